@@ -1,0 +1,1 @@
+//! Tables the capture flow shares with the injected program.

@@ -1,0 +1,13 @@
+//! What the agent shares with the two programs that run inside the application (`inject` and `restorer`): raw system calls,
+//! program start-up without libc, and the `repr(C)` tables the agent prepares for them.
+//!
+//! `no_std`, no allocator, no thread-local storage: this code runs on a stopped application's thread, where libc's state belongs to
+//! somebody else.
+#![no_std]
+
+pub mod inject;
+pub mod restore;
+pub mod syscall;
+
+/// Size of a page.
+pub const PAGE: u64 = 4096;

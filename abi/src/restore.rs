@@ -1,0 +1,1 @@
+//! Tables the restart flow prepares for the restorer.

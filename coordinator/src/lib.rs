@@ -1,0 +1,1 @@
+//! The agent's event loop and the job: control socket, generations, commits, interval, status.

@@ -1,0 +1,119 @@
+//! Byte strings too large for a section: data in flight, contents of files and of shared memory.
+
+use crate::{checksum, sections::create_private, ImageError};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// Where a byte string lies in the blob file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlobRef {
+    /// Offset in bytes.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// XXH3-64 of the bytes.
+    pub xxh3: u64,
+}
+
+/// Appends byte strings to a new blob file.
+#[derive(Debug)]
+pub struct BlobWriter {
+    path: PathBuf,
+    file: File,
+    offset: u64,
+}
+
+impl BlobWriter {
+    /// Creates the blob file at `path`.
+    pub fn create(path: &Path) -> Result<Self, ImageError> {
+        Ok(Self {
+            path: path.to_owned(),
+            file: create_private(path)?,
+            offset: 0,
+        })
+    }
+
+    /// Stores `data`.
+    pub fn put(&mut self, data: &[u8]) -> Result<BlobRef, ImageError> {
+        self.file
+            .write_all(data)
+            .map_err(|e| ImageError::io("write", &self.path, e))?;
+        let at = BlobRef {
+            offset: self.offset,
+            bytes: data.len() as u64,
+            xxh3: checksum(data),
+        };
+        self.offset += data.len() as u64;
+        Ok(at)
+    }
+
+    /// Bytes stored so far.
+    pub fn bytes(&self) -> u64 {
+        self.offset
+    }
+}
+
+/// Reads byte strings back.
+#[derive(Debug)]
+pub struct BlobReader {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+}
+
+impl BlobReader {
+    /// Opens the blob file at `path`.
+    pub fn open(path: &Path) -> Result<Self, ImageError> {
+        let file = File::open(path).map_err(|e| ImageError::io("open", path, e))?;
+        let bytes = file.metadata().map_err(|e| ImageError::io("stat", path, e))?.len();
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            bytes,
+        })
+    }
+
+    /// Reads and verifies the byte string at `at`.
+    pub fn get(&self, at: &BlobRef) -> Result<Vec<u8>, ImageError> {
+        let end = at.offset.checked_add(at.bytes).filter(|end| *end <= self.bytes);
+        let (Some(_), Ok(len)) = (end, usize::try_from(at.bytes)) else {
+            return Err(ImageError::damaged(
+                &self.path,
+                "a reference points behind the end of the file",
+            ));
+        };
+        let mut data = vec![0; len];
+        self.file
+            .read_exact_at(&mut data, at.offset)
+            .map_err(|e| ImageError::io("read", &self.path, e))?;
+        if checksum(&data) != at.xxh3 {
+            return Err(ImageError::damaged(
+                &self.path,
+                format!("checksum of {} bytes at {} does not match", at.bytes, at.offset),
+            ));
+        }
+        Ok(data)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blobs_come_back_and_damage_is_noticed() {
+        let dir = std::env::temp_dir().join(format!("belay-blobs-{}", std::process::id()));
+        let mut w = BlobWriter::create(&dir).unwrap();
+        let a = w.put(b"one").unwrap();
+        let b = w.put(b"two and more").unwrap();
+        let r = BlobReader::open(&dir).unwrap();
+        assert_eq!(r.get(&a).unwrap(), b"one");
+        assert_eq!(r.get(&b).unwrap(), b"two and more");
+        assert!(r.get(&BlobRef { xxh3: 0, ..b }).is_err());
+        assert!(r.get(&BlobRef { bytes: u64::MAX, ..b }).is_err());
+        std::fs::remove_file(&dir).unwrap();
+    }
+}

@@ -1,0 +1,105 @@
+//! The image format: what a checkpointed job consists of, and how it lies on disk.
+//!
+//! A *generation* is a directory that holds one complete checkpoint:
+//!
+//! ```text
+//! gen/000007/
+//!   manifest.json       every other file with its length and XXH3-64; written last (see `manifest`)
+//!   job.bimg            sections: JOB (processes, threads, mappings), DESCRIPTORS (open descriptions, shared objects)
+//!   blobs.bin           byte strings referenced from job.bimg: data in flight, contents of files and shared memory
+//!   pages-PID.bidx      section EXTENTS: where each stored page range of process PID lies
+//!   pages-PID-K.bpg     page data of process PID, written by writer thread K of its snapshot
+//! ```
+//!
+//! Everything read back is untrusted: lengths are checked before allocation, checksums before use.
+
+pub mod blobs;
+pub mod extents;
+pub mod manifest;
+pub mod model;
+pub mod sections;
+
+/// Version of the image format. A change of any section's meaning increments it.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// Name of the section file that describes the job.
+pub const JOB_FILE: &str = "job.bimg";
+/// Name of the file that holds byte strings referenced from the sections.
+pub const BLOB_FILE: &str = "blobs.bin";
+
+/// Name of the extent index of process `pid`.
+pub fn extent_file(pid: i32) -> String {
+    format!("pages-{pid}.bidx")
+}
+
+/// Name of page data file `k` of process `pid`.
+pub fn page_file(pid: i32, k: u32) -> String {
+    format!("pages-{pid}-{k}.bpg")
+}
+
+/// XXH3-64 of `data`, the checksum of this format.
+pub fn checksum(data: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(data)
+}
+
+/// What can go wrong when an image is read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// A system call on the image file failed.
+    #[error("{step} {path}: {source}")]
+    Io {
+        /// What was being done.
+        step: &'static str,
+        /// The file.
+        path: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The file's contents contradict the format.
+    #[error("{path}: damaged image: {reason}")]
+    Damaged {
+        /// The file.
+        path: String,
+        /// What does not fit.
+        reason: String,
+    },
+    /// The file was written by another version of the format.
+    #[error("{path}: image format {found}, this belay reads format {expected}")]
+    Version {
+        /// The file.
+        path: String,
+        /// Version found.
+        found: u32,
+        /// Version this program reads.
+        expected: u32,
+    },
+    /// The file was written on another processor architecture.
+    #[error("{path}: image of architecture {found}, this machine is {expected}")]
+    Architecture {
+        /// The file.
+        path: String,
+        /// Architecture found.
+        found: String,
+        /// Architecture of this machine.
+        expected: String,
+    },
+}
+
+impl ImageError {
+    /// An I/O error at `step` on `path`.
+    pub fn io(step: &'static str, path: &std::path::Path, source: std::io::Error) -> Self {
+        ImageError::Io {
+            step,
+            path: path.display().to_string(),
+            source,
+        }
+    }
+
+    /// A format violation in `path`.
+    pub fn damaged(path: &std::path::Path, reason: impl Into<String>) -> Self {
+        ImageError::Damaged {
+            path: path.display().to_string(),
+            reason: reason.into(),
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! The manifest: the list of a generation's files, written last. A generation without a valid manifest does not exist.
+
+use crate::{checksum, ImageError, FORMAT_VERSION};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// Name of the manifest in a generation's directory.
+pub const MANIFEST_FILE: &str = "manifest.json";
+
+/// What `manifest.json` holds: the body and its checksum.
+#[derive(Debug, Serialize, Deserialize)]
+struct Envelope {
+    format: u32,
+    xxh3: String,
+    body: String,
+}
+
+/// A committed generation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Number of the generation.
+    pub generation: u64,
+    /// Time of the commit, seconds since the epoch.
+    pub time_unix_s: u64,
+    /// Processor architecture.
+    pub arch: String,
+    /// Time the processes were blocked, milliseconds.
+    pub blocked_ms: f64,
+    /// Time of each phase in order: (phase, milliseconds).
+    pub phases_ms: Vec<(String, f64)>,
+    /// Number of processes (zombies not counted) and of threads.
+    pub processes: u32,
+    /// Number of threads.
+    pub threads: u32,
+    /// Total bytes of all files.
+    pub bytes: u64,
+    /// The files.
+    pub files: Vec<FileEntry>,
+}
+
+/// One file of a generation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileEntry {
+    /// Its name in the generation's directory.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// XXH3-64 of the file; `None` for page files, whose extents carry their own checksums.
+    pub xxh3: Option<u64>,
+}
+
+impl Manifest {
+    /// The manifest's bytes.
+    pub fn encode(&self) -> Result<Vec<u8>, ImageError> {
+        let fail = |e: serde_json::Error| ImageError::Damaged {
+            path: MANIFEST_FILE.into(),
+            reason: format!("encode: {e}"),
+        };
+        let body = serde_json::to_string(self).map_err(fail)?;
+        let envelope = Envelope {
+            format: FORMAT_VERSION,
+            xxh3: format!("{:016x}", checksum(body.as_bytes())),
+            body,
+        };
+        serde_json::to_vec_pretty(&envelope).map_err(fail)
+    }
+
+    /// Reads and verifies the manifest of the generation in `dir` (not the files it lists).
+    pub fn read(dir: &Path) -> Result<Self, ImageError> {
+        let path = dir.join(MANIFEST_FILE);
+        let bytes = std::fs::read(&path).map_err(|e| ImageError::io("read", &path, e))?;
+        let envelope: Envelope = serde_json::from_slice(&bytes).map_err(|e| ImageError::damaged(&path, e.to_string()))?;
+        if envelope.format != FORMAT_VERSION {
+            return Err(ImageError::Version {
+                path: path.display().to_string(),
+                found: envelope.format,
+                expected: FORMAT_VERSION,
+            });
+        }
+        if envelope.xxh3 != format!("{:016x}", checksum(envelope.body.as_bytes())) {
+            return Err(ImageError::damaged(&path, "checksum does not match"));
+        }
+        let m: Manifest = serde_json::from_str(&envelope.body).map_err(|e| ImageError::damaged(&path, e.to_string()))?;
+        if m.arch != std::env::consts::ARCH {
+            return Err(ImageError::Architecture {
+                path: path.display().to_string(),
+                found: m.arch,
+                expected: std::env::consts::ARCH.into(),
+            });
+        }
+        if m.files.iter().any(|f| f.name.contains('/') || f.name.starts_with('.')) {
+            return Err(ImageError::damaged(&path, "a file name leaves the generation's directory"));
+        }
+        Ok(m)
+    }
+}

@@ -1,0 +1,347 @@
+//! What a checkpointed job consists of: processes, threads, mappings and kernel state, as plain data.
+//!
+//! Descriptors, their descriptions and shared memory objects are not here: the `plugins` crate owns their types and stores them
+//! in a section of their own. A [`Vma`] refers to a shared object by [`ObjectId`], as the descriptors do.
+
+use serde::{Deserialize, Serialize};
+
+/// Contents of section JOB.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Job {
+    /// Processor architecture, as in `std::env::consts::ARCH`.
+    pub arch: String,
+    /// Kernel release at capture (`uname -r`).
+    pub kernel: String,
+    /// Host name at capture.
+    pub host: String,
+    /// Time of capture, seconds since the epoch.
+    pub time_unix_s: u64,
+    /// Bytes of the vDSO at capture: the same bytes at restart mean that the restorer's own vDSO can be moved into place.
+    pub vdso_xxh3: u64,
+    /// The agent as the processes saw it (parent of the first process, subreaper of orphans).
+    pub agent: AgentIdentity,
+    /// PID of the launched command.
+    pub root_pid: i32,
+    /// Every process, zombies included; order is parents before children where possible.
+    pub processes: Vec<Process>,
+    /// `clock_gettime(CLOCK_MONOTONIC)` at capture, nanoseconds.
+    pub monotonic_ns: u64,
+}
+
+/// Identity of the agent at capture; the agent of the restarted job takes the same one.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct AgentIdentity {
+    /// Its process identifier.
+    pub pid: i32,
+    /// Its process group.
+    pub pgid: i32,
+    /// Its session.
+    pub sid: i32,
+    /// Device number (as in field 7 of `/proc/PID/stat`) of the controlling terminal it shares with the command, 0 if none.
+    pub tty: u64,
+}
+
+/// Whether a process runs, is stopped by job control, or has ended without being waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ProcessState {
+    /// Runs.
+    Running,
+    /// Stopped by this signal (SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU).
+    Stopped(i32),
+    /// Ended; holds the status word as `wait` reports it.
+    Zombie(i32),
+}
+
+/// One process. For a zombie only the identity fields, `comm` and `state` are meaningful; the rest is empty.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Process {
+    /// Process identifier.
+    pub pid: i32,
+    /// Parent process identifier.
+    pub ppid: i32,
+    /// Process group.
+    pub pgid: i32,
+    /// Session.
+    pub sid: i32,
+    /// Controlling terminal device number (field 7 of `/proc/PID/stat`), 0 if none.
+    pub tty: u64,
+    /// Foreground process group of that terminal (field 8), -1 if none.
+    pub tty_pgrp: i32,
+    /// State.
+    pub state: ProcessState,
+    /// Signal sent to the parent when this process ends (usually SIGCHLD).
+    pub exit_signal: i32,
+    /// Name of the main thread.
+    pub comm: String,
+    /// Target of `/proc/PID/exe`.
+    pub exe: String,
+    /// Identity of the executable file.
+    pub exe_identity: Option<FileIdentity>,
+    /// Working directory.
+    pub cwd: String,
+    /// Root directory.
+    pub root: String,
+    /// File mode creation mask.
+    pub umask: u32,
+    /// Execution domain (`/proc/PID/personality`).
+    pub personality: u64,
+    /// User and group identity and capability sets.
+    pub creds: Credentials,
+    /// Resource limits in order of `RLIMIT_*` number: (soft, hard).
+    pub rlimits: Vec<(u64, u64)>,
+    /// `/proc/PID/oom_score_adj`.
+    pub oom_score_adj: i32,
+    /// Process-wide `prctl` settings.
+    pub prctl: ProcessPrctl,
+    /// Signal dispositions, for signals 1 to 64.
+    pub sigactions: Vec<SigAction>,
+    /// Signals pending for the whole process: raw `siginfo_t`, 128 bytes each.
+    pub pending: Vec<Vec<u8>>,
+    /// ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF.
+    pub itimers: [ItimerValue; 3],
+    /// POSIX timers.
+    pub posix_timers: Vec<PosixTimer>,
+    /// `membarrier` registrations (bit mask of commands, as returned by MEMBARRIER_CMD_GET_REGISTRATIONS).
+    pub membarrier: u32,
+    /// Process identifier whose address space this process shares (CLONE_VM without CLONE_THREAD); 0 for its own.
+    pub shares_mm_with: i32,
+    /// Layout values of the address space.
+    pub mm: Mm,
+    /// Mappings in ascending order.
+    pub vmas: Vec<Vma>,
+    /// Threads, the main thread first.
+    pub threads: Vec<Thread>,
+}
+
+/// Identity of a file, to notice at restart that it has changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileIdentity {
+    /// Length in bytes.
+    pub bytes: u64,
+    /// Modification time, nanoseconds since the epoch.
+    pub mtime_ns: i64,
+    /// GNU build id in hexadecimal, where the file is an ELF object that has one.
+    pub build_id: Option<String>,
+    /// XXH3-64 of the whole file when there is no build id.
+    pub xxh3: Option<u64>,
+}
+
+/// User and group identity and capability sets.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Credentials {
+    /// Real, effective, saved and file system user identifiers.
+    pub uids: [u32; 4],
+    /// Real, effective, saved and file system group identifiers.
+    pub gids: [u32; 4],
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+    /// Inheritable capability set.
+    pub cap_inheritable: u64,
+    /// Permitted capability set.
+    pub cap_permitted: u64,
+    /// Effective capability set.
+    pub cap_effective: u64,
+    /// Capability bounding set.
+    pub cap_bounding: u64,
+    /// Ambient capability set.
+    pub cap_ambient: u64,
+    /// `PR_SET_NO_NEW_PRIVS`.
+    pub no_new_privs: bool,
+}
+
+/// Process-wide `prctl` settings.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct ProcessPrctl {
+    /// `PR_GET_DUMPABLE`.
+    pub dumpable: i32,
+    /// `PR_GET_CHILD_SUBREAPER`.
+    pub child_subreaper: bool,
+    /// `PR_GET_KEEPCAPS`.
+    pub keepcaps: bool,
+    /// `PR_GET_THP_DISABLE`.
+    pub thp_disable: bool,
+    /// `PR_GET_SECUREBITS`.
+    pub securebits: u32,
+}
+
+/// Kernel's `struct sigaction`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SigAction {
+    /// Handler address, or 0 (default), or 1 (ignore).
+    pub handler: u64,
+    /// `SA_*` flags.
+    pub flags: u64,
+    /// Address of the restorer trampoline.
+    pub restorer: u64,
+    /// Signals blocked while the handler runs.
+    pub mask: u64,
+}
+
+/// `struct itimerval` in microseconds.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct ItimerValue {
+    /// Period, 0 for one-shot.
+    pub interval_us: u64,
+    /// Time to the next expiry, 0 when disarmed.
+    pub value_us: u64,
+}
+
+/// One POSIX timer.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PosixTimer {
+    /// Kernel's timer identifier.
+    pub id: i32,
+    /// Clock.
+    pub clock: i32,
+    /// `sigev_notify`.
+    pub notify: i32,
+    /// `sigev_signo`.
+    pub signo: i32,
+    /// `sigev_value`.
+    pub value: u64,
+    /// Target thread for SIGEV_THREAD_ID.
+    pub tid: i32,
+    /// Period in nanoseconds.
+    pub interval_ns: u64,
+    /// Time to the next expiry in nanoseconds, 0 when disarmed.
+    pub value_ns: u64,
+    /// Overrun count.
+    pub overrun: i32,
+}
+
+/// Layout values of an address space (`struct prctl_mm_map`).
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[allow(missing_docs)] // the kernel's names
+pub struct Mm {
+    pub start_code: u64,
+    pub end_code: u64,
+    pub start_data: u64,
+    pub end_data: u64,
+    pub start_brk: u64,
+    pub brk: u64,
+    pub start_stack: u64,
+    pub arg_start: u64,
+    pub arg_end: u64,
+    pub env_start: u64,
+    pub env_end: u64,
+    /// Raw auxiliary vector.
+    pub auxv: Vec<u64>,
+}
+
+/// Identity of a shared memory object or file: (device, inode) as in `/proc/PID/maps`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ObjectId {
+    /// Device number, `makedev(major, minor)`.
+    pub dev: u64,
+    /// Inode number.
+    pub ino: u64,
+}
+
+/// One mapping.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vma {
+    /// First address.
+    pub start: u64,
+    /// First address behind it.
+    pub end: u64,
+    /// `PROT_*` bits.
+    pub prot: u32,
+    /// What is mapped.
+    pub kind: VmaKind,
+    /// `madvise` and `mlock` state worth restoring, as the two-letter codes of `VmFlags` in `/proc/PID/smaps` (for example
+    /// `hg`, `nh`, `dc`, `wf`, `dd`, `lo`, `gd`, `nr`, `um`).
+    pub flags: Vec<String>,
+}
+
+/// What a mapping maps.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VmaKind {
+    /// Private anonymous memory; contents in the page files.
+    Anonymous {
+        /// Name set with PR_SET_VMA_ANON_NAME, if any.
+        name: Option<String>,
+    },
+    /// The main thread's stack (`[stack]`): private anonymous, grows down.
+    Stack,
+    /// The heap (`[heap]`).
+    Heap,
+    /// Private mapping of a file; pages that differ from the file are in the page files.
+    FilePrivate {
+        /// Path of the file.
+        path: String,
+        /// Offset in the file, bytes.
+        offset: u64,
+        /// Identity of the file, checked at restart. `None`: the file was deleted, and all pages are in the page files.
+        identity: Option<FileIdentity>,
+    },
+    /// Shared mapping of an object that the plugins capture and rebuild (shared anonymous, memfd, POSIX shm, file).
+    Shared {
+        /// The object.
+        object: ObjectId,
+        /// Offset in it, bytes.
+        offset: u64,
+        /// Whether it was mapped through a description open for writing (`VmFlags` has `mw`).
+        may_write: bool,
+    },
+    /// Attached System V segment (rebuilt with shmat).
+    SysvShm {
+        /// Segment identifier.
+        shmid: i32,
+        /// The object, to find its contents.
+        object: ObjectId,
+        /// Offset in it, bytes (not 0 when part of the attachment was unmapped).
+        offset: u64,
+    },
+    /// `[vdso]`, `[vvar]`, `[vvar_vclock]`; the name without brackets.
+    Vdso(String),
+    /// `[vsyscall]`; nothing to do.
+    Vsyscall,
+}
+
+/// One thread.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Thread {
+    /// Thread identifier.
+    pub tid: i32,
+    /// Name.
+    pub comm: String,
+    /// `struct user_regs_struct`, 27 words, already adjusted so that an interrupted system call is issued anew.
+    pub regs: Vec<u64>,
+    /// The XSAVE area as PTRACE_GETREGSET(NT_X86_XSTATE) returns it.
+    pub xstate: Vec<u8>,
+    /// Blocked signals.
+    pub sigmask: u64,
+    /// Signals pending for this thread: raw `siginfo_t`, 128 bytes each.
+    pub pending: Vec<Vec<u8>>,
+    /// Alternate signal stack: (address, flags, size).
+    pub altstack: (u64, i32, u64),
+    /// `set_tid_address` pointer.
+    pub tid_address: u64,
+    /// Robust futex list: (head, length).
+    pub robust_list: (u64, u64),
+    /// Restartable sequences: (address, length, signature), address 0 when not registered.
+    pub rseq: (u64, u32, u32),
+    /// `PR_GET_PDEATHSIG`.
+    pub pdeathsig: i32,
+    /// `PR_GET_TIMERSLACK`, nanoseconds.
+    pub timer_slack_ns: u64,
+    /// Scheduling policy, nice value, real-time priority.
+    pub sched: Sched,
+    /// Processors the thread may run on, one bit each, little endian words.
+    pub affinity: Vec<u64>,
+    /// `ioprio_get` value.
+    pub ioprio: i32,
+}
+
+/// Scheduling attributes of a thread.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Sched {
+    /// `SCHED_*`.
+    pub policy: i32,
+    /// Nice value.
+    pub nice: i32,
+    /// Real-time priority.
+    pub rt_priority: i32,
+    /// Whether SCHED_RESET_ON_FORK is set.
+    pub reset_on_fork: bool,
+}

@@ -1,0 +1,271 @@
+//! Section files: a header, then sections of (kind, version, length, checksum, payload).
+//!
+//! ```text
+//! 0   magic "BELAYIMG"        8 bytes
+//! 8   format version          u32
+//! 12  architecture            u32 (ELF e_machine)
+//! 16  section: kind           u32 ┐
+//! 20           version        u32 │ repeated to
+//! 24           length         u64 │ the end of
+//! 32           XXH3-64        u64 │ the file
+//! 40           payload, padded to 8 bytes ┘
+//! ```
+//! All numbers are little endian.
+
+use crate::{checksum, ImageError, FORMAT_VERSION};
+use serde::{de::DeserializeOwned, Serialize};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+const MAGIC: &[u8; 8] = b"BELAYIMG";
+const HEADER: usize = 16;
+const SECTION_HEADER: usize = 24;
+/// A section file larger than this is refused before it is read.
+const MAX_FILE_BYTES: u64 = 8 << 30;
+
+/// Kinds of section.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Kind {
+    /// [`crate::model::Job`] as JSON.
+    Job = 1,
+    /// Descriptors and shared objects (`belay-plugins`) as JSON.
+    Descriptors = 2,
+    /// [`crate::extents::Extents`] in its binary form.
+    Extents = 3,
+}
+
+/// ELF machine number of this build.
+pub const MACHINE: u32 = if cfg!(target_arch = "x86_64") { 62 } else { 0 };
+
+/// One section as stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Section {
+    /// Its kind, see [`Kind`]; unknown kinds are kept.
+    pub kind: u32,
+    /// Version of its payload.
+    pub version: u32,
+    /// Its payload.
+    pub payload: Vec<u8>,
+}
+
+/// A section file in memory.
+#[derive(Debug, Clone, Default)]
+pub struct SectionFile {
+    path: PathBuf,
+    sections: Vec<Section>,
+}
+
+impl SectionFile {
+    /// An empty section file.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The sections in file order.
+    pub fn sections(&self) -> &[Section] {
+        &self.sections
+    }
+
+    /// Appends a section with a raw payload.
+    pub fn push(&mut self, kind: Kind, payload: Vec<u8>) {
+        self.sections.push(Section {
+            kind: kind as u32,
+            version: 1,
+            payload,
+        });
+    }
+
+    /// Appends a section with a JSON payload.
+    pub fn push_json<T: Serialize>(&mut self, kind: Kind, value: &T) -> Result<(), ImageError> {
+        let payload = serde_json::to_vec(value).map_err(|e| ImageError::Damaged {
+            path: format!("section {kind:?}"),
+            reason: format!("encode: {e}"),
+        })?;
+        self.push(kind, payload);
+        Ok(())
+    }
+
+    /// Payload of the first section of `kind`.
+    pub fn get(&self, kind: Kind) -> Result<&[u8], ImageError> {
+        self.sections
+            .iter()
+            .find(|s| s.kind == kind as u32)
+            .map(|s| s.payload.as_slice())
+            .ok_or_else(|| ImageError::damaged(&self.path, format!("no section {kind:?}")))
+    }
+
+    /// Decodes the first section of `kind` from JSON.
+    pub fn get_json<T: DeserializeOwned>(&self, kind: Kind) -> Result<T, ImageError> {
+        serde_json::from_slice(self.get(kind)?).map_err(|e| ImageError::damaged(&self.path, format!("section {kind:?}: {e}")))
+    }
+
+    /// The file's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(
+            HEADER
+                + self
+                    .sections
+                    .iter()
+                    .map(|s| SECTION_HEADER + s.payload.len() + 8)
+                    .sum::<usize>(),
+        );
+        out.extend_from_slice(MAGIC);
+        out.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
+        out.extend_from_slice(&MACHINE.to_le_bytes());
+        for s in &self.sections {
+            out.extend_from_slice(&s.kind.to_le_bytes());
+            out.extend_from_slice(&s.version.to_le_bytes());
+            out.extend_from_slice(&(s.payload.len() as u64).to_le_bytes());
+            out.extend_from_slice(&checksum(&s.payload).to_le_bytes());
+            out.extend_from_slice(&s.payload);
+            out.resize(out.len().next_multiple_of(8), 0);
+        }
+        out
+    }
+
+    /// Decodes `bytes`, naming `path` in errors.
+    pub fn decode(path: &Path, bytes: &[u8]) -> Result<Self, ImageError> {
+        let damaged = |reason: &str| ImageError::damaged(path, reason);
+        if bytes.len() < HEADER || &bytes[..8] != MAGIC {
+            return Err(damaged("not a belay image"));
+        }
+        let version = u32_at(bytes, 8);
+        if version != FORMAT_VERSION {
+            return Err(ImageError::Version {
+                path: path.display().to_string(),
+                found: version,
+                expected: FORMAT_VERSION,
+            });
+        }
+        let machine = u32_at(bytes, 12);
+        if machine != MACHINE {
+            return Err(ImageError::Architecture {
+                path: path.display().to_string(),
+                found: format!("ELF machine {machine}"),
+                expected: format!("ELF machine {MACHINE} ({})", std::env::consts::ARCH),
+            });
+        }
+        let mut sections = Vec::new();
+        let mut at = HEADER;
+        while at < bytes.len() {
+            if bytes.len() - at < SECTION_HEADER {
+                return Err(damaged("truncated section header"));
+            }
+            let (kind, version) = (u32_at(bytes, at), u32_at(bytes, at + 4));
+            let length = u64_at(bytes, at + 8);
+            let sum = u64_at(bytes, at + 16);
+            at += SECTION_HEADER;
+            let length = usize::try_from(length).ok().filter(|l| *l <= bytes.len() - at);
+            let Some(length) = length else {
+                return Err(damaged("section reaches behind the end of the file"));
+            };
+            let payload = &bytes[at..at + length];
+            if checksum(payload) != sum {
+                return Err(damaged(&format!("checksum of section {kind} does not match")));
+            }
+            sections.push(Section {
+                kind,
+                version,
+                payload: payload.to_vec(),
+            });
+            at = (at + length).next_multiple_of(8).min(bytes.len());
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            sections,
+        })
+    }
+
+    /// Writes the file with mode 0600. It is not yet durable: the caller commits the generation with `fsync`.
+    pub fn write(&self, path: &Path) -> Result<(), ImageError> {
+        let mut f = create_private(path)?;
+        f.write_all(&self.encode()).map_err(|e| ImageError::io("write", path, e))
+    }
+
+    /// Reads and verifies the file.
+    pub fn read(path: &Path) -> Result<Self, ImageError> {
+        let mut f = std::fs::File::open(path).map_err(|e| ImageError::io("open", path, e))?;
+        let len = f.metadata().map_err(|e| ImageError::io("stat", path, e))?.len();
+        if len > MAX_FILE_BYTES {
+            return Err(ImageError::damaged(
+                path,
+                format!("{len} bytes, more than any image of this kind"),
+            ));
+        }
+        let mut bytes = Vec::new();
+        f.read_to_end(&mut bytes).map_err(|e| ImageError::io("read", path, e))?;
+        Self::decode(path, &bytes)
+    }
+}
+
+/// Creates `path` anew with mode 0600.
+pub fn create_private(path: &Path) -> Result<std::fs::File, ImageError> {
+    use std::os::unix::fs::OpenOptionsExt;
+    std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(|e| ImageError::io("create", path, e))
+}
+
+fn u32_at(b: &[u8], at: usize) -> u32 {
+    let mut v = [0; 4];
+    v.copy_from_slice(&b[at..at + 4]);
+    u32::from_le_bytes(v)
+}
+
+fn u64_at(b: &[u8], at: usize) -> u64 {
+    let mut v = [0; 8];
+    v.copy_from_slice(&b[at..at + 8]);
+    u64::from_le_bytes(v)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> SectionFile {
+        let mut f = SectionFile::new();
+        f.push(Kind::Job, b"hello".to_vec());
+        f.push(Kind::Extents, vec![7; 1000]);
+        f
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let bytes = sample().encode();
+        let back = SectionFile::decode(Path::new("x"), &bytes).unwrap();
+        assert_eq!(back.get(Kind::Job).unwrap(), b"hello");
+        assert_eq!(back.get(Kind::Extents).unwrap(), &[7; 1000][..]);
+        assert!(back.get(Kind::Descriptors).is_err());
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_payload_or_header_is_noticed_or_harmless() {
+        let bytes = sample().encode();
+        for at in 0..bytes.len() {
+            let mut bad = bytes.clone();
+            bad[at] ^= 1;
+            if let Ok(f) = SectionFile::decode(Path::new("x"), &bad) {
+                // Only the kind and version words and the padding are outside the checksum; a changed kind hides the section.
+                for s in f.sections() {
+                    assert!(s.payload == b"hello" || s.payload == vec![7; 1000]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_truncation_is_refused() {
+        let bytes = sample().encode();
+        for len in 0..bytes.len() {
+            if let Ok(f) = SectionFile::decode(Path::new("x"), &bytes[..len]) {
+                assert!(f.sections().len() < 2);
+            }
+        }
+    }
+}

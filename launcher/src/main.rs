@@ -1,0 +1,2 @@
+//! The `belay` command line.
+fn main() {}
