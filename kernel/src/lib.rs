@@ -1,3 +1,21 @@
 //! Typed access to the kernel interfaces that capture and restart need.
 //!
 //! Each module wraps one interface and nothing more; decisions are made by the callers.
+
+pub mod kcmp;
+pub mod pagemap;
+pub mod pidfd;
+pub mod proc;
+pub mod ptrace;
+pub mod vm;
+
+use std::io;
+
+/// Turns the result of a libc call into a `Result`, reading `errno` on -1.
+pub fn check(ret: libc::c_long) -> io::Result<libc::c_long> {
+    if ret == -1 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(ret)
+    }
+}

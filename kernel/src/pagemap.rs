@@ -1,0 +1,154 @@
+//! Which pages of a process hold data of its own: `PAGEMAP_SCAN`, or `/proc/PID/pagemap` where the kernel is older than 6.7.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+const PAGE: u64 = 4096;
+const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
+const PAGE_IS_FILE: u64 = 1 << 2;
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
+const PAGE_IS_PFNZERO: u64 = 1 << 5;
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct ScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// The page table of a process.
+#[derive(Debug)]
+pub struct Pagemap {
+    file: File,
+    scan: bool,
+}
+
+impl Pagemap {
+    /// Opens the page table of `pid`.
+    pub fn open(pid: i32) -> io::Result<Self> {
+        Ok(Self {
+            file: File::open(format!("/proc/{pid}/pagemap"))?,
+            scan: true,
+        })
+    }
+
+    /// Appends to `out` the ranges of `start..end` that hold anonymous data (present or swapped, not the zero page, not unmodified file pages). Neighbouring
+    /// ranges are merged.
+    pub fn data_ranges(&mut self, start: u64, end: u64, out: &mut Vec<(u64, u64)>) -> io::Result<()> {
+        if self.scan {
+            match self.scan(start, end, out) {
+                Err(e) if e.raw_os_error() == Some(libc::ENOTTY) => self.scan = false,
+                done => return done,
+            }
+        }
+        self.read_entries(start, end, out)
+    }
+
+    fn scan(&self, start: u64, end: u64, out: &mut Vec<(u64, u64)>) -> io::Result<()> {
+        let mut regions = vec![Region::default(); 1024];
+        let mut at = start;
+        while at < end {
+            let mut arg = ScanArg {
+                size: size_of::<ScanArg>() as u64,
+                start: at,
+                end,
+                vec: regions.as_mut_ptr() as u64,
+                vec_len: regions.len() as u64,
+                category_inverted: PAGE_IS_FILE | PAGE_IS_PFNZERO,
+                category_mask: PAGE_IS_FILE | PAGE_IS_PFNZERO,
+                category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+                ..ScanArg::default()
+            };
+            // SAFETY: `arg` and the vector it points to live across the call and have the sizes it states.
+            let n = crate::check(unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) }.into())?;
+            for r in &regions[..usize::try_from(n).unwrap_or(0).min(regions.len())] {
+                push(out, r.start, r.end);
+            }
+            if arg.walk_end <= at {
+                return Err(io::Error::other("PAGEMAP_SCAN made no progress"));
+            }
+            at = arg.walk_end;
+        }
+        Ok(())
+    }
+
+    fn read_entries(&self, start: u64, end: u64, out: &mut Vec<(u64, u64)>) -> io::Result<()> {
+        let mut buf = vec![0u8; 64 * 1024];
+        let mut at = start;
+        while at < end {
+            let pages = ((end - at) / PAGE).min(buf.len() as u64 / 8);
+            let bytes = (pages * 8) as usize;
+            self.file.read_exact_at(&mut buf[..bytes], at / PAGE * 8)?;
+            for raw in buf[..bytes].chunks_exact(8) {
+                let mut e = [0; 8];
+                e.copy_from_slice(raw);
+                let e = u64::from_le_bytes(e);
+                let (present, swapped, file) = (e >> 63 & 1 == 1, e >> 62 & 1 == 1, e >> 61 & 1 == 1);
+                if (present || swapped) && !file {
+                    push(out, at, at + PAGE);
+                }
+                at += PAGE;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn push(out: &mut Vec<(u64, u64)>, start: u64, end: u64) {
+    match out.last_mut() {
+        Some(last) if last.1 == start => last.1 = end,
+        _ => out.push((start, end)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_find_the_written_pages_and_only_those() {
+        let len = 64 * PAGE as usize;
+        // SAFETY: a fresh anonymous mapping.
+        let p = unsafe { libc::mmap(std::ptr::null_mut(), len, 3, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
+        assert_ne!(p, libc::MAP_FAILED);
+        let base = p as u64;
+        for page in [3usize, 4, 9] {
+            // SAFETY: within the mapping.
+            unsafe { p.cast::<u8>().add(page * PAGE as usize).write_volatile(1) };
+        }
+        // SAFETY: within the mapping; a read of an untouched page maps the zero page.
+        unsafe { p.cast::<u8>().add(20 * PAGE as usize).read_volatile() };
+        let expected = vec![(base + 3 * PAGE, base + 5 * PAGE), (base + 9 * PAGE, base + 10 * PAGE)];
+        let mut map = Pagemap::open(std::process::id() as i32).unwrap();
+        let mut out = Vec::new();
+        map.data_ranges(base, base + len as u64, &mut out).unwrap();
+        assert_eq!(out, expected);
+        map.scan = false;
+        let mut slow = Vec::new();
+        map.data_ranges(base, base + len as u64, &mut slow).unwrap();
+        assert!(expected.iter().all(|r| slow.contains(r)));
+        // SAFETY: our mapping, not used any more.
+        unsafe { libc::munmap(p, len) };
+    }
+}

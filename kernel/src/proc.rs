@@ -1,0 +1,291 @@
+//! `/proc/PID`: parsing of `stat`, `status`, `maps` and the small files beside them.
+
+use std::collections::BTreeMap;
+use std::io;
+
+/// `/proc/PID/stat`, the fields that capture needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)] // names of proc(5)
+pub struct Stat {
+    pub pid: i32,
+    pub comm: String,
+    pub state: char,
+    pub ppid: i32,
+    pub pgrp: i32,
+    pub session: i32,
+    pub tty_nr: u64,
+    pub tpgid: i32,
+    pub num_threads: u32,
+    pub starttime: u64,
+    pub rss_pages: u64,
+    pub start_code: u64,
+    pub end_code: u64,
+    pub start_stack: u64,
+    pub exit_signal: i32,
+    pub start_data: u64,
+    pub end_data: u64,
+    pub start_brk: u64,
+    pub arg_start: u64,
+    pub arg_end: u64,
+    pub env_start: u64,
+    pub env_end: u64,
+    pub exit_code: i32,
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("cannot parse {what}"))
+}
+
+/// Reads `/proc/PID/stat`, or that of a thread with `tid`.
+pub fn stat(pid: i32) -> io::Result<Stat> {
+    parse_stat(&std::fs::read(format!("/proc/{pid}/stat"))?).ok_or_else(|| invalid("/proc/PID/stat"))
+}
+
+fn parse_stat(raw: &[u8]) -> Option<Stat> {
+    let text = String::from_utf8_lossy(raw);
+    let open = text.find('(')?;
+    let close = text.rfind(')')?;
+    let rest: Vec<&str> = text.get(close + 2..)?.split_whitespace().collect();
+    let field = |n: usize| rest.get(n - 3).copied(); // fields are numbered as in proc(5), `state` is 3
+    let signed = |n: usize| field(n)?.parse::<i32>().ok();
+    let unsigned = |n: usize| field(n)?.parse::<u64>().ok();
+    Some(Stat {
+        pid: text.get(..open)?.trim().parse().ok()?,
+        comm: text.get(open + 1..close)?.to_owned(),
+        state: field(3)?.chars().next()?,
+        ppid: signed(4)?,
+        pgrp: signed(5)?,
+        session: signed(6)?,
+        tty_nr: unsigned(7)?,
+        tpgid: signed(8)?,
+        num_threads: field(20)?.parse().ok()?,
+        starttime: unsigned(22)?,
+        rss_pages: unsigned(24)?,
+        start_code: unsigned(26)?,
+        end_code: unsigned(27)?,
+        start_stack: unsigned(28)?,
+        exit_signal: signed(38)?,
+        start_data: unsigned(45)?,
+        end_data: unsigned(46)?,
+        start_brk: unsigned(47)?,
+        arg_start: unsigned(48)?,
+        arg_end: unsigned(49)?,
+        env_start: unsigned(50)?,
+        env_end: unsigned(51)?,
+        exit_code: signed(52)?,
+    })
+}
+
+/// `/proc/PID/status` as key and value.
+#[derive(Debug, Clone)]
+pub struct Status(BTreeMap<String, String>);
+
+impl Status {
+    /// Reads it for process (or thread) `pid`.
+    pub fn read(pid: i32) -> io::Result<Self> {
+        let text = String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/status"))?).into_owned();
+        Ok(Self(
+            text.lines()
+                .filter_map(|l| l.split_once(':'))
+                .map(|(k, v)| (k.to_owned(), v.trim().to_owned()))
+                .collect(),
+        ))
+    }
+
+    /// A value as text.
+    pub fn text(&self, key: &str) -> Option<&str> {
+        self.0.get(key).map(String::as_str)
+    }
+
+    /// A hexadecimal value.
+    pub fn hex(&self, key: &str) -> Option<u64> {
+        u64::from_str_radix(self.text(key)?, 16).ok()
+    }
+
+    /// A list of decimal values.
+    pub fn list(&self, key: &str) -> Vec<i64> {
+        self.text(key)
+            .map(|t| t.split_whitespace().filter_map(|v| v.parse().ok()).collect())
+            .unwrap_or_default()
+    }
+}
+
+/// One line of `/proc/PID/maps`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Map {
+    /// First address.
+    pub start: u64,
+    /// First address behind it.
+    pub end: u64,
+    /// `PROT_*` bits.
+    pub prot: u32,
+    /// Whether the mapping is shared.
+    pub shared: bool,
+    /// Offset in the file, bytes.
+    pub offset: u64,
+    /// Device, as `makedev(major, minor)`.
+    pub dev: u64,
+    /// Inode number, 0 for anonymous memory.
+    pub ino: u64,
+    /// Path or pseudo name; octal escapes undone.
+    pub name: String,
+    /// `VmFlags`, when read from `smaps`.
+    pub flags: Vec<String>,
+}
+
+/// Reads `/proc/PID/maps`.
+pub fn maps(pid: i32) -> io::Result<Vec<Map>> {
+    let raw = std::fs::read(format!("/proc/{pid}/maps"))?;
+    parse_maps(&String::from_utf8_lossy(&raw)).ok_or_else(|| invalid("/proc/PID/maps"))
+}
+
+/// Reads `/proc/PID/smaps`: the mappings with their `VmFlags`. Walks the page tables, so it takes time in proportion to resident memory.
+pub fn smaps(pid: i32) -> io::Result<Vec<Map>> {
+    let raw = std::fs::read(format!("/proc/{pid}/smaps"))?;
+    parse_maps(&String::from_utf8_lossy(&raw)).ok_or_else(|| invalid("/proc/PID/smaps"))
+}
+
+fn parse_maps(text: &str) -> Option<Vec<Map>> {
+    let mut out: Vec<Map> = Vec::new();
+    for line in text.lines() {
+        let first = line.split(' ').next()?;
+        if first.ends_with(':') {
+            if let Some(flags) = line.strip_prefix("VmFlags:") {
+                out.last_mut()?.flags = flags.split_whitespace().map(str::to_owned).collect();
+            }
+            continue;
+        }
+        out.push(parse_map(line)?);
+    }
+    Some(out)
+}
+
+fn parse_map(line: &str) -> Option<Map> {
+    let mut fields = line.splitn(6, ' ');
+    let (start, end) = fields.next()?.split_once('-')?;
+    let perms = fields.next()?.as_bytes();
+    let offset = fields.next()?;
+    let (major, minor) = fields.next()?.split_once(':')?;
+    let ino = fields.next()?;
+    let name = fields.next().unwrap_or("").trim_start();
+    let hex = |s: &str| u64::from_str_radix(s, 16).ok();
+    let bit = |i: usize, c: u8, v: u32| if perms.get(i) == Some(&c) { v } else { 0 };
+    Some(Map {
+        start: hex(start)?,
+        end: hex(end)?,
+        prot: bit(0, b'r', 1) | bit(1, b'w', 2) | bit(2, b'x', 4),
+        shared: perms.get(3) == Some(&b's'),
+        offset: hex(offset)?,
+        dev: libc::makedev(u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?),
+        ino: ino.parse().ok()?,
+        name: unescape(name),
+        flags: Vec::new(),
+    })
+}
+
+/// Undoes the kernel's octal escapes (`\012` for a newline).
+fn unescape(s: &str) -> String {
+    s.replace("\\012", "\n")
+}
+
+/// Thread identifiers of process `pid`, ascending.
+pub fn tasks(pid: i32) -> io::Result<Vec<i32>> {
+    numbers(&format!("/proc/{pid}/task"))
+}
+
+/// Descriptors of process `pid`, ascending.
+pub fn fds(pid: i32) -> io::Result<Vec<i32>> {
+    numbers(&format!("/proc/{pid}/fd"))
+}
+
+/// All process identifiers, ascending.
+pub fn pids() -> io::Result<Vec<i32>> {
+    numbers("/proc")
+}
+
+fn numbers(dir: &str) -> io::Result<Vec<i32>> {
+    let mut out: Vec<i32> = std::fs::read_dir(dir)?
+        .filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    out.sort_unstable();
+    Ok(out)
+}
+
+/// Every descendant of `ancestor` as (pid, ppid), parents before their children.
+pub fn descendants(ancestor: i32) -> io::Result<Vec<(i32, i32)>> {
+    let mut out = Vec::new();
+    let mut queue = vec![ancestor];
+    while let Some(parent) = queue.pop() {
+        for child in children(parent)? {
+            out.push((child, parent));
+            queue.push(child);
+        }
+    }
+    Ok(out)
+}
+
+/// Children of `pid`, of all its threads. Falls back to a scan of `/proc` on kernels without `children` files.
+pub fn children(pid: i32) -> io::Result<Vec<i32>> {
+    if !std::path::Path::new("/proc/thread-self/children").exists() {
+        return Ok(pids()?
+            .into_iter()
+            .filter(|p| stat(*p).is_ok_and(|s| s.ppid == pid))
+            .collect());
+    }
+    // A task that ends meanwhile has no children any more: they belong to a sibling thread or to the reaper.
+    let lists = tasks(pid)
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(|tid| std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).ok());
+    Ok(lists
+        .flat_map(|l| l.split_whitespace().filter_map(|c| c.parse().ok()).collect::<Vec<i32>>())
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comm_with_parentheses_and_spaces_is_parsed() {
+        let line = b"42 (a) b (c)) S 1 42 42 34816 42 4194304 1 2 3 4 5 6 7 8 20 0 3 0 99 1000 25 18446744073709551615 1 2 3 0 0 0 0 0 0 0 0 0 17 1 0 0 0 0 0 10 11 12 13 14 15 16 256";
+        let s = parse_stat(line).unwrap();
+        assert_eq!(
+            (
+                s.comm.as_str(),
+                s.ppid,
+                s.num_threads,
+                s.exit_signal,
+                s.exit_code,
+                s.rss_pages
+            ),
+            ("a) b (c)", 1, 3, 17, 256, 25)
+        );
+        assert_eq!((s.start_code, s.start_brk, s.env_end), (1, 12, 16));
+    }
+
+    #[test]
+    fn maps_lines_are_parsed() {
+        let m = parse_maps(
+            "7f00-7fff r-xp 00001000 fe:00 1234 /lib/a b\nVmFlags: rd ex mr\n8000-9000 rw-s 00000000 00:01 7 /dev/zero (deleted)\n",
+        )
+        .unwrap();
+        assert_eq!(m.len(), 2);
+        assert_eq!(
+            (m[0].prot, m[0].shared, m[0].offset, m[0].ino, m[0].name.as_str()),
+            (5, false, 0x1000, 1234, "/lib/a b")
+        );
+        assert_eq!(m[0].flags, ["rd", "ex", "mr"]);
+        assert!(m[1].shared);
+    }
+
+    #[test]
+    fn this_process_reads_itself() {
+        let me = std::process::id() as i32;
+        assert_eq!(stat(me).unwrap().pid, me);
+        assert!(maps(me).unwrap().iter().any(|m| m.name == "[stack]"));
+        assert!(smaps(me).unwrap().iter().any(|m| m.flags.contains(&"gd".to_owned())));
+        assert!(Status::read(me).unwrap().hex("SigBlk").is_some());
+        assert!(tasks(me).unwrap().contains(&me));
+    }
+}

@@ -1,0 +1,274 @@
+//! `ptrace(2)` with PTRACE_SEIZE: stop a task, read and write its registers, let it go on.
+//!
+//! All requests must come from the thread that seized the task.
+
+use std::io;
+
+/// `struct user_regs_struct` of x86-64.
+pub type Regs = libc::user_regs_struct;
+
+const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
+const PTRACE_SETSIGMASK: libc::c_uint = 0x420b;
+const PTRACE_PEEKSIGINFO: libc::c_uint = 0x4209;
+const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
+const PEEKSIGINFO_SHARED: u32 = 1;
+const NT_PRSTATUS: usize = 1;
+const NT_X86_XSTATE: usize = 0x202;
+/// Largest XSAVE area accepted (AMX included).
+const MAX_XSTATE: usize = 16 * 1024;
+
+/// Size of the kernel's `siginfo_t`.
+pub const SIGINFO_BYTES: usize = 128;
+
+fn request(req: libc::c_uint, tid: i32, addr: usize, data: usize) -> io::Result<libc::c_long> {
+    // SAFETY: the callers in this module pass addresses of live objects of the size that the request expects, or plain numbers.
+    crate::check(unsafe { libc::syscall(libc::SYS_ptrace, req as libc::c_long, libc::c_long::from(tid), addr, data) })
+}
+
+/// Seizes a task without stopping it. `options` are PTRACE_O_* bits.
+pub fn seize(tid: i32, options: i32) -> io::Result<()> {
+    request(libc::PTRACE_SEIZE, tid, 0, options as usize).map(drop)
+}
+
+/// Asks a seized task to stop; the stop is reported by [`wait`].
+pub fn interrupt(tid: i32) -> io::Result<()> {
+    request(libc::PTRACE_INTERRUPT, tid, 0, 0).map(drop)
+}
+
+/// Detaches from a stopped task, delivering `signal` unless 0.
+pub fn detach(tid: i32, signal: i32) -> io::Result<()> {
+    request(libc::PTRACE_DETACH, tid, 0, signal as usize).map(drop)
+}
+
+/// Continues a stopped task, delivering `signal` unless 0.
+pub fn cont(tid: i32, signal: i32) -> io::Result<()> {
+    request(libc::PTRACE_CONT, tid, 0, signal as usize).map(drop)
+}
+
+/// Continues a stopped task until the next entry to or exit from a system call.
+pub fn cont_to_syscall(tid: i32) -> io::Result<()> {
+    request(libc::PTRACE_SYSCALL, tid, 0, 0).map(drop)
+}
+
+/// What `waitpid` says about a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// Stopped by [`interrupt`], or at attach.
+    Interrupted,
+    /// In a group stop (job control) with this signal.
+    GroupStop(i32),
+    /// About to receive this signal.
+    Signal(i32),
+    /// At a system call entry or exit (needs PTRACE_O_TRACESYSGOOD).
+    Syscall,
+    /// Another ptrace event.
+    Other(i32),
+    /// Ended; the wait status.
+    Ended(i32),
+}
+
+/// Interprets a wait status of a seized task.
+pub fn event(status: i32) -> Event {
+    if !libc::WIFSTOPPED(status) {
+        return Event::Ended(status);
+    }
+    let signal = libc::WSTOPSIG(status);
+    match status >> 16 {
+        libc::PTRACE_EVENT_STOP if signal == libc::SIGTRAP => Event::Interrupted,
+        libc::PTRACE_EVENT_STOP => Event::GroupStop(signal),
+        0 if signal == libc::SIGTRAP | 0x80 => Event::Syscall,
+        0 => Event::Signal(signal),
+        other => Event::Other(other),
+    }
+}
+
+/// Waits for task `tid`; with `block` unset returns `None` when nothing has happened.
+pub fn wait(tid: i32, block: bool) -> io::Result<Option<Event>> {
+    let mut status = 0;
+    let flags = libc::__WALL | if block { 0 } else { libc::WNOHANG };
+    loop {
+        // SAFETY: `status` is a live int.
+        let r = unsafe { libc::waitpid(tid, &mut status, flags) };
+        match r {
+            0 => return Ok(None),
+            -1 => {
+                let e = io::Error::last_os_error();
+                if e.kind() != io::ErrorKind::Interrupted {
+                    return Err(e);
+                }
+            }
+            _ => return Ok(Some(event(status))),
+        }
+    }
+}
+
+/// Reads the general registers.
+pub fn get_regs(tid: i32) -> io::Result<Regs> {
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut regs: Regs = unsafe { std::mem::zeroed() };
+    let mut iov = libc::iovec {
+        iov_base: (&raw mut regs).cast(),
+        iov_len: size_of::<Regs>(),
+    };
+    request(libc::PTRACE_GETREGSET, tid, NT_PRSTATUS, (&raw mut iov) as usize)?;
+    if iov.iov_len == size_of::<Regs>() {
+        Ok(regs)
+    } else {
+        Err(io::Error::other("a 32-bit task"))
+    }
+}
+
+/// Writes the general registers.
+pub fn set_regs(tid: i32, regs: &Regs) -> io::Result<()> {
+    let iov = libc::iovec {
+        iov_base: (&raw const *regs).cast_mut().cast(),
+        iov_len: size_of::<Regs>(),
+    };
+    request(libc::PTRACE_SETREGSET, tid, NT_PRSTATUS, (&raw const iov) as usize).map(drop)
+}
+
+/// Reads the extended state (XSAVE area).
+pub fn get_xstate(tid: i32) -> io::Result<Vec<u8>> {
+    let mut buf = vec![0u8; MAX_XSTATE];
+    let mut iov = libc::iovec {
+        iov_base: buf.as_mut_ptr().cast(),
+        iov_len: buf.len(),
+    };
+    request(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, (&raw mut iov) as usize)?;
+    buf.truncate(iov.iov_len);
+    Ok(buf)
+}
+
+/// Writes the extended state.
+pub fn set_xstate(tid: i32, xstate: &[u8]) -> io::Result<()> {
+    let iov = libc::iovec {
+        iov_base: xstate.as_ptr().cast_mut().cast(),
+        iov_len: xstate.len(),
+    };
+    request(libc::PTRACE_SETREGSET, tid, NT_X86_XSTATE, (&raw const iov) as usize).map(drop)
+}
+
+/// Reads the mask of blocked signals.
+pub fn get_sigmask(tid: i32) -> io::Result<u64> {
+    let mut mask = 0u64;
+    request(PTRACE_GETSIGMASK, tid, 8, (&raw mut mask) as usize)?;
+    Ok(mask)
+}
+
+/// Sets the mask of blocked signals.
+pub fn set_sigmask(tid: i32, mask: u64) -> io::Result<()> {
+    request(PTRACE_SETSIGMASK, tid, 8, (&raw const mask) as usize).map(drop)
+}
+
+/// Reads the `siginfo_t` of every signal pending for the task, or for its process when `shared`.
+pub fn pending(tid: i32, shared: bool) -> io::Result<Vec<Vec<u8>>> {
+    #[repr(C)]
+    struct Args {
+        off: u64,
+        flags: u32,
+        nr: i32,
+    }
+    let mut out = Vec::new();
+    loop {
+        let mut raw = [[0u8; SIGINFO_BYTES]; 16];
+        let args = Args {
+            off: out.len() as u64,
+            flags: if shared { PEEKSIGINFO_SHARED } else { 0 },
+            nr: 16,
+        };
+        let n = request(PTRACE_PEEKSIGINFO, tid, (&raw const args) as usize, raw.as_mut_ptr() as usize)?;
+        let n = usize::try_from(n).unwrap_or(0).min(raw.len());
+        out.extend(raw[..n].iter().map(|s| s.to_vec()));
+        if n < raw.len() {
+            return Ok(out);
+        }
+    }
+}
+
+/// Registration of restartable sequences: (address, length, signature); address 0 when not registered.
+pub fn rseq(tid: i32) -> io::Result<(u64, u32, u32)> {
+    #[repr(C)]
+    #[derive(Default)]
+    struct Configuration {
+        pointer: u64,
+        size: u32,
+        signature: u32,
+        flags: u32,
+        pad: u32,
+    }
+    let mut c = Configuration::default();
+    request(
+        PTRACE_GET_RSEQ_CONFIGURATION,
+        tid,
+        size_of::<Configuration>(),
+        (&raw mut c) as usize,
+    )?;
+    Ok((c.pointer, c.size, c.signature))
+}
+
+/// The general registers as 27 words in kernel order.
+pub fn regs_to_words(regs: &Regs) -> Vec<u64> {
+    vec![
+        regs.r15,
+        regs.r14,
+        regs.r13,
+        regs.r12,
+        regs.rbp,
+        regs.rbx,
+        regs.r11,
+        regs.r10,
+        regs.r9,
+        regs.r8,
+        regs.rax,
+        regs.rcx,
+        regs.rdx,
+        regs.rsi,
+        regs.rdi,
+        regs.orig_rax,
+        regs.rip,
+        regs.cs,
+        regs.eflags,
+        regs.rsp,
+        regs.ss,
+        regs.fs_base,
+        regs.gs_base,
+        regs.ds,
+        regs.es,
+        regs.fs,
+        regs.gs,
+    ]
+}
+
+/// The inverse of [`regs_to_words`]; `None` when there are not 27 words.
+pub fn words_to_regs(w: &[u64]) -> Option<Regs> {
+    let w: &[u64; 27] = w.try_into().ok()?;
+    Some(Regs {
+        r15: w[0],
+        r14: w[1],
+        r13: w[2],
+        r12: w[3],
+        rbp: w[4],
+        rbx: w[5],
+        r11: w[6],
+        r10: w[7],
+        r9: w[8],
+        r8: w[9],
+        rax: w[10],
+        rcx: w[11],
+        rdx: w[12],
+        rsi: w[13],
+        rdi: w[14],
+        orig_rax: w[15],
+        rip: w[16],
+        cs: w[17],
+        eflags: w[18],
+        rsp: w[19],
+        ss: w[20],
+        fs_base: w[21],
+        gs_base: w[22],
+        ds: w[23],
+        es: w[24],
+        fs: w[25],
+        gs: w[26],
+    })
+}
