@@ -1,1 +1,219 @@
 //! Tables the capture flow shares with the injected program.
+//!
+//! The agent maps one anonymous area into the stopped process, writes the program, the tables and stacks into it, points a thread's
+//! registers at the program's entry with `rdi` = operation and `rsi` = address of that operation's table, and lets the thread run.
+//! When the operation is done the program sends `Mark::signo` to its own thread. The agent has chosen a signal that the process neither
+//! catches nor waits for: a traced thread stops before such a signal is delivered, and if the agent has died meanwhile, the signal is
+//! discarded and the program goes on to `rt_sigreturn` from `Mark::frame`, which holds the thread's original state.
+
+/// Operation: fill a [`ThreadTable`].
+pub const OP_THREAD: u64 = 1;
+/// Operation: fill a [`ProcessTable`].
+pub const OP_PROCESS: u64 = 2;
+/// Operation: make the snapshot child described by a [`SnapshotTable`].
+pub const OP_SNAPSHOT: u64 = 3;
+
+/// How the end of an operation is announced; first member of every table.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Mark {
+    /// Process.
+    pub pid: i32,
+    /// Thread that runs the operation.
+    pub tid: i32,
+    /// Signal sent at the end.
+    pub signo: i32,
+    /// 1 when the operation is complete.
+    pub done: u32,
+    /// Address of the signal frame that leads back to where the thread was.
+    pub frame: u64,
+}
+
+/// `stack_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct AltStack {
+    pub sp: u64,
+    pub flags: i32,
+    pub pad: u32,
+    pub size: u64,
+}
+
+/// What only a thread can tell about itself.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct ThreadTable {
+    /// End of operation.
+    pub mark: Mark,
+    /// Alternate signal stack.
+    pub altstack: AltStack,
+    /// `PR_GET_TID_ADDRESS`.
+    pub tid_address: u64,
+    /// `PR_GET_PDEATHSIG`.
+    pub pdeathsig: i32,
+    /// Padding.
+    pub pad: u32,
+    /// `PR_GET_TIMERSLACK`.
+    pub timer_slack: u64,
+    /// `PR_GET_NAME`.
+    pub comm: [u8; 16],
+}
+
+/// Largest number of POSIX timers of one process that can be captured.
+pub const MAX_TIMERS: usize = 256;
+
+/// Kernel's `struct sigaction`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct KernelSigaction {
+    pub handler: u64,
+    pub flags: u64,
+    pub restorer: u64,
+    pub mask: u64,
+}
+
+/// One POSIX timer: `id` is given, the rest is filled in.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct TimerSlot {
+    pub id: i32,
+    pub overrun: i32,
+    pub interval: [i64; 2],
+    pub value: [i64; 2],
+}
+
+/// What only a process can tell about itself.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct ProcessTable {
+    /// End of operation.
+    pub mark: Mark,
+    /// Dispositions of signals 1 to 64.
+    pub sigactions: [KernelSigaction; 64],
+    /// ITIMER_REAL, VIRTUAL, PROF as (interval s, µs, value s, µs).
+    pub itimers: [[i64; 4]; 3],
+    /// `brk(0)`.
+    pub brk: u64,
+    /// Registered membarrier commands.
+    pub membarrier: i32,
+    /// `PR_GET_DUMPABLE`.
+    pub dumpable: i32,
+    /// `PR_GET_CHILD_SUBREAPER`.
+    pub child_subreaper: i32,
+    /// `PR_GET_KEEPCAPS`.
+    pub keepcaps: i32,
+    /// `PR_GET_THP_DISABLE`.
+    pub thp_disable: i32,
+    /// `PR_GET_SECUREBITS`.
+    pub securebits: i32,
+    /// Number of timers in `timers`.
+    pub timer_count: u32,
+    /// Padding.
+    pub pad: u32,
+    /// POSIX timers.
+    pub timers: [TimerSlot; MAX_TIMERS],
+}
+
+/// How the snapshot child is made.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct SnapshotTable {
+    /// End of operation.
+    pub mark: Mark,
+    /// Stack of the intermediary (its top).
+    pub stack_intermediary: u64,
+    /// Stack of the second writer thread (its top); more follow every [`WRITER_STACK`] bytes below.
+    pub stack_writers: u64,
+    /// PID of the agent.
+    pub agent_pid: i32,
+    /// Descriptor of the control memory in the agent.
+    pub control_fd: i32,
+    /// PID of the snapshot child, or a negative error number.
+    pub child: i32,
+    /// Error of the intermediary's creation, 0 when it ran.
+    pub error: i32,
+}
+
+/// Stack of a writer thread, bytes.
+pub const WRITER_STACK: u64 = 16 * 1024;
+/// Largest number of writer threads.
+pub const MAX_WRITERS: usize = 8;
+/// Longest extent a writer makes, bytes: small enough to stay in the second-level cache from the checksum to the copy.
+pub const EXTENT_LIMIT: u64 = 256 * 1024;
+
+/// `Control::state`: the child has opened the control memory and waits.
+pub const STATE_READY: u32 = 1;
+/// `Control::state`: the agent has filled in ranges and files.
+pub const STATE_GO: u32 = 2;
+
+/// A range to be written.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Range {
+    /// First address.
+    pub start: u64,
+    /// First address behind it.
+    pub end: u64,
+    /// 1 when the range must be made readable first.
+    pub unreadable: u64,
+}
+
+/// A stored extent, the layout of `belay_image::extents::Extent`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct StoredExtent {
+    pub vaddr: u64,
+    pub bytes: u64,
+    pub offset: u64,
+    pub file: u32,
+    pub reserved: u32,
+    pub xxh3: u64,
+}
+
+/// Progress of one writer thread.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Writer {
+    /// Descriptor of its page file in the agent.
+    pub fd: i32,
+    /// 1 when it has finished.
+    pub done: core::sync::atomic::AtomicU32,
+    /// Error number, 0 when well.
+    pub error: core::sync::atomic::AtomicI32,
+    /// Number of extents in its table.
+    pub extents: core::sync::atomic::AtomicU32,
+    /// Offset of its extent table in the control memory.
+    pub table: u64,
+    /// Capacity of that table.
+    pub capacity: u64,
+    /// Bytes written.
+    pub bytes: core::sync::atomic::AtomicU64,
+}
+
+/// Head of the memory shared by agent and snapshot child.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Control {
+    /// One of `STATE_*`; a futex.
+    pub state: core::sync::atomic::AtomicU32,
+    /// Set by the child when it cannot start.
+    pub error: core::sync::atomic::AtomicI32,
+    /// Length of the control memory once filled in.
+    pub bytes: u64,
+    /// Number of ranges.
+    pub ranges: u32,
+    /// Next range to be taken.
+    pub next: core::sync::atomic::AtomicU32,
+    /// Offset of the ranges.
+    pub range_table: u64,
+    /// Number of writers.
+    pub writers: u32,
+    /// Padding.
+    pub pad: u32,
+    /// The writers.
+    pub writer: [Writer; MAX_WRITERS],
+}

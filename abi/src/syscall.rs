@@ -52,6 +52,10 @@ macro_rules! freestanding {
             // SAFETY: ud2 raises SIGILL.
             unsafe { core::arch::asm!("ud2", options(noreturn, nostack)) }
         }
+        /// The precompiled `core` refers to it; with `panic = "abort"` nothing calls it.
+        #[no_mangle]
+        extern "C" fn rust_eh_personality() {}
+
         core::arch::global_asm!(
             ".globl memcpy, memmove, memset, memcmp, bcmp",
             "memcpy: mov rax, rdi; mov rcx, rdx; rep movsb; ret",

@@ -1,10 +1,86 @@
-//! Placeholder entry.
+//! The program that runs inside a stopped process for a moment.
+//!
+//! It runs on a thread whose registers the agent has saved, on a stack of its own, in an area that is unmapped afterwards. It may use nothing of the
+//! application: no libc, no thread-local storage, no allocator, no descriptor. Signals are blocked while it runs.
+//!
+//! * `thread`, `process`: ask the kernel what only the task itself may ask.
+//! * `snapshot`: make the copy-on-write child; `writer`: what that child does.
 #![no_std]
 #![no_main]
+// Everything here is raw system calls on tables that the agent has laid out; one comment per function states the contract.
+#![allow(clippy::undocumented_unsafe_blocks)]
+
+mod collect;
+mod snapshot;
+mod writer;
+
+use belay_abi::inject::{Mark, OP_PROCESS, OP_SNAPSHOT, OP_THREAD};
+use belay_abi::syscall;
+
 belay_abi::freestanding!();
 
-/// Entry.
-#[no_mangle]
-pub extern "C" fn _start() -> ! {
-    loop {}
+core::arch::global_asm!(
+    ".globl _start",
+    "_start:",
+    "  cld",
+    "  call {main}",
+    "  ud2",
+    // sigreturn(frame): the thread's original state from the frame the agent prepared.
+    ".globl belay_sigreturn",
+    "belay_sigreturn:",
+    "  mov rsp, rdi",
+    "  mov eax, 15",
+    "  syscall",
+    "  ud2",
+    main = sym inject_main,
+);
+
+extern "C" {
+    fn belay_sigreturn(frame: u64) -> !;
+}
+
+/// Runs operation `op` on `table` and announces its end.
+///
+/// # Safety
+/// Called by `_start` only; `table` is the table of `op` in the injected area.
+unsafe extern "C" fn inject_main(op: u64, table: *mut Mark) -> ! {
+    unsafe {
+        match op {
+            OP_THREAD => collect::thread(table.cast()),
+            OP_PROCESS => collect::process(table.cast()),
+            OP_SNAPSHOT => snapshot::run(table.cast()),
+            _ => {}
+        }
+        (*table).done = 1;
+        let mark = *table;
+        // With the agent alive the thread stops here and never comes back.
+        syscall!(libc_nr::TGKILL, mark.pid, mark.tid, mark.signo);
+        belay_sigreturn(mark.frame)
+    }
+}
+
+/// System call numbers of x86-64.
+mod libc_nr {
+    pub(crate) const OPEN: usize = 2;
+    pub(crate) const CLOSE: usize = 3;
+    pub(crate) const MMAP: usize = 9;
+    pub(crate) const MPROTECT: usize = 10;
+    pub(crate) const BRK: usize = 12;
+    pub(crate) const RT_SIGACTION: usize = 13;
+    pub(crate) const RT_SIGPROCMASK: usize = 14;
+    pub(crate) const PWRITE64: usize = 18;
+    pub(crate) const GETITIMER: usize = 36;
+    pub(crate) const CLONE: usize = 56;
+    pub(crate) const EXIT: usize = 60;
+    pub(crate) const WAIT4: usize = 61;
+    pub(crate) const SETSID: usize = 112;
+    pub(crate) const SIGALTSTACK: usize = 131;
+    pub(crate) const PRCTL: usize = 157;
+    pub(crate) const FUTEX: usize = 202;
+    pub(crate) const TIMER_GETTIME: usize = 224;
+    pub(crate) const TIMER_GETOVERRUN: usize = 225;
+    pub(crate) const EXIT_GROUP: usize = 231;
+    pub(crate) const TGKILL: usize = 234;
+    pub(crate) const MEMBARRIER: usize = 324;
+    pub(crate) const CLOSE_RANGE: usize = 436;
 }

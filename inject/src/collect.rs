@@ -1,0 +1,68 @@
+//! What only the task itself may ask the kernel.
+
+use crate::libc_nr as nr;
+use belay_abi::inject::{ProcessTable, ThreadTable, MAX_TIMERS};
+use belay_abi::syscall;
+use core::ptr::{addr_of, addr_of_mut, null};
+
+const PR_GET_PDEATHSIG: usize = 2;
+const PR_GET_DUMPABLE: usize = 3;
+const PR_GET_KEEPCAPS: usize = 7;
+const PR_GET_NAME: usize = 16;
+const PR_GET_SECUREBITS: usize = 27;
+const PR_GET_TIMERSLACK: usize = 30;
+const PR_GET_CHILD_SUBREAPER: usize = 37;
+const PR_GET_TID_ADDRESS: usize = 40;
+const PR_GET_THP_DISABLE: usize = 42;
+const MEMBARRIER_CMD_GET_REGISTRATIONS: usize = 512;
+
+/// Fills in the thread's table.
+///
+/// # Safety
+/// `t` points to a table in the injected area.
+pub(crate) unsafe fn thread(t: *mut ThreadTable) {
+    unsafe {
+        syscall!(nr::SIGALTSTACK, null::<u8>(), addr_of_mut!((*t).altstack));
+        syscall!(nr::PRCTL, PR_GET_TID_ADDRESS, addr_of_mut!((*t).tid_address));
+        syscall!(nr::PRCTL, PR_GET_PDEATHSIG, addr_of_mut!((*t).pdeathsig));
+        (*t).timer_slack = syscall!(nr::PRCTL, PR_GET_TIMERSLACK) as u64;
+        syscall!(nr::PRCTL, PR_GET_NAME, addr_of_mut!((*t).comm));
+    }
+}
+
+/// Fills in the process's table.
+///
+/// # Safety
+/// `p` points to a table in the injected area.
+pub(crate) unsafe fn process(p: *mut ProcessTable) {
+    unsafe {
+        for i in 0..64usize {
+            syscall!(
+                nr::RT_SIGACTION,
+                i + 1,
+                null::<u8>(),
+                addr_of_mut!((*p).sigactions).cast::<[u64; 4]>().add(i),
+                8usize
+            );
+        }
+        for i in 0..3usize {
+            syscall!(nr::GETITIMER, i, addr_of_mut!((*p).itimers).cast::<[i64; 4]>().add(i));
+        }
+        (*p).brk = syscall!(nr::BRK, 0usize) as u64;
+        (*p).membarrier = syscall!(nr::MEMBARRIER, MEMBARRIER_CMD_GET_REGISTRATIONS) as i32;
+        (*p).dumpable = syscall!(nr::PRCTL, PR_GET_DUMPABLE) as i32;
+        syscall!(nr::PRCTL, PR_GET_CHILD_SUBREAPER, addr_of_mut!((*p).child_subreaper));
+        (*p).keepcaps = syscall!(nr::PRCTL, PR_GET_KEEPCAPS) as i32;
+        (*p).thp_disable = syscall!(nr::PRCTL, PR_GET_THP_DISABLE) as i32;
+        (*p).securebits = syscall!(nr::PRCTL, PR_GET_SECUREBITS) as i32;
+        let count = ((*p).timer_count as usize).min(MAX_TIMERS);
+        let timers = addr_of_mut!((*p).timers).cast::<belay_abi::inject::TimerSlot>();
+        for i in 0..count {
+            let slot = timers.add(i);
+            let id = *addr_of!((*slot).id);
+            // `interval` and `value` together are the kernel's `struct itimerspec`.
+            syscall!(nr::TIMER_GETTIME, id, addr_of_mut!((*slot).interval));
+            (*slot).overrun = syscall!(nr::TIMER_GETOVERRUN, id) as i32;
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Making the snapshot child so that the application never sees a child, a SIGCHLD or an open descriptor.
+//!
+//! The thread makes an *intermediary* with CLONE_VM | CLONE_VFORK and no exit signal: it shares the memory, so nothing is copied, and the thread sleeps
+//! until it is gone. The intermediary closes every descriptor (its table is its own copy) and forks the snapshot child, the only copy of
+//! the page tables; then it exits and the thread collects it. The child has lost its parent and belongs to the agent, the subreaper.
+
+use crate::libc_nr as nr;
+use crate::writer;
+use belay_abi::inject::SnapshotTable;
+use belay_abi::syscall;
+use core::ptr::{addr_of_mut, null_mut};
+
+const CLONE_VM: usize = 0x100;
+const CLONE_VFORK: usize = 0x4000;
+const SIGCHLD: usize = 17;
+const WALL: usize = 0x4000_0000;
+
+core::arch::global_asm!(
+    // clone_on_stack(flags, stack top, function, argument): the child runs function(argument) on its own stack.
+    ".globl belay_clone_on_stack",
+    "belay_clone_on_stack:",
+    "  mov [rsi-8], rdx",
+    "  mov [rsi-16], rcx",
+    "  sub rsi, 16",
+    "  xor edx, edx",
+    "  xor r10d, r10d",
+    "  xor r8d, r8d",
+    "  mov eax, 56",
+    "  syscall",
+    "  test rax, rax",
+    "  jz 1f",
+    "  ret",
+    "1: xor ebp, ebp",
+    "  pop rdi",
+    "  pop rax",
+    "  call rax",
+    "  ud2",
+);
+
+extern "C" {
+    /// Returns the child's PID or a negative error in the parent. In the child `function` must not return.
+    pub(crate) fn belay_clone_on_stack(
+        flags: usize,
+        stack_top: u64,
+        function: unsafe extern "C" fn(*mut u8) -> !,
+        argument: *mut u8,
+    ) -> isize;
+}
+
+/// Makes the snapshot child.
+///
+/// # Safety
+/// `t` points to a table in the injected area.
+pub(crate) unsafe fn run(t: *mut SnapshotTable) {
+    unsafe {
+        let child = belay_clone_on_stack(CLONE_VM | CLONE_VFORK, (*t).stack_intermediary, intermediary, t.cast());
+        if child < 0 {
+            (*t).error = child as i32;
+            return;
+        }
+        syscall!(nr::WAIT4, child, null_mut::<i32>(), WALL, null_mut::<u8>());
+    }
+}
+
+/// The intermediary's life.
+unsafe extern "C" fn intermediary(t: *mut u8) -> ! {
+    unsafe {
+        let t = t.cast::<SnapshotTable>();
+        syscall!(nr::CLOSE_RANGE, 0usize, u32::MAX, 0usize);
+        let pid = syscall!(nr::CLONE, SIGCHLD, 0usize, 0usize, 0usize, 0usize);
+        if pid == 0 {
+            writer::run(t);
+        }
+        *addr_of_mut!((*t).child) = pid as i32;
+        syscall!(nr::EXIT, 0usize);
+        core::hint::unreachable_unchecked()
+    }
+}

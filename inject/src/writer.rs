@@ -1,0 +1,258 @@
+//! The snapshot child: writes the process's memory to page files, then exits.
+//!
+//! It is a fork of the application with all signals blocked, in a session of its own, without descriptors. The agent fills the control memory with
+//! the ranges that hold data; writers take range after range, leave out pages that hold only zeros, and store the rest as extents.
+
+use crate::libc_nr as nr;
+use crate::snapshot::belay_clone_on_stack;
+use belay_abi::inject::{
+    Control, Range, SnapshotTable, StoredExtent, Writer, EXTENT_LIMIT, MAX_WRITERS, STATE_GO, STATE_READY, WRITER_STACK,
+};
+use belay_abi::{syscall, PAGE};
+use core::ptr::{addr_of, addr_of_mut, null, null_mut};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+const O_WRONLY: usize = 1;
+const O_RDWR: usize = 2;
+const PROT_READ_WRITE: usize = 3;
+const MAP_SHARED: usize = 1;
+const PR_SET_PDEATHSIG: usize = 1;
+const PR_SET_NAME: usize = 15;
+const SIGKILL: usize = 9;
+const FUTEX_WAIT: usize = 0;
+const FUTEX_WAKE: usize = 1;
+const E2BIG: i32 = 7;
+const EIO: i32 = 5;
+/// CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM
+const THREAD_FLAGS: usize = 0x100 | 0x200 | 0x400 | 0x800 | 0x10000 | 0x40000;
+
+/// What a writer thread is given.
+#[repr(C)]
+struct Job {
+    control: *mut Control,
+    index: usize,
+    agent_pid: i32,
+}
+
+/// The child's life.
+///
+/// # Safety
+/// Runs in the freshly forked child; `t` points to the table in its copy of the injected area.
+pub(crate) unsafe fn run(t: *mut SnapshotTable) -> ! {
+    unsafe {
+        let all = u64::MAX;
+        syscall!(nr::RT_SIGPROCMASK, 0usize, addr_of!(all), null::<u64>(), 8usize);
+        syscall!(nr::PRCTL, PR_SET_PDEATHSIG, SIGKILL);
+        syscall!(nr::PRCTL, PR_SET_NAME, c"belay-snapshot".as_ptr());
+        syscall!(nr::SETSID);
+        let agent = (*t).agent_pid;
+        let fd = open_in_agent(agent, (*t).control_fd, O_RDWR);
+        if fd < 0 {
+            exit(-fd as i32);
+        }
+        let head = syscall!(nr::MMAP, 0usize, PAGE, PROT_READ_WRITE, MAP_SHARED, fd, 0usize);
+        if head < 0 {
+            exit(-head as i32);
+        }
+        let head = head as *mut Control;
+        (*head).state.store(STATE_READY, Release);
+        syscall!(nr::FUTEX, addr_of!((*head).state), FUTEX_WAKE, i32::MAX);
+        while (*head).state.load(Acquire) != STATE_GO {
+            syscall!(nr::FUTEX, addr_of!((*head).state), FUTEX_WAIT, STATE_READY, null::<u8>());
+        }
+        let control = syscall!(nr::MMAP, 0usize, (*head).bytes, PROT_READ_WRITE, MAP_SHARED, fd, 0usize);
+        if control < 0 {
+            (*head).error.store(-control as i32, Release);
+            exit(1);
+        }
+        syscall!(nr::CLOSE, fd);
+        let control = control as *mut Control;
+        let writers = ((*control).writers as usize).min(MAX_WRITERS);
+        let mut jobs: [Job; MAX_WRITERS] = [const {
+            Job {
+                control: null_mut(),
+                index: 0,
+                agent_pid: 0,
+            }
+        }; MAX_WRITERS];
+        for (index, job) in jobs.iter_mut().enumerate().take(writers) {
+            *job = Job {
+                control,
+                index,
+                agent_pid: agent,
+            };
+        }
+        for (index, job) in jobs.iter_mut().enumerate().take(writers).skip(1) {
+            let top = (*t).stack_writers - (index as u64 - 1) * WRITER_STACK;
+            let tid = belay_clone_on_stack(THREAD_FLAGS, top, thread, addr_of_mut!(*job).cast());
+            if tid < 0 {
+                // The others take its share.
+                let w = writer_of(control, index);
+                (*w).done.store(1, Release);
+            }
+        }
+        write_ranges(&jobs[0]);
+        for index in 1..writers {
+            let w = writer_of(control, index);
+            while (*w).done.load(Acquire) == 0 {
+                syscall!(nr::FUTEX, addr_of!((*w).done), FUTEX_WAIT, 0usize, null::<u8>());
+            }
+        }
+        exit(0)
+    }
+}
+
+unsafe extern "C" fn thread(job: *mut u8) -> ! {
+    unsafe {
+        write_ranges(&*job.cast::<Job>());
+        syscall!(nr::EXIT, 0usize);
+        core::hint::unreachable_unchecked()
+    }
+}
+
+unsafe fn exit(status: i32) -> ! {
+    unsafe {
+        syscall!(nr::EXIT_GROUP, status);
+        core::hint::unreachable_unchecked()
+    }
+}
+
+unsafe fn writer_of(control: *mut Control, index: usize) -> *mut Writer {
+    unsafe { addr_of_mut!((*control).writer).cast::<Writer>().add(index) }
+}
+
+/// Takes ranges until none is left.
+unsafe fn write_ranges(job: &Job) {
+    unsafe {
+        let control = job.control;
+        let writer = writer_of(control, job.index);
+        let fd = open_in_agent(job.agent_pid, (*writer).fd, O_WRONLY);
+        let mut error = if fd < 0 { -fd as i32 } else { 0 };
+        let ranges = control.cast::<u8>().add((*control).range_table as usize).cast::<Range>();
+        let mut out = Output {
+            fd,
+            offset: 0,
+            writer,
+            table: control.cast::<u8>().add((*writer).table as usize).cast(),
+            index: job.index as u32,
+        };
+        while error == 0 {
+            let i = (*control).next.fetch_add(1, Relaxed);
+            if i >= (*control).ranges {
+                break;
+            }
+            error = out.write_range(&*ranges.add(i as usize));
+        }
+        (*writer).error.store(error, Relaxed);
+        (*writer).done.store(1, Release);
+        syscall!(nr::FUTEX, addr_of!((*writer).done), FUTEX_WAKE, i32::MAX);
+    }
+}
+
+/// Where one writer's extents go.
+struct Output {
+    fd: isize,
+    offset: u64,
+    writer: *mut Writer,
+    table: *mut StoredExtent,
+    index: u32,
+}
+
+impl Output {
+    /// Stores the pages of `range` that are not all zero. Returns an error number or 0.
+    unsafe fn write_range(&mut self, range: &Range) -> i32 {
+        unsafe {
+            if range.unreadable != 0 {
+                syscall!(nr::MPROTECT, range.start, range.end - range.start, 1usize);
+            }
+            let mut at = range.start;
+            while at < range.end {
+                while at < range.end && is_zero(at) {
+                    at += PAGE;
+                }
+                let start = at;
+                while at < range.end && at - start < EXTENT_LIMIT && !is_zero(at) {
+                    at += PAGE;
+                }
+                if at > start {
+                    let error = self.write_extent(start, at - start);
+                    if error != 0 {
+                        return error;
+                    }
+                }
+            }
+            0
+        }
+    }
+
+    unsafe fn write_extent(&mut self, vaddr: u64, bytes: u64) -> i32 {
+        unsafe {
+            let n = (*self.writer).extents.load(Relaxed);
+            if u64::from(n) >= (*self.writer).capacity {
+                return E2BIG;
+            }
+            let data = core::slice::from_raw_parts(vaddr as *const u8, bytes as usize);
+            let xxh3 = xxhash_rust::xxh3::xxh3_64(data);
+            let mut done = 0;
+            while done < bytes {
+                let r = syscall!(nr::PWRITE64, self.fd, vaddr + done, bytes - done, self.offset + done);
+                if r <= 0 {
+                    return if r == 0 { EIO } else { -r as i32 };
+                }
+                done += r as u64;
+            }
+            *self.table.add(n as usize) = StoredExtent {
+                vaddr,
+                bytes,
+                offset: self.offset,
+                file: self.index,
+                reserved: 0,
+                xxh3,
+            };
+            self.offset += bytes;
+            (*self.writer).extents.store(n + 1, Release);
+            (*self.writer).bytes.fetch_add(bytes, Relaxed);
+            0
+        }
+    }
+}
+
+/// Whether the page at `page` holds only zeros.
+unsafe fn is_zero(page: u64) -> bool {
+    let words = unsafe { core::slice::from_raw_parts(page as *const u64, PAGE as usize / 8) };
+    // Most pages that are not zero show it in their first line.
+    words.chunks_exact(32).all(|c| c.iter().fold(0, |a, w| a | w) == 0)
+}
+
+/// Opens descriptor `fd` of the agent anew through `/proc`, which any process of the same user may do with a file it may open.
+unsafe fn open_in_agent(agent: i32, fd: i32, flags: usize) -> isize {
+    let mut path = [0u8; 48];
+    let mut at = 0;
+    let mut text = |s: &[u8]| {
+        for b in s {
+            if let Some(slot) = path.get_mut(at) {
+                *slot = *b;
+            }
+            at += 1;
+        }
+    };
+    let mut digits = [0u8; 10];
+    text(b"/proc/");
+    text(decimal(agent as u32, &mut digits));
+    text(b"/fd/");
+    text(decimal(fd as u32, &mut digits));
+    unsafe { syscall!(nr::OPEN, path.as_ptr(), flags, 0usize) }
+}
+
+fn decimal(mut v: u32, digits: &mut [u8; 10]) -> &[u8] {
+    let mut at = digits.len();
+    while at > 0 {
+        at -= 1;
+        digits[at] = b'0' + (v % 10) as u8;
+        v /= 10;
+        if v == 0 {
+            break;
+        }
+    }
+    &digits[at..]
+}

@@ -1,0 +1,201 @@
+//! Loading of the two position-independent programs that run inside the application (`belay-inject`, `belay-restorer`).
+//!
+//! They are static-pie ELF files without imports: a few segments and RELATIVE relocations. The loader lays them out as one flat image that can
+//! be copied to any page-aligned address. Only this project's own programs are loaded, but the file is still checked, not trusted.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+const PT_LOAD: u32 = 1;
+const PT_DYNAMIC: u32 = 2;
+const DT_RELA: u64 = 7;
+const DT_RELASZ: u64 = 8;
+const R_X86_64_RELATIVE: u64 = 8;
+const PAGE: u64 = 4096;
+/// No such program is larger.
+const MAX_BYTES: u64 = 4 << 20;
+
+/// A program ready to be placed.
+#[derive(Debug, Clone)]
+pub struct Blob {
+    image: Vec<u8>,
+    entry: u64,
+    relocations: Vec<(u64, u64)>,
+}
+
+/// Finds program `name`: beside the running executable, else in `../libexec/belay` from there.
+pub fn find(name: &str) -> io::Result<PathBuf> {
+    let exe = std::env::current_exe()?;
+    let dir = exe.parent().unwrap_or(Path::new("/"));
+    let candidates = [dir.join(name), dir.join("../libexec/belay").join(name)];
+    candidates.iter().find(|p| p.is_file()).cloned().ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::NotFound,
+            format!("{name} is neither beside {} nor in ../libexec/belay", exe.display()),
+        )
+    })
+}
+
+impl Blob {
+    /// Loads the program in file `path`.
+    pub fn load(path: &Path) -> io::Result<Self> {
+        Self::parse(&std::fs::read(path)?).ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("{}: not a program that can be injected", path.display()),
+            )
+        })
+    }
+
+    fn parse(elf: &[u8]) -> Option<Self> {
+        if elf.get(..6)? != b"\x7fELF\x02\x01" || half(elf, 18)? != 62 {
+            return None;
+        }
+        let entry = word(elf, 24)?;
+        let headers = word(elf, 32)?;
+        let (size, count) = (u64::from(half(elf, 54)?), u64::from(half(elf, 56)?));
+        let mut image = Vec::new();
+        let mut dynamic = None;
+        for i in 0..count {
+            let at = usize::try_from(headers.checked_add(i * size)?).ok()?;
+            let kind = u32::from_le_bytes(elf.get(at..at + 4)?.try_into().ok()?);
+            let (offset, vaddr) = (word(elf, at + 8)?, word(elf, at + 16)?);
+            let (file_bytes, mem_bytes) = (word(elf, at + 32)?, word(elf, at + 40)?);
+            if kind == PT_LOAD {
+                let end = vaddr
+                    .checked_add(mem_bytes)
+                    .filter(|e| *e <= MAX_BYTES && file_bytes <= mem_bytes)?;
+                let end = usize::try_from(end).ok()?;
+                if image.len() < end {
+                    image.resize(end, 0);
+                }
+                let data = elf
+                    .get(usize::try_from(offset).ok()?..)?
+                    .get(..usize::try_from(file_bytes).ok()?)?;
+                image
+                    .get_mut(usize::try_from(vaddr).ok()?..)?
+                    .get_mut(..data.len())?
+                    .copy_from_slice(data);
+            } else if kind == PT_DYNAMIC {
+                dynamic = Some((vaddr, mem_bytes));
+            }
+        }
+        image.resize(image.len().next_multiple_of(PAGE as usize), 0);
+        let relocations = match dynamic {
+            Some((at, bytes)) => relocations(&image, at, bytes)?,
+            None => Vec::new(),
+        };
+        (entry < image.len() as u64).then_some(Self {
+            image,
+            entry,
+            relocations,
+        })
+    }
+
+    /// Size of the image, a multiple of the page size.
+    pub fn bytes(&self) -> u64 {
+        self.image.len() as u64
+    }
+
+    /// Offset of the entry point in the image.
+    pub fn entry(&self) -> u64 {
+        self.entry
+    }
+
+    /// The image as it must look at address `base`.
+    pub fn placed_at(&self, base: u64) -> Vec<u8> {
+        let mut out = self.image.clone();
+        for (at, addend) in &self.relocations {
+            let at = *at as usize;
+            out[at..at + 8].copy_from_slice(&base.wrapping_add(*addend).to_le_bytes());
+        }
+        out
+    }
+}
+
+fn half(b: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(b.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn word(b: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(b.get(at..at.checked_add(8)?)?.try_into().ok()?))
+}
+
+fn relocations(image: &[u8], at: u64, bytes: u64) -> Option<Vec<(u64, u64)>> {
+    let (mut table, mut table_bytes) = (0, 0);
+    for i in 0..bytes / 16 {
+        let entry = usize::try_from(at + i * 16).ok()?;
+        match word(image, entry)? {
+            DT_RELA => table = word(image, entry + 8)?,
+            DT_RELASZ => table_bytes = word(image, entry + 8)?,
+            _ => {}
+        }
+    }
+    (0..table_bytes / 24)
+        .map(|i| {
+            let r = usize::try_from(table + i * 24).ok()?;
+            let (place, kind, addend) = (word(image, r)?, word(image, r + 8)?, word(image, r + 16)?);
+            let fits = place.checked_add(8)? <= image.len() as u64;
+            (kind == R_X86_64_RELATIVE && fits).then_some((place, addend))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The smallest such file: one segment that holds everything.
+    fn tiny() -> Vec<u8> {
+        let mut e = vec![0u8; 0x200];
+        e[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        e[18] = 62;
+        e[24] = 0x10; // entry
+        e[32] = 64; // program headers
+        e[54] = 56;
+        e[56] = 2;
+        for (at, kind, vaddr, bytes) in [(64usize, 1u8, 0u64, 0x200u64), (120, 2, 0x100, 48)] {
+            e[at] = kind;
+            e[at + 8..at + 16].copy_from_slice(&vaddr.to_le_bytes());
+            e[at + 16..at + 24].copy_from_slice(&vaddr.to_le_bytes());
+            e[at + 32..at + 40].copy_from_slice(&bytes.to_le_bytes());
+            e[at + 40..at + 48].copy_from_slice(&bytes.to_le_bytes());
+        }
+        for (at, v) in [
+            (0x100usize, 7u64),
+            (0x108, 0x150),
+            (0x110, 8),
+            (0x118, 24),
+            (0x150, 0x1f0),
+            (0x158, 8),
+            (0x160, 0x10),
+        ] {
+            e[at..at + 8].copy_from_slice(&v.to_le_bytes());
+        }
+        e
+    }
+
+    #[test]
+    fn relocations_are_applied_for_the_base() {
+        let b = Blob::parse(&tiny()).unwrap();
+        assert_eq!((b.bytes(), b.entry()), (4096, 0x10));
+        assert_eq!(word(&b.placed_at(0x7000_0000), 0x1f0), Some(0x7000_0010));
+    }
+
+    #[test]
+    fn no_damage_makes_the_loader_panic() {
+        let good = tiny();
+        for len in 0..good.len() {
+            let _ = Blob::parse(&good[..len]);
+        }
+        for at in 0..good.len() {
+            for v in [0, 0x7f, 0xff] {
+                let mut bad = good.clone();
+                bad[at] = v;
+                if let Some(b) = Blob::parse(&bad) {
+                    let _ = b.placed_at(u64::MAX - 5);
+                }
+            }
+        }
+    }
+}
