@@ -1,9 +1,29 @@
 //! The checkpoint flow: suspend, capture, snapshot, resume, write.
+//!
+//! [`capture`] is the part that the application waits for, and reads as a table of contents; [`Snapshot::write`] is the part that runs beside it. A failure before
+//! `resume` drops the `Suspended` guard, which puts every task back as it was: the application goes on, the generation is dropped.
+//!
+//! Must be called from one thread only, the agent's main thread, because the kernel ties a traced task to the thread that traces it.
+
+mod frame;
+mod inject;
+mod memory;
+mod process;
+mod reader;
+mod signals;
+mod snapshot;
+mod suspend;
 
 use belay_image::manifest::FileEntry;
+use belay_image::model::{AgentIdentity, Job};
+use belay_image::sections::{Kind, SectionFile};
+use belay_image::{blobs::BlobWriter, BLOB_FILE, JOB_FILE};
+use belay_kernel::blob::Blob;
+use belay_kernel::proc;
+use belay_plugins::Refusal;
 use belay_wire::Phase;
-use std::path::Path;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Choices for one checkpoint.
 #[derive(Debug, Clone)]
@@ -19,7 +39,7 @@ pub struct Options {
 pub enum CaptureError {
     /// Something cannot be checkpointed.
     #[error("cannot checkpoint: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
-    Refused(Vec<belay_plugins::Refusal>),
+    Refused(Vec<Refusal>),
     /// A step failed.
     #[error("{step}: {reason}")]
     Failed {
@@ -33,6 +53,23 @@ pub enum CaptureError {
     Image(#[from] belay_image::ImageError),
 }
 
+impl CaptureError {
+    fn failed(step: impl Into<String>, reason: impl std::fmt::Display) -> Self {
+        CaptureError::Failed {
+            step: step.into(),
+            reason: reason.to_string(),
+        }
+    }
+
+    fn refuse(pid: i32, object: impl Into<String>, reason: impl Into<String>) -> Self {
+        CaptureError::Refused(vec![Refusal {
+            pid,
+            object: object.into(),
+            reason: reason.into(),
+        }])
+    }
+}
+
 /// What has been captured while the application was stopped, and the snapshot processes still to be written.
 #[derive(Debug)]
 pub struct Snapshot {
@@ -44,26 +81,184 @@ pub struct Snapshot {
     pub processes: u32,
     /// Number of threads.
     pub threads: u32,
+    /// What will not be the same after a restart, for the user.
+    pub notes: Vec<String>,
+    dir: PathBuf,
+    job: Job,
+    sections: SectionFile,
+    children: Vec<snapshot::Child>,
+    writers: u32,
+}
+
+/// Measures the phases.
+struct Clock<'a> {
+    phases: Vec<(Phase, Duration)>,
+    current: Option<(Phase, Instant)>,
+    announce: &'a mut dyn FnMut(Phase),
+}
+
+impl Clock<'_> {
+    fn enter(&mut self, phase: Phase) {
+        self.leave();
+        (self.announce)(phase);
+        self.current = Some((phase, Instant::now()));
+    }
+
+    fn leave(&mut self) {
+        if let Some((phase, begin)) = self.current.take() {
+            self.phases.push((phase, begin.elapsed()));
+        }
+    }
 }
 
 /// Stops every descendant of the calling process, captures its state into `dir` (which exists and is empty), takes snapshots and lets the
 /// processes go on. Call from the agent's main thread. `on_phase` is called at the start of each phase.
-pub fn capture(
-    _root_pid: i32,
-    _dir: &Path,
-    _options: &Options,
-    _on_phase: &mut dyn FnMut(Phase),
-) -> Result<Snapshot, CaptureError> {
-    Err(CaptureError::Failed {
-        step: "capture".into(),
-        reason: "not built".into(),
+///
+/// SIGCHLD is consumed while tasks are waited for; one is raised at the end so that the caller's loop looks for ended children.
+pub fn capture(root_pid: i32, dir: &Path, options: &Options, on_phase: &mut dyn FnMut(Phase)) -> Result<Snapshot, CaptureError> {
+    let agent = std::process::id().cast_signed();
+    let program = belay_kernel::blob::find("belay-inject").map_err(|e| CaptureError::failed("find belay-inject", e))?;
+    let blob = Blob::load(&program).map_err(|e| CaptureError::failed("load belay-inject", e))?;
+    let mut blobs = BlobWriter::create(&dir.join(BLOB_FILE))?;
+    let mut clock = Clock {
+        phases: Vec::new(),
+        current: None,
+        announce: on_phase,
+    };
+    let _signals = signals::ChildSignals::block();
+
+    let begin = Instant::now();
+    clock.enter(Phase::Suspend);
+    let mut job = suspend::suspend(agent)?;
+
+    clock.enter(Phase::Capture);
+    let mut drafts = job
+        .processes
+        .iter_mut()
+        .map(process::Draft::read)
+        .collect::<Result<Vec<_>, _>>()?;
+    process::check_supported(&job, &drafts)?;
+    let areas = job
+        .processes
+        .iter_mut()
+        .zip(&drafts)
+        .map(|(p, d)| inject::Area::map(p, &d.maps, &d.status, &blob, &d.xstates))
+        .collect::<Result<Vec<_>, _>>()?;
+    let thread_tables = inject::collect_threads(&mut job, &areas)?;
+    let timers: Vec<Vec<i32>> = drafts.iter().map(process::Draft::timer_ids).collect();
+    let process_tables = inject::collect_processes(&mut job, &areas, &timers)?;
+    let mut processes = Vec::new();
+    for (i, (process, draft)) in job.processes.iter().zip(&mut drafts).enumerate() {
+        processes.push(draft.finish(process, &thread_tables[i], &process_tables[i])?);
+    }
+    for zombie in &job.zombies {
+        processes.extend(process::zombie(*zombie));
+    }
+
+    clock.enter(Phase::Drain);
+    let views = drafts.iter().map(process::Draft::view).collect::<Result<Vec<_>, _>>()?;
+    let descriptors = belay_plugins::capture(belay_plugins::CaptureEnv {
+        processes: &views,
+        blobs: &mut blobs,
+        save_open_files: options.save_open_files,
+    })
+    .map_err(CaptureError::Refused)?;
+
+    clock.enter(Phase::Snapshot);
+    let children = snapshot::take(&mut job, &areas, &drafts, dir)?;
+
+    clock.enter(Phase::Resume);
+    let (live, threads) = (job.processes.len(), job.tasks());
+    job.resume();
+    clock.leave();
+    let blocked = begin.elapsed();
+
+    let mut sections = SectionFile::new();
+    sections.push_json(Kind::Descriptors, &descriptors)?;
+    let job = Job {
+        arch: std::env::consts::ARCH.into(),
+        kernel: read_line("/proc/sys/kernel/osrelease"),
+        host: read_line("/proc/sys/kernel/hostname"),
+        time_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        vdso_xxh3: memory::own_vdso_checksum(),
+        agent: agent_identity(agent)?,
+        root_pid,
+        processes,
+        monotonic_ns: monotonic_ns(),
+    };
+    Ok(Snapshot {
+        blocked,
+        phases: clock.phases,
+        processes: u32::try_from(live).unwrap_or(u32::MAX),
+        threads: u32::try_from(threads).unwrap_or(u32::MAX),
+        notes: Vec::new(),
+        dir: dir.to_owned(),
+        job,
+        sections,
+        children,
+        writers: options.writers.clamp(1, belay_abi::inject::MAX_WRITERS as u32),
     })
 }
 
 impl Snapshot {
     /// Writes the snapshots; may run on any thread. `progress` receives (bytes written, bytes expected). Returns the files of the generation,
     /// all of them synced to the device.
-    pub fn write(self, _progress: &dyn Fn(u64, u64)) -> Result<Vec<FileEntry>, CaptureError> {
-        Ok(Vec::new())
+    pub fn write(mut self, progress: &dyn Fn(u64, u64)) -> Result<Vec<FileEntry>, CaptureError> {
+        let mut files = Vec::new();
+        let mut identities = memory::Identities::default();
+        let mut progress = snapshot::Progress::new(progress);
+        for child in &self.children {
+            progress.expect(child.resident_bytes());
+        }
+        for child in std::mem::take(&mut self.children) {
+            let pid = child.pid();
+            let (vmas, names) = child.write(&self.dir, self.writers, &mut identities, &mut progress)?;
+            if let Some(p) = self.job.processes.iter_mut().find(|p| p.pid == pid) {
+                p.vmas = vmas;
+                p.exe_identity = identities.of(&p.exe);
+            }
+            files.extend(names);
+        }
+        self.sections.push_json(Kind::Job, &self.job)?;
+        self.sections.write(&self.dir.join(JOB_FILE))?;
+        files.push(JOB_FILE.to_owned());
+        files.push(BLOB_FILE.to_owned());
+        files.into_iter().map(|name| entry(&self.dir, name)).collect()
     }
+}
+
+/// Makes file `name` durable and describes it for the manifest. Page files carry a checksum per extent and are not read again.
+fn entry(dir: &Path, name: String) -> Result<FileEntry, CaptureError> {
+    let path = dir.join(&name);
+    let fail = |step, e| belay_image::ImageError::io(step, &path, e);
+    let file = std::fs::File::open(&path).map_err(|e| fail("open", e))?;
+    file.sync_all().map_err(|e| fail("fsync", e))?;
+    let bytes = file.metadata().map_err(|e| fail("stat", e))?.len();
+    let xxh3 = if name.ends_with(".bpg") || name == BLOB_FILE {
+        None
+    } else {
+        Some(belay_image::checksum(&std::fs::read(&path).map_err(|e| fail("read", e))?))
+    };
+    Ok(FileEntry { name, bytes, xxh3 })
+}
+
+fn agent_identity(pid: i32) -> Result<AgentIdentity, CaptureError> {
+    let s = proc::stat(pid).map_err(|e| CaptureError::failed("read the agent's own state", e))?;
+    Ok(AgentIdentity {
+        pid,
+        pgid: s.pgrp,
+        sid: s.session,
+        tty: s.tty_nr,
+    })
+}
+
+fn read_line(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+}
+
+fn monotonic_ns() -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is live.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
+    t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
 }

@@ -35,6 +35,9 @@ core::arch::global_asm!(
     main = sym inject_main,
 );
 
+/// Offset of `uc_stack` from the address a frame is returned through.
+const UC_STACK: u64 = 16;
+
 extern "C" {
     fn belay_sigreturn(frame: u64) -> !;
 }
@@ -45,6 +48,8 @@ extern "C" {
 /// Called by `_start` only; `table` is the table of `op` in the injected area.
 unsafe extern "C" fn inject_main(op: u64, table: *mut Mark) -> ! {
     unsafe {
+        // Should the way back lead through the frame, it must not change the alternate signal stack: complete its `uc_stack`.
+        syscall!(libc_nr::SIGALTSTACK, 0usize, (*table).frame + UC_STACK);
         match op {
             OP_THREAD => collect::thread(table.cast()),
             OP_PROCESS => collect::process(table.cast()),
@@ -73,6 +78,7 @@ mod libc_nr {
     pub(crate) const CLONE: usize = 56;
     pub(crate) const EXIT: usize = 60;
     pub(crate) const WAIT4: usize = 61;
+    pub(crate) const GETPPID: usize = 110;
     pub(crate) const SETSID: usize = 112;
     pub(crate) const SIGALTSTACK: usize = 131;
     pub(crate) const PRCTL: usize = 157;

@@ -22,6 +22,7 @@ const SIGKILL: usize = 9;
 const FUTEX_WAIT: usize = 0;
 const FUTEX_WAKE: usize = 1;
 const E2BIG: i32 = 7;
+const ETIMEDOUT: isize = -110;
 const EIO: i32 = 5;
 /// CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM
 const THREAD_FLAGS: usize = 0x100 | 0x200 | 0x400 | 0x800 | 0x10000 | 0x40000;
@@ -42,7 +43,6 @@ pub(crate) unsafe fn run(t: *mut SnapshotTable) -> ! {
     unsafe {
         let all = u64::MAX;
         syscall!(nr::RT_SIGPROCMASK, 0usize, addr_of!(all), null::<u64>(), 8usize);
-        syscall!(nr::PRCTL, PR_SET_PDEATHSIG, SIGKILL);
         syscall!(nr::PRCTL, PR_SET_NAME, c"belay-snapshot".as_ptr());
         syscall!(nr::SETSID);
         let agent = (*t).agent_pid;
@@ -57,9 +57,15 @@ pub(crate) unsafe fn run(t: *mut SnapshotTable) -> ! {
         let head = head as *mut Control;
         (*head).state.store(STATE_READY, Release);
         syscall!(nr::FUTEX, addr_of!((*head).state), FUTEX_WAKE, i32::MAX);
+        let patience = [5i64, 0];
         while (*head).state.load(Acquire) != STATE_GO {
-            syscall!(nr::FUTEX, addr_of!((*head).state), FUTEX_WAIT, STATE_READY, null::<u8>());
+            let r = syscall!(nr::FUTEX, addr_of!((*head).state), FUTEX_WAIT, STATE_READY, patience.as_ptr());
+            if r == ETIMEDOUT && syscall!(nr::GETPPID) != agent as isize {
+                exit(1);
+            }
         }
+        // Only now is the agent the parent for certain: the intermediary's end must not count as the parent's death.
+        syscall!(nr::PRCTL, PR_SET_PDEATHSIG, SIGKILL);
         let control = syscall!(nr::MMAP, 0usize, (*head).bytes, PROT_READ_WRITE, MAP_SHARED, fd, 0usize);
         if control < 0 {
             (*head).error.store(-control as i32, Release);

@@ -1,0 +1,321 @@
+//! Running code inside a stopped process: single system calls, and the operations of `belay-inject`.
+
+use crate::suspend::{Process, Suspended, Task};
+use crate::CaptureError;
+use belay_abi::inject::{
+    Mark, ProcessTable, SnapshotTable, ThreadTable, MAX_WRITERS, OP_PROCESS, OP_SNAPSHOT, OP_THREAD, WRITER_STACK,
+};
+use belay_kernel::blob::Blob;
+use belay_kernel::proc::{Map, Status};
+use belay_kernel::ptrace::{self, Event};
+use belay_kernel::vm::Memory;
+
+const PAGE: u64 = 4096;
+/// Stack of a thread that fills in a table.
+const SMALL_STACK: u64 = 2048;
+/// Stack of the operations on a process.
+const LARGE_STACK: u64 = 16 * 1024;
+/// `syscall`.
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+
+/// The injected area of one process.
+#[derive(Debug)]
+pub(crate) struct Area {
+    base: u64,
+    entry: u64,
+    /// Signal that announces the end of an operation.
+    signo: i32,
+    memory: Memory,
+    process_table: u64,
+    snapshot_table: u64,
+    thread_tables: u64,
+    frames: u64,
+    frame_bytes: u64,
+    small_stacks: u64,
+    large_stack_top: u64,
+    intermediary_stack_top: u64,
+    writer_stack_top: u64,
+    bytes: u64,
+}
+
+/// Finds a `syscall` instruction in an executable mapping of the process: the vDSO has one.
+pub(crate) fn find_syscall(pid: i32, maps: &[Map]) -> Option<u64> {
+    let memory = Memory::open(pid).ok()?;
+    let executable = |m: &&Map| m.prot & 4 != 0 && m.name != "[vsyscall]";
+    let vdso = maps.iter().filter(|m| m.name == "[vdso]");
+    for m in vdso.chain(maps.iter().filter(executable)) {
+        let mut code = vec![0; usize::try_from((m.end - m.start).min(4 << 20)).ok()?];
+        if memory.read(m.start, &mut code).is_ok() {
+            if let Some(at) = code.windows(2).position(|w| w == SYSCALL) {
+                return Some(m.start + at as u64);
+            }
+        }
+    }
+    None
+}
+
+/// Lets `task` issue one system call.
+pub(crate) fn remote_syscall(at: u64, task: &mut Task, nr: i64, args: [u64; 6]) -> Result<u64, CaptureError> {
+    let fail = |step: &str, e: std::io::Error| CaptureError::failed(format!("{step} of thread {}", task.tid), e);
+    let mut regs = task.regs;
+    regs.rip = at;
+    regs.rax = nr.cast_unsigned();
+    regs.orig_rax = u64::MAX;
+    [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9] = args;
+    ptrace::set_sigmask(task.tid, u64::MAX).map_err(|e| fail("set signal mask", e))?;
+    ptrace::set_regs(task.tid, &regs).map_err(|e| fail("set registers", e))?;
+    task.borrowed = true;
+    for _ in 0..2 {
+        ptrace::cont_to_syscall(task.tid).map_err(|e| CaptureError::failed(format!("continue thread {}", task.tid), e))?;
+        task.wait_for(Event::Syscall)?;
+    }
+    let ret = ptrace::get_regs(task.tid)
+        .map_err(|e| CaptureError::failed(format!("read registers of thread {}", task.tid), e))?
+        .rax;
+    match ret.cast_signed() {
+        e @ -4095..=-1 => Err(CaptureError::failed(
+            format!("system call {nr} in thread {}", task.tid),
+            std::io::Error::from_raw_os_error(i32::try_from(-e).unwrap_or(libc::EIO)),
+        )),
+        _ => Ok(ret),
+    }
+}
+
+/// A signal that the process neither catches nor has pending: when nobody traces it, its delivery means nothing.
+fn quiet_signal(status: &Status) -> Option<i32> {
+    let busy = ["SigCgt", "SigPnd", "ShdPnd"]
+        .iter()
+        .fold(0, |m, k| m | status.hex(k).unwrap_or(u64::MAX));
+    [libc::SIGURG, libc::SIGWINCH, libc::SIGCHLD]
+        .into_iter()
+        .find(|s| busy & (1 << (s - 1)) == 0)
+}
+
+impl Area {
+    /// Maps the area into `process` and writes the program, the tables and the frames into it.
+    pub(crate) fn map(
+        process: &mut Process,
+        maps: &[Map],
+        status: &Status,
+        blob: &Blob,
+        xstates: &[Vec<u8>],
+    ) -> Result<Self, CaptureError> {
+        let pid = process.pid;
+        let refuse = |reason: &str| CaptureError::refuse(pid, "process", reason);
+        let signo = quiet_signal(status).ok_or_else(|| {
+            refuse("it catches or holds each of SIGURG, SIGWINCH and SIGCHLD; none is left to mark the end of a capture step")
+        })?;
+        process.syscall_at = find_syscall(pid, maps).ok_or_else(|| refuse("no system call instruction in its memory"))?;
+        let threads = process.tasks.len() as u64;
+        let frame_bytes = crate::frame::bytes(xstates.iter().map(Vec::len).max().unwrap_or(0)) as u64;
+        let mut at = blob.bytes();
+        let mut take = |bytes: u64, align: u64| {
+            let start = at.next_multiple_of(align);
+            at = start + bytes;
+            start
+        };
+        let process_table = take(size_of::<ProcessTable>() as u64, 64);
+        let snapshot_table = take(size_of::<SnapshotTable>() as u64, 64);
+        let thread_tables = take(size_of::<ThreadTable>() as u64 * threads, 64);
+        let frames = take(frame_bytes * threads, 64);
+        let small_stacks = take(SMALL_STACK * threads, 64);
+        let large_stack_top = take(LARGE_STACK, 64) + LARGE_STACK;
+        let intermediary_stack_top = take(LARGE_STACK, 64) + LARGE_STACK;
+        let writers = WRITER_STACK * MAX_WRITERS as u64;
+        let writer_stack_top = take(writers, 64) + writers;
+        let bytes = at.next_multiple_of(PAGE);
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+        let protection = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as u64;
+        let (syscall_at, task) = (process.syscall_at, &mut process.tasks[0]);
+        let base = remote_syscall(syscall_at, task, libc::SYS_mmap, [0, bytes, protection, flags, u64::MAX, 0])?;
+        process.area = Some((base, bytes));
+        let memory = Memory::open(pid).map_err(|e| CaptureError::failed(format!("open the memory of process {pid}"), e))?;
+        let mut image = blob.placed_at(base);
+        image.resize(small_stacks as usize, 0);
+        for (i, (task, xstate)) in process.tasks.iter().zip(xstates).enumerate() {
+            let offset = frames + frame_bytes * i as u64;
+            crate::frame::write(
+                &mut image[offset as usize..(offset + frame_bytes) as usize],
+                base + offset,
+                &task.regs,
+                task.sigmask,
+                xstate,
+            );
+        }
+        memory
+            .write(base, &image)
+            .map_err(|e| CaptureError::failed(format!("write the injected program into process {pid}"), e))?;
+        Ok(Self {
+            base,
+            entry: base + blob.entry(),
+            signo,
+            memory,
+            process_table,
+            snapshot_table,
+            thread_tables,
+            frames,
+            frame_bytes,
+            small_stacks,
+            large_stack_top,
+            intermediary_stack_top,
+            writer_stack_top,
+            bytes,
+        })
+    }
+
+    /// First address and length.
+    pub(crate) fn range(&self) -> (u64, u64) {
+        (self.base, self.base + self.bytes)
+    }
+
+    fn mark(&self, pid: i32, tid: i32, index: usize) -> Mark {
+        Mark {
+            pid,
+            tid,
+            signo: self.signo,
+            done: 0,
+            frame: self.base + self.frames + self.frame_bytes * index as u64 + crate::frame::RSP_OFFSET,
+        }
+    }
+
+    fn put<T: Copy>(&self, offset: u64, table: &T) -> Result<(), CaptureError> {
+        // SAFETY: `table` is a plain C struct without padding that matters; its bytes are only read.
+        let bytes = unsafe { std::slice::from_raw_parts((&raw const *table).cast::<u8>(), size_of::<T>()) };
+        self.memory
+            .write(self.base + offset, bytes)
+            .map_err(|e| CaptureError::failed("write a table into the application", e))
+    }
+
+    fn get<T: Copy>(&self, offset: u64) -> Result<T, CaptureError> {
+        let mut out = std::mem::MaybeUninit::<T>::zeroed();
+        // SAFETY: the slice covers exactly `out`, whose bytes are initialised (zero).
+        let bytes = unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
+        self.memory
+            .read(self.base + offset, bytes)
+            .map_err(|e| CaptureError::failed("read a table from the application", e))?;
+        // SAFETY: every bit pattern is a value of the plain C structs used here.
+        Ok(unsafe { out.assume_init() })
+    }
+
+    fn start(&self, task: &mut Task, op: u64, table: u64, stack_top: u64) -> Result<(), CaptureError> {
+        let fail = |e| CaptureError::failed(format!("run thread {}", task.tid), e);
+        let mut regs = task.regs;
+        regs.rip = self.entry;
+        regs.rdi = op;
+        regs.rsi = self.base + table;
+        regs.rsp = (self.base + stack_top) & !15;
+        regs.orig_rax = u64::MAX;
+        ptrace::set_regs(task.tid, &regs).map_err(fail)?;
+        ptrace::set_sigmask(task.tid, !(1 << (self.signo - 1))).map_err(fail)?;
+        task.borrowed = true;
+        ptrace::cont(task.tid, 0).map_err(fail)
+    }
+
+    fn finish(&self, task: &mut Task) -> Result<(), CaptureError> {
+        task.wait_for(Event::Signal(self.signo))
+    }
+}
+
+/// Runs OP_THREAD on every task; returns the tables by process and task.
+pub(crate) fn collect_threads(job: &mut Suspended, areas: &[Area]) -> Result<Vec<Vec<ThreadTable>>, CaptureError> {
+    let size = size_of::<ThreadTable>() as u64;
+    for (process, area) in job.processes.iter_mut().zip(areas) {
+        let blank = ThreadTable {
+            mark: area.mark(0, 0, 0),
+            altstack: belay_abi::inject::AltStack {
+                sp: 0,
+                flags: 0,
+                pad: 0,
+                size: 0,
+            },
+            tid_address: 0,
+            pdeathsig: 0,
+            pad: 0,
+            timer_slack: 0,
+            comm: [0; 16],
+        };
+        let pid = process.pid;
+        for (i, task) in process.tasks.iter_mut().enumerate() {
+            let offset = area.thread_tables + size * i as u64;
+            area.put(
+                offset,
+                &ThreadTable {
+                    mark: area.mark(pid, task.tid, i),
+                    ..blank
+                },
+            )?;
+            area.start(task, OP_THREAD, offset, area.small_stacks + SMALL_STACK * (i as u64 + 1))?;
+        }
+    }
+    let mut out = Vec::new();
+    for (process, area) in job.processes.iter_mut().zip(areas) {
+        let mut tables = Vec::new();
+        for (i, task) in process.tasks.iter_mut().enumerate() {
+            area.finish(task)?;
+            tables.push(area.get::<ThreadTable>(area.thread_tables + size * i as u64)?);
+        }
+        out.push(tables);
+    }
+    Ok(out)
+}
+
+/// Runs OP_PROCESS on the main thread of every process; `timers` are the identifiers of each one's POSIX timers.
+pub(crate) fn collect_processes(
+    job: &mut Suspended,
+    areas: &[Area],
+    timers: &[Vec<i32>],
+) -> Result<Vec<ProcessTable>, CaptureError> {
+    for ((process, area), ids) in job.processes.iter_mut().zip(areas).zip(timers) {
+        let mut table = area.get::<ProcessTable>(area.process_table)?;
+        if ids.len() > table.timers.len() {
+            return Err(CaptureError::refuse(
+                process.pid,
+                format!("{} POSIX timers", ids.len()),
+                format!("more than {}", table.timers.len()),
+            ));
+        }
+        for (slot, id) in table.timers.iter_mut().zip(ids) {
+            slot.id = *id;
+        }
+        table.timer_count = u32::try_from(ids.len()).unwrap_or(0);
+        table.mark = area.mark(process.pid, process.tasks[0].tid, 0);
+        area.put(area.process_table, &table)?;
+        area.start(&mut process.tasks[0], OP_PROCESS, area.process_table, area.large_stack_top)?;
+    }
+    let mut out = Vec::new();
+    for (process, area) in job.processes.iter_mut().zip(areas) {
+        area.finish(&mut process.tasks[0])?;
+        out.push(area.get::<ProcessTable>(area.process_table)?);
+    }
+    Ok(out)
+}
+
+/// Makes a snapshot child of every process; `control_fds` are the agent's descriptors of their control memories. Returns for each process the PID of its child or
+/// the error number that prevented it.
+pub(crate) fn snapshot(job: &mut Suspended, areas: &[Area], control_fds: &[i32]) -> Result<Vec<Result<i32, i32>>, CaptureError> {
+    let agent_pid = std::process::id().cast_signed();
+    for ((process, area), fd) in job.processes.iter_mut().zip(areas).zip(control_fds) {
+        let table = SnapshotTable {
+            mark: area.mark(process.pid, process.tasks[0].tid, 0),
+            stack_intermediary: area.base + area.intermediary_stack_top,
+            stack_writers: area.base + area.writer_stack_top,
+            agent_pid,
+            control_fd: *fd,
+            child: 0,
+            error: 0,
+        };
+        area.put(area.snapshot_table, &table)?;
+        area.start(&mut process.tasks[0], OP_SNAPSHOT, area.snapshot_table, area.large_stack_top)?;
+    }
+    let mut out = Vec::new();
+    for (process, area) in job.processes.iter_mut().zip(areas) {
+        area.finish(&mut process.tasks[0])?;
+        let table = area.get::<SnapshotTable>(area.snapshot_table)?;
+        out.push(match (table.error, table.child) {
+            (0, child) if child > 0 => Ok(child),
+            (0, child) => Err(-child),
+            (error, _) => Err(-error),
+        });
+    }
+    Ok(out)
+}

@@ -1,0 +1,155 @@
+//! Mappings: what each one is, and which of its pages must be stored.
+
+use belay_image::model::{FileIdentity, ObjectId, Vma, VmaKind};
+use belay_kernel::proc::{self, Map};
+use belay_plugins::SharedMapping;
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+const DELETED: &str = " (deleted)";
+/// `VmFlags` that restart puts back; the others follow from protection and kind.
+const KEPT_FLAGS: [&str; 13] = ["hg", "nh", "dc", "wf", "dd", "lo", "lf", "gd", "nr", "um", "mg", "ht", "sr"];
+
+/// Identities of mapped files, each computed once.
+#[derive(Debug, Default)]
+pub(crate) struct Identities(HashMap<String, Option<FileIdentity>>);
+
+impl Identities {
+    /// Identity of the file at `path`, `None` when it cannot be read.
+    pub(crate) fn of(&mut self, path: &str) -> Option<FileIdentity> {
+        if let Some(known) = self.0.get(path) {
+            return known.clone();
+        }
+        let identity = FileIdentity::of(Path::new(path)).ok();
+        self.0.insert(path.to_owned(), identity.clone());
+        identity
+    }
+}
+
+/// How the pages of a mapping are found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pages {
+    /// The page table knows which ones hold data of the process's own.
+    Own,
+    /// All of them: the file behind is gone.
+    All,
+    /// None: nothing private, or the plugins store them.
+    None,
+}
+
+fn sysv(map: &Map) -> bool {
+    map.shared && map.name.starts_with("/SYSV")
+}
+
+fn object(map: &Map) -> ObjectId {
+    ObjectId {
+        dev: map.dev,
+        ino: map.ino,
+    }
+}
+
+/// Whether the path of a private file mapping still leads to the mapped file.
+fn file_is_there(map: &Map) -> bool {
+    !map.name.ends_with(DELETED) && std::fs::metadata(&map.name).is_ok_and(|m| m.ino() == map.ino)
+}
+
+/// Which pages of `map` are stored in page files.
+pub(crate) fn pages(map: &Map) -> Pages {
+    match map.name.as_str() {
+        "[vdso]" | "[vvar]" | "[vvar_vclock]" | "[vsyscall]" => Pages::None,
+        _ if map.shared => Pages::None,
+        _ if map.ino != 0 && !file_is_there(map) && !map.name.starts_with("/anon_hugepage") => Pages::All,
+        _ => Pages::Own,
+    }
+}
+
+/// The mapping for the image. `flags` are its `VmFlags`.
+pub(crate) fn vma(map: &Map, flags: &[String], identities: &mut Identities) -> Vma {
+    let name = map.name.as_str();
+    let kind = match name {
+        "[vdso]" | "[vvar]" | "[vvar_vclock]" => VmaKind::Vdso(name.trim_matches(['[', ']']).to_owned()),
+        "[vsyscall]" => VmaKind::Vsyscall,
+        "[stack]" => VmaKind::Stack,
+        "[heap]" => VmaKind::Heap,
+        _ if sysv(map) => VmaKind::SysvShm {
+            shmid: i32::try_from(map.ino).unwrap_or(-1),
+            object: object(map),
+            offset: map.offset,
+        },
+        _ if map.shared => VmaKind::Shared {
+            object: object(map),
+            offset: map.offset,
+            may_write: flags.iter().any(|f| f == "mw"),
+        },
+        _ if map.ino == 0 || name.starts_with("/anon_hugepage") => VmaKind::Anonymous {
+            name: name
+                .strip_prefix("[anon:")
+                .and_then(|n| n.strip_suffix(']'))
+                .map(str::to_owned),
+        },
+        _ => VmaKind::FilePrivate {
+            path: name.strip_suffix(DELETED).unwrap_or(name).to_owned(),
+            offset: map.offset,
+            identity: if file_is_there(map) { identities.of(name) } else { None },
+        },
+    };
+    let flags = flags.iter().filter(|f| KEPT_FLAGS.contains(&f.as_str())).cloned().collect();
+    Vma {
+        start: map.start,
+        end: map.end,
+        prot: map.prot,
+        kind,
+        flags,
+    }
+}
+
+/// The shared mappings, for the plugins.
+pub(crate) fn shared_mappings(maps: &[Map]) -> Vec<SharedMapping> {
+    maps.iter()
+        .filter(|m| m.shared && m.ino != 0)
+        .map(|m| SharedMapping {
+            start: m.start,
+            end: m.end,
+            offset: m.offset,
+            prot: m.prot,
+            object: object(m),
+            name: m.name.clone(),
+            sysv_shmid: sysv(m).then(|| i32::try_from(m.ino).unwrap_or(-1)),
+        })
+        .collect()
+}
+
+/// Mappings that cannot be restored: (name, reason).
+pub(crate) fn unsupported(maps: &[Map]) -> Vec<(String, &'static str)> {
+    let reason = |m: &Map| match m.name.as_str() {
+        n if n.starts_with("/[aio]") => Some("kernel asynchronous I/O (io_setup) cannot be saved"),
+        n if n.contains("[io_uring]") => Some("io_uring cannot be saved"),
+        n if n.starts_with("/anon_hugepage") || n.starts_with("/hugepages") => {
+            Some("explicit huge pages (MAP_HUGETLB) cannot be saved")
+        }
+        n if n.starts_with("/dev/infiniband") => Some("InfiniBand verbs are not supported yet"),
+        n if n.starts_with("/dev/nvidia") || n.starts_with("/dev/kfd") || n.starts_with("/dev/dri") => {
+            Some("a GPU mapping cannot be saved")
+        }
+        "[uprobes]" => Some("the process is being probed (uprobes)"),
+        _ => None,
+    };
+    maps.iter().filter_map(|m| Some((m.name.clone(), reason(m)?))).collect()
+}
+
+/// Checksum of this process's own vDSO, the same in every process of this kernel.
+pub(crate) fn own_vdso_checksum() -> u64 {
+    let me = std::process::id().cast_signed();
+    let Some(vdso) = proc::maps(me)
+        .ok()
+        .and_then(|maps| maps.into_iter().find(|m| m.name == "[vdso]"))
+    else {
+        return 0;
+    };
+    let mut code = vec![0; usize::try_from(vdso.end - vdso.start).unwrap_or(0)];
+    match belay_kernel::vm::read(me, vdso.start, &mut code) {
+        Ok(()) => belay_image::checksum(&code),
+        Err(_) => 0,
+    }
+}

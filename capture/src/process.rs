@@ -1,0 +1,420 @@
+//! One process: what `/proc` and system calls by the agent tell, joined with what the process told about itself.
+
+use crate::memory;
+use crate::suspend::{Process, Suspended, Zombie};
+use crate::CaptureError;
+use belay_abi::inject::{ProcessTable, ThreadTable};
+use belay_image::model;
+use belay_kernel::proc::{self, Map, Stat, Status};
+use belay_kernel::{kcmp, pidfd, ptrace};
+use belay_plugins::ProcessView;
+
+const RLIMITS: u32 = 16;
+const SCHED_RESET_ON_FORK: i32 = 0x4000_0000;
+
+/// What has been read of a process so far.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    pub(crate) pid: i32,
+    pub(crate) stat: Stat,
+    pub(crate) status: Status,
+    pub(crate) maps: Vec<Map>,
+    pub(crate) xstates: Vec<Vec<u8>>,
+    pub(crate) root: String,
+    timers: Vec<model::PosixTimer>,
+}
+
+fn link(pid: i32, name: &str) -> String {
+    std::fs::read_link(format!("/proc/{pid}/{name}"))
+        .map(|p| p.to_string_lossy().into_owned())
+        .unwrap_or_default()
+}
+
+impl Draft {
+    /// Reads what can be read before anything runs in the process.
+    pub(crate) fn read(process: &mut Process) -> Result<Self, CaptureError> {
+        let pid = process.pid;
+        let fail = |what: &str, e: std::io::Error| CaptureError::failed(format!("read {what} of process {pid}"), e);
+        let xstates = process
+            .tasks
+            .iter()
+            .map(|t| ptrace::get_xstate(t.tid).map_err(|e| fail("the extended registers", e)))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(Self {
+            pid,
+            stat: proc::stat(pid).map_err(|e| fail("stat", e))?,
+            status: Status::read(pid).map_err(|e| fail("status", e))?,
+            maps: proc::maps(pid).map_err(|e| fail("maps", e))?,
+            xstates,
+            root: link(pid, "root"),
+            timers: posix_timers(pid),
+        })
+    }
+
+    /// Identifiers of the POSIX timers.
+    pub(crate) fn timer_ids(&self) -> Vec<i32> {
+        self.timers.iter().map(|t| t.id).collect()
+    }
+
+    /// The process as the plugins see it.
+    pub(crate) fn view(&self) -> Result<ProcessView, CaptureError> {
+        let pidfd = pidfd::open(self.pid).map_err(|e| CaptureError::failed(format!("open process {}", self.pid), e))?;
+        Ok(ProcessView {
+            pid: self.pid,
+            pidfd,
+            shared: memory::shared_mappings(&self.maps),
+        })
+    }
+
+    /// Whether the snapshot child can open the agent's files: same root and same user.
+    pub(crate) fn can_snapshot(&self) -> bool {
+        // SAFETY: no arguments, cannot fail.
+        let me = unsafe { libc::geteuid() };
+        self.root == "/" && self.status.list("Uid").get(3).copied() == Some(i64::from(me))
+    }
+
+    /// Joins everything into the model; mappings follow when the snapshot is written.
+    pub(crate) fn finish(
+        &mut self,
+        process: &Process,
+        threads: &[ThreadTable],
+        table: &ProcessTable,
+    ) -> Result<model::Process, CaptureError> {
+        let pid = self.pid;
+        let group_stop = process.tasks.iter().find_map(|t| t.group_stop);
+        let auxv = std::fs::read(format!("/proc/{pid}/auxv")).unwrap_or_default();
+        for (timer, slot) in self.timers.iter_mut().zip(&table.timers) {
+            timer.interval_ns = nanoseconds(slot.interval);
+            timer.value_ns = nanoseconds(slot.value);
+            timer.overrun = slot.overrun;
+        }
+        let micros = |s: i64, us: i64| s.unsigned_abs() * 1_000_000 + us.unsigned_abs();
+        let s = &self.stat;
+        Ok(model::Process {
+            pid,
+            ppid: process.ppid,
+            pgid: s.pgrp,
+            sid: s.session,
+            tty: s.tty_nr,
+            tty_pgrp: s.tpgid,
+            state: group_stop.map_or(model::ProcessState::Running, model::ProcessState::Stopped),
+            exit_signal: s.exit_signal,
+            comm: s.comm.clone(),
+            exe: link(pid, "exe"),
+            exe_identity: None,
+            cwd: link(pid, "cwd"),
+            root: self.root.clone(),
+            umask: self
+                .status
+                .text("Umask")
+                .and_then(|u| u32::from_str_radix(u, 8).ok())
+                .unwrap_or(0o22),
+            personality: hex_file(pid, "personality"),
+            creds: credentials(&self.status),
+            rlimits: (0..RLIMITS).map(|r| rlimit(pid, r)).collect(),
+            oom_score_adj: std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj"))
+                .ok()
+                .and_then(|t| t.trim().parse().ok())
+                .unwrap_or(0),
+            prctl: model::ProcessPrctl {
+                dumpable: table.dumpable,
+                child_subreaper: table.child_subreaper > 0,
+                keepcaps: table.keepcaps > 0,
+                thp_disable: table.thp_disable > 0,
+                securebits: table.securebits.unsigned_abs(),
+            },
+            sigactions: table
+                .sigactions
+                .iter()
+                .map(|a| model::SigAction {
+                    handler: a.handler,
+                    flags: a.flags,
+                    restorer: a.restorer,
+                    mask: a.mask,
+                })
+                .collect(),
+            pending: pending(process.tasks[0].tid, true)?,
+            itimers: table.itimers.map(|t| model::ItimerValue {
+                interval_us: micros(t[0], t[1]),
+                value_us: micros(t[2], t[3]),
+            }),
+            posix_timers: self.timers.clone(),
+            membarrier: table.membarrier.max(0).unsigned_abs(),
+            shares_mm_with: 0,
+            mm: model::Mm {
+                start_code: s.start_code,
+                end_code: s.end_code,
+                start_data: s.start_data,
+                end_data: s.end_data,
+                start_brk: s.start_brk,
+                brk: table.brk,
+                start_stack: s.start_stack,
+                arg_start: s.arg_start,
+                arg_end: s.arg_end,
+                env_start: s.env_start,
+                env_end: s.env_end,
+                auxv: auxv
+                    .chunks_exact(8)
+                    .map(|c| c.iter().rev().fold(0, |v, b| v << 8 | u64::from(*b)))
+                    .collect(),
+            },
+            vmas: Vec::new(),
+            threads: self.threads(process, threads)?,
+        })
+    }
+
+    fn threads(&mut self, process: &Process, tables: &[ThreadTable]) -> Result<Vec<model::Thread>, CaptureError> {
+        let xstates = std::mem::take(&mut self.xstates);
+        process
+            .tasks
+            .iter()
+            .zip(tables)
+            .zip(xstates)
+            .map(|((task, table), xstate)| thread(task, table, xstate))
+            .collect()
+    }
+}
+
+fn thread(task: &crate::suspend::Task, table: &ThreadTable, xstate: Vec<u8>) -> Result<model::Thread, CaptureError> {
+    let tid = task.tid;
+    let mut regs = task.regs;
+    // ERESTART_RESTARTBLOCK refers to state that only the running kernel has; the image asks for the call to be issued anew instead.
+    if regs.orig_rax.cast_signed() >= 0 && regs.rax.cast_signed() == -516 {
+        regs.rax = (-514i64).cast_unsigned();
+    }
+    let name = table.comm.split(|b| *b == 0).next().unwrap_or_default();
+    Ok(model::Thread {
+        tid,
+        comm: String::from_utf8_lossy(name).into_owned(),
+        regs: ptrace::regs_to_words(&regs),
+        xstate,
+        sigmask: task.sigmask,
+        pending: pending(tid, false)?,
+        altstack: (table.altstack.sp, table.altstack.flags, table.altstack.size),
+        tid_address: table.tid_address,
+        robust_list: robust_list(tid),
+        rseq: ptrace::rseq(tid).unwrap_or((0, 0, 0)),
+        pdeathsig: table.pdeathsig,
+        timer_slack_ns: table.timer_slack,
+        sched: sched(tid),
+        affinity: affinity(tid),
+        // SAFETY: numbers only. IOPRIO_WHO_PROCESS is 1.
+        ioprio: i32::try_from(unsafe { libc::syscall(libc::SYS_ioprio_get, 1, tid) })
+            .unwrap_or(0)
+            .max(0),
+    })
+}
+
+/// Refuses, before anything is injected, what cannot be restored.
+pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft]) -> Result<(), CaptureError> {
+    let mut refusals = Vec::new();
+    let mut refuse = |pid: i32, object: &str, reason: &str| {
+        refusals.push(belay_plugins::Refusal {
+            pid,
+            object: object.to_owned(),
+            reason: reason.to_owned(),
+        });
+    };
+    for (process, draft) in job.processes.iter().zip(drafts) {
+        let pid = process.pid;
+        if kcmp::compare(pid, process.ppid, kcmp::Object::Vm).is_ok_and(|o| o.is_eq()) {
+            refuse(
+                pid,
+                &draft.stat.comm,
+                &format!("shares its memory with process {} (CLONE_VM)", process.ppid),
+            );
+        }
+        if draft.status.text("Seccomp").is_some_and(|s| s != "0") {
+            refuse(
+                pid,
+                &draft.stat.comm,
+                "runs under a seccomp filter, which cannot be saved; start it without its sandbox",
+            );
+        }
+        if draft.status.list("NSpid").len() > belay_ns_depth() {
+            refuse(
+                pid,
+                &draft.stat.comm,
+                "has made a PID namespace of its own (a container or sandbox)",
+            );
+        }
+        for (name, what) in memory::unsupported(&draft.maps) {
+            refuse(pid, &name, what);
+        }
+    }
+    if refusals.is_empty() {
+        Ok(())
+    } else {
+        Err(CaptureError::Refused(refusals))
+    }
+}
+
+/// Number of PID namespaces that the agent's own `/proc` shows it in.
+fn belay_ns_depth() -> usize {
+    Status::read(std::process::id().cast_signed()).map_or(1, |s| s.list("NSpid").len().max(1))
+}
+
+/// The model of a process that has ended.
+pub(crate) fn zombie(z: Zombie) -> Option<model::Process> {
+    let s = proc::stat(z.pid).ok()?;
+    Some(model::Process {
+        pid: z.pid,
+        ppid: s.ppid,
+        pgid: s.pgrp,
+        sid: s.session,
+        tty: 0,
+        tty_pgrp: -1,
+        state: model::ProcessState::Zombie(s.exit_code),
+        exit_signal: s.exit_signal,
+        comm: s.comm,
+        exe: String::new(),
+        exe_identity: None,
+        cwd: String::new(),
+        root: String::new(),
+        umask: 0,
+        personality: 0,
+        creds: model::Credentials::default(),
+        rlimits: Vec::new(),
+        oom_score_adj: 0,
+        prctl: model::ProcessPrctl::default(),
+        sigactions: Vec::new(),
+        pending: Vec::new(),
+        itimers: Default::default(),
+        posix_timers: Vec::new(),
+        membarrier: 0,
+        shares_mm_with: 0,
+        mm: model::Mm::default(),
+        vmas: Vec::new(),
+        threads: Vec::new(),
+    })
+}
+
+fn pending(tid: i32, shared: bool) -> Result<Vec<Vec<u8>>, CaptureError> {
+    ptrace::pending(tid, shared).map_err(|e| CaptureError::failed(format!("read pending signals of thread {tid}"), e))
+}
+
+fn nanoseconds(t: [i64; 2]) -> u64 {
+    t[0].unsigned_abs() * 1_000_000_000 + t[1].unsigned_abs()
+}
+
+fn hex_file(pid: i32, name: &str) -> u64 {
+    std::fs::read_to_string(format!("/proc/{pid}/{name}"))
+        .ok()
+        .and_then(|t| u64::from_str_radix(t.trim(), 16).ok())
+        .unwrap_or(0)
+}
+
+fn credentials(status: &Status) -> model::Credentials {
+    let four = |key: &str| {
+        let l = status.list(key);
+        [0, 1, 2, 3].map(|i| l.get(i).and_then(|v| u32::try_from(*v).ok()).unwrap_or(0))
+    };
+    let cap = |key: &str| status.hex(key).unwrap_or(0);
+    model::Credentials {
+        uids: four("Uid"),
+        gids: four("Gid"),
+        groups: status
+            .list("Groups")
+            .into_iter()
+            .filter_map(|g| u32::try_from(g).ok())
+            .collect(),
+        cap_inheritable: cap("CapInh"),
+        cap_permitted: cap("CapPrm"),
+        cap_effective: cap("CapEff"),
+        cap_bounding: cap("CapBnd"),
+        cap_ambient: cap("CapAmb"),
+        no_new_privs: status.text("NoNewPrivs") == Some("1"),
+    }
+}
+
+fn rlimit(pid: i32, resource: u32) -> (u64, u64) {
+    let mut r = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `r` is live; no new limit is given.
+    unsafe { libc::prlimit(pid, resource, std::ptr::null(), &mut r) };
+    (r.rlim_cur, r.rlim_max)
+}
+
+fn robust_list(tid: i32) -> (u64, u64) {
+    let (mut head, mut len) = (0u64, 0u64);
+    // SAFETY: both targets are live words.
+    unsafe { libc::syscall(libc::SYS_get_robust_list, tid, &raw mut head, &raw mut len) };
+    (head, len)
+}
+
+fn sched(tid: i32) -> model::Sched {
+    let mut param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: `param` is live; the other calls take numbers only.
+    let (policy, nice) = unsafe {
+        libc::sched_getparam(tid, &mut param);
+        (
+            libc::sched_getscheduler(tid),
+            libc::getpriority(libc::PRIO_PROCESS, tid.unsigned_abs()),
+        )
+    };
+    model::Sched {
+        policy: policy & !SCHED_RESET_ON_FORK,
+        nice,
+        rt_priority: param.sched_priority,
+        reset_on_fork: policy & SCHED_RESET_ON_FORK != 0,
+    }
+}
+
+fn affinity(tid: i32) -> Vec<u64> {
+    let mut mask = vec![0u64; 128];
+    // SAFETY: the length given is that of `mask`.
+    let n = unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, mask.len() * 8, mask.as_mut_ptr()) };
+    mask.truncate(usize::try_from(n).unwrap_or(0).div_ceil(8));
+    while mask.len() > 1 && mask.last() == Some(&0) {
+        mask.pop();
+    }
+    mask
+}
+
+/// Parses `/proc/PID/timers`.
+fn posix_timers(pid: i32) -> Vec<model::PosixTimer> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/timers")).unwrap_or_default();
+    let mut out: Vec<model::PosixTimer> = Vec::new();
+    for line in text.lines() {
+        let Some((key, value)) = line.split_once(": ") else { continue };
+        if key == "ID" {
+            let id = value.trim().parse().unwrap_or(-1);
+            out.push(model::PosixTimer {
+                id,
+                clock: 0,
+                notify: 0,
+                signo: 0,
+                value: 0,
+                tid: 0,
+                interval_ns: 0,
+                value_ns: 0,
+                overrun: 0,
+            });
+        }
+        let Some(t) = out.last_mut() else { continue };
+        match key {
+            "signal" => {
+                let (signo, sival) = value.split_once('/').unwrap_or((value, "0"));
+                t.signo = signo.parse().unwrap_or(0);
+                t.value = u64::from_str_radix(sival, 16).unwrap_or(0);
+            }
+            "notify" => {
+                let (how, whom) = value.split_once('/').unwrap_or((value, ""));
+                t.notify = match how {
+                    "none" => libc::SIGEV_NONE,
+                    "thread" => libc::SIGEV_THREAD,
+                    _ => libc::SIGEV_SIGNAL,
+                };
+                if let Some(tid) = whom.strip_prefix("tid.").and_then(|w| w.parse().ok()) {
+                    t.notify |= libc::SIGEV_THREAD_ID;
+                    t.tid = tid;
+                }
+            }
+            "ClockID" => t.clock = value.trim().parse().unwrap_or(0),
+            _ => {}
+        }
+    }
+    out
+}

@@ -1,0 +1,500 @@
+//! Snapshot children: made while the application is stopped, written afterwards.
+
+use crate::inject::{self, Area};
+use crate::memory::{self, Identities, Pages};
+use crate::process::Draft;
+use crate::reader::PageFile;
+use crate::suspend::Suspended;
+use crate::CaptureError;
+use belay_abi::inject::{Control, Range, StoredExtent, Writer, MAX_WRITERS, STATE_GO};
+use belay_image::extents::{self, Extent};
+use belay_image::model::Vma;
+use belay_image::sections::{create_private, Kind, SectionFile};
+use belay_image::{extent_file, page_file, ImageError};
+use belay_kernel::pagemap::Pagemap;
+use belay_kernel::proc::{self, Map};
+use belay_kernel::vm::Memory;
+use belay_kernel::{check, pidfd};
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+const PAGE: u64 = 4096;
+
+/// Memory shared with a snapshot child, by way of a memfd.
+#[derive(Debug)]
+struct ControlMemory {
+    file: File,
+    base: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone; what the child and we share in it are atomics, and tables that only one side writes at a time.
+unsafe impl Send for ControlMemory {}
+
+impl ControlMemory {
+    fn create() -> std::io::Result<Self> {
+        // SAFETY: a constant name; the descriptor returned is ours.
+        let file = unsafe {
+            let fd = check(libc::memfd_create(c"belay-control".as_ptr(), libc::MFD_CLOEXEC).into())?;
+            File::from_raw_fd(i32::try_from(fd).map_err(std::io::Error::other)?)
+        };
+        file.set_len(PAGE)?;
+        let mut memory = Self {
+            file,
+            base: std::ptr::null_mut(),
+            bytes: 0,
+        };
+        memory.map(PAGE as usize)?;
+        Ok(memory)
+    }
+
+    fn map(&mut self, bytes: usize) -> std::io::Result<()> {
+        // SAFETY: a new shared mapping of our own file, which is at least that long.
+        let p = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                self.file.as_raw_fd(),
+                0,
+            )
+        };
+        if p == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        self.unmap();
+        self.base = p.cast();
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    fn unmap(&mut self) {
+        if self.bytes != 0 {
+            // SAFETY: our own mapping; no reference into it outlives a call of this type's methods.
+            unsafe { libc::munmap(self.base.cast(), self.bytes) };
+            self.bytes = 0;
+        }
+    }
+
+    fn control(&mut self) -> *mut Control {
+        self.base.cast()
+    }
+}
+
+impl Drop for ControlMemory {
+    fn drop(&mut self) {
+        self.unmap();
+    }
+}
+
+/// The stored memory of one process, or the means to store it.
+#[derive(Debug)]
+pub(crate) struct Child {
+    pid: i32,
+    maps: Vec<Map>,
+    resident_bytes: u64,
+    /// Ranges stored by the agent while the application was stopped.
+    early: Option<PageFile>,
+    /// Mappings that the child did not inherit.
+    not_inherited: Vec<u64>,
+    /// The child, its pidfd and its control memory; `None` when everything was stored early.
+    snapshot: Option<(i32, OwnedFd, ControlMemory)>,
+    /// `VmFlags` by start address, read early where there is no child.
+    flags: Vec<Map>,
+}
+
+/// Bytes written and expected, over all processes.
+pub(crate) struct Progress<'a> {
+    report: &'a dyn Fn(u64, u64),
+    done: u64,
+    expected: u64,
+}
+
+impl<'a> Progress<'a> {
+    pub(crate) fn new(report: &'a dyn Fn(u64, u64)) -> Self {
+        Self {
+            report,
+            done: 0,
+            expected: 0,
+        }
+    }
+
+    pub(crate) fn expect(&mut self, bytes: u64) {
+        self.expected += bytes;
+    }
+
+    fn now(&self, current: u64) {
+        let done = self.done + current;
+        (self.report)(done, self.expected.max(done));
+    }
+}
+
+/// Makes a snapshot child of every process that can have one and stores the rest at once.
+pub(crate) fn take(job: &mut Suspended, areas: &[Area], drafts: &[Draft], dir: &Path) -> Result<Vec<Child>, CaptureError> {
+    let controls = drafts
+        .iter()
+        .map(|_| ControlMemory::create())
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|e| CaptureError::failed("create control memory", e))?;
+    let fds: Vec<i32> = controls.iter().map(|c| c.file.as_raw_fd()).collect();
+    let made = inject::snapshot(job, areas, &fds)?;
+    let mut out = Vec::new();
+    let mut pids = made.iter().map(|m| m.as_ref().ok().copied());
+    for (((draft, area), control), made) in drafts.iter().zip(areas).zip(controls).zip(&made) {
+        pids.next();
+        match Child::new(draft, area, control, *made, dir) {
+            Ok(child) => out.push(child),
+            Err(e) => {
+                // Those already in `out` end with their pidfds' owner; the ones not yet wrapped must be ended here.
+                for pid in pids.by_ref().flatten() {
+                    kill(pid);
+                }
+                return Err(e);
+            }
+        }
+    }
+    Ok(out)
+}
+
+fn kill(pid: i32) {
+    // SAFETY: a signal to a snapshot child of ours, which we have not waited for.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+}
+
+impl Child {
+    fn new(draft: &Draft, area: &Area, control: ControlMemory, made: Result<i32, i32>, dir: &Path) -> Result<Self, CaptureError> {
+        let pid = draft.pid;
+        let (area_start, area_end) = area.range();
+        let maps: Vec<Map> = draft
+            .maps
+            .iter()
+            .filter(|m| m.end <= area_start || m.start >= area_end)
+            .cloned()
+            .collect();
+        let mut child = Child {
+            pid,
+            maps,
+            resident_bytes: draft.stat.rss_pages * PAGE,
+            early: None,
+            not_inherited: Vec::new(),
+            snapshot: None,
+            flags: Vec::new(),
+        };
+        match made {
+            Ok(snapshot_pid) if draft.can_snapshot() => {
+                let pidfd = pidfd::open(snapshot_pid)
+                    .map_err(|e| CaptureError::failed(format!("open the snapshot of process {pid}"), e))?;
+                let inherited: Vec<u64> = proc::maps(snapshot_pid).unwrap_or_default().iter().map(|m| m.start).collect();
+                child.not_inherited = child
+                    .maps
+                    .iter()
+                    .filter(|m| memory::pages(m) != Pages::None && inherited.binary_search(&m.start).is_err())
+                    .map(|m| m.start)
+                    .collect();
+                child.snapshot = Some((snapshot_pid, pidfd, control));
+                if !child.not_inherited.is_empty() {
+                    child.store_early(dir, true)?;
+                }
+            }
+            made => {
+                if let Ok(snapshot_pid) = made {
+                    kill(snapshot_pid);
+                }
+                child.flags = proc::smaps(pid).unwrap_or_default();
+                child.store_early(dir, false)?;
+            }
+        }
+        Ok(child)
+    }
+
+    /// Stores mappings from the stopped process itself: those not inherited, or all.
+    fn store_early(&mut self, dir: &Path, only_not_inherited: bool) -> Result<(), CaptureError> {
+        let fail = |e| CaptureError::failed(format!("read the memory of process {}", self.pid), e);
+        let number = MAX_WRITERS as u32;
+        let mut file = PageFile::create(&dir.join(page_file(self.pid, number)), number)?;
+        let memory = Memory::open(self.pid).map_err(fail)?;
+        let mut pagemap = Pagemap::open(self.pid).map_err(fail)?;
+        for map in self
+            .maps
+            .iter()
+            .filter(|m| !only_not_inherited || self.not_inherited.contains(&m.start))
+        {
+            let mut ranges = Vec::new();
+            match memory::pages(map) {
+                Pages::Own => pagemap.data_ranges(map.start, map.end, &mut ranges).map_err(fail)?,
+                Pages::All => ranges.push((map.start, map.end)),
+                Pages::None => {}
+            }
+            for (start, end) in ranges {
+                file.store(&memory, start, end)?;
+            }
+        }
+        self.early = Some(file);
+        Ok(())
+    }
+
+    /// The process.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Resident memory of the process when it was stopped, bytes.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        self.resident_bytes
+    }
+
+    /// Writes the page files and the extent index. Returns the mappings and the names of the files.
+    pub(crate) fn write(
+        mut self,
+        dir: &Path,
+        writers: u32,
+        identities: &mut Identities,
+        progress: &mut Progress<'_>,
+    ) -> Result<(Vec<Vma>, Vec<String>), CaptureError> {
+        let mut names = vec![extent_file(self.pid)];
+        let mut table = Vec::new();
+        if let Some(mut snapshot) = self.snapshot.take() {
+            let result = self.run_writers(&mut snapshot, dir, writers, &mut table, &mut names, progress);
+            if result.is_err() {
+                kill(snapshot.0);
+            }
+            result?;
+        }
+        if let Some(early) = self.early.take() {
+            names.push(page_file(self.pid, MAX_WRITERS as u32));
+            table.extend(early.extents);
+        }
+        table.sort_unstable_by_key(|e| e.vaddr);
+        let mut index = SectionFile::new();
+        index.push(Kind::Extents, extents::encode(&table));
+        index.write(&dir.join(extent_file(self.pid)))?;
+        progress.done += self.resident_bytes;
+        progress.now(0);
+        let none = Vec::new();
+        let vmas = self
+            .maps
+            .iter()
+            .map(|m| {
+                let flags = self.flags.iter().find(|f| f.start == m.start).map_or(&none, |f| &f.flags);
+                let mut vma = memory::vma(m, flags, identities);
+                if self.not_inherited.contains(&m.start) && !vma.flags.iter().any(|f| f == "dc") {
+                    vma.flags.push("dc".into());
+                }
+                vma
+            })
+            .collect();
+        Ok((vmas, names))
+    }
+
+    fn run_writers(
+        &mut self,
+        (child, pidfd, control): &mut (i32, OwnedFd, ControlMemory),
+        dir: &Path,
+        writers: u32,
+        table: &mut Vec<Extent>,
+        names: &mut Vec<String>,
+        progress: &Progress<'_>,
+    ) -> Result<(), CaptureError> {
+        let pid = self.pid;
+        let fail = |e| CaptureError::failed(format!("read the page table of the snapshot of process {pid}"), e);
+        // Should memory become short, the copy goes, not the application.
+        let _ = std::fs::write(format!("/proc/{child}/oom_score_adj"), "1000");
+        self.flags = proc::smaps(*child).map_err(fail)?;
+        let ranges = self.ranges(*child, writers, dir).map_err(|e| match e {
+            RangeError::Io(e) => fail(e),
+            RangeError::Capture(e) => e,
+        })?;
+        let files = (0..writers)
+            .map(|k| {
+                let name = page_file(pid, k);
+                let file = create_private(&dir.join(&name));
+                names.push(name);
+                file
+            })
+            .collect::<Result<Vec<_>, ImageError>>()?;
+        start(control, &ranges, &files).map_err(|e| CaptureError::failed(format!("prepare the snapshot of process {pid}"), e))?;
+        let head = control.control();
+        wait_for_exit(pidfd, || {
+            // SAFETY: the mapping is live; these are atomics.
+            let done = (0..writers as usize)
+                .map(|k| unsafe { (*writer(head, k)).bytes.load(Relaxed) })
+                .sum();
+            progress.now(done);
+        });
+        collect(pid, head, writers, table)
+    }
+
+    /// The ranges to be written by the child; those of deleted files are stored by us at once.
+    fn ranges(&mut self, child: i32, writers: u32, dir: &Path) -> Result<Vec<Range>, RangeError> {
+        let mut pagemap = Pagemap::open(child)?;
+        let mut found: Vec<(u64, u64, bool)> = Vec::new();
+        let mut gone = Vec::new();
+        let mut buf = Vec::new();
+        for map in &self.maps {
+            if self.not_inherited.contains(&map.start) {
+                continue;
+            }
+            match memory::pages(map) {
+                Pages::Own => {
+                    buf.clear();
+                    pagemap.data_ranges(map.start, map.end, &mut buf)?;
+                    found.extend(buf.iter().map(|(s, e)| (*s, *e, map.prot & 1 == 0)));
+                }
+                Pages::All => gone.push((map.start, map.end)),
+                Pages::None => {}
+            }
+        }
+        if !gone.is_empty() {
+            let number = MAX_WRITERS as u32;
+            let mut file = match self.early.take() {
+                Some(f) => f,
+                None => PageFile::create(&dir.join(page_file(self.pid, number)), number).map_err(RangeError::Capture)?,
+            };
+            let memory = Memory::open(child)?;
+            for (start, end) in gone {
+                file.store(&memory, start, end).map_err(RangeError::Capture)?;
+            }
+            self.early = Some(file);
+        }
+        let total: u64 = found.iter().map(|(s, e, _)| e - s).sum();
+        let piece = (total / (u64::from(writers) * 16))
+            .next_multiple_of(PAGE)
+            .clamp(1 << 20, 64 << 20);
+        let mut out = Vec::new();
+        for (start, end, unreadable) in found {
+            let mut at = start;
+            while at < end {
+                let next = (at + piece).min(end);
+                out.push(Range {
+                    start: at,
+                    end: next,
+                    unreadable: u64::from(unreadable),
+                });
+                at = next;
+            }
+        }
+        Ok(out)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if let Some((pid, _, _)) = self.snapshot {
+            kill(pid);
+        }
+    }
+}
+
+enum RangeError {
+    Io(std::io::Error),
+    Capture(CaptureError),
+}
+
+impl From<std::io::Error> for RangeError {
+    fn from(e: std::io::Error) -> Self {
+        RangeError::Io(e)
+    }
+}
+
+fn writer(head: *mut Control, k: usize) -> *mut Writer {
+    // SAFETY: `head` points to a live control head, which has MAX_WRITERS writers; callers pass smaller numbers.
+    unsafe { (&raw mut (*head).writer).cast::<Writer>().add(k) }
+}
+
+/// Lays out the control memory and sets the child going.
+fn start(control: &mut ControlMemory, ranges: &[Range], files: &[File]) -> std::io::Result<()> {
+    let align = |n: u64| n.next_multiple_of(PAGE);
+    let range_table = align(size_of::<Control>() as u64);
+    let pages: u64 = ranges.iter().map(|r| (r.end - r.start) / PAGE).sum();
+    // Extents are separated by zero pages or by the limit on their length.
+    let capacity = pages / 2 + ranges.len() as u64 + 16;
+    let mut at = align(range_table + size_of_val(ranges) as u64);
+    let mut tables = Vec::new();
+    for _ in files {
+        tables.push(at);
+        at = align(at + capacity * size_of::<StoredExtent>() as u64);
+    }
+    control.file.set_len(at)?;
+    control.map(usize::try_from(at).map_err(std::io::Error::other)?)?;
+    let head = control.control();
+    // SAFETY: the mapping covers all that is written here, and the child looks at nothing but `state` until it is STATE_GO.
+    unsafe {
+        let to = control
+            .base
+            .add(usize::try_from(range_table).map_err(std::io::Error::other)?)
+            .cast::<Range>();
+        std::ptr::copy_nonoverlapping(ranges.as_ptr(), to, ranges.len());
+        (*head).bytes = at;
+        (*head).ranges = u32::try_from(ranges.len()).map_err(std::io::Error::other)?;
+        (*head).range_table = range_table;
+        (*head).writers = u32::try_from(files.len()).map_err(std::io::Error::other)?;
+        for (k, (file, table)) in files.iter().zip(&tables).enumerate() {
+            let w = writer(head, k);
+            (*w).fd = file.as_raw_fd();
+            (*w).table = *table;
+            (*w).capacity = capacity;
+        }
+        (*head).state.store(STATE_GO, Release);
+        libc::syscall(libc::SYS_futex, &raw const (*head).state, libc::FUTEX_WAKE, i32::MAX);
+    }
+    Ok(())
+}
+
+/// Waits until the process behind `pidfd` has ended; calls `tick` about ten times a second.
+fn wait_for_exit(pidfd: &OwnedFd, tick: impl Fn()) {
+    loop {
+        let mut p = libc::pollfd {
+            fd: pidfd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one live pollfd.
+        let n = unsafe { libc::poll(&mut p, 1, 100) };
+        if n > 0 || (n < 0 && std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted) {
+            return;
+        }
+        tick();
+    }
+}
+
+/// Checks the child's results and takes its extents over.
+fn collect(pid: i32, head: *mut Control, writers: u32, table: &mut Vec<Extent>) -> Result<(), CaptureError> {
+    let fail = |reason: String| CaptureError::Failed {
+        step: format!("write the memory of process {pid}"),
+        reason,
+    };
+    // SAFETY: the mapping is live for the whole function; the child has ended, so nothing changes any more.
+    unsafe {
+        let error = (*head).error.load(Acquire);
+        if error != 0 {
+            return Err(fail(std::io::Error::from_raw_os_error(error).to_string()));
+        }
+        for k in 0..writers as usize {
+            let w = writer(head, k);
+            let error = (*w).error.load(Acquire);
+            if error != 0 {
+                return Err(fail(std::io::Error::from_raw_os_error(error).to_string()));
+            }
+            if (*w).done.load(Acquire) == 0 {
+                return Err(fail("its snapshot process ended before it was written".into()));
+            }
+            let count = (*w).extents.load(Acquire) as usize;
+            let from = head.cast::<u8>().add((*w).table as usize).cast::<StoredExtent>();
+            table.extend(std::slice::from_raw_parts(from, count).iter().map(|e| Extent {
+                vaddr: e.vaddr,
+                bytes: e.bytes,
+                offset: e.offset,
+                file: e.file,
+                reserved: 0,
+                xxh3: e.xxh3,
+            }));
+        }
+        if (*head).next.load(Acquire) < (*head).ranges {
+            return Err(fail("its snapshot process ended before all was written".into()));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,394 @@
+//! Suspend: every task of the job is seized and stopped, without a signal that the program could notice.
+//!
+//! ```text
+//! descendants of the agent ──► seize + interrupt every task ──► all stopped? ──► list again ──► nothing new: suspended
+//!                                        ▲                          │ no             │ new task
+//!                                        └──────────────────────────┴────────────────┘
+//! ```
+//! Only a running task makes a new one, so a listing taken while all known tasks are stopped and that shows nothing new is complete.
+//!
+//! A parent inside `vfork` cannot be stopped until its child has called exec or exited: such children are let go until the parent has
+//! stopped. Dropping a [`Suspended`] puts everything back and lets the tasks go on.
+
+use crate::CaptureError;
+use belay_kernel::kcmp;
+use belay_kernel::proc;
+use belay_kernel::ptrace::{self, Event, Regs};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// How long a task may take to reach its stop before the checkpoint is given up.
+const LIMIT: Duration = Duration::from_secs(10);
+/// A task that has not stopped after this time is looked at for `vfork`.
+const PATIENCE: Duration = Duration::from_millis(2);
+
+/// A stopped task.
+#[derive(Debug, Clone)]
+pub(crate) struct Task {
+    pub(crate) tid: i32,
+    /// Registers as the task must find them when it goes on.
+    pub(crate) regs: Regs,
+    /// Blocked signals as the task must find them.
+    pub(crate) sigmask: u64,
+    /// Signal that stopped the process by job control.
+    pub(crate) group_stop: Option<i32>,
+    /// Signal to be delivered when the task goes on.
+    deferred: i32,
+    /// Whether registers or mask have been changed since the stop.
+    pub(crate) borrowed: bool,
+}
+
+/// A process all of whose tasks are stopped.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) pid: i32,
+    pub(crate) ppid: i32,
+    /// The main thread first.
+    pub(crate) tasks: Vec<Task>,
+    /// Injected area, to be unmapped before the process goes on: (address, bytes).
+    pub(crate) area: Option<(u64, u64)>,
+    /// Address of a `syscall` instruction.
+    pub(crate) syscall_at: u64,
+}
+
+/// A process that has ended and was not waited for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Zombie {
+    pub(crate) pid: i32,
+}
+
+/// The whole job, stopped.
+#[derive(Debug, Default)]
+pub(crate) struct Suspended {
+    pub(crate) processes: Vec<Process>,
+    pub(crate) zombies: Vec<Zombie>,
+}
+
+/// Where a task is on its way to the stop.
+#[derive(Debug)]
+enum State {
+    Pending(Instant),
+    Stopped(Box<Task>),
+    Gone,
+}
+
+/// Stops all descendants of `agent`.
+pub(crate) fn suspend(agent: i32) -> Result<Suspended, CaptureError> {
+    let mut gathering = Gathering::default();
+    match gathering.run(agent) {
+        Ok(()) => Ok(gathering.finish()),
+        Err(e) => {
+            drop(gathering.finish());
+            Err(e)
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Gathering {
+    /// By task: its process and state.
+    tasks: BTreeMap<i32, (i32, State)>,
+    parents: BTreeMap<i32, i32>,
+    zombies: BTreeSet<i32>,
+    /// Children let go because their parent waits for them in `vfork`: child and that parent.
+    released: BTreeMap<i32, i32>,
+}
+
+impl Gathering {
+    fn run(&mut self, agent: i32) -> Result<(), CaptureError> {
+        let begin = Instant::now();
+        loop {
+            let news = self.seize_new(agent)?;
+            if !news && self.pending() == 0 {
+                return Ok(());
+            }
+            self.wait_for_stops(begin)?;
+        }
+    }
+
+    fn pending(&self) -> usize {
+        self.tasks.values().filter(|(_, s)| matches!(s, State::Pending(_))).count()
+    }
+
+    /// Seizes every task not yet known; says whether there was one.
+    fn seize_new(&mut self, agent: i32) -> Result<bool, CaptureError> {
+        let mut news = false;
+        let list = proc::descendants(agent).map_err(|e| CaptureError::failed("list the processes of the job", e))?;
+        for (pid, ppid) in list {
+            if self.zombies.contains(&pid) || self.released.contains_key(&pid) {
+                continue;
+            }
+            self.parents.insert(pid, ppid);
+            let tids = proc::tasks(pid).unwrap_or_default();
+            for tid in tids {
+                if !self.tasks.contains_key(&tid) {
+                    news |= self.seize(pid, ppid, tid, agent)?;
+                }
+            }
+        }
+        Ok(news)
+    }
+
+    fn seize(&mut self, pid: i32, ppid: i32, tid: i32, agent: i32) -> Result<bool, CaptureError> {
+        let refused = match ptrace::seize(tid, libc::PTRACE_O_TRACESYSGOOD) {
+            Ok(()) => {
+                // A task that has died since gives ESRCH here; its end is seen by the wait.
+                let _ = ptrace::interrupt(tid);
+                self.tasks.insert(tid, (pid, State::Pending(Instant::now())));
+                return Ok(true);
+            }
+            Err(e) => e,
+        };
+        let state = proc::stat(tid).map(|s| s.state);
+        match (refused.raw_os_error(), state) {
+            (Some(libc::ESRCH), _) | (_, Err(_)) => Ok(false),
+            (_, Ok('Z' | 'X')) if tid == pid && proc::tasks(pid).is_ok_and(|t| t.len() > 1) => Err(CaptureError::refuse(
+                pid,
+                format!("thread {tid}"),
+                "the main thread has exited while others run; this cannot be checkpointed",
+            )),
+            (_, Ok('Z' | 'X')) => {
+                // The agent collects its own children; others are waited for by their parents, perhaps after the restart.
+                if tid == pid && ppid != agent {
+                    self.zombies.insert(pid);
+                }
+                Ok(false)
+            }
+            _ => {
+                let tracer = proc::Status::read(tid)
+                    .ok()
+                    .and_then(|s| s.text("TracerPid").map(str::to_owned))
+                    .unwrap_or_default();
+                let reason = if tracer != "0" && !tracer.is_empty() {
+                    format!("is traced by process {tracer}; end the debugger and try again")
+                } else {
+                    format!(
+                        "cannot be traced ({refused}): a setuid or undumpable program; keep it out of the job or run belay as root"
+                    )
+                };
+                let comm = proc::stat(pid).map(|s| s.comm).unwrap_or_default();
+                Err(CaptureError::refuse(pid, comm, reason))
+            }
+        }
+    }
+
+    /// Collects the stops of pending tasks until none is pending, or until something must be looked at again.
+    fn wait_for_stops(&mut self, begin: Instant) -> Result<(), CaptureError> {
+        loop {
+            let pending: Vec<i32> = self
+                .tasks
+                .iter()
+                .filter(|(_, (_, s))| matches!(s, State::Pending(_)))
+                .map(|(t, _)| *t)
+                .collect();
+            if pending.is_empty() {
+                return Ok(());
+            }
+            for tid in pending {
+                self.poll(tid)?;
+            }
+            if self.pending() == 0 {
+                self.released.clear();
+                return Ok(());
+            }
+            if begin.elapsed() > LIMIT {
+                return Err(self.stuck());
+            }
+            self.release_vfork_children()?;
+            crate::signals::wait_for_child(Duration::from_millis(1));
+        }
+    }
+
+    fn poll(&mut self, tid: i32) -> Result<(), CaptureError> {
+        let event = match ptrace::wait(tid, false) {
+            Ok(None) => return Ok(()),
+            Ok(Some(e)) => e,
+            Err(_) => Event::Ended(0),
+        };
+        let Some((_, state)) = self.tasks.get_mut(&tid) else {
+            return Ok(());
+        };
+        match event {
+            Event::Interrupted => *state = stopped(tid, None).map_or(State::Gone, State::Stopped),
+            Event::GroupStop(sig) => *state = stopped(tid, Some(sig)).map_or(State::Gone, State::Stopped),
+            // A signal was on its way before our stop: let it be delivered; the stop follows before the handler's first instruction.
+            Event::Signal(sig) => drop(ptrace::cont(tid, sig)),
+            Event::Syscall | Event::Other(_) => drop(ptrace::cont(tid, 0)),
+            Event::Ended(_) => *state = State::Gone,
+        }
+        Ok(())
+    }
+
+    /// Lets stopped children go on whose parent cannot stop because it waits for them in `vfork`.
+    fn release_vfork_children(&mut self) -> Result<(), CaptureError> {
+        let waiting: Vec<i32> = self
+            .tasks
+            .iter()
+            .filter(|(_, (_, s))| matches!(s, State::Pending(since) if since.elapsed() > PATIENCE))
+            .filter(|(tid, _)| proc::stat(**tid).is_ok_and(|s| s.state == 'D'))
+            .map(|(_, (pid, _))| *pid)
+            .collect();
+        for parent in waiting {
+            for child in proc::children(parent).unwrap_or_default() {
+                if !kcmp::compare(parent, child, kcmp::Object::Vm).is_ok_and(|o| o.is_eq()) {
+                    continue;
+                }
+                let tids: Vec<i32> = self
+                    .tasks
+                    .iter()
+                    .filter(|(_, (p, s))| *p == child && matches!(s, State::Stopped(_)))
+                    .map(|(t, _)| *t)
+                    .collect();
+                if tids.is_empty() {
+                    continue;
+                }
+                for tid in tids {
+                    drop(ptrace::detach(tid, 0));
+                    self.tasks.remove(&tid);
+                }
+                self.released.insert(child, parent);
+            }
+        }
+        Ok(())
+    }
+
+    fn stuck(&self) -> CaptureError {
+        let (tid, pid) = self
+            .tasks
+            .iter()
+            .find(|(_, (_, s))| matches!(s, State::Pending(_)))
+            .map_or((0, 0), |(t, (p, _))| (*t, *p));
+        let place = std::fs::read_to_string(format!("/proc/{tid}/wchan")).unwrap_or_default();
+        CaptureError::refuse(
+            pid,
+            format!("thread {tid}"),
+            format!("did not stop within {} s (kernel: {place}); try again", LIMIT.as_secs()),
+        )
+    }
+
+    fn finish(self) -> Suspended {
+        let mut by_pid: BTreeMap<i32, Vec<Task>> = BTreeMap::new();
+        for (_, (pid, state)) in self.tasks {
+            if let State::Stopped(task) = state {
+                by_pid.entry(pid).or_default().push(*task);
+            }
+        }
+        let mut out = Suspended::default();
+        for (pid, mut tasks) in by_pid {
+            tasks.sort_by_key(|t| (t.tid != pid, t.tid));
+            let ppid = self.parents.get(&pid).copied().unwrap_or(0);
+            out.processes.push(Process {
+                pid,
+                ppid,
+                tasks,
+                area: None,
+                syscall_at: 0,
+            });
+        }
+        out.zombies = self.zombies.into_iter().map(|pid| Zombie { pid }).collect();
+        out
+    }
+}
+
+fn stopped(tid: i32, group_stop: Option<i32>) -> Option<Box<Task>> {
+    let mut regs = ptrace::get_regs(tid).ok()?;
+    let sigmask = ptrace::get_sigmask(tid).ok()?;
+    let borrowed = hide_interruption(&mut regs);
+    Some(Box::new(Task {
+        tid,
+        regs,
+        sigmask,
+        group_stop,
+        deferred: 0,
+        borrowed,
+    }))
+}
+
+/// Some system calls answer an interruption with EINTR at once instead of asking to be restarted (`epoll_wait`, `semop`, `sigtimedwait`, sockets with a
+/// time-out). A task that stands at its return from such a call was interrupted by our stop, for no handler has run yet. ERESTARTNOHAND tells
+/// the kernel what the others say: start the call again unless a handler is to run now, and only then return EINTR.
+/// Returns whether the registers were changed.
+fn hide_interruption(regs: &mut Regs) -> bool {
+    const EINTR: i64 = -4;
+    const ERESTARTNOHAND: i64 = -514;
+    let interrupted = regs.orig_rax.cast_signed() >= 0 && regs.rax.cast_signed() == EINTR;
+    if interrupted {
+        regs.rax = ERESTARTNOHAND.cast_unsigned();
+    }
+    interrupted
+}
+
+impl Suspended {
+    /// Number of tasks.
+    pub(crate) fn tasks(&self) -> usize {
+        self.processes.iter().map(|p| p.tasks.len()).sum()
+    }
+
+    /// Takes the injected areas away, puts registers and masks back, and lets every task go on.
+    pub(crate) fn resume(mut self) {
+        self.put_back();
+    }
+
+    fn put_back(&mut self) {
+        for process in &mut self.processes {
+            if let (Some((address, bytes)), Some(task)) = (process.area.take(), process.tasks.first_mut()) {
+                // When it fails the process has died, and its memory with it.
+                let _ = crate::inject::remote_syscall(process.syscall_at, task, libc::SYS_munmap, [address, bytes, 0, 0, 0, 0]);
+            }
+        }
+        for task in self.processes.iter_mut().flat_map(|p| p.tasks.iter_mut()) {
+            if task.borrowed {
+                // The mask first: should the agent die between the two, the injected program still finds its way back by itself.
+                let _ = ptrace::set_sigmask(task.tid, task.sigmask);
+                let _ = ptrace::set_regs(task.tid, &task.regs);
+            }
+            let _ = ptrace::detach(task.tid, task.deferred);
+        }
+        self.processes.clear();
+    }
+}
+
+impl Drop for Suspended {
+    fn drop(&mut self) {
+        self.put_back();
+    }
+}
+
+impl Task {
+    /// Waits until the task stops with `expected` while it runs code of ours. Signals that cannot be blocked are kept for later.
+    pub(crate) fn wait_for(&mut self, expected: Event) -> Result<(), CaptureError> {
+        loop {
+            let event =
+                ptrace::wait(self.tid, true).map_err(|e| CaptureError::failed(format!("wait for thread {}", self.tid), e))?;
+            let Some(event) = event else { continue };
+            if event == expected {
+                return Ok(());
+            }
+            match event {
+                Event::Signal(libc::SIGSTOP) => {
+                    self.deferred = libc::SIGSTOP;
+                    let again = if expected == Event::Syscall {
+                        ptrace::cont_to_syscall(self.tid)
+                    } else {
+                        ptrace::cont(self.tid, 0)
+                    };
+                    again.map_err(|e| CaptureError::failed(format!("continue thread {}", self.tid), e))?;
+                }
+                Event::Interrupted | Event::GroupStop(_) | Event::Other(_) => {
+                    let again = if expected == Event::Syscall {
+                        ptrace::cont_to_syscall(self.tid)
+                    } else {
+                        ptrace::cont(self.tid, 0)
+                    };
+                    again.map_err(|e| CaptureError::failed(format!("continue thread {}", self.tid), e))?;
+                }
+                other => {
+                    return Err(CaptureError::Failed {
+                        step: format!("thread {} of the application", self.tid),
+                        reason: format!("{other:?} while suspended"),
+                    });
+                }
+            }
+        }
+    }
+}

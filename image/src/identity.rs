@@ -1,0 +1,131 @@
+//! Identity of a file that is mapped but not stored: its build id, else a hash, else length and time.
+
+use crate::model::FileIdentity;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+/// Files without a build id are hashed up to this length; of longer ones length and time must do.
+const HASH_LIMIT: u64 = 16 << 20;
+const PT_NOTE: u32 = 4;
+const NT_GNU_BUILD_ID: u32 = 3;
+/// Longer note segments than this are not searched.
+const NOTE_LIMIT: u64 = 64 << 10;
+
+impl FileIdentity {
+    /// The identity of the file at `path`.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        let mut file = File::open(path)?;
+        let meta = file.metadata()?;
+        let build_id = build_id(&file);
+        let xxh3 = if build_id.is_none() && meta.is_file() && meta.len() <= HASH_LIMIT {
+            let mut data = Vec::new();
+            file.read_to_end(&mut data)?;
+            Some(crate::checksum(&data))
+        } else {
+            None
+        };
+        let mtime_ns = meta.mtime().saturating_mul(1_000_000_000).saturating_add(meta.mtime_nsec());
+        Ok(Self {
+            bytes: meta.len(),
+            mtime_ns,
+            build_id,
+            xxh3,
+        })
+    }
+
+    /// Whether a file of identity `now` can stand in for the one that was mapped: by build id where there was one, else by hash, else by length
+    /// and modification time.
+    pub fn accepts(&self, now: &FileIdentity) -> bool {
+        match (&self.build_id, self.xxh3) {
+            (Some(id), _) => now.build_id.as_ref() == Some(id) && now.bytes == self.bytes,
+            (None, Some(sum)) => now.xxh3 == Some(sum),
+            (None, None) => now.bytes == self.bytes && now.mtime_ns == self.mtime_ns,
+        }
+    }
+}
+
+/// The GNU build id of a 64-bit ELF file.
+fn build_id(file: &File) -> Option<String> {
+    let mut head = [0u8; 64];
+    file.read_exact_at(&mut head, 0).ok()?;
+    if &head[..6] != b"\x7fELF\x02\x01" {
+        return None;
+    }
+    let table = u64_at(&head, 32)?;
+    let (size, count) = (u64::from(u16_at(&head, 54)?), u64::from(u16_at(&head, 56)?));
+    for i in 0..count.min(256) {
+        let mut p = [0u8; 56];
+        file.read_exact_at(&mut p, table.checked_add(i * size)?).ok()?;
+        if u32_at(&p, 0)? != PT_NOTE {
+            continue;
+        }
+        let (offset, bytes) = (u64_at(&p, 8)?, u64_at(&p, 32)?);
+        let mut notes = vec![0u8; usize::try_from(bytes.min(NOTE_LIMIT)).ok()?];
+        file.read_exact_at(&mut notes, offset).ok()?;
+        if let Some(id) = find_build_id(&notes) {
+            return Some(id);
+        }
+    }
+    None
+}
+
+fn find_build_id(notes: &[u8]) -> Option<String> {
+    let mut at = 0usize;
+    loop {
+        let name = usize::try_from(u32_at(notes, at)?).ok()?;
+        let desc = usize::try_from(u32_at(notes, at + 4)?).ok()?;
+        let kind = u32_at(notes, at + 8)?;
+        let name_at = at + 12;
+        let desc_at = name_at.checked_add(name.checked_next_multiple_of(4)?)?;
+        let next = desc_at.checked_add(desc.checked_next_multiple_of(4)?)?;
+        if kind == NT_GNU_BUILD_ID && notes.get(name_at..name_at + name)? == b"GNU\0" {
+            return Some(
+                notes
+                    .get(desc_at..desc_at + desc)?
+                    .iter()
+                    .map(|b| format!("{b:02x}"))
+                    .collect(),
+            );
+        }
+        at = next;
+    }
+}
+
+fn u16_at(b: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(b.get(at..at.checked_add(2)?)?.try_into().ok()?))
+}
+
+fn u32_at(b: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(b.get(at..at.checked_add(4)?)?.try_into().ok()?))
+}
+
+fn u64_at(b: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(b.get(at..at.checked_add(8)?)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libc_has_a_build_id_and_a_text_file_a_hash() {
+        let libc = FileIdentity::of(Path::new("/lib/x86_64-linux-gnu/libc.so.6")).unwrap();
+        assert_eq!(libc.build_id.as_ref().map(String::len), Some(40));
+        let text = FileIdentity::of(Path::new("/etc/passwd")).unwrap();
+        assert!(text.build_id.is_none() && text.xxh3.is_some());
+        assert!(libc.accepts(&libc.clone()) && text.accepts(&text.clone()) && !libc.accepts(&text) && !text.accepts(&libc));
+    }
+
+    #[test]
+    fn hostile_notes_are_not_followed() {
+        let mut n = vec![0xffu8; 64];
+        assert_eq!(find_build_id(&n), None);
+        n[..4].copy_from_slice(&4u32.to_le_bytes());
+        n[4..8].copy_from_slice(&1000u32.to_le_bytes());
+        n[8..12].copy_from_slice(&3u32.to_le_bytes());
+        n[12..16].copy_from_slice(b"GNU\0");
+        assert_eq!(find_build_id(&n), None);
+    }
+}
