@@ -58,6 +58,34 @@ pub struct ThreadTable {
     pub timer_slack: u64,
     /// `PR_GET_NAME`.
     pub comm: [u8; 16],
+    /// `sched_getattr`.
+    pub sched: SchedAttr,
+    /// `get_robust_list`: head and length.
+    pub robust_list: [u64; 2],
+    /// `ioprio_get`.
+    pub ioprio: i64,
+    /// `sched_getaffinity`, and its result: the number of bytes filled in.
+    pub affinity: [u64; AFFINITY_WORDS],
+    /// See `affinity`.
+    pub affinity_bytes: i64,
+}
+
+/// Words of a processor mask: 1024 processors.
+pub const AFFINITY_WORDS: usize = 16;
+
+/// `struct sched_attr`, the first version.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(missing_docs)]
+pub struct SchedAttr {
+    pub size: u32,
+    pub policy: u32,
+    pub flags: u64,
+    pub nice: i32,
+    pub priority: u32,
+    pub runtime: u64,
+    pub deadline: u64,
+    pub period: u64,
 }
 
 /// Largest number of POSIX timers of one process that can be captured.

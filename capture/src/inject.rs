@@ -178,23 +178,31 @@ impl Area {
         }
     }
 
-    fn put<T: Copy>(&self, offset: u64, table: &T) -> Result<(), CaptureError> {
-        // SAFETY: `table` is a plain C struct without padding that matters; its bytes are only read.
-        let bytes = unsafe { std::slice::from_raw_parts((&raw const *table).cast::<u8>(), size_of::<T>()) };
+    fn put<T: Copy>(&self, offset: u64, tables: &[T]) -> Result<(), CaptureError> {
+        // SAFETY: `T` is one of the plain C structs of `belay_abi::inject`, which have no implicit padding; its bytes are only read.
+        let bytes = unsafe { std::slice::from_raw_parts(tables.as_ptr().cast::<u8>(), size_of_val(tables)) };
         self.memory
             .write(self.base + offset, bytes)
             .map_err(|e| CaptureError::failed("write a table into the application", e))
     }
 
+    fn get_all<T: Copy>(&self, offset: u64, count: usize) -> Result<Vec<T>, CaptureError> {
+        let mut out = Vec::<T>::with_capacity(count);
+        // SAFETY: the slice covers the vector's spare capacity, which is made initialised first; every bit pattern is a value of the plain C structs
+        // used here, so `count` elements are initialised afterwards.
+        unsafe {
+            std::ptr::write_bytes(out.as_mut_ptr(), 0, count);
+            let bytes = std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<u8>(), count * size_of::<T>());
+            self.memory
+                .read(self.base + offset, bytes)
+                .map_err(|e| CaptureError::failed("read a table from the application", e))?;
+            out.set_len(count);
+        }
+        Ok(out)
+    }
+
     fn get<T: Copy>(&self, offset: u64) -> Result<T, CaptureError> {
-        let mut out = std::mem::MaybeUninit::<T>::zeroed();
-        // SAFETY: the slice covers exactly `out`, whose bytes are initialised (zero).
-        let bytes = unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
-        self.memory
-            .read(self.base + offset, bytes)
-            .map_err(|e| CaptureError::failed("read a table from the application", e))?;
-        // SAFETY: every bit pattern is a value of the plain C structs used here.
-        Ok(unsafe { out.assume_init() })
+        Ok(self.get_all(offset, 1)?[0])
     }
 
     fn start(&self, task: &mut Task, op: u64, table: u64, stack_top: u64) -> Result<(), CaptureError> {
@@ -208,7 +216,9 @@ impl Area {
         ptrace::set_regs(task.tid, &regs).map_err(fail)?;
         ptrace::set_sigmask(task.tid, !(1 << (self.signo - 1))).map_err(fail)?;
         task.borrowed = true;
-        ptrace::cont(task.tid, 0).map_err(fail)
+        ptrace::cont(task.tid, 0).map_err(fail)?;
+        task.running = true;
+        Ok(())
     }
 
     fn finish(&self, task: &mut Task) -> Result<(), CaptureError> {
@@ -220,41 +230,29 @@ impl Area {
 pub(crate) fn collect_threads(job: &mut Suspended, areas: &[Area]) -> Result<Vec<Vec<ThreadTable>>, CaptureError> {
     let size = size_of::<ThreadTable>() as u64;
     for (process, area) in job.processes.iter_mut().zip(areas) {
-        let blank = ThreadTable {
-            mark: area.mark(0, 0, 0),
-            altstack: belay_abi::inject::AltStack {
-                sp: 0,
-                flags: 0,
-                pad: 0,
-                size: 0,
-            },
-            tid_address: 0,
-            pdeathsig: 0,
-            pad: 0,
-            timer_slack: 0,
-            comm: [0; 16],
-        };
         let pid = process.pid;
+        let blank: ThreadTable = area.get(area.thread_tables)?;
+        let mut tables = vec![blank; process.tasks.len()];
+        for (i, (table, task)) in tables.iter_mut().zip(&process.tasks).enumerate() {
+            table.mark = area.mark(pid, task.tid, i);
+        }
+        area.put(area.thread_tables, &tables)?;
         for (i, task) in process.tasks.iter_mut().enumerate() {
-            let offset = area.thread_tables + size * i as u64;
-            area.put(
-                offset,
-                &ThreadTable {
-                    mark: area.mark(pid, task.tid, i),
-                    ..blank
-                },
+            let i = i as u64;
+            area.start(
+                task,
+                OP_THREAD,
+                area.thread_tables + size * i,
+                area.small_stacks + SMALL_STACK * (i + 1),
             )?;
-            area.start(task, OP_THREAD, offset, area.small_stacks + SMALL_STACK * (i as u64 + 1))?;
         }
     }
     let mut out = Vec::new();
     for (process, area) in job.processes.iter_mut().zip(areas) {
-        let mut tables = Vec::new();
-        for (i, task) in process.tasks.iter_mut().enumerate() {
+        for task in &mut process.tasks {
             area.finish(task)?;
-            tables.push(area.get::<ThreadTable>(area.thread_tables + size * i as u64)?);
         }
-        out.push(tables);
+        out.push(area.get_all::<ThreadTable>(area.thread_tables, process.tasks.len())?);
     }
     Ok(out)
 }
@@ -279,7 +277,7 @@ pub(crate) fn collect_processes(
         }
         table.timer_count = u32::try_from(ids.len()).unwrap_or(0);
         table.mark = area.mark(process.pid, process.tasks[0].tid, 0);
-        area.put(area.process_table, &table)?;
+        area.put(area.process_table, &[table])?;
         area.start(&mut process.tasks[0], OP_PROCESS, area.process_table, area.large_stack_top)?;
     }
     let mut out = Vec::new();
@@ -304,7 +302,7 @@ pub(crate) fn snapshot(job: &mut Suspended, areas: &[Area], control_fds: &[i32])
             child: 0,
             error: 0,
         };
-        area.put(area.snapshot_table, &table)?;
+        area.put(area.snapshot_table, &[table])?;
         area.start(&mut process.tasks[0], OP_SNAPSHOT, area.snapshot_table, area.large_stack_top)?;
     }
     let mut out = Vec::new();

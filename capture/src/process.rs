@@ -10,7 +10,7 @@ use belay_kernel::{kcmp, pidfd, ptrace};
 use belay_plugins::ProcessView;
 
 const RLIMITS: u32 = 16;
-const SCHED_RESET_ON_FORK: i32 = 0x4000_0000;
+const SCHED_FLAG_RESET_ON_FORK: u64 = 1;
 
 /// What has been read of a process so far.
 #[derive(Debug)]
@@ -192,16 +192,18 @@ fn thread(task: &crate::suspend::Task, table: &ThreadTable, xstate: Vec<u8>) -> 
         pending: pending(tid, false)?,
         altstack: (table.altstack.sp, table.altstack.flags, table.altstack.size),
         tid_address: table.tid_address,
-        robust_list: robust_list(tid),
+        robust_list: table.robust_list.into(),
         rseq: ptrace::rseq(tid).unwrap_or((0, 0, 0)),
         pdeathsig: table.pdeathsig,
         timer_slack_ns: table.timer_slack,
-        sched: sched(tid),
-        affinity: affinity(tid),
-        // SAFETY: numbers only. IOPRIO_WHO_PROCESS is 1.
-        ioprio: i32::try_from(unsafe { libc::syscall(libc::SYS_ioprio_get, 1, tid) })
-            .unwrap_or(0)
-            .max(0),
+        sched: model::Sched {
+            policy: i32::try_from(table.sched.policy).unwrap_or(0),
+            nice: table.sched.nice,
+            rt_priority: i32::try_from(table.sched.priority).unwrap_or(0),
+            reset_on_fork: table.sched.flags & SCHED_FLAG_RESET_ON_FORK != 0,
+        },
+        affinity: affinity(table),
+        ioprio: i32::try_from(table.ioprio).unwrap_or(0).max(0),
     })
 }
 
@@ -337,40 +339,17 @@ fn rlimit(pid: i32, resource: u32) -> (u64, u64) {
     (r.rlim_cur, r.rlim_max)
 }
 
-fn robust_list(tid: i32) -> (u64, u64) {
-    let (mut head, mut len) = (0u64, 0u64);
-    // SAFETY: both targets are live words.
-    unsafe { libc::syscall(libc::SYS_get_robust_list, tid, &raw mut head, &raw mut len) };
-    (head, len)
-}
-
-fn sched(tid: i32) -> model::Sched {
-    let mut param = libc::sched_param { sched_priority: 0 };
-    // SAFETY: `param` is live; the other calls take numbers only.
-    let (policy, nice) = unsafe {
-        libc::sched_getparam(tid, &mut param);
-        (
-            libc::sched_getscheduler(tid),
-            libc::getpriority(libc::PRIO_PROCESS, tid.unsigned_abs()),
-        )
-    };
-    model::Sched {
-        policy: policy & !SCHED_RESET_ON_FORK,
-        nice,
-        rt_priority: param.sched_priority,
-        reset_on_fork: policy & SCHED_RESET_ON_FORK != 0,
-    }
-}
-
-fn affinity(tid: i32) -> Vec<u64> {
-    let mut mask = vec![0u64; 128];
-    // SAFETY: the length given is that of `mask`.
-    let n = unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, mask.len() * 8, mask.as_mut_ptr()) };
-    mask.truncate(usize::try_from(n).unwrap_or(0).div_ceil(8));
-    while mask.len() > 1 && mask.last() == Some(&0) {
-        mask.pop();
-    }
-    mask
+/// The processor mask without trailing zero words.
+fn affinity(table: &ThreadTable) -> Vec<u64> {
+    let words = usize::try_from(table.affinity_bytes)
+        .unwrap_or(0)
+        .div_ceil(8)
+        .min(table.affinity.len());
+    let used = table.affinity[..words]
+        .iter()
+        .rposition(|w| *w != 0)
+        .map_or(0, |last| last + 1);
+    table.affinity[..used].to_vec()
 }
 
 /// Parses `/proc/PID/timers`.

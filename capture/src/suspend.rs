@@ -36,6 +36,8 @@ pub(crate) struct Task {
     deferred: i32,
     /// Whether registers or mask have been changed since the stop.
     pub(crate) borrowed: bool,
+    /// Whether the task runs code of ours at this moment.
+    pub(crate) running: bool,
 }
 
 /// A process all of whose tasks are stopped.
@@ -205,12 +207,12 @@ impl Gathering {
             Ok(Some(e)) => e,
             Err(_) => Event::Ended(0),
         };
-        let Some((_, state)) = self.tasks.get_mut(&tid) else {
+        let Some((pid, state)) = self.tasks.get_mut(&tid) else {
             return Ok(());
         };
         match event {
-            Event::Interrupted => *state = stopped(tid, None).map_or(State::Gone, State::Stopped),
-            Event::GroupStop(sig) => *state = stopped(tid, Some(sig)).map_or(State::Gone, State::Stopped),
+            Event::Interrupted => *state = stopped(*pid, tid, None)?,
+            Event::GroupStop(sig) => *state = stopped(*pid, tid, Some(sig))?,
             // A signal was on its way before our stop: let it be delivered; the stop follows before the handler's first instruction.
             Event::Signal(sig) => drop(ptrace::cont(tid, sig)),
             Event::Syscall | Event::Other(_) => drop(ptrace::cont(tid, 0)),
@@ -290,18 +292,33 @@ impl Gathering {
     }
 }
 
-fn stopped(tid: i32, group_stop: Option<i32>) -> Option<Box<Task>> {
-    let mut regs = ptrace::get_regs(tid).ok()?;
-    let sigmask = ptrace::get_sigmask(tid).ok()?;
-    let borrowed = hide_interruption(&mut regs);
-    Some(Box::new(Task {
+/// The task's state at its stop; gone when it died at that moment.
+fn stopped(pid: i32, tid: i32, group_stop: Option<i32>) -> Result<State, CaptureError> {
+    let regs = match ptrace::get_regs(tid) {
+        Ok(regs) => regs,
+        Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Ok(State::Gone),
+        Err(e) => {
+            return Err(CaptureError::refuse(
+                pid,
+                format!("thread {tid}"),
+                format!("its registers cannot be read: {e}"),
+            ))
+        }
+    };
+    let Ok(sigmask) = ptrace::get_sigmask(tid) else {
+        return Ok(State::Gone);
+    };
+    let mut task = Box::new(Task {
         tid,
         regs,
         sigmask,
         group_stop,
         deferred: 0,
-        borrowed,
-    }))
+        borrowed: false,
+        running: false,
+    });
+    task.borrowed = hide_interruption(&mut task.regs);
+    Ok(State::Stopped(task))
 }
 
 /// Some system calls answer an interruption with EINTR at once instead of asking to be restarted (`epoll_wait`, `semop`, `sigtimedwait`, sockets with a
@@ -330,6 +347,17 @@ impl Suspended {
     }
 
     fn put_back(&mut self) {
+        // After a failure in the middle of a step some tasks may still run code of ours: only a stopped task takes requests.
+        for task in self
+            .processes
+            .iter_mut()
+            .flat_map(|p| p.tasks.iter_mut())
+            .filter(|t| t.running)
+        {
+            let _ = ptrace::interrupt(task.tid);
+            let _ = ptrace::wait(task.tid, true);
+            task.running = false;
+        }
         for process in &mut self.processes {
             if let (Some((address, bytes)), Some(task)) = (process.area.take(), process.tasks.first_mut()) {
                 // When it fails the process has died, and its memory with it.
@@ -362,6 +390,7 @@ impl Task {
                 ptrace::wait(self.tid, true).map_err(|e| CaptureError::failed(format!("wait for thread {}", self.tid), e))?;
             let Some(event) = event else { continue };
             if event == expected {
+                self.running = false;
                 return Ok(());
             }
             match event {
@@ -383,6 +412,7 @@ impl Task {
                     again.map_err(|e| CaptureError::failed(format!("continue thread {}", self.tid), e))?;
                 }
                 other => {
+                    self.running = false;
                     return Err(CaptureError::Failed {
                         step: format!("thread {} of the application", self.tid),
                         reason: format!("{other:?} while suspended"),

@@ -1,7 +1,7 @@
 //! What only the task itself may ask the kernel.
 
 use crate::libc_nr as nr;
-use belay_abi::inject::{ProcessTable, ThreadTable, MAX_TIMERS};
+use belay_abi::inject::{ProcessTable, SchedAttr, ThreadTable, AFFINITY_WORDS, MAX_TIMERS};
 use belay_abi::syscall;
 use core::ptr::{addr_of, addr_of_mut, null};
 
@@ -27,6 +27,17 @@ pub(crate) unsafe fn thread(t: *mut ThreadTable) {
         syscall!(nr::PRCTL, PR_GET_PDEATHSIG, addr_of_mut!((*t).pdeathsig));
         (*t).timer_slack = syscall!(nr::PRCTL, PR_GET_TIMERSLACK) as u64;
         syscall!(nr::PRCTL, PR_GET_NAME, addr_of_mut!((*t).comm));
+        syscall!(
+            nr::SCHED_GETATTR,
+            0usize,
+            addr_of_mut!((*t).sched),
+            size_of::<SchedAttr>(),
+            0usize
+        );
+        let robust = addr_of_mut!((*t).robust_list).cast::<u64>();
+        syscall!(nr::GET_ROBUST_LIST, 0usize, robust, robust.add(1));
+        (*t).ioprio = syscall!(nr::IOPRIO_GET, 1usize, 0usize) as i64;
+        (*t).affinity_bytes = syscall!(nr::SCHED_GETAFFINITY, 0usize, 8 * AFFINITY_WORDS, addr_of_mut!((*t).affinity)) as i64;
     }
 }
 

@@ -83,10 +83,14 @@ mod libc_nr {
     pub(crate) const SIGALTSTACK: usize = 131;
     pub(crate) const PRCTL: usize = 157;
     pub(crate) const FUTEX: usize = 202;
+    pub(crate) const SCHED_GETAFFINITY: usize = 204;
     pub(crate) const TIMER_GETTIME: usize = 224;
     pub(crate) const TIMER_GETOVERRUN: usize = 225;
     pub(crate) const EXIT_GROUP: usize = 231;
     pub(crate) const TGKILL: usize = 234;
+    pub(crate) const IOPRIO_GET: usize = 252;
+    pub(crate) const GET_ROBUST_LIST: usize = 274;
+    pub(crate) const SCHED_GETATTR: usize = 315;
     pub(crate) const MEMBARRIER: usize = 324;
     pub(crate) const CLOSE_RANGE: usize = 436;
 }

@@ -224,17 +224,20 @@ pub fn descendants(ancestor: i32) -> io::Result<Vec<(i32, i32)>> {
     Ok(out)
 }
 
-/// Children of `pid`, of all its threads. Falls back to a scan of `/proc` on kernels without `children` files.
+/// Children of `pid`, of all its threads.
+///
+/// The kernel lists children by the thread that made them. Where there are more threads than processes on the machine, or no such lists, the parents of all
+/// processes are read instead.
 pub fn children(pid: i32) -> io::Result<Vec<i32>> {
-    if !std::path::Path::new("/proc/thread-self/children").exists() {
-        return Ok(pids()?
-            .into_iter()
-            .filter(|p| stat(*p).is_ok_and(|s| s.ppid == pid))
-            .collect());
+    let tids = tasks(pid).unwrap_or_default();
+    if tids.len() > 64 || !std::path::Path::new("/proc/thread-self/children").exists() {
+        let all = pids()?;
+        if tids.len() > all.len() || tids.len() <= 64 {
+            return Ok(all.into_iter().filter(|p| stat(*p).is_ok_and(|s| s.ppid == pid)).collect());
+        }
     }
     // A task that ends meanwhile has no children any more: they belong to a sibling thread or to the reaper.
-    let lists = tasks(pid)
-        .unwrap_or_default()
+    let lists = tids
         .into_iter()
         .filter_map(|tid| std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).ok());
     Ok(lists
