@@ -1,0 +1,47 @@
+// Deleted files, O_TMPFILE files and files renamed after opening keep contents, offset and link count.
+#include "check.h"
+int main(void) {
+    begin("fd_deleted");
+    char path[64], moved[64];
+    snprintf(path, sizeof path, "del.%d", getpid());
+    int fd[3], n = 0;
+    fd[n] = (int)OK(open(path, O_RDWR | O_CREAT | O_EXCL, 0640));
+    OK(unlink(path));
+    int dupfd = (int)OK(dup(fd[n]));
+    n++;
+    int t = open(".", O_RDWR | O_TMPFILE, 0600);
+    if (t >= 0) fd[n++] = t;
+    snprintf(moved, sizeof moved, "moved.%d", getpid());
+    fd[n] = (int)OK(open(path, O_RDWR | O_CREAT | O_EXCL, 0600));
+    OK(rename(path, moved));
+    n++;
+    static uint64_t blk[512];
+    for (int i = 0; i < n; i++)
+        for (uint64_t b = 0; b < 16; b++) {
+            fill(blk, 4096, b + (uint64_t)i * 100);
+            full_write(fd[i], blk, 4096);
+        }
+    uint64_t len[3] = {16, 16, 16};
+    while (running()) {
+        nap_us(1000);
+        for (int i = 0; i < n; i++) {
+            struct stat st;
+            OK(fstat(fd[i], &st));
+            EQ(st.st_nlink, i == n - 1 ? 1 : 0);
+            EQ(st.st_size, (off_t)len[i] * 4096);
+            EQ(lseek(fd[i], 0, SEEK_CUR), (off_t)len[i] * 4096);
+            uint64_t b = mix(check_round) % len[i];
+            EQ(pread(fd[i], blk, 4096, (off_t)b * 4096), 4096);
+            verify(blk, 4096, b + (uint64_t)i * 100, "a deleted file's block");
+            if (len[i] < 512) {
+                fill(blk, 4096, len[i] + (uint64_t)i * 100);
+                full_write(fd[i], blk, 4096);
+                len[i]++;
+            }
+        }
+        EQ(lseek(dupfd, 0, SEEK_CUR), (off_t)len[0] * 4096);
+        CHECK(access(path, F_OK) == -1);
+    }
+    unlink(moved);
+    return finish();
+}

@@ -1,0 +1,226 @@
+// eventfd, signalfd, timerfd, pidfd, inotify, O_PATH, memfd, devices. fd_events KIND
+#include "check.h"
+#include <sys/eventfd.h>
+#include <sys/inotify.h>
+#include <sys/signalfd.h>
+#include <sys/timerfd.h>
+static void k_eventfd(void) {
+    int a = (int)OK(eventfd(5, EFD_NONBLOCK)), s = (int)OK(eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC | EFD_NONBLOCK));
+    uint64_t v = 0, want = 5;
+    while (running()) {
+        v = check_round;
+        full_write(a, &v, 8);
+        want += v;
+        v = 3;
+        full_write(s, &v, 8);
+        nap_us(3000);
+        full_read(a, &v, 8);
+        EQ(v, want);
+        want = 7;
+        full_write(a, &want, 8);
+        for (int i = 0; i < 3; i++) {
+            full_read(s, &v, 8);
+            EQ(v, 1);
+        }
+        EQ(read(s, &v, 8), -1);
+        EQ(errno, EAGAIN);
+    }
+}
+static void k_signalfd(void) {
+    sigset_t m;
+    sigemptyset(&m);
+    sigaddset(&m, SIGUSR1);
+    sigaddset(&m, SIGRTMIN + 2);
+    sigprocmask(SIG_BLOCK, &m, NULL);
+    int s = (int)OK(signalfd(-1, &m, SFD_NONBLOCK));
+    struct signalfd_siginfo si;
+    while (running()) {
+        union sigval v = {.sival_int = (int)check_round};
+        OK(sigqueue(getpid(), SIGRTMIN + 2, v));
+        OK(kill(getpid(), SIGUSR1));
+        nap_us(3000);
+        EQ(read(s, &si, sizeof si), sizeof si);
+        EQ(si.ssi_signo, SIGUSR1);
+        EQ(si.ssi_pid, getpid());
+        EQ(read(s, &si, sizeof si), sizeof si);
+        EQ(si.ssi_signo, SIGRTMIN + 2);
+        EQ(si.ssi_int, (int)check_round);
+        EQ(read(s, &si, sizeof si), -1);
+        EQ(errno, EAGAIN);
+    }
+}
+static void k_timerfd(void) {
+    int p = (int)OK(timerfd_create(CLOCK_MONOTONIC, 0)), far = (int)OK(timerfd_create(CLOCK_REALTIME, TFD_NONBLOCK)), off = (int)OK(timerfd_create(CLOCK_BOOTTIME, TFD_NONBLOCK));
+    struct itimerspec it = {{0, 5000000}, {0, 5000000}}, f = {{11, 0}, {700, 0}}, now;
+    OK(timerfd_settime(p, 0, &it, NULL));
+    OK(timerfd_settime(far, 0, &f, NULL));
+    double left = 701;
+    while (running()) {
+        uint64_t v = 0;
+        await(p, POLLIN, "timerfd");
+        full_read(p, &v, 8);
+        CHECK(v >= 1);
+        OK(timerfd_gettime(p, &now));
+        EQ(now.it_interval.tv_nsec, 5000000);
+        OK(timerfd_gettime(far, &now));
+        EQ(now.it_interval.tv_sec, 11);
+        double l = (double)now.it_value.tv_sec + (double)now.it_value.tv_nsec / 1e9;
+        if (l > left + 0.5 || l < 200) fail("a far timer has %f s left, had %f", l, left);
+        left = l;
+        OK(timerfd_gettime(off, &now));
+        EQ(now.it_value.tv_sec | now.it_value.tv_nsec, 0);
+        EQ(read(off, &v, 8), -1);
+        EQ(errno, EAGAIN);
+    }
+}
+static void k_pidfd(void) {
+    pid_t c = fork();
+    if (c == 0) for (;;) pause();
+    int f = (int)OK(syscall(SYS_pidfd_open, c, 0)), self = (int)OK(syscall(SYS_pidfd_open, getpid(), 0));
+    while (running()) {
+        nap_us(2000);
+        OK(syscall(SYS_pidfd_send_signal, f, 0, NULL, 0));
+        struct pollfd p = {f, POLLIN, 0};
+        EQ(poll(&p, 1, 0), 0);
+        char path[64], b[512] = {0}, *at;
+        snprintf(path, sizeof path, "/proc/self/fdinfo/%d", self);
+        int i = (int)OK(open(path, O_RDONLY));
+        CHECK(read(i, b, sizeof b - 1) > 0);
+        close(i);
+        CHECK((at = strstr(b, "Pid:")));
+        EQ(atoi(at + 4), getpid());
+        EQ(fcntl(f, F_GETFD), FD_CLOEXEC);
+    }
+    OK(syscall(SYS_pidfd_send_signal, f, SIGKILL, NULL, 0));
+    struct pollfd p = {f, POLLIN, 0};
+    EQ(poll(&p, 1, 10000), 1);
+    siginfo_t si;
+    OK(waitid(3 /* P_PIDFD */, (id_t)f, &si, WEXITED));
+    EQ(si.si_status, SIGKILL);
+}
+static void k_inotify(void) {
+    char dir[64], f[128];
+    snprintf(dir, sizeof dir, "watch.%d", getpid());
+    OK(mkdir(dir, 0700));
+    snprintf(f, sizeof f, "%s/file", dir);
+    int in = (int)OK(inotify_init1(IN_NONBLOCK));
+    int gone = (int)OK(inotify_add_watch(in, ".", IN_DELETE_SELF));
+    OK(inotify_rm_watch(in, gone));
+    int wd = (int)OK(inotify_add_watch(in, dir, IN_CREATE | IN_DELETE | IN_CLOSE_WRITE));
+    char b[4096];
+    CHECK(read(in, b, sizeof b) > 0);  // IN_IGNORED of the removed watch
+    while (running()) {
+        close((int)OK(open(f, O_CREAT | O_WRONLY, 0600)));
+        nap_us(3000);  // events wait in the queue
+        OK(unlink(f));
+        uint32_t want[] = {IN_CREATE, IN_CLOSE_WRITE, IN_DELETE};
+        ssize_t n = 0, at = 0;
+        for (int i = 0; i < 3; i++) {
+            if (at == n) {
+                await(in, POLLIN, "inotify");
+                n = read(in, b, sizeof b);
+                at = 0;
+                CHECK(n > 0);
+            }
+            struct inotify_event *e = (struct inotify_event *)(b + at);
+            EQ(e->wd, wd);
+            EQ(e->mask, want[i]);
+            CHECK(!strcmp(e->name, "file"));
+            at += (ssize_t)(sizeof *e + e->len);
+        }
+        EQ(at, n);
+        EQ(read(in, b, sizeof b), -1);
+        EQ(errno, EAGAIN);
+    }
+    rmdir(dir);
+}
+static void k_opath(void) {
+    char f[64];
+    snprintf(f, sizeof f, "opath.%d", getpid());
+    close((int)OK(open(f, O_CREAT | O_WRONLY, 0600)));
+    int d = (int)OK(open(".", O_PATH | O_DIRECTORY)), p = (int)OK(open(f, O_PATH | O_CLOEXEC));
+    char link[64], ln[64];
+    snprintf(link, sizeof link, "link.%d", getpid());
+    OK(symlink("nowhere", link));
+    int s = (int)OK(open(link, O_PATH | O_NOFOLLOW));
+    while (running()) {
+        nap_us(2000);
+        char b;
+        EQ(read(p, &b, 1), -1);
+        EQ(errno, EBADF);
+        struct stat st;
+        OK(fstat(p, &st));
+        OK(fstatat(d, f, &st, 0));
+        CHECK(fcntl(d, F_GETFL) & O_PATH);
+        EQ(readlinkat(s, "", ln, sizeof ln), 7);
+        CHECK(!memcmp(ln, "nowhere", 7));
+        OK(fstat(s, &st));
+        CHECK(S_ISLNK(st.st_mode));
+    }
+    unlink(f);
+    unlink(link);
+}
+static void k_memfd(void) {
+    int f = (int)OK(memfd_create("table", MFD_ALLOW_SEALING | MFD_CLOEXEC)), ro;
+    static uint64_t blk[4096];
+    fill(blk, sizeof blk, 4);
+    full_write(f, blk, sizeof blk);
+    OK(ftruncate(f, 10 << 20));
+    OK(fcntl(f, F_ADD_SEALS, F_SEAL_GROW));
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", f);
+    ro = (int)OK(open(path, O_RDONLY));
+    while (running()) {
+        nap_us(2000);
+        EQ(lseek(f, 0, SEEK_CUR), sizeof blk);
+        EQ(pread(ro, blk, sizeof blk, 0), sizeof blk);
+        verify(blk, sizeof blk, 4, "a memfd");
+        struct stat st;
+        OK(fstat(f, &st));
+        EQ(st.st_size, 10 << 20);
+        EQ(fcntl(f, F_GET_SEALS), F_SEAL_GROW);
+        EQ(ftruncate(f, 11 << 20), -1);
+        char l[64] = {0};
+        CHECK(readlink(path, l, sizeof l) > 0 && strstr(l, "/memfd:table"));
+        uint64_t v = check_round, g;
+        EQ(pwrite(f, &v, 8, 5 << 20), 8);
+        EQ(pread(ro, &g, 8, 5 << 20), 8);
+        EQ(v, g);
+        EQ(write(ro, &v, 8), -1);
+    }
+}
+static void k_devices(void) {
+    int nul = (int)OK(open("/dev/null", O_RDWR | O_APPEND)), zero = (int)OK(open("/dev/zero", O_RDONLY)), rnd = (int)OK(open("/dev/urandom", O_RDONLY | O_CLOEXEC)), full = (int)OK(open("/dev/full", O_WRONLY));
+    int proc = (int)OK(open("/proc/self/stat", O_RDONLY)), dir = (int)OK(open("/proc/self/fd", O_RDONLY | O_DIRECTORY)), stat = (int)OK(open("/proc/stat", O_RDONLY));
+    while (running()) {
+        nap_us(2000);
+        char b[1024] = {1};
+        EQ(read(nul, b, 8), 0);
+        EQ(read(zero, b, 8), 8);
+        EQ(b[0], 0);
+        EQ(read(rnd, b, 8), 8);
+        EQ(write(full, b, 1), -1);
+        EQ(errno, ENOSPC);
+        CHECK(fcntl(nul, F_GETFL) & O_APPEND);
+        OK(lseek(proc, 0, SEEK_SET));
+        CHECK(read(proc, b, sizeof b) > 0);
+        EQ(atoi(b), getpid());
+        OK(lseek(stat, 0, SEEK_SET));
+        CHECK(read(stat, b, sizeof b) > 0 && !memcmp(b, "cpu", 3));
+        OK(lseek(dir, 0, SEEK_SET));
+        CHECK(syscall(SYS_getdents64, dir, b, sizeof b) > 0);
+    }
+}
+int main(int argc, char **argv) {
+    const char *kind = argc > 1 ? argv[1] : "eventfd";
+    char name[64];
+    snprintf(name, sizeof name, "fd_%s", kind);
+    begin(name);
+    struct { const char *k; void (*f)(void); } t[] = {{"eventfd", k_eventfd}, {"signalfd", k_signalfd}, {"timerfd", k_timerfd}, {"pidfd", k_pidfd}, {"inotify", k_inotify}, {"opath", k_opath}, {"memfd", k_memfd}, {"devices", k_devices}};
+    for (size_t i = 0; i < sizeof t / sizeof *t; i++)
+        if (!strcmp(kind, t[i].k)) {
+            t[i].f();
+            return finish();
+        }
+    fail("unknown kind");
+}

@@ -1,0 +1,26 @@
+// Named pipes: both ends, data in flight, opened read-write, the name still there.
+#include "check.h"
+int main(void) {
+    begin("fd_fifo");
+    char path[64];
+    snprintf(path, sizeof path, "fifo.%d", getpid());
+    OK(mkfifo(path, 0600));
+    int r = (int)OK(open(path, O_RDONLY | O_NONBLOCK)), w = (int)OK(open(path, O_WRONLY)), rw = (int)OK(open(path, O_RDWR));
+    char b[4000], g[4000];
+    fill(b, sizeof b, 0);
+    full_write(w, b, sizeof b);
+    for (uint64_t i = 0; running(); i++) {
+        nap_us(1500);
+        full_read(i % 2 ? rw : r, g, sizeof g);
+        verify(g, sizeof g, i, "bytes in a fifo");
+        fill(b, sizeof b, i + 1);
+        int late = (int)OK(open(path, O_WRONLY | O_NONBLOCK));
+        full_write(i % 3 ? w : late, b, sizeof b);
+        close(late);
+        EQ(fcntl(r, F_GETFL) & O_NONBLOCK, O_NONBLOCK);
+        EQ(fcntl(w, F_GETFL) & O_ACCMODE, O_WRONLY);
+        EQ(fcntl(rw, F_GETFL) & O_ACCMODE, O_RDWR);
+    }
+    unlink(path);
+    return finish();
+}

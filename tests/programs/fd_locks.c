@@ -1,0 +1,60 @@
+// flock, POSIX and OFD locks: held by this process, seen by another, ranges and types kept, not lost and not added.
+#include "check.h"
+#include <sys/file.h>
+static void lk(int fd, int cmd, short type, off_t a, off_t n) {
+    struct flock l = {.l_type = type, .l_whence = SEEK_SET, .l_start = a, .l_len = n};
+    OK(fcntl(fd, cmd, &l));
+}
+static void probe(int fd, off_t at, short want, pid_t who, off_t start, off_t len) {
+    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
+    OK(fcntl(fd, F_GETLK, &l));
+    if (l.l_type != want) fail("lock at %ld has type %d, expected %d", (long)at, l.l_type, want);
+    if (want == F_UNLCK) return;
+    if (l.l_pid != who || l.l_start != start || l.l_len != len) fail("lock at %ld: pid %d start %ld len %ld, expected %d %ld %ld", (long)at, l.l_pid, (long)l.l_start, (long)l.l_len, who, (long)start, (long)len);
+}
+int main(void) {
+    begin("fd_locks");
+    char path[64];
+    snprintf(path, sizeof path, "lock.%d", getpid());
+    int f = (int)OK(open(path, O_RDWR | O_CREAT, 0600)), o = (int)OK(open(path, O_RDWR)), fl = (int)OK(open(path, O_RDWR));
+    lk(f, F_SETLK, F_WRLCK, 100, 50);
+    lk(f, F_SETLK, F_RDLCK, 300, 0);
+    lk(o, F_OFD_SETLK, F_WRLCK, 200, 10);
+    OK(flock(fl, LOCK_SH));
+    int p[2], q[2];
+    OK(pipe(p));
+    OK(pipe(q));
+    pid_t owner = getpid(), k = fork();
+    if (k == 0) {
+        begin_child();
+        close(p[1]);
+        char m;
+        int mine = (int)OK(open(path, O_RDWR));
+        while (read(p[0], &m, 1) == 1) {
+            probe(mine, 99, F_UNLCK, 0, 0, 0);
+            probe(mine, 100, F_WRLCK, owner, 100, 50);
+            probe(mine, 149, F_WRLCK, owner, 100, 50);
+            probe(mine, 150, F_UNLCK, 0, 0, 0);
+            probe(mine, 205, F_WRLCK, -1, 200, 10);
+            probe(mine, 5000, F_RDLCK, owner, 300, 0);
+            EQ(flock(mine, LOCK_EX | LOCK_NB), -1);
+            EQ(errno, EWOULDBLOCK);
+            OK(flock(mine, LOCK_SH | LOCK_NB));
+            OK(flock(mine, LOCK_UN));
+            full_write(q[1], "k", 1);
+        }
+        _exit(0);
+    }
+    close(p[0]);
+    close(q[1]);
+    char b;
+    while (running()) {
+        nap_us(2000);
+        full_write(p[1], "x", 1);
+        full_read(q[0], &b, 1);
+    }
+    close(p[1]);
+    reap(k, 0);
+    unlink(path);
+    return finish();
+}

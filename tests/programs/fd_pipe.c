@@ -1,0 +1,81 @@
+// Pipes: bytes in flight, full pipe, sizes, packet mode, non-blocking, a blocked writer, end of file after the writer closed.
+#include "check.h"
+int main(void) {
+    begin("fd_pipe");
+    int held[2], pkt[2], big[2], eof[2], flow[2], full[2];
+    OK(pipe(held));
+    OK(pipe2(pkt, O_DIRECT | O_NONBLOCK));
+    OK(pipe(big));
+    OK(pipe(eof));
+    OK(pipe(flow));
+    OK(pipe2(full, O_NONBLOCK));
+    EQ(fcntl(big[0], F_SETPIPE_SZ, 262144), 262144);
+    static uint64_t buf[32768], in[32768];
+    fill(buf, 30000, 1);
+    full_write(held[1], buf, 30000);
+    full_write(eof[1], "tail", 4);
+    close(eof[1]);
+    static char junk[65536];
+    ssize_t capacity = 0, w;
+    while ((w = write(full[1], junk, 4096)) > 0) capacity += w;
+    EQ(errno, EAGAIN);
+    pid_t c = fork();
+    if (c == 0) {  // writes a stream for ever, mostly blocked in write on a full pipe
+        begin_child();
+        close(flow[0]);
+        signal(SIGPIPE, SIG_IGN);
+        uint64_t blk[1000];
+        for (uint64_t s = 0;; s++) {
+            fill(blk, sizeof blk, s);
+            for (size_t d = 0; d < sizeof blk;) {
+                ssize_t r = write(flow[1], (char *)blk + d, sizeof blk - d);
+                if (r < 0 && errno == EPIPE) _exit(21);
+                if (r <= 0) fail("write: %zd %s", r, strerror(errno));
+                d += (size_t)r;
+            }
+        }
+    }
+    close(flow[1]);
+    char msgs = 0;
+    for (uint64_t r = 0; running(); r++) {
+        uint64_t blk[1000];
+        full_read(flow[0], blk, sizeof blk);
+        verify(blk, sizeof blk, r, "a pipe's stream");
+        if (r % 4) continue;
+        int n = 0;
+        full_read(held[0], in, 30000);
+        verify(in, 30000, r / 4 + 1, "bytes held in a pipe");
+        fill(buf, 30000, r / 4 + 2);
+        full_write(held[1], buf, 30000);
+        for (int i = 0; i < 5; i++) EQ(write(pkt[1], "abcdefghij", (size_t)(i + 1 + msgs % 3)), i + 1 + msgs % 3);
+        fill(buf, 200000, r);
+        full_write(big[1], buf, 200000);
+        nap_us(4000);
+        char m[64];
+        while ((n = (int)read(pkt[0], m, sizeof m)) > 0) {
+            EQ(n, 1 + msgs % 3);
+            EQ(read(pkt[0], m, sizeof m), 2 + msgs % 3);
+            EQ(read(pkt[0], m, sizeof m), 3 + msgs % 3);
+            EQ(read(pkt[0], m, sizeof m), 4 + msgs % 3);
+            EQ(read(pkt[0], m, sizeof m), 5 + msgs % 3);
+        }
+        EQ(errno, EAGAIN);
+        msgs = (char)((msgs + 1) % 3);
+        full_read(big[0], in, 200000);
+        verify(in, 200000, r, "bytes in a large pipe");
+        EQ(fcntl(big[1], F_GETPIPE_SZ), 262144);
+        EQ(write(full[1], junk, 4096), -1);
+        EQ(errno, EAGAIN);
+        EQ(fcntl(pkt[1], F_GETFL) & (O_DIRECT | O_NONBLOCK), O_DIRECT | O_NONBLOCK);
+    }
+    char t[8];
+    full_read(eof[0], t, 4);
+    CHECK(!memcmp(t, "tail", 4));
+    EQ(read(eof[0], t, 1), 0);
+    for (ssize_t g = 0; g < capacity; g += 4096) full_read(full[0], junk, 4096);
+    EQ(read(full[0], junk, 1), -1);
+    EQ(errno, EAGAIN);
+    close(flow[0]);
+    reap(c, 21 << 8);
+    return finish();
+}

@@ -1,0 +1,69 @@
+// Pseudo-terminals: settings, window size, data in flight, a child whose controlling terminal it is, line discipline.
+#include "check.h"
+#include <pty.h>
+#include <sys/ioctl.h>
+#include <termios.h>
+static int m;
+static void get(char *b, size_t want) {
+    for (size_t d = 0; d < want;) {
+        await(m, POLLIN, "pty master");
+        ssize_t r = read(m, b + d, want - d);
+        CHECK(r > 0);
+        d += (size_t)r;
+    }
+}
+int main(void) {
+    begin("fd_pty");
+    int s;
+    struct termios t, now;
+    struct winsize w = {37, 111, 5, 6}, wn;
+    char name[64];
+    OK(openpty(&m, &s, name, NULL, &w));
+    OK(tcgetattr(s, &t));
+    t.c_lflag &= ~(tcflag_t)ECHO;
+    t.c_oflag &= ~(tcflag_t)OPOST;
+    t.c_cc[VINTR] = 'Q' - 64;
+    OK(tcsetattr(s, TCSANOW, &t));
+    OK(tcgetattr(s, &t));
+    pid_t c = fork();
+    if (c == 0) {
+        begin_child();
+        close(m);
+        OK(setsid());
+        OK(ioctl(s, TIOCSCTTY, 0));
+        pid_t g = 0;
+        int tty = (int)OK(open("/dev/tty", O_RDWR));
+        char line[256];
+        signal(SIGINT, SIG_IGN);
+        for (;;) {
+            ssize_t n = read(tty, line, sizeof line);
+            if (n < 0) fail("read from /dev/tty: %s", strerror(errno));
+            OK(ioctl(tty, TIOCGPGRP, &g));
+            EQ(g, getpgrp());
+            EQ(getsid(0), getpid());
+            if (!strncmp(line, "end", 3)) _exit(12);
+            full_write(tty, line, (size_t)n);  // echoes the line
+        }
+    }
+    char line[64], back[64];
+    while (running()) {
+        int n = snprintf(line, sizeof line, "line %lu of many\n", check_round);
+        full_write(m, line, 4);  // half a line waits in the line discipline
+        nap_us(3000);
+        full_write(m, line + 4, (size_t)n - 4);
+        if (check_round % 2) nap_us(3000);
+        get(back, (size_t)n);
+        if (memcmp(line, back, (size_t)n)) fail("the terminal answered %.*s for %s", n, back, line);
+        OK(tcgetattr(s, &now));
+        if (memcmp(&now, &t, sizeof t)) fail("terminal settings changed");
+        OK(ioctl(m, TIOCGWINSZ, &wn));
+        CHECK(!memcmp(&w, &wn, sizeof w));
+        CHECK(!strcmp(ptsname(m), name));
+        struct stat st;
+        OK(fstat(s, &st));
+        CHECK(S_ISCHR(st.st_mode));
+    }
+    full_write(m, "end\n", 4);
+    reap(c, 12 << 8);
+    return finish();
+}

@@ -1,0 +1,170 @@
+// UNIX sockets. fd_unix KIND: stream, dgram, seqpacket (pairs with data in flight both ways), named (listening with backlog), rights
+// (descriptors in flight), half (shutdown), creds.
+#include "check.h"
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+static void send_fds(int s, const void *d, size_t n, int *fds, int k) {
+    struct iovec v = {(void *)d, n};
+    char c[CMSG_SPACE(sizeof(int) * 8)];
+    memset(c, 0, sizeof c);
+    struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = c, .msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)k)};
+    struct cmsghdr *h = CMSG_FIRSTHDR(&m);
+    h->cmsg_level = SOL_SOCKET;
+    h->cmsg_type = SCM_RIGHTS;
+    h->cmsg_len = CMSG_LEN(sizeof(int) * (size_t)k);
+    memcpy(CMSG_DATA(h), fds, sizeof(int) * (size_t)k);
+    EQ(sendmsg(s, &m, 0), n);
+}
+static int recv_fds(int s, void *d, size_t n, int *fds) {
+    struct iovec v = {d, n};
+    char c[CMSG_SPACE(sizeof(int) * 8)];
+    struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = c, .msg_controllen = sizeof c};
+    EQ(recvmsg(s, &m, MSG_DONTWAIT), n);
+    struct cmsghdr *h = CMSG_FIRSTHDR(&m);
+    CHECK(h && h->cmsg_type == SCM_RIGHTS);
+    int k = (int)((h->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+    memcpy(fds, CMSG_DATA(h), sizeof(int) * (size_t)k);
+    return k;
+}
+int main(int argc, char **argv) {
+    const char *kind = argc > 1 ? argv[1] : "stream";
+    char name[64];
+    snprintf(name, sizeof name, "fd_unix-%s", kind);
+    begin(name);
+    int type = !strcmp(kind, "dgram") ? SOCK_DGRAM : !strcmp(kind, "seqpacket") ? SOCK_SEQPACKET : SOCK_STREAM;
+    static uint64_t a[2048], b[2048];
+    if (!strcmp(kind, "stream") || type != SOCK_STREAM) {
+        int s[2];
+        OK(socketpair(AF_UNIX, type, 0, s));
+        int sz = 131072, got;
+        OK(setsockopt(s[0], SOL_SOCKET, SO_SNDBUF, &sz, sizeof sz));
+        socklen_t l = sizeof got;
+        OK(getsockopt(s[0], SOL_SOCKET, SO_SNDBUF, &got, &l));
+        int want = got;
+        struct timeval tv = {3, 250000}, tg;
+        OK(setsockopt(s[1], SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof tv));
+        for (uint64_t r = 0; running(); r++) {
+            size_t len = 8 * (1 + mix(r) % 1500);
+            for (uint64_t m = 0; m < 4; m++) {
+                fill(a, len, r * 10 + m);
+                EQ(send(s[m % 2], a, len, 0), len);
+            }
+            nap_us(3000);
+            for (uint64_t m = 0; m < 4; m++) {
+                ssize_t n = recv(s[(m + 1) % 2], b, type == SOCK_STREAM ? len : sizeof b, 0);
+                EQ(n, len);
+                verify(b, len, r * 10 + m, "data in a socket");
+            }
+            EQ(recv(s[0], b, 8, MSG_DONTWAIT), -1);
+            EQ(errno, EAGAIN);
+            l = sizeof got;
+            OK(getsockopt(s[0], SOL_SOCKET, SO_SNDBUF, &got, &l));
+            EQ(got, want);
+            l = sizeof tg;
+            OK(getsockopt(s[1], SOL_SOCKET, SO_RCVTIMEO, &tg, &l));
+            CHECK(tg.tv_sec == 3 && llabs(tg.tv_usec - 250000) < 5000);
+            l = sizeof got;
+            OK(getsockopt(s[0], SOL_SOCKET, SO_TYPE, &got, &l));
+            EQ(got, type);
+        }
+    } else if (!strcmp(kind, "named") || !strcmp(kind, "abstract")) {
+        struct sockaddr_un ad = {.sun_family = AF_UNIX}, who;
+        int abs = !strcmp(kind, "abstract");
+        snprintf(ad.sun_path + abs, sizeof ad.sun_path - 1, "sock.%d", getpid());
+        socklen_t al = (socklen_t)(sizeof(sa_family_t) + (size_t)abs + strlen(ad.sun_path + abs) + !abs), l;
+        int ls = (int)OK(socket(AF_UNIX, SOCK_STREAM, 0));
+        OK(bind(ls, (struct sockaddr *)&ad, al));
+        OK(listen(ls, 5));
+        for (uint64_t r = 0; running(); r++) {
+            int c[3];
+            for (int i = 0; i < 3; i++) {  // three connections wait in the backlog, with data already sent
+                c[i] = (int)OK(socket(AF_UNIX, SOCK_STREAM, 0));
+                OK(connect(c[i], (struct sockaddr *)&ad, al));
+                fill(a, 800, r * 3 + (uint64_t)i);
+                full_write(c[i], a, 800);
+            }
+            nap_us(5000);
+            for (int i = 0; i < 3; i++) {
+                int s = (int)OK(accept(ls, NULL, NULL));
+                full_read(s, b, 800);
+                verify(b, 800, r * 3 + (uint64_t)i, "data of a connection in the backlog");
+                full_write(s, b, 800);
+                if (i == 1) nap_us(2000);  // established, one answer in flight
+                full_read(c[i], b, 800);
+                verify(b, 800, r * 3 + (uint64_t)i, "the answer");
+                l = sizeof who;
+                OK(getpeername(c[i], (struct sockaddr *)&who, &l));
+                CHECK(l == al && !memcmp(&who, &ad, al));
+                struct ucred uc;
+                l = sizeof uc;
+                OK(getsockopt(s, SOL_SOCKET, SO_PEERCRED, &uc, &l));
+                EQ(uc.pid, getpid());
+                EQ(uc.uid, getuid());
+                close(s);
+                EQ(read(c[i], b, 8), 0);
+                close(c[i]);
+            }
+        }
+        if (!abs) unlink(ad.sun_path);
+    } else if (!strcmp(kind, "rights")) {
+        int s[2], p[2];
+        OK(socketpair(AF_UNIX, SOCK_STREAM, 0, s));
+        for (uint64_t r = 0; running(); r++) {
+            OK(pipe(p));
+            full_write(p[1], &r, 8);
+            int f = (int)OK(memfd_create("sent", 0)), in[2];
+            OK(socketpair(AF_UNIX, SOCK_DGRAM, 0, in));
+            EQ(pwrite(f, &r, 8, 100), 8);
+            int fds[3] = {p[0], f, in[0]};
+            send_fds(s[0], "x", 1, fds, 3);
+            close(p[0]);
+            close(f);
+            close(in[0]);  // the only references are in flight now
+            send_fds(s[0], "yz", 2, &s[1], 1);
+            nap_us(5000);
+            char m[4];
+            int got[8];
+            EQ(recv_fds(s[1], m, 1, got), 3);
+            EQ(m[0], 'x');
+            uint64_t v = 0;
+            full_read(got[0], &v, 8);
+            EQ(v, r);
+            EQ(pread(got[1], &v, 8, 100), 8);
+            EQ(v, r);
+            EQ(send(in[1], &r, 8, 0), 8);
+            EQ(recv(got[2], &v, 8, 0), 8);
+            EQ(v, r);
+            int again[8];
+            EQ(recv_fds(s[1], m, 2, again), 1);
+            CHECK(m[0] == 'y' && m[1] == 'z');
+            close(again[0]);
+            for (int i = 0; i < 3; i++) close(got[i]);
+            close(p[1]);
+            close(in[1]);
+        }
+    } else if (!strcmp(kind, "half")) {
+        while (running()) {
+            int s[2];
+            OK(socketpair(AF_UNIX, SOCK_STREAM, 0, s));
+            fill(a, 4096, check_round);
+            full_write(s[0], a, 4096);
+            OK(shutdown(s[0], SHUT_WR));
+            nap_us(4000);
+            full_read(s[1], b, 4096);
+            verify(b, 4096, check_round, "data before a half close");
+            EQ(read(s[1], b, 8), 0);
+            full_write(s[1], a, 4096);
+            full_read(s[0], b, 4096);
+            signal(SIGPIPE, SIG_IGN);
+            EQ(write(s[0], a, 8), -1);
+            EQ(errno, EPIPE);
+            close(s[1]);
+            nap_us(3000);
+            EQ(read(s[0], b, 8), 0);  // the peer is gone
+            close(s[0]);
+        }
+    } else
+        fail("unknown kind");
+    return finish();
+}

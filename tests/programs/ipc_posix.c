@@ -1,0 +1,48 @@
+// POSIX message queues with waiting messages and priorities, named semaphores shared by two processes.
+#include "check.h"
+#include <mqueue.h>
+#include <semaphore.h>
+int main(void) {
+    begin("ipc_posix");
+    char n[64];
+    snprintf(n, sizeof n, "/belay-t%d", getpid());
+    struct mq_attr a = {.mq_maxmsg = 6, .mq_msgsize = 200};
+    mqd_t q = mq_open(n, O_RDWR | O_CREAT | O_EXCL | O_NONBLOCK, 0600, &a);
+    OK(q);
+    sem_t *s = sem_open(n, O_CREAT | O_EXCL, 0600, 0), *back;
+    CHECK(s != SEM_FAILED);
+    snprintf(n, sizeof n, "/belay-u%d", getpid());
+    back = sem_open(n, O_CREAT | O_EXCL, 0600, 0);
+    sem_unlink(n);
+    pid_t k = fork();
+    if (k == 0) for (;;) {
+        if (sem_wait(s)) fail("sem_wait: %s", strerror(errno));
+        sem_post(back);
+    }
+    char m[200], g[200];
+    while (running()) {
+        for (unsigned i = 0; i < 5; i++) {
+            fill(m, 160, check_round * 8 + i);
+            OK(mq_send(q, m, 100 + i * 8, i % 3));
+        }
+        nap_us(4000);
+        unsigned order[] = {2, 1, 4, 0, 3}, pr;
+        for (int i = 0; i < 5; i++) {
+            EQ(mq_receive(q, g, sizeof g, &pr), 100 + order[i] * 8);
+            EQ(pr, order[i] % 3);
+            verify(g, 96, check_round * 8 + order[i], "a message");
+        }
+        EQ(mq_receive(q, g, sizeof g, &pr), -1);
+        EQ(errno, EAGAIN);
+        OK(mq_getattr(q, &a));
+        CHECK(a.mq_maxmsg == 6 && a.mq_msgsize == 200 && a.mq_flags == O_NONBLOCK && a.mq_curmsgs == 0);
+        sem_post(s);
+        if (sem_wait(back)) fail("sem_wait: %s", strerror(errno));
+    }
+    kill(k, SIGKILL);
+    reap(k, SIGKILL);
+    snprintf(n, sizeof n, "/belay-t%d", getpid());
+    mq_unlink(n);
+    sem_unlink(n);
+    return finish();
+}

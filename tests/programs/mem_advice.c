@@ -1,0 +1,50 @@
+// Memory with special fork behaviour and locks: MADV_DONTFORK contents survive, WIPEONFORK, DONTDUMP and mlock flags stay.
+#include "check.h"
+#define LEN 65536
+static void flags(void *p, char *out, size_t n) {
+    FILE *s = fopen("/proc/self/smaps", "r");
+    CHECK(s);
+    char l[1024];
+    int in = 0;
+    out[0] = 0;
+    while (fgets(l, sizeof l, s)) {
+        unsigned long a, b;
+        if (sscanf(l, "%lx-%lx ", &a, &b) == 2 && strchr(l, '-') - l < 17) in = a <= (unsigned long)p && (unsigned long)p < b;
+        if (in && !strncmp(l, "VmFlags:", 8)) {
+            for (const char *f = "dc\0wf\0dd\0lo\0mg\0"; *f; f += 3) {
+                char t[5] = {' ', f[0], f[1], 0};
+                if (strstr(l, t)) strncat(out, t, n - strlen(out) - 1);
+            }
+        }
+    }
+    fclose(s);
+}
+int main(void) {
+    begin("mem_advice");
+    int adv[] = {MADV_DONTFORK, MADV_WIPEONFORK, MADV_DONTDUMP, MADV_NORMAL};
+    char *m[4], want[4][64], now[64];
+    for (int i = 0; i < 4; i++) {
+        char *raw = mmap(NULL, LEN + 8192, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        m[i] = raw + 4096;
+        OK(mprotect(m[i], LEN, PROT_READ | PROT_WRITE));
+        OK(madvise(m[i], LEN, adv[i]));
+        fill(m[i], LEN, (uint64_t)i);
+    }
+    OK(mlock(m[3], LEN / 4));
+    for (int i = 0; i < 4; i++) flags(m[i], want[i], sizeof want[i]);
+    CHECK(strstr(want[0], "dc") && strstr(want[1], "wf") && strstr(want[2], "dd") && strstr(want[3], "lo"));
+    uint64_t seed[4] = {0, 1, 2, 3};
+    while (running()) {
+        nap_us(2000);
+        for (int i = 0; i < 4; i++) {
+            verify(m[i], LEN, seed[i], i == 0 ? "MADV_DONTFORK memory" : i == 1 ? "MADV_WIPEONFORK memory" : "memory");
+            fill(m[i], LEN, ++seed[i]);
+            flags(m[i], now, sizeof now);
+            if (strcmp(now, want[i])) fail("mapping %d has flags%s, had%s", i, now, want[i]);
+        }
+    }
+    pid_t c = fork();
+    if (c == 0) _exit(m[1][0] == 0 && m[1][LEN - 1] == 0 ? 6 : 1);
+    reap(c, 6 << 8);
+    return finish();
+}

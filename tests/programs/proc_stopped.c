@@ -1,0 +1,43 @@
+// A stopped child stays stopped across a checkpoint, is seen by WUNTRACED once, and continues on SIGCONT.
+#include "check.h"
+static char state(pid_t p) {
+    char path[64], b[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", p);
+    int fd = (int)OK(open(path, O_RDONLY));
+    ssize_t n = read(fd, b, sizeof b - 1);
+    close(fd);
+    CHECK(n > 0);
+    b[n] = 0;
+    return strrchr(b, ')')[2];
+}
+int main(void) {
+    begin("proc_stopped");
+    _Atomic uint64_t *c = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pid_t p = fork();
+    if (p == 0) for (;;) { (*c)++; nap_us(500); }
+    while (running()) {
+        OK(kill(p, SIGSTOP));
+        int st;
+        EQ(waitpid(p, &st, WUNTRACED), p);
+        CHECK(WIFSTOPPED(st) && WSTOPSIG(st) == SIGSTOP);
+        uint64_t v = *c;
+        for (int i = 0; i < 20; i++) {
+            nap_us(4000);
+            EQ(*c, v);
+            EQ(state(p), 'T');
+            EQ(waitpid(p, &st, WUNTRACED | WCONTINUED | WNOHANG), 0);
+            running();
+        }
+        OK(kill(p, SIGCONT));
+        EQ(waitpid(p, &st, WCONTINUED), p);
+        CHECK(WIFCONTINUED(st));
+        int64_t t0 = now_ns();
+        while (*c == v) {
+            if (now_ns() - t0 > 10000000000LL) fail("the child does not continue");
+            nap_us(500);
+        }
+    }
+    kill(p, SIGKILL);
+    reap(p, SIGKILL);
+    return finish();
+}

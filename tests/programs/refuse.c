@@ -1,0 +1,37 @@
+// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, userfaultfd, ptrace. They must go on undisturbed.
+#include "check.h"
+#include <linux/io_uring.h>
+#include <linux/userfaultfd.h>
+#include <sys/ptrace.h>
+int main(int argc, char **argv) {
+    const char *kind = argc > 1 ? argv[1] : "io_uring";
+    char name[64];
+    snprintf(name, sizeof name, "refuse-%s", kind);
+    begin(name);
+    pid_t c = 0;
+    if (!strcmp(kind, "io_uring")) {
+        struct io_uring_params p;
+        memset(&p, 0, sizeof p);
+        OK(syscall(SYS_io_uring_setup, 8, &p));
+    } else if (!strcmp(kind, "userfaultfd")) {
+        OK(syscall(SYS_userfaultfd, UFFD_USER_MODE_ONLY | O_CLOEXEC));
+    } else if (!strcmp(kind, "ptrace")) {
+        c = fork();
+        if (c == 0) {
+            ptrace(PTRACE_TRACEME, 0, 0, 0);
+            raise(SIGSTOP);
+            for (;;) pause();
+        }
+        int st;
+        EQ(waitpid(c, &st, 0), c);
+        CHECK(WIFSTOPPED(st));
+        OK(ptrace(PTRACE_CONT, c, 0, 0));
+    } else
+        fail("unknown kind");
+    while (running()) nap_us(2000);
+    if (c) {
+        kill(c, SIGKILL);
+        reap(c, SIGKILL);
+    }
+    return finish();
+}
