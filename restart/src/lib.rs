@@ -1,6 +1,44 @@
 //! The restart flow: namespace, process tree, descriptors, memory, threads, resume.
+//!
+//! ```text
+//! front (the user's shell sees it)
+//!   └─ PID 1 of new PID, mount and IPC namespaces     init
+//!        └─ agent, with the PID it had                agent
+//!             └─ the job's processes, with theirs     spawn → process → restorer program → resume
+//! ```
+//! `verify` checks all it can before any process exists. `tree`, `layout`, `memory`, `state` and `arena` decide, without side effects, what is to be
+//! done; `spawn`, `process` and the restorer do it. Nothing of the job runs before all of it is there: until then any failure ends every process
+//! made, and the checkpoint stays as it was.
 
+mod agent;
+mod arch;
+mod arena;
+mod call;
+mod channel;
+mod control;
+mod explain;
+mod fail;
+mod front;
+mod init;
+mod layout;
+mod memory;
+mod namespace;
+mod process;
+mod resume;
+mod sched;
+mod spawn;
+mod state;
+mod sys;
+mod tree;
+mod verify;
+
+pub use fail::RestartError;
+
+use belay_kernel::blob::Blob;
+use channel::{Channel, Message};
+use front::Front;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Choices for a restart.
 #[derive(Debug, Clone)]
@@ -11,35 +49,76 @@ pub struct Options {
     pub restorer: PathBuf,
 }
 
-/// Why a restart failed. Nothing of the job was started, and the checkpoint is untouched.
-#[derive(Debug, thiserror::Error)]
-pub enum RestartError {
-    /// A step failed on an object.
-    #[error("{step}: {reason}")]
-    Failed {
-        /// The step.
-        step: String,
-        /// The reason and what to do.
-        reason: String,
-    },
-    /// The image cannot be used.
-    #[error(transparent)]
-    Image(#[from] belay_image::ImageError),
-}
-
 /// What the agent of the restarted job learns.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Restored {
     /// PID of the launched command.
     pub root_pid: i32,
+    /// Duration of each phase of the restart.
+    pub phases: Vec<(belay_wire::Phase, Duration)>,
 }
 
 /// Restarts the generation in `dir`. Call from the single-threaded front process. Makes the namespaces, their PID 1 and, inside, the agent, which
 /// rebuilds the job, lets it go on, and then runs `agent_main`, whose result (a wait status word) becomes the result of this call in the front process.
 /// The front process forwards terminal job control and termination signals meanwhile.
-pub fn restart(_dir: &Path, _options: &Options, _agent_main: &mut dyn FnMut(Restored) -> i32) -> Result<i32, RestartError> {
-    Err(RestartError::Failed {
-        step: "restart".into(),
-        reason: "not built".into(),
+pub fn restart(dir: &Path, options: &Options, agent_main: &mut dyn FnMut(Restored) -> i32) -> Result<i32, RestartError> {
+    let mut loaded = Some(verify::load(dir)?);
+    let identity = match &loaded {
+        Some(l) => l.job.agent,
+        None => return Err(RestartError::at("restart", "nothing loaded")),
+    };
+    let blob = Blob::load(&options.restorer).map_err(|e| RestartError::at("load the restorer", e))?;
+    let failed = |e: std::io::Error| RestartError::at("restart", e);
+    let (channel, inside) = Channel::pair().map_err(failed)?;
+    let running = init::Flag::new().map_err(failed)?;
+    let front = Front::new().map_err(failed)?;
+    let user = namespace::needs_user_namespace();
+    // SAFETY: these calls cannot fail and touch no memory.
+    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    // SAFETY: the front process has one thread, as the contract of this function says.
+    let init = match unsafe { namespace::clone(user) } {
+        Err(e) => {
+            sys::sigprocmask(libc::SIG_SETMASK, front.old_mask());
+            return Err(e);
+        }
+        Ok(pid) => pid,
+    };
+    if init != 0 {
+        drop(inside);
+        drop(loaded);
+        return front.attend(init, &channel);
+    }
+    drop(channel);
+    let setup = init::Setup {
+        channel: &inside,
+        agent: identity,
+        user,
+        uid,
+        gid,
+        session: !front.has_terminal(),
+        running: &running,
+    };
+    init::run(&setup, &mut || {
+        sys::block_signals();
+        let result = agent::join_groups(&identity, setup.session).and_then(|()| {
+            inside.send(&Message::Hello);
+            let loaded = loaded.take().ok_or_else(|| RestartError::at("restart", "nothing loaded"))?;
+            let root_pid = loaded.job.root_pid;
+            let phases = agent::restart(loaded, &blob, options.lazy, user, front.foreground)?;
+            Ok(Restored { root_pid, phases })
+        });
+        match result {
+            Err(e) => {
+                inside.send(&Message::failed(&e));
+                sys::exit_now(1)
+            }
+            Ok(restored) => {
+                running.set();
+                inside.send(&Message::Resumed);
+                sys::sigprocmask(libc::SIG_SETMASK, front.old_mask());
+                let status = agent_main(restored);
+                inside.send(&Message::Ended(status));
+            }
+        }
     })
 }

@@ -1,0 +1,351 @@
+//! The agent of the restarted job: rebuilds everything, then lets everything go on at once.
+//!
+//! It is a child of PID 1 in the new namespaces, with the PID that the agent had at the checkpoint, and the ancestor of every process of the job.
+
+use crate::control::{Shared, RESTORER_STEP};
+use crate::fail::{Outcome, RestartError};
+use crate::memory::Special;
+use crate::process::{self, Context};
+use crate::resume;
+use crate::spawn::{Forest, EXISTS, JOINED, LEADS, SETTLED};
+use crate::state::Own;
+use crate::tree::{self, Role, Tree};
+use crate::verify::Loaded;
+use crate::{explain, sys};
+use belay_abi::restore::{Slot, MAX_HELPERS, STATE_FAILED, STATE_PARKED};
+use belay_image::model::{AgentIdentity, Job, ProcessState};
+use belay_kernel::blob::Blob;
+use belay_kernel::{pidfd, proc};
+use belay_plugins::Rebuilder;
+use belay_wire::Phase;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// A process with fewer stored bytes than this is read by one thread.
+const HELPED_BYTES: u64 = 8 << 20;
+const PR_TIMER_CREATE_RESTORE_IDS: i32 = 77;
+const PR_TIMER_CREATE_RESTORE_IDS_GET: u64 = 2;
+
+/// Duration of each phase.
+pub(crate) type Phases = Vec<(Phase, Duration)>;
+
+/// Rebuilds the job of `loaded` and lets it go on. On failure every process of it has been killed.
+pub(crate) fn restart(loaded: Loaded, blob: &Blob, lazy: bool, user: bool, foreground: bool) -> Outcome<Phases> {
+    let begin = Instant::now();
+    let Loaded {
+        dir,
+        job,
+        descriptors,
+        blobs,
+        extents,
+    } = loaded;
+    sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map_err(|e| RestartError::at("become reaper", e))?;
+    raise_descriptor_limit();
+    let helpers = helper_counts(&job, &extents);
+    let tree = tree::plan(&job.agent, &job.processes, helpers.iter().sum(), pid_max()).map_err(|e| RestartError::at("spawn", e))?;
+    let shared = Shared::new(tree.nodes.len()).map_err(|e| RestartError::at("spawn", e))?;
+    let mine = std::process::id().cast_signed();
+    let context = Context {
+        dir: &dir,
+        blob,
+        rebuilder: Rebuilder::rebuild(descriptors, &blobs).map_err(|e| RestartError::at("rebuild", e))?,
+        shared: &shared,
+        extents: &extents,
+        lazy,
+        ask_huge: asks_for_huge_pages(),
+        restore_timer_ids: sys::prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_GET, 0).is_ok(),
+        own: own_credentials(user).map_err(|e| RestartError::at("read own credentials", e))?,
+        specials: specials(mine).map_err(|e| RestartError::at("read own mappings", e))?,
+    };
+    let rebuilt = begin.elapsed();
+    let settle = |slot: usize, p: &belay_image::model::Process| {
+        let i = job.processes.iter().position(|q| q.pid == p.pid).unwrap_or(0);
+        let first: usize = helpers[..i].iter().sum();
+        process::become_process(&context, slot, p, &tree.helper_tids[first..first + helpers[i]])
+    };
+    let forest = Forest {
+        tree: &tree,
+        processes: &job.processes,
+        shared: &shared,
+        settle: &settle,
+    };
+    let mut living = Living { pidfds: Vec::new() };
+    let parked = spawn(&forest, &job, &mut living).and_then(|()| {
+        let spawned = begin.elapsed();
+        shared.begin(SETTLED);
+        let live = live(&tree, &job);
+        shared.await_all(&live, STATE_PARKED, &mut || living.glance(&shared, &tree))?;
+        Ok((live, spawned))
+    });
+    let Context { rebuilder, .. } = context;
+    release(rebuilder);
+    let result = parked.and_then(|(live, spawned)| {
+        let resuming = Instant::now();
+        let stopped = resume::seize(&job, &shared, &tree, &live, blob)?;
+        set_last_pid(tree.max_pid);
+        if foreground {
+            resume::hand_over_terminal(&job);
+        }
+        stopped.resume()?;
+        Ok(phases(rebuilt, spawned, &live, &shared, resuming.elapsed()))
+    });
+    result.map_err(|e| {
+        living.kill();
+        explain_restorer(e, &job, &tree, &shared, &extents)
+    })
+}
+
+/// Closes the agent's copies of all descriptors: the job's own are in place, and ours must not keep pipes and sockets open.
+fn release(_: Rebuilder) {}
+
+fn live(tree: &Tree, job: &Job) -> Vec<usize> {
+    let is_live = |r: Role| matches!(r, Role::Process(i) if tree::is_live(&job.processes[i]));
+    (0..tree.nodes.len()).filter(|i| is_live(tree.nodes[*i].role)).collect()
+}
+
+/// Makes the process tree, in lock step, up to the point where only processes of the job are left.
+fn spawn(forest: &Forest<'_>, job: &Job, living: &mut Living) -> Outcome<()> {
+    let (tree, shared) = (forest.tree, forest.shared);
+    forest.plant()?;
+    let lasting: Vec<usize> = (1..tree.nodes.len())
+        .filter(|i| tree.nodes[*i].role != Role::TemporaryParent)
+        .collect();
+    shared.await_all(&lasting, EXISTS, &mut || Ok(()))?;
+    for i in &lasting {
+        let pid = tree.nodes[*i].pid;
+        let fd = pidfd::open(pid).map_err(|e| RestartError::at("spawn", format!("process {pid}: {e}")))?;
+        living.pidfds.push((*i, pid, fd));
+    }
+    let mut glance = || living.glance(shared, tree);
+    shared.begin(EXISTS);
+    shared.await_all(&lasting, LEADS, &mut glance)?;
+    shared.begin(LEADS);
+    shared.await_all(&lasting, JOINED, &mut glance)?;
+    living.expect_end(|i| match tree.nodes[i].role {
+        Role::TemporaryLeader => true,
+        Role::Process(p) => !tree::is_live(&job.processes[p]),
+        _ => false,
+    });
+    shared.begin(JOINED);
+    forest.reap()?;
+    let mut glance = || living.glance(shared, tree);
+    shared.await_all(&live(tree, job), SETTLED, &mut glance)?;
+    for (i, pid) in zombies(tree, job) {
+        let fd = pidfd::open(pid).map_err(|e| RestartError::at("spawn", format!("zombie {pid}: {e}")))?;
+        wait_for_end(&fd);
+        let wanted = job.processes[i].state;
+        let found = proc::stat(pid).map_err(|e| RestartError::at("spawn", format!("zombie {pid}: {e}")))?;
+        if wanted != ProcessState::Zombie(found.exit_code) {
+            tracing::warn!(pid, ?wanted, found = found.exit_code, "wait status of a zombie differs");
+        }
+    }
+    Ok(())
+}
+
+fn zombies<'a>(tree: &'a Tree, job: &'a Job) -> impl Iterator<Item = (usize, i32)> + 'a {
+    tree.nodes.iter().filter_map(|n| match n.role {
+        Role::Process(i) if !tree::is_live(&job.processes[i]) => Some((i, n.pid)),
+        _ => None,
+    })
+}
+
+fn wait_for_end(pidfd: &OwnedFd) {
+    let mut poll = libc::pollfd {
+        fd: pidfd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one live pollfd.
+    unsafe { libc::poll(&mut poll, 1, -1) };
+}
+
+/// The processes made so far.
+struct Living {
+    pidfds: Vec<(usize, i32, OwnedFd)>,
+}
+
+impl Living {
+    /// Forgets those that are meant to end.
+    fn expect_end(&mut self, ends: impl Fn(usize) -> bool) {
+        self.pidfds.retain(|(i, _, _)| !ends(*i));
+    }
+
+    /// Fails when a process has died without reporting why.
+    fn glance(&self, shared: &Shared, tree: &Tree) -> Outcome<()> {
+        let mut polls: Vec<libc::pollfd> = self
+            .pidfds
+            .iter()
+            .map(|(_, _, fd)| libc::pollfd {
+                fd: fd.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            })
+            .collect();
+        // SAFETY: a live array of that length.
+        unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, 0) };
+        for ((i, pid, _), poll) in self.pidfds.iter().zip(&polls) {
+            if poll.revents != 0 && shared.slot(*i).state.load(Ordering::Acquire) != STATE_FAILED {
+                let status = proc::stat(*pid).map_or(0, |s| s.exit_code);
+                let how = if libc::WIFSIGNALED(status) {
+                    format!("was killed by signal {}", libc::WTERMSIG(status))
+                } else {
+                    format!("ended with status {}", libc::WEXITSTATUS(status))
+                };
+                let stage = shared.slot(*i).state.load(Ordering::Acquire);
+                return Err(RestartError::at(
+                    "restart",
+                    format!(
+                        "process {} {how} while it was being restored (stage {stage})",
+                        tree.nodes[*i].pid
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn kill(&self) {
+        for (_, _, fd) in &self.pidfds {
+            let _ = pidfd::send_signal(std::os::fd::AsFd::as_fd(fd), libc::SIGKILL);
+        }
+    }
+}
+
+/// Turns numbers reported by the restorer into words.
+fn explain_restorer(
+    e: RestartError,
+    job: &Job,
+    tree: &Tree,
+    shared: &Shared,
+    extents: &std::collections::HashMap<i32, Vec<belay_image::extents::Extent>>,
+) -> RestartError {
+    let RestartError::Failed { step, reason } = &e else { return e };
+    let slot = reason.parse::<usize>().ok().filter(|_| step == RESTORER_STEP);
+    let Some(Role::Process(i)) = slot.and_then(|s| tree.nodes.get(s)).map(|n| n.role) else {
+        return e;
+    };
+    let slot: &Slot = shared.slot(slot.unwrap_or(0));
+    let p = &job.processes[i];
+    explain::restorer(p, extents.get(&p.pid).map_or(&[], Vec::as_slice), slot)
+}
+
+/// How many helper threads read each process's pages: as many as there are processors, all processes together.
+fn helper_counts(job: &Job, extents: &std::collections::HashMap<i32, Vec<belay_image::extents::Extent>>) -> Vec<usize> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let bytes = |pid: i32| -> u64 { extents.get(&pid).map_or(0, |t| t.iter().map(|e| e.bytes).sum()) };
+    let large = job.processes.iter().filter(|p| bytes(p.pid) >= HELPED_BYTES).count().max(1);
+    let each = (processors / large).clamp(1, MAX_HELPERS + 1) - 1;
+    let count = |pid: i32| if bytes(pid) >= HELPED_BYTES { each } else { 0 };
+    job.processes.iter().map(|p| count(p.pid)).collect()
+}
+
+fn phases(rebuilt: Duration, spawned: Duration, live: &[usize], shared: &Shared, resume: Duration) -> Phases {
+    let longest = |from: usize, to: usize| {
+        let time = |s: &Slot, i: usize| s.times[i].load(Ordering::Relaxed);
+        let each = live
+            .iter()
+            .map(|i| shared.slot(*i))
+            .map(|s| time(s, to).saturating_sub(time(s, from)));
+        Duration::from_nanos(each.max().unwrap_or(0))
+    };
+    let out = vec![
+        (Phase::Rebuild, rebuilt),
+        (Phase::Spawn, spawned.saturating_sub(rebuilt)),
+        (Phase::Map, longest(0, 1)),
+        (Phase::Refill, longest(1, 2)),
+        (Phase::Threads, longest(2, 3)),
+        (Phase::Resume, resume),
+    ];
+    for (phase, time) in &out {
+        tracing::info!(phase = phase.name(), ms = time.as_secs_f64() * 1e3, "restart phase");
+    }
+    out
+}
+
+/// The restored descriptors may be numbered above the soft limit that belay was started with.
+fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the kernel writes to a live structure.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0 {
+        limit.rlim_cur = limit.rlim_max;
+        // SAFETY: a live structure.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+    }
+}
+
+fn pid_max() -> i32 {
+    let text = std::fs::read_to_string("/proc/sys/kernel/pid_max").unwrap_or_default();
+    text.trim().parse().unwrap_or(32768)
+}
+
+/// New children of the job get identifiers above those it has, as they would have without the restart.
+fn set_last_pid(pid: i32) {
+    if let Err(e) = std::fs::write("/proc/sys/kernel/ns_last_pid", pid.to_string()) {
+        tracing::warn!(error = %e, "ns_last_pid not set: new processes may get low identifiers");
+    }
+}
+
+fn asks_for_huge_pages() -> bool {
+    std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").is_ok_and(|s| s.contains("[madvise]"))
+}
+
+fn own_credentials(user: bool) -> std::io::Result<Own> {
+    let s = proc::Status::read(std::process::id().cast_signed())?;
+    let ids = |key: &str| {
+        let list = s.list(key);
+        std::array::from_fn(|i| list.get(i).copied().and_then(|v| u32::try_from(v).ok()).unwrap_or(u32::MAX))
+    };
+    Ok(Own {
+        uids: ids("Uid"),
+        gids: ids("Gid"),
+        groups: s.list("Groups").iter().filter_map(|g| u32::try_from(*g).ok()).collect(),
+        permitted: s.hex("CapPrm").unwrap_or(0),
+        bounding: s.hex("CapBnd").unwrap_or(0),
+        user_namespace: user,
+    })
+}
+
+/// The kernel's own mappings in this process, the same in all its forks.
+fn specials(pid: i32) -> std::io::Result<Vec<Special>> {
+    let maps = proc::maps(pid)?;
+    let kernel = maps
+        .into_iter()
+        .filter(|m| m.name.starts_with("[v") && m.name != "[vsyscall]");
+    Ok(kernel
+        .map(|m| Special {
+            name: m.name.trim_matches(['[', ']']).to_owned(),
+            range: m.start..m.end,
+        })
+        .collect())
+}
+
+/// Puts the agent into the process group (and, without a terminal, the session) it had. `session` is set when PID 1 recreates sessions.
+pub(crate) fn join_groups(agent: &AgentIdentity, session: bool) -> Outcome<()> {
+    let failed = |e: std::io::Error| RestartError::at("spawn", format!("process group {} of the agent: {e}", agent.pgid));
+    if session && agent.sid == agent.pid {
+        return sys::setsid().map_err(failed);
+    }
+    if agent.pgid == agent.pid {
+        return sys::setpgid(0, 0).map_err(failed);
+    }
+    if agent.pgid <= 0 || sys::setpgid(0, agent.pgid).is_ok() {
+        return Ok(());
+    }
+    // The leader is not part of the job: a process with its PID leads until we have joined.
+    // SAFETY: the agent has one thread.
+    let leader = unsafe { sys::fork(0, libc::SIGCHLD, agent.pgid) }.map_err(failed)?;
+    if leader == 0 {
+        loop {
+            // SAFETY: waits for a signal.
+            unsafe { libc::pause() };
+        }
+    }
+    let joined = sys::setpgid(leader, leader).and_then(|()| sys::setpgid(0, leader));
+    let _ = sys::kill(leader, libc::SIGKILL);
+    let _ = sys::wait(leader, libc::__WALL);
+    joined.map_err(failed)
+}

@@ -1,0 +1,84 @@
+//! Lays out the tables of a plan for an address that is known beforehand. Pure.
+
+use belay_abi::restore::Table;
+
+/// Plain `repr(C)` data of the ABI: no padding that matters, no pointers of this process, valid as bytes.
+///
+/// # Safety
+/// The type is `repr(C)`, `Copy`, and may be read as bytes (padding is written as whatever it is, and never looked at).
+pub(crate) unsafe trait Plain: Copy {}
+
+// SAFETY: an integer.
+unsafe impl Plain for u8 {}
+// SAFETY: an integer.
+unsafe impl Plain for u64 {}
+// SAFETY: `repr(C)` structs of integers.
+unsafe impl Plain for belay_abi::restore::Call {}
+// SAFETY: as above.
+unsafe impl Plain for belay_abi::restore::Fill {}
+// SAFETY: as above.
+unsafe impl Plain for belay_abi::restore::ThreadPlan {}
+// SAFETY: as above.
+unsafe impl Plain for belay_abi::restore::Plan {}
+
+/// Bytes that will lie at `base`.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    base: u64,
+    bytes: Vec<u8>,
+}
+
+impl Arena {
+    /// An empty arena for address `base`, which is page aligned.
+    pub(crate) fn new(base: u64) -> Self {
+        Self { base, bytes: Vec::new() }
+    }
+
+    /// Puts bytes at the next multiple of 16; returns their address.
+    pub(crate) fn bytes(&mut self, data: &[u8]) -> u64 {
+        self.bytes.resize(self.bytes.len().next_multiple_of(16), 0);
+        let at = self.base + self.bytes.len() as u64;
+        self.bytes.extend_from_slice(data);
+        at
+    }
+
+    /// Puts a string with a terminating zero.
+    pub(crate) fn string(&mut self, s: &str) -> u64 {
+        let mut data = s.as_bytes().to_vec();
+        data.push(0);
+        self.bytes(&data)
+    }
+
+    /// Puts 64-bit words.
+    pub(crate) fn words(&mut self, words: &[u64]) -> u64 {
+        self.table(words).addr
+    }
+
+    /// Reserves zeroed bytes.
+    pub(crate) fn zeroed(&mut self, bytes: usize) -> u64 {
+        self.bytes(&vec![0; bytes])
+    }
+
+    /// Puts an array.
+    pub(crate) fn table<T: Plain>(&mut self, entries: &[T]) -> Table {
+        // SAFETY: `Plain` types may be read as bytes; the slice is live.
+        let data = unsafe { std::slice::from_raw_parts(entries.as_ptr().cast::<u8>(), size_of_val(entries)) };
+        Table {
+            addr: self.bytes(data),
+            len: entries.len() as u64,
+        }
+    }
+
+    /// Overwrites the value at `addr`, which this arena handed out for a value of this type.
+    pub(crate) fn set<T: Plain>(&mut self, addr: u64, value: &T) {
+        let at = (addr - self.base) as usize;
+        // SAFETY: as for `table`.
+        let data = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), size_of::<T>()) };
+        self.bytes[at..at + data.len()].copy_from_slice(data);
+    }
+
+    /// The bytes so far.
+    pub(crate) fn finish(self) -> Vec<u8> {
+        self.bytes
+    }
+}

@@ -1,0 +1,135 @@
+//! Messages from the agent and from PID 1 to the front process, over one SOCK_SEQPACKET pair. The kernel adds the sender's PID as the front
+//! process sees it.
+
+use crate::fail::RestartError;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// Largest message.
+const LIMIT: usize = 16 * 1024;
+
+/// One message.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Message {
+    /// From the agent: it exists and is in its process group.
+    Hello,
+    /// The restart has failed.
+    Failed {
+        /// Kind of error: 0 failed step, 1 changed file, 2 namespaces.
+        kind: u8,
+        step: String,
+        reason: String,
+    },
+    /// The job runs.
+    Resumed,
+    /// From PID 1: the agent was stopped by this signal.
+    Stopped(i32),
+    /// From the agent: the job has ended, with this wait status.
+    Ended(i32),
+    /// From PID 1: the agent has ended.
+    AgentEnded {
+        /// With this wait status.
+        status: i32,
+        /// Nothing else is left in the namespace.
+        alone: bool,
+    },
+}
+
+impl Message {
+    /// The message for an error.
+    pub(crate) fn failed(e: &RestartError) -> Self {
+        let (kind, step, reason) = match e {
+            RestartError::Failed { step, reason } => (0, step.clone(), reason.clone()),
+            RestartError::Changed { path, reason } => (1, path.clone(), reason.clone()),
+            RestartError::Forbidden { reason } => (2, String::new(), reason.clone()),
+            RestartError::Image(e) => (0, "image".to_owned(), e.to_string()),
+        };
+        Message::Failed { kind, step, reason }
+    }
+
+    /// The error of such a message.
+    pub(crate) fn error(kind: u8, step: String, reason: String) -> RestartError {
+        match kind {
+            1 => RestartError::Changed { path: step, reason },
+            2 => RestartError::Forbidden { reason },
+            _ => RestartError::Failed { step, reason },
+        }
+    }
+}
+
+/// One end of the pair.
+#[derive(Debug)]
+pub(crate) struct Channel(OwnedFd);
+
+impl Channel {
+    /// Makes the pair: (front, inside).
+    pub(crate) fn pair() -> io::Result<(Self, Self)> {
+        let mut fds = [0; 2];
+        // SAFETY: the kernel writes two descriptors to a live array.
+        crate::sys::libc_result(unsafe {
+            libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr())
+        })?;
+        // SAFETY: the kernel has just returned both.
+        let [front, inside] = fds.map(|fd| Self(unsafe { OwnedFd::from_raw_fd(fd) }));
+        let on: libc::c_int = 1;
+        // SAFETY: the option's value is a live int.
+        crate::sys::libc_result(unsafe {
+            libc::setsockopt(
+                front.0.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PASSCRED,
+                (&raw const on).cast(),
+                size_of::<libc::c_int>() as u32,
+            )
+        })?;
+        Ok((front, inside))
+    }
+
+    /// Its descriptor.
+    pub(crate) fn fd(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+
+    /// Sends a message; when the front process is gone nobody needs it.
+    pub(crate) fn send(&self, message: &Message) {
+        let Ok(text) = serde_json::to_vec(message) else { return };
+        // SAFETY: the buffer is live.
+        unsafe { libc::send(self.fd(), text.as_ptr().cast(), text.len().min(LIMIT), libc::MSG_NOSIGNAL) };
+    }
+
+    /// Receives a message with the sender's PID; `None` when all senders are gone.
+    pub(crate) fn receive(&self) -> io::Result<Option<(Message, i32)>> {
+        let mut text = vec![0u8; LIMIT];
+        let mut control = [0u64; 16];
+        let mut iov = libc::iovec {
+            iov_base: text.as_mut_ptr().cast(),
+            iov_len: text.len(),
+        };
+        // SAFETY: all-zero is a valid msghdr.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        header.msg_iov = &raw mut iov;
+        header.msg_iovlen = 1;
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = size_of_val(&control);
+        // SAFETY: the header describes live buffers.
+        let n = unsafe { libc::recvmsg(self.fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
+        let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
+        if n == 0 {
+            return Ok(None);
+        }
+        let mut pid = 0;
+        // SAFETY: the header was filled in by the kernel.
+        let first = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
+        if !first.is_null() {
+            // SAFETY: a non-null control header lies in `control`.
+            let kind = unsafe { (*first).cmsg_type };
+            if kind == libc::SCM_CREDENTIALS {
+                // SAFETY: SCM_CREDENTIALS carries a ucred.
+                pid = unsafe { libc::CMSG_DATA(first).cast::<libc::ucred>().read_unaligned() }.pid;
+            }
+        }
+        let message = serde_json::from_slice(&text[..n]).map_err(io::Error::other)?;
+        Ok(Some((message, pid)))
+    }
+}

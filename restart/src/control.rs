@@ -1,0 +1,159 @@
+//! The memory that the agent shares with all processes being restored: the stage they may enter, and a slot per process for what it reports.
+
+use crate::fail::{Outcome, RestartError};
+use crate::sys;
+use belay_abi::restore::{Control, Slot, STAGE_ABORT, STATE_FAILED, TEXT_BYTES};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::Ordering;
+
+/// Offset of the first slot.
+const SLOTS: u64 = 64;
+/// How long a wait lasts before the agent looks whether all processes still live.
+const GLANCE_MS: i64 = 50;
+
+/// The shared memory, as mapped by the agent and inherited by every process until the restorer maps it for itself.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    memory: OwnedFd,
+    base: *mut u8,
+    bytes: u64,
+    count: usize,
+}
+
+impl Shared {
+    /// Makes it for `count` processes.
+    pub(crate) fn new(count: usize) -> io::Result<Self> {
+        let bytes = (SLOTS + (count * size_of::<Slot>()) as u64).next_multiple_of(belay_abi::PAGE);
+        // SAFETY: the name is a live string.
+        let fd = sys::libc_result(unsafe { libc::memfd_create(c"belay-restart".as_ptr(), libc::MFD_CLOEXEC) })?;
+        // SAFETY: the kernel has just returned it.
+        let memory = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: takes numbers only.
+        sys::libc_result(unsafe { libc::ftruncate(fd, bytes as i64) })?;
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes as usize, prot, libc::MAP_SHARED, fd, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self {
+            memory,
+            base: base.cast(),
+            bytes,
+            count,
+        })
+    }
+
+    /// Descriptor of the memory.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.memory.as_raw_fd()
+    }
+
+    /// Its length.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Offset of slot `i`.
+    pub(crate) fn slot_offset(i: usize) -> u64 {
+        SLOTS + (i * size_of::<Slot>()) as u64
+    }
+
+    fn control(&self) -> &Control {
+        // SAFETY: the head of the mapping, zeroed by the kernel, all fields atomic.
+        unsafe { &*self.base.cast::<Control>() }
+    }
+
+    /// Slot `i`.
+    pub(crate) fn slot(&self, i: usize) -> &Slot {
+        assert!(i < self.count);
+        // SAFETY: in the mapping, aligned (SLOTS and the size of a slot are multiples of 8); shared fields are atomic.
+        unsafe { &*self.base.add(Self::slot_offset(i) as usize).cast::<Slot>() }
+    }
+
+    /// In process `i`: it has reached `state`.
+    pub(crate) fn report(&self, i: usize, state: u32) {
+        self.slot(i).state.store(state, Ordering::Release);
+        self.control().reports.fetch_add(1, Ordering::Release);
+        sys::futex_wake(&self.control().reports);
+    }
+
+    /// In process `i`: reports an error and ends the process.
+    pub(crate) fn fail(&self, i: usize, error: &RestartError) -> ! {
+        let text = match error {
+            RestartError::Failed { step, reason } => format!("{step}\0{reason}"),
+            other => format!("restart\0{other}"),
+        };
+        let n = text.len().min(TEXT_BYTES);
+        let slot = self.slot(i);
+        // SAFETY: the text is this process's own until its length is published.
+        unsafe {
+            std::ptr::copy_nonoverlapping(text.as_ptr(), (&raw const slot.text).cast::<u8>().cast_mut(), n);
+        }
+        slot.text_bytes.store(n as u32, Ordering::Release);
+        self.report(i, STATE_FAILED);
+        sys::exit_now(127)
+    }
+
+    /// In a process: waits until the agent lets stage `stage` begin; ends the process when the restart has failed.
+    pub(crate) fn await_stage(&self, stage: u32) {
+        loop {
+            match self.control().stage.load(Ordering::Acquire) {
+                STAGE_ABORT => sys::exit_now(127),
+                now if now >= stage => return,
+                now => sys::futex_wait(&self.control().stage, now, 1000),
+            }
+        }
+    }
+
+    /// In the agent: lets stage `stage` begin.
+    pub(crate) fn begin(&self, stage: u32) {
+        self.control().stage.store(stage, Ordering::Release);
+        sys::futex_wake(&self.control().stage);
+    }
+
+    /// In the agent: waits until each process of `which` has reached `state`; `glance` is asked now and then whether one has died.
+    pub(crate) fn await_all(&self, which: &[usize], state: u32, glance: &mut dyn FnMut() -> Outcome<()>) -> Outcome<()> {
+        let mut left: Vec<usize> = which.to_vec();
+        loop {
+            let seen = self.control().reports.load(Ordering::Acquire);
+            let mut failed = None;
+            left.retain(|i| match self.slot(*i).state.load(Ordering::Acquire) {
+                STATE_FAILED => {
+                    failed = failed.or(Some(*i));
+                    false
+                }
+                now => now < state,
+            });
+            if let Some(i) = failed {
+                return Err(self.failure(i));
+            }
+            if left.is_empty() {
+                return Ok(());
+            }
+            sys::futex_wait(&self.control().reports, seen, GLANCE_MS);
+            if self.control().reports.load(Ordering::Acquire) == seen {
+                glance()?;
+            }
+        }
+    }
+
+    /// The error that process `i` reported as text, or a placeholder to be explained by the caller.
+    fn failure(&self, i: usize) -> RestartError {
+        let slot = self.slot(i);
+        let n = (slot.text_bytes.load(Ordering::Acquire) as usize).min(TEXT_BYTES);
+        if n == 0 {
+            return RestartError::Failed {
+                step: RESTORER_STEP.into(),
+                reason: i.to_string(),
+            };
+        }
+        let text = String::from_utf8_lossy(&slot.text[..n]).into_owned();
+        let (step, reason) = text.split_once('\0').unwrap_or(("restart", &text));
+        RestartError::at(step, reason)
+    }
+}
+
+/// Step of an error that the restorer reported by numbers; its reason is the slot's index.
+pub(crate) const RESTORER_STEP: &str = "\0restorer";

@@ -1,0 +1,83 @@
+//! What the restorer reports in numbers, in words.
+
+use crate::fail::RestartError;
+use belay_abi::restore::{Slot, Step};
+use belay_image::extents::Extent;
+use belay_image::model::{Process, VmaKind};
+use belay_image::page_file;
+use std::io;
+use std::sync::atomic::Ordering;
+
+/// The error that process `p` reported in `slot`.
+pub(crate) fn restorer(p: &Process, extents: &[Extent], slot: &Slot) -> RestartError {
+    let step = Step::from_u32(slot.step.load(Ordering::Acquire));
+    let index = slot.index.load(Ordering::Acquire);
+    let errno = io::Error::from_raw_os_error(slot.errno.load(Ordering::Acquire));
+    let i = index as usize;
+    let vma = || p.vmas.get(i).map_or_else(|| "a mapping".to_owned(), describe);
+    let extent = || {
+        extents.get(i).map_or_else(
+            || "an extent".to_owned(),
+            |e| {
+                format!(
+                    "{}, {} bytes at {} (address {:#x})",
+                    page_file(p.pid, e.file),
+                    e.bytes,
+                    e.offset,
+                    e.vaddr
+                )
+            },
+        )
+    };
+    let thread = || {
+        p.threads
+            .get(i)
+            .map_or_else(|| "a helper thread".to_owned(), |t| format!("thread {}", t.tid))
+    };
+    let (phase, reason) = match step {
+        Step::Clear => ("map", format!("clear the address space: {errno}")),
+        Step::Vdso => ("map", format!("move the kernel's pages: {errno}")),
+        Step::Map => ("map", format!("{}: {errno}", vma())),
+        Step::Attach => ("map", format!("attach {}: {errno}", vma())),
+        Step::Fill => ("refill", format!("read {}: {errno}", extent())),
+        Step::Checksum => (
+            "refill",
+            format!(
+                "damaged image: {}: checksum does not match: restart an older generation",
+                extent()
+            ),
+        ),
+        Step::Short => ("refill", format!("damaged image: {}: the file ends before", extent())),
+        Step::Advise => ("map", format!("protection, advice or lock of {}: {errno}", vma())),
+        Step::Layout => ("map", format!("set brk, arguments and environment: {errno}")),
+        Step::Membarrier => ("map", format!("membarrier registration {index}: {errno}")),
+        Step::Sigaction => ("threads", format!("disposition of signal {index}: {errno}")),
+        Step::Thread => ("threads", format!("make {}: {errno}", thread())),
+        Step::ThreadState => ("threads", format!("state of {}: {errno}", thread())),
+        Step::Credentials => ("threads", format!("credentials (step {index}): {errno}")),
+        Step::Pending => ("threads", format!("queue pending signal {index}: {errno}")),
+        Step::Itimer => ("threads", format!("interval timer {index}: {errno}")),
+        Step::Timer => ("threads", format!("POSIX timer {index}: {errno}")),
+        Step::Process => ("threads", format!("process settings ({index}): {errno}")),
+        Step::Close => ("threads", format!("close descriptors: {errno}")),
+        Step::None | Step::Magic => (
+            "map",
+            "the restorer program is of another build: install belay again".to_owned(),
+        ),
+    };
+    RestartError::at(phase, format!("process {} ({}): {reason}", p.pid, p.comm))
+}
+
+fn describe(v: &belay_image::model::Vma) -> String {
+    let what = match &v.kind {
+        VmaKind::Anonymous { .. } => "anonymous memory".to_owned(),
+        VmaKind::Stack => "the stack".to_owned(),
+        VmaKind::Heap => "the heap".to_owned(),
+        VmaKind::FilePrivate { path, .. } => path.clone(),
+        VmaKind::Shared { object, .. } => format!("shared object {:x}:{}", object.dev, object.ino),
+        VmaKind::SysvShm { shmid, .. } => format!("System V segment {shmid}"),
+        VmaKind::Vdso(name) => format!("[{name}]"),
+        VmaKind::Vsyscall => "[vsyscall]".to_owned(),
+    };
+    format!("{what} at {:#x}-{:#x}", v.start, v.end)
+}

@@ -1,0 +1,46 @@
+//! Errors of the restart flow.
+
+use belay_image::ImageError;
+
+/// Why a restart failed. Nothing of the job was started, and the checkpoint is untouched.
+#[derive(Debug, thiserror::Error)]
+pub enum RestartError {
+    /// A step failed on an object.
+    #[error("{step}: {reason}")]
+    Failed {
+        /// The step.
+        step: String,
+        /// The reason and what to do.
+        reason: String,
+    },
+    /// A file that the job uses is missing or is not the one it used at the checkpoint.
+    #[error("changed file: {path}: {reason}")]
+    Changed {
+        /// The file.
+        path: String,
+        /// What differs and what to do.
+        reason: String,
+    },
+    /// The kernel or the site's settings do not allow the namespaces that a restart needs.
+    #[error("namespaces: {reason}")]
+    Forbidden {
+        /// What is not allowed and what to do.
+        reason: String,
+    },
+    /// The image cannot be used.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+}
+
+impl RestartError {
+    /// A failed step.
+    pub(crate) fn at(step: impl Into<String>, reason: impl std::fmt::Display) -> Self {
+        RestartError::Failed {
+            step: step.into(),
+            reason: reason.to_string(),
+        }
+    }
+}
+
+/// Result of a restart step.
+pub(crate) type Outcome<T> = Result<T, RestartError>;

@@ -1,0 +1,246 @@
+//! The front process: what the user's shell sees of the restarted job.
+//!
+//! It stays outside the new namespaces, in the shell's process group. The job is in a group of its own, as at the checkpoint, so the front process
+//! hands it the terminal while it is itself in the foreground, stops when the job is stopped, lets the job go on when it is continued, forwards
+//! signals sent to it alone, and ends like the job.
+
+use crate::channel::{Channel, Message};
+use crate::fail::{Outcome, RestartError};
+use crate::sys;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+/// Signals the front process deals with.
+const HANDLED: [i32; 9] = [
+    libc::SIGHUP,
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGTERM,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGCONT,
+    libc::SIGTSTP,
+    libc::SIGTTOU,
+];
+
+/// The front process while a restart is under way.
+pub(crate) struct Front {
+    signals: OwnedFd,
+    old_mask: u64,
+    terminal: Option<OwnedFd>,
+    /// The front process was in the terminal's foreground at the start.
+    pub(crate) foreground: bool,
+    init: i32,
+    /// The agent as seen from here: (PID, process group).
+    agent: Option<(i32, i32)>,
+    resumed: bool,
+    /// Foreground group of the terminal when the job was last stopped.
+    foreground_group: Option<i32>,
+    ended: Option<i32>,
+    failure: Option<RestartError>,
+}
+
+/// Bit of a signal in a mask.
+fn bit(signal: i32) -> u64 {
+    1 << (signal - 1)
+}
+
+impl Front {
+    /// Takes over signals and looks at the terminal. Before any child is made.
+    pub(crate) fn new() -> io::Result<Self> {
+        let mask = HANDLED.iter().fold(0, |m, s| m | bit(*s));
+        let old_mask = sys::sigprocmask(libc::SIG_BLOCK, mask);
+        // SAFETY: a live mask of the kernel's size.
+        let fd = unsafe { libc::syscall(libc::SYS_signalfd4, -1, &raw const mask, 8, libc::SFD_CLOEXEC) };
+        let fd = belay_kernel::check(fd)? as i32;
+        let terminal = sys::terminal();
+        // SAFETY: takes nothing and cannot fail.
+        let group = unsafe { libc::getpgrp() };
+        let foreground = terminal
+            .as_ref()
+            .is_some_and(|t| sys::tcgetpgrp(t.as_fd()).is_ok_and(|g| g == group));
+        Ok(Self {
+            // SAFETY: the kernel has just returned it.
+            signals: unsafe { OwnedFd::from_raw_fd(fd) },
+            old_mask,
+            terminal,
+            foreground,
+            init: 0,
+            agent: None,
+            resumed: false,
+            foreground_group: None,
+            ended: None,
+            failure: None,
+        })
+    }
+
+    /// Whether there is a controlling terminal.
+    pub(crate) fn has_terminal(&self) -> bool {
+        self.terminal.is_some()
+    }
+
+    /// The mask of blocked signals that the caller had.
+    pub(crate) fn old_mask(&self) -> u64 {
+        self.old_mask
+    }
+
+    /// Attends to the job until it has ended; its wait status. `init` is PID 1 of the namespaces.
+    pub(crate) fn attend(mut self, init: i32, channel: &Channel) -> Outcome<i32> {
+        self.init = init;
+        let result = self.serve(channel);
+        if self.resumed {
+            self.take_terminal();
+        }
+        sys::sigprocmask(libc::SIG_SETMASK, self.old_mask);
+        result
+    }
+
+    fn serve(&mut self, channel: &Channel) -> Outcome<i32> {
+        let failed = |e: io::Error| RestartError::at("wait for the job", e);
+        loop {
+            let mut polls = [channel.fd(), self.signals.as_raw_fd()].map(|fd| libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            });
+            // SAFETY: a live array of that length.
+            let n = unsafe { libc::poll(polls.as_mut_ptr(), 2, -1) };
+            if n < 0 {
+                continue; // EINTR
+            }
+            if polls[1].revents != 0 {
+                self.signal(self.next_signal().map_err(failed)?);
+            }
+            if polls[0].revents == 0 {
+                continue;
+            }
+            match channel.receive().map_err(failed)? {
+                Some((Message::AgentEnded { status, alone }, _)) => return self.end(status, alone),
+                Some((message, pid)) => self.message(message, pid),
+                None => return self.end(libc::SIGKILL, true),
+            }
+        }
+    }
+
+    fn message(&mut self, message: Message, pid: i32) {
+        match message {
+            Message::Hello => {
+                // SAFETY: takes a number only.
+                let group = unsafe { libc::getpgid(pid) };
+                self.agent = Some((pid, group));
+            }
+            Message::Failed { kind, step, reason } => self.failure = Some(Message::error(kind, step, reason)),
+            Message::Resumed => self.resumed = true,
+            Message::Ended(status) => self.ended = Some(status),
+            Message::Stopped(signal) => self.stop(signal),
+            Message::AgentEnded { .. } => {}
+        }
+    }
+
+    /// The job has ended.
+    fn end(&mut self, status: i32, alone: bool) -> Outcome<i32> {
+        if alone {
+            let _ = sys::wait(self.init, libc::__WALL);
+        }
+        if let Some(e) = self.failure.take() {
+            return Err(e);
+        }
+        if !self.resumed {
+            let how = if libc::WIFSIGNALED(status) {
+                format!("was killed by signal {}", libc::WTERMSIG(status))
+            } else {
+                format!("ended with status {}", libc::WEXITSTATUS(status))
+            };
+            return Err(RestartError::at("restart", format!("the agent {how} before the job ran")));
+        }
+        Ok(self.ended.unwrap_or(status))
+    }
+
+    fn next_signal(&self) -> io::Result<i32> {
+        let mut info = std::mem::MaybeUninit::<libc::signalfd_siginfo>::zeroed();
+        let size = size_of::<libc::signalfd_siginfo>();
+        // SAFETY: the buffer is live and of the size that a signalfd returns.
+        let n = unsafe { libc::read(self.signals.as_raw_fd(), info.as_mut_ptr().cast(), size) };
+        if usize::try_from(n) != Ok(size) {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: filled in by the kernel; all-zero is valid anyway.
+        Ok(unsafe { info.assume_init() }.ssi_signo as i32)
+    }
+
+    fn signal(&mut self, signal: i32) {
+        let Some((agent, group)) = self.agent.filter(|_| self.resumed) else {
+            // Nothing of the job runs yet: the restart is given up.
+            if !matches!(signal, libc::SIGCONT | libc::SIGTTOU) {
+                let _ = sys::kill(self.init, libc::SIGKILL);
+                self.failure = Some(RestartError::at("restart", format!("interrupted by signal {signal}")));
+            }
+            return;
+        };
+        let _ = match signal {
+            libc::SIGTTOU => Ok(()),
+            libc::SIGCONT => {
+                self.give_terminal();
+                sys::kill(-group, libc::SIGCONT)
+            }
+            // As the terminal would: to the group, not to the agent, which ignores them.
+            libc::SIGINT | libc::SIGQUIT | libc::SIGTSTP => sys::kill(-group, signal),
+            _ => sys::kill(agent, signal),
+        };
+    }
+
+    /// The job was stopped: so is the front process, with its whole group, as a shell expects of a job.
+    fn stop(&mut self, signal: i32) {
+        if let Some(tty) = &self.terminal {
+            let group = sys::tcgetpgrp(tty.as_fd()).ok();
+            // SAFETY: takes nothing and cannot fail.
+            let own = unsafe { libc::getpgrp() };
+            if group.is_some() && group != Some(own) {
+                self.foreground_group = group;
+            }
+        }
+        let signal = if matches!(signal, libc::SIGTTIN | libc::SIGTTOU | libc::SIGTSTP) {
+            signal
+        } else {
+            libc::SIGSTOP
+        };
+        let was = sys::sigprocmask(libc::SIG_UNBLOCK, 0);
+        if signal != libc::SIGSTOP {
+            // The other members of the group; our own copy is blocked and read back below.
+            let _ = sys::kill(0, signal);
+        }
+        // A stop that cannot be blocked, for ourselves.
+        let _ = sys::kill(std::process::id().cast_signed(), libc::SIGSTOP);
+        sys::sigprocmask(libc::SIG_SETMASK, was);
+        // The copies of the stop signal for ourselves are stale now: SIGCONT has discarded them.
+    }
+
+    /// Hands the terminal to the job if the front process has it.
+    fn give_terminal(&mut self) {
+        let (Some(tty), Some((_, group))) = (&self.terminal, self.agent) else {
+            return;
+        };
+        // SAFETY: takes nothing and cannot fail.
+        let own = unsafe { libc::getpgrp() };
+        if sys::tcgetpgrp(tty.as_fd()).is_ok_and(|g| g == own) {
+            let wanted = self.foreground_group.unwrap_or(group);
+            if sys::tcsetpgrp(tty.as_fd(), wanted).is_err() {
+                let _ = sys::tcsetpgrp(tty.as_fd(), group);
+            }
+        }
+    }
+
+    /// Takes the terminal back from a job that had it.
+    fn take_terminal(&mut self) {
+        let Some(tty) = &self.terminal else { return };
+        // SAFETY: takes nothing and cannot fail.
+        let own = unsafe { libc::getpgrp() };
+        let now = sys::tcgetpgrp(tty.as_fd());
+        // A group that has just ended leaves the terminal with no foreground group.
+        let gone = now.as_ref().is_ok_and(|g| *g == 0 || sys::kill(-*g, 0).is_err());
+        let jobs = now.is_ok_and(|g| g != own && (self.agent.is_some_and(|(_, a)| a == g) || self.foreground_group == Some(g)));
+        if self.foreground && (gone || jobs) {
+            let _ = sys::tcsetpgrp(tty.as_fd(), own);
+        }
+    }
+}

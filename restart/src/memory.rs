@@ -1,0 +1,319 @@
+//! The memory of a process as a list of system calls and of extents to read. Pure.
+//!
+//! Order: the kernel's own pages are moved out of the way, everything outside the restorer's area is unmapped, System V segments are attached and
+//! trimmed, mappings are made, the kernel's pages are moved to their old addresses; then (by the restorer) pages are read; then protections, advice,
+//! locks and names are set. A mapping that pages are read into is writable until then.
+
+use crate::arena::Arena;
+use crate::call::{call, nr, signed, With};
+use crate::layout::{uncovered, Range, TASK_SIZE};
+use belay_abi::restore::{Call, Fill, Step, CALL_EXPECT_ARG0, CALL_KEEP, CALL_MAY_FAIL, CALL_USE_KEPT_ARG0, CALL_USE_KEPT_ARG4};
+use belay_image::model::{ObjectId, Vma, VmaKind};
+
+const PROT_READ: u64 = 1;
+const PROT_WRITE: u64 = 2;
+const PROT_EXEC: u64 = 4;
+const MAP_SHARED: u64 = 1;
+const MAP_PRIVATE: u64 = 2;
+const MAP_FIXED: u64 = 0x10;
+const MAP_ANONYMOUS: u64 = 0x20;
+const MAP_GROWSDOWN: u64 = 0x100;
+const MAP_NORESERVE: u64 = 0x4000;
+const MREMAP_MAYMOVE_FIXED: u64 = 3;
+const SHM_RDONLY: u64 = 0o10000;
+const SHM_EXEC: u64 = 0o100000;
+const MADV_HUGEPAGE: u64 = 14;
+const PR_SET_VMA: u64 = 0x5356_4d41;
+const O_RDONLY_CLOEXEC: u64 = 0o2000000;
+/// With `lazy`, shorter pieces are read at once.
+const LAZY_PIECE_BYTES: u64 = 256 << 10;
+/// With `lazy`, at most this many mappings of page files are made for one process.
+const LAZY_PIECES: usize = 16_000;
+/// Mappings at least this long and nearly full are filled as huge pages.
+const HUGE_BYTES: u64 = 4 << 20;
+
+/// One of the kernel's own mappings (`vdso`, `vvar`, ...) in the process that becomes the restored one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Special {
+    pub(crate) name: String,
+    pub(crate) range: Range,
+}
+
+/// What the plan is made from.
+pub(crate) struct Input<'a> {
+    pub(crate) vmas: &'a [Vma],
+    pub(crate) fills: Vec<Fill>,
+    /// The restorer's area, which stays.
+    pub(crate) area: Range,
+    /// Room in the area for the kernel's pages while everything else is unmapped.
+    pub(crate) scratch: u64,
+    pub(crate) specials: Vec<Special>,
+    pub(crate) lazy: bool,
+    /// The system gives huge pages only where they are asked for.
+    pub(crate) ask_huge: bool,
+    pub(crate) shared_fd: &'a dyn Fn(ObjectId, bool) -> Option<i32>,
+    pub(crate) segment_bytes: &'a dyn Fn(i32) -> Option<u64>,
+}
+
+/// The plan.
+#[derive(Debug, Default)]
+pub(crate) struct MemoryPlan {
+    pub(crate) before: Vec<Call>,
+    pub(crate) fills: Vec<Fill>,
+    pub(crate) after: Vec<Call>,
+}
+
+/// Why memory cannot be restored.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub(crate) enum MemoryError {
+    #[error("mapping {0:#x}: {1}")]
+    Mapping(u64, String),
+    #[error("damaged image: stored pages at {0:#x} lie in no private mapping")]
+    Stray(u64),
+    #[error("[{0}]: this kernel's differs in size or is missing: restart on the kernel of the checkpoint")]
+    Special(String),
+}
+
+/// Makes the plan; strings go to `arena`.
+pub(crate) fn plan(input: Input<'_>, arena: &mut Arena) -> Result<MemoryPlan, MemoryError> {
+    let mut p = MemoryPlan::default();
+    check_strays(&input)?;
+    clear(&input, &mut p);
+    attach(&input, &mut p)?;
+    let mut fills = input.fills.iter().copied().peekable();
+    for (i, vma) in input.vmas.iter().enumerate() {
+        let mut own = Vec::new();
+        while let Some(f) = fills.next_if(|f| f.vaddr < vma.end) {
+            own.push(f);
+        }
+        map(&input, i, vma, own, arena, &mut p)?;
+    }
+    specials(&input, &mut p)?;
+    Ok(p)
+}
+
+/// Whether stored pages may lie in a mapping.
+fn holds_pages(kind: &VmaKind) -> bool {
+    matches!(
+        kind,
+        VmaKind::Anonymous { .. } | VmaKind::Stack | VmaKind::Heap | VmaKind::FilePrivate { .. }
+    )
+}
+
+/// Every extent must lie in one mapping that may hold pages; one that spans several is cut by the writer, never here.
+fn check_strays(input: &Input<'_>) -> Result<(), MemoryError> {
+    let mut vmas = input.vmas.iter().filter(|v| holds_pages(&v.kind)).peekable();
+    for f in &input.fills {
+        while vmas.next_if(|v| v.end <= f.vaddr).is_some() {}
+        if !vmas.peek().is_some_and(|v| v.start <= f.vaddr && f.vaddr + f.bytes <= v.end) {
+            return Err(MemoryError::Stray(f.vaddr));
+        }
+    }
+    Ok(())
+}
+
+fn clear(input: &Input<'_>, p: &mut MemoryPlan) {
+    let mut at = input.scratch;
+    for (i, s) in input.specials.iter().enumerate() {
+        let bytes = s.range.end - s.range.start;
+        let args = [s.range.start, bytes, bytes, MREMAP_MAYMOVE_FIXED, at];
+        p.before.push(call(Step::Vdso, i, nr::MREMAP, &args));
+        at += bytes;
+    }
+    p.before.push(call(Step::Clear, 0, nr::MUNMAP, &[0, input.area.start]));
+    let above = TASK_SIZE - input.area.end;
+    p.before.push(call(Step::Clear, 1, nr::MUNMAP, &[input.area.end, above]));
+}
+
+/// Moves the kernel's pages to the saved addresses.
+fn specials(input: &Input<'_>, p: &mut MemoryPlan) -> Result<(), MemoryError> {
+    for vma in input.vmas {
+        let VmaKind::Vdso(name) = &vma.kind else { continue };
+        let mut at = input.scratch;
+        let own = input.specials.iter().enumerate().find_map(|(i, s)| {
+            let here = at;
+            at += s.range.end - s.range.start;
+            (s.name == *name).then_some((i, here, s.range.end - s.range.start))
+        });
+        match own {
+            Some((i, here, bytes)) if bytes == vma.end - vma.start => {
+                let args = [here, bytes, bytes, MREMAP_MAYMOVE_FIXED, vma.start];
+                p.before.push(call(Step::Vdso, i, nr::MREMAP, &args));
+            }
+            _ => return Err(MemoryError::Special(name.clone())),
+        }
+    }
+    Ok(())
+}
+
+/// Attaches System V segments. One attachment may have been cut into several mappings; what they do not cover is unmapped.
+fn attach(input: &Input<'_>, p: &mut MemoryPlan) -> Result<(), MemoryError> {
+    let mut done: Vec<(i32, u64)> = Vec::new();
+    for (i, vma) in input.vmas.iter().enumerate() {
+        let VmaKind::SysvShm { shmid, offset, .. } = &vma.kind else {
+            continue;
+        };
+        let base = vma.start.wrapping_sub(*offset);
+        if done.contains(&(*shmid, base)) {
+            continue;
+        }
+        done.push((*shmid, base));
+        let bytes = (input.segment_bytes)(*shmid)
+            .ok_or_else(|| MemoryError::Mapping(vma.start, format!("System V segment {shmid} was not rebuilt")))?;
+        let same = |v: &&Vma| matches!(&v.kind, VmaKind::SysvShm { shmid: s, offset: o, .. } if s == shmid && v.start.wrapping_sub(*o) == base);
+        let parts: Vec<&Vma> = input.vmas.iter().filter(same).collect();
+        let prots = parts.iter().fold(0, |a, v| a | u64::from(v.prot));
+        let writable = prots & PROT_WRITE != 0 || parts.iter().any(|v| v.flags.iter().any(|f| f == "mw"));
+        let flags = if writable { 0 } else { SHM_RDONLY } | if prots & PROT_EXEC != 0 { SHM_EXEC } else { 0 };
+        p.before
+            .push(call(Step::Attach, i, nr::SHMAT, &[signed(*shmid), base, flags]));
+        let ranges: Vec<Range> = parts.iter().map(|v| v.start..v.end).collect();
+        for hole in uncovered(base..base + bytes.next_multiple_of(belay_abi::PAGE), &ranges) {
+            let args = [hole.start, hole.end - hole.start];
+            p.before.push(call(Step::Attach, i, nr::MUNMAP, &args));
+        }
+    }
+    Ok(())
+}
+
+fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Arena, p: &mut MemoryPlan) -> Result<(), MemoryError> {
+    let (start, bytes, prot) = (vma.start, vma.end - vma.start, u64::from(vma.prot));
+    let has = |f: &str| vma.flags.iter().any(|x| x == f);
+    for (flag, what) in [
+        ("ht", "hugetlbfs pages"),
+        ("ss", "a shadow stack"),
+        ("um", "userfaultfd"),
+        ("uw", "userfaultfd"),
+    ] {
+        if has(flag) {
+            return Err(MemoryError::Mapping(
+                start,
+                format!("it uses {what}, which cannot be restored yet"),
+            ));
+        }
+    }
+    if matches!(vma.kind, VmaKind::Vdso(_) | VmaKind::Vsyscall) {
+        return Ok(());
+    }
+    let filled = !fills.is_empty();
+    let first_prot = if filled { prot | PROT_READ | PROT_WRITE } else { prot };
+    let mut flags = MAP_FIXED | if has("nr") { MAP_NORESERVE } else { 0 };
+    let fixed = |flags: u64, fd: i32, offset: u64| {
+        call(Step::Map, i, nr::MMAP, &[start, bytes, first_prot, flags, signed(fd), offset]).with(CALL_EXPECT_ARG0)
+    };
+    let mut lazy = input.lazy;
+    match &vma.kind {
+        VmaKind::Anonymous { .. } | VmaKind::Heap | VmaKind::FilePrivate { identity: None, .. } => {
+            if has("gd") {
+                flags |= MAP_GROWSDOWN;
+                lazy = false;
+            }
+            p.before.push(fixed(flags | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        }
+        VmaKind::Stack => {
+            lazy = false; // a mapping of a file cannot grow
+            p.before
+                .push(fixed(flags | MAP_PRIVATE | MAP_ANONYMOUS | MAP_GROWSDOWN, -1, 0));
+        }
+        VmaKind::FilePrivate { path, offset, .. } => {
+            let path = arena.string(path);
+            let open = call(Step::Map, i, nr::OPEN, &[path, O_RDONLY_CLOEXEC]).with(CALL_KEEP);
+            p.before.push(open);
+            p.before
+                .push(fixed(flags | MAP_PRIVATE, -1, *offset).with(CALL_USE_KEPT_ARG4));
+            p.before.push(call(Step::Map, i, nr::CLOSE, &[0]).with(CALL_USE_KEPT_ARG0));
+        }
+        VmaKind::Shared {
+            object,
+            offset,
+            may_write,
+        } => {
+            let fd = (input.shared_fd)(*object, *may_write)
+                .ok_or_else(|| MemoryError::Mapping(start, format!("its shared object {object:?} was not rebuilt")))?;
+            p.before.push(fixed(flags | MAP_SHARED, fd, *offset));
+        }
+        VmaKind::SysvShm { .. } => {
+            // Attached with what its parts need together; each part then gets its own protection.
+            p.before.push(call(Step::Attach, i, nr::MPROTECT, &[start, bytes, prot]));
+        }
+        VmaKind::Vdso(_) | VmaKind::Vsyscall => {}
+    }
+    let stored: u64 = fills.iter().map(|f| f.bytes).sum();
+    let anonymous = matches!(vma.kind, VmaKind::Anonymous { .. } | VmaKind::Heap);
+    if input.ask_huge && !lazy && anonymous && !has("nh") && stored >= HUGE_BYTES && stored >= bytes / 8 * 7 {
+        let args = [start, bytes, MADV_HUGEPAGE];
+        p.before.push(call(Step::Map, i, nr::MADVISE, &args).with(CALL_MAY_FAIL));
+    }
+    if lazy {
+        map_pages(i, prot, fills, p);
+    } else {
+        p.fills.extend(fills);
+    }
+    advise(i, vma, first_prot != prot, arena, p);
+    Ok(())
+}
+
+/// Maps page files over the mapping instead of reading them.
+fn map_pages(i: usize, prot: u64, fills: Vec<Fill>, p: &mut MemoryPlan) {
+    let mut runs: Vec<(Fill, Vec<Fill>)> = Vec::new();
+    for f in fills {
+        match runs.last_mut() {
+            Some((run, parts)) if run.fd == f.fd && run.vaddr + run.bytes == f.vaddr && run.offset + run.bytes == f.offset => {
+                run.bytes += f.bytes;
+                parts.push(f);
+            }
+            _ => runs.push((f, vec![f])),
+        }
+    }
+    for (run, parts) in runs {
+        let room = p.before.len() < LAZY_PIECES;
+        if run.bytes < LAZY_PIECE_BYTES || !room {
+            p.fills.extend(parts);
+            continue;
+        }
+        let args = [
+            run.vaddr,
+            run.bytes,
+            prot,
+            MAP_FIXED | MAP_PRIVATE,
+            u64::from(run.fd),
+            run.offset,
+        ];
+        p.before.push(call(Step::Map, i, nr::MMAP, &args).with(CALL_EXPECT_ARG0));
+    }
+}
+
+/// Protection, advice, lock and name, once the pages are there.
+fn advise(i: usize, vma: &Vma, protect: bool, arena: &mut Arena, p: &mut MemoryPlan) {
+    let (start, bytes) = (vma.start, vma.end - vma.start);
+    if protect {
+        let args = [start, bytes, u64::from(vma.prot)];
+        p.after.push(call(Step::Advise, i, nr::MPROTECT, &args));
+    }
+    for flag in &vma.flags {
+        let advice = match flag.as_str() {
+            "rr" => 1,
+            "sr" => 2,
+            "dc" => 10,
+            "mg" => 12,
+            "hg" => MADV_HUGEPAGE,
+            "nh" => 15,
+            "dd" => 16,
+            "wf" => 18,
+            "lo" => {
+                p.after.push(call(Step::Advise, i, nr::MLOCK2, &[start, bytes, 0]));
+                continue;
+            }
+            _ => continue,
+        };
+        let c = call(Step::Advise, i, nr::MADVISE, &[start, bytes, advice]);
+        // Only what changes the program's meaning must be had.
+        let optional = !matches!(flag.as_str(), "dc" | "wf");
+        p.after.push(c.with(if optional { CALL_MAY_FAIL } else { 0 }));
+    }
+    if let VmaKind::Anonymous { name: Some(name) } = &vma.kind {
+        let name = arena.string(name);
+        let args = [PR_SET_VMA, 0, start, bytes, name];
+        p.after.push(call(Step::Advise, i, nr::PRCTL, &args).with(CALL_MAY_FAIL));
+    }
+}

@@ -1,0 +1,89 @@
+//! New PID, mount and IPC namespaces (and a user namespace for an ordinary user), with errors that say which setting forbids them.
+
+use crate::fail::{Outcome, RestartError};
+use crate::sys;
+use std::io;
+
+/// Capability to make namespaces without a user namespace.
+const CAP_SYS_ADMIN: u64 = 1 << 21;
+
+/// Whether a user namespace is needed: the caller lacks CAP_SYS_ADMIN.
+pub(crate) fn needs_user_namespace() -> bool {
+    let effective = belay_kernel::proc::Status::read(std::process::id() as i32)
+        .ok()
+        .and_then(|s| s.hex("CapEff"))
+        .unwrap_or(0);
+    effective & CAP_SYS_ADMIN == 0
+}
+
+/// Makes the child that is PID 1 of the new namespaces. Returns 0 in the child.
+///
+/// # Safety
+/// The process must have one thread.
+pub(crate) unsafe fn clone(user: bool) -> Outcome<i32> {
+    let flags = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC | if user { libc::CLONE_NEWUSER } else { 0 };
+    // SAFETY: the caller vouches for one thread.
+    unsafe { sys::fork(flags as u64, libc::SIGCHLD, 0) }.map_err(|e| refused(&e, user))
+}
+
+fn refused(e: &io::Error, user: bool) -> RestartError {
+    let setting = |path: &str| std::fs::read_to_string(path).map(|s| s.trim().to_owned()).unwrap_or_default();
+    let reason = match e.raw_os_error() {
+        Some(libc::EPERM) if user && setting("/proc/sys/kernel/unprivileged_userns_clone") == "0" => {
+            "the site forbids user namespaces to ordinary users (kernel.unprivileged_userns_clone = 0): set it to 1, or restart as root".to_owned()
+        }
+        Some(libc::EPERM) if user && setting("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1" => {
+            "the site forbids user namespaces to programs without an AppArmor profile (kernel.apparmor_restrict_unprivileged_userns = 1): \
+             allow them for belay, or restart as root"
+                .to_owned()
+        }
+        Some(libc::EPERM) => {
+            "the kernel or the container's system call filter forbids new namespaces: restart outside the container, or as root".to_owned()
+        }
+        Some(libc::ENOSPC | libc::EUSERS) => format!(
+            "no further namespace is allowed here: user.max_user_namespaces = {}, user.max_pid_namespaces = {}, and namespaces nest at most 32 deep: \
+             restart from outside a restarted job, or raise the limits",
+            setting("/proc/sys/user/max_user_namespaces"),
+            setting("/proc/sys/user/max_pid_namespaces")
+        ),
+        Some(libc::EINVAL) => "this kernel has no PID, IPC or user namespaces".to_owned(),
+        _ => e.to_string(),
+    };
+    RestartError::Forbidden { reason }
+}
+
+/// In the child: maps the user and group to themselves, makes mounts private and mounts a `/proc` of the new PID namespace.
+pub(crate) fn enter(user: bool, uid: u32, gid: u32) -> Outcome<()> {
+    if user {
+        let write = |file: &str, text: String| {
+            std::fs::write(format!("/proc/self/{file}"), text).map_err(|e| RestartError::Forbidden {
+                reason: format!("write /proc/self/{file}: {e}: the site restricts user namespaces; restart as root"),
+            })
+        };
+        write("setgroups", "deny".into())?;
+        write("uid_map", format!("{uid} {uid} 1"))?;
+        write("gid_map", format!("{gid} {gid} 1"))?;
+    }
+    mount(None, "/", None, libc::MS_REC | libc::MS_PRIVATE).map_err(|e| RestartError::Forbidden {
+        reason: format!("make mounts private: {e}"),
+    })?;
+    let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+    mount(Some("proc"), "/proc", Some("proc"), flags).map_err(|e| RestartError::Forbidden {
+        reason: match e.raw_os_error() {
+            Some(libc::EPERM) => {
+                "mount /proc: not permitted: parts of the present /proc are hidden (as containers do): restart outside the \
+                 container, or give it an unmasked /proc"
+                    .to_owned()
+            }
+            _ => format!("mount /proc: {e}"),
+        },
+    })
+}
+
+fn mount(source: Option<&str>, target: &str, kind: Option<&str>, flags: libc::c_ulong) -> io::Result<()> {
+    let c = |s: &str| std::ffi::CString::new(s).map_err(io::Error::other);
+    let (source, target, kind) = (source.map(c).transpose()?, c(target)?, kind.map(c).transpose()?);
+    let ptr = |s: &Option<std::ffi::CString>| s.as_ref().map_or(std::ptr::null(), |s| s.as_ptr());
+    // SAFETY: all strings are live and terminated; no data argument.
+    sys::libc_result(unsafe { libc::mount(ptr(&source), target.as_ptr(), ptr(&kind), flags, std::ptr::null()) }).map(drop)
+}

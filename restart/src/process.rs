@@ -1,0 +1,306 @@
+//! One process becomes the restored one: descriptors and settings in ordinary code, then the plan for the restorer, then the jump.
+
+use crate::arena::Arena;
+use crate::control::Shared;
+use crate::fail::{Outcome, RestartError};
+use crate::layout::{find_gap, pages_up, Range, TASK_SIZE};
+use crate::memory::{self, Special};
+use crate::state::{self, Own};
+use crate::{arch, sys};
+use belay_abi::restore::{Fill, Helper, Plan, ThreadPlan, FILL_STACK_BYTES, MAX_HELPERS, PLAN_MAGIC, STACK_BYTES};
+use belay_image::extents::Extent;
+use belay_image::model::{Process, VmaKind};
+use belay_image::page_file;
+use belay_kernel::blob::Blob;
+use belay_plugins::Rebuilder;
+use std::collections::hash_map::Entry;
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+/// Where the parts of the restorer's area lie.
+#[derive(Debug, Clone, Copy)]
+struct Area {
+    base: u64,
+    tables: u64,
+    scratch: u64,
+    control: u64,
+    stacks: u64,
+    end: u64,
+}
+
+/// What all processes share.
+pub(crate) struct Context<'a> {
+    pub(crate) dir: &'a Path,
+    pub(crate) blob: &'a Blob,
+    pub(crate) rebuilder: Rebuilder,
+    pub(crate) shared: &'a Shared,
+    pub(crate) extents: &'a HashMap<i32, Vec<Extent>>,
+    pub(crate) lazy: bool,
+    pub(crate) ask_huge: bool,
+    pub(crate) restore_timer_ids: bool,
+    pub(crate) own: Own,
+    pub(crate) specials: Vec<Special>,
+}
+
+/// Becomes process `p`; `helpers` are unused identifiers for its helper threads. Returns only on failure.
+pub(crate) fn become_process(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32]) -> Outcome<std::convert::Infallible> {
+    let at = |what: &str| format!("process {} ({}): {what}", p.pid, p.comm);
+    let files = open_files(cx, p)?;
+    install(cx, p, &files)?;
+    settings(p)?;
+    cx.rebuilder
+        .install_late(p.pid)
+        .map_err(|e| RestartError::at(at("descriptors"), e))?;
+    let sizes = measure(cx, p, helpers.len())?;
+    let Prepared { plan, bytes, area } = prepare(cx, slot, p, helpers, &files, &sizes)?;
+    load(cx, &area, &bytes).map_err(|e| RestartError::at(at("place the restorer"), e))?;
+    arch::unregister_rseq().map_err(|e| RestartError::at(at("unregister rseq"), e))?;
+    for (word, value) in cx.shared.slot(slot).area.iter().zip([area.base, area.end, plan]) {
+        word.store(value, Ordering::Relaxed);
+    }
+    // Its descriptors are closed by the restorer.
+    std::mem::forget(files);
+    // SAFETY: the area holds the restorer and its tables; nothing of this program is needed again.
+    unsafe { arch::jump(area.base + cx.blob.entry(), plan, area.end) }
+}
+
+/// Descriptors needed until the end, at numbers that the process does not use.
+struct Files {
+    pages: HashMap<u32, OwnedFd>,
+    control: OwnedFd,
+    exe: Option<OwnedFd>,
+    shared: Vec<RawFd>,
+}
+
+impl Files {
+    fn keep(&self) -> Vec<RawFd> {
+        let own = self
+            .pages
+            .values()
+            .chain(self.exe.iter())
+            .chain(std::iter::once(&self.control));
+        own.map(AsRawFd::as_raw_fd).chain(self.shared.iter().copied()).collect()
+    }
+}
+
+fn open_files(cx: &Context<'_>, p: &Process) -> Outcome<Files> {
+    let base = cx.rebuilder.base();
+    let high = |fd: RawFd| {
+        sys::dup_above(fd, base)
+            .map_err(|e| RestartError::at(format!("process {}", p.pid), format!("descriptor above {base}: {e}")))
+    };
+    let mut pages = HashMap::new();
+    for e in cx.extents.get(&p.pid).map_or(&[][..], Vec::as_slice) {
+        if let Entry::Vacant(entry) = pages.entry(e.file) {
+            let path = cx.dir.join(page_file(p.pid, e.file));
+            let file = std::fs::File::open(&path).map_err(|e| belay_image::ImageError::io("open", &path, e))?;
+            entry.insert(high(file.as_raw_fd())?);
+        }
+    }
+    let exe = match std::fs::File::open(&p.exe) {
+        Ok(f) => Some(high(f.as_raw_fd())?),
+        Err(_) => None, // /proc/PID/exe then shows belay; the program's own pages are checked and mapped elsewhere
+    };
+    let mut shared: Vec<RawFd> = p
+        .vmas
+        .iter()
+        .filter_map(|v| match &v.kind {
+            VmaKind::Shared { object, may_write, .. } => cx.rebuilder.shared_fd(*object, *may_write),
+            _ => None,
+        })
+        .collect();
+    shared.sort_unstable();
+    shared.dedup();
+    Ok(Files {
+        pages,
+        control: high(cx.shared.fd())?,
+        exe,
+        shared,
+    })
+}
+
+fn install(cx: &Context<'_>, p: &Process, files: &Files) -> Outcome<()> {
+    cx.rebuilder
+        .install(p.pid, &files.keep())
+        .map_err(|e| RestartError::at(format!("process {} ({}): descriptors", p.pid, p.comm), e))
+}
+
+/// Settings that the process makes in ordinary code.
+fn settings(p: &Process) -> Outcome<()> {
+    let at = |what: &str, e: std::io::Error| RestartError::at(format!("process {} ({})", p.pid, p.comm), format!("{what}: {e}"));
+    std::env::set_current_dir(&p.cwd).map_err(|e| at(&format!("working directory {}", p.cwd), e))?;
+    // SAFETY: takes a number and cannot fail.
+    unsafe { libc::umask(p.umask) };
+    if p.creds.no_new_privs {
+        sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0).map_err(|e| at("no_new_privs", e))?;
+    }
+    Ok(())
+}
+
+/// What the area must keep clear of, and the sizes of its parts.
+fn measure(cx: &Context<'_>, p: &Process, helpers: usize) -> Outcome<AreaSizes> {
+    let scratch: u64 = cx.specials.iter().map(|s| s.range.end - s.range.start).sum();
+    let stacks = FILL_STACK_BYTES * (1 + helpers as u64) + STACK_BYTES * p.threads.len() as u64;
+    let mine = std::process::id().cast_signed();
+    let maps = belay_kernel::proc::maps(mine).map_err(|e| RestartError::at(format!("process {}", p.pid), e))?;
+    let mut taken: Vec<Range> = maps.iter().map(|m| m.start..m.end).collect();
+    for v in &p.vmas {
+        taken.push(v.start..v.end);
+        if let VmaKind::SysvShm { shmid, offset, .. } = &v.kind {
+            let base = v.start.wrapping_sub(*offset);
+            taken.push(base..base.saturating_add(segment_bytes(*shmid).unwrap_or(0)).min(TASK_SIZE));
+        }
+    }
+    Ok(AreaSizes {
+        taken,
+        scratch: pages_up(scratch),
+        stacks,
+    })
+}
+
+struct AreaSizes {
+    taken: Vec<Range>,
+    scratch: u64,
+    stacks: u64,
+}
+
+struct Prepared {
+    plan: u64,
+    bytes: Vec<u8>,
+    area: Area,
+}
+
+/// Builds the tables: once to learn their size, once for the place found for them.
+fn prepare(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &Files, sizes: &AreaSizes) -> Outcome<Prepared> {
+    let layout = |base: u64, tables: u64| {
+        let scratch = base + cx.blob.bytes() + pages_up(tables);
+        let control = scratch + sizes.scratch;
+        let stacks = control + cx.shared.bytes();
+        Area {
+            base,
+            tables: base + cx.blob.bytes(),
+            scratch,
+            control,
+            stacks,
+            end: stacks + sizes.stacks,
+        }
+    };
+    let (_, draft) = tables(cx, slot, p, helpers, files, &layout(1 << 32, 0))?;
+    let length = draft.len() as u64;
+    let whole = layout(0, length).end;
+    let base = find_gap(&sizes.taken, whole)
+        .ok_or_else(|| RestartError::at(format!("process {}", p.pid), "no free address range for the restorer"))?;
+    let area = layout(base, length);
+    let (plan, bytes) = tables(cx, slot, p, helpers, files, &area)?;
+    Ok(Prepared { plan, bytes, area })
+}
+
+/// Size of a rebuilt System V segment.
+fn segment_bytes(shmid: i32) -> Option<u64> {
+    // SAFETY: all-zero is a valid value.
+    let mut ds: libc::shmid_ds = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes to a live structure.
+    (unsafe { libc::shmctl(shmid, libc::IPC_STAT, &mut ds) } == 0).then_some(ds.shm_segsz as u64)
+}
+
+fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &Files, area: &Area) -> Outcome<(u64, Vec<u8>)> {
+    let at = |e: &dyn std::fmt::Display| RestartError::at(format!("process {} ({})", p.pid, p.comm), e);
+    let mut arena = Arena::new(area.tables);
+    let fills = cx.extents.get(&p.pid).map_or(&[][..], Vec::as_slice).iter().map(|e| Fill {
+        vaddr: e.vaddr,
+        bytes: e.bytes,
+        offset: e.offset,
+        fd: files.pages.get(&e.file).map_or(u32::MAX, |f| f.as_raw_fd() as u32),
+        reserved: 0,
+        xxh3: e.xxh3,
+    });
+    let input = memory::Input {
+        vmas: &p.vmas,
+        fills: fills.collect(),
+        area: area.base..area.end,
+        scratch: area.scratch,
+        specials: cx.specials.clone(),
+        lazy: cx.lazy,
+        ask_huge: cx.ask_huge,
+        shared_fd: &|object, may_write| cx.rebuilder.shared_fd(object, may_write),
+        segment_bytes: &segment_bytes,
+    };
+    let memory = memory::plan(input, &mut arena).map_err(|e| at(&e))?;
+    let mut after = memory.after;
+    state::layout(&p.mm, files.exe.as_ref().map(AsRawFd::as_raw_fd), &mut arena, &mut after);
+    state::membarrier(p.membarrier, &mut after);
+    state::process_early(p, &mut arena, &mut after);
+    state::sigactions(&p.sigactions, &mut arena, &mut after);
+    let mut last = Vec::new();
+    state::posix_timers(&p.posix_timers, cx.restore_timer_ids, &mut arena, &mut last).map_err(|e| at(&e))?;
+    state::itimers(p, &mut arena, &mut last);
+    state::process_late(p, cx.rebuilder.base(), &mut last);
+
+    let plan_at = arena.zeroed(size_of::<Plan>());
+    let threads = threads(cx, p, area, helpers.len(), plan_at, &mut arena);
+    let mut plan = Plan {
+        magic: PLAN_MAGIC,
+        slot: area.control + Shared::slot_offset(slot),
+        control: area.control,
+        pid: p.pid,
+        helper_count: helpers.len().min(MAX_HELPERS) as u32,
+        before: arena.table(&memory.before),
+        fills: arena.table(&memory.fills),
+        after: arena.table(&after),
+        threads: arena.table(&threads),
+        last: arena.table(&last),
+        ..Plan::default()
+    };
+    for (i, (helper, tid)) in plan.helpers.iter_mut().zip(helpers).enumerate() {
+        *helper = Helper {
+            tid: *tid,
+            pad: 0,
+            stack: area.stacks + FILL_STACK_BYTES * i as u64,
+        };
+    }
+    arena.set(plan_at, &plan);
+    Ok((plan_at, arena.finish()))
+}
+
+fn threads(cx: &Context<'_>, p: &Process, area: &Area, helpers: usize, plan: u64, arena: &mut Arena) -> Vec<ThreadPlan> {
+    let stacks = area.stacks + FILL_STACK_BYTES * helpers as u64;
+    let mut out = Vec::with_capacity(p.threads.len());
+    for (i, t) in p.threads.iter().enumerate() {
+        let mut calls = Vec::new();
+        state::thread(i, t, arena, &mut calls);
+        state::credentials(&p.creds, p.prctl.securebits, &cx.own, arena, &mut calls);
+        state::thread_late(i, t, &mut calls);
+        if i == 0 {
+            state::pending(p.pid, None, &p.pending, arena, &mut calls);
+        }
+        state::pending(p.pid, Some(t.tid), &t.pending, arena, &mut calls);
+        out.push(ThreadPlan {
+            tid: t.tid,
+            index: i as u32,
+            stack: stacks + STACK_BYTES * i as u64,
+            stack_bytes: STACK_BYTES,
+            calls: arena.table(&calls),
+            rseq: t.rseq.0,
+            plan,
+            report: arena.zeroed(24),
+        });
+    }
+    out
+}
+
+/// Maps the area and copies restorer and tables into it.
+fn load(cx: &Context<'_>, area: &Area, tables: &[u8]) -> std::io::Result<()> {
+    let bytes = area.end - area.base;
+    arch::map_fixed(area.base, bytes, libc::PROT_READ | libc::PROT_WRITE, None)?;
+    let rw = libc::PROT_READ | libc::PROT_WRITE;
+    arch::unmap(area.control, cx.shared.bytes())?;
+    arch::map_fixed(area.control, cx.shared.bytes(), rw, Some(cx.shared.fd()))?;
+    // SAFETY: both ranges lie in the area that has just been mapped for them.
+    unsafe {
+        arch::copy_to(area.base, &cx.blob.placed_at(area.base));
+        arch::copy_to(area.tables, tables);
+    }
+    arch::protect(area.base, cx.blob.bytes(), libc::PROT_READ | libc::PROT_EXEC)
+}

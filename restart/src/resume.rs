@@ -1,0 +1,205 @@
+//! The end of a restart: every thread is parked in the restorer; its registers are set from outside, the restorer is unmapped, everything goes on.
+
+use crate::control::Shared;
+use crate::fail::{Outcome, RestartError};
+use crate::sched;
+use crate::sys;
+use crate::tree::{Role, Tree};
+use belay_abi::restore::{Plan, ThreadPlan};
+use belay_image::model::{Job, Process, ProcessState, Thread};
+use belay_kernel::blob::Blob;
+use belay_kernel::ptrace::{self, Event};
+use belay_kernel::vm;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+
+const MUNMAP: u64 = 11;
+/// Bit of XSTATE_BV is at this offset in an XSAVE area.
+const XSTATE_BV: usize = 512;
+
+/// Every thread of the job, in ptrace stop with its final state.
+pub(crate) struct Stopped<'a> {
+    live: Vec<&'a Process>,
+}
+
+/// Takes every thread from its park and gives it its state. If the agent dies, the kernel kills them all.
+pub(crate) fn seize<'a>(job: &'a Job, shared: &Shared, tree: &Tree, live: &[usize], blob: &Blob) -> Outcome<Stopped<'a>> {
+    let syscall = find_syscall(blob).ok_or_else(|| RestartError::at("resume", "the restorer holds no system call instruction"))?;
+    let mut out = Vec::new();
+    for slot in live {
+        let Role::Process(i) = tree.nodes[*slot].role else { continue };
+        let p = &job.processes[i];
+        for t in &p.threads {
+            let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
+            ptrace::seize(t.tid, options)
+                .and_then(|()| ptrace::interrupt(t.tid))
+                .map_err(|e| failed(p, t, "stop", &e))?;
+        }
+        out.push((*slot, p));
+    }
+    let defaults = sched::Defaults::own();
+    for (slot, p) in &out {
+        for t in &p.threads {
+            expect(t.tid, Event::Interrupted).map_err(|e| failed(p, t, "stop", &e))?;
+        }
+        let aborts = critical_sections(p, shared, *slot)?;
+        let [base, end, _] = shared.slot(*slot).area.each_ref().map(|a| a.load(Ordering::Relaxed));
+        unmap(p.pid, base + syscall, base, end - base)
+            .map_err(|e| RestartError::at("resume", format!("process {} ({}): unmap the restorer: {e}", p.pid, p.comm)))?;
+        for (t, abort) in p.threads.iter().zip(aborts) {
+            set_state(t, abort).map_err(|e| failed(p, t, "set registers", &e))?;
+            sched::thread(t, &defaults);
+        }
+        sched::process(p);
+    }
+    Ok(Stopped {
+        live: out.into_iter().map(|(_, p)| p).collect(),
+    })
+}
+
+impl Stopped<'_> {
+    /// Lets everything go on; processes that were stopped by job control stop again before their first instruction.
+    pub(crate) fn resume(self) -> Outcome<()> {
+        for p in &self.live {
+            if let ProcessState::Stopped(signal) = p.state {
+                sys::kill(p.pid, stop_signal(p, signal))
+                    .map_err(|e| RestartError::at("resume", format!("process {}: {e}", p.pid)))?;
+            }
+        }
+        for p in &self.live {
+            for t in &p.threads {
+                ptrace::detach(t.tid, 0).map_err(|e| failed(p, t, "let go on", &e))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The signal that stops `p` again: the one it was stopped by, unless it would now be handled, ignored or blocked.
+fn stop_signal(p: &Process, signal: i32) -> i32 {
+    let index = usize::try_from(signal - 1).unwrap_or(usize::MAX);
+    let default = p.sigactions.get(index).is_some_and(|a| a.handler == 0);
+    let blocked = p.threads.iter().all(|t| t.sigmask & (1 << index) != 0);
+    if default && !blocked {
+        signal
+    } else {
+        libc::SIGSTOP
+    }
+}
+
+fn failed(p: &Process, t: &Thread, what: &str, e: &io::Error) -> RestartError {
+    RestartError::at(
+        "resume",
+        format!("process {} ({}) thread {}: {what}: {e}", p.pid, p.comm, t.tid),
+    )
+}
+
+fn expect(tid: i32, wanted: Event) -> io::Result<()> {
+    match ptrace::wait(tid, true)? {
+        Some(e) if e == wanted => Ok(()),
+        other => Err(io::Error::other(format!("unexpected event {other:?}"))),
+    }
+}
+
+/// Offset of a `syscall` instruction in the restorer.
+fn find_syscall(blob: &Blob) -> Option<u64> {
+    let image = blob.placed_at(0);
+    image.windows(2).position(|w| w == [0x0f, 0x05]).map(|at| at as u64)
+}
+
+/// Makes the stopped main thread unmap the restorer's area. It is stopped again before it returns from the call, so it never runs there.
+fn unmap(pid: i32, syscall: u64, base: u64, bytes: u64) -> io::Result<()> {
+    let mut regs = ptrace::get_regs(pid)?;
+    regs.rip = syscall;
+    regs.rax = MUNMAP;
+    regs.orig_rax = u64::MAX;
+    regs.rdi = base;
+    regs.rsi = bytes;
+    ptrace::set_regs(pid, &regs)?;
+    for _ in 0..2 {
+        ptrace::cont_to_syscall(pid)?;
+        expect(pid, Event::Syscall)?;
+    }
+    sys::raw(ptrace::get_regs(pid)?.rax.cast_signed() as isize).map(drop)
+}
+
+/// For each thread that was in a restartable critical section: where the kernel would send it, had it been preempted there.
+fn critical_sections(p: &Process, shared: &Shared, slot: usize) -> Outcome<Vec<Option<u64>>> {
+    let slot = shared.slot(slot);
+    if slot.critical.load(Ordering::Acquire) == 0 {
+        return Ok(vec![None; p.threads.len()]);
+    }
+    let fail = |e: io::Error| RestartError::at("resume", format!("process {}: read the restorer's report: {e}", p.pid));
+    let plan = slot.area[2].load(Ordering::Relaxed);
+    let word = |addr: u64| vm::read_u64(p.pid, addr).map_err(fail);
+    let table = word(plan + std::mem::offset_of!(Plan, threads) as u64)?;
+    let mut out = Vec::new();
+    for (i, t) in p.threads.iter().enumerate() {
+        let entry = table + (i * size_of::<ThreadPlan>()) as u64;
+        let report = word(entry + std::mem::offset_of!(ThreadPlan, report) as u64)?;
+        let (start, length, abort) = (word(report)?, word(report + 8)?, word(report + 16)?);
+        let rip = t.regs[16];
+        out.push((length != 0 && rip.wrapping_sub(start) < length).then_some(abort));
+    }
+    Ok(out)
+}
+
+fn set_state(t: &Thread, abort: Option<u64>) -> io::Result<()> {
+    if !t.xstate.is_empty() {
+        let xstate = fit_xstate(&t.xstate, ptrace::get_xstate(t.tid)?.len())?;
+        ptrace::set_xstate(t.tid, &xstate)?;
+    }
+    let mut regs = ptrace::words_to_regs(&t.regs).ok_or_else(|| io::Error::other("damaged image: not 27 registers"))?;
+    regs.orig_rax = u64::MAX; // no system call is in progress
+    if let Some(abort) = abort {
+        regs.rip = abort;
+    }
+    ptrace::set_regs(t.tid, &regs)?;
+    ptrace::set_sigmask(t.tid, t.sigmask)
+}
+
+/// The saved XSAVE area in the size that this processor's has. Offsets of components are architectural; a component that does not fit must be unused.
+fn fit_xstate(saved: &[u8], bytes: usize) -> io::Result<Vec<u8>> {
+    let mut out = saved.to_vec();
+    if saved.len() > bytes {
+        let used = saved.get(XSTATE_BV).copied().unwrap_or(0);
+        let beyond = saved.get(XSTATE_BV + 1).copied().unwrap_or(0) & 0b10 | saved.get(XSTATE_BV + 2).copied().unwrap_or(0) & 0b110;
+        let tail = saved.get(bytes..).unwrap_or(&[]).iter().any(|b| *b != 0);
+        if tail && (beyond != 0 || used != 0) {
+            return Err(io::Error::other(
+                "this processor lacks vector registers that the thread uses: restart on one with the same features",
+            ));
+        }
+    }
+    out.resize(bytes, 0);
+    Ok(out)
+}
+
+/// Gives the terminal to the process group that had it, or to the agent's.
+pub(crate) fn hand_over_terminal(job: &Job) {
+    let Some(tty) = sys::terminal() else { return };
+    let own = |g: i32| job.processes.iter().any(|p| p.pgid == g);
+    let of_terminal = |p: &&Process| p.tty != 0 && p.tty == job.agent.tty && p.tty_pgrp > 0;
+    let group = job.processes.iter().find(of_terminal).map(|p| p.tty_pgrp).filter(|g| own(*g));
+    // SAFETY: takes nothing and cannot fail.
+    let mine = unsafe { libc::getpgrp() };
+    if let Err(e) = sys::tcsetpgrp(tty.as_fd(), group.unwrap_or(mine)) {
+        tracing::warn!(error = %e, "the terminal was not handed over");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn xstate_of_a_larger_processor_fits_only_when_unused() {
+        let mut saved = vec![0u8; 2696];
+        saved[XSTATE_BV] = 3;
+        assert_eq!(fit_xstate(&saved, 832).unwrap().len(), 832);
+        saved[2000] = 1;
+        assert!(fit_xstate(&saved, 832).is_err());
+        assert_eq!(fit_xstate(&saved, 3000).unwrap().len(), 3000);
+    }
+}

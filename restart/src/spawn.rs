@@ -1,0 +1,169 @@
+//! Carries out the tree plan: every process makes its own children, then joins sessions and groups in lock step.
+//!
+//! ```text
+//! stage 0  all processes exist              (setsid between the two halves of a process's children)
+//! stage 1  leaders make their groups
+//! stage 2  the others join
+//! stage 3  lenders of a group join their own; temporary leaders end, zombies end
+//! stage 4  descriptors and memory
+//! ```
+
+use crate::control::Shared;
+use crate::fail::{Outcome, RestartError};
+use crate::sys;
+use crate::tree::{Node, NodeId, Role, Tree, AGENT};
+use belay_image::model::{Process, ProcessState};
+
+/// Slot state: exists.
+pub(crate) const EXISTS: u32 = 1;
+/// Slot state: leads its group.
+pub(crate) const LEADS: u32 = 2;
+/// Slot state: has joined its group.
+pub(crate) const JOINED: u32 = 3;
+/// Slot state: only processes of the job are left below it.
+pub(crate) const SETTLED: u32 = 4;
+
+/// What every process of the plan works with.
+pub(crate) struct Forest<'a> {
+    pub(crate) tree: &'a Tree,
+    pub(crate) processes: &'a [Process],
+    pub(crate) shared: &'a Shared,
+    /// What a process does when it is settled; does not return.
+    pub(crate) settle: &'a dyn Fn(NodeId, &Process) -> Outcome<std::convert::Infallible>,
+}
+
+impl Forest<'_> {
+    /// In the agent: makes its children. (The agent's temporary group leader is not among them.)
+    pub(crate) fn plant(&self) -> Outcome<()> {
+        self.make(&self.tree.nodes[AGENT].after)
+    }
+
+    /// In the agent: waits for temporary leaders that it made.
+    pub(crate) fn reap(&self) -> Outcome<()> {
+        self.reap_temporary(&self.tree.nodes[AGENT])
+    }
+
+    fn make(&self, children: &[NodeId]) -> Outcome<()> {
+        for id in children {
+            let node = &self.tree.nodes[*id];
+            let (flags, signal) = if node.sibling {
+                (libc::CLONE_PARENT as u64, 0)
+            } else {
+                (0, node.exit_signal)
+            };
+            // SAFETY: the agent and its forks have one thread each.
+            let pid = unsafe { sys::fork(flags, signal, node.pid) }.map_err(|e| self.cannot_make(node, &e))?;
+            if pid == 0 {
+                self.live(*id);
+            }
+            if node.role == Role::TemporaryParent {
+                sys::wait(pid, libc::__WALL).map_err(|e| RestartError::at("spawn", e))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn cannot_make(&self, node: &Node, e: &std::io::Error) -> RestartError {
+        let reason = match e.raw_os_error() {
+            Some(libc::EEXIST) => "its identifier is in use in the new PID namespace".to_owned(),
+            Some(libc::EPERM) => {
+                "the kernel does not let us choose its identifier (no CAP_CHECKPOINT_RESTORE in the namespace)".to_owned()
+            }
+            Some(libc::EINVAL) => "its identifier is above kernel.pid_max, or the kernel is older than 5.5".to_owned(),
+            Some(libc::EAGAIN) => "the limit of processes (RLIMIT_NPROC, cgroup pids.max) is reached".to_owned(),
+            _ => e.to_string(),
+        };
+        RestartError::at("spawn", format!("process {}: {reason}", node.pid))
+    }
+
+    /// The life of a process until its memory is replaced.
+    fn live(&self, id: NodeId) -> ! {
+        match self.grow(id) {
+            Err(e) => self.shared.fail(id, &e),
+            Ok(()) => sys::exit_now(0),
+        }
+    }
+
+    fn grow(&self, id: NodeId) -> Outcome<()> {
+        let node = &self.tree.nodes[id];
+        let failed = |what: &'static str| {
+            let pid = node.pid;
+            move |e: std::io::Error| RestartError::at("spawn", format!("process {pid}: {what}: {e}"))
+        };
+        if let Role::Process(i) = node.role {
+            if self.processes[i].prctl.child_subreaper {
+                sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map_err(failed("become reaper"))?;
+            }
+        }
+        self.make(&node.before)?;
+        if node.leads_session {
+            sys::setsid().map_err(failed("setsid"))?;
+        }
+        self.make(&node.after)?;
+        self.shared.report(id, EXISTS);
+        if node.role == Role::TemporaryParent {
+            return Ok(());
+        }
+        self.shared.await_stage(EXISTS);
+        let leads = node.pgid == node.pid || node.lends_group;
+        if leads && !node.leads_session {
+            sys::setpgid(0, 0).map_err(failed("lead its process group"))?;
+        }
+        self.shared.report(id, LEADS);
+        self.shared.await_stage(LEADS);
+        if !leads && node.pgid != 0 {
+            sys::setpgid(0, node.pgid).map_err(failed("join its process group"))?;
+        }
+        self.shared.report(id, JOINED);
+        self.shared.await_stage(JOINED);
+        if node.lends_group && node.pgid != node.pid {
+            sys::setpgid(0, node.pgid).map_err(failed("join its process group"))?;
+        }
+        if node.role == Role::TemporaryLeader {
+            self.reap_temporary(node)?;
+            return Ok(());
+        }
+        self.reap_temporary(node)?;
+        let Role::Process(i) = node.role else { return Ok(()) };
+        let process = &self.processes[i];
+        if let ProcessState::Zombie(status) = process.state {
+            end_like(process, status);
+        }
+        self.shared.report(id, SETTLED);
+        self.shared.await_stage(SETTLED);
+        (self.settle)(id, process).map(|never| match never {})
+    }
+
+    fn reap_temporary(&self, node: &Node) -> Outcome<()> {
+        for id in node.before.iter().chain(&node.after) {
+            let child = &self.tree.nodes[*id];
+            if child.role == Role::TemporaryLeader {
+                sys::wait(child.pid, libc::__WALL).map_err(|e| RestartError::at("spawn", e))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Ends with the wait status that the zombie has.
+fn end_like(process: &Process, status: i32) -> ! {
+    let mut comm = process.comm.clone().into_bytes();
+    comm.truncate(15);
+    comm.push(0);
+    // SAFETY: a live, terminated string.
+    unsafe { libc::prctl(libc::PR_SET_NAME, comm.as_ptr()) };
+    if libc::WIFSIGNALED(status) {
+        let signal = libc::WTERMSIG(status);
+        let none = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: a live structure; no core file may be written in the user's directory.
+        unsafe { libc::setrlimit(libc::RLIMIT_CORE, &none) };
+        // SAFETY: the default action is no handler.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        let _ = sys::kill(std::process::id().cast_signed(), signal);
+        sys::sigprocmask(libc::SIG_SETMASK, 0);
+    }
+    sys::exit_now(libc::WEXITSTATUS(status))
+}

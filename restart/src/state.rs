@@ -1,0 +1,288 @@
+//! Kernel state of a process and its threads as lists of system calls. Pure.
+
+use crate::arena::Arena;
+use crate::call::{call, nr, signed, With};
+use belay_abi::restore::{Call, Step, CALL_COMPARE, CALL_MAY_FAIL};
+use belay_image::model::{Credentials, Mm, PosixTimer, Process, SigAction, Thread};
+
+const PR_SET_PDEATHSIG: u64 = 1;
+const PR_SET_DUMPABLE: u64 = 4;
+const PR_SET_KEEPCAPS: u64 = 8;
+const PR_SET_NAME: u64 = 15;
+const PR_CAPBSET_DROP: u64 = 24;
+const PR_SET_SECUREBITS: u64 = 28;
+const PR_SET_TIMERSLACK: u64 = 29;
+const PR_SET_MM: u64 = 35;
+const PR_SET_MM_MAP: u64 = 14;
+const PR_SET_THP_DISABLE: u64 = 41;
+const PR_CAP_AMBIENT: u64 = 47;
+const PR_CAP_AMBIENT_RAISE: u64 = 2;
+const PR_TIMER_CREATE_RESTORE_IDS: u64 = 77;
+const SIG_IGN: u64 = 1;
+const SIGKILL: i32 = 9;
+const SIGSTOP: i32 = 19;
+const SS_DISABLE: i32 = 2;
+const SS_AUTODISARM: i32 = i32::MIN;
+const CAP_VERSION_3: u64 = 0x2008_0522;
+/// Timers that may be made and deleted to reach a wanted identifier on a kernel that cannot be asked for it.
+const TIMER_TRIES: i32 = 20_000;
+
+/// Address space layout: `brk`, arguments, environment, auxiliary vector and, where permitted, `/proc/PID/exe`.
+pub(crate) fn layout(mm: &Mm, exe_fd: Option<i32>, arena: &mut Arena, out: &mut Vec<Call>) {
+    let auxv = arena.words(&mm.auxv);
+    let map = |fd: i32| {
+        let tail = (mm.auxv.len() as u64 * 8) | (u64::from(fd as u32) << 32);
+        [
+            mm.start_code,
+            mm.end_code,
+            mm.start_data,
+            mm.end_data,
+            mm.start_brk,
+            mm.brk,
+            mm.start_stack,
+            mm.arg_start,
+            mm.arg_end,
+            mm.env_start,
+            mm.env_end,
+            auxv,
+            tail,
+        ]
+    };
+    let mut set = |fd: i32, flags: u32| {
+        let at = arena.words(&map(fd));
+        let c = call(Step::Layout, 0, nr::PRCTL, &[PR_SET_MM, PR_SET_MM_MAP, at, 104, 0]);
+        out.push(c.with(flags));
+    };
+    set(-1, 0);
+    if let Some(fd) = exe_fd {
+        set(fd, CALL_MAY_FAIL);
+    }
+}
+
+/// Registrations for `membarrier`.
+pub(crate) fn membarrier(registered: u32, out: &mut Vec<Call>) {
+    for bit in (0..32).filter(|b| registered & (1 << b) != 0) {
+        let c = call(Step::Membarrier, bit, nr::MEMBARRIER, &[1 << bit, 0, 0]);
+        out.push(c);
+    }
+}
+
+/// Signal dispositions. Each signal is ignored first, which discards what the restart itself caused (SIGCHLD of temporary processes).
+pub(crate) fn sigactions(actions: &[SigAction], arena: &mut Arena, out: &mut Vec<Call>) {
+    let ignore = arena.words(&[SIG_IGN, 0, 0, 0]);
+    for (signal, action) in (1..).zip(actions) {
+        if signal == SIGKILL || signal == SIGSTOP {
+            continue;
+        }
+        let set = |at: u64| {
+            call(
+                Step::Sigaction,
+                signal as usize,
+                nr::RT_SIGACTION,
+                &[signed(signal), at, 0, 8],
+            )
+        };
+        out.push(set(ignore));
+        let at = arena.words(&[action.handler, action.flags, action.restorer, action.mask]);
+        out.push(set(at));
+    }
+}
+
+/// What a thread sets for itself, except credentials.
+pub(crate) fn thread(index: usize, t: &Thread, arena: &mut Arena, out: &mut Vec<Call>) {
+    let c = |nr: u32, args: &[u64]| call(Step::ThreadState, index, nr, args);
+    let mut comm = t.comm.as_bytes().to_vec();
+    comm.resize(16, 0);
+    comm[15] = 0;
+    let comm = arena.bytes(&comm);
+    out.push(c(nr::PRCTL, &[PR_SET_NAME, comm]));
+    out.push(c(nr::SET_TID_ADDRESS, &[t.tid_address]));
+    if t.robust_list.0 != 0 {
+        out.push(c(nr::SET_ROBUST_LIST, &[t.robust_list.0, t.robust_list.1]));
+    }
+    if t.rseq.0 != 0 {
+        out.push(c(nr::RSEQ, &[t.rseq.0, u64::from(t.rseq.1), 0, u64::from(t.rseq.2)]));
+    }
+    let (sp, flags, size) = t.altstack;
+    if flags & SS_DISABLE == 0 && size != 0 {
+        let at = arena.words(&[sp, u64::from((flags & SS_AUTODISARM) as u32), size]);
+        out.push(c(nr::SIGALTSTACK, &[at, 0]));
+    }
+    if t.timer_slack_ns != 0 {
+        out.push(c(nr::PRCTL, &[PR_SET_TIMERSLACK, t.timer_slack_ns]));
+    }
+}
+
+/// What a thread sets after its credentials, which would clear it: signal at the parent's death.
+pub(crate) fn thread_late(index: usize, t: &Thread, out: &mut Vec<Call>) {
+    if t.pdeathsig != 0 {
+        out.push(call(
+            Step::ThreadState,
+            index,
+            nr::PRCTL,
+            &[PR_SET_PDEATHSIG, signed(t.pdeathsig)],
+        ));
+    }
+}
+
+/// Queues pending signals with their `siginfo`: from the process itself, as the kernel demands where `si_code` says that the kernel sent them.
+pub(crate) fn pending(pid: i32, tid: Option<i32>, infos: &[Vec<u8>], arena: &mut Arena, out: &mut Vec<Call>) {
+    for info in infos {
+        let signal = info.first_chunk::<4>().map_or(0, |b| i32::from_le_bytes(*b));
+        let at = arena.bytes(info);
+        let (nr, args) = match tid {
+            Some(tid) => (nr::RT_TGSIGQUEUEINFO, vec![signed(pid), signed(tid), signed(signal), at]),
+            None => (nr::RT_SIGQUEUEINFO, vec![signed(pid), signed(signal), at]),
+        };
+        out.push(call(Step::Pending, signal as usize, nr, &args));
+    }
+}
+
+/// Credentials of the restarting process that matter for what must be changed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Own {
+    pub(crate) uids: [u32; 4],
+    pub(crate) gids: [u32; 4],
+    pub(crate) groups: Vec<u32>,
+    pub(crate) permitted: u64,
+    pub(crate) bounding: u64,
+    /// In a user namespace of the restart only its own user and group exist.
+    pub(crate) user_namespace: bool,
+}
+
+/// What a thread does to get the saved credentials. Per thread, and after everything that needs privilege.
+pub(crate) fn credentials(c: &Credentials, securebits: u32, own: &Own, arena: &mut Arena, out: &mut Vec<Call>) {
+    let mut push = |index: usize, nr: u32, args: &[u64]| out.push(call(Step::Credentials, index, nr, args));
+    let caps = [c.cap_permitted, c.cap_effective, c.cap_inheritable, c.cap_ambient];
+    let same_ids = own.uids == c.uids && own.gids == c.gids && (own.user_namespace || own.groups == c.groups);
+    let plain = caps[0] == own.permitted && caps[1] == own.permitted && caps[2] == 0 && caps[3] == 0;
+    let dropped = own.bounding & !c.cap_bounding;
+    if same_ids && plain && dropped == 0 && securebits == 0 {
+        return;
+    }
+    let capset = |permitted: u64, effective: u64, inheritable: u64, arena: &mut Arena| {
+        let header = arena.words(&[CAP_VERSION_3]); // version, pid 0
+        let (p, e, i) = (permitted, effective, inheritable);
+        let low = |v: u64| v & 0xffff_ffff;
+        // effective, permitted, inheritable of the low 32 capabilities, then of the high ones
+        let data = arena.words(&[low(e) | low(p) << 32, low(i) | (e >> 32) << 32, (p >> 32) | (i >> 32) << 32]);
+        [header, data]
+    };
+    if !own.user_namespace {
+        for cap in (0..64).filter(|b| dropped & (1 << b) != 0) {
+            push(0, nr::PRCTL, &[PR_CAPBSET_DROP, cap]);
+        }
+    }
+    if !same_ids {
+        push(1, nr::PRCTL, &[PR_SET_KEEPCAPS, 1]);
+        let mut raw = Vec::new();
+        c.groups.iter().for_each(|g| raw.extend_from_slice(&g.to_le_bytes()));
+        let groups = arena.bytes(&raw);
+        push(2, nr::SETGROUPS, &[c.groups.len() as u64, groups]);
+        let three = |ids: [u32; 4]| [u64::from(ids[0]), u64::from(ids[1]), u64::from(ids[2])];
+        push(3, nr::SETRESGID, &three(c.gids));
+        push(4, nr::SETFSGID, &[u64::from(c.gids[3])]);
+        push(5, nr::SETRESUID, &three(c.uids));
+        push(6, nr::SETFSUID, &[u64::from(c.uids[3])]);
+        let all = capset(own.permitted, own.permitted, 0, arena);
+        push(7, nr::CAPSET, &all);
+    }
+    if securebits != 0 {
+        push(8, nr::PRCTL, &[PR_SET_SECUREBITS, u64::from(securebits)]);
+    } else if !same_ids {
+        push(9, nr::PRCTL, &[PR_SET_KEEPCAPS, 0]);
+    }
+    let last = capset(c.cap_permitted, c.cap_effective, c.cap_inheritable, arena);
+    push(10, nr::CAPSET, &last);
+    for cap in (0..64).filter(|b| c.cap_ambient & (1 << b) != 0) {
+        push(11, nr::PRCTL, &[PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, cap]);
+    }
+}
+
+/// Interval timers, relative to now.
+pub(crate) fn itimers(p: &Process, arena: &mut Arena, out: &mut Vec<Call>) {
+    for (which, t) in p.itimers.iter().enumerate().filter(|(_, t)| t.value_us != 0) {
+        let split = |us: u64| [us / 1_000_000, us % 1_000_000];
+        let ([a, b], [c, d]) = (split(t.interval_us), split(t.value_us));
+        let at = arena.words(&[a, b, c, d]);
+        out.push(call(Step::Itimer, which, nr::SETITIMER, &[which as u64, at, 0]));
+    }
+}
+
+/// POSIX timers with their identifiers. `restore_ids`: the kernel can be asked for an identifier.
+pub(crate) fn posix_timers(timers: &[PosixTimer], restore_ids: bool, arena: &mut Arena, out: &mut Vec<Call>) -> Result<(), String> {
+    if timers.is_empty() {
+        return Ok(());
+    }
+    let mut timers: Vec<&PosixTimer> = timers.iter().collect();
+    timers.sort_by_key(|t| t.id);
+    if restore_ids {
+        let on = [PR_TIMER_CREATE_RESTORE_IDS, 1, 0, 0, 0];
+        out.push(call(Step::Timer, 0, nr::PRCTL, &on));
+    } else if let Some(t) = timers.iter().find(|t| t.id >= TIMER_TRIES) {
+        return Err(format!(
+            "POSIX timer {}: this kernel cannot make a timer with that identifier",
+            t.id
+        ));
+    }
+    let mut next = 0;
+    for (i, t) in timers.iter().enumerate() {
+        let event = arena.zeroed(64);
+        arena.set(event, &t.value);
+        arena.set(event + 8, &(u64::from(t.signo as u32) | u64::from(t.notify as u32) << 32));
+        arena.set(event + 16, &u64::from(t.tid as u32));
+        let id = arena.words(&[u64::from(t.id as u32)]);
+        let create = call(Step::Timer, i, nr::TIMER_CREATE, &[signed(t.clock), event, id]);
+        while !restore_ids && next < t.id {
+            out.push(create);
+            out.push(call(Step::Timer, i, nr::TIMER_DELETE, &[signed(next)]));
+            next += 1;
+        }
+        next += 1;
+        out.push(create);
+        let check = call(Step::Timer, i, 0, &[id, u64::from(t.id as u32)]);
+        out.push(check.with(CALL_COMPARE));
+        if t.value_ns != 0 {
+            let split = |ns: u64| [ns / 1_000_000_000, ns % 1_000_000_000];
+            let ([a, b], [c, d]) = (split(t.interval_ns), split(t.value_ns));
+            let at = arena.words(&[a, b, c, d]);
+            out.push(call(Step::Timer, i, nr::TIMER_SETTIME, &[signed(t.id), 0, at, 0]));
+        }
+    }
+    if restore_ids {
+        let off = [PR_TIMER_CREATE_RESTORE_IDS, 0, 0, 0, 0];
+        out.push(call(Step::Timer, 0, nr::PRCTL, &off));
+    }
+    Ok(())
+}
+
+/// Settings of the whole address space, once its pages are there.
+pub(crate) fn process_early(p: &Process, arena: &mut Arena, out: &mut Vec<Call>) {
+    if p.prctl.thp_disable {
+        out.push(call(Step::Process, 0, nr::PRCTL, &[PR_SET_THP_DISABLE, 1, 0, 0, 0]));
+    }
+    if p.root != "/" && !p.root.is_empty() {
+        let root = arena.string(&p.root);
+        out.push(call(Step::Process, 1, nr::CHROOT, &[root]));
+    }
+}
+
+/// Settings of the process that must come last: execution domain, dumpable flag; every descriptor from `first_fd` on is closed.
+pub(crate) fn process_late(p: &Process, first_fd: i32, out: &mut Vec<Call>) {
+    if p.prctl.keepcaps {
+        out.push(call(Step::Process, 2, nr::PRCTL, &[PR_SET_KEEPCAPS, 1]));
+    }
+    if p.personality != 0 {
+        out.push(call(Step::Process, 3, nr::PERSONALITY, &[p.personality]));
+    }
+    if matches!(p.prctl.dumpable, 0 | 1) {
+        out.push(call(
+            Step::Process,
+            4,
+            nr::PRCTL,
+            &[PR_SET_DUMPABLE, signed(p.prctl.dumpable)],
+        ));
+    }
+    let args = [signed(first_fd), u64::from(u32::MAX), 0];
+    out.push(call(Step::Close, 0, nr::CLOSE_RANGE, &args));
+}

@@ -1,0 +1,199 @@
+//! Reads a generation and checks, before any process is started, all that can be checked: files and checksums of the image, identity of the files
+//! that the processes had mapped, and what this machine must have in common with that of the checkpoint.
+
+use crate::fail::{Outcome, RestartError};
+use crate::namespace;
+use crate::tree;
+use belay_image::extents::{self, Extent};
+use belay_image::manifest::Manifest;
+use belay_image::model::{FileIdentity, Job, Process, VmaKind};
+use belay_image::sections::{Kind, SectionFile};
+use belay_image::{blobs::BlobReader, checksum, extent_file, page_file, ImageError, BLOB_FILE, JOB_FILE};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+/// A generation that has passed the checks.
+pub(crate) struct Loaded {
+    pub(crate) dir: PathBuf,
+    pub(crate) job: Job,
+    pub(crate) descriptors: belay_plugins::Descriptors,
+    pub(crate) blobs: BlobReader,
+    /// Extents of every process with memory, by PID.
+    pub(crate) extents: HashMap<i32, Vec<Extent>>,
+}
+
+/// Reads and checks the generation in `dir`.
+pub(crate) fn load(dir: &Path) -> Outcome<Loaded> {
+    // The job's processes change directory; the image must still be found.
+    let dir = dir.canonicalize().map_err(|e| ImageError::io("open", dir, e))?;
+    let manifest = Manifest::read(&dir)?;
+    let files = check_files(&dir, &manifest)?;
+    let sections = SectionFile::decode(&dir.join(JOB_FILE), files.get(JOB_FILE).map_or(&[], Vec::as_slice))?;
+    let job: Job = sections.get_json(Kind::Job)?;
+    if job.arch != std::env::consts::ARCH {
+        return Err(ImageError::Architecture {
+            path: dir.join(JOB_FILE).display().to_string(),
+            found: job.arch,
+            expected: std::env::consts::ARCH.into(),
+        }
+        .into());
+    }
+    let mut all = HashMap::new();
+    for p in job.processes.iter().filter(|p| tree::is_live(p)) {
+        let name = extent_file(p.pid);
+        let path = dir.join(&name);
+        let bytes = files
+            .get(&name)
+            .ok_or_else(|| ImageError::damaged(&path, "not listed in the manifest"))?;
+        let table = extents::decode(&path, SectionFile::decode(&path, bytes)?.get(Kind::Extents)?)?;
+        check_extents(&manifest, &path, p.pid, &table)?;
+        all.insert(p.pid, table);
+    }
+    check_processes(&job)?;
+    check_mapped_files(&job)?;
+    Ok(Loaded {
+        descriptors: sections.get_json(Kind::Descriptors)?,
+        blobs: BlobReader::open(&dir.join(BLOB_FILE))?,
+        job,
+        extents: all,
+        dir,
+    })
+}
+
+/// Every listed file must be there with its length; those with a checksum are read and checked.
+fn check_files(dir: &Path, manifest: &Manifest) -> Outcome<HashMap<String, Vec<u8>>> {
+    let mut out = HashMap::new();
+    for f in &manifest.files {
+        let path = dir.join(&f.name);
+        let found = std::fs::metadata(&path).map_err(|e| ImageError::io("open", &path, e))?.len();
+        if found != f.bytes {
+            let reason = format!("{found} bytes long, was written with {}", f.bytes);
+            return Err(ImageError::damaged(&path, reason).into());
+        }
+        let Some(sum) = f.xxh3 else { continue };
+        let data = std::fs::read(&path).map_err(|e| ImageError::io("read", &path, e))?;
+        if checksum(&data) != sum {
+            return Err(ImageError::damaged(&path, "checksum does not match").into());
+        }
+        out.insert(f.name.clone(), data);
+    }
+    Ok(out)
+}
+
+/// Every extent must lie in a page file of its process that the manifest lists.
+fn check_extents(manifest: &Manifest, path: &Path, pid: i32, table: &[Extent]) -> Outcome<()> {
+    let mut lengths: HashMap<u32, u64> = HashMap::new();
+    for e in table {
+        let length = *lengths.entry(e.file).or_insert_with(|| {
+            let name = page_file(pid, e.file);
+            manifest.files.iter().find(|f| f.name == name).map_or(0, |f| f.bytes)
+        });
+        if e.offset + e.bytes > length {
+            let reason = format!("extent at {:#x} lies outside {}", e.vaddr, page_file(pid, e.file));
+            return Err(ImageError::damaged(path, reason).into());
+        }
+    }
+    Ok(())
+}
+
+/// What cannot be restored here is refused by name.
+fn check_processes(job: &Job) -> Outcome<()> {
+    let user = namespace::needs_user_namespace();
+    // SAFETY: these calls cannot fail and touch no memory.
+    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    for p in job.processes.iter().filter(|p| tree::is_live(p)) {
+        let refuse = |reason: String| Err(RestartError::at(format!("process {} ({})", p.pid, p.comm), reason));
+        if p.shares_mm_with != 0 {
+            return refuse(format!(
+                "it shares its memory with process {} (vfork): take another checkpoint when that has ended",
+                p.shares_mm_with
+            ));
+        }
+        let own = p.threads.first().is_some_and(|t| t.tid == p.pid);
+        if !own || p.threads.iter().any(|t| t.regs.len() != 27) {
+            return refuse("damaged image: threads or registers are incomplete".into());
+        }
+        if user && (p.creds.uids != [uid; 4] || p.creds.gids != [gid; 4]) {
+            return refuse(format!(
+                "it ran as uid {} gid {}, which user {uid} group {gid} cannot become: restart as that user or as root",
+                p.creds.uids[1], p.creds.gids[1]
+            ));
+        }
+        if user && p.creds.cap_permitted != 0 {
+            return refuse("it held capabilities, which an ordinary user cannot give: restart as root".into());
+        }
+    }
+    let vdso = own_vdso_checksum();
+    let needed = job
+        .processes
+        .iter()
+        .any(|p| p.vmas.iter().any(|v| matches!(&v.kind, VmaKind::Vdso(n) if n == "vdso")));
+    if needed && vdso != job.vdso_xxh3 {
+        return Err(RestartError::at(
+            "vdso",
+            format!(
+                "the checkpoint was taken on kernel {} of {}, whose vDSO differs from this kernel's: restart on that kernel",
+                job.kernel, job.host
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Executables and libraries must be those of the checkpoint; their pages are not stored.
+fn check_mapped_files(job: &Job) -> Outcome<()> {
+    let mut known: HashMap<&str, FileIdentity> = HashMap::new();
+    let wanted = job.processes.iter().flat_map(mapped_files);
+    for (path, then) in wanted {
+        if !known.contains_key(path) {
+            let now = FileIdentity::of(Path::new(path)).map_err(|e| RestartError::Changed {
+                path: path.to_owned(),
+                reason: format!("{e}; the job has it mapped: put it back as it was at the checkpoint"),
+            })?;
+            known.insert(path, now);
+        }
+        let now = &known[path];
+        if !then.accepts(now) {
+            let reason = match (&then.build_id, &now.build_id) {
+                (Some(a), Some(b)) if a != b => format!("build id {b}, was {a} at the checkpoint: put that build back"),
+                _ if then.bytes != now.bytes => {
+                    format!(
+                        "{} bytes, was {} at the checkpoint: put that version back",
+                        now.bytes, then.bytes
+                    )
+                }
+                _ => "other contents than at the checkpoint: put that version back".to_owned(),
+            };
+            return Err(RestartError::Changed {
+                path: path.to_owned(),
+                reason,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn mapped_files(p: &Process) -> impl Iterator<Item = (&str, &FileIdentity)> {
+    p.vmas.iter().filter_map(|v| match &v.kind {
+        VmaKind::FilePrivate {
+            path,
+            identity: Some(identity),
+            ..
+        } => Some((path.as_str(), identity)),
+        _ => None,
+    })
+}
+
+/// Checksum of this process's own vDSO.
+fn own_vdso_checksum() -> u64 {
+    let me = std::process::id().cast_signed();
+    let maps = belay_kernel::proc::maps(me).unwrap_or_default();
+    let Some(vdso) = maps.into_iter().find(|m| m.name == "[vdso]") else {
+        return 0;
+    };
+    let mut code = vec![0; usize::try_from(vdso.end - vdso.start).unwrap_or(0)];
+    match belay_kernel::vm::read(me, vdso.start, &mut code) {
+        Ok(()) => checksum(&code),
+        Err(_) => 0,
+    }
+}

@@ -1,0 +1,113 @@
+//! Reads the stored pages into place and checks each extent while it is still in the cache, with several threads.
+
+use crate::threads::spawn;
+use crate::{futex_wait, nr, step, Env};
+use belay_abi::restore::{CloneArgs, Fill, Helper, Step, FILL_STACK_BYTES, PIECE_BYTES};
+use belay_abi::syscall;
+use core::sync::atomic::Ordering;
+use xxhash_rust::xxh3::{xxh3_64, Xxh3};
+
+const EINTR: isize = -4;
+const CLONE_VM: u64 = 0x100;
+const CLONE_THREAD_GROUP: u64 = 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000; // FS, FILES, SIGHAND, THREAD, SYSVSEM
+const CLONE_CHILD_CLEARTID: u64 = 0x20_0000;
+
+/// Reads all extents of the plan. Returns when every helper has ended.
+pub(crate) fn run(env: &Env) {
+    let plan = env.plan();
+    if plan.fills.len == 0 {
+        return;
+    }
+    let helpers = plan.helpers.iter().take(plan.helper_count as usize);
+    for (helper, word) in helpers.clone().zip(&env.slot().helper_tid) {
+        word.store(helper.tid as u32, Ordering::Release);
+        start(env, helper, word.as_ptr() as u64);
+    }
+    work(env);
+    for (_, word) in helpers.zip(&env.slot().helper_tid) {
+        loop {
+            let tid = word.load(Ordering::Acquire);
+            if tid == 0 {
+                break;
+            }
+            futex_wait(word, tid, false);
+        }
+    }
+}
+
+fn start(env: &Env, helper: &Helper, word: u64) {
+    let tid = helper.tid;
+    let args = CloneArgs {
+        flags: CLONE_VM | CLONE_THREAD_GROUP | CLONE_CHILD_CLEARTID,
+        child_tid: word,
+        stack: helper.stack,
+        stack_size: FILL_STACK_BYTES,
+        set_tid: (&raw const tid) as u64,
+        set_tid_size: 1,
+        ..CloneArgs::default()
+    };
+    // SAFETY: the stack is the helper's own, in the area; the entry never returns.
+    let r = unsafe { spawn(&args, helper_main, env.plan() as *const _ as usize) };
+    if r < 0 {
+        env.fail(step(Step::Thread), u32::MAX, r);
+    }
+}
+
+extern "C" fn helper_main(plan: usize) -> ! {
+    work(&Env { plan: plan as *const _ });
+    loop {
+        // SAFETY: ends this thread only.
+        unsafe { syscall!(nr::EXIT, 0) };
+    }
+}
+
+/// Takes extents until none is left.
+fn work(env: &Env) {
+    // SAFETY: the plan's fill table holds fills.
+    let fills = unsafe { env.entries::<Fill>(env.plan().fills) };
+    loop {
+        let i = env.slot().next_fill.fetch_add(1, Ordering::Relaxed);
+        let Some(fill) = fills.get(i as usize) else {
+            return;
+        };
+        let sum = if fill.bytes <= PIECE_BYTES {
+            read(env, fill, i, 0, fill.bytes);
+            // SAFETY: `read` has just filled the range, which is mapped and which nothing else uses yet.
+            xxh3_64(unsafe { core::slice::from_raw_parts(fill.vaddr as *const u8, fill.bytes as usize) })
+        } else {
+            long(env, fill, i)
+        };
+        if sum != fill.xxh3 {
+            env.fail(step(Step::Checksum), i, 0);
+        }
+    }
+}
+
+fn long(env: &Env, fill: &Fill, i: u32) -> u64 {
+    let mut state = Xxh3::new();
+    let mut at = 0;
+    while at < fill.bytes {
+        let bytes = PIECE_BYTES.min(fill.bytes - at);
+        read(env, fill, i, at, bytes);
+        // SAFETY: as in `work`.
+        state.update(unsafe { core::slice::from_raw_parts((fill.vaddr + at) as *const u8, bytes as usize) });
+        at += bytes;
+    }
+    state.digest()
+}
+
+/// Reads `bytes` bytes at `at` of the extent.
+fn read(env: &Env, fill: &Fill, i: u32, at: u64, bytes: u64) {
+    let mut done = 0;
+    while done < bytes {
+        let skip = at + done;
+        // SAFETY: the plan's mappings cover the extent and are writable now; nothing else uses them yet.
+        let r = unsafe { syscall!(nr::PREAD64, fill.fd, fill.vaddr + skip, bytes - done, fill.offset + skip) };
+        match r {
+            EINTR => {}
+            0 => env.fail(step(Step::Short), i, 0),
+            e if e < 0 => env.fail(step(Step::Fill), i, e),
+            n => done += n as u64,
+        }
+    }
+}

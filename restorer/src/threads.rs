@@ -1,0 +1,113 @@
+//! Makes the threads. Each carries out its own list of calls and parks.
+
+use crate::{calls, futex_wait, futex_wake, nr, park, step, Env};
+use belay_abi::restore::{CloneArgs, Step, ThreadPlan, ThreadReport};
+use core::arch::asm;
+use core::sync::atomic::Ordering;
+
+const CLONE_THREAD_FLAGS: u64 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000; // VM, FS, FILES, SIGHAND, THREAD, SYSVSEM
+
+/// Makes a task that runs `entry(arg)` on the stack named in `args`. Returns its identifier or a negative error.
+///
+/// # Safety
+/// The stack is nobody else's, `args` are valid, and `entry` never returns.
+pub(crate) unsafe fn spawn(args: &CloneArgs, entry: extern "C" fn(usize) -> !, arg: usize) -> isize {
+    let ret: isize;
+    // SAFETY: the parent continues behind the block with all other registers intact; the child starts on its own stack and calls `entry`.
+    unsafe {
+        asm!("syscall",
+             "test rax, rax",
+             "jnz 2f",
+             "xor ebp, ebp",
+             "mov rdi, rdx",
+             "call r8",
+             "ud2",
+             "2:",
+             inlateout("rax") nr::CLONE3 as isize => ret,
+             in("rdi") args, in("rsi") size_of::<CloneArgs>(), in("rdx") arg, in("r8") entry,
+             lateout("rcx") _, lateout("r11") _);
+    }
+    ret
+}
+
+/// Makes all threads but the first, gives the first (the caller) its state, and waits until the others have parked.
+pub(crate) fn run(env: &Env) {
+    // SAFETY: the plan's thread table holds thread plans.
+    let threads = unsafe { env.entries::<ThreadPlan>(env.plan().threads) };
+    for t in threads.iter().skip(1) {
+        let tid = t.tid;
+        let args = CloneArgs {
+            flags: CLONE_THREAD_FLAGS,
+            stack: t.stack,
+            stack_size: t.stack_bytes,
+            set_tid: (&raw const tid) as u64,
+            set_tid_size: 1,
+            ..CloneArgs::default()
+        };
+        // SAFETY: the stack is this thread's own, in the area; the entry never returns.
+        let r = unsafe { spawn(&args, thread_main, t as *const _ as usize) };
+        if r < 0 {
+            env.fail(step(Step::Thread), t.index, r);
+        }
+    }
+    if let Some(main) = threads.first() {
+        become_thread(env, main);
+    }
+    let others = (threads.len() as u32).saturating_sub(1);
+    loop {
+        let parked = env.slot().parked.load(Ordering::Acquire);
+        if parked >= others {
+            return;
+        }
+        futex_wait(&env.slot().parked, parked, false);
+    }
+}
+
+extern "C" fn thread_main(thread: usize) -> ! {
+    // SAFETY: `run` passes the address of an entry of the plan's thread table.
+    let thread = unsafe { &*(thread as *const ThreadPlan) };
+    let env = Env {
+        plan: thread.plan as *const _,
+    };
+    become_thread(&env, thread);
+    // SAFETY: the plan's thread table holds thread plans.
+    let all = unsafe { env.entries::<ThreadPlan>(env.plan().threads) }.len() as u32;
+    if env.slot().parked.fetch_add(1, Ordering::AcqRel) + 2 == all {
+        futex_wake(&env.slot().parked, false);
+    }
+    park()
+}
+
+fn become_thread(env: &Env, thread: &ThreadPlan) {
+    if thread.rseq != 0 {
+        save_critical_section(env, thread);
+    }
+    calls::run(env, thread.calls);
+}
+
+/// `struct rseq`: `rseq_cs` is the 64-bit word at offset 8; it points to (version, flags, start, length, abort).
+fn save_critical_section(env: &Env, thread: &ThreadPlan) {
+    let word = (thread.rseq + 8) as *mut u64;
+    // SAFETY: the restored process had its rseq area registered there, so it is mapped and writable again.
+    let at = unsafe { core::ptr::read_volatile(word) };
+    if at == 0 {
+        return;
+    }
+    // SAFETY: the report is in the area.
+    let report = unsafe { &*(thread.report as *const ThreadReport) };
+    // SAFETY: the kernel would have killed the process at capture if this were not a valid descriptor in mapped memory.
+    let (start, length, abort) = unsafe {
+        let d = at as *const u64;
+        (
+            d.add(1).read_unaligned(),
+            d.add(2).read_unaligned(),
+            d.add(3).read_unaligned(),
+        )
+    };
+    report.rseq_start.store(start, Ordering::Relaxed);
+    report.rseq_length.store(length, Ordering::Relaxed);
+    report.rseq_abort.store(abort, Ordering::Release);
+    env.slot().critical.fetch_add(1, Ordering::AcqRel);
+    // SAFETY: as for the read.
+    unsafe { core::ptr::write_volatile(word, 0) };
+}
