@@ -18,7 +18,8 @@ const XSTATE: usize = 640;
 const SW_BYTES: usize = 464;
 const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
 const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
-const SS_DISABLE: u32 = 2;
+/// No mode that `sigaltstack` knows: `rt_sigreturn` ignores the error and leaves the alternate stack as it is.
+const SS_INVALID: u64 = 0x77;
 
 /// Bytes of a frame for an XSAVE area of `xstate` bytes.
 pub(crate) fn bytes(xstate: usize) -> usize {
@@ -34,7 +35,7 @@ pub(crate) fn write(out: &mut [u8], address: u64, regs: &Regs, sigmask: u64, xst
         rip -= 2;
     }
     put(UC, UC_FLAGS);
-    put(UC_STACK + 8, u64::from(SS_DISABLE));
+    put(UC_STACK + 8, SS_INVALID);
     let gregs = [
         regs.r8,
         regs.r9,

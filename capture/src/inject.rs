@@ -1,5 +1,6 @@
 //! Running code inside a stopped process: single system calls, and the operations of `belay-inject`.
 
+use crate::rescue::Gate;
 use crate::suspend::{Process, Suspended, Task};
 use crate::CaptureError;
 use belay_abi::inject::{
@@ -15,8 +16,6 @@ const PAGE: u64 = 4096;
 const SMALL_STACK: u64 = 2048;
 /// Stack of the operations on a process.
 const LARGE_STACK: u64 = 16 * 1024;
-/// `syscall`.
-const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
 /// The injected area of one process.
 #[derive(Debug)]
@@ -38,32 +37,17 @@ pub(crate) struct Area {
     bytes: u64,
 }
 
-/// Finds a `syscall` instruction in an executable mapping of the process: the vDSO has one.
-pub(crate) fn find_syscall(pid: i32, maps: &[Map]) -> Option<u64> {
-    let memory = Memory::open(pid).ok()?;
-    let executable = |m: &&Map| m.prot & 4 != 0 && m.name != "[vsyscall]";
-    let vdso = maps.iter().filter(|m| m.name == "[vdso]");
-    for m in vdso.chain(maps.iter().filter(executable)) {
-        let mut code = vec![0; usize::try_from((m.end - m.start).min(4 << 20)).ok()?];
-        if memory.read(m.start, &mut code).is_ok() {
-            if let Some(at) = code.windows(2).position(|w| w == SYSCALL) {
-                return Some(m.start + at as u64);
-            }
-        }
-    }
-    None
-}
-
 /// Lets `task` issue one system call.
-pub(crate) fn remote_syscall(at: u64, task: &mut Task, nr: i64, args: [u64; 6]) -> Result<u64, CaptureError> {
+pub(crate) fn remote_syscall(gate: &Gate, task: &mut Task, nr: i64, args: [u64; 6]) -> Result<u64, CaptureError> {
     let fail = |step: &str, e: std::io::Error| CaptureError::failed(format!("{step} of thread {}", task.tid), e);
     let mut regs = task.regs;
-    regs.rip = at;
+    regs.rip = gate.syscall_at;
+    regs.rsp = gate.stack.unwrap_or(regs.rsp);
     regs.rax = nr.cast_unsigned();
     regs.orig_rax = u64::MAX;
     [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9] = args;
-    ptrace::set_sigmask(task.tid, u64::MAX).map_err(|e| fail("set signal mask", e))?;
     ptrace::set_regs(task.tid, &regs).map_err(|e| fail("set registers", e))?;
+    ptrace::set_sigmask(task.tid, u64::MAX).map_err(|e| fail("set signal mask", e))?;
     task.borrowed = true;
     for _ in 0..2 {
         ptrace::cont_to_syscall(task.tid).map_err(|e| CaptureError::failed(format!("continue thread {}", task.tid), e))?;
@@ -105,7 +89,11 @@ impl Area {
         let signo = quiet_signal(status).ok_or_else(|| {
             refuse("it catches or holds each of SIGURG, SIGWINCH and SIGCHLD; none is left to mark the end of a capture step")
         })?;
-        process.syscall_at = find_syscall(pid, maps).ok_or_else(|| refuse("no system call instruction in its memory"))?;
+        let memory = Memory::open(pid).map_err(|e| CaptureError::failed(format!("open the memory of process {pid}"), e))?;
+        let gate = Gate::prepare(process, maps, &memory, &xstates[0]);
+        let gate = process
+            .gate
+            .insert(gate.ok_or_else(|| refuse("no system call instruction in its memory"))?);
         let threads = process.tasks.len() as u64;
         let frame_bytes = crate::frame::bytes(xstates.iter().map(Vec::len).max().unwrap_or(0)) as u64;
         let mut at = blob.bytes();
@@ -126,10 +114,13 @@ impl Area {
         let bytes = at.next_multiple_of(PAGE);
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
         let protection = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as u64;
-        let (syscall_at, task) = (process.syscall_at, &mut process.tasks[0]);
-        let base = remote_syscall(syscall_at, task, libc::SYS_mmap, [0, bytes, protection, flags, u64::MAX, 0])?;
+        let base = remote_syscall(
+            gate,
+            &mut process.tasks[0],
+            libc::SYS_mmap,
+            [0, bytes, protection, flags, u64::MAX, 0],
+        )?;
         process.area = Some((base, bytes));
-        let memory = Memory::open(pid).map_err(|e| CaptureError::failed(format!("open the memory of process {pid}"), e))?;
         let mut image = blob.placed_at(base);
         image.resize(small_stacks as usize, 0);
         for (i, (task, xstate)) in process.tasks.iter().zip(xstates).enumerate() {

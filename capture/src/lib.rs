@@ -10,6 +10,7 @@ mod inject;
 mod memory;
 mod process;
 mod reader;
+mod rescue;
 mod signals;
 mod snapshot;
 mod suspend;
@@ -125,6 +126,7 @@ pub fn capture(root_pid: i32, dir: &Path, options: &Options, on_phase: &mut dyn 
         current: None,
         announce: on_phase,
     };
+    rescue::learn_own_libraries();
     let _signals = signals::ChildSignals::block();
 
     let begin = Instant::now();

@@ -10,6 +10,7 @@
 //! A parent inside `vfork` cannot be stopped until its child has called exec or exited: such children are let go until the parent has
 //! stopped. Dropping a [`Suspended`] puts everything back and lets the tasks go on.
 
+use crate::rescue::Gate;
 use crate::CaptureError;
 use belay_kernel::kcmp;
 use belay_kernel::proc;
@@ -49,8 +50,8 @@ pub(crate) struct Process {
     pub(crate) tasks: Vec<Task>,
     /// Injected area, to be unmapped before the process goes on: (address, bytes).
     pub(crate) area: Option<(u64, u64)>,
-    /// Address of a `syscall` instruction.
-    pub(crate) syscall_at: u64,
+    /// How its main thread issues system calls for the agent.
+    pub(crate) gate: Option<Gate>,
 }
 
 /// A process that has ended and was not waited for.
@@ -284,7 +285,7 @@ impl Gathering {
                 ppid,
                 tasks,
                 area: None,
-                syscall_at: 0,
+                gate: None,
             });
         }
         out.zombies = self.zombies.into_iter().map(|pid| Zombie { pid }).collect();
@@ -317,7 +318,10 @@ fn stopped(pid: i32, tid: i32, group_stop: Option<i32>) -> Result<State, Capture
         borrowed: false,
         running: false,
     });
-    task.borrowed = hide_interruption(&mut task.regs);
+    if hide_interruption(&mut task.regs) {
+        // At once, so that the call is restarted even if the agent dies.
+        let _ = ptrace::set_regs(tid, &task.regs);
+    }
     Ok(State::Stopped(task))
 }
 
@@ -359,17 +363,22 @@ impl Suspended {
             task.running = false;
         }
         for process in &mut self.processes {
-            if let (Some((address, bytes)), Some(task)) = (process.area.take(), process.tasks.first_mut()) {
+            if let (Some((address, bytes)), Some(task), Some(gate)) =
+                (process.area.take(), process.tasks.first_mut(), &process.gate)
+            {
                 // When it fails the process has died, and its memory with it.
-                let _ = crate::inject::remote_syscall(process.syscall_at, task, libc::SYS_munmap, [address, bytes, 0, 0, 0, 0]);
+                let _ = crate::inject::remote_syscall(gate, task, libc::SYS_munmap, [address, bytes, 0, 0, 0, 0]);
             }
-        }
-        for task in self.processes.iter_mut().flat_map(|p| p.tasks.iter_mut()) {
-            if task.borrowed {
+            for task in process.tasks.iter().filter(|t| t.borrowed) {
                 // The mask first: should the agent die between the two, the injected program still finds its way back by itself.
                 let _ = ptrace::set_sigmask(task.tid, task.sigmask);
                 let _ = ptrace::set_regs(task.tid, &task.regs);
             }
+            if let Some(gate) = &mut process.gate {
+                gate.remove(process.pid);
+            }
+        }
+        for task in self.processes.iter().flat_map(|p| p.tasks.iter()) {
             let _ = ptrace::detach(task.tid, task.deferred);
         }
         self.processes.clear();

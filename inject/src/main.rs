@@ -35,9 +35,6 @@ core::arch::global_asm!(
     main = sym inject_main,
 );
 
-/// Offset of `uc_stack` from the address a frame is returned through.
-const UC_STACK: u64 = 16;
-
 extern "C" {
     fn belay_sigreturn(frame: u64) -> !;
 }
@@ -48,8 +45,6 @@ extern "C" {
 /// Called by `_start` only; `table` is the table of `op` in the injected area.
 unsafe extern "C" fn inject_main(op: u64, table: *mut Mark) -> ! {
     unsafe {
-        // Should the way back lead through the frame, it must not change the alternate signal stack: complete its `uc_stack`.
-        syscall!(libc_nr::SIGALTSTACK, 0usize, (*table).frame + UC_STACK);
         match op {
             OP_THREAD => collect::thread(table.cast()),
             OP_PROCESS => collect::process(table.cast()),

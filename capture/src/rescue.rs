@@ -1,0 +1,133 @@
+//! The way back for a thread that issues a single system call for the agent, should the agent die at that moment.
+//!
+//! Before anything can be injected, memory must be mapped by a system call of the process itself; after everything has been unmapped nothing injected is left. For
+//! these two calls the way back is made of what every glibc process has: a `syscall; ret` sequence, the signal return trampoline (`mov $15, %eax; syscall`), and the low end of
+//! the main thread's stack mapping, which lies far below anything in use. There the agent places a signal frame with the thread's state; the `ret` leads
+//! to the trampoline, and the trampoline to where the thread was. What lay there is put back when the thread goes on.
+
+use crate::frame;
+use crate::suspend::Process;
+use belay_kernel::proc::Map;
+use belay_kernel::ptrace::Regs;
+use belay_kernel::vm::Memory;
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+/// `syscall; ret`.
+const SYSCALL_RET: [u8; 3] = [0x0f, 0x05, 0xc3];
+/// `syscall`.
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+/// `mov $15, %rax; syscall`, glibc's `__restore_rt`.
+const TRAMPOLINE: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
+/// Distance kept from every stack pointer.
+const MARGIN: u64 = 16 * 1024;
+/// Only this much of a mapping is searched.
+const SEARCH_LIMIT: u64 = 4 << 20;
+
+/// Where system calls are issued, and the frame behind them.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    /// Address of the instruction.
+    pub(crate) syscall_at: u64,
+    /// Stack pointer for the call, where there is a way back.
+    pub(crate) stack: Option<u64>,
+    /// What lay where the frame is.
+    covered: Option<(u64, Vec<u8>)>,
+}
+
+impl Gate {
+    /// Prepares the gate of `process`, whose main thread has the extended state `xstate`. `None` when it has no `syscall` instruction at all.
+    pub(crate) fn prepare(process: &Process, maps: &[Map], memory: &Memory, xstate: &[u8]) -> Option<Self> {
+        let executable: Vec<&Map> = maps.iter().filter(|m| m.prot & 5 == 5 && m.name != "[vsyscall]").collect();
+        let libc = || {
+            executable
+                .iter()
+                .filter(|m| m.name.contains("/libc.so") || m.name.contains("/libc-") || m.name.contains("/ld-"))
+        };
+        let main = &process.tasks[0];
+        let place = maps.iter().find(|m| m.name == "[stack]").map(|m| m.start).filter(|low| {
+            let room = low..&(low + MARGIN);
+            !process.tasks.iter().any(|t| room.contains(&&t.regs.rsp)) && main.regs.rsp > *low
+        });
+        if let (Some(place), Some(gadget), Some(trampoline)) = (
+            place,
+            libc().find_map(|m| find(memory, m, &SYSCALL_RET)),
+            libc().find_map(|m| find(memory, m, &TRAMPOLINE)),
+        ) {
+            if let Some(covered) = write_frame(memory, place, trampoline, &main.regs, main.sigmask, xstate) {
+                return Some(Self {
+                    syscall_at: gadget,
+                    stack: Some(place),
+                    covered: Some((place, covered)),
+                });
+            }
+        }
+        // The vDSO first: it is small and has one.
+        let mut rest = maps.iter().filter(|m| m.name == "[vdso]").chain(executable.iter().copied());
+        let syscall_at = rest.find_map(|m| find(memory, m, &SYSCALL))?;
+        Some(Self {
+            syscall_at,
+            stack: None,
+            covered: None,
+        })
+    }
+
+    /// Puts back what lay where the frame is.
+    pub(crate) fn remove(&mut self, pid: i32) {
+        if let Some((place, covered)) = self.covered.take() {
+            if let Ok(memory) = Memory::open(pid) {
+                let _ = memory.write(place, &covered);
+            }
+        }
+    }
+}
+
+fn write_frame(memory: &Memory, place: u64, trampoline: u64, regs: &Regs, sigmask: u64, xstate: &[u8]) -> Option<Vec<u8>> {
+    let mut covered = vec![0; frame::bytes(xstate.len())];
+    memory.read(place, &mut covered).ok()?;
+    let mut bytes = covered.clone();
+    frame::write(&mut bytes, place, regs, sigmask, xstate);
+    bytes[..8].copy_from_slice(&trampoline.to_le_bytes());
+    memory.write(place, &bytes).ok()?;
+    Some(covered)
+}
+
+/// Searches the libraries of this process, which most processes of the job map too, so that no process is kept waiting for the search.
+pub(crate) fn learn_own_libraries() {
+    let me = std::process::id().cast_signed();
+    if let (Ok(maps), Ok(memory)) = (belay_kernel::proc::maps(me), Memory::open(me)) {
+        for map in maps
+            .iter()
+            .filter(|m| m.prot & 5 == 5 && (m.name.contains("/ld-") || m.name.contains("/libc.so")))
+        {
+            find(&memory, map, &SYSCALL_RET);
+            find(&memory, map, &TRAMPOLINE);
+        }
+    }
+}
+
+/// Where `code` first stands in a mapping; remembered by file, since every process maps the same few libraries.
+fn find(memory: &Memory, map: &Map, code: &[u8]) -> Option<u64> {
+    type Known = HashMap<(u64, u64, u64, Vec<u8>), Option<u64>>;
+    static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
+    let key = (map.dev, map.ino, map.offset, code.to_vec());
+    let mut known = KNOWN.lock().ok()?;
+    let known = known.get_or_insert_default();
+    let at = match known.get(&key) {
+        Some(at) => *at,
+        None => {
+            let mut text = vec![0; usize::try_from((map.end - map.start).min(SEARCH_LIMIT)).ok()?];
+            memory.read(map.start, &mut text).ok()?;
+            let at = text.windows(code.len()).position(|w| w == code).map(|at| at as u64);
+            if map.ino != 0 {
+                known.insert(key, at);
+            }
+            at
+        }
+    };
+    // A file may have been changed or partly unmapped since: what is there now decides.
+    let at = map.start + at?;
+    let mut now = vec![0; code.len()];
+    memory.read(at, &mut now).ok()?;
+    (now == code).then_some(at)
+}
