@@ -20,7 +20,8 @@ static void *work(void *arg) {
     int k = 0;
     for (int c = 0; c < CPU_SETSIZE; c++) if (CPU_ISSET(c, &all) && (k++ % 2 == i % 2 || k == 1)) CPU_SET(c, &cpus);
     OK(sched_setaffinity(0, sizeof cpus, &cpus));
-    OK(setpriority(PRIO_PROCESS, (id_t)tid, (int)i + 3));
+    int nice = getpriority(PRIO_PROCESS, 0) > (int)i + 3 ? getpriority(PRIO_PROCESS, 0) : (int)i + 3;
+    OK(setpriority(PRIO_PROCESS, (id_t)tid, nice));
     struct sched_param sp = {0};
     int pol = i % 3 == 0 ? SCHED_OTHER : i % 3 == 1 ? SCHED_BATCH : SCHED_IDLE;
     OK(sched_setscheduler(0, pol, &sp));
@@ -36,7 +37,7 @@ static void *work(void *arg) {
         OK(sched_getaffinity(0, sizeof now, &now));
         CHECK(CPU_EQUAL(&now, &cpus));
         errno = 0;
-        EQ(getpriority(PRIO_PROCESS, 0), i + 3);
+        EQ(getpriority(PRIO_PROCESS, 0), nice);
         EQ(sched_getscheduler(0), pol);
         EQ(prctl(PR_GET_TIMERSLACK), 60000 + i);
         OK(sigaltstack(NULL, &ss2));

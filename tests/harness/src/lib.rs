@@ -1,1 +1,25 @@
-//! Test harness.
+//! Test harness: builds the self-checking programs and runs each of them natively, launched, checkpointed and restarted.
+//!
+//! ```text
+//! place    a world-readable directory with copies of belay and of the test programs; work directories
+//! build    compiles tests/programs
+//! case     what to run: one line of a table
+//! procs    finds and kills the processes of one job, and nothing else
+//! job      a running job: launch, checkpoint, kill, restart, heartbeat, verdict
+//! ways     the four ways in which each case is run
+//! runner   filters, two workers, one line per check, summary
+//! ```
+//!
+//! The harness knows Belay only through its command line.
+
+pub mod build;
+pub mod case;
+pub mod job;
+pub mod place;
+pub mod procs;
+pub mod rng;
+pub mod runner;
+pub mod ways;
+
+/// What went wrong, for the reader of the test's output.
+pub type Failure = String;

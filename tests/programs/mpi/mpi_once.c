@@ -12,5 +12,5 @@ int main(int argc, char **argv) {
         for (int s = 0; s < size; s++) EQ(in[s], k * 1000 + s * 30 + rank);
     }
     MPI(MPI_Finalize());
-    return rank == 0 ? 17 : 0;
+    return 0;
 }

@@ -1,0 +1,92 @@
+//! Compiles the test programs. Objects of earlier runs are reused when the sources have not changed.
+
+use crate::place::{build_dir, repository, Place};
+use crate::Failure;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::SystemTime;
+
+/// How a program is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `cc`.
+    C,
+    /// `cc -static`.
+    Static,
+    /// `mpicc.openmpi`.
+    OpenMpi,
+    /// `mpicc.mpich`.
+    Mpich,
+    /// Not built: a command of the system or a script.
+    Ready,
+}
+
+const FLAGS: [&str; 8] = [
+    "-O1",
+    "-g",
+    "-std=gnu11",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-function",
+    "-Wno-stringop-overflow",
+    "-pthread",
+];
+
+impl Kind {
+    fn compiler(self) -> &'static str {
+        match self {
+            Kind::OpenMpi => "mpicc.openmpi",
+            Kind::Mpich => "mpicc.mpich",
+            Kind::C | Kind::Static | Kind::Ready => "cc",
+        }
+    }
+
+    /// Suffix that tells builds of one source apart.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Kind::C | Kind::Ready => "",
+            Kind::Static => ".static",
+            Kind::OpenMpi => ".openmpi",
+            Kind::Mpich => ".mpich",
+        }
+    }
+}
+
+fn modified(p: &Path) -> Option<SystemTime> {
+    std::fs::metadata(p).and_then(|m| m.modified()).ok()
+}
+
+/// Compiles `source` (a name in tests/programs, without `.c`) and puts the program into `place`. Returns its path.
+pub fn build(place: &Place, source: &str, kind: Kind) -> Result<PathBuf, Failure> {
+    let dir = repository().join("tests/programs");
+    let src = dir.join(format!("{source}.c"));
+    let name = format!(
+        "{}{}",
+        Path::new(source).file_name().unwrap_or_default().to_string_lossy(),
+        kind.suffix()
+    );
+    let cache = build_dir()?.join("test-programs");
+    std::fs::create_dir_all(&cache).map_err(|e| format!("create {}: {e}", cache.display()))?;
+    let object = cache.join(&name);
+    let newest = [src.clone(), dir.join("check.h"), dir.join("mpi/mpicheck.h")]
+        .iter()
+        .filter_map(|p| modified(p))
+        .max();
+    if modified(&object).is_none() || modified(&object) < newest {
+        let mut c = Command::new(kind.compiler());
+        c.args(FLAGS).arg("-o").arg(&object).arg(&src);
+        if kind == Kind::Static {
+            c.arg("-static");
+        }
+        c.args(["-lm", "-lrt", "-ldl", "-lutil"]);
+        let out = c
+            .output()
+            .map_err(|e| format!("{}: {e}: run scripts/test, which installs what is missing", kind.compiler()))?;
+        if !out.status.success() {
+            return Err(format!("compile {}: {}", src.display(), String::from_utf8_lossy(&out.stderr)));
+        }
+    }
+    let dst = place.programs().join(&name);
+    std::fs::copy(&object, &dst).map_err(|e| format!("copy {}: {e}", object.display()))?;
+    Ok(dst)
+}

@@ -1,0 +1,352 @@
+//! A job under test: its work directory, its front process, and the commands given to it.
+
+use crate::place::{am_root, repository, Place, User};
+use crate::{procs, Failure};
+use std::fs::{File, OpenOptions};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Length of a heartbeat record; the file's length never changes.
+const BEAT_LEN: usize = 20;
+
+/// A job and the process in the foreground (the program, `belay launch` or `belay restart`).
+#[derive(Debug)]
+pub struct Job {
+    /// Its work directory.
+    pub work: PathBuf,
+    user: User,
+    belay: PathBuf,
+    env: Vec<(String, String)>,
+    front: Option<Child>,
+    outputs: u32,
+}
+
+/// What a command printed, for messages.
+pub fn text(o: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&o.stdout), String::from_utf8_lossy(&o.stderr))
+        .trim()
+        .to_owned()
+}
+
+/// Runs `c` to its end, at most `limit`; kills it (only it) after that.
+pub fn output(mut c: Command, limit: Duration) -> Result<Output, Failure> {
+    let what = format!("{:?} {:?}", c.get_program(), c.get_args().collect::<Vec<_>>());
+    let child = c
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|e| format!("{what}: {e}"))?;
+    let pid = child.id() as i32;
+    let (tx, rx) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tx.send(child.wait_with_output()).ok());
+    match rx.recv_timeout(limit) {
+        Ok(r) => r.map_err(|e| format!("{what}: {e}")),
+        Err(_) => {
+            procs::kill_tree(pid);
+            Err(format!("{what}: no end within {} s", limit.as_secs()))
+        }
+    }
+}
+
+/// `exit 3` or `signal 9`.
+pub fn show(s: ExitStatus) -> String {
+    s.signal()
+        .map_or_else(|| format!("exit {}", s.code().unwrap_or(-1)), |n| format!("signal {n}"))
+}
+
+impl Job {
+    /// A job with an own work directory; nothing runs yet.
+    pub fn new(place: &Place, label: &str, user: User) -> Result<Self, Failure> {
+        let work = place.work(label, user)?;
+        Ok(Job {
+            work,
+            user,
+            belay: place.belay(),
+            env: Vec::new(),
+            front: None,
+            outputs: 0,
+        })
+    }
+
+    /// The job directory given to belay.
+    pub fn dir(&self) -> PathBuf {
+        self.work.join("job")
+    }
+
+    /// One more environment variable for everything started from here.
+    pub fn set(&mut self, key: &str, value: &str) {
+        self.env.push((key.into(), value.into()));
+    }
+
+    /// A command in the work directory, as the job's user, in a small known environment.
+    pub fn command(&self, argv: &[String]) -> Command {
+        let mut c = if self.user == User::Ordinary && am_root() {
+            let mut c = Command::new("setpriv");
+            c.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).args(argv);
+            c
+        } else {
+            let mut c = Command::new(&argv[0]);
+            c.args(&argv[1..]);
+            c
+        };
+        c.current_dir(&self.work)
+            .env_clear()
+            .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+        c.env("HOME", &self.work)
+            .env("LANG", "C.UTF-8")
+            .env("BELAY_TEST_GO", self.go())
+            .env("BELAY_TEST_BEAT", self.beat_file());
+        c.env("BELAY_TEST_REPOSITORY", repository());
+        if self.user == User::Root {
+            // Open MPI's own permission to be started by root.
+            c.env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+                .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        }
+        c.envs(self.env.iter().map(|(k, v)| (k, v)));
+        c
+    }
+
+    /// `belay` with arguments.
+    pub fn belay(&self, args: &[&str]) -> Command {
+        let mut argv = vec![self.belay.display().to_string()];
+        argv.extend(args.iter().map(|s| (*s).to_owned()));
+        self.command(&argv)
+    }
+
+    fn go(&self) -> PathBuf {
+        self.work.join("go")
+    }
+
+    fn beat_file(&self) -> PathBuf {
+        self.work.join("beat")
+    }
+
+    fn out_file(&self) -> PathBuf {
+        self.work.join(format!("out.{}", self.outputs))
+    }
+
+    /// Starts `c` as the job's front process: own process group, output to a new file.
+    pub fn start(&mut self, mut c: Command) -> Result<(), Failure> {
+        self.outputs += 1;
+        let path = self.out_file();
+        let open = |p: &Path| OpenOptions::new().create(true).append(true).open(p);
+        let out: File = open(&path).map_err(|e| format!("create {}: {e}", path.display()))?;
+        let err = out.try_clone().map_err(|e| format!("duplicate {}: {e}", path.display()))?;
+        c.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0);
+        self.front = Some(c.spawn().map_err(|e| format!("start {:?}: {e}", c.get_program()))?);
+        Ok(())
+    }
+
+    /// Starts the program itself.
+    pub fn native(&mut self, argv: &[String]) -> Result<(), Failure> {
+        let c = self.command(argv);
+        self.start(c)
+    }
+
+    /// Starts the program under `belay launch`.
+    pub fn launch(&mut self, options: &[String], argv: &[String]) -> Result<(), Failure> {
+        let mut all = vec![
+            self.belay.display().to_string(),
+            "launch".into(),
+            "--ckpt-dir".into(),
+            self.dir().display().to_string(),
+        ];
+        all.extend(options.iter().cloned());
+        all.push("--".into());
+        all.extend(argv.iter().cloned());
+        let c = self.command(&all);
+        self.start(c)
+    }
+
+    /// Starts `belay restart`.
+    pub fn restart(&mut self, options: &[&str]) -> Result<(), Failure> {
+        let dir = self.dir().display().to_string();
+        let mut args = vec!["restart", dir.as_str()];
+        args.extend(options);
+        let c = self.belay(&args);
+        self.start(c)
+    }
+
+    /// Runs `belay checkpoint`.
+    pub fn checkpoint_raw(&self, options: &[&str]) -> Result<Output, Failure> {
+        let dir = self.dir().display().to_string();
+        let mut args = vec!["checkpoint", dir.as_str()];
+        args.extend(options);
+        output(self.belay(&args), Duration::from_secs(90))
+    }
+
+    /// Runs `belay checkpoint`, which must commit.
+    pub fn checkpoint(&self) -> Result<(), Failure> {
+        let o = self.checkpoint_raw(&[])?;
+        if o.status.success() {
+            return Ok(());
+        }
+        Err(format!("belay checkpoint: {}: {}", show(o.status), text(&o)))
+    }
+
+    /// PID of the front process.
+    pub fn pid(&self) -> Option<i32> {
+        self.front.as_ref().map(|c| c.id() as i32)
+    }
+
+    /// Everything the job printed since its last start, cut to its end.
+    pub fn output_text(&self) -> String {
+        let s = String::from_utf8_lossy(&std::fs::read(self.out_file()).unwrap_or_default()).into_owned();
+        let tail: String = s.chars().rev().take(4000).collect::<Vec<_>>().into_iter().rev().collect();
+        tail.trim().to_owned()
+    }
+
+    fn ended(&mut self) -> Result<Option<ExitStatus>, Failure> {
+        match &mut self.front {
+            Some(c) => c.try_wait().map_err(|e| format!("wait for the job: {e}")),
+            None => Err("no job is running".into()),
+        }
+    }
+
+    fn beat_value(&self) -> u64 {
+        std::fs::read_to_string(self.beat_file())
+            .ok()
+            .and_then(|s| s.trim().parse().ok())
+            .unwrap_or(0)
+    }
+
+    /// Forgets old heartbeats; the file keeps its length and inode.
+    pub fn clear_beat(&self) -> Result<(), Failure> {
+        use std::os::unix::fs::FileExt;
+        let Ok(f) = OpenOptions::new().write(true).open(self.beat_file()) else {
+            return Ok(());
+        };
+        f.write_all_at(&[b'0'; BEAT_LEN - 1], 0)
+            .map_err(|e| format!("clear heartbeat: {e}"))
+    }
+
+    /// Waits for two new heartbeats: the program makes progress.
+    pub fn progress(&mut self, patience: Duration) -> Result<(), Failure> {
+        let end = Instant::now() + patience;
+        let (mut last, mut changes) = (self.beat_value(), 0);
+        while changes < 2 {
+            if let Some(s) = self.ended()? {
+                return Err(format!("ended early with {}; its output:\n{}", show(s), self.output_text()));
+            }
+            let now = self.beat_value();
+            if now != last && now != 0 {
+                changes += 1;
+                last = now;
+            }
+            if Instant::now() > end {
+                return Err(format!(
+                    "no progress within {} s; {}; its output:\n{}",
+                    patience.as_secs(),
+                    self.stuck(),
+                    self.output_text()
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(3));
+        }
+        Ok(())
+    }
+
+    /// What each process of the job is doing, for a hang's message.
+    pub fn stuck(&self) -> String {
+        let mut s = String::from("processes:");
+        for p in self.pid().map(procs::tree).unwrap_or_default() {
+            let read = |f: &str| std::fs::read_to_string(format!("/proc/{p}/{f}")).unwrap_or_default();
+            let state = read("status")
+                .lines()
+                .find(|l| l.starts_with("State"))
+                .unwrap_or_default()
+                .to_owned();
+            s.push_str(&format!(
+                " [{p} {} {} wchan {} syscall {}]",
+                read("comm").trim(),
+                state.replace('\t', " "),
+                read("wchan"),
+                read("syscall").split(' ').next().unwrap_or_default().trim()
+            ));
+        }
+        s
+    }
+
+    /// Kills every process of the job, launcher included, with SIGKILL.
+    pub fn kill_all(&mut self) -> Result<(), Failure> {
+        if let Some(mut c) = self.front.take() {
+            procs::kill_tree(c.id() as i32);
+            c.wait().map_err(|e| format!("wait for the killed job: {e}"))?;
+        }
+        Ok(())
+    }
+
+    /// Tells the program to end.
+    pub fn tell_end(&self) -> Result<(), Failure> {
+        std::fs::write(self.go(), "").map_err(|e| format!("create {}: {e}", self.go().display()))
+    }
+
+    /// Waits for the end of the front process.
+    pub fn wait(&mut self, patience: Duration) -> Result<ExitStatus, Failure> {
+        let end = Instant::now() + patience;
+        loop {
+            if let Some(s) = self.ended()? {
+                self.front = None;
+                return Ok(s);
+            }
+            if Instant::now() > end {
+                return Err(format!(
+                    "no end within {} s; {}; its output:\n{}",
+                    patience.as_secs(),
+                    self.stuck(),
+                    self.output_text()
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Tells the program to end and checks exit status, verdict, and that nothing is left behind.
+    pub fn verdict(&mut self, file: bool, patience: Duration) -> Result<(), Failure> {
+        self.tell_end()?;
+        let s = self.wait(patience)?;
+        let out = self.output_text();
+        let said = if file {
+            std::fs::read_to_string(self.work.join("verdict")).unwrap_or_default()
+        } else {
+            out.clone()
+        };
+        if !s.success() || !said.lines().any(|l| l.starts_with("PASS ")) || out.lines().any(|l| l.starts_with("FAIL ")) {
+            return Err(format!("{}; its output:\n{out}", show(s)));
+        }
+        self.left_behind()
+    }
+
+    /// Fails when processes of this job still run.
+    pub fn left_behind(&self) -> Result<(), Failure> {
+        let end = Instant::now() + Duration::from_secs(2);
+        loop {
+            let left = procs::marked(&self.work);
+            if left.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > end {
+                for (p, _) in &left {
+                    procs::signal(*p, libc::SIGKILL);
+                }
+                return Err(format!("processes left behind: {left:?}"));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.kill_all().ok();
+        for (p, _) in procs::marked(&self.work) {
+            procs::signal(p, libc::SIGKILL);
+        }
+        if std::env::var_os("BELAY_KEEP").is_none() {
+            std::fs::remove_dir_all(&self.work).ok();
+        }
+    }
+}

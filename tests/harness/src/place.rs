@@ -1,0 +1,137 @@
+//! Where tests run: a directory that ordinary users can read too, with copies of belay, its two blobs and the test programs.
+
+use crate::Failure;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The ordinary user and group that the tests use: nobody.
+pub const NOBODY: u32 = 65534;
+
+/// Who runs a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum User {
+    /// The harness's own user when that is root.
+    Root,
+    /// An ordinary user.
+    Ordinary,
+}
+
+impl User {
+    /// Name in the output.
+    pub fn name(self) -> &'static str {
+        match self {
+            User::Root => "root",
+            User::Ordinary => "user",
+        }
+    }
+}
+
+/// Directories of one run of the harness. Removed when dropped, unless BELAY_KEEP is set.
+#[derive(Debug)]
+pub struct Place {
+    base: PathBuf,
+    next: AtomicU32,
+}
+
+fn step<T>(what: &str, path: &Path, r: std::io::Result<T>) -> Result<T, Failure> {
+    r.map_err(|e| format!("{what} {}: {e}", path.display()))
+}
+
+/// Is the harness root?
+pub fn am_root() -> bool {
+    // SAFETY: geteuid has no preconditions.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// The repository's root directory.
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").components().collect()
+}
+
+/// The directory in which cargo put the programs of this build.
+pub fn build_dir() -> Result<PathBuf, Failure> {
+    if let Some(d) = std::env::var_os("BELAY_BIN_DIR") {
+        return Ok(d.into());
+    }
+    let exe = step("find", Path::new("/proc/self/exe"), std::env::current_exe())?;
+    exe.ancestors()
+        .nth(2)
+        .map(Path::to_owned)
+        .ok_or_else(|| format!("{}: not in a cargo target directory", exe.display()))
+}
+
+impl Place {
+    /// Makes the directories and copies belay into them.
+    pub fn new(label: &str) -> Result<Self, Failure> {
+        let tmp = std::env::var_os("BELAY_TEST_TMP").map_or_else(std::env::temp_dir, PathBuf::from);
+        let base = tmp.join(format!("belay-{label}-{}", std::process::id()));
+        for d in ["bin", "prog", "work"] {
+            let d = base.join(d);
+            step("create", &d, std::fs::create_dir_all(&d))?;
+            step(
+                "open up",
+                &d,
+                std::fs::set_permissions(&d, std::fs::Permissions::from_mode(0o755)),
+            )?;
+        }
+        let place = Place {
+            base,
+            next: AtomicU32::new(0),
+        };
+        let from = build_dir()?;
+        for name in ["belay", "belay-inject", "belay-restorer"] {
+            let (src, dst) = (from.join(name), place.bin().join(name));
+            if !src.exists() {
+                return Err(format!("{} is missing: run `cargo build --workspace` first", src.display()));
+            }
+            step("copy", &src, std::fs::copy(&src, &dst))?;
+        }
+        Ok(place)
+    }
+
+    /// The directory with belay.
+    pub fn bin(&self) -> PathBuf {
+        self.base.join("bin")
+    }
+
+    /// The `belay` to test.
+    pub fn belay(&self) -> PathBuf {
+        self.bin().join("belay")
+    }
+
+    /// The directory with the compiled programs.
+    pub fn programs(&self) -> PathBuf {
+        self.base.join("prog")
+    }
+
+    /// A new empty work directory that belongs to `user`.
+    pub fn work(&self, label: &str, user: User) -> Result<PathBuf, Failure> {
+        let n = self.next.fetch_add(1, Ordering::Relaxed);
+        let clean: String = label
+            .chars()
+            .map(|c| if c.is_alphanumeric() || c == '-' { c } else { '_' })
+            .collect();
+        let dir = self.base.join("work").join(format!("{n}-{clean}"));
+        step("create", &dir, std::fs::create_dir(&dir))?;
+        step(
+            "open up",
+            &dir,
+            std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)),
+        )?;
+        if user == User::Ordinary && am_root() {
+            step("give away", &dir, std::os::unix::fs::chown(&dir, Some(NOBODY), Some(NOBODY)))?;
+        }
+        Ok(dir)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if std::env::var_os("BELAY_KEEP").is_none() {
+            std::fs::remove_dir_all(&self.base).ok();
+        } else {
+            println!("kept {}", self.base.display());
+        }
+    }
+}

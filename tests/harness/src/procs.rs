@@ -1,0 +1,96 @@
+//! Processes of one job: found by walking the children of the launcher, killed by PID.
+//!
+//! A job that starts processes all the time is killed as a whole by stopping first everything, parents before children, until a scan finds
+//! nothing new; only then is everything killed. So no process can slip away between the scan and the kill.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Parent and state of every process that can be seen.
+fn table() -> HashMap<i32, (i32, char)> {
+    let mut t = HashMap::new();
+    let Ok(dir) = std::fs::read_dir("/proc") else { return t };
+    for e in dir.flatten() {
+        let Some(pid) = e.file_name().to_str().and_then(|s| s.parse::<i32>().ok()) else {
+            continue;
+        };
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
+            continue;
+        };
+        let Some(rest) = stat.rfind(')').map(|i| &stat[i + 1..]) else {
+            continue;
+        };
+        let mut f = rest.split_whitespace();
+        let state = f.next().and_then(|s| s.chars().next()).unwrap_or('?');
+        if let Some(ppid) = f.next().and_then(|s| s.parse().ok()) {
+            t.insert(pid, (ppid, state));
+        }
+    }
+    t
+}
+
+/// `root` and all its descendants, zombies left out.
+pub fn tree(root: i32) -> BTreeSet<i32> {
+    let t = table();
+    let mut found: BTreeSet<i32> = BTreeSet::new();
+    let mut frontier = vec![root];
+    while let Some(p) = frontier.pop() {
+        if t.contains_key(&p) && found.insert(p) {
+            frontier.extend(t.iter().filter(|(_, (ppid, _))| *ppid == p).map(|(pid, _)| *pid));
+        }
+    }
+    found.retain(|p| t.get(p).is_some_and(|(_, s)| *s != 'Z'));
+    found
+}
+
+/// Sends `sig` to `pid`. A process that is already gone is not an error.
+pub fn signal(pid: i32, sig: i32) {
+    // SAFETY: kill has no memory effects in this process.
+    unsafe { libc::kill(pid, sig) };
+}
+
+/// Kills `root` and all its descendants with SIGKILL and waits until none of them runs any more.
+pub fn kill_tree(root: i32) {
+    let mut seen = BTreeSet::new();
+    loop {
+        let fresh: Vec<i32> = tree(root).into_iter().filter(|p| !seen.contains(p)).collect();
+        if fresh.is_empty() {
+            break;
+        }
+        for p in fresh {
+            signal(p, libc::SIGSTOP);
+            seen.insert(p);
+        }
+    }
+    for p in &seen {
+        signal(*p, libc::SIGKILL);
+    }
+    let end = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < end {
+        let t = table();
+        if seen.iter().all(|p| t.get(p).is_none_or(|(_, s)| *s == 'Z')) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Living processes whose environment or command line names `mark` (a work directory): what a finished job left behind.
+pub fn marked(mark: &Path) -> Vec<(i32, String)> {
+    let mark = mark.as_os_str().as_encoded_bytes();
+    let mut out = Vec::new();
+    let me = std::process::id() as i32;
+    for (pid, (_, state)) in table() {
+        if state == 'Z' || pid == me {
+            continue;
+        }
+        let names =
+            |file: &str| std::fs::read(format!("/proc/{pid}/{file}")).is_ok_and(|b| b.windows(mark.len()).any(|w| w == mark));
+        if names("environ") || names("cmdline") {
+            let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            out.push((pid, comm.trim().to_owned()));
+        }
+    }
+    out
+}

@@ -1,0 +1,137 @@
+//! Runs a list of checks with two workers: filters, one line per check, a summary in cargo's words.
+
+use crate::build::{build, Kind};
+use crate::case::Case;
+use crate::place::{am_root, Place, User};
+use crate::rng::run_seed;
+use crate::ways::{self, Way};
+use crate::Failure;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// Checks that run at the same time.
+const WORKERS: usize = 2;
+
+/// One line of output: a name and what to do.
+pub struct Check {
+    /// Its name.
+    pub name: String,
+    /// What it does.
+    pub run: Box<dyn Fn() -> Result<(), Failure> + Send + Sync>,
+}
+
+/// Filters from the command line: any of these words in the name (all names when there is none); `--exact` and other flags are ignored.
+fn selected(name: &str, words: &[String]) -> bool {
+    words.is_empty() || words.iter().any(|w| name.contains(w.as_str()))
+}
+
+/// Words of a list in an environment variable.
+fn listed(var: &str, word: &str) -> bool {
+    std::env::var(var).map_or(true, |v| v.split(',').any(|w| w == word))
+}
+
+/// Users that this run tests.
+pub fn users() -> Vec<User> {
+    let all = if am_root() {
+        vec![User::Root, User::Ordinary]
+    } else {
+        vec![User::Ordinary]
+    };
+    all.into_iter().filter(|u| listed("BELAY_USERS", u.name())).collect()
+}
+
+/// Is this way selected by BELAY_WAYS?
+pub fn way_selected(w: Way) -> bool {
+    listed("BELAY_WAYS", w.name())
+}
+
+/// The checks of a table of cases: each in four ways as each user.
+pub fn checks(place: &Arc<Place>, cases: Vec<Case>) -> Vec<Check> {
+    let seed = run_seed();
+    println!("seed {seed} (repeat with BELAY_SEED={seed})");
+    let mut out = Vec::new();
+    for case in cases {
+        let case = Arc::new(case);
+        for user in users() {
+            if (user == User::Root && !case.as_root) || (user == User::Ordinary && !case.as_user) {
+                continue;
+            }
+            for way in Way::ALL.into_iter().filter(|w| way_selected(*w)) {
+                let (case, place) = (Arc::clone(&case), Arc::clone(place));
+                out.push(Check {
+                    name: format!("{}::{}::{}", case.name, way.name(), user.name()),
+                    run: Box::new(move || ways::run(&case, way, user, &place, seed)),
+                });
+            }
+        }
+    }
+    out
+}
+
+/// Compiles what the selected cases need.
+pub fn build_all(place: &Place, cases: &[Case], more: &[(&str, Kind)]) -> Result<(), Failure> {
+    let words: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let mut done = BTreeSet::new();
+    let wanted = cases
+        .iter()
+        .filter(|c| c.kind != Kind::Ready && (selected(&c.name, &words) || words.iter().any(|w| w.starts_with(&c.name))));
+    for (program, kind) in wanted.map(|c| (c.program.as_str(), c.kind)).chain(more.iter().copied()) {
+        if done.insert(format!("{program}{}", kind.suffix())) {
+            build(place, program, kind)?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs the selected checks and ends the process: 0 when all passed.
+pub fn main(checks: Vec<Check>) -> ! {
+    let words: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let list = std::env::args().any(|a| a == "--list");
+    let checks: Vec<Check> = checks.into_iter().filter(|c| selected(&c.name, &words)).collect();
+    if list {
+        checks.iter().for_each(|c| println!("{}: test", c.name));
+        std::process::exit(0);
+    }
+    println!("running {} tests", checks.len());
+    let workers = std::env::var("BELAY_TEST_WORKERS")
+        .ok()
+        .and_then(|v| v.parse().ok())
+        .unwrap_or(WORKERS);
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|s| {
+        for _ in 0..workers {
+            s.spawn(|| loop {
+                let Some(c) = checks.get(next.fetch_add(1, Ordering::Relaxed)) else {
+                    break;
+                };
+                let t0 = Instant::now();
+                let r = (c.run)();
+                let ms = t0.elapsed().as_millis();
+                match r {
+                    Ok(()) => println!("test {} ... ok ({ms} ms)", c.name),
+                    Err(e) => {
+                        println!("test {} ... FAILED ({ms} ms)\n    {}", c.name, e.replace('\n', "\n    "));
+                        failed
+                            .lock()
+                            .unwrap_or_else(std::sync::PoisonError::into_inner)
+                            .push(c.name.clone());
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if !failed.is_empty() {
+        println!("\nfailures:\n    {}", failed.join("\n    "));
+    }
+    let verdict = if failed.is_empty() { "ok" } else { "FAILED" };
+    println!(
+        "\ntest result: {verdict}. {} passed; {} failed; 0 ignored",
+        checks.len() - failed.len(),
+        failed.len()
+    );
+    drop(checks); // the last user of the place removes it
+    std::process::exit(i32::from(!failed.is_empty()));
+}

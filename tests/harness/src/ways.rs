@@ -1,0 +1,156 @@
+//! The four ways in which each case is run, and what is expected of a refused one.
+
+use crate::build::Kind;
+use crate::case::Case;
+use crate::job::{show, text, Job};
+use crate::place::{repository, Place, User};
+use crate::rng::Rng;
+use crate::Failure;
+use std::path::Path;
+use std::time::Duration;
+
+/// How a case is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Without belay: the program itself is sound.
+    Native,
+    /// Under `belay launch`.
+    Launched,
+    /// Checkpointed and continued three times.
+    Checkpointed,
+    /// Killed and restarted three times, with a checkpoint after each restart.
+    Restarted,
+}
+
+impl Way {
+    /// All ways in order.
+    pub const ALL: [Way; 4] = [Way::Native, Way::Launched, Way::Checkpointed, Way::Restarted];
+
+    /// Name in the output and in BELAY_WAYS.
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Native => "native",
+            Way::Launched => "launched",
+            Way::Checkpointed => "checkpointed",
+            Way::Restarted => "restarted",
+        }
+    }
+}
+
+/// A TCP server outside of every job that sends back what it gets.
+fn echo_server() -> Result<u16, Failure> {
+    use std::io::{Read, Write};
+    let l = std::net::TcpListener::bind("127.0.0.1:0").map_err(|e| format!("outside server: {e}"))?;
+    let port = l.local_addr().map_err(|e| format!("outside server: {e}"))?.port();
+    std::thread::spawn(move || {
+        for mut s in l.incoming().flatten() {
+            std::thread::spawn(move || {
+                let mut b = [0u8; 4096];
+                while let Ok(n) = s.read(&mut b) {
+                    if n == 0 || s.write_all(&b[..n]).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    Ok(port)
+}
+
+/// The command line of `case`.
+fn argv(case: &Case, place: &Place, work: &Path) -> Vec<String> {
+    let fill = |s: &String| {
+        s.replace("{programs}", &place.programs().display().to_string())
+            .replace("{repository}", &repository().display().to_string())
+            .replace("{work}", &work.display().to_string())
+    };
+    let mut v: Vec<String> = case.under.iter().map(fill).collect();
+    if case.kind == Kind::Ready {
+        v.push(fill(&case.program));
+    } else {
+        let name = Path::new(&case.program)
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        v.push(
+            place
+                .programs()
+                .join(format!("{name}{}", case.kind.suffix()))
+                .display()
+                .to_string(),
+        );
+    }
+    v.extend(case.args.iter().map(fill));
+    v
+}
+
+/// Runs `case` in one way as one user.
+pub fn run(case: &Case, way: Way, user: User, place: &Place, seed: u64) -> Result<(), Failure> {
+    let label = format!("{}-{}-{}", case.name, way.name(), user.name());
+    let mut rng = Rng::new(seed, &label);
+    let mut job = Job::new(place, &label, user)?;
+    for (k, v) in &case.env {
+        job.set(k, v);
+    }
+    if case.outside {
+        let port = echo_server()?;
+        job.set("BELAY_TEST_OUTSIDE", &port.to_string());
+    }
+    let argv = argv(case, place, &job.work);
+    let patience = Duration::from_secs(case.patience_s);
+    match way {
+        Way::Native => job.native(&argv)?,
+        Way::Launched | Way::Checkpointed | Way::Restarted => job.launch(&case.launch_args, &argv)?,
+    }
+    job.progress(patience)?;
+    match (way, case.refused) {
+        (Way::Native | Way::Launched, _) => {}
+        (Way::Checkpointed | Way::Restarted, Some(object)) => {
+            for _ in 0..3 {
+                rng.pause(case.spread_ms);
+                let o = job.checkpoint_raw(&[])?;
+                if o.status.success() {
+                    return Err(format!(
+                        "the checkpoint was expected to be refused because of {object}, but it was taken"
+                    ));
+                }
+                if !text(&o).to_lowercase().contains(object) {
+                    return Err(format!(
+                        "the refusal ({}) does not name {object}: {}",
+                        show(o.status),
+                        text(&o)
+                    ));
+                }
+                job.progress(patience)
+                    .map_err(|e| format!("after the refused checkpoint: {e}"))?;
+            }
+        }
+        (Way::Checkpointed, None) => {
+            for n in 1..=3 {
+                rng.pause(case.spread_ms);
+                job.checkpoint()
+                    .map_err(|e| format!("checkpoint {n}: {e}; its output:\n{}", job.output_text()))?;
+                job.progress(patience).map_err(|e| format!("after checkpoint {n}: {e}"))?;
+            }
+        }
+        (Way::Restarted, None) => {
+            rng.pause(case.spread_ms);
+            job.checkpoint().map_err(|e| format!("first checkpoint: {e}"))?;
+            for n in 1..=3 {
+                rng.pause(60);
+                job.kill_all()?;
+                job.left_behind().map_err(|e| format!("after kill {n}: {e}"))?;
+                job.clear_beat()?;
+                job.restart(&[])?;
+                job.progress(patience).map_err(|e| format!("restart {n}: {e}"))?;
+                rng.pause(case.spread_ms);
+                job.checkpoint()
+                    .map_err(|e| format!("checkpoint after restart {n}: {e}; its output:\n{}", job.output_text()))?;
+                job.progress(patience)
+                    .map_err(|e| format!("after the checkpoint of restart {n}: {e}"))?;
+            }
+        }
+    }
+    job.verdict(case.verdict_file, patience)
+}

@@ -1,0 +1,186 @@
+//! Every program of tests/programs, four ways, as root and as an ordinary user. One line adds a program.
+
+use belay_tests::build::Kind;
+use belay_tests::case::{mpi, mpirun, prog, static_prog, Case};
+use belay_tests::place::Place;
+use belay_tests::runner;
+use std::sync::Arc;
+
+fn cases() -> Vec<Case> {
+    let mut v = vec![
+        prog("compute_regs"),
+        prog("compute_mem"),
+        static_prog("compute_regs"),
+        prog("thr_create"),
+        prog("thr_many 8"),
+        prog("thr_many 512"),
+        prog("thr_tls"),
+        prog("thr_robust"),
+        prog("thr_pi"),
+        prog("thr_cancel"),
+        prog("thr_rseq"),
+        prog("thr_locks"),
+        prog("thr_attrs"),
+        prog("thr_raw"),
+        prog("thr_leader_gone"),
+        static_prog("thr_locks"),
+        prog("proc_tree"),
+        prog("proc_forkexec fork"),
+        prog("proc_forkexec vfork"),
+        prog("proc_forkexec spawn"),
+        static_prog("proc_forkexec fork"),
+        prog("proc_vforkheld"),
+        prog("proc_zombie"),
+        prog("proc_daemon"),
+        prog("proc_session"),
+        prog("proc_stopped"),
+        prog("proc_subreaper"),
+        prog("proc_nochld"),
+        prog("proc_clonefiles"),
+        prog("sig_pending"),
+        prog("sig_state"),
+        prog("sig_altstack"),
+        prog("sig_handler"),
+        prog("sig_storm"),
+        prog("timer_itimer"),
+        prog("timer_alarm"),
+        prog("timer_posix"),
+        prog("timer_thread"),
+        prog("attr_process"),
+        prog("attr_identity"),
+        prog("attr_notrace"),
+        prog("mem_private"),
+        prog("mem_shared anon"),
+        prog("mem_shared file").launch(&["--save-open-files"]),
+        prog("mem_shared memfd"),
+        prog("mem_shared shm"),
+        prog("mem_shared shmgone"),
+        prog("mem_shared sysv"),
+        prog("mem_shared sysvgone"),
+        prog("mem_file").launch(&["--save-open-files"]),
+        prog("mem_filegone"),
+        prog("mem_guard"),
+        prog("mem_sparse"),
+        prog("mem_brk"),
+        prog("mem_stack"),
+        prog("mem_huge"),
+        prog("mem_advice"),
+        prog("mem_jit"),
+        prog("mem_change"),
+        prog("mem_dlopen"),
+        prog("fd_regular"),
+        prog("fd_overwrite").launch(&["--save-open-files"]),
+        prog("fd_deleted"),
+        prog("fd_pipe"),
+        prog("fd_fifo"),
+        prog("fd_unix stream"),
+        prog("fd_unix dgram"),
+        prog("fd_unix seqpacket"),
+        prog("fd_unix named"),
+        prog("fd_unix abstract"),
+        prog("fd_unix rights"),
+        prog("fd_unix half"),
+        prog("fd_tcp flow"),
+        prog("fd_tcp v6"),
+        prog("fd_tcp backlog"),
+        prog("fd_tcp half"),
+        prog("fd_tcp options"),
+        prog("fd_tcp big"),
+        prog("fd_outside").outside(),
+        prog("fd_udp"),
+        prog("fd_pty"),
+        prog("fd_epoll"),
+        prog("fd_events eventfd"),
+        prog("fd_events signalfd"),
+        prog("fd_events timerfd"),
+        prog("fd_events pidfd"),
+        prog("fd_events inotify"),
+        prog("fd_events opath"),
+        prog("fd_events memfd"),
+        prog("fd_events devices"),
+        prog("fd_dup"),
+        prog("fd_locks"),
+        prog("fd_many"),
+        prog("fd_async"),
+        prog("ipc_sysv"),
+        prog("ipc_posix"),
+        prog("odd_bare").verdict_file(),
+        prog("refuse io_uring").refused("io_uring"),
+        prog("refuse userfaultfd").refused("userfaultfd"),
+        prog("refuse ptrace").refused("ptrace"),
+    ];
+    for mode in [
+        "mutex 8",
+        "mutex 1",
+        "condvar 8",
+        "condvar 512",
+        "condtimed 8",
+        "futex 8",
+        "futex 512",
+        "futextimed 8",
+        "sem 8",
+        "nanosleep 8",
+        "clock_nanosleep 8",
+        "longsleep 8",
+        "poll 8",
+        "polltimed 8",
+        "ppoll 8",
+        "select 8",
+        "pselect 8",
+        "read 1",
+        "read 8",
+        "read 512",
+        "sockread 8",
+        "recvtimeo 8",
+        "eventfd 8",
+        "epoll 8",
+        "epoll_pwait 8",
+        "sigtimedwait 8",
+        "sigwaitinfo 8",
+        "sigsuspend 8",
+        "semop 8",
+        "semtimedop 8",
+        "msgrcv 8",
+        "mq 8",
+        "inotify 8",
+        "timerfd 8",
+        "flock 8",
+        "accept 8",
+        "wait 8",
+    ] {
+        v.push(prog(&format!("blocked {mode}")));
+    }
+    for kind in [Kind::OpenMpi, Kind::Mpich] {
+        for line in ["mpi_cg", "mpi_rma", "mpi_p2p", "mpi_alltoall", "mpi_threads"] {
+            v.push(mpi(kind, line, 4));
+        }
+        let once = format!("{{programs}}/mpi_once{}", kind.suffix());
+        let mut words = mpirun(kind, 4);
+        words.push(once);
+        let mut c = mpi(kind, "mpi_loop", 4);
+        c.under = Vec::new();
+        c.args = words;
+        c.spread_ms = 1500;
+        v.push(c);
+    }
+    v
+}
+
+fn main() {
+    let place = match Place::new("programs") {
+        Ok(p) => Arc::new(p),
+        Err(e) => {
+            println!("{e}");
+            std::process::exit(1);
+        }
+    };
+    let cases = cases();
+    let more = [("mpi/mpi_once", Kind::OpenMpi), ("mpi/mpi_once", Kind::Mpich)];
+    if let Err(e) = runner::build_all(&place, &cases, &more) {
+        println!("{e}");
+        std::process::exit(1);
+    }
+    let checks = runner::checks(&place, cases);
+    drop(place);
+    runner::main(checks);
+}
