@@ -30,7 +30,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CHECK_CAP_S 240
+#define CHECK_CAP_S (getenv("BELAY_TEST_LONG") ? 100000 : 240)
 
 static char check_name[256], check_go[PATH_MAX], check_beat[PATH_MAX];
 static pid_t check_pid, check_ppid;

@@ -11,7 +11,7 @@ pub struct Case {
     pub program: String,
     /// How it is built.
     pub kind: Kind,
-    /// Its arguments. `{programs}`, `{repository}` and `{work}` are replaced.
+    /// Its arguments. `{programs}`, `{suites}` and `{work}` are replaced.
     pub args: Vec<String>,
     /// The program runs under this command (mpirun and its arguments).
     pub under: Vec<String>,
@@ -97,7 +97,7 @@ pub fn mpirun(kind: Kind, ranks: u32) -> Vec<String> {
 pub fn script(command: &str, file: &str) -> Case {
     let name = file.rsplit_once('.').map_or(file, |(stem, _)| stem);
     let mut c = base(name, command, Kind::Ready);
-    c.args = vec![format!("{{repository}}/tests/suites/{file}")];
+    c.args = vec![format!("{{suites}}/{file}")];
     c.spread_ms = 300;
     c
 }

@@ -1,6 +1,6 @@
 //! A job under test: its work directory, its front process, and the commands given to it.
 
-use crate::place::{am_root, repository, Place, User};
+use crate::place::{am_root, Place, User};
 use crate::{procs, Failure};
 use std::fs::{File, OpenOptions};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -99,7 +99,7 @@ impl Job {
             .env("LANG", "C.UTF-8")
             .env("BELAY_TEST_GO", self.go())
             .env("BELAY_TEST_BEAT", self.beat_file());
-        c.env("BELAY_TEST_REPOSITORY", repository());
+        c.env("SHELL", "/bin/sh").env("PYTHONDONTWRITEBYTECODE", "1");
         if self.user == User::Root {
             // Open MPI's own permission to be started by root.
             c.env("OMPI_ALLOW_RUN_AS_ROOT", "1")

@@ -46,7 +46,8 @@ pub fn am_root() -> bool {
 
 /// The repository's root directory.
 pub fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").components().collect()
+    let harness = Path::new(env!("CARGO_MANIFEST_DIR"));
+    harness.ancestors().nth(2).unwrap_or(harness).to_owned()
 }
 
 /// The directory in which cargo put the programs of this build.
@@ -87,7 +88,37 @@ impl Place {
             }
             step("copy", &src, std::fs::copy(&src, &dst))?;
         }
+        place.copy_suites()?;
         Ok(place)
+    }
+
+    /// Copies the scripts of tests/suites, because the repository may lie where ordinary users cannot read it.
+    fn copy_suites(&self) -> Result<(), Failure> {
+        let (from, to) = (repository().join("tests/suites"), self.suites());
+        step("create", &to, std::fs::create_dir(&to))?;
+        step(
+            "open up",
+            &to,
+            std::fs::set_permissions(&to, std::fs::Permissions::from_mode(0o755)),
+        )?;
+        for e in step("list", &from, std::fs::read_dir(&from))? {
+            let e = step("list", &from, e)?;
+            if e.path().is_file() {
+                let dst = to.join(e.file_name());
+                step("copy", &e.path(), std::fs::copy(e.path(), &dst))?;
+                step(
+                    "open up",
+                    &dst,
+                    std::fs::set_permissions(&dst, std::fs::Permissions::from_mode(0o755)),
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The directory with the scripts of tests/suites.
+    pub fn suites(&self) -> PathBuf {
+        self.base.join("suites")
     }
 
     /// The directory with belay.

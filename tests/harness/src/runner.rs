@@ -8,7 +8,7 @@ use crate::ways::{self, Way};
 use crate::Failure;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// Checks that run at the same time.
@@ -102,27 +102,23 @@ pub fn main(checks: Vec<Check>) -> ! {
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|s| {
         for _ in 0..workers {
-            s.spawn(|| loop {
-                let Some(c) = checks.get(next.fetch_add(1, Ordering::Relaxed)) else {
-                    break;
-                };
-                let t0 = Instant::now();
-                let r = (c.run)();
-                let ms = t0.elapsed().as_millis();
-                match r {
-                    Ok(()) => println!("test {} ... ok ({ms} ms)", c.name),
-                    Err(e) => {
-                        println!("test {} ... FAILED ({ms} ms)\n    {}", c.name, e.replace('\n', "\n    "));
-                        failed
-                            .lock()
-                            .unwrap_or_else(std::sync::PoisonError::into_inner)
-                            .push(c.name.clone());
+            s.spawn(|| {
+                while let Some(c) = checks.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let t0 = Instant::now();
+                    let r = (c.run)();
+                    let ms = t0.elapsed().as_millis();
+                    match r {
+                        Ok(()) => println!("test {} ... ok ({ms} ms)", c.name),
+                        Err(e) => {
+                            println!("test {} ... FAILED ({ms} ms)\n    {}", c.name, e.replace('\n', "\n    "));
+                            failed.lock().unwrap_or_else(PoisonError::into_inner).push(c.name.clone());
+                        }
                     }
                 }
             });
         }
     });
-    let failed = failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
     if !failed.is_empty() {
         println!("\nfailures:\n    {}", failed.join("\n    "));
     }

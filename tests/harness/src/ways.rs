@@ -3,7 +3,7 @@
 use crate::build::Kind;
 use crate::case::Case;
 use crate::job::{show, text, Job};
-use crate::place::{repository, Place, User};
+use crate::place::{Place, User};
 use crate::rng::Rng;
 use crate::Failure;
 use std::path::Path;
@@ -61,7 +61,7 @@ fn echo_server() -> Result<u16, Failure> {
 fn argv(case: &Case, place: &Place, work: &Path) -> Vec<String> {
     let fill = |s: &String| {
         s.replace("{programs}", &place.programs().display().to_string())
-            .replace("{repository}", &repository().display().to_string())
+            .replace("{suites}", &place.suites().display().to_string())
             .replace("{work}", &work.display().to_string())
     };
     let mut v: Vec<String> = case.under.iter().map(fill).collect();

@@ -1,1 +1,2 @@
+//! Faults.
 fn main() {}
