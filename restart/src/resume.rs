@@ -69,7 +69,12 @@ impl Stopped<'_> {
         }
         for p in &self.live {
             for t in &p.threads {
-                ptrace::detach(t.tid, 0).map_err(|e| failed(p, t, "let go on", &e))?;
+                match ptrace::detach(t.tid, 0) {
+                    // The job runs already: another of its tasks has ended this one.
+                    Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
+                    Err(e) => tracing::error!(tid = t.tid, error = %e, "cannot let a thread go on"),
+                    Ok(()) => {}
+                }
             }
         }
         Ok(())
@@ -151,7 +156,7 @@ fn set_state(t: &Thread, abort: Option<u64>) -> io::Result<()> {
         ptrace::set_xstate(t.tid, &xstate)?;
     }
     let mut regs = ptrace::words_to_regs(&t.regs).ok_or_else(|| io::Error::other("damaged image: not 27 registers"))?;
-    regs.orig_rax = u64::MAX; // no system call is in progress
+    // A thread that was in a system call has `orig_rax` and an ERESTART code: the kernel issues the call anew, or runs a pending handler first.
     if let Some(abort) = abort {
         regs.rip = abort;
     }
