@@ -10,7 +10,7 @@ use belay_abi::inject::{
 };
 use belay_abi::{syscall, PAGE};
 use core::ptr::{addr_of, addr_of_mut, null, null_mut};
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 const O_WRONLY: usize = 1;
 const O_RDWR: usize = 2;
@@ -55,7 +55,8 @@ pub(crate) unsafe fn run(t: *mut SnapshotTable) -> ! {
             exit(-head as i32);
         }
         let head = head as *mut Control;
-        (*head).state.store(STATE_READY, Release);
+        // The agent may have said GO already; that must not be overwritten.
+        let _ = (*head).state.compare_exchange(0, STATE_READY, AcqRel, Acquire);
         syscall!(nr::FUTEX, addr_of!((*head).state), FUTEX_WAKE, i32::MAX);
         let patience = [5i64, 0];
         while (*head).state.load(Acquire) != STATE_GO {
