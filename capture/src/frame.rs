@@ -26,11 +26,11 @@ pub(crate) fn bytes(xstate: usize) -> usize {
     (XSTATE + xstate + 4).next_multiple_of(64)
 }
 
-/// Writes the frame that will lie at `address` (64-byte aligned). An interrupted system call is issued anew on return.
+/// Writes the frame that will lie at `address` (64-byte aligned). An interrupted system call is issued anew on return; `regs` must not refer to a restart block.
 pub(crate) fn write(out: &mut [u8], address: u64, regs: &Regs, sigmask: u64, xstate: &[u8]) {
     let mut put = |at: usize, v: u64| out[at..at + 8].copy_from_slice(&v.to_le_bytes());
     let (mut rax, mut rip) = (regs.rax, regs.rip);
-    if regs.orig_rax.cast_signed() >= 0 && matches!(rax.cast_signed(), -516 | -514 | -513 | -512) {
+    if regs.orig_rax.cast_signed() >= 0 && matches!(rax.cast_signed(), -514..=-512) {
         rax = regs.orig_rax;
         rip -= 2;
     }

@@ -128,7 +128,7 @@ impl Area {
             crate::frame::write(
                 &mut image[offset as usize..(offset + frame_bytes) as usize],
                 base + offset,
-                &task.regs,
+                &crate::calls::without_restart_block(task.tid, &task.regs),
                 task.sigmask,
                 xstate,
             );

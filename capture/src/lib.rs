@@ -5,6 +5,7 @@
 //!
 //! Must be called from one thread only, the agent's main thread, because the kernel ties a traced task to the thread that traces it.
 
+mod calls;
 mod frame;
 mod inject;
 mod memory;
@@ -132,6 +133,7 @@ pub fn capture(root_pid: i32, dir: &Path, options: &Options, on_phase: &mut dyn 
     let begin = Instant::now();
     clock.enter(Phase::Suspend);
     let mut job = suspend::suspend(agent)?;
+    calls::forget(|tid| job.processes.iter().any(|p| p.tasks.iter().any(|t| t.tid == tid)));
 
     clock.enter(Phase::Capture);
     let mut drafts = job

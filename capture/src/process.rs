@@ -177,11 +177,7 @@ impl Draft {
 
 fn thread(task: &crate::suspend::Task, table: &ThreadTable, xstate: Vec<u8>) -> Result<model::Thread, CaptureError> {
     let tid = task.tid;
-    let mut regs = task.regs;
-    // ERESTART_RESTARTBLOCK refers to state that only the running kernel has; the image asks for the call to be issued anew instead.
-    if regs.orig_rax.cast_signed() >= 0 && regs.rax.cast_signed() == -516 {
-        regs.rax = (-514i64).cast_unsigned();
-    }
+    let regs = crate::calls::without_restart_block(tid, &task.regs);
     let name = table.comm.split(|b| *b == 0).next().unwrap_or_default();
     Ok(model::Thread {
         tid,

@@ -5,6 +5,7 @@
 //! the main thread's stack mapping, which lies far below anything in use. There the agent places a signal frame with the thread's state; the `ret` leads
 //! to the trampoline, and the trampoline to where the thread was. What lay there is put back when the thread goes on.
 
+use crate::calls;
 use crate::frame;
 use crate::suspend::Process;
 use belay_kernel::proc::Map;
@@ -54,7 +55,14 @@ impl Gate {
             libc().find_map(|m| find(memory, m, &SYSCALL_RET)),
             libc().find_map(|m| find(memory, m, &TRAMPOLINE)),
         ) {
-            if let Some(covered) = write_frame(memory, place, trampoline, &main.regs, main.sigmask, xstate) {
+            if let Some(covered) = write_frame(
+                memory,
+                place,
+                trampoline,
+                &calls::without_restart_block(main.tid, &main.regs),
+                main.sigmask,
+                xstate,
+            ) {
                 return Some(Self {
                     syscall_at: gadget,
                     stack: Some(place),

@@ -318,25 +318,11 @@ fn stopped(pid: i32, tid: i32, group_stop: Option<i32>) -> Result<State, Capture
         borrowed: false,
         running: false,
     });
-    if hide_interruption(&mut task.regs) {
+    if crate::calls::hide_interruption(&mut task.regs) {
         // At once, so that the call is restarted even if the agent dies.
         let _ = ptrace::set_regs(tid, &task.regs);
     }
     Ok(State::Stopped(task))
-}
-
-/// Some system calls answer an interruption with EINTR at once instead of asking to be restarted (`epoll_wait`, `semop`, `sigtimedwait`, sockets with a
-/// time-out). A task that stands at its return from such a call was interrupted by our stop, for no handler has run yet. ERESTARTNOHAND tells
-/// the kernel what the others say: start the call again unless a handler is to run now, and only then return EINTR.
-/// Returns whether the registers were changed.
-fn hide_interruption(regs: &mut Regs) -> bool {
-    const EINTR: i64 = -4;
-    const ERESTARTNOHAND: i64 = -514;
-    let interrupted = regs.orig_rax.cast_signed() >= 0 && regs.rax.cast_signed() == EINTR;
-    if interrupted {
-        regs.rax = ERESTARTNOHAND.cast_unsigned();
-    }
-    interrupted
 }
 
 impl Suspended {
