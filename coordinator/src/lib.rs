@@ -1,1 +1,27 @@
-//! The agent's event loop and the job: control socket, generations, commits, interval, status.
+//! The agent's event loop and the job: job directory, generations, control socket, interval, signals, status.
+//!
+//! ```text
+//! belay launch ── front ── agent ── command ─ …
+//!                  │         └─ (orphans of the job, snapshot children while a checkpoint is written)
+//!                  └ waits in the caller's shell, mirrors the command's exit status
+//! ```
+//! The *front* is the process the shell waits for. The *agent* is its child, the parent of the command and the subreaper of everything the
+//! command starts; so it may trace all of it, and it can stay when the command has ended but processes that it left behind run on.
+
+pub mod agent;
+mod checkpoint;
+mod clients;
+mod failure;
+pub mod front;
+pub mod generations;
+pub mod interval;
+pub mod jobdir;
+pub mod launch;
+mod processes;
+mod relay;
+pub mod restart;
+pub mod sys;
+pub mod verify;
+
+pub use failure::Failure;
+pub use processes::host_pids;

@@ -1,2 +1,42 @@
-//! The `belay` command line.
-fn main() {}
+//! The `belay` command line: what the user typed becomes a call into the coordinator, and its outcome an exit status.
+//!
+//! There is no Rust `main`: the runtime's start would set SIGPIPE to be ignored and open closed standard descriptors, and the launched command must
+//! inherit both exactly as the launcher was given them.
+
+#![cfg_attr(not(test), no_main)]
+
+mod cli;
+mod client;
+mod commands;
+mod format;
+mod inspect;
+mod logging;
+mod progress;
+mod start;
+
+use belay_coordinator::sys;
+use belay_wire::Exit;
+use clap::Parser;
+
+/// Entry, called by the C runtime.
+#[cfg_attr(not(test), no_mangle)]
+pub extern "C" fn main(_argc: i32, _argv: *const *const u8) -> i32 {
+    sys::fill_standard_descriptors();
+    let cli = match cli::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => {
+            let code = if e.use_stderr() { Exit::Usage.code() } else { 0 };
+            // A reader that has gone away is no reason to fail.
+            drop(e.print());
+            return code.into();
+        }
+    };
+    match commands::run(cli.command) {
+        Ok(code) => code.into(),
+        Err(failure) => {
+            tracing::error!(exit = failure.exit.code(), error = %failure, "failed");
+            sys::say(&failure.message);
+            failure.exit.code().into()
+        }
+    }
+}

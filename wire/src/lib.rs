@@ -1,66 +1,16 @@
-//! Messages between the command line and the coordinator, and the names of the phases.
+//! Messages between the command line and the agent of a running job, and the names of the phases.
+//!
+//! The protocol: a client connects to `DIR/control.sock`, sends one [`Request`] as one line of JSON, and receives [`Event`]s as lines of
+//! JSON; the last one holds the result ([`Event::is_last`]). Both sides treat what they receive as untrusted: lines are bounded, and the peer
+//! is checked with `SO_PEERCRED`.
 
-/// Phases of a checkpoint and of a restart. The same words appear in code, log, status and metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Phase {
-    /// Plugins that call foreign libraries close their gates.
-    Gate,
-    /// Every task is stopped.
-    Suspend,
-    /// Data in flight is captured.
-    Drain,
-    /// Descriptors and kernel state are captured.
-    Capture,
-    /// Copy-on-write snapshots are taken.
-    Snapshot,
-    /// The tasks go on.
-    Resume,
-    /// Snapshots are written.
-    Write,
-    /// What was written is verified.
-    Verify,
-    /// Redundant copies are made.
-    Redundancy,
-    /// Copies to slower tiers.
-    Flush,
-    /// The generation becomes visible.
-    Commit,
-    /// Restart: what is not local is fetched.
-    Fetch,
-    /// Restart: process tree.
-    Spawn,
-    /// Restart: descriptors, sockets, shared memory.
-    Rebuild,
-    /// Restart: memory.
-    Map,
-    /// Restart: threads.
-    Threads,
-    /// Restart: data in flight.
-    Refill,
-}
+mod exit;
+mod message;
+mod phase;
+pub mod socket;
 
-impl Phase {
-    /// The phase's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Phase::Gate => "gate",
-            Phase::Suspend => "suspend",
-            Phase::Drain => "drain",
-            Phase::Capture => "capture",
-            Phase::Snapshot => "snapshot",
-            Phase::Resume => "resume",
-            Phase::Write => "write",
-            Phase::Verify => "verify",
-            Phase::Redundancy => "redundancy",
-            Phase::Flush => "flush",
-            Phase::Commit => "commit",
-            Phase::Fetch => "fetch",
-            Phase::Spawn => "spawn",
-            Phase::Rebuild => "rebuild",
-            Phase::Map => "map",
-            Phase::Threads => "threads",
-            Phase::Refill => "refill",
-        }
-    }
-}
+pub use exit::{Exit, ExitRow};
+pub use message::{
+    AgentStatus, Checkpointed, Event, GenerationStatus, JobState, LastError, Level, ProcessStatus, Progress, Request, Status,
+};
+pub use phase::Phase;

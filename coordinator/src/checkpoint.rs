@@ -1,0 +1,157 @@
+//! A checkpoint under way: captured on the agent's main thread (which is the tracer), written on a thread of its own, committed on the main thread.
+//!
+//! ```text
+//! begin ──(capture: program blocked)──> Writing ──(thread)──> finish ──(commit)──> generation
+//!   └─ fails: draft dropped               └─ fails: draft dropped
+//! ```
+
+use crate::clients::ClientId;
+use crate::generations::{Draft, Facts};
+use crate::sys::Wake;
+use crate::Failure;
+use belay_capture::{CaptureError, Options, Snapshot};
+use belay_image::manifest::FileEntry;
+use belay_wire::{Exit, GenerationStatus, Phase, Progress};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{mpsc, Arc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Who wants the checkpoint, and what then.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Wanted {
+    /// Clients that wait for it, and since when. None for an interval checkpoint.
+    pub(crate) by: Vec<(ClientId, Instant)>,
+    /// End the program after the commit.
+    pub(crate) then_stop: bool,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    bytes: AtomicU64,
+    expected: AtomicU64,
+}
+
+/// A checkpoint that is being written.
+#[derive(Debug)]
+pub(crate) struct Writing {
+    pub(crate) wanted: Wanted,
+    draft: Draft,
+    facts: Facts,
+    started: Instant,
+    counters: Arc<Counters>,
+    result: mpsc::Receiver<Result<Vec<FileEntry>, CaptureError>>,
+    thread: JoinHandle<()>,
+}
+
+/// A committed checkpoint.
+#[derive(Debug)]
+pub(crate) struct Committed {
+    pub(crate) generation: GenerationStatus,
+    pub(crate) blocked: Duration,
+    pub(crate) write: Duration,
+}
+
+impl Writing {
+    /// Captures the job into a new generation and begins to write it; `done` is woken at the end.
+    pub(crate) fn begin(
+        dir: &Path,
+        number: u64,
+        root_pid: i32,
+        options: &Options,
+        wanted: &Wanted,
+        done: &Wake,
+        on_phase: &mut dyn FnMut(Phase),
+    ) -> Result<Self, Failure> {
+        let done = done.try_clone().map_err(|e| Failure::system("make a wake-up channel", &e))?;
+        let draft = Draft::create(dir, number)?;
+        let snapshot = belay_capture::capture(root_pid, &draft.path, options, on_phase)?;
+        let facts = Facts {
+            blocked: snapshot.blocked,
+            phases: snapshot.phases.clone(),
+            processes: snapshot.processes,
+            threads: snapshot.threads,
+        };
+        on_phase(Phase::Write);
+        let counters = Arc::new(Counters::default());
+        let (send, result) = mpsc::channel();
+        let thread =
+            spawn_writer(snapshot, counters.clone(), send, done).map_err(|e| Failure::system("start the writer thread", &e))?;
+        Ok(Self {
+            wanted: wanted.clone(),
+            draft,
+            facts,
+            started: Instant::now(),
+            counters,
+            result,
+            thread,
+        })
+    }
+
+    /// Number of the generation.
+    pub(crate) fn number(&self) -> u64 {
+        self.draft.number
+    }
+
+    /// How far it has come.
+    pub(crate) fn progress(&self) -> Progress {
+        let bytes = self.counters.bytes.load(Ordering::Relaxed);
+        Progress {
+            phase: Phase::Write,
+            processes: self.facts.processes,
+            bytes,
+            bytes_expected: self.counters.expected.load(Ordering::Relaxed),
+            bytes_per_s: bytes as f64 / self.started.elapsed().as_secs_f64().max(1e-6),
+        }
+    }
+
+    /// Whether the writer is done, so that [`Writing::finish`] will not wait.
+    pub(crate) fn is_done(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Commits what was written.
+    pub(crate) fn finish(self) -> (Wanted, Result<Committed, Failure>) {
+        let Self {
+            wanted,
+            draft,
+            mut facts,
+            started,
+            result,
+            thread,
+            ..
+        } = self;
+        let written = match (thread.join(), result.recv()) {
+            (Ok(()), Ok(written)) => written.map_err(Failure::from),
+            _ => Err(Failure::new(Exit::Internal, "the writer thread ended without a result")),
+        };
+        let write = started.elapsed();
+        facts.phases.push((Phase::Write, write));
+        let committed = written
+            .and_then(|files| draft.commit(files, &facts))
+            .map(|generation| Committed {
+                generation,
+                blocked: facts.blocked,
+                write,
+            });
+        (wanted, committed)
+    }
+}
+
+fn spawn_writer(
+    snapshot: Snapshot,
+    counters: Arc<Counters>,
+    send: mpsc::Sender<Result<Vec<FileEntry>, CaptureError>>,
+    done: Wake,
+) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name("belay-write".into()).spawn(move || {
+        let written = snapshot.write(&|bytes, expected| {
+            counters.bytes.store(bytes, Ordering::Relaxed);
+            counters.expected.store(expected, Ordering::Relaxed);
+        });
+        // The receiver lives until this thread is joined.
+        drop(send.send(written));
+        done.wake();
+    })
+}

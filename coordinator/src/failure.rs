@@ -1,0 +1,129 @@
+//! A failure as the user meets it: an exit status and one line that names object, reason and next step.
+
+use belay_capture::CaptureError;
+use belay_image::ImageError;
+use belay_restart::RestartError;
+use belay_wire::Exit;
+use std::io;
+
+/// A failure of a belay command.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Failure {
+    /// Kind of failure, which is also the exit status.
+    pub exit: Exit,
+    /// One line.
+    pub message: String,
+}
+
+impl Failure {
+    /// A failure of kind `exit`.
+    pub fn new(exit: Exit, message: impl Into<String>) -> Self {
+        let message = message.into().replace('\n', " ");
+        Self { exit, message }
+    }
+
+    /// A failed operation on a file.
+    pub fn io(step: impl std::fmt::Display, error: &io::Error) -> Self {
+        Self::new(exit_of_io(error, Exit::Io), format!("{step}: {}", reason(error)))
+    }
+
+    /// A failed system call that has nothing to do with files.
+    pub fn system(step: impl std::fmt::Display, error: &io::Error) -> Self {
+        Self::new(Exit::System, format!("{step}: {}", reason(error)))
+    }
+}
+
+/// The system's reason without the number that `io::Error` appends.
+pub(crate) fn reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    match text.find(" (os error") {
+        Some(at) => text[..at].to_lowercase(),
+        None => text,
+    }
+}
+
+fn exit_of_io(error: &io::Error, otherwise: Exit) -> Exit {
+    match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => Exit::DiskFull,
+        _ => otherwise,
+    }
+}
+
+/// Flows that report a reason as text lose the error number; the text of a full disk is still known.
+fn exit_of_text(text: &str, otherwise: Exit) -> Exit {
+    let full = [libc::ENOSPC, libc::EDQUOT].map(|e| reason(&io::Error::from_raw_os_error(e)));
+    let text = text.to_lowercase();
+    if full.iter().any(|f| text.contains(f.as_str())) {
+        Exit::DiskFull
+    } else {
+        otherwise
+    }
+}
+
+fn exit_of_image(error: &ImageError, io: Exit) -> Exit {
+    match error {
+        ImageError::Io { source, .. } => exit_of_io(source, io),
+        ImageError::Damaged { .. } => Exit::Damaged,
+        ImageError::Version { .. } => Exit::ImageVersion,
+        ImageError::Architecture { .. } => Exit::ImageArchitecture,
+    }
+}
+
+impl From<ImageError> for Failure {
+    fn from(e: ImageError) -> Self {
+        Self::new(exit_of_image(&e, Exit::Io), e.to_string())
+    }
+}
+
+impl From<CaptureError> for Failure {
+    fn from(e: CaptureError) -> Self {
+        let exit = match &e {
+            CaptureError::Refused(_) => Exit::Refused,
+            CaptureError::Failed { reason, .. } => exit_of_text(reason, Exit::CheckpointFailed),
+            CaptureError::Image(e) => exit_of_image(e, Exit::CheckpointFailed),
+        };
+        Self::new(exit, e.to_string())
+    }
+}
+
+impl From<RestartError> for Failure {
+    fn from(e: RestartError) -> Self {
+        let exit = match &e {
+            RestartError::Failed { .. } => Exit::RestartFailed,
+            RestartError::Image(e) => exit_of_image(e, Exit::RestartFailed),
+        };
+        Self::new(exit, e.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_known_however_it_is_reported() {
+        let full = || io::Error::from_raw_os_error(libc::ENOSPC);
+        let path = std::path::Path::new("/x");
+        assert_eq!(
+            Failure::from(CaptureError::Image(ImageError::io("write", path, full()))).exit,
+            Exit::DiskFull
+        );
+        let failed = CaptureError::Failed {
+            step: "write".into(),
+            reason: format!("pages-1-0.bpg: {}", full()),
+        };
+        assert_eq!(Failure::from(failed).exit, Exit::DiskFull);
+        assert_eq!(Failure::io("write x", &full()).message, "write x: no space left on device");
+        let other = CaptureError::Failed {
+            step: "suspend".into(),
+            reason: "task 7 vanished".into(),
+        };
+        assert_eq!(Failure::from(other).exit, Exit::CheckpointFailed);
+    }
+
+    #[test]
+    fn messages_are_one_line() {
+        assert_eq!(Failure::new(Exit::Io, "a\nb").message, "a b");
+    }
+}

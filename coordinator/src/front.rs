@@ -1,0 +1,118 @@
+//! The front: the process that the caller's shell waits for. It reports the signals sent to it to the agent, stops when the command stops itself,
+//! and ends as the command ended. When the agent is killed, the command goes on, and the front still waits for it.
+
+use crate::relay::{Channel, Message};
+use crate::sys::{self, Signal, SignalFd, SignalSet};
+use crate::Failure;
+use belay_wire::Exit;
+use std::os::fd::AsRawFd;
+
+/// Signals that front and agent take through a descriptor. Left out are those that mean a fault of the process itself, those that cannot be
+/// taken, and the stop signals of the terminal, which stop front, agent and command alike.
+pub fn handled() -> SignalSet {
+    let not = [
+        libc::SIGKILL,
+        libc::SIGSTOP,
+        libc::SIGTSTP,
+        libc::SIGTTIN,
+        libc::SIGTTOU,
+        libc::SIGSEGV,
+        libc::SIGBUS,
+        libc::SIGILL,
+        libc::SIGFPE,
+        libc::SIGTRAP,
+        libc::SIGSYS,
+        libc::SIGPIPE,
+        libc::SIGABRT,
+        libc::SIGXCPU,
+        libc::SIGXFSZ,
+    ];
+    SignalSet::of(
+        (1..32)
+            .chain(libc::SIGRTMIN()..=libc::SIGRTMAX())
+            .filter(|s| !not.contains(s)),
+    )
+}
+
+/// Waits until the command has ended; its status word.
+pub(crate) fn wait(channel: &Channel, signals: &SignalFd, agent: i32) -> Result<i32, Failure> {
+    let mut root = None;
+    loop {
+        let ready = sys::poll(&[(signals.as_raw_fd(), libc::POLLIN), (channel.as_raw_fd(), libc::POLLIN)])
+            .map_err(|e| Failure::system("wait for the command", &e))?;
+        if ready[0] != 0 {
+            report(channel, signals.drain());
+        }
+        if ready[1] == 0 {
+            continue;
+        }
+        match channel.receive(false) {
+            Ok(None) => {}
+            Ok(Some(Message::Started(pid))) => root = Some(pid),
+            Ok(Some(Message::ExecFailed(errno))) => {
+                let error = std::io::Error::from_raw_os_error(errno);
+                let exit = if errno == libc::ENOENT {
+                    Exit::NotFound
+                } else {
+                    Exit::NotExecutable
+                };
+                return Err(Failure::new(
+                    exit,
+                    format!("execute the command: {}", crate::failure::reason(&error)),
+                ));
+            }
+            Ok(Some(Message::Fence)) => {
+                report(channel, signals.drain());
+                channel.send(Message::FencePassed);
+            }
+            // The command stopped itself; the shell sees its own child only. The group is not signalled: whoever is in it and runs, runs.
+            Ok(Some(Message::Suspended(signal))) => sys::kill(std::process::id().cast_signed(), signal),
+            Ok(Some(Message::Background(status))) => return Ok(status),
+            Ok(Some(Message::Ended(status))) => {
+                // Nothing of the job is left when the shell goes on.
+                if let Err(e) = sys::wait(agent) {
+                    tracing::debug!(error = %e, "agent already reaped");
+                }
+                return Ok(status);
+            }
+            Ok(Some(other)) => tracing::warn!(?other, "unexpected message from the agent"),
+            Err(_) => return without_agent(signals, root, agent),
+        }
+    }
+}
+
+fn report(channel: &Channel, received: Vec<Signal>) {
+    for s in received {
+        if s.number == libc::SIGCONT {
+            channel.send(Message::Signal(s));
+        } else if s.number != libc::SIGCHLD && s.from_process() {
+            sys::group_barrier();
+            channel.send(Message::Signal(s));
+        }
+    }
+}
+
+/// The agent was killed: its children are the front's now.
+fn without_agent(signals: &SignalFd, root: Option<i32>, agent: i32) -> Result<i32, Failure> {
+    let gone = |why: &str| Failure::new(Exit::Internal, format!("agent {agent} ended unexpectedly{why}"));
+    let root = root.ok_or_else(|| gone(" before the command was started; see DIR/log"))?;
+    tracing::error!(agent, root, "agent ended unexpectedly");
+    sys::say(&format!(
+        "agent {agent} ended unexpectedly; the program goes on, but no more checkpoints are taken; earlier ones are whole"
+    ));
+    loop {
+        if let Some(status) = sys::reap(root) {
+            return Ok(status);
+        }
+        if !std::path::Path::new(&format!("/proc/{root}")).exists() {
+            return Err(gone(", and the command's exit status with it"));
+        }
+        sys::reap(-1);
+        sys::poll(&[(signals.as_raw_fd(), libc::POLLIN)]).map_err(|e| Failure::system("wait for the command", &e))?;
+        for s in signals.drain() {
+            if s.number != libc::SIGCHLD && s.from_process() {
+                sys::pass_on(root, s);
+            }
+        }
+    }
+}

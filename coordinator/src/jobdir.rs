@@ -1,0 +1,319 @@
+//! The job directory: `job.json`, `lock`, `control.sock`, `log/`, `gen/`. See docs/job-directory.md.
+//!
+//! Whoever holds the lock is the job's agent (and the processes that started it). The lock is the kernel's, so it ends with its holders.
+
+use crate::interval::Interval;
+use crate::{sys, Failure};
+use belay_wire::{socket, Exit, Request};
+use serde::{Deserialize, Serialize};
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Version of `job.json`.
+const FORMAT: u32 = 1;
+
+/// Largest `job.json` that is read.
+const MAX_DESCRIPTION: u64 = 16 << 20;
+
+/// Contents of `job.json`: what the job is, and the choices that hold for it until they are changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Description {
+    /// Version of this file.
+    pub format: u32,
+    /// Name of the job.
+    pub name: String,
+    /// The command.
+    pub command: Vec<String>,
+    /// Directory in which it was launched.
+    pub cwd: String,
+    /// Host on which it was launched.
+    pub host: String,
+    /// When it was launched.
+    pub created_unix_s: u64,
+    /// Checkpoint interval.
+    pub interval: Interval,
+    /// Whole generations to keep.
+    pub keep: u32,
+    /// Save the contents of open files.
+    pub save_open_files: bool,
+    /// Log level.
+    pub log_level: String,
+    /// How the last run of the command ended: the status word as `wait` reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_status: Option<i32>,
+}
+
+impl Description {
+    /// A new job.
+    pub fn new(name: Option<String>, command: Vec<String>) -> Self {
+        let program = command.first().map(String::as_str).unwrap_or_default();
+        let name = name.unwrap_or_else(|| {
+            Path::new(program)
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned()
+        });
+        Self {
+            format: FORMAT,
+            name,
+            command,
+            cwd: std::env::current_dir().unwrap_or_default().to_string_lossy().into_owned(),
+            host: sys::host(),
+            created_unix_s: sys::now_unix_s(),
+            interval: Interval::Never,
+            keep: 2,
+            save_open_files: false,
+            log_level: "info".into(),
+            wait_status: None,
+        }
+    }
+}
+
+/// A job directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobDir {
+    path: PathBuf,
+}
+
+/// The job's lock.
+#[derive(Debug)]
+pub struct Lock(File);
+
+impl Lock {
+    /// Gives the lock back, also for the processes that inherited it.
+    pub fn release(self) {
+        sys::unlock(self.0.as_fd());
+    }
+}
+
+/// Whose directories are acceptable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Only the caller's own: something will run from it, or be written there.
+    Own,
+    /// Root may look at and command any user's job.
+    OwnOrRoot,
+}
+
+impl JobDir {
+    /// Opens the job directory at `path`, which a launch has made.
+    pub fn open(path: &Path, access: Access) -> Result<Self, Failure> {
+        let dir = Self::at(path)?;
+        match std::fs::metadata(&dir.path) {
+            Ok(m) if m.is_dir() => dir.check_owner(&m, access)?,
+            Ok(_) => return Err(dir.no_job("it is not a directory")),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(dir.no_job("it does not exist")),
+            Err(e) => return Err(Failure::io(format!("stat {}", dir.path.display()), &e)),
+        }
+        if !dir.description_file().exists() {
+            return Err(dir.no_job("it has no job.json"));
+        }
+        Ok(dir)
+    }
+
+    /// Makes the job directory at `path`, or accepts an empty one or that of an earlier job.
+    pub fn create(path: &Path) -> Result<Self, Failure> {
+        let dir = Self::at(path)?;
+        let at = dir.path.display();
+        let cannot = |e: &io::Error| {
+            Failure::new(
+                Exit::CannotCreate,
+                format!("make job directory {at}: {}", crate::failure::reason(e)),
+            )
+        };
+        match DirBuilder::new().mode(0o700).create(&dir.path) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                let m = std::fs::metadata(&dir.path).map_err(|e| cannot(&e))?;
+                let empty = m.is_dir() && std::fs::read_dir(&dir.path).map_err(|e| cannot(&e))?.next().is_none();
+                if empty && m.uid() == sys::euid() {
+                    let private = std::fs::Permissions::from_mode(0o700);
+                    std::fs::set_permissions(&dir.path, private).map_err(|e| cannot(&e))?;
+                } else if !m.is_dir() {
+                    return Err(Failure::new(
+                        Exit::CannotCreate,
+                        format!("make job directory {at}: a file of that name exists; choose another with --ckpt-dir"),
+                    ));
+                } else {
+                    dir.check_owner(&m, Access::Own)?;
+                    if !dir.description_file().exists() {
+                        return Err(Failure::new(
+                            Exit::CannotCreate,
+                            format!("make job directory {at}: the directory holds other things; choose another with --ckpt-dir"),
+                        ));
+                    }
+                }
+            }
+            Err(e) => return Err(cannot(&e)),
+        }
+        for sub in [dir.log(), dir.generations()] {
+            match DirBuilder::new().mode(0o700).create(&sub) {
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(cannot(&e)),
+                _ => {}
+            }
+        }
+        Ok(dir)
+    }
+
+    fn at(path: &Path) -> Result<Self, Failure> {
+        let path = std::path::absolute(path).map_err(|e| Failure::io(format!("find {}", path.display()), &e))?;
+        Ok(Self { path })
+    }
+
+    fn no_job(&self, why: &str) -> Failure {
+        Failure::new(
+            Exit::NoJob,
+            format!(
+                "{} is no job directory: {why}; name the directory given to belay launch",
+                self.path.display()
+            ),
+        )
+    }
+
+    fn check_owner(&self, m: &std::fs::Metadata, access: Access) -> Result<(), Failure> {
+        let (me, at) = (sys::euid(), self.path.display());
+        if m.uid() != me && !(me == 0 && access == Access::OwnOrRoot) {
+            return Err(Failure::new(
+                Exit::NotOurs,
+                format!(
+                    "job directory {at} belongs to user {}, not to {me}; run as its owner",
+                    m.uid()
+                ),
+            ));
+        }
+        if m.mode() & 0o077 != 0 {
+            return Err(Failure::new(
+                Exit::NotOurs,
+                format!(
+                    "job directory {at} has mode {:03o}, so others may enter it; chmod 700 {at}",
+                    m.mode() & 0o777
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Absolute path of the directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The log directory.
+    pub fn log(&self) -> PathBuf {
+        self.path.join("log")
+    }
+
+    /// The directory of generations.
+    pub fn generations(&self) -> PathBuf {
+        self.path.join("gen")
+    }
+
+    /// The control socket.
+    pub fn socket(&self) -> PathBuf {
+        self.path.join("control.sock")
+    }
+
+    fn description_file(&self) -> PathBuf {
+        self.path.join("job.json")
+    }
+
+    /// Reads `job.json`.
+    pub fn description(&self) -> Result<Description, Failure> {
+        let path = self.description_file();
+        let at = path.display();
+        let len = std::fs::metadata(&path)
+            .map_err(|e| Failure::io(format!("stat {at}"), &e))?
+            .len();
+        if len > MAX_DESCRIPTION {
+            return Err(Failure::new(
+                Exit::Damaged,
+                format!("{at}: {len} bytes, more than any job description"),
+            ));
+        }
+        let text = std::fs::read(&path).map_err(|e| Failure::io(format!("read {at}"), &e))?;
+        let d: Description =
+            serde_json::from_slice(&text).map_err(|e| Failure::new(Exit::Damaged, format!("{at}: damaged: {e}")))?;
+        if d.format != FORMAT {
+            return Err(Failure::new(
+                Exit::ImageVersion,
+                format!("{at}: format {}, this belay reads format {FORMAT}", d.format),
+            ));
+        }
+        Ok(d)
+    }
+
+    /// Writes `job.json` so that a reader sees the old contents or the new.
+    pub fn describe(&self, d: &Description) -> Result<(), Failure> {
+        let (path, new) = (self.description_file(), self.path.join(".job.json.new"));
+        let write = || -> io::Result<()> {
+            let mut f = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&new)?;
+            f.write_all(&serde_json::to_vec_pretty(d)?)?;
+            std::fs::rename(&new, &path)
+        };
+        write().map_err(|e| Failure::io(format!("write {}", path.display()), &e))
+    }
+
+    /// Takes the job's lock. A job that is just ending is waited for, one that is running is refused.
+    pub fn lock(&self) -> Result<Lock, Failure> {
+        let path = self.path.join("lock");
+        let fail = |e: io::Error| Failure::io(format!("lock {}", path.display()), &e);
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(fail)?;
+        match sys::lock(file.as_fd(), false) {
+            Ok(()) => return Ok(Lock(file)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(e) => return Err(fail(e)),
+        }
+        if self.answers() {
+            return Err(self.already_running());
+        }
+        // The holder has no socket any more, or not yet. If it is ending, its lock ends within moments; a deadline tells the two apart.
+        match sys::lock_within(file.as_fd(), Duration::from_secs(2)) {
+            Ok(true) => Ok(Lock(file)),
+            Ok(false) => Err(self.already_running()),
+            Err(e) => Err(fail(e)),
+        }
+    }
+
+    fn already_running(&self) -> Failure {
+        let at = self.path.display();
+        Failure::new(
+            Exit::AlreadyRunning,
+            format!(
+                "a job is already running in {at}; see belay status {at}, end it with belay stop {at}, or use another directory"
+            ),
+        )
+    }
+
+    /// Whether an agent answers at the control socket.
+    fn answers(&self) -> bool {
+        let Ok(stream) = socket::connect(&self.socket()) else {
+            return false;
+        };
+        // A suspended agent accepts connections without answering: it runs, for this purpose.
+        if socket::peer(stream.as_fd()).is_ok_and(|p| is_suspended(p.pid)) {
+            return true;
+        }
+        socket::request(stream, &Request::Status).is_ok_and(|mut events| events.next().is_some())
+    }
+}
+
+/// Whether process `pid` is stopped by job control.
+pub fn is_suspended(pid: i32) -> bool {
+    belay_kernel::proc::stat(pid).is_ok_and(|s| s.state == 'T')
+}

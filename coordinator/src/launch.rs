@@ -1,0 +1,191 @@
+//! Launch: find the command, make front and agent, and execute the command with exactly the signal mask, dispositions and descriptors that the
+//! launcher was given.
+
+use crate::agent::{Agent, Setup};
+use crate::relay::{Channel, Message};
+use crate::sys::{self, Disposition, SignalFd, SignalSet};
+use crate::{front, Failure};
+use belay_wire::Exit;
+use std::ffi::{CString, OsStr, OsString};
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// What the command inherits and front and agent change for themselves.
+#[derive(Debug, Clone, Copy)]
+struct Inherited {
+    mask: SignalSet,
+    sigchld: Disposition,
+    sigpipe: Disposition,
+}
+
+impl Inherited {
+    fn restore(&self) {
+        self.sigchld.restore();
+        self.sigpipe.restore();
+        self.mask.set_mask();
+    }
+}
+
+/// Refuses a command that cannot be launched, before anything is made for it.
+pub fn check(command: &[OsString]) -> Result<(), Failure> {
+    let program = command.first().ok_or_else(|| Failure::new(Exit::Usage, "no command given"))?;
+    refuse_setuid(&find(program)?)
+}
+
+/// Runs `command` as a job; returns its status word when it has ended. Call from a process with one thread.
+pub fn launch(command: Vec<OsString>, setup: Setup) -> Result<i32, Failure> {
+    let argv: Vec<CString> = command
+        .into_iter()
+        .map(|a| CString::new(a.into_vec()).map_err(|_| Failure::new(Exit::Usage, "an argument holds a zero byte")))
+        .collect::<Result<_, _>>()?;
+
+    let set = front::handled();
+    let inherited = Inherited {
+        mask: set.block(),
+        sigchld: Disposition::replace(libc::SIGCHLD, libc::SIG_DFL),
+        sigpipe: Disposition::replace(libc::SIGPIPE, libc::SIG_IGN),
+    };
+    let result = start(&argv, setup, &set, &inherited);
+    if result.is_err() {
+        inherited.mask.set_mask();
+    }
+    result
+}
+
+fn start(argv: &[CString], setup: Setup, set: &SignalSet, inherited: &Inherited) -> Result<i32, Failure> {
+    let system = |step: &'static str| move |e: io::Error| Failure::system(step, &e);
+    sys::become_subreaper().map_err(system("become the reaper of the job's processes"))?;
+    let signals = SignalFd::new(set).map_err(system("make a signal descriptor"))?;
+    let (front_end, agent_end) = Channel::pair().map_err(system("make a channel to the agent"))?;
+    let agent = Agent::new(setup)?;
+    // SAFETY: the launcher has made no threads.
+    match unsafe { sys::fork() }.map_err(system("fork the agent"))? {
+        Some(pid) => {
+            drop(agent_end);
+            drop(agent);
+            sys::close_inherited();
+            front::wait(&front_end, &signals, pid)
+        }
+        None => {
+            drop(front_end);
+            drop(signals);
+            std::process::exit(run_agent(argv, agent, agent_end, inherited))
+        }
+    }
+}
+
+/// The agent's process: starts the command and serves the job.
+fn run_agent(argv: &[CString], agent: Agent, channel: Channel, inherited: &Inherited) -> i32 {
+    // A front that dies this early leaves nothing behind: the command is not started yet.
+    let started = sys::become_subreaper().and_then(|()| spawn(argv, inherited));
+    match started {
+        Ok(pid) => {
+            channel.send(Message::Started(pid));
+            sys::close_inherited();
+            agent.serve(pid, Some(channel));
+            0
+        }
+        Err(e) => {
+            agent.abandon();
+            channel.send(Message::ExecFailed(e.raw_os_error().unwrap_or(libc::EIO)));
+            1
+        }
+    }
+}
+
+/// Forks and executes the command; returns when it runs, or the error of `execvp`.
+fn spawn(argv: &[CString], inherited: &Inherited) -> io::Result<i32> {
+    let mut pointers: Vec<*const libc::c_char> = argv.iter().map(|a| a.as_ptr()).collect();
+    pointers.push(std::ptr::null());
+    // Closed by a successful execution, and so read as empty.
+    let (mut failed, mut report) = io::pipe()?;
+    // SAFETY: the agent has made no threads yet.
+    match unsafe { sys::fork() }? {
+        Some(pid) => {
+            drop(report);
+            let mut errno = [0; 4];
+            if failed.read_exact(&mut errno).is_ok() {
+                sys::wait(pid)?;
+                return Err(io::Error::from_raw_os_error(i32::from_ne_bytes(errno)));
+            }
+            Ok(pid)
+        }
+        None => {
+            inherited.restore();
+            // SAFETY: the pointers are zero-terminated strings, the last one is null.
+            unsafe { libc::execvp(pointers[0], pointers.as_ptr()) };
+            let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0).to_ne_bytes();
+            let told = report.write_all(&errno).is_ok();
+            // SAFETY: ends this process without running what the agent would run at its exit.
+            unsafe { libc::_exit(i32::from(!told)) }
+        }
+    }
+}
+
+/// Finds `program` as `execvp` does.
+fn find(program: &OsStr) -> Result<PathBuf, Failure> {
+    let name = Path::new(program).display();
+    let usable = |p: &Path| {
+        let c = CString::new(p.as_os_str().as_bytes()).ok()?;
+        // SAFETY: the path is a zero-terminated string.
+        Some(p.is_file() && unsafe { libc::eaccess(c.as_ptr(), libc::X_OK) } == 0)
+    };
+    let not_executable = || {
+        Failure::new(
+            Exit::NotExecutable,
+            format!("{name}: not executable; check its mode and the path"),
+        )
+    };
+    let not_found = || Failure::new(Exit::NotFound, format!("{name}: command not found; check the name and PATH"));
+    if program.as_bytes().contains(&b'/') {
+        let path = PathBuf::from(program);
+        return match std::fs::metadata(&path) {
+            Ok(_) if usable(&path) == Some(true) => Ok(path),
+            Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Err(not_found()),
+            Ok(_) | Err(_) => Err(not_executable()),
+        };
+    }
+    if program.is_empty() {
+        return Err(not_found());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    let mut seen = false;
+    for dir in std::env::split_paths(&path) {
+        let candidate = dir.join(program);
+        if usable(&candidate) == Some(true) {
+            return Ok(candidate);
+        }
+        seen |= candidate.exists();
+    }
+    Err(if seen { not_executable() } else { not_found() })
+}
+
+/// A program that runs with another identity than the caller's may not be traced by an ordinary user: refuse it before it starts.
+fn refuse_setuid(path: &Path) -> Result<(), Failure> {
+    let me = sys::euid();
+    let Ok(m) = std::fs::metadata(path) else {
+        return Ok(()); // execution will say what is wrong
+    };
+    let mode = m.permissions().mode();
+    let what = if mode & 0o4000 != 0 && m.uid() != me {
+        "is set-user-ID"
+    } else if mode & 0o2010 == 0o2010 && m.gid() != sys::egid() {
+        "is set-group-ID"
+    } else if sys::has_attribute(path, c"security.capability") {
+        "has file capabilities"
+    } else {
+        return Ok(());
+    };
+    if me == 0 || sys::ignores_setuid(path) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Exit::Setuid,
+        format!(
+            "{} {what}, and user {me} may not checkpoint it; run it without belay, or belay as root",
+            path.display()
+        ),
+    ))
+}

@@ -1,0 +1,64 @@
+//! The processes of the job, for status and for ending it.
+
+use belay_kernel::proc;
+use belay_wire::{ProcessStatus, Status};
+use std::collections::HashMap;
+
+/// Live descendants of process `agent`.
+pub(crate) fn live(agent: i32) -> Vec<i32> {
+    let all = proc::descendants(agent).unwrap_or_default();
+    all.into_iter()
+        .map(|(pid, _)| pid)
+        .filter(|pid| proc::stat(*pid).is_ok_and(|s| !matches!(s.state, 'Z' | 'X')))
+        .collect()
+}
+
+/// Describes the live descendants of `agent`.
+pub(crate) fn describe(agent: i32) -> Vec<ProcessStatus> {
+    let host = crate::sys::host();
+    live(agent)
+        .into_iter()
+        .filter_map(|pid| {
+            let stat = proc::stat(pid).ok()?;
+            let raw = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let words: Vec<_> = raw
+                .split(|b| *b == 0)
+                .filter(|w| !w.is_empty())
+                .map(String::from_utf8_lossy)
+                .collect();
+            let command = if words.is_empty() {
+                format!("[{}]", stat.comm)
+            } else {
+                words.join(" ")
+            };
+            Some(ProcessStatus {
+                pid,
+                host_pid: None,
+                host: host.clone(),
+                command,
+                threads: stat.num_threads,
+                resident_bytes: stat.rss_pages * 4096,
+            })
+        })
+        .collect()
+}
+
+/// Fills in what only the caller can see: the PIDs that agent and processes have in the caller's PID namespace. `agent` is the agent's PID there.
+pub fn host_pids(status: &mut Status, agent: i32) {
+    if agent <= 0 {
+        return;
+    }
+    let inner = |pid: i32| proc::Status::read(pid).ok().and_then(|s| s.list("NSpid").last().copied());
+    let mut host: HashMap<i64, i32> = HashMap::new();
+    for (pid, _) in proc::descendants(agent).unwrap_or_default() {
+        if let Some(i) = inner(pid) {
+            host.insert(i, pid);
+        }
+    }
+    for p in &mut status.processes {
+        p.host_pid = host.get(&i64::from(p.pid)).copied();
+    }
+    if let Some(a) = &mut status.agent {
+        a.host_pid = Some(agent);
+    }
+}

@@ -1,0 +1,274 @@
+//! The command line, as one table: parsing, help, man pages and completions come from it.
+
+use belay_coordinator::interval::{parse_duration, Interval};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Checkpoint and restart of unmodified Linux programs.
+///
+/// A job lives in a job directory (./belay-job unless given, or $BELAY_DIR). `belay launch` runs a command there, `belay checkpoint` saves it, and
+/// `belay restart` continues it from the newest checkpoint.
+#[derive(Debug, Parser)]
+#[command(name = "belay", version, max_term_width = 100, disable_help_subcommand = false)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a command so that it can be checkpointed
+    ///
+    /// The command gets the launcher's own standard input, output and error, terminal, process group, signals and environment. The exit status is the
+    /// command's; when a signal ended it, launch ends by the same signal.
+    Launch(Launch),
+    /// Take a checkpoint of a running job
+    ///
+    /// Exits 0 when the checkpoint is safe on disk.
+    Checkpoint(Checkpoint),
+    /// Continue a job from a checkpoint, in the foreground
+    ///
+    /// Uses the newest generation that is whole. The exit status is the program's.
+    Restart(Restart),
+    /// Show what a job is doing
+    Status(Status),
+    /// List a job's checkpoints
+    List(List),
+    /// Read every byte of a job's checkpoints and compare it with its checksums
+    Verify(Target),
+    /// Show what an image file or a generation holds
+    Inspect(Inspect),
+    /// End a running job
+    ///
+    /// Every process gets SIGTERM, and SIGKILL after the grace period. Checkpoints stay.
+    Stop(Stop),
+    /// Remove checkpoints that are no longer needed
+    ///
+    /// Removes left-overs of interrupted checkpoints, and generations older than the newest whole ones that are kept.
+    Gc(Gc),
+    /// Write man pages or shell completions
+    #[command(hide = true)]
+    Generate(Generate),
+}
+
+/// The job directory of most commands.
+#[derive(Debug, Args)]
+pub(crate) struct Target {
+    /// Job directory
+    #[arg(value_name = "DIR", env = "BELAY_DIR", default_value = "belay-job")]
+    pub(crate) dir: PathBuf,
+}
+
+/// Log level of the agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub(crate) enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+/// `belay launch`.
+#[derive(Debug, Args)]
+pub(crate) struct Launch {
+    /// Take a checkpoint this often: 2, 2s, 500ms, 5m, 1h, or auto (as often as costs next to nothing)
+    #[arg(long, value_name = "DUR")]
+    pub(crate) ckpt_interval: Option<Interval>,
+    /// Job directory
+    #[arg(long, value_name = "DIR", env = "BELAY_DIR", default_value = "belay-job")]
+    pub(crate) ckpt_dir: PathBuf,
+    /// Name of the job [default: the command's]
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// Checkpoints to keep
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) keep: u32,
+    /// Save the contents of all open regular files, not only of those that would otherwise be lost
+    #[arg(long)]
+    pub(crate) save_open_files: bool,
+    /// How much goes to the log in the job directory
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub(crate) log_level: LogLevel,
+    /// The command and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "COMMAND"
+    )]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// What follows a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Then {
+    /// End the program.
+    Stop,
+}
+
+/// How safe a checkpoint must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Level {
+    /// Durable in the job directory.
+    Local,
+}
+
+/// `belay checkpoint`.
+#[derive(Debug, Args)]
+pub(crate) struct Checkpoint {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub(crate) target: Target,
+    /// End the program once the checkpoint is safe; it does not run past it
+    #[arg(long)]
+    pub(crate) then: Option<Then>,
+    /// Level to reach
+    #[arg(long, default_value = "local")]
+    pub(crate) level: Level,
+    /// Print one JSON document
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// No progress
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+/// `belay restart`.
+#[derive(Debug, Args)]
+pub(crate) struct Restart {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub(crate) target: Target,
+    /// Restart this generation instead of the newest whole one
+    #[arg(long, value_name = "N")]
+    pub(crate) generation: Option<u64>,
+    /// Read memory on demand, so that the program runs at once whatever its size
+    #[arg(long)]
+    pub(crate) lazy: bool,
+    /// Change the checkpoint interval (never: none)
+    #[arg(long, value_name = "DUR")]
+    pub(crate) ckpt_interval: Option<Interval>,
+    /// Change how much goes to the log
+    #[arg(long, value_name = "LEVEL")]
+    pub(crate) log_level: Option<LogLevel>,
+    /// Say nothing but errors
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+/// `belay status`.
+#[derive(Debug, Args)]
+pub(crate) struct Status {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub(crate) target: Target,
+    /// Print one JSON document (with --watch: one per line)
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Repeat every second until the job ends
+    #[arg(long)]
+    pub(crate) watch: bool,
+}
+
+/// `belay list`.
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub(crate) target: Target,
+    /// Print one JSON document
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `belay inspect`.
+#[derive(Debug, Args)]
+pub(crate) struct Inspect {
+    /// A generation's directory, an image file (.bimg, .bidx), or a job directory (its newest generation)
+    pub(crate) image: PathBuf,
+}
+
+/// `belay stop`.
+#[derive(Debug, Args)]
+pub(crate) struct Stop {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub(crate) target: Target,
+    /// Time between SIGTERM and SIGKILL (0: SIGKILL at once)
+    #[arg(long, value_name = "DUR", default_value = "10s", value_parser = grace)]
+    pub(crate) grace: Duration,
+}
+
+fn grace(s: &str) -> Result<Duration, String> {
+    if s == "0" {
+        return Ok(Duration::ZERO);
+    }
+    parse_duration(s)
+}
+
+/// `belay gc`.
+#[derive(Debug, Args)]
+pub(crate) struct Gc {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub(crate) target: Target,
+    /// Remove every checkpoint
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Checkpoints to keep [default: as given at launch]
+    #[arg(long, value_name = "N", conflicts_with = "all", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) keep: Option<u32>,
+}
+
+/// `belay generate`.
+#[derive(Debug, Args)]
+pub(crate) struct Generate {
+    /// What to write
+    pub(crate) what: Generated,
+    /// Directory to write into
+    pub(crate) dir: PathBuf,
+}
+
+/// What `belay generate` writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Generated {
+    /// Man pages.
+    Man,
+    /// Completions for bash, zsh and fish.
+    Completions,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_table_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    fn launch(words: &[&str]) -> Launch {
+        match Cli::try_parse_from([&["belay", "launch"], words].concat()).unwrap().command {
+            Command::Launch(l) => l,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn everything_behind_the_command_belongs_to_it() {
+        let l = launch(&["--ckpt-interval", "2", "mpirun", "-n", "4", "--keep", "7", "--", "x"]);
+        assert_eq!(l.command, ["mpirun", "-n", "4", "--keep", "7", "--", "x"]);
+        assert_eq!((l.keep, l.ckpt_interval), (2, Some(Interval::Every(Duration::from_secs(2)))));
+        let l = launch(&["--", "--odd-name", "-x"]);
+        assert_eq!(l.command, ["--odd-name", "-x"]);
+        assert!(Cli::try_parse_from(["belay", "launch"]).is_err());
+        assert!(Cli::try_parse_from(["belay", "launch", "--keep", "0", "true"]).is_err());
+    }
+}

@@ -1,0 +1,103 @@
+//! Requests to the agent of a running job.
+
+use belay_coordinator::jobdir::{is_suspended, Access, JobDir};
+use belay_coordinator::{host_pids, Failure};
+use belay_wire::socket::{self, Events};
+use belay_wire::{Event, Exit, Request, Status};
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+/// A request under way.
+#[derive(Debug)]
+pub(crate) struct Call {
+    /// The job.
+    pub(crate) dir: JobDir,
+    /// The agent's PID as this process sees it.
+    agent: i32,
+    events: Events,
+}
+
+/// Sends `request` to the agent of the job in `dir`.
+pub(crate) fn call(dir: &Path, request: &Request) -> Result<Call, Failure> {
+    let dir = JobDir::open(dir, Access::OwnOrRoot)?;
+    let at = dir.path().display().to_string();
+    let lost = |e: &io::Error| Failure::io(format!("talk to the agent of {at}"), e);
+    let stream = match socket::connect(&dir.socket()) {
+        Ok(s) => s,
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            return Err(Failure::new(
+                Exit::NotRunning,
+                format!("no job is running in {at}; continue it with belay restart {at}"),
+            ))
+        }
+        Err(e) => return Err(lost(&e)),
+    };
+    let agent = socket::peer(stream.as_fd()).map_err(|e| lost(&e))?.pid;
+    if is_suspended(agent) {
+        return Err(Failure::new(
+            Exit::Suspended,
+            format!("the job in {at} is suspended; continue it with fg or bg in its shell"),
+        ));
+    }
+    let events = socket::request(stream, request).map_err(|e| lost(&e))?;
+    Ok(Call { dir, agent, events })
+}
+
+impl Call {
+    /// Waits for the result; `progress` receives what comes before it. A failure that the agent reports is the error.
+    pub(crate) fn result(&mut self, progress: &mut dyn FnMut(&Event)) -> Result<Event, Failure> {
+        let at = self.dir.path().display();
+        for event in self.events.by_ref() {
+            match event {
+                Ok(Event::Failed { exit, message }) => return Err(Failure::new(exit, message)),
+                Ok(event) if event.is_last() => return Ok(event),
+                Ok(event) => progress(&event),
+                Err(e) => return Err(Failure::new(Exit::Protocol, format!("answer of the agent of {at}: {e}"))),
+            }
+        }
+        Err(Failure::new(
+            Exit::ProgramEnded,
+            format!("the agent of {at} ended before it answered; see belay status {at} and {at}/log"),
+        ))
+    }
+
+    fn unexpected(&self, event: &Event) -> Failure {
+        Failure::new(
+            Exit::Protocol,
+            format!(
+                "the agent of {} gave another answer than asked for: {event:?}",
+                self.dir.path().display()
+            ),
+        )
+    }
+
+    /// Waits for a result that `pick` accepts.
+    pub(crate) fn expect<T>(
+        &mut self,
+        progress: &mut dyn FnMut(&Event),
+        pick: impl FnOnce(Event) -> Result<T, Event>,
+    ) -> Result<T, Failure> {
+        let event = self.result(progress)?;
+        pick(event).map_err(|e| self.unexpected(&e))
+    }
+}
+
+/// The status of the job in `dir`, running or not.
+pub(crate) fn status(dir: &Path) -> Result<Status, Failure> {
+    match call(dir, &Request::Status) {
+        Ok(mut call) => {
+            let mut status = call.expect(&mut |_| {}, |e| match e {
+                Event::Status(s) => Ok(*s),
+                other => Err(other),
+            })?;
+            host_pids(&mut status, call.agent);
+            Ok(status)
+        }
+        Err(f) if f.exit == Exit::NotRunning => {
+            let dir = JobDir::open(dir, Access::OwnOrRoot)?;
+            Ok(belay_coordinator::agent::at_rest(&dir, &dir.description()?))
+        }
+        Err(f) => Err(f),
+    }
+}

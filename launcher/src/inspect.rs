@@ -1,0 +1,188 @@
+//! `belay inspect`: what an image holds, as text.
+
+use crate::format;
+use belay_coordinator::{generations, Failure};
+use belay_image::manifest::{Manifest, MANIFEST_FILE};
+use belay_image::model::{Job, Process, ProcessState, VmaKind};
+use belay_image::sections::{Kind, SectionFile};
+use belay_image::{extents, JOB_FILE};
+use belay_wire::Exit;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+/// Describes `image`: a generation's directory, a job directory (its newest generation), or one file.
+pub(crate) fn describe(image: &Path) -> Result<String, Failure> {
+    if image.is_dir() {
+        return directory(&generation_of(image)?);
+    }
+    match image.file_name().and_then(|n| n.to_str()) {
+        Some(MANIFEST_FILE) => directory(image.parent().unwrap_or(Path::new("."))),
+        Some(name) if name.ends_with(".bidx") => index(image),
+        _ => sections(image),
+    }
+}
+
+fn generation_of(dir: &Path) -> Result<PathBuf, Failure> {
+    if dir.join(MANIFEST_FILE).exists() {
+        return Ok(dir.to_owned());
+    }
+    match generations::list(&dir.join("gen"))?.pop() {
+        Some(g) => Ok(g.path),
+        None => Err(Failure::new(
+            Exit::NoCheckpoint,
+            format!(
+                "{} is neither a generation nor a job directory with checkpoints",
+                dir.display()
+            ),
+        )),
+    }
+}
+
+fn directory(dir: &Path) -> Result<String, Failure> {
+    let m = Manifest::read(dir)?;
+    let mut out = format!(
+        "generation {} of {}, {}\n  {} processes, {} threads, {}, blocked {}\n",
+        m.generation,
+        format::time(m.time_unix_s),
+        m.arch,
+        m.processes,
+        m.threads,
+        format::bytes(m.bytes),
+        format::millis(m.blocked_ms)
+    );
+    let phases: Vec<String> = m
+        .phases_ms
+        .iter()
+        .map(|(p, ms)| format!("{p} {}", format::millis(*ms)))
+        .collect();
+    let _ = writeln!(out, "  phases: {}\n", phases.join(", "));
+    let rows: Vec<Vec<String>> = m.files.iter().map(|f| vec![f.name.clone(), format::bytes(f.bytes)]).collect();
+    out += &format::table(&["file", ">size"], &rows);
+    out.push('\n');
+    out += &sections(&dir.join(JOB_FILE))?;
+    Ok(out)
+}
+
+fn sections(path: &Path) -> Result<String, Failure> {
+    let file = SectionFile::read(path)?;
+    let mut out = String::new();
+    for s in file.sections() {
+        let name = match s.kind {
+            k if k == Kind::Job as u32 => "job",
+            k if k == Kind::Descriptors as u32 => "descriptors",
+            k if k == Kind::Extents as u32 => "extents",
+            _ => "unknown",
+        };
+        let _ = writeln!(
+            out,
+            "section {name} (kind {}, version {}, {})",
+            s.kind,
+            s.version,
+            format::bytes(s.payload.len() as u64)
+        );
+    }
+    if file.get(Kind::Job).is_ok() {
+        let job: Job = file.get_json(Kind::Job)?;
+        out.push('\n');
+        out += &job_text(&job);
+    }
+    if file.get(Kind::Descriptors).is_ok() {
+        let value: serde_json::Value = file.get_json(Kind::Descriptors)?;
+        let text = serde_json::to_string_pretty(&value).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
+        let _ = writeln!(out, "\ndescriptors and shared objects:\n{text}");
+    }
+    Ok(out)
+}
+
+fn job_text(job: &Job) -> String {
+    let mut out = format!(
+        "captured {} on {} (Linux {}, {}); command is process {}, agent was {}\n",
+        format::time(job.time_unix_s),
+        job.host,
+        job.kernel,
+        job.arch,
+        job.root_pid,
+        job.agent.pid
+    );
+    for p in &job.processes {
+        out += &process_text(p);
+    }
+    out
+}
+
+fn process_text(p: &Process) -> String {
+    let state = match p.state {
+        ProcessState::Running => "running".to_owned(),
+        ProcessState::Stopped(s) => format!("stopped by signal {s}"),
+        ProcessState::Zombie(status) => format!("zombie, {}", format::wait_status(status)),
+    };
+    let mut out = format!(
+        "\nprocess {} {} ({state}): parent {}, group {}, session {}, uid {}\n",
+        p.pid, p.comm, p.ppid, p.pgid, p.sid, p.creds.uids[0]
+    );
+    if matches!(p.state, ProcessState::Zombie(_)) {
+        return out;
+    }
+    let _ = writeln!(out, "  executable {}\n  directory  {}", p.exe, p.cwd);
+    let mapped: u64 = p.vmas.iter().map(|v| v.end - v.start).sum();
+    let _ = writeln!(
+        out,
+        "  {} threads, {} mappings of {} of address space",
+        p.threads.len(),
+        p.vmas.len(),
+        format::bytes(mapped)
+    );
+    for t in &p.threads {
+        let rip = t.regs.get(16).copied().unwrap_or(0);
+        let _ = writeln!(
+            out,
+            "    thread {} {} at {rip:#x}, {} signals pending",
+            t.tid,
+            t.comm,
+            t.pending.len()
+        );
+    }
+    for v in &p.vmas {
+        let bit = |b: u32, c| if v.prot & b != 0 { c } else { '-' };
+        let what = match &v.kind {
+            VmaKind::Anonymous { name: None } => String::new(),
+            VmaKind::Anonymous { name: Some(n) } => format!("[anon:{n}]"),
+            VmaKind::Stack => "[stack]".into(),
+            VmaKind::Heap => "[heap]".into(),
+            VmaKind::FilePrivate { path, offset, .. } => format!("{path} +{offset:#x}"),
+            VmaKind::Shared { object, offset, .. } => format!("shared {:x}:{} +{offset:#x}", object.dev, object.ino),
+            VmaKind::SysvShm { shmid, .. } => format!("System V segment {shmid}"),
+            VmaKind::Vdso(name) => format!("[{name}]"),
+            VmaKind::Vsyscall => "[vsyscall]".into(),
+        };
+        let _ = writeln!(
+            out,
+            "    {:012x}-{:012x} {}{}{} {what}",
+            v.start,
+            v.end,
+            bit(1, 'r'),
+            bit(2, 'w'),
+            bit(4, 'x')
+        );
+    }
+    out
+}
+
+fn index(path: &Path) -> Result<String, Failure> {
+    let table = extents::decode(path, SectionFile::read(path)?.get(Kind::Extents)?)?;
+    let total: u64 = table.iter().map(|e| e.bytes).sum();
+    let rows: Vec<Vec<String>> = table
+        .iter()
+        .map(|e| {
+            vec![
+                format!("{:012x}", e.vaddr),
+                format::bytes(e.bytes),
+                e.file.to_string(),
+                format!("{:#x}", e.offset),
+                format!("{:016x}", e.xxh3),
+            ]
+        })
+        .collect();
+    let head = format!("{} extents, {}\n", table.len(), format::bytes(total));
+    Ok(head + &format::table(&["address", ">bytes", ">file", ">offset", "xxh3"], &rows))
+}

@@ -1,0 +1,105 @@
+//! Progress on standard error: one line that is updated on a terminal, plain lines elsewhere.
+
+use crate::format;
+use belay_wire::{Event, Phase, Progress};
+use std::io::{IsTerminal, Write};
+
+/// Shows the phases of a checkpoint.
+#[derive(Debug)]
+pub(crate) struct Show {
+    terminal: bool,
+    quiet: bool,
+    shown: bool,
+}
+
+impl Show {
+    /// Progress for this process's standard error.
+    pub(crate) fn new(quiet: bool) -> Self {
+        Self {
+            terminal: std::io::stderr().is_terminal(),
+            quiet,
+            shown: false,
+        }
+    }
+
+    /// Shows an event that is not the result.
+    pub(crate) fn event(&mut self, event: &Event) {
+        match event {
+            Event::Phase { phase } => self.line(&phase_line(*phase)),
+            Event::Progress(p) => self.line(&progress_line(p)),
+            _ => {}
+        }
+    }
+
+    /// Shows `text` as the current state.
+    pub(crate) fn line(&mut self, text: &str) {
+        if self.quiet {
+            return;
+        }
+        let mut err = std::io::stderr().lock();
+        // Nobody to read progress is no failure.
+        if self.terminal {
+            self.shown = true;
+            drop(write!(err, "\r\x1b[K{text}").and_then(|()| err.flush()));
+        } else {
+            drop(writeln!(err, "{text}"));
+        }
+    }
+
+    /// Says something that stays.
+    pub(crate) fn say(&mut self, text: &str) {
+        if !self.quiet {
+            self.clear();
+            belay_coordinator::sys::say(text);
+        }
+    }
+
+    /// Takes the updated line away, before the result is printed.
+    pub(crate) fn clear(&mut self) {
+        if std::mem::take(&mut self.shown) {
+            let mut err = std::io::stderr().lock();
+            drop(write!(err, "\r\x1b[K").and_then(|()| err.flush()));
+        }
+    }
+}
+
+fn phase_line(phase: Phase) -> String {
+    format!("belay: {}", phase.name())
+}
+
+fn progress_line(p: &Progress) -> String {
+    let percent = (p.bytes.min(p.bytes_expected) * 100)
+        .checked_div(p.bytes_expected)
+        .unwrap_or(0);
+    format!(
+        "belay: {} {percent} % ({} of {}, {}/s, {} processes)",
+        p.phase.name(),
+        format::bytes(p.bytes),
+        format::bytes(p.bytes_expected),
+        format::bytes(p.bytes_per_s as u64),
+        p.processes
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_name_phase_bytes_and_rate() {
+        let p = Progress {
+            phase: Phase::Write,
+            processes: 4,
+            bytes: 512 << 20,
+            bytes_expected: 1 << 30,
+            bytes_per_s: 1.5e9,
+        };
+        assert_eq!(
+            progress_line(&p),
+            "belay: write 50 % (512.0 MiB of 1.0 GiB, 1.4 GiB/s, 4 processes)"
+        );
+        let none = Progress { bytes_expected: 0, ..p };
+        assert!(progress_line(&none).contains(" 0 %"));
+        assert_eq!(phase_line(Phase::Suspend), "belay: suspend");
+    }
+}

@@ -1,0 +1,110 @@
+//! `belay launch` and `belay restart`: prepare the job directory, then become the front of the job.
+
+use crate::cli::{Launch, Restart};
+use crate::logging;
+use crate::progress::Show;
+use belay_coordinator::agent::Setup;
+use belay_coordinator::jobdir::{Access, Description, JobDir};
+use belay_coordinator::{agent, generations, launch, restart, sys, Failure};
+use belay_wire::Exit;
+use std::path::PathBuf;
+
+/// Runs the command; ends this process as the command ended.
+pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
+    launch::check(&args.command)?;
+    let dir = JobDir::create(&args.ckpt_dir)?;
+    let lock = dir.lock()?;
+    let held = generations::list(&dir.generations())?.len();
+    if held > 0 {
+        let at = dir.path().display();
+        return Err(Failure::new(
+            Exit::HoldsCheckpoints,
+            format!(
+                "{at} holds {held} checkpoints of an earlier job; continue it with belay restart {at}, remove them with belay gc --all {at}, or use another directory"
+            ),
+        ));
+    }
+    let words = args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect();
+    let description = Description {
+        interval: args.ckpt_interval.unwrap_or_default(),
+        keep: args.keep,
+        save_open_files: args.save_open_files,
+        log_level: logging::level_name(args.log_level),
+        ..Description::new(args.name, words)
+    };
+    dir.describe(&description)?;
+    logging::start(&dir, &description.log_level)?;
+    let status = launch::launch(
+        args.command,
+        Setup {
+            dir: dir.clone(),
+            lock,
+            description,
+        },
+    )?;
+    finish(&dir, status)
+}
+
+/// Continues a job; ends this process as its command ended.
+pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
+    let dir = JobDir::open(&args.target.dir, Access::Own)?;
+    let mut description = dir.description()?;
+    if generations::list(&dir.generations())?.is_empty() {
+        let at = dir.path().display();
+        return Err(Failure::new(
+            Exit::NoCheckpoint,
+            format!("{at} holds no checkpoint; start the program with belay launch"),
+        ));
+    }
+    let lock = dir.lock()?;
+    if let Some(i) = args.ckpt_interval {
+        description.interval = i;
+    }
+    if let Some(l) = args.log_level {
+        description.log_level = logging::level_name(l);
+    }
+    description.wait_status = None;
+    dir.describe(&description)?;
+    logging::start(&dir, &description.log_level)?;
+    let options = belay_restart::Options {
+        lazy: args.lazy,
+        restorer: helper("belay-restorer")?,
+    };
+    let mut show = Show::new(args.quiet);
+    let mut tell = |line: &str| show.say(line);
+    let status = restart::restart(
+        Setup {
+            dir: dir.clone(),
+            lock,
+            description,
+        },
+        args.generation,
+        &options,
+        &mut tell,
+    )?;
+    finish(&dir, status)
+}
+
+fn finish(dir: &JobDir, status: i32) -> Result<u8, Failure> {
+    if status == agent::stopped_after_checkpoint() {
+        let at = dir.path().display();
+        sys::say(&format!("stopped after a checkpoint; continue with belay restart {at}"));
+    }
+    sys::exit_like(status)
+}
+
+/// Finds a program of ours that runs inside the application: beside this one, or in the libexec directory.
+fn helper(name: &str) -> Result<PathBuf, Failure> {
+    let exe = std::env::current_exe().map_err(|e| Failure::system("find this program's own file", &e))?;
+    let dir = exe.parent().map(PathBuf::from).unwrap_or_default();
+    let places = [dir.join(name), dir.join("../libexec/belay").join(name)];
+    places.iter().find(|p| p.is_file()).cloned().ok_or_else(|| {
+        Failure::new(
+            Exit::System,
+            format!(
+                "{name} is missing beside {} and in ../libexec/belay; install belay completely",
+                exe.display()
+            ),
+        )
+    })
+}

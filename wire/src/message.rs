@@ -1,0 +1,249 @@
+//! What travels over the control socket, and the status document that `belay status --json` prints.
+
+use crate::{Exit, Phase};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// How safe a checkpoint must be before the request is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    /// Durable in the job directory.
+    #[default]
+    Local,
+}
+
+/// What a client asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum Request {
+    /// Take a checkpoint.
+    Checkpoint {
+        /// End the program once the checkpoint is committed; it does not run past it.
+        #[serde(default)]
+        then_stop: bool,
+        /// Level to reach.
+        #[serde(default)]
+        level: Level,
+    },
+    /// Report the job's status.
+    Status,
+    /// End the program: SIGTERM to the command, and SIGKILL to all that is left after the grace period.
+    Stop {
+        /// Grace period in milliseconds.
+        grace_ms: u64,
+    },
+}
+
+/// What the agent answers. Progress comes first; the last event holds the result.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// A phase began.
+    Phase {
+        /// The phase.
+        phase: Phase,
+    },
+    /// How far the current phase has come.
+    Progress(Progress),
+    /// Result: the checkpoint is committed.
+    Checkpointed(Checkpointed),
+    /// Result: the status.
+    Status(Box<Status>),
+    /// Result: the program has ended.
+    Stopped {
+        /// Status word of the command as `wait` reports it.
+        wait_status: Option<i32>,
+    },
+    /// Result: it could not be done. The program goes on.
+    Failed {
+        /// Kind of failure.
+        exit: Exit,
+        /// One line: object, reason, next step.
+        message: String,
+    },
+}
+
+impl Event {
+    /// Whether this is the last event of an answer.
+    pub fn is_last(&self) -> bool {
+        !matches!(self, Event::Phase { .. } | Event::Progress(_))
+    }
+}
+
+/// How far a phase has come.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// The phase.
+    pub phase: Phase,
+    /// Processes in this checkpoint.
+    pub processes: u32,
+    /// Bytes written.
+    pub bytes: u64,
+    /// Bytes expected in all.
+    pub bytes_expected: u64,
+    /// Bytes per second since the phase began.
+    pub bytes_per_s: f64,
+}
+
+/// A committed checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Checkpointed {
+    /// The generation.
+    pub generation: GenerationStatus,
+    /// Time from the request to the commit, milliseconds.
+    pub total_ms: f64,
+    /// Whether the program was ended afterwards.
+    pub stopped: bool,
+}
+
+/// One generation in the status document.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GenerationStatus {
+    /// Number.
+    pub number: u64,
+    /// Time of the commit.
+    pub time_unix_s: u64,
+    /// Level reached.
+    pub level: Level,
+    /// Processes in it.
+    pub ranks: u32,
+    /// Threads in it.
+    pub threads: u32,
+    /// Bytes of all its files.
+    pub bytes: u64,
+    /// Time the processes were blocked.
+    pub blocked_ms: f64,
+    /// Time of each phase.
+    pub phases_ms: BTreeMap<String, f64>,
+    /// Whether its manifest is valid and every file is present with its length (contents are checked by `belay verify`).
+    pub whole: bool,
+    /// What is wrong with it, when it is not whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub damage: Option<String>,
+}
+
+/// One process in the status document.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessStatus {
+    /// PID as the program sees it.
+    pub pid: i32,
+    /// PID as the caller of `belay status` sees it; differs in a restarted job, which has PIDs of its own.
+    pub host_pid: Option<i32>,
+    /// Host.
+    pub host: String,
+    /// Command line.
+    pub command: String,
+    /// Threads.
+    pub threads: u32,
+    /// Resident memory.
+    pub resident_bytes: u64,
+}
+
+/// The agent in the status document.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentStatus {
+    /// PID as the program sees it (`getppid` of the command).
+    pub pid: i32,
+    /// PID as the caller sees it.
+    pub host_pid: Option<i32>,
+    /// Process that waits for the command in the caller's shell, as the agent sees it; none when it has returned already.
+    pub front_pid: Option<i32>,
+}
+
+/// What the job is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobState {
+    /// The program runs.
+    Running,
+    /// The program runs, and a checkpoint is being taken or written.
+    Checkpointing,
+    /// The command has ended; processes that it left behind run on.
+    Background,
+    /// The program is being ended.
+    Stopping,
+    /// Nothing runs.
+    Ended,
+}
+
+/// The last failure of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastError {
+    /// When.
+    pub time_unix_s: u64,
+    /// Kind of failure.
+    pub exit: Exit,
+    /// One line.
+    pub message: String,
+}
+
+/// The status document.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Name of the job.
+    pub name: String,
+    /// The command.
+    pub command: Vec<String>,
+    /// The job directory.
+    pub dir: String,
+    /// What the job is doing.
+    pub state: JobState,
+    /// Whether an agent serves the job.
+    pub running: bool,
+    /// The agent.
+    pub agent: Option<AgentStatus>,
+    /// PID of the command as the program sees it.
+    pub root_pid: Option<i32>,
+    /// Status word of the command, once it has ended.
+    pub wait_status: Option<i32>,
+    /// Checkpoint interval: a duration in seconds as text, `auto`, or none.
+    pub interval: Option<String>,
+    /// Phase of the checkpoint under way.
+    pub phase: Option<Phase>,
+    /// Progress of the checkpoint under way.
+    pub progress: Option<Progress>,
+    /// Interval checkpoints left out because the one before was still being written.
+    pub skipped: u64,
+    /// Last failure.
+    pub last_error: Option<LastError>,
+    /// Generations, oldest first.
+    pub generations: Vec<GenerationStatus>,
+    /// Live processes.
+    pub processes: Vec<ProcessStatus>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_have_the_documented_form() {
+        let r: Request = serde_json::from_str(r#"{"op":"checkpoint"}"#).unwrap();
+        assert_eq!(
+            r,
+            Request::Checkpoint {
+                then_stop: false,
+                level: Level::Local
+            }
+        );
+        let r: Request = serde_json::from_str(r#"{"op":"checkpoint","then_stop":true,"level":"local"}"#).unwrap();
+        assert!(matches!(r, Request::Checkpoint { then_stop: true, .. }));
+        assert!(serde_json::from_str::<Request>(r#"{"op":"checkpoint","level":"durable"}"#).is_err());
+        assert!(serde_json::from_str::<Request>(r#"{"op":"format"}"#).is_err());
+        assert!(serde_json::from_str::<Request>("[]").is_err());
+    }
+
+    #[test]
+    fn only_progress_is_followed_by_more() {
+        assert!(!Event::Phase { phase: Phase::Suspend }.is_last());
+        assert!(Event::Stopped { wait_status: None }.is_last());
+        let failed = Event::Failed {
+            exit: Exit::DiskFull,
+            message: "x".into(),
+        };
+        let line = serde_json::to_string(&failed).unwrap();
+        assert_eq!(line, r#"{"event":"failed","exit":"disk_full","message":"x"}"#);
+        assert_eq!(serde_json::from_str::<Event>(&line).unwrap(), failed);
+    }
+}

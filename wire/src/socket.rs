@@ -1,0 +1,227 @@
+//! The control socket: making it, connecting to it, knowing the peer, and lines of bounded length.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// Longest line that is accepted as a request.
+pub const MAX_REQUEST: usize = 16 << 10;
+/// Longest line that is accepted as an answer (a status of many thousand processes).
+pub const MAX_EVENT: usize = 64 << 20;
+
+/// Longest path that fits into a socket address, without the terminating zero.
+const MAX_SUN_PATH: usize = 107;
+
+/// `path`, or, when that is too long for a socket address, the same file by way of a descriptor of its directory.
+fn short_path(path: &Path) -> io::Result<(PathBuf, Option<OwnedFd>)> {
+    if path.as_os_str().len() <= MAX_SUN_PATH {
+        return Ok((path.to_owned(), None));
+    }
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
+    };
+    let mut name_of_dir = dir.as_os_str().as_bytes().to_vec();
+    name_of_dir.push(0);
+    // SAFETY: the path is a zero-terminated string.
+    let fd = unsafe {
+        libc::open(
+            name_of_dir.as_ptr().cast(),
+            libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC,
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just opened and belongs to nobody else.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    Ok((Path::new(&format!("/proc/self/fd/{}", fd.as_raw_fd())).join(name), Some(fd)))
+}
+
+/// Makes the listening socket at `path`, in place of one that a dead agent left behind. Call only while holding the job's lock.
+pub fn listen(path: &Path) -> io::Result<UnixListener> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let (short, _dir) = short_path(path)?;
+    let listener = UnixListener::bind(short)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Connects to the agent listening at `path`.
+pub fn connect(path: &Path) -> io::Result<UnixStream> {
+    let (short, _dir) = short_path(path)?;
+    UnixStream::connect(short)
+}
+
+/// Who is at the other end, as the kernel says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// Process identifier in the caller's PID namespace, 0 when it has none there.
+    pub pid: i32,
+    /// User.
+    pub uid: u32,
+}
+
+impl Peer {
+    /// Whether this user may command a job of user `owner`.
+    pub fn may_command(self, owner: u32) -> bool {
+        self.uid == owner || self.uid == 0
+    }
+}
+
+/// Reads the peer's credentials (`SO_PEERCRED`).
+pub fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
+    let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = std::mem::size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `cred` and `len` are valid for writing, and `len` is the size of `cred`.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut cred).cast(),
+            &raw mut len,
+        )
+    };
+    if rc != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Peer {
+        pid: cred.pid,
+        uid: cred.uid,
+    })
+}
+
+/// Collects bytes into lines of bounded length.
+#[derive(Debug)]
+pub struct Lines {
+    buffer: Vec<u8>,
+    max: usize,
+}
+
+impl Lines {
+    /// A collector that refuses lines longer than `max`.
+    pub fn new(max: usize) -> Self {
+        Self { buffer: Vec::new(), max }
+    }
+
+    /// Reads once from `from`. `Ok(false)` at the end of the stream.
+    pub fn fill(&mut self, mut from: impl Read) -> io::Result<bool> {
+        let mut chunk = [0; 16 << 10];
+        let n = from.read(&mut chunk)?;
+        self.buffer.extend_from_slice(&chunk[..n]);
+        Ok(n != 0)
+    }
+
+    /// Takes the first complete line without its end.
+    pub fn next_line(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let end = self.buffer.iter().position(|b| *b == b'\n');
+        if end.unwrap_or(self.buffer.len()) > self.max {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("line of more than {} bytes", self.max),
+            ));
+        }
+        Ok(end.map(|end| {
+            let rest = self.buffer.split_off(end + 1);
+            let mut line = std::mem::replace(&mut self.buffer, rest);
+            line.pop();
+            line
+        }))
+    }
+}
+
+/// Sends `request` and returns a reader of the events.
+pub fn request(mut stream: UnixStream, request: &crate::Request) -> io::Result<Events> {
+    let mut line = serde_json::to_vec(request)?;
+    line.push(b'\n');
+    stream.write_all(&line)?;
+    Ok(Events {
+        stream,
+        lines: Lines::new(MAX_EVENT),
+    })
+}
+
+/// The events of one answer.
+#[derive(Debug)]
+pub struct Events {
+    stream: UnixStream,
+    lines: Lines,
+}
+
+impl Iterator for Events {
+    type Item = io::Result<crate::Event>;
+
+    /// The next event; `None` when the agent closed the connection.
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            match self.lines.next_line() {
+                Err(e) => return Some(Err(e)),
+                Ok(Some(line)) => return Some(serde_json::from_slice(&line).map_err(io::Error::from)),
+                Ok(None) => {}
+            }
+            match self.lines.fill(&mut self.stream) {
+                Ok(true) => {}
+                Ok(false) => return None,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => return None,
+                Err(e) => return Some(Err(e)),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn lines_are_split_and_bounded() {
+        let mut lines = Lines::new(5);
+        assert!(lines.fill(&b"ab\ncd"[..]).unwrap());
+        assert_eq!(lines.next_line().unwrap().unwrap(), b"ab");
+        assert_eq!(lines.next_line().unwrap(), None);
+        lines.fill(&b"e\n\nfghijk"[..]).unwrap();
+        assert_eq!(lines.next_line().unwrap().unwrap(), b"cde");
+        assert_eq!(lines.next_line().unwrap().unwrap(), b"");
+        assert!(lines.next_line().is_err());
+        assert!(!Lines::new(5).fill(&b""[..]).unwrap());
+    }
+
+    #[test]
+    fn a_socket_below_a_long_path_works_and_knows_its_peer() {
+        let dir = std::env::temp_dir()
+            .join(format!("belay-wire-{}", std::process::id()))
+            .join("x".repeat(120));
+        std::fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("control.sock");
+        let listener = listen(&path).unwrap();
+        drop(listener);
+        // A socket file without a listener is left over from a dead agent.
+        assert_eq!(connect(&path).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        let listener = listen(&path).unwrap();
+        let client = connect(&path).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        // SAFETY: getuid has no preconditions.
+        let uid = unsafe { libc::getuid() };
+        let expected = Peer {
+            pid: std::process::id().try_into().unwrap(),
+            uid,
+        };
+        assert_eq!(peer(client.as_fd()).unwrap(), expected);
+        assert_eq!(peer(server.as_fd()).unwrap(), expected);
+        std::fs::remove_dir_all(dir.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn only_the_owner_and_root_may_command() {
+        assert!(Peer { pid: 1, uid: 7 }.may_command(7));
+        assert!(Peer { pid: 1, uid: 0 }.may_command(7));
+        assert!(!Peer { pid: 1, uid: 8 }.may_command(7));
+    }
+}
