@@ -489,7 +489,7 @@ impl Agent {
         }
     }
 
-    /// Reaps what has ended: the command, and orphans of the job. Snapshot children are left to the writer.
+    /// Reaps what has ended: the command, orphans of the job, snapshot children (the writer watches them by descriptor).
     fn reap(&mut self) {
         if self.root_status.is_none() {
             if let Some(status) = sys::reap(self.root_pid) {
@@ -501,8 +501,8 @@ impl Agent {
                 }
             }
         }
+        while sys::reap(-1).is_some() {}
         if self.writing.is_none() {
-            while sys::reap(-1).is_some() {}
             if let (Some(status), false) = (self.root_status, self.has_no_children()) {
                 self.go_to_background(status);
             }

@@ -91,6 +91,8 @@ impl From<RestartError> for Failure {
     fn from(e: RestartError) -> Self {
         let exit = match &e {
             RestartError::Failed { .. } => Exit::RestartFailed,
+            RestartError::Changed { .. } => Exit::Changed,
+            RestartError::Forbidden { .. } => Exit::Forbidden,
             RestartError::Image(e) => exit_of_image(e, Exit::RestartFailed),
         };
         Self::new(exit, e.to_string())

@@ -35,6 +35,8 @@ pub enum Exit {
     ProgramEnded = 86,
     Setuid = 87,
     Incomplete = 88,
+    Changed = 89,
+    Forbidden = 90,
     NotExecutable = 126,
     NotFound = 127,
 }
@@ -186,6 +188,16 @@ impl Exit {
             Exit::Incomplete,
             "verify: at least one generation is damaged, but a whole one remains",
             "`belay gc DIR` removes damaged ones older than the newest whole one",
+        ),
+        row(
+            Exit::Changed,
+            "a file that the program uses is missing or has changed since the checkpoint",
+            "put the file named in the message back",
+        ),
+        row(
+            Exit::Forbidden,
+            "the system does not allow the namespaces that a restart needs",
+            "the message names the setting",
         ),
         row(
             Exit::NotExecutable,
