@@ -118,6 +118,42 @@ impl Clock<'_> {
 ///
 /// SIGCHLD is consumed while tasks are waited for; one is raised at the end so that the caller's loop looks for ended children.
 pub fn capture(root_pid: i32, dir: &Path, options: &Options, on_phase: &mut dyn FnMut(Phase)) -> Result<Snapshot, CaptureError> {
+    take(root_pid, dir, options, false, on_phase).map(|(snapshot, _)| snapshot)
+}
+
+/// As [`capture`], but the processes stay stopped: they go on when [`Held`] is dropped, which must happen on the calling thread.
+pub fn capture_and_hold(
+    root_pid: i32,
+    dir: &Path,
+    options: &Options,
+    on_phase: &mut dyn FnMut(Phase),
+) -> Result<(Snapshot, Held), CaptureError> {
+    let (snapshot, held) = take(root_pid, dir, options, true, on_phase)?;
+    let held = held.ok_or_else(|| CaptureError::failed("hold the processes", "they have been let go"))?;
+    Ok((snapshot, held))
+}
+
+/// The processes of a job, stopped since their capture. Dropped, it lets them go on as if they had never been stopped.
+#[derive(Debug)]
+pub struct Held(suspend::Suspended);
+
+impl Held {
+    /// Ends every process where it stands: none of them executes another instruction.
+    pub fn kill(mut self) {
+        for process in std::mem::take(&mut self.0.processes) {
+            // SAFETY: takes numbers only. The process is traced by this thread, so its PID cannot have been given to another.
+            unsafe { libc::kill(process.pid, libc::SIGKILL) };
+        }
+    }
+}
+
+fn take(
+    root_pid: i32,
+    dir: &Path,
+    options: &Options,
+    hold: bool,
+    on_phase: &mut dyn FnMut(Phase),
+) -> Result<(Snapshot, Option<Held>), CaptureError> {
     let agent = std::process::id().cast_signed();
     let program = belay_kernel::blob::find("belay-inject").map_err(|e| CaptureError::failed("find belay-inject", e))?;
     let blob = Blob::load(&program).map_err(|e| CaptureError::failed("load belay-inject", e))?;
@@ -173,7 +209,12 @@ pub fn capture(root_pid: i32, dir: &Path, options: &Options, on_phase: &mut dyn 
 
     clock.enter(Phase::Resume);
     let (live, threads) = (job.processes.len(), job.tasks());
-    job.resume();
+    let held = if hold {
+        Some(Held(job))
+    } else {
+        job.resume();
+        None
+    };
     clock.leave();
     let blocked = begin.elapsed();
 
@@ -190,7 +231,7 @@ pub fn capture(root_pid: i32, dir: &Path, options: &Options, on_phase: &mut dyn 
         processes,
         monotonic_ns: monotonic_ns(),
     };
-    Ok(Snapshot {
+    let snapshot = Snapshot {
         blocked,
         phases: clock.phases,
         processes: u32::try_from(live).unwrap_or(u32::MAX),
@@ -201,7 +242,8 @@ pub fn capture(root_pid: i32, dir: &Path, options: &Options, on_phase: &mut dyn 
         sections,
         children,
         writers: options.writers.clamp(1, belay_abi::inject::MAX_WRITERS as u32),
-    })
+    };
+    Ok((snapshot, held))
 }
 
 impl Snapshot {

@@ -134,6 +134,10 @@ impl Agent {
     pub(crate) fn serve(mut self, root_pid: i32, channel: Option<Channel>) -> i32 {
         self.pid = std::process::id().cast_signed();
         self.root_pid = root_pid;
+        // Clients see the credentials of the process that listened last: this one.
+        if let Err(e) = belay_wire::socket::listen_again(&self.listener) {
+            tracing::warn!(error = %e, "listen on the control socket");
+        }
         self.channel = channel;
         tracing::info!(agent = self.pid, root_pid, command = ?self.description.command, interval = %self.description.interval, "serving");
         self.arm_interval();
@@ -437,6 +441,8 @@ impl Agent {
             libc::SIGCONT => {}
             _ if !s.from_process() => {} // the terminal sends to the group
             _ => match &self.channel {
+                // The front of a restarted job sends these to the job's process group, as a terminal would.
+                None if matches!(s.number, libc::SIGINT | libc::SIGQUIT) => {}
                 None => self.pass_on(s),
                 Some(channel) => {
                     sys::group_barrier();
@@ -610,7 +616,7 @@ impl Agent {
 
     /// Nothing of the job is left: record how it ended, give the directory back, then tell everyone who waits for it.
     fn end(mut self) -> i32 {
-        self.description.wait_status = self.root_status;
+        self.description.wait_status = self.result.or(self.root_status);
         if let Err(failure) = self.dir.describe(&self.description) {
             tracing::error!(error = %failure, "record the end");
         }

@@ -9,7 +9,7 @@ use crate::clients::ClientId;
 use crate::generations::{Draft, Facts};
 use crate::sys::Wake;
 use crate::Failure;
-use belay_capture::{CaptureError, Options, Snapshot};
+use belay_capture::{CaptureError, Held, Options, Snapshot};
 use belay_image::manifest::FileEntry;
 use belay_wire::{Exit, GenerationStatus, Phase, Progress};
 use std::path::Path;
@@ -37,6 +37,8 @@ struct Counters {
 #[derive(Debug)]
 pub(crate) struct Writing {
     pub(crate) wanted: Wanted,
+    /// The processes, where they must not run past the checkpoint.
+    held: Option<Held>,
     draft: Draft,
     facts: Facts,
     started: Instant,
@@ -66,7 +68,12 @@ impl Writing {
     ) -> Result<Self, Failure> {
         let done = done.try_clone().map_err(|e| Failure::system("make a wake-up channel", &e))?;
         let draft = Draft::create(dir, number)?;
-        let snapshot = belay_capture::capture(root_pid, &draft.path, options, on_phase)?;
+        let (snapshot, held) = if wanted.then_stop {
+            let (snapshot, held) = belay_capture::capture_and_hold(root_pid, &draft.path, options, on_phase)?;
+            (snapshot, Some(held))
+        } else {
+            (belay_capture::capture(root_pid, &draft.path, options, on_phase)?, None)
+        };
         let facts = Facts {
             blocked: snapshot.blocked,
             phases: snapshot.phases.clone(),
@@ -80,6 +87,7 @@ impl Writing {
             spawn_writer(snapshot, counters.clone(), send, done).map_err(|e| Failure::system("start the writer thread", &e))?;
         Ok(Self {
             wanted: wanted.clone(),
+            held,
             draft,
             facts,
             started: Instant::now(),
@@ -111,10 +119,11 @@ impl Writing {
         self.thread.is_finished()
     }
 
-    /// Commits what was written.
+    /// Commits what was written. Held processes are ended by a commit; a failure lets them go on.
     pub(crate) fn finish(self) -> (Wanted, Result<Committed, Failure>) {
         let Self {
             wanted,
+            held,
             draft,
             mut facts,
             started,
@@ -135,6 +144,9 @@ impl Writing {
                 blocked: facts.blocked,
                 write,
             });
+        if let (Some(held), Ok(_)) = (held, &committed) {
+            held.kill();
+        }
         (wanted, committed)
     }
 }

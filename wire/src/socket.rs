@@ -51,6 +51,15 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
+/// Makes the calling process the one whose credentials clients of `listener` see: it may have been made by its parent.
+pub fn listen_again(listener: &UnixListener) -> io::Result<()> {
+    // SAFETY: takes numbers only.
+    match unsafe { libc::listen(listener.as_raw_fd(), 128) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Connects to the agent listening at `path`.
 pub fn connect(path: &Path) -> io::Result<UnixStream> {
     let (short, _dir) = short_path(path)?;
