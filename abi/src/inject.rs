@@ -129,7 +129,8 @@ pub struct ProcessTable {
     pub membarrier: i32,
     /// `PR_GET_DUMPABLE`.
     pub dumpable: i32,
-    /// `PR_GET_CHILD_SUBREAPER`.
+    /// `PR_GET_CHILD_SUBREAPER`. The attribute is switched off until the process goes on, or snapshot children would become children of
+    /// the program instead of the agent's.
     pub child_subreaper: i32,
     /// `PR_GET_KEEPCAPS`.
     pub keepcaps: i32,
@@ -163,7 +164,12 @@ pub struct SnapshotTable {
     pub child: i32,
     /// Error of the intermediary's creation, 0 when it ran.
     pub error: i32,
+    /// Ranges that the child must not inherit, unused ones empty: attachments of System V segments, whose number a program can ask for.
+    pub left_out: [[u64; 2]; MAX_LEFT_OUT],
 }
+
+/// Largest number of ranges left out of a snapshot child.
+pub const MAX_LEFT_OUT: usize = 64;
 
 /// Stack of a writer thread, bytes.
 pub const WRITER_STACK: u64 = 16 * 1024;

@@ -4,7 +4,7 @@ use crate::rescue::Gate;
 use crate::suspend::{Process, Suspended, Task};
 use crate::CaptureError;
 use belay_abi::inject::{
-    Mark, ProcessTable, SnapshotTable, ThreadTable, MAX_WRITERS, OP_PROCESS, OP_SNAPSHOT, OP_THREAD, WRITER_STACK,
+    Mark, ProcessTable, SnapshotTable, ThreadTable, MAX_LEFT_OUT, MAX_WRITERS, OP_PROCESS, OP_SNAPSHOT, OP_THREAD, WRITER_STACK,
 };
 use belay_kernel::blob::Blob;
 use belay_kernel::proc::{Map, Status};
@@ -65,14 +65,17 @@ pub(crate) fn remote_syscall(gate: &Gate, task: &mut Task, nr: i64, args: [u64; 
     }
 }
 
-/// A signal that the process neither catches nor has pending: when nobody traces it, its delivery means nothing.
-fn quiet_signal(status: &Status) -> Option<i32> {
-    let busy = ["SigCgt", "SigPnd", "ShdPnd"]
-        .iter()
-        .fold(0, |m, k| m | status.hex(k).unwrap_or(u64::MAX));
-    [libc::SIGURG, libc::SIGWINCH, libc::SIGCHLD]
-        .into_iter()
-        .find(|s| busy & (1 << (s - 1)) == 0)
+/// The signal that marks the end of an operation: one that is not pending and that the process does not catch, so that its delivery means nothing when nobody traces
+/// the process. Where all are caught (Go, some runtimes) SIGURG: were the agent to die in that moment, its handler would run once without reason.
+fn mark_signal(status: &Status) -> Option<i32> {
+    let mask = |key: &str| status.hex(key).unwrap_or(u64::MAX);
+    let free = |busy: u64| {
+        [libc::SIGURG, libc::SIGWINCH, libc::SIGCHLD]
+            .into_iter()
+            .find(|s| busy & (1 << (s - 1)) == 0)
+    };
+    let pending = mask("SigPnd") | mask("ShdPnd");
+    free(pending | mask("SigCgt")).or_else(|| free(pending))
 }
 
 impl Area {
@@ -86,9 +89,7 @@ impl Area {
     ) -> Result<Self, CaptureError> {
         let pid = process.pid;
         let refuse = |reason: &str| CaptureError::refuse(pid, "process", reason);
-        let signo = quiet_signal(status).ok_or_else(|| {
-            refuse("it catches or holds each of SIGURG, SIGWINCH and SIGCHLD; none is left to mark the end of a capture step")
-        })?;
+        let signo = mark_signal(status).ok_or_else(|| refuse("SIGURG, SIGWINCH and SIGCHLD are all pending; try again"))?;
         let memory = Memory::open(pid).map_err(|e| CaptureError::failed(format!("open the memory of process {pid}"), e))?;
         let gate = Gate::prepare(process, maps, &memory, &xstates[0]);
         let gate = process
@@ -274,16 +275,27 @@ pub(crate) fn collect_processes(
     let mut out = Vec::new();
     for (process, area) in job.processes.iter_mut().zip(areas) {
         area.finish(&mut process.tasks[0])?;
-        out.push(area.get::<ProcessTable>(area.process_table)?);
+        let table = area.get::<ProcessTable>(area.process_table)?;
+        process.subreaper = table.child_subreaper > 0;
+        out.push(table);
     }
     Ok(out)
 }
 
 /// Makes a snapshot child of every process; `control_fds` are the agent's descriptors of their control memories. Returns for each process the PID of its child or
 /// the error number that prevented it.
-pub(crate) fn snapshot(job: &mut Suspended, areas: &[Area], control_fds: &[i32]) -> Result<Vec<Result<i32, i32>>, CaptureError> {
+pub(crate) fn snapshot(
+    job: &mut Suspended,
+    areas: &[Area],
+    left_out: &[Vec<[u64; 2]>],
+    control_fds: &[i32],
+) -> Result<Vec<Result<i32, i32>>, CaptureError> {
     let agent_pid = std::process::id().cast_signed();
-    for ((process, area), fd) in job.processes.iter_mut().zip(areas).zip(control_fds) {
+    for (((process, area), ranges), fd) in job.processes.iter_mut().zip(areas).zip(left_out).zip(control_fds) {
+        let mut left_out = [[0; 2]; MAX_LEFT_OUT];
+        for (slot, range) in left_out.iter_mut().zip(ranges) {
+            *slot = *range;
+        }
         let table = SnapshotTable {
             mark: area.mark(process.pid, process.tasks[0].tid, 0),
             stack_intermediary: area.base + area.intermediary_stack_top,
@@ -292,6 +304,7 @@ pub(crate) fn snapshot(job: &mut Suspended, areas: &[Area], control_fds: &[i32])
             control_fd: *fd,
             child: 0,
             error: 0,
+            left_out,
         };
         area.put(area.snapshot_table, &[table])?;
         area.start(&mut process.tasks[0], OP_SNAPSHOT, area.snapshot_table, area.large_stack_top)?;

@@ -120,6 +120,11 @@ pub(crate) fn shared_mappings(maps: &[Map]) -> Vec<SharedMapping> {
         .collect()
 }
 
+/// Attachments of System V segments.
+pub(crate) fn sysv_attachments(maps: &[Map]) -> Vec<[u64; 2]> {
+    maps.iter().filter(|m| sysv(m)).map(|m| [m.start, m.end]).collect()
+}
+
 /// Mappings that cannot be restored: (name, reason).
 pub(crate) fn unsupported(maps: &[Map]) -> Vec<(String, &'static str)> {
     let reason = |m: &Map| match m.name.as_str() {

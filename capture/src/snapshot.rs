@@ -140,7 +140,8 @@ pub(crate) fn take(job: &mut Suspended, areas: &[Area], drafts: &[Draft], dir: &
         .collect::<Result<Vec<_>, _>>()
         .map_err(|e| CaptureError::failed("create control memory", e))?;
     let fds: Vec<i32> = controls.iter().map(|c| c.file.as_raw_fd()).collect();
-    let made = inject::snapshot(job, areas, &fds)?;
+    let left_out: Vec<_> = drafts.iter().map(|d| memory::sysv_attachments(&d.maps)).collect();
+    let made = inject::snapshot(job, areas, &left_out, &fds)?;
     let mut out = Vec::new();
     let mut pids = made.iter().map(|m| m.as_ref().ok().copied());
     for (((draft, area), control), made) in drafts.iter().zip(areas).zip(controls).zip(&made) {

@@ -23,6 +23,9 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// A task that has not stopped after this time is looked at for `vfork`.
 const PATIENCE: Duration = Duration::from_millis(2);
 
+/// How long the processes wait for one that was stopped by job control to stand still again.
+const STOP_LIMIT: Duration = Duration::from_millis(100);
+
 /// A stopped task.
 #[derive(Debug, Clone)]
 pub(crate) struct Task {
@@ -50,6 +53,8 @@ pub(crate) struct Process {
     pub(crate) tasks: Vec<Task>,
     /// Injected area, to be unmapped before the process goes on: (address, bytes).
     pub(crate) area: Option<(u64, u64)>,
+    /// Whether its attribute PR_SET_CHILD_SUBREAPER must be switched on again.
+    pub(crate) subreaper: bool,
     /// How its main thread issues system calls for the agent.
     pub(crate) gate: Option<Gate>,
 }
@@ -285,6 +290,7 @@ impl Gathering {
                 ppid,
                 tasks,
                 area: None,
+                subreaper: false,
                 gate: None,
             });
         }
@@ -349,25 +355,59 @@ impl Suspended {
             task.running = false;
         }
         for process in &mut self.processes {
-            if let (Some((address, bytes)), Some(task), Some(gate)) =
-                (process.area.take(), process.tasks.first_mut(), &process.gate)
-            {
-                // When it fails the process has died, and its memory with it.
-                let _ = crate::inject::remote_syscall(gate, task, libc::SYS_munmap, [address, bytes, 0, 0, 0, 0]);
-            }
-            for task in process.tasks.iter().filter(|t| t.borrowed) {
-                // The mask first: should the agent die between the two, the injected program still finds its way back by itself.
-                let _ = ptrace::set_sigmask(task.tid, task.sigmask);
-                let _ = ptrace::set_regs(task.tid, &task.regs);
-            }
-            if let Some(gate) = &mut process.gate {
-                gate.remove(process.pid);
-            }
+            process.put_back();
         }
-        for task in self.processes.iter().flat_map(|p| p.tasks.iter()) {
-            let _ = ptrace::detach(task.tid, task.deferred);
+        // Those stopped by job control first, until they stand still again: nobody may see them run.
+        let (stopped, others): (Vec<&Process>, Vec<&Process>) = self
+            .processes
+            .iter()
+            .partition(|p| p.tasks.iter().any(|t| t.group_stop.is_some()));
+        for process in stopped {
+            process.detach();
+            process.wait_until_stopped();
+        }
+        for process in others {
+            process.detach();
         }
         self.processes.clear();
+    }
+}
+
+impl Process {
+    /// Takes the injected area away and puts registers, masks and attributes back.
+    fn put_back(&mut self) {
+        if let (Some(task), Some(gate)) = (self.tasks.first_mut(), &self.gate) {
+            // When one of these fails the process has died, and what it would have changed with it.
+            if let Some((address, bytes)) = self.area.take() {
+                let _ = crate::inject::remote_syscall(gate, task, libc::SYS_munmap, [address, bytes, 0, 0, 0, 0]);
+            }
+            if self.subreaper {
+                let on = [libc::PR_SET_CHILD_SUBREAPER as u64, 1, 0, 0, 0, 0];
+                let _ = crate::inject::remote_syscall(gate, task, libc::SYS_prctl, on);
+            }
+        }
+        for task in self.tasks.iter().filter(|t| t.borrowed) {
+            // The mask first: should the agent die between the two, the task still finds its way back by itself.
+            let _ = ptrace::set_sigmask(task.tid, task.sigmask);
+            let _ = ptrace::set_regs(task.tid, &task.regs);
+        }
+        if let Some(gate) = &mut self.gate {
+            gate.remove(self.pid);
+        }
+    }
+
+    fn detach(&self) {
+        for task in &self.tasks {
+            let _ = ptrace::detach(task.tid, task.deferred);
+        }
+    }
+
+    fn wait_until_stopped(&self) {
+        let begin = Instant::now();
+        let moving = |tid: i32| proc::stat(tid).is_ok_and(|s| matches!(s.state, 'R' | 'S' | 'D' | 't'));
+        while begin.elapsed() < STOP_LIMIT && self.tasks.iter().any(|t| moving(t.tid)) {
+            std::thread::yield_now();
+        }
     }
 }
 

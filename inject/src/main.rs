@@ -69,6 +69,7 @@ mod libc_nr {
     pub(crate) const RT_SIGACTION: usize = 13;
     pub(crate) const RT_SIGPROCMASK: usize = 14;
     pub(crate) const PWRITE64: usize = 18;
+    pub(crate) const MADVISE: usize = 28;
     pub(crate) const GETITIMER: usize = 36;
     pub(crate) const CLONE: usize = 56;
     pub(crate) const EXIT: usize = 60;

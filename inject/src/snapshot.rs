@@ -6,14 +6,16 @@
 
 use crate::libc_nr as nr;
 use crate::writer;
-use belay_abi::inject::SnapshotTable;
+use belay_abi::inject::{SnapshotTable, MAX_LEFT_OUT};
 use belay_abi::syscall;
-use core::ptr::{addr_of_mut, null_mut};
+use core::ptr::{addr_of, addr_of_mut, null_mut};
 
 const CLONE_VM: usize = 0x100;
 const CLONE_VFORK: usize = 0x4000;
 const SIGCHLD: usize = 17;
 const WALL: usize = 0x4000_0000;
+const MADV_DONTFORK: usize = 10;
+const MADV_DOFORK: usize = 11;
 
 core::arch::global_asm!(
     // clone_on_stack(flags, stack top, function, argument): the child runs function(argument) on its own stack.
@@ -53,12 +55,27 @@ extern "C" {
 /// `t` points to a table in the injected area.
 pub(crate) unsafe fn run(t: *mut SnapshotTable) {
     unsafe {
+        advise_left_out(t, MADV_DONTFORK);
         let child = belay_clone_on_stack(CLONE_VM | CLONE_VFORK, (*t).stack_intermediary, intermediary, t.cast());
         if child < 0 {
             (*t).error = child as i32;
-            return;
+        } else {
+            syscall!(nr::WAIT4, child, null_mut::<i32>(), WALL, null_mut::<u8>());
         }
-        syscall!(nr::WAIT4, child, null_mut::<i32>(), WALL, null_mut::<u8>());
+        advise_left_out(t, MADV_DOFORK);
+    }
+}
+
+unsafe fn advise_left_out(t: *const SnapshotTable, advice: usize) {
+    unsafe {
+        let ranges = addr_of!((*t).left_out).cast::<[u64; 2]>();
+        for i in 0..MAX_LEFT_OUT {
+            let [start, end] = *ranges.add(i);
+            if start == end {
+                break;
+            }
+            syscall!(nr::MADVISE, start, end - start, advice);
+        }
     }
 }
 
