@@ -53,7 +53,13 @@ fn check(ret: libc::c_long) -> io::Result<()> {
 /// Scheduling of thread `t`.
 pub(crate) fn thread(t: &Thread, defaults: &Defaults) {
     let s = &t.sched;
-    if s.policy != 0 || s.nice != defaults.nice || s.reset_on_fork {
+    if s.nice != defaults.nice {
+        // On its own: `sched_setattr` ignores it for SCHED_IDLE.
+        // SAFETY: takes numbers only.
+        let r = unsafe { libc::setpriority(libc::PRIO_PROCESS, t.tid.unsigned_abs(), s.nice) };
+        note(check(r.into()), t.tid, "nice value");
+    }
+    if s.policy != 0 || s.reset_on_fork {
         let attr = SchedAttr {
             size: size_of::<SchedAttr>() as u32,
             policy: s.policy.unsigned_abs(),
@@ -64,7 +70,7 @@ pub(crate) fn thread(t: &Thread, defaults: &Defaults) {
         };
         // SAFETY: a live structure of the size it names.
         let r = unsafe { libc::syscall(libc::SYS_sched_setattr, t.tid, &raw const attr, 0) };
-        note(check(r), t.tid, "scheduling policy or nice value");
+        note(check(r), t.tid, "scheduling policy");
     }
     let trim = |m: &[u64]| m.iter().rposition(|w| *w != 0).map_or(0, |n| n + 1);
     let (wanted, have) = (
