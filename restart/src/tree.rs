@@ -206,15 +206,20 @@ impl<'a> Planner<'a> {
         out
     }
 
-    /// A process of session `sid` whose orphans go to `reaper`.
+    /// A process of session `sid` whose orphans go to `reaper`: the leader, or one that has its session already.
     fn host(&self, sid: i32, reaper: i32, except: i32) -> Option<i32> {
-        self.processes
-            .iter()
-            .filter(|p| p.sid == sid && p.pid != except && p.ppid != except)
-            .filter(|p| self.ancestors(p.pid).into_iter().find(|a| self.is_reaper(*a)) == Some(reaper))
-            .filter(|p| !self.ancestors(p.pid).contains(&except) && !self.is_reaper(p.pid))
-            .map(|p| p.pid)
-            .min_by_key(|pid| (*pid != sid, *pid))
+        let qualifies = |pid: i32| {
+            let above = self.ancestors(pid);
+            let heir = above.iter().copied().find(|a| self.is_reaper(*a));
+            pid != except && !self.is_reaper(pid) && heir == Some(reaper) && !above.contains(&except)
+        };
+        let placed = || {
+            self.processes
+                .iter()
+                .filter(|p| p.sid == sid && self.placed.contains_key(&p.pid))
+        };
+        let leader = self.process(sid).map(|p| p.pid).filter(|pid| qualifies(*pid));
+        leader.or_else(|| placed().map(|p| p.pid).find(|pid| qualifies(*pid)))
     }
 
     /// The session process `p` must be born in; `None` when any will do.
@@ -235,8 +240,10 @@ impl<'a> Planner<'a> {
                 continue;
             }
             let inherited = self.is_reaper(parent.pid) && self.host(birth, parent.pid, p.pid).is_some();
-            let above = self.ancestors(parent.pid).iter().any(|a| self.sid_of(*a) == Some(birth));
-            if !inherited && above {
+            // Seen outside the parent's descendants, the session is older than the parent's own; else the parent, a reaper, has inherited all of it.
+            let below = |q: &Process| self.ancestors(q.pid).contains(&parent.pid);
+            let outside = birth == self.agent.sid || self.processes.iter().any(|q| q.sid == birth && !below(q));
+            if !inherited && (outside || !self.is_reaper(parent.pid)) {
                 self.born.insert(parent.pid, birth);
             }
         }
@@ -279,6 +286,9 @@ impl<'a> Planner<'a> {
         if !self.is_reaper(p.ppid) {
             return Err(refuse);
         }
+        if let Some(leader) = self.dead_leaders.get(&(birth, p.ppid)).copied() {
+            return self.sibling(p, i, leader);
+        }
         if let Some(host) = self.host(birth, p.ppid, p.pid) {
             self.place(self.by_pid[&host])?;
             return self.orphan(p, i, self.placed[&host]);
@@ -309,23 +319,20 @@ impl<'a> Planner<'a> {
     }
 
     fn below_dead_leader(&mut self, p: &Process, i: usize, sid: i32, parent: NodeId) -> Result<(), TreeError> {
-        let key = (sid, p.ppid);
-        let leader = match self.dead_leaders.get(&key) {
-            Some(leader) => *leader,
-            None => {
-                let taken = self.placed.contains_key(&sid) || self.dead_leaders.keys().any(|(s, _)| *s == sid);
-                if taken || sid < 2 {
-                    return Err(TreeError::Session {
-                        pid: p.pid,
-                        ppid: p.ppid,
-                        sid,
-                    });
-                }
-                let leader = self.temporary_leader(sid, sid, parent, true);
-                self.dead_leaders.insert(key, leader);
-                leader
-            }
-        };
+        let taken = self.by_pid.contains_key(&sid) || self.dead_leaders.keys().any(|(s, _)| *s == sid);
+        if taken || sid < 2 {
+            return Err(TreeError::Session {
+                pid: p.pid,
+                ppid: p.ppid,
+                sid,
+            });
+        }
+        let leader = self.temporary_leader(sid, sid, parent, true);
+        self.dead_leaders.insert((sid, p.ppid), leader);
+        self.sibling(p, i, leader)
+    }
+
+    fn sibling(&mut self, p: &Process, i: usize, leader: NodeId) -> Result<(), TreeError> {
         let mut node = self.node(p, i, leader);
         node.sibling = true;
         let id = self.add(node);
@@ -417,3 +424,6 @@ impl<'a> Planner<'a> {
 pub(crate) fn is_live(p: &Process) -> bool {
     !matches!(p.state, ProcessState::Zombie(_))
 }
+
+#[cfg(test)]
+mod tests;
