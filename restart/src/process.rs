@@ -55,7 +55,7 @@ pub(crate) fn become_process(cx: &Context<'_>, slot: usize, p: &Process, helpers
         .map_err(|e| RestartError::at(at("descriptors"), e))?;
     let sizes = measure(cx, p, helpers.len())?;
     let Prepared { plan, bytes, area } = prepare(cx, slot, p, helpers, &files, &sizes)?;
-    load(cx, &area, &bytes).map_err(|e| RestartError::at(at("place the restorer"), e))?;
+    load(cx, &area, &bytes, files.control.as_raw_fd()).map_err(|e| RestartError::at(at("place the restorer"), e))?;
     arch::unregister_rseq().map_err(|e| RestartError::at(at("unregister rseq"), e))?;
     for (word, value) in cx.shared.slot(slot).area.iter().zip([area.base, area.end, plan]) {
         word.store(value, Ordering::Relaxed);
@@ -290,13 +290,13 @@ fn threads(cx: &Context<'_>, p: &Process, area: &Area, helpers: usize, plan: u64
     out
 }
 
-/// Maps the area and copies restorer and tables into it.
-fn load(cx: &Context<'_>, area: &Area, tables: &[u8]) -> std::io::Result<()> {
+/// Maps the area and copies restorer and tables into it. `control` is the descriptor of the shared memory that `install` has left open.
+fn load(cx: &Context<'_>, area: &Area, tables: &[u8], control: RawFd) -> std::io::Result<()> {
     let bytes = area.end - area.base;
     arch::map_fixed(area.base, bytes, libc::PROT_READ | libc::PROT_WRITE, None)?;
     let rw = libc::PROT_READ | libc::PROT_WRITE;
     arch::unmap(area.control, cx.shared.bytes())?;
-    arch::map_fixed(area.control, cx.shared.bytes(), rw, Some(cx.shared.fd()))?;
+    arch::map_fixed(area.control, cx.shared.bytes(), rw, Some(control))?;
     // SAFETY: both ranges lie in the area that has just been mapped for them.
     unsafe {
         arch::copy_to(area.base, &cx.blob.placed_at(area.base));
