@@ -317,3 +317,6 @@ fn advise(i: usize, vma: &Vma, protect: bool, arena: &mut Arena, p: &mut MemoryP
         p.after.push(call(Step::Advise, i, nr::PRCTL, &args).with(CALL_MAY_FAIL));
     }
 }
+
+#[cfg(test)]
+mod tests;
