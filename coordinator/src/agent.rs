@@ -141,6 +141,8 @@ impl Agent {
         self.channel = channel;
         tracing::info!(agent = self.pid, root_pid, command = ?self.description.command, interval = %self.description.interval, "serving");
         self.arm_interval();
+        // A restarted process may have ended before the signals were blocked.
+        self.reap();
         while !self.is_over() {
             if let Err(e) = self.step() {
                 tracing::error!(error = %e, "event loop");
@@ -347,7 +349,7 @@ impl Agent {
             Ok(c) => {
                 let g = &c.generation;
                 tracing::info!(
-                    generation = g.number,
+                    generation = g.generation,
                     processes = g.ranks,
                     threads = g.threads,
                     bytes = g.bytes,
@@ -497,17 +499,20 @@ impl Agent {
 
     /// Reaps what has ended: the command, orphans of the job, snapshot children (the writer watches them by descriptor).
     fn reap(&mut self) {
-        if self.root_status.is_none() {
-            if let Some(status) = sys::reap(self.root_pid) {
+        while let Some((pid, status)) = sys::reap() {
+            let ended = libc::WIFEXITED(status) || libc::WIFSIGNALED(status);
+            if pid == self.root_pid && ended && self.root_status.is_none() {
                 tracing::info!(status, "command ended");
                 self.root_status = Some(status);
-            } else if let (Some(signal), Some(channel)) = (sys::stopped_by(self.root_pid), &self.channel) {
+            }
+        }
+        if self.root_status.is_none() {
+            if let (Some(signal), Some(channel)) = (sys::stopped_by(self.root_pid), &self.channel) {
                 if matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) && sys::has_terminal() {
                     channel.send(Message::Suspended(signal));
                 }
             }
         }
-        while sys::reap(-1).is_some() {}
         if self.writing.is_none() {
             if let (Some(status), false) = (self.root_status, self.has_no_children()) {
                 self.go_to_background(status);

@@ -61,7 +61,7 @@ fn exit_of_text(text: &str, otherwise: Exit) -> Exit {
     }
 }
 
-fn exit_of_image(error: &ImageError, io: Exit) -> Exit {
+pub(crate) fn exit_of_image(error: &ImageError, io: Exit) -> Exit {
     match error {
         ImageError::Io { source, .. } => exit_of_io(source, io),
         ImageError::Damaged { .. } => Exit::Damaged,

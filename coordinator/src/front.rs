@@ -101,13 +101,14 @@ fn without_agent(signals: &SignalFd, root: Option<i32>, agent: i32) -> Result<i3
         "agent {agent} ended unexpectedly; the program goes on, but no more checkpoints are taken; earlier ones are whole"
     ));
     loop {
-        if let Some(status) = sys::reap(root) {
-            return Ok(status);
+        while let Some((pid, status)) = sys::reap() {
+            if pid == root {
+                return Ok(status);
+            }
         }
         if !std::path::Path::new(&format!("/proc/{root}")).exists() {
             return Err(gone(", and the command's exit status with it"));
         }
-        sys::reap(-1);
         sys::poll(&[(signals.as_raw_fd(), libc::POLLIN)]).map_err(|e| Failure::system("wait for the command", &e))?;
         for s in signals.drain() {
             if s.number != libc::SIGCHLD && s.from_process() {

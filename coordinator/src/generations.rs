@@ -8,10 +8,10 @@
 use crate::{sys, Failure};
 use belay_image::manifest::{FileEntry, Manifest, MANIFEST_FILE};
 use belay_image::{sections, ImageError};
-use belay_wire::{GenerationStatus, Level, Phase};
+use belay_wire::{Exit, GenerationStatus, Level, Phase};
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -53,6 +53,34 @@ impl Generation {
         self.manifest.is_ok()
     }
 
+    /// The manifest, or why the generation is not whole.
+    pub fn manifest(&self) -> Result<&Manifest, Failure> {
+        self.manifest
+            .as_ref()
+            .map_err(|e| Failure::new(crate::failure::exit_of_image(e, Exit::Damaged), e.to_string()))
+    }
+
+    /// Refuses files that others could have written: a restart executes what they hold.
+    pub fn check_owner(&self) -> Result<(), Failure> {
+        let me = sys::euid();
+        let files = self.manifest()?.files.iter().map(|f| self.path.join(&f.name));
+        for path in files.chain([self.path.clone(), self.path.join(MANIFEST_FILE)]) {
+            let m = std::fs::metadata(&path).map_err(|e| Failure::io(format!("stat {}", path.display()), &e))?;
+            let why = if m.uid() != me {
+                format!("belongs to user {}, not to {me}; run as its owner", m.uid())
+            } else if m.mode() & 0o022 != 0 {
+                format!(
+                    "has mode {:03o}, so others could have changed it; chmod go-w it if you trust it",
+                    m.mode() & 0o777
+                )
+            } else {
+                continue;
+            };
+            return Err(Failure::new(Exit::NotOurs, format!("{} {why}", path.display())));
+        }
+        Ok(())
+    }
+
     /// As the status document shows it.
     pub fn status(&self) -> GenerationStatus {
         let (m, damage) = match &self.manifest {
@@ -60,7 +88,7 @@ impl Generation {
             Err(e) => (None, Some(e.to_string())),
         };
         GenerationStatus {
-            number: self.number,
+            generation: self.number,
             time_unix_s: m.map_or(0, |m| m.time_unix_s),
             level: Level::Local,
             ranks: m.map_or(0, |m| m.processes),
@@ -272,7 +300,10 @@ mod tests {
     fn a_commit_shows_up_and_a_draft_does_not() {
         let s = Scratch::new("commit");
         let status = commit(&s.0, 4);
-        assert_eq!((status.number, status.bytes, status.ranks, status.blocked_ms), (4, 5, 3, 1.5));
+        assert_eq!(
+            (status.generation, status.bytes, status.ranks, status.blocked_ms),
+            (4, 5, 3, 1.5)
+        );
         assert_eq!(status.phases_ms["suspend"], 1.0);
         let draft = Draft::create(&s.0, 5).unwrap();
         assert_eq!(list(&s.0).unwrap().len(), 1);

@@ -8,48 +8,67 @@ use crate::{front, Failure};
 use belay_restart::{Options, Restored};
 use belay_wire::Exit;
 
-/// Restarts generation `wanted` of the job, or its newest whole one; the status word with which the command ended. `tell` receives one line per
-/// generation tried.
-pub fn restart(setup: Setup, wanted: Option<u64>, options: &Options, tell: &mut dyn FnMut(&str)) -> Result<i32, Failure> {
+/// What a line for the user is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Notice {
+    /// What is being done.
+    Progress,
+    /// Something is not as the user expects.
+    Warning,
+}
+
+/// Restarts generation `wanted` of the job, or its newest whole one; the status word with which the command ended. `tell` receives lines for the user.
+pub fn restart(setup: Setup, wanted: Option<u64>, options: &Options, tell: &mut dyn FnMut(Notice, &str)) -> Result<i32, Failure> {
     let candidates = candidates(&setup.dir, wanted)?;
     let mut agent = Some(Agent::new(setup)?);
-    let mut last = None;
+    let mut damaged: Option<(u64, Failure)> = None;
     for g in candidates {
-        let manifest = match g.manifest {
-            Ok(m) => m,
-            Err(e) => {
-                tell(&format!("generation {} cannot be used: {e}", g.number));
-                last = Some(Failure::from(e));
-                continue;
-            }
-        };
-        tell(&format!(
-            "restarting generation {} ({} processes, {} threads)",
-            g.number, manifest.processes, manifest.threads
-        ));
-        tracing::info!(generation = g.number, lazy = options.lazy, "restarting");
-        let mut serve = |restored: Restored| agent.take().map_or(0, |a| agent_main(a, restored));
-        match belay_restart::restart(&g.path, options, &mut serve).map_err(Failure::from) {
+        if let Some((number, failure)) = damaged.take() {
+            tell(
+                Notice::Warning,
+                &format!("generation {number} is damaged ({failure}); using generation {}", g.number),
+            );
+        }
+        let number = g.number;
+        let failure = match attempt(&g, options, &mut agent, tell) {
             Ok(status) => return Ok(status),
-            Err(failure) => {
-                tracing::error!(generation = g.number, error = %failure, "restart failed");
-                if failure.exit != Exit::Damaged {
-                    last = Some(failure);
-                    break;
-                }
-                tell(&format!("generation {} cannot be used: {failure}", g.number));
-                last = Some(failure);
-            }
+            Err(failure) => failure,
+        };
+        tracing::error!(generation = number, error = %failure, "restart failed");
+        let go_on = failure.exit == Exit::Damaged && agent.is_some();
+        damaged = Some((number, failure));
+        if !go_on {
+            break;
         }
     }
     if let Some(agent) = agent {
         agent.abandon();
     }
-    Err(last.unwrap_or_else(|| Failure::new(Exit::NoCheckpoint, "no checkpoint")))
+    Err(damaged.map_or_else(|| Failure::new(Exit::NoCheckpoint, "no checkpoint"), |(_, failure)| failure))
 }
 
-/// What to try, in this order.
-fn candidates(dir: &JobDir, wanted: Option<u64>) -> Result<Vec<Generation>, Failure> {
+fn attempt(
+    g: &Generation,
+    options: &Options,
+    agent: &mut Option<Agent>,
+    tell: &mut dyn FnMut(Notice, &str),
+) -> Result<i32, Failure> {
+    let m = g.manifest()?;
+    g.check_owner()?;
+    tell(
+        Notice::Progress,
+        &format!(
+            "restarting generation {} ({} processes, {} threads)",
+            g.number, m.processes, m.threads
+        ),
+    );
+    tracing::info!(generation = g.number, lazy = options.lazy, "restarting");
+    let mut serve = |restored: Restored| agent.take().map_or(0, |a| agent_main(a, restored));
+    belay_restart::restart(&g.path, options, &mut serve).map_err(Failure::from)
+}
+
+/// The generations to try, in this order: `wanted`, or all from the newest.
+pub fn candidates(dir: &JobDir, wanted: Option<u64>) -> Result<Vec<Generation>, Failure> {
     let mut found = generations::list(&dir.generations())?;
     let at = dir.path().display();
     if found.is_empty() {

@@ -249,12 +249,12 @@ pub fn poll(fds: &[(RawFd, i16)]) -> io::Result<Vec<i16>> {
     }
 }
 
-/// Reaps child `pid` (any with -1) if it has ended; its status word.
-pub fn reap(pid: i32) -> Option<i32> {
+/// Reaps one child that has ended, or a traced thread: its number and status word.
+pub fn reap() -> Option<(i32, i32)> {
     let mut status = 0;
     // SAFETY: `status` is valid for writing.
-    let r = unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) };
-    (r > 0).then_some(status)
+    let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG | libc::__WALL) };
+    (pid > 0).then_some((pid, status))
 }
 
 /// Waits until child `pid` has ended and reaps it.

@@ -28,7 +28,7 @@ pub(crate) fn call(dir: &Path, request: &Request) -> Result<Call, Failure> {
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
             return Err(Failure::new(
                 Exit::NotRunning,
-                format!("no job is running in {at}; continue it with belay restart {at}"),
+                format!("the job in {at} is not running; continue it with belay restart {at}"),
             ))
         }
         Err(e) => return Err(lost(&e)),

@@ -53,7 +53,7 @@ fn checkpoint(args: &cli::Checkpoint) -> Result<u8, Failure> {
         level: Level::Local,
     };
     let mut call = call(&args.target.dir, &request)?;
-    let mut show = Show::new(args.quiet);
+    let mut show = Show::new(args.quiet || args.json);
     let result = call.expect(&mut |e| show.event(e), |e| match e {
         Event::Checkpointed(c) => Ok(c),
         other => Err(other),
@@ -70,7 +70,7 @@ fn checkpoint_line(c: &Checkpointed) -> String {
     let g = &c.generation;
     format!(
         "generation {}: {}, {} processes, {} threads, blocked {}, took {}{}\n",
-        g.number,
+        g.generation,
         format::bytes(g.bytes),
         g.ranks,
         g.threads,
@@ -163,7 +163,7 @@ fn generations_text(generations: &[GenerationStatus]) -> String {
         .iter()
         .map(|g| {
             vec![
-                g.number.to_string(),
+                g.generation.to_string(),
                 format::time(g.time_unix_s),
                 g.ranks.to_string(),
                 g.threads.to_string(),

@@ -1,4 +1,5 @@
-//! Progress on standard error: one line that is updated on a terminal, plain lines elsewhere.
+//! Progress of a command: where standard error is a terminal, one line on it that is updated; elsewhere plain lines on standard output, as part of the
+//! command's report (standard error is for failures).
 
 use crate::format;
 use belay_wire::{Event, Phase, Progress};
@@ -42,15 +43,7 @@ impl Show {
             self.shown = true;
             drop(write!(err, "\r\x1b[K{text}").and_then(|()| err.flush()));
         } else {
-            drop(writeln!(err, "{text}"));
-        }
-    }
-
-    /// Says something that stays.
-    pub(crate) fn say(&mut self, text: &str) {
-        if !self.quiet {
-            self.clear();
-            belay_coordinator::sys::say(text);
+            drop(writeln!(std::io::stdout(), "{text}"));
         }
     }
 

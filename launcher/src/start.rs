@@ -2,11 +2,12 @@
 
 use crate::cli::{Launch, Restart};
 use crate::logging;
-use crate::progress::Show;
 use belay_coordinator::agent::Setup;
 use belay_coordinator::jobdir::{Access, Description, JobDir};
+use belay_coordinator::restart::Notice;
 use belay_coordinator::{agent, generations, launch, restart, sys, Failure};
 use belay_wire::Exit;
+use std::io::IsTerminal;
 use std::path::PathBuf;
 
 /// Runs the command; ends this process as the command ended.
@@ -49,14 +50,8 @@ pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
 pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
     let dir = JobDir::open(&args.target.dir, Access::Own)?;
     let mut description = dir.description()?;
-    if generations::list(&dir.generations())?.is_empty() {
-        let at = dir.path().display();
-        return Err(Failure::new(
-            Exit::NoCheckpoint,
-            format!("{at} holds no checkpoint; start the program with belay launch"),
-        ));
-    }
     let lock = dir.lock()?;
+    restart::candidates(&dir, args.generation)?;
     if let Some(i) = args.ckpt_interval {
         description.interval = i;
     }
@@ -64,14 +59,23 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
         description.log_level = logging::level_name(l);
     }
     description.wait_status = None;
-    dir.describe(&description)?;
-    logging::start(&dir, &description.log_level)?;
+    // A full disk is no reason not to go on from a checkpoint.
+    for failure in [dir.describe(&description), logging::start(&dir, &description.log_level)]
+        .into_iter()
+        .filter_map(Result::err)
+    {
+        sys::say(&failure.message);
+    }
     let options = belay_restart::Options {
         lazy: args.lazy,
         restorer: helper("belay-restorer")?,
     };
-    let mut show = Show::new(args.quiet);
-    let mut tell = |line: &str| show.say(line);
+    let terminal = std::io::stderr().is_terminal();
+    let mut tell = |notice: Notice, line: &str| {
+        if !args.quiet && (terminal || notice == Notice::Warning) {
+            sys::say(line);
+        }
+    };
     let status = restart::restart(
         Setup {
             dir: dir.clone(),

@@ -86,7 +86,7 @@ impl Exit {
         ),
         row(
             Exit::NotRunning,
-            "no job is running in the job directory",
+            "the job in the job directory is not running",
             "`belay restart DIR` continues it",
         ),
         row(

@@ -90,6 +90,7 @@ pub struct Progress {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Checkpointed {
     /// The generation.
+    #[serde(flatten)]
     pub generation: GenerationStatus,
     /// Time from the request to the commit, milliseconds.
     pub total_ms: f64,
@@ -101,7 +102,7 @@ pub struct Checkpointed {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GenerationStatus {
     /// Number.
-    pub number: u64,
+    pub generation: u64,
     /// Time of the commit.
     pub time_unix_s: u64,
     /// Level reached.

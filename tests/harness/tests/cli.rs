@@ -8,6 +8,7 @@ use belay_tests::runner::{self, Check};
 use belay_tests::terminal::Terminal;
 use belay_tests::Failure;
 use serde_json::Value;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -77,8 +78,8 @@ fn exit_status(place: &Place, user: User) -> Result<(), Failure> {
     }
     for (name, number) in [("TERM", 15), ("KILL", 9), ("SEGV", 11)] {
         let o = launch(place, user, &["sh", "-c", &format!("kill -{name} $$")])?;
-        want(o.status.code() == Some(128 + number), || {
-            format!("{}, expected exit {}", show(o.status), 128 + number)
+        want(o.status.signal() == Some(number), || {
+            format!("{}, expected the end by signal {number}", show(o.status))
         })?;
     }
     Ok(())
@@ -297,7 +298,7 @@ fn terminal(place: &Place, user: User) -> Result<(), Failure> {
     t.expect("PROMPT:")?;
     t.type_keys("echo status=$?\n")?;
     t.expect("status=9\r\n")?;
-    t.type_keys(&format!("{belay} launch -- sh -c 'echo up; sleep 1000'\n"))?;
+    t.type_keys(&format!("{belay} launch -- sh -c 'echo up; exec sleep 1000'\n"))?;
     t.expect("\nup\r\n")?;
     t.type_keys("\x03")?;
     t.expect("PROMPT:")?;

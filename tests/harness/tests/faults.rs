@@ -138,8 +138,9 @@ fn agent_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure>
         });
         drop(o); // the command fails, or the checkpoint was faster
         let end = Instant::now() + LIMIT;
-        job.wait(LIMIT).map_err(|e| format!("round {n}: {e}"))?;
-        if !restarted(n) {
+        if restarted(n) {
+            job.wait(LIMIT).map_err(|e| format!("round {n}: {e}"))?;
+        } else {
             // The program of a launched job is not in a namespace that died: it must go on.
             job.clear_beat()?;
             let read = || std::fs::read_to_string(job.work.join("beat")).unwrap_or_default();
@@ -165,6 +166,10 @@ fn agent_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure>
         }
         for (p, _) in procs::marked(&job.work) {
             procs::kill_tree(p);
+        }
+        if !restarted(n) {
+            // The front of a launched job waits for the program as long as it runs.
+            job.wait(LIMIT).map_err(|e| format!("round {n}: {e}"))?;
         }
         job.clear_beat()?;
         job.restart(&[])?;
