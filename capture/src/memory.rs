@@ -54,11 +54,19 @@ fn file_is_there(map: &Map) -> bool {
     !map.name.ends_with(DELETED) && std::fs::metadata(&map.name).is_ok_and(|m| m.ino() == map.ino)
 }
 
+/// Whether `map` is a piece of a page file, as a lazy restart maps them: private memory of the program, whose pages have not been read yet.
+fn is_page_file(map: &Map) -> bool {
+    let name = map.name.strip_suffix(DELETED).unwrap_or(&map.name);
+    let file = name.rsplit('/').next().unwrap_or_default();
+    !map.shared && file.starts_with("pages-") && file.ends_with(".bpg")
+}
+
 /// Which pages of `map` are stored in page files.
 pub(crate) fn pages(map: &Map) -> Pages {
     match map.name.as_str() {
         "[vdso]" | "[vvar]" | "[vvar_vclock]" | "[vsyscall]" => Pages::None,
         _ if map.shared => Pages::None,
+        _ if is_page_file(map) => Pages::All,
         _ if map.ino != 0 && !file_is_there(map) && !map.name.starts_with("/anon_hugepage") => Pages::All,
         _ => Pages::Own,
     }
@@ -82,7 +90,7 @@ pub(crate) fn vma(map: &Map, flags: &[String], identities: &mut Identities) -> V
             offset: map.offset,
             may_write: flags.iter().any(|f| f == "mw"),
         },
-        _ if map.ino == 0 || name.starts_with("/anon_hugepage") => VmaKind::Anonymous {
+        _ if map.ino == 0 || name.starts_with("/anon_hugepage") || is_page_file(map) => VmaKind::Anonymous {
             name: name
                 .strip_prefix("[anon:")
                 .and_then(|n| n.strip_suffix(']'))
