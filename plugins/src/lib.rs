@@ -1,9 +1,43 @@
 //! One module per kind of descriptor or shared object: capture, drain, rebuild, refill.
+//!
+//! [`capture`] runs in the agent while every process of the job is stopped and leaves the kernel's state as it found it. In the restarted job the
+//! agent calls [`Rebuilder::rebuild`], forks the processes, and each of them calls the rest in this order:
+//!
+//! ```text
+//! agent       rebuild                     every description, shared object and System V object exists, data in flight is back
+//! leader      install_session(pid)        right after setsid(): controlling terminals inside the job
+//! process     install(pid, keep)          descriptors at their numbers, everything else closed (fork children first: they do the same)
+//! process     install_late(pid)           when all processes exist: pidfds, /proc files, signal owners, foreground groups
+//! agent       finish                      when all memory is mapped: write seals, removal of System V segments; then drop the Rebuilder
+//! ```
+
+mod capture;
+mod content;
+mod epoll;
+mod eventfd;
+mod fault;
+mod files;
+mod inotify;
+mod install;
+mod locks;
+mod model;
+mod pidfd;
+mod pipes;
+mod rebuild;
+mod shm;
+mod signalfd;
+mod sockets;
+mod sys;
+mod terminals;
+mod timerfd;
 
 use belay_image::blobs::{BlobReader, BlobWriter};
 use belay_image::model::ObjectId;
+pub use model::Descriptors;
 use serde::{Deserialize, Serialize};
-use std::os::fd::{OwnedFd, RawFd};
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Mutex;
 
 /// A shared mapping of one process, as the capture flow found it in `/proc/PID/maps`.
 #[derive(Debug, Clone)]
@@ -46,11 +80,11 @@ pub struct CaptureEnv<'a> {
     pub save_open_files: bool,
 }
 
-/// Something that cannot be checkpointed, with the reason.
+/// Something that cannot be checkpointed or restarted, with the reason.
 #[derive(Debug, Clone, Serialize, Deserialize, thiserror::Error)]
 #[error("process {pid}: {object}: {reason}")]
 pub struct Refusal {
-    /// Process.
+    /// Process, 0 where the object belongs to no particular one.
     pub pid: i32,
     /// The object, for example `fd 7 (anon_inode:[io_uring])`.
     pub object: String,
@@ -58,44 +92,112 @@ pub struct Refusal {
     pub reason: String,
 }
 
-/// Everything about descriptors and shared objects; contents of section DESCRIPTORS.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Descriptors {}
-
 /// Captures all descriptors and shared objects. On return, the kernel's state is what it was before: the processes may go on.
-pub fn capture(_env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> {
-    Ok(Descriptors::default())
+pub fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> {
+    capture::capture(env)
 }
 
 /// Rebuilds descriptors and shared objects in a restarted job.
+///
+/// A process forked from the agent inherits the value; it must end by `execve`, `_exit` or by replacing its memory, never by dropping
+/// it, because the descriptors it owns have been closed by `install`.
 #[derive(Debug)]
-pub struct Rebuilder {}
+pub struct Rebuilder {
+    descriptors: Descriptors,
+    built: rebuild::Built,
+    /// Descriptors handed out by [`Rebuilder::shared_fd`], by file and whether they allow writing.
+    shared: Mutex<HashMap<(usize, bool), OwnedFd>>,
+}
 
 impl Rebuilder {
     /// Called in the agent of the restarted job, before any process is forked: creates every open description, every shared object and
     /// System V segment, and refills data in flight. All are held by descriptors of the agent at numbers of at least [`Rebuilder::base`].
-    pub fn rebuild(_descriptors: Descriptors, _blobs: &BlobReader) -> Result<Self, Refusal> {
-        Ok(Self {})
+    pub fn rebuild(descriptors: Descriptors, blobs: &BlobReader) -> Result<Self, Refusal> {
+        let built = rebuild::rebuild(&descriptors, blobs)?;
+        Ok(Self {
+            descriptors,
+            built,
+            shared: Mutex::new(HashMap::new()),
+        })
     }
 
-    /// Smallest number that no process of the job uses for a descriptor.
+    /// Smallest number that no process of the job uses for a descriptor. Descriptors to be kept across [`Rebuilder::install`] must not be below.
     pub fn base(&self) -> RawFd {
-        1024
+        rebuild::base(&self.descriptors)
     }
 
-    /// Descriptor through which a shared mapping of `object` is made, opened for writing where `may_write` is set.
-    pub fn shared_fd(&self, _object: ObjectId, _may_write: bool) -> Option<RawFd> {
-        None
+    /// Descriptor through which a shared mapping of `object` is made, opened for writing where `may_write` is set. Call it in the agent; it stays
+    /// open as long as the `Rebuilder`, at a number of at least [`Rebuilder::base`], and is inherited by processes forked later.
+    pub fn shared_fd(&self, object: ObjectId, may_write: bool) -> Option<RawFd> {
+        let at = self.descriptors.files.iter().position(|f| f.ids.contains(&object))?;
+        let mut shared = self.shared.lock().ok()?;
+        if let Some(fd) = shared.get(&(at, may_write)) {
+            return Some(fd.as_raw_fd());
+        }
+        let flags = if may_write { libc::O_RDWR } else { libc::O_RDONLY };
+        let opened = self.built.files.get(at)?.open(flags);
+        match opened.and_then(|fd| rebuild::lift(fd, self.base())) {
+            Ok(fd) => {
+                let raw = fd.as_raw_fd();
+                shared.insert((at, may_write), fd);
+                Some(raw)
+            }
+            Err(error) => {
+                tracing::error!(%error, ?object, "could not open a shared object");
+                None
+            }
+        }
+    }
+
+    /// The process whose descriptor table `pid` shares (CLONE_FILES), `pid` itself where it has its own. The owner must be created first.
+    pub fn table_owner(&self, pid: i32) -> i32 {
+        let table = self.descriptors.tables.iter().find(|t| t.pids.contains(&pid));
+        table.map_or(pid, |t| t.pids[0])
+    }
+
+    /// Called in session leader `pid` right after `setsid` and before [`Rebuilder::install`]: makes the job's own pseudo-terminal that controlled
+    /// the session its controlling terminal again. Returns whether there was one.
+    pub fn install_session(&self, pid: i32) -> Result<bool, Refusal> {
+        terminals::take_session(&self.built.terminals, pid).map_err(|e| Refusal {
+            pid,
+            object: "controlling terminal".into(),
+            reason: e.to_string(),
+        })
     }
 
     /// Called in process `pid` after its fork from the agent (before its memory is replaced): puts every descriptor at its number and closes all
-    /// others except `keep`. Does what needs numbers or process identity (epoll interest lists, POSIX locks, F_SETOWN).
-    pub fn install(&self, _pid: i32, _keep: &[RawFd]) -> Result<(), Refusal> {
-        Ok(())
+    /// others except `keep`. Does what needs numbers or process identity (epoll interest lists, POSIX locks). Closing a kept descriptor of a file
+    /// later releases the process's POSIX locks on that file, as always.
+    pub fn install(&self, pid: i32, keep: &[RawFd]) -> Result<(), Refusal> {
+        install::install(&self.descriptors, &self.built, pid, keep)
     }
 
-    /// Called in process `pid` when all processes and threads of the job exist (pidfds).
-    pub fn install_late(&self, _pid: i32) -> Result<(), Refusal> {
-        Ok(())
+    /// Called in process `pid` when all processes and threads of the job exist: pidfds, files in `/proc/PID`, F_SETOWN, foreground groups.
+    pub fn install_late(&self, pid: i32) -> Result<(), Refusal> {
+        install::install_late(&self.descriptors, pid)?;
+        terminals::foreground(&self.descriptors.terminals, pid).map_err(|e| Refusal {
+            pid,
+            object: "controlling terminal".into(),
+            reason: e.to_string(),
+        })
+    }
+
+    /// Called in the agent when every process has mapped its memory: adds seals against writing, and marks System V segments for removal that
+    /// were so at the checkpoint.
+    pub fn finish(&self) -> Result<(), Refusal> {
+        let refusal = |object: String, e: fault::Fault| Refusal {
+            pid: 0,
+            object,
+            reason: e.to_string(),
+        };
+        for (object, built) in self.descriptors.files.iter().zip(&self.built.files) {
+            built.seal(object).map_err(|e| refusal(format!("memfd {}", object.path), e))?;
+        }
+        shm::sysv::remove_pending(&self.descriptors.sysv).map_err(|e| refusal("System V segment".into(), e))
+    }
+
+    /// Notes taken at the checkpoint: what is not exactly as it was.
+    pub fn notes(&self) -> &[String] {
+        &self.descriptors.notes
     }
 }

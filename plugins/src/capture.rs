@@ -1,0 +1,402 @@
+//! The capture flow: tables, then descriptions, then the objects behind several descriptions.
+//!
+//! Every descriptor of every process is duplicated into the agent with `pidfd_getfd`; numbers that refer to the same description are found with
+//! `kcmp`, whose order makes each look-up a binary search. Descriptors in flight in sockets join the list as they are found, so the loop over
+//! descriptions ends when there are no new ones. The agent's duplicates are closed when the flow returns, which changes nothing for the processes.
+
+use crate::fault::{refuse, At, Fault};
+use crate::model::{DescId, Description, Descriptors, FsPath, Holder, Kind, Owner, Slot, Table};
+use crate::sys::{fd, fdinfo::FdInfo};
+use crate::{epoll, eventfd, files, inotify, locks, pidfd, pipes, shm, signalfd, sockets, terminals, timerfd};
+use crate::{CaptureEnv, ProcessView, Refusal};
+use belay_image::blobs::BlobWriter;
+use belay_kernel::kcmp;
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+
+/// A description found in the job, held by a descriptor of the agent.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// The agent's descriptor.
+    pub(crate) fd: OwnedFd,
+    /// Where it was found first.
+    pub(crate) holder: Holder,
+    /// Target of its `/proc` link.
+    pub(crate) link: PathBuf,
+    /// `fstat`.
+    pub(crate) stat: fd::Stat,
+    /// `fdinfo`.
+    pub(crate) info: FdInfo,
+    /// Status flags and access mode.
+    pub(crate) flags: i32,
+}
+
+impl Found {
+    /// Number of the agent's descriptor.
+    pub(crate) fn raw(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// Access mode: O_RDONLY, O_WRONLY or O_RDWR.
+    pub(crate) fn access(&self) -> i32 {
+        self.flags & libc::O_ACCMODE
+    }
+}
+
+/// State of one capture.
+#[derive(Debug)]
+pub(crate) struct Session<'a> {
+    /// The processes.
+    pub(crate) processes: &'a [ProcessView],
+    /// Where byte strings go.
+    pub(crate) blobs: &'a mut BlobWriter,
+    /// Save every open regular file.
+    pub(crate) save_open_files: bool,
+    /// The descriptions found so far.
+    pub(crate) found: Vec<Found>,
+    /// The tables.
+    pub(crate) tables: Vec<Table>,
+    /// For people.
+    pub(crate) notes: Vec<String>,
+    /// Files, by inode.
+    pub(crate) files: files::FileSet,
+    /// Pipes, by inode.
+    pub(crate) pipes: pipes::PipeSet,
+    /// Terminals.
+    pub(crate) terminals: terminals::TerminalSet,
+    /// TCP connections, which are read when both ends are known.
+    pub(crate) tcp: sockets::tcp::TcpSet,
+    /// Kernel's socket diagnosis, opened when first needed.
+    pub(crate) diag: Option<crate::sys::diag::Diag>,
+    /// For each inode the descriptions on it, in the order of `kcmp`.
+    buckets: HashMap<(u64, u64), Vec<DescId>>,
+}
+
+impl Session<'_> {
+    /// Adds the description behind `fd`, or finds it among those already known.
+    pub(crate) fn intern(&mut self, fd: OwnedFd, holder: Holder) -> Result<DescId, Fault> {
+        let stat = fd::fstat(fd.as_raw_fd()).at("stat")?;
+        let bucket = self.buckets.entry((stat.st_dev, stat.st_ino)).or_default();
+        let me = std::process::id().cast_signed();
+        let mut failed = None;
+        let place = bucket.binary_search_by(|known| {
+            kcmp::compare_files(me, self.found[*known].raw(), me, fd.as_raw_fd()).unwrap_or_else(|e| {
+                failed = Some(e);
+                Ordering::Less
+            })
+        });
+        if let Some(e) = failed {
+            return Err(e).at("compare descriptions (kcmp)");
+        }
+        match place {
+            Ok(at) => Ok(bucket[at]),
+            Err(at) => {
+                let id = self.found.len();
+                bucket.insert(at, id);
+                let link = fd::readlink(&fd::self_path(fd.as_raw_fd())).at("read its name")?;
+                let info = FdInfo::read(0, fd.as_raw_fd()).at("read fdinfo")?;
+                let flags = fd::flags(fd.as_raw_fd()).at("read its flags")?;
+                self.found.push(Found {
+                    fd,
+                    holder,
+                    link,
+                    stat,
+                    info,
+                    flags,
+                });
+                Ok(id)
+            }
+        }
+    }
+
+    /// The description behind number `fd` of process `pid`.
+    pub(crate) fn lookup(&self, pid: i32, fd: RawFd) -> Option<DescId> {
+        let table = self.tables.iter().find(|t| t.pids.contains(&pid))?;
+        let at = table.slots.binary_search_by_key(&fd, |s| s.fd).ok()?;
+        Some(table.slots[at].desc)
+    }
+
+    /// The kernel's socket diagnosis.
+    pub(crate) fn diag(&mut self) -> Result<&mut crate::sys::diag::Diag, Fault> {
+        if self.diag.is_none() {
+            self.diag = Some(crate::sys::diag::Diag::open().at("open the socket diagnosis")?);
+        }
+        match &mut self.diag {
+            Some(d) => Ok(d),
+            None => refuse("no socket diagnosis"),
+        }
+    }
+}
+
+/// Captures all descriptors and shared objects.
+pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> {
+    let _limit = RaisedLimit::raise();
+    let mut session = Session {
+        processes: env.processes,
+        blobs: env.blobs,
+        save_open_files: env.save_open_files,
+        found: Vec::new(),
+        tables: Vec::new(),
+        notes: Vec::new(),
+        files: files::FileSet::default(),
+        pipes: pipes::PipeSet::default(),
+        terminals: terminals::TerminalSet::default(),
+        tcp: sockets::tcp::TcpSet::default(),
+        diag: None,
+        buckets: HashMap::new(),
+    };
+    let mut refusals = Vec::new();
+    tables(&mut session, &mut refusals);
+    let stdio = launcher_stdio(&mut session);
+    let mut out = Descriptors::default();
+    let mut id = 0;
+    while id < session.found.len() {
+        match describe(&mut session, id, &stdio) {
+            Ok(d) => out.descriptions.push(d),
+            Err(e) => refusals.push(refusal(&session.found[id], &e)),
+        }
+        id += 1;
+    }
+    if refusals.is_empty() {
+        finish(&mut session, &mut out, &mut refusals);
+    }
+    if refusals.is_empty() {
+        out.tables = session.tables;
+        out.notes = session.notes;
+        Ok(out)
+    } else {
+        Err(refusals)
+    }
+}
+
+/// The steps that need all descriptions.
+fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal>) {
+    let mut step = |r: Result<(), (Holder, String, Fault)>| {
+        if let Err((holder, object, fault)) = r {
+            refusals.push(Refusal {
+                pid: holder.pid,
+                object,
+                reason: fault.to_string(),
+            });
+        }
+    };
+    step(pipes::finish(s, &mut out.pipes));
+    step(terminals::finish(s, &mut out.terminals, &mut out.descriptions));
+    step(sockets::tcp::finish(s, &mut out.descriptions));
+    step(shm::finish(s));
+    step(files::finish(s, &mut out.files));
+    step(shm::sysv::capture(s, &mut out.sysv));
+    step(locks::capture_posix(s, &mut out.posix_locks));
+}
+
+/// A refusal that names the descriptor.
+fn refusal(found: &Found, fault: &Fault) -> Refusal {
+    let object = match found.holder.fd {
+        -1 => format!("descriptor in flight ({})", found.link.display()),
+        fd => format!("fd {fd} ({})", found.link.display()),
+    };
+    Refusal {
+        pid: found.holder.pid,
+        object,
+        reason: fault.to_string(),
+    }
+}
+
+/// Reads the table of every process.
+fn tables(s: &mut Session<'_>, refusals: &mut Vec<Refusal>) {
+    for p in s.processes {
+        match shared_with(s, p.pid) {
+            Ok(Some(at)) => {
+                s.tables[at].pids.push(p.pid);
+                continue;
+            }
+            Ok(None) => {}
+            Err(e) => {
+                refusals.push(table_refusal(p.pid, &e.to_string()));
+                continue;
+            }
+        }
+        let mut slots = Vec::new();
+        match belay_kernel::proc::fds(p.pid) {
+            Ok(mut numbers) => {
+                numbers.sort_unstable();
+                for number in numbers {
+                    match slot(s, p, number) {
+                        Ok(slot) => slots.push(slot),
+                        Err(e) => refusals.push(Refusal {
+                            pid: p.pid,
+                            object: format!("fd {number}"),
+                            reason: e.to_string(),
+                        }),
+                    }
+                }
+            }
+            Err(e) => refusals.push(table_refusal(p.pid, &e.to_string())),
+        }
+        s.tables.push(Table {
+            pids: vec![p.pid],
+            slots,
+        });
+    }
+}
+
+fn table_refusal(pid: i32, reason: &str) -> Refusal {
+    Refusal {
+        pid,
+        object: "descriptor table".into(),
+        reason: reason.into(),
+    }
+}
+
+/// Index of a known table that `pid` uses too; refuses threads with a table of their own.
+fn shared_with(s: &Session<'_>, pid: i32) -> Result<Option<usize>, Fault> {
+    for tid in belay_kernel::proc::tasks(pid).at("list threads")? {
+        if tid != pid && kcmp::compare(pid, tid, kcmp::Object::Files).at("compare descriptor tables")? != Ordering::Equal {
+            return refuse(format!(
+                "thread {tid} has a descriptor table of its own (unshare(CLONE_FILES)), which cannot be restored"
+            ));
+        }
+    }
+    for (at, t) in s.tables.iter().enumerate() {
+        if kcmp::compare(pid, t.pids[0], kcmp::Object::Files).at("compare descriptor tables")? == Ordering::Equal {
+            return Ok(Some(at));
+        }
+    }
+    Ok(None)
+}
+
+fn slot(s: &mut Session<'_>, p: &ProcessView, number: RawFd) -> Result<Slot, Fault> {
+    let local = belay_kernel::pidfd::getfd(p.pidfd.as_fd(), number).at("duplicate into the agent (pidfd_getfd)")?;
+    let info = FdInfo::read(p.pid, number).at("read fdinfo")?;
+    let cloexec = info.flags().at("read fdinfo")? & libc::O_CLOEXEC != 0;
+    let desc = s.intern(local, Holder { pid: p.pid, fd: number })?;
+    Ok(Slot {
+        fd: number,
+        desc,
+        cloexec,
+    })
+}
+
+/// For each description that the agent has as descriptor 0, 1 or 2: those numbers.
+fn launcher_stdio(s: &mut Session<'_>) -> HashMap<DescId, Vec<RawFd>> {
+    let me = std::process::id().cast_signed();
+    let mut out: HashMap<DescId, Vec<RawFd>> = HashMap::new();
+    for number in 0..3 {
+        let Ok(stat) = fd::fstat(number) else { continue };
+        let Some(bucket) = s.buckets.get(&(stat.st_dev, stat.st_ino)) else {
+            continue;
+        };
+        let same = |id: &&DescId| kcmp::compare_files(me, s.found[**id].raw(), me, number).is_ok_and(Ordering::is_eq);
+        if let Some(id) = bucket.iter().find(same) {
+            out.entry(*id).or_default().push(number);
+        }
+    }
+    out
+}
+
+/// Captures one description.
+fn describe(s: &mut Session<'_>, id: DescId, stdio: &HashMap<DescId, Vec<RawFd>>) -> Result<Description, Fault> {
+    let kind = match stdio.get(&id) {
+        Some(numbers) => Kind::LauncherStdio(numbers.clone()),
+        None => classify(s, id)?,
+    };
+    let found = &s.found[id];
+    let path_only = found.flags & libc::O_PATH != 0;
+    Ok(Description {
+        holder: found.holder,
+        name: FsPath::from(found.link.as_path()),
+        flags: found.flags,
+        pos: found.info.pos().at("read fdinfo")?,
+        owner: if path_only { None } else { owner(found.raw())? },
+        locks: locks::of_description(found)?,
+        kind,
+    })
+}
+
+/// `F_GETOWN_EX` and `F_GETSIG`.
+fn owner(raw: RawFd) -> Result<Option<Owner>, Fault> {
+    let mut ex = [0i32; 2];
+    // SAFETY: F_GETOWN_EX writes two integers.
+    let got = unsafe { libc::fcntl(raw, fd::F_GETOWN_EX, ex.as_mut_ptr()) };
+    crate::sys::check(got).at("read its owner")?;
+    let signal = fd::fcntl(raw, fd::F_GETSIG, 0).at("read its signal")?;
+    Ok((ex[1] != 0 || signal != 0).then_some(Owner {
+        kind: ex[0],
+        id: ex[1],
+        signal,
+    }))
+}
+
+/// Decides what a description is and captures it.
+fn classify(s: &mut Session<'_>, id: DescId) -> Result<Kind, Fault> {
+    let found = &s.found[id];
+    let link = found.link.to_string_lossy().into_owned();
+    if found.flags & libc::O_PATH != 0 {
+        return files::path::capture(s, id).map(Kind::Path);
+    }
+    if let Some(name) = link.strip_prefix("anon_inode:") {
+        return match name.trim_matches(|c| c == '[' || c == ']') {
+            "eventfd" => eventfd::capture(found).map(Kind::Eventfd),
+            "signalfd" => signalfd::capture(found).map(Kind::Signalfd),
+            "timerfd" => timerfd::capture(found).map(Kind::Timerfd),
+            "eventpoll" => epoll::capture(s, id).map(Kind::Epoll),
+            "inotify" => inotify::capture(s, id).map(Kind::Inotify),
+            "pidfd" => pidfd::capture(s, id).map(Kind::Pidfd),
+            other => refuse(format!(
+                "{other} descriptors cannot be checkpointed; close it or run without it"
+            )),
+        };
+    }
+    if link.starts_with("pidfd:") {
+        return pidfd::capture(s, id).map(Kind::Pidfd);
+    }
+    match found.stat.st_mode & libc::S_IFMT {
+        libc::S_IFREG => files::capture(s, id),
+        libc::S_IFDIR => files::path::capture(s, id).map(Kind::Path),
+        libc::S_IFIFO => pipes::capture(s, id).map(Kind::Pipe),
+        libc::S_IFSOCK => sockets::capture(s, id),
+        libc::S_IFCHR => files::path::capture_device(s, id),
+        libc::S_IFBLK => refuse("block devices cannot be checkpointed; open it for the time of access only"),
+        other => refuse(format!("files of type {other:#o} cannot be checkpointed")),
+    }
+}
+
+/// The soft limit on descriptors raised to the hard one while the agent holds a duplicate of every description.
+#[derive(Debug)]
+pub(crate) struct RaisedLimit(Option<libc::rlimit>);
+
+impl RaisedLimit {
+    /// Raises it; a failure shows when a descriptor cannot be duplicated.
+    pub(crate) fn raise() -> Self {
+        let mut old = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: `old` is valid for writing.
+        if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut old) } == -1 || old.rlim_cur == old.rlim_max {
+            return Self(None);
+        }
+        let new = libc::rlimit {
+            rlim_cur: old.rlim_max,
+            ..old
+        };
+        // SAFETY: `new` is valid for reading.
+        let raised = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &new) } == 0;
+        Self(raised.then_some(old))
+    }
+}
+
+impl Drop for RaisedLimit {
+    fn drop(&mut self) {
+        if let Some(old) = self.0 {
+            // SAFETY: `old` is valid for reading.
+            let back = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &old) };
+            if back == -1 {
+                tracing::warn!(error = %io::Error::last_os_error(), "could not lower the descriptor limit again");
+            }
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! Capture of files: one object per inode, contents where they would otherwise be lost.
+
+use super::{Directory, FileObject, Origin, Print};
+use crate::capture::{Found, Session};
+use crate::content::{Content, Window};
+use crate::fault::{refuse, At, Fault};
+use crate::model::{DescId, FsPath, Holder, Kind};
+use crate::sys::fd;
+use belay_image::model::ObjectId;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+/// File systems whose files are views into the kernel: reopened by name, nothing to save.
+const KERNEL_FILESYSTEMS: [i64; 7] = [
+    0x9fa0,      // proc
+    0x6265_6572, // sysfs
+    0x6367_7270, // cgroup2
+    0x0027_e0eb, // cgroup
+    0x6462_6720, // debugfs
+    0x7472_6163, // tracefs
+    0x7363_6673, // securityfs
+];
+const NSFS_MAGIC: i64 = 0x6e73_6673;
+const PIDFS_MAGIC: i64 = 0x5049_4446;
+const SECRETMEM_MAGIC: i64 = 0x5345_434d;
+
+/// Directories whose files do not outlive the program, a reboot or a cleaner.
+const VOLATILE: [&str; 4] = ["/tmp", "/dev/shm", "/run", "/var/tmp"];
+
+/// The files found so far.
+#[derive(Debug, Default)]
+pub(crate) struct FileSet {
+    /// Objects with how they can be read.
+    pub(crate) objects: Vec<Sought>,
+    by_id: HashMap<ObjectId, usize>,
+}
+
+/// A file whose contents have not been read yet.
+#[derive(Debug)]
+pub(crate) struct Sought {
+    /// The object.
+    pub(crate) object: FileObject,
+    /// A description on it.
+    pub(crate) desc: Option<DescId>,
+    /// Where processes map it shared.
+    pub(crate) windows: Vec<Window>,
+    /// Whether one of those may be written through.
+    pub(crate) mapped_writable: bool,
+    /// A user, for messages.
+    pub(crate) holder: Holder,
+}
+
+impl FileSet {
+    /// The object with this identity.
+    pub(crate) fn find(&self, id: ObjectId) -> Option<usize> {
+        self.by_id.get(&id).copied()
+    }
+
+    /// Adds an object.
+    pub(crate) fn add(&mut self, sought: Sought) -> usize {
+        let at = self.objects.len();
+        for id in &sought.object.ids {
+            self.by_id.insert(*id, at);
+        }
+        self.objects.push(sought);
+        at
+    }
+
+    /// Makes `id` another name of object `at`.
+    pub(crate) fn alias(&mut self, id: ObjectId, at: usize) {
+        self.by_id.insert(id, at);
+        self.objects[at].object.ids.push(id);
+    }
+}
+
+/// Captures a description of a regular file.
+pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<Kind, Fault> {
+    let found = &s.found[id];
+    let magic = fd::fs_magic(found.raw()).at("read the type of its file system")?;
+    match magic {
+        PIDFS_MAGIC => return crate::pidfd::capture(s, id).map(Kind::Pidfd),
+        SECRETMEM_MAGIC => return refuse("secret memory (memfd_secret) cannot be read, by design"),
+        NSFS_MAGIC => return super::path::capture_namespace(s, id).map(Kind::Path),
+        m if KERNEL_FILESYSTEMS.contains(&m) => return super::path::capture(s, id).map(Kind::Path),
+        _ => {}
+    }
+    let writes = found.access() != libc::O_RDONLY;
+    let oid = ObjectId {
+        dev: found.stat.st_dev,
+        ino: found.stat.st_ino,
+    };
+    let at = match s.files.find(oid) {
+        Some(at) => at,
+        None => {
+            let object = object_of(found, oid, magic)?;
+            let holder = found.holder;
+            s.files.add(Sought {
+                object,
+                desc: Some(id),
+                windows: Vec::new(),
+                mapped_writable: false,
+                holder,
+            })
+        }
+    };
+    s.files.objects[at].object.written |= writes;
+    Ok(Kind::File(at))
+}
+
+/// The object behind a description.
+fn object_of(found: &Found, oid: ObjectId, magic: i64) -> Result<FileObject, Fault> {
+    let (path, origin) = locate(found, oid, magic)?;
+    Ok(FileObject {
+        ids: vec![oid],
+        path: FsPath(path),
+        origin,
+        mode: found.stat.st_mode & 0o7777,
+        owner: (found.stat.st_uid, found.stat.st_gid),
+        bytes: u64::try_from(found.stat.st_size).unwrap_or(0),
+        mtime_ns: fd::mtime_ns(&found.stat),
+        written: false,
+        content: None,
+        print: None,
+        parents: Vec::new(),
+    })
+}
+
+/// Splits the name the kernel shows into path and origin.
+fn locate(found: &Found, oid: ObjectId, magic: i64) -> Result<(PathBuf, Origin), Fault> {
+    let shown = found.link.as_path();
+    let bare = without_deleted(shown);
+    if found.stat.st_nlink == 0 || bare != shown {
+        if let Some(name) = bare.as_os_str().as_bytes().strip_prefix(b"/memfd:") {
+            let seals = fd::fcntl(found.raw(), libc::F_GET_SEALS, 0).at("read seals")?;
+            let huge = if magic == HUGETLBFS_MAGIC {
+                let size = u64::try_from(found.stat.st_blksize).unwrap_or(0).max(1);
+                libc::MFD_HUGETLB | (size.ilog2() << 26)
+            } else {
+                0
+            };
+            return Ok((PathBuf::from(OsStr::from_bytes(name)), Origin::Memfd { seals, huge }));
+        }
+    }
+    let here = fd::stat(shown, false).is_ok_and(|st| st.st_dev == oid.dev && st.st_ino == oid.ino);
+    if here {
+        return Ok((shown.to_owned(), Origin::Named));
+    }
+    let tmpfile = bare.file_name() == Some(OsStr::new(&format!("#{}", oid.ino)));
+    Ok((bare.to_owned(), Origin::Deleted { tmpfile }))
+}
+
+/// The path without the " (deleted)" that the kernel appends.
+pub(crate) fn without_deleted(path: &Path) -> &Path {
+    match path.as_os_str().as_bytes().strip_suffix(b" (deleted)") {
+        Some(bare) => Path::new(OsStr::from_bytes(bare)),
+        None => path,
+    }
+}
+
+/// Reads what must be read, when all descriptions and mappings are known.
+pub(crate) fn finish(s: &mut Session<'_>, out: &mut Vec<FileObject>) -> Result<(), (Holder, String, Fault)> {
+    for at in 0..s.files.objects.len() {
+        let sought = &s.files.objects[at];
+        let (holder, name) = (sought.holder, sought.object.path.to_string());
+        match read(s, at) {
+            Ok(object) => out.push(object),
+            Err(e) => return Err((holder, format!("file {name}"), e)),
+        }
+    }
+    Ok(())
+}
+
+fn read(s: &mut Session<'_>, at: usize) -> Result<FileObject, Fault> {
+    let sought = &s.files.objects[at];
+    let mut object = sought.object.clone();
+    let reader = reader(s, sought);
+    if let (None, Ok(fd)) = (sought.desc, &reader) {
+        let stat = fd::fstat(fd.as_raw_fd()).at("stat")?;
+        object.bytes = u64::try_from(stat.st_size).unwrap_or(0);
+        object.mode = stat.st_mode & 0o7777;
+        object.owner = (stat.st_uid, stat.st_gid);
+    }
+    let keep = match object.origin {
+        Origin::Named => {
+            let volatile = is_volatile(object.path.as_path(), reader.as_ref().ok());
+            let mapped = !sought.windows.is_empty();
+            s.save_open_files || sought.mapped_writable || (volatile && (object.written || mapped))
+        }
+        Origin::Deleted { .. } | Origin::Memfd { .. } | Origin::Anonymous => true,
+    };
+    if keep {
+        let content = match &reader {
+            Ok(fd) => Content::of_file(fd.as_raw_fd(), object.bytes, s.blobs)?,
+            Err(_) if !sought.windows.is_empty() => Content::of_memory(&sought.windows, s.blobs)?,
+            Err(e) => return refuse(format!("its contents must be saved, but it cannot be read: {e}")),
+        };
+        object.bytes = object.bytes.max(content.bytes);
+        object.content = Some(Content {
+            bytes: object.bytes,
+            ..content
+        });
+        if object.origin == Origin::Named || matches!(object.origin, Origin::Deleted { .. }) {
+            object.parents = super::parents(object.path.as_path());
+        }
+    } else if !object.written {
+        if let Ok(fd) = &reader {
+            object.print = Some(Print::of(fd.as_raw_fd(), object.bytes).at("read the beginning and the end")?);
+        }
+    }
+    Ok(object)
+}
+
+/// A description of the agent's own through which the object can be read; its offset may move.
+fn reader(s: &Session<'_>, sought: &Sought) -> Result<OwnedFd, std::io::Error> {
+    let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY;
+    if let Some(id) = sought.desc {
+        let found = &s.found[id];
+        return match fd::reopen(found.raw(), flags) {
+            Err(_) if found.access() != libc::O_WRONLY => fd::dup_from(found.raw(), 0).and_then(detached),
+            opened => opened,
+        };
+    }
+    let is_it = |fd: OwnedFd| -> std::io::Result<OwnedFd> {
+        let st = fd::fstat(fd.as_raw_fd())?;
+        let same = |id: &ObjectId| id.ino == st.st_ino && (id.dev == st.st_dev || sought.object.origin == Origin::Named);
+        if sought.object.ids.iter().any(same) {
+            Ok(fd)
+        } else {
+            Err(std::io::Error::from_raw_os_error(libc::ESTALE))
+        }
+    };
+    if sought.object.origin == Origin::Named {
+        return fd::open(sought.object.path.as_path(), flags, 0).and_then(is_it);
+    }
+    // Needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE in the initial user namespace.
+    let w = sought.windows.first().ok_or(std::io::ErrorKind::NotFound)?;
+    let (start, end) = s
+        .processes
+        .iter()
+        .filter(|p| p.pid == w.pid)
+        .flat_map(|p| &p.shared)
+        .find(|m| m.start == w.address)
+        .map(|m| (m.start, m.end))
+        .ok_or(std::io::ErrorKind::NotFound)?;
+    fd::open(Path::new(&format!("/proc/{}/map_files/{start:x}-{end:x}", w.pid)), flags, 0).and_then(is_it)
+}
+
+/// A copy of a description that cannot be opened anew: reading it must not move the processes' offset, so only files that need no
+/// `lseek` to be read pass here.
+fn detached(fd: OwnedFd) -> std::io::Result<OwnedFd> {
+    let copy = fd::memfd(Path::new("copy"), 0)?;
+    let mut buf = vec![0u8; 1 << 20];
+    let mut at = 0;
+    loop {
+        let n = fd::read_at(fd.as_raw_fd(), &mut buf, at)?;
+        if n == 0 {
+            return Ok(copy);
+        }
+        fd::write_at(copy.as_raw_fd(), &buf[..n], at)?;
+        at += n as u64;
+    }
+}
+
+/// Whether the file would be lost when the job ends, or the machine restarts.
+fn is_volatile(path: &Path, file: Option<&OwnedFd>) -> bool {
+    VOLATILE.iter().any(|d| path.starts_with(d))
+        || file.is_some_and(|f| fd::fs_magic(f.as_raw_fd()).is_ok_and(|m| m == TMPFS_MAGIC))
+}
+
+/// Whether the file `id` still has the name `path`.
+pub(crate) fn is_named(path: &Path, id: ObjectId) -> bool {
+    fd::stat(path, false).is_ok_and(|st| st.st_dev == id.dev && st.st_ino == id.ino)
+}
+
+impl Sought {
+    /// An object known only from mappings.
+    pub(crate) fn mapped(id: ObjectId, path: PathBuf, origin: Origin, holder: Holder) -> Self {
+        let stat = (origin == Origin::Named).then(|| fd::stat(&path, true).ok()).flatten();
+        let parents: Vec<Directory> = Vec::new();
+        Self {
+            object: FileObject {
+                ids: vec![id],
+                path: FsPath(path),
+                origin,
+                mode: stat.as_ref().map_or(0o600, |s| s.st_mode & 0o7777),
+                owner: stat.as_ref().map_or((0, 0), |s| (s.st_uid, s.st_gid)),
+                bytes: stat.as_ref().map_or(0, |s| u64::try_from(s.st_size).unwrap_or(0)),
+                mtime_ns: stat.as_ref().map_or(0, fd::mtime_ns),
+                written: false,
+                content: None,
+                print: None,
+                parents,
+            },
+            desc: None,
+            windows: Vec::new(),
+            mapped_writable: false,
+            holder,
+        }
+    }
+}

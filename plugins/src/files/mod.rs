@@ -1,0 +1,145 @@
+//! Regular files, memory files and shared anonymous memory: everything that is an inode with bytes.
+//!
+//! A [`FileObject`] is one inode, however many descriptions and mappings refer to it. Capture collects objects from descriptors (here) and
+//! from shared mappings (`shm`), and decides at the end, when it is known who writes, whether the contents must be in the checkpoint.
+
+mod capture;
+pub(crate) mod path;
+mod rebuild;
+
+use crate::content::Content;
+use crate::model::FsPath;
+use belay_image::model::ObjectId;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use capture::{capture, finish, is_named, without_deleted, FileSet, Sought};
+pub(crate) use rebuild::{prepare, BuiltFile};
+
+/// One inode.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct FileObject {
+    /// Its identity, first as `fstat` reports it, then as `/proc/PID/maps` does where that differs.
+    pub(crate) ids: Vec<ObjectId>,
+    /// Its name (without " (deleted)").
+    pub(crate) path: FsPath,
+    /// How it is reached.
+    pub(crate) origin: Origin,
+    /// Permission bits.
+    pub(crate) mode: u32,
+    /// Owner and group.
+    pub(crate) owner: (u32, u32),
+    /// Length at capture.
+    pub(crate) bytes: u64,
+    /// Modification time at capture.
+    pub(crate) mtime_ns: i64,
+    /// Whether some process has it open for writing or mapped shared and writable.
+    pub(crate) written: bool,
+    /// Contents, where they belong to the checkpoint.
+    pub(crate) content: Option<Content>,
+    /// Fingerprint of a file that is only read, to notice changes.
+    pub(crate) print: Option<Print>,
+    /// Directories above it, outermost first, to be made again where they are gone. Only with contents.
+    pub(crate) parents: Vec<Directory>,
+}
+
+/// How a file is reached.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Origin {
+    /// By its name.
+    Named,
+    /// It has been deleted; `tmpfile` where it never had a name (O_TMPFILE).
+    Deleted {
+        /// Made by O_TMPFILE.
+        tmpfile: bool,
+    },
+    /// `memfd_create`.
+    Memfd {
+        /// `F_GET_SEALS`.
+        seals: i32,
+        /// MFD_HUGETLB and the page size as `memfd_create` takes them, 0 for ordinary pages.
+        huge: u32,
+    },
+    /// Shared anonymous memory (`mmap` with MAP_SHARED and MAP_ANONYMOUS).
+    Anonymous,
+}
+
+/// A directory above a file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Directory {
+    /// Its path.
+    pub(crate) path: FsPath,
+    /// Permission bits.
+    pub(crate) mode: u32,
+    /// Owner and group.
+    pub(crate) owner: (u32, u32),
+}
+
+/// Checksums of the first and the last 64 KiB of a file's captured length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Print {
+    /// XXH3-64 of the beginning.
+    pub(crate) head: u64,
+    /// XXH3-64 of the end.
+    pub(crate) tail: u64,
+}
+
+impl Print {
+    /// Computes it for the first `bytes` bytes of `file`.
+    pub(crate) fn of(file: std::os::fd::RawFd, bytes: u64) -> std::io::Result<Self> {
+        let mut buf = vec![0u8; usize::try_from(bytes.min(64 * 1024)).map_err(std::io::Error::other)?];
+        let mut sum = |at| -> std::io::Result<u64> {
+            let n = crate::sys::fd::read_at(file, &mut buf, at)?;
+            Ok(belay_image::checksum(&buf[..n]))
+        };
+        Ok(Self {
+            head: sum(0)?,
+            tail: sum(bytes.saturating_sub(64 * 1024))?,
+        })
+    }
+}
+
+/// Directories above `path` as they are now, outermost first.
+pub(crate) fn parents(path: &std::path::Path) -> Vec<Directory> {
+    let mut out: Vec<Directory> = path
+        .ancestors()
+        .skip(1)
+        .filter(|p| p.parent().is_some())
+        .filter_map(|p| {
+            let stat = crate::sys::fd::stat(p, true).ok()?;
+            Some(Directory {
+                path: FsPath::from(p),
+                mode: stat.st_mode & 0o7777,
+                owner: (stat.st_uid, stat.st_gid),
+            })
+        })
+        .collect();
+    out.reverse();
+    out
+}
+
+/// Makes the directories that are gone.
+pub(crate) fn make_parents(parents: &[Directory]) -> Result<(), crate::fault::Fault> {
+    use crate::fault::At;
+    for d in parents {
+        let path = d.path.as_path();
+        match std::fs::create_dir(path) {
+            Ok(()) => {}
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => continue,
+            Err(_) if path.is_dir() => continue,
+            Err(e) => return Err(e).at(format!("make directory {path:?}")),
+        }
+        set_owner(path, d.owner).at(format!("set owner of {path:?}"))?;
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(d.mode);
+        std::fs::set_permissions(path, mode).at(format!("set mode of {path:?}"))?;
+    }
+    Ok(())
+}
+
+/// Gives `path` its owner where it is another than that of a file just made; only root can.
+pub(crate) fn set_owner(path: &std::path::Path, owner: (u32, u32)) -> std::io::Result<()> {
+    let stat = crate::sys::fd::stat(path, false)?;
+    if (stat.st_uid, stat.st_gid) == owner {
+        return Ok(());
+    }
+    std::os::unix::fs::lchown(path, Some(owner.0), Some(owner.1))
+}

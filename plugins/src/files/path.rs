@@ -1,0 +1,126 @@
+//! Descriptors that are a name and nothing else: directories, harmless devices, kernel files, namespaces, O_PATH.
+
+use super::{make_parents, parents, Directory};
+use crate::capture::Session;
+use crate::fault::{refuse, At, Fault};
+use crate::model::{DescId, Description, FsPath, Kind};
+use crate::sys::fd;
+use serde::{Deserialize, Serialize};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+
+/// Memory devices (major 1) without state: null, zero, full, random, urandom, kmsg.
+const STATELESS_MINORS: [u32; 6] = [3, 5, 7, 8, 9, 11];
+
+/// A descriptor that is reopened by name.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct PathState {
+    /// The name.
+    pub(crate) path: FsPath,
+    /// File type bits, checked at restart.
+    pub(crate) file_type: u32,
+    /// Device number of a device file, checked at restart.
+    pub(crate) rdev: u64,
+    /// For a directory: it and those above it, to be made again where they are gone.
+    pub(crate) directories: Vec<Directory>,
+    /// For a directory: it had been deleted.
+    pub(crate) deleted: bool,
+    /// Process whose `/proc` directory it lies in: it can be opened only when that process exists.
+    pub(crate) needs_process: Option<i32>,
+}
+
+/// Captures a directory, a kernel file, or anything opened with O_PATH.
+pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<PathState, Fault> {
+    let found = &s.found[id];
+    let file_type = found.stat.st_mode & libc::S_IFMT;
+    let directory = file_type == libc::S_IFDIR;
+    let mut path = found.link.as_path();
+    let here = fd::stat(path, false).is_ok_and(|st| st.st_dev == found.stat.st_dev && st.st_ino == found.stat.st_ino);
+    let deleted = !here && needs_process(path).is_none();
+    if deleted {
+        if !directory {
+            return refuse("the file it names has been deleted or renamed, so it cannot be found again");
+        }
+        path = super::capture::without_deleted(path);
+    }
+    let directories = if directory { parents(&path.join("x")) } else { Vec::new() };
+    Ok(PathState {
+        path: FsPath::from(path),
+        file_type,
+        rdev: found.stat.st_rdev,
+        directories,
+        deleted,
+        needs_process: needs_process(path),
+    })
+}
+
+/// Process in whose `/proc` directory `path` lies.
+fn needs_process(path: &Path) -> Option<i32> {
+    path.strip_prefix("/proc").ok()?.iter().next()?.to_str()?.parse().ok()
+}
+
+/// Captures a character device: a terminal, or one without state.
+pub(crate) fn capture_device(s: &mut Session<'_>, id: DescId) -> Result<Kind, Fault> {
+    let found = &s.found[id];
+    let (major, minor) = (libc::major(found.stat.st_rdev), libc::minor(found.stat.st_rdev));
+    if major == 1 && STATELESS_MINORS.contains(&minor) {
+        return capture(s, id).map(Kind::Path);
+    }
+    if crate::terminals::is_terminal(major, minor) {
+        return crate::terminals::capture(s, id).map(Kind::Terminal);
+    }
+    refuse(format!(
+        "device {major}:{minor} has state that cannot be saved; close it before the checkpoint or run without it"
+    ))
+}
+
+/// Captures a namespace descriptor, which is supported where it is the agent's own namespace.
+pub(crate) fn capture_namespace(s: &mut Session<'_>, id: DescId) -> Result<PathState, Fault> {
+    let found = &s.found[id];
+    let name = found.link.to_string_lossy().into_owned();
+    let kind = name.split(':').next().unwrap_or_default();
+    let path = format!("/proc/self/ns/{kind}");
+    let same = fd::stat(Path::new(&path), true).is_ok_and(|st| st.st_ino == found.stat.st_ino);
+    if !same {
+        return refuse("a namespace other than the job's own cannot be restored");
+    }
+    Ok(PathState {
+        path: FsPath::from(Path::new(&path)),
+        file_type: libc::S_IFREG,
+        rdev: 0,
+        directories: Vec::new(),
+        deleted: false,
+        needs_process: None,
+    })
+}
+
+/// Opens it again.
+pub(crate) fn rebuild(d: &Description, state: &PathState) -> Result<OwnedFd, Fault> {
+    const KEPT: i32 = libc::O_ACCMODE
+        | libc::O_PATH
+        | libc::O_DIRECTORY
+        | libc::O_NOFOLLOW
+        | libc::O_APPEND
+        | libc::O_NONBLOCK
+        | libc::O_NOATIME
+        | libc::O_DIRECT;
+    let path = state.path.as_path();
+    make_parents(&state.directories)?;
+    let fd = fd::open(path, (d.flags & KEPT) | libc::O_NOCTTY, 0).at("open")?;
+    let stat = fd::fstat(fd.as_raw_fd()).at("stat")?;
+    let rdev = if state.file_type == libc::S_IFCHR {
+        stat.st_rdev
+    } else {
+        state.rdev
+    };
+    if stat.st_mode & libc::S_IFMT != state.file_type || rdev != state.rdev {
+        return refuse("is another kind of file now; bring the old one back");
+    }
+    if state.deleted {
+        std::fs::remove_dir(path).at("delete it again")?;
+    }
+    if d.pos != 0 && d.flags & libc::O_PATH == 0 {
+        fd::seek(fd.as_raw_fd(), d.pos, libc::SEEK_SET).at("set the offset")?;
+    }
+    Ok(fd)
+}

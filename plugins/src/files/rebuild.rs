@@ -1,0 +1,251 @@
+//! Rebuild of files: bring each inode to its captured state, then open descriptions on it.
+
+use super::{make_parents, set_owner, FileObject, Origin, Print};
+use crate::fault::{refuse, At, Fault};
+use crate::sys::fd;
+use belay_image::blobs::BlobReader;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// An inode in its captured state.
+#[derive(Debug)]
+pub(crate) struct BuiltFile {
+    /// For an inode without name: a descriptor on it.
+    anchor: Option<OwnedFd>,
+    path: PathBuf,
+    mode: u32,
+}
+
+/// Brings one inode to its captured state.
+pub(crate) fn prepare(object: &FileObject, blobs: &BlobReader) -> Result<BuiltFile, Fault> {
+    let path = object.path.as_path();
+    let anchor = match &object.origin {
+        Origin::Named => {
+            if object.content.is_some() {
+                restore_named(object, blobs)?;
+            } else {
+                check_named(object)?;
+            }
+            None
+        }
+        Origin::Deleted { tmpfile } => Some(make_deleted(object, *tmpfile)?),
+        Origin::Memfd { seals, huge } => Some(make_memfd(path, *seals, *huge, object.mode)?),
+        Origin::Anonymous => Some(make_memfd(Path::new("anonymous"), libc::F_SEAL_SEAL, 0, 0o600)?),
+    };
+    if let Some(a) = &anchor {
+        if let Some(content) = &object.content {
+            fd::truncate(a.as_raw_fd(), content.bytes).at("set the length")?;
+            content.fill(a.as_raw_fd(), blobs)?;
+        }
+        if let Origin::Memfd { seals, .. } = object.origin {
+            // Sealing against writing must wait until the processes have mapped it: see `Rebuilder::finish`.
+            let now = seals & !(libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL);
+            if now != 0 {
+                fd::fcntl(a.as_raw_fd(), libc::F_ADD_SEALS, now).at("add seals")?;
+            }
+        }
+    }
+    Ok(BuiltFile {
+        anchor,
+        path: path.to_owned(),
+        mode: object.mode,
+    })
+}
+
+impl BuiltFile {
+    /// A new description on it.
+    pub(crate) fn open(&self, flags: i32) -> Result<OwnedFd, Fault> {
+        // O_PATH and creation flags have no place here; O_ASYNC is set with the owner.
+        const KEPT: i32 = libc::O_ACCMODE
+            | libc::O_APPEND
+            | libc::O_NONBLOCK
+            | libc::O_DSYNC
+            | libc::O_SYNC
+            | libc::O_DIRECT
+            | libc::O_NOATIME
+            | libc::O_LARGEFILE;
+        let flags = (flags & KEPT) | libc::O_NOCTTY;
+        let path = match &self.anchor {
+            Some(a) => fd::self_path(a.as_raw_fd()),
+            None => self.path.clone(),
+        };
+        match fd::open(&path, flags, 0) {
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => self.open_protected(&path, flags),
+            opened => opened,
+        }
+        .at("open")
+    }
+
+    /// Opens a file of our own whose mode forbids it (a program may create a read-only file and write it through the first descriptor).
+    fn open_protected(&self, path: &Path, flags: i32) -> io::Result<OwnedFd> {
+        let mode = |m: u32| std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(m));
+        mode(self.mode | 0o600)?;
+        let opened = fd::open(path, flags, 0);
+        mode(self.mode)?;
+        opened
+    }
+
+    /// The same, held at a descriptor of at least `min`.
+    pub(crate) fn lifted(self, min: std::os::fd::RawFd) -> Result<Self, Fault> {
+        let anchor = self.anchor.map(|a| crate::rebuild::lift(a, min)).transpose()?;
+        Ok(Self { anchor, ..self })
+    }
+
+    /// Adds the seals that forbid writing, and the seal against more seals.
+    pub(crate) fn seal(&self, object: &FileObject) -> Result<(), Fault> {
+        let (Some(a), Origin::Memfd { seals, .. }) = (&self.anchor, &object.origin) else {
+            return Ok(());
+        };
+        let has = fd::fcntl(a.as_raw_fd(), libc::F_GET_SEALS, 0).at("read seals")?;
+        if seals & !has != 0 {
+            fd::fcntl(a.as_raw_fd(), libc::F_ADD_SEALS, seals & !has).at("add seals")?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes the saved contents under the old name, making file and directories again where they are gone.
+fn restore_named(object: &FileObject, blobs: &BlobReader) -> Result<(), Fault> {
+    let Some(content) = &object.content else {
+        return Ok(());
+    };
+    let path = object.path.as_path();
+    make_parents(&object.parents)?;
+    let file = match fd::open(path, libc::O_RDWR | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY, 0) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let file = fd::open(path, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL, 0o600).at("make it again")?;
+            set_owner(path, object.owner).at("set its owner")?;
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(object.mode);
+            std::fs::set_permissions(path, mode).at("set its mode")?;
+            file
+        }
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => BuiltFile {
+            anchor: None,
+            path: path.to_owned(),
+            mode: object.mode,
+        }
+        .open_protected(path, libc::O_RDWR)
+        .at("open it for writing")?,
+        opened => opened.at("open it for writing")?,
+    };
+    let stat = fd::fstat(file.as_raw_fd()).at("stat")?;
+    if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return refuse("is not a regular file any more; move it away");
+    }
+    content.restore(file.as_raw_fd(), blobs)?;
+    let times = [
+        libc::timespec {
+            tv_sec: 0,
+            tv_nsec: libc::UTIME_OMIT,
+        },
+        timespec(object.mtime_ns),
+    ];
+    // SAFETY: `times` holds the two entries the call reads.
+    crate::sys::check(unsafe { libc::futimens(file.as_raw_fd(), times.as_ptr()) }).at("set its time")?;
+    Ok(())
+}
+
+fn timespec(ns: i64) -> libc::timespec {
+    libc::timespec {
+        tv_sec: ns.div_euclid(1_000_000_000),
+        tv_nsec: ns.rem_euclid(1_000_000_000),
+    }
+}
+
+/// Verifies a file whose contents are not in the checkpoint, and cuts off what was appended since.
+fn check_named(object: &FileObject) -> Result<(), Fault> {
+    let path = object.path.as_path();
+    let advice = "bring it back, or checkpoint with --save-open-files";
+    let stat = match fd::stat(path, true) {
+        Ok(stat) => stat,
+        Err(e) => return refuse(format!("the file was open and is gone ({e}); {advice}")),
+    };
+    if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return refuse(format!("is not a regular file any more; {advice}"));
+    }
+    let bytes = u64::try_from(stat.st_size).unwrap_or(0);
+    if bytes < object.bytes {
+        return refuse(format!("has {bytes} bytes, {} at the checkpoint; {advice}", object.bytes));
+    }
+    if object.written {
+        if bytes > object.bytes {
+            let built = BuiltFile {
+                anchor: None,
+                path: path.to_owned(),
+                mode: object.mode,
+            };
+            let file = built.open(libc::O_WRONLY)?;
+            fd::truncate(file.as_raw_fd(), object.bytes).at("cut it to its length at the checkpoint")?;
+        }
+        return Ok(());
+    }
+    if bytes == object.bytes && fd::mtime_ns(&stat) == object.mtime_ns {
+        return Ok(());
+    }
+    let Some(print) = object.print else {
+        return refuse(format!("has changed since the checkpoint; {advice}"));
+    };
+    let file = fd::open(path, libc::O_RDONLY, 0).at("open")?;
+    if Print::of(file.as_raw_fd(), object.bytes).at("read")? != print {
+        return refuse(format!("has changed since the checkpoint; {advice}"));
+    }
+    Ok(())
+}
+
+/// A file without name in the directory where it was.
+fn make_deleted(object: &FileObject, tmpfile: bool) -> Result<OwnedFd, Fault> {
+    make_parents(&object.parents)?;
+    let path = object.path.as_path();
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    let file = if tmpfile {
+        fd::open(dir, libc::O_RDWR | libc::O_TMPFILE, 0o600).at(format!("make a file without name in {dir:?}"))?
+    } else {
+        let (file, name) = match fd::open(path, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW, 0o600) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => make_beside(path)?,
+            made => (made.at("make the deleted file again")?, path.to_owned()),
+        };
+        std::fs::remove_file(&name).at(format!("delete {name:?} again"))?;
+        file
+    };
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(object.mode);
+    let own = fd::self_path(file.as_raw_fd());
+    if object.owner != (0, 0) {
+        // Only root may give files away, and only root had files of others.
+        let (uid, gid) = (Some(object.owner.0), Some(object.owner.1));
+        let given = std::os::unix::fs::fchown(&file, uid, gid);
+        let stat = fd::fstat(file.as_raw_fd()).at("stat")?;
+        if (stat.st_uid, stat.st_gid) != object.owner {
+            given.at("set its owner")?;
+        }
+    }
+    std::fs::set_permissions(own, mode).at("set its mode")?;
+    Ok(file)
+}
+
+/// A new file beside `path`, whose name is taken.
+fn make_beside(path: &Path) -> Result<(OwnedFd, PathBuf), Fault> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".belay-{}", std::process::id()));
+    let name = PathBuf::from(name);
+    let file = fd::open(&name, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL, 0o600).at(format!("make {name:?}"))?;
+    Ok((file, name))
+}
+
+fn make_memfd(name: &Path, seals: i32, huge: u32, mode: u32) -> Result<OwnedFd, Fault> {
+    let sealing = if seals & libc::F_SEAL_SEAL != 0 && seals == libc::F_SEAL_SEAL {
+        0
+    } else {
+        libc::MFD_ALLOW_SEALING
+    };
+    let executable = if mode & 0o111 != 0 { libc::MFD_EXEC } else { 0 };
+    let file = match fd::memfd(name, sealing | huge | executable) {
+        // Kernels before 6.3 do not know MFD_EXEC; there every memfd is executable.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => fd::memfd(name, sealing | huge),
+        made => made,
+    }
+    .at("memfd_create")?;
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
+    std::fs::set_permissions(fd::self_path(file.as_raw_fd()), permissions).at("set its mode")?;
+    Ok(file)
+}

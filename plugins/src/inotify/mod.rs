@@ -1,0 +1,225 @@
+//! inotify: watches with their descriptors' numbers.
+//!
+//! The kernel tells which inode a watch is on, not its name. The name is found through the file handle where that is allowed, else by looking
+//! where programs watch: their working directories, open files and mapped files, the directories above those, and what lies directly in them.
+
+use crate::capture::Session;
+use crate::fault::{refuse, At, Fault};
+use crate::model::{DescId, Description, FsPath};
+use crate::sys::fdinfo::number;
+use crate::sys::{check, fd};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+
+/// `INOTIFY_IOC_SETNEXTWD`.
+const SET_NEXT_WD: libc::c_ulong = 0x4004_4900;
+
+/// An inotify instance.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct InotifyState {
+    watches: Vec<Watch>,
+}
+
+/// One watch.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Watch {
+    wd: i32,
+    path: FsPath,
+    mask: u32,
+}
+
+/// One `inotify` line.
+struct Line {
+    wd: i32,
+    ino: u64,
+    dev: u64,
+    mask: u32,
+    handle_type: i32,
+    handle: Vec<u8>,
+}
+
+fn line(text: &str) -> io::Result<Line> {
+    let hex = |key: &str| {
+        let v = text.split_whitespace().find_map(|w| w.strip_prefix(key));
+        number(
+            v.ok_or_else(|| io::Error::other(format!("fdinfo: no {key} in {text:?}")))?,
+            16,
+        )
+    };
+    let handle = text.split("f_handle:").nth(1).unwrap_or_default().trim();
+    let bytes = handle.as_bytes().chunks_exact(2).map(|p| {
+        let p = std::str::from_utf8(p).map_err(io::Error::other)?;
+        u8::from_str_radix(p, 16).map_err(io::Error::other)
+    });
+    // The kernel's own device number: 12 bits major, 20 bits minor.
+    let sdev = hex("sdev:")?;
+    Ok(Line {
+        wd: i32::try_from(hex("wd:")?).map_err(io::Error::other)?,
+        ino: hex("ino:")?,
+        dev: libc::makedev((sdev >> 20) as u32, (sdev & 0xf_ffff) as u32),
+        mask: u32::try_from(hex("mask:")?).map_err(io::Error::other)?,
+        handle_type: i32::try_from(hex("fhandle-type:").unwrap_or(0)).unwrap_or(0),
+        handle: bytes.collect::<io::Result<_>>()?,
+    })
+}
+
+/// Captures an instance.
+pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<InotifyState, Fault> {
+    let found = &s.found[id];
+    let lines = found
+        .info
+        .all("inotify ")
+        .map(line)
+        .collect::<io::Result<Vec<_>>>()
+        .at("read fdinfo")?;
+    let pid = found.holder.pid;
+    if fd::readable_bytes(found.raw()).at("ask for events")? > 0 {
+        let text = format!(
+            "process {pid}: fd {}: inotify events not yet read are lost at a restart",
+            found.holder.fd
+        );
+        s.notes.push(text);
+    }
+    let mut candidates: Option<BTreeSet<PathBuf>> = None;
+    let mut watches = Vec::new();
+    for l in lines {
+        let is_it = |p: &Path| fd::stat(p, false).is_ok_and(|st| st.st_ino == l.ino && st.st_dev == l.dev);
+        let path = match by_handle(&l).filter(|p| is_it(p)) {
+            Some(p) => p,
+            None => {
+                let known = candidates.get_or_insert_with(|| likely(s, pid));
+                let direct = known.iter().find(|p| is_it(p)).cloned();
+                match direct.or_else(|| known.iter().find_map(|d| within(d, &l, &is_it))) {
+                    Some(p) => p,
+                    None => {
+                        return refuse(format!(
+                            "watch {} is on inode {} whose name cannot be found without privilege; checkpoint as root, or watch a directory \
+                             the program has open",
+                            l.wd, l.ino
+                        ))
+                    }
+                }
+            }
+        };
+        watches.push(Watch {
+            wd: l.wd,
+            path: FsPath(path),
+            mask: l.mask,
+        });
+    }
+    watches.sort_by_key(|w| w.wd);
+    Ok(InotifyState { watches })
+}
+
+/// The name through the file handle; needs CAP_DAC_READ_SEARCH.
+fn by_handle(l: &Line) -> Option<PathBuf> {
+    #[repr(C)]
+    struct Handle {
+        bytes: u32,
+        kind: i32,
+        data: [u8; 128],
+    }
+    let mut h = Handle {
+        bytes: u32::try_from(l.handle.len()).ok()?,
+        kind: l.handle_type,
+        data: [0; 128],
+    };
+    h.data.get_mut(..l.handle.len())?.copy_from_slice(&l.handle);
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let want = format!("{}:{}", libc::major(l.dev), libc::minor(l.dev));
+    for m in mounts.lines() {
+        let words: Vec<&str> = m.split(' ').collect();
+        if words.get(2) != Some(&want.as_str()) {
+            continue;
+        }
+        let Ok(mount) = fd::open(Path::new(words.get(4)?), libc::O_RDONLY | libc::O_DIRECTORY, 0) else {
+            continue;
+        };
+        // SAFETY: `h` is a file handle with its stated length.
+        let opened = unsafe {
+            libc::syscall(
+                libc::SYS_open_by_handle_at,
+                mount.as_raw_fd(),
+                &raw const h,
+                libc::O_PATH | libc::O_CLOEXEC,
+            )
+        };
+        if let Ok(raw) = check(i32::try_from(opened).unwrap_or(-1)) {
+            // SAFETY: the kernel has just returned this number.
+            let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+            return fd::readlink(&fd::self_path(fd.as_raw_fd())).ok();
+        }
+    }
+    None
+}
+
+/// Where programs watch.
+fn likely(s: &Session<'_>, pid: i32) -> BTreeSet<PathBuf> {
+    let mut out = BTreeSet::new();
+    let mut add = |p: &Path| out.extend(p.ancestors().map(Path::to_owned));
+    for p in s.processes {
+        for name in ["cwd", "exe", "root"] {
+            if let Ok(p) = fd::readlink(Path::new(&format!("/proc/{}/{name}", p.pid))) {
+                add(&p);
+            }
+        }
+    }
+    for f in &s.found {
+        if f.link.is_absolute() {
+            add(&f.link);
+        }
+    }
+    for m in belay_kernel::proc::maps(pid).unwrap_or_default() {
+        if m.name.starts_with('/') {
+            add(Path::new(&m.name));
+        }
+    }
+    for p in ["/tmp", "/etc", "/var/tmp", "/run", "/dev", "/dev/shm", "/dev/pts", "/proc"] {
+        add(Path::new(p));
+    }
+    out
+}
+
+/// A file directly in `dir`.
+fn within(dir: &Path, l: &Line, is_it: &impl Fn(&Path) -> bool) -> Option<PathBuf> {
+    use std::os::unix::fs::DirEntryExt;
+    let entries = std::fs::read_dir(dir).ok()?.take(100_000).flatten();
+    entries.filter(|e| e.ino() == l.ino).map(|e| e.path()).find(|p| is_it(p))
+}
+
+/// Makes it again with the same watch numbers.
+pub(crate) fn rebuild(d: &Description, state: &InotifyState) -> Result<OwnedFd, Fault> {
+    let flags = libc::IN_CLOEXEC | (d.flags & libc::O_NONBLOCK);
+    // SAFETY: inotify_init1 takes a number.
+    let raw = check(unsafe { libc::inotify_init1(flags) }).at("inotify_init")?;
+    // SAFETY: the kernel has just returned this number.
+    let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+    for w in &state.watches {
+        watch(raw, w)?;
+    }
+    Ok(fd)
+}
+
+fn watch(raw: RawFd, w: &Watch) -> Result<(), Fault> {
+    let path = fd::c_path(w.path.as_path()).at("name")?;
+    // Where the kernel cannot be told the next number, numbers are used up: they only ever grow.
+    let told = fd::ioctl_num(raw, SET_NEXT_WD, libc::c_ulong::from(w.wd.unsigned_abs())).is_ok();
+    loop {
+        // SAFETY: `path` is a valid C string.
+        let wd = check(unsafe { libc::inotify_add_watch(raw, path.as_ptr(), w.mask) }).at(format!("watch {}", w.path))?;
+        if wd == w.wd {
+            return Ok(());
+        }
+        if wd > w.wd || told || w.wd - wd > 1_000_000 {
+            return refuse(format!("watch on {} got number {wd} instead of {}", w.path, w.wd));
+        }
+        // SAFETY: inotify_rm_watch takes numbers only.
+        check(unsafe { libc::inotify_rm_watch(raw, wd) }).at("give a watch number back")?;
+        let mut event = [0u8; 64];
+        // The removal reports itself (IN_IGNORED); nobody may see that.
+        fd::read(raw, &mut event).at("drop an event")?;
+    }
+}

@@ -1,0 +1,146 @@
+//! Lays out the descriptor table of one restarted process, in that process.
+
+use crate::fault::{At, Fault};
+use crate::model::{Description, Descriptors, Kind, Slot, Table};
+use crate::rebuild::{refusal, Built};
+use crate::sys::fd;
+use crate::{epoll, files, locks, pidfd, Refusal};
+use belay_kernel::kcmp;
+use std::collections::BTreeSet;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// Puts every descriptor of `pid` at its number and closes all others except `keep`.
+pub(crate) fn install(d: &Descriptors, built: &Built, pid: i32, keep: &[RawFd]) -> Result<(), Refusal> {
+    let Some(table) = d.tables.iter().find(|t| t.pids.contains(&pid)) else {
+        return close_others(&BTreeSet::new(), keep).map_err(|e| table_refusal(pid, &e));
+    };
+    if shares_with_first(table, pid) {
+        return Ok(());
+    }
+    for (id, desc) in d.descriptions.iter().enumerate() {
+        if desc.holder.pid == pid {
+            if let (Kind::Epoll(e), Some(Some(own))) = (&desc.kind, built.made.get(id)) {
+                epoll::restore_interest(e, own.as_raw_fd(), |id| source(d, built, id)).map_err(|e| refusal(d, id, &e))?;
+            }
+        }
+    }
+    let mut placed = BTreeSet::new();
+    for slot in &table.slots {
+        if let Some(from) = slot_source(d, built, slot) {
+            fd::dup_to(from, slot.fd, slot.cloexec)
+                .at("put at its number")
+                .map_err(|e| refusal(d, slot.desc, &e))?;
+            placed.insert(slot.fd);
+        }
+    }
+    close_others(&placed, keep).map_err(|e| table_refusal(pid, &e))?;
+    locks::restore_posix(&d.posix_locks, pid).map_err(|(fd, e)| Refusal {
+        pid,
+        object: format!("lock on fd {fd}"),
+        reason: e.to_string(),
+    })
+}
+
+/// What needs all processes: pidfds, files in `/proc/PID`, owners for signals.
+pub(crate) fn install_late(d: &Descriptors, pid: i32) -> Result<(), Refusal> {
+    let Some(table) = d.tables.iter().find(|t| t.pids.contains(&pid)) else {
+        return Ok(());
+    };
+    if shares_with_first(table, pid) {
+        return Ok(());
+    }
+    for slot in &table.slots {
+        let Some(desc) = d.descriptions.get(slot.desc) else { continue };
+        late(desc, slot).map_err(|e| refusal(d, slot.desc, &e))?;
+    }
+    for (id, desc) in d.descriptions.iter().enumerate() {
+        if let (Kind::Epoll(e), true) = (&desc.kind, desc.holder.pid == pid && desc.holder.fd >= 0) {
+            epoll::restore_late(d, e, desc.holder.fd, table).map_err(|e| refusal(d, id, &e))?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes a descriptor that needs a process, and sets who is signalled when I/O is possible.
+fn late(desc: &Description, slot: &Slot) -> Result<(), Fault> {
+    let made: Option<OwnedFd> = match &desc.kind {
+        Kind::Pidfd(p) => pidfd::late(p)?,
+        Kind::Path(p) if p.needs_process.is_some() => Some(files::path::rebuild(desc, p)?),
+        _ => None,
+    };
+    if let Some(fd) = made {
+        fd::dup_to(fd.as_raw_fd(), slot.fd, slot.cloexec).at("put at its number")?;
+        if fd.as_raw_fd() == slot.fd {
+            // It was opened at its own number already, and stays.
+            std::mem::forget(fd);
+        }
+    }
+    let Some(owner) = desc.owner.filter(|_| desc.holder.fd == slot.fd) else {
+        return Ok(());
+    };
+    if owner.signal != 0 {
+        fd::fcntl(slot.fd, fd::F_SETSIG, owner.signal).at("set its signal")?;
+    }
+    let ex = [owner.kind, owner.id];
+    // SAFETY: F_SETOWN_EX reads two integers.
+    let set = unsafe { libc::fcntl(slot.fd, fd::F_SETOWN_EX, ex.as_ptr()) };
+    match crate::sys::check(set) {
+        // The owner had ended before the checkpoint.
+        Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
+        set => drop(set.at("set its owner")?),
+    }
+    if desc.flags & libc::O_ASYNC != 0 {
+        let flags = fd::flags(slot.fd).at("read its flags")?;
+        fd::set_flags(slot.fd, flags | libc::O_ASYNC).at("set O_ASYNC")?;
+    }
+    Ok(())
+}
+
+/// The agent's descriptor for an entry.
+fn slot_source(d: &Descriptors, built: &Built, slot: &Slot) -> Option<RawFd> {
+    match d.descriptions.get(slot.desc).map(|d| &d.kind) {
+        Some(Kind::LauncherStdio(numbers)) if numbers.contains(&slot.fd) => stdio(built, slot.fd),
+        _ => source(d, built, slot.desc),
+    }
+}
+
+/// The agent's descriptor for a description.
+fn source(d: &Descriptors, built: &Built, id: usize) -> Option<RawFd> {
+    match d.descriptions.get(id).map(|d| &d.kind) {
+        Some(Kind::LauncherStdio(numbers)) => numbers.iter().find_map(|n| stdio(built, *n)),
+        _ => built.made.get(id)?.as_ref().map(AsRawFd::as_raw_fd),
+    }
+}
+
+fn stdio(built: &Built, number: RawFd) -> Option<RawFd> {
+    let at = usize::try_from(number).ok()?;
+    built.stdio.get(at)?.as_ref().map(AsRawFd::as_raw_fd)
+}
+
+/// Whether `pid` is not the first user of its table and really shares it, so that there is nothing left to do.
+fn shares_with_first(table: &Table, pid: i32) -> bool {
+    let first = table.pids[0];
+    let me = std::process::id().cast_signed();
+    first != pid && kcmp::compare(me, first, kcmp::Object::Files).is_ok_and(std::cmp::Ordering::is_eq)
+}
+
+/// Closes every number that is neither placed nor to be kept.
+fn close_others(placed: &BTreeSet<RawFd>, keep: &[RawFd]) -> Result<(), Fault> {
+    let mut next = 0;
+    let wanted: BTreeSet<RawFd> = placed.iter().chain(keep).copied().collect();
+    for n in wanted {
+        if n > next {
+            fd::close_range(next, n - 1).at("close what does not belong to it")?;
+        }
+        next = n + 1;
+    }
+    fd::close_range(next, RawFd::MAX).at("close what does not belong to it")
+}
+
+fn table_refusal(pid: i32, fault: &Fault) -> Refusal {
+    Refusal {
+        pid,
+        object: "descriptor table".into(),
+        reason: fault.to_string(),
+    }
+}

@@ -1,0 +1,160 @@
+//! flock, POSIX record locks, open-file-description locks and leases, from the `lock:` lines of `fdinfo`.
+//!
+//! Locks that belong to a description are set by the agent; POSIX locks belong to a process and are set there.
+
+use crate::capture::{Found, Session};
+use crate::fault::{refuse, At, Fault};
+use crate::model::Holder;
+use crate::sys::{check, fd, fdinfo::FdInfo};
+use serde::{Deserialize, Serialize};
+use std::os::fd::RawFd;
+
+/// A lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Lock {
+    kind: LockKind,
+    write: bool,
+    start: i64,
+    /// Last byte, `None` to the end of the file.
+    end: Option<i64>,
+}
+
+/// Kinds of lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+enum LockKind {
+    Flock,
+    Posix,
+    Ofd,
+    Lease,
+}
+
+/// A POSIX lock of a process.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct PosixLock {
+    pid: i32,
+    fd: RawFd,
+    lock: Lock,
+}
+
+/// Parses a `lock:` line behind its key: `1: POSIX  ADVISORY  WRITE 123 00:2b:1234 0 EOF`.
+fn parse(text: &str) -> Result<Lock, Fault> {
+    let w: Vec<&str> = text.split_whitespace().collect();
+    let bad = || Fault::Refused(format!("cannot read its lock {text:?}"));
+    let [_, kind, strength, access, _, _, start, end] = w[..] else {
+        return Err(bad());
+    };
+    let kind = match kind {
+        "FLOCK" => LockKind::Flock,
+        "POSIX" => LockKind::Posix,
+        "OFDLCK" => LockKind::Ofd,
+        "LEASE" => LockKind::Lease,
+        _ => {
+            return refuse(format!(
+                "locks of kind {kind} ({strength}) cannot be restored; release it before the checkpoint"
+            ))
+        }
+    };
+    if kind == LockKind::Lease && strength == "BREAKING" {
+        return refuse("its lease is being broken; checkpoint again when that is over");
+    }
+    Ok(Lock {
+        kind,
+        write: access == "WRITE",
+        start: start.parse().map_err(|_| bad())?,
+        end: if end == "EOF" {
+            None
+        } else {
+            Some(end.parse().map_err(|_| bad())?)
+        },
+    })
+}
+
+/// Locks that belong to the description itself.
+pub(crate) fn of_description(found: &Found) -> Result<Vec<Lock>, Fault> {
+    let locks = found.info.all("lock:").map(parse).collect::<Result<Vec<_>, _>>()?;
+    Ok(locks.into_iter().filter(|l| l.kind != LockKind::Posix).collect())
+}
+
+/// POSIX locks of all processes: they show only in the `fdinfo` of the process that owns them.
+pub(crate) fn capture_posix(s: &mut Session<'_>, out: &mut Vec<PosixLock>) -> Result<(), (Holder, String, Fault)> {
+    for t in &s.tables {
+        for slot in &t.slots {
+            if s.found[slot.desc].stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+                continue;
+            }
+            let pid = t.pids[0];
+            let holder = Holder { pid, fd: slot.fd };
+            let name = || format!("lock on fd {}", slot.fd);
+            let info = FdInfo::read(pid, slot.fd)
+                .at("read fdinfo")
+                .map_err(|e| (holder, name(), e))?;
+            for text in info.all("lock:") {
+                let lock = parse(text).map_err(|e| (holder, name(), e))?;
+                // A lock shows under every number of the description in the process: once is enough.
+                let known = |l: &PosixLock| l.pid == pid && l.lock == lock && s.lookup(pid, l.fd) == Some(slot.desc);
+                if lock.kind == LockKind::Posix && !out.iter().any(known) {
+                    out.push(PosixLock { pid, fd: slot.fd, lock });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn set(raw: RawFd, cmd: i32, lock: &Lock) -> Result<(), Fault> {
+    let flock = libc::flock {
+        l_type: if lock.write { libc::F_WRLCK } else { libc::F_RDLCK } as _,
+        l_whence: libc::SEEK_SET as _,
+        l_start: lock.start,
+        l_len: lock.end.map_or(0, |end| end.saturating_sub(lock.start).saturating_add(1)),
+        l_pid: 0,
+    };
+    // SAFETY: the lock commands read a `flock`.
+    check(unsafe { libc::fcntl(raw, cmd, &flock) }).at("lock it again (does another program hold the lock now?)")?;
+    Ok(())
+}
+
+/// Sets the locks of a description again.
+pub(crate) fn restore_of_description(raw: RawFd, locks: &[Lock]) -> Result<(), Fault> {
+    for lock in locks {
+        match lock.kind {
+            LockKind::Flock => {
+                let how = if lock.write { libc::LOCK_EX } else { libc::LOCK_SH };
+                // SAFETY: flock takes numbers only.
+                check(unsafe { libc::flock(raw, how | libc::LOCK_NB) })
+                    .at("lock it again (does another program hold the lock now?)")?;
+            }
+            LockKind::Ofd => set(raw, libc::F_OFD_SETLK, lock)?,
+            LockKind::Lease => {
+                let kind = if lock.write { libc::F_WRLCK } else { libc::F_RDLCK };
+                fd::fcntl(raw, libc::F_SETLEASE, kind).at("take its lease again")?;
+            }
+            LockKind::Posix => {}
+        }
+    }
+    Ok(())
+}
+
+/// Sets the POSIX locks of process `pid` again; called in it.
+pub(crate) fn restore_posix(locks: &[PosixLock], pid: i32) -> Result<(), (RawFd, Fault)> {
+    for l in locks.iter().filter(|l| l.pid == pid) {
+        set(l.fd, libc::F_SETLK, &l.lock).map_err(|e| (l.fd, e))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read() {
+        let l = parse("1: POSIX  ADVISORY  WRITE 123 00:2b:1234 10 19").unwrap();
+        assert_eq!((l.kind, l.write, l.start, l.end), (LockKind::Posix, true, 10, Some(19)));
+        let l = parse("2: FLOCK  ADVISORY  READ 123 00:2b:1234 0 EOF").unwrap();
+        assert_eq!((l.kind, l.write, l.start, l.end), (LockKind::Flock, false, 0, None));
+        assert!(parse("1: POSIX").is_err());
+        assert!(parse("1: LEASE  BREAKING  READ 123 00:2b:1234 0 EOF").is_err());
+        assert!(parse("1: DELEG  ACTIVE    READ 123 00:2b:1234 0 EOF").is_err());
+    }
+}

@@ -1,0 +1,238 @@
+//! Pipes and FIFOs: data in flight, capacity, packet mode.
+//!
+//! Data is copied with `tee(2)` into a pipe of the agent's own, so the job's pipe is never read.
+
+use crate::capture::Session;
+use crate::fault::{refuse, At, Fault};
+use crate::files::{make_parents, parents, set_owner, Directory};
+use crate::model::{DescId, Description, FsPath, Holder, Kind};
+use crate::sys::fd;
+use belay_image::blobs::{BlobReader, BlobRef};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// One pipe.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct PipeObject {
+    /// File of a FIFO.
+    fifo: Option<Fifo>,
+    /// Capacity in bytes.
+    capacity: i32,
+    /// Data in flight; one piece per packet in packet mode.
+    data: Vec<BlobRef>,
+    /// Whether pieces are packets.
+    packets: bool,
+}
+
+/// Name of a FIFO.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Fifo {
+    path: FsPath,
+    mode: u32,
+    owner: (u32, u32),
+    deleted: bool,
+    parents: Vec<Directory>,
+}
+
+/// The pipes found so far.
+#[derive(Debug, Default)]
+pub(crate) struct PipeSet {
+    by_id: HashMap<(u64, u64), usize>,
+    ends: Vec<Vec<DescId>>,
+}
+
+/// Captures one end.
+pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<usize, Fault> {
+    let stat = &s.found[id].stat;
+    let set = &mut s.pipes;
+    let at = *set.by_id.entry((stat.st_dev, stat.st_ino)).or_insert_with(|| {
+        set.ends.push(Vec::new());
+        set.ends.len() - 1
+    });
+    set.ends[at].push(id);
+    Ok(at)
+}
+
+/// Reads the data in flight, when all ends are known.
+pub(crate) fn finish(s: &mut Session<'_>, out: &mut Vec<PipeObject>) -> Result<(), (Holder, String, Fault)> {
+    for at in 0..s.pipes.ends.len() {
+        let first = &s.found[s.pipes.ends[at][0]];
+        let (holder, name) = (first.holder, first.link.display().to_string());
+        match object(s, at) {
+            Ok(o) => out.push(o),
+            Err(e) => return Err((holder, name, e)),
+        }
+    }
+    Ok(())
+}
+
+fn object(s: &mut Session<'_>, at: usize) -> Result<PipeObject, Fault> {
+    let ends: Vec<_> = s.pipes.ends[at].iter().map(|id| &s.found[*id]).collect();
+    let first = ends[0];
+    let has = |access: i32| ends.iter().any(|f| f.access() == access || f.access() == libc::O_RDWR);
+    let (reads, writes) = (has(libc::O_RDONLY), has(libc::O_WRONLY));
+    let fifo = fifo(first.link.as_path(), &first.stat);
+    let what = match (&fifo, reads, writes) {
+        (None, false, true) if fd::poll(first.raw(), libc::POLLOUT).at("poll")? & libc::POLLERR == 0 => Some("read"),
+        (None, true, false) if fd::poll(first.raw(), libc::POLLIN).at("poll")? & libc::POLLHUP == 0 => Some("write"),
+        _ => None,
+    };
+    let capacity = fd::fcntl(first.raw(), libc::F_GETPIPE_SZ, 0).at("read its capacity")?;
+    let packets = ends
+        .iter()
+        .any(|f| f.flags & libc::O_DIRECT != 0 && f.access() != libc::O_RDONLY);
+    let pieces = match (ends.iter().find(|f| f.access() != libc::O_WRONLY), &fifo) {
+        (Some(f), _) => copy(f.raw(), capacity, packets)?,
+        // Another program may yet open the FIFO for reading.
+        (None, Some(_)) => {
+            let reader = fd::reopen(first.raw(), libc::O_RDONLY | libc::O_NONBLOCK).at("open it for reading")?;
+            copy(reader.as_raw_fd(), capacity, packets)?
+        }
+        // What is in there belongs to a reader outside the job, or to nobody.
+        (None, None) => Vec::new(),
+    };
+    let note = what.map(|what| {
+        format!(
+            "process {}: fd {}: the program outside the job that could {what} {} will be gone after a restart",
+            first.holder.pid,
+            first.holder.fd,
+            first.link.display()
+        )
+    });
+    let data = pieces.iter().map(|p| s.blobs.put(p)).collect::<Result<Vec<_>, _>>()?;
+    s.notes.extend(note);
+    Ok(PipeObject {
+        fifo,
+        capacity,
+        data,
+        packets,
+    })
+}
+
+/// Name of the FIFO behind the link `shown`; `None` for a pipe.
+fn fifo(shown: &std::path::Path, stat: &fd::Stat) -> Option<Fifo> {
+    if shown.to_string_lossy().starts_with("pipe:[") {
+        return None;
+    }
+    let here = fd::stat(shown, false).is_ok_and(|st| st.st_dev == stat.st_dev && st.st_ino == stat.st_ino);
+    let path = match shown.to_str().and_then(|p| p.strip_suffix(" (deleted)")) {
+        Some(bare) if !here => std::path::Path::new(bare),
+        _ => shown,
+    };
+    Some(Fifo {
+        path: FsPath::from(path),
+        mode: stat.st_mode & 0o7777,
+        owner: (stat.st_uid, stat.st_gid),
+        deleted: !here,
+        parents: parents(path),
+    })
+}
+
+/// The data in a pipe, without consuming it.
+fn copy(reader: RawFd, capacity: i32, packets: bool) -> Result<Vec<Vec<u8>>, Fault> {
+    let bytes = fd::readable_bytes(reader).at("ask how much it holds")?;
+    if bytes == 0 {
+        return Ok(Vec::new());
+    }
+    let (r, w) = fd::pipe(libc::O_NONBLOCK).at("make a pipe")?;
+    if fd::fcntl(w.as_raw_fd(), libc::F_GETPIPE_SZ, 0).at("read a capacity")? < capacity {
+        fd::fcntl(w.as_raw_fd(), libc::F_SETPIPE_SZ, capacity)
+            .at("make a pipe of the same capacity (see /proc/sys/fs/pipe-user-pages-soft)")?;
+    }
+    let copied = fd::tee(reader, w.as_raw_fd(), bytes).at("copy its data (tee)")?;
+    if copied != bytes {
+        return refuse(format!("holds {bytes} bytes, of which only {copied} could be copied"));
+    }
+    let mut pieces = Vec::new();
+    let mut left = bytes;
+    while left > 0 {
+        let mut piece = vec![0u8; if packets { left.min(4096) } else { left }];
+        let n = fd::read(r.as_raw_fd(), &mut piece).at("read the copy")?;
+        if n == 0 {
+            return refuse("its copy ended early");
+        }
+        piece.truncate(n);
+        pieces.push(piece);
+        left -= n;
+    }
+    Ok(pieces)
+}
+
+/// A pipe made again: descriptors of both directions, kept until every description has been opened.
+#[derive(Debug)]
+pub(crate) struct BuiltPipe {
+    read: OwnedFd,
+    _write: OwnedFd,
+    write_path: RawFd,
+}
+
+/// Makes the pipe and puts its data back.
+pub(crate) fn prepare(object: &PipeObject, blobs: &BlobReader) -> Result<BuiltPipe, Fault> {
+    let (read, write) = match &object.fifo {
+        None => fd::pipe(libc::O_NONBLOCK).at("make a pipe")?,
+        Some(f) => open_fifo(f)?,
+    };
+    if fd::fcntl(write.as_raw_fd(), libc::F_GETPIPE_SZ, 0).at("read its capacity")? != object.capacity {
+        fd::fcntl(write.as_raw_fd(), libc::F_SETPIPE_SZ, object.capacity).at("set its capacity")?;
+    }
+    if object.packets {
+        fd::set_flags(write.as_raw_fd(), libc::O_WRONLY | libc::O_NONBLOCK | libc::O_DIRECT).at("set packet mode")?;
+    }
+    for piece in &object.data {
+        let data = blobs.get(piece)?;
+        let n = fd::write(write.as_raw_fd(), &data).at("put its data back")?;
+        if n != data.len() {
+            return refuse(format!("only {n} of {} bytes in flight fit into it", data.len()));
+        }
+    }
+    Ok(BuiltPipe {
+        write_path: write.as_raw_fd(),
+        read,
+        _write: write,
+    })
+}
+
+fn open_fifo(f: &Fifo) -> Result<(OwnedFd, OwnedFd), Fault> {
+    let path = f.path.as_path();
+    make_parents(&f.parents)?;
+    let c = fd::c_path(path).at("name")?;
+    // SAFETY: `c` is a valid C string.
+    let made = crate::sys::check(unsafe { libc::mkfifo(c.as_ptr(), 0o600) });
+    match made {
+        Ok(_) => {
+            set_owner(path, f.owner).at("set its owner")?;
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(f.mode);
+            std::fs::set_permissions(path, mode).at("set its mode")?;
+        }
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && !f.deleted => {}
+        Err(e) => return Err(e).at("make the FIFO again"),
+    }
+    let read = fd::open(path, libc::O_RDONLY | libc::O_NONBLOCK, 0).at("open it for reading")?;
+    let stat = fd::fstat(read.as_raw_fd()).at("stat")?;
+    if stat.st_mode & libc::S_IFMT != libc::S_IFIFO {
+        return refuse("is not a FIFO any more; move it away");
+    }
+    let write = fd::open(path, libc::O_WRONLY | libc::O_NONBLOCK, 0).at("open it for writing")?;
+    if f.deleted {
+        std::fs::remove_file(path).at("delete it again")?;
+    }
+    Ok((read, write))
+}
+
+impl BuiltPipe {
+    /// A new description on it.
+    pub(crate) fn open(&self, d: &Description) -> Result<OwnedFd, Fault> {
+        debug_assert!(matches!(d.kind, Kind::Pipe(_)));
+        let access = d.flags & libc::O_ACCMODE;
+        let end = if access == libc::O_WRONLY {
+            self.write_path
+        } else {
+            self.read.as_raw_fd()
+        };
+        let fd = fd::reopen(end, access | libc::O_NONBLOCK).at("open")?;
+        fd::set_flags(fd.as_raw_fd(), d.flags & !libc::O_ASYNC).at("set its flags")?;
+        Ok(fd)
+    }
+}

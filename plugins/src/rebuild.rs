@@ -1,0 +1,194 @@
+//! The rebuild flow, in the agent of the restarted job: objects first, then descriptions on them, then data in flight.
+//!
+//! Everything made is moved to descriptors at or above [`Builder::min`], a number that no process of the job uses, so that laying out a
+//! process's table (`install`) never overwrites what is still to be installed.
+
+use crate::capture::RaisedLimit;
+use crate::fault::{refuse, At, Fault};
+use crate::model::{DescId, Description, Descriptors, Kind};
+use crate::sys::fd;
+use crate::{epoll, eventfd, files, locks, pipes, shm, signalfd, sockets, terminals, timerfd};
+use crate::{inotify, pidfd, Refusal};
+use belay_image::blobs::BlobReader;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// State of one rebuild.
+#[derive(Debug)]
+pub(crate) struct Builder<'a> {
+    /// What to rebuild.
+    pub(crate) descriptors: &'a Descriptors,
+    /// Byte strings.
+    pub(crate) blobs: &'a BlobReader,
+    /// Smallest descriptor number to hold things at.
+    pub(crate) min: RawFd,
+    made: Vec<Option<OwnedFd>>,
+}
+
+impl Builder<'_> {
+    /// Takes the descriptor of description `id`.
+    pub(crate) fn put(&mut self, id: DescId, fd: OwnedFd) -> Result<(), Fault> {
+        self.made[id] = Some(lift(fd, self.min)?);
+        Ok(())
+    }
+
+    /// Whether description `id` exists.
+    pub(crate) fn has(&self, id: DescId) -> bool {
+        self.made.get(id).is_some_and(Option::is_some)
+    }
+
+    /// The descriptor of description `id`.
+    pub(crate) fn raw(&self, id: DescId) -> Option<RawFd> {
+        self.made.get(id)?.as_ref().map(AsRawFd::as_raw_fd)
+    }
+}
+
+/// Moves `fd` to a number of at least `min`.
+pub(crate) fn lift(fd: OwnedFd, min: RawFd) -> Result<OwnedFd, Fault> {
+    if fd.as_raw_fd() >= min {
+        return Ok(fd);
+    }
+    fd::dup_from(fd.as_raw_fd(), min).at(format!("move to a descriptor from {min} (is RLIMIT_NOFILE large enough?)"))
+}
+
+/// What has been made.
+#[derive(Debug)]
+pub(crate) struct Built {
+    /// Descriptor of each description; `None` for what is made in the processes.
+    pub(crate) made: Vec<Option<OwnedFd>>,
+    /// Files and shared memory.
+    pub(crate) files: Vec<files::BuiltFile>,
+    /// Terminals.
+    pub(crate) terminals: terminals::BuiltTerminals,
+    /// The agent's standard input, output and error.
+    pub(crate) stdio: [Option<OwnedFd>; 3],
+    /// The raised descriptor limit.
+    pub(crate) _limit: RaisedLimit,
+}
+
+/// Number from which the agent holds what it makes.
+pub(crate) fn base(d: &Descriptors) -> RawFd {
+    let used = d.tables.iter().flat_map(|t| t.slots.iter().map(|s| s.fd)).max().unwrap_or(0);
+    (used + 1).max(64)
+}
+
+/// Rebuilds everything that needs no process.
+pub(crate) fn rebuild(d: &Descriptors, blobs: &BlobReader) -> Result<Built, Refusal> {
+    let limit = RaisedLimit::raise();
+    let min = base(d);
+    let mut b = Builder {
+        descriptors: d,
+        blobs,
+        min,
+        made: d.descriptions.iter().map(|_| None).collect(),
+    };
+    let stdio = [0, 1, 2].map(|n| fd::dup_from(n, min).ok());
+    shm::sysv::rebuild(&d.sysv, blobs).map_err(|e| object("System V objects", &e))?;
+    let files = objects(&d.files, |o| files::prepare(o, blobs), |o| format!("file {}", o.path))?;
+    let pipes = objects(&d.pipes, |o| pipes::prepare(o, blobs), |_| "pipe".into())?;
+    let terminals = terminals::prepare(&d.terminals, blobs, min).map_err(|e| object("terminal", &e))?;
+    for (id, desc) in d.descriptions.iter().enumerate() {
+        let made = match &desc.kind {
+            Kind::File(at) => file(desc, entry(&files, *at)).map(Some),
+            Kind::Path(p) if p.needs_process.is_some() => Ok(None),
+            Kind::Path(p) => files::path::rebuild(desc, p).map(Some),
+            Kind::Pipe(at) => entry(&pipes, *at).and_then(|p| p.open(desc)).map(Some),
+            Kind::Terminal(side) => terminals::open(desc, side, &terminals).map(Some),
+            Kind::Udp(u) => sockets::udp::rebuild(u).map(Some),
+            Kind::Netlink(n) => sockets::netlink::rebuild(n).map(Some),
+            Kind::Eventfd(e) => eventfd::rebuild(desc, e).map(Some),
+            Kind::Signalfd(s) => signalfd::rebuild(desc, s).map(Some),
+            Kind::Timerfd(t) => timerfd::rebuild(desc, t).map(Some),
+            Kind::Epoll(_) => epoll::rebuild().map(Some),
+            Kind::Inotify(i) => inotify::rebuild(desc, i).map(Some),
+            Kind::Pidfd(p) => pidfd::rebuild(p),
+            // Also for what refers to it from elsewhere: a message in flight, an epoll instance.
+            Kind::LauncherStdio(numbers) => standard(&stdio, numbers),
+            Kind::Unix(_) | Kind::Tcp(_) => Ok(None),
+        };
+        if let Some(fd) = made.map_err(|e| refusal(d, id, &e))? {
+            b.put(id, fd).map_err(|e| refusal(d, id, &e))?;
+        }
+    }
+    let build = sockets::unix::rebuild(&mut b).map_err(|(id, e)| refusal(d, id, &e))?;
+    sockets::tcp::rebuild(&mut b).map_err(|(id, e)| refusal(d, id, &e))?;
+    sockets::unix::refill(&b, build).map_err(|(id, e)| refusal(d, id, &e))?;
+    sockets::udp::refill(&b).map_err(|(id, e)| refusal(d, id, &e))?;
+    for (id, desc) in d.descriptions.iter().enumerate() {
+        if let (Some(raw), false) = (b.raw(id), matches!(desc.kind, Kind::LauncherStdio(_))) {
+            settle(desc, raw).map_err(|e| refusal(d, id, &e))?;
+        }
+    }
+    let lifted = files.into_iter().map(|f| f.lifted(min)).collect::<Result<_, _>>();
+    Ok(Built {
+        made: b.made,
+        files: lifted.map_err(|e| object("files", &e))?,
+        terminals,
+        stdio,
+        _limit: limit,
+    })
+}
+
+/// The agent's standard input, output or error in place of the old launcher's.
+fn standard(stdio: &[Option<OwnedFd>; 3], numbers: &[RawFd]) -> Result<Option<OwnedFd>, Fault> {
+    let held = numbers.iter().find_map(|n| stdio.get(usize::try_from(*n).ok()?)?.as_ref());
+    held.map(|fd| fd::dup_from(fd.as_raw_fd(), 0).at("duplicate")).transpose()
+}
+
+/// A rebuilt regular file at its offset.
+fn file(d: &Description, built: Result<&files::BuiltFile, Fault>) -> Result<OwnedFd, Fault> {
+    let fd = built?.open(d.flags)?;
+    if d.pos != 0 {
+        fd::seek(fd.as_raw_fd(), d.pos, libc::SEEK_SET).at("set the offset")?;
+    }
+    Ok(fd)
+}
+
+/// What all kinds have in common: status flags, locks of the description.
+fn settle(d: &Description, raw: RawFd) -> Result<(), Fault> {
+    const SETTABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME;
+    if d.flags & libc::O_PATH != 0 {
+        return Ok(());
+    }
+    let now = fd::flags(raw).at("read its flags")?;
+    if (now ^ d.flags) & SETTABLE != 0 {
+        fd::set_flags(raw, (now & !SETTABLE) | (d.flags & SETTABLE)).at("set its flags")?;
+    }
+    locks::restore_of_description(raw, &d.locks)
+}
+
+fn entry<T>(list: &[T], at: usize) -> Result<&T, Fault> {
+    match list.get(at) {
+        Some(v) => Ok(v),
+        None => refuse("the image refers to an object that it does not have"),
+    }
+}
+
+fn objects<T, B>(
+    list: &[T],
+    mut prepare: impl FnMut(&T) -> Result<B, Fault>,
+    name: impl Fn(&T) -> String,
+) -> Result<Vec<B>, Refusal> {
+    list.iter().map(|o| prepare(o).map_err(|e| object(&name(o), &e))).collect()
+}
+
+fn object(name: &str, fault: &Fault) -> Refusal {
+    Refusal {
+        pid: 0,
+        object: name.into(),
+        reason: fault.to_string(),
+    }
+}
+
+/// A refusal that names the descriptor.
+pub(crate) fn refusal(d: &Descriptors, id: DescId, fault: &Fault) -> Refusal {
+    let (pid, object) = match d.descriptions.get(id) {
+        Some(d) if d.holder.fd >= 0 => (d.holder.pid, format!("fd {} ({})", d.holder.fd, d.name)),
+        Some(d) => (d.holder.pid, format!("descriptor in flight ({})", d.name)),
+        None => (0, "descriptor".into()),
+    };
+    Refusal {
+        pid,
+        object,
+        reason: fault.to_string(),
+    }
+}

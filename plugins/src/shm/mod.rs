@@ -1,0 +1,78 @@
+//! Shared memory: finds the objects behind shared mappings. Contents are read and rebuilt as those of files are (see `files`).
+
+pub(crate) mod sysv;
+
+use crate::capture::Session;
+use crate::content::Window;
+use crate::fault::Fault;
+use crate::files::{self, Origin, Sought};
+use crate::model::Holder;
+use crate::SharedMapping;
+use std::path::{Path, PathBuf};
+
+/// Adds the objects behind all shared mappings to the session's files.
+pub(crate) fn finish(s: &mut Session<'_>) -> Result<(), (Holder, String, Fault)> {
+    for p in s.processes {
+        for m in p.shared.iter().filter(|m| m.sysv_shmid.is_none()) {
+            let holder = Holder { pid: p.pid, fd: -1 };
+            if is_device(&m.name) {
+                let reason = "a mapped device has state that cannot be saved; run without it".to_string();
+                return Err((holder, format!("mapping of {}", m.name), Fault::Refused(reason)));
+            }
+            let at = match s.files.find(m.object) {
+                Some(at) => at,
+                None => object(s, m, holder),
+            };
+            let sought = &mut s.files.objects[at];
+            sought.windows.push(Window {
+                pid: p.pid,
+                address: m.start,
+                offset: m.offset,
+                bytes: m.end - m.start,
+            });
+            let writable = m.prot & libc::PROT_WRITE as u32 != 0;
+            sought.mapped_writable |= writable;
+            sought.object.written |= writable;
+            if sought.object.origin == Origin::Anonymous {
+                sought.object.bytes = sought.object.bytes.max(m.offset + (m.end - m.start));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_device(name: &str) -> bool {
+    let shm = name.starts_with("/dev/shm/") || name.starts_with("/dev/zero") || name.starts_with("/dev/hugepages/");
+    name.starts_with("/dev/") && !shm && !name.starts_with("/dev/mqueue/")
+}
+
+/// The object behind a mapping that no descriptor leads to.
+fn object(s: &mut Session<'_>, m: &SharedMapping, holder: Holder) -> usize {
+    let shown = Path::new(&m.name);
+    let bare = files::without_deleted(shown);
+    let deleted = bare != shown;
+    let name = bare.to_string_lossy().into_owned();
+    let (path, origin) = if m.name.is_empty() || (deleted && name == "/dev/zero") || name == "/anon_hugepage" {
+        (PathBuf::from("anonymous"), Origin::Anonymous)
+    } else if let Some(memfd) = name.strip_prefix("/memfd:") {
+        // Nobody holds a descriptor, so nobody can add or ask for seals any more.
+        (PathBuf::from(memfd), Origin::Memfd { seals: 0, huge: 0 })
+    } else if deleted && !files::is_named(shown, m.object) {
+        (bare.to_owned(), Origin::Deleted { tmpfile: false })
+    } else {
+        (shown.to_owned(), Origin::Named)
+    };
+    if origin == Origin::Named {
+        // On overlayfs and btrfs `stat` and the maps file disagree about the device: the name decides.
+        let by_name = s
+            .files
+            .objects
+            .iter()
+            .position(|o| o.object.origin == Origin::Named && o.object.path.as_path() == path);
+        if let Some(at) = by_name {
+            s.files.alias(m.object, at);
+            return at;
+        }
+    }
+    s.files.add(Sought::mapped(m.object, path, origin, holder))
+}

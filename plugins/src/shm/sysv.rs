@@ -1,0 +1,347 @@
+//! System V shared memory, semaphores and message queues.
+//!
+//! At restart the job has an IPC namespace of its own, so every object gets its old identifier through `/proc/sys/kernel/*_next_id`. A segment
+//! that was removed while attached is made with its identifier, attached by the processes, and removed again by [`remove_pending`].
+
+use crate::capture::Session;
+use crate::content::Content;
+use crate::fault::{refuse, At, Fault};
+use crate::model::Holder;
+use belay_image::blobs::{BlobReader, BlobRef};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::io;
+
+/// All System V objects of the job.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct SysV {
+    segments: Vec<Segment>,
+    semaphores: Vec<SemaphoreSet>,
+    queues: Vec<Queue>,
+}
+
+/// Identity common to all kinds.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct Common {
+    id: i32,
+    key: i32,
+    mode: u32,
+    owner: (u32, u32),
+}
+
+/// A shared memory segment.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Segment {
+    common: Common,
+    content: Content,
+    /// Marked for removal when the last process detaches.
+    removed: bool,
+}
+
+/// A set of semaphores.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct SemaphoreSet {
+    common: Common,
+    values: Vec<u16>,
+}
+
+/// A message queue.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Queue {
+    common: Common,
+    max_bytes: u64,
+    /// (type, text).
+    messages: Vec<(i64, BlobRef)>,
+}
+
+const SHM_DEST: u32 = 0o1000;
+const MSG_COPY: i32 = 0o40000;
+const SEM_STAT_ANY: i32 = 20;
+const MSG_STAT_ANY: i32 = 13;
+const SHM_STAT_ANY: i32 = 15;
+const SHM_INFO: i32 = 14;
+
+fn common(id: i32, p: &libc::ipc_perm) -> Common {
+    Common {
+        id,
+        key: p.__key,
+        mode: u32::from(p.mode) & 0o777,
+        owner: (p.uid, p.gid),
+    }
+}
+
+/// Captures the segments the job has attached, and every object of the namespace that a process of the job made or used last.
+pub(crate) fn capture(s: &mut Session<'_>, out: &mut SysV) -> Result<(), (Holder, String, Fault)> {
+    let pids: BTreeSet<i32> = s.processes.iter().map(|p| p.pid).collect();
+    let at = |id: i32, what: &str| (Holder { pid: 0, fd: -1 }, format!("System V {what} {id}"));
+    let attached: BTreeSet<i32> = s
+        .processes
+        .iter()
+        .flat_map(|p| p.shared.iter().filter_map(|m| m.sysv_shmid))
+        .collect();
+    for id in segments_of(&pids).into_iter().chain(attached).collect::<BTreeSet<i32>>() {
+        let (holder, name) = at(id, "shared memory segment");
+        out.segments.push(segment(s, id).map_err(|e| (holder, name, e))?);
+    }
+    for id in semaphores_of(&pids) {
+        let (holder, name) = at(id, "semaphore set");
+        out.semaphores.push(semaphore_set(id).map_err(|e| (holder, name, e))?);
+    }
+    for id in queues_of(&pids) {
+        let (holder, name) = at(id, "message queue");
+        out.queues.push(queue(s, id).map_err(|e| (holder, name, e))?);
+    }
+    Ok(())
+}
+
+/// `shmctl` with a `shmid_ds`.
+fn shm_stat(id: i32, cmd: i32) -> io::Result<(i32, libc::shmid_ds)> {
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut ds: libc::shmid_ds = unsafe { std::mem::zeroed() };
+    // SAFETY: `ds` is valid for writing.
+    let r = crate::sys::check(unsafe { libc::shmctl(id, cmd, &mut ds) })?;
+    Ok((r, ds))
+}
+
+fn segments_of(pids: &BTreeSet<i32>) -> Vec<i32> {
+    let Ok((top, _)) = shm_stat(0, SHM_INFO) else {
+        return Vec::new();
+    };
+    let mine = |(id, ds): (i32, libc::shmid_ds)| (pids.contains(&ds.shm_cpid) || pids.contains(&ds.shm_lpid)).then_some(id);
+    (0..=top)
+        .filter_map(|i| shm_stat(i, SHM_STAT_ANY).ok().and_then(mine))
+        .collect()
+}
+
+fn segment(s: &mut Session<'_>, id: i32) -> Result<Segment, Fault> {
+    let (_, ds) = shm_stat(id, libc::IPC_STAT).at("shmctl")?;
+    let bytes = ds.shm_segsz;
+    let map = Attached::new(id, libc::SHM_RDONLY).at("attach (shmat)")?;
+    let content = Content::of_mapping(map.0, bytes, s.blobs)?;
+    Ok(Segment {
+        common: common(id, &ds.shm_perm),
+        content,
+        removed: u32::from(ds.shm_perm.mode) & SHM_DEST != 0,
+    })
+}
+
+/// An attachment of the agent's own.
+struct Attached(*mut u8);
+
+impl Attached {
+    fn new(id: i32, flags: i32) -> io::Result<Self> {
+        // SAFETY: a null address lets the kernel choose a free range.
+        let p = unsafe { libc::shmat(id, std::ptr::null(), flags) };
+        if p.addr() == usize::MAX {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self(p.cast()))
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        // SAFETY: the address came from shmat, and nothing refers into the attachment any more.
+        unsafe { libc::shmdt(self.0.cast()) };
+    }
+}
+
+/// The fourth argument of `semctl`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+union SemArg {
+    val: libc::c_int,
+    buf: *mut libc::semid_ds,
+    array: *mut u16,
+}
+
+fn sem_stat(id: i32, cmd: i32) -> io::Result<(i32, libc::semid_ds)> {
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut ds: libc::semid_ds = unsafe { std::mem::zeroed() };
+    // SAFETY: `ds` is valid for writing.
+    let r = crate::sys::check(unsafe { libc::semctl(id, 0, cmd, SemArg { buf: &mut ds }) })?;
+    Ok((r, ds))
+}
+
+fn sem_number(id: i32, at: usize, cmd: i32) -> io::Result<i32> {
+    let at = i32::try_from(at).map_err(io::Error::other)?;
+    // SAFETY: GETPID and the like take no fourth argument.
+    crate::sys::check(unsafe { libc::semctl(id, at, cmd, SemArg { val: 0 }) })
+}
+
+fn semaphores_of(pids: &BTreeSet<i32>) -> Vec<i32> {
+    let Ok((top, _)) = sem_stat(0, libc::SEM_INFO) else {
+        return Vec::new();
+    };
+    let private = own_namespace();
+    let mine = |(id, ds): (i32, libc::semid_ds)| {
+        let used = (0..ds.sem_nsems as usize).any(|i| sem_number(id, i, libc::GETPID).is_ok_and(|p| pids.contains(&p)));
+        (used || private).then_some(id)
+    };
+    (0..=top)
+        .filter_map(|i| sem_stat(i, SEM_STAT_ANY).ok().and_then(mine))
+        .collect()
+}
+
+/// Whether the IPC namespace is another than the system's first one, as it is in a restarted job: then everything in it is the job's.
+fn own_namespace() -> bool {
+    const FIRST: u64 = 0xEFFF_FFFF;
+    crate::sys::fd::stat(std::path::Path::new("/proc/self/ns/ipc"), true).is_ok_and(|st| st.st_ino != FIRST)
+}
+
+fn semaphore_set(id: i32) -> Result<SemaphoreSet, Fault> {
+    let (_, ds) = sem_stat(id, libc::IPC_STAT).at("semctl")?;
+    let mut values = vec![0u16; ds.sem_nsems as usize];
+    // SAFETY: GETALL writes one value for each semaphore of the set.
+    let got = unsafe {
+        libc::semctl(
+            id,
+            0,
+            libc::GETALL,
+            SemArg {
+                array: values.as_mut_ptr(),
+            },
+        )
+    };
+    crate::sys::check(got).at("semctl")?;
+    Ok(SemaphoreSet {
+        common: common(id, &ds.sem_perm),
+        values,
+    })
+}
+
+fn msg_stat(id: i32, cmd: i32) -> io::Result<(i32, libc::msqid_ds)> {
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut ds: libc::msqid_ds = unsafe { std::mem::zeroed() };
+    // SAFETY: `ds` is valid for writing.
+    let r = crate::sys::check(unsafe { libc::msgctl(id, cmd, &mut ds) })?;
+    Ok((r, ds))
+}
+
+fn queues_of(pids: &BTreeSet<i32>) -> Vec<i32> {
+    let Ok((top, _)) = msg_stat(0, libc::MSG_INFO) else {
+        return Vec::new();
+    };
+    let private = own_namespace();
+    let mine =
+        |(id, ds): (i32, libc::msqid_ds)| (private || pids.contains(&ds.msg_lspid) || pids.contains(&ds.msg_lrpid)).then_some(id);
+    (0..=top)
+        .filter_map(|i| msg_stat(i, MSG_STAT_ANY).ok().and_then(mine))
+        .collect()
+}
+
+fn queue(s: &mut Session<'_>, id: i32) -> Result<Queue, Fault> {
+    let (_, ds) = msg_stat(id, libc::IPC_STAT).at("msgctl")?;
+    let mut buf = vec![0u64; usize::try_from(ds.__msg_cbytes).unwrap_or(0) / 8 + 2];
+    let mut messages = Vec::new();
+    for at in 0..ds.msg_qnum {
+        let at = i64::try_from(at).map_err(|_| Fault::Refused("too many messages".into()))?;
+        let flags = MSG_COPY | libc::IPC_NOWAIT | libc::MSG_NOERROR;
+        // SAFETY: the buffer has room for the type and all bytes that the whole queue holds.
+        let n = unsafe { libc::msgrcv(id, buf.as_mut_ptr().cast(), (buf.len() - 1) * 8, at, flags) };
+        let n = crate::sys::check_len(n).at("copy a message (MSG_COPY)")?;
+        let text: Vec<u8> = buf[1..].iter().flat_map(|w| w.to_ne_bytes()).take(n).collect();
+        messages.push((buf[0].cast_signed(), s.blobs.put(&text)?));
+    }
+    Ok(Queue {
+        common: common(id, &ds.msg_perm),
+        max_bytes: ds.msg_qbytes,
+        messages,
+    })
+}
+
+/// Makes everything again in the present (fresh) IPC namespace.
+pub(crate) fn rebuild(v: &SysV, blobs: &BlobReader) -> Result<(), Fault> {
+    for seg in &v.segments {
+        let c = &seg.common;
+        let bytes = usize::try_from(seg.content.bytes).map_err(|_| Fault::Refused("segment too large".into()))?;
+        let key = if seg.removed { libc::IPC_PRIVATE } else { c.key };
+        let flags = libc::IPC_CREAT | libc::IPC_EXCL | 0o600;
+        // SAFETY: shmget takes numbers only.
+        same_id("shm", c.id, || unsafe { libc::shmget(key, bytes, flags) })?;
+        {
+            let map = Attached::new(c.id, 0).at("attach (shmat)")?;
+            // SAFETY: the attachment is a new segment of `content.bytes` zero bytes.
+            unsafe { seg.content.fill_memory(map.0, blobs)? };
+        }
+        let (_, mut ds) = shm_stat(c.id, libc::IPC_STAT).at("shmctl")?;
+        set_perm(&mut ds.shm_perm, c);
+        // SAFETY: `ds` is valid for reading.
+        crate::sys::check(unsafe { libc::shmctl(c.id, libc::IPC_SET, &mut ds) }).at("set mode and owner of a segment")?;
+    }
+    for set in &v.semaphores {
+        let c = &set.common;
+        let n = i32::try_from(set.values.len()).map_err(|_| Fault::Refused("too many semaphores".into()))?;
+        // SAFETY: semget takes numbers only.
+        same_id("sem", c.id, || unsafe {
+            libc::semget(c.key, n, libc::IPC_CREAT | libc::IPC_EXCL | 0o600)
+        })?;
+        let mut values = set.values.clone();
+        // SAFETY: SETALL reads one value for each semaphore of the set.
+        let done = unsafe {
+            libc::semctl(
+                c.id,
+                0,
+                libc::SETALL,
+                SemArg {
+                    array: values.as_mut_ptr(),
+                },
+            )
+        };
+        crate::sys::check(done).at("set the values of semaphores")?;
+        let (_, mut ds) = sem_stat(c.id, libc::IPC_STAT).at("semctl")?;
+        set_perm(&mut ds.sem_perm, c);
+        // SAFETY: `ds` is valid for reading.
+        let done = unsafe { libc::semctl(c.id, 0, libc::IPC_SET, SemArg { buf: &mut ds }) };
+        crate::sys::check(done).at("set mode and owner of semaphores")?;
+    }
+    v.queues.iter().try_for_each(|q| rebuild_queue(q, blobs))
+}
+
+fn rebuild_queue(q: &Queue, blobs: &BlobReader) -> Result<(), Fault> {
+    let c = &q.common;
+    // SAFETY: msgget takes numbers only.
+    same_id("msg", c.id, || unsafe {
+        libc::msgget(c.key, libc::IPC_CREAT | libc::IPC_EXCL | 0o600)
+    })?;
+    for (kind, text) in &q.messages {
+        let mut msg = kind.to_ne_bytes().to_vec();
+        msg.extend_from_slice(&blobs.get(text)?);
+        // SAFETY: `msg` holds the type and the text of the stated length.
+        let sent = unsafe { libc::msgsnd(c.id, msg.as_ptr().cast(), msg.len() - 8, libc::IPC_NOWAIT) };
+        crate::sys::check(sent).at("put a message back")?;
+    }
+    let (_, mut ds) = msg_stat(c.id, libc::IPC_STAT).at("msgctl")?;
+    set_perm(&mut ds.msg_perm, c);
+    ds.msg_qbytes = ds.msg_qbytes.min(q.max_bytes);
+    // SAFETY: `ds` is valid for reading.
+    crate::sys::check(unsafe { libc::msgctl(c.id, libc::IPC_SET, &mut ds) }).at("set mode and owner of a queue")?;
+    Ok(())
+}
+
+fn set_perm(p: &mut libc::ipc_perm, c: &Common) {
+    p.mode = c.mode as _;
+    (p.uid, p.gid) = c.owner;
+}
+
+/// Makes an object with identifier `id`.
+fn same_id(kind: &str, id: i32, make: impl FnOnce() -> i32) -> Result<(), Fault> {
+    std::fs::write(format!("/proc/sys/kernel/{kind}_next_id"), id.to_string()).at(format!("ask for {kind} identifier {id}"))?;
+    let got = crate::sys::check(make()).at(format!("make {kind} object {id}"))?;
+    if got != id {
+        return refuse(format!(
+            "{kind} object got identifier {got} instead of {id}; restart in an IPC namespace of its own"
+        ));
+    }
+    Ok(())
+}
+
+/// Marks the segments for removal again that were so at capture, now that the processes have attached them.
+pub(crate) fn remove_pending(v: &SysV) -> Result<(), Fault> {
+    for seg in v.segments.iter().filter(|s| s.removed) {
+        // SAFETY: IPC_RMID takes no third argument.
+        let done = unsafe { libc::shmctl(seg.common.id, libc::IPC_RMID, std::ptr::null_mut()) };
+        crate::sys::check(done).at(format!("mark segment {} for removal", seg.common.id))?;
+    }
+    Ok(())
+}

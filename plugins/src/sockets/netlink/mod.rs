@@ -1,0 +1,66 @@
+//! Netlink sockets: protocol, address and group memberships. Messages not yet read are answers to questions about a system that may have
+//! changed; they are dropped, and the kernel reports that as an overrun (ENOBUFS) is not imitated.
+
+use crate::capture::Session;
+use crate::fault::{At, Fault};
+use crate::model::DescId;
+use crate::sockets::options::{self, Options, When};
+use crate::sys::fd;
+use crate::sys::sock::{self, Addr};
+use serde::{Deserialize, Serialize};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+const SOL_NETLINK: i32 = 270;
+const ADD_MEMBERSHIP: i32 = 1;
+const LIST_MEMBERSHIPS: i32 = 9;
+
+/// A netlink socket.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct NetlinkState {
+    kind: i32,
+    protocol: i32,
+    local: Addr,
+    groups: Vec<u8>,
+    options: Options,
+}
+
+/// Captures it.
+pub(crate) fn capture(s: &mut Session<'_>, id: DescId, kind: i32, protocol: i32) -> Result<NetlinkState, Fault> {
+    let (raw, holder) = (s.found[id].raw(), s.found[id].holder);
+    if fd::poll(raw, libc::POLLIN).at("poll")? & libc::POLLIN != 0 {
+        s.notes.push(format!(
+            "process {}: fd {}: netlink messages not yet read are lost at a restart",
+            holder.pid, holder.fd
+        ));
+    }
+    Ok(NetlinkState {
+        kind,
+        protocol,
+        local: sock::local(raw).at("read its address")?,
+        groups: sock::get_bytes(raw, SOL_NETLINK, LIST_MEMBERSHIPS, 128).unwrap_or_default(),
+        options: options::capture(raw)?,
+    })
+}
+
+/// Makes it again.
+pub(crate) fn rebuild(n: &NetlinkState) -> Result<OwnedFd, Fault> {
+    let fd = sock::socket(libc::AF_NETLINK, n.kind, n.protocol).at("socket")?;
+    let raw = fd.as_raw_fd();
+    let bound = n.local.0.get(4..8).is_some_and(|port| port != [0; 4]);
+    if bound && sock::bind(raw, &n.local).is_err() {
+        // Another socket has that port number now; the kernel chooses one.
+        let mut any = n.local.clone();
+        any.0[4..8].fill(0);
+        sock::bind(raw, &any).at("bind")?;
+    }
+    for (word, bits) in n.groups.chunks_exact(4).enumerate() {
+        let bits = u32::from_ne_bytes([bits[0], bits[1], bits[2], bits[3]]);
+        for bit in (0..32).filter(|b| bits & (1 << b) != 0) {
+            let group = u32::try_from(word * 32 + bit + 1).unwrap_or(0);
+            sock::set(raw, SOL_NETLINK, ADD_MEMBERSHIP, &group).at(format!("join group {group}"))?;
+        }
+    }
+    n.options.restore_buffers(raw);
+    n.options.restore(raw, When::Late)?;
+    Ok(fd)
+}

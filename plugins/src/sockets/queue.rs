@@ -1,0 +1,122 @@
+//! Reads a receive queue without consuming it.
+//!
+//! MSG_PEEK with SO_PEEK_OFF walks through the whole queue. The option is set back afterwards. A pending socket error would be consumed by a
+//! read that finds no data, so a stream is never read behind the bytes that FIONREAD announces.
+
+use crate::fault::{refuse, At, Fault};
+use crate::sys::fd;
+use crate::sys::sock::{self, Addr, Received};
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+
+/// A message in the queue.
+#[derive(Debug)]
+pub(crate) struct Peeked {
+    pub(crate) data: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) from: Addr,
+}
+
+/// All messages in the queue of `raw`.
+pub(crate) fn peek(raw: RawFd, kind: i32) -> Result<Vec<Peeked>, Fault> {
+    let before: i32 = sock::get(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF).at("read SO_PEEK_OFF")?;
+    let out = if kind == libc::SOCK_DGRAM {
+        datagrams(raw)
+    } else {
+        let bytes = fd::readable_bytes(raw).at("ask how much it holds")?;
+        if bytes == 0 {
+            return Ok(Vec::new());
+        }
+        bytes_or_packets(raw, kind, bytes)
+    };
+    sock::set(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &before).at("set SO_PEEK_OFF back")?;
+    out
+}
+
+fn at_offset(raw: RawFd, offset: usize, buf: &mut [u8]) -> io::Result<Received> {
+    let offset = i32::try_from(offset).map_err(io::Error::other)?;
+    sock::set(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &offset)?;
+    let r = sock::receive(raw, buf, libc::MSG_PEEK)?;
+    if r.flags & libc::MSG_CTRUNC != 0 {
+        return Err(io::Error::from_raw_os_error(libc::EMFILE));
+    }
+    Ok(r)
+}
+
+/// A whole datagram or packet at `offset`, however long.
+fn whole(raw: RawFd, offset: usize, buf: &mut Vec<u8>) -> io::Result<Received> {
+    loop {
+        let r = at_offset(raw, offset, buf)?;
+        if r.flags & libc::MSG_TRUNC == 0 {
+            return Ok(r);
+        }
+        buf.resize(buf.len() * 2, 0);
+    }
+}
+
+fn datagrams(raw: RawFd) -> Result<Vec<Peeked>, Fault> {
+    let mut out = Vec::new();
+    let mut buf = vec![0u8; 64 * 1024];
+    let mut offset = 0;
+    loop {
+        match whole(raw, offset, &mut buf) {
+            Ok(r) => {
+                offset += r.len;
+                out.push(message(r, &buf));
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(out),
+            Err(e) => return Err(e).at("read its queue"),
+        }
+    }
+}
+
+fn bytes_or_packets(raw: RawFd, kind: i32, bytes: usize) -> Result<Vec<Peeked>, Fault> {
+    let mut out = Vec::new();
+    let mut buf = vec![0u8; bytes.max(1)];
+    let mut offset = 0;
+    while offset < bytes {
+        let r = whole(raw, offset, &mut buf).at("read its queue")?;
+        if r.len == 0 {
+            return refuse(format!("holds {bytes} bytes, of which only {offset} could be read"));
+        }
+        let plain = if kind == libc::SOCK_STREAM && !r.fds.is_empty() {
+            before_descriptors(raw, offset, r.len).at("read its queue")?
+        } else {
+            0
+        };
+        offset += r.len;
+        let mut m = message(r, &buf);
+        if plain > 0 {
+            out.push(Peeked {
+                data: m.data[..plain].to_vec(),
+                fds: Vec::new(),
+                from: m.from.clone(),
+            });
+            m.data.drain(..plain);
+        }
+        out.push(m);
+    }
+    Ok(out)
+}
+
+/// A stream delivers descriptors with the first byte of the write that carried them, but one read may return the bytes of earlier writes too,
+/// and a peek shows descriptors even when it ends before their bytes. How many of the `len` bytes at `offset` belong to earlier writes.
+///
+/// The read ends with the write that carried the descriptors. The kernel copies write by write, so a peek into a buffer whose last byte
+/// cannot be written returns all writes but that one.
+fn before_descriptors(raw: RawFd, offset: usize, len: usize) -> io::Result<usize> {
+    let offset = i32::try_from(offset).map_err(io::Error::other)?;
+    sock::set(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &offset)?;
+    match sock::peek_all_but_last_byte(raw, len) {
+        Err(e) if e.raw_os_error() == Some(libc::EFAULT) => Ok(0),
+        done => done,
+    }
+}
+
+fn message(r: Received, buf: &[u8]) -> Peeked {
+    Peeked {
+        data: buf[..r.len].to_vec(),
+        fds: r.fds,
+        from: r.from,
+    }
+}

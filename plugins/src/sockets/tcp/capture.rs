@@ -1,0 +1,225 @@
+//! Capture of TCP sockets. Ends of one connection find each other by their addresses; then data is read, see `drain`.
+
+use super::{drain, Role, TcpState, TCP_LISTEN};
+use crate::capture::Session;
+use crate::fault::{refuse, At, Fault};
+use crate::model::{DescId, Description, Holder, Kind};
+use crate::sockets::options;
+use crate::sys::diag::InetSocket;
+use crate::sys::fd;
+use crate::sys::sock::{self, Addr};
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::os::fd::RawFd;
+
+const ESTABLISHED: u8 = 1;
+const SYN_SENT: u8 = 2;
+const FIN_WAIT1: u8 = 4;
+const FIN_WAIT2: u8 = 5;
+const CLOSE: u8 = 7;
+const CLOSE_WAIT: u8 = 8;
+const LAST_ACK: u8 = 9;
+const CLOSING: u8 = 11;
+
+/// TCP sockets found so far.
+#[derive(Debug, Default)]
+pub(crate) struct TcpSet {
+    sockets: Vec<Seen>,
+}
+
+/// A socket whose connection has not been looked at yet.
+#[derive(Debug, Clone)]
+struct Seen {
+    id: DescId,
+    state: u8,
+    local: Addr,
+    peer: Option<Addr>,
+    data_segments_sent: u32,
+}
+
+/// The fields of `struct tcp_info` that matter here.
+struct Info {
+    state: u8,
+    backlog: u32,
+    data_segments_sent: u32,
+}
+
+fn info(raw: RawFd) -> Result<Info, Fault> {
+    let b = sock::get_bytes(raw, libc::IPPROTO_TCP, libc::TCP_INFO, 256).at("read its state (TCP_INFO)")?;
+    let word = |at: usize| b.get(at..at + 4).map_or(0, |w| u32::from_ne_bytes([w[0], w[1], w[2], w[3]]));
+    Ok(Info {
+        state: b.first().copied().unwrap_or(CLOSE),
+        backlog: word(28),
+        data_segments_sent: word(156),
+    })
+}
+
+/// Captures addresses, state and options.
+pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<TcpState, Fault> {
+    let raw = s.found[id].raw();
+    let info = info(raw)?;
+    let local = sock::local(raw).at("read its address")?;
+    let peer = sock::peer(raw).at("read its peer")?;
+    let hangup = fd::poll(raw, libc::POLLRDHUP).at("poll")?;
+    let no_more = hangup & libc::POLLRDHUP != 0;
+    let dead = info.state == CLOSE && no_more;
+    let role = match info.state {
+        TCP_LISTEN => Role::Listening(i32::try_from(info.backlog).unwrap_or(i32::MAX)),
+        SYN_SENT => Role::Connecting,
+        CLOSE if dead && hangup & libc::POLLERR == 0 => Role::PeerClosed,
+        CLOSE if dead => Role::Reset,
+        CLOSE => Role::Unconnected,
+        // Until `finish` finds the other end.
+        _ => Role::Reset,
+    };
+    s.tcp.sockets.push(Seen {
+        id,
+        state: info.state,
+        local: local.clone(),
+        peer: peer.clone(),
+        data_segments_sent: info.data_segments_sent,
+    });
+    Ok(TcpState {
+        family: sock::get(raw, libc::SOL_SOCKET, libc::SO_DOMAIN).at("read its type")?,
+        local,
+        peer,
+        role,
+        sent_fin: dead || matches!(info.state, FIN_WAIT1 | FIN_WAIT2 | LAST_ACK | CLOSING),
+        received_fin: no_more,
+        received: None,
+        options: options::capture(raw)?,
+    })
+}
+
+/// A connection as one end sees it.
+type Tuple = (Option<IpAddr>, u16, Option<IpAddr>, u16);
+
+fn tuple(local: &Addr, peer: &Addr) -> Tuple {
+    (local.ip(), local.port(), peer.ip(), peer.port())
+}
+
+/// Finds the other ends, then reads what is in flight.
+pub(crate) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> Result<(), (Holder, String, Fault)> {
+    let sockets = s.tcp.sockets.clone();
+    let by_tuple: HashMap<Tuple, usize> = sockets
+        .iter()
+        .enumerate()
+        .filter_map(|(at, t)| Some((tuple(&t.local, t.peer.as_ref()?), at)))
+        .collect();
+    let mut pairs = Vec::new();
+    for (at, t) in sockets.iter().enumerate() {
+        let holder = (s.found[t.id].holder, s.found[t.id].link.display().to_string());
+        let named = |e: Fault| (holder.0, holder.1.clone(), e);
+        let Some(peer) = &t.peer else { continue };
+        if matches!(t.state, SYN_SENT | CLOSE | TCP_LISTEN) {
+            continue;
+        }
+        let role = match by_tuple.get(&tuple(peer, &t.local)) {
+            Some(other) if *other != at => {
+                pairs.push((t.id, sockets[*other].id));
+                Role::Pair(sockets[*other].id)
+            }
+            _ => {
+                let all = orphans(s, t, peer).map_err(named)?;
+                alone(s, &sockets, t, peer, all.as_ref()).map_err(named)?
+            }
+        };
+        if role == Role::Reset {
+            let h = s.found[t.id].holder;
+            s.notes.push(format!(
+                "process {}: fd {}: TCP connection {} - {peer} leads outside the job; after a restart it reports ECONNRESET",
+                h.pid, h.fd, t.local
+            ));
+        }
+        if let Kind::Tcp(state) = &mut descriptions[t.id].kind {
+            state.role = role;
+        }
+    }
+    for (from, to) in pairs {
+        let done = transfer(s, descriptions, from, to);
+        done.map_err(|e| (s.found[to].holder, s.found[to].link.display().to_string(), e))?;
+    }
+    for t in &sockets {
+        let alone = matches!(&descriptions[t.id].kind, Kind::Tcp(x) if matches!(x.role, Role::PeerClosed | Role::Reset));
+        if alone {
+            let data = drain::peek(s.found[t.id].raw());
+            let data = data.map_err(|e| (s.found[t.id].holder, s.found[t.id].link.display().to_string(), e))?;
+            store(s, descriptions, t.id, &data).map_err(|e| (s.found[t.id].holder, "data in flight".into(), e))?;
+        }
+    }
+    Ok(())
+}
+
+/// The kernel's record of the other end, where that is on this host and no descriptor leads to it.
+fn orphans(s: &mut Session<'_>, t: &Seen, peer: &Addr) -> Result<Option<InetSocket>, Fault> {
+    // All states but SYN_RECV, TIME_WAIT and LISTEN.
+    const STATES: u32 = 0xfff & !(1 << 3) & !(1 << 6) & !(1 << TCP_LISTEN);
+    let family = t.local.family();
+    let mut all = s
+        .diag()?
+        .tcp(family, STATES)
+        .at("ask the kernel for the other end (sock_diag)")?;
+    if family == libc::AF_INET6 {
+        all.extend(
+            s.diag()?
+                .tcp(libc::AF_INET, STATES)
+                .at("ask the kernel for the other end (sock_diag)")?,
+        );
+    } else {
+        all.extend(
+            s.diag()?
+                .tcp(libc::AF_INET6, STATES)
+                .at("ask the kernel for the other end (sock_diag)")?,
+        );
+    }
+    let other = |o: &InetSocket| o.port == peer.port() && o.peer_port == t.local.port() && o.inode == 0;
+    let on_this_host = peer.ip() == t.local.ip() || peer.ip().is_some_and(|ip| ip.is_loopback());
+    Ok(all.into_iter().find(other).filter(|_| on_this_host))
+}
+
+/// What a connected socket is whose other end no process of the job has.
+fn alone(s: &Session<'_>, all: &[Seen], t: &Seen, peer: &Addr, orphan: Option<&InetSocket>) -> Result<Role, Fault> {
+    if matches!(t.state, CLOSE_WAIT | LAST_ACK | CLOSING) {
+        return Ok(Role::PeerClosed);
+    }
+    let Some(orphan) = orphan else {
+        return Ok(Role::Reset);
+    };
+    let again = "checkpoint again in a moment";
+    if matches!(orphan.state, FIN_WAIT1 | CLOSING | LAST_ACK) {
+        return refuse(format!(
+            "the other end has been closed with {} bytes still on their way; {again}",
+            orphan.write_queue
+        ));
+    }
+    let accepts = |l: &&Seen| {
+        let any = l.local.ip().is_some_and(|ip| ip.is_unspecified());
+        l.state == TCP_LISTEN && l.local.port() == peer.port() && (any || l.local.ip() == peer.ip())
+    };
+    match all.iter().find(accepts) {
+        Some(l) if matches!(orphan.state, ESTABLISHED | CLOSE_WAIT) => {
+            let queued: i32 = fd::ioctl_get(s.found[t.id].raw(), libc::TIOCOUTQ).at("ask for unread data (SIOCOUTQ)")?;
+            if t.data_segments_sent > 0 || queued > 0 {
+                return refuse(format!(
+                    "the connection waits to be accepted and already carries data, which cannot be read before that; {again}"
+                ));
+            }
+            Ok(Role::Waiting(l.id))
+        }
+        _ => Ok(Role::Reset),
+    }
+}
+
+/// Records what `from` has sent and `to` has not read.
+fn transfer(s: &mut Session<'_>, descriptions: &mut [Description], from: DescId, to: DescId) -> Result<(), Fault> {
+    let closing = matches!(&descriptions[from].kind, Kind::Tcp(t) if t.sent_fin);
+    let data = drain::in_flight(s.found[from].raw(), s.found[to].raw(), closing)?;
+    store(s, descriptions, to, &data)
+}
+
+fn store(s: &mut Session<'_>, descriptions: &mut [Description], id: DescId, data: &[u8]) -> Result<(), Fault> {
+    if let (Kind::Tcp(t), false) = (&mut descriptions[id].kind, data.is_empty()) {
+        t.received = Some(s.blobs.put(data)?);
+    }
+    Ok(())
+}

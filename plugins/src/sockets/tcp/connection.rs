@@ -1,0 +1,107 @@
+//! Makes a connected pair of TCP sockets with given addresses on this host.
+
+use crate::fault::{refuse, At, Fault};
+use crate::sockets::options::{Options, When};
+use crate::sys::sock::{self, Addr};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+const IP_LOCAL_PORT_RANGE: i32 = 51;
+/// A connection that was closed less than this ago blocks an equal one (net.ipv4.tcp_tw_reuse): a rule of the kernel, not a race.
+const REUSE_DELAY: Duration = Duration::from_millis(1500);
+/// How often to try meanwhile.
+const REUSE_STEP: Duration = Duration::from_millis(50);
+/// Connections of other programs that may be in front of ours in a queue.
+const FOREIGN: usize = 64;
+
+/// A listening socket bound to `local`.
+pub(super) fn listener(family: i32, local: &Addr, backlog: i32, options: &Options) -> Result<OwnedFd, Fault> {
+    let fd = sock::socket(family, libc::SOCK_STREAM, 0).at("socket")?;
+    let raw = fd.as_raw_fd();
+    options.restore(raw, When::Early)?;
+    // Connections of the job that have just died stay in TIME_WAIT under this port.
+    sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32).at("set SO_REUSEADDR")?;
+    match sock::bind(raw, local) {
+        Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
+            return refuse(format!(
+                "bind {local}: address in use: another program has taken the port, or connections of the killed job are still in TIME_WAIT \
+                 (the program did not set SO_REUSEADDR): restart again in a minute"
+            ))
+        }
+        bound => bound.at(format!("bind {local}"))?,
+    }
+    sock::listen(raw, backlog).at("listen")?;
+    Ok(fd)
+}
+
+/// A socket connected to `to` from `local` where that is possible, else from another port.
+pub(super) fn client(family: i32, local: &Addr, to: &Addr, options: &Options) -> Result<OwnedFd, Fault> {
+    let start = Instant::now();
+    loop {
+        for way in [Way::Bind, Way::PortRange] {
+            let fd = sock::socket(family, libc::SOCK_STREAM, 0).at("socket")?;
+            options.restore(fd.as_raw_fd(), When::Early)?;
+            if way.connect(fd.as_raw_fd(), local, to).is_ok() {
+                return Ok(fd);
+            }
+        }
+        if start.elapsed() > REUSE_DELAY {
+            break;
+        }
+        std::thread::sleep(REUSE_STEP);
+    }
+    let fd = sock::socket(family, libc::SOCK_STREAM, 0).at("socket")?;
+    options.restore(fd.as_raw_fd(), When::Early)?;
+    sock::connect(fd.as_raw_fd(), to).at(format!("connect to {to}"))?;
+    tracing::warn!(%local, %to, "a connection got another local port because its own is still in use");
+    Ok(fd)
+}
+
+#[derive(Clone, Copy)]
+enum Way {
+    /// Bind to address and port: possible when every earlier user of the port allowed reuse.
+    Bind,
+    /// Let the kernel choose a port from a range of one: possible when earlier users of the port did not bind it themselves.
+    PortRange,
+}
+
+impl Way {
+    fn connect(self, raw: RawFd, local: &Addr, to: &Addr) -> io::Result<()> {
+        match self {
+            Way::Bind => {
+                sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32)?;
+                sock::bind(raw, local)?;
+            }
+            Way::PortRange => {
+                let port = u32::from(local.port());
+                sock::set(raw, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &(port << 16 | port))?;
+                sock::set(raw, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, &1i32)?;
+                sock::bind(raw, &local.with_port(0))?;
+            }
+        }
+        sock::connect(raw, to)?;
+        if let Way::PortRange = self {
+            sock::set(raw, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &0u32)?;
+        }
+        Ok(())
+    }
+}
+
+/// Accepts the connection whose client is `client` from one of `listeners`; connections of other programs are closed.
+pub(super) fn accept(listeners: &[RawFd], client: RawFd) -> Result<OwnedFd, Fault> {
+    let want = sock::local(client).at("read an address")?;
+    for raw in listeners {
+        for _ in 0..FOREIGN {
+            if crate::sys::fd::poll(*raw, libc::POLLIN).at("poll")? & libc::POLLIN == 0 {
+                break;
+            }
+            let fd = sock::accept(*raw).at("accept")?;
+            let from = sock::peer(fd.as_raw_fd()).at("read an address")?.unwrap_or_default();
+            if (from.ip(), from.port()) == (want.ip(), want.port()) {
+                return Ok(fd);
+            }
+        }
+    }
+    refuse("its connection did not arrive at the listening socket")
+}

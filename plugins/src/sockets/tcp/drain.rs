@@ -1,0 +1,224 @@
+//! Data in flight on a connection between two sockets of the job.
+//!
+//! What has arrived can be peeked at. What the sender still holds is made to arrive first: a pending acknowledgement is forced out, a small or
+//! corked segment is pushed. Data that cannot arrive because the receiver's window is full is read from the sender's queue (TCP_REPAIR, needs
+//! CAP_NET_ADMIN); without that privilege the receiver is read empty until the sender has got rid of everything, and all of it is sent
+//! again through the sender's own socket, whose peer has more room by then than before.
+
+use crate::fault::{refuse, At, Fault};
+use crate::sys::fd;
+use crate::sys::sock;
+use std::io;
+use std::os::fd::RawFd;
+
+const TCP_REPAIR: i32 = 19;
+const TCP_REPAIR_QUEUE: i32 = 20;
+const REPAIR_ON: i32 = 1;
+/// Leaves repair mode without sending a probe.
+const REPAIR_OFF: i32 = -1;
+const NO_QUEUE: i32 = 0;
+const SEND_QUEUE: i32 = 2;
+/// `SO_BUF_LOCK`: which buffer sizes are fixed.
+const SO_BUF_LOCK: i32 = 72;
+/// Attempts to get a delayed acknowledgement or a small segment out; each forces one more step of the exchange on this host.
+const NUDGES: usize = 8;
+/// Longest wait for one step of the exchange, milliseconds.
+const STEP_MS: i32 = 300;
+
+fn opt(raw: RawFd, option: i32) -> io::Result<i32> {
+    sock::get(raw, libc::IPPROTO_TCP, option)
+}
+
+fn set(raw: RawFd, option: i32, value: i32) -> io::Result<()> {
+    sock::set(raw, libc::IPPROTO_TCP, option, &value)
+}
+
+/// Bytes `sender` has not had acknowledged, a final FIN not counted.
+fn unacknowledged(sender: RawFd, closing: bool) -> io::Result<usize> {
+    let n: i32 = fd::ioctl_get(sender, libc::TIOCOUTQ)?;
+    let n = usize::try_from(n).unwrap_or(0);
+    Ok(if closing { n.saturating_sub(1) } else { n })
+}
+
+/// All bytes that `sender` has sent and `receiver` has not read.
+pub(super) fn in_flight(sender: RawFd, receiver: RawFd, closing: bool) -> Result<Vec<u8>, Fault> {
+    let left = push(sender, receiver, closing).at("push what is on its way")?;
+    let mut data = peek(receiver)?;
+    if left == 0 {
+        return Ok(data);
+    }
+    match peek_sent(sender, left) {
+        Ok(rest) => {
+            data.extend_from_slice(&rest);
+            Ok(data)
+        }
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied && !closing => exchange(sender, receiver),
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => refuse(format!(
+            "{left} bytes wait for a reader on a connection that is being closed, which cannot be read without privilege; checkpoint again \
+             in a moment"
+        )),
+        Err(e) => Err(e).at("read the send queue (TCP_REPAIR)"),
+    }
+}
+
+/// Makes what can arrive arrive. Returns what remains with the sender.
+fn push(sender: RawFd, receiver: RawFd, closing: bool) -> io::Result<usize> {
+    let mut left = unacknowledged(sender, closing)?;
+    if left == 0 {
+        return Ok(0);
+    }
+    let nodelay = opt(sender, libc::TCP_NODELAY)?;
+    let quickack = opt(receiver, libc::TCP_QUICKACK)?;
+    for _ in 0..NUDGES {
+        // An even value sends a pending acknowledgement and leaves the mode as it was.
+        set(receiver, libc::TCP_QUICKACK, if quickack == 0 { 2 } else { 1 })?;
+        set(sender, libc::TCP_NODELAY, 1)?;
+        let now = unacknowledged(sender, closing)?;
+        if now == 0 || now == left {
+            left = now;
+            if now == 0 {
+                break;
+            }
+        }
+        left = now;
+    }
+    set(sender, libc::TCP_NODELAY, nodelay)?;
+    Ok(left)
+}
+
+/// What has arrived and has not been read.
+pub(super) fn peek(receiver: RawFd) -> Result<Vec<u8>, Fault> {
+    let bytes = fd::readable_bytes(receiver).at("ask how much it holds")?;
+    if bytes == 0 {
+        return Ok(Vec::new());
+    }
+    let offset: i32 = sock::get(receiver, libc::SOL_SOCKET, libc::SO_PEEK_OFF).unwrap_or(-1);
+    if offset >= 0 {
+        sock::set(receiver, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &-1i32).at("set SO_PEEK_OFF")?;
+    }
+    let mut data = vec![0u8; bytes];
+    let got = sock::receive(receiver, &mut data, libc::MSG_PEEK);
+    if offset >= 0 {
+        sock::set(receiver, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &offset).at("set SO_PEEK_OFF back")?;
+    }
+    let got = got.at("read its queue")?.len;
+    if got != bytes {
+        return refuse(format!(
+            "holds {bytes} bytes, of which only {got} could be read (urgent data?)"
+        ));
+    }
+    Ok(data)
+}
+
+/// The first `bytes` bytes of the send queue.
+fn peek_sent(sender: RawFd, bytes: usize) -> io::Result<Vec<u8>> {
+    let reuse: i32 = sock::get(sender, libc::SOL_SOCKET, libc::SO_REUSEADDR)?;
+    set(sender, TCP_REPAIR, REPAIR_ON)?;
+    let read = || -> io::Result<Vec<u8>> {
+        set(sender, TCP_REPAIR_QUEUE, SEND_QUEUE)?;
+        let mut data = vec![0u8; bytes];
+        let n = sock::receive(sender, &mut data, libc::MSG_PEEK)?.len;
+        set(sender, TCP_REPAIR_QUEUE, NO_QUEUE)?;
+        if n != bytes {
+            return Err(io::Error::other(format!("the send queue gave {n} bytes instead of {bytes}")));
+        }
+        Ok(data)
+    };
+    let data = read();
+    set(sender, TCP_REPAIR, REPAIR_OFF)?;
+    // Repair mode changes this option.
+    sock::set(sender, libc::SOL_SOCKET, libc::SO_REUSEADDR, &reuse)?;
+    data
+}
+
+/// Reads everything at the receiver and sends it again.
+fn exchange(sender: RawFd, receiver: RawFd) -> Result<Vec<u8>, Fault> {
+    grow_receiver(receiver);
+    let mut data = Vec::new();
+    let mut buf = vec![0u8; 256 * 1024];
+    loop {
+        match sock::receive(receiver, &mut buf, 0) {
+            Ok(r) if r.len > 0 => data.extend_from_slice(&buf[..r.len]),
+            Ok(_) => break,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                // Reading has opened the window; the rest arrives within the step or not at all.
+                let waiting = unacknowledged(sender, false).at("ask for unread data (SIOCOUTQ)")? > 0;
+                if !waiting || !wait(receiver, libc::POLLIN).at("poll")? {
+                    break;
+                }
+            }
+            Err(e) => return Err(e).at("read what has arrived"),
+        }
+    }
+    let back = send_again(sender, receiver, &data).at("send data in flight again")?;
+    if back < data.len() {
+        // Silence would be worse than an error: both ends learn that the connection is broken.
+        sock::shutdown(sender, libc::SHUT_RDWR).at("shut the connection down")?;
+        return refuse(format!(
+            "the connection was shut down: only {back} of {} bytes in flight could be put back",
+            data.len()
+        ));
+    }
+    Ok(data)
+}
+
+/// Gives the receiver as much room as the system allows (net.ipv4.tcp_rmem), without fixing its buffer's size.
+fn grow_receiver(receiver: RawFd) {
+    let low: i32 = sock::get(receiver, libc::SOL_SOCKET, libc::SO_RCVLOWAT).unwrap_or(1);
+    for value in [i32::MAX, low] {
+        // Only room is at stake: what was there before fits into what there was before.
+        let _ = sock::set(receiver, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &value);
+    }
+}
+
+/// Sends `data`, enlarging buffers where needed. Returns how much went.
+pub(super) fn send_again(sender: RawFd, receiver: RawFd, data: &[u8]) -> io::Result<usize> {
+    let mut done = 0;
+    let mut grown = false;
+    while done < data.len() {
+        match sock::send(sender, &data[done..], &[], None) {
+            Ok(n) => done += n,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                set(receiver, libc::TCP_QUICKACK, 1)?;
+                if wait(sender, libc::POLLOUT)? {
+                    continue;
+                }
+                if grown {
+                    break;
+                }
+                grown = true;
+                grow_receiver(receiver);
+                grow_sender(sender);
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(done)
+}
+
+/// Enlarges the send buffer without fixing its size.
+fn grow_sender(sender: RawFd) {
+    let lock: i32 = sock::get(sender, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(0);
+    let size: i32 = 64 << 20;
+    if sock::set(sender, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &size).is_err() {
+        let now: i32 = sock::get(sender, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(0);
+        let _ = sock::set(sender, libc::SOL_SOCKET, libc::SO_SNDBUF, &size);
+        let then: i32 = sock::get(sender, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(0);
+        if then < now {
+            // The limit for programs is below what the kernel had given it: back, as near as possible.
+            let _ = sock::set(sender, libc::SOL_SOCKET, libc::SO_SNDBUF, &(now / 2));
+        }
+    }
+    let _ = sock::set(sender, libc::SOL_SOCKET, SO_BUF_LOCK, &lock);
+}
+
+/// Waits for an event, at most one step long.
+fn wait(raw: RawFd, events: i16) -> io::Result<bool> {
+    let mut p = libc::pollfd {
+        fd: raw,
+        events,
+        revents: 0,
+    };
+    // SAFETY: `p` is one valid entry.
+    crate::sys::check(unsafe { libc::poll(&mut p, 1, STEP_MS) }).map(|n| n > 0)
+}

@@ -1,0 +1,59 @@
+//! TCP sockets: connections inside the job with data in flight both ways, listening sockets with connections that wait to be accepted,
+//! connections to the outside (reset at restart), half-closed, connecting and unconnected sockets.
+
+mod capture;
+mod connection;
+mod drain;
+mod rebuild;
+
+use super::options::Options;
+use crate::model::DescId;
+use crate::sys::sock::Addr;
+use belay_image::blobs::BlobRef;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use capture::{capture, finish, TcpSet};
+pub(crate) use rebuild::rebuild;
+
+/// A TCP socket.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct TcpState {
+    /// AF_INET or AF_INET6.
+    family: i32,
+    /// Its address.
+    local: Addr,
+    /// Its peer's.
+    peer: Option<Addr>,
+    /// What it is.
+    role: Role,
+    /// No more will be sent from here.
+    sent_fin: bool,
+    /// No more will be received here: the peer has said so, or this side has shut reading down.
+    received_fin: bool,
+    /// Received and not read, or sent by the other end and not yet received.
+    received: Option<BlobRef>,
+    /// Options.
+    options: Options,
+}
+
+/// What a TCP socket is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+enum Role {
+    /// Not connected; bound where its address has a port.
+    Unconnected,
+    /// Listening, with this backlog limit.
+    Listening(i32),
+    /// Connected to another socket of the job.
+    Pair(DescId),
+    /// Connected, and waits to be accepted by the listening socket of the job.
+    Waiting(DescId),
+    /// A connection attempt is under way.
+    Connecting,
+    /// Connected; the other end has closed in good order.
+    PeerClosed,
+    /// Connected to a program outside the job, or already reset: reports ECONNRESET.
+    Reset,
+}
+
+/// `SO_BUF_LOCK`: which buffer sizes a program has chosen itself.
+const TCP_LISTEN: u8 = 10;

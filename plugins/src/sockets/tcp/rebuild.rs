@@ -1,0 +1,234 @@
+//! Makes TCP sockets again: listening ones, pairs, ends whose other end is gone, connections that wait to be accepted.
+
+use super::{connection, drain, Role, TcpState};
+use crate::fault::{refuse, At, Fault};
+use crate::model::{DescId, Kind};
+use crate::rebuild::Builder;
+use crate::sockets::options::When;
+use crate::sys::sock::{self, Addr};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// All TCP sockets of the job.
+type All = Vec<(DescId, TcpState)>;
+
+/// Makes all TCP sockets of the job, with data in flight.
+pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
+    let all: All = b
+        .descriptors
+        .descriptions
+        .iter()
+        .enumerate()
+        .filter_map(|(id, d)| match &d.kind {
+            Kind::Tcp(t) => Some((id, t.clone())),
+            _ => None,
+        })
+        .collect();
+    let states: HashMap<DescId, &TcpState> = all.iter().map(|(id, t)| (*id, t)).collect();
+    for (id, t) in &all {
+        if let Role::Listening(backlog) = t.role {
+            let made = connection::listener(t.family, &t.local, backlog, &t.options).and_then(|fd| b.put(*id, fd));
+            made.map_err(|e| (*id, e))?;
+        }
+    }
+    for (id, t) in &all {
+        if b.has(*id) {
+            continue;
+        }
+        let made = match t.role {
+            Role::Pair(other) => match states.get(&other) {
+                Some(o) => pair(b, &all, (*id, t), (other, o)),
+                None => refuse("the image names another end that it does not have"),
+            },
+            Role::PeerClosed | Role::Reset => alone(b, *id, t),
+            Role::Unconnected => unconnected(t).and_then(|fd| b.put(*id, fd)),
+            Role::Listening(_) | Role::Waiting(_) | Role::Connecting => Ok(()),
+        };
+        made.map_err(|e| (*id, e))?;
+    }
+    for (id, t) in &all {
+        let made = match t.role {
+            Role::Waiting(_) => t.peer.as_ref().map_or_else(
+                || refuse("the image names no peer"),
+                |peer| connection::client(t.family, &t.local, peer, &t.options).and_then(|fd| b.put(*id, fd)),
+            ),
+            Role::Connecting => connecting(t).and_then(|fd| b.put(*id, fd)),
+            _ => Ok(()),
+        };
+        made.map_err(|e| (*id, e))?;
+    }
+    for (id, t) in &all {
+        if let Some(raw) = b.raw(*id) {
+            settle(t, raw).map_err(|e| (*id, e))?;
+        }
+    }
+    Ok(())
+}
+
+/// Options last: they were used for the making.
+fn settle(t: &TcpState, raw: RawFd) -> Result<(), Fault> {
+    t.options.restore_buffers(raw);
+    t.options.restore(raw, When::Early)?;
+    t.options.restore(raw, When::Late)
+}
+
+fn unconnected(t: &TcpState) -> Result<OwnedFd, Fault> {
+    let fd = sock::socket(t.family, libc::SOCK_STREAM, 0).at("socket")?;
+    t.options.restore(fd.as_raw_fd(), When::Early)?;
+    if t.local.port() != 0 {
+        sock::set(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32).at("set SO_REUSEADDR")?;
+        sock::bind(fd.as_raw_fd(), &t.local).at(format!("bind {}", t.local))?;
+    }
+    Ok(fd)
+}
+
+/// Starts the connection attempt anew; how it ends is for the program to see.
+fn connecting(t: &TcpState) -> Result<OwnedFd, Fault> {
+    let fd = sock::socket(t.family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0).at("socket")?;
+    t.options.restore(fd.as_raw_fd(), When::Early)?;
+    if let Some(peer) = &t.peer {
+        match sock::connect(fd.as_raw_fd(), peer) {
+            Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
+            Err(error) => tracing::warn!(%error, %peer, "could not start a connection again"),
+            Ok(()) => {}
+        }
+    }
+    Ok(fd)
+}
+
+/// A pair, with data in flight both ways.
+fn pair(b: &mut Builder<'_>, all: &All, x: (DescId, &TcpState), y: (DescId, &TcpState)) -> Result<(), Fault> {
+    // The accepted side is the one whose port a socket of the job listens on; without one, the lower port: clients' ports are chosen high.
+    let x_serves = match (
+        listeners(b, all, &x.1.local).is_empty(),
+        listeners(b, all, &y.1.local).is_empty(),
+    ) {
+        (false, true) => true,
+        (true, false) => false,
+        _ => x.1.local.port() <= y.1.local.port(),
+    };
+    let (server, client) = if x_serves { (x, y) } else { (y, x) };
+    let own = listeners(b, all, &server.1.local);
+    let (s, c) = match connect(&own, server.1, client.1) {
+        Ok(made) => made,
+        Err(e) if b.has(server.0) => return Err(e),
+        Err(error) => {
+            // An address that is not this host's any more, or a port that is still blocked: both ends are ours, so any other will do.
+            tracing::warn!(%error, from = %client.1.local, to = %server.1.local, "a connection gets other addresses");
+            let any = |t: &TcpState| loopback(t.family);
+            let server = TcpState {
+                local: any(server.1),
+                ..server.1.clone()
+            };
+            let client = TcpState {
+                local: any(client.1),
+                ..client.1.clone()
+            };
+            connect(&[], &server, &client)?
+        }
+    };
+    exchange(b, server.1, &s, &c)?;
+    exchange(b, client.1, &c, &s)?;
+    for (t, fd) in [(server.1, &s), (client.1, &c)] {
+        if t.sent_fin {
+            sock::shutdown(fd.as_raw_fd(), libc::SHUT_WR).at("shut writing down")?;
+        }
+    }
+    for (t, o, fd) in [(server.1, client.1, &s), (client.1, server.1, &c)] {
+        if t.received_fin && !o.sent_fin {
+            sock::shutdown(fd.as_raw_fd(), libc::SHUT_RD).at("shut reading down")?;
+        }
+    }
+    b.put(server.0, s)?;
+    b.put(client.0, c)
+}
+
+/// Sends what `to` had not read from its other end.
+fn exchange(b: &Builder<'_>, state: &TcpState, to: &OwnedFd, from: &OwnedFd) -> Result<(), Fault> {
+    let Some(at) = &state.received else { return Ok(()) };
+    let data = b.blobs.get(at)?;
+    let n = drain::send_again(from.as_raw_fd(), to.as_raw_fd(), &data).at("put data in flight back")?;
+    if n != data.len() {
+        return refuse(format!(
+            "only {n} of {} bytes in flight could be put back (are net.ipv4.tcp_rmem and tcp_wmem smaller than they were?)",
+            data.len()
+        ));
+    }
+    Ok(())
+}
+
+/// Listening sockets of the job that accept connections to `local`.
+fn listeners(b: &Builder<'_>, all: &All, local: &Addr) -> Vec<RawFd> {
+    all.iter()
+        .filter(|(_, l)| matches!(l.role, Role::Listening(_)) && l.local.port() == local.port())
+        .filter(|(_, l)| l.local.ip() == local.ip() || l.local.ip().is_some_and(|ip| ip.is_unspecified()))
+        .filter_map(|(id, _)| b.raw(*id))
+        .collect()
+}
+
+/// Connects the pair through the job's own listening sockets or one made for the moment: (server, client).
+fn connect(own: &[RawFd], server: &TcpState, client: &TcpState) -> Result<(OwnedFd, OwnedFd), Fault> {
+    let temporary = if own.is_empty() {
+        Some(connection::listener(server.family, &server.local, 1, &server.options)?)
+    } else {
+        None
+    };
+    let raws: Vec<RawFd> = own
+        .iter()
+        .copied()
+        .chain(temporary.as_ref().map(AsRawFd::as_raw_fd))
+        .collect();
+    let to = match &temporary {
+        Some(t) => sock::local(t.as_raw_fd()).at("read an address")?,
+        None => server.local.clone(),
+    };
+    let to = if to.family() == client.family {
+        to
+    } else {
+        client.peer.clone().unwrap_or(to)
+    };
+    let c = connection::client(client.family, &client.local, &to, &client.options)?;
+    let s = connection::accept(&raws, c.as_raw_fd())?;
+    Ok((s, c))
+}
+
+/// An address of this host with any port.
+fn loopback(family: i32) -> Addr {
+    let mut raw = u16::try_from(family).unwrap_or(0).to_ne_bytes().to_vec();
+    if family == libc::AF_INET6 {
+        raw.extend_from_slice(&[0; 6]);
+        raw.extend_from_slice(&std::net::Ipv6Addr::LOCALHOST.octets());
+        raw.extend_from_slice(&[0; 4]);
+    } else {
+        raw.extend_from_slice(&[0, 0, 127, 0, 0, 1]);
+        raw.extend_from_slice(&[0; 8]);
+    }
+    Addr(raw)
+}
+
+/// A socket whose other end is gone: a connection on this host whose other end is closed in good order, or reset.
+fn alone(b: &mut Builder<'_>, id: DescId, t: &TcpState) -> Result<(), Fault> {
+    let any = TcpState {
+        local: loopback(t.family),
+        peer: None,
+        ..t.clone()
+    };
+    let (gone, own) = match connect(&[], &any, &any) {
+        Err(Fault::Call { step, source }) if source.kind() == io::ErrorKind::AddrNotAvailable => {
+            return refuse(format!("{step}: {source} (is the loopback interface up?)"))
+        }
+        made => made?,
+    };
+    exchange(b, t, &own, &gone)?;
+    if t.sent_fin {
+        sock::shutdown(own.as_raw_fd(), libc::SHUT_WR).at("shut writing down")?;
+    }
+    if t.role == Role::Reset {
+        // Closing with a linger time of zero sends a reset.
+        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+        sock::set(gone.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, &linger).at("set SO_LINGER")?;
+    }
+    drop(gone);
+    b.put(id, own)
+}

@@ -1,0 +1,115 @@
+//! Capture of a `AF_UNIX` socket.
+
+use super::{BoundFile, Message, Peer, UnixState};
+use crate::capture::Session;
+use crate::fault::{refuse, At, Fault};
+use crate::files::parents;
+use crate::model::{DescId, FsPath, Holder};
+use crate::sockets::{options, queue};
+use crate::sys::{fd, sock};
+use std::path::{Path, PathBuf};
+
+/// Captures it with its queue.
+pub(crate) fn capture(s: &mut Session<'_>, id: DescId, kind: i32) -> Result<UnixState, Fault> {
+    let (raw, holder) = (s.found[id].raw(), s.found[id].holder);
+    let ino = u32::try_from(s.found[id].stat.st_ino).map_err(|_| Fault::Refused("socket inode out of range".into()))?;
+    let info = s.diag()?.unix(ino).at("ask the kernel for its peer (sock_diag)")?;
+    let name = sock::local(raw).at("read its name")?;
+    let peer_name = sock::peer(raw).at("read its peer's name")?.unwrap_or_default();
+    let accepts = sock::get::<i32>(raw, libc::SOL_SOCKET, libc::SO_ACCEPTCONN).at("read its state")? != 0;
+    let options = options::capture(raw)?;
+    let listening = if accepts {
+        pending(s, &info.pending)?;
+        Some((info.backlog, info.pending.clone()))
+    } else {
+        None
+    };
+    let queue = if accepts { Vec::new() } else { queue(s, raw, kind, holder)? };
+    Ok(UnixState {
+        ino,
+        kind,
+        file: bound_file(&name, info.file, holder),
+        name,
+        peer: match info.peer {
+            None => Peer::None,
+            Some(0) => Peer::Gone,
+            Some(p) => Peer::Inode(p),
+        },
+        peer_name,
+        listening,
+        shutdown: info.shutdown,
+        queue,
+        options,
+    })
+}
+
+/// Refuses connections that wait to be accepted and already carry data: it could be read only by accepting them, which cannot be undone.
+fn pending(s: &mut Session<'_>, clients: &[u32]) -> Result<(), Fault> {
+    let again = "it will be accepted soon if the program is alive: checkpoint again";
+    for ino in clients {
+        if *ino == 0 {
+            return refuse(format!(
+                "a connection waits to be accepted whose client has gone; what it sent cannot be read before that; {again}"
+            ));
+        }
+        let client = s.processes.iter().flat_map(|p| sockets_of(p.pid)).find(|(_, i, _)| i == ino);
+        if let Some((pid, _, number)) = client {
+            let Some(found) = s.lookup(pid, number).map(|id| &s.found[id]) else {
+                continue;
+            };
+            let queued: i32 = fd::ioctl_get(found.raw(), libc::TIOCOUTQ).at("ask for unread data (SIOCOUTQ)")?;
+            if queued > 0 {
+                return refuse(format!(
+                    "a connection waits to be accepted with data in it (from process {pid}, fd {number}), which cannot be read before \
+                     that; {again}"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// (process, inode, number) of the sockets of a process.
+fn sockets_of(pid: i32) -> Vec<(i32, u32, i32)> {
+    let numbers = belay_kernel::proc::fds(pid).unwrap_or_default();
+    let inode = |n: i32| -> Option<u32> {
+        let link = fd::readlink(Path::new(&format!("/proc/{pid}/fd/{n}"))).ok()?;
+        link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+    };
+    numbers.into_iter().filter_map(|n| Some((pid, inode(n)?, n))).collect()
+}
+
+fn bound_file(name: &sock::Addr, ino: Option<u32>, holder: Holder) -> Option<BoundFile> {
+    let path = name.unix_path()?;
+    let cwd = if path.is_relative() {
+        fd::readlink(Path::new(&format!("/proc/{}/cwd", holder.pid))).ok()
+    } else {
+        None
+    };
+    let full: PathBuf = cwd.as_ref().map_or_else(|| path.clone(), |c| c.join(&path));
+    let stat = fd::stat(&full, false).ok();
+    let exists = stat.as_ref().is_some_and(|st| Some(st.st_ino as u32) == ino);
+    Some(BoundFile {
+        cwd: cwd.map(FsPath),
+        exists,
+        mode: stat.as_ref().map_or(0o755, |st| st.st_mode & 0o7777),
+        owner: stat.as_ref().map_or((0, 0), |st| (st.st_uid, st.st_gid)),
+        parents: parents(&full),
+    })
+}
+
+/// The queue, with descriptors in flight added to the session.
+fn queue(s: &mut Session<'_>, raw: i32, kind: i32, holder: Holder) -> Result<Vec<Message>, Fault> {
+    let mut out = Vec::new();
+    for m in queue::peek(raw, kind)? {
+        let data = s.blobs.put(&m.data)?;
+        let in_flight = Holder { pid: holder.pid, fd: -1 };
+        let fds = m
+            .fds
+            .into_iter()
+            .map(|fd| s.intern(fd, in_flight))
+            .collect::<Result<Vec<_>, _>>()?;
+        out.push(Message { data, fds, from: m.from });
+    }
+    Ok(out)
+}

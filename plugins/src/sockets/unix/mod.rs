@@ -1,0 +1,81 @@
+//! `AF_UNIX` sockets: stream, datagram and seqpacket, with descriptors in flight.
+//!
+//! Peers are found with the kernel's socket diagnosis, queues are read with MSG_PEEK at increasing SO_PEEK_OFF, so nothing is consumed.
+
+mod capture;
+
+mod rebuild;
+mod refill;
+
+use super::options::Options;
+use crate::files::Directory;
+use crate::model::{DescId, FsPath};
+use crate::sys::sock::Addr;
+use belay_image::blobs::BlobRef;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use capture::capture;
+pub(crate) use rebuild::rebuild;
+pub(crate) use refill::refill;
+
+/// One socket.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct UnixState {
+    /// Its inode, by which sockets find each other.
+    pub(crate) ino: u32,
+    /// `SOCK_*`.
+    pub(crate) kind: i32,
+    /// Its name.
+    pub(crate) name: Addr,
+    /// The file it is bound to.
+    pub(crate) file: Option<BoundFile>,
+    /// Whether and to whom it is connected.
+    pub(crate) peer: Peer,
+    /// Its peer's name.
+    pub(crate) peer_name: Addr,
+    /// For a listening socket: backlog limit and inodes of the clients that wait, in order.
+    pub(crate) listening: Option<(u32, Vec<u32>)>,
+    /// Bit 0: no more reading, bit 1: no more writing.
+    pub(crate) shutdown: u8,
+    /// What it has received and not read, in order.
+    pub(crate) queue: Vec<Message>,
+    /// Options.
+    pub(crate) options: Options,
+}
+
+/// Whether and to whom a socket is connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Peer {
+    /// Not connected.
+    None,
+    /// To the socket with this inode (in the job or not).
+    Inode(u32),
+    /// To one that has been closed, or has not been accepted yet.
+    Gone,
+}
+
+/// The file of a bound socket.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct BoundFile {
+    /// Directory to which a relative name belongs.
+    pub(crate) cwd: Option<FsPath>,
+    /// Whether the file still had that name.
+    pub(crate) exists: bool,
+    /// Permission bits.
+    pub(crate) mode: u32,
+    /// Owner and group.
+    pub(crate) owner: (u32, u32),
+    /// Directories above it.
+    pub(crate) parents: Vec<Directory>,
+}
+
+/// A message in flight: a datagram, a packet, or a run of bytes of a stream.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Message {
+    /// Data.
+    pub(crate) data: BlobRef,
+    /// Descriptions it carries.
+    pub(crate) fds: Vec<DescId>,
+    /// Name of its sender.
+    pub(crate) from: Addr,
+}

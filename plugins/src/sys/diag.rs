@@ -1,0 +1,179 @@
+//! `NETLINK_SOCK_DIAG`: peers, pending connections and shutdown state of sockets. Needs no privilege.
+
+use super::sock;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_DUMP: u16 = 0x300;
+
+const SHOW_NAME: u32 = 1;
+const SHOW_VFS: u32 = 2;
+const SHOW_PEER: u32 = 4;
+const SHOW_ICONS: u32 = 8;
+const SHOW_RQLEN: u32 = 0x10;
+
+const ATTR_VFS: u16 = 1;
+const ATTR_PEER: u16 = 2;
+const ATTR_ICONS: u16 = 3;
+const ATTR_RQLEN: u16 = 4;
+const ATTR_SHUTDOWN: u16 = 6;
+
+/// What the kernel says about a `AF_UNIX` socket.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct UnixSocket {
+    /// Inode of the peer, 0 when it has been closed; `None` when there is no peer.
+    pub(crate) peer: Option<u32>,
+    /// Inodes of the sockets that wait to be accepted, in order; 0 for one that has been closed since.
+    pub(crate) pending: Vec<u32>,
+    /// For a listening socket: its backlog limit.
+    pub(crate) backlog: u32,
+    /// Bit 0: no more reading, bit 1: no more writing.
+    pub(crate) shutdown: u8,
+    /// Inode of the file it is bound to.
+    pub(crate) file: Option<u32>,
+}
+
+/// A connection of the internet family as a dump lists it.
+#[derive(Debug, Clone)]
+pub(crate) struct InetSocket {
+    /// `TCP_*` state.
+    pub(crate) state: u8,
+    /// Own port.
+    pub(crate) port: u16,
+    /// Peer's port.
+    pub(crate) peer_port: u16,
+    /// Bytes not yet acknowledged by the peer; for a listening socket its backlog limit.
+    pub(crate) write_queue: u32,
+    /// Inode, 0 when no descriptor is left.
+    pub(crate) inode: u32,
+}
+
+/// A connection to the kernel's socket diagnosis.
+#[derive(Debug)]
+pub(crate) struct Diag {
+    fd: OwnedFd,
+    buf: Vec<u8>,
+}
+
+fn u16_at(raw: &[u8], at: usize) -> io::Result<u16> {
+    let b = raw.get(at..at + 2).ok_or_else(short)?;
+    Ok(u16::from_ne_bytes([b[0], b[1]]))
+}
+
+fn u32_at(raw: &[u8], at: usize) -> io::Result<u32> {
+    let b = raw.get(at..at + 4).ok_or_else(short)?;
+    Ok(u32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
+}
+
+fn short() -> io::Error {
+    io::Error::other("socket diagnosis: answer too short")
+}
+
+fn align4(n: usize) -> usize {
+    n.div_ceil(4) * 4
+}
+
+impl Diag {
+    /// Opens it.
+    pub(crate) fn open() -> io::Result<Self> {
+        Ok(Self {
+            fd: sock::socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_SOCK_DIAG)?,
+            buf: vec![0; 256 * 1024],
+        })
+    }
+
+    /// Sends a request and hands the payload of every answer to `take`.
+    fn ask(&mut self, flags: u16, request: &[u8], mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        let len = 16 + request.len();
+        let mut msg = Vec::with_capacity(len);
+        msg.extend_from_slice(&u32::try_from(len).map_err(io::Error::other)?.to_ne_bytes());
+        msg.extend_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        msg.extend_from_slice(&(NLM_F_REQUEST | flags).to_ne_bytes());
+        msg.extend_from_slice(&[0; 8]);
+        msg.extend_from_slice(request);
+        sock::send(self.fd.as_raw_fd(), &msg, &[], None)?;
+        loop {
+            let n = super::fd::read(self.fd.as_raw_fd(), &mut self.buf)?;
+            let mut rest = &self.buf[..n];
+            while rest.len() >= 16 {
+                let len = (u32_at(rest, 0)? as usize).clamp(16, rest.len());
+                match u16_at(rest, 4)? {
+                    NLMSG_DONE => return Ok(()),
+                    NLMSG_ERROR => {
+                        let code = u32_at(rest, 16)?.cast_signed();
+                        return Err(io::Error::from_raw_os_error(-code));
+                    }
+                    _ => take(&rest[16..len])?,
+                }
+                rest = rest.get(align4(len)..).unwrap_or_default();
+            }
+            if flags & NLM_F_DUMP == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The `AF_UNIX` socket with inode `ino`.
+    pub(crate) fn unix(&mut self, ino: u32) -> io::Result<UnixSocket> {
+        let mut req = vec![libc::AF_UNIX as u8, 0, 0, 0];
+        for v in [
+            u32::MAX,
+            ino,
+            SHOW_NAME | SHOW_VFS | SHOW_PEER | SHOW_ICONS | SHOW_RQLEN,
+            u32::MAX,
+            u32::MAX,
+        ] {
+            req.extend_from_slice(&v.to_ne_bytes());
+        }
+        let mut out = UnixSocket::default();
+        self.ask(0, &req, |msg| {
+            const TCP_LISTEN: u8 = 10;
+            let listening = msg.get(2) == Some(&TCP_LISTEN);
+            let mut attrs = msg.get(16..).ok_or_else(short)?;
+            while attrs.len() >= 4 {
+                let len = (u16_at(attrs, 0)? as usize).clamp(4, attrs.len());
+                let data = &attrs[4..len];
+                match u16_at(attrs, 2)? {
+                    ATTR_PEER => out.peer = Some(u32_at(data, 0)?),
+                    ATTR_ICONS => {
+                        out.pending = data
+                            .chunks_exact(4)
+                            .map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
+                            .collect();
+                    }
+                    ATTR_RQLEN if listening => out.backlog = u32_at(data, 4)?,
+                    ATTR_SHUTDOWN => out.shutdown = *data.first().ok_or_else(short)?,
+                    ATTR_VFS => out.file = Some(u32_at(data, 0)?),
+                    _ => {}
+                }
+                attrs = attrs.get(align4(len)..).unwrap_or_default();
+            }
+            Ok(())
+        })?;
+        Ok(out)
+    }
+
+    /// All sockets of `family` (AF_INET or AF_INET6) and protocol TCP whose state is in the bit set `states`.
+    pub(crate) fn tcp(&mut self, family: i32, states: u32) -> io::Result<Vec<InetSocket>> {
+        let mut req = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];
+        req.extend_from_slice(&states.to_ne_bytes());
+        req.extend_from_slice(&[0; 48]);
+        let mut out = Vec::new();
+        self.ask(NLM_F_DUMP, &req, |msg| {
+            let be = |at: usize| -> io::Result<u16> { u16_at(msg, at).map(u16::from_be) };
+            out.push(InetSocket {
+                state: *msg.get(1).ok_or_else(short)?,
+                port: be(4)?,
+                peer_port: be(6)?,
+                write_queue: u32_at(msg, 60)?,
+                inode: u32_at(msg, 68)?,
+            });
+            Ok(())
+        })?;
+        Ok(out)
+    }
+}

@@ -1,0 +1,327 @@
+//! Calls on sockets: addresses, options, messages with descriptors.
+
+use super::{check, check_len};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+
+/// A socket address as the kernel wrote it; empty where there is none.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Addr(pub(crate) Vec<u8>);
+
+/// Largest address.
+const ADDR_MAX: usize = size_of::<libc::sockaddr_storage>();
+/// Words of a control buffer that holds the most descriptors one message can carry (253) with room to spare.
+const CONTROL_WORDS: usize = 512;
+
+impl Addr {
+    /// Address family, `AF_UNSPEC` where there is no address.
+    pub(crate) fn family(&self) -> i32 {
+        match self.0.as_slice() {
+            [a, b, ..] => i32::from(u16::from_ne_bytes([*a, *b])),
+            _ => libc::AF_UNSPEC,
+        }
+    }
+
+    /// Name of a `AF_UNIX` address behind the family; empty for an unnamed socket.
+    pub(crate) fn unix_name(&self) -> &[u8] {
+        self.0.get(2..).unwrap_or_default()
+    }
+
+    /// Whether this is a `AF_UNIX` address without name.
+    pub(crate) fn is_unnamed(&self) -> bool {
+        self.unix_name().is_empty()
+    }
+
+    /// File of a `AF_UNIX` address that has one.
+    pub(crate) fn unix_path(&self) -> Option<PathBuf> {
+        use std::os::unix::ffi::OsStrExt;
+        match self.unix_name() {
+            [] | [0, ..] => None,
+            name => {
+                let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
+                Some(PathBuf::from(std::ffi::OsStr::from_bytes(&name[..end])))
+            }
+        }
+    }
+
+    /// Port of an internet address, 0 for others.
+    pub(crate) fn port(&self) -> u16 {
+        match (self.family(), self.0.get(2..4)) {
+            (libc::AF_INET | libc::AF_INET6, Some(p)) => u16::from_be_bytes([p[0], p[1]]),
+            _ => 0,
+        }
+    }
+
+    /// The same internet address with another port.
+    pub(crate) fn with_port(&self, port: u16) -> Self {
+        let mut a = self.clone();
+        if let Some(p) = a.0.get_mut(2..4) {
+            p.copy_from_slice(&port.to_be_bytes());
+        }
+        a
+    }
+
+    /// The internet host, IPv4-mapped addresses as IPv4.
+    pub(crate) fn ip(&self) -> Option<std::net::IpAddr> {
+        use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+        match self.family() {
+            libc::AF_INET => {
+                let b: [u8; 4] = self.0.get(4..8)?.try_into().ok()?;
+                Some(IpAddr::V4(Ipv4Addr::from(b)))
+            }
+            libc::AF_INET6 => {
+                let b: [u8; 16] = self.0.get(8..24)?.try_into().ok()?;
+                let v6 = Ipv6Addr::from(b);
+                Some(v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Addr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.ip() {
+            Some(std::net::IpAddr::V6(ip)) => write!(f, "[{ip}]:{}", self.port()),
+            Some(ip) => write!(f, "{ip}:{}", self.port()),
+            None if self.is_unnamed() => f.write_str("unnamed"),
+            None => match self.unix_path() {
+                Some(path) => write!(f, "{}", path.display()),
+                None => write!(f, "@{}", String::from_utf8_lossy(&self.unix_name()[1..])),
+            },
+        }
+    }
+}
+
+fn own(fd: RawFd) -> OwnedFd {
+    // SAFETY: callers pass a number that the kernel has just returned to them and that nobody else knows.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// A socket, close-on-exec set.
+pub(crate) fn socket(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
+    // SAFETY: socket takes numbers only.
+    check(unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) }).map(own)
+}
+
+/// A connected pair of `AF_UNIX` sockets, close-on-exec set.
+pub(crate) fn pair(kind: i32) -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut fds = [0; 2];
+    // SAFETY: `fds` has room for the two numbers.
+    check(unsafe { libc::socketpair(libc::AF_UNIX, kind | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr()) })?;
+    Ok((own(fds[0]), own(fds[1])))
+}
+
+type NameCall = unsafe extern "C" fn(libc::c_int, *mut libc::sockaddr, *mut libc::socklen_t) -> libc::c_int;
+
+fn name(fd: RawFd, call: NameCall) -> io::Result<Addr> {
+    let mut raw = vec![0u8; ADDR_MAX];
+    let mut len = ADDR_MAX as libc::socklen_t;
+    // SAFETY: `raw` has `len` bytes; byte buffers may hold any address, the kernel writes without alignment.
+    check(unsafe { call(fd, raw.as_mut_ptr().cast(), &mut len) })?;
+    raw.truncate(len as usize);
+    Ok(Addr(raw))
+}
+
+/// The socket's own address.
+pub(crate) fn local(fd: RawFd) -> io::Result<Addr> {
+    name(fd, libc::getsockname)
+}
+
+/// Its peer's address; `None` when it is not connected.
+pub(crate) fn peer(fd: RawFd) -> io::Result<Option<Addr>> {
+    match name(fd, libc::getpeername) {
+        Ok(a) => Ok(Some(a)),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOTCONN | libc::EINVAL)) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// `bind`.
+pub(crate) fn bind(fd: RawFd, addr: &Addr) -> io::Result<()> {
+    // SAFETY: `addr` is valid for reading its length.
+    check(unsafe { libc::bind(fd, addr.0.as_ptr().cast(), addr.0.len() as libc::socklen_t) }).map(drop)
+}
+
+/// `connect`.
+pub(crate) fn connect(fd: RawFd, addr: &Addr) -> io::Result<()> {
+    // SAFETY: `addr` is valid for reading its length.
+    check(unsafe { libc::connect(fd, addr.0.as_ptr().cast(), addr.0.len() as libc::socklen_t) }).map(drop)
+}
+
+/// `listen`.
+pub(crate) fn listen(fd: RawFd, backlog: i32) -> io::Result<()> {
+    // SAFETY: listen takes numbers only.
+    check(unsafe { libc::listen(fd, backlog) }).map(drop)
+}
+
+/// `accept`, close-on-exec set.
+pub(crate) fn accept(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: null pointers mean that the peer's address is not wanted.
+    check(unsafe { libc::accept4(fd, std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC) }).map(own)
+}
+
+/// `shutdown`.
+pub(crate) fn shutdown(fd: RawFd, how: i32) -> io::Result<()> {
+    // SAFETY: shutdown takes numbers only.
+    check(unsafe { libc::shutdown(fd, how) }).map(drop)
+}
+
+/// Reads an option of plain type `T`.
+pub(crate) fn get<T: Default>(fd: RawFd, level: i32, option: i32) -> io::Result<T> {
+    let mut value = T::default();
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: `value` has `len` bytes, and callers pair the option with its type, for which all bytes the kernel writes are valid.
+    check(unsafe { libc::getsockopt(fd, level, option, (&raw mut value).cast(), &mut len) })?;
+    Ok(value)
+}
+
+/// Reads an option whose length varies.
+pub(crate) fn get_bytes(fd: RawFd, level: i32, option: i32, max: usize) -> io::Result<Vec<u8>> {
+    let mut raw = vec![0u8; max];
+    let mut len = max as libc::socklen_t;
+    // SAFETY: `raw` has `len` bytes.
+    check(unsafe { libc::getsockopt(fd, level, option, raw.as_mut_ptr().cast(), &mut len) })?;
+    raw.truncate(len as usize);
+    Ok(raw)
+}
+
+/// Sets an option of plain type `T`.
+pub(crate) fn set<T>(fd: RawFd, level: i32, option: i32, value: &T) -> io::Result<()> {
+    // SAFETY: `value` is valid for reading its size, and callers pair the option with its type.
+    check(unsafe {
+        libc::setsockopt(
+            fd,
+            level,
+            option,
+            (&raw const *value).cast(),
+            size_of::<T>() as libc::socklen_t,
+        )
+    })
+    .map(drop)
+}
+
+/// Sets an option from raw bytes.
+pub(crate) fn set_bytes(fd: RawFd, level: i32, option: i32, raw: &[u8]) -> io::Result<()> {
+    // SAFETY: `raw` is valid for reading its length.
+    check(unsafe { libc::setsockopt(fd, level, option, raw.as_ptr().cast(), raw.len() as libc::socklen_t) }).map(drop)
+}
+
+/// One received message.
+#[derive(Debug, Default)]
+pub(crate) struct Received {
+    /// Bytes read; the data is in the caller's buffer.
+    pub(crate) len: usize,
+    /// Sender's address.
+    pub(crate) from: Addr,
+    /// Descriptors it carried.
+    pub(crate) fds: Vec<OwnedFd>,
+    /// `MSG_*` flags of the message.
+    pub(crate) flags: i32,
+}
+
+/// `recvmsg` into `buf`, never blocking.
+pub(crate) fn receive(fd: RawFd, buf: &mut [u8], flags: i32) -> io::Result<Received> {
+    let mut addr = vec![0u8; ADDR_MAX];
+    let mut control = vec![0u64; CONTROL_WORDS];
+    let mut iov = libc::iovec {
+        iov_base: buf.as_mut_ptr().cast(),
+        iov_len: buf.len(),
+    };
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
+    msg.msg_name = addr.as_mut_ptr().cast();
+    msg.msg_namelen = ADDR_MAX as libc::socklen_t;
+    msg.msg_iov = &mut iov;
+    msg.msg_iovlen = 1;
+    msg.msg_control = control.as_mut_ptr().cast();
+    msg.msg_controllen = control.len() * 8;
+    // SAFETY: every pointer in `msg` is valid for the length beside it.
+    let len = check_len(unsafe { libc::recvmsg(fd, &mut msg, flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) })?;
+    addr.truncate(msg.msg_namelen as usize);
+    let mut fds = Vec::new();
+    // SAFETY: `msg` describes the control buffer as the kernel left it.
+    let mut head = unsafe { libc::CMSG_FIRSTHDR(&msg) };
+    // SAFETY: a non-null header lies within the control buffer.
+    while let Some(h) = unsafe { head.as_ref() } {
+        if h.cmsg_level == libc::SOL_SOCKET && h.cmsg_type == libc::SCM_RIGHTS {
+            // SAFETY: the data begins behind the header.
+            let data = unsafe { libc::CMSG_DATA(h) };
+            let n = (h.cmsg_len - (data as usize - head as usize)) / size_of::<RawFd>();
+            for i in 0..n {
+                // SAFETY: the message holds `n` numbers, possibly unaligned.
+                let fd = unsafe { data.cast::<RawFd>().add(i).read_unaligned() };
+                fds.push(own(fd));
+            }
+        }
+        // SAFETY: `head` is a header of `msg`.
+        head = unsafe { libc::CMSG_NXTHDR(&msg, head) };
+    }
+    Ok(Received {
+        len,
+        from: Addr(addr),
+        fds,
+        flags: msg.msg_flags,
+    })
+}
+
+/// Peeks `len` bytes into memory of which the last byte cannot be written; returns how many bytes the kernel delivered before that.
+pub(crate) fn peek_all_but_last_byte(fd: RawFd, len: usize) -> io::Result<usize> {
+    const PAGE: usize = 4096;
+    let writable = (len - 1).div_ceil(PAGE) * PAGE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let map = unsafe { libc::mmap(std::ptr::null_mut(), writable + PAGE, libc::PROT_NONE, flags, -1, 0) };
+    if map == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let read = || -> io::Result<usize> {
+        // SAFETY: the range lies within the mapping made above.
+        check(unsafe { libc::mprotect(map, writable, libc::PROT_READ | libc::PROT_WRITE) })?;
+        // SAFETY: `writable` is at least `len - 1`.
+        let buf = unsafe { map.cast::<u8>().add(writable - (len - 1)) };
+        // SAFETY: the buffer is checked by the kernel, and its last byte lies in memory that nobody may write.
+        check_len(unsafe { libc::recv(fd, buf.cast(), len, libc::MSG_PEEK | libc::MSG_DONTWAIT) })
+    };
+    let read = read();
+    // SAFETY: the mapping made above, to which nothing refers any more.
+    check(unsafe { libc::munmap(map, writable + PAGE) })?;
+    read
+}
+
+/// `sendmsg` of `data` with descriptors `fds`, to `to` where given, never blocking and without SIGPIPE.
+pub(crate) fn send(fd: RawFd, data: &[u8], fds: &[RawFd], to: Option<&Addr>) -> io::Result<usize> {
+    let mut iov = libc::iovec {
+        iov_base: data.as_ptr().cast_mut().cast(),
+        iov_len: data.len(),
+    };
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
+    msg.msg_iov = &mut iov;
+    msg.msg_iovlen = 1;
+    if let Some(to) = to {
+        msg.msg_name = to.0.as_ptr().cast_mut().cast();
+        msg.msg_namelen = to.0.len() as libc::socklen_t;
+    }
+    let mut control = vec![0u64; CONTROL_WORDS];
+    if !fds.is_empty() {
+        let bytes = size_of_val(fds) as u32;
+        msg.msg_control = control.as_mut_ptr().cast();
+        // SAFETY: CMSG_SPACE only computes a length; the buffer has room for the most descriptors a message can carry.
+        msg.msg_controllen = unsafe { libc::CMSG_SPACE(bytes) } as usize;
+        // SAFETY: the control buffer is large enough for one header.
+        let head = unsafe { &mut *libc::CMSG_FIRSTHDR(&msg) };
+        head.cmsg_level = libc::SOL_SOCKET;
+        head.cmsg_type = libc::SCM_RIGHTS;
+        // SAFETY: CMSG_LEN only computes a length.
+        head.cmsg_len = unsafe { libc::CMSG_LEN(bytes) } as usize;
+        // SAFETY: the data begins behind the header.
+        let at = unsafe { libc::CMSG_DATA(head) };
+        // SAFETY: the buffer has room for the numbers, see CMSG_SPACE above.
+        unsafe { std::ptr::copy_nonoverlapping(fds.as_ptr().cast::<u8>(), at, bytes as usize) };
+    }
+    // SAFETY: every pointer in `msg` is valid for the length beside it.
+    check_len(unsafe { libc::sendmsg(fd, &msg, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) })
+}

@@ -1,0 +1,129 @@
+//! Capture of terminals.
+
+use super::{drain, Pty, Side, Terminals, Termios, TIOCGDEV, TIOCGEXCL, TIOCGPKT, TIOCGPTLCK, TIOCGPTN};
+use crate::capture::Session;
+use crate::fault::{refuse, At, Fault};
+use crate::model::{DescId, FsPath, Holder, Kind};
+use crate::sys::fd;
+use std::collections::HashMap;
+use std::path::Path;
+
+const TTY_MAJOR: u32 = 4;
+const TTYAUX_MAJOR: u32 = 5;
+const PTMX_MINOR: u32 = 2;
+/// Slaves of pseudo-terminals: majors 136 to 143, 2^20 minors in the first.
+const PTS_MAJORS: std::ops::RangeInclusive<u32> = 136..=143;
+
+/// Terminals found so far.
+#[derive(Debug, Default)]
+pub(crate) struct TerminalSet {
+    /// Masters: index of the pseudo-terminal, in order of their place in the list.
+    masters: HashMap<u32, (usize, DescId)>,
+    /// Slaves: description, index of the pseudo-terminal if it is one.
+    slaves: Vec<(DescId, Option<u32>)>,
+}
+
+/// Whether a character device is a terminal.
+pub(crate) fn is_terminal(major: u32, minor: u32) -> bool {
+    match major {
+        TTY_MAJOR => true,
+        TTYAUX_MAJOR => minor <= PTMX_MINOR,
+        m => PTS_MAJORS.contains(&m),
+    }
+}
+
+/// Captures a description; slaves find their masters in [`finish`].
+pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<Side, Fault> {
+    let found = &s.found[id];
+    let rdev = found.stat.st_rdev;
+    if (libc::major(rdev), libc::minor(rdev)) == (TTYAUX_MAJOR, PTMX_MINOR) {
+        let index: u32 = fd::ioctl_get(found.raw(), TIOCGPTN).at("ask for its number")?;
+        let at = s.terminals.masters.len();
+        s.terminals.masters.insert(index, (at, id));
+        return Ok(Side::Master(at));
+    }
+    // Through /dev/tty the terminal itself answers.
+    // One that has hung up does not answer: nobody can tell any more which it was, and nothing can be done with it.
+    let real: u32 = fd::ioctl_get(found.raw(), TIOCGDEV).unwrap_or_default();
+    // The kernel's encoding of a device number in 32 bits.
+    let (major, minor) = (real >> 8 & 0xfff, (real & 0xff) | (real >> 12 & 0xf_ff00));
+    let index = PTS_MAJORS.contains(&major).then_some(minor);
+    s.terminals.slaves.push((id, index));
+    Ok(Side::Outside(FsPath::from(found.link.as_path())))
+}
+
+/// Pairs slaves with masters, reads settings and data.
+pub(crate) fn finish(
+    s: &mut Session<'_>,
+    out: &mut Terminals,
+    descriptions: &mut [crate::model::Description],
+) -> Result<(), (Holder, String, Fault)> {
+    for (id, index) in &s.terminals.slaves {
+        let master = index.and_then(|i| s.terminals.masters.get(&i));
+        let Kind::Terminal(side) = &mut descriptions[*id].kind else {
+            continue;
+        };
+        match master {
+            Some((at, _)) => *side = Side::Slave(*at),
+            None => {
+                let found = &s.found[*id];
+                s.notes.push(format!(
+                    "process {}: fd {}: terminal {} is outside the job; after a restart it is the terminal of `belay restart`",
+                    found.holder.pid,
+                    found.holder.fd,
+                    found.link.display()
+                ));
+            }
+        }
+    }
+    let mut masters: Vec<_> = s.terminals.masters.iter().map(|(i, (at, id))| (*at, *i, *id)).collect();
+    masters.sort_unstable();
+    for (_, index, id) in masters {
+        let (holder, name) = (s.found[id].holder, format!("terminal /dev/pts/{index}"));
+        out.ptys.push(pty(s, index, id).map_err(|e| (holder, name, e))?);
+    }
+    Ok(())
+}
+
+fn pty(s: &mut Session<'_>, index: u32, master: DescId) -> Result<Pty, Fault> {
+    let raw = s.found[master].raw();
+    let slave_open = s.terminals.slaves.iter().any(|(_, i)| *i == Some(index));
+    let slave_closed = fd::poll(raw, libc::POLLIN).at("poll")? & libc::POLLHUP != 0;
+    let number = |request| fd::ioctl_get::<i32>(raw, request).at("read its state");
+    let packet = number(TIOCGPKT)? != 0;
+    let mut pty = Pty {
+        index,
+        // The master answers for the slave.
+        termios: Termios::get(raw).at("read its settings")?,
+        winsize: fd::ioctl_get(raw, libc::TIOCGWINSZ).at("read its size")?,
+        packet,
+        locked: number(TIOCGPTLCK)? != 0,
+        exclusive: number(TIOCGEXCL)? != 0,
+        slave_open,
+        slave_closed,
+        mode: 0o620,
+        owner: (0, 0),
+        session: fd::ioctl_get(raw, libc::TIOCGSID).unwrap_or(0),
+        foreground: fd::ioctl_get(raw, libc::TIOCGPGRP).unwrap_or(0),
+        input: None,
+        output: None,
+    };
+    if let Ok(st) = fd::stat(Path::new(&format!("/dev/pts/{index}")), true) {
+        pty.mode = st.st_mode & 0o7777;
+        pty.owner = (st.st_uid, st.st_gid);
+    }
+    if pty.locked || !(slave_open || slave_closed) {
+        // Nobody has opened the slave yet, so nothing can be in flight that somebody could read.
+        return Ok(pty);
+    }
+    let data = drain::copy(raw, &pty.termios, packet)?;
+    if data.lost {
+        return refuse("its data in flight could not be put back completely; the program may have lost output");
+    }
+    for (bytes, place) in [(&data.input, &mut pty.input), (&data.output, &mut pty.output)] {
+        if !bytes.is_empty() {
+            *place = Some(s.blobs.put(bytes)?);
+        }
+    }
+    Ok(pty)
+}

@@ -1,0 +1,177 @@
+//! Rebuild of terminals.
+
+use super::{drain, Pty, Side, Terminals, TIOCGPTN, TIOCSPTLCK};
+use crate::fault::{refuse, At, Fault};
+use crate::model::Description;
+use crate::rebuild::lift;
+use crate::sys::fd;
+use belay_image::blobs::BlobReader;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::Path;
+
+/// Pseudo-terminals made again.
+#[derive(Debug)]
+pub(crate) struct BuiltTerminals {
+    ptys: Vec<BuiltPty>,
+}
+
+#[derive(Debug)]
+struct BuiltPty {
+    master: OwnedFd,
+    slave: Option<OwnedFd>,
+    index: u32,
+    session: i32,
+}
+
+/// Makes all pseudo-terminals again.
+pub(crate) fn prepare(t: &Terminals, blobs: &BlobReader, min: RawFd) -> Result<BuiltTerminals, Fault> {
+    let mut ptys = Vec::new();
+    for p in &t.ptys {
+        let (master, index) = master(p.index)?;
+        if index != p.index {
+            tracing::warn!(
+                old = p.index,
+                new = index,
+                "a pseudo-terminal got another number because its own is in use"
+            );
+        }
+        let raw = master.as_raw_fd();
+        fd::ioctl_set(raw, TIOCSPTLCK, &0i32).at("unlock the slave")?;
+        let slave = if p.slave_open || p.slave_closed || p.session != 0 {
+            Some(drain::slave_of(raw).at("open the slave")?)
+        } else {
+            None
+        };
+        // The settings are the slave's; without one they are set through the master, which stands for it.
+        let side = slave.as_ref().map_or(raw, AsRawFd::as_raw_fd);
+        p.termios.transparent().set(side).at("change its settings")?;
+        fill(raw, slave.as_ref(), p, blobs)?;
+        p.termios.set(side).at("set its settings")?;
+        fd::ioctl_set(raw, libc::TIOCSWINSZ, &p.winsize).at("set its size")?;
+        access(p, index)?;
+        fd::ioctl_set(raw, TIOCSPTLCK, &i32::from(p.locked)).at("lock the slave")?;
+        fd::ioctl_set(raw, libc::TIOCPKT, &i32::from(p.packet)).at("set packet mode")?;
+        ptys.push(BuiltPty {
+            master: lift(master, min)?,
+            slave: slave.map(|s| lift(s, min)).transpose()?,
+            index,
+            session: p.session,
+        });
+    }
+    Ok(BuiltTerminals { ptys })
+}
+
+/// A master whose slave is `/dev/pts/N` with N = `want` where that is free: the kernel hands out the smallest free number.
+fn master(want: u32) -> Result<(OwnedFd, u32), Fault> {
+    let mut spare = Vec::new();
+    loop {
+        let flags = libc::O_RDWR | libc::O_NOCTTY;
+        let fd = match fd::open(Path::new("/dev/ptmx"), flags, 0) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => fd::open(Path::new("/dev/pts/ptmx"), flags, 0),
+            opened => opened,
+        };
+        let fd = fd.at("open /dev/ptmx")?;
+        let index: u32 = fd::ioctl_get(fd.as_raw_fd(), TIOCGPTN).at("ask for its number")?;
+        if index >= want || spare.len() > 4096 {
+            return Ok((fd, index));
+        }
+        spare.push(fd);
+    }
+}
+
+/// Mode and owner of the slave's file; only its owner (or root) may set them, and a failure changes nothing for the job itself.
+fn access(p: &Pty, index: u32) -> Result<(), Fault> {
+    let name = format!("/dev/pts/{index}");
+    let path = Path::new(&name);
+    if fd::stat(path, true).is_ok_and(|st| st.st_mode & 0o7777 != p.mode) {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(p.mode);
+        std::fs::set_permissions(path, mode).at(format!("set mode of {name}"))?;
+    }
+    Ok(())
+}
+
+/// Puts data in flight back.
+fn fill(master: RawFd, slave: Option<&OwnedFd>, p: &Pty, blobs: &BlobReader) -> Result<(), Fault> {
+    let Some(slave) = slave else { return Ok(()) };
+    for (data, into) in [(&p.input, master), (&p.output, slave.as_raw_fd())] {
+        if let Some(data) = data {
+            if !drain::write_all(into, &blobs.get(data)?) {
+                return refuse("its data in flight does not fit into it any more");
+            }
+        }
+    }
+    // As at capture: taken in before the settings change.
+    fd::poll(slave.as_raw_fd(), libc::POLLIN).at("poll")?;
+    Ok(())
+}
+
+/// A description on a terminal.
+pub(crate) fn open(d: &Description, side: &Side, t: &BuiltTerminals) -> Result<OwnedFd, Fault> {
+    let flags = (d.flags & (libc::O_ACCMODE | libc::O_NONBLOCK)) | libc::O_NOCTTY;
+    let pty = |at: usize| match t.ptys.get(at) {
+        Some(p) => Ok(p),
+        None => refuse("the image refers to a terminal that it does not have"),
+    };
+    match side {
+        // Opening a master anew would make another terminal: there is exactly one description.
+        Side::Master(at) => fd::dup_from(pty(*at)?.master.as_raw_fd(), 0).at("duplicate"),
+        Side::Slave(at) => match &pty(*at)?.slave {
+            Some(s) => {
+                let by_name = format!("/dev/pts/{}", pty(*at)?.index);
+                match fd::open(Path::new(&by_name), flags, 0) {
+                    Err(_) => fd::reopen(s.as_raw_fd(), flags).at("open the slave"),
+                    opened => opened.at("open the slave"),
+                }
+            }
+            None => refuse("the slave was not open"),
+        },
+        Side::Outside(_) => outside(flags),
+    }
+}
+
+/// The terminal of the restart in place of one outside the job; without any, one that has hung up.
+fn outside(flags: i32) -> Result<OwnedFd, Fault> {
+    for n in 0..3 {
+        if is_terminal(n) {
+            return match fd::reopen(n, flags) {
+                // It belongs to another user (su): share the description itself.
+                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => fd::dup_from(n, 0).at("duplicate the terminal"),
+                opened => opened.at("open the terminal"),
+            };
+        }
+    }
+    let (master, _) = master(0)?;
+    fd::ioctl_set(master.as_raw_fd(), TIOCSPTLCK, &0i32).at("unlock the slave")?;
+    drain::slave_of(master.as_raw_fd()).at("open a slave")
+}
+
+fn is_terminal(n: RawFd) -> bool {
+    // SAFETY: isatty takes a number.
+    unsafe { libc::isatty(n) == 1 }
+}
+
+/// Makes the terminal of session `pid` its controlling terminal; called in the session's leader.
+pub(crate) fn take_session(t: &BuiltTerminals, pid: i32) -> Result<bool, Fault> {
+    for p in t.ptys.iter().filter(|p| p.session == pid && pid != 0) {
+        if let Some(slave) = &p.slave {
+            fd::ioctl_num(slave.as_raw_fd(), libc::TIOCSCTTY, 0).at("make it the controlling terminal")?;
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Sets the foreground process group of the terminal of session `pid`; called in the session's leader when all groups exist.
+pub(crate) fn foreground(t: &Terminals, pid: i32) -> Result<(), Fault> {
+    for p in t.ptys.iter().filter(|p| p.session == pid && pid != 0 && p.foreground != 0) {
+        let tty = fd::open(Path::new("/dev/tty"), libc::O_RDWR | libc::O_NOCTTY, 0).at("open /dev/tty")?;
+        // A group that has ended since cannot be in the foreground; then the leader's own stays.
+        let set = fd::ioctl_set(tty.as_raw_fd(), libc::TIOCSPGRP, &p.foreground);
+        match set {
+            Err(e) if matches!(e.raw_os_error(), Some(libc::ESRCH | libc::EPERM)) => {}
+            set => drop(set.at("set its foreground process group")?),
+        }
+    }
+    Ok(())
+}

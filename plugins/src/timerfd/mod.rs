@@ -1,0 +1,106 @@
+//! timerfd: clock, remaining time, period, expirations not yet read.
+//!
+//! A timer keeps its remaining time; one set to an absolute time of the real-time clock keeps that time.
+
+use crate::capture::Found;
+use crate::fault::{refuse, At, Fault};
+use crate::model::Description;
+use crate::sys::{check, fd};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// `TFD_IOC_SET_TICKS`.
+const SET_TICKS: libc::c_ulong = 0x4008_5400;
+const ABSTIME: i32 = 1;
+
+/// A timerfd.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct TimerfdState {
+    clock: i32,
+    flags: i32,
+    ticks: u64,
+    /// Time to the next expiration, 0 when disarmed: seconds, nanoseconds.
+    value: (i64, i64),
+    interval: (i64, i64),
+    /// The clock at capture.
+    now: (i64, i64),
+}
+
+fn pair(text: &str) -> io::Result<(i64, i64)> {
+    let inner = text.trim().trim_start_matches('(').trim_end_matches(')');
+    let parse = |v: &str| {
+        v.trim()
+            .parse()
+            .map_err(|_| io::Error::other(format!("fdinfo: time {text:?}")))
+    };
+    match inner.split_once(',') {
+        Some((s, ns)) => Ok((parse(s)?, parse(ns)?)),
+        None => Err(io::Error::other(format!("fdinfo: time {text:?}"))),
+    }
+}
+
+/// Captures it.
+pub(crate) fn capture(found: &Found) -> Result<TimerfdState, Fault> {
+    let read = || -> io::Result<TimerfdState> {
+        let number = |key, radix| i32::try_from(found.info.number(key, radix)?).map_err(io::Error::other);
+        let clock = number("clockid:", 10)?;
+        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `now` is valid for writing.
+        check(unsafe { libc::clock_gettime(clock, &mut now) })?;
+        Ok(TimerfdState {
+            clock,
+            flags: number("settime flags:", 8)?,
+            ticks: found.info.number("ticks:", 10)?,
+            value: pair(found.info.one("it_value:")?)?,
+            interval: pair(found.info.one("it_interval:")?)?,
+            now: (now.tv_sec, now.tv_nsec),
+        })
+    };
+    read().at("read fdinfo")
+}
+
+/// Makes it again.
+pub(crate) fn rebuild(d: &Description, t: &TimerfdState) -> Result<OwnedFd, Fault> {
+    let flags = libc::TFD_CLOEXEC | (d.flags & libc::O_NONBLOCK);
+    // SAFETY: timerfd_create takes numbers only.
+    let fd = match check(unsafe { libc::timerfd_create(t.clock, flags) }) {
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+            return refuse("alarm clocks need CAP_WAKE_ALARM: restart as root")
+        }
+        made => made.at("timerfd_create")?,
+    };
+    // SAFETY: the kernel has just returned this number.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let absolute = t.flags & ABSTIME != 0 && matches!(t.clock, libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_ALARM);
+    let armed = t.value != (0, 0);
+    let value = if absolute && armed { sum(t.now, t.value) } else { t.value };
+    let spec = libc::itimerspec {
+        it_interval: timespec(t.interval),
+        it_value: timespec(value),
+    };
+    let settime_flags = if absolute {
+        t.flags
+    } else {
+        t.flags & !ABSTIME & !libc::TFD_TIMER_CANCEL_ON_SET
+    };
+    // SAFETY: `spec` is valid for reading, and the old setting is not wanted.
+    let set = check(unsafe { libc::timerfd_settime(fd.as_raw_fd(), settime_flags, &spec, std::ptr::null_mut()) });
+    set.at("arm the timer")?;
+    if t.ticks > 0 {
+        fd::ioctl_set(fd.as_raw_fd(), SET_TICKS, &t.ticks).at("set expirations not yet read")?;
+    }
+    Ok(fd)
+}
+
+fn timespec(v: (i64, i64)) -> libc::timespec {
+    libc::timespec {
+        tv_sec: v.0,
+        tv_nsec: v.1,
+    }
+}
+
+fn sum(a: (i64, i64), b: (i64, i64)) -> (i64, i64) {
+    let ns = a.1 + b.1;
+    (a.0 + b.0 + ns / 1_000_000_000, ns % 1_000_000_000)
+}
