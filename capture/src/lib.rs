@@ -16,6 +16,8 @@ mod signals;
 mod snapshot;
 mod suspend;
 
+pub use suspend::release;
+
 use belay_image::manifest::FileEntry;
 use belay_image::model::{AgentIdentity, Job};
 use belay_image::sections::{Kind, SectionFile};

@@ -23,6 +23,9 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// A task that has not stopped after this time is looked at for `vfork`.
 const PATIENCE: Duration = Duration::from_millis(2);
 
+/// How long a failed suspend waits for tasks that it has already asked to stop. Any that take longer are let go by [`release`].
+const SETTLE_LIMIT: Duration = Duration::from_secs(1);
+
 /// How long the processes wait for one that was stopped by job control to stand still again.
 const STOP_LIMIT: Duration = Duration::from_millis(100);
 
@@ -86,10 +89,16 @@ pub(crate) fn suspend(agent: i32) -> Result<Suspended, CaptureError> {
     match gathering.run(agent) {
         Ok(()) => Ok(gathering.finish()),
         Err(e) => {
+            gathering.settle();
             drop(gathering.finish());
             Err(e)
         }
     }
+}
+
+/// Lets task `tid` go, whose stop the caller's `waitpid` has reported outside a checkpoint: it was asked to stop by one that failed.
+pub fn release(tid: i32) {
+    drop(ptrace::detach(tid, 0));
 }
 
 #[derive(Debug, Default)]
@@ -272,6 +281,26 @@ impl Gathering {
             format!("thread {tid}"),
             format!("did not stop within {} s (kernel: {place}); try again", LIMIT.as_secs()),
         )
+    }
+
+    /// After a failure: tasks already asked to stop do so shortly, and only a stopped task can be let go.
+    fn settle(&mut self) {
+        let begin = Instant::now();
+        while self.pending() > 0 && begin.elapsed() < SETTLE_LIMIT {
+            let pending: Vec<i32> = self
+                .tasks
+                .iter()
+                .filter(|(_, (_, s))| matches!(s, State::Pending(_)))
+                .map(|(t, _)| *t)
+                .collect();
+            for tid in pending {
+                if self.poll(tid).is_err() {
+                    drop(ptrace::detach(tid, 0));
+                    self.tasks.remove(&tid);
+                }
+            }
+            crate::signals::wait_for_child(Duration::from_millis(1));
+        }
     }
 
     fn finish(self) -> Suspended {

@@ -500,6 +500,10 @@ impl Agent {
     /// Reaps what has ended: the command, orphans of the job, snapshot children (the writer watches them by descriptor).
     fn reap(&mut self) {
         while let Some((pid, status)) = sys::reap() {
+            if libc::WIFSTOPPED(status) {
+                belay_capture::release(pid);
+                continue;
+            }
             let ended = libc::WIFEXITED(status) || libc::WIFSIGNALED(status);
             if pid == self.root_pid && ended && self.root_status.is_none() {
                 tracing::info!(status, "command ended");

@@ -88,12 +88,26 @@ pub(crate) fn restart(loaded: Loaded, blob: &Blob, lazy: bool, user: bool, foreg
             resume::hand_over_terminal(&job);
         }
         stopped.resume()?;
+        if user {
+            give_up_capabilities().map_err(|e| RestartError::at("resume", format!("give up capabilities: {e}")))?;
+        }
         Ok(phases(rebuilt, spawned, &live, &shared, resuming.elapsed()))
     });
     result.map_err(|e| {
         living.kill();
         explain_restorer(e, &job, &tree, &shared, &extents)
     })
+}
+
+/// The agent was omnipotent in its user namespace while it rebuilt the job. Now it becomes what it was before: a process like those of the job, which may open its
+/// descriptors as their snapshots do.
+fn give_up_capabilities() -> std::io::Result<()> {
+    const VERSION_3: u32 = 0x2008_0522;
+    let header = [VERSION_3, 0];
+    let none = [0u32; 6];
+    // SAFETY: both arrays have the sizes of the kernel's structures of this version.
+    belay_kernel::check(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) })?;
+    sys::prctl(libc::PR_SET_DUMPABLE, 1, 0)
 }
 
 /// Closes the agent's copies of all descriptors: the job's own are in place, and ours must not keep pipes and sockets open.
