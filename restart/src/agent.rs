@@ -107,7 +107,7 @@ fn give_up_capabilities() -> std::io::Result<()> {
     let none = [0u32; 6];
     // SAFETY: both arrays have the sizes of the kernel's structures of this version.
     belay_kernel::check(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) })?;
-    sys::prctl(libc::PR_SET_DUMPABLE, 1, 0)
+    sys::prctl(libc::PR_SET_DUMPABLE, 1, 0).map(drop)
 }
 
 /// Closes the agent's copies of all descriptors: the job's own are in place, and ours must not keep pipes and sockets open.
