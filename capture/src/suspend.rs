@@ -177,7 +177,7 @@ impl Gathering {
                     .and_then(|s| s.text("TracerPid").map(str::to_owned))
                     .unwrap_or_default();
                 let reason = if tracer != "0" && !tracer.is_empty() {
-                    format!("is traced by process {tracer}; end the debugger and try again")
+                    format!("is traced by process {tracer} (ptrace); end the debugger and try again")
                 } else {
                     format!(
                         "cannot be traced ({refused}): a setuid or undumpable program; keep it out of the job or run belay as root"
