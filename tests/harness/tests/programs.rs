@@ -22,7 +22,7 @@ fn cases() -> Vec<Case> {
         prog("thr_locks"),
         prog("thr_attrs"),
         prog("thr_raw"),
-        prog("thr_leader_gone"),
+        prog("thr_leader_gone").refused("main thread has exited"),
         static_prog("thr_locks"),
         prog("proc_tree"),
         prog("proc_forkexec fork"),
@@ -107,7 +107,7 @@ fn cases() -> Vec<Case> {
         prog("odd_bare").verdict_file(),
         prog("refuse io_uring").refused("io_uring"),
         prog("refuse userfaultfd").refused("userfaultfd"),
-        prog("refuse ptrace").refused("ptrace"),
+        prog("refuse ptrace").refused("traced"),
     ];
     for mode in [
         "mutex 8",
