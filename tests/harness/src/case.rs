@@ -47,7 +47,7 @@ fn base(name: &str, program: &str, kind: Kind) -> Case {
         as_user: true,
         refused: None,
         verdict_file: false,
-        patience_s: 30,
+        patience_s: 20,
         outside: false,
         spread_ms: 120,
         env: Vec::new(),
