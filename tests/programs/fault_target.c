@@ -25,6 +25,7 @@ int main(int argc, char **argv) {
     if (c == 0) {
         begin_child();
         close(to[1]);
+        close(from[0]);
         uint64_t v;
         while (read(to[0], &v, 8) == 8) {
             v = mix(v);
@@ -33,6 +34,7 @@ int main(int argc, char **argv) {
         _exit(0);
     }
     close(to[0]);
+    close(from[1]);
     pthread_t t;
     CHECK(pthread_create(&t, NULL, tick, NULL) == 0);
     for (uint64_t r = n; running(); r++) {

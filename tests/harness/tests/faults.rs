@@ -304,12 +304,12 @@ fn disk_full(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let r = (|| {
         job.launch(
             &[],
-            &[place.programs().join("fault_target").display().to_string(), "16".into()],
+            &[place.programs().join("fault_target").display().to_string(), "6".into()],
         )?;
         job.progress(LIMIT)?;
         job.checkpoint()?;
         let filler = dir.join("filler");
-        io("fill", std::fs::write(&filler, vec![1u8; 22 << 20]))?;
+        io("fill", std::fs::write(&filler, vec![1u8; 28 << 20]))?;
         for _ in 0..3 {
             let o = job.checkpoint_raw(&[])?;
             refused(&o, &["no space", "full"])?;
@@ -353,16 +353,19 @@ fn damaged(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
         let name = f.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let good = io("read", std::fs::read(f))?;
         let put = |bytes: &[u8]| io("write", std::fs::write(f, bytes));
-        let mut tries: Vec<(String, Vec<u8>)> = vec![("empty".into(), Vec::new()), ("longer".into(), [&good[..], b"x"].concat())];
-        for _ in 0..3 {
-            let n = rng.below(good.len() as u64) as usize;
-            tries.push((format!("cut to {n} bytes"), good[..n].to_vec()));
-        }
-        for k in 0..10 {
-            let at = if k == 0 { 0 } else { rng.below(good.len() as u64) as usize };
-            let mut bad = good.clone();
-            bad[at] ^= 1 << rng.below(8);
-            tries.push((format!("bit flipped in byte {at} of {}", good.len()), bad));
+        let mut tries: Vec<(String, Vec<u8>)> = vec![("longer".into(), [&good[..], b"x"].concat())];
+        if !good.is_empty() {
+            tries.push(("empty".into(), Vec::new()));
+            for _ in 0..3 {
+                let n = rng.below(good.len() as u64) as usize;
+                tries.push((format!("cut to {n} bytes"), good[..n].to_vec()));
+            }
+            for k in 0..10 {
+                let at = if k == 0 { 0 } else { rng.below(good.len() as u64) as usize };
+                let mut bad = good.clone();
+                bad[at] ^= 1 << rng.below(8);
+                tries.push((format!("bit flipped in byte {at} of {}", good.len()), bad));
+            }
         }
         for (i, (what, bytes)) in tries.iter().enumerate() {
             put(bytes)?;
