@@ -1,0 +1,131 @@
+//! Samples with their spread, child processes, and the job that is measured.
+
+use crate::Plan;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Instant;
+
+/// Values of one figure.
+#[derive(Debug, Default)]
+pub(crate) struct Samples(Vec<f64>);
+
+impl Samples {
+    /// Adds a value.
+    pub(crate) fn push(&mut self, v: f64) {
+        self.0.push(v);
+    }
+
+    /// The median.
+    pub(crate) fn median(&self) -> f64 {
+        let mut v = self.0.clone();
+        v.sort_by(f64::total_cmp);
+        v.get(v.len() / 2).copied().unwrap_or(f64::NAN)
+    }
+
+    /// `name: median (min .. max) unit`.
+    pub(crate) fn print(&self, name: &str, unit: &str) {
+        let (lo, hi) = self.0.iter().fold((f64::MAX, f64::MIN), |(l, h), v| (l.min(*v), h.max(*v)));
+        println!(
+            "{name:<44} {:>10.3} {unit:<5} (min {lo:.3}, max {hi:.3}, n {})",
+            self.median(),
+            self.0.len()
+        );
+    }
+}
+
+/// Prints the ratio of two medians and the goal.
+pub(crate) fn ratio(name: &str, a: &Samples, b: &Samples, goal: &str) {
+    println!("{name:<44} {:>10.3}       goal {goal}", a.median() / b.median());
+}
+
+/// Milliseconds that `f` takes.
+pub(crate) fn ms<T>(f: impl FnOnce() -> Result<T, String>) -> Result<(f64, T), String> {
+    let t = Instant::now();
+    let v = f()?;
+    Ok((t.elapsed().as_secs_f64() * 1000.0, v))
+}
+
+/// Runs a command that must succeed; its standard output.
+pub(crate) fn run(c: &mut Command) -> Result<String, String> {
+    let o = c
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| format!("{:?}: {e}", c.get_program()))?;
+    if o.status.success() {
+        return Ok(String::from_utf8_lossy(&o.stdout).into_owned());
+    }
+    Err(format!(
+        "{:?}: {}: {}",
+        c.get_program(),
+        o.status,
+        String::from_utf8_lossy(&o.stderr)
+    ))
+}
+
+/// A launched or restarted worker whose lines can be read.
+pub(crate) struct Job {
+    front: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Job {
+    fn start(mut c: Command) -> Result<Self, String> {
+        let mut front = c
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|e| format!("start: {e}"))?;
+        let lines = BufReader::new(front.stdout.take().ok_or("no standard output")?);
+        Ok(Job { front, lines })
+    }
+
+    /// `belay launch` of the worker with `args`.
+    pub(crate) fn launch(p: &Plan, args: &[&str]) -> Result<Self, String> {
+        let mut c = Command::new(&p.belay);
+        c.arg("launch")
+            .arg("--ckpt-dir")
+            .arg(p.dir.join("job"))
+            .args(["--keep", "1", "--"])
+            .arg(&p.me)
+            .arg("worker")
+            .args(args);
+        Self::start(c)
+    }
+
+    /// `belay restart`.
+    pub(crate) fn restart(p: &Plan, args: &[&str]) -> Result<Self, String> {
+        let mut c = Command::new(&p.belay);
+        c.arg("restart").arg(p.dir.join("job")).args(args);
+        Self::start(c)
+    }
+
+    /// The next line that the worker prints.
+    pub(crate) fn line(&mut self) -> Result<String, String> {
+        let mut s = String::new();
+        match self.lines.read_line(&mut s) {
+            Ok(n) if n > 0 => Ok(s.trim().to_owned()),
+            Ok(_) => Err("the worker ended".into()),
+            Err(e) => Err(format!("read from the worker: {e}")),
+        }
+    }
+
+    /// `belay checkpoint --json`: time of the command in ms, and what it said.
+    pub(crate) fn checkpoint(p: &Plan) -> Result<(f64, serde_json::Value), String> {
+        let mut c = Command::new(&p.belay);
+        c.arg("checkpoint").arg(p.dir.join("job")).arg("--json");
+        let (t, out) = ms(|| run(&mut c))?;
+        let v: serde_json::Value = serde_json::from_str(&out).map_err(|e| format!("checkpoint --json: {e}"))?;
+        if v["blocked_ms"].is_number() {
+            Ok((t, v))
+        } else {
+            Err(format!("checkpoint --json has no blocked_ms: {v}"))
+        }
+    }
+
+    /// Ends the job with `belay stop`.
+    pub(crate) fn stop(mut self, p: &Plan) -> Result<(), String> {
+        run(Command::new(&p.belay).arg("stop").arg(p.dir.join("job")))?;
+        self.front.wait().map_err(|e| format!("wait: {e}"))?;
+        Ok(())
+    }
+}

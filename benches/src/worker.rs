@@ -1,0 +1,120 @@
+//! The workloads. They print a line when they are ready and one for each answer.
+
+use std::io::Write;
+use std::time::Instant;
+
+fn say(s: &str) {
+    let mut o = std::io::stdout();
+    writeln!(o, "{s}").and_then(|()| o.flush()).ok();
+}
+
+fn number(args: &[String], i: usize) -> usize {
+    args.get(i).and_then(|s| s.parse().ok()).unwrap_or(0)
+}
+
+/// `bytes` of anonymous memory with incompressible contents.
+pub(crate) fn filled(bytes: usize, huge: bool) -> &'static mut [u64] {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a fresh anonymous mapping of this size; a failure is checked below.
+    let p = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    assert!(p != libc::MAP_FAILED, "mmap of {bytes} bytes");
+    let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+    // SAFETY: the range was just mapped; advice does not change contents.
+    unsafe { libc::madvise(p, bytes, advice) };
+    // SAFETY: the mapping is page aligned, zero filled, of `bytes` bytes, and lives until the process ends.
+    let m = unsafe { std::slice::from_raw_parts_mut(p.cast::<u64>(), bytes / 8) };
+    let mut x = 0x9e37_79b9_7f4a_7c15u64;
+    for w in m.iter_mut() {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        *w = x;
+    }
+    m
+}
+
+/// Milliseconds of a bare fork of this process; the child exits at once.
+fn bare_fork() -> f64 {
+    let t = Instant::now();
+    // SAFETY: the child only calls _exit, which is async-signal-safe.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: ends the child without running anything of the parent's.
+        unsafe { libc::_exit(0) };
+    }
+    let e = t.elapsed().as_secs_f64() * 1000.0;
+    let mut st = 0;
+    // SAFETY: `st` outlives the call.
+    unsafe { libc::waitpid(pid, &mut st, 0) };
+    e
+}
+
+fn syscalls(n: usize) {
+    for _ in 0..n {
+        // SAFETY: getppid has no arguments and no effects.
+        unsafe { libc::syscall(libc::SYS_getppid) };
+    }
+}
+
+fn mallocs(n: usize) {
+    let mut keep: Vec<Vec<u8>> = (0..256).map(|_| Vec::new()).collect();
+    for i in 0..n {
+        let mut v = Vec::with_capacity(16 + (i * 7919) % 4000);
+        v.push(i as u8);
+        keep[i % 256] = v;
+    }
+    std::hint::black_box(&keep);
+}
+
+fn forks(n: usize) {
+    for _ in 0..n {
+        std::process::Command::new("/bin/true").status().ok();
+    }
+}
+
+/// Runs the workload named by `args`.
+pub(crate) fn main(args: &[String]) {
+    let n = number(args, 1);
+    match args.first().map(String::as_str) {
+        Some("memory") => {
+            let m = filled(n, args.get(2).is_some_and(|a| a == "huge"));
+            say("ready");
+            // Prints the time since the last answer each 5 ms at most; a reader sees when the program runs again.
+            let mut i = 0usize;
+            loop {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                i = (i + 7919) % m.len();
+                std::hint::black_box(m[i]);
+                if std::env::var_os("BELAY_BENCH_TICK").is_some() {
+                    say("tick");
+                }
+            }
+        }
+        Some("fork") => {
+            let m = filled(n, args.get(2).is_some_and(|a| a == "huge"));
+            for _ in 0..number(args, 3).max(1) {
+                say(&format!("{}", bare_fork()));
+            }
+            std::hint::black_box(&m[0]);
+        }
+        Some("threads") => {
+            let handles: Vec<_> = (0..n)
+                .map(|_| {
+                    let small = std::thread::Builder::new().stack_size(65536);
+                    small.spawn(|| loop {
+                        std::thread::park();
+                    })
+                })
+                .collect();
+            std::hint::black_box(&handles);
+            say("ready");
+            loop {
+                std::thread::sleep(std::time::Duration::from_secs(1000));
+            }
+        }
+        Some("syscalls") => syscalls(n),
+        Some("mallocs") => mallocs(n),
+        Some("forks") => forks(n),
+        other => eprintln!("unknown workload {other:?}"),
+    }
+}
