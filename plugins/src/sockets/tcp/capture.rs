@@ -72,6 +72,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<TcpState, Fault
         // Until `finish` finds the other end.
         _ => Role::Reset,
     };
+    keep_port_available(raw)?;
     s.tcp.sockets.push(Seen {
         id,
         state: info.state,
@@ -89,6 +90,14 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<TcpState, Fault
         received: None,
         options: options::capture(raw)?,
     })
+}
+
+/// Sets SO_REUSEADDR, before the options are recorded.
+///
+/// When the job is killed, its connections linger in TIME_WAIT for a minute. A lingering connection lets its port be bound again only if it had this option itself, so
+/// a restart within that minute depends on it. For a socket that is already bound it changes nothing else; sockets accepted from it inherit it.
+fn keep_port_available(raw: RawFd) -> Result<(), Fault> {
+    sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32).at("set SO_REUSEADDR")
 }
 
 /// A connection as one end sees it.
