@@ -245,14 +245,23 @@ pub struct Plan {
     pub threads: Table,
     /// [`Call`]s of the main thread when all threads have parked.
     pub last: Table,
+    /// 1 when the process must wait for [`STAGE_FINISH`] before `last`.
+    pub hold: u32,
+    /// Signal by which the process stops itself at the end (it was stopped by job control), 0 for none.
+    pub stop_signal: i32,
 }
 
 /// `Slot::state`: the process has failed; `Slot::step` and so on say how.
 pub const STATE_FAILED: u32 = u32::MAX;
 /// `Slot::state`: the restorer has taken over.
 pub const STATE_RESTORER: u32 = 100;
+/// `Slot::state`: memory and threads are there; the process waits for [`STAGE_FINISH`].
+pub const STATE_READY: u32 = 101;
 /// `Slot::state`: all threads are parked; only registers are missing.
-pub const STATE_PARKED: u32 = 101;
+pub const STATE_PARKED: u32 = 102;
+
+/// `Control::stage` when every process has memory and threads: timers start, descriptors of the restart are closed.
+pub const STAGE_FINISH: u32 = 5;
 
 /// Longest text a process can report.
 pub const TEXT_BYTES: usize = 384;

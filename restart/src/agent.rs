@@ -12,12 +12,14 @@ use crate::state::Own;
 use crate::tree::{self, Role, Tree};
 use crate::verify::Loaded;
 use crate::{explain, sys};
-use belay_abi::restore::{Slot, MAX_HELPERS, STATE_FAILED, STATE_PARKED};
-use belay_image::model::{AgentIdentity, Job, ProcessState};
+use belay_abi::restore::{Slot, MAX_HELPERS, STAGE_FINISH, STATE_FAILED, STATE_PARKED, STATE_READY};
+use belay_image::extents::Extent;
+use belay_image::model::{AgentIdentity, Job, Process, ProcessState, VmaKind};
 use belay_kernel::blob::Blob;
 use belay_kernel::{pidfd, proc};
 use belay_plugins::Rebuilder;
 use belay_wire::Phase;
+use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -44,12 +46,19 @@ pub(crate) fn restart(loaded: Loaded, blob: &Blob, lazy: bool, user: bool, foreg
     raise_descriptor_limit();
     let helpers = helper_counts(&job, &extents);
     let tree = tree::plan(&job.agent, &job.processes, helpers.iter().sum(), pid_max()).map_err(|e| RestartError::at("spawn", e))?;
-    let shared = Shared::new(tree.nodes.len()).map_err(|e| RestartError::at("spawn", e))?;
     let mine = std::process::id().cast_signed();
+    let rebuilder = Rebuilder::rebuild(descriptors, &blobs).map_err(|e| RestartError::at("rebuild", e))?;
+    open_shared_objects(&rebuilder, &job);
+    let shared = Shared::new(tree.nodes.len(), rebuilder.base()).map_err(|e| RestartError::at("spawn", e))?;
+    let stopped = stopped_children(&job);
+    let live = live(&tree, &job);
     let context = Context {
         dir: &dir,
         blob,
-        rebuilder: Rebuilder::rebuild(descriptors, &blobs).map_err(|e| RestartError::at("rebuild", e))?,
+        tree: &tree,
+        hold: must_hold(&job, &rebuilder),
+        stopped: &stopped,
+        rebuilder,
         shared: &shared,
         extents: &extents,
         lazy,
@@ -59,7 +68,7 @@ pub(crate) fn restart(loaded: Loaded, blob: &Blob, lazy: bool, user: bool, foreg
         specials: specials(mine).map_err(|e| RestartError::at("read own mappings", e))?,
     };
     let rebuilt = begin.elapsed();
-    let settle = |slot: usize, p: &belay_image::model::Process| {
+    let settle = |slot: usize, p: &Process| {
         let i = job.processes.iter().position(|q| q.pid == p.pid).unwrap_or(0);
         let first: usize = helpers[..i].iter().sum();
         process::become_process(&context, slot, p, &tree.helper_tids[first..first + helpers[i]])
@@ -68,29 +77,38 @@ pub(crate) fn restart(loaded: Loaded, blob: &Blob, lazy: bool, user: bool, foreg
         tree: &tree,
         processes: &job.processes,
         shared: &shared,
+        rebuilder: &context.rebuilder,
         settle: &settle,
     };
     let mut living = Living { pidfds: Vec::new() };
     let parked = spawn(&forest, &job, &mut living).and_then(|()| {
         let spawned = begin.elapsed();
         shared.begin(SETTLED);
-        let live = live(&tree, &job);
-        shared.await_all(&live, STATE_PARKED, &mut || living.glance(&shared, &tree))?;
-        Ok((live, spawned))
+        let glance = &mut || living.glance(&shared, &tree);
+        let (stopping, running): (Vec<usize>, Vec<usize>) = live.iter().partition(|i| is_stopped(&tree, &job, **i));
+        shared.await_all(&stopping, STATE_PARKED, glance)?;
+        resume::await_stops(&job, &tree, &stopping)?;
+        if context.hold {
+            shared.await_all(&running, STATE_READY, glance)?;
+            shared.begin(STAGE_FINISH);
+        }
+        shared.await_all(&running, STATE_PARKED, glance)?;
+        context.rebuilder.finish().map_err(|e| RestartError::at("rebuild", e))?;
+        Ok(spawned)
     });
     let Context { rebuilder, .. } = context;
     release(rebuilder);
-    let result = parked.and_then(|(live, spawned)| {
+    let result = parked.and_then(|spawned| {
         let resuming = Instant::now();
         let stopped = resume::seize(&job, &shared, &tree, &live, blob)?;
         set_last_pid(tree.max_pid);
         if foreground {
             resume::hand_over_terminal(&job);
         }
-        stopped.resume()?;
         if user {
             give_up_capabilities().map_err(|e| RestartError::at("resume", format!("give up capabilities: {e}")))?;
         }
+        stopped.resume();
         Ok(phases(rebuilt, spawned, &live, &shared, resuming.elapsed()))
     });
     result.map_err(|e| {
@@ -108,6 +126,41 @@ fn give_up_capabilities() -> std::io::Result<()> {
     // SAFETY: both arrays have the sizes of the kernel's structures of this version.
     belay_kernel::check(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) })?;
     sys::prctl(libc::PR_SET_DUMPABLE, 1, 0).map(drop)
+}
+
+/// Opens every object that is mapped shared, once for all processes.
+fn open_shared_objects(rebuilder: &Rebuilder, job: &Job) {
+    for v in job.processes.iter().flat_map(|p| &p.vmas) {
+        if let VmaKind::Shared { object, may_write, .. } = &v.kind {
+            rebuilder.shared_fd(*object, *may_write); // one that is missing is reported by the process that maps it
+        }
+    }
+    for note in rebuilder.notes() {
+        tracing::info!("{note}");
+    }
+}
+
+/// PIDs of processes that are stopped by job control, by their parent's.
+fn stopped_children(job: &Job) -> HashMap<i32, Vec<i32>> {
+    let mut out: HashMap<i32, Vec<i32>> = HashMap::new();
+    for p in &job.processes {
+        if matches!(p.state, ProcessState::Stopped(_)) {
+            out.entry(p.ppid).or_default().push(p.pid);
+        }
+    }
+    out
+}
+
+fn is_stopped(tree: &Tree, job: &Job, slot: usize) -> bool {
+    matches!(tree.nodes[slot].role, Role::Process(i) if matches!(job.processes[i].state, ProcessState::Stopped(_)))
+}
+
+/// Whether processes must wait for each other before they finish: timers that would run while another process is still being read, descriptor tables
+/// that two of them use, parents of stopped processes.
+fn must_hold(job: &Job, rebuilder: &Rebuilder) -> bool {
+    let timers = |p: &Process| !p.posix_timers.is_empty() || p.itimers.iter().any(|t| t.value_us != 0);
+    let needs = |p: &Process| timers(p) || rebuilder.table_owner(p.pid) != p.pid || matches!(p.state, ProcessState::Stopped(_));
+    job.processes.len() > 1 && job.processes.iter().any(needs)
 }
 
 /// Closes the agent's copies of all descriptors: the job's own are in place, and ours must not keep pipes and sockets open.
@@ -227,13 +280,7 @@ impl Living {
 }
 
 /// Turns numbers reported by the restorer into words.
-fn explain_restorer(
-    e: RestartError,
-    job: &Job,
-    tree: &Tree,
-    shared: &Shared,
-    extents: &std::collections::HashMap<i32, Vec<belay_image::extents::Extent>>,
-) -> RestartError {
+fn explain_restorer(e: RestartError, job: &Job, tree: &Tree, shared: &Shared, extents: &HashMap<i32, Vec<Extent>>) -> RestartError {
     let RestartError::Failed { step, reason } = &e else { return e };
     let slot = reason.parse::<usize>().ok().filter(|_| step == RESTORER_STEP);
     let Some(Role::Process(i)) = slot.and_then(|s| tree.nodes.get(s)).map(|n| n.role) else {
@@ -245,7 +292,7 @@ fn explain_restorer(
 }
 
 /// How many helper threads read each process's pages: as many as there are processors, all processes together.
-fn helper_counts(job: &Job, extents: &std::collections::HashMap<i32, Vec<belay_image::extents::Extent>>) -> Vec<usize> {
+fn helper_counts(job: &Job, extents: &HashMap<i32, Vec<Extent>>) -> Vec<usize> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let bytes = |pid: i32| -> u64 { extents.get(&pid).map_or(0, |t| t.iter().map(|e| e.bytes).sum()) };
     let large = job.processes.iter().filter(|p| bytes(p.pid) >= HELPED_BYTES).count().max(1);

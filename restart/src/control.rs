@@ -22,13 +22,15 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Makes it for `count` processes.
-    pub(crate) fn new(count: usize) -> io::Result<Self> {
+    /// Makes it for `count` processes. Its descriptor is numbered at least `base`, so that no process of the job uses the number.
+    pub(crate) fn new(count: usize, base: RawFd) -> io::Result<Self> {
         let bytes = (SLOTS + (count * size_of::<Slot>()) as u64).next_multiple_of(belay_abi::PAGE);
         // SAFETY: the name is a live string.
         let fd = sys::libc_result(unsafe { libc::memfd_create(c"belay-restart".as_ptr(), libc::MFD_CLOEXEC) })?;
         // SAFETY: the kernel has just returned it.
         let memory = unsafe { OwnedFd::from_raw_fd(fd) };
+        let memory = sys::dup_above(memory.as_raw_fd(), base)?;
+        let fd = memory.as_raw_fd();
         // SAFETY: takes numbers only.
         sys::libc_result(unsafe { libc::ftruncate(fd, bytes as i64) })?;
         let prot = libc::PROT_READ | libc::PROT_WRITE;
@@ -104,6 +106,21 @@ impl Shared {
                 now if now >= stage => return,
                 now => sys::futex_wait(&self.control().stage, now, 1000),
             }
+        }
+    }
+
+    /// In a process: waits until process `i` has reached `state`; ends the process when the restart has failed.
+    pub(crate) fn await_slot(&self, i: usize, state: u32) {
+        loop {
+            let seen = self.control().reports.load(Ordering::Acquire);
+            let now = self.slot(i).state.load(Ordering::Acquire);
+            if now == STATE_FAILED || self.control().stage.load(Ordering::Acquire) == STAGE_ABORT {
+                sys::exit_now(127);
+            }
+            if now >= state {
+                return;
+            }
+            sys::futex_wait(&self.control().reports, seen, 1000);
         }
     }
 

@@ -5,7 +5,9 @@ use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
 use crate::layout::{find_gap, pages_up, Range, TASK_SIZE};
 use crate::memory::{self, Special};
+use crate::spawn::INSTALLED;
 use crate::state::{self, Own};
+use crate::tree::Tree;
 use crate::{arch, sys};
 use belay_abi::restore::{Fill, Helper, Plan, ThreadPlan, FILL_STACK_BYTES, MAX_HELPERS, PLAN_MAGIC, STACK_BYTES};
 use belay_image::extents::Extent;
@@ -36,6 +38,11 @@ pub(crate) struct Context<'a> {
     pub(crate) blob: &'a Blob,
     pub(crate) rebuilder: Rebuilder,
     pub(crate) shared: &'a Shared,
+    pub(crate) tree: &'a Tree,
+    /// PIDs of processes stopped by job control, by their parent's.
+    pub(crate) stopped: &'a HashMap<i32, Vec<i32>>,
+    /// Processes wait for each other before their timers start.
+    pub(crate) hold: bool,
     pub(crate) extents: &'a HashMap<i32, Vec<Extent>>,
     pub(crate) lazy: bool,
     pub(crate) ask_huge: bool,
@@ -44,18 +51,31 @@ pub(crate) struct Context<'a> {
     pub(crate) specials: Vec<Special>,
 }
 
+impl Context<'_> {
+    /// Slot of the process whose descriptor table `pid` shares.
+    fn table_owner(&self, pid: i32) -> Option<usize> {
+        let owner = self.rebuilder.table_owner(pid);
+        let slot = self.tree.nodes.iter().position(|n| n.pid == owner);
+        slot.filter(|_| owner != pid)
+    }
+}
+
 /// Becomes process `p`; `helpers` are unused identifiers for its helper threads. Returns only on failure.
 pub(crate) fn become_process(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32]) -> Outcome<std::convert::Infallible> {
     let at = |what: &str| format!("process {} ({}): {what}", p.pid, p.comm);
+    if let Some(owner) = cx.table_owner(p.pid) {
+        cx.shared.await_slot(owner, INSTALLED); // what we open before would be closed again
+    }
     let files = open_files(cx, p)?;
     install(cx, p, &files)?;
+    cx.shared.report(slot, INSTALLED);
     settings(p)?;
     cx.rebuilder
         .install_late(p.pid)
         .map_err(|e| RestartError::at(at("descriptors"), e))?;
     let sizes = measure(cx, p, helpers.len())?;
     let Prepared { plan, bytes, area } = prepare(cx, slot, p, helpers, &files, &sizes)?;
-    load(cx, &area, &bytes, files.control.as_raw_fd()).map_err(|e| RestartError::at(at("place the restorer"), e))?;
+    load(cx, &area, &bytes).map_err(|e| RestartError::at(at("place the restorer"), e))?;
     arch::unregister_rseq().map_err(|e| RestartError::at(at("unregister rseq"), e))?;
     for (word, value) in cx.shared.slot(slot).area.iter().zip([area.base, area.end, plan]) {
         word.store(value, Ordering::Relaxed);
@@ -69,19 +89,17 @@ pub(crate) fn become_process(cx: &Context<'_>, slot: usize, p: &Process, helpers
 /// Descriptors needed until the end, at numbers that the process does not use.
 struct Files {
     pages: HashMap<u32, OwnedFd>,
-    control: OwnedFd,
     exe: Option<OwnedFd>,
     shared: Vec<RawFd>,
 }
 
 impl Files {
-    fn keep(&self) -> Vec<RawFd> {
-        let own = self
-            .pages
-            .values()
-            .chain(self.exe.iter())
-            .chain(std::iter::once(&self.control));
-        own.map(AsRawFd::as_raw_fd).chain(self.shared.iter().copied()).collect()
+    fn keep(&self, control: RawFd) -> Vec<RawFd> {
+        let own = self.pages.values().chain(self.exe.iter());
+        own.map(AsRawFd::as_raw_fd)
+            .chain(self.shared.iter().copied())
+            .chain([control])
+            .collect()
     }
 }
 
@@ -113,17 +131,12 @@ fn open_files(cx: &Context<'_>, p: &Process) -> Outcome<Files> {
         .collect();
     shared.sort_unstable();
     shared.dedup();
-    Ok(Files {
-        pages,
-        control: high(cx.shared.fd())?,
-        exe,
-        shared,
-    })
+    Ok(Files { pages, exe, shared })
 }
 
 fn install(cx: &Context<'_>, p: &Process, files: &Files) -> Outcome<()> {
     cx.rebuilder
-        .install(p.pid, &files.keep())
+        .install(p.pid, &files.keep(cx.shared.fd()))
         .map_err(|e| RestartError::at(format!("process {} ({}): descriptors", p.pid, p.comm), e))
 }
 
@@ -234,12 +247,16 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
     state::process_early(p, &mut arena, &mut after);
     state::sigactions(&p.sigactions, &mut arena, &mut after);
     let mut last = Vec::new();
+    if let Some(children) = cx.stopped.get(&p.pid) {
+        state::forget_stops(p, children, &mut arena, &mut last);
+    }
     state::posix_timers(&p.posix_timers, cx.restore_timer_ids, &mut arena, &mut last).map_err(|e| at(&e))?;
     state::itimers(p, &mut arena, &mut last);
     state::process_late(p, cx.rebuilder.base(), &mut last);
 
     let plan_at = arena.zeroed(size_of::<Plan>());
     let threads = threads(cx, p, area, helpers.len(), plan_at, &mut arena);
+    let stop_signal = state::stop_signal(p);
     let mut plan = Plan {
         magic: PLAN_MAGIC,
         slot: area.control + Shared::slot_offset(slot),
@@ -251,6 +268,8 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
         after: arena.table(&after),
         threads: arena.table(&threads),
         last: arena.table(&last),
+        hold: u32::from(cx.hold && stop_signal == 0),
+        stop_signal,
         ..Plan::default()
     };
     for (i, (helper, tid)) in plan.helpers.iter_mut().zip(helpers).enumerate() {
@@ -290,13 +309,13 @@ fn threads(cx: &Context<'_>, p: &Process, area: &Area, helpers: usize, plan: u64
     out
 }
 
-/// Maps the area and copies restorer and tables into it. `control` is the descriptor of the shared memory that `install` has left open.
-fn load(cx: &Context<'_>, area: &Area, tables: &[u8], control: RawFd) -> std::io::Result<()> {
+/// Maps the area and copies restorer and tables into it.
+fn load(cx: &Context<'_>, area: &Area, tables: &[u8]) -> std::io::Result<()> {
     let bytes = area.end - area.base;
     arch::map_fixed(area.base, bytes, libc::PROT_READ | libc::PROT_WRITE, None)?;
     let rw = libc::PROT_READ | libc::PROT_WRITE;
     arch::unmap(area.control, cx.shared.bytes())?;
-    arch::map_fixed(area.control, cx.shared.bytes(), rw, Some(control))?;
+    arch::map_fixed(area.control, cx.shared.bytes(), rw, Some(cx.shared.fd()))?;
     // SAFETY: both ranges lie in the area that has just been mapped for them.
     unsafe {
         arch::copy_to(area.base, &cx.blob.placed_at(area.base));

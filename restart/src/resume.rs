@@ -9,14 +9,19 @@ use belay_abi::restore::{Plan, ThreadPlan};
 use belay_image::model::{Job, Process, ProcessState, Thread};
 use belay_kernel::blob::Blob;
 use belay_kernel::ptrace::{self, Event};
-use belay_kernel::vm;
+use belay_kernel::{proc, vm};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 const MUNMAP: u64 = 11;
 /// Bit of XSTATE_BV is at this offset in an XSAVE area.
 const XSTATE_BV: usize = 512;
+
+/// How long a stopped process may take to be stopped again.
+const SETTLE: Duration = Duration::from_millis(100);
+const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
 
 /// Every thread of the job, in ptrace stop with its final state.
 pub(crate) struct Stopped<'a> {
@@ -30,17 +35,18 @@ pub(crate) fn seize<'a>(job: &'a Job, shared: &Shared, tree: &Tree, live: &[usiz
     for slot in live {
         let Role::Process(i) = tree.nodes[*slot].role else { continue };
         let p = &job.processes[i];
-        for t in &p.threads {
-            let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
-            ptrace::seize(t.tid, options)
-                .and_then(|()| ptrace::interrupt(t.tid))
-                .map_err(|e| failed(p, t, "stop", &e))?;
+        if !stopped(p) {
+            for t in &p.threads {
+                ptrace::seize(t.tid, OPTIONS)
+                    .and_then(|()| ptrace::interrupt(t.tid))
+                    .map_err(|e| failed(p, t, "stop", &e))?;
+            }
         }
         out.push((*slot, p));
     }
     let defaults = sched::Defaults::own();
     for (slot, p) in &out {
-        for t in &p.threads {
+        for t in p.threads.iter().filter(|_| !stopped(p)) {
             expect(t.tid, Event::Interrupted).map_err(|e| failed(p, t, "stop", &e))?;
         }
         let aborts = critical_sections(p, shared, *slot)?;
@@ -59,37 +65,59 @@ pub(crate) fn seize<'a>(job: &'a Job, shared: &Shared, tree: &Tree, live: &[usiz
 }
 
 impl Stopped<'_> {
-    /// Lets everything go on; processes that were stopped by job control stop again before their first instruction.
-    pub(crate) fn resume(self) -> Outcome<()> {
-        for p in &self.live {
-            if let ProcessState::Stopped(signal) = p.state {
-                sys::kill(p.pid, stop_signal(p, signal))
-                    .map_err(|e| RestartError::at("resume", format!("process {}: {e}", p.pid)))?;
+    /// Lets everything go on. Processes stopped by job control stay stopped; they are let go first, so that nobody sees them traced.
+    pub(crate) fn resume(self) {
+        let (stopped, running): (Vec<&Process>, Vec<&Process>) = self.live.iter().partition(|p| stopped(p));
+        stopped.iter().for_each(|p| detach(p));
+        for p in stopped {
+            // They stop again before their first instruction, but only once they have run.
+            let deadline = Instant::now() + SETTLE;
+            while proc::stat(p.pid).is_ok_and(|s| s.state != 'T') && Instant::now() < deadline {
+                std::thread::yield_now();
             }
         }
-        for p in &self.live {
-            for t in &p.threads {
-                match ptrace::detach(t.tid, 0) {
-                    // The job runs already: another of its tasks has ended this one.
-                    Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
-                    Err(e) => tracing::error!(tid = t.tid, error = %e, "cannot let a thread go on"),
-                    Ok(()) => {}
-                }
-            }
-        }
-        Ok(())
+        running.iter().for_each(|p| detach(p));
     }
 }
 
-/// The signal that stops `p` again: the one it was stopped by, unless it would now be handled, ignored or blocked.
-fn stop_signal(p: &Process, signal: i32) -> i32 {
-    let index = usize::try_from(signal - 1).unwrap_or(usize::MAX);
-    let default = p.sigactions.get(index).is_some_and(|a| a.handler == 0);
-    let blocked = p.threads.iter().all(|t| t.sigmask & (1 << index) != 0);
-    if default && !blocked {
-        signal
-    } else {
-        libc::SIGSTOP
+fn stopped(p: &Process) -> bool {
+    matches!(p.state, ProcessState::Stopped(_))
+}
+
+fn detach(p: &Process) {
+    for t in &p.threads {
+        match ptrace::detach(t.tid, 0) {
+            // The job runs already: another of its tasks has ended this one.
+            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
+            Err(e) => tracing::error!(tid = t.tid, error = %e, "cannot let a thread go on"),
+            Ok(()) => {}
+        }
+    }
+}
+
+/// Waits until the processes that stop themselves (they were stopped by job control) have stopped, and traces them from then on.
+pub(crate) fn await_stops(job: &Job, tree: &Tree, slots: &[usize]) -> Outcome<()> {
+    for slot in slots {
+        let Role::Process(i) = tree.nodes[*slot].role else { continue };
+        let p = &job.processes[i];
+        for t in &p.threads {
+            ptrace::seize(t.tid, OPTIONS).map_err(|e| failed(p, t, "stop", &e))?;
+        }
+        for t in &p.threads {
+            group_stop(t.tid).map_err(|e| failed(p, t, "stop", &e))?;
+        }
+    }
+    Ok(())
+}
+
+fn group_stop(tid: i32) -> io::Result<()> {
+    loop {
+        match ptrace::wait(tid, true)? {
+            Some(Event::GroupStop(_)) => return Ok(()),
+            // Traced before the signal was delivered: now it is.
+            Some(Event::Signal(signal)) => ptrace::cont(tid, signal)?,
+            other => return Err(io::Error::other(format!("unexpected event {other:?}"))),
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 //! stage 2  the others join
 //! stage 3  lenders of a group join their own; temporary leaders end, zombies end
 //! stage 4  descriptors and memory
+//! stage 5  timers start, what only the restart needed is closed (in the restorer)
 //! ```
 
 use crate::control::Shared;
@@ -13,6 +14,7 @@ use crate::fail::{Outcome, RestartError};
 use crate::sys;
 use crate::tree::{Node, NodeId, Role, Tree, AGENT};
 use belay_image::model::{Process, ProcessState};
+use belay_plugins::Rebuilder;
 
 /// Slot state: exists.
 pub(crate) const EXISTS: u32 = 1;
@@ -23,11 +25,15 @@ pub(crate) const JOINED: u32 = 3;
 /// Slot state: only processes of the job are left below it.
 pub(crate) const SETTLED: u32 = 4;
 
+/// Slot state: its descriptors are in place.
+pub(crate) const INSTALLED: u32 = 5;
+
 /// What every process of the plan works with.
 pub(crate) struct Forest<'a> {
     pub(crate) tree: &'a Tree,
     pub(crate) processes: &'a [Process],
     pub(crate) shared: &'a Shared,
+    pub(crate) rebuilder: &'a Rebuilder,
     /// What a process does when it is settled; does not return.
     pub(crate) settle: &'a dyn Fn(NodeId, &Process) -> Outcome<std::convert::Infallible>,
 }
@@ -35,7 +41,7 @@ pub(crate) struct Forest<'a> {
 impl Forest<'_> {
     /// In the agent: makes its children. (The agent's temporary group leader is not among them.)
     pub(crate) fn plant(&self) -> Outcome<()> {
-        self.make(&self.tree.nodes[AGENT].after)
+        self.make(&self.tree.nodes[AGENT], &self.tree.nodes[AGENT].after)
     }
 
     /// In the agent: waits for temporary leaders that it made.
@@ -43,16 +49,19 @@ impl Forest<'_> {
         self.reap_temporary(&self.tree.nodes[AGENT])
     }
 
-    fn make(&self, children: &[NodeId]) -> Outcome<()> {
+    fn make(&self, parent: &Node, children: &[NodeId]) -> Outcome<()> {
         for id in children {
             let node = &self.tree.nodes[*id];
-            let (flags, signal) = if node.sibling {
-                (libc::CLONE_PARENT as u64, 0)
+            let (mut flags, signal) = if node.sibling {
+                (libc::CLONE_PARENT, 0)
             } else {
                 (0, node.exit_signal)
             };
+            if parent.pid == self.rebuilder.table_owner(node.pid) {
+                flags |= libc::CLONE_FILES;
+            }
             // SAFETY: the agent and its forks have one thread each.
-            let pid = unsafe { sys::fork(flags, signal, node.pid) }.map_err(|e| self.cannot_make(node, &e))?;
+            let pid = unsafe { sys::fork(flags as u64, signal, node.pid) }.map_err(|e| self.cannot_make(node, &e))?;
             if pid == 0 {
                 self.live(*id);
             }
@@ -95,11 +104,13 @@ impl Forest<'_> {
                 sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map_err(failed("become reaper"))?;
             }
         }
-        self.make(&node.before)?;
+        self.make(node, &node.before)?;
         if node.leads_session {
             sys::setsid().map_err(failed("setsid"))?;
+            let terminal = |e: belay_plugins::Refusal| RestartError::at("spawn", e);
+            self.rebuilder.install_session(node.pid).map_err(terminal)?;
         }
-        self.make(&node.after)?;
+        self.make(node, &node.after)?;
         self.shared.report(id, EXISTS);
         if node.role == Role::TemporaryParent {
             return Ok(());

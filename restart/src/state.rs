@@ -3,7 +3,7 @@
 use crate::arena::Arena;
 use crate::call::{call, nr, signed, With};
 use belay_abi::restore::{Call, Step, CALL_COMPARE, CALL_MAY_FAIL};
-use belay_image::model::{Credentials, Mm, PosixTimer, Process, SigAction, Thread};
+use belay_image::model::{Credentials, Mm, PosixTimer, Process, ProcessState, SigAction, Thread};
 
 const PR_SET_PDEATHSIG: u64 = 1;
 const PR_SET_DUMPABLE: u64 = 4;
@@ -85,6 +85,42 @@ pub(crate) fn sigactions(actions: &[SigAction], arena: &mut Arena, out: &mut Vec
         out.push(set(ignore));
         let at = arena.words(&[action.handler, action.flags, action.restorer, action.mask]);
         out.push(set(at));
+    }
+}
+
+/// The signal by which a process that was stopped by job control stops itself again, 0 for one that was not: the same signal, unless it would now be
+/// handled or ignored.
+pub(crate) fn stop_signal(p: &Process) -> i32 {
+    let ProcessState::Stopped(signal) = p.state else { return 0 };
+    let index = usize::try_from(signal - 1).unwrap_or(usize::MAX);
+    let stops = matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU);
+    if stops && p.sigactions.get(index).is_some_and(|a| a.handler == 0) {
+        signal
+    } else {
+        SIGSTOP
+    }
+}
+
+/// In the parent of `children`, which have just stopped again: takes notice of it, so that the program does not hear of the same stop twice.
+pub(crate) fn forget_stops(p: &Process, children: &[i32], arena: &mut Arena, out: &mut Vec<Call>) {
+    for child in children {
+        let options = (libc::WUNTRACED | libc::WNOHANG | libc::__WALL) as u64;
+        out.push(call(Step::Process, 5, nr::WAIT4, &[signed(*child), 0, options, 0]).with(CALL_MAY_FAIL));
+    }
+    let had_one = |infos: &[Vec<u8>]| infos.iter().any(|i| i.first() == Some(&(libc::SIGCHLD as u8)));
+    let Some(action) = p.sigactions.get(libc::SIGCHLD as usize - 1) else {
+        return;
+    };
+    if had_one(&p.pending) || p.threads.iter().any(|t| had_one(&t.pending)) {
+        return; // one more of the same kind is not kept anyway
+    }
+    for words in [
+        [SIG_IGN, 0, 0, 0],
+        [action.handler, action.flags, action.restorer, action.mask],
+    ] {
+        let at = arena.words(&words);
+        let args = [signed(libc::SIGCHLD), at, 0, 8];
+        out.push(call(Step::Sigaction, libc::SIGCHLD as usize, nr::RT_SIGACTION, &args));
     }
 }
 

@@ -11,7 +11,10 @@ mod calls;
 mod fill;
 mod threads;
 
-use belay_abi::restore::{Control, Plan, Slot, Step, Table, PLAN_MAGIC, STATE_FAILED, STATE_PARKED, STATE_RESTORER};
+use belay_abi::restore::{
+    Control, Plan, Slot, Step, Table, PLAN_MAGIC, STAGE_ABORT, STAGE_FINISH, STATE_FAILED, STATE_PARKED, STATE_READY,
+    STATE_RESTORER,
+};
 use belay_abi::syscall;
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -19,13 +22,17 @@ belay_abi::freestanding!();
 
 /// System call numbers of x86-64.
 pub(crate) mod nr {
+    pub(crate) const RT_SIGPROCMASK: usize = 14;
     pub(crate) const PREAD64: usize = 17;
     pub(crate) const EXIT: usize = 60;
+    pub(crate) const KILL: usize = 62;
     pub(crate) const FUTEX: usize = 202;
     pub(crate) const CLOCK_GETTIME: usize = 228;
     pub(crate) const EXIT_GROUP: usize = 231;
     pub(crate) const CLONE3: usize = 435;
 }
+
+const SIG_UNBLOCK: usize = 1;
 
 /// Everything a part of the restorer needs; copied freely, holds only addresses in the area.
 #[derive(Clone, Copy)]
@@ -81,6 +88,21 @@ impl Env {
         }
     }
 
+    /// Waits until every process of the job is ready; ends the process when the restart has failed.
+    fn await_finish(&self) {
+        let stage = &self.control().stage;
+        loop {
+            match stage.load(Ordering::Acquire) {
+                STAGE_ABORT => loop {
+                    // SAFETY: ends the process.
+                    unsafe { syscall!(nr::EXIT_GROUP, 127) };
+                },
+                now if now >= STAGE_FINISH => return,
+                now => futex_wait(stage, now, false),
+            }
+        }
+    }
+
     pub(crate) fn time(&self, which: usize) {
         let mut t = [0u64; 2];
         // SAFETY: `t` is a live timespec.
@@ -128,10 +150,26 @@ extern "C" fn _start(plan: *const Plan) -> ! {
     calls::run(&env, p.after);
     env.time(2);
     threads::run(&env);
+    if p.hold != 0 {
+        env.report(STATE_READY);
+        env.await_finish();
+    }
     calls::run(&env, p.last);
     env.time(3);
     env.report(STATE_PARKED);
+    if p.stop_signal != 0 {
+        stop(p.pid, p.stop_signal);
+    }
     park()
+}
+
+/// Stops the whole process; the agent traces it from here.
+fn stop(pid: i32, signal: i32) {
+    let mask = 1u64 << (signal - 1);
+    // SAFETY: `mask` is a live word; the signal's disposition is the default one.
+    unsafe { syscall!(nr::RT_SIGPROCMASK, SIG_UNBLOCK, &raw const mask, 0, 8) };
+    // SAFETY: takes numbers only.
+    unsafe { syscall!(nr::KILL, pid, signal) };
 }
 
 pub(crate) const fn step(s: Step) -> u32 {
