@@ -237,9 +237,16 @@ pub(crate) fn credentials(c: &Credentials, securebits: u32, own: &Own, arena: &m
 
 /// Interval timers, relative to now.
 pub(crate) fn itimers(p: &Process, arena: &mut Arena, out: &mut Vec<Call>) {
-    for (which, t) in p.itimers.iter().enumerate().filter(|(_, t)| t.value_us != 0) {
+    for (which, t) in p.itimers.iter().enumerate() {
+        // ITIMER_REAL with a period but no time left has just expired; the kernel starts the next period when the pending SIGALRM is taken. It
+        // cannot be put into that state, so it expires once more at once: SIGALRM is pending only once.
+        let expired = which == 0 && t.value_us == 0 && t.interval_us != 0;
+        let value_us = if expired { 1 } else { t.value_us };
+        if value_us == 0 {
+            continue;
+        }
         let split = |us: u64| [us / 1_000_000, us % 1_000_000];
-        let ([a, b], [c, d]) = (split(t.interval_us), split(t.value_us));
+        let ([a, b], [c, d]) = (split(t.interval_us), split(value_us));
         let at = arena.words(&[a, b, c, d]);
         out.push(call(Step::Itimer, which, nr::SETITIMER, &[which as u64, at, 0]));
     }
