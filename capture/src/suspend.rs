@@ -231,7 +231,8 @@ impl Gathering {
             // A signal was on its way before our stop: let it be delivered; the stop follows before the handler's first instruction.
             Event::Signal(sig) => drop(ptrace::cont(tid, sig)),
             Event::Syscall | Event::Other(_) => drop(ptrace::cont(tid, 0)),
-            Event::Ended(_) => *state = State::Gone,
+            // Forgotten, so that the next look at the job finds what it has become: a zombie that its parent has yet to wait for.
+            Event::Ended(_) => drop(self.tasks.remove(&tid)),
         }
         Ok(())
     }
