@@ -44,13 +44,18 @@ int main(void) {
         EQ(e[0].data.u64, 0xbbbb);
         EQ(e[0].events, EPOLLIN);
         full_read(edge[0], b, 1);
-        EQ(epoll_wait(on, e, 8, 1000), 1);
-        EQ(e[0].data.u64, 0xcccc);
+        for (int more = 1; more;) {  // the socket's edge may be reported once more after a restart, never the one-shot entry
+            EQ(epoll_wait(on, e, 1, 1000), 1);
+            CHECK(e[0].data.u64 == 0xcccc || e[0].data.u64 == 0xdddd);
+            more = e[0].data.u64 != 0xcccc;
+        }
         nap_us(4000);
-        EQ(epoll_wait(on, e, 8, 0), 0);  // one shot: disarmed, though readable
+        for (int n; (n = epoll_wait(on, e, 1, 0));) EQ(e[0].data.u64, 0xdddd);  // one shot: disarmed, though readable
         struct epoll_event re = {.events = EPOLLIN | EPOLLONESHOT, .data.u64 = 0xcccc};
         OK(epoll_ctl(on, EPOLL_CTL_MOD, once[0], &re));
-        EQ(epoll_wait(on, e, 8, 0), 1);
+        do EQ(epoll_wait(on, e, 1, 0), 1);
+        while (e[0].data.u64 == 0xdddd);
+        EQ(e[0].data.u64, 0xcccc);
         full_read(once[0], b, 1);
         OK(epoll_ctl(on, EPOLL_CTL_MOD, once[0], &re));
         EQ(epoll_ctl(ed, EPOLL_CTL_ADD, edge[0], &re), -1);
