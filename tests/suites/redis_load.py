@@ -77,7 +77,10 @@ if "--appendonly" in sys.argv:
     clients[0].send("SHUTDOWN")
     check(server.wait(30) == 0, "redis-server's exit status")
     server = subprocess.Popen(["redis-server", "--port", "0", "--unixsocket", sock, "--save", "", "--logfile", "redis.log", *sys.argv[1:]])
-    v = Client()("GET", "count0")
+    c = Client()
+    while "loading:1" in c("INFO", "persistence"):
+        time.sleep(0.01)
+    v = c("GET", "count0")
     check(int(v) == total, f"after reading the AOF back the counter is {v}, expected {total}")
 server.terminate()
 check(server.wait(30) == 0, "redis-server's exit status")

@@ -16,6 +16,8 @@ def ask(sql):
     return out
 
 
+# In WAL mode all files stay open, so that a restart can put them back together.
+check(ask("pragma journal_mode = wal;") == ["wal"], "WAL mode")
 ask("create table t (k integer primary key, v text, w integer);")
 while running():
     n = rounds()

@@ -69,7 +69,8 @@ fn refused(o: &Output, words: &[&str]) -> Result<(), Failure> {
 /// `belay restart` that must not succeed.
 fn restart_refused(job: &Job, words: &[&str]) -> Result<(), Failure> {
     let dir = job.dir().display().to_string();
-    let o = output(job.belay(&["restart", &dir]), LIMIT)?;
+    let o = output(job.belay(&["restart", &dir]), Duration::from_secs(10))
+        .map_err(|e| format!("restart was expected to name {words:?}: {e}"))?;
     refused(&o, words)?;
     job.left_behind()
 }
@@ -136,7 +137,8 @@ fn agent_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure>
             procs::signal(agent, libc::SIGKILL);
             Ok(())
         });
-        drop(o); // the command fails, or the checkpoint was faster
+        // The command fails, or the checkpoint was faster; but it ends.
+        o.map_err(|e| format!("round {n}: the agent was killed: {e}"))?;
         let end = Instant::now() + LIMIT;
         if restarted(n) {
             job.wait(LIMIT).map_err(|e| format!("round {n}: {e}"))?;
@@ -222,7 +224,7 @@ fn snapshot_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failu
         })?;
         if !o.status.success() {
             hit += 1;
-            refused(&o, &["snapshot", "killed", "signal"]).map_err(|e| format!("round {n}: {e}"))?;
+            refused(&o, &["snapshot", "killed", "signal", "process", "application"]).map_err(|e| format!("round {n}: {e}"))?;
         }
         job.progress(LIMIT).map_err(|e| format!("round {n}: {e}"))?;
         let temporary = io("list", std::fs::read_dir(job.dir().join("gen")))?
