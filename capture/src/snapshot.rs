@@ -260,7 +260,7 @@ impl Child {
         if let Some(mut snapshot) = self.snapshot.take() {
             let result = self.run_writers(&mut snapshot, dir, writers, &mut table, &mut names, progress);
             if result.is_err() {
-                kill(snapshot.0);
+                end(&snapshot);
             }
             result?;
         }
@@ -381,10 +381,16 @@ impl Child {
     }
 }
 
+/// Ends a snapshot child that is not needed, and waits for its end: the agent must not take it for a process of the job.
+fn end((pid, pidfd, _): &(i32, OwnedFd, ControlMemory)) {
+    kill(*pid);
+    wait_for_exit(pidfd, || ());
+}
+
 impl Drop for Child {
     fn drop(&mut self) {
-        if let Some((pid, _, _)) = self.snapshot {
-            kill(pid);
+        if let Some(snapshot) = &self.snapshot {
+            end(snapshot);
         }
     }
 }

@@ -65,7 +65,9 @@ pub struct Agent {
     root_pid: i32,
     root_status: Option<i32>,
     result: Option<i32>,
-    listener: UnixListener,
+    /// The job has no front any more: status word that it was given.
+    background: Option<i32>,
+    listener: Option<UnixListener>,
     signals: SignalFd,
     interval: Timer,
     tick: Timer,
@@ -86,16 +88,13 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Prepares to serve a job: makes the control socket and clears what earlier agents left behind.
+    /// Prepares to serve a job: clears what earlier agents left behind.
     pub fn new(setup: Setup) -> Result<Self, Failure> {
         let system = |step: &'static str| move |e| Failure::system(step, &e);
         let Setup { dir, lock, description } = setup;
         let gen = dir.generations();
         generations::clear_leftovers(&gen)?;
         let next_number = generations::list(&gen)?.last().map_or(1, |g| g.number + 1);
-        let socket = dir.socket();
-        let listener = belay_wire::socket::listen(&socket)
-            .map_err(|e| Failure::io(format!("make control socket {}", socket.display()), &e))?;
         Ok(Self {
             dir,
             lock: Some(lock),
@@ -104,7 +103,8 @@ impl Agent {
             root_pid: 0,
             root_status: None,
             result: None,
-            listener,
+            background: None,
+            listener: None,
             signals: SignalFd::new(&crate::front::handled()).map_err(system("make a signal descriptor"))?,
             interval: Timer::new().map_err(system("make a timer"))?,
             tick: Timer::new().map_err(system("make a timer"))?,
@@ -125,17 +125,29 @@ impl Agent {
         })
     }
 
+    /// Makes the control socket. No process that outlives the agent may have a copy: clients would wait for its answer for ever.
+    pub(crate) fn listen(&mut self) -> Result<(), Failure> {
+        let socket = self.dir.socket();
+        let listener = belay_wire::socket::listen(&socket);
+        self.listener = Some(listener.map_err(|e| Failure::io(format!("make control socket {}", socket.display()), &e))?);
+        Ok(())
+    }
+
     /// Gives everything back without having served.
     pub(crate) fn abandon(mut self) {
         self.close();
     }
 
     /// Serves the job whose command is child `root_pid` in the calling process, which has the signals of [`crate::front::handled`] blocked, until nothing of it is left. Returns the status word with which the launch ends.
-    pub(crate) fn serve(mut self, root_pid: i32, channel: Option<Channel>) -> i32 {
+    ///
+    /// `ended` is the command's status word where it had ended before the checkpoint from which the job was restarted. `report` is called with the
+    /// status word once the command has ended while other processes go on.
+    pub(crate) fn serve(mut self, root_pid: i32, ended: Option<i32>, channel: Option<Channel>, report: &dyn Fn(i32)) -> i32 {
         self.pid = std::process::id().cast_signed();
         self.root_pid = root_pid;
+        self.root_status = ended;
         // Clients see the credentials of the process that listened last: this one.
-        if let Err(e) = belay_wire::socket::listen_again(&self.listener) {
+        if let Some(Err(e)) = self.listener.as_ref().map(belay_wire::socket::listen_again) {
             tracing::warn!(error = %e, "listen on the control socket");
         }
         self.channel = channel;
@@ -143,7 +155,12 @@ impl Agent {
         self.arm_interval();
         // A restarted process may have ended before the signals were blocked.
         self.reap();
+        let mut reported = false;
         while !self.is_over() {
+            if let (Some(status), false) = (self.background, reported) {
+                reported = true;
+                report(status);
+            }
             if let Err(e) = self.step() {
                 tracing::error!(error = %e, "event loop");
                 sys::say(&e.to_string());
@@ -165,7 +182,7 @@ impl Agent {
     fn step(&mut self) -> Result<(), Failure> {
         let fds: [RawFd; 7] = [
             self.signals.as_raw_fd(),
-            self.listener.as_raw_fd(),
+            self.listener.as_ref().map_or(-1, AsRawFd::as_raw_fd),
             self.interval.as_raw_fd(),
             self.tick.as_raw_fd(),
             self.grace.as_raw_fd(),
@@ -207,8 +224,8 @@ impl Agent {
                 }
             }
         }
-        if own[1] != 0 {
-            self.clients.accept(&self.listener);
+        if let (Some(listener), true) = (&self.listener, own[1] != 0) {
+            self.clients.accept(listener);
         }
         Ok(())
     }
@@ -325,7 +342,8 @@ impl Agent {
             }
         };
         let gen = self.dir.generations();
-        match Writing::begin(&gen, number, self.root_pid, &options, &wanted, &self.done, &mut on_phase) {
+        let root = (self.root_pid, self.root_status);
+        match Writing::begin(&gen, number, root, &options, &wanted, &self.done, &mut on_phase) {
             Ok(writing) => {
                 self.writing = Some(writing);
                 self.set_tick();
@@ -518,7 +536,7 @@ impl Agent {
             }
         }
         if self.writing.is_none() {
-            if let (Some(status), false) = (self.root_status, self.has_no_children()) {
+            if let (Some(status), None, false) = (self.root_status, self.ending, self.has_no_children()) {
                 self.go_to_background(status);
             }
         }
@@ -526,9 +544,12 @@ impl Agent {
 
     /// The command has ended, others go on: the shell gets its prompt back, the agent stays.
     fn go_to_background(&mut self, status: i32) {
-        if let Some(channel) = self.channel.take() {
+        if self.background.is_none() {
             tracing::info!("processes that the command left behind go on");
-            channel.send(Message::Background(self.result.unwrap_or(status)));
+            self.background = Some(status);
+        }
+        if let Some(channel) = self.channel.take() {
+            channel.send(Message::Background(status));
         }
         self.release_stdio();
         self.set_tick();
@@ -615,7 +636,7 @@ impl Agent {
 
     fn close(&mut self) {
         let socket = self.dir.socket();
-        if let Err(e) = std::fs::remove_file(&socket) {
+        if let (Some(_), Err(e)) = (self.listener.take(), std::fs::remove_file(&socket)) {
             tracing::warn!(path = %socket.display(), error = %e, "remove the control socket");
         }
         if let Some(lock) = self.lock.take() {

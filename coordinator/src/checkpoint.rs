@@ -37,6 +37,8 @@ struct Counters {
 #[derive(Debug)]
 pub(crate) struct Writing {
     pub(crate) wanted: Wanted,
+    /// Status word of the command, where it had ended before.
+    ended: Option<i32>,
     /// The processes, where they must not run past the checkpoint.
     held: Option<Held>,
     draft: Draft,
@@ -60,7 +62,7 @@ impl Writing {
     pub(crate) fn begin(
         dir: &Path,
         number: u64,
-        root_pid: i32,
+        (root_pid, ended): (i32, Option<i32>),
         options: &Options,
         wanted: &Wanted,
         done: &Wake,
@@ -87,6 +89,7 @@ impl Writing {
             spawn_writer(snapshot, counters.clone(), send, done).map_err(|e| Failure::system("start the writer thread", &e))?;
         Ok(Self {
             wanted: wanted.clone(),
+            ended,
             held,
             draft,
             facts,
@@ -123,6 +126,7 @@ impl Writing {
     pub(crate) fn finish(self) -> (Wanted, Result<Committed, Failure>) {
         let Self {
             wanted,
+            ended,
             held,
             draft,
             mut facts,
@@ -137,13 +141,17 @@ impl Writing {
         };
         let write = started.elapsed();
         facts.phases.push((Phase::Write, write));
-        let committed = written
-            .and_then(|files| draft.commit(files, &facts))
-            .map(|generation| Committed {
-                generation,
-                blocked: facts.blocked,
-                write,
-            });
+        let commit = |mut files: Vec<FileEntry>| {
+            if let Some(status) = ended {
+                files.push(crate::state::write(&draft.path, status)?);
+            }
+            draft.commit(files, &facts)
+        };
+        let committed = written.and_then(commit).map(|generation| Committed {
+            generation,
+            blocked: facts.blocked,
+            write,
+        });
         if let (Some(held), Ok(_)) = (held, &committed) {
             held.kill();
         }

@@ -59,7 +59,8 @@ fn start(argv: &[CString], setup: Setup, set: &SignalSet, inherited: &Inherited)
     sys::become_subreaper().map_err(system("become the reaper of the job's processes"))?;
     let signals = SignalFd::new(set).map_err(system("make a signal descriptor"))?;
     let (front_end, agent_end) = Channel::pair().map_err(system("make a channel to the agent"))?;
-    let agent = Agent::new(setup)?;
+    let mut agent = Agent::new(setup)?;
+    agent.listen()?;
     // SAFETY: the launcher has made no threads.
     match unsafe { sys::fork() }.map_err(system("fork the agent"))? {
         Some(pid) => {
@@ -84,7 +85,7 @@ fn run_agent(argv: &[CString], agent: Agent, channel: Channel, inherited: &Inher
         Ok(pid) => {
             channel.send(Message::Started(pid));
             sys::close_inherited();
-            agent.serve(pid, Some(channel));
+            agent.serve(pid, None, Some(channel), &|_| ());
             0
         }
         Err(e) => {

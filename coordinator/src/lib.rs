@@ -20,6 +20,7 @@ pub mod launch;
 mod processes;
 mod relay;
 pub mod restart;
+mod state;
 pub mod sys;
 pub mod verify;
 

@@ -4,7 +4,7 @@ use crate::agent::{Agent, Setup};
 use crate::generations::{self, Generation};
 use crate::jobdir::JobDir;
 use crate::sys::{self, Disposition};
-use crate::{front, Failure};
+use crate::{front, state, Failure};
 use belay_restart::{Options, Restored};
 use belay_wire::Exit;
 
@@ -63,7 +63,17 @@ fn attempt(
         ),
     );
     tracing::info!(generation = g.number, lazy = options.lazy, "restarting");
-    let mut serve = |restored: Restored| agent.take().map_or(0, |a| agent_main(a, restored));
+    let ended = state::read(&g.path)?;
+    if ended.is_some() {
+        tell(
+            Notice::Warning,
+            &format!(
+                "generation {} holds what the command left behind when it ended; it goes on in the background",
+                g.number
+            ),
+        );
+    }
+    let mut serve = |restored: Restored, report: &dyn Fn(i32)| agent.take().map_or(0, |a| agent_main(a, restored, ended, report));
     belay_restart::restart(&g.path, options, &mut serve).map_err(Failure::from)
 }
 
@@ -91,12 +101,16 @@ pub fn candidates(dir: &JobDir, wanted: Option<u64>) -> Result<Vec<Generation>, 
 }
 
 /// Runs in the agent of the restarted job.
-fn agent_main(agent: Agent, restored: Restored) -> i32 {
+fn agent_main(mut agent: Agent, restored: Restored, ended: Option<i32>, report: &dyn Fn(i32)) -> i32 {
     front::handled().block();
     Disposition::replace(libc::SIGCHLD, libc::SIG_DFL);
     Disposition::replace(libc::SIGPIPE, libc::SIG_IGN);
     if let Err(e) = sys::become_subreaper() {
         tracing::error!(error = %e, "become the reaper of the job's processes");
     }
-    agent.serve(restored.root_pid, None)
+    if let Err(failure) = agent.listen() {
+        tracing::error!(error = %failure, "no control socket");
+        sys::say(&format!("{failure}; the program runs, but cannot be commanded"));
+    }
+    agent.serve(restored.root_pid, ended, None, report)
 }

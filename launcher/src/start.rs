@@ -48,6 +48,8 @@ pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
 
 /// Continues a job; ends this process as its command ended.
 pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
+    // The job's descriptors come from the checkpoint; what this process inherited would only be held open.
+    sys::close_inherited();
     let dir = JobDir::open(&args.target.dir, Access::Own)?;
     let mut description = dir.description()?;
     let lock = dir.lock()?;

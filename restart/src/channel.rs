@@ -27,6 +27,8 @@ pub(crate) enum Message {
     Stopped(i32),
     /// From the agent: the job has ended, with this wait status.
     Ended(i32),
+    /// From the agent: the command has ended with this wait status, and other processes of the job run on.
+    Background(i32),
     /// From PID 1: the agent has ended.
     AgentEnded {
         /// With this wait status.

@@ -116,6 +116,7 @@ impl Front {
             }
             match channel.receive().map_err(failed)? {
                 Some((Message::AgentEnded { status, alone }, _)) => return self.end(status, alone),
+                Some((Message::Background(status), _)) => return Ok(status),
                 Some((message, pid)) => self.message(message, pid),
                 None => return self.end(libc::SIGKILL, true),
             }
@@ -133,7 +134,7 @@ impl Front {
             Message::Resumed => self.resumed = true,
             Message::Ended(status) => self.ended = Some(status),
             Message::Stopped(signal) => self.stop(signal),
-            Message::AgentEnded { .. } => {}
+            Message::AgentEnded { .. } | Message::Background(_) => {}
         }
     }
 

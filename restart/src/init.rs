@@ -92,10 +92,13 @@ fn start(setup: &Setup<'_>, agent: &mut dyn FnMut()) -> Outcome<Option<i32>> {
                 });
                 match made {
                     Ok(0) => be_agent(agent),
-                    Ok(_) => loop {
-                        // SAFETY: waits for a signal.
-                        unsafe { libc::pause() };
-                    },
+                    Ok(_) => {
+                        sys::release_standard_descriptors();
+                        loop {
+                            // SAFETY: waits for a signal.
+                            unsafe { libc::pause() };
+                        }
+                    }
                     Err(e) => {
                         setup.channel.send(&Message::failed(&failed(e)));
                         sys::exit_now(1)
@@ -124,6 +127,8 @@ fn be_agent(agent: &mut dyn FnMut()) -> ! {
 }
 
 fn reap(setup: &Setup<'_>, leader: Option<i32>) -> ! {
+    // Whoever reads what the job writes must see its end when the job has closed it, whatever PID 1 does.
+    sys::release_standard_descriptors();
     let mut agent_ended = None;
     loop {
         let Ok((pid, status)) = sys::wait(-1, libc::WUNTRACED | libc::__WALL) else {

@@ -58,10 +58,14 @@ pub struct Restored {
     pub phases: Vec<(belay_wire::Phase, Duration)>,
 }
 
+/// What the agent of the restarted job does: see [`restart`].
+pub type AgentMain<'a> = dyn FnMut(Restored, &dyn Fn(i32)) -> i32 + 'a;
+
 /// Restarts the generation in `dir`. Call from the single-threaded front process. Makes the namespaces, their PID 1 and, inside, the agent, which
 /// rebuilds the job, lets it go on, and then runs `agent_main`, whose result (a wait status word) becomes the result of this call in the front process.
-/// The front process forwards terminal job control and termination signals meanwhile.
-pub fn restart(dir: &Path, options: &Options, agent_main: &mut dyn FnMut(Restored) -> i32) -> Result<i32, RestartError> {
+/// The front process forwards terminal job control and termination signals meanwhile. `agent_main` may call its second argument with a wait status
+/// word to make this call return in the front process before the job has ended: the command has, and what it left behind runs on in the background.
+pub fn restart(dir: &Path, options: &Options, agent_main: &mut AgentMain<'_>) -> Result<i32, RestartError> {
     let mut loaded = Some(verify::load(dir)?);
     let identity = match &loaded {
         Some(l) => l.job.agent,
@@ -116,7 +120,7 @@ pub fn restart(dir: &Path, options: &Options, agent_main: &mut dyn FnMut(Restore
                 running.set();
                 inside.send(&Message::Resumed);
                 sys::sigprocmask(libc::SIG_SETMASK, front.old_mask());
-                let status = agent_main(restored);
+                let status = agent_main(restored, &|status| inside.send(&Message::Background(status)));
                 inside.send(&Message::Ended(status));
             }
         }

@@ -147,3 +147,14 @@ pub(crate) fn terminal() -> Option<OwnedFd> {
         .ok()
         .map(OwnedFd::from)
 }
+
+/// Puts `/dev/null` in place of the standard descriptors.
+pub(crate) fn release_standard_descriptors() {
+    let Ok(null) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null") else {
+        return; // they stay as they are
+    };
+    for fd in 0..3 {
+        // SAFETY: takes numbers only; nothing here uses the descriptors that are replaced.
+        unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&null), fd) };
+    }
+}
