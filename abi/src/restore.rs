@@ -98,6 +98,8 @@ pub enum Step {
     Process,
     /// Closing a descriptor the restart used.
     Close,
+    /// A POSIX file lock; index: which.
+    Lock,
     /// The plan is not one of this build.
     Magic,
 }
@@ -105,7 +107,7 @@ pub enum Step {
 impl Step {
     /// The step with number `v`.
     pub fn from_u32(v: u32) -> Self {
-        const ALL: [Step; 21] = [
+        const ALL: [Step; 22] = [
             Step::None,
             Step::Clear,
             Step::Vdso,
@@ -126,6 +128,7 @@ impl Step {
             Step::Timer,
             Step::Process,
             Step::Close,
+            Step::Lock,
             Step::Magic,
         ];
         ALL.get(v as usize).copied().unwrap_or(Step::Magic)

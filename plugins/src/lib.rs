@@ -172,6 +172,12 @@ impl Rebuilder {
         install::install(&self.descriptors, &self.built, pid, keep)
     }
 
+    /// The POSIX locks of process `pid`, as descriptor and argument of F_SETLK. `install` sets them, but they must be set once more after any
+    /// descriptor of a locked file has been closed.
+    pub fn posix_locks(&self, pid: i32) -> Vec<(RawFd, libc::flock)> {
+        locks::posix(&self.descriptors.posix_locks, pid)
+    }
+
     /// Called in process `pid` when all processes and threads of the job exist: pidfds, files in `/proc/PID`, F_SETOWN, foreground groups.
     pub fn install_late(&self, pid: i32) -> Result<(), Refusal> {
         install::install_late(&self.descriptors, pid)?;

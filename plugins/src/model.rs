@@ -28,6 +28,14 @@ pub struct Descriptors {
     pub notes: Vec<String>,
 }
 
+impl Descriptors {
+    /// Whether the job writes the file at `path`, or the checkpoint holds its contents: then it need not look now as it did then.
+    pub fn restores(&self, path: &Path) -> bool {
+        let ours = |f: &files::FileObject| f.written || f.content.is_some();
+        self.files.iter().any(|f| f.path.as_path() == path && ours(f))
+    }
+}
+
 /// A descriptor table.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Table {

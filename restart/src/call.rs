@@ -15,6 +15,7 @@ pub(crate) mod nr {
     pub(crate) const SHMAT: u32 = 30;
     pub(crate) const SETITIMER: u32 = 38;
     pub(crate) const WAIT4: u32 = 61;
+    pub(crate) const FCNTL: u32 = 72;
     pub(crate) const SETGROUPS: u32 = 116;
     pub(crate) const SETRESUID: u32 = 117;
     pub(crate) const SETRESGID: u32 = 119;

@@ -60,6 +60,7 @@ pub(crate) fn restorer(p: &Process, extents: &[Extent], slot: &Slot) -> RestartE
         Step::Timer => ("threads", format!("POSIX timer {index}: {errno}")),
         Step::Process => ("threads", format!("process settings ({index}): {errno}")),
         Step::Close => ("threads", format!("close descriptors: {errno}")),
+        Step::Lock => ("threads", format!("file lock {index}: {errno}: another program holds it now")),
         Step::None | Step::Magic => (
             "map",
             "the restorer program is of another build: install belay again".to_owned(),

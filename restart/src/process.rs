@@ -253,6 +253,7 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
     state::posix_timers(&p.posix_timers, cx.restore_timer_ids, &mut arena, &mut last).map_err(|e| at(&e))?;
     state::itimers(p, &mut arena, &mut last);
     state::process_late(p, cx.rebuilder.base(), &mut last);
+    state::locks(&cx.rebuilder.posix_locks(p.pid), &mut arena, &mut last);
 
     let plan_at = arena.zeroed(size_of::<Plan>());
     let threads = threads(cx, p, area, helpers.len(), plan_at, &mut arena);

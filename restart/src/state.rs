@@ -329,3 +329,12 @@ pub(crate) fn process_late(p: &Process, first_fd: i32, out: &mut Vec<Call>) {
     let args = [signed(first_fd), u64::from(u32::MAX), 0];
     out.push(call(Step::Close, 0, nr::CLOSE_RANGE, &args));
 }
+
+/// POSIX locks, once more: closing any descriptor of a file has released them.
+pub(crate) fn locks(locks: &[(i32, libc::flock)], arena: &mut Arena, out: &mut Vec<Call>) {
+    for (i, (fd, lock)) in locks.iter().enumerate() {
+        let kind = u64::from(lock.l_type.cast_unsigned()) | u64::from(lock.l_whence.cast_unsigned()) << 16;
+        let at = arena.words(&[kind, lock.l_start.cast_unsigned(), lock.l_len.cast_unsigned(), 0]);
+        out.push(call(Step::Lock, i, nr::FCNTL, &[signed(*fd), libc::F_SETLK as u64, at]));
+    }
+}

@@ -9,6 +9,7 @@ use belay_image::manifest::Manifest;
 use belay_image::model::{FileIdentity, Job, Process, VmaKind};
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{blobs::BlobReader, checksum, extent_file, page_file, ImageError, BLOB_FILE, JOB_FILE};
+use belay_plugins::Descriptors;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Loaded {
     pub(crate) dir: PathBuf,
     pub(crate) job: Job,
-    pub(crate) descriptors: belay_plugins::Descriptors,
+    pub(crate) descriptors: Descriptors,
     pub(crate) blobs: BlobReader,
     /// Extents of every process with memory, by PID.
     pub(crate) extents: HashMap<i32, Vec<Extent>>,
@@ -50,9 +51,10 @@ pub(crate) fn load(dir: &Path) -> Outcome<Loaded> {
         all.insert(p.pid, table);
     }
     check_processes(&job)?;
-    check_mapped_files(&job)?;
+    let descriptors = sections.get_json(Kind::Descriptors)?;
+    check_mapped_files(&job, &descriptors)?;
     Ok(Loaded {
-        descriptors: sections.get_json(Kind::Descriptors)?,
+        descriptors,
         blobs: BlobReader::open(&dir.join(BLOB_FILE))?,
         job,
         extents: all,
@@ -140,10 +142,12 @@ fn check_processes(job: &Job) -> Outcome<()> {
     Ok(())
 }
 
-/// Executables and libraries must be those of the checkpoint; their pages are not stored.
-fn check_mapped_files(job: &Job) -> Outcome<()> {
+/// Executables and libraries must be those of the checkpoint; their pages are not stored. Files that the job writes, or that the checkpoint restores, are
+/// another matter.
+fn check_mapped_files(job: &Job, descriptors: &Descriptors) -> Outcome<()> {
     let mut known: HashMap<&str, FileIdentity> = HashMap::new();
     let wanted = job.processes.iter().flat_map(mapped_files);
+    let wanted = wanted.filter(|(path, _)| !descriptors.restores(Path::new(path)));
     for (path, then) in wanted {
         if !known.contains_key(path) {
             let now = FileIdentity::of(Path::new(path)).map_err(|e| RestartError::Changed {

@@ -101,14 +101,18 @@ pub(crate) fn capture_posix(s: &mut Session<'_>, out: &mut Vec<PosixLock>) -> Re
     Ok(())
 }
 
-fn set(raw: RawFd, cmd: i32, lock: &Lock) -> Result<(), Fault> {
-    let flock = libc::flock {
+fn flock(lock: &Lock) -> libc::flock {
+    libc::flock {
         l_type: if lock.write { libc::F_WRLCK } else { libc::F_RDLCK } as _,
         l_whence: libc::SEEK_SET as _,
         l_start: lock.start,
         l_len: lock.end.map_or(0, |end| end.saturating_sub(lock.start).saturating_add(1)),
         l_pid: 0,
-    };
+    }
+}
+
+fn set(raw: RawFd, cmd: i32, lock: &Lock) -> Result<(), Fault> {
+    let flock = flock(lock);
     // SAFETY: the lock commands read a `flock`.
     check(unsafe { libc::fcntl(raw, cmd, &flock) }).at("lock it again (does another program hold the lock now?)")?;
     Ok(())
@@ -133,6 +137,15 @@ pub(crate) fn restore_of_description(raw: RawFd, locks: &[Lock]) -> Result<(), F
         }
     }
     Ok(())
+}
+
+/// The POSIX locks of process `pid`: descriptor and argument of F_SETLK.
+pub(crate) fn posix(locks: &[PosixLock], pid: i32) -> Vec<(RawFd, libc::flock)> {
+    locks
+        .iter()
+        .filter(|l| l.pid == pid)
+        .map(|l| (l.fd, flock(&l.lock)))
+        .collect()
 }
 
 /// Sets the POSIX locks of process `pid` again; called in it.
