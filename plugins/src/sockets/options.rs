@@ -17,6 +17,9 @@ pub(crate) enum When {
 /// An option: level, number.
 type Name = (i32, i32);
 
+/// `SO_BUF_LOCK`: which buffer sizes the program has chosen (bit 0: send, bit 1: receive).
+const SO_BUF_LOCK: i32 = 72;
+
 const EARLY: [Name; 6] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT),
@@ -35,7 +38,6 @@ const LATE: [Name; 51] = [
     (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
     (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
     (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
-    (libc::SOL_SOCKET, libc::SO_PRIORITY),
     (libc::SOL_SOCKET, libc::SO_MARK),
     (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
     (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
@@ -48,6 +50,8 @@ const LATE: [Name; 51] = [
     (libc::SOL_SOCKET, libc::SO_ZEROCOPY),
     (libc::SOL_SOCKET, libc::SO_RXQ_OVFL),
     (libc::IPPROTO_IP, libc::IP_TOS),
+    // Behind IP_TOS, which sets it too.
+    (libc::SOL_SOCKET, libc::SO_PRIORITY),
     (libc::IPPROTO_IP, libc::IP_TTL),
     (libc::IPPROTO_IP, libc::IP_PKTINFO),
     (libc::IPPROTO_IP, libc::IP_RECVERR),
@@ -80,11 +84,16 @@ const LATE: [Name; 51] = [
     (libc::IPPROTO_TCP, libc::TCP_CONGESTION),
 ];
 
+/// Options that only datagram sockets have, although a stream socket may let itself be asked for them.
+const DATAGRAM_IP: [i32; 3] = [libc::IP_MULTICAST_TTL, libc::IP_MULTICAST_LOOP, libc::IP_MULTICAST_ALL];
+/// As above.
+const DATAGRAM_IPV6: [i32; 2] = [libc::IPV6_MULTICAST_HOPS, libc::IPV6_MULTICAST_LOOP];
+
 /// Options of one socket.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Options {
     values: Vec<(i32, i32, Vec<u8>)>,
-    /// SO_SNDBUF and SO_RCVBUF as the kernel reports them (twice what is set).
+    /// SO_SNDBUF and SO_RCVBUF as the kernel reports them (twice what is set), 0 where the kernel chooses the size itself.
     buffers: (i32, i32),
 }
 
@@ -92,8 +101,8 @@ pub(crate) struct Options {
 fn applies(name: Name, family: i32, protocol: i32) -> bool {
     match name.0 {
         libc::SOL_SOCKET => family == libc::AF_UNIX || !matches!(name.1, libc::SO_PASSCRED | libc::SO_PASSSEC | 76),
-        libc::IPPROTO_IP => family == libc::AF_INET,
-        libc::IPPROTO_IPV6 => family == libc::AF_INET6,
+        libc::IPPROTO_IP => family == libc::AF_INET && (protocol != libc::IPPROTO_TCP || !DATAGRAM_IP.contains(&name.1)),
+        libc::IPPROTO_IPV6 => family == libc::AF_INET6 && (protocol != libc::IPPROTO_TCP || !DATAGRAM_IPV6.contains(&name.1)),
         libc::IPPROTO_TCP => protocol == libc::IPPROTO_TCP,
         _ => false,
     }
@@ -113,13 +122,27 @@ pub(crate) fn capture(raw: RawFd) -> Result<Options, Fault> {
             Some((*level, *option, raw))
         })
         .collect();
+    // Kernels before 5.14 do not tell; there a size that differs from a fresh socket's is taken for chosen.
+    let lock = sock::get::<i32>(raw, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(3);
+    let chosen = |bit: i32, option: i32| if lock & bit == 0 { Ok(0) } else { opt(option) };
     Ok(Options {
         values,
-        buffers: (opt(libc::SO_SNDBUF)?, opt(libc::SO_RCVBUF)?),
+        buffers: (chosen(1, libc::SO_SNDBUF)?, chosen(2, libc::SO_RCVBUF)?),
     })
 }
 
 impl Options {
+    /// Sets whether addresses may be shared to what it was: the rebuild uses that option itself. (The other early options follow from the address
+    /// or cannot be changed any more.)
+    pub(crate) fn restore_reuse(&self, raw: RawFd) -> Result<(), Fault> {
+        for (level, option, value) in &self.values {
+            if (*level, *option) == (libc::SOL_SOCKET, libc::SO_REUSEADDR) {
+                sock::set_bytes(raw, *level, *option, value).at("set SO_REUSEADDR")?;
+            }
+        }
+        Ok(())
+    }
+
     /// Sets the options of one stage. A failure is returned with the option named.
     pub(crate) fn restore(&self, raw: RawFd, when: When) -> Result<(), Fault> {
         for (level, option, value) in &self.values {
@@ -143,7 +166,7 @@ impl Options {
             (libc::SO_RCVBUF, libc::SO_RCVBUFFORCE, receive),
         ] {
             let now = sock::get::<i32>(raw, libc::SOL_SOCKET, option).unwrap_or(want);
-            if now == want {
+            if now == want || want == 0 {
                 continue;
             }
             // A buffer that is smaller than before slows a program down and breaks nothing.

@@ -8,7 +8,7 @@ use crate::model::Description;
 use crate::sys::{check, fd};
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// `TFD_IOC_SET_TICKS`.
 const SET_TICKS: libc::c_ulong = 0x4008_5400;
@@ -73,8 +73,13 @@ pub(crate) fn rebuild(d: &Description, t: &TimerfdState) -> Result<OwnedFd, Faul
     // SAFETY: the kernel has just returned this number.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let absolute = t.flags & ABSTIME != 0 && matches!(t.clock, libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_ALARM);
-    let armed = t.value != (0, 0);
-    let value = if absolute && armed { sum(t.now, t.value) } else { t.value };
+    // A periodic timer that has expired stands still until that is read: it is made to expire at once.
+    let overdue = t.value == (0, 0) && t.interval != (0, 0) && t.ticks > 0;
+    let value = match (t.value, absolute) {
+        _ if overdue => (0, 1),
+        ((0, 0), _) | (_, false) => t.value,
+        (_, true) => sum(t.now, t.value),
+    };
     let spec = libc::itimerspec {
         it_interval: timespec(t.interval),
         it_value: timespec(value),
@@ -87,10 +92,23 @@ pub(crate) fn rebuild(d: &Description, t: &TimerfdState) -> Result<OwnedFd, Faul
     // SAFETY: `spec` is valid for reading, and the old setting is not wanted.
     let set = check(unsafe { libc::timerfd_settime(fd.as_raw_fd(), settime_flags, &spec, std::ptr::null_mut()) });
     set.at("arm the timer")?;
+    if overdue {
+        wait_expired(fd.as_raw_fd()).at("wait for a timer that expires at once")?;
+    }
     if t.ticks > 0 {
         fd::ioctl_set(fd.as_raw_fd(), SET_TICKS, &t.ticks).at("set expirations not yet read")?;
     }
     Ok(fd)
+}
+
+fn wait_expired(raw: RawFd) -> io::Result<()> {
+    let mut p = libc::pollfd {
+        fd: raw,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: `p` is one valid entry.
+    check(unsafe { libc::poll(&mut p, 1, 1000) }).map(drop)
 }
 
 fn timespec(v: (i64, i64)) -> libc::timespec {

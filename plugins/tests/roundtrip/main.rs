@@ -6,6 +6,7 @@ mod files;
 mod harness;
 mod memory;
 mod pipes;
+mod tcp;
 mod unix;
 mod util;
 
@@ -13,7 +14,7 @@ use harness::{Case, Mode};
 
 fn main() {
     let filter: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
-    let cases: Vec<Case> = [files::cases(), pipes::cases(), unix::cases(), memory::cases()].concat();
+    let cases: Vec<Case> = [files::cases(), pipes::cases(), unix::cases(), memory::cases(), tcp::cases()].concat();
     let mut failed = 0;
     let mut ran = 0;
     for case in &cases {

@@ -1,5 +1,6 @@
 //! Capture of TCP sockets. Ends of one connection find each other by their addresses; then data is read, see `drain`.
 
+use super::info::Info;
 use super::{drain, Role, TcpState, TCP_LISTEN};
 use crate::capture::Session;
 use crate::fault::{refuse, At, Fault};
@@ -27,6 +28,13 @@ pub(crate) struct TcpSet {
     sockets: Vec<Seen>,
 }
 
+impl TcpSet {
+    /// State of description `id`.
+    fn state(&self, id: DescId) -> Option<u8> {
+        self.sockets.iter().find(|t| t.id == id).map(|t| t.state)
+    }
+}
+
 /// A socket whose connection has not been looked at yet.
 #[derive(Debug, Clone)]
 struct Seen {
@@ -37,27 +45,10 @@ struct Seen {
     data_segments_sent: u32,
 }
 
-/// The fields of `struct tcp_info` that matter here.
-struct Info {
-    state: u8,
-    backlog: u32,
-    data_segments_sent: u32,
-}
-
-fn info(raw: RawFd) -> Result<Info, Fault> {
-    let b = sock::get_bytes(raw, libc::IPPROTO_TCP, libc::TCP_INFO, 256).at("read its state (TCP_INFO)")?;
-    let word = |at: usize| b.get(at..at + 4).map_or(0, |w| u32::from_ne_bytes([w[0], w[1], w[2], w[3]]));
-    Ok(Info {
-        state: b.first().copied().unwrap_or(CLOSE),
-        backlog: word(28),
-        data_segments_sent: word(156),
-    })
-}
-
 /// Captures addresses, state and options.
 pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<TcpState, Fault> {
     let raw = s.found[id].raw();
-    let info = info(raw)?;
+    let info = Info::of(raw).at("read its state (TCP_INFO)")?;
     let local = sock::local(raw).at("read its address")?;
     let peer = sock::peer(raw).at("read its peer")?;
     let hangup = fd::poll(raw, libc::POLLRDHUP).at("poll")?;
@@ -221,8 +212,12 @@ fn alone(s: &Session<'_>, all: &[Seen], t: &Seen, peer: &Addr, orphan: Option<&I
 
 /// Records what `from` has sent and `to` has not read.
 fn transfer(s: &mut Session<'_>, descriptions: &mut [Description], from: DescId, to: DescId) -> Result<(), Fault> {
-    let closing = matches!(&descriptions[from].kind, Kind::Tcp(t) if t.sent_fin);
-    let data = drain::in_flight(s.found[from].raw(), s.found[to].raw(), closing)?;
+    let data = drain::in_flight(drain::Direction {
+        sender: s.found[from].raw(),
+        receiver: s.found[to].raw(),
+        closing: matches!(&descriptions[from].kind, Kind::Tcp(t) if t.sent_fin),
+        closed: matches!(s.tcp.state(to), Some(CLOSE_WAIT | LAST_ACK | CLOSING)),
+    })?;
     store(s, descriptions, to, &data)
 }
 

@@ -1,10 +1,10 @@
 //! Data in flight on a connection between two sockets of the job.
 //!
-//! What has arrived can be peeked at. What the sender still holds is made to arrive first: a pending acknowledgement is forced out, a small or
-//! corked segment is pushed. Data that cannot arrive because the receiver's window is full is read from the sender's queue (TCP_REPAIR, needs
+//! What has arrived can be peeked at. What the sender still holds is made to arrive first: a small or corked segment is pushed. Data that cannot arrive because the receiver's window is full is read from the sender's queue (TCP_REPAIR, needs
 //! CAP_NET_ADMIN); without that privilege the receiver is read empty until the sender has got rid of everything, and all of it is sent
 //! again through the sender's own socket, whose peer has more room by then than before.
 
+use super::info::undelivered;
 use crate::fault::{refuse, At, Fault};
 use crate::sys::fd;
 use crate::sys::sock;
@@ -20,8 +20,8 @@ const NO_QUEUE: i32 = 0;
 const SEND_QUEUE: i32 = 2;
 /// `SO_BUF_LOCK`: which buffer sizes are fixed.
 const SO_BUF_LOCK: i32 = 72;
-/// Attempts to get a delayed acknowledgement or a small segment out; each forces one more step of the exchange on this host.
-const NUDGES: usize = 8;
+/// Largest segment in a send queue.
+const SEGMENT_MAX: usize = 1 << 20;
 /// Longest wait for one step of the exchange, milliseconds.
 const STEP_MS: i32 = 300;
 
@@ -33,26 +33,39 @@ fn set(raw: RawFd, option: i32, value: i32) -> io::Result<()> {
     sock::set(raw, libc::IPPROTO_TCP, option, &value)
 }
 
-/// Bytes `sender` has not had acknowledged, a final FIN not counted.
-fn unacknowledged(sender: RawFd, closing: bool) -> io::Result<usize> {
-    let n: i32 = fd::ioctl_get(sender, libc::TIOCOUTQ)?;
-    let n = usize::try_from(n).unwrap_or(0);
-    Ok(if closing { n.saturating_sub(1) } else { n })
+/// A direction of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Direction {
+    /// Socket that sends.
+    pub(super) sender: RawFd,
+    /// Socket that receives.
+    pub(super) receiver: RawFd,
+    /// The sender has shut writing down.
+    pub(super) closing: bool,
+    /// The receiver has been told so.
+    pub(super) closed: bool,
 }
 
-/// All bytes that `sender` has sent and `receiver` has not read.
-pub(super) fn in_flight(sender: RawFd, receiver: RawFd, closing: bool) -> Result<Vec<u8>, Fault> {
-    let left = push(sender, receiver, closing).at("push what is on its way")?;
-    let mut data = peek(receiver)?;
+impl Direction {
+    /// Bytes the sender still holds.
+    fn left(self) -> io::Result<usize> {
+        undelivered(self.sender, self.receiver, self.closing, self.closed)
+    }
+}
+
+/// All bytes that have been sent and not been read.
+pub(super) fn in_flight(d: Direction) -> Result<Vec<u8>, Fault> {
+    let left = push(d).at("push what is on its way")?;
+    let mut data = peek(d.receiver)?;
     if left == 0 {
         return Ok(data);
     }
-    match peek_sent(sender, left) {
+    match peek_sent(d.sender, left) {
         Ok(rest) => {
             data.extend_from_slice(&rest);
             Ok(data)
         }
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied && !closing => exchange(sender, receiver),
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied && !d.closing => exchange(d),
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => refuse(format!(
             "{left} bytes wait for a reader on a connection that is being closed, which cannot be read without privilege; checkpoint again \
              in a moment"
@@ -61,29 +74,16 @@ pub(super) fn in_flight(sender: RawFd, receiver: RawFd, closing: bool) -> Result
     }
 }
 
-/// Makes what can arrive arrive. Returns what remains with the sender.
-fn push(sender: RawFd, receiver: RawFd, closing: bool) -> io::Result<usize> {
-    let mut left = unacknowledged(sender, closing)?;
+/// Pushes out what waits only for more to be sent with it (small or corked segments). Returns what remains with the sender.
+fn push(d: Direction) -> io::Result<usize> {
+    let left = d.left()?;
     if left == 0 {
         return Ok(0);
     }
-    let nodelay = opt(sender, libc::TCP_NODELAY)?;
-    let quickack = opt(receiver, libc::TCP_QUICKACK)?;
-    for _ in 0..NUDGES {
-        // An even value sends a pending acknowledgement and leaves the mode as it was.
-        set(receiver, libc::TCP_QUICKACK, if quickack == 0 { 2 } else { 1 })?;
-        set(sender, libc::TCP_NODELAY, 1)?;
-        let now = unacknowledged(sender, closing)?;
-        if now == 0 || now == left {
-            left = now;
-            if now == 0 {
-                break;
-            }
-        }
-        left = now;
-    }
-    set(sender, libc::TCP_NODELAY, nodelay)?;
-    Ok(left)
+    let nodelay = opt(d.sender, libc::TCP_NODELAY)?;
+    set(d.sender, libc::TCP_NODELAY, 1)?;
+    set(d.sender, libc::TCP_NODELAY, nodelay)?;
+    d.left()
 }
 
 /// What has arrived and has not been read.
@@ -116,13 +116,14 @@ fn peek_sent(sender: RawFd, bytes: usize) -> io::Result<Vec<u8>> {
     set(sender, TCP_REPAIR, REPAIR_ON)?;
     let read = || -> io::Result<Vec<u8>> {
         set(sender, TCP_REPAIR_QUEUE, SEND_QUEUE)?;
-        let mut data = vec![0u8; bytes];
+        // The first segment may have been acknowledged in part, but is still there as a whole.
+        let mut data = vec![0u8; bytes + SEGMENT_MAX];
         let n = sock::receive(sender, &mut data, libc::MSG_PEEK)?.len;
         set(sender, TCP_REPAIR_QUEUE, NO_QUEUE)?;
-        if n != bytes {
+        if n < bytes {
             return Err(io::Error::other(format!("the send queue gave {n} bytes instead of {bytes}")));
         }
-        Ok(data)
+        Ok(data[n - bytes..n].to_vec())
     };
     let data = read();
     set(sender, TCP_REPAIR, REPAIR_OFF)?;
@@ -132,7 +133,8 @@ fn peek_sent(sender: RawFd, bytes: usize) -> io::Result<Vec<u8>> {
 }
 
 /// Reads everything at the receiver and sends it again.
-fn exchange(sender: RawFd, receiver: RawFd) -> Result<Vec<u8>, Fault> {
+fn exchange(d: Direction) -> Result<Vec<u8>, Fault> {
+    let Direction { sender, receiver, .. } = d;
     grow_receiver(receiver);
     let mut data = Vec::new();
     let mut buf = vec![0u8; 256 * 1024];
@@ -142,7 +144,7 @@ fn exchange(sender: RawFd, receiver: RawFd) -> Result<Vec<u8>, Fault> {
             Ok(_) => break,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 // Reading has opened the window; the rest arrives within the step or not at all.
-                let waiting = unacknowledged(sender, false).at("ask for unread data (SIOCOUTQ)")? > 0;
+                let waiting = d.left().at("ask how much is on its way")? > 0;
                 if !waiting || !wait(receiver, libc::POLLIN).at("poll")? {
                     break;
                 }

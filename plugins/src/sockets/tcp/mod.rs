@@ -4,6 +4,7 @@
 mod capture;
 mod connection;
 mod drain;
+mod info;
 mod rebuild;
 
 use super::options::Options;
@@ -55,5 +56,5 @@ enum Role {
     Reset,
 }
 
-/// `SO_BUF_LOCK`: which buffer sizes a program has chosen itself.
+/// State of a listening socket in `struct tcp_info` and in socket diagnosis.
 const TCP_LISTEN: u8 = 10;

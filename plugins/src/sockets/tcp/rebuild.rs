@@ -69,7 +69,7 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
 /// Options last: they were used for the making.
 fn settle(t: &TcpState, raw: RawFd) -> Result<(), Fault> {
     t.options.restore_buffers(raw);
-    t.options.restore(raw, When::Early)?;
+    t.options.restore_reuse(raw)?;
     t.options.restore(raw, When::Late)
 }
 

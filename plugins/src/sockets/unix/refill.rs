@@ -142,6 +142,6 @@ fn settle(b: &Builder<'_>, build: &UnixBuild, id: DescId, u: &UnixState) -> Resu
         }
     }
     u.options.restore_buffers(raw);
-    u.options.restore(raw, When::Early)?;
+    u.options.restore_reuse(raw)?;
     u.options.restore(raw, When::Late)
 }
