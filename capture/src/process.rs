@@ -66,11 +66,21 @@ impl Draft {
         })
     }
 
-    /// Whether the snapshot child can open the agent's files: same root and same user.
+    /// Whether the snapshot child can open the agent's descriptors through `/proc`: same root, same user and group, and no capability less.
     pub(crate) fn can_snapshot(&self) -> bool {
-        // SAFETY: no arguments, cannot fail.
-        let me = unsafe { libc::geteuid() };
-        self.root == "/" && self.status.list("Uid").get(3).copied() == Some(i64::from(me))
+        const CAP_SYS_PTRACE: u64 = 1 << 19;
+        let Ok(agent) = Status::read(std::process::id().cast_signed()) else {
+            return false;
+        };
+        let capabilities = self.status.hex("CapEff").unwrap_or(0);
+        let same = |key: &str| {
+            self.status
+                .list(key)
+                .get(3)
+                .is_some_and(|id| agent.list(key).iter().all(|a| a == id))
+        };
+        let enough = agent.hex("CapPrm").is_some_and(|held| held & !capabilities == 0);
+        self.root == "/" && (capabilities & CAP_SYS_PTRACE != 0 || (same("Uid") && same("Gid") && enough))
     }
 
     /// Joins everything into the model; mappings follow when the snapshot is written.
