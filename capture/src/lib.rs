@@ -238,7 +238,7 @@ fn take(
         phases: clock.phases,
         processes: u32::try_from(live).unwrap_or(u32::MAX),
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
-        notes: Vec::new(),
+        notes: descriptors.notes,
         dir: dir.to_owned(),
         job,
         sections,

@@ -7,7 +7,7 @@
 //!    └──────────────────────────> Stopping ─── nothing left ───> Ended
 //! ```
 
-use crate::checkpoint::{Wanted, Writing};
+use crate::checkpoint::{Committed, Wanted, Writing};
 use crate::clients::{ClientId, Clients};
 use crate::generations::{self, ms};
 use crate::interval::Interval;
@@ -379,7 +379,10 @@ impl Agent {
                 if let Err(failure) = generations::retain(&self.dir.generations(), self.description.keep) {
                     self.note_failure(&failure, true);
                 }
-                self.answer(&wanted, &c.generation);
+                for note in &c.notes {
+                    tracing::warn!(generation = g.generation, note, "will differ after a restart");
+                }
+                self.answer(&wanted, &c);
                 if self.description.interval == Interval::Auto {
                     let delay = Interval::auto_delay(c.blocked, c.write);
                     if let Err(e) = self.interval.set(Some(delay), Duration::ZERO) {
@@ -406,12 +409,13 @@ impl Agent {
         }
     }
 
-    fn answer(&mut self, wanted: &Wanted, generation: &belay_wire::GenerationStatus) {
+    fn answer(&mut self, wanted: &Wanted, committed: &Committed) {
         for (id, since) in &wanted.by {
             let event = Event::Checkpointed(Checkpointed {
-                generation: generation.clone(),
+                generation: committed.generation.clone(),
                 total_ms: ms(since.elapsed()),
                 stopped: wanted.then_stop,
+                notes: committed.notes.clone(),
             });
             if wanted.then_stop {
                 self.farewells.push((*id, event));

@@ -43,6 +43,7 @@ pub(crate) struct Writing {
     held: Option<Held>,
     draft: Draft,
     facts: Facts,
+    notes: Vec<String>,
     started: Instant,
     counters: Arc<Counters>,
     result: mpsc::Receiver<Result<Vec<FileEntry>, CaptureError>>,
@@ -55,6 +56,8 @@ pub(crate) struct Committed {
     pub(crate) generation: GenerationStatus,
     pub(crate) blocked: Duration,
     pub(crate) write: Duration,
+    /// What will not be exactly as it was after a restart.
+    pub(crate) notes: Vec<String>,
 }
 
 impl Writing {
@@ -82,6 +85,7 @@ impl Writing {
             processes: snapshot.processes,
             threads: snapshot.threads,
         };
+        let notes = snapshot.notes.clone();
         on_phase(Phase::Write);
         let counters = Arc::new(Counters::default());
         let (send, result) = mpsc::channel();
@@ -93,6 +97,7 @@ impl Writing {
             held,
             draft,
             facts,
+            notes,
             started: Instant::now(),
             counters,
             result,
@@ -130,6 +135,7 @@ impl Writing {
             held,
             draft,
             mut facts,
+            notes,
             started,
             result,
             thread,
@@ -151,6 +157,7 @@ impl Writing {
             generation,
             blocked: facts.blocked,
             write,
+            notes,
         });
         if let (Some(held), Ok(_)) = (held, &committed) {
             held.kill();

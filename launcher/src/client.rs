@@ -76,7 +76,7 @@ impl Call {
     pub(crate) fn expect<T>(
         &mut self,
         progress: &mut dyn FnMut(&Event),
-        pick: impl FnOnce(Event) -> Result<T, Event>,
+        pick: impl FnOnce(Event) -> Result<T, Box<Event>>,
     ) -> Result<T, Failure> {
         let event = self.result(progress)?;
         pick(event).map_err(|e| self.unexpected(&e))
@@ -89,7 +89,7 @@ pub(crate) fn status(dir: &Path) -> Result<Status, Failure> {
         Ok(mut call) => {
             let mut status = call.expect(&mut |_| {}, |e| match e {
                 Event::Status(s) => Ok(*s),
-                other => Err(other),
+                other => Err(Box::new(other)),
             })?;
             host_pids(&mut status, call.agent);
             Ok(status)

@@ -56,7 +56,7 @@ fn checkpoint(args: &cli::Checkpoint) -> Result<u8, Failure> {
     let mut show = Show::new(args.quiet || args.json);
     let result = call.expect(&mut |e| show.event(e), |e| match e {
         Event::Checkpointed(c) => Ok(c),
-        other => Err(other),
+        other => Err(Box::new(other)),
     });
     show.clear();
     let done = result?;
@@ -68,16 +68,18 @@ fn checkpoint(args: &cli::Checkpoint) -> Result<u8, Failure> {
 
 fn checkpoint_line(c: &Checkpointed) -> String {
     let g = &c.generation;
-    format!(
-        "generation {}: {}, {} processes, {} threads, blocked {}, took {}{}\n",
-        g.generation,
-        format::bytes(g.bytes),
-        g.ranks,
-        g.threads,
-        format::millis(g.blocked_ms),
-        format::millis(c.total_ms),
-        if c.stopped { "; program stopped" } else { "" }
-    )
+    let notes: String = c.notes.iter().map(|n| format!("note: {n}\n")).collect();
+    notes
+        + &format!(
+            "generation {}: {}, {} processes, {} threads, blocked {}, took {}{}\n",
+            g.generation,
+            format::bytes(g.bytes),
+            g.ranks,
+            g.threads,
+            format::millis(g.blocked_ms),
+            format::millis(c.total_ms),
+            if c.stopped { "; program stopped" } else { "" }
+        )
 }
 
 fn show_status(args: &cli::Status) -> Result<u8, Failure> {
@@ -235,7 +237,7 @@ fn stop(args: &cli::Stop) -> Result<u8, Failure> {
     let mut call = call(&args.target.dir, &request)?;
     let wait_status = call.expect(&mut |_| {}, |e| match e {
         Event::Stopped { wait_status } => Ok(wait_status),
-        other => Err(other),
+        other => Err(Box::new(other)),
     })?;
     let how = wait_status.map_or("ended".into(), format::wait_status);
     print(&format!("command {how}\n"))

@@ -96,6 +96,9 @@ pub struct Checkpointed {
     pub total_ms: f64,
     /// Whether the program was ended afterwards.
     pub stopped: bool,
+    /// What will not be exactly as it was after a restart, one line each.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// One generation in the status document.
