@@ -107,7 +107,9 @@ fn segments_of(pids: &BTreeSet<i32>) -> Vec<i32> {
     let Ok((top, _)) = shm_stat(0, SHM_INFO) else {
         return Vec::new();
     };
-    let mine = |(id, ds): (i32, libc::shmid_ds)| (pids.contains(&ds.shm_cpid) || pids.contains(&ds.shm_lpid)).then_some(id);
+    // Process numbers come around again: a segment of another user is none of ours, whoever had its maker's number.
+    let used = |ds: &libc::shmid_ds| is_own(&ds.shm_perm) && (pids.contains(&ds.shm_cpid) || pids.contains(&ds.shm_lpid));
+    let mine = |(id, ds): (i32, libc::shmid_ds)| used(&ds).then_some(id);
     (0..=top)
         .filter_map(|i| shm_stat(i, SHM_STAT_ANY).ok().and_then(mine))
         .collect()
@@ -176,11 +178,18 @@ fn semaphores_of(pids: &BTreeSet<i32>) -> Vec<i32> {
     let private = own_namespace();
     let mine = |(id, ds): (i32, libc::semid_ds)| {
         let used = (0..ds.sem_nsems as usize).any(|i| sem_number(id, i, libc::GETPID).is_ok_and(|p| pids.contains(&p)));
-        (used || private).then_some(id)
+        (is_own(&ds.sem_perm) && (used || private)).then_some(id)
     };
     (0..=top)
         .filter_map(|i| sem_stat(i, SEM_STAT_ANY).ok().and_then(mine))
         .collect()
+}
+
+/// Whether an object belongs to the agent's user.
+fn is_own(p: &libc::ipc_perm) -> bool {
+    // SAFETY: takes nothing and cannot fail.
+    let me = unsafe { libc::geteuid() };
+    p.uid == me || p.cuid == me
 }
 
 /// Whether the IPC namespace is another than the system's first one, as it is in a restarted job: then everything in it is the job's.

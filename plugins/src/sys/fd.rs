@@ -230,6 +230,13 @@ pub(crate) fn poll(fd: RawFd, events: i16) -> io::Result<i16> {
     Ok(p.revents)
 }
 
+/// Waits at most `ms` milliseconds for one of `events`; whether it came.
+pub(crate) fn wait(fd: RawFd, events: i16, ms: i32) -> io::Result<bool> {
+    let mut p = libc::pollfd { fd, events, revents: 0 };
+    // SAFETY: `p` is one valid entry.
+    check(unsafe { libc::poll(&mut p, 1, ms) }).map(|n| n > 0)
+}
+
 /// An eventfd.
 pub(crate) fn eventfd(count: u32, flags: i32) -> io::Result<OwnedFd> {
     // SAFETY: eventfd takes numbers only.

@@ -8,7 +8,7 @@ use crate::model::Description;
 use crate::sys::{check, fd};
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// `TFD_IOC_SET_TICKS`.
 const SET_TICKS: libc::c_ulong = 0x4008_5400;
@@ -93,22 +93,12 @@ pub(crate) fn rebuild(d: &Description, t: &TimerfdState) -> Result<OwnedFd, Faul
     let set = check(unsafe { libc::timerfd_settime(fd.as_raw_fd(), settime_flags, &spec, std::ptr::null_mut()) });
     set.at("arm the timer")?;
     if overdue {
-        wait_expired(fd.as_raw_fd()).at("wait for a timer that expires at once")?;
+        fd::wait(fd.as_raw_fd(), libc::POLLIN, 1000).at("wait for a timer that expires at once")?;
     }
     if t.ticks > 0 {
         fd::ioctl_set(fd.as_raw_fd(), SET_TICKS, &t.ticks).at("set expirations not yet read")?;
     }
     Ok(fd)
-}
-
-fn wait_expired(raw: RawFd) -> io::Result<()> {
-    let mut p = libc::pollfd {
-        fd: raw,
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: `p` is one valid entry.
-    check(unsafe { libc::poll(&mut p, 1, 1000) }).map(drop)
 }
 
 fn timespec(v: (i64, i64)) -> libc::timespec {

@@ -2,7 +2,7 @@
 
 use crate::harness::{volatile, Case};
 use crate::util::*;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::FromRawFd;
 
@@ -18,6 +18,7 @@ pub(crate) fn cases() -> Vec<Case> {
         Case::new("tcp_half_closed", prepare_half, verify_half),
         Case::new("tcp_peer_closed_with_data", prepare_closed, verify_closed),
         Case::new("tcp_backlog", prepare_backlog, verify_backlog),
+        Case::new("tcp_backlog_with_data", prepare_backlog_data, verify_backlog_data),
         Case::new("tcp_unconnected_bound_listening", prepare_states, verify_states),
         Case::new("tcp_options", prepare_options, verify_options),
         Case::new("udp_datagrams", prepare_udp, verify_udp),
@@ -184,6 +185,31 @@ fn verify_backlog(_: usize) {
         s.read_exact(&mut b).unwrap();
         assert_eq!(b[0], at as u8);
     }
+}
+
+fn prepare_backlog_data() {
+    prepare_backlog();
+    write(21, b"early bird");
+    stream(21).shutdown(std::net::Shutdown::Write).unwrap();
+    write(22, &pattern(30_000, 5));
+    remember("a", addresses(21));
+    remember("b", addresses(22));
+}
+
+fn verify_backlog_data(_: usize) {
+    assert_eq!((addresses(21), addresses(22)), (recall("a"), recall("b")));
+    let (mut s, _) = accept(20);
+    let mut all = Vec::new();
+    s.read_to_end(&mut all).unwrap();
+    assert_eq!(all, b"early bird");
+    s.write_all(b"worm").unwrap();
+    assert_eq!(read_exact(21, 4), b"worm");
+    let (mut s, _) = accept(20);
+    let mut all = vec![0; 30_000];
+    s.read_exact(&mut all).unwrap();
+    assert_eq!(all, pattern(30_000, 5));
+    write(22, b"!");
+    s.read_exact(&mut all[..1]).unwrap();
 }
 
 fn prepare_states() {

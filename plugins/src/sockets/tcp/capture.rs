@@ -1,7 +1,7 @@
 //! Capture of TCP sockets. Ends of one connection find each other by their addresses; then data is read, see `drain`.
 
 use super::info::Info;
-use super::{drain, Role, TcpState, TCP_LISTEN};
+use super::{drain, requeue, Role, TcpState, TCP_LISTEN};
 use crate::capture::Session;
 use crate::fault::{refuse, At, Fault};
 use crate::model::{DescId, Description, Holder, Kind};
@@ -79,6 +79,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<TcpState, Fault
         sent_fin: dead || matches!(info.state, FIN_WAIT1 | FIN_WAIT2 | LAST_ACK | CLOSING),
         received_fin: no_more,
         received: None,
+        early: None,
         options: options::capture(raw)?,
     })
 }
@@ -121,7 +122,7 @@ pub(crate) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> R
             }
             _ => {
                 let all = orphans(s, t, peer).map_err(named)?;
-                alone(s, &sockets, t, peer, all.as_ref()).map_err(named)?
+                alone(&sockets, t, peer, all.as_ref()).map_err(named)?
             }
         };
         if role == Role::Reset {
@@ -135,6 +136,7 @@ pub(crate) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> R
             state.role = role;
         }
     }
+    requeue(s, &sockets, descriptions)?;
     for (from, to) in pairs {
         let done = transfer(s, descriptions, from, to);
         done.map_err(|e| (s.found[to].holder, s.found[to].link.display().to_string(), e))?;
@@ -145,6 +147,42 @@ pub(crate) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> R
             let data = drain::peek(s.found[t.id].raw());
             let data = data.map_err(|e| (s.found[t.id].holder, s.found[t.id].link.display().to_string(), e))?;
             store(s, descriptions, t.id, &data).map_err(|e| (s.found[t.id].holder, "data in flight".into(), e))?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads what connections that wait to be accepted carry, where they carry anything.
+fn requeue(s: &mut Session<'_>, all: &[Seen], descriptions: &mut [Description]) -> Result<(), (Holder, String, Fault)> {
+    let listeners: Vec<&Seen> = all.iter().filter(|t| t.state == TCP_LISTEN).collect();
+    for l in listeners {
+        let is_client = |t: &&Seen| matches!(&descriptions[t.id].kind, Kind::Tcp(c) if c.role == Role::Waiting(l.id));
+        let clients: Vec<&Seen> = all.iter().filter(is_client).collect();
+        let named = |e: Fault| (s.found[l.id].holder, s.found[l.id].link.display().to_string(), e);
+        let carries = |t: &&Seen| {
+            let queued: i32 = fd::ioctl_get(s.found[t.id].raw(), libc::TIOCOUTQ).unwrap_or(0);
+            t.data_segments_sent > 0 || queued > 0
+        };
+        if !clients.iter().any(carries) {
+            continue;
+        }
+        let ends: Vec<requeue::Client> = clients
+            .iter()
+            .filter_map(|t| {
+                Some(requeue::Client {
+                    raw: s.found[t.id].raw(),
+                    local: t.local.clone(),
+                    peer: t.peer.clone()?,
+                    closing: matches!(t.state, FIN_WAIT1 | FIN_WAIT2),
+                })
+            })
+            .collect();
+        let data = requeue::requeue(s.found[l.id].raw(), &ends).map_err(named)?;
+        let named = |e: Fault| (s.found[l.id].holder, "data in flight".to_string(), e);
+        for (t, data) in clients.iter().zip(data) {
+            if let (Kind::Tcp(c), false) = (&mut descriptions[t.id].kind, data.is_empty()) {
+                c.early = Some(s.blobs.put(&data).map_err(|e| named(e.into()))?);
+            }
         }
     }
     Ok(())
@@ -178,7 +216,7 @@ fn orphans(s: &mut Session<'_>, t: &Seen, peer: &Addr) -> Result<Option<InetSock
 }
 
 /// What a connected socket is whose other end no process of the job has.
-fn alone(s: &Session<'_>, all: &[Seen], t: &Seen, peer: &Addr, orphan: Option<&InetSocket>) -> Result<Role, Fault> {
+fn alone(all: &[Seen], t: &Seen, peer: &Addr, orphan: Option<&InetSocket>) -> Result<Role, Fault> {
     if matches!(t.state, CLOSE_WAIT | LAST_ACK | CLOSING) {
         return Ok(Role::PeerClosed);
     }
@@ -197,15 +235,7 @@ fn alone(s: &Session<'_>, all: &[Seen], t: &Seen, peer: &Addr, orphan: Option<&I
         l.state == TCP_LISTEN && l.local.port() == peer.port() && (any || l.local.ip() == peer.ip())
     };
     match all.iter().find(accepts) {
-        Some(l) if matches!(orphan.state, ESTABLISHED | CLOSE_WAIT) => {
-            let queued: i32 = fd::ioctl_get(s.found[t.id].raw(), libc::TIOCOUTQ).at("ask for unread data (SIOCOUTQ)")?;
-            if t.data_segments_sent > 0 || queued > 0 {
-                return refuse(format!(
-                    "the connection waits to be accepted and already carries data, which cannot be read before that; {again}"
-                ));
-            }
-            Ok(Role::Waiting(l.id))
-        }
+        Some(l) if matches!(orphan.state, ESTABLISHED | CLOSE_WAIT) => Ok(Role::Waiting(l.id)),
         _ => Ok(Role::Reset),
     }
 }

@@ -216,11 +216,5 @@ fn grow_sender(sender: RawFd) {
 
 /// Waits for an event, at most one step long.
 fn wait(raw: RawFd, events: i16) -> io::Result<bool> {
-    let mut p = libc::pollfd {
-        fd: raw,
-        events,
-        revents: 0,
-    };
-    // SAFETY: `p` is one valid entry.
-    crate::sys::check(unsafe { libc::poll(&mut p, 1, STEP_MS) }).map(|n| n > 0)
+    fd::wait(raw, events, STEP_MS)
 }

@@ -9,6 +9,8 @@ use std::os::fd::RawFd;
 pub(super) struct Info {
     /// `TCP_*` state.
     pub(super) state: u8,
+    /// Of a listening socket: connections that wait to be accepted.
+    pub(super) waiting: u32,
     /// Of a listening socket: backlog limit.
     pub(super) backlog: u32,
     /// Segments with data sent.
@@ -32,6 +34,7 @@ impl Info {
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
         Ok(Self {
             state: b.first().copied().unwrap_or(CLOSE),
+            waiting: word(24),
             backlog: word(28),
             bytes_received: long(128),
             not_sent: word(144),

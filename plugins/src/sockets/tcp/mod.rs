@@ -6,6 +6,7 @@ mod connection;
 mod drain;
 mod info;
 mod rebuild;
+mod requeue;
 
 use super::options::Options;
 use crate::model::DescId;
@@ -33,6 +34,8 @@ pub(crate) struct TcpState {
     received_fin: bool,
     /// Received and not read, or sent by the other end and not yet received.
     received: Option<BlobRef>,
+    /// For a connection that waits to be accepted: what it has sent already.
+    early: Option<BlobRef>,
     /// Options.
     options: Options,
 }

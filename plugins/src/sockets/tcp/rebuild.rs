@@ -51,7 +51,7 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
         let made = match t.role {
             Role::Waiting(_) => t.peer.as_ref().map_or_else(
                 || refuse("the image names no peer"),
-                |peer| connection::client(t.family, &t.local, peer, &t.options).and_then(|fd| b.put(*id, fd)),
+                |peer| waiting(b, t, peer).and_then(|fd| b.put(*id, fd)),
             ),
             Role::Connecting => connecting(t).and_then(|fd| b.put(*id, fd)),
             _ => Ok(()),
@@ -79,6 +79,22 @@ fn unconnected(t: &TcpState) -> Result<OwnedFd, Fault> {
     if t.local.port() != 0 {
         sock::set(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32).at("set SO_REUSEADDR")?;
         sock::bind(fd.as_raw_fd(), &t.local).at(format!("bind {}", t.local))?;
+    }
+    Ok(fd)
+}
+
+/// A connection that waits to be accepted, with what it had sent.
+fn waiting(b: &Builder<'_>, t: &TcpState, peer: &Addr) -> Result<OwnedFd, Fault> {
+    let fd = connection::client(t.family, &t.local, peer, &t.options)?;
+    if let Some(early) = &t.early {
+        let data = b.blobs.get(early)?;
+        let n = drain::send_again(fd.as_raw_fd(), fd.as_raw_fd(), &data).at("send its data again")?;
+        if n != data.len() {
+            return refuse(format!("only {n} of {} bytes could be sent again", data.len()));
+        }
+    }
+    if t.sent_fin {
+        sock::shutdown(fd.as_raw_fd(), libc::SHUT_WR).at("shut writing down")?;
     }
     Ok(fd)
 }

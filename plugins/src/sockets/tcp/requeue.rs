@@ -1,0 +1,119 @@
+//! Connections that wait to be accepted and carry data already.
+//!
+//! Their data can be read only by accepting them. So all connections of the queue are accepted, their data is read, and each client's socket
+//! is disconnected and connected again from the same port: a TCP socket can do that and stays the same socket for its program. Then its
+//! data is sent again. The order of the queue is kept. This is possible when both ends are the job's.
+
+use super::drain::{self, Direction};
+use super::info::Info;
+use crate::fault::{refuse, At, Fault};
+use crate::sys::fd;
+use crate::sys::sock::{self, Addr};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+const IP_LOCAL_PORT_RANGE: i32 = 51;
+/// Longest wait for a connection on this host, milliseconds.
+const CONNECT_MS: i32 = 1000;
+
+/// The connecting end of one such connection.
+#[derive(Debug)]
+pub(super) struct Client {
+    /// Its socket.
+    pub(super) raw: RawFd,
+    /// Its address.
+    pub(super) local: Addr,
+    /// The address it connected to.
+    pub(super) peer: Addr,
+    /// It has shut writing down.
+    pub(super) closing: bool,
+}
+
+/// Takes the connections of `clients` out of the queue of `listener` and puts them back; returns what each had sent.
+pub(super) fn requeue(listener: RawFd, clients: &[Client]) -> Result<Vec<Vec<u8>>, Fault> {
+    let waiting = Info::of(listener).at("read its state (TCP_INFO)")?.waiting;
+    if waiting as usize != clients.len() {
+        return refuse(format!(
+            "{waiting} connections wait to be accepted, of which {} are the job's own; the data of the others cannot be kept; checkpoint again in \
+             a moment",
+            clients.len()
+        ));
+    }
+    let mut accepted: Vec<(usize, OwnedFd)> = Vec::new();
+    while accepted.len() < clients.len() && fd::poll(listener, libc::POLLIN).at("poll")? & libc::POLLIN != 0 {
+        let end = sock::accept(listener).at("accept")?;
+        let from = sock::peer(end.as_raw_fd()).at("read an address")?.unwrap_or_default();
+        let same = |c: &Client| (c.local.ip(), c.local.port()) == (from.ip(), from.port());
+        if let Some(at) = clients.iter().position(same) {
+            accepted.push((at, end));
+        }
+    }
+    let mut data = vec![Vec::new(); clients.len()];
+    let mut failed = None;
+    for (at, end) in &accepted {
+        let c = &clients[*at];
+        let sent = drain::in_flight(Direction {
+            sender: c.raw,
+            receiver: end.as_raw_fd(),
+            closing: c.closing,
+            closed: c.closing,
+        });
+        match sent {
+            Ok(sent) => data[*at] = sent,
+            Err(e) => failed = Some(e),
+        }
+    }
+    // Whatever happened, every connection goes back.
+    for (at, end) in accepted {
+        let c = &clients[at];
+        if let Err(e) = again(c, &data[at]) {
+            failed = Some(e);
+        }
+        drop(end);
+    }
+    failed.map_or(Ok(data), Err)
+}
+
+/// Connects the same socket again from the same port and sends `data`.
+fn again(c: &Client, data: &[u8]) -> Result<(), Fault> {
+    let mut nowhere = c.local.clone();
+    nowhere.0[..2].copy_from_slice(&u16::try_from(libc::AF_UNSPEC).unwrap_or(0).to_ne_bytes());
+    sock::connect(c.raw, &nowhere).at("disconnect a connection that waits to be accepted")?;
+    let _: i32 = sock::get(c.raw, libc::SOL_SOCKET, libc::SO_ERROR).at("clear its error")?;
+    // The same port as before, without fixing it. Where the program had chosen it, it still has it and the range is not looked at.
+    let port = u32::from(c.local.port());
+    // (Kernels before 6.3 cannot do that; there the connection gets another port.)
+    let chosen = sock::set(c.raw, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &(port << 16 | port)).is_ok();
+    let mut connected = connect(c);
+    if chosen {
+        sock::set(c.raw, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &0u32).at("choose its port")?;
+        if connected.is_err() {
+            connected = connect(c);
+        }
+    }
+    connected.at(format!("connect to {} again", c.peer))?;
+    let n = drain::send_again(c.raw, c.raw, data).at("send its data again")?;
+    if n != data.len() {
+        return refuse(format!("only {n} of {} bytes could be sent again", data.len()));
+    }
+    if c.closing {
+        sock::shutdown(c.raw, libc::SHUT_WR).at("shut writing down")?;
+    }
+    Ok(())
+}
+
+/// `connect` that waits for its end also on a socket that does not block.
+fn connect(c: &Client) -> io::Result<()> {
+    match sock::connect(c.raw, &c.peer) {
+        Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {
+            if !fd::wait(c.raw, libc::POLLOUT, CONNECT_MS)? {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            match sock::get::<i32>(c.raw, libc::SOL_SOCKET, libc::SO_ERROR)? {
+                0 => Ok(()),
+                e => Err(io::Error::from_raw_os_error(e)),
+            }
+        }
+        done => done,
+    }
+}
