@@ -133,6 +133,11 @@ impl Agent {
         Ok(())
     }
 
+    /// Leaves the job to the agent that a fork has made; the lock is shared with it.
+    pub(crate) fn leave(mut self) -> Option<Lock> {
+        self.lock.take()
+    }
+
     /// Gives everything back without having served.
     pub(crate) fn abandon(mut self) {
         self.close();

@@ -65,7 +65,8 @@ fn start(argv: &[CString], setup: Setup, set: &SignalSet, inherited: &Inherited)
     match unsafe { sys::fork() }.map_err(system("fork the agent"))? {
         Some(pid) => {
             drop(agent_end);
-            drop(agent);
+            // Held for as long as the command runs, even if the agent is killed: nobody else may start the job meanwhile.
+            let _lock = agent.leave();
             sys::close_inherited();
             front::wait(&front_end, &signals, pid)
         }

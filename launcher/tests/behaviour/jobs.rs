@@ -1,0 +1,178 @@
+//! Job directories: who may use them, what is in them, what becomes of it.
+
+use crate::common::{am_root, assert_failed, kill, require_helpers, wait_until, Scratch, BELAY};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+fn chmod(path: &std::path::Path, mode: u32) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn directories_of_others_and_open_ones_are_refused() {
+    let s = Scratch::new("owner");
+    assert!(s.belay(&["launch", "true"]).status.success());
+    chmod(&s.job(), 0o755);
+    for args in [&["launch", "true"][..], &["restart"], &["status"], &["checkpoint"], &["gc"]] {
+        assert_failed(&s.belay(args), 77, "has mode 755");
+    }
+    chmod(&s.job(), 0o700);
+    assert_failed(
+        &s.belay(&["launch", "--ckpt-dir", "/proc/no/such", "true"]),
+        73,
+        "/proc/no/such",
+    );
+    assert_failed(
+        &s.belay(&["launch", "--ckpt-dir", &s.0.display().to_string(), "true"]),
+        77,
+        "has mode",
+    );
+    chmod(&s.0, 0o700);
+    assert_failed(
+        &s.belay(&["launch", "--ckpt-dir", &s.0.display().to_string(), "true"]),
+        73,
+        "holds other things",
+    );
+    chmod(&s.0, 0o755);
+    if !am_root() {
+        return;
+    }
+    let nobody = |args: &[&str]| {
+        let all = [&["--reuid=65534", "--regid=65534", "--clear-groups", "--", BELAY], args].concat();
+        s.command("setpriv", &all).output().unwrap()
+    };
+    assert_failed(&nobody(&["status"]), 77, "belongs to user 0");
+    std::os::unix::fs::chown(s.job(), Some(65534), Some(65534)).unwrap();
+    assert_failed(&s.belay(&["launch", "true"]), 77, "belongs to user 65534");
+    assert_failed(&s.belay(&["restart"]), 77, "belongs to user 65534");
+    assert!(s.belay(&["status"]).status.success(), "root may look");
+    std::os::unix::fs::chown(s.job(), Some(0), Some(0)).unwrap();
+}
+
+#[test]
+fn a_long_path_and_an_empty_directory_work() {
+    let s = Scratch::new("long");
+    let deep = s.0.join("x".repeat(100)).join("y".repeat(100));
+    std::fs::create_dir_all(&deep).unwrap();
+    let dir = deep.display().to_string();
+    let mut job = s.launch(&["--ckpt-dir", &dir], "echo ready; while [ ! -e go ]; do sleep 0.01; done");
+    s.wait_for("ready");
+    assert_eq!(std::fs::metadata(&deep).unwrap().mode() & 0o777, 0o700);
+    let o = s.belay(&["status", "--json", &dir]);
+    assert!(String::from_utf8_lossy(&o.stdout).contains("\"state\": \"running\""), "{o:?}");
+    s.go();
+    assert!(job.wait().unwrap().success());
+}
+
+#[test]
+fn checkpoints_are_never_overwritten_by_a_launch() {
+    require_helpers();
+    let s = Scratch::new("holds");
+    let mut job = s.launch(
+        &["--keep", "1", "--name", "mine"],
+        "echo ready; while [ ! -e go ]; do sleep 0.01; done",
+    );
+    s.wait_for("ready");
+    for n in 1..=3 {
+        let o = s.belay(&["checkpoint", "--json"]);
+        let c: serde_json::Value = serde_json::from_slice(&o.stdout).unwrap();
+        assert_eq!((c["generation"].as_u64(), c["whole"].as_bool()), (Some(n), Some(true)), "{c}");
+    }
+    assert_eq!(std::fs::read_dir(s.job().join("gen")).unwrap().count(), 1, "--keep 1");
+    let status = s.status();
+    assert_eq!(
+        (status["name"].as_str(), status["generations"][0]["generation"].as_u64()),
+        (Some("mine"), Some(3))
+    );
+    assert_failed(&s.belay(&["gc", "--all"]), 69, "already running");
+    s.go();
+    assert!(job.wait().unwrap().success());
+    assert_failed(&s.belay(&["launch", "true"]), 72, "holds 1 checkpoints");
+    assert_failed(&s.belay(&["restart", "--generation", "1"]), 67, "no generation 1");
+    assert!(s.belay(&["verify"]).status.success());
+    assert_eq!(
+        String::from_utf8_lossy(&s.belay(&["gc", "--all"]).stdout),
+        "removed 1 generations and 0 left-overs\n"
+    );
+    assert_failed(&s.belay(&["verify"]), 66, "no checkpoint");
+    assert!(s.belay(&["launch", "true"]).status.success());
+}
+
+#[test]
+fn verify_names_every_fault() {
+    require_helpers();
+    let s = Scratch::new("verify");
+    let mut job = s.launch(&[], "echo ready; while [ ! -e go ]; do sleep 0.01; done");
+    s.wait_for("ready");
+    assert!(s.belay(&["checkpoint"]).status.success());
+    assert!(s.belay(&["checkpoint"]).status.success());
+    s.go();
+    job.wait().unwrap();
+    let pages = std::fs::read_dir(s.job().join("gen/000002")).unwrap();
+    let pages = pages
+        .map(|e| e.unwrap().path())
+        .find(|p| p.to_string_lossy().ends_with("-0.bpg"))
+        .unwrap();
+    let mut bytes = std::fs::read(&pages).unwrap();
+    let data = bytes.iter().rposition(|b| *b != 0).unwrap();
+    bytes[data] ^= 1;
+    std::fs::write(&pages, bytes).unwrap();
+    let o = s.belay(&["verify"]);
+    assert_failed(&o, 88, "1 of 2 generations are damaged");
+    let said = String::from_utf8_lossy(&o.stdout);
+    assert!(
+        said.contains("generation 1: whole") && said.contains(&pages.display().to_string()),
+        "{said}"
+    );
+}
+
+#[test]
+fn an_interval_shorter_than_the_writing_is_left_out_and_the_program_goes_on() {
+    require_helpers();
+    let s = Scratch::new("skip");
+    let mut job = s.launch(
+        &["--ckpt-interval", "1ms"],
+        "echo ready; while [ ! -e go ]; do sleep 0.01; done; exit 8",
+    );
+    s.wait_for("ready");
+    wait_until("left-out checkpoints", || s.status()["skipped"].as_u64() > Some(3));
+    wait_until("generations", || s.status()["generations"].as_array().unwrap().len() >= 2);
+    s.go();
+    assert_eq!(job.wait().unwrap().code(), Some(8));
+    assert_eq!(s.out(), "ready\n");
+}
+
+#[test]
+fn left_overs_of_a_killed_checkpoint_are_cleared() {
+    require_helpers();
+    let s = Scratch::new("leftovers");
+    let mut job = s.launch(&[], "echo ready; while :; do sleep 0.01; done");
+    s.wait_for("ready");
+    assert!(s.belay(&["checkpoint"]).status.success());
+    let (front, agent) = (job.id().cast_signed(), s.agent());
+    kill(agent, libc::SIGKILL);
+    kill(-front, libc::SIGKILL);
+    job.wait().unwrap();
+    std::fs::create_dir(s.job().join("gen/.tmp-000002")).unwrap();
+    std::fs::write(s.job().join("gen/.tmp-000002/job.bimg"), "half").unwrap();
+    // The processes that held the lock may still be on their way out: gc waits for them.
+    assert_eq!(
+        String::from_utf8_lossy(&s.belay(&["gc"]).stdout),
+        "removed 0 generations and 1 left-overs\n"
+    );
+    assert_eq!(s.status()["generations"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn help_man_pages_and_completions_come_from_one_table() {
+    let s = Scratch::new("generate");
+    assert!(s.belay(&["generate", "man", "man"]).status.success());
+    assert!(s.belay(&["generate", "completions", "complete"]).status.success());
+    let page = std::fs::read_to_string(s.0.join("man/belay-launch.1")).unwrap();
+    assert!(page.contains("ckpt\\-interval"), "{page}");
+    for file in ["belay.bash", "_belay", "belay.fish"] {
+        assert!(std::fs::read_to_string(s.0.join("complete").join(file))
+            .unwrap()
+            .contains("ckpt-interval"));
+    }
+    assert!(String::from_utf8_lossy(&s.belay(&["help", "launch"]).stdout).contains("--ckpt-interval"));
+}

@@ -1,0 +1,5 @@
+//! What a user of the command line can rely on, tested with real processes.
+
+mod common;
+mod jobs;
+mod launch;
