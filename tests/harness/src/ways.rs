@@ -7,6 +7,7 @@ use crate::place::{Place, User};
 use crate::rng::Rng;
 use crate::Failure;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// How a case is run.
@@ -85,8 +86,18 @@ fn argv(case: &Case, place: &Place, work: &Path) -> Vec<String> {
     v
 }
 
+/// Open MPI takes the first free port from 1024 on, so that a second job could sit on a port that a killed one needs again.
+static OPEN_MPI_PORTS: Mutex<()> = Mutex::new(());
+
 /// Runs `case` in one way as one user.
 pub fn run(case: &Case, way: Way, user: User, place: &Place, seed: u64) -> Result<(), Failure> {
+    let alone = (case.kind == Kind::OpenMpi).then(|| OPEN_MPI_PORTS.lock().unwrap_or_else(PoisonError::into_inner));
+    let r = run_now(case, way, user, place, seed);
+    drop(alone);
+    r
+}
+
+fn run_now(case: &Case, way: Way, user: User, place: &Place, seed: u64) -> Result<(), Failure> {
     let label = format!("{}-{}-{}", case.name, way.name(), user.name());
     let mut rng = Rng::new(seed, &label);
     let mut job = Job::new(place, &label, user)?;
