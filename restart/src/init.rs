@@ -52,6 +52,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) channel: &'a Channel,
     pub(crate) agent: AgentIdentity,
     pub(crate) user: bool,
+    /// Value of the monotonic clock at the checkpoint.
+    pub(crate) monotonic_ns: u64,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     /// There is no terminal: sessions get their numbers too.
@@ -75,6 +77,9 @@ pub(crate) fn run(setup: &Setup<'_>, agent: &mut dyn FnMut()) -> ! {
 /// Makes the agent; returns the temporary session leader, if one was needed.
 fn start(setup: &Setup<'_>, agent: &mut dyn FnMut()) -> Outcome<Option<i32>> {
     namespace::enter(setup.user, setup.uid, setup.gid)?;
+    if let Err(error) = namespace::continue_clock(setup.monotonic_ns) {
+        tracing::warn!(%error, "no time namespace: the monotonic clock jumps");
+    }
     let a = &setup.agent;
     let failed = |e: std::io::Error| RestartError::at("spawn", format!("agent {}: {e}", a.pid));
     let mut leader = None;

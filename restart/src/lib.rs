@@ -67,8 +67,8 @@ pub type AgentMain<'a> = dyn FnMut(Restored, &dyn Fn(i32)) -> i32 + 'a;
 /// word to make this call return in the front process before the job has ended: the command has, and what it left behind runs on in the background.
 pub fn restart(dir: &Path, options: &Options, agent_main: &mut AgentMain<'_>) -> Result<i32, RestartError> {
     let mut loaded = Some(verify::load(dir)?);
-    let identity = match &loaded {
-        Some(l) => l.job.agent,
+    let (identity, monotonic_ns) = match &loaded {
+        Some(l) => (l.job.agent, l.job.monotonic_ns),
         None => return Err(RestartError::at("restart", "nothing loaded")),
     };
     let blob = Blob::load(&options.restorer).map_err(|e| RestartError::at("load the restorer", e))?;
@@ -97,6 +97,7 @@ pub fn restart(dir: &Path, options: &Options, agent_main: &mut AgentMain<'_>) ->
         channel: &inside,
         agent: identity,
         user,
+        monotonic_ns,
         uid,
         gid,
         session: !front.has_terminal(),

@@ -80,6 +80,24 @@ pub(crate) fn enter(user: bool, uid: u32, gid: u32) -> Outcome<()> {
     })
 }
 
+/// In PID 1, before the agent is forked: gives all later processes a time namespace in which the monotonic clock goes on from `monotonic_ns`, its value at the
+/// checkpoint. Time-outs and absolute timers of the job then mean what they meant, on a machine that has been booted since, too.
+///
+/// Without such namespaces (kernels before 5.6) the clock jumps; returns why.
+pub(crate) fn continue_clock(monotonic_ns: u64) -> io::Result<()> {
+    const CLONE_NEWTIME: i32 = 0x80;
+    const SECOND: i64 = 1_000_000_000;
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is live.
+    sys::libc_result(unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) })?;
+    let offset = i64::try_from(monotonic_ns).unwrap_or(i64::MAX) - (now.tv_sec * SECOND + now.tv_nsec);
+    // SAFETY: takes a number only.
+    sys::libc_result(unsafe { libc::unshare(CLONE_NEWTIME) })?;
+    let (seconds, nanoseconds) = (offset.div_euclid(SECOND), offset.rem_euclid(SECOND));
+    let text = format!("monotonic {seconds} {nanoseconds}\nboottime {seconds} {nanoseconds}\n");
+    std::fs::write("/proc/self/timens_offsets", text)
+}
+
 fn mount(source: Option<&str>, target: &str, kind: Option<&str>, flags: libc::c_ulong) -> io::Result<()> {
     let c = |s: &str| std::ffi::CString::new(s).map_err(io::Error::other);
     let (source, target, kind) = (source.map(c).transpose()?, c(target)?, kind.map(c).transpose()?);
