@@ -1,6 +1,6 @@
 //! Capture of TCP sockets. Ends of one connection find each other by their addresses; then data is read, see `drain`.
 
-use super::info::Info;
+use super::info::{End, Info};
 use super::{drain, requeue, Role, TcpState, TCP_LISTEN};
 use crate::capture::Session;
 use crate::fault::{refuse, At, Fault};
@@ -242,11 +242,14 @@ fn alone(all: &[Seen], t: &Seen, peer: &Addr, orphan: Option<&InetSocket>) -> Re
 
 /// Records what `from` has sent and `to` has not read.
 fn transfer(s: &mut Session<'_>, descriptions: &mut [Description], from: DescId, to: DescId) -> Result<(), Fault> {
+    let end = |id: DescId| End {
+        raw: s.found[id].raw(),
+        closing: matches!(&descriptions[id].kind, Kind::Tcp(t) if t.sent_fin),
+        closed: matches!(s.tcp.state(id), Some(CLOSE_WAIT | LAST_ACK | CLOSING)),
+    };
     let data = drain::in_flight(drain::Direction {
-        sender: s.found[from].raw(),
-        receiver: s.found[to].raw(),
-        closing: matches!(&descriptions[from].kind, Kind::Tcp(t) if t.sent_fin),
-        closed: matches!(s.tcp.state(to), Some(CLOSE_WAIT | LAST_ACK | CLOSING)),
+        sender: end(from),
+        receiver: end(to),
     })?;
     store(s, descriptions, to, &data)
 }

@@ -4,7 +4,7 @@
 //! CAP_NET_ADMIN); without that privilege the receiver is read empty until the sender has got rid of everything, and all of it is sent
 //! again through the sender's own socket, whose peer has more room by then than before.
 
-use super::info::undelivered;
+use super::info::{undelivered, End};
 use crate::fault::{refuse, At, Fault};
 use crate::sys::fd;
 use crate::sys::sock;
@@ -36,36 +36,32 @@ fn set(raw: RawFd, option: i32, value: i32) -> io::Result<()> {
 /// A direction of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Direction {
-    /// Socket that sends.
-    pub(super) sender: RawFd,
-    /// Socket that receives.
-    pub(super) receiver: RawFd,
-    /// The sender has shut writing down.
-    pub(super) closing: bool,
-    /// The receiver has been told so.
-    pub(super) closed: bool,
+    /// The end that sends.
+    pub(super) sender: End,
+    /// The end that receives.
+    pub(super) receiver: End,
 }
 
 impl Direction {
     /// Bytes the sender still holds.
     fn left(self) -> io::Result<usize> {
-        undelivered(self.sender, self.receiver, self.closing, self.closed)
+        undelivered(self.sender, self.receiver)
     }
 }
 
 /// All bytes that have been sent and not been read.
 pub(super) fn in_flight(d: Direction) -> Result<Vec<u8>, Fault> {
     let left = push(d).at("push what is on its way")?;
-    let mut data = peek(d.receiver)?;
+    let mut data = peek(d.receiver.raw)?;
     if left == 0 {
         return Ok(data);
     }
-    match peek_sent(d.sender, left) {
+    match peek_sent(d.sender.raw, left) {
         Ok(rest) => {
             data.extend_from_slice(&rest);
             Ok(data)
         }
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied && !d.closing => exchange(d),
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied && !d.sender.closing => exchange(d),
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => refuse(format!(
             "{left} bytes wait for a reader on a connection that is being closed, which cannot be read without privilege; checkpoint again \
              in a moment"
@@ -80,9 +76,9 @@ fn push(d: Direction) -> io::Result<usize> {
     if left == 0 {
         return Ok(0);
     }
-    let nodelay = opt(d.sender, libc::TCP_NODELAY)?;
-    set(d.sender, libc::TCP_NODELAY, 1)?;
-    set(d.sender, libc::TCP_NODELAY, nodelay)?;
+    let nodelay = opt(d.sender.raw, libc::TCP_NODELAY)?;
+    set(d.sender.raw, libc::TCP_NODELAY, 1)?;
+    set(d.sender.raw, libc::TCP_NODELAY, nodelay)?;
     d.left()
 }
 
@@ -134,7 +130,7 @@ fn peek_sent(sender: RawFd, bytes: usize) -> io::Result<Vec<u8>> {
 
 /// Reads everything at the receiver and sends it again.
 fn exchange(d: Direction) -> Result<Vec<u8>, Fault> {
-    let Direction { sender, receiver, .. } = d;
+    let (sender, receiver) = (d.sender.raw, d.receiver.raw);
     grow_receiver(receiver);
     let mut data = Vec::new();
     let mut buf = vec![0u8; 256 * 1024];

@@ -1,6 +1,6 @@
 //! The fields of `struct tcp_info` that matter here.
 
-use crate::sys::sock;
+use crate::sys::{fd, sock};
 use std::io;
 use std::os::fd::RawFd;
 
@@ -15,6 +15,8 @@ pub(super) struct Info {
     pub(super) backlog: u32,
     /// Segments with data sent.
     pub(super) data_segments_sent: u32,
+    /// Bytes acknowledged by the peer; a FIN counts as one, and so does the SYN of the end that connected.
+    bytes_acknowledged: u64,
     /// Bytes received in order; a FIN counts as one.
     bytes_received: u64,
     /// Bytes written and never sent; a FIN counts as one.
@@ -36,6 +38,7 @@ impl Info {
             state: b.first().copied().unwrap_or(CLOSE),
             waiting: word(24),
             backlog: word(28),
+            bytes_acknowledged: long(120),
             bytes_received: long(128),
             not_sent: word(144),
             data_segments_sent: word(156),
@@ -45,18 +48,50 @@ impl Info {
     }
 }
 
-/// Bytes of data that `sender` still holds and `receiver` has not received. (What the sender has not had acknowledged is no measure: an
-/// acknowledgement may be delayed.) `fin_written` and `fin_received` say whether a FIN has been written and has arrived.
-pub(super) fn undelivered(sender: RawFd, receiver: RawFd, fin_written: bool, fin_received: bool) -> io::Result<usize> {
-    let (s, r) = (Info::of(sender)?, Info::of(receiver)?);
-    let not_sent = u64::from(s.not_sent);
-    let fin_held = u64::from(fin_written && not_sent > 0);
-    let written = (s.bytes_sent - s.bytes_retransmitted) + not_sent - fin_held;
-    let received = r.bytes_received - u64::from(fin_received);
-    let left = written.checked_sub(received).ok_or_else(|| {
-        io::Error::other(format!(
-            "the counters do not agree: {written} bytes written, {received} received"
-        ))
-    })?;
-    usize::try_from(left).map_err(io::Error::other)
+/// One end of a connection, for [`undelivered`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct End {
+    /// Its socket.
+    pub(super) raw: RawFd,
+    /// It has shut writing down.
+    pub(super) closing: bool,
+    /// It has been told that its peer has.
+    pub(super) closed: bool,
+}
+
+impl End {
+    /// (bytes of data written, once with the connection's SYN where this end counts it).
+    fn counted(self, info: &Info) -> io::Result<i64> {
+        let queued: i32 = fd::ioctl_get(self.raw, libc::TIOCOUTQ)?;
+        let acknowledged = i64::try_from(info.bytes_acknowledged).map_err(io::Error::other)?;
+        Ok(acknowledged + i64::from(queued) - i64::from(self.closing))
+    }
+
+    /// Whether this end counts the SYN (the one that connected does), if the counters tell: bytes sent do not contain it, but may contain
+    /// attempts that failed.
+    fn counts_syn(self, info: &Info) -> io::Result<Option<bool>> {
+        let fin_held = i64::from(self.closing && info.not_sent > 0);
+        let sent = i64::try_from(info.bytes_sent).map_err(io::Error::other)?;
+        let again = i64::try_from(info.bytes_retransmitted).map_err(io::Error::other)?;
+        let written = sent - again + i64::from(info.not_sent) - fin_held;
+        Ok(match self.counted(info)? - written {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        })
+    }
+}
+
+/// Bytes of data that `from` still holds and `to` has not received. (What the sender has not had acknowledged is no measure: an acknowledgement may
+/// be delayed.)
+pub(super) fn undelivered(from: End, to: End) -> io::Result<usize> {
+    let (f, t) = (Info::of(from.raw)?, Info::of(to.raw)?);
+    let syn = match (from.counts_syn(&f)?, to.counts_syn(&t)?) {
+        (Some(syn), _) => syn,
+        (None, Some(other)) => !other,
+        (None, None) => return Err(io::Error::other("its counters do not agree; checkpoint again in a moment")),
+    };
+    let received = i64::try_from(t.bytes_received).map_err(io::Error::other)? - i64::from(to.closed);
+    usize::try_from(from.counted(&f)? - i64::from(syn) - received)
+        .map_err(|_| io::Error::other("more has been received than was sent, by its counters; checkpoint again in a moment"))
 }

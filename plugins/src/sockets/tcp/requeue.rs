@@ -5,7 +5,7 @@
 //! data is sent again. The order of the queue is kept. This is possible when both ends are the job's.
 
 use super::drain::{self, Direction};
-use super::info::Info;
+use super::info::{End, Info};
 use crate::fault::{refuse, At, Fault};
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
@@ -53,10 +53,16 @@ pub(super) fn requeue(listener: RawFd, clients: &[Client]) -> Result<Vec<Vec<u8>
     for (at, end) in &accepted {
         let c = &clients[*at];
         let sent = drain::in_flight(Direction {
-            sender: c.raw,
-            receiver: end.as_raw_fd(),
-            closing: c.closing,
-            closed: c.closing,
+            sender: End {
+                raw: c.raw,
+                closing: c.closing,
+                closed: false,
+            },
+            receiver: End {
+                raw: end.as_raw_fd(),
+                closing: false,
+                closed: c.closing,
+            },
         });
         match sent {
             Ok(sent) => data[*at] = sent,
