@@ -78,6 +78,7 @@ pub(crate) fn restart(loaded: Loaded, blob: &Blob, lazy: bool, user: bool, foreg
         processes: &job.processes,
         shared: &shared,
         rebuilder: &context.rebuilder,
+        user,
         settle: &settle,
     };
     let mut living = Living { pidfds: Vec::new() };
@@ -105,8 +106,10 @@ pub(crate) fn restart(loaded: Loaded, blob: &Blob, lazy: bool, user: bool, foreg
         if foreground {
             resume::hand_over_terminal(&job);
         }
+        // The agent was omnipotent in its user namespace while it rebuilt the job. Now it becomes what it was before: a process like those of the job, which
+        // may open its descriptors as their snapshots do.
         if user {
-            give_up_capabilities().map_err(|e| RestartError::at("resume", format!("give up capabilities: {e}")))?;
+            sys::give_up_capabilities().map_err(|e| RestartError::at("resume", format!("give up capabilities: {e}")))?;
         }
         stopped.resume();
         Ok(phases(rebuilt, spawned, &live, &shared, resuming.elapsed()))
@@ -115,17 +118,6 @@ pub(crate) fn restart(loaded: Loaded, blob: &Blob, lazy: bool, user: bool, foreg
         living.kill();
         explain_restorer(e, &job, &tree, &shared, &extents)
     })
-}
-
-/// The agent was omnipotent in its user namespace while it rebuilt the job. Now it becomes what it was before: a process like those of the job, which may open its
-/// descriptors as their snapshots do.
-fn give_up_capabilities() -> std::io::Result<()> {
-    const VERSION_3: u32 = 0x2008_0522;
-    let header = [VERSION_3, 0];
-    let none = [0u32; 6];
-    // SAFETY: both arrays have the sizes of the kernel's structures of this version.
-    belay_kernel::check(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) })?;
-    sys::prctl(libc::PR_SET_DUMPABLE, 1, 0).map(drop)
 }
 
 /// Opens every object that is mapped shared, once for all processes.

@@ -34,6 +34,8 @@ pub(crate) struct Forest<'a> {
     pub(crate) processes: &'a [Process],
     pub(crate) shared: &'a Shared,
     pub(crate) rebuilder: &'a Rebuilder,
+    /// Everything runs in a user namespace of the restart.
+    pub(crate) user: bool,
     /// What a process does when it is settled; does not return.
     pub(crate) settle: &'a dyn Fn(NodeId, &Process) -> Outcome<std::convert::Infallible>,
 }
@@ -138,6 +140,10 @@ impl Forest<'_> {
         let Role::Process(i) = node.role else { return Ok(()) };
         let process = &self.processes[i];
         if let ProcessState::Zombie(status) = process.state {
+            if self.user {
+                // Else the agent, once it has none itself, could not read the status at the next checkpoint.
+                sys::give_up_capabilities().map_err(failed("give up capabilities"))?;
+            }
             end_like(process, status);
         }
         self.shared.report(id, SETTLED);

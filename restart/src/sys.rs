@@ -158,3 +158,13 @@ pub(crate) fn release_standard_descriptors() {
         unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&null), fd) };
     }
 }
+
+/// Gives up every capability; the process stays one that others like it may look into.
+pub(crate) fn give_up_capabilities() -> io::Result<()> {
+    const VERSION_3: u32 = 0x2008_0522;
+    let header = [VERSION_3, 0];
+    let none = [0u32; 6];
+    // SAFETY: both arrays have the sizes of the kernel's structures of this version.
+    belay_kernel::check(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) })?;
+    prctl(libc::PR_SET_DUMPABLE, 1, 0).map(drop)
+}
