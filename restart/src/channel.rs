@@ -2,6 +2,7 @@
 //! process sees it.
 
 use crate::fail::RestartError;
+use belay_image::ImageError;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -16,7 +17,7 @@ pub(crate) enum Message {
     Hello,
     /// The restart has failed.
     Failed {
-        /// Kind of error: 0 failed step, 1 changed file, 2 namespaces.
+        /// Kind of error: 0 failed step, 1 changed file, 2 namespaces, 3 damaged image.
         kind: u8,
         step: String,
         reason: String,
@@ -45,6 +46,7 @@ impl Message {
             RestartError::Failed { step, reason } => (0, step.clone(), reason.clone()),
             RestartError::Changed { path, reason } => (1, path.clone(), reason.clone()),
             RestartError::Forbidden { reason } => (2, String::new(), reason.clone()),
+            RestartError::Image(ImageError::Damaged { path, reason }) => (3, path.clone(), reason.clone()),
             RestartError::Image(e) => (0, "image".to_owned(), e.to_string()),
         };
         Message::Failed { kind, step, reason }
@@ -55,6 +57,7 @@ impl Message {
         match kind {
             1 => RestartError::Changed { path: step, reason },
             2 => RestartError::Forbidden { reason },
+            3 => RestartError::Image(ImageError::Damaged { path: step, reason }),
             _ => RestartError::Failed { step, reason },
         }
     }

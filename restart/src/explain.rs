@@ -4,7 +4,7 @@ use crate::fail::RestartError;
 use belay_abi::restore::{Slot, Step};
 use belay_image::extents::Extent;
 use belay_image::model::{Process, VmaKind};
-use belay_image::page_file;
+use belay_image::{page_file, ImageError};
 use std::io;
 use std::sync::atomic::Ordering;
 
@@ -40,14 +40,8 @@ pub(crate) fn restorer(p: &Process, extents: &[Extent], slot: &Slot) -> RestartE
         Step::Map => ("map", format!("{}: {errno}", vma())),
         Step::Attach => ("map", format!("attach {}: {errno}", vma())),
         Step::Fill => ("refill", format!("read {}: {errno}", extent())),
-        Step::Checksum => (
-            "refill",
-            format!(
-                "damaged image: {}: checksum does not match: restart an older generation",
-                extent()
-            ),
-        ),
-        Step::Short => ("refill", format!("damaged image: {}: the file ends before", extent())),
+        Step::Checksum => return damaged(p, &format!("{}: checksum does not match", extent())),
+        Step::Short => return damaged(p, &format!("{}: the file ends before", extent())),
         Step::Advise => ("map", format!("protection, advice or lock of {}: {errno}", vma())),
         Step::Layout => ("map", format!("set brk, arguments and environment: {errno}")),
         Step::Membarrier => ("map", format!("membarrier registration {index}: {errno}")),
@@ -67,6 +61,14 @@ pub(crate) fn restorer(p: &Process, extents: &[Extent], slot: &Slot) -> RestartE
         ),
     };
     RestartError::at(phase, format!("process {} ({}): {reason}", p.pid, p.comm))
+}
+
+/// The caller falls back to an older generation.
+fn damaged(p: &Process, reason: &str) -> RestartError {
+    RestartError::Image(ImageError::Damaged {
+        path: format!("process {} ({})", p.pid, p.comm),
+        reason: reason.to_owned(),
+    })
 }
 
 fn describe(v: &belay_image::model::Vma) -> String {

@@ -2,8 +2,9 @@
 
 use crate::common::{am_root, assert_failed, kill, require_helpers, wait_until, Scratch, BELAY};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
-fn chmod(path: &std::path::Path, mode: u32) {
+fn chmod(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
@@ -97,6 +98,17 @@ fn checkpoints_are_never_overwritten_by_a_launch() {
     assert!(s.belay(&["launch", "true"]).status.success());
 }
 
+/// Flips a bit of the stored memory of a generation; the file.
+fn damage_memory(generation: &Path) -> PathBuf {
+    let mut files = std::fs::read_dir(generation).unwrap().map(|e| e.unwrap().path());
+    let pages = files.find(|p| p.to_string_lossy().ends_with("-0.bpg")).unwrap();
+    let mut bytes = std::fs::read(&pages).unwrap();
+    let data = bytes.iter().rposition(|b| *b != 0).unwrap();
+    bytes[data] ^= 1;
+    std::fs::write(&pages, bytes).unwrap();
+    pages
+}
+
 #[test]
 fn verify_names_every_fault() {
     require_helpers();
@@ -107,15 +119,7 @@ fn verify_names_every_fault() {
     assert!(s.belay(&["checkpoint"]).status.success());
     s.go();
     job.wait().unwrap();
-    let pages = std::fs::read_dir(s.job().join("gen/000002")).unwrap();
-    let pages = pages
-        .map(|e| e.unwrap().path())
-        .find(|p| p.to_string_lossy().ends_with("-0.bpg"))
-        .unwrap();
-    let mut bytes = std::fs::read(&pages).unwrap();
-    let data = bytes.iter().rposition(|b| *b != 0).unwrap();
-    bytes[data] ^= 1;
-    std::fs::write(&pages, bytes).unwrap();
+    let pages = damage_memory(&s.job().join("gen/000002"));
     let o = s.belay(&["verify"]);
     assert_failed(&o, 88, "1 of 2 generations are damaged");
     let said = String::from_utf8_lossy(&o.stdout);
@@ -175,4 +179,25 @@ fn help_man_pages_and_completions_come_from_one_table() {
             .contains("ckpt-interval"));
     }
     assert!(String::from_utf8_lossy(&s.belay(&["help", "launch"]).stdout).contains("--ckpt-interval"));
+}
+
+#[test]
+fn restart_falls_back_when_the_memory_of_the_newest_generation_is_damaged() {
+    require_helpers();
+    let s = Scratch::new("fallback");
+    let mut job = s.launch(&[], "echo ready; while [ ! -e go ]; do sleep 0.01; done; exit 9");
+    s.wait_for("ready");
+    assert!(s.belay(&["checkpoint"]).status.success());
+    assert!(s.belay(&["checkpoint", "--then", "stop"]).status.success());
+    assert_eq!(job.wait().unwrap().code(), Some(85));
+    damage_memory(&s.job().join("gen/000002"));
+    s.go();
+    let o = s.belay(&["restart"]);
+    let said = String::from_utf8_lossy(&o.stderr);
+    assert_eq!(o.status.code(), Some(9), "{said}");
+    assert!(
+        said.contains("generation 2 is damaged") && said.contains("using generation 1"),
+        "{said}"
+    );
+    assert_failed(&s.belay(&["restart", "--generation", "2"]), 65, "checksum");
 }

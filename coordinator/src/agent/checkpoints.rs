@@ -1,0 +1,172 @@
+//! Taking checkpoints: on request, on the interval, one at a time.
+
+use super::{stopped_after_checkpoint, Agent, WRITERS};
+use crate::checkpoint::{Committed, Wanted, Writing};
+use crate::generations::{self, ms};
+use crate::interval::Interval;
+use crate::{sys, Failure};
+use belay_wire::{Checkpointed, Event, LastError, Phase};
+use std::time::Duration;
+
+impl Agent {
+    pub(super) fn arm_interval(&mut self) {
+        let first = self.description.interval.first();
+        let period = match self.description.interval {
+            Interval::Every(d) => d,
+            Interval::Auto | Interval::Never => Duration::ZERO,
+        };
+        if let Err(e) = self.interval.set(first, period) {
+            self.note_failure(&Failure::system("set the interval timer", &e), true);
+        }
+    }
+
+    pub(super) fn interval_checkpoint(&mut self) {
+        if self.ending.is_some() {
+            return;
+        }
+        if let Some(w) = &self.writing {
+            self.skipped += 1;
+            tracing::warn!(
+                generation = w.number(),
+                skipped = self.skipped,
+                "interval checkpoint left out: the one before is still being written"
+            );
+            return;
+        }
+        self.begin_checkpoint(Wanted::default());
+    }
+
+    pub(super) fn begin_queued(&mut self) {
+        if self.writing.is_none() {
+            if let Some(wanted) = self.queued.take() {
+                self.begin_checkpoint(wanted);
+            }
+        }
+    }
+
+    pub(super) fn begin_checkpoint(&mut self, wanted: Wanted) {
+        // A number is used once, so that a log line names one attempt.
+        let number = self.next_number;
+        self.next_number += 1;
+        let options = belay_capture::Options {
+            save_open_files: self.description.save_open_files,
+            writers: WRITERS,
+        };
+        let (clients, phase) = (&mut self.clients, &mut self.phase);
+        let mut on_phase = |p: Phase| {
+            tracing::debug!(generation = number, phase = p.name(), "phase");
+            *phase = Some(p);
+            for (id, _) in &wanted.by {
+                clients.send(*id, &Event::Phase { phase: p });
+            }
+        };
+        let gen = self.dir.generations();
+        let root = (self.root_pid, self.root_status);
+        match Writing::begin(&gen, number, root, &options, &wanted, &self.done, &mut on_phase) {
+            Ok(writing) => {
+                self.writing = Some(writing);
+                self.set_tick();
+            }
+            Err(failure) => self.checkpoint_failed(number, &wanted, &failure),
+        }
+        // Children may have ended while the tracer did not look for it.
+        self.reap();
+    }
+
+    pub(super) fn finish_checkpoint(&mut self) {
+        let Some(writing) = self.writing.take() else {
+            return;
+        };
+        let number = writing.number();
+        let waited = writing.is_done();
+        self.enter(Phase::Commit, &writing.wanted);
+        let (wanted, result) = writing.finish();
+        tracing::trace!(waited, "writer joined");
+        match result {
+            Ok(c) => {
+                let g = &c.generation;
+                tracing::info!(
+                    generation = g.generation,
+                    processes = g.ranks,
+                    threads = g.threads,
+                    bytes = g.bytes,
+                    blocked_ms = g.blocked_ms,
+                    write_ms = ms(c.write),
+                    "checkpoint committed"
+                );
+                self.said = None;
+                if let Err(failure) = generations::retain(&self.dir.generations(), self.description.keep) {
+                    self.note_failure(&failure, true);
+                }
+                for note in &c.notes {
+                    tracing::warn!(generation = g.generation, note, "will differ after a restart");
+                }
+                self.answer(&wanted, &c);
+                if self.description.interval == Interval::Auto {
+                    let delay = Interval::auto_delay(c.blocked, c.write);
+                    if let Err(e) = self.interval.set(Some(delay), Duration::ZERO) {
+                        self.note_failure(&Failure::system("set the interval timer", &e), true);
+                    }
+                }
+                if wanted.then_stop {
+                    self.result = Some(stopped_after_checkpoint());
+                    self.force_end();
+                }
+            }
+            Err(failure) => self.checkpoint_failed(number, &wanted, &failure),
+        }
+        self.phase = None;
+        self.set_tick();
+        self.reap();
+        self.begin_queued();
+    }
+
+    pub(super) fn enter(&mut self, phase: Phase, wanted: &Wanted) {
+        self.phase = Some(phase);
+        for (id, _) in &wanted.by {
+            self.clients.send(*id, &Event::Phase { phase });
+        }
+    }
+
+    pub(super) fn answer(&mut self, wanted: &Wanted, committed: &Committed) {
+        for (id, since) in &wanted.by {
+            let event = Event::Checkpointed(Checkpointed {
+                generation: committed.generation.clone(),
+                total_ms: ms(since.elapsed()),
+                stopped: wanted.then_stop,
+                notes: committed.notes.clone(),
+            });
+            if wanted.then_stop {
+                self.farewells.push((*id, event));
+            } else {
+                self.clients.send(*id, &event);
+            }
+        }
+    }
+
+    /// The generation is dropped already, and the program runs.
+    pub(super) fn checkpoint_failed(&mut self, number: u64, wanted: &Wanted, failure: &Failure) {
+        tracing::error!(generation = number, error = %failure, "checkpoint failed");
+        self.phase = None;
+        for (id, _) in &wanted.by {
+            self.fail(*id, failure.exit, &failure.message);
+        }
+        self.note_failure(failure, wanted.by.is_empty());
+        if self.description.interval == Interval::Auto {
+            self.arm_interval();
+        }
+    }
+
+    /// Remembers a failure for `status`; `say` also tells the user, once while it is of the same kind.
+    pub(super) fn note_failure(&mut self, failure: &Failure, say: bool) {
+        self.last_error = Some(LastError {
+            time_unix_s: sys::now_unix_s(),
+            exit: failure.exit,
+            message: failure.message.clone(),
+        });
+        if say && self.said != Some(failure.exit) {
+            sys::say(&format!("checkpoint failed: {failure}; the program goes on"));
+            self.said = Some(failure.exit);
+        }
+    }
+}

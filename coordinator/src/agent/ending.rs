@@ -1,0 +1,102 @@
+//! Time passing, and the end of the job.
+
+use super::{Agent, Ending, KILL_PERIOD, PROGRESS_PERIOD, STDIO_PERIOD};
+use crate::relay::Message;
+use crate::{processes, sys};
+use belay_wire::{Event, Exit};
+use std::time::Duration;
+
+impl Agent {
+    pub(super) fn set_tick(&mut self) {
+        let period = if self.ending == Some(Ending::Forced) {
+            Some(KILL_PERIOD)
+        } else if self.writing.is_some() {
+            Some(PROGRESS_PERIOD)
+        } else if self.root_status.is_some() {
+            Some(STDIO_PERIOD)
+        } else {
+            None
+        };
+        if let Err(e) = self.tick.set(period, period.unwrap_or_default()) {
+            tracing::error!(error = %e, "set the tick timer");
+        }
+    }
+
+    pub(super) fn on_tick(&mut self) {
+        if self.ending == Some(Ending::Forced) {
+            self.kill_all();
+        }
+        if let Some(writing) = &self.writing {
+            let progress = Event::Progress(writing.progress());
+            for (id, _) in &writing.wanted.by {
+                self.clients.send(*id, &progress);
+            }
+        } else if self.root_status.is_some() {
+            self.release_stdio();
+        }
+    }
+
+    pub(super) fn ask_end(&mut self, grace: Duration) {
+        if grace.is_zero() {
+            return self.force_end();
+        }
+        if self.ending.is_none() {
+            self.ending = Some(Ending::Asked);
+        }
+        if let Err(e) = self.grace.set(Some(grace), Duration::ZERO) {
+            tracing::error!(error = %e, "set the grace timer");
+            return self.force_end();
+        }
+        for pid in processes::live(self.pid) {
+            sys::kill(pid, libc::SIGTERM);
+            sys::kill(pid, libc::SIGCONT);
+        }
+    }
+
+    pub(super) fn force_end(&mut self) {
+        self.ending = Some(Ending::Forced);
+        self.kill_all();
+        self.set_tick();
+    }
+
+    pub(super) fn kill_all(&mut self) {
+        for pid in processes::live(self.pid) {
+            sys::kill(pid, libc::SIGKILL);
+        }
+        self.reap();
+    }
+
+    pub(super) fn close(&mut self) {
+        let socket = self.dir.socket();
+        if let (Some(_), Err(e)) = (self.listener.take(), std::fs::remove_file(&socket)) {
+            tracing::warn!(path = %socket.display(), error = %e, "remove the control socket");
+        }
+        if let Some(lock) = self.lock.take() {
+            lock.release();
+        }
+    }
+
+    /// Nothing of the job is left: record how it ended, give the directory back, then tell everyone who waits for it.
+    pub(super) fn end(mut self) -> i32 {
+        self.description.wait_status = self.result.or(self.root_status);
+        if let Err(failure) = self.dir.describe(&self.description) {
+            tracing::error!(error = %failure, "record the end");
+        }
+        let result = self.result.or(self.root_status).unwrap_or(0);
+        tracing::info!(wait_status = ?self.root_status, "ended");
+        self.close();
+        for (id, _) in self.queued.take().map(|w| w.by).unwrap_or_default() {
+            self.fail(id, Exit::ProgramEnded, "the program ended before the checkpoint was taken");
+        }
+        for (id, mut event) in std::mem::take(&mut self.farewells) {
+            if let Event::Stopped { wait_status } = &mut event {
+                *wait_status = self.root_status;
+            }
+            self.clients.send(id, &event);
+        }
+        if let Some(channel) = self.channel.take() {
+            channel.send(Message::Ended(result));
+        }
+        result
+    }
+}

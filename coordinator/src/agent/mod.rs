@@ -1,0 +1,244 @@
+//! The agent: one poll loop over signals, the front, the control socket, the interval timer and the writer of a checkpoint.
+//!
+//! ```text
+//!          request / interval                writer done
+//! Running ───────────────────> Checkpointing ───────────> Running
+//!    │ stop, or checkpoint then stop     command ended, others left: Background (the same, without a front)
+//!    └──────────────────────────> Stopping ─── nothing left ───> Ended
+//! ```
+
+mod checkpoints;
+mod ending;
+mod requests;
+mod signals;
+mod status;
+
+pub use status::at_rest;
+
+use crate::checkpoint::{Wanted, Writing};
+use crate::clients::{ClientId, Clients};
+use crate::generations;
+use crate::jobdir::{Description, JobDir, Lock};
+use crate::relay::{Channel, Relay};
+use crate::sys::{self, SignalFd, Timer, Wake};
+use crate::Failure;
+use belay_kernel::proc;
+use belay_wire::{Event, Exit, LastError, Phase};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+/// Writer threads per process snapshot.
+const WRITERS: u32 = 2;
+/// How often clients that wait for a checkpoint hear of its progress.
+const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
+/// How often an ending job is looked at again for processes that were started meanwhile.
+const KILL_PERIOD: Duration = Duration::from_millis(20);
+/// How often an agent in the background looks whether the job still uses its standard descriptors.
+const STDIO_PERIOD: Duration = Duration::from_secs(1);
+
+/// What an agent serves.
+#[derive(Debug)]
+pub struct Setup {
+    /// The job directory.
+    pub dir: JobDir,
+    /// Its lock.
+    pub lock: Lock,
+    /// The job.
+    pub description: Description,
+}
+
+/// Status word with which launch and restart end after `checkpoint --then stop`.
+pub fn stopped_after_checkpoint() -> i32 {
+    i32::from(Exit::StoppedAfterCheckpoint.code()) << 8
+}
+
+/// How the job is being ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    /// SIGTERM was sent; SIGKILL follows at the deadline.
+    Asked,
+    /// SIGKILL until nothing is left.
+    Forced,
+}
+
+/// The agent of one job.
+#[derive(Debug)]
+pub struct Agent {
+    dir: JobDir,
+    lock: Option<Lock>,
+    description: Description,
+    pid: i32,
+    root_pid: i32,
+    root_status: Option<i32>,
+    result: Option<i32>,
+    /// The job has no front any more: status word that it was given.
+    background: Option<i32>,
+    listener: Option<UnixListener>,
+    signals: SignalFd,
+    interval: Timer,
+    tick: Timer,
+    grace: Timer,
+    done: Wake,
+    channel: Option<Channel>,
+    relay: Relay,
+    clients: Clients,
+    next_number: u64,
+    phase: Option<Phase>,
+    writing: Option<Writing>,
+    queued: Option<Wanted>,
+    ending: Option<Ending>,
+    farewells: Vec<(ClientId, Event)>,
+    skipped: u64,
+    last_error: Option<LastError>,
+    said: Option<Exit>,
+}
+
+impl Agent {
+    /// Prepares to serve a job: clears what earlier agents left behind.
+    pub fn new(setup: Setup) -> Result<Self, Failure> {
+        let system = |step: &'static str| move |e| Failure::system(step, &e);
+        let Setup { dir, lock, description } = setup;
+        let gen = dir.generations();
+        generations::clear_leftovers(&gen)?;
+        let next_number = generations::list(&gen)?.last().map_or(1, |g| g.number + 1);
+        Ok(Self {
+            dir,
+            lock: Some(lock),
+            description,
+            pid: 0,
+            root_pid: 0,
+            root_status: None,
+            result: None,
+            background: None,
+            listener: None,
+            signals: SignalFd::new(&crate::front::handled()).map_err(system("make a signal descriptor"))?,
+            interval: Timer::new().map_err(system("make a timer"))?,
+            tick: Timer::new().map_err(system("make a timer"))?,
+            grace: Timer::new().map_err(system("make a timer"))?,
+            done: Wake::new().map_err(system("make a wake-up channel"))?,
+            channel: None,
+            relay: Relay::default(),
+            clients: Clients::default(),
+            next_number,
+            phase: None,
+            writing: None,
+            queued: None,
+            ending: None,
+            farewells: Vec::new(),
+            skipped: 0,
+            last_error: None,
+            said: None,
+        })
+    }
+
+    /// Makes the control socket. No process that outlives the agent may have a copy: clients would wait for its answer for ever.
+    pub(crate) fn listen(&mut self) -> Result<(), Failure> {
+        let socket = self.dir.socket();
+        let listener = belay_wire::socket::listen(&socket);
+        self.listener = Some(listener.map_err(|e| Failure::io(format!("make control socket {}", socket.display()), &e))?);
+        Ok(())
+    }
+
+    /// Leaves the job to the agent that a fork has made; the lock is shared with it.
+    pub(crate) fn leave(mut self) -> Option<Lock> {
+        self.lock.take()
+    }
+
+    /// Gives everything back without having served.
+    pub(crate) fn abandon(mut self) {
+        self.close();
+    }
+
+    /// Serves the job whose command is child `root_pid` in the calling process, which has the signals of [`crate::front::handled`] blocked, until nothing of it is left. Returns the status word with which the launch ends.
+    ///
+    /// `ended` is the command's status word where it had ended before the checkpoint from which the job was restarted. `report` is called with the
+    /// status word once the command has ended while other processes go on.
+    pub(crate) fn serve(mut self, root_pid: i32, ended: Option<i32>, channel: Option<Channel>, report: &dyn Fn(i32)) -> i32 {
+        self.pid = std::process::id().cast_signed();
+        self.root_pid = root_pid;
+        self.root_status = ended;
+        // Clients see the credentials of the process that listened last: this one.
+        if let Some(Err(e)) = self.listener.as_ref().map(belay_wire::socket::listen_again) {
+            tracing::warn!(error = %e, "listen on the control socket");
+        }
+        self.channel = channel;
+        tracing::info!(agent = self.pid, root_pid, command = ?self.description.command, interval = %self.description.interval, "serving");
+        self.arm_interval();
+        // A restarted process may have ended before the signals were blocked.
+        self.reap();
+        let mut reported = false;
+        while !self.is_over() {
+            if let (Some(status), false) = (self.background, reported) {
+                reported = true;
+                report(status);
+            }
+            if let Err(e) = self.step() {
+                tracing::error!(error = %e, "event loop");
+                sys::say(&e.to_string());
+                break;
+            }
+        }
+        self.end()
+    }
+
+    fn is_over(&self) -> bool {
+        self.root_status.is_some() && self.writing.is_none() && self.has_no_children()
+    }
+
+    fn has_no_children(&self) -> bool {
+        proc::children(self.pid).unwrap_or_default().is_empty()
+    }
+
+    /// Waits for something to happen and handles it.
+    fn step(&mut self) -> Result<(), Failure> {
+        let fds: [RawFd; 7] = [
+            self.signals.as_raw_fd(),
+            self.listener.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+            self.interval.as_raw_fd(),
+            self.tick.as_raw_fd(),
+            self.grace.as_raw_fd(),
+            self.done.as_raw_fd(),
+            self.channel.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+        ];
+        let clients = self.clients.interest();
+        let all: Vec<(RawFd, i16)> = fds
+            .iter()
+            .map(|fd| (*fd, libc::POLLIN))
+            .chain(clients.iter().map(|(_, fd, events)| (*fd, *events)))
+            .collect();
+        let ready = sys::poll(&all).map_err(|e| Failure::system("poll", &e))?;
+        let (own, theirs) = ready.split_at(fds.len());
+
+        if own[5] != 0 {
+            self.done.take();
+            self.finish_checkpoint();
+        }
+        if own[0] != 0 {
+            self.take_signals();
+        }
+        if own[6] != 0 {
+            self.hear_front();
+        }
+        if own[2] != 0 && self.interval.take() > 0 {
+            self.interval_checkpoint();
+        }
+        if own[4] != 0 && self.grace.take() > 0 {
+            self.force_end();
+        }
+        if own[3] != 0 && self.tick.take() > 0 {
+            self.on_tick();
+        }
+        for ((id, ..), revents) in clients.iter().zip(theirs) {
+            if *revents != 0 {
+                if let Some(request) = self.clients.ready(*id, *revents) {
+                    self.handle(*id, request);
+                }
+            }
+        }
+        if let (Some(listener), true) = (&self.listener, own[1] != 0) {
+            self.clients.accept(listener);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,39 @@
+//! What clients ask for.
+
+use super::Agent;
+use crate::clients::ClientId;
+use belay_wire::{Event, Exit, Request};
+use std::time::{Duration, Instant};
+
+impl Agent {
+    pub(super) fn handle(&mut self, id: ClientId, request: Request) {
+        tracing::debug!(?request, "request");
+        match request {
+            Request::Status => {
+                let status = Event::Status(Box::new(self.status()));
+                self.clients.send(id, &status);
+            }
+            Request::Checkpoint { then_stop, level: _ } => {
+                if self.ending.is_some() {
+                    return self.fail(id, Exit::ProgramEnded, "the job is being ended");
+                }
+                let wanted = self.queued.get_or_insert_default();
+                wanted.by.push((id, Instant::now()));
+                wanted.then_stop |= then_stop;
+                self.begin_queued();
+            }
+            Request::Stop { grace_ms } => {
+                self.farewells.push((id, Event::Stopped { wait_status: None }));
+                self.ask_end(Duration::from_millis(grace_ms));
+            }
+        }
+    }
+
+    pub(super) fn fail(&mut self, id: ClientId, exit: Exit, message: &str) {
+        let event = Event::Failed {
+            exit,
+            message: message.into(),
+        };
+        self.clients.send(id, &event);
+    }
+}

@@ -1,0 +1,131 @@
+//! Signals that are passed on, processes that end, and the job going to the background.
+
+use super::Agent;
+use crate::processes;
+use crate::relay::Message;
+use crate::sys::{self, Signal};
+use belay_kernel::{kcmp, proc};
+
+impl Agent {
+    pub(super) fn take_signals(&mut self) {
+        for s in self.signals.drain() {
+            self.take_signal(s);
+        }
+    }
+
+    pub(super) fn take_signal(&mut self, s: Signal) {
+        match s.number {
+            libc::SIGCHLD => self.reap(),
+            libc::SIGCONT => {}
+            _ if !s.from_process() => {} // the terminal sends to the group
+            _ => match &self.channel {
+                // The front of a restarted job sends these to the job's process group, as a terminal would.
+                None if matches!(s.number, libc::SIGINT | libc::SIGQUIT) => {}
+                None => self.pass_on(s),
+                Some(channel) => {
+                    sys::group_barrier();
+                    if self.relay.own(s) {
+                        channel.send(Message::Fence);
+                    }
+                }
+            },
+        }
+    }
+
+    pub(super) fn pass_on(&self, s: Signal) {
+        if self.root_status.is_none() {
+            tracing::debug!(signal = s.number, "passed on");
+            sys::pass_on(self.root_pid, s);
+        }
+    }
+
+    pub(super) fn hear_front(&mut self) {
+        let Some(received) = self.channel.as_ref().map(|c| c.receive(false)) else {
+            return;
+        };
+        match received {
+            Ok(Some(Message::Signal(s))) if s.number == libc::SIGCONT => {
+                // The shell continued the front; a command with a process group of its own was not reached.
+                if self.root_status.is_none() {
+                    sys::kill(self.root_pid, libc::SIGCONT);
+                }
+            }
+            Ok(Some(Message::Signal(s))) => {
+                self.take_signals();
+                if self.relay.reported(s) {
+                    self.pass_on(s);
+                }
+            }
+            Ok(Some(Message::FencePassed)) => {
+                let (alone, again) = self.relay.passed();
+                alone.into_iter().for_each(|s| self.pass_on(s));
+                if let (true, Some(channel)) = (again, &self.channel) {
+                    channel.send(Message::Fence);
+                }
+            }
+            Ok(Some(other)) => tracing::warn!(?other, "unexpected message from the front"),
+            Ok(None) => {}
+            Err(_) => {
+                self.channel = None;
+                let left = self.relay.alone();
+                left.into_iter().for_each(|s| self.pass_on(s));
+            }
+        }
+    }
+
+    /// Reaps what has ended: the command, orphans of the job, snapshot children (the writer watches them by descriptor).
+    pub(super) fn reap(&mut self) {
+        while let Some((pid, status)) = sys::reap() {
+            if libc::WIFSTOPPED(status) {
+                belay_capture::release(pid);
+                continue;
+            }
+            let ended = libc::WIFEXITED(status) || libc::WIFSIGNALED(status);
+            if pid == self.root_pid && ended && self.root_status.is_none() {
+                tracing::info!(status, "command ended");
+                self.root_status = Some(status);
+            }
+        }
+        if self.root_status.is_none() {
+            if let (Some(signal), Some(channel)) = (sys::stopped_by(self.root_pid), &self.channel) {
+                if matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) && sys::has_terminal() {
+                    channel.send(Message::Suspended(signal));
+                }
+            }
+        }
+        if self.writing.is_none() {
+            if let (Some(status), None, false) = (self.root_status, self.ending, self.has_no_children()) {
+                self.go_to_background(status);
+            }
+        }
+    }
+
+    /// The command has ended, others go on: the shell gets its prompt back, the agent stays.
+    pub(super) fn go_to_background(&mut self, status: i32) {
+        if self.background.is_none() {
+            tracing::info!("processes that the command left behind go on");
+            self.background = Some(status);
+        }
+        if let Some(channel) = self.channel.take() {
+            channel.send(Message::Background(status));
+        }
+        self.release_stdio();
+        self.set_tick();
+    }
+
+    /// In the background, gives up the standard descriptors that no process of the job uses any more: whoever reads the other end must see its end.
+    pub(super) fn release_stdio(&self) {
+        let live = processes::live(self.pid);
+        for fd in 0..3 {
+            let used = live.iter().any(|pid| {
+                let same = |theirs| kcmp::compare_files(self.pid, fd, *pid, theirs).is_ok_and(|o| o.is_eq());
+                proc::fds(*pid).unwrap_or_default().into_iter().any(same)
+            });
+            if !used {
+                if let Err(e) = sys::replace_by_null(fd) {
+                    tracing::warn!(fd, error = %e, "give up a standard descriptor");
+                }
+            }
+        }
+    }
+}
