@@ -120,7 +120,7 @@ impl Clock<'_> {
 ///
 /// SIGCHLD is consumed while tasks are waited for; one is raised at the end so that the caller's loop looks for ended children.
 pub fn capture(root_pid: i32, dir: &Path, options: &Options, on_phase: &mut dyn FnMut(Phase)) -> Result<Snapshot, CaptureError> {
-    take(root_pid, dir, options, false, on_phase).map(|(snapshot, _)| snapshot)
+    take_patiently(root_pid, dir, options, false, on_phase).map(|(snapshot, _)| snapshot)
 }
 
 /// As [`capture`], but the processes stay stopped: they go on when [`Held`] is dropped, which must happen on the calling thread.
@@ -130,9 +130,32 @@ pub fn capture_and_hold(
     options: &Options,
     on_phase: &mut dyn FnMut(Phase),
 ) -> Result<(Snapshot, Held), CaptureError> {
-    let (snapshot, held) = take(root_pid, dir, options, true, on_phase)?;
+    let (snapshot, held) = take_patiently(root_pid, dir, options, true, on_phase)?;
     let held = held.ok_or_else(|| CaptureError::failed("hold the processes", "they have been let go"))?;
     Ok((snapshot, held))
+}
+
+/// How often a capture is tried that is refused for reasons that pass by themselves, such as a connection about to be accepted.
+const TRIES: u32 = 10;
+
+/// Takes a snapshot; where only passing reasons stand against it, lets the program run on for a moment and tries again. The moments grow from 1 to 256 ms.
+fn take_patiently(
+    root_pid: i32,
+    dir: &Path,
+    options: &Options,
+    hold: bool,
+    on_phase: &mut dyn FnMut(Phase),
+) -> Result<(Snapshot, Option<Held>), CaptureError> {
+    for attempt in 1..TRIES {
+        match take(root_pid, dir, options, hold, on_phase) {
+            Err(CaptureError::Refused(reasons)) if reasons.iter().all(Refusal::is_transient) => {
+                tracing::debug!(attempt, ?reasons, "refused for the moment");
+                std::thread::sleep(Duration::from_millis(1 << (attempt - 1)));
+            }
+            done => return done,
+        }
+    }
+    take(root_pid, dir, options, hold, on_phase)
 }
 
 /// The processes of a job, stopped since their capture. Dropped, it lets them go on as if they had never been stopped.

@@ -92,6 +92,13 @@ pub struct Refusal {
     pub reason: String,
 }
 
+impl Refusal {
+    /// Whether the reason passes by itself when the program runs on for a moment: such reasons advise to «checkpoint again».
+    pub fn is_transient(&self) -> bool {
+        self.reason.contains("checkpoint again")
+    }
+}
+
 /// Captures all descriptors and shared objects. On return, the kernel's state is what it was before: the processes may go on.
 pub fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> {
     capture::capture(env)
