@@ -108,29 +108,27 @@ static void k_inotify(void) {
     OK(inotify_rm_watch(in, gone));
     int wd = (int)OK(inotify_add_watch(in, dir, IN_CREATE | IN_DELETE | IN_CLOSE_WRITE));
     char b[4096];
+    int lost = 0;
     CHECK(read(in, b, sizeof b) > 0);  // IN_IGNORED of the removed watch
     while (running()) {
         close((int)OK(open(f, O_CREAT | O_WRONLY, 0600)));
         nap_us(3000);  // events wait in the queue
         OK(unlink(f));
+        // Events that nobody has read yet are lost at a restart (docs/limits.md); what comes is right and in order, and new ones come.
         uint32_t want[] = {IN_CREATE, IN_CLOSE_WRITE, IN_DELETE};
-        ssize_t n = 0, at = 0;
-        for (int i = 0; i < 3; i++) {
-            if (at == n) {
-                await(in, POLLIN, "inotify");
-                n = read(in, b, sizeof b);
-                at = 0;
-                CHECK(n > 0);
+        int next = 0, seen = 0;
+        for (ssize_t n; (n = read(in, b, sizeof b)) > 0;)
+            for (ssize_t at = 0; at < n;) {
+                struct inotify_event *e = (struct inotify_event *)(b + at);
+                EQ(e->wd, wd);
+                CHECK(!strcmp(e->name, "file"));
+                while (next < 3 && want[next] != e->mask) next++;
+                if (next == 3) fail("event %x is out of order", e->mask);
+                seen++;
+                at += (ssize_t)(sizeof *e + e->len);
             }
-            struct inotify_event *e = (struct inotify_event *)(b + at);
-            EQ(e->wd, wd);
-            EQ(e->mask, want[i]);
-            CHECK(!strcmp(e->name, "file"));
-            at += (ssize_t)(sizeof *e + e->len);
-        }
-        EQ(at, n);
-        EQ(read(in, b, sizeof b), -1);
         EQ(errno, EAGAIN);
+        if (seen < 3 && ++lost > 8) fail("events get lost: %d of 3 in this round", seen);
     }
     rmdir(dir);
 }

@@ -17,8 +17,7 @@ int main(void) {
     int s;
     struct termios t, now;
     struct winsize w = {37, 111, 5, 6}, wn;
-    char name[64];
-    OK(openpty(&m, &s, name, NULL, &w));
+    OK(openpty(&m, &s, NULL, NULL, &w));
     OK(tcgetattr(s, &t));
     t.c_lflag &= ~(tcflag_t)ECHO;
     t.c_oflag &= ~(tcflag_t)OPOST;
@@ -58,7 +57,7 @@ int main(void) {
         if (memcmp(&now, &t, sizeof t)) fail("terminal settings changed");
         OK(ioctl(m, TIOCGWINSZ, &wn));
         CHECK(!memcmp(&w, &wn, sizeof w));
-        CHECK(!strcmp(ptsname(m), name));
+        CHECK(!strncmp(ptsname(m), "/dev/pts/", 9));  // its number may be taken by another terminal at restart
         struct stat st;
         OK(fstat(s, &st));
         CHECK(S_ISCHR(st.st_mode));

@@ -25,8 +25,8 @@ static void *in_cond(void *arg) {
 }
 static void *in_loop(void *arg) {
     (void)arg;
-    pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
     pthread_cleanup_push(clean, (void *)100L);
+    pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
     for (;;) __asm__ volatile("");
     pthread_cleanup_pop(0);
     return NULL;

@@ -23,6 +23,8 @@ pub struct Case {
     pub as_user: bool,
     /// A checkpoint is refused and the refusal names this object.
     pub refused: Option<&'static str>,
+    /// A checkpoint may be refused for the moment with this reason; it is taken when tried again.
+    pub transient: Option<&'static str>,
     /// The verdict is in the file `verdict` of the work directory, not on standard output.
     pub verdict_file: bool,
     /// Longest time without a heartbeat, seconds.
@@ -46,6 +48,7 @@ fn base(name: &str, program: &str, kind: Kind) -> Case {
         as_root: true,
         as_user: true,
         refused: None,
+        transient: None,
         verdict_file: false,
         patience_s: 20,
         outside: false,
@@ -121,6 +124,11 @@ impl Case {
     /// A checkpoint is refused; the message must name `object`.
     pub fn refused(mut self, object: &'static str) -> Self {
         self.refused = Some(object);
+        self
+    }
+    /// A checkpoint may be refused for the moment; the message says `reason` and to try again.
+    pub fn transient(mut self, reason: &'static str) -> Self {
+        self.transient = Some(reason);
         self
     }
     /// Only as root.

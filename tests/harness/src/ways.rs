@@ -86,6 +86,18 @@ fn argv(case: &Case, place: &Place, work: &Path) -> Vec<String> {
     v
 }
 
+/// `belay checkpoint`, tried again while it is refused for a reason that the case declares as passing.
+fn checkpoint(job: &Job, case: &Case, rng: &mut Rng) -> Result<(), Failure> {
+    for _ in 0..100 {
+        let r = job.checkpoint();
+        match (&r, case.transient) {
+            (Err(e), Some(reason)) if e.contains(reason) => rng.pause(10),
+            _ => return r,
+        }
+    }
+    Err("refused 100 times for a reason that should pass".into())
+}
+
 /// Open MPI takes the first free port from 1024 on, so that a second job could sit on a port that a killed one needs again.
 static OPEN_MPI_PORTS: Mutex<()> = Mutex::new(());
 
@@ -140,14 +152,13 @@ fn run_now(case: &Case, way: Way, user: User, place: &Place, seed: u64) -> Resul
         (Way::Checkpointed, None) => {
             for n in 1..=3 {
                 rng.pause(case.spread_ms);
-                job.checkpoint()
-                    .map_err(|e| format!("checkpoint {n}: {e}; its output:\n{}", job.output_text()))?;
+                checkpoint(&job, case, &mut rng).map_err(|e| format!("checkpoint {n}: {e}; its output:\n{}", job.output_text()))?;
                 job.progress(patience).map_err(|e| format!("after checkpoint {n}: {e}"))?;
             }
         }
         (Way::Restarted, None) => {
             rng.pause(case.spread_ms);
-            job.checkpoint().map_err(|e| format!("first checkpoint: {e}"))?;
+            checkpoint(&job, case, &mut rng).map_err(|e| format!("first checkpoint: {e}"))?;
             for n in 1..=3 {
                 rng.pause(60);
                 job.kill_all()?;
@@ -156,7 +167,7 @@ fn run_now(case: &Case, way: Way, user: User, place: &Place, seed: u64) -> Resul
                 job.restart(&[])?;
                 job.progress(patience).map_err(|e| format!("restart {n}: {e}"))?;
                 rng.pause(case.spread_ms);
-                job.checkpoint()
+                checkpoint(&job, case, &mut rng)
                     .map_err(|e| format!("checkpoint after restart {n}: {e}; its output:\n{}", job.output_text()))?;
                 job.progress(patience)
                     .map_err(|e| format!("after the checkpoint of restart {n}: {e}"))?;
