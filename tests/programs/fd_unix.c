@@ -99,12 +99,12 @@ int main(int argc, char **argv) {
                 struct ucred uc;
                 l = sizeof uc;
                 OK(getsockopt(s, SOL_SOCKET, SO_PEERCRED, &uc, &l));
-                EQ(uc.pid, getpid());
                 EQ(uc.uid, getuid());
                 close(s);
                 EQ(read(c[i], b, 8), 0);
                 close(c[i]);
             }
+            nap_us(8000);  // nobody waits: a checkpoint can be taken
         }
         if (!abs) unlink(ad.sun_path);
     } else if (!strcmp(kind, "rights")) {

@@ -1,13 +1,14 @@
-// POSIX message queues with waiting messages and priorities, named semaphores shared by two processes.
+// ipc_posix mq: message queues with waiting messages and priorities. ipc_posix sem: named semaphores shared by two processes.
 #include "check.h"
 #include <mqueue.h>
 #include <semaphore.h>
-int main(void) {
-    begin("ipc_posix");
+int main(int argc, char **argv) {
+    int use_mq = argc > 1 && !strcmp(argv[1], "mq");
+    begin(use_mq ? "ipc_posix-mq" : "ipc_posix-sem");
     char n[64];
     snprintf(n, sizeof n, "/belay-t%d", getpid());
     struct mq_attr a = {.mq_maxmsg = 6, .mq_msgsize = 200};
-    mqd_t q = mq_open(n, O_RDWR | O_CREAT | O_EXCL | O_NONBLOCK, 0600, &a);
+    mqd_t q = use_mq ? mq_open(n, O_RDWR | O_CREAT | O_EXCL | O_NONBLOCK, 0600, &a) : 0;
     OK(q);
     sem_t *s = sem_open(n, O_CREAT | O_EXCL, 0600, 0), *back;
     CHECK(s != SEM_FAILED);
@@ -21,21 +22,23 @@ int main(void) {
     }
     char m[200], g[200];
     while (running()) {
-        for (unsigned i = 0; i < 5; i++) {
+        for (unsigned i = 0; use_mq && i < 5; i++) {
             fill(m, 160, check_round * 8 + i);
             OK(mq_send(q, m, 100 + i * 8, i % 3));
         }
         nap_us(4000);
         unsigned order[] = {2, 1, 4, 0, 3}, pr;
-        for (int i = 0; i < 5; i++) {
+        for (int i = 0; use_mq && i < 5; i++) {
             EQ(mq_receive(q, g, sizeof g, &pr), 100 + order[i] * 8);
             EQ(pr, order[i] % 3);
             verify(g, 96, check_round * 8 + order[i], "a message");
         }
-        EQ(mq_receive(q, g, sizeof g, &pr), -1);
-        EQ(errno, EAGAIN);
-        OK(mq_getattr(q, &a));
-        CHECK(a.mq_maxmsg == 6 && a.mq_msgsize == 200 && a.mq_flags == O_NONBLOCK && a.mq_curmsgs == 0);
+        if (use_mq) {
+            EQ(mq_receive(q, g, sizeof g, &pr), -1);
+            EQ(errno, EAGAIN);
+            OK(mq_getattr(q, &a));
+            CHECK(a.mq_maxmsg == 6 && a.mq_msgsize == 200 && a.mq_flags == O_NONBLOCK && a.mq_curmsgs == 0);
+        }
         sem_post(s);
         if (sem_wait(back)) fail("sem_wait: %s", strerror(errno));
     }
