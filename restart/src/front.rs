@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 /// Signals the front process deals with.
-const HANDLED: [i32; 9] = [
+const HANDLED: [i32; 10] = [
     libc::SIGHUP,
     libc::SIGINT,
     libc::SIGQUIT,
@@ -20,6 +20,7 @@ const HANDLED: [i32; 9] = [
     libc::SIGUSR2,
     libc::SIGCONT,
     libc::SIGTSTP,
+    libc::SIGTTIN,
     libc::SIGTTOU,
 ];
 
@@ -34,7 +35,9 @@ pub(crate) struct Front {
     /// The agent as seen from here: (PID, process group).
     agent: Option<(i32, i32)>,
     resumed: bool,
-    /// Foreground group of the terminal when the job was last stopped.
+    /// The job has been given the terminal and was not stopped since.
+    lent: bool,
+    /// Foreground group of the terminal when the job, which had it, was last stopped.
     foreground_group: Option<i32>,
     ended: Option<i32>,
     failure: Option<RestartError>,
@@ -68,6 +71,7 @@ impl Front {
             init: 0,
             agent: None,
             resumed: false,
+            lent: false,
             foreground_group: None,
             ended: None,
             failure: None,
@@ -131,7 +135,7 @@ impl Front {
                 self.agent = Some((pid, group));
             }
             Message::Failed { kind, step, reason } => self.failure = Some(Message::error(kind, step, reason)),
-            Message::Resumed => self.resumed = true,
+            Message::Resumed => (self.resumed, self.lent) = (true, self.foreground), // the agent has handed it over
             Message::Ended(status) => self.ended = Some(status),
             Message::Stopped(signal) => self.stop(signal),
             Message::AgentEnded { .. } | Message::Background(_) => {}
@@ -172,14 +176,14 @@ impl Front {
     fn signal(&mut self, signal: i32) {
         let Some((agent, group)) = self.agent.filter(|_| self.resumed) else {
             // Nothing of the job runs yet: the restart is given up.
-            if !matches!(signal, libc::SIGCONT | libc::SIGTTOU) {
+            if !matches!(signal, libc::SIGCONT | libc::SIGTTIN | libc::SIGTTOU) {
                 let _ = sys::kill(self.init, libc::SIGKILL);
                 self.failure = Some(RestartError::at("restart", format!("interrupted by signal {signal}")));
             }
             return;
         };
         let _ = match signal {
-            libc::SIGTTOU => Ok(()),
+            libc::SIGTTIN | libc::SIGTTOU => Ok(()),
             libc::SIGCONT => {
                 self.give_terminal();
                 sys::kill(-group, libc::SIGCONT)
@@ -192,7 +196,7 @@ impl Front {
 
     /// The job was stopped: so is the front process, with its whole group, as a shell expects of a job.
     fn stop(&mut self, signal: i32) {
-        if let Some(tty) = &self.terminal {
+        if let Some(tty) = self.terminal.as_ref().filter(|_| self.lent) {
             let group = sys::tcgetpgrp(tty.as_fd()).ok();
             // SAFETY: takes nothing and cannot fail.
             let own = unsafe { libc::getpgrp() };
@@ -200,6 +204,7 @@ impl Front {
                 self.foreground_group = group;
             }
         }
+        self.lent = false;
         let signal = if matches!(signal, libc::SIGTTIN | libc::SIGTTOU | libc::SIGTSTP) {
             signal
         } else {
@@ -224,6 +229,7 @@ impl Front {
         // SAFETY: takes nothing and cannot fail.
         let own = unsafe { libc::getpgrp() };
         if sys::tcgetpgrp(tty.as_fd()).is_ok_and(|g| g == own) {
+            self.lent = true;
             let wanted = self.foreground_group.unwrap_or(group);
             if sys::tcsetpgrp(tty.as_fd(), wanted).is_err() {
                 let _ = sys::tcsetpgrp(tty.as_fd(), group);
@@ -240,7 +246,7 @@ impl Front {
         // A group that has just ended leaves the terminal with no foreground group.
         let gone = now.as_ref().is_ok_and(|g| *g == 0 || sys::kill(-*g, 0).is_err());
         let jobs = now.is_ok_and(|g| g != own && (self.agent.is_some_and(|(_, a)| a == g) || self.foreground_group == Some(g)));
-        if self.foreground && (gone || jobs) {
+        if self.lent && (gone || jobs) {
             let _ = sys::tcsetpgrp(tty.as_fd(), own);
         }
     }
