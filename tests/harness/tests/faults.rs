@@ -263,6 +263,7 @@ fn rank_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> 
                 job.output_text()
             )
         })?;
+        job.left_behind()?; // the agent finishes its checkpoint first
         job.clear_beat()?;
         job.restart(&["--generation", "1"])?;
         job.progress(LIMIT).map_err(|e| format!("round {n}: restart: {e}"))?;
@@ -471,7 +472,15 @@ fn missing_files(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> 
     let program = job.work.join("own_copy");
     let copy = |to: &Path| io("copy", std::fs::copy(place.programs().join("fault_target"), to));
     copy(&program)?;
-    let data = job.work.join("data");
+    // Files in temporary directories are saved with the job; this one must lie elsewhere, where only root can put it.
+    let elsewhere = PathBuf::from(format!("/var/lib/belay-test-{}", std::process::id()));
+    let home = if user == User::Root {
+        elsewhere.clone()
+    } else {
+        job.work.clone()
+    };
+    io("create", std::fs::create_dir_all(&home))?;
+    let data = home.join("data");
     io("write", std::fs::write(&data, vec![7u8; 5000]))?;
     if user == User::Ordinary && am_root() {
         io("chown", std::os::unix::fs::chown(&data, Some(NOBODY), Some(NOBODY)))?;
@@ -482,9 +491,12 @@ fn missing_files(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> 
     job.checkpoint()?;
     job.kill_all()?;
     let away = job.work.join("away");
-    io("rename", std::fs::rename(&data, &away))?;
-    restart_refused(&job, &["/data"])?;
-    io("rename", std::fs::rename(&away, &data))?;
+    if user == User::Root {
+        let moved = home.join("moved");
+        io("rename", std::fs::rename(&data, &moved))?;
+        restart_refused(&job, &["/data"])?;
+        io("rename", std::fs::rename(&moved, &data))?;
+    }
     io("rename", std::fs::rename(&program, &away))?;
     restart_refused(&job, &["own_copy"])?;
     let mut changed = io("read", std::fs::read(&away))?;
@@ -506,7 +518,9 @@ fn missing_files(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> 
     restart_refused(&job, &["own_copy"])?;
     io("rename", std::fs::rename(&away, &program))?;
     comes_back(&mut job)?;
-    job.verdict(false, LIMIT)
+    job.verdict(false, LIMIT)?;
+    std::fs::remove_dir_all(&elsewhere).ok();
+    Ok(())
 }
 
 fn main() {
