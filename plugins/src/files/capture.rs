@@ -27,6 +27,7 @@ const KERNEL_FILESYSTEMS: [i64; 7] = [
 ];
 const NSFS_MAGIC: i64 = 0x6e73_6673;
 const PIDFS_MAGIC: i64 = 0x5049_4446;
+const MQUEUE_MAGIC: i64 = 0x1980_0202;
 const SECRETMEM_MAGIC: i64 = 0x5345_434d;
 
 /// Directories whose files do not outlive the program, a reboot or a cleaner.
@@ -84,6 +85,9 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<Kind, Fault> {
     let magic = fd::fs_magic(found.raw()).at("read the type of its file system")?;
     match magic {
         PIDFS_MAGIC => return crate::pidfd::capture(s, id).map(Kind::Pidfd),
+        MQUEUE_MAGIC => {
+            return refuse("POSIX message queues cannot be checkpointed; close it before the checkpoint or run without it")
+        }
         SECRETMEM_MAGIC => return refuse("secret memory (memfd_secret) cannot be read, by design"),
         NSFS_MAGIC => return super::path::capture_namespace(s, id).map(Kind::Path),
         m if KERNEL_FILESYSTEMS.contains(&m) => return super::path::capture(s, id).map(Kind::Path),

@@ -21,6 +21,8 @@ const SET_NEXT_WD: libc::c_ulong = 0x4004_4900;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct InotifyState {
     watches: Vec<Watch>,
+    /// Events were waiting to be read.
+    events: bool,
 }
 
 /// One watch.
@@ -76,9 +78,10 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<InotifyState, F
         .collect::<io::Result<Vec<_>>>()
         .at("read fdinfo")?;
     let pid = found.holder.pid;
-    if fd::readable_bytes(found.raw()).at("ask for events")? > 0 {
+    let events = fd::readable_bytes(found.raw()).at("ask for events")? > 0;
+    if events {
         let text = format!(
-            "process {pid}: fd {}: inotify events not yet read are lost at a restart",
+            "process {pid}: fd {}: inotify events not yet read are replaced by IN_Q_OVERFLOW at a restart",
             found.holder.fd
         );
         s.notes.push(text);
@@ -111,7 +114,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<InotifyState, F
         });
     }
     watches.sort_by_key(|w| w.wd);
-    Ok(InotifyState { watches })
+    Ok(InotifyState { watches, events })
 }
 
 /// The name through the file handle; needs CAP_DAC_READ_SEARCH.
@@ -200,7 +203,50 @@ pub(crate) fn rebuild(d: &Description, state: &InotifyState) -> Result<OwnedFd, 
     for w in &state.watches {
         watch(raw, w)?;
     }
+    if state.events {
+        overflow(raw).at("tell that events were lost")?;
+    }
     Ok(fd)
+}
+
+/// Leaves exactly one event in the queue: IN_Q_OVERFLOW, by which inotify says that events were lost.
+///
+/// The queue is filled with events of files of our own (two in turn, because equal neighbours are merged) until the kernel reports an overflow; the
+/// end of those watches then no longer fits either. Everything before the report is read.
+fn overflow(raw: RawFd) -> io::Result<()> {
+    const EVENT_BYTES: usize = 16;
+    let text = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events")?;
+    let most: usize = text.trim().parse().map_err(io::Error::other)?;
+    let mut files = Vec::new();
+    for _ in 0..2 {
+        let file = fd::memfd(Path::new("events"), 0)?;
+        let path = fd::c_path(&fd::self_path(file.as_raw_fd()))?;
+        // SAFETY: `path` is a valid C string.
+        let wd = check(unsafe { libc::inotify_add_watch(raw, path.as_ptr(), libc::IN_ATTRIB) })?;
+        files.push((file, wd));
+    }
+    let full = (most + 1) * EVENT_BYTES;
+    for i in 0..=most {
+        // SAFETY: fchmod takes numbers only.
+        check(unsafe { libc::fchmod(files[i % 2].0.as_raw_fd(), 0o600) })?;
+    }
+    for (_, wd) in &files {
+        // SAFETY: inotify_rm_watch takes numbers only.
+        check(unsafe { libc::inotify_rm_watch(raw, *wd) })?;
+    }
+    let held = fd::readable_bytes(raw)?;
+    if held != full {
+        return Err(io::Error::other(format!(
+            "its queue holds {held} bytes of events instead of {full}"
+        )));
+    }
+    let mut junk = full - EVENT_BYTES;
+    let mut buf = vec![0u8; 64 * 1024];
+    while junk > 0 {
+        let n = junk.min(buf.len());
+        junk -= fd::read(raw, &mut buf[..n])?;
+    }
+    Ok(())
 }
 
 fn watch(raw: RawFd, w: &Watch) -> Result<(), Fault> {

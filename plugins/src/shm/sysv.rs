@@ -11,6 +11,7 @@ use belay_image::blobs::{BlobReader, BlobRef};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// All System V objects of the job.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -108,7 +109,9 @@ fn segments_of(pids: &BTreeSet<i32>) -> Vec<i32> {
         return Vec::new();
     };
     // Process numbers come around again: a segment of another user is none of ours, whoever had its maker's number.
-    let used = |ds: &libc::shmid_ds| is_own(&ds.shm_perm) && (pids.contains(&ds.shm_cpid) || pids.contains(&ds.shm_lpid));
+    let private = OWN_NAMESPACE.load(Ordering::Relaxed);
+    let used =
+        |ds: &libc::shmid_ds| is_own(&ds.shm_perm) && (private || pids.contains(&ds.shm_cpid) || pids.contains(&ds.shm_lpid));
     let mine = |(id, ds): (i32, libc::shmid_ds)| used(&ds).then_some(id);
     (0..=top)
         .filter_map(|i| shm_stat(i, SHM_STAT_ANY).ok().and_then(mine))
@@ -175,7 +178,7 @@ fn semaphores_of(pids: &BTreeSet<i32>) -> Vec<i32> {
     let Ok((top, _)) = sem_stat(0, libc::SEM_INFO) else {
         return Vec::new();
     };
-    let private = own_namespace();
+    let private = OWN_NAMESPACE.load(Ordering::Relaxed);
     let mine = |(id, ds): (i32, libc::semid_ds)| {
         let used = (0..ds.sem_nsems as usize).any(|i| sem_number(id, i, libc::GETPID).is_ok_and(|p| pids.contains(&p)));
         (is_own(&ds.sem_perm) && (used || private)).then_some(id)
@@ -192,11 +195,8 @@ fn is_own(p: &libc::ipc_perm) -> bool {
     p.uid == me || p.cuid == me
 }
 
-/// Whether the IPC namespace is another than the system's first one, as it is in a restarted job: then everything in it is the job's.
-fn own_namespace() -> bool {
-    const FIRST: u64 = 0xEFFF_FFFF;
-    crate::sys::fd::stat(std::path::Path::new("/proc/self/ns/ipc"), true).is_ok_and(|st| st.st_ino != FIRST)
-}
+/// Set in the agent of a restarted job, which has an IPC namespace of its own: everything in it is the job's.
+static OWN_NAMESPACE: AtomicBool = AtomicBool::new(false);
 
 fn semaphore_set(id: i32) -> Result<SemaphoreSet, Fault> {
     let (_, ds) = sem_stat(id, libc::IPC_STAT).at("semctl")?;
@@ -231,7 +231,7 @@ fn queues_of(pids: &BTreeSet<i32>) -> Vec<i32> {
     let Ok((top, _)) = msg_stat(0, libc::MSG_INFO) else {
         return Vec::new();
     };
-    let private = own_namespace();
+    let private = OWN_NAMESPACE.load(Ordering::Relaxed);
     let mine =
         |(id, ds): (i32, libc::msqid_ds)| (private || pids.contains(&ds.msg_lspid) || pids.contains(&ds.msg_lrpid)).then_some(id);
     (0..=top)
@@ -261,6 +261,7 @@ fn queue(s: &mut Session<'_>, id: i32) -> Result<Queue, Fault> {
 
 /// Makes everything again in the present (fresh) IPC namespace.
 pub(crate) fn rebuild(v: &SysV, blobs: &BlobReader) -> Result<(), Fault> {
+    OWN_NAMESPACE.store(true, Ordering::Relaxed);
     for seg in &v.segments {
         let c = &seg.common;
         let bytes = usize::try_from(seg.content.bytes).map_err(|_| Fault::Refused("segment too large".into()))?;

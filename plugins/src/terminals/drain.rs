@@ -24,22 +24,30 @@ pub(super) fn slave_of(master: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
-/// Copies what is in flight in both directions.
+/// Copies what is in flight in both directions. Packet mode is off meanwhile: reads would begin with a status byte, and the changes of settings
+/// would be reported to the program.
 pub(super) fn copy(master: RawFd, termios: &Termios, packet: bool) -> Result<InFlight, Fault> {
+    if packet {
+        fd::ioctl_set(master, libc::TIOCPKT, &0i32).at("leave packet mode")?;
+    }
+    let data = copy_plain(master, termios);
+    if packet {
+        fd::ioctl_set(master, libc::TIOCPKT, &1i32).at("enter packet mode")?;
+    }
+    data
+}
+
+fn copy_plain(master: RawFd, termios: &Termios) -> Result<InFlight, Fault> {
     let slave = slave_of(master).at("open the slave")?;
     let s = slave.as_raw_fd();
-    let mut data = InFlight::default();
-    if fd::poll(master, libc::POLLIN).at("poll")? & libc::POLLIN != 0 {
-        if packet {
-            fd::ioctl_set(master, libc::TIOCPKT, &0i32).at("leave packet mode")?;
-        }
-        data.output = read_all(master).at("read its output")?;
+    let mut data = InFlight {
+        output: read_all(master).at("read its output")?,
+        ..InFlight::default()
+    };
+    if !data.output.is_empty() {
         termios.transparent().set(s).at("change its settings")?;
         data.lost |= !write_all(s, &data.output);
         termios.set(s).at("set its settings back")?;
-        if packet {
-            fd::ioctl_set(master, libc::TIOCPKT, &1i32).at("enter packet mode")?;
-        }
     }
     let edited = termios.lflag & libc::ICANON != 0;
     if edited {

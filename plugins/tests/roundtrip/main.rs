@@ -2,11 +2,14 @@
 //! lets them go on (nothing may have changed) or kills them and rebuilds everything in new processes with the old PIDs, in namespaces of their
 //! own. Either way the same `verify` runs in them. As root, every case also runs as an ordinary user.
 
+mod epolls;
 mod files;
 mod harness;
 mod memory;
+mod misc;
 mod pipes;
 mod tcp;
+mod terminals;
 mod unix;
 mod util;
 
@@ -14,7 +17,17 @@ use harness::{Case, Mode};
 
 fn main() {
     let filter: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
-    let cases: Vec<Case> = [files::cases(), pipes::cases(), unix::cases(), memory::cases(), tcp::cases()].concat();
+    let cases: Vec<Case> = [
+        files::cases(),
+        pipes::cases(),
+        unix::cases(),
+        memory::cases(),
+        tcp::cases(),
+        epolls::cases(),
+        terminals::cases(),
+        misc::cases(),
+    ]
+    .concat();
     let mut failed = 0;
     let mut ran = 0;
     for case in &cases {
