@@ -80,17 +80,35 @@ pub(crate) fn capture(s: &mut Session<'_>, out: &mut SysV) -> Result<(), (Holder
         .iter()
         .flat_map(|p| p.shared.iter().filter_map(|m| m.sysv_shmid))
         .collect();
-    for id in segments_of(&pids).into_iter().chain(attached).collect::<BTreeSet<i32>>() {
+    for id in segments_of(&pids)
+        .into_iter()
+        .chain(attached.iter().copied())
+        .collect::<BTreeSet<i32>>()
+    {
         let (holder, name) = at(id, "shared memory segment");
-        out.segments.push(segment(s, id).map_err(|e| (holder, name, e))?);
+        match segment(s, id) {
+            Ok(segment) => out.segments.push(segment),
+            Err(e) if is_foreign(&e) && !attached.contains(&id) => {
+                s.notes.push(format!("{name} is not readable: {e}; it is not restored"));
+            }
+            Err(e) => return Err((holder, name, e)),
+        }
     }
     for id in semaphores_of(&pids) {
         let (holder, name) = at(id, "semaphore set");
-        out.semaphores.push(semaphore_set(id).map_err(|e| (holder, name, e))?);
+        match semaphore_set(id) {
+            Ok(set) => out.semaphores.push(set),
+            Err(e) if is_foreign(&e) => s.notes.push(format!("{name} is not readable: {e}; it is not restored")),
+            Err(e) => return Err((holder, name, e)),
+        }
     }
     for id in queues_of(&pids) {
         let (holder, name) = at(id, "message queue");
-        out.queues.push(queue(s, id).map_err(|e| (holder, name, e))?);
+        match queue(s, id) {
+            Ok(queue) => out.queues.push(queue),
+            Err(e) if is_foreign(&e) => s.notes.push(format!("{name} is not readable: {e}; it is not restored")),
+            Err(e) => return Err((holder, name, e)),
+        }
     }
     Ok(())
 }
@@ -186,6 +204,12 @@ fn semaphores_of(pids: &BTreeSet<i32>) -> Vec<i32> {
     (0..=top)
         .filter_map(|i| sem_stat(i, SEM_STAT_ANY).ok().and_then(mine))
         .collect()
+}
+
+/// Whether an object that no process has attached is none of the job's after all: its mode keeps the job's user out, or it is gone. (Whose it is can
+/// only be guessed from process numbers, which come around again.)
+fn is_foreign(e: &Fault) -> bool {
+    matches!(e, Fault::Call { source, .. } if matches!(source.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EIDRM | libc::EINVAL)))
 }
 
 /// Whether an object belongs to the agent's user.
