@@ -81,6 +81,8 @@ pub struct Agent {
     grace: Timer,
     done: Wake,
     channel: Option<Channel>,
+    /// The terminal's foreground process group when the command stopped itself.
+    foreground: Option<i32>,
     relay: Relay,
     clients: Clients,
     next_number: u64,
@@ -118,6 +120,7 @@ impl Agent {
             grace: Timer::new().map_err(system("make a timer"))?,
             done: Wake::new().map_err(system("make a wake-up channel"))?,
             channel: None,
+            foreground: None,
             relay: Relay::default(),
             clients: Clients::default(),
             next_number,

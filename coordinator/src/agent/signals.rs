@@ -1,9 +1,10 @@
 //! Signals that are passed on, processes that end, and the job going to the background.
 
 use super::Agent;
+use crate::jobdir::is_suspended;
 use crate::processes;
 use crate::relay::Message;
-use crate::sys::{self, Signal};
+use crate::sys::{self, JobControl, Signal};
 use belay_kernel::{kcmp, proc};
 
 impl Agent {
@@ -46,7 +47,10 @@ impl Agent {
         match received {
             Ok(Some(Message::Signal(s))) if s.number == libc::SIGCONT => {
                 // The shell continued the front; a command with a process group of its own was not reached.
-                if self.root_status.is_none() {
+                if self.root_status.is_none() && is_suspended(self.root_pid) {
+                    if let Some(group) = self.foreground.take() {
+                        sys::hand_over_terminal(group);
+                    }
                     sys::kill(self.root_pid, libc::SIGCONT);
                 }
             }
@@ -87,16 +91,30 @@ impl Agent {
             }
         }
         if self.root_status.is_none() {
-            if let (Some(signal), Some(channel)) = (sys::stopped_by(self.root_pid), &self.channel) {
-                if matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) && sys::has_terminal() {
-                    channel.send(Message::Suspended(signal));
-                }
+            if let Some(what) = sys::job_control(self.root_pid) {
+                self.follow_job_control(what);
             }
         }
         if self.writing.is_none() {
             if let (Some(status), None, false) = (self.root_status, self.ending, self.has_no_children()) {
                 self.go_to_background(status);
             }
+        }
+    }
+
+    /// The command was stopped or continued by other means than the terminal: what the shell waits for must follow, or the terminal would be stuck.
+    fn follow_job_control(&mut self, what: JobControl) {
+        let Some(channel) = &self.channel else { return };
+        match what {
+            JobControl::Stopped(signal) => {
+                // An interactive shell has the terminal in a group of its own, and gets it back when it goes on.
+                self.foreground = sys::terminal_group();
+                if self.foreground.is_some() {
+                    channel.send(Message::Suspended(signal));
+                }
+            }
+            JobControl::Continued if is_suspended(sys::parent()) => sys::kill(sys::parent(), libc::SIGCONT),
+            JobControl::Continued => {}
         }
     }
 

@@ -5,7 +5,7 @@ mod processes;
 mod signals;
 
 pub use events::{poll, Timer, Wake};
-pub use processes::{become_subreaper, exit_like, fork, group_barrier, kill, pass_on, reap, stopped_by, wait};
+pub use processes::{become_subreaper, exit_like, fork, group_barrier, job_control, kill, parent, pass_on, reap, wait, JobControl};
 pub use signals::{Disposition, Signal, SignalFd, SignalSet};
 
 use belay_kernel::check;
@@ -24,9 +24,25 @@ fn fd(ret: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(ret) })
 }
 
-/// Whether this process has a controlling terminal.
-pub fn has_terminal() -> bool {
-    std::fs::File::open("/dev/tty").is_ok()
+/// The controlling terminal's foreground process group; `None` without a terminal.
+pub fn terminal_group() -> Option<i32> {
+    let tty = std::fs::File::open("/dev/tty").ok()?;
+    // SAFETY: takes numbers only.
+    let group = unsafe { libc::tcgetpgrp(tty.as_raw_fd()) };
+    (group > 0).then_some(group)
+}
+
+/// If this process's group has the terminal, gives it to process group `group`.
+pub fn hand_over_terminal(group: i32) {
+    // SAFETY: has no preconditions.
+    let own = unsafe { libc::getpgrp() };
+    if terminal_group() != Some(own) {
+        return;
+    }
+    if let Ok(tty) = std::fs::File::open("/dev/tty") {
+        // SAFETY: takes numbers only. A group that is gone leaves the terminal where it is.
+        unsafe { libc::tcsetpgrp(tty.as_raw_fd(), group) };
+    }
 }
 
 /// A pair of connected sockets that keep messages apart.

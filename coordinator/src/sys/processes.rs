@@ -27,16 +27,37 @@ pub fn wait(pid: i32) -> io::Result<i32> {
     }
 }
 
-/// Signal by which child `pid` was stopped since the last call, if it was.
-pub fn stopped_by(pid: i32) -> Option<i32> {
+/// What job control did to a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JobControl {
+    /// It was stopped by this signal.
+    Stopped(i32),
+    /// It was continued.
+    Continued,
+}
+
+/// What job control did to child `pid` since the last call, if anything.
+pub fn job_control(pid: i32) -> Option<JobControl> {
     // SAFETY: siginfo_t is plain data, for which zero is a valid value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let id = libc::id_t::try_from(pid).ok()?;
+    let what = libc::WSTOPPED | libc::WCONTINUED | libc::WNOHANG;
     // SAFETY: `info` is valid for writing.
-    let r = unsafe { libc::waitid(libc::P_PID, id, &raw mut info, libc::WSTOPPED | libc::WNOHANG) };
+    let r = unsafe { libc::waitid(libc::P_PID, id, &raw mut info, what) };
     // SAFETY: waitid has filled the structure with a child's state, or left the zeroes.
     let (child, status) = unsafe { (info.si_pid(), info.si_status()) };
-    (r == 0 && child == pid).then_some(status)
+    match info.si_code {
+        _ if r != 0 || child != pid => None,
+        libc::CLD_STOPPED => Some(JobControl::Stopped(status)),
+        libc::CLD_CONTINUED => Some(JobControl::Continued),
+        _ => None, // a stop of the tracer's own
+    }
+}
+
+/// The parent of this process.
+pub fn parent() -> i32 {
+    // SAFETY: has no preconditions.
+    unsafe { libc::getppid() }
 }
 
 /// Sends `signal`; a process that is gone is no error.

@@ -321,6 +321,45 @@ fn terminal(place: &Place, user: User) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Commands that stop themselves, and a shell with a process group of its own: the outer shell notices, `fg` continues them.
+fn self_stopped(place: &Place, user: User) -> Result<(), Failure> {
+    let job = Job::new(place, "selfstop", user)?;
+    let argv: Vec<String> = ["env", "PS1=PROMPT:", "HISTFILE=", "bash", "--norc", "--noediting", "-i"]
+        .iter()
+        .map(|s| (*s).to_owned())
+        .collect();
+    let mut t = Terminal::new(job.command(&argv))?;
+    let belay = place.belay().display().to_string();
+    t.expect("PROMPT:")?;
+    t.type_keys(&format!(
+        "{belay} launch --ckpt-dir j1 -- sh -c 'echo up; kill -TSTP $$; echo back; exit 3'\n"
+    ))?;
+    t.expect("\nup\r\n")?;
+    t.expect("Stopped")?;
+    t.expect("PROMPT:")?;
+    t.type_keys("fg\n")?;
+    t.expect("\nback\r\n")?;
+    t.expect("PROMPT:")?;
+    t.type_keys("echo status=$?\n")?;
+    t.expect("status=3\r\n")?;
+    t.type_keys(&format!(
+        "{belay} launch --ckpt-dir j2 -- env PS1=INNER: bash --norc --noediting -i\n"
+    ))?;
+    t.expect("-i\r\nINNER:")?;
+    t.type_keys("suspend\n")?;
+    t.expect("Stopped")?;
+    t.expect("PROMPT:")?;
+    t.type_keys("fg\n")?;
+    t.expect("-i\r\n")?;
+    t.type_keys("echo now=$((3+4))\n")?;
+    t.expect("now=7\r\n")?;
+    t.type_keys("exit 5\n")?;
+    t.expect("PROMPT:")?;
+    t.type_keys("echo status=$?\n")?;
+    t.expect("status=5\r\n")?;
+    Ok(())
+}
+
 /// A program on a terminal is killed and restarted on another terminal: its input comes from there.
 fn terminal_restart(place: &Place, user: User) -> Result<(), Failure> {
     let job = Job::new(place, "ttyrestart", user)?;
@@ -442,7 +481,7 @@ fn main() {
     if let Err(e) = build(&place, "fault_target", Kind::C) {
         fail(e);
     }
-    let tests: [(&str, Test); 17] = [
+    let tests: [(&str, Test); 18] = [
         ("exit_status", exit_status),
         ("streams", streams),
         ("no_command", no_command),
@@ -455,6 +494,7 @@ fn main() {
         ("interval", interval),
         ("signals_pass", signals_pass),
         ("terminal", terminal),
+        ("self_stopped", self_stopped),
         ("terminal_restart", terminal_restart),
         ("under_script", under_script),
         ("restart_streams", restart_streams),
