@@ -2,7 +2,8 @@
 //!
 //! An entry is known by (description, number at the time it was added); the number may since have been closed or may refer to another
 //! description, while the description lives on elsewhere. Entries are added again in a process, where each description can be put at
-//! the number under which it was added. A level-triggered entry reports anew by itself; an edge-triggered one reports its present state once.
+//! the number under which it was added. A level-triggered entry reports anew by itself; an edge-triggered one reports again only if it had
+//! something to report.
 
 use crate::capture::Session;
 use crate::fault::{refuse, At, Fault};
@@ -27,6 +28,8 @@ struct Interest {
     desc: DescId,
     events: u32,
     data: u64,
+    /// It is edge-triggered and has an event to report.
+    pending: bool,
 }
 
 const KCMP_EPOLL_TFD: i32 = 7;
@@ -85,9 +88,78 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<EpollState, Fau
             desc,
             events: l.events,
             data: l.data,
+            pending: false,
         });
     }
+    let both = (libc::EPOLLET | libc::EPOLLEXCLUSIVE) as u32;
+    if interest.iter().any(|i| i.events & both == both) {
+        // Such an entry cannot be armed again, so nothing may be taken from this instance: every edge reports once more.
+        interest.iter_mut().for_each(|i| i.pending = is_edge(i.events));
+    } else if interest.iter().any(|i| is_edge(i.events)) {
+        pending(s, raw, &mut interest)?;
+    }
     Ok(EpollState { interest })
+}
+
+/// Whether an entry reports changes only.
+fn is_edge(events: u32) -> bool {
+    events & libc::EPOLLET as u32 != 0 && events & libc::EPOLLEXCLUSIVE as u32 == 0
+}
+
+/// Finds out which edge-triggered entries have something to report.
+///
+/// Only waiting tells, and it consumes: what was reported is armed again, which makes the kernel look at the description's state anew; that is
+/// what it was, as the processes are stopped. Arming needs the entry's number, so it is done in a thread with a table of its own.
+fn pending(s: &Session<'_>, epoll: RawFd, interest: &mut [Interest]) -> Result<(), Fault> {
+    if fd::poll(epoll, libc::POLLIN).at("poll")? & libc::POLLIN == 0 {
+        return Ok(());
+    }
+    let found = &s.found;
+    let looked = in_own_table(|| -> io::Result<()> {
+        let reported = wait(epoll, interest.len())?;
+        for i in interest.iter_mut() {
+            let came = reported.contains(&i.data);
+            i.pending = came && is_edge(i.events);
+            if came && (is_edge(i.events) || i.events & libc::EPOLLONESHOT as u32 != 0) && !is_used(i.events) {
+                fd::dup_to(found[i.desc].raw(), i.number, true)?;
+                arm(epoll, i)?;
+            }
+        }
+        Ok(())
+    });
+    looked.at("look which entries report")
+}
+
+/// Runs `f` in a thread whose descriptor table is a copy: numbers can be given other meanings there.
+fn in_own_table<T: Send>(f: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    let run = || {
+        // SAFETY: unshare takes a number; only this thread is affected, and it ends with the closure.
+        check(unsafe { libc::unshare(libc::CLONE_FILES) })?;
+        f()
+    };
+    std::thread::scope(|s| match s.spawn(run).join() {
+        Ok(done) => done,
+        Err(_) => Err(io::Error::other("a thread ended early")),
+    })
+}
+
+/// Data of the entries that report now, at most `most`.
+fn wait(epoll: RawFd, most: usize) -> io::Result<Vec<u64>> {
+    let mut out = vec![libc::epoll_event { events: 0, u64: 0 }; most.max(1)];
+    let most = i32::try_from(out.len()).map_err(io::Error::other)?;
+    // SAFETY: `out` has room for `most` events.
+    let n = check(unsafe { libc::epoll_wait(epoll, out.as_mut_ptr(), most, 0) })?;
+    Ok(out.iter().take(n.unsigned_abs() as usize).map(|e| e.u64).collect())
+}
+
+/// Makes the kernel look at an entry's state anew.
+fn arm(epoll: RawFd, i: &Interest) -> io::Result<()> {
+    let mut event = libc::epoll_event {
+        events: i.events,
+        u64: i.data,
+    };
+    // SAFETY: `event` is valid for reading.
+    check(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, i.number, &mut event) }).map(drop)
 }
 
 /// The description behind an entry: usually the one that has its number in the process; else any with that inode.
@@ -137,12 +209,31 @@ pub(crate) fn rebuild() -> Result<OwnedFd, Fault> {
 /// Adds the entries again, in a process whose table is about to be laid out. `source` gives the agent's descriptor of a description; what
 /// has none yet (pidfds) is added by [`restore_late`].
 pub(crate) fn restore_interest(e: &EpollState, own: RawFd, source: impl Fn(DescId) -> Option<RawFd>) -> Result<(), Fault> {
-    // Used one-shot entries first, while nothing else can report.
-    let (used, live): (Vec<&Interest>, Vec<&Interest>) = e.interest.iter().partition(|i| is_used(i.events));
-    for i in used.into_iter().chain(live) {
-        let Some(from) = source(i.desc) else { continue };
-        fd::dup_to(from, i.number, true).at(format!("put at number {}", i.number))?;
+    let here: Vec<(&Interest, RawFd)> = e.interest.iter().filter_map(|i| Some((i, source(i.desc)?))).collect();
+    for (i, from) in &here {
+        fd::dup_to(*from, i.number, true).at(format!("put at number {}", i.number))?;
         add(own, i)?;
+    }
+    if !here.iter().any(|(i, _)| is_edge(i.events) || is_used(i.events)) {
+        return Ok(());
+    }
+    // Every new entry reports its state once. That is wrong for a used one-shot entry, and for an edge that had been seen.
+    let reported = wait(own, here.len()).at("take first reports")?;
+    for (i, from) in &here {
+        let again = match (
+            is_used(i.events),
+            is_edge(i.events),
+            i.events & libc::EPOLLONESHOT as u32 != 0,
+        ) {
+            // It has reported and is silent, as it must be; otherwise its events are taken away.
+            (true, ..) => !reported.contains(&i.data),
+            (false, true, _) => i.pending,
+            (false, false, one_shot) => one_shot && reported.contains(&i.data),
+        };
+        if again {
+            fd::dup_to(*from, i.number, true).at(format!("put at number {}", i.number))?;
+            arm(own, i).at("arm an entry")?;
+        }
     }
     Ok(())
 }
@@ -169,27 +260,15 @@ fn is_used(events: u32) -> bool {
 
 fn add(own: RawFd, i: &Interest) -> Result<(), Fault> {
     let used = is_used(i.events);
-    // Adding always watches for errors and hang-up; only reporting once silences a one-shot entry, so it is made to report if it can.
+    // Adding always watches for errors and hang-up; only reporting once silences a one-shot entry, so a used one is made to report if it can.
     let any = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI) as u32;
     let mut event = libc::epoll_event {
         events: if used { i.events | any } else { i.events },
         u64: i.data,
     };
     // SAFETY: `event` is valid for reading.
-    check(unsafe { libc::epoll_ctl(own, CTL_ADD, i.number, &mut event) }).at(format!("add descriptor {}", i.number))?;
-    if !used {
-        return Ok(());
-    }
-    let mut out = libc::epoll_event { events: 0, u64: 0 };
-    // SAFETY: `out` has room for one event.
-    let reported = check(unsafe { libc::epoll_wait(own, &mut out, 1, 0) }).at("silence a used one-shot entry")?;
-    if reported == 0 {
-        event.events = i.events;
-        // SAFETY: `event` is valid for reading.
-        let set = check(unsafe { libc::epoll_ctl(own, libc::EPOLL_CTL_MOD, i.number, &mut event) });
-        set.at("silence a used one-shot entry")?;
-    }
-    Ok(())
+    let added = check(unsafe { libc::epoll_ctl(own, CTL_ADD, i.number, &mut event) });
+    added.map(drop).at(format!("add descriptor {}", i.number))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ pub(crate) fn cases() -> Vec<Case> {
             verify_closed,
         ),
         Case::new("epoll_one_shot_used", prepare_used, verify_used),
+        Case::new("epoll_edges_seen_and_unseen", prepare_edges, verify_edges),
     ]
 }
 
@@ -92,4 +93,25 @@ fn verify_used(_: usize) {
     assert_eq!(ready(20), [], "it has reported and is not armed");
     ctl(20, libc::EPOLL_CTL_MOD, 22, libc::EPOLLIN | libc::EPOLLONESHOT, 1);
     assert_eq!(ready(20), [(IN, 1)]);
+}
+
+/// Two edges: one has been seen, one has not; and a one-shot entry that has something to report.
+fn prepare_edges() {
+    create(20);
+    for (i, at) in [(0u64, 22), (1, 24), (2, 26)] {
+        pipe((at, at + 1), 0);
+        let mode = if i == 2 { libc::EPOLLONESHOT } else { libc::EPOLLET };
+        ctl(20, libc::EPOLL_CTL_ADD, at, libc::EPOLLIN | mode, i);
+    }
+    write(23, b"x");
+    assert_eq!(ready(20), [(IN, 0)]);
+    write(25, b"y");
+    write(27, b"z");
+}
+
+fn verify_edges(_: usize) {
+    assert_eq!(ready(20), [(IN, 1), (IN, 2)]);
+    assert_eq!(ready(20), []);
+    write(23, b"x");
+    assert_eq!(ready(20), [(IN, 0)]);
 }
