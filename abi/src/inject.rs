@@ -160,6 +160,8 @@ pub struct SnapshotTable {
     pub agent_pid: i32,
     /// Descriptor of the control memory in the agent.
     pub control_fd: i32,
+    /// Inode number of the control memory: the descriptor may have been closed, and its number used again, when the child comes to open it.
+    pub control_ino: u64,
     /// PID of the snapshot child, or a negative error number.
     pub child: i32,
     /// Error of the intermediary's creation, 0 when it ran.
@@ -182,6 +184,8 @@ pub const EXTENT_LIMIT: u64 = 256 * 1024;
 pub const STATE_READY: u32 = 1;
 /// `Control::state`: the agent has filled in ranges and files.
 pub const STATE_GO: u32 = 2;
+/// `Control::state`: the checkpoint has been given up; the child ends.
+pub const STATE_ABANDONED: u32 = 3;
 
 /// A range to be written.
 #[repr(C)]

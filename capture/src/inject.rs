@@ -282,16 +282,16 @@ pub(crate) fn collect_processes(
     Ok(out)
 }
 
-/// Makes a snapshot child of every process; `control_fds` are the agent's descriptors of their control memories. Returns for each process the PID of its child or
+/// Makes a snapshot child of every process; `controls` are the agent's descriptors of their control memories and the inode numbers of these. Returns for each process the PID of its child or
 /// the error number that prevented it.
 pub(crate) fn snapshot(
     job: &mut Suspended,
     areas: &[Area],
     left_out: &[Vec<[u64; 2]>],
-    control_fds: &[i32],
+    controls: &[(i32, u64)],
 ) -> Result<Vec<Result<i32, i32>>, CaptureError> {
     let agent_pid = std::process::id().cast_signed();
-    for (((process, area), ranges), fd) in job.processes.iter_mut().zip(areas).zip(left_out).zip(control_fds) {
+    for (((process, area), ranges), (fd, ino)) in job.processes.iter_mut().zip(areas).zip(left_out).zip(controls) {
         let mut left_out = [[0; 2]; MAX_LEFT_OUT];
         for (slot, range) in left_out.iter_mut().zip(ranges) {
             *slot = *range;
@@ -302,6 +302,7 @@ pub(crate) fn snapshot(
             stack_writers: area.base + area.writer_stack_top,
             agent_pid,
             control_fd: *fd,
+            control_ino: *ino,
             child: 0,
             error: 0,
             left_out,

@@ -6,7 +6,7 @@ use crate::process::Draft;
 use crate::reader::PageFile;
 use crate::suspend::Suspended;
 use crate::CaptureError;
-use belay_abi::inject::{Control, Range, StoredExtent, Writer, MAX_WRITERS, STATE_GO};
+use belay_abi::inject::{Control, Range, StoredExtent, Writer, MAX_WRITERS, STATE_ABANDONED, STATE_GO};
 use belay_image::extents::{self, Extent};
 use belay_image::model::Vma;
 use belay_image::sections::{create_private, Kind, SectionFile};
@@ -17,6 +17,7 @@ use belay_kernel::vm::Memory;
 use belay_kernel::{check, pidfd};
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -86,6 +87,16 @@ impl ControlMemory {
 
 impl Drop for ControlMemory {
     fn drop(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
+        // A child that still waits for its work, because the checkpoint failed, ends.
+        let head = self.control();
+        // SAFETY: the head is mapped until `unmap`; the state is an atomic and a futex.
+        unsafe {
+            (*head).state.store(STATE_ABANDONED, Release);
+            libc::syscall(libc::SYS_futex, &raw const (*head).state, libc::FUTEX_WAKE, i32::MAX);
+        }
         self.unmap();
     }
 }
@@ -139,9 +150,13 @@ pub(crate) fn take(job: &mut Suspended, areas: &[Area], drafts: &[Draft], dir: &
         .map(|_| ControlMemory::create())
         .collect::<Result<Vec<_>, _>>()
         .map_err(|e| CaptureError::failed("create control memory", e))?;
-    let fds: Vec<i32> = controls.iter().map(|c| c.file.as_raw_fd()).collect();
+    let names = controls
+        .iter()
+        .map(|c| Ok((c.file.as_raw_fd(), c.file.metadata()?.ino())))
+        .collect::<std::io::Result<Vec<_>>>()
+        .map_err(|e| CaptureError::failed("create control memory", e))?;
     let left_out: Vec<_> = drafts.iter().map(|d| memory::sysv_attachments(&d.maps)).collect();
-    let made = inject::snapshot(job, areas, &left_out, &fds)?;
+    let made = inject::snapshot(job, areas, &left_out, &names)?;
     let mut out = Vec::new();
     let mut pids = made.iter().map(|m| m.as_ref().ok().copied());
     for (((draft, area), control), made) in drafts.iter().zip(areas).zip(controls).zip(&made) {

@@ -63,6 +63,7 @@ unsafe extern "C" fn inject_main(op: u64, table: *mut Mark) -> ! {
 mod libc_nr {
     pub(crate) const OPEN: usize = 2;
     pub(crate) const CLOSE: usize = 3;
+    pub(crate) const FSTAT: usize = 5;
     pub(crate) const MMAP: usize = 9;
     pub(crate) const MPROTECT: usize = 10;
     pub(crate) const BRK: usize = 12;

@@ -6,7 +6,8 @@
 use crate::libc_nr as nr;
 use crate::snapshot::belay_clone_on_stack;
 use belay_abi::inject::{
-    Control, Range, SnapshotTable, StoredExtent, Writer, EXTENT_LIMIT, MAX_WRITERS, STATE_GO, STATE_READY, WRITER_STACK,
+    Control, Range, SnapshotTable, StoredExtent, Writer, EXTENT_LIMIT, MAX_WRITERS, STATE_ABANDONED, STATE_GO, STATE_READY,
+    WRITER_STACK,
 };
 use belay_abi::{syscall, PAGE};
 use core::ptr::{addr_of, addr_of_mut, null, null_mut};
@@ -50,6 +51,11 @@ pub(crate) unsafe fn run(t: *mut SnapshotTable) -> ! {
         if fd < 0 {
             exit(-fd as i32);
         }
+        // `struct stat` is 144 bytes; the inode number is its second word.
+        let mut stat = [0u64; 18];
+        if syscall!(nr::FSTAT, fd, stat.as_mut_ptr()) < 0 || stat[1] != (*t).control_ino {
+            exit(1);
+        }
         let head = syscall!(nr::MMAP, 0usize, PAGE, PROT_READ_WRITE, MAP_SHARED, fd, 0usize);
         if head < 0 {
             exit(-head as i32);
@@ -59,7 +65,12 @@ pub(crate) unsafe fn run(t: *mut SnapshotTable) -> ! {
         let _ = (*head).state.compare_exchange(0, STATE_READY, AcqRel, Acquire);
         syscall!(nr::FUTEX, addr_of!((*head).state), FUTEX_WAKE, i32::MAX);
         let patience = [5i64, 0];
-        while (*head).state.load(Acquire) != STATE_GO {
+        loop {
+            match (*head).state.load(Acquire) {
+                STATE_GO => break,
+                STATE_ABANDONED => exit(1),
+                _ => {}
+            }
             let r = syscall!(nr::FUTEX, addr_of!((*head).state), FUTEX_WAIT, STATE_READY, patience.as_ptr());
             if r == ETIMEDOUT && syscall!(nr::GETPPID) != agent as isize {
                 exit(1);
