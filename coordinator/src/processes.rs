@@ -4,11 +4,23 @@ use belay_kernel::proc;
 use belay_wire::{ProcessStatus, Status};
 use std::collections::HashMap;
 
-/// Live descendants of process `agent`.
+/// Name that the copies of processes give themselves.
+const SNAPSHOT: &str = "belay-snapshot";
+
+/// The snapshot processes among the children of `agent`.
+pub(crate) fn snapshots(agent: i32) -> Vec<i32> {
+    let mut children = proc::children(agent).unwrap_or_default();
+    children.retain(|pid| proc::stat(*pid).is_ok_and(|s| s.comm == SNAPSHOT));
+    children
+}
+
+/// Live processes of the job below `agent`.
 pub(crate) fn live(agent: i32) -> Vec<i32> {
+    let snapshots = snapshots(agent);
     let all = proc::descendants(agent).unwrap_or_default();
     all.into_iter()
         .map(|(pid, _)| pid)
+        .filter(|pid| !snapshots.contains(pid))
         .filter(|pid| proc::stat(*pid).is_ok_and(|s| !matches!(s.state, 'Z' | 'X')))
         .collect()
 }

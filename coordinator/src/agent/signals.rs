@@ -96,10 +96,24 @@ impl Agent {
             }
         }
         if self.writing.is_none() {
-            if let (Some(status), None, false) = (self.root_status, self.ending, self.has_no_children()) {
+            // A process that is killed while it is being copied can leave a copy that nobody knows of.
+            for copy in processes::snapshots(self.pid) {
+                tracing::warn!(pid = copy, "snapshot that belongs to no checkpoint ended");
+                sys::kill(copy, libc::SIGKILL);
+            }
+            if let (Some(status), None, true) = (self.root_status, self.ending, self.has_job_children()) {
                 self.go_to_background(status);
             }
         }
+    }
+
+    /// Whether a process of the job is left: snapshots that are on their way out do not count.
+    fn has_job_children(&self) -> bool {
+        let snapshots = processes::snapshots(self.pid);
+        proc::children(self.pid)
+            .unwrap_or_default()
+            .iter()
+            .any(|c| !snapshots.contains(c))
     }
 
     /// The command was stopped or continued by other means than the terminal: what the shell waits for must follow, or the terminal would be stuck.
