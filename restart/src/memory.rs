@@ -301,7 +301,10 @@ fn advise(i: usize, vma: &Vma, protect: bool, arena: &mut Arena, p: &mut MemoryP
             "dd" => 16,
             "wf" => 18,
             "lo" => {
-                p.after.push(call(Step::Advise, i, nr::MLOCK2, &[start, bytes, 0]));
+                // Only how fast the program runs depends on it; a lower limit here must not end it.
+                let on_fault = vma.flags.iter().any(|f| f == "lf");
+                let lock = call(Step::Advise, i, nr::MLOCK2, &[start, bytes, u64::from(on_fault)]);
+                p.after.push(lock.with(CALL_MAY_FAIL));
                 continue;
             }
             _ => continue,
