@@ -151,6 +151,25 @@ impl Content {
         Ok(())
     }
 
+    /// As [`Content::fill`], through a mapping.
+    pub(crate) fn fill_mapped(&self, file: RawFd, blobs: &BlobReader) -> Result<(), Fault> {
+        let bytes = usize::try_from(self.bytes).map_err(|_| Fault::Refused("too large to be mapped".into()))?;
+        if self.pieces.is_empty() || bytes == 0 {
+            return Ok(());
+        }
+        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let map = unsafe { libc::mmap(std::ptr::null_mut(), bytes, prot, flags, file, 0) };
+        if map == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error()).at("map it (are there enough free huge pages?)");
+        }
+        // SAFETY: the mapping has `bytes` bytes, and nobody else uses it.
+        let filled = unsafe { self.fill_memory(map.cast(), blobs) };
+        // SAFETY: the mapping made above, to which nothing refers any more.
+        crate::sys::check(unsafe { libc::munmap(map, bytes) }).at("unmap it")?;
+        filled
+    }
+
     /// Copies the pieces to memory at `base`, which has room for `self.bytes` bytes and is zero.
     ///
     /// # Safety

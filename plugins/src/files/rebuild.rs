@@ -36,7 +36,11 @@ pub(crate) fn prepare(object: &FileObject, blobs: &BlobReader) -> Result<BuiltFi
     if let Some(a) = &anchor {
         if let Some(content) = &object.content {
             fd::truncate(a.as_raw_fd(), content.bytes).at("set the length")?;
-            content.fill(a.as_raw_fd(), blobs)?;
+            match object.origin {
+                // Files in huge pages cannot be written, only mapped.
+                Origin::Memfd { huge, .. } if huge != 0 => content.fill_mapped(a.as_raw_fd(), blobs)?,
+                _ => content.fill(a.as_raw_fd(), blobs)?,
+            }
         }
         if let Origin::Memfd { seals, .. } = object.origin {
             // Sealing against writing must wait until the processes have mapped it: see `Rebuilder::finish`.

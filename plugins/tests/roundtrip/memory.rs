@@ -18,6 +18,7 @@ pub(crate) fn cases() -> Vec<Case> {
         Case::new("memfd_offset_seals_and_two_descriptions", prepare_memfd, verify_memfd),
         Case::new("memfd_mapped_then_closed", prepare_memfd_map, verify_memfd_map),
         Case::new("memfd_sparse", prepare_sparse, verify_sparse),
+        Case::new("memfd_in_huge_pages_if_there_are_any", prepare_huge, verify_huge),
         Case {
             processes: 2,
             between: || std::fs::remove_file(shm_name()).unwrap(),
@@ -150,6 +151,26 @@ fn verify_sparse(_: usize) {
     // SAFETY: `b` is valid for writing.
     assert_eq!(unsafe { libc::pread(20, b.as_mut_ptr().cast(), 2, 1 << 40) }, 2);
     assert_eq!(&b, b"x\0");
+}
+
+fn prepare_huge() {
+    memfd(libc::MFD_HUGETLB, 20);
+    // SAFETY: numbers only.
+    ok(unsafe { libc::ftruncate(20, 2 << 20) });
+    let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+    if free.is_ok_and(|t| t.trim() != "0") {
+        map(20, 2 << 20, AT, 3)[1 << 20] = 5;
+    }
+}
+
+fn verify_huge(_: usize) {
+    use std::os::unix::fs::MetadataExt;
+    let st = std::fs::metadata("/proc/self/fd/20").unwrap();
+    assert_eq!((st.len(), st.blksize()), (2 << 20, 2 << 20));
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    if maps.contains("/memfd:some name") {
+        assert_eq!(slice(AT, 2 << 20)[1 << 20], 5);
+    }
 }
 
 fn shm_name() -> std::path::PathBuf {
