@@ -71,11 +71,11 @@ fn checkpoint_line(c: &Checkpointed) -> String {
     let notes: String = c.notes.iter().map(|n| format!("note: {n}\n")).collect();
     notes
         + &format!(
-            "generation {}: {}, {} processes, {} threads, blocked {}, took {}{}\n",
+            "generation {}: {}, {}, {}, blocked {}, took {}{}\n",
             g.generation,
             format::bytes(g.bytes),
-            g.ranks,
-            g.threads,
+            format::count(g.ranks, "process", "es"),
+            format::count(g.threads, "thread", "s"),
             format::millis(g.blocked_ms),
             format::millis(c.total_ms),
             if c.stopped { "; program stopped" } else { "" }

@@ -16,6 +16,11 @@ pub(crate) fn bytes(n: u64) -> String {
     }
 }
 
+/// `1 process`, `2 processes`: `plural` is what is added for another number than one.
+pub(crate) fn count(n: u32, noun: &str, plural: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { plural })
+}
+
 /// Milliseconds in a unit that suits their size.
 pub(crate) fn millis(ms: f64) -> String {
     if ms < 1.0 {
@@ -102,6 +107,8 @@ mod tests {
 
     #[test]
     fn sizes_and_times() {
+        assert_eq!(count(1, "process", "es"), "1 process");
+        assert_eq!(count(0, "process", "es"), "0 processes");
         assert_eq!(bytes(0), "0 B");
         assert_eq!(bytes(1023), "1023 B");
         assert_eq!(bytes(1536), "1.5 KiB");

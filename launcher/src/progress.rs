@@ -65,12 +65,12 @@ fn progress_line(p: &Progress) -> String {
         .checked_div(p.bytes_expected)
         .unwrap_or(0);
     format!(
-        "belay: {} {percent} % ({} of {}, {}/s, {} processes)",
+        "belay: {} {percent} % ({} of {}, {}/s, {})",
         p.phase.name(),
         format::bytes(p.bytes),
         format::bytes(p.bytes_expected),
         format::bytes(p.bytes_per_s as u64),
-        p.processes
+        format::count(p.processes, "process", "es")
     )
 }
 

@@ -8,7 +8,6 @@ use belay_coordinator::restart::Notice;
 use belay_coordinator::{agent, generations, launch, restart, sys, Failure};
 use belay_wire::Exit;
 use std::io::IsTerminal;
-use std::path::PathBuf;
 
 /// Runs the command; ends this process as the command ended.
 pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
@@ -70,7 +69,8 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
     }
     let options = belay_restart::Options {
         lazy: args.lazy,
-        restorer: helper("belay-restorer")?,
+        restorer: belay_kernel::blob::find("belay-restorer")
+            .map_err(|e| Failure::new(Exit::System, format!("{e}; install belay completely")))?,
     };
     let terminal = std::io::stderr().is_terminal();
     let mut tell = |notice: Notice, line: &str| {
@@ -97,20 +97,4 @@ fn finish(dir: &JobDir, status: i32) -> Result<u8, Failure> {
         sys::say(&format!("stopped after a checkpoint; continue with belay restart {at}"));
     }
     sys::exit_like(status)
-}
-
-/// Finds a program of ours that runs inside the application: beside this one, or in the libexec directory.
-fn helper(name: &str) -> Result<PathBuf, Failure> {
-    let exe = std::env::current_exe().map_err(|e| Failure::system("find this program's own file", &e))?;
-    let dir = exe.parent().map(PathBuf::from).unwrap_or_default();
-    let places = [dir.join(name), dir.join("../libexec/belay").join(name)];
-    places.iter().find(|p| p.is_file()).cloned().ok_or_else(|| {
-        Failure::new(
-            Exit::System,
-            format!(
-                "{name} is missing beside {} and in ../libexec/belay; install belay completely",
-                exe.display()
-            ),
-        )
-    })
 }

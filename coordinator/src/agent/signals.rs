@@ -18,7 +18,9 @@ impl Agent {
         match s.number {
             libc::SIGCHLD => self.reap(),
             libc::SIGCONT => {}
-            _ if !s.from_process() => {} // the terminal sends to the group
+            // The terminal sends to the group.
+            libc::SIGINT | libc::SIGQUIT if !s.from_process() && self.root_status.is_some() => self.give_up_checkpoint(),
+            _ if !s.from_process() => {}
             _ => match &self.channel {
                 // The front of a restarted job sends these to the job's process group, as a terminal would.
                 None if matches!(s.number, libc::SIGINT | libc::SIGQUIT) => {}
@@ -33,10 +35,20 @@ impl Agent {
         }
     }
 
+    /// The command has ended, and whoever waits for the last checkpoint to be written does not want to wait any more.
+    fn give_up_checkpoint(&self) {
+        for copy in processes::snapshots(self.pid) {
+            tracing::warn!(pid = copy, "interrupted: the checkpoint being written is given up");
+            sys::kill(copy, libc::SIGKILL);
+        }
+    }
+
     pub(super) fn pass_on(&self, s: Signal) {
         if self.root_status.is_none() {
             tracing::debug!(signal = s.number, "passed on");
             sys::pass_on(self.root_pid, s);
+        } else if matches!(s.number, libc::SIGINT | libc::SIGQUIT | libc::SIGTERM | libc::SIGHUP) {
+            self.give_up_checkpoint();
         }
     }
 
