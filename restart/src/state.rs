@@ -338,3 +338,6 @@ pub(crate) fn locks(locks: &[(i32, libc::flock)], arena: &mut Arena, out: &mut V
         out.push(call(Step::Lock, i, nr::FCNTL, &[signed(*fd), libc::F_SETLK as u64, at]));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,176 @@
+//! Order and arguments of the lists that give a process its kernel state.
+
+use super::*;
+
+fn arena() -> Arena {
+    Arena::new(0x1000_0000)
+}
+
+fn numbers(calls: &[Call]) -> Vec<u32> {
+    calls.iter().map(|c| c.nr).collect()
+}
+
+/// The words at `at`, once the arena is laid out.
+fn words(arena: Arena, at: u64, count: usize) -> Vec<u64> {
+    let bytes = arena.finish();
+    let from = (at - 0x1000_0000) as usize;
+    let word = |b: &[u8]| b.try_into().map(u64::from_le_bytes).unwrap();
+    bytes[from..from + count * 8].chunks_exact(8).map(word).collect()
+}
+
+fn timer(id: i32) -> PosixTimer {
+    PosixTimer {
+        id,
+        clock: 1,
+        notify: 4,
+        signo: 34,
+        value: 0xdead,
+        tid: 77,
+        interval_ns: 1_500_000_000,
+        value_ns: 2_000_000_003,
+        overrun: 0,
+    }
+}
+
+fn own(permitted: u64) -> Own {
+    Own {
+        uids: [0; 4],
+        gids: [0; 4],
+        groups: vec![0],
+        permitted,
+        bounding: 0xff,
+        user_namespace: false,
+    }
+}
+
+#[test]
+fn credentials_that_are_right_already_take_no_call() {
+    let c = Credentials {
+        groups: vec![0],
+        cap_permitted: 0xff,
+        cap_effective: 0xff,
+        cap_bounding: 0xff,
+        ..Credentials::default()
+    };
+    let mut out = Vec::new();
+    credentials(&c, 0, &own(0xff), &mut arena(), &mut out);
+    assert!(out.is_empty());
+}
+
+#[test]
+fn an_ordinary_user_ends_without_capabilities() {
+    let own = Own {
+        uids: [1000; 4],
+        gids: [1000; 4],
+        groups: vec![65534],
+        user_namespace: true,
+        ..own(0x1ff_ffff_ffff)
+    };
+    let c = Credentials {
+        uids: [1000; 4],
+        gids: [1000; 4],
+        groups: vec![27, 1000],
+        ..Credentials::default()
+    };
+    let (mut a, mut out) = (arena(), Vec::new());
+    credentials(&c, 0, &own, &mut a, &mut out);
+    assert_eq!(
+        numbers(&out),
+        vec![nr::CAPSET],
+        "groups and bounding set cannot and need not be changed"
+    );
+    assert_eq!(words(a, out[0].args[1], 3), vec![0; 3]);
+}
+
+#[test]
+fn another_user_gets_groups_before_users_and_capabilities_last() {
+    let c = Credentials {
+        uids: [5, 6, 7, 6],
+        gids: [8; 4],
+        groups: vec![9, 10, 11],
+        cap_permitted: 1 << 40 | 1,
+        cap_effective: 1,
+        cap_bounding: 0xfe,
+        ..Credentials::default()
+    };
+    let (mut a, mut out) = (arena(), Vec::new());
+    credentials(&c, 0, &own(0xff), &mut a, &mut out);
+    let order = numbers(&out);
+    let at = |nr: u32| order.iter().position(|n| *n == nr).unwrap();
+    assert_eq!((out[0].args[0], out[0].args[1]), (PR_CAPBSET_DROP, 0));
+    assert!(at(nr::SETGROUPS) < at(nr::SETRESGID) && at(nr::SETRESGID) < at(nr::SETRESUID));
+    assert_eq!(order.last(), Some(&nr::CAPSET));
+    let last = out.last().unwrap().args[1];
+    // effective, permitted; inheritable, effective of the high half; permitted, inheritable of the high half
+    assert_eq!(words(a, last, 3), vec![1 | 1 << 32, 0, 1 << 8]);
+}
+
+#[test]
+fn timers_get_their_identifiers_with_and_without_help() {
+    let (mut a, mut out) = (arena(), Vec::new());
+    posix_timers(&[timer(3), timer(1)], true, &mut a, &mut out).unwrap();
+    let made: Vec<&Call> = out.iter().filter(|c| c.nr == nr::TIMER_CREATE).collect();
+    assert_eq!(made.len(), 2);
+    let (event, id) = (made[0].args[1], made[0].args[2]);
+    let set: Vec<&Call> = out.iter().filter(|c| c.nr == nr::TIMER_SETTIME).collect();
+    assert_eq!((set[0].args[0], set[1].args[0]), (1, 3));
+    let value = set[0].args[2];
+    assert_eq!((out[0].nr, out[0].args[1]), (nr::PRCTL, 1));
+    assert_eq!((out.last().unwrap().nr, out.last().unwrap().args[1]), (nr::PRCTL, 0));
+    let bytes = a.finish();
+    let word = |at: u64| u64::from_le_bytes(bytes[(at - 0x1000_0000) as usize..][..8].try_into().unwrap());
+    assert_eq!((word(event), word(event + 8), word(event + 16)), (0xdead, 34 | 4 << 32, 77));
+    assert_eq!(word(id), 1, "the wanted identifier");
+    assert_eq!(
+        [word(value), word(value + 8), word(value + 16), word(value + 24)],
+        [1, 500_000_000, 2, 3]
+    );
+
+    let (mut a, mut out) = (arena(), Vec::new());
+    posix_timers(&[timer(2)], false, &mut a, &mut out).unwrap();
+    // 0 and 1 are made and deleted on the way.
+    let order = numbers(&out);
+    assert_eq!(
+        order[..5],
+        [
+            nr::TIMER_CREATE,
+            nr::TIMER_DELETE,
+            nr::TIMER_CREATE,
+            nr::TIMER_DELETE,
+            nr::TIMER_CREATE
+        ]
+    );
+    assert_eq!(out[5].flags, CALL_COMPARE);
+    assert!(posix_timers(&[timer(TIMER_TRIES)], false, &mut arena(), &mut Vec::new()).is_err());
+}
+
+#[test]
+fn dispositions_come_after_everything_was_ignored_once() {
+    let actions: Vec<SigAction> = (0..64)
+        .map(|i| SigAction {
+            handler: 0x4000 + i,
+            ..SigAction::default()
+        })
+        .collect();
+    let (mut a, mut out) = (arena(), Vec::new());
+    sigactions(&actions, &mut a, &mut out);
+    assert_eq!(out.len(), 2 * 62, "all but SIGKILL and SIGSTOP");
+    assert!(out.iter().all(|c| c.args[0] != 9 && c.args[0] != 19));
+    assert_eq!((out[0].args[0], out[1].args[0]), (1, 1));
+    let (first, second) = (out[0].args[1], out[1].args[1]);
+    let bytes = a.finish();
+    let word = |at: u64| u64::from_le_bytes(bytes[(at - 0x1000_0000) as usize..][..8].try_into().unwrap());
+    assert_eq!((word(first), word(second)), (SIG_IGN, 0x4000));
+}
+
+#[test]
+fn pending_signals_are_queued_by_the_process_itself() {
+    let mut info = vec![0u8; 128];
+    info[0] = 34;
+    let (mut a, mut out) = (arena(), Vec::new());
+    pending(10, None, std::slice::from_ref(&info), &mut a, &mut out);
+    pending(10, Some(12), std::slice::from_ref(&info), &mut a, &mut out);
+    assert_eq!(numbers(&out), vec![nr::RT_SIGQUEUEINFO, nr::RT_TGSIGQUEUEINFO]);
+    assert_eq!(out[0].args[..2], [10, 34]);
+    assert_eq!(out[1].args[..3], [10, 12, 34]);
+}
