@@ -16,7 +16,7 @@ mod signals;
 mod snapshot;
 mod suspend;
 
-pub use suspend::release;
+pub use suspend::{release, take_ended};
 
 use belay_image::manifest::FileEntry;
 use belay_image::model::{AgentIdentity, Job};

@@ -16,6 +16,7 @@ use belay_kernel::kcmp;
 use belay_kernel::proc;
 use belay_kernel::ptrace::{self, Event, Regs};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// How long a task may take to reach its stop before the checkpoint is given up.
@@ -94,6 +95,21 @@ pub(crate) fn suspend(agent: i32) -> Result<Suspended, CaptureError> {
             Err(e)
         }
     }
+}
+
+/// Processes that ended while they were traced, with their wait status: for the tracer's own children the trace's wait was the only one.
+static ENDED: Mutex<Vec<(i32, i32)>> = Mutex::new(Vec::new());
+
+fn ended(tid: i32, status: i32) {
+    if let Ok(mut list) = ENDED.lock() {
+        list.push((tid, status));
+    }
+}
+
+/// Tasks that ended during the checkpoints since the last call, and were collected there: (identifier, wait status). A caller that waits for a child of its own finds it
+/// here when it was killed in mid-checkpoint.
+pub fn take_ended() -> Vec<(i32, i32)> {
+    ENDED.lock().map(|mut list| std::mem::take(&mut *list)).unwrap_or_default()
 }
 
 /// Lets task `tid` go, whose stop the caller's `waitpid` has reported outside a checkpoint: it was asked to stop by one that failed.
@@ -219,7 +235,12 @@ impl Gathering {
     fn poll(&mut self, tid: i32) -> Result<(), CaptureError> {
         let event = match ptrace::wait(tid, false) {
             Ok(None) => return Ok(()),
-            Ok(Some(e)) => e,
+            Ok(Some(event)) => {
+                if let Event::Ended(status) = event {
+                    ended(tid, status);
+                }
+                event
+            }
             Err(_) => Event::Ended(0),
         };
         let Some((pid, state)) = self.tasks.get_mut(&tid) else {
@@ -381,7 +402,9 @@ impl Suspended {
             .filter(|t| t.running)
         {
             let _ = ptrace::interrupt(task.tid);
-            let _ = ptrace::wait(task.tid, true);
+            if let Ok(Some(Event::Ended(status))) = ptrace::wait(task.tid, true) {
+                ended(task.tid, status);
+            }
             task.running = false;
         }
         for process in &mut self.processes {
@@ -454,6 +477,9 @@ impl Task {
             let event =
                 ptrace::wait(self.tid, true).map_err(|e| CaptureError::failed(format!("wait for thread {}", self.tid), e))?;
             let Some(event) = event else { continue };
+            if let Event::Ended(status) = event {
+                ended(self.tid, status);
+            }
             if event == expected {
                 self.running = false;
                 return Ok(());

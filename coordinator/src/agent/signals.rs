@@ -91,7 +91,8 @@ impl Agent {
 
     /// Reaps what has ended: the command, orphans of the job, snapshot children (the writer watches them by descriptor).
     pub(super) fn reap(&mut self) {
-        while let Some((pid, status)) = sys::reap() {
+        let collected = belay_capture::take_ended();
+        for (pid, status) in collected.into_iter().chain(std::iter::from_fn(sys::reap)) {
             if libc::WIFSTOPPED(status) {
                 belay_capture::release(pid);
                 continue;
