@@ -193,7 +193,9 @@ fn read(s: &mut Session<'_>, at: usize) -> Result<FileObject, Fault> {
         Origin::Named => {
             let volatile = is_volatile(object.path.as_path(), reader.as_ref().ok());
             let mapped = !sought.windows.is_empty();
-            s.save_open_files || sought.mapped_writable || (volatile && (object.written || mapped))
+            // A file that nobody may write here is checked at restart, not put back: it is input, or none of the program's data.
+            let open = sought.desc.is_some();
+            (s.save_open_files && open && object.written) || sought.mapped_writable || (volatile && (object.written || mapped))
         }
         Origin::Deleted { .. } | Origin::Memfd { .. } | Origin::Anonymous => true,
     };
