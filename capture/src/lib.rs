@@ -228,6 +228,7 @@ fn take(
         save_open_files: options.save_open_files,
     })
     .map_err(CaptureError::Refused)?;
+    calls::finish_connects(&mut processes, |pid, fd| descriptors.is_connected(pid, fd));
 
     clock.enter(Phase::Snapshot);
     let children = snapshot::take(&mut job, &areas, &drafts, dir)?;

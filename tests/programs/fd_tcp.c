@@ -1,4 +1,5 @@
-// TCP inside the job. fd_tcp KIND: flow (both directions, buffers full), backlog, half, options, v6, self.
+// TCP inside the job. fd_tcp KIND: flow (both directions, buffers full), backlog, half, options, v6, big, interrupted (a connect that
+// succeeds while its caller is stopped in it).
 #include "check.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -23,6 +24,18 @@ static int dial(struct sockaddr_storage *a, socklen_t l) {
     int c = (int)OK(socket(v6 ? AF_INET6 : AF_INET, SOCK_STREAM, 0));
     OK(connect(c, (struct sockaddr *)a, l));
     return c;
+}
+// Waits until process `p` stands in system call `nr`.
+static void await_call(pid_t p, long nr) {
+    char path[64], text[32];
+    snprintf(path, sizeof path, "/proc/%d/syscall", p);
+    do {
+        nap_us(1000);
+        int fd = (int)OK(open(path, O_RDONLY | O_CLOEXEC));
+        ssize_t n = OK(read(fd, text, sizeof text - 1));
+        text[n] = 0;
+        close(fd);
+    } while (strtol(text, NULL, 10) != nr);
 }
 int main(int argc, char **argv) {
     const char *kind = argc > 1 ? argv[1] : "flow";
@@ -185,6 +198,33 @@ int main(int argc, char **argv) {
                     seen[k] += (uint64_t)r;
                 }
             }
+        }
+    } else if (!strcmp(kind, "interrupted")) {
+        int full = listener(&ad, &al, 0);  // one connection fills it; the next attempt waits
+        while (running()) {
+            int first = dial(&ad, al);
+            pid_t p = fork();
+            if (p == 0) {
+                begin_child();
+                int c = dial(&ad, al);
+                full_write(c, a, 8);
+                full_read(c, b, 8);
+                _exit(32);
+            }
+            await_call(p, SYS_connect);
+            OK(kill(p, SIGSTOP));
+            int status;
+            EQ(OK(waitpid(p, &status, WUNTRACED)), p);
+            CHECK(WIFSTOPPED(status));
+            close((int)OK(accept(full, NULL, NULL)));
+            int other = (int)OK(accept(full, NULL, NULL));
+            for (int i = 0; i < 25 && running(); i++) nap_us(4000);
+            OK(kill(p, SIGCONT));
+            full_read(other, b, 8);
+            full_write(other, b, 8);
+            reap(p, 32 << 8);
+            close(other);
+            close(first);
         }
     } else
         fail("unknown kind");

@@ -1,6 +1,6 @@
 //! `NETLINK_SOCK_DIAG`: peers, pending connections and shutdown state of sockets. Needs no privilege.
 
-use super::sock;
+use super::sock::{self, Addr};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -44,8 +44,8 @@ pub(crate) struct InetSocket {
     pub(crate) state: u8,
     /// Own port.
     pub(crate) port: u16,
-    /// Peer's port.
-    pub(crate) peer_port: u16,
+    /// Peer's address; known to socket diagnosis even while a connection attempt is under way.
+    pub(crate) peer: Addr,
     /// Bytes not yet acknowledged by the peer; for a listening socket its backlog limit.
     pub(crate) write_queue: u32,
     /// Inode, 0 when no descriptor is left.
@@ -165,10 +165,11 @@ impl Diag {
         let mut out = Vec::new();
         self.ask(NLM_F_DUMP, &req, |msg| {
             let be = |at: usize| -> io::Result<u16> { u16_at(msg, at).map(u16::from_be) };
+            let host: [u8; 16] = msg.get(24..40).and_then(|b| b.try_into().ok()).ok_or_else(short)?;
             out.push(InetSocket {
                 state: *msg.get(1).ok_or_else(short)?,
                 port: be(4)?,
-                peer_port: be(6)?,
+                peer: Addr::internet(family, be(6)?, host, u32_at(msg, 40)?),
                 write_queue: u32_at(msg, 60)?,
                 inode: u32_at(msg, 68)?,
             });

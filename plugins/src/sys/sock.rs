@@ -16,6 +16,22 @@ const ADDR_MAX: usize = size_of::<libc::sockaddr_storage>();
 const CONTROL_WORDS: usize = 512;
 
 impl Addr {
+    /// An internet address; `host` holds an IPv4 address in its first four bytes. The interface counts for link-local addresses only.
+    pub(crate) fn internet(family: i32, port: u16, host: [u8; 16], interface: u32) -> Self {
+        let mut raw = u16::try_from(family).unwrap_or(0).to_ne_bytes().to_vec();
+        raw.extend_from_slice(&port.to_be_bytes());
+        if family == libc::AF_INET6 {
+            let local = std::net::Ipv6Addr::from(host).is_unicast_link_local();
+            raw.extend_from_slice(&[0; 4]);
+            raw.extend_from_slice(&host);
+            raw.extend_from_slice(&(if local { interface } else { 0 }).to_ne_bytes());
+        } else {
+            raw.extend_from_slice(&host[..4]);
+            raw.extend_from_slice(&[0; 8]);
+        }
+        Self(raw)
+    }
+
     /// Address family, `AF_UNSPEC` where there is no address.
     pub(crate) fn family(&self) -> i32 {
         match self.0.as_slice() {

@@ -50,7 +50,10 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<TcpState, Fault
     let raw = s.found[id].raw();
     let info = Info::of(raw).at("read its state (TCP_INFO)")?;
     let local = sock::local(raw).at("read its address")?;
-    let peer = sock::peer(raw).at("read its peer")?;
+    let peer = match sock::peer(raw).at("read its peer")? {
+        None if info.state == SYN_SENT => attempted(s, id, &local)?,
+        peer => peer,
+    };
     let hangup = fd::poll(raw, libc::POLLRDHUP).at("poll")?;
     let no_more = hangup & libc::POLLRDHUP != 0;
     let dead = info.state == CLOSE && no_more;
@@ -82,6 +85,14 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<TcpState, Fault
         early: None,
         options: options::capture(raw)?,
     })
+}
+
+/// Whom socket `id` tries to connect to: `getpeername` tells only when it has succeeded.
+fn attempted(s: &mut Session<'_>, id: DescId, local: &Addr) -> Result<Option<Addr>, Fault> {
+    let inode = fd::fstat(s.found[id].raw()).at("stat")?.st_ino;
+    let all = s.diag()?.tcp(local.family(), 1 << SYN_SENT);
+    let all = all.at("ask the kernel for its peer (sock_diag)")?;
+    Ok(all.into_iter().find(|o| u64::from(o.inode) == inode).map(|o| o.peer))
 }
 
 /// Sets SO_REUSEADDR, before the options are recorded.
@@ -210,7 +221,7 @@ fn orphans(s: &mut Session<'_>, t: &Seen, peer: &Addr) -> Result<Option<InetSock
                 .at("ask the kernel for the other end (sock_diag)")?,
         );
     }
-    let other = |o: &InetSocket| o.port == peer.port() && o.peer_port == t.local.port() && o.inode == 0;
+    let other = |o: &InetSocket| o.port == peer.port() && o.peer.port() == t.local.port() && o.inode == 0;
     let on_this_host = peer.ip() == t.local.ip() || peer.ip().is_some_and(|ip| ip.is_loopback());
     Ok(all.into_iter().find(other).filter(|_| on_this_host))
 }

@@ -59,5 +59,15 @@ enum Role {
     Reset,
 }
 
+impl TcpState {
+    /// Whether the socket is connected when the program goes on after a restart.
+    pub(crate) fn is_connected(&self) -> bool {
+        match self.role {
+            Role::Pair(_) | Role::Waiting(_) | Role::PeerClosed | Role::Reset => true,
+            Role::Unconnected | Role::Listening(_) | Role::Connecting => false,
+        }
+    }
+}
+
 /// State of a listening socket in `struct tcp_info` and in socket diagnosis.
 const TCP_LISTEN: u8 = 10;

@@ -211,16 +211,15 @@ fn connect(own: &[RawFd], server: &TcpState, client: &TcpState) -> Result<(Owned
 
 /// An address of this host with any port.
 fn loopback(family: i32) -> Addr {
-    let mut raw = u16::try_from(family).unwrap_or(0).to_ne_bytes().to_vec();
-    if family == libc::AF_INET6 {
-        raw.extend_from_slice(&[0; 6]);
-        raw.extend_from_slice(&std::net::Ipv6Addr::LOCALHOST.octets());
-        raw.extend_from_slice(&[0; 4]);
+    let host = if family == libc::AF_INET6 {
+        std::net::Ipv6Addr::LOCALHOST.octets()
     } else {
-        raw.extend_from_slice(&[0, 0, 127, 0, 0, 1]);
-        raw.extend_from_slice(&[0; 8]);
-    }
-    Addr(raw)
+        // 127.0.0.1 in the first four bytes.
+        let mut host = [0; 16];
+        host[..4].copy_from_slice(&std::net::Ipv4Addr::LOCALHOST.octets());
+        host
+    };
+    Addr::internet(family, 0, host, 0)
 }
 
 /// A socket whose other end is gone: a connection on this host whose other end is closed in good order, or reset.
