@@ -7,7 +7,7 @@
 use crate::fault::{refuse, At, Fault};
 use crate::model::{DescId, Description, Descriptors, FsPath, Holder, Kind, Owner, Slot, Table};
 use crate::sys::{fd, fdinfo::FdInfo};
-use crate::{epoll, eventfd, files, inotify, locks, pidfd, pipes, shm, signalfd, sockets, terminals, timerfd};
+use crate::{epoll, eventfd, files, inotify, locks, mqueue, pidfd, pipes, shm, signalfd, sockets, terminals, timerfd};
 use crate::{CaptureEnv, ProcessView, Refusal};
 use belay_image::blobs::BlobWriter;
 use belay_kernel::kcmp;
@@ -65,6 +65,8 @@ pub(crate) struct Session<'a> {
     pub(crate) files: files::FileSet,
     /// Pipes, by inode.
     pub(crate) pipes: pipes::PipeSet,
+    /// POSIX message queues, by inode.
+    pub(crate) queues: mqueue::QueueSet,
     /// Terminals.
     pub(crate) terminals: terminals::TerminalSet,
     /// TCP connections, which are read when both ends are known.
@@ -143,6 +145,7 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
         notes: Vec::new(),
         files: files::FileSet::default(),
         pipes: pipes::PipeSet::default(),
+        queues: mqueue::QueueSet::default(),
         terminals: terminals::TerminalSet::default(),
         tcp: sockets::tcp::TcpSet::default(),
         diag: None,
@@ -190,6 +193,7 @@ fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal
     step(files::finish(s, &mut out.files));
     step(shm::sysv::capture(s, &mut out.sysv));
     step(locks::capture_posix(s, &mut out.posix_locks));
+    step(mqueue::finish(s, &mut out.queues));
 }
 
 /// A refusal that names the descriptor.

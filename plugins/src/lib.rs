@@ -21,6 +21,7 @@ mod inotify;
 mod install;
 mod locks;
 mod model;
+mod mqueue;
 mod pidfd;
 mod pipes;
 mod rebuild;

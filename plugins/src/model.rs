@@ -4,7 +4,7 @@
 //! refers to it; objects behind several descriptions (files, pipes, terminals) are in lists of their own, referred to by index. Each kind's
 //! own data is defined beside the code that captures and rebuilds it.
 
-use crate::{epoll, eventfd, files, inotify, locks, pidfd, pipes, shm, signalfd, sockets, terminals, timerfd};
+use crate::{epoll, eventfd, files, inotify, locks, mqueue, pidfd, pipes, shm, signalfd, sockets, terminals, timerfd};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::ffi::OsString;
 use std::os::fd::RawFd;
@@ -21,6 +21,8 @@ pub struct Descriptors {
     pub(crate) descriptions: Vec<Description>,
     pub(crate) files: Vec<files::FileObject>,
     pub(crate) pipes: Vec<pipes::PipeObject>,
+    #[serde(default)]
+    pub(crate) queues: Vec<mqueue::QueueObject>,
     pub(crate) terminals: terminals::Terminals,
     pub(crate) sysv: shm::sysv::SysV,
     pub(crate) posix_locks: Vec<locks::PosixLock>,
@@ -114,6 +116,8 @@ pub(crate) enum Kind {
     Path(files::path::PathState),
     /// End of a pipe or FIFO; index into [`Descriptors::pipes`].
     Pipe(usize),
+    /// POSIX message queue; index into [`Descriptors::queues`].
+    Queue(usize),
     /// Terminal.
     Terminal(terminals::Side),
     /// `AF_UNIX` socket.

@@ -7,7 +7,7 @@ use crate::capture::RaisedLimit;
 use crate::fault::{refuse, At, Fault};
 use crate::model::{DescId, Description, Descriptors, Kind};
 use crate::sys::fd;
-use crate::{epoll, eventfd, files, locks, pipes, shm, signalfd, sockets, terminals, timerfd};
+use crate::{epoll, eventfd, files, locks, mqueue, pipes, shm, signalfd, sockets, terminals, timerfd};
 use crate::{inotify, pidfd, Refusal};
 use belay_image::blobs::BlobReader;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -85,6 +85,7 @@ pub(crate) fn rebuild(d: &Descriptors, blobs: &BlobReader) -> Result<Built, Refu
     shm::sysv::rebuild(&d.sysv, blobs).map_err(|e| object("System V objects", &e))?;
     let files = objects(&d.files, |o| files::prepare(o, blobs), |o| format!("file {}", o.path))?;
     let pipes = objects(&d.pipes, |o| pipes::prepare(o, blobs), |_| "pipe".into())?;
+    let queues = mqueue::prepare(&d.queues, blobs).map_err(|(name, e)| object(&name, &e))?;
     let terminals = terminals::prepare(&d.terminals, blobs, min).map_err(|e| object("terminal", &e))?;
     for (id, desc) in d.descriptions.iter().enumerate() {
         let made = match &desc.kind {
@@ -92,6 +93,7 @@ pub(crate) fn rebuild(d: &Descriptors, blobs: &BlobReader) -> Result<Built, Refu
             Kind::Path(p) if p.needs_process.is_some() => Ok(None),
             Kind::Path(p) => files::path::rebuild(desc, p).map(Some),
             Kind::Pipe(at) => entry(&pipes, *at).and_then(|p| p.open(desc)).map(Some),
+            Kind::Queue(at) => entry(&queues, *at).and_then(|q| q.open(desc)).map(Some),
             Kind::Terminal(side) => terminals::open(desc, side, &terminals).map(Some),
             Kind::Udp(u) => sockets::udp::rebuild(u).map(Some),
             Kind::Netlink(n) => sockets::netlink::rebuild(n).map(Some),
@@ -109,6 +111,7 @@ pub(crate) fn rebuild(d: &Descriptors, blobs: &BlobReader) -> Result<Built, Refu
             b.put(id, fd).map_err(|e| refusal(d, id, &e))?;
         }
     }
+    mqueue::finish_rebuild(&d.queues, &queues).map_err(|(name, e)| object(&name, &e))?;
     let build = sockets::unix::rebuild(&mut b).map_err(|(id, e)| refusal(d, id, &e))?;
     sockets::tcp::rebuild(&mut b).map_err(|(id, e)| refusal(d, id, &e))?;
     sockets::unix::refill(&b, build).map_err(|(id, e)| refusal(d, id, &e))?;

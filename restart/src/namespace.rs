@@ -77,7 +77,24 @@ pub(crate) fn enter(user: bool, uid: u32, gid: u32) -> Outcome<()> {
             }
             _ => format!("mount /proc: {e}"),
         },
-    })
+    })?;
+    show_queues();
+    Ok(())
+}
+
+/// Shows the message queues of the new IPC namespace where those of the old one were shown.
+fn show_queues() {
+    const MQUEUE_MAGIC: libc::__fsword_t = 0x1980_0202;
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut fs: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: a live, terminated name, and `fs` is valid for writing.
+    let known = unsafe { libc::statfs(c"/dev/mqueue".as_ptr(), &mut fs) } == 0;
+    if known && fs.f_type == MQUEUE_MAGIC {
+        let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+        if let Err(error) = mount(Some("mqueue"), "/dev/mqueue", Some("mqueue"), flags) {
+            tracing::warn!(%error, "/dev/mqueue does not show the job's queues");
+        }
+    }
 }
 
 /// In PID 1, before the agent is forked: gives all later processes a time namespace in which the monotonic clock goes on from `monotonic_ns`, its value at the

@@ -1,15 +1,40 @@
-// ipc_posix mq: message queues with waiting messages and priorities. ipc_posix sem: named semaphores shared by two processes.
+// ipc_posix mq: message queues with waiting messages and priorities, one by name, one without, which is always full: a child waits to send.
+// ipc_posix sem: named semaphores shared by two processes.
 #include "check.h"
 #include <mqueue.h>
 #include <semaphore.h>
+// Sends 1, 2, 3, ... into a queue that has no name any more.
+static pid_t sender(mqd_t *to) {
+    char n[64];
+    struct mq_attr a = {.mq_maxmsg = 3, .mq_msgsize = sizeof(unsigned)};
+    snprintf(n, sizeof n, "/belay-v%d", getpid());
+    *to = (mqd_t)OK(mq_open(n, O_RDONLY | O_CREAT | O_EXCL, 0640, &a));
+    mqd_t w = (mqd_t)OK(mq_open(n, O_WRONLY));
+    OK(mq_unlink(n));
+    pid_t p = fork();
+    if (p == 0)
+        for (unsigned i = 1;; i++)
+            if (mq_send(w, (char *)&i, sizeof i, 5)) fail("mq_send: %s", strerror(errno));
+    OK(close(w));
+    return p;
+}
 int main(int argc, char **argv) {
     int use_mq = argc > 1 && !strcmp(argv[1], "mq");
     begin(use_mq ? "ipc_posix-mq" : "ipc_posix-sem");
     char n[64];
+    // A job that was killed leaves its name behind, and there is room for 256.
+    for (int p = 2; use_mq && p < 65536; p++)
+        if (kill(p, 0) && errno == ESRCH) {
+            snprintf(n, sizeof n, "/belay-t%d", p);
+            mq_unlink(n);
+        }
     snprintf(n, sizeof n, "/belay-t%d", getpid());
     struct mq_attr a = {.mq_maxmsg = 6, .mq_msgsize = 200};
     mqd_t q = use_mq ? mq_open(n, O_RDWR | O_CREAT | O_EXCL | O_NONBLOCK, 0600, &a) : 0;
     OK(q);
+    mqd_t full = -1;
+    pid_t s1 = use_mq ? sender(&full) : 0;
+    unsigned expected = 1, got;
     sem_t *s = sem_open(n, O_CREAT | O_EXCL, 0600, 0), *back;
     CHECK(s != SEM_FAILED);
     snprintf(n, sizeof n, "/belay-u%d", getpid());
@@ -37,6 +62,19 @@ int main(int argc, char **argv) {
             EQ(mq_receive(q, g, sizeof g, &pr), -1);
             EQ(errno, EAGAIN);
             OK(mq_getattr(q, &a));
+            struct stat st;
+            OK(fstat(full, &st));
+            CHECK((st.st_mode & 07777) == 0640 && st.st_nlink == 0 && st.st_uid == getuid());
+            snprintf(n, sizeof n, "/belay-t%d", getpid());
+            mqd_t again = (mqd_t)OK(mq_open(n, O_RDONLY | O_NONBLOCK));
+            EQ(mq_receive(again, g, sizeof g, &pr), -1);
+            EQ(errno, EAGAIN);
+            OK(close(again));
+            for (int i = 0; i < 5; i++, expected++) {
+                EQ(mq_receive(full, (char *)&got, sizeof got, &pr), sizeof got);
+                EQ(got, expected);
+                EQ(pr, 5);
+            }
             CHECK(a.mq_maxmsg == 6 && a.mq_msgsize == 200 && a.mq_flags == O_NONBLOCK && a.mq_curmsgs == 0);
         }
         sem_post(s);
@@ -44,6 +82,10 @@ int main(int argc, char **argv) {
     }
     kill(k, SIGKILL);
     reap(k, SIGKILL);
+    if (s1) {
+        kill(s1, SIGKILL);
+        reap(s1, SIGKILL);
+    }
     snprintf(n, sizeof n, "/belay-t%d", getpid());
     mq_unlink(n);
     sem_unlink(n);

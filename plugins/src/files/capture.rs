@@ -85,9 +85,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<Kind, Fault> {
     let magic = fd::fs_magic(found.raw()).at("read the type of its file system")?;
     match magic {
         PIDFS_MAGIC => return crate::pidfd::capture(s, id).map(Kind::Pidfd),
-        MQUEUE_MAGIC => {
-            return refuse("POSIX message queues cannot be checkpointed; close it before the checkpoint or run without it")
-        }
+        MQUEUE_MAGIC => return Ok(crate::mqueue::capture(s, id)),
         SECRETMEM_MAGIC => return refuse("secret memory (memfd_secret) cannot be read, by design"),
         NSFS_MAGIC => return super::path::capture_namespace(s, id).map(Kind::Path),
         m if KERNEL_FILESYSTEMS.contains(&m) => return super::path::capture(s, id).map(Kind::Path),

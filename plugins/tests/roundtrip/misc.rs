@@ -2,6 +2,7 @@
 
 use crate::harness::{durable, Case};
 use crate::util::*;
+use std::ffi::CString;
 
 pub(crate) fn cases() -> Vec<Case> {
     vec![
@@ -23,8 +24,12 @@ pub(crate) fn cases() -> Vec<Case> {
         },
         Case::new("signal_owner", prepare_owner, verify_owner),
         Case {
-            refused: Some("message queues cannot be checkpointed"),
-            ..Case::new("message_queue_is_refused", prepare_queue, |_| ())
+            between: drop_queue,
+            ..Case::new("message_queues_by_name_and_without", prepare_queues, verify_queues)
+        },
+        Case {
+            refused: Some("mq_notify"),
+            ..Case::new("message_queue_with_notification_is_refused", prepare_notified, |_| ())
         },
     ]
 }
@@ -246,16 +251,99 @@ fn verify_owner(_: usize) {
     assert_ne!(flags(20) & libc::O_ASYNC, 0);
 }
 
-fn prepare_queue() {
-    // SAFETY: a constant name.
+fn queue_name() -> CString {
+    // SAFETY: takes nothing.
+    CString::new(format!("/belay-roundtrip-{}", unsafe { libc::getuid() })).unwrap()
+}
+
+/// What a killed job leaves in the old IPC namespace.
+fn drop_queue() {
+    // SAFETY: a live name.
+    ok(unsafe { libc::mq_unlink(queue_name().as_ptr()) });
+}
+
+fn send(fd: i32, text: &[u8], priority: u32) {
+    // SAFETY: `text` is valid for reading.
+    ok(unsafe { libc::mq_send(fd, text.as_ptr().cast(), text.len(), priority) });
+}
+
+fn receive(fd: i32) -> (Vec<u8>, u32) {
+    let (mut buf, mut priority) = (vec![0u8; 100], 0);
+    // SAFETY: the buffer has the size of the largest message.
+    let n = unsafe { libc::mq_receive(fd, buf.as_mut_ptr().cast(), buf.len(), &mut priority) };
+    assert!(n >= 0, "mq_receive: {}", std::io::Error::last_os_error());
+    buf.truncate(n as usize);
+    (buf, priority)
+}
+
+/// One queue by name with two descriptions; another one that had that name before, and is full.
+fn prepare_queues() {
+    let name = queue_name();
+    // SAFETY: live names and attributes.
     unsafe {
-        let q = libc::mq_open(
-            c"/belay-test-queue".as_ptr(),
-            libc::O_RDWR | libc::O_CREAT,
-            0o600,
-            std::ptr::null_mut::<libc::mq_attr>(),
+        let mut a: libc::mq_attr = std::mem::zeroed();
+        libc::mq_unlink(name.as_ptr());
+        (a.mq_maxmsg, a.mq_msgsize) = (2, 100);
+        let flags = libc::O_CREAT | libc::O_EXCL;
+        place_raw(ok(libc::mq_open(name.as_ptr(), flags | libc::O_RDWR, 0o600, &raw mut a)), 20);
+        ok(libc::mq_unlink(name.as_ptr()));
+        (a.mq_maxmsg, a.mq_msgsize) = (9, 100);
+        place_raw(
+            ok(libc::mq_open(name.as_ptr(), flags | libc::O_WRONLY, 0o640, &raw mut a)),
+            21,
         );
-        place_raw(ok(q), 20);
-        libc::mq_unlink(c"/belay-test-queue".as_ptr());
+        let reader = ok(libc::mq_open(name.as_ptr(), libc::O_RDONLY | libc::O_NONBLOCK));
+        place_raw(reader, 22);
     }
+    send(20, b"first", 1);
+    send(20, b"second", 1);
+    send(21, b"low", 0);
+    send(21, &pattern(100, 3), 7);
+    send(21, b"", 7);
+    send(21, b"high", 31);
+}
+
+fn verify_queues(_: usize) {
+    assert_eq!(receive(20), (b"first".to_vec(), 1));
+    assert_eq!(receive(20), (b"second".to_vec(), 1));
+    assert_eq!(receive(22), (b"high".to_vec(), 31));
+    assert_eq!(receive(22), (pattern(100, 3), 7));
+    assert_eq!(receive(22), (Vec::new(), 7));
+    // SAFETY: all-zero bytes are a valid value, which the call overwrites; the name is live.
+    let (a, again) = unsafe {
+        let mut a: libc::mq_attr = std::mem::zeroed();
+        ok(libc::mq_getattr(22, &mut a));
+        (a, ok(libc::mq_open(queue_name().as_ptr(), libc::O_RDONLY)))
+    };
+    assert_eq!(
+        (a.mq_maxmsg, a.mq_msgsize, a.mq_curmsgs, a.mq_flags),
+        (9, 100, 1, libc::O_NONBLOCK.into())
+    );
+    assert_eq!(receive(again), (b"low".to_vec(), 0));
+    assert_eq!(flags(22) & libc::O_ACCMODE, libc::O_RDONLY);
+    assert_eq!(flags(21) & (libc::O_ACCMODE | libc::O_NONBLOCK), libc::O_WRONLY);
+    // SAFETY: all-zero bytes are a valid value, which the call overwrites.
+    let mode = |fd| unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        ok(libc::fstat(fd, &mut stat));
+        (stat.st_mode & 0o7777, stat.st_nlink)
+    };
+    assert_eq!((mode(20), mode(21)), ((0o600, 0), (0o640, 1)));
+    // SAFETY: a live name.
+    ok(unsafe { libc::mq_unlink(queue_name().as_ptr()) });
+}
+
+fn prepare_notified() {
+    prepare_queues();
+    // SAFETY: all-zero bytes are a valid value of this plain C struct; the call reads it.
+    unsafe {
+        libc::mq_unlink(queue_name().as_ptr());
+        let mut event: libc::sigevent = std::mem::zeroed();
+        (event.sigev_notify, event.sigev_signo) = (libc::SIGEV_SIGNAL, libc::SIGURG);
+        ok(mq_notify(20, &event));
+    }
+}
+
+extern "C" {
+    fn mq_notify(queue: libc::mqd_t, event: *const libc::sigevent) -> i32;
 }

@@ -1,0 +1,191 @@
+//! Reads the messages of a queue, which the kernel only hands out for good: all are received and sent again in the same order.
+//!
+//! A helper process does this, with nothing but system calls on memory laid out before, so that the messages return even when the agent is killed
+//! in between. A program outside the job may take the room of a message that is out for these microseconds; what then does not fit is sent by a
+//! thread of the agent as soon as there is room.
+
+use crate::fault::{refuse, At, Fault};
+use crate::sys::{check, check_len, fd};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// A message: priority and text.
+pub(crate) type Message = (u32, Vec<u8>);
+
+/// Head of the memory shared with the helper.
+#[repr(C)]
+struct Board {
+    received: usize,
+    sent: usize,
+    /// Error number of the helper.
+    error: i32,
+}
+
+/// Where a message lies in the data behind the entries.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Entry {
+    priority: u32,
+    bytes: usize,
+}
+
+/// Shared memory: board, entries, data.
+struct Shared {
+    base: *mut u8,
+    bytes: usize,
+    count: usize,
+    data: usize,
+}
+
+impl Shared {
+    fn new(count: usize, data_bytes: usize) -> io::Result<Self> {
+        let data = size_of::<Board>() + count * size_of::<Entry>();
+        let bytes = data + data_bytes;
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, prot, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self {
+            base: base.cast(),
+            bytes,
+            count,
+            data,
+        })
+    }
+
+    fn board(&self) -> *mut Board {
+        self.base.cast()
+    }
+
+    fn entry(&self, i: usize) -> *mut Entry {
+        debug_assert!(i < self.count);
+        // SAFETY: the mapping holds `count` entries behind the board, aligned as the board is.
+        unsafe { self.base.add(size_of::<Board>()).cast::<Entry>().add(i) }
+    }
+
+    fn text(&self, offset: usize) -> *mut u8 {
+        // SAFETY: callers stay within the data.
+        unsafe { self.base.add(self.data + offset) }
+    }
+
+    fn messages(&self, count: usize) -> Vec<Message> {
+        let mut offset = 0;
+        (0..count)
+            .map(|i| {
+                // SAFETY: the helper has written this entry and has ended.
+                let e = unsafe { self.entry(i).read() };
+                // SAFETY: the helper has received that many bytes there.
+                let text = unsafe { std::slice::from_raw_parts(self.text(offset), e.bytes) };
+                offset += e.bytes;
+                (e.priority, text.to_vec())
+            })
+            .collect()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own.
+        unsafe { libc::munmap(self.base.cast(), self.bytes) };
+    }
+}
+
+/// The `count` messages of a queue, of `bytes` bytes together and at most `max` each, which are in it again afterwards.
+pub(crate) fn copy(reader: OwnedFd, writer: OwnedFd, count: usize, bytes: usize, max: usize) -> Result<Vec<Message>, Fault> {
+    // The kernel asks for room for the largest message each time.
+    let shared = Shared::new(count, bytes + max).at("map memory for its messages")?;
+    // SAFETY: the child runs `helper`, which makes system calls on memory made before and ends.
+    let pid = check(unsafe { libc::fork() }).at("make a process that reads its messages")?;
+    if pid == 0 {
+        helper(&shared, reader.as_raw_fd(), writer.as_raw_fd(), max);
+    }
+    let mut status = 0;
+    loop {
+        // SAFETY: `status` is valid for writing.
+        match check(unsafe { libc::waitpid(pid, &mut status, libc::__WALL) }) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e).at("wait for the process that reads its messages"),
+            Ok(_) => break,
+        }
+    }
+    // SAFETY: the helper has ended; nobody else writes there.
+    let board = unsafe { shared.board().read() };
+    let messages = shared.messages(board.received);
+    if board.sent < board.received {
+        send_later(writer, messages[board.sent..].to_vec());
+    }
+    if status != 0 || board.received != count {
+        return refuse(format!(
+            "{} of its {count} messages could be read ({}); programs outside the job use this queue: checkpoint again",
+            board.received,
+            io::Error::from_raw_os_error(board.error)
+        ));
+    }
+    Ok(messages)
+}
+
+/// Receives everything and sends it again, without waiting: the time-outs have passed already.
+fn helper(shared: &Shared, reader: RawFd, writer: RawFd, max: usize) -> ! {
+    let past = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let board = shared.board();
+    let (mut received, mut sent, mut error) = (0, 0, 0);
+    let mut offset = 0;
+    while received < shared.count {
+        let mut priority = 0;
+        // SAFETY: the data has room for `max` bytes behind all bytes that the queue held.
+        let n = check_len(unsafe { libc::mq_timedreceive(reader, shared.text(offset).cast(), max, &mut priority, &past) });
+        match n {
+            Ok(bytes) => {
+                // SAFETY: the entry is in the mapping.
+                unsafe { shared.entry(received).write(Entry { priority, bytes }) };
+                offset += bytes;
+                received += 1;
+            }
+            Err(e) => {
+                error = e.raw_os_error().unwrap_or(0);
+                break;
+            }
+        }
+    }
+    offset = 0;
+    while sent < received {
+        // SAFETY: written above.
+        let e = unsafe { shared.entry(sent).read() };
+        // SAFETY: the text was received there.
+        let done = check(unsafe { libc::mq_timedsend(writer, shared.text(offset).cast(), e.bytes, e.priority, &past) });
+        if done.is_err() {
+            break;
+        }
+        offset += e.bytes;
+        sent += 1;
+    }
+    // SAFETY: the board is in the mapping, and the agent reads it after the end of this process.
+    unsafe { board.write(Board { received, sent, error }) };
+    // SAFETY: ends the process without running what the agent has registered.
+    unsafe { libc::_exit(0) }
+}
+
+/// Sends what did not fit, as soon as it does.
+fn send_later(writer: OwnedFd, messages: Vec<Message>) {
+    tracing::warn!(
+        messages = messages.len(),
+        "a program outside the job has filled a message queue while it was read; the rest follows"
+    );
+    std::thread::spawn(move || {
+        for (priority, text) in messages {
+            loop {
+                // SAFETY: the text is valid for reading.
+                let sent = check(unsafe { libc::mq_send(writer.as_raw_fd(), text.as_ptr().cast(), text.len(), priority) });
+                match sent.map_err(|e| e.kind()) {
+                    Ok(_) => break,
+                    Err(io::ErrorKind::WouldBlock) => drop(fd::wait(writer.as_raw_fd(), libc::POLLOUT, -1)),
+                    Err(io::ErrorKind::Interrupted) => {}
+                    Err(error) => return tracing::error!(%error, "a message is lost"),
+                }
+            }
+        }
+    });
+}

@@ -1,0 +1,286 @@
+//! POSIX message queues: name, limits, mode, owner, messages in order with their priorities.
+//!
+//! The kernel gives no view of the messages, so a queue is emptied and filled again while the job stands still (see `drain`). A restarted job has an IPC
+//! namespace of its own, where its queues are made again under their names; the namespace's limits become those of the checkpoint.
+
+mod drain;
+
+use crate::capture::Session;
+use crate::fault::{refuse, At, Fault};
+use crate::model::{DescId, Description, FsPath, Holder, Kind};
+use crate::sys::{check, fd};
+use belay_image::blobs::{BlobReader, BlobRef};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// Limits of an IPC namespace, below `/proc/sys/fs/mqueue`.
+const LIMITS: [&str; 5] = ["queues_max", "msg_max", "msgsize_max", "msg_default", "msgsize_default"];
+
+/// One queue.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct QueueObject {
+    /// Its name, with the slash.
+    name: FsPath,
+    /// Whether the name was gone (`mq_unlink`).
+    deleted: bool,
+    mode: u32,
+    owner: (u32, u32),
+    max_messages: i64,
+    message_bytes: i64,
+    /// (priority, text), in the order in which they will be received.
+    messages: Vec<(u32, BlobRef)>,
+    /// Values of [`LIMITS`].
+    limits: Vec<u64>,
+}
+
+/// The queues found so far.
+#[derive(Debug, Default)]
+pub(crate) struct QueueSet {
+    by_id: HashMap<(u64, u64), usize>,
+    users: Vec<Vec<DescId>>,
+}
+
+/// Captures a description of a queue.
+pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Kind {
+    let stat = &s.found[id].stat;
+    let set = &mut s.queues;
+    let at = *set.by_id.entry((stat.st_dev, stat.st_ino)).or_insert_with(|| {
+        set.users.push(Vec::new());
+        set.users.len() - 1
+    });
+    set.users[at].push(id);
+    Kind::Queue(at)
+}
+
+/// Reads the queues, when all descriptions of them are known.
+pub(crate) fn finish(s: &mut Session<'_>, out: &mut Vec<QueueObject>) -> Result<(), (Holder, String, Fault)> {
+    for at in 0..s.queues.users.len() {
+        let first = &s.found[s.queues.users[at][0]];
+        let (holder, name) = (first.holder, format!("fd {} ({})", first.holder.fd, first.link.display()));
+        match object(s, at) {
+            Ok(o) => out.push(o),
+            Err(e) => return Err((holder, name, e)),
+        }
+    }
+    Ok(())
+}
+
+fn object(s: &mut Session<'_>, at: usize) -> Result<QueueObject, Fault> {
+    let users = &s.queues.users[at];
+    let first = &s.found[users[0]];
+    let through = |access: i32| -> Result<OwnedFd, Fault> {
+        let other = |f: &&crate::capture::Found| f.access() == access || f.access() == libc::O_RDWR;
+        match users.iter().map(|id| &s.found[*id]).find(other) {
+            Some(f) => fd::dup_from(f.raw(), 0).at("duplicate"),
+            None => fd::reopen(first.raw(), access).at("open the queue for reading and writing (its mode forbids it?)"),
+        }
+    };
+    let attributes = attributes(first.raw())?;
+    let reader = through(libc::O_RDONLY)?;
+    let state = state(reader.as_raw_fd())?;
+    if state.notified != 0 {
+        return refuse(format!(
+            "process {} waits for a notification about this message queue (mq_notify), which cannot be saved; use poll or a thread that receives",
+            state.notified
+        ));
+    }
+    let messages = if attributes.mq_curmsgs > 0 {
+        let writer = through(libc::O_WRONLY)?;
+        let bytes = |n: i64| usize::try_from(n).map_err(|_| Fault::Refused("its limits are out of range".into()));
+        drain::copy(
+            reader,
+            writer,
+            bytes(attributes.mq_curmsgs)?,
+            state.bytes,
+            bytes(attributes.mq_msgsize)?,
+        )?
+    } else {
+        Vec::new()
+    };
+    let messages = messages
+        .into_iter()
+        .map(|(priority, text)| Ok((priority, s.blobs.put(&text)?)))
+        .collect::<Result<Vec<_>, Fault>>()?;
+    let first = &s.found[s.queues.users[at][0]];
+    let deleted = first.stat.st_nlink == 0;
+    let shown = if deleted {
+        crate::files::without_deleted(&first.link)
+    } else {
+        &first.link
+    };
+    // Opened through a mounted file system, it shows the path there.
+    let name = std::path::Path::new("/").join(shown.file_name().unwrap_or_default());
+    Ok(QueueObject {
+        name: FsPath(name),
+        deleted,
+        mode: first.stat.st_mode & 0o7777,
+        owner: (first.stat.st_uid, first.stat.st_gid),
+        max_messages: attributes.mq_maxmsg,
+        message_bytes: attributes.mq_msgsize,
+        messages,
+        limits: LIMITS.iter().map(|l| limit(l)).collect::<Result<_, _>>()?,
+    })
+}
+
+fn attributes(raw: RawFd) -> Result<libc::mq_attr, Fault> {
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut a: libc::mq_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: `a` is valid for writing.
+    check(unsafe { libc::mq_getattr(raw, &mut a) }).at("mq_getattr")?;
+    Ok(a)
+}
+
+/// What the kernel tells a reader of the queue's file.
+struct State {
+    /// Bytes in all messages.
+    bytes: usize,
+    /// Process to be notified, 0 if none.
+    notified: i32,
+}
+
+fn state(reader: RawFd) -> Result<State, Fault> {
+    let mut text = [0u8; 160];
+    let n = fd::read_at(reader, &mut text, 0).at("read the queue's state")?;
+    let text = String::from_utf8_lossy(&text[..n]).into_owned();
+    let field = |key: &str| {
+        text.split_whitespace()
+            .find_map(|w| w.strip_prefix(key)?.strip_prefix(':')?.parse().ok())
+    };
+    match (field("QSIZE"), field("NOTIFY_PID")) {
+        (Some(bytes), Some(notified)) => Ok(State {
+            bytes,
+            notified: i32::try_from(notified).unwrap_or(-1),
+        }),
+        _ => refuse(format!("the kernel describes it as {text:?}, which is not understood")),
+    }
+}
+
+fn limit_path(name: &str) -> String {
+    format!("/proc/sys/fs/mqueue/{name}")
+}
+
+fn limit(name: &str) -> Result<u64, Fault> {
+    let text = std::fs::read_to_string(limit_path(name)).at(format!("read {}", limit_path(name)))?;
+    text.trim()
+        .parse()
+        .map_err(|_| Fault::Refused(format!("{} is not a number", limit_path(name))))
+}
+
+/// A queue made again.
+#[derive(Debug)]
+pub(crate) struct BuiltQueue(OwnedFd);
+
+/// Makes all queues in the present (fresh) IPC namespace, without owner and mode, which come last ([`finish_rebuild`]).
+pub(crate) fn prepare(list: &[QueueObject], blobs: &BlobReader) -> Result<Vec<BuiltQueue>, (String, Fault)> {
+    let named = |q: &QueueObject| format!("message queue {}", q.name);
+    if let Some(q) = list.first() {
+        set_limits(&q.limits).map_err(|e| (named(q), e))?;
+    }
+    let _limit = MemoryLimit::raise();
+    let mut built: Vec<Option<BuiltQueue>> = list.iter().map(|_| None).collect();
+    // A name that was removed may have been given to another queue since: those without come first.
+    for deleted in [true, false] {
+        for (q, slot) in list.iter().zip(&mut built).filter(|(q, _)| q.deleted == deleted) {
+            *slot = Some(make(q, blobs).map_err(|e| (named(q), e))?);
+        }
+    }
+    Ok(built.into_iter().flatten().collect())
+}
+
+fn make(q: &QueueObject, blobs: &BlobReader) -> Result<BuiltQueue, Fault> {
+    let name = fd::c_path(q.name.as_path()).at("its name")?;
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut a: libc::mq_attr = unsafe { std::mem::zeroed() };
+    (a.mq_maxmsg, a.mq_msgsize) = (q.max_messages, q.message_bytes);
+    let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR | libc::O_CLOEXEC;
+    // SAFETY: the name and the attributes are live; the mode is a number.
+    let made = check(unsafe { libc::mq_open(name.as_ptr(), flags, 0o600, &raw mut a) });
+    let made = made.at(format!(
+        "make it for {} messages of {} bytes (fs.mqueue limits, RLIMIT_MSGQUEUE)",
+        q.max_messages, q.message_bytes
+    ))?;
+    // SAFETY: the kernel has just returned it.
+    let queue = unsafe { OwnedFd::from_raw_fd(made) };
+    if q.deleted {
+        // SAFETY: the name is live.
+        check(unsafe { libc::mq_unlink(name.as_ptr()) }).at("remove its name")?;
+    }
+    for (priority, text) in &q.messages {
+        let text = blobs.get(text)?;
+        // SAFETY: the text is valid for reading. The queue has room for all its messages, so this does not wait.
+        check(unsafe { libc::mq_send(queue.as_raw_fd(), text.as_ptr().cast(), text.len(), *priority) }).at("put a message back")?;
+    }
+    Ok(BuiltQueue(queue))
+}
+
+impl BuiltQueue {
+    /// A description of it.
+    pub(crate) fn open(&self, d: &Description) -> Result<OwnedFd, Fault> {
+        fd::reopen(self.0.as_raw_fd(), d.flags & libc::O_ACCMODE).at("open it again")
+    }
+}
+
+/// Sets owners and modes, when all descriptions are open.
+pub(crate) fn finish_rebuild(list: &[QueueObject], built: &[BuiltQueue]) -> Result<(), (String, Fault)> {
+    list.iter()
+        .zip(built)
+        .try_for_each(|(q, b)| settle(q, b.0.as_raw_fd()).map_err(|e| (format!("message queue {}", q.name), e)))
+}
+
+fn settle(q: &QueueObject, raw: RawFd) -> Result<(), Fault> {
+    let stat = fd::fstat(raw).at("stat")?;
+    if (stat.st_uid, stat.st_gid) != q.owner {
+        // SAFETY: takes numbers only.
+        check(unsafe { libc::fchown(raw, q.owner.0, q.owner.1) }).at("set its owner")?;
+    }
+    // SAFETY: takes numbers only.
+    check(unsafe { libc::fchmod(raw, q.mode) }).at("set its mode").map(drop)
+}
+
+/// The namespace's limits as they were, as far as they may be set here: `make` finds out whether they suffice.
+fn set_limits(limits: &[u64]) -> Result<(), Fault> {
+    for (name, wanted) in LIMITS.iter().zip(limits) {
+        if limit(name)? != *wanted {
+            if let Err(error) = std::fs::write(limit_path(name), wanted.to_string()) {
+                tracing::warn!(%error, name, wanted, "a limit of message queues stays as it is here");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The soft limit on memory for queues raised to the hard one while queues are made.
+struct MemoryLimit(libc::rlimit);
+
+impl MemoryLimit {
+    fn raise() -> Option<Self> {
+        let mut old = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: `old` is valid for writing.
+        check(unsafe { libc::getrlimit(libc::RLIMIT_MSGQUEUE, &mut old) }).ok()?;
+        let all = libc::rlimit {
+            rlim_cur: libc::RLIM_INFINITY,
+            rlim_max: libc::RLIM_INFINITY,
+        };
+        let hard = libc::rlimit {
+            rlim_cur: old.rlim_max,
+            ..old
+        };
+        // SAFETY: the limits are valid for reading. Only root may set the first; a failure of both shows when a queue is made.
+        let _ = unsafe { libc::setrlimit(libc::RLIMIT_MSGQUEUE, &all) == 0 || libc::setrlimit(libc::RLIMIT_MSGQUEUE, &hard) == 0 };
+        Some(Self(old))
+    }
+}
+
+impl Drop for MemoryLimit {
+    fn drop(&mut self) {
+        // SAFETY: the limit is valid for reading; lowering is always allowed.
+        let back = unsafe { libc::setrlimit(libc::RLIMIT_MSGQUEUE, &self.0) };
+        if back == -1 {
+            tracing::warn!(error = %std::io::Error::last_os_error(), "could not lower the limit of message queues again");
+        }
+    }
+}
