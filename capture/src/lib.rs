@@ -34,6 +34,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub struct Options {
     /// Save the contents of every open regular file.
     pub save_open_files: bool,
+    /// When the job was launched.
+    pub launched: SystemTime,
     /// Number of writer threads per process snapshot.
     pub writers: u32,
 }
@@ -226,6 +228,7 @@ fn take(
         processes: &views,
         blobs: &mut blobs,
         save_open_files: options.save_open_files,
+        launched: options.launched,
     })
     .map_err(CaptureError::Refused)?;
     calls::finish_connects(&mut processes, |pid, fd| descriptors.is_connected(pid, fd));

@@ -89,7 +89,7 @@ pub(crate) struct Launch {
     /// Checkpoints to keep
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) keep: u32,
-    /// Save the contents of all open regular files, not only of those that would otherwise be lost
+    /// Save the contents of the files that the job writes or has made, where they are open, not only of those that would otherwise be lost
     #[arg(long)]
     pub(crate) save_open_files: bool,
     /// How much goes to the log in the job directory

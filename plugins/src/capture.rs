@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 /// A description found in the job, held by a descriptor of the agent.
 #[derive(Debug)]
@@ -55,6 +56,8 @@ pub(crate) struct Session<'a> {
     pub(crate) blobs: &'a mut BlobWriter,
     /// Save every open regular file.
     pub(crate) save_open_files: bool,
+    /// When the job was launched.
+    pub(crate) launched: SystemTime,
     /// The descriptions found so far.
     pub(crate) found: Vec<Found>,
     /// The tables.
@@ -140,6 +143,7 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
         processes: env.processes,
         blobs: env.blobs,
         save_open_files: env.save_open_files,
+        launched: env.launched,
         found: Vec::new(),
         tables: Vec::new(),
         notes: Vec::new(),
@@ -194,6 +198,7 @@ fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal
     step(shm::sysv::capture(s, &mut out.sysv));
     step(locks::capture_posix(s, &mut out.posix_locks));
     step(mqueue::finish(s, &mut out.queues));
+    out.working = files::working(s.processes);
 }
 
 /// A refusal that names the descriptor.

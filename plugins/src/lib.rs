@@ -39,6 +39,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
+use std::time::SystemTime;
 
 /// A shared mapping of one process, as the capture flow found it in `/proc/PID/maps`.
 #[derive(Debug, Clone)]
@@ -79,6 +80,8 @@ pub struct CaptureEnv<'a> {
     pub blobs: &'a mut BlobWriter,
     /// Save the contents of every open regular file, not only of those that would otherwise be lost.
     pub save_open_files: bool,
+    /// When the job was launched: what has been made since then is its own work.
+    pub launched: SystemTime,
 }
 
 /// Something that cannot be checkpointed or restarted, with the reason.
@@ -197,13 +200,14 @@ impl Rebuilder {
     }
 
     /// Called in the agent when every process has mapped its memory: adds seals against writing, and marks System V segments for removal that
-    /// were so at the checkpoint.
+    /// were so at the checkpoint. Removes directories that had been deleted at the checkpoint.
     pub fn finish(&self) -> Result<(), Refusal> {
         let refusal = |object: String, e: fault::Fault| Refusal {
             pid: 0,
             object,
             reason: e.to_string(),
         };
+        self.built.scaffold.remove();
         for (object, built) in self.descriptors.files.iter().zip(&self.built.files) {
             built.seal(object).map_err(|e| refusal(format!("memfd {}", object.path), e))?;
         }

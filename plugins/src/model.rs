@@ -26,6 +26,8 @@ pub struct Descriptors {
     pub(crate) terminals: terminals::Terminals,
     pub(crate) sysv: shm::sysv::SysV,
     pub(crate) posix_locks: Vec<locks::PosixLock>,
+    /// Working directories of the processes, each with those above it.
+    pub(crate) working: Vec<Vec<files::Directory>>,
     /// What will not be exactly as it was after a restart, one line each, for people.
     pub notes: Vec<String>,
 }

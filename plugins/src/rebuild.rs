@@ -61,6 +61,8 @@ pub(crate) struct Built {
     pub(crate) terminals: terminals::BuiltTerminals,
     /// The agent's standard input, output and error.
     pub(crate) stdio: [Option<OwnedFd>; 3],
+    /// Directories that are there for the time of the rebuild only.
+    pub(crate) scaffold: files::Scaffold,
     /// The raised descriptor limit.
     pub(crate) _limit: RaisedLimit,
 }
@@ -82,6 +84,10 @@ pub(crate) fn rebuild(d: &Descriptors, blobs: &BlobReader) -> Result<Built, Refu
         made: d.descriptions.iter().map(|_| None).collect(),
     };
     let stdio = [0, 1, 2].map(|n| fd::dup_from(n, min).ok());
+    let scaffold = files::Scaffold::of(d);
+    for directories in &d.working {
+        files::make_parents(directories).map_err(|e| object("working directory", &e))?;
+    }
     shm::sysv::rebuild(&d.sysv, blobs).map_err(|e| object("System V objects", &e))?;
     let files = objects(&d.files, |o| files::prepare(o, blobs), |o| format!("file {}", o.path))?;
     let pipes = objects(&d.pipes, |o| pipes::prepare(o, blobs), |_| "pipe".into())?;
@@ -127,6 +133,7 @@ pub(crate) fn rebuild(d: &Descriptors, blobs: &BlobReader) -> Result<Built, Refu
         files: lifted.map_err(|e| object("files", &e))?,
         terminals,
         stdio,
+        scaffold,
         _limit: limit,
     })
 }

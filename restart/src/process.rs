@@ -143,7 +143,13 @@ fn install(cx: &Context<'_>, p: &Process, files: &Files) -> Outcome<()> {
 /// Settings that the process makes in ordinary code.
 fn settings(p: &Process) -> Outcome<()> {
     let at = |what: &str, e: std::io::Error| RestartError::at(format!("process {} ({})", p.pid, p.comm), format!("{what}: {e}"));
-    std::env::set_current_dir(&p.cwd).map_err(|e| at(&format!("working directory {}", p.cwd), e))?;
+    // One that had been deleted exists for the time of the rebuild, under the name it had.
+    let deleted = p
+        .cwd
+        .strip_suffix(" (deleted)")
+        .filter(|_| !std::path::Path::new(&p.cwd).exists());
+    let cwd = deleted.unwrap_or(&p.cwd);
+    std::env::set_current_dir(cwd).map_err(|e| at(&format!("working directory {cwd}"), e))?;
     // SAFETY: takes a number and cannot fail.
     unsafe { libc::umask(p.umask) };
     if p.creds.no_new_privs {

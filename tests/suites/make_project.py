@@ -1,7 +1,8 @@
 """make -j3 of a C project, again and again; the built program's answer is known.
 
-Nothing is deleted before the end, and -pipe spares temporary files: a file that is closed at the checkpoint and deleted before the crash is not there
-after the restart (docs/limits.md).
+A crash leaves files that were made after the checkpoint as they are: complete, half written, or gone. make takes a half-written object for a finished
+one, with or without Belay, so the rules give a file its final name only when it is complete, with a link, which can be made twice; and -pipe
+spares temporary files (docs/limits.md).
 """
 import os
 import shutil
@@ -17,7 +18,7 @@ for i in range(N):
 with open("project/main.c", "w") as f:
     f.write("#include <stdio.h>\n" + "".join(f"int f{i}_7(int);\n" for i in range(N)) + "int main(void) { long s = 0;" + "".join(f" s += f{i}_7(5);" for i in range(N)) + ' printf("%ld\\n", s); return 0; }\n')
 with open("project/Makefile", "w") as f:
-    f.write("OBJ = " + " ".join(f"part{i}.$(R).o" for i in range(N)) + " main.$(R).o\nprog.$(R): $(OBJ)\n\t$(CC) -o $@ $(OBJ)\n%.$(R).o: %.c\n\t$(CC) -pipe -O1 -c -o $@ $<\n")
+    f.write("OBJ = " + " ".join(f"part{i}.$(R).o" for i in range(N)) + " main.$(R).o\nprog.$(R): $(OBJ)\n\t$(CC) -o $@.part $(OBJ) && ln -f $@.part $@\n%.$(R).o: %.c\n\t$(CC) -pipe -O1 -c -o $@.part $< && ln -f $@.part $@\n")
 number = 0
 while running():
     number += 1

@@ -6,7 +6,7 @@ use crate::generations::{self, ms};
 use crate::interval::Interval;
 use crate::{sys, Failure};
 use belay_wire::{Checkpointed, Event, LastError, Phase};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 impl Agent {
     pub(super) fn arm_interval(&mut self) {
@@ -50,6 +50,7 @@ impl Agent {
         self.next_number += 1;
         let options = belay_capture::Options {
             save_open_files: self.description.save_open_files,
+            launched: UNIX_EPOCH + Duration::from_secs(self.description.created_unix_s),
             writers: WRITERS,
         };
         let (clients, phase) = (&mut self.clients, &mut self.phase);

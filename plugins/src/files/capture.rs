@@ -12,6 +12,7 @@ use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
@@ -123,6 +124,7 @@ fn object_of(found: &Found, oid: ObjectId, magic: i64) -> Result<FileObject, Fau
         origin,
         mode: found.stat.st_mode & 0o7777,
         owner: (found.stat.st_uid, found.stat.st_gid),
+        links: found.stat.st_nlink,
         bytes: u64::try_from(found.stat.st_size).unwrap_or(0),
         mtime_ns: fd::mtime_ns(&found.stat),
         written: false,
@@ -191,9 +193,10 @@ fn read(s: &mut Session<'_>, at: usize) -> Result<FileObject, Fault> {
         Origin::Named => {
             let volatile = is_volatile(object.path.as_path(), reader.as_ref().ok());
             let mapped = !sought.windows.is_empty();
-            // A file that nobody may write here is checked at restart, not put back: it is input, or none of the program's data.
-            let open = sought.desc.is_some();
-            (s.save_open_files && open && object.written) || sought.mapped_writable || (volatile && (object.written || mapped))
+            // A file that nobody has open for writing is checked at restart, not put back, where it was there before the job: it is input.
+            // One that the job has made it may delete as well, when it has read it.
+            let ours = sought.desc.is_some() && (object.written || reader.as_ref().is_ok_and(|f| made_since(f, s.launched)));
+            sought.mapped_writable || ((s.save_open_files || volatile) && ours) || (volatile && (object.written || mapped))
         }
         Origin::Deleted { .. } | Origin::Memfd { .. } | Origin::Anonymous => true,
     };
@@ -270,8 +273,14 @@ fn detached(fd: OwnedFd) -> std::io::Result<OwnedFd> {
     }
 }
 
+/// Whether the file was made at or after `start`; not where the file system does not say.
+fn made_since(file: &OwnedFd, start: SystemTime) -> bool {
+    let made = std::fs::metadata(fd::self_path(file.as_raw_fd())).and_then(|m| m.created());
+    made.is_ok_and(|t| t >= start)
+}
+
 /// Whether the file would be lost when the job ends, or the machine restarts.
-fn is_volatile(path: &Path, file: Option<&OwnedFd>) -> bool {
+pub(crate) fn is_volatile(path: &Path, file: Option<&OwnedFd>) -> bool {
     VOLATILE.iter().any(|d| path.starts_with(d))
         || file.is_some_and(|f| fd::fs_magic(f.as_raw_fd()).is_ok_and(|m| m == TMPFS_MAGIC))
 }
@@ -293,6 +302,7 @@ impl Sought {
                 origin,
                 mode: stat.as_ref().map_or(0o600, |s| s.st_mode & 0o7777),
                 owner: stat.as_ref().map_or((0, 0), |s| (s.st_uid, s.st_gid)),
+                links: stat.as_ref().map_or(0, |s| s.st_nlink),
                 bytes: stat.as_ref().map_or(0, |s| u64::try_from(s.st_size).unwrap_or(0)),
                 mtime_ns: stat.as_ref().map_or(0, fd::mtime_ns),
                 written: false,

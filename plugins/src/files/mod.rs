@@ -4,6 +4,7 @@
 //! from shared mappings (`shm`), and decides at the end, when it is known who writes, whether the contents must be in the checkpoint.
 
 mod capture;
+mod directories;
 pub(crate) mod path;
 mod rebuild;
 
@@ -12,8 +13,9 @@ use crate::model::FsPath;
 use belay_image::model::ObjectId;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use capture::{capture, finish, is_named, without_deleted, FileSet, Sought};
-pub(crate) use rebuild::{prepare, BuiltFile};
+pub(crate) use capture::{capture, finish, is_named, is_volatile, without_deleted, FileSet, Sought};
+pub(crate) use directories::{make_parents, parents, set_owner, working, Directory, Scaffold};
+pub(crate) use rebuild::{beside, prepare, BuiltFile};
 
 /// One inode.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -28,6 +30,8 @@ pub(crate) struct FileObject {
     pub(crate) mode: u32,
     /// Owner and group.
     pub(crate) owner: (u32, u32),
+    /// Number of names.
+    pub(crate) links: u64,
     /// Length at capture.
     pub(crate) bytes: u64,
     /// Modification time at capture.
@@ -63,17 +67,6 @@ pub(crate) enum Origin {
     Anonymous,
 }
 
-/// A directory above a file.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Directory {
-    /// Its path.
-    pub(crate) path: FsPath,
-    /// Permission bits.
-    pub(crate) mode: u32,
-    /// Owner and group.
-    pub(crate) owner: (u32, u32),
-}
-
 /// Checksums of the first and the last 64 KiB of a file's captured length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Print {
@@ -96,50 +89,4 @@ impl Print {
             tail: sum(bytes.saturating_sub(64 * 1024))?,
         })
     }
-}
-
-/// Directories above `path` as they are now, outermost first.
-pub(crate) fn parents(path: &std::path::Path) -> Vec<Directory> {
-    let mut out: Vec<Directory> = path
-        .ancestors()
-        .skip(1)
-        .filter(|p| p.parent().is_some())
-        .filter_map(|p| {
-            let stat = crate::sys::fd::stat(p, true).ok()?;
-            Some(Directory {
-                path: FsPath::from(p),
-                mode: stat.st_mode & 0o7777,
-                owner: (stat.st_uid, stat.st_gid),
-            })
-        })
-        .collect();
-    out.reverse();
-    out
-}
-
-/// Makes the directories that are gone.
-pub(crate) fn make_parents(parents: &[Directory]) -> Result<(), crate::fault::Fault> {
-    use crate::fault::At;
-    for d in parents {
-        let path = d.path.as_path();
-        match std::fs::create_dir(path) {
-            Ok(()) => {}
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => continue,
-            Err(_) if path.is_dir() => continue,
-            Err(e) => return Err(e).at(format!("make directory {path:?}")),
-        }
-        set_owner(path, d.owner).at(format!("set owner of {path:?}"))?;
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(d.mode);
-        std::fs::set_permissions(path, mode).at(format!("set mode of {path:?}"))?;
-    }
-    Ok(())
-}
-
-/// Gives `path` its owner where it is another than that of a file just made; only root can.
-pub(crate) fn set_owner(path: &std::path::Path, owner: (u32, u32)) -> std::io::Result<()> {
-    let stat = crate::sys::fd::stat(path, false)?;
-    if (stat.st_uid, stat.st_gid) == owner {
-        return Ok(());
-    }
-    std::os::unix::fs::lchown(path, Some(owner.0), Some(owner.1))
 }

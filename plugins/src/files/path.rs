@@ -23,8 +23,6 @@ pub(crate) struct PathState {
     pub(crate) rdev: u64,
     /// For a directory: it and those above it, to be made again where they are gone.
     pub(crate) directories: Vec<Directory>,
-    /// For a directory: it had been deleted.
-    pub(crate) deleted: bool,
     /// Process whose `/proc` directory it lies in: it can be opened only when that process exists.
     pub(crate) needs_process: Option<i32>,
 }
@@ -43,13 +41,15 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<PathState, Faul
         }
         path = super::capture::without_deleted(path);
     }
-    let directories = if directory { parents(&path.join("x")) } else { Vec::new() };
+    let mut directories = if directory { parents(&path.join("x")) } else { Vec::new() };
+    if let Some(own) = directories.last_mut().filter(|own| own.gone) {
+        own.mode = found.stat.st_mode & 0o7777;
+    }
     Ok(PathState {
         path: FsPath::from(path),
         file_type,
         rdev: found.stat.st_rdev,
         directories,
-        deleted,
         needs_process: needs_process(path),
     })
 }
@@ -89,7 +89,6 @@ pub(crate) fn capture_namespace(s: &mut Session<'_>, id: DescId) -> Result<PathS
         file_type: libc::S_IFREG,
         rdev: 0,
         directories: Vec::new(),
-        deleted: false,
         needs_process: None,
     })
 }
@@ -115,9 +114,6 @@ pub(crate) fn rebuild(d: &Description, state: &PathState) -> Result<OwnedFd, Fau
     };
     if stat.st_mode & libc::S_IFMT != state.file_type || rdev != state.rdev {
         return refuse("is another kind of file now; bring the old one back");
-    }
-    if state.deleted {
-        std::fs::remove_dir(path).at("delete it again")?;
     }
     if d.pos != 0 && d.flags & libc::O_PATH == 0 {
         fd::seek(fd.as_raw_fd(), d.pos, libc::SEEK_SET).at("set the offset")?;

@@ -1,11 +1,13 @@
 //! Rebuild of files: bring each inode to its captured state, then open descriptions on it.
 
 use super::{make_parents, set_owner, FileObject, Origin, Print};
+use crate::content::Content;
 use crate::fault::{refuse, At, Fault};
 use crate::sys::fd;
 use belay_image::blobs::BlobReader;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// An inode in its captured state.
@@ -109,41 +111,70 @@ impl BuiltFile {
     }
 }
 
-/// Writes the saved contents under the old name, making file and directories again where they are gone.
+/// Gives the file of the old name its saved contents, making it and the directories above it again where they are gone.
+///
+/// Contents are written into the file itself only where it is the file of the checkpoint under no more names than then. Otherwise the name
+/// belongs to another file by now, or this one got a second name: what it holds under that name was made after the checkpoint and is not
+/// ours to change, so a new file takes the old name.
 fn restore_named(object: &FileObject, blobs: &BlobReader) -> Result<(), Fault> {
     let Some(content) = &object.content else {
         return Ok(());
     };
     let path = object.path.as_path();
     make_parents(&object.parents)?;
-    let file = match fd::open(path, libc::O_RDWR | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY, 0) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            let file = fd::open(path, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL, 0o600).at("make it again")?;
-            set_owner(path, object.owner).at("set its owner")?;
-            let mode = std::os::unix::fs::PermissionsExt::from_mode(object.mode);
-            std::fs::set_permissions(path, mode).at("set its mode")?;
-            file
-        }
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => BuiltFile {
-            anchor: None,
-            path: path.to_owned(),
-            mode: object.mode,
-        }
-        .open_protected(path, libc::O_RDWR)
-        .at("open it for writing")?,
-        opened => opened.at("open it for writing")?,
+    let here = match fd::stat(path, false) {
+        Ok(stat) if stat.st_mode & libc::S_IFMT != libc::S_IFREG => return refuse("is not a regular file any more; move it away"),
+        Ok(stat) => Some(stat),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+        Err(e) => return Err(e).at("stat"),
     };
-    let stat = fd::fstat(file.as_raw_fd()).at("stat")?;
-    if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
-        return refuse("is not a regular file any more; move it away");
+    let same = |st: &fd::Stat| object.ids.iter().any(|id| id.ino == st.st_ino) && st.st_nlink <= object.links;
+    if !object.written && here.as_ref().is_some_and(|st| same(st) && unchanged(object, st)) {
+        return Ok(());
     }
+    if !here.as_ref().is_some_and(same) {
+        match make_fresh(object, content, blobs) {
+            // The directory may be one in which the job cannot make files; then what is there is overwritten.
+            Err(Fault::Call { source, .. }) if here.is_some() && source.kind() == io::ErrorKind::PermissionDenied => {}
+            made => return made,
+        }
+    }
+    let built = BuiltFile {
+        anchor: None,
+        path: path.to_owned(),
+        mode: object.mode,
+    };
+    let file = built.open(libc::O_RDWR)?;
     content.restore(file.as_raw_fd(), blobs)?;
+    set_mtime(&file, object.mtime_ns)
+}
+
+/// Makes the file anew beside its place and moves it there, so that a restart that is killed leaves no half of it.
+fn make_fresh(object: &FileObject, content: &Content, blobs: &BlobReader) -> Result<(), Fault> {
+    let name = beside(object.path.as_path());
+    let file = fd::open(&name, libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC | libc::O_NOFOLLOW, 0o600).at("make it again")?;
+    let done = (|| {
+        content.restore(file.as_raw_fd(), blobs)?;
+        set_owner(&name, object.owner).at("set its owner")?;
+        std::fs::set_permissions(&name, PermissionsExt::from_mode(object.mode)).at("set its mode")?;
+        set_mtime(&file, object.mtime_ns)?;
+        std::fs::rename(&name, object.path.as_path()).at("move it to its place")
+    })();
+    if done.is_err() {
+        // The first error is the one to report.
+        let _ = std::fs::remove_file(&name);
+    }
+    done
+}
+
+/// Sets the modification time, by which `make` and its like judge a file.
+fn set_mtime(file: &OwnedFd, ns: i64) -> Result<(), Fault> {
     let times = [
         libc::timespec {
             tv_sec: 0,
             tv_nsec: libc::UTIME_OMIT,
         },
-        timespec(object.mtime_ns),
+        timespec(ns),
     ];
     // SAFETY: `times` holds the two entries the call reads.
     crate::sys::check(unsafe { libc::futimens(file.as_raw_fd(), times.as_ptr()) }).at("set its time")?;
@@ -157,10 +188,19 @@ fn timespec(ns: i64) -> libc::timespec {
     }
 }
 
+/// Whether length and time are those of the checkpoint.
+fn unchanged(object: &FileObject, stat: &fd::Stat) -> bool {
+    u64::try_from(stat.st_size) == Ok(object.bytes) && fd::mtime_ns(stat) == object.mtime_ns
+}
+
 /// Verifies a file whose contents are not in the checkpoint, and cuts off what was appended since.
 fn check_named(object: &FileObject) -> Result<(), Fault> {
     let path = object.path.as_path();
-    let advice = "bring it back, or checkpoint with --save-open-files";
+    let advice = if object.written {
+        "bring it back, or launch with --save-open-files"
+    } else {
+        "bring it back"
+    };
     let stat = match fd::stat(path, true) {
         Ok(stat) => stat,
         Err(e) => return refuse(format!("the file was open and is gone ({e}); {advice}")),
@@ -181,10 +221,11 @@ fn check_named(object: &FileObject) -> Result<(), Fault> {
             };
             let file = built.open(libc::O_WRONLY)?;
             fd::truncate(file.as_raw_fd(), object.bytes).at("cut it to its length at the checkpoint")?;
+            set_mtime(&file, object.mtime_ns)?;
         }
         return Ok(());
     }
-    if bytes == object.bytes && fd::mtime_ns(&stat) == object.mtime_ns {
+    if unchanged(object, &stat) {
         return Ok(());
     }
     let Some(print) = object.print else {
@@ -227,11 +268,16 @@ fn make_deleted(object: &FileObject, tmpfile: bool) -> Result<OwnedFd, Fault> {
     Ok(file)
 }
 
-/// A new file beside `path`, whose name is taken.
-fn make_beside(path: &Path) -> Result<(OwnedFd, PathBuf), Fault> {
+/// A name beside `path`, for the time of the rebuild.
+pub(crate) fn beside(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".belay-{}", std::process::id()));
-    let name = PathBuf::from(name);
+    PathBuf::from(name)
+}
+
+/// A new file beside `path`, whose name is taken.
+fn make_beside(path: &Path) -> Result<(OwnedFd, PathBuf), Fault> {
+    let name = beside(path);
     let file = fd::open(&name, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL, 0o600).at(format!("make {name:?}"))?;
     Ok((file, name))
 }

@@ -4,7 +4,7 @@
 
 use crate::capture::Session;
 use crate::fault::{refuse, At, Fault};
-use crate::files::{make_parents, parents, set_owner, Directory};
+use crate::files::{beside, make_parents, parents, set_owner, Directory};
 use crate::model::{DescId, Description, FsPath, Holder, Kind};
 use crate::sys::fd;
 use belay_image::blobs::{BlobReader, BlobRef};
@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::Path;
 
 /// One pipe.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -24,6 +25,13 @@ pub(crate) struct PipeObject {
     data: Vec<BlobRef>,
     /// Whether pieces are packets.
     packets: bool,
+}
+
+impl PipeObject {
+    /// The directories above a FIFO.
+    pub(crate) fn parents(&self) -> &[Directory] {
+        self.fifo.as_ref().map_or(&[], |f| &f.parents)
+    }
 }
 
 /// Name of a FIFO.
@@ -112,13 +120,13 @@ fn object(s: &mut Session<'_>, at: usize) -> Result<PipeObject, Fault> {
 }
 
 /// Name of the FIFO behind the link `shown`; `None` for a pipe.
-fn fifo(shown: &std::path::Path, stat: &fd::Stat) -> Option<Fifo> {
+fn fifo(shown: &Path, stat: &fd::Stat) -> Option<Fifo> {
     if shown.to_string_lossy().starts_with("pipe:[") {
         return None;
     }
     let here = fd::stat(shown, false).is_ok_and(|st| st.st_dev == stat.st_dev && st.st_ino == stat.st_ino);
     let path = match shown.to_str().and_then(|p| p.strip_suffix(" (deleted)")) {
-        Some(bare) if !here => std::path::Path::new(bare),
+        Some(bare) if !here => Path::new(bare),
         _ => shown,
     };
     Some(Fifo {
@@ -194,14 +202,25 @@ pub(crate) fn prepare(object: &PipeObject, blobs: &BlobReader) -> Result<BuiltPi
     })
 }
 
+fn make_fifo(path: &Path) -> io::Result<()> {
+    let c = fd::c_path(path)?;
+    // SAFETY: `c` is a valid C string.
+    crate::sys::check(unsafe { libc::mkfifo(c.as_ptr(), 0o600) }).map(drop)
+}
+
 fn open_fifo(f: &Fifo) -> Result<(OwnedFd, OwnedFd), Fault> {
     let path = f.path.as_path();
     make_parents(&f.parents)?;
-    let c = fd::c_path(path).at("name")?;
-    // SAFETY: `c` is a valid C string.
-    let made = crate::sys::check(unsafe { libc::mkfifo(c.as_ptr(), 0o600) });
+    let beside = beside(path);
+    let mut path = path;
+    let mut made = make_fifo(path);
+    if f.deleted && made.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::AlreadyExists) {
+        // Its name belongs to something else now, for which it must not be taken.
+        path = &beside;
+        made = make_fifo(path);
+    }
     match made {
-        Ok(_) => {
+        Ok(()) => {
             set_owner(path, f.owner).at("set its owner")?;
             let mode = std::os::unix::fs::PermissionsExt::from_mode(f.mode);
             std::fs::set_permissions(path, mode).at("set its mode")?;

@@ -27,6 +27,18 @@ pub(crate) fn cases() -> Vec<Case> {
             between: || fs::remove_dir_all(volatile().join("session")).unwrap(),
             ..Case::new("file_in_tmp_comes_back_with_its_directories", prepare_tmp, verify_tmp)
         },
+        Case {
+            between: replace,
+            ..Case::new("file_replaced_or_linked_since", prepare_replaced, verify_replaced)
+        },
+        Case {
+            between: || fs::remove_file(volatile().join("part.s")).unwrap(),
+            ..Case::new("file_of_the_job_only_read", prepare_part, |_| {
+                assert_eq!(fs::read(volatile().join("part.s")).unwrap(), b"made before");
+                assert_eq!(read(20, 100), b" before");
+            })
+        },
+        Case::new("directory_deleted", prepare_rmdir, verify_rmdir),
         Case::new("file_deleted", prepare_deleted, verify_deleted),
         Case::new("file_without_name", prepare_tmpfile, verify_tmpfile),
         Case::new("file_readonly_mode_open_for_writing", prepare_protected, verify_protected),
@@ -125,6 +137,84 @@ fn verify_tmp(_: usize) {
     assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o7777, 0o710);
     assert_eq!(fs::metadata(dir.join("data")).unwrap().permissions().mode() & 0o7777, 0o640);
     assert_eq!(pos(20), 10_000);
+}
+
+fn prepare_replaced() {
+    for (at, name) in [(20, "moved"), (21, "linked"), (22, "plain")] {
+        open(&volatile().join(name), libc::O_RDWR | libc::O_CREAT, at);
+        write(at, b"half");
+    }
+    let mtime = fs::metadata(volatile().join("plain")).unwrap().modified().unwrap();
+    let ns = mtime.duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos();
+    fs::write(durable().join("time"), ns.to_string()).unwrap();
+    use std::os::unix::fs::MetadataExt;
+    let ino = fs::metadata(volatile().join("plain")).unwrap().ino();
+    fs::write(durable().join("ino"), ino.to_string()).unwrap();
+}
+
+/// What a program does between checkpoint and crash: completes its files, moves one away and gives another a second name.
+fn replace() {
+    let at = |name: &str| volatile().join(name);
+    for name in ["moved", "linked", "plain"] {
+        fs::write(at(name), b"complete").unwrap();
+    }
+    fs::rename(at("moved"), at("moved.old")).unwrap();
+    fs::write(at("moved"), b"another file").unwrap();
+    fs::hard_link(at("moved"), at("moved.copy")).unwrap();
+    fs::hard_link(at("linked"), at("linked.final")).unwrap();
+}
+
+fn verify_replaced(_: usize) {
+    use std::os::unix::fs::MetadataExt;
+    let text = |name: &str| String::from_utf8(fs::read(volatile().join(name)).unwrap()).unwrap();
+    let mtime = fs::metadata(volatile().join("plain")).unwrap().modified().unwrap();
+    let ns = mtime.duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos();
+    assert_eq!(fs::read_to_string(durable().join("time")).unwrap(), ns.to_string());
+    for (fd, name) in [(20, "moved"), (21, "linked"), (22, "plain")] {
+        assert_eq!(text(name), "half");
+        write(fd, b" way");
+        assert_eq!(text(name), "half way");
+    }
+    if !volatile().join("moved.old").exists() {
+        return; // Continued: there was no crash.
+    }
+    assert_eq!(text("moved.old"), "complete");
+    assert_eq!(text("moved.copy"), "another file");
+    assert_eq!(text("linked.final"), "complete");
+    let mut names = fs::read_dir(volatile()).unwrap().map(|e| e.unwrap().file_name());
+    assert!(
+        !names.any(|n| n.to_string_lossy().contains(".belay-")),
+        "nothing is left beside the files"
+    );
+    let plain = fs::metadata(volatile().join("plain")).unwrap();
+    assert_eq!(fs::read_to_string(durable().join("ino")).unwrap(), plain.ino().to_string());
+}
+
+fn prepare_part() {
+    fs::write(volatile().join("part.s"), b"made before").unwrap();
+    open(&volatile().join("part.s"), libc::O_RDONLY, 20);
+    read(20, 4);
+}
+
+fn prepare_rmdir() {
+    let dir = durable().join("session/inner");
+    fs::create_dir_all(&dir).unwrap();
+    open(&dir, libc::O_RDONLY | libc::O_DIRECTORY, 20);
+    open(&dir.join("data"), libc::O_RDWR | libc::O_CREAT, 21);
+    write(21, b"kept");
+    fs::remove_dir_all(durable().join("session")).unwrap();
+}
+
+fn verify_rmdir(_: usize) {
+    assert!(!durable().join("session").exists());
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `stat` is valid for writing.
+    ok(unsafe { libc::fstat(20, stat.as_mut_ptr()) });
+    // SAFETY: fstat has filled it.
+    let stat = unsafe { stat.assume_init() };
+    assert_eq!((stat.st_mode & libc::S_IFMT, stat.st_nlink), (libc::S_IFDIR, 0));
+    write(21, b" on");
+    assert_eq!(fs::read("/proc/self/fd/21").unwrap(), b"kept on");
 }
 
 fn prepare_deleted() {

@@ -25,8 +25,6 @@ pub struct Case {
     pub refused: Option<&'static str>,
     /// A checkpoint may be refused for the moment with this reason; it is taken when tried again.
     pub transient: Option<&'static str>,
-    /// Fails when restarted, for this reason (docs/limits.md): that way is announced and neither run nor counted.
-    pub fails_restarted: Option<&'static str>,
     /// The verdict is in the file `verdict` of the work directory, not on standard output.
     pub verdict_file: bool,
     /// Longest time without a heartbeat, seconds.
@@ -51,7 +49,6 @@ fn base(name: &str, program: &str, kind: Kind) -> Case {
         as_user: true,
         refused: None,
         transient: None,
-        fails_restarted: None,
         verdict_file: false,
         patience_s: 20,
         outside: false,
@@ -129,12 +126,6 @@ impl Case {
         self.refused = Some(object);
         self
     }
-    /// See [`Case::fails_restarted`].
-    pub fn fails_restarted(mut self, reason: &'static str) -> Self {
-        self.fails_restarted = Some(reason);
-        self
-    }
-
     /// A checkpoint may be refused for the moment; the message says `reason` and to try again.
     pub fn transient(mut self, reason: &'static str) -> Self {
         self.transient = Some(reason);

@@ -3,7 +3,7 @@
 use super::{BoundFile, Message, Peer, UnixState};
 use crate::capture::Session;
 use crate::fault::{refuse, At, Fault};
-use crate::files::parents;
+use crate::files::{parents, without_deleted};
 use crate::model::{DescId, FsPath, Holder};
 use crate::sockets::{options, queue};
 use crate::sys::{fd, sock};
@@ -79,10 +79,20 @@ fn sockets_of(pid: i32) -> Vec<(i32, u32, i32)> {
     numbers.into_iter().filter_map(|n| Some((pid, inode(n)?, n))).collect()
 }
 
+/// A working directory without the mark of a deleted one.
+fn existing(shown: PathBuf) -> PathBuf {
+    match fd::stat(&shown, false) {
+        Ok(_) => shown,
+        Err(_) => without_deleted(&shown).to_owned(),
+    }
+}
+
 fn bound_file(name: &sock::Addr, ino: Option<u32>, holder: Holder) -> Option<BoundFile> {
     let path = name.unix_path()?;
     let cwd = if path.is_relative() {
-        fd::readlink(Path::new(&format!("/proc/{}/cwd", holder.pid))).ok()
+        fd::readlink(Path::new(&format!("/proc/{}/cwd", holder.pid)))
+            .ok()
+            .map(existing)
     } else {
         None
     };

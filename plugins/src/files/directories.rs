@@ -1,0 +1,130 @@
+//! Directories above files, FIFOs and sockets: noted at the checkpoint, made again where they are gone.
+//!
+//! One that had been deleted at the checkpoint already (a session directory whose owner is about to end) is made for the time of the rebuild
+//! only: what was in it is made, and loses its name again. [`Scaffold`] removes it.
+
+use crate::fault::{At, Fault};
+use crate::model::{Descriptors, FsPath, Kind};
+use crate::sys::fd;
+use crate::ProcessView;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// A directory above a file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Directory {
+    /// Its path.
+    pub(crate) path: FsPath,
+    /// Permission bits.
+    pub(crate) mode: u32,
+    /// Owner and group.
+    pub(crate) owner: (u32, u32),
+    /// It had been deleted at the checkpoint.
+    pub(crate) gone: bool,
+}
+
+/// Directories above `path` as they are now, outermost first.
+pub(crate) fn parents(path: &Path) -> Vec<Directory> {
+    let above: Vec<_> = path.ancestors().skip(1).filter(|p| p.parent().is_some()).collect();
+    above.into_iter().rev().filter_map(directory).collect()
+}
+
+/// `path` as it is now; nothing where it cannot be looked at.
+fn directory(path: &Path) -> Option<Directory> {
+    let (mode, owner, gone) = match fd::stat(path, true) {
+        Ok(stat) => (stat.st_mode & 0o7777, (stat.st_uid, stat.st_gid), false),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => (0o700, (0, 0), true),
+        Err(_) => return None,
+    };
+    Some(Directory {
+        path: FsPath::from(path),
+        mode,
+        owner,
+        gone,
+    })
+}
+
+/// Working directories of the processes that a restart must make again: those that had been deleted, and those that may be cleaned away.
+/// Any other must be there.
+pub(crate) fn working(processes: &[ProcessView]) -> Vec<Vec<Directory>> {
+    let cwd = |p: &ProcessView| fd::readlink(Path::new(&format!("/proc/{}/cwd", p.pid))).ok();
+    let distinct: BTreeSet<PathBuf> = processes.iter().filter_map(cwd).collect();
+    let lists = distinct.iter().map(|shown| {
+        let deleted = fd::stat(shown, false).is_err();
+        let path = if deleted { super::without_deleted(shown) } else { shown };
+        parents(&path.join("x"))
+    });
+    lists
+        .filter(|l| l.last().is_some_and(|d| d.gone || super::is_volatile(d.path.as_path(), None)))
+        .collect()
+}
+
+/// Makes the directories that are gone.
+pub(crate) fn make_parents(parents: &[Directory]) -> Result<(), Fault> {
+    for d in parents {
+        let path = d.path.as_path();
+        match std::fs::create_dir(path) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
+            Err(_) if path.is_dir() => continue,
+            Err(e) => return Err(e).at(format!("make directory {path:?}")),
+        }
+        if !d.gone {
+            set_owner(path, d.owner).at(format!("set owner of {path:?}"))?;
+        }
+        std::fs::set_permissions(path, PermissionsExt::from_mode(d.mode)).at(format!("set mode of {path:?}"))?;
+    }
+    Ok(())
+}
+
+/// Gives `path` its owner where it is another than that of a file just made; only root can.
+pub(crate) fn set_owner(path: &Path, owner: (u32, u32)) -> io::Result<()> {
+    let stat = fd::stat(path, false)?;
+    if (stat.st_uid, stat.st_gid) == owner {
+        return Ok(());
+    }
+    std::os::unix::fs::lchown(path, Some(owner.0), Some(owner.1))
+}
+
+/// Directories that exist only while the job is rebuilt, innermost first; removed at the end of the rebuild, or when it fails.
+#[derive(Debug)]
+pub(crate) struct Scaffold(Mutex<Vec<PathBuf>>);
+
+impl Scaffold {
+    /// Those that the rebuild of `d` is going to make: they had been deleted at the checkpoint and are not there now.
+    pub(crate) fn of(d: &Descriptors) -> Self {
+        let of_kind = |k: &Kind| match k {
+            Kind::Path(p) => p.directories.clone(),
+            Kind::Unix(u) => u.file.as_ref().map(|f| f.parents.clone()).unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        let mut all: Vec<Directory> = d.descriptions.iter().flat_map(|d| of_kind(&d.kind)).collect();
+        all.extend(d.files.iter().flat_map(|f| f.parents.iter().cloned()));
+        all.extend(d.pipes.iter().flat_map(|p| p.parents().iter().cloned()));
+        all.extend(d.working.iter().flatten().cloned());
+        let gone: BTreeSet<PathBuf> = all.into_iter().filter(|d| d.gone).map(|d| d.path.0).collect();
+        let missing = gone.into_iter().rev().filter(|p| fd::stat(p, false).is_err());
+        Self(Mutex::new(missing.collect()))
+    }
+
+    /// Removes them. One that is not empty stays: something in it has its name.
+    pub(crate) fn remove(&self) {
+        for path in self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            if let Err(error) = std::fs::remove_dir(&path) {
+                if error.kind() != io::ErrorKind::NotFound {
+                    tracing::warn!(%error, ?path, "a directory that had been deleted is there again");
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Scaffold {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
