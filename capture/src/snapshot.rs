@@ -109,7 +109,7 @@ pub(crate) struct Child {
     resident_bytes: u64,
     /// Ranges stored by the agent while the application was stopped.
     early: Option<PageFile>,
-    /// Mappings that the child did not inherit.
+    /// Mappings that the child did not inherit, or whose contents it did not (MADV_DONTFORK, MADV_WIPEONFORK).
     not_inherited: Vec<u64>,
     /// The child, its pidfd and its control memory; `None` when everything was stored early.
     snapshot: Option<(i32, OwnedFd, ControlMemory)>,
@@ -203,13 +203,9 @@ impl Child {
             Ok(snapshot_pid) if draft.can_snapshot() => {
                 let pidfd = pidfd::open(snapshot_pid)
                     .map_err(|e| CaptureError::failed(format!("open the snapshot of process {pid}"), e))?;
-                let inherited: Vec<u64> = proc::maps(snapshot_pid).unwrap_or_default().iter().map(|m| m.start).collect();
                 child.not_inherited = child
-                    .maps
-                    .iter()
-                    .filter(|m| memory::pages(m) != Pages::None && inherited.binary_search(&m.start).is_err())
-                    .map(|m| m.start)
-                    .collect();
+                    .not_inherited_by(snapshot_pid)
+                    .map_err(|e| CaptureError::failed(format!("compare the snapshot of process {pid} with it"), e))?;
                 child.snapshot = Some((snapshot_pid, pidfd, control));
                 if !child.not_inherited.is_empty() {
                     child.store_early(dir, true)?;
@@ -224,6 +220,24 @@ impl Child {
             }
         }
         Ok(child)
+    }
+
+    /// Mappings that the fork left out or emptied. Of a mapping that it copied the copy has at least one page.
+    fn not_inherited_by(&self, snapshot: i32) -> std::io::Result<Vec<u64>> {
+        let inherited: Vec<u64> = proc::maps(snapshot)?.iter().map(|m| m.start).collect();
+        let (mut own, mut copy) = (Pagemap::open(self.pid)?, Pagemap::open(snapshot)?);
+        let mut out = Vec::new();
+        for m in self.maps.iter().filter(|m| memory::pages(m) != Pages::None) {
+            let left_out = inherited.binary_search(&m.start).is_err();
+            // The kernel empties anonymous memory only.
+            let emptied = |own: &mut Pagemap, copy: &mut Pagemap| -> std::io::Result<bool> {
+                Ok(m.ino == 0 && !copy.has_data(m.start, m.end)? && own.has_data(m.start, m.end)?)
+            };
+            if left_out || emptied(&mut own, &mut copy)? {
+                out.push(m.start);
+            }
+        }
+        Ok(out)
     }
 
     /// Stores mappings from the stopped process itself: those not inherited, or all.
@@ -294,9 +308,10 @@ impl Child {
             .maps
             .iter()
             .map(|m| {
-                let flags = self.flags.iter().find(|f| f.start == m.start).map_or(&none, |f| &f.flags);
+                let there = self.flags.iter().find(|f| f.start == m.start);
+                let flags = there.map_or(&none, |f| &f.flags);
                 let mut vma = memory::vma(m, flags, identities);
-                if self.not_inherited.contains(&m.start) && !vma.flags.iter().any(|f| f == "dc") {
+                if self.not_inherited.contains(&m.start) && there.is_none() {
                     vma.flags.push("dc".into());
                 }
                 vma

@@ -65,21 +65,28 @@ impl Pagemap {
         self.read_entries(start, end, out)
     }
 
+    /// Whether [`Pagemap::data_ranges`] would find anything in `start..end`; looks no further than the first page found.
+    pub fn has_data(&mut self, start: u64, end: u64) -> io::Result<bool> {
+        if self.scan {
+            let mut region = Region::default();
+            let mut arg = scan_arg(start, end, std::slice::from_mut(&mut region));
+            arg.max_pages = 1;
+            // SAFETY: `arg` and the region it points to live across the call.
+            match crate::check(unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) }.into()) {
+                Err(e) if e.raw_os_error() == Some(libc::ENOTTY) => self.scan = false,
+                done => return done.map(|n| n > 0),
+            }
+        }
+        let mut out = Vec::new();
+        self.read_entries(start, end, &mut out)?;
+        Ok(!out.is_empty())
+    }
+
     fn scan(&self, start: u64, end: u64, out: &mut Vec<(u64, u64)>) -> io::Result<()> {
         let mut regions = vec![Region::default(); 1024];
         let mut at = start;
         while at < end {
-            let mut arg = ScanArg {
-                size: size_of::<ScanArg>() as u64,
-                start: at,
-                end,
-                vec: regions.as_mut_ptr() as u64,
-                vec_len: regions.len() as u64,
-                category_inverted: PAGE_IS_FILE | PAGE_IS_PFNZERO,
-                category_mask: PAGE_IS_FILE | PAGE_IS_PFNZERO,
-                category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-                ..ScanArg::default()
-            };
+            let mut arg = scan_arg(at, end, &mut regions);
             // SAFETY: `arg` and the vector it points to live across the call and have the sizes it states.
             let n = crate::check(unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) }.into())?;
             for r in &regions[..usize::try_from(n).unwrap_or(0).min(regions.len())] {
@@ -115,6 +122,21 @@ impl Pagemap {
     }
 }
 
+/// A scan of `start..end` for anonymous data, with room for the regions found.
+fn scan_arg(start: u64, end: u64, regions: &mut [Region]) -> ScanArg {
+    ScanArg {
+        size: size_of::<ScanArg>() as u64,
+        start,
+        end,
+        vec: regions.as_mut_ptr() as u64,
+        vec_len: regions.len() as u64,
+        category_inverted: PAGE_IS_FILE | PAGE_IS_PFNZERO,
+        category_mask: PAGE_IS_FILE | PAGE_IS_PFNZERO,
+        category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+        ..ScanArg::default()
+    }
+}
+
 fn push(out: &mut Vec<(u64, u64)>, start: u64, end: u64) {
     match out.last_mut() {
         Some(last) if last.1 == start => last.1 = end,
@@ -144,7 +166,10 @@ mod tests {
         let mut out = Vec::new();
         map.data_ranges(base, base + len as u64, &mut out).unwrap();
         assert_eq!(out, expected);
+        let pages = |map: &mut Pagemap, from: u64, to: u64| map.has_data(base + from * PAGE, base + to * PAGE).unwrap();
+        assert!(pages(&mut map, 0, 64) && pages(&mut map, 9, 10) && !pages(&mut map, 5, 9) && !pages(&mut map, 10, 64));
         map.scan = false;
+        assert!(pages(&mut map, 0, 64) && pages(&mut map, 9, 10) && !pages(&mut map, 5, 9) && !pages(&mut map, 21, 64));
         let mut slow = Vec::new();
         map.data_ranges(base, base + len as u64, &mut slow).unwrap();
         assert!(expected.iter().all(|r| slow.contains(r)));

@@ -201,7 +201,7 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
     let fixed = |flags: u64, fd: i32, offset: u64| {
         call(Step::Map, i, nr::MMAP, &[start, bytes, first_prot, flags, signed(fd), offset]).with(CALL_EXPECT_ARG0)
     };
-    let mut lazy = input.lazy;
+    let mut lazy = input.lazy && !has("wf"); // only anonymous memory can have this
     match &vma.kind {
         VmaKind::Anonymous { .. } | VmaKind::Heap | VmaKind::FilePrivate { identity: None, .. } => {
             if has("gd") {
