@@ -90,7 +90,8 @@ impl Area {
         let pid = process.pid;
         let refuse = |reason: &str| CaptureError::refuse(pid, "process", reason);
         let signo = mark_signal(status).ok_or_else(|| refuse("SIGURG, SIGWINCH and SIGCHLD are all pending; try again"))?;
-        let memory = Memory::open(pid).map_err(|e| CaptureError::failed(format!("open the memory of process {pid}"), e))?;
+        let memory =
+            Memory::open(process.task()).map_err(|e| CaptureError::failed(format!("open the memory of process {pid}"), e))?;
         let gate = Gate::prepare(process, maps, &memory, &xstates[0]);
         let gate = process
             .gate

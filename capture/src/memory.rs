@@ -1,6 +1,7 @@
 //! Mappings: what each one is, and which of its pages must be stored.
 
 use belay_image::model::{FileIdentity, ObjectId, Vma, VmaKind};
+use belay_kernel::hugepages;
 use belay_kernel::proc::{self, Map};
 use belay_plugins::SharedMapping;
 use std::collections::HashMap;
@@ -90,7 +91,10 @@ pub(crate) fn vma(map: &Map, flags: &[String], identities: &mut Identities) -> V
             offset: map.offset,
             may_write: flags.iter().any(|f| f == "mw"),
         },
-        _ if map.ino == 0 || name.starts_with("/anon_hugepage") || is_page_file(map) => VmaKind::Anonymous {
+        _ if huge(map).is_some() => VmaKind::HugeTlb {
+            page_bytes: huge(map).unwrap_or_default(),
+        },
+        _ if map.ino == 0 || is_page_file(map) => VmaKind::Anonymous {
             name: name
                 .strip_prefix("[anon:")
                 .and_then(|n| n.strip_suffix(']'))
@@ -128,9 +132,17 @@ pub(crate) fn shared_mappings(maps: &[Map]) -> Vec<SharedMapping> {
         .collect()
 }
 
-/// Attachments of System V segments.
-pub(crate) fn sysv_attachments(maps: &[Map]) -> Vec<[u64; 2]> {
-    maps.iter().filter(|m| sysv(m)).map(|m| [m.start, m.end]).collect()
+/// Page size of private memory in explicit huge pages, `None` for other memory.
+pub(crate) fn huge(map: &Map) -> Option<u64> {
+    let internal = || map.name.starts_with("/anon_hugepage") || map.name.starts_with("/memfd:");
+    (!map.shared && internal()).then(|| hugepages::page_bytes(map.dev)).flatten()
+}
+
+/// What the snapshot child must not inherit. It would be counted at System V segments. And explicit huge pages come from a pool that may have none left for a process that
+/// writes to a page which it shares with the child: the kernel would kill it.
+pub(crate) fn not_for_child(maps: &[Map]) -> Vec<[u64; 2]> {
+    let left_out = maps.iter().filter(|m| sysv(m) || huge(m).is_some());
+    left_out.map(|m| [m.start, m.end]).collect()
 }
 
 /// Mappings that cannot be restored: (name, reason).
@@ -138,9 +150,6 @@ pub(crate) fn unsupported(maps: &[Map]) -> Vec<(String, &'static str)> {
     let reason = |m: &Map| match m.name.as_str() {
         n if n.starts_with("/[aio]") => Some("kernel asynchronous I/O (io_setup) cannot be saved"),
         n if n.contains("[io_uring]") => Some("io_uring cannot be saved"),
-        n if n.starts_with("/anon_hugepage") || n.starts_with("/hugepages") => {
-            Some("explicit huge pages (MAP_HUGETLB) cannot be saved")
-        }
         n if n.starts_with("/dev/infiniband") => Some("InfiniBand verbs are not supported yet"),
         n if n.starts_with("/dev/nvidia") || n.starts_with("/dev/kfd") || n.starts_with("/dev/dri") => {
             Some("a GPU mapping cannot be saved")
@@ -148,7 +157,13 @@ pub(crate) fn unsupported(maps: &[Map]) -> Vec<(String, &'static str)> {
         "[uprobes]" => Some("the process is being probed (uprobes)"),
         _ => None,
     };
-    maps.iter().filter_map(|m| Some((m.name.clone(), reason(m)?))).collect()
+    let segment = |m: &Map| {
+        let huge = sysv(m) && hugepages::page_bytes(m.dev).is_some();
+        huge.then_some("a System V segment in huge pages (SHM_HUGETLB) cannot be saved; use MAP_HUGETLB or ordinary pages")
+    };
+    maps.iter()
+        .filter_map(|m| Some((m.name.clone(), reason(m).or_else(|| segment(m))?)))
+        .collect()
 }
 
 /// Checksum of this process's own vDSO, the same in every process of this kernel.

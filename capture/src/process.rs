@@ -16,11 +16,15 @@ const SCHED_FLAG_RESET_ON_FORK: u64 = 1;
 #[derive(Debug)]
 pub(crate) struct Draft {
     pub(crate) pid: i32,
+    /// A thread that lives; usually the main thread.
+    pub(crate) task: i32,
     pub(crate) stat: Stat,
     pub(crate) status: Status,
     pub(crate) maps: Vec<Map>,
     pub(crate) xstates: Vec<Vec<u8>>,
     pub(crate) root: String,
+    /// Mappings of explicit huge pages, with their `VmFlags`.
+    pub(crate) huge: Vec<Map>,
     timers: Vec<model::PosixTimer>,
 }
 
@@ -33,21 +37,35 @@ fn link(pid: i32, name: &str) -> String {
 impl Draft {
     /// Reads what can be read before anything runs in the process.
     pub(crate) fn read(process: &mut Process) -> Result<Self, CaptureError> {
-        let pid = process.pid;
+        let (pid, task) = (process.pid, process.task());
         let fail = |what: &str, e: std::io::Error| CaptureError::failed(format!("read {what} of process {pid}"), e);
         let xstates = process
             .tasks
             .iter()
             .map(|t| ptrace::get_xstate(t.tid).map_err(|e| fail("the extended registers", e)))
             .collect::<Result<Vec<_>, _>>()?;
+        let mut stat = proc::stat(task).map_err(|e| fail("stat", e))?;
+        if task != pid {
+            let main = proc::stat(pid).map_err(|e| fail("stat", e))?;
+            (stat.comm, stat.exit_signal) = (main.comm, main.exit_signal);
+        }
+        let maps = proc::maps(task).map_err(|e| fail("maps", e))?;
+        let huge = if maps.iter().any(|m| memory::huge(m).is_some()) {
+            let all = proc::smaps(task).map_err(|e| fail("smaps", e))?;
+            all.into_iter().filter(|m| memory::huge(m).is_some()).collect()
+        } else {
+            Vec::new()
+        };
         Ok(Self {
             pid,
-            stat: proc::stat(pid).map_err(|e| fail("stat", e))?,
-            status: Status::read(pid).map_err(|e| fail("status", e))?,
-            maps: proc::maps(pid).map_err(|e| fail("maps", e))?,
+            task,
+            stat,
+            status: Status::read(task).map_err(|e| fail("status", e))?,
+            maps,
+            huge,
             xstates,
-            root: link(pid, "root"),
-            timers: posix_timers(pid),
+            root: link(task, "root"),
+            timers: posix_timers(task),
         })
     }
 
@@ -58,9 +76,16 @@ impl Draft {
 
     /// The process as the plugins see it.
     pub(crate) fn view(&self) -> Result<ProcessView, CaptureError> {
-        let pidfd = pidfd::open(self.pid).map_err(|e| CaptureError::failed(format!("open process {}", self.pid), e))?;
+        let pidfd = if self.task == self.pid {
+            pidfd::open(self.pid)
+        } else {
+            // Needs Linux 6.9: the main thread has exited, and has no descriptors any more.
+            pidfd::open_thread(self.task)
+        };
+        let pidfd = pidfd.map_err(|e| CaptureError::failed(format!("open thread {} of process {}", self.task, self.pid), e))?;
         Ok(ProcessView {
             pid: self.pid,
+            task: self.task,
             pidfd,
             shared: memory::shared_mappings(&self.maps),
         })
@@ -90,9 +115,9 @@ impl Draft {
         threads: &[ThreadTable],
         table: &ProcessTable,
     ) -> Result<model::Process, CaptureError> {
-        let pid = self.pid;
+        let (pid, task) = (self.pid, self.task);
         let group_stop = process.tasks.iter().find_map(|t| t.group_stop);
-        let auxv = std::fs::read(format!("/proc/{pid}/auxv")).unwrap_or_default();
+        let auxv = std::fs::read(format!("/proc/{task}/auxv")).unwrap_or_default();
         for (timer, slot) in self.timers.iter_mut().zip(&table.timers) {
             timer.interval_ns = nanoseconds(slot.interval);
             timer.value_ns = nanoseconds(slot.value);
@@ -110,16 +135,16 @@ impl Draft {
             state: group_stop.map_or(model::ProcessState::Running, model::ProcessState::Stopped),
             exit_signal: s.exit_signal,
             comm: s.comm.clone(),
-            exe: link(pid, "exe"),
+            exe: link(task, "exe"),
             exe_identity: None,
-            cwd: link(pid, "cwd"),
+            cwd: link(task, "cwd"),
             root: self.root.clone(),
             umask: self
                 .status
                 .text("Umask")
                 .and_then(|u| u32::from_str_radix(u, 8).ok())
                 .unwrap_or(0o22),
-            personality: hex_file(pid, "personality"),
+            personality: hex_file(task, "personality"),
             creds: credentials(&self.status),
             rlimits: (0..RLIMITS).map(|r| rlimit(pid, r)).collect(),
             oom_score_adj: std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj"))
@@ -143,7 +168,7 @@ impl Draft {
                     mask: a.mask,
                 })
                 .collect(),
-            pending: pending(process.tasks[0].tid, true)?,
+            pending: pending(task, true)?,
             itimers: table.itimers.map(|t| model::ItimerValue {
                 interval_us: micros(t[0], t[1]),
                 value_us: micros(t[2], t[3]),
@@ -175,14 +200,38 @@ impl Draft {
 
     fn threads(&mut self, process: &Process, tables: &[ThreadTable]) -> Result<Vec<model::Thread>, CaptureError> {
         let xstates = std::mem::take(&mut self.xstates);
-        process
+        let live = process
             .tasks
             .iter()
             .zip(tables)
             .zip(xstates)
-            .map(|((task, table), xstate)| thread(task, table, xstate))
-            .collect()
+            .map(|((task, table), xstate)| thread(task, table, xstate));
+        let main = (self.task != self.pid).then(|| exited_main_thread(self.pid, &self.stat.comm));
+        main.into_iter().chain(live).collect()
     }
+}
+
+/// The model of a main thread that has exited while others run.
+fn exited_main_thread(pid: i32, comm: &str) -> Result<model::Thread, CaptureError> {
+    let stat = proc::task_stat(pid, pid).map_err(|e| CaptureError::failed(format!("read stat of thread {pid}"), e))?;
+    Ok(model::Thread {
+        tid: pid,
+        comm: comm.to_owned(),
+        regs: vec![0; ptrace::REG_WORDS],
+        xstate: Vec::new(),
+        sigmask: u64::MAX,
+        pending: Vec::new(),
+        altstack: (0, libc::SS_DISABLE, 0),
+        tid_address: 0,
+        robust_list: (0, 0),
+        rseq: (0, 0, 0),
+        pdeathsig: 0,
+        timer_slack_ns: 0,
+        sched: model::Sched::default(),
+        affinity: Vec::new(),
+        ioprio: 0,
+        exited: Some(stat.exit_code),
+    })
 }
 
 fn thread(task: &crate::suspend::Task, table: &ThreadTable, xstate: Vec<u8>) -> Result<model::Thread, CaptureError> {
@@ -210,6 +259,7 @@ fn thread(task: &crate::suspend::Task, table: &ThreadTable, xstate: Vec<u8>) -> 
         },
         affinity: affinity(table),
         ioprio: i32::try_from(table.ioprio).unwrap_or(0).max(0),
+        exited: None,
     })
 }
 
@@ -225,7 +275,7 @@ pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft]) -> Result<(), C
     };
     for (process, draft) in job.processes.iter().zip(drafts) {
         let pid = process.pid;
-        if kcmp::compare(pid, process.ppid, kcmp::Object::Vm).is_ok_and(|o| o.is_eq()) {
+        if kcmp::compare(process.task(), process.ppid, kcmp::Object::Vm).is_ok_and(|o| o.is_eq()) {
             refuse(
                 pid,
                 &draft.stat.comm,

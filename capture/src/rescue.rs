@@ -80,7 +80,7 @@ impl Gate {
         })
     }
 
-    /// Puts back what lay where the frame is.
+    /// Puts back what lay where the frame is; `pid` is a thread of the process.
     pub(crate) fn remove(&mut self, pid: i32) {
         if let Some((place, covered)) = self.covered.take() {
             if let Ok(memory) = Memory::open(pid) {

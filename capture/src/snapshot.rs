@@ -6,7 +6,7 @@ use crate::process::Draft;
 use crate::reader::PageFile;
 use crate::suspend::Suspended;
 use crate::CaptureError;
-use belay_abi::inject::{Control, Range, StoredExtent, Writer, MAX_WRITERS, STATE_ABANDONED, STATE_GO};
+use belay_abi::inject::{Control, Range, StoredExtent, Writer, MAX_LEFT_OUT, MAX_WRITERS, STATE_ABANDONED, STATE_GO};
 use belay_image::extents::{self, Extent};
 use belay_image::model::Vma;
 use belay_image::sections::{create_private, Kind, SectionFile};
@@ -105,6 +105,8 @@ impl Drop for ControlMemory {
 #[derive(Debug)]
 pub(crate) struct Child {
     pid: i32,
+    /// A thread of it, under which its memory is found.
+    task: i32,
     maps: Vec<Map>,
     resident_bytes: u64,
     /// Ranges stored by the agent while the application was stopped.
@@ -115,6 +117,8 @@ pub(crate) struct Child {
     snapshot: Option<(i32, OwnedFd, ControlMemory)>,
     /// `VmFlags` by start address, read early where there is no child.
     flags: Vec<Map>,
+    /// Those of memory in explicit huge pages, which the child never has.
+    huge: Vec<Map>,
 }
 
 /// Bytes written and expected, over all processes.
@@ -155,7 +159,7 @@ pub(crate) fn take(job: &mut Suspended, areas: &[Area], drafts: &[Draft], dir: &
         .map(|c| Ok((c.file.as_raw_fd(), c.file.metadata()?.ino())))
         .collect::<std::io::Result<Vec<_>>>()
         .map_err(|e| CaptureError::failed("create control memory", e))?;
-    let left_out: Vec<_> = drafts.iter().map(|d| memory::sysv_attachments(&d.maps)).collect();
+    let left_out = drafts.iter().map(left_out).collect::<Result<Vec<_>, _>>()?;
     let made = inject::snapshot(job, areas, &left_out, &names)?;
     let mut out = Vec::new();
     let mut pids = made.iter().map(|m| m.as_ref().ok().copied());
@@ -171,6 +175,31 @@ pub(crate) fn take(job: &mut Suspended, areas: &[Area], drafts: &[Draft], dir: &
                 return Err(e);
             }
         }
+    }
+    Ok(out)
+}
+
+/// The ranges to be kept from the child. One that the program keeps from its own children needs nothing, and must stay so.
+fn left_out(draft: &Draft) -> Result<Vec<[u64; 2]>, CaptureError> {
+    let own = |start: u64| {
+        draft
+            .huge
+            .iter()
+            .any(|m| m.start == start && m.flags.iter().any(|f| f == "dc"))
+    };
+    let mut out = memory::not_for_child(&draft.maps);
+    out.retain(|[start, _]| !own(*start));
+    // Neighbours can be named together.
+    out.dedup_by(|next, last| {
+        let adjacent = last[1] == next[0];
+        if adjacent {
+            last[1] = next[1];
+        }
+        adjacent
+    });
+    if out.len() > MAX_LEFT_OUT && !draft.huge.is_empty() {
+        let reason = format!("more than {MAX_LEFT_OUT} separate mappings of explicit huge pages and System V segments");
+        return Err(CaptureError::refuse(draft.pid, draft.stat.comm.as_str(), reason));
     }
     Ok(out)
 }
@@ -192,12 +221,14 @@ impl Child {
             .collect();
         let mut child = Child {
             pid,
+            task: draft.task,
             maps,
             resident_bytes: draft.stat.rss_pages * PAGE,
             early: None,
             not_inherited: Vec::new(),
             snapshot: None,
             flags: Vec::new(),
+            huge: draft.huge.clone(),
         };
         match made {
             Ok(snapshot_pid) if draft.can_snapshot() => {
@@ -215,7 +246,7 @@ impl Child {
                 if let Ok(snapshot_pid) = made {
                     kill(snapshot_pid);
                 }
-                child.flags = proc::smaps(pid).unwrap_or_default();
+                child.flags = proc::smaps(draft.task).unwrap_or_default();
                 child.store_early(dir, false)?;
             }
         }
@@ -225,7 +256,7 @@ impl Child {
     /// Mappings that the fork left out or emptied. Of a mapping that it copied the copy has at least one page.
     fn not_inherited_by(&self, snapshot: i32) -> std::io::Result<Vec<u64>> {
         let inherited: Vec<u64> = proc::maps(snapshot)?.iter().map(|m| m.start).collect();
-        let (mut own, mut copy) = (Pagemap::open(self.pid)?, Pagemap::open(snapshot)?);
+        let (mut own, mut copy) = (Pagemap::open(self.task)?, Pagemap::open(snapshot)?);
         let mut out = Vec::new();
         for m in self.maps.iter().filter(|m| memory::pages(m) != Pages::None) {
             let left_out = inherited.binary_search(&m.start).is_err();
@@ -245,8 +276,8 @@ impl Child {
         let fail = |e| CaptureError::failed(format!("read the memory of process {}", self.pid), e);
         let number = MAX_WRITERS as u32;
         let mut file = PageFile::create(&dir.join(page_file(self.pid, number)), number)?;
-        let memory = Memory::open(self.pid).map_err(fail)?;
-        let mut pagemap = Pagemap::open(self.pid).map_err(fail)?;
+        let memory = Memory::open(self.task).map_err(fail)?;
+        let mut pagemap = Pagemap::open(self.task).map_err(fail)?;
         for map in self
             .maps
             .iter()
@@ -308,7 +339,7 @@ impl Child {
             .maps
             .iter()
             .map(|m| {
-                let there = self.flags.iter().find(|f| f.start == m.start);
+                let there = self.flags.iter().chain(&self.huge).find(|f| f.start == m.start);
                 let flags = there.map_or(&none, |f| &f.flags);
                 let mut vma = memory::vma(m, flags, identities);
                 if self.not_inherited.contains(&m.start) && there.is_none() {

@@ -53,7 +53,7 @@ pub(crate) struct Task {
 pub(crate) struct Process {
     pub(crate) pid: i32,
     pub(crate) ppid: i32,
-    /// The main thread first.
+    /// The main thread first, unless it has exited.
     pub(crate) tasks: Vec<Task>,
     /// Injected area, to be unmapped before the process goes on: (address, bytes).
     pub(crate) area: Option<(u64, u64)>,
@@ -175,11 +175,8 @@ impl Gathering {
         let state = proc::stat(tid).map(|s| s.state);
         match (refused.raw_os_error(), state) {
             (Some(libc::ESRCH), _) | (_, Err(_)) => Ok(false),
-            (_, Ok('Z' | 'X')) if tid == pid && proc::tasks(pid).is_ok_and(|t| t.len() > 1) => Err(CaptureError::refuse(
-                pid,
-                format!("thread {tid}"),
-                "the main thread has exited while others run; this cannot be checkpointed",
-            )),
+            // The main thread has exited while others run: they are the process.
+            (_, Ok('Z' | 'X')) if tid == pid && proc::tasks(pid).is_ok_and(|t| t.len() > 1) => Ok(false),
             (_, Ok('Z' | 'X')) => {
                 // The agent collects its own children; others are waited for by their parents, perhaps after the restart.
                 if tid == pid && ppid != agent {
@@ -260,16 +257,16 @@ impl Gathering {
 
     /// Lets stopped children go on whose parent cannot stop because it waits for them in `vfork`.
     fn release_vfork_children(&mut self) -> Result<(), CaptureError> {
-        let waiting: Vec<i32> = self
+        let waiting: Vec<(i32, i32)> = self
             .tasks
             .iter()
             .filter(|(_, (_, s))| matches!(s, State::Pending(since) if since.elapsed() > PATIENCE))
             .filter(|(tid, _)| proc::stat(**tid).is_ok_and(|s| s.state == 'D'))
-            .map(|(_, (pid, _))| *pid)
+            .map(|(tid, (pid, _))| (*tid, *pid))
             .collect();
-        for parent in waiting {
+        for (waiter, parent) in waiting {
             for child in proc::children(parent).unwrap_or_default() {
-                if !kcmp::compare(parent, child, kcmp::Object::Vm).is_ok_and(|o| o.is_eq()) {
+                if !kcmp::compare(waiter, child, kcmp::Object::Vm).is_ok_and(|o| o.is_eq()) {
                     continue;
                 }
                 let tids: Vec<i32> = self
@@ -427,8 +424,14 @@ impl Suspended {
 }
 
 impl Process {
+    /// A thread that lives: under its identifier the kernel shows what belongs to the whole process, also when the main thread has exited.
+    pub(crate) fn task(&self) -> i32 {
+        self.tasks.first().map_or(self.pid, |t| t.tid)
+    }
+
     /// Takes the injected area away and puts registers, masks and attributes back.
     fn put_back(&mut self) {
+        let reader = self.task();
         if let (Some(task), Some(gate)) = (self.tasks.first_mut(), &self.gate) {
             // When one of these fails the process has died, and what it would have changed with it.
             if let Some((address, bytes)) = self.area.take() {
@@ -445,7 +448,7 @@ impl Process {
             let _ = ptrace::set_regs(task.tid, &task.regs);
         }
         if let Some(gate) = &mut self.gate {
-            gate.remove(self.pid);
+            gate.remove(reader);
         }
     }
 

@@ -21,7 +21,7 @@ pub(crate) fn live(agent: i32) -> Vec<i32> {
     all.into_iter()
         .map(|(pid, _)| pid)
         .filter(|pid| !snapshots.contains(pid))
-        .filter(|pid| proc::stat(*pid).is_ok_and(|s| !matches!(s.state, 'Z' | 'X')))
+        .filter(|pid| proc::stat(*pid).is_ok_and(|s| !s.is_dead()))
         .collect()
 }
 

@@ -261,6 +261,11 @@ pub enum VmaKind {
         /// Name set with PR_SET_VMA_ANON_NAME, if any.
         name: Option<String>,
     },
+    /// Private memory in explicit huge pages (MAP_HUGETLB); contents in the page files.
+    HugeTlb {
+        /// Size of a page.
+        page_bytes: u64,
+    },
     /// The main thread's stack (`[stack]`): private anonymous, grows down.
     Stack,
     /// The heap (`[heap]`).
@@ -331,6 +336,9 @@ pub struct Thread {
     pub affinity: Vec<u64>,
     /// `ioprio_get` value.
     pub ioprio: i32,
+    /// For a main thread that has exited while others run: its exit code as `wait` reports it. Of the rest only name and identifier mean anything.
+    #[serde(default)]
+    pub exited: Option<i32>,
 }
 
 /// Scheduling attributes of a thread.

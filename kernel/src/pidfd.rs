@@ -16,6 +16,13 @@ pub fn open(pid: i32) -> io::Result<OwnedFd> {
     owned(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
 }
 
+/// Opens a descriptor for thread `tid`; kernels before 6.9 have them for main threads only.
+pub fn open_thread(tid: i32) -> io::Result<OwnedFd> {
+    const PIDFD_THREAD: i32 = libc::O_EXCL;
+    // SAFETY: pidfd_open takes numbers only.
+    owned(unsafe { libc::syscall(libc::SYS_pidfd_open, tid, PIDFD_THREAD) })
+}
+
 /// Duplicates descriptor `fd` of the process behind `pidfd` (needs ptrace access); close-on-exec is set on the copy.
 pub fn getfd(pidfd: BorrowedFd<'_>, fd: i32) -> io::Result<OwnedFd> {
     // SAFETY: pidfd_getfd takes numbers only.

@@ -36,9 +36,21 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("cannot parse {what}"))
 }
 
+impl Stat {
+    /// Whether no thread of the process lives. A process whose main thread has exited is a zombie too, but others of it run.
+    pub fn is_dead(&self) -> bool {
+        matches!(self.state, 'Z' | 'X') && self.num_threads <= 1
+    }
+}
+
 /// Reads `/proc/PID/stat`, or that of a thread with `tid`.
 pub fn stat(pid: i32) -> io::Result<Stat> {
     parse_stat(&std::fs::read(format!("/proc/{pid}/stat"))?).ok_or_else(|| invalid("/proc/PID/stat"))
+}
+
+/// Reads `/proc/PID/task/TID/stat`, which tells of the thread alone.
+pub fn task_stat(pid: i32, tid: i32) -> io::Result<Stat> {
+    parse_stat(&std::fs::read(format!("/proc/{pid}/task/{tid}/stat"))?).ok_or_else(|| invalid("/proc/PID/task/TID/stat"))
 }
 
 fn parse_stat(raw: &[u8]) -> Option<Stat> {

@@ -12,6 +12,8 @@ const PTRACE_SETSIGMASK: libc::c_uint = 0x420b;
 const PTRACE_PEEKSIGINFO: libc::c_uint = 0x4209;
 const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
 const PEEKSIGINFO_SHARED: u32 = 1;
+/// Words in the list that [`regs_to_words`] makes.
+pub const REG_WORDS: usize = 27;
 const NT_PRSTATUS: usize = 1;
 const NT_X86_XSTATE: usize = 0x202;
 /// Largest XSAVE area accepted (AMX included).
@@ -241,7 +243,7 @@ pub fn regs_to_words(regs: &Regs) -> Vec<u64> {
 
 /// The inverse of [`regs_to_words`]; `None` when there are not 27 words.
 pub fn words_to_regs(w: &[u64]) -> Option<Regs> {
-    let w: &[u64; 27] = w.try_into().ok()?;
+    let w: &[u64; REG_WORDS] = w.try_into().ok()?;
     Some(Regs {
         r15: w[0],
         r14: w[1],

@@ -147,6 +147,7 @@ fn process_text(p: &Process) -> String {
         let what = match &v.kind {
             VmaKind::Anonymous { name: None } => String::new(),
             VmaKind::Anonymous { name: Some(n) } => format!("[anon:{n}]"),
+            VmaKind::HugeTlb { page_bytes } => format!("huge pages of {}", format::bytes(*page_bytes)),
             VmaKind::Stack => "[stack]".into(),
             VmaKind::Heap => "[heap]".into(),
             VmaKind::FilePrivate { path, offset, .. } => format!("{path} +{offset:#x}"),

@@ -117,6 +117,11 @@ impl Session<'_> {
         }
     }
 
+    /// The thread of process `pid` under whose number `/proc` shows what is the process's.
+    pub(crate) fn task_of(&self, pid: i32) -> i32 {
+        self.processes.iter().find(|p| p.pid == pid).map_or(pid, |p| p.task)
+    }
+
     /// The description behind number `fd` of process `pid`.
     pub(crate) fn lookup(&self, pid: i32, fd: RawFd) -> Option<DescId> {
         let table = self.tables.iter().find(|t| t.pids.contains(&pid))?;
@@ -217,7 +222,7 @@ fn refusal(found: &Found, fault: &Fault) -> Refusal {
 /// Reads the table of every process.
 fn tables(s: &mut Session<'_>, refusals: &mut Vec<Refusal>) {
     for p in s.processes {
-        match shared_with(s, p.pid) {
+        match shared_with(s, p) {
             Ok(Some(at)) => {
                 s.tables[at].pids.push(p.pid);
                 continue;
@@ -229,7 +234,7 @@ fn tables(s: &mut Session<'_>, refusals: &mut Vec<Refusal>) {
             }
         }
         let mut slots = Vec::new();
-        match belay_kernel::proc::fds(p.pid) {
+        match belay_kernel::proc::fds(p.task) {
             Ok(mut numbers) => {
                 numbers.sort_unstable();
                 for number in numbers {
@@ -260,17 +265,21 @@ fn table_refusal(pid: i32, reason: &str) -> Refusal {
     }
 }
 
-/// Index of a known table that `pid` uses too; refuses threads with a table of their own.
-fn shared_with(s: &Session<'_>, pid: i32) -> Result<Option<usize>, Fault> {
-    for tid in belay_kernel::proc::tasks(pid).at("list threads")? {
-        if tid != pid && kcmp::compare(pid, tid, kcmp::Object::Files).at("compare descriptor tables")? != Ordering::Equal {
+/// Index of a known table that the process uses too; refuses threads with a table of their own.
+fn shared_with(s: &Session<'_>, p: &ProcessView) -> Result<Option<usize>, Fault> {
+    let exited = |tid: i32| tid == p.pid && tid != p.task;
+    for tid in belay_kernel::proc::tasks(p.pid).at("list threads")? {
+        if tid != p.task
+            && !exited(tid)
+            && kcmp::compare(p.task, tid, kcmp::Object::Files).at("compare descriptor tables")? != Ordering::Equal
+        {
             return refuse(format!(
                 "thread {tid} has a descriptor table of its own (unshare(CLONE_FILES)), which cannot be restored"
             ));
         }
     }
     for (at, t) in s.tables.iter().enumerate() {
-        if kcmp::compare(pid, t.pids[0], kcmp::Object::Files).at("compare descriptor tables")? == Ordering::Equal {
+        if kcmp::compare(p.task, s.task_of(t.pids[0]), kcmp::Object::Files).at("compare descriptor tables")? == Ordering::Equal {
             return Ok(Some(at));
         }
     }
@@ -279,7 +288,7 @@ fn shared_with(s: &Session<'_>, pid: i32) -> Result<Option<usize>, Fault> {
 
 fn slot(s: &mut Session<'_>, p: &ProcessView, number: RawFd) -> Result<Slot, Fault> {
     let local = belay_kernel::pidfd::getfd(p.pidfd.as_fd(), number).at("duplicate into the agent (pidfd_getfd)")?;
-    let info = FdInfo::read(p.pid, number).at("read fdinfo")?;
+    let info = FdInfo::read(p.task, number).at("read fdinfo")?;
     let cloexec = info.flags().at("read fdinfo")? & libc::O_CLOEXEC != 0;
     let desc = s.intern(local, Holder { pid: p.pid, fd: number })?;
     Ok(Slot {

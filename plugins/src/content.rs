@@ -191,7 +191,7 @@ impl Content {
 /// A part of an object as one process maps it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Window {
-    /// Process.
+    /// A thread of the process.
     pub(crate) pid: i32,
     /// Address of the first byte.
     pub(crate) address: u64,

@@ -65,7 +65,9 @@ pub struct SharedMapping {
 pub struct ProcessView {
     /// Process identifier.
     pub pid: i32,
-    /// pidfd of it (for pidfd_getfd).
+    /// A thread that lives, under whose number `/proc` shows descriptors and directories: the main thread, unless that has exited.
+    pub task: i32,
+    /// pidfd of that thread (for pidfd_getfd).
     pub pidfd: OwnedFd,
     /// Its shared mappings.
     pub shared: Vec<SharedMapping>,

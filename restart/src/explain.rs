@@ -74,6 +74,11 @@ fn damaged(p: &Process, reason: &str) -> RestartError {
 fn describe(v: &belay_image::model::Vma) -> String {
     let what = match &v.kind {
         VmaKind::Anonymous { .. } => "anonymous memory".to_owned(),
+        VmaKind::HugeTlb { page_bytes } => format!(
+            "{} bytes in pages of {} KiB (does the machine have that many free huge pages? see vm.nr_hugepages, vm.nr_overcommit_hugepages)",
+            v.end - v.start,
+            page_bytes >> 10
+        ),
         VmaKind::Stack => "the stack".to_owned(),
         VmaKind::Heap => "the heap".to_owned(),
         VmaKind::FilePrivate { path, .. } => path.clone(),

@@ -9,6 +9,7 @@ use crate::call::{call, nr, signed, With};
 use crate::layout::{uncovered, Range, TASK_SIZE};
 use belay_abi::restore::{Call, Fill, Step, CALL_EXPECT_ARG0, CALL_KEEP, CALL_MAY_FAIL, CALL_USE_KEPT_ARG0, CALL_USE_KEPT_ARG4};
 use belay_image::model::{ObjectId, Vma, VmaKind};
+use belay_kernel::hugepages;
 
 const PROT_READ: u64 = 1;
 const PROT_WRITE: u64 = 2;
@@ -19,6 +20,7 @@ const MAP_FIXED: u64 = 0x10;
 const MAP_ANONYMOUS: u64 = 0x20;
 const MAP_GROWSDOWN: u64 = 0x100;
 const MAP_NORESERVE: u64 = 0x4000;
+const MAP_HUGETLB: u64 = 0x40000;
 const MREMAP_MAYMOVE_FIXED: u64 = 3;
 const SHM_RDONLY: u64 = 0o10000;
 const SHM_EXEC: u64 = 0o100000;
@@ -96,7 +98,7 @@ pub(crate) fn plan(input: Input<'_>, arena: &mut Arena) -> Result<MemoryPlan, Me
 fn holds_pages(kind: &VmaKind) -> bool {
     matches!(
         kind,
-        VmaKind::Anonymous { .. } | VmaKind::Stack | VmaKind::Heap | VmaKind::FilePrivate { .. }
+        VmaKind::Anonymous { .. } | VmaKind::HugeTlb { .. } | VmaKind::Stack | VmaKind::Heap | VmaKind::FilePrivate { .. }
     )
 }
 
@@ -179,13 +181,14 @@ fn attach(input: &Input<'_>, p: &mut MemoryPlan) -> Result<(), MemoryError> {
 fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Arena, p: &mut MemoryPlan) -> Result<(), MemoryError> {
     let (start, bytes, prot) = (vma.start, vma.end - vma.start, u64::from(vma.prot));
     let has = |f: &str| vma.flags.iter().any(|x| x == f);
+    let private_file = !matches!(vma.kind, VmaKind::HugeTlb { .. } | VmaKind::Shared { .. });
     for (flag, what) in [
-        ("ht", "hugetlbfs pages"),
+        ("ht", "a file in huge pages (hugetlbfs)"),
         ("ss", "a shadow stack"),
         ("um", "userfaultfd"),
         ("uw", "userfaultfd"),
     ] {
-        if has(flag) {
+        if has(flag) && (flag != "ht" || private_file) {
             return Err(MemoryError::Mapping(
                 start,
                 format!("it uses {what}, which cannot be restored yet"),
@@ -209,6 +212,11 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
                 lazy = false;
             }
             p.before.push(fixed(flags | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        }
+        VmaKind::HugeTlb { page_bytes } => {
+            lazy = false; // page files are in ordinary pages
+            let huge = MAP_HUGETLB | u64::from(hugepages::size_flags(*page_bytes));
+            p.before.push(fixed(flags | MAP_PRIVATE | MAP_ANONYMOUS | huge, -1, 0));
         }
         VmaKind::Stack => {
             lazy = false; // a mapping of a file cannot grow

@@ -16,10 +16,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 const MUNMAP: u64 = 11;
+const EXIT: u64 = 60;
 /// Bit of XSTATE_BV is at this offset in an XSAVE area.
 const XSTATE_BV: usize = 512;
 
-/// How long a stopped process may take to be stopped again.
+/// How long a stopped process may take to be stopped again, a thread to end.
 const SETTLE: Duration = Duration::from_millis(100);
 const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
 
@@ -37,7 +38,7 @@ pub(crate) fn seize<'a>(job: &'a Job, shared: &Shared, tree: &Tree, live: &[usiz
         let p = &job.processes[i];
         if !stopped(p) {
             for t in &p.threads {
-                ptrace::seize(t.tid, OPTIONS)
+                ptrace::seize(t.tid, options(t))
                     .and_then(|()| ptrace::interrupt(t.tid))
                     .map_err(|e| failed(p, t, "stop", &e))?;
             }
@@ -51,9 +52,14 @@ pub(crate) fn seize<'a>(job: &'a Job, shared: &Shared, tree: &Tree, live: &[usiz
         }
         let aborts = critical_sections(p, shared, *slot)?;
         let [base, end, _] = shared.slot(*slot).area.each_ref().map(|a| a.load(Ordering::Relaxed));
-        unmap(p.pid, base + syscall, base, end - base)
+        for t in p.threads.iter() {
+            if let Some(code) = t.exited {
+                exit(t.tid, base + syscall, code).map_err(|e| failed(p, t, "exit", &e))?;
+            }
+        }
+        unmap(runner(p), base + syscall, base, end - base)
             .map_err(|e| RestartError::at("resume", format!("process {} ({}): unmap the restorer: {e}", p.pid, p.comm)))?;
-        for (t, abort) in p.threads.iter().zip(aborts) {
+        for (t, abort) in p.threads.iter().zip(aborts).filter(|(t, _)| t.exited.is_none()) {
             set_state(t, abort).map_err(|e| failed(p, t, "set registers", &e))?;
             sched::thread(t, &defaults);
         }
@@ -72,7 +78,7 @@ impl Stopped<'_> {
         for p in stopped {
             // They stop again before their first instruction, but only once they have run.
             let deadline = Instant::now() + SETTLE;
-            while proc::stat(p.pid).is_ok_and(|s| s.state != 'T') && Instant::now() < deadline {
+            while proc::stat(runner(p)).is_ok_and(|s| s.state != 'T') && Instant::now() < deadline {
                 std::thread::yield_now();
             }
         }
@@ -80,12 +86,22 @@ impl Stopped<'_> {
     }
 }
 
+/// A thread of `p` that lives.
+fn runner(p: &Process) -> i32 {
+    p.threads.iter().find(|t| t.exited.is_none()).map_or(p.pid, |t| t.tid)
+}
+
+/// A main thread that had exited does so again, and is seen on its way.
+fn options(t: &Thread) -> i32 {
+    OPTIONS | if t.exited.is_some() { libc::PTRACE_O_TRACEEXIT } else { 0 }
+}
+
 fn stopped(p: &Process) -> bool {
     matches!(p.state, ProcessState::Stopped(_))
 }
 
 fn detach(p: &Process) {
-    for t in &p.threads {
+    for t in p.threads.iter().filter(|t| t.exited.is_none()) {
         match ptrace::detach(t.tid, 0) {
             // The job runs already: another of its tasks has ended this one.
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
@@ -101,7 +117,7 @@ pub(crate) fn await_stops(job: &Job, tree: &Tree, slots: &[usize]) -> Outcome<()
         let Role::Process(i) = tree.nodes[*slot].role else { continue };
         let p = &job.processes[i];
         for t in &p.threads {
-            ptrace::seize(t.tid, OPTIONS).map_err(|e| failed(p, t, "stop", &e))?;
+            ptrace::seize(t.tid, options(t)).map_err(|e| failed(p, t, "stop", &e))?;
         }
         for t in &p.threads {
             group_stop(t.tid).map_err(|e| failed(p, t, "stop", &e))?;
@@ -141,7 +157,27 @@ fn find_syscall(blob: &Blob) -> Option<u64> {
     image.windows(2).position(|w| w == [0x0f, 0x05]).map(|at| at as u64)
 }
 
-/// Makes the stopped main thread unmap the restorer's area. It is stopped again before it returns from the call, so it never runs there.
+/// Makes a stopped thread exit. It is seen once more inside the kernel, and never runs in the restorer's area any more; then it is a zombie, before
+/// any other thread of the job can look at it.
+fn exit(tid: i32, syscall: u64, code: i32) -> io::Result<()> {
+    let mut regs = ptrace::get_regs(tid)?;
+    regs.rip = syscall;
+    regs.rax = EXIT;
+    regs.orig_rax = u64::MAX;
+    regs.rdi = u64::from(libc::WEXITSTATUS(code).unsigned_abs());
+    ptrace::set_regs(tid, &regs)?;
+    ptrace::cont(tid, 0)?;
+    expect(tid, Event::Other(libc::PTRACE_EVENT_EXIT))?;
+    ptrace::detach(tid, 0)?;
+    // Nobody can wait for a main thread while others live.
+    let deadline = Instant::now() + SETTLE;
+    while proc::stat(tid)?.state != 'Z' && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+/// Makes a stopped thread unmap the restorer's area. It is stopped again before it returns from the call, so it never runs there.
 fn unmap(pid: i32, syscall: u64, base: u64, bytes: u64) -> io::Result<()> {
     let mut regs = ptrace::get_regs(pid)?;
     regs.rip = syscall;

@@ -112,7 +112,8 @@ fn check_processes(job: &Job) -> Outcome<()> {
             ));
         }
         let own = p.threads.first().is_some_and(|t| t.tid == p.pid);
-        if !own || p.threads.iter().any(|t| t.regs.len() != 27) {
+        let lives = p.threads.iter().any(|t| t.exited.is_none());
+        if !own || !lives || p.threads.iter().any(|t| t.regs.len() != 27) {
             return refuse("damaged image: threads or registers are incomplete".into());
         }
         if user && (p.creds.uids != [uid; 4] || p.creds.gids != [gid; 4]) {

@@ -41,6 +41,8 @@ int main(void) {
             verify(m[i], LEN, seed[i], i == 0 ? "MADV_DONTFORK memory" : i == 1 ? "MADV_WIPEONFORK memory" : "memory");
             fill(m[i], LEN, ++seed[i]);
             flags(m[i], now, sizeof now);
+            // A restart between two reads of the file shifts its text.
+            for (int k = 0; k < 3 && strcmp(now, want[i]); k++) flags(m[i], now, sizeof now);
             if (strcmp(now, want[i])) fail("mapping %d has flags%s, had%s", i, now, want[i]);
         }
     }

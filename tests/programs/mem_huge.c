@@ -28,8 +28,9 @@ int main(void) {
         verify(m + i * (2 << 20), 2 << 20, seed[i], "a huge page");
         fill(m + i * (2 << 20), 2 << 20, seed[i] = check_round);
         if (check_round % 16 == 0) {
-            CHECK(flag(m, " hg"));
-            CHECK(flag(n, " nh"));
+            // A restart between two reads of the file shifts its text.
+            CHECK(flag(m, " hg") || flag(m, " hg"));
+            CHECK(flag(n, " nh") || flag(n, " nh"));
         }
         nap_us(1000);
     }

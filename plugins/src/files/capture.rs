@@ -249,7 +249,7 @@ fn reader(s: &Session<'_>, sought: &Sought) -> Result<OwnedFd, std::io::Error> {
     let (start, end) = s
         .processes
         .iter()
-        .filter(|p| p.pid == w.pid)
+        .filter(|p| p.task == w.pid)
         .flat_map(|p| &p.shared)
         .find(|m| m.start == w.address)
         .map(|m| (m.start, m.end))

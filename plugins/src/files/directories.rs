@@ -51,7 +51,7 @@ fn directory(path: &Path) -> Option<Directory> {
 /// Working directories of the processes that a restart must make again: those that had been deleted, and those that may be cleaned away.
 /// Any other must be there.
 pub(crate) fn working(processes: &[ProcessView]) -> Vec<Vec<Directory>> {
-    let cwd = |p: &ProcessView| fd::readlink(Path::new(&format!("/proc/{}/cwd", p.pid))).ok();
+    let cwd = |p: &ProcessView| fd::readlink(Path::new(&format!("/proc/{}/cwd", p.task))).ok();
     let distinct: BTreeSet<PathBuf> = processes.iter().filter_map(cwd).collect();
     let lists = distinct.iter().map(|shown| {
         let deleted = fd::stat(shown, false).is_err();

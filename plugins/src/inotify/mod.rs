@@ -165,7 +165,7 @@ fn likely(s: &Session<'_>, pid: i32) -> BTreeSet<PathBuf> {
     let mut add = |p: &Path| out.extend(p.ancestors().map(Path::to_owned));
     for p in s.processes {
         for name in ["cwd", "exe", "root"] {
-            if let Ok(p) = fd::readlink(Path::new(&format!("/proc/{}/{name}", p.pid))) {
+            if let Ok(p) = fd::readlink(Path::new(&format!("/proc/{}/{name}", p.task))) {
                 add(&p);
             }
         }
@@ -175,7 +175,7 @@ fn likely(s: &Session<'_>, pid: i32) -> BTreeSet<PathBuf> {
             add(&f.link);
         }
     }
-    for m in belay_kernel::proc::maps(pid).unwrap_or_default() {
+    for m in belay_kernel::proc::maps(s.task_of(pid)).unwrap_or_default() {
         if m.name.starts_with('/') {
             add(Path::new(&m.name));
         }

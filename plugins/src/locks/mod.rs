@@ -85,7 +85,7 @@ pub(crate) fn capture_posix(s: &mut Session<'_>, out: &mut Vec<PosixLock>) -> Re
             let pid = t.pids[0];
             let holder = Holder { pid, fd: slot.fd };
             let name = || format!("lock on fd {}", slot.fd);
-            let info = FdInfo::read(pid, slot.fd)
+            let info = FdInfo::read(s.task_of(pid), slot.fd)
                 .at("read fdinfo")
                 .map_err(|e| (holder, name(), e))?;
             for text in info.all("lock:") {

@@ -8,6 +8,7 @@ use crate::fault::Fault;
 use crate::files::{self, Origin, Sought};
 use crate::model::Holder;
 use crate::SharedMapping;
+use belay_kernel::hugepages;
 use std::path::{Path, PathBuf};
 
 /// Adds the objects behind all shared mappings to the session's files.
@@ -25,7 +26,7 @@ pub(crate) fn finish(s: &mut Session<'_>) -> Result<(), (Holder, String, Fault)>
             };
             let sought = &mut s.files.objects[at];
             sought.windows.push(Window {
-                pid: p.pid,
+                pid: p.task,
                 address: m.start,
                 offset: m.offset,
                 bytes: m.end - m.start,
@@ -52,11 +53,15 @@ fn object(s: &mut Session<'_>, m: &SharedMapping, holder: Holder) -> usize {
     let bare = files::without_deleted(shown);
     let deleted = bare != shown;
     let name = bare.to_string_lossy().into_owned();
-    let (path, origin) = if m.name.is_empty() || (deleted && name == "/dev/zero") || name == "/anon_hugepage" {
+    let huge = || hugepages::page_bytes(m.object.dev).map_or(0, |size| libc::MFD_HUGETLB | hugepages::size_flags(size));
+    let (path, origin) = if m.name.is_empty() || (deleted && name == "/dev/zero") {
         (PathBuf::from("anonymous"), Origin::Anonymous)
+    } else if name == "/anon_hugepage" {
+        let memfd = Origin::Memfd { seals: 0, huge: huge() };
+        (PathBuf::from("anon_hugepage"), memfd)
     } else if let Some(memfd) = name.strip_prefix("/memfd:") {
         // Nobody holds a descriptor, so nobody can add or ask for seals any more.
-        (PathBuf::from(memfd), Origin::Memfd { seals: 0, huge: 0 })
+        (PathBuf::from(memfd), Origin::Memfd { seals: 0, huge: huge() })
     } else if deleted && !files::is_named(shown, m.object) {
         (bare.to_owned(), Origin::Deleted { tmpfile: false })
     } else {

@@ -275,6 +275,7 @@ fn view(pid: i32) -> ProcessView {
     let shared = maps.lines().filter_map(mapping).collect();
     ProcessView {
         pid,
+        task: pid,
         pidfd: belay_kernel::pidfd::open(pid).unwrap(),
         shared,
     }

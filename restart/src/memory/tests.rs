@@ -245,3 +245,16 @@ fn what_cannot_be_is_refused_by_name() {
     huge.flags.push("ht".into());
     assert!(make(&[huge], vec![], false).is_err());
 }
+
+#[test]
+fn huge_pages_are_mapped_as_such_and_read_at_once() {
+    let mut huge = vma(0x20_0000, 512, 1, VmaKind::HugeTlb { page_bytes: 2 << 20 });
+    huge.flags.push("ht".into());
+    for lazy in [false, true] {
+        let p = make(&[huge.clone()], vec![fill(0x20_0000, 512, 0)], lazy).unwrap();
+        assert_eq!(p.fills.len(), 1);
+        let map = p.before.iter().find(|c| c.nr == nr::MMAP).unwrap();
+        assert_eq!(map.args[3], MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | 21 << 26);
+        assert_eq!(carry_out(&p)[&0x20_0000].0, 1, "protected as it was");
+    }
+}

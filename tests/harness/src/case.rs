@@ -31,6 +31,8 @@ pub struct Case {
     pub patience_s: u64,
     /// Needs a server outside the job.
     pub outside: bool,
+    /// Needs explicit huge pages; the machine is made to give some while it runs, where the harness may do that.
+    pub huge_pages: bool,
     /// At most so many milliseconds pass before a checkpoint, at random.
     pub spread_ms: u64,
     /// More environment.
@@ -52,6 +54,7 @@ fn base(name: &str, program: &str, kind: Kind) -> Case {
         verdict_file: false,
         patience_s: 20,
         outside: false,
+        huge_pages: false,
         spread_ms: 120,
         env: Vec::new(),
     }
@@ -149,6 +152,11 @@ impl Case {
     /// Needs a server outside the job; its port is in BELAY_TEST_OUTSIDE.
     pub fn outside(mut self) -> Self {
         self.outside = true;
+        self
+    }
+    /// Needs explicit huge pages.
+    pub fn huge_pages(mut self) -> Self {
+        self.huge_pages = true;
         self
     }
     /// Longest time without a heartbeat.

@@ -22,8 +22,13 @@ fn table() -> HashMap<i32, (i32, char)> {
             continue;
         };
         let mut f = rest.split_whitespace();
-        let state = f.next().and_then(|s| s.chars().next()).unwrap_or('?');
-        if let Some(ppid) = f.next().and_then(|s| s.parse().ok()) {
+        let mut state = f.next().and_then(|s| s.chars().next()).unwrap_or('?');
+        let ppid = f.next().and_then(|s| s.parse().ok());
+        let threads = f.nth(15).and_then(|s| s.parse().ok()).unwrap_or(1);
+        if state == 'Z' && threads > 1 {
+            state = 'S'; // only its main thread has exited
+        }
+        if let Some(ppid) = ppid {
             t.insert(pid, (ppid, state));
         }
     }

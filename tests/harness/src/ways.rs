@@ -58,6 +58,36 @@ fn echo_server() -> Result<u16, Failure> {
     Ok(port)
 }
 
+/// Lets the kernel give huge pages on demand as long as one of these exists.
+struct HugePages;
+
+const OVERCOMMIT: &str = "/proc/sys/vm/nr_overcommit_hugepages";
+/// How many there are, and the setting before the first.
+static POOL: Mutex<(u32, String)> = Mutex::new((0, String::new()));
+
+impl HugePages {
+    fn allow() -> Self {
+        let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+        if pool.0 == 0 {
+            pool.1 = std::fs::read_to_string(OVERCOMMIT).unwrap_or_default();
+            // Not allowed everywhere: the program then has nothing to check.
+            let _ = std::fs::write(OVERCOMMIT, "128");
+        }
+        pool.0 += 1;
+        Self
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+        pool.0 -= 1;
+        if pool.0 == 0 {
+            let _ = std::fs::write(OVERCOMMIT, &pool.1);
+        }
+    }
+}
+
 /// The command line of `case`.
 fn argv(case: &Case, place: &Place, work: &Path) -> Vec<String> {
     let fill = |s: &String| {
@@ -112,6 +142,7 @@ pub fn run(case: &Case, way: Way, user: User, place: &Place, seed: u64) -> Resul
 fn run_now(case: &Case, way: Way, user: User, place: &Place, seed: u64) -> Result<(), Failure> {
     let label = format!("{}-{}-{}", case.name, way.name(), user.name());
     let mut rng = Rng::new(seed, &label);
+    let _pool = case.huge_pages.then(HugePages::allow);
     let mut job = Job::new(place, &label, user)?;
     for (k, v) in &case.env {
         job.set(k, v);

@@ -7,6 +7,7 @@ use crate::files::{parents, without_deleted};
 use crate::model::{DescId, FsPath, Holder};
 use crate::sockets::{options, queue};
 use crate::sys::{fd, sock};
+use crate::ProcessView;
 use std::path::{Path, PathBuf};
 
 /// Captures it with its queue.
@@ -28,7 +29,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId, kind: i32) -> Result<Unix
     Ok(UnixState {
         ino,
         kind,
-        file: bound_file(&name, info.file, holder),
+        file: bound_file(&name, info.file, s.task_of(holder.pid)),
         name,
         peer: match info.peer {
             None => Peer::None,
@@ -52,7 +53,7 @@ fn pending(s: &mut Session<'_>, clients: &[u32]) -> Result<(), Fault> {
                 "a connection waits to be accepted whose client has gone; what it sent cannot be read before that; {again}"
             ));
         }
-        let client = s.processes.iter().flat_map(|p| sockets_of(p.pid)).find(|(_, i, _)| i == ino);
+        let client = s.processes.iter().flat_map(sockets_of).find(|(_, i, _)| i == ino);
         if let Some((pid, _, number)) = client {
             let Some(found) = s.lookup(pid, number).map(|id| &s.found[id]) else {
                 continue;
@@ -70,10 +71,11 @@ fn pending(s: &mut Session<'_>, clients: &[u32]) -> Result<(), Fault> {
 }
 
 /// (process, inode, number) of the sockets of a process.
-fn sockets_of(pid: i32) -> Vec<(i32, u32, i32)> {
-    let numbers = belay_kernel::proc::fds(pid).unwrap_or_default();
+fn sockets_of(p: &ProcessView) -> Vec<(i32, u32, i32)> {
+    let (pid, task) = (p.pid, p.task);
+    let numbers = belay_kernel::proc::fds(task).unwrap_or_default();
     let inode = |n: i32| -> Option<u32> {
-        let link = fd::readlink(Path::new(&format!("/proc/{pid}/fd/{n}"))).ok()?;
+        let link = fd::readlink(Path::new(&format!("/proc/{task}/fd/{n}"))).ok()?;
         link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
     };
     numbers.into_iter().filter_map(|n| Some((pid, inode(n)?, n))).collect()
@@ -87,12 +89,10 @@ fn existing(shown: PathBuf) -> PathBuf {
     }
 }
 
-fn bound_file(name: &sock::Addr, ino: Option<u32>, holder: Holder) -> Option<BoundFile> {
+fn bound_file(name: &sock::Addr, ino: Option<u32>, task: i32) -> Option<BoundFile> {
     let path = name.unix_path()?;
     let cwd = if path.is_relative() {
-        fd::readlink(Path::new(&format!("/proc/{}/cwd", holder.pid)))
-            .ok()
-            .map(existing)
+        fd::readlink(Path::new(&format!("/proc/{task}/cwd"))).ok().map(existing)
     } else {
         None
     };
