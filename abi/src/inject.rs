@@ -177,8 +177,8 @@ pub const MAX_LEFT_OUT: usize = 64;
 pub const WRITER_STACK: u64 = 16 * 1024;
 /// Largest number of writer threads.
 pub const MAX_WRITERS: usize = 8;
-/// Longest extent a writer makes, bytes: small enough to stay in the second-level cache from the checksum to the copy.
-pub const EXTENT_LIMIT: u64 = 256 * 1024;
+/// Longest run of memory that is hashed before it is written, bytes: small enough to stay in the second-level cache from the hash to the copy.
+pub const BATCH_BYTES: u64 = 256 * 1024;
 
 /// `Control::state`: the child has opened the control memory and waits.
 pub const STATE_READY: u32 = 1;
@@ -186,6 +186,11 @@ pub const STATE_READY: u32 = 1;
 pub const STATE_GO: u32 = 2;
 /// `Control::state`: the checkpoint has been given up; the child ends.
 pub const STATE_ABANDONED: u32 = 3;
+
+/// [`Range::flags`]: the range must be made readable first.
+pub const RANGE_UNREADABLE: u64 = 1;
+/// [`Range::flags`]: pages that hold only zeros are stored too, because without them the file behind the mapping would show.
+pub const RANGE_KEEP_ZEROS: u64 = 2;
 
 /// A range to be written.
 #[repr(C)]
@@ -195,41 +200,65 @@ pub struct Range {
     pub start: u64,
     /// First address behind it.
     pub end: u64,
-    /// 1 when the range must be made readable first.
-    pub unreadable: u64,
+    /// `RANGE_*` bits.
+    pub flags: u64,
 }
 
-/// A stored extent, the layout of `belay_image::extents::Extent`.
+/// A stored extent: `bytes` at `vaddr` lie in chunk `chunk` from page `page` on.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
 pub struct StoredExtent {
     pub vaddr: u64,
     pub bytes: u64,
-    pub offset: u64,
-    pub file: u32,
-    pub reserved: u32,
-    pub xxh3: u64,
+    pub chunk: u32,
+    pub page: u32,
+}
+
+/// Room in a chunk, to be filled by one writer.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Loan {
+    /// Number of the chunk.
+    pub chunk: u32,
+    /// Descriptor of its file in the agent.
+    pub fd: i32,
+    /// First page free.
+    pub first: u32,
+    /// Pages that may be written.
+    pub pages: u32,
+    /// Pages written.
+    pub used: core::sync::atomic::AtomicU32,
+    /// Padding.
+    pub pad: u32,
+    /// Offset in the control memory of the hashes (16 bytes each) of the pages written.
+    pub hashes: u64,
 }
 
 /// Progress of one writer thread.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Writer {
-    /// Descriptor of its page file in the agent.
-    pub fd: i32,
     /// 1 when it has finished.
     pub done: core::sync::atomic::AtomicU32,
     /// Error number, 0 when well.
     pub error: core::sync::atomic::AtomicI32,
     /// Number of extents in its table.
     pub extents: core::sync::atomic::AtomicU32,
+    /// Padding.
+    pub pad: u32,
     /// Offset of its extent table in the control memory.
     pub table: u64,
     /// Capacity of that table.
     pub capacity: u64,
-    /// Bytes written.
+    /// Bytes dealt with.
     pub bytes: core::sync::atomic::AtomicU64,
+    /// Pages that were found by their hash.
+    pub found: core::sync::atomic::AtomicU64,
+    /// Nanoseconds spent in system calls that write.
+    pub write_ns: core::sync::atomic::AtomicU64,
+    /// Nanoseconds in all.
+    pub total_ns: core::sync::atomic::AtomicU64,
 }
 
 /// Head of the memory shared by agent and snapshot child.
@@ -250,8 +279,16 @@ pub struct Control {
     pub range_table: u64,
     /// Number of writers.
     pub writers: u32,
-    /// Padding.
-    pub pad: u32,
+    /// Number of loans.
+    pub loans: u32,
+    /// Next loan to be taken.
+    pub next_loan: core::sync::atomic::AtomicU32,
+    /// Descriptor in the agent of the table of page hashes, -1 for none.
+    pub index_fd: i32,
+    /// Offset of the loans.
+    pub loan_table: u64,
+    /// Length of the table of page hashes, bytes.
+    pub index_bytes: u64,
     /// The writers.
     pub writer: [Writer; MAX_WRITERS],
 }

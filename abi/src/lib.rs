@@ -5,6 +5,7 @@
 //! somebody else.
 #![no_std]
 
+pub mod index;
 pub mod inject;
 pub mod restore;
 pub mod syscall;

@@ -72,7 +72,7 @@ pub enum Step {
     Fill,
     /// Pages read differ from what was written; index: the extent.
     Checksum,
-    /// A page file ends before an extent; index: the extent.
+    /// A chunk ends before an extent; index: the extent.
     Short,
     /// Protection, advice, lock or name of a mapping; index: the mapping.
     Advise,
@@ -135,7 +135,7 @@ impl Step {
     }
 }
 
-/// A stored range of pages; the layout of `belay_image::extents::Extent`, with `file` replaced by the descriptor of the page file.
+/// A stored range of pages.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -145,7 +145,8 @@ pub struct Fill {
     pub offset: u64,
     pub fd: u32,
     pub reserved: u32,
-    pub xxh3: u64,
+    /// Address of the XXH3-64 of each page.
+    pub sums: u64,
 }
 
 /// Kernel's `struct clone_args` (version 2, 88 bytes).

@@ -18,13 +18,15 @@ mod suspend;
 
 pub use suspend::{release, take_ended};
 
+use belay_image::extents;
 use belay_image::manifest::FileEntry;
 use belay_image::model::{AgentIdentity, Job};
 use belay_image::sections::{Kind, SectionFile};
-use belay_image::{blobs::BlobWriter, BLOB_FILE, JOB_FILE};
+use belay_image::{blobs::BlobWriter, extent_file, BLOB_FILE, JOB_FILE};
 use belay_kernel::blob::Blob;
 use belay_kernel::proc;
 use belay_plugins::Refusal;
+use belay_storage::session::Session;
 use belay_wire::Phase;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -57,6 +59,9 @@ pub enum CaptureError {
     /// The image could not be written.
     #[error(transparent)]
     Image(#[from] belay_image::ImageError),
+    /// The memory could not be stored.
+    #[error(transparent)]
+    Storage(#[from] belay_storage::StorageError),
 }
 
 impl CaptureError {
@@ -118,11 +123,17 @@ impl Clock<'_> {
 }
 
 /// Stops every descendant of the calling process, captures its state into `dir` (which exists and is empty), takes snapshots and lets the
-/// processes go on. Call from the agent's main thread. `on_phase` is called at the start of each phase.
+/// processes go on. Call from the agent's main thread. `session` stores what must be stored at once; `on_phase` is called at the start of each phase.
 ///
 /// SIGCHLD is consumed while tasks are waited for; one is raised at the end so that the caller's loop looks for ended children.
-pub fn capture(root_pid: i32, dir: &Path, options: &Options, on_phase: &mut dyn FnMut(Phase)) -> Result<Snapshot, CaptureError> {
-    take_patiently(root_pid, dir, options, false, on_phase).map(|(snapshot, _)| snapshot)
+pub fn capture(
+    root_pid: i32,
+    dir: &Path,
+    options: &Options,
+    session: &mut Session,
+    on_phase: &mut dyn FnMut(Phase),
+) -> Result<Snapshot, CaptureError> {
+    take_patiently(root_pid, dir, options, session, false, on_phase).map(|(snapshot, _)| snapshot)
 }
 
 /// As [`capture`], but the processes stay stopped: they go on when [`Held`] is dropped, which must happen on the calling thread.
@@ -130,9 +141,10 @@ pub fn capture_and_hold(
     root_pid: i32,
     dir: &Path,
     options: &Options,
+    session: &mut Session,
     on_phase: &mut dyn FnMut(Phase),
 ) -> Result<(Snapshot, Held), CaptureError> {
-    let (snapshot, held) = take_patiently(root_pid, dir, options, true, on_phase)?;
+    let (snapshot, held) = take_patiently(root_pid, dir, options, session, true, on_phase)?;
     let held = held.ok_or_else(|| CaptureError::failed("hold the processes", "they have been let go"))?;
     Ok((snapshot, held))
 }
@@ -145,11 +157,13 @@ fn take_patiently(
     root_pid: i32,
     dir: &Path,
     options: &Options,
+    session: &mut Session,
     hold: bool,
     on_phase: &mut dyn FnMut(Phase),
 ) -> Result<(Snapshot, Option<Held>), CaptureError> {
     for attempt in 1..TRIES {
-        match take(root_pid, dir, options, hold, on_phase) {
+        session.reset();
+        match take(root_pid, dir, options, session, hold, on_phase) {
             Err(CaptureError::Refused(reasons)) if reasons.iter().all(Refusal::is_transient) => {
                 tracing::debug!(attempt, ?reasons, "refused for the moment");
                 std::thread::sleep(Duration::from_millis(1 << (attempt - 1)));
@@ -157,7 +171,8 @@ fn take_patiently(
             done => return done,
         }
     }
-    take(root_pid, dir, options, hold, on_phase)
+    session.reset();
+    take(root_pid, dir, options, session, hold, on_phase)
 }
 
 /// The processes of a job, stopped since their capture. Dropped, it lets them go on as if they had never been stopped.
@@ -178,6 +193,7 @@ fn take(
     root_pid: i32,
     dir: &Path,
     options: &Options,
+    session: &mut Session,
     hold: bool,
     on_phase: &mut dyn FnMut(Phase),
 ) -> Result<(Snapshot, Option<Held>), CaptureError> {
@@ -234,7 +250,7 @@ fn take(
     calls::finish_connects(&mut processes, |pid, fd| descriptors.is_connected(pid, fd));
 
     clock.enter(Phase::Snapshot);
-    let children = snapshot::take(&mut job, &areas, &drafts, dir)?;
+    let children = snapshot::take(&mut job, &areas, &drafts, session)?;
 
     clock.enter(Phase::Resume);
     let (live, threads) = (job.processes.len(), job.tasks());
@@ -276,23 +292,30 @@ fn take(
 }
 
 impl Snapshot {
-    /// Writes the snapshots; may run on any thread. `progress` receives (bytes written, bytes expected). Returns the files of the generation,
-    /// all of them synced to the device.
-    pub fn write(mut self, progress: &dyn Fn(u64, u64)) -> Result<Vec<FileEntry>, CaptureError> {
-        let mut files = Vec::new();
-        let mut identities = memory::Identities::default();
+    /// Stores the snapshots in `session`; may run on any thread. `progress` receives (bytes dealt with, bytes expected). Returns the files of the generation,
+    /// all of them, and the chunks, synced to the device.
+    pub fn write(mut self, session: &mut Session, progress: &dyn Fn(u64, u64)) -> Result<Vec<FileEntry>, CaptureError> {
         let mut progress = snapshot::Progress::new(progress);
+        let mut identities = memory::Identities::default();
         for child in &self.children {
             progress.expect(child.resident_bytes());
         }
         for child in std::mem::take(&mut self.children) {
             let pid = child.pid();
-            let (vmas, names) = child.write(&self.dir, self.writers, &mut identities, &mut progress)?;
+            let vmas = child.write(session, self.writers, &mut identities, &mut progress)?;
             if let Some(p) = self.job.processes.iter_mut().find(|p| p.pid == pid) {
                 p.vmas = vmas;
                 p.exe_identity = identities.of(&p.exe);
             }
-            files.extend(names);
+        }
+        session.compact()?;
+        session.seal()?;
+        let mut files = Vec::new();
+        for (pid, table) in session.tables() {
+            let mut index = SectionFile::new();
+            index.push(Kind::Extents, extents::encode(table));
+            index.write(&self.dir.join(extent_file(*pid)))?;
+            files.push(extent_file(*pid));
         }
         self.sections.push_json(Kind::Job, &self.job)?;
         self.sections.write(&self.dir.join(JOB_FILE))?;
@@ -302,14 +325,14 @@ impl Snapshot {
     }
 }
 
-/// Makes file `name` durable and describes it for the manifest. Page files carry a checksum per extent and are not read again.
+/// Makes file `name` durable and describes it for the manifest. The references to the blob file carry a checksum each; it is not read again.
 fn entry(dir: &Path, name: String) -> Result<FileEntry, CaptureError> {
     let path = dir.join(&name);
     let fail = |step, e| belay_image::ImageError::io(step, &path, e);
     let file = std::fs::File::open(&path).map_err(|e| fail("open", e))?;
     file.sync_all().map_err(|e| fail("fsync", e))?;
     let bytes = file.metadata().map_err(|e| fail("stat", e))?.len();
-    let xxh3 = if name.ends_with(".bpg") || name == BLOB_FILE {
+    let xxh3 = if name == BLOB_FILE {
         None
     } else {
         Some(belay_image::checksum(&std::fs::read(&path).map_err(|e| fail("read", e))?))

@@ -55,14 +55,14 @@ fn file_is_there(map: &Map) -> bool {
     !map.name.ends_with(DELETED) && std::fs::metadata(&map.name).is_ok_and(|m| m.ino() == map.ino)
 }
 
-/// Whether `map` is a piece of a page file, as a lazy restart maps them: private memory of the program, whose pages have not been read yet.
+/// Whether `map` is a piece of a chunk, as a lazy restart maps them: private memory of the program, whose pages have not been read yet.
 fn is_page_file(map: &Map) -> bool {
     let name = map.name.strip_suffix(DELETED).unwrap_or(&map.name);
     let file = name.rsplit('/').next().unwrap_or_default();
     !map.shared && file.starts_with("pages-") && file.ends_with(".bpg")
 }
 
-/// Which pages of `map` are stored in page files.
+/// Which pages of `map` are stored in chunks.
 pub(crate) fn pages(map: &Map) -> Pages {
     match map.name.as_str() {
         "[vdso]" | "[vvar]" | "[vvar_vclock]" | "[vsyscall]" => Pages::None,
@@ -71,6 +71,11 @@ pub(crate) fn pages(map: &Map) -> Pages {
         _ if map.ino != 0 && !file_is_there(map) && !map.name.starts_with("/anon_hugepage") => Pages::All,
         _ => Pages::Own,
     }
+}
+
+/// Whether a page of `map` that holds only zeros must be stored: without it the file behind the mapping would show.
+pub(crate) fn zeros_count(map: &Map) -> bool {
+    map.ino != 0 && pages(map) == Pages::Own && huge(map).is_none()
 }
 
 /// The mapping for the image. `flags` are its `VmFlags`.

@@ -2,79 +2,46 @@
 //! files, and whole processes where no child can be made.
 
 use crate::CaptureError;
-use belay_abi::inject::EXTENT_LIMIT;
+use belay_abi::inject::BATCH_BYTES;
 use belay_image::extents::Extent;
-use belay_image::sections::create_private;
-use belay_image::{checksum, ImageError};
 use belay_kernel::vm::Memory;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use belay_storage::session::Session;
 
 const PAGE: usize = 4096;
 
-/// A page file that the agent writes.
-#[derive(Debug)]
-pub(crate) struct PageFile {
-    path: PathBuf,
-    file: File,
-    number: u32,
-    offset: u64,
-    pub(crate) extents: Vec<Extent>,
-}
-
-impl PageFile {
-    /// Creates page file `number` at `path`.
-    pub(crate) fn create(path: &Path, number: u32) -> Result<Self, CaptureError> {
-        Ok(Self {
-            path: path.to_owned(),
-            file: create_private(path)?,
-            number,
-            offset: 0,
-            extents: Vec::new(),
-        })
-    }
-
-    /// Stores those pages of `start..end` of process `pid` that can be read and are not all zero.
-    pub(crate) fn store(&mut self, memory: &Memory, start: u64, end: u64) -> Result<(), CaptureError> {
-        let mut buf = vec![0u8; EXTENT_LIMIT as usize];
-        let mut at = start;
-        while at < end {
-            let want = usize::try_from((end - at).min(EXTENT_LIMIT)).unwrap_or(PAGE);
-            let readable = readable_prefix(memory, at, &mut buf[..want]);
-            let mut page = 0;
-            while page < readable {
-                let run = run_of(&buf[..readable], page);
-                if run.0 {
-                    self.append(at + page as u64, &buf[page..run.1])?;
-                }
-                page = run.1;
-            }
-            // A page that cannot be read lies behind the end of its file: it holds nothing.
-            at += if readable == want {
-                want as u64
+/// Stores those pages of `start..end` that can be read and, unless `keep_zeros`, are not all zero; appends their places to `out`.
+pub(crate) fn store(
+    session: &mut Session,
+    memory: &Memory,
+    (start, end): (u64, u64),
+    keep_zeros: bool,
+    out: &mut Vec<Extent>,
+) -> Result<(), CaptureError> {
+    let mut buf = vec![0u8; BATCH_BYTES as usize];
+    let mut at = start;
+    while at < end {
+        let want = usize::try_from((end - at).min(BATCH_BYTES)).unwrap_or(PAGE);
+        let readable = readable_prefix(memory, at, &mut buf[..want]);
+        let mut page = 0;
+        while page < readable {
+            let run = if keep_zeros {
+                (true, readable)
             } else {
-                (readable + PAGE) as u64
+                run_of(&buf[..readable], page)
             };
+            if run.0 {
+                session.store_pages(at + page as u64, &buf[page..run.1], out)?;
+            }
+            page = run.1;
         }
-        Ok(())
+        // A page that cannot be read lies behind the end of its file: it holds nothing.
+        at += if readable == want {
+            want as u64
+        } else {
+            (readable + PAGE) as u64
+        };
     }
-
-    fn append(&mut self, vaddr: u64, data: &[u8]) -> Result<(), CaptureError> {
-        self.file
-            .write_all_at(data, self.offset)
-            .map_err(|e| ImageError::io("write", &self.path, e))?;
-        self.extents.push(Extent {
-            vaddr,
-            bytes: data.len() as u64,
-            offset: self.offset,
-            file: self.number,
-            reserved: 0,
-            xxh3: checksum(data),
-        });
-        self.offset += data.len() as u64;
-        Ok(())
-    }
+    Ok(())
 }
 
 /// Reads as many whole pages at `at` as can be read.

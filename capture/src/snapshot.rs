@@ -3,22 +3,22 @@
 use crate::inject::{self, Area};
 use crate::memory::{self, Identities, Pages};
 use crate::process::Draft;
-use crate::reader::PageFile;
+use crate::reader;
 use crate::suspend::Suspended;
 use crate::CaptureError;
-use belay_abi::inject::{Control, Range, StoredExtent, Writer, MAX_LEFT_OUT, MAX_WRITERS, STATE_ABANDONED, STATE_GO};
-use belay_image::extents::{self, Extent};
+use belay_abi::inject::{
+    Control, Loan, Range, StoredExtent, Writer, MAX_LEFT_OUT, RANGE_KEEP_ZEROS, RANGE_UNREADABLE, STATE_ABANDONED, STATE_GO,
+};
+use belay_image::extents::Extent;
 use belay_image::model::Vma;
-use belay_image::sections::{create_private, Kind, SectionFile};
-use belay_image::{extent_file, page_file, ImageError};
 use belay_kernel::pagemap::Pagemap;
 use belay_kernel::proc::{self, Map};
 use belay_kernel::vm::Memory;
 use belay_kernel::{check, pidfd};
+use belay_storage::session::{self, Session};
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 const PAGE: u64 = 4096;
@@ -109,8 +109,8 @@ pub(crate) struct Child {
     task: i32,
     maps: Vec<Map>,
     resident_bytes: u64,
-    /// Ranges stored by the agent while the application was stopped.
-    early: Option<PageFile>,
+    /// Where the agent itself has stored pages.
+    early: Vec<Extent>,
     /// Mappings that the child did not inherit, or whose contents it did not (MADV_DONTFORK, MADV_WIPEONFORK).
     not_inherited: Vec<u64>,
     /// The child, its pidfd and its control memory; `None` when everything was stored early.
@@ -148,7 +148,12 @@ impl<'a> Progress<'a> {
 }
 
 /// Makes a snapshot child of every process that can have one and stores the rest at once.
-pub(crate) fn take(job: &mut Suspended, areas: &[Area], drafts: &[Draft], dir: &Path) -> Result<Vec<Child>, CaptureError> {
+pub(crate) fn take(
+    job: &mut Suspended,
+    areas: &[Area],
+    drafts: &[Draft],
+    session: &mut Session,
+) -> Result<Vec<Child>, CaptureError> {
     let controls = drafts
         .iter()
         .map(|_| ControlMemory::create())
@@ -165,7 +170,7 @@ pub(crate) fn take(job: &mut Suspended, areas: &[Area], drafts: &[Draft], dir: &
     let mut pids = made.iter().map(|m| m.as_ref().ok().copied());
     for (((draft, area), control), made) in drafts.iter().zip(areas).zip(controls).zip(&made) {
         pids.next();
-        match Child::new(draft, area, control, *made, dir) {
+        match Child::new(draft, area, control, *made, session) {
             Ok(child) => out.push(child),
             Err(e) => {
                 // Those already in `out` end with their pidfds' owner; the ones not yet wrapped must be ended here.
@@ -210,7 +215,13 @@ fn kill(pid: i32) {
 }
 
 impl Child {
-    fn new(draft: &Draft, area: &Area, control: ControlMemory, made: Result<i32, i32>, dir: &Path) -> Result<Self, CaptureError> {
+    fn new(
+        draft: &Draft,
+        area: &Area,
+        control: ControlMemory,
+        made: Result<i32, i32>,
+        session: &mut Session,
+    ) -> Result<Self, CaptureError> {
         let pid = draft.pid;
         let (area_start, area_end) = area.range();
         let maps: Vec<Map> = draft
@@ -224,7 +235,7 @@ impl Child {
             task: draft.task,
             maps,
             resident_bytes: draft.stat.rss_pages * PAGE,
-            early: None,
+            early: Vec::new(),
             not_inherited: Vec::new(),
             snapshot: None,
             flags: Vec::new(),
@@ -239,7 +250,7 @@ impl Child {
                     .map_err(|e| CaptureError::failed(format!("compare the snapshot of process {pid} with it"), e))?;
                 child.snapshot = Some((snapshot_pid, pidfd, control));
                 if !child.not_inherited.is_empty() {
-                    child.store_early(dir, true)?;
+                    child.store_early(session, true)?;
                 }
             }
             made => {
@@ -247,7 +258,7 @@ impl Child {
                     kill(snapshot_pid);
                 }
                 child.flags = proc::smaps(draft.task).unwrap_or_default();
-                child.store_early(dir, false)?;
+                child.store_early(session, false)?;
             }
         }
         Ok(child)
@@ -272,10 +283,8 @@ impl Child {
     }
 
     /// Stores mappings from the stopped process itself: those not inherited, or all.
-    fn store_early(&mut self, dir: &Path, only_not_inherited: bool) -> Result<(), CaptureError> {
+    fn store_early(&mut self, session: &mut Session, only_not_inherited: bool) -> Result<(), CaptureError> {
         let fail = |e| CaptureError::failed(format!("read the memory of process {}", self.pid), e);
-        let number = MAX_WRITERS as u32;
-        let mut file = PageFile::create(&dir.join(page_file(self.pid, number)), number)?;
         let memory = Memory::open(self.task).map_err(fail)?;
         let mut pagemap = Pagemap::open(self.task).map_err(fail)?;
         for map in self
@@ -289,11 +298,10 @@ impl Child {
                 Pages::All => ranges.push((map.start, map.end)),
                 Pages::None => {}
             }
-            for (start, end) in ranges {
-                file.store(&memory, start, end)?;
+            for range in ranges {
+                reader::store(session, &memory, range, memory::zeros_count(map), &mut self.early)?;
             }
         }
-        self.early = Some(file);
         Ok(())
     }
 
@@ -307,31 +315,24 @@ impl Child {
         self.resident_bytes
     }
 
-    /// Writes the page files and the extent index. Returns the mappings and the names of the files.
+    /// Stores the memory. Returns the mappings.
     pub(crate) fn write(
         mut self,
-        dir: &Path,
+        session: &mut Session,
         writers: u32,
         identities: &mut Identities,
         progress: &mut Progress<'_>,
-    ) -> Result<(Vec<Vma>, Vec<String>), CaptureError> {
-        let mut names = vec![extent_file(self.pid)];
+    ) -> Result<Vec<Vma>, CaptureError> {
         let mut table = Vec::new();
         if let Some(mut snapshot) = self.snapshot.take() {
-            let result = self.run_writers(&mut snapshot, dir, writers, &mut table, &mut names, progress);
+            let result = self.run_writers(&mut snapshot, session, writers, &mut table, progress);
             if result.is_err() {
                 end(&snapshot);
             }
             result?;
         }
-        if let Some(early) = self.early.take() {
-            names.push(page_file(self.pid, MAX_WRITERS as u32));
-            table.extend(early.extents);
-        }
-        table.sort_unstable_by_key(|e| e.vaddr);
-        let mut index = SectionFile::new();
-        index.push(Kind::Extents, extents::encode(&table));
-        index.write(&dir.join(extent_file(self.pid)))?;
+        table.append(&mut self.early);
+        session.set_table(self.pid, table);
         progress.done += self.resident_bytes;
         progress.now(0);
         let none = Vec::new();
@@ -348,16 +349,15 @@ impl Child {
                 vma
             })
             .collect();
-        Ok((vmas, names))
+        Ok(vmas)
     }
 
     fn run_writers(
         &mut self,
         (child, pidfd, control): &mut (i32, OwnedFd, ControlMemory),
-        dir: &Path,
-        writers: u32,
+        session: &mut Session,
+        most: u32,
         table: &mut Vec<Extent>,
-        names: &mut Vec<String>,
         progress: &Progress<'_>,
     ) -> Result<(), CaptureError> {
         let pid = self.pid;
@@ -365,19 +365,14 @@ impl Child {
         // Should memory become short, the copy goes, not the application.
         let _ = std::fs::write(format!("/proc/{child}/oom_score_adj"), "1000");
         self.flags = proc::smaps(*child).map_err(fail)?;
-        let ranges = self.ranges(*child, writers, dir).map_err(|e| match e {
-            RangeError::Io(e) => fail(e),
-            RangeError::Capture(e) => e,
-        })?;
-        let files = (0..writers)
-            .map(|k| {
-                let name = page_file(pid, k);
-                let file = create_private(&dir.join(&name));
-                names.push(name);
-                file
-            })
-            .collect::<Result<Vec<_>, ImageError>>()?;
-        start(control, &ranges, &files).map_err(|e| CaptureError::failed(format!("prepare the snapshot of process {pid}"), e))?;
+        let found = self.ranges(*child, session)?;
+        let pages = found.iter().map(|r| (r.end - r.start) / PAGE).sum();
+        let writers = Session::writers(pages, most);
+        let ranges = cut(&found, pages, writers);
+        let loans = session.lend(pages, writers)?;
+        let index = session.index_share();
+        start(control, &ranges, &loans, index, writers)
+            .map_err(|e| CaptureError::failed(format!("prepare the snapshot of process {pid}"), e))?;
         let head = control.control();
         wait_for_exit(pidfd, || {
             // SAFETY: the mapping is live; these are atomics.
@@ -386,13 +381,14 @@ impl Child {
                 .sum();
             progress.now(done);
         });
-        collect(pid, head, writers, table)
+        collect(pid, head, session, table)
     }
 
     /// The ranges to be written by the child; those of deleted files are stored by us at once.
-    fn ranges(&mut self, child: i32, writers: u32, dir: &Path) -> Result<Vec<Range>, RangeError> {
-        let mut pagemap = Pagemap::open(child)?;
-        let mut found: Vec<(u64, u64, bool)> = Vec::new();
+    fn ranges(&mut self, child: i32, session: &mut Session) -> Result<Vec<Range>, CaptureError> {
+        let fail = |e| CaptureError::failed(format!("read the page table of the snapshot of process {}", self.pid), e);
+        let mut pagemap = Pagemap::open(child).map_err(fail)?;
+        let mut found = Vec::new();
         let mut gone = Vec::new();
         let mut buf = Vec::new();
         for map in &self.maps {
@@ -402,44 +398,44 @@ impl Child {
             match memory::pages(map) {
                 Pages::Own => {
                     buf.clear();
-                    pagemap.data_ranges(map.start, map.end, &mut buf)?;
-                    found.extend(buf.iter().map(|(s, e)| (*s, *e, map.prot & 1 == 0)));
+                    pagemap.data_ranges(map.start, map.end, &mut buf).map_err(fail)?;
+                    let unreadable = if map.prot & 1 == 0 { RANGE_UNREADABLE } else { 0 };
+                    let zeros = if memory::zeros_count(map) { RANGE_KEEP_ZEROS } else { 0 };
+                    found.extend(buf.iter().map(|(start, end)| Range {
+                        start: *start,
+                        end: *end,
+                        flags: unreadable | zeros,
+                    }));
                 }
                 Pages::All => gone.push((map.start, map.end)),
                 Pages::None => {}
             }
         }
         if !gone.is_empty() {
-            let number = MAX_WRITERS as u32;
-            let mut file = match self.early.take() {
-                Some(f) => f,
-                None => PageFile::create(&dir.join(page_file(self.pid, number)), number).map_err(RangeError::Capture)?,
-            };
-            let memory = Memory::open(child)?;
-            for (start, end) in gone {
-                file.store(&memory, start, end).map_err(RangeError::Capture)?;
-            }
-            self.early = Some(file);
-        }
-        let total: u64 = found.iter().map(|(s, e, _)| e - s).sum();
-        let piece = (total / (u64::from(writers) * 16))
-            .next_multiple_of(PAGE)
-            .clamp(1 << 20, 64 << 20);
-        let mut out = Vec::new();
-        for (start, end, unreadable) in found {
-            let mut at = start;
-            while at < end {
-                let next = (at + piece).min(end);
-                out.push(Range {
-                    start: at,
-                    end: next,
-                    unreadable: u64::from(unreadable),
-                });
-                at = next;
+            let memory = Memory::open(child).map_err(fail)?;
+            for range in gone {
+                reader::store(session, &memory, range, false, &mut self.early)?;
             }
         }
-        Ok(out)
+        Ok(found)
     }
+}
+
+/// Cuts ranges so that the writers are busy to the end.
+fn cut(found: &[Range], pages: u64, writers: u32) -> Vec<Range> {
+    let piece = (pages * PAGE / (u64::from(writers) * 16))
+        .next_multiple_of(PAGE)
+        .clamp(1 << 20, 64 << 20);
+    let mut out = Vec::new();
+    for r in found {
+        let mut start = r.start;
+        while start < r.end {
+            let end = (start + piece).min(r.end);
+            out.push(Range { start, end, ..*r });
+            start = end;
+        }
+    }
+    out
 }
 
 /// Ends a snapshot child that is not needed, and waits for its end: the agent must not take it for a process of the job.
@@ -456,52 +452,64 @@ impl Drop for Child {
     }
 }
 
-enum RangeError {
-    Io(std::io::Error),
-    Capture(CaptureError),
-}
-
-impl From<std::io::Error> for RangeError {
-    fn from(e: std::io::Error) -> Self {
-        RangeError::Io(e)
-    }
-}
-
 fn writer(head: *mut Control, k: usize) -> *mut Writer {
     // SAFETY: `head` points to a live control head, which has MAX_WRITERS writers; callers pass smaller numbers.
     unsafe { (&raw mut (*head).writer).cast::<Writer>().add(k) }
 }
 
 /// Lays out the control memory and sets the child going.
-fn start(control: &mut ControlMemory, ranges: &[Range], files: &[File]) -> std::io::Result<()> {
-    let align = |n: u64| n.next_multiple_of(PAGE);
-    let range_table = align(size_of::<Control>() as u64);
-    let pages: u64 = ranges.iter().map(|r| (r.end - r.start) / PAGE).sum();
-    // Extents are separated by zero pages or by the limit on their length.
-    let capacity = pages / 2 + ranges.len() as u64 + 16;
-    let mut at = align(range_table + size_of_val(ranges) as u64);
-    let mut tables = Vec::new();
-    for _ in files {
-        tables.push(at);
-        at = align(at + capacity * size_of::<StoredExtent>() as u64);
-    }
-    control.file.set_len(at)?;
-    control.map(usize::try_from(at).map_err(std::io::Error::other)?)?;
+fn start(
+    control: &mut ControlMemory,
+    ranges: &[Range],
+    loans: &[session::Loan],
+    (index_fd, index_bytes): (i32, u64),
+    writers: u32,
+) -> std::io::Result<()> {
+    let other = |e: std::num::TryFromIntError| std::io::Error::other(e);
+    let mut at = size_of::<Control>() as u64;
+    let mut place = |bytes: u64| {
+        let start = at.next_multiple_of(PAGE);
+        at = start + bytes;
+        start
+    };
+    let range_table = place(size_of_val(ranges) as u64);
+    let loan_table = place((loans.len() * size_of::<Loan>()) as u64);
+    let hashes: Vec<u64> = loans.iter().map(|l| place(u64::from(l.pages) * 16)).collect();
+    // At worst every page is an extent of its own.
+    let capacity: u64 = ranges.iter().map(|r| (r.end - r.start) / PAGE).sum();
+    let tables: Vec<u64> = (0..writers)
+        .map(|_| place(capacity * size_of::<StoredExtent>() as u64))
+        .collect();
+    let bytes = at.next_multiple_of(PAGE);
+    control.file.set_len(bytes)?;
+    control.map(usize::try_from(bytes).map_err(other)?)?;
     let head = control.control();
     // SAFETY: the mapping covers all that is written here, and the child looks at nothing but `state` until it is STATE_GO.
     unsafe {
-        let to = control
-            .base
-            .add(usize::try_from(range_table).map_err(std::io::Error::other)?)
-            .cast::<Range>();
+        let to = control.base.add(usize::try_from(range_table).map_err(other)?).cast::<Range>();
         std::ptr::copy_nonoverlapping(ranges.as_ptr(), to, ranges.len());
-        (*head).bytes = at;
-        (*head).ranges = u32::try_from(ranges.len()).map_err(std::io::Error::other)?;
+        let to = control.base.add(usize::try_from(loan_table).map_err(other)?).cast::<Loan>();
+        for (i, (loan, hashes)) in loans.iter().zip(&hashes).enumerate() {
+            to.add(i).write(Loan {
+                chunk: loan.id,
+                fd: loan.fd,
+                first: loan.first,
+                pages: loan.pages,
+                used: 0.into(),
+                pad: 0,
+                hashes: *hashes,
+            });
+        }
+        (*head).bytes = bytes;
+        (*head).ranges = u32::try_from(ranges.len()).map_err(other)?;
         (*head).range_table = range_table;
-        (*head).writers = u32::try_from(files.len()).map_err(std::io::Error::other)?;
-        for (k, (file, table)) in files.iter().zip(&tables).enumerate() {
+        (*head).loans = u32::try_from(loans.len()).map_err(other)?;
+        (*head).loan_table = loan_table;
+        (*head).index_fd = index_fd;
+        (*head).index_bytes = index_bytes;
+        (*head).writers = writers;
+        for (k, table) in tables.iter().enumerate() {
             let w = writer(head, k);
-            (*w).fd = file.as_raw_fd();
             (*w).table = *table;
             (*w).capacity = capacity;
         }
@@ -528,8 +536,8 @@ fn wait_for_exit(pidfd: &OwnedFd, tick: impl Fn()) {
     }
 }
 
-/// Checks the child's results and takes its extents over.
-fn collect(pid: i32, head: *mut Control, writers: u32, table: &mut Vec<Extent>) -> Result<(), CaptureError> {
+/// Checks the child's results and takes its chunks and extents over.
+fn collect(pid: i32, head: *mut Control, session: &mut Session, table: &mut Vec<Extent>) -> Result<(), CaptureError> {
     let fail = |reason: String| CaptureError::Failed {
         step: format!("write the memory of process {pid}"),
         reason,
@@ -540,29 +548,38 @@ fn collect(pid: i32, head: *mut Control, writers: u32, table: &mut Vec<Extent>) 
         if error != 0 {
             return Err(fail(std::io::Error::from_raw_os_error(error).to_string()));
         }
-        for k in 0..writers as usize {
+        let mut extents = Vec::new();
+        for k in 0..(*head).writers as usize {
             let w = writer(head, k);
-            let error = (*w).error.load(Acquire);
-            if error != 0 {
-                return Err(fail(std::io::Error::from_raw_os_error(error).to_string()));
+            match (*w).error.load(Acquire) {
+                0 => {}
+                libc::EDQUOT => return Err(session.no_room().into()),
+                error => return Err(fail(std::io::Error::from_raw_os_error(error).to_string())),
             }
             if (*w).done.load(Acquire) == 0 {
                 return Err(fail("its snapshot process ended before it was written".into()));
             }
             let count = (*w).extents.load(Acquire) as usize;
             let from = head.cast::<u8>().add((*w).table as usize).cast::<StoredExtent>();
-            table.extend(std::slice::from_raw_parts(from, count).iter().map(|e| Extent {
-                vaddr: e.vaddr,
-                bytes: e.bytes,
-                offset: e.offset,
-                file: e.file,
-                reserved: 0,
-                xxh3: e.xxh3,
-            }));
+            extents.push(std::slice::from_raw_parts(from, count));
+            session.stats.found += (*w).found.load(Relaxed);
         }
         if (*head).next.load(Acquire) < (*head).ranges {
             return Err(fail("its snapshot process ended before all was written".into()));
         }
+        let loans = head.cast::<u8>().add((*head).loan_table as usize).cast::<Loan>();
+        for i in 0..(*head).loans as usize {
+            let loan = loans.add(i);
+            let used = (*loan).used.load(Acquire) as usize;
+            let from = head.cast::<u8>().add((*loan).hashes as usize).cast::<u128>();
+            session.give_back((*loan).chunk, std::slice::from_raw_parts(from, used).iter().copied())?;
+        }
+        table.extend(extents.into_iter().flatten().map(|e| Extent {
+            vaddr: e.vaddr,
+            bytes: e.bytes,
+            chunk: e.chunk,
+            page: e.page,
+        }));
     }
     Ok(())
 }

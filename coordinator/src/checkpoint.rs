@@ -11,8 +11,9 @@ use crate::sys::Wake;
 use crate::Failure;
 use belay_capture::{CaptureError, Held, Options, Snapshot};
 use belay_image::manifest::FileEntry;
+use belay_storage::session::Session;
 use belay_wire::{Exit, GenerationStatus, Phase, Progress};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{mpsc, Arc};
 use std::thread::JoinHandle;
@@ -46,7 +47,7 @@ pub(crate) struct Writing {
     notes: Vec<String>,
     started: Instant,
     counters: Arc<Counters>,
-    result: mpsc::Receiver<Result<Vec<FileEntry>, CaptureError>>,
+    result: mpsc::Receiver<Result<(Vec<FileEntry>, Session), CaptureError>>,
     thread: JoinHandle<()>,
 }
 
@@ -58,15 +59,17 @@ pub(crate) struct Committed {
     pub(crate) write: Duration,
     /// What will not be exactly as it was after a restart.
     pub(crate) notes: Vec<String>,
+    /// What has been learned about the store, and the generation's directory.
+    pub(crate) session: Option<(Session, PathBuf)>,
 }
 
 impl Writing {
     /// Captures the job into a new generation and begins to write it; `done` is woken at the end.
     pub(crate) fn begin(
-        dir: &Path,
-        number: u64,
+        (dir, number): (&Path, u64),
         (root_pid, ended): (i32, Option<i32>),
         options: &Options,
+        mut session: Session,
         wanted: &Wanted,
         done: &Wake,
         on_phase: &mut dyn FnMut(Phase),
@@ -74,10 +77,13 @@ impl Writing {
         let done = done.try_clone().map_err(|e| Failure::system("make a wake-up channel", &e))?;
         let draft = Draft::create(dir, number)?;
         let (snapshot, held) = if wanted.then_stop {
-            let (snapshot, held) = belay_capture::capture_and_hold(root_pid, &draft.path, options, on_phase)?;
+            let (snapshot, held) = belay_capture::capture_and_hold(root_pid, &draft.path, options, &mut session, on_phase)?;
             (snapshot, Some(held))
         } else {
-            (belay_capture::capture(root_pid, &draft.path, options, on_phase)?, None)
+            (
+                belay_capture::capture(root_pid, &draft.path, options, &mut session, on_phase)?,
+                None,
+            )
         };
         let facts = Facts {
             blocked: snapshot.blocked,
@@ -89,8 +95,8 @@ impl Writing {
         on_phase(Phase::Write);
         let counters = Arc::new(Counters::default());
         let (send, result) = mpsc::channel();
-        let thread =
-            spawn_writer(snapshot, counters.clone(), send, done).map_err(|e| Failure::system("start the writer thread", &e))?;
+        let thread = spawn_writer(snapshot, session, counters.clone(), send, done)
+            .map_err(|e| Failure::system("start the writer thread", &e))?;
         Ok(Self {
             wanted: wanted.clone(),
             ended,
@@ -147,18 +153,21 @@ impl Writing {
         };
         let write = started.elapsed();
         facts.phases.push((Phase::Write, write));
-        let commit = |mut files: Vec<FileEntry>| {
+        let commit = |(mut files, mut session): (Vec<FileEntry>, Session)| {
             if let Some(status) = ended {
                 files.push(crate::state::write(&draft.path, status)?);
             }
-            draft.commit(files, &facts)
+            let path = draft.target();
+            let generation = draft.commit(files, &mut session, &facts)?;
+            Ok(Committed {
+                generation,
+                blocked: facts.blocked,
+                write,
+                notes,
+                session: Some((session, path)),
+            })
         };
-        let committed = written.and_then(commit).map(|generation| Committed {
-            generation,
-            blocked: facts.blocked,
-            write,
-            notes,
-        });
+        let committed = written.and_then(commit);
         if let (Some(held), Ok(_)) = (held, &committed) {
             held.kill();
         }
@@ -168,17 +177,18 @@ impl Writing {
 
 fn spawn_writer(
     snapshot: Snapshot,
+    mut session: Session,
     counters: Arc<Counters>,
-    send: mpsc::Sender<Result<Vec<FileEntry>, CaptureError>>,
+    send: mpsc::Sender<Result<(Vec<FileEntry>, Session), CaptureError>>,
     done: Wake,
 ) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("belay-write".into()).spawn(move || {
-        let written = snapshot.write(&|bytes, expected| {
+        let written = snapshot.write(&mut session, &|bytes, expected| {
             counters.bytes.store(bytes, Ordering::Relaxed);
             counters.expected.store(expected, Ordering::Relaxed);
         });
         // The receiver lives until this thread is joined.
-        drop(send.send(written));
+        drop(send.send(written.map(|files| (files, session))));
         done.wake();
     })
 }

@@ -3,6 +3,7 @@
 use belay_capture::CaptureError;
 use belay_image::ImageError;
 use belay_restart::RestartError;
+use belay_storage::StorageError;
 use belay_wire::Exit;
 use std::io;
 
@@ -70,6 +71,20 @@ pub(crate) fn exit_of_image(error: &ImageError, io: Exit) -> Exit {
     }
 }
 
+fn exit_of_storage(error: &StorageError, io: Exit) -> Exit {
+    match error {
+        StorageError::Image(e) => exit_of_image(e, io),
+        StorageError::Quota { .. } => Exit::DiskFull,
+        StorageError::System { source, .. } => exit_of_io(source, Exit::System),
+    }
+}
+
+impl From<StorageError> for Failure {
+    fn from(e: StorageError) -> Self {
+        Self::new(exit_of_storage(&e, Exit::Io), e.to_string())
+    }
+}
+
 impl From<ImageError> for Failure {
     fn from(e: ImageError) -> Self {
         Self::new(exit_of_image(&e, Exit::Io), e.to_string())
@@ -82,6 +97,7 @@ impl From<CaptureError> for Failure {
             CaptureError::Refused(_) => Exit::Refused,
             CaptureError::Failed { reason, .. } => exit_of_text(reason, Exit::CheckpointFailed),
             CaptureError::Image(e) => exit_of_image(e, Exit::CheckpointFailed),
+            CaptureError::Storage(e) => exit_of_storage(e, Exit::CheckpointFailed),
         };
         Self::new(exit, e.to_string())
     }

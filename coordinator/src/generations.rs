@@ -3,12 +3,16 @@
 //! ```text
 //! gen/.tmp-000008/ ──(files, manifest.json, fsync)── rename ──> gen/000008/ ── rename ──> gen/.tmp-000008 ── removed
 //! ```
-//! So a name without `.tmp-` is a whole generation, whatever was killed when.
+//! So a name without `.tmp-` is a whole generation, whatever was killed when. The chunks that it refers to have got their names just before; those that no generation
+//! refers to any more are removed by [`needed_chunks`] and the store.
 
 use crate::{sys, Failure};
 use belay_image::manifest::{FileEntry, Manifest, MANIFEST_FILE};
 use belay_image::{sections, ImageError};
+use belay_storage::session::Session;
+use belay_storage::store::Store;
 use belay_wire::{Exit, GenerationStatus, Level, Phase};
+use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -29,7 +33,7 @@ pub struct Generation {
     pub number: u64,
     /// Its directory.
     pub path: PathBuf,
-    /// Its manifest, where every file it lists is present with its length.
+    /// Its manifest, where every file and chunk it lists is present with its length.
     pub manifest: Result<Manifest, ImageError>,
 }
 
@@ -43,12 +47,14 @@ impl Generation {
                     return Err(ImageError::damaged(&file, format!("{found} bytes instead of {}", f.bytes)));
                 }
             }
+            let store = Store::of_generation(&path);
+            m.chunks.iter().try_for_each(|c| store.check_present(c))?;
             Ok(m)
         });
         Self { number, path, manifest }
     }
 
-    /// Whether the manifest is valid and every file has its length.
+    /// Whether the manifest is valid and every file and chunk has its length.
     pub fn is_whole(&self) -> bool {
         self.manifest.is_ok()
     }
@@ -63,8 +69,11 @@ impl Generation {
     /// Refuses files that others could have written: a restart executes what they hold.
     pub fn check_owner(&self) -> Result<(), Failure> {
         let me = sys::euid();
-        let files = self.manifest()?.files.iter().map(|f| self.path.join(&f.name));
-        for path in files.chain([self.path.clone(), self.path.join(MANIFEST_FILE)]) {
+        let store = Store::of_generation(&self.path);
+        let m = self.manifest()?;
+        let files = m.files.iter().map(|f| self.path.join(&f.name));
+        let chunks = m.chunks.iter().map(|c| store.path(c.id));
+        for path in files.chain(chunks).chain([self.path.clone(), self.path.join(MANIFEST_FILE)]) {
             let m = std::fs::metadata(&path).map_err(|e| Failure::io(format!("stat {}", path.display()), &e))?;
             let why = if m.uid() != me {
                 format!("belongs to user {}, not to {me}; run as its owner", m.uid())
@@ -94,6 +103,7 @@ impl Generation {
             ranks: m.map_or(0, |m| m.processes),
             threads: m.map_or(0, |m| m.threads),
             bytes: m.map_or(0, |m| m.bytes),
+            new_bytes: m.map_or(0, |m| m.new_bytes),
             blocked_ms: m.map_or(0.0, |m| m.blocked_ms),
             phases_ms: m.map(|m| m.phases_ms.iter().cloned().collect()).unwrap_or_default(),
             whole: damage.is_none(),
@@ -159,6 +169,28 @@ pub fn remove(dir: &Path, number: u64) -> Result<(), Failure> {
         .map_err(|e| Failure::io(format!("remove {}", path.display()), &e))
 }
 
+/// Bytes of the generations' own files, without the chunks they share.
+pub fn own_bytes(dir: &Path) -> Result<u64, Failure> {
+    let sizes = |g: Generation| g.manifest.map_or(0, |m| m.files.iter().map(|f| f.bytes).sum());
+    Ok(list(dir)?.into_iter().map(sizes).sum())
+}
+
+/// The chunks that the generations in `dir` refer to. `None` while a manifest cannot be read: what it refers to is not known, and it may be repaired from a
+/// copy as long as its chunks are there. A damaged generation goes with the retention of those after it.
+pub fn needed_chunks(dir: &Path) -> Result<Option<BTreeSet<u32>>, Failure> {
+    let mut needed = BTreeSet::new();
+    for g in list(dir)? {
+        match Manifest::read(&g.path) {
+            Ok(m) => needed.extend(m.chunks.iter().map(|c| c.id)),
+            Err(e) => {
+                tracing::warn!(generation = g.number, error = %e, "chunks are not collected");
+                return Ok(None);
+            }
+        }
+    }
+    Ok(Some(needed))
+}
+
 /// Removes what an interrupted checkpoint or removal left behind; returns how many. Call only while holding the job's lock.
 pub fn clear_leftovers(dir: &Path) -> Result<usize, Failure> {
     let left: Vec<String> = entries(dir)?.into_iter().filter(|n| n.starts_with(TEMPORARY)).collect();
@@ -212,8 +244,16 @@ impl Draft {
         })
     }
 
-    /// Makes the draft a generation: manifest, fsync, rename, fsync. `files` are synced already.
-    pub fn commit(self, files: Vec<FileEntry>, facts: &Facts) -> Result<GenerationStatus, Failure> {
+    /// Its directory once it is committed.
+    pub fn target(&self) -> PathBuf {
+        self.dir.join(name(self.number))
+    }
+
+    /// Makes the draft a generation: names of its chunks, manifest, fsync, rename, fsync. `files` and the chunks of `session` are synced already.
+    pub fn commit(self, files: Vec<FileEntry>, session: &mut Session, facts: &Facts) -> Result<GenerationStatus, Failure> {
+        session.publish()?;
+        let own: u64 = files.iter().map(|f| f.bytes).sum();
+        let memory: u64 = session.tables().values().flatten().map(|e| e.bytes).sum();
         let manifest = Manifest {
             generation: self.number,
             time_unix_s: sys::now_unix_s(),
@@ -222,8 +262,10 @@ impl Draft {
             phases_ms: facts.phases.iter().map(|(p, d)| (p.name().into(), ms(*d))).collect(),
             processes: facts.processes,
             threads: facts.threads,
-            bytes: files.iter().map(|f| f.bytes).sum(),
+            bytes: own + memory,
+            new_bytes: own + session.new_bytes(),
             files,
+            chunks: session.entries(),
         };
         let path = self.path.join(MANIFEST_FILE);
         let mut f = sections::create_private(&path)?;
@@ -231,7 +273,7 @@ impl Draft {
             .and_then(|()| f.sync_all())
             .map_err(|e| Failure::io(format!("write {}", path.display()), &e))?;
         sync_dir(&self.path)?;
-        let target = self.dir.join(name(self.number));
+        let target = self.target();
         std::fs::rename(&self.path, &target).map_err(|e| Failure::io(format!("commit {}", target.display()), &e))?;
         sync_dir(&self.dir)?;
         let number = self.number;
@@ -259,20 +301,23 @@ fn sync_dir(dir: &Path) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use belay_storage::engine::{Engine, Options};
 
+    /// The directory `gen` of a job directory.
     struct Scratch(PathBuf);
 
     impl Scratch {
         fn new(test: &str) -> Self {
             let dir = std::env::temp_dir().join(format!("belay-generations-{test}-{}", std::process::id()));
             std::fs::create_dir(&dir).unwrap();
-            Self(dir)
+            std::fs::create_dir(dir.join("gen")).unwrap();
+            Self(dir.join("gen"))
         }
     }
 
     impl Drop for Scratch {
         fn drop(&mut self) {
-            std::fs::remove_dir_all(&self.0).unwrap();
+            std::fs::remove_dir_all(self.0.parent().unwrap()).unwrap();
         }
     }
 
@@ -293,7 +338,8 @@ mod tests {
             bytes: 5,
             xxh3: None,
         };
-        d.commit(vec![file], &facts()).unwrap()
+        let mut engine = Engine::new(Store::of_generation(&d.path), Options::default()).unwrap();
+        d.commit(vec![file], &mut engine.begin(0).unwrap(), &facts()).unwrap()
     }
 
     #[test]
@@ -324,6 +370,16 @@ mod tests {
         assert!(found[1].status().damage.unwrap().contains("4 bytes instead of 5"));
         std::fs::remove_file(s.0.join("000001/job.bimg")).unwrap();
         assert!(!list(&s.0).unwrap()[0].is_whole());
+    }
+
+    #[test]
+    fn nothing_is_collected_while_a_manifest_cannot_be_read() {
+        let s = Scratch::new("collect");
+        commit(&s.0, 1);
+        commit(&s.0, 2);
+        assert_eq!(needed_chunks(&s.0).unwrap(), Some(BTreeSet::new()));
+        std::fs::write(s.0.join("000001").join(MANIFEST_FILE), b"{").unwrap();
+        assert_eq!(needed_chunks(&s.0).unwrap(), None);
     }
 
     #[test]

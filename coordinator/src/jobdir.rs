@@ -38,6 +38,9 @@ pub struct Description {
     pub interval: Interval,
     /// Whole generations to keep.
     pub keep: u32,
+    /// Most bytes that the checkpoints may take, where there is a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_bytes: Option<u64>,
     /// Save the contents of open files.
     pub save_open_files: bool,
     /// Log level.
@@ -67,6 +70,7 @@ impl Description {
             created_unix_s: sys::now_unix_s(),
             interval: Interval::Never,
             keep: 2,
+            max_bytes: None,
             save_open_files: false,
             log_level: "info".into(),
             wait_status: None,

@@ -73,7 +73,15 @@ fn attempt(
             ),
         );
     }
-    let mut serve = |restored: Restored, report: &dyn Fn(i32)| agent.take().map_or(0, |a| agent_main(a, restored, ended, report));
+    let mut serve = |restored: Restored, report: &dyn Fn(i32)| {
+        agent.take().map_or(0, |mut a| {
+            // Pages that are only mapped have not been compared with their checksums: damage must not spread to the generations that follow.
+            if !options.lazy {
+                a.build_on(&g.path);
+            }
+            agent_main(a, restored, ended, report)
+        })
+    };
     belay_restart::restart(&g.path, options, &mut serve).map_err(Failure::from)
 }
 

@@ -1,15 +1,16 @@
 //! Verify: reads every byte of a generation and compares it with its checksums.
 
 use belay_image::blobs::{BlobReader, BlobRef};
-use belay_image::extents::{self, Extent};
+use belay_image::extents;
 use belay_image::manifest::{FileEntry, Manifest};
 use belay_image::sections::{Kind, SectionFile};
-use belay_image::{checksum, ImageError, BLOB_FILE, JOB_FILE};
+use belay_image::{ImageError, BLOB_FILE, JOB_FILE};
+use belay_storage::chunk::Chunk;
+use belay_storage::store::Store;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// What was read.
@@ -25,8 +26,12 @@ pub struct Verified {
     pub blobs: u64,
 }
 
+/// Pages of chunks that have been read and found whole: generations share them, and one reading does for all.
+#[derive(Debug, Default)]
+pub struct Known(BTreeSet<(u32, u32)>);
+
 /// Verifies the generation in `dir`; every fault found.
-pub fn generation(dir: &Path) -> Result<Verified, Vec<ImageError>> {
+pub fn generation(dir: &Path, known: &mut Known) -> Result<Verified, Vec<ImageError>> {
     let manifest = Manifest::read(dir).map_err(|e| vec![e])?;
     let mut seen = Verified::default();
     let mut faults = Vec::new();
@@ -36,10 +41,18 @@ pub fn generation(dir: &Path) -> Result<Verified, Vec<ImageError>> {
             faults.push(e);
         }
     }
+    let store = Store::of_generation(dir);
+    let mut chunks = BTreeMap::new();
+    for c in &manifest.chunks {
+        match store.open(c) {
+            Ok(chunk) => drop(chunks.insert(c.id, chunk)),
+            Err(e) => faults.push(e),
+        }
+    }
     if faults.is_empty() {
         for f in &manifest.files {
             let result = if f.name.ends_with(".bidx") {
-                memory(dir, f, &mut seen)
+                memory(&dir.join(&f.name), &chunks, known, &mut seen)
             } else if f.name == JOB_FILE {
                 blobs(dir, &mut seen)
             } else {
@@ -87,48 +100,36 @@ fn file(dir: &Path, entry: &FileEntry, seen: &mut Verified) -> Result<(), ImageE
     Ok(())
 }
 
-/// Every extent of a process against the page data.
-fn memory(dir: &Path, index: &FileEntry, seen: &mut Verified) -> Result<(), ImageError> {
-    let path = dir.join(&index.name);
-    let table = extents::decode(&path, SectionFile::read(&path)?.get(Kind::Extents)?)?;
-    let stem = index.name.trim_end_matches(".bidx");
-    let mut files: BTreeMap<u32, (std::path::PathBuf, File)> = BTreeMap::new();
+/// Every page of a process against its hash.
+fn memory(path: &Path, chunks: &BTreeMap<u32, Chunk>, known: &mut Known, seen: &mut Verified) -> Result<(), ImageError> {
+    let table = extents::decode(path, SectionFile::read(path)?.get(Kind::Extents)?)?;
     let mut buffer = Vec::new();
     for e in &table {
-        if let std::collections::btree_map::Entry::Vacant(v) = files.entry(e.file) {
-            let page_file = dir.join(format!("{stem}-{}.bpg", e.file));
-            let f = File::open(&page_file).map_err(|err| ImageError::io("open", &page_file, err))?;
-            v.insert((page_file, f));
+        let chunk = chunks.get(&e.chunk).ok_or_else(|| {
+            let reason = format!(
+                "memory at {:#x} lies in chunk {}, which the manifest does not list",
+                e.vaddr, e.chunk
+            );
+            ImageError::damaged(path, reason)
+        })?;
+        let mut page = e.page;
+        let end = u64::from(e.page) + e.pages();
+        while u64::from(page) < end {
+            let run = (end - u64::from(page)).min(PIECE_PAGES) as u32;
+            if !(page..page + run).all(|p| known.0.contains(&(e.chunk, p))) {
+                chunk.read(page, run, &mut buffer)?;
+                known.0.extend((page..page + run).map(|p| (e.chunk, p)));
+                seen.bytes += buffer.len() as u64;
+            }
+            page += run;
         }
-        let (page_file, f) = &files[&e.file];
-        extent(page_file, f, e, &mut buffer)?;
         seen.extents += 1;
-        seen.bytes += e.bytes;
     }
     Ok(())
 }
 
-fn extent(path: &Path, f: &File, e: &Extent, buffer: &mut Vec<u8>) -> Result<(), ImageError> {
-    let size = f.metadata().map_err(|err| ImageError::io("stat", path, err))?.len();
-    // Checked before the allocation: the table is untrusted.
-    if e.offset + e.bytes > size {
-        return Err(ImageError::damaged(
-            path,
-            format!("memory at {:#x} lies behind the end of the file", e.vaddr),
-        ));
-    }
-    let len = usize::try_from(e.bytes).map_err(|_| ImageError::damaged(path, "extent too large"))?;
-    buffer.resize(len, 0);
-    f.read_exact_at(buffer, e.offset)
-        .map_err(|err| ImageError::io("read", path, err))?;
-    if checksum(buffer) != e.xxh3 {
-        return Err(ImageError::damaged(
-            path,
-            format!("checksum of the {} bytes of memory at {:#x} does not match", e.bytes, e.vaddr),
-        ));
-    }
-    Ok(())
-}
+/// Pages read at a time.
+const PIECE_PAGES: u64 = 64;
 
 /// Every byte string that a JSON section of the job file refers to.
 fn blobs(dir: &Path, seen: &mut Verified) -> Result<(), ImageError> {

@@ -4,12 +4,12 @@
 //!
 //! ```text
 //! gen/000007/
-//!   manifest.json       every other file with its length and XXH3-64; written last (see `manifest`)
+//!   manifest.json       every other file with its length and XXH3-64, and the chunks; written last (see `manifest`)
 //!   job.bimg            sections: JOB (processes, threads, mappings), DESCRIPTORS (open descriptions, shared objects)
 //!   blobs.bin           byte strings referenced from job.bimg: data in flight, contents of files and shared memory
-//!   pages-PID.bidx      section EXTENTS: where each stored page range of process PID lies
-//!   pages-PID-K.bpg     page data of process PID, written by writer thread K of its snapshot
+//!   pages-PID.bidx      section EXTENTS: in which chunk each stored page range of process PID lies
 //! ```
+//! Memory itself lies in the chunks of the store beside the generations (crate `belay-storage`), which generations share.
 //!
 //! Everything read back is untrusted: lengths are checked before allocation, checksums before use.
 
@@ -21,7 +21,7 @@ pub mod model;
 pub mod sections;
 
 /// Version of the image format. A change of any section's meaning increments it.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 /// Name of the section file that describes the job.
 pub const JOB_FILE: &str = "job.bimg";
@@ -31,11 +31,6 @@ pub const BLOB_FILE: &str = "blobs.bin";
 /// Name of the extent index of process `pid`.
 pub fn extent_file(pid: i32) -> String {
     format!("pages-{pid}.bidx")
-}
-
-/// Name of page data file `k` of process `pid`.
-pub fn page_file(pid: i32, k: u32) -> String {
-    format!("pages-{pid}-{k}.bpg")
 }
 
 /// XXH3-64 of `data`, the checksum of this format.

@@ -32,10 +32,25 @@ pub struct Manifest {
     pub processes: u32,
     /// Number of threads.
     pub threads: u32,
-    /// Total bytes of all files.
+    /// Bytes of the files and of the stored memory they refer to: what a restart reads.
     pub bytes: u64,
+    /// Bytes that were written for this generation: its files and the chunks that are new with it.
+    pub new_bytes: u64,
     /// The files.
     pub files: Vec<FileEntry>,
+    /// The chunks that hold the memory, by number.
+    pub chunks: Vec<ChunkEntry>,
+}
+
+/// A chunk that a generation refers to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChunkEntry {
+    /// Its number in the store.
+    pub id: u32,
+    /// Pages in it.
+    pub pages: u32,
+    /// Checksum of its table of page checksums, so that a chunk cannot be taken for another.
+    pub xxh3: u64,
 }
 
 /// One file of a generation.
@@ -45,7 +60,7 @@ pub struct FileEntry {
     pub name: String,
     /// Its length.
     pub bytes: u64,
-    /// XXH3-64 of the file; `None` for page files, whose extents carry their own checksums.
+    /// XXH3-64 of the file; `None` for the blob file, whose references carry their own checksums.
     pub xxh3: Option<u64>,
 }
 
@@ -87,6 +102,9 @@ impl Manifest {
                 found: m.arch,
                 expected: std::env::consts::ARCH.into(),
             });
+        }
+        if !m.chunks.is_sorted_by(|a, b| a.id < b.id) {
+            return Err(ImageError::damaged(&path, "its chunks are out of order"));
         }
         if m.files.iter().any(|f| f.name.contains('/') || f.name.starts_with('.')) {
             return Err(ImageError::damaged(&path, "a file name leaves the generation's directory"));

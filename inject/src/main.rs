@@ -69,7 +69,6 @@ mod libc_nr {
     pub(crate) const BRK: usize = 12;
     pub(crate) const RT_SIGACTION: usize = 13;
     pub(crate) const RT_SIGPROCMASK: usize = 14;
-    pub(crate) const PWRITE64: usize = 18;
     pub(crate) const MADVISE: usize = 28;
     pub(crate) const GETITIMER: usize = 36;
     pub(crate) const CLONE: usize = 56;
@@ -83,11 +82,13 @@ mod libc_nr {
     pub(crate) const SCHED_GETAFFINITY: usize = 204;
     pub(crate) const TIMER_GETTIME: usize = 224;
     pub(crate) const TIMER_GETOVERRUN: usize = 225;
+    pub(crate) const CLOCK_GETTIME: usize = 228;
     pub(crate) const EXIT_GROUP: usize = 231;
     pub(crate) const TGKILL: usize = 234;
     pub(crate) const IOPRIO_GET: usize = 252;
     pub(crate) const GET_ROBUST_LIST: usize = 274;
     pub(crate) const SCHED_GETATTR: usize = 315;
+    pub(crate) const PWRITEV: usize = 296;
     pub(crate) const MEMBARRIER: usize = 324;
     pub(crate) const CLOSE_RANGE: usize = 436;
 }

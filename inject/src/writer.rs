@@ -1,13 +1,15 @@
-//! The snapshot child: writes the process's memory to page files, then exits.
+//! The snapshot child: writes the process's memory to chunks, then exits.
 //!
 //! It is a fork of the application with all signals blocked, in a session of its own, without descriptors. The agent fills the control memory with
-//! the ranges that hold data; writers take range after range, leave out pages that hold only zeros, and store the rest as extents.
+//! the ranges that hold data and with room in chunks; writers take range after range and leave out pages that hold only zeros and pages whose contents
+//! are in the store already. What is left is gathered from wherever it lies in memory and appended to the writer's chunk.
 
 use crate::libc_nr as nr;
 use crate::snapshot::belay_clone_on_stack;
+use belay_abi::index::{location, Entry, Table};
 use belay_abi::inject::{
-    Control, Range, SnapshotTable, StoredExtent, Writer, EXTENT_LIMIT, MAX_WRITERS, STATE_ABANDONED, STATE_GO, STATE_READY,
-    WRITER_STACK,
+    Control, Loan, Range, SnapshotTable, StoredExtent, Writer, BATCH_BYTES, MAX_WRITERS, RANGE_KEEP_ZEROS, RANGE_UNREADABLE,
+    STATE_ABANDONED, STATE_GO, STATE_READY, WRITER_STACK,
 };
 use belay_abi::{syscall, PAGE};
 use core::ptr::{addr_of, addr_of_mut, null, null_mut};
@@ -25,6 +27,10 @@ const FUTEX_WAKE: usize = 1;
 const E2BIG: i32 = 7;
 const ETIMEDOUT: isize = -110;
 const EIO: i32 = 5;
+const EDQUOT: i32 = 122;
+const CLOCK_MONOTONIC: usize = 1;
+/// Pieces of memory gathered into one system call.
+const PIECES: usize = 64;
 /// CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM
 const THREAD_FLAGS: usize = 0x100 | 0x200 | 0x400 | 0x800 | 0x10000 | 0x40000;
 
@@ -144,16 +150,21 @@ unsafe fn write_ranges(job: &Job) {
     unsafe {
         let control = job.control;
         let writer = writer_of(control, job.index);
-        let fd = open_in_agent(job.agent_pid, (*writer).fd, O_WRONLY);
-        let mut error = if fd < 0 { -fd as i32 } else { 0 };
+        let begin = now_ns();
         let ranges = control.cast::<u8>().add((*control).range_table as usize).cast::<Range>();
         let mut out = Output {
-            fd,
-            offset: 0,
+            control,
+            agent_pid: job.agent_pid,
             writer,
             table: control.cast::<u8>().add((*writer).table as usize).cast(),
-            index: job.index as u32,
+            index: map_index(control, job.agent_pid),
+            loan: null_mut(),
+            fd: -1,
+            pieces: [[0; 2]; PIECES],
+            count: 0,
+            pending: 0,
         };
+        let mut error = 0;
         while error == 0 {
             let i = (*control).next.fetch_add(1, Relaxed);
             if i >= (*control).ranges {
@@ -161,75 +172,225 @@ unsafe fn write_ranges(job: &Job) {
             }
             error = out.write_range(&*ranges.add(i as usize));
         }
+        if error == 0 {
+            error = out.flush();
+        }
+        (*writer).total_ns.store(now_ns() - begin, Relaxed);
         (*writer).error.store(error, Relaxed);
         (*writer).done.store(1, Release);
         syscall!(nr::FUTEX, addr_of!((*writer).done), FUTEX_WAKE, i32::MAX);
     }
 }
 
-/// Where one writer's extents go.
+/// Maps the table of page hashes. Without it every page is written.
+unsafe fn map_index(control: *mut Control, agent: i32) -> Option<Table<'static>> {
+    unsafe {
+        let bytes = (*control).index_bytes as usize;
+        if (*control).index_fd < 0 || bytes == 0 {
+            return None;
+        }
+        let fd = open_in_agent(agent, (*control).index_fd, O_RDWR);
+        if fd < 0 {
+            return None;
+        }
+        let p = syscall!(nr::MMAP, 0usize, bytes, PROT_READ_WRITE, MAP_SHARED, fd, 0usize);
+        syscall!(nr::CLOSE, fd);
+        if p < 0 {
+            return None;
+        }
+        Table::new(core::slice::from_raw_parts(p as *const Entry, bytes / size_of::<Entry>()))
+    }
+}
+
+unsafe fn now_ns() -> u64 {
+    let mut t = [0u64; 2];
+    unsafe { syscall!(nr::CLOCK_GETTIME, CLOCK_MONOTONIC, t.as_mut_ptr()) };
+    t[0] * 1_000_000_000 + t[1]
+}
+
+/// Where one writer's pages go.
 struct Output {
-    fd: isize,
-    offset: u64,
+    control: *mut Control,
+    agent_pid: i32,
     writer: *mut Writer,
     table: *mut StoredExtent,
-    index: u32,
+    index: Option<Table<'static>>,
+    /// The chunk being filled, and its file.
+    loan: *mut Loan,
+    fd: isize,
+    /// Memory that has its place in the chunk but is not written yet: address and length.
+    pieces: [[u64; 2]; PIECES],
+    count: usize,
+    pending: u64,
 }
 
 impl Output {
-    /// Stores the pages of `range` that are not all zero. Returns an error number or 0.
+    /// Stores the pages of `range`. Returns an error number or 0.
     unsafe fn write_range(&mut self, range: &Range) -> i32 {
         unsafe {
-            if range.unreadable != 0 {
+            if range.flags & RANGE_UNREADABLE != 0 {
                 syscall!(nr::MPROTECT, range.start, range.end - range.start, 1usize);
             }
+            let zeros = range.flags & RANGE_KEEP_ZEROS != 0;
+            // Extents are joined within a range only: ranges belong to different mappings.
+            let mut last: *mut StoredExtent = null_mut();
             let mut at = range.start;
             while at < range.end {
-                while at < range.end && is_zero(at) {
-                    at += PAGE;
-                }
-                let start = at;
-                while at < range.end && at - start < EXTENT_LIMIT && !is_zero(at) {
-                    at += PAGE;
-                }
-                if at > start {
-                    let error = self.write_extent(start, at - start);
+                if zeros || !is_zero(at) {
+                    let error = self.store(at, &mut last);
                     if error != 0 {
                         return error;
                     }
                 }
+                at += PAGE;
             }
+            (*self.writer).bytes.fetch_add(range.end - range.start, Relaxed);
             0
         }
     }
 
-    unsafe fn write_extent(&mut self, vaddr: u64, bytes: u64) -> i32 {
+    unsafe fn store(&mut self, at: u64, last: &mut *mut StoredExtent) -> i32 {
         unsafe {
+            let hash = xxhash_rust::xxh3::xxh3_128(core::slice::from_raw_parts(at as *const u8, PAGE as usize));
+            let place = match self.index.as_ref().and_then(|i| i.find(hash)) {
+                Some(found) => {
+                    (*self.writer).found.fetch_add(1, Relaxed);
+                    found
+                }
+                None => match self.append(at, hash) {
+                    Ok(place) => place,
+                    Err(error) => return error,
+                },
+            };
+            let (chunk, page) = ((place >> 32) as u32, place as u32);
+            let joins = !last.is_null() && {
+                let e = &**last;
+                e.vaddr + e.bytes == at && e.chunk == chunk && u64::from(e.page) + e.bytes / PAGE == u64::from(page)
+            };
+            if joins {
+                (**last).bytes += PAGE;
+                return 0;
+            }
             let n = (*self.writer).extents.load(Relaxed);
             if u64::from(n) >= (*self.writer).capacity {
                 return E2BIG;
             }
-            let data = core::slice::from_raw_parts(vaddr as *const u8, bytes as usize);
-            let xxh3 = xxhash_rust::xxh3::xxh3_64(data);
-            let mut done = 0;
-            while done < bytes {
-                let r = syscall!(nr::PWRITE64, self.fd, vaddr + done, bytes - done, self.offset + done);
+            *last = self.table.add(n as usize);
+            **last = StoredExtent {
+                vaddr: at,
+                bytes: PAGE,
+                chunk,
+                page,
+            };
+            (*self.writer).extents.store(n + 1, Release);
+            0
+        }
+    }
+
+    /// Gives the page at `at` a place in the chunk.
+    unsafe fn append(&mut self, at: u64, hash: u128) -> Result<u64, i32> {
+        unsafe {
+            if self.loan.is_null() || (*self.loan).used.load(Relaxed) >= (*self.loan).pages {
+                self.next_loan()?;
+            }
+            let loan = self.loan;
+            let used = (*loan).used.load(Relaxed);
+            let hashes = self.control.cast::<u8>().add((*loan).hashes as usize).cast::<u128>();
+            hashes.add(used as usize).write_unaligned(hash);
+            let full = match self.pieces.get_mut(self.count.wrapping_sub(1)) {
+                Some(p) if p[0] + p[1] == at => {
+                    p[1] += PAGE;
+                    false
+                }
+                _ => {
+                    if let Some(p) = self.pieces.get_mut(self.count) {
+                        *p = [at, PAGE];
+                    }
+                    self.count += 1;
+                    self.count == PIECES
+                }
+            };
+            self.pending += PAGE;
+            (*loan).used.store(used + 1, Release);
+            let place = location((*loan).chunk, (*loan).first + used);
+            if let Some(index) = &self.index {
+                index.insert(hash, place);
+            }
+            if full || self.pending >= BATCH_BYTES {
+                match self.flush() {
+                    0 => {}
+                    error => return Err(error),
+                }
+            }
+            Ok(place)
+        }
+    }
+
+    unsafe fn next_loan(&mut self) -> Result<(), i32> {
+        unsafe {
+            match self.flush() {
+                0 => {}
+                error => return Err(error),
+            }
+            if self.fd >= 0 {
+                syscall!(nr::CLOSE, self.fd);
+                self.fd = -1;
+            }
+            let control = self.control;
+            let i = (*control).next_loan.fetch_add(1, Relaxed);
+            if i >= (*control).loans {
+                return Err(EDQUOT);
+            }
+            self.loan = control
+                .cast::<u8>()
+                .add((*control).loan_table as usize)
+                .cast::<Loan>()
+                .add(i as usize);
+            self.fd = open_in_agent(self.agent_pid, (*self.loan).fd, O_WRONLY);
+            if self.fd < 0 {
+                return Err(-self.fd as i32);
+            }
+            Ok(())
+        }
+    }
+
+    /// Writes the gathered pieces, which are the last pages of the chunk so far.
+    unsafe fn flush(&mut self) -> i32 {
+        unsafe {
+            if self.pending == 0 {
+                return 0;
+            }
+            let begin = now_ns();
+            let behind = u64::from((*self.loan).first + (*self.loan).used.load(Relaxed)) * PAGE;
+            let mut left = self.pending;
+            let mut first = 0;
+            while left > 0 {
+                let r = syscall!(
+                    nr::PWRITEV,
+                    self.fd,
+                    self.pieces.as_ptr().wrapping_add(first),
+                    self.count - first,
+                    behind - left,
+                    0usize
+                );
                 if r <= 0 {
                     return if r == 0 { EIO } else { -r as i32 };
                 }
-                done += r as u64;
+                left -= r as u64;
+                let mut done = r as u64;
+                while let Some(p) = self.pieces.get_mut(first) {
+                    let part = p[1].min(done);
+                    *p = [p[0] + part, p[1] - part];
+                    done -= part;
+                    if p[1] > 0 || done == 0 && left == 0 {
+                        break;
+                    }
+                    first += 1;
+                }
             }
-            *self.table.add(n as usize) = StoredExtent {
-                vaddr,
-                bytes,
-                offset: self.offset,
-                file: self.index,
-                reserved: 0,
-                xxh3,
-            };
-            self.offset += bytes;
-            (*self.writer).extents.store(n + 1, Release);
-            (*self.writer).bytes.fetch_add(bytes, Relaxed);
+            self.count = 0;
+            self.pending = 0;
+            (*self.writer).write_ns.fetch_add(now_ns() - begin, Relaxed);
             0
         }
     }

@@ -89,6 +89,9 @@ pub(crate) struct Launch {
     /// Checkpoints to keep
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) keep: u32,
+    /// Most bytes that the checkpoints may take: 500M, 20G; older ones are removed first, the newest whole one never
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    pub(crate) max_bytes: Option<u64>,
     /// Save the contents of the files that the job writes or has made, where they are open, not only of those that would otherwise be lost
     #[arg(long)]
     pub(crate) save_open_files: bool,
@@ -205,6 +208,23 @@ pub(crate) struct Stop {
     pub(crate) grace: Duration,
 }
 
+/// A number of bytes, with an optional unit of 1024.
+fn size(s: &str) -> Result<u64, String> {
+    let digits = s.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let shift = match s[digits.len()..].to_ascii_uppercase().as_str() {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        unit => return Err(format!("unknown unit {unit}; use K, M, G or T")),
+    };
+    let n: u64 = digits.parse().map_err(|_| format!("{s} is not a number of bytes"))?;
+    n.checked_mul(1 << shift)
+        .filter(|n| *n > 0)
+        .ok_or_else(|| format!("{s} is out of range"))
+}
+
 fn grace(s: &str) -> Result<Duration, String> {
     if s == "0" {
         return Ok(Duration::ZERO);
@@ -268,6 +288,10 @@ mod tests {
         assert_eq!((l.keep, l.ckpt_interval), (2, Some(Interval::Every(Duration::from_secs(2)))));
         let l = launch(&["--", "--odd-name", "-x"]);
         assert_eq!(l.command, ["--odd-name", "-x"]);
+        assert_eq!(launch(&["--max-bytes", "3G", "x"]).max_bytes, Some(3 << 30));
+        for bad in ["0", "G", "3X", "99999999999T", "-1"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
         assert!(Cli::try_parse_from(["belay", "launch"]).is_err());
         assert!(Cli::try_parse_from(["belay", "launch", "--keep", "0", "true"]).is_err());
     }

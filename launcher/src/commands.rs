@@ -6,6 +6,7 @@ use crate::progress::Show;
 use crate::{format, inspect, start};
 use belay_coordinator::jobdir::{Access, JobDir};
 use belay_coordinator::{generations, verify, Failure};
+use belay_storage::store::{Removed, Store};
 use belay_wire::{Checkpointed, Event, Exit, GenerationStatus, JobState, Level, Request, Status};
 use clap::CommandFactory;
 use std::io::{IsTerminal, Write};
@@ -71,9 +72,10 @@ fn checkpoint_line(c: &Checkpointed) -> String {
     let notes: String = c.notes.iter().map(|n| format!("note: {n}\n")).collect();
     notes
         + &format!(
-            "generation {}: {}, {}, {}, blocked {}, took {}{}\n",
+            "generation {}: {} ({} new), {}, {}, blocked {}, took {}{}\n",
             g.generation,
             format::bytes(g.bytes),
+            format::bytes(g.new_bytes),
             format::count(g.ranks, "process", "es"),
             format::count(g.threads, "thread", "s"),
             format::millis(g.blocked_ms),
@@ -170,13 +172,23 @@ fn generations_text(generations: &[GenerationStatus]) -> String {
                 g.ranks.to_string(),
                 g.threads.to_string(),
                 format::bytes(g.bytes),
+                format::bytes(g.new_bytes),
                 format::millis(g.blocked_ms),
                 g.damage.as_ref().map_or("whole".into(), |d| format!("damaged: {d}")),
             ]
         })
         .collect();
     format::table(
-        &[">generation", "time", ">processes", ">threads", ">size", ">blocked", "state"],
+        &[
+            ">generation",
+            "time",
+            ">processes",
+            ">threads",
+            ">size",
+            ">new",
+            ">blocked",
+            "state",
+        ],
         &rows,
     )
 }
@@ -197,8 +209,9 @@ fn verify_all(args: &cli::Target) -> Result<u8, Failure> {
     let dir = JobDir::open(&args.dir, Access::OwnOrRoot)?;
     let found = generations::list(&dir.generations())?;
     let (mut whole, mut first_fault) = (0, None);
+    let mut known = verify::Known::default();
     for g in &found {
-        match verify::generation(&g.path) {
+        match verify::generation(&g.path, &mut known) {
             Ok(v) => {
                 whole += 1;
                 print(&format!(
@@ -258,7 +271,16 @@ fn gc(args: &cli::Gc) -> Result<u8, Failure> {
     } else {
         generations::retain(&gen, keep)?
     };
-    print(&format!("removed {} generations and {left_overs} left-overs\n", gone.len()))
+    let removed = match generations::needed_chunks(&gen)? {
+        Some(needed) => Store::of_job(dir.path()).collect(&needed)?,
+        None => Removed::default(),
+    };
+    print(&format!(
+        "removed {} generations, {left_overs} left-overs and {} chunks ({})\n",
+        gone.len(),
+        removed.chunks,
+        format::bytes(removed.bytes)
+    ))
 }
 
 fn generate(args: &cli::Generate) -> Result<u8, Failure> {

@@ -59,6 +59,9 @@ fn directory(dir: &Path) -> Result<String, Failure> {
     let rows: Vec<Vec<String>> = m.files.iter().map(|f| vec![f.name.clone(), format::bytes(f.bytes)]).collect();
     out += &format::table(&["file", ">size"], &rows);
     out.push('\n');
+    let rows: Vec<Vec<String>> = m.chunks.iter().map(|c| vec![c.id.to_string(), c.pages.to_string()]).collect();
+    out += &format::table(&[">chunk", ">pages"], &rows);
+    out.push('\n');
     out += &sections(&dir.join(JOB_FILE))?;
     Ok(out)
 }
@@ -178,12 +181,11 @@ fn index(path: &Path) -> Result<String, Failure> {
             vec![
                 format!("{:012x}", e.vaddr),
                 format::bytes(e.bytes),
-                e.file.to_string(),
-                format!("{:#x}", e.offset),
-                format!("{:016x}", e.xxh3),
+                e.chunk.to_string(),
+                format!("{:#x}", e.offset()),
             ]
         })
         .collect();
     let head = format!("{} extents, {}\n", table.len(), format::bytes(total));
-    Ok(head + &format::table(&["address", ">bytes", ">file", ">offset", "xxh3"], &rows))
+    Ok(head + &format::table(&["address", ">bytes", ">chunk", ">offset"], &rows))
 }

@@ -28,6 +28,7 @@ pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
     let description = Description {
         interval: args.ckpt_interval.unwrap_or_default(),
         keep: args.keep,
+        max_bytes: args.max_bytes,
         save_open_files: args.save_open_files,
         log_level: logging::level_name(args.log_level),
         ..Description::new(args.name, words)

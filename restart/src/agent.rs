@@ -36,11 +36,11 @@ pub(crate) type Phases = Vec<(Phase, Duration)>;
 pub(crate) fn restart(loaded: Loaded, blob: &Blob, lazy: bool, user: bool, foreground: bool) -> Outcome<Phases> {
     let begin = Instant::now();
     let Loaded {
-        dir,
         job,
         descriptors,
         blobs,
         extents,
+        chunks,
     } = loaded;
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map_err(|e| RestartError::at("become reaper", e))?;
     raise_descriptor_limit();
@@ -53,7 +53,7 @@ pub(crate) fn restart(loaded: Loaded, blob: &Blob, lazy: bool, user: bool, foreg
     let stopped = stopped_children(&job);
     let live = live(&tree, &job);
     let context = Context {
-        dir: &dir,
+        chunks: &chunks,
         blob,
         tree: &tree,
         hold: must_hold(&job, &rebuilder),

@@ -4,7 +4,7 @@ use crate::fail::RestartError;
 use belay_abi::restore::{Slot, Step};
 use belay_image::extents::Extent;
 use belay_image::model::{Process, VmaKind};
-use belay_image::{page_file, ImageError};
+use belay_image::ImageError;
 use std::io;
 use std::sync::atomic::Ordering;
 
@@ -20,10 +20,10 @@ pub(crate) fn restorer(p: &Process, extents: &[Extent], slot: &Slot) -> RestartE
             || "an extent".to_owned(),
             |e| {
                 format!(
-                    "{}, {} bytes at {} (address {:#x})",
-                    page_file(p.pid, e.file),
+                    "chunk {}, {} bytes at {} (address {:#x})",
+                    e.chunk,
                     e.bytes,
-                    e.offset,
+                    e.offset(),
                     e.vaddr
                 )
             },

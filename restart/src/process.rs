@@ -12,13 +12,12 @@ use crate::{arch, sys};
 use belay_abi::restore::{Fill, Helper, Plan, ThreadPlan, FILL_STACK_BYTES, MAX_HELPERS, PLAN_MAGIC, STACK_BYTES};
 use belay_image::extents::Extent;
 use belay_image::model::{Process, VmaKind};
-use belay_image::page_file;
 use belay_kernel::blob::Blob;
 use belay_plugins::Rebuilder;
+use belay_storage::chunk::Chunk;
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::path::Path;
 use std::sync::atomic::Ordering;
 
 /// Where the parts of the restorer's area lie.
@@ -34,7 +33,7 @@ struct Area {
 
 /// What all processes share.
 pub(crate) struct Context<'a> {
-    pub(crate) dir: &'a Path,
+    pub(crate) chunks: &'a HashMap<u32, Chunk>,
     pub(crate) blob: &'a Blob,
     pub(crate) rebuilder: Rebuilder,
     pub(crate) shared: &'a Shared,
@@ -111,10 +110,8 @@ fn open_files(cx: &Context<'_>, p: &Process) -> Outcome<Files> {
     };
     let mut pages = HashMap::new();
     for e in cx.extents.get(&p.pid).map_or(&[][..], Vec::as_slice) {
-        if let Entry::Vacant(entry) = pages.entry(e.file) {
-            let path = cx.dir.join(page_file(p.pid, e.file));
-            let file = std::fs::File::open(&path).map_err(|e| belay_image::ImageError::io("open", &path, e))?;
-            entry.insert(high(file.as_raw_fd())?);
+        if let (Entry::Vacant(entry), Some(chunk)) = (pages.entry(e.chunk), cx.chunks.get(&e.chunk)) {
+            entry.insert(high(chunk.file.as_raw_fd())?);
         }
     }
     let exe = match std::fs::File::open(&p.exe) {
@@ -227,17 +224,26 @@ fn segment_bytes(shmid: i32) -> Option<u64> {
 fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &Files, area: &Area) -> Outcome<(u64, Vec<u8>)> {
     let at = |e: &dyn std::fmt::Display| RestartError::at(format!("process {} ({})", p.pid, p.comm), e);
     let mut arena = Arena::new(area.tables);
-    let fills = cx.extents.get(&p.pid).map_or(&[][..], Vec::as_slice).iter().map(|e| Fill {
-        vaddr: e.vaddr,
-        bytes: e.bytes,
-        offset: e.offset,
-        fd: files.pages.get(&e.file).map_or(u32::MAX, |f| f.as_raw_fd() as u32),
-        reserved: 0,
-        xxh3: e.xxh3,
-    });
+    let mut fills = Vec::new();
+    for e in cx.extents.get(&p.pid).map_or(&[][..], Vec::as_slice) {
+        let first = e.page as usize;
+        let hashes = cx
+            .chunks
+            .get(&e.chunk)
+            .and_then(|c| c.hashes.get(first..first + e.pages() as usize));
+        let sums: Vec<u64> = hashes.unwrap_or_default().iter().map(|h| *h as u64).collect();
+        fills.push(Fill {
+            vaddr: e.vaddr,
+            bytes: e.bytes,
+            offset: e.offset(),
+            fd: files.pages.get(&e.chunk).map_or(u32::MAX, |f| f.as_raw_fd() as u32),
+            reserved: 0,
+            sums: arena.table(&sums).addr,
+        });
+    }
     let input = memory::Input {
         vmas: &p.vmas,
-        fills: fills.collect(),
+        fills,
         area: area.base..area.end,
         scratch: area.scratch,
         specials: cx.specials.clone(),

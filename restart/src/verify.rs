@@ -6,22 +6,28 @@ use crate::namespace;
 use crate::tree;
 use belay_image::extents::{self, Extent};
 use belay_image::manifest::Manifest;
-use belay_image::model::{FileIdentity, Job, Process, VmaKind};
+use belay_image::model::{FileIdentity, Job, Process, Vma, VmaKind};
 use belay_image::sections::{Kind, SectionFile};
-use belay_image::{blobs::BlobReader, checksum, extent_file, page_file, ImageError, BLOB_FILE, JOB_FILE};
+use belay_image::{blobs::BlobReader, checksum, extent_file, ImageError, BLOB_FILE, JOB_FILE};
 use belay_plugins::Descriptors;
+use belay_storage::chunk::Chunk;
+use belay_storage::store::Store;
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// A generation that has passed the checks.
 pub(crate) struct Loaded {
-    pub(crate) dir: PathBuf,
     pub(crate) job: Job,
     pub(crate) descriptors: Descriptors,
     pub(crate) blobs: BlobReader,
-    /// Extents of every process with memory, by PID.
+    /// Extents of every process with memory, by PID; none spans two mappings or is longer than a helper thread should read at a time.
     pub(crate) extents: HashMap<i32, Vec<Extent>>,
+    /// The chunks they lie in, by number.
+    pub(crate) chunks: HashMap<u32, Chunk>,
 }
+
+/// Longest extent that is read by one thread, so that all have work to the end.
+const PIECE_BYTES: u64 = 4 << 20;
 
 /// Reads and checks the generation in `dir`.
 pub(crate) fn load(dir: &Path) -> Outcome<Loaded> {
@@ -39,6 +45,9 @@ pub(crate) fn load(dir: &Path) -> Outcome<Loaded> {
         }
         .into());
     }
+    let store = Store::of_generation(&dir);
+    let open = |c| store.open(c).map(|chunk| (c.id, chunk));
+    let chunks = manifest.chunks.iter().map(open).collect::<Result<HashMap<_, _>, _>>()?;
     let mut all = HashMap::new();
     for p in job.processes.iter().filter(|p| tree::is_live(p)) {
         let name = extent_file(p.pid);
@@ -47,8 +56,8 @@ pub(crate) fn load(dir: &Path) -> Outcome<Loaded> {
             .get(&name)
             .ok_or_else(|| ImageError::damaged(&path, "not listed in the manifest"))?;
         let table = extents::decode(&path, SectionFile::decode(&path, bytes)?.get(Kind::Extents)?)?;
-        check_extents(&manifest, &path, p.pid, &table)?;
-        all.insert(p.pid, table);
+        check_extents(&path, &chunks, &table)?;
+        all.insert(p.pid, cut(&table, &p.vmas));
     }
     check_processes(&job)?;
     let descriptors = sections.get_json(Kind::Descriptors)?;
@@ -58,7 +67,7 @@ pub(crate) fn load(dir: &Path) -> Outcome<Loaded> {
         blobs: BlobReader::open(&dir.join(BLOB_FILE))?,
         job,
         extents: all,
-        dir,
+        chunks,
     })
 }
 
@@ -82,20 +91,33 @@ fn check_files(dir: &Path, manifest: &Manifest) -> Outcome<HashMap<String, Vec<u
     Ok(out)
 }
 
-/// Every extent must lie in a page file of its process that the manifest lists.
-fn check_extents(manifest: &Manifest, path: &Path, pid: i32, table: &[Extent]) -> Outcome<()> {
-    let mut lengths: HashMap<u32, u64> = HashMap::new();
+/// Every extent must lie in a chunk that the manifest lists.
+fn check_extents(path: &Path, chunks: &HashMap<u32, Chunk>, table: &[Extent]) -> Outcome<()> {
     for e in table {
-        let length = *lengths.entry(e.file).or_insert_with(|| {
-            let name = page_file(pid, e.file);
-            manifest.files.iter().find(|f| f.name == name).map_or(0, |f| f.bytes)
-        });
-        if e.offset + e.bytes > length {
-            let reason = format!("extent at {:#x} lies outside {}", e.vaddr, page_file(pid, e.file));
+        let pages = chunks.get(&e.chunk).map_or(0, |c| c.hashes.len() as u64);
+        if u64::from(e.page) + e.pages() > pages {
+            let reason = format!("extent at {:#x} lies outside chunk {}", e.vaddr, e.chunk);
             return Err(ImageError::damaged(path, reason).into());
         }
     }
     Ok(())
+}
+
+/// Cuts extents where mappings meet, and into pieces.
+fn cut(table: &[Extent], vmas: &[Vma]) -> Vec<Extent> {
+    let mut out = Vec::with_capacity(table.len());
+    let mut vmas = vmas.iter().peekable();
+    for e in table {
+        let mut at = e.vaddr;
+        while at < e.end() {
+            while vmas.next_if(|v| v.end <= at).is_some() {}
+            let border = vmas.peek().map_or(u64::MAX, |v| if v.start > at { v.start } else { v.end });
+            let end = e.end().min(border).min(at.saturating_add(PIECE_BYTES));
+            out.push(e.part(at, end));
+            at = end;
+        }
+    }
+    out
 }
 
 /// What cannot be restored here is refused by name.
@@ -200,5 +222,32 @@ fn own_vdso_checksum() -> u64 {
     match belay_kernel::vm::read(me, vdso.start, &mut code) {
         Ok(()) => checksum(&code),
         Err(_) => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_are_cut_where_mappings_meet() {
+        let vma = |start: u64, end: u64| Vma {
+            start: start << 12,
+            end: end << 12,
+            prot: 3,
+            kind: VmaKind::Heap,
+            flags: Vec::new(),
+        };
+        let vmas = [vma(1, 3), vma(3, 4), vma(6, 4000)];
+        let e = |page: u64, pages: u64, at: u32| Extent {
+            vaddr: page << 12,
+            bytes: pages << 12,
+            chunk: 1,
+            page: at,
+        };
+        let got = cut(&[e(1, 3, 10), e(6, 1500, 50)], &vmas);
+        assert_eq!(got, [e(1, 2, 10), e(3, 1, 12), e(6, 1024, 50), e(1030, 476, 1074)]);
+        // What lies in no mapping is kept, and refused by the memory plan.
+        assert_eq!(cut(&[e(4, 3, 0)], &vmas), [e(4, 2, 0), e(6, 1, 2)]);
     }
 }

@@ -1,11 +1,11 @@
-//! Reads the stored pages into place and checks each extent while it is still in the cache, with several threads.
+//! Reads the stored pages into place and checks each while it is still in the cache, with several threads.
 
 use crate::threads::spawn;
 use crate::{futex_wait, nr, step, Env};
 use belay_abi::restore::{CloneArgs, Fill, Helper, Step, FILL_STACK_BYTES, PIECE_BYTES};
-use belay_abi::syscall;
+use belay_abi::{syscall, PAGE};
 use core::sync::atomic::Ordering;
-use xxhash_rust::xxh3::{xxh3_64, Xxh3};
+use xxhash_rust::xxh3::xxh3_64;
 
 const EINTR: isize = -4;
 const CLONE_VM: u64 = 0x100;
@@ -70,30 +70,29 @@ fn work(env: &Env) {
         let Some(fill) = fills.get(i as usize) else {
             return;
         };
-        let sum = if fill.bytes <= PIECE_BYTES {
-            read(env, fill, i, 0, fill.bytes);
-            // SAFETY: `read` has just filled the range, which is mapped and which nothing else uses yet.
-            xxh3_64(unsafe { core::slice::from_raw_parts(fill.vaddr as *const u8, fill.bytes as usize) })
-        } else {
-            long(env, fill, i)
-        };
-        if sum != fill.xxh3 {
-            env.fail(step(Step::Checksum), i, 0);
+        let mut at = 0;
+        while at < fill.bytes {
+            let bytes = PIECE_BYTES.min(fill.bytes - at);
+            read(env, fill, i, at, bytes);
+            check(env, fill, i, at, bytes);
+            at += bytes;
         }
     }
 }
 
-fn long(env: &Env, fill: &Fill, i: u32) -> u64 {
-    let mut state = Xxh3::new();
-    let mut at = 0;
-    while at < fill.bytes {
-        let bytes = PIECE_BYTES.min(fill.bytes - at);
-        read(env, fill, i, at, bytes);
-        // SAFETY: as in `work`.
-        state.update(unsafe { core::slice::from_raw_parts((fill.vaddr + at) as *const u8, bytes as usize) });
-        at += bytes;
+/// Compares the pages just read with their checksums.
+fn check(env: &Env, fill: &Fill, i: u32, at: u64, bytes: u64) {
+    // SAFETY: `read` has just filled the range, which is mapped and which nothing else uses yet.
+    let data = unsafe { core::slice::from_raw_parts((fill.vaddr + at) as *const u8, bytes as usize) };
+    // SAFETY: the plan has a checksum for each page of the extent.
+    let sums = unsafe { core::slice::from_raw_parts((fill.sums as *const u64).add((at / PAGE) as usize), (bytes / PAGE) as usize) };
+    if data
+        .chunks_exact(PAGE as usize)
+        .zip(sums)
+        .any(|(page, sum)| xxh3_64(page) != *sum)
+    {
+        env.fail(step(Step::Checksum), i, 0);
     }
-    state.digest()
 }
 
 /// Reads `bytes` bytes at `at` of the extent.

@@ -114,8 +114,10 @@ pub struct GenerationStatus {
     pub ranks: u32,
     /// Threads in it.
     pub threads: u32,
-    /// Bytes of all its files.
+    /// Bytes of its files and of the stored memory they refer to.
     pub bytes: u64,
+    /// Bytes that were written for it; the rest it shares with other generations.
+    pub new_bytes: u64,
     /// Time the processes were blocked.
     pub blocked_ms: f64,
     /// Time of each phase.

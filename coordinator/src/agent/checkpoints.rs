@@ -5,6 +5,7 @@ use crate::checkpoint::{Committed, Wanted, Writing};
 use crate::generations::{self, ms};
 use crate::interval::Interval;
 use crate::{sys, Failure};
+use belay_storage::session::Stats;
 use belay_wire::{Checkpointed, Event, LastError, Phase};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -53,6 +54,9 @@ impl Agent {
             launched: UNIX_EPOCH + Duration::from_secs(self.description.created_unix_s),
             writers: WRITERS,
         };
+        let gen = self.dir.generations();
+        let used = self.make_room().and_then(|()| generations::own_bytes(&gen));
+        let session = used.and_then(|used| self.engine.begin(used).map_err(Failure::from));
         let (clients, phase) = (&mut self.clients, &mut self.phase);
         let mut on_phase = |p: Phase| {
             tracing::debug!(generation = number, phase = p.name(), "phase");
@@ -61,9 +65,10 @@ impl Agent {
                 clients.send(*id, &Event::Phase { phase: p });
             }
         };
-        let gen = self.dir.generations();
         let root = (self.root_pid, self.root_status);
-        match Writing::begin(&gen, number, root, &options, &wanted, &self.done, &mut on_phase) {
+        let begun =
+            session.and_then(|session| Writing::begin((&gen, number), root, &options, session, &wanted, &self.done, &mut on_phase));
+        match begun {
             Ok(writing) => {
                 self.writing = Some(writing);
                 self.set_tick();
@@ -84,21 +89,24 @@ impl Agent {
         let (wanted, result) = writing.finish();
         tracing::trace!(waited, "writer joined");
         match result {
-            Ok(c) => {
+            Ok(mut c) => {
+                let stored = self.keep_session(&mut c);
                 let g = &c.generation;
                 tracing::info!(
                     generation = g.generation,
                     processes = g.ranks,
                     threads = g.threads,
                     bytes = g.bytes,
+                    new_bytes = g.new_bytes,
+                    pages_written = stored.written,
+                    pages_found = stored.found,
+                    pages_clean = stored.clean,
+                    pages_moved = stored.moved,
                     blocked_ms = g.blocked_ms,
                     write_ms = ms(c.write),
                     "checkpoint committed"
                 );
                 self.said = None;
-                if let Err(failure) = generations::retain(&self.dir.generations(), self.description.keep) {
-                    self.note_failure(&failure, true);
-                }
                 for note in &c.notes {
                     tracing::warn!(generation = g.generation, note, "will differ after a restart");
                 }
@@ -120,6 +128,19 @@ impl Agent {
         self.set_tick();
         self.reap();
         self.begin_queued();
+    }
+
+    /// What the checkpoint has taught about the store holds from its commit on.
+    fn keep_session(&mut self, committed: &mut Committed) -> Stats {
+        let Some((session, path)) = committed.session.take() else {
+            return Stats::default();
+        };
+        let stats = session.stats;
+        self.engine.keep(session, &path);
+        if let Err(failure) = self.tidy() {
+            self.note_failure(&failure, true);
+        }
+        stats
     }
 
     pub(super) fn enter(&mut self, phase: Phase, wanted: &Wanted) {

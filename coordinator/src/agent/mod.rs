@@ -10,6 +10,7 @@
 mod checkpoints;
 mod ending;
 mod requests;
+mod retention;
 mod signals;
 mod status;
 
@@ -23,6 +24,8 @@ use crate::relay::{Channel, Relay};
 use crate::sys::{self, SignalFd, Timer, Wake};
 use crate::Failure;
 use belay_kernel::proc;
+use belay_storage::engine::{Engine, Options};
+use belay_storage::store::Store;
 use belay_wire::{Event, Exit, LastError, Phase};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixListener;
@@ -86,6 +89,7 @@ pub struct Agent {
     relay: Relay,
     clients: Clients,
     next_number: u64,
+    engine: Engine,
     phase: Option<Phase>,
     writing: Option<Writing>,
     queued: Option<Wanted>,
@@ -103,6 +107,15 @@ impl Agent {
         let Setup { dir, lock, description } = setup;
         let gen = dir.generations();
         generations::clear_leftovers(&gen)?;
+        let store = Store::of_job(dir.path());
+        if let Some(needed) = generations::needed_chunks(&gen)? {
+            store.collect(&needed)?;
+        }
+        let options = Options {
+            max_bytes: description.max_bytes,
+            find_by_hash: true,
+        };
+        let engine = Engine::new(store, options)?;
         let next_number = generations::list(&gen)?.last().map_or(1, |g| g.number + 1);
         Ok(Self {
             dir,
@@ -124,6 +137,7 @@ impl Agent {
             relay: Relay::default(),
             clients: Clients::default(),
             next_number,
+            engine,
             phase: None,
             writing: None,
             queued: None,
@@ -133,6 +147,11 @@ impl Agent {
             last_error: None,
             said: None,
         })
+    }
+
+    /// The job goes on from the generation in `path`, whose memory has been read and found whole: what it stored need not be stored again.
+    pub(crate) fn build_on(&mut self, path: &std::path::Path) {
+        self.engine.build_on(path);
     }
 
     /// Makes the control socket. No process that outlives the agent may have a copy: clients would wait for its answer for ever.

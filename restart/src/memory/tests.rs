@@ -44,7 +44,7 @@ fn fill(vaddr: u64, pages: u64, offset: u64) -> Fill {
         offset,
         fd: 9,
         reserved: 0,
-        xxh3: 0,
+        sums: 0,
     }
 }
 

@@ -312,7 +312,8 @@ fn disk_full(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
         job.progress(LIMIT)?;
         job.checkpoint()?;
         let filler = dir.join("filler");
-        io("fill", std::fs::write(&filler, vec![1u8; 28 << 20]))?;
+        let full = std::fs::write(&filler, vec![1u8; 48 << 20]);
+        want(full.is_err(), || "the disk is not full".into())?;
         for _ in 0..3 {
             let o = job.checkpoint_raw(&[])?;
             refused(&o, &["no space", "full"])?;
@@ -351,7 +352,8 @@ fn verify_fails(job: &Job, what: &str) -> Result<(), Failure> {
 fn damaged(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = target(place, user, "damaged", "1")?;
     job.kill_all()?;
-    let all = files(&generation(&job, 1))?;
+    let mut all = files(&generation(&job, 1))?;
+    all.extend(files(&job.dir().join("chunks"))?);
     for f in &all {
         let name = f.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let good = io("read", std::fs::read(f))?;
@@ -410,6 +412,51 @@ fn falls_back(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
+/// Generations share chunks. Damage of one that only the newest needs leads to the generation before; damage of one that all need leaves nothing to restart, and
+/// that is said.
+fn shared_chunk(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = target(place, user, "sharedchunk", "2")?;
+    job.checkpoint()?;
+    job.kill_all()?;
+    let chunks = files(&job.dir().join("chunks"))?;
+    want(chunks.len() > 1, || "the second checkpoint stored nothing".into())?;
+    let flip = |f: &Path, at: usize| -> Result<(), Failure> {
+        let mut b = io("read", std::fs::read(f))?;
+        b[at] ^= 4;
+        io("write", std::fs::write(f, b))
+    };
+    let newest = &chunks[chunks.len() - 1];
+    let at = rng.below(4096) as usize;
+    flip(newest, at)?;
+    verify_fails(&job, "a bit of the newest chunk")?;
+    job.clear_beat()?;
+    job.restart(&[])?;
+    job.progress(LIMIT)?;
+    let said = job.output_text().to_lowercase();
+    want(
+        said.contains("generation 2 is damaged") && said.contains("using generation 1"),
+        || format!("nothing was said about the damaged generation: {said}"),
+    )?;
+    // What follows is stored without the help of the damaged chunk.
+    job.checkpoint()?;
+    let third = job.belay(&["verify", &job.dir().display().to_string()]);
+    let said = text(&output(third, LIMIT)?);
+    want(said.contains("generation 3: whole"), || said)?;
+    job.kill_all()?;
+    // Libraries' data lie in the chunk that was written first and do not change: every generation needs it.
+    let oldest = &chunks[0];
+    let length = io("stat", std::fs::metadata(oldest))?.len();
+    io(
+        "cut",
+        io("open", std::fs::OpenOptions::new().write(true).open(oldest))?.set_len(length - 1),
+    )?;
+    let o = output(job.belay(&["restart", &job.dir().display().to_string()]), LIMIT)?;
+    want(o.status.code() == Some(65) && text(&o).contains("is damaged"), || {
+        format!("a chunk that all generations need is cut: {}", text(&o))
+    })?;
+    job.left_behind()
+}
+
 /// Changes the manifest of generation 1, keeping its checksum right.
 fn forge(job: &Job, change: impl FnOnce(&mut Manifest)) -> Result<Vec<u8>, Failure> {
     let dir = generation(job, 1);
@@ -431,7 +478,7 @@ fn foreign(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     io("write", std::fs::write(&path, &old))?;
     forge(&job, |m| m.files[0].name = "../../../etc/passwd".into())?;
     restart_refused(&job, &["damaged", "leaves"])?;
-    let text = String::from_utf8_lossy(&old).replacen("\"format\": 1", "\"format\": 77", 1);
+    let text = String::from_utf8_lossy(&old).replacen("\"format\": 2", "\"format\": 77", 1);
     io("write", std::fs::write(&path, text))?;
     restart_refused(&job, &["format 77"])?;
     io("write", std::fs::write(&path, &old))?;
@@ -444,7 +491,7 @@ fn owner_and_mode(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure>
     let mut job = target(place, user, "owner", "1")?;
     job.kill_all()?;
     let dir = generation(&job, 1);
-    for f in files(&dir)? {
+    for f in files(&dir)?.into_iter().chain(files(&job.dir().join("chunks"))?) {
         let mode = io("stat", std::fs::metadata(&f))?.permissions().mode() & 0o777;
         want(mode == 0o600, || format!("{} has mode {mode:o}", f.display()))?;
     }
@@ -534,7 +581,7 @@ fn main() {
     }
     let seed = run_seed();
     println!("seed {seed}");
-    let tests: [(&str, Test); 11] = [
+    let tests: [(&str, Test); 12] = [
         ("command_killed", command_killed),
         ("agent_killed", agent_killed),
         ("snapshot_killed", snapshot_killed),
@@ -543,6 +590,7 @@ fn main() {
         ("disk_full", disk_full),
         ("damaged", damaged),
         ("falls_back", falls_back),
+        ("shared_chunk", shared_chunk),
         ("foreign", foreign),
         ("owner_and_mode", owner_and_mode),
         ("missing_files", missing_files),

@@ -1,0 +1,49 @@
+//! Which checkpoints stay: as many as were asked for, and no more than there is room for.
+
+use super::Agent;
+use crate::{generations, Failure};
+
+impl Agent {
+    /// Before a checkpoint: where a limit on storage would stand in its way, older generations go first, but never the newest whole one.
+    pub(super) fn make_room(&mut self) -> Result<(), Failure> {
+        let Some(limit) = self.description.max_bytes else {
+            return Ok(());
+        };
+        let gen = self.dir.generations();
+        let newest = generations::list(&gen)?.pop();
+        let expected = newest.and_then(|g| g.manifest.ok()).map_or(0, |m| m.new_bytes);
+        self.shrink_to(limit.saturating_sub(expected))
+    }
+
+    /// After a checkpoint, whether it succeeded or not: retention, and removal of chunks that are not needed any more. Not while one is being written.
+    pub(super) fn tidy(&mut self) -> Result<(), Failure> {
+        generations::retain(&self.dir.generations(), self.description.keep)?;
+        self.collect()?;
+        match self.description.max_bytes {
+            Some(limit) => self.shrink_to(limit),
+            None => Ok(()),
+        }
+    }
+
+    fn shrink_to(&mut self, limit: u64) -> Result<(), Failure> {
+        let gen = self.dir.generations();
+        while self.engine.bytes()? + generations::own_bytes(&gen)? > limit {
+            let whole = generations::list(&gen)?.iter().filter(|g| g.is_whole()).count();
+            let Ok(keep @ 1..) = u32::try_from(whole.saturating_sub(1)) else {
+                return Ok(());
+            };
+            let gone = generations::retain(&gen, keep)?;
+            tracing::info!(generations = ?gone, limit, "removed for want of room (--max-bytes)");
+            self.collect()?;
+        }
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<(), Failure> {
+        if let Some(needed) = generations::needed_chunks(&self.dir.generations())? {
+            let removed = self.engine.collect(&needed)?;
+            tracing::debug!(chunks = removed.chunks, bytes = removed.bytes, "chunks removed");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,125 @@
+//! Which chunks are given up, and what that does to the extents. Pure.
+//!
+//! No chunk is ever changed: what a new generation still needs of a chunk that is mostly dead is copied into its own chunks. Older generations go on using the old
+//! chunk, which is removed with the last of them.
+
+use belay_image::extents::{self, Extent, PAGE};
+use std::collections::BTreeMap;
+
+/// How much of a chunk the new generation needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// The chunk.
+    pub id: u32,
+    /// Pages needed.
+    pub needed: u32,
+    /// Pages in it.
+    pub total: u32,
+}
+
+/// Chunks more than twice as many as the data would fill are too many, and this many more are always allowed.
+const SPARE_CHUNKS: u64 = 16;
+
+/// The chunks to give up, cheapest first: those less than half needed, and the smallest while there are too many for the amount of data. The copies come to at most
+/// `budget` pages.
+pub fn choose(usage: &[Usage], chunk_pages: u32, budget: u64) -> Vec<u32> {
+    let mut by_need: Vec<&Usage> = usage.iter().collect();
+    by_need.sort_unstable_by_key(|u| (u.needed, u.id));
+    let data: u64 = usage.iter().map(|u| u64::from(u.needed)).sum();
+    let limit = data.div_ceil(u64::from(chunk_pages.max(1))) * 2 + SPARE_CHUNKS;
+    let too_many = usage.len() as u64 > limit;
+    // Once there are too many, half of the allowance is made free at a time, or every checkpoint would copy a little.
+    let surplus = if too_many {
+        (usage.len() as u64 - limit / 2) as usize
+    } else {
+        0
+    };
+    let mut left = budget;
+    let mut out = Vec::new();
+    for (i, u) in by_need.into_iter().enumerate() {
+        let mostly_dead = u64::from(u.needed) * 2 < u64::from(u.total);
+        if (mostly_dead || i < surplus) && u64::from(u.needed) <= left {
+            left -= u64::from(u.needed);
+            out.push(u.id);
+        }
+    }
+    out
+}
+
+/// Rewrites `table` so that pages in `moved`, (chunk, page) to (chunk, page), are found at their new places.
+pub fn relocate(table: &mut Vec<Extent>, moved: &BTreeMap<(u32, u32), (u32, u32)>) {
+    let touched = |e: &Extent| {
+        let last = e.page + (e.pages() - 1) as u32;
+        moved.range((e.chunk, e.page)..=(e.chunk, last)).next().is_some()
+    };
+    if !table.iter().any(touched) {
+        return;
+    }
+    let mut out = Vec::with_capacity(table.len());
+    for e in table.iter() {
+        if !touched(e) {
+            out.push(*e);
+            continue;
+        }
+        for i in 0..e.pages() {
+            let from = (e.chunk, e.page + i as u32);
+            let (chunk, page) = moved.get(&from).copied().unwrap_or(from);
+            out.push(Extent {
+                vaddr: e.vaddr + i * PAGE,
+                bytes: PAGE,
+                chunk,
+                page,
+            });
+        }
+    }
+    extents::normalise(&mut out);
+    *table = out;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn usage(id: u32, needed: u32, total: u32) -> Usage {
+        Usage { id, needed, total }
+    }
+
+    #[test]
+    fn mostly_dead_chunks_go_within_the_budget() {
+        let all = [usage(1, 40, 100), usage(2, 60, 100), usage(3, 1, 100), usage(4, 49, 100)];
+        assert_eq!(choose(&all, 100, 1000), [3, 1, 4]);
+        assert_eq!(choose(&all, 100, 45), [3, 1]);
+        assert_eq!(choose(&all, 100, 0), [] as [u32; 0]);
+    }
+
+    #[test]
+    fn many_small_chunks_are_gathered() {
+        let all: Vec<Usage> = (1..=18).map(|id| usage(id, 2, 2)).collect();
+        assert_eq!(choose(&all, 1000, 1000), [] as [u32; 0]);
+        let all: Vec<Usage> = (1..=19).map(|id| usage(id, 2, 2)).collect();
+        assert_eq!(choose(&all, 1000, 1000).len(), 10);
+    }
+
+    proptest! {
+        #[test]
+        fn relocation_moves_exactly_what_it_should(
+            starts in prop::collection::btree_set(0u64..60, 1..10),
+            moved in prop::collection::btree_map((1u32..3, 0u32..40), (7u32..9, 0u32..1000), 0..20),
+        ) {
+            let starts: Vec<u64> = starts.into_iter().collect();
+            let mut table: Vec<Extent> = starts.windows(2).enumerate().map(|(i, w)| Extent {
+                vaddr: w[0] * PAGE, bytes: (w[1] - w[0]) * PAGE, chunk: 1 + (i as u32) % 2, page: (w[0] % 7) as u32,
+            }).collect();
+            let pages = |t: &[Extent]| -> Vec<(u64, u32, u32)> {
+                t.iter().flat_map(|e| (0..e.pages()).map(move |i| (e.vaddr + i * PAGE, e.chunk, e.page + i as u32))).collect()
+            };
+            let expected: Vec<_> = pages(&table).into_iter().map(|(v, c, p)| {
+                let (c, p) = moved.get(&(c, p)).copied().unwrap_or((c, p));
+                (v, c, p)
+            }).collect();
+            relocate(&mut table, &moved);
+            prop_assert_eq!(pages(&table), expected);
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! What the agent keeps between checkpoints: which chunks are there, and where each page's contents can be found again.
+//!
+//! ```text
+//! Idle(kept) ── begin ──> Session(kept) ── commit, keep ──> Idle(kept')
+//!                            └── lost: the checkpoint failed ──> Idle(nothing), read again from the newest generation by the next begin
+//! ```
+
+use crate::index::Index;
+use crate::session::{Session, StorageLimit};
+use crate::store::{Removed, Store};
+use crate::StorageError;
+use belay_image::manifest::{ChunkEntry, Manifest};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Size of a chunk.
+pub const CHUNK_BYTES: u64 = 64 << 20;
+
+/// Choices that hold for the job.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// Most bytes that the checkpoints may take.
+    pub max_bytes: Option<u64>,
+    /// Look for pages by their contents.
+    pub find_by_hash: bool,
+}
+
+#[derive(Debug)]
+struct Kept {
+    live: BTreeMap<u32, ChunkEntry>,
+    index: Option<Index>,
+}
+
+/// The storage engine of a running job.
+#[derive(Debug)]
+pub struct Engine {
+    store: Store,
+    options: Options,
+    pub(crate) chunk_bytes: u64,
+    next_id: u32,
+    kept: Option<Kept>,
+    /// Directory of the generation whose chunks the next one may share, when `kept` has been lost.
+    base: Option<PathBuf>,
+}
+
+impl Engine {
+    /// The engine of a job that has stored nothing in `store` on which it could build.
+    pub fn new(store: Store, options: Options) -> Result<Self, StorageError> {
+        store.create()?;
+        Ok(Self {
+            store,
+            options,
+            chunk_bytes: CHUNK_BYTES,
+            next_id: 1,
+            kept: None,
+            base: None,
+        })
+    }
+
+    /// Lets the next generation share the chunks of the one in `generation`, whose every page has been read and found whole.
+    pub fn build_on(&mut self, generation: &Path) {
+        self.base = Some(generation.to_owned());
+        self.kept = None;
+    }
+
+    /// Bytes of the files in the store.
+    pub fn bytes(&self) -> Result<u64, StorageError> {
+        Ok(self.store.bytes()?)
+    }
+
+    /// Begins a checkpoint; `elsewhere` bytes count against the limit besides those in the store.
+    pub fn begin(&mut self, elsewhere: u64) -> Result<Session, StorageError> {
+        let kept = match self.kept.take() {
+            // A file that vanished or was cut must not be referred to again.
+            Some(k) if k.live.values().all(|c| self.store.check_present(c).is_ok()) => k,
+            Some(_) => self.empty()?,
+            None => self.load()?,
+        };
+        self.next_id = self.next_id.max(self.store.next_id()?);
+        let limit = match self.options.max_bytes {
+            Some(limit) => Some(StorageLimit {
+                limit,
+                used: self.store.bytes()? + elsewhere,
+            }),
+            None => None,
+        };
+        Ok(Session::new(
+            self.store.clone(),
+            self.next_id,
+            self.chunk_bytes,
+            limit,
+            kept.live,
+            kept.index,
+        ))
+    }
+
+    fn empty(&self) -> Result<Kept, StorageError> {
+        let index = if self.options.find_by_hash {
+            Some(Index::with_room(0)?)
+        } else {
+            None
+        };
+        Ok(Kept {
+            live: BTreeMap::new(),
+            index,
+        })
+    }
+
+    /// Reads what the generation to build on has stored. Where that cannot be read, the next generation stands on its own.
+    fn load(&self) -> Result<Kept, StorageError> {
+        let mut kept = self.empty()?;
+        let (Some(base), Some(index)) = (&self.base, &mut kept.index) else {
+            return Ok(kept);
+        };
+        let Ok(manifest) = Manifest::read(base) else {
+            return Ok(kept);
+        };
+        index.reserve(manifest.chunks.iter().map(|c| u64::from(c.pages)).sum())?;
+        for entry in &manifest.chunks {
+            let Ok(chunk) = self.store.open(entry) else { continue };
+            for (page, hash) in (0u32..).zip(&chunk.hashes) {
+                index.insert(*hash, entry.id, page);
+            }
+            kept.live.insert(entry.id, *entry);
+        }
+        Ok(kept)
+    }
+
+    /// Takes over what a session has learned, now that its generation is committed in directory `generation`.
+    pub fn keep(&mut self, session: Session, generation: &Path) {
+        let (live, index, next_id) = session.into_kept();
+        self.next_id = next_id;
+        self.kept = Some(Kept { live, index });
+        self.base = Some(generation.to_owned());
+    }
+
+    /// Removes chunks that are not in `needed`.
+    pub fn collect(&mut self, needed: &BTreeSet<u32>) -> Result<Removed, StorageError> {
+        if let Some(kept) = &mut self.kept {
+            if kept.live.keys().any(|id| !needed.contains(id)) {
+                kept.live.retain(|id, _| needed.contains(id));
+                if let Some(index) = &mut kept.index {
+                    index.forget_others(needed);
+                }
+            }
+        }
+        Ok(self.store.collect(needed)?)
+    }
+}

@@ -1,0 +1,63 @@
+//! Where the memory of checkpoints lies.
+//!
+//! ```text
+//! belay-job/chunks/pages-0000001a.bpg   chunk 26: pages, then the table of their hashes (see `chunk`)
+//! belay-job/gen/000007/pages-PID.bidx   extents of a process: address → chunk and page
+//! ```
+//! A chunk is written once, under a temporary name, and never changed. A generation lists extents in chunks old and new, so it restarts without replaying
+//! others. A page is stored only where no chunk in use holds one with the same XXH3-128 already (`index`): pages rewritten with the same contents, contents
+//! that moved, and contents that several processes share cost nothing. Chunks that no generation refers to any more are removed (`store`); what is
+//! still needed of chunks that are mostly dead moves to new chunks with the next generation (`compact`).
+//!
+//! * [`engine::Engine`] lives as long as the agent, [`session::Session`] as long as one checkpoint; what a session has learned counts only when its
+//!   generation is committed and the session is given back.
+
+pub mod chunk;
+pub mod compact;
+pub mod engine;
+pub mod index;
+pub mod session;
+pub mod store;
+
+pub use belay_image::extents::PAGE;
+use belay_image::ImageError;
+
+/// The hash of a page: XXH3-128. Its low half is the page's XXH3-64, the checksum that a restart compares.
+pub fn hash(page: &[u8]) -> u128 {
+    xxhash_rust::xxh3::xxh3_128(page)
+}
+
+/// What can go wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum StorageError {
+    /// A file could not be read or written, or is damaged.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The checkpoint would need more room than the job may use.
+    #[error("the checkpoint does not fit: at most {limit} bytes may be stored (--max-bytes) and {used} are in use; raise the limit, or keep fewer checkpoints")]
+    Quota {
+        /// The limit.
+        limit: u64,
+        /// Bytes in use before this checkpoint.
+        used: u64,
+    },
+    /// Memory for the tables could not be had.
+    #[error("{step}: {source}")]
+    System {
+        /// What was being done.
+        step: &'static str,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_low_half_of_the_hash_is_the_checksum() {
+        for seed in 0..100u64 {
+            let page: Vec<u8> = (0..4096u64).map(|i| (i.wrapping_mul(seed + 7) >> 3) as u8).collect();
+            assert_eq!(super::hash(&page) as u64, belay_image::checksum(&page));
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! The chunks of one checkpoint, from the first page to their names.
+//!
+//! ```text
+//! store_pages / lend + give_back ──> seal (hashes, fsync) ──> publish (rename, fsync of the directory) ──> the generation's manifest
+//! ```
+//! Until `publish` all files have temporary names, and a session that is dropped removes them. So a kill at any instant leaves unfinished chunks, or finished ones
+//! that no generation names; both are removed by the next [`crate::store::Store::collect`].
+
+use crate::index::Index;
+use crate::store::Store;
+use crate::{chunk, compact, StorageError, PAGE};
+use belay_image::extents::{self, Extent};
+use belay_image::manifest::ChunkEntry;
+use belay_image::sections::create_private;
+use belay_image::ImageError;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+/// Largest number of chunks lent at a time: each is an open file of the agent.
+const MAX_LOANS: u64 = 200;
+/// A process with less than this to write is written by one thread, into one chunk.
+const SMALL_PAGES: u64 = 1024;
+
+/// A chunk being written.
+#[derive(Debug)]
+struct New {
+    id: u32,
+    file: File,
+    hashes: Vec<u128>,
+    capacity: u32,
+    /// Set once the table of hashes is written and the file is durable.
+    sealed: Option<ChunkEntry>,
+    published: bool,
+}
+
+/// Room in a chunk that a writer of a snapshot may fill.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Loan {
+    /// The chunk.
+    pub id: u32,
+    /// The agent's descriptor of its file.
+    pub fd: i32,
+    /// First page free.
+    pub first: u32,
+    /// Number of pages that may be written.
+    pub pages: u32,
+}
+
+/// What became of the pages that were to be stored.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Pages written.
+    pub written: u64,
+    /// Pages found in the store by their hash.
+    pub found: u64,
+    /// Pages known not to have changed, which were not looked at.
+    pub clean: u64,
+    /// Pages moved out of chunks that were mostly dead.
+    pub moved: u64,
+}
+
+/// One checkpoint's part of the store.
+#[derive(Debug)]
+pub struct Session {
+    store: Store,
+    next_id: u32,
+    chunk_pages: u32,
+    /// Most pages that may still be written, and what to say when that is too little.
+    room: Option<(u64, StorageLimit)>,
+    chunks: Vec<New>,
+    pub(crate) live: BTreeMap<u32, ChunkEntry>,
+    pub(crate) index: Option<Index>,
+    tables: BTreeMap<i32, Vec<Extent>>,
+    /// What has been done so far.
+    pub stats: Stats,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StorageLimit {
+    pub(crate) limit: u64,
+    pub(crate) used: u64,
+}
+
+impl Session {
+    pub(crate) fn new(
+        store: Store,
+        next_id: u32,
+        chunk_bytes: u64,
+        limit: Option<StorageLimit>,
+        live: BTreeMap<u32, ChunkEntry>,
+        index: Option<Index>,
+    ) -> Self {
+        let room = limit.map(|l| (l.limit.saturating_sub(l.used) / chunk::file_bytes(1), l));
+        Self {
+            store,
+            next_id,
+            chunk_pages: u32::try_from(chunk_bytes / PAGE).unwrap_or(u32::MAX).max(1),
+            room,
+            chunks: Vec::new(),
+            live,
+            index,
+            tables: BTreeMap::new(),
+            stats: Stats::default(),
+        }
+    }
+
+    /// Forgets everything written so far: the capture begins anew.
+    pub fn reset(&mut self) {
+        self.discard();
+        self.chunks.clear();
+        self.tables.clear();
+        self.stats = Stats::default();
+    }
+
+    /// Descriptor and length of the index, for writers that map it; -1 and 0 without one.
+    pub fn index_share(&self) -> (i32, u64) {
+        self.index.as_ref().map_or((-1, 0), Index::share)
+    }
+
+    /// What to report when a writer found no room.
+    pub fn no_room(&self) -> StorageError {
+        match self.room {
+            Some((_, StorageLimit { limit, used })) => StorageError::Quota { limit, used },
+            None => StorageError::System {
+                step: "find room in a chunk",
+                source: std::io::ErrorKind::StorageFull.into(),
+            },
+        }
+    }
+
+    fn add_chunk(&mut self, capacity: u32) -> Result<(), StorageError> {
+        let id = self.next_id;
+        self.next_id = id.checked_add(1).ok_or_else(|| StorageError::System {
+            step: "number a chunk",
+            source: std::io::ErrorKind::StorageFull.into(),
+        })?;
+        let file = create_private(&self.store.temporary(id))?;
+        self.chunks.push(New {
+            id,
+            file,
+            hashes: Vec::new(),
+            capacity,
+            sealed: None,
+            published: false,
+        });
+        Ok(())
+    }
+
+    fn written(&self) -> u64 {
+        self.chunks.iter().map(|c| c.hashes.len() as u64).sum()
+    }
+
+    /// Stores the pages of `data`, which lie at `vaddr`, and appends where they are to `out`.
+    pub fn store_pages(&mut self, vaddr: u64, data: &[u8], out: &mut Vec<Extent>) -> Result<(), StorageError> {
+        for (page, at) in data.chunks_exact(PAGE as usize).zip((vaddr..).step_by(PAGE as usize)) {
+            let hash = crate::hash(page);
+            let (chunk, page) = match self.index.as_ref().and_then(|i| i.find(hash)) {
+                Some(found) => {
+                    self.stats.found += 1;
+                    found
+                }
+                None => self.append(page, hash)?,
+            };
+            out.push(Extent {
+                vaddr: at,
+                bytes: PAGE,
+                chunk,
+                page,
+            });
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, data: &[u8], hash: u128) -> Result<(u32, u32), StorageError> {
+        if self.room.is_some_and(|(pages, _)| self.written() >= pages) {
+            return Err(self.no_room());
+        }
+        let open = self
+            .chunks
+            .iter()
+            .position(|c| c.sealed.is_none() && c.hashes.len() < c.capacity as usize);
+        let at = match open {
+            Some(at) => at,
+            None => {
+                let capacity = self.chunk_pages;
+                self.add_chunk(capacity)?;
+                self.chunks.len() - 1
+            }
+        };
+        let c = &mut self.chunks[at];
+        let page = c.hashes.len() as u32;
+        c.file
+            .write_all_at(data, u64::from(page) * PAGE)
+            .map_err(|e| ImageError::io("write", &self.store.temporary(c.id), e))?;
+        c.hashes.push(hash);
+        self.stats.written += 1;
+        let id = c.id;
+        if let Some(index) = &mut self.index {
+            index.reserve(1)?;
+            index.insert(hash, id, page);
+        }
+        Ok((id, page))
+    }
+
+    /// Number of threads that should write `pages` pages, of at most `most`.
+    pub fn writers(pages: u64, most: u32) -> u32 {
+        if pages < SMALL_PAGES {
+            1
+        } else {
+            most.max(1)
+        }
+    }
+
+    /// Room for `pages` pages written by `writers` threads that each fill one loan after the other. Give each loan back.
+    pub fn lend(&mut self, pages: u64, writers: u32) -> Result<Vec<Loan>, StorageError> {
+        if let Some(index) = &mut self.index {
+            index.reserve(pages)?;
+        }
+        let written = self.written();
+        let mut budget = self.room.map_or(u64::MAX, |(room, _)| room.saturating_sub(written));
+        // While one writer has work left, each of the others can hold a loan that it does not fill.
+        let capacity = u64::from(self.chunk_pages).max(pages / MAX_LOANS);
+        let mut wanted = pages + u64::from(writers - 1) * capacity;
+        let mut loans = Vec::new();
+        let mut lend = |c: &New, wanted: &mut u64| {
+            let first = c.hashes.len() as u32;
+            let pages = u64::from(c.capacity - first).min(budget);
+            budget -= pages;
+            *wanted = wanted.saturating_sub(pages);
+            if pages > 0 {
+                loans.push(Loan {
+                    id: c.id,
+                    fd: c.file.as_raw_fd(),
+                    first,
+                    pages: pages as u32,
+                });
+            }
+            pages > 0
+        };
+        for c in self
+            .chunks
+            .iter()
+            .filter(|c| c.sealed.is_none() && c.hashes.len() < c.capacity as usize)
+        {
+            if wanted > 0 {
+                lend(c, &mut wanted);
+            }
+        }
+        let mut more = Vec::new();
+        while wanted > 0 {
+            let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
+            more.push(self.chunks.len());
+            self.add_chunk(capacity)?;
+            let c = &self.chunks[self.chunks.len() - 1];
+            if !lend(c, &mut wanted) {
+                break;
+            }
+        }
+        Ok(loans)
+    }
+
+    /// Takes a loan back: `hashes` are those of the pages written, in order. A full chunk is sealed at once.
+    pub fn give_back(&mut self, id: u32, hashes: impl Iterator<Item = u128>) -> Result<(), StorageError> {
+        let Some(c) = self.chunks.iter_mut().find(|c| c.id == id) else {
+            return Ok(());
+        };
+        let before = c.hashes.len();
+        c.hashes.extend(hashes);
+        let new = (c.hashes.len() - before) as u64;
+        self.stats.written += new;
+        if let Some(index) = &mut self.index {
+            index.count_inserted(new);
+        }
+        if c.hashes.len() >= c.capacity as usize {
+            Self::seal_one(&self.store, c)?;
+        }
+        Ok(())
+    }
+
+    fn seal_one(store: &Store, c: &mut New) -> Result<(), StorageError> {
+        let path = store.temporary(c.id);
+        let pages = c.hashes.len() as u32;
+        let (trailer, xxh3) = chunk::encode_trailer(&c.hashes);
+        c.file
+            .write_all_at(&trailer, u64::from(pages) * PAGE)
+            .map_err(|e| ImageError::io("write", &path, e))?;
+        c.file.sync_all().map_err(|e| ImageError::io("fsync", &path, e))?;
+        c.sealed = Some(ChunkEntry { id: c.id, pages, xxh3 });
+        Ok(())
+    }
+
+    /// The memory of process `pid`.
+    pub fn set_table(&mut self, pid: i32, mut table: Vec<Extent>) {
+        extents::normalise(&mut table);
+        self.tables.insert(pid, table);
+    }
+
+    /// The extents of every process.
+    pub fn tables(&self) -> &BTreeMap<i32, Vec<Extent>> {
+        &self.tables
+    }
+
+    /// Moves what is needed of mostly dead chunks into this session's. Bounded: at most as much as this checkpoint wrote, and at least one chunk.
+    pub fn compact(&mut self) -> Result<(), StorageError> {
+        let mut needed: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
+        for e in self.tables.values().flatten().filter(|e| self.live.contains_key(&e.chunk)) {
+            let pages = needed.entry(e.chunk).or_default();
+            pages.extend(e.page..e.page + e.pages() as u32);
+        }
+        let usage: Vec<compact::Usage> = needed
+            .iter()
+            .filter_map(|(id, pages)| {
+                let total = self.live.get(id)?.pages;
+                Some(compact::Usage {
+                    id: *id,
+                    needed: pages.len() as u32,
+                    total,
+                })
+            })
+            .collect();
+        let budget = self.stats.written.max(u64::from(self.chunk_pages));
+        let chosen = compact::choose(&usage, self.chunk_pages, budget);
+        if chosen.is_empty() {
+            return Ok(());
+        }
+        let mut moved: BTreeMap<(u32, u32), (u32, u32)> = BTreeMap::new();
+        let mut buf = Vec::new();
+        'chunks: for id in chosen {
+            let (Some(entry), Some(pages)) = (self.live.get(&id).copied(), needed.get(&id)) else {
+                continue;
+            };
+            // A chunk that cannot be read stays where it is: the checkpoint is as good as the one before.
+            let Ok(from) = self.store.open(&entry) else { continue };
+            for page in pages {
+                if from.read(*page, 1, &mut buf).is_err() {
+                    continue;
+                }
+                match self.append(&buf, from.hashes[*page as usize]) {
+                    Ok(to) => moved.insert((id, *page), to),
+                    // Compaction is no reason to fail.
+                    Err(StorageError::Quota { .. }) => break 'chunks,
+                    Err(e) => return Err(e),
+                };
+            }
+        }
+        self.stats.written -= moved.len() as u64;
+        self.stats.moved += moved.len() as u64;
+        for table in self.tables.values_mut() {
+            compact::relocate(table, &moved);
+        }
+        Ok(())
+    }
+
+    /// Completes the chunks: tables of hashes written, everything durable.
+    pub fn seal(&mut self) -> Result<(), StorageError> {
+        for c in self.chunks.iter_mut().filter(|c| c.sealed.is_none() && !c.hashes.is_empty()) {
+            Self::seal_one(&self.store, c)?;
+        }
+        self.discard_empty();
+        Ok(())
+    }
+
+    fn discard_empty(&mut self) {
+        let store = &self.store;
+        self.chunks.retain(|c| {
+            let keep = !c.hashes.is_empty();
+            if !keep {
+                remove(store, c);
+            }
+            keep
+        });
+    }
+
+    /// Bytes of the chunks of this session.
+    pub fn new_bytes(&self) -> u64 {
+        self.chunks.iter().map(|c| chunk::file_bytes(c.hashes.len() as u32)).sum()
+    }
+
+    /// The chunks that the processes' extents lie in, by number.
+    pub fn entries(&self) -> Vec<ChunkEntry> {
+        let ids: BTreeSet<u32> = self.tables.values().flatten().map(|e| e.chunk).collect();
+        let new = |id: &u32| self.chunks.iter().find(|c| c.id == *id).and_then(|c| c.sealed);
+        ids.iter()
+            .filter_map(|id| self.live.get(id).copied().or_else(|| new(id)))
+            .collect()
+    }
+
+    /// Gives the chunks their names. From here on the generation that refers to them may be committed.
+    pub fn publish(&mut self) -> Result<(), StorageError> {
+        for c in &mut self.chunks {
+            let (from, to) = (self.store.temporary(c.id), self.store.path(c.id));
+            std::fs::rename(&from, &to).map_err(|e| ImageError::io("rename", &from, e))?;
+            c.published = true;
+        }
+        if !self.chunks.is_empty() {
+            self.store.sync()?;
+        }
+        Ok(())
+    }
+
+    /// The chunks and the index as they are after the commit, and the next number.
+    pub(crate) fn into_kept(mut self) -> (BTreeMap<u32, ChunkEntry>, Option<Index>, u32) {
+        let mut live = std::mem::take(&mut self.live);
+        live.extend(self.chunks.iter().filter_map(|c| c.sealed).map(|e| (e.id, e)));
+        (live, self.index.take(), self.next_id)
+    }
+
+    fn discard(&self) {
+        for c in self.chunks.iter().filter(|c| !c.published) {
+            remove(&self.store, c);
+        }
+    }
+}
+
+fn remove(store: &Store, c: &New) {
+    let path = store.temporary(c.id);
+    if let Err(e) = std::fs::remove_file(&path) {
+        tracing::warn!(path = %path.display(), error = %e, "unfinished chunk could not be removed");
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.discard();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,189 @@
+use super::*;
+use crate::engine::{Engine, Options};
+use crate::store::tests::Scratch;
+use belay_image::manifest::Manifest;
+use proptest::prelude::*;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+fn engine(store: &Store, max_bytes: Option<u64>) -> Engine {
+    let options = Options {
+        max_bytes,
+        find_by_hash: true,
+    };
+    Engine::new(store.clone(), options).unwrap()
+}
+
+fn page(seed: u64) -> Vec<u8> {
+    (0..PAGE / 8)
+        .flat_map(|i| (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ i).to_le_bytes())
+        .collect()
+}
+
+/// Stores memory given as page number → seed; process 1.
+fn put(session: &mut Session, memory: &BTreeMap<u64, u64>) -> Result<(), StorageError> {
+    let mut table = Vec::new();
+    for (at, seed) in memory {
+        session.store_pages(at * PAGE, &page(*seed), &mut table)?;
+    }
+    session.set_table(1, table);
+    session.compact()?;
+    session.seal()
+}
+
+/// What a restart would read.
+fn get(store: &Store, chunks: &[ChunkEntry], table: &[Extent]) -> BTreeMap<u64, Vec<u8>> {
+    let open: HashMap<u32, _> = chunks.iter().map(|c| (c.id, store.open(c).unwrap())).collect();
+    let mut out = BTreeMap::new();
+    let mut buf = Vec::new();
+    for e in table {
+        open[&e.chunk].read(e.page, e.pages() as u32, &mut buf).unwrap();
+        for (i, data) in buf.chunks(PAGE as usize).enumerate() {
+            out.insert(e.vaddr / PAGE + i as u64, data.to_vec());
+        }
+    }
+    out
+}
+
+fn commit(engine: &mut Engine, mut session: Session) -> (Vec<ChunkEntry>, Vec<Extent>) {
+    session.publish().unwrap();
+    let committed = (session.entries(), session.tables()[&1].clone());
+    engine.keep(session, Path::new("/nonexistent"));
+    committed
+}
+
+fn files(store: &Store) -> usize {
+    std::fs::read_dir(store.path(0).parent().unwrap()).unwrap().count()
+}
+
+#[test]
+fn what_is_known_is_not_stored_again_and_a_lost_session_leaves_nothing() {
+    let (_s, store) = Scratch::new("session");
+    let mut engine = engine(&store, None);
+    let memory: BTreeMap<u64, u64> = (0..100).map(|i| (i, i % 90)).collect();
+    let mut session = engine.begin(0).unwrap();
+    put(&mut session, &memory).unwrap();
+    assert_eq!((session.stats.written, session.stats.found), (90, 10));
+    drop(session);
+    assert_eq!(files(&store), 0, "a lost session");
+
+    let mut session = engine.begin(0).unwrap();
+    put(&mut session, &memory).unwrap();
+    assert_eq!(session.stats.written, 90, "a lost session has taught nothing");
+    let first = commit(&mut engine, session);
+    let moved: BTreeMap<u64, u64> = memory.iter().map(|(at, seed)| (at + 7, *seed)).collect();
+    let mut session = engine.begin(0).unwrap();
+    put(&mut session, &moved).unwrap();
+    assert_eq!((session.stats.written, session.new_bytes()), (0, 0));
+    let second = commit(&mut engine, session);
+    assert_eq!(first.0, second.0);
+    let expected: BTreeMap<u64, Vec<u8>> = moved.iter().map(|(at, seed)| (*at, page(*seed))).collect();
+    assert!(get(&store, &second.0, &second.1) == expected);
+}
+
+#[test]
+fn a_limit_holds_and_is_named() {
+    let (_s, store) = Scratch::new("limit");
+    let mut engine = engine(&store, Some(50 * chunk::file_bytes(1)));
+    let memory = |n: u64| -> BTreeMap<u64, u64> { (0..n).map(|i| (i, i)).collect() };
+    let mut session = engine.begin(0).unwrap();
+    put(&mut session, &memory(49)).unwrap();
+    commit(&mut engine, session);
+    let mut session = engine.begin(0).unwrap();
+    let e = put(&mut session, &memory(60)).unwrap_err();
+    assert!(
+        matches!(e, StorageError::Quota { .. }) && e.to_string().contains("--max-bytes"),
+        "{e}"
+    );
+    assert!(session.lend(1000, 2).unwrap().iter().map(|l| l.pages).sum::<u32>() < 5);
+}
+
+#[test]
+fn chunks_that_vanished_are_not_referred_to() {
+    let (_s, store) = Scratch::new("vanished");
+    let mut engine = engine(&store, None);
+    let memory: BTreeMap<u64, u64> = (0..10).map(|i| (i, i)).collect();
+    for _ in 0..2 {
+        let mut session = engine.begin(0).unwrap();
+        put(&mut session, &memory).unwrap();
+        assert_eq!(session.stats.written, 10);
+        let (chunks, _) = commit(&mut engine, session);
+        std::fs::remove_file(store.path(chunks[0].id)).unwrap();
+    }
+}
+
+fn write_manifest(dir: &Path, chunks: &[ChunkEntry]) {
+    std::fs::create_dir_all(dir).unwrap();
+    let m = Manifest {
+        generation: 1,
+        time_unix_s: 0,
+        arch: std::env::consts::ARCH.into(),
+        blocked_ms: 0.0,
+        phases_ms: Vec::new(),
+        processes: 1,
+        threads: 1,
+        bytes: 0,
+        new_bytes: 0,
+        files: Vec::new(),
+        chunks: chunks.to_vec(),
+    };
+    std::fs::write(dir.join(belay_image::manifest::MANIFEST_FILE), m.encode().unwrap()).unwrap();
+}
+
+#[test]
+fn an_engine_that_begins_anew_builds_on_a_generation() {
+    let (s, store) = Scratch::new("anew");
+    let memory: BTreeMap<u64, u64> = (0..10).map(|i| (i, i)).collect();
+    let mut engine1 = engine(&store, None);
+    let mut session = engine1.begin(0).unwrap();
+    put(&mut session, &memory).unwrap();
+    let (chunks, _) = commit(&mut engine1, session);
+    let dir: PathBuf = s.0.join("gen/000001");
+    write_manifest(&dir, &chunks);
+    let mut engine2 = engine(&store, None);
+    engine2.build_on(&dir);
+    let mut session = engine2.begin(0).unwrap();
+    put(&mut session, &memory).unwrap();
+    assert_eq!((session.stats.written, session.stats.found), (0, 10));
+    drop(session);
+    // Nothing is known of a generation that the engine was not told to build on.
+    let mut session = engine(&store, None).begin(0).unwrap();
+    put(&mut session, &memory).unwrap();
+    assert_eq!(session.stats.written, 10);
+}
+
+/// A committed generation and what it must read as.
+type Kept = (Vec<ChunkEntry>, Vec<Extent>, BTreeMap<u64, u64>);
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(16))]
+    /// Random memory over many generations with chunks of 8 pages: every kept generation reads back as it was, whatever was collected, compacted or lost.
+    #[test]
+    fn every_kept_generation_reads_back(steps in prop::collection::vec((0u64..60, 1u64..20, 0u64..25, any::<bool>()), 1..25)) {
+        let (_s, store) = Scratch::new(&format!("generations-{}", std::thread::current().name().map_or(0, str::len)));
+        let mut engine = engine(&store, None);
+        engine.chunk_bytes = 8 * PAGE;
+        let mut memory: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut kept: Vec<Kept> = Vec::new();
+        for (at, n, seed, lose) in steps {
+            memory.extend((at..at + n).map(|p| (p, (seed + p) % 40)));
+            let mut session = engine.begin(0).unwrap();
+            put(&mut session, &memory).unwrap();
+            if lose && seed % 3 == 0 {
+                continue;
+            }
+            let (chunks, table) = commit(&mut engine, session);
+            kept.push((chunks, table, memory.clone()));
+            if kept.len() > 2 {
+                kept.remove(0);
+            }
+            let needed = kept.iter().flat_map(|k| k.0.iter().map(|c| c.id)).collect();
+            engine.collect(&needed).unwrap();
+            prop_assert_eq!(files(&store), needed.len());
+            for (chunks, table, memory) in &kept {
+                let expected: BTreeMap<u64, Vec<u8>> = memory.iter().map(|(at, seed)| (*at, page(*seed))).collect();
+                prop_assert!(get(&store, chunks, table) == expected);
+            }
+        }
+    }
+}
