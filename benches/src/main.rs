@@ -7,6 +7,7 @@ mod measure;
 mod memory;
 mod overhead;
 mod small;
+mod tree;
 mod worker;
 
 use std::path::PathBuf;
@@ -28,7 +29,7 @@ pub(crate) struct Plan {
 
 type Bench = fn(&Plan) -> Result<(), String>;
 
-const BENCHES: [(&str, Bench); 7] = [
+const BENCHES: [(&str, Bench); 8] = [
     ("launch", overhead::launch),
     ("overhead", overhead::loops),
     ("small", small::small),
@@ -36,6 +37,7 @@ const BENCHES: [(&str, Bench); 7] = [
     ("blocked", memory::blocked),
     ("write", memory::write),
     ("restart", memory::restart),
+    ("tree", tree::tree),
 ];
 
 fn plan(args: &[String]) -> Result<(Plan, Vec<String>), String> {

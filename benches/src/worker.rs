@@ -115,6 +115,7 @@ pub(crate) fn main(args: &[String]) {
         Some("syscalls") => syscalls(n),
         Some("mallocs") => mallocs(n),
         Some("forks") => forks(n),
+        Some("agents") => crate::tree::agents(&args[1..]),
         other => eprintln!("unknown workload {other:?}"),
     }
 }

@@ -11,6 +11,7 @@ mod inject;
 mod memory;
 mod process;
 mod reader;
+mod remote;
 mod rescue;
 mod signals;
 mod snapshot;

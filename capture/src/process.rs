@@ -1,6 +1,7 @@
 //! One process: what `/proc` and system calls by the agent tell, joined with what the process told about itself.
 
 use crate::memory;
+use crate::remote;
 use crate::suspend::{Process, Suspended, Zombie};
 use crate::CaptureError;
 use belay_abi::inject::{ProcessTable, ThreadTable};
@@ -296,6 +297,13 @@ pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft]) -> Result<(), C
                 "has made a PID namespace of its own (a container or sandbox)",
             );
         }
+        if let Some((daemon, way)) = remote::part(&command_line(pid)) {
+            refuse(
+                pid,
+                &format!("{daemon} on another host ({way})"),
+                "a part of the job runs there, where this agent cannot reach it; run the job on one host",
+            );
+        }
         for (name, what) in memory::unsupported(&draft.maps) {
             refuse(pid, &name, what);
         }
@@ -305,6 +313,12 @@ pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft]) -> Result<(), C
     } else {
         Err(CaptureError::Refused(refusals))
     }
+}
+
+fn command_line(pid: i32) -> Vec<String> {
+    let raw = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words = raw.split(|b| *b == 0).filter(|w| !w.is_empty());
+    words.map(|w| String::from_utf8_lossy(w).into_owned()).collect()
 }
 
 /// Number of PID namespaces that the agent's own `/proc` shows it in.

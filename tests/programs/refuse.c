@@ -1,9 +1,11 @@
-// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, userfaultfd, ptrace. They must go on undisturbed.
+// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, userfaultfd, ptrace, remote. They must go on undisturbed.
 #include "check.h"
 #include <linux/io_uring.h>
 #include <linux/userfaultfd.h>
 #include <sys/ptrace.h>
 int main(int argc, char **argv) {
+    if (argc > 2 && !strcmp(argv[2], "orted"))
+        for (;;) pause();
     const char *kind = argc > 1 ? argv[1] : "io_uring";
     char name[64];
     snprintf(name, sizeof name, "refuse-%s", kind);
@@ -26,6 +28,12 @@ int main(int argc, char **argv) {
         EQ(waitpid(c, &st, 0), c);
         CHECK(WIFSTOPPED(st));
         OK(ptrace(PTRACE_CONT, c, 0, 0));
+    } else if (!strcmp(kind, "remote")) {
+        c = fork();
+        if (c == 0) {
+            execl("/proc/self/exe", "ssh", "n2", "orted", "-mca", NULL);
+            _exit(127);
+        }
     } else
         fail("unknown kind");
     while (running()) nap_us(2000);

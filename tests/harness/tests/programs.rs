@@ -116,6 +116,7 @@ fn cases() -> Vec<Case> {
         prog("refuse io_uring").refused("io_uring"),
         prog("refuse userfaultfd").refused("userfaultfd"),
         prog("refuse ptrace").refused("traced"),
+        prog("refuse remote").refused("orted on another host (ssh n2)"),
     ];
     for mode in [
         "mutex 8",

@@ -1,0 +1,364 @@
+//! What the rest of the program sees of the tree: joining it, orders, collective steps, events.
+
+use crate::key::JobKey;
+use crate::link::{Link, LinkError};
+use crate::message::{Contribution, Down, Failed, NodeInfo, Up, Values};
+use crate::service::{Command, Service, Start, Traffic};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::sync::{mpsc, Arc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long the root's address may be unreachable, or the root silent, before joining is given up.
+const JOIN_LIMIT: Duration = Duration::from_secs(20);
+/// How long one connection attempt may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+/// First pause between attempts; it doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Why a tree cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum TreeError {
+    /// The key file.
+    #[error("job key {}: {source}", path.display())]
+    Key {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: std::io::Error,
+    },
+    /// A system call.
+    #[error("{0}: {1}")]
+    System(&'static str, std::io::Error),
+    /// The root did not take us.
+    #[error("join the job at {0}: {1}")]
+    Join(String, String),
+}
+
+/// What happens in the tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// At the root: a node has joined.
+    Joined(NodeInfo),
+    /// At the root: a node has ended in good order.
+    Left(u64),
+    /// At the root: a node is gone.
+    Lost(u64, String),
+    /// Everywhere but at the root: an order.
+    Order(String),
+    /// The root is gone and did not come back.
+    RootLost(String),
+}
+
+/// A collective step that failed, somewhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Broken(pub Vec<Failed>);
+
+/// The result of a step as the service reports it.
+pub(crate) type Released = (u64, Vec<Failed>, Values);
+
+/// A descriptor that one thread makes readable for another.
+#[derive(Debug)]
+pub(crate) struct Bell(OwnedFd);
+
+impl Bell {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        // SAFETY: takes numbers only.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just returned it, and nobody else owns it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    pub(crate) fn ring(&self) {
+        let one = 1u64;
+        // SAFETY: the value is valid for reading. A counter that is full is as readable as it can be.
+        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+
+    pub(crate) fn silence(&self) {
+        let mut count = 0u64;
+        // SAFETY: `count` is valid for writing. Nothing to read is no failure.
+        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
+    }
+}
+
+impl AsRawFd for Bell {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// A place in the tree that nobody attends to yet: it can be made before a fork, and has no thread.
+pub struct Joining(Start);
+
+impl std::fmt::Debug for Joining {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Joining as node {}", self.0.node)
+    }
+}
+
+fn listen() -> Result<(TcpListener, Vec<String>), TreeError> {
+    let failed = |e| TreeError::System("listen for other nodes", e);
+    let any: [SocketAddr; 2] = [(IpAddr::from([0u16; 8]), 0).into(), (IpAddr::from([0u8; 4]), 0).into()];
+    let listener = TcpListener::bind(&any[..]).map_err(failed)?;
+    // The default backlog is too short for a thousand nodes that start at once.
+    // SAFETY: takes numbers only.
+    if unsafe { libc::listen(listener.as_raw_fd(), 4096) } != 0 {
+        return Err(failed(std::io::Error::last_os_error()));
+    }
+    listener.set_nonblocking(true).map_err(failed)?;
+    let port = listener.local_addr().map_err(failed)?.port();
+    let addresses = crate::own_addresses()
+        .into_iter()
+        .map(|ip| SocketAddr::from((ip, port)).to_string());
+    Ok((listener, addresses.collect()))
+}
+
+impl Joining {
+    /// The root of a new tree.
+    pub fn root(key: JobKey, fan_out: u64, host: String) -> Result<Self, TreeError> {
+        let (listener, addresses) = listen()?;
+        let info = NodeInfo {
+            node: Some(0),
+            host,
+            addresses,
+            tag: 0,
+            processes: 0,
+        };
+        Ok(Self(Start {
+            key,
+            node: 0,
+            fan_out,
+            info,
+            listener,
+            parent: None,
+            root: Vec::new(),
+            early: Vec::new(),
+        }))
+    }
+
+    /// Joins the tree whose root listens at one of `root`: `tag` says what the root started this node for.
+    pub fn connect(key: JobKey, root: &[String], host: String, tag: u64, processes: u64) -> Result<Self, TreeError> {
+        let (listener, addresses) = listen()?;
+        let mut info = NodeInfo {
+            node: None,
+            host,
+            addresses,
+            tag,
+            processes,
+        };
+        let mut link = reach(&key, root).map_err(|why| TreeError::Join(root.join(" or "), why))?;
+        let (node, parent, early) = welcome(&mut link, &info).map_err(|e| TreeError::Join(root.join(" or "), e.to_string()))?;
+        info.node = Some(node);
+        // A parent other than the root is connected to by the service, which knows what to do when it is gone.
+        let (link, parent) = match parent {
+            None => (Some(link), root.to_vec()),
+            Some((_, addresses)) => (None, addresses),
+        };
+        Ok(Self(Start {
+            key,
+            node,
+            fan_out: 0,
+            info,
+            listener,
+            parent: Some((link, parent)),
+            root: root.to_vec(),
+            early,
+        }))
+    }
+
+    /// Where this node listens.
+    pub fn addresses(&self) -> &[String] {
+        &self.0.info.addresses
+    }
+
+    /// This node's number.
+    pub fn node(&self) -> u64 {
+        self.0.node
+    }
+
+    /// Begins to attend to the connections, on a thread of its own.
+    pub fn start(self) -> Result<Tree, TreeError> {
+        let failed = |e| TreeError::System("start the thread of the tree", e);
+        let node = self.0.node;
+        let addresses = self.0.info.addresses.clone();
+        let (commands, orders) = mpsc::channel();
+        let (event_in, events) = mpsc::channel();
+        let (release_in, releases) = mpsc::channel();
+        let wake = Arc::new(Bell::new().map_err(failed)?);
+        let bell = Arc::new(Bell::new().map_err(failed)?);
+        let traffic = Arc::new(Traffic::default());
+        let mut service = Service::new(
+            self.0,
+            (orders, wake.clone()),
+            (event_in, release_in, bell.clone()),
+            traffic.clone(),
+        );
+        let thread = std::thread::Builder::new()
+            .name("belay-tree".into())
+            .stack_size(256 << 10)
+            .spawn(move || service.run())
+            .map_err(failed)?;
+        Ok(Tree {
+            node,
+            addresses,
+            commands,
+            wake,
+            events,
+            releases,
+            bell,
+            traffic,
+            thread: Some(thread),
+        })
+    }
+}
+
+/// A connection to one of `addresses`, tried in turn until the limit.
+fn reach(key: &JobKey, addresses: &[String]) -> Result<Link, String> {
+    let begin = Instant::now();
+    let mut pause = FIRST_PAUSE;
+    let mut why = "no address".to_owned();
+    loop {
+        for to in addresses {
+            let parsed = to.parse().map_err(|e| format!("{to}: {e}"));
+            match parsed.and_then(|a| Link::connect(key, a, CONNECT_LIMIT).map_err(|e| e.to_string())) {
+                Ok(link) => return Ok(link),
+                Err(e) => why = e,
+            }
+        }
+        if begin.elapsed() > JOIN_LIMIT {
+            return Err(why);
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LAST_PAUSE);
+    }
+}
+
+/// Number, parent, and what came right behind them.
+type Welcomed = (u64, Option<(u64, Vec<String>)>, Vec<Down>);
+
+fn welcome(link: &mut Link, info: &NodeInfo) -> Result<Welcomed, LinkError> {
+    link.send(&Up::Hello {
+        info: info.clone(),
+        released: 0,
+        ordered: 0,
+    })?;
+    let begin = Instant::now();
+    loop {
+        let mut got = Vec::new();
+        let result = link.receive(&mut got);
+        let mut got = got.into_iter();
+        // After it the root closes the connection of a node whose parent is another.
+        if let Some(Down::Welcome { node, parent }) = got.next() {
+            return Ok((node, parent, got.collect()));
+        }
+        result?;
+        let left = JOIN_LIMIT.checked_sub(begin.elapsed()).ok_or(LinkError::Silent)?;
+        link.wait(left)?;
+    }
+}
+
+/// A node's place in the tree.
+#[derive(Debug)]
+pub struct Tree {
+    node: u64,
+    addresses: Vec<String>,
+    commands: mpsc::Sender<Command>,
+    wake: Arc<Bell>,
+    events: mpsc::Receiver<Event>,
+    releases: mpsc::Receiver<Released>,
+    bell: Arc<Bell>,
+    traffic: Arc<Traffic>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Tree {
+    /// This node's number.
+    pub fn node(&self) -> u64 {
+        self.node
+    }
+
+    /// Where this node listens.
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// Messages that passed through this node.
+    pub fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
+    fn command(&self, command: Command) {
+        // The thread ends only after a command to do so.
+        let _ = self.commands.send(command);
+        self.wake.ring();
+    }
+
+    /// The next event, if there is one. The descriptor of this object is readable when there may be.
+    pub fn event(&self) -> Option<Event> {
+        let event = self.events.try_recv().ok();
+        if event.is_none() {
+            self.bell.silence();
+            // One that was reported between the two calls has rung before the bell was silenced.
+            return self.events.try_recv().ok();
+        }
+        event
+    }
+
+    /// At the root: `text` for every node.
+    pub fn order(&self, text: String) {
+        self.command(Command::Order(text));
+    }
+
+    /// At the root: new nodes wait to be let in, so that the set of nodes stays the same during a sequence of steps.
+    pub fn hold_joins(&self, hold: bool) {
+        self.command(Command::HoldJoins(hold));
+    }
+
+    /// Takes part in collective step `step`; returns the facts that `contribution` wants when all nodes have contributed. Step numbers grow.
+    pub fn exchange(&self, step: u64, contribution: Contribution) -> Result<Values, Broken> {
+        self.command(Command::Arrive(step, contribution));
+        loop {
+            match self.releases.recv() {
+                Ok((number, failures, values)) if number >= step => {
+                    return if failures.is_empty() {
+                        Ok(values)
+                    } else {
+                        Err(Broken(failures))
+                    };
+                }
+                Ok(_) => {} // a step that this node had given up
+                Err(_) => {
+                    let reason = "the thread of the tree has ended".to_owned();
+                    let node = self.node;
+                    return Err(Broken(vec![Failed {
+                        node,
+                        kind: "internal".into(),
+                        reason,
+                    }]));
+                }
+            }
+        }
+    }
+}
+
+impl AsRawFd for Tree {
+    fn as_raw_fd(&self) -> RawFd {
+        self.bell.as_raw_fd()
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        self.command(Command::Leave);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! The tree of agents of a job on many nodes.
+//!
+//! ```text
+//! node 0 (root: coordinator of the job) ─┬─ node 1 ─┬─ node 1 + k ...
+//!                                        ├─ node 2  └─ ...            every agent may be a relay: it has up to `fan-out` children
+//!                                        └─ node k
+//! ```
+//! Two things travel. An *order* goes from the root to everybody. A *collective step* goes up and comes back: every node contributes an
+//! outcome, facts that it publishes, and names of facts that it wants; inner nodes merge what their children contribute into one message, the root decides, and
+//! the answer carries to each node just the facts that it asked for. So barrier and name service are one mechanism, and the root
+//! handles one message per child and step, whatever the number of nodes and processes.
+//!
+//! `shape` and `merge` are pure; `noise` turns bytes into messages and back without I/O; `link` is a connection, `service` the thread that attends to a
+//! node's connections, and `handle` what the rest of the program sees.
+
+mod address;
+mod handle;
+mod key;
+mod link;
+mod merge;
+mod message;
+mod noise;
+mod service;
+pub mod shape;
+
+pub use address::own_addresses;
+pub use handle::{Broken, Event, Joining, Tree, TreeError};
+pub use key::JobKey;
+pub use message::{Contribution, Failed, NodeInfo, Values};
+pub use service::Traffic;

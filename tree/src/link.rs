@@ -1,0 +1,153 @@
+//! One authenticated connection that never blocks.
+
+use crate::key::JobKey;
+use crate::noise::{NoiseError, Secure};
+use serde::{de::DeserializeOwned, Serialize};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::{Duration, Instant};
+
+/// A peer that has sent nothing for this long is gone.
+pub(crate) const SILENCE: Duration = Duration::from_secs(5);
+/// Something is sent at least this often.
+pub(crate) const BEAT: Duration = Duration::from_secs(1);
+/// A peer that lets this much pile up is gone.
+const MAX_QUEUED: usize = 128 << 20;
+const READ_BYTES: usize = 64 << 10;
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LinkError {
+    #[error("the connection ended")]
+    Ended,
+    #[error("silent for {} s", SILENCE.as_secs())]
+    Silent,
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    Noise(#[from] NoiseError),
+    #[error("a message could not be understood: {0}")]
+    Message(#[from] serde_json::Error),
+    #[error("it does not read what it is sent")]
+    Stuck,
+}
+
+/// A connection.
+pub(crate) struct Link {
+    stream: TcpStream,
+    secure: Secure,
+    heard: Instant,
+    sent: Instant,
+}
+
+impl Link {
+    /// Connects, waiting `limit` at most.
+    pub(crate) fn connect(key: &JobKey, to: SocketAddr, limit: Duration) -> Result<Self, LinkError> {
+        Self::new(key, TcpStream::connect_timeout(&to, limit)?, true)
+    }
+
+    /// Takes a connection over.
+    pub(crate) fn new(key: &JobKey, stream: TcpStream, initiator: bool) -> Result<Self, LinkError> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        let now = Instant::now();
+        let mut link = Self {
+            stream,
+            secure: Secure::new(key, initiator)?,
+            heard: now,
+            sent: now,
+        };
+        link.flush()?;
+        Ok(link)
+    }
+
+    pub(crate) fn raw(&self) -> RawFd {
+        self.stream.as_raw_fd()
+    }
+
+    /// What to poll for.
+    pub(crate) fn interest(&self) -> i16 {
+        libc::POLLIN | if self.secure.out.is_empty() { 0 } else { libc::POLLOUT }
+    }
+
+    pub(crate) fn is_authenticated(&self) -> bool {
+        self.secure.is_authenticated()
+    }
+
+    /// Queues a message and sends what can be sent now.
+    pub(crate) fn send<T: Serialize>(&mut self, message: &T) -> Result<(), LinkError> {
+        self.secure.send(serde_json::to_vec(message)?)?;
+        self.sent = Instant::now();
+        if self.secure.out.len() > MAX_QUEUED {
+            return Err(LinkError::Stuck);
+        }
+        self.flush()
+    }
+
+    /// Sends what can be sent now.
+    pub(crate) fn flush(&mut self) -> Result<(), LinkError> {
+        while !self.secure.out.is_empty() {
+            match self.stream.write(&self.secure.out) {
+                Ok(0) => return Err(LinkError::Ended),
+                Ok(n) => drop(self.secure.out.drain(..n)),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what has arrived: whole messages. Those that came before the end of a connection are returned before the error.
+    pub(crate) fn receive<T: DeserializeOwned>(&mut self, into: &mut Vec<T>) -> Result<(), LinkError> {
+        let mut buffer = vec![0u8; READ_BYTES];
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Err(LinkError::Ended),
+                Ok(n) => {
+                    self.heard = Instant::now();
+                    self.secure.feed(&buffer[..n])?;
+                    while let Some(message) = self.secure.next()? {
+                        into.push(serde_json::from_slice(&message)?);
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return self.flush(),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// Sends `beat` when nothing else was sent for a while; an error when the peer was silent too long.
+    pub(crate) fn keep_alive<T: Serialize>(&mut self, beat: &T) -> Result<(), LinkError> {
+        if self.heard.elapsed() > SILENCE {
+            return Err(LinkError::Silent);
+        }
+        if self.sent.elapsed() >= BEAT {
+            self.send(beat)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for readiness, `limit` at most.
+    pub(crate) fn wait(&self, limit: Duration) -> io::Result<bool> {
+        let mut poll = libc::pollfd {
+            fd: self.raw(),
+            events: self.interest(),
+            revents: 0,
+        };
+        let ms = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: one live pollfd.
+        let n = unsafe { libc::poll(&raw mut poll, 1, ms) };
+        if n < 0 {
+            let e = io::Error::last_os_error();
+            return if e.kind() == io::ErrorKind::Interrupted {
+                Ok(false)
+            } else {
+                Err(e)
+            };
+        }
+        Ok(n > 0)
+    }
+}

@@ -1,0 +1,118 @@
+//! What travels between a node and its parent. Everything is bounded before it is decoded ([`crate::noise::MAX_MESSAGE`]).
+
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Facts by name.
+pub type Values = BTreeMap<String, String>;
+
+/// Failures that one message carries at most; one is enough to give a step up.
+const MAX_FAILURES: usize = 8;
+
+/// Why a node could not do its part.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failed {
+    /// The node.
+    pub node: u64,
+    /// A word for the kind of failure, chosen by the user of the tree.
+    pub kind: String,
+    /// One line.
+    pub reason: String,
+}
+
+/// What a node knows of another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// Its number; absent until the root has given it one.
+    pub node: Option<u64>,
+    /// Name of its host.
+    pub host: String,
+    /// Where it listens for children.
+    pub addresses: Vec<String>,
+    /// What the root started it for.
+    pub tag: u64,
+    /// Processes that it begins with.
+    pub processes: u64,
+}
+
+/// What one node, or a whole branch, brings to a collective step.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Contribution {
+    /// Nodes in it.
+    pub nodes: u64,
+    /// Those that could not do their part, as far as there is room.
+    pub failures: Vec<Failed>,
+    /// Facts made known.
+    pub publish: Values,
+    /// Names of facts needed.
+    pub want: BTreeSet<String>,
+}
+
+impl Contribution {
+    /// One node's, without failure.
+    pub fn ready() -> Self {
+        Self {
+            nodes: 1,
+            ..Self::default()
+        }
+    }
+
+    /// One node's, which has failed.
+    pub fn failed(node: u64, kind: &str, reason: impl Into<String>) -> Self {
+        let failure = Failed {
+            node,
+            kind: kind.into(),
+            reason: reason.into(),
+        };
+        Self {
+            nodes: 1,
+            failures: vec![failure],
+            ..Self::default()
+        }
+    }
+
+    /// Adds another branch's.
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.nodes += other.nodes;
+        self.failures.extend(other.failures);
+        self.failures.truncate(MAX_FAILURES);
+        self.publish.extend(other.publish);
+        self.want.extend(other.want);
+    }
+}
+
+/// From a node to its parent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "up", rename_all = "snake_case")]
+pub(crate) enum Up {
+    /// First message of a connection. `released` is the last step that this node has seen the end of, `ordered` the last order it has heard.
+    Hello { info: NodeInfo, released: u64, ordered: u64 },
+    /// This branch has arrived at a step.
+    Arrive { step: u64, contribution: Contribution },
+    /// A node below has connected to its parent.
+    Attached { info: NodeInfo, parent: u64 },
+    /// A node below is gone.
+    Lost { node: u64, reason: String },
+    /// A node below, or this one, ends in good order.
+    Left { node: u64 },
+    /// Nothing, so that silence means trouble.
+    Beat,
+}
+
+/// From a node to its child.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "down", rename_all = "snake_case")]
+pub(crate) enum Down {
+    /// The root's answer to a new node: its number, and where its parent listens if that is another node.
+    Welcome { node: u64, parent: Option<(u64, Vec<String>)> },
+    /// Something for everybody.
+    Order { id: u64, text: String },
+    /// Everybody has arrived.
+    Release {
+        step: u64,
+        failures: Vec<Failed>,
+        values: Values,
+    },
+    /// Nothing.
+    Beat,
+}

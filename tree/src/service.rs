@@ -1,0 +1,457 @@
+//! The thread that attends to a node's connections: to its parent, to its children, and to those who want to become children.
+//!
+//! ```text
+//! stranger ──(Hello with a number)──> child ──(connection ends)──> missing ──(Hello again)──> child
+//!     └─ Hello without one, at the root: gets a number and a parent  └─(after GRACE)──> lost: an event at the root, a failure of the step under way
+//! ```
+//! A node whose parent is gone connects again, with growing pauses; after a while to the root, which adopts it. All that could have been lost with a
+//! connection is said again on the next one: orders and releases have numbers, and what has been heard already is ignored.
+
+mod members;
+
+use crate::handle::{Bell, Event, Released};
+use crate::key::JobKey;
+use crate::link::Link;
+use crate::merge::{decide, Step, Who};
+use crate::message::{Contribution, Down, Failed, NodeInfo, Up, Values};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::TcpListener;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{mpsc, Arc};
+use std::time::{Duration, Instant};
+
+/// How long a child may be without a connection before it is lost.
+const GRACE: Duration = Duration::from_secs(1);
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// How long the loop sleeps when nothing happens.
+const IDLE: Duration = Duration::from_millis(500);
+/// Orders kept for children that reconnect.
+const ORDERS: usize = 8;
+/// Connections that have not said yet who they are.
+const MAX_STRANGERS: usize = 4096;
+/// Nodes that join at the same time connect to their parents one after the other.
+const STAGGER: Duration = Duration::from_micros(300);
+
+/// What a service begins with.
+pub(crate) struct Start {
+    pub(crate) key: JobKey,
+    pub(crate) node: u64,
+    pub(crate) fan_out: u64,
+    pub(crate) info: NodeInfo,
+    pub(crate) listener: TcpListener,
+    /// Connection to the parent, if there is one already, and its addresses. None at the root.
+    pub(crate) parent: Option<(Option<Link>, Vec<String>)>,
+    /// The root's addresses.
+    pub(crate) root: Vec<String>,
+    /// What the parent has said already.
+    pub(crate) early: Vec<Down>,
+}
+
+/// What the program asks for.
+pub(crate) enum Command {
+    Order(String),
+    HoldJoins(bool),
+    Arrive(u64, Contribution),
+    Leave,
+}
+
+/// Messages that passed through a node.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    received: AtomicU64,
+    sent: AtomicU64,
+}
+
+impl Traffic {
+    /// Messages received.
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    /// Messages sent.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+}
+
+struct Child {
+    link: Option<Link>,
+    missing_since: Option<Instant>,
+    /// The last release, in case the child has not heard it.
+    released: Option<Released>,
+}
+
+struct Stranger {
+    link: Link,
+    since: Instant,
+    hello: Option<NodeInfo>,
+}
+
+struct Above {
+    link: Option<Link>,
+    addresses: Vec<String>,
+    lost: Instant,
+    next_try: Instant,
+    pause: Duration,
+    given_up: bool,
+}
+
+/// The root's knowledge of a node.
+struct Registered {
+    info: NodeInfo,
+    parent: u64,
+    attached: bool,
+    /// Its parent was lost; it must come to the root until then.
+    awaited: Option<Instant>,
+}
+
+pub(crate) struct Service {
+    key: JobKey,
+    node: u64,
+    fan_out: u64,
+    info: NodeInfo,
+    listener: TcpListener,
+    above: Option<Above>,
+    root: Vec<String>,
+    children: BTreeMap<u64, Child>,
+    strangers: Vec<Stranger>,
+    hold_joins: bool,
+    next_node: u64,
+    registry: BTreeMap<u64, Registered>,
+    step: Step,
+    orders: VecDeque<(u64, String)>,
+    ordered: u64,
+    commands: mpsc::Receiver<Command>,
+    wake: Arc<Bell>,
+    events: mpsc::Sender<Event>,
+    releases: mpsc::Sender<Released>,
+    bell: Arc<Bell>,
+    traffic: Arc<Traffic>,
+}
+
+type Inbox = (mpsc::Receiver<Command>, Arc<Bell>);
+type Outbox = (mpsc::Sender<Event>, mpsc::Sender<Released>, Arc<Bell>);
+
+impl Service {
+    pub(crate) fn new(start: Start, (commands, wake): Inbox, (events, releases, bell): Outbox, traffic: Arc<Traffic>) -> Self {
+        let now = Instant::now();
+        let turn = u32::try_from(start.node % 512).unwrap_or(0);
+        let above = start.parent.map(|(link, addresses)| Above {
+            link,
+            addresses,
+            lost: now,
+            next_try: now + STAGGER * turn,
+            pause: FIRST_PAUSE,
+            given_up: false,
+        });
+        let mut service = Self {
+            key: start.key,
+            node: start.node,
+            fan_out: start.fan_out,
+            info: start.info,
+            listener: start.listener,
+            above,
+            root: start.root,
+            children: BTreeMap::new(),
+            strangers: Vec::new(),
+            hold_joins: false,
+            next_node: 1,
+            registry: BTreeMap::new(),
+            step: Step::default(),
+            orders: VecDeque::new(),
+            ordered: 0,
+            commands,
+            wake,
+            events,
+            releases,
+            bell,
+            traffic,
+        };
+        start.early.into_iter().for_each(|message| service.hear_parent(message));
+        service
+    }
+
+    fn is_root(&self) -> bool {
+        self.above.is_none()
+    }
+
+    fn tell(&self, event: Event) {
+        // Whoever does not listen any more is about to end this thread.
+        let _ = self.events.send(event);
+        self.bell.ring();
+    }
+
+    /// Attends to everything until the program leaves.
+    pub(crate) fn run(&mut self) {
+        loop {
+            let ready = self.wait();
+            self.wake.silence();
+            while let Ok(command) = self.commands.try_recv() {
+                match command {
+                    Command::Leave => return self.leave(),
+                    other => self.command(other),
+                }
+            }
+            self.hear(&ready);
+            self.look_after();
+            self.advance();
+        }
+    }
+
+    /// Waits for something to happen; the descriptors that are ready.
+    fn wait(&mut self) -> Vec<RawFd> {
+        let entry = |fd: RawFd, events: i16| libc::pollfd { fd, events, revents: 0 };
+        let links = self.children.values().filter_map(|c| c.link.as_ref());
+        let links = links.chain(self.strangers.iter().map(|s| &s.link));
+        let links = links.chain(self.above.as_ref().and_then(|a| a.link.as_ref()));
+        let mut polls: Vec<libc::pollfd> = [self.wake.as_raw_fd(), self.listener.as_raw_fd()]
+            .map(|fd| entry(fd, libc::POLLIN))
+            .into_iter()
+            .chain(links.map(|l| entry(l.raw(), l.interest())))
+            .collect();
+        let now = Instant::now();
+        let retry = self
+            .above
+            .as_ref()
+            .filter(|a| a.link.is_none() && !a.given_up)
+            .map(|a| a.next_try);
+        let missing = self
+            .children
+            .values()
+            .filter_map(|c| c.missing_since)
+            .min()
+            .map(|t| t + GRACE);
+        let next = retry.into_iter().chain(missing).min().unwrap_or(now + IDLE).min(now + IDLE);
+        let ms = i32::try_from(next.saturating_duration_since(now).as_millis()).unwrap_or(0);
+        // SAFETY: a live array of that length.
+        let n = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, ms + 1) };
+        if n <= 0 {
+            return Vec::new();
+        }
+        polls.iter().filter(|p| p.revents != 0).map(|p| p.fd).collect()
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Order(text) => {
+                self.ordered += 1;
+                self.spread(self.ordered, &text);
+            }
+            Command::HoldJoins(hold) => self.hold_joins = hold,
+            Command::Arrive(step, contribution) => {
+                if self.above.as_ref().is_some_and(|a| a.given_up) {
+                    return self.refuse_step(step);
+                }
+                self.step.arrive(step, Who::Own, contribution);
+            }
+            Command::Leave => {}
+        }
+    }
+
+    fn refuse_step(&self, step: u64) {
+        let failure = Failed {
+            node: 0,
+            kind: "lost".into(),
+            reason: "the root of the job is gone".into(),
+        };
+        let _ = self.releases.send((step, vec![failure], Values::new()));
+    }
+
+    /// Passes an order on to all children.
+    fn spread(&mut self, id: u64, text: &str) {
+        self.orders.push_back((id, text.to_owned()));
+        while self.orders.len() > ORDERS {
+            self.orders.pop_front();
+        }
+        let order = Down::Order {
+            id,
+            text: text.to_owned(),
+        };
+        for node in self.children.keys().copied().collect::<Vec<_>>() {
+            self.send_down(node, &order);
+        }
+    }
+
+    fn send_down(&mut self, node: u64, message: &Down) {
+        let Some(child) = self.children.get_mut(&node) else { return };
+        let Some(link) = &mut child.link else { return };
+        self.traffic.sent.fetch_add(1, Ordering::Relaxed);
+        if let Err(e) = link.send(message) {
+            self.child_broke(node, &e);
+        }
+    }
+
+    fn send_up(&mut self, message: &Up) {
+        let Some(above) = &mut self.above else { return };
+        let Some(link) = &mut above.link else { return };
+        self.traffic.sent.fetch_add(1, Ordering::Relaxed);
+        if let Err(e) = link.send(message) {
+            self.parent_broke(&e);
+        }
+    }
+
+    /// Reads from everything that is ready, and accepts.
+    fn hear(&mut self, ready: &[RawFd]) {
+        let ready: std::collections::HashSet<RawFd> = ready.iter().copied().collect();
+        let nodes: Vec<u64> = self
+            .children
+            .iter()
+            .filter(|(_, c)| c.link.as_ref().is_some_and(|l| ready.contains(&l.raw())))
+            .map(|(n, _)| *n)
+            .collect();
+        for node in nodes {
+            let mut got = Vec::new();
+            let Some(link) = self.children.get_mut(&node).and_then(|c| c.link.as_mut()) else {
+                continue;
+            };
+            let result = link.receive(&mut got);
+            for message in got {
+                self.hear_child(node, message);
+            }
+            if let Err(e) = result {
+                self.child_broke(node, &e);
+            }
+        }
+        if let Some(link) = self.above.as_mut().and_then(|a| a.link.as_mut()) {
+            if ready.contains(&link.raw()) {
+                let mut got = Vec::new();
+                let result = link.receive(&mut got);
+                for message in got {
+                    self.hear_parent(message);
+                }
+                if let Err(e) = result {
+                    self.parent_broke(&e);
+                }
+            }
+        }
+        self.hear_strangers(&ready);
+        if ready.contains(&self.listener.as_raw_fd()) {
+            while let Ok((stream, from)) = self.listener.accept() {
+                match Link::new(&self.key, stream, false) {
+                    Ok(link) if self.strangers.len() < MAX_STRANGERS => self.strangers.push(Stranger {
+                        link,
+                        since: Instant::now(),
+                        hello: None,
+                    }),
+                    Ok(_) => tracing::warn!(%from, "too many connections at once"),
+                    Err(error) => tracing::warn!(%from, %error, "connection refused"),
+                }
+            }
+        }
+    }
+
+    fn hear_child(&mut self, node: u64, message: Up) {
+        if !matches!(message, Up::Beat) {
+            self.traffic.received.fetch_add(1, Ordering::Relaxed);
+        }
+        match message {
+            Up::Arrive { step, .. } if step <= self.step.released => self.release_late(node, step),
+            Up::Arrive { step, contribution } => self.step.arrive(step, Who::Child(node), contribution),
+            Up::Attached { info, parent } if self.is_root() => self.register(info, parent),
+            Up::Lost { node: below, reason } if self.is_root() => self.lost(below, &reason),
+            Up::Left { node: below } => {
+                if below == node {
+                    self.children.remove(&node);
+                    self.step.lose(node, "it has ended");
+                }
+                if self.is_root() {
+                    self.gone(below);
+                    self.tell(Event::Left(below));
+                } else {
+                    self.send_up(&Up::Left { node: below });
+                }
+            }
+            Up::Attached { .. } | Up::Lost { .. } => self.send_up(&message),
+            Up::Hello { .. } | Up::Beat => {}
+        }
+    }
+
+    fn hear_parent(&mut self, message: Down) {
+        if !matches!(message, Down::Beat) {
+            self.traffic.received.fetch_add(1, Ordering::Relaxed);
+        }
+        match message {
+            Down::Order { id, text } if id > self.ordered => {
+                self.ordered = id;
+                self.spread(id, &text);
+                self.tell(Event::Order(text));
+            }
+            Down::Release { step, failures, values } if step == self.step.number() => self.release(&failures, &values),
+            Down::Order { .. } | Down::Release { .. } | Down::Welcome { .. } | Down::Beat => {}
+        }
+    }
+
+    /// Sends the step under way on, or at the root ends it, once everybody here has arrived.
+    fn advance(&mut self) {
+        let Some(merged) = self.step.complete(self.children.keys().copied()) else {
+            return;
+        };
+        if !self.is_root() {
+            let step = self.step.number();
+            return self.send_up(&Up::Arrive {
+                step,
+                contribution: merged,
+            });
+        }
+        let expected = 1 + self.registry.values().filter(|r| r.attached).count() as u64;
+        let nodes = merged.nodes;
+        let (mut failures, values) = decide(merged);
+        if failures.is_empty() && nodes != expected {
+            failures.push(Failed {
+                node: 0,
+                kind: "absent".into(),
+                reason: format!("{nodes} of {expected} nodes took part: some were just being connected; try again"),
+            });
+        }
+        self.release(&failures, &values);
+    }
+
+    fn release(&mut self, failures: &[Failed], values: &Values) {
+        let step = self.step.number();
+        for (who, values) in self.step.release(values) {
+            let released = (step, failures.to_vec(), values);
+            match who {
+                Who::Own => drop(self.releases.send(released)),
+                Who::Child(node) => {
+                    let (step, failures, values) = released.clone();
+                    self.send_down(node, &Down::Release { step, failures, values });
+                    if let Some(child) = self.children.get_mut(&node) {
+                        child.released = Some(released);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A child has arrived at a step that is over: it was not connected at that time, or has not heard the release.
+    fn release_late(&mut self, node: u64, step: u64) {
+        let heard = self
+            .children
+            .get(&node)
+            .and_then(|c| c.released.clone())
+            .filter(|r| r.0 == step);
+        let (step, failures, values) = heard.unwrap_or_else(|| {
+            let failure = Failed {
+                node,
+                kind: "absent".into(),
+                reason: "the step ended while this node was not connected; try again".into(),
+            };
+            (step, vec![failure], Values::new())
+        });
+        self.send_down(node, &Down::Release { step, failures, values });
+    }
+
+    /// Says farewell.
+    fn leave(&mut self) {
+        self.send_up(&Up::Left { node: self.node });
+        if let Some(link) = self.above.as_mut().and_then(|a| a.link.as_mut()) {
+            let until = Instant::now() + Duration::from_secs(1);
+            while link.interest() & libc::POLLOUT != 0 && Instant::now() < until {
+                if link.wait(Duration::from_millis(100)).is_err() || link.flush().is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Who belongs to a node: letting new nodes in, children that come back or are lost, the way back to a parent.
+
+use super::{Child, Registered, Service, Stranger, FIRST_PAUSE, GRACE};
+use crate::handle::Event;
+use crate::link::{Link, LinkError};
+use crate::message::{Down, NodeInfo, Up};
+use crate::shape;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long a node whose parent was lost may take to come to the root.
+const REHOME: Duration = Duration::from_secs(5);
+/// How long the root may be unreachable before its job is over for this node.
+const ROOT_LIMIT: Duration = Duration::from_secs(15);
+const CONNECT_LIMIT: Duration = Duration::from_millis(500);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
+/// How long they may take to do so.
+const STRANGER_LIMIT: Duration = Duration::from_secs(5);
+
+impl Service {
+    pub(super) fn hear_strangers(&mut self, ready: &std::collections::HashSet<RawFd>) {
+        for mut stranger in std::mem::take(&mut self.strangers) {
+            if stranger.hello.is_some() && self.may_let_in() {
+                self.let_in(stranger);
+                continue;
+            }
+            let mut got: Vec<Up> = Vec::new();
+            if ready.contains(&stranger.link.raw()) {
+                if let Err(error) = stranger.link.receive(&mut got) {
+                    tracing::warn!(%error, authenticated = stranger.link.is_authenticated(), "a connection that was no node");
+                    continue;
+                }
+            }
+            let mut got = got.into_iter();
+            let Some(Up::Hello { info, released, ordered }) = got.next() else {
+                if stranger.hello.is_some() || stranger.since.elapsed() < STRANGER_LIMIT {
+                    self.strangers.push(stranger);
+                }
+                continue;
+            };
+            self.traffic.received.fetch_add(1, Ordering::Relaxed);
+            match info.node {
+                Some(node) => {
+                    self.attach(node, info, stranger.link, released, ordered);
+                    // What came together with it.
+                    got.for_each(|message| self.hear_child(node, message));
+                }
+                None if self.is_root() => {
+                    stranger.hello = Some(info);
+                    if self.may_let_in() {
+                        self.let_in(stranger);
+                    } else {
+                        self.strangers.push(stranger);
+                    }
+                }
+                None => tracing::warn!("a new node came to a relay"),
+            }
+        }
+    }
+
+    /// Whether the next new node can be let in: its parent-to-be is not about to connect itself.
+    fn may_let_in(&self) -> bool {
+        let parent = shape::parent(self.next_node, self.fan_out).unwrap_or(0);
+        !self.hold_joins && self.registry.get(&parent).is_none_or(|r| r.attached)
+    }
+
+    /// At the root: gives a new node its number and its parent.
+    pub(super) fn let_in(&mut self, mut stranger: Stranger) {
+        let Some(mut info) = stranger.hello.take() else { return };
+        let node = self.next_node;
+        self.next_node += 1;
+        info.node = Some(node);
+        let parent = shape::parent(node, self.fan_out).unwrap_or(0);
+        let above = self.registry.get(&parent).filter(|r| r.attached && r.awaited.is_none());
+        let parent = above.map(|r| (parent, r.info.addresses.clone()));
+        let registered = Registered {
+            info: info.clone(),
+            parent: parent.as_ref().map_or(0, |p| p.0),
+            attached: false,
+            awaited: Some(Instant::now() + REHOME),
+        };
+        self.registry.insert(node, registered);
+        self.traffic.sent.fetch_add(1, Ordering::Relaxed);
+        let here = parent.is_none();
+        if let Err(error) = stranger.link.send(&Down::Welcome { node, parent }) {
+            tracing::warn!(node, %error, "a node went away while it was let in");
+            self.registry.remove(&node);
+            return;
+        }
+        if here {
+            self.attach(node, info, stranger.link, 0, self.ordered);
+        }
+    }
+
+    /// `node` is a child of this node from now on, or again.
+    pub(super) fn attach(&mut self, node: u64, info: NodeInfo, link: Link, released: u64, ordered: u64) {
+        let known = self.children.remove(&node);
+        let again = known.as_ref().and_then(|c| c.released.clone());
+        self.children.insert(
+            node,
+            Child {
+                link: Some(link),
+                missing_since: None,
+                released: again.clone(),
+            },
+        );
+        // What it missed. A node that is new has missed nothing: it takes part from the next order on.
+        let orders: Vec<(u64, String)> = self.orders.iter().filter(|(id, _)| *id > ordered).cloned().collect();
+        for (id, text) in orders.into_iter().filter(|_| ordered > 0 || known.is_some()) {
+            self.send_down(node, &Down::Order { id, text });
+        }
+        if let Some((step, failures, values)) = again.filter(|(step, ..)| *step > released) {
+            self.send_down(node, &Down::Release { step, failures, values });
+        }
+        if self.is_root() {
+            self.register(info, 0);
+        } else {
+            self.send_up(&Up::Attached { info, parent: self.node });
+        }
+    }
+
+    /// At the root: a node has connected to its parent.
+    pub(super) fn register(&mut self, info: NodeInfo, parent: u64) {
+        let Some(node) = info.node else { return };
+        let new = !self.registry.get(&node).is_some_and(|r| r.attached);
+        let registered = Registered {
+            info: info.clone(),
+            parent,
+            attached: true,
+            awaited: None,
+        };
+        self.registry.insert(node, registered);
+        self.next_node = self.next_node.max(node + 1);
+        if new {
+            self.tell(Event::Joined(info));
+        }
+    }
+
+    pub(super) fn child_broke(&mut self, node: u64, error: &LinkError) {
+        if let Some(child) = self.children.get_mut(&node) {
+            tracing::warn!(node, %error, "connection to a child ended");
+            child.link = None;
+            child.missing_since = Some(Instant::now());
+        }
+    }
+
+    pub(super) fn parent_broke(&mut self, error: &LinkError) {
+        if let Some(above) = &mut self.above {
+            tracing::warn!(%error, "connection to the parent ended");
+            let now = Instant::now();
+            above.link = None;
+            above.lost = now;
+            above.next_try = now;
+            above.pause = FIRST_PAUSE;
+        }
+    }
+
+    /// Time passing: signs of life, time limits, new attempts.
+    pub(super) fn look_after(&mut self) {
+        let mut broken = Vec::new();
+        for (node, child) in &mut self.children {
+            if let Some(link) = &mut child.link {
+                if let Err(e) = link.keep_alive(&Down::Beat) {
+                    broken.push((*node, e));
+                }
+            }
+        }
+        for (node, error) in broken {
+            self.child_broke(node, &error);
+        }
+        let over = |c: &Child| c.missing_since.is_some_and(|t| t.elapsed() >= GRACE);
+        let lost: Vec<u64> = self.children.iter().filter(|(_, c)| over(c)).map(|(n, _)| *n).collect();
+        for node in lost {
+            let reason = "its agent is gone, or its host cannot be reached";
+            self.children.remove(&node);
+            self.step.lose(node, reason);
+            if self.is_root() {
+                self.lost(node, reason);
+            } else {
+                self.send_up(&Up::Lost {
+                    node,
+                    reason: reason.into(),
+                });
+            }
+        }
+        let now = Instant::now();
+        let late = |r: &Registered| r.awaited.is_some_and(|t| t < now);
+        let late: Vec<u64> = self.registry.iter().filter(|(_, r)| late(r)).map(|(n, _)| *n).collect();
+        for node in late {
+            self.lost(node, "it did not come back after its parent was lost");
+        }
+        if let Some(link) = self.above.as_mut().and_then(|a| a.link.as_mut()) {
+            if let Err(e) = link.keep_alive(&Up::Beat) {
+                self.parent_broke(&e);
+            }
+        }
+        self.try_parent(now);
+    }
+
+    /// At the root: `node` is gone; those below it are expected here.
+    pub(super) fn lost(&mut self, node: u64, reason: &str) {
+        if self.children.get(&node).is_some_and(|c| c.link.is_some()) {
+            return; // it came to the root meanwhile
+        }
+        if self.gone(node) {
+            self.tell(Event::Lost(node, reason.to_owned()));
+        }
+    }
+
+    /// Forgets `node`; whether it was known. Its children must find another parent.
+    pub(super) fn gone(&mut self, node: u64) -> bool {
+        let until = Instant::now() + REHOME;
+        for r in self.registry.values_mut().filter(|r| r.parent == node && r.attached) {
+            r.awaited = Some(until);
+        }
+        self.registry.remove(&node).is_some()
+    }
+
+    /// Connects to the parent, or after a while to the root instead.
+    pub(super) fn try_parent(&mut self, now: Instant) {
+        let Some(above) = &mut self.above else { return };
+        if above.link.is_some() || above.given_up || now < above.next_try {
+            return;
+        }
+        let missing = above.lost.elapsed();
+        if missing > ROOT_LIMIT {
+            above.given_up = true;
+            self.tell(Event::RootLost("the root of the job cannot be reached any more".into()));
+            if self.step.is_under_way() {
+                self.refuse_step(self.step.number());
+            }
+            return;
+        }
+        if missing > GRACE && above.addresses != self.root {
+            above.addresses.clone_from(&self.root);
+        }
+        let connected = above.addresses.iter().find_map(|to| {
+            let attempt = to.parse().ok().map(|a| Link::connect(&self.key, a, CONNECT_LIMIT))?;
+            attempt
+                .map_err(|error| tracing::debug!(%to, %error, "connect to the parent"))
+                .ok()
+        });
+        let Some(mut link) = connected else {
+            above.next_try = Instant::now() + above.pause;
+            above.pause = (above.pause * 2).min(LAST_PAUSE);
+            return;
+        };
+        let hello = Up::Hello {
+            info: self.info.clone(),
+            released: self.step.released,
+            ordered: self.ordered,
+        };
+        if let Err(e) = link.send(&hello) {
+            return self.parent_broke(&e);
+        }
+        above.link = Some(link);
+        if let Some((step, contribution)) = self.step.unanswered() {
+            self.send_up(&Up::Arrive { step, contribution });
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Whole trees over loopback: steps, orders, and what happens when nodes are lost.
+
+use belay_tree::{Contribution, Event, JobKey, Joining, Tree};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The root and `count - 1` other nodes, all attached.
+fn tree(count: u64, fan_out: u64) -> (Tree, Vec<Tree>) {
+    let key = JobKey::random().unwrap();
+    let root = Joining::root(key.clone(), fan_out, "root".into()).unwrap();
+    let addresses = vec![root.addresses().last().unwrap().clone()];
+    let root = root.start().unwrap();
+    let join = |n: u64| Joining::connect(key.clone(), &addresses, format!("host{n}"), 100 + n, 7).unwrap();
+    let nodes: Vec<Tree> = (1..count).map(|n| join(n).start().unwrap()).collect();
+    let mut joined = 0;
+    while joined < count - 1 {
+        if let Event::Joined(info) = wait(&root) {
+            assert_eq!(info.processes, 7);
+            joined += 1;
+        }
+    }
+    (root, nodes)
+}
+
+/// The next event; fails when there is none within the limit.
+fn wait(tree: &Tree) -> Event {
+    let begin = Instant::now();
+    loop {
+        if let Some(e) = tree.event() {
+            return e;
+        }
+        assert!(begin.elapsed() < LIMIT, "no event");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn facts_reach_those_who_want_them_through_all_levels() {
+    let (root, mut nodes) = tree(14, 3);
+    for step in 1..=20 {
+        std::thread::scope(|s| {
+            for (i, node) in nodes.iter_mut().enumerate() {
+                s.spawn(move || {
+                    let mut c = Contribution::ready();
+                    c.publish.insert(format!("from {i}"), format!("{step}"));
+                    c.want.insert(format!("from {}", (i + 5) % 13));
+                    c.want.insert("nobody knows".into());
+                    let values = node.exchange(step, c).unwrap();
+                    assert_eq!(values.len(), 1);
+                    assert_eq!(values[&format!("from {}", (i + 5) % 13)], format!("{step}"));
+                });
+            }
+            let values = root.exchange(step, Contribution::ready()).unwrap();
+            assert!(values.is_empty());
+        });
+    }
+    // One message of each child and step, and one of each node for being let in and attached.
+    assert!(root.traffic().received() <= 20 * 3 + 2 * 13, "{}", root.traffic().received());
+}
+
+#[test]
+fn an_order_reaches_everybody_and_a_failure_too() {
+    let (root, mut nodes) = tree(8, 2);
+    root.order("begin".into());
+    for node in &nodes {
+        assert_eq!(wait(node), Event::Order("begin".into()));
+    }
+    std::thread::scope(|s| {
+        for node in &mut nodes {
+            s.spawn(move || {
+                let c = if node.node() == 5 {
+                    Contribution::failed(5, "refused", "a device")
+                } else {
+                    Contribution::ready()
+                };
+                let broken = node.exchange(1, c).unwrap_err();
+                assert_eq!((broken.0[0].node, broken.0[0].reason.as_str()), (5, "a device"));
+            });
+        }
+        assert!(root.exchange(1, Contribution::ready()).is_err());
+    });
+}
+
+#[test]
+fn a_node_that_leaves_is_no_loss() {
+    let (root, mut nodes) = tree(4, 8);
+    drop(nodes.pop());
+    assert_eq!(wait(&root), Event::Left(3));
+    std::thread::scope(|s| {
+        for node in &mut nodes {
+            s.spawn(move || node.exchange(1, Contribution::ready()).unwrap());
+        }
+        root.exchange(1, Contribution::ready()).unwrap();
+    });
+}
+
+#[test]
+fn children_of_a_relay_that_has_left_come_to_the_root() {
+    let (root, mut nodes) = tree(4, 1);
+    drop(nodes.remove(0));
+    assert_eq!(wait(&root), Event::Left(1));
+    let begin = Instant::now();
+    for step in 1.. {
+        let whole = std::thread::scope(|s| {
+            let others: Vec<_> = nodes
+                .iter_mut()
+                .map(|n| s.spawn(move || n.exchange(step, Contribution::ready()).is_ok()))
+                .collect();
+            let own = root.exchange(step, Contribution::ready()).is_ok();
+            others.into_iter().all(|t| t.join().unwrap()) && own
+        });
+        if whole {
+            break;
+        }
+        assert!(begin.elapsed() < LIMIT, "the tree did not become whole again");
+    }
+}
+
+#[test]
+fn strangers_without_the_key_are_refused() {
+    use std::io::{Read, Write};
+    let (root, nodes) = tree(2, 8);
+    let address = root.addresses().last().unwrap().clone();
+    let mut scanner = std::net::TcpStream::connect(&address).unwrap();
+    scanner.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    let _ = scanner.read_to_end(&mut answer);
+    assert!(answer.is_empty(), "{answer:?}");
+    drop(nodes);
+    assert_eq!(wait(&root), Event::Left(1));
+}
