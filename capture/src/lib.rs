@@ -78,6 +78,7 @@ impl CaptureError {
             pid,
             object: object.into(),
             reason: reason.into(),
+            passing: false,
         }])
     }
 }
@@ -165,7 +166,7 @@ fn take_patiently(
     for attempt in 1..TRIES {
         session.reset();
         match take(root_pid, dir, options, session, hold, on_phase) {
-            Err(CaptureError::Refused(reasons)) if reasons.iter().all(Refusal::is_transient) => {
+            Err(CaptureError::Refused(reasons)) if reasons.iter().all(|r| r.passing) => {
                 tracing::debug!(attempt, ?reasons, "refused for the moment");
                 std::thread::sleep(Duration::from_millis(1 << (attempt - 1)));
             }

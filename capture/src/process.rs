@@ -272,6 +272,7 @@ pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft]) -> Result<(), C
             pid,
             object: object.to_owned(),
             reason: reason.to_owned(),
+            passing: false,
         });
     };
     for (process, draft) in job.processes.iter().zip(drafts) {

@@ -188,11 +188,7 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
 fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal>) {
     let mut step = |r: Result<(), (Holder, String, Fault)>| {
         if let Err((holder, object, fault)) = r {
-            refusals.push(Refusal {
-                pid: holder.pid,
-                object,
-                reason: fault.to_string(),
-            });
+            refusals.push(fault.of(holder.pid, object));
         }
     };
     step(pipes::finish(s, &mut out.pipes));
@@ -212,11 +208,7 @@ fn refusal(found: &Found, fault: &Fault) -> Refusal {
         -1 => format!("descriptor in flight ({})", found.link.display()),
         fd => format!("fd {fd} ({})", found.link.display()),
     };
-    Refusal {
-        pid: found.holder.pid,
-        object,
-        reason: fault.to_string(),
-    }
+    fault.of(found.holder.pid, object)
 }
 
 /// Reads the table of every process.
@@ -229,39 +221,27 @@ fn tables(s: &mut Session<'_>, refusals: &mut Vec<Refusal>) {
             }
             Ok(None) => {}
             Err(e) => {
-                refusals.push(table_refusal(p.pid, &e.to_string()));
+                refusals.push(e.of(p.pid, "descriptor table"));
                 continue;
             }
         }
         let mut slots = Vec::new();
-        match belay_kernel::proc::fds(p.task) {
+        match belay_kernel::proc::fds(p.task).at("list descriptors") {
             Ok(mut numbers) => {
                 numbers.sort_unstable();
                 for number in numbers {
                     match slot(s, p, number) {
                         Ok(slot) => slots.push(slot),
-                        Err(e) => refusals.push(Refusal {
-                            pid: p.pid,
-                            object: format!("fd {number}"),
-                            reason: e.to_string(),
-                        }),
+                        Err(e) => refusals.push(e.of(p.pid, format!("fd {number}"))),
                     }
                 }
             }
-            Err(e) => refusals.push(table_refusal(p.pid, &e.to_string())),
+            Err(e) => refusals.push(e.of(p.pid, "descriptor table")),
         }
         s.tables.push(Table {
             pids: vec![p.pid],
             slots,
         });
-    }
-}
-
-fn table_refusal(pid: i32, reason: &str) -> Refusal {
-    Refusal {
-        pid,
-        object: "descriptor table".into(),
-        reason: reason.into(),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Why one object could not be captured or rebuilt. The flows add which process and descriptor it was.
 
+use crate::Refusal;
 use belay_image::ImageError;
 use std::io;
 
@@ -17,9 +18,24 @@ pub(crate) enum Fault {
     /// The object is in a state that cannot be saved or brought back; the text says why and what to do.
     #[error("{0}")]
     Refused(String),
+    /// As `Refused`, but the state passes by itself when the program runs on.
+    #[error("{0}; checkpoint again in a moment")]
+    Passing(String),
     /// The image could not be read or written.
     #[error(transparent)]
     Image(#[from] ImageError),
+}
+
+impl Fault {
+    /// The fault as the flows report it: with the object, and the process that holds it (0 where it belongs to none in particular).
+    pub(crate) fn of(&self, pid: i32, object: impl Into<String>) -> Refusal {
+        Refusal {
+            pid,
+            object: object.into(),
+            reason: self.to_string(),
+            passing: matches!(self, Fault::Passing(_)),
+        }
+    }
 }
 
 /// Adds the step to the error of a system call.
@@ -35,6 +51,11 @@ impl<T> At<T> for io::Result<T> {
             source,
         })
     }
+}
+
+/// A refusal for the moment, with this text.
+pub(crate) fn not_now<T>(reason: impl Into<String>) -> Result<T, Fault> {
+    Err(Fault::Passing(reason.into()))
 }
 
 /// A refusal with this text.

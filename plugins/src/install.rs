@@ -34,11 +34,7 @@ pub(crate) fn install(d: &Descriptors, built: &Built, pid: i32, keep: &[RawFd]) 
         }
     }
     close_others(&placed, keep).map_err(|e| table_refusal(pid, &e))?;
-    locks::restore_posix(&d.posix_locks, pid).map_err(|(fd, e)| Refusal {
-        pid,
-        object: format!("lock on fd {fd}"),
-        reason: e.to_string(),
-    })
+    locks::restore_posix(&d.posix_locks, pid).map_err(|(fd, e)| e.of(pid, format!("lock on fd {fd}")))
 }
 
 /// What needs all processes: pidfds, files in `/proc/PID`, owners for signals.
@@ -138,9 +134,5 @@ fn close_others(placed: &BTreeSet<RawFd>, keep: &[RawFd]) -> Result<(), Fault> {
 }
 
 fn table_refusal(pid: i32, fault: &Fault) -> Refusal {
-    Refusal {
-        pid,
-        object: "descriptor table".into(),
-        reason: fault.to_string(),
-    }
+    fault.of(pid, "descriptor table")
 }

@@ -96,13 +96,9 @@ pub struct Refusal {
     pub object: String,
     /// Why not, and what to do.
     pub reason: String,
-}
-
-impl Refusal {
-    /// Whether the reason passes by itself when the program runs on for a moment: such reasons advise to «checkpoint again».
-    pub fn is_transient(&self) -> bool {
-        self.reason.contains("checkpoint again")
-    }
+    /// Whether the reason passes by itself when the program runs on for a moment.
+    #[serde(default)]
+    pub passing: bool,
 }
 
 /// Captures all descriptors and shared objects. On return, the kernel's state is what it was before: the processes may go on.
@@ -171,11 +167,7 @@ impl Rebuilder {
     /// Called in session leader `pid` right after `setsid` and before [`Rebuilder::install`]: makes the job's own pseudo-terminal that controlled
     /// the session its controlling terminal again. Returns whether there was one.
     pub fn install_session(&self, pid: i32) -> Result<bool, Refusal> {
-        terminals::take_session(&self.built.terminals, pid).map_err(|e| Refusal {
-            pid,
-            object: "controlling terminal".into(),
-            reason: e.to_string(),
-        })
+        terminals::take_session(&self.built.terminals, pid).map_err(|e| e.of(pid, "controlling terminal"))
     }
 
     /// Called in process `pid` after its fork from the agent (before its memory is replaced): puts every descriptor at its number and closes all
@@ -194,26 +186,17 @@ impl Rebuilder {
     /// Called in process `pid` when all processes and threads of the job exist: pidfds, files in `/proc/PID`, F_SETOWN, foreground groups.
     pub fn install_late(&self, pid: i32) -> Result<(), Refusal> {
         install::install_late(&self.descriptors, pid)?;
-        terminals::foreground(&self.descriptors.terminals, pid).map_err(|e| Refusal {
-            pid,
-            object: "controlling terminal".into(),
-            reason: e.to_string(),
-        })
+        terminals::foreground(&self.descriptors.terminals, pid).map_err(|e| e.of(pid, "controlling terminal"))
     }
 
     /// Called in the agent when every process has mapped its memory: adds seals against writing, and marks System V segments for removal that
     /// were so at the checkpoint. Removes directories that had been deleted at the checkpoint.
     pub fn finish(&self) -> Result<(), Refusal> {
-        let refusal = |object: String, e: fault::Fault| Refusal {
-            pid: 0,
-            object,
-            reason: e.to_string(),
-        };
         self.built.scaffold.remove();
         for (object, built) in self.descriptors.files.iter().zip(&self.built.files) {
-            built.seal(object).map_err(|e| refusal(format!("memfd {}", object.path), e))?;
+            built.seal(object).map_err(|e| e.of(0, format!("memfd {}", object.path)))?;
         }
-        shm::sysv::remove_pending(&self.descriptors.sysv).map_err(|e| refusal("System V segment".into(), e))
+        shm::sysv::remove_pending(&self.descriptors.sysv).map_err(|e| e.of(0, "System V segment"))
     }
 
     /// Notes taken at the checkpoint: what is not exactly as it was.

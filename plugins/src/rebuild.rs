@@ -86,13 +86,13 @@ pub(crate) fn rebuild(d: &Descriptors, blobs: &BlobReader) -> Result<Built, Refu
     let stdio = [0, 1, 2].map(|n| fd::dup_from(n, min).ok());
     let scaffold = files::Scaffold::of(d);
     for directories in &d.working {
-        files::make_parents(directories).map_err(|e| object("working directory", &e))?;
+        files::make_parents(directories).map_err(|e| e.of(0, "working directory"))?;
     }
-    shm::sysv::rebuild(&d.sysv, blobs).map_err(|e| object("System V objects", &e))?;
+    shm::sysv::rebuild(&d.sysv, blobs).map_err(|e| e.of(0, "System V objects"))?;
     let files = objects(&d.files, |o| files::prepare(o, blobs), |o| format!("file {}", o.path))?;
     let pipes = objects(&d.pipes, |o| pipes::prepare(o, blobs), |_| "pipe".into())?;
-    let queues = mqueue::prepare(&d.queues, blobs).map_err(|(name, e)| object(&name, &e))?;
-    let terminals = terminals::prepare(&d.terminals, blobs, min).map_err(|e| object("terminal", &e))?;
+    let queues = mqueue::prepare(&d.queues, blobs).map_err(|(name, e)| e.of(0, name))?;
+    let terminals = terminals::prepare(&d.terminals, blobs, min).map_err(|e| e.of(0, "terminal"))?;
     for (id, desc) in d.descriptions.iter().enumerate() {
         let made = match &desc.kind {
             Kind::File(at) => file(desc, entry(&files, *at)).map(Some),
@@ -117,7 +117,7 @@ pub(crate) fn rebuild(d: &Descriptors, blobs: &BlobReader) -> Result<Built, Refu
             b.put(id, fd).map_err(|e| refusal(d, id, &e))?;
         }
     }
-    mqueue::finish_rebuild(&d.queues, &queues).map_err(|(name, e)| object(&name, &e))?;
+    mqueue::finish_rebuild(&d.queues, &queues).map_err(|(name, e)| e.of(0, name))?;
     let build = sockets::unix::rebuild(&mut b).map_err(|(id, e)| refusal(d, id, &e))?;
     sockets::tcp::rebuild(&mut b).map_err(|(id, e)| refusal(d, id, &e))?;
     sockets::unix::refill(&b, build).map_err(|(id, e)| refusal(d, id, &e))?;
@@ -130,7 +130,7 @@ pub(crate) fn rebuild(d: &Descriptors, blobs: &BlobReader) -> Result<Built, Refu
     let lifted = files.into_iter().map(|f| f.lifted(min)).collect::<Result<_, _>>();
     Ok(Built {
         made: b.made,
-        files: lifted.map_err(|e| object("files", &e))?,
+        files: lifted.map_err(|e| e.of(0, "files"))?,
         terminals,
         stdio,
         scaffold,
@@ -178,15 +178,7 @@ fn objects<T, B>(
     mut prepare: impl FnMut(&T) -> Result<B, Fault>,
     name: impl Fn(&T) -> String,
 ) -> Result<Vec<B>, Refusal> {
-    list.iter().map(|o| prepare(o).map_err(|e| object(&name(o), &e))).collect()
-}
-
-fn object(name: &str, fault: &Fault) -> Refusal {
-    Refusal {
-        pid: 0,
-        object: name.into(),
-        reason: fault.to_string(),
-    }
+    list.iter().map(|o| prepare(o).map_err(|e| e.of(0, name(o)))).collect()
 }
 
 /// A refusal that names the descriptor.
@@ -196,9 +188,5 @@ pub(crate) fn refusal(d: &Descriptors, id: DescId, fault: &Fault) -> Refusal {
         Some(d) => (d.holder.pid, format!("descriptor in flight ({})", d.name)),
         None => (0, "descriptor".into()),
     };
-    Refusal {
-        pid,
-        object,
-        reason: fault.to_string(),
-    }
+    fault.of(pid, object)
 }

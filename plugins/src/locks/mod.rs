@@ -3,7 +3,7 @@
 //! Locks that belong to a description are set by the agent; POSIX locks belong to a process and are set there.
 
 use crate::capture::{Found, Session};
-use crate::fault::{refuse, At, Fault};
+use crate::fault::{not_now, refuse, At, Fault};
 use crate::model::Holder;
 use crate::sys::{check, fd, fdinfo::FdInfo};
 use serde::{Deserialize, Serialize};
@@ -55,7 +55,7 @@ fn parse(text: &str) -> Result<Lock, Fault> {
         }
     };
     if kind == LockKind::Lease && strength == "BREAKING" {
-        return refuse("its lease is being broken; checkpoint again when that is over");
+        return not_now("its lease is being broken");
     }
     Ok(Lock {
         kind,

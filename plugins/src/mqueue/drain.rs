@@ -4,7 +4,7 @@
 //! in between. A program outside the job may take the room of a message that is out for these microseconds; what then does not fit is sent by a
 //! thread of the agent as soon as there is room.
 
-use crate::fault::{refuse, At, Fault};
+use crate::fault::{not_now, At, Fault};
 use crate::sys::{check, check_len, fd};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -118,8 +118,8 @@ pub(crate) fn copy(reader: OwnedFd, writer: OwnedFd, count: usize, bytes: usize,
         send_later(writer, messages[board.sent..].to_vec());
     }
     if status != 0 || board.received != count {
-        return refuse(format!(
-            "{} of its {count} messages could be read ({}); programs outside the job use this queue: checkpoint again",
+        return not_now(format!(
+            "{} of its {count} messages could be read ({}); programs outside the job use this queue",
             board.received,
             io::Error::from_raw_os_error(board.error)
         ));

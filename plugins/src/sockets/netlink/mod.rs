@@ -1,8 +1,10 @@
-//! Netlink sockets: protocol, address and group memberships. Messages not yet read are answers to questions about a system that may have
-//! changed; they are dropped, and the kernel reports that as an overrun (ENOBUFS) is not imitated.
+//! Netlink sockets: protocol, address and group memberships.
+//!
+//! Messages not yet read cannot be put back: only the kernel may send them. An answer is waited for by whoever asked, so the checkpoint waits until it has been read.
+//! News of a group can be lost at any time, and programs that subscribe to them know; so those are dropped with a note.
 
 use crate::capture::Session;
-use crate::fault::{At, Fault};
+use crate::fault::{not_now, At, Fault};
 use crate::model::DescId;
 use crate::sockets::options::{self, Options, When};
 use crate::sys::fd;
@@ -27,7 +29,12 @@ pub(crate) struct NetlinkState {
 /// Captures it.
 pub(crate) fn capture(s: &mut Session<'_>, id: DescId, kind: i32, protocol: i32) -> Result<NetlinkState, Fault> {
     let (raw, holder) = (s.found[id].raw(), s.found[id].holder);
-    if fd::poll(raw, libc::POLLIN).at("poll")? & libc::POLLIN != 0 {
+    let groups = sock::get_bytes(raw, SOL_NETLINK, LIST_MEMBERSHIPS, 128).unwrap_or_default();
+    let unread = fd::poll(raw, libc::POLLIN).at("poll")? & libc::POLLIN != 0;
+    if unread && groups.iter().all(|g| *g == 0) {
+        return not_now("holds an answer of the kernel that has not been read, which cannot be put back");
+    }
+    if unread {
         s.notes.push(format!(
             "process {}: fd {}: netlink messages not yet read are lost at a restart",
             holder.pid, holder.fd
@@ -37,7 +44,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId, kind: i32, protocol: i32)
         kind,
         protocol,
         local: sock::local(raw).at("read its address")?,
-        groups: sock::get_bytes(raw, SOL_NETLINK, LIST_MEMBERSHIPS, 128).unwrap_or_default(),
+        groups,
         options: options::capture(raw)?,
     })
 }

@@ -3,7 +3,7 @@
 use super::info::{End, Info};
 use super::{drain, requeue, Role, TcpState, TCP_LISTEN};
 use crate::capture::Session;
-use crate::fault::{refuse, At, Fault};
+use crate::fault::{not_now, At, Fault};
 use crate::model::{DescId, Description, Holder, Kind};
 use crate::sockets::options;
 use crate::sys::diag::InetSocket;
@@ -234,10 +234,9 @@ fn alone(all: &[Seen], t: &Seen, peer: &Addr, orphan: Option<&InetSocket>) -> Re
     let Some(orphan) = orphan else {
         return Ok(Role::Reset);
     };
-    let again = "checkpoint again in a moment";
     if matches!(orphan.state, FIN_WAIT1 | CLOSING | LAST_ACK) {
-        return refuse(format!(
-            "the other end has been closed with {} bytes still on their way; {again}",
+        return not_now(format!(
+            "the other end has been closed with {} bytes still on their way",
             orphan.write_queue
         ));
     }

@@ -5,7 +5,7 @@
 //! again through the sender's own socket, whose peer has more room by then than before.
 
 use super::info::{undelivered, End};
-use crate::fault::{refuse, At, Fault};
+use crate::fault::{not_now, refuse, At, Fault};
 use crate::sys::fd;
 use crate::sys::sock;
 use std::io;
@@ -44,14 +44,14 @@ pub(super) struct Direction {
 
 impl Direction {
     /// Bytes the sender still holds.
-    fn left(self) -> io::Result<usize> {
+    fn left(self) -> Result<usize, Fault> {
         undelivered(self.sender, self.receiver)
     }
 }
 
 /// All bytes that have been sent and not been read.
 pub(super) fn in_flight(d: Direction) -> Result<Vec<u8>, Fault> {
-    let left = push(d).at("push what is on its way")?;
+    let left = push(d)?;
     let mut data = peek(d.receiver.raw)?;
     if left == 0 {
         return Ok(data);
@@ -62,23 +62,22 @@ pub(super) fn in_flight(d: Direction) -> Result<Vec<u8>, Fault> {
             Ok(data)
         }
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied && !d.sender.closing => exchange(d),
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => refuse(format!(
-            "{left} bytes wait for a reader on a connection that is being closed, which cannot be read without privilege; checkpoint again \
-             in a moment"
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => not_now(format!(
+            "{left} bytes wait for a reader on a connection that is being closed, which cannot be read without privilege"
         )),
         Err(e) => Err(e).at("read the send queue (TCP_REPAIR)"),
     }
 }
 
 /// Pushes out what waits only for more to be sent with it (small or corked segments). Returns what remains with the sender.
-fn push(d: Direction) -> io::Result<usize> {
+fn push(d: Direction) -> Result<usize, Fault> {
     let left = d.left()?;
     if left == 0 {
         return Ok(0);
     }
-    let nodelay = opt(d.sender.raw, libc::TCP_NODELAY)?;
-    set(d.sender.raw, libc::TCP_NODELAY, 1)?;
-    set(d.sender.raw, libc::TCP_NODELAY, nodelay)?;
+    let nodelay = opt(d.sender.raw, libc::TCP_NODELAY).at("read TCP_NODELAY")?;
+    set(d.sender.raw, libc::TCP_NODELAY, 1).at("set TCP_NODELAY")?;
+    set(d.sender.raw, libc::TCP_NODELAY, nodelay).at("set TCP_NODELAY back")?;
     d.left()
 }
 
@@ -140,7 +139,7 @@ fn exchange(d: Direction) -> Result<Vec<u8>, Fault> {
             Ok(_) => break,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 // Reading has opened the window; the rest arrives within the step or not at all.
-                let waiting = d.left().at("ask how much is on its way")? > 0;
+                let waiting = d.left()? > 0;
                 if !waiting || !wait(receiver, libc::POLLIN).at("poll")? {
                     break;
                 }

@@ -1,5 +1,6 @@
 //! The fields of `struct tcp_info` that matter here.
 
+use crate::fault::{not_now, At, Fault};
 use crate::sys::{fd, sock};
 use std::io;
 use std::os::fd::RawFd;
@@ -84,14 +85,16 @@ impl End {
 
 /// Bytes of data that `from` still holds and `to` has not received. (What the sender has not had acknowledged is no measure: an acknowledgement may
 /// be delayed.)
-pub(super) fn undelivered(from: End, to: End) -> io::Result<usize> {
-    let (f, t) = (Info::of(from.raw)?, Info::of(to.raw)?);
-    let syn = match (from.counts_syn(&f)?, to.counts_syn(&t)?) {
+pub(super) fn undelivered(from: End, to: End) -> Result<usize, Fault> {
+    let info = |end: End| Info::of(end.raw).at("read its state (TCP_INFO)");
+    let (f, t) = (info(from)?, info(to)?);
+    let count = "count what is on its way";
+    let syn = match (from.counts_syn(&f).at(count)?, to.counts_syn(&t).at(count)?) {
         (Some(syn), _) => syn,
         (None, Some(other)) => !other,
-        (None, None) => return Err(io::Error::other("its counters do not agree; checkpoint again in a moment")),
+        (None, None) => return not_now("its counters do not agree"),
     };
-    let received = i64::try_from(t.bytes_received).map_err(io::Error::other)? - i64::from(to.closed);
-    usize::try_from(from.counted(&f)? - i64::from(syn) - received)
-        .map_err(|_| io::Error::other("more has been received than was sent, by its counters; checkpoint again in a moment"))
+    let received = i64::try_from(t.bytes_received).map_err(io::Error::other).at(count)? - i64::from(to.closed);
+    usize::try_from(from.counted(&f).at(count)? - i64::from(syn) - received)
+        .or_else(|_| not_now("more has been received than was sent, by its counters"))
 }

@@ -6,7 +6,7 @@
 
 use super::drain::{self, Direction};
 use super::info::{End, Info};
-use crate::fault::{refuse, At, Fault};
+use crate::fault::{not_now, refuse, At, Fault};
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
 use std::io;
@@ -33,9 +33,8 @@ pub(super) struct Client {
 pub(super) fn requeue(listener: RawFd, clients: &[Client]) -> Result<Vec<Vec<u8>>, Fault> {
     let waiting = Info::of(listener).at("read its state (TCP_INFO)")?.waiting;
     if waiting as usize != clients.len() {
-        return refuse(format!(
-            "{waiting} connections wait to be accepted, of which {} are the job's own; the data of the others cannot be kept; checkpoint again in \
-             a moment",
+        return not_now(format!(
+            "{waiting} connections wait to be accepted, of which {} are the job's own; the data of the others cannot be kept",
             clients.len()
         ));
     }

@@ -2,7 +2,7 @@
 
 use super::{BoundFile, Message, Peer, UnixState};
 use crate::capture::Session;
-use crate::fault::{refuse, At, Fault};
+use crate::fault::{not_now, At, Fault};
 use crate::files::{parents, without_deleted};
 use crate::model::{DescId, FsPath, Holder};
 use crate::sockets::{options, queue};
@@ -46,12 +46,9 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId, kind: i32) -> Result<Unix
 
 /// Refuses connections that wait to be accepted and already carry data: it could be read only by accepting them, which cannot be undone.
 fn pending(s: &mut Session<'_>, clients: &[u32]) -> Result<(), Fault> {
-    let again = "it will be accepted soon if the program is alive: checkpoint again";
     for ino in clients {
         if *ino == 0 {
-            return refuse(format!(
-                "a connection waits to be accepted whose client has gone; what it sent cannot be read before that; {again}"
-            ));
+            return not_now("a connection waits to be accepted whose client has gone; what it sent cannot be read before that");
         }
         let client = s.processes.iter().flat_map(sockets_of).find(|(_, i, _)| i == ino);
         if let Some((pid, _, number)) = client {
@@ -60,9 +57,8 @@ fn pending(s: &mut Session<'_>, clients: &[u32]) -> Result<(), Fault> {
             };
             let queued: i32 = fd::ioctl_get(found.raw(), libc::TIOCOUTQ).at("ask for unread data (SIOCOUTQ)")?;
             if queued > 0 {
-                return refuse(format!(
-                    "a connection waits to be accepted with data in it (from process {pid}, fd {number}), which cannot be read before \
-                     that; {again}"
+                return not_now(format!(
+                    "a connection waits to be accepted with data in it (from process {pid}, fd {number}), which cannot be read before that"
                 ));
             }
         }
