@@ -111,7 +111,9 @@ fn open_files(cx: &Context<'_>, p: &Process) -> Outcome<Files> {
     let mut pages = HashMap::new();
     for e in cx.extents.get(&p.pid).map_or(&[][..], Vec::as_slice) {
         if let (Entry::Vacant(entry), Some(chunk)) = (pages.entry(e.chunk), cx.chunks.get(&e.chunk)) {
-            entry.insert(high(chunk.file.as_raw_fd())?);
+            // Not `chunk.file`: in a descriptor table that processes share, that number may have been given to the job by now.
+            let file = std::fs::File::open(&chunk.path).map_err(|e| belay_image::ImageError::io("open", &chunk.path, e))?;
+            entry.insert(high(file.as_raw_fd())?);
         }
     }
     let exe = match std::fs::File::open(&p.exe) {
