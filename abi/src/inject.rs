@@ -27,6 +27,10 @@ pub struct Mark {
     pub done: u32,
     /// Address of the signal frame that leads back to where the thread was.
     pub frame: u64,
+    /// 1 when PR_SET_CHILD_SUBREAPER has been switched off and the thread, should the agent have died, must switch it on again.
+    pub subreaper: u32,
+    /// Padding.
+    pub pad: u32,
 }
 
 /// `stack_t`.

@@ -12,8 +12,9 @@ use belay_kernel::ptrace::{self, Event};
 use belay_kernel::vm::Memory;
 
 const PAGE: u64 = 4096;
-/// Stack of a thread that fills in a table.
-const SMALL_STACK: u64 = 2048;
+/// Stack of a thread that fills in a table: also of a handler of the program, should a signal come in the moment between the agent's death and the
+/// thread's way back. Only the top of it is touched otherwise.
+const SMALL_STACK: u64 = 16 * 1024;
 /// Stack of the operations on a process.
 const LARGE_STACK: u64 = 16 * 1024;
 
@@ -168,6 +169,8 @@ impl Area {
             signo: self.signo,
             done: 0,
             frame: self.base + self.frames + self.frame_bytes * index as u64 + crate::frame::RSP_OFFSET,
+            subreaper: 0,
+            pad: 0,
         }
     }
 
@@ -219,34 +222,65 @@ impl Area {
     }
 }
 
+/// Lets `start` begin an operation in every process, waits for the end of all that began, and lets `collect` read each one's result. An
+/// operation that began is always waited for, whatever has failed meanwhile: a thread taken out of the middle of one would leave its process with a
+/// stray child or without an attribute. Returns the first failure.
+fn in_all(
+    job: &mut Suspended,
+    areas: &[Area],
+    mut start: impl FnMut(usize, &mut Process, &Area) -> Result<(), CaptureError>,
+    mut collect: impl FnMut(&mut Process, &Area) -> Result<(), CaptureError>,
+) -> Result<(), CaptureError> {
+    let mut failed = None;
+    for (i, (process, area)) in job.processes.iter_mut().zip(areas).enumerate() {
+        if let Err(e) = start(i, process, area) {
+            failed = Some(e);
+            break;
+        }
+    }
+    for (process, area) in job.processes.iter_mut().zip(areas) {
+        let began: Vec<_> = process.tasks.iter_mut().filter(|t| t.running).collect();
+        if began.is_empty() {
+            continue;
+        }
+        let ended = began.into_iter().map(|task| area.finish(task)).fold(Ok(()), Result::and);
+        if let Err(e) = ended.and_then(|()| collect(process, area)) {
+            failed.get_or_insert(e);
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
 /// Runs OP_THREAD on every task; returns the tables by process and task.
 pub(crate) fn collect_threads(job: &mut Suspended, areas: &[Area]) -> Result<Vec<Vec<ThreadTable>>, CaptureError> {
     let size = size_of::<ThreadTable>() as u64;
-    for (process, area) in job.processes.iter_mut().zip(areas) {
-        let pid = process.pid;
-        let blank: ThreadTable = area.get(area.thread_tables)?;
-        let mut tables = vec![blank; process.tasks.len()];
-        for (i, (table, task)) in tables.iter_mut().zip(&process.tasks).enumerate() {
-            table.mark = area.mark(pid, task.tid, i);
-        }
-        area.put(area.thread_tables, &tables)?;
-        for (i, task) in process.tasks.iter_mut().enumerate() {
-            let i = i as u64;
-            area.start(
-                task,
-                OP_THREAD,
-                area.thread_tables + size * i,
-                area.small_stacks + SMALL_STACK * (i + 1),
-            )?;
-        }
-    }
     let mut out = Vec::new();
-    for (process, area) in job.processes.iter_mut().zip(areas) {
-        for task in &mut process.tasks {
-            area.finish(task)?;
-        }
-        out.push(area.get_all::<ThreadTable>(area.thread_tables, process.tasks.len())?);
-    }
+    in_all(
+        job,
+        areas,
+        |_, process, area| {
+            let blank: ThreadTable = area.get(area.thread_tables)?;
+            let mut tables = vec![blank; process.tasks.len()];
+            for (i, (table, task)) in tables.iter_mut().zip(&process.tasks).enumerate() {
+                table.mark = area.mark(process.pid, task.tid, i);
+            }
+            area.put(area.thread_tables, &tables)?;
+            for (i, task) in process.tasks.iter_mut().enumerate() {
+                let i = i as u64;
+                area.start(
+                    task,
+                    OP_THREAD,
+                    area.thread_tables + size * i,
+                    area.small_stacks + SMALL_STACK * (i + 1),
+                )?;
+            }
+            Ok(())
+        },
+        |process, area| {
+            out.push(area.get_all::<ThreadTable>(area.thread_tables, process.tasks.len())?);
+            Ok(())
+        },
+    )?;
     Ok(out)
 }
 
@@ -256,30 +290,35 @@ pub(crate) fn collect_processes(
     areas: &[Area],
     timers: &[Vec<i32>],
 ) -> Result<Vec<ProcessTable>, CaptureError> {
-    for ((process, area), ids) in job.processes.iter_mut().zip(areas).zip(timers) {
-        let mut table = area.get::<ProcessTable>(area.process_table)?;
-        if ids.len() > table.timers.len() {
-            return Err(CaptureError::refuse(
-                process.pid,
-                format!("{} POSIX timers", ids.len()),
-                format!("more than {}", table.timers.len()),
-            ));
-        }
-        for (slot, id) in table.timers.iter_mut().zip(ids) {
-            slot.id = *id;
-        }
-        table.timer_count = u32::try_from(ids.len()).unwrap_or(0);
-        table.mark = area.mark(process.pid, process.tasks[0].tid, 0);
-        area.put(area.process_table, &[table])?;
-        area.start(&mut process.tasks[0], OP_PROCESS, area.process_table, area.large_stack_top)?;
-    }
     let mut out = Vec::new();
-    for (process, area) in job.processes.iter_mut().zip(areas) {
-        area.finish(&mut process.tasks[0])?;
-        let table = area.get::<ProcessTable>(area.process_table)?;
-        process.subreaper = table.child_subreaper > 0;
-        out.push(table);
-    }
+    in_all(
+        job,
+        areas,
+        |i, process, area| {
+            let ids = &timers[i];
+            let mut table = area.get::<ProcessTable>(area.process_table)?;
+            if ids.len() > table.timers.len() {
+                return Err(CaptureError::refuse(
+                    process.pid,
+                    format!("{} POSIX timers", ids.len()),
+                    format!("more than {}", table.timers.len()),
+                ));
+            }
+            for (slot, id) in table.timers.iter_mut().zip(ids) {
+                slot.id = *id;
+            }
+            table.timer_count = u32::try_from(ids.len()).unwrap_or(0);
+            table.mark = area.mark(process.pid, process.tasks[0].tid, 0);
+            area.put(area.process_table, &[table])?;
+            area.start(&mut process.tasks[0], OP_PROCESS, area.process_table, area.large_stack_top)
+        },
+        |process, area| {
+            let table = area.get::<ProcessTable>(area.process_table)?;
+            process.subreaper = table.child_subreaper > 0;
+            out.push(table);
+            Ok(())
+        },
+    )?;
     Ok(out)
 }
 
@@ -292,34 +331,42 @@ pub(crate) fn snapshot(
     controls: &[(i32, u64)],
 ) -> Result<Vec<Result<i32, i32>>, CaptureError> {
     let agent_pid = std::process::id().cast_signed();
-    for (((process, area), ranges), (fd, ino)) in job.processes.iter_mut().zip(areas).zip(left_out).zip(controls) {
-        let mut left_out = [[0; 2]; MAX_LEFT_OUT];
-        for (slot, range) in left_out.iter_mut().zip(ranges) {
-            *slot = *range;
-        }
-        let table = SnapshotTable {
-            mark: area.mark(process.pid, process.tasks[0].tid, 0),
-            stack_intermediary: area.base + area.intermediary_stack_top,
-            stack_writers: area.base + area.writer_stack_top,
-            agent_pid,
-            control_fd: *fd,
-            control_ino: *ino,
-            child: 0,
-            error: 0,
-            left_out,
-        };
-        area.put(area.snapshot_table, &[table])?;
-        area.start(&mut process.tasks[0], OP_SNAPSHOT, area.snapshot_table, area.large_stack_top)?;
-    }
     let mut out = Vec::new();
-    for (process, area) in job.processes.iter_mut().zip(areas) {
-        area.finish(&mut process.tasks[0])?;
-        let table = area.get::<SnapshotTable>(area.snapshot_table)?;
-        out.push(match (table.error, table.child) {
-            (0, child) if child > 0 => Ok(child),
-            (0, child) => Err(-child),
-            (error, _) => Err(-error),
-        });
-    }
+    in_all(
+        job,
+        areas,
+        |i, process, area| {
+            let mut ranges = [[0; 2]; MAX_LEFT_OUT];
+            for (slot, range) in ranges.iter_mut().zip(&left_out[i]) {
+                *slot = *range;
+            }
+            let (fd, ino) = controls[i];
+            let table = SnapshotTable {
+                mark: Mark {
+                    subreaper: process.subreaper.into(),
+                    ..area.mark(process.pid, process.tasks[0].tid, 0)
+                },
+                stack_intermediary: area.base + area.intermediary_stack_top,
+                stack_writers: area.base + area.writer_stack_top,
+                agent_pid,
+                control_fd: fd,
+                control_ino: ino,
+                child: 0,
+                error: 0,
+                left_out: ranges,
+            };
+            area.put(area.snapshot_table, &[table])?;
+            area.start(&mut process.tasks[0], OP_SNAPSHOT, area.snapshot_table, area.large_stack_top)
+        },
+        |_, area| {
+            let table = area.get::<SnapshotTable>(area.snapshot_table)?;
+            out.push(match (table.error, table.child) {
+                (0, child) if child > 0 => Ok(child),
+                (0, child) => Err(-child),
+                (error, _) => Err(-error),
+            });
+            Ok(())
+        },
+    )?;
     Ok(out)
 }

@@ -1,7 +1,7 @@
 //! The way back for a thread that issues a single system call for the agent, should the agent die at that moment.
 //!
 //! Before anything can be injected, memory must be mapped by a system call of the process itself; after everything has been unmapped nothing injected is left. For
-//! these two calls the way back is made of what every glibc process has: a `syscall; ret` sequence, the signal return trampoline (`mov $15, %eax; syscall`), and the low end of
+//! these two calls the way back is made of what every process has whose runtime handles signals: a `syscall; ret` sequence, the signal return trampoline (`mov $15, %eax; syscall`), and the low end of
 //! the main thread's stack mapping, which lies far below anything in use. There the agent places a signal frame with the thread's state; the `ret` leads
 //! to the trampoline, and the trampoline to where the thread was. What lay there is put back when the thread goes on.
 
@@ -40,10 +40,13 @@ impl Gate {
     /// Prepares the gate of `process`, whose main thread has the extended state `xstate`. `None` when it has no `syscall` instruction at all.
     pub(crate) fn prepare(process: &Process, maps: &[Map], memory: &Memory, xstate: &[u8]) -> Option<Self> {
         let executable: Vec<&Map> = maps.iter().filter(|m| m.prot & 5 == 5 && m.name != "[vsyscall]").collect();
-        let libc = || {
+        // The C library first. A static program, and one whose runtime does without it, has the same code in its own text.
+        let is_libc = |m: &&&Map| m.name.contains("/libc.so") || m.name.contains("/libc-") || m.name.contains("/ld-");
+        let code = || {
             executable
                 .iter()
-                .filter(|m| m.name.contains("/libc.so") || m.name.contains("/libc-") || m.name.contains("/ld-"))
+                .filter(is_libc)
+                .chain(executable.iter().filter(|m| !is_libc(m)))
         };
         let main = &process.tasks[0];
         let place = maps.iter().find(|m| m.name == "[stack]").map(|m| m.start).filter(|low| {
@@ -52,8 +55,8 @@ impl Gate {
         });
         if let (Some(place), Some(gadget), Some(trampoline)) = (
             place,
-            libc().find_map(|m| find(memory, m, &SYSCALL_RET)),
-            libc().find_map(|m| find(memory, m, &TRAMPOLINE)),
+            code().find_map(|m| find(memory, m, &SYSCALL_RET)),
+            code().find_map(|m| find(memory, m, &TRAMPOLINE)),
         ) {
             if let Some(covered) = write_frame(
                 memory,

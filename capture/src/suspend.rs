@@ -429,24 +429,26 @@ impl Process {
         self.tasks.first().map_or(self.pid, |t| t.tid)
     }
 
-    /// Takes the injected area away and puts registers, masks and attributes back.
+    /// Takes the injected area away and puts registers, masks and attributes back. After each single step the process would find its way back by
+    /// itself, should the agent die there: nobody stands in the area any more when it goes, and the main thread, which takes it away, is
+    /// led back by its gate.
     fn put_back(&mut self) {
         let reader = self.task();
-        if let (Some(task), Some(gate)) = (self.tasks.first_mut(), &self.gate) {
+        let Some((main, others)) = self.tasks.split_first_mut() else {
+            return;
+        };
+        others.iter().for_each(Task::put_back);
+        if let Some(gate) = &self.gate {
             // When one of these fails the process has died, and what it would have changed with it.
-            if let Some((address, bytes)) = self.area.take() {
-                let _ = crate::inject::remote_syscall(gate, task, libc::SYS_munmap, [address, bytes, 0, 0, 0, 0]);
-            }
             if self.subreaper {
                 let on = [libc::PR_SET_CHILD_SUBREAPER as u64, 1, 0, 0, 0, 0];
-                let _ = crate::inject::remote_syscall(gate, task, libc::SYS_prctl, on);
+                let _ = crate::inject::remote_syscall(gate, main, libc::SYS_prctl, on);
+            }
+            if let Some((address, bytes)) = self.area.take() {
+                let _ = crate::inject::remote_syscall(gate, main, libc::SYS_munmap, [address, bytes, 0, 0, 0, 0]);
             }
         }
-        for task in self.tasks.iter().filter(|t| t.borrowed) {
-            // The mask first: should the agent die between the two, the task still finds its way back by itself.
-            let _ = ptrace::set_sigmask(task.tid, task.sigmask);
-            let _ = ptrace::set_regs(task.tid, &task.regs);
-        }
+        main.put_back();
         if let Some(gate) = &mut self.gate {
             gate.remove(reader);
         }
@@ -474,6 +476,15 @@ impl Drop for Suspended {
 }
 
 impl Task {
+    /// Gives the stopped task its mask and registers back. The mask first: should the agent die between the two, the task goes its way back,
+    /// which ends with the same mask.
+    fn put_back(&self) {
+        if self.borrowed {
+            let _ = ptrace::set_sigmask(self.tid, self.sigmask);
+            let _ = ptrace::set_regs(self.tid, &self.regs);
+        }
+    }
+
     /// Waits until the task stops with `expected` while it runs code of ours. Signals that cannot be blocked are kept for later.
     pub(crate) fn wait_for(&mut self, expected: Event) -> Result<(), CaptureError> {
         loop {

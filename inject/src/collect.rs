@@ -11,7 +11,7 @@ const PR_GET_KEEPCAPS: usize = 7;
 const PR_GET_NAME: usize = 16;
 const PR_GET_SECUREBITS: usize = 27;
 const PR_GET_TIMERSLACK: usize = 30;
-const PR_SET_CHILD_SUBREAPER: usize = 36;
+pub(crate) const PR_SET_CHILD_SUBREAPER: usize = 36;
 const PR_GET_CHILD_SUBREAPER: usize = 37;
 const PR_GET_TID_ADDRESS: usize = 40;
 const PR_GET_THP_DISABLE: usize = 42;
@@ -65,6 +65,7 @@ pub(crate) unsafe fn process(p: *mut ProcessTable) {
         (*p).dumpable = syscall!(nr::PRCTL, PR_GET_DUMPABLE) as i32;
         syscall!(nr::PRCTL, PR_GET_CHILD_SUBREAPER, addr_of_mut!((*p).child_subreaper));
         if (*p).child_subreaper != 0 {
+            (*p).mark.subreaper = 1;
             syscall!(nr::PRCTL, PR_SET_CHILD_SUBREAPER, 0usize);
         }
         (*p).keepcaps = syscall!(nr::PRCTL, PR_GET_KEEPCAPS) as i32;

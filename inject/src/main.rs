@@ -14,6 +14,7 @@ mod collect;
 mod snapshot;
 mod writer;
 
+use crate::collect::PR_SET_CHILD_SUBREAPER;
 use belay_abi::inject::{Mark, OP_PROCESS, OP_SNAPSHOT, OP_THREAD};
 use belay_abi::syscall;
 
@@ -55,6 +56,9 @@ unsafe extern "C" fn inject_main(op: u64, table: *mut Mark) -> ! {
         let mark = *table;
         // With the agent alive the thread stops here and never comes back.
         syscall!(libc_nr::TGKILL, mark.pid, mark.tid, mark.signo);
+        if mark.subreaper != 0 {
+            syscall!(libc_nr::PRCTL, PR_SET_CHILD_SUBREAPER, 1usize);
+        }
         belay_sigreturn(mark.frame)
     }
 }
@@ -74,6 +78,7 @@ mod libc_nr {
     pub(crate) const CLONE: usize = 56;
     pub(crate) const EXIT: usize = 60;
     pub(crate) const WAIT4: usize = 61;
+    pub(crate) const KILL: usize = 62;
     pub(crate) const GETPPID: usize = 110;
     pub(crate) const SETSID: usize = 112;
     pub(crate) const SIGALTSTACK: usize = 131;

@@ -13,6 +13,7 @@ use core::ptr::{addr_of, addr_of_mut, null_mut};
 const CLONE_VM: usize = 0x100;
 const CLONE_VFORK: usize = 0x4000;
 const SIGCHLD: usize = 17;
+const SIGKILL: usize = 9;
 const WALL: usize = 0x4000_0000;
 const MADV_DONTFORK: usize = 10;
 const MADV_DOFORK: usize = 11;
@@ -84,12 +85,34 @@ unsafe extern "C" fn intermediary(t: *mut u8) -> ! {
     unsafe {
         let t = t.cast::<SnapshotTable>();
         syscall!(nr::CLOSE_RANGE, 0usize, u32::MAX, 0usize);
-        let pid = syscall!(nr::CLONE, SIGCHLD, 0usize, 0usize, 0usize, 0usize);
+        let mut pid = agent_lives(t);
         if pid == 0 {
-            writer::run(t);
+            pid = syscall!(nr::CLONE, SIGCHLD, 0usize, 0usize, 0usize, 0usize);
+            if pid == 0 {
+                writer::run(t);
+            }
+            let lives = agent_lives(t);
+            if pid > 0 && lives != 0 {
+                syscall!(nr::KILL, pid, SIGKILL);
+                syscall!(nr::WAIT4, pid, null_mut::<i32>(), WALL, null_mut::<u8>());
+                pid = lives;
+            }
         }
         *addr_of_mut!((*t).child) = pid as i32;
         syscall!(nr::EXIT, 0usize);
         core::hint::unreachable_unchecked()
+    }
+}
+
+/// 0 while the agent can inherit the child; else a negative error. A killed agent loses its descriptors before its tracees are let go. Its heir could be
+/// the program itself, where that is a subreaper, and would be told of a child that it never made.
+unsafe fn agent_lives(t: *const SnapshotTable) -> isize {
+    unsafe {
+        let fd = writer::open_in_agent((*t).agent_pid, (*t).control_fd, writer::O_RDWR);
+        if fd < 0 {
+            return fd;
+        }
+        syscall!(nr::CLOSE, fd);
+        0
     }
 }

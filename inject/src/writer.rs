@@ -16,7 +16,7 @@ use core::ptr::{addr_of, addr_of_mut, null, null_mut};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 const O_WRONLY: usize = 1;
-const O_RDWR: usize = 2;
+pub(crate) const O_RDWR: usize = 2;
 const PROT_READ_WRITE: usize = 3;
 const MAP_SHARED: usize = 1;
 const PR_SET_PDEATHSIG: usize = 1;
@@ -70,7 +70,7 @@ pub(crate) unsafe fn run(t: *mut SnapshotTable) -> ! {
         // The agent may have said GO already; that must not be overwritten.
         let _ = (*head).state.compare_exchange(0, STATE_READY, AcqRel, Acquire);
         syscall!(nr::FUTEX, addr_of!((*head).state), FUTEX_WAKE, i32::MAX);
-        let patience = [5i64, 0];
+        let patience = [1i64, 0];
         loop {
             match (*head).state.load(Acquire) {
                 STATE_GO => break,
@@ -404,7 +404,7 @@ unsafe fn is_zero(page: u64) -> bool {
 }
 
 /// Opens descriptor `fd` of the agent anew through `/proc`, which any process of the same user may do with a file it may open.
-unsafe fn open_in_agent(agent: i32, fd: i32, flags: usize) -> isize {
+pub(crate) unsafe fn open_in_agent(agent: i32, fd: i32, flags: usize) -> isize {
     let mut path = [0u8; 48];
     let mut at = 0;
     let mut text = |s: &[u8]| {

@@ -7,6 +7,7 @@
 //! procs    finds and kills the processes of one job, and nothing else
 //! job      a running job: launch, checkpoint, kill, restart, heartbeat, verdict
 //! ways     the four ways in which each case is run
+//! stepper  the agent's system calls during a checkpoint, one by one
 //! terminal a pseudo-terminal for tests of job control
 //! runner   filters, two workers, one line per check, summary
 //! ```
@@ -20,6 +21,7 @@ pub mod place;
 pub mod procs;
 pub mod rng;
 pub mod runner;
+pub mod stepper;
 pub mod terminal;
 pub mod ways;
 

@@ -1,0 +1,152 @@
+//! Stops an agent at chosen system calls of a checkpoint, so that every boundary between two of its steps can be visited one after the other.
+//!
+//! The agent's main thread, which takes the checkpoint, is traced from one system call to the next. What it does to the processes of the job, it
+//! does by a few calls; only those are counted, so that no number is spent on steps between which nothing changes.
+
+use crate::Failure;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// A stop at the entry of a counted call.
+#[derive(Debug, Clone, Copy)]
+pub struct Step {
+    /// Its number, from 1.
+    pub number: u64,
+    /// The call, for messages.
+    pub name: &'static str,
+}
+
+/// What to do at a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Go to the next one.
+    On,
+    /// Let the agent go for good: the checkpoint ends as it does without a tracer.
+    Leave,
+    /// Kill the agent; the call is not carried out.
+    Kill,
+}
+
+/// `PTRACE_EVENT_STOP` and the rest of what this module needs of ptrace.
+fn request(request: libc::c_uint, tid: i32, addr: usize, data: usize) -> io::Result<()> {
+    // SAFETY: callers pass numbers, or the address and size of a live object.
+    let r = unsafe { libc::ptrace(request, tid, addr, data) };
+    if r == -1 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// The number and second argument of the call that `tid` enters; `None` at its exit.
+fn entered(tid: i32) -> io::Result<Option<(i64, u64)>> {
+    const PTRACE_GET_SYSCALL_INFO: libc::c_uint = 0x420e;
+    const ENTRY: u64 = 1;
+    // `struct ptrace_syscall_info`: op, arch, instruction and stack pointer, then number and six arguments.
+    let mut info = [0u64; 11];
+    request(PTRACE_GET_SYSCALL_INFO, tid, size_of_val(&info), info.as_mut_ptr() as usize)?;
+    Ok((info[0] & 0xff == ENTRY).then_some((info[3].cast_signed(), info[4])))
+}
+
+/// The call's name when it changes something about the processes of the job, or waits for such a change.
+fn counted(number: i64, first: u64) -> Option<&'static str> {
+    const GETREGSET: u64 = libc::PTRACE_GETREGSET as u64;
+    match number {
+        libc::SYS_ptrace => match first {
+            0x4206 => Some("seize"),
+            0x4207 => Some("interrupt"),
+            0x4205 => Some("set registers"),
+            0x420b => Some("set mask"),
+            24 => Some("continue to a call"),
+            7 => Some("continue"),
+            17 => Some("detach"),
+            GETREGSET => None,
+            _ => None,
+        },
+        libc::SYS_wait4 => Some("wait"),
+        libc::SYS_pwrite64 | libc::SYS_process_vm_writev => Some("write memory"),
+        libc::SYS_kill | libc::SYS_tgkill | libc::SYS_pidfd_send_signal => Some("kill"),
+        libc::SYS_memfd_create => Some("make memory"),
+        libc::SYS_rename => Some("rename"),
+        _ => None,
+    }
+}
+
+/// Traces `agent` while `command` runs on another thread; `at_step` decides at each counted call. Returns the number of steps seen and what
+/// `command` returned.
+pub fn step<T: Send>(
+    agent: i32,
+    command: impl FnOnce() -> T + Send,
+    mut at_step: impl FnMut(Step) -> Verdict,
+) -> Result<(u64, T), Failure> {
+    let fail = |what: &str, e: io::Error| format!("{what} the agent {agent}: {e}");
+    request(libc::PTRACE_SEIZE, agent, 0, libc::PTRACE_O_TRACESYSGOOD as usize).map_err(|e| fail("trace", e))?;
+    request(libc::PTRACE_INTERRUPT, agent, 0, 0).map_err(|e| fail("stop", e))?;
+    let done = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        let running = s.spawn(|| {
+            let r = command();
+            done.store(true, Ordering::Release);
+            r
+        });
+        let steps = follow(agent, &done, &mut at_step).map_err(|e| fail("trace", e));
+        let r = running.join().map_err(|_| "the command's thread failed".to_string())?;
+        Ok((steps?, r))
+    })
+}
+
+fn follow(agent: i32, done: &AtomicBool, at_step: &mut dyn FnMut(Step) -> Verdict) -> io::Result<u64> {
+    let mut steps = 0;
+    let mut leaving = None;
+    loop {
+        let mut status = 0;
+        // SAFETY: `status` is a live int.
+        let r = unsafe { libc::waitpid(agent, &mut status, libc::__WALL | libc::WNOHANG) };
+        match r {
+            -1 => return Err(io::Error::last_os_error()),
+            0 => {
+                if done.load(Ordering::Acquire) && leaving.is_none() {
+                    leaving = Some(Instant::now());
+                    request(libc::PTRACE_INTERRUPT, agent, 0, 0)?;
+                }
+                if leaving.is_some_and(|t| t.elapsed() > Duration::from_secs(10)) {
+                    return Err(io::Error::other("it does not stop"));
+                }
+                std::thread::sleep(Duration::from_micros(20));
+                continue;
+            }
+            _ => {}
+        }
+        if !libc::WIFSTOPPED(status) {
+            return Ok(steps);
+        }
+        let signal = libc::WSTOPSIG(status);
+        let mut deliver = 0;
+        if signal == libc::SIGTRAP | 0x80 {
+            if let Some((number, first)) = entered(agent)? {
+                if let Some(name) = counted(number, first) {
+                    steps += 1;
+                    match at_step(Step { number: steps, name }) {
+                        Verdict::On => {}
+                        Verdict::Leave => {
+                            request(libc::PTRACE_DETACH, agent, 0, 0)?;
+                            return Ok(steps);
+                        }
+                        Verdict::Kill => {
+                            crate::procs::signal(agent, libc::SIGKILL);
+                            continue;
+                        }
+                    }
+                }
+            }
+        } else if status >> 16 == 0 {
+            deliver = signal;
+        }
+        if leaving.is_some() {
+            request(libc::PTRACE_DETACH, agent, 0, deliver as usize)?;
+            return Ok(steps);
+        }
+        request(libc::PTRACE_SYSCALL, agent, 0, deliver as usize)?;
+    }
+}
