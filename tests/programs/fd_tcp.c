@@ -171,8 +171,17 @@ int main(int argc, char **argv) {
         OK(fcntl(c, F_SETFL, O_RDWR | O_NONBLOCK));
         OK(fcntl(s, F_SETFL, O_RDWR | O_NONBLOCK));
         uint64_t next[2] = {0, 0}, seen[2] = {0, 0};  // bytes sent and received in each direction
-        int fd[2] = {c, s};
+        int fd[2] = {c, s}, lowest, normal, most;
+        FILE *limits = fopen("/proc/sys/net/ipv4/tcp_wmem", "r");
+        CHECK(limits && fscanf(limits, "%d %d %d", &lowest, &normal, &most) == 3);
+        fclose(limits);
         while (running()) {
+            for (int k = 0; k < 2; k++) {  // no more can be on its way than the system allows without a restart
+                int size;
+                l = sizeof size;
+                OK(getsockopt(fd[k], SOL_SOCKET, SO_SNDBUF, &size, &l));
+                CHECK(size <= most);
+            }
             for (int k = 0; k < 2; k++) {
                 for (;;) {
                     uint64_t w[513], at = next[k] / 8, skip = next[k] % 8;

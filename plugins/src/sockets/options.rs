@@ -1,5 +1,6 @@
 //! Socket options worth keeping. They are read as raw bytes and set again where a fresh socket has another value.
 
+use super::send_buffer::SO_BUF_LOCK;
 use crate::fault::{At, Fault};
 use crate::sys::sock;
 use serde::{Deserialize, Serialize};
@@ -16,9 +17,6 @@ pub(crate) enum When {
 
 /// An option: level, number.
 type Name = (i32, i32);
-
-/// `SO_BUF_LOCK`: which buffer sizes the program has chosen (bit 0: send, bit 1: receive).
-const SO_BUF_LOCK: i32 = 72;
 
 const EARLY: [Name; 6] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR),

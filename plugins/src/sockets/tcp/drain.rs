@@ -6,6 +6,7 @@
 
 use super::info::{undelivered, End};
 use crate::fault::{not_now, refuse, At, Fault};
+use crate::sockets::send_buffer::Enlarged;
 use crate::sys::fd;
 use crate::sys::sock;
 use std::io;
@@ -18,8 +19,6 @@ const REPAIR_ON: i32 = 1;
 const REPAIR_OFF: i32 = -1;
 const NO_QUEUE: i32 = 0;
 const SEND_QUEUE: i32 = 2;
-/// `SO_BUF_LOCK`: which buffer sizes are fixed.
-const SO_BUF_LOCK: i32 = 72;
 /// Largest segment in a send queue.
 const SEGMENT_MAX: usize = 1 << 20;
 /// Longest wait for one step of the exchange, milliseconds.
@@ -168,10 +167,10 @@ fn grow_receiver(receiver: RawFd) {
     }
 }
 
-/// Sends `data`, enlarging buffers where needed. Returns how much went.
+/// Sends `data`, enlarging the sender's buffer for the moment where needed. Returns how much went.
 pub(super) fn send_again(sender: RawFd, receiver: RawFd, data: &[u8]) -> io::Result<usize> {
     let mut done = 0;
-    let mut grown = false;
+    let mut grown = None;
     while done < data.len() {
         match sock::send(sender, &data[done..], &[], None) {
             Ok(n) => done += n,
@@ -180,33 +179,16 @@ pub(super) fn send_again(sender: RawFd, receiver: RawFd, data: &[u8]) -> io::Res
                 if wait(sender, libc::POLLOUT)? {
                     continue;
                 }
-                if grown {
+                if grown.is_some() {
                     break;
                 }
-                grown = true;
                 grow_receiver(receiver);
-                grow_sender(sender);
+                grown = Some(Enlarged::new(sender));
             }
             Err(e) => return Err(e),
         }
     }
     Ok(done)
-}
-
-/// Enlarges the send buffer without fixing its size.
-fn grow_sender(sender: RawFd) {
-    let lock: i32 = sock::get(sender, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(0);
-    let size: i32 = 64 << 20;
-    if sock::set(sender, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &size).is_err() {
-        let now: i32 = sock::get(sender, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(0);
-        let _ = sock::set(sender, libc::SOL_SOCKET, libc::SO_SNDBUF, &size);
-        let then: i32 = sock::get(sender, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(0);
-        if then < now {
-            // The limit for programs is below what the kernel had given it: back, as near as possible.
-            let _ = sock::set(sender, libc::SOL_SOCKET, libc::SO_SNDBUF, &(now / 2));
-        }
-    }
-    let _ = sock::set(sender, libc::SOL_SOCKET, SO_BUF_LOCK, &lock);
 }
 
 /// Waits for an event, at most one step long.

@@ -6,6 +6,7 @@ use crate::fault::{refuse, At, Fault};
 use crate::model::{DescId, Kind};
 use crate::rebuild::Builder;
 use crate::sockets::options::When;
+use crate::sockets::send_buffer::Enlarged;
 use crate::sys::sock::{self, Addr};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -96,11 +97,11 @@ fn sender(b: &Builder<'_>, all: &[(DescId, UnixState)], peer: Option<RawFd>, fro
     Ok(Sender::Temporary(fd))
 }
 
-/// Sends a message whole, making the sender's buffer larger where needed (its size is set to the captured one afterwards).
+/// Sends a message whole, making the sender's buffer larger for the moment where needed.
 fn send_all(raw: RawFd, data: &[u8], fds: &[RawFd], to: Option<&Addr>, stream: bool) -> Result<(), Fault> {
     let mut rest = data;
     let mut fds = fds;
-    let mut grown = false;
+    let mut grown = None;
     loop {
         match sock::send(raw, rest, fds, to) {
             Ok(n) if n == rest.len() => return Ok(()),
@@ -110,14 +111,10 @@ fn send_all(raw: RawFd, data: &[u8], fds: &[RawFd], to: Option<&Addr>, stream: b
             }
             Ok(n) => return refuse(format!("only {n} of {} bytes of a message could be put back", data.len())),
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock) || e.raw_os_error() == Some(libc::EMSGSIZE) => {
-                if grown {
+                if grown.is_some() {
                     return Err(e).at("put a message in flight back");
                 }
-                grown = true;
-                let size: i32 = 64 << 20;
-                if sock::set(raw, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &size).is_err() {
-                    sock::set(raw, libc::SOL_SOCKET, libc::SO_SNDBUF, &size).at("enlarge the send buffer")?;
-                }
+                grown = Some(Enlarged::new(raw));
             }
             Err(e) => return Err(e).at("put a message in flight back"),
         }
