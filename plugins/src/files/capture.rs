@@ -34,6 +34,9 @@ const SECRETMEM_MAGIC: i64 = 0x5345_434d;
 /// Directories whose files do not outlive the program, a reboot or a cleaner.
 const VOLATILE: [&str; 4] = ["/tmp", "/dev/shm", "/run", "/var/tmp"];
 
+/// A file that is only read is saved without `--save-open-files` up to this length, bytes.
+const UNASKED_LIMIT: u64 = 64 << 20;
+
 /// The files found so far.
 #[derive(Debug, Default)]
 pub(crate) struct FileSet {
@@ -194,8 +197,11 @@ fn read(s: &mut Session<'_>, at: usize) -> Result<FileObject, Fault> {
             let volatile = is_volatile(object.path.as_path(), reader.as_ref().ok());
             let mapped = !sought.windows.is_empty();
             // A file that nobody has open for writing is checked at restart, not put back, where it was there before the job: it is input.
-            // One that the job has made it may delete as well, when it has read it.
-            let ours = sought.desc.is_some() && (object.written || reader.as_ref().is_ok_and(|f| made_since(f, s.launched)));
+            // One that the job has made it may delete as well, when it has read it. Such files are small, as a rule; the copy of a large one
+            // would keep the job waiting at every checkpoint, so it needs the user's word.
+            let made = reader.as_ref().is_ok_and(|f| made_since(f, s.launched));
+            let small = s.save_open_files || object.bytes <= UNASKED_LIMIT;
+            let ours = sought.desc.is_some() && (object.written || (made && small));
             sought.mapped_writable || ((s.save_open_files || volatile) && ours) || (volatile && (object.written || mapped))
         }
         Origin::Deleted { .. } | Origin::Memfd { .. } | Origin::Anonymous => true,

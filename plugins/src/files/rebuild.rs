@@ -199,7 +199,7 @@ fn check_named(object: &FileObject) -> Result<(), Fault> {
     let advice = if object.written {
         "bring it back, or launch with --save-open-files"
     } else {
-        "bring it back"
+        "bring it back; one that the job has made is saved with --save-open-files"
     };
     let stat = match fd::stat(path, true) {
         Ok(stat) => stat,

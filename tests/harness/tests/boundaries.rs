@@ -44,6 +44,8 @@ fn program_and_agent(job: &Job) -> Result<(i32, i32), Failure> {
 /// A job whose program runs; a restarted one where `restarted` is set.
 fn job(place: &Place, user: User, label: &str, restarted: bool) -> Result<Job, Failure> {
     let mut job = Job::new(place, label, user)?;
+    // All kills of one job may take longer than a program usually has.
+    job.set("BELAY_TEST_LONG", "1");
     job.launch(&[], &[place.programs().join("kill_target").display().to_string()])?;
     job.progress(LIMIT)?;
     if restarted {
