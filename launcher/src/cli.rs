@@ -32,7 +32,8 @@ pub(crate) enum Command {
     Checkpoint(Checkpoint),
     /// Continue a job from a checkpoint, in the foreground
     ///
-    /// Uses the newest generation that is whole. The exit status is the program's.
+    /// Uses the newest generation that is whole. The exit status is the program's. Needs root, or unprivileged user namespaces, or the capability
+    /// cap_checkpoint_restore on the program file; with the last, the job's old process numbers must be free.
     Restart(Restart),
     /// Show what a job is doing
     Status(Status),

@@ -31,6 +31,13 @@ pub extern "C" fn main(_argc: i32, _argv: *const *const u8) -> i32 {
             return code.into();
         }
     };
+    // With cap_checkpoint_restore only a restart can do anything, and the job's agent must be like its processes.
+    if !matches!(cli.command, cli::Command::Restart(_)) {
+        if let Err(e) = sys::drop_file_capabilities() {
+            sys::say(&format!("give up the capabilities of the program file: {e}"));
+            return Exit::System.code().into();
+        }
+    }
     match commands::run(cli.command) {
         Ok(code) => code.into(),
         Err(failure) => {

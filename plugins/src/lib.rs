@@ -120,8 +120,12 @@ pub struct Rebuilder {
 
 impl Rebuilder {
     /// Called in the agent of the restarted job, before any process is forked: creates every open description, every shared object and
-    /// System V segment, and refills data in flight. All are held by descriptors of the agent at numbers of at least [`Rebuilder::base`].
-    pub fn rebuild(descriptors: Descriptors, blobs: &BlobReader) -> Result<Self, Refusal> {
+    /// System V segment, and refills data in flight. All are held by descriptors of the agent at numbers of at least [`Rebuilder::base`]. `own_ipc`: the
+    /// IPC namespace is the job's own.
+    pub fn rebuild(descriptors: Descriptors, blobs: &BlobReader, own_ipc: bool) -> Result<Self, Refusal> {
+        if own_ipc {
+            shm::sysv::owns_namespace();
+        }
         let built = rebuild::rebuild(&descriptors, blobs)?;
         Ok(Self {
             descriptors,

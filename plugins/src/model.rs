@@ -33,6 +33,15 @@ pub struct Descriptors {
 }
 
 impl Descriptors {
+    /// What lives in an IPC namespace and not in processes, where the job has such objects.
+    pub fn of_ipc_namespace(&self) -> Option<&'static str> {
+        if self.sysv.is_empty() {
+            (!self.queues.is_empty()).then_some("POSIX message queues")
+        } else {
+            Some("System V shared memory, semaphores or message queues")
+        }
+    }
+
     /// Whether the job writes the file at `path`, or the checkpoint holds its contents: then it need not look now as it did then.
     pub fn restores(&self, path: &Path) -> bool {
         let ours = |f: &files::FileObject| f.written || f.content.is_some();

@@ -5,13 +5,14 @@
 use crate::control::{Shared, RESTORER_STEP};
 use crate::fail::{Outcome, RestartError};
 use crate::memory::Special;
+use crate::namespace::Way;
 use crate::process::{self, Context};
 use crate::resume;
 use crate::spawn::{Forest, EXISTS, JOINED, LEADS, SETTLED};
 use crate::state::Own;
 use crate::tree::{self, Role, Tree};
 use crate::verify::Loaded;
-use crate::{explain, sys};
+use crate::{explain, initial, sys};
 use belay_abi::restore::{Slot, MAX_HELPERS, STAGE_FINISH, STATE_FAILED, STATE_PARKED, STATE_READY};
 use belay_image::extents::Extent;
 use belay_image::model::{AgentIdentity, Job, Process, ProcessState, VmaKind};
@@ -19,7 +20,7 @@ use belay_kernel::blob::Blob;
 use belay_kernel::{pidfd, proc};
 use belay_plugins::Rebuilder;
 use belay_wire::Phase;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -33,7 +34,7 @@ const PR_TIMER_CREATE_RESTORE_IDS_GET: u64 = 2;
 pub(crate) type Phases = Vec<(Phase, Duration)>;
 
 /// Rebuilds the job of `loaded` and lets it go on. On failure every process of it has been killed.
-pub(crate) fn restart(loaded: Loaded, blob: &Blob, lazy: bool, user: bool, foreground: bool) -> Outcome<Phases> {
+pub(crate) fn restart(loaded: Loaded, blob: &Blob, lazy: bool, way: Way, foreground: bool) -> Outcome<Phases> {
     let begin = Instant::now();
     let Loaded {
         job,
@@ -45,9 +46,15 @@ pub(crate) fn restart(loaded: Loaded, blob: &Blob, lazy: bool, user: bool, foreg
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map_err(|e| RestartError::at("become reaper", e))?;
     raise_descriptor_limit();
     let helpers = helper_counts(&job, &extents);
-    let tree = tree::plan(&job.agent, &job.processes, helpers.iter().sum(), pid_max()).map_err(|e| RestartError::at("spawn", e))?;
+    let taken = if way == Way::Initial {
+        initial::taken()
+    } else {
+        BTreeSet::new()
+    };
+    let tree = tree::plan(&job.agent, &job.processes, helpers.iter().sum(), pid_max(), &taken)
+        .map_err(|e| RestartError::at("spawn", e))?;
     let mine = std::process::id().cast_signed();
-    let rebuilder = Rebuilder::rebuild(descriptors, &blobs).map_err(|e| RestartError::at("rebuild", e))?;
+    let rebuilder = Rebuilder::rebuild(descriptors, &blobs, way != Way::Initial).map_err(|e| RestartError::at("rebuild", e))?;
     open_shared_objects(&rebuilder, &job);
     let shared = Shared::new(tree.nodes.len(), rebuilder.base()).map_err(|e| RestartError::at("spawn", e))?;
     let stopped = stopped_children(&job);
@@ -64,7 +71,7 @@ pub(crate) fn restart(loaded: Loaded, blob: &Blob, lazy: bool, user: bool, foreg
         lazy,
         ask_huge: asks_for_huge_pages(),
         restore_timer_ids: sys::prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_GET, 0).is_ok(),
-        own: own_credentials(user).map_err(|e| RestartError::at("read own credentials", e))?,
+        own: own_credentials(way.is_ordinary()).map_err(|e| RestartError::at("read own credentials", e))?,
         specials: specials(mine).map_err(|e| RestartError::at("read own mappings", e))?,
     };
     let rebuilt = begin.elapsed();
@@ -78,7 +85,7 @@ pub(crate) fn restart(loaded: Loaded, blob: &Blob, lazy: bool, user: bool, foreg
         processes: &job.processes,
         shared: &shared,
         rebuilder: &context.rebuilder,
-        user,
+        ordinary: way.is_ordinary(),
         settle: &settle,
     };
     let mut living = Living { pidfds: Vec::new() };
@@ -102,13 +109,15 @@ pub(crate) fn restart(loaded: Loaded, blob: &Blob, lazy: bool, user: bool, foreg
     let result = parked.and_then(|spawned| {
         let resuming = Instant::now();
         let stopped = resume::seize(&job, &shared, &tree, &live, blob)?;
-        set_last_pid(tree.max_pid);
+        if way != Way::Initial {
+            set_last_pid(tree.max_pid);
+        }
         if foreground {
             resume::hand_over_terminal(&job);
         }
-        // The agent was omnipotent in its user namespace while it rebuilt the job. Now it becomes what it was before: a process like those of the job, which
-        // may open its descriptors as their snapshots do.
-        if user {
+        // The agent had capabilities while it rebuilt the job. Now it becomes what it was before: a process like those of the job, which may open its descriptors
+        // as their snapshots do.
+        if way.is_ordinary() {
             sys::give_up_capabilities().map_err(|e| RestartError::at("resume", format!("give up capabilities: {e}")))?;
         }
         stopped.resume();
@@ -346,7 +355,7 @@ fn asks_for_huge_pages() -> bool {
     std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").is_ok_and(|s| s.contains("[madvise]"))
 }
 
-fn own_credentials(user: bool) -> std::io::Result<Own> {
+fn own_credentials(ordinary: bool) -> std::io::Result<Own> {
     let s = proc::Status::read(std::process::id().cast_signed())?;
     let ids = |key: &str| {
         let list = s.list(key);
@@ -358,7 +367,7 @@ fn own_credentials(user: bool) -> std::io::Result<Own> {
         groups: s.list("Groups").iter().filter_map(|g| u32::try_from(*g).ok()).collect(),
         permitted: s.hex("CapPrm").unwrap_or(0),
         bounding: s.hex("CapBnd").unwrap_or(0),
-        user_namespace: user,
+        ordinary,
     })
 }
 

@@ -6,7 +6,7 @@
 
 use crate::channel::{Channel, Message};
 use crate::fail::{Outcome, RestartError};
-use crate::sys;
+use crate::{initial, sys};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
@@ -35,6 +35,8 @@ pub(crate) struct Front {
     /// The agent as seen from here: (PID, process group).
     agent: Option<(i32, i32)>,
     resumed: bool,
+    /// The restart makes no namespaces, whose PID 1 would end everything with itself.
+    initial: bool,
     /// The job has been given the terminal and was not stopped since.
     lent: bool,
     /// Foreground group of the terminal when the job, which had it, was last stopped.
@@ -71,6 +73,7 @@ impl Front {
             init: 0,
             agent: None,
             resumed: false,
+            initial: false,
             lent: false,
             foreground_group: None,
             ended: None,
@@ -88,10 +91,14 @@ impl Front {
         self.old_mask
     }
 
-    /// Attends to the job until it has ended; its wait status. `init` is PID 1 of the namespaces.
-    pub(crate) fn attend(mut self, init: i32, channel: &Channel) -> Outcome<i32> {
+    /// Attends to the job until it has ended; its wait status. `init` is PID 1 of the namespaces, unless the restart is `initial`.
+    pub(crate) fn attend(mut self, init: i32, initial: bool, channel: &Channel) -> Outcome<i32> {
         self.init = init;
+        self.initial = initial;
         let result = self.serve(channel);
+        if initial && !self.resumed {
+            initial::sweep();
+        }
         if self.resumed {
             self.take_terminal();
         }
@@ -177,7 +184,9 @@ impl Front {
         let Some((agent, group)) = self.agent.filter(|_| self.resumed) else {
             // Nothing of the job runs yet: the restart is given up.
             if !matches!(signal, libc::SIGCONT | libc::SIGTTIN | libc::SIGTTOU) {
-                let _ = sys::kill(self.init, libc::SIGKILL);
+                // Without namespaces of its own, whoever is left of the two ends what the agent leaves.
+                let first = self.agent.filter(|_| self.initial).map_or(self.init, |(agent, _)| agent);
+                let _ = sys::kill(first, libc::SIGKILL);
                 self.failure = Some(RestartError::at("restart", format!("interrupted by signal {signal}")));
             }
             return;

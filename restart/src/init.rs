@@ -1,10 +1,12 @@
 //! PID 1 of the new namespaces: mounts `/proc`, makes the agent, inherits and reaps what nobody else does, and ends when nothing is left.
 //!
-//! Until the job runs, the end of the agent is the end of everything: when PID 1 exits, the kernel kills the whole namespace.
+//! Until the job runs, the end of the agent is the end of everything: when PID 1 exits, the kernel kills the whole namespace. In the machine's own namespaces the same
+//! process is an ordinary reaper, and kills what a failed restart leaves itself.
 
 use crate::channel::{Channel, Message};
 use crate::fail::{Outcome, RestartError};
-use crate::{namespace, sys};
+use crate::namespace::Way;
+use crate::{initial, namespace, sys};
 use belay_image::model::AgentIdentity;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -51,7 +53,7 @@ impl Flag {
 pub(crate) struct Setup<'a> {
     pub(crate) channel: &'a Channel,
     pub(crate) agent: AgentIdentity,
-    pub(crate) user: bool,
+    pub(crate) way: Way,
     /// Value of the monotonic clock at the checkpoint.
     pub(crate) monotonic_ns: u64,
     pub(crate) uid: u32,
@@ -76,12 +78,16 @@ pub(crate) fn run(setup: &Setup<'_>, agent: &mut dyn FnMut()) -> ! {
 
 /// Makes the agent; returns the temporary session leader, if one was needed.
 fn start(setup: &Setup<'_>, agent: &mut dyn FnMut()) -> Outcome<Option<i32>> {
-    namespace::enter(setup.user, setup.uid, setup.gid)?;
-    if let Err(error) = namespace::continue_clock(setup.monotonic_ns) {
-        tracing::warn!(%error, "no time namespace: the monotonic clock jumps");
-    }
     let a = &setup.agent;
     let failed = |e: std::io::Error| RestartError::at("spawn", format!("agent {}: {e}", a.pid));
+    if setup.way == Way::Initial {
+        initial::become_reaper().map_err(failed)?;
+    } else {
+        namespace::enter(setup.way, setup.uid, setup.gid)?;
+        if let Err(error) = namespace::continue_clock(setup.monotonic_ns) {
+            tracing::warn!(%error, "no time namespace: the monotonic clock jumps");
+        }
+    }
     let mut leader = None;
     if setup.session {
         if a.sid == 1 {
@@ -154,6 +160,9 @@ fn reap(setup: &Setup<'_>, leader: Option<i32>) -> ! {
             continue;
         }
         if !setup.running.is_set() {
+            if setup.way == Way::Initial {
+                initial::sweep();
+            }
             setup.channel.send(&Message::AgentEnded { status, alone: true });
             sys::exit_now(1);
         }

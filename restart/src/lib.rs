@@ -20,6 +20,7 @@ mod explain;
 mod fail;
 mod front;
 mod init;
+mod initial;
 mod layout;
 mod memory;
 mod namespace;
@@ -37,6 +38,7 @@ pub use fail::RestartError;
 use belay_kernel::blob::Blob;
 use channel::{Channel, Message};
 use front::Front;
+use namespace::Way;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -76,11 +78,20 @@ pub fn restart(dir: &Path, options: &Options, agent_main: &mut AgentMain<'_>) ->
     let (channel, inside) = Channel::pair().map_err(failed)?;
     let running = init::Flag::new().map_err(failed)?;
     let front = Front::new().map_err(failed)?;
-    let user = namespace::needs_user_namespace();
+    if namespace::is_ordinary() {
+        // A program with file capabilities may not look into itself by default, and could not enter its own user namespace.
+        sys::prctl(libc::PR_SET_DUMPABLE, 1, 0).map_err(failed)?;
+    }
+    let way = Way::choose();
+    if let (Way::Initial, Some(l)) = (way, &loaded) {
+        tracing::warn!("no user namespaces here: restarting in the machine's own, with the machine's monotonic clock");
+        initial::check(&l.job, &l.descriptors)?;
+        initial::become_reaper().map_err(failed)?;
+    }
     // SAFETY: these calls cannot fail and touch no memory.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     // SAFETY: the front process has one thread, as the contract of this function says.
-    let init = match unsafe { namespace::clone(user) } {
+    let init = match unsafe { namespace::clone(way) } {
         Err(e) => {
             sys::sigprocmask(libc::SIG_SETMASK, front.old_mask());
             return Err(e);
@@ -90,28 +101,35 @@ pub fn restart(dir: &Path, options: &Options, agent_main: &mut AgentMain<'_>) ->
     if init != 0 {
         drop(inside);
         drop(loaded);
-        return front.attend(init, &channel);
+        return front.attend(init, way == Way::Initial, &channel);
     }
     drop(channel);
     let setup = init::Setup {
         channel: &inside,
         agent: identity,
-        user,
+        way,
         monotonic_ns,
         uid,
         gid,
-        session: !front.has_terminal(),
+        session: !front.has_terminal() && way != Way::Initial,
         running: &running,
     };
     init::run(&setup, &mut || {
         sys::block_signals();
-        let result = agent::join_groups(&identity, setup.session).and_then(|()| {
-            inside.send(&Message::Hello);
-            let loaded = loaded.take().ok_or_else(|| RestartError::at("restart", "nothing loaded"))?;
-            let root_pid = loaded.job.root_pid;
-            let phases = agent::restart(loaded, &blob, options.lazy, user, front.foreground)?;
-            Ok(Restored { root_pid, phases })
-        });
+        let bound = |on| match way {
+            Way::Initial => initial::end_with_parent(on).map_err(failed),
+            Way::Namespaces | Way::UserNamespace => Ok(()),
+        };
+        let result = bound(true)
+            .and_then(|()| agent::join_groups(&identity, setup.session))
+            .and_then(|()| {
+                inside.send(&Message::Hello);
+                let loaded = loaded.take().ok_or_else(|| RestartError::at("restart", "nothing loaded"))?;
+                let root_pid = loaded.job.root_pid;
+                let phases = agent::restart(loaded, &blob, options.lazy, way, front.foreground)?;
+                bound(false)?;
+                Ok(Restored { root_pid, phases })
+            });
         match result {
             Err(e) => {
                 inside.send(&Message::failed(&e));

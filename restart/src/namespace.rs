@@ -6,43 +6,94 @@ use std::io;
 
 /// Capability to make namespaces without a user namespace.
 const CAP_SYS_ADMIN: u64 = 1 << 21;
+/// Capability to choose the numbers of new processes.
+const CAP_CHECKPOINT_RESTORE: u64 = 1 << 40;
 
-/// Whether a user namespace is needed: the caller lacks CAP_SYS_ADMIN.
-pub(crate) fn needs_user_namespace() -> bool {
-    let effective = belay_kernel::proc::Status::read(std::process::id() as i32)
-        .ok()
-        .and_then(|s| s.hex("CapEff"))
-        .unwrap_or(0);
-    effective & CAP_SYS_ADMIN == 0
+/// Where a job is restarted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// In new PID, mount, IPC and time namespaces, with CAP_SYS_ADMIN.
+    Namespaces,
+    /// In these and a user namespace, which gives the rights.
+    UserNamespace,
+    /// In the machine's own namespaces, with CAP_CHECKPOINT_RESTORE (see `initial`).
+    Initial,
 }
 
-/// Makes the child that is PID 1 of the new namespaces. Returns 0 in the child.
+impl Way {
+    /// The way that is possible here, in this order; the second where none is, to fail with a reason.
+    pub(crate) fn choose() -> Self {
+        let held = capabilities();
+        if held & CAP_SYS_ADMIN != 0 {
+            Way::Namespaces
+        } else if held & CAP_CHECKPOINT_RESTORE != 0 && !user_namespaces_work() {
+            Way::Initial
+        } else {
+            Way::UserNamespace
+        }
+    }
+
+    /// Whether processes can only have the caller's user, groups and bounding set.
+    pub(crate) fn is_ordinary(self) -> bool {
+        self != Way::Namespaces
+    }
+}
+
+fn capabilities() -> u64 {
+    let status = belay_kernel::proc::Status::read(std::process::id() as i32);
+    status.ok().and_then(|s| s.hex("CapEff")).unwrap_or(0)
+}
+
+/// Whether the caller is an ordinary user, who lacks CAP_SYS_ADMIN.
+pub(crate) fn is_ordinary() -> bool {
+    capabilities() & CAP_SYS_ADMIN == 0
+}
+
+/// Tries all that a restart in a user namespace begins with.
+fn user_namespaces_work() -> bool {
+    // SAFETY: these calls cannot fail and touch no memory.
+    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    // SAFETY: the front process has one thread.
+    match unsafe { clone(Way::UserNamespace) } {
+        Err(_) => false,
+        Ok(0) => sys::exit_now(i32::from(enter(Way::UserNamespace, uid, gid).is_err())),
+        Ok(pid) => sys::wait(pid, libc::__WALL).is_ok_and(|(_, status)| status == 0),
+    }
+}
+
+/// Makes the child that is PID 1 of the new namespaces, or only takes its part. Returns 0 in the child.
 ///
 /// # Safety
 /// The process must have one thread.
-pub(crate) unsafe fn clone(user: bool) -> Outcome<i32> {
-    let flags = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC | if user { libc::CLONE_NEWUSER } else { 0 };
+pub(crate) unsafe fn clone(way: Way) -> Outcome<i32> {
+    let new = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC;
+    let flags = match way {
+        Way::Namespaces => new,
+        Way::UserNamespace => new | libc::CLONE_NEWUSER,
+        Way::Initial => 0,
+    };
     // SAFETY: the caller vouches for one thread.
-    unsafe { sys::fork(flags as u64, libc::SIGCHLD, 0) }.map_err(|e| refused(&e, user))
+    unsafe { sys::fork(flags as u64, libc::SIGCHLD, 0) }.map_err(|e| refused(&e, way == Way::UserNamespace))
 }
+
+/// The second way, for errors of the first.
+const OTHERWISE: &str = "restart as root, or with a copy of belay that has cap_checkpoint_restore (see docs/limits.md)";
 
 fn refused(e: &io::Error, user: bool) -> RestartError {
     let setting = |path: &str| std::fs::read_to_string(path).map(|s| s.trim().to_owned()).unwrap_or_default();
     let reason = match e.raw_os_error() {
         Some(libc::EPERM) if user && setting("/proc/sys/kernel/unprivileged_userns_clone") == "0" => {
-            "the site forbids user namespaces to ordinary users (kernel.unprivileged_userns_clone = 0): set it to 1, or restart as root".to_owned()
+            format!("the site forbids user namespaces to ordinary users (kernel.unprivileged_userns_clone = 0): set it to 1, or {OTHERWISE}")
         }
         Some(libc::EPERM) if user && setting("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1" => {
-            "the site forbids user namespaces to programs without an AppArmor profile (kernel.apparmor_restrict_unprivileged_userns = 1): \
-             allow them for belay, or restart as root"
-                .to_owned()
+            format!("the site forbids user namespaces to programs without an AppArmor profile (kernel.apparmor_restrict_unprivileged_userns = 1): allow them for belay, or {OTHERWISE}")
         }
         Some(libc::EPERM) => {
-            "the kernel or the container's system call filter forbids new namespaces: restart outside the container, or as root".to_owned()
+            format!("the kernel or the container's system call filter forbids new namespaces: restart outside the container, or {OTHERWISE}")
         }
         Some(libc::ENOSPC | libc::EUSERS) => format!(
             "no further namespace is allowed here: user.max_user_namespaces = {}, user.max_pid_namespaces = {}, and namespaces nest at most 32 deep: \
-             restart from outside a restarted job, or raise the limits",
+             restart from outside a restarted job, raise the limits, or {OTHERWISE}",
             setting("/proc/sys/user/max_user_namespaces"),
             setting("/proc/sys/user/max_pid_namespaces")
         ),
@@ -53,11 +104,11 @@ fn refused(e: &io::Error, user: bool) -> RestartError {
 }
 
 /// In the child: maps the user and group to themselves, makes mounts private and mounts a `/proc` of the new PID namespace.
-pub(crate) fn enter(user: bool, uid: u32, gid: u32) -> Outcome<()> {
-    if user {
+pub(crate) fn enter(way: Way, uid: u32, gid: u32) -> Outcome<()> {
+    if way == Way::UserNamespace {
         let write = |file: &str, text: String| {
             std::fs::write(format!("/proc/self/{file}"), text).map_err(|e| RestartError::Forbidden {
-                reason: format!("write /proc/self/{file}: {e}: the site restricts user namespaces; restart as root"),
+                reason: format!("write /proc/self/{file}: {e}: the site restricts user namespaces; {OTHERWISE}"),
             })
         };
         write("setgroups", "deny".into())?;

@@ -34,8 +34,8 @@ pub(crate) struct Forest<'a> {
     pub(crate) processes: &'a [Process],
     pub(crate) shared: &'a Shared,
     pub(crate) rebuilder: &'a Rebuilder,
-    /// Everything runs in a user namespace of the restart.
-    pub(crate) user: bool,
+    /// What capabilities there are serve the restart alone.
+    pub(crate) ordinary: bool,
     /// What a process does when it is settled; does not return.
     pub(crate) settle: &'a dyn Fn(NodeId, &Process) -> Outcome<std::convert::Infallible>,
 }
@@ -76,7 +76,7 @@ impl Forest<'_> {
 
     fn cannot_make(&self, node: &Node, e: &std::io::Error) -> RestartError {
         let reason = match e.raw_os_error() {
-            Some(libc::EEXIST) => "its identifier is in use in the new PID namespace".to_owned(),
+            Some(libc::EEXIST) => "its identifier is in use: restart once more".to_owned(),
             Some(libc::EPERM) => {
                 "the kernel does not let us choose its identifier (no CAP_CHECKPOINT_RESTORE in the namespace)".to_owned()
             }
@@ -140,7 +140,7 @@ impl Forest<'_> {
         let Role::Process(i) = node.role else { return Ok(()) };
         let process = &self.processes[i];
         if let ProcessState::Zombie(status) = process.state {
-            if self.user {
+            if self.ordinary {
                 // Else the agent, once it has none itself, could not read the status at the next checkpoint.
                 sys::give_up_capabilities().map_err(failed("give up capabilities"))?;
             }

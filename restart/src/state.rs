@@ -182,15 +182,15 @@ pub(crate) struct Own {
     pub(crate) groups: Vec<u32>,
     pub(crate) permitted: u64,
     pub(crate) bounding: u64,
-    /// In a user namespace of the restart only its own user and group exist.
-    pub(crate) user_namespace: bool,
+    /// Processes can only have the caller's user, groups and bounding set.
+    pub(crate) ordinary: bool,
 }
 
 /// What a thread does to get the saved credentials. Per thread, and after everything that needs privilege.
 pub(crate) fn credentials(c: &Credentials, securebits: u32, own: &Own, arena: &mut Arena, out: &mut Vec<Call>) {
     let mut push = |index: usize, nr: u32, args: &[u64]| out.push(call(Step::Credentials, index, nr, args));
     let caps = [c.cap_permitted, c.cap_effective, c.cap_inheritable, c.cap_ambient];
-    let same_ids = own.uids == c.uids && own.gids == c.gids && (own.user_namespace || own.groups == c.groups);
+    let same_ids = own.uids == c.uids && own.gids == c.gids && (own.ordinary || own.groups == c.groups);
     let plain = caps[0] == own.permitted && caps[1] == own.permitted && caps[2] == 0 && caps[3] == 0;
     let dropped = own.bounding & !c.cap_bounding;
     if same_ids && plain && dropped == 0 && securebits == 0 {
@@ -204,7 +204,7 @@ pub(crate) fn credentials(c: &Credentials, securebits: u32, own: &Own, arena: &m
         let data = arena.words(&[low(e) | low(p) << 32, low(i) | (e >> 32) << 32, (p >> 32) | (i >> 32) << 32]);
         [header, data]
     };
-    if !own.user_namespace {
+    if !own.ordinary {
         for cap in (0..64).filter(|b| dropped & (1 << b) != 0) {
             push(0, nr::PRCTL, &[PR_CAPBSET_DROP, cap]);
         }

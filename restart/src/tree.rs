@@ -74,9 +74,16 @@ pub(crate) enum TreeError {
     Full { pid_max: i32 },
 }
 
-/// Plans the tree of `processes` below `agent`. `helpers` unused identifiers are set aside as well.
-pub(crate) fn plan(agent: &AgentIdentity, processes: &[Process], helpers: usize, pid_max: i32) -> Result<Tree, TreeError> {
+/// Plans the tree of `processes` below `agent`. `helpers` unused identifiers are set aside as well. Those in `taken` belong to others.
+pub(crate) fn plan(
+    agent: &AgentIdentity,
+    processes: &[Process],
+    helpers: usize,
+    pid_max: i32,
+    taken: &BTreeSet<i32>,
+) -> Result<Tree, TreeError> {
     let mut p = Planner::new(agent, processes, pid_max)?;
+    p.used.extend(taken);
     let mut order: Vec<usize> = (0..processes.len()).collect();
     order.sort_by_key(|i| p.depth(*i));
     p.births(&order);

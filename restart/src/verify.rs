@@ -122,7 +122,7 @@ fn cut(table: &[Extent], vmas: &[Vma]) -> Vec<Extent> {
 
 /// What cannot be restored here is refused by name.
 fn check_processes(job: &Job) -> Outcome<()> {
-    let user = namespace::needs_user_namespace();
+    let user = namespace::is_ordinary();
     // SAFETY: these calls cannot fail and touch no memory.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     for p in job.processes.iter().filter(|p| tree::is_live(p)) {

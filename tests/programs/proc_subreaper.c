@@ -16,12 +16,14 @@ int main(void) {
                 sigemptyset(&s);
                 sigaddset(&s, SIGUSR1);
                 sigprocmask(SIG_BLOCK, &s, NULL);
-                full_write(p[1], "r", 1);
+                full_write(p[1], "rr", 2);  // one for each ancestor
                 siginfo_t si;
                 int r = sigwaitinfo(&s, &si);
                 if (r != SIGUSR1) fail("sigwaitinfo returned %d", r);
                 _exit(getppid() == check_ppid ? 1 : 44);
             }
+            // Not before the signal is armed, however long a checkpoint stops the two.
+            full_read(p[0], &(char){0}, 1);
             nap_us(25000);
             _exit(5);
         }

@@ -5,7 +5,10 @@ mod processes;
 mod signals;
 
 pub use events::{poll, Timer, Wake};
-pub use processes::{become_subreaper, exit_like, fork, group_barrier, job_control, kill, parent, pass_on, reap, wait, JobControl};
+pub use processes::{
+    become_subreaper, drop_file_capabilities, exit_like, fork, group_barrier, job_control, kill, parent, pass_on, reap, wait,
+    JobControl,
+};
 pub use signals::{Disposition, Signal, SignalFd, SignalSet};
 
 use belay_kernel::check;

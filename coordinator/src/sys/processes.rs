@@ -86,6 +86,21 @@ pub fn group_barrier() {
     unsafe { libc::setpgid(0, libc::getpgrp()) };
 }
 
+/// Gives up the capabilities that the program file has brought, and becomes a process again that its children may look at. Does nothing where it brought none.
+pub fn drop_file_capabilities() -> io::Result<()> {
+    const VERSION_3: u32 = 0x2008_0522;
+    // SAFETY: takes a number only.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } == 0 {
+        return Ok(());
+    }
+    let header = [VERSION_3, 0];
+    let none = [0u32; 6];
+    // SAFETY: both arrays have the sizes of the kernel's structures of this version.
+    check(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) })?;
+    // SAFETY: takes numbers only.
+    check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) }.into()).map(drop)
+}
+
 /// Makes this process the one that orphaned descendants are given to.
 pub fn become_subreaper() -> io::Result<()> {
     // SAFETY: takes numbers only.

@@ -21,6 +21,13 @@ pub(crate) struct SysV {
     queues: Vec<Queue>,
 }
 
+impl SysV {
+    /// Whether there are no objects.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.segments.is_empty() && self.semaphores.is_empty() && self.queues.is_empty()
+    }
+}
+
 /// Identity common to all kinds.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Common {
@@ -222,6 +229,11 @@ fn is_own(p: &libc::ipc_perm) -> bool {
 /// Set in the agent of a restarted job, which has an IPC namespace of its own: everything in it is the job's.
 static OWN_NAMESPACE: AtomicBool = AtomicBool::new(false);
 
+/// Called where the IPC namespace is the job's own.
+pub(crate) fn owns_namespace() {
+    OWN_NAMESPACE.store(true, Ordering::Relaxed);
+}
+
 fn semaphore_set(id: i32) -> Result<SemaphoreSet, Fault> {
     let (_, ds) = sem_stat(id, libc::IPC_STAT).at("semctl")?;
     let mut values = vec![0u16; ds.sem_nsems as usize];
@@ -285,7 +297,6 @@ fn queue(s: &mut Session<'_>, id: i32) -> Result<Queue, Fault> {
 
 /// Makes everything again in the present (fresh) IPC namespace.
 pub(crate) fn rebuild(v: &SysV, blobs: &BlobReader) -> Result<(), Fault> {
-    OWN_NAMESPACE.store(true, Ordering::Relaxed);
     for seg in &v.segments {
         let c = &seg.common;
         let bytes = usize::try_from(seg.content.bytes).map_err(|_| Fault::Refused("segment too large".into()))?;

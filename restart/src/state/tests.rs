@@ -39,7 +39,7 @@ fn own(permitted: u64) -> Own {
         groups: vec![0],
         permitted,
         bounding: 0xff,
-        user_namespace: false,
+        ordinary: false,
     }
 }
 
@@ -63,7 +63,7 @@ fn an_ordinary_user_ends_without_capabilities() {
         uids: [1000; 4],
         gids: [1000; 4],
         groups: vec![65534],
-        user_namespace: true,
+        ordinary: true,
         ..own(0x1ff_ffff_ffff)
     };
     let c = Credentials {

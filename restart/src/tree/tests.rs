@@ -259,7 +259,7 @@ fn every_history_is_reproduced() {
         for i in (1..processes.len()).rev() {
             processes.swap(i, dice.roll(i + 1));
         }
-        let tree = plan(&agent(), &processes, 3, 32768).unwrap_or_else(|e| {
+        let tree = plan(&agent(), &processes, 3, 32768, &BTreeSet::new()).unwrap_or_else(|e| {
             panic!(
                 "seed {seed}: {e}\n{}",
                 wanted.0.iter().map(|(p, t)| format!("{p} {t:?}\n")).collect::<String>()
@@ -292,7 +292,7 @@ fn impossible_trees_are_refused() {
     };
     let refused = |list: &[(i32, Task)]| {
         let processes: Vec<Process> = list.iter().map(|(p, t)| process(*p, t)).collect();
-        plan(&agent(), &processes, 0, 32768).unwrap_err()
+        plan(&agent(), &processes, 0, 32768, &BTreeSet::new()).unwrap_err()
     };
     assert_eq!(
         refused(&[(5, Task { ppid: 77, ..t })]),

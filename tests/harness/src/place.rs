@@ -62,6 +62,22 @@ pub fn build_dir() -> Result<PathBuf, Failure> {
         .ok_or_else(|| format!("{}: not in a cargo target directory", exe.display()))
 }
 
+/// `setcap cap_checkpoint_restore+ep`.
+fn give_capability(file: &Path) -> std::io::Result<()> {
+    const REVISION_2_EFFECTIVE: u32 = 0x0200_0001;
+    const CHECKPOINT_RESTORE: u32 = 1 << (40 - 32);
+    // Revision; permitted and inheritable of the lower 32 capabilities, then of the upper ones.
+    let words = [REVISION_2_EFFECTIVE, 0, 0, CHECKPOINT_RESTORE, 0];
+    let value: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+    let path = std::ffi::CString::new(file.as_os_str().as_encoded_bytes()).map_err(std::io::Error::other)?;
+    let name = c"security.capability".as_ptr();
+    // SAFETY: path, name and value are live.
+    if unsafe { libc::setxattr(path.as_ptr(), name, value.as_ptr().cast(), value.len(), 0) } == -1 {
+        return Err(std::io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 impl Place {
     /// Makes the directories and copies belay into them.
     pub fn new(label: &str) -> Result<Self, Failure> {
@@ -87,6 +103,10 @@ impl Place {
                 return Err(format!("{} is missing: run `cargo build --workspace` first", src.display()));
             }
             step("copy", &src, std::fs::copy(&src, &dst))?;
+        }
+        if std::env::var_os("BELAY_TEST_FILE_CAPABILITY").is_some() {
+            let belay = place.belay();
+            step("give cap_checkpoint_restore to", &belay, give_capability(&belay))?;
         }
         place.copy_suites()?;
         Ok(place)
