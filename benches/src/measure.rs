@@ -22,6 +22,17 @@ impl Samples {
         v.get(v.len() / 2).copied().unwrap_or(f64::NAN)
     }
 
+    /// Bounds that hold the median of the distribution with 95 % confidence: order statistics by the binomial distribution (Conover, Practical
+    /// Nonparametric Statistics, 3.2), no assumption about its shape.
+    pub(crate) fn confidence(&self) -> (f64, f64) {
+        let mut v = self.0.clone();
+        v.sort_by(f64::total_cmp);
+        let n = v.len() as f64;
+        let below = ((n - 1.96 * n.sqrt()) / 2.0).floor().max(0.0) as usize;
+        let at = |i: usize| v.get(i).copied().unwrap_or(f64::NAN);
+        (at(below), at(v.len().saturating_sub(below + 1)))
+    }
+
     /// `name: median (min .. max) unit`.
     pub(crate) fn print(&self, name: &str, unit: &str) {
         let (lo, hi) = self.0.iter().fold((f64::MAX, f64::MIN), |(l, h), v| (l.min(*v), h.max(*v)));

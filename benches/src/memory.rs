@@ -38,7 +38,7 @@ fn plain_write(p: &Plan, m: &[u64]) -> Result<(), String> {
     let one = |name: &str, part: &[u8]| -> Result<(), String> {
         let f = File::create(p.dir.join(name)).map_err(|e| e.to_string())?;
         let mut at = 0;
-        for c in part.chunks(1 << 20) {
+        for c in part.chunks(256 << 10) {
             f.write_all_at(c, at).map_err(|e| e.to_string())?;
             at += c.len() as u64;
         }

@@ -72,6 +72,13 @@ fn forks(n: usize) {
     }
 }
 
+/// Runs a loop and says how many milliseconds it took.
+fn timed(f: impl FnOnce()) {
+    let t = Instant::now();
+    f();
+    say(&format!("{:.3}", t.elapsed().as_secs_f64() * 1000.0));
+}
+
 /// Runs the workload named by `args`.
 pub(crate) fn main(args: &[String]) {
     let n = number(args, 1);
@@ -112,9 +119,9 @@ pub(crate) fn main(args: &[String]) {
                 std::thread::sleep(std::time::Duration::from_secs(1000));
             }
         }
-        Some("syscalls") => syscalls(n),
-        Some("mallocs") => mallocs(n),
-        Some("forks") => forks(n),
+        Some("syscalls") => timed(|| syscalls(n)),
+        Some("mallocs") => timed(|| mallocs(n)),
+        Some("forks") => timed(|| forks(n)),
         Some("agents") => crate::tree::agents(&args[1..]),
         other => eprintln!("unknown workload {other:?}"),
     }
