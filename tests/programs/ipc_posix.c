@@ -7,7 +7,7 @@
 static pid_t sender(mqd_t *to) {
     char n[64];
     struct mq_attr a = {.mq_maxmsg = 3, .mq_msgsize = sizeof(unsigned)};
-    snprintf(n, sizeof n, "/belay-v%d", getpid());
+    snprintf(n, sizeof n, "/belay-v%d-%d", getuid(), getpid());
     *to = (mqd_t)OK(mq_open(n, O_RDONLY | O_CREAT | O_EXCL, 0640, &a));
     mqd_t w = (mqd_t)OK(mq_open(n, O_WRONLY));
     OK(mq_unlink(n));
@@ -25,19 +25,21 @@ int main(int argc, char **argv) {
     // A job that was killed leaves its name behind, and there is room for 256.
     for (int p = 2; use_mq && p < 65536; p++)
         if (kill(p, 0) && errno == ESRCH) {
-            snprintf(n, sizeof n, "/belay-t%d", p);
+            snprintf(n, sizeof n, "/belay-t%d-%d", getuid(), p);
             mq_unlink(n);
         }
-    snprintf(n, sizeof n, "/belay-t%d", getpid());
+    snprintf(n, sizeof n, "/belay-t%d-%d", getuid(), getpid());
     struct mq_attr a = {.mq_maxmsg = 6, .mq_msgsize = 200};
     mqd_t q = use_mq ? mq_open(n, O_RDWR | O_CREAT | O_EXCL | O_NONBLOCK, 0600, &a) : 0;
     OK(q);
     mqd_t full = -1;
     pid_t s1 = use_mq ? sender(&full) : 0;
     unsigned expected = 1, got;
+    sem_unlink(n);  // a job that was killed may have had this number, here or in another PID namespace
     sem_t *s = sem_open(n, O_CREAT | O_EXCL, 0600, 0), *back;
     CHECK(s != SEM_FAILED);
-    snprintf(n, sizeof n, "/belay-u%d", getpid());
+    snprintf(n, sizeof n, "/belay-u%d-%d", getuid(), getpid());
+    sem_unlink(n);
     back = sem_open(n, O_CREAT | O_EXCL, 0600, 0);
     sem_unlink(n);
     pid_t k = fork();
@@ -65,7 +67,7 @@ int main(int argc, char **argv) {
             struct stat st;
             OK(fstat(full, &st));
             CHECK((st.st_mode & 07777) == 0640 && st.st_nlink == 0 && st.st_uid == getuid());
-            snprintf(n, sizeof n, "/belay-t%d", getpid());
+            snprintf(n, sizeof n, "/belay-t%d-%d", getuid(), getpid());
             mqd_t again = (mqd_t)OK(mq_open(n, O_RDONLY | O_NONBLOCK));
             EQ(mq_receive(again, g, sizeof g, &pr), -1);
             EQ(errno, EAGAIN);
@@ -86,7 +88,7 @@ int main(int argc, char **argv) {
         kill(s1, SIGKILL);
         reap(s1, SIGKILL);
     }
-    snprintf(n, sizeof n, "/belay-t%d", getpid());
+    snprintf(n, sizeof n, "/belay-t%d-%d", getuid(), getpid());
     mq_unlink(n);
     sem_unlink(n);
     return finish();
