@@ -26,7 +26,10 @@ int main(int argc, char **argv) {
             fd = (int)OK(open(path, O_RDWR | O_CREAT | O_EXCL, 0600));
         } else if (!strcmp(kind, "memfd")) {
             fd = (int)OK(memfd_create("a name", MFD_ALLOW_SEALING));
-        } else fd = (int)OK(shm_open(path, O_RDWR | O_CREAT | O_EXCL, 0600));
+        } else {
+            shm_unlink(path);  // a job that was killed may have had this number
+            fd = (int)OK(shm_open(path, O_RDWR | O_CREAT | O_EXCL, 0600));
+        }
         OK(ftruncate(fd, LEN));
         p = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         again = mmap(NULL, LEN - 8192, PROT_READ, MAP_SHARED, fd, 8192);  // a second view at another offset
