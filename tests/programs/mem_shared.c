@@ -12,7 +12,7 @@ int main(int argc, char **argv) {
     begin(name);
     int fd = -1, id = -1;
     void *p, *again = NULL;
-    snprintf(path, sizeof path, "/belay-%s-%d", kind, getpid());
+    snprintf(path, sizeof path, "/belay-%s-%d-%d", kind, getuid(), getpid());
     if (!strcmp(kind, "anon")) p = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     else if (!strncmp(kind, "sysv", 4)) {
         id = (int)OK(shmget(!strcmp(kind, "sysv") ? 0x62650000 + (getpid() & 0xffff) : IPC_PRIVATE, LEN, IPC_CREAT | 0640));
