@@ -170,6 +170,10 @@ pub struct SnapshotTable {
     pub child: i32,
     /// Error of the intermediary's creation, 0 when it ran.
     pub error: i32,
+    /// 1 when the child shall have a userfaultfd of the process.
+    pub want_uffd: i32,
+    /// Its descriptor in the child, or a negative error number.
+    pub uffd: i32,
     /// Ranges that the child must not inherit, unused ones empty: attachments of System V segments, whose number a program can ask for.
     pub left_out: [[u64; 2]; MAX_LEFT_OUT],
 }

@@ -322,14 +322,23 @@ pub(crate) fn collect_processes(
     Ok(out)
 }
 
-/// Makes a snapshot child of every process; `controls` are the agent's descriptors of their control memories and the inode numbers of these. Returns for each process the PID of its child or
+/// A snapshot child.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Made {
+    pub(crate) pid: i32,
+    /// The userfaultfd that it was to bring: its descriptor in the child, or a negative error number.
+    pub(crate) uffd: Option<i32>,
+}
+
+/// Makes a snapshot child of every process; `controls` are the agent's descriptors of their control memories and the inode numbers of these. `want_uffd` says whose child shall bring a userfaultfd. Returns for each process its child or
 /// the error number that prevented it.
 pub(crate) fn snapshot(
     job: &mut Suspended,
     areas: &[Area],
     left_out: &[Vec<[u64; 2]>],
     controls: &[(i32, u64)],
-) -> Result<Vec<Result<i32, i32>>, CaptureError> {
+    want_uffd: &[bool],
+) -> Result<Vec<Result<Made, i32>>, CaptureError> {
     let agent_pid = std::process::id().cast_signed();
     let mut out = Vec::new();
     in_all(
@@ -353,6 +362,8 @@ pub(crate) fn snapshot(
                 control_ino: ino,
                 child: 0,
                 error: 0,
+                want_uffd: i32::from(want_uffd[i]),
+                uffd: 0,
                 left_out: ranges,
             };
             area.put(area.snapshot_table, &[table])?;
@@ -361,7 +372,10 @@ pub(crate) fn snapshot(
         |_, area| {
             let table = area.get::<SnapshotTable>(area.snapshot_table)?;
             out.push(match (table.error, table.child) {
-                (0, child) if child > 0 => Ok(child),
+                (0, pid) if pid > 0 => Ok(Made {
+                    pid,
+                    uffd: (table.want_uffd != 0).then_some(table.uffd),
+                }),
                 (0, child) => Err(-child),
                 (error, _) => Err(-error),
             });

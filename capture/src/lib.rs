@@ -16,8 +16,10 @@ mod rescue;
 mod signals;
 mod snapshot;
 mod suspend;
+mod tracking;
 
 pub use suspend::{release, take_ended};
+pub use tracking::{Armed, Tracking};
 
 use belay_image::extents;
 use belay_image::manifest::FileEntry;
@@ -125,17 +127,17 @@ impl Clock<'_> {
 }
 
 /// Stops every descendant of the calling process, captures its state into `dir` (which exists and is empty), takes snapshots and lets the
-/// processes go on. Call from the agent's main thread. `session` stores what must be stored at once; `on_phase` is called at the start of each phase.
+/// processes go on. Call from the agent's main thread. `session` stores what must be stored at once, `tracking` knows what has not been written since the last commit; `on_phase` is called at the start of each phase.
 ///
 /// SIGCHLD is consumed while tasks are waited for; one is raised at the end so that the caller's loop looks for ended children.
 pub fn capture(
     root_pid: i32,
     dir: &Path,
     options: &Options,
-    session: &mut Session,
+    (session, tracking): (&mut Session, &mut Tracking),
     on_phase: &mut dyn FnMut(Phase),
 ) -> Result<Snapshot, CaptureError> {
-    take_patiently(root_pid, dir, options, session, false, on_phase).map(|(snapshot, _)| snapshot)
+    take_patiently(root_pid, dir, options, (session, tracking), false, on_phase).map(|(snapshot, _)| snapshot)
 }
 
 /// As [`capture`], but the processes stay stopped: they go on when [`Held`] is dropped, which must happen on the calling thread.
@@ -143,10 +145,10 @@ pub fn capture_and_hold(
     root_pid: i32,
     dir: &Path,
     options: &Options,
-    session: &mut Session,
+    (session, tracking): (&mut Session, &mut Tracking),
     on_phase: &mut dyn FnMut(Phase),
 ) -> Result<(Snapshot, Held), CaptureError> {
-    let (snapshot, held) = take_patiently(root_pid, dir, options, session, true, on_phase)?;
+    let (snapshot, held) = take_patiently(root_pid, dir, options, (session, tracking), true, on_phase)?;
     let held = held.ok_or_else(|| CaptureError::failed("hold the processes", "they have been let go"))?;
     Ok((snapshot, held))
 }
@@ -159,13 +161,13 @@ fn take_patiently(
     root_pid: i32,
     dir: &Path,
     options: &Options,
-    session: &mut Session,
+    (session, tracking): (&mut Session, &mut Tracking),
     hold: bool,
     on_phase: &mut dyn FnMut(Phase),
 ) -> Result<(Snapshot, Option<Held>), CaptureError> {
     for attempt in 1..TRIES {
         session.reset();
-        match take(root_pid, dir, options, session, hold, on_phase) {
+        match take(root_pid, dir, options, (session, tracking), hold, on_phase) {
             Err(CaptureError::Refused(reasons)) if reasons.iter().all(|r| r.passing) => {
                 tracing::debug!(attempt, ?reasons, "refused for the moment");
                 std::thread::sleep(Duration::from_millis(1 << (attempt - 1)));
@@ -174,7 +176,7 @@ fn take_patiently(
         }
     }
     session.reset();
-    take(root_pid, dir, options, session, hold, on_phase)
+    take(root_pid, dir, options, (session, tracking), hold, on_phase)
 }
 
 /// The processes of a job, stopped since their capture. Dropped, it lets them go on as if they had never been stopped.
@@ -195,7 +197,7 @@ fn take(
     root_pid: i32,
     dir: &Path,
     options: &Options,
-    session: &mut Session,
+    (session, tracking): (&mut Session, &mut Tracking),
     hold: bool,
     on_phase: &mut dyn FnMut(Phase),
 ) -> Result<(Snapshot, Option<Held>), CaptureError> {
@@ -252,7 +254,7 @@ fn take(
     calls::finish_connects(&mut processes, |pid, fd| descriptors.is_connected(pid, fd));
 
     clock.enter(Phase::Snapshot);
-    let children = snapshot::take(&mut job, &areas, &drafts, session)?;
+    let children = snapshot::take(&mut job, &areas, &drafts, session, tracking)?;
 
     clock.enter(Phase::Resume);
     let (live, threads) = (job.processes.len(), job.tasks());
@@ -295,14 +297,20 @@ fn take(
 
 impl Snapshot {
     /// Stores the snapshots in `session`; may run on any thread. `progress` receives (bytes dealt with, bytes expected). Returns the files of the generation,
-    /// all of them, and the chunks, synced to the device.
-    pub fn write(mut self, session: &mut Session, progress: &dyn Fn(u64, u64)) -> Result<Vec<FileEntry>, CaptureError> {
+    /// all of them, and the chunks, synced to the device, and what [`Tracking::commit`] is to be given after the commit.
+    pub fn write(
+        mut self,
+        session: &mut Session,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<(Vec<FileEntry>, Vec<Armed>), CaptureError> {
         let mut progress = snapshot::Progress::new(progress);
         let mut identities = memory::Identities::default();
         for child in &self.children {
             progress.expect(child.resident_bytes());
         }
-        for child in std::mem::take(&mut self.children) {
+        let mut armed = Vec::new();
+        for mut child in std::mem::take(&mut self.children) {
+            armed.extend(child.take_armed());
             let pid = child.pid();
             let vmas = child.write(session, self.writers, &mut identities, &mut progress)?;
             if let Some(p) = self.job.processes.iter_mut().find(|p| p.pid == pid) {
@@ -323,7 +331,11 @@ impl Snapshot {
         self.sections.write(&self.dir.join(JOB_FILE))?;
         files.push(JOB_FILE.to_owned());
         files.push(BLOB_FILE.to_owned());
-        files.into_iter().map(|name| entry(&self.dir, name)).collect()
+        let files = files
+            .into_iter()
+            .map(|name| entry(&self.dir, name))
+            .collect::<Result<_, _>>()?;
+        Ok((files, armed))
     }
 }
 

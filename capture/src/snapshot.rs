@@ -1,15 +1,16 @@
 //! Snapshot children: made while the application is stopped, written afterwards.
 
-use crate::inject::{self, Area};
+use crate::inject::{self, Area, Made};
 use crate::memory::{self, Identities, Pages};
 use crate::process::Draft;
 use crate::reader;
 use crate::suspend::Suspended;
+use crate::tracking::{self, Armed, Clean, Tracking, Wish};
 use crate::CaptureError;
 use belay_abi::inject::{
     Control, Loan, Range, StoredExtent, Writer, MAX_LEFT_OUT, RANGE_KEEP_ZEROS, RANGE_UNREADABLE, STATE_ABANDONED, STATE_GO,
 };
-use belay_image::extents::Extent;
+use belay_image::extents::{self, Extent};
 use belay_image::model::Vma;
 use belay_kernel::pagemap::Pagemap;
 use belay_kernel::proc::{self, Map};
@@ -17,7 +18,7 @@ use belay_kernel::vm::Memory;
 use belay_kernel::{check, pidfd};
 use belay_storage::session::{self, Session};
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -119,6 +120,10 @@ pub(crate) struct Child {
     flags: Vec<Map>,
     /// Those of memory in explicit huge pages, which the child never has.
     huge: Vec<Map>,
+    /// What has not changed since the last checkpoint.
+    clean: Clean,
+    /// What will tell the next one.
+    armed: Option<Armed>,
 }
 
 /// Bytes written and expected, over all processes.
@@ -153,6 +158,7 @@ pub(crate) fn take(
     areas: &[Area],
     drafts: &[Draft],
     session: &mut Session,
+    tracking: &mut Tracking,
 ) -> Result<Vec<Child>, CaptureError> {
     let controls = drafts
         .iter()
@@ -165,12 +171,17 @@ pub(crate) fn take(
         .collect::<std::io::Result<Vec<_>>>()
         .map_err(|e| CaptureError::failed("create control memory", e))?;
     let left_out = drafts.iter().map(left_out).collect::<Result<Vec<_>, _>>()?;
-    let made = inject::snapshot(job, areas, &left_out, &names)?;
+    let wishes: Vec<Wish> = drafts.iter().map(|d| tracking.wish((d.pid, d.stat.starttime))).collect();
+    let want_uffd: Vec<bool> = wishes.iter().map(|w| w.make).collect();
+    let made = inject::snapshot(job, areas, &left_out, &names, &want_uffd)?;
+    if let Some(error) = made.iter().flatten().filter_map(|m| m.uffd).find(|fd| *fd < 0) {
+        tracking.note_unavailable(&std::io::Error::from_raw_os_error(-error));
+    }
     let mut out = Vec::new();
-    let mut pids = made.iter().map(|m| m.as_ref().ok().copied());
-    for (((draft, area), control), made) in drafts.iter().zip(areas).zip(controls).zip(&made) {
+    let mut pids = made.iter().map(|m| m.as_ref().ok().map(|m| m.pid));
+    for ((((draft, area), control), made), wish) in drafts.iter().zip(areas).zip(controls).zip(&made).zip(wishes) {
         pids.next();
-        match Child::new(draft, area, control, *made, session) {
+        match Child::new(draft, area, control, *made, session, wish) {
             Ok(child) => out.push(child),
             Err(e) => {
                 // Those already in `out` end with their pidfds' owner; the ones not yet wrapped must be ended here.
@@ -219,8 +230,9 @@ impl Child {
         draft: &Draft,
         area: &Area,
         control: ControlMemory,
-        made: Result<i32, i32>,
+        made: Result<Made, i32>,
         session: &mut Session,
+        wish: Wish,
     ) -> Result<Self, CaptureError> {
         let pid = draft.pid;
         let (area_start, area_end) = area.range();
@@ -240,22 +252,35 @@ impl Child {
             snapshot: None,
             flags: Vec::new(),
             huge: draft.huge.clone(),
+            clean: Clean::default(),
+            armed: None,
         };
         match made {
-            Ok(snapshot_pid) if draft.can_snapshot() => {
+            Ok(made) if draft.can_snapshot() => {
+                let snapshot_pid = made.pid;
                 let pidfd = pidfd::open(snapshot_pid)
                     .map_err(|e| CaptureError::failed(format!("open the snapshot of process {pid}"), e))?;
                 child.not_inherited = child
                     .not_inherited_by(snapshot_pid)
                     .map_err(|e| CaptureError::failed(format!("compare the snapshot of process {pid} with it"), e))?;
+                // A userfaultfd that cannot be taken over is no reason to fail.
+                let uffd = made
+                    .uffd
+                    .filter(|fd| *fd >= 0)
+                    .and_then(|fd| pidfd::getfd(pidfd.as_fd(), fd).ok());
                 child.snapshot = Some((snapshot_pid, pidfd, control));
+                let key = (pid, draft.stat.starttime);
+                let inherited = child.maps.iter().filter(|m| !child.not_inherited.contains(&m.start));
+                let (armed, clean) = tracking::arm(key, child.task, inherited, wish, uffd);
+                child.armed = Some(armed);
+                child.clean = clean;
                 if !child.not_inherited.is_empty() {
                     child.store_early(session, true)?;
                 }
             }
             made => {
-                if let Ok(snapshot_pid) = made {
-                    kill(snapshot_pid);
+                if let Ok(made) = made {
+                    kill(made.pid);
                 }
                 child.flags = proc::smaps(draft.task).unwrap_or_default();
                 child.store_early(session, false)?;
@@ -315,6 +340,11 @@ impl Child {
         self.resident_bytes
     }
 
+    /// Takes out what the next checkpoint will need to know about writes.
+    pub(crate) fn take_armed(&mut self) -> Option<Armed> {
+        self.armed.take()
+    }
+
     /// Stores the memory. Returns the mappings.
     pub(crate) fn write(
         mut self,
@@ -332,7 +362,7 @@ impl Child {
             result?;
         }
         table.append(&mut self.early);
-        session.set_table(self.pid, table);
+        session.set_table(self.pid, table)?;
         progress.done += self.resident_bytes;
         progress.now(0);
         let none = Vec::new();
@@ -366,6 +396,7 @@ impl Child {
         let _ = std::fs::write(format!("/proc/{child}/oom_score_adj"), "1000");
         self.flags = proc::smaps(*child).map_err(fail)?;
         let found = self.ranges(*child, session)?;
+        let found = self.without_clean(found, session, table);
         let pages = found.iter().map(|r| (r.end - r.start) / PAGE).sum();
         let writers = Session::writers(pages, most);
         let ranges = cut(&found, pages, writers);
@@ -382,6 +413,31 @@ impl Child {
             progress.now(done);
         });
         collect(pid, head, session, table)
+    }
+
+    /// Takes clean pages out of `found`; where they lie goes to `table`.
+    fn without_clean(&self, found: Vec<Range>, session: &mut Session, table: &mut Vec<Extent>) -> Vec<Range> {
+        let Clean { ranges, table: old } = &self.clean;
+        // An older chunk that the session does not know any more may be gone.
+        if ranges.is_empty() || !old.iter().all(|e| session.knows(e.chunk)) {
+            return found;
+        }
+        let mut out = Vec::with_capacity(found.len());
+        let mut left = Vec::new();
+        for r in &found {
+            left.clear();
+            tracking::without((r.start, r.end), ranges, &mut left);
+            out.extend(left.iter().map(|(start, end)| Range {
+                start: *start,
+                end: *end,
+                ..*r
+            }));
+        }
+        for (start, end) in ranges {
+            extents::within(old, *start, *end, table);
+            session.stats.clean += (end - start) / PAGE;
+        }
+        out
     }
 
     /// The ranges to be written by the child; those of deleted files are stored by us at once.

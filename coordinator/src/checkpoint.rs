@@ -9,7 +9,7 @@ use crate::clients::ClientId;
 use crate::generations::{Draft, Facts};
 use crate::sys::Wake;
 use crate::Failure;
-use belay_capture::{CaptureError, Held, Options, Snapshot};
+use belay_capture::{Armed, CaptureError, Held, Options, Snapshot, Tracking};
 use belay_image::manifest::FileEntry;
 use belay_storage::session::Session;
 use belay_wire::{Exit, GenerationStatus, Phase, Progress};
@@ -34,6 +34,23 @@ struct Counters {
     expected: AtomicU64,
 }
 
+/// What the writer thread hands back.
+#[derive(Debug)]
+struct Written {
+    files: Vec<FileEntry>,
+    armed: Vec<Armed>,
+    session: Session,
+}
+
+/// What a checkpoint has taught, which holds from its commit on.
+#[derive(Debug)]
+pub(crate) struct Learned {
+    pub(crate) session: Session,
+    pub(crate) armed: Vec<Armed>,
+    /// The generation's directory.
+    pub(crate) path: PathBuf,
+}
+
 /// A checkpoint that is being written.
 #[derive(Debug)]
 pub(crate) struct Writing {
@@ -47,7 +64,7 @@ pub(crate) struct Writing {
     notes: Vec<String>,
     started: Instant,
     counters: Arc<Counters>,
-    result: mpsc::Receiver<Result<(Vec<FileEntry>, Session), CaptureError>>,
+    result: mpsc::Receiver<Result<Written, CaptureError>>,
     thread: JoinHandle<()>,
 }
 
@@ -59,8 +76,8 @@ pub(crate) struct Committed {
     pub(crate) write: Duration,
     /// What will not be exactly as it was after a restart.
     pub(crate) notes: Vec<String>,
-    /// What has been learned about the store, and the generation's directory.
-    pub(crate) session: Option<(Session, PathBuf)>,
+    /// For the next one.
+    pub(crate) learned: Option<Learned>,
 }
 
 impl Writing {
@@ -69,7 +86,7 @@ impl Writing {
         (dir, number): (&Path, u64),
         (root_pid, ended): (i32, Option<i32>),
         options: &Options,
-        mut session: Session,
+        (mut session, tracking): (Session, &mut Tracking),
         wanted: &Wanted,
         done: &Wake,
         on_phase: &mut dyn FnMut(Phase),
@@ -77,11 +94,12 @@ impl Writing {
         let done = done.try_clone().map_err(|e| Failure::system("make a wake-up channel", &e))?;
         let draft = Draft::create(dir, number)?;
         let (snapshot, held) = if wanted.then_stop {
-            let (snapshot, held) = belay_capture::capture_and_hold(root_pid, &draft.path, options, &mut session, on_phase)?;
+            let (snapshot, held) =
+                belay_capture::capture_and_hold(root_pid, &draft.path, options, (&mut session, tracking), on_phase)?;
             (snapshot, Some(held))
         } else {
             (
-                belay_capture::capture(root_pid, &draft.path, options, &mut session, on_phase)?,
+                belay_capture::capture(root_pid, &draft.path, options, (&mut session, tracking), on_phase)?,
                 None,
             )
         };
@@ -153,7 +171,12 @@ impl Writing {
         };
         let write = started.elapsed();
         facts.phases.push((Phase::Write, write));
-        let commit = |(mut files, mut session): (Vec<FileEntry>, Session)| {
+        let commit = |written: Written| {
+            let Written {
+                mut files,
+                armed,
+                mut session,
+            } = written;
             if let Some(status) = ended {
                 files.push(crate::state::write(&draft.path, status)?);
             }
@@ -164,7 +187,7 @@ impl Writing {
                 blocked: facts.blocked,
                 write,
                 notes,
-                session: Some((session, path)),
+                learned: Some(Learned { session, armed, path }),
             })
         };
         let committed = written.and_then(commit);
@@ -179,7 +202,7 @@ fn spawn_writer(
     snapshot: Snapshot,
     mut session: Session,
     counters: Arc<Counters>,
-    send: mpsc::Sender<Result<(Vec<FileEntry>, Session), CaptureError>>,
+    send: mpsc::Sender<Result<Written, CaptureError>>,
     done: Wake,
 ) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("belay-write".into()).spawn(move || {
@@ -188,7 +211,7 @@ fn spawn_writer(
             counters.expected.store(expected, Ordering::Relaxed);
         });
         // The receiver lives until this thread is joined.
-        drop(send.send(written.map(|files| (files, session))));
+        drop(send.send(written.map(|(files, armed)| Written { files, armed, session })));
         done.wake();
     })
 }

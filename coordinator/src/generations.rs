@@ -265,7 +265,7 @@ impl Draft {
             bytes: own + memory,
             new_bytes: own + session.new_bytes(),
             files,
-            chunks: session.entries(),
+            chunks: session.entries()?,
         };
         let path = self.path.join(MANIFEST_FILE);
         let mut f = sections::create_private(&path)?;

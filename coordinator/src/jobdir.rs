@@ -19,6 +19,19 @@ const FORMAT: u32 = 1;
 /// Largest `job.json` that is read.
 const MAX_DESCRIPTION: u64 = 16 << 20;
 
+/// How a checkpoint finds out what the ones before have stored already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Differential {
+    /// By the kernel's record of written pages, where it has one, and by the pages' contents.
+    #[default]
+    Auto,
+    /// By the pages' contents.
+    Hash,
+    /// Not at all.
+    Off,
+}
+
 /// Contents of `job.json`: what the job is, and the choices that hold for it until they are changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Description {
@@ -41,6 +54,9 @@ pub struct Description {
     /// Most bytes that the checkpoints may take, where there is a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_bytes: Option<u64>,
+    /// How to find what need not be stored again.
+    #[serde(default)]
+    pub differential: Differential,
     /// Save the contents of open files.
     pub save_open_files: bool,
     /// Log level.
@@ -71,6 +87,7 @@ impl Description {
             interval: Interval::Never,
             keep: 2,
             max_bytes: None,
+            differential: Differential::Auto,
             save_open_files: false,
             log_level: "info".into(),
             wait_status: None,

@@ -73,6 +73,7 @@ mod libc_nr {
     pub(crate) const BRK: usize = 12;
     pub(crate) const RT_SIGACTION: usize = 13;
     pub(crate) const RT_SIGPROCMASK: usize = 14;
+    pub(crate) const IOCTL: usize = 16;
     pub(crate) const MADVISE: usize = 28;
     pub(crate) const GETITIMER: usize = 36;
     pub(crate) const CLONE: usize = 56;
@@ -93,6 +94,7 @@ mod libc_nr {
     pub(crate) const IOPRIO_GET: usize = 252;
     pub(crate) const GET_ROBUST_LIST: usize = 274;
     pub(crate) const SCHED_GETATTR: usize = 315;
+    pub(crate) const USERFAULTFD: usize = 323;
     pub(crate) const PWRITEV: usize = 296;
     pub(crate) const MEMBARRIER: usize = 324;
     pub(crate) const CLOSE_RANGE: usize = 436;

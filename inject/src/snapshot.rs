@@ -3,6 +3,9 @@
 //! The thread makes an *intermediary* with CLONE_VM | CLONE_VFORK and no exit signal: it shares the memory, so nothing is copied, and the thread sleeps
 //! until it is gone. The intermediary closes every descriptor (its table is its own copy) and forks the snapshot child, the only copy of
 //! the page tables; then it exits and the thread collects it. The child has lost its parent and belongs to the agent, the subreaper.
+//!
+//! A userfaultfd belongs to the address space of the task that makes it, its descriptor to that task's table. Made by the intermediary it is one of the application's memory, and
+//! yet the application never has it; the child inherits it and the agent takes it from there.
 
 use crate::libc_nr as nr;
 use crate::writer;
@@ -15,6 +18,11 @@ const CLONE_VFORK: usize = 0x4000;
 const SIGCHLD: usize = 17;
 const SIGKILL: usize = 9;
 const WALL: usize = 0x4000_0000;
+/// O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY
+const UFFD_FLAGS: usize = 0o2000000 | 0o4000 | 1;
+const UFFDIO_API: usize = 0xc018_aa3f;
+const UFFD_API: u64 = 0xaa;
+const UFFD_FEATURE_WP_ASYNC: u64 = 1 << 15;
 const MADV_DONTFORK: usize = 10;
 const MADV_DOFORK: usize = 11;
 
@@ -80,12 +88,33 @@ unsafe fn advise_left_out(t: *const SnapshotTable, advice: usize) {
     }
 }
 
+/// Makes a userfaultfd for asynchronous write protection; its descriptor or a negative error.
+unsafe fn make_uffd() -> isize {
+    // `struct uffdio_api`: version, features, ioctls.
+    let mut api = [UFFD_API, UFFD_FEATURE_WP_ASYNC, 0u64];
+    unsafe {
+        let fd = syscall!(nr::USERFAULTFD, UFFD_FLAGS);
+        if fd < 0 {
+            return fd;
+        }
+        let r = syscall!(nr::IOCTL, fd, UFFDIO_API, api.as_mut_ptr());
+        if r < 0 {
+            syscall!(nr::CLOSE, fd);
+            return r;
+        }
+        fd
+    }
+}
+
 /// The intermediary's life.
 unsafe extern "C" fn intermediary(t: *mut u8) -> ! {
     unsafe {
         let t = t.cast::<SnapshotTable>();
         syscall!(nr::CLOSE_RANGE, 0usize, u32::MAX, 0usize);
         let mut pid = agent_lives(t);
+        if pid == 0 && (*t).want_uffd != 0 {
+            (*t).uffd = make_uffd() as i32;
+        }
         if pid == 0 {
             pid = syscall!(nr::CLONE, SIGCHLD, 0usize, 0usize, 0usize, 0usize);
             if pid == 0 {

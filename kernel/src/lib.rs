@@ -9,6 +9,7 @@ pub mod pagemap;
 pub mod pidfd;
 pub mod proc;
 pub mod ptrace;
+pub mod uffd;
 pub mod vm;
 
 use std::io;

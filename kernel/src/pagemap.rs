@@ -7,13 +7,16 @@ use std::os::unix::fs::FileExt;
 
 const PAGE: u64 = 4096;
 const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
+const PM_SCAN_WP_MATCHING: u64 = 1;
+const PM_SCAN_CHECK_WPASYNC: u64 = 2;
+const PAGE_IS_WRITTEN: u64 = 1 << 1;
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Region {
     start: u64,
     end: u64,
@@ -42,6 +45,8 @@ struct ScanArg {
 pub struct Pagemap {
     file: File,
     scan: bool,
+    /// Room for the answers of a scan.
+    regions: Vec<Region>,
 }
 
 impl Pagemap {
@@ -50,6 +55,7 @@ impl Pagemap {
         Ok(Self {
             file: File::open(format!("/proc/{pid}/pagemap"))?,
             scan: true,
+            regions: vec![Region::default(); 1024],
         })
     }
 
@@ -82,15 +88,44 @@ impl Pagemap {
         Ok(!out.is_empty())
     }
 
-    fn scan(&self, start: u64, end: u64, out: &mut Vec<(u64, u64)>) -> io::Result<()> {
-        let mut regions = vec![Region::default(); 1024];
+    fn scan(&mut self, start: u64, end: u64, out: &mut Vec<(u64, u64)>) -> io::Result<()> {
+        let regions = &mut self.regions;
         let mut at = start;
         while at < end {
-            let mut arg = scan_arg(at, end, &mut regions);
+            let mut arg = scan_arg(at, end, regions);
             // SAFETY: `arg` and the vector it points to live across the call and have the sizes it states.
             let n = crate::check(unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) }.into())?;
             for r in &regions[..usize::try_from(n).unwrap_or(0).min(regions.len())] {
                 push(out, r.start, r.end);
+            }
+            if arg.walk_end <= at {
+                return Err(io::Error::other("PAGEMAP_SCAN made no progress"));
+            }
+            at = arg.walk_end;
+        }
+        Ok(())
+    }
+
+    /// As [`Pagemap::data_ranges`], but says of each range whether it has been written since it was last protected, and protects it (again) from that moment on. Fails
+    /// with EPERM where part of `start..end` is not registered with [`crate::uffd::register`].
+    pub fn protect(&mut self, start: u64, end: u64, out: &mut Vec<(u64, u64, bool)>) -> io::Result<()> {
+        let regions = &mut self.regions;
+        let mut at = start;
+        while at < end {
+            let mut arg = scan_arg(at, end, regions);
+            arg.flags = PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC;
+            arg.return_mask = PAGE_IS_WRITTEN;
+            // SAFETY: `arg` and the vector it points to live across the call and have the sizes it states.
+            let n = crate::check(unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) }.into())?;
+            for r in &regions[..usize::try_from(n).unwrap_or(0).min(regions.len())] {
+                let written = r.categories & PAGE_IS_WRITTEN != 0;
+                // What the kernel reports again it has protected when it reported it first: that first report holds.
+                let from = out.last().map_or(r.start, |last| last.1.max(r.start));
+                match out.last_mut() {
+                    _ if from >= r.end => {}
+                    Some(last) if last.1 == from && last.2 == written => last.1 = r.end,
+                    _ => out.push((from, r.end, written)),
+                }
             }
             if arg.walk_end <= at {
                 return Err(io::Error::other("PAGEMAP_SCAN made no progress"));
@@ -137,9 +172,10 @@ fn scan_arg(start: u64, end: u64, regions: &mut [Region]) -> ScanArg {
     }
 }
 
+/// Appends a range. The kernel may report ranges again: where its own buffer (512 ranges) was full on the way, `walk_end` tells where that was, not how far the scan came.
 fn push(out: &mut Vec<(u64, u64)>, start: u64, end: u64) {
     match out.last_mut() {
-        Some(last) if last.1 == start => last.1 = end,
+        Some(last) if start <= last.1 => last.1 = last.1.max(end),
         _ => out.push((start, end)),
     }
 }
@@ -147,6 +183,32 @@ fn push(out: &mut Vec<(u64, u64)>, start: u64, end: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn thousands_of_ranges_are_each_found_once() {
+        let len = 4096 * PAGE as usize;
+        // SAFETY: a fresh anonymous mapping.
+        let p = unsafe { libc::mmap(std::ptr::null_mut(), len, 3, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
+        assert_ne!(p, libc::MAP_FAILED);
+        // SAFETY: our own mapping; huge pages would fill the gaps.
+        unsafe { libc::madvise(p, len, libc::MADV_NOHUGEPAGE) };
+        let base = p as u64;
+        for count in [200, 513, 700, 1025, 1500, 2048] {
+            for page in (0..count * 2).step_by(2) {
+                // SAFETY: within the mapping.
+                unsafe { p.cast::<u8>().add(page * PAGE as usize).write_volatile(1) };
+            }
+            let mut map = Pagemap::open(std::process::id() as i32).unwrap();
+            let mut out = Vec::new();
+            map.data_ranges(base, base + len as u64, &mut out).unwrap();
+            let expected: Vec<_> = (0..count as u64)
+                .map(|i| (base + 2 * i * PAGE, base + (2 * i + 1) * PAGE))
+                .collect();
+            assert!(out == expected, "{count} ranges, {} found", out.len());
+        }
+        // SAFETY: our mapping, not used any more.
+        unsafe { libc::munmap(p, len) };
+    }
 
     #[test]
     fn both_ways_find_the_written_pages_and_only_those() {

@@ -93,6 +93,9 @@ pub(crate) struct Launch {
     /// Most bytes that the checkpoints may take: 500M, 20G; older ones are removed first, the newest whole one never
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub(crate) max_bytes: Option<u64>,
+    /// How to find what need not be stored again
+    #[arg(long, value_name = "HOW", default_value = "auto")]
+    pub(crate) differential: Differential,
     /// Save the contents of the files that the job writes or has made, where they are open, not only of those that would otherwise be lost
     #[arg(long)]
     pub(crate) save_open_files: bool,
@@ -107,6 +110,17 @@ pub(crate) struct Launch {
         value_name = "COMMAND"
     )]
     pub(crate) command: Vec<OsString>,
+}
+
+/// How a checkpoint finds out what the ones before have stored already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Differential {
+    /// By the kernel's record of written pages, where it has one, and by their contents
+    Auto,
+    /// By their contents only: the kernel keeps no record of the program's writes
+    Hash,
+    /// Not at all: every checkpoint stores everything
+    Off,
 }
 
 /// What follows a checkpoint.

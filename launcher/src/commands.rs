@@ -125,6 +125,7 @@ fn status_text(s: &Status) -> String {
         out += &format!(" ({} left out while one was being written)", s.skipped);
     }
     out.push('\n');
+    out += &format!("  differential {}\n", s.differential);
     if let Some(p) = s.phase {
         out += &format!("  phase       {}", p.name());
         if let Some(p) = s.progress {

@@ -1,9 +1,9 @@
 //! `belay launch` and `belay restart`: prepare the job directory, then become the front of the job.
 
-use crate::cli::{Launch, Restart};
+use crate::cli::{self, Launch, Restart};
 use crate::logging;
 use belay_coordinator::agent::Setup;
-use belay_coordinator::jobdir::{Access, Description, JobDir};
+use belay_coordinator::jobdir::{Access, Description, Differential, JobDir};
 use belay_coordinator::restart::Notice;
 use belay_coordinator::{agent, generations, launch, restart, sys, Failure};
 use belay_wire::Exit;
@@ -29,6 +29,11 @@ pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
         interval: args.ckpt_interval.unwrap_or_default(),
         keep: args.keep,
         max_bytes: args.max_bytes,
+        differential: match args.differential {
+            cli::Differential::Auto => Differential::Auto,
+            cli::Differential::Hash => Differential::Hash,
+            cli::Differential::Off => Differential::Off,
+        },
         save_open_files: args.save_open_files,
         log_level: logging::level_name(args.log_level),
         ..Description::new(args.name, words)

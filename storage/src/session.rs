@@ -114,6 +114,11 @@ impl Session {
         self.stats = Stats::default();
     }
 
+    /// Whether extents may refer to chunk `id`.
+    pub fn knows(&self, id: u32) -> bool {
+        self.live.contains_key(&id) || self.chunks.iter().any(|c| c.id == id)
+    }
+
     /// Descriptor and length of the index, for writers that map it; -1 and 0 without one.
     pub fn index_share(&self) -> (i32, u64) {
         self.index.as_ref().map_or((-1, 0), Index::share)
@@ -291,10 +296,15 @@ impl Session {
         Ok(())
     }
 
-    /// The memory of process `pid`.
-    pub fn set_table(&mut self, pid: i32, mut table: Vec<Extent>) {
+    /// The memory of process `pid`. A table that says two things about a page is refused: its generation could not be restarted.
+    pub fn set_table(&mut self, pid: i32, mut table: Vec<Extent>) -> Result<(), StorageError> {
         extents::normalise(&mut table);
+        if let Some(w) = table.windows(2).find(|w| w[0].end() > w[1].vaddr) {
+            let reason = format!("memory of process {pid} at {:#x} was stored twice", w[1].vaddr);
+            return Err(ImageError::damaged(&self.store.path(w[1].chunk), reason).into());
+        }
         self.tables.insert(pid, table);
+        Ok(())
     }
 
     /// The extents of every process.
@@ -379,12 +389,15 @@ impl Session {
     }
 
     /// The chunks that the processes' extents lie in, by number.
-    pub fn entries(&self) -> Vec<ChunkEntry> {
+    pub fn entries(&self) -> Result<Vec<ChunkEntry>, StorageError> {
         let ids: BTreeSet<u32> = self.tables.values().flatten().map(|e| e.chunk).collect();
         let new = |id: &u32| self.chunks.iter().find(|c| c.id == *id).and_then(|c| c.sealed);
-        ids.iter()
-            .filter_map(|id| self.live.get(id).copied().or_else(|| new(id)))
-            .collect()
+        let entry = |id: &u32| {
+            let missing = || ImageError::damaged(&self.store.path(*id), "the checkpoint refers to a chunk that is not there");
+            let found = self.live.get(id).copied().or_else(|| new(id));
+            found.ok_or_else(|| missing().into())
+        };
+        ids.iter().map(entry).collect()
     }
 
     /// Gives the chunks their names. From here on the generation that refers to them may be committed.

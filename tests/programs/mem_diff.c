@@ -1,5 +1,6 @@
 // What a differential checkpoint must not get wrong: few, some or all pages written between checkpoints, pages rewritten with what they held, pages swapped
-// with each other, zeroed, given back, moved and grown by mremap and realloc, copied by fork; a private page of a file that holds only zeros.
+// with each other, zeroed, given back, moved and grown by mremap and realloc, copied by fork, mapped anew; a private page of a file that holds only zeros.
+// `mem_diff pieces` also moves memory that it has mapped in pieces, which needs --differential hash (docs/limits.md).
 #include "check.h"
 #define N 1024
 #define P 4096
@@ -30,8 +31,24 @@ static void dirty(size_t pages) {
         put(i, rnd | 1);
     }
 }
-int main(void) {
+// What lies at pages first..first + n has gone; new memory comes in its place.
+static void renew(char *base, uint64_t *seeds, size_t first, size_t n) {
+    OK(munmap(base + first * P, n * P));
+    char *p = mmap(base + first * P, n * P, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    CHECK(p == base + first * P);
+    for (size_t k = first; k < first + n; k++) {
+        zeros(base + k * P, "new memory");
+        seeds[k] = k % 3 ? rnd + k : 0;
+        if (seeds[k]) fill(base + k * P, P, seeds[k]);
+    }
+}
+#define H 256
+int main(int argc, char **argv) {
     begin("mem_diff");
+    int pieces = argc > 1 && !strcmp(argv[1], "pieces");
+    static uint64_t hole_seed[H];
+    char *holes = mmap(NULL, H * P, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(holes != MAP_FAILED);
     m = mmap(NULL, N * P, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     seed = calloc(N, 8);
     CHECK(m != MAP_FAILED && seed);
@@ -51,7 +68,10 @@ int main(void) {
         switch (pick(12)) {
         case 0: dirty(N / 100); break;
         case 1: dirty(N / 10); break;
-        case 2: for (size_t i = 0; i < N; i++) put(i, rnd + i * 2 + 1); break;
+        case 2: // now and then everything
+            if (pick(4) == 0)
+                for (size_t i = 0; i < N; i++) put(i, mix(i + rnd) | 1);
+            break;
         case 3: // the same contents again
             for (size_t k = 0; k < 100; k++) { size_t i = pick(N); put(i, seed[i]); }
             break;
@@ -72,10 +92,11 @@ int main(void) {
             break;
         }
         case 6: { // a hole, and a new mapping in it
-            size_t i = pick(N - 16), n = 1 + pick(16);
-            OK(munmap(m + i * P, n * P));
-            CHECK(mmap(m + i * P, n * P, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == m + i * P);
-            for (size_t k = i; k < i + n; k++) put(k, k % 3 ? rnd + k : 0);
+            size_t n = 1 + pick(16);
+            if (pieces) renew(m, seed, pick(N - 16), n);
+            size_t i = pick(H - 16);
+            renew(holes, hole_seed, i, n);
+            if (i > 0 && hole_seed[i - 1]) verify(holes + (i - 1) * P, P, hole_seed[i - 1], "the page before new memory");
             break;
         }
         case 7: { // given back, read only
@@ -85,13 +106,13 @@ int main(void) {
             break;
         }
         case 8: { // moved away and back through mremap, a part only
-            size_t i = pick(N - 64), n = 1 + pick(64);
-            char *q = mremap(m + i * P, n * P, n * P, MREMAP_MAYMOVE);
-            CHECK(q == m + i * P);
+            char *base = pieces ? m : holes;
+            size_t i = pick(H - 64), n = 1 + pick(64);
             char *there = mmap(NULL, n * P, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
             CHECK(there != MAP_FAILED);
-            CHECK(mremap(m + i * P, n * P, n * P, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there);
-            CHECK(mremap(there, n * P, n * P, MREMAP_MAYMOVE | MREMAP_FIXED, m + i * P) == m + i * P);
+            // Page by page: the part may have been mapped in pieces.
+            for (size_t k = 0; k < n; k++) CHECK(mremap(base + (i + k) * P, P, P, MREMAP_MAYMOVE | MREMAP_FIXED, there + k * P) == there + k * P);
+            for (size_t k = 0; k < n; k++) CHECK(mremap(there + k * P, P, P, MREMAP_MAYMOVE | MREMAP_FIXED, base + (i + k) * P) == base + (i + k) * P);
             break;
         }
         case 9: { // the child sees all, and what it writes is its own
@@ -123,9 +144,13 @@ int main(void) {
         fill(f + 2 * P, P, ++tick);
         verify(f + 3 * P, P, 7, "the last page of a file");
         if (tick % 16 == 0) check_all("a page");
-        nap_us(300);
+        nap_us(2000);
     }
     check_all("a page at the end");
+    for (size_t i = 0; i < H; i++) {
+        if (hole_seed[i]) verify(holes + i * P, P, hole_seed[i], "memory among new memory");
+        else zeros(holes + i * P, "memory among new memory");
+    }
     verify(heap, grown / 8 * 8, 3, "memory of malloc at the end");
     OK(unlink(name));
     return finish();

@@ -211,6 +211,8 @@ pub struct Status {
     pub progress: Option<Progress>,
     /// Interval checkpoints left out because the one before was still being written.
     pub skipped: u64,
+    /// How checkpoints find what the ones before have stored: `userfaultfd and hash`, `hash` (with the reason, where more was wanted) or `off`.
+    pub differential: String,
     /// Last failure.
     pub last_error: Option<LastError>,
     /// Generations, oldest first.

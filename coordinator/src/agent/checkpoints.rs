@@ -1,7 +1,7 @@
 //! Taking checkpoints: on request, on the interval, one at a time.
 
 use super::{stopped_after_checkpoint, Agent, WRITERS};
-use crate::checkpoint::{Committed, Wanted, Writing};
+use crate::checkpoint::{Committed, Learned, Wanted, Writing};
 use crate::generations::{self, ms};
 use crate::interval::Interval;
 use crate::{sys, Failure};
@@ -66,8 +66,18 @@ impl Agent {
             }
         };
         let root = (self.root_pid, self.root_status);
-        let begun =
-            session.and_then(|session| Writing::begin((&gen, number), root, &options, session, &wanted, &self.done, &mut on_phase));
+        let tracking = &mut self.tracking;
+        let begun = session.and_then(|session| {
+            Writing::begin(
+                (&gen, number),
+                root,
+                &options,
+                (session, tracking),
+                &wanted,
+                &self.done,
+                &mut on_phase,
+            )
+        });
         match begun {
             Ok(writing) => {
                 self.writing = Some(writing);
@@ -132,10 +142,11 @@ impl Agent {
 
     /// What the checkpoint has taught about the store holds from its commit on.
     fn keep_session(&mut self, committed: &mut Committed) -> Stats {
-        let Some((session, path)) = committed.session.take() else {
+        let Some(Learned { session, armed, path }) = committed.learned.take() else {
             return Stats::default();
         };
         let stats = session.stats;
+        self.tracking.commit(armed, session.tables());
         self.engine.keep(session, &path);
         if let Err(failure) = self.tidy() {
             self.note_failure(&failure, true);

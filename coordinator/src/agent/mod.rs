@@ -19,10 +19,11 @@ pub use status::at_rest;
 use crate::checkpoint::{Wanted, Writing};
 use crate::clients::{ClientId, Clients};
 use crate::generations;
-use crate::jobdir::{Description, JobDir, Lock};
+use crate::jobdir::{Description, Differential, JobDir, Lock};
 use crate::relay::{Channel, Relay};
 use crate::sys::{self, SignalFd, Timer, Wake};
 use crate::Failure;
+use belay_capture::Tracking;
 use belay_kernel::proc;
 use belay_storage::engine::{Engine, Options};
 use belay_storage::store::Store;
@@ -90,6 +91,7 @@ pub struct Agent {
     clients: Clients,
     next_number: u64,
     engine: Engine,
+    tracking: Tracking,
     phase: Option<Phase>,
     writing: Option<Writing>,
     queued: Option<Wanted>,
@@ -113,9 +115,13 @@ impl Agent {
         }
         let options = Options {
             max_bytes: description.max_bytes,
-            find_by_hash: true,
+            find_by_hash: description.differential != Differential::Off,
         };
         let engine = Engine::new(store, options)?;
+        let tracking = match description.differential {
+            Differential::Auto => Tracking::default(),
+            Differential::Hash | Differential::Off => Tracking::off(),
+        };
         let next_number = generations::list(&gen)?.last().map_or(1, |g| g.number + 1);
         Ok(Self {
             dir,
@@ -138,6 +144,7 @@ impl Agent {
             clients: Clients::default(),
             next_number,
             engine,
+            tracking,
             phase: None,
             writing: None,
             queued: None,

@@ -3,7 +3,7 @@
 use super::Agent;
 use crate::checkpoint::Writing;
 use crate::interval::Interval;
-use crate::jobdir::{Description, JobDir};
+use crate::jobdir::{Description, Differential, JobDir};
 use crate::{generations, processes};
 use belay_kernel::proc;
 use belay_wire::{AgentStatus, JobState, Status};
@@ -29,9 +29,21 @@ impl Agent {
         status.phase = self.phase;
         status.progress = self.writing.as_ref().map(Writing::progress);
         status.skipped = self.skipped;
+        status.differential = match (self.description.differential, self.tracking.hindrance()) {
+            (Differential::Auto, Some(reason)) => format!("hash: {reason}"),
+            (how, _) => method(how).to_owned(),
+        };
         status.last_error.clone_from(&self.last_error);
         status.processes = processes::describe(self.pid);
         status
+    }
+}
+
+fn method(how: Differential) -> &'static str {
+    match how {
+        Differential::Auto => "userfaultfd and hash",
+        Differential::Hash => "hash",
+        Differential::Off => "off",
     }
 }
 
@@ -54,6 +66,7 @@ pub fn at_rest(dir: &JobDir, d: &Description) -> Status {
         phase: None,
         progress: None,
         skipped: 0,
+        differential: method(d.differential).to_owned(),
         last_error: None,
         generations: generations.iter().map(generations::Generation::status).collect(),
         processes: Vec::new(),

@@ -201,3 +201,30 @@ fn restart_falls_back_when_the_memory_of_the_newest_generation_is_damaged() {
     );
     assert_failed(&s.belay(&["restart", "--generation", "2"]), 65, "checksum");
 }
+
+#[test]
+fn pages_that_were_not_written_are_not_looked_at_again() {
+    require_helpers();
+    let s = Scratch::new("clean");
+    let mut job = s.launch(&[], "echo ready; while [ ! -e go ]; do sleep 0.01; done");
+    s.wait_for("ready");
+    for _ in 0..2 {
+        assert!(s.belay(&["checkpoint"]).status.success());
+    }
+    let status = s.status();
+    s.go();
+    job.wait().unwrap();
+    let differential = status["differential"].as_str().unwrap();
+    if differential.starts_with("hash:") {
+        return; // this kernel cannot tell
+    }
+    assert_eq!(differential, "userfaultfd and hash");
+    let log = std::fs::read_dir(s.job().join("log"))
+        .unwrap()
+        .map(|e| std::fs::read_to_string(e.unwrap().path()).unwrap());
+    let clean: Vec<u64> = log
+        .flat_map(|l| l.lines().map(str::to_owned).collect::<Vec<_>>())
+        .filter_map(|l| serde_json::from_str::<serde_json::Value>(&l).unwrap()["fields"]["pages_clean"].as_u64())
+        .collect();
+    assert!(clean.len() == 2 && clean[0] == 0 && clean[1] > 0, "{clean:?}");
+}

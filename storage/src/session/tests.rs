@@ -26,7 +26,7 @@ fn put(session: &mut Session, memory: &BTreeMap<u64, u64>) -> Result<(), Storage
     for (at, seed) in memory {
         session.store_pages(at * PAGE, &page(*seed), &mut table)?;
     }
-    session.set_table(1, table);
+    session.set_table(1, table)?;
     session.compact()?;
     session.seal()
 }
@@ -47,7 +47,7 @@ fn get(store: &Store, chunks: &[ChunkEntry], table: &[Extent]) -> BTreeMap<u64, 
 
 fn commit(engine: &mut Engine, mut session: Session) -> (Vec<ChunkEntry>, Vec<Extent>) {
     session.publish().unwrap();
-    let committed = (session.entries(), session.tables()[&1].clone());
+    let committed = (session.entries().unwrap(), session.tables()[&1].clone());
     engine.keep(session, Path::new("/nonexistent"));
     committed
 }

@@ -69,6 +69,7 @@ fn cases() -> Vec<Case> {
         prog("mem_jit"),
         prog("mem_change"),
         prog("mem_diff"),
+        prog("mem_diff pieces").launch(&["--differential", "hash"]),
         prog("mem_dlopen"),
         prog("fd_regular"),
         prog("fd_overwrite").launch(&["--save-open-files"]),
