@@ -23,11 +23,11 @@ const MAX_DESCRIPTION: u64 = 16 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Differential {
-    /// By the kernel's record of written pages, where it has one, and by the pages' contents.
-    #[default]
-    Auto,
     /// By the pages' contents.
+    #[default]
     Hash,
+    /// By the kernel's record of written pages, where it has one, and by the pages' contents.
+    Written,
     /// Not at all.
     Off,
 }
@@ -87,7 +87,7 @@ impl Description {
             interval: Interval::Never,
             keep: 2,
             max_bytes: None,
-            differential: Differential::Auto,
+            differential: Differential::Hash,
             save_open_files: false,
             log_level: "info".into(),
             wait_status: None,

@@ -94,7 +94,7 @@ pub(crate) struct Launch {
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub(crate) max_bytes: Option<u64>,
     /// How to find what need not be stored again
-    #[arg(long, value_name = "HOW", default_value = "auto")]
+    #[arg(long, value_name = "HOW", default_value = "hash")]
     pub(crate) differential: Differential,
     /// Save the contents of the files that the job writes or has made, where they are open, not only of those that would otherwise be lost
     #[arg(long)]
@@ -115,10 +115,10 @@ pub(crate) struct Launch {
 /// How a checkpoint finds out what the ones before have stored already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Differential {
-    /// By the kernel's record of written pages, where it has one, and by their contents
-    Auto,
-    /// By their contents only: the kernel keeps no record of the program's writes
+    /// By the contents of its pages
     Hash,
+    /// Also by the kernel's record of written pages, where it has one: a program could notice (see docs/limits.md)
+    Written,
     /// Not at all: every checkpoint stores everything
     Off,
 }

@@ -30,8 +30,8 @@ pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
         keep: args.keep,
         max_bytes: args.max_bytes,
         differential: match args.differential {
-            cli::Differential::Auto => Differential::Auto,
             cli::Differential::Hash => Differential::Hash,
+            cli::Differential::Written => Differential::Written,
             cli::Differential::Off => Differential::Off,
         },
         save_open_files: args.save_open_files,

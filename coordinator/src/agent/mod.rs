@@ -119,7 +119,7 @@ impl Agent {
         };
         let engine = Engine::new(store, options)?;
         let tracking = match description.differential {
-            Differential::Auto => Tracking::default(),
+            Differential::Written => Tracking::default(),
             Differential::Hash | Differential::Off => Tracking::off(),
         };
         let next_number = generations::list(&gen)?.last().map_or(1, |g| g.number + 1);

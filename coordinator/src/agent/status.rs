@@ -30,7 +30,7 @@ impl Agent {
         status.progress = self.writing.as_ref().map(Writing::progress);
         status.skipped = self.skipped;
         status.differential = match (self.description.differential, self.tracking.hindrance()) {
-            (Differential::Auto, Some(reason)) => format!("hash: {reason}"),
+            (Differential::Written, Some(reason)) => format!("hash: {reason}"),
             (how, _) => method(how).to_owned(),
         };
         status.last_error.clone_from(&self.last_error);
@@ -41,7 +41,7 @@ impl Agent {
 
 fn method(how: Differential) -> &'static str {
     match how {
-        Differential::Auto => "userfaultfd and hash",
+        Differential::Written => "userfaultfd and hash",
         Differential::Hash => "hash",
         Differential::Off => "off",
     }

@@ -206,7 +206,10 @@ fn restart_falls_back_when_the_memory_of_the_newest_generation_is_damaged() {
 fn pages_that_were_not_written_are_not_looked_at_again() {
     require_helpers();
     let s = Scratch::new("clean");
-    let mut job = s.launch(&[], "echo ready; while [ ! -e go ]; do sleep 0.01; done");
+    let mut job = s.launch(
+        &["--differential", "written"],
+        "echo ready; while [ ! -e go ]; do sleep 0.01; done",
+    );
     s.wait_for("ready");
     for _ in 0..2 {
         assert!(s.belay(&["checkpoint"]).status.success());
