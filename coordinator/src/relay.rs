@@ -103,6 +103,8 @@ impl Channel {
                     .ok_or_else(|| io::ErrorKind::InvalidData.into())
             }
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
+            // The other end has gone without reading all we sent. The kernel says so once, in front of what that end had sent before.
+            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => self.receive(wait),
             Err(e) => Err(e),
         }
     }
@@ -198,6 +200,16 @@ mod tests {
         assert_eq!(b.receive(false).unwrap(), None);
         drop(a);
         assert!(b.receive(true).is_err());
+    }
+
+    #[test]
+    fn what_was_said_last_arrives_though_the_speaker_did_not_listen() {
+        let (a, b) = Channel::pair().unwrap();
+        b.send(Message::Signal(s(18)));
+        a.send(Message::Ended(0x300));
+        drop(a);
+        assert_eq!(b.receive(false).unwrap(), Some(Message::Ended(0x300)));
+        assert!(b.receive(false).is_err());
     }
 
     #[test]

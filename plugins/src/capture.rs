@@ -191,6 +191,7 @@ fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal
             refusals.push(fault.of(holder.pid, object));
         }
     };
+    step(timerfd::finish(s, &mut out.descriptions));
     step(pipes::finish(s, &mut out.pipes));
     step(terminals::finish(s, &mut out.terminals, &mut out.descriptions));
     step(sockets::tcp::finish(s, &mut out.descriptions));

@@ -1,5 +1,5 @@
 // TCP inside the job. fd_tcp KIND: flow (both directions, buffers full), backlog, half, options, v6, big, interrupted (a connect that
-// succeeds while its caller is stopped in it).
+// succeeds while its caller is stopped in it), lingering (closed connections hold the port).
 #include "check.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -234,6 +234,26 @@ int main(int argc, char **argv) {
             reap(p, 32 << 8);
             close(other);
             close(first);
+        }
+    } else if (!strcmp(kind, "lingering")) {  // no SO_REUSEADDR: what the server has closed stays in TIME_WAIT under its port
+        int plain = (int)OK(socket(AF_INET, SOCK_STREAM, 0));
+        struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        al = sizeof at;
+        OK(bind(plain, (struct sockaddr *)&at, al));
+        OK(listen(plain, 4));
+        OK(getsockname(plain, (struct sockaddr *)&at, &al));
+        memcpy(&ad, &at, sizeof at);
+        for (int k = 0; running(); k++) {
+            if (k < 5) {
+                int c = dial(&ad, al);
+                close((int)OK(accept(plain, NULL, NULL)));
+                EQ(read(c, b, 1), 0);
+                close(c);
+            }
+            nap_us(1000);
+            socklen_t now = sizeof x;
+            OK(getsockname(plain, (struct sockaddr *)&x, &now));
+            CHECK(now == al && !memcmp(&x, &ad, now));
         }
     } else
         fail("unknown kind");

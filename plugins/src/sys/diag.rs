@@ -1,4 +1,4 @@
-//! `NETLINK_SOCK_DIAG`: peers, pending connections and shutdown state of sockets. Needs no privilege.
+//! `NETLINK_SOCK_DIAG`: peers, pending connections and shutdown state of sockets. Asking needs no privilege.
 
 use super::sock::{self, Addr};
 use std::io;
@@ -7,7 +7,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
+const SOCK_DESTROY: u16 = 21;
 const NLM_F_REQUEST: u16 = 1;
+const NLM_F_ACK: u16 = 4;
 const NLM_F_DUMP: u16 = 0x300;
 
 const SHOW_NAME: u32 = 1;
@@ -50,6 +52,8 @@ pub(crate) struct InetSocket {
     pub(crate) write_queue: u32,
     /// Inode, 0 when no descriptor is left.
     pub(crate) inode: u32,
+    /// `struct inet_diag_sockid`: what the kernel knows it by.
+    id: [u8; 48],
 }
 
 /// A connection to the kernel's socket diagnosis.
@@ -87,11 +91,11 @@ impl Diag {
     }
 
     /// Sends a request and hands the payload of every answer to `take`.
-    fn ask(&mut self, flags: u16, request: &[u8], mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+    fn ask(&mut self, (kind, flags): (u16, u16), request: &[u8], mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
         let len = 16 + request.len();
         let mut msg = Vec::with_capacity(len);
         msg.extend_from_slice(&u32::try_from(len).map_err(io::Error::other)?.to_ne_bytes());
-        msg.extend_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        msg.extend_from_slice(&kind.to_ne_bytes());
         msg.extend_from_slice(&(NLM_F_REQUEST | flags).to_ne_bytes());
         msg.extend_from_slice(&[0; 8]);
         msg.extend_from_slice(request);
@@ -104,8 +108,11 @@ impl Diag {
                 match u16_at(rest, 4)? {
                     NLMSG_DONE => return Ok(()),
                     NLMSG_ERROR => {
-                        let code = u32_at(rest, 16)?.cast_signed();
-                        return Err(io::Error::from_raw_os_error(-code));
+                        // An acknowledgement is an error without number.
+                        return match u32_at(rest, 16)?.cast_signed() {
+                            0 => Ok(()),
+                            code => Err(io::Error::from_raw_os_error(-code)),
+                        };
                     }
                     _ => take(&rest[16..len])?,
                 }
@@ -130,7 +137,7 @@ impl Diag {
             req.extend_from_slice(&v.to_ne_bytes());
         }
         let mut out = UnixSocket::default();
-        self.ask(0, &req, |msg| {
+        self.ask((SOCK_DIAG_BY_FAMILY, 0), &req, |msg| {
             const TCP_LISTEN: u8 = 10;
             let listening = msg.get(2) == Some(&TCP_LISTEN);
             let mut attrs = msg.get(16..).ok_or_else(short)?;
@@ -163,7 +170,7 @@ impl Diag {
         req.extend_from_slice(&states.to_ne_bytes());
         req.extend_from_slice(&[0; 48]);
         let mut out = Vec::new();
-        self.ask(NLM_F_DUMP, &req, |msg| {
+        self.ask((SOCK_DIAG_BY_FAMILY, NLM_F_DUMP), &req, |msg| {
             let be = |at: usize| -> io::Result<u16> { u16_at(msg, at).map(u16::from_be) };
             let host: [u8; 16] = msg.get(24..40).and_then(|b| b.try_into().ok()).ok_or_else(short)?;
             out.push(InetSocket {
@@ -172,9 +179,18 @@ impl Diag {
                 peer: Addr::internet(family, be(6)?, host, u32_at(msg, 40)?),
                 write_queue: u32_at(msg, 60)?,
                 inode: u32_at(msg, 68)?,
+                id: msg.get(4..52).and_then(|b| b.try_into().ok()).ok_or_else(short)?,
             });
             Ok(())
         })?;
         Ok(out)
+    }
+
+    /// Takes a TCP socket of `family` away from whoever has it; needs CAP_NET_ADMIN.
+    pub(crate) fn destroy(&mut self, family: i32, socket: &InetSocket) -> io::Result<()> {
+        let mut req = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];
+        req.extend_from_slice(&(1u32 << socket.state).to_ne_bytes());
+        req.extend_from_slice(&socket.id);
+        self.ask((SOCK_DESTROY, NLM_F_ACK), &req, |_| Ok(()))
     }
 }

@@ -298,12 +298,14 @@ fn terminal(place: &Place, user: User) -> Result<(), Failure> {
     t.expect("PROMPT:")?;
     t.type_keys("echo status=$?\n")?;
     t.expect("status=9\r\n")?;
+    t.expect("PROMPT:")?;
     t.type_keys(&format!("{belay} launch -- sh -c 'echo up; exec sleep 1000'\n"))?;
     t.expect("\nup\r\n")?;
     t.type_keys("\x03")?;
     t.expect("PROMPT:")?;
     t.type_keys("echo status=$?\n")?;
     t.expect("status=130\r\n")?;
+    t.expect("PROMPT:")?;
     t.type_keys(&format!(
         "{belay} launch -- sh -c 'echo up; i=0; while sleep 0.05; do i=$((i+1)); echo tick$i; done'\n"
     ))?;
@@ -313,6 +315,7 @@ fn terminal(place: &Place, user: User) -> Result<(), Failure> {
     t.expect("Stopped")?;
     t.type_keys("echo in=shell\n")?;
     t.expect("in=shell\r\n")?;
+    t.expect("PROMPT:")?;
     t.type_keys("fg\n")?;
     t.expect("tick")?;
     t.expect("tick")?;
@@ -339,9 +342,11 @@ fn self_stopped(place: &Place, user: User) -> Result<(), Failure> {
     t.expect("PROMPT:")?;
     t.type_keys("fg\n")?;
     t.expect("\nback\r\n")?;
-    t.expect("PROMPT:")?;
+    let said = t.expect("PROMPT:")?;
+    want(!said.contains("belay"), || format!("continued by fg: {said}"))?;
     t.type_keys("echo status=$?\n")?;
     t.expect("status=3\r\n")?;
+    t.expect("PROMPT:")?;
     t.type_keys(&format!(
         "{belay} launch --ckpt-dir j2 -- env PS1=INNER: bash --norc --noediting -i\n"
     ))?;

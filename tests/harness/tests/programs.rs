@@ -93,6 +93,7 @@ fn cases() -> Vec<Case> {
         prog("fd_tcp options"),
         prog("fd_tcp big"),
         prog("fd_tcp interrupted"),
+        prog("fd_tcp lingering").patience(90),
         prog("fd_netlink"),
         prog("fd_outside").outside(),
         prog("fd_udp"),

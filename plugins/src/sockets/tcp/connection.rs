@@ -1,7 +1,9 @@
 //! Makes a connected pair of TCP sockets with given addresses on this host.
 
+use super::TCP_LISTEN;
 use crate::fault::{refuse, At, Fault};
 use crate::sockets::options::{Options, When};
+use crate::sys::diag::Diag;
 use crate::sys::sock::{self, Addr};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -12,6 +14,11 @@ const IP_LOCAL_PORT_RANGE: i32 = 51;
 const REUSE_DELAY: Duration = Duration::from_millis(1500);
 /// How often to try meanwhile.
 const REUSE_STEP: Duration = Duration::from_millis(50);
+/// A closed connection keeps its port for 60 s (TCP_TIMEWAIT_LEN): a rule of the kernel, not a race.
+const LINGERING: Duration = Duration::from_secs(65);
+/// `TCP_*` states.
+const FIN_WAIT2: u8 = 5;
+const TIME_WAIT: u8 = 6;
 /// Connections of other programs that may be in front of ours in a queue.
 const FOREIGN: usize = 64;
 
@@ -24,15 +31,51 @@ pub(super) fn listener(family: i32, local: &Addr, backlog: i32, options: &Option
     sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32).at("set SO_REUSEADDR")?;
     match sock::bind(raw, local) {
         Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-            return refuse(format!(
-                "bind {local}: address in use: another program has taken the port, or connections of the killed job are still in TIME_WAIT \
-                 (the program did not set SO_REUSEADDR): restart again in a minute"
-            ))
+            free_port(local)?;
+            sock::bind(raw, local).at(format!("bind {local}"))?;
         }
         bound => bound.at(format!("bind {local}"))?,
     }
     sock::listen(raw, backlog).at("listen")?;
     Ok(fd)
+}
+
+/// Waits until no connection that the killed job has left blocks the port of `local`; with the right to do so, takes them away.
+///
+/// A connection that was closed before the first checkpoint stays in TIME_WAIT for a minute and keeps its port from being bound, where the program did not set SO_REUSEADDR.
+fn free_port(local: &Addr) -> Result<(), Fault> {
+    let mut diag = Diag::open().at("ask the kernel who has the port (sock_diag)")?;
+    let start = Instant::now();
+    loop {
+        let mut left = 0;
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            let all = diag.tcp(family, u32::MAX).at("ask the kernel who has the port (sock_diag)")?;
+            for socket in all.iter().filter(|s| s.port == local.port()) {
+                if socket.inode != 0 || socket.state == TCP_LISTEN {
+                    return refuse(format!(
+                        "bind {local}: address in use: another program has taken the port; end it (ss -tlnp names it) and restart again"
+                    ));
+                }
+                // In these states nothing of its data is on its way any more.
+                let over = matches!(socket.state, TIME_WAIT | FIN_WAIT2);
+                if !over || diag.destroy(family, socket).is_err() {
+                    left += 1;
+                }
+            }
+        }
+        if left == 0 {
+            return Ok(());
+        }
+        if start.elapsed() > LINGERING {
+            return refuse(format!(
+                "bind {local}: address in use: {left} connections of the killed job have not ended; restart again in a minute"
+            ));
+        }
+        if start.elapsed() < REUSE_STEP {
+            tracing::warn!(%local, connections = left, "waiting for connections of the killed job to leave TIME_WAIT, at most a minute");
+        }
+        std::thread::sleep(REUSE_STEP);
+    }
 }
 
 /// A socket connected to `to` from `local` where that is possible, else from another port.
