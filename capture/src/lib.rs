@@ -28,9 +28,10 @@ use belay_image::sections::{Kind, SectionFile};
 use belay_image::{blobs::BlobWriter, extent_file, BLOB_FILE, JOB_FILE};
 use belay_kernel::blob::Blob;
 use belay_kernel::proc;
-use belay_plugins::Refusal;
+use belay_plugins::{Facts, Group, Refusal};
 use belay_storage::session::Session;
 use belay_wire::Phase;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -41,6 +42,8 @@ pub struct Options {
     pub save_open_files: bool,
     /// When the job was launched.
     pub launched: SystemTime,
+    /// Children of the agent that are no part of the job: they lead to its other nodes.
+    pub outside: Vec<i32>,
     /// Number of writer threads per process snapshot.
     pub writers: u32,
 }
@@ -135,9 +138,10 @@ pub fn capture(
     dir: &Path,
     options: &Options,
     (session, tracking): (&mut Session, &mut Tracking),
+    group: Option<&dyn Group>,
     on_phase: &mut dyn FnMut(Phase),
 ) -> Result<Snapshot, CaptureError> {
-    take_patiently(root_pid, dir, options, (session, tracking), false, on_phase).map(|(snapshot, _)| snapshot)
+    take_patiently(root_pid, dir, options, (session, tracking), group, false, on_phase).map(|(snapshot, _)| snapshot)
 }
 
 /// As [`capture`], but the processes stay stopped: they go on when [`Held`] is dropped, which must happen on the calling thread.
@@ -146,9 +150,10 @@ pub fn capture_and_hold(
     dir: &Path,
     options: &Options,
     (session, tracking): (&mut Session, &mut Tracking),
+    group: Option<&dyn Group>,
     on_phase: &mut dyn FnMut(Phase),
 ) -> Result<(Snapshot, Held), CaptureError> {
-    let (snapshot, held) = take_patiently(root_pid, dir, options, (session, tracking), true, on_phase)?;
+    let (snapshot, held) = take_patiently(root_pid, dir, options, (session, tracking), group, true, on_phase)?;
     let held = held.ok_or_else(|| CaptureError::failed("hold the processes", "they have been let go"))?;
     Ok((snapshot, held))
 }
@@ -162,12 +167,15 @@ fn take_patiently(
     dir: &Path,
     options: &Options,
     (session, tracking): (&mut Session, &mut Tracking),
+    group: Option<&dyn Group>,
     hold: bool,
     on_phase: &mut dyn FnMut(Phase),
 ) -> Result<(Snapshot, Option<Held>), CaptureError> {
-    for attempt in 1..TRIES {
+    // Several nodes can only try again together.
+    let tries = if group.is_some() { 1 } else { TRIES };
+    for attempt in 1..tries {
         session.reset();
-        match take(root_pid, dir, options, (session, tracking), hold, on_phase) {
+        match take(root_pid, dir, options, (session, tracking), group, hold, on_phase) {
             Err(CaptureError::Refused(reasons)) if reasons.iter().all(|r| r.passing) => {
                 tracing::debug!(attempt, ?reasons, "refused for the moment");
                 std::thread::sleep(Duration::from_millis(1 << (attempt - 1)));
@@ -176,7 +184,14 @@ fn take_patiently(
         }
     }
     session.reset();
-    take(root_pid, dir, options, (session, tracking), hold, on_phase)
+    take(root_pid, dir, options, (session, tracking), group, hold, on_phase)
+}
+
+fn meet(group: Option<&dyn Group>) -> Result<(), CaptureError> {
+    let done = group.map(|g| g.meet(Facts::new(), BTreeSet::new()));
+    done.transpose()
+        .map(drop)
+        .map_err(|e| CaptureError::failed("checkpoint together with the other nodes", e))
 }
 
 /// The processes of a job, stopped since their capture. Dropped, it lets them go on as if they had never been stopped.
@@ -198,6 +213,7 @@ fn take(
     dir: &Path,
     options: &Options,
     (session, tracking): (&mut Session, &mut Tracking),
+    group: Option<&dyn Group>,
     hold: bool,
     on_phase: &mut dyn FnMut(Phase),
 ) -> Result<(Snapshot, Option<Held>), CaptureError> {
@@ -215,7 +231,8 @@ fn take(
 
     let begin = Instant::now();
     clock.enter(Phase::Suspend);
-    let mut job = suspend::suspend(agent)?;
+    let mut job = suspend::suspend(agent, &options.outside)?;
+    meet(group)?;
     calls::forget(|tid| job.processes.iter().any(|p| p.tasks.iter().any(|t| t.tid == tid)));
 
     clock.enter(Phase::Capture);
@@ -249,6 +266,7 @@ fn take(
         blobs: &mut blobs,
         save_open_files: options.save_open_files,
         launched: options.launched,
+        group,
     })
     .map_err(CaptureError::Refused)?;
     calls::finish_connects(&mut processes, |pid, fd| descriptors.is_connected(pid, fd));
@@ -256,6 +274,8 @@ fn take(
     clock.enter(Phase::Snapshot);
     let children = snapshot::take(&mut job, &areas, &drafts, session, tracking)?;
 
+    // Nobody goes on before everybody has captured.
+    meet(group)?;
     clock.enter(Phase::Resume);
     let (live, threads) = (job.processes.len(), job.tasks());
     let held = if hold {

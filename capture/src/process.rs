@@ -298,11 +298,13 @@ pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft]) -> Result<(), C
                 "has made a PID namespace of its own (a container or sandbox)",
             );
         }
-        if let Some((daemon, way)) = remote::part(&command_line(pid)) {
+        // A stand-in for a remote shell is this very program; what it leads to is a node of the job.
+        let stands_in = std::fs::read_link(format!("/proc/{pid}/exe")).ok() == std::env::current_exe().ok();
+        if let Some((daemon, way)) = remote::part(&command_line(pid)).filter(|_| !stands_in) {
             refuse(
                 pid,
                 &format!("{daemon} on another host ({way})"),
-                "a part of the job runs there, where this agent cannot reach it; run the job on one host",
+                "a part of the job runs there, where this agent cannot reach it; launch the job with --across-hosts",
             );
         }
         for (name, what) in memory::unsupported(&draft.maps) {

@@ -84,9 +84,12 @@ enum State {
     Gone,
 }
 
-/// Stops all descendants of `agent`.
-pub(crate) fn suspend(agent: i32) -> Result<Suspended, CaptureError> {
-    let mut gathering = Gathering::default();
+/// Stops all descendants of `agent` but its children `outside` and what they have started.
+pub(crate) fn suspend(agent: i32, outside: &[i32]) -> Result<Suspended, CaptureError> {
+    let mut gathering = Gathering {
+        outside: outside.to_vec(),
+        ..Gathering::default()
+    };
     match gathering.run(agent) {
         Ok(()) => Ok(gathering.finish()),
         Err(e) => {
@@ -119,6 +122,8 @@ pub fn release(tid: i32) {
 
 #[derive(Debug, Default)]
 struct Gathering {
+    /// Children of the agent that are no part of the job.
+    outside: Vec<i32>,
     /// By task: its process and state.
     tasks: BTreeMap<i32, (i32, State)>,
     parents: BTreeMap<i32, i32>,
@@ -146,7 +151,8 @@ impl Gathering {
     /// Seizes every task not yet known; says whether there was one.
     fn seize_new(&mut self, agent: i32) -> Result<bool, CaptureError> {
         let mut news = false;
-        let list = proc::descendants(agent).map_err(|e| CaptureError::failed("list the processes of the job", e))?;
+        let list =
+            proc::descendants_but(agent, &self.outside).map_err(|e| CaptureError::failed("list the processes of the job", e))?;
         for (pid, ppid) in list {
             if self.zombies.contains(&pid) || self.released.contains_key(&pid) {
                 continue;

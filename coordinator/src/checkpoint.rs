@@ -7,10 +7,12 @@
 
 use crate::clients::ClientId;
 use crate::generations::{Draft, Facts};
+use crate::nodes::table::Row;
 use crate::sys::Wake;
 use crate::Failure;
 use belay_capture::{Armed, CaptureError, Held, Options, Snapshot, Tracking};
 use belay_image::manifest::FileEntry;
+use belay_plugins::Group;
 use belay_storage::session::Session;
 use belay_wire::{Exit, GenerationStatus, Phase, Progress};
 use std::path::{Path, PathBuf};
@@ -65,7 +67,11 @@ pub(crate) struct Writing {
     started: Instant,
     counters: Arc<Counters>,
     result: mpsc::Receiver<Result<Written, CaptureError>>,
-    thread: JoinHandle<()>,
+    thread: Option<JoinHandle<()>>,
+    /// The writer's result, once it has been joined.
+    written: Option<Result<Written, Failure>>,
+    /// Parts of the job on other hosts.
+    pub(crate) parts: Vec<Row>,
 }
 
 /// A committed checkpoint.
@@ -85,7 +91,7 @@ impl Writing {
     pub(crate) fn begin(
         (dir, number): (&Path, u64),
         (root_pid, ended): (i32, Option<i32>),
-        options: &Options,
+        (options, group): (&Options, Option<&dyn Group>),
         (mut session, tracking): (Session, &mut Tracking),
         wanted: &Wanted,
         done: &Wake,
@@ -95,11 +101,11 @@ impl Writing {
         let draft = Draft::create(dir, number)?;
         let (snapshot, held) = if wanted.then_stop {
             let (snapshot, held) =
-                belay_capture::capture_and_hold(root_pid, &draft.path, options, (&mut session, tracking), on_phase)?;
+                belay_capture::capture_and_hold(root_pid, &draft.path, options, (&mut session, tracking), group, on_phase)?;
             (snapshot, Some(held))
         } else {
             (
-                belay_capture::capture(root_pid, &draft.path, options, (&mut session, tracking), on_phase)?,
+                belay_capture::capture(root_pid, &draft.path, options, (&mut session, tracking), group, on_phase)?,
                 None,
             )
         };
@@ -125,7 +131,9 @@ impl Writing {
             started: Instant::now(),
             counters,
             result,
-            thread,
+            thread: Some(thread),
+            written: None,
+            parts: Vec::new(),
         })
     }
 
@@ -148,11 +156,35 @@ impl Writing {
 
     /// Whether the writer is done, so that [`Writing::finish`] will not wait.
     pub(crate) fn is_done(&self) -> bool {
-        self.thread.is_finished()
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Commits what was written. Held processes are ended by a commit; a failure lets them go on.
-    pub(crate) fn finish(self) -> (Wanted, Result<Committed, Failure>) {
+    /// Waits for the writer; why it has failed.
+    pub(crate) fn settle(&mut self) -> Result<(), Failure> {
+        if let Some(thread) = self.thread.take() {
+            let written = match (thread.join(), self.result.recv()) {
+                (Ok(()), Ok(written)) => written.map_err(Failure::from),
+                _ => Err(Failure::new(Exit::Internal, "the writer thread ended without a result")),
+            };
+            self.written = Some(written);
+        }
+        match &self.written {
+            Some(Err(failure)) => Err(failure.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Nothing will be committed: another node has failed.
+    pub(crate) fn spoil(&mut self, failure: Failure) {
+        if self.settle().is_ok() {
+            self.written = Some(Err(failure));
+        }
+    }
+
+    /// Commits what was written. Held processes must not go on after a commit.
+    pub(crate) fn finish(mut self) -> (Wanted, Result<Committed, Failure>, Option<Held>) {
+        // Its failure is in `written`.
+        drop(self.settle());
         let Self {
             wanted,
             ended,
@@ -161,14 +193,11 @@ impl Writing {
             mut facts,
             notes,
             started,
-            result,
-            thread,
+            written,
+            parts,
             ..
         } = self;
-        let written = match (thread.join(), result.recv()) {
-            (Ok(()), Ok(written)) => written.map_err(Failure::from),
-            _ => Err(Failure::new(Exit::Internal, "the writer thread ended without a result")),
-        };
+        let written = written.unwrap_or_else(|| Err(Failure::new(Exit::Internal, "nothing was written")));
         let write = started.elapsed();
         facts.phases.push((Phase::Write, write));
         let commit = |written: Written| {
@@ -179,6 +208,9 @@ impl Writing {
             } = written;
             if let Some(status) = ended {
                 files.push(crate::state::write(&draft.path, status)?);
+            }
+            if !parts.is_empty() {
+                files.push(crate::nodes::table::write(&draft.path, &parts)?);
             }
             let path = draft.target();
             let generation = draft.commit(files, &mut session, &facts)?;
@@ -191,10 +223,7 @@ impl Writing {
             })
         };
         let committed = written.and_then(commit);
-        if let (Some(held), Ok(_)) = (held, &committed) {
-            held.kill();
-        }
-        (wanted, committed)
+        (wanted, committed, held)
     }
 }
 

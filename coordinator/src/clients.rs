@@ -17,6 +17,7 @@ pub(crate) type ClientId = u64;
 
 #[derive(Debug)]
 struct Client {
+    pid: i32,
     stream: UnixStream,
     lines: Lines,
     out: Vec<u8>,
@@ -60,6 +61,7 @@ impl Clients {
         let id = self.next;
         self.next += 1;
         let client = Client {
+            pid: who.pid,
             stream,
             lines: Lines::new(MAX_REQUEST),
             out: Vec::new(),
@@ -78,6 +80,11 @@ impl Clients {
                 },
             );
         }
+    }
+
+    /// The process that has connected.
+    pub(crate) fn pid(&self, id: ClientId) -> i32 {
+        self.list.get(&id).map_or(0, |c| c.pid)
     }
 
     /// What to poll for.

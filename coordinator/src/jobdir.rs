@@ -181,6 +181,20 @@ impl JobDir {
         Ok(dir)
     }
 
+    /// Makes the directory of the parts of a job, if it is not there.
+    pub fn make_parts(path: &Path) -> Result<(), Failure> {
+        match DirBuilder::new().mode(0o700).create(path) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(Failure::new(
+                Exit::CannotCreate,
+                format!(
+                    "make {}: {e}; the job directory must be on a file system that all hosts share",
+                    path.display()
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+
     fn at(path: &Path) -> Result<Self, Failure> {
         let path = std::path::absolute(path).map_err(|e| Failure::io(format!("find {}", path.display()), &e))?;
         Ok(Self { path })

@@ -81,6 +81,10 @@ fn start(argv: &[CString], setup: Setup, set: &SignalSet, inherited: &Inherited)
 /// The agent's process: starts the command and serves the job.
 fn run_agent(argv: &[CString], agent: Agent, channel: Channel, inherited: &Inherited) -> i32 {
     // A front that dies this early leaves nothing behind: the command is not started yet.
+    if let Some(path) = agent.path_for_command() {
+        // SAFETY is no question: there is one thread.
+        std::env::set_var("PATH", path);
+    }
     let started = sys::become_subreaper().and_then(|()| spawn(argv, inherited));
     match started {
         Ok(pid) => {

@@ -17,6 +17,7 @@ pub mod generations;
 pub mod interval;
 pub mod jobdir;
 pub mod launch;
+pub mod nodes;
 mod processes;
 mod relay;
 pub mod restart;

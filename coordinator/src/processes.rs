@@ -14,10 +14,10 @@ pub(crate) fn snapshots(agent: i32) -> Vec<i32> {
     children
 }
 
-/// Live processes of the job below `agent`.
-pub(crate) fn live(agent: i32) -> Vec<i32> {
+/// Live processes of the job below `agent`, without its children `outside` and what these have started.
+pub(crate) fn live(agent: i32, outside: &[i32]) -> Vec<i32> {
     let snapshots = snapshots(agent);
-    let all = proc::descendants(agent).unwrap_or_default();
+    let all = proc::descendants_but(agent, outside).unwrap_or_default();
     all.into_iter()
         .map(|(pid, _)| pid)
         .filter(|pid| !snapshots.contains(pid))
@@ -26,9 +26,9 @@ pub(crate) fn live(agent: i32) -> Vec<i32> {
 }
 
 /// Describes the live descendants of `agent`.
-pub(crate) fn describe(agent: i32) -> Vec<ProcessStatus> {
+pub(crate) fn describe(agent: i32, outside: &[i32]) -> Vec<ProcessStatus> {
     let host = crate::sys::host();
-    live(agent)
+    live(agent, outside)
         .into_iter()
         .filter_map(|pid| {
             let stat = proc::stat(pid).ok()?;

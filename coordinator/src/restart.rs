@@ -3,8 +3,10 @@
 use crate::agent::{Agent, Setup};
 use crate::generations::{self, Generation};
 use crate::jobdir::JobDir;
+use crate::nodes::again::Reunion;
 use crate::sys::{self, Disposition};
 use crate::{front, state, Failure};
+use belay_plugins::Group;
 use belay_restart::{Options, Restored};
 use belay_wire::Exit;
 
@@ -18,7 +20,12 @@ pub enum Notice {
 }
 
 /// Restarts generation `wanted` of the job, or its newest whole one; the status word with which the command ended. `tell` receives lines for the user.
-pub fn restart(setup: Setup, wanted: Option<u64>, options: &Options, tell: &mut dyn FnMut(Notice, &str)) -> Result<i32, Failure> {
+pub fn restart(
+    setup: Setup,
+    wanted: Option<u64>,
+    (options, hosts): (&Options, &[String]),
+    tell: &mut dyn FnMut(Notice, &str),
+) -> Result<i32, Failure> {
     let candidates = candidates(&setup.dir, wanted)?;
     let mut agent = Some(Agent::new(setup)?);
     let mut damaged: Option<(u64, Failure)> = None;
@@ -30,7 +37,7 @@ pub fn restart(setup: Setup, wanted: Option<u64>, options: &Options, tell: &mut 
             );
         }
         let number = g.number;
-        let failure = match attempt(&g, options, &mut agent, tell) {
+        let failure = match attempt(&g, (options, hosts), &mut agent, tell) {
             Ok(status) => return Ok(status),
             Err(failure) => failure,
         };
@@ -49,7 +56,7 @@ pub fn restart(setup: Setup, wanted: Option<u64>, options: &Options, tell: &mut 
 
 fn attempt(
     g: &Generation,
-    options: &Options,
+    (options, hosts): (&Options, &[String]),
     agent: &mut Option<Agent>,
     tell: &mut dyn FnMut(Notice, &str),
 ) -> Result<i32, Failure> {
@@ -73,16 +80,24 @@ fn attempt(
             ),
         );
     }
+    let reunion = match agent {
+        Some(a) => a.other_nodes(&g.path, g.number, hosts)?,
+        None => None,
+    };
     let mut serve = |restored: Restored, report: &dyn Fn(i32)| {
         agent.take().map_or(0, |mut a| {
             // Pages that are only mapped have not been compared with their checksums: damage must not spread to the generations that follow.
             if !options.lazy {
                 a.build_on(&g.path);
             }
+            if let Some(joining) = reunion.as_ref().and_then(Reunion::take_joining) {
+                a.rejoin(joining);
+            }
             agent_main(a, restored, ended, report)
         })
     };
-    belay_restart::restart(&g.path, options, &mut serve).map_err(Failure::from)
+    let group = reunion.as_ref().map(|r| -> &dyn Group { r });
+    belay_restart::restart(&g.path, options, group, &mut serve).map_err(Failure::from)
 }
 
 /// The generations to try, in this order: `wanted`, or all from the newest.

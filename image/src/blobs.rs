@@ -76,6 +76,11 @@ impl BlobReader {
         })
     }
 
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Reads and verifies the byte string at `at`.
     pub fn get(&self, at: &BlobRef) -> Result<Vec<u8>, ImageError> {
         let end = at.offset.checked_add(at.bytes).filter(|end| *end <= self.bytes);

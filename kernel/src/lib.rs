@@ -5,6 +5,7 @@
 pub mod blob;
 pub mod hugepages;
 pub mod kcmp;
+pub mod net;
 pub mod pagemap;
 pub mod pidfd;
 pub mod proc;

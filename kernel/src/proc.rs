@@ -225,10 +225,15 @@ fn numbers(dir: &str) -> io::Result<Vec<i32>> {
 
 /// Every descendant of `ancestor` as (pid, ppid), parents before their children.
 pub fn descendants(ancestor: i32) -> io::Result<Vec<(i32, i32)>> {
+    descendants_but(ancestor, &[])
+}
+
+/// As [`descendants`], without `outside` and what these have started.
+pub fn descendants_but(ancestor: i32, outside: &[i32]) -> io::Result<Vec<(i32, i32)>> {
     let mut out = Vec::new();
     let mut queue = vec![ancestor];
     while let Some(parent) = queue.pop() {
-        for child in children(parent)? {
+        for child in children(parent)?.into_iter().filter(|c| !outside.contains(c)) {
             out.push((child, parent));
             queue.push(child);
         }

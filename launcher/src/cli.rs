@@ -51,6 +51,9 @@ pub(crate) enum Command {
     ///
     /// Removes left-overs of interrupted checkpoints, and generations older than the newest whole ones that are kept.
     Gc(Gc),
+    /// Be the agent of a job on another host (started by belay itself)
+    #[command(hide = true)]
+    Agent(Agent),
     /// Write man pages or shell completions
     #[command(hide = true)]
     Generate(Generate),
@@ -99,6 +102,9 @@ pub(crate) struct Launch {
     /// Save the contents of the files that the job writes or has made, where they are open, not only of those that would otherwise be lost
     #[arg(long)]
     pub(crate) save_open_files: bool,
+    /// Take what the command starts on other hosts through ssh or rsh into the job; the job directory must be on a file system that all hosts share
+    #[arg(long)]
+    pub(crate) across_hosts: bool,
     /// How much goes to the log in the job directory
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub(crate) log_level: LogLevel,
@@ -169,6 +175,9 @@ pub(crate) struct Restart {
     /// Read memory on demand, so that the program runs at once whatever its size
     #[arg(long)]
     pub(crate) lazy: bool,
+    /// Other hosts for the parts of a job on several hosts, in the order in which these were started
+    #[arg(long, value_name = "HOST", value_delimiter = ',')]
+    pub(crate) hosts: Vec<String>,
     /// Change the checkpoint interval (never: none)
     #[arg(long, value_name = "DUR")]
     pub(crate) ckpt_interval: Option<Interval>,
@@ -259,6 +268,29 @@ pub(crate) struct Gc {
     /// Checkpoints to keep [default: as given at launch]
     #[arg(long, value_name = "N", conflicts_with = "all", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) keep: Option<u32>,
+}
+
+/// `belay agent`.
+#[derive(Debug, Args)]
+pub(crate) struct Agent {
+    /// Job directory of this part
+    #[arg(long)]
+    pub(crate) dir: PathBuf,
+    /// The job key
+    #[arg(long)]
+    pub(crate) key: PathBuf,
+    /// What the root calls this part
+    #[arg(long)]
+    pub(crate) tag: u64,
+    /// Where the root listens
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) join: Vec<String>,
+    /// Restart from this generation
+    #[arg(long)]
+    pub(crate) generation: Option<u64>,
+    /// The command and its arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) command: Vec<OsString>,
 }
 
 /// `belay generate`.

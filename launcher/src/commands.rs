@@ -24,6 +24,7 @@ pub(crate) fn run(command: Command) -> Result<u8, Failure> {
         Command::Inspect(args) => print(&inspect::describe(&args.image)?),
         Command::Stop(args) => stop(&args),
         Command::Gc(args) => gc(&args),
+        Command::Agent(args) => start::agent(args),
         Command::Generate(args) => generate(&args),
     }
 }

@@ -14,6 +14,7 @@ mod logging;
 mod progress;
 mod start;
 
+use belay_coordinator::nodes::standin;
 use belay_coordinator::sys;
 use belay_wire::Exit;
 use clap::Parser;
@@ -22,6 +23,16 @@ use clap::Parser;
 #[cfg_attr(not(test), no_mangle)]
 pub extern "C" fn main(_argc: i32, _argv: *const *const u8) -> i32 {
     sys::fill_standard_descriptors();
+    if let Some(path) = standin::executed_as() {
+        let words: Vec<String> = std::env::args().skip(1).collect();
+        return match standin::run(&path, &words) {
+            Ok(code) => code.into(),
+            Err(failure) => {
+                sys::say(&failure.message);
+                255
+            }
+        };
+    }
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => {

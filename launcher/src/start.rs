@@ -1,9 +1,10 @@
 //! `belay launch` and `belay restart`: prepare the job directory, then become the front of the job.
 
-use crate::cli::{self, Launch, Restart};
+use crate::cli::{self, Agent, Launch, Restart};
 use crate::logging;
 use belay_coordinator::agent::Setup;
 use belay_coordinator::jobdir::{Access, Description, Differential, JobDir};
+use belay_coordinator::nodes::Nodes;
 use belay_coordinator::restart::Notice;
 use belay_coordinator::{agent, generations, launch, restart, sys, Failure};
 use belay_wire::Exit;
@@ -40,12 +41,14 @@ pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
     };
     dir.describe(&description)?;
     logging::start(&dir, &description.log_level)?;
+    let nodes = args.across_hosts.then(|| Nodes::root(&dir)).transpose()?;
     let status = launch::launch(
         args.command,
         Setup {
             dir: dir.clone(),
             lock,
             description,
+            nodes,
         },
     )?;
     finish(&dir, status)
@@ -73,11 +76,7 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
     {
         sys::say(&failure.message);
     }
-    let options = belay_restart::Options {
-        lazy: args.lazy,
-        restorer: belay_kernel::blob::find("belay-restorer")
-            .map_err(|e| Failure::new(Exit::System, format!("{e}; install belay completely")))?,
-    };
+    let options = restart_options(args.lazy)?;
     let terminal = std::io::stderr().is_terminal();
     let mut tell = |notice: Notice, line: &str| {
         if !args.quiet && (terminal || notice == Notice::Warning) {
@@ -89,11 +88,67 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
             dir: dir.clone(),
             lock,
             description,
+            nodes: None,
         },
         args.generation,
-        &options,
+        (&options, &args.hosts),
         &mut tell,
     )?;
+    finish(&dir, status)
+}
+
+fn restart_options(lazy: bool) -> Result<belay_restart::Options, Failure> {
+    Ok(belay_restart::Options {
+        lazy,
+        restorer: belay_kernel::blob::find("belay-restorer")
+            .map_err(|e| Failure::new(Exit::System, format!("{e}; install belay completely")))?,
+    })
+}
+
+/// Runs a part of a job of which the root is on another host; ends this process as its command ended.
+pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
+    if let Some(number) = args.generation {
+        sys::close_inherited();
+        let dir = JobDir::open(&args.dir, Access::Own)?;
+        let mut description = dir.description()?;
+        let lock = dir.lock()?;
+        description.wait_status = None;
+        dir.describe(&description)?;
+        logging::start(&dir, &description.log_level)?;
+        // What this part has committed and the root has not is no checkpoint of the job.
+        let gen = dir.generations();
+        for later in generations::list(&gen)?.iter().filter(|g| g.number > number) {
+            generations::remove(&gen, later.number)?;
+        }
+        let nodes = Some(Nodes::part(&args.key, &args.join, args.tag)?);
+        let setup = Setup {
+            dir: dir.clone(),
+            lock,
+            description,
+            nodes,
+        };
+        let options = restart_options(false)?;
+        let status = restart::restart(setup, Some(number), (&options, &[]), &mut |_, _| {})?;
+        return finish(&dir, status);
+    }
+    launch::check(&args.command)?;
+    if let Some(parts) = args.dir.parent() {
+        JobDir::make_parts(parts)?;
+    }
+    let dir = JobDir::create(&args.dir)?;
+    let lock = dir.lock()?;
+    let words = args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect();
+    let description = Description::new(None, words);
+    dir.describe(&description)?;
+    logging::start(&dir, &description.log_level)?;
+    let nodes = Some(Nodes::part(&args.key, &args.join, args.tag)?);
+    let setup = Setup {
+        dir: dir.clone(),
+        lock,
+        description,
+        nodes,
+    };
+    let status = launch::launch(args.command, setup)?;
     finish(&dir, status)
 }
 

@@ -58,6 +58,8 @@ pub(crate) struct Session<'a> {
     pub(crate) save_open_files: bool,
     /// When the job was launched.
     pub(crate) launched: SystemTime,
+    /// The other nodes of the job.
+    pub(crate) group: Option<&'a dyn crate::group::Group>,
     /// The descriptions found so far.
     pub(crate) found: Vec<Found>,
     /// The tables.
@@ -149,6 +151,7 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
         blobs: env.blobs,
         save_open_files: env.save_open_files,
         launched: env.launched,
+        group: env.group,
         found: Vec::new(),
         tables: Vec::new(),
         notes: Vec::new(),

@@ -17,6 +17,7 @@ mod epoll;
 mod eventfd;
 mod fault;
 mod files;
+mod group;
 mod inotify;
 mod install;
 mod locks;
@@ -34,6 +35,7 @@ mod timerfd;
 
 use belay_image::blobs::{BlobReader, BlobWriter};
 use belay_image::model::ObjectId;
+pub use group::{Facts, Group};
 pub use model::Descriptors;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -84,6 +86,8 @@ pub struct CaptureEnv<'a> {
     pub save_open_files: bool,
     /// When the job was launched: what has been made since then is its own work.
     pub launched: SystemTime,
+    /// The other nodes of the job, where it has any: they capture at the same time.
+    pub group: Option<&'a dyn Group>,
 }
 
 /// Something that cannot be checkpointed or restarted, with the reason.
@@ -122,11 +126,16 @@ impl Rebuilder {
     /// Called in the agent of the restarted job, before any process is forked: creates every open description, every shared object and
     /// System V segment, and refills data in flight. All are held by descriptors of the agent at numbers of at least [`Rebuilder::base`]. `own_ipc`: the
     /// IPC namespace is the job's own.
-    pub fn rebuild(descriptors: Descriptors, blobs: &BlobReader, own_ipc: bool) -> Result<Self, Refusal> {
+    pub fn rebuild(
+        descriptors: Descriptors,
+        blobs: &BlobReader,
+        own_ipc: bool,
+        group: Option<&dyn Group>,
+    ) -> Result<Self, Refusal> {
         if own_ipc {
             shm::sysv::owns_namespace();
         }
-        let built = rebuild::rebuild(&descriptors, blobs)?;
+        let built = rebuild::rebuild(&descriptors, blobs, group)?;
         Ok(Self {
             descriptors,
             built,

@@ -5,6 +5,7 @@
 
 use crate::capture::RaisedLimit;
 use crate::fault::{refuse, At, Fault};
+use crate::group::Group;
 use crate::model::{DescId, Description, Descriptors, Kind};
 use crate::sys::fd;
 use crate::{epoll, eventfd, files, locks, mqueue, pipes, shm, signalfd, sockets, terminals, timerfd};
@@ -21,6 +22,8 @@ pub(crate) struct Builder<'a> {
     pub(crate) blobs: &'a BlobReader,
     /// Smallest descriptor number to hold things at.
     pub(crate) min: RawFd,
+    /// The other nodes of the job.
+    pub(crate) group: Option<&'a dyn Group>,
     made: Vec<Option<OwnedFd>>,
 }
 
@@ -74,13 +77,14 @@ pub(crate) fn base(d: &Descriptors) -> RawFd {
 }
 
 /// Rebuilds everything that needs no process.
-pub(crate) fn rebuild(d: &Descriptors, blobs: &BlobReader) -> Result<Built, Refusal> {
+pub(crate) fn rebuild(d: &Descriptors, blobs: &BlobReader, group: Option<&dyn Group>) -> Result<Built, Refusal> {
     let limit = RaisedLimit::raise();
     let min = base(d);
     let mut b = Builder {
         descriptors: d,
         blobs,
         min,
+        group,
         made: d.descriptions.iter().map(|_| None).collect(),
     };
     let stdio = [0, 1, 2].map(|n| fd::dup_from(n, min).ok());

@@ -18,7 +18,7 @@ use belay_image::extents::Extent;
 use belay_image::model::{AgentIdentity, Job, Process, ProcessState, VmaKind};
 use belay_kernel::blob::Blob;
 use belay_kernel::{pidfd, proc};
-use belay_plugins::Rebuilder;
+use belay_plugins::{Facts, Group, Rebuilder};
 use belay_wire::Phase;
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -34,7 +34,14 @@ const PR_TIMER_CREATE_RESTORE_IDS_GET: u64 = 2;
 pub(crate) type Phases = Vec<(Phase, Duration)>;
 
 /// Rebuilds the job of `loaded` and lets it go on. On failure every process of it has been killed.
-pub(crate) fn restart(loaded: Loaded, blob: &Blob, lazy: bool, way: Way, foreground: bool) -> Outcome<Phases> {
+pub(crate) fn restart(
+    loaded: Loaded,
+    blob: &Blob,
+    lazy: bool,
+    way: Way,
+    foreground: bool,
+    group: Option<&dyn Group>,
+) -> Outcome<Phases> {
     let begin = Instant::now();
     let Loaded {
         job,
@@ -54,7 +61,8 @@ pub(crate) fn restart(loaded: Loaded, blob: &Blob, lazy: bool, way: Way, foregro
     let tree = tree::plan(&job.agent, &job.processes, helpers.iter().sum(), pid_max(), &taken)
         .map_err(|e| RestartError::at("spawn", e))?;
     let mine = std::process::id().cast_signed();
-    let rebuilder = Rebuilder::rebuild(descriptors, &blobs, way != Way::Initial).map_err(|e| RestartError::at("rebuild", e))?;
+    let rebuilder =
+        Rebuilder::rebuild(descriptors, &blobs, way != Way::Initial, group).map_err(|e| RestartError::at("rebuild", e))?;
     open_shared_objects(&rebuilder, &job);
     let shared = Shared::new(tree.nodes.len(), rebuilder.base()).map_err(|e| RestartError::at("spawn", e))?;
     let stopped = stopped_children(&job);
@@ -119,6 +127,11 @@ pub(crate) fn restart(loaded: Loaded, blob: &Blob, lazy: bool, way: Way, foregro
         // as their snapshots do.
         if way.is_ordinary() {
             sys::give_up_capabilities().map_err(|e| RestartError::at("resume", format!("give up capabilities: {e}")))?;
+        }
+        // Nobody goes on before everybody is whole.
+        if let Some(group) = group {
+            let met = group.meet(Facts::new(), BTreeSet::new());
+            met.map_err(|e| RestartError::at("restart together with the other nodes", e))?;
         }
         stopped.resume();
         Ok(phases(rebuilt, spawned, &live, &shared, resuming.elapsed()))

@@ -36,6 +36,7 @@ mod verify;
 pub use fail::RestartError;
 
 use belay_kernel::blob::Blob;
+use belay_plugins::Group;
 use channel::{Channel, Message};
 use front::Front;
 use namespace::Way;
@@ -65,9 +66,15 @@ pub type AgentMain<'a> = dyn FnMut(Restored, &dyn Fn(i32)) -> i32 + 'a;
 
 /// Restarts the generation in `dir`. Call from the single-threaded front process. Makes the namespaces, their PID 1 and, inside, the agent, which
 /// rebuilds the job, lets it go on, and then runs `agent_main`, whose result (a wait status word) becomes the result of this call in the front process.
+/// `group` are the other nodes of the job, which restart at the same time.
 /// The front process forwards terminal job control and termination signals meanwhile. `agent_main` may call its second argument with a wait status
 /// word to make this call return in the front process before the job has ended: the command has, and what it left behind runs on in the background.
-pub fn restart(dir: &Path, options: &Options, agent_main: &mut AgentMain<'_>) -> Result<i32, RestartError> {
+pub fn restart(
+    dir: &Path,
+    options: &Options,
+    group: Option<&dyn Group>,
+    agent_main: &mut AgentMain<'_>,
+) -> Result<i32, RestartError> {
     let mut loaded = Some(verify::load(dir)?);
     let (identity, monotonic_ns) = match &loaded {
         Some(l) => (l.job.agent, l.job.monotonic_ns),
@@ -126,7 +133,7 @@ pub fn restart(dir: &Path, options: &Options, agent_main: &mut AgentMain<'_>) ->
                 inside.send(&Message::Hello);
                 let loaded = loaded.take().ok_or_else(|| RestartError::at("restart", "nothing loaded"))?;
                 let root_pid = loaded.job.root_pid;
-                let phases = agent::restart(loaded, &blob, options.lazy, way, front.foreground)?;
+                let phases = agent::restart(loaded, &blob, options.lazy, way, front.foreground, group)?;
                 bound(false)?;
                 Ok(Restored { root_pid, phases })
             });

@@ -95,11 +95,27 @@ impl AsRawFd for Bell {
 }
 
 /// A place in the tree that nobody attends to yet: it can be made before a fork, and has no thread.
-pub struct Joining(Start);
+pub struct Joining {
+    service: Box<Service>,
+    ends: Ends,
+}
+
+/// The program's ends of the channels to the service.
+#[derive(Debug)]
+struct Ends {
+    node: u64,
+    addresses: Vec<String>,
+    commands: mpsc::Sender<Command>,
+    wake: Arc<Bell>,
+    events: mpsc::Receiver<Event>,
+    releases: mpsc::Receiver<Released>,
+    bell: Arc<Bell>,
+    traffic: Arc<Traffic>,
+}
 
 impl std::fmt::Debug for Joining {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Joining as node {}", self.0.node)
+        write!(f, "Joining as node {}", self.ends.node)
     }
 }
 
@@ -114,7 +130,7 @@ fn listen() -> Result<(TcpListener, Vec<String>), TreeError> {
     }
     listener.set_nonblocking(true).map_err(failed)?;
     let port = listener.local_addr().map_err(failed)?.port();
-    let addresses = crate::own_addresses()
+    let addresses = belay_kernel::net::addresses()
         .into_iter()
         .map(|ip| SocketAddr::from((ip, port)).to_string());
     Ok((listener, addresses.collect()))
@@ -131,7 +147,7 @@ impl Joining {
             tag: 0,
             processes: 0,
         };
-        Ok(Self(Start {
+        Self::prepare(Start {
             key,
             node: 0,
             fan_out,
@@ -140,7 +156,7 @@ impl Joining {
             parent: None,
             root: Vec::new(),
             early: Vec::new(),
-        }))
+        })
     }
 
     /// Joins the tree whose root listens at one of `root`: `tag` says what the root started this node for.
@@ -161,7 +177,7 @@ impl Joining {
             None => (Some(link), root.to_vec()),
             Some((_, addresses)) => (None, addresses),
         };
-        Ok(Self(Start {
+        Self::prepare(Start {
             key,
             node,
             fan_out: 0,
@@ -170,50 +186,85 @@ impl Joining {
             parent: Some((link, parent)),
             root: root.to_vec(),
             early,
-        }))
+        })
     }
 
-    /// Where this node listens.
-    pub fn addresses(&self) -> &[String] {
-        &self.0.info.addresses
-    }
-
-    /// This node's number.
-    pub fn node(&self) -> u64 {
-        self.0.node
-    }
-
-    /// Begins to attend to the connections, on a thread of its own.
-    pub fn start(self) -> Result<Tree, TreeError> {
-        let failed = |e| TreeError::System("start the thread of the tree", e);
-        let node = self.0.node;
-        let addresses = self.0.info.addresses.clone();
+    fn prepare(start: Start) -> Result<Self, TreeError> {
+        let failed = |e| TreeError::System("make an event descriptor", e);
         let (commands, orders) = mpsc::channel();
         let (event_in, events) = mpsc::channel();
         let (release_in, releases) = mpsc::channel();
         let wake = Arc::new(Bell::new().map_err(failed)?);
         let bell = Arc::new(Bell::new().map_err(failed)?);
-        let traffic = Arc::new(Traffic::default());
-        let mut service = Service::new(
-            self.0,
-            (orders, wake.clone()),
-            (event_in, release_in, bell.clone()),
-            traffic.clone(),
-        );
+        let ends = Ends {
+            node: start.node,
+            addresses: start.info.addresses.clone(),
+            commands,
+            wake: wake.clone(),
+            events,
+            releases,
+            bell: bell.clone(),
+            traffic: Arc::default(),
+        };
+        let service = Service::new(start, (orders, wake), (event_in, release_in, bell), ends.traffic.clone());
+        Ok(Self {
+            service: Box::new(service),
+            ends,
+        })
+    }
+
+    /// Where this node listens.
+    pub fn addresses(&self) -> &[String] {
+        &self.ends.addresses
+    }
+
+    /// This node's number.
+    pub fn node(&self) -> u64 {
+        self.ends.node
+    }
+
+    /// Attends to the connections on the calling thread, until there is an event or the limit is reached.
+    pub fn await_event(&mut self, limit: Duration) -> Option<Event> {
+        let begin = Instant::now();
+        loop {
+            if let Ok(event) = self.ends.events.try_recv() {
+                return Some(event);
+            }
+            if begin.elapsed() > limit {
+                return None;
+            }
+            self.service.turn();
+        }
+    }
+
+    /// As [`Tree::exchange`], attending to the connections on the calling thread meanwhile.
+    pub fn exchange(&mut self, step: u64, contribution: Contribution) -> Result<Values, Broken> {
+        self.service.command(Command::Arrive(step, contribution));
+        self.service.advance();
+        loop {
+            self.service.turn();
+            while let Ok((number, failures, values)) = self.ends.releases.try_recv() {
+                if number >= step {
+                    return if failures.is_empty() {
+                        Ok(values)
+                    } else {
+                        Err(Broken(failures))
+                    };
+                }
+            }
+        }
+    }
+
+    /// Begins to attend to the connections on a thread of its own.
+    pub fn start(self) -> Result<Tree, TreeError> {
+        let Self { mut service, ends } = self;
         let thread = std::thread::Builder::new()
             .name("belay-tree".into())
             .stack_size(256 << 10)
             .spawn(move || service.run())
-            .map_err(failed)?;
+            .map_err(|e| TreeError::System("start the thread of the tree", e))?;
         Ok(Tree {
-            node,
-            addresses,
-            commands,
-            wake,
-            events,
-            releases,
-            bell,
-            traffic,
+            ends,
             thread: Some(thread),
         })
     }
@@ -267,46 +318,39 @@ fn welcome(link: &mut Link, info: &NodeInfo) -> Result<Welcomed, LinkError> {
 /// A node's place in the tree.
 #[derive(Debug)]
 pub struct Tree {
-    node: u64,
-    addresses: Vec<String>,
-    commands: mpsc::Sender<Command>,
-    wake: Arc<Bell>,
-    events: mpsc::Receiver<Event>,
-    releases: mpsc::Receiver<Released>,
-    bell: Arc<Bell>,
-    traffic: Arc<Traffic>,
+    ends: Ends,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Tree {
     /// This node's number.
     pub fn node(&self) -> u64 {
-        self.node
+        self.ends.node
     }
 
     /// Where this node listens.
     pub fn addresses(&self) -> &[String] {
-        &self.addresses
+        &self.ends.addresses
     }
 
     /// Messages that passed through this node.
     pub fn traffic(&self) -> &Traffic {
-        &self.traffic
+        &self.ends.traffic
     }
 
     fn command(&self, command: Command) {
         // The thread ends only after a command to do so.
-        let _ = self.commands.send(command);
-        self.wake.ring();
+        let _ = self.ends.commands.send(command);
+        self.ends.wake.ring();
     }
 
     /// The next event, if there is one. The descriptor of this object is readable when there may be.
     pub fn event(&self) -> Option<Event> {
-        let event = self.events.try_recv().ok();
+        let event = self.ends.events.try_recv().ok();
         if event.is_none() {
-            self.bell.silence();
+            self.ends.bell.silence();
             // One that was reported between the two calls has rung before the bell was silenced.
-            return self.events.try_recv().ok();
+            return self.ends.events.try_recv().ok();
         }
         event
     }
@@ -321,11 +365,26 @@ impl Tree {
         self.command(Command::HoldJoins(hold));
     }
 
+    /// Takes part in collective step `step` without waiting for its end, of which [`Tree::released`] tells.
+    pub fn begin(&self, step: u64, contribution: Contribution) {
+        self.command(Command::Arrive(step, contribution));
+    }
+
+    /// The end of a step begun with [`Tree::begin`], once it has come. The descriptor of this object is readable when it may have.
+    pub fn released(&self) -> Option<Result<Values, Broken>> {
+        let (_, failures, values) = self.ends.releases.try_recv().ok()?;
+        Some(if failures.is_empty() {
+            Ok(values)
+        } else {
+            Err(Broken(failures))
+        })
+    }
+
     /// Takes part in collective step `step`; returns the facts that `contribution` wants when all nodes have contributed. Step numbers grow.
     pub fn exchange(&self, step: u64, contribution: Contribution) -> Result<Values, Broken> {
         self.command(Command::Arrive(step, contribution));
         loop {
-            match self.releases.recv() {
+            match self.ends.releases.recv() {
                 Ok((number, failures, values)) if number >= step => {
                     return if failures.is_empty() {
                         Ok(values)
@@ -336,7 +395,7 @@ impl Tree {
                 Ok(_) => {} // a step that this node had given up
                 Err(_) => {
                     let reason = "the thread of the tree has ended".to_owned();
-                    let node = self.node;
+                    let node = self.ends.node;
                     return Err(Broken(vec![Failed {
                         node,
                         kind: "internal".into(),
@@ -350,7 +409,7 @@ impl Tree {
 
 impl AsRawFd for Tree {
     fn as_raw_fd(&self) -> RawFd {
-        self.bell.as_raw_fd()
+        self.ends.bell.as_raw_fd()
     }
 }
 

@@ -13,7 +13,6 @@
 //! `shape` and `merge` are pure; `noise` turns bytes into messages and back without I/O; `link` is a connection, `service` the thread that attends to a
 //! node's connections, and `handle` what the rest of the program sees.
 
-mod address;
 mod handle;
 mod key;
 mod link;
@@ -23,7 +22,6 @@ mod noise;
 mod service;
 pub mod shape;
 
-pub use address::own_addresses;
 pub use handle::{Broken, Event, Joining, Tree, TreeError};
 pub use key::JobKey;
 pub use message::{Contribution, Failed, NodeInfo, Values};

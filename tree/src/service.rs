@@ -117,6 +117,8 @@ pub(crate) struct Service {
     children: BTreeMap<u64, Child>,
     strangers: Vec<Stranger>,
     hold_joins: bool,
+    /// The program is done with the tree.
+    left: bool,
     next_node: u64,
     registry: BTreeMap<u64, Registered>,
     step: Step,
@@ -156,6 +158,7 @@ impl Service {
             children: BTreeMap::new(),
             strangers: Vec::new(),
             hold_joins: false,
+            left: false,
             next_node: 1,
             registry: BTreeMap::new(),
             step: Step::default(),
@@ -184,19 +187,22 @@ impl Service {
 
     /// Attends to everything until the program leaves.
     pub(crate) fn run(&mut self) {
-        loop {
-            let ready = self.wait();
-            self.wake.silence();
-            while let Ok(command) = self.commands.try_recv() {
-                match command {
-                    Command::Leave => return self.leave(),
-                    other => self.command(other),
-                }
-            }
-            self.hear(&ready);
-            self.look_after();
-            self.advance();
+        while !self.left {
+            self.turn();
         }
+        self.leave();
+    }
+
+    /// Waits for something to happen and deals with it.
+    pub(crate) fn turn(&mut self) {
+        let ready = self.wait();
+        self.wake.silence();
+        while let Ok(command) = self.commands.try_recv() {
+            self.command(command);
+        }
+        self.hear(&ready);
+        self.look_after();
+        self.advance();
     }
 
     /// Waits for something to happen; the descriptors that are ready.
@@ -232,7 +238,7 @@ impl Service {
         polls.iter().filter(|p| p.revents != 0).map(|p| p.fd).collect()
     }
 
-    fn command(&mut self, command: Command) {
+    pub(crate) fn command(&mut self, command: Command) {
         match command {
             Command::Order(text) => {
                 self.ordered += 1;
@@ -245,7 +251,7 @@ impl Service {
                 }
                 self.step.arrive(step, Who::Own, contribution);
             }
-            Command::Leave => {}
+            Command::Leave => self.left = true,
         }
     }
 
@@ -256,6 +262,7 @@ impl Service {
             reason: "the root of the job is gone".into(),
         };
         let _ = self.releases.send((step, vec![failure], Values::new()));
+        self.bell.ring();
     }
 
     /// Passes an order on to all children.
@@ -383,7 +390,7 @@ impl Service {
     }
 
     /// Sends the step under way on, or at the root ends it, once everybody here has arrived.
-    fn advance(&mut self) {
+    pub(crate) fn advance(&mut self) {
         let Some(merged) = self.step.complete(self.children.keys().copied()) else {
             return;
         };
@@ -412,7 +419,10 @@ impl Service {
         for (who, values) in self.step.release(values) {
             let released = (step, failures.to_vec(), values);
             match who {
-                Who::Own => drop(self.releases.send(released)),
+                Who::Own => {
+                    let _ = self.releases.send(released);
+                    self.bell.ring();
+                }
                 Who::Child(node) => {
                     let (step, failures, values) = released.clone();
                     self.send_down(node, &Down::Release { step, failures, values });

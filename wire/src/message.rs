@@ -26,6 +26,18 @@ pub enum Request {
         #[serde(default)]
         level: Level,
     },
+    /// From a process that stands in for a remote shell: start the shell with its descriptors, outside of the job.
+    RemoteStart {
+        /// The remote shell.
+        program: String,
+        /// Its arguments.
+        words: Vec<String>,
+    },
+    /// From such a process: it was sent this signal.
+    RemoteSignal {
+        /// The signal.
+        signal: i32,
+    },
     /// Report the job's status.
     Status,
     /// End the program: SIGTERM to the command, and SIGKILL to all that is left after the grace period.
@@ -48,6 +60,8 @@ pub enum Event {
     Progress(Progress),
     /// Result: the checkpoint is committed.
     Checkpointed(Checkpointed),
+    /// Result: it is being done.
+    Accepted,
     /// Result: the status.
     Status(Box<Status>),
     /// Result: the program has ended.

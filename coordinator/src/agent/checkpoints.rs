@@ -4,7 +4,9 @@ use super::{stopped_after_checkpoint, Agent, WRITERS};
 use crate::checkpoint::{Committed, Learned, Wanted, Writing};
 use crate::generations::{self, ms};
 use crate::interval::Interval;
+use crate::nodes::Nodes;
 use crate::{sys, Failure};
+use belay_plugins::Group;
 use belay_storage::session::Stats;
 use belay_wire::{Checkpointed, Event, LastError, Phase};
 use std::time::{Duration, UNIX_EPOCH};
@@ -34,11 +36,15 @@ impl Agent {
             );
             return;
         }
+        if self.is_together() {
+            self.skipped += 1;
+            return;
+        }
         self.begin_checkpoint(Wanted::default());
     }
 
     pub(super) fn begin_queued(&mut self) {
-        if self.writing.is_none() {
+        if self.writing.is_none() && !self.is_together() {
             if let Some(wanted) = self.queued.take() {
                 self.begin_checkpoint(wanted);
             }
@@ -46,12 +52,35 @@ impl Agent {
     }
 
     pub(super) fn begin_checkpoint(&mut self, wanted: Wanted) {
+        if self.nodes.as_ref().is_some_and(Nodes::has_others) {
+            return self.begin_together(&wanted);
+        }
         // A number is used once, so that a log line names one attempt.
         let number = self.next_number;
         self.next_number += 1;
+        match self.begin(number, &wanted, self.outside(), None) {
+            Ok(writing) => {
+                self.writing = Some(writing);
+                self.set_tick();
+            }
+            Err(failure) => self.checkpoint_failed(number, &wanted, &failure),
+        }
+        // Children may have ended while the tracer did not look for it.
+        self.reap();
+    }
+
+    /// Captures the job into generation `number`; `group` are the other nodes, which do the same.
+    pub(super) fn begin(
+        &mut self,
+        number: u64,
+        wanted: &Wanted,
+        outside: Vec<i32>,
+        group: Option<&dyn Group>,
+    ) -> Result<Writing, Failure> {
         let options = belay_capture::Options {
             save_open_files: self.description.save_open_files,
             launched: UNIX_EPOCH + Duration::from_secs(self.description.created_unix_s),
+            outside,
             writers: WRITERS,
         };
         let gen = self.dir.generations();
@@ -67,36 +96,30 @@ impl Agent {
         };
         let root = (self.root_pid, self.root_status);
         let tracking = &mut self.tracking;
-        let begun = session.and_then(|session| {
+        session.and_then(|session| {
             Writing::begin(
                 (&gen, number),
                 root,
-                &options,
+                (&options, group),
                 (session, tracking),
-                &wanted,
+                wanted,
                 &self.done,
                 &mut on_phase,
             )
-        });
-        match begun {
-            Ok(writing) => {
-                self.writing = Some(writing);
-                self.set_tick();
-            }
-            Err(failure) => self.checkpoint_failed(number, &wanted, &failure),
-        }
-        // Children may have ended while the tracer did not look for it.
-        self.reap();
+        })
     }
 
-    pub(super) fn finish_checkpoint(&mut self) {
-        let Some(writing) = self.writing.take() else {
-            return;
-        };
+    /// Commits what was written; why it could not be.
+    pub(super) fn finish_checkpoint(&mut self) -> Option<Failure> {
+        let writing = self.writing.take()?;
         let number = writing.number();
         let waited = writing.is_done();
         self.enter(Phase::Commit, &writing.wanted);
-        let (wanted, result) = writing.finish();
+        let (wanted, result, held) = writing.finish();
+        if let (Some(held), Ok(_)) = (held, &result) {
+            held.kill();
+        }
+        let failed = result.as_ref().err().cloned();
         tracing::trace!(waited, "writer joined");
         match result {
             Ok(mut c) => {
@@ -138,10 +161,11 @@ impl Agent {
         self.set_tick();
         self.reap();
         self.begin_queued();
+        failed
     }
 
     /// What the checkpoint has taught about the store holds from its commit on.
-    fn keep_session(&mut self, committed: &mut Committed) -> Stats {
+    pub(super) fn keep_session(&mut self, committed: &mut Committed) -> Stats {
         let Some(Learned { session, armed, path }) = committed.learned.take() else {
             return Stats::default();
         };

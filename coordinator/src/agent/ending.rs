@@ -47,7 +47,7 @@ impl Agent {
             tracing::error!(error = %e, "set the grace timer");
             return self.force_end();
         }
-        for pid in processes::live(self.pid) {
+        for pid in processes::live(self.pid, &self.outside()) {
             sys::kill(pid, libc::SIGTERM);
             sys::kill(pid, libc::SIGCONT);
         }
@@ -60,7 +60,7 @@ impl Agent {
     }
 
     pub(super) fn kill_all(&mut self) {
-        for pid in processes::live(self.pid) {
+        for pid in processes::live(self.pid, &self.outside()) {
             sys::kill(pid, libc::SIGKILL);
         }
         self.reap();

@@ -13,6 +13,7 @@ mod requests;
 mod retention;
 mod signals;
 mod status;
+mod together;
 
 pub use status::at_rest;
 
@@ -20,6 +21,8 @@ use crate::checkpoint::{Wanted, Writing};
 use crate::clients::{ClientId, Clients};
 use crate::generations;
 use crate::jobdir::{Description, Differential, JobDir, Lock};
+use crate::nodes::again::Reunion;
+use crate::nodes::Nodes;
 use crate::relay::{Channel, Relay};
 use crate::sys::{self, SignalFd, Timer, Wake};
 use crate::Failure;
@@ -50,6 +53,8 @@ pub struct Setup {
     pub lock: Lock,
     /// The job.
     pub description: Description,
+    /// Its other nodes, where it may have any.
+    pub nodes: Option<Nodes>,
 }
 
 /// Status word with which launch and restart end after `checkpoint --then stop`.
@@ -100,13 +105,19 @@ pub struct Agent {
     skipped: u64,
     last_error: Option<LastError>,
     said: Option<Exit>,
+    pub(crate) nodes: Option<Nodes>,
 }
 
 impl Agent {
     /// Prepares to serve a job: clears what earlier agents left behind.
     pub fn new(setup: Setup) -> Result<Self, Failure> {
         let system = |step: &'static str| move |e| Failure::system(step, &e);
-        let Setup { dir, lock, description } = setup;
+        let Setup {
+            dir,
+            lock,
+            description,
+            nodes,
+        } = setup;
         let gen = dir.generations();
         generations::clear_leftovers(&gen)?;
         let store = Store::of_job(dir.path());
@@ -153,6 +164,7 @@ impl Agent {
             skipped: 0,
             last_error: None,
             said: None,
+            nodes,
         })
     }
 
@@ -167,6 +179,34 @@ impl Agent {
         let listener = belay_wire::socket::listen(&socket);
         self.listener = Some(listener.map_err(|e| Failure::io(format!("make control socket {}", socket.display()), &e))?);
         Ok(())
+    }
+
+    /// PATH for the command, where remote shells are stood in for.
+    pub(crate) fn path_for_command(&self) -> Option<std::ffi::OsString> {
+        let nodes = self.nodes.as_ref().filter(|n| !n.is_part())?;
+        nodes.joins_by_itself().then(|| crate::nodes::path_with_standins(&self.dir))
+    }
+
+    /// Before a restart of the generation in `path`: the job's other nodes, started again where this is the root.
+    pub(crate) fn other_nodes(
+        &mut self,
+        path: &std::path::Path,
+        number: u64,
+        hosts: &[String],
+    ) -> Result<Option<Reunion>, Failure> {
+        let is_part = self.nodes.as_ref().is_some_and(Nodes::is_part);
+        if !is_part && self.dir.path().join("key").exists() {
+            let rows = crate::nodes::table::read(path)?;
+            self.nodes = Some(Nodes::restart(&self.dir, &rows, number, hosts)?);
+        }
+        Ok(self.nodes.as_mut().and_then(Nodes::reunion))
+    }
+
+    /// After a restart: the tree that was used for it.
+    pub(crate) fn rejoin(&mut self, joining: belay_tree::Joining) {
+        if let Some(nodes) = &mut self.nodes {
+            nodes.rejoin(joining);
+        }
     }
 
     /// Leaves the job to the agent that a fork has made; the lock is shared with it.
@@ -193,6 +233,9 @@ impl Agent {
         }
         self.channel = channel;
         tracing::info!(agent = self.pid, root_pid, command = ?self.description.command, interval = %self.description.interval, "serving");
+        if let Some(Err(failure)) = self.nodes.as_mut().map(Nodes::start) {
+            self.note_failure(&failure, true);
+        }
         self.arm_interval();
         // A restarted process may have ended before the signals were blocked.
         self.reap();
@@ -212,7 +255,7 @@ impl Agent {
     }
 
     fn is_over(&self) -> bool {
-        self.root_status.is_some() && self.writing.is_none() && self.has_no_children()
+        self.root_status.is_some() && self.writing.is_none() && !self.is_together() && self.has_no_children()
     }
 
     fn has_no_children(&self) -> bool {
@@ -221,7 +264,7 @@ impl Agent {
 
     /// Waits for something to happen and handles it.
     fn step(&mut self) -> Result<(), Failure> {
-        let fds: [RawFd; 7] = [
+        let fds: [RawFd; 8] = [
             self.signals.as_raw_fd(),
             self.listener.as_ref().map_or(-1, AsRawFd::as_raw_fd),
             self.interval.as_raw_fd(),
@@ -229,6 +272,7 @@ impl Agent {
             self.grace.as_raw_fd(),
             self.done.as_raw_fd(),
             self.channel.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+            self.nodes.as_ref().map_or(-1, AsRawFd::as_raw_fd),
         ];
         let clients = self.clients.interest();
         let all: Vec<(RawFd, i16)> = fds
@@ -241,13 +285,20 @@ impl Agent {
 
         if own[5] != 0 {
             self.done.take();
-            self.finish_checkpoint();
+            if self.is_together() {
+                self.written();
+            } else {
+                self.finish_checkpoint();
+            }
         }
         if own[0] != 0 {
             self.take_signals();
         }
         if own[6] != 0 {
             self.hear_front();
+        }
+        if own[7] != 0 {
+            self.hear_nodes();
         }
         if own[2] != 0 && self.interval.take() > 0 {
             self.interval_checkpoint();

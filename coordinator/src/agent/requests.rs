@@ -2,6 +2,7 @@
 
 use super::Agent;
 use crate::clients::ClientId;
+use crate::nodes::{Nodes, Order};
 use belay_wire::{Event, Exit, Request};
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,13 @@ impl Agent {
                 self.clients.send(id, &status);
             }
             Request::Checkpoint { then_stop, level: _ } => {
+                if self.nodes.as_ref().is_some_and(Nodes::is_part) {
+                    return self.fail(
+                        id,
+                        Exit::Refused,
+                        "this is a part of a job on several hosts; ask for a checkpoint of the whole job",
+                    );
+                }
                 if self.ending.is_some() {
                     return self.fail(id, Exit::ProgramEnded, "the job is being ended");
                 }
@@ -22,7 +30,10 @@ impl Agent {
                 wanted.then_stop |= then_stop;
                 self.begin_queued();
             }
+            Request::RemoteStart { program, words } => self.start_remote(id, program, &words),
+            Request::RemoteSignal { signal } => self.signal_remote(id, signal),
             Request::Stop { grace_ms } => {
+                self.order(&Order::End { grace_ms });
                 self.farewells.push((id, Event::Stopped { wait_status: None }));
                 self.ask_end(Duration::from_millis(grace_ms));
             }

@@ -98,6 +98,9 @@ impl Agent {
                 continue;
             }
             let ended = libc::WIFEXITED(status) || libc::WIFSIGNALED(status);
+            if ended && self.remote_ended(pid, status) {
+                continue;
+            }
             if pid == self.root_pid && ended && self.root_status.is_none() {
                 tracing::info!(status, "command ended");
                 self.root_status = Some(status);
@@ -122,7 +125,8 @@ impl Agent {
 
     /// Whether a process of the job is left: snapshots that are on their way out do not count.
     fn has_job_children(&self) -> bool {
-        let snapshots = processes::snapshots(self.pid);
+        let mut snapshots = processes::snapshots(self.pid);
+        snapshots.extend(self.outside());
         proc::children(self.pid)
             .unwrap_or_default()
             .iter()
@@ -160,7 +164,7 @@ impl Agent {
 
     /// In the background, gives up the standard descriptors that no process of the job uses any more: whoever reads the other end must see its end.
     pub(super) fn release_stdio(&self) {
-        let live = processes::live(self.pid);
+        let live = processes::live(self.pid, &self.outside());
         for fd in 0..3 {
             let used = live.iter().any(|pid| {
                 let same = |theirs| kcmp::compare_files(self.pid, fd, *pid, theirs).is_ok_and(|o| o.is_eq());

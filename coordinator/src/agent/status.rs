@@ -34,7 +34,7 @@ impl Agent {
             (how, _) => method(how).to_owned(),
         };
         status.last_error.clone_from(&self.last_error);
-        status.processes = processes::describe(self.pid);
+        status.processes = processes::describe(self.pid, &self.outside());
         status
     }
 }

@@ -9,7 +9,7 @@ pub use processes::{
     become_subreaper, drop_file_capabilities, exit_like, fork, group_barrier, job_control, kill, parent, pass_on, reap, wait,
     JobControl,
 };
-pub use signals::{Disposition, Signal, SignalFd, SignalSet};
+pub use signals::{wait_for, Disposition, Signal, SignalFd, SignalSet};
 
 use belay_kernel::check;
 use std::ffi::{CStr, CString};

@@ -93,6 +93,21 @@ impl Signal {
     }
 }
 
+/// Waits for a signal of `set`, which the thread has blocked; none when the wait was interrupted.
+pub fn wait_for(set: &SignalSet) -> Option<Signal> {
+    // SAFETY: siginfo_t is plain data, for which zero is a valid value.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    // SAFETY: both structures are valid.
+    let number = unsafe { libc::sigwaitinfo(&raw const set.0, &raw mut info) };
+    // SAFETY: sigwaitinfo has filled the structure in, or left the zeroes.
+    let value = unsafe { info.si_value() };
+    (number > 0).then(|| Signal {
+        number,
+        code: info.si_code,
+        value: i32::try_from(value.sival_ptr.addr() & 0x7fff_ffff).unwrap_or(0),
+    })
+}
+
 /// Reads signals of a set that the thread has blocked.
 #[derive(Debug)]
 pub struct SignalFd(OwnedFd);

@@ -32,6 +32,20 @@ impl Addr {
         Self(raw)
     }
 
+    /// `at` as a socket of `family` means it: IPv4 addresses are written as IPv6 ones for AF_INET6.
+    pub(crate) fn of(at: std::net::SocketAddr, family: i32) -> Self {
+        let host = match (at.ip(), family) {
+            (std::net::IpAddr::V4(ip), libc::AF_INET6) => ip.to_ipv6_mapped().octets(),
+            (std::net::IpAddr::V4(ip), _) => {
+                let mut host = [0; 16];
+                host[..4].copy_from_slice(&ip.octets());
+                host
+            }
+            (std::net::IpAddr::V6(ip), _) => ip.octets(),
+        };
+        Self::internet(family, at.port(), host, 0)
+    }
+
     /// Address family, `AF_UNSPEC` where there is no address.
     pub(crate) fn family(&self) -> i32 {
         match self.0.as_slice() {

@@ -212,6 +212,7 @@ fn body(case: &Case, mode: Mode) {
         processes: &views,
         blobs: &mut blobs,
         save_open_files: false,
+        group: None,
         launched: std::time::SystemTime::now() - std::time::Duration::from_secs(60),
     });
     let descriptors = match (captured, case.refused) {
@@ -345,7 +346,7 @@ fn restart(case: &Case, descriptors: &str, blobs: &std::path::Path, pids: &[i32]
     }
     let descriptors: Descriptors = serde_json::from_str(descriptors).unwrap();
     let blobs = BlobReader::open(blobs).unwrap();
-    let rebuilder = match Rebuilder::rebuild(descriptors, &blobs, true) {
+    let rebuilder = match Rebuilder::rebuild(descriptors, &blobs, true, None) {
         Ok(r) => r,
         Err(e) => panic!("rebuild: {e}"),
     };

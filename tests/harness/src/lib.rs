@@ -16,6 +16,7 @@
 
 pub mod build;
 pub mod case;
+pub mod hosts;
 pub mod job;
 pub mod place;
 pub mod procs;

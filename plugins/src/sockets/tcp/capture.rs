@@ -1,7 +1,7 @@
 //! Capture of TCP sockets. Ends of one connection find each other by their addresses; then data is read, see `drain`.
 
 use super::info::{End, Info};
-use super::{drain, requeue, Role, TcpState, TCP_LISTEN};
+use super::{drain, remote, requeue, Role, TcpState, TCP_LISTEN};
 use crate::capture::Session;
 use crate::fault::{not_now, At, Fault};
 use crate::model::{DescId, Description, Holder, Kind};
@@ -9,7 +9,7 @@ use crate::sockets::options;
 use crate::sys::diag::InetSocket;
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 
@@ -37,12 +37,24 @@ impl TcpSet {
 
 /// A socket whose connection has not been looked at yet.
 #[derive(Debug, Clone)]
-struct Seen {
-    id: DescId,
-    state: u8,
-    local: Addr,
-    peer: Option<Addr>,
+pub(super) struct Seen {
+    pub(super) id: DescId,
+    pub(super) state: u8,
+    pub(super) local: Addr,
+    pub(super) peer: Option<Addr>,
     data_segments_sent: u32,
+}
+
+impl Seen {
+    /// Whether there is no connection.
+    pub(super) fn is_unconnected(&self) -> bool {
+        matches!(self.state, SYN_SENT | CLOSE | TCP_LISTEN)
+    }
+
+    /// Whether the peer has said that it will send no more.
+    pub(super) fn is_closed_by_peer(&self) -> bool {
+        matches!(self.state, CLOSE_WAIT | LAST_ACK | CLOSING)
+    }
 }
 
 /// Captures addresses, state and options.
@@ -83,6 +95,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<TcpState, Fault
         received_fin: no_more,
         received: None,
         early: None,
+        unsent: None,
         options: options::capture(raw)?,
     })
 }
@@ -118,12 +131,18 @@ pub(crate) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> R
         .enumerate()
         .filter_map(|(at, t)| Some((tuple(&t.local, t.peer.as_ref()?), at)))
         .collect();
+    let is_pair = |t: &Seen| t.peer.as_ref().is_some_and(|p| by_tuple.contains_key(&tuple(p, &t.local)));
+    let elsewhere = match s.group {
+        None => HashSet::new(),
+        Some(group) => remote::capture(s, group, &sockets, descriptions, is_pair)
+            .map_err(|(id, e)| (s.found[id].holder, s.found[id].link.display().to_string(), e))?,
+    };
     let mut pairs = Vec::new();
     for (at, t) in sockets.iter().enumerate() {
         let holder = (s.found[t.id].holder, s.found[t.id].link.display().to_string());
         let named = |e: Fault| (holder.0, holder.1.clone(), e);
         let Some(peer) = &t.peer else { continue };
-        if matches!(t.state, SYN_SENT | CLOSE | TCP_LISTEN) {
+        if t.is_unconnected() || elsewhere.contains(&t.id) {
             continue;
         }
         let role = match by_tuple.get(&tuple(peer, &t.local)) {

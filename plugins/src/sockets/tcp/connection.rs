@@ -78,6 +78,14 @@ fn free_port(local: &Addr) -> Result<(), Fault> {
     }
 }
 
+/// A listening socket for connections from other hosts, with any port.
+pub(super) fn anywhere(family: i32) -> Result<OwnedFd, Fault> {
+    let fd = sock::socket(family, libc::SOCK_STREAM, 0).at("socket")?;
+    sock::bind(fd.as_raw_fd(), &Addr::internet(family, 0, [0; 16], 0)).at("bind")?;
+    sock::listen(fd.as_raw_fd(), 4096).at("listen")?;
+    Ok(fd)
+}
+
 /// A socket connected to `to` from `local` where that is possible, else from another port.
 pub(super) fn client(family: i32, local: &Addr, to: &Addr, options: &Options) -> Result<OwnedFd, Fault> {
     let start = Instant::now();

@@ -105,7 +105,7 @@ pub(super) fn peek(receiver: RawFd) -> Result<Vec<u8>, Fault> {
 }
 
 /// The first `bytes` bytes of the send queue.
-fn peek_sent(sender: RawFd, bytes: usize) -> io::Result<Vec<u8>> {
+pub(super) fn peek_sent(sender: RawFd, bytes: usize) -> io::Result<Vec<u8>> {
     let reuse: i32 = sock::get(sender, libc::SOL_SOCKET, libc::SO_REUSEADDR)?;
     set(sender, TCP_REPAIR, REPAIR_ON)?;
     let read = || -> io::Result<Vec<u8>> {
@@ -159,7 +159,7 @@ fn exchange(d: Direction) -> Result<Vec<u8>, Fault> {
 }
 
 /// Gives the receiver as much room as the system allows (net.ipv4.tcp_rmem), without fixing its buffer's size.
-fn grow_receiver(receiver: RawFd) {
+pub(super) fn grow_receiver(receiver: RawFd) {
     let low: i32 = sock::get(receiver, libc::SOL_SOCKET, libc::SO_RCVLOWAT).unwrap_or(1);
     for value in [i32::MAX, low] {
         // Only room is at stake: what was there before fits into what there was before.

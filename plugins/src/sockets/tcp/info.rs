@@ -2,6 +2,7 @@
 
 use crate::fault::{not_now, At, Fault};
 use crate::sys::{fd, sock};
+use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::RawFd;
 
@@ -83,18 +84,43 @@ impl End {
     }
 }
 
-/// Bytes of data that `from` still holds and `to` has not received. (What the sender has not had acknowledged is no measure: an acknowledgement may
-/// be delayed.)
+/// What one end says of its connection; both ends together tell what is under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Counters {
+    /// Bytes of data written, once with the connection's SYN where this end counts it.
+    pub(super) counted: i64,
+    /// Whether this end counts the SYN, if that is known.
+    pub(super) syn: Option<bool>,
+    /// Bytes of data received.
+    pub(super) received: i64,
+}
+
+impl Counters {
+    /// Reads them.
+    pub(super) fn of(end: End) -> io::Result<Self> {
+        let info = Info::of(end.raw)?;
+        Ok(Self {
+            counted: end.counted(&info)?,
+            syn: end.counts_syn(&info)?,
+            received: i64::try_from(info.bytes_received).map_err(io::Error::other)? - i64::from(end.closed),
+        })
+    }
+
+    /// Bytes of data that this end still holds and `to` has not received. (What the sender has not had acknowledged is no measure: an acknowledgement may
+    /// be delayed.)
+    pub(super) fn undelivered(&self, to: &Self) -> Result<usize, Fault> {
+        let syn = match (self.syn, to.syn) {
+            (Some(syn), _) => syn,
+            (None, Some(other)) => !other,
+            (None, None) => return not_now("its counters do not agree"),
+        };
+        usize::try_from(self.counted - i64::from(syn) - to.received)
+            .or_else(|_| not_now("more has been received than was sent, by its counters"))
+    }
+}
+
+/// Bytes of data that `from` still holds and `to` has not received.
 pub(super) fn undelivered(from: End, to: End) -> Result<usize, Fault> {
-    let info = |end: End| Info::of(end.raw).at("read its state (TCP_INFO)");
-    let (f, t) = (info(from)?, info(to)?);
-    let count = "count what is on its way";
-    let syn = match (from.counts_syn(&f).at(count)?, to.counts_syn(&t).at(count)?) {
-        (Some(syn), _) => syn,
-        (None, Some(other)) => !other,
-        (None, None) => return not_now("its counters do not agree"),
-    };
-    let received = i64::try_from(t.bytes_received).map_err(io::Error::other).at(count)? - i64::from(to.closed);
-    usize::try_from(from.counted(&f).at(count)? - i64::from(syn) - received)
-        .or_else(|_| not_now("more has been received than was sent, by its counters"))
+    let of = |end| Counters::of(end).at("count what is on its way");
+    of(from)?.undelivered(&of(to)?)
 }

@@ -6,6 +6,7 @@ mod connection;
 mod drain;
 mod info;
 mod rebuild;
+mod remote;
 mod requeue;
 
 use super::options::Options;
@@ -36,6 +37,9 @@ pub(crate) struct TcpState {
     received: Option<BlobRef>,
     /// For a connection that waits to be accepted: what it has sent already.
     early: Option<BlobRef>,
+    /// Of a connection to another node: sent and not received there.
+    #[serde(default)]
+    unsent: Option<BlobRef>,
     /// Options.
     options: Options,
 }
@@ -49,6 +53,8 @@ enum Role {
     Listening(i32),
     /// Connected to another socket of the job.
     Pair(DescId),
+    /// Connected to a socket of the job on another node.
+    Remote,
     /// Connected, and waits to be accepted by the listening socket of the job.
     Waiting(DescId),
     /// A connection attempt is under way.
@@ -63,7 +69,7 @@ impl TcpState {
     /// Whether the socket is connected when the program goes on after a restart.
     pub(crate) fn is_connected(&self) -> bool {
         match self.role {
-            Role::Pair(_) | Role::Waiting(_) | Role::PeerClosed | Role::Reset => true,
+            Role::Pair(_) | Role::Waiting(_) | Role::PeerClosed | Role::Reset | Role::Remote => true,
             Role::Unconnected | Role::Listening(_) | Role::Connecting => false,
         }
     }

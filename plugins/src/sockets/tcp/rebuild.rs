@@ -1,6 +1,6 @@
 //! Makes TCP sockets again: listening ones, pairs, ends whose other end is gone, connections that wait to be accepted.
 
-use super::{connection, drain, Role, TcpState};
+use super::{connection, drain, remote, Role, TcpState};
 use crate::fault::{refuse, At, Fault};
 use crate::model::{DescId, Kind};
 use crate::rebuild::Builder;
@@ -32,6 +32,7 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
             made.map_err(|e| (*id, e))?;
         }
     }
+    remote::rebuild(b, &all)?;
     for (id, t) in &all {
         if b.has(*id) {
             continue;
@@ -41,7 +42,8 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
                 Some(o) => pair(b, &all, (*id, t), (other, o)),
                 None => refuse("the image names another end that it does not have"),
             },
-            Role::PeerClosed | Role::Reset => alone(b, *id, t),
+            // Restarted without the other nodes, what led there is reset.
+            Role::PeerClosed | Role::Reset | Role::Remote => alone(b, *id, t),
             Role::Unconnected => unconnected(t).and_then(|fd| b.put(*id, fd)),
             Role::Listening(_) | Role::Waiting(_) | Role::Connecting => Ok(()),
         };
@@ -239,7 +241,7 @@ fn alone(b: &mut Builder<'_>, id: DescId, t: &TcpState) -> Result<(), Fault> {
     if t.sent_fin {
         sock::shutdown(own.as_raw_fd(), libc::SHUT_WR).at("shut writing down")?;
     }
-    if t.role == Role::Reset {
+    if matches!(t.role, Role::Reset | Role::Remote) {
         // Closing with a linger time of zero sends a reset.
         let linger = libc::linger { l_onoff: 1, l_linger: 0 };
         sock::set(gone.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, &linger).at("set SO_LINGER")?;

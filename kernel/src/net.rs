@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Addresses of this host's interfaces, loopback last: other agents of the job may run on the same host.
-pub fn own_addresses() -> Vec<IpAddr> {
+pub fn addresses() -> Vec<IpAddr> {
     let mut head: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: `head` is valid for writing; the list is freed below.
     if unsafe { libc::getifaddrs(&raw mut head) } != 0 {
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn the_loopback_comes_last() {
-        let all = own_addresses();
+        let all = addresses();
         assert!(all.iter().any(IpAddr::is_loopback));
         let first = all.iter().position(IpAddr::is_loopback).unwrap();
         assert!(all[first..].iter().all(IpAddr::is_loopback));

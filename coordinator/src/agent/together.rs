@@ -1,0 +1,368 @@
+//! The job's other nodes: starting parts, checkpoints together, parts that are lost.
+//!
+//! ```text
+//! root: order ─ capture (all meet) ─ written? ─(all have)─ commit ─ committed
+//! part:         capture (all meet) ─ commit its own ─ written ─(all have)─ committed ─(yes)─ keep it; (no) remove it
+//! ```
+
+use super::{stopped_after_checkpoint, Agent};
+use crate::checkpoint::Wanted;
+use crate::clients::ClientId;
+use crate::nodes::gathering::{line, Gathering, COMMITTED, STEPS, WRITTEN};
+use crate::nodes::remote::{quote, stdio_of, Life, Remote, RemoteShell};
+use crate::nodes::{again, table, Nodes, Order, Stage, Together};
+use crate::{generations, sys, Failure};
+use belay_tree::{Broken, Contribution, Event as TreeEvent, Values};
+use belay_wire::{Event, Exit};
+use std::time::Duration;
+
+/// How often a checkpoint is tried that is refused somewhere for reasons that pass by themselves.
+const TRIES: u32 = 10;
+/// Part of every such reason.
+const PASSING: &str = "again in a moment";
+
+impl Agent {
+    /// Whether a checkpoint of all nodes is between its capture and its end.
+    pub(super) fn is_together(&self) -> bool {
+        self.nodes.as_ref().is_some_and(|n| n.together.is_some())
+    }
+
+    pub(super) fn outside(&self) -> Vec<i32> {
+        self.nodes.as_ref().map(Nodes::outside).unwrap_or_default()
+    }
+
+    /// A stand-in for a remote shell asks for the shell.
+    pub(super) fn start_remote(&mut self, id: ClientId, program: String, words: &[String]) {
+        let standin = self.clients.pid(id);
+        match self.try_start_remote(standin, &program, words) {
+            Ok(()) => self.clients.send(id, &Event::Accepted),
+            Err(f) => self.fail(id, f.exit, &f.message),
+        }
+    }
+
+    fn try_start_remote(&mut self, standin: i32, program: &str, words: &[String]) -> Result<(), Failure> {
+        let refused = |why: &str| Failure::new(Exit::Protocol, format!("start a remote shell: {why}"));
+        let nodes = self.nodes.as_mut().filter(|n| !n.is_part());
+        let nodes = nodes.ok_or_else(|| refused("the job was not launched with --across-hosts, or this is a part"))?;
+        let words = RemoteShell::parse(program, words).ok_or_else(|| refused("no command for the other host"))?;
+        let stdio = stdio_of(standin).map_err(|e| Failure::system("take the stand-in's descriptors", &e))?;
+        let tag = nodes.remotes.keys().last().map_or(1, |t| t + 1);
+        let then = format!("-- sh -c {}", quote(&words.command));
+        let command = again::agent_command(self.dir.path(), nodes, tag, &then)?;
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let child = words.spawn(&command, Some(stdio), &path)?;
+        tracing::info!(tag, host = words.host, shell = child.id(), standin, "part started");
+        let remote = Remote {
+            words,
+            standin,
+            child: Some(child),
+            life: Life::Starting,
+        };
+        nodes.remotes.insert(tag, remote);
+        Ok(())
+    }
+
+    /// The stand-in was signalled: so is the shell.
+    pub(super) fn signal_remote(&mut self, id: ClientId, signal: i32) {
+        let standin = self.clients.pid(id);
+        let remotes = self.nodes.iter().flat_map(|n| n.remotes.values());
+        for shell in remotes.filter(|r| r.standin == standin).filter_map(Remote::shell) {
+            sys::kill(shell, signal);
+        }
+        self.clients.send(id, &Event::Accepted);
+    }
+
+    /// Child `pid` has ended; whether it was a remote shell.
+    pub(super) fn remote_ended(&mut self, pid: i32, status: i32) -> bool {
+        let mut remotes = self.nodes.iter_mut().flat_map(|n| n.remotes.values_mut());
+        let Some(remote) = remotes.find(|r| r.shell() == Some(pid)) else {
+            return false;
+        };
+        let code = if libc::WIFEXITED(status) {
+            libc::WEXITSTATUS(status)
+        } else {
+            128 + libc::WTERMSIG(status)
+        };
+        tracing::info!(host = remote.words.host, code, "remote shell ended");
+        remote.child = None;
+        remote.life = Life::Over;
+        remote.end_standin(code);
+        true
+    }
+
+    pub(super) fn hear_nodes(&mut self) {
+        while let Some(event) = self.nodes.as_ref().and_then(|n| n.tree()?.event()) {
+            self.node_event(event);
+        }
+        while let Some(end) = self.nodes.as_ref().and_then(|n| n.tree()?.released()) {
+            self.step_ended(end);
+        }
+    }
+
+    fn node_event(&mut self, event: TreeEvent) {
+        match event {
+            TreeEvent::Joined(info) => {
+                tracing::info!(node = ?info.node, host = info.host, tag = info.tag, "node joined");
+                let remote = self.nodes.as_mut().and_then(|n| n.remotes.get_mut(&info.tag));
+                if let (Some(remote), Some(node)) = (remote, info.node) {
+                    remote.life = Life::Joined(node);
+                }
+            }
+            TreeEvent::Left(node) => self.node_gone(node, None),
+            TreeEvent::Lost(node, why) => self.node_gone(node, Some(&why)),
+            TreeEvent::Order(text) => match serde_json::from_str(&text) {
+                Ok(order) => self.obey(order),
+                Err(e) => tracing::error!(error = %e, "an order that cannot be understood"),
+            },
+            TreeEvent::RootLost(why) => {
+                tracing::error!(why, "the root is lost");
+                sys::say(&format!("{why}; the program goes on, but no more checkpoints are taken"));
+            }
+        }
+    }
+
+    fn node_gone(&mut self, node: u64, why: Option<&str>) {
+        let remotes = self.nodes.iter_mut().flat_map(|n| n.remotes.values_mut());
+        for remote in remotes.filter(|r| r.life == Life::Joined(node)) {
+            remote.life = if why.is_some() { Life::Lost } else { Life::Over };
+            let host = &remote.words.host;
+            match why {
+                None => tracing::info!(node, host, "node has ended"),
+                Some(why) => {
+                    tracing::error!(node, host, why, "node is lost");
+                    sys::say(&format!("the part of the job on {host} is lost: {why}"));
+                }
+            }
+            // The shell tells better, where this agent has it.
+            if remote.child.is_none() {
+                remote.end_standin(if why.is_some() { 255 } else { 0 });
+            }
+        }
+    }
+
+    /// At a part: the root orders something.
+    fn obey(&mut self, order: Order) {
+        tracing::debug!(?order, "ordered");
+        match order {
+            Order::Checkpoint {
+                number,
+                base,
+                then_stop,
+                save_open_files,
+                keep,
+            } => {
+                self.description.save_open_files = save_open_files;
+                self.description.keep = keep;
+                self.next_number = number + 1;
+                let wanted = Wanted {
+                    by: Vec::new(),
+                    then_stop,
+                };
+                if let Err(failure) = self.take_part(number, base, &wanted) {
+                    self.checkpoint_failed(number, &wanted, &failure);
+                }
+                self.reap();
+            }
+            Order::End { grace_ms } => self.ask_end(Duration::from_millis(grace_ms)),
+        }
+    }
+
+    /// At the root: tells the parts.
+    pub(super) fn order(&self, order: &Order) {
+        if let (Some(tree), Ok(text)) = (self.nodes.as_ref().and_then(Nodes::tree), serde_json::to_string(order)) {
+            tree.order(text);
+        }
+    }
+
+    fn hold_joins(&self, hold: bool) {
+        if let Some(tree) = self.nodes.as_ref().and_then(Nodes::tree) {
+            tree.hold_joins(hold);
+        }
+    }
+
+    /// At the root: a checkpoint of all nodes.
+    pub(super) fn begin_together(&mut self, wanted: &Wanted) {
+        self.hold_joins(true);
+        for attempt in 1..=TRIES {
+            let number = self.next_number;
+            self.next_number += 1;
+            let absent = |r: &&Remote| matches!(r.life, Life::Starting | Life::Lost);
+            let absent = self.nodes.iter().flat_map(|n| n.remotes.values()).find(absent);
+            let begun = match absent {
+                Some(r) if r.life == Life::Lost => Err(Failure::new(
+                    Exit::CheckpointFailed,
+                    format!(
+                        "the part of the job on {} is lost; end the job and restart it from an earlier checkpoint",
+                        r.words.host
+                    ),
+                )),
+                Some(r) => Err(Failure::new(
+                    Exit::CheckpointFailed,
+                    format!("the part on {} is just being started; checkpoint {PASSING}", r.words.host),
+                )),
+                None => {
+                    self.order(&Order::Checkpoint {
+                        number,
+                        base: number * STEPS,
+                        then_stop: wanted.then_stop,
+                        save_open_files: self.description.save_open_files,
+                        keep: self.description.keep,
+                    });
+                    self.take_part(number, number * STEPS, wanted)
+                }
+            };
+            match begun {
+                Ok(()) => break,
+                Err(f) if f.message.contains(PASSING) && attempt < TRIES && starting_over(attempt) => {
+                    tracing::debug!(attempt, error = %f, "refused for the moment");
+                }
+                Err(failure) => {
+                    self.checkpoint_failed(number, wanted, &failure);
+                    self.hold_joins(false);
+                    break;
+                }
+            }
+        }
+        self.reap();
+    }
+
+    /// Captures this node's part together with the others.
+    fn take_part(&mut self, number: u64, base: u64, wanted: &Wanted) -> Result<(), Failure> {
+        let Some(mut nodes) = self.nodes.take() else { return Ok(()) };
+        let outside = nodes.outside();
+        let result = match nodes.tree() {
+            None => Err(Failure::new(Exit::Internal, "the tree is not there yet")),
+            Some(tree) => {
+                let gathering = Gathering::new(tree, base);
+                let begun = self.begin(number, wanted, outside, Some(&gathering));
+                begun.inspect_err(|f| gathering.fail(&f.message))
+            }
+        };
+        if let Ok(mut writing) = result {
+            writing.parts = table::of(&nodes);
+            self.writing = Some(writing);
+            nodes.together = Some(Together {
+                base,
+                number,
+                then_stop: wanted.then_stop,
+                stage: None,
+                own: None,
+            });
+            self.nodes = Some(nodes);
+            self.set_tick();
+            return Ok(());
+        }
+        self.nodes = Some(nodes);
+        result.map(drop)
+    }
+
+    /// The writer is done: tells the others how that went.
+    pub(super) fn written(&mut self) {
+        let is_part = self.nodes.as_ref().is_some_and(Nodes::is_part);
+        let outcome = if is_part {
+            self.commit_part()
+        } else {
+            self.writing.as_mut().map_or(Ok(()), |w| w.settle())
+        };
+        self.arrive(Stage::Written, WRITTEN, outcome.err());
+    }
+
+    fn arrive(&mut self, stage: Stage, step: u64, failure: Option<Failure>) {
+        let Some(nodes) = &mut self.nodes else { return };
+        let Some(base) = nodes.together.as_ref().map(|t| t.base) else {
+            return;
+        };
+        if let Some(together) = &mut nodes.together {
+            together.stage = Some(stage);
+        }
+        if let Some(tree) = nodes.tree() {
+            let contribution = match failure {
+                None => Contribution::ready(),
+                Some(f) => Contribution::failed(tree.node(), "checkpoint", f.message),
+            };
+            tree.begin(base + step, contribution);
+        }
+    }
+
+    /// A part makes its own generation, which counts when the root has committed.
+    fn commit_part(&mut self) -> Result<(), Failure> {
+        let Some(writing) = self.writing.take() else { return Ok(()) };
+        let (_, result, held) = writing.finish();
+        let committed = result?;
+        if let Some(together) = self.nodes.as_mut().and_then(|n| n.together.as_mut()) {
+            together.own = Some((committed, held));
+        }
+        Ok(())
+    }
+
+    fn step_ended(&mut self, end: Result<Values, Broken>) {
+        let Some(nodes) = &mut self.nodes else { return };
+        let Some(together) = &mut nodes.together else { return };
+        let failure = end.err().map(|b| Failure::new(Exit::CheckpointFailed, line(&b)));
+        match (nodes.part, together.stage.take(), failure) {
+            (Some(_), Some(Stage::Written), None) => self.arrive(Stage::Committed, COMMITTED, None),
+            (Some(_), Some(Stage::Committed), None) => self.keep_part(),
+            (Some(_), _, Some(failure)) => self.undo_part(&failure),
+            (None, Some(Stage::Written), failure) => {
+                if let (Some(writing), Some(failure)) = (&mut self.writing, failure) {
+                    writing.spoil(failure);
+                }
+                let failed = self.finish_checkpoint();
+                self.arrive(Stage::Committed, COMMITTED, failed);
+            }
+            (None, ..) => self.end_together(),
+            (_, None, None) => {}
+        }
+    }
+
+    fn end_together(&mut self) {
+        if let Some(nodes) = &mut self.nodes {
+            nodes.together = None;
+        }
+        self.hold_joins(false);
+        self.phase = None;
+        self.set_tick();
+        self.reap();
+        self.begin_queued();
+    }
+
+    /// At a part: the root has committed.
+    fn keep_part(&mut self) {
+        let Some(together) = self.nodes.as_mut().and_then(|n| n.together.take()) else {
+            return;
+        };
+        if let Some((mut committed, held)) = together.own {
+            self.keep_session(&mut committed);
+            tracing::info!(generation = together.number, "part committed");
+            if let Some(held) = held {
+                held.kill();
+            }
+        }
+        if together.then_stop {
+            self.result = Some(stopped_after_checkpoint());
+            self.force_end();
+        }
+        self.end_together();
+    }
+
+    /// At a part: the checkpoint has failed somewhere; the processes go on.
+    fn undo_part(&mut self, failure: &Failure) {
+        let Some(together) = self.nodes.as_mut().and_then(|n| n.together.take()) else {
+            return;
+        };
+        tracing::warn!(generation = together.number, error = %failure, "part given up");
+        if together.own.is_some() {
+            if let Err(f) = generations::remove(&self.dir.generations(), together.number) {
+                self.note_failure(&f, false);
+            }
+        }
+        drop(together);
+        self.end_together();
+    }
+}
+
+/// Lets the programs run on for a moment; it grows from 1 to 256 ms.
+fn starting_over(attempt: u32) -> bool {
+    std::thread::sleep(Duration::from_millis(1 << (attempt - 1)));
+    true
+}

@@ -1,0 +1,64 @@
+//! One checkpoint's steps at this node, up to its capture.
+
+use belay_plugins::{Facts, Group};
+use belay_tree::{Broken, Contribution, Tree};
+use std::cell::Cell;
+use std::collections::BTreeSet;
+
+/// Steps that a checkpoint may have; numbers of one begin at its number times this.
+pub(crate) const STEPS: u64 = 16;
+/// All have written.
+pub(crate) const WRITTEN: u64 = 14;
+/// The root has committed.
+pub(crate) const COMMITTED: u64 = 15;
+
+/// Meets the other nodes at one step after the other.
+#[derive(Debug)]
+pub(crate) struct Gathering<'a> {
+    tree: &'a Tree,
+    base: u64,
+    next: Cell<u64>,
+    broken: Cell<bool>,
+}
+
+/// Failures of other nodes in one line.
+pub(crate) fn line(broken: &Broken) -> String {
+    let each = broken.0.iter().map(|f| format!("node {}: {}", f.node, f.reason));
+    each.collect::<Vec<_>>().join("; ")
+}
+
+impl<'a> Gathering<'a> {
+    pub(crate) fn new(tree: &'a Tree, base: u64) -> Self {
+        Self {
+            tree,
+            base,
+            next: Cell::new(1),
+            broken: Cell::new(false),
+        }
+    }
+
+    fn step(&self) -> u64 {
+        self.next.replace(self.next.get() + 1) + self.base
+    }
+
+    /// Tells the others, who wait at the next step, that this node cannot go on; unless they know, because a step has failed.
+    pub(crate) fn fail(&self, reason: &str) {
+        if !self.broken.replace(true) {
+            let failed = Contribution::failed(self.tree.node(), "checkpoint", reason);
+            // It fails, of course.
+            drop(self.tree.exchange(self.step(), failed));
+        }
+    }
+}
+
+impl Group for Gathering<'_> {
+    fn meet(&self, publish: Facts, want: BTreeSet<String>) -> Result<Facts, String> {
+        let mut contribution = Contribution::ready();
+        contribution.publish = publish;
+        contribution.want = want;
+        self.tree.exchange(self.step(), contribution).map_err(|b| {
+            self.broken.set(true);
+            line(&b)
+        })
+    }
+}

@@ -1,0 +1,196 @@
+//! A job on several hosts: its agents form a tree (`belay-tree`).
+//!
+//! ```text
+//! mpirun ── stand-in for ssh ┄┄ asks ┄┄> agent of the root ── ssh HOST belay agent ┄┄> agent on HOST ── sh -c 'orted ...'
+//! ```
+//! The agent of a further host, a *part*, is a whole agent with a job directory of its own, `DIR/nodes/TAG`; it takes checkpoints when the root orders one, together with all
+//! others. A generation of the job is the root's own generation with a list of the parts, each of which has a generation with the same number.
+
+pub(crate) mod again;
+pub(crate) mod gathering;
+pub(crate) mod remote;
+pub mod standin;
+pub(crate) mod table;
+
+use crate::jobdir::JobDir;
+use crate::{sys, Failure};
+use belay_tree::{JobKey, Joining, Tree, TreeError};
+use belay_wire::Exit;
+use remote::Remote;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::fd::{AsRawFd, RawFd};
+use std::path::{Path, PathBuf};
+
+/// Children of a node of the tree.
+const FAN_OUT: u64 = 16;
+/// Directory of the stand-ins for remote shells.
+pub(crate) const STANDINS: &str = "standins";
+
+/// What the root orders all parts to do.
+#[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
+#[serde(tag = "order", rename_all = "snake_case")]
+pub(crate) enum Order {
+    /// Take part in checkpoint `number`, whose steps follow `base`.
+    Checkpoint {
+        number: u64,
+        base: u64,
+        then_stop: bool,
+        save_open_files: bool,
+        keep: u32,
+    },
+    /// End the program.
+    End { grace_ms: u64 },
+}
+
+/// How far a checkpoint of all nodes has come.
+#[derive(Debug)]
+pub(crate) enum Stage {
+    /// This node has written its part; waiting for the others.
+    Written,
+    /// The root commits.
+    Committed,
+}
+
+/// A checkpoint of all nodes after its capture.
+#[derive(Debug)]
+pub(crate) struct Together {
+    pub(crate) base: u64,
+    pub(crate) number: u64,
+    pub(crate) then_stop: bool,
+    pub(crate) stage: Option<Stage>,
+    /// At a part: what it has committed for itself, and the processes that must not run past the checkpoint.
+    pub(crate) own: Option<(crate::checkpoint::Committed, Option<belay_capture::Held>)>,
+}
+
+/// The other nodes, as an agent knows them.
+#[derive(Debug)]
+pub struct Nodes {
+    joining: Option<Joining>,
+    tree: Option<Tree>,
+    /// At the root: the parts, by tag.
+    pub(crate) remotes: BTreeMap<u64, Remote>,
+    pub(crate) together: Option<Together>,
+    key: PathBuf,
+    pub(crate) part: Option<u64>,
+}
+
+fn failure(e: TreeError) -> Failure {
+    let exit = match &e {
+        TreeError::Key { .. } => Exit::Io,
+        TreeError::System(..) | TreeError::Join(..) => Exit::System,
+    };
+    Failure::new(exit, e.to_string())
+}
+
+impl Nodes {
+    pub(crate) fn new(joining: Joining, key: PathBuf, part: Option<u64>) -> Self {
+        Self {
+            joining: Some(joining),
+            tree: None,
+            remotes: BTreeMap::new(),
+            together: None,
+            key,
+            part,
+        }
+    }
+
+    /// The root of a job that may get parts on other hosts: makes the job key and the stand-ins for remote shells.
+    pub fn root(dir: &JobDir) -> Result<Self, Failure> {
+        let (parts, key) = (dir.path().join("nodes"), dir.path().join("key"));
+        for old in [&parts, &dir.path().join(STANDINS)] {
+            match std::fs::remove_dir_all(old) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(Failure::io(format!("remove {}", old.display()), &e));
+                }
+                _ => {}
+            }
+        }
+        if !key.exists() {
+            let new = JobKey::random().map_err(|e| Failure::system("make the job key", &e))?;
+            new.write(&key).map_err(failure)?;
+        }
+        standin::install(dir)?;
+        let joining = Self::root_of(&key)?;
+        Ok(Self::new(joining, key, None))
+    }
+
+    fn root_of(key: &Path) -> Result<Joining, Failure> {
+        JobKey::read(key)
+            .and_then(|key| Joining::root(key, FAN_OUT, sys::host()))
+            .map_err(failure)
+    }
+
+    /// A part: joins the tree whose root listens at one of `root`.
+    pub fn part(key: &Path, root: &[String], tag: u64) -> Result<Self, Failure> {
+        let joining = JobKey::read(key)
+            .and_then(|key| Joining::connect(key, root, sys::host(), tag, 0))
+            .map_err(failure)?;
+        Ok(Self::new(joining, key.to_owned(), Some(tag)))
+    }
+
+    pub(crate) fn joining(&mut self) -> Option<Joining> {
+        self.joining.take()
+    }
+
+    pub(crate) fn rejoin(&mut self, joining: Joining) {
+        self.joining = Some(joining);
+    }
+
+    /// Begins to attend to the connections, when the agent will not fork any more.
+    pub(crate) fn start(&mut self) -> Result<(), Failure> {
+        if let Some(joining) = self.joining.take() {
+            self.tree = Some(joining.start().map_err(failure)?);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn tree(&self) -> Option<&Tree> {
+        self.tree.as_ref()
+    }
+
+    /// Whether parts can be started: the tree is there or about to be.
+    pub(crate) fn joins_by_itself(&self) -> bool {
+        self.joining.is_some() || self.tree.is_some()
+    }
+
+    pub(crate) fn is_part(&self) -> bool {
+        self.part.is_some()
+    }
+
+    /// Whether a checkpoint needs other nodes.
+    pub(crate) fn has_others(&self) -> bool {
+        self.remotes.values().any(|r| !r.is_over())
+    }
+
+    /// Processes that lead to parts.
+    pub(crate) fn outside(&self) -> Vec<i32> {
+        self.remotes.values().filter_map(Remote::shell).collect()
+    }
+
+    pub(crate) fn key(&self) -> &Path {
+        &self.key
+    }
+
+    /// Where the root listens, for parts.
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        let joining = self.joining.as_ref().map(|j| j.addresses().to_vec());
+        joining
+            .or_else(|| self.tree.as_ref().map(|t| t.addresses().to_vec()))
+            .unwrap_or_default()
+    }
+}
+
+impl AsRawFd for Nodes {
+    fn as_raw_fd(&self) -> RawFd {
+        self.tree.as_ref().map_or(-1, AsRawFd::as_raw_fd)
+    }
+}
+
+/// The value of PATH for the command of a job whose remote shells are stood in for.
+pub(crate) fn path_with_standins(dir: &JobDir) -> OsString {
+    let old = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
+    let mut all = vec![dir.path().join(STANDINS)];
+    all.extend(std::env::split_paths(&old));
+    std::env::join_paths(all).unwrap_or(old)
+}

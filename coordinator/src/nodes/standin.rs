@@ -1,0 +1,87 @@
+//! A process that stands in for a remote shell inside the job. It asks the agent to start the shell, outside of the job, with its own standard descriptors, and waits
+//! to be told how that ended. It is checkpointed like any other process; after a restart the agent knows it by its PID, and the shell is another.
+
+use super::remote::RemoteShell;
+use super::STANDINS;
+use crate::jobdir::JobDir;
+use crate::sys::{self, Disposition, SignalSet};
+use crate::Failure;
+use belay_wire::{socket, Event, Exit, Request};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+/// Remote shells that are stood in for.
+const NAMES: [&str; 3] = ["ssh", "rsh", "remsh"];
+/// Marks the value of the signal that ends a stand-in; the rest is its exit status.
+pub(crate) const FAREWELL: i32 = 0x5_0000;
+
+/// Makes the directory of stand-ins: one for each remote shell that PATH leads to.
+pub(crate) fn install(dir: &JobDir) -> Result<(), Failure> {
+    let standins = dir.path().join(STANDINS);
+    let fail = |e| Failure::io(format!("make {}", standins.display()), &e);
+    std::fs::create_dir(&standins).map_err(fail)?;
+    let me = std::env::current_exe().map_err(fail)?;
+    for name in NAMES.iter().filter(|n| super::remote::find(n, &standins).is_some()) {
+        symlink(&me, standins.join(name)).map_err(fail)?;
+    }
+    Ok(())
+}
+
+/// The path by which this program was executed, if that is a stand-in's.
+pub fn executed_as() -> Option<PathBuf> {
+    // SAFETY: takes a number only.
+    let at = unsafe { libc::getauxval(libc::AT_EXECFN) };
+    if at == 0 {
+        return None;
+    }
+    // SAFETY: the kernel has put a zero-terminated string there, which lives as long as the process.
+    let name = unsafe { std::ffi::CStr::from_ptr(std::ptr::with_exposed_provenance(usize::try_from(at).ok()?)) };
+    let path = Path::new(std::ffi::OsStr::new(name.to_str().ok()?));
+    let parent = path.parent()?;
+    (parent.file_name()? == STANDINS && path.is_absolute()).then(|| path.to_owned())
+}
+
+/// Runs as the stand-in `path` with arguments `words`; the exit status.
+pub fn run(path: &Path, words: &[String]) -> Result<u8, Failure> {
+    let lost = || Failure::new(Exit::NotFound, format!("{}: no such remote shell in PATH", path.display()));
+    let standins = path.parent().ok_or_else(lost)?;
+    let name = path.file_name().and_then(|n| n.to_str()).ok_or_else(lost)?;
+    let program = super::remote::find(name, standins).ok_or_else(lost)?;
+    let dir = standins.parent().ok_or_else(lost)?;
+    let program = program.display().to_string();
+    if RemoteShell::parse(&program, words).is_none() {
+        // Nothing is to be run on the other host: none of our business.
+        let error = std::os::unix::process::CommandExt::exec(std::process::Command::new(&program).args(words));
+        return Err(Failure::system(format!("execute {program}"), &error));
+    }
+    let signals = SignalSet::of((1..32).filter(|s| ![libc::SIGKILL, libc::SIGSTOP].contains(s)));
+    signals.block();
+    Disposition::replace(libc::SIGCHLD, libc::SIG_DFL);
+    let request = Request::RemoteStart {
+        program,
+        words: words.to_vec(),
+    };
+    ask(dir, &request)?;
+    loop {
+        let Some(signal) = sys::wait_for(&signals) else { continue };
+        if signal.number == libc::SIGUSR1 && signal.code == libc::SI_QUEUE && signal.value & !0xff == FAREWELL {
+            return Ok(u8::try_from(signal.value & 0xff).unwrap_or(u8::MAX));
+        }
+        if matches!(signal.number, libc::SIGHUP | libc::SIGINT | libc::SIGQUIT | libc::SIGTERM) {
+            ask(dir, &Request::RemoteSignal { signal: signal.number })?;
+        }
+    }
+}
+
+fn ask(dir: &Path, request: &Request) -> Result<(), Failure> {
+    let fail = |e: &dyn std::fmt::Display| Failure::new(Exit::NotRunning, format!("ask the agent in {}: {e}", dir.display()));
+    let stream = socket::connect(&dir.join("control.sock")).map_err(|e| fail(&e))?;
+    let answer = socket::request(stream, request).map_err(|e| fail(&e))?.last();
+    match answer {
+        Some(Ok(Event::Accepted)) => Ok(()),
+        Some(Ok(Event::Failed { exit, message })) => Err(Failure::new(exit, message)),
+        Some(Ok(other)) => Err(fail(&format!("unexpected answer {other:?}"))),
+        Some(Err(e)) => Err(fail(&e)),
+        None => Err(fail(&"no answer")),
+    }
+}

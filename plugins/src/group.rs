@@ -1,0 +1,12 @@
+//! The other nodes of a job, as capture and rebuild see them: all meet at the same points, and each can tell the others something.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Facts by name.
+pub type Facts = BTreeMap<String, String>;
+
+/// The nodes of a job that do the same thing at the same time.
+pub trait Group: std::fmt::Debug {
+    /// Waits until every node has come here, makes `publish` known, and returns those facts that are wanted. Fails when a node has failed or is lost.
+    fn meet(&self, publish: Facts, want: BTreeSet<String>) -> Result<Facts, String>;
+}

@@ -1,0 +1,410 @@
+//! Connections between processes on different nodes of a job.
+//!
+//! Capture: each node tells the addresses and counters of its ends; an end whose other end is told of elsewhere is one of a pair. The receiving node waits until all
+//! has arrived that can arrive, keeps what it holds and tells how much that was; the sending node keeps the rest, from its send queue.
+//! Rebuild: one end listens at an address that it tells the others, the other end connects; then each end sends what its peer had not read.
+
+use super::capture::Seen;
+use super::info::{Counters, End};
+use super::{connection, drain, Role, TcpState, TCP_LISTEN};
+use crate::capture::Session;
+use crate::fault::{refuse, At, Fault};
+use crate::group::{Facts, Group};
+use crate::model::{DescId, Description, Kind};
+use crate::rebuild::Builder;
+use crate::sockets::options::When;
+use crate::sys::fd;
+use crate::sys::sock::{self, Addr};
+use belay_image::blobs::{BlobReader, BlobRef};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How long nothing may arrive before a receiver's window counts as full.
+const STALL: Duration = Duration::from_millis(60);
+/// Longest wait for what is under way.
+const ARRIVAL: Duration = Duration::from_secs(2);
+/// Longest wait for the other ends at a restart.
+const REUNION: Duration = Duration::from_secs(30);
+const TOKEN_BYTES: usize = 32;
+
+fn odd(reason: impl std::fmt::Display) -> Fault {
+    Fault::Refused(reason.to_string())
+}
+
+fn passing(reason: String) -> Fault {
+    Fault::Passing(reason)
+}
+
+fn name(at: &Addr) -> String {
+    at.ip().map_or_else(String::new, |ip| format!("{ip} {}", at.port()))
+}
+
+fn is_local(at: &Addr) -> bool {
+    at.ip().is_none_or(|ip| ip.is_loopback() || ip.is_unspecified())
+}
+
+/// An end whose other end is not on this node.
+struct Candidate {
+    id: DescId,
+    raw: RawFd,
+    mine: String,
+    theirs: String,
+    peer: Addr,
+    counters: Counters,
+    end: End,
+}
+
+/// Finds the connections that lead to other nodes of the job and keeps what is in flight on them; the rest of `capture` leaves these alone.
+pub(super) fn capture(
+    s: &mut Session<'_>,
+    group: &dyn Group,
+    sockets: &[Seen],
+    descriptions: &mut [Description],
+    is_pair: impl Fn(&Seen) -> bool,
+) -> Result<HashSet<DescId>, (DescId, Fault)> {
+    let own = belay_kernel::net::addresses();
+    let mut publish = Facts::new();
+    let mut want = BTreeSet::new();
+    let mut candidates = Vec::new();
+    for t in sockets {
+        if t.state == TCP_LISTEN {
+            for ip in own
+                .iter()
+                .filter(|ip| t.local.ip() == Some(**ip) || t.local.ip().is_some_and(|l| l.is_unspecified()))
+            {
+                publish.insert(format!("listen {ip} {}", t.local.port()), String::new());
+            }
+        }
+        let (Some(peer), false) = (&t.peer, t.is_unconnected()) else {
+            continue;
+        };
+        if is_local(peer) || is_pair(t) {
+            continue;
+        }
+        let raw = s.found[t.id].raw();
+        let end = End {
+            raw,
+            closing: matches!(&descriptions[t.id].kind, Kind::Tcp(c) if c.sent_fin),
+            closed: t.is_closed_by_peer(),
+        };
+        let counters = push(raw)
+            .and_then(|()| Counters::of(end))
+            .at("read its counters")
+            .map_err(|e| (t.id, e))?;
+        let (mine, theirs) = (name(&t.local), name(peer));
+        let told = serde_json::to_string(&counters).map_err(|e| (t.id, odd(e)))?;
+        publish.insert(format!("tcp {mine} - {theirs}"), told);
+        want.insert(format!("tcp {theirs} - {mine}"));
+        want.insert(format!("listen {theirs}"));
+        candidates.push(Candidate {
+            id: t.id,
+            raw,
+            mine,
+            theirs,
+            peer: peer.clone(),
+            counters,
+            end,
+        });
+    }
+    let first = candidates.first().map_or(0, |c| c.id);
+    let facts = meet(group, publish, want).map_err(|e| (first, e))?;
+    let mut remote = Vec::new();
+    for c in candidates {
+        match facts.get(&format!("tcp {} - {}", c.theirs, c.mine)) {
+            Some(told) => {
+                let other: Counters = serde_json::from_str(told).map_err(|e| (c.id, odd(e)))?;
+                remote.push((c, other));
+            }
+            None if facts.contains_key(&format!("listen {}", c.theirs)) && !c.end.closed => {
+                return Err((c.id, passing(format!("{} has not accepted this connection yet", c.peer))));
+            }
+            None => {}
+        }
+    }
+    keep(s, group, descriptions, &remote)?;
+    for (c, _) in &remote {
+        if let Kind::Tcp(t) = &mut descriptions[c.id].kind {
+            t.role = Role::Remote;
+        }
+    }
+    Ok(remote.into_iter().map(|(c, _)| c.id).collect())
+}
+
+fn meet(group: &dyn Group, publish: Facts, want: BTreeSet<String>) -> Result<Facts, Fault> {
+    group.meet(publish, want).map_err(odd)
+}
+
+/// Sends off what waits only for more to be sent with it.
+fn push(raw: RawFd) -> io::Result<()> {
+    let delay: i32 = sock::get(raw, libc::IPPROTO_TCP, libc::TCP_NODELAY)?;
+    sock::set(raw, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32)?;
+    sock::set(raw, libc::IPPROTO_TCP, libc::TCP_NODELAY, &delay)
+}
+
+/// Keeps what has arrived at this node, and of what this node has sent that which has not arrived.
+fn keep(
+    s: &mut Session<'_>,
+    group: &dyn Group,
+    descriptions: &mut [Description],
+    remote: &[(Candidate, Counters)],
+) -> Result<(), (DescId, Fault)> {
+    let mut publish = Facts::new();
+    let mut want = BTreeSet::new();
+    for (c, other) in remote {
+        let named = |e: Fault| (c.id, e);
+        await_arrival(c, other).at("wait for what is under way").map_err(&named)?;
+        let (data, received) = arrived(c).map_err(&named)?;
+        if let (Kind::Tcp(t), false) = (&mut descriptions[c.id].kind, data.is_empty()) {
+            t.received = Some(s.blobs.put(&data).map_err(|e| named(e.into()))?);
+        }
+        publish.insert(format!("got {} - {}", c.mine, c.theirs), received.to_string());
+        want.insert(format!("got {} - {}", c.theirs, c.mine));
+    }
+    let first = remote.first().map_or(0, |(c, _)| c.id);
+    let facts = meet(group, publish, want).map_err(|e| (first, e))?;
+    for (c, other) in remote {
+        let named = |e: Fault| (c.id, e);
+        let got = facts
+            .get(&format!("got {} - {}", c.theirs, c.mine))
+            .and_then(|n| n.parse::<i64>().ok());
+        let got = got.ok_or_else(|| named(odd("its other end told nothing of what it received")))?;
+        let there = Counters { received: got, ..*other };
+        let left = c.counters.undelivered(&there).map_err(named)?;
+        if left == 0 {
+            continue;
+        }
+        let rest = match drain::peek_sent(c.raw, left) {
+            Ok(rest) => rest,
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                let reason = format!("{left} bytes wait for a reader on another host, which cannot be read without CAP_NET_ADMIN");
+                return Err(named(passing(reason)));
+            }
+            Err(e) => {
+                let reason = format!("read the send queue: {e}");
+                return Err(named(passing(reason)));
+            }
+        };
+        let stored = s.blobs.put(&rest).map_err(|e| named(e.into()))?;
+        if let Kind::Tcp(t) = &mut descriptions[c.id].kind {
+            t.unsent = Some(stored);
+        }
+    }
+    Ok(())
+}
+
+/// Waits until all that `other` has sent has arrived, or nothing more arrives because the window is full.
+fn await_arrival(c: &Candidate, other: &Counters) -> io::Result<()> {
+    let begin = Instant::now();
+    let mut last = (Counters::of(c.end)?.received, Instant::now());
+    while begin.elapsed() < ARRIVAL && last.1.elapsed() < STALL {
+        let now = Counters::of(c.end)?;
+        if other.undelivered(&now).is_ok_and(|n| n == 0) {
+            return Ok(());
+        }
+        if now.received != last.0 {
+            last = (now.received, Instant::now());
+        }
+        fd::wait(c.raw, 0, 1)?;
+    }
+    Ok(())
+}
+
+/// What the socket holds, and how much it has received in all at that moment.
+fn arrived(c: &Candidate) -> Result<(Vec<u8>, i64), Fault> {
+    loop {
+        let before = Counters::of(c.end).at("read its counters")?.received;
+        let data = drain::peek(c.raw)?;
+        if Counters::of(c.end).at("read its counters")?.received == before {
+            return Ok((data, before));
+        }
+    }
+}
+
+/// One connection to be made again.
+struct Reunion<'a> {
+    id: DescId,
+    state: &'a TcpState,
+    mine: String,
+    theirs: String,
+}
+
+impl Reunion<'_> {
+    fn serves(&self) -> bool {
+        self.mine < self.theirs
+    }
+}
+
+/// Where the blobs of another node lie, and which of them holds what one of its sockets had not read.
+type Unread = (PathBuf, BlobRef);
+
+/// Makes the ends of connections to other nodes.
+pub(super) fn rebuild(b: &mut Builder<'_>, all: &[(DescId, TcpState)]) -> Result<(), (DescId, Fault)> {
+    let Some(group) = b.group else { return Ok(()) };
+    let ends: Vec<Reunion<'_>> = all
+        .iter()
+        .filter(|(_, t)| t.role == Role::Remote)
+        .map(|(id, t)| Reunion {
+            id: *id,
+            state: t,
+            mine: name(&t.local),
+            theirs: t.peer.as_ref().map_or_else(String::new, name),
+        })
+        .collect();
+    let first = ends.first().map_or(0, |e| e.id);
+    let named = |e: Fault| (first, e);
+    let mut listeners: HashMap<i32, OwnedFd> = HashMap::new();
+    let mut tokens: HashMap<String, DescId> = HashMap::new();
+    let (mut publish, mut want) = (Facts::new(), BTreeSet::new());
+    for e in &ends {
+        if let Some(received) = &e.state.received {
+            let unread: Unread = (b.blobs.path().to_owned(), *received);
+            let text = serde_json::to_string(&unread).map_err(|e| named(odd(e)))?;
+            publish.insert(format!("unread {} - {}", e.mine, e.theirs), text);
+        }
+        want.insert(format!("unread {} - {}", e.theirs, e.mine));
+        if !e.serves() {
+            want.insert(format!("at {} - {}", e.theirs, e.mine));
+            continue;
+        }
+        let family = e.state.family;
+        if let std::collections::hash_map::Entry::Vacant(slot) = listeners.entry(family) {
+            slot.insert(connection::anywhere(family).map_err(named)?);
+        }
+        let port = sock::local(listeners[&family].as_raw_fd())
+            .at("read an address")
+            .map_err(named)?
+            .port();
+        let token = token().at("make a token").map_err(named)?;
+        let own = belay_kernel::net::addresses().into_iter();
+        let reachable: Vec<SocketAddr> = own
+            .filter(|ip| ip.is_ipv4() || family == libc::AF_INET6)
+            .map(|ip| SocketAddr::from((ip, port)))
+            .collect();
+        let text = serde_json::to_string(&(reachable, &token)).map_err(|e| named(odd(e)))?;
+        publish.insert(format!("at {} - {}", e.mine, e.theirs), text);
+        tokens.insert(token, e.id);
+    }
+    let facts = meet(group, publish, want).map_err(named)?;
+    let mut made: HashMap<DescId, OwnedFd> = HashMap::new();
+    for e in ends.iter().filter(|e| !e.serves()) {
+        let told = facts.get(&format!("at {} - {}", e.theirs, e.mine));
+        let fd = match told {
+            Some(told) => connect(e.state, told).map_err(|f| (e.id, f))?,
+            None => return Err((e.id, odd("its other end was not restored on any node"))),
+        };
+        made.insert(e.id, fd);
+    }
+    accept_all(&listeners, &mut tokens, &mut made).map_err(named)?;
+    for e in &ends {
+        let fd = made[&e.id].as_raw_fd();
+        e.state.options.restore(fd, When::Early).map_err(|f| (e.id, f))?;
+        drain::grow_receiver(fd);
+    }
+    // Every receiver has room now.
+    meet(group, Facts::new(), BTreeSet::new()).map_err(named)?;
+    for e in &ends {
+        let Some(fd) = made.remove(&e.id) else { continue };
+        refill(b, e, &fd, facts.get(&format!("unread {} - {}", e.theirs, e.mine))).map_err(|f| (e.id, f))?;
+        b.put(e.id, fd).map_err(|f| (e.id, f))?;
+    }
+    Ok(())
+}
+
+/// Sends what the peer had not read, and what had not even left.
+fn refill(b: &Builder<'_>, e: &Reunion<'_>, fd: &OwnedFd, unread: Option<&String>) -> Result<(), Fault> {
+    let mut data = Vec::new();
+    if let Some(text) = unread {
+        let (path, blob): Unread = serde_json::from_str(text).map_err(odd)?;
+        data = BlobReader::open(&path)?.get(&blob)?;
+    }
+    if let Some(unsent) = &e.state.unsent {
+        data.extend_from_slice(&b.blobs.get(unsent)?);
+    }
+    let n = drain::send_again(fd.as_raw_fd(), fd.as_raw_fd(), &data).at("put data in flight back")?;
+    if n != data.len() {
+        return refuse(format!("only {n} of {} bytes in flight could be put back", data.len()));
+    }
+    if e.state.sent_fin {
+        sock::shutdown(fd.as_raw_fd(), libc::SHUT_WR).at("shut writing down")?;
+    }
+    Ok(())
+}
+
+fn token() -> io::Result<String> {
+    let mut raw = [0u8; TOKEN_BYTES / 2];
+    io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut raw)?;
+    Ok(raw.iter().map(|b| format!("{b:02x}")).collect())
+}
+
+fn limit(fd: RawFd, option: i32, time: Duration) -> io::Result<()> {
+    let value = libc::timeval {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_usec: 0,
+    };
+    sock::set(fd, libc::SOL_SOCKET, option, &value)
+}
+
+/// Connects to the first of the told addresses that answers, and says which connection this is.
+fn connect(t: &TcpState, told: &str) -> Result<OwnedFd, Fault> {
+    let (addresses, token): (Vec<SocketAddr>, String) = serde_json::from_str(told).map_err(odd)?;
+    let mut failed = io::Error::other("no address");
+    for to in addresses {
+        let fd = sock::socket(t.family, libc::SOCK_STREAM, 0).at("socket")?;
+        limit(fd.as_raw_fd(), libc::SO_SNDTIMEO, REUNION / 6).at("set a time limit")?;
+        match sock::connect(fd.as_raw_fd(), &Addr::of(to, t.family)) {
+            Ok(()) => {
+                sock::send(fd.as_raw_fd(), token.as_bytes(), &[], None).at("say which connection this is")?;
+                limit(fd.as_raw_fd(), libc::SO_SNDTIMEO, Duration::ZERO).at("set a time limit")?;
+                return Ok(fd);
+            }
+            Err(e) => failed = e,
+        }
+    }
+    Err(failed).at("connect to its other end")
+}
+
+/// Accepts until every token has come.
+fn accept_all(
+    listeners: &HashMap<i32, OwnedFd>,
+    tokens: &mut HashMap<String, DescId>,
+    made: &mut HashMap<DescId, OwnedFd>,
+) -> Result<(), Fault> {
+    let begin = Instant::now();
+    while !tokens.is_empty() {
+        if begin.elapsed() > REUNION {
+            return refuse(format!("{} connections from other nodes did not come", tokens.len()));
+        }
+        for listener in listeners.values() {
+            if !fd::wait(listener.as_raw_fd(), libc::POLLIN, 10).at("poll")? {
+                continue;
+            }
+            let fd = sock::accept(listener.as_raw_fd()).at("accept")?;
+            let id = said(&fd).and_then(|t| tokens.remove(&t));
+            if let Some(id) = id {
+                made.insert(id, fd);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The token that the other end of a new connection says.
+fn said(fd: &OwnedFd) -> Option<String> {
+    let begin = Instant::now();
+    let mut token = Vec::new();
+    while token.len() < TOKEN_BYTES && begin.elapsed() < REUNION / 6 {
+        if fd::wait(fd.as_raw_fd(), libc::POLLIN, 100).ok()? {
+            let mut more = vec![0u8; TOKEN_BYTES - token.len()];
+            match sock::receive(fd.as_raw_fd(), &mut more, 0) {
+                Ok(r) if r.len > 0 => token.extend_from_slice(&more[..r.len]),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Ok(_) | Err(_) => return None,
+            }
+        }
+    }
+    String::from_utf8(token).ok()
+}

@@ -1,0 +1,332 @@
+//! Test hosts: each is a set of namespaces (network, host name, IPC, PIDs, mounts) with an address on a bridge in a namespace of its own, its own `/tmp` and
+//! `/dev/shm`, and a small daemon as PID 1 that runs commands for the other hosts, as sshd would.
+//!
+//! The daemon and its client are the test program itself, which is copied to where every host finds it, the client under the name `ssh`.
+
+use crate::Failure;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const DAEMON: &str = "host-daemon";
+const LIMIT: Duration = Duration::from_secs(10);
+/// Longest command.
+const MAX_COMMAND: usize = 1 << 20;
+
+/// When the program was started as daemon or as `ssh`: does that, and never returns.
+pub fn serve_if_asked() {
+    let args: Vec<String> = std::env::args().collect();
+    let name = Path::new(&args[0]).file_name().unwrap_or_default().to_owned();
+    if args.get(1).is_some_and(|a| a == DAEMON) {
+        std::process::exit(daemon(Path::new(&args[2])));
+    }
+    if name == "ssh" {
+        std::process::exit(client(&args[1..]).unwrap_or_else(|e| {
+            eprintln!("ssh: {e}");
+            255
+        }));
+    }
+}
+
+/// Sends three descriptors with one byte.
+fn send_fds(to: &UnixStream, fds: [RawFd; 3]) -> std::io::Result<()> {
+    let mut byte = [1u8];
+    let mut iov = libc::iovec {
+        iov_base: byte.as_mut_ptr().cast(),
+        iov_len: 1,
+    };
+    let mut control = [0u64; 8];
+    // SAFETY: msghdr is plain data, for which zero is a valid value.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut iov;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    // SAFETY: takes a number only.
+    message.msg_controllen = unsafe { libc::CMSG_SPACE(12) } as usize;
+    // SAFETY: the control buffer is large enough for one header and three descriptors.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(12) as usize;
+        std::ptr::copy_nonoverlapping(fds.as_ptr(), libc::CMSG_DATA(header).cast::<RawFd>(), 3);
+    }
+    // SAFETY: the message and all it points to are live.
+    match unsafe { libc::sendmsg(to.as_raw_fd(), &raw const message, 0) } {
+        1 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+fn receive_fds(from: &UnixStream) -> std::io::Result<[OwnedFd; 3]> {
+    let mut byte = [0u8];
+    let mut iov = libc::iovec {
+        iov_base: byte.as_mut_ptr().cast(),
+        iov_len: 1,
+    };
+    let mut control = [0u64; 8];
+    // SAFETY: msghdr is plain data, for which zero is a valid value.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut iov;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control);
+    // SAFETY: the message and all it points to are live.
+    if unsafe { libc::recvmsg(from.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) } != 1 {
+        return Err(std::io::Error::last_os_error());
+    }
+    let mut fds: [RawFd; 3] = [-1; 3];
+    // SAFETY: the kernel has filled the control buffer; the header is checked before the descriptors are copied.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        if header.is_null() || (*header).cmsg_len < libc::CMSG_LEN(12) as usize {
+            return Err(std::io::Error::other("no descriptors"));
+        }
+        std::ptr::copy_nonoverlapping(libc::CMSG_DATA(header).cast::<RawFd>(), fds.as_mut_ptr(), 3);
+    }
+    // SAFETY: the kernel has just made these descriptors.
+    Ok(fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// PID 1 of a host: runs what it is sent.
+fn daemon(socket: &Path) -> i32 {
+    let Ok(listener) = UnixListener::bind(socket) else { return 1 };
+    for stream in listener.incoming().flatten() {
+        std::thread::spawn(move || run_for(stream).ok());
+    }
+    0
+}
+
+fn run_for(mut stream: UnixStream) -> std::io::Result<()> {
+    let [input, output, error] = receive_fds(&stream)?;
+    let mut length = [0u8; 4];
+    stream.read_exact(&mut length)?;
+    let mut command = vec![0u8; (u32::from_le_bytes(length) as usize).min(MAX_COMMAND)];
+    stream.read_exact(&mut command)?;
+    let mut c = Command::new("setsid");
+    c.args(["sh", "-c"]).arg(String::from_utf8_lossy(&command).as_ref());
+    c.current_dir("/").stdin(input).stdout(output).stderr(error);
+    let status = c.status()?;
+    stream.write_all(&[u8::try_from(status.code().unwrap_or(255)).unwrap_or(255)])
+}
+
+/// `ssh [-x] HOST COMMAND...`.
+fn client(args: &[String]) -> Result<i32, String> {
+    let mut words = args.iter().skip_while(|a| a.starts_with('-'));
+    let host = words.next().ok_or("no host")?;
+    let command = words.cloned().collect::<Vec<_>>().join(" ");
+    let exe = std::env::current_exe().map_err(|e| e.to_string())?;
+    let sockets = exe.parent().and_then(Path::parent).ok_or("no directory")?;
+    let mut stream = UnixStream::connect(sockets.join(format!("{host}.sock"))).map_err(|e| format!("{host}: {e}"))?;
+    let sent = send_fds(&stream, [0, 1, 2])
+        .and_then(|()| stream.write_all(&u32::try_from(command.len()).unwrap_or(0).to_le_bytes()))
+        .and_then(|()| stream.write_all(command.as_bytes()));
+    sent.map_err(|e| format!("{host}: {e}"))?;
+    let mut status = [255u8];
+    // A host that is gone says nothing.
+    let _ = stream.read_exact(&mut status);
+    Ok(i32::from(status[0]))
+}
+
+/// Some hosts and the bridge between them. They end when this is dropped.
+#[derive(Debug)]
+pub struct Hosts {
+    dir: PathBuf,
+    bridge: Child,
+    hosts: Vec<(String, Child, i32)>,
+}
+
+fn run(program: &str, args: &[&str]) -> Result<(), Failure> {
+    let out = Command::new(program)
+        .args(args)
+        .output()
+        .map_err(|e| format!("{program}: {e}"))?;
+    if out.status.success() {
+        return Ok(());
+    }
+    Err(format!("{program} {args:?}: {}", String::from_utf8_lossy(&out.stderr).trim()))
+}
+
+/// Why there can be no test hosts here, if so.
+pub fn unavailable() -> Option<String> {
+    if !crate::place::am_root() {
+        return Some("test hosts need root".into());
+    }
+    let probe = [
+        "--net", "--uts", "--ipc", "--pid", "--mount", "--fork", "--", "ip", "link", "add", "b0", "type", "bridge",
+    ];
+    run("unshare", &probe).err()
+}
+
+impl Hosts {
+    /// Makes hosts h1 to h`count` that share the directory `dir`.
+    pub fn new(dir: &Path, count: usize) -> Result<Self, Failure> {
+        let io = |what: &str| {
+            let what = what.to_owned();
+            move |e: std::io::Error| format!("{what}: {e}")
+        };
+        let rsh = dir.join("rsh");
+        std::fs::create_dir_all(&rsh).map_err(io("make the directory of ssh"))?;
+        let me = std::env::current_exe().map_err(io("find the test program"))?;
+        std::fs::copy(&me, rsh.join("ssh")).map_err(io("copy the test program"))?;
+        let names: String = (1..=count).map(|n| format!("10.99.0.{n} h{n}\n")).collect();
+        std::fs::write(dir.join("hosts"), format!("127.0.0.1 localhost\n{names}")).map_err(io("write hosts"))?;
+        let bridge = Command::new("unshare")
+            .args(["--net", "--", "sleep", "infinity"])
+            .stdin(Stdio::null())
+            .spawn()
+            .map_err(io("unshare"))?;
+        let mut made = Self {
+            dir: dir.to_owned(),
+            bridge,
+            hosts: Vec::new(),
+        };
+        let bridge = made.bridge.id().to_string();
+        made.await_namespace()?;
+        for words in [&["link", "add", "b0", "type", "bridge"][..], &["link", "set", "b0", "up"]] {
+            run("nsenter", &[&["-t", &bridge, "-n", "ip"][..], words].concat())?;
+        }
+        for n in 1..=count {
+            made.add(n, &bridge)?;
+        }
+        Ok(made)
+    }
+
+    /// Waits until the bridge's process has a network of its own.
+    fn await_namespace(&self) -> Result<(), Failure> {
+        let own = std::fs::read_link("/proc/self/ns/net").map_err(|e| e.to_string())?;
+        let begin = Instant::now();
+        while std::fs::read_link(format!("/proc/{}/ns/net", self.bridge.id())).is_ok_and(|n| n == own) {
+            if begin.elapsed() > LIMIT {
+                return Err("the bridge's namespace was not made".into());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, n: usize, bridge: &str) -> Result<(), Failure> {
+        let (name, dir) = (format!("h{n}"), self.dir.display());
+        let init = format!(
+            "set -e; hostname {name}; mount -t proc proc /proc; exec 9<'{dir}'; mount -t tmpfs -o mode=1777 tmpfs /tmp; \
+             mkdir -p '{dir}'; mount -c --bind /proc/self/fd/9 '{dir}'; exec 9<&-; mount -t tmpfs -o mode=1777 tmpfs /dev/shm; \
+             mount --bind '{dir}/hosts' /etc/hosts; exec '{dir}/rsh/ssh' {DAEMON} '{dir}/{name}.sock'"
+        );
+        let unshare = [
+            "--net",
+            "--uts",
+            "--ipc",
+            "--pid",
+            "--mount",
+            "--propagation",
+            "private",
+            "--fork",
+            "--kill-child",
+        ];
+        let child = Command::new("unshare")
+            .args(unshare)
+            .args(["--", "sh", "-c", &init])
+            .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+            .stdin(Stdio::null())
+            .spawn()
+            .map_err(|e| format!("unshare: {e}"))?;
+        let outer = child.id().cast_signed();
+        self.hosts.push((name.clone(), child, 0));
+        let socket = self.dir.join(format!("{name}.sock"));
+        let begin = Instant::now();
+        while UnixStream::connect(&socket).is_err() {
+            if begin.elapsed() > LIMIT {
+                return Err(format!("host {name} did not come up"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let inner = std::fs::read_to_string(format!("/proc/{outer}/task/{outer}/children")).unwrap_or_default();
+        let pid = inner.trim().parse().map_err(|_| "a host without PID 1")?;
+        if let Some(host) = self.hosts.last_mut() {
+            host.2 = pid;
+        }
+        let (veth, address, pid) = (format!("v{n}"), format!("10.99.0.{n}/24"), pid.to_string());
+        let outside = |words: &[&str]| run("nsenter", &[&["-t", bridge, "-n", "ip"][..], words].concat());
+        let inside = |words: &[&str]| run("nsenter", &[&["-t", &pid, "-n", "ip"][..], words].concat());
+        outside(&["link", "add", &veth, "type", "veth", "peer", "name", "eth0", "netns", &pid])?;
+        outside(&["link", "set", &veth, "master", "b0", "up"])?;
+        inside(&["link", "set", "lo", "up"])?;
+        inside(&["addr", "add", &address, "dev", "eth0"])?;
+        inside(&["link", "set", "eth0", "up"])
+    }
+
+    /// A command on host `n` (from 1), with `ssh` in PATH.
+    pub fn command(&self, n: usize, argv: &[String]) -> Command {
+        let mut c = Command::new("nsenter");
+        c.args(["-t", &self.hosts[n - 1].2.to_string(), "-a", "--"]).args(argv);
+        c.env_clear()
+            .env("PATH", format!("{}/rsh:/usr/sbin:/usr/bin:/sbin:/bin", self.dir.display()));
+        c.env("HOME", "/root").env("SHELL", "/bin/sh").env("LANG", "C.UTF-8");
+        c
+    }
+
+    /// Kills everything that runs on the hosts but their daemons.
+    pub fn kill_all(&self) {
+        loop {
+            let below: Vec<i32> = self
+                .hosts
+                .iter()
+                .filter(|(_, _, pid)| *pid > 0)
+                .filter_map(|(_, outer, pid)| {
+                    let net = std::fs::read_link(format!("/proc/{pid}/ns/net")).ok()?;
+                    Some((net, [*pid, outer.id().cast_signed()]))
+                })
+                .flat_map(|(net, pids)| in_network(&net, pids))
+                .collect();
+            if below.is_empty() {
+                return;
+            }
+            for pid in below {
+                // SAFETY: takes numbers only.
+                unsafe { libc::kill(pid, libc::SIGKILL) };
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Processes of host `n` whose command line contains `word`.
+    pub fn find(&self, n: usize, word: &str) -> Vec<i32> {
+        let (_, outer, pid) = &self.hosts[n - 1];
+        let Ok(net) = std::fs::read_link(format!("/proc/{pid}/ns/net")) else {
+            return Vec::new();
+        };
+        let named = |p: &i32| {
+            let line = std::fs::read(format!("/proc/{p}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).replace('\0', " ").contains(word)
+        };
+        in_network(&net, [*pid, outer.id().cast_signed()])
+            .into_iter()
+            .filter(named)
+            .collect()
+    }
+}
+
+/// Processes in network namespace `net` but `except`: the host's PID 1 and its maker.
+fn in_network(net: &Path, except: [i32; 2]) -> Vec<i32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut all: Vec<i32> = entries.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
+    all.sort_unstable();
+    all.retain(|p| !except.contains(p) && std::fs::read_link(format!("/proc/{p}/ns/net")).is_ok_and(|n| n == net));
+    all
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        self.kill_all();
+        for (_, child, _) in &mut self.hosts {
+            // PID 1 goes with it (--kill-child), and with that the host.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let _ = self.bridge.kill();
+        let _ = self.bridge.wait();
+    }
+}

@@ -1,0 +1,259 @@
+//! Jobs over several hosts: Open MPI through ssh, checkpointed at random moments, killed everywhere, restarted on the same and on other hosts; a lost agent.
+//!
+//! BELAY_HOSTS_ROUNDS (3) restarts in each test.
+
+use belay_tests::build::{build, Kind};
+use belay_tests::hosts::{serve_if_asked, unavailable, Hosts};
+use belay_tests::job::{output, text};
+use belay_tests::place::{Place, User};
+use belay_tests::rng::{run_seed, Rng};
+use belay_tests::runner::{self, Check};
+use belay_tests::Failure;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A job on hosts.
+struct Job {
+    hosts: Hosts,
+    work: PathBuf,
+    belay: String,
+    front: Option<Child>,
+    outputs: u32,
+}
+
+impl Job {
+    fn new(place: &Place, label: &str, hosts: usize) -> Result<Self, Failure> {
+        let work = place.work(label, User::Root)?;
+        // Everything that hosts share lies in one directory.
+        for name in ["belay", "belay-inject", "belay-restorer"] {
+            let to = work.join("bin").join(name);
+            std::fs::create_dir_all(work.join("bin")).map_err(|e| e.to_string())?;
+            std::fs::copy(place.bin().join(name), &to).map_err(|e| format!("copy {name}: {e}"))?;
+        }
+        Ok(Self {
+            hosts: Hosts::new(&work, hosts)?,
+            belay: work.join("bin/belay").display().to_string(),
+            work,
+            front: None,
+            outputs: 0,
+        })
+    }
+
+    fn command(&self, host: usize, words: &[&str]) -> Command {
+        let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
+        let mut c = self.hosts.command(host, &words);
+        c.env("BELAY_TEST_GO", self.work.join("go"))
+            .env("BELAY_TEST_BEAT", self.work.join("beat"));
+        c.env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        c.env("OMPI_MCA_mpi_yield_when_idle", "1").env("HWLOC_COMPONENTS", "-gl");
+        c
+    }
+
+    fn dir(&self) -> String {
+        self.work.join("job").display().to_string()
+    }
+
+    fn out(&self) -> PathBuf {
+        self.work.join(format!("out.{}", self.outputs))
+    }
+
+    fn start(&mut self, words: &[&str]) -> Result<(), Failure> {
+        self.outputs += 1;
+        let out = File::create(self.out()).map_err(|e| e.to_string())?;
+        let err = out.try_clone().map_err(|e| e.to_string())?;
+        let mut c = self.command(1, words);
+        c.stdin(Stdio::null()).stdout(out).stderr(err);
+        self.front = Some(c.spawn().map_err(|e| e.to_string())?);
+        Ok(())
+    }
+
+    fn launch(&mut self, program: &Path) -> Result<(), Failure> {
+        let (belay, dir, program) = (self.belay.clone(), self.dir(), program.display().to_string());
+        let launch = [&belay, "launch", "--across-hosts", "--ckpt-dir", &dir, "--"];
+        let started = self.start(
+            &[
+                &launch[..],
+                &[
+                    "mpirun.openmpi",
+                    "-x",
+                    "BELAY_TEST_GO",
+                    "-x",
+                    "BELAY_TEST_BEAT",
+                    "--host",
+                    "h1:2,h2:2",
+                    "-n",
+                    "4",
+                    &program,
+                ],
+            ]
+            .concat(),
+        );
+        // A connection that nobody has accepted at the first checkpoint would keep its port for a minute after the crash.
+        (0..20).fold(started, |done, _| done.and_then(|()| self.progress()))
+    }
+
+    /// Waits for a round of the program that comes after this call.
+    fn progress(&mut self) -> Result<(), Failure> {
+        let beat = self.work.join("beat");
+        let read = || std::fs::read_to_string(&beat).unwrap_or_default();
+        let (first, begin) = (read(), Instant::now());
+        while read() == first {
+            let ended = self.front.as_mut().and_then(|f| f.try_wait().ok().flatten());
+            if ended.is_some() || begin.elapsed() > LIMIT {
+                let said = std::fs::read_to_string(self.out()).unwrap_or_default();
+                return Err(format!("no progress ({ended:?}): {said}"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn belay(&self, words: &[&str]) -> Result<std::process::Output, Failure> {
+        output(self.command(1, &[&[self.belay.as_str()], words].concat()), LIMIT)
+    }
+
+    fn checkpoint(&self) -> Result<(), Failure> {
+        let o = self.belay(&["checkpoint", "--quiet", &self.dir()])?;
+        if o.status.success() {
+            Ok(())
+        } else {
+            Err(format!("checkpoint: {}", text(&o)))
+        }
+    }
+
+    fn crash(&mut self) {
+        self.hosts.kill_all();
+        if let Some(mut front) = self.front.take() {
+            let _ = front.wait();
+        }
+    }
+
+    fn restart(&mut self, more: &[&str]) -> Result<(), Failure> {
+        let (belay, dir) = (self.belay.clone(), self.dir());
+        std::fs::write(self.work.join("beat"), "").map_err(|e| e.to_string())?;
+        self.start(&[&[&belay, "restart", &dir][..], more].concat())?;
+        self.progress()
+    }
+
+    /// Lets the program end and wants its good verdict.
+    fn verdict(&mut self) -> Result<(), Failure> {
+        std::fs::write(self.work.join("go"), "").map_err(|e| e.to_string())?;
+        let begin = Instant::now();
+        loop {
+            let said = std::fs::read_to_string(self.out()).unwrap_or_default();
+            match self.front.as_mut().map(Child::try_wait) {
+                Some(Ok(Some(s))) if s.success() && said.contains("PASS") => return Ok(()),
+                Some(Ok(None)) if begin.elapsed() < LIMIT => std::thread::sleep(Duration::from_millis(5)),
+                other => return Err(format!("{other:?}: {said}")),
+            }
+        }
+    }
+}
+
+fn program(job: &Job, place: &Place, name: &str) -> Result<PathBuf, Failure> {
+    let built = build(place, &format!("mpi/{name}"), Kind::OpenMpi)?;
+    let to = job.work.join("program");
+    std::fs::copy(&built, &to).map_err(|e| format!("copy {name}: {e}"))?;
+    Ok(to)
+}
+
+/// Rounds of checkpoint, crash and restart; `hosts` are the other host of each restart.
+fn rounds(place: &Place, name: &str, others: &[&str], rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, &format!("hosts-{name}"), 2 + others.len())?;
+    let program = program(&job, place, name)?;
+    job.launch(&program)?;
+    let count = std::env::var("BELAY_HOSTS_ROUNDS")
+        .ok()
+        .and_then(|v| v.parse().ok())
+        .unwrap_or(3);
+    for n in 0..count {
+        std::thread::sleep(Duration::from_millis(rng.below(700)));
+        job.checkpoint().map_err(|e| format!("round {n}: {e}"))?;
+        std::thread::sleep(Duration::from_millis(rng.below(300)));
+        job.crash();
+        let more: Vec<&str> = match others {
+            [] => Vec::new(),
+            _ => vec!["--hosts", others[n % others.len()]],
+        };
+        job.restart(&more).map_err(|e| format!("round {n}: restart: {e}"))?;
+    }
+    job.verdict()
+}
+
+/// The agent on the other host is killed: the user is told within seconds, the next checkpoint is refused, and the one before restarts.
+fn lost_agent(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "hosts-lost", 2)?;
+    let program = program(&job, place, "mpi_p2p")?;
+    job.launch(&program)?;
+    job.checkpoint()?;
+    std::thread::sleep(Duration::from_millis(rng.below(300)));
+    let killed = Instant::now();
+    // The front and, its child, the agent.
+    for pid in job.hosts.find(2, "belay agent").into_iter().skip(1) {
+        // SAFETY: takes numbers only.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
+    loop {
+        let said = std::fs::read_to_string(job.out()).unwrap_or_default();
+        if said.contains("the part of the job on h2 is lost") {
+            break;
+        }
+        if killed.elapsed() > Duration::from_secs(5) {
+            return Err(format!("nobody was told of the lost agent: {said}"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let o = job.belay(&["checkpoint", "--quiet", &job.dir()])?;
+    if o.status.success() {
+        return Err("a checkpoint without the lost part was taken".into());
+    }
+    job.crash();
+    job.restart(&[])?;
+    job.verdict()
+}
+
+fn main() {
+    serve_if_asked();
+    if let Some(why) = unavailable() {
+        println!("skipped: no test hosts here: {why}");
+        return;
+    }
+    let fail = |e: Failure| -> ! {
+        println!("{e}");
+        std::process::exit(1);
+    };
+    let place = Arc::new(Place::new("hosts").unwrap_or_else(|e| fail(e)));
+    let seed = run_seed();
+    println!("seed {seed}");
+    // One at a time: the hosts of two tests would have the same addresses and halve the processors.
+    let turn = Arc::new(Mutex::new(()));
+    type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
+    let tests: [(&str, Run); 4] = [
+        ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi_p2p", &[], r)),
+        ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi_cg", &[], r)),
+        ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi_p2p", &["h3"], r)),
+        ("lost_agent", lost_agent),
+    ];
+    let checks = tests
+        .into_iter()
+        .map(|(name, test)| {
+            let (place, turn) = (Arc::clone(&place), Arc::clone(&turn));
+            let run = move || {
+                let _turn = turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                test(&place, &mut Rng::new(seed, name))
+            };
+            Check {
+                name: format!("hosts::{name}"),
+                run: Box::new(run),
+            }
+        })
+        .collect();
+    drop(place);
+    runner::main(checks);
+}
