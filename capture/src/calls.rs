@@ -4,26 +4,16 @@
 //! ERESTART_RESTARTBLOCK; when the task goes on, it makes it issue `restart_syscall` instead. That is what a task needs that goes on after a checkpoint. An image needs
 //! the original call, because the kept state is gone. After the first interruption the task stands in `restart_syscall`, and the number of the original call can no longer be
 //! read: so it is remembered from checkpoint to checkpoint, or found in the code in front of the `syscall` instruction.
-//!
-//! A blocking `connect` that was interrupted waits on when it is issued anew, because the kernel remembers that the attempt is under way. A restored socket that is connected
-//! by then does not remember: it would answer EISCONN. So in the image such a call has returned.
 
-use belay_image::model::Process;
 use belay_kernel::ptrace::Regs;
 use belay_kernel::vm;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
 const EINTR: i64 = -4;
-const ERESTARTSYS: i64 = -512;
 const ERESTARTNOHAND: i64 = -514;
 const ERESTART_RESTARTBLOCK: i64 = -516;
 const RESTART_SYSCALL: u64 = 219;
-const CONNECT: u64 = 42;
-/// Positions in `struct user_regs_struct` of rax, of the first argument (rdi), of the call's number (orig_rax).
-const RAX: usize = 10;
-const RDI: usize = 14;
-const ORIG_RAX: usize = 15;
 /// The calls that use a restart block: poll, nanosleep, futex, clock_nanosleep.
 const RESTARTABLE: [u64; 4] = [7, 35, 202, 230];
 /// How far in front of the instruction `mov $number, %eax` is looked for, bytes.
@@ -64,24 +54,6 @@ pub(crate) fn without_restart_block(tid: i32, regs: &Regs) -> Regs {
         }
     }
     out
-}
-
-/// Lets every interrupted `connect` return 0 whose socket `is_connected` (process, descriptor) says the image connects.
-pub(crate) fn finish_connects(processes: &mut [Process], is_connected: impl Fn(i32, i32) -> bool) {
-    for process in processes {
-        for thread in &mut process.threads {
-            let regs = &mut thread.regs;
-            let word = |at: usize| regs.get(at).copied().unwrap_or(0);
-            let interrupted = [ERESTARTSYS, ERESTARTNOHAND].contains(&word(RAX).cast_signed());
-            // The descriptor is the low half of the register.
-            let fd = word(RDI) as u32;
-            if word(ORIG_RAX) == CONNECT && interrupted && is_connected(process.pid, fd.cast_signed()) {
-                regs[RAX] = 0;
-                // No call is under way any more.
-                regs[ORIG_RAX] = u64::MAX;
-            }
-        }
-    }
 }
 
 fn original_number(tid: i32, regs: &Regs) -> Option<u64> {

@@ -269,7 +269,6 @@ fn take(
         group,
     })
     .map_err(CaptureError::Refused)?;
-    calls::finish_connects(&mut processes, |pid, fd| descriptors.is_connected(pid, fd));
 
     clock.enter(Phase::Snapshot);
     let children = snapshot::take(&mut job, &areas, &drafts, session, tracking)?;

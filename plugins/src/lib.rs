@@ -212,6 +212,19 @@ impl Rebuilder {
         shm::sysv::remove_pending(&self.descriptors.sysv).map_err(|e| e.of(0, "System V segment"))
     }
 
+    /// Whether descriptor `fd` of process `pid` is a TCP socket that is connected, or was before its peer ended it.
+    pub fn is_connected(&self, pid: i32, fd: RawFd) -> bool {
+        let d = &self.descriptors;
+        let table = d.tables.iter().find(|t| t.pids.contains(&pid));
+        let slot = table.and_then(|t| t.slots.iter().find(|s| s.fd == fd));
+        let Some(slot) = slot else { return false };
+        let made = self.built.made.get(slot.desc).and_then(Option::as_ref);
+        match (d.descriptions.get(slot.desc).map(|d| &d.kind), made) {
+            (Some(model::Kind::Tcp(t)), Some(made)) => t.is_connected(made),
+            _ => false,
+        }
+    }
+
     /// Notes taken at the checkpoint: what is not exactly as it was.
     pub fn notes(&self) -> &[String] {
         &self.descriptors.notes

@@ -47,14 +47,6 @@ impl Descriptors {
         let ours = |f: &files::FileObject| f.written || f.content.is_some();
         self.files.iter().any(|f| f.path.as_path() == path && ours(f))
     }
-
-    /// Whether descriptor `fd` of process `pid` is a TCP socket that will be connected when the program goes on.
-    pub fn is_connected(&self, pid: i32, fd: RawFd) -> bool {
-        let table = self.tables.iter().find(|t| t.pids.contains(&pid));
-        let slot = table.and_then(|t| t.slots.iter().find(|s| s.fd == fd));
-        let kind = slot.and_then(|s| self.descriptions.get(s.desc)).map(|d| &d.kind);
-        matches!(kind, Some(Kind::Tcp(t)) if t.is_connected())
-    }
 }
 
 /// A descriptor table.

@@ -12,7 +12,7 @@ use crate::spawn::{Forest, EXISTS, JOINED, LEADS, SETTLED};
 use crate::state::Own;
 use crate::tree::{self, Role, Tree};
 use crate::verify::Loaded;
-use crate::{explain, initial, sys};
+use crate::{connects, explain, initial, sys};
 use belay_abi::restore::{Slot, MAX_HELPERS, STAGE_FINISH, STATE_FAILED, STATE_PARKED, STATE_READY};
 use belay_image::extents::Extent;
 use belay_image::model::{AgentIdentity, Job, Process, ProcessState, VmaKind};
@@ -44,7 +44,7 @@ pub(crate) fn restart(
 ) -> Outcome<Phases> {
     let begin = Instant::now();
     let Loaded {
-        job,
+        mut job,
         descriptors,
         blobs,
         extents,
@@ -63,6 +63,7 @@ pub(crate) fn restart(
     let mine = std::process::id().cast_signed();
     let rebuilder =
         Rebuilder::rebuild(descriptors, &blobs, way != Way::Initial, group).map_err(|e| RestartError::at("rebuild", e))?;
+    connects::finish(&mut job.processes, |pid, fd| rebuilder.is_connected(pid, fd));
     open_shared_objects(&rebuilder, &job);
     let shared = Shared::new(tree.nodes.len(), rebuilder.base()).map_err(|e| RestartError::at("spawn", e))?;
     let stopped = stopped_children(&job);

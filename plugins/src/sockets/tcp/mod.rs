@@ -11,9 +11,10 @@ mod requeue;
 
 use super::options::Options;
 use crate::model::DescId;
-use crate::sys::sock::Addr;
+use crate::sys::sock::{self, Addr};
 use belay_image::blobs::BlobRef;
 use serde::{Deserialize, Serialize};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 pub(crate) use capture::{capture, finish, TcpSet};
 pub(crate) use rebuild::rebuild;
@@ -66,11 +67,12 @@ enum Role {
 }
 
 impl TcpState {
-    /// Whether the socket is connected when the program goes on after a restart.
-    pub(crate) fn is_connected(&self) -> bool {
+    /// Whether the rebuilt socket `made` is connected. An attempt that was under way may have succeeded at once.
+    pub(crate) fn is_connected(&self, made: &OwnedFd) -> bool {
         match self.role {
             Role::Pair(_) | Role::Waiting(_) | Role::PeerClosed | Role::Reset | Role::Remote => true,
-            Role::Unconnected | Role::Listening(_) | Role::Connecting => false,
+            Role::Connecting => sock::peer(made.as_raw_fd()).is_ok_and(|peer| peer.is_some()),
+            Role::Unconnected | Role::Listening(_) => false,
         }
     }
 }
