@@ -24,10 +24,16 @@ struct Job {
     belay: String,
     front: Option<Child>,
     outputs: u32,
+    /// Hosts that the job uses, and how many there are.
+    used: usize,
+    all: usize,
+    /// The host on which the job was started last.
+    root: usize,
 }
 
 impl Job {
-    fn new(place: &Place, label: &str, hosts: usize) -> Result<Self, Failure> {
+    /// A job on `used` of `all` hosts.
+    fn new(place: &Place, label: &str, used: usize, all: usize) -> Result<Self, Failure> {
         let work = place.work(label, User::Root)?;
         // Everything that hosts share lies in one directory.
         for name in ["belay", "belay-inject", "belay-restorer"] {
@@ -36,11 +42,14 @@ impl Job {
             std::fs::copy(place.bin().join(name), &to).map_err(|e| format!("copy {name}: {e}"))?;
         }
         Ok(Self {
-            hosts: Hosts::new(&work, hosts)?,
+            hosts: Hosts::new(&work, all)?,
             belay: work.join("bin/belay").display().to_string(),
             work,
             front: None,
             outputs: 0,
+            used,
+            all,
+            root: 1,
         })
     }
 
@@ -67,7 +76,7 @@ impl Job {
         self.outputs += 1;
         let out = File::create(self.out()).map_err(|e| e.to_string())?;
         let err = out.try_clone().map_err(|e| e.to_string())?;
-        let mut c = self.command(1, words);
+        let mut c = self.command(self.root, words);
         c.stdin(Stdio::null()).stdout(out).stderr(err);
         self.front = Some(c.spawn().map_err(|e| e.to_string())?);
         Ok(())
@@ -76,24 +85,12 @@ impl Job {
     fn launch(&mut self, program: &Path) -> Result<(), Failure> {
         let (belay, dir, program) = (self.belay.clone(), self.dir(), program.display().to_string());
         let launch = [&belay, "launch", "--across-hosts", "--ckpt-dir", &dir, "--"];
-        let started = self.start(
-            &[
-                &launch[..],
-                &[
-                    "mpirun.openmpi",
-                    "-x",
-                    "BELAY_TEST_GO",
-                    "-x",
-                    "BELAY_TEST_BEAT",
-                    "--host",
-                    "h1:2,h2:2",
-                    "-n",
-                    "4",
-                    &program,
-                ],
-            ]
-            .concat(),
-        );
+        // Two ranks on each of two hosts, else one.
+        let (each, ranks) = if self.used == 2 { (2, 4) } else { (1, self.used) };
+        let hosts: Vec<String> = (1..=self.used).map(|h| format!("h{h}:{each}")).collect();
+        let (hosts, ranks) = (hosts.join(","), ranks.to_string());
+        let mpirun = ["mpirun.openmpi", "-x", "BELAY_TEST_GO", "-x", "BELAY_TEST_BEAT"];
+        let started = self.start(&[&launch[..], &mpirun, &["--host", &hosts, "-n", &ranks, &program]].concat());
         // A connection that nobody has accepted at the first checkpoint would keep its port for a minute after the crash.
         (0..20).fold(started, |done, _| done.and_then(|()| self.progress()))
     }
@@ -115,7 +112,7 @@ impl Job {
     }
 
     fn belay(&self, words: &[&str]) -> Result<std::process::Output, Failure> {
-        output(self.command(1, &[&[self.belay.as_str()], words].concat()), LIMIT)
+        output(self.command(self.root, &[&[self.belay.as_str()], words].concat()), LIMIT)
     }
 
     fn checkpoint(&self) -> Result<(), Failure> {
@@ -141,6 +138,14 @@ impl Job {
         self.progress()
     }
 
+    /// Restarts with every part, the first too, on the host that is `shift` further than where it was launched.
+    fn restart_shifted(&mut self, shift: usize) -> Result<(), Failure> {
+        let host = |part: usize| (part + shift) % self.all + 1;
+        let others: Vec<String> = (1..self.used).map(|part| format!("h{}", host(part))).collect();
+        self.root = host(0);
+        self.restart(&["--hosts", &others.join(",")])
+    }
+
     /// Lets the program end and wants its good verdict.
     fn verdict(&mut self) -> Result<(), Failure> {
         std::fs::write(self.work.join("go"), "").map_err(|e| e.to_string())?;
@@ -163,9 +168,9 @@ fn program(job: &Job, place: &Place, name: &str) -> Result<PathBuf, Failure> {
     Ok(to)
 }
 
-/// Rounds of checkpoint, crash and restart; `hosts` are the other host of each restart.
-fn rounds(place: &Place, name: &str, others: &[&str], rng: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, &format!("hosts-{name}"), 2 + others.len())?;
+/// Rounds of checkpoint, crash and restart of a job on `used` of `all` hosts; each restart moves every part to the next host.
+fn rounds(place: &Place, name: &str, used: usize, all: usize, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, &format!("hosts-{name}"), used, all)?;
     let program = program(&job, place, name)?;
     job.launch(&program)?;
     let count = std::env::var("BELAY_HOSTS_ROUNDS")
@@ -177,18 +182,19 @@ fn rounds(place: &Place, name: &str, others: &[&str], rng: &mut Rng) -> Result<(
         job.checkpoint().map_err(|e| format!("round {n}: {e}"))?;
         std::thread::sleep(Duration::from_millis(rng.below(300)));
         job.crash();
-        let more: Vec<&str> = match others {
-            [] => Vec::new(),
-            _ => vec!["--hosts", others[n % others.len()]],
+        let restarted = if used == all {
+            job.restart(&[])
+        } else {
+            job.restart_shifted(n + 1)
         };
-        job.restart(&more).map_err(|e| format!("round {n}: restart: {e}"))?;
+        restarted.map_err(|e| format!("round {n}: restart: {e}"))?;
     }
     job.verdict()
 }
 
 /// The agent on the other host is killed: the user is told within seconds, the next checkpoint is refused, and the one before restarts.
 fn lost_agent(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "hosts-lost", 2)?;
+    let mut job = Job::new(place, "hosts-lost", 2, 2)?;
     let program = program(&job, place, "mpi_p2p")?;
     job.launch(&program)?;
     job.checkpoint()?;
@@ -234,10 +240,12 @@ fn main() {
     // One at a time: the hosts of two tests would have the same addresses and halve the processors.
     let turn = Arc::new(Mutex::new(()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 4] = [
-        ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi_p2p", &[], r)),
-        ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi_cg", &[], r)),
-        ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi_p2p", &["h3"], r)),
+    let tests: [(&str, Run); 6] = [
+        ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi_p2p", 2, 2, r)),
+        ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi_cg", 2, 2, r)),
+        ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi_p2p", 2, 3, r)),
+        ("three_hosts::mpi_alltoall", |p, r| rounds(p, "mpi_alltoall", 3, 4, r)),
+        ("four_hosts::mpi_p2p", |p, r| rounds(p, "mpi_p2p", 4, 5, r)),
         ("lost_agent", lost_agent),
     ];
     let checks = tests
