@@ -257,6 +257,11 @@ impl JobDir {
         self.path.join("job.json")
     }
 
+    /// Whether a job has been launched here.
+    pub fn is_described(&self) -> bool {
+        self.description_file().exists()
+    }
+
     /// Reads `job.json`.
     pub fn description(&self) -> Result<Description, Failure> {
         let path = self.description_file();

@@ -35,6 +35,12 @@ pub(crate) enum Command {
     /// Uses the newest generation that is whole. The exit status is the program's. Needs root, or unprivileged user namespaces, or the capability
     /// cap_checkpoint_restore on the program file; with the last, the job's old process numbers must be free.
     Restart(Restart),
+    /// Restart the job if it has a checkpoint, else launch it: one command for batch scripts
+    ///
+    /// With a whole checkpoint in the job directory this is `belay restart`, without one `belay launch`; the options hold for both. A job that has ended with exit
+    /// status 0 is not run again, so a script that a batch system starts anew can have several of these in a row. Another command than the one that the job
+    /// directory belongs to is refused.
+    Run(Run),
     /// Show what a job is doing
     Status(Status),
     /// List a job's checkpoints
@@ -189,6 +195,20 @@ pub(crate) struct Restart {
     pub(crate) quiet: bool,
 }
 
+/// `belay run`.
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    /// At a restart: read memory on demand
+    #[arg(long)]
+    pub(crate) lazy: bool,
+    /// At a restart: other hosts for the parts of a job on several hosts, in the order in which these were started
+    #[arg(long, value_name = "HOST", value_delimiter = ',')]
+    pub(crate) hosts: Vec<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub(crate) launch: Launch,
+}
+
 /// `belay status`.
 #[derive(Debug, Args)]
 pub(crate) struct Status {
@@ -341,5 +361,26 @@ mod tests {
         }
         assert!(Cli::try_parse_from(["belay", "launch"]).is_err());
         assert!(Cli::try_parse_from(["belay", "launch", "--keep", "0", "true"]).is_err());
+    }
+
+    #[test]
+    fn run_takes_the_options_of_launch() {
+        let line = [
+            "belay",
+            "run",
+            "--keep",
+            "3",
+            "--hosts",
+            "a,b",
+            "--across-hosts",
+            "mpirun",
+            "--lazy",
+        ];
+        let Command::Run(r) = Cli::try_parse_from(line).unwrap().command else {
+            panic!("not understood as run");
+        };
+        assert_eq!((r.launch.keep, r.launch.across_hosts, r.lazy), (3, true, false));
+        assert_eq!(r.hosts, ["a", "b"]);
+        assert_eq!(r.launch.command, ["mpirun", "--lazy"]);
     }
 }

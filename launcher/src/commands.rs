@@ -17,6 +17,7 @@ pub(crate) fn run(command: Command) -> Result<u8, Failure> {
     match command {
         Command::Launch(args) => start::launch(args),
         Command::Restart(args) => start::restart(args),
+        Command::Run(args) => start::run(args),
         Command::Checkpoint(args) => checkpoint(&args),
         Command::Status(args) => show_status(&args),
         Command::List(args) => list(&args),

@@ -43,7 +43,7 @@ pub extern "C" fn main(_argc: i32, _argv: *const *const u8) -> i32 {
         }
     };
     // With cap_checkpoint_restore only a restart can do anything, and the job's agent must be like its processes.
-    if !matches!(cli.command, cli::Command::Restart(_)) {
+    if !matches!(cli.command, cli::Command::Restart(_) | cli::Command::Run(_)) {
         if let Err(e) = sys::drop_file_capabilities() {
             sys::say(&format!("give up the capabilities of the program file: {e}"));
             return Exit::System.code().into();

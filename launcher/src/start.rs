@@ -1,9 +1,9 @@
-//! `belay launch` and `belay restart`: prepare the job directory, then become the front of the job.
+//! `belay launch`, `belay restart` and `belay run`: prepare the job directory, then become the front of the job.
 
-use crate::cli::{self, Agent, Launch, Restart};
+use crate::cli::{self, Agent, Launch, Restart, Run};
 use crate::logging;
 use belay_coordinator::agent::Setup;
-use belay_coordinator::jobdir::{Access, Description, Differential, JobDir};
+use belay_coordinator::jobdir::{Access, Description, Differential, JobDir, Lock};
 use belay_coordinator::nodes::Nodes;
 use belay_coordinator::restart::Notice;
 use belay_coordinator::{agent, generations, launch, restart, sys, Failure};
@@ -25,8 +25,13 @@ pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
             ),
         ));
     }
+    launch_in(dir, lock, args)
+}
+
+/// What the options of a launch say about the job.
+fn described(args: &Launch) -> Description {
     let words = args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect();
-    let description = Description {
+    Description {
         interval: args.ckpt_interval.unwrap_or_default(),
         keep: args.keep,
         max_bytes: args.max_bytes,
@@ -37,8 +42,12 @@ pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
         },
         save_open_files: args.save_open_files,
         log_level: logging::level_name(args.log_level),
-        ..Description::new(args.name, words)
-    };
+        ..Description::new(args.name.clone(), words)
+    }
+}
+
+fn launch_in(dir: JobDir, lock: Lock, args: Launch) -> Result<u8, Failure> {
+    let description = described(&args);
     dir.describe(&description)?;
     logging::start(&dir, &description.log_level)?;
     let nodes = args.across_hosts.then(|| Nodes::root(&dir)).transpose()?;
@@ -68,6 +77,71 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
     if let Some(l) = args.log_level {
         description.log_level = logging::level_name(l);
     }
+    let how = How {
+        generation: args.generation,
+        lazy: args.lazy,
+        hosts: args.hosts,
+        quiet: args.quiet,
+    };
+    restart_in(dir, lock, description, how)
+}
+
+/// Continues the job in the directory if it has a checkpoint, else launches it.
+pub(crate) fn run(args: Run) -> Result<u8, Failure> {
+    launch::check(&args.launch.command)?;
+    let dir = JobDir::create(&args.launch.ckpt_dir)?;
+    let lock = dir.lock()?;
+    let held = generations::list(&dir.generations())?.len();
+    let new = described(&args.launch);
+    let old = if dir.is_described() { Some(dir.description()?) } else { None };
+    let at = dir.path().display();
+    match old {
+        Some(old) if old.command == new.command && old.wait_status == Some(0) => {
+            sys::say(&format!(
+                "the job in {at} has ended with exit status 0 and is not run again; to begin anew, belay gc --all {at} and belay launch"
+            ));
+            Ok(0)
+        }
+        Some(old) if held > 0 && old.command != new.command => Err(Failure::new(
+            Exit::HoldsCheckpoints,
+            format!(
+                "{at} holds {held} checkpoints of another command ({}); continue that with belay restart {at}, or use another directory",
+                old.command.join(" ")
+            ),
+        )),
+        Some(old) if held > 0 => {
+            sys::close_inherited();
+            // Where, when and as what it was launched stays; the choices are those of this command line.
+            let description = Description {
+                cwd: old.cwd,
+                host: old.host,
+                created_unix_s: old.created_unix_s,
+                ..new
+            };
+            let how = How {
+                generation: None,
+                lazy: args.lazy,
+                hosts: args.hosts,
+                quiet: false,
+            };
+            restart_in(dir, lock, description, how)
+        }
+        _ => {
+            sys::drop_file_capabilities().map_err(|e| Failure::system("give up the capabilities of the program file", &e))?;
+            launch_in(dir, lock, args.launch)
+        }
+    }
+}
+
+/// Choices for one restart.
+struct How {
+    generation: Option<u64>,
+    lazy: bool,
+    hosts: Vec<String>,
+    quiet: bool,
+}
+
+fn restart_in(dir: JobDir, lock: Lock, mut description: Description, how: How) -> Result<u8, Failure> {
     description.wait_status = None;
     // A full disk is no reason not to go on from a checkpoint.
     for failure in [dir.describe(&description), logging::start(&dir, &description.log_level)]
@@ -76,10 +150,10 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
     {
         sys::say(&failure.message);
     }
-    let options = restart_options(args.lazy)?;
+    let options = restart_options(how.lazy)?;
     let terminal = std::io::stderr().is_terminal();
     let mut tell = |notice: Notice, line: &str| {
-        if !args.quiet && (terminal || notice == Notice::Warning) {
+        if !how.quiet && (terminal || notice == Notice::Warning) {
             sys::say(line);
         }
     };
@@ -90,8 +164,8 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
             description,
             nodes: None,
         },
-        args.generation,
-        (&options, &args.hosts),
+        how.generation,
+        (&options, &how.hosts),
         &mut tell,
     )?;
     finish(&dir, status)

@@ -106,7 +106,7 @@ impl Exit {
         ),
         row(
             Exit::HoldsCheckpoints,
-            "launch: the job directory holds checkpoints of an earlier job",
+            "launch and run: the job directory holds checkpoints of an earlier job, or of another command",
             "`belay restart DIR`, or `belay gc --all DIR`, or another directory",
         ),
         row(
@@ -171,7 +171,7 @@ impl Exit {
         ),
         row(
             Exit::StoppedAfterCheckpoint,
-            "launch and restart: the program was ended by `belay checkpoint --then stop`",
+            "launch, restart and run: the program was ended by `belay checkpoint --then stop`",
             "`belay restart DIR` continues it",
         ),
         row(

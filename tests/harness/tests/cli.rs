@@ -477,6 +477,47 @@ fn restart_streams(place: &Place, user: User) -> Result<(), Failure> {
     )
 }
 
+/// `belay run` launches, launches again where there is no checkpoint, restarts where there is one, and leaves a job alone that has ended well.
+fn run(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = Job::new(place, "run", user)?;
+    let (dir, program) = (
+        job.dir().display().to_string(),
+        place.programs().join("fault_target").display().to_string(),
+    );
+    let line = ["run", "--ckpt-dir", &dir, "--keep", "3", "--", &program, "2"];
+    let other = ["run", "--ckpt-dir", &dir, "--", &program, "3"];
+    // Each run has a log; that of a restart says so.
+    let restarts = |job: &Job| {
+        let logs = std::fs::read_dir(job.dir().join("log")).into_iter().flatten().flatten();
+        let texts = logs.map(|l| std::fs::read_to_string(l.path()).unwrap_or_default());
+        texts.filter(|t| t.contains("\"restarting\"")).count()
+    };
+    // The first is killed before it has a checkpoint: the second launches again.
+    for (expected, checkpoint) in [(0, false), (0, true), (1, true), (2, true)] {
+        job.clear_beat()?;
+        job.start(job.belay(&line))?;
+        job.progress(LIMIT)?;
+        want(restarts(&job) == expected, || {
+            format!("{} restarts, expected {expected}", restarts(&job))
+        })?;
+        refused(&output(job.belay(&line), LIMIT)?, &["running"])?;
+        if checkpoint {
+            job.checkpoint()?;
+        }
+        job.kill_all()?;
+    }
+    refused(&output(job.belay(&other), LIMIT)?, &["another command", "belay restart"])?;
+    job.clear_beat()?;
+    job.start(job.belay(&line))?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)?;
+    job.start(job.belay(&line))?;
+    let status = job.wait(LIMIT)?;
+    want(status.success() && job.output_text().contains("is not run again"), || {
+        format!("{}: {}", show(status), job.output_text())
+    })
+}
+
 fn main() {
     let fail = |e: Failure| -> ! {
         println!("{e}");
@@ -486,7 +527,7 @@ fn main() {
     if let Err(e) = build(&place, "fault_target", Kind::C) {
         fail(e);
     }
-    let tests: [(&str, Test); 18] = [
+    let tests: [(&str, Test); 19] = [
         ("exit_status", exit_status),
         ("streams", streams),
         ("no_command", no_command),
@@ -495,6 +536,7 @@ fn main() {
         ("nothing_there", nothing_there),
         ("reports", reports),
         ("stop_and_go_on", stop_and_go_on),
+        ("run", run),
         ("lazy", lazy),
         ("interval", interval),
         ("signals_pass", signals_pass),
@@ -510,6 +552,7 @@ fn main() {
                 "launch",
                 "checkpoint",
                 "restart",
+                "run",
                 "status",
                 "list",
                 "verify",
