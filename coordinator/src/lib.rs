@@ -11,6 +11,7 @@
 pub mod agent;
 mod checkpoint;
 mod clients;
+mod document;
 mod failure;
 pub mod front;
 pub mod generations;

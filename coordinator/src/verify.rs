@@ -4,12 +4,11 @@ use belay_image::blobs::{BlobReader, BlobRef};
 use belay_image::extents;
 use belay_image::manifest::{FileEntry, Manifest};
 use belay_image::sections::{Kind, SectionFile};
-use belay_image::{ImageError, BLOB_FILE, JOB_FILE};
+use belay_image::{files, ImageError, BLOB_FILE, JOB_FILE};
 use belay_storage::chunk::Chunk;
 use belay_storage::store::Store;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -74,8 +73,7 @@ pub fn generation(dir: &Path, known: &mut Known) -> Result<Verified, Vec<ImageEr
 /// Length, whole-file checksum, and section checksums.
 fn file(dir: &Path, entry: &FileEntry, seen: &mut Verified) -> Result<(), ImageError> {
     let path = dir.join(&entry.name);
-    let mut f = File::open(&path).map_err(|e| ImageError::io("open", &path, e))?;
-    let found = f.metadata().map_err(|e| ImageError::io("stat", &path, e))?.len();
+    let (mut f, found) = files::open(&path)?;
     if found != entry.bytes {
         return Err(ImageError::damaged(
             &path,

@@ -1,6 +1,6 @@
 //! Byte strings too large for a section: data in flight, contents of files and of shared memory.
 
-use crate::{checksum, sections::create_private, ImageError};
+use crate::{checksum, files, sections::create_private, ImageError};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::Write;
@@ -67,8 +67,7 @@ pub struct BlobReader {
 impl BlobReader {
     /// Opens the blob file at `path`.
     pub fn open(path: &Path) -> Result<Self, ImageError> {
-        let file = File::open(path).map_err(|e| ImageError::io("open", path, e))?;
-        let bytes = file.metadata().map_err(|e| ImageError::io("stat", path, e))?.len();
+        let (file, bytes) = files::open(path)?;
         Ok(Self {
             path: path.to_owned(),
             file,
@@ -90,7 +89,10 @@ impl BlobReader {
                 "a reference points behind the end of the file",
             ));
         };
-        let mut data = vec![0; len];
+        let mut data = Vec::new();
+        data.try_reserve_exact(len)
+            .map_err(|_| ImageError::io("read", &self.path, std::io::ErrorKind::OutOfMemory.into()))?;
+        data.resize(len, 0);
         self.file
             .read_exact_at(&mut data, at.offset)
             .map_err(|e| ImageError::io("read", &self.path, e))?;

@@ -1,9 +1,9 @@
 //! Identity of a file that is mapped but not stored: its build id, else a hash, else length and time.
 
 use crate::model::FileIdentity;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Files without a build id are hashed up to this length; of longer ones length and time must do.
@@ -16,12 +16,14 @@ const NOTE_LIMIT: u64 = 64 << 10;
 impl FileIdentity {
     /// The identity of the file at `path`.
     pub fn of(path: &Path) -> io::Result<Self> {
-        let mut file = File::open(path)?;
+        // What has taken the file's place may be a FIFO, which would keep us waiting for a writer.
+        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
         let meta = file.metadata()?;
-        let build_id = build_id(&file);
+        let build_id = meta.is_file().then(|| build_id(&file)).flatten();
         let xxh3 = if build_id.is_none() && meta.is_file() && meta.len() <= HASH_LIMIT {
             let mut data = Vec::new();
-            file.read_to_end(&mut data)?;
+            (&file).take(HASH_LIMIT + 1).read_to_end(&mut data)?;
             Some(crate::checksum(&data))
         } else {
             None

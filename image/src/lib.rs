@@ -15,6 +15,7 @@
 
 pub mod blobs;
 pub mod extents;
+pub mod files;
 pub mod identity;
 pub mod manifest;
 pub mod model;

@@ -1,11 +1,14 @@
 //! The manifest: the list of a generation's files, written last. A generation without a valid manifest does not exist.
 
-use crate::{checksum, ImageError, FORMAT_VERSION};
+use crate::{checksum, files, ImageError, FORMAT_VERSION};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// Name of the manifest in a generation's directory.
 pub const MANIFEST_FILE: &str = "manifest.json";
+
+/// A manifest longer than this is refused: it would list millions of chunks.
+const MAX_BYTES: u64 = 256 << 20;
 
 /// What `manifest.json` holds: the body and its checksum.
 #[derive(Debug, Serialize, Deserialize)]
@@ -83,8 +86,12 @@ impl Manifest {
     /// Reads and verifies the manifest of the generation in `dir` (not the files it lists).
     pub fn read(dir: &Path) -> Result<Self, ImageError> {
         let path = dir.join(MANIFEST_FILE);
-        let bytes = std::fs::read(&path).map_err(|e| ImageError::io("read", &path, e))?;
-        let envelope: Envelope = serde_json::from_slice(&bytes).map_err(|e| ImageError::damaged(&path, e.to_string()))?;
+        Self::decode(&path, &files::read(&path, MAX_BYTES)?)
+    }
+
+    /// Decodes and verifies the bytes of a manifest, naming `path` in errors.
+    pub fn decode(path: &Path, bytes: &[u8]) -> Result<Self, ImageError> {
+        let envelope: Envelope = serde_json::from_slice(bytes).map_err(|e| ImageError::damaged(path, e.to_string()))?;
         if envelope.format != FORMAT_VERSION {
             return Err(ImageError::Version {
                 path: path.display().to_string(),
@@ -93,9 +100,9 @@ impl Manifest {
             });
         }
         if envelope.xxh3 != format!("{:016x}", checksum(envelope.body.as_bytes())) {
-            return Err(ImageError::damaged(&path, "checksum does not match"));
+            return Err(ImageError::damaged(path, "checksum does not match"));
         }
-        let m: Manifest = serde_json::from_str(&envelope.body).map_err(|e| ImageError::damaged(&path, e.to_string()))?;
+        let m: Manifest = serde_json::from_str(&envelope.body).map_err(|e| ImageError::damaged(path, e.to_string()))?;
         if m.arch != std::env::consts::ARCH {
             return Err(ImageError::Architecture {
                 path: path.display().to_string(),
@@ -104,11 +111,58 @@ impl Manifest {
             });
         }
         if !m.chunks.is_sorted_by(|a, b| a.id < b.id) {
-            return Err(ImageError::damaged(&path, "its chunks are out of order"));
+            return Err(ImageError::damaged(path, "its chunks are out of order"));
         }
-        if m.files.iter().any(|f| f.name.contains('/') || f.name.starts_with('.')) {
-            return Err(ImageError::damaged(&path, "a file name leaves the generation's directory"));
+        if m.files
+            .iter()
+            .any(|f| f.name.is_empty() || f.name.contains(['/', '\0']) || f.name.starts_with('.'))
+        {
+            return Err(ImageError::damaged(path, "a file name leaves the generation's directory"));
         }
         Ok(m)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Manifest {
+        Manifest {
+            generation: 3,
+            time_unix_s: 1,
+            arch: std::env::consts::ARCH.into(),
+            blocked_ms: 1.0,
+            phases_ms: vec![("suspend".into(), 0.5)],
+            processes: 1,
+            threads: 1,
+            bytes: 5,
+            new_bytes: 5,
+            files: vec![FileEntry {
+                name: "job.bimg".into(),
+                bytes: 5,
+                xxh3: Some(7),
+            }],
+            chunks: vec![ChunkEntry {
+                id: 1,
+                pages: 2,
+                xxh3: 9,
+            }],
+        }
+    }
+
+    #[test]
+    fn names_that_lead_out_of_the_generation_are_refused() {
+        let path = Path::new("x");
+        let good = sample();
+        assert_eq!(Manifest::decode(path, &good.encode().unwrap()).unwrap(), good);
+        for name in ["", ".", "..", "../x", "a/b", "/etc/passwd", ".tmp", "a\0b"] {
+            let mut bad = sample();
+            bad.files[0].name = name.into();
+            assert!(Manifest::decode(path, &bad.encode().unwrap()).is_err(), "{name:?}");
+        }
+        let mut twice = sample();
+        twice.chunks.push(twice.chunks[0]);
+        assert!(Manifest::decode(path, &twice.encode().unwrap()).is_err());
     }
 }

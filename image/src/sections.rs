@@ -12,14 +12,16 @@
 //! ```
 //! All numbers are little endian.
 
-use crate::{checksum, ImageError, FORMAT_VERSION};
+use crate::{checksum, files, ImageError, FORMAT_VERSION};
 use serde::{de::DeserializeOwned, Serialize};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 const MAGIC: &[u8; 8] = b"BELAYIMG";
 const HEADER: usize = 16;
 const SECTION_HEADER: usize = 24;
+/// Version of every kind of section that this program writes and understands.
+const SECTION_VERSION: u32 = 1;
 /// A section file larger than this is refused before it is read.
 const MAX_FILE_BYTES: u64 = 8 << 30;
 
@@ -71,7 +73,7 @@ impl SectionFile {
     pub fn push(&mut self, kind: Kind, payload: Vec<u8>) {
         self.sections.push(Section {
             kind: kind as u32,
-            version: 1,
+            version: SECTION_VERSION,
             payload,
         });
     }
@@ -86,13 +88,20 @@ impl SectionFile {
         Ok(())
     }
 
-    /// Payload of the first section of `kind`.
+    /// Payload of the first section of `kind`, whose version must be the one that this program understands.
     pub fn get(&self, kind: Kind) -> Result<&[u8], ImageError> {
-        self.sections
-            .iter()
-            .find(|s| s.kind == kind as u32)
-            .map(|s| s.payload.as_slice())
-            .ok_or_else(|| ImageError::damaged(&self.path, format!("no section {kind:?}")))
+        let found = self.sections.iter().find(|s| s.kind == kind as u32);
+        match found {
+            Some(s) if s.version == SECTION_VERSION => Ok(&s.payload),
+            Some(s) => {
+                let reason = format!(
+                    "section {kind:?} has version {}, this belay reads version {SECTION_VERSION}",
+                    s.version
+                );
+                Err(ImageError::damaged(&self.path, reason))
+            }
+            None => Err(ImageError::damaged(&self.path, format!("no section {kind:?}"))),
+        }
     }
 
     /// Decodes the first section of `kind` from JSON.
@@ -185,17 +194,7 @@ impl SectionFile {
 
     /// Reads and verifies the file.
     pub fn read(path: &Path) -> Result<Self, ImageError> {
-        let mut f = std::fs::File::open(path).map_err(|e| ImageError::io("open", path, e))?;
-        let len = f.metadata().map_err(|e| ImageError::io("stat", path, e))?.len();
-        if len > MAX_FILE_BYTES {
-            return Err(ImageError::damaged(
-                path,
-                format!("{len} bytes, more than any image of this kind"),
-            ));
-        }
-        let mut bytes = Vec::new();
-        f.read_to_end(&mut bytes).map_err(|e| ImageError::io("read", path, e))?;
-        Self::decode(path, &bytes)
+        Self::decode(path, &files::read(path, MAX_FILE_BYTES)?)
     }
 }
 
@@ -257,6 +256,15 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_section_of_another_version_is_not_taken_for_ours() {
+        let mut f = sample();
+        f.sections[0].version = 2;
+        let back = SectionFile::decode(Path::new("x"), &f.encode()).unwrap();
+        assert!(back.get(Kind::Job).unwrap_err().to_string().contains("version 2"));
+        assert!(back.get(Kind::Extents).is_ok());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use belay_image::extents::{self, Extent};
 use belay_image::manifest::Manifest;
 use belay_image::model::{FileIdentity, Job, Process, Vma, VmaKind};
 use belay_image::sections::{Kind, SectionFile};
-use belay_image::{blobs::BlobReader, checksum, extent_file, ImageError, BLOB_FILE, JOB_FILE};
+use belay_image::{blobs::BlobReader, checksum, extent_file, files, ImageError, BLOB_FILE, JOB_FILE};
 use belay_plugins::Descriptors;
 use belay_storage::chunk::Chunk;
 use belay_storage::store::Store;
@@ -82,7 +82,7 @@ fn check_files(dir: &Path, manifest: &Manifest) -> Outcome<HashMap<String, Vec<u
             return Err(ImageError::damaged(&path, reason).into());
         }
         let Some(sum) = f.xxh3 else { continue };
-        let data = std::fs::read(&path).map_err(|e| ImageError::io("read", &path, e))?;
+        let data = files::read(&path, f.bytes)?;
         if checksum(&data) != sum {
             return Err(ImageError::damaged(&path, "checksum does not match").into());
         }

@@ -13,7 +13,7 @@
 
 use crate::PAGE;
 use belay_image::manifest::ChunkEntry;
-use belay_image::{checksum, ImageError, FORMAT_VERSION};
+use belay_image::{checksum, files, ImageError, FORMAT_VERSION};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -88,12 +88,17 @@ pub struct Chunk {
 impl Chunk {
     /// Opens the chunk at `path`, which must be the one that `entry` describes.
     pub fn open(path: PathBuf, entry: &ChunkEntry) -> Result<Self, ImageError> {
-        let file = File::open(&path).map_err(|e| ImageError::io("open", &path, e))?;
-        check_length(&path, &file, entry)?;
+        let (file, length) = files::open(&path)?;
+        check_length(&path, length, entry)?;
         // The length has been compared with that of the file: the allocation is bounded by what is there.
         let bytes = usize::try_from(file_bytes(entry.pages) - u64::from(entry.pages) * PAGE)
             .map_err(|_| ImageError::damaged(&path, "more pages than fit in memory"))?;
-        let mut trailer = vec![0; bytes];
+        let mut trailer = Vec::new();
+        // A sparse file has any length.
+        trailer
+            .try_reserve_exact(bytes)
+            .map_err(|_| ImageError::io("read", &path, std::io::ErrorKind::OutOfMemory.into()))?;
+        trailer.resize(bytes, 0);
         file.read_exact_at(&mut trailer, u64::from(entry.pages) * PAGE)
             .map_err(|e| ImageError::io("read", &path, e))?;
         let (hashes, sum) = decode_trailer(&path, &trailer)?;
@@ -133,12 +138,11 @@ impl Chunk {
 
 /// Whether the file of the chunk `entry` at `path` is there with its length.
 pub fn check_present(path: &Path, entry: &ChunkEntry) -> Result<(), ImageError> {
-    let file = File::open(path).map_err(|e| ImageError::io("open", path, e))?;
-    check_length(path, &file, entry)
+    let (_, length) = files::open(path)?;
+    check_length(path, length, entry)
 }
 
-fn check_length(path: &Path, file: &File, entry: &ChunkEntry) -> Result<(), ImageError> {
-    let found = file.metadata().map_err(|e| ImageError::io("stat", path, e))?.len();
+fn check_length(path: &Path, found: u64, entry: &ChunkEntry) -> Result<(), ImageError> {
     let expected = file_bytes(entry.pages);
     if entry.pages > MAX_PAGES || found != expected {
         return Err(ImageError::damaged(path, format!("{found} bytes instead of {expected}")));

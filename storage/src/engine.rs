@@ -115,7 +115,9 @@ impl Engine {
         let Ok(manifest) = Manifest::read(base) else {
             return Ok(kept);
         };
-        index.reserve(manifest.chunks.iter().map(|c| u64::from(c.pages)).sum())?;
+        // Only for pages that are there: the manifest alone could ask for any amount.
+        let there = manifest.chunks.iter().filter(|c| self.store.check_present(c).is_ok());
+        index.reserve(there.map(|c| u64::from(c.pages)).sum())?;
         for entry in &manifest.chunks {
             let Ok(chunk) = self.store.open(entry) else { continue };
             for (page, hash) in (0u32..).zip(&chunk.hashes) {

@@ -2,11 +2,9 @@
 
 use super::remote::RemoteShell;
 use super::Nodes;
-use crate::Failure;
+use crate::{document, Failure};
 use belay_image::manifest::FileEntry;
-use belay_image::{checksum, sections, ImageError};
 use serde::{Deserialize, Serialize};
-use std::io::{Read, Write};
 use std::path::Path;
 
 const FILE: &str = "nodes.json";
@@ -37,29 +35,10 @@ pub(crate) fn of(nodes: &Nodes) -> Vec<Row> {
 
 /// Writes the file into the generation in `dir` and makes it durable.
 pub(crate) fn write(dir: &Path, rows: &[Row]) -> Result<FileEntry, Failure> {
-    let path = dir.join(FILE);
-    let fail = |e: std::io::Error| Failure::io(format!("write {}", path.display()), &e);
-    let bytes = serde_json::to_vec(rows).map_err(|e| fail(e.into()))?;
-    let mut f = sections::create_private(&path)?;
-    f.write_all(&bytes).and_then(|()| f.sync_all()).map_err(fail)?;
-    Ok(FileEntry {
-        name: FILE.into(),
-        bytes: bytes.len() as u64,
-        xxh3: Some(checksum(&bytes)),
-    })
+    document::write(dir, FILE, rows)
 }
 
 /// The parts of the generation in `dir`; none for a job on one host.
 pub(crate) fn read(dir: &Path) -> Result<Vec<Row>, Failure> {
-    let path = dir.join(FILE);
-    let file = match std::fs::File::open(&path) {
-        Ok(f) => f,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(ImageError::io("open", &path, e).into()),
-    };
-    let mut bytes = Vec::new();
-    file.take(MAX_BYTES)
-        .read_to_end(&mut bytes)
-        .map_err(|e| ImageError::io("read", &path, e))?;
-    Ok(serde_json::from_slice(&bytes).map_err(|e| ImageError::damaged(&path, e.to_string()))?)
+    Ok(document::read(dir, FILE, MAX_BYTES)?.unwrap_or_default())
 }
