@@ -20,6 +20,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const TEMPORARY: &str = ".tmp-";
+/// Names of larger numbers are no generations: there must always be a next one.
+const MAX_NUMBER: u64 = 1 << 48;
 
 /// Name of generation `number`'s directory.
 pub fn name(number: u64) -> String {
@@ -127,7 +129,7 @@ fn entries(dir: &Path) -> Result<Vec<String>, Failure> {
 pub fn list(dir: &Path) -> Result<Vec<Generation>, Failure> {
     let mut numbers: Vec<u64> = entries(dir)?
         .iter()
-        .filter_map(|n| n.parse().ok().filter(|number| name(*number) == *n))
+        .filter_map(|n| n.parse().ok().filter(|number| *number < MAX_NUMBER && name(*number) == *n))
         .collect();
     numbers.sort_unstable();
     Ok(numbers.into_iter().map(|n| Generation::open(n, dir.join(name(n)))).collect())

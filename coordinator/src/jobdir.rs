@@ -4,6 +4,7 @@
 
 use crate::interval::Interval;
 use crate::{sys, Failure};
+use belay_image::files;
 use belay_wire::{socket, Exit, Request};
 use serde::{Deserialize, Serialize};
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -125,6 +126,7 @@ impl JobDir {
     /// Opens the job directory at `path`, which a launch has made.
     pub fn open(path: &Path, access: Access) -> Result<Self, Failure> {
         let dir = Self::at(path)?;
+        dir.check_link()?;
         match std::fs::metadata(&dir.path) {
             Ok(m) if m.is_dir() => dir.check_owner(&m, access)?,
             Ok(_) => return Err(dir.no_job("it is not a directory")),
@@ -150,6 +152,7 @@ impl JobDir {
         match DirBuilder::new().mode(0o700).create(&dir.path) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                dir.check_link()?;
                 let m = std::fs::metadata(&dir.path).map_err(|e| cannot(&e))?;
                 let empty = m.is_dir() && std::fs::read_dir(&dir.path).map_err(|e| cannot(&e))?.next().is_none();
                 if empty && m.uid() == sys::euid() {
@@ -210,6 +213,24 @@ impl JobDir {
         )
     }
 
+    /// Refuses a name that is somebody else's symbolic link: they could make it lead elsewhere after all that is checked has been.
+    fn check_link(&self) -> Result<(), Failure> {
+        let Ok(m) = std::fs::symlink_metadata(&self.path) else {
+            return Ok(()); // whoever opens it will say what is wrong
+        };
+        if m.is_symlink() && ![0, sys::euid()].contains(&m.uid()) {
+            return Err(Failure::new(
+                Exit::NotOurs,
+                format!(
+                    "{} is a symbolic link that belongs to user {}; name the directory itself",
+                    self.path.display(),
+                    m.uid()
+                ),
+            ));
+        }
+        Ok(())
+    }
+
     fn check_owner(&self, m: &std::fs::Metadata, access: Access) -> Result<(), Failure> {
         let (me, at) = (sys::euid(), self.path.display());
         if m.uid() != me && !(me == 0 && access == Access::OwnOrRoot) {
@@ -266,16 +287,7 @@ impl JobDir {
     pub fn description(&self) -> Result<Description, Failure> {
         let path = self.description_file();
         let at = path.display();
-        let len = std::fs::metadata(&path)
-            .map_err(|e| Failure::io(format!("stat {at}"), &e))?
-            .len();
-        if len > MAX_DESCRIPTION {
-            return Err(Failure::new(
-                Exit::Damaged,
-                format!("{at}: {len} bytes, more than any job description"),
-            ));
-        }
-        let text = std::fs::read(&path).map_err(|e| Failure::io(format!("read {at}"), &e))?;
+        let text = files::read(&path, MAX_DESCRIPTION)?;
         let d: Description =
             serde_json::from_slice(&text).map_err(|e| Failure::new(Exit::Damaged, format!("{at}: damaged: {e}")))?;
         if d.format != FORMAT {
@@ -298,9 +310,25 @@ impl JobDir {
                 .mode(0o600)
                 .open(&new)?;
             f.write_all(&serde_json::to_vec_pretty(d)?)?;
+            // What a power cut must not leave empty. A new job has nothing to lose yet; see [`JobDir::sync`].
+            if path.exists() {
+                f.sync_all()?;
+            }
             std::fs::rename(&new, &path)
         };
         write().map_err(|e| Failure::io(format!("write {}", path.display()), &e))
+    }
+
+    /// Makes the job's description and the names of its directories durable: without them no checkpoint in it would be found after a power cut.
+    pub fn sync(&self) -> Result<(), Failure> {
+        let fail = |e: io::Error| Failure::io(format!("sync {}", self.path.display()), &e);
+        File::open(self.description_file()).and_then(|f| f.sync_all()).map_err(fail)?;
+        File::open(&self.path).and_then(|d| d.sync_all()).map_err(fail)?;
+        // A directory above that may be entered but not read cannot be synced by us.
+        if let Some(Ok(above)) = self.path.parent().map(File::open) {
+            above.sync_all().map_err(fail)?;
+        }
+        Ok(())
     }
 
     /// Takes the job's lock. A job that is just ending is waited for, one that is running is refused.

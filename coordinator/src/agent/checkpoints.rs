@@ -83,6 +83,10 @@ impl Agent {
             outside,
             writers: WRITERS,
         };
+        if !self.durable {
+            self.dir.sync()?;
+            self.durable = true;
+        }
         let gen = self.dir.generations();
         let used = self.make_room().and_then(|()| generations::own_bytes(&gen));
         let session = used.and_then(|used| self.engine.begin(used).map_err(Failure::from));

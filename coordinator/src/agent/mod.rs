@@ -95,6 +95,8 @@ pub struct Agent {
     relay: Relay,
     clients: Clients,
     next_number: u64,
+    /// The job directory has been made durable.
+    durable: bool,
     engine: Engine,
     tracking: Tracking,
     phase: Option<Phase>,
@@ -154,6 +156,7 @@ impl Agent {
             relay: Relay::default(),
             clients: Clients::default(),
             next_number,
+            durable: false,
             engine,
             tracking,
             phase: None,
