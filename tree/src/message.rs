@@ -73,7 +73,7 @@ impl Contribution {
 
     /// Adds another branch's.
     pub(crate) fn merge(&mut self, other: Self) {
-        self.nodes += other.nodes;
+        self.nodes = self.nodes.saturating_add(other.nodes);
         self.failures.extend(other.failures);
         self.failures.truncate(MAX_FAILURES);
         self.publish.extend(other.publish);

@@ -28,8 +28,12 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const IDLE: Duration = Duration::from_millis(500);
 /// Orders kept for children that reconnect.
 const ORDERS: usize = 8;
-/// Connections that have not said yet who they are.
+/// Connections that have not said yet who they are; a quarter of the descriptors that the agent may have, if that is less.
 const MAX_STRANGERS: usize = 4096;
+/// Connections accepted before those that exist are attended to again.
+const ACCEPTED_AT_ONCE: usize = 64;
+/// How long nobody is let in when a connection could not be accepted.
+const DEAF: Duration = Duration::from_secs(1);
 /// Nodes that join at the same time connect to their parents one after the other.
 const STAGGER: Duration = Duration::from_micros(300);
 
@@ -115,7 +119,13 @@ pub(crate) struct Service {
     above: Option<Above>,
     root: Vec<String>,
     children: BTreeMap<u64, Child>,
+    /// Oldest first.
     strangers: Vec<Stranger>,
+    max_strangers: usize,
+    /// Connections that were no node's.
+    turned_away: u64,
+    /// No connection is accepted until then: there are no descriptors left.
+    deaf_until: Option<Instant>,
     hold_joins: bool,
     /// The program is done with the tree.
     left: bool,
@@ -130,6 +140,19 @@ pub(crate) struct Service {
     releases: mpsc::Sender<Released>,
     bell: Arc<Bell>,
     traffic: Arc<Traffic>,
+}
+
+/// Descriptors that this process may have.
+fn descriptors() -> usize {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is valid for writing.
+    match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } {
+        0 => usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX),
+        _ => MAX_STRANGERS,
+    }
 }
 
 type Inbox = (mpsc::Receiver<Command>, Arc<Bell>);
@@ -157,6 +180,9 @@ impl Service {
             root: start.root,
             children: BTreeMap::new(),
             strangers: Vec::new(),
+            max_strangers: MAX_STRANGERS.min(descriptors() / 4).max(1),
+            turned_away: 0,
+            deaf_until: None,
             hold_joins: false,
             left: false,
             next_node: 1,
@@ -211,12 +237,14 @@ impl Service {
         let links = self.children.values().filter_map(|c| c.link.as_ref());
         let links = links.chain(self.strangers.iter().map(|s| &s.link));
         let links = links.chain(self.above.as_ref().and_then(|a| a.link.as_ref()));
-        let mut polls: Vec<libc::pollfd> = [self.wake.as_raw_fd(), self.listener.as_raw_fd()]
+        let now = Instant::now();
+        self.deaf_until = self.deaf_until.filter(|until| *until > now);
+        let listener = self.deaf_until.map_or(self.listener.as_raw_fd(), |_| -1);
+        let mut polls: Vec<libc::pollfd> = [self.wake.as_raw_fd(), listener]
             .map(|fd| entry(fd, libc::POLLIN))
             .into_iter()
             .chain(links.map(|l| entry(l.raw(), l.interest())))
             .collect();
-        let now = Instant::now();
         let retry = self
             .above
             .as_ref()
@@ -334,17 +362,49 @@ impl Service {
         }
         self.hear_strangers(&ready);
         if ready.contains(&self.listener.as_raw_fd()) {
-            while let Ok((stream, from)) = self.listener.accept() {
-                match Link::new(&self.key, stream, false) {
-                    Ok(link) if self.strangers.len() < MAX_STRANGERS => self.strangers.push(Stranger {
-                        link,
-                        since: Instant::now(),
-                        hello: None,
-                    }),
-                    Ok(_) => tracing::warn!(%from, "too many connections at once"),
-                    Err(error) => tracing::warn!(%from, %error, "connection refused"),
+            self.accept();
+        }
+    }
+
+    /// Accepts connections. Where there are too many, the one that has been silent longest makes room: a node proves that it is one in an instant.
+    fn accept(&mut self) {
+        for _ in 0..ACCEPTED_AT_ONCE {
+            let (stream, from) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(e) => {
+                    // The connection stays where it is, and the listener ready: looking again at once would keep a processor busy.
+                    self.turn_away(&format_args!("accept a connection: {e}"));
+                    self.deaf_until = Some(Instant::now() + DEAF);
+                    return;
                 }
+            };
+            if self.strangers.len() >= self.max_strangers {
+                match self.strangers.iter().position(|s| !s.link.is_authenticated()) {
+                    Some(oldest) => drop(self.strangers.remove(oldest)),
+                    None => {
+                        self.turn_away(&format_args!("{from}: too many connections at once"));
+                        continue;
+                    }
+                }
+                self.turn_away(&format_args!("too many connections that say nothing"));
             }
+            match Link::new(&self.key, stream, false) {
+                Ok(link) => self.strangers.push(Stranger {
+                    link,
+                    since: Instant::now(),
+                    hello: None,
+                }),
+                Err(error) => self.turn_away(&format_args!("{from}: {error}")),
+            }
+        }
+    }
+
+    /// Notes a connection that led to nothing. Whoever makes many of them must not fill the log: after the first few every second power is told.
+    fn turn_away(&mut self, why: &dyn std::fmt::Display) {
+        self.turned_away += 1;
+        if self.turned_away <= 16 || self.turned_away.is_power_of_two() {
+            tracing::warn!(count = self.turned_away, %why, "a connection that was no node");
         }
     }
 

@@ -28,7 +28,7 @@ impl Service {
             let mut got: Vec<Up> = Vec::new();
             if ready.contains(&stranger.link.raw()) {
                 if let Err(error) = stranger.link.receive(&mut got) {
-                    tracing::warn!(%error, authenticated = stranger.link.is_authenticated(), "a connection that was no node");
+                    self.turn_away(&error);
                     continue;
                 }
             }
@@ -131,7 +131,7 @@ impl Service {
             awaited: None,
         };
         self.registry.insert(node, registered);
-        self.next_node = self.next_node.max(node + 1);
+        self.next_node = self.next_node.max(node.saturating_add(1));
         if new {
             self.tell(Event::Joined(info));
         }
