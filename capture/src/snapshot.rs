@@ -220,6 +220,13 @@ fn left_out(draft: &Draft) -> Result<Vec<[u64; 2]>, CaptureError> {
     Ok(out)
 }
 
+/// Whether `pid` is a child of the agent with the user of the process in `draft`, as its snapshot child is.
+fn is_copy_of(pid: i32, draft: &Draft) -> bool {
+    let agent = std::process::id().cast_signed();
+    let user = proc::Status::read(pid).map(|s| s.list("Uid"));
+    proc::stat(pid).is_ok_and(|s| s.ppid == agent) && user.is_ok_and(|u| u == draft.status.list("Uid"))
+}
+
 fn kill(pid: i32) {
     // SAFETY: a signal to a snapshot child of ours, which we have not waited for.
     unsafe { libc::kill(pid, libc::SIGKILL) };
@@ -279,7 +286,8 @@ impl Child {
                 }
             }
             made => {
-                if let Ok(made) = made {
+                // The process, which may be another user's, has named it in its own memory.
+                if let Some(made) = made.ok().filter(|m| is_copy_of(m.pid, draft)) {
                     kill(made.pid);
                 }
                 child.flags = proc::smaps(draft.task).unwrap_or_default();

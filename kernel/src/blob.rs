@@ -4,6 +4,7 @@
 //! be copied to any page-aligned address. Only this project's own programs are loaded, but the file is still checked, not trusted.
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 const PT_LOAD: u32 = 1;
@@ -28,12 +29,33 @@ pub fn find(name: &str) -> io::Result<PathBuf> {
     let exe = std::env::current_exe()?;
     let dir = exe.parent().unwrap_or(Path::new("/"));
     let candidates = [dir.join(name), dir.join("../libexec/belay").join(name)];
-    candidates.iter().find(|p| p.is_file()).cloned().ok_or_else(|| {
+    let found = candidates.iter().find(|p| p.is_file()).cloned().ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::NotFound,
             format!("{name} is neither beside {} nor in ../libexec/belay", exe.display()),
         )
-    })
+    })?;
+    // SAFETY: takes a number only.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        // The file of this program gives capabilities. A link to it in a directory of the caller's must not lend them to a program of the caller's.
+        let (own, other) = (std::fs::metadata(&exe)?, std::fs::metadata(&found)?);
+        check_trusted((own.uid(), other.uid()), other.mode()).map_err(|why| {
+            let text = format!("{} {why}; install belay completely", found.display());
+            io::Error::new(io::ErrorKind::PermissionDenied, text)
+        })?;
+    }
+    Ok(found)
+}
+
+/// Whether a program that belongs to `other` and has mode `mode` is as trustworthy as this one, which belongs to `own`.
+fn check_trusted((own, other): (u32, u32), mode: u32) -> Result<(), String> {
+    if other != own && other != 0 {
+        return Err(format!("belongs to user {other}, belay to user {own}"));
+    }
+    if mode & 0o022 != 0 {
+        return Err("can be written by others than its owner".into());
+    }
+    Ok(())
 }
 
 impl Blob {
@@ -173,6 +195,14 @@ mod tests {
             e[at..at + 8].copy_from_slice(&v.to_le_bytes());
         }
         e
+    }
+
+    #[test]
+    fn a_program_of_the_callers_is_not_lent_capabilities() {
+        assert!(check_trusted((0, 0), 0o755).is_ok());
+        assert!(check_trusted((7, 0), 0o755).is_ok());
+        assert!(check_trusted((0, 1000), 0o755).is_err());
+        assert!(check_trusted((0, 0), 0o775).is_err());
     }
 
     #[test]

@@ -9,8 +9,9 @@ use crate::sys::fd;
 use crate::ProcessView;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::fs::DirBuilder;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -67,7 +68,8 @@ pub(crate) fn working(processes: &[ProcessView]) -> Vec<Vec<Directory>> {
 pub(crate) fn make_parents(parents: &[Directory]) -> Result<(), Fault> {
     for d in parents {
         let path = d.path.as_path();
-        match std::fs::create_dir(path) {
+        // Nobody else may enter before it has its owner and mode.
+        match DirBuilder::new().mode(0o700).create(path) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
             Err(_) if path.is_dir() => continue,

@@ -1,6 +1,6 @@
 //! Rebuild of files: bring each inode to its captured state, then open descriptions on it.
 
-use super::{make_parents, set_owner, FileObject, Origin, Print};
+use super::{make_parents, FileObject, Origin, Print};
 use crate::content::Content;
 use crate::fault::{refuse, At, Fault};
 use crate::sys::fd;
@@ -151,12 +151,12 @@ fn restore_named(object: &FileObject, blobs: &BlobReader) -> Result<(), Fault> {
 
 /// Makes the file anew beside its place and moves it there, so that a restart that is killed leaves no half of it.
 fn make_fresh(object: &FileObject, content: &Content, blobs: &BlobReader) -> Result<(), Fault> {
-    let name = beside(object.path.as_path());
-    let file = fd::open(&name, libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC | libc::O_NOFOLLOW, 0o600).at("make it again")?;
+    let (file, name) = make_beside(object.path.as_path())?;
     let done = (|| {
         content.restore(file.as_raw_fd(), blobs)?;
-        set_owner(&name, object.owner).at("set its owner")?;
-        std::fs::set_permissions(&name, PermissionsExt::from_mode(object.mode)).at("set its mode")?;
+        own(&file, object.owner)?;
+        let mode = PermissionsExt::from_mode(object.mode);
+        std::fs::set_permissions(fd::self_path(file.as_raw_fd()), mode).at("set its mode")?;
         set_mtime(&file, object.mtime_ns)?;
         std::fs::rename(&name, object.path.as_path()).at("move it to its place")
     })();
@@ -254,18 +254,21 @@ fn make_deleted(object: &FileObject, tmpfile: bool) -> Result<OwnedFd, Fault> {
         file
     };
     let mode = std::os::unix::fs::PermissionsExt::from_mode(object.mode);
-    let own = fd::self_path(file.as_raw_fd());
+    // Only root may give files away, and only root had files of others.
     if object.owner != (0, 0) {
-        // Only root may give files away, and only root had files of others.
-        let (uid, gid) = (Some(object.owner.0), Some(object.owner.1));
-        let given = std::os::unix::fs::fchown(&file, uid, gid);
-        let stat = fd::fstat(file.as_raw_fd()).at("stat")?;
-        if (stat.st_uid, stat.st_gid) != object.owner {
-            given.at("set its owner")?;
-        }
+        own(&file, object.owner)?;
     }
-    std::fs::set_permissions(own, mode).at("set its mode")?;
+    std::fs::set_permissions(fd::self_path(file.as_raw_fd()), mode).at("set its mode")?;
     Ok(file)
+}
+
+/// Gives an open file to `owner`.
+fn own(file: &OwnedFd, owner: (u32, u32)) -> Result<(), Fault> {
+    let stat = fd::fstat(file.as_raw_fd()).at("stat")?;
+    if (stat.st_uid, stat.st_gid) == owner {
+        return Ok(());
+    }
+    std::os::unix::fs::fchown(file, Some(owner.0), Some(owner.1)).at("set its owner")
 }
 
 /// A name beside `path`, for the time of the rebuild.
@@ -275,11 +278,24 @@ pub(crate) fn beside(path: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// A new file beside `path`, whose name is taken.
+/// A new file beside `path`, with its name. In a directory where others may make files they know that name beforehand: what is there already is never opened,
+/// and removed only where it is our own, left behind by a restart that was killed.
 fn make_beside(path: &Path) -> Result<(OwnedFd, PathBuf), Fault> {
     let name = beside(path);
-    let file = fd::open(&name, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL, 0o600).at(format!("make {name:?}"))?;
-    Ok((file, name))
+    let make = || fd::open(&name, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW, 0o600);
+    let made = match make() {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+            // SAFETY: has no preconditions.
+            let me = unsafe { libc::geteuid() };
+            if fd::stat(&name, false).at(format!("stat {name:?}"))?.st_uid != me {
+                return refuse(format!("{name:?} belongs to another user and is in the way; move it away"));
+            }
+            std::fs::remove_file(&name).at(format!("remove {name:?}"))?;
+            make()
+        }
+        made => made,
+    };
+    Ok((made.at(format!("make {name:?}"))?, name))
 }
 
 fn make_memfd(name: &Path, seals: i32, huge: u32, mode: u32) -> Result<OwnedFd, Fault> {
@@ -298,4 +314,37 @@ fn make_memfd(name: &Path, seals: i32, huge: u32, mode: u32) -> Result<OwnedFd, 
     let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
     std::fs::set_permissions(fd::self_path(file.as_raw_fd()), permissions).at("set its mode")?;
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_known_beforehand_is_never_opened() {
+        let dir = std::env::temp_dir().join(format!("belay-beside-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let path = dir.join("data");
+        let name = beside(&path);
+        // A file that somebody holds open, or has linked to another, must not become the job's.
+        std::fs::write(&name, b"old").unwrap();
+        let held = std::fs::File::open(&name).unwrap();
+        let (file, made) = make_beside(&path).unwrap();
+        fd::write_at(file.as_raw_fd(), b"secret", 0).unwrap();
+        assert_eq!(made, name);
+        assert_eq!(held.metadata().unwrap().len(), 3);
+        // A link is replaced, not followed.
+        std::fs::remove_file(&name).unwrap();
+        std::fs::write(dir.join("victim"), b"victim").unwrap();
+        std::os::unix::fs::symlink(dir.join("victim"), &name).unwrap();
+        make_beside(&path).unwrap();
+        assert_eq!(std::fs::read(dir.join("victim")).unwrap(), b"victim");
+        // SAFETY: has no preconditions.
+        if unsafe { libc::geteuid() } == 0 {
+            std::os::unix::fs::lchown(&name, Some(65534), Some(65534)).unwrap();
+            let refused = make_beside(&path).unwrap_err().to_string();
+            assert!(refused.contains("another user"), "{refused}");
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 }
