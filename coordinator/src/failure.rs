@@ -20,7 +20,7 @@ pub struct Failure {
 impl Failure {
     /// A failure of kind `exit`.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
-        let message = message.into().replace('\n', " ");
+        let message = plain(&message.into());
         Self { exit, message }
     }
 
@@ -33,6 +33,16 @@ impl Failure {
     pub fn system(step: impl std::fmt::Display, error: &io::Error) -> Self {
         Self::new(Exit::System, format!("{step}: {}", reason(error)))
     }
+}
+
+/// `text` as one line without control characters: names of files and programs that it quotes may hold any byte, and it goes to somebody's terminal.
+fn plain(text: &str) -> String {
+    let shown = |c: char| match c {
+        '\n' => ' ',
+        c if c.is_control() => char::REPLACEMENT_CHARACTER,
+        c => c,
+    };
+    text.chars().map(shown).collect()
 }
 
 /// The system's reason without the number that `io::Error` appends.
@@ -143,5 +153,9 @@ mod tests {
     #[test]
     fn messages_are_one_line() {
         assert_eq!(Failure::new(Exit::Io, "a\nb").message, "a b");
+        assert_eq!(
+            Failure::new(Exit::Io, "\x1b]0;x\x07\u{9b}2J").message,
+            "\u{fffd}]0;x\u{fffd}\u{fffd}2J"
+        );
     }
 }

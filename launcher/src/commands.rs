@@ -22,7 +22,7 @@ pub(crate) fn run(command: Command) -> Result<u8, Failure> {
         Command::Status(args) => show_status(&args),
         Command::List(args) => list(&args),
         Command::Verify(args) => verify_all(&args),
-        Command::Inspect(args) => print(&inspect::describe(&args.image)?),
+        Command::Inspect(args) => print(&format::plain(&inspect::describe(&args.image)?)),
         Command::Stop(args) => stop(&args),
         Command::Gc(args) => gc(&args),
         Command::Agent(args) => start::agent(args),
@@ -66,7 +66,7 @@ fn checkpoint(args: &cli::Checkpoint) -> Result<u8, Failure> {
     if args.json {
         return print(&json(&done, true)?);
     }
-    print(&checkpoint_line(&done))
+    print(&format::plain(&checkpoint_line(&done)))
 }
 
 fn checkpoint_line(c: &Checkpointed) -> String {
@@ -90,7 +90,11 @@ fn show_status(args: &cli::Status) -> Result<u8, Failure> {
     let terminal = std::io::stdout().is_terminal();
     loop {
         let s = status(&args.target.dir)?;
-        let text = if args.json { json(&s, !args.watch)? } else { status_text(&s) };
+        let text = if args.json {
+            json(&s, !args.watch)?
+        } else {
+            format::plain(&status_text(&s))
+        };
         if args.watch && terminal && !args.json {
             print("\x1b[H\x1b[2J")?;
         }
@@ -205,7 +209,7 @@ fn list(args: &cli::List) -> Result<u8, Failure> {
     if args.json {
         return print(&json(&serde_json::json!({ "generations": found }), true)?);
     }
-    print(&generations_text(&found))
+    print(&format::plain(&generations_text(&found)))
 }
 
 fn verify_all(args: &cli::Target) -> Result<u8, Failure> {
@@ -228,7 +232,7 @@ fn verify_all(args: &cli::Target) -> Result<u8, Failure> {
             }
             Err(faults) => {
                 for f in &faults {
-                    print(&format!("generation {}: {f}\n", g.number))?;
+                    print(&format::plain(&format!("generation {}: {f}\n", g.number)))?;
                 }
                 first_fault = first_fault.or(faults.into_iter().next());
             }

@@ -127,7 +127,8 @@ fn process_text(p: &Process) -> String {
         return out;
     }
     let _ = writeln!(out, "  executable {}\n  directory  {}", p.exe, p.cwd);
-    let mapped: u64 = p.vmas.iter().map(|v| v.end - v.start).sum();
+    let lengths = p.vmas.iter().map(|v| v.end.saturating_sub(v.start));
+    let mapped = lengths.fold(0u64, u64::saturating_add);
     let _ = writeln!(
         out,
         "  {} threads, {} mappings of {} of address space",

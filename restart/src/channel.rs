@@ -49,6 +49,7 @@ impl Message {
             RestartError::Image(ImageError::Damaged { path, reason }) => (3, path.clone(), reason.clone()),
             RestartError::Image(e) => (0, "image".to_owned(), e.to_string()),
         };
+        let (step, reason) = (cut(&step), cut(&reason));
         Message::Failed { kind, step, reason }
     }
 
@@ -61,6 +62,11 @@ impl Message {
             _ => RestartError::Failed { step, reason },
         }
     }
+}
+
+/// As much of `text` as always fits into a message: JSON writes a character in up to six times its bytes.
+fn cut(text: &str) -> String {
+    text.chars().take(LIMIT / 6 / 4).collect()
 }
 
 /// One end of the pair.
@@ -136,5 +142,19 @@ impl Channel {
         }
         let message = serde_json::from_slice(&text[..n]).map_err(io::Error::other)?;
         Ok(Some((message, pid)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_of_any_length_arrives() {
+        let (front, inside) = Channel::pair().unwrap();
+        let error = RestartError::at("\u{1}".repeat(LIMIT), "\u{10ffff}".repeat(LIMIT));
+        inside.send(&Message::failed(&error));
+        let (message, _) = front.receive().unwrap().unwrap();
+        assert!(matches!(message, Message::Failed { kind: 0, reason, .. } if reason.starts_with('\u{10ffff}')));
     }
 }

@@ -3,6 +3,7 @@
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -46,7 +47,10 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
         _ => {}
     }
     let (short, _dir) = short_path(path)?;
-    let listener = UnixListener::bind(short)?;
+    let listener = UnixListener::bind(&short)?;
+    // Connecting needs the right to write: a second lock beside the mode of the directory. It also holds where `SO_PEERCRED` cannot tell users apart, who
+    // are all the overflow user in a user namespace that does not map them.
+    std::fs::set_permissions(&short, std::fs::Permissions::from_mode(0o600))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
@@ -109,13 +113,19 @@ pub fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
 #[derive(Debug)]
 pub struct Lines {
     buffer: Vec<u8>,
+    /// So much of it holds no end of a line.
+    searched: usize,
     max: usize,
 }
 
 impl Lines {
     /// A collector that refuses lines longer than `max`.
     pub fn new(max: usize) -> Self {
-        Self { buffer: Vec::new(), max }
+        Self {
+            buffer: Vec::new(),
+            searched: 0,
+            max,
+        }
     }
 
     /// Reads once from `from`. `Ok(false)` at the end of the stream.
@@ -128,7 +138,9 @@ impl Lines {
 
     /// Takes the first complete line without its end.
     pub fn next_line(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let end = self.buffer.iter().position(|b| *b == b'\n');
+        let new = &self.buffer[self.searched..];
+        let end = new.iter().position(|b| *b == b'\n').map(|at| self.searched + at);
+        self.searched = if end.is_some() { 0 } else { self.buffer.len() };
         if end.unwrap_or(self.buffer.len()) > self.max {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -211,6 +223,8 @@ mod tests {
         let path = dir.join("control.sock");
         let listener = listen(&path).unwrap();
         drop(listener);
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
         // A socket file without a listener is left over from a dead agent.
         assert_eq!(connect(&path).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
         let listener = listen(&path).unwrap();
