@@ -68,6 +68,19 @@ pub struct Description {
 }
 
 impl Description {
+    /// Decodes the contents of `job.json`, naming it `path` in errors.
+    pub fn decode(path: &Path, text: &[u8]) -> Result<Self, Failure> {
+        let at = path.display();
+        let d: Self = serde_json::from_slice(text).map_err(|e| Failure::new(Exit::Damaged, format!("{at}: damaged: {e}")))?;
+        if d.format != FORMAT {
+            return Err(Failure::new(
+                Exit::ImageVersion,
+                format!("{at}: format {}, this belay reads format {FORMAT}", d.format),
+            ));
+        }
+        Ok(d)
+    }
+
     /// A new job.
     pub fn new(name: Option<String>, command: Vec<String>) -> Self {
         let program = command.first().map(String::as_str).unwrap_or_default();
@@ -286,17 +299,7 @@ impl JobDir {
     /// Reads `job.json`.
     pub fn description(&self) -> Result<Description, Failure> {
         let path = self.description_file();
-        let at = path.display();
-        let text = files::read(&path, MAX_DESCRIPTION)?;
-        let d: Description =
-            serde_json::from_slice(&text).map_err(|e| Failure::new(Exit::Damaged, format!("{at}: damaged: {e}")))?;
-        if d.format != FORMAT {
-            return Err(Failure::new(
-                Exit::ImageVersion,
-                format!("{at}: format {}, this belay reads format {FORMAT}", d.format),
-            ));
-        }
-        Ok(d)
+        Description::decode(&path, &files::read(&path, MAX_DESCRIPTION)?)
     }
 
     /// Writes `job.json` so that a reader sees the old contents or the new.

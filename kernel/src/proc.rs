@@ -37,6 +37,11 @@ fn invalid(what: &str) -> io::Error {
 }
 
 impl Stat {
+    /// Parses the contents of `/proc/PID/stat`.
+    pub fn parse(raw: &[u8]) -> Option<Self> {
+        parse_stat(raw)
+    }
+
     /// Whether no thread of the process lives. A process whose main thread has exited is a zombie too, but others of it run.
     pub fn is_dead(&self) -> bool {
         matches!(self.state, 'Z' | 'X') && self.num_threads <= 1
@@ -95,13 +100,18 @@ pub struct Status(BTreeMap<String, String>);
 impl Status {
     /// Reads it for process (or thread) `pid`.
     pub fn read(pid: i32) -> io::Result<Self> {
-        let text = String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/status"))?).into_owned();
-        Ok(Self(
+        Ok(Self::parse(&std::fs::read(format!("/proc/{pid}/status"))?))
+    }
+
+    /// Parses its contents.
+    pub fn parse(raw: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(raw);
+        Self(
             text.lines()
                 .filter_map(|l| l.split_once(':'))
                 .map(|(k, v)| (k.to_owned(), v.trim().to_owned()))
                 .collect(),
-        ))
+        )
     }
 
     /// A value as text.
@@ -143,6 +153,13 @@ pub struct Map {
     pub name: String,
     /// `VmFlags`, when read from `smaps`.
     pub flags: Vec<String>,
+}
+
+impl Map {
+    /// Parses the contents of `/proc/PID/maps` or `smaps`.
+    pub fn parse(text: &str) -> Option<Vec<Self>> {
+        parse_maps(text)
+    }
 }
 
 /// Reads `/proc/PID/maps`.

@@ -20,11 +20,14 @@ mod control;
 mod explain;
 mod fail;
 mod front;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod init;
 mod initial;
 mod layout;
 mod memory;
 mod namespace;
+mod plausible;
 mod process;
 mod resume;
 mod sched;

@@ -3,6 +3,7 @@
 
 use crate::fail::{Outcome, RestartError};
 use crate::namespace;
+use crate::plausible;
 use crate::tree;
 use belay_image::extents::{self, Extent};
 use belay_image::manifest::Manifest;
@@ -45,6 +46,7 @@ pub(crate) fn load(dir: &Path) -> Outcome<Loaded> {
         }
         .into());
     }
+    plausible::check(&job).map_err(|reason| ImageError::damaged(&dir.join(JOB_FILE), reason))?;
     let store = Store::of_generation(&dir);
     let open = |c| store.open(c).map(|chunk| (c.id, chunk));
     let chunks = manifest.chunks.iter().map(open).collect::<Result<HashMap<_, _>, _>>()?;
@@ -104,7 +106,7 @@ fn check_extents(path: &Path, chunks: &HashMap<u32, Chunk>, table: &[Extent]) ->
 }
 
 /// Cuts extents where mappings meet, and into pieces.
-fn cut(table: &[Extent], vmas: &[Vma]) -> Vec<Extent> {
+pub(crate) fn cut(table: &[Extent], vmas: &[Vma]) -> Vec<Extent> {
     let mut out = Vec::with_capacity(table.len());
     let mut vmas = vmas.iter().peekable();
     for e in table {
@@ -132,11 +134,6 @@ fn check_processes(job: &Job) -> Outcome<()> {
                 "it shares its memory with process {} (vfork): take another checkpoint when that has ended",
                 p.shares_mm_with
             ));
-        }
-        let own = p.threads.first().is_some_and(|t| t.tid == p.pid);
-        let lives = p.threads.iter().any(|t| t.exited.is_none());
-        if !own || !lives || p.threads.iter().any(|t| t.regs.len() != 27) {
-            return refuse("damaged image: threads or registers are incomplete".into());
         }
         if user && (p.creds.uids != [uid; 4] || p.creds.gids != [gid; 4]) {
             return refuse(format!(

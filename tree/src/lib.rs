@@ -13,6 +13,8 @@
 //! `shape` and `merge` are pure; `noise` turns bytes into messages and back without I/O; `link` is a connection, `service` the thread that attends to a
 //! node's connections, and `handle` what the rest of the program sees.
 
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod handle;
 mod key;
 mod link;

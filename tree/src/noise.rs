@@ -96,12 +96,16 @@ impl Secure {
         let length = length.ok_or(NoiseError::TooLong(message.len()))?;
         let mut stream = length.to_le_bytes().to_vec();
         stream.extend_from_slice(&message);
-        let mut packet = vec![0u8; stream.len().min(PACKET_MAX - TAG_BYTES) + TAG_BYTES];
-        for part in stream.chunks(PACKET_MAX - TAG_BYTES) {
-            let n = transport.write_message(part, &mut packet)?;
-            push_packet(&mut self.out, &packet[..n]);
+        seal(transport, &stream, &mut self.out)
+    }
+
+    /// Sends `stream` as it is, whatever lengths it announces.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn send_raw(&mut self, stream: &[u8]) -> Result<(), NoiseError> {
+        match &mut self.state {
+            State::Transport(transport) => seal(transport, stream, &mut self.out),
+            _ => Err(NoiseError::Packet),
         }
-        Ok(())
     }
 
     /// Takes bytes that have arrived. An error ends the connection.
@@ -176,6 +180,16 @@ impl Secure {
         message.drain(..4);
         Ok(Some(message))
     }
+}
+
+/// Encrypts `stream` in packets.
+fn seal(transport: &mut TransportState, stream: &[u8], out: &mut Vec<u8>) -> Result<(), NoiseError> {
+    let mut packet = vec![0u8; stream.len().min(PACKET_MAX - TAG_BYTES) + TAG_BYTES];
+    for part in stream.chunks(PACKET_MAX - TAG_BYTES) {
+        let n = transport.write_message(part, &mut packet)?;
+        push_packet(out, &packet[..n]);
+    }
+    Ok(())
 }
 
 fn push_packet(out: &mut Vec<u8>, packet: &[u8]) {

@@ -408,7 +408,7 @@ impl Service {
         }
     }
 
-    fn hear_child(&mut self, node: u64, message: Up) {
+    pub(crate) fn hear_child(&mut self, node: u64, message: Up) {
         if !matches!(message, Up::Beat) {
             self.traffic.received.fetch_add(1, Ordering::Relaxed);
         }
@@ -434,7 +434,7 @@ impl Service {
         }
     }
 
-    fn hear_parent(&mut self, message: Down) {
+    pub(crate) fn hear_parent(&mut self, message: Down) {
         if !matches!(message, Down::Beat) {
             self.traffic.received.fetch_add(1, Ordering::Relaxed);
         }

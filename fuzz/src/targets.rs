@@ -1,0 +1,223 @@
+//! The targets. Each takes bytes that come from disk, from the network or from another process, and does with them what belay does until it trusts them.
+
+use belay_coordinator::jobdir::Description;
+use belay_image::extents::{self, Extent};
+use belay_image::manifest::Manifest;
+use belay_image::model::Job;
+use belay_image::sections::{Kind, SectionFile};
+use belay_image::{checksum, FORMAT_VERSION};
+use belay_kernel::proc::{Map, Stat, Status};
+use belay_plugins::Descriptors;
+use belay_storage::chunk;
+use belay_wire::socket::Lines;
+use std::path::Path;
+
+/// A target.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// Its name.
+    pub name: &'static str,
+    /// The directory of its corpus.
+    pub corpus: &'static str,
+    /// Takes the bytes.
+    pub run: fn(&[u8]),
+}
+
+const fn target(name: &'static str, corpus: &'static str, run: fn(&[u8])) -> Target {
+    Target { name, corpus, run }
+}
+
+/// All of them.
+pub const ALL: [Target; 11] = [
+    target("image", "image", image),
+    target("image-resealed", "image", image_resealed),
+    target("job", "job", job),
+    target("descriptors", "descriptors", descriptors),
+    target("extents", "extents", extent_index),
+    target("manifest", "manifest", manifest),
+    target("chunk", "chunk", chunk_index),
+    target("wire", "wire", wire),
+    target("tree-stranger", "tree", tree_stranger),
+    target("tree-node", "tree", tree_node),
+    target("procfs", "procfs", procfs),
+];
+
+fn here() -> &'static Path {
+    Path::new("input")
+}
+
+/// A section file as it is on disk.
+fn image(data: &[u8]) {
+    if let Ok(file) = SectionFile::decode(here(), data) {
+        look_into(&file);
+    }
+}
+
+/// The same with right checksums, so that what lies behind them is reached.
+fn image_resealed(data: &[u8]) {
+    let mut data = data.to_vec();
+    if let Some(head) = data.get_mut(..16) {
+        head.copy_from_slice(&SectionFile::new().encode());
+    }
+    let mut at = 16;
+    while let Some(head) = data.get(at..at + 24) {
+        let length = u64::from_le_bytes(head[8..16].try_into().unwrap_or_default());
+        let body = at + 24;
+        let Some(payload) = usize::try_from(length)
+            .ok()
+            .and_then(|n| data.get(body..body.checked_add(n)?))
+        else {
+            break;
+        };
+        let (sum, next) = (checksum(payload), (body + payload.len()).next_multiple_of(8));
+        data[at + 16..at + 24].copy_from_slice(&sum.to_le_bytes());
+        at = next;
+    }
+    image(&data);
+}
+
+fn look_into(file: &SectionFile) {
+    let table = match file.get(Kind::Extents).map(|raw| extents::decode(here(), raw)) {
+        Ok(Ok(table)) => table,
+        _ => Vec::new(),
+    };
+    if let Ok(job) = file.get_json::<Job>(Kind::Job) {
+        belay_restart::fuzzing::decide(&job, &small(&table));
+    }
+    if let Ok(d) = file.get_json::<Descriptors>(Kind::Descriptors) {
+        d.restores(Path::new("/tmp/x"));
+    }
+    // What is decoded and written again is the same.
+    let again = SectionFile::decode(here(), &file.encode());
+    assert!(again.is_ok_and(|a| a.sections() == file.sections()));
+}
+
+/// The extents that a chunk can back, as the restart checks before it uses them.
+fn small(table: &[Extent]) -> Vec<Extent> {
+    table.iter().copied().filter(|e| e.pages() <= 1 << 16).take(1000).collect()
+}
+
+/// Section JOB, which is JSON, and all decisions of a restart about it.
+fn job(data: &[u8]) {
+    if let Ok(job) = serde_json::from_slice::<Job>(data) {
+        let pages = |v: &belay_image::model::Vma| Extent {
+            vaddr: v.start & !0xfff,
+            bytes: 4096,
+            chunk: 1,
+            page: 0,
+        };
+        let mut table: Vec<Extent> = job.processes.iter().flat_map(|p| &p.vmas).take(100).map(pages).collect();
+        table.retain(|e| e.vaddr < u64::MAX - 4096);
+        table.sort_by_key(|e| e.vaddr);
+        table.dedup_by_key(|e| e.vaddr);
+        belay_restart::fuzzing::decide(&job, &table);
+    }
+}
+
+/// Section DESCRIPTORS, which is JSON.
+fn descriptors(data: &[u8]) {
+    if let Ok(d) = serde_json::from_slice::<Descriptors>(data) {
+        d.restores(Path::new("/tmp/x"));
+        assert!(d.of_ipc_namespace().is_none_or(|what| !what.is_empty()));
+    }
+}
+
+/// The table of extents, and what is looked up in it.
+fn extent_index(data: &[u8]) {
+    if let Ok(table) = extents::decode(here(), data) {
+        assert_eq!(extents::encode(&table), data, "a table that is written again differs");
+        let mut out = Vec::new();
+        for e in table.iter().take(50) {
+            extents::within(&table, e.vaddr, e.vaddr.saturating_add(1 << 20), &mut out);
+            e.offset();
+        }
+        let mut joined = table.clone();
+        extents::normalise(&mut joined);
+        let pages = |t: &[Extent]| t.iter().map(Extent::pages).sum::<u64>();
+        assert_eq!(pages(&joined), pages(&table));
+    }
+}
+
+/// A manifest: as a file, and as the body of an envelope with a right checksum.
+fn manifest(data: &[u8]) {
+    drop(Manifest::decode(here(), data));
+    if let Ok(body) = std::str::from_utf8(data) {
+        let envelope = serde_json::json!({
+            "format": FORMAT_VERSION,
+            "xxh3": format!("{:016x}", checksum(data)),
+            "body": body,
+        });
+        if let Ok(m) = Manifest::decode(here(), envelope.to_string().as_bytes()) {
+            assert!(m.files.iter().all(|f| Path::new(&f.name).components().count() == 1));
+            assert!(m.encode().is_ok());
+        }
+    }
+    drop(Description::decode(here(), data));
+}
+
+/// The table of hashes at the end of a chunk, as it is and with a right checksum.
+fn chunk_index(data: &[u8]) {
+    drop(chunk::decode_trailer(here(), data));
+    let mut data = data.to_vec();
+    if let Some(end) = data.len().checked_sub(8) {
+        let sum = checksum(&data[..end]);
+        data[end..].copy_from_slice(&sum.to_le_bytes());
+        if let Ok((hashes, sum)) = chunk::decode_trailer(here(), &data) {
+            assert_eq!(chunk::encode_trailer(&hashes), (data, sum));
+        }
+    }
+}
+
+/// Lines of the control socket, read in pieces.
+fn wire(data: &[u8]) {
+    let mut lines = Lines::new(4096);
+    for piece in data.chunks(1 + data.len() % 1021) {
+        if lines.fill(piece).is_err() {
+            return;
+        }
+        loop {
+            match lines.next_line() {
+                Ok(Some(line)) => {
+                    if let Ok(request) = serde_json::from_slice::<belay_wire::Request>(&line) {
+                        let again = serde_json::to_vec(&request).unwrap_or_default();
+                        assert!(serde_json::from_slice::<belay_wire::Request>(&again).is_ok_and(|r| r == request));
+                    }
+                    drop(serde_json::from_slice::<belay_wire::Event>(&line));
+                }
+                Ok(None) => break,
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+/// A peer of the tree without the key.
+fn tree_stranger(data: &[u8]) {
+    belay_tree::fuzzing::stranger(data);
+}
+
+/// A node of the tree that says anything: lines of the corpus become messages.
+fn tree_node(data: &[u8]) {
+    let mut stream = Vec::new();
+    for line in data.split(|b| *b == b'\n') {
+        stream.extend_from_slice(&u32::try_from(line.len()).unwrap_or(0).to_le_bytes());
+        stream.extend_from_slice(line);
+    }
+    belay_tree::fuzzing::node(&stream);
+    belay_tree::fuzzing::node(data);
+}
+
+/// Files of `/proc`, in which programs can choose some of the text.
+fn procfs(data: &[u8]) {
+    if let Some(stat) = Stat::parse(data) {
+        stat.is_dead();
+    }
+    let status = Status::parse(data);
+    for key in ["Uid", "NSpid", "Groups", "SigBlk"] {
+        status.list(key);
+        status.hex(key);
+    }
+    if let Some(maps) = Map::parse(&String::from_utf8_lossy(data)) {
+        assert!(maps.len() <= data.len());
+    }
+}

@@ -1,0 +1,68 @@
+//! Entry for the fuzzer: all that is decided about a job before any process of it exists.
+
+use crate::arena::Arena;
+use crate::layout::{find_gap, TASK_SIZE};
+use crate::state::Own;
+use crate::{memory, plausible, state, tree, verify};
+use belay_abi::restore::Fill;
+use belay_image::extents::Extent;
+use belay_image::model::Job;
+use std::collections::BTreeSet;
+
+/// Decides how `job` would be restarted, with `extents` as the memory of each process.
+pub fn decide(job: &Job, extents: &[Extent]) {
+    if plausible::check(job).is_err() {
+        return;
+    }
+    drop(tree::plan(&job.agent, &job.processes, 2, 32768, &BTreeSet::from([5, 77])));
+    let own = Own {
+        uids: [0; 4],
+        gids: [0; 4],
+        groups: Vec::new(),
+        permitted: u64::MAX >> 23,
+        bounding: u64::MAX >> 23,
+        ordinary: false,
+    };
+    for p in job.processes.iter().filter(|p| tree::is_live(p)) {
+        let mut arena = Arena::new(1 << 32);
+        let pieces = verify::cut(extents, &p.vmas);
+        let fill = |e: &Extent| Fill {
+            vaddr: e.vaddr,
+            bytes: e.bytes,
+            offset: e.offset(),
+            ..Fill::default()
+        };
+        let taken: Vec<_> = p.vmas.iter().map(|v| v.start..v.end).collect();
+        let base = find_gap(&taken, 1 << 20).unwrap_or(TASK_SIZE / 2);
+        for lazy in [false, true] {
+            let input = memory::Input {
+                vmas: &p.vmas,
+                fills: pieces.iter().map(fill).collect(),
+                area: base..base + (1 << 20),
+                scratch: base,
+                specials: Vec::new(),
+                lazy,
+                ask_huge: lazy,
+                shared_fd: &|object, _| (object.ino % 3 != 0).then_some(5),
+                segment_bytes: &|id| (id % 3 != 0).then_some(8192),
+            };
+            drop(memory::plan(input, &mut arena));
+        }
+        let mut calls = Vec::new();
+        state::layout(&p.mm, Some(3), &mut arena, &mut calls);
+        state::membarrier(p.membarrier, &mut calls);
+        state::process_early(p, &mut arena, &mut calls);
+        state::sigactions(&p.sigactions, &mut arena, &mut calls);
+        state::itimers(p, &mut arena, &mut calls);
+        drop(state::posix_timers(&p.posix_timers, true, &mut arena, &mut calls));
+        drop(state::posix_timers(&p.posix_timers, false, &mut arena, &mut calls));
+        state::process_late(p, 1000, &mut calls);
+        state::stop_signal(p);
+        for (i, t) in p.threads.iter().enumerate() {
+            state::thread(i, t, &mut arena, &mut calls);
+            state::credentials(&p.creds, p.prctl.securebits, &own, &mut arena, &mut calls);
+            state::thread_late(i, t, &mut calls);
+            state::pending(p.pid, Some(t.tid), &t.pending, &mut arena, &mut calls);
+        }
+    }
+}

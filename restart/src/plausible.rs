@@ -1,0 +1,147 @@
+//! Whether a job's description can be one: what the plans made from it take for granted. A description with right checksums can still come from a defect, or from
+//! somebody else's hands, and must end in one line, not in a panic in the middle of a restart. Pure.
+
+use crate::layout::TASK_SIZE;
+use crate::tree::is_live;
+use belay_abi::PAGE;
+use belay_image::model::{Job, Process, ProcessState, Thread, Vma, VmaKind};
+
+/// Length of a `siginfo_t`.
+const SIGINFO_BYTES: usize = 128;
+/// Words of `struct user_regs_struct`.
+const REGISTERS: usize = 27;
+/// Largest signal.
+const SIGNALS: i32 = 64;
+
+/// Checks `job`; what is wrong with it.
+pub(crate) fn check(job: &Job) -> Result<(), String> {
+    job.processes
+        .iter()
+        .try_for_each(|p| process(p).map_err(|what| format!("process {}: {what}", p.pid)))
+}
+
+fn process(p: &Process) -> Result<(), String> {
+    if let ProcessState::Stopped(signal) = p.state {
+        if ![libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU].contains(&signal) {
+            return Err(format!("stopped by signal {signal}"));
+        }
+    }
+    if p.sigactions.len() > SIGNALS as usize {
+        return Err(format!("{} signal dispositions", p.sigactions.len()));
+    }
+    if p.mm.auxv.len() > 1024 {
+        return Err(format!("{} words of auxiliary vector", p.mm.auxv.len()));
+    }
+    if let Some(t) = p.posix_timers.iter().find(|t| t.id < 0) {
+        return Err(format!("POSIX timer {}", t.id));
+    }
+    pending(&p.pending)?;
+    let mut behind = 0;
+    for v in &p.vmas {
+        mapping(v, behind).map_err(|what| format!("mapping at {:#x} {what}", v.start))?;
+        behind = v.end;
+    }
+    let own = p.threads.first().is_some_and(|t| t.tid == p.pid);
+    let lives = p.threads.iter().any(|t| t.exited.is_none());
+    if is_live(p) && (!own || !lives || p.threads.iter().any(|t| t.regs.len() != REGISTERS)) {
+        return Err("threads or registers are incomplete".into());
+    }
+    p.threads
+        .iter()
+        .try_for_each(|t| thread(t).map_err(|what| format!("thread {}: {what}", t.tid)))
+}
+
+/// A mapping that follows one that ends at `behind`.
+fn mapping(v: &Vma, behind: u64) -> Result<(), &'static str> {
+    if !v.start.is_multiple_of(PAGE) || !v.end.is_multiple_of(PAGE) || v.start >= v.end {
+        return Err("is misaligned or empty");
+    }
+    if v.start < behind {
+        return Err("overlaps the one before");
+    }
+    if v.end > TASK_SIZE && v.kind != VmaKind::Vsyscall {
+        return Err("lies outside the address space of a process");
+    }
+    let length = v.end - v.start;
+    match &v.kind {
+        VmaKind::SysvShm { offset, .. } if *offset > v.start => Err("begins before the segment it is a part of"),
+        VmaKind::FilePrivate { offset, .. } | VmaKind::Shared { offset, .. }
+            if offset.checked_add(length).is_none_or(|end| i64::try_from(end).is_err()) =>
+        {
+            Err("reaches behind the end of any file")
+        }
+        VmaKind::HugeTlb { page_bytes } if !page_bytes.is_power_of_two() || *page_bytes < PAGE => {
+            Err("has pages of no possible size")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn thread(t: &Thread) -> Result<(), String> {
+    pending(&t.pending)
+}
+
+fn pending(infos: &[Vec<u8>]) -> Result<(), String> {
+    for info in infos {
+        let signal = info.first_chunk::<4>().map_or(0, |b| i32::from_le_bytes(*b));
+        if info.len() != SIGINFO_BYTES || !(1..=SIGNALS).contains(&signal) {
+            return Err(format!("pending signal {signal} of {} bytes", info.len()));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vma(start: u64, end: u64, kind: VmaKind) -> Vma {
+        Vma {
+            start,
+            end,
+            prot: 3,
+            kind,
+            flags: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn mappings_that_no_process_has_are_refused() {
+        let ok = |v: &Vma| mapping(v, 0x1000).is_ok();
+        assert!(ok(&vma(0x1000, 0x3000, VmaKind::Heap)));
+        assert!(ok(&vma(0xffff_ffff_ff60_0000, 0xffff_ffff_ff60_1000, VmaKind::Vsyscall)));
+        for (start, end) in [
+            (0x3000, 0x1000),
+            (0x1000, 0x1000),
+            (0x1001, 0x2000),
+            (0x1000, 0x2001),
+            (0, 0x2000),
+            (0x1000, 1 << 47),
+        ] {
+            assert!(!ok(&vma(start, end, VmaKind::Heap)), "{start:#x}..{end:#x}");
+        }
+        let file = |offset| VmaKind::FilePrivate {
+            path: "/x".into(),
+            offset,
+            identity: None,
+        };
+        assert!(ok(&vma(0x1000, 0x2000, file(0))));
+        assert!(!ok(&vma(0x1000, 0x2000, file(u64::MAX - 0xfff))));
+        assert!(!ok(&vma(0x1000, 0x2000, file(1 << 63))));
+        assert!(!ok(&vma(0x1000, 0x2000, VmaKind::HugeTlb { page_bytes: 0 })));
+    }
+
+    #[test]
+    fn signals_that_nobody_can_have_are_refused() {
+        let info = |signal: i32, bytes: usize| {
+            let mut info = vec![0; bytes];
+            let n = bytes.min(4);
+            info[..n].copy_from_slice(&signal.to_le_bytes()[..n]);
+            info
+        };
+        assert!(pending(&[info(1, 128), info(64, 128)]).is_ok());
+        for bad in [info(0, 128), info(65, 128), info(-1, 128), info(10, 127), info(10, 2)] {
+            assert!(pending(&[bad]).is_err());
+        }
+    }
+}
