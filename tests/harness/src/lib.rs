@@ -1,6 +1,7 @@
 //! Test harness: builds the self-checking programs and runs each of them natively, launched, checkpointed and restarted.
 //!
 //! ```text
+//! expect   conditions, and refusals in belay's own form
 //! place    a world-readable directory with copies of belay and of the test programs; work directories
 //! build    compiles tests/programs
 //! case     what to run: one line of a table
@@ -16,6 +17,7 @@
 
 pub mod build;
 pub mod case;
+pub mod expect;
 pub mod hosts;
 pub mod job;
 pub mod place;

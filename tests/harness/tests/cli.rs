@@ -1,6 +1,7 @@
 //! The command line: exit statuses, standard streams, signals, terminals, job directories, machine-readable output.
 
 use belay_tests::build::{build, Kind};
+use belay_tests::expect::{refused, want};
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{Place, User};
 use belay_tests::procs;
@@ -16,14 +17,6 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(40);
 
 type Test = fn(&Place, User) -> Result<(), Failure>;
-
-fn want(ok: bool, what: impl FnOnce() -> String) -> Result<(), Failure> {
-    if ok {
-        Ok(())
-    } else {
-        Err(what())
-    }
-}
 
 /// `belay launch -- ARGV` in a fresh work directory, to its end.
 fn launch(place: &Place, user: User, argv: &[&str]) -> Result<Output, Failure> {
@@ -43,25 +36,6 @@ fn running(place: &Place, user: User, label: &str, options: &[&str], line: &[&st
     job.launch(&options, &argv)?;
     job.progress(LIMIT)?;
     Ok(job)
-}
-
-/// A command that must fail with belay's own status and one line that contains each of `words`.
-fn refused(o: &Output, words: &[&str]) -> Result<(), Failure> {
-    let t = text(o);
-    let code = o.status.code().unwrap_or(0);
-    want((64..128).contains(&code), || {
-        format!("{}, expected a status of belay's own between 64 and 127: {t}", show(o.status))
-    })?;
-    let err = String::from_utf8_lossy(&o.stderr).trim().to_owned();
-    want(err.lines().count() == 1, || {
-        format!("expected one line on standard error, got: {err:?}")
-    })?;
-    for w in words {
-        want(err.to_lowercase().contains(w), || {
-            format!("the message does not mention {w:?}: {err}")
-        })?;
-    }
-    Ok(())
 }
 
 fn json(o: &Output) -> Result<Value, Failure> {

@@ -5,7 +5,8 @@
 
 use belay_image::manifest::Manifest;
 use belay_tests::build::{build, Kind};
-use belay_tests::job::{output, show, text, Job};
+use belay_tests::expect::{refused_for_one_of as refused, want};
+use belay_tests::job::{output, text, Job};
 use belay_tests::place::{am_root, Place, User, NOBODY};
 use belay_tests::rng::{run_seed, Rng};
 use belay_tests::runner::{self, Check};
@@ -19,14 +20,6 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(40);
 
 type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
-
-fn want(ok: bool, what: impl FnOnce() -> String) -> Result<(), Failure> {
-    if ok {
-        Ok(())
-    } else {
-        Err(what())
-    }
-}
 
 fn io<T>(what: &str, r: std::io::Result<T>) -> Result<T, Failure> {
     r.map_err(|e| format!("{what}: {e}"))
@@ -50,20 +43,6 @@ fn comes_back(job: &mut Job) -> Result<(), Failure> {
     job.clear_beat()?;
     job.restart(&[])?;
     job.progress(LIMIT).map_err(|e| format!("restart: {e}"))
-}
-
-/// Belay's own failure: own exit status, one line on standard error with one of `words`.
-fn refused(o: &Output, words: &[&str]) -> Result<(), Failure> {
-    let err = String::from_utf8_lossy(&o.stderr).trim().to_lowercase();
-    want((64..128).contains(&o.status.code().unwrap_or(0)), || {
-        format!("{}, expected a status of belay's own: {}", show(o.status), text(o))
-    })?;
-    want(err.lines().count() == 1, || {
-        format!("expected one line on standard error: {err:?}")
-    })?;
-    want(words.iter().any(|w| err.contains(&w.to_lowercase())), || {
-        format!("the message names none of {words:?}: {err}")
-    })
 }
 
 /// `belay restart` that must not succeed.

@@ -1,0 +1,237 @@
+//! Other users of the machine: they can neither read a job's checkpoints, nor command it, nor make its owner or root do harm by what they put in the way.
+//!
+//! Only root can become other users, so these checks need a harness that is root's.
+
+use belay_tests::build::{build, Kind};
+use belay_tests::expect::{refusal, refused, want};
+use belay_tests::job::{output, show, text, Job};
+use belay_tests::place::{am_root, Place, User, NOBODY};
+use belay_tests::runner::{self, Check};
+use belay_tests::Failure;
+use std::os::unix::fs::{lchown, symlink, PermissionsExt};
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// The other user.
+const STRANGER: u32 = NOBODY - 1;
+
+type Test = fn(&Place, User) -> Result<(), Failure>;
+
+fn io<T>(what: &str, r: std::io::Result<T>) -> Result<T, Failure> {
+    r.map_err(|e| format!("{what}: {e}"))
+}
+
+fn mode(path: &Path, mode: u32) -> Result<(), Failure> {
+    io("chmod", std::fs::set_permissions(path, PermissionsExt::from_mode(mode)))
+}
+
+/// A command of the stranger's, with nothing of ours open.
+fn as_stranger(argv: &[&str], dir: &Path) -> Result<Output, Failure> {
+    let mut c = Command::new("setpriv");
+    c.arg(format!("--reuid={STRANGER}"))
+        .arg(format!("--regid={STRANGER}"))
+        .args(["--clear-groups", "--"])
+        .args(argv);
+    c.current_dir(dir).env_clear().env("PATH", "/usr/bin:/bin");
+    output(c, LIMIT)
+}
+
+/// A launched job with one checkpoint.
+fn job(place: &Place, user: User, label: &str) -> Result<Job, Failure> {
+    let mut job = Job::new(place, label, user)?;
+    job.launch(
+        &[],
+        &[place.programs().join("fault_target").display().to_string(), "1".into()],
+    )?;
+    job.progress(LIMIT)?;
+    job.checkpoint()?;
+    Ok(job)
+}
+
+fn nothing_can_be_read(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = job(place, user, "read")?;
+    let dir = job.dir().display().to_string();
+    for argv in [
+        vec!["ls", &dir],
+        vec!["cat", &format!("{dir}/job.json")],
+        vec!["cat", &format!("{dir}/gen/000001/job.bimg")],
+        vec!["cat", &format!("{dir}/chunks/pages-00000001.bpg")],
+    ] {
+        let o = as_stranger(&argv, &job.work)?;
+        want(!o.status.success() && o.stdout.is_empty(), || {
+            format!("{argv:?} as another user: {}: {}", show(o.status), text(&o))
+        })?;
+    }
+    // The directory alone must not be what protects them: it can be moved, copied, or opened by mistake.
+    for sub in ["", "gen", "gen/000001", "chunks", "log"] {
+        mode(&job.dir().join(sub), 0o755)?;
+    }
+    let o = as_stranger(&["find", &dir, "-type", "f", "-readable"], &job.work)?;
+    want(o.stdout.is_empty(), || {
+        format!("in open directories another user can read {}", text(&o))
+    })?;
+    mode(&job.dir(), 0o700)?;
+    job.verdict(false, LIMIT)
+}
+
+fn nothing_can_be_commanded(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = job(place, user, "command")?;
+    let dir = job.dir().display().to_string();
+    let belay = place.belay().display().to_string();
+    for open in [0o700, 0o755] {
+        mode(&job.dir(), open)?;
+        for verb in ["status", "list", "verify", "checkpoint", "stop", "restart", "gc"] {
+            let o = as_stranger(&[&belay, verb, &dir], &job.work)?;
+            let said = refusal(&o).map_err(|e| format!("belay {verb} as another user: {e}"))?;
+            want(said.contains("user") || said.contains("permission"), || {
+                format!("belay {verb}: {said}")
+            })?;
+        }
+        refusal(&as_stranger(
+            &[&belay, "launch", "--ckpt-dir", &dir, "--", "true"],
+            &job.work,
+        )?)?;
+    }
+    // Straight to the socket.
+    let ask = "import socket,sys\n\
+               s=socket.socket(socket.AF_UNIX)\n\
+               s.connect(sys.argv[1])\n\
+               print(s.recv(4096))\n\
+               try: s.sendall(b'{\"op\":\"checkpoint\",\"then_stop\":true}\\n'); print(s.recv(4096))\n\
+               except OSError as e: print(e)";
+    let socket = job.dir().join("control.sock");
+    let connect = || as_stranger(&["python3", "-c", ask, &socket.display().to_string()], &job.work);
+    let o = connect()?;
+    want(!o.status.success() && text(&o).contains("PermissionError"), || {
+        format!("another user connects to the socket: {}", text(&o))
+    })?;
+    // With the socket open to all the agent itself knows who asks.
+    mode(&socket, 0o666)?;
+    let o = connect()?;
+    want(text(&o).contains("not_ours"), || {
+        format!("the agent answers another user: {}", text(&o))
+    })?;
+    mode(&job.dir(), 0o700)?;
+    let o = output(job.belay(&["list", &dir, "--json"]), LIMIT)?;
+    want(text(&o).matches("\"generation\"").count() == 1, || {
+        format!("another user has made a checkpoint: {}", text(&o))
+    })?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+fn what_strangers_put_in_the_way(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = job(place, user, "planted")?;
+    job.kill_all()?;
+    let dir = job.dir().display().to_string();
+    // A checkpoint of another user's.
+    let planted = job.work.join("planted");
+    let o = io("copy", Command::new("cp").args(["-a", &dir]).arg(&planted).output())?;
+    want(o.status.success(), || text(&o))?;
+    let theirs = planted.display().to_string();
+    let chown = |what: &str| {
+        io(
+            "chown",
+            Command::new("chown").args(["-R", &STRANGER.to_string(), what]).output(),
+        )
+    };
+    chown(&format!("{theirs}/gen/000001/job.bimg"))?;
+    refused(
+        &output(job.belay(&["restart", &theirs]), LIMIT)?,
+        &["job.bimg", "belongs to user"],
+    )?;
+    chown(&theirs)?;
+    refused(&output(job.belay(&["restart", &theirs]), LIMIT)?, &["belongs to user"])?;
+    let launch = job.belay(&["launch", "--ckpt-dir", &theirs, "--", "true"]);
+    refusal(&output(launch, LIMIT)?)?;
+    // Another user's link to our own directory could lead elsewhere a moment later.
+    let link = job.work.join("link");
+    io("link", symlink(job.dir(), &link))?;
+    io("chown", lchown(&link, Some(STRANGER), Some(STRANGER)))?;
+    let name = link.display().to_string();
+    for verb in ["restart", "gc", "list"] {
+        refused(
+            &output(job.belay(&[verb, &name]), LIMIT)?,
+            &["symbolic link", "belongs to user"],
+        )?;
+    }
+    // Our own link is as good as the directory.
+    io("unlink", std::fs::remove_file(&link))?;
+    io("link", symlink(job.dir(), &link))?;
+    if user == User::Ordinary {
+        io("chown", lchown(&link, Some(NOBODY), Some(NOBODY)))?;
+    }
+    let o = output(job.belay(&["list", &name]), LIMIT)?;
+    want(o.status.success(), || text(&o))
+}
+
+/// Root may look at any job. What it finds there must neither keep it waiting nor be read without end, nor command its terminal.
+fn root_looks_at_anything(place: &Place, user: User) -> Result<(), Failure> {
+    if user == User::Root {
+        return Ok(());
+    }
+    let mut job = job(place, user, "hostile")?;
+    job.kill_all()?;
+    let root = Job::new(place, "hostile-root", User::Root)?;
+    let dir = job.dir();
+    let look = |verb: &str| output(root.belay(&[verb, &dir.display().to_string()]), LIMIT);
+    let manifest = dir.join("gen/000001/manifest.json");
+    let saved = io("read", std::fs::read(&manifest))?;
+    for hostile in ["fifo", "/dev/zero", "escape"] {
+        io("unlink", std::fs::remove_file(&manifest))?;
+        match hostile {
+            "fifo" => drop(io("mkfifo", Command::new("mkfifo").arg(&manifest).output())?),
+            "escape" => io("write", std::fs::write(&manifest, "{\"\x1b]0;owned\x07\":1}"))?,
+            device => io("link", symlink(device, &manifest))?,
+        }
+        for verb in ["list", "verify", "status"] {
+            let o = look(verb).map_err(|e| format!("{hostile}: {e}"))?;
+            let said = text(&o);
+            want(said.contains("manifest.json") && !said.contains('\x1b'), || {
+                format!("belay {verb} with {hostile}: {}: {said}", show(o.status))
+            })?;
+        }
+    }
+    io("unlink", std::fs::remove_file(&manifest))?;
+    io("write", std::fs::write(&manifest, saved))?;
+    let description = dir.join("job.json");
+    io("unlink", std::fs::remove_file(&description))?;
+    io("mkfifo", Command::new("mkfifo").arg(&description).output())?;
+    refused(&look("status")?, &["job.json", "not a regular file"])
+}
+
+fn main() {
+    if !am_root() {
+        println!("\ntest result: ok. 0 passed; 0 failed; 4 ignored (only root can become other users)");
+        return;
+    }
+    let fail = |e: Failure| -> ! {
+        eprintln!("{e}");
+        std::process::exit(1)
+    };
+    let place = Arc::new(Place::new("users").unwrap_or_else(|e| fail(e)));
+    if let Err(e) = build(&place, "fault_target", Kind::C) {
+        fail(e);
+    }
+    let tests: [(&str, Test); 4] = [
+        ("nothing_can_be_read", nothing_can_be_read),
+        ("nothing_can_be_commanded", nothing_can_be_commanded),
+        ("what_strangers_put_in_the_way", what_strangers_put_in_the_way),
+        ("root_looks_at_anything", root_looks_at_anything),
+    ];
+    let mut checks = Vec::new();
+    for (name, test) in tests {
+        for user in runner::users() {
+            let place = Arc::clone(&place);
+            checks.push(Check {
+                name: format!("users::{name}::{}", user.name()),
+                run: Box::new(move || test(&place, user)),
+            });
+        }
+    }
+    drop(place);
+    runner::main(checks);
+}
