@@ -200,6 +200,11 @@ pub const RANGE_UNREADABLE: u64 = 1;
 /// [`Range::flags`]: pages that hold only zeros are stored too, because without them the file behind the mapping would show.
 pub const RANGE_KEEP_ZEROS: u64 = 2;
 
+/// A frugal writer gives back memory in pieces that end at multiples of this: a huge page is given back whole.
+pub const GIVE_BACK_BYTES: u64 = 2 << 20;
+/// A frugal writer waits for the disk each time it has written so much more.
+pub const ON_THE_WAY_BYTES: u64 = 1 << 20;
+
 /// A range to be written.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -297,6 +302,10 @@ pub struct Control {
     pub loan_table: u64,
     /// Length of the table of page hashes, bytes.
     pub index_bytes: u64,
+    /// 1 where little memory is free: the writers give memory back that they have stored, and keep what they have written out of the page cache.
+    pub frugal: u32,
+    /// Padding.
+    pub pad: u32,
     /// The writers.
     pub writer: [Writer; MAX_WRITERS],
 }

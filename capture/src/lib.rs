@@ -7,6 +7,7 @@
 
 mod calls;
 mod frame;
+pub mod headroom;
 mod inject;
 mod memory;
 mod process;
@@ -46,6 +47,8 @@ pub struct Options {
     pub outside: Vec<i32>,
     /// Number of writer threads per process snapshot.
     pub writers: u32,
+    /// The processes stay stopped after the snapshot.
+    pub hold: bool,
 }
 
 /// Why a checkpoint failed. The application goes on undisturbed.
@@ -62,6 +65,9 @@ pub enum CaptureError {
         /// The reason.
         reason: String,
     },
+    /// Too little memory is free.
+    #[error("too little memory for a checkpoint: {0}")]
+    NoMemory(String),
     /// The image could not be written.
     #[error(transparent)]
     Image(#[from] belay_image::ImageError),
@@ -101,11 +107,16 @@ pub struct Snapshot {
     pub threads: u32,
     /// What will not be the same after a restart, for the user.
     pub notes: Vec<String>,
+    /// How the memory was taken,
+    pub mode: headroom::Mode,
+    /// and why so.
+    pub reason: String,
     dir: PathBuf,
     job: Job,
     sections: SectionFile,
     children: Vec<snapshot::Child>,
     writers: u32,
+    watch: Option<headroom::Watch>,
 }
 
 /// Measures the phases.
@@ -132,6 +143,9 @@ impl Clock<'_> {
 /// Stops every descendant of the calling process, captures its state into `dir` (which exists and is empty), takes snapshots and lets the
 /// processes go on. Call from the agent's main thread. `session` stores what must be stored at once, `tracking` knows what has not been written since the last commit; `on_phase` is called at the start of each phase.
 ///
+/// Where the processes must not go on yet ([`Options::hold`], or too little memory is free for copies on write) they stay stopped until [`Held`] is dropped, which must happen
+/// on the calling thread.
+///
 /// SIGCHLD is consumed while tasks are waited for; one is raised at the end so that the caller's loop looks for ended children.
 pub fn capture(
     root_pid: i32,
@@ -140,22 +154,8 @@ pub fn capture(
     (session, tracking): (&mut Session, &mut Tracking),
     group: Option<&dyn Group>,
     on_phase: &mut dyn FnMut(Phase),
-) -> Result<Snapshot, CaptureError> {
-    take_patiently(root_pid, dir, options, (session, tracking), group, false, on_phase).map(|(snapshot, _)| snapshot)
-}
-
-/// As [`capture`], but the processes stay stopped: they go on when [`Held`] is dropped, which must happen on the calling thread.
-pub fn capture_and_hold(
-    root_pid: i32,
-    dir: &Path,
-    options: &Options,
-    (session, tracking): (&mut Session, &mut Tracking),
-    group: Option<&dyn Group>,
-    on_phase: &mut dyn FnMut(Phase),
-) -> Result<(Snapshot, Held), CaptureError> {
-    let (snapshot, held) = take_patiently(root_pid, dir, options, (session, tracking), group, true, on_phase)?;
-    let held = held.ok_or_else(|| CaptureError::failed("hold the processes", "they have been let go"))?;
-    Ok((snapshot, held))
+) -> Result<(Snapshot, Option<Held>), CaptureError> {
+    take_patiently(root_pid, dir, options, (session, tracking), group, on_phase)
 }
 
 /// How often a capture is tried that is refused for reasons that pass by themselves, such as a connection about to be accepted.
@@ -168,14 +168,13 @@ fn take_patiently(
     options: &Options,
     (session, tracking): (&mut Session, &mut Tracking),
     group: Option<&dyn Group>,
-    hold: bool,
     on_phase: &mut dyn FnMut(Phase),
 ) -> Result<(Snapshot, Option<Held>), CaptureError> {
     // Several nodes can only try again together.
     let tries = if group.is_some() { 1 } else { TRIES };
     for attempt in 1..tries {
         session.reset();
-        match take(root_pid, dir, options, (session, tracking), group, hold, on_phase) {
+        match take(root_pid, dir, options, (session, tracking), group, on_phase) {
             Err(CaptureError::Refused(reasons)) if reasons.iter().all(|r| r.passing) => {
                 tracing::debug!(attempt, ?reasons, "refused for the moment");
                 std::thread::sleep(Duration::from_millis(1 << (attempt - 1)));
@@ -184,7 +183,7 @@ fn take_patiently(
         }
     }
     session.reset();
-    take(root_pid, dir, options, (session, tracking), group, hold, on_phase)
+    take(root_pid, dir, options, (session, tracking), group, on_phase)
 }
 
 fn meet(group: Option<&dyn Group>) -> Result<(), CaptureError> {
@@ -214,7 +213,6 @@ fn take(
     options: &Options,
     (session, tracking): (&mut Session, &mut Tracking),
     group: Option<&dyn Group>,
-    hold: bool,
     on_phase: &mut dyn FnMut(Phase),
 ) -> Result<(Snapshot, Option<Held>), CaptureError> {
     let agent = std::process::id().cast_signed();
@@ -271,13 +269,19 @@ fn take(
     .map_err(CaptureError::Refused)?;
 
     clock.enter(Phase::Snapshot);
-    let children = snapshot::take(&mut job, &areas, &drafts, session, tracking)?;
+    let (plan, gauges) = headroom::Plan::make(&drafts, session, options.hold)?;
+    plan.apply(session);
+    let children = snapshot::take(&mut job, &areas, &drafts, (session, tracking), &plan)?;
+    let missing = children.iter().find_map(snapshot::Child::missing);
+    let (mode, reason) = plan.manner(missing);
+    let stay = options.hold || (plan.mode == headroom::Mode::BeforeResume && children.iter().any(|c| c.copy().is_some()));
+    let watch = (plan.mode == headroom::Mode::Capped).then(|| headroom::Watch::new(&plan, gauges));
 
     // Nobody goes on before everybody has captured.
     meet(group)?;
     clock.enter(Phase::Resume);
     let (live, threads) = (job.processes.len(), job.tasks());
-    let held = if hold {
+    let held = if stay {
         Some(Held(job))
     } else {
         job.resume();
@@ -305,16 +309,34 @@ fn take(
         processes: u32::try_from(live).unwrap_or(u32::MAX),
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
         notes: descriptors.notes,
+        mode,
+        reason,
         dir: dir.to_owned(),
         job,
         sections,
         children,
         writers: options.writers.clamp(1, belay_abi::inject::MAX_WRITERS as u32),
+        watch,
     };
     Ok((snapshot, held))
 }
 
 impl Snapshot {
+    /// The snapshot children, which are children of the caller now.
+    pub fn copies(&self) -> Vec<i32> {
+        self.children.iter().filter_map(snapshot::Child::copy).collect()
+    }
+
+    /// Bytes that are going to be written at most.
+    pub fn bytes(&self) -> u64 {
+        self.children.iter().map(snapshot::Child::resident_bytes).sum()
+    }
+
+    /// Where the memory that this costs must be watched: what watches it.
+    pub fn take_watch(&mut self) -> Option<headroom::Watch> {
+        self.watch.take()
+    }
+
     /// Stores the snapshots in `session`; may run on any thread. `progress` receives (bytes dealt with, bytes expected). Returns the files of the generation,
     /// all of them, and the chunks, synced to the device, and what [`Tracking::commit`] is to be given after the commit.
     pub fn write(
@@ -326,6 +348,7 @@ impl Snapshot {
         let mut identities = memory::Identities::default();
         for child in &self.children {
             progress.expect(child.resident_bytes());
+            child.copy().into_iter().for_each(headroom::offer);
         }
         let mut armed = Vec::new();
         for mut child in std::mem::take(&mut self.children) {

@@ -1,5 +1,6 @@
 //! Snapshot children: made while the application is stopped, written afterwards.
 
+use crate::headroom::Plan;
 use crate::inject::{self, Area, Made};
 use crate::memory::{self, Identities, Pages};
 use crate::process::Draft;
@@ -124,6 +125,10 @@ pub(crate) struct Child {
     clean: Clean,
     /// What will tell the next one.
     armed: Option<Armed>,
+    /// Memory is short, see `headroom`.
+    frugal: bool,
+    /// Why there is no snapshot child although one was wanted.
+    missing: Option<String>,
 }
 
 /// Bytes written and expected, over all processes.
@@ -157,8 +162,8 @@ pub(crate) fn take(
     job: &mut Suspended,
     areas: &[Area],
     drafts: &[Draft],
-    session: &mut Session,
-    tracking: &mut Tracking,
+    (session, tracking): (&mut Session, &mut Tracking),
+    plan: &Plan,
 ) -> Result<Vec<Child>, CaptureError> {
     let controls = drafts
         .iter()
@@ -173,7 +178,11 @@ pub(crate) fn take(
     let left_out = drafts.iter().map(left_out).collect::<Result<Vec<_>, _>>()?;
     let wishes: Vec<Wish> = drafts.iter().map(|d| tracking.wish((d.pid, d.stat.starttime))).collect();
     let want_uffd: Vec<bool> = wishes.iter().map(|w| w.make).collect();
-    let made = inject::snapshot(job, areas, &left_out, &names, &want_uffd)?;
+    let made = if plan.fork {
+        inject::snapshot(job, areas, &left_out, &names, &want_uffd)?
+    } else {
+        vec![Err(0); drafts.len()]
+    };
     if let Some(error) = made.iter().flatten().filter_map(|m| m.uffd).find(|fd| *fd < 0) {
         tracking.note_unavailable(&std::io::Error::from_raw_os_error(-error));
     }
@@ -182,7 +191,10 @@ pub(crate) fn take(
     for ((((draft, area), control), made), wish) in drafts.iter().zip(areas).zip(controls).zip(&made).zip(wishes) {
         pids.next();
         match Child::new(draft, area, control, *made, session, wish) {
-            Ok(child) => out.push(child),
+            Ok(mut child) => {
+                child.frugal = plan.frugal;
+                out.push(child);
+            }
             Err(e) => {
                 // Those already in `out` end with their pidfds' owner; the ones not yet wrapped must be ended here.
                 for pid in pids.by_ref().flatten() {
@@ -261,6 +273,8 @@ impl Child {
             huge: draft.huge.clone(),
             clean: Clean::default(),
             armed: None,
+            frugal: false,
+            missing: None,
         };
         match made {
             Ok(made) if draft.can_snapshot() => {
@@ -286,10 +300,20 @@ impl Child {
                 }
             }
             made => {
-                // The process, which may be another user's, has named it in its own memory.
-                if let Some(made) = made.ok().filter(|m| is_copy_of(m.pid, draft)) {
-                    kill(made.pid);
-                }
+                child.missing = match made {
+                    Ok(made) => {
+                        // The process, which may be another user's, has named it in its own memory.
+                        if is_copy_of(made.pid, draft) {
+                            kill(made.pid);
+                        }
+                        Some(format!("process {pid} has another user or root directory than the agent"))
+                    }
+                    Err(0) => None,
+                    Err(error) => {
+                        let reason = std::io::Error::from_raw_os_error(error);
+                        Some(format!("process {pid} could not be copied: fork: {reason}"))
+                    }
+                };
                 child.flags = proc::smaps(draft.task).unwrap_or_default();
                 child.store_early(session, false)?;
             }
@@ -348,6 +372,16 @@ impl Child {
         self.resident_bytes
     }
 
+    /// Why its memory was written before the process goes on, where a copy of it was wanted.
+    pub(crate) fn missing(&self) -> Option<&str> {
+        self.missing.as_deref()
+    }
+
+    /// Its snapshot child.
+    pub(crate) fn copy(&self) -> Option<i32> {
+        self.snapshot.as_ref().map(|(pid, ..)| *pid)
+    }
+
     /// Takes out what the next checkpoint will need to know about writes.
     pub(crate) fn take_armed(&mut self) -> Option<Armed> {
         self.armed.take()
@@ -400,8 +434,6 @@ impl Child {
     ) -> Result<(), CaptureError> {
         let pid = self.pid;
         let fail = |e| CaptureError::failed(format!("read the page table of the snapshot of process {pid}"), e);
-        // Should memory become short, the copy goes, not the application.
-        let _ = std::fs::write(format!("/proc/{child}/oom_score_adj"), "1000");
         self.flags = proc::smaps(*child).map_err(fail)?;
         let found = self.ranges(*child, session)?;
         let found = self.without_clean(found, session, table);
@@ -410,7 +442,7 @@ impl Child {
         let ranges = cut(&found, pages, writers);
         let loans = session.lend(pages, writers)?;
         let index = session.index_share();
-        start(control, &ranges, &loans, index, writers)
+        start(control, &ranges, &loans, index, (writers, self.frugal))
             .map_err(|e| CaptureError::failed(format!("prepare the snapshot of process {pid}"), e))?;
         let head = control.control();
         wait_for_exit(pidfd, || {
@@ -527,7 +559,7 @@ fn start(
     ranges: &[Range],
     loans: &[session::Loan],
     (index_fd, index_bytes): (i32, u64),
-    writers: u32,
+    (writers, frugal): (u32, bool),
 ) -> std::io::Result<()> {
     let other = |e: std::num::TryFromIntError| std::io::Error::other(e);
     let mut at = size_of::<Control>() as u64;
@@ -571,6 +603,7 @@ fn start(
         (*head).loan_table = loan_table;
         (*head).index_fd = index_fd;
         (*head).index_bytes = index_bytes;
+        (*head).frugal = frugal.into();
         (*head).writers = writers;
         for (k, table) in tables.iter().enumerate() {
             let w = writer(head, k);

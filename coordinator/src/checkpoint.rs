@@ -4,14 +4,16 @@
 //! begin ──(capture: program blocked)──> Writing ──(thread)──> finish ──(commit)──> generation
 //!   └─ fails: draft dropped               └─ fails: draft dropped
 //! ```
+//! Where little memory is free the program stands still during a part of the writing or all of it (`belay_capture::headroom`).
 
 use crate::clients::ClientId;
 use crate::generations::{Draft, Facts};
 use crate::nodes::table::Row;
 use crate::sys::Wake;
 use crate::Failure;
+use belay_capture::headroom::{self, Advice, Watch};
 use belay_capture::{Armed, CaptureError, Held, Options, Snapshot, Tracking};
-use belay_image::manifest::FileEntry;
+use belay_image::manifest::{FileEntry, Taken};
 use belay_plugins::Group;
 use belay_storage::session::Session;
 use belay_wire::{Exit, GenerationStatus, Phase, Progress};
@@ -59,8 +61,12 @@ pub(crate) struct Writing {
     pub(crate) wanted: Wanted,
     /// Status word of the command, where it had ended before.
     ended: Option<i32>,
-    /// The processes, where they must not run past the checkpoint.
-    held: Option<Held>,
+    /// The processes, while they must not run, and since when.
+    held: Option<(Held, Instant)>,
+    /// Looks after the memory that is left, where that may not be enough.
+    watch: Option<Watch>,
+    /// The snapshot children.
+    copies: Vec<i32>,
     draft: Draft,
     facts: Facts,
     notes: Vec<String>,
@@ -99,32 +105,33 @@ impl Writing {
     ) -> Result<Self, Failure> {
         let done = done.try_clone().map_err(|e| Failure::system("make a wake-up channel", &e))?;
         let draft = Draft::create(dir, number)?;
-        let (snapshot, held) = if wanted.then_stop {
-            let (snapshot, held) =
-                belay_capture::capture_and_hold(root_pid, &draft.path, options, (&mut session, tracking), group, on_phase)?;
-            (snapshot, Some(held))
-        } else {
-            (
-                belay_capture::capture(root_pid, &draft.path, options, (&mut session, tracking), group, on_phase)?,
-                None,
-            )
-        };
+        let (mut snapshot, held) =
+            belay_capture::capture(root_pid, &draft.path, options, (&mut session, tracking), group, on_phase)?;
         let facts = Facts {
             blocked: snapshot.blocked,
             phases: snapshot.phases.clone(),
             processes: snapshot.processes,
             threads: snapshot.threads,
+            taken: Taken {
+                mode: snapshot.mode.name().into(),
+                reason: snapshot.reason.clone(),
+                stops: 0,
+            },
         };
         let notes = snapshot.notes.clone();
         on_phase(Phase::Write);
         let counters = Arc::new(Counters::default());
+        counters.expected.store(snapshot.bytes(), Ordering::Relaxed);
+        let (watch, copies) = (snapshot.take_watch(), snapshot.copies());
         let (send, result) = mpsc::channel();
         let thread = spawn_writer(snapshot, session, counters.clone(), send, done)
             .map_err(|e| Failure::system("start the writer thread", &e))?;
         Ok(Self {
             wanted: wanted.clone(),
             ended,
-            held,
+            held: held.map(|h| (h, Instant::now())),
+            watch,
+            copies,
             draft,
             facts,
             notes,
@@ -167,11 +174,52 @@ impl Writing {
                 _ => Err(Failure::new(Exit::Internal, "the writer thread ended without a result")),
             };
             self.written = Some(written);
+            if !self.wanted.then_stop {
+                self.let_go();
+            }
         }
         match &self.written {
             Some(Err(failure)) => Err(failure.clone()),
             _ => Ok(()),
         }
+    }
+
+    fn let_go(&mut self) {
+        if let Some((held, since)) = self.held.take() {
+            drop(held);
+            self.facts.blocked += since.elapsed();
+        }
+    }
+
+    /// Looks after the memory that is left; `outside` are children of the agent that are no part of the job. Returns after what time to look again.
+    pub(crate) fn watch_memory(&mut self, outside: &[i32]) -> Option<Duration> {
+        const SOON: Duration = Duration::from_millis(2);
+        if self.is_done() {
+            return None;
+        }
+        let all = self.counters.expected.load(Ordering::Relaxed);
+        let rest = all.saturating_sub(self.counters.bytes.load(Ordering::Relaxed));
+        match self.watch.as_mut()?.look(rest, all, self.held.is_some()) {
+            Advice::Wait(time) => return Some(time),
+            Advice::Hurry => headroom::hurry(&self.copies),
+            Advice::Stop => {
+                let since = Instant::now();
+                let outside: Vec<i32> = outside.iter().chain(&self.copies).copied().collect();
+                match headroom::stop(&outside) {
+                    Ok(held) => {
+                        tracing::info!(rest, "the program stands still: memory is short");
+                        self.held = Some((held, since));
+                        self.facts.taken.stops += 1;
+                    }
+                    Err(error) => tracing::warn!(%error, "memory is short, and the program could not be stopped"),
+                }
+            }
+            Advice::Go => {
+                tracing::info!(rest, "the program goes on");
+                self.let_go();
+            }
+        }
+        Some(SOON)
     }
 
     /// Nothing will be committed: another node has failed.
@@ -223,7 +271,7 @@ impl Writing {
             })
         };
         let committed = written.and_then(commit);
-        (wanted, committed, held)
+        (wanted, committed, held.map(|(held, _)| held))
     }
 }
 

@@ -84,7 +84,7 @@ pub(crate) fn exit_of_image(error: &ImageError, io: Exit) -> Exit {
 fn exit_of_storage(error: &StorageError, io: Exit) -> Exit {
     match error {
         StorageError::Image(e) => exit_of_image(e, io),
-        StorageError::Quota { .. } => Exit::DiskFull,
+        StorageError::Quota { .. } | StorageError::Memory { .. } => Exit::DiskFull,
         StorageError::System { source, .. } => exit_of_io(source, Exit::System),
     }
 }
@@ -104,7 +104,7 @@ impl From<ImageError> for Failure {
 impl From<CaptureError> for Failure {
     fn from(e: CaptureError) -> Self {
         let exit = match &e {
-            CaptureError::Refused(_) => Exit::Refused,
+            CaptureError::Refused(_) | CaptureError::NoMemory(_) => Exit::Refused,
             CaptureError::Failed { reason, .. } => exit_of_text(reason, Exit::CheckpointFailed),
             CaptureError::Image(e) => exit_of_image(e, Exit::CheckpointFailed),
             CaptureError::Storage(e) => exit_of_storage(e, Exit::CheckpointFailed),

@@ -7,11 +7,11 @@
 //! refers to any more are removed by [`needed_chunks`] and the store.
 
 use crate::{sys, Failure};
-use belay_image::manifest::{FileEntry, Manifest, MANIFEST_FILE};
+use belay_image::manifest::{FileEntry, Manifest, Taken, MANIFEST_FILE};
 use belay_image::{sections, ImageError};
 use belay_storage::session::Session;
 use belay_storage::store::Store;
-use belay_wire::{Exit, GenerationStatus, Level, Phase};
+use belay_wire::{Exit, GenerationStatus, Level, Phase, SnapshotStatus};
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
@@ -108,6 +108,11 @@ impl Generation {
             new_bytes: m.map_or(0, |m| m.new_bytes),
             blocked_ms: m.map_or(0.0, |m| m.blocked_ms),
             phases_ms: m.map(|m| m.phases_ms.iter().cloned().collect()).unwrap_or_default(),
+            snapshot: m.and_then(|m| m.taken.clone()).map(|t| SnapshotStatus {
+                mode: t.mode,
+                reason: t.reason,
+                stops: t.stops,
+            }),
             whole: damage.is_none(),
             damage,
         }
@@ -224,6 +229,8 @@ pub struct Facts {
     pub processes: u32,
     /// Threads.
     pub threads: u32,
+    /// How the memory was taken.
+    pub taken: Taken,
 }
 
 /// A duration in milliseconds.
@@ -264,6 +271,7 @@ impl Draft {
             phases_ms: facts.phases.iter().map(|(p, d)| (p.name().into(), ms(*d))).collect(),
             processes: facts.processes,
             threads: facts.threads,
+            taken: Some(facts.taken.clone()),
             bytes: own + memory,
             new_bytes: own + session.new_bytes(),
             files,
@@ -329,6 +337,11 @@ mod tests {
             phases: vec![(Phase::Suspend, Duration::from_millis(1))],
             processes: 3,
             threads: 7,
+            taken: Taken {
+                mode: "copy_on_write".into(),
+                reason: "enough".into(),
+                stops: 1,
+            },
         }
     }
 
@@ -353,6 +366,7 @@ mod tests {
             (4, 5, 3, 1.5)
         );
         assert_eq!(status.phases_ms["suspend"], 1.0);
+        assert_eq!(status.snapshot.map(|s| (s.mode, s.stops)), Some(("copy_on_write".into(), 1)));
         let draft = Draft::create(&s.0, 5).unwrap();
         assert_eq!(list(&s.0).unwrap().len(), 1);
         drop(draft);

@@ -18,6 +18,17 @@ struct Envelope {
     body: String,
 }
 
+/// How the memory was taken.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Taken {
+    /// `copy_on_write`, `copy_on_write_capped` or `write_before_resume`.
+    pub mode: String,
+    /// Why so.
+    pub reason: String,
+    /// How often the program was stopped while it was written.
+    pub stops: u32,
+}
+
 /// A committed generation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -35,6 +46,9 @@ pub struct Manifest {
     pub processes: u32,
     /// Number of threads.
     pub threads: u32,
+    /// How the memory was taken; earlier versions did not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taken: Option<Taken>,
     /// Bytes of the files and of the stored memory they refer to: what a restart reads.
     pub bytes: u64,
     /// Bytes that were written for this generation: its files and the chunks that are new with it.
@@ -129,6 +143,7 @@ mod tests {
 
     fn sample() -> Manifest {
         Manifest {
+            taken: None,
             generation: 3,
             time_unix_s: 1,
             arch: std::env::consts::ARCH.into(),

@@ -86,6 +86,7 @@ mod libc_nr {
     pub(crate) const PRCTL: usize = 157;
     pub(crate) const FUTEX: usize = 202;
     pub(crate) const SCHED_GETAFFINITY: usize = 204;
+    pub(crate) const FADVISE64: usize = 221;
     pub(crate) const TIMER_GETTIME: usize = 224;
     pub(crate) const TIMER_GETOVERRUN: usize = 225;
     pub(crate) const CLOCK_GETTIME: usize = 228;
@@ -93,6 +94,7 @@ mod libc_nr {
     pub(crate) const TGKILL: usize = 234;
     pub(crate) const IOPRIO_GET: usize = 252;
     pub(crate) const GET_ROBUST_LIST: usize = 274;
+    pub(crate) const SYNC_FILE_RANGE: usize = 277;
     pub(crate) const SCHED_GETATTR: usize = 315;
     pub(crate) const USERFAULTFD: usize = 323;
     pub(crate) const PWRITEV: usize = 296;

@@ -8,8 +8,8 @@ use crate::libc_nr as nr;
 use crate::snapshot::belay_clone_on_stack;
 use belay_abi::index::{location, Entry, Table};
 use belay_abi::inject::{
-    Control, Loan, Range, SnapshotTable, StoredExtent, Writer, BATCH_BYTES, MAX_WRITERS, RANGE_KEEP_ZEROS, RANGE_UNREADABLE,
-    STATE_ABANDONED, STATE_GO, STATE_READY, WRITER_STACK,
+    Control, Loan, Range, SnapshotTable, StoredExtent, Writer, BATCH_BYTES, GIVE_BACK_BYTES, MAX_WRITERS, ON_THE_WAY_BYTES,
+    RANGE_KEEP_ZEROS, RANGE_UNREADABLE, STATE_ABANDONED, STATE_GO, STATE_READY, WRITER_STACK,
 };
 use belay_abi::{syscall, PAGE};
 use core::ptr::{addr_of, addr_of_mut, null, null_mut};
@@ -29,6 +29,11 @@ const ETIMEDOUT: isize = -110;
 const EIO: i32 = 5;
 const EDQUOT: i32 = 122;
 const CLOCK_MONOTONIC: usize = 1;
+const MADV_DONTNEED: usize = 4;
+const POSIX_FADV_DONTNEED: usize = 4;
+/// SYNC_FILE_RANGE_WRITE, and with WAIT_BEFORE and WAIT_AFTER.
+const BEGIN_SYNC: usize = 2;
+const WAIT_SYNC: usize = 7;
 /// Pieces of memory gathered into one system call.
 const PIECES: usize = 64;
 /// CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM
@@ -163,6 +168,8 @@ unsafe fn write_ranges(job: &Job) {
             pieces: [[0; 2]; PIECES],
             count: 0,
             pending: 0,
+            frugal: (*control).frugal != 0,
+            synced: [0; 2],
         };
         let mut error = 0;
         while error == 0 {
@@ -222,6 +229,10 @@ struct Output {
     pieces: [[u64; 2]; PIECES],
     count: usize,
     pending: u64,
+    /// Memory is short: see [`Control::frugal`].
+    frugal: bool,
+    /// Offsets in the chunk's file: up to the first all is on the disk, up to the second it is on its way.
+    synced: [u64; 2],
 }
 
 impl Output {
@@ -235,6 +246,7 @@ impl Output {
             // Extents are joined within a range only: ranges belong to different mappings.
             let mut last: *mut StoredExtent = null_mut();
             let mut at = range.start;
+            let mut kept = at;
             while at < range.end {
                 if zeros || !is_zero(at) {
                     let error = self.store(at, &mut last);
@@ -243,6 +255,15 @@ impl Output {
                     }
                 }
                 at += PAGE;
+                if self.frugal && (at == range.end || at.is_multiple_of(GIVE_BACK_BYTES)) {
+                    let error = self.flush();
+                    if error != 0 {
+                        return error;
+                    }
+                    // Pages that the application has written meanwhile are free from here on, and the others are its own again. Where the kernel does not want to, nothing is lost.
+                    syscall!(nr::MADVISE, kept, at - kept, MADV_DONTNEED);
+                    kept = at;
+                }
             }
             (*self.writer).bytes.fetch_add(range.end - range.start, Relaxed);
             0
@@ -333,6 +354,9 @@ impl Output {
                 error => return Err(error),
             }
             if self.fd >= 0 {
+                if self.frugal {
+                    self.leave_cache(u64::MAX);
+                }
                 syscall!(nr::CLOSE, self.fd);
                 self.fd = -1;
             }
@@ -350,6 +374,7 @@ impl Output {
             if self.fd < 0 {
                 return Err(-self.fd as i32);
             }
+            self.synced = [u64::from((*self.loan).first) * PAGE; 2];
             Ok(())
         }
     }
@@ -390,8 +415,26 @@ impl Output {
             }
             self.count = 0;
             self.pending = 0;
+            if self.frugal && behind - self.synced[1] >= ON_THE_WAY_BYTES {
+                self.leave_cache(behind);
+            }
             (*self.writer).write_ns.fetch_add(now_ns() - begin, Relaxed);
             0
+        }
+    }
+
+    /// Sends what lies before `end` on its way to the disk, and waits for and forgets what was sent before. A failure shows when the agent syncs the chunk.
+    unsafe fn leave_cache(&mut self, end: u64) {
+        unsafe {
+            let [done, sent] = self.synced;
+            if end != u64::MAX {
+                syscall!(nr::SYNC_FILE_RANGE, self.fd, sent, end - sent, BEGIN_SYNC);
+            }
+            if sent > done {
+                syscall!(nr::SYNC_FILE_RANGE, self.fd, done, sent - done, WAIT_SYNC);
+                syscall!(nr::FADVISE64, self.fd, done, sent - done, POSIX_FADV_DONTNEED);
+            }
+            self.synced = [sent, end];
         }
     }
 }

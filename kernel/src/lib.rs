@@ -10,6 +10,7 @@ pub mod pagemap;
 pub mod pidfd;
 pub mod proc;
 pub mod ptrace;
+pub mod room;
 pub mod uffd;
 pub mod vm;
 

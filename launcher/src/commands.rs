@@ -71,7 +71,19 @@ fn checkpoint(args: &cli::Checkpoint) -> Result<u8, Failure> {
 
 fn checkpoint_line(c: &Checkpointed) -> String {
     let g = &c.generation;
-    let notes: String = c.notes.iter().map(|n| format!("note: {n}\n")).collect();
+    let mut notes: String = c.notes.iter().map(|n| format!("note: {n}\n")).collect();
+    match &g.snapshot {
+        Some(s) if s.mode == "write_before_resume" && !c.stopped => {
+            notes += &format!("note: the memory was written while the program stood still: {}\n", s.reason);
+        }
+        Some(s) if s.stops > 0 => {
+            notes += &format!(
+                "note: memory became short, so the program was stopped meanwhile: {}\n",
+                s.reason
+            )
+        }
+        _ => {}
+    }
     notes
         + &format!(
             "generation {}: {} ({} new), {}, {}, blocked {}, took {}{}\n",

@@ -70,15 +70,19 @@ impl Engine {
 
     /// Begins a checkpoint; `elsewhere` bytes count against the limit besides those in the store.
     pub fn begin(&mut self, elsewhere: u64) -> Result<Session, StorageError> {
-        let kept = match self.kept.take() {
+        let mut kept = match self.kept.take() {
             // A file that vanished or was cut must not be referred to again.
             Some(k) if k.live.values().all(|c| self.store.check_present(c).is_ok()) => k,
             Some(_) => self.empty()?,
             None => self.load()?,
         };
+        if kept.index.is_none() && self.options.find_by_hash {
+            // The last checkpoint had no memory for it.
+            kept.index = Some(Index::with_room(0)?);
+        }
         self.next_id = self.next_id.max(self.store.next_id()?);
         let limit = match self.options.max_bytes {
-            Some(limit) => Some(StorageLimit {
+            Some(limit) => Some(StorageLimit::Quota {
                 limit,
                 used: self.store.bytes()? + elsewhere,
             }),

@@ -1,6 +1,6 @@
 //! The agent's side of the table of page hashes (see `belay_abi::index`): memory that the writers of a snapshot can map, growth, and forgetting.
 
-use crate::StorageError;
+use crate::{StorageError, PAGE};
 use belay_abi::index::{location, Entry, Table, GONE};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -24,11 +24,35 @@ pub struct Index {
 unsafe impl Send for Index {}
 
 impl Index {
+    /// Entries of a table with room for `pages` pages.
+    fn slots_for(pages: u64) -> u64 {
+        // At five eighths full, no chain comes near the number of entries that a look-up visits.
+        (pages / 5 * 8 + 8).max(MIN_ENTRIES).next_power_of_two()
+    }
+
+    fn has_room(&self, pages: u64) -> bool {
+        self.used + pages <= self.slots as u64 / 8 * 5
+    }
+
+    /// Bytes of memory that room for `pages` more entries takes at most: the larger table, while the old one is there too, or the rest of this one.
+    pub fn growth(&self, pages: u64) -> u64 {
+        let bytes = |slots: u64| slots * size_of::<Entry>() as u64;
+        if !self.has_room(pages) {
+            return bytes(Self::slots_for(self.used + pages));
+        }
+        // Hashes are spread evenly: soon every page of the table has been written to.
+        let own = bytes(self.slots as u64);
+        if self.used > own / PAGE * 8 {
+            0
+        } else {
+            own.min(pages * PAGE)
+        }
+    }
+
     /// An empty table with room for `pages` pages.
     pub fn with_room(pages: u64) -> Result<Self, StorageError> {
         let fail = |step: &'static str| move |source| StorageError::System { step, source };
-        // At five eighths full, no chain comes near the number of entries that a look-up visits.
-        let slots = (pages / 5 * 8 + 8).max(MIN_ENTRIES).next_power_of_two();
+        let slots = Self::slots_for(pages);
         let bytes = slots * size_of::<Entry>() as u64;
         // SAFETY: a constant name; the result is checked and owned.
         let file = unsafe {
@@ -91,7 +115,7 @@ impl Index {
 
     /// Makes room for `pages` more entries.
     pub fn reserve(&mut self, pages: u64) -> Result<(), StorageError> {
-        if self.used + pages <= self.slots as u64 / 8 * 5 {
+        if self.has_room(pages) {
             return Ok(());
         }
         let live = |e: &&Entry| !matches!(e.location.load(Relaxed), 0 | GONE);

@@ -41,6 +41,12 @@ pub enum StorageError {
         /// Bytes in use before this checkpoint.
         used: u64,
     },
+    /// The store is in memory, of which too little is free.
+    #[error("the checkpoint does not fit: the job directory lies in memory (tmpfs), of which {limit} bytes may be taken without harm to the program; put it on a disk with --ckpt-dir")]
+    Memory {
+        /// What may be taken.
+        limit: u64,
+    },
     /// Memory for the tables could not be had.
     #[error("{step}: {source}")]
     System {

@@ -17,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 /// Largest number of chunks lent at a time: each is an open file of the agent.
 const MAX_LOANS: u64 = 200;
@@ -69,6 +70,8 @@ pub struct Session {
     chunk_pages: u32,
     /// Most pages that may still be written, and what to say when that is too little.
     room: Option<(u64, StorageLimit)>,
+    /// Pages of chunks do not stay in the page cache.
+    frugal: bool,
     chunks: Vec<New>,
     pub(crate) live: BTreeMap<u32, ChunkEntry>,
     pub(crate) index: Option<Index>,
@@ -78,9 +81,28 @@ pub struct Session {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct StorageLimit {
-    pub(crate) limit: u64,
-    pub(crate) used: u64,
+pub(crate) enum StorageLimit {
+    /// Of the job: its checkpoints may take `limit` bytes, `used` are taken.
+    Quota { limit: u64, used: u64 },
+    /// Of this checkpoint, where the store is in memory.
+    Memory { limit: u64 },
+}
+
+impl StorageLimit {
+    fn left(self) -> u64 {
+        match self {
+            StorageLimit::Quota { limit, used } => limit.saturating_sub(used),
+            StorageLimit::Memory { limit } => limit,
+        }
+    }
+}
+
+/// Where little memory is free, the agent drops the pages of a chunk from the cache each time so many have been written.
+const FRUGAL_PAGES: u64 = 256;
+
+/// Pages that fit into a limit, and the limit.
+fn pages_within(limit: StorageLimit) -> (u64, StorageLimit) {
+    (limit.left() / chunk::file_bytes(1), limit)
 }
 
 impl Session {
@@ -92,12 +114,12 @@ impl Session {
         live: BTreeMap<u32, ChunkEntry>,
         index: Option<Index>,
     ) -> Self {
-        let room = limit.map(|l| (l.limit.saturating_sub(l.used) / chunk::file_bytes(1), l));
         Self {
             store,
             next_id,
             chunk_pages: u32::try_from(chunk_bytes / PAGE).unwrap_or(u32::MAX).max(1),
-            room,
+            room: limit.map(pages_within),
+            frugal: false,
             chunks: Vec::new(),
             live,
             index,
@@ -114,6 +136,34 @@ impl Session {
         self.stats = Stats::default();
     }
 
+    /// The directory of the chunks.
+    pub fn place(&self) -> &Path {
+        self.store.directory()
+    }
+
+    /// Bytes by which the table of hashes grows at most when `pages` pages are stored.
+    pub fn index_growth(&self, pages: u64) -> u64 {
+        self.index.as_ref().map_or(0, |i| i.growth(pages))
+    }
+
+    /// Pages are not looked for by their contents in this checkpoint, because memory for that is short.
+    pub fn forget_index(&mut self) {
+        self.index = None;
+    }
+
+    /// At most `bytes` may be stored, because the store is in memory.
+    pub fn limit_memory(&mut self, bytes: u64) {
+        let room = pages_within(StorageLimit::Memory { limit: bytes });
+        if self.room.is_none_or(|(pages, _)| pages > room.0) {
+            self.room = Some(room);
+        }
+    }
+
+    /// What the agent itself stores shall not stay in the page cache.
+    pub fn be_frugal(&mut self, frugal: bool) {
+        self.frugal = frugal;
+    }
+
     /// Whether extents may refer to chunk `id`.
     pub fn knows(&self, id: u32) -> bool {
         self.live.contains_key(&id) || self.chunks.iter().any(|c| c.id == id)
@@ -127,7 +177,8 @@ impl Session {
     /// What to report when a writer found no room.
     pub fn no_room(&self) -> StorageError {
         match self.room {
-            Some((_, StorageLimit { limit, used })) => StorageError::Quota { limit, used },
+            Some((_, StorageLimit::Quota { limit, used })) => StorageError::Quota { limit, used },
+            Some((_, StorageLimit::Memory { limit })) => StorageError::Memory { limit },
             None => StorageError::System {
                 step: "find room in a chunk",
                 source: std::io::ErrorKind::StorageFull.into(),
@@ -168,12 +219,15 @@ impl Session {
                 }
                 None => self.append(page, hash)?,
             };
-            out.push(Extent {
-                vaddr: at,
-                bytes: PAGE,
-                chunk,
-                page,
-            });
+            match out.last_mut() {
+                Some(e) if e.end() == at && e.chunk == chunk && u64::from(e.page) + e.pages() == u64::from(page) => e.bytes += PAGE,
+                _ => out.push(Extent {
+                    vaddr: at,
+                    bytes: PAGE,
+                    chunk,
+                    page,
+                }),
+            }
         }
         Ok(())
     }
@@ -200,6 +254,9 @@ impl Session {
             .write_all_at(data, u64::from(page) * PAGE)
             .map_err(|e| ImageError::io("write", &self.store.temporary(c.id), e))?;
         c.hashes.push(hash);
+        if self.frugal && (u64::from(page) + 1).is_multiple_of(FRUGAL_PAGES) {
+            drop_from_cache(&c.file, (u64::from(page) + 1 - FRUGAL_PAGES) * PAGE, FRUGAL_PAGES * PAGE);
+        }
         self.stats.written += 1;
         let id = c.id;
         if let Some(index) = &mut self.index {
@@ -425,6 +482,18 @@ impl Session {
             remove(&self.store, c);
         }
     }
+}
+
+/// Waits until a part of `file` is on its way to the disk, and lets the kernel forget it. A failure shows at the fsync.
+fn drop_from_cache(file: &File, offset: u64, bytes: u64) {
+    let (Ok(from), Ok(len)) = (i64::try_from(offset), i64::try_from(bytes)) else {
+        return;
+    };
+    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: takes numbers only, and the descriptor is live.
+    unsafe { libc::sync_file_range(file.as_raw_fd(), from, len, all) };
+    // SAFETY: as above.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), from, len, libc::POSIX_FADV_DONTNEED) };
 }
 
 fn remove(store: &Store, c: &New) {

@@ -60,6 +60,11 @@ impl Store {
         }
     }
 
+    /// The directory.
+    pub fn directory(&self) -> &Path {
+        &self.dir
+    }
+
     /// File of chunk `id`.
     pub fn path(&self, id: u32) -> PathBuf {
         self.dir.join(name(id))

@@ -11,6 +11,7 @@ pub mod socket;
 
 pub use exit::{Exit, ExitRow};
 pub use message::{
-    AgentStatus, Checkpointed, Event, GenerationStatus, JobState, LastError, Level, ProcessStatus, Progress, Request, Status,
+    AgentStatus, Checkpointed, Event, GenerationStatus, JobState, LastError, Level, ProcessStatus, Progress, Request,
+    SnapshotStatus, Status,
 };
 pub use phase::Phase;

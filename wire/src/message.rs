@@ -115,6 +115,17 @@ pub struct Checkpointed {
     pub notes: Vec<String>,
 }
 
+/// How the memory of a generation was taken.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SnapshotStatus {
+    /// `copy_on_write`, `copy_on_write_capped` or `write_before_resume`.
+    pub mode: String,
+    /// Why so.
+    pub reason: String,
+    /// How often the program was stopped while it was written, because memory became short.
+    pub stops: u32,
+}
+
 /// One generation in the status document.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GenerationStatus {
@@ -136,6 +147,9 @@ pub struct GenerationStatus {
     pub blocked_ms: f64,
     /// Time of each phase.
     pub phases_ms: BTreeMap<String, f64>,
+    /// How its memory was taken; absent in generations of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<SnapshotStatus>,
     /// Whether its manifest is valid and every file is present with its length (contents are checked by `belay verify`).
     pub whole: bool,
     /// What is wrong with it, when it is not whole.

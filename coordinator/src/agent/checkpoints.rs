@@ -62,6 +62,7 @@ impl Agent {
             Ok(writing) => {
                 self.writing = Some(writing);
                 self.set_tick();
+                self.watch_memory();
             }
             Err(failure) => self.checkpoint_failed(number, &wanted, &failure),
         }
@@ -82,6 +83,7 @@ impl Agent {
             launched: UNIX_EPOCH + Duration::from_secs(self.description.created_unix_s),
             outside,
             writers: WRITERS,
+            hold: wanted.then_stop,
         };
         if !self.durable {
             self.dir.sync()?;
@@ -113,6 +115,15 @@ impl Agent {
         })
     }
 
+    /// While a checkpoint is written for which memory may not be enough: looks at what is left.
+    pub(super) fn watch_memory(&mut self) {
+        let outside = self.outside();
+        let next = self.writing.as_mut().and_then(|w| w.watch_memory(&outside));
+        if let Err(e) = self.watch.set(next, Duration::ZERO) {
+            tracing::error!(error = %e, "set the timer that watches memory");
+        }
+    }
+
     /// Commits what was written; why it could not be.
     pub(super) fn finish_checkpoint(&mut self) -> Option<Failure> {
         let writing = self.writing.take()?;
@@ -139,6 +150,7 @@ impl Agent {
                     pages_found = stored.found,
                     pages_clean = stored.clean,
                     pages_moved = stored.moved,
+                    snapshot = g.snapshot.as_ref().map(|s| s.mode.as_str()),
                     blocked_ms = g.blocked_ms,
                     write_ms = ms(c.write),
                     "checkpoint committed"

@@ -88,6 +88,7 @@ pub struct Agent {
     interval: Timer,
     tick: Timer,
     grace: Timer,
+    watch: Timer,
     done: Wake,
     channel: Option<Channel>,
     /// The terminal's foreground process group when the command stopped itself.
@@ -150,6 +151,7 @@ impl Agent {
             interval: Timer::new().map_err(system("make a timer"))?,
             tick: Timer::new().map_err(system("make a timer"))?,
             grace: Timer::new().map_err(system("make a timer"))?,
+            watch: Timer::new().map_err(system("make a timer"))?,
             done: Wake::new().map_err(system("make a wake-up channel"))?,
             channel: None,
             foreground: None,
@@ -267,7 +269,7 @@ impl Agent {
 
     /// Waits for something to happen and handles it.
     fn step(&mut self) -> Result<(), Failure> {
-        let fds: [RawFd; 8] = [
+        let fds: [RawFd; 9] = [
             self.signals.as_raw_fd(),
             self.listener.as_ref().map_or(-1, AsRawFd::as_raw_fd),
             self.interval.as_raw_fd(),
@@ -276,6 +278,7 @@ impl Agent {
             self.done.as_raw_fd(),
             self.channel.as_ref().map_or(-1, AsRawFd::as_raw_fd),
             self.nodes.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+            self.watch.as_raw_fd(),
         ];
         let clients = self.clients.interest();
         let all: Vec<(RawFd, i16)> = fds
@@ -286,6 +289,10 @@ impl Agent {
         let ready = sys::poll(&all).map_err(|e| Failure::system("poll", &e))?;
         let (own, theirs) = ready.split_at(fds.len());
 
+        // First what cannot wait.
+        if own[8] != 0 && self.watch.take() > 0 {
+            self.watch_memory();
+        }
         if own[5] != 0 {
             self.done.take();
             if self.is_together() {

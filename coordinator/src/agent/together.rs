@@ -250,6 +250,7 @@ impl Agent {
             });
             self.nodes = Some(nodes);
             self.set_tick();
+            self.watch_memory();
             return Ok(());
         }
         self.nodes = Some(nodes);

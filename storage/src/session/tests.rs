@@ -115,6 +115,7 @@ fn chunks_that_vanished_are_not_referred_to() {
 fn write_manifest(dir: &Path, chunks: &[ChunkEntry]) {
     std::fs::create_dir_all(dir).unwrap();
     let m = Manifest {
+        taken: None,
         generation: 1,
         time_unix_s: 0,
         arch: std::env::consts::ARCH.into(),

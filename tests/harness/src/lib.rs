@@ -18,6 +18,7 @@
 pub mod build;
 pub mod case;
 pub mod expect;
+pub mod group;
 pub mod hosts;
 pub mod job;
 pub mod place;
