@@ -187,6 +187,28 @@ impl Job {
         Err(format!("belay checkpoint: {}: {}", show(o.status), text(&o)))
     }
 
+    /// Waits until the job answers to commands; `false` when it has ended before.
+    pub fn answers(&mut self, patience: Duration) -> Result<bool, Failure> {
+        let end = Instant::now() + patience;
+        while !self.has_ended()? {
+            let dir = self.dir().display().to_string();
+            let o = output(self.belay(&["status", &dir, "--json"]), patience)?;
+            if String::from_utf8_lossy(&o.stdout).contains("\"running\": true") {
+                return Ok(true);
+            }
+            if Instant::now() > end {
+                return Err(format!("no answer within {} s: {}", patience.as_secs(), text(&o)));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(false)
+    }
+
+    /// Whether the front process has ended.
+    pub fn has_ended(&mut self) -> Result<bool, Failure> {
+        self.ended().map(|s| s.is_some())
+    }
+
     /// PID of the front process.
     pub fn pid(&self) -> Option<i32> {
         self.front.as_ref().map(|c| c.id() as i32)
@@ -322,7 +344,12 @@ impl Job {
 
     /// Fails when processes of this job still run.
     pub fn left_behind(&self) -> Result<(), Failure> {
-        let end = Instant::now() + Duration::from_secs(2);
+        self.left_behind_within(Duration::from_secs(2))
+    }
+
+    /// The same, where some may go on for a while.
+    pub fn left_behind_within(&self, patience: Duration) -> Result<(), Failure> {
+        let end = Instant::now() + patience;
         loop {
             let left = procs::marked(&self.work);
             if left.is_empty() {

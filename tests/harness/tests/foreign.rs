@@ -1,0 +1,273 @@
+//! Programs that nobody here wrote, as a user starts them: what they print and how they end must be the same natively, checkpointed, and killed and
+//! restarted at random moments. The table is tests/suites/foreign.txt; programs that are not installed are left out, and said so.
+//!
+//! Each program runs as one of the users, by chance. With BELAY_FOREIGN=N it runs as each, N rounds.
+
+use belay_tests::job::{show, Job};
+use belay_tests::place::{repository, Place, User};
+use belay_tests::rng::{run_seed, Rng};
+use belay_tests::runner::{self, Check};
+use belay_tests::Failure;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longest run of any program, disturbed or not, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(150);
+
+const HEAD: &str = "exec >result 2>&1 </dev/null\n";
+
+/// One entry of the table.
+struct Program {
+    name: String,
+    /// Run under `belay launch --save-open-files`: it overwrites files in place.
+    save: bool,
+    as_user: bool,
+    as_root: bool,
+    preparation: Option<String>,
+    script: String,
+}
+
+/// Reads the table. An entry is a line `== NAME COMMAND... [+save] [+root] [+user]`, with the commands that it needs, and a script for sh; what
+/// stands above a line `---` is done before it is launched.
+fn parse(text: &str) -> Vec<Program> {
+    let mut out: Vec<Program> = Vec::new();
+    let mut wanted = false;
+    for line in text.lines() {
+        if let Some(head) = line.strip_prefix("== ") {
+            let (options, words): (Vec<&str>, Vec<&str>) = head.split_whitespace().partition(|w| w.starts_with('+'));
+            let missing: Vec<&str> = words[1..].iter().copied().filter(|w| !installed(w)).collect();
+            wanted = missing.is_empty();
+            if !wanted {
+                println!("left out: {} ({} not installed)", words[0], missing.join(", "));
+                continue;
+            }
+            out.push(Program {
+                name: words[0].to_owned(),
+                save: options.contains(&"+save"),
+                as_user: !options.contains(&"+root"),
+                as_root: !options.contains(&"+user"),
+                preparation: None,
+                script: String::from(HEAD),
+            });
+        } else if let Some(program) = out.last_mut().filter(|_| wanted) {
+            if line == "---" {
+                program.preparation = Some(std::mem::replace(&mut program.script, HEAD.into()));
+                continue;
+            }
+            program.script.push_str(line);
+            program.script.push('\n');
+        }
+    }
+    out
+}
+
+fn installed(command: &str) -> bool {
+    let dirs = ["/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/games"];
+    command.starts_with('/') && PathBuf::from(command).exists() || dirs.iter().any(|d| PathBuf::from(d).join(command).exists())
+}
+
+/// What a run came to: exit status and output.
+type Outcome = (String, Vec<u8>);
+
+struct Run<'a> {
+    program: &'a Program,
+    place: &'a Place,
+    user: User,
+}
+
+impl Run<'_> {
+    fn job(&self, way: &str) -> Result<(Job, Vec<String>), Failure> {
+        let label = format!("{}-{way}-{}", self.program.name, self.user.name());
+        let mut job = Job::new(self.place, &label, self.user)?;
+        let write = |job: &Job, name: &str, text: &str| {
+            let path = job.work.join(name);
+            std::fs::write(&path, text).map_err(|e| format!("write {}: {e}", path.display()))?;
+            Ok::<_, Failure>(vec!["sh".to_owned(), path.display().to_string()])
+        };
+        if let Some(text) = &self.program.preparation {
+            let argv = write(&job, "preparation", text)?;
+            job.native(&argv)?;
+            let status = job.wait(PATIENCE)?;
+            if !status.success() {
+                let said = std::fs::read_to_string(job.work.join("result")).unwrap_or_default();
+                return Err(format!("its preparation: {}; its output:\n{}", show(status), tail(&said)));
+            }
+        }
+        let argv = write(&job, "script", &self.program.script)?;
+        Ok((job, argv))
+    }
+
+    fn options(&self) -> Vec<String> {
+        self.program
+            .save
+            .then(|| "--save-open-files".to_owned())
+            .into_iter()
+            .collect()
+    }
+
+    fn outcome(&self, job: &mut Job) -> Result<Outcome, Failure> {
+        let status = job.wait(PATIENCE)?;
+        let result = std::fs::read(job.work.join("result")).unwrap_or_default();
+        job.left_behind()?;
+        let said = job.output_text();
+        if !said.is_empty() {
+            return Err(format!("belay said: {said}"));
+        }
+        Ok((show(status), result))
+    }
+
+    fn native(&self) -> Result<(Outcome, Duration), Failure> {
+        let (mut job, argv) = self.job("native")?;
+        let begin = Instant::now();
+        job.native(&argv)?;
+        let outcome = self.outcome(&mut job)?;
+        Ok((outcome, begin.elapsed()))
+    }
+
+    /// Takes a checkpoint; `false` when the program has ended before it.
+    fn checkpoint(&self, job: &mut Job) -> Result<bool, Failure> {
+        let mut last = String::new();
+        for _ in 0..5 {
+            let o = job.checkpoint_raw(&[])?;
+            if o.status.success() {
+                return Ok(true);
+            }
+            last = belay_tests::job::text(&o);
+            if job.has_ended()? || last.contains("is not running") || last.contains("ended before") {
+                return Ok(false);
+            }
+            // What passes by itself: a connection that nobody has accepted yet.
+            if !last.contains("try again") {
+                break;
+            }
+        }
+        Err(format!("belay checkpoint: {last}"))
+    }
+
+    fn checkpointed(&self, rng: &mut Rng, whole: Duration) -> Result<Outcome, Failure> {
+        let (mut job, argv) = self.job("checkpointed")?;
+        job.launch(&self.options(), &argv)?;
+        job.answers(PATIENCE)?;
+        for _ in 0..3 {
+            rng.pause(u64::try_from(whole.as_millis() / 3).unwrap_or(1000));
+            if !self.checkpoint(&mut job)? {
+                break;
+            }
+        }
+        self.outcome(&mut job)
+    }
+
+    fn restarted(&self, rng: &mut Rng, whole: Duration) -> Result<Outcome, Failure> {
+        let (mut job, argv) = self.job("restarted")?;
+        job.launch(&self.options(), &argv)?;
+        job.answers(PATIENCE)?;
+        let ms = u64::try_from(whole.as_millis()).unwrap_or(1000);
+        for share in [2, 4] {
+            rng.pause(ms / share);
+            if !self.checkpoint(&mut job)? {
+                break;
+            }
+            rng.pause(ms / 4);
+            job.kill_all()?;
+            job.left_behind()?;
+            job.restart(&[])?;
+            job.answers(PATIENCE)?;
+        }
+        self.outcome(&mut job)
+    }
+}
+
+fn compare(expected: &Outcome, got: &Outcome, way: &str) -> Result<(), Failure> {
+    if got.0 != expected.0 {
+        let text = String::from_utf8_lossy(&got.1);
+        return Err(format!(
+            "{way}: ended with {} instead of {}; its output:\n{}",
+            got.0,
+            expected.0,
+            tail(&text)
+        ));
+    }
+    if got.1 == expected.1 {
+        return Ok(());
+    }
+    let at = got
+        .1
+        .iter()
+        .zip(&expected.1)
+        .position(|(a, b)| a != b)
+        .unwrap_or(got.1.len().min(expected.1.len()));
+    let part = |v: &[u8]| String::from_utf8_lossy(&v[at.min(v.len())..(at + 300).min(v.len())]).into_owned();
+    Err(format!(
+        "{way}: its output differs from byte {at} on ({} and {} bytes):\n{}\ninstead of:\n{}",
+        got.1.len(),
+        expected.1.len(),
+        part(&got.1),
+        part(&expected.1)
+    ))
+}
+
+fn tail(text: &str) -> &str {
+    let mut at = text.len().saturating_sub(1500);
+    while !text.is_char_boundary(at) {
+        at += 1;
+    }
+    &text[at..]
+}
+
+fn check(program: &Program, place: &Place, user: User, rounds: u64, seed: u64) -> Result<(), Failure> {
+    let run = Run { program, place, user };
+    let (expected, whole) = run.native()?;
+    if expected.0 != "exit 0" {
+        return Err(format!(
+            "natively: ended with {}; its output:\n{}",
+            expected.0,
+            tail(&String::from_utf8_lossy(&expected.1))
+        ));
+    }
+    let mut rng = Rng::new(seed, &format!("{}-{}", program.name, user.name()));
+    for _ in 0..rounds {
+        compare(
+            &expected,
+            &run.checkpointed(&mut rng, whole).map_err(|e| format!("checkpointed: {e}"))?,
+            "checkpointed",
+        )?;
+        compare(
+            &expected,
+            &run.restarted(&mut rng, whole).map_err(|e| format!("restarted: {e}"))?,
+            "restarted",
+        )?;
+    }
+    Ok(())
+}
+
+fn main() {
+    let rounds: Option<u64> = std::env::var("BELAY_FOREIGN").ok().and_then(|v| v.parse().ok());
+    let fail = |e: Failure| -> ! {
+        println!("{e}");
+        std::process::exit(1);
+    };
+    let place = Arc::new(Place::new("foreign").unwrap_or_else(|e| fail(e)));
+    let seed = run_seed();
+    println!("seed {seed} (repeat with BELAY_SEED={seed})");
+    let path = repository().join("tests/suites/foreign.txt");
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| fail(format!("read {}: {e}", path.display())));
+    let programs: Vec<Arc<Program>> = parse(&text).into_iter().map(Arc::new).collect();
+    let mut checks = Vec::new();
+    for (i, program) in (0..).zip(&programs) {
+        let mut users = runner::users();
+        users.retain(|u| if *u == User::Root { program.as_root } else { program.as_user });
+        if rounds.is_none() && users.len() > 1 {
+            users.remove(usize::from((seed + i).is_multiple_of(2)));
+        }
+        for user in users {
+            let (place, program) = (Arc::clone(&place), Arc::clone(program));
+            checks.push(Check {
+                name: format!("foreign::{}::{}", program.name, user.name()),
+                run: Box::new(move || check(&program, &place, user, rounds.unwrap_or(1), seed)),
+            });
+        }
+    }
+    drop(place);
+    runner::main(checks);
+}
