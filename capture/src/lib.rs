@@ -55,8 +55,11 @@ pub struct Options {
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
     /// Something cannot be checkpointed.
-    #[error("cannot checkpoint: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    #[error("cannot checkpoint: {}", named(.0))]
     Refused(Vec<Refusal>),
+    /// Nothing of the job is left.
+    #[error("the program ended before the checkpoint was taken")]
+    Ended,
     /// A step failed.
     #[error("{step}: {reason}")]
     Failed {
@@ -74,6 +77,17 @@ pub enum CaptureError {
     /// The memory could not be stored.
     #[error(transparent)]
     Storage(#[from] belay_storage::StorageError),
+}
+
+/// Most refusals that a message names.
+const NAMED: usize = 8;
+
+fn named(refusals: &[Refusal]) -> String {
+    let mut out: Vec<String> = refusals.iter().take(NAMED).map(ToString::to_string).collect();
+    if refusals.len() > NAMED {
+        out.push(format!("and {} more", refusals.len() - NAMED));
+    }
+    out.join("; ")
 }
 
 impl CaptureError {
@@ -101,6 +115,8 @@ pub struct Snapshot {
     pub blocked: Duration,
     /// Duration of each phase so far.
     pub phases: Vec<(Phase, Duration)>,
+    /// The command was no more among the processes: it had ended.
+    pub root_had_ended: bool,
     /// Number of live processes.
     pub processes: u32,
     /// Number of threads.
@@ -230,6 +246,10 @@ fn take(
     let begin = Instant::now();
     clock.enter(Phase::Suspend);
     let mut job = suspend::suspend(agent, &options.outside)?;
+    if group.is_none() && job.is_empty() {
+        return Err(CaptureError::Ended);
+    }
+    let root_had_ended = !job.processes.iter().any(|p| p.pid == root_pid);
     meet(group)?;
     calls::forget(|tid| job.processes.iter().any(|p| p.tasks.iter().any(|t| t.tid == tid)));
 
@@ -306,6 +326,7 @@ fn take(
     let snapshot = Snapshot {
         blocked,
         phases: clock.phases,
+        root_had_ended,
         processes: u32::try_from(live).unwrap_or(u32::MAX),
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
         notes: descriptors.notes,

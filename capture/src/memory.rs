@@ -39,7 +39,7 @@ pub(crate) enum Pages {
     None,
 }
 
-fn sysv(map: &Map) -> bool {
+pub(crate) fn sysv(map: &Map) -> bool {
     map.shared && map.name.starts_with("/SYSV")
 }
 

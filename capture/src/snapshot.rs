@@ -119,7 +119,7 @@ pub(crate) struct Child {
     snapshot: Option<(i32, OwnedFd, ControlMemory)>,
     /// `VmFlags` by start address, read early where there is no child.
     flags: Vec<Map>,
-    /// Those of memory in explicit huge pages, which the child never has.
+    /// Those of mappings that the child does not have, such as explicit huge pages.
     huge: Vec<Map>,
     /// What has not changed since the last checkpoint.
     clean: Clean,
@@ -281,9 +281,10 @@ impl Child {
                 let snapshot_pid = made.pid;
                 let pidfd = pidfd::open(snapshot_pid)
                     .map_err(|e| CaptureError::failed(format!("open the snapshot of process {pid}"), e))?;
-                child.not_inherited = child
-                    .not_inherited_by(snapshot_pid)
-                    .map_err(|e| CaptureError::failed(format!("compare the snapshot of process {pid} with it"), e))?;
+                let fail = |e| CaptureError::failed(format!("compare the snapshot of process {pid} with it"), e);
+                let inherited: Vec<u64> = proc::maps(snapshot_pid).map_err(fail)?.iter().map(|m| m.start).collect();
+                child.not_inherited = child.not_inherited_by(snapshot_pid, &inherited).map_err(fail)?;
+                child.flags_not_inherited(&inherited);
                 // A userfaultfd that cannot be taken over is no reason to fail.
                 let uffd = made
                     .uffd
@@ -322,8 +323,7 @@ impl Child {
     }
 
     /// Mappings that the fork left out or emptied. Of a mapping that it copied the copy has at least one page.
-    fn not_inherited_by(&self, snapshot: i32) -> std::io::Result<Vec<u64>> {
-        let inherited: Vec<u64> = proc::maps(snapshot)?.iter().map(|m| m.start).collect();
+    fn not_inherited_by(&self, snapshot: i32, inherited: &[u64]) -> std::io::Result<Vec<u64>> {
         let (mut own, mut copy) = (Pagemap::open(self.task)?, Pagemap::open(snapshot)?);
         let mut out = Vec::new();
         for m in self.maps.iter().filter(|m| memory::pages(m) != Pages::None) {
@@ -337,6 +337,16 @@ impl Child {
             }
         }
         Ok(out)
+    }
+
+    /// Notes the `VmFlags` of mappings that the copy does not have, with starts other than `inherited`.
+    fn flags_not_inherited(&mut self, inherited: &[u64]) {
+        let known: Vec<u64> = self.huge.iter().map(|m| m.start).collect();
+        let lacks = |m: &Map| inherited.binary_search(&m.start).is_err() && !known.contains(&m.start) && !memory::sysv(m);
+        if self.maps.iter().any(lacks) {
+            let own = proc::smaps(self.task).unwrap_or_default();
+            self.huge.extend(own.into_iter().filter(lacks));
+        }
     }
 
     /// Stores mappings from the stopped process itself: those not inherited, or all.

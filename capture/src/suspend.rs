@@ -391,6 +391,11 @@ impl Suspended {
         self.processes.iter().map(|p| p.tasks.len()).sum()
     }
 
+    /// Whether nothing of the job is left.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.processes.is_empty() && self.zombies.is_empty()
+    }
+
     /// Takes the injected areas away, puts registers and masks back, and lets every task go on.
     pub(crate) fn resume(mut self) {
         self.put_back();

@@ -61,6 +61,8 @@ pub(crate) struct Writing {
     pub(crate) wanted: Wanted,
     /// Status word of the command, where it had ended before.
     ended: Option<i32>,
+    /// It ended after that, but before the processes were stopped.
+    ended_meanwhile: bool,
     /// The processes, while they must not run, and since when.
     held: Option<(Held, Instant)>,
     /// Looks after the memory that is left, where that may not be enough.
@@ -119,6 +121,7 @@ impl Writing {
             },
         };
         let notes = snapshot.notes.clone();
+        let ended_meanwhile = ended.is_none() && snapshot.root_had_ended;
         on_phase(Phase::Write);
         let counters = Arc::new(Counters::default());
         counters.expected.store(snapshot.bytes(), Ordering::Relaxed);
@@ -129,6 +132,7 @@ impl Writing {
         Ok(Self {
             wanted: wanted.clone(),
             ended,
+            ended_meanwhile,
             held: held.map(|h| (h, Instant::now())),
             watch,
             copies,
@@ -229,13 +233,14 @@ impl Writing {
         }
     }
 
-    /// Commits what was written. Held processes must not go on after a commit.
-    pub(crate) fn finish(mut self) -> (Wanted, Result<Committed, Failure>, Option<Held>) {
+    /// Commits what was written; `root_status` is the status word of the command where it has ended by now. Held processes must not go on after a commit.
+    pub(crate) fn finish(mut self, root_status: Option<i32>) -> (Wanted, Result<Committed, Failure>, Option<Held>) {
         // Its failure is in `written`.
         drop(self.settle());
         let Self {
             wanted,
             ended,
+            ended_meanwhile,
             held,
             draft,
             mut facts,
@@ -254,7 +259,7 @@ impl Writing {
                 armed,
                 mut session,
             } = written;
-            if let Some(status) = ended {
+            if let Some(status) = ended.or(root_status.filter(|_| ended_meanwhile)) {
                 files.push(crate::state::write(&draft.path, status)?);
             }
             if !parts.is_empty() {

@@ -105,6 +105,7 @@ impl From<CaptureError> for Failure {
     fn from(e: CaptureError) -> Self {
         let exit = match &e {
             CaptureError::Refused(_) | CaptureError::NoMemory(_) => Exit::Refused,
+            CaptureError::Ended => Exit::ProgramEnded,
             CaptureError::Failed { reason, .. } => exit_of_text(reason, Exit::CheckpointFailed),
             CaptureError::Image(e) => exit_of_image(e, Exit::CheckpointFailed),
             CaptureError::Storage(e) => exit_of_storage(e, Exit::CheckpointFailed),

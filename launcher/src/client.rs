@@ -40,8 +40,19 @@ pub(crate) fn call(dir: &Path, request: &Request) -> Result<Call, Failure> {
             format!("the job in {at} is suspended; continue it with fg or bg in its shell"),
         ));
     }
-    let events = socket::request(stream, request).map_err(|e| lost(&e))?;
+    let events = socket::request(stream, request).map_err(|e| if is_end(&e) { ended(&dir) } else { lost(&e) })?;
     Ok(Call { dir, agent, events })
+}
+
+/// The agent has closed the connection, which it does only when it ends.
+fn is_end(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
+fn ended(dir: &JobDir) -> Failure {
+    let at = dir.path().display();
+    let message = format!("the agent of {at} ended before it answered; see belay status {at} and {at}/log");
+    Failure::new(Exit::ProgramEnded, message)
 }
 
 impl Call {
@@ -53,13 +64,11 @@ impl Call {
                 Ok(Event::Failed { exit, message }) => return Err(Failure::new(exit, message)),
                 Ok(event) if event.is_last() => return Ok(event),
                 Ok(event) => progress(&event),
+                Err(e) if is_end(&e) => break,
                 Err(e) => return Err(Failure::new(Exit::Protocol, format!("answer of the agent of {at}: {e}"))),
             }
         }
-        Err(Failure::new(
-            Exit::ProgramEnded,
-            format!("the agent of {at} ended before it answered; see belay status {at} and {at}/log"),
-        ))
+        Err(ended(&self.dir))
     }
 
     fn unexpected(&self, event: &Event) -> Failure {
@@ -85,16 +94,19 @@ impl Call {
 
 /// The status of the job in `dir`, running or not.
 pub(crate) fn status(dir: &Path) -> Result<Status, Failure> {
-    match call(dir, &Request::Status) {
-        Ok(mut call) => {
-            let mut status = call.expect(&mut |_| {}, |e| match e {
-                Event::Status(s) => Ok(*s),
-                other => Err(Box::new(other)),
-            })?;
-            host_pids(&mut status, call.agent);
+    let asked = call(dir, &Request::Status).and_then(|mut call| {
+        let status = call.expect(&mut |_| {}, |e| match e {
+            Event::Status(s) => Ok(*s),
+            other => Err(Box::new(other)),
+        })?;
+        Ok((status, call.agent))
+    });
+    match asked {
+        Ok((mut status, agent)) => {
+            host_pids(&mut status, agent);
             Ok(status)
         }
-        Err(f) if f.exit == Exit::NotRunning => {
+        Err(f) if matches!(f.exit, Exit::NotRunning | Exit::ProgramEnded) => {
             let dir = JobDir::open(dir, Access::OwnOrRoot)?;
             Ok(belay_coordinator::agent::at_rest(&dir, &dir.description()?))
         }

@@ -39,6 +39,7 @@ pub use group::{Facts, Group};
 pub use model::Descriptors;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
 use std::time::SystemTime;
@@ -124,7 +125,7 @@ pub struct Rebuilder {
 
 impl Rebuilder {
     /// Called in the agent of the restarted job, before any process is forked: creates every open description, every shared object and
-    /// System V segment, and refills data in flight. All are held by descriptors of the agent at numbers of at least [`Rebuilder::base`]. `own_ipc`: the
+    /// System V segment, and refills data in flight. All are held by descriptors of the agent at numbers in [`Rebuilder::room`]. `own_ipc`: the
     /// IPC namespace is the job's own.
     pub fn rebuild(
         descriptors: Descriptors,
@@ -143,13 +144,13 @@ impl Rebuilder {
         })
     }
 
-    /// Smallest number that no process of the job uses for a descriptor. Descriptors to be kept across [`Rebuilder::install`] must not be below.
-    pub fn base(&self) -> RawFd {
-        rebuild::base(&self.descriptors)
+    /// Numbers that no process of the job uses for a descriptor. Descriptors to be kept across [`Rebuilder::install`] must be among them.
+    pub fn room(&self) -> Range<RawFd> {
+        self.built.room.clone()
     }
 
     /// Descriptor through which a shared mapping of `object` is made, opened for writing where `may_write` is set. Call it in the agent; it stays
-    /// open as long as the `Rebuilder`, at a number of at least [`Rebuilder::base`], and is inherited by processes forked later.
+    /// open as long as the `Rebuilder`, at a number in [`Rebuilder::room`], and is inherited by processes forked later.
     pub fn shared_fd(&self, object: ObjectId, may_write: bool) -> Option<RawFd> {
         let at = self.descriptors.files.iter().position(|f| f.ids.contains(&object))?;
         let mut shared = self.shared.lock().ok()?;
@@ -158,7 +159,7 @@ impl Rebuilder {
         }
         let flags = if may_write { libc::O_RDWR } else { libc::O_RDONLY };
         let opened = self.built.files.get(at)?.open(flags);
-        match opened.and_then(|fd| rebuild::lift(fd, self.base())) {
+        match opened.and_then(|fd| rebuild::lift(fd, &self.room())) {
             Ok(fd) => {
                 let raw = fd.as_raw_fd();
                 shared.insert((at, may_write), fd);

@@ -1,7 +1,7 @@
 //! The rebuild flow, in the agent of the restarted job: objects first, then descriptions on them, then data in flight.
 //!
-//! Everything made is moved to descriptors at or above [`Builder::min`], a number that no process of the job uses, so that laying out a
-//! process's table (`install`) never overwrites what is still to be installed.
+//! Everything made is moved to descriptors in [`Builder::room`], numbers that no process of the job uses, so that laying out a process's table
+//! (`install`) never overwrites what is still to be installed.
 
 use crate::capture::RaisedLimit;
 use crate::fault::{refuse, At, Fault};
@@ -11,6 +11,9 @@ use crate::sys::fd;
 use crate::{epoll, eventfd, files, locks, mqueue, pipes, shm, signalfd, sockets, terminals, timerfd};
 use crate::{inotify, pidfd, Refusal};
 use belay_image::blobs::BlobReader;
+use std::collections::BTreeSet;
+use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// State of one rebuild.
@@ -20,8 +23,8 @@ pub(crate) struct Builder<'a> {
     pub(crate) descriptors: &'a Descriptors,
     /// Byte strings.
     pub(crate) blobs: &'a BlobReader,
-    /// Smallest descriptor number to hold things at.
-    pub(crate) min: RawFd,
+    /// Descriptor numbers to hold things at.
+    pub(crate) room: Range<RawFd>,
     /// The other nodes of the job.
     pub(crate) group: Option<&'a dyn Group>,
     made: Vec<Option<OwnedFd>>,
@@ -30,7 +33,7 @@ pub(crate) struct Builder<'a> {
 impl Builder<'_> {
     /// Takes the descriptor of description `id`.
     pub(crate) fn put(&mut self, id: DescId, fd: OwnedFd) -> Result<(), Fault> {
-        self.made[id] = Some(lift(fd, self.min)?);
+        self.made[id] = Some(lift(fd, &self.room)?);
         Ok(())
     }
 
@@ -45,12 +48,17 @@ impl Builder<'_> {
     }
 }
 
-/// Moves `fd` to a number of at least `min`.
-pub(crate) fn lift(fd: OwnedFd, min: RawFd) -> Result<OwnedFd, Fault> {
-    if fd.as_raw_fd() >= min {
+/// Moves `fd` to a number in `room`.
+pub(crate) fn lift(fd: OwnedFd, room: &Range<RawFd>) -> Result<OwnedFd, Fault> {
+    if room.contains(&fd.as_raw_fd()) {
         return Ok(fd);
     }
-    fd::dup_from(fd.as_raw_fd(), min).at(format!("move to a descriptor from {min} (is RLIMIT_NOFILE large enough?)"))
+    let what = || format!("move to a descriptor from {} (is RLIMIT_NOFILE large enough?)", room.start);
+    let moved = fd::dup_from(fd.as_raw_fd(), room.start).at(what())?;
+    if room.contains(&moved.as_raw_fd()) {
+        return Ok(moved);
+    }
+    Err(io::Error::from_raw_os_error(libc::EMFILE)).at(what())
 }
 
 /// What has been made.
@@ -64,30 +72,46 @@ pub(crate) struct Built {
     pub(crate) terminals: terminals::BuiltTerminals,
     /// The agent's standard input, output and error.
     pub(crate) stdio: [Option<OwnedFd>; 3],
+    /// Where all these descriptors are.
+    pub(crate) room: Range<RawFd>,
     /// Directories that are there for the time of the rebuild only.
     pub(crate) scaffold: files::Scaffold,
     /// The raised descriptor limit.
     pub(crate) _limit: RaisedLimit,
 }
 
-/// Number from which the agent holds what it makes.
-pub(crate) fn base(d: &Descriptors) -> RawFd {
-    let used = d.tables.iter().flat_map(|t| t.slots.iter().map(|s| s.fd)).max().unwrap_or(0);
-    (used + 1).max(64)
+/// The numbers at which the agent holds what it makes: the largest range that no process of the job uses. Mostly that is all above the highest; a
+/// program can also use the last numbers that its limit allows (valgrind does).
+fn room(d: &Descriptors) -> Range<RawFd> {
+    const FIRST: RawFd = 64;
+    let used: BTreeSet<RawFd> = d.tables.iter().flat_map(|t| t.slots.iter().map(|s| s.fd)).collect();
+    let limit = RaisedLimit::highest();
+    let mut from = FIRST;
+    let mut best = FIRST..FIRST;
+    for fd in used.iter().copied().filter(|fd| *fd >= FIRST) {
+        if fd - from > best.len() as RawFd {
+            best = from..fd;
+        }
+        from = fd + 1;
+    }
+    if limit - from >= best.len() as RawFd {
+        best = from..RawFd::MAX;
+    }
+    best
 }
 
 /// Rebuilds everything that needs no process.
 pub(crate) fn rebuild(d: &Descriptors, blobs: &BlobReader, group: Option<&dyn Group>) -> Result<Built, Refusal> {
     let limit = RaisedLimit::raise();
-    let min = base(d);
+    let room = room(d);
     let mut b = Builder {
         descriptors: d,
         blobs,
-        min,
+        room: room.clone(),
         group,
         made: d.descriptions.iter().map(|_| None).collect(),
     };
-    let stdio = [0, 1, 2].map(|n| fd::dup_from(n, min).ok());
+    let stdio = [0, 1, 2].map(|n| fd::dup_from(n, room.start).ok());
     let scaffold = files::Scaffold::of(d);
     for directories in &d.working {
         files::make_parents(directories).map_err(|e| e.of(0, "working directory"))?;
@@ -96,7 +120,7 @@ pub(crate) fn rebuild(d: &Descriptors, blobs: &BlobReader, group: Option<&dyn Gr
     let files = objects(&d.files, |o| files::prepare(o, blobs), |o| format!("file {}", o.path))?;
     let pipes = objects(&d.pipes, |o| pipes::prepare(o, blobs), |_| "pipe".into())?;
     let queues = mqueue::prepare(&d.queues, blobs).map_err(|(name, e)| e.of(0, name))?;
-    let terminals = terminals::prepare(&d.terminals, blobs, min).map_err(|e| e.of(0, "terminal"))?;
+    let terminals = terminals::prepare(&d.terminals, blobs, &room).map_err(|e| e.of(0, "terminal"))?;
     for (id, desc) in d.descriptions.iter().enumerate() {
         let made = match &desc.kind {
             Kind::File(at) => file(desc, entry(&files, *at)).map(Some),
@@ -131,12 +155,13 @@ pub(crate) fn rebuild(d: &Descriptors, blobs: &BlobReader, group: Option<&dyn Gr
             settle(desc, raw).map_err(|e| refusal(d, id, &e))?;
         }
     }
-    let lifted = files.into_iter().map(|f| f.lifted(min)).collect::<Result<_, _>>();
+    let lifted = files.into_iter().map(|f| f.lifted(&room)).collect::<Result<_, _>>();
     Ok(Built {
         made: b.made,
         files: lifted.map_err(|e| e.of(0, "files"))?,
         terminals,
         stdio,
+        room,
         scaffold,
         _limit: limit,
     })

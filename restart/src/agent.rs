@@ -65,7 +65,7 @@ pub(crate) fn restart(
         Rebuilder::rebuild(descriptors, &blobs, way != Way::Initial, group).map_err(|e| RestartError::at("rebuild", e))?;
     connects::finish(&mut job.processes, |pid, fd| rebuilder.is_connected(pid, fd));
     open_shared_objects(&rebuilder, &job);
-    let shared = Shared::new(tree.nodes.len(), rebuilder.base()).map_err(|e| RestartError::at("spawn", e))?;
+    let shared = Shared::new(tree.nodes.len(), &rebuilder.room()).map_err(|e| RestartError::at("spawn", e))?;
     let stopped = stopped_children(&job);
     let live = live(&tree, &job);
     let context = Context {

@@ -4,6 +4,7 @@ use crate::fail::{Outcome, RestartError};
 use crate::sys;
 use belay_abi::restore::{Control, Slot, STAGE_ABORT, STATE_FAILED, TEXT_BYTES};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
 
@@ -22,14 +23,14 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Makes it for `count` processes. Its descriptor is numbered at least `base`, so that no process of the job uses the number.
-    pub(crate) fn new(count: usize, base: RawFd) -> io::Result<Self> {
+    /// Makes it for `count` processes. Its descriptor is numbered in `room`, so that no process of the job uses the number.
+    pub(crate) fn new(count: usize, room: &Range<RawFd>) -> io::Result<Self> {
         let bytes = (SLOTS + (count * size_of::<Slot>()) as u64).next_multiple_of(belay_abi::PAGE);
         // SAFETY: the name is a live string.
         let fd = sys::libc_result(unsafe { libc::memfd_create(c"belay-restart".as_ptr(), libc::MFD_CLOEXEC) })?;
         // SAFETY: the kernel has just returned it.
         let memory = unsafe { OwnedFd::from_raw_fd(fd) };
-        let memory = sys::dup_above(memory.as_raw_fd(), base)?;
+        let memory = sys::dup_into(memory.as_raw_fd(), room)?;
         let fd = memory.as_raw_fd();
         // SAFETY: takes numbers only.
         sys::libc_result(unsafe { libc::ftruncate(fd, bytes as i64) })?;

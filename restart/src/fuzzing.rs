@@ -56,7 +56,7 @@ pub fn decide(job: &Job, extents: &[Extent]) {
         state::itimers(p, &mut arena, &mut calls);
         drop(state::posix_timers(&p.posix_timers, true, &mut arena, &mut calls));
         drop(state::posix_timers(&p.posix_timers, false, &mut arena, &mut calls));
-        state::process_late(p, 1000, &mut calls);
+        state::process_late(p, &(1000..2000), &mut calls);
         state::stop_signal(p);
         for (i, t) in p.threads.iter().enumerate() {
             state::thread(i, t, &mut arena, &mut calls);

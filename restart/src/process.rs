@@ -103,10 +103,9 @@ impl Files {
 }
 
 fn open_files(cx: &Context<'_>, p: &Process) -> Outcome<Files> {
-    let base = cx.rebuilder.base();
+    let room = cx.rebuilder.room();
     let high = |fd: RawFd| {
-        sys::dup_above(fd, base)
-            .map_err(|e| RestartError::at(format!("process {}", p.pid), format!("descriptor above {base}: {e}")))
+        sys::dup_into(fd, &room).map_err(|e| RestartError::at(format!("process {}", p.pid), format!("descriptor in {room:?}: {e}")))
     };
     let mut pages = HashMap::new();
     for e in cx.extents.get(&p.pid).map_or(&[][..], Vec::as_slice) {
@@ -266,7 +265,7 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
     }
     state::posix_timers(&p.posix_timers, cx.restore_timer_ids, &mut arena, &mut last).map_err(|e| at(&e))?;
     state::itimers(p, &mut arena, &mut last);
-    state::process_late(p, cx.rebuilder.base(), &mut last);
+    state::process_late(p, &cx.rebuilder.room(), &mut last);
     state::locks(&cx.rebuilder.posix_locks(p.pid), &mut arena, &mut last);
 
     let plan_at = arena.zeroed(size_of::<Plan>());

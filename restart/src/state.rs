@@ -4,6 +4,7 @@ use crate::arena::Arena;
 use crate::call::{call, nr, signed, With};
 use belay_abi::restore::{Call, Step, CALL_COMPARE, CALL_MAY_FAIL};
 use belay_image::model::{Credentials, Mm, PosixTimer, Process, ProcessState, SigAction, Thread};
+use std::ops::Range;
 
 const PR_SET_PDEATHSIG: u64 = 1;
 const PR_SET_DUMPABLE: u64 = 4;
@@ -310,8 +311,8 @@ pub(crate) fn process_early(p: &Process, arena: &mut Arena, out: &mut Vec<Call>)
     }
 }
 
-/// Settings of the process that must come last: execution domain, dumpable flag; every descriptor from `first_fd` on is closed.
-pub(crate) fn process_late(p: &Process, first_fd: i32, out: &mut Vec<Call>) {
+/// Settings of the process that must come last: execution domain, dumpable flag; every descriptor in `room` is closed.
+pub(crate) fn process_late(p: &Process, room: &Range<i32>, out: &mut Vec<Call>) {
     if p.prctl.keepcaps {
         out.push(call(Step::Process, 2, nr::PRCTL, &[PR_SET_KEEPCAPS, 1]));
     }
@@ -326,7 +327,7 @@ pub(crate) fn process_late(p: &Process, first_fd: i32, out: &mut Vec<Call>) {
             &[PR_SET_DUMPABLE, signed(p.prctl.dumpable)],
         ));
     }
-    let args = [signed(first_fd), u64::from(u32::MAX), 0];
+    let args = [signed(room.start), signed(room.end - 1), 0];
     out.push(call(Step::Close, 0, nr::CLOSE_RANGE, &args));
 }
 

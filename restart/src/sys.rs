@@ -2,6 +2,7 @@
 
 use belay_abi::restore::CloneArgs;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicU32;
 
@@ -118,12 +119,16 @@ pub(crate) fn sigprocmask(how: i32, mask: u64) -> u64 {
     old
 }
 
-/// Duplicates `fd` at a number of at least `min`, close-on-exec.
-pub(crate) fn dup_above(fd: RawFd, min: RawFd) -> io::Result<OwnedFd> {
+/// Duplicates `fd` at a number in `room`, close-on-exec.
+pub(crate) fn dup_into(fd: RawFd, room: &Range<RawFd>) -> io::Result<OwnedFd> {
     // SAFETY: takes numbers only.
-    let fd = libc_result(unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, min) })?;
+    let fd = libc_result(unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, room.start) })?;
     // SAFETY: the kernel has just returned it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    if room.contains(&fd.as_raw_fd()) {
+        return Ok(fd);
+    }
+    Err(io::Error::from_raw_os_error(libc::EMFILE))
 }
 
 /// Foreground process group of terminal `tty`.

@@ -1,4 +1,4 @@
-// Descriptors above 1024, with holes; each is the right object.
+// Descriptors above 1024, with holes, and the last number that the limit allows; each is the right object.
 #include "check.h"
 #include <sys/resource.h>
 int main(void) {
@@ -25,10 +25,12 @@ int main(void) {
     }
     int high = top > 4000 ? (int)OK(dup2(a[5].r, 4567)) : a[5].r;
     if (top > 1100) CHECK(high > 1024);
+    // The last that the limit allows: nothing is left above.
+    int last = (int)OK(fcntl(a[6].r, F_DUPFD, (int)l.rlim_max - 1));
     for (uint64_t r = 0; running(); r++) {
         for (int i = 0; i < n; i++) {
             uint64_t v;
-            full_read(i == 5 ? high : a[i].r, &v, 8);
+            full_read(i == 5 ? high : i == 6 ? last : a[i].r, &v, 8);
             EQ(v, mix((uint64_t)i * 3 + r));
             v = mix((uint64_t)i * 3 + r + 1);
             full_write(a[i].w, &v, 8);

@@ -1,5 +1,5 @@
 // Memory with special fork behaviour and locks: contents and flags of MADV_DONTFORK, MADV_WIPEONFORK and MADV_DONTDUMP ranges survive; locked memory
-// keeps its contents (not its lock).
+// keeps its contents (not its lock). Shared memory that is kept from children stays writable.
 #include "check.h"
 #define LEN 65536
 static void flags(void *p, char *out, size_t n) {
@@ -31,12 +31,21 @@ int main(void) {
         OK(madvise(m[i], LEN, adv[i]));
         fill(m[i], LEN, (uint64_t)i);
     }
+    int fd = (int)OK(memfd_create("kept from children", 0));
+    OK(ftruncate(fd, LEN));
+    char *shared = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(shared != MAP_FAILED);
+    OK(madvise(shared, LEN, MADV_DONTFORK));
+    close(fd);
     OK(mlock(m[3], LEN / 4));
     for (int i = 0; i < 4; i++) flags(m[i], want[i], sizeof want[i]);
     CHECK(strstr(want[0], "dc") && strstr(want[1], "wf") && strstr(want[2], "dd") );
     uint64_t seed[4] = {0, 1, 2, 3};
+    fill(shared, LEN, 0);
     while (running()) {
         nap_us(2000);
+        verify(shared, LEN, seed[0], "shared memory");
+        fill(shared, LEN, seed[0] + 1);
         for (int i = 0; i < 4; i++) {
             verify(m[i], LEN, seed[i], i == 0 ? "MADV_DONTFORK memory" : i == 1 ? "MADV_WIPEONFORK memory" : "memory");
             fill(m[i], LEN, ++seed[i]);

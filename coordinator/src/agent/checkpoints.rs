@@ -8,7 +8,7 @@ use crate::nodes::Nodes;
 use crate::{sys, Failure};
 use belay_plugins::Group;
 use belay_storage::session::Stats;
-use belay_wire::{Checkpointed, Event, LastError, Phase};
+use belay_wire::{Checkpointed, Event, Exit, LastError, Phase};
 use std::time::{Duration, UNIX_EPOCH};
 
 impl Agent {
@@ -130,7 +130,7 @@ impl Agent {
         let number = writing.number();
         let waited = writing.is_done();
         self.enter(Phase::Commit, &writing.wanted);
-        let (wanted, result, held) = writing.finish();
+        let (wanted, result, held) = writing.finish(self.root_status);
         if let (Some(held), Ok(_)) = (held, &result) {
             held.kill();
         }
@@ -237,7 +237,8 @@ impl Agent {
             exit: failure.exit,
             message: failure.message.clone(),
         });
-        if say && self.said != Some(failure.exit) {
+        let noteworthy = say && failure.exit != Exit::ProgramEnded;
+        if noteworthy && self.said != Some(failure.exit) {
             sys::say(&format!("checkpoint failed: {failure}; the program goes on"));
             self.said = Some(failure.exit);
         }

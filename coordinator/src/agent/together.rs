@@ -288,7 +288,7 @@ impl Agent {
     /// A part makes its own generation, which counts when the root has committed.
     fn commit_part(&mut self) -> Result<(), Failure> {
         let Some(writing) = self.writing.take() else { return Ok(()) };
-        let (_, result, held) = writing.finish();
+        let (_, result, held) = writing.finish(self.root_status);
         let committed = result?;
         if let Some(together) = self.nodes.as_mut().and_then(|n| n.together.as_mut()) {
             together.own = Some((committed, held));

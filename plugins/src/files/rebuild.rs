@@ -92,9 +92,9 @@ impl BuiltFile {
         opened
     }
 
-    /// The same, held at a descriptor of at least `min`.
-    pub(crate) fn lifted(self, min: std::os::fd::RawFd) -> Result<Self, Fault> {
-        let anchor = self.anchor.map(|a| crate::rebuild::lift(a, min)).transpose()?;
+    /// The same, held at a descriptor in `room`.
+    pub(crate) fn lifted(self, room: &std::ops::Range<std::os::fd::RawFd>) -> Result<Self, Fault> {
+        let anchor = self.anchor.map(|a| crate::rebuild::lift(a, room)).transpose()?;
         Ok(Self { anchor, ..self })
     }
 

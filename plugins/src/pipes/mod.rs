@@ -145,12 +145,16 @@ fn copy(reader: RawFd, capacity: i32, packets: bool) -> Result<Vec<Vec<u8>>, Fau
         return Ok(Vec::new());
     }
     let (r, w) = fd::pipe(libc::O_NONBLOCK).at("make a pipe")?;
-    if fd::fcntl(w.as_raw_fd(), libc::F_GETPIPE_SZ, 0).at("read a capacity")? < capacity {
+    // A user who has many pipes gets only small ones. They are mostly large enough for what is in flight.
+    let small = fd::fcntl(w.as_raw_fd(), libc::F_GETPIPE_SZ, 0).at("read a capacity")? < capacity;
+    let widened = if small {
         fd::fcntl(w.as_raw_fd(), libc::F_SETPIPE_SZ, capacity)
-            .at("make a pipe of the same capacity (see /proc/sys/fs/pipe-user-pages-soft)")?;
-    }
+    } else {
+        Ok(capacity)
+    };
     let copied = fd::tee(reader, w.as_raw_fd(), bytes).at("copy its data (tee)")?;
     if copied != bytes {
+        widened.at("make a pipe of the same capacity (see /proc/sys/fs/pipe-user-pages-soft)")?;
         return refuse(format!("holds {bytes} bytes, of which only {copied} could be copied"));
     }
     let mut pieces = Vec::new();
@@ -183,7 +187,16 @@ pub(crate) fn prepare(object: &PipeObject, blobs: &BlobReader) -> Result<BuiltPi
         Some(f) => open_fifo(f)?,
     };
     if fd::fcntl(write.as_raw_fd(), libc::F_GETPIPE_SZ, 0).at("read its capacity")? != object.capacity {
-        fd::fcntl(write.as_raw_fd(), libc::F_SETPIPE_SZ, object.capacity).at("set its capacity")?;
+        match fd::fcntl(write.as_raw_fd(), libc::F_SETPIPE_SZ, object.capacity) {
+            // The user has too many pipes. It stays as small as the system makes a new one; what is in flight must fit.
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                tracing::warn!(
+                    capacity = object.capacity,
+                    "a pipe is smaller than it was (pipe-user-pages-soft)"
+                );
+            }
+            set => drop(set.at("set its capacity")?),
+        }
     }
     if object.packets {
         fd::set_flags(write.as_raw_fd(), libc::O_WRONLY | libc::O_NONBLOCK | libc::O_DIRECT).at("set packet mode")?;

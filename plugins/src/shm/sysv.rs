@@ -310,9 +310,12 @@ pub(crate) fn rebuild(v: &SysV, blobs: &BlobReader) -> Result<(), Fault> {
             unsafe { seg.content.fill_memory(map.0, blobs)? };
         }
         let (_, mut ds) = shm_stat(c.id, libc::IPC_STAT).at("shmctl")?;
-        set_perm(&mut ds.shm_perm, c);
-        // SAFETY: `ds` is valid for reading.
-        crate::sys::check(unsafe { libc::shmctl(c.id, libc::IPC_SET, &mut ds) }).at("set mode and owner of a segment")?;
+        let set = set_perm(c, |mode, owner| {
+            change(&mut ds.shm_perm, mode, owner);
+            // SAFETY: `ds` is valid for reading.
+            crate::sys::check(unsafe { libc::shmctl(c.id, libc::IPC_SET, &mut ds) })
+        });
+        set.at("set mode and owner of a segment")?;
     }
     for set in &v.semaphores {
         let c = &set.common;
@@ -335,10 +338,12 @@ pub(crate) fn rebuild(v: &SysV, blobs: &BlobReader) -> Result<(), Fault> {
         };
         crate::sys::check(done).at("set the values of semaphores")?;
         let (_, mut ds) = sem_stat(c.id, libc::IPC_STAT).at("semctl")?;
-        set_perm(&mut ds.sem_perm, c);
-        // SAFETY: `ds` is valid for reading.
-        let done = unsafe { libc::semctl(c.id, 0, libc::IPC_SET, SemArg { buf: &mut ds }) };
-        crate::sys::check(done).at("set mode and owner of semaphores")?;
+        let set = set_perm(c, |mode, owner| {
+            change(&mut ds.sem_perm, mode, owner);
+            // SAFETY: `ds` is valid for reading.
+            crate::sys::check(unsafe { libc::semctl(c.id, 0, libc::IPC_SET, SemArg { buf: &mut ds }) })
+        });
+        set.at("set mode and owner of semaphores")?;
     }
     v.queues.iter().try_for_each(|q| rebuild_queue(q, blobs))
 }
@@ -357,16 +362,33 @@ fn rebuild_queue(q: &Queue, blobs: &BlobReader) -> Result<(), Fault> {
         crate::sys::check(sent).at("put a message back")?;
     }
     let (_, mut ds) = msg_stat(c.id, libc::IPC_STAT).at("msgctl")?;
-    set_perm(&mut ds.msg_perm, c);
     ds.msg_qbytes = ds.msg_qbytes.min(q.max_bytes);
-    // SAFETY: `ds` is valid for reading.
-    crate::sys::check(unsafe { libc::msgctl(c.id, libc::IPC_SET, &mut ds) }).at("set mode and owner of a queue")?;
+    let set = set_perm(c, |mode, owner| {
+        change(&mut ds.msg_perm, mode, owner);
+        // SAFETY: `ds` is valid for reading.
+        crate::sys::check(unsafe { libc::msgctl(c.id, libc::IPC_SET, &mut ds) })
+    });
+    set.at("set mode and owner of a queue")?;
     Ok(())
 }
 
-fn set_perm(p: &mut libc::ipc_perm, c: &Common) {
-    p.mode = c.mode as _;
-    (p.uid, p.gid) = c.owner;
+/// Lets `set` give an object its mode and owner. An owner that does not exist in the user namespace of a restart cannot be given; then the object stays the user's own.
+fn set_perm(c: &Common, mut set: impl FnMut(u32, (u32, u32)) -> io::Result<i32>) -> io::Result<i32> {
+    match set(c.mode, c.owner) {
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            // SAFETY: takes nothing and cannot fail.
+            let user = unsafe { libc::geteuid() };
+            // SAFETY: as above.
+            let group = unsafe { libc::getegid() };
+            set(c.mode, (user, group))
+        }
+        done => done,
+    }
+}
+
+fn change(p: &mut libc::ipc_perm, mode: u32, owner: (u32, u32)) {
+    p.mode = mode as _;
+    (p.uid, p.gid) = owner;
 }
 
 /// Makes an object with identifier `id`.

@@ -7,6 +7,7 @@ use crate::rebuild::lift;
 use crate::sys::fd;
 use belay_image::blobs::BlobReader;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
@@ -25,7 +26,7 @@ struct BuiltPty {
 }
 
 /// Makes all pseudo-terminals again.
-pub(crate) fn prepare(t: &Terminals, blobs: &BlobReader, min: RawFd) -> Result<BuiltTerminals, Fault> {
+pub(crate) fn prepare(t: &Terminals, blobs: &BlobReader, room: &Range<RawFd>) -> Result<BuiltTerminals, Fault> {
     let mut ptys = Vec::new();
     for p in &t.ptys {
         let (master, index) = master(p.index)?;
@@ -53,8 +54,8 @@ pub(crate) fn prepare(t: &Terminals, blobs: &BlobReader, min: RawFd) -> Result<B
         fd::ioctl_set(raw, TIOCSPTLCK, &i32::from(p.locked)).at("lock the slave")?;
         fd::ioctl_set(raw, libc::TIOCPKT, &i32::from(p.packet)).at("set packet mode")?;
         ptys.push(BuiltPty {
-            master: lift(master, min)?,
-            slave: slave.map(|s| lift(s, min)).transpose()?,
+            master: lift(master, room)?,
+            slave: slave.map(|s| lift(s, room)).transpose()?,
             index,
             session: p.session,
         });

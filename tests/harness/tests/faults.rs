@@ -6,7 +6,7 @@
 use belay_image::manifest::Manifest;
 use belay_tests::build::{build, Kind};
 use belay_tests::expect::{refused_for_one_of as refused, want};
-use belay_tests::job::{output, text, Job};
+use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{am_root, Place, User, NOBODY};
 use belay_tests::rng::{run_seed, Rng};
 use belay_tests::runner::{self, Check};
@@ -99,6 +99,35 @@ fn command_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failur
     }
     comes_back(&mut job)?;
     job.verdict(false, LIMIT)
+}
+
+/// The command ends while a checkpoint begins: there is a checkpoint with which it ends as it does, or none.
+fn command_ending(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    for round in 0..10 {
+        let mut job = Job::new(place, "command_ending", user)?;
+        // In every other round something is left behind, which goes on.
+        let script = ["sleep 0.2; exit 5", "(sleep 0.5; echo left) & sleep 0.2; exit 5"][round % 2];
+        job.launch(&[], &["sh".into(), "-c".into(), script.into()])?;
+        job.answers(LIMIT)?;
+        std::thread::sleep(Duration::from_millis(150));
+        rng.pause(80);
+        let taken = job.checkpoint_raw(&[])?;
+        let status = job.wait(LIMIT)?;
+        want(status.code() == Some(5), || format!("ended with {}", show(status)))?;
+        let said = text(&taken);
+        let ended = ["not running", "ended before", "is ending"].iter().any(|w| said.contains(w));
+        want(taken.status.success() || ended, || format!("the checkpoint: {said}"))?;
+        job.left_behind_within(LIMIT)?;
+        if taken.status.success() {
+            job.restart(&[])?;
+            let status = job.wait(LIMIT)?;
+            want(status.code() == Some(5), || {
+                format!("round {round}: restarted, it ended with {}", show(status))
+            })?;
+            job.left_behind_within(LIMIT)?;
+        }
+    }
+    Ok(())
 }
 
 /// The agent is killed in the middle of a checkpoint: the program goes on without it, and the last generation restarts.
@@ -560,7 +589,8 @@ fn main() {
     }
     let seed = run_seed();
     println!("seed {seed}");
-    let tests: [(&str, Test); 12] = [
+    let tests: [(&str, Test); 13] = [
+        ("command_ending", command_ending),
         ("command_killed", command_killed),
         ("agent_killed", agent_killed),
         ("snapshot_killed", snapshot_killed),
