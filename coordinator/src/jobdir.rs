@@ -62,6 +62,9 @@ pub struct Description {
     pub save_open_files: bool,
     /// Log level.
     pub log_level: String,
+    /// Where the job's numbers are to be had, see [`crate::exporter::Place`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<String>,
     /// How the last run of the command ended: the status word as `wait` reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_status: Option<i32>,
@@ -104,6 +107,7 @@ impl Description {
             differential: Differential::Hash,
             save_open_files: false,
             log_level: "info".into(),
+            metrics: None,
             wait_status: None,
         }
     }
@@ -313,8 +317,8 @@ impl JobDir {
                 .mode(0o600)
                 .open(&new)?;
             f.write_all(&serde_json::to_vec_pretty(d)?)?;
-            // What a power cut must not leave empty. A new job has nothing to lose yet; see [`JobDir::sync`].
-            if path.exists() {
+            // What a power cut must not leave empty, where there are checkpoints that would be lost with it.
+            if std::fs::read_dir(self.generations()).is_ok_and(|mut l| l.next().is_some()) {
                 f.sync_all()?;
             }
             std::fs::rename(&new, &path)

@@ -60,6 +60,7 @@ fn start(argv: &[CString], setup: Setup, set: &SignalSet, inherited: &Inherited)
     let signals = SignalFd::new(set).map_err(system("make a signal descriptor"))?;
     let (front_end, agent_end) = Channel::pair().map_err(system("make a channel to the agent"))?;
     let mut agent = Agent::new(setup)?;
+    agent.open_metrics()?;
     agent.listen()?;
     // SAFETY: the launcher has made no threads.
     match unsafe { sys::fork() }.map_err(system("fork the agent"))? {

@@ -135,5 +135,9 @@ fn agent_main(mut agent: Agent, restored: Restored, ended: Option<i32>, report: 
         tracing::error!(error = %failure, "no control socket");
         sys::say(&format!("{failure}; the program runs, but cannot be commanded"));
     }
+    if let Err(failure) = agent.open_metrics() {
+        tracing::error!(error = %failure, "no metrics");
+        sys::say(&format!("{failure}; the program runs without"));
+    }
     agent.serve(restored.root_pid, ended, None, report)
 }

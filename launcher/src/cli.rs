@@ -1,5 +1,6 @@
 //! The command line, as one table: parsing, help, man pages and completions come from it.
 
+use belay_coordinator::exporter::Place;
 use belay_coordinator::interval::{parse_duration, Interval};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
@@ -114,6 +115,9 @@ pub(crate) struct Launch {
     /// How much goes to the log in the job directory
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub(crate) log_level: LogLevel,
+    /// Serve numbers for Prometheus over HTTP at HOST:PORT or unix:PATH, or write them to file:PATH after each checkpoint
+    #[arg(long, value_name = "WHERE", value_parser = metrics)]
+    pub(crate) metrics: Option<String>,
     /// The command and its arguments
     #[arg(
         required = true,
@@ -190,6 +194,9 @@ pub(crate) struct Restart {
     /// Change how much goes to the log
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log_level: Option<LogLevel>,
+    /// Change where numbers for Prometheus are to be had (off: nowhere)
+    #[arg(long, value_name = "WHERE", value_parser = metrics)]
+    pub(crate) metrics: Option<String>,
     /// Say nothing but errors
     #[arg(short, long)]
     pub(crate) quiet: bool,
@@ -267,6 +274,18 @@ fn size(s: &str) -> Result<u64, String> {
     n.checked_mul(1 << shift)
         .filter(|n| *n > 0)
         .ok_or_else(|| format!("{s} is out of range"))
+}
+
+/// A place for metrics. Paths are made absolute: a restart may begin elsewhere.
+fn metrics(s: &str) -> Result<String, String> {
+    if s == "off" {
+        return Ok(s.to_owned());
+    }
+    Ok(match s.parse::<Place>()? {
+        Place::Tcp(_) => s.to_owned(),
+        Place::Unix(p) => format!("unix:{}", p.display()),
+        Place::File(p) => format!("file:{}", p.display()),
+    })
 }
 
 fn grace(s: &str) -> Result<Duration, String> {

@@ -42,6 +42,7 @@ fn described(args: &Launch) -> Description {
         },
         save_open_files: args.save_open_files,
         log_level: logging::level_name(args.log_level),
+        metrics: args.metrics.clone().filter(|m| m != "off"),
         ..Description::new(args.name.clone(), words)
     }
 }
@@ -76,6 +77,9 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
     }
     if let Some(l) = args.log_level {
         description.log_level = logging::level_name(l);
+    }
+    if let Some(place) = args.metrics {
+        description.metrics = Some(place).filter(|m| m != "off");
     }
     let how = How {
         generation: args.generation,

@@ -159,6 +159,7 @@ impl Agent {
                 for note in &c.notes {
                     tracing::warn!(generation = g.generation, note, "will differ after a restart");
                 }
+                self.tell(Ok(&c));
                 self.answer(&wanted, &c);
                 if self.description.interval == Interval::Auto {
                     let delay = Interval::auto_delay(c.blocked, c.write);
@@ -221,6 +222,7 @@ impl Agent {
     pub(super) fn checkpoint_failed(&mut self, number: u64, wanted: &Wanted, failure: &Failure) {
         tracing::error!(generation = number, error = %failure, "checkpoint failed");
         self.phase = None;
+        self.tell(Err(failure));
         for (id, _) in &wanted.by {
             self.fail(*id, failure.exit, &failure.message);
         }

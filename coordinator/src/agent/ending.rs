@@ -67,6 +67,7 @@ impl Agent {
     }
 
     pub(super) fn close(&mut self) {
+        self.stop_telling();
         let socket = self.dir.socket();
         if let (Some(_), Err(e)) = (self.listener.take(), std::fs::remove_file(&socket)) {
             tracing::warn!(path = %socket.display(), error = %e, "remove the control socket");

@@ -13,6 +13,7 @@ mod requests;
 mod retention;
 mod signals;
 mod status;
+mod telling;
 mod together;
 
 pub use status::at_rest;
@@ -108,6 +109,7 @@ pub struct Agent {
     skipped: u64,
     last_error: Option<LastError>,
     said: Option<Exit>,
+    telling: Option<telling::Telling>,
     pub(crate) nodes: Option<Nodes>,
 }
 
@@ -169,6 +171,7 @@ impl Agent {
             skipped: 0,
             last_error: None,
             said: None,
+            telling: None,
             nodes,
         })
     }
@@ -242,6 +245,7 @@ impl Agent {
             self.note_failure(&failure, true);
         }
         self.arm_interval();
+        self.publish();
         // A restarted process may have ended before the signals were blocked.
         self.reap();
         let mut reported = false;
@@ -281,13 +285,16 @@ impl Agent {
             self.watch.as_raw_fd(),
         ];
         let clients = self.clients.interest();
+        let metrics = self.metrics_interest();
         let all: Vec<(RawFd, i16)> = fds
             .iter()
             .map(|fd| (*fd, libc::POLLIN))
             .chain(clients.iter().map(|(_, fd, events)| (*fd, *events)))
+            .chain(metrics)
             .collect();
         let ready = sys::poll(&all).map_err(|e| Failure::system("poll", &e))?;
-        let (own, theirs) = ready.split_at(fds.len());
+        let (own, others) = ready.split_at(fds.len());
+        let (theirs, metrics) = others.split_at(clients.len());
 
         // First what cannot wait.
         if own[8] != 0 && self.watch.take() > 0 {
@@ -326,6 +333,7 @@ impl Agent {
                 }
             }
         }
+        self.attend_metrics(metrics);
         if let (Some(listener), true) = (&self.listener, own[1] != 0) {
             self.clients.accept(listener);
         }

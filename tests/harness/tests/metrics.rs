@@ -1,0 +1,212 @@
+//! The numbers of a running job, scraped as a site would: over HTTP, from a UNIX socket, from a file; also after a restart.
+
+use belay_tests::build::{build, Kind};
+use belay_tests::expect::{refused, want};
+use belay_tests::job::{output, Job};
+use belay_tests::place::{Place, User};
+use belay_tests::runner::{self, Check};
+use belay_tests::Failure;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+type Test = fn(&Place, User) -> Result<(), Failure>;
+
+fn io<T>(what: &str, r: std::io::Result<T>) -> Result<T, Failure> {
+    r.map_err(|e| format!("{what}: {e}"))
+}
+
+fn start(place: &Place, user: User, label: &str, at: impl FnOnce(&Path) -> String) -> Result<Job, Failure> {
+    let mut job = Job::new(place, label, user)?;
+    let at = at(&job.work);
+    let program = place.programs().join("fault_target").display().to_string();
+    job.launch(
+        &["--metrics".into(), at, "--name".into(), "sim \"x\"".into()],
+        &[program, "1".into()],
+    )?;
+    job.progress(LIMIT)?;
+    Ok(job)
+}
+
+/// What a reader gets who asks for `path`: status line and body.
+fn get(stream: &mut (impl Read + Write), path: &str) -> Result<(String, String), Failure> {
+    io("ask", write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"))?;
+    let mut answer = String::new();
+    io("read the answer", stream.read_to_string(&mut answer))?;
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or(format!("no HTTP answer: {answer}"))?;
+    let status = head.lines().next().unwrap_or_default().to_owned();
+    let length: usize = head
+        .lines()
+        .find_map(|l| l.strip_prefix("Content-Length: "))
+        .and_then(|n| n.parse().ok())
+        .ok_or("no length")?;
+    want(length == body.len(), || {
+        format!("{length} bytes announced, {} sent", body.len())
+    })?;
+    Ok((status, body.to_owned()))
+}
+
+/// The value of the metric whose line begins with `name` and holds `label`.
+fn value(text: &str, name: &str, label: &str) -> Result<f64, Failure> {
+    let line = text
+        .lines()
+        .find(|l| l.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')) && l.contains(label));
+    let line = line.ok_or(format!("no {name} with {label} in:\n{text}"))?;
+    let value = line.rsplit(' ').next().and_then(|v| v.parse().ok());
+    value.ok_or(format!("not a number: {line}"))
+}
+
+/// Every line of the text has the form that Prometheus reads, and the job's name is in each value's labels.
+fn well_formed(text: &str) -> Result<(), Failure> {
+    want(text.ends_with("# EOF\n"), || format!("it has no end:\n{text}"))?;
+    for line in text.lines().filter(|l| !l.starts_with('#')) {
+        let (name, rest) = line.split_once('{').ok_or(format!("no labels: {line}"))?;
+        let good = name.starts_with("belay_")
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+            && rest.contains("belay_job=\"sim \\\"x\\\"\"")
+            && rest.rsplit_once("} ").is_some_and(|(_, v)| v.parse::<f64>().is_ok());
+        want(good, || format!("not a sample: {line}"))?;
+    }
+    Ok(())
+}
+
+/// What must be true of the numbers after `taken` checkpoints by this agent and `kept` on disk.
+fn check(text: &str, taken: f64, kept: f64) -> Result<(), Failure> {
+    well_formed(text)?;
+    for (name, label, expected) in [
+        ("belay_checkpoints_total", "", taken),
+        ("belay_generations", "", kept),
+        ("belay_checkpoint_blocked_seconds_count", "", taken),
+        ("belay_checkpoint_in_progress", "", 0.0),
+        ("belay_processes", "", 2.0),
+    ] {
+        let got = value(text, name, label)?;
+        want(got == expected, || format!("{name} is {got}, expected {expected}:\n{text}"))?;
+    }
+    if taken > 0.0 {
+        for phase in ["suspend", "capture", "snapshot", "write"] {
+            let n = value(text, "belay_checkpoint_phase_seconds_count", &format!("phase=\"{phase}\""))?;
+            want(n == taken, || format!("phase {phase} was counted {n} times:\n{text}"))?;
+        }
+        want(value(text, "belay_written_bytes_total", "")? > 0.0, || text.to_owned())?;
+    }
+    if kept > 0.0 {
+        let age = belay_now() - value(text, "belay_newest_generation_timestamp_seconds", "")?;
+        want((-5.0..600.0).contains(&age), || {
+            format!("the newest generation is {age} s old")
+        })?;
+        want(value(text, "belay_stored_bytes", "")? > 4096.0, || text.to_owned())?;
+    }
+    Ok(())
+}
+
+fn belay_now() -> f64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0.0, |d| d.as_secs_f64())
+}
+
+fn over_http(place: &Place, user: User) -> Result<(), Failure> {
+    // A port that is free now, and most likely still is when the agent asks for it.
+    let port = io(
+        "find a port",
+        std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()),
+    )?
+    .port();
+    let address = format!("127.0.0.1:{port}");
+    let mut job = start(place, user, "http", |_| address.clone())?;
+    let scrape = |path: &str| get(&mut io("connect", TcpStream::connect(&address))?, path);
+    check(&scrape("/metrics")?.1, 0.0, 0.0)?;
+    // Readers that say nothing, or rubbish, are in nobody's way.
+    let silent: Vec<_> = (0..40).filter_map(|_| TcpStream::connect(&address).ok()).collect();
+    want(scrape("/etc/passwd")?.0.contains("404"), || "another path is served".into())?;
+    job.checkpoint()?;
+    job.checkpoint()?;
+    check(&scrape("/metrics")?.1, 2.0, 2.0)?;
+    drop(silent);
+    job.kill_all()?;
+    want(scrape("/metrics").is_err(), || "somebody serves a dead job's numbers".into())?;
+    // After a restart at the same place, counted from the beginning.
+    job.clear_beat()?;
+    job.restart(&[])?;
+    job.progress(LIMIT)?;
+    check(&scrape("/metrics")?.1, 0.0, 2.0)?;
+    job.checkpoint()?;
+    check(&scrape("/metrics")?.1, 1.0, 2.0)?;
+    job.verdict(false, LIMIT)
+}
+
+fn at_a_socket(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = start(place, user, "socket", |work| format!("unix:{}/metrics.sock", work.display()))?;
+    let socket = job.work.join("metrics.sock");
+    job.checkpoint()?;
+    let (status, text) = get(&mut io("connect", UnixStream::connect(&socket))?, "/metrics")?;
+    want(status.ends_with("200 OK"), || status)?;
+    check(&text, 1.0, 1.0)?;
+    let mode = std::os::unix::fs::PermissionsExt::mode(&io("stat", std::fs::metadata(&socket))?.permissions());
+    want(mode & 0o777 == 0o600, || format!("the socket has mode {mode:o}"))?;
+    job.verdict(false, LIMIT)?;
+    want(!socket.exists(), || "the socket is still there".into())
+}
+
+fn in_a_file(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = start(place, user, "file", |work| format!("file:{}/job.prom", work.display()))?;
+    let file = job.work.join("job.prom");
+    let read = || io("read the metrics", std::fs::read_to_string(&file));
+    // Written when the job began, before it had a second process.
+    well_formed(&read()?)?;
+    job.checkpoint()?;
+    check(&read()?, 1.0, 1.0)?;
+    let begin = Instant::now();
+    job.verdict(false, LIMIT)?;
+    while file.exists() {
+        want(begin.elapsed() < LIMIT, || "the file is still there".into())?;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+fn places_that_cannot_be_had(place: &Place, user: User) -> Result<(), Failure> {
+    let job = Job::new(place, "bad", user)?;
+    let taken = io("listen", std::net::TcpListener::bind("127.0.0.1:0"))?;
+    let taken = io("ask", taken.local_addr().map(|a| (taken, a)))?;
+    let launch = |at: &str| output(job.belay(&["launch", "--metrics", at, "--", "true"]), LIMIT);
+    refused(&launch(&taken.1.to_string())?, &["metrics", "in use"])?;
+    refused(&launch("file:/nonexistent/x.prom")?, &["metrics", "/nonexistent/x.prom"])?;
+    let o = launch("nowhere")?;
+    want(o.status.code() == Some(64), || format!("{o:?}"))
+}
+
+fn main() {
+    let fail = |e: Failure| -> ! {
+        eprintln!("{e}");
+        std::process::exit(1)
+    };
+    let place = Arc::new(Place::new("metrics").unwrap_or_else(|e| fail(e)));
+    if let Err(e) = build(&place, "fault_target", Kind::C) {
+        fail(e);
+    }
+    let tests: [(&str, Test); 4] = [
+        ("over_http", over_http),
+        ("at_a_socket", at_a_socket),
+        ("in_a_file", in_a_file),
+        ("places_that_cannot_be_had", places_that_cannot_be_had),
+    ];
+    let mut checks = Vec::new();
+    for (name, test) in tests {
+        for user in runner::users() {
+            let place = Arc::clone(&place);
+            checks.push(Check {
+                name: format!("metrics::{name}::{}", user.name()),
+                run: Box::new(move || test(&place, user)),
+            });
+        }
+    }
+    drop(place);
+    runner::main(checks);
+}
