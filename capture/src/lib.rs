@@ -29,7 +29,7 @@ use belay_image::sections::{Kind, SectionFile};
 use belay_image::{blobs::BlobWriter, extent_file, BLOB_FILE, JOB_FILE};
 use belay_kernel::blob::Blob;
 use belay_kernel::proc;
-use belay_plugins::{Facts, Group, Refusal};
+use belay_plugins::{Facts, Group, Names, Refusal};
 use belay_storage::session::Session;
 use belay_wire::Phase;
 use std::collections::BTreeSet;
@@ -45,6 +45,10 @@ pub struct Options {
     pub launched: SystemTime,
     /// Children of the agent that are no part of the job: they lead to its other nodes.
     pub outside: Vec<i32>,
+    /// What this node has been called since the job was launched.
+    pub names: Names,
+    /// The job's processes ask about calls with addresses (see [`belay_plugins::lead`]): the one system call filter that they have is of the restart's making.
+    pub led: bool,
     /// Number of writer threads per process snapshot.
     pub writers: u32,
     /// The processes stay stopped after the snapshot.
@@ -259,7 +263,7 @@ fn take(
         .iter_mut()
         .map(process::Draft::read)
         .collect::<Result<Vec<_>, _>>()?;
-    process::check_supported(&job, &drafts)?;
+    process::check_supported(&job, &drafts, options.led)?;
     let areas = job
         .processes
         .iter_mut()
@@ -285,6 +289,7 @@ fn take(
         save_open_files: options.save_open_files,
         launched: options.launched,
         group,
+        names: &options.names,
     })
     .map_err(CaptureError::Refused)?;
 

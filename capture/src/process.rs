@@ -265,7 +265,7 @@ fn thread(task: &crate::suspend::Task, table: &ThreadTable, xstate: Vec<u8>) -> 
 }
 
 /// Refuses, before anything is injected, what cannot be restored.
-pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft]) -> Result<(), CaptureError> {
+pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft], led: bool) -> Result<(), CaptureError> {
     let mut refusals = Vec::new();
     let mut refuse = |pid: i32, object: &str, reason: &str| {
         refusals.push(belay_plugins::Refusal {
@@ -284,7 +284,8 @@ pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft]) -> Result<(), C
                 &format!("shares its memory with process {} (CLONE_VM)", process.ppid),
             );
         }
-        if draft.status.text("Seccomp").is_some_and(|s| s != "0") {
+        let ours = led && draft.status.list("Seccomp_filters") == [1];
+        if draft.status.text("Seccomp").is_some_and(|s| s != "0") && !ours {
             refuse(
                 pid,
                 &draft.stat.comm,

@@ -139,5 +139,6 @@ fn agent_main(mut agent: Agent, restored: Restored, ended: Option<i32>, report: 
         tracing::error!(error = %failure, "no metrics");
         sys::say(&format!("{failure}; the program runs without"));
     }
+    agent.called(restored.names, restored.led);
     agent.serve(restored.root_pid, ended, None, report)
 }

@@ -11,6 +11,7 @@ pub mod pidfd;
 pub mod proc;
 pub mod ptrace;
 pub mod room;
+pub mod seccomp;
 pub mod uffd;
 pub mod vm;
 

@@ -1,4 +1,4 @@
-//! Memory of another process: `process_vm_readv`, and writing through `/proc/PID/mem`, which a tracer may do whatever the protection.
+//! Memory of another process: `process_vm_readv` and `process_vm_writev`, and writing through `/proc/PID/mem`, which a tracer may do whatever the protection.
 
 use std::fs::File;
 use std::io;
@@ -19,6 +19,25 @@ pub fn read(pid: i32, addr: u64, buf: &mut [u8]) -> io::Result<()> {
     match usize::try_from(n) {
         Err(_) => Err(io::Error::last_os_error()),
         Ok(n) if n == buf.len() => Ok(()),
+        Ok(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
+    }
+}
+
+/// Writes all of `data` at `addr` of process `pid`, where it may write itself. A partial write is an error.
+pub fn write(pid: i32, addr: u64, data: &[u8]) -> io::Result<()> {
+    let local = libc::iovec {
+        iov_base: data.as_ptr().cast_mut().cast(),
+        iov_len: data.len(),
+    };
+    let remote = libc::iovec {
+        iov_base: addr as *mut libc::c_void,
+        iov_len: data.len(),
+    };
+    // SAFETY: `local` describes `data`, which is only read; the kernel checks the remote side.
+    let n = unsafe { libc::process_vm_writev(pid, &local, 1, &remote, 1, 0) };
+    match usize::try_from(n) {
+        Err(_) => Err(io::Error::last_os_error()),
+        Ok(n) if n == data.len() => Ok(()),
         Ok(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
     }
 }

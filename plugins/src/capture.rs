@@ -163,6 +163,7 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
         diag: None,
         buckets: HashMap::new(),
     };
+    let names = env.names.with(&sockets::names::addresses());
     let mut refusals = Vec::new();
     tables(&mut session, &mut refusals);
     let stdio = launcher_stdio(&mut session);
@@ -180,6 +181,7 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
     }
     if refusals.is_empty() {
         out.tables = session.tables;
+        out.names = names;
         out.notes = session.notes;
         Ok(out)
     } else {

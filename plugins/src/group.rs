@@ -7,6 +7,6 @@ pub type Facts = BTreeMap<String, String>;
 
 /// The nodes of a job that do the same thing at the same time.
 pub trait Group: std::fmt::Debug {
-    /// Waits until every node has come here, makes `publish` known, and returns those facts that are wanted. Fails when a node has failed or is lost.
+    /// Waits until every node has come here, makes `publish` known, and returns those facts that are wanted: by their names, or, with a `*` at the end, by the beginnings of those. Fails when a node has failed or is lost.
     fn meet(&self, publish: Facts, want: BTreeSet<String>) -> Result<Facts, String>;
 }

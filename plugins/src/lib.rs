@@ -38,6 +38,7 @@ use belay_image::model::ObjectId;
 pub use group::{Facts, Group};
 pub use model::Descriptors;
 use serde::{Deserialize, Serialize};
+pub use sockets::names::{lead, Book, Names};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -89,6 +90,8 @@ pub struct CaptureEnv<'a> {
     pub launched: SystemTime,
     /// The other nodes of the job, where it has any: they capture at the same time.
     pub group: Option<&'a dyn Group>,
+    /// What this node has been called since the job was launched.
+    pub names: &'a Names,
 }
 
 /// Something that cannot be checkpointed or restarted, with the reason.
@@ -224,6 +227,11 @@ impl Rebuilder {
             (Some(model::Kind::Tcp(t)), Some(made)) => t.is_connected(made),
             _ => false,
         }
+    }
+
+    /// Where the addresses of the job are now.
+    pub fn book(&self) -> &Book {
+        &self.built.book
     }
 
     /// Notes taken at the checkpoint: what is not exactly as it was.

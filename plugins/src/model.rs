@@ -28,6 +28,9 @@ pub struct Descriptors {
     pub(crate) posix_locks: Vec<locks::PosixLock>,
     /// Working directories of the processes, each with those above it.
     pub(crate) working: Vec<Vec<files::Directory>>,
+    /// What this node has been called.
+    #[serde(default)]
+    pub(crate) names: crate::sockets::names::Names,
     /// What will not be exactly as it was after a restart, one line each, for people.
     pub notes: Vec<String>,
 }

@@ -7,6 +7,7 @@ use crate::capture::RaisedLimit;
 use crate::fault::{refuse, At, Fault};
 use crate::group::Group;
 use crate::model::{DescId, Description, Descriptors, Kind};
+use crate::sockets::names::Book;
 use crate::sys::fd;
 use crate::{epoll, eventfd, files, locks, mqueue, pipes, shm, signalfd, sockets, terminals, timerfd};
 use crate::{inotify, pidfd, Refusal};
@@ -27,6 +28,8 @@ pub(crate) struct Builder<'a> {
     pub(crate) room: Range<RawFd>,
     /// The other nodes of the job.
     pub(crate) group: Option<&'a dyn Group>,
+    /// Where the addresses of the job are now; known when all listening sockets exist.
+    pub(crate) book: Option<Book>,
     made: Vec<Option<OwnedFd>>,
 }
 
@@ -70,6 +73,8 @@ pub(crate) struct Built {
     pub(crate) files: Vec<files::BuiltFile>,
     /// Terminals.
     pub(crate) terminals: terminals::BuiltTerminals,
+    /// Where the addresses of the job are now.
+    pub(crate) book: Book,
     /// The agent's standard input, output and error.
     pub(crate) stdio: [Option<OwnedFd>; 3],
     /// Where all these descriptors are.
@@ -109,6 +114,7 @@ pub(crate) fn rebuild(d: &Descriptors, blobs: &BlobReader, group: Option<&dyn Gr
         blobs,
         room: room.clone(),
         group,
+        book: None,
         made: d.descriptions.iter().map(|_| None).collect(),
     };
     let stdio = [0, 1, 2].map(|n| fd::dup_from(n, room.start).ok());
@@ -156,7 +162,11 @@ pub(crate) fn rebuild(d: &Descriptors, blobs: &BlobReader, group: Option<&dyn Gr
         }
     }
     let lifted = files.into_iter().map(|f| f.lifted(&room)).collect::<Result<_, _>>();
+    let book = b
+        .book
+        .ok_or_else(|| Fault::Refused("the addresses are not known".into()).of(0, "network"))?;
     Ok(Built {
+        book,
         made: b.made,
         files: lifted.map_err(|e| e.of(0, "files"))?,
         terminals,

@@ -12,13 +12,13 @@ use crate::spawn::{Forest, EXISTS, JOINED, LEADS, SETTLED};
 use crate::state::Own;
 use crate::tree::{self, Role, Tree};
 use crate::verify::Loaded;
-use crate::{connects, explain, initial, sys};
+use crate::{connects, explain, initial, lead, sys};
 use belay_abi::restore::{Slot, MAX_HELPERS, STAGE_FINISH, STATE_FAILED, STATE_PARKED, STATE_READY};
 use belay_image::extents::Extent;
 use belay_image::model::{AgentIdentity, Job, Process, ProcessState, VmaKind};
 use belay_kernel::blob::Blob;
 use belay_kernel::{pidfd, proc};
-use belay_plugins::{Facts, Group, Rebuilder};
+use belay_plugins::{Facts, Group, Names, Rebuilder};
 use belay_wire::Phase;
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -29,6 +29,13 @@ use std::time::{Duration, Instant};
 const HELPED_BYTES: u64 = 8 << 20;
 const PR_TIMER_CREATE_RESTORE_IDS: i32 = 77;
 const PR_TIMER_CREATE_RESTORE_IDS_GET: u64 = 2;
+
+/// What the restart has made of the job.
+pub(crate) struct Restarted {
+    pub(crate) phases: Phases,
+    pub(crate) names: Names,
+    pub(crate) led: bool,
+}
 
 /// Duration of each phase.
 pub(crate) type Phases = Vec<(Phase, Duration)>;
@@ -41,7 +48,7 @@ pub(crate) fn restart(
     way: Way,
     foreground: bool,
     group: Option<&dyn Group>,
-) -> Outcome<Phases> {
+) -> Outcome<Restarted> {
     let begin = Instant::now();
     let Loaded {
         mut job,
@@ -65,6 +72,8 @@ pub(crate) fn restart(
         Rebuilder::rebuild(descriptors, &blobs, way != Way::Initial, group).map_err(|e| RestartError::at("rebuild", e))?;
     connects::finish(&mut job.processes, |pid, fd| rebuilder.is_connected(pid, fd));
     open_shared_objects(&rebuilder, &job);
+    let names = rebuilder.book().names();
+    let led = rebuilder.book().is_needed() && may_lead(way);
     let shared = Shared::new(tree.nodes.len(), &rebuilder.room()).map_err(|e| RestartError::at("spawn", e))?;
     let stopped = stopped_children(&job);
     let live = live(&tree, &job);
@@ -95,6 +104,7 @@ pub(crate) fn restart(
         shared: &shared,
         rebuilder: &context.rebuilder,
         ordinary: way.is_ordinary(),
+        led,
         settle: &settle,
     };
     let mut living = Living { pidfds: Vec::new() };
@@ -135,12 +145,24 @@ pub(crate) fn restart(
             met.map_err(|e| RestartError::at("restart together with the other nodes", e))?;
         }
         stopped.resume();
-        Ok(phases(rebuilt, spawned, &live, &shared, resuming.elapsed()))
+        Ok(Restarted {
+            phases: phases(rebuilt, spawned, &live, &shared, resuming.elapsed()),
+            names,
+            led,
+        })
     });
     result.map_err(|e| {
         living.kill();
         explain_restorer(e, &job, &tree, &shared, &extents)
     })
+}
+
+/// Whether processes can be made to ask about addresses.
+fn may_lead(way: Way) -> bool {
+    if way == Way::Initial {
+        tracing::warn!("addresses of the job have changed, and without namespaces connections to its old addresses cannot be led to the new ones");
+    }
+    way != Way::Initial
 }
 
 /// Opens every object that is mapped shared, once for all processes.
@@ -212,7 +234,17 @@ fn spawn(forest: &Forest<'_>, job: &Job, living: &mut Living) -> Outcome<()> {
     shared.begin(JOINED);
     forest.reap()?;
     let mut glance = || living.glance(shared, tree);
-    shared.await_all(&live(tree, job), SETTLED, &mut glance)?;
+    let settled = live(tree, job);
+    shared.await_all(&settled, SETTLED, &mut glance)?;
+    if forest.led {
+        let mut listeners = Vec::new();
+        for (i, pid, process) in living.pidfds.iter().filter(|(i, ..)| settled.contains(i)) {
+            let fd = shared.slot(*i).area[0].load(Ordering::Acquire);
+            let taken = lead::take(process, fd);
+            listeners.push(taken.map_err(|e| RestartError::at("spawn", format!("process {pid}: take its questions: {e}")))?);
+        }
+        lead::begin(listeners, forest.rebuilder.book())?;
+    }
     for (i, pid) in zombies(tree, job) {
         let fd = pidfd::open(pid).map_err(|e| RestartError::at("spawn", format!("zombie {pid}: {e}")))?;
         wait_for_end(&fd);

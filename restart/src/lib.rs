@@ -25,6 +25,7 @@ pub mod fuzzing;
 mod init;
 mod initial;
 mod layout;
+mod lead;
 mod memory;
 mod namespace;
 mod plausible;
@@ -63,6 +64,10 @@ pub struct Restored {
     pub root_pid: i32,
     /// Duration of each phase of the restart.
     pub phases: Vec<(belay_wire::Phase, Duration)>,
+    /// What this node has been called.
+    pub names: belay_plugins::Names,
+    /// Its processes ask about calls with addresses, which have changed.
+    pub led: bool,
 }
 
 /// What the agent of the restarted job does: see [`restart`].
@@ -137,9 +142,14 @@ pub fn restart(
                 inside.send(&Message::Hello);
                 let loaded = loaded.take().ok_or_else(|| RestartError::at("restart", "nothing loaded"))?;
                 let root_pid = loaded.job.root_pid;
-                let phases = agent::restart(loaded, &blob, options.lazy, way, front.foreground, group)?;
+                let restarted = agent::restart(loaded, &blob, options.lazy, way, front.foreground, group)?;
                 bound(false)?;
-                Ok(Restored { root_pid, phases })
+                Ok(Restored {
+                    root_pid,
+                    phases: restarted.phases,
+                    names: restarted.names,
+                    led: restarted.led,
+                })
             });
         match result {
             Err(e) => {

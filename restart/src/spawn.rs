@@ -11,10 +11,12 @@
 
 use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
-use crate::sys;
 use crate::tree::{Node, NodeId, Role, Tree, AGENT};
+use crate::{lead, sys};
 use belay_image::model::{Process, ProcessState};
 use belay_plugins::Rebuilder;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
 
 /// Slot state: exists.
 pub(crate) const EXISTS: u32 = 1;
@@ -36,6 +38,8 @@ pub(crate) struct Forest<'a> {
     pub(crate) rebuilder: &'a Rebuilder,
     /// What capabilities there are serve the restart alone.
     pub(crate) ordinary: bool,
+    /// Processes ask about calls with addresses.
+    pub(crate) led: bool,
     /// What a process does when it is settled; does not return.
     pub(crate) settle: &'a dyn Fn(NodeId, &Process) -> Outcome<std::convert::Infallible>,
 }
@@ -146,8 +150,18 @@ impl Forest<'_> {
             }
             end_like(process, status);
         }
+        let asks = if self.led {
+            let listener = lead::ask(&self.rebuilder.room()).map_err(failed("ask about addresses (seccomp)"))?;
+            let number = u64::try_from(listener.as_raw_fd()).unwrap_or(u64::MAX);
+            self.shared.slot(id).area[0].store(number, Ordering::Release);
+            Some(listener)
+        } else {
+            None
+        };
         self.shared.report(id, SETTLED);
         self.shared.await_stage(SETTLED);
+        // The agent has taken it.
+        drop(asks);
         (self.settle)(id, process).map(|never| match never {})
     }
 

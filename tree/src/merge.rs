@@ -7,6 +7,7 @@
 
 use crate::message::{Contribution, Failed, Values};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 /// Who contributes: a child by its node number, or the node itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,10 +86,21 @@ impl Step {
         self.merged = Contribution::default();
         self.released = self.number;
         let pick = |want: BTreeSet<String>| {
-            let found = want.into_iter().filter_map(|name| values.get_key_value(&name));
+            let found = want.iter().flat_map(|name| named(values, name));
             found.map(|(k, v)| (k.clone(), v.clone())).collect()
         };
         arrived.into_iter().map(|(who, want)| (who, pick(want))).collect()
+    }
+}
+
+/// The facts that one wish names: one, or all that begin with what is before a `*`.
+fn named<'a>(values: &'a Values, name: &'a str) -> Box<dyn Iterator<Item = (&'a String, &'a String)> + 'a> {
+    match name.strip_suffix('*') {
+        None => Box::new(values.get_key_value(name).into_iter()),
+        Some(begin) => {
+            let from = values.range::<str, _>((Bound::Included(begin), Bound::Unbounded));
+            Box::new(from.take_while(move |(k, _)| k.starts_with(begin)))
+        }
     }
 }
 
@@ -97,7 +109,8 @@ pub(crate) fn decide(merged: Contribution) -> (Vec<Failed>, Values) {
     let Contribution {
         failures, publish, want, ..
     } = merged;
-    let values = publish.into_iter().filter(|(name, _)| want.contains(name)).collect();
+    let found = want.iter().flat_map(|name| named(&publish, name));
+    let values = found.map(|(k, v)| (k.clone(), v.clone())).collect();
     (failures, values)
 }
 

@@ -82,6 +82,8 @@ impl Agent {
             save_open_files: self.description.save_open_files,
             launched: UNIX_EPOCH + Duration::from_secs(self.description.created_unix_s),
             outside,
+            names: self.addresses.0.clone(),
+            led: self.addresses.1,
             writers: WRITERS,
             hold: wanted.then_stop,
         };

@@ -29,6 +29,7 @@ use crate::sys::{self, SignalFd, Timer, Wake};
 use crate::Failure;
 use belay_capture::Tracking;
 use belay_kernel::proc;
+use belay_plugins::Names;
 use belay_storage::engine::{Engine, Options};
 use belay_storage::store::Store;
 use belay_wire::{Event, Exit, LastError, Phase};
@@ -111,6 +112,8 @@ pub struct Agent {
     said: Option<Exit>,
     telling: Option<telling::Telling>,
     pub(crate) nodes: Option<Nodes>,
+    /// What this node has been called, and whether the job's processes ask about addresses because that has changed.
+    addresses: (Names, bool),
 }
 
 impl Agent {
@@ -173,6 +176,7 @@ impl Agent {
             said: None,
             telling: None,
             nodes,
+            addresses: (Names::default(), false),
         })
     }
 
@@ -208,6 +212,11 @@ impl Agent {
             self.nodes = Some(Nodes::restart(&self.dir, &rows, number, hosts)?);
         }
         Ok(self.nodes.as_mut().and_then(Nodes::reunion))
+    }
+
+    /// After a restart: the addresses under which the job knows this node.
+    pub(crate) fn called(&mut self, names: Names, led: bool) {
+        self.addresses = (names, led);
     }
 
     /// After a restart: the tree that was used for it.

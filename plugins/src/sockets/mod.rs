@@ -1,5 +1,6 @@
 //! Sockets: one folder per family, options common to all here.
 
+pub(crate) mod names;
 pub(crate) mod netlink;
 pub(crate) mod options;
 pub(crate) mod queue;

@@ -213,6 +213,7 @@ fn body(case: &Case, mode: Mode) {
         blobs: &mut blobs,
         save_open_files: false,
         group: None,
+        names: &belay_plugins::Names::default(),
         launched: std::time::SystemTime::now() - std::time::Duration::from_secs(60),
     });
     let descriptors = match (captured, case.refused) {

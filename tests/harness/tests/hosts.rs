@@ -82,15 +82,22 @@ impl Job {
         Ok(())
     }
 
-    fn launch(&mut self, program: &Path) -> Result<(), Failure> {
-        let (belay, dir, program) = (self.belay.clone(), self.dir(), program.display().to_string());
+    /// Launches `words` across hosts.
+    fn launch_words(&mut self, words: &[&str]) -> Result<(), Failure> {
+        let (belay, dir) = (self.belay.clone(), self.dir());
         let launch = [&belay, "launch", "--across-hosts", "--ckpt-dir", &dir, "--"];
+        self.start(&[&launch[..], words].concat())?;
+        self.progress()
+    }
+
+    fn launch(&mut self, program: &Path) -> Result<(), Failure> {
+        let program = program.display().to_string();
         // Two ranks on each of two hosts, else one.
         let (each, ranks) = if self.used == 2 { (2, 4) } else { (1, self.used) };
         let hosts: Vec<String> = (1..=self.used).map(|h| format!("h{h}:{each}")).collect();
         let (hosts, ranks) = (hosts.join(","), ranks.to_string());
         let mpirun = ["mpirun.openmpi", "-x", "BELAY_TEST_GO", "-x", "BELAY_TEST_BEAT"];
-        let started = self.start(&[&launch[..], &mpirun, &["--host", &hosts, "-n", &ranks, &program]].concat());
+        let started = self.launch_words(&[&mpirun[..], &["--host", &hosts, "-n", &ranks, &program]].concat());
         // A connection that nobody has accepted at the first checkpoint would keep its port for a minute after the crash.
         (0..20).fold(started, |done, _| done.and_then(|()| self.progress()))
     }
@@ -162,7 +169,8 @@ impl Job {
 }
 
 fn program(job: &Job, place: &Place, name: &str) -> Result<PathBuf, Failure> {
-    let built = build(place, &format!("mpi/{name}"), Kind::OpenMpi)?;
+    let kind = if name.starts_with("mpi/") { Kind::OpenMpi } else { Kind::C };
+    let built = build(place, name, kind)?;
     let to = job.work.join("program");
     std::fs::copy(&built, &to).map_err(|e| format!("copy {name}: {e}"))?;
     Ok(to)
@@ -170,7 +178,7 @@ fn program(job: &Job, place: &Place, name: &str) -> Result<PathBuf, Failure> {
 
 /// Rounds of checkpoint, crash and restart of a job on `used` of `all` hosts; each restart moves every part to the next host.
 fn rounds(place: &Place, name: &str, used: usize, all: usize, rng: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, &format!("hosts-{name}"), used, all)?;
+    let mut job = Job::new(place, &format!("hosts-{}", name.replace('/', "-")), used, all)?;
     let program = program(&job, place, name)?;
     job.launch(&program)?;
     let count = std::env::var("BELAY_HOSTS_ROUNDS")
@@ -192,10 +200,49 @@ fn rounds(place: &Place, name: &str, used: usize, all: usize, rng: &mut Rng) -> 
     job.verdict()
 }
 
-/// The agent on the other host is killed: the user is told within seconds, the next checkpoint is refused, and the one before restarts.
+/// Connections to addresses of before several restarts, which move both processes, the first time to where other programs have taken the ports.
+fn late_connections(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "hosts-late", 2, 3)?;
+    let program = program(&job, place, "net/net_late")?.display().to_string();
+    let (ports, ready) = (job.work.join("ports"), job.work.join("ready"));
+    job.launch_words(&[&program, "serve", "10.99.0.1", "h2", &ports.display().to_string()])?;
+    for n in 0..3 {
+        std::thread::sleep(Duration::from_millis(rng.below(100)));
+        job.checkpoint().map_err(|e| format!("round {n}: {e}"))?;
+        job.crash();
+        let mut squatter = None;
+        if n == 0 {
+            let taken = std::fs::read_to_string(&ports).map_err(|e| e.to_string())?;
+            let ready = ready.display().to_string();
+            let words: Vec<&str> = [&program, "squat", &ready]
+                .into_iter()
+                .chain(taken.split_whitespace())
+                .collect();
+            squatter = Some(job.command(2, &words).spawn().map_err(|e| e.to_string())?);
+            let begin = Instant::now();
+            while !Path::new(&ready).exists() {
+                if begin.elapsed() > LIMIT {
+                    return Err("the ports were not taken".into());
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        job.restart_shifted(n + 1).map_err(|e| format!("round {n}: restart: {e}"))?;
+        if let Some(mut squatter) = squatter {
+            // A crash that comes kills it too.
+            if squatter.try_wait().map_err(|e| e.to_string())?.is_some() {
+                return Err("the program that had taken the ports has ended".into());
+            }
+            std::thread::spawn(move || squatter.wait());
+        }
+    }
+    job.verdict()
+}
+
+/// The agent on the other host is killed: the user is told (within seconds, on a quiet machine), the next checkpoint is refused, and the one before restarts.
 fn lost_agent(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "hosts-lost", 2, 2)?;
-    let program = program(&job, place, "mpi_p2p")?;
+    let program = program(&job, place, "mpi/mpi_p2p")?;
     job.launch(&program)?;
     job.checkpoint()?;
     std::thread::sleep(Duration::from_millis(rng.below(300)));
@@ -210,7 +257,7 @@ fn lost_agent(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
         if said.contains("the part of the job on h2 is lost") {
             break;
         }
-        if killed.elapsed() > Duration::from_secs(5) {
+        if killed.elapsed() > LIMIT {
             return Err(format!("nobody was told of the lost agent: {said}"));
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -240,12 +287,14 @@ fn main() {
     // One at a time: the hosts of two tests would have the same addresses and halve the processors.
     let turn = Arc::new(Mutex::new(()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 6] = [
-        ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi_p2p", 2, 2, r)),
-        ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi_cg", 2, 2, r)),
-        ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi_p2p", 2, 3, r)),
-        ("three_hosts::mpi_alltoall", |p, r| rounds(p, "mpi_alltoall", 3, 4, r)),
-        ("four_hosts::mpi_p2p", |p, r| rounds(p, "mpi_p2p", 4, 5, r)),
+    let tests: [(&str, Run); 8] = [
+        ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
+        ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
+        ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
+        ("three_hosts::mpi_alltoall", |p, r| rounds(p, "mpi/mpi_alltoall", 3, 4, r)),
+        ("four_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 4, 5, r)),
+        ("late_connections::net_late", late_connections),
+        ("late_connections::mpi_lazy", |p, r| rounds(p, "mpi/mpi_lazy", 4, 5, r)),
         ("lost_agent", lost_agent),
     ];
     let checks = tests

@@ -1,7 +1,7 @@
 //! Capture of TCP sockets. Ends of one connection find each other by their addresses; then data is read, see `drain`.
 
 use super::info::{End, Info};
-use super::{drain, remote, requeue, Role, TcpState, TCP_LISTEN};
+use super::{drain, remote, requeue, Role, TcpState, TCP_CLOSE as CLOSE, TCP_LISTEN};
 use crate::capture::Session;
 use crate::fault::{not_now, At, Fault};
 use crate::model::{DescId, Description, Holder, Kind};
@@ -17,7 +17,6 @@ const ESTABLISHED: u8 = 1;
 const SYN_SENT: u8 = 2;
 const FIN_WAIT1: u8 = 4;
 const FIN_WAIT2: u8 = 5;
-const CLOSE: u8 = 7;
 const CLOSE_WAIT: u8 = 8;
 const LAST_ACK: u8 = 9;
 const CLOSING: u8 = 11;

@@ -22,8 +22,8 @@ const TIME_WAIT: u8 = 6;
 /// Connections of other programs that may be in front of ours in a queue.
 const FOREIGN: usize = 64;
 
-/// A listening socket bound to `local`.
-pub(super) fn listener(family: i32, local: &Addr, backlog: i32, options: &Options) -> Result<OwnedFd, Fault> {
+/// A listening socket bound to `local`, or, if another program has taken the port and it is `movable`, to any port.
+pub(super) fn listener(family: i32, local: &Addr, backlog: i32, options: &Options, movable: bool) -> Result<OwnedFd, Fault> {
     let fd = sock::socket(family, libc::SOCK_STREAM, 0).at("socket")?;
     let raw = fd.as_raw_fd();
     options.restore(raw, When::Early)?;
@@ -31,8 +31,21 @@ pub(super) fn listener(family: i32, local: &Addr, backlog: i32, options: &Option
     sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32).at("set SO_REUSEADDR")?;
     match sock::bind(raw, local) {
         Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-            free_port(local)?;
-            sock::bind(raw, local).at(format!("bind {local}"))?;
+            let freed = free_port(local)?;
+            let at = match freed {
+                Freed::Yes => local.clone(),
+                Freed::Taken if movable => local.with_port(0),
+                Freed::Taken => {
+                    return refuse(format!(
+                        "bind {local}: address in use: another program has taken the port; end it (ss -tlnp names it) and restart again"
+                    ))
+                }
+            };
+            sock::bind(raw, &at).at(format!("bind {at}"))?;
+            if freed == Freed::Taken {
+                let now = sock::local(raw).at("read its address")?.port();
+                tracing::warn!(%local, now, "another program has taken a listening port; the job is led to another, programs outside the job are not");
+            }
         }
         bound => bound.at(format!("bind {local}"))?,
     }
@@ -40,10 +53,18 @@ pub(super) fn listener(family: i32, local: &Addr, backlog: i32, options: &Option
     Ok(fd)
 }
 
+/// Whether a port can be bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Freed {
+    Yes,
+    /// Another program has it.
+    Taken,
+}
+
 /// Waits until no connection that the killed job has left blocks the port of `local`; with the right to do so, takes them away.
 ///
 /// A connection that was closed before the first checkpoint stays in TIME_WAIT for a minute and keeps its port from being bound, where the program did not set SO_REUSEADDR.
-fn free_port(local: &Addr) -> Result<(), Fault> {
+fn free_port(local: &Addr) -> Result<Freed, Fault> {
     let mut diag = Diag::open().at("ask the kernel who has the port (sock_diag)")?;
     let start = Instant::now();
     loop {
@@ -52,9 +73,7 @@ fn free_port(local: &Addr) -> Result<(), Fault> {
             let all = diag.tcp(family, u32::MAX).at("ask the kernel who has the port (sock_diag)")?;
             for socket in all.iter().filter(|s| s.port == local.port()) {
                 if socket.inode != 0 || socket.state == TCP_LISTEN {
-                    return refuse(format!(
-                        "bind {local}: address in use: another program has taken the port; end it (ss -tlnp names it) and restart again"
-                    ));
+                    return Ok(Freed::Taken);
                 }
                 // In these states nothing of its data is on its way any more.
                 let over = matches!(socket.state, TIME_WAIT | FIN_WAIT2);
@@ -64,7 +83,7 @@ fn free_port(local: &Addr) -> Result<(), Fault> {
             }
         }
         if left == 0 {
-            return Ok(());
+            return Ok(Freed::Yes);
         }
         if start.elapsed() > LINGERING {
             return refuse(format!(

@@ -32,12 +32,11 @@ pub(super) struct Info {
 impl Info {
     /// Asks for it.
     pub(super) fn of(raw: RawFd) -> io::Result<Self> {
-        const CLOSE: u8 = 7;
         let b = sock::get_bytes(raw, libc::IPPROTO_TCP, libc::TCP_INFO, 256)?;
         let word = |at: usize| b.get(at..at + 4).map_or(0, |w| u32::from_ne_bytes([w[0], w[1], w[2], w[3]]));
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
         Ok(Self {
-            state: b.first().copied().unwrap_or(CLOSE),
+            state: b.first().copied().unwrap_or(super::TCP_CLOSE),
             waiting: word(24),
             backlog: word(28),
             bytes_acknowledged: long(120),

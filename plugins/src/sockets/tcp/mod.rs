@@ -14,7 +14,7 @@ use crate::model::DescId;
 use crate::sys::sock::{self, Addr};
 use belay_image::blobs::BlobRef;
 use serde::{Deserialize, Serialize};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 pub(crate) use capture::{capture, finish, TcpSet};
 pub(crate) use rebuild::rebuild;
@@ -77,5 +77,12 @@ impl TcpState {
     }
 }
 
+/// Whether a socket has no connection, and none under way.
+pub(crate) fn is_unconnected(raw: RawFd) -> std::io::Result<bool> {
+    Ok(info::Info::of(raw)?.state == TCP_CLOSE)
+}
+
+/// State of a socket without connection.
+const TCP_CLOSE: u8 = 7;
 /// State of a listening socket in `struct tcp_info` and in socket diagnosis.
 const TCP_LISTEN: u8 = 10;

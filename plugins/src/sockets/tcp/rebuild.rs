@@ -4,10 +4,12 @@ use super::{connection, drain, remote, Role, TcpState};
 use crate::fault::{refuse, At, Fault};
 use crate::model::{DescId, Kind};
 use crate::rebuild::Builder;
+use crate::sockets::names::{self, Listening, Page};
 use crate::sockets::options::When;
 use crate::sys::sock::{self, Addr};
 use std::collections::HashMap;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// All TCP sockets of the job.
@@ -25,14 +27,22 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
             _ => None,
         })
         .collect();
-    let states: HashMap<DescId, &TcpState> = all.iter().map(|(id, t)| (*id, t)).collect();
+    let mut page = Page {
+        names: b.descriptors.names.clone(),
+        now: names::addresses(),
+        listening: Vec::new(),
+    };
     for (id, t) in &all {
         if let Role::Listening(backlog) = t.role {
-            let made = connection::listener(t.family, &t.local, backlog, &t.options).and_then(|fd| b.put(*id, fd));
-            made.map_err(|e| (*id, e))?;
+            listening(b, &mut page, (*id, t), backlog).map_err(|e| (*id, e))?;
         }
     }
+    let first = all.first().map_or(0, |(id, _)| *id);
+    b.book = Some(remote::book(b, page).map_err(|e| (first, e))?);
     remote::rebuild(b, &all)?;
+    // From here on, what lies on this node has the addresses of this node.
+    let all: All = all.iter().map(|(id, t)| (*id, placed(b, t))).collect();
+    let states: HashMap<DescId, &TcpState> = all.iter().map(|(id, t)| (*id, t)).collect();
     for (id, t) in &all {
         if b.has(*id) {
             continue;
@@ -66,6 +76,52 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
         }
     }
     Ok(())
+}
+
+/// Makes a listening socket: where it was, or, if another program has taken its port, where there is room and the job can be led.
+fn listening(b: &mut Builder<'_>, page: &mut Page, (id, t): (DescId, &TcpState), backlog: i32) -> Result<(), Fault> {
+    let place = t.local.ip().and_then(|ip| page.place(ip));
+    let at = place.map_or_else(
+        || t.local.clone(),
+        |ip| Addr::of(SocketAddr::new(ip, t.local.port()), t.family),
+    );
+    let movable = b.group.is_some() || is_ephemeral(at.port());
+    let fd = connection::listener(t.family, &at, backlog, &t.options, movable)?;
+    let now = sock::local(fd.as_raw_fd()).at("read its address")?.port();
+    if let Some(ip) = t.local.ip() {
+        let port = t.local.port();
+        page.listening.push(Listening { ip, port, now });
+    }
+    b.put(id, fd)
+}
+
+/// Whether the kernel chooses such ports by itself: no program outside the job expects it there.
+fn is_ephemeral(port: u16) -> bool {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let mut limits = text.split_whitespace().filter_map(|w| w.parse::<u16>().ok());
+    let (low, high) = (limits.next().unwrap_or(32768), limits.next().unwrap_or(60999));
+    (low..=high).contains(&port)
+}
+
+/// The socket with the addresses that it has now.
+fn placed(b: &Builder<'_>, t: &TcpState) -> TcpState {
+    let Some(book) = &b.book else { return t.clone() };
+    let internet = |a: &Addr| Some(SocketAddr::new(a.ip()?, a.port()));
+    let moved = |a: &Addr, to: Option<SocketAddr>| to.map_or_else(|| a.clone(), |to| Addr::of(to, a.family()));
+    // A listening socket's port may have been moved, and with it that of what it accepts.
+    let local = moved(
+        &t.local,
+        internet(&t.local).and_then(|at| book.lead(at).or_else(|| book.place(at))),
+    );
+    let peer = t
+        .peer
+        .as_ref()
+        .map(|p| moved(p, internet(p).and_then(|at| book.lead(at).or_else(|| book.place(at)))));
+    TcpState {
+        local,
+        peer,
+        ..t.clone()
+    }
 }
 
 /// Options last: they were used for the making.
@@ -188,7 +244,7 @@ fn listeners(b: &Builder<'_>, all: &All, local: &Addr) -> Vec<RawFd> {
 /// Connects the pair through the job's own listening sockets or one made for the moment: (server, client).
 fn connect(own: &[RawFd], server: &TcpState, client: &TcpState) -> Result<(OwnedFd, OwnedFd), Fault> {
     let temporary = if own.is_empty() {
-        Some(connection::listener(server.family, &server.local, 1, &server.options)?)
+        Some(connection::listener(server.family, &server.local, 1, &server.options, false)?)
     } else {
         None
     };

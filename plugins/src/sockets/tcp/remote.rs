@@ -12,6 +12,7 @@ use crate::fault::{refuse, At, Fault};
 use crate::group::{Facts, Group};
 use crate::model::{DescId, Description, Kind};
 use crate::rebuild::Builder;
+use crate::sockets::names::{Book, Page};
 use crate::sockets::options::When;
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
@@ -240,6 +241,23 @@ impl Reunion<'_> {
 
 /// Where the blobs of another node lie, and which of them holds what one of its sockets had not read.
 type Unread = (PathBuf, BlobRef);
+
+/// Tells the other nodes what listens here, and learns what listens there.
+pub(super) fn book(b: &Builder<'_>, own: Page) -> Result<Book, Fault> {
+    let Some(group) = b.group else {
+        return Ok(Book::new(own, Vec::new()));
+    };
+    let mine = format!("page {}", token().at("make a token")?);
+    let text = serde_json::to_string(&own).map_err(odd)?;
+    let facts = meet(
+        group,
+        Facts::from([(mine.clone(), text)]),
+        BTreeSet::from(["page *".to_owned()]),
+    )?;
+    let others = facts.iter().filter(|(name, _)| **name != mine);
+    let others = others.map(|(_, text)| serde_json::from_str(text).map_err(odd));
+    Ok(Book::new(own, others.collect::<Result<_, _>>()?))
+}
 
 /// Makes the ends of connections to other nodes.
 pub(super) fn rebuild(b: &mut Builder<'_>, all: &[(DescId, TcpState)]) -> Result<(), (DescId, Fault)> {
