@@ -1,0 +1,158 @@
+//! The packages: built from this build's programs, installed into an empty root, used from there, and removed without a trace.
+
+use belay_tests::build::{build, Kind};
+use belay_tests::expect::want;
+use belay_tests::job::{output, text, Job};
+use belay_tests::place::{build_dir, repository, Place, User};
+use belay_tests::runner::{self, Check};
+use belay_tests::Failure;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Packing takes a while on a machine that has much else to do.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// What must be in each package.
+const FILES: [&str; 13] = [
+    "usr/bin/belay",
+    "usr/libexec/belay/belay-inject",
+    "usr/libexec/belay/belay-restorer",
+    "usr/share/man/man1/belay.1.gz",
+    "usr/share/man/man1/belay-launch.1.gz",
+    "usr/share/bash-completion/completions/belay",
+    "usr/share/fish/vendor_completions.d/belay.fish",
+    "usr/share/doc/belay/README.md",
+    "usr/share/doc/belay/copyright",
+    "usr/share/doc/belay/docs/admin.md",
+    "usr/share/doc/belay/docs/metrics.md",
+    "usr/share/belay/modulefiles/tcl/belay/0.1.0",
+    "usr/share/belay/modulefiles/lua/belay/0.1.0.lua",
+];
+
+fn io<T>(what: &str, r: std::io::Result<T>) -> Result<T, Failure> {
+    r.map_err(|e| format!("{what}: {e}"))
+}
+
+/// Runs a command to its end; what it printed.
+fn run(argv: &[&str]) -> Result<String, Failure> {
+    let mut c = Command::new(argv[0]);
+    c.args(&argv[1..]).current_dir(repository()).env_remove("LANG");
+    let o = output(c, LIMIT)?;
+    want(o.status.success(), || format!("{argv:?}: {}", text(&o)))?;
+    Ok(text(&o))
+}
+
+fn package(kind: &str, into: &Path) -> Result<String, Failure> {
+    let (bin, out) = (build_dir()?.display().to_string(), into.display().to_string());
+    let said = run(&["scripts/package", "--bin-dir", &bin, "--out", &out, kind])?;
+    let name = said.lines().rfind(|l| l.ends_with(&format!(".{kind}")));
+    name.map(str::to_owned).ok_or(format!("no package was named: {said}"))
+}
+
+fn holds_everything(list: &str) -> Result<(), Failure> {
+    for f in FILES {
+        let there = list.lines().any(|l| l.ends_with(&format!("/{f}")));
+        want(there, || format!("the package lacks {f}:\n{list}"))?;
+    }
+    Ok(())
+}
+
+/// Everything below `root` but what dpkg keeps for itself.
+fn left(root: &Path) -> Vec<PathBuf> {
+    let Ok(list) = std::fs::read_dir(root) else {
+        return Vec::new();
+    };
+    let entries = list.filter_map(Result::ok).filter(|e| e.path() != root.join("var"));
+    entries
+        .flat_map(|e| {
+            let below = left(&e.path());
+            below.into_iter().chain(std::iter::once(e.path()))
+        })
+        .collect()
+}
+
+fn deb(place: &Place) -> Result<(), Failure> {
+    let mut job = Job::new(place, "deb", User::Root)?;
+    let package = package("deb", &job.work)?;
+    let list = run(&["dpkg-deb", "-c", &package])?;
+    holds_everything(&list)?;
+    let foreign = list.lines().find(|l| !l.contains(" root/root ") || l.contains("rwxrwx"));
+    want(foreign.is_none(), || format!("wrong owner or mode: {foreign:?}"))?;
+
+    let root = job.work.join("root");
+    for sub in ["info", "updates", "triggers"] {
+        io("make a root", std::fs::create_dir_all(root.join("var/lib/dpkg").join(sub)))?;
+    }
+    io("make a root", std::fs::write(root.join("var/lib/dpkg/status"), ""))?;
+    let at = format!("--root={}", root.display());
+    let log = format!("--log={}/dpkg.log", job.work.display());
+    let dpkg = |what: &str, which: &str| run(&["dpkg", &at, &log, "--force-depends,not-root,bad-path", what, which]);
+    dpkg("-i", &package)?;
+    let belay = root.join("usr/bin/belay").display().to_string();
+    let program = place.programs().join("fault_target").display().to_string();
+    let dir = job.dir().display().to_string();
+    let launch = [&belay, "launch", "--ckpt-dir", &dir, "--", &program, "1"].map(str::to_owned);
+    let c = job.command(&launch);
+    job.start(c)?;
+    job.progress(LIMIT)?;
+    let command = |verb: &str| output(job.command(&[belay.clone(), verb.to_owned(), dir.clone()]), LIMIT);
+    let o = command("checkpoint")?;
+    want(o.status.success(), || format!("checkpoint: {}", text(&o)))?;
+    job.kill_all()?;
+    job.clear_beat()?;
+    let c = job.command(&[belay.clone(), "restart".into(), dir.clone()]);
+    job.start(c)?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)?;
+    for module in ["tcl/belay/0.1.0", "lua/belay/0.1.0.lua"] {
+        let file = root.join("usr/share/belay/modulefiles").join(module);
+        let text = io("read a module file", std::fs::read_to_string(file))?;
+        want(text.contains("PATH") && text.contains("/usr"), || text.clone())?;
+    }
+    dpkg("-r", "belay")?;
+    let left = left(&root);
+    want(left.is_empty(), || format!("the removed package has left {left:?}"))
+}
+
+fn rpm(place: &Place) -> Result<(), Failure> {
+    let work = place.work("rpm", User::Root)?;
+    let package = package("rpm", &work)?;
+    holds_everything(&run(&["rpm", "-qpl", &package])?)?;
+    let needs = run(&["rpm", "-qp", "--requires", &package])?;
+    want(needs.contains("libc.so.6"), || format!("it asks for no C library: {needs}"))
+}
+
+fn main() {
+    let fail = |e: Failure| -> ! {
+        eprintln!("{e}");
+        std::process::exit(1)
+    };
+    // The job runs as the harness's own user.
+    if !runner::users().contains(&User::Root) {
+        println!("\ntest result: ok. 0 passed; 0 failed; 2 ignored (packages are tested by root)");
+        return;
+    }
+    let place = Arc::new(Place::new("package").unwrap_or_else(|e| fail(e)));
+    if let Err(e) = build(&place, "fault_target", Kind::C) {
+        fail(e);
+    }
+    let has =
+        |program: &str| std::env::var_os("PATH").is_some_and(|p| std::env::split_paths(&p).any(|d| d.join(program).is_file()));
+    let tests: [(&str, &str, fn(&Place) -> Result<(), Failure>); 2] = [("deb", "dpkg-deb", deb), ("rpm", "rpmbuild", rpm)];
+    let mut checks = Vec::new();
+    for (name, program, test) in tests {
+        if !has(program) {
+            println!("package::{name}: no {program} here");
+            continue;
+        }
+        let place = Arc::clone(&place);
+        checks.push(Check {
+            name: format!("package::{name}"),
+            run: Box::new(move || test(&place)),
+        });
+    }
+    drop(place);
+    runner::main(checks);
+}
