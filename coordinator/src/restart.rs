@@ -9,6 +9,7 @@ use crate::{front, state, Failure};
 use belay_plugins::Group;
 use belay_restart::{Options, Restored};
 use belay_wire::Exit;
+use std::cell::RefCell;
 
 /// What a line for the user is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,8 +85,17 @@ fn attempt(
         Some(a) => a.other_nodes(&g.path, g.number, hosts)?,
         None => None,
     };
+    let agent = RefCell::new(agent);
+    // Whoever sees the program run can command it.
+    let mut listen = || {
+        if let Some(Err(failure)) = agent.borrow_mut().as_mut().map(Agent::listen) {
+            tracing::error!(error = %failure, "no control socket");
+            sys::say(&format!("{failure}; the program runs, but cannot be commanded"));
+        }
+    };
     let mut serve = |restored: Restored, report: &dyn Fn(i32)| {
-        agent.take().map_or(0, |mut a| {
+        let agent = agent.borrow_mut().take();
+        agent.map_or(0, |mut a| {
             // Pages that are only mapped have not been compared with their checksums: damage must not spread to the generations that follow.
             if !options.lazy {
                 a.build_on(&g.path);
@@ -97,7 +107,7 @@ fn attempt(
         })
     };
     let group = reunion.as_ref().map(|r| -> &dyn Group { r });
-    belay_restart::restart(&g.path, options, group, &mut serve).map_err(Failure::from)
+    belay_restart::restart(&g.path, options, group, &mut listen, &mut serve).map_err(Failure::from)
 }
 
 /// The generations to try, in this order: `wanted`, or all from the newest.
@@ -130,10 +140,6 @@ fn agent_main(mut agent: Agent, restored: Restored, ended: Option<i32>, report: 
     Disposition::replace(libc::SIGPIPE, libc::SIG_IGN);
     if let Err(e) = sys::become_subreaper() {
         tracing::error!(error = %e, "become the reaper of the job's processes");
-    }
-    if let Err(failure) = agent.listen() {
-        tracing::error!(error = %failure, "no control socket");
-        sys::say(&format!("{failure}; the program runs, but cannot be commanded"));
     }
     if let Err(failure) = agent.open_metrics() {
         tracing::error!(error = %failure, "no metrics");

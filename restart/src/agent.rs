@@ -40,7 +40,7 @@ pub(crate) struct Restarted {
 /// Duration of each phase.
 pub(crate) type Phases = Vec<(Phase, Duration)>;
 
-/// Rebuilds the job of `loaded` and lets it go on. On failure every process of it has been killed.
+/// Rebuilds the job of `loaded` and lets it go on; `ready` is called just before. On failure every process of it has been killed.
 pub(crate) fn restart(
     loaded: Loaded,
     blob: &Blob,
@@ -48,6 +48,7 @@ pub(crate) fn restart(
     way: Way,
     foreground: bool,
     group: Option<&dyn Group>,
+    ready: &mut dyn FnMut(),
 ) -> Outcome<Restarted> {
     let begin = Instant::now();
     let Loaded {
@@ -144,6 +145,7 @@ pub(crate) fn restart(
             let met = group.meet(Facts::new(), BTreeSet::new());
             met.map_err(|e| RestartError::at("restart together with the other nodes", e))?;
         }
+        ready();
         stopped.resume();
         Ok(Restarted {
             phases: phases(rebuilt, spawned, &live, &shared, resuming.elapsed()),

@@ -75,13 +75,14 @@ pub type AgentMain<'a> = dyn FnMut(Restored, &dyn Fn(i32)) -> i32 + 'a;
 
 /// Restarts the generation in `dir`. Call from the single-threaded front process. Makes the namespaces, their PID 1 and, inside, the agent, which
 /// rebuilds the job, lets it go on, and then runs `agent_main`, whose result (a wait status word) becomes the result of this call in the front process.
-/// `group` are the other nodes of the job, which restart at the same time.
+/// `group` are the other nodes of the job, which restart at the same time. `ready` is called in the agent when all is rebuilt, before the first process goes on.
 /// The front process forwards terminal job control and termination signals meanwhile. `agent_main` may call its second argument with a wait status
 /// word to make this call return in the front process before the job has ended: the command has, and what it left behind runs on in the background.
 pub fn restart(
     dir: &Path,
     options: &Options,
     group: Option<&dyn Group>,
+    ready: &mut dyn FnMut(),
     agent_main: &mut AgentMain<'_>,
 ) -> Result<i32, RestartError> {
     let mut loaded = Some(verify::load(dir)?);
@@ -142,7 +143,7 @@ pub fn restart(
                 inside.send(&Message::Hello);
                 let loaded = loaded.take().ok_or_else(|| RestartError::at("restart", "nothing loaded"))?;
                 let root_pid = loaded.job.root_pid;
-                let restarted = agent::restart(loaded, &blob, options.lazy, way, front.foreground, group)?;
+                let restarted = agent::restart(loaded, &blob, options.lazy, way, front.foreground, group, ready)?;
                 bound(false)?;
                 Ok(Restored {
                     root_pid,

@@ -1,6 +1,7 @@
 //! Memory headroom: a checkpoint never costs the program its memory, whatever share of its limit it uses.
 
 use belay_tests::build::{build, Kind};
+use belay_tests::expect::want;
 use belay_tests::group::Group;
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{am_root, Place, User, NOBODY};
@@ -17,14 +18,6 @@ const LIMIT_MIB: u64 = 512;
 type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
 
 const PATIENCE: Duration = Duration::from_secs(120);
-
-fn want(ok: bool, what: impl FnOnce() -> String) -> Result<(), Failure> {
-    if ok {
-        Ok(())
-    } else {
-        Err(what())
-    }
-}
 
 fn checkpoints() -> u64 {
     std::env::var("BELAY_STRESS")
