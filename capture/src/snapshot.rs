@@ -448,7 +448,7 @@ impl Child {
         let found = self.ranges(*child, session)?;
         let found = self.without_clean(found, session, table);
         let pages = found.iter().map(|r| (r.end - r.start) / PAGE).sum();
-        let writers = Session::writers(pages, most);
+        let writers = session.writers(pages, most);
         let ranges = cut(&found, pages, writers);
         let loans = session.lend(pages, writers)?;
         let index = session.index_share();

@@ -266,13 +266,23 @@ impl Session {
         Ok((id, page))
     }
 
-    /// Number of threads that should write `pages` pages, of at most `most`.
-    pub fn writers(pages: u64, most: u32) -> u32 {
-        if pages < SMALL_PAGES {
+    /// Number of threads that should write `pages` pages, of at most `most`. Each holds a chunk of its own, so where room is limited one of them could find none while another has
+    /// plenty.
+    pub fn writers(&self, pages: u64, most: u32) -> u32 {
+        let spare = u64::from(most.saturating_sub(1)) * self.capacity(pages);
+        let tight = self
+            .room
+            .is_some_and(|(room, _)| room.saturating_sub(self.written()) < pages + spare);
+        if pages < SMALL_PAGES || tight {
             1
         } else {
             most.max(1)
         }
+    }
+
+    /// Pages of each new chunk where `pages` are to be written.
+    fn capacity(&self, pages: u64) -> u64 {
+        u64::from(self.chunk_pages).max(pages / MAX_LOANS)
     }
 
     /// Room for `pages` pages written by `writers` threads that each fill one loan after the other. Give each loan back.
@@ -283,7 +293,7 @@ impl Session {
         let written = self.written();
         let mut budget = self.room.map_or(u64::MAX, |(room, _)| room.saturating_sub(written));
         // While one writer has work left, each of the others can hold a loan that it does not fill.
-        let capacity = u64::from(self.chunk_pages).max(pages / MAX_LOANS);
+        let capacity = self.capacity(pages);
         let mut wanted = pages + u64::from(writers - 1) * capacity;
         let mut loans = Vec::new();
         let mut lend = |c: &New, wanted: &mut u64| {
