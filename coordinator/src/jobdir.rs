@@ -2,7 +2,8 @@
 //!
 //! Whoever holds the lock is the job's agent (and the processes that started it). The lock is the kernel's, so it ends with its holders.
 
-use crate::interval::Interval;
+use crate::history::History;
+use crate::interval::{Interval, MIN_GAP};
 use crate::{sys, Failure};
 use belay_image::files;
 use belay_wire::{socket, Exit, Request};
@@ -34,7 +35,7 @@ pub enum Differential {
 }
 
 /// Contents of `job.json`: what the job is, and the choices that hold for it until they are changed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Description {
     /// Version of this file.
     pub format: u32,
@@ -50,6 +51,15 @@ pub struct Description {
     pub created_unix_s: u64,
     /// Checkpoint interval.
     pub interval: Interval,
+    /// Mean time to interrupt, where the user has named one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtti_s: Option<f64>,
+    /// Shortest time between two automatic checkpoints.
+    #[serde(default = "min_gap_s")]
+    pub min_gap_s: f64,
+    /// How long it has run, and how often it was interrupted.
+    #[serde(default)]
+    pub history: History,
     /// Whole generations to keep.
     pub keep: u32,
     /// Most bytes that the checkpoints may take, where there is a limit.
@@ -68,6 +78,10 @@ pub struct Description {
     /// How the last run of the command ended: the status word as `wait` reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_status: Option<i32>,
+}
+
+fn min_gap_s() -> f64 {
+    MIN_GAP.as_secs_f64()
 }
 
 impl Description {
@@ -102,6 +116,9 @@ impl Description {
             host: sys::host(),
             created_unix_s: sys::now_unix_s(),
             interval: Interval::Never,
+            mtti_s: None,
+            min_gap_s: min_gap_s(),
+            history: History::default(),
             keep: 2,
             max_bytes: None,
             differential: Differential::Hash,
@@ -304,6 +321,16 @@ impl JobDir {
     pub fn description(&self) -> Result<Description, Failure> {
         let path = self.description_file();
         Description::decode(&path, &files::read(&path, MAX_DESCRIPTION)?)
+    }
+
+    /// The last time at which the job is known to have lived: its newest entry in the log, or its newest checkpoint.
+    pub fn last_sign_unix_s(&self) -> u64 {
+        let entries = [self.log(), self.generations()]
+            .into_iter()
+            .filter_map(|dir| std::fs::read_dir(dir).ok())
+            .flat_map(|entries| entries.flatten());
+        let changed = entries.filter_map(|e| Some(e.metadata().ok()?.mtime().unsigned_abs()));
+        changed.max().unwrap_or(0)
     }
 
     /// Writes `job.json` so that a reader sees the old contents or the new.

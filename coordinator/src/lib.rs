@@ -16,6 +16,7 @@ pub mod exporter;
 mod failure;
 pub mod front;
 pub mod generations;
+pub mod history;
 pub mod interval;
 pub mod jobdir;
 pub mod launch;

@@ -88,9 +88,15 @@ pub(crate) enum LogLevel {
 /// `belay launch`.
 #[derive(Debug, Args)]
 pub(crate) struct Launch {
-    /// Take a checkpoint this often: 2, 2s, 500ms, 5m, 1h, or auto (as often as costs next to nothing)
+    /// Take a checkpoint this often: 2, 2s, 500ms, 5m, 1h, or auto (as often as loses the least time)
     #[arg(long, value_name = "DUR")]
     pub(crate) ckpt_interval: Option<Interval>,
+    /// For auto: mean time to interrupt [default: observed]
+    #[arg(long, value_name = "DUR", value_parser = parse_duration)]
+    pub(crate) mtti: Option<Duration>,
+    /// For auto: shortest time between two checkpoints
+    #[arg(long, value_name = "DUR", default_value = "30s", value_parser = parse_duration)]
+    pub(crate) min_gap: Duration,
     /// Job directory
     #[arg(long, value_name = "DIR", env = "BELAY_DIR", default_value = "belay-job")]
     pub(crate) ckpt_dir: PathBuf,

@@ -33,6 +33,8 @@ fn described(args: &Launch) -> Description {
     let words = args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect();
     Description {
         interval: args.ckpt_interval.unwrap_or_default(),
+        mtti_s: args.mtti.map(|d| d.as_secs_f64()),
+        min_gap_s: args.min_gap.as_secs_f64(),
         keep: args.keep,
         max_bytes: args.max_bytes,
         differential: match args.differential {
@@ -48,7 +50,8 @@ fn described(args: &Launch) -> Description {
 }
 
 fn launch_in(dir: JobDir, lock: Lock, args: Launch) -> Result<u8, Failure> {
-    let description = described(&args);
+    let mut description = described(&args);
+    description.history.begin(sys::now_unix_s(), 0);
     dir.describe(&description)?;
     logging::start(&dir, &description.log_level)?;
     let nodes = args.across_hosts.then(|| Nodes::root(&dir)).transpose()?;
@@ -120,6 +123,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
                 cwd: old.cwd,
                 host: old.host,
                 created_unix_s: old.created_unix_s,
+                history: old.history,
                 ..new
             };
             let how = How {
@@ -147,6 +151,7 @@ struct How {
 
 fn restart_in(dir: JobDir, lock: Lock, mut description: Description, how: How) -> Result<u8, Failure> {
     description.wait_status = None;
+    description.history.begin(sys::now_unix_s(), dir.last_sign_unix_s());
     // A full disk is no reason not to go on from a checkpoint.
     for failure in [dir.describe(&description), logging::start(&dir, &description.log_level)]
         .into_iter()

@@ -11,7 +11,7 @@ pub mod socket;
 
 pub use exit::{Exit, ExitRow};
 pub use message::{
-    AgentStatus, Checkpointed, Event, GenerationStatus, JobState, LastError, Level, ProcessStatus, Progress, Request,
+    AgentStatus, AutoInterval, Checkpointed, Event, GenerationStatus, JobState, LastError, Level, ProcessStatus, Progress, Request,
     SnapshotStatus, Status,
 };
 pub use phase::Phase;

@@ -212,6 +212,21 @@ pub struct LastError {
     pub message: String,
 }
 
+/// How an automatic interval was chosen.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AutoInterval {
+    /// The interval.
+    pub interval_s: f64,
+    /// What the last checkpoint cost the program.
+    pub cost_ms: f64,
+    /// Mean time to interrupt,
+    pub mtti_s: f64,
+    /// and where it comes from: `configured` or `observed`.
+    pub mtti_from: String,
+    /// Interruptions of this job so far.
+    pub interrupts: u32,
+}
+
 /// The status document.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
@@ -239,6 +254,9 @@ pub struct Status {
     pub progress: Option<Progress>,
     /// Interval checkpoints left out because the one before was still being written.
     pub skipped: u64,
+    /// How the automatic interval was chosen; none before the first checkpoint and without such an interval.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto_interval: Option<AutoInterval>,
     /// How checkpoints find what the ones before have stored: `userfaultfd and hash`, `hash` (with the reason, where more was wanted) or `off`.
     pub differential: String,
     /// Last failure.

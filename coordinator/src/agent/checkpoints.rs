@@ -3,17 +3,18 @@
 use super::{stopped_after_checkpoint, Agent, WRITERS};
 use crate::checkpoint::{Committed, Learned, Wanted, Writing};
 use crate::generations::{self, ms};
-use crate::interval::Interval;
+use crate::interval::{self, Interval};
 use crate::nodes::Nodes;
 use crate::{sys, Failure};
 use belay_plugins::Group;
 use belay_storage::session::Stats;
-use belay_wire::{Checkpointed, Event, Exit, LastError, Phase};
+use belay_wire::{AutoInterval, Checkpointed, Event, Exit, LastError, Phase};
 use std::time::{Duration, UNIX_EPOCH};
 
 impl Agent {
     pub(super) fn arm_interval(&mut self) {
-        let first = self.description.interval.first();
+        let gap = Duration::from_secs_f64(self.description.min_gap_s);
+        let first = self.description.interval.first(gap);
         let period = match self.description.interval {
             Interval::Every(d) => d,
             Interval::Auto | Interval::Never => Duration::ZERO,
@@ -164,10 +165,7 @@ impl Agent {
                 self.tell(Ok(&c));
                 self.answer(&wanted, &c);
                 if self.description.interval == Interval::Auto {
-                    let delay = Interval::auto_delay(c.blocked, c.write);
-                    if let Err(e) = self.interval.set(Some(delay), Duration::ZERO) {
-                        self.note_failure(&Failure::system("set the interval timer", &e), true);
-                    }
+                    self.choose_interval(&c);
                 }
                 if wanted.then_stop {
                     self.result = Some(stopped_after_checkpoint());
@@ -181,6 +179,30 @@ impl Agent {
         self.reap();
         self.begin_queued();
         failed
+    }
+
+    /// With an automatic interval: when the next checkpoint is due, now that this one is committed.
+    fn choose_interval(&mut self, c: &Committed) {
+        let processors = std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
+        let cost = interval::cost(c.blocked, c.write, WRITERS, processors);
+        let configured = self.description.mtti_s.map(Duration::from_secs_f64);
+        let mtti = configured.unwrap_or_else(|| self.description.history.mtti(sys::now_unix_s()));
+        let optimum = interval::optimum(cost, mtti);
+        // The program has run on while this checkpoint was written.
+        let gap = Duration::from_secs_f64(self.description.min_gap_s);
+        let delay = optimum.saturating_sub(c.write).max(gap);
+        let chosen = AutoInterval {
+            interval_s: optimum.max(gap).as_secs_f64(),
+            cost_ms: ms(cost),
+            mtti_s: mtti.as_secs_f64(),
+            mtti_from: if configured.is_some() { "configured" } else { "observed" }.into(),
+            interrupts: self.description.history.interrupts,
+        };
+        tracing::info!(?chosen, "automatic interval");
+        self.chosen = Some(chosen);
+        if let Err(e) = self.interval.set(Some(delay), Duration::ZERO) {
+            self.note_failure(&Failure::system("set the interval timer", &e), true);
+        }
     }
 
     /// What the checkpoint has taught about the store holds from its commit on.

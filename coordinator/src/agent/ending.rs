@@ -80,6 +80,7 @@ impl Agent {
     /// Nothing of the job is left: record how it ended, give the directory back, then tell everyone who waits for it.
     pub(super) fn end(mut self) -> i32 {
         self.description.wait_status = self.result.or(self.root_status);
+        self.description.history.end(sys::now_unix_s());
         if let Err(failure) = self.dir.describe(&self.description) {
             tracing::error!(error = %failure, "record the end");
         }

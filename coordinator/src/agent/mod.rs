@@ -32,7 +32,7 @@ use belay_kernel::proc;
 use belay_plugins::Names;
 use belay_storage::engine::{Engine, Options};
 use belay_storage::store::Store;
-use belay_wire::{Event, Exit, LastError, Phase};
+use belay_wire::{AutoInterval, Event, Exit, LastError, Phase};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
@@ -108,6 +108,8 @@ pub struct Agent {
     ending: Option<Ending>,
     farewells: Vec<(ClientId, Event)>,
     skipped: u64,
+    /// How the automatic interval was chosen last.
+    chosen: Option<AutoInterval>,
     last_error: Option<LastError>,
     said: Option<Exit>,
     telling: Option<telling::Telling>,
@@ -172,6 +174,7 @@ impl Agent {
             ending: None,
             farewells: Vec::new(),
             skipped: 0,
+            chosen: None,
             last_error: None,
             said: None,
             telling: None,

@@ -29,6 +29,7 @@ impl Agent {
         status.phase = self.phase;
         status.progress = self.writing.as_ref().map(Writing::progress);
         status.skipped = self.skipped;
+        status.auto_interval.clone_from(&self.chosen);
         status.differential = match (self.description.differential, self.tracking.hindrance()) {
             (Differential::Written, Some(reason)) => format!("hash: {reason}"),
             (how, _) => method(how).to_owned(),
@@ -66,6 +67,7 @@ pub fn at_rest(dir: &JobDir, d: &Description) -> Status {
         phase: None,
         progress: None,
         skipped: 0,
+        auto_interval: None,
         differential: method(d.differential).to_owned(),
         last_error: None,
         generations: generations.iter().map(generations::Generation::status).collect(),

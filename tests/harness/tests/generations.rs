@@ -1,0 +1,275 @@
+//! Many generations: each one that is kept restarts, with the state that it was taken of; storage stays within its limit and the agent does not grow; the automatic interval.
+
+use belay_tests::build::{build, Kind};
+use belay_tests::expect::want;
+use belay_tests::job::{output, text, Job};
+use belay_tests::place::{Place, User};
+use belay_tests::rng::{run_seed, Rng};
+use belay_tests::runner::{self, Check};
+use belay_tests::Failure;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
+
+/// `belay launch` of a test program with its arguments.
+fn launch(job: &mut Job, place: &Place, options: &[&str], program: &[&str]) -> Result<(), Failure> {
+    let options: Vec<String> = options.iter().map(|o| (*o).to_owned()).collect();
+    let mut argv = vec![place.programs().join(program[0]).display().to_string()];
+    argv.extend(program[1..].iter().map(|a| (*a).to_owned()));
+    job.launch(&options, &argv)?;
+    job.progress(PATIENCE)
+}
+
+fn status(job: &Job) -> Result<serde_json::Value, Failure> {
+    let dir = job.dir().display().to_string();
+    let o = output(job.belay(&["status", &dir, "--json"]), PATIENCE)?;
+    serde_json::from_slice(&o.stdout).map_err(|e| format!("{e}: {}", text(&o)))
+}
+
+/// The whole generations, oldest first.
+fn generations(job: &Job) -> Result<Vec<u64>, Failure> {
+    let s = status(job)?;
+    let list = s["generations"].as_array().ok_or("no generations in the status")?;
+    Ok(list
+        .iter()
+        .filter(|g| g["whole"] == true)
+        .filter_map(|g| g["generation"].as_u64())
+        .collect())
+}
+
+/// Gives gen_steps an order.
+fn give(job: &Job, line: &str) -> Result<(), Failure> {
+    let write = || {
+        std::fs::write(job.work.join("order.new"), format!("{line}\n"))?;
+        std::fs::rename(job.work.join("order.new"), job.work.join("order"))
+    };
+    write().map_err(|e| format!("write the order: {e}"))
+}
+
+/// Gives gen_steps an order and waits until it has been carried out.
+fn order(job: &mut Job, line: &str) -> Result<(), Failure> {
+    give(job, line)?;
+    let end = Instant::now() + PATIENCE;
+    while std::fs::read_to_string(job.work.join("answer")).unwrap_or_default().trim() != line {
+        job.progress(PATIENCE).map_err(|e| format!("{line}: {e}"))?;
+        want(Instant::now() < end, || format!("{line}: no answer; {}", job.output_text()))?;
+    }
+    Ok(())
+}
+
+/// Sum of a number that the log gives with each committed checkpoint.
+fn logged(job: &Job, field: &str) -> u64 {
+    let logs = std::fs::read_dir(job.dir().join("log")).into_iter().flatten().flatten();
+    let text: String = logs.filter_map(|e| std::fs::read_to_string(e.path()).ok()).collect();
+    let values = text.lines().filter(|l| l.contains("checkpoint committed")).filter_map(|l| {
+        let (_, rest) = l.split_once(&format!("\"{field}\":"))?;
+        let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse::<u64>().ok()
+    });
+    values.sum()
+}
+
+/// Every kept generation restarts with the memory of its own step, also those whose chunks were gathered anew meanwhile.
+fn every_generation(differential: &str, place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    const STEPS: u64 = 13;
+    const KEEP: usize = 5;
+    let mut job = Job::new(place, "every", user)?;
+    launch(
+        &mut job,
+        place,
+        &["--keep", "5", "--differential", differential],
+        &["gen_steps", "12"],
+    )?;
+    for step in 1..=STEPS {
+        order(&mut job, &format!("go {step}"))?;
+        job.checkpoint()?;
+    }
+    let kept = generations(&job)?;
+    want(kept == (STEPS - KEEP as u64 + 1..=STEPS).collect::<Vec<_>>(), || {
+        format!("kept {kept:?}")
+    })?;
+    let (moved, clean) = (logged(&job, "pages_moved"), logged(&job, "pages_clean"));
+    want(moved > 0, || {
+        "no page was ever moved out of a chunk that is mostly dead".into()
+    })?;
+    println!("    {differential}: {moved} pages moved, {clean} known to be clean");
+    let mut left = kept;
+    while !left.is_empty() {
+        let step = left.swap_remove(rng.below(left.len() as u64) as usize);
+        job.kill_all()?;
+        job.clear_beat()?;
+        // Before the program goes on: it would obey the last order again.
+        give(&job, &format!("compare {step}"))?;
+        job.restart(&["--generation", &step.to_string()])?;
+        job.progress(PATIENCE).map_err(|e| format!("generation {step}: {e}"))?;
+        order(&mut job, &format!("compare {step}")).map_err(|e| format!("generation {step}: {e}"))?;
+    }
+    job.verdict(false, PATIENCE)
+}
+
+fn bytes_in(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .map(|e| match e.metadata() {
+            Ok(m) if m.is_dir() => bytes_in(&e.path()),
+            Ok(m) => m.len(),
+            Err(_) => 0,
+        })
+        .sum()
+}
+
+/// Resident anonymous memory (KiB) and open descriptors of the agent.
+fn size_of_agent(job: &Job) -> Result<(u64, usize), Failure> {
+    let s = status(job)?;
+    let agent = s["agent"]["host_pid"]
+        .as_i64()
+        .or(s["agent"]["pid"].as_i64())
+        .ok_or("no agent in the status")?;
+    let text = std::fs::read_to_string(format!("/proc/{agent}/status")).map_err(|e| format!("status of the agent: {e}"))?;
+    let line = text.lines().find_map(|l| l.strip_prefix("RssAnon:"));
+    let kib = line
+        .and_then(|l| l.split_whitespace().next()?.parse().ok())
+        .ok_or("no RssAnon")?;
+    let fds = std::fs::read_dir(format!("/proc/{agent}/fd")).map_err(|e| format!("descriptors of the agent: {e}"))?;
+    Ok((kib, fds.count()))
+}
+
+/// Number of checkpoints of the soak test.
+fn soak_length() -> u64 {
+    std::env::var("BELAY_SOAK").ok().and_then(|v| v.parse().ok()).unwrap_or(240)
+}
+
+/// Many checkpoints of a small program that changes its memory in all ways: storage stays within its limit, the agent stays as large as it was, and every hundredth generation restarts.
+fn soak(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    const QUOTA: u64 = 64 << 20;
+    let all = soak_length();
+    let mut job = Job::new(place, "soak", user)?;
+    job.set("BELAY_TEST_LONG", "1");
+    launch(&mut job, place, &["--keep", "3", "--max-bytes", "64M"], &["mem_diff"])?;
+    let mut first = None;
+    let mut most = 0;
+    for n in 1..=all {
+        rng.pause(5);
+        job.checkpoint().map_err(|e| format!("checkpoint {n}: {e}"))?;
+        if n % 20 == 0 {
+            let stored = bytes_in(&job.dir().join("chunks")) + bytes_in(&job.dir().join("gen"));
+            most = most.max(stored);
+            want(stored <= QUOTA, || format!("checkpoint {n}: {stored} bytes are stored"))?;
+            let now = size_of_agent(&job)?;
+            // The table of hashes grows to its full size first.
+            if n % all.div_ceil(3).next_multiple_of(20) == 20 {
+                first = Some(now);
+            }
+            let (kib, fds) = *first.get_or_insert(now);
+            // Clients that have just got their answer are still there for a moment.
+            want(now.1 <= fds + 3, || {
+                format!("checkpoint {n}: {} descriptors, there were {fds}", now.1)
+            })?;
+            want(now.0 <= kib + 1024, || {
+                format!("checkpoint {n}: the agent has {} KiB, it had {kib}", now.0)
+            })?;
+        }
+        // The first third is one long run.
+        if n % 100 == 0 && n > all / 3 {
+            job.kill_all()?;
+            job.clear_beat()?;
+            job.restart(&[])?;
+            job.progress(PATIENCE)
+                .map_err(|e| format!("restart of generation {n}: {e}"))?;
+            first = None;
+        }
+    }
+    println!(
+        "    {all} checkpoints, at most {most} bytes stored, agent {:?} (KiB, descriptors)",
+        size_of_agent(&job)?
+    );
+    job.verdict(false, PATIENCE)
+}
+
+/// The automatic interval is the published optimum for what checkpoints cost and how often the job is interrupted.
+fn auto_interval(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "auto", user)?;
+    let options = ["--ckpt-interval", "auto", "--min-gap", "100ms", "--mtti", "2s", "--keep", "3"];
+    launch(&mut job, place, &options, &["mem_diff"])?;
+    let end = Instant::now() + PATIENCE;
+    let mut s = status(&job)?;
+    while s["generations"].as_array().map_or(0, Vec::len) < 3 {
+        want(Instant::now() < end, || format!("too few checkpoints: {s}"))?;
+        job.progress(PATIENCE)?;
+        s = status(&job)?;
+    }
+    let a = &s["auto_interval"];
+    let number = |name: &str| a[name].as_f64().ok_or_else(|| format!("no {name}: {s}"));
+    let (c, m) = (number("cost_ms")? / 1e3, number("mtti_s")?);
+    want(m == 2.0 && a["mtti_from"] == "configured" && c > 0.0, || format!("{a}"))?;
+    let ratio = c / (2.0 * m);
+    let optimum = if ratio >= 1.0 {
+        m
+    } else {
+        ((2.0 * c * m).sqrt() * (1.0 + ratio.sqrt() / 3.0 + ratio / 9.0) - c).max(0.1)
+    };
+    want((number("interval_s")? - optimum).abs() < 0.001 * optimum, || {
+        format!("expected {optimum}: {a}")
+    })?;
+    // Everything dies: an interruption, which the next run counts. Without a configured time, one in a day was expected.
+    job.kill_all()?;
+    job.clear_beat()?;
+    let described = std::fs::read_to_string(job.dir().join("job.json")).map_err(|e| format!("job.json: {e}"))?;
+    let mut described: serde_json::Value = serde_json::from_str(&described).map_err(|e| format!("job.json: {e}"))?;
+    described["mtti_s"] = serde_json::Value::Null;
+    std::fs::write(job.dir().join("job.json"), described.to_string()).map_err(|e| format!("job.json: {e}"))?;
+    job.restart(&[])?;
+    job.progress(PATIENCE)?;
+    let end = Instant::now() + PATIENCE;
+    let mut s = status(&job)?;
+    while s["auto_interval"].is_null() {
+        want(Instant::now() < end, || format!("no automatic checkpoint: {s}"))?;
+        job.progress(PATIENCE)?;
+        s = status(&job)?;
+    }
+    let a = &s["auto_interval"];
+    let mtti = a["mtti_s"].as_f64().unwrap_or(0.0);
+    want(
+        a["interrupts"] == 1 && a["mtti_from"] == "observed" && (43_200.0..44_400.0).contains(&mtti),
+        || format!("{a}"),
+    )?;
+    job.verdict(false, PATIENCE)
+}
+
+fn main() {
+    let fail = |e: Failure| -> ! {
+        println!("{e}");
+        std::process::exit(1);
+    };
+    let place = Arc::new(Place::new("generations").unwrap_or_else(|e| fail(e)));
+    for program in ["gen_steps", "mem_diff"] {
+        if let Err(e) = build(&place, program, Kind::C) {
+            fail(e);
+        }
+    }
+    let seed = run_seed();
+    println!("seed {seed}");
+    let tests: [(&str, Test); 4] = [
+        ("every_generation_hash", |p, u, r| every_generation("hash", p, u, r)),
+        ("every_generation_written", |p, u, r| every_generation("written", p, u, r)),
+        ("soak", soak),
+        ("auto_interval", auto_interval),
+    ];
+    let mut checks = Vec::new();
+    for (name, test) in tests {
+        for user in runner::users() {
+            let place = Arc::clone(&place);
+            let label = format!("generations::{name}::{}", user.name());
+            checks.push(Check {
+                name: label.clone(),
+                run: Box::new(move || test(&place, user, &mut Rng::new(seed, &label))),
+            });
+        }
+    }
+    drop(place);
+    runner::main(checks);
+}
