@@ -12,8 +12,8 @@
 //! can need at most: copies of the pages that the program writes meanwhile, page tables of the children, tables of hashes and extents, and, where the store is itself in
 //! memory (tmpfs), what is stored.
 
+use crate::gather;
 use crate::process::Draft;
-use crate::suspend;
 use crate::{signals, CaptureError, Held};
 use belay_kernel::room::{self, Free, Gauges};
 use belay_storage::session::Session;
@@ -316,7 +316,9 @@ impl Watch {
 /// Call from the agent's main thread.
 pub fn stop(outside: &[i32]) -> Result<Held, CaptureError> {
     let _signals = signals::ChildSignals::block();
-    suspend::suspend(std::process::id().cast_signed(), outside).map(Held)
+    let agent = std::process::id().cast_signed();
+    let prepared = gather::prepare(agent, outside)?;
+    gather::suspend(prepared, agent, outside).map(Held)
 }
 
 /// Lets the snapshot children `copies` go before others, at the processors and at the disk, as far as the system allows it.

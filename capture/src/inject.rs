@@ -8,7 +8,7 @@ use belay_abi::inject::{
 };
 use belay_kernel::blob::Blob;
 use belay_kernel::proc::{Map, Status};
-use belay_kernel::ptrace::{self, Event};
+use belay_kernel::ptrace::{self, Event, Regs};
 use belay_kernel::vm::Memory;
 
 const PAGE: u64 = 4096;
@@ -81,24 +81,18 @@ fn mark_signal(status: &Status) -> Option<i32> {
 
 impl Area {
     /// Maps the area into `process` and writes the program, the tables and the frames into it.
-    pub(crate) fn map(
-        process: &mut Process,
-        maps: &[Map],
-        status: &Status,
-        blob: &Blob,
-        xstates: &[Vec<u8>],
-    ) -> Result<Self, CaptureError> {
+    pub(crate) fn map(process: &mut Process, maps: &[Map], status: &Status, blob: &Blob) -> Result<Self, CaptureError> {
         let pid = process.pid;
         let refuse = |reason: &str| CaptureError::refuse(pid, "process", reason);
         let signo = mark_signal(status).ok_or_else(|| refuse("SIGURG, SIGWINCH and SIGCHLD are all pending; try again"))?;
         let memory =
             Memory::open(process.task()).map_err(|e| CaptureError::failed(format!("open the memory of process {pid}"), e))?;
-        let gate = Gate::prepare(process, maps, &memory, &xstates[0]);
+        let gate = Gate::prepare(process, maps, &memory);
         let gate = process
             .gate
             .insert(gate.ok_or_else(|| refuse("no system call instruction in its memory"))?);
         let threads = process.tasks.len() as u64;
-        let frame_bytes = crate::frame::bytes(xstates.iter().map(Vec::len).max().unwrap_or(0)) as u64;
+        let frame_bytes = crate::frame::bytes(process.tasks.iter().map(|t| t.xstate.len()).max().unwrap_or(0)) as u64;
         let mut at = blob.bytes();
         let mut take = |bytes: u64, align: u64| {
             let start = at.next_multiple_of(align);
@@ -126,14 +120,14 @@ impl Area {
         process.area = Some((base, bytes));
         let mut image = blob.placed_at(base);
         image.resize(small_stacks as usize, 0);
-        for (i, (task, xstate)) in process.tasks.iter().zip(xstates).enumerate() {
+        for (i, task) in process.tasks.iter().enumerate() {
             let offset = frames + frame_bytes * i as u64;
             crate::frame::write(
                 &mut image[offset as usize..(offset + frame_bytes) as usize],
                 base + offset,
                 &crate::calls::without_restart_block(task.tid, &task.regs),
                 task.sigmask,
-                xstate,
+                &task.xstate,
             );
         }
         memory
@@ -201,15 +195,29 @@ impl Area {
         Ok(self.get_all(offset, 1)?[0])
     }
 
-    fn start(&self, task: &mut Task, op: u64, table: u64, stack_top: u64) -> Result<(), CaptureError> {
-        let fail = |e| CaptureError::failed(format!("run thread {}", task.tid), e);
+    /// How `task` is to begin operation `op` on `table`.
+    fn entry(&self, task: &Task, op: u64, table: u64, stack_top: u64) -> Entry {
         let mut regs = task.regs;
         regs.rip = self.entry;
         regs.rdi = op;
         regs.rsi = self.base + table;
         regs.rsp = (self.base + stack_top) & !15;
         regs.orig_rax = u64::MAX;
-        ptrace::set_regs(task.tid, &regs).map_err(fail)?;
+        Entry { regs, signo: self.signo }
+    }
+}
+
+/// The state in which a task begins an operation, and the signal with which it ends it.
+#[derive(Debug)]
+struct Entry {
+    regs: Regs,
+    signo: i32,
+}
+
+impl Entry {
+    fn begin(&self, task: &mut Task) -> Result<(), CaptureError> {
+        let fail = |e| CaptureError::failed(format!("run thread {}", task.tid), e);
+        ptrace::set_regs(task.tid, &self.regs).map_err(fail)?;
         ptrace::set_sigmask(task.tid, !(1 << (self.signo - 1))).map_err(fail)?;
         task.borrowed = true;
         ptrace::cont(task.tid, 0).map_err(fail)?;
@@ -217,70 +225,87 @@ impl Area {
         Ok(())
     }
 
-    fn finish(&self, task: &mut Task) -> Result<(), CaptureError> {
-        task.wait_for(Event::Signal(self.signo))
+    fn end(&self, task: &mut Task) -> Result<(), CaptureError> {
+        if task.running {
+            task.wait_for(Event::Signal(self.signo))?;
+        }
+        Ok(())
     }
 }
 
-/// Lets `start` begin an operation in every process, waits for the end of all that began, and lets `collect` read each one's result. An
+/// Lets the main thread of every process begin an operation as `prepare` says, waits for the end of all that began, and lets `collect` read each one's result. An
 /// operation that began is always waited for, whatever has failed meanwhile: a thread taken out of the middle of one would leave its process with a
 /// stray child or without an attribute. Returns the first failure.
 fn in_all(
     job: &mut Suspended,
     areas: &[Area],
-    mut start: impl FnMut(usize, &mut Process, &Area) -> Result<(), CaptureError>,
+    mut prepare: impl FnMut(usize, &Process, &Area) -> Result<Entry, CaptureError>,
     mut collect: impl FnMut(&mut Process, &Area) -> Result<(), CaptureError>,
 ) -> Result<(), CaptureError> {
+    let mut began = Vec::new();
     let mut failed = None;
     for (i, (process, area)) in job.processes.iter_mut().zip(areas).enumerate() {
-        if let Err(e) = start(i, process, area) {
-            failed = Some(e);
-            break;
+        let entry = prepare(i, process, area);
+        match entry.and_then(|entry| entry.begin(&mut process.tasks[0]).map(|()| entry)) {
+            Ok(entry) => began.push(entry),
+            Err(e) => {
+                failed = Some(e);
+                break;
+            }
         }
     }
-    for (process, area) in job.processes.iter_mut().zip(areas) {
-        let began: Vec<_> = process.tasks.iter_mut().filter(|t| t.running).collect();
-        if began.is_empty() {
-            continue;
-        }
-        let ended = began.into_iter().map(|task| area.finish(task)).fold(Ok(()), Result::and);
-        if let Err(e) = ended.and_then(|()| collect(process, area)) {
+    for ((process, area), entry) in job.processes.iter_mut().zip(areas).zip(began) {
+        if let Err(e) = entry.end(&mut process.tasks[0]).and_then(|()| collect(process, area)) {
             failed.get_or_insert(e);
         }
     }
     failed.map_or(Ok(()), Err)
 }
 
-/// Runs OP_THREAD on every task; returns the tables by process and task.
-pub(crate) fn collect_threads(job: &mut Suspended, areas: &[Area]) -> Result<Vec<Vec<ThreadTable>>, CaptureError> {
+/// What a thread has told about itself, and the signals that were pending for it alone.
+#[derive(Debug)]
+pub(crate) struct Collected {
+    pub(crate) table: ThreadTable,
+    pub(crate) pending: Vec<Vec<u8>>,
+}
+
+/// Runs OP_THREAD on every task; returns the results by process and task. As with the other operations, what began is waited for.
+pub(crate) fn collect_threads(job: &mut Suspended, areas: &[Area]) -> Result<Vec<Vec<Collected>>, CaptureError> {
     let size = size_of::<ThreadTable>() as u64;
+    for (process, area) in job.processes.iter().zip(areas) {
+        let blank: ThreadTable = area.get(area.thread_tables)?;
+        let mut tables = vec![blank; process.tasks.len()];
+        for (i, (table, task)) in tables.iter_mut().zip(&process.tasks).enumerate() {
+            table.mark = area.mark(process.pid, task.tid, i);
+        }
+        area.put(area.thread_tables, &tables)?;
+    }
+    let entry = |process: usize, number: usize, task: &Task| {
+        let (area, i) = (&areas[process], number as u64);
+        area.entry(
+            task,
+            OP_THREAD,
+            area.thread_tables + size * i,
+            area.small_stacks + SMALL_STACK * (i + 1),
+        )
+    };
+    let began = job.each_task(entry, |task, entry| {
+        let pending = ptrace::pending(task.tid, false)
+            .map_err(|e| CaptureError::failed(format!("read pending signals of thread {}", task.tid), e))?;
+        entry.begin(task).map(|()| pending)
+    });
+    let ended = job.each_task(entry, |task, entry| entry.end(task));
     let mut out = Vec::new();
-    in_all(
-        job,
-        areas,
-        |_, process, area| {
-            let blank: ThreadTable = area.get(area.thread_tables)?;
-            let mut tables = vec![blank; process.tasks.len()];
-            for (i, (table, task)) in tables.iter_mut().zip(&process.tasks).enumerate() {
-                table.mark = area.mark(process.pid, task.tid, i);
-            }
-            area.put(area.thread_tables, &tables)?;
-            for (i, task) in process.tasks.iter_mut().enumerate() {
-                let i = i as u64;
-                area.start(
-                    task,
-                    OP_THREAD,
-                    area.thread_tables + size * i,
-                    area.small_stacks + SMALL_STACK * (i + 1),
-                )?;
-            }
-            Ok(())
-        },
-        |process, area| {
-            out.push(area.get_all::<ThreadTable>(area.thread_tables, process.tasks.len())?);
-            Ok(())
-        },
-    )?;
+    for ((process, area), (began, ended)) in job.processes.iter().zip(areas).zip(began.into_iter().zip(ended)) {
+        ended.into_iter().collect::<Result<(), _>>()?;
+        let pending = began.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let tables = area.get_all::<ThreadTable>(area.thread_tables, process.tasks.len())?;
+        let collected = tables
+            .into_iter()
+            .zip(pending)
+            .map(|(table, pending)| Collected { table, pending });
+        out.push(collected.collect());
+    }
     Ok(out)
 }
 
@@ -310,7 +335,7 @@ pub(crate) fn collect_processes(
             table.timer_count = u32::try_from(ids.len()).unwrap_or(0);
             table.mark = area.mark(process.pid, process.tasks[0].tid, 0);
             area.put(area.process_table, &[table])?;
-            area.start(&mut process.tasks[0], OP_PROCESS, area.process_table, area.large_stack_top)
+            Ok(area.entry(&process.tasks[0], OP_PROCESS, area.process_table, area.large_stack_top))
         },
         |process, area| {
             let table = area.get::<ProcessTable>(area.process_table)?;
@@ -367,7 +392,7 @@ pub(crate) fn snapshot(
                 left_out: ranges,
             };
             area.put(area.snapshot_table, &[table])?;
-            area.start(&mut process.tasks[0], OP_SNAPSHOT, area.snapshot_table, area.large_stack_top)
+            Ok(area.entry(&process.tasks[0], OP_SNAPSHOT, area.snapshot_table, area.large_stack_top))
         },
         |_, area| {
             let table = area.get::<SnapshotTable>(area.snapshot_table)?;

@@ -7,16 +7,19 @@
 
 mod calls;
 mod frame;
+mod gather;
 pub mod headroom;
 mod inject;
 mod memory;
 mod process;
 mod reader;
+mod reaper;
 mod remote;
 mod rescue;
 mod signals;
 mod snapshot;
 mod suspend;
+mod tracers;
 mod tracking;
 
 pub use suspend::{release, take_ended};
@@ -108,6 +111,16 @@ impl CaptureError {
             object: object.into(),
             reason: reason.into(),
             passing: false,
+        }])
+    }
+
+    /// A refusal for a reason that passes by itself.
+    fn refuse_for_now(pid: i32, object: impl Into<String>, reason: impl Into<String>) -> Self {
+        CaptureError::Refused(vec![Refusal {
+            pid,
+            object: object.into(),
+            reason: reason.into(),
+            passing: true,
         }])
     }
 }
@@ -247,9 +260,10 @@ fn take(
     rescue::learn_own_libraries();
     let _signals = signals::ChildSignals::block();
 
+    let prepared = gather::prepare(agent, &options.outside)?;
     let begin = Instant::now();
     clock.enter(Phase::Suspend);
-    let mut job = suspend::suspend(agent, &options.outside)?;
+    let mut job = gather::suspend(prepared, agent, &options.outside)?;
     if group.is_none() && job.is_empty() {
         return Err(CaptureError::Ended);
     }
@@ -260,7 +274,7 @@ fn take(
     clock.enter(Phase::Capture);
     let mut drafts = job
         .processes
-        .iter_mut()
+        .iter()
         .map(process::Draft::read)
         .collect::<Result<Vec<_>, _>>()?;
     process::check_supported(&job, &drafts, options.led)?;
@@ -268,14 +282,19 @@ fn take(
         .processes
         .iter_mut()
         .zip(&drafts)
-        .map(|(p, d)| inject::Area::map(p, &d.maps, &d.status, &blob, &d.xstates))
+        .map(|(p, d)| inject::Area::map(p, &d.maps, &d.status, &blob))
         .collect::<Result<Vec<_>, _>>()?;
-    let thread_tables = inject::collect_threads(&mut job, &areas)?;
+    let threads = inject::collect_threads(&mut job, &areas)?;
     let timers: Vec<Vec<i32>> = drafts.iter().map(process::Draft::timer_ids).collect();
     let process_tables = inject::collect_processes(&mut job, &areas, &timers)?;
     let mut processes = Vec::new();
-    for (i, (process, draft)) in job.processes.iter().zip(&mut drafts).enumerate() {
-        processes.push(draft.finish(process, &thread_tables[i], &process_tables[i])?);
+    for ((process, draft), (threads, table)) in job
+        .processes
+        .iter_mut()
+        .zip(&mut drafts)
+        .zip(threads.iter().zip(&process_tables))
+    {
+        processes.push(draft.finish(process, threads, table)?);
     }
     for zombie in &job.zombies {
         processes.extend(process::zombie(*zombie));

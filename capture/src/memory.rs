@@ -143,11 +143,10 @@ pub(crate) fn huge(map: &Map) -> Option<u64> {
     (!map.shared && internal()).then(|| hugepages::page_bytes(map.dev)).flatten()
 }
 
-/// What the snapshot child must not inherit. It would be counted at System V segments. And explicit huge pages come from a pool that may have none left for a process that
+/// Whether the snapshot child must not inherit `map`. It would be counted at System V segments. And explicit huge pages come from a pool that may have none left for a process that
 /// writes to a page which it shares with the child: the kernel would kill it.
-pub(crate) fn not_for_child(maps: &[Map]) -> Vec<[u64; 2]> {
-    let left_out = maps.iter().filter(|m| sysv(m) || huge(m).is_some());
-    left_out.map(|m| [m.start, m.end]).collect()
+pub(crate) fn not_for_child(map: &Map) -> bool {
+    sysv(map) || huge(map).is_some()
 }
 
 /// Mappings that cannot be restored: (name, reason).

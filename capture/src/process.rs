@@ -1,8 +1,9 @@
 //! One process: what `/proc` and system calls by the agent tell, joined with what the process told about itself.
 
+use crate::inject::Collected;
 use crate::memory;
 use crate::remote;
-use crate::suspend::{Process, Suspended, Zombie};
+use crate::suspend::{Process, Suspended, Task, Zombie};
 use crate::CaptureError;
 use belay_abi::inject::{ProcessTable, ThreadTable};
 use belay_image::model;
@@ -22,7 +23,6 @@ pub(crate) struct Draft {
     pub(crate) stat: Stat,
     pub(crate) status: Status,
     pub(crate) maps: Vec<Map>,
-    pub(crate) xstates: Vec<Vec<u8>>,
     pub(crate) root: String,
     /// Mappings of explicit huge pages, with their `VmFlags`.
     pub(crate) huge: Vec<Map>,
@@ -37,14 +37,9 @@ fn link(pid: i32, name: &str) -> String {
 
 impl Draft {
     /// Reads what can be read before anything runs in the process.
-    pub(crate) fn read(process: &mut Process) -> Result<Self, CaptureError> {
+    pub(crate) fn read(process: &Process) -> Result<Self, CaptureError> {
         let (pid, task) = (process.pid, process.task());
         let fail = |what: &str, e: std::io::Error| CaptureError::failed(format!("read {what} of process {pid}"), e);
-        let xstates = process
-            .tasks
-            .iter()
-            .map(|t| ptrace::get_xstate(t.tid).map_err(|e| fail("the extended registers", e)))
-            .collect::<Result<Vec<_>, _>>()?;
         let mut stat = proc::stat(task).map_err(|e| fail("stat", e))?;
         if task != pid {
             let main = proc::stat(pid).map_err(|e| fail("stat", e))?;
@@ -64,7 +59,6 @@ impl Draft {
             status: Status::read(task).map_err(|e| fail("status", e))?,
             maps,
             huge,
-            xstates,
             root: link(task, "root"),
             timers: posix_timers(task),
         })
@@ -112,8 +106,8 @@ impl Draft {
     /// Joins everything into the model; mappings follow when the snapshot is written.
     pub(crate) fn finish(
         &mut self,
-        process: &Process,
-        threads: &[ThreadTable],
+        process: &mut Process,
+        threads: &[Collected],
         table: &ProcessTable,
     ) -> Result<model::Process, CaptureError> {
         let (pid, task) = (self.pid, self.task);
@@ -169,7 +163,8 @@ impl Draft {
                     mask: a.mask,
                 })
                 .collect(),
-            pending: pending(task, true)?,
+            pending: ptrace::pending(task, true)
+                .map_err(|e| CaptureError::failed(format!("read pending signals of process {pid}"), e))?,
             itimers: table.itimers.map(|t| model::ItimerValue {
                 interval_us: micros(t[0], t[1]),
                 value_us: micros(t[2], t[3]),
@@ -199,14 +194,8 @@ impl Draft {
         })
     }
 
-    fn threads(&mut self, process: &Process, tables: &[ThreadTable]) -> Result<Vec<model::Thread>, CaptureError> {
-        let xstates = std::mem::take(&mut self.xstates);
-        let live = process
-            .tasks
-            .iter()
-            .zip(tables)
-            .zip(xstates)
-            .map(|((task, table), xstate)| thread(task, table, xstate));
+    fn threads(&self, process: &mut Process, collected: &[Collected]) -> Result<Vec<model::Thread>, CaptureError> {
+        let live = process.tasks.iter_mut().zip(collected).map(|(task, c)| Ok(thread(task, c)));
         let main = (self.task != self.pid).then(|| exited_main_thread(self.pid, &self.stat.comm));
         main.into_iter().chain(live).collect()
     }
@@ -235,21 +224,21 @@ fn exited_main_thread(pid: i32, comm: &str) -> Result<model::Thread, CaptureErro
     })
 }
 
-fn thread(task: &crate::suspend::Task, table: &ThreadTable, xstate: Vec<u8>) -> Result<model::Thread, CaptureError> {
+fn thread(task: &mut Task, Collected { table, pending }: &Collected) -> model::Thread {
     let tid = task.tid;
     let regs = crate::calls::without_restart_block(tid, &task.regs);
     let name = table.comm.split(|b| *b == 0).next().unwrap_or_default();
-    Ok(model::Thread {
+    model::Thread {
         tid,
         comm: String::from_utf8_lossy(name).into_owned(),
         regs: ptrace::regs_to_words(&regs),
-        xstate,
+        xstate: std::mem::take(&mut task.xstate),
         sigmask: task.sigmask,
-        pending: pending(tid, false)?,
+        pending: pending.clone(),
         altstack: (table.altstack.sp, table.altstack.flags, table.altstack.size),
         tid_address: table.tid_address,
         robust_list: table.robust_list.into(),
-        rseq: ptrace::rseq(tid).unwrap_or((0, 0, 0)),
+        rseq: task.rseq,
         pdeathsig: table.pdeathsig,
         timer_slack_ns: table.timer_slack,
         sched: model::Sched {
@@ -261,7 +250,7 @@ fn thread(task: &crate::suspend::Task, table: &ThreadTable, xstate: Vec<u8>) -> 
         affinity: affinity(table),
         ioprio: i32::try_from(table.ioprio).unwrap_or(0).max(0),
         exited: None,
-    })
+    }
 }
 
 /// Refuses, before anything is injected, what cannot be restored.
@@ -363,10 +352,6 @@ pub(crate) fn zombie(z: Zombie) -> Option<model::Process> {
         vmas: Vec::new(),
         threads: Vec::new(),
     })
-}
-
-fn pending(tid: i32, shared: bool) -> Result<Vec<Vec<u8>>, CaptureError> {
-    ptrace::pending(tid, shared).map_err(|e| CaptureError::failed(format!("read pending signals of thread {tid}"), e))
 }
 
 fn nanoseconds(t: [i64; 2]) -> u64 {

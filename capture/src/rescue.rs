@@ -37,8 +37,8 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Prepares the gate of `process`, whose main thread has the extended state `xstate`. `None` when it has no `syscall` instruction at all.
-    pub(crate) fn prepare(process: &Process, maps: &[Map], memory: &Memory, xstate: &[u8]) -> Option<Self> {
+    /// Prepares the gate of `process`. `None` when it has no `syscall` instruction at all.
+    pub(crate) fn prepare(process: &Process, maps: &[Map], memory: &Memory) -> Option<Self> {
         let executable: Vec<&Map> = maps.iter().filter(|m| m.prot & 5 == 5 && m.name != "[vsyscall]").collect();
         // The C library first. A static program, and one whose runtime does without it, has the same code in its own text.
         let is_libc = |m: &&&Map| m.name.contains("/libc.so") || m.name.contains("/libc-") || m.name.contains("/ld-");
@@ -64,7 +64,7 @@ impl Gate {
                 trampoline,
                 &calls::without_restart_block(main.tid, &main.regs),
                 main.sigmask,
-                xstate,
+                &main.xstate,
             ) {
                 return Some(Self {
                     syscall_at: gadget,

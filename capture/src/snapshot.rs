@@ -215,8 +215,8 @@ fn left_out(draft: &Draft) -> Result<Vec<[u64; 2]>, CaptureError> {
             .iter()
             .any(|m| m.start == start && m.flags.iter().any(|f| f == "dc"))
     };
-    let mut out = memory::not_for_child(&draft.maps);
-    out.retain(|[start, _]| !own(*start));
+    let kept = draft.maps.iter().filter(|m| memory::not_for_child(m) && !own(m.start));
+    let mut out: Vec<[u64; 2]> = kept.map(|m| [m.start, m.end]).collect();
     // Neighbours can be named together.
     out.dedup_by(|next, last| {
         let adjacent = last[1] == next[0];
@@ -322,21 +322,19 @@ impl Child {
         Ok(child)
     }
 
-    /// Mappings that the fork left out or emptied. Of a mapping that it copied the copy has at least one page.
+    /// Mappings that the fork left out or emptied (MADV_DONTFORK, MADV_WIPEONFORK). Of a mapping that it copied the copy has at least one page.
     fn not_inherited_by(&self, snapshot: i32, inherited: &[u64]) -> std::io::Result<Vec<u64>> {
-        let (mut own, mut copy) = (Pagemap::open(self.task)?, Pagemap::open(snapshot)?);
-        let mut out = Vec::new();
-        for m in self.maps.iter().filter(|m| memory::pages(m) != Pages::None) {
-            let left_out = inherited.binary_search(&m.start).is_err();
-            // The kernel empties anonymous memory only.
-            let emptied = |own: &mut Pagemap, copy: &mut Pagemap| -> std::io::Result<bool> {
-                Ok(m.ino == 0 && !copy.has_data(m.start, m.end)? && own.has_data(m.start, m.end)?)
-            };
-            if left_out || emptied(&mut own, &mut copy)? {
-                out.push(m.start);
-            }
-        }
-        Ok(out)
+        let is_left_out = |m: &Map| inherited.binary_search(&m.start).is_err();
+        let maps = || self.maps.iter().filter(|m| memory::pages(m) != Pages::None);
+        // The kernel empties anonymous memory only.
+        let anonymous = maps().filter(|m| m.ino == 0 && !is_left_out(m));
+        let anonymous: Vec<_> = anonymous.map(|m| (m.start, m.end)).collect();
+        let copied = Pagemap::open(snapshot)?.with_data(&anonymous)?;
+        let without = anonymous.iter().zip(copied).filter(|(_, copied)| !copied);
+        let without: Vec<_> = without.map(|(range, _)| *range).collect();
+        let had = Pagemap::open(self.task)?.with_data(&without)?;
+        let emptied = without.iter().zip(had).filter(|(_, had)| *had).map(|(m, _)| m.0);
+        Ok(maps().filter(|m| is_left_out(m)).map(|m| m.start).chain(emptied).collect())
     }
 
     /// Notes the `VmFlags` of mappings that the copy does not have, with starts other than `inherited`.

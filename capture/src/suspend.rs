@@ -1,51 +1,46 @@
-//! Suspend: every task of the job is seized and stopped, without a signal that the program could notice.
+//! Suspended processes: what is known of their tasks, and the way to let them go on as if they had never been stopped.
 //!
-//! ```text
-//! descendants of the agent ──► seize + interrupt every task ──► all stopped? ──► list again ──► nothing new: suspended
-//!                                        ▲                          │ no             │ new task
-//!                                        └──────────────────────────┴────────────────┘
-//! ```
-//! Only a running task makes a new one, so a listing taken while all known tasks are stopped and that shows nothing new is complete.
-//!
-//! A parent inside `vfork` cannot be stopped until its child has called exec or exited: such children are let go until the parent has
-//! stopped. Dropping a [`Suspended`] puts everything back and lets the tasks go on.
+//! Dropping a [`Suspended`] puts everything back and lets the tasks go on.
 
 use crate::rescue::Gate;
+use crate::tracers::{Traced, Tracers};
 use crate::CaptureError;
-use belay_kernel::kcmp;
 use belay_kernel::proc;
 use belay_kernel::ptrace::{self, Event, Regs};
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
-
-/// How long a task may take to reach its stop before the checkpoint is given up.
-const LIMIT: Duration = Duration::from_secs(10);
-/// A task that has not stopped after this time is looked at for `vfork`.
-const PATIENCE: Duration = Duration::from_millis(2);
-
-/// How long a failed suspend waits for tasks that it has already asked to stop. Any that take longer are let go by [`release`].
-const SETTLE_LIMIT: Duration = Duration::from_secs(1);
 
 /// How long the processes wait for one that was stopped by job control to stand still again.
 const STOP_LIMIT: Duration = Duration::from_millis(100);
 
 /// A stopped task.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Task {
     pub(crate) tid: i32,
+    /// The tracer that seized it.
+    pub(crate) tracer: usize,
     /// Registers as the task must find them when it goes on.
     pub(crate) regs: Regs,
+    /// Its extended state (XSAVE area).
+    pub(crate) xstate: Vec<u8>,
     /// Blocked signals as the task must find them.
     pub(crate) sigmask: u64,
+    /// Registration of restartable sequences: (address, length, signature).
+    pub(crate) rseq: (u64, u32, u32),
     /// Signal that stopped the process by job control.
     pub(crate) group_stop: Option<i32>,
     /// Signal to be delivered when the task goes on.
-    deferred: i32,
+    pub(crate) deferred: i32,
     /// Whether registers or mask have been changed since the stop.
     pub(crate) borrowed: bool,
     /// Whether the task runs code of ours at this moment.
     pub(crate) running: bool,
+}
+
+impl<T: Send + 'static> Traced for (Task, T) {
+    fn tracer(&self) -> usize {
+        self.0.tracer
+    }
 }
 
 /// A process all of whose tasks are stopped.
@@ -53,7 +48,7 @@ pub(crate) struct Task {
 pub(crate) struct Process {
     pub(crate) pid: i32,
     pub(crate) ppid: i32,
-    /// The main thread first, unless it has exited.
+    /// The main thread first, unless it has exited. The first one is traced by the calling thread.
     pub(crate) tasks: Vec<Task>,
     /// Injected area, to be unmapped before the process goes on: (address, bytes).
     pub(crate) area: Option<(u64, u64)>,
@@ -70,40 +65,18 @@ pub(crate) struct Zombie {
 }
 
 /// The whole job, stopped.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Suspended {
     pub(crate) processes: Vec<Process>,
     pub(crate) zombies: Vec<Zombie>,
-}
-
-/// Where a task is on its way to the stop.
-#[derive(Debug)]
-enum State {
-    Pending(Instant),
-    Stopped(Box<Task>),
-    Gone,
-}
-
-/// Stops all descendants of `agent` but its children `outside` and what they have started.
-pub(crate) fn suspend(agent: i32, outside: &[i32]) -> Result<Suspended, CaptureError> {
-    let mut gathering = Gathering {
-        outside: outside.to_vec(),
-        ..Gathering::default()
-    };
-    match gathering.run(agent) {
-        Ok(()) => Ok(gathering.finish()),
-        Err(e) => {
-            gathering.settle();
-            drop(gathering.finish());
-            Err(e)
-        }
-    }
+    tracers: Tracers,
 }
 
 /// Processes that ended while they were traced, with their wait status: for the tracer's own children the trace's wait was the only one.
 static ENDED: Mutex<Vec<(i32, i32)>> = Mutex::new(Vec::new());
 
-fn ended(tid: i32, status: i32) {
+/// Notes that a traced task has ended.
+pub(crate) fn ended(tid: i32, status: i32) {
     if let Ok(mut list) = ENDED.lock() {
         list.push((tid, status));
     }
@@ -120,272 +93,16 @@ pub fn release(tid: i32) {
     drop(ptrace::detach(tid, 0));
 }
 
-#[derive(Debug, Default)]
-struct Gathering {
-    /// Children of the agent that are no part of the job.
-    outside: Vec<i32>,
-    /// By task: its process and state.
-    tasks: BTreeMap<i32, (i32, State)>,
-    parents: BTreeMap<i32, i32>,
-    zombies: BTreeSet<i32>,
-    /// Children let go because their parent waits for them in `vfork`: child and that parent.
-    released: BTreeMap<i32, i32>,
-}
-
-impl Gathering {
-    fn run(&mut self, agent: i32) -> Result<(), CaptureError> {
-        let begin = Instant::now();
-        loop {
-            let news = self.seize_new(agent)?;
-            if !news && self.pending() == 0 {
-                return Ok(());
-            }
-            self.wait_for_stops(begin)?;
-        }
-    }
-
-    fn pending(&self) -> usize {
-        self.tasks.values().filter(|(_, s)| matches!(s, State::Pending(_))).count()
-    }
-
-    /// Seizes every task not yet known; says whether there was one.
-    fn seize_new(&mut self, agent: i32) -> Result<bool, CaptureError> {
-        let mut news = false;
-        let list =
-            proc::descendants_but(agent, &self.outside).map_err(|e| CaptureError::failed("list the processes of the job", e))?;
-        for (pid, ppid) in list {
-            if self.zombies.contains(&pid) || self.released.contains_key(&pid) {
-                continue;
-            }
-            self.parents.insert(pid, ppid);
-            let tids = proc::tasks(pid).unwrap_or_default();
-            for tid in tids {
-                if !self.tasks.contains_key(&tid) {
-                    news |= self.seize(pid, ppid, tid, agent)?;
-                }
-            }
-        }
-        Ok(news)
-    }
-
-    fn seize(&mut self, pid: i32, ppid: i32, tid: i32, agent: i32) -> Result<bool, CaptureError> {
-        let refused = match ptrace::seize(tid, libc::PTRACE_O_TRACESYSGOOD) {
-            Ok(()) => {
-                // A task that has died since gives ESRCH here; its end is seen by the wait.
-                let _ = ptrace::interrupt(tid);
-                self.tasks.insert(tid, (pid, State::Pending(Instant::now())));
-                return Ok(true);
-            }
-            Err(e) => e,
-        };
-        let state = proc::stat(tid).map(|s| s.state);
-        match (refused.raw_os_error(), state) {
-            (Some(libc::ESRCH), _) | (_, Err(_)) => Ok(false),
-            // The main thread has exited while others run: they are the process.
-            (_, Ok('Z' | 'X')) if tid == pid && proc::tasks(pid).is_ok_and(|t| t.len() > 1) => Ok(false),
-            (_, Ok('Z' | 'X')) => {
-                // The agent collects its own children; others are waited for by their parents, perhaps after the restart.
-                if tid == pid && ppid != agent {
-                    self.zombies.insert(pid);
-                }
-                Ok(false)
-            }
-            _ => {
-                let tracer = proc::Status::read(tid)
-                    .ok()
-                    .and_then(|s| s.text("TracerPid").map(str::to_owned))
-                    .unwrap_or_default();
-                let reason = if tracer != "0" && !tracer.is_empty() {
-                    format!("is traced by process {tracer} (ptrace); end the debugger and try again")
-                } else {
-                    format!(
-                        "cannot be traced ({refused}): a setuid or undumpable program; keep it out of the job or run belay as root"
-                    )
-                };
-                let comm = proc::stat(pid).map(|s| s.comm).unwrap_or_default();
-                Err(CaptureError::refuse(pid, comm, reason))
-            }
-        }
-    }
-
-    /// Collects the stops of pending tasks until none is pending, or until something must be looked at again.
-    fn wait_for_stops(&mut self, begin: Instant) -> Result<(), CaptureError> {
-        loop {
-            let pending: Vec<i32> = self
-                .tasks
-                .iter()
-                .filter(|(_, (_, s))| matches!(s, State::Pending(_)))
-                .map(|(t, _)| *t)
-                .collect();
-            if pending.is_empty() {
-                return Ok(());
-            }
-            for tid in pending {
-                self.poll(tid)?;
-            }
-            if self.pending() == 0 {
-                self.released.clear();
-                return Ok(());
-            }
-            if begin.elapsed() > LIMIT {
-                return Err(self.stuck());
-            }
-            self.release_vfork_children()?;
-            crate::signals::wait_for_child(Duration::from_millis(1));
-        }
-    }
-
-    fn poll(&mut self, tid: i32) -> Result<(), CaptureError> {
-        let event = match ptrace::wait(tid, false) {
-            Ok(None) => return Ok(()),
-            Ok(Some(event)) => {
-                if let Event::Ended(status) = event {
-                    ended(tid, status);
-                }
-                event
-            }
-            Err(_) => Event::Ended(0),
-        };
-        let Some((pid, state)) = self.tasks.get_mut(&tid) else {
-            return Ok(());
-        };
-        match event {
-            Event::Interrupted => *state = stopped(*pid, tid, None)?,
-            Event::GroupStop(sig) => *state = stopped(*pid, tid, Some(sig))?,
-            // A signal was on its way before our stop: let it be delivered; the stop follows before the handler's first instruction.
-            Event::Signal(sig) => drop(ptrace::cont(tid, sig)),
-            Event::Syscall | Event::Other(_) => drop(ptrace::cont(tid, 0)),
-            // Forgotten, so that the next look at the job finds what it has become: a zombie that its parent has yet to wait for.
-            Event::Ended(_) => drop(self.tasks.remove(&tid)),
-        }
-        Ok(())
-    }
-
-    /// Lets stopped children go on whose parent cannot stop because it waits for them in `vfork`.
-    fn release_vfork_children(&mut self) -> Result<(), CaptureError> {
-        let waiting: Vec<(i32, i32)> = self
-            .tasks
-            .iter()
-            .filter(|(_, (_, s))| matches!(s, State::Pending(since) if since.elapsed() > PATIENCE))
-            .filter(|(tid, _)| proc::stat(**tid).is_ok_and(|s| s.state == 'D'))
-            .map(|(tid, (pid, _))| (*tid, *pid))
-            .collect();
-        for (waiter, parent) in waiting {
-            for child in proc::children(parent).unwrap_or_default() {
-                if !kcmp::compare(waiter, child, kcmp::Object::Vm).is_ok_and(|o| o.is_eq()) {
-                    continue;
-                }
-                let tids: Vec<i32> = self
-                    .tasks
-                    .iter()
-                    .filter(|(_, (p, s))| *p == child && matches!(s, State::Stopped(_)))
-                    .map(|(t, _)| *t)
-                    .collect();
-                if tids.is_empty() {
-                    continue;
-                }
-                for tid in tids {
-                    drop(ptrace::detach(tid, 0));
-                    self.tasks.remove(&tid);
-                }
-                self.released.insert(child, parent);
-            }
-        }
-        Ok(())
-    }
-
-    fn stuck(&self) -> CaptureError {
-        let (tid, pid) = self
-            .tasks
-            .iter()
-            .find(|(_, (_, s))| matches!(s, State::Pending(_)))
-            .map_or((0, 0), |(t, (p, _))| (*t, *p));
-        let place = std::fs::read_to_string(format!("/proc/{tid}/wchan")).unwrap_or_default();
-        CaptureError::refuse(
-            pid,
-            format!("thread {tid}"),
-            format!("did not stop within {} s (kernel: {place}); try again", LIMIT.as_secs()),
-        )
-    }
-
-    /// After a failure: tasks already asked to stop do so shortly, and only a stopped task can be let go.
-    fn settle(&mut self) {
-        let begin = Instant::now();
-        while self.pending() > 0 && begin.elapsed() < SETTLE_LIMIT {
-            let pending: Vec<i32> = self
-                .tasks
-                .iter()
-                .filter(|(_, (_, s))| matches!(s, State::Pending(_)))
-                .map(|(t, _)| *t)
-                .collect();
-            for tid in pending {
-                if self.poll(tid).is_err() {
-                    drop(ptrace::detach(tid, 0));
-                    self.tasks.remove(&tid);
-                }
-            }
-            crate::signals::wait_for_child(Duration::from_millis(1));
-        }
-    }
-
-    fn finish(self) -> Suspended {
-        let mut by_pid: BTreeMap<i32, Vec<Task>> = BTreeMap::new();
-        for (_, (pid, state)) in self.tasks {
-            if let State::Stopped(task) = state {
-                by_pid.entry(pid).or_default().push(*task);
-            }
-        }
-        let mut out = Suspended::default();
-        for (pid, mut tasks) in by_pid {
-            tasks.sort_by_key(|t| (t.tid != pid, t.tid));
-            let ppid = self.parents.get(&pid).copied().unwrap_or(0);
-            out.processes.push(Process {
-                pid,
-                ppid,
-                tasks,
-                area: None,
-                subreaper: false,
-                gate: None,
-            });
-        }
-        out.zombies = self.zombies.into_iter().map(|pid| Zombie { pid }).collect();
-        out
-    }
-}
-
-/// The task's state at its stop; gone when it died at that moment.
-fn stopped(pid: i32, tid: i32, group_stop: Option<i32>) -> Result<State, CaptureError> {
-    let regs = match ptrace::get_regs(tid) {
-        Ok(regs) => regs,
-        Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Ok(State::Gone),
-        Err(e) => {
-            return Err(CaptureError::refuse(
-                pid,
-                format!("thread {tid}"),
-                format!("its registers cannot be read: {e}"),
-            ))
-        }
-    };
-    let Ok(sigmask) = ptrace::get_sigmask(tid) else {
-        return Ok(State::Gone);
-    };
-    let mut task = Box::new(Task {
-        tid,
-        regs,
-        sigmask,
-        group_stop,
-        deferred: 0,
-        borrowed: false,
-        running: false,
-    });
-    if crate::calls::hide_interruption(&mut task.regs) {
-        // At once, so that the call is restarted even if the agent dies.
-        let _ = ptrace::set_regs(tid, &task.regs);
-    }
-    Ok(State::Stopped(task))
-}
-
 impl Suspended {
+    /// A job whose tasks have been stopped by `tracers`.
+    pub(crate) fn new(processes: Vec<Process>, zombies: Vec<Zombie>, tracers: Tracers) -> Self {
+        Self {
+            processes,
+            zombies,
+            tracers,
+        }
+    }
+
     /// Number of tasks.
     pub(crate) fn tasks(&self) -> usize {
         self.processes.iter().map(|p| p.tasks.len()).sum()
@@ -396,59 +113,99 @@ impl Suspended {
         self.processes.is_empty() && self.zombies.is_empty()
     }
 
+    /// Does `f` to every task on the thread that traces it, with what `prepare` says of it; `prepare` is told the numbers of the process and, within that, of the task. Returns
+    /// what `f` said, by process and task.
+    pub(crate) fn each_task<A: Send + 'static, R: Send + 'static>(
+        &mut self,
+        mut prepare: impl FnMut(usize, usize, &Task) -> A,
+        f: impl Fn(&mut Task, &A) -> R + Send + Sync + 'static,
+    ) -> Vec<Vec<R>> {
+        let mut items = Vec::with_capacity(self.tasks());
+        let counts: Vec<usize> = self.processes.iter().map(|p| p.tasks.len()).collect();
+        for (p, process) in self.processes.iter_mut().enumerate() {
+            items.extend(std::mem::take(&mut process.tasks).into_iter().enumerate().map(|(t, task)| {
+                let given = prepare(p, t, &task);
+                (task, given)
+            }));
+        }
+        let mut done = self.tracers.each(items, move |(task, given)| f(task, given)).into_iter();
+        let mut out = Vec::with_capacity(counts.len());
+        for (process, count) in self.processes.iter_mut().zip(counts) {
+            let (tasks, said): (Vec<Task>, Vec<R>) = done.by_ref().take(count).map(|((task, _), r)| (task, r)).unzip();
+            process.tasks = tasks;
+            out.push(said);
+        }
+        out
+    }
+
     /// Takes the injected areas away, puts registers and masks back, and lets every task go on.
     pub(crate) fn resume(mut self) {
         self.put_back();
     }
 
+    /// Takes the injected areas away and puts registers, masks and attributes back. After each single step a process would find its way back by
+    /// itself, should the agent die there: nobody stands in an area any more when it goes, and the main thread, which takes it away, is
+    /// led back by its gate.
     fn put_back(&mut self) {
         // After a failure in the middle of a step some tasks may still run code of ours: only a stopped task takes requests.
-        for task in self
-            .processes
-            .iter_mut()
-            .flat_map(|p| p.tasks.iter_mut())
-            .filter(|t| t.running)
-        {
-            let _ = ptrace::interrupt(task.tid);
-            if let Ok(Some(Event::Ended(status))) = ptrace::wait(task.tid, true) {
-                ended(task.tid, status);
-            }
-            task.running = false;
-        }
+        self.each_task(
+            |_, number, _| number == 0,
+            |task, first| {
+                task.halt();
+                if !first {
+                    task.put_back();
+                }
+            },
+        );
         for process in &mut self.processes {
             process.put_back();
         }
         // Those stopped by job control first, until they stand still again: nobody may see them run.
-        let (stopped, others): (Vec<&Process>, Vec<&Process>) = self
-            .processes
-            .iter()
-            .partition(|p| p.tasks.iter().any(|t| t.group_stop.is_some()));
-        for process in stopped {
-            process.detach();
-            process.wait_until_stopped();
-        }
-        for process in others {
-            process.detach();
+        let stopped = |p: &Process| p.tasks.iter().any(|t| t.group_stop.is_some());
+        let stays: Vec<bool> = self.processes.iter().map(stopped).collect();
+        for first in [true, false] {
+            if first && !stays.contains(&true) {
+                continue;
+            }
+            self.each_task(
+                |number, _, _| stays[number] == first,
+                |task, now| {
+                    if *now {
+                        drop(ptrace::detach(task.tid, task.deferred));
+                    }
+                },
+            );
+            self.processes
+                .iter()
+                .filter(|p| first && stopped(p))
+                .for_each(Process::wait_until_stopped);
         }
         self.processes.clear();
     }
 }
 
 impl Process {
+    /// A process whose `tasks` are stopped.
+    pub(crate) fn stopped(pid: i32, ppid: i32, tasks: Vec<Task>) -> Self {
+        Self {
+            pid,
+            ppid,
+            tasks,
+            area: None,
+            subreaper: false,
+            gate: None,
+        }
+    }
+
     /// A thread that lives: under its identifier the kernel shows what belongs to the whole process, also when the main thread has exited.
     pub(crate) fn task(&self) -> i32 {
         self.tasks.first().map_or(self.pid, |t| t.tid)
     }
 
-    /// Takes the injected area away and puts registers, masks and attributes back. After each single step the process would find its way back by
-    /// itself, should the agent die there: nobody stands in the area any more when it goes, and the main thread, which takes it away, is
-    /// led back by its gate.
+    /// Takes the injected area away and puts the main thread and the attributes back.
     fn put_back(&mut self) {
         let reader = self.task();
-        let Some((main, others)) = self.tasks.split_first_mut() else {
-            return;
-        };
-        others.iter().for_each(Task::put_back);
+        let Some(main) = self.tasks.first_mut() else { return };
         if let Some(gate) = &self.gate {
             // When one of these fails the process has died, and what it would have changed with it.
             if self.subreaper {
@@ -462,12 +219,6 @@ impl Process {
         main.put_back();
         if let Some(gate) = &mut self.gate {
             gate.remove(reader);
-        }
-    }
-
-    fn detach(&self) {
-        for task in &self.tasks {
-            let _ = ptrace::detach(task.tid, task.deferred);
         }
     }
 
@@ -487,6 +238,17 @@ impl Drop for Suspended {
 }
 
 impl Task {
+    /// Stops a task that still runs code of ours.
+    fn halt(&mut self) {
+        if self.running {
+            let _ = ptrace::interrupt(self.tid);
+            if let Ok(Some(Event::Ended(status))) = ptrace::wait(self.tid, true) {
+                ended(self.tid, status);
+            }
+            self.running = false;
+        }
+    }
+
     /// Gives the stopped task its mask and registers back. The mask first: should the agent die between the two, the task goes its way back,
     /// which ends with the same mask.
     fn put_back(&self) {

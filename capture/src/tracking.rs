@@ -212,7 +212,7 @@ fn protect<'a>(
             Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
                 // Not registered: everything in it counts as written, and is protected for the next time.
                 found.clear();
-                if !pagemap.has_data(map.start, map.end)? {
+                if pagemap.with_data(&[(map.start, map.end)])? == [false] {
                     continue;
                 }
                 uffd::register(uffd.as_fd(), map.start, map.end)?;

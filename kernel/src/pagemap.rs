@@ -6,6 +6,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 const PAGE: u64 = 4096;
+/// Pages that one look of [`Pagemap::with_data`] goes through at most, once it has found any.
+const SOME_PAGES: u64 = 512;
 const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
 const PM_SCAN_WP_MATCHING: u64 = 1;
 const PM_SCAN_CHECK_WPASYNC: u64 = 2;
@@ -71,21 +73,55 @@ impl Pagemap {
         self.read_entries(start, end, out)
     }
 
-    /// Whether [`Pagemap::data_ranges`] would find anything in `start..end`; looks no further than the first page found.
-    pub fn has_data(&mut self, start: u64, end: u64) -> io::Result<bool> {
-        if self.scan {
-            let mut region = Region::default();
-            let mut arg = scan_arg(start, end, std::slice::from_mut(&mut region));
-            arg.max_pages = 1;
-            // SAFETY: `arg` and the region it points to live across the call.
-            match crate::check(unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) }.into()) {
-                Err(e) if e.raw_os_error() == Some(libc::ENOTTY) => self.scan = false,
-                done => return done.map(|n| n > 0),
+    /// Which of `ranges` hold data, in the sense of [`Pagemap::data_ranges`]: for each whether one of its pages does. `ranges` are in ascending order and do not overlap. Of one that
+    /// holds data only the first pages are looked at.
+    pub fn with_data(&mut self, ranges: &[(u64, u64)]) -> io::Result<Vec<bool>> {
+        let mut out = vec![false; ranges.len()];
+        let Some((_, end)) = ranges.last().copied() else {
+            return Ok(out);
+        };
+        let (mut next, mut walked) = (0, 0);
+        let mut found = Vec::new();
+        while next < ranges.len() {
+            let at = ranges[next].0.max(walked);
+            found.clear();
+            walked = self.some(at, end, &mut found)?;
+            let mut known = found.iter().peekable();
+            while let Some((start, end)) = ranges.get(next).copied() {
+                while known.next_if(|f| f.1 <= start).is_some() {}
+                out[next] = known.peek().is_some_and(|f| f.0 < end);
+                if !out[next] && end > walked {
+                    break;
+                }
+                next += 1;
+            }
+            if walked <= at {
+                return Err(io::Error::other("PAGEMAP_SCAN made no progress"));
             }
         }
-        let mut out = Vec::new();
-        self.read_entries(start, end, &mut out)?;
-        Ok(!out.is_empty())
+        Ok(out)
+    }
+
+    /// Appends the first data ranges of `start..end`; returns how far the search came.
+    fn some(&mut self, start: u64, end: u64, out: &mut Vec<(u64, u64)>) -> io::Result<u64> {
+        if self.scan {
+            let mut arg = scan_arg(start, end, &mut self.regions);
+            arg.max_pages = SOME_PAGES;
+            // SAFETY: `arg` and the vector it points to live across the call and have the sizes it states.
+            match crate::check(unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) }.into()) {
+                Err(e) if e.raw_os_error() == Some(libc::ENOTTY) => self.scan = false,
+                Err(e) => return Err(e),
+                Ok(n) => {
+                    for r in &self.regions[..usize::try_from(n).unwrap_or(0).min(self.regions.len())] {
+                        push(out, r.start, r.end);
+                    }
+                    return Ok(arg.walk_end);
+                }
+            }
+        }
+        let stop = end.min(start + SOME_PAGES * PAGE);
+        self.read_entries(start, stop, out)?;
+        Ok(stop)
     }
 
     fn scan(&mut self, start: u64, end: u64, out: &mut Vec<(u64, u64)>) -> io::Result<()> {
@@ -211,6 +247,39 @@ mod tests {
     }
 
     #[test]
+    fn of_many_mappings_those_with_data_are_told() {
+        let len = 8192 * PAGE as usize;
+        // SAFETY: a fresh anonymous mapping.
+        let p = unsafe { libc::mmap(std::ptr::null_mut(), len, 3, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
+        assert_ne!(p, libc::MAP_FAILED);
+        // SAFETY: our own mapping; huge pages would fill the gaps.
+        unsafe { libc::madvise(p, len, libc::MADV_NOHUGEPAGE) };
+        let base = p as u64;
+        // Ranges of 4 pages, one page apart from each other; one of them is long and full, one is long and empty, and every third holds one page.
+        let mut ranges: Vec<(u64, u64)> = (0..800).map(|i| (base + 5 * i * PAGE, base + (5 * i + 4) * PAGE)).collect();
+        ranges.push((base + 4000 * PAGE, base + 6000 * PAGE));
+        ranges.push((base + 6000 * PAGE + PAGE, base + 7000 * PAGE));
+        ranges.extend((1401..1600).map(|i| (base + 5 * i * PAGE, base + (5 * i + 4) * PAGE)));
+        let expected: Vec<bool> = (0..ranges.len()).map(|i| i != 801 && (i % 3 == 0 || i == 800)).collect();
+        for ((start, end), data) in ranges.iter().zip(&expected) {
+            let last = if end - start > 4 * PAGE { *end } else { start + 2 * PAGE };
+            for at in (start + PAGE..last).step_by(PAGE as usize).filter(|_| *data) {
+                // SAFETY: within the mapping.
+                unsafe { (at as *mut u8).write_volatile(1) };
+            }
+            // What lies between two ranges belongs to neither.
+            // SAFETY: the page behind a range is within the mapping.
+            unsafe { (*end as *mut u8).write_volatile(1) };
+        }
+        let mut map = Pagemap::open(std::process::id() as i32).unwrap();
+        assert_eq!(map.with_data(&ranges).unwrap(), expected);
+        map.scan = false;
+        assert_eq!(map.with_data(&ranges).unwrap(), expected);
+        // SAFETY: our mapping, not used any more.
+        unsafe { libc::munmap(p, len) };
+    }
+
+    #[test]
     fn both_ways_find_the_written_pages_and_only_those() {
         let len = 64 * PAGE as usize;
         // SAFETY: a fresh anonymous mapping.
@@ -228,10 +297,16 @@ mod tests {
         let mut out = Vec::new();
         map.data_ranges(base, base + len as u64, &mut out).unwrap();
         assert_eq!(out, expected);
-        let pages = |map: &mut Pagemap, from: u64, to: u64| map.has_data(base + from * PAGE, base + to * PAGE).unwrap();
-        assert!(pages(&mut map, 0, 64) && pages(&mut map, 9, 10) && !pages(&mut map, 5, 9) && !pages(&mut map, 10, 64));
+        let pages = [(0, 3), (3, 4), (5, 9), (9, 10), (10, 20), (20, 21), (21, 64)];
+        let ranges = pages.map(|(from, to)| (base + from * PAGE, base + to * PAGE));
+        let expected_of_each = vec![false, true, false, true, false, false, false];
+        assert_eq!(map.with_data(&ranges).unwrap(), expected_of_each);
+        assert_eq!(map.with_data(&[(base, base + len as u64)]).unwrap(), [true]);
         map.scan = false;
-        assert!(pages(&mut map, 0, 64) && pages(&mut map, 9, 10) && !pages(&mut map, 5, 9) && !pages(&mut map, 21, 64));
+        // Older kernels do not tell the zero page from others.
+        let mut looks = map.with_data(&ranges).unwrap();
+        looks[5] = false;
+        assert_eq!(looks, expected_of_each);
         let mut slow = Vec::new();
         map.data_ranges(base, base + len as u64, &mut slow).unwrap();
         assert!(expected.iter().all(|r| slow.contains(r)));

@@ -157,30 +157,32 @@ pub struct Map {
 
 impl Map {
     /// Parses the contents of `/proc/PID/maps` or `smaps`.
-    pub fn parse(text: &str) -> Option<Vec<Self>> {
-        parse_maps(text)
+    pub fn parse(raw: &[u8]) -> Option<Vec<Self>> {
+        parse_maps(raw)
     }
 }
 
 /// Reads `/proc/PID/maps`.
 pub fn maps(pid: i32) -> io::Result<Vec<Map>> {
     let raw = std::fs::read(format!("/proc/{pid}/maps"))?;
-    parse_maps(&String::from_utf8_lossy(&raw)).ok_or_else(|| invalid("/proc/PID/maps"))
+    parse_maps(&raw).ok_or_else(|| invalid("/proc/PID/maps"))
 }
 
 /// Reads `/proc/PID/smaps`: the mappings with their `VmFlags`. Walks the page tables, so it takes time in proportion to resident memory.
 pub fn smaps(pid: i32) -> io::Result<Vec<Map>> {
     let raw = std::fs::read(format!("/proc/{pid}/smaps"))?;
-    parse_maps(&String::from_utf8_lossy(&raw)).ok_or_else(|| invalid("/proc/PID/smaps"))
+    parse_maps(&raw).ok_or_else(|| invalid("/proc/PID/smaps"))
 }
 
-fn parse_maps(text: &str) -> Option<Vec<Map>> {
-    let mut out: Vec<Map> = Vec::new();
-    for line in text.lines() {
-        let first = line.split(' ').next()?;
-        if first.ends_with(':') {
-            if let Some(flags) = line.strip_prefix("VmFlags:") {
-                out.last_mut()?.flags = flags.split_whitespace().map(str::to_owned).collect();
+/// Works on bytes: a process with a thousand threads has two thousand lines, and is stopped while they are read.
+fn parse_maps(raw: &[u8]) -> Option<Vec<Map>> {
+    let mut out: Vec<Map> = Vec::with_capacity(raw.len() / 80);
+    for line in raw.split(|b| *b == b'\n').filter(|l| !l.is_empty()) {
+        let first = line.split(|b| *b == b' ').next()?;
+        if first.ends_with(b":") {
+            if let Some(flags) = line.strip_prefix(b"VmFlags:") {
+                let words = flags.split(|b| *b == b' ').filter(|w| !w.is_empty());
+                out.last_mut()?.flags = words.map(|w| String::from_utf8_lossy(w).into_owned()).collect();
             }
             continue;
         }
@@ -189,27 +191,39 @@ fn parse_maps(text: &str) -> Option<Vec<Map>> {
     Some(out)
 }
 
-fn parse_map(line: &str) -> Option<Map> {
-    let mut fields = line.splitn(6, ' ');
-    let (start, end) = fields.next()?.split_once('-')?;
-    let perms = fields.next()?.as_bytes();
-    let offset = fields.next()?;
-    let (major, minor) = fields.next()?.split_once(':')?;
-    let ino = fields.next()?;
-    let name = fields.next().unwrap_or("").trim_start();
-    let hex = |s: &str| u64::from_str_radix(s, 16).ok();
-    let bit = |i: usize, c: u8, v: u32| if perms.get(i) == Some(&c) { v } else { 0 };
+/// Parses `start-end perms offset major:minor inode   name`; the numbers but the inode's are hexadecimal.
+fn parse_map(line: &[u8]) -> Option<Map> {
+    let mut rest = line;
+    let (start, end) = (number(&mut rest, 16, b'-')?, number(&mut rest, 16, b' ')?);
+    let (perms, behind) = rest.split_at_checked(5)?;
+    rest = behind;
+    let offset = number(&mut rest, 16, b' ')?;
+    let (major, minor) = (number(&mut rest, 16, b':')?, number(&mut rest, 16, b' ')?);
+    let ino = number(&mut rest, 10, b' ')?;
+    let bit = |i: usize, c: u8, v: u32| if perms[i] == c { v } else { 0 };
     Some(Map {
-        start: hex(start)?,
-        end: hex(end)?,
+        start,
+        end,
         prot: bit(0, b'r', 1) | bit(1, b'w', 2) | bit(2, b'x', 4),
-        shared: perms.get(3) == Some(&b's'),
-        offset: hex(offset)?,
-        dev: libc::makedev(u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?),
-        ino: ino.parse().ok()?,
-        name: unescape(name),
+        shared: perms[3] == b's',
+        offset,
+        dev: libc::makedev(u32::try_from(major).ok()?, u32::try_from(minor).ok()?),
+        ino,
+        name: unescape(&String::from_utf8_lossy(rest.trim_ascii_start())),
         flags: Vec::new(),
     })
+}
+
+/// Takes a number in `radix` up to the byte `end`, or the end of the line, off the front of `rest`.
+fn number(rest: &mut &[u8], radix: u32, end: u8) -> Option<u64> {
+    let n = rest.iter().position(|b| *b == end).unwrap_or(rest.len());
+    let (digits, behind) = rest.split_at(n);
+    *rest = behind.get(1..).unwrap_or_default();
+    let add = |sum: u64, b: &u8| {
+        let digit = char::from(*b).to_digit(radix)?;
+        sum.checked_mul(u64::from(radix))?.checked_add(u64::from(digit))
+    };
+    digits.iter().try_fold(0, add).filter(|_| !digits.is_empty())
 }
 
 /// Undoes the kernel's octal escapes (`\012` for a newline).
@@ -238,6 +252,16 @@ fn numbers(dir: &str) -> io::Result<Vec<i32>> {
         .collect();
     out.sort_unstable();
     Ok(out)
+}
+
+/// The process or thread number that was given away last in the caller's PID namespace, `None` where the kernel does not tell. While it stays the same no process and no
+/// thread has been made, here or in a namespace below.
+pub fn last_pid() -> Option<i32> {
+    std::fs::read_to_string("/proc/sys/kernel/ns_last_pid")
+        .ok()?
+        .trim()
+        .parse()
+        .ok()
 }
 
 /// Every descendant of `ancestor` as (pid, ppid), parents before their children.
@@ -304,7 +328,7 @@ mod tests {
     #[test]
     fn maps_lines_are_parsed() {
         let m = parse_maps(
-            "7f00-7fff r-xp 00001000 fe:00 1234 /lib/a b\nVmFlags: rd ex mr\n8000-9000 rw-s 00000000 00:01 7 /dev/zero (deleted)\n",
+            b"7f00-7fff r-xp 00001000 fe:00 1234 /lib/a b\nVmFlags: rd ex mr\n8000-9000 rw-s 00000000 00:01 7 /dev/zero (deleted)\n",
         )
         .unwrap();
         assert_eq!(m.len(), 2);

@@ -131,14 +131,13 @@ pub fn set_regs(tid: i32, regs: &Regs) -> io::Result<()> {
 
 /// Reads the extended state (XSAVE area).
 pub fn get_xstate(tid: i32) -> io::Result<Vec<u8>> {
-    let mut buf = vec![0u8; MAX_XSTATE];
+    let mut buf = [0u8; MAX_XSTATE];
     let mut iov = libc::iovec {
         iov_base: buf.as_mut_ptr().cast(),
         iov_len: buf.len(),
     };
     request(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, (&raw mut iov) as usize)?;
-    buf.truncate(iov.iov_len);
-    Ok(buf)
+    Ok(buf[..iov.iov_len.min(MAX_XSTATE)].to_vec())
 }
 
 /// Writes the extended state.

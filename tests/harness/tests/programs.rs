@@ -14,6 +14,8 @@ fn cases() -> Vec<Case> {
         prog("thr_create"),
         prog("thr_many 8"),
         prog("thr_many 512"),
+        prog("thr_crowd churn"),
+        prog("thr_crowd exec"),
         prog("thr_tls"),
         prog("thr_robust"),
         prog("thr_pi"),

@@ -46,8 +46,10 @@ fn main() {
     let seed = run_seed();
     println!("seed {seed}, {rounds} rounds");
     let mut checks = Vec::new();
-    let programs: [(&str, &[&str]); 8] = [
+    let programs: [(&str, &[&str]); 10] = [
         ("thr_create", &[]),
+        ("thr_crowd", &["churn"]),
+        ("thr_crowd", &["exec"]),
         ("proc_forkexec", &["vfork"]),
         ("proc_tree", &[]),
         ("mem_change", &[]),

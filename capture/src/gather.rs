@@ -1,0 +1,537 @@
+//! Gathering: every task of the job is found, seized and stopped, without a signal that the program could notice.
+//!
+//! ```text
+//! descendants of the agent ──► seize + interrupt every task ──► all stopped? ──► anything new since the list? ──► no: suspended
+//!            ▲                                                   │ no                  │ yes
+//!            └───────────────────────────────────────────────────┴─────────────────────┘
+//! ```
+//! Only a running task makes a new one. So a listing that shows nothing new while all known tasks are stopped is complete; and so is one from before the stop, when the
+//! kernel has given no process number away since, none of the tasks has ended, and none had to be let go meanwhile. That is the usual case, in which nothing stands still while `/proc` is read.
+//!
+//! A parent inside `vfork` cannot be stopped until its child has called exec or exited: such children are let go until the parent has stopped.
+
+use crate::reaper::{Reaper, Seized};
+use crate::suspend::{ended, Process, Suspended, Task, Zombie};
+use crate::tracers::{Traced, Tracers};
+use crate::CaptureError;
+use belay_kernel::kcmp;
+use belay_kernel::proc;
+use belay_kernel::ptrace::{self, Event};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// How long a task may take to reach its stop before the checkpoint is given up.
+const LIMIT: Duration = Duration::from_secs(10);
+/// A task that has not stopped after this time is looked at for `vfork`.
+const PATIENCE: Duration = Duration::from_millis(2);
+/// How long a failed suspend waits for tasks that it has already asked to stop. Any that take longer are let go by [`crate::release`].
+const SETTLE_LIMIT: Duration = Duration::from_secs(1);
+
+/// The processes and threads of the job at one moment.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    /// The process number that the kernel had given away last, before the list was made.
+    last_pid: Option<i32>,
+    /// (process, parent, threads), parents before their children, the main thread before the others.
+    processes: Vec<(i32, i32, Vec<i32>)>,
+}
+
+impl Listing {
+    /// Lists all descendants of `agent` but its children `outside` and what they have started.
+    pub(crate) fn make(agent: i32, outside: &[i32]) -> Result<Self, CaptureError> {
+        let last_pid = proc::last_pid();
+        let list = proc::descendants_but(agent, outside).map_err(|e| CaptureError::failed("list the processes of the job", e))?;
+        // Numbers begin anew some day, so the main thread's need not be the lowest.
+        let with_threads = |(pid, ppid)| {
+            let mut tids = proc::tasks(pid).unwrap_or_default();
+            tids.sort_by_key(|tid| (*tid != pid, *tid));
+            (pid, ppid, tids)
+        };
+        Ok(Self {
+            last_pid,
+            processes: list.into_iter().map(with_threads).collect(),
+        })
+    }
+
+    fn tasks(&self) -> usize {
+        self.processes.iter().map(|(_, _, tids)| tids.len()).sum()
+    }
+}
+
+/// What can be done before anything is stopped: the list of the job, and the threads that are to trace it.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    listing: Listing,
+    tracers: Tracers,
+    reaper: Reaper,
+}
+
+/// Prepares the suspension of all descendants of `agent` but its children `outside` and what they have started.
+pub(crate) fn prepare(agent: i32, outside: &[i32]) -> Result<Prepared, CaptureError> {
+    let reaper = Reaper::start().map_err(|e| CaptureError::failed("start a thread of the agent", e))?;
+    let mut listing = Listing::make(agent, outside)?;
+    let tracers = Tracers::for_job(listing.tasks());
+    if tracers.count() > 1 {
+        // The helpers have been given numbers, which would make the list look old.
+        listing = Listing::make(agent, outside)?;
+    }
+    Ok(Prepared {
+        listing,
+        tracers,
+        reaper,
+    })
+}
+
+/// Stops all tasks of the list, and all that they have made since.
+pub(crate) fn suspend(prepared: Prepared, agent: i32, outside: &[i32]) -> Result<Suspended, CaptureError> {
+    let Prepared {
+        listing,
+        tracers,
+        reaper,
+    } = prepared;
+    let mut gathering = Gathering {
+        tracers,
+        seized: reaper.seized.clone(),
+        tasks: BTreeMap::new(),
+        parents: BTreeMap::new(),
+        zombies: BTreeSet::new(),
+        released: BTreeMap::new(),
+        changed: false,
+    };
+    let result = gathering
+        .run(&listing, agent, outside)
+        .and_then(|()| gathering.check_leaders());
+    if result.is_err() {
+        gathering.settle();
+    }
+    // From now on ends are noticed where they matter.
+    drop(reaper);
+    let suspended = gathering.finish();
+    result.map(|()| suspended)
+}
+
+/// Where a task is on its way to the stop.
+#[derive(Debug)]
+enum State {
+    Pending(Instant),
+    Stopped(Box<Task>),
+}
+
+/// A task known to the gathering.
+#[derive(Debug)]
+struct Known {
+    pid: i32,
+    tracer: usize,
+    state: State,
+}
+
+/// A task to be dealt with by its tracer.
+#[derive(Debug, Clone, Copy)]
+struct Of {
+    tid: i32,
+    pid: i32,
+    tracer: usize,
+}
+
+impl Traced for Of {
+    fn tracer(&self) -> usize {
+        self.tracer
+    }
+}
+
+/// What a look at a task that was asked to stop has shown.
+#[derive(Debug)]
+enum Look {
+    /// It has not stopped yet, or has been sent on.
+    Nothing,
+    Stopped(Box<Task>),
+    Ended(i32),
+    /// It is not ours any more.
+    Lost,
+    Refused(CaptureError),
+}
+
+#[derive(Debug)]
+struct Gathering {
+    tracers: Tracers,
+    seized: Seized,
+    /// By task.
+    tasks: BTreeMap<i32, Known>,
+    parents: BTreeMap<i32, i32>,
+    zombies: BTreeSet<i32>,
+    /// Children let go because their parent waits for them in `vfork`: child and that parent.
+    released: BTreeMap<i32, i32>,
+    /// Whether a task has ended or has been let go since the last listing.
+    changed: bool,
+}
+
+impl Gathering {
+    fn run(&mut self, listing: &Listing, agent: i32, outside: &[i32]) -> Result<(), CaptureError> {
+        let begin = Instant::now();
+        let mut last_pid = listing.last_pid;
+        self.seize_new(listing, agent)?;
+        loop {
+            self.wait_for_stops(begin)?;
+            let unchanged = last_pid.is_some() && proc::last_pid() == last_pid;
+            if unchanged && !self.changed {
+                return Ok(());
+            }
+            self.changed = false;
+            let again = Listing::make(agent, outside)?;
+            last_pid = again.last_pid;
+            if !self.seize_new(&again, agent)? && self.pending().next().is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn pending(&self) -> impl Iterator<Item = (Of, Instant)> + '_ {
+        self.tasks.iter().filter_map(|(tid, known)| match known.state {
+            State::Pending(since) => Some((known.of(*tid), since)),
+            _ => None,
+        })
+    }
+
+    /// Seizes every task not yet known; says whether there was one.
+    fn seize_new(&mut self, listing: &Listing, agent: i32) -> Result<bool, CaptureError> {
+        let mut news = false;
+        let mut shared = Vec::new();
+        for (pid, ppid, tids) in &listing.processes {
+            if self.zombies.contains(pid) || self.released.contains_key(pid) {
+                continue;
+            }
+            self.parents.insert(*pid, *ppid);
+            // A process that has ended while the list was made has left its children to another.
+            self.changed |= tids.is_empty();
+            let mut unknown: Vec<i32> = tids.iter().filter(|tid| !self.tasks.contains_key(tid)).copied().collect();
+            unknown.reverse();
+            // The caller traces the first one that lives: with it, system calls are issued for the process.
+            while let Some(tid) = unknown.pop() {
+                let of = Of {
+                    tid,
+                    pid: *pid,
+                    tracer: 0,
+                };
+                if self.note_seized(of, *ppid, agent, seize(of, &self.seized))? {
+                    news = true;
+                    break;
+                }
+            }
+            let count = self.tracers.count();
+            let others = unknown.into_iter().enumerate().map(|(i, tid)| Of {
+                tid,
+                pid: *pid,
+                tracer: (i + 1) % count,
+            });
+            shared.extend(others.map(|of| (of, *ppid)));
+        }
+        let (tasks, parents): (Vec<Of>, Vec<i32>) = shared.into_iter().unzip();
+        let list = self.seized.clone();
+        let results = self.tracers.each(tasks, move |of| seize(*of, &list));
+        for ((of, result), ppid) in results.into_iter().zip(parents) {
+            self.note_seized(of, ppid, agent, result)?;
+        }
+        Ok(news)
+    }
+
+    /// Notes the outcome of [`seize`]; says whether the task is ours now.
+    fn note_seized(&mut self, of: Of, ppid: i32, agent: i32, result: std::io::Result<()>) -> Result<bool, CaptureError> {
+        let Of { tid, pid, tracer } = of;
+        let refused = match result {
+            Ok(()) => {
+                let state = State::Pending(Instant::now());
+                self.tasks.insert(tid, Known { pid, tracer, state });
+                return Ok(true);
+            }
+            Err(e) => e,
+        };
+        self.changed = true;
+        let state = proc::stat(tid).map(|s| s.state);
+        match (refused.raw_os_error(), state) {
+            (Some(libc::ESRCH), _) | (_, Err(_)) => Ok(false),
+            // The main thread has exited while others run: they are the process.
+            (_, Ok('Z' | 'X')) if tid == pid && proc::tasks(pid).is_ok_and(|t| t.len() > 1) => Ok(false),
+            (_, Ok('Z' | 'X')) => {
+                // The agent collects its own children; others are waited for by their parents, perhaps after the restart.
+                if tid == pid && ppid != agent {
+                    self.zombies.insert(pid);
+                }
+                Ok(false)
+            }
+            _ => Err(not_traceable(pid, tid, &refused)),
+        }
+    }
+
+    /// Collects the stops of pending tasks until none is pending.
+    fn wait_for_stops(&mut self, begin: Instant) -> Result<(), CaptureError> {
+        loop {
+            let pending: Vec<Of> = self.pending().map(|(of, _)| of).collect();
+            if pending.is_empty() {
+                return Ok(());
+            }
+            self.look_at(pending)?;
+            if self.pending().next().is_none() {
+                self.released.clear();
+                return Ok(());
+            }
+            if begin.elapsed() > LIMIT {
+                return Err(self.stuck());
+            }
+            self.forget_replaced();
+            self.release_vfork_children()?;
+            crate::signals::wait_for_child(Duration::from_millis(1));
+        }
+    }
+
+    /// Takes note of those that have stopped or ended. Returns the first refusal, after all have been looked at.
+    fn look_at(&mut self, pending: Vec<Of>) -> Result<(), CaptureError> {
+        let looks = self.tracers.each(pending, |of| look(of));
+        looks
+            .into_iter()
+            .map(|(of, look)| self.note(of, look))
+            .fold(Ok(()), Result::and)
+    }
+
+    fn note(&mut self, of: Of, look: Look) -> Result<(), CaptureError> {
+        match look {
+            Look::Nothing => {}
+            Look::Stopped(task) => {
+                let Of { tid, pid, tracer } = of;
+                let state = State::Stopped(task);
+                self.tasks.insert(tid, Known { pid, tracer, state });
+            }
+            Look::Ended(_) | Look::Lost => {
+                if let Look::Ended(status) = look {
+                    ended(of.tid, status);
+                }
+                // Forgotten, so that the next look at the job finds what it has become: a zombie that its parent has yet to wait for.
+                self.tasks.remove(&of.tid);
+                self.changed = true;
+            }
+            Look::Refused(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    /// Forgets main threads in whose place another thread of the process is now, because that has called exec before it was seized: nobody traces it.
+    fn forget_replaced(&mut self) {
+        let long = self
+            .pending()
+            .filter(|(_, since)| since.elapsed() > PATIENCE)
+            .map(|(of, _)| of.tid);
+        for tid in long.collect::<Vec<_>>() {
+            let untraced = proc::Status::read(tid).is_ok_and(|s| s.text("TracerPid") == Some("0"));
+            if untraced {
+                self.tasks.remove(&tid);
+                self.changed = true;
+            }
+        }
+    }
+
+    /// Lets stopped children go on whose parent cannot stop because it waits for them in `vfork`.
+    fn release_vfork_children(&mut self) -> Result<(), CaptureError> {
+        let waiting: Vec<Of> = self
+            .pending()
+            .filter(|(_, since)| since.elapsed() > PATIENCE)
+            .map(|(of, _)| of)
+            .filter(|of| proc::stat(of.tid).is_ok_and(|s| s.state == 'D'))
+            .collect();
+        for waiter in waiting {
+            for child in proc::children(waiter.pid).unwrap_or_default() {
+                if !kcmp::compare(waiter.tid, child, kcmp::Object::Vm).is_ok_and(|o| o.is_eq()) {
+                    continue;
+                }
+                let stopped = self
+                    .tasks
+                    .iter()
+                    .filter(|(_, k)| k.pid == child && matches!(k.state, State::Stopped(_)));
+                let tasks: Vec<Of> = stopped.map(|(tid, known)| known.of(*tid)).collect();
+                if tasks.is_empty() {
+                    continue;
+                }
+                for (of, ()) in self.tracers.each(tasks, |of| drop(ptrace::detach(of.tid, 0))) {
+                    self.tasks.remove(&of.tid);
+                }
+                self.released.insert(child, waiter.pid);
+                self.changed = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// The caller must trace the first task of every process. It does, unless those that it seized first have ended since.
+    fn check_leaders(&self) -> Result<(), CaptureError> {
+        let all: BTreeSet<i32> = self.tasks.values().map(|k| k.pid).collect();
+        let led: BTreeSet<i32> = self.tasks.values().filter(|k| k.tracer == 0).map(|k| k.pid).collect();
+        let main = |pid: &i32| self.tasks.get(pid).is_some_and(|k| k.tracer != 0);
+        match all.iter().find(|pid| !led.contains(pid) || main(pid)) {
+            Some(pid) => Err(CaptureError::refuse_for_now(
+                *pid,
+                "process",
+                "its threads end at this moment",
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn stuck(&self) -> CaptureError {
+        let (tid, pid) = self.pending().next().map_or((0, 0), |(of, _)| (of.tid, of.pid));
+        let place = std::fs::read_to_string(format!("/proc/{tid}/wchan")).unwrap_or_default();
+        CaptureError::refuse(
+            pid,
+            format!("thread {tid}"),
+            format!("did not stop within {} s (kernel: {place}); try again", LIMIT.as_secs()),
+        )
+    }
+
+    /// After a failure: tasks already asked to stop do so shortly, and only a stopped task can be let go.
+    fn settle(&mut self) {
+        let begin = Instant::now();
+        while begin.elapsed() < SETTLE_LIMIT {
+            let pending: Vec<Of> = self.pending().map(|(of, _)| of).collect();
+            if pending.is_empty() {
+                return;
+            }
+            // What is refused has stopped.
+            let looks = self.tracers.each(pending, |of| match look(of) {
+                Look::Refused(_) => {
+                    drop(ptrace::detach(of.tid, 0));
+                    Look::Lost
+                }
+                look => look,
+            });
+            for (of, look) in looks {
+                self.note(of, look).ok();
+            }
+            crate::signals::wait_for_child(Duration::from_millis(1));
+        }
+    }
+
+    fn finish(self) -> Suspended {
+        let mut by_pid: BTreeMap<i32, Vec<Task>> = BTreeMap::new();
+        for known in self.tasks.into_values() {
+            if let State::Stopped(task) = known.state {
+                by_pid.entry(known.pid).or_default().push(*task);
+            }
+        }
+        let mut processes = Vec::new();
+        for (pid, mut tasks) in by_pid {
+            tasks.sort_by_key(|t| (t.tid != pid, t.tracer != 0, t.tid));
+            let ppid = self.parents.get(&pid).copied().unwrap_or(0);
+            processes.push(Process::stopped(pid, ppid, tasks));
+        }
+        let zombies = self.zombies.into_iter().map(|pid| Zombie { pid }).collect();
+        Suspended::new(processes, zombies, self.tracers)
+    }
+}
+
+impl Known {
+    fn of(&self, tid: i32) -> Of {
+        Of {
+            tid,
+            pid: self.pid,
+            tracer: self.tracer,
+        }
+    }
+}
+
+/// Seizes a task, adds it to the list, and asks it to stop.
+fn seize(Of { tid, pid, .. }: Of, list: &Seized) -> std::io::Result<()> {
+    let options = libc::PTRACE_O_TRACESYSGOOD;
+    match ptrace::seize(tid, options) {
+        // Said of what has ended, too: of a main thread in whose place another thread of the process is about to be, because that has called exec.
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) && proc::stat(tid).is_ok_and(|s| !matches!(s.state, 'Z' | 'X')) => {
+            ptrace::seize(tid, options)?;
+        }
+        done => done?,
+    }
+    list.add(pid, tid);
+    // A task that has died since gives ESRCH here; its end is seen by the wait.
+    drop(ptrace::interrupt(tid));
+    Ok(())
+}
+
+fn not_traceable(pid: i32, tid: i32, refused: &std::io::Error) -> CaptureError {
+    let tracer = proc::Status::read(tid)
+        .ok()
+        .and_then(|s| s.text("TracerPid").map(str::to_owned))
+        .unwrap_or_default();
+    let reason = if tracer != "0" && !tracer.is_empty() {
+        format!("is traced by process {tracer} (ptrace); end the debugger and try again")
+    } else {
+        format!("cannot be traced ({refused}): a setuid or undumpable program; keep it out of the job or run belay as root")
+    };
+    let comm = proc::stat(pid).map(|s| s.comm).unwrap_or_default();
+    CaptureError::refuse(pid, comm, reason)
+}
+
+/// Looks, on the thread that traces it, whether a task has stopped.
+fn look(of: &Of) -> Look {
+    let event = match ptrace::wait(of.tid, false) {
+        Ok(None) => return Look::Nothing,
+        Ok(Some(event)) => event,
+        Err(_) => return Look::Lost,
+    };
+    match event {
+        Event::Interrupted => stopped(*of, None),
+        Event::GroupStop(sig) => stopped(*of, Some(sig)),
+        // A signal was on its way before our stop: let it be delivered; the stop follows before the handler's first instruction.
+        Event::Signal(sig) => {
+            drop(ptrace::cont(of.tid, sig));
+            Look::Nothing
+        }
+        Event::Syscall | Event::Other(_) => {
+            drop(ptrace::cont(of.tid, 0));
+            Look::Nothing
+        }
+        Event::Ended(status) => Look::Ended(status),
+    }
+}
+
+/// The task's state at its stop; gone when it died at that moment.
+fn stopped(of: Of, group_stop: Option<i32>) -> Look {
+    let Of { tid, tracer, .. } = of;
+    let read = || Ok((ptrace::get_regs(tid)?, ptrace::get_xstate(tid)?, ptrace::get_sigmask(tid)?));
+    let (regs, xstate, sigmask) = match read() {
+        Ok(state) => state,
+        Err(e) => return unreadable(of, &e),
+    };
+    let rseq = ptrace::rseq(tid).unwrap_or((0, 0, 0));
+    let mut task = Box::new(Task {
+        tid,
+        tracer,
+        regs,
+        xstate,
+        sigmask,
+        rseq,
+        group_stop,
+        deferred: 0,
+        borrowed: false,
+        running: false,
+    });
+    if crate::calls::hide_interruption(&mut task.regs) {
+        // At once, so that the call is restarted even if the agent dies.
+        let _ = ptrace::set_regs(tid, &task.regs);
+    }
+    Look::Stopped(task)
+}
+
+/// What it means that the state of a task that has just stopped cannot be read.
+fn unreadable(Of { tid, pid, .. }: Of, e: &std::io::Error) -> Look {
+    let stopped = proc::stat(tid).is_ok_and(|s| s.state == 't');
+    match (e.raw_os_error(), stopped) {
+        // Killed at that moment; its end is seen by the next look.
+        (Some(libc::ESRCH), false) => Look::Nothing,
+        // Another thread of the process, with another tracer, has called exec and has got its number.
+        (Some(libc::ESRCH), true) => Look::Refused(CaptureError::refuse_for_now(
+            pid,
+            format!("thread {tid}"),
+            "calls exec at this moment",
+        )),
+        _ => Look::Refused(CaptureError::refuse(
+            pid,
+            format!("thread {tid}"),
+            format!("its registers cannot be read: {e}"),
+        )),
+    }
+}
