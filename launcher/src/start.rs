@@ -212,7 +212,7 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
         };
         let options = restart_options(false)?;
         let status = restart::restart(setup, Some(number), (&options, &[]), &mut |_, _| {})?;
-        return finish(&dir, status);
+        sys::exit_like(status)
     }
     launch::check(&args.command)?;
     if let Some(parts) = args.dir.parent() {
@@ -232,7 +232,8 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
         nodes,
     };
     let status = launch::launch(args.command, setup)?;
-    finish(&dir, status)
+    // What the user is told, the root says.
+    sys::exit_like(status)
 }
 
 fn finish(dir: &JobDir, status: i32) -> Result<u8, Failure> {
