@@ -129,17 +129,18 @@ pub struct Rebuilder {
 impl Rebuilder {
     /// Called in the agent of the restarted job, before any process is forked: creates every open description, every shared object and
     /// System V segment, and refills data in flight. All are held by descriptors of the agent at numbers in [`Rebuilder::room`]. `own_ipc`: the
-    /// IPC namespace is the job's own.
+    /// IPC namespace is the job's own. `tell` is given a line for the user where the restart must wait for something.
     pub fn rebuild(
         descriptors: Descriptors,
         blobs: &BlobReader,
         own_ipc: bool,
         group: Option<&dyn Group>,
+        tell: &dyn Fn(&str),
     ) -> Result<Self, Refusal> {
         if own_ipc {
             shm::sysv::owns_namespace();
         }
-        let built = rebuild::rebuild(&descriptors, blobs, group)?;
+        let built = rebuild::rebuild(&descriptors, blobs, group, tell)?;
         Ok(Self {
             descriptors,
             built,

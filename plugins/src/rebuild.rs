@@ -18,7 +18,6 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// State of one rebuild.
-#[derive(Debug)]
 pub(crate) struct Builder<'a> {
     /// What to rebuild.
     pub(crate) descriptors: &'a Descriptors,
@@ -30,6 +29,8 @@ pub(crate) struct Builder<'a> {
     pub(crate) group: Option<&'a dyn Group>,
     /// Where the addresses of the job are now; known when all listening sockets exist.
     pub(crate) book: Option<Book>,
+    /// Tells the user what the restart waits for.
+    pub(crate) tell: &'a dyn Fn(&str),
     made: Vec<Option<OwnedFd>>,
 }
 
@@ -106,7 +107,12 @@ fn room(d: &Descriptors) -> Range<RawFd> {
 }
 
 /// Rebuilds everything that needs no process.
-pub(crate) fn rebuild(d: &Descriptors, blobs: &BlobReader, group: Option<&dyn Group>) -> Result<Built, Refusal> {
+pub(crate) fn rebuild(
+    d: &Descriptors,
+    blobs: &BlobReader,
+    group: Option<&dyn Group>,
+    tell: &dyn Fn(&str),
+) -> Result<Built, Refusal> {
     let limit = RaisedLimit::raise();
     let room = room(d);
     let mut b = Builder {
@@ -115,6 +121,7 @@ pub(crate) fn rebuild(d: &Descriptors, blobs: &BlobReader, group: Option<&dyn Gr
         room: room.clone(),
         group,
         book: None,
+        tell,
         made: d.descriptions.iter().map(|_| None).collect(),
     };
     let stdio = [0, 1, 2].map(|n| fd::dup_from(n, room.start).ok());

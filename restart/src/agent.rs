@@ -69,8 +69,8 @@ pub(crate) fn restart(
     let tree = tree::plan(&job.agent, &job.processes, helpers.iter().sum(), pid_max(), &taken)
         .map_err(|e| RestartError::at("spawn", e))?;
     let mine = std::process::id().cast_signed();
-    let rebuilder =
-        Rebuilder::rebuild(descriptors, &blobs, way != Way::Initial, group).map_err(|e| RestartError::at("rebuild", e))?;
+    let rebuilder = Rebuilder::rebuild(descriptors, &blobs, way != Way::Initial, group, &sys::say)
+        .map_err(|e| RestartError::at("rebuild", e))?;
     connects::finish(&mut job.processes, |pid, fd| rebuilder.is_connected(pid, fd));
     open_shared_objects(&rebuilder, &job);
     let names = rebuilder.book().names();

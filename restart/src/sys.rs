@@ -119,6 +119,13 @@ pub(crate) fn sigprocmask(how: i32, mask: u64) -> u64 {
     old
 }
 
+/// Writes one line to standard error.
+pub(crate) fn say(line: &str) {
+    let text = format!("belay: {line}\n");
+    // SAFETY: the buffer is valid for reading its length. What cannot be said (descriptor closed, disk full) is in the log.
+    unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+}
+
 /// Duplicates `fd` at a number in `room`, close-on-exec.
 pub(crate) fn dup_into(fd: RawFd, room: &Range<RawFd>) -> io::Result<OwnedFd> {
     // SAFETY: takes numbers only.

@@ -3,6 +3,7 @@
 use super::sock::{self, Addr};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLMSG_ERROR: u16 = 2;
@@ -50,6 +51,8 @@ pub(crate) struct InetSocket {
     pub(crate) peer: Addr,
     /// Bytes not yet acknowledged by the peer; for a listening socket its backlog limit.
     pub(crate) write_queue: u32,
+    /// Time until its timer runs out; in TIME_WAIT that is its end.
+    pub(crate) expires: Duration,
     /// Inode, 0 when no descriptor is left.
     pub(crate) inode: u32,
     /// `struct inet_diag_sockid`: what the kernel knows it by.
@@ -177,6 +180,7 @@ impl Diag {
                 state: *msg.get(1).ok_or_else(short)?,
                 port: be(4)?,
                 peer: Addr::internet(family, be(6)?, host, u32_at(msg, 40)?),
+                expires: Duration::from_millis(u32_at(msg, 52)?.into()),
                 write_queue: u32_at(msg, 60)?,
                 inode: u32_at(msg, 68)?,
                 id: msg.get(4..52).and_then(|b| b.try_into().ok()).ok_or_else(short)?,

@@ -347,7 +347,7 @@ fn restart(case: &Case, descriptors: &str, blobs: &std::path::Path, pids: &[i32]
     }
     let descriptors: Descriptors = serde_json::from_str(descriptors).unwrap();
     let blobs = BlobReader::open(blobs).unwrap();
-    let rebuilder = match Rebuilder::rebuild(descriptors, &blobs, true, None) {
+    let rebuilder = match Rebuilder::rebuild(descriptors, &blobs, true, None, &|_| ()) {
         Ok(r) => r,
         Err(e) => panic!("rebuild: {e}"),
     };

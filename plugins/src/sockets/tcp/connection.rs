@@ -23,7 +23,14 @@ const TIME_WAIT: u8 = 6;
 const FOREIGN: usize = 64;
 
 /// A listening socket bound to `local`, or, if another program has taken the port and it is `movable`, to any port.
-pub(super) fn listener(family: i32, local: &Addr, backlog: i32, options: &Options, movable: bool) -> Result<OwnedFd, Fault> {
+pub(super) fn listener(
+    family: i32,
+    local: &Addr,
+    backlog: i32,
+    options: &Options,
+    movable: bool,
+    tell: &dyn Fn(&str),
+) -> Result<OwnedFd, Fault> {
     let fd = sock::socket(family, libc::SOCK_STREAM, 0).at("socket")?;
     let raw = fd.as_raw_fd();
     options.restore(raw, When::Early)?;
@@ -31,7 +38,7 @@ pub(super) fn listener(family: i32, local: &Addr, backlog: i32, options: &Option
     sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32).at("set SO_REUSEADDR")?;
     match sock::bind(raw, local) {
         Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-            let freed = free_port(local)?;
+            let freed = free_port(local, tell)?;
             let at = match freed {
                 Freed::Yes => local.clone(),
                 Freed::Taken if movable => local.with_port(0),
@@ -64,11 +71,12 @@ enum Freed {
 /// Waits until no connection that the killed job has left blocks the port of `local`; with the right to do so, takes them away.
 ///
 /// A connection that was closed before the first checkpoint stays in TIME_WAIT for a minute and keeps its port from being bound, where the program did not set SO_REUSEADDR.
-fn free_port(local: &Addr) -> Result<Freed, Fault> {
+fn free_port(local: &Addr, tell: &dyn Fn(&str)) -> Result<Freed, Fault> {
     let mut diag = Diag::open().at("ask the kernel who has the port (sock_diag)")?;
     let start = Instant::now();
+    let mut told = false;
     loop {
-        let mut left = 0;
+        let (mut left, mut longest) = (0, Duration::ZERO);
         for family in [libc::AF_INET, libc::AF_INET6] {
             let all = diag.tcp(family, u32::MAX).at("ask the kernel who has the port (sock_diag)")?;
             for socket in all.iter().filter(|s| s.port == local.port()) {
@@ -79,6 +87,7 @@ fn free_port(local: &Addr) -> Result<Freed, Fault> {
                 let over = matches!(socket.state, TIME_WAIT | FIN_WAIT2);
                 if !over || diag.destroy(family, socket).is_err() {
                     left += 1;
+                    longest = longest.max(socket.expires);
                 }
             }
         }
@@ -90,8 +99,14 @@ fn free_port(local: &Addr) -> Result<Freed, Fault> {
                 "bind {local}: address in use: {left} connections of the killed job have not ended; restart again in a minute"
             ));
         }
-        if start.elapsed() < REUSE_STEP {
-            tracing::warn!(%local, connections = left, "waiting for connections of the killed job to leave TIME_WAIT, at most a minute");
+        if !told {
+            told = true;
+            let seconds = longest.as_millis().div_ceil(1000);
+            tracing::warn!(%local, connections = left, seconds, "waiting for connections of the killed job to leave TIME_WAIT");
+            tell(&format!(
+                "port {} is held by {left} closed connections of the killed job (TIME_WAIT); the restart goes on in {seconds} s",
+                local.port()
+            ));
         }
         std::thread::sleep(REUSE_STEP);
     }
