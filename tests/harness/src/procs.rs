@@ -1,7 +1,8 @@
 //! Processes of one job: found by walking the children of the launcher, killed by PID.
 //!
 //! A job that starts processes all the time is killed as a whole by stopping first everything, parents before children, until a scan finds
-//! nothing new; only then is everything killed. So no process can slip away between the scan and the kill.
+//! nothing new; only then is everything killed, children before parents. So no process can slip away between the scan and the kill: a process group that
+//! loses its last parent is sent SIGHUP and SIGCONT by the kernel when it is stopped, and a server may answer that with new processes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -68,8 +69,12 @@ pub fn kill_tree(root: i32) {
             seen.insert(p);
         }
     }
-    for p in &seen {
-        signal(*p, libc::SIGKILL);
+    let all = table();
+    let depth = |pid: &i32| std::iter::successors(Some(*pid), |p| all.get(p).map(|(up, _)| *up).filter(|up| *up > 0)).count();
+    let mut deepest_first: Vec<i32> = seen.iter().copied().collect();
+    deepest_first.sort_by_cached_key(|pid| std::cmp::Reverse(depth(pid)));
+    for p in deepest_first {
+        signal(p, libc::SIGKILL);
     }
     let end = Instant::now() + Duration::from_secs(10);
     while Instant::now() < end {
