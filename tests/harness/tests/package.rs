@@ -11,6 +11,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+type Test = fn(&Place) -> Result<(), Failure>;
+
 /// Packing takes a while on a machine that has much else to do.
 const LIMIT: Duration = Duration::from_secs(300);
 
@@ -140,7 +142,7 @@ fn main() {
     }
     let has =
         |program: &str| std::env::var_os("PATH").is_some_and(|p| std::env::split_paths(&p).any(|d| d.join(program).is_file()));
-    let tests: [(&str, &str, fn(&Place) -> Result<(), Failure>); 2] = [("deb", "dpkg-deb", deb), ("rpm", "rpmbuild", rpm)];
+    let tests: [(&str, &str, Test); 2] = [("deb", "dpkg-deb", deb), ("rpm", "rpmbuild", rpm)];
     let mut checks = Vec::new();
     for (name, program, test) in tests {
         if !has(program) {
