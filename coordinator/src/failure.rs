@@ -86,6 +86,10 @@ fn exit_of_storage(error: &StorageError, io: Exit) -> Exit {
         StorageError::Image(e) => exit_of_image(e, io),
         StorageError::Quota { .. } | StorageError::Memory { .. } => Exit::DiskFull,
         StorageError::System { source, .. } => exit_of_io(source, Exit::System),
+        StorageError::Tier { source, .. } => exit_of_io(source, io),
+        StorageError::TierDamaged { .. } => Exit::Damaged,
+        StorageError::TierFull { .. } => Exit::DiskFull,
+        StorageError::Cancelled => Exit::ProgramEnded,
     }
 }
 

@@ -40,6 +40,11 @@ pub struct Generation {
 }
 
 impl Generation {
+    /// Generation `number` in `dir`, whether or not it is there.
+    pub fn at(dir: &Path, number: u64) -> Self {
+        Self::open(number, dir.join(name(number)))
+    }
+
     fn open(number: u64, path: PathBuf) -> Self {
         let manifest = Manifest::read(&path).and_then(|m| {
             for f in &m.files {
@@ -98,24 +103,36 @@ impl Generation {
             Ok(m) => (Some(m), None),
             Err(e) => (None, Some(e.to_string())),
         };
+        let known = m.map(status);
         GenerationStatus {
             generation: self.number,
-            time_unix_s: m.map_or(0, |m| m.time_unix_s),
-            level: Level::Local,
-            ranks: m.map_or(0, |m| m.processes),
-            threads: m.map_or(0, |m| m.threads),
-            bytes: m.map_or(0, |m| m.bytes),
-            new_bytes: m.map_or(0, |m| m.new_bytes),
-            blocked_ms: m.map_or(0.0, |m| m.blocked_ms),
-            phases_ms: m.map(|m| m.phases_ms.iter().cloned().collect()).unwrap_or_default(),
-            snapshot: m.and_then(|m| m.taken.clone()).map(|t| SnapshotStatus {
-                mode: t.mode,
-                reason: t.reason,
-                stops: t.stops,
-            }),
             whole: damage.is_none(),
             damage,
+            ..known.unwrap_or_default()
         }
+    }
+}
+
+/// As the status document shows a whole generation with manifest `m`.
+pub fn status(m: &Manifest) -> GenerationStatus {
+    GenerationStatus {
+        generation: m.generation,
+        time_unix_s: m.time_unix_s,
+        level: Level::Local,
+        ranks: m.processes,
+        threads: m.threads,
+        bytes: m.bytes,
+        new_bytes: m.new_bytes,
+        blocked_ms: m.blocked_ms,
+        phases_ms: m.phases_ms.iter().cloned().collect(),
+        snapshot: m.taken.clone().map(|t| SnapshotStatus {
+            mode: t.mode,
+            reason: t.reason,
+            stops: t.stops,
+        }),
+        whole: true,
+        damage: None,
+        tiers: Vec::new(),
     }
 }
 
@@ -141,8 +158,8 @@ pub fn list(dir: &Path) -> Result<Vec<Generation>, Failure> {
 }
 
 /// Which of `generations` (number, whole), oldest first, retention removes: all that are older than the `keep` newest whole ones. While there are
-/// not that many whole ones, nothing is removed; the newest whole one always stays.
-pub fn condemned(generations: &[(u64, bool)], keep: u32) -> Vec<u64> {
+/// not that many whole ones, nothing is removed; the newest whole one always stays, and so do those in `pinned`.
+pub fn condemned(generations: &[(u64, bool)], keep: u32, pinned: &[u64]) -> Vec<u64> {
     let keep = keep.max(1) as usize;
     let oldest_kept = generations
         .iter()
@@ -153,14 +170,14 @@ pub fn condemned(generations: &[(u64, bool)], keep: u32) -> Vec<u64> {
     generations
         .iter()
         .map(|(n, _)| *n)
-        .filter(|n| oldest_kept.is_some_and(|k| *n < k))
+        .filter(|n| oldest_kept.is_some_and(|k| *n < k) && !pinned.contains(n))
         .collect()
 }
 
-/// Removes generations beyond `keep`; returns their numbers.
-pub fn retain(dir: &Path, keep: u32) -> Result<Vec<u64>, Failure> {
+/// Removes generations beyond `keep` that are not `pinned`; returns their numbers.
+pub fn retain(dir: &Path, keep: u32, pinned: &[u64]) -> Result<Vec<u64>, Failure> {
     let found: Vec<(u64, bool)> = list(dir)?.iter().map(|g| (g.number, g.is_whole())).collect();
-    let gone = condemned(&found, keep);
+    let gone = condemned(&found, keep, pinned);
     for n in &gone {
         remove(dir, *n)?;
     }
@@ -276,6 +293,7 @@ impl Draft {
             new_bytes: own + session.new_bytes(),
             files,
             chunks: session.entries()?,
+            next_chunk: session.next_chunk(),
         };
         let path = self.path.join(MANIFEST_FILE);
         let mut f = sections::create_private(&path)?;
@@ -404,17 +422,18 @@ mod tests {
         for n in 1..=4 {
             commit(&s.0, n);
         }
-        assert_eq!(retain(&s.0, 2).unwrap(), [1, 2]);
+        assert_eq!(retain(&s.0, 2, &[]).unwrap(), [1, 2]);
         assert_eq!(list(&s.0).unwrap().iter().map(|g| g.number).collect::<Vec<_>>(), [3, 4]);
     }
 
     #[test]
     fn retention_counts_whole_ones_only() {
-        assert_eq!(condemned(&[(1, true), (2, true), (3, true)], 2), [1]);
-        assert_eq!(condemned(&[(1, true), (2, true), (3, false)], 2), [] as [u64; 0]);
-        assert_eq!(condemned(&[(1, true), (2, false), (3, true), (4, true)], 2), [1, 2]);
-        assert_eq!(condemned(&[(1, true), (2, false), (3, false)], 1), [] as [u64; 0]);
-        assert_eq!(condemned(&[(1, true)], 0), [] as [u64; 0]);
-        assert_eq!(condemned(&[], 2), [] as [u64; 0]);
+        assert_eq!(condemned(&[(1, true), (2, true), (3, true)], 2, &[]), [1]);
+        assert_eq!(condemned(&[(1, true), (2, true), (3, false)], 2, &[]), [] as [u64; 0]);
+        assert_eq!(condemned(&[(1, true), (2, false), (3, true), (4, true)], 2, &[]), [1, 2]);
+        assert_eq!(condemned(&[(1, true), (2, false), (3, false)], 1, &[]), [] as [u64; 0]);
+        assert_eq!(condemned(&[(1, true)], 0, &[]), [] as [u64; 0]);
+        assert_eq!(condemned(&[], 2, &[]), [] as [u64; 0]);
+        assert_eq!(condemned(&[(1, true), (2, true), (3, true), (4, true)], 2, &[1]), [2]);
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Whoever holds the lock is the job's agent (and the processes that started it). The lock is the kernel's, so it ends with its holders.
 
+use crate::config::Config;
 use crate::history::History;
 use crate::interval::{Interval, MIN_GAP};
 use crate::{sys, Failure};
@@ -41,6 +42,12 @@ pub struct Description {
     pub format: u32,
     /// Name of the job.
     pub name: String,
+    /// Tells the job from all others, wherever its checkpoints are copied.
+    #[serde(default)]
+    pub id: String,
+    /// The job directory.
+    #[serde(default)]
+    pub dir: String,
     /// The command.
     pub command: Vec<String>,
     /// Directory in which it was launched.
@@ -75,6 +82,9 @@ pub struct Description {
     /// Where the job's numbers are to be had, see [`crate::exporter::Place`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<String>,
+    /// Tiers besides the job directory.
+    #[serde(default)]
+    pub config: Config,
     /// How the last run of the command ended: the status word as `wait` reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_status: Option<i32>,
@@ -111,6 +121,8 @@ impl Description {
         Self {
             format: FORMAT,
             name,
+            id: random_id(),
+            dir: String::new(),
             command,
             cwd: std::env::current_dir().unwrap_or_default().to_string_lossy().into_owned(),
             host: sys::host(),
@@ -125,9 +137,25 @@ impl Description {
             save_open_files: false,
             log_level: "info".into(),
             metrics: None,
+            config: Config::default(),
             wait_status: None,
         }
     }
+
+    /// Name of the job's folder on a tier.
+    pub fn folder(&self) -> String {
+        let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+        let name: String = self.name.chars().map(|c| if good(c) { c } else { '_' }).take(40).collect();
+        format!("{name}-{}", self.id)
+    }
+}
+
+/// 64 random bits.
+fn random_id() -> String {
+    let mut bytes = [0u8; 8];
+    // SAFETY: the buffer is valid for writing its length. The call cannot fail for so few bytes once the system has started.
+    unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    format!("{:016x}", u64::from_le_bytes(bytes))
 }
 
 /// A job directory.

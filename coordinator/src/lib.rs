@@ -11,6 +11,7 @@
 pub mod agent;
 mod checkpoint;
 mod clients;
+pub mod config;
 mod document;
 pub mod exporter;
 mod failure;
@@ -27,6 +28,7 @@ mod relay;
 pub mod restart;
 mod state;
 pub mod sys;
+pub mod tiers;
 pub mod verify;
 
 pub use failure::Failure;

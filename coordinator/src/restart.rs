@@ -2,14 +2,17 @@
 
 use crate::agent::{Agent, Setup};
 use crate::generations::{self, Generation};
-use crate::jobdir::JobDir;
+use crate::jobdir::{Description, JobDir};
 use crate::nodes::again::Reunion;
 use crate::sys::{self, Disposition};
+use crate::tiers::{self, Known};
 use crate::{front, state, Failure};
 use belay_plugins::Group;
 use belay_restart::{Options, Restored};
-use belay_wire::Exit;
+use belay_wire::{Exit, Phase};
 use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::time::Instant;
 
 /// What a line for the user is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,30 +23,40 @@ pub enum Notice {
     Warning,
 }
 
-/// Restarts generation `wanted` of the job, or its newest whole one; the status word with which the command ended. `tell` receives lines for the user.
+/// Restarts the first of generations `numbers` that is whole; the status word with which the command ended. `tell` receives lines for the user.
 pub fn restart(
     setup: Setup,
-    wanted: Option<u64>,
+    numbers: Vec<u64>,
     (options, hosts): (&Options, &[String]),
     tell: &mut dyn FnMut(Notice, &str),
 ) -> Result<i32, Failure> {
-    let candidates = candidates(&setup.dir, wanted)?;
+    let (dir, description) = (setup.dir.clone(), setup.description.clone());
     let mut agent = Some(Agent::new(setup)?);
     let mut damaged: Option<(u64, Failure)> = None;
-    for g in candidates {
-        if let Some((number, failure)) = damaged.take() {
+    for number in numbers {
+        if let Some((damaged, failure)) = damaged.take() {
             tell(
                 Notice::Warning,
-                &format!("generation {number} is damaged ({failure}); using generation {}", g.number),
+                &format!("generation {damaged} is damaged ({failure}); using generation {number}"),
             );
         }
-        let number = g.number;
-        let failure = match attempt(&g, (options, hosts), &mut agent, tell) {
+        let try_it = |agent: &mut Option<Agent>, tell: &mut dyn FnMut(Notice, &str)| {
+            let g = Generation::at(&dir.generations(), number);
+            attempt(&g, (options, hosts), agent, tell)
+        };
+        let mut result = try_it(&mut agent, tell);
+        if let Err(failure) = &result {
+            if is_damage(failure, &agent) && is_on_a_tier(&dir, &description, number) {
+                tracing::warn!(generation = number, error = %failure, "not whole here");
+                result = bring(&dir, &description, number, tell).and_then(|()| try_it(&mut agent, tell));
+            }
+        }
+        let failure = match result {
             Ok(status) => return Ok(status),
             Err(failure) => failure,
         };
         tracing::error!(generation = number, error = %failure, "restart failed");
-        let go_on = failure.exit == Exit::Damaged && agent.is_some();
+        let go_on = is_damage(&failure, &agent);
         damaged = Some((number, failure));
         if !go_on {
             break;
@@ -53,6 +66,39 @@ pub fn restart(
         agent.abandon();
     }
     Err(damaged.map_or_else(|| Failure::new(Exit::NoCheckpoint, "no checkpoint"), |(_, failure)| failure))
+}
+
+/// Whether a failed attempt leaves others to be tried.
+fn is_damage(failure: &Failure, agent: &Option<Agent>) -> bool {
+    failure.exit == Exit::Damaged && agent.is_some()
+}
+
+fn is_on_a_tier(dir: &JobDir, d: &Description, number: u64) -> bool {
+    let known = tiers::known(dir, d);
+    let mut held = known.iter().flatten().flat_map(|k| &k.generations);
+    held.any(|(_, m)| m.generation == number)
+}
+
+/// The fetch phase: what of generation `number` is missing or damaged here comes from the durable tiers.
+fn bring(dir: &JobDir, d: &Description, number: u64, tell: &mut dyn FnMut(Notice, &str)) -> Result<(), Failure> {
+    let phase = Phase::Fetch.name();
+    tell(Notice::Progress, &format!("{phase} generation {number}"));
+    let begin = Instant::now();
+    let mut progress = |done: u64, expected: u64| {
+        let percent = (done.min(expected) * 100).checked_div(expected).unwrap_or(0);
+        tell(Notice::Progress, &format!("{phase} {percent} %"));
+    };
+    // What cannot be brought now counts as damaged: an older generation may be whole.
+    let fetched = tiers::fetch(dir, d, number, &mut progress).map_err(|f| Failure::new(Exit::Damaged, f.message))?;
+    let (items, bytes) = fetched;
+    tracing::info!(
+        generation = number,
+        items,
+        bytes,
+        ms = generations::ms(begin.elapsed()),
+        "fetched"
+    );
+    Ok(())
 }
 
 fn attempt(
@@ -110,18 +156,42 @@ fn attempt(
     belay_restart::restart(&g.path, options, group, &mut listen, &mut serve).map_err(Failure::from)
 }
 
-/// The generations to try, in this order: `wanted`, or all from the newest.
-pub fn candidates(dir: &JobDir, wanted: Option<u64>) -> Result<Vec<Generation>, Failure> {
-    let mut found = generations::list(&dir.generations())?;
+/// Numbers of the generations to try, in this order: `wanted`, or all from the newest, in the job directory and on its durable tiers.
+pub fn candidates(
+    dir: &JobDir,
+    d: &Description,
+    wanted: Option<u64>,
+    tell: &mut dyn FnMut(Notice, &str),
+) -> Result<Vec<u64>, Failure> {
+    let here = generations::list(&dir.generations())?;
+    let found = |known: &[Option<Known>]| -> BTreeSet<u64> {
+        let there = known.iter().flatten().flat_map(|k| &k.generations).map(|(_, m)| m.generation);
+        here.iter().map(|g| g.number).chain(there).collect()
+    };
+    let mut known = tiers::known(dir, d);
+    let whole = here.iter().any(|g| g.is_whole() && wanted.is_none_or(|w| w == g.number));
+    // The notes serve while they are there; the tiers are asked when the answer matters.
+    let mut problems = Vec::new();
+    if !known.is_empty() && (!whole || known.iter().any(Option::is_none)) {
+        problems = tiers::refresh(dir, d)?;
+        known = tiers::known(dir, d);
+    }
+    let mut found = found(&known);
     let at = dir.path().display();
     if found.is_empty() {
-        return Err(Failure::new(
-            Exit::NoCheckpoint,
-            format!("{at} holds no checkpoint; start the program with belay launch"),
-        ));
+        return Err(match problems.into_iter().next() {
+            Some((exit, problem)) => Failure::new(exit, format!("{at} holds no checkpoint, and {problem}")),
+            None => Failure::new(
+                Exit::NoCheckpoint,
+                format!("{at} holds no checkpoint; start the program with belay launch"),
+            ),
+        });
+    }
+    for (_, problem) in problems {
+        tell(Notice::Warning, &problem);
     }
     if let Some(number) = wanted {
-        found.retain(|g| g.number == number);
+        found.retain(|n| *n == number);
         if found.is_empty() {
             return Err(Failure::new(
                 Exit::NoGeneration,
@@ -129,8 +199,7 @@ pub fn candidates(dir: &JobDir, wanted: Option<u64>) -> Result<Vec<Generation>, 
             ));
         }
     }
-    found.reverse();
-    Ok(found)
+    Ok(found.into_iter().rev().collect())
 }
 
 /// Runs in the agent of the restarted job.

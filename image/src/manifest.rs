@@ -8,7 +8,7 @@ use std::path::Path;
 pub const MANIFEST_FILE: &str = "manifest.json";
 
 /// A manifest longer than this is refused: it would list millions of chunks.
-const MAX_BYTES: u64 = 256 << 20;
+pub const MAX_BYTES: u64 = 256 << 20;
 
 /// What `manifest.json` holds: the body and its checksum.
 #[derive(Debug, Serialize, Deserialize)]
@@ -57,6 +57,10 @@ pub struct Manifest {
     pub files: Vec<FileEntry>,
     /// The chunks that hold the memory, by number.
     pub chunks: Vec<ChunkEntry>,
+    /// A number that no chunk had when this generation was committed, and none with a smaller one has been made since: numbers are never used again, because copies of
+    /// a chunk may be elsewhere when it is gone here.
+    #[serde(default)]
+    pub next_chunk: u32,
 }
 
 /// A chunk that a generation refers to.
@@ -163,6 +167,7 @@ mod tests {
                 pages: 2,
                 xxh3: 9,
             }],
+            next_chunk: 2,
         }
     }
 

@@ -1,5 +1,6 @@
 //! The command line, as one table: parsing, help, man pages and completions come from it.
 
+use belay_coordinator::config::Size;
 use belay_coordinator::exporter::Place;
 use belay_coordinator::interval::{parse_duration, Interval};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -46,6 +47,10 @@ pub(crate) enum Command {
     Status(Status),
     /// List a job's checkpoints
     List(List),
+    /// Copy the newest checkpoint to the durable tiers and wait for it
+    ///
+    /// The agent of a running job does that by itself after every checkpoint. Exits 0 when a tier of kind pfs or object holds the checkpoint.
+    Flush(Flush),
     /// Read every byte of a job's checkpoints and compare it with its checksums
     Verify(Target),
     /// Show what an image file or a generation holds
@@ -118,6 +123,9 @@ pub(crate) struct Launch {
     /// Take what the command starts on other hosts through ssh or rsh into the job; the job directory must be on a file system that all hosts share
     #[arg(long)]
     pub(crate) across_hosts: bool,
+    /// Tiers and flushing, over what /etc/belay/belay.toml and ~/.config/belay/belay.toml say (docs/tiers.md)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
     /// How much goes to the log in the job directory
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub(crate) log_level: LogLevel,
@@ -155,8 +163,12 @@ pub(crate) enum Then {
 /// How safe a checkpoint must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Level {
-    /// Durable in the job directory.
+    /// Committed in the job directory
     Local,
+    /// Also where the loss of one node does not reach it (not made yet)
+    Redundant,
+    /// Also on a tier of kind pfs or object, see --config of launch
+    Durable,
 }
 
 /// `belay checkpoint`.
@@ -197,6 +209,9 @@ pub(crate) struct Restart {
     /// Change the checkpoint interval (never: none)
     #[arg(long, value_name = "DUR")]
     pub(crate) ckpt_interval: Option<Interval>,
+    /// Read the configuration anew, with FILE over what /etc/belay/belay.toml and ~/.config/belay/belay.toml say
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
     /// Change how much goes to the log
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log_level: Option<LogLevel>,
@@ -220,6 +235,20 @@ pub(crate) struct Run {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub(crate) launch: Launch,
+}
+
+/// `belay flush`.
+#[derive(Debug, Args)]
+pub(crate) struct Flush {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub(crate) target: Target,
+    /// First read all that the tiers hold, and remove what is damaged there, so that it is copied again; not while the job runs
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// No progress
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
 }
 
 /// `belay status`.
@@ -267,19 +296,7 @@ pub(crate) struct Stop {
 
 /// A number of bytes, with an optional unit of 1024.
 fn size(s: &str) -> Result<u64, String> {
-    let digits = s.trim_end_matches(|c: char| !c.is_ascii_digit());
-    let shift = match s[digits.len()..].to_ascii_uppercase().as_str() {
-        "" => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
-        "T" => 40,
-        unit => return Err(format!("unknown unit {unit}; use K, M, G or T")),
-    };
-    let n: u64 = digits.parse().map_err(|_| format!("{s} is not a number of bytes"))?;
-    n.checked_mul(1 << shift)
-        .filter(|n| *n > 0)
-        .ok_or_else(|| format!("{s} is out of range"))
+    s.parse::<Size>().map(|s| s.0)
 }
 
 /// A place for metrics. Paths are made absolute: a restart may begin elsewhere.

@@ -5,9 +5,10 @@ use crate::client::{call, status};
 use crate::progress::Show;
 use crate::{format, inspect, start};
 use belay_coordinator::jobdir::{Access, JobDir};
-use belay_coordinator::{generations, verify, Failure};
+use belay_coordinator::{generations, tiers, verify, Failure};
+use belay_storage::flush::Control;
 use belay_storage::store::{Removed, Store};
-use belay_wire::{Checkpointed, Event, Exit, GenerationStatus, JobState, Level, Request, Status};
+use belay_wire::{Checkpointed, Event, Exit, GenerationStatus, JobState, Level, OnTier, Request, Status};
 use clap::CommandFactory;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -21,6 +22,7 @@ pub(crate) fn run(command: Command) -> Result<u8, Failure> {
         Command::Checkpoint(args) => checkpoint(&args),
         Command::Status(args) => show_status(&args),
         Command::List(args) => list(&args),
+        Command::Flush(args) => flush(&args),
         Command::Verify(args) => verify_all(&args),
         Command::Inspect(args) => print(&format::plain(&inspect::describe(&args.image)?)),
         Command::Stop(args) => stop(&args),
@@ -50,10 +52,13 @@ fn json<T: serde::Serialize>(value: &T, pretty: bool) -> Result<String, Failure>
 }
 
 fn checkpoint(args: &cli::Checkpoint) -> Result<u8, Failure> {
-    let cli::Level::Local = args.level;
     let request = Request::Checkpoint {
         then_stop: args.then == Some(cli::Then::Stop),
-        level: Level::Local,
+        level: match args.level {
+            cli::Level::Local => Level::Local,
+            cli::Level::Redundant => Level::Redundant,
+            cli::Level::Durable => Level::Durable,
+        },
     };
     let mut call = call(&args.target.dir, &request)?;
     let mut show = Show::new(args.quiet || args.json);
@@ -86,7 +91,7 @@ fn checkpoint_line(c: &Checkpointed) -> String {
     }
     notes
         + &format!(
-            "generation {}: {} ({} new), {}, {}, blocked {}, took {}{}\n",
+            "generation {}: {} ({} new), {}, {}, blocked {}, took {}{}{}\n",
             g.generation,
             format::bytes(g.bytes),
             format::bytes(g.new_bytes),
@@ -94,6 +99,7 @@ fn checkpoint_line(c: &Checkpointed) -> String {
             format::count(g.threads, "thread", "s"),
             format::millis(g.blocked_ms),
             format::millis(c.total_ms),
+            if g.level == Level::Durable { ", durable" } else { "" },
             if c.stopped { "; program stopped" } else { "" }
         )
 }
@@ -194,6 +200,7 @@ fn generations_text(generations: &[GenerationStatus]) -> String {
                 format::bytes(g.new_bytes),
                 format::millis(g.blocked_ms),
                 g.damage.as_ref().map_or("whole".into(), |d| format!("damaged: {d}")),
+                where_text(g),
             ]
         })
         .collect();
@@ -207,17 +214,26 @@ fn generations_text(generations: &[GenerationStatus]) -> String {
             ">new",
             ">blocked",
             "state",
+            "where",
         ],
         &rows,
     )
 }
 
+/// `job 1.2 GiB, scratch (durable)`.
+fn where_text(g: &GenerationStatus) -> String {
+    let durable = |kind: &str| matches!(kind, "pfs" | "object");
+    let one = |t: &OnTier| {
+        let size = format::bytes(t.bytes);
+        let more = if durable(&t.kind) { ", durable" } else { "" };
+        format!("{} ({size}{more})", t.tier)
+    };
+    g.tiers.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
 fn list(args: &cli::List) -> Result<u8, Failure> {
     let dir = JobDir::open(&args.target.dir, Access::OwnOrRoot)?;
-    let found: Vec<GenerationStatus> = generations::list(&dir.generations())?
-        .iter()
-        .map(generations::Generation::status)
-        .collect();
+    let found = tiers::statuses(&dir, &dir.description()?);
     if args.json {
         return print(&json(&serde_json::json!({ "generations": found }), true)?);
     }
@@ -250,16 +266,89 @@ fn verify_all(args: &cli::Target) -> Result<u8, Failure> {
             }
         }
     }
+    let (on_tiers, tier_fault) = verify_tiers(&dir)?;
+    whole += on_tiers;
+    let of = found.len() + on_tiers + usize::from(tier_fault.is_some());
+    let first_fault = first_fault.map(Failure::from).or(tier_fault);
     let at = dir.path().display();
     match (whole, first_fault) {
         (0, None) => Err(Failure::new(Exit::NoCheckpoint, format!("{at} holds no checkpoint"))),
         (_, None) => Ok(0),
-        (0, Some(f)) => Err(f.into()),
+        (0, Some(f)) => Err(f),
         (n, Some(f)) => Err(Failure::new(
             Exit::Incomplete,
-            format!("{} of {} generations are damaged: {f}", found.len() - n, found.len()),
+            format!("{} of {of} generations are damaged: {f}", of - n),
         )),
     }
+}
+
+/// Reads all that the durable tiers hold; how many whole generations they have, and the first fault.
+fn verify_tiers(dir: &JobDir) -> Result<(usize, Option<Failure>), Failure> {
+    let (mut whole, mut first) = (0, None);
+    for mut durable in tiers::open(&dir.description()?)? {
+        let (bytes, faults) = durable.verify()?;
+        let name = &durable.config.name;
+        for f in &faults {
+            print(&format!("{f}\n"))?;
+        }
+        if faults.is_empty() {
+            let generations = &durable.catalogue.generations;
+            whole += generations.len();
+            let numbers: Vec<String> = generations.iter().map(|g| g.manifest.generation.to_string()).collect();
+            print(&format!(
+                "tier {name}: whole (generations {}; {} compared)\n",
+                numbers.join(", "),
+                format::bytes(bytes)
+            ))?;
+        }
+        first = first.or(faults.into_iter().next().map(|f| Failure::new(Exit::Damaged, f)));
+    }
+    Ok((whole, first))
+}
+
+/// Has the agent flush, or flushes where there is none.
+fn flush(args: &cli::Flush) -> Result<u8, Failure> {
+    let mut show = Show::new(args.quiet);
+    let running = if args.check {
+        Err(Failure::new(Exit::NotRunning, "the agent is not asked"))
+    } else {
+        call(&args.target.dir, &Request::Flush)
+    };
+    let result = match running {
+        Ok(mut call) => call.expect(&mut |e| show.event(e), |e| match e {
+            Event::Flushed { generation } => Ok(generation),
+            other => Err(Box::new(other)),
+        }),
+        Err(f) if f.exit == Exit::NotRunning => flush_here(args, &mut show),
+        Err(f) => Err(f),
+    };
+    show.clear();
+    print(&format!("generation {} is durable\n", result?))
+}
+
+fn flush_here(args: &cli::Flush, show: &mut Show) -> Result<u64, Failure> {
+    let dir = JobDir::open(&args.target.dir, Access::Own)?;
+    let description = dir.description()?;
+    tiers::check_level(&description, Level::Durable)?;
+    let _lock = dir.lock()?;
+    let all = generations::list(&dir.generations())?;
+    let at = dir.path().display();
+    let none = || Failure::new(Exit::NoCheckpoint, format!("{at} holds no whole checkpoint"));
+    let newest = all.iter().rfind(|g| g.is_whole()).ok_or_else(none)?;
+    for mut durable in tiers::open(&description)? {
+        show.line(&format!(
+            "belay: flush generation {} to {}",
+            newest.number, durable.config.name
+        ));
+        if args.check {
+            for fault in durable.remove_damaged()? {
+                show.line(&format!("belay: removed: {fault}"));
+            }
+        }
+        let flushed = durable.flush(&dir, &description, &newest.path, &Control::default());
+        flushed.map_err(|f| Failure::new(Exit::NotDurable, f.message))?;
+    }
+    Ok(newest.number)
 }
 
 fn stop(args: &cli::Stop) -> Result<u8, Failure> {
@@ -288,12 +377,17 @@ fn gc(args: &cli::Gc) -> Result<u8, Failure> {
         }
         all
     } else {
-        generations::retain(&gen, keep)?
+        generations::retain(&gen, keep, &[])?
     };
     let removed = match generations::needed_chunks(&gen)? {
         Some(needed) => Store::of_job(dir.path()).collect(&needed)?,
         None => Removed::default(),
     };
+    let keep = (!args.all).then_some(keep);
+    for mut durable in tiers::open(&dir.description()?)? {
+        let freed = durable.collect(&dir, keep)?;
+        print(&format!("tier {}: {} removed\n", durable.config.name, format::bytes(freed)))?;
+    }
     print(&format!(
         "removed {} generations, {left_overs} left-overs and {} chunks ({})\n",
         gone.len(),

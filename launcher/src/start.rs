@@ -3,19 +3,21 @@
 use crate::cli::{self, Agent, Launch, Restart, Run};
 use crate::logging;
 use belay_coordinator::agent::Setup;
+use belay_coordinator::config::Config;
 use belay_coordinator::jobdir::{Access, Description, Differential, JobDir, Lock};
 use belay_coordinator::nodes::Nodes;
 use belay_coordinator::restart::Notice;
-use belay_coordinator::{agent, generations, launch, restart, sys, Failure};
+use belay_coordinator::{agent, generations, launch, restart, sys, tiers, Failure};
 use belay_wire::Exit;
 use std::io::IsTerminal;
 
 /// Runs the command; ends this process as the command ended.
 pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
     launch::check(&args.command)?;
+    let config = Config::load(args.config.as_deref())?;
     let dir = JobDir::create(&args.ckpt_dir)?;
     let lock = dir.lock()?;
-    let held = generations::list(&dir.generations())?.len();
+    let held = tiers::held(&dir)?;
     if held > 0 {
         let at = dir.path().display();
         return Err(Failure::new(
@@ -25,7 +27,7 @@ pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
             ),
         ));
     }
-    launch_in(dir, lock, args)
+    launch_in(dir, lock, config, args)
 }
 
 /// What the options of a launch say about the job.
@@ -49,8 +51,16 @@ fn described(args: &Launch) -> Description {
     }
 }
 
-fn launch_in(dir: JobDir, lock: Lock, args: Launch) -> Result<u8, Failure> {
-    let mut description = described(&args);
+fn launch_in(dir: JobDir, lock: Lock, config: Config, args: Launch) -> Result<u8, Failure> {
+    let mut description = Description {
+        dir: dir.path().display().to_string(),
+        config,
+        ..described(&args)
+    };
+    // Of jobs on several hosts nothing is copied.
+    if !args.across_hosts {
+        tiers::check(&description)?;
+    }
     description.history.begin(sys::now_unix_s(), 0);
     dir.describe(&description)?;
     logging::start(&dir, &description.log_level)?;
@@ -71,10 +81,18 @@ fn launch_in(dir: JobDir, lock: Lock, args: Launch) -> Result<u8, Failure> {
 pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
     // The job's descriptors come from the checkpoint; what this process inherited would only be held open.
     sys::close_inherited();
-    let dir = JobDir::open(&args.target.dir, Access::Own)?;
+    let dir = match JobDir::open(&args.target.dir, Access::Own) {
+        // The whole directory may be lost.
+        Err(f) if f.exit == Exit::NoJob && tiers::find_job(&args.target.dir, &Config::load(args.config.as_deref())?)? => {
+            JobDir::open(&args.target.dir, Access::Own)?
+        }
+        other => other?,
+    };
     let mut description = dir.description()?;
+    if let Some(file) = &args.config {
+        description.config = Config::load(Some(file))?;
+    }
     let lock = dir.lock()?;
-    restart::candidates(&dir, args.generation)?;
     if let Some(i) = args.ckpt_interval {
         description.interval = i;
     }
@@ -98,7 +116,8 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
     launch::check(&args.launch.command)?;
     let dir = JobDir::create(&args.launch.ckpt_dir)?;
     let lock = dir.lock()?;
-    let held = generations::list(&dir.generations())?.len();
+    let held = tiers::held(&dir)?;
+    let config = Config::load(args.launch.config.as_deref())?;
     let new = described(&args.launch);
     let old = if dir.is_described() { Some(dir.description()?) } else { None };
     let at = dir.path().display();
@@ -124,6 +143,9 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
                 host: old.host,
                 created_unix_s: old.created_unix_s,
                 history: old.history,
+                id: old.id,
+                dir: old.dir,
+                config,
                 ..new
             };
             let how = How {
@@ -136,7 +158,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
         }
         _ => {
             sys::drop_file_capabilities().map_err(|e| Failure::system("give up the capabilities of the program file", &e))?;
-            launch_in(dir, lock, args.launch)
+            launch_in(dir, lock, config, args.launch)
         }
     }
 }
@@ -150,6 +172,13 @@ struct How {
 }
 
 fn restart_in(dir: JobDir, lock: Lock, mut description: Description, how: How) -> Result<u8, Failure> {
+    let terminal = std::io::stderr().is_terminal();
+    let mut tell = |notice: Notice, line: &str| {
+        if !how.quiet && (terminal || notice == Notice::Warning) {
+            sys::say(line);
+        }
+    };
+    let numbers = restart::candidates(&dir, &description, how.generation, &mut tell)?;
     description.wait_status = None;
     description.history.begin(sys::now_unix_s(), dir.last_sign_unix_s());
     // A full disk is no reason not to go on from a checkpoint.
@@ -160,12 +189,6 @@ fn restart_in(dir: JobDir, lock: Lock, mut description: Description, how: How) -
         sys::say(&failure.message);
     }
     let options = restart_options(how.lazy)?;
-    let terminal = std::io::stderr().is_terminal();
-    let mut tell = |notice: Notice, line: &str| {
-        if !how.quiet && (terminal || notice == Notice::Warning) {
-            sys::say(line);
-        }
-    };
     let status = restart::restart(
         Setup {
             dir: dir.clone(),
@@ -173,7 +196,7 @@ fn restart_in(dir: JobDir, lock: Lock, mut description: Description, how: How) -
             description,
             nodes: None,
         },
-        how.generation,
+        numbers,
         (&options, &how.hosts),
         &mut tell,
     )?;
@@ -211,7 +234,7 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
             nodes,
         };
         let options = restart_options(false)?;
-        let status = restart::restart(setup, Some(number), (&options, &[]), &mut |_, _| {})?;
+        let status = restart::restart(setup, vec![number], (&options, &[]), &mut |_, _| {})?;
         sys::exit_like(status)
     }
     launch::check(&args.command)?;

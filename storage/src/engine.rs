@@ -63,6 +63,11 @@ impl Engine {
         self.kept = None;
     }
 
+    /// Chunks made from now on have numbers from `next` on, or greater ones.
+    pub fn number_from(&mut self, next: u32) {
+        self.next_id = self.next_id.max(next);
+    }
+
     /// Bytes of the files in the store.
     pub fn bytes(&self) -> Result<u64, StorageError> {
         Ok(self.store.bytes()?)

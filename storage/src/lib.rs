@@ -9,15 +9,25 @@
 //! that moved, and contents that several processes share cost nothing. Chunks that no generation refers to any more are removed (`store`); what is
 //! still needed of chunks that are mostly dead moves to new chunks with the next generation (`compact`).
 //!
+//! A committed generation is copied to durable *tiers* (`tier`, `flush`), where chunks and files lie in large *packs* (`pack`, `catalogue`), and comes back from there when it is
+//! missing or damaged here (`fetch`).
+//!
 //! * [`engine::Engine`] lives as long as the agent, [`session::Session`] as long as one checkpoint; what a session has learned counts only when its
 //!   generation is committed and the session is given back.
 
+pub mod catalogue;
 pub mod chunk;
 pub mod compact;
 pub mod engine;
+pub mod fetch;
+pub mod flush;
 pub mod index;
+pub mod pack;
 pub mod session;
 pub mod store;
+#[cfg(test)]
+mod testing;
+pub mod tier;
 
 pub use belay_image::extents::PAGE;
 use belay_image::ImageError;
@@ -47,6 +57,43 @@ pub enum StorageError {
         /// What may be taken.
         limit: u64,
     },
+    /// A tier could not do what was asked of it.
+    #[error("tier {tier}: {step} {key}: {source}")]
+    Tier {
+        /// Its name.
+        tier: String,
+        /// What was being done.
+        step: &'static str,
+        /// The object.
+        key: String,
+        /// The reason.
+        source: std::io::Error,
+    },
+    /// What lies on a tier contradicts its checksums.
+    #[error("tier {tier}: {key}: damaged: {reason}")]
+    TierDamaged {
+        /// Its name.
+        tier: String,
+        /// The object.
+        key: String,
+        /// What does not fit.
+        reason: String,
+    },
+    /// The tier may not hold as much.
+    #[error("tier {tier}: {bytes} bytes do not fit: its capacity is {capacity} and {used} are in use; raise it, or keep fewer checkpoints")]
+    TierFull {
+        /// Its name.
+        tier: String,
+        /// What the configuration allows.
+        capacity: u64,
+        /// Bytes in use.
+        used: u64,
+        /// Bytes to be added.
+        bytes: u64,
+    },
+    /// Nobody wants it any more.
+    #[error("given up because the job ends")]
+    Cancelled,
     /// Memory for the tables could not be had.
     #[error("{step}: {source}")]
     System {

@@ -467,6 +467,11 @@ impl Session {
         ids.iter().map(entry).collect()
     }
 
+    /// A number greater than that of any chunk made so far.
+    pub fn next_chunk(&self) -> u32 {
+        self.next_id
+    }
+
     /// Gives the chunks their names. From here on the generation that refers to them may be committed.
     pub fn publish(&mut self) -> Result<(), StorageError> {
         for c in &mut self.chunks {

@@ -37,6 +37,8 @@ pub enum Exit {
     Incomplete = 88,
     Changed = 89,
     Forbidden = 90,
+    NoTier = 91,
+    NotDurable = 92,
     NotExecutable = 126,
     NotFound = 127,
 }
@@ -198,6 +200,16 @@ impl Exit {
             Exit::Forbidden,
             "the system does not allow the namespaces that a restart needs",
             "the message names the setting",
+        ),
+        row(
+            Exit::NoTier,
+            "the job has no tier for what was asked",
+            "name one in belay.toml; the message says of which kind",
+        ),
+        row(
+            Exit::NotDurable,
+            "the checkpoint is committed in the job directory, but could not be copied to a durable tier",
+            "the message names tier and reason; `belay flush DIR` tries again",
         ),
         row(
             Exit::NotExecutable,

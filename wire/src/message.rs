@@ -8,9 +8,13 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
-    /// Durable in the job directory.
+    /// Committed in the job directory.
     #[default]
     Local,
+    /// Also where the loss of one node does not reach it. No version makes such copies yet.
+    Redundant,
+    /// Also on a tier that outlives the nodes: a parallel file system or an object store.
+    Durable,
 }
 
 /// What a client asks for.
@@ -38,6 +42,8 @@ pub enum Request {
         /// The signal.
         signal: i32,
     },
+    /// Copy the newest generation to the durable tiers now, and wait for it.
+    Flush,
     /// Report the job's status.
     Status,
     /// End the program: SIGTERM to the command, and SIGKILL to all that is left after the grace period.
@@ -60,6 +66,11 @@ pub enum Event {
     Progress(Progress),
     /// Result: the checkpoint is committed.
     Checkpointed(Checkpointed),
+    /// Result: the generation is on a durable tier.
+    Flushed {
+        /// The generation.
+        generation: u64,
+    },
     /// Result: it is being done.
     Accepted,
     /// Result: the status.
@@ -127,7 +138,7 @@ pub struct SnapshotStatus {
 }
 
 /// One generation in the status document.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct GenerationStatus {
     /// Number.
     pub generation: u64,
@@ -155,6 +166,22 @@ pub struct GenerationStatus {
     /// What is wrong with it, when it is not whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,
+    /// Which tier holds what of it. The job directory is called `job`.
+    #[serde(default)]
+    pub tiers: Vec<OnTier>,
+}
+
+/// What one tier holds of a generation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OnTier {
+    /// Name of the tier.
+    pub tier: String,
+    /// Kind of the tier: `local`, `pfs` or `object`.
+    pub kind: String,
+    /// Bytes of what it stands for there, before compression.
+    pub bytes: u64,
+    /// Whether nothing of it is known to be missing there.
+    pub whole: bool,
 }
 
 /// One process in the status document.
@@ -283,7 +310,15 @@ mod tests {
         );
         let r: Request = serde_json::from_str(r#"{"op":"checkpoint","then_stop":true,"level":"local"}"#).unwrap();
         assert!(matches!(r, Request::Checkpoint { then_stop: true, .. }));
-        assert!(serde_json::from_str::<Request>(r#"{"op":"checkpoint","level":"durable"}"#).is_err());
+        let r: Request = serde_json::from_str(r#"{"op":"checkpoint","level":"durable"}"#).unwrap();
+        assert!(matches!(
+            r,
+            Request::Checkpoint {
+                level: Level::Durable,
+                ..
+            }
+        ));
+        assert!(serde_json::from_str::<Request>(r#"{"op":"checkpoint","level":"sometime"}"#).is_err());
         assert!(serde_json::from_str::<Request>(r#"{"op":"format"}"#).is_err());
         assert!(serde_json::from_str::<Request>("[]").is_err());
     }

@@ -164,6 +164,7 @@ impl Agent {
                 }
                 self.tell(Ok(&c));
                 self.answer(&wanted, &c);
+                self.flush_newest(c.generation.generation);
                 if self.description.interval == Interval::Auto {
                     self.choose_interval(&c);
                 }
@@ -234,7 +235,9 @@ impl Agent {
                 stopped: wanted.then_stop,
                 notes: committed.notes.clone(),
             });
-            if wanted.then_stop {
+            if self.flush.wants.remove(id) {
+                self.await_flush(committed.generation.generation, (*id, *since), event, wanted.then_stop);
+            } else if wanted.then_stop {
                 self.farewells.push((*id, event));
             } else {
                 self.clients.send(*id, &event);
@@ -248,6 +251,7 @@ impl Agent {
         self.phase = None;
         self.tell(Err(failure));
         for (id, _) in &wanted.by {
+            self.flush.wants.remove(id);
             self.fail(*id, failure.exit, &failure.message);
         }
         self.note_failure(failure, wanted.by.is_empty());

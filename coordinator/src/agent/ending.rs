@@ -10,7 +10,7 @@ impl Agent {
     pub(super) fn set_tick(&mut self) {
         let period = if self.ending == Some(Ending::Forced) {
             Some(KILL_PERIOD)
-        } else if self.writing.is_some() {
+        } else if self.writing.is_some() || self.flush.is_awaited() {
             Some(PROGRESS_PERIOD)
         } else if self.root_status.is_some() {
             Some(STDIO_PERIOD)
@@ -26,6 +26,7 @@ impl Agent {
         if self.ending == Some(Ending::Forced) {
             self.kill_all();
         }
+        self.tell_flush_progress();
         if let Some(writing) = &self.writing {
             let progress = Event::Progress(writing.progress());
             for (id, _) in &writing.wanted.by {
@@ -79,6 +80,7 @@ impl Agent {
 
     /// Nothing of the job is left: record how it ended, give the directory back, then tell everyone who waits for it.
     pub(super) fn end(mut self) -> i32 {
+        self.give_up_flush();
         self.description.wait_status = self.result.or(self.root_status);
         self.description.history.end(sys::now_unix_s());
         if let Err(failure) = self.dir.describe(&self.description) {

@@ -9,6 +9,7 @@
 
 mod checkpoints;
 mod ending;
+mod flushing;
 mod requests;
 mod retention;
 mod signals;
@@ -18,6 +19,8 @@ mod together;
 
 pub use status::at_rest;
 
+use flushing::Flush;
+
 use crate::checkpoint::{Wanted, Writing};
 use crate::clients::{ClientId, Clients};
 use crate::generations;
@@ -26,7 +29,7 @@ use crate::nodes::again::Reunion;
 use crate::nodes::Nodes;
 use crate::relay::{Channel, Relay};
 use crate::sys::{self, SignalFd, Timer, Wake};
-use crate::Failure;
+use crate::{tiers, Failure};
 use belay_capture::Tracking;
 use belay_kernel::proc;
 use belay_plugins::Names;
@@ -116,6 +119,7 @@ pub struct Agent {
     pub(crate) nodes: Option<Nodes>,
     /// What this node has been called, and whether the job's processes ask about addresses because that has changed.
     addresses: (Names, bool),
+    flush: Flush,
 }
 
 impl Agent {
@@ -138,12 +142,20 @@ impl Agent {
             max_bytes: description.max_bytes,
             find_by_hash: description.differential != Differential::Off,
         };
-        let engine = Engine::new(store, options)?;
+        let mut engine = Engine::new(store, options)?;
         let tracking = match description.differential {
             Differential::Written => Tracking::default(),
             Differential::Hash | Differential::Off => Tracking::off(),
         };
-        let next_number = generations::list(&gen)?.last().map_or(1, |g| g.number + 1);
+        let held = generations::list(&gen)?;
+        let mut next_number = held.last().map_or(1, |g| g.number + 1);
+        let here = held.iter().filter_map(|g| g.manifest.as_ref().ok());
+        let known = tiers::known(&dir, &description);
+        let there = known.iter().flatten().flat_map(|k| &k.generations).map(|(_, m)| m);
+        for m in here.chain(there) {
+            next_number = next_number.max(m.generation + 1);
+            engine.number_from(m.next_chunk);
+        }
         Ok(Self {
             dir,
             lock: Some(lock),
@@ -180,6 +192,7 @@ impl Agent {
             telling: None,
             nodes,
             addresses: (Names::default(), false),
+            flush: Flush::new()?,
         })
     }
 
@@ -258,6 +271,7 @@ impl Agent {
         }
         self.arm_interval();
         self.publish();
+        self.flush_what_is_left();
         // A restarted process may have ended before the signals were blocked.
         self.reap();
         let mut reported = false;
@@ -276,7 +290,7 @@ impl Agent {
     }
 
     fn is_over(&self) -> bool {
-        self.root_status.is_some() && self.writing.is_none() && !self.is_together() && self.has_no_children()
+        self.root_status.is_some() && self.writing.is_none() && !self.is_together() && self.has_no_children() && !self.must_flush()
     }
 
     fn has_no_children(&self) -> bool {
@@ -285,7 +299,7 @@ impl Agent {
 
     /// Waits for something to happen and handles it.
     fn step(&mut self) -> Result<(), Failure> {
-        let fds: [RawFd; 9] = [
+        let fds: [RawFd; 11] = [
             self.signals.as_raw_fd(),
             self.listener.as_ref().map_or(-1, AsRawFd::as_raw_fd),
             self.interval.as_raw_fd(),
@@ -295,6 +309,8 @@ impl Agent {
             self.channel.as_ref().map_or(-1, AsRawFd::as_raw_fd),
             self.nodes.as_ref().map_or(-1, AsRawFd::as_raw_fd),
             self.watch.as_raw_fd(),
+            self.flush.done.as_raw_fd(),
+            self.flush.again.as_raw_fd(),
         ];
         let clients = self.clients.interest();
         let metrics = self.metrics_interest();
@@ -328,6 +344,13 @@ impl Agent {
         }
         if own[7] != 0 {
             self.hear_nodes();
+        }
+        if own[9] != 0 {
+            self.flush.done.take();
+            self.finish_flush();
+        }
+        if own[10] != 0 && self.flush.again.take() > 0 {
+            self.begin_flush();
         }
         if own[2] != 0 && self.interval.take() > 0 {
             self.interval_checkpoint();

@@ -3,7 +3,7 @@
 use super::Agent;
 use crate::clients::ClientId;
 use crate::nodes::{Nodes, Order};
-use belay_wire::{Event, Exit, Request};
+use belay_wire::{Event, Exit, Level, Request};
 use std::time::{Duration, Instant};
 
 impl Agent {
@@ -14,7 +14,7 @@ impl Agent {
                 let status = Event::Status(Box::new(self.status()));
                 self.clients.send(id, &status);
             }
-            Request::Checkpoint { then_stop, level: _ } => {
+            Request::Checkpoint { then_stop, level } => {
                 if self.nodes.as_ref().is_some_and(Nodes::is_part) {
                     return self.fail(
                         id,
@@ -25,11 +25,18 @@ impl Agent {
                 if self.ending.is_some() {
                     return self.fail(id, Exit::ProgramEnded, "the job is being ended");
                 }
+                if let Err(failure) = self.check_level(level) {
+                    return self.fail(id, failure.exit, &failure.message);
+                }
+                if level == Level::Durable {
+                    self.flush.wants.insert(id);
+                }
                 let wanted = self.queued.get_or_insert_default();
                 wanted.by.push((id, Instant::now()));
                 wanted.then_stop |= then_stop;
                 self.begin_queued();
             }
+            Request::Flush => self.flush_on_request(id),
             Request::RemoteStart { program, words } => self.start_remote(id, program, &words),
             Request::RemoteSignal { signal } => self.signal_remote(id, signal),
             Request::Stop { grace_ms } => {

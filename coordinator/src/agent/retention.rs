@@ -17,7 +17,7 @@ impl Agent {
 
     /// After a checkpoint, whether it succeeded or not: retention, and removal of chunks that are not needed any more. Not while one is being written.
     pub(super) fn tidy(&mut self) -> Result<(), Failure> {
-        generations::retain(&self.dir.generations(), self.description.keep)?;
+        generations::retain(&self.dir.generations(), self.description.keep, &self.pinned())?;
         self.collect()?;
         match self.description.max_bytes {
             Some(limit) => self.shrink_to(limit),
@@ -32,7 +32,8 @@ impl Agent {
             let Ok(keep @ 1..) = u32::try_from(whole.saturating_sub(1)) else {
                 return Ok(());
             };
-            let gone = generations::retain(&gen, keep)?;
+            // Also what is being flushed: a flush must not stand in the way of a checkpoint.
+            let gone = generations::retain(&gen, keep, &[])?;
             tracing::info!(generations = ?gone, limit, "removed for want of room (--max-bytes)");
             self.collect()?;
         }

@@ -4,7 +4,7 @@ use super::Agent;
 use crate::checkpoint::Writing;
 use crate::interval::Interval;
 use crate::jobdir::{Description, Differential, JobDir};
-use crate::{generations, processes};
+use crate::{processes, tiers};
 use belay_kernel::proc;
 use belay_wire::{AgentStatus, JobState, Status};
 
@@ -28,6 +28,9 @@ impl Agent {
         status.wait_status = self.root_status;
         status.phase = self.phase;
         status.progress = self.writing.as_ref().map(Writing::progress);
+        if let (None, Some(progress)) = (self.phase, self.flush.progress()) {
+            (status.phase, status.progress) = (Some(progress.phase), Some(progress));
+        }
         status.skipped = self.skipped;
         status.auto_interval.clone_from(&self.chosen);
         status.differential = match (self.description.differential, self.tracking.hindrance()) {
@@ -50,7 +53,6 @@ fn method(how: Differential) -> &'static str {
 
 /// The status document of a job without an agent.
 pub fn at_rest(dir: &JobDir, d: &Description) -> Status {
-    let generations = generations::list(&dir.generations()).unwrap_or_default();
     Status {
         name: d.name.clone(),
         command: d.command.clone(),
@@ -70,7 +72,7 @@ pub fn at_rest(dir: &JobDir, d: &Description) -> Status {
         auto_interval: None,
         differential: method(d.differential).to_owned(),
         last_error: None,
-        generations: generations.iter().map(generations::Generation::status).collect(),
+        generations: tiers::statuses(dir, d),
         processes: Vec::new(),
     }
 }

@@ -165,6 +165,15 @@ pub fn has_attribute(path: &Path, name: &CStr) -> bool {
     unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0) >= 0 }
 }
 
+/// Whether the calling process may make files in directory `path`.
+pub fn may_write(path: &Path) -> bool {
+    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else {
+        return false;
+    };
+    // SAFETY: the path is a zero-terminated string.
+    unsafe { libc::eaccess(path.as_ptr(), libc::W_OK | libc::X_OK) == 0 }
+}
+
 /// Whether executing the file at `path` never changes identity: its file system is mounted `nosuid`, or this process may gain no privileges.
 pub fn ignores_setuid(path: &Path) -> bool {
     // SAFETY: takes numbers only.

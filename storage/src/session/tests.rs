@@ -127,6 +127,7 @@ fn write_manifest(dir: &Path, chunks: &[ChunkEntry]) {
         new_bytes: 0,
         files: Vec::new(),
         chunks: chunks.to_vec(),
+        next_chunk: 0,
     };
     std::fs::write(dir.join(belay_image::manifest::MANIFEST_FILE), m.encode().unwrap()).unwrap();
 }

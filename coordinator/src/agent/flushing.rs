@@ -1,0 +1,381 @@
+//! Copying committed generations to the durable tiers, on a thread beside the loop.
+//!
+//! ```text
+//!         committed, or found at the start                done
+//! Idle ───────────────────────────────────> Flushing ────────────> Idle, or the next: first those that clients wait for, then the newest
+//!                                               └── failed: clients are told; Idle, and again after a while
+//! ```
+//! The generation being flushed and those that clients wait for stay in the job directory, unless a checkpoint needs their room.
+
+use super::Agent;
+use crate::clients::ClientId;
+use crate::sys::{Timer, Wake};
+use crate::tiers::{self, Durable};
+use crate::{generations, Failure};
+use belay_image::files;
+use belay_image::manifest::{Manifest, MANIFEST_FILE, MAX_BYTES};
+use belay_storage::flush::Control;
+use belay_wire::{Event, Exit, Level, Phase, Progress};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{mpsc, Arc};
+use std::time::{Duration, Instant};
+
+/// A flush that failed is tried again after this.
+const AGAIN: Duration = Duration::from_secs(60);
+/// How long the end of the job waits for a flush that is being given up.
+const GIVING_UP: Duration = Duration::from_secs(2);
+
+/// A client that waits for a generation to be durable.
+#[derive(Debug)]
+struct Awaiting {
+    generation: u64,
+    client: ClientId,
+    /// Since when.
+    since: Instant,
+    answer: Event,
+    /// The program has been ended: the job waits for the flush.
+    last: bool,
+}
+
+/// What a flush thread hands back.
+type Outcome = (Vec<Durable>, Result<(), Failure>);
+
+/// A flush under way.
+#[derive(Debug)]
+struct Under {
+    generation: u64,
+    control: Arc<Control>,
+    started: Instant,
+    result: mpsc::Receiver<Outcome>,
+}
+
+/// The flushes of a job.
+#[derive(Debug)]
+pub(super) struct Flush {
+    /// Woken when a flush is done.
+    pub(super) done: Wake,
+    /// When a failed one is tried again.
+    pub(super) again: Timer,
+    /// Clients whose checkpoint, not committed yet, is to be durable.
+    pub(super) wants: BTreeSet<ClientId>,
+    under: Option<Under>,
+    /// The newest generation, until it is flushed.
+    newest: Option<u64>,
+    awaiting: Vec<Awaiting>,
+    /// Opened by the first flush.
+    durable: Vec<Durable>,
+}
+
+impl Flush {
+    pub(super) fn new() -> Result<Self, Failure> {
+        Ok(Self {
+            done: Wake::new().map_err(|e| Failure::system("make a wake-up channel", &e))?,
+            again: Timer::new().map_err(|e| Failure::system("make a timer", &e))?,
+            wants: BTreeSet::new(),
+            under: None,
+            newest: None,
+            awaiting: Vec::new(),
+            durable: Vec::new(),
+        })
+    }
+
+    pub(super) fn is_awaited(&self) -> bool {
+        !self.awaiting.is_empty()
+    }
+
+    /// How far the flush under way has come.
+    pub(super) fn progress(&self) -> Option<Progress> {
+        let under = self.under.as_ref()?;
+        let bytes = under.control.bytes.load(Ordering::Relaxed);
+        Some(Progress {
+            phase: Phase::Flush,
+            processes: 0,
+            bytes,
+            bytes_expected: under.control.expected.load(Ordering::Relaxed),
+            bytes_per_s: bytes as f64 / under.started.elapsed().as_secs_f64().max(1e-6),
+        })
+    }
+}
+
+impl Agent {
+    /// Whether the job can reach `level`.
+    pub(super) fn check_level(&self, level: Level) -> Result<(), Failure> {
+        if level == Level::Durable && self.nodes.is_some() {
+            return Err(Failure::new(
+                Exit::NoTier,
+                "level durable: not for jobs on several hosts yet; put the job directory on the file system that they share",
+            ));
+        }
+        tiers::check_level(&self.description, level)
+    }
+
+    fn has_tiers(&self) -> bool {
+        self.nodes.is_none() && self.description.config.durable().next().is_some()
+    }
+
+    /// Generations that retention leaves alone.
+    pub(super) fn pinned(&self) -> Vec<u64> {
+        let under = self.flush.under.iter().map(|u| u.generation);
+        under.chain(self.flush.awaiting.iter().map(|a| a.generation)).collect()
+    }
+
+    /// Whether the job, of which nothing is left, has still to become durable.
+    pub(super) fn must_flush(&self) -> bool {
+        self.flush.awaiting.iter().any(|a| a.last)
+    }
+
+    /// At the start: the newest generation, where a tier lacks it.
+    pub(super) fn flush_what_is_left(&mut self) {
+        if !self.has_tiers() {
+            return;
+        }
+        let newest = generations::list(&self.dir.generations()).unwrap_or_default();
+        let Some(newest) = newest.iter().rfind(|g| g.is_whole()) else {
+            return;
+        };
+        let manifest = files::read(&newest.path.join(MANIFEST_FILE), MAX_BYTES).unwrap_or_default();
+        let same = |(text, _): &(String, Manifest)| text.as_bytes() == manifest;
+        let held = |k: &Option<tiers::Known>| k.as_ref().is_some_and(|k| k.generations.iter().any(same));
+        if !tiers::known(&self.dir, &self.description).iter().all(held) {
+            self.flush_newest(newest.number);
+        }
+    }
+
+    /// Generation `number` has been committed.
+    pub(super) fn flush_newest(&mut self, number: u64) {
+        if self.has_tiers() {
+            self.flush.newest = Some(number);
+            self.begin_flush();
+        }
+    }
+
+    /// Begins the next flush, if there is something to flush and none is under way.
+    pub(super) fn begin_flush(&mut self) {
+        if self.flush.under.is_some() {
+            return;
+        }
+        let awaited = self.flush.awaiting.iter().map(|a| a.generation).min();
+        let Some(generation) = awaited.or(self.flush.newest) else {
+            return;
+        };
+        if self.flush.newest == Some(generation) {
+            self.flush.newest = None;
+        }
+        match self.start_flush(generation) {
+            Ok(under) => self.flush.under = Some(under),
+            Err(failure) => self.flush_failed(generation, &failure),
+        }
+        self.set_tick();
+    }
+
+    fn start_flush(&mut self, generation: u64) -> Result<Under, Failure> {
+        let system = |e| Failure::system("start the flush thread", &e);
+        let (send, result) = mpsc::channel();
+        let control = Arc::new(Control::default());
+        let done = self.flush.done.try_clone().map_err(system)?;
+        let path = self.dir.generations().join(generations::name(generation));
+        let work = Work {
+            durable: std::mem::take(&mut self.flush.durable),
+            dir: self.dir.clone(),
+            description: self.description.clone(),
+            path,
+            control: control.clone(),
+        };
+        tracing::debug!(generation, "flush begins");
+        std::thread::Builder::new()
+            .name("belay-flush".into())
+            .spawn(move || {
+                // The receiver may have given up.
+                drop(send.send(work.run()));
+                done.wake();
+            })
+            .map_err(system)?;
+        Ok(Under {
+            generation,
+            control,
+            started: Instant::now(),
+            result,
+        })
+    }
+
+    /// The flush thread is done.
+    pub(super) fn finish_flush(&mut self) {
+        let Some(under) = self.flush.under.take() else { return };
+        let generation = under.generation;
+        let (durable, result) = under.result.recv().unwrap_or_else(|_| {
+            (
+                Vec::new(),
+                Err(Failure::new(Exit::Internal, "the flush thread ended without a result")),
+            )
+        });
+        self.flush.durable = durable;
+        match result {
+            Ok(()) => {
+                let bytes = under.control.expected.load(Ordering::Relaxed);
+                tracing::info!(
+                    generation,
+                    bytes,
+                    ms = generations::ms(under.started.elapsed()),
+                    "generation is durable"
+                );
+                for mut a in self.take_awaiting(generation) {
+                    if let Event::Checkpointed(c) = &mut a.answer {
+                        c.generation.level = Level::Durable;
+                        c.total_ms = generations::ms(a.since.elapsed());
+                        let statuses = tiers::statuses(&self.dir, &self.description);
+                        if let Some(s) = statuses.into_iter().find(|s| s.generation == generation) {
+                            c.generation.tiers = s.tiers;
+                        }
+                    }
+                    self.answer_awaiting(&a, &a.answer);
+                }
+                self.begin_flush();
+            }
+            Err(failure) => self.flush_failed(generation, &failure),
+        }
+        if self.writing.is_none() && !self.is_together() {
+            if let Err(failure) = self.tidy() {
+                self.note_failure(&failure, false);
+            }
+        }
+        self.set_tick();
+    }
+
+    fn flush_failed(&mut self, generation: u64, failure: &Failure) {
+        let message = format!("generation {generation} is committed in the job directory, but is not durable: {failure}");
+        tracing::error!(generation, error = %failure, "flush failed");
+        for a in self.take_awaiting(generation) {
+            let event = Event::Failed {
+                exit: Exit::NotDurable,
+                message: message.clone(),
+            };
+            self.answer_awaiting(&a, &event);
+        }
+        self.note_failure(&Failure::new(Exit::NotDurable, message), false);
+        let gone = !self.dir.generations().join(generations::name(generation)).exists();
+        if self.flush.newest.is_none() && !gone {
+            self.flush.newest = Some(generation);
+        }
+        if let Err(e) = self.flush.again.set(Some(AGAIN), Duration::ZERO) {
+            tracing::error!(error = %e, "set the flush timer");
+        }
+    }
+
+    fn take_awaiting(&mut self, generation: u64) -> Vec<Awaiting> {
+        let all = std::mem::take(&mut self.flush.awaiting);
+        let (these, others) = all.into_iter().partition(|a| a.generation == generation);
+        self.flush.awaiting = others;
+        these
+    }
+
+    fn answer_awaiting(&mut self, a: &Awaiting, event: &Event) {
+        if a.last {
+            self.farewells.push((a.client, event.clone()));
+        } else {
+            self.clients.send(a.client, event);
+        }
+    }
+
+    /// Client `id` gets `answer` when `generation` is durable.
+    pub(super) fn await_flush(&mut self, generation: u64, (client, since): (ClientId, Instant), answer: Event, last: bool) {
+        self.flush.awaiting.push(Awaiting {
+            generation,
+            client,
+            since,
+            answer,
+            last,
+        });
+    }
+
+    /// `belay flush` of a running job.
+    pub(super) fn flush_on_request(&mut self, id: ClientId) {
+        if let Err(failure) = self.check_level(Level::Durable) {
+            return self.fail(id, failure.exit, &failure.message);
+        }
+        let held = generations::list(&self.dir.generations()).unwrap_or_default();
+        let Some(newest) = held.iter().rfind(|g| g.is_whole()) else {
+            return self.fail(
+                id,
+                Exit::NoCheckpoint,
+                "there is no checkpoint yet; take one with belay checkpoint",
+            );
+        };
+        let generation = newest.number;
+        self.await_flush(generation, (id, Instant::now()), Event::Flushed { generation }, false);
+        self.begin_flush();
+    }
+
+    /// Tells those who wait how far the flush has come.
+    pub(super) fn tell_flush_progress(&mut self) {
+        if let Some(progress) = self.flush.progress() {
+            for a in &self.flush.awaiting {
+                self.clients.send(a.client, &Event::Progress(progress));
+            }
+        }
+    }
+
+    /// The job ends: what is not durable by now is flushed by the next restart, or `belay flush`.
+    pub(super) fn give_up_flush(&mut self) {
+        if let Some(under) = self.flush.under.take() {
+            under.control.cancel();
+            if under.result.recv_timeout(GIVING_UP).is_err() {
+                tracing::warn!(generation = under.generation, "the flush does not end");
+            }
+        }
+        for a in std::mem::take(&mut self.flush.awaiting) {
+            let event = Event::Failed {
+                exit: Exit::NotDurable,
+                message: format!(
+                    "generation {} is committed in the job directory, but is not durable: the job has ended; belay flush continues",
+                    a.generation
+                ),
+            };
+            self.clients.send(a.client, &event);
+        }
+    }
+}
+
+/// What the flush thread needs.
+struct Work {
+    durable: Vec<Durable>,
+    dir: crate::jobdir::JobDir,
+    description: crate::jobdir::Description,
+    path: PathBuf,
+    control: Arc<Control>,
+}
+
+impl Work {
+    /// Flushes to each tier in turn.
+    fn run(mut self) -> Outcome {
+        belay_storage::flush::step_back();
+        let result = self.flush_all();
+        (self.durable, result)
+    }
+
+    fn flush_all(&mut self) -> Result<(), Failure> {
+        if self.durable.is_empty() {
+            self.durable = tiers::open(&self.description)?;
+        }
+        let mut failure = None;
+        let mut held = false;
+        for durable in &mut self.durable {
+            match durable.flush(&self.dir, &self.description, &self.path, &self.control) {
+                Ok(flushed) => {
+                    held = true;
+                    tracing::info!(tier = durable.config.name, ?flushed, "flushed");
+                }
+                Err(e) => {
+                    tracing::warn!(tier = durable.config.name, error = %e, "flush to this tier failed");
+                    failure.get_or_insert(e);
+                }
+            }
+        }
+        match failure {
+            // One copy that outlives the node is what was asked for.
+            Some(f) if !held => Err(f),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! The durable tiers of a job: opening them, what is known of what they hold, and moving generations there and back.
+//!
+//! ```text
+//! belay-job/tiers/NAME.json     notes: manifests of the generations that tier NAME holds, as of the last flush or look
+//! ```
+//! The notes are a copy of the truth, which lies on the tier: they answer `status` without asking it, and they are made again when they are missing.
+
+mod again;
+mod child;
+mod notes;
+
+pub use again::{fetch, find_job, refresh};
+pub use notes::{held, known, statuses, Known};
+
+use crate::config::{self, Kind};
+use crate::jobdir::{Description, JobDir};
+use crate::{sys, Failure};
+use belay_storage::catalogue::Catalogue;
+use belay_storage::flush::{self, Control, Flushed};
+use belay_storage::tier::directory::Directory;
+use belay_storage::tier::{read_whole, write_whole, Tier};
+use belay_storage::{fetch as fetching, pack, StorageError};
+use belay_wire::Exit;
+use std::path::Path;
+
+/// Most flush threads, where the configuration does not say.
+const THREADS: u32 = 4;
+/// Description of the job on a tier.
+const JOB: &str = "job.json";
+/// Longest description that is read.
+const MAX_JOB: u64 = 16 << 20;
+
+/// A durable tier of a job.
+#[derive(Debug)]
+pub struct Durable {
+    /// Its configuration.
+    pub config: config::Tier,
+    /// The tier, below the job's folder.
+    pub tier: Box<dyn Tier>,
+    /// What it holds, as far as it has been read.
+    pub catalogue: Catalogue,
+}
+
+/// Opens what `folder` of the tier is.
+fn open_one(t: &config::Tier, folder: &str) -> Result<Box<dyn Tier>, Failure> {
+    let path = t.path.as_deref().unwrap_or(Path::new("/"));
+    match t.kind {
+        Kind::Pfs => Ok(Box::new(Directory::open(&t.name, &path.join(folder))?)),
+        Kind::Object => open_object_store(t, folder),
+    }
+}
+
+#[cfg(feature = "object-store")]
+fn open_object_store(t: &config::Tier, folder: &str) -> Result<Box<dyn Tier>, Failure> {
+    let location = belay_objects::Location {
+        url: t.url.clone().unwrap_or_default(),
+        endpoint: t.endpoint.clone(),
+        region: t.region.clone(),
+        allow_http: t.allow_http,
+    };
+    Ok(Box::new(belay_objects::Objects::open(&t.name, &location, folder)?))
+}
+
+#[cfg(not(feature = "object-store"))]
+fn open_object_store(t: &config::Tier, _: &str) -> Result<Box<dyn Tier>, Failure> {
+    Err(Failure::new(
+        Exit::NoTier,
+        format!(
+            "tier {}: this belay was built without object stores (feature object-store)",
+            t.name
+        ),
+    ))
+}
+
+impl Durable {
+    /// Opens tier `t` of the job that `d` describes.
+    fn open(t: &config::Tier, d: &Description) -> Result<Self, Failure> {
+        Ok(Self {
+            config: t.clone(),
+            tier: open_one(t, &d.folder())?,
+            catalogue: Catalogue::default(),
+        })
+    }
+
+    /// Reads what the tier holds, and notes it.
+    pub fn look(&mut self, dir: &JobDir) -> Result<(), Failure> {
+        self.catalogue = Catalogue::read(&*self.tier, &self.catalogue)?;
+        notes::write(dir, self)
+    }
+
+    /// Copies the generation in directory `generation` to this tier.
+    pub fn flush(&mut self, dir: &JobDir, d: &Description, generation: &Path, control: &Control) -> Result<Flushed, Failure> {
+        let text = serde_json::to_vec(d).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
+        if self.tier.length(JOB)?.is_none() || read_whole(&*self.tier, JOB, MAX_JOB)? != text {
+            write_whole(&*self.tier, JOB, &text)?;
+        }
+        let f = &d.config.flush;
+        let options = flush::Options {
+            threads: f.threads.unwrap_or(THREADS),
+            rate: f.rate.map(|r| r.0),
+            zstd: f.zstd.unwrap_or_default(),
+            verify: f.verify.unwrap_or(true),
+            keep: d.keep,
+            capacity: self.config.capacity.map(|c| c.0),
+        };
+        let flushed = flush::flush(generation, &*self.tier, &options, &mut self.catalogue, control);
+        // Also after a failure: older generations may have been removed.
+        let noted = notes::write(dir, self);
+        let flushed = flushed?;
+        noted.map(|()| flushed)
+    }
+
+    /// What is known to be damaged or missing: records and indexes that cannot be read, generations that lack something.
+    fn faults(&self) -> Vec<String> {
+        let name = self.tier.name();
+        let damaged = |(key, why): &(String, String)| format!("tier {name}: {key}: damaged: {why}");
+        let mut faults: Vec<String> = self.catalogue.faults.iter().map(damaged).collect();
+        let whole: Vec<u64> = self.catalogue.whole().iter().map(|g| g.manifest.generation).collect();
+        for g in &self.catalogue.generations {
+            let number = g.manifest.generation;
+            if !whole.contains(&number) {
+                faults.push(format!(
+                    "tier {name}: {}: damaged: not everything of generation {number} is there",
+                    g.key
+                ));
+            }
+        }
+        faults
+    }
+
+    /// Reads every byte that the tier holds and compares it with its checksums: the bytes read, and every fault.
+    pub fn verify(&mut self) -> Result<(u64, Vec<String>), Failure> {
+        self.catalogue = Catalogue::read(&*self.tier, &Catalogue::default())?;
+        let mut faults = self.faults();
+        let mut bytes = 0;
+        for (p, index) in &self.catalogue.packs {
+            match pack::check(&*self.tier, &p.key, index) {
+                Ok(read) => bytes += read,
+                Err(e @ StorageError::TierDamaged { .. }) => faults.push(e.to_string()),
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok((bytes, faults))
+    }
+
+    /// Removes packs that are damaged, so that the next flush copies what they held; what was wrong with them. Call while nobody flushes.
+    pub fn remove_damaged(&mut self) -> Result<Vec<String>, Failure> {
+        let (_, faults) = self.verify()?;
+        let damaged = |key: &&str| faults.iter().any(|f| f.contains(&format!(" {key}: damaged")));
+        let packs = self.catalogue.packs.keys().map(|p| p.key.as_str());
+        let unreadable = self.catalogue.faults.iter().map(|(key, _)| key.as_str());
+        for key in packs.chain(unreadable).filter(damaged) {
+            self.tier.delete(key)?;
+        }
+        self.tier.sync()?;
+        self.catalogue = Catalogue::default();
+        Ok(faults)
+    }
+
+    /// Removes all but the `keep` newest generations; all of them where there is none to keep. Returns the bytes freed.
+    pub fn collect(&mut self, dir: &JobDir, keep: Option<u32>) -> Result<u64, Failure> {
+        self.tier.clear()?;
+        self.catalogue = Catalogue::read(&*self.tier, &Catalogue::default())?;
+        let freed = match keep {
+            Some(keep) => self.catalogue.retain(&*self.tier, keep)?,
+            None => {
+                // Records first, so that what is left by a kill is no generation that lacks something.
+                for prefix in ["gen", "packs", ""] {
+                    for o in self.tier.list(prefix)? {
+                        self.tier.delete(&o.key)?;
+                    }
+                    self.tier.sync()?;
+                }
+                self.remove_folder(dir);
+                std::mem::take(&mut self.catalogue).bytes
+            }
+        };
+        notes::write(dir, self)?;
+        Ok(freed)
+    }
+}
+
+impl Durable {
+    /// Removes the folder of a job of which the tier holds nothing more. One that is not empty stays.
+    fn remove_folder(&self, dir: &JobDir) {
+        let folder = dir.description().ok().zip(self.config.path.as_ref());
+        if let Some(folder) = folder.map(|(d, path)| path.join(d.folder())) {
+            for path in [folder.join("packs"), folder.join("gen"), folder] {
+                if let Err(e) = std::fs::remove_dir(&path) {
+                    tracing::debug!(path = %path.display(), error = %e, "directory stays");
+                }
+            }
+        }
+    }
+}
+
+/// Opens the durable tiers of a job.
+pub fn open(d: &Description) -> Result<Vec<Durable>, Failure> {
+    d.config.durable().map(|t| Durable::open(t, d)).collect()
+}
+
+/// Refuses directories that are not there before a program is started; object stores are asked later.
+pub fn check(d: &Description) -> Result<(), Failure> {
+    for (t, path) in d.config.tiers.iter().filter_map(|t| Some((t, t.path.as_ref()?))) {
+        let cannot = |why: &str| {
+            let at = path.display();
+            Failure::new(
+                Exit::NoTier,
+                format!("tier {}: {at}: {why}; make it, or change belay.toml", t.name),
+            )
+        };
+        match std::fs::metadata(path) {
+            Ok(m) if !m.is_dir() => return Err(cannot("not a directory")),
+            Ok(_) if !sys::may_write(path) => return Err(cannot("not writable")),
+            Ok(_) => {}
+            Err(e) => return Err(cannot(&crate::failure::reason(&e))),
+        }
+    }
+    Ok(())
+}
+
+/// What a level needs and the job has not.
+pub fn check_level(d: &Description, level: belay_wire::Level) -> Result<(), Failure> {
+    use belay_wire::Level;
+    match level {
+        Level::Durable if d.config.durable().next().is_none() => Err(Failure::new(
+            Exit::NoTier,
+            "level durable: the job has no tier of kind pfs or object; name one in belay.toml and launch or restart with it",
+        )),
+        Level::Redundant => Err(Failure::new(
+            Exit::NoTier,
+            "level redundant: copies on partner nodes are not made by this version; use --level durable or local",
+        )),
+        Level::Durable | Level::Local => Ok(()),
+    }
+}
+
+/// Whether an item is really lost, or could only not be read now.
+fn exit_of(e: &StorageError) -> Exit {
+    match e {
+        StorageError::TierDamaged { .. } => Exit::Damaged,
+        _ => Exit::Io,
+    }
+}
+
+pub use fetching::Fetched;

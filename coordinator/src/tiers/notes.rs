@@ -1,0 +1,132 @@
+//! Notes in the job directory of what its durable tiers hold.
+
+use super::Durable;
+use crate::generations::{self, Generation};
+use crate::jobdir::{Description, JobDir};
+use crate::Failure;
+use belay_image::files;
+use belay_image::manifest::{Manifest, MANIFEST_FILE, MAX_BYTES};
+use belay_wire::{Exit, GenerationStatus, Level, OnTier};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::PathBuf;
+
+/// Longest notes that are read.
+const MAX_NOTES: u64 = 1 << 30;
+/// Version of the notes.
+const FORMAT: u32 = 1;
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Notes {
+    format: u32,
+    /// Contents of the manifests of whole generations, oldest first.
+    manifests: Vec<String>,
+}
+
+/// What is known of one tier.
+#[derive(Debug, Default)]
+pub struct Known {
+    /// The whole generations, oldest first: contents of the manifest, and the manifest.
+    pub generations: Vec<(String, Manifest)>,
+}
+
+fn file(dir: &JobDir, tier: &str) -> PathBuf {
+    dir.path().join("tiers").join(format!("{tier}.json"))
+}
+
+/// Notes what `durable` holds.
+pub(super) fn write(dir: &JobDir, durable: &Durable) -> Result<(), Failure> {
+    let whole = durable.catalogue.whole();
+    let notes = Notes {
+        format: FORMAT,
+        manifests: whole.iter().map(|g| g.record.manifest.clone()).collect(),
+    };
+    let path = file(dir, &durable.config.name);
+    let text = serde_json::to_vec(&notes).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
+    let new = path.with_extension("new");
+    let write = || -> std::io::Result<()> {
+        match std::fs::DirBuilder::new().mode(0o700).create(dir.path().join("tiers")) {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e),
+            _ => {}
+        }
+        let mut options = std::fs::OpenOptions::new();
+        let mut f = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        f.write_all(&text)?;
+        std::fs::rename(&new, &path)
+    };
+    write().map_err(|e| Failure::io(format!("write {}", path.display()), &e))
+}
+
+/// What is known of the job's durable tiers; `None` in place of one of which there are no notes.
+pub fn known(dir: &JobDir, d: &Description) -> Vec<Option<Known>> {
+    let read = |tier: &str| {
+        let notes: Notes = serde_json::from_slice(&files::read(&file(dir, tier), MAX_NOTES).ok()?).ok()?;
+        let decode = |text: String| {
+            let manifest = Manifest::decode(MANIFEST_FILE.as_ref(), text.as_bytes()).ok()?;
+            Some((text, manifest))
+        };
+        (notes.format == FORMAT).then(|| Known {
+            generations: notes.manifests.into_iter().filter_map(decode).collect(),
+        })
+    };
+    d.config.durable().map(|t| read(&t.name)).collect()
+}
+
+/// How many generations the job directory and, as far as is known, its tiers hold.
+pub fn held(dir: &JobDir) -> Result<usize, Failure> {
+    let mut numbers: BTreeSet<u64> = generations::list(&dir.generations())?.iter().map(|g| g.number).collect();
+    if dir.is_described() {
+        let known = known(dir, &dir.description()?);
+        let there = known.iter().flatten().flat_map(|k| &k.generations);
+        numbers.extend(there.map(|(_, m)| m.generation));
+    }
+    Ok(numbers.len())
+}
+
+/// The generations of the job directory and of its tiers, oldest first, with what is where.
+pub fn statuses(dir: &JobDir, d: &Description) -> Vec<GenerationStatus> {
+    let mut out: BTreeMap<u64, GenerationStatus> = BTreeMap::new();
+    for g in generations::list(&dir.generations()).unwrap_or_default() {
+        out.insert(g.number, here(&g));
+    }
+    let notes = known(dir, d);
+    for (t, known) in d.config.durable().zip(notes) {
+        for (text, manifest) in known.map(|k| k.generations).unwrap_or_default() {
+            let number = manifest.generation;
+            let on = OnTier {
+                tier: t.name.clone(),
+                kind: t.kind.name().into(),
+                bytes: manifest.bytes,
+                whole: true,
+            };
+            let known = out.entry(number).or_insert_with(|| generations::status(&manifest));
+            let local = files::read(
+                &dir.generations().join(generations::name(number)).join(MANIFEST_FILE),
+                MAX_BYTES,
+            );
+            // Another generation of that number in the job directory is a later one.
+            if local.map_or(true, |l| l == text.as_bytes() || !known.whole) {
+                known.level = Level::Durable;
+                known.tiers.push(on);
+            }
+        }
+    }
+    out.into_values().collect()
+}
+
+/// A generation in the job directory.
+fn here(g: &Generation) -> GenerationStatus {
+    let status = g.status();
+    let on = OnTier {
+        tier: "job".into(),
+        kind: "local".into(),
+        bytes: status.bytes,
+        whole: status.whole,
+    };
+    GenerationStatus {
+        tiers: vec![on],
+        ..status
+    }
+}

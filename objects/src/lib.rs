@@ -1,0 +1,286 @@
+//! A tier in an object store: S3 and what speaks its protocol, or (as the store sees it) a local directory.
+//!
+//! ```text
+//! put ── parts of 8 MiB, uploaded one after the other ──> finish: the object is there
+//! ```
+//! The store makes objects appear whole or not at all. An upload that a kill interrupts is invisible and is removed by the store itself, where its owner has told it to (a
+//! lifecycle rule for incomplete uploads). Credentials come from the environment (`AWS_ACCESS_KEY_ID` …) or the machine, never from belay's files.
+//!
+//! The runtime has one thread, made when the tier is opened and ended when it is dropped.
+
+use belay_storage::tier::{failed, is_key, Object, Put, Tier};
+use belay_storage::StorageError;
+use futures_util::TryStreamExt;
+use object_store::aws::AmazonS3Builder;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{ClientOptions, MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig};
+use std::future::Future;
+use std::io;
+use std::ops::Range;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+/// Bytes of a part, the last one excepted.
+const PART: usize = 8 << 20;
+/// A store that does not connect within this is not reachable.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Longest time for one request.
+const REQUEST: Duration = Duration::from_secs(120);
+/// How often, and for how long, a request is tried again.
+const RETRIES: (usize, Duration) = (4, Duration::from_secs(30));
+
+/// Where a store is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Location {
+    /// `s3://bucket/prefix`, or `file:///directory`.
+    pub url: String,
+    /// Address of the service, where it is not Amazon's.
+    pub endpoint: Option<String>,
+    /// Its region.
+    pub region: Option<String>,
+    /// Talk to it without encryption.
+    pub allow_http: bool,
+}
+
+/// A tier in an object store.
+#[derive(Debug)]
+pub struct Objects {
+    name: String,
+    store: Box<dyn ObjectStore>,
+    root: Path,
+    runtime: Runtime,
+}
+
+fn reason(e: object_store::Error) -> io::Error {
+    let kind = match e {
+        object_store::Error::NotFound { .. } => io::ErrorKind::NotFound,
+        object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
+            io::ErrorKind::PermissionDenied
+        }
+        _ => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, e)
+}
+
+impl Objects {
+    /// The tier `name`: everything below `folder` in the store at `location`. Asks the store for nothing yet.
+    pub fn open(name: &str, location: &Location, folder: &str) -> Result<Self, StorageError> {
+        let fail = |e: object_store::Error| failed(name, "open", &location.url, reason(e));
+        let invalid = |why: &str| {
+            let e = io::Error::new(io::ErrorKind::InvalidInput, why);
+            failed(name, "open", &location.url, e)
+        };
+        let (store, prefix): (Box<dyn ObjectStore>, &str) = if let Some(rest) = location.url.strip_prefix("s3://") {
+            let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+            (Box::new(s3(location, bucket).map_err(fail)?), prefix)
+        } else if let Some(dir) = location.url.strip_prefix("file://") {
+            std::fs::create_dir_all(dir).map_err(|e| failed(name, "make", dir, e))?;
+            (Box::new(LocalFileSystem::new_with_prefix(dir).map_err(fail)?), "")
+        } else {
+            return Err(invalid("not s3://BUCKET/PREFIX or file:///DIRECTORY"));
+        };
+        let root = Path::parse(format!("{}/{folder}", prefix.trim_matches('/')).trim_start_matches('/'))
+            .map_err(|_| invalid("the prefix is not a path"))?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("belay-objects")
+            .enable_all()
+            .build()
+            .map_err(|e| failed(name, "start a thread for", &location.url, e))?;
+        Ok(Self {
+            name: name.to_owned(),
+            store,
+            root,
+            runtime,
+        })
+    }
+
+    fn path(&self, step: &'static str, key: &str) -> Result<Path, StorageError> {
+        if !is_key(key) {
+            return Err(failed(&self.name, step, key, io::ErrorKind::InvalidInput.into()));
+        }
+        Ok(Path::from(format!("{}/{key}", self.root)))
+    }
+
+    fn wait<T>(
+        &self,
+        step: &'static str,
+        key: &str,
+        work: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T, StorageError> {
+        self.runtime
+            .block_on(work)
+            .map_err(|e| failed(&self.name, step, key, reason(e)))
+    }
+}
+
+fn s3(location: &Location, bucket: &str) -> object_store::Result<object_store::aws::AmazonS3> {
+    // Whoever installed a provider before has chosen one that serves as well.
+    drop(rustls::crypto::ring::default_provider().install_default());
+    let client = ClientOptions::new().with_connect_timeout(CONNECT).with_timeout(REQUEST);
+    let retry = RetryConfig {
+        max_retries: RETRIES.0,
+        retry_timeout: RETRIES.1,
+        ..RetryConfig::default()
+    };
+    let mut builder = AmazonS3Builder::from_env()
+        .with_bucket_name(bucket)
+        // One request for each removal: the answers to lists of them differ between services.
+        .with_disable_bulk_delete(true)
+        .with_client_options(client)
+        .with_retry(retry);
+    if let Some(endpoint) = &location.endpoint {
+        builder = builder.with_endpoint(endpoint);
+    }
+    if let Some(region) = &location.region {
+        builder = builder.with_region(region);
+    }
+    if location.allow_http {
+        builder = builder.with_allow_http(true);
+    }
+    builder.build()
+}
+
+impl Tier for Objects {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn put<'a>(&'a self, key: &str) -> Result<Box<dyn Put + 'a>, StorageError> {
+        Ok(Box::new(Upload {
+            path: self.path("write", key)?,
+            key: key.to_owned(),
+            tier: self,
+            buf: Vec::new(),
+            parts: None,
+        }))
+    }
+
+    fn get(&self, key: &str, range: Range<u64>, buf: &mut Vec<u8>) -> Result<(), StorageError> {
+        let path = self.path("read", key)?;
+        let short = || failed(&self.name, "read", key, io::ErrorKind::UnexpectedEof.into());
+        buf.clear();
+        if range.is_empty() {
+            let bytes = self.length(key)?.ok_or_else(short)?;
+            return if range.end <= bytes { Ok(()) } else { Err(short()) };
+        }
+        let data = self.wait("read", key, self.store.get_range(&path, range.clone()))?;
+        if data.len() as u64 != range.end - range.start {
+            return Err(short());
+        }
+        buf.extend_from_slice(&data);
+        Ok(())
+    }
+
+    fn length(&self, key: &str) -> Result<Option<u64>, StorageError> {
+        let path = self.path("look for", key)?;
+        match self.wait("look for", key, self.store.head(&path)) {
+            Ok(meta) => Ok(Some(meta.size)),
+            Err(StorageError::Tier { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<Object>, StorageError> {
+        let path = Path::from(format!("{}/{prefix}", self.root));
+        let found: Vec<_> = self.wait("list", prefix, self.store.list(Some(&path)).try_collect())?;
+        let root = format!("{}/", self.root);
+        let object = |meta: &object_store::ObjectMeta| {
+            let key = meta.location.as_ref().strip_prefix(&root)?.to_owned();
+            Some(Object { key, bytes: meta.size })
+        };
+        let mut out: Vec<Object> = found.iter().filter_map(object).collect();
+        out.sort();
+        Ok(out)
+    }
+
+    fn delete(&self, key: &str) -> Result<(), StorageError> {
+        let path = self.path("remove", key)?;
+        match self.wait("remove", key, self.store.delete(&path)) {
+            Err(StorageError::Tier { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+
+    fn sync(&self) -> Result<(), StorageError> {
+        // The store answers when it holds the object durably.
+        Ok(())
+    }
+
+    fn free(&self) -> Result<Option<u64>, StorageError> {
+        Ok(None)
+    }
+
+    fn clear(&self) -> Result<u64, StorageError> {
+        // What was not finished cannot be seen.
+        Ok(0)
+    }
+}
+
+/// An object being uploaded.
+struct Upload<'a> {
+    tier: &'a Objects,
+    key: String,
+    path: Path,
+    buf: Vec<u8>,
+    /// Once there is more than one part.
+    parts: Option<Box<dyn MultipartUpload>>,
+}
+
+impl Upload<'_> {
+    fn send_part(&mut self) -> Result<(), StorageError> {
+        let mut parts = match self.parts.take() {
+            Some(parts) => parts,
+            None => self
+                .tier
+                .wait("write", &self.key, self.tier.store.put_multipart(&self.path))?,
+        };
+        let part = parts.put_part(PutPayload::from(std::mem::take(&mut self.buf)));
+        self.parts = Some(parts);
+        self.tier.wait("write", &self.key, part)
+    }
+}
+
+impl Put for Upload<'_> {
+    fn write(&mut self, mut data: &[u8]) -> Result<(), StorageError> {
+        while !data.is_empty() {
+            let (now, later) = data.split_at(data.len().min(PART - self.buf.len()));
+            self.buf.extend_from_slice(now);
+            data = later;
+            if self.buf.len() == PART {
+                self.send_part()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<(), StorageError> {
+        if self.parts.is_none() {
+            let payload = PutPayload::from(std::mem::take(&mut self.buf));
+            return self
+                .tier
+                .wait("write", &self.key, self.tier.store.put(&self.path, payload))
+                .map(drop);
+        }
+        if !self.buf.is_empty() {
+            self.send_part()?;
+        }
+        match self.parts.as_mut() {
+            Some(parts) => self.tier.wait("complete", &self.key, parts.complete())?,
+            None => return Ok(()),
+        };
+        self.parts = None;
+        Ok(())
+    }
+}
+
+impl Drop for Upload<'_> {
+    fn drop(&mut self) {
+        if let Some(mut parts) = self.parts.take() {
+            if let Err(e) = self.tier.wait("give up", &self.key, parts.abort()) {
+                tracing::warn!(key = self.key, error = %e, "an upload could not be given up");
+            }
+        }
+    }
+}

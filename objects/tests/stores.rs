@@ -1,0 +1,101 @@
+//! The suite for tiers, over a local directory and over an S3 server that runs meanwhile.
+
+use belay_objects::{Location, Objects};
+use belay_storage::tier::{conformance, Tier};
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(test: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("belay-objects-{test}-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join("bucket")).unwrap();
+        Self(dir)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+/// The server of `tests/s3-server`.
+struct Server(Child, String);
+
+impl Server {
+    fn start(root: &Scratch) -> Self {
+        let exe = std::env::current_exe().unwrap();
+        let server = exe.ancestors().nth(2).unwrap().join("s3-server");
+        let mut child = Command::new(server)
+            .arg(&root.0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("start s3-server: run cargo build -p belay-s3-server first");
+        let mut address = String::new();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        out.read_line(&mut address).unwrap();
+        Self(child, address.trim().to_owned())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+fn an_s3_server_conforms_and_refuses_strangers() {
+    let scratch = Scratch::new("s3");
+    let server = Server::start(&scratch);
+    let location = Location {
+        url: "s3://bucket/some/prefix".into(),
+        endpoint: Some(server.1.clone()),
+        region: Some("us-east-1".into()),
+        allow_http: true,
+    };
+    // The only test of this program that has an environment.
+    std::env::set_var("AWS_ACCESS_KEY_ID", "belay-test");
+    std::env::set_var("AWS_SECRET_ACCESS_KEY", "belay-secret");
+    conformance::run(&|| Box::new(Objects::open("s3", &location, "job-1").unwrap()));
+    std::env::set_var("AWS_SECRET_ACCESS_KEY", "wrong");
+    let e = Objects::open("s3", &location, "job-1")
+        .unwrap()
+        .list("")
+        .unwrap_err()
+        .to_string();
+    assert!(e.contains("tier s3"), "{e}");
+    std::env::set_var("AWS_SECRET_ACCESS_KEY", "belay-secret");
+    drop(server);
+    let e = Objects::open("s3", &location, "job-1")
+        .unwrap()
+        .list("")
+        .unwrap_err()
+        .to_string();
+    assert!(e.contains("tier s3"), "a server that is gone is an error: {e}");
+}
+
+#[test]
+fn a_local_store_conforms() {
+    let scratch = Scratch::new("file");
+    let location = Location {
+        url: format!("file://{}", scratch.0.join("bucket").display()),
+        ..Location::default()
+    };
+    conformance::run(&|| Box::new(Objects::open("file", &location, "job-1").unwrap()));
+}
+
+#[test]
+fn an_address_that_is_none_is_refused() {
+    let location = Location {
+        url: "ftp://x".into(),
+        ..Location::default()
+    };
+    let e = Objects::open("odd", &location, "job-1").unwrap_err().to_string();
+    assert!(e.contains("tier odd") && e.contains("s3://BUCKET"), "{e}");
+}

@@ -1,0 +1,249 @@
+//! What a durable tier holds of a job: packs, and the records that make generations of them.
+//!
+//! ```text
+//! packs/000007-5d0c….bpk        chunks and files (see `pack`)
+//! gen/000007-9f3a….json         record: the manifest, and which packs hold what it lists; written last
+//! job.json                      what is needed to make the job directory again
+//! ```
+//! A generation is durable when its record is there. Records name packs, never the other way round, so a kill leaves at most packs that no record names; what they
+//! hold is used by the next flush, or they are removed.
+
+use crate::pack::{self, Index, Item, PackRef};
+use crate::tier::{read_whole, write_whole, Tier};
+use crate::StorageError;
+use belay_image::checksum;
+use belay_image::manifest::Manifest;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Version of the records.
+const FORMAT: u32 = 1;
+/// Longest record that is read.
+const MAX_RECORD: u64 = 1 << 30;
+
+/// A generation on a tier.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Contents of its manifest file.
+    pub manifest: String,
+    /// The packs that hold its chunks and files.
+    pub packs: Vec<PackRef>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Envelope {
+    format: u32,
+    xxh3: u64,
+    body: String,
+}
+
+/// A record, its key, and the manifest that it holds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Listed {
+    /// Key of the record.
+    pub key: String,
+    /// The record.
+    pub record: Record,
+    /// Its manifest.
+    pub manifest: Manifest,
+}
+
+impl Listed {
+    fn decode(key: &str, bytes: &[u8]) -> Result<Self, String> {
+        let envelope: Envelope = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+        if envelope.format != FORMAT {
+            return Err(format!("record format {}, this belay reads format {FORMAT}", envelope.format));
+        }
+        if checksum(envelope.body.as_bytes()) != envelope.xxh3 {
+            return Err("checksum does not match".into());
+        }
+        let record: Record = serde_json::from_str(&envelope.body).map_err(|e| e.to_string())?;
+        let manifest = Manifest::decode(key.as_ref(), record.manifest.as_bytes()).map_err(|e| e.to_string())?;
+        Ok(Self {
+            key: key.to_owned(),
+            record,
+            manifest,
+        })
+    }
+
+    /// Names of the items that the generation consists of, and their lengths.
+    pub fn items(&self) -> BTreeMap<String, u64> {
+        items(&self.manifest, checksum(self.record.manifest.as_bytes()))
+    }
+}
+
+/// Names of the items that make up the generation of `manifest`, whose file has checksum `sum`, and their lengths.
+pub fn items(manifest: &Manifest, sum: u64) -> BTreeMap<String, u64> {
+    let chunks = manifest
+        .chunks
+        .iter()
+        .map(|c| (pack::chunk_name(c), crate::chunk::file_bytes(c.pages)));
+    let files = manifest.files.iter();
+    chunks
+        .chain(files.map(|f| (pack::file_name(manifest.generation, sum, &f.name), f.bytes)))
+        .collect()
+}
+
+/// Key of the record of a generation.
+pub fn record_key(generation: u64, manifest: &[u8]) -> String {
+    format!("gen/{generation:06}-{:016x}.json", checksum(manifest))
+}
+
+/// What a tier holds.
+#[derive(Debug, Clone, Default)]
+pub struct Catalogue {
+    /// The generations, oldest first.
+    pub generations: Vec<Listed>,
+    /// The packs and what they hold.
+    pub packs: BTreeMap<PackRef, Index>,
+    /// Records and packs that cannot be read, and why.
+    pub faults: Vec<(String, String)>,
+    /// Bytes of all objects.
+    pub bytes: u64,
+}
+
+impl Catalogue {
+    /// Reads what `tier` holds; packs whose index `known` has are not read again.
+    pub fn read(tier: &dyn Tier, known: &Catalogue) -> Result<Self, StorageError> {
+        let mut out = Self::default();
+        for o in tier.list("packs")? {
+            let pack = PackRef {
+                key: o.key,
+                bytes: o.bytes,
+            };
+            out.bytes += o.bytes;
+            let index = match known.packs.get(&pack) {
+                Some(index) => Ok(index.clone()),
+                None => Index::read(tier, &pack.key, pack.bytes),
+            };
+            match index {
+                Ok(index) => drop(out.packs.insert(pack, index)),
+                Err(StorageError::TierDamaged { key, reason, .. }) => out.faults.push((key, reason)),
+                Err(e) => return Err(e),
+            }
+        }
+        for o in tier.list("gen")? {
+            out.bytes += o.bytes;
+            let bytes = match read_whole(tier, &o.key, MAX_RECORD) {
+                Ok(bytes) => bytes,
+                Err(StorageError::TierDamaged { key, reason, .. }) => {
+                    out.faults.push((key, reason));
+                    continue;
+                }
+                Err(e) => return Err(e),
+            };
+            match Listed::decode(&o.key, &bytes) {
+                Ok(listed) => out.generations.push(listed),
+                Err(reason) => out.faults.push((o.key, reason)),
+            }
+        }
+        // Numbers could be used twice if a job is copied; the later one counts.
+        out.generations
+            .sort_by_key(|g| (g.manifest.generation, g.manifest.time_unix_s));
+        Ok(out)
+    }
+
+    /// Where item `name` lies.
+    pub fn find(&self, name: &str) -> Vec<(&PackRef, &Item)> {
+        self.packs
+            .iter()
+            .flat_map(|(p, index)| index.items.iter().map(move |i| (p, i)))
+            .filter(|(_, i)| i.name == name)
+            .collect()
+    }
+
+    /// Names of all items, each with the pack that holds it.
+    pub fn names(&self) -> BTreeMap<&str, &PackRef> {
+        self.packs
+            .iter()
+            .flat_map(|(p, index)| index.items.iter().map(move |i| (i.name.as_str(), p)))
+            .collect()
+    }
+
+    /// The generations of which nothing is missing.
+    pub fn whole(&self) -> Vec<&Listed> {
+        let names: BTreeMap<&str, u64> = self
+            .packs
+            .values()
+            .flat_map(|index| index.items.iter().map(|i| (i.name.as_str(), i.bytes())))
+            .collect();
+        let is_whole = |g: &&Listed| g.items().iter().all(|(n, bytes)| names.get(n.as_str()) == Some(bytes));
+        self.generations.iter().filter(is_whole).collect()
+    }
+
+    /// Whether the generation whose manifest file holds `manifest` is there, whole.
+    pub fn holds(&self, manifest: &[u8]) -> bool {
+        self.whole().iter().any(|g| g.record.manifest.as_bytes() == manifest)
+    }
+
+    /// Writes the record of a generation: from now on it is durable.
+    pub fn commit(tier: &dyn Tier, manifest: String, packs: Vec<PackRef>) -> Result<Listed, StorageError> {
+        let encode = |e: serde_json::Error| StorageError::System {
+            step: "encode the record of a generation",
+            source: e.into(),
+        };
+        let record = Record { manifest, packs };
+        let body = serde_json::to_string(&record).map_err(encode)?;
+        let envelope = Envelope {
+            format: FORMAT,
+            xxh3: checksum(body.as_bytes()),
+            body,
+        };
+        let bytes = serde_json::to_vec(&envelope).map_err(encode)?;
+        let number = Manifest::decode("manifest".as_ref(), record.manifest.as_bytes())?.generation;
+        let key = record_key(number, record.manifest.as_bytes());
+        write_whole(tier, &key, &bytes)?;
+        tier.sync()?;
+        Listed::decode(&key, &read_whole(tier, &key, MAX_RECORD)?).map_err(|reason| StorageError::TierDamaged {
+            tier: tier.name().to_owned(),
+            key,
+            reason,
+        })
+    }
+
+    /// Removes all but the `keep` newest whole generations, then the packs that no record needs. Nothing is removed while no generation is whole, and no pack
+    /// while a record cannot be read. Call while nothing is being flushed.
+    pub fn retain(&mut self, tier: &dyn Tier, keep: u32) -> Result<u64, StorageError> {
+        let oldest = self
+            .whole()
+            .iter()
+            .rev()
+            .nth(keep.max(1) as usize - 1)
+            .map(|g| g.manifest.generation);
+        let Some(oldest) = oldest else {
+            return Ok(0);
+        };
+        for g in self.generations.iter().filter(|g| g.manifest.generation < oldest) {
+            tier.delete(&g.key)?;
+        }
+        self.generations.retain(|g| g.manifest.generation >= oldest);
+        // Only when the records are gone may what they named go.
+        tier.sync()?;
+        self.collect(tier)
+    }
+
+    /// Removes the packs that no record needs; the bytes freed.
+    pub fn collect(&mut self, tier: &dyn Tier) -> Result<u64, StorageError> {
+        if self.faults.iter().any(|(key, _)| key.starts_with("gen/")) {
+            return Ok(0);
+        }
+        let needed: BTreeSet<&PackRef> = self.generations.iter().flat_map(|g| &g.record.packs).collect();
+        let gone: Vec<PackRef> = self.packs.keys().filter(|p| !needed.contains(p)).cloned().collect();
+        let damaged: Vec<String> = self.faults.iter().map(|(key, _)| key.clone()).collect();
+        let needed: BTreeSet<&str> = needed.iter().map(|p| p.key.as_str()).collect();
+        let damaged: Vec<String> = damaged.into_iter().filter(|key| !needed.contains(key.as_str())).collect();
+        let mut freed = 0;
+        for p in gone {
+            tier.delete(&p.key)?;
+            freed += p.bytes;
+            self.packs.remove(&p);
+        }
+        for key in damaged {
+            tier.delete(&key)?;
+            self.faults.retain(|(k, _)| *k != key);
+        }
+        tier.sync()?;
+        self.bytes = self.bytes.saturating_sub(freed);
+        Ok(freed)
+    }
+}

@@ -1,0 +1,206 @@
+//! The fetch: brings a generation from durable tiers back into the job directory, and with it heals one that is damaged there.
+//!
+//! ```text
+//! chunks/.tmp-pages-… ── checked, fsync ── rename ──> chunks/pages-…   only those that are missing or damaged
+//! gen/.tmp-000007/ ── files, then the manifest, fsync ── rename ──> gen/000007/
+//! ```
+//! Each item is taken from the first tier that has it whole, and nothing gets its name before it has been compared with its checksums. A kill leaves chunks that are whole, which
+//! the next fetch uses, and left-overs, which the next agent removes.
+
+use crate::catalogue::{Catalogue, Listed};
+use crate::chunk::Chunk;
+use crate::flush::Control;
+use crate::pack::{self, read_piece};
+use crate::store::Store;
+use crate::tier::Tier;
+use crate::{StorageError, PAGE};
+use belay_image::manifest::{ChunkEntry, FileEntry, MANIFEST_FILE, MAX_BYTES};
+use belay_image::sections::create_private;
+use belay_image::{checksum, files, ImageError};
+use std::fs::{DirBuilder, File};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+/// Pages compared at a time.
+const STEP: u32 = 256;
+
+/// What a fetch has done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fetched {
+    /// Chunks and files brought.
+    pub items: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Chunks and files that were whole in the job directory.
+    pub present: u64,
+}
+
+/// Durable tiers and what they hold.
+pub type Sources<'a> = [(&'a dyn Tier, &'a Catalogue)];
+
+/// Brings generation `wanted` into job directory `job`, so that every byte of it there has been compared with its checksums.
+pub fn fetch(job: &Path, wanted: &Listed, sources: &Sources<'_>, control: &Control) -> Result<Fetched, StorageError> {
+    let m = &wanted.manifest;
+    control.bytes.store(0, Ordering::Relaxed);
+    let expected = wanted.items().values().sum();
+    control.expected.store(expected, Ordering::Relaxed);
+    let mut fetch = Fetch {
+        store: Store::of_job(job),
+        sources,
+        control,
+        done: Fetched::default(),
+    };
+    fetch.store.create()?;
+    for c in &m.chunks {
+        fetch.chunk(c)?;
+    }
+    fetch.store.sync()?;
+    fetch.generation(job, wanted)?;
+    Ok(fetch.done)
+}
+
+struct Fetch<'a> {
+    store: Store,
+    sources: &'a Sources<'a>,
+    control: &'a Control,
+    done: Fetched,
+}
+
+/// Compares every page of a chunk with its hash.
+pub fn check_pages(chunk: &Chunk, control: &Control) -> Result<(), StorageError> {
+    let pages = chunk.hashes.len() as u32;
+    let mut buf = Vec::new();
+    for first in (0..pages).step_by(STEP as usize) {
+        control.check()?;
+        let count = STEP.min(pages - first);
+        chunk.read(first, count, &mut buf)?;
+        control.bytes.fetch_add(u64::from(count) * PAGE, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+fn file_is_whole(path: &Path, entry: &FileEntry) -> bool {
+    // What has no checksum of the whole file cannot be known to be good here; the restart checks what is read of it.
+    let data = entry.xxh3.and_then(|sum| Some((sum, files::read(path, entry.bytes).ok()?)));
+    data.is_some_and(|(sum, data)| data.len() as u64 == entry.bytes && checksum(&data) == sum)
+}
+
+impl Fetch<'_> {
+    /// Writes item `name` to `path`; `good` says whether what was written is what it should be.
+    fn item(&mut self, name: &str, path: &Path, good: &dyn Fn() -> Result<(), StorageError>) -> Result<(), StorageError> {
+        let mut failure = None;
+        for (tier, catalogue) in self.sources {
+            for (p, item) in catalogue.find(name) {
+                let copied = self.copy(*tier, &p.key, item, path).and_then(|()| good());
+                match copied {
+                    Ok(()) => {
+                        self.done.items += 1;
+                        self.done.bytes += item.bytes();
+                        return Ok(());
+                    }
+                    Err(StorageError::Cancelled) => return Err(StorageError::Cancelled),
+                    Err(e) => {
+                        tracing::warn!(item = name, tier = tier.name(), error = %e, "not fetched from there");
+                        failure = Some(e);
+                    }
+                }
+            }
+        }
+        let missing = || ImageError::damaged(path, format!("no tier holds {name}")).into();
+        Err(failure.unwrap_or_else(missing))
+    }
+
+    fn copy(&self, tier: &dyn Tier, key: &str, item: &pack::Item, path: &Path) -> Result<(), StorageError> {
+        let mut file = create_private(path)?;
+        let (mut buf, mut out) = (Vec::new(), Vec::new());
+        for piece in &item.pieces {
+            self.control.check()?;
+            read_piece(tier, key, piece, &mut buf, &mut out)?;
+            file.write_all(&out).map_err(|e| ImageError::io("write", path, e))?;
+        }
+        Ok(file.sync_all().map_err(|e| ImageError::io("fsync", path, e))?)
+    }
+
+    fn chunk(&mut self, entry: &ChunkEntry) -> Result<(), StorageError> {
+        let path = self.store.path(entry.id);
+        let found = Chunk::open(path.clone(), entry).map_err(StorageError::from);
+        match found.and_then(|c| check_pages(&c, self.control)) {
+            Ok(()) => {
+                self.done.present += 1;
+                return Ok(());
+            }
+            Err(StorageError::Cancelled) => return Err(StorageError::Cancelled),
+            Err(e) => tracing::info!(chunk = entry.id, reason = %e, "fetching"),
+        }
+        let temporary = self.store.temporary(entry.id);
+        let control = self.control;
+        let good = || check_pages(&Chunk::open(temporary.clone(), entry)?, control);
+        self.item(&pack::chunk_name(entry), &temporary, &good)?;
+        std::fs::rename(&temporary, &path).map_err(|e| ImageError::io("rename", &temporary, e))?;
+        Ok(())
+    }
+
+    /// The generation's own files, where they are not whole.
+    fn generation(&mut self, job: &Path, wanted: &Listed) -> Result<(), StorageError> {
+        let m = &wanted.manifest;
+        let gen = job.join("gen");
+        make_private(&gen)?;
+        let name = format!("{:06}", m.generation);
+        let (target, draft, old) = (
+            gen.join(&name),
+            gen.join(format!(".tmp-{name}")),
+            gen.join(format!(".tmp-old-{name}")),
+        );
+        let manifest = wanted.record.manifest.as_bytes();
+        let same = files::read(&target.join(MANIFEST_FILE), MAX_BYTES).is_ok_and(|found| found == manifest);
+        if same && m.files.iter().all(|f| file_is_whole(&target.join(&f.name), f)) {
+            self.done.present += m.files.len() as u64;
+            return Ok(());
+        }
+        for left in [&draft, &old] {
+            if left.exists() {
+                std::fs::remove_dir_all(left).map_err(|e| ImageError::io("remove", left, e))?;
+            }
+        }
+        make_private(&draft)?;
+        for f in &m.files {
+            let path = draft.join(&f.name);
+            let good = || match f.xxh3 {
+                Some(_) if !file_is_whole(&path, f) => Err(ImageError::damaged(&path, "checksum does not match").into()),
+                _ => Ok(()),
+            };
+            self.item(&pack::file_name(m.generation, checksum(manifest), &f.name), &path, &good)?;
+            self.control.bytes.fetch_add(f.bytes, Ordering::Relaxed);
+        }
+        let path = draft.join(MANIFEST_FILE);
+        let file = create_private(&path)?;
+        file.write_all_at(manifest, 0)
+            .and_then(|()| file.sync_all())
+            .map_err(|e| ImageError::io("write", &path, e))?;
+        sync(&draft)?;
+        if target.exists() {
+            std::fs::rename(&target, &old).map_err(|e| ImageError::io("rename", &target, e))?;
+        }
+        std::fs::rename(&draft, &target).map_err(|e| ImageError::io("rename", &draft, e))?;
+        sync(&gen)?;
+        if old.exists() {
+            std::fs::remove_dir_all(&old).map_err(|e| ImageError::io("remove", &old, e))?;
+        }
+        Ok(())
+    }
+}
+
+fn make_private(dir: &Path) -> Result<(), ImageError> {
+    match DirBuilder::new().mode(0o700).create(dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(ImageError::io("make", dir, e)),
+        _ => Ok(()),
+    }
+}
+
+fn sync(dir: &Path) -> Result<(), ImageError> {
+    File::open(dir)
+        .and_then(|d| d.sync_all())
+        .map_err(|e| ImageError::io("sync", dir, e))
+}

@@ -1,0 +1,444 @@
+//! The flush: copies a committed generation from the job directory to a durable tier.
+//!
+//! ```text
+//! read what the tier holds ──> threads: chunks and files it lacks, into packs, fsync, read back ──> record ──> older generations go
+//! ```
+//! What is copied is compared with its checksums on the way, so damage does not spread. A kill at any byte leaves unfinished objects, which the next flush removes, and
+//! finished packs, of which it uses what it needs. Runs beside the application: idle I/O priority, lowest CPU priority, rate limit.
+
+pub mod compress;
+pub mod elastic;
+mod rate;
+
+use crate::catalogue::{self, Catalogue, Listed};
+use crate::pack::{self, Index, PackRef, Writer, PIECE};
+use crate::store::Store;
+use crate::tier::Tier;
+use crate::{chunk, StorageError, PAGE};
+use belay_image::manifest::{ChunkEntry, FileEntry, Manifest, MANIFEST_FILE, MAX_BYTES};
+use belay_image::{checksum, files, ImageError};
+use compress::{Chooser, Compression};
+use elastic::Elastic;
+use rate::Rate;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A pack is completed when it has grown to this: what a kill can cost.
+const PACK_BYTES: u64 = 1 << 30;
+/// Shortest window in which the rate is measured.
+const WINDOW: Duration = Duration::from_millis(300);
+
+/// Choices for flushes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Most threads.
+    pub threads: u32,
+    /// Most bytes per second.
+    pub rate: Option<u64>,
+    /// Compression.
+    pub zstd: Compression,
+    /// Read everything back from the tier before the generation counts.
+    pub verify: bool,
+    /// Whole generations to keep on the tier.
+    pub keep: u32,
+    /// Most bytes that the job may use on the tier.
+    pub capacity: Option<u64>,
+}
+
+/// How far a flush has come, and whether it is still wanted.
+#[derive(Debug, Default)]
+pub struct Control {
+    cancelled: AtomicBool,
+    /// Bytes read so far.
+    pub bytes: AtomicU64,
+    /// Bytes to read in all.
+    pub expected: AtomicU64,
+}
+
+impl Control {
+    /// Gives the flush up.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Fails once the flush has been given up.
+    pub fn check(&self) -> Result<(), StorageError> {
+        if self.cancelled.load(Ordering::Relaxed) {
+            Err(StorageError::Cancelled)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// What a flush has done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Flushed {
+    /// Items copied; the others were there.
+    pub items: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Bytes written for them.
+    pub stored: u64,
+    /// Packs written.
+    pub packs: u64,
+}
+
+/// Something to be copied.
+#[derive(Debug)]
+enum Task {
+    Chunk(ChunkEntry),
+    File(FileEntry),
+}
+
+/// What the threads share.
+struct Work<'a> {
+    generation: &'a Path,
+    manifest: &'a Manifest,
+    manifest_sum: u64,
+    store: Store,
+    tier: &'a dyn Tier,
+    options: &'a Options,
+    control: &'a Control,
+    rate: Rate,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    tasks: VecDeque<Task>,
+    elastic: Elastic,
+    window: (Instant, u64),
+    done: Vec<(PackRef, Index)>,
+    failed: Option<StorageError>,
+}
+
+/// Copies the generation in directory `generation` to `tier`, of which `catalogue` is what was known; it is brought up to date.
+pub fn flush(
+    generation: &Path,
+    tier: &dyn Tier,
+    options: &Options,
+    catalogue: &mut Catalogue,
+    control: &Control,
+) -> Result<Flushed, StorageError> {
+    let path = generation.join(MANIFEST_FILE);
+    let text = files::read(&path, MAX_BYTES)?;
+    let manifest = Manifest::decode(&path, &text)?;
+    let manifest_sum = checksum(&text);
+    let text = String::from_utf8(text).map_err(|e| ImageError::damaged(&path, e.to_string()))?;
+    tier.clear()?;
+    *catalogue = Catalogue::read(tier, catalogue)?;
+    if catalogue.holds(text.as_bytes()) {
+        catalogue.retain(tier, options.keep)?;
+        return Ok(Flushed::default());
+    }
+    let needed = catalogue::items(&manifest, manifest_sum);
+    let tasks = missing(&manifest, manifest_sum, catalogue);
+    let bytes: u64 = tasks.iter().map(task_bytes).sum();
+    make_room(tier, options, catalogue, &needed, bytes)?;
+    // What was removed to make room may have held chunks that this generation needs.
+    let tasks = missing(&manifest, manifest_sum, catalogue);
+    let bytes: u64 = tasks.iter().map(task_bytes).sum();
+    control.bytes.store(0, Ordering::Relaxed);
+    control.expected.store(bytes, Ordering::Relaxed);
+    let items = tasks.len() as u64;
+    let work = Work {
+        generation,
+        manifest: &manifest,
+        manifest_sum,
+        store: Store::of_generation(generation),
+        tier,
+        options,
+        control,
+        rate: Rate::new(options.rate),
+        state: Mutex::new(State {
+            tasks: tasks.into(),
+            elastic: Elastic::new(options.threads),
+            window: (Instant::now(), 0),
+            done: Vec::new(),
+            failed: None,
+        }),
+        changed: Condvar::new(),
+    };
+    std::thread::scope(|s| {
+        for n in 0..options.threads.max(1).min(items.max(1) as u32) {
+            let work = &work;
+            let started = std::thread::Builder::new()
+                .name(format!("belay-flush-{n}"))
+                .spawn_scoped(s, move || work.run(n));
+            if let Err(source) = started {
+                let step = "start a flush thread";
+                work.fail(StorageError::System { step, source });
+            }
+        }
+    });
+    let state = work.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if let Some(failure) = state.failed {
+        return Err(failure);
+    }
+    let done = Flushed {
+        items,
+        bytes,
+        stored: state.done.iter().map(|(p, _)| p.bytes).sum(),
+        packs: state.done.len() as u64,
+    };
+    catalogue.bytes += done.stored;
+    catalogue.packs.extend(state.done);
+    let packs: BTreeSet<PackRef> = {
+        let names = catalogue.names();
+        needed
+            .keys()
+            .filter_map(|n| names.get(n.as_str()).copied().cloned())
+            .collect()
+    };
+    control.check()?;
+    let listed: Listed = Catalogue::commit(tier, text, packs.into_iter().collect())?;
+    catalogue.generations.retain(|g| g.key != listed.key);
+    catalogue.generations.push(listed);
+    catalogue
+        .generations
+        .sort_by_key(|g| (g.manifest.generation, g.manifest.time_unix_s));
+    catalogue.retain(tier, options.keep)?;
+    Ok(done)
+}
+
+fn task_bytes(task: &Task) -> u64 {
+    match task {
+        Task::Chunk(c) => chunk::file_bytes(c.pages),
+        Task::File(f) => f.bytes,
+    }
+}
+
+/// What the tier lacks of a generation.
+fn missing(manifest: &Manifest, sum: u64, catalogue: &Catalogue) -> Vec<Task> {
+    let names = catalogue.names();
+    let chunks = manifest.chunks.iter().filter(|c| !names.contains_key(&*pack::chunk_name(c)));
+    let file = |f: &&FileEntry| !names.contains_key(&*pack::file_name(manifest.generation, sum, &f.name));
+    let files = manifest.files.iter().filter(file);
+    chunks
+        .map(|c| Task::Chunk(*c))
+        .chain(files.cloned().map(Task::File))
+        .collect()
+}
+
+/// Removes older generations while `bytes` more would not fit; the newest whole one stays.
+fn make_room(
+    tier: &dyn Tier,
+    options: &Options,
+    catalogue: &mut Catalogue,
+    needed: &BTreeMap<String, u64>,
+    bytes: u64,
+) -> Result<(), StorageError> {
+    let Some(capacity) = options.capacity else { return Ok(()) };
+    let full = |used| StorageError::TierFull {
+        tier: tier.name().to_owned(),
+        capacity,
+        used,
+        bytes,
+    };
+    if catalogue.bytes + bytes > capacity {
+        // Packs of interrupted flushes that this one cannot use.
+        let lost = |(p, index): (&PackRef, &Index)| {
+            let named = catalogue.generations.iter().any(|g| g.record.packs.contains(p));
+            (!named && !index.items.iter().any(|i| needed.contains_key(&i.name))).then(|| p.clone())
+        };
+        let lost: Vec<PackRef> = catalogue.packs.iter().filter_map(lost).collect();
+        for p in lost {
+            tier.delete(&p.key)?;
+            catalogue.packs.remove(&p);
+            catalogue.bytes = catalogue.bytes.saturating_sub(p.bytes);
+        }
+    }
+    while catalogue.bytes + bytes > capacity {
+        let keep = catalogue.whole().len().saturating_sub(1);
+        let before = catalogue.generations.len();
+        if keep > 0 {
+            catalogue.retain(tier, keep as u32)?;
+        }
+        if keep == 0 || catalogue.generations.len() == before {
+            return Err(full(catalogue.bytes));
+        }
+    }
+    Ok(())
+}
+
+/// Gives the calling thread what nobody else wants of disks and processors.
+pub fn step_back() {
+    const IOPRIO_WHO_PROCESS: i32 = 1;
+    const IOPRIO_CLASS_IDLE: i32 = 3 << 13;
+    // SAFETY: takes numbers only; 0 is the calling thread. Where it is refused, the flush is merely less polite.
+    unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_CLASS_IDLE) };
+    // SAFETY: as above.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
+}
+
+/// A name that no other pack of the job has.
+fn pack_key(generation: u64) -> Result<String, StorageError> {
+    let mut random = [0u8; 8];
+    // SAFETY: the buffer is valid for writing its length.
+    let n = unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
+    if usize::try_from(n) != Ok(random.len()) {
+        let source = std::io::Error::last_os_error();
+        let step = "name a pack";
+        return Err(StorageError::System { step, source });
+    }
+    Ok(format!("packs/{generation:06}-{:016x}.bpk", u64::from_le_bytes(random)))
+}
+
+impl Work<'_> {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fail(&self, failure: StorageError) {
+        let mut state = self.state();
+        state.tasks.clear();
+        state.failed.get_or_insert(failure);
+        self.changed.notify_all();
+    }
+
+    /// A thread: takes tasks while it is one of those that should work.
+    fn run(&self, n: u32) {
+        step_back();
+        if let Err(failure) = self.copy_all(n) {
+            self.fail(failure);
+        }
+    }
+
+    fn next(&self, n: u32) -> Option<Task> {
+        let mut state = self.state();
+        while !state.tasks.is_empty() && n >= state.elastic.threads() {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.tasks.pop_front()
+    }
+
+    fn copy_all(&self, n: u32) -> Result<(), StorageError> {
+        let mut copier = Copier {
+            work: self,
+            chooser: Chooser::new(self.options.zstd),
+            buf: Vec::new(),
+        };
+        let mut open: Option<Writer<'_>> = None;
+        while let Some(task) = self.next(n) {
+            let mut pack = match open.take() {
+                Some(pack) => pack,
+                None => Writer::begin(self.tier, pack_key(self.manifest.generation)?)?,
+            };
+            match &task {
+                Task::Chunk(c) => copier.chunk(c, &mut pack)?,
+                Task::File(f) => copier.file(f, &mut pack)?,
+            }
+            if pack.bytes() >= PACK_BYTES {
+                self.complete(pack)?;
+            } else {
+                open = Some(pack);
+            }
+        }
+        // Waiting threads must see that nothing is left.
+        self.changed.notify_all();
+        if self.state().failed.is_none() {
+            open.map_or(Ok(()), |pack| self.complete(pack))?;
+        }
+        Ok(())
+    }
+
+    fn complete(&self, pack: Writer<'_>) -> Result<(), StorageError> {
+        let done = pack.finish(self.options.verify)?;
+        self.state().done.push(done);
+        Ok(())
+    }
+
+    /// Counts `bytes` read, and decides anew how many threads should work.
+    fn count(&self, bytes: u64) {
+        let total = self.control.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let mut state = self.state();
+        let (since, before) = state.window;
+        let elapsed = since.elapsed();
+        if elapsed >= WINDOW {
+            let rate = total.saturating_sub(before) as f64 / elapsed.as_secs_f64();
+            state.elastic.observe(rate, elastic::pressure());
+            state.window = (Instant::now(), total);
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// What one thread needs to copy.
+struct Copier<'a> {
+    work: &'a Work<'a>,
+    chooser: Chooser,
+    buf: Vec<u8>,
+}
+
+impl Copier<'_> {
+    /// Appends what is in the buffer to `pack`.
+    fn put(&mut self, pack: &mut Writer<'_>) -> Result<(), StorageError> {
+        let level = self.chooser.level();
+        let begin = Instant::now();
+        let small = match level {
+            0 => None,
+            level => zstd::bulk::compress(&self.buf, level)
+                .ok()
+                .filter(|s| s.len() < self.buf.len()),
+        };
+        let compress = begin.elapsed();
+        let stored = small.as_deref().unwrap_or(&self.buf);
+        self.work.rate.take(stored.len() as u64, self.work.control)?;
+        let begin = Instant::now();
+        pack.piece(stored, self.buf.len(), small.is_some())?;
+        let sizes = (self.buf.len(), stored.len());
+        self.chooser
+            .observe(level, sizes, compress.as_secs_f64(), begin.elapsed().as_secs_f64());
+        self.work.count(self.buf.len() as u64);
+        Ok(())
+    }
+
+    /// A chunk, each page of which is compared with its hash on the way.
+    fn chunk(&mut self, entry: &ChunkEntry, pack: &mut Writer<'_>) -> Result<(), StorageError> {
+        let from = self.work.store.open(entry)?;
+        pack.item(pack::chunk_name(entry));
+        let step = (PIECE as u64 / PAGE) as u32;
+        for first in (0..entry.pages).step_by(step as usize) {
+            from.read(first, step.min(entry.pages - first), &mut self.buf)?;
+            self.put(pack)?;
+        }
+        let (tail, _) = chunk::encode_trailer(&from.hashes);
+        for part in tail.chunks(PIECE) {
+            self.buf.clear();
+            self.buf.extend_from_slice(part);
+            self.put(pack)?;
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, entry: &FileEntry, pack: &mut Writer<'_>) -> Result<(), StorageError> {
+        let work = self.work;
+        pack.item(pack::file_name(work.manifest.generation, work.manifest_sum, &entry.name));
+        let path = work.generation.join(&entry.name);
+        let (file, _) = files::open(&path)?;
+        let mut sum = xxhash_rust::xxh3::Xxh3::new();
+        let mut at = 0;
+        while at < entry.bytes {
+            self.buf.resize((entry.bytes - at).min(PIECE as u64) as usize, 0);
+            file.read_exact_at(&mut self.buf, at)
+                .map_err(|e| ImageError::io("read", &path, e))?;
+            sum.update(&self.buf);
+            at += self.buf.len() as u64;
+            self.put(pack)?;
+        }
+        match entry.xxh3 {
+            Some(expected) if sum.digest() != expected => {
+                Err(ImageError::damaged(&path, "checksum does not match the manifest").into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

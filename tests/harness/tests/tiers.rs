@@ -1,0 +1,511 @@
+//! Tiers: checkpoints that are copied to a shared file system or an object store, and jobs that come back from there when nothing is left here.
+//!
+//! The rules that every test here checks: the program is never harmed, what a command has called durable restarts without the job directory, and what cannot be copied or read back is
+//! named.
+
+use belay_tests::build::{build, Kind};
+use belay_tests::job::{output, show, text, Job};
+use belay_tests::place::{am_root, Place, User, NOBODY};
+use belay_tests::rng::{run_seed, Rng};
+use belay_tests::runner::{self, Check};
+use belay_tests::{procs, Failure};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(150);
+
+type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
+
+fn want(ok: bool, what: impl FnOnce() -> String) -> Result<(), Failure> {
+    if ok {
+        Ok(())
+    } else {
+        Err(what())
+    }
+}
+
+fn io<T>(what: &str, r: std::io::Result<T>) -> Result<T, Failure> {
+    r.map_err(|e| format!("{what}: {e}"))
+}
+
+fn rounds() -> u64 {
+    let asked = std::env::var("BELAY_STRESS").ok().and_then(|v| v.parse().ok());
+    asked.unwrap_or(6)
+}
+
+/// A new directory in the job's work directory, which belongs to the job's user.
+fn directory(job: &Job, user: User, name: &str) -> Result<PathBuf, Failure> {
+    let dir = job.work.join(name);
+    io("create", std::fs::create_dir(&dir))?;
+    if user == User::Ordinary && am_root() {
+        io("give away", std::os::unix::fs::chown(&dir, Some(NOBODY), Some(NOBODY)))?;
+    }
+    Ok(dir)
+}
+
+/// The configuration of a tier in a directory.
+fn pfs(name: &str, dir: &Path) -> String {
+    format!("[[tier]]\nname = \"{name}\"\nkind = \"pfs\"\npath = \"{}\"\n", dir.display())
+}
+
+/// A launched fault_target that makes progress, with this configuration.
+fn target(job: &mut Job, place: &Place, config: &str, megabytes: &str) -> Result<(), Failure> {
+    let file = job.work.join("belay.toml");
+    io("write", std::fs::write(&file, config))?;
+    let program = place.programs().join("fault_target").display().to_string();
+    let options = ["--config".to_owned(), file.display().to_string()];
+    job.launch(&options, &[program, megabytes.into()])?;
+    job.progress(LIMIT)
+}
+
+fn belay(job: &Job, args: &[&str]) -> Result<String, Failure> {
+    let o = output(job.belay(args), LIMIT)?;
+    want(o.status.success(), || {
+        format!("belay {args:?}: {}: {}", show(o.status), text(&o))
+    })?;
+    Ok(String::from_utf8_lossy(&o.stdout).into_owned())
+}
+
+fn durable(job: &Job) -> Result<(), Failure> {
+    let o = job.checkpoint_raw(&["--level", "durable"])?;
+    want(o.status.success() && text(&o).contains("durable"), || {
+        format!("belay checkpoint --level durable: {}: {}", show(o.status), text(&o))
+    })
+}
+
+/// The job after `belay restart`, which must go on.
+fn goes_on(job: &mut Job) -> Result<(), Failure> {
+    job.clear_beat()?;
+    job.restart(&[])?;
+    job.progress(LIMIT).map_err(|e| format!("restart: {e}"))
+}
+
+/// Removes checkpoints and chunks from the job directory.
+fn lose_local(job: &Job) -> Result<(), Failure> {
+    for sub in ["gen", "chunks"] {
+        io("remove", std::fs::remove_dir_all(job.dir().join(sub)))?;
+    }
+    Ok(())
+}
+
+fn generations(job: &Job) -> Result<Vec<Value>, Failure> {
+    let dir = job.dir().display().to_string();
+    let list: Value = serde_json::from_str(&belay(job, &["list", &dir, "--json"])?).map_err(|e| e.to_string())?;
+    Ok(list["generations"].as_array().cloned().unwrap_or_default())
+}
+
+/// Every file below `dir`.
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let mut out = Vec::new();
+    for e in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if e.path().is_dir() {
+            out.extend(files(&e.path()));
+        } else {
+            out.push(e.path());
+        }
+    }
+    out
+}
+
+fn packs(dir: &Path) -> Vec<PathBuf> {
+    let mut all = files(dir);
+    all.retain(|p| p.extension().is_some_and(|e| e == "bpk"));
+    all
+}
+
+fn flip(path: &Path, rng: &mut Rng, bits: u64) -> Result<(), Failure> {
+    let mut bytes = io("read", std::fs::read(path))?;
+    for _ in 0..bits {
+        let at = rng.below(bytes.len() as u64) as usize;
+        bytes[at] ^= 1 << rng.below(8);
+    }
+    io("write", std::fs::write(path, bytes))
+}
+
+/// Everything is killed, the checkpoints here are removed, then the whole job directory: each time the job goes on from the tier.
+fn local_lost(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "lost", user)?;
+    let scratch = directory(&job, user, "scratch")?;
+    target(
+        &mut job,
+        place,
+        &(pfs("scratch", &scratch) + "[flush]\nzstd = \"auto\"\n"),
+        "16",
+    )?;
+    durable(&job)?;
+    let list = generations(&job)?;
+    want(list[0]["level"] == "durable", || format!("level in {list:?}"))?;
+    let tiers: Vec<&str> = list[0]["tiers"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|t| t["tier"].as_str())
+        .collect();
+    want(tiers == ["job", "scratch"], || format!("tiers in {list:?}"))?;
+    job.kill_all()?;
+    lose_local(&job)?;
+    let list = generations(&job)?;
+    want(list.len() == 1 && list[0]["whole"] == true, || {
+        format!("after the loss: {list:?}")
+    })?;
+    goes_on(&mut job)?;
+    durable(&job)?;
+    job.kill_all()?;
+    io("remove", std::fs::remove_dir_all(job.dir()))?;
+    job.clear_beat()?;
+    let config = job.work.join("belay.toml").display().to_string();
+    job.restart(&["--config", &config])?;
+    job.progress(LIMIT)
+        .map_err(|e| format!("restart without a job directory: {e}"))?;
+    let dir = job.dir().display().to_string();
+    belay(&job, &["verify", &dir])?;
+    job.verdict(false, LIMIT)
+}
+
+/// An S3 server for the time of a test.
+struct Server(Child);
+
+impl Server {
+    /// Copies the server to where tests run.
+    fn prepare(place: &Place) -> Result<(), Failure> {
+        let from = belay_tests::place::build_dir()?.join("s3-server");
+        want(from.exists(), || {
+            format!("{} is missing: run `cargo build --workspace` first", from.display())
+        })?;
+        io("copy the S3 server", std::fs::copy(from, place.bin().join("s3-server"))).map(drop)
+    }
+
+    fn start(place: &Place, root: &Path) -> Result<(Self, String), Failure> {
+        io("make a bucket", std::fs::create_dir_all(root.join("bucket")))?;
+        let mut child = io(
+            "start the S3 server",
+            Command::new(place.bin().join("s3-server"))
+                .arg(root)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn(),
+        )?;
+        let out = child.stdout.take().ok_or("no output of the S3 server")?;
+        let mut address = String::new();
+        io("hear the S3 server", BufReader::new(out).read_line(&mut address))?;
+        Ok((Server(child), address.trim().to_owned()))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        self.0.wait().ok();
+    }
+}
+
+/// The same with an S3 server; and while that does not answer, the program and its local checkpoints do not care.
+fn object_store(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "s3", user)?;
+    job.set("AWS_ACCESS_KEY_ID", "belay-test");
+    job.set("AWS_SECRET_ACCESS_KEY", "belay-secret");
+    let store = job.work.join("store");
+    let (server, address) = Server::start(place, &store)?;
+    let config = format!(
+        "[[tier]]\nname = \"cloud\"\nkind = \"object\"\nurl = \"s3://bucket/prefix\"\nendpoint = \"{address}\"\nregion = \"us-east-1\"\nallow_http = true\n"
+    );
+    target(&mut job, place, &config, "24")?;
+    durable(&job)?;
+    job.kill_all()?;
+    lose_local(&job)?;
+    goes_on(&mut job)?;
+    drop(server);
+    let o = job.checkpoint_raw(&["--level", "durable"])?;
+    want(o.status.code() == Some(92) && text(&o).contains("tier cloud"), || {
+        format!("without a server: {}: {}", show(o.status), text(&o))
+    })?;
+    job.progress(LIMIT)?;
+    job.kill_all()?;
+    goes_on(&mut job)?;
+    job.verdict(false, LIMIT)
+}
+
+/// The program that is not belay below `pid`, and the agent above it.
+fn agent(job: &Job) -> Result<i32, Failure> {
+    let is_program = |p: i32| std::fs::read_to_string(format!("/proc/{p}/comm")).is_ok_and(|c| c.trim() == "fault_target");
+    let parent = |p: i32| -> Option<i32> {
+        let s = std::fs::read_to_string(format!("/proc/{p}/stat")).ok()?;
+        s[s.rfind(')')? + 2..].split(' ').nth(1)?.parse().ok()
+    };
+    let tree = procs::tree(job.pid().ok_or("no job")?);
+    let mut p = tree.into_iter().find(|p| is_program(*p)).ok_or("no program")?;
+    while is_program(p) {
+        p = parent(p).ok_or("the program has ended")?;
+    }
+    Ok(p)
+}
+
+/// The agent is killed at any moment of a flush: what was durable stays so, and the next agent completes the flush.
+fn agent_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "flushkill", user)?;
+    let scratch = directory(&job, user, "scratch")?;
+    target(
+        &mut job,
+        place,
+        &(pfs("scratch", &scratch) + "[flush]\nthreads = 2\nrate = \"40M\"\n"),
+        "8",
+    )?;
+    durable(&job)?;
+    let mut interrupted = 0;
+    for n in 0..rounds() {
+        let round = |e: String| format!("round {n}: {e}");
+        job.checkpoint().map_err(round)?;
+        let newest = generations(&job)?.last().and_then(|g| g["generation"].as_u64()).unwrap_or(0);
+        rng.pause(400);
+        procs::signal(agent(&job)?, libc::SIGKILL);
+        for (p, _) in procs::marked(&job.work) {
+            procs::kill_tree(p);
+        }
+        job.kill_all()?;
+        let listed = generations(&job)?;
+        interrupted += u32::from(listed.last().is_some_and(|g| g["level"] == "local"));
+        if n % 3 == 2 {
+            // Only the tier is left: it has a whole generation, the newest or the one before.
+            lose_local(&job)?;
+            goes_on(&mut job).map_err(round)?;
+        } else {
+            goes_on(&mut job).map_err(round)?;
+            let dir = job.dir().display().to_string();
+            let said = belay(&job, &["flush", &dir, "--quiet"]).map_err(round)?;
+            want(said.contains(&format!("generation {newest} is durable")), || {
+                round(said.clone())
+            })?;
+        }
+        let left: Vec<PathBuf> = files(&scratch)
+            .into_iter()
+            .filter(|p| p.to_string_lossy().contains(".tmp-"))
+            .collect();
+        want(n % 3 == 2 || left.is_empty(), || {
+            format!("round {n}: left on the tier: {left:?}")
+        })?;
+    }
+    want(interrupted > 0, || "no flush was interrupted".into())?;
+    durable(&job)?;
+    let dir = job.dir().display().to_string();
+    belay(&job, &["verify", &dir])?;
+    job.verdict(false, LIMIT)
+}
+
+/// Flipped bits on a tier are found before anything runs, and healed from another; flipped bits here are healed from a tier.
+fn bit_flips(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "flips", user)?;
+    let (a, b) = (directory(&job, user, "a")?, directory(&job, user, "b")?);
+    target(&mut job, place, &(pfs("a", &a) + &pfs("b", &b)), "8")?;
+    durable(&job)?;
+    let dir = job.dir().display().to_string();
+    belay(&job, &["flush", &dir])?; // both tiers
+    job.kill_all()?;
+    belay(&job, &["verify", &dir])?;
+    // Here: chunks damaged.
+    for chunk in files(&job.dir().join("chunks")) {
+        flip(&chunk, rng, 50)?;
+    }
+    // On the first tier: every pack damaged, so that the second must serve.
+    for pack in packs(&a) {
+        flip(&pack, rng, 2000)?;
+    }
+    let o = output(job.belay(&["verify", &dir]), LIMIT)?;
+    want(
+        o.status.code() == Some(88) && text(&o).contains("tier a") && text(&o).contains("tier b: whole"),
+        || format!("verify: {}: {}", show(o.status), text(&o)),
+    )?;
+    goes_on(&mut job)?;
+    job.kill_all()?;
+    // What was damaged on the first tier is copied again from here.
+    belay(&job, &["flush", "--check", &dir])?;
+    belay(&job, &["verify", &dir])?;
+    for pack in packs(&a) {
+        flip(&pack, rng, 2000)?;
+    }
+    // Nothing but damaged copies: refused by name, nothing runs.
+    lose_local(&job)?;
+    for pack in packs(&b) {
+        flip(&pack, rng, 2000)?;
+    }
+    let o = output(job.belay(&["restart", &dir]), LIMIT)?;
+    want(o.status.code() == Some(65) && text(&o).contains("tier "), || {
+        format!("restart from damaged tiers: {}: {}", show(o.status), text(&o))
+    })?;
+    job.left_behind()
+}
+
+/// A durable tier without room: the checkpoint stays local, the program goes on, the tier is named; with room again, the same generation becomes durable.
+fn tier_full(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "full", user)?;
+    let scratch = directory(&job, user, "small")?;
+    let mount = |args: &[&str]| -> Result<(), Failure> {
+        let s = Command::new("mount").args(args).arg(&scratch).status();
+        want(io("mount", s)?.success(), || format!("mount {args:?}"))
+    };
+    let owner = if user == User::Root {
+        "uid=0,gid=0"
+    } else {
+        "uid=65534,gid=65534"
+    };
+    mount(&["-t", "tmpfs", "-o", &format!("size=4m,mode=700,{owner}"), "none"])?;
+    let result = (|| {
+        target(&mut job, place, &pfs("small", &scratch), "8")?;
+        let o = job.checkpoint_raw(&["--level", "durable"])?;
+        want(
+            o.status.code() == Some(92) && text(&o).contains("tier small") && text(&o).to_lowercase().contains("no space"),
+            || format!("on a full tier: {}: {}", show(o.status), text(&o)),
+        )?;
+        job.progress(LIMIT)?;
+        want(packs(&scratch).is_empty(), || {
+            "an unfinished pack was left on the full tier".into()
+        })?;
+        mount(&["-o", "remount,size=64m"])?;
+        let dir = job.dir().display().to_string();
+        belay(&job, &["flush", &dir])?;
+        job.kill_all()?;
+        lose_local(&job)?;
+        goes_on(&mut job)?;
+        job.verdict(false, LIMIT)
+    })();
+    job.kill_all()?;
+    let gone = Command::new("umount").arg("-l").arg(&scratch).status();
+    result.and(want(io("umount", gone)?.success(), || "umount".into()))
+}
+
+/// The program is ended with the checkpoint; the agent stays until the tier has it.
+fn stopped(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "stopped", user)?;
+    let scratch = directory(&job, user, "scratch")?;
+    target(
+        &mut job,
+        place,
+        &(pfs("scratch", &scratch) + "[flush]\nrate = \"20M\"\n"),
+        "8",
+    )?;
+    let o = job.checkpoint_raw(&["--level", "durable", "--then", "stop"])?;
+    want(o.status.success() && text(&o).contains("durable"), || {
+        format!("{}: {}", show(o.status), text(&o))
+    })?;
+    let s = job.wait(LIMIT)?;
+    want(s.code() == Some(85), || format!("launch ended with {}", show(s)))?;
+    io("remove", std::fs::remove_dir_all(job.dir().join("gen")))?;
+    goes_on(&mut job)?;
+    job.verdict(false, LIMIT)
+}
+
+/// Many generations: each tier keeps as many as were asked for, also with flushes that are slower than checkpoints; `gc --all` empties the tier too.
+fn retention(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "keep", user)?;
+    let scratch = directory(&job, user, "scratch")?;
+    target(
+        &mut job,
+        place,
+        &(pfs("scratch", &scratch) + "[flush]\nrate = \"60M\"\n"),
+        "4",
+    )?;
+    for _ in 0..8 {
+        job.checkpoint()?;
+    }
+    for _ in 0..3 {
+        durable(&job)?;
+    }
+    let end = Instant::now() + LIMIT;
+    loop {
+        let list = generations(&job)?;
+        let on = |tier: &str| {
+            let holds = |g: &&Value| g["tiers"].as_array().into_iter().flatten().any(|t| t["tier"] == tier);
+            list.iter().filter(holds).count()
+        };
+        if (on("job"), on("scratch")) == (2, 2) {
+            break;
+        }
+        want(Instant::now() < end, || format!("kept: {list:?}"))?;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    job.verdict(false, LIMIT)?;
+    let dir = job.dir().display().to_string();
+    belay(&job, &["gc", "--all", &dir])?;
+    let left = files(&scratch);
+    want(left.is_empty(), || format!("left on the tier: {left:?}"))
+}
+
+/// What is not configured or configured wrongly is refused with file, line and key, or with what is needed.
+fn refusals(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "refusals", user)?;
+    let file = job.work.join("bad.toml");
+    let name = file.display().to_string();
+    for (config, words) in [
+        (
+            "[[tier]]\nname = \"x\"\nkind = \"tape\"\n",
+            &["bad.toml", "line 3", "kind", "`pfs`"][..],
+        ),
+        ("[flush]\nrate = \"fast\"\n", &["bad.toml", "line 2", "rate"]),
+        (
+            "[[tier]]\nname = \"x\"\nkind = \"pfs\"\npath = \"/no/such/place\"\n",
+            &["tier x", "/no/such/place"],
+        ),
+    ] {
+        io("write", std::fs::write(&file, config))?;
+        let dir = job.dir().display().to_string();
+        let o = output(
+            job.belay(&["launch", "--config", &name, "--ckpt-dir", &dir, "--", "true"]),
+            LIMIT,
+        )?;
+        let code = o.status.code().unwrap_or(0);
+        want(
+            (64..128).contains(&code) && words.iter().all(|w| text(&o).contains(w)),
+            || format!("{config:?}: {}: {}", show(o.status), text(&o)),
+        )?;
+    }
+    io("remove", std::fs::remove_dir_all(job.dir()))?;
+    target(&mut job, place, "", "1")?;
+    for level in ["durable", "redundant"] {
+        let o = job.checkpoint_raw(&["--level", level])?;
+        want(o.status.code() == Some(91) && text(&o).contains(level), || {
+            format!("level {level}: {}: {}", show(o.status), text(&o))
+        })?;
+    }
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+fn main() {
+    let fail = |e: Failure| -> ! {
+        println!("{e}");
+        std::process::exit(1);
+    };
+    let place = Arc::new(Place::new("tiers").unwrap_or_else(|e| fail(e)));
+    if let Err(e) = build(&place, "fault_target", Kind::C).and_then(|_| Server::prepare(&place)) {
+        fail(e);
+    }
+    let seed = run_seed();
+    println!("seed {seed}");
+    let tests: [(&str, Test); 8] = [
+        ("local_lost", local_lost),
+        ("object_store", object_store),
+        ("agent_killed", agent_killed),
+        ("bit_flips", bit_flips),
+        ("tier_full", tier_full),
+        ("stopped", stopped),
+        ("retention", retention),
+        ("refusals", refusals),
+    ];
+    let mut checks = Vec::new();
+    for (name, test) in tests {
+        // Mounting the small file system needs root.
+        for user in runner::users().into_iter().filter(|_| name != "tier_full" || am_root()) {
+            let place = Arc::clone(&place);
+            let run = move || test(&place, user, &mut Rng::new(seed, name));
+            checks.push(Check {
+                name: format!("tiers::{name}::{}", user.name()),
+                run: Box::new(run),
+            });
+        }
+    }
+    drop(place);
+    runner::main(checks);
+}
