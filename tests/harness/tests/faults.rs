@@ -574,7 +574,10 @@ fn missing_files(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> 
     io("rename", std::fs::rename(&away, &program))?;
     comes_back(&mut job)?;
     job.verdict(false, LIMIT)?;
-    std::fs::remove_dir_all(&elsewhere).ok();
+    if user == User::Root {
+        // The check of the ordinary user runs beside this one and has no file there.
+        std::fs::remove_dir_all(&elsewhere).ok();
+    }
     Ok(())
 }
 
