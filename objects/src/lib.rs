@@ -21,6 +21,9 @@ use std::ops::Range;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
+// Used by object_store; named among the dependencies to choose its cryptography.
+use reqwest as _;
+
 /// Bytes of a part, the last one excepted.
 const PART: usize = 8 << 20;
 /// A store that does not connect within this is not reachable.
