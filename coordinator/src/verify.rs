@@ -129,6 +129,11 @@ fn memory(path: &Path, chunks: &BTreeMap<u32, Chunk>, known: &mut Known, seen: &
 /// Pages read at a time.
 const PIECE_PAGES: u64 = 64;
 
+/// Compares the byte strings of the generation in `dir` with their checksums: the manifest has none for the file that holds them.
+pub(crate) fn byte_strings(dir: &Path) -> Result<(), ImageError> {
+    blobs(dir, &mut Verified::default())
+}
+
 /// Every byte string that a JSON section of the job file refers to.
 fn blobs(dir: &Path, seen: &mut Verified) -> Result<(), ImageError> {
     let path = dir.join(JOB_FILE);
@@ -168,5 +173,35 @@ fn collect_refs(value: &Value, out: &mut Vec<BlobRef>) {
         }
         Value::Array(items) => items.iter().for_each(|v| collect_refs(v, out)),
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use belay_image::blobs::BlobWriter;
+
+    #[test]
+    fn a_byte_string_that_is_damaged_is_found() {
+        let dir = std::env::temp_dir().join(format!("belay-verify-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let mut blobs = BlobWriter::create(&dir.join(BLOB_FILE)).unwrap();
+        let at = [b"one".as_slice(), b"another"].map(|data| blobs.put(data).unwrap());
+        let mut job = SectionFile::new();
+        job.push_json(
+            Kind::Job,
+            &serde_json::json!({ "pipes": [{ "data": at[0] }, { "data": at[1] }] }),
+        )
+        .unwrap();
+        job.write(&dir.join(JOB_FILE)).unwrap();
+        byte_strings(&dir).unwrap();
+        let good = std::fs::read(dir.join(BLOB_FILE)).unwrap();
+        for r in at {
+            let mut bad = good.clone();
+            bad[r.offset as usize] ^= 1;
+            std::fs::write(dir.join(BLOB_FILE), bad).unwrap();
+            assert!(matches!(byte_strings(&dir), Err(ImageError::Damaged { .. })));
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -341,8 +341,8 @@ fn flush_here(args: &cli::Flush, show: &mut Show) -> Result<u64, Failure> {
             newest.number, durable.config.name
         ));
         if args.check {
-            for fault in durable.remove_damaged()? {
-                show.line(&format!("belay: removed: {fault}"));
+            for fault in durable.distrust_damaged()? {
+                show.line(&format!("belay: {fault}"));
             }
         }
         let flushed = durable.flush(&dir, &description, &newest.path, &Control::default());

@@ -98,20 +98,29 @@ pub struct Catalogue {
     pub packs: BTreeMap<PackRef, Index>,
     /// Records and packs that cannot be read, and why.
     pub faults: Vec<(String, String)>,
+    /// Packs of which some bytes are damaged, and why. They are not used; they stay until no record names them, because the rest of them may be the only copy.
+    pub suspect: BTreeMap<String, String>,
     /// Bytes of all objects.
     pub bytes: u64,
 }
 
 impl Catalogue {
-    /// Reads what `tier` holds; packs whose index `known` has are not read again.
+    /// Reads what `tier` holds; packs whose index `known` has are not read again, and those that are suspect there stay so.
     pub fn read(tier: &dyn Tier, known: &Catalogue) -> Result<Self, StorageError> {
-        let mut out = Self::default();
+        let mut out = Self {
+            suspect: known.suspect.clone(),
+            ..Self::default()
+        };
         for o in tier.list("packs")? {
             let pack = PackRef {
                 key: o.key,
                 bytes: o.bytes,
             };
             out.bytes += o.bytes;
+            if let Some(why) = out.suspect.get(&pack.key) {
+                out.faults.push((pack.key, why.clone()));
+                continue;
+            }
             let index = match known.packs.get(&pack) {
                 Some(index) => Ok(index.clone()),
                 None => Index::read(tier, &pack.key, pack.bytes),
@@ -201,18 +210,16 @@ impl Catalogue {
         })
     }
 
-    /// Removes all but the `keep` newest whole generations, then the packs that no record needs. Nothing is removed while no generation is whole, and no pack
-    /// while a record cannot be read. Call while nothing is being flushed.
-    pub fn retain(&mut self, tier: &dyn Tier, keep: u32) -> Result<u64, StorageError> {
-        let oldest = self
-            .whole()
-            .iter()
-            .rev()
-            .nth(keep.max(1) as usize - 1)
-            .map(|g| g.manifest.generation);
-        let Some(oldest) = oldest else {
+    /// Removes all but the `keep` newest whole generations, then the packs that no record needs. Generation `newest` and later ones stay: it is the newest
+    /// of whoever asks, who may not know of others. Nothing is removed while no generation is whole, and no pack while a record cannot be read. Call while
+    /// nothing is being flushed.
+    pub fn retain(&mut self, tier: &dyn Tier, keep: u32, newest: u64) -> Result<u64, StorageError> {
+        let whole: Vec<u64> = self.whole().iter().map(|g| g.manifest.generation).collect();
+        if whole.is_empty() {
             return Ok(0);
-        };
+        }
+        let kept = whole.iter().rev().nth(keep.max(1) as usize - 1);
+        let oldest = kept.map_or(0, |kept| newest.min(*kept));
         for g in self.generations.iter().filter(|g| g.manifest.generation < oldest) {
             tier.delete(&g.key)?;
         }
@@ -241,6 +248,7 @@ impl Catalogue {
         for key in damaged {
             tier.delete(&key)?;
             self.faults.retain(|(k, _)| *k != key);
+            self.suspect.remove(&key);
         }
         tier.sync()?;
         self.bytes = self.bytes.saturating_sub(freed);

@@ -211,6 +211,12 @@ impl Agent {
             )
         });
         self.flush.durable = durable;
+        // Another copy of the job directory may have gone on meanwhile: numbers are not used twice.
+        let there = self.flush.durable.iter().flat_map(|d| &d.catalogue.generations);
+        for m in there.map(|g| &g.manifest) {
+            self.next_number = self.next_number.max(m.generation.saturating_add(1));
+            self.engine.number_from(m.next_chunk);
+        }
         match result {
             Ok(()) => {
                 let bytes = under.control.expected.load(Ordering::Relaxed);

@@ -14,7 +14,7 @@ pub use notes::{held, known, statuses, Known};
 
 use crate::config::{self, Kind};
 use crate::jobdir::{Description, JobDir};
-use crate::{sys, Failure};
+use crate::{sys, verify, Failure};
 use belay_storage::catalogue::Catalogue;
 use belay_storage::flush::{self, Control, Flushed};
 use belay_storage::tier::directory::Directory;
@@ -90,6 +90,8 @@ impl Durable {
 
     /// Copies the generation in directory `generation` to this tier.
     pub fn flush(&mut self, dir: &JobDir, d: &Description, generation: &Path, control: &Control) -> Result<Flushed, Failure> {
+        // The flush compares all else with its checksums on the way.
+        verify::byte_strings(generation)?;
         let text = serde_json::to_vec(d).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
         if self.tier.length(JOB)?.is_none() || read_whole(&*self.tier, JOB, MAX_JOB)? != text {
             write_whole(&*self.tier, JOB, &text)?;
@@ -128,7 +130,7 @@ impl Durable {
         faults
     }
 
-    /// Reads every byte that the tier holds and compares it with its checksums: the bytes read, and every fault.
+    /// Reads every byte that the tier holds and compares it with its checksums: the bytes read, and every fault. Packs that are damaged are suspect then.
     pub fn verify(&mut self) -> Result<(u64, Vec<String>), Failure> {
         self.catalogue = Catalogue::read(&*self.tier, &Catalogue::default())?;
         let mut faults = self.faults();
@@ -136,24 +138,29 @@ impl Durable {
         for (p, index) in &self.catalogue.packs {
             match pack::check(&*self.tier, &p.key, index) {
                 Ok(read) => bytes += read,
-                Err(e @ StorageError::TierDamaged { .. }) => faults.push(e.to_string()),
+                Err(e) if is_damage(&e) => {
+                    faults.push(e.to_string());
+                    self.catalogue.suspect.insert(p.key.clone(), e.to_string());
+                }
                 Err(e) => return Err(e.into()),
             }
         }
         Ok((bytes, faults))
     }
 
-    /// Removes packs that are damaged, so that the next flush copies what they held; what was wrong with them. Call while nobody flushes.
-    pub fn remove_damaged(&mut self) -> Result<Vec<String>, Failure> {
+    /// Finds packs that are damaged, so that the next flush copies what it needs of them, and removes records that are; what is wrong. Packs go only when the
+    /// record that names others in their place is there. Call while nobody flushes.
+    pub fn distrust_damaged(&mut self) -> Result<Vec<String>, Failure> {
         let (_, faults) = self.verify()?;
-        let damaged = |key: &&str| faults.iter().any(|f| f.contains(&format!(" {key}: damaged")));
-        let packs = self.catalogue.packs.keys().map(|p| p.key.as_str());
         let unreadable = self.catalogue.faults.iter().map(|(key, _)| key.as_str());
-        for key in packs.chain(unreadable).filter(damaged) {
+        for key in unreadable.filter(|key| key.starts_with("gen/")) {
             self.tier.delete(key)?;
         }
         self.tier.sync()?;
-        self.catalogue = Catalogue::default();
+        self.catalogue = Catalogue {
+            suspect: std::mem::take(&mut self.catalogue.suspect),
+            ..Catalogue::default()
+        };
         Ok(faults)
     }
 
@@ -162,7 +169,7 @@ impl Durable {
         self.tier.clear()?;
         self.catalogue = Catalogue::read(&*self.tier, &Catalogue::default())?;
         let freed = match keep {
-            Some(keep) => self.catalogue.retain(&*self.tier, keep)?,
+            Some(keep) => self.catalogue.retain(&*self.tier, keep, u64::MAX)?,
             None => {
                 // Records first, so that what is left by a kill is no generation that lacks something.
                 for prefix in ["gen", "packs", ""] {
@@ -191,6 +198,15 @@ impl Durable {
                 }
             }
         }
+    }
+}
+
+/// Whether what was to be read is lost, as far as this tier goes.
+fn is_damage(e: &StorageError) -> bool {
+    match e {
+        StorageError::TierDamaged { .. } => true,
+        StorageError::Tier { source, .. } => source.raw_os_error() == Some(libc::EIO),
+        _ => false,
     }
 }
 

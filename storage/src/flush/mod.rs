@@ -13,7 +13,7 @@ mod rate;
 use crate::catalogue::{self, Catalogue, Listed};
 use crate::pack::{self, Index, PackRef, Writer, PIECE};
 use crate::store::Store;
-use crate::tier::Tier;
+use crate::tier::{self, Tier};
 use crate::{chunk, StorageError, PAGE};
 use belay_image::manifest::{ChunkEntry, FileEntry, Manifest, MANIFEST_FILE, MAX_BYTES};
 use belay_image::{checksum, files, ImageError};
@@ -133,8 +133,14 @@ pub fn flush(
     tier.clear()?;
     *catalogue = Catalogue::read(tier, catalogue)?;
     if catalogue.holds(text.as_bytes()) {
-        catalogue.retain(tier, options.keep)?;
+        catalogue.retain(tier, options.keep, manifest.generation)?;
         return Ok(Flushed::default());
+    }
+    let newest = catalogue.whole().last().map_or(0, |g| g.manifest.generation);
+    if newest >= manifest.generation {
+        let why = format!("the tier holds generation {newest} of this job, which another job directory made");
+        let key = catalogue::record_key(manifest.generation, text.as_bytes());
+        return Err(tier::failed(tier.name(), "flush beside", &key, std::io::Error::other(why)));
     }
     let needed = catalogue::items(&manifest, manifest_sum);
     let tasks = missing(&manifest, manifest_sum, catalogue);
@@ -202,7 +208,7 @@ pub fn flush(
     catalogue
         .generations
         .sort_by_key(|g| (g.manifest.generation, g.manifest.time_unix_s));
-    catalogue.retain(tier, options.keep)?;
+    catalogue.retain(tier, options.keep, manifest.generation)?;
     Ok(done)
 }
 
@@ -257,7 +263,7 @@ fn make_room(
         let keep = catalogue.whole().len().saturating_sub(1);
         let before = catalogue.generations.len();
         if keep > 0 {
-            catalogue.retain(tier, keep as u32)?;
+            catalogue.retain(tier, keep as u32, u64::MAX)?;
         }
         if keep == 0 || catalogue.generations.len() == before {
             return Err(full(catalogue.bytes));

@@ -184,6 +184,78 @@ fn bit_flips_are_healed_from_wherever_the_item_is_whole() {
     assert!(!s.generation(1).exists(), "nothing gets its name that is not whole");
 }
 
+#[test]
+fn a_job_directory_that_was_left_behind_removes_nothing_and_is_told() {
+    let s = Scratch::new("behind");
+    let tier = s.tier("pfs");
+    let mut engine = s.engine();
+    for n in 1..=3 {
+        s.commit(&mut engine, n, &Scratch::memory(20, n));
+        run(&s, n, &tier, &Options { keep: 3, ..options() }).unwrap();
+    }
+    // What it has is there; it does not know of the others, and counts only its own.
+    run(&s, 1, &tier, &Options { keep: 1, ..options() }).unwrap();
+    assert_eq!(numbers(&tier), [1, 2, 3]);
+    // It goes on from its first generation: other second and third ones.
+    for n in [2, 3] {
+        std::fs::remove_dir_all(s.generation(n)).unwrap();
+        s.commit(&mut engine, n, &Scratch::memory(20, n + 10));
+        let before = tier.list("").unwrap();
+        let e = run(&s, n, &tier, &options()).unwrap_err().to_string();
+        assert!(e.contains("tier pfs") && e.contains("holds generation 3 of this job"), "{e}");
+        assert_eq!(tier.list("").unwrap(), before);
+    }
+    s.commit(&mut engine, 4, &Scratch::memory(20, 14));
+    run(&s, 4, &tier, &options()).unwrap();
+    assert_eq!(numbers(&tier), [3, 4]);
+}
+
+#[test]
+fn a_suspect_pack_stays_until_what_replaces_it_is_there() {
+    let s = Scratch::new("suspect");
+    let tier = s.tier("pfs");
+    let mut engine = s.engine();
+    let memory = Scratch::memory(60, 1);
+    for n in 1..=2 {
+        s.commit(&mut engine, n, &memory);
+        run(&s, n, &tier, &options()).unwrap();
+    }
+    let packs = |tier: &dyn Tier| -> Vec<String> { tier.list("packs").unwrap().into_iter().map(|o| o.key).collect() };
+    let before = packs(&tier);
+    let first = before.iter().filter(|key| key.starts_with("packs/000001"));
+    let mut catalogue = Catalogue {
+        suspect: first.map(|key| (key.clone(), "bit flips".to_owned())).collect(),
+        ..Catalogue::default()
+    };
+    // A flush that cannot be completed takes nothing away.
+    let dying = Dying {
+        tier: &tier,
+        left: AtomicU64::new(100_000),
+    };
+    let again =
+        |tier: &dyn Tier, catalogue: &mut Catalogue| flush(&s.generation(2), tier, &options(), catalogue, &Control::default());
+    again(&dying, &mut catalogue).unwrap_err();
+    tier.clear().unwrap();
+    assert!(before.iter().all(|key| packs(&tier).contains(key)));
+    let done = again(&tier, &mut catalogue).unwrap();
+    assert!(done.bytes > 200 << 10, "all of it is copied again: {done:?}");
+    let whole: Vec<u64> = catalogue.whole().iter().map(|g| g.manifest.generation).collect();
+    assert_eq!(whole, [2], "the first one has nothing but the suspect packs");
+    assert!(
+        before.iter().all(|key| packs(&tier).contains(key)),
+        "its record still names them"
+    );
+    s.commit(&mut engine, 3, &memory);
+    flush(&s.generation(3), &tier, &options(), &mut catalogue, &Control::default()).unwrap();
+    assert!(packs(&tier).iter().all(|key| !catalogue.suspect.contains_key(key)));
+    assert!(!packs(&tier).iter().any(|key| key.starts_with("packs/000001")) && catalogue.suspect.is_empty());
+    assert_eq!(numbers(&tier), [2, 3]);
+    let before = contents(&s, 3);
+    lose_job(&s);
+    assert_eq!(bring(&s, &[&tier]).unwrap(), 3);
+    assert!(contents(&s, 3) == before);
+}
+
 /// A tier that fails for good after so many bytes or calls, as a killed agent's does; what it has written stays as it is.
 #[derive(Debug)]
 struct Dying<'a> {

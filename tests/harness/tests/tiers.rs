@@ -433,6 +433,43 @@ fn retention(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     want(left.is_empty(), || format!("left on the tier: {left:?}"))
 }
 
+/// The job goes on from a job directory restored from a backup: what it does not know of stays on the tier, is named, and what follows is durable.
+fn left_behind(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "behind", user)?;
+    let scratch = directory(&job, user, "scratch")?;
+    target(&mut job, place, &pfs("scratch", &scratch), "2")?;
+    durable(&job)?;
+    job.kill_all()?;
+    let backup = job.work.join("backup");
+    let copy = |from: &Path, to: &Path| -> Result<(), Failure> {
+        let s = io("cp", Command::new("cp").arg("-a").args([from, to]).status())?;
+        want(s.success(), || format!("cp {from:?} {to:?}"))
+    };
+    copy(&job.dir(), &backup)?;
+    goes_on(&mut job)?;
+    durable(&job)?;
+    durable(&job)?;
+    job.kill_all()?;
+    io("remove", std::fs::remove_dir_all(job.dir()))?;
+    copy(&backup, &job.dir())?;
+    goes_on(&mut job)?;
+    let before = packs(&scratch);
+    let o = job.checkpoint_raw(&["--level", "durable"])?;
+    want(
+        o.status.code() == Some(92) && text(&o).contains("holds generation 3 of this job"),
+        || format!("beside later generations: {}: {}", show(o.status), text(&o)),
+    )?;
+    want(packs(&scratch) == before, || "packs of later generations were removed".into())?;
+    durable(&job)?;
+    job.kill_all()?;
+    lose_local(&job)?;
+    goes_on(&mut job)?;
+    want(generations(&job)?.last().is_some_and(|g| g["generation"] == 4), || {
+        "not from the fourth generation".into()
+    })?;
+    job.verdict(false, LIMIT)
+}
+
 /// What is not configured or configured wrongly is refused with file, line and key, or with what is needed.
 fn refusals(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "refusals", user)?;
@@ -484,7 +521,7 @@ fn main() {
     }
     let seed = run_seed();
     println!("seed {seed}");
-    let tests: [(&str, Test); 8] = [
+    let tests: [(&str, Test); 9] = [
         ("local_lost", local_lost),
         ("object_store", object_store),
         ("agent_killed", agent_killed),
@@ -492,6 +529,7 @@ fn main() {
         ("tier_full", tier_full),
         ("stopped", stopped),
         ("retention", retention),
+        ("left_behind", left_behind),
         ("refusals", refusals),
     ];
     let mut checks = Vec::new();
