@@ -1,8 +1,8 @@
 //! Samples with their spread, child processes, and the job that is measured.
 
 use crate::Plan;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 /// Values of one figure.
@@ -76,18 +76,20 @@ pub(crate) fn run(c: &mut Command) -> Result<String, String> {
 /// A launched or restarted worker whose lines can be read.
 pub(crate) struct Job {
     front: Child,
+    input: ChildStdin,
     lines: BufReader<ChildStdout>,
 }
 
 impl Job {
     fn start(mut c: Command) -> Result<Self, String> {
         let mut front = c
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .map_err(|e| format!("start: {e}"))?;
         let lines = BufReader::new(front.stdout.take().ok_or("no standard output")?);
-        Ok(Job { front, lines })
+        let input = front.stdin.take().ok_or("no standard input")?;
+        Ok(Job { front, input, lines })
     }
 
     /// `belay launch` of the worker with `args`.
@@ -118,6 +120,12 @@ impl Job {
             Ok(_) => Err("the worker ended".into()),
             Err(e) => Err(format!("read from the worker: {e}")),
         }
+    }
+
+    /// The worker's answer to an empty line.
+    pub(crate) fn ask(&mut self) -> Result<String, String> {
+        self.input.write_all(b"\n").map_err(|e| format!("ask the worker: {e}"))?;
+        self.line()
     }
 
     /// `belay checkpoint --json`: time of the command in ms, and what it said.

@@ -12,17 +12,14 @@ pub(crate) fn blocked(p: &Plan) -> Result<(), String> {
     let size = p.size.to_string();
     for pages in ["small", "huge"] {
         let (mut bare, mut block) = (Samples::default(), Samples::default());
-        for _ in 0..p.runs {
-            let out = run(Command::new(&p.me).args(["worker", "fork", &size, pages, "3"]))?;
-            for l in out.lines() {
-                bare.push(l.parse().map_err(|e| format!("fork time: {e}"))?);
-            }
-            std::fs::remove_dir_all(p.dir.join("job")).ok();
-            let mut job = Job::launch(p, &["memory", &size, pages])?;
-            job.line()?;
+        std::fs::remove_dir_all(p.dir.join("job")).ok();
+        let mut job = Job::launch(p, &["fork", &size, pages])?;
+        job.line()?;
+        for _ in 0..p.runs * 2 {
+            bare.push(job.ask()?.parse().map_err(|e| format!("fork time: {e}"))?);
             block.push(Job::checkpoint(p)?.1["blocked_ms"].as_f64().unwrap_or(f64::NAN));
-            job.stop(p)?;
         }
+        job.stop(p)?;
         bare.print(&format!("bare fork, {pages} pages"), "ms");
         block.print(&format!("blocked, {pages} pages"), "ms");
         ratio(&format!("blocked / fork, {pages} pages"), &block, &bare, "<= 2");
@@ -54,8 +51,14 @@ fn plain_write(p: &Plan, m: &[u64]) -> Result<(), String> {
 pub(crate) fn write(p: &Plan) -> Result<(), String> {
     let (mut plain, mut image) = (Samples::default(), Samples::default());
     let gib = p.size as f64 / f64::from(1 << 30);
-    for _ in 0..p.runs {
+    // The first run touches memory that this machine may not have been given yet, and does not count.
+    for run in 0..=p.runs {
         let m = filled(p.size, true);
+        let (plain, image) = if run == 0 {
+            (&mut Samples::default(), &mut Samples::default())
+        } else {
+            (&mut plain, &mut image)
+        };
         plain.push(gib / (ms(|| plain_write(p, m))?.0 / 1000.0));
         for n in ["plain-0", "plain-1"] {
             std::fs::remove_file(p.dir.join(n)).ok();

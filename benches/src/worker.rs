@@ -99,7 +99,9 @@ pub(crate) fn main(args: &[String]) {
         }
         Some("fork") => {
             let m = filled(n, args.get(2).is_some_and(|a| a == "huge"));
-            for _ in 0..number(args, 3).max(1) {
+            say("ready");
+            // One fork for each line read.
+            for _ in std::io::stdin().lines().map_while(Result::ok) {
                 say(&format!("{}", bare_fork()));
             }
             std::hint::black_box(&m[0]);
