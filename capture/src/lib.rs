@@ -6,6 +6,7 @@
 //! Must be called from one thread only, the agent's main thread, because the kernel ties a traced task to the thread that traces it.
 
 mod calls;
+mod control;
 mod frame;
 mod gather;
 pub mod headroom;

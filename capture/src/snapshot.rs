@@ -1,5 +1,6 @@
 //! Snapshot children: made while the application is stopped, written afterwards.
 
+use crate::control::ControlMemory;
 use crate::headroom::Plan;
 use crate::inject::{self, Area, Made};
 use crate::memory::{self, Identities, Pages};
@@ -8,100 +9,17 @@ use crate::reader;
 use crate::suspend::Suspended;
 use crate::tracking::{self, Armed, Clean, Tracking, Wish};
 use crate::CaptureError;
-use belay_abi::inject::{
-    Control, Loan, Range, StoredExtent, Writer, MAX_LEFT_OUT, RANGE_KEEP_ZEROS, RANGE_UNREADABLE, STATE_ABANDONED, STATE_GO,
-};
+use belay_abi::inject::{Range, MAX_LEFT_OUT, RANGE_KEEP_ZEROS, RANGE_UNREADABLE};
 use belay_image::extents::{self, Extent};
 use belay_image::model::Vma;
 use belay_kernel::pagemap::Pagemap;
+use belay_kernel::pidfd;
 use belay_kernel::proc::{self, Map};
 use belay_kernel::vm::Memory;
-use belay_kernel::{check, pidfd};
-use belay_storage::session::{self, Session};
-use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use belay_storage::session::Session;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 const PAGE: u64 = 4096;
-
-/// Memory shared with a snapshot child, by way of a memfd.
-#[derive(Debug)]
-struct ControlMemory {
-    file: File,
-    base: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: the mapping belongs to this value alone; what the child and we share in it are atomics, and tables that only one side writes at a time.
-unsafe impl Send for ControlMemory {}
-
-impl ControlMemory {
-    fn create() -> std::io::Result<Self> {
-        // SAFETY: a constant name; the descriptor returned is ours.
-        let file = unsafe {
-            let fd = check(libc::memfd_create(c"belay-control".as_ptr(), libc::MFD_CLOEXEC).into())?;
-            File::from_raw_fd(i32::try_from(fd).map_err(std::io::Error::other)?)
-        };
-        file.set_len(PAGE)?;
-        let mut memory = Self {
-            file,
-            base: std::ptr::null_mut(),
-            bytes: 0,
-        };
-        memory.map(PAGE as usize)?;
-        Ok(memory)
-    }
-
-    fn map(&mut self, bytes: usize) -> std::io::Result<()> {
-        // SAFETY: a new shared mapping of our own file, which is at least that long.
-        let p = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                self.file.as_raw_fd(),
-                0,
-            )
-        };
-        if p == libc::MAP_FAILED {
-            return Err(std::io::Error::last_os_error());
-        }
-        self.unmap();
-        self.base = p.cast();
-        self.bytes = bytes;
-        Ok(())
-    }
-
-    fn unmap(&mut self) {
-        if self.bytes != 0 {
-            // SAFETY: our own mapping; no reference into it outlives a call of this type's methods.
-            unsafe { libc::munmap(self.base.cast(), self.bytes) };
-            self.bytes = 0;
-        }
-    }
-
-    fn control(&mut self) -> *mut Control {
-        self.base.cast()
-    }
-}
-
-impl Drop for ControlMemory {
-    fn drop(&mut self) {
-        if self.bytes == 0 {
-            return;
-        }
-        // A child that still waits for its work, because the checkpoint failed, ends.
-        let head = self.control();
-        // SAFETY: the head is mapped until `unmap`; the state is an atomic and a futex.
-        unsafe {
-            (*head).state.store(STATE_ABANDONED, Release);
-            libc::syscall(libc::SYS_futex, &raw const (*head).state, libc::FUTEX_WAKE, i32::MAX);
-        }
-        self.unmap();
-    }
-}
 
 /// The stored memory of one process, or the means to store it.
 #[derive(Debug)]
@@ -172,7 +90,7 @@ pub(crate) fn take(
         .map_err(|e| CaptureError::failed("create control memory", e))?;
     let names = controls
         .iter()
-        .map(|c| Ok((c.file.as_raw_fd(), c.file.metadata()?.ino())))
+        .map(ControlMemory::name)
         .collect::<std::io::Result<Vec<_>>>()
         .map_err(|e| CaptureError::failed("create control memory", e))?;
     let left_out = drafts.iter().map(left_out).collect::<Result<Vec<_>, _>>()?;
@@ -450,17 +368,11 @@ impl Child {
         let ranges = cut(&found, pages, writers);
         let loans = session.lend(pages, writers)?;
         let index = session.index_share();
-        start(control, &ranges, &loans, index, (writers, self.frugal))
+        let work = control
+            .start(&ranges, &loans, index, (writers, self.frugal))
             .map_err(|e| CaptureError::failed(format!("prepare the snapshot of process {pid}"), e))?;
-        let head = control.control();
-        wait_for_exit(pidfd, || {
-            // SAFETY: the mapping is live; these are atomics.
-            let done = (0..writers as usize)
-                .map(|k| unsafe { (*writer(head, k)).bytes.load(Relaxed) })
-                .sum();
-            progress.now(done);
-        });
-        collect(pid, head, session, table)
+        wait_for_exit(pidfd, || progress.now(control.written(&work)));
+        control.collect(&work, pid, session, table)
     }
 
     /// Takes clean pages out of `found`; where they lie goes to `table`.
@@ -556,74 +468,6 @@ impl Drop for Child {
     }
 }
 
-fn writer(head: *mut Control, k: usize) -> *mut Writer {
-    // SAFETY: `head` points to a live control head, which has MAX_WRITERS writers; callers pass smaller numbers.
-    unsafe { (&raw mut (*head).writer).cast::<Writer>().add(k) }
-}
-
-/// Lays out the control memory and sets the child going.
-fn start(
-    control: &mut ControlMemory,
-    ranges: &[Range],
-    loans: &[session::Loan],
-    (index_fd, index_bytes): (i32, u64),
-    (writers, frugal): (u32, bool),
-) -> std::io::Result<()> {
-    let other = |e: std::num::TryFromIntError| std::io::Error::other(e);
-    let mut at = size_of::<Control>() as u64;
-    let mut place = |bytes: u64| {
-        let start = at.next_multiple_of(PAGE);
-        at = start + bytes;
-        start
-    };
-    let range_table = place(size_of_val(ranges) as u64);
-    let loan_table = place((loans.len() * size_of::<Loan>()) as u64);
-    let hashes: Vec<u64> = loans.iter().map(|l| place(u64::from(l.pages) * 16)).collect();
-    // At worst every page is an extent of its own.
-    let capacity: u64 = ranges.iter().map(|r| (r.end - r.start) / PAGE).sum();
-    let tables: Vec<u64> = (0..writers)
-        .map(|_| place(capacity * size_of::<StoredExtent>() as u64))
-        .collect();
-    let bytes = at.next_multiple_of(PAGE);
-    control.file.set_len(bytes)?;
-    control.map(usize::try_from(bytes).map_err(other)?)?;
-    let head = control.control();
-    // SAFETY: the mapping covers all that is written here, and the child looks at nothing but `state` until it is STATE_GO.
-    unsafe {
-        let to = control.base.add(usize::try_from(range_table).map_err(other)?).cast::<Range>();
-        std::ptr::copy_nonoverlapping(ranges.as_ptr(), to, ranges.len());
-        let to = control.base.add(usize::try_from(loan_table).map_err(other)?).cast::<Loan>();
-        for (i, (loan, hashes)) in loans.iter().zip(&hashes).enumerate() {
-            to.add(i).write(Loan {
-                chunk: loan.id,
-                fd: loan.fd,
-                first: loan.first,
-                pages: loan.pages,
-                used: 0.into(),
-                pad: 0,
-                hashes: *hashes,
-            });
-        }
-        (*head).bytes = bytes;
-        (*head).ranges = u32::try_from(ranges.len()).map_err(other)?;
-        (*head).range_table = range_table;
-        (*head).loans = u32::try_from(loans.len()).map_err(other)?;
-        (*head).loan_table = loan_table;
-        (*head).index_fd = index_fd;
-        (*head).index_bytes = index_bytes;
-        (*head).frugal = frugal.into();
-        (*head).writers = writers;
-        for (k, table) in tables.iter().enumerate() {
-            let w = writer(head, k);
-            (*w).table = *table;
-            (*w).capacity = capacity;
-        }
-        (*head).state.store(STATE_GO, Release);
-        libc::syscall(libc::SYS_futex, &raw const (*head).state, libc::FUTEX_WAKE, i32::MAX);
-    }
-    Ok(())
-}
-
 /// Waits until the process behind `pidfd` has ended; calls `tick` about ten times a second.
 fn wait_for_exit(pidfd: &OwnedFd, tick: impl Fn()) {
     loop {
@@ -639,52 +483,4 @@ fn wait_for_exit(pidfd: &OwnedFd, tick: impl Fn()) {
         }
         tick();
     }
-}
-
-/// Checks the child's results and takes its chunks and extents over.
-fn collect(pid: i32, head: *mut Control, session: &mut Session, table: &mut Vec<Extent>) -> Result<(), CaptureError> {
-    let fail = |reason: String| CaptureError::Failed {
-        step: format!("write the memory of process {pid}"),
-        reason,
-    };
-    // SAFETY: the mapping is live for the whole function; the child has ended, so nothing changes any more.
-    unsafe {
-        let error = (*head).error.load(Acquire);
-        if error != 0 {
-            return Err(fail(std::io::Error::from_raw_os_error(error).to_string()));
-        }
-        let mut extents = Vec::new();
-        for k in 0..(*head).writers as usize {
-            let w = writer(head, k);
-            match (*w).error.load(Acquire) {
-                0 => {}
-                libc::EDQUOT => return Err(session.no_room().into()),
-                error => return Err(fail(std::io::Error::from_raw_os_error(error).to_string())),
-            }
-            if (*w).done.load(Acquire) == 0 {
-                return Err(fail("its snapshot process ended before it was written".into()));
-            }
-            let count = (*w).extents.load(Acquire) as usize;
-            let from = head.cast::<u8>().add((*w).table as usize).cast::<StoredExtent>();
-            extents.push(std::slice::from_raw_parts(from, count));
-            session.stats.found += (*w).found.load(Relaxed);
-        }
-        if (*head).next.load(Acquire) < (*head).ranges {
-            return Err(fail("its snapshot process ended before all was written".into()));
-        }
-        let loans = head.cast::<u8>().add((*head).loan_table as usize).cast::<Loan>();
-        for i in 0..(*head).loans as usize {
-            let loan = loans.add(i);
-            let used = (*loan).used.load(Acquire) as usize;
-            let from = head.cast::<u8>().add((*loan).hashes as usize).cast::<u128>();
-            session.give_back((*loan).chunk, std::slice::from_raw_parts(from, used).iter().copied())?;
-        }
-        table.extend(extents.into_iter().flatten().map(|e| Extent {
-            vaddr: e.vaddr,
-            bytes: e.bytes,
-            chunk: e.chunk,
-            page: e.page,
-        }));
-    }
-    Ok(())
 }

@@ -1,0 +1,259 @@
+//! The memory that the agent and a snapshot child share: what the child is to write, and what became of it.
+//!
+//! ```text
+//! head ┊ ranges ┊ loans ┊ hashes of each loan's pages ┊ extents of each writer
+//! ```
+//! The agent lays it out and sets the child going; the child's writers fill in the hashes and extents; when the child has ended the agent takes them over.
+
+use crate::CaptureError;
+use belay_abi::inject::{Control, Loan, Range, StoredExtent, Writer, STATE_ABANDONED, STATE_GO};
+use belay_image::extents::Extent;
+use belay_kernel::check;
+use belay_storage::session::{self, Session};
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+const PAGE: u64 = 4096;
+
+/// The layout of a child's work. It is the agent's own: what lies in the shared memory the child could have changed.
+#[derive(Debug)]
+pub(crate) struct Work {
+    ranges: u32,
+    /// Offset of the loans.
+    loan_table: u64,
+    /// What was lent, and the offset of the hashes of its pages.
+    loans: Vec<(session::Loan, u64)>,
+    /// Offset of each writer's extents.
+    tables: Vec<u64>,
+    /// Room for this many extents in each.
+    capacity: u64,
+}
+
+/// Memory shared with a snapshot child, by way of a memfd.
+#[derive(Debug)]
+pub(crate) struct ControlMemory {
+    file: File,
+    base: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone; what the child and we share in it are atomics, and tables that only one side writes at a time.
+unsafe impl Send for ControlMemory {}
+
+impl ControlMemory {
+    /// Room for the head alone, in which the child waits for its work.
+    pub(crate) fn create() -> std::io::Result<Self> {
+        // SAFETY: a constant name; the descriptor returned is ours.
+        let file = unsafe {
+            let fd = check(libc::memfd_create(c"belay-control".as_ptr(), libc::MFD_CLOEXEC).into())?;
+            File::from_raw_fd(i32::try_from(fd).map_err(std::io::Error::other)?)
+        };
+        file.set_len(PAGE)?;
+        let mut memory = Self {
+            file,
+            base: std::ptr::null_mut(),
+            bytes: 0,
+        };
+        memory.map(PAGE as usize)?;
+        Ok(memory)
+    }
+
+    fn map(&mut self, bytes: usize) -> std::io::Result<()> {
+        // SAFETY: a new shared mapping of our own file, which is at least that long.
+        let p = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                self.file.as_raw_fd(),
+                0,
+            )
+        };
+        if p == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        self.unmap();
+        self.base = p.cast();
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    fn unmap(&mut self) {
+        if self.bytes != 0 {
+            // SAFETY: our own mapping; no reference into it outlives a call of this type's methods.
+            unsafe { libc::munmap(self.base.cast(), self.bytes) };
+            self.bytes = 0;
+        }
+    }
+
+    /// The agent's descriptor of it and its inode number, by which the child finds it.
+    pub(crate) fn name(&self) -> std::io::Result<(i32, u64)> {
+        Ok((self.file.as_raw_fd(), self.file.metadata()?.ino()))
+    }
+
+    fn control(&self) -> *mut Control {
+        self.base.cast()
+    }
+
+    fn writer(&self, k: usize) -> *mut Writer {
+        // SAFETY: the head is mapped as long as this value lives, and has MAX_WRITERS writers; callers pass smaller numbers.
+        unsafe { (&raw mut (*self.control()).writer).cast::<Writer>().add(k) }
+    }
+
+    /// Lays out the work and sets the child going.
+    pub(crate) fn start(
+        &mut self,
+        ranges: &[Range],
+        loans: &[session::Loan],
+        (index_fd, index_bytes): (i32, u64),
+        (writers, frugal): (u32, bool),
+    ) -> std::io::Result<Work> {
+        let other = |e: std::num::TryFromIntError| std::io::Error::other(e);
+        let mut at = size_of::<Control>() as u64;
+        let mut place = |bytes: u64| {
+            let start = at.next_multiple_of(PAGE);
+            at = start + bytes;
+            start
+        };
+        let range_table = place(size_of_val(ranges) as u64);
+        let loan_table = place((loans.len() * size_of::<Loan>()) as u64);
+        // At worst every page is an extent of its own.
+        let capacity: u64 = ranges.iter().map(|r| (r.end - r.start) / PAGE).sum();
+        let work = Work {
+            ranges: u32::try_from(ranges.len()).map_err(other)?,
+            loan_table,
+            loans: loans.iter().map(|l| (*l, place(u64::from(l.pages) * 16))).collect(),
+            tables: (0..writers)
+                .map(|_| place(capacity * size_of::<StoredExtent>() as u64))
+                .collect(),
+            capacity,
+        };
+        let bytes = at.next_multiple_of(PAGE);
+        self.file.set_len(bytes)?;
+        self.map(usize::try_from(bytes).map_err(other)?)?;
+        let head = self.control();
+        // SAFETY: the mapping covers all that is written here, and the child looks at nothing but `state` until it is STATE_GO.
+        unsafe {
+            let to = self.base.add(usize::try_from(range_table).map_err(other)?).cast::<Range>();
+            std::ptr::copy_nonoverlapping(ranges.as_ptr(), to, ranges.len());
+            let to = self.base.add(usize::try_from(loan_table).map_err(other)?).cast::<Loan>();
+            for (i, (loan, hashes)) in work.loans.iter().enumerate() {
+                to.add(i).write(Loan {
+                    chunk: loan.id,
+                    fd: loan.fd,
+                    first: loan.first,
+                    pages: loan.pages,
+                    used: 0.into(),
+                    pad: 0,
+                    hashes: *hashes,
+                });
+            }
+            (*head).bytes = bytes;
+            (*head).ranges = work.ranges;
+            (*head).range_table = range_table;
+            (*head).loans = u32::try_from(loans.len()).map_err(other)?;
+            (*head).loan_table = loan_table;
+            (*head).index_fd = index_fd;
+            (*head).index_bytes = index_bytes;
+            (*head).frugal = frugal.into();
+            (*head).writers = writers;
+            for (k, table) in work.tables.iter().enumerate() {
+                let w = self.writer(k);
+                (*w).table = *table;
+                (*w).capacity = capacity;
+            }
+            (*head).state.store(STATE_GO, Release);
+            libc::syscall(libc::SYS_futex, &raw const (*head).state, libc::FUTEX_WAKE, i32::MAX);
+        }
+        Ok(work)
+    }
+
+    /// Bytes that the writers have dealt with so far.
+    pub(crate) fn written(&self, work: &Work) -> u64 {
+        // SAFETY: the mapping is live; these are atomics.
+        (0..work.tables.len())
+            .map(|k| unsafe { (*self.writer(k)).bytes.load(Relaxed) })
+            .sum()
+    }
+
+    /// Checks the results of the child, which has ended, and takes its chunks and extents over. What the child may have made of the memory decides how much is taken, never where from.
+    pub(crate) fn collect(
+        &self,
+        work: &Work,
+        pid: i32,
+        session: &mut Session,
+        table: &mut Vec<Extent>,
+    ) -> Result<(), CaptureError> {
+        let fail = |reason: String| CaptureError::Failed {
+            step: format!("write the memory of process {pid}"),
+            reason,
+        };
+        let damaged = || fail("its snapshot process has left impossible results".into());
+        let head = self.control();
+        // SAFETY: the mapping is live for the whole function and covers the places of `work`; the counts are held against their room. The child has ended, so
+        // nothing changes any more.
+        unsafe {
+            let error = (*head).error.load(Acquire);
+            if error != 0 {
+                return Err(fail(std::io::Error::from_raw_os_error(error).to_string()));
+            }
+            let mut extents = Vec::new();
+            for (k, table) in work.tables.iter().enumerate() {
+                let w = self.writer(k);
+                match (*w).error.load(Acquire) {
+                    0 => {}
+                    libc::EDQUOT => return Err(session.no_room().into()),
+                    error => return Err(fail(std::io::Error::from_raw_os_error(error).to_string())),
+                }
+                if (*w).done.load(Acquire) == 0 {
+                    return Err(fail("its snapshot process ended before it was written".into()));
+                }
+                let count = u64::from((*w).extents.load(Acquire));
+                if count > work.capacity {
+                    return Err(damaged());
+                }
+                let from = self.base.add(*table as usize).cast::<StoredExtent>();
+                extents.push(std::slice::from_raw_parts(from, count as usize));
+                session.stats.found += (*w).found.load(Relaxed);
+            }
+            if (*head).next.load(Acquire) < work.ranges {
+                return Err(fail("its snapshot process ended before all was written".into()));
+            }
+            let loans = self.base.add(work.loan_table as usize).cast::<Loan>();
+            for (i, (lent, hashes)) in work.loans.iter().enumerate() {
+                let used = (*loans.add(i)).used.load(Acquire);
+                if used > lent.pages {
+                    return Err(damaged());
+                }
+                let from = self.base.add(*hashes as usize).cast::<u128>();
+                session.give_back(lent.id, std::slice::from_raw_parts(from, used as usize).iter().copied())?;
+            }
+            table.extend(extents.into_iter().flatten().map(|e| Extent {
+                vaddr: e.vaddr,
+                bytes: e.bytes,
+                chunk: e.chunk,
+                page: e.page,
+            }));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ControlMemory {
+    fn drop(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
+        // A child that still waits for its work, because the checkpoint failed, ends.
+        let head = self.control();
+        // SAFETY: the head is mapped until `unmap`; the state is an atomic and a futex.
+        unsafe {
+            (*head).state.store(STATE_ABANDONED, Release);
+            libc::syscall(libc::SYS_futex, &raw const (*head).state, libc::FUTEX_WAKE, i32::MAX);
+        }
+        self.unmap();
+    }
+}
