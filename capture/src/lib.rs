@@ -174,29 +174,19 @@ impl Clock<'_> {
     }
 }
 
+/// How often a capture is tried that is refused for reasons that pass by themselves, such as a connection about to be accepted.
+const TRIES: u32 = 10;
+
 /// Stops every descendant of the calling process, captures its state into `dir` (which exists and is empty), takes snapshots and lets the
 /// processes go on. Call from the agent's main thread. `session` stores what must be stored at once, `tracking` knows what has not been written since the last commit; `on_phase` is called at the start of each phase.
 ///
 /// Where the processes must not go on yet ([`Options::hold`], or too little memory is free for copies on write) they stay stopped until [`Held`] is dropped, which must happen
 /// on the calling thread.
 ///
+/// Where only passing reasons stand against it, the program runs on for a moment and it is tried again. The moments grow from 1 to 256 ms.
+///
 /// SIGCHLD is consumed while tasks are waited for; one is raised at the end so that the caller's loop looks for ended children.
 pub fn capture(
-    root_pid: i32,
-    dir: &Path,
-    options: &Options,
-    (session, tracking): (&mut Session, &mut Tracking),
-    group: Option<&dyn Group>,
-    on_phase: &mut dyn FnMut(Phase),
-) -> Result<(Snapshot, Option<Held>), CaptureError> {
-    take_patiently(root_pid, dir, options, (session, tracking), group, on_phase)
-}
-
-/// How often a capture is tried that is refused for reasons that pass by themselves, such as a connection about to be accepted.
-const TRIES: u32 = 10;
-
-/// Takes a snapshot; where only passing reasons stand against it, lets the program run on for a moment and tries again. The moments grow from 1 to 256 ms.
-fn take_patiently(
     root_pid: i32,
     dir: &Path,
     options: &Options,
