@@ -1,12 +1,12 @@
 //! Gathering: every task of the job is found, seized and stopped, without a signal that the program could notice.
 //!
 //! ```text
-//! descendants of the agent ──► seize + interrupt every task ──► all stopped? ──► anything new since the list? ──► no: suspended
+//! descendants of the agent ──► seize + interrupt every task ──► all stopped? ──► list again ──► nothing new: suspended
 //!            ▲                                                   │ no                  │ yes
 //!            └───────────────────────────────────────────────────┴─────────────────────┘
 //! ```
-//! Only a running task makes a new one. So a listing that shows nothing new while all known tasks are stopped is complete; and so is one from before the stop, when the
-//! kernel has given no process number away since, none of the tasks has ended, and none had to be let go meanwhile. That is the usual case, in which nothing stands still while `/proc` is read.
+//! Only a running task makes a new one, and what a task is about to make is there when it has stopped. So a listing that shows nothing new, and nothing ended, while all known tasks are stopped is
+//! complete. The first listing is made before anything is stopped.
 //!
 //! A parent inside `vfork` cannot be stopped until its child has called exec or exited: such children are let go until the parent has stopped.
 
@@ -30,8 +30,6 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(1);
 /// The processes and threads of the job at one moment.
 #[derive(Debug)]
 pub(crate) struct Listing {
-    /// The process number that the kernel had given away last, before the list was made.
-    last_pid: Option<i32>,
     /// (process, parent, threads), parents before their children, the main thread before the others.
     processes: Vec<(i32, i32, Vec<i32>)>,
 }
@@ -39,7 +37,6 @@ pub(crate) struct Listing {
 impl Listing {
     /// Lists all descendants of `agent` but its children `outside` and what they have started.
     pub(crate) fn make(agent: i32, outside: &[i32]) -> Result<Self, CaptureError> {
-        let last_pid = proc::last_pid();
         let list = proc::descendants_but(agent, outside).map_err(|e| CaptureError::failed("list the processes of the job", e))?;
         // Numbers begin anew some day, so the main thread's need not be the lowest.
         let with_threads = |(pid, ppid)| {
@@ -48,7 +45,6 @@ impl Listing {
             (pid, ppid, tids)
         };
         Ok(Self {
-            last_pid,
             processes: list.into_iter().map(with_threads).collect(),
         })
     }
@@ -69,12 +65,8 @@ pub(crate) struct Prepared {
 /// Prepares the suspension of all descendants of `agent` but its children `outside` and what they have started.
 pub(crate) fn prepare(agent: i32, outside: &[i32]) -> Result<Prepared, CaptureError> {
     let reaper = Reaper::start().map_err(|e| CaptureError::failed("start a thread of the agent", e))?;
-    let mut listing = Listing::make(agent, outside)?;
+    let listing = Listing::make(agent, outside)?;
     let tracers = Tracers::for_job(listing.tasks());
-    if tracers.count() > 1 {
-        // The helpers have been given numbers, which would make the list look old.
-        listing = Listing::make(agent, outside)?;
-    }
     Ok(Prepared {
         listing,
         tracers,
@@ -96,6 +88,7 @@ pub(crate) fn suspend(prepared: Prepared, agent: i32, outside: &[i32]) -> Result
         parents: BTreeMap::new(),
         zombies: BTreeSet::new(),
         released: BTreeMap::new(),
+        dead: BTreeSet::new(),
         changed: false,
     };
     let result = gathering
@@ -161,6 +154,8 @@ struct Gathering {
     zombies: BTreeSet<i32>,
     /// Children let go because their parent waits for them in `vfork`: child and that parent.
     released: BTreeMap<i32, i32>,
+    /// Tasks that were found ended; they tell nothing new the next time.
+    dead: BTreeSet<i32>,
     /// Whether a task has ended or has been let go since the last listing.
     changed: bool,
 }
@@ -168,19 +163,16 @@ struct Gathering {
 impl Gathering {
     fn run(&mut self, listing: &Listing, agent: i32, outside: &[i32]) -> Result<(), CaptureError> {
         let begin = Instant::now();
-        let mut last_pid = listing.last_pid;
         self.seize_new(listing, agent)?;
         loop {
             self.wait_for_stops(begin)?;
-            let unchanged = last_pid.is_some() && proc::last_pid() == last_pid;
-            if unchanged && !self.changed {
+            self.changed = false;
+            let news = self.seize_new(&Listing::make(agent, outside)?, agent)?;
+            if !news && !self.changed {
                 return Ok(());
             }
-            self.changed = false;
-            let again = Listing::make(agent, outside)?;
-            last_pid = again.last_pid;
-            if !self.seize_new(&again, agent)? && self.pending().next().is_none() {
-                return Ok(());
+            if begin.elapsed() > LIMIT {
+                return Err(self.stuck());
             }
         }
     }
@@ -228,8 +220,13 @@ impl Gathering {
         let (tasks, parents): (Vec<Of>, Vec<i32>) = shared.into_iter().unzip();
         let list = self.seized.clone();
         let results = self.tracers.each(tasks, move |of| seize(*of, &list));
-        for ((of, result), ppid) in results.into_iter().zip(parents) {
-            self.note_seized(of, ppid, agent, result)?;
+        // All of them, whatever is refused: what is seized must be let go.
+        let noted = results.into_iter().zip(parents);
+        let noted: Vec<_> = noted
+            .map(|((of, result), ppid)| self.note_seized(of, ppid, agent, result))
+            .collect();
+        for seized in noted {
+            news |= seized?;
         }
         Ok(news)
     }
@@ -245,8 +242,8 @@ impl Gathering {
             }
             Err(e) => e,
         };
-        self.changed = true;
         let state = proc::stat(tid).map(|s| s.state);
+        self.changed |= !matches!(state, Ok('Z' | 'X')) || self.dead.insert(tid);
         match (refused.raw_os_error(), state) {
             (Some(libc::ESRCH), _) | (_, Err(_)) => Ok(false),
             // The main thread has exited while others run: they are the process.
@@ -313,7 +310,8 @@ impl Gathering {
         Ok(())
     }
 
-    /// Forgets main threads in whose place another thread of the process is now, because that has called exec before it was seized: nobody traces it.
+    /// Forgets main threads whose end the kernel does not tell of: in their place is another thread of the process, which has called exec before it was seized, and nobody
+    /// traces it; or they have exited while others run, and their end counts only when these have ended.
     fn forget_replaced(&mut self) {
         let long = self
             .pending()
@@ -321,7 +319,8 @@ impl Gathering {
             .map(|(of, _)| of.tid);
         for tid in long.collect::<Vec<_>>() {
             let untraced = proc::Status::read(tid).is_ok_and(|s| s.text("TracerPid") == Some("0"));
-            if untraced {
+            let exited = proc::stat(tid).is_ok_and(|s| s.state == 'Z' && s.num_threads > 1);
+            if untraced || exited {
                 self.tasks.remove(&tid);
                 self.changed = true;
             }
@@ -375,7 +374,13 @@ impl Gathering {
     }
 
     fn stuck(&self) -> CaptureError {
-        let (tid, pid) = self.pending().next().map_or((0, 0), |(of, _)| (of.tid, of.pid));
+        let Some((Of { tid, pid, .. }, _)) = self.pending().next() else {
+            return CaptureError::refuse(
+                0,
+                "the job",
+                "its processes come and go faster than they can be stopped; try again",
+            );
+        };
         let place = std::fs::read_to_string(format!("/proc/{tid}/wchan")).unwrap_or_default();
         CaptureError::refuse(
             pid,
@@ -447,7 +452,10 @@ fn seize(Of { tid, pid, .. }: Of, list: &Seized) -> std::io::Result<()> {
     }
     list.add(pid, tid);
     // A task that has died since gives ESRCH here; its end is seen by the wait.
-    drop(ptrace::interrupt(tid));
+    if ptrace::interrupt(tid).is_err() && tid != pid {
+        // Or it has called exec, for which this request has waited: it is ours under the number of its main thread now.
+        drop(ptrace::interrupt(pid));
+    }
     Ok(())
 }
 
@@ -456,6 +464,9 @@ fn not_traceable(pid: i32, tid: i32, refused: &std::io::Error) -> CaptureError {
         .ok()
         .and_then(|s| s.text("TracerPid").map(str::to_owned))
         .unwrap_or_default();
+    if std::path::Path::new(&format!("/proc/self/task/{tracer}")).exists() {
+        return CaptureError::refuse_for_now(pid, format!("thread {tid}"), "is still being let go by the attempt before");
+    }
     let reason = if tracer != "0" && !tracer.is_empty() {
         format!("is traced by process {tracer} (ptrace); end the debugger and try again")
     } else {

@@ -68,23 +68,30 @@ pub(crate) fn remote_syscall(gate: &Gate, task: &mut Task, nr: i64, args: [u64; 
 
 /// The signal that marks the end of an operation: one that is not pending and that the process does not catch, so that its delivery means nothing when nobody traces
 /// the process. Where all are caught (Go, some runtimes) SIGURG: were the agent to die in that moment, its handler would run once without reason.
-fn mark_signal(status: &Status) -> Option<i32> {
+fn mark_signal(status: &Status, of_threads: u64) -> Option<i32> {
     let mask = |key: &str| status.hex(key).unwrap_or(u64::MAX);
     let free = |busy: u64| {
         [libc::SIGURG, libc::SIGWINCH, libc::SIGCHLD]
             .into_iter()
             .find(|s| busy & (1 << (s - 1)) == 0)
     };
-    let pending = mask("SigPnd") | mask("ShdPnd");
+    let pending = mask("SigPnd") | mask("ShdPnd") | of_threads;
     free(pending | mask("SigCgt")).or_else(|| free(pending))
 }
 
 impl Area {
     /// Maps the area into `process` and writes the program, the tables and the frames into it.
-    pub(crate) fn map(process: &mut Process, maps: &[Map], status: &Status, blob: &Blob) -> Result<Self, CaptureError> {
+    pub(crate) fn map(
+        process: &mut Process,
+        maps: &[Map],
+        status: &Status,
+        pending: &[Pending],
+        blob: &Blob,
+    ) -> Result<Self, CaptureError> {
         let pid = process.pid;
         let refuse = |reason: &str| CaptureError::refuse(pid, "process", reason);
-        let signo = mark_signal(status).ok_or_else(|| refuse("SIGURG, SIGWINCH and SIGCHLD are all pending; try again"))?;
+        let signo = mark_signal(status, signals_in(pending))
+            .ok_or_else(|| refuse("SIGURG, SIGWINCH and SIGCHLD are all pending; try again"))?;
         let memory =
             Memory::open(process.task()).map_err(|e| CaptureError::failed(format!("open the memory of process {pid}"), e))?;
         let gate = Gate::prepare(process, maps, &memory);
@@ -262,15 +269,43 @@ fn in_all(
     failed.map_or(Ok(()), Err)
 }
 
+/// The `siginfo_t` of each signal that is pending for one thread alone.
+pub(crate) type Pending = Vec<Vec<u8>>;
+
+/// Reads the pending signals of every task, by process and task; all tasks stand still.
+pub(crate) fn pending(job: &mut Suspended) -> Result<Vec<Vec<Pending>>, CaptureError> {
+    let read = |task: &mut Task, (): &()| {
+        ptrace::pending(task.tid, false)
+            .map_err(|e| CaptureError::failed(format!("read pending signals of thread {}", task.tid), e))
+    };
+    let all = job.each_task(|_, _, _| (), read);
+    all.into_iter().map(|process| process.into_iter().collect()).collect()
+}
+
+/// The signals that are pending for any of the threads, as a mask. `si_signo` is the first word.
+fn signals_in(threads: &[Pending]) -> u64 {
+    let numbers = threads
+        .iter()
+        .flatten()
+        .filter_map(|info| info.first_chunk().map(|n| i32::from_ne_bytes(*n)));
+    numbers
+        .filter(|n| (1..=64).contains(n))
+        .fold(0, |mask, n| mask | 1 << (n - 1))
+}
+
 /// What a thread has told about itself, and the signals that were pending for it alone.
 #[derive(Debug)]
 pub(crate) struct Collected {
     pub(crate) table: ThreadTable,
-    pub(crate) pending: Vec<Vec<u8>>,
+    pub(crate) pending: Pending,
 }
 
 /// Runs OP_THREAD on every task; returns the results by process and task. As with the other operations, what began is waited for.
-pub(crate) fn collect_threads(job: &mut Suspended, areas: &[Area]) -> Result<Vec<Vec<Collected>>, CaptureError> {
+pub(crate) fn collect_threads(
+    job: &mut Suspended,
+    areas: &[Area],
+    pending: Vec<Vec<Pending>>,
+) -> Result<Vec<Vec<Collected>>, CaptureError> {
     let size = size_of::<ThreadTable>() as u64;
     for (process, area) in job.processes.iter().zip(areas) {
         let blank: ThreadTable = area.get(area.thread_tables)?;
@@ -289,22 +324,23 @@ pub(crate) fn collect_threads(job: &mut Suspended, areas: &[Area]) -> Result<Vec
             area.small_stacks + SMALL_STACK * (i + 1),
         )
     };
-    let began = job.each_task(entry, |task, entry| {
-        let pending = ptrace::pending(task.tid, false)
-            .map_err(|e| CaptureError::failed(format!("read pending signals of thread {}", task.tid), e))?;
-        entry.begin(task).map(|()| pending)
-    });
+    let began = job.each_task(entry, |task, entry| entry.begin(task));
     let ended = job.each_task(entry, |task, entry| entry.end(task));
+    began.into_iter().chain(ended).flatten().collect::<Result<(), _>>()?;
     let mut out = Vec::new();
-    for ((process, area), (began, ended)) in job.processes.iter().zip(areas).zip(began.into_iter().zip(ended)) {
-        ended.into_iter().collect::<Result<(), _>>()?;
-        let pending = began.into_iter().collect::<Result<Vec<_>, _>>()?;
+    for ((process, area), pending) in job.processes.iter().zip(areas).zip(pending) {
         let tables = area.get_all::<ThreadTable>(area.thread_tables, process.tasks.len())?;
-        let collected = tables
-            .into_iter()
-            .zip(pending)
-            .map(|(table, pending)| Collected { table, pending });
-        out.push(collected.collect());
+        if tables.iter().any(|t| t.mark.done == 0) {
+            let reason = "got a signal from outside the job at this moment";
+            return Err(CaptureError::refuse_for_now(process.pid, "process", reason));
+        }
+        out.push(
+            tables
+                .into_iter()
+                .zip(pending)
+                .map(|(table, pending)| Collected { table, pending })
+                .collect(),
+        );
     }
     Ok(out)
 }

@@ -269,13 +269,14 @@ fn take(
         .map(process::Draft::read)
         .collect::<Result<Vec<_>, _>>()?;
     process::check_supported(&job, &drafts, options.led)?;
+    let pending = inject::pending(&mut job)?;
     let areas = job
         .processes
         .iter_mut()
-        .zip(&drafts)
-        .map(|(p, d)| inject::Area::map(p, &d.maps, &d.status, &blob))
+        .zip(drafts.iter().zip(&pending))
+        .map(|(p, (d, pending))| inject::Area::map(p, &d.maps, &d.status, pending, &blob))
         .collect::<Result<Vec<_>, _>>()?;
-    let threads = inject::collect_threads(&mut job, &areas)?;
+    let threads = inject::collect_threads(&mut job, &areas, pending)?;
     let timers: Vec<Vec<i32>> = drafts.iter().map(process::Draft::timer_ids).collect();
     let process_tables = inject::collect_processes(&mut job, &areas, &timers)?;
     let mut processes = Vec::new();

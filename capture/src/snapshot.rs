@@ -200,7 +200,11 @@ impl Child {
                 let pidfd = pidfd::open(snapshot_pid)
                     .map_err(|e| CaptureError::failed(format!("open the snapshot of process {pid}"), e))?;
                 let fail = |e| CaptureError::failed(format!("compare the snapshot of process {pid} with it"), e);
-                let inherited: Vec<u64> = proc::maps(snapshot_pid).map_err(fail)?.iter().map(|m| m.start).collect();
+                let inherited: Vec<_> = proc::maps(snapshot_pid)
+                    .map_err(fail)?
+                    .iter()
+                    .map(|m| (m.start, m.end))
+                    .collect();
                 child.not_inherited = child.not_inherited_by(snapshot_pid, &inherited).map_err(fail)?;
                 child.flags_not_inherited(&inherited);
                 // A userfaultfd that cannot be taken over is no reason to fail.
@@ -241,8 +245,8 @@ impl Child {
     }
 
     /// Mappings that the fork left out or emptied (MADV_DONTFORK, MADV_WIPEONFORK). Of a mapping that it copied the copy has at least one page.
-    fn not_inherited_by(&self, snapshot: i32, inherited: &[u64]) -> std::io::Result<Vec<u64>> {
-        let is_left_out = |m: &Map| inherited.binary_search(&m.start).is_err();
+    fn not_inherited_by(&self, snapshot: i32, inherited: &[(u64, u64)]) -> std::io::Result<Vec<u64>> {
+        let is_left_out = |m: &Map| !covers(inherited, m.start);
         let maps = || self.maps.iter().filter(|m| memory::pages(m) != Pages::None);
         // The kernel empties anonymous memory only.
         let anonymous = maps().filter(|m| m.ino == 0 && !is_left_out(m));
@@ -255,10 +259,10 @@ impl Child {
         Ok(maps().filter(|m| is_left_out(m)).map(|m| m.start).chain(emptied).collect())
     }
 
-    /// Notes the `VmFlags` of mappings that the copy does not have, with starts other than `inherited`.
-    fn flags_not_inherited(&mut self, inherited: &[u64]) {
+    /// Notes the `VmFlags` of mappings that the copy does not have: those not in `inherited`.
+    fn flags_not_inherited(&mut self, inherited: &[(u64, u64)]) {
         let known: Vec<u64> = self.huge.iter().map(|m| m.start).collect();
-        let lacks = |m: &Map| inherited.binary_search(&m.start).is_err() && !known.contains(&m.start) && !memory::sysv(m);
+        let lacks = |m: &Map| !covers(inherited, m.start) && !known.contains(&m.start) && !memory::sysv(m);
         if self.maps.iter().any(lacks) {
             let own = proc::smaps(self.task).unwrap_or_default();
             self.huge.extend(own.into_iter().filter(lacks));
@@ -338,7 +342,11 @@ impl Child {
             .maps
             .iter()
             .map(|m| {
-                let there = self.flags.iter().chain(&self.huge).find(|f| f.start == m.start);
+                let there = self
+                    .flags
+                    .iter()
+                    .chain(&self.huge)
+                    .find(|f| f.start <= m.start && m.end <= f.end);
                 let flags = there.map_or(&none, |f| &f.flags);
                 let mut vma = memory::vma(m, flags, identities);
                 if self.not_inherited.contains(&m.start) && there.is_none() {
@@ -435,6 +443,12 @@ impl Child {
         }
         Ok(found)
     }
+}
+
+/// Whether `at` lies in one of `ranges`, which are in ascending order. Two mappings of the process can be one in its copy, where the injected area lay beside one like it.
+fn covers(ranges: &[(u64, u64)], at: u64) -> bool {
+    let next = ranges.partition_point(|r| r.1 <= at);
+    ranges.get(next).is_some_and(|r| r.0 <= at)
 }
 
 /// Cuts ranges so that the writers are busy to the end.

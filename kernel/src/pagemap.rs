@@ -8,6 +8,8 @@ use std::os::unix::fs::FileExt;
 const PAGE: u64 = 4096;
 /// Pages that one look of [`Pagemap::with_data`] goes through at most, once it has found any.
 const SOME_PAGES: u64 = 512;
+/// Entries of the page table read at once, where there is no scan.
+const ENTRIES: u64 = 8192;
 const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
 const PM_SCAN_WP_MATCHING: u64 = 1;
 const PM_SCAN_CHECK_WPASYNC: u64 = 2;
@@ -119,7 +121,7 @@ impl Pagemap {
                 }
             }
         }
-        let stop = end.min(start + SOME_PAGES * PAGE);
+        let stop = end.min(start + ENTRIES * PAGE);
         self.read_entries(start, stop, out)?;
         Ok(stop)
     }
@@ -172,7 +174,7 @@ impl Pagemap {
     }
 
     fn read_entries(&self, start: u64, end: u64, out: &mut Vec<(u64, u64)>) -> io::Result<()> {
-        let mut buf = vec![0u8; 64 * 1024];
+        let mut buf = vec![0u8; ENTRIES as usize * 8];
         let mut at = start;
         while at < end {
             let pages = ((end - at) / PAGE).min(buf.len() as u64 / 8);

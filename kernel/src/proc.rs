@@ -1,6 +1,6 @@
 //! `/proc/PID`: parsing of `stat`, `status`, `maps` and the small files beside them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 /// `/proc/PID/stat`, the fields that capture needs.
@@ -254,16 +254,6 @@ fn numbers(dir: &str) -> io::Result<Vec<i32>> {
     Ok(out)
 }
 
-/// The process or thread number that was given away last in the caller's PID namespace, `None` where the kernel does not tell. While it stays the same no process and no
-/// thread has been made, here or in a namespace below.
-pub fn last_pid() -> Option<i32> {
-    std::fs::read_to_string("/proc/sys/kernel/ns_last_pid")
-        .ok()?
-        .trim()
-        .parse()
-        .ok()
-}
-
 /// Every descendant of `ancestor` as (pid, ppid), parents before their children.
 pub fn descendants(ancestor: i32) -> io::Result<Vec<(i32, i32)>> {
     descendants_but(ancestor, &[])
@@ -273,8 +263,13 @@ pub fn descendants(ancestor: i32) -> io::Result<Vec<(i32, i32)>> {
 pub fn descendants_but(ancestor: i32, outside: &[i32]) -> io::Result<Vec<(i32, i32)>> {
     let mut out = Vec::new();
     let mut queue = vec![ancestor];
+    // One whose parent ends while the lists are read can stand in two of them.
+    let mut known = BTreeSet::new();
     while let Some(parent) = queue.pop() {
         for child in children(parent)?.into_iter().filter(|c| !outside.contains(c)) {
+            if !known.insert(child) {
+                continue;
+            }
             out.push((child, parent));
             queue.push(child);
         }

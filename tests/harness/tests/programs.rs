@@ -40,6 +40,7 @@ fn cases() -> Vec<Case> {
         prog("proc_nochld"),
         prog("proc_clonefiles"),
         prog("sig_pending"),
+        prog("sig_urgent"),
         prog("sig_state"),
         prog("sig_altstack"),
         prog("sig_handler"),
