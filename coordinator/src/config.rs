@@ -139,7 +139,7 @@ pub struct Tier {
     /// Its directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// `s3://BUCKET/PREFIX` or `file:///DIRECTORY`.
+    /// `s3://BUCKET/PREFIX`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     /// Address of the object store's service.
@@ -311,9 +311,13 @@ fn check(t: &Tier) -> Result<(), String> {
         Kind::Object => [
             says(t.path.is_some(), "path: not for kind = \"object\", which has a url"),
             says(
-                !url.starts_with("s3://") && !url.starts_with("file:///"),
-                "url: \"s3://BUCKET/PREFIX\" or \"file:///DIRECTORY\" is needed for kind = \"object\"",
-            ),
+                url.starts_with("file:"),
+                "url: a directory is no object store: use kind = \"pfs\" with path = \"/DIRECTORY\"",
+            )
+            .or(says(
+                !url.starts_with("s3://"),
+                "url: \"s3://BUCKET/PREFIX\" is needed for kind = \"object\"",
+            )),
         ],
         Kind::Pfs => [
             says(
@@ -393,6 +397,10 @@ zstd = 3
             (
                 ("url = \"s3://bucket/prefix\"", "url = \"x\""),
                 &["line 8", "cloud", "url", "s3://BUCKET/PREFIX"],
+            ),
+            (
+                ("url = \"s3://bucket/prefix\"", "url = \"file:///scratch/me\""),
+                &["line 8", "cloud", "url", "kind = \"pfs\"", "path"],
             ),
             (("name = \"cloud\"", "name = \"a/b\""), &["line 8", "name", "a/b"]),
             (("[flush]", "[flsh]"), &["line 13", "flsh", "`tier` or `flush`"]),

@@ -282,10 +282,10 @@ fn verify_all(args: &cli::Target) -> Result<u8, Failure> {
     }
 }
 
-/// Reads all that the durable tiers hold; how many whole generations they have, and the first fault.
+/// Reads all that the durable tiers hold; how many whole generations they have, and the first fault. One that cannot be read is one too.
 fn verify_tiers(dir: &JobDir) -> Result<(usize, Option<Failure>), Failure> {
-    let (mut whole, mut first) = (0, None);
-    for mut durable in tiers::open(&dir.description()?)? {
+    let mut whole = 0;
+    let read = tiers::for_each(&dir.description()?, |durable| {
         let (bytes, faults) = durable.verify()?;
         let name = &durable.config.name;
         for f in &faults {
@@ -301,9 +301,13 @@ fn verify_tiers(dir: &JobDir) -> Result<(usize, Option<Failure>), Failure> {
                 format::bytes(bytes)
             ))?;
         }
-        first = first.or(faults.into_iter().next().map(|f| Failure::new(Exit::Damaged, f)));
+        let fault = faults.into_iter().next();
+        fault.map_or(Ok(()), |f| Err(Failure::new(Exit::Damaged, f)))
+    });
+    if let Some(f) = read.as_ref().err().filter(|f| f.exit != Exit::Damaged) {
+        print(&format!("{f}\n"))?;
     }
-    Ok((whole, first))
+    Ok((whole, read.err()))
 }
 
 /// Has the agent flush, or flushes where there is none.
@@ -335,7 +339,7 @@ fn flush_here(args: &cli::Flush, show: &mut Show) -> Result<u64, Failure> {
     let at = dir.path().display();
     let none = || Failure::new(Exit::NoCheckpoint, format!("{at} holds no whole checkpoint"));
     let newest = all.iter().rfind(|g| g.is_whole()).ok_or_else(none)?;
-    for mut durable in tiers::open(&description)? {
+    let flushed = tiers::for_each(&description, |durable| {
         show.line(&format!(
             "belay: flush generation {} to {}",
             newest.number, durable.config.name
@@ -345,9 +349,9 @@ fn flush_here(args: &cli::Flush, show: &mut Show) -> Result<u64, Failure> {
                 show.line(&format!("belay: {fault}"));
             }
         }
-        let flushed = durable.flush(&dir, &description, &newest.path, &Control::default());
-        flushed.map_err(|f| Failure::new(Exit::NotDurable, f.message))?;
-    }
+        durable.flush(&dir, &description, &newest.path, &Control::default()).map(drop)
+    });
+    flushed.map_err(|f| Failure::new(Exit::NotDurable, f.message))?;
     Ok(newest.number)
 }
 
@@ -384,16 +388,17 @@ fn gc(args: &cli::Gc) -> Result<u8, Failure> {
         None => Removed::default(),
     };
     let keep = (!args.all).then_some(keep);
-    for mut durable in tiers::open(&dir.description()?)? {
+    let tidied = tiers::for_each(&dir.description()?, |durable| {
         let freed = durable.collect(&dir, keep)?;
-        print(&format!("tier {}: {} removed\n", durable.config.name, format::bytes(freed)))?;
-    }
+        print(&format!("tier {}: {} removed\n", durable.config.name, format::bytes(freed))).map(drop)
+    });
     print(&format!(
         "removed {} generations, {left_overs} left-overs and {} chunks ({})\n",
         gone.len(),
         removed.chunks,
         format::bytes(removed.bytes)
-    ))
+    ))?;
+    tidied.map(|()| 0)
 }
 
 fn generate(args: &cli::Generate) -> Result<u8, Failure> {

@@ -1,4 +1,4 @@
-//! A tier in an object store: S3 and what speaks its protocol, or (as the store sees it) a local directory.
+//! A tier in an object store: S3 and what speaks its protocol; for tests also a local directory, which is not made durable and which no configuration can name.
 //!
 //! ```text
 //! put ── parts of 8 MiB, uploaded one after the other ──> finish: the object is there
@@ -36,7 +36,7 @@ const RETRIES: (usize, Duration) = (4, Duration::from_secs(30));
 /// Where a store is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Location {
-    /// `s3://bucket/prefix`, or `file:///directory`.
+    /// `s3://bucket/prefix`, or for tests `file:///directory`.
     pub url: String,
     /// Address of the service, where it is not Amazon's.
     pub endpoint: Option<String>,
@@ -81,7 +81,7 @@ impl Objects {
             std::fs::create_dir_all(dir).map_err(|e| failed(name, "make", dir, e))?;
             (Box::new(LocalFileSystem::new_with_prefix(dir).map_err(fail)?), "")
         } else {
-            return Err(invalid("not s3://BUCKET/PREFIX or file:///DIRECTORY"));
+            return Err(invalid("not s3://BUCKET/PREFIX"));
         };
         let root = Path::parse(format!("{}/{folder}", prefix.trim_matches('/')).trim_start_matches('/'))
             .map_err(|_| invalid("the prefix is not a path"))?;
@@ -103,7 +103,12 @@ impl Objects {
         if !is_key(key) {
             return Err(failed(&self.name, step, key, io::ErrorKind::InvalidInput.into()));
         }
-        Ok(Path::from(format!("{}/{key}", self.root)))
+        Ok(self.below(key))
+    }
+
+    /// What `key`, or a part of keys, is in the store.
+    fn below(&self, key: &str) -> Path {
+        Path::from(format!("{}/{key}", self.root).trim_start_matches('/'))
     }
 
     fn wait<T>(
@@ -186,12 +191,16 @@ impl Tier for Objects {
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Object>, StorageError> {
-        let path = Path::from(format!("{}/{prefix}", self.root));
+        let path = self.below(prefix);
         let found: Vec<_> = self.wait("list", prefix, self.store.list(Some(&path)).try_collect())?;
-        let root = format!("{}/", self.root);
+        let root = match self.root.as_ref() {
+            "" => String::new(),
+            root => format!("{root}/"),
+        };
+        // Others may have put what they like into the bucket.
         let object = |meta: &object_store::ObjectMeta| {
             let key = meta.location.as_ref().strip_prefix(&root)?.to_owned();
-            Some(Object { key, bytes: meta.size })
+            is_key(&key).then_some(Object { key, bytes: meta.size })
         };
         let mut out: Vec<Object> = found.iter().filter_map(object).collect();
         out.sort();

@@ -1,7 +1,7 @@
 //! The suite for tiers, over a local directory and over an S3 server that runs meanwhile.
 
 use belay_objects::{Location, Objects};
-use belay_storage::tier::{conformance, Tier};
+use belay_storage::tier::{conformance, write_whole, Tier};
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -63,6 +63,19 @@ fn an_s3_server_conforms_and_refuses_strangers() {
     std::env::set_var("AWS_ACCESS_KEY_ID", "belay-test");
     std::env::set_var("AWS_SECRET_ACCESS_KEY", "belay-secret");
     conformance::run(&|| Box::new(Objects::open("s3", &location, "job-1").unwrap()));
+    let bucket = Location {
+        url: "s3://bucket".into(),
+        ..location.clone()
+    };
+    for folder in ["job-1", ""] {
+        conformance::run(&|| Box::new(Objects::open("s3", &bucket, folder).unwrap()));
+    }
+    // What others have put there is not seen, and is in nobody's way.
+    let all = Objects::open("s3", &bucket, "").unwrap();
+    write_whole(&all, "job-1/job.json", b"{}").unwrap();
+    std::fs::write(scratch.0.join("bucket/job-1/a b"), b"x").unwrap();
+    let keys: Vec<String> = all.list("").unwrap().into_iter().map(|o| o.key).collect();
+    assert_eq!(keys, ["job-1/job.json"]);
     std::env::set_var("AWS_SECRET_ACCESS_KEY", "wrong");
     let e = Objects::open("s3", &location, "job-1")
         .unwrap()
@@ -87,7 +100,9 @@ fn a_local_store_conforms() {
         url: format!("file://{}", scratch.0.join("bucket").display()),
         ..Location::default()
     };
-    conformance::run(&|| Box::new(Objects::open("file", &location, "job-1").unwrap()));
+    for folder in ["job-1", ""] {
+        conformance::run(&|| Box::new(Objects::open("file", &location, folder).unwrap()));
+    }
 }
 
 #[test]

@@ -361,10 +361,20 @@ impl Work {
     }
 
     fn flush_all(&mut self) -> Result<(), Failure> {
-        if self.durable.is_empty() {
-            self.durable = tiers::open(&self.description)?;
-        }
         let mut failure = None;
+        for t in self.description.config.durable() {
+            if self.durable.iter().any(|d| d.config == *t) {
+                continue;
+            }
+            match Durable::open(t, &self.description) {
+                Ok(durable) => self.durable.push(durable),
+                // It is tried again by the next flush.
+                Err(e) => {
+                    tracing::warn!(tier = t.name, error = %e, "tier not opened");
+                    failure.get_or_insert(e);
+                }
+            }
+        }
         let mut held = false;
         for durable in &mut self.durable {
             match durable.flush(&self.dir, &self.description, &self.path, &self.control) {

@@ -64,16 +64,26 @@ fn fetch_here(dir: &JobDir, d: &Description, number: u64, control: &Control) -> 
 pub fn find_job(dir: &Path, config: &Config) -> Result<bool, Failure> {
     let dir = std::path::absolute(dir).map_err(|e| Failure::io(format!("find {}", dir.display()), &e))?;
     let work = |_: &Control| {
-        let mut found: Option<Description> = None;
+        let (mut found, mut failure): (Option<Description>, _) = (None, None);
         for t in config.durable() {
             let descriptions = match t.kind {
-                Kind::Object => in_store(&*open_one(t, "")?)?,
-                _ => in_directory(t, t.path.as_deref().unwrap_or(Path::new("/")))?,
+                Kind::Object => open_one(t, "").and_then(|tier| in_store(&*tier)),
+                Kind::Pfs => in_directory(t, t.path.as_deref().unwrap_or(Path::new("/"))),
             };
-            let ours = descriptions.into_iter().filter(|d| Path::new(&d.dir) == dir);
-            found = ours.chain(found).max_by_key(|d| d.created_unix_s);
+            match descriptions {
+                Ok(all) => {
+                    let ours = all.into_iter().filter(|d| Path::new(&d.dir) == dir);
+                    found = ours.chain(found).max_by_key(|d| d.created_unix_s);
+                }
+                Err(e) => {
+                    tracing::warn!(tier = t.name, error = %e, "going on without this tier");
+                    failure.get_or_insert(e);
+                }
+            }
         }
-        let Some(found) = found else { return Ok(false) };
+        let Some(found) = found else {
+            return failure.map_or(Ok(false), Err);
+        };
         let made = JobDir::create(&dir)?;
         // The tiers may lie elsewhere by now.
         made.describe(&Description {

@@ -74,7 +74,7 @@ fn open_object_store(t: &config::Tier, _: &str) -> Result<Box<dyn Tier>, Failure
 
 impl Durable {
     /// Opens tier `t` of the job that `d` describes.
-    fn open(t: &config::Tier, d: &Description) -> Result<Self, Failure> {
+    pub fn open(t: &config::Tier, d: &Description) -> Result<Self, Failure> {
         Ok(Self {
             config: t.clone(),
             tier: open_one(t, &d.folder())?,
@@ -210,9 +210,16 @@ fn is_damage(e: &StorageError) -> bool {
     }
 }
 
-/// Opens the durable tiers of a job.
-pub fn open(d: &Description) -> Result<Vec<Durable>, Failure> {
-    d.config.durable().map(|t| Durable::open(t, d)).collect()
+/// Has `work` done with each durable tier of a job, whatever becomes of the others; the first failure.
+pub fn for_each(d: &Description, mut work: impl FnMut(&mut Durable) -> Result<(), Failure>) -> Result<(), Failure> {
+    let mut failure = None;
+    for t in d.config.durable() {
+        if let Err(e) = Durable::open(t, d).and_then(|mut durable| work(&mut durable)) {
+            tracing::warn!(tier = t.name, error = %e, "going on without this tier");
+            failure.get_or_insert(e);
+        }
+    }
+    failure.map_or(Ok(()), Err)
 }
 
 /// Refuses directories that are not there before a program is started; object stores are asked later.

@@ -470,6 +470,33 @@ fn left_behind(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
+/// One tier is gone: the other serves, and the first is used again as soon as it is there.
+fn one_dead(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "dead", user)?;
+    let (a, b) = (directory(&job, user, "a")?, directory(&job, user, "b")?);
+    target(&mut job, place, &(pfs("a", &a) + &pfs("b", &b)), "2")?;
+    io("remove", std::fs::remove_dir(&a))?;
+    durable(&job)?;
+    want(!packs(&b).is_empty(), || "nothing on the other tier".into())?;
+    directory(&job, user, "a")?;
+    durable(&job)?;
+    want(!packs(&a).is_empty(), || "nothing on the tier that came back".into())?;
+    job.kill_all()?;
+    io("remove", std::fs::remove_dir_all(&a))?;
+    let dir = job.dir().display().to_string();
+    let o = output(job.belay(&["verify", &dir]), LIMIT)?;
+    want(
+        !o.status.success() && text(&o).contains("tier a") && text(&o).contains("tier b: whole"),
+        || format!("verify: {}: {}", show(o.status), text(&o)),
+    )?;
+    io("remove", std::fs::remove_dir_all(job.dir()))?;
+    job.clear_beat()?;
+    let config = job.work.join("belay.toml").display().to_string();
+    job.restart(&["--config", &config])?;
+    job.progress(LIMIT).map_err(|e| format!("restart from the other tier: {e}"))?;
+    job.verdict(false, LIMIT)
+}
+
 /// What is not configured or configured wrongly is refused with file, line and key, or with what is needed.
 fn refusals(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "refusals", user)?;
@@ -521,7 +548,7 @@ fn main() {
     }
     let seed = run_seed();
     println!("seed {seed}");
-    let tests: [(&str, Test); 9] = [
+    let tests: [(&str, Test); 10] = [
         ("local_lost", local_lost),
         ("object_store", object_store),
         ("agent_killed", agent_killed),
@@ -530,6 +557,7 @@ fn main() {
         ("stopped", stopped),
         ("retention", retention),
         ("left_behind", left_behind),
+        ("one_dead", one_dead),
         ("refusals", refusals),
     ];
     let mut checks = Vec::new();
