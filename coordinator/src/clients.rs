@@ -87,6 +87,11 @@ impl Clients {
         self.list.get(&id).map_or(0, |c| c.pid)
     }
 
+    /// Whether it is still connected, as far as has been noticed.
+    pub(crate) fn is_there(&self, id: ClientId) -> bool {
+        self.list.contains_key(&id)
+    }
+
     /// What to poll for.
     pub(crate) fn interest(&self) -> Vec<(ClientId, RawFd, i16)> {
         let events = |c: &Client| libc::POLLIN | if c.out.is_empty() { 0 } else { libc::POLLOUT };
@@ -224,8 +229,9 @@ mod tests {
     fn a_client_that_hangs_up_is_forgotten() {
         let (mut clients, id, stream) = pair();
         drop(stream);
+        assert!(clients.is_there(id));
         assert_eq!(clients.ready(id, libc::POLLIN | libc::POLLHUP), None);
-        assert!(clients.interest().is_empty());
+        assert!(!clients.is_there(id) && clients.interest().is_empty());
         clients.send(id, &Event::Stopped { wait_status: None });
     }
 }

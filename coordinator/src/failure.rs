@@ -74,6 +74,10 @@ fn exit_of_text(text: &str, otherwise: Exit) -> Exit {
 
 pub(crate) fn exit_of_image(error: &ImageError, io: Exit) -> Exit {
     match error {
+        // A sector that cannot be read is as lost as one with wrong bytes: another copy is looked for.
+        ImageError::Io {
+            step: "read", source, ..
+        } if source.raw_os_error() == Some(libc::EIO) => Exit::Damaged,
         ImageError::Io { source, .. } => exit_of_io(source, io),
         ImageError::Damaged { .. } => Exit::Damaged,
         ImageError::Version { .. } => Exit::ImageVersion,
@@ -142,6 +146,9 @@ mod tests {
             Failure::from(CaptureError::Image(ImageError::io("write", path, full()))).exit,
             Exit::DiskFull
         );
+        let bad_sector = || io::Error::from_raw_os_error(libc::EIO);
+        assert_eq!(Failure::from(ImageError::io("read", path, bad_sector())).exit, Exit::Damaged);
+        assert_eq!(Failure::from(ImageError::io("write", path, bad_sector())).exit, Exit::Io);
         let failed = CaptureError::Failed {
             step: "write".into(),
             reason: format!("pages-1-0.bpg: {}", full()),

@@ -142,6 +142,11 @@ impl Description {
         }
     }
 
+    /// Whether the id is one that belay has made: it becomes a part of paths.
+    pub fn has_good_id(&self) -> bool {
+        !self.id.is_empty() && self.id.chars().all(|c| c.is_ascii_hexdigit())
+    }
+
     /// Name of the job's folder on a tier.
     pub fn folder(&self) -> String {
         let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');

@@ -88,9 +88,8 @@ fn bring(dir: &JobDir, d: &Description, number: u64, tell: &mut dyn FnMut(Notice
         let percent = (done.min(expected) * 100).checked_div(expected).unwrap_or(0);
         tell(Notice::Progress, &format!("{phase} {percent} %"));
     };
-    // What cannot be brought now counts as damaged: an older generation may be whole.
-    let fetched = tiers::fetch(dir, d, number, &mut progress).map_err(|f| Failure::new(Exit::Damaged, f.message))?;
-    let (items, bytes) = fetched;
+    // An older generation is used only when this one is damaged everywhere, not when a tier that may have it does not answer.
+    let (items, bytes) = tiers::fetch(dir, d, number, &mut progress)?;
     tracing::info!(
         generation = number,
         items,

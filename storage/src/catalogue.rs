@@ -59,6 +59,13 @@ impl Listed {
         }
         let record: Record = serde_json::from_str(&envelope.body).map_err(|e| e.to_string())?;
         let manifest = Manifest::decode(key.as_ref(), record.manifest.as_bytes()).map_err(|e| e.to_string())?;
+        // Those that follow need room.
+        if manifest.generation >= 1 << 48 || manifest.next_chunk > u32::MAX / 2 {
+            return Err(format!(
+                "generation {} and chunk {} are no numbers of a job",
+                manifest.generation, manifest.next_chunk
+            ));
+        }
         Ok(Self {
             key: key.to_owned(),
             record,

@@ -103,7 +103,8 @@ impl Fetch<'_> {
                     Err(StorageError::Cancelled) => return Err(StorageError::Cancelled),
                     Err(e) => {
                         tracing::warn!(item = name, tier = tier.name(), error = %e, "not fetched from there");
-                        failure = Some(e);
+                        // What is out of reach may be whole.
+                        failure = Some(failure.filter(|f: &StorageError| !f.is_damage()).unwrap_or(e));
                     }
                 }
             }

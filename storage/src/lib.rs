@@ -104,6 +104,17 @@ pub enum StorageError {
     },
 }
 
+impl StorageError {
+    /// Whether what was to be read from a tier is lost there, rather than out of reach for now.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            StorageError::TierDamaged { .. } | StorageError::Image(ImageError::Damaged { .. }) => true,
+            StorageError::Tier { source, .. } => source.raw_os_error() == Some(libc::EIO),
+            _ => false,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::{BTreeSet, HashMap};

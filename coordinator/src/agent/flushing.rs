@@ -118,7 +118,20 @@ impl Agent {
     /// Generations that retention leaves alone.
     pub(super) fn pinned(&self) -> Vec<u64> {
         let under = self.flush.under.iter().map(|u| u.generation);
-        under.chain(self.flush.awaiting.iter().map(|a| a.generation)).collect()
+        let awaited = self.flush.awaiting.iter().filter(|a| self.is_awaiting(a));
+        under.chain(awaited.map(|a| a.generation)).collect()
+    }
+
+    /// Whether somebody still waits: clients come and go.
+    fn is_awaiting(&self, a: &Awaiting) -> bool {
+        a.last || self.clients.is_there(a.client)
+    }
+
+    /// The job, of which nothing is left, is not to wait for its flush any longer; those who do are told at its end.
+    pub(super) fn stop_awaiting_flush(&mut self) {
+        for a in &mut self.flush.awaiting {
+            a.last = false;
+        }
     }
 
     /// Whether the job, of which nothing is left, has still to become durable.
@@ -156,6 +169,9 @@ impl Agent {
         if self.flush.under.is_some() {
             return;
         }
+        let mut awaiting = std::mem::take(&mut self.flush.awaiting);
+        awaiting.retain(|a| self.is_awaiting(a));
+        self.flush.awaiting = awaiting;
         let awaited = self.flush.awaiting.iter().map(|a| a.generation).min();
         let Some(generation) = awaited.or(self.flush.newest) else {
             return;

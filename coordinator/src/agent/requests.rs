@@ -42,6 +42,7 @@ impl Agent {
             Request::Stop { grace_ms } => {
                 self.order(&Order::End { grace_ms });
                 self.farewells.push((id, Event::Stopped { wait_status: None }));
+                self.stop_awaiting_flush();
                 self.ask_end(Duration::from_millis(grace_ms));
             }
         }

@@ -43,12 +43,13 @@ impl Agent {
         }
     }
 
-    pub(super) fn pass_on(&self, s: Signal) {
+    pub(super) fn pass_on(&mut self, s: Signal) {
         if self.root_status.is_none() {
             tracing::debug!(signal = s.number, "passed on");
             sys::pass_on(self.root_pid, s);
         } else if matches!(s.number, libc::SIGINT | libc::SIGQUIT | libc::SIGTERM | libc::SIGHUP) {
             self.give_up_checkpoint();
+            self.stop_awaiting_flush();
         }
     }
 

@@ -1,6 +1,6 @@
 //! Bringing things back from durable tiers, each in a child process: what the tiers hold, a generation, the job directory itself.
 
-use super::{child, exit_of, open_one, Durable, JOB, MAX_JOB};
+use super::{child, open_one, Durable, JOB, MAX_JOB};
 use crate::config::{Config, Kind};
 use crate::jobdir::{Description, JobDir};
 use crate::Failure;
@@ -54,10 +54,12 @@ fn fetch_here(dir: &JobDir, d: &Description, number: u64, control: &Control) -> 
     for wanted in records {
         match belay_storage::fetch::fetch(dir.path(), wanted, &sources, control) {
             Ok(Fetched { items, bytes, .. }) => return Ok((items, bytes)),
-            Err(e) => failure = Some(Failure::new(exit_of(&e), e.to_string())),
+            // What is out of reach may be whole: that failure counts.
+            Err(e) if e.is_damage() => drop(failure.get_or_insert(Failure::new(Exit::Damaged, e.to_string()))),
+            Err(e) => failure = Some(e.into()),
         }
     }
-    Err(failure.unwrap_or_else(|| Failure::new(Exit::NoGeneration, format!("no tier holds generation {number}"))))
+    Err(failure.unwrap_or_else(|| Failure::new(Exit::Damaged, format!("no tier holds generation {number}"))))
 }
 
 /// Looks in the durable tiers of `config` for the newest job whose directory was `dir`, and makes that again; whether there was one.
@@ -124,7 +126,7 @@ fn in_store(tier: &dyn Tier) -> Result<Vec<Description>, Failure> {
 
 fn describe(tier: &dyn Tier, key: &str) -> Result<Option<Description>, Failure> {
     match read_whole(tier, key, MAX_JOB) {
-        Ok(text) => Ok(serde_json::from_slice(&text).ok()),
+        Ok(text) => Ok(serde_json::from_slice(&text).ok().filter(Description::has_good_id)),
         Err(StorageError::TierDamaged { .. }) => Ok(None),
         Err(e) => Err(e.into()),
     }

@@ -19,7 +19,7 @@ use belay_storage::catalogue::Catalogue;
 use belay_storage::flush::{self, Control, Flushed};
 use belay_storage::tier::directory::Directory;
 use belay_storage::tier::{read_whole, write_whole, Tier};
-use belay_storage::{fetch as fetching, pack, StorageError};
+use belay_storage::{fetch as fetching, pack};
 use belay_wire::Exit;
 use std::path::Path;
 
@@ -106,10 +106,11 @@ impl Durable {
             capacity: self.config.capacity.map(|c| c.0),
         };
         let flushed = flush::flush(generation, &*self.tier, &options, &mut self.catalogue, control);
-        // Also after a failure: older generations may have been removed.
-        let noted = notes::write(dir, self);
-        let flushed = flushed?;
-        noted.map(|()| flushed)
+        // Also after a failure: older generations may have been removed. The notes are a copy, without which the generation is durable all the same.
+        if let Err(e) = notes::write(dir, self) {
+            tracing::warn!(tier = self.config.name, error = %e, "not noted");
+        }
+        Ok(flushed?)
     }
 
     /// What is known to be damaged or missing: records and indexes that cannot be read, generations that lack something.
@@ -138,7 +139,7 @@ impl Durable {
         for (p, index) in &self.catalogue.packs {
             match pack::check(&*self.tier, &p.key, index) {
                 Ok(read) => bytes += read,
-                Err(e) if is_damage(&e) => {
+                Err(e) if e.is_damage() => {
                     faults.push(e.to_string());
                     self.catalogue.suspect.insert(p.key.clone(), e.to_string());
                 }
@@ -201,15 +202,6 @@ impl Durable {
     }
 }
 
-/// Whether what was to be read is lost, as far as this tier goes.
-fn is_damage(e: &StorageError) -> bool {
-    match e {
-        StorageError::TierDamaged { .. } => true,
-        StorageError::Tier { source, .. } => source.raw_os_error() == Some(libc::EIO),
-        _ => false,
-    }
-}
-
 /// Has `work` done with each durable tier of a job, whatever becomes of the others; the first failure.
 pub fn for_each(d: &Description, mut work: impl FnMut(&mut Durable) -> Result<(), Failure>) -> Result<(), Failure> {
     let mut failure = None;
@@ -255,14 +247,6 @@ pub fn check_level(d: &Description, level: belay_wire::Level) -> Result<(), Fail
             "level redundant: copies on partner nodes are not made by this version; use --level durable or local",
         )),
         Level::Durable | Level::Local => Ok(()),
-    }
-}
-
-/// Whether an item is really lost, or could only not be read now.
-fn exit_of(e: &StorageError) -> Exit {
-    match e {
-        StorageError::TierDamaged { .. } => Exit::Damaged,
-        _ => Exit::Io,
     }
 }
 

@@ -133,7 +133,7 @@ pub fn flush(
     tier.clear()?;
     *catalogue = Catalogue::read(tier, catalogue)?;
     if catalogue.holds(text.as_bytes()) {
-        catalogue.retain(tier, options.keep, manifest.generation)?;
+        retain(tier, options.keep, manifest.generation, catalogue);
         return Ok(Flushed::default());
     }
     let newest = catalogue.whole().last().map_or(0, |g| g.manifest.generation);
@@ -203,13 +203,30 @@ pub fn flush(
     };
     control.check()?;
     let listed: Listed = Catalogue::commit(tier, text, packs.into_iter().collect())?;
+    for p in &listed.record.packs {
+        let bytes = tier.length(&p.key)?;
+        if bytes != Some(p.bytes) {
+            return Err(StorageError::TierDamaged {
+                tier: tier.name().to_owned(),
+                key: p.key.clone(),
+                reason: format!("it had {} bytes, and now {bytes:?}", p.bytes),
+            });
+        }
+    }
     catalogue.generations.retain(|g| g.key != listed.key);
     catalogue.generations.push(listed);
     catalogue
         .generations
         .sort_by_key(|g| (g.manifest.generation, g.manifest.time_unix_s));
-    catalogue.retain(tier, options.keep, manifest.generation)?;
+    retain(tier, options.keep, manifest.generation, catalogue);
     Ok(done)
+}
+
+/// Removes what is not to be kept. The generation is durable whether that succeeds or not; the next flush tries again.
+fn retain(tier: &dyn Tier, keep: u32, newest: u64, catalogue: &mut Catalogue) {
+    if let Err(e) = catalogue.retain(tier, keep, newest) {
+        tracing::warn!(tier = tier.name(), error = %e, "older generations stay");
+    }
 }
 
 fn task_bytes(task: &Task) -> u64 {

@@ -360,7 +360,7 @@ fn a_flush_that_dies_at_any_step_leaves_whole_generations_and_the_next_one_compl
             held == [1, 2] || held == [1, 2, 3] || held == [2, 3],
             "budget {budget}: {held:?}"
         );
-        assert!(ended.is_err() || held == [2, 3]);
+        assert!(ended.is_err() || held.contains(&3));
         run(&s, 3, &tier, &one).unwrap();
         assert_eq!(numbers(&tier), [2, 3], "budget {budget}");
         assert_eq!(tier.clear().unwrap(), 0, "budget {budget}: nothing unfinished is left");

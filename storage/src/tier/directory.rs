@@ -71,10 +71,13 @@ impl Directory {
     pub fn open(name: &str, root: &Path) -> Result<Self, StorageError> {
         let at = root.display().to_string();
         own_directory(root).map_err(|e| failed(name, "open", &at, e))?;
+        // An agent that was killed has synced none of the names that it made.
+        let mut unsynced = BTreeSet::from([root.to_owned(), root.join("packs"), root.join("gen")]);
+        unsynced.extend(root.parent().map(Path::to_owned));
         Ok(Self {
             name: name.to_owned(),
             root: root.to_owned(),
-            unsynced: Mutex::default(),
+            unsynced: Mutex::new(unsynced),
         })
     }
 
@@ -204,9 +207,17 @@ impl Tier for Directory {
 
     fn sync(&self) -> Result<(), StorageError> {
         let dirs = std::mem::take(&mut *self.unsynced.lock().unwrap_or_else(PoisonError::into_inner));
-        for dir in dirs {
-            let synced = File::open(&dir).and_then(|d| d.sync_all());
-            synced.map_err(|e| failed(&self.name, "sync", &dir.display().to_string(), e))?;
+        for dir in &dirs {
+            let opened = match File::open(dir) {
+                // Not there yet, or a directory of the site that may be entered but not read.
+                Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => continue,
+                other => other,
+            };
+            if let Err(e) = opened.and_then(|d| d.sync_all()) {
+                // All of them once more, the next time.
+                dirs.iter().for_each(|d| self.touch(d));
+                return Err(failed(&self.name, "sync", &dir.display().to_string(), e));
+            }
         }
         Ok(())
     }
