@@ -22,13 +22,15 @@ struct Program {
     name: String,
     /// Run under `belay launch --save-open-files`: it overwrites files in place.
     save: bool,
+    /// Ended at the checkpoint itself (`--then stop`) instead of killed later: it does not bear to find files that it is about to make.
+    stop: bool,
     as_user: bool,
     as_root: bool,
     preparation: Option<String>,
     script: String,
 }
 
-/// Reads the table. An entry is a line `== NAME COMMAND... [+save] [+root] [+user]`, with the commands that it needs, and a script for sh; what
+/// Reads the table. An entry is a line `== NAME COMMAND... [+save] [+stop] [+root] [+user]`, with the commands that it needs, and a script for sh; what
 /// stands above a line `---` is done before it is launched.
 fn parse(text: &str) -> Vec<Program> {
     let mut out: Vec<Program> = Vec::new();
@@ -45,6 +47,7 @@ fn parse(text: &str) -> Vec<Program> {
             out.push(Program {
                 name: words[0].to_owned(),
                 save: options.contains(&"+save"),
+                stop: options.contains(&"+stop"),
                 as_user: !options.contains(&"+root"),
                 as_root: !options.contains(&"+user"),
                 preparation: None,
@@ -126,10 +129,10 @@ impl Run<'_> {
     }
 
     /// Takes a checkpoint; `false` when the program has ended before it.
-    fn checkpoint(&self, job: &mut Job) -> Result<bool, Failure> {
+    fn checkpoint(&self, job: &mut Job, options: &[&str]) -> Result<bool, Failure> {
         let mut last = String::new();
         for _ in 0..5 {
-            let o = job.checkpoint_raw(&[])?;
+            let o = job.checkpoint_raw(options)?;
             if o.status.success() {
                 return Ok(true);
             }
@@ -151,7 +154,7 @@ impl Run<'_> {
         job.answers(PATIENCE)?;
         for _ in 0..3 {
             rng.pause(u64::try_from(whole.as_millis() / 3).unwrap_or(1000));
-            if !self.checkpoint(&mut job)? {
+            if !self.checkpoint(&mut job, &[])? {
                 break;
             }
         }
@@ -165,10 +168,15 @@ impl Run<'_> {
         let ms = u64::try_from(whole.as_millis()).unwrap_or(1000);
         for share in [2, 4] {
             rng.pause(ms / share);
-            if !self.checkpoint(&mut job)? {
+            let then: &[&str] = if self.program.stop { &["--then", "stop"] } else { &[] };
+            if !self.checkpoint(&mut job, then)? {
                 break;
             }
-            rng.pause(ms / 4);
+            if self.program.stop {
+                job.wait(PATIENCE)?;
+            } else {
+                rng.pause(ms / 4);
+            }
             job.kill_all()?;
             job.left_behind()?;
             job.restart(&[])?;
