@@ -282,6 +282,36 @@ mod tests {
     }
 
     #[test]
+    fn a_page_behind_a_long_gap_is_found() {
+        let pages = 3 * ENTRIES;
+        let len = (pages * PAGE) as usize;
+        // SAFETY: a fresh anonymous mapping.
+        let p = unsafe { libc::mmap(std::ptr::null_mut(), len, 3, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
+        assert_ne!(p, libc::MAP_FAILED);
+        // SAFETY: our own mapping; a huge page would fill the gap.
+        unsafe { libc::madvise(p, len, libc::MADV_NOHUGEPAGE) };
+        let base = p as u64;
+        let ranges = [
+            (base, base + (pages - 1) * PAGE),
+            (base + (pages - 1) * PAGE, base + pages * PAGE),
+        ];
+        let mut map = Pagemap::open(std::process::id() as i32).unwrap();
+        for scan in [true, false] {
+            map.scan = scan;
+            assert_eq!(map.with_data(&ranges[..1]).unwrap(), [false]);
+        }
+        // SAFETY: the last page of the mapping.
+        unsafe { ((base + (pages - 1) * PAGE) as *mut u8).write_volatile(1) };
+        for scan in [true, false] {
+            map.scan = scan;
+            assert_eq!(map.with_data(&ranges).unwrap(), [false, true]);
+            assert_eq!(map.with_data(&[(base, base + pages * PAGE)]).unwrap(), [true]);
+        }
+        // SAFETY: our mapping, not used any more.
+        unsafe { libc::munmap(p, len) };
+    }
+
+    #[test]
     fn both_ways_find_the_written_pages_and_only_those() {
         let len = 64 * PAGE as usize;
         // SAFETY: a fresh anonymous mapping.
