@@ -20,6 +20,8 @@ static int mpi_running(void) {
 }
 static int mpi_finish(void) {
     MPI(MPI_Barrier(MPI_COMM_WORLD));
+    // MPICH 4.0 over several hosts hangs in MPI_Finalize in every second or third run without any checkpointer (openucx/ucx#8738), so its verdict comes first.
+    if (getenv("BELAY_TEST_EARLY") && rank == 0) finish();
     MPI(MPI_Finalize());
     no_children();
     return rank ? 0 : finish();
