@@ -3,6 +3,7 @@
 //! `belay-bench [NAME...] [--size-gib N] [--runs N] [--dir TMPFS]`. Each line shows median, smallest and largest of the runs; a claim is
 //! a ratio of two medians of one run, never one absolute time. The program is its own workload: `belay-bench worker ...`.
 
+mod encode;
 mod measure;
 mod memory;
 mod overhead;
@@ -29,7 +30,7 @@ pub(crate) struct Plan {
 
 type Bench = fn(&Plan) -> Result<(), String>;
 
-const BENCHES: [(&str, Bench); 8] = [
+const BENCHES: [(&str, Bench); 9] = [
     ("launch", overhead::launch),
     ("overhead", overhead::loops),
     ("small", small::small),
@@ -38,6 +39,7 @@ const BENCHES: [(&str, Bench); 8] = [
     ("write", memory::write),
     ("restart", memory::restart),
     ("tree", tree::tree),
+    ("encode", encode::encode),
 ];
 
 fn plan(args: &[String]) -> Result<(Plan, Vec<String>), String> {

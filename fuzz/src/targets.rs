@@ -8,6 +8,7 @@ use belay_image::sections::{Kind, SectionFile};
 use belay_image::{checksum, FORMAT_VERSION};
 use belay_kernel::proc::{Map, Stat, Status};
 use belay_plugins::Descriptors;
+use belay_redundancy::index::{Index, FOOTER};
 use belay_storage::chunk;
 use belay_wire::socket::Lines;
 use std::path::Path;
@@ -28,7 +29,7 @@ const fn target(name: &'static str, corpus: &'static str, run: fn(&[u8])) -> Tar
 }
 
 /// All of them.
-pub const ALL: [Target; 11] = [
+pub const ALL: [Target; 12] = [
     target("image", "image", image),
     target("image-resealed", "image", image_resealed),
     target("job", "job", job),
@@ -36,6 +37,7 @@ pub const ALL: [Target; 11] = [
     target("extents", "extents", extent_index),
     target("manifest", "manifest", manifest),
     target("chunk", "chunk", chunk_index),
+    target("group", "group", group_index),
     target("wire", "wire", wire),
     target("tree-stranger", "tree", tree_stranger),
     target("tree-node", "tree", tree_node),
@@ -166,6 +168,40 @@ fn chunk_index(data: &[u8]) {
             assert_eq!(chunk::encode_trailer(&hashes), (data, sum));
         }
     }
+}
+
+/// The index behind the parity blocks of a group: as it is in a file, and the JSON in it behind a right footer.
+fn group_index(data: &[u8]) {
+    let body = data.len().saturating_sub(FOOTER);
+    if let Ok(length) = Index::length(&data[body..], data.len() as u64) {
+        assert!(length + FOOTER as u64 <= data.len() as u64);
+    }
+    let decoded = [
+        Index::decode(data).ok(),
+        Index::decode(&sealed(data)).ok(),
+        Index::decode(&sealed(&data[..body])).ok(),
+    ];
+    for index in decoded.into_iter().flatten() {
+        let again = index.encode().and_then(|bytes| Index::decode(&bytes));
+        assert!(again.is_ok_and(|a| a == index));
+        assert!(index.parity_bytes() > 0);
+        let layout = index.layout;
+        for member in 0..layout.members {
+            let stripe = layout.stripe_of(member, layout.data - 1);
+            assert!(layout.data_of(stripe).contains(&(member, layout.data - 1)));
+            assert!(index.sum_of(member, layout.data - 1, 0).is_some());
+        }
+    }
+}
+
+/// `body` with the footer of an index.
+fn sealed(body: &[u8]) -> Vec<u8> {
+    let mut out = body.to_vec();
+    out.extend_from_slice(b"BELAYPAR\x01\0\0\0");
+    out.extend_from_slice(&(body.len() as u64).to_le_bytes());
+    let sum = checksum(&out);
+    out.extend_from_slice(&sum.to_le_bytes());
+    out
 }
 
 /// Lines of the control socket, read in pieces.

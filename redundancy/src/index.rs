@@ -1,0 +1,262 @@
+//! What a host keeps of its group for one generation.
+//!
+//! ```text
+//! 0   parity blocks, slot after slot     parity * segment
+//! …   index, JSON                        length
+//! …   magic "BELAYPAR"                   8
+//!     format version                     u32
+//!     length of the index                u64
+//!     XXH3-64 of all from the index on   u64
+//! ```
+//! All numbers are little endian. The index names every file of every member and has the checksum of every block, so that whoever is left can make a lost member's files again
+//! and notices each damaged block. The file is written under a temporary name and never changed once it has its own.
+
+use crate::layout::{blocks, Layout};
+use crate::{checksum, RedundancyError, ALIGN};
+use serde::{Deserialize, Serialize};
+
+const MAGIC: &[u8; 8] = b"BELAYPAR";
+/// Version of the format.
+const VERSION: u32 = 1;
+/// Bytes behind the index.
+pub const FOOTER: usize = 28;
+/// Longest index that is read.
+pub const MAX_INDEX: u64 = 1 << 30;
+/// A segment that is longer (1 PiB) is refused.
+const MAX_SEGMENT: u64 = 1 << 50;
+
+/// In which directory a file belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Place {
+    /// The generation's.
+    Generation,
+    /// That of the chunks.
+    Chunks,
+}
+
+/// A piece of a member's stream: one file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// Its directory.
+    pub place: Place,
+    /// Its name there.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+}
+
+/// A member of the group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Number of its part of the job.
+    pub tag: u64,
+    /// Its host at that time.
+    pub host: String,
+    /// Its stream.
+    pub parts: Vec<Part>,
+    /// Checksums of the blocks of its segments, segment after segment.
+    pub sums: Vec<u64>,
+}
+
+impl Member {
+    /// Length of its stream.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().fold(0, |n, p| n.saturating_add(p.bytes))
+    }
+}
+
+/// The index.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Index {
+    /// The generation.
+    pub generation: u64,
+    /// Who holds what.
+    pub layout: Layout,
+    /// Length of a segment.
+    pub segment: u64,
+    /// Which member holds this file.
+    pub position: usize,
+    /// All members.
+    pub members: Vec<Member>,
+    /// Checksums of the parity blocks in this file, slot after slot.
+    pub sums: Vec<u64>,
+}
+
+impl Index {
+    /// Bytes of parity in front of the index.
+    pub fn parity_bytes(&self) -> u64 {
+        self.segment * self.layout.parity as u64
+    }
+
+    /// Checksum of block `block` of segment `segment` of member `member`.
+    pub fn sum_of(&self, member: usize, segment: usize, block: u64) -> Option<u64> {
+        let at = segment as u64 * blocks(self.segment) + block;
+        self.members.get(member)?.sums.get(usize::try_from(at).ok()?).copied()
+    }
+
+    /// Checksum of block `block` of parity slot `slot` of this file.
+    pub fn parity_sum(&self, slot: usize, block: u64) -> Option<u64> {
+        let at = slot as u64 * blocks(self.segment) + block;
+        self.sums.get(usize::try_from(at).ok()?).copied()
+    }
+
+    /// What follows the parity.
+    pub fn encode(&self) -> Result<Vec<u8>, RedundancyError> {
+        let mut out = serde_json::to_vec(self).map_err(|e| RedundancyError::Damaged(e.to_string()))?;
+        let length = out.len() as u64;
+        out.extend_from_slice(MAGIC);
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&length.to_le_bytes());
+        let sum = checksum(&out);
+        out.extend_from_slice(&sum.to_le_bytes());
+        Ok(out)
+    }
+
+    /// Length of the index, from the last [`FOOTER`] bytes of a file of `bytes` bytes.
+    pub fn length(footer: &[u8], bytes: u64) -> Result<u64, RedundancyError> {
+        let damaged = |why: &str| RedundancyError::Damaged(why.into());
+        let footer: &[u8; FOOTER] = footer.try_into().map_err(|_| damaged("too short"))?;
+        if footer[..8] != *MAGIC {
+            return Err(damaged("no blocks of a group"));
+        }
+        let number = |at: usize, n: usize| {
+            let mut word = [0; 8];
+            word[..n].copy_from_slice(&footer[at..at + n]);
+            u64::from_le_bytes(word)
+        };
+        if number(8, 4) != u64::from(VERSION) {
+            return Err(damaged(&format!(
+                "format {}, this belay reads format {VERSION}",
+                number(8, 4)
+            )));
+        }
+        let length = number(12, 8);
+        if length > MAX_INDEX || length.saturating_add(FOOTER as u64) > bytes {
+            return Err(damaged("its index is longer than the file"));
+        }
+        Ok(length)
+    }
+
+    /// Decodes `tail`, everything behind the parity.
+    pub fn decode(tail: &[u8]) -> Result<Self, RedundancyError> {
+        let damaged = |why: &str| RedundancyError::Damaged(why.into());
+        let footer = tail.len().checked_sub(FOOTER).ok_or_else(|| damaged("too short"))?;
+        if Self::length(&tail[footer..], tail.len() as u64)? != footer as u64 {
+            return Err(damaged("its index has another length than its footer says"));
+        }
+        let (body, sum) = tail.split_last_chunk::<8>().ok_or_else(|| damaged("too short"))?;
+        if checksum(body) != u64::from_le_bytes(*sum) {
+            return Err(damaged("checksum of its index does not match"));
+        }
+        let index: Self = serde_json::from_slice(&tail[..footer]).map_err(|e| RedundancyError::Damaged(e.to_string()))?;
+        index.check().map(|()| index)
+    }
+
+    fn check(&self) -> Result<(), RedundancyError> {
+        let damaged = |why: String| Err(RedundancyError::Damaged(why));
+        self.layout.check()?;
+        if self.members.len() != self.layout.members || self.position >= self.members.len() {
+            return damaged("it does not list the members of its group".into());
+        }
+        if self.segment == 0 || self.segment > MAX_SEGMENT || !self.segment.is_multiple_of(ALIGN) {
+            return damaged(format!("segments of {} bytes", self.segment));
+        }
+        let in_segment = blocks(self.segment);
+        let has = |sums: &[u64], segments: usize| sums.len() as u64 == in_segment * segments as u64;
+        if !has(&self.sums, self.layout.parity) || !self.members.iter().all(|m| has(&m.sums, self.layout.data)) {
+            return damaged("it has not one checksum for each block".into());
+        }
+        let room = self.segment.saturating_mul(self.layout.data as u64);
+        if self.members.iter().any(|m| m.bytes() > room) {
+            return damaged("a member's files do not fit in its segments".into());
+        }
+        let bad = |name: &str| name.is_empty() || name.contains(['/', '\0']) || name.starts_with('.');
+        if self.members.iter().flat_map(|m| &m.parts).any(|p| bad(&p.name)) {
+            return damaged("a file name leaves its directory".into());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Scheme;
+
+    fn sample() -> Index {
+        let layout = Layout::new(Scheme::Xor, 3, 1).unwrap();
+        let member = |tag: u64| Member {
+            tag,
+            host: format!("h{tag}"),
+            parts: vec![Part {
+                place: Place::Generation,
+                name: "manifest.json".into(),
+                bytes: 100 * tag,
+            }],
+            sums: vec![tag, u64::MAX],
+        };
+        Index {
+            generation: 7,
+            layout,
+            segment: 128,
+            position: 1,
+            members: (0..3).map(member).collect(),
+            sums: vec![5],
+        }
+    }
+
+    #[test]
+    fn an_index_comes_back_and_no_flipped_bit_or_cut_passes() {
+        let index = sample();
+        let good = index.encode().unwrap();
+        assert_eq!(Index::decode(&good).unwrap(), index);
+        let footer = &good[good.len() - FOOTER..];
+        assert_eq!(
+            Index::length(footer, good.len() as u64).unwrap(),
+            (good.len() - FOOTER) as u64
+        );
+        for at in 0..good.len() * 8 {
+            let mut bad = good.clone();
+            bad[at / 8] ^= 1 << (at % 8);
+            assert!(Index::decode(&bad).is_err(), "bit {at}");
+        }
+        for cut in 0..good.len() {
+            assert!(Index::decode(&good[..cut]).is_err(), "length {cut}");
+        }
+    }
+
+    #[test]
+    fn an_index_that_does_not_fit_together_is_refused() {
+        let changes: [fn(&mut Index); 10] = [
+            |i| i.position = 3,
+            |i| drop(i.members.pop()),
+            |i| i.segment = 100,
+            |i| i.segment = 0,
+            |i| i.segment = 1 << 60,
+            |i| i.layout.data = 3,
+            |i| i.layout.parity = usize::MAX,
+            |i| i.sums.clear(),
+            |i| i.members[0].parts[0].name = "../x".into(),
+            |i| i.members[0].parts[0].bytes = u64::MAX,
+        ];
+        for (n, change) in changes.iter().enumerate() {
+            let mut bad = sample();
+            change(&mut bad);
+            assert!(Index::decode(&bad.encode().unwrap()).is_err(), "change {n}");
+        }
+    }
+
+    #[test]
+    fn sums_are_found_by_their_place() {
+        let i = sample();
+        assert_eq!(
+            (i.sum_of(2, 0, 0), i.sum_of(2, 1, 0), i.sum_of(2, 2, 0)),
+            (Some(2), Some(u64::MAX), None)
+        );
+        assert_eq!(
+            (i.parity_sum(0, 0), i.parity_sum(1, 0), i.parity_bytes()),
+            (Some(5), None, 128)
+        );
+    }
+}
