@@ -4,7 +4,8 @@ use crate::rescue::Gate;
 use crate::suspend::{Process, Suspended, Task};
 use crate::CaptureError;
 use belay_abi::inject::{
-    Mark, ProcessTable, SnapshotTable, ThreadTable, MAX_LEFT_OUT, MAX_WRITERS, OP_PROCESS, OP_SNAPSHOT, OP_THREAD, WRITER_STACK,
+    Mark, NotificationTable, ProcessTable, SnapshotTable, ThreadTable, MAX_LEFT_OUT, MAX_WRITERS, OP_NOTIFICATION, OP_PROCESS,
+    OP_SNAPSHOT, OP_THREAD, WRITER_STACK,
 };
 use belay_kernel::blob::Blob;
 use belay_kernel::proc::{Map, Status};
@@ -28,6 +29,7 @@ pub(crate) struct Area {
     memory: Memory,
     process_table: u64,
     snapshot_table: u64,
+    notification_table: u64,
     thread_tables: u64,
     frames: u64,
     frame_bytes: u64,
@@ -108,6 +110,7 @@ impl Area {
         };
         let process_table = take(size_of::<ProcessTable>() as u64, 64);
         let snapshot_table = take(size_of::<SnapshotTable>() as u64, 64);
+        let notification_table = take(size_of::<NotificationTable>() as u64, 64);
         let thread_tables = take(size_of::<ThreadTable>() as u64 * threads, 64);
         let frames = take(frame_bytes * threads, 64);
         let small_stacks = take(SMALL_STACK * threads, 64);
@@ -147,6 +150,7 @@ impl Area {
             memory,
             process_table,
             snapshot_table,
+            notification_table,
             thread_tables,
             frames,
             frame_bytes,
@@ -161,6 +165,11 @@ impl Area {
     /// First address and length.
     pub(crate) fn range(&self) -> (u64, u64) {
         (self.base, self.base + self.bytes)
+    }
+
+    /// A mark to be filled in by the operation's caller.
+    pub(crate) fn no_mark(&self) -> Mark {
+        self.mark(0, 0, 0)
     }
 
     fn mark(&self, pid: i32, tid: i32, index: usize) -> Mark {
@@ -444,4 +453,35 @@ pub(crate) fn snapshot(
         },
     )?;
     Ok(out)
+}
+
+/// Runs OP_NOTIFICATION on the main thread of `process`, with `table` completed; `bytes` is the size of the room for messages, which `read` can read in the end.
+pub(crate) fn notification<R>(
+    process: &mut Process,
+    area: &Area,
+    mut table: NotificationTable,
+    bytes: u64,
+    read: impl FnOnce(&NotificationTable, &Memory) -> Result<R, CaptureError>,
+) -> Result<R, CaptureError> {
+    let Process { gate, tasks, pid, .. } = process;
+    let (Some(gate), Some(task)) = (gate.as_ref(), tasks.first_mut()) else {
+        return Err(CaptureError::refuse(
+            *pid,
+            "process",
+            "it cannot issue system calls for the agent",
+        ));
+    };
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
+    let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    table.room = remote_syscall(gate, task, libc::SYS_mmap, [0, bytes, protection, flags, u64::MAX, 0])?;
+    table.mark = area.mark(*pid, task.tid, 0);
+    let entry = area.entry(task, OP_NOTIFICATION, area.notification_table, area.large_stack_top);
+    let done = area
+        .put(area.notification_table, &[table])
+        .and_then(|()| entry.begin(task))
+        .and_then(|()| entry.end(task))
+        .and_then(|()| area.get::<NotificationTable>(area.notification_table))
+        .and_then(|done| read(&done, &area.memory));
+    remote_syscall(gate, task, libc::SYS_munmap, [table.room, bytes, 0, 0, 0, 0])?;
+    done
 }

@@ -11,6 +11,7 @@ mod frame;
 mod gather;
 pub mod headroom;
 mod inject;
+mod inside;
 mod memory;
 mod process;
 mod reader;
@@ -301,6 +302,10 @@ fn take(
         launched: options.launched,
         group,
         names: &options.names,
+        inside: Some(&mut inside::Stopped {
+            job: &mut job,
+            areas: &areas,
+        }),
     })
     .map_err(CaptureError::Refused)?;
 

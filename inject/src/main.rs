@@ -4,6 +4,7 @@
 //! application: no libc, no thread-local storage, no allocator, no descriptor. Signals are blocked while it runs.
 //!
 //! * `thread`, `process`: ask the kernel what only the task itself may ask.
+//! * `notification`: what a process will be told about a message queue.
 //! * `snapshot`: make the copy-on-write child; `writer`: what that child does.
 #![no_std]
 #![no_main]
@@ -11,11 +12,12 @@
 #![allow(clippy::undocumented_unsafe_blocks)]
 
 mod collect;
+mod notification;
 mod snapshot;
 mod writer;
 
 use crate::collect::PR_SET_CHILD_SUBREAPER;
-use belay_abi::inject::{Mark, OP_PROCESS, OP_SNAPSHOT, OP_THREAD};
+use belay_abi::inject::{Mark, OP_NOTIFICATION, OP_PROCESS, OP_SNAPSHOT, OP_THREAD};
 use belay_abi::syscall;
 
 belay_abi::freestanding!();
@@ -50,6 +52,7 @@ unsafe extern "C" fn inject_main(op: u64, table: *mut Mark) -> ! {
             OP_THREAD => collect::thread(table.cast()),
             OP_PROCESS => collect::process(table.cast()),
             OP_SNAPSHOT => snapshot::run(table.cast()),
+            OP_NOTIFICATION => notification::run(table.cast()),
             _ => {}
         }
         (*table).done = 1;
@@ -76,12 +79,16 @@ mod libc_nr {
     pub(crate) const IOCTL: usize = 16;
     pub(crate) const MADVISE: usize = 28;
     pub(crate) const GETITIMER: usize = 36;
+    pub(crate) const RECVFROM: usize = 45;
     pub(crate) const CLONE: usize = 56;
     pub(crate) const EXIT: usize = 60;
     pub(crate) const WAIT4: usize = 61;
     pub(crate) const KILL: usize = 62;
     pub(crate) const GETPPID: usize = 110;
     pub(crate) const SETSID: usize = 112;
+    pub(crate) const RT_SIGPENDING: usize = 127;
+    pub(crate) const RT_SIGTIMEDWAIT: usize = 128;
+    pub(crate) const RT_SIGQUEUEINFO: usize = 129;
     pub(crate) const SIGALTSTACK: usize = 131;
     pub(crate) const PRCTL: usize = 157;
     pub(crate) const FUTEX: usize = 202;
@@ -92,6 +99,9 @@ mod libc_nr {
     pub(crate) const CLOCK_GETTIME: usize = 228;
     pub(crate) const EXIT_GROUP: usize = 231;
     pub(crate) const TGKILL: usize = 234;
+    pub(crate) const MQ_TIMEDSEND: usize = 242;
+    pub(crate) const MQ_TIMEDRECEIVE: usize = 243;
+    pub(crate) const MQ_NOTIFY: usize = 244;
     pub(crate) const IOPRIO_GET: usize = 252;
     pub(crate) const GET_ROBUST_LIST: usize = 274;
     pub(crate) const SYNC_FILE_RANGE: usize = 277;

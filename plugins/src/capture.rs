@@ -78,6 +78,8 @@ pub(crate) struct Session<'a> {
     pub(crate) tcp: sockets::tcp::TcpSet,
     /// Kernel's socket diagnosis, opened when first needed.
     pub(crate) diag: Option<crate::sys::diag::Diag>,
+    /// Does what only the processes themselves can do.
+    pub(crate) inside: Option<&'a mut dyn crate::Inside>,
     /// For each inode the descriptions on it, in the order of `kcmp`.
     buckets: HashMap<(u64, u64), Vec<DescId>>,
 }
@@ -161,6 +163,7 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
         terminals: terminals::TerminalSet::default(),
         tcp: sockets::tcp::TcpSet::default(),
         diag: None,
+        inside: env.inside,
         buckets: HashMap::new(),
     };
     let names = env.names.with(&sockets::names::addresses());

@@ -92,6 +92,50 @@ pub struct CaptureEnv<'a> {
     pub group: Option<&'a dyn Group>,
     /// What this node has been called since the job was launched.
     pub names: &'a Names,
+    /// Does what only the processes themselves can do.
+    pub inside: Option<&'a mut dyn Inside>,
+}
+
+/// What a stopped process can be made to do, without a trace in it afterwards.
+pub trait Inside: std::fmt::Debug {
+    /// Finds out what a process has registered for with `mq_notify`, and reads the queue. The registration is there afterwards, as the messages are.
+    fn renew(&mut self, registration: &Registration) -> Result<Renewed, Refusal>;
+}
+
+/// A registration for notification about a POSIX message queue, as the kernel shows it.
+#[derive(Debug, Clone)]
+pub struct Registration {
+    /// The process to be notified.
+    pub pid: i32,
+    /// A descriptor of the queue in that process.
+    pub queue: RawFd,
+    /// `sigev_notify`.
+    pub how: i32,
+    /// `sigev_signo`.
+    pub signal: i32,
+    /// Most messages in the queue.
+    pub capacity: u32,
+    /// Largest message, bytes.
+    pub message_bytes: u32,
+    /// Netlink sockets of the process.
+    pub sockets: Vec<RawFd>,
+}
+
+/// What [`Inside::renew`] has found out.
+#[derive(Debug, Clone)]
+pub struct Renewed {
+    /// `sigev_notify` as it takes effect.
+    pub how: i32,
+    /// What the signal carries.
+    pub value: u64,
+    /// The socket that is told, and what it is sent.
+    pub socket: RawFd,
+    /// See `socket`.
+    pub cookie: Vec<u8>,
+    /// (priority, text), in the order in which they will be received.
+    pub messages: Vec<(u32, Vec<u8>)>,
+    /// How many of them, the last ones, are not in the queue again, because a program outside the job has filled it.
+    pub unsent: usize,
 }
 
 /// Something that cannot be checkpointed or restarted, with the reason.

@@ -169,7 +169,7 @@ fn helper(shared: &Shared, reader: RawFd, writer: RawFd, max: usize) -> ! {
 }
 
 /// Sends what did not fit, as soon as it does.
-fn send_later(writer: OwnedFd, messages: Vec<Message>) {
+pub(super) fn send_later(writer: OwnedFd, messages: Vec<Message>) {
     tracing::warn!(
         messages = messages.len(),
         "a program outside the job has filled a message queue while it was read; the rest follows"

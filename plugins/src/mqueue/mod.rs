@@ -4,12 +4,15 @@
 //! namespace of its own, where its queues are made again under their names; the namespace's limits become those of the checkpoint.
 
 mod drain;
+mod notification;
 
 use crate::capture::Session;
-use crate::fault::{refuse, At, Fault};
+use crate::fault::{not_now, refuse, At, Fault};
 use crate::model::{DescId, Description, FsPath, Holder, Kind};
 use crate::sys::{check, fd};
 use belay_image::blobs::{BlobReader, BlobRef};
+pub(crate) use notification::install;
+use notification::Notification;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -32,6 +35,9 @@ pub(crate) struct QueueObject {
     messages: Vec<(u32, BlobRef)>,
     /// Values of [`LIMITS`].
     limits: Vec<u64>,
+    /// Who waits to be notified.
+    #[serde(default)]
+    notification: Option<Notification>,
 }
 
 /// The queues found so far.
@@ -79,15 +85,19 @@ fn object(s: &mut Session<'_>, at: usize) -> Result<QueueObject, Fault> {
     let attributes = attributes(first.raw())?;
     let reader = through(libc::O_RDONLY)?;
     let state = state(reader.as_raw_fd())?;
-    if state.notified != 0 {
-        return refuse(format!(
-            "process {} waits for a notification about this message queue (mq_notify), which cannot be saved; use poll or a thread that receives",
-            state.notified
-        ));
+    let bytes = |n: i64| usize::try_from(n).map_err(|_| Fault::Refused("its limits are out of range".into()));
+    let ours = s.processes.iter().any(|p| p.pid == state.notified);
+    if state.notified != 0 && !ours && attributes.mq_curmsgs > 0 {
+        return not_now("holds messages, and a program outside the job waits to be notified of the next one (mq_notify)");
     }
-    let messages = if attributes.mq_curmsgs > 0 {
+    let mut notification = None;
+    let messages = if ours {
+        let (writer, ids) = (through(libc::O_WRONLY), users.clone());
+        let (found, messages) = notification::renew(s, &ids, &state, &attributes, writer)?;
+        notification = Some(found);
+        messages
+    } else if attributes.mq_curmsgs > 0 {
         let writer = through(libc::O_WRONLY)?;
-        let bytes = |n: i64| usize::try_from(n).map_err(|_| Fault::Refused("its limits are out of range".into()));
         drain::copy(
             reader,
             writer,
@@ -120,6 +130,7 @@ fn object(s: &mut Session<'_>, at: usize) -> Result<QueueObject, Fault> {
         message_bytes: attributes.mq_msgsize,
         messages,
         limits: LIMITS.iter().map(|l| limit(l)).collect::<Result<_, _>>()?,
+        notification,
     })
 }
 
@@ -137,6 +148,8 @@ struct State {
     bytes: usize,
     /// Process to be notified, 0 if none.
     notified: i32,
+    /// `sigev_notify` and `sigev_signo`.
+    how: (i32, i32),
 }
 
 fn state(reader: RawFd) -> Result<State, Fault> {
@@ -147,10 +160,12 @@ fn state(reader: RawFd) -> Result<State, Fault> {
         text.split_whitespace()
             .find_map(|w| w.strip_prefix(key)?.strip_prefix(':')?.parse().ok())
     };
-    match (field("QSIZE"), field("NOTIFY_PID")) {
-        (Some(bytes), Some(notified)) => Ok(State {
+    let number = |key: &str| i32::try_from(field(key)?).ok();
+    match (field("QSIZE"), number("NOTIFY_PID"), number("NOTIFY"), number("SIGNO")) {
+        (Some(bytes), Some(notified), Some(how), Some(signal)) => Ok(State {
             bytes,
-            notified: i32::try_from(notified).unwrap_or(-1),
+            notified,
+            how: (how, signal),
         }),
         _ => refuse(format!("the kernel describes it as {text:?}, which is not understood")),
     }

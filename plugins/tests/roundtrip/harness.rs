@@ -214,6 +214,7 @@ fn body(case: &Case, mode: Mode) {
         save_open_files: false,
         group: None,
         names: &belay_plugins::Names::default(),
+        inside: None,
         launched: std::time::SystemTime::now() - std::time::Duration::from_secs(60),
     });
     let descriptors = match (captured, case.refused) {

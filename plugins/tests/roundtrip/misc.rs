@@ -29,7 +29,7 @@ pub(crate) fn cases() -> Vec<Case> {
         },
         Case {
             refused: Some("mq_notify"),
-            ..Case::new("message_queue_with_notification_is_refused", prepare_notified, |_| ())
+            ..Case::new("message_queue_with_notification_needs_the_process", prepare_notified, |_| ())
         },
     ]
 }
