@@ -1,4 +1,5 @@
-//! Many checkpoints and restarts of a few programs at random moments. BELAY_STRESS=N sets the number of rounds per program.
+//! Many checkpoints and restarts of a few programs at random moments. BELAY_STRESS=N sets the number of rounds per program,
+//! BELAY_STRESS_PROGRAM="NAME ARGUMENT..." runs another program of tests/programs in place of these.
 
 use belay_tests::build::{build, Kind};
 use belay_tests::job::Job;
@@ -9,16 +10,30 @@ use belay_tests::Failure;
 use std::sync::Arc;
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Programs of tests/programs with their arguments.
+const PROGRAMS: [&str; 10] = [
+    "thr_create",
+    "thr_crowd churn",
+    "thr_crowd exec",
+    "proc_forkexec vfork",
+    "proc_tree",
+    "mem_change",
+    "sig_storm",
+    "fd_tcp backlog",
+    "fd_unix rights",
+    "blocked condvar 32",
+];
 
 /// Checkpoints again and again; each fourth round everything is killed and restarted.
-fn soak(place: &Place, program: &str, args: &[&str], user: User, rounds: u64, seed: u64) -> Result<(), Failure> {
+fn soak(place: &Place, program: &str, args: &[String], user: User, rounds: u64, seed: u64) -> Result<(), Failure> {
     let label = format!("stress-{program}");
     let mut rng = Rng::new(seed, &label);
     let mut job = Job::new(place, &label, user)?;
     job.set("BELAY_TEST_LONG", "1");
     let mut argv = vec![place.programs().join(program).display().to_string()];
-    argv.extend(args.iter().map(|s| (*s).to_owned()));
+    argv.extend(args.iter().cloned());
     job.launch(&["--keep".into(), "2".into()], &argv)?;
     job.progress(PATIENCE)?;
     for n in 1..=rounds {
@@ -46,27 +61,26 @@ fn main() {
     let seed = run_seed();
     println!("seed {seed}, {rounds} rounds");
     let mut checks = Vec::new();
-    let programs: [(&str, &[&str]); 10] = [
-        ("thr_create", &[]),
-        ("thr_crowd", &["churn"]),
-        ("thr_crowd", &["exec"]),
-        ("proc_forkexec", &["vfork"]),
-        ("proc_tree", &[]),
-        ("mem_change", &[]),
-        ("sig_storm", &[]),
-        ("fd_tcp", &["backlog"]),
-        ("fd_unix", &["rights"]),
-        ("blocked", &["condvar", "32"]),
-    ];
-    for (program, args) in programs {
-        if let Err(e) = build(&place, program, Kind::C) {
+    let other = std::env::var("BELAY_STRESS_PROGRAM").ok();
+    let programs: Vec<&str> = match &other {
+        Some(command) => vec![command],
+        None => PROGRAMS.to_vec(),
+    };
+    for command in programs {
+        let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
+        let Some((program, args)) = words.split_first().map(|(p, a)| (p.clone(), a.to_vec())) else {
+            fail("BELAY_STRESS_PROGRAM names no program".into());
+        };
+        if let Err(e) = build(&place, &program, Kind::C) {
             fail(e);
         }
         for user in runner::users() {
             let place = Arc::clone(&place);
-            let run = move || soak(&place, program, args, user, rounds, seed);
+            let (program, args) = (program.clone(), args.clone());
+            let name = format!("stress::{program}::{}", user.name());
+            let run = move || soak(&place, &program, &args, user, rounds, seed);
             checks.push(Check {
-                name: format!("stress::{program}::{}", user.name()),
+                name,
                 run: Box::new(run),
             });
         }
