@@ -1,12 +1,15 @@
 //! Test hosts: each is a set of namespaces (network, host name, IPC, PIDs, mounts) with an address on a bridge in a namespace of its own, its own `/tmp` and
-//! `/dev/shm`, and a small daemon as PID 1 that runs commands for the other hosts, as sshd would.
+//! `/dev/shm`, and a small daemon as PID 1 that runs commands for the other hosts and their users, as sshd would. What lies in `etc` of the shared directory
+//! takes the place of the machine's files and directories of that name.
 //!
 //! The daemon and its client are the test program itself, which is copied to where every host finds it, the client under the name `ssh`.
 
 use crate::Failure;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -94,13 +97,29 @@ fn receive_fds(from: &UnixStream) -> std::io::Result<[OwnedFd; 3]> {
 /// PID 1 of a host: runs what it is sent.
 fn daemon(socket: &Path) -> i32 {
     let Ok(listener) = UnixListener::bind(socket) else { return 1 };
+    if std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666)).is_err() {
+        return 1;
+    }
     for stream in listener.incoming().flatten() {
         std::thread::spawn(move || run_for(stream).ok());
     }
     0
 }
 
+/// User and group of the process at the other end.
+fn peer_of(stream: &UnixStream) -> std::io::Result<(u32, u32)> {
+    let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    let to = (&raw mut who).cast();
+    // SAFETY: `who` is valid for writing `length` bytes.
+    match unsafe { libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut length) } {
+        0 => Ok((who.uid, who.gid)),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
 fn run_for(mut stream: UnixStream) -> std::io::Result<()> {
+    let (user, group) = peer_of(&stream)?;
     let [input, output, error] = receive_fds(&stream)?;
     let mut length = [0u8; 4];
     stream.read_exact(&mut length)?;
@@ -109,6 +128,9 @@ fn run_for(mut stream: UnixStream) -> std::io::Result<()> {
     let mut c = Command::new("setsid");
     c.args(["sh", "-c"]).arg(String::from_utf8_lossy(&command).as_ref());
     c.current_dir("/").stdin(input).stdout(output).stderr(error);
+    if user != 0 {
+        c.uid(user).gid(group);
+    }
     let status = c.status()?;
     stream.write_all(&[u8::try_from(status.code().unwrap_or(255)).unwrap_or(255)])
 }
@@ -150,6 +172,17 @@ fn run(program: &str, args: &[&str]) -> Result<(), Failure> {
     Err(format!("{program} {args:?}: {}", String::from_utf8_lossy(&out.stderr).trim()))
 }
 
+/// Lets the process end with the thread that starts it: whatever becomes of the test program, no namespace stays.
+fn ending_with_this_thread(c: &mut Command) -> &mut Command {
+    // SAFETY: the closure makes one system call, which takes numbers only.
+    unsafe {
+        c.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        })
+    }
+}
+
 /// Why there can be no test hosts here, if so.
 pub fn unavailable() -> Option<String> {
     if !crate::place::am_root() {
@@ -173,8 +206,9 @@ impl Hosts {
         let me = std::env::current_exe().map_err(io("find the test program"))?;
         std::fs::copy(&me, rsh.join("ssh")).map_err(io("copy the test program"))?;
         let names: String = (1..=count).map(|n| format!("10.99.0.{n} h{n}\n")).collect();
-        std::fs::write(dir.join("hosts"), format!("127.0.0.1 localhost\n{names}")).map_err(io("write hosts"))?;
-        let bridge = Command::new("unshare")
+        std::fs::create_dir_all(dir.join("etc")).map_err(io("make the directory of hosts"))?;
+        std::fs::write(dir.join("etc/hosts"), format!("127.0.0.1 localhost\n{names}")).map_err(io("write hosts"))?;
+        let bridge = ending_with_this_thread(&mut Command::new("unshare"))
             .args(["--net", "--", "sleep", "infinity"])
             .stdin(Stdio::null())
             .spawn()
@@ -213,7 +247,7 @@ impl Hosts {
         let init = format!(
             "set -e; hostname {name}; mount -t proc proc /proc; exec 9<'{dir}'; mount -t tmpfs -o mode=1777 tmpfs /tmp; \
              mkdir -p '{dir}'; mount -c --bind /proc/self/fd/9 '{dir}'; exec 9<&-; mount -t tmpfs -o mode=1777 tmpfs /dev/shm; \
-             mount --bind '{dir}/hosts' /etc/hosts; exec '{dir}/rsh/ssh' {DAEMON} '{dir}/{name}.sock'"
+             for f in '{dir}'/etc/*; do mount --bind \"$f\" \"/etc/${{f##*/}}\"; done; exec '{dir}/rsh/ssh' {DAEMON} '{dir}/{name}.sock'"
         );
         let unshare = [
             "--net",
@@ -226,7 +260,7 @@ impl Hosts {
             "--fork",
             "--kill-child",
         ];
-        let child = Command::new("unshare")
+        let child = ending_with_this_thread(&mut Command::new("unshare"))
             .args(unshare)
             .args(["--", "sh", "-c", &init])
             .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")

@@ -11,6 +11,8 @@
 //! stepper  the agent's system calls during a checkpoint, one by one
 //! terminal a pseudo-terminal for tests of job control
 //! runner   filters, two workers, one line per check, summary
+//! hosts    hosts made of namespaces, joined by a bridge
+//! slurm    a real Slurm on such hosts
 //! ```
 //!
 //! The harness knows Belay only through its command line.
@@ -25,6 +27,7 @@ pub mod place;
 pub mod procs;
 pub mod rng;
 pub mod runner;
+pub mod slurm;
 pub mod stepper;
 pub mod terminal;
 pub mod ways;

@@ -1,0 +1,228 @@
+//! Jobs of a real Slurm, as an ordinary user, with the batch script that belay ships: checkpointed before their time is over, requeued, continued; arrays; scancel.
+
+use belay_tests::build::{build, Kind};
+use belay_tests::expect::want;
+use belay_tests::hosts::serve_if_asked;
+use belay_tests::job::{output, text};
+use belay_tests::place::{repository, Place, User};
+use belay_tests::rng::{run_seed, Rng};
+use belay_tests::runner::{self, Check};
+use belay_tests::slurm::{missing, Slurm, LIMIT};
+use belay_tests::Failure;
+use std::os::unix::fs::{symlink, PermissionsExt};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// A cluster whose user has the batch script and a solver.
+struct Site {
+    slurm: Slurm,
+    work: PathBuf,
+}
+
+fn io<T>(what: &str, r: std::io::Result<T>) -> Result<T, Failure> {
+    r.map_err(|e| format!("{what}: {e}"))
+}
+
+impl Site {
+    fn new(place: &Place, label: &str, nodes: usize) -> Result<Self, Failure> {
+        let work = place.work(label, User::Root)?;
+        let bin = work.join("bin");
+        io("make bin", std::fs::create_dir_all(&bin))?;
+        for name in ["belay", "belay-inject", "belay-restorer"] {
+            io("copy belay", std::fs::copy(place.bin().join(name), bin.join(name)))?;
+        }
+        io("link mpirun", symlink("/usr/bin/mpirun.openmpi", bin.join("mpirun")))?;
+        io(
+            "copy the solver",
+            std::fs::copy(build(place, "mpi/mpi_cg", Kind::OpenMpi)?, work.join("cg")),
+        )?;
+        let script = repository().join("scripts/site/belay.sbatch");
+        let slurm = Slurm::new(&work, nodes)?;
+        io("copy the script", std::fs::copy(script, slurm.home().join("belay.sbatch")))?;
+        // It says itself what it needs to know: remote shells do not carry the environment. Each task of an array has a heartbeat of its own.
+        let (go, cg) = (slurm.home().join("go"), work.join("cg"));
+        let set = format!(
+            "BELAY_TEST_GO={0} BELAY_TEST_BEAT={0}.beat${{SLURM_ARRAY_TASK_ID:-0}}",
+            go.display()
+        );
+        let simulate = format!("#!/bin/sh\n{set} exec {}\n", cg.display());
+        let to = slurm.home().join("simulate");
+        io("write simulate", std::fs::write(&to, simulate))?;
+        io(
+            "open up",
+            std::fs::set_permissions(&to, std::fs::Permissions::from_mode(0o755)),
+        )?;
+        Ok(Self { slurm, work })
+    }
+
+    fn user(&self, words: &[&str]) -> Result<String, Failure> {
+        let mut c = self.slurm.as_user(words);
+        let path = format!("{0}/rsh:{0}/bin:/usr/bin:/bin", self.work.display());
+        c.env("PATH", path);
+        c.env("OMPI_MCA_mpi_yield_when_idle", "1").env("HWLOC_COMPONENTS", "-gl");
+        let o = output(c, LIMIT)?;
+        want(o.status.success(), || format!("{words:?}: {}", text(&o)))?;
+        Ok(String::from_utf8_lossy(&o.stdout).trim().to_owned())
+    }
+
+    /// Submits the script with `options`; the number of the job.
+    fn submit(&self, options: &[&str]) -> Result<String, Failure> {
+        self.user(&[&["sbatch", "--parsable"][..], options, &["belay.sbatch"]].concat())
+    }
+
+    fn go(&self) -> PathBuf {
+        self.slurm.home().join("go")
+    }
+
+    fn said(&self, job: &str) -> String {
+        std::fs::read_to_string(self.slurm.home().join(format!("slurm-{job}.out"))).unwrap_or_default()
+    }
+
+    /// Waits for a round of the solver of array task `task` (0 without an array) that comes after this call.
+    fn progress(&self, job: &str, task: usize) -> Result<(), Failure> {
+        let beat = self.slurm.home().join(format!("go.beat{task}"));
+        let read = || std::fs::read_to_string(&beat).unwrap_or_default();
+        let (first, begin) = (read(), Instant::now());
+        while read() == first {
+            if begin.elapsed() > LIMIT {
+                let state = self.slurm.field(job, "JobState")?;
+                return Err(format!("job {job} ({state}) makes no progress: {}", self.said(job)));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Waits until the job runs for the time after its `restarts`th requeue.
+    fn runs_again(&self, job: &str, restarts: usize) -> Result<(), Failure> {
+        self.slurm.await_that(&format!("restart {restarts} of job {job}"), |s| {
+            let state = s.field(job, "JobState")?;
+            want(state != "FAILED" && state != "COMPLETED", || {
+                format!("{job} is {state}: {}", self.said(job))
+            })?;
+            Ok(state == "RUNNING" && s.field(job, "Restarts")? == restarts.to_string())
+        })
+    }
+
+    fn completes(&self, job: &str) -> Result<String, Failure> {
+        self.slurm.await_that(&format!("end of job {job}"), |s| {
+            let state = s.field(job, "JobState")?;
+            want(state != "FAILED", || format!("{job} is {state}: {}", self.said(job)))?;
+            Ok(state == "COMPLETED")
+        })?;
+        Ok(self.said(job))
+    }
+}
+
+fn answer(said: &str) -> Option<&str> {
+    said.lines().find(|l| l.starts_with("answer"))
+}
+
+/// A job of four ranks on two nodes is signalled by Slurm before its time is over, and once more by hand; each time it is requeued and goes on.
+fn allocations(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let site = Site::new(place, "slurm-allocations", 2)?;
+    // Slurm looks every 30 s, and signals when the time would be over 30 s after the 25: between 5 and 35 s after the start.
+    let job = site.submit(&["--time=1", "--signal=B:USR1@25"])?;
+    site.progress(&job, 0)?;
+    site.slurm
+        .await_that("a requeue before the time is over", |s| Ok(s.field(&job, "Restarts")? == "1"))?;
+    // What follows has time, as a job has that asks for hours.
+    site.slurm
+        .ask(&["scontrol", "update", &format!("jobid={job}"), "TimeLimit=60"])?;
+    site.runs_again(&job, 1)?;
+    site.progress(&job, 0)?;
+    std::thread::sleep(Duration::from_millis(rng.below(1000)));
+    site.user(&["scancel", "--batch", "--signal=USR1", &job])?;
+    site.runs_again(&job, 2)?;
+    site.progress(&job, 0)?;
+    io("write go", std::fs::write(site.go(), ""))?;
+    let said = site.completes(&job)?;
+    want(said.contains("PASS mpi_cg"), || format!("no verdict: {said}"))?;
+    let solver = site.work.join("cg").display().to_string();
+    let native = site.user(&["mpirun", "--oversubscribe", "-n", "4", &solver])?;
+    want(answer(&said).is_some() && answer(&said) == answer(&native), || {
+        format!("{said}\nundisturbed: {native}")
+    })
+}
+
+/// Two tasks of an array, on one node each, are requeued one after the other.
+fn array(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let site = Site::new(place, "slurm-array", 2)?;
+    let job = site.submit(&["--array=0-1", "--nodes=1", "--time=10"])?;
+    let tasks = [format!("{job}_0"), format!("{job}_1")];
+    for (n, task) in tasks.iter().enumerate() {
+        site.progress(task, n)?;
+        std::thread::sleep(Duration::from_millis(rng.below(500)));
+        site.user(&["scancel", "--batch", "--signal=USR1", task])?;
+    }
+    for (n, task) in tasks.iter().enumerate() {
+        site.runs_again(task, 1)?;
+        site.progress(task, n)?;
+    }
+    io("write go", std::fs::write(site.go(), ""))?;
+    for task in &tasks {
+        let said = site.completes(task)?;
+        want(said.contains("PASS mpi_cg"), || format!("no verdict of {task}: {said}"))?;
+    }
+    Ok(())
+}
+
+/// A cancelled job leaves no process behind, on any node.
+fn cancelled(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let site = Site::new(place, "slurm-cancelled", 2)?;
+    let job = site.submit(&["--time=10"])?;
+    site.progress(&job, 0)?;
+    std::thread::sleep(Duration::from_millis(rng.below(500)));
+    site.user(&["scancel", &job])?;
+    let left = |s: &Slurm| -> Vec<String> {
+        let words = ["belay ", "cg", "orted", "mpirun", "ssh "];
+        let pids = (2..=3).flat_map(|h| words.iter().flat_map(move |w| s.hosts.find(h, w)));
+        pids.map(|p| {
+            std::fs::read_to_string(format!("/proc/{p}/cmdline"))
+                .unwrap_or_default()
+                .replace('\0', " ")
+        })
+        .collect()
+    };
+    let gone = site
+        .slurm
+        .await_that("end of the cancelled job's processes", |s| Ok(left(s).is_empty()));
+    gone.map_err(|e| format!("{e}; left: {:?}; {}", left(&site.slurm), site.said(&job)))?;
+    want(site.slurm.field(&job, "JobState")? == "CANCELLED", || site.said(&job))
+}
+
+fn main() {
+    serve_if_asked();
+    if let Some(why) = missing() {
+        println!("skipped: no Slurm here: {why}");
+        return;
+    }
+    let fail = |e: Failure| -> ! {
+        println!("{e}");
+        std::process::exit(1);
+    };
+    let place = Arc::new(Place::new("slurm").unwrap_or_else(|e| fail(e)));
+    let seed = run_seed();
+    println!("seed {seed}");
+    // One at a time: the hosts of two tests would halve the processors.
+    let turn = Arc::new(Mutex::new(()));
+    type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
+    let tests: [(&str, Run); 3] = [("allocations", allocations), ("array", array), ("cancelled", cancelled)];
+    let checks = tests
+        .into_iter()
+        .map(|(name, test)| {
+            let (place, turn) = (Arc::clone(&place), Arc::clone(&turn));
+            let run = move || {
+                let _turn = turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                test(&place, &mut Rng::new(seed, name))
+            };
+            Check {
+                name: format!("slurm::{name}"),
+                run: Box::new(run),
+            }
+        })
+        .collect();
+    drop(place);
+    runner::main(checks);
+}
