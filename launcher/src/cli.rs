@@ -203,9 +203,9 @@ pub(crate) struct Restart {
     /// Read memory on demand, so that the program runs at once whatever its size
     #[arg(long)]
     pub(crate) lazy: bool,
-    /// Other hosts for the parts of a job on several hosts, in the order in which these were started
-    #[arg(long, value_name = "HOST", value_delimiter = ',')]
-    pub(crate) hosts: Vec<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub(crate) hosts: Hosts,
     /// Change the checkpoint interval (never: none)
     #[arg(long, value_name = "DUR")]
     pub(crate) ckpt_interval: Option<Interval>,
@@ -223,15 +223,26 @@ pub(crate) struct Restart {
     pub(crate) quiet: bool,
 }
 
+/// Where the parts of a job on several hosts go at a restart.
+#[derive(Debug, Args)]
+pub(crate) struct Hosts {
+    /// At a restart: hosts for the parts of a job on several hosts (all but that of belay itself), in the order in which these were started; fewer hosts get several parts each
+    #[arg(long = "hosts", value_name = "HOST", value_delimiter = ',')]
+    pub(crate) list: Vec<String>,
+    /// At a restart: the same from a file, one host in each line
+    #[arg(long, value_name = "FILE", conflicts_with = "list")]
+    pub(crate) hostfile: Option<PathBuf>,
+}
+
 /// `belay run`.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// At a restart: read memory on demand
     #[arg(long)]
     pub(crate) lazy: bool,
-    /// At a restart: other hosts for the parts of a job on several hosts, in the order in which these were started
-    #[arg(long, value_name = "HOST", value_delimiter = ',')]
-    pub(crate) hosts: Vec<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub(crate) hosts: Hosts,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub(crate) launch: Launch,
@@ -422,7 +433,7 @@ mod tests {
             panic!("not understood as run");
         };
         assert_eq!((r.launch.keep, r.launch.across_hosts, r.lazy), (3, true, false));
-        assert_eq!(r.hosts, ["a", "b"]);
+        assert_eq!(r.hosts.list, ["a", "b"]);
         assert_eq!(r.launch.command, ["mpirun", "--lazy"]);
     }
 }

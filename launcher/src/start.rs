@@ -5,6 +5,7 @@ use crate::logging;
 use belay_coordinator::agent::Setup;
 use belay_coordinator::config::Config;
 use belay_coordinator::jobdir::{Access, Description, Differential, JobDir, Lock};
+use belay_coordinator::nodes::hosts::read_file;
 use belay_coordinator::nodes::Nodes;
 use belay_coordinator::restart::Notice;
 use belay_coordinator::{agent, generations, launch, restart, sys, tiers, Failure};
@@ -92,6 +93,7 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
     if let Some(file) = &args.config {
         description.config = Config::load(Some(file))?;
     }
+    let hosts = named(args.hosts)?;
     let lock = dir.lock()?;
     if let Some(i) = args.ckpt_interval {
         description.interval = i;
@@ -105,7 +107,7 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
     let how = How {
         generation: args.generation,
         lazy: args.lazy,
-        hosts: args.hosts,
+        hosts,
         quiet: args.quiet,
     };
     restart_in(dir, lock, description, how)
@@ -151,7 +153,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
             let how = How {
                 generation: None,
                 lazy: args.lazy,
-                hosts: args.hosts,
+                hosts: named(args.hosts)?,
                 quiet: false,
             };
             restart_in(dir, lock, description, how)
@@ -161,6 +163,10 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
             launch_in(dir, lock, config, args.launch)
         }
     }
+}
+
+fn named(hosts: cli::Hosts) -> Result<Vec<String>, Failure> {
+    hosts.hostfile.map_or(Ok(hosts.list), |file| read_file(&file))
 }
 
 /// Choices for one restart.

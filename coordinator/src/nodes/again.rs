@@ -41,25 +41,15 @@ pub(crate) fn part_dir(dir: &Path, tag: u64) -> std::path::PathBuf {
 }
 
 impl Nodes {
-    /// Starts the parts in `rows` again and waits until all have joined. `hosts` replaces the hosts that they had, in order.
+    /// Starts the parts in `rows` again and waits until all have joined. `hosts` replaces the hosts that they had, in order; there may be fewer or more.
     pub(crate) fn restart(dir: &JobDir, rows: &[Row], number: u64, hosts: &[String]) -> Result<Self, Failure> {
-        if !hosts.is_empty() && hosts.len() != rows.len() {
-            return Err(Failure::new(
-                Exit::Usage,
-                format!(
-                    "{} hosts given, but the job has parts on {} other hosts; name one for each",
-                    hosts.len(),
-                    rows.len()
-                ),
-            ));
-        }
         let key = dir.path().join("key");
         let mut nodes = Self::new(Self::root_of(&key)?, key, None);
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut children = Vec::new();
         for (at, row) in rows.iter().enumerate() {
             let mut words = row.words.clone();
-            if let Some(host) = hosts.get(at) {
+            if let Some(host) = super::hosts::of_part(at, rows.len(), hosts) {
                 words.host.clone_from(host);
             }
             let command = agent_command(dir.path(), &nodes, row.tag, &format!("--generation {number}"))?;

@@ -8,6 +8,7 @@
 
 pub(crate) mod again;
 pub(crate) mod gathering;
+pub mod hosts;
 pub(crate) mod remote;
 pub mod standin;
 pub(crate) mod table;

@@ -275,6 +275,35 @@ fn late_connections(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
+/// Three parts (with mpirun's) come back on two hosts, on one, and again on three of the four.
+fn other_numbers(place: &Place, kind: Kind, name: &str, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::of(place, &format!("hosts-numbers{}", kind.suffix()), kind, 3, 4)?;
+    let program = program(&job, place, name)?;
+    job.launch(&program)?;
+    let file = job.work.join("hostfile");
+    std::fs::write(&file, "# spares last\nh2 slots=1\nh3\nh1:4\n").map_err(|e| e.to_string())?;
+    let file = file.display().to_string();
+    let places: [(usize, [&str; 2], &[usize]); 3] = [
+        (1, ["--hosts", "h2"], &[1, 2]),
+        (3, ["--hosts", "h3"], &[3]),
+        (4, ["--hostfile", &file], &[2, 3, 4]),
+    ];
+    for (root, hosts, used) in places {
+        std::thread::sleep(Duration::from_millis(rng.below(300)));
+        job.checkpoint().map_err(|e| format!("before {hosts:?}: {e}"))?;
+        job.crash();
+        job.root = root;
+        job.restart(&hosts).map_err(|e| format!("{hosts:?}: restart: {e}"))?;
+        // What the job opens now goes where everything is now.
+        (0..5).try_for_each(|_| job.progress())?;
+        let at: Vec<usize> = (1..=4).filter(|h| !job.hosts.find(*h, "belay").is_empty()).collect();
+        if at != used {
+            return Err(format!("{hosts:?}: the job is on hosts {at:?}"));
+        }
+    }
+    job.verdict()
+}
+
 /// The agent on the other host is killed: the user is told (within seconds, on a quiet machine), the next checkpoint is refused, and the one before restarts.
 fn lost_agent(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "hosts-lost", 2, 2)?;
@@ -323,7 +352,7 @@ fn main() {
     // One at a time: the hosts of two tests would have the same addresses and halve the processors.
     let turn = Arc::new(Mutex::new(()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 10] = [
+    let tests: [(&str, Run); 12] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -334,6 +363,12 @@ fn main() {
         }),
         ("mpich::other_hosts::mpi_cg", |p, r| {
             rounds_of(p, Kind::Mpich, "mpi/mpi_cg", 2, 3, r)
+        }),
+        ("other_numbers::mpi_alltoall", |p, r| {
+            other_numbers(p, Kind::OpenMpi, "mpi/mpi_alltoall", r)
+        }),
+        ("mpich::other_numbers::mpi_p2p", |p, r| {
+            other_numbers(p, Kind::Mpich, "mpi/mpi_p2p", r)
         }),
         ("late_connections::net_late", late_connections),
         ("late_connections::mpi_lazy", |p, r| rounds(p, "mpi/mpi_lazy", 4, 5, r)),
