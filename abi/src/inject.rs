@@ -300,7 +300,7 @@ pub struct StoredExtent {
 pub struct Loan {
     /// Number of the chunk.
     pub chunk: u32,
-    /// Descriptor of its file in the agent.
+    /// Descriptor of its file in the agent, once it has been lent.
     pub fd: i32,
     /// First page free.
     pub first: u32,
@@ -308,8 +308,8 @@ pub struct Loan {
     pub pages: u32,
     /// Pages written.
     pub used: core::sync::atomic::AtomicU32,
-    /// Padding.
-    pub pad: u32,
+    /// 1 when the writer has done with it, and all its pages are in the file.
+    pub done: core::sync::atomic::AtomicU32,
     /// Offset in the control memory of the hashes (16 bytes each) of the pages written.
     pub hashes: u64,
 }
@@ -370,8 +370,8 @@ pub struct Control {
     pub index_bytes: u64,
     /// 1 where little memory is free: the writers give memory back that they have stored, and keep what they have written out of the page cache.
     pub frugal: u32,
-    /// Padding.
-    pub pad: u32,
+    /// Number of loans that have their files; a futex. Writers wait for theirs.
+    pub lent: core::sync::atomic::AtomicU32,
     /// The writers.
     pub writer: [Writer; MAX_WRITERS],
 }

@@ -23,8 +23,12 @@ pub(crate) struct Work {
     ranges: u32,
     /// Offset of the loans.
     loan_table: u64,
-    /// What was lent, and the offset of the hashes of its pages.
+    /// What may be lent, and the offset of the hashes of its pages.
     loans: Vec<(session::Loan, u64)>,
+    /// How many of them have been lent.
+    lent: usize,
+    /// Those that have been given back.
+    back: Vec<bool>,
     /// Offset of each writer's extents.
     tables: Vec<u64>,
     /// Room for this many extents in each.
@@ -103,11 +107,12 @@ impl ControlMemory {
         unsafe { (&raw mut (*self.control()).writer).cast::<Writer>().add(k) }
     }
 
-    /// Lays out the work and sets the child going.
+    /// Lays out the work and sets the child going. What is not lent at once is lent by [`Self::serve`].
     pub(crate) fn start(
         &mut self,
         ranges: &[Range],
         loans: &[session::Loan],
+        at_once: bool,
         (index_fd, index_bytes): (i32, u64),
         (writers, frugal): (u32, bool),
     ) -> std::io::Result<Work> {
@@ -126,6 +131,8 @@ impl ControlMemory {
             ranges: u32::try_from(ranges.len()).map_err(other)?,
             loan_table,
             loans: loans.iter().map(|l| (*l, place(u64::from(l.pages) * 16))).collect(),
+            lent: if at_once { loans.len() } else { 0 },
+            back: vec![false; loans.len()],
             tables: (0..writers)
                 .map(|_| place(capacity * size_of::<StoredExtent>() as u64))
                 .collect(),
@@ -147,7 +154,7 @@ impl ControlMemory {
                     first: loan.first,
                     pages: loan.pages,
                     used: 0.into(),
-                    pad: 0,
+                    done: 0.into(),
                     hashes: *hashes,
                 });
             }
@@ -160,6 +167,7 @@ impl ControlMemory {
             (*head).index_bytes = index_bytes;
             (*head).frugal = frugal.into();
             (*head).writers = writers;
+            (*head).lent = u32::try_from(work.lent).map_err(other)?.into();
             for (k, table) in work.tables.iter().enumerate() {
                 let w = self.writer(k);
                 (*w).table = *table;
@@ -179,10 +187,56 @@ impl ControlMemory {
             .sum()
     }
 
+    fn loan(&self, work: &Work, i: usize) -> *mut Loan {
+        // SAFETY: the mapping covers the table of loans; callers pass numbers of loans.
+        unsafe { self.base.add(work.loan_table as usize).cast::<Loan>().add(i) }
+    }
+
+    /// Gives loan `i` of `work` back to the session. What the child may do to the memory meanwhile changes only what becomes of its own pages.
+    fn give_back(&self, work: &mut Work, i: usize, pid: i32, session: &mut Session) -> Result<(), CaptureError> {
+        let (lent, hashes) = work.loans[i];
+        // SAFETY: the mapping is live and covers the loan.
+        let used = unsafe { (*self.loan(work, i)).used.load(Acquire) };
+        if used > lent.pages {
+            return Err(impossible(pid));
+        }
+        // SAFETY: the mapping covers the hashes of all pages lent. They are copied byte by byte and not looked at here.
+        let hashes = unsafe { std::slice::from_raw_parts(self.base.add(hashes as usize).cast::<u128>(), used as usize) };
+        session.give_back(lent.id, hashes.iter().copied())?;
+        work.back[i] = true;
+        Ok(())
+    }
+
+    /// Takes back what the writers have done with, and lends what they wait for, as far as there are places.
+    pub(crate) fn serve(&self, work: &mut Work, pid: i32, session: &mut Session) -> Result<(), CaptureError> {
+        for i in 0..work.lent {
+            // SAFETY: the mapping is live; this is an atomic.
+            if !work.back[i] && unsafe { (*self.loan(work, i)).done.load(Acquire) } == 1 {
+                self.give_back(work, i, pid, session)?;
+            }
+        }
+        let head = self.control();
+        // SAFETY: as above.
+        let wanted = unsafe { (*head).next_loan.load(Acquire) } as usize;
+        while work.lent < work.loans.len().min(wanted) {
+            let Some(fd) = session.place_loan(work.loans[work.lent].0.id)? else {
+                return Ok(());
+            };
+            // SAFETY: the child does not look at a loan before it is counted as lent; the count is an atomic and a futex.
+            unsafe {
+                (*self.loan(work, work.lent)).fd = fd;
+                work.lent += 1;
+                (*head).lent.store(work.lent as u32, Release);
+                libc::syscall(libc::SYS_futex, &raw const (*head).lent, libc::FUTEX_WAKE, i32::MAX);
+            }
+        }
+        Ok(())
+    }
+
     /// Checks the results of the child, which has ended, and takes its chunks and extents over. What the child may have made of the memory decides how much is taken, never where from.
     pub(crate) fn collect(
         &self,
-        work: &Work,
+        work: &mut Work,
         pid: i32,
         session: &mut Session,
         table: &mut Vec<Extent>,
@@ -191,7 +245,6 @@ impl ControlMemory {
             step: format!("write the memory of process {pid}"),
             reason,
         };
-        let damaged = || fail("its snapshot process has left impossible results".into());
         let head = self.control();
         // SAFETY: the mapping is live for the whole function and covers the places of `work`; the counts are held against their room. The child has ended, so
         // nothing changes any more.
@@ -213,7 +266,7 @@ impl ControlMemory {
                 }
                 let count = u64::from((*w).extents.load(Acquire));
                 if count > work.capacity {
-                    return Err(damaged());
+                    return Err(impossible(pid));
                 }
                 let from = self.base.add(*table as usize).cast::<StoredExtent>();
                 extents.push(std::slice::from_raw_parts(from, count as usize));
@@ -222,14 +275,10 @@ impl ControlMemory {
             if (*head).next.load(Acquire) < work.ranges {
                 return Err(fail("its snapshot process ended before all was written".into()));
             }
-            let loans = self.base.add(work.loan_table as usize).cast::<Loan>();
-            for (i, (lent, hashes)) in work.loans.iter().enumerate() {
-                let used = (*loans.add(i)).used.load(Acquire);
-                if used > lent.pages {
-                    return Err(damaged());
+            for i in 0..work.loans.len() {
+                if !work.back[i] {
+                    self.give_back(work, i, pid, session)?;
                 }
-                let from = self.base.add(*hashes as usize).cast::<u128>();
-                session.give_back(lent.id, std::slice::from_raw_parts(from, used as usize).iter().copied())?;
             }
             table.extend(extents.into_iter().flatten().map(|e| Extent {
                 vaddr: e.vaddr,
@@ -239,6 +288,13 @@ impl ControlMemory {
             }));
         }
         Ok(())
+    }
+}
+
+fn impossible(pid: i32) -> CaptureError {
+    CaptureError::Failed {
+        step: format!("write the memory of process {pid}"),
+        reason: "its snapshot process has left impossible results".into(),
     }
 }
 

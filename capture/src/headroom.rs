@@ -74,6 +74,8 @@ pub(crate) struct Needs {
     index_held: u64,
     /// What is stored, where the store is in memory.
     stored: u64,
+    /// What local tiers in memory would take, where there is room for it.
+    tiers: u64,
     /// What the kernel must be able to promise, under strict overcommit.
     promised: u64,
     /// Copies that the program can cause from a look at the memory to its stop.
@@ -93,6 +95,8 @@ pub(crate) struct Plan {
     pub(crate) index: bool,
     /// Most bytes that may be stored, where the store is in memory.
     pub(crate) store_limit: Option<u64>,
+    /// Most bytes that local tiers in memory may be asked to hold.
+    tiers: u64,
     /// What will be needed besides copies of pages.
     fixed: u64,
     reaction: u64,
@@ -131,6 +135,12 @@ impl Plan {
                 frugal: mode != Mode::CopyOnWrite || whole + n.copies > left,
                 index,
                 store_limit: (n.stored > 0).then_some(store_limit),
+                // What is stored there is given back only when it has been moved.
+                tiers: match mode {
+                    Mode::CopyOnWrite if n.tiers <= left.saturating_sub(whole) => u64::MAX,
+                    Mode::CopyOnWrite => left.saturating_sub(whole),
+                    Mode::Capped | Mode::BeforeResume => 0,
+                },
                 fixed: fixed + n.stored,
                 reaction: n.reaction,
             }
@@ -167,6 +177,7 @@ impl Plan {
         if let Some(bytes) = self.store_limit {
             session.limit_memory(bytes);
         }
+        session.limit_tiers_in_memory(self.tiers);
     }
 
     /// What has become of the plan, and why: `missing` says why there is no copy of a process.
@@ -219,6 +230,7 @@ impl Needs {
             index: session.index_growth(resident / PAGE).max(1),
             index_held: session.index_share().1,
             stored: if in_memory(session.place()) { copies } else { 0 },
+            tiers: copies.min(session.room_in_memory()),
             promised: sum(&|d| kib(d, "VmData") + kib(d, "VmStk")),
             reaction: COPY_RATE / 1000 * REACTION_MS * threads.clamp(1, processors),
         }
@@ -357,6 +369,7 @@ mod tests {
             index: 32 * MIB * gib,
             index_held: 0,
             stored: 0,
+            tiers: 0,
             promised: gib << 30,
             reaction: 60 * MIB,
         }
@@ -422,6 +435,17 @@ mod tests {
         assert_eq!(p(2173).store_limit, Some(1 << 30));
         assert!(p(2174).store_limit.unwrap() >= 1 << 30);
         assert_eq!(p(500).store_limit, Some((500 - 66) * MIB));
+    }
+
+    #[test]
+    fn tiers_in_memory_get_what_nobody_else_could_need() {
+        let n = Needs {
+            tiers: 500 * MIB,
+            ..needs(1)
+        };
+        let tiers = |left| Plan::of(&n, &free(left), None, false).unwrap().tiers / MIB;
+        assert_eq!([100_000, 1650, 1649].map(tiers), [u64::MAX / MIB, u64::MAX / MIB, 499]);
+        assert_eq!([1250, 1149, 65].map(tiers), [100, 0, 0]);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use belay_kernel::proc::{self, Map};
 use belay_kernel::vm::Memory;
 use belay_storage::session::Session;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
 
 const PAGE: u64 = 4096;
 
@@ -376,11 +377,20 @@ impl Child {
         let ranges = cut(&found, pages, writers);
         let loans = session.lend(pages, writers)?;
         let index = session.index_share();
-        let work = control
-            .start(&ranges, &loans, index, (writers, self.frugal))
+        let tiered = session.is_tiered();
+        let mut work = control
+            .start(&ranges, &loans, !tiered, index, (writers, self.frugal))
             .map_err(|e| CaptureError::failed(format!("prepare the snapshot of process {pid}"), e))?;
-        wait_for_exit(pidfd, || progress.now(control.written(&work)));
-        control.collect(&work, pid, session, table)
+        // Writers that wait for a place must not wait for us.
+        let period = Duration::from_millis(if tiered { 1 } else { 100 });
+        wait_for_exit(pidfd, period, || {
+            progress.now(control.written(&work));
+            match tiered {
+                true => control.serve(&mut work, pid, session),
+                false => Ok(()),
+            }
+        })?;
+        control.collect(&mut work, pid, session, table)
     }
 
     /// Takes clean pages out of `found`; where they lie goes to `table`.
@@ -471,7 +481,8 @@ fn cut(found: &[Range], pages: u64, writers: u32) -> Vec<Range> {
 /// Ends a snapshot child that is not needed, and waits for its end: the agent must not take it for a process of the job.
 fn end((pid, pidfd, _): &(i32, OwnedFd, ControlMemory)) {
     kill(*pid);
-    wait_for_exit(pidfd, || ());
+    // Nothing is done meanwhile that could fail.
+    drop(wait_for_exit(pidfd, Duration::from_millis(100), || Ok(())));
 }
 
 impl Drop for Child {
@@ -482,8 +493,13 @@ impl Drop for Child {
     }
 }
 
-/// Waits until the process behind `pidfd` has ended; calls `tick` about ten times a second.
-fn wait_for_exit(pidfd: &OwnedFd, tick: impl Fn()) {
+/// Waits until the process behind `pidfd` has ended, or `tick` fails, which is called about once in each `period`.
+fn wait_for_exit(
+    pidfd: &OwnedFd,
+    period: Duration,
+    mut tick: impl FnMut() -> Result<(), CaptureError>,
+) -> Result<(), CaptureError> {
+    let milliseconds = i32::try_from(period.as_millis()).unwrap_or(i32::MAX);
     loop {
         let mut p = libc::pollfd {
             fd: pidfd.as_raw_fd(),
@@ -491,10 +507,10 @@ fn wait_for_exit(pidfd: &OwnedFd, tick: impl Fn()) {
             revents: 0,
         };
         // SAFETY: one live pollfd.
-        let n = unsafe { libc::poll(&mut p, 1, 100) };
+        let n = unsafe { libc::poll(&mut p, 1, milliseconds) };
         if n > 0 || (n < 0 && std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted) {
-            return;
+            return Ok(());
         }
-        tick();
+        tick()?;
     }
 }

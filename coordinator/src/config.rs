@@ -3,9 +3,12 @@
 //! ```toml
 //! [[tier]]
 //! name = "scratch"            # unique; the same name in a later file replaces the entry
-//! kind = "pfs"                # pfs or object
+//! kind = "pfs"                # memory, local, pfs or object
 //! path = "/scratch/me"        # pfs: a directory that is there
 //! capacity = "2T"             # most bytes for one job
+//!
+//! [placement]
+//! policy = "adaptive"         # how a local tier is chosen for a chunk
 //!
 //! [flush]
 //! threads = 4                 # at most
@@ -17,6 +20,7 @@
 
 use crate::Failure;
 use belay_storage::flush::compress::Compression;
+use belay_storage::place::rule::Policy;
 use belay_wire::Exit;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -29,10 +33,14 @@ const SITE: &str = "/etc/belay/belay.toml";
 /// Largest file that is read.
 const MAX_FILE: u64 = 1 << 20;
 
-/// Kind of a tier. What it holds outlives the node.
+/// Kind of a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
+    /// A directory in memory (tmpfs), in which chunks lie until they have been moved to the job directory.
+    Memory,
+    /// The same on a disk.
+    Local,
     /// A directory on a file system that outlives the node.
     Pfs,
     /// An object store.
@@ -43,6 +51,8 @@ impl Kind {
     /// Its name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
+            Kind::Memory => "memory",
+            Kind::Local => "local",
             Kind::Pfs => "pfs",
             Kind::Object => "object",
         }
@@ -174,6 +184,15 @@ pub struct Flush {
     pub verify: Option<bool>,
 }
 
+/// `[placement]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Placement {
+    /// How a local tier is chosen for a chunk.
+    #[serde(default)]
+    pub policy: Policy,
+}
+
 /// `[flush]` as people write it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -192,6 +211,7 @@ struct Raw {
     #[serde(default)]
     tier: Vec<toml::Spanned<Tier>>,
     flush: Option<toml::Spanned<RawFlush>>,
+    placement: Option<Placement>,
 }
 
 /// Everything configured.
@@ -203,6 +223,9 @@ pub struct Config {
     /// How flushes are done.
     #[serde(default)]
     pub flush: Flush,
+    /// How local tiers are chosen.
+    #[serde(default)]
+    pub placement: Placement,
 }
 
 impl Config {
@@ -248,6 +271,7 @@ impl Config {
                 None => self.tiers.push(tier),
             }
         }
+        self.placement = raw.placement.unwrap_or(self.placement);
         if let Some(flush) = raw.flush {
             let (at, flush) = (Some(flush.span()), flush.into_inner());
             if flush.threads.is_some_and(|n| !(1..=64).contains(&n)) {
@@ -265,7 +289,12 @@ impl Config {
 
     /// The tiers that outlive the node.
     pub fn durable(&self) -> impl Iterator<Item = &Tier> {
-        self.tiers.iter()
+        self.tiers.iter().filter(|t| matches!(t.kind, Kind::Pfs | Kind::Object))
+    }
+
+    /// The tiers in which chunks lie until they have been moved to the job directory.
+    pub fn local(&self) -> impl Iterator<Item = &Tier> {
+        self.tiers.iter().filter(|t| matches!(t.kind, Kind::Memory | Kind::Local))
     }
 }
 
@@ -319,15 +348,19 @@ fn check(t: &Tier) -> Result<(), String> {
                 "url: \"s3://BUCKET/PREFIX\" is needed for kind = \"object\"",
             )),
         ],
-        Kind::Pfs => [
+        Kind::Memory | Kind::Local | Kind::Pfs => [
             says(
                 t.url.is_some() || t.endpoint.is_some() || t.region.is_some(),
                 "url, endpoint and region are only for kind = \"object\"",
             ),
             says(
                 !absolute,
-                "path: an absolute path of a directory is needed for kind = \"pfs\"",
-            ),
+                "path: an absolute path of a directory is needed for every kind but \"object\"",
+            )
+            .or(says(
+                t.kind == Kind::Memory && t.capacity.is_none(),
+                "capacity: needed for kind = \"memory\", or checkpoints could take all of it",
+            )),
         ],
     };
     faults.into_iter().flatten().next().map_or(Ok(()), Err)
@@ -380,7 +413,7 @@ zstd = 3
         for (change, words) in [
             (
                 ("kind = \"pfs\"", "kind = \"tape\""),
-                &["line 4", "kind", "`pfs` or `object`"][..],
+                &["line 4", "kind", "`memory`, `local`, `pfs`, `object`"][..],
             ),
             (("threads = 2", "threads = \"two\""), &["line 14", "threads", "u32"]),
             (("threads = 2", "threads = 0"), &["threads", "1 to 64"]),
@@ -403,7 +436,7 @@ zstd = 3
                 &["line 8", "cloud", "url", "kind = \"pfs\"", "path"],
             ),
             (("name = \"cloud\"", "name = \"a/b\""), &["line 8", "name", "a/b"]),
-            (("[flush]", "[flsh]"), &["line 13", "flsh", "`tier` or `flush`"]),
+            (("[flush]", "[flsh]"), &["line 13", "flsh", "`tier`, `flush`, `placement`"]),
             (("name = \"cloud\"\n", ""), &["line", "`name`"]),
             (("[flush]", "[flush"), &["line 13"]),
         ] {

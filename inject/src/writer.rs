@@ -182,6 +182,9 @@ unsafe fn write_ranges(job: &Job) {
         if error == 0 {
             error = out.flush();
         }
+        if error == 0 {
+            out.end_loan();
+        }
         (*writer).total_ns.store(now_ns() - begin, Relaxed);
         (*writer).error.store(error, Relaxed);
         (*writer).done.store(1, Release);
@@ -347,12 +350,22 @@ impl Output {
         }
     }
 
+    /// All that was written to the loan is in its file.
+    unsafe fn end_loan(&mut self) {
+        unsafe {
+            if !self.loan.is_null() {
+                (*self.loan).done.store(1, Release);
+            }
+        }
+    }
+
     unsafe fn next_loan(&mut self) -> Result<(), i32> {
         unsafe {
             match self.flush() {
                 0 => {}
                 error => return Err(error),
             }
+            self.end_loan();
             if self.fd >= 0 {
                 if self.frugal {
                     self.leave_cache(u64::MAX);
@@ -364,6 +377,14 @@ impl Output {
             let i = (*control).next_loan.fetch_add(1, Relaxed);
             if i >= (*control).loans {
                 return Err(EDQUOT);
+            }
+            loop {
+                let lent = (*control).lent.load(Acquire);
+                if lent > i {
+                    break;
+                }
+                // The agent lends it, or ends us.
+                syscall!(nr::FUTEX, addr_of!((*control).lent), FUTEX_WAIT, lent as usize, null::<u8>());
             }
             self.loan = control
                 .cast::<u8>()

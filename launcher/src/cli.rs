@@ -3,6 +3,7 @@
 use belay_coordinator::config::Size;
 use belay_coordinator::exporter::Place;
 use belay_coordinator::interval::{parse_duration, Interval};
+use belay_storage::place::rule::Policy;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -51,6 +52,11 @@ pub(crate) enum Command {
     ///
     /// The agent of a running job does that by itself after every checkpoint. Exits 0 when a tier of kind pfs or object holds the checkpoint.
     Flush(Flush),
+    /// Measure the local tiers, so that chunks go where they are written fastest
+    ///
+    /// Writes and removes some files in each tier of kind memory or local, with one to nine writers at a time, and keeps the result there. Do it once, while nothing else
+    /// uses the tiers.
+    Calibrate(Calibrate),
     /// Read every byte of a job's checkpoints and compare it with its checksums
     Verify(Target),
     /// Show what an image file or a generation holds
@@ -126,6 +132,9 @@ pub(crate) struct Launch {
     /// Tiers and flushing, over what /etc/belay/belay.toml and ~/.config/belay/belay.toml say (docs/tiers.md)
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// How a local tier is chosen for a chunk, over what the configuration says: adaptive, fastest-only, local-only or naive
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) placement: Option<Policy>,
     /// How much goes to the log in the job directory
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub(crate) log_level: LogLevel,
@@ -260,6 +269,14 @@ pub(crate) struct Flush {
     /// No progress
     #[arg(short, long)]
     pub(crate) quiet: bool,
+}
+
+/// `belay calibrate`.
+#[derive(Debug, Args)]
+pub(crate) struct Calibrate {
+    /// Tiers, over what /etc/belay/belay.toml and ~/.config/belay/belay.toml say (docs/tiers.md)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
 }
 
 /// `belay status`.

@@ -4,7 +4,9 @@ use crate::cli::{self, Command, Generated};
 use crate::client::{call, status};
 use crate::progress::Show;
 use crate::{format, inspect, start};
+use belay_coordinator::config::Config;
 use belay_coordinator::jobdir::{Access, JobDir};
+use belay_coordinator::tiers::local;
 use belay_coordinator::{generations, tiers, verify, Failure};
 use belay_storage::flush::Control;
 use belay_storage::store::{Removed, Store};
@@ -23,6 +25,7 @@ pub(crate) fn run(command: Command) -> Result<u8, Failure> {
         Command::Status(args) => show_status(&args),
         Command::List(args) => list(&args),
         Command::Flush(args) => flush(&args),
+        Command::Calibrate(args) => calibrate(&args),
         Command::Verify(args) => verify_all(&args),
         Command::Inspect(args) => print(&format::plain(&inspect::describe(&args.image)?)),
         Command::Stop(args) => stop(&args),
@@ -399,6 +402,25 @@ fn gc(args: &cli::Gc) -> Result<u8, Failure> {
         format::bytes(removed.bytes)
     ))?;
     tidied.map(|()| 0)
+}
+
+fn calibrate(args: &cli::Calibrate) -> Result<u8, Failure> {
+    let config = Config::load(args.config.as_deref())?;
+    if config.local().next().is_none() {
+        return Err(Failure::new(
+            Exit::NoTier,
+            "no tier of kind memory or local is configured; name one in belay.toml (docs/tiers.md)",
+        ));
+    }
+    for t in config.local() {
+        print(&format!("tier {}:", t.name))?;
+        local::measure(t, |writers, rate| {
+            // The measurement goes on without a reader.
+            drop(print(&format!("  {writers} writers {}/s each", format::bytes(rate as u64))));
+        })?;
+        print("\n")?;
+    }
+    Ok(0)
 }
 
 fn generate(args: &cli::Generate) -> Result<u8, Failure> {

@@ -58,6 +58,9 @@ fn launch_in(dir: JobDir, lock: Lock, config: Config, args: Launch) -> Result<u8
         config,
         ..described(&args)
     };
+    if let Some(policy) = args.placement {
+        description.config.placement.policy = policy;
+    }
     // Of jobs on several hosts nothing is copied.
     if !args.across_hosts {
         tiers::check(&description)?;

@@ -6,15 +6,22 @@
 //! ```
 
 use crate::index::Index;
+use crate::place::desk::Spec;
+use crate::place::mover::Mover;
+use crate::place::rule::Policy;
 use crate::session::{Session, StorageLimit};
 use crate::store::{Removed, Store};
 use crate::StorageError;
 use belay_image::manifest::{ChunkEntry, Manifest};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Size of a chunk.
 pub const CHUNK_BYTES: u64 = 64 << 20;
+
+/// Small local tiers make chunks smaller, but not smaller than this.
+const MIN_CHUNK_BYTES: u64 = 4 << 20;
 
 /// Choices that hold for the job.
 #[derive(Debug, Clone, Copy, Default)]
@@ -35,6 +42,8 @@ struct Kept {
 #[derive(Debug)]
 pub struct Engine {
     store: Store,
+    /// The local tiers, where there are any.
+    mover: Option<Arc<Mover>>,
     options: Options,
     pub(crate) chunk_bytes: u64,
     next_id: u32,
@@ -49,12 +58,27 @@ impl Engine {
         store.create()?;
         Ok(Self {
             store,
+            mover: None,
             options,
             chunk_bytes: CHUNK_BYTES,
             next_id: 1,
             kept: None,
             base: None,
         })
+    }
+
+    /// Has chunks written to the store's local tiers first, of which `specs` says more.
+    pub fn use_tiers(&mut self, specs: Vec<Spec>, policy: Policy, rate: Option<u64>) -> Result<(), StorageError> {
+        // What a tier cannot take in pieces it is not given.
+        let smallest = specs.iter().map(|s| s.capacity / 4).min().unwrap_or(CHUNK_BYTES);
+        self.chunk_bytes = self.chunk_bytes.min(smallest).max(MIN_CHUNK_BYTES);
+        self.mover = Some(Mover::new(self.store.clone(), specs, policy, rate)?);
+        Ok(())
+    }
+
+    /// The local tiers.
+    pub fn mover(&self) -> Option<&Arc<Mover>> {
+        self.mover.as_ref()
     }
 
     /// Lets the next generation share the chunks of the one in `generation`, whose every page has been read and found whole.
@@ -93,8 +117,11 @@ impl Engine {
             }),
             None => None,
         };
+        if let Some(mover) = &self.mover {
+            mover.start()?;
+        }
         Ok(Session::new(
-            self.store.clone(),
+            (self.store.clone(), self.mover.clone()),
             self.next_id,
             self.chunk_bytes,
             limit,
@@ -155,6 +182,9 @@ impl Engine {
                 }
             }
         }
-        Ok(self.store.collect(needed)?)
+        Ok(match &self.mover {
+            Some(mover) => mover.collect(needed)?,
+            None => self.store.collect(needed)?,
+        })
     }
 }

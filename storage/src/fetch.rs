@@ -11,6 +11,7 @@ use crate::catalogue::{Catalogue, Listed};
 use crate::chunk::Chunk;
 use crate::flush::Control;
 use crate::pack::{self, read_piece};
+use crate::place::desk::Place;
 use crate::store::Store;
 use crate::tier::Tier;
 use crate::{StorageError, PAGE};
@@ -125,8 +126,8 @@ impl Fetch<'_> {
     }
 
     fn chunk(&mut self, entry: &ChunkEntry) -> Result<(), StorageError> {
-        let path = self.store.path(entry.id);
-        let found = Chunk::open(path.clone(), entry).map_err(StorageError::from);
+        let path = self.store.path_in(Place::Home, entry.id);
+        let found = self.store.open(entry).map_err(StorageError::from);
         match found.and_then(|c| check_pages(&c, self.control)) {
             Ok(()) => {
                 self.done.present += 1;
@@ -135,7 +136,7 @@ impl Fetch<'_> {
             Err(StorageError::Cancelled) => return Err(StorageError::Cancelled),
             Err(e) => tracing::info!(chunk = entry.id, reason = %e, "fetching"),
         }
-        let temporary = self.store.temporary(entry.id);
+        let temporary = self.store.name_in(Place::Home, entry.id, false);
         let control = self.control;
         let good = || check_pages(&Chunk::open(temporary.clone(), entry)?, control);
         self.item(&pack::chunk_name(entry), &temporary, &good)?;

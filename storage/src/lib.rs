@@ -12,6 +12,8 @@
 //! A committed generation is copied to durable *tiers* (`tier`, `flush`), where chunks and files lie in large *packs* (`pack`, `catalogue`), and comes back from there when it is
 //! missing or damaged here (`fetch`).
 //!
+//! Where the job has local tiers, chunks are written there first and moved to the job directory beside the program (`place`).
+//!
 //! * [`engine::Engine`] lives as long as the agent, [`session::Session`] as long as one checkpoint; what a session has learned counts only when its
 //!   generation is committed and the session is given back.
 
@@ -23,6 +25,7 @@ pub mod fetch;
 pub mod flush;
 pub mod index;
 pub mod pack;
+pub mod place;
 pub mod session;
 pub mod store;
 #[cfg(test)]

@@ -5,8 +5,13 @@
 //! ```
 //! Until `publish` all files have temporary names, and a session that is dropped removes them. So a kill at any instant leaves unfinished chunks, or finished ones
 //! that no generation names; both are removed by the next [`crate::store::Store::collect`].
+//!
+//! Where the job has local tiers, a loan gets its place, and with it its file, only when a writer wants it ([`Session::place_loan`]), and a chunk is sealed as soon as it is full, so that it can be moved home while
+//! others are written.
 
 use crate::index::Index;
+use crate::place::desk::{Place, Ticket};
+use crate::place::mover::Mover;
 use crate::store::Store;
 use crate::{chunk, compact, StorageError, PAGE};
 use belay_image::extents::{self, Extent};
@@ -18,6 +23,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Largest number of chunks lent at a time: each is an open file of the agent.
 const MAX_LOANS: u64 = 200;
@@ -28,12 +34,51 @@ const SMALL_PAGES: u64 = 1024;
 #[derive(Debug)]
 struct New {
     id: u32,
-    file: File,
+    /// Where it is, once that is known.
+    spot: Spot,
     hashes: Vec<u128>,
     capacity: u32,
+    /// A writer has it.
+    lent: bool,
     /// Set once the table of hashes is written and the file is durable.
     sealed: Option<ChunkEntry>,
     published: bool,
+}
+
+/// Where a new chunk is.
+#[derive(Debug)]
+enum Spot {
+    /// Nobody has asked for a place.
+    Nowhere,
+    /// A place has been asked for.
+    Asked(Ticket),
+    /// There; the file is open until the chunk is sealed.
+    At(Place, Option<File>),
+}
+
+impl New {
+    fn place(&self) -> Place {
+        match self.spot {
+            Spot::At(place, _) => place,
+            Spot::Nowhere | Spot::Asked(_) => Place::Home,
+        }
+    }
+
+    fn file(&self) -> Option<&File> {
+        match &self.spot {
+            Spot::At(_, file) => file.as_ref(),
+            Spot::Nowhere | Spot::Asked(_) => None,
+        }
+    }
+
+    /// Bytes that it can grow to.
+    fn most(&self) -> u64 {
+        chunk::file_bytes(self.capacity)
+    }
+
+    fn is_open(&self) -> bool {
+        self.sealed.is_none() && self.hashes.len() < self.capacity as usize
+    }
 }
 
 /// Room in a chunk that a writer of a snapshot may fill.
@@ -41,7 +86,7 @@ struct New {
 pub struct Loan {
     /// The chunk.
     pub id: u32,
-    /// The agent's descriptor of its file.
+    /// The agent's descriptor of its file; -1 while it has no place.
     pub fd: i32,
     /// First page free.
     pub first: u32,
@@ -66,6 +111,7 @@ pub struct Stats {
 #[derive(Debug)]
 pub struct Session {
     store: Store,
+    mover: Option<Arc<Mover>>,
     next_id: u32,
     chunk_pages: u32,
     /// Most pages that may still be written, and what to say when that is too little.
@@ -107,7 +153,7 @@ fn pages_within(limit: StorageLimit) -> (u64, StorageLimit) {
 
 impl Session {
     pub(crate) fn new(
-        store: Store,
+        (store, mover): (Store, Option<Arc<Mover>>),
         next_id: u32,
         chunk_bytes: u64,
         limit: Option<StorageLimit>,
@@ -116,6 +162,7 @@ impl Session {
     ) -> Self {
         Self {
             store,
+            mover,
             next_id,
             chunk_pages: u32::try_from(chunk_bytes / PAGE).unwrap_or(u32::MAX).max(1),
             room: limit.map(pages_within),
@@ -186,22 +233,96 @@ impl Session {
         }
     }
 
+    /// Adds a chunk; where there are local tiers it has no place yet.
     fn add_chunk(&mut self, capacity: u32) -> Result<(), StorageError> {
         let id = self.next_id;
         self.next_id = id.checked_add(1).ok_or_else(|| StorageError::System {
             step: "number a chunk",
             source: std::io::ErrorKind::StorageFull.into(),
         })?;
-        let file = create_private(&self.store.temporary(id))?;
+        let spot = match self.mover {
+            Some(_) => Spot::Nowhere,
+            None => self.spot_at(Place::Home, id)?,
+        };
         self.chunks.push(New {
             id,
-            file,
+            spot,
             hashes: Vec::new(),
             capacity,
+            lent: false,
             sealed: None,
             published: false,
         });
         Ok(())
+    }
+
+    fn spot_at(&self, place: Place, id: u32) -> Result<Spot, StorageError> {
+        let file = create_private(&self.store.name_in(place, id, false))?;
+        Ok(Spot::At(place, Some(file)))
+    }
+
+    /// Makes the file of chunk number `at` of this session where `place` says; at home, where it cannot be made there.
+    fn settle(&mut self, at: usize, place: Place) -> Result<(), StorageError> {
+        let id = self.chunks[at].id;
+        let made = self.spot_at(place, id);
+        self.chunks[at].spot = match (made, place, &self.mover) {
+            (Err(e), Place::Tier(tier), Some(mover)) => {
+                tracing::warn!(tier = self.store.tiers()[tier].name, error = %e, "local tier is left out");
+                mover.desk().close_tier(tier);
+                mover.desk().abandoned(tier, self.chunks[at].most());
+                self.spot_at(Place::Home, id)?
+            }
+            (made, ..) => made?,
+        };
+        Ok(())
+    }
+
+    /// The agent's descriptor of the file of chunk `id`, which has been lent; `None` while it must wait for a place.
+    pub fn place_loan(&mut self, id: u32) -> Result<Option<i32>, StorageError> {
+        let Some(at) = self.chunks.iter().position(|c| c.id == id) else {
+            return Err(self.no_room());
+        };
+        if let Some(mover) = self.mover.clone() {
+            if matches!(self.chunks[at].spot, Spot::Nowhere) {
+                self.chunks[at].spot = Spot::Asked(mover.desk().ask(self.chunks[at].most()));
+            }
+            if let Spot::Asked(ticket) = &self.chunks[at].spot {
+                let Some(place) = mover.desk().granted(ticket) else {
+                    self.seal_idle()?;
+                    return Ok(None);
+                };
+                self.settle(at, place)?;
+            }
+        }
+        Ok(self.chunks[at].file().map(AsRawFd::as_raw_fd))
+    }
+
+    /// Seals the chunks in local tiers that nobody writes, so that they can be moved.
+    fn seal_idle(&mut self) -> Result<(), StorageError> {
+        for at in 0..self.chunks.len() {
+            let c = &self.chunks[at];
+            if !c.lent && c.sealed.is_none() && !c.hashes.is_empty() && c.place() != Place::Home {
+                self.seal_one(at)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether places are given when they are needed.
+    pub fn is_tiered(&self) -> bool {
+        self.mover.is_some()
+    }
+
+    /// Most bytes of memory that local tiers may take more than they have.
+    pub fn room_in_memory(&self) -> u64 {
+        self.mover.as_ref().map_or(0, |m| m.desk().room_in_memory())
+    }
+
+    /// Local tiers in memory may take at most `bytes` in this checkpoint.
+    pub fn limit_tiers_in_memory(&self, bytes: u64) {
+        if let Some(mover) = &self.mover {
+            mover.desk().limit_memory(bytes);
+        }
     }
 
     fn written(&self) -> u64 {
@@ -236,27 +357,28 @@ impl Session {
         if self.room.is_some_and(|(pages, _)| self.written() >= pages) {
             return Err(self.no_room());
         }
-        let open = self
-            .chunks
-            .iter()
-            .position(|c| c.sealed.is_none() && c.hashes.len() < c.capacity as usize);
-        let at = match open {
+        let at = match self.chunks.iter().position(|c| c.is_open() && c.file().is_some()) {
             Some(at) => at,
             None => {
                 let capacity = self.chunk_pages;
                 self.add_chunk(capacity)?;
-                self.chunks.len() - 1
+                let at = self.chunks.len() - 1;
+                if let Some(mover) = self.mover.clone() {
+                    // The program may stand still meanwhile: nobody waits here.
+                    self.settle(at, mover.desk().now(chunk::file_bytes(capacity)))?;
+                }
+                at
             }
         };
         let c = &mut self.chunks[at];
         let page = c.hashes.len() as u32;
-        c.file
-            .write_all_at(data, u64::from(page) * PAGE)
-            .map_err(|e| ImageError::io("write", &self.store.temporary(c.id), e))?;
-        c.hashes.push(hash);
+        let Some(file) = c.file() else { return Err(self.no_room()) };
+        file.write_all_at(data, u64::from(page) * PAGE)
+            .map_err(|e| ImageError::io("write", &self.store.name_in(c.place(), c.id, false), e))?;
         if self.frugal && (u64::from(page) + 1).is_multiple_of(FRUGAL_PAGES) {
-            drop_from_cache(&c.file, (u64::from(page) + 1 - FRUGAL_PAGES) * PAGE, FRUGAL_PAGES * PAGE);
+            drop_from_cache(file, (u64::from(page) + 1 - FRUGAL_PAGES) * PAGE, FRUGAL_PAGES * PAGE);
         }
+        c.hashes.push(hash);
         self.stats.written += 1;
         let id = c.id;
         if let Some(index) = &mut self.index {
@@ -282,6 +404,10 @@ impl Session {
 
     /// Pages of each new chunk where `pages` are to be written.
     fn capacity(&self, pages: u64) -> u64 {
+        if self.is_tiered() {
+            // Files are made and closed one after the other, and must fit into their tiers.
+            return u64::from(self.chunk_pages);
+        }
         u64::from(self.chunk_pages).max(pages / MAX_LOANS)
     }
 
@@ -296,26 +422,23 @@ impl Session {
         let capacity = self.capacity(pages);
         let mut wanted = pages + u64::from(writers - 1) * capacity;
         let mut loans = Vec::new();
-        let mut lend = |c: &New, wanted: &mut u64| {
+        let mut lend = |c: &mut New, wanted: &mut u64| {
             let first = c.hashes.len() as u32;
             let pages = u64::from(c.capacity - first).min(budget);
             budget -= pages;
             *wanted = wanted.saturating_sub(pages);
             if pages > 0 {
+                c.lent = true;
                 loans.push(Loan {
                     id: c.id,
-                    fd: c.file.as_raw_fd(),
+                    fd: c.file().map_or(-1, AsRawFd::as_raw_fd),
                     first,
                     pages: pages as u32,
                 });
             }
             pages > 0
         };
-        for c in self
-            .chunks
-            .iter()
-            .filter(|c| c.sealed.is_none() && c.hashes.len() < c.capacity as usize)
-        {
+        for c in self.chunks.iter_mut().filter(|c| c.is_open()) {
             if wanted > 0 {
                 lend(c, &mut wanted);
             }
@@ -325,8 +448,8 @@ impl Session {
             let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
             more.push(self.chunks.len());
             self.add_chunk(capacity)?;
-            let c = &self.chunks[self.chunks.len() - 1];
-            if !lend(c, &mut wanted) {
+            let last = self.chunks.len() - 1;
+            if !lend(&mut self.chunks[last], &mut wanted) {
                 break;
             }
         }
@@ -335,9 +458,11 @@ impl Session {
 
     /// Takes a loan back: `hashes` are those of the pages written, in order. A full chunk is sealed at once.
     pub fn give_back(&mut self, id: u32, hashes: impl Iterator<Item = u128>) -> Result<(), StorageError> {
-        let Some(c) = self.chunks.iter_mut().find(|c| c.id == id) else {
+        let Some(at) = self.chunks.iter().position(|c| c.id == id) else {
             return Ok(());
         };
+        let c = &mut self.chunks[at];
+        c.lent = false;
         let before = c.hashes.len();
         c.hashes.extend(hashes);
         let new = (c.hashes.len() - before) as u64;
@@ -346,20 +471,28 @@ impl Session {
             index.count_inserted(new);
         }
         if c.hashes.len() >= c.capacity as usize {
-            Self::seal_one(&self.store, c)?;
+            self.seal_one(at)?;
         }
         Ok(())
     }
 
-    fn seal_one(store: &Store, c: &mut New) -> Result<(), StorageError> {
-        let path = store.temporary(c.id);
+    fn seal_one(&mut self, at: usize) -> Result<(), StorageError> {
+        let c = &mut self.chunks[at];
+        let (place, most) = (c.place(), c.most());
+        let path = self.store.name_in(place, c.id, false);
         let pages = c.hashes.len() as u32;
         let (trailer, xxh3) = chunk::encode_trailer(&c.hashes);
-        c.file
-            .write_all_at(&trailer, u64::from(pages) * PAGE)
-            .map_err(|e| ImageError::io("write", &path, e))?;
-        c.file.sync_all().map_err(|e| ImageError::io("fsync", &path, e))?;
-        c.sealed = Some(ChunkEntry { id: c.id, pages, xxh3 });
+        if let Some(file) = c.file() {
+            file.write_all_at(&trailer, u64::from(pages) * PAGE)
+                .map_err(|e| ImageError::io("write", &path, e))?;
+            file.sync_all().map_err(|e| ImageError::io("fsync", &path, e))?;
+        }
+        let id = c.id;
+        c.spot = Spot::At(place, None);
+        c.sealed = Some(ChunkEntry { id, pages, xxh3 });
+        if let (Some(mover), Place::Tier(tier)) = (&self.mover, place) {
+            mover.sealed(tier, id, most, pages);
+        }
         Ok(())
     }
 
@@ -432,22 +565,21 @@ impl Session {
 
     /// Completes the chunks: tables of hashes written, everything durable.
     pub fn seal(&mut self) -> Result<(), StorageError> {
-        for c in self.chunks.iter_mut().filter(|c| c.sealed.is_none() && !c.hashes.is_empty()) {
-            Self::seal_one(&self.store, c)?;
+        for at in 0..self.chunks.len() {
+            if self.chunks[at].sealed.is_none() && !self.chunks[at].hashes.is_empty() {
+                self.seal_one(at)?;
+            }
         }
         self.discard_empty();
         Ok(())
     }
 
     fn discard_empty(&mut self) {
-        let store = &self.store;
-        self.chunks.retain(|c| {
-            let keep = !c.hashes.is_empty();
-            if !keep {
-                remove(store, c);
-            }
-            keep
-        });
+        let (keep, empty) = std::mem::take(&mut self.chunks)
+            .into_iter()
+            .partition(|c: &New| !c.hashes.is_empty());
+        self.chunks = keep;
+        empty.iter().for_each(|c| self.give_up(c));
     }
 
     /// Bytes of the chunks of this session.
@@ -474,8 +606,15 @@ impl Session {
 
     /// Gives the chunks their names. From here on the generation that refers to them may be committed.
     pub fn publish(&mut self) -> Result<(), StorageError> {
+        if let Some(mover) = &self.mover {
+            let ids: Vec<u32> = self.chunks.iter().map(|c| c.id).collect();
+            mover.publish(&ids)?;
+            self.chunks.iter_mut().for_each(|c| c.published = true);
+            return Ok(());
+        }
         for c in &mut self.chunks {
-            let (from, to) = (self.store.temporary(c.id), self.store.path(c.id));
+            let place = Place::Home;
+            let (from, to) = (self.store.name_in(place, c.id, false), self.store.path_in(place, c.id));
             std::fs::rename(&from, &to).map_err(|e| ImageError::io("rename", &from, e))?;
             c.published = true;
         }
@@ -493,8 +632,21 @@ impl Session {
     }
 
     fn discard(&self) {
-        for c in self.chunks.iter().filter(|c| !c.published) {
-            remove(&self.store, c);
+        self.chunks.iter().filter(|c| !c.published).for_each(|c| self.give_up(c));
+    }
+
+    /// Removes a chunk that will not be published.
+    fn give_up(&self, c: &New) {
+        match (&c.spot, &self.mover) {
+            (Spot::Nowhere, _) => return,
+            (Spot::Asked(ticket), Some(mover)) => return mover.desk().forget(ticket),
+            (_, Some(mover)) if c.sealed.is_some() => return mover.give_up(c.id),
+            (Spot::At(Place::Tier(tier), _), Some(mover)) => mover.desk().abandoned(*tier, c.most()),
+            _ => {}
+        }
+        let path = self.store.name_in(c.place(), c.id, false);
+        if let Err(e) = std::fs::remove_file(&path) {
+            tracing::warn!(path = %path.display(), error = %e, "unfinished chunk could not be removed");
         }
     }
 }
@@ -509,13 +661,6 @@ fn drop_from_cache(file: &File, offset: u64, bytes: u64) {
     unsafe { libc::sync_file_range(file.as_raw_fd(), from, len, all) };
     // SAFETY: as above.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), from, len, libc::POSIX_FADV_DONTNEED) };
-}
-
-fn remove(store: &Store, c: &New) {
-    let path = store.temporary(c.id);
-    if let Err(e) = std::fs::remove_file(&path) {
-        tracing::warn!(path = %path.display(), error = %e, "unfinished chunk could not be removed");
-    }
 }
 
 impl Drop for Session {

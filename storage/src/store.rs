@@ -1,22 +1,47 @@
-//! The directory of chunks: names, what is there, removal of what no generation needs.
+//! The directories of chunks: names, what is there, removal of what no generation needs.
+//!
+//! A chunk lies at home, in `chunks/` of the job directory, or in the directory of a local tier (see `place`), which `places.json` lists. Who looks for one looks at home first, then in the tiers, and once
+//! more at home, because it may have been moved meanwhile.
 
 use crate::chunk;
+use crate::place::desk::Place;
 use belay_image::manifest::ChunkEntry;
-use belay_image::ImageError;
+use belay_image::sections::create_private;
+use belay_image::{files, ImageError};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File};
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Name of the directory in the job directory.
 pub const DIRECTORY: &str = "chunks";
 const TEMPORARY: &str = ".tmp-";
 
+/// Name of the list of local tiers in the job directory.
+pub const PLACES: &str = "places.json";
+/// Longest list that is read.
+const MAX_PLACES: u64 = 1 << 20;
+
+/// A local tier: where its chunks are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LocalTier {
+    /// Its name in the configuration.
+    pub name: String,
+    /// It lies in memory.
+    pub memory: bool,
+    /// The directory of the job's chunks in it.
+    pub dir: PathBuf,
+}
+
 /// The store of one job.
 #[derive(Debug, Clone)]
 pub struct Store {
     dir: PathBuf,
+    tiers: Arc<[LocalTier]>,
 }
 
 /// What a removal removed.
@@ -43,6 +68,7 @@ impl Store {
     pub fn of_job(job: &Path) -> Self {
         Self {
             dir: job.join(DIRECTORY),
+            tiers: local_tiers(job).into(),
         }
     }
 
@@ -65,47 +91,104 @@ impl Store {
         &self.dir
     }
 
-    /// File of chunk `id`.
-    pub fn path(&self, id: u32) -> PathBuf {
-        self.dir.join(name(id))
+    /// The local tiers.
+    pub fn tiers(&self) -> &[LocalTier] {
+        &self.tiers
     }
 
-    /// File of chunk `id` while it is being written.
-    pub fn temporary(&self, id: u32) -> PathBuf {
-        self.dir.join(format!("{TEMPORARY}{}", name(id)))
+    /// Whether local tier `tier` lies in memory.
+    pub fn is_memory(&self, tier: usize) -> bool {
+        self.tiers.get(tier).is_some_and(|t| t.memory)
+    }
+
+    fn directory_of(&self, place: Place) -> &Path {
+        match place {
+            Place::Tier(tier) => self.tiers.get(tier).map_or(&self.dir, |t| &t.dir),
+            Place::Home => &self.dir,
+        }
+    }
+
+    /// File of chunk `id` in `place`.
+    pub fn path_in(&self, place: Place, id: u32) -> PathBuf {
+        self.directory_of(place).join(name(id))
+    }
+
+    /// File of chunk `id` in `place`, under the name that it has before or after it is published.
+    pub fn name_in(&self, place: Place, id: u32, published: bool) -> PathBuf {
+        let prefix = if published { "" } else { TEMPORARY };
+        self.directory_of(place).join(format!("{prefix}{}", name(id)))
+    }
+
+    /// File of chunk `id`, wherever it lies; at home where it is nowhere.
+    pub fn path(&self, id: u32) -> PathBuf {
+        self.path_in(self.place_of(id), id)
+    }
+
+    /// Where chunk `id` lies; at home where it is nowhere.
+    pub fn place_of(&self, id: u32) -> Place {
+        let is_home = || self.path_in(Place::Home, id).exists();
+        if self.tiers.is_empty() || is_home() {
+            return Place::Home;
+        }
+        let found = (0..self.tiers.len()).map(Place::Tier).find(|p| self.path_in(*p, id).exists());
+        // Moved while we looked.
+        found.filter(|_| !is_home()).unwrap_or(Place::Home)
+    }
+
+    /// Opens a chunk at its place; once more, where it was moved meanwhile.
+    fn with_path<T>(&self, id: u32, open: impl Fn(PathBuf) -> Result<T, ImageError>) -> Result<T, ImageError> {
+        let path = self.path(id);
+        match open(path.clone()) {
+            Err(_) if path != self.path_in(Place::Home, id) && !path.exists() => open(self.path(id)),
+            other => other,
+        }
     }
 
     /// Opens a chunk.
     pub fn open(&self, entry: &ChunkEntry) -> Result<chunk::Chunk, ImageError> {
-        chunk::Chunk::open(self.path(entry.id), entry)
+        self.with_path(entry.id, |path| chunk::Chunk::open(path, entry))
     }
 
     /// Whether a chunk's file is there with its length.
     pub fn check_present(&self, entry: &ChunkEntry) -> Result<(), ImageError> {
-        chunk::check_present(&self.path(entry.id), entry)
+        self.with_path(entry.id, |path| chunk::check_present(&path, entry))
     }
 
-    fn entries(&self) -> Result<Vec<(String, u64)>, ImageError> {
-        let fail = |e| ImageError::io("read", &self.dir, e);
-        let list = match std::fs::read_dir(&self.dir) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            other => other.map_err(fail)?,
-        };
+    /// All files: place, name and length.
+    fn entries(&self) -> Result<Vec<(Place, String, u64)>, ImageError> {
+        let places = [Place::Home].into_iter().chain((0..self.tiers.len()).map(Place::Tier));
         let mut out = Vec::new();
-        for entry in list {
-            let entry = entry.map_err(fail)?;
-            let bytes = match entry.metadata() {
+        for place in places {
+            let dir = self.directory_of(place);
+            let fail = |e| ImageError::io("read", dir, e);
+            let list = match std::fs::read_dir(dir) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                other => other.map_err(fail)?.len(),
+                other => other.map_err(fail)?,
             };
-            out.push((entry.file_name().to_string_lossy().into_owned(), bytes));
+            for entry in list {
+                let entry = entry.map_err(fail)?;
+                let bytes = match entry.metadata() {
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                    other => other.map_err(fail)?.len(),
+                };
+                out.push((place, entry.file_name().to_string_lossy().into_owned(), bytes));
+            }
         }
         Ok(out)
     }
 
     /// Bytes of all files in the store.
     pub fn bytes(&self) -> Result<u64, ImageError> {
-        Ok(self.entries()?.iter().map(|(_, bytes)| bytes).sum())
+        Ok(self.entries()?.iter().map(|(_, _, bytes)| bytes).sum())
+    }
+
+    /// The chunks in local tiers, as (tier, number, length).
+    pub(crate) fn in_tiers(&self) -> Result<Vec<(usize, u32, u64)>, ImageError> {
+        let in_tier = |(place, file, bytes): (Place, String, u64)| match place {
+            Place::Tier(tier) => Some((tier, number(&file)?, bytes)),
+            Place::Home => None,
+        };
+        Ok(self.entries()?.into_iter().filter_map(in_tier).collect())
     }
 
     /// A number greater than that of any chunk, finished or not.
@@ -113,18 +196,30 @@ impl Store {
         let entries = self.entries()?;
         let ids = entries
             .iter()
-            .filter_map(|(n, _)| number(n.strip_prefix(TEMPORARY).unwrap_or(n)));
+            .filter_map(|(_, n, _)| number(n.strip_prefix(TEMPORARY).unwrap_or(n)));
         Ok(ids.max().map_or(1, |id| id.saturating_add(1)))
     }
 
     /// Removes every chunk that is not in `needed`, and every unfinished one. Call while no checkpoint is being written.
     pub fn collect(&self, needed: &BTreeSet<u32>) -> Result<Removed, ImageError> {
+        self.collect_but(needed, &BTreeSet::new())
+    }
+
+    /// The same, but unfinished files of chunks in `moving` stay.
+    pub(crate) fn collect_but(&self, needed: &BTreeSet<u32>, moving: &BTreeSet<u32>) -> Result<Removed, ImageError> {
         let mut removed = Removed::default();
-        for (file, bytes) in self.entries()? {
-            let unneeded = file.starts_with(TEMPORARY) || number(&file).is_some_and(|id| !needed.contains(&id));
+        for (place, file, bytes) in self.entries()? {
+            let unneeded = match file.strip_prefix(TEMPORARY) {
+                Some(finished) => !number(finished).is_some_and(|id| moving.contains(&id)),
+                None => number(&file).is_some_and(|id| !needed.contains(&id)),
+            };
             if unneeded {
-                let path = self.dir.join(&file);
-                std::fs::remove_file(&path).map_err(|e| ImageError::io("remove", &path, e))?;
+                let path = self.directory_of(place).join(&file);
+                match std::fs::remove_file(&path) {
+                    // Moved since it was listed.
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                    other => other.map_err(|e| ImageError::io("remove", &path, e))?,
+                }
                 removed.chunks += 1;
                 removed.bytes += bytes;
             }
@@ -134,10 +229,78 @@ impl Store {
 
     /// Makes the names in the directory durable.
     pub fn sync(&self) -> Result<(), ImageError> {
-        File::open(&self.dir)
-            .and_then(|d| d.sync_all())
-            .map_err(|e| ImageError::io("sync", &self.dir, e))
+        self.sync_place(Place::Home)
     }
+
+    /// Makes the names of the chunks in `place` durable.
+    pub(crate) fn sync_place(&self, place: Place) -> Result<(), ImageError> {
+        let dir = self.directory_of(place);
+        File::open(dir)
+            .and_then(|d| d.sync_all())
+            .map_err(|e| ImageError::io("sync", dir, e))
+    }
+}
+
+/// The local tiers of the job in directory `job`, whether they are there or not.
+pub fn listed(job: &Path) -> Vec<LocalTier> {
+    let path = job.join(PLACES);
+    let listed = match files::read(&path, MAX_PLACES) {
+        Ok(text) => serde_json::from_slice::<Vec<LocalTier>>(&text).map_err(|e| e.to_string()),
+        Err(_) if !path.exists() => return Vec::new(),
+        Err(e) => Err(e.to_string()),
+    };
+    listed.unwrap_or_else(|reason| {
+        tracing::warn!(path = %path.display(), reason, "local tiers are not known");
+        Vec::new()
+    })
+}
+
+/// Those that are there and belong to whom the job belongs.
+fn local_tiers(job: &Path) -> Vec<LocalTier> {
+    let listed = listed(job);
+    if listed.is_empty() {
+        return listed;
+    }
+    let owner = std::fs::metadata(job).map(|m| m.uid()).ok();
+    let own = |t: &LocalTier| {
+        let there = std::fs::symlink_metadata(&t.dir).ok();
+        there.is_some_and(|m| m.is_dir() && Some(m.uid()) == owner && m.mode() & 0o022 == 0)
+    };
+    listed.into_iter().filter(own).collect()
+}
+
+/// Notes the local tiers of the job in directory `job`, durably, and makes the directories of those that are `used`.
+pub fn set_local_tiers(job: &Path, tiers: &[LocalTier], used: &[LocalTier]) -> Result<(), ImageError> {
+    let path = job.join(PLACES);
+    if tiers.is_empty() && !path.exists() {
+        return Ok(());
+    }
+    for t in used {
+        match DirBuilder::new().mode(0o700).recursive(true).create(&t.dir) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(ImageError::io("make", &t.dir, e)),
+            _ => {}
+        }
+    }
+    let new = job.join(".places.json.new");
+    match std::fs::remove_file(&new) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(ImageError::io("remove", &new, e)),
+        _ => {}
+    }
+    let mut file = create_private(&new)?;
+    let text = serde_json::to_vec_pretty(tiers).map_err(|e| ImageError::damaged(&new, e.to_string()))?;
+    file.write_all(&text)
+        .and_then(|()| file.sync_all())
+        .map_err(|e| ImageError::io("write", &new, e))?;
+    std::fs::rename(&new, &path).map_err(|e| ImageError::io("rename", &new, e))?;
+    File::open(job)
+        .and_then(|d| d.sync_all())
+        .map_err(|e| ImageError::io("sync", job, e))
+}
+
+/// The chunk files that lie in directory `dir` of a local tier.
+pub fn chunks_in(dir: &Path) -> usize {
+    let names = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    names.filter(|e| number(&e.file_name().to_string_lossy()).is_some()).count()
 }
 
 #[cfg(test)]
@@ -170,7 +333,7 @@ pub(crate) mod tests {
         for id in [1, 2, 0x1f] {
             std::fs::write(store.path(id), [0; 10]).unwrap();
         }
-        std::fs::write(store.temporary(0x20), [0; 7]).unwrap();
+        std::fs::write(store.name_in(Place::Home, 0x20, false), [0; 7]).unwrap();
         std::fs::write(store.dir.join("unrelated"), b"x").unwrap();
         assert_eq!((store.next_id().unwrap(), store.bytes().unwrap()), (0x21, 38));
         let removed = store.collect(&BTreeSet::from([2])).unwrap();

@@ -2,7 +2,7 @@
 
 use super::{Agent, Ending, KILL_PERIOD, PROGRESS_PERIOD, STDIO_PERIOD};
 use crate::relay::Message;
-use crate::{processes, sys};
+use crate::{processes, sys, tiers};
 use belay_wire::{Event, Exit};
 use std::time::Duration;
 
@@ -81,6 +81,10 @@ impl Agent {
     /// Nothing of the job is left: record how it ended, give the directory back, then tell everyone who waits for it.
     pub(super) fn end(mut self) -> i32 {
         self.give_up_flush();
+        if let Some(Err(e)) = self.engine.mover().map(|m| m.finish()) {
+            tracing::error!(error = %e, "chunks stay in local tiers");
+        }
+        tiers::local::remove_empty(&self.dir);
         self.description.wait_status = self.result.or(self.root_status);
         self.description.history.end(sys::now_unix_s());
         if let Err(failure) = self.dir.describe(&self.description) {

@@ -134,15 +134,22 @@ impl Agent {
         } = setup;
         let gen = dir.generations();
         generations::clear_leftovers(&gen)?;
-        let store = Store::of_job(dir.path());
-        if let Some(needed) = generations::needed_chunks(&gen)? {
-            store.collect(&needed)?;
-        }
         let options = Options {
             max_bytes: description.max_bytes,
             find_by_hash: description.differential != Differential::Off,
         };
-        let mut engine = Engine::new(store, options)?;
+        let needed = generations::needed_chunks(&gen)?;
+        let make = |store: Store| {
+            if let Some(needed) = &needed {
+                store.collect(needed)?;
+            }
+            Ok(Engine::new(store, options)?)
+        };
+        // The parts of a job on several hosts restart on other hosts: what they write lies where all see it.
+        let mut engine = match nodes {
+            Some(_) => make(Store::of_job(dir.path()))?,
+            None => tiers::local::engage(&dir, &description, make)?,
+        };
         let tracking = match description.differential {
             Differential::Written => Tracking::default(),
             Differential::Hash | Differential::Off => Tracking::off(),
@@ -272,6 +279,7 @@ impl Agent {
         self.arm_interval();
         self.publish();
         self.flush_what_is_left();
+        self.move_what_is_left();
         // A restarted process may have ended before the signals were blocked.
         self.reap();
         let mut reported = false;

@@ -17,11 +17,31 @@ impl Agent {
 
     /// After a checkpoint, whether it succeeded or not: retention, and removal of chunks that are not needed any more. Not while one is being written.
     pub(super) fn tidy(&mut self) -> Result<(), Failure> {
-        generations::retain(&self.dir.generations(), self.description.keep, &self.pinned())?;
+        let pinned: Vec<u64> = self.pinned().into_iter().chain(self.newest_at_rest()?).collect();
+        generations::retain(&self.dir.generations(), self.description.keep, &pinned)?;
         self.collect()?;
         match self.description.max_bytes {
             Some(limit) => self.shrink_to(limit),
             None => Ok(()),
+        }
+    }
+
+    /// While newer generations lie in memory, in part: the newest that does not. It is what a power cut would leave.
+    fn newest_at_rest(&self) -> Result<Option<u64>, Failure> {
+        let Some(mover) = self.engine.mover() else { return Ok(None) };
+        let all = generations::list(&self.dir.generations())?;
+        let at_rest = all.iter().rev().find(|g| {
+            let chunks = g.manifest.as_ref().ok().map(|m| m.chunks.iter().map(|c| c.id).collect());
+            chunks.is_some_and(|ids| mover.in_memory(&ids) == 0)
+        });
+        Ok(at_rest.map(|g| g.number))
+    }
+
+    /// At the start: chunks that earlier agents have left in local tiers go home.
+    pub(super) fn move_what_is_left(&mut self) {
+        let left = self.engine.mover().filter(|m| !m.desk().is_idle());
+        if let Some(Err(e)) = left.map(|m| m.start()) {
+            self.note_failure(&e.into(), false);
         }
     }
 

@@ -70,7 +70,7 @@ pub fn find_job(dir: &Path, config: &Config) -> Result<bool, Failure> {
         for t in config.durable() {
             let descriptions = match t.kind {
                 Kind::Object => open_one(t, "").and_then(|tier| in_store(&*tier)),
-                Kind::Pfs => in_directory(t, t.path.as_deref().unwrap_or(Path::new("/"))),
+                Kind::Memory | Kind::Local | Kind::Pfs => in_directory(t, t.path.as_deref().unwrap_or(Path::new("/"))),
             };
             match descriptions {
                 Ok(all) => {

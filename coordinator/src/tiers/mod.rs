@@ -1,4 +1,4 @@
-//! The durable tiers of a job: opening them, what is known of what they hold, and moving generations there and back.
+//! The tiers of a job. The durable ones: opening them, what is known of what they hold, and moving generations there and back.
 //!
 //! ```text
 //! belay-job/tiers/NAME.json     notes: manifests of the generations that tier NAME holds, as of the last flush or look
@@ -7,6 +7,7 @@
 
 mod again;
 mod child;
+pub mod local;
 mod notes;
 
 pub use again::{fetch, find_job, refresh};
@@ -45,7 +46,7 @@ pub struct Durable {
 fn open_one(t: &config::Tier, folder: &str) -> Result<Box<dyn Tier>, Failure> {
     let path = t.path.as_deref().unwrap_or(Path::new("/"));
     match t.kind {
-        Kind::Pfs => Ok(Box::new(Directory::open(&t.name, &path.join(folder))?)),
+        Kind::Memory | Kind::Local | Kind::Pfs => Ok(Box::new(Directory::open(&t.name, &path.join(folder))?)),
         Kind::Object => open_object_store(t, folder),
     }
 }

@@ -125,8 +125,9 @@ fn here(g: &Generation) -> GenerationStatus {
         bytes: status.bytes,
         whole: status.whole,
     };
+    let local = super::local::holdings(g);
     GenerationStatus {
-        tiers: vec![on],
+        tiers: [on].into_iter().chain(local).collect(),
         ..status
     }
 }

@@ -8,7 +8,7 @@
 
 pub mod compress;
 pub mod elastic;
-mod rate;
+pub(crate) mod rate;
 
 use crate::catalogue::{self, Catalogue, Listed};
 use crate::pack::{self, Index, PackRef, Writer, PIECE};

@@ -2,6 +2,7 @@
 
 use super::Control;
 use crate::StorageError;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,17 +11,20 @@ const SLICE: Duration = Duration::from_millis(50);
 
 /// The limit.
 #[derive(Debug)]
-pub(super) struct Rate {
+pub(crate) struct Rate {
     bytes_per_s: Option<u64>,
+    /// The limit does not count any more.
+    lifted: AtomicBool,
     /// When the bytes granted so far will have been used up.
     next: Mutex<Instant>,
 }
 
 impl Rate {
     /// A limit of `bytes_per_s`, or none.
-    pub(super) fn new(bytes_per_s: Option<u64>) -> Self {
+    pub(crate) fn new(bytes_per_s: Option<u64>) -> Self {
         Self {
             bytes_per_s,
+            lifted: AtomicBool::new(false),
             next: Mutex::new(Instant::now()),
         }
     }
@@ -34,11 +38,19 @@ impl Rate {
         due
     }
 
+    /// Takes the limit away, also for those that wait.
+    pub(crate) fn lift(&self) {
+        self.lifted.store(true, Ordering::Relaxed);
+    }
+
     /// Waits until `bytes` more may be moved.
-    pub(super) fn take(&self, bytes: u64, control: &Control) -> Result<(), StorageError> {
+    pub(crate) fn take(&self, bytes: u64, control: &Control) -> Result<(), StorageError> {
         let due = self.grant(bytes, Instant::now());
         loop {
             control.check()?;
+            if self.lifted.load(Ordering::Relaxed) {
+                return Ok(());
+            }
             match due.checked_duration_since(Instant::now()) {
                 Some(left) if !left.is_zero() => std::thread::sleep(left.min(SLICE)),
                 _ => return Ok(()),
@@ -68,5 +80,9 @@ mod tests {
         rate.take(1000, &control).unwrap();
         control.cancel();
         assert!(rate.take(1, &control).is_err());
+        let (rate, control) = (Rate::new(Some(1)), Control::default());
+        rate.take(1000, &control).unwrap();
+        rate.lift();
+        rate.take(1, &control).unwrap();
     }
 }

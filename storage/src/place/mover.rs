@@ -1,0 +1,287 @@
+//! Moves chunks home from the local tiers, on threads of its own.
+//!
+//! ```text
+//! sealed ──> copied to home as .tmp-, fsync ──┬── not published yet: home's copy counts from now on; the one in the tier goes
+//!                                            ├── published: renamed at home, directory synced; the one in the tier goes
+//!                                            └── given up, or not needed any more: home's copy goes
+//! ```
+//! A kill at any instant leaves the chunk in the tier whole, or at home whole, or both, and perhaps an unfinished `.tmp-` file. The lock orders the last step of a move against publishing,
+//! giving up and the removal of chunks that are not needed.
+
+use super::desk::{Desk, Place, Spec};
+use super::rule::Policy;
+use crate::flush::{rate::Rate, step_back, Control};
+use crate::store::{Removed, Store};
+use crate::{chunk, StorageError};
+use belay_image::sections::create_private;
+use belay_image::{files, ImageError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Moves at a time.
+const THREADS: usize = 2;
+/// Bytes read and written at a time.
+const PIECE: usize = 4 << 20;
+
+/// A chunk in a local tier.
+#[derive(Debug, Clone, Copy)]
+struct Item {
+    tier: usize,
+    bytes: u64,
+    published: bool,
+    /// It could not be moved.
+    failed: bool,
+}
+
+/// The local tiers of a job, and what moves chunks out of them.
+#[derive(Debug)]
+pub struct Mover {
+    store: Store,
+    desk: Desk,
+    items: Mutex<BTreeMap<u32, Item>>,
+    rate: Rate,
+    control: Control,
+    threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
+}
+
+impl Mover {
+    /// For the tiers of `store`, of which `specs` says more; finds what lies in them.
+    pub fn new(store: Store, specs: Vec<Spec>, policy: Policy, rate: Option<u64>) -> Result<Arc<Self>, StorageError> {
+        let mover = Arc::new(Self {
+            desk: Desk::new(policy, specs),
+            items: Mutex::default(),
+            rate: Rate::new(rate),
+            control: Control::default(),
+            threads: Mutex::default(),
+            store,
+        });
+        for (tier, id, bytes) in mover.store.in_tiers()? {
+            let home = mover.store.path_in(Place::Home, id);
+            if std::fs::metadata(&home).is_ok_and(|m| m.len() == bytes) {
+                // The end of a move was cut off.
+                remove(&mover.store.path_in(Place::Tier(tier), id));
+                continue;
+            }
+            let published = true;
+            let failed = false;
+            mover.items().insert(
+                id,
+                Item {
+                    tier,
+                    bytes,
+                    published,
+                    failed,
+                },
+            );
+            mover.desk.found(tier, u64::from(id), bytes);
+        }
+        Ok(mover)
+    }
+
+    fn items(&self) -> MutexGuard<'_, BTreeMap<u32, Item>> {
+        self.items.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where places are given.
+    pub fn desk(&self) -> &Desk {
+        &self.desk
+    }
+
+    /// Starts the threads, where they are not running yet, and lets them try again what has failed. Not before the caller has done with forking.
+    pub fn start(self: &Arc<Self>) -> Result<(), StorageError> {
+        let again: Vec<(u32, Item)> = {
+            let mut items = self.items();
+            let failed = items.iter_mut().filter(|(_, i)| i.failed);
+            failed
+                .map(|(id, i)| {
+                    i.failed = false;
+                    (*id, *i)
+                })
+                .collect()
+        };
+        for (id, i) in again {
+            self.desk.again(i.tier, u64::from(id), i.bytes);
+        }
+        self.desk.limit_memory(u64::MAX);
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        while threads.len() < THREADS {
+            let mover = self.clone();
+            let run = move || {
+                step_back();
+                mover.run();
+            };
+            let started = std::thread::Builder::new().name("belay-move".into()).spawn(run);
+            threads.push(started.map_err(|source| StorageError::System {
+                step: "start a thread that moves chunks",
+                source,
+            })?);
+        }
+        Ok(())
+    }
+
+    fn run(&self) {
+        while let Some((tier, id, bytes)) = self.desk.take() {
+            let id = id as u32;
+            let moved = self.move_home(tier, id, bytes);
+            if let Err(e) = &moved {
+                if let Some(item) = self.items().get_mut(&id) {
+                    item.failed = true;
+                }
+                tracing::warn!(chunk = id, error = %e, "chunk stays in its local tier");
+            }
+            self.desk.flushed(tier, bytes, moved.is_ok());
+        }
+    }
+
+    fn move_home(&self, tier: usize, id: u32, bytes: u64) -> Result<(), StorageError> {
+        let Some(item) = self.items().get(&id).copied() else {
+            return Ok(()); // given up
+        };
+        let begin = Instant::now();
+        let from = self.store.name_in(Place::Tier(tier), id, item.published);
+        // It may be published while it is opened.
+        let source = files::open(&from).or_else(|_| files::open(&self.store.path_in(Place::Tier(tier), id)));
+        let temporary = self.store.name_in(Place::Home, id, false);
+        let copied = source.map_err(StorageError::from).and_then(|(file, length)| {
+            if length != bytes {
+                return Err(ImageError::damaged(&from, format!("{length} bytes instead of {bytes}")).into());
+            }
+            self.copy(&file, &from, bytes, &temporary)
+        });
+        let mut items = self.items();
+        let Some(item) = items.get(&id).copied() else {
+            drop(items);
+            remove(&temporary);
+            return Ok(());
+        };
+        if copied.is_err() {
+            remove(&temporary);
+        }
+        copied?;
+        if item.published {
+            let home = self.store.path_in(Place::Home, id);
+            std::fs::rename(&temporary, &home).map_err(|e| ImageError::io("rename", &temporary, e))?;
+            self.store.sync_place(Place::Home)?;
+        }
+        items.remove(&id);
+        drop(items);
+        remove(&self.store.name_in(Place::Tier(tier), id, item.published));
+        self.desk.observe(bytes, begin.elapsed());
+        tracing::debug!(chunk = id, bytes, "chunk moved home");
+        Ok(())
+    }
+
+    fn copy(&self, source: &std::fs::File, from: &Path, bytes: u64, to: &Path) -> Result<(), StorageError> {
+        let file = create_private(to)?;
+        let mut buf = vec![0; PIECE];
+        let mut at = 0;
+        while at < bytes {
+            let n = (bytes - at).min(PIECE as u64);
+            let piece = &mut buf[..n as usize];
+            self.rate.take(n, &self.control)?;
+            source.read_exact_at(piece, at).map_err(|e| ImageError::io("read", from, e))?;
+            file.write_all_at(piece, at).map_err(|e| ImageError::io("write", to, e))?;
+            at += n;
+        }
+        file.sync_all().map_err(|e| ImageError::io("fsync", to, e))?;
+        Ok(())
+    }
+
+    /// The chunk `id` with `pages` pages is complete in `tier`, where it was granted room for `granted`.
+    pub(crate) fn sealed(&self, tier: usize, id: u32, granted: u64, pages: u32) {
+        let bytes = chunk::file_bytes(pages);
+        let item = Item {
+            tier,
+            bytes,
+            published: false,
+            failed: false,
+        };
+        self.items().insert(id, item);
+        self.desk.written(tier, u64::from(id), granted, bytes);
+    }
+
+    /// Gives the sealed chunks `ids` their names, wherever they are, and makes the names durable.
+    pub(crate) fn publish(&self, ids: &[u32]) -> Result<(), StorageError> {
+        let mut items = self.items();
+        let mut places = BTreeSet::new();
+        for id in ids {
+            let place = items.get(id).map_or(Place::Home, |i| Place::Tier(i.tier));
+            let (from, to) = (self.store.name_in(place, *id, false), self.store.path_in(place, *id));
+            std::fs::rename(&from, &to).map_err(|e| ImageError::io("rename", &from, e))?;
+            if let Some(item) = items.get_mut(id) {
+                item.published = true;
+            }
+            places.insert(place);
+        }
+        for place in places {
+            self.store.sync_place(place)?;
+        }
+        Ok(())
+    }
+
+    /// Sealed chunk `id` has been given up before it was published.
+    pub(crate) fn give_up(&self, id: u32) {
+        let place = self.items().remove(&id).map_or(Place::Home, |i| Place::Tier(i.tier));
+        remove(&self.store.name_in(place, id, false));
+    }
+
+    /// Removes every chunk that is not in `needed`, and every unfinished one that is not being moved.
+    pub(crate) fn collect(&self, needed: &BTreeSet<u32>) -> Result<Removed, ImageError> {
+        let mut items = self.items();
+        items.retain(|id, i| !i.published || needed.contains(id));
+        let moving = items.keys().copied().collect();
+        self.store.collect_but(needed, &moving)
+    }
+
+    /// Bytes of published chunks of `ids` that lie in tiers in memory, so that they do not survive the machine.
+    pub fn in_memory(&self, ids: &BTreeSet<u32>) -> u64 {
+        let items = self.items();
+        let there = items
+            .iter()
+            .filter(|(id, i)| ids.contains(id) && self.store.is_memory(i.tier));
+        there.map(|(_, i)| i.bytes).sum()
+    }
+
+    /// Waits until everything is home, or cannot be moved. The threads must have been started.
+    pub fn drain(&self) {
+        self.desk.drain();
+    }
+
+    /// The job ends: moves home what is still in the tiers, as fast as that goes, and ends the threads.
+    pub fn finish(self: &Arc<Self>) -> Result<(), StorageError> {
+        self.rate.lift();
+        if !self.desk.is_idle() {
+            self.start()?;
+            self.drain();
+        }
+        self.stop();
+        Ok(())
+    }
+
+    /// Ends the threads; what is being moved is left where it is.
+    pub fn stop(&self) {
+        self.control.cancel();
+        self.desk.close();
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for t in threads {
+            if t.join().is_err() {
+                tracing::error!("a thread that moves chunks has failed");
+            }
+        }
+    }
+}
+
+fn remove(path: &Path) {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), error = %e, "could not be removed");
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests;

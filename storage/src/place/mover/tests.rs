@@ -1,0 +1,192 @@
+use super::*;
+use crate::engine::{Engine, Options};
+use crate::place::model::Model;
+use crate::session::Session;
+use crate::store::{set_local_tiers, LocalTier};
+use crate::testing::Scratch;
+use crate::PAGE;
+use belay_image::extents::Extent;
+use belay_image::manifest::ChunkEntry;
+
+const CHUNK: u64 = 8 * PAGE;
+
+/// A job with a tier in memory that holds `memory` chunks, and a disk that holds `disk`.
+fn engine(s: &Scratch, memory: u64, disk: u64, policy: Policy, rate: Option<u64>) -> Engine {
+    let room = chunk::file_bytes((CHUNK / PAGE) as u32);
+    let tiers = [("mem", true), ("disk", false)].map(|(name, memory)| LocalTier {
+        name: name.into(),
+        memory,
+        dir: s.0.join(name),
+    });
+    set_local_tiers(&s.job(), &tiers, &tiers).unwrap();
+    let spec = |chunks: u64, memory: bool| Spec {
+        capacity: chunks * room,
+        memory,
+        model: Model::unmeasured(memory),
+    };
+    let options = Options {
+        max_bytes: None,
+        find_by_hash: true,
+    };
+    let mut engine = Engine::new(Store::of_job(&s.job()), options).unwrap();
+    let specs = vec![spec(memory, true), spec(disk, false)];
+    engine.use_tiers(specs, policy, rate).unwrap();
+    engine.chunk_bytes = CHUNK;
+    engine
+}
+
+fn files(dir: &Path) -> Vec<String> {
+    let list = std::fs::read_dir(dir).unwrap();
+    let mut names: Vec<String> = list.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Stores memory as a checkpoint does; the chunks and the extents.
+fn commit(engine: &mut Engine, memory: &[u8]) -> (Vec<ChunkEntry>, Vec<Extent>) {
+    let session = engine.begin(0).unwrap();
+    store_in(session, engine, memory)
+}
+
+fn store_in(mut session: Session, engine: &mut Engine, memory: &[u8]) -> (Vec<ChunkEntry>, Vec<Extent>) {
+    let mut table = Vec::new();
+    session.store_pages(0x10000, memory, &mut table).unwrap();
+    session.set_table(1, table).unwrap();
+    session.seal().unwrap();
+    session.publish().unwrap();
+    let committed = (session.entries().unwrap(), session.tables()[&1].clone());
+    engine.keep(session, Path::new("/nonexistent"));
+    committed
+}
+
+fn read(store: &Store, (chunks, table): &(Vec<ChunkEntry>, Vec<Extent>)) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut buf = Vec::new();
+    for e in table {
+        let chunk = chunks.iter().find(|c| c.id == e.chunk).unwrap();
+        store.open(chunk).unwrap().read(e.page, e.pages() as u32, &mut buf).unwrap();
+        out.extend_from_slice(&buf);
+    }
+    out
+}
+
+#[test]
+fn chunks_are_written_to_local_tiers_and_moved_home() {
+    let s = Scratch::new("moved");
+    for policy in Policy::ALL {
+        let mut engine = engine(&s, 2, 3, policy, None);
+        let memory = Scratch::memory(80, policy as u64);
+        let committed = commit(&mut engine, &memory);
+        let store = Store::of_job(&s.job());
+        assert!(read(&store, &committed) == memory, "{policy:?}: while chunks are moved");
+        engine.mover().unwrap().drain();
+        assert!(read(&store, &committed) == memory, "{policy:?}: at home");
+        assert_eq!(
+            (files(&s.0.join("mem")).len(), files(&s.0.join("disk")).len()),
+            (0, 0),
+            "{policy:?}"
+        );
+        assert_eq!(files(store.directory()).len(), committed.0.len());
+        engine.mover().unwrap().stop();
+        engine.collect(&BTreeSet::new()).unwrap();
+        assert_eq!(files(store.directory()), [""; 0]);
+    }
+}
+
+#[test]
+fn what_is_given_up_leaves_nothing_anywhere() {
+    let s = Scratch::new("given-up");
+    for rate in [None, Some(1 << 20)] {
+        let mut engine = engine(&s, 2, 3, Policy::Naive, rate);
+        let mut session = engine.begin(0).unwrap();
+        let mut table = Vec::new();
+        session.store_pages(0x10000, &Scratch::memory(60, 3), &mut table).unwrap();
+        // Two loans are asked for and never used.
+        let loans = session.lend(100, 2).unwrap();
+        session.place_loan(loans[0].id).unwrap();
+        session.place_loan(loans[1].id).unwrap();
+        assert!(session.is_tiered() && loans.iter().filter(|l| l.fd < 0).count() > 1);
+        drop(session);
+        let mover = engine.mover().unwrap();
+        mover.drain();
+        for dir in ["mem", "disk", "job/chunks"] {
+            assert_eq!(files(&s.0.join(dir)), [""; 0], "{dir}");
+        }
+        assert_eq!(mover.desk().room_in_memory(), 2 * chunk::file_bytes(8));
+        mover.stop();
+    }
+}
+
+#[test]
+fn a_restart_finds_chunks_wherever_they_are_and_moves_them_home() {
+    let s = Scratch::new("found");
+    let memory = Scratch::memory(40, 5);
+    let committed = {
+        let mut engine = engine(&s, 100, 0, Policy::Adaptive, None);
+        let session = engine.begin(0).unwrap();
+        // Nothing gets home.
+        engine.mover().unwrap().stop();
+        store_in(session, &mut engine, &memory)
+    };
+    let store = Store::of_job(&s.job());
+    assert_eq!(files(&s.0.join("mem")).len(), committed.0.len());
+    assert!(read(&store, &committed) == memory);
+    assert!(committed.0.iter().all(|c| store.path(c.id).starts_with(s.0.join("mem"))));
+    // One of them was just about to be removed from the tier.
+    let first = &committed.0[0];
+    std::fs::copy(store.path_in(Place::Tier(0), first.id), store.path_in(Place::Home, first.id)).unwrap();
+    let mut engine = engine(&s, 100, 0, Policy::Adaptive, None);
+    let ids: BTreeSet<u32> = committed.0.iter().map(|c| c.id).collect();
+    let mover = engine.mover().unwrap().clone();
+    assert_eq!(mover.in_memory(&ids), 4 * chunk::file_bytes(8));
+    mover.start().unwrap();
+    mover.drain();
+    assert_eq!((mover.in_memory(&ids), files(&s.0.join("mem"))), (0, vec![]));
+    assert!(read(&store, &committed) == memory);
+    engine.collect(&ids).unwrap();
+    assert!(read(&store, &committed) == memory);
+    mover.stop();
+}
+
+#[test]
+fn a_chunk_that_cannot_be_moved_stays_where_it_is_and_is_tried_again() {
+    let s = Scratch::new("stays");
+    let mut engine = engine(&s, 100, 0, Policy::Adaptive, None);
+    let home = s.job().join("chunks");
+    let memory = Scratch::memory(30, 6);
+    let session = engine.begin(0).unwrap();
+    // A directory in the way of the copy.
+    let blocked = home.join(".tmp-pages-00000002.bpg");
+    std::fs::create_dir_all(blocked.join("x")).unwrap();
+    let committed = store_in(session, &mut engine, &memory);
+    let mover = engine.mover().unwrap().clone();
+    mover.drain();
+    let store = Store::of_job(&s.job());
+    assert_eq!(files(&s.0.join("mem")), ["pages-00000002.bpg"]);
+    assert!(read(&store, &committed) == memory);
+    std::fs::remove_dir_all(&blocked).unwrap();
+    mover.start().unwrap();
+    mover.drain();
+    assert_eq!(files(&s.0.join("mem")), [""; 0]);
+    assert!(read(&store, &committed) == memory);
+    mover.stop();
+}
+
+#[test]
+fn a_tier_that_is_gone_is_left_out() {
+    let s = Scratch::new("gone");
+    let mut engine = engine(&s, 100, 100, Policy::Adaptive, None);
+    std::fs::remove_dir(s.0.join("mem")).unwrap();
+    let memory = Scratch::memory(30, 7);
+    let committed = commit(&mut engine, &memory);
+    engine.mover().unwrap().drain();
+    assert!(read(&Store::of_job(&s.job()), &committed) == memory);
+    engine.mover().unwrap().stop();
+    // Nor is one used that belongs to somebody else, or a list that makes no sense.
+    std::fs::create_dir(s.0.join("mem")).unwrap();
+    assert_eq!(Store::of_job(&s.job()).tiers().len(), 2);
+    std::fs::set_permissions(s.0.join("mem"), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    assert_eq!(Store::of_job(&s.job()).tiers().len(), 1);
+    std::fs::write(s.job().join(crate::store::PLACES), "[").unwrap();
+    assert_eq!(Store::of_job(&s.job()).tiers().len(), 0);
+}

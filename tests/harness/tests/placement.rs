@@ -1,0 +1,278 @@
+//! Local tiers: chunks that are written to memory or another disk first and moved to the job directory beside the program.
+//!
+//! The rules that every test here checks: whatever is killed when, what was committed restarts from wherever its chunks are; nothing is left in a tier when the job has ended.
+
+use belay_tests::build::{build, Kind};
+use belay_tests::job::{output, show, text, Job};
+use belay_tests::place::{am_root, Place, User, NOBODY};
+use belay_tests::rng::{run_seed, Rng};
+use belay_tests::runner::{self, Check};
+use belay_tests::{procs, Failure};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(150);
+const POLICIES: [&str; 4] = ["adaptive", "fastest-only", "local-only", "naive"];
+
+type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
+
+fn want(ok: bool, what: impl FnOnce() -> String) -> Result<(), Failure> {
+    if ok {
+        Ok(())
+    } else {
+        Err(what())
+    }
+}
+
+fn io<T>(what: &str, r: std::io::Result<T>) -> Result<T, Failure> {
+    r.map_err(|e| format!("{what}: {e}"))
+}
+
+fn rounds() -> u64 {
+    let asked = std::env::var("BELAY_STRESS").ok().and_then(|v| v.parse().ok());
+    asked.unwrap_or(8)
+}
+
+/// Two local tiers of `mib` each, and moves to the job directory at `rate` a second.
+fn tiers(job: &Job, user: User, mib: [u64; 2], rate: &str) -> Result<[PathBuf; 2], Failure> {
+    let mut config = format!("[flush]\nrate = \"{rate}\"\n");
+    let dirs = ["memory", "local"].map(|kind| job.work.join(kind));
+    for (dir, mib) in dirs.iter().zip(mib) {
+        let kind = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if !dir.exists() {
+            io("create", std::fs::create_dir(dir))?;
+        }
+        if user == User::Ordinary && am_root() {
+            io("give away", std::os::unix::fs::chown(dir, Some(NOBODY), Some(NOBODY)))?;
+        }
+        let at = dir.display();
+        config += &format!("[[tier]]\nname = \"{kind}-tier\"\nkind = \"{kind}\"\npath = \"{at}\"\ncapacity = \"{mib}M\"\n");
+    }
+    io("write", std::fs::write(job.work.join("belay.toml"), config))?;
+    Ok(dirs)
+}
+
+fn launch(job: &mut Job, place: &Place, policy: &str, megabytes: &str) -> Result<(), Failure> {
+    let program = place.programs().join("fault_target").display().to_string();
+    let config = job.work.join("belay.toml").display().to_string();
+    job.launch(
+        &["--config", &config, "--placement", policy].map(String::from),
+        &[program, megabytes.into()],
+    )?;
+    job.progress(LIMIT)
+}
+
+fn belay(job: &Job, args: &[&str]) -> Result<String, Failure> {
+    let o = output(job.belay(args), LIMIT)?;
+    want(o.status.success(), || {
+        format!("belay {args:?}: {}: {}", show(o.status), text(&o))
+    })?;
+    Ok(String::from_utf8_lossy(&o.stdout).into_owned())
+}
+
+/// Kills every process of the job, the agent among them.
+fn kill(job: &mut Job) -> Result<(), Failure> {
+    for (p, _) in procs::marked(&job.work) {
+        procs::kill_tree(p);
+    }
+    job.kill_all()
+}
+
+fn goes_on(job: &mut Job) -> Result<(), Failure> {
+    job.clear_beat()?;
+    job.restart(&[])?;
+    job.progress(LIMIT).map_err(|e| format!("restart: {e}"))
+}
+
+/// Chunk files in `dir` and the directories in it, finished and unfinished.
+fn chunks(dir: &Path) -> [usize; 2] {
+    let mut found = [0, 0];
+    for e in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = e.file_name().to_string_lossy().into_owned();
+        if e.path().is_dir() {
+            let inner = chunks(&e.path());
+            found = [found[0] + inner[0], found[1] + inner[1]];
+        } else if name.ends_with(".bpg") {
+            found[usize::from(name.starts_with(".tmp-"))] += 1;
+        }
+    }
+    found
+}
+
+fn kinds(job: &Job) -> Result<Vec<String>, Failure> {
+    let dir = job.dir().display().to_string();
+    let list: Value = serde_json::from_str(&belay(job, &["list", &dir, "--json"])?).map_err(|e| e.to_string())?;
+    let newest = list["generations"]
+        .as_array()
+        .and_then(|g| g.last())
+        .cloned()
+        .unwrap_or_default();
+    let tiers = newest["tiers"].as_array().cloned().unwrap_or_default();
+    Ok(tiers.iter().filter_map(|t| t["kind"].as_str().map(String::from)).collect())
+}
+
+/// With each policy, chunks go where it says, wait there while they are moved slowly, and a job killed meanwhile goes on from them.
+fn policies(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    for policy in POLICIES {
+        let with = |e: String| format!("{policy}: {e}");
+        let mut job = Job::new(place, policy, user)?;
+        // Room for all; after the first few chunks of 4 MiB nothing is moved for an hour.
+        let dirs = tiers(&job, user, [256, 256], "1K")?;
+        launch(&mut job, place, policy, "24").map_err(with)?;
+        job.checkpoint().map_err(with)?;
+        let there = [chunks(&dirs[0])[0], chunks(&dirs[1])[0]];
+        let expected = if policy == "local-only" { 1 } else { 0 };
+        let only = policy == "adaptive" || there[1 - expected] == 0;
+        want(there[expected] > 0 && only, || {
+            format!("{policy}: chunks in memory and on the local disk: {there:?}")
+        })?;
+        let kind = ["memory", "local"][expected];
+        let kinds = kinds(&job)?;
+        want(kinds.iter().any(|k| k == kind), || {
+            format!("{policy}: the list names {kinds:?}")
+        })?;
+        let dir = job.dir().display().to_string();
+        belay(&job, &["verify", &dir]).map_err(with)?;
+        rng.pause(300);
+        kill(&mut job)?;
+        goes_on(&mut job).map_err(with)?;
+        belay(&job, &["verify", &dir]).map_err(with)?;
+        job.verdict(false, LIMIT).map_err(with)?;
+        want(dirs.iter().all(|d| chunks(d) == [0, 0]), || {
+            format!("{policy}: chunks are left in a tier")
+        })?;
+        belay(&job, &["verify", &dir]).map_err(with)?;
+    }
+    Ok(())
+}
+
+/// Tiers far smaller than the program: writers wait for moves, or write to the job directory; everything is killed at random moments.
+fn small_and_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    for n in 0..rounds() {
+        let policy = POLICIES[(n % 4) as usize];
+        let round = |e: String| format!("round {n}, {policy}: {e}");
+        let mut job = Job::new(place, "small", user)?;
+        let dirs = tiers(&job, user, [4 + 5 * (n % 2), 9], "200M")?;
+        launch(&mut job, place, policy, "40").map_err(round)?;
+        for _ in 0..2 {
+            job.checkpoint().map_err(round)?;
+            // In the middle of a further one, or of the moves after it.
+            let dir = job.dir().display().to_string();
+            let mut child = io("start belay", job.belay(&["checkpoint", "--quiet", &dir]).spawn())?;
+            rng.pause(400);
+            kill(&mut job)?;
+            io("wait", child.wait())?;
+            goes_on(&mut job).map_err(round)?;
+        }
+        job.checkpoint().map_err(round)?;
+        let dir = job.dir().display().to_string();
+        belay(&job, &["verify", &dir]).map_err(round)?;
+        job.verdict(false, LIMIT).map_err(round)?;
+        let left: Vec<_> = dirs.iter().chain([&job.dir()]).map(|d| chunks(d)).collect();
+        want(left[0] == [0, 0] && left[1] == [0, 0] && left[2][1] == 0, || {
+            format!("round {n}, {policy}: left in tiers and job directory: {left:?}")
+        })?;
+    }
+    Ok(())
+}
+
+/// What lay in memory is gone, as after a power cut: the job goes on from the newest generation of which all is at rest, which is still there although newer ones were to be kept in its place.
+fn power_cut(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "cut", user)?;
+    let program = place.programs().join("fault_target").display().to_string();
+    job.launch(&["--keep", "1"].map(String::from), &[program, "24".into()])?;
+    job.progress(LIMIT)?;
+    job.checkpoint()?;
+    kill(&mut job)?;
+    // From now on chunks are written to memory; after the first few nothing is moved for an hour.
+    let dirs = tiers(&job, user, [64, 64], "1K")?;
+    let config = job.work.join("belay.toml").display().to_string();
+    job.clear_beat()?;
+    job.restart(&["--config", &config])?;
+    job.progress(LIMIT)?;
+    for _ in 0..4 {
+        // Some more memory each time.
+        job.clear_beat()?;
+        job.progress(LIMIT)?;
+        job.checkpoint()?;
+    }
+    want(chunks(&dirs[0])[0] > 0, || "nothing lies in memory".into())?;
+    let before = belay(&job, &["list", &job.dir().display().to_string()])?;
+    kill(&mut job)?;
+    io("remove", std::fs::remove_dir_all(&dirs[0]))?;
+    goes_on(&mut job).map_err(|e| format!("{e}; before: {before}"))?;
+    job.verdict(false, LIMIT)
+}
+
+/// Tiers that are not there are named at the launch; one that goes away while the job runs harms nothing, nor a restart.
+fn gone(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "gone", user)?;
+    let dirs = tiers(&job, user, [64, 64], "500M")?;
+    let config = job.work.join("belay.toml").display().to_string();
+    let dir = job.dir().display().to_string();
+    io("remove", std::fs::remove_dir(&dirs[1]))?;
+    let o = output(
+        job.belay(&["launch", "--config", &config, "--ckpt-dir", &dir, "--", "true"]),
+        LIMIT,
+    )?;
+    want(o.status.code() == Some(91) && text(&o).contains("local-tier"), || {
+        format!("a tier that is not there: {}: {}", show(o.status), text(&o))
+    })?;
+    let o = output(job.belay(&["launch", "--placement", "fast", "--", "true"]), LIMIT)?;
+    want(o.status.code() == Some(64) && text(&o).contains("fastest-only"), || {
+        format!("a policy that is none: {}: {}", show(o.status), text(&o))
+    })?;
+    io("remove", std::fs::remove_dir_all(job.dir()))?;
+    tiers(&job, user, [64, 64], "500M")?;
+    let said = belay(&job, &["calibrate", "--config", &config])?;
+    want(said.contains("9 writers") && said.contains("local-tier"), || said.clone())?;
+    launch(&mut job, place, "adaptive", "4")?;
+    job.checkpoint()?;
+    let end = Instant::now() + LIMIT;
+    while chunks(&dirs[0]) != [0, 0] {
+        want(Instant::now() < end, || "chunks are not moved home".into())?;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    io("remove", std::fs::remove_dir_all(&dirs[0]))?;
+    job.checkpoint()?;
+    kill(&mut job)?;
+    io("remove", std::fs::remove_dir_all(&dirs[1]))?;
+    goes_on(&mut job)?;
+    job.checkpoint()?;
+    belay(&job, &["verify", &dir])?;
+    job.verdict(false, LIMIT)
+}
+
+fn main() {
+    let fail = |e: Failure| -> ! {
+        println!("{e}");
+        std::process::exit(1);
+    };
+    let place = Arc::new(Place::new("placement").unwrap_or_else(|e| fail(e)));
+    if let Err(e) = build(&place, "fault_target", Kind::C) {
+        fail(e);
+    }
+    let seed = run_seed();
+    println!("seed {seed}");
+    let tests: [(&str, Test); 4] = [
+        ("policies", policies),
+        ("small_and_killed", small_and_killed),
+        ("power_cut", power_cut),
+        ("gone", gone),
+    ];
+    let mut checks = Vec::new();
+    for (name, test) in tests {
+        for user in runner::users() {
+            let place = Arc::clone(&place);
+            let run = move || test(&place, user, &mut Rng::new(seed, name));
+            checks.push(Check {
+                name: format!("placement::{name}::{}", user.name()),
+                run: Box::new(run),
+            });
+        }
+    }
+    drop(place);
+    runner::main(checks);
+}
