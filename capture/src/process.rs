@@ -112,7 +112,7 @@ impl Draft {
     ) -> Result<model::Process, CaptureError> {
         let (pid, task) = (self.pid, self.task);
         let group_stop = process.tasks.iter().find_map(|t| t.group_stop);
-        let auxv = std::fs::read(format!("/proc/{task}/auxv")).unwrap_or_default();
+        let auxv = proc::read_whole(format!("/proc/{task}/auxv")).unwrap_or_default();
         for (timer, slot) in self.timers.iter_mut().zip(&table.timers) {
             timer.interval_ns = nanoseconds(slot.interval);
             timer.value_ns = nanoseconds(slot.value);
@@ -142,7 +142,7 @@ impl Draft {
             personality: hex_file(task, "personality"),
             creds: credentials(&self.status),
             rlimits: (0..RLIMITS).map(|r| rlimit(pid, r)).collect(),
-            oom_score_adj: std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj"))
+            oom_score_adj: proc::text(format!("/proc/{pid}/oom_score_adj"))
                 .ok()
                 .and_then(|t| t.trim().parse().ok())
                 .unwrap_or(0),
@@ -309,7 +309,7 @@ pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft], led: bool) -> R
 }
 
 fn command_line(pid: i32) -> Vec<String> {
-    let raw = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let raw = proc::read_whole(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words = raw.split(|b| *b == 0).filter(|w| !w.is_empty());
     words.map(|w| String::from_utf8_lossy(w).into_owned()).collect()
 }
@@ -359,7 +359,7 @@ fn nanoseconds(t: [i64; 2]) -> u64 {
 }
 
 fn hex_file(pid: i32, name: &str) -> u64 {
-    std::fs::read_to_string(format!("/proc/{pid}/{name}"))
+    proc::text(format!("/proc/{pid}/{name}"))
         .ok()
         .and_then(|t| u64::from_str_radix(t.trim(), 16).ok())
         .unwrap_or(0)
@@ -413,7 +413,7 @@ fn affinity(table: &ThreadTable) -> Vec<u64> {
 
 /// Parses `/proc/PID/timers`.
 fn posix_timers(pid: i32) -> Vec<model::PosixTimer> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/timers")).unwrap_or_default();
+    let text = proc::text(format!("/proc/{pid}/timers")).unwrap_or_default();
     let mut out: Vec<model::PosixTimer> = Vec::new();
     for line in text.lines() {
         let Some((key, value)) = line.split_once(": ") else { continue };

@@ -35,8 +35,8 @@ pub struct Gauges {
 impl Gauges {
     /// What limits the memory of process `pid` is looked at too.
     pub fn add(&mut self, pid: i32) -> io::Result<()> {
-        let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
-        let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+        let mounts = crate::proc::text("/proc/self/mountinfo")?;
+        let groups = crate::proc::text(format!("/proc/{pid}/cgroup"))?;
         self.levels.extend(levels(&mounts, &groups));
         Ok(())
     }
@@ -54,7 +54,7 @@ impl Gauges {
 
 impl Level {
     fn value(&self, file: &str) -> Option<u64> {
-        std::fs::read_to_string(self.dir.join(file)).ok()?.trim().parse().ok()
+        crate::proc::text(self.dir.join(file)).ok()?.trim().parse().ok()
     }
 
     /// What is free under the limits of this level; `None` where it has none.
@@ -74,7 +74,7 @@ impl Level {
                 Some(limit.saturating_sub(self.value(used)?))
             })
             .min()?;
-        let stat = std::fs::read_to_string(self.dir.join("memory.stat")).unwrap_or_default();
+        let stat = crate::proc::text(self.dir.join("memory.stat")).unwrap_or_default();
         Some(Free {
             bytes: unused + reclaimable(&stat),
             place: format!("control group {}", self.dir.display()),
@@ -149,7 +149,7 @@ fn mounts_of(mounts: &str, version: u8) -> Vec<(PathBuf, PathBuf)> {
 
 /// A value of `/proc/meminfo`, bytes.
 pub fn meminfo(name: &str) -> Option<u64> {
-    value_of(&std::fs::read_to_string("/proc/meminfo").ok()?, name)
+    value_of(&crate::proc::text("/proc/meminfo").ok()?, name)
 }
 
 fn value_of(text: &str, name: &str) -> Option<u64> {
@@ -159,7 +159,7 @@ fn value_of(text: &str, name: &str) -> Option<u64> {
 
 /// Under strict overcommit (`vm.overcommit_memory` = 2): what can still be promised to processes, bytes.
 pub fn commit_left() -> Option<u64> {
-    let mode = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").ok()?;
+    let mode = crate::proc::text("/proc/sys/vm/overcommit_memory").ok()?;
     if mode.trim() != "2" {
         return None;
     }

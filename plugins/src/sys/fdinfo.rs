@@ -22,7 +22,7 @@ impl FdInfo {
             format!("/proc/{pid}/fdinfo/{fd}")
         };
         Ok(Self {
-            text: std::fs::read_to_string(path)?,
+            text: belay_kernel::proc::text(path)?,
         })
     }
 
