@@ -12,6 +12,8 @@ pub const OP_THREAD: u64 = 1;
 pub const OP_PROCESS: u64 = 2;
 /// Operation: make the snapshot child described by a [`SnapshotTable`].
 pub const OP_SNAPSHOT: u64 = 3;
+/// Operation: replace rings of native asynchronous I/O, see [`RingsTable`].
+pub const OP_RINGS: u64 = 5;
 /// Operation: look into a registration for notification and renew it, see [`NotificationTable`].
 pub const OP_NOTIFICATION: u64 = 4;
 
@@ -222,6 +224,53 @@ pub struct NotificationTable {
     /// What the socket is sent.
     pub cookie: [u8; 32],
 }
+
+/// Rings of native asynchronous I/O (`io_setup`). The kernel does not show requests on their way, but waits for them where a ring is taken away: so each is replaced by a new one in its place, with
+/// the same events and those of the requests that have ended meanwhile.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct RingsTable {
+    /// End of operation.
+    pub mark: Mark,
+    /// Number of entries of `rings` in use.
+    pub count: u32,
+    /// Padding.
+    pub pad: u32,
+    /// The rings.
+    pub rings: [RingSlot; MAX_RINGS],
+}
+
+/// Most rings in a [`RingsTable`].
+pub const MAX_RINGS: usize = 16;
+
+/// One ring in a [`RingsTable`].
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RingSlot {
+    /// Where it is mapped.
+    pub address: u64,
+    /// Length of the mapping.
+    pub bytes: u64,
+    /// A mapping of twice that length, to be unmapped, or 0. In its second half: addresses of the polls that were submitted anew.
+    pub scratch: u64,
+    /// Number of those.
+    pub polls: u64,
+    /// One of `RING_*`.
+    pub outcome: i32,
+    /// Error number.
+    pub error: i32,
+}
+
+/// [`RingSlot::outcome`]: not looked at.
+pub const RING_UNKNOWN: i32 = 0;
+/// [`RingSlot::outcome`]: complete; no request is on its way but polls.
+pub const RING_DONE: i32 = 1;
+/// [`RingSlot::outcome`]: the mapping belongs to no context of this process (it was inherited from the parent).
+pub const RING_DEAD: i32 = 2;
+/// [`RingSlot::outcome`]: it could not be replaced, and is as it was.
+pub const RING_KEPT: i32 = 3;
+/// [`RingSlot::outcome`]: it was taken away and could not be put back.
+pub const RING_LOST: i32 = 4;
 
 /// Most sockets in a [`NotificationTable`].
 pub const MAX_NOTIFIED: usize = 16;

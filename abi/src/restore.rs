@@ -13,7 +13,7 @@
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 /// First word of a plan; guards against a restorer of another build.
-pub const PLAN_MAGIC: u64 = 0x4245_4c41_5952_0001;
+pub const PLAN_MAGIC: u64 = 0x4245_4c41_5952_0002;
 
 /// An array in the area.
 #[repr(C)]
@@ -100,6 +100,8 @@ pub enum Step {
     Close,
     /// A POSIX file lock; index: which.
     Lock,
+    /// A ring of native asynchronous I/O; index: which.
+    Ring,
     /// The plan is not one of this build.
     Magic,
 }
@@ -107,7 +109,7 @@ pub enum Step {
 impl Step {
     /// The step with number `v`.
     pub fn from_u32(v: u32) -> Self {
-        const ALL: [Step; 22] = [
+        const ALL: [Step; 23] = [
             Step::None,
             Step::Clear,
             Step::Vdso,
@@ -129,6 +131,7 @@ impl Step {
             Step::Process,
             Step::Close,
             Step::Lock,
+            Step::Ring,
             Step::Magic,
         ];
         ALL.get(v as usize).copied().unwrap_or(Step::Magic)
@@ -243,6 +246,8 @@ pub struct Plan {
     pub before: Table,
     /// [`Fill`]s.
     pub fills: Table,
+    /// [`crate::aio::RingPlan`]s.
+    pub rings: Table,
     /// [`Call`]s after the pages are there.
     pub after: Table,
     /// [`ThreadPlan`]s.

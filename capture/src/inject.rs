@@ -4,8 +4,8 @@ use crate::rescue::Gate;
 use crate::suspend::{Process, Suspended, Task};
 use crate::CaptureError;
 use belay_abi::inject::{
-    Mark, NotificationTable, ProcessTable, SnapshotTable, ThreadTable, MAX_LEFT_OUT, MAX_WRITERS, OP_NOTIFICATION, OP_PROCESS,
-    OP_SNAPSHOT, OP_THREAD, WRITER_STACK,
+    Mark, NotificationTable, ProcessTable, RingsTable, SnapshotTable, ThreadTable, MAX_LEFT_OUT, MAX_WRITERS, OP_NOTIFICATION,
+    OP_PROCESS, OP_RINGS, OP_SNAPSHOT, OP_THREAD, WRITER_STACK,
 };
 use belay_kernel::blob::Blob;
 use belay_kernel::proc::{Map, Status};
@@ -30,6 +30,7 @@ pub(crate) struct Area {
     process_table: u64,
     snapshot_table: u64,
     notification_table: u64,
+    rings_table: u64,
     thread_tables: u64,
     frames: u64,
     frame_bytes: u64,
@@ -111,6 +112,7 @@ impl Area {
         let process_table = take(size_of::<ProcessTable>() as u64, 64);
         let snapshot_table = take(size_of::<SnapshotTable>() as u64, 64);
         let notification_table = take(size_of::<NotificationTable>() as u64, 64);
+        let rings_table = take(size_of::<RingsTable>() as u64, 64);
         let thread_tables = take(size_of::<ThreadTable>() as u64 * threads, 64);
         let frames = take(frame_bytes * threads, 64);
         let small_stacks = take(SMALL_STACK * threads, 64);
@@ -151,6 +153,7 @@ impl Area {
             process_table,
             snapshot_table,
             notification_table,
+            rings_table,
             thread_tables,
             frames,
             frame_bytes,
@@ -484,4 +487,35 @@ pub(crate) fn notification<R>(
         .and_then(|done| read(&done, &area.memory));
     remote_syscall(gate, task, libc::SYS_munmap, [table.room, bytes, 0, 0, 0, 0])?;
     done
+}
+
+/// Runs OP_RINGS on the main thread of `process`; `read` can read what it has found, before that is unmapped.
+pub(crate) fn rings<R>(
+    process: &mut Process,
+    area: &Area,
+    mut table: RingsTable,
+    read: impl FnOnce(&RingsTable, &Memory) -> Result<R, CaptureError>,
+) -> Result<R, CaptureError> {
+    let Process { gate, tasks, pid, .. } = process;
+    let (Some(gate), Some(task)) = (gate.as_ref(), tasks.first_mut()) else {
+        return Err(CaptureError::refuse(
+            *pid,
+            "process",
+            "it cannot issue system calls for the agent",
+        ));
+    };
+    table.mark = area.mark(*pid, task.tid, 0);
+    let entry = area.entry(task, OP_RINGS, area.rings_table, area.large_stack_top);
+    area.put(area.rings_table, &[table])?;
+    entry.begin(task).and_then(|()| entry.end(task))?;
+    let done = area.get::<RingsTable>(area.rings_table)?;
+    if done.mark.done == 0 {
+        let reason = "got a signal from outside the job at this moment";
+        return Err(CaptureError::refuse_for_now(*pid, "process", reason));
+    }
+    let result = read(&done, &area.memory);
+    for ring in done.rings.iter().filter(|r| r.scratch != 0) {
+        remote_syscall(gate, task, libc::SYS_munmap, [ring.scratch, 2 * ring.bytes, 0, 0, 0, 0])?;
+    }
+    result
 }

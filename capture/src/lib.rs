@@ -18,6 +18,7 @@ mod reader;
 mod reaper;
 mod remote;
 mod rescue;
+mod rings;
 mod signals;
 mod snapshot;
 mod suspend;
@@ -281,13 +282,15 @@ fn take(
     let timers: Vec<Vec<i32>> = drafts.iter().map(process::Draft::timer_ids).collect();
     let process_tables = inject::collect_processes(&mut job, &areas, &timers)?;
     let mut processes = Vec::new();
-    for ((process, draft), (threads, table)) in job
+    for (((process, draft), area), (threads, table)) in job
         .processes
         .iter_mut()
         .zip(&mut drafts)
+        .zip(&areas)
         .zip(threads.iter().zip(&process_tables))
     {
-        processes.push(draft.finish(process, threads, table)?);
+        let rings = rings::settle(process, area, draft)?;
+        processes.push(draft.finish(process, threads, table, rings)?);
     }
     for zombie in &job.zombies {
         processes.extend(process::zombie(*zombie));

@@ -39,6 +39,11 @@ pub(crate) enum Pages {
     None,
 }
 
+/// Whether `map` is a ring of native asynchronous I/O.
+pub(crate) fn is_ring(map: &Map) -> bool {
+    map.shared && map.name.starts_with("/[aio]")
+}
+
 pub(crate) fn sysv(map: &Map) -> bool {
     map.shared && map.name.starts_with("/SYSV")
 }
@@ -91,6 +96,7 @@ pub(crate) fn vma(map: &Map, flags: &[String], identities: &mut Identities) -> V
             object: object(map),
             offset: map.offset,
         },
+        _ if is_ring(map) => VmaKind::Ring,
         _ if map.shared => VmaKind::Shared {
             object: object(map),
             offset: map.offset,
@@ -124,7 +130,7 @@ pub(crate) fn vma(map: &Map, flags: &[String], identities: &mut Identities) -> V
 /// The shared mappings, for the plugins.
 pub(crate) fn shared_mappings(maps: &[Map]) -> Vec<SharedMapping> {
     maps.iter()
-        .filter(|m| m.shared && m.ino != 0)
+        .filter(|m| m.shared && m.ino != 0 && !is_ring(m))
         .map(|m| SharedMapping {
             start: m.start,
             end: m.end,
@@ -152,7 +158,6 @@ pub(crate) fn not_for_child(map: &Map) -> bool {
 /// Mappings that cannot be restored: (name, reason).
 pub(crate) fn unsupported(maps: &[Map]) -> Vec<(String, &'static str)> {
     let reason = |m: &Map| match m.name.as_str() {
-        n if n.starts_with("/[aio]") => Some("kernel asynchronous I/O (io_setup) cannot be saved"),
         n if n.contains("[io_uring]") => Some("io_uring cannot be saved"),
         n if n.starts_with("/dev/infiniband") => Some("InfiniBand verbs are not supported yet"),
         n if n.starts_with("/dev/nvidia") || n.starts_with("/dev/kfd") || n.starts_with("/dev/dri") => {

@@ -109,6 +109,7 @@ impl Draft {
         process: &mut Process,
         threads: &[Collected],
         table: &ProcessTable,
+        rings: Vec<model::Ring>,
     ) -> Result<model::Process, CaptureError> {
         let (pid, task) = (self.pid, self.task);
         let group_stop = process.tasks.iter().find_map(|t| t.group_stop);
@@ -190,6 +191,7 @@ impl Draft {
                     .collect(),
             },
             vmas: Vec::new(),
+            rings,
             threads: self.threads(process, threads)?,
         })
     }
@@ -350,6 +352,7 @@ pub(crate) fn zombie(z: Zombie) -> Option<model::Process> {
         shares_mm_with: 0,
         mm: model::Mm::default(),
         vmas: Vec::new(),
+        rings: Vec::new(),
         threads: Vec::new(),
     })
 }

@@ -109,8 +109,29 @@ pub struct Process {
     pub mm: Mm,
     /// Mappings in ascending order.
     pub vmas: Vec<Vma>,
+    /// Rings of native asynchronous I/O; the other mappings of kind [`VmaKind::Ring`] belong to no context.
+    #[serde(default)]
+    pub rings: Vec<Ring>,
     /// Threads, the main thread first.
     pub threads: Vec<Thread>,
+}
+
+/// A ring of native asynchronous I/O (`io_setup`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ring {
+    /// Address of its mapping, which is the name of the context.
+    pub start: u64,
+    /// Length of the mapping.
+    pub bytes: u64,
+    /// Place of the first event that has not been reaped.
+    pub head: u32,
+    /// Place behind the last one.
+    pub tail: u32,
+    /// The events between them, 32 bytes each.
+    pub events: Vec<u8>,
+    /// Addresses of polls (`struct iocb`) that nothing has happened for yet: submitted again.
+    #[serde(default)]
+    pub polls: Vec<u64>,
 }
 
 /// Identity of a file, to notice at restart that it has changed.
@@ -299,6 +320,8 @@ pub enum VmaKind {
     },
     /// `[vdso]`, `[vvar]`, `[vvar_vclock]`; the name without brackets.
     Vdso(String),
+    /// Ring of native asynchronous I/O, see [`Process::rings`].
+    Ring,
     /// `[vsyscall]`; nothing to do.
     Vsyscall,
 }

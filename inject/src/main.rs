@@ -5,6 +5,7 @@
 //!
 //! * `thread`, `process`: ask the kernel what only the task itself may ask.
 //! * `notification`: what a process will be told about a message queue.
+//! * `rings`: requests of native asynchronous I/O are waited for.
 //! * `snapshot`: make the copy-on-write child; `writer`: what that child does.
 #![no_std]
 #![no_main]
@@ -13,11 +14,12 @@
 
 mod collect;
 mod notification;
+mod rings;
 mod snapshot;
 mod writer;
 
 use crate::collect::PR_SET_CHILD_SUBREAPER;
-use belay_abi::inject::{Mark, OP_NOTIFICATION, OP_PROCESS, OP_SNAPSHOT, OP_THREAD};
+use belay_abi::inject::{Mark, OP_NOTIFICATION, OP_PROCESS, OP_RINGS, OP_SNAPSHOT, OP_THREAD};
 use belay_abi::syscall;
 
 belay_abi::freestanding!();
@@ -52,6 +54,7 @@ unsafe extern "C" fn inject_main(op: u64, table: *mut Mark) -> ! {
             OP_THREAD => collect::thread(table.cast()),
             OP_PROCESS => collect::process(table.cast()),
             OP_SNAPSHOT => snapshot::run(table.cast()),
+            OP_RINGS => rings::run(table.cast()),
             OP_NOTIFICATION => notification::run(table.cast()),
             _ => {}
         }
@@ -68,6 +71,7 @@ unsafe extern "C" fn inject_main(op: u64, table: *mut Mark) -> ! {
 
 /// System call numbers of x86-64.
 mod libc_nr {
+    pub(crate) const READ: usize = 0;
     pub(crate) const OPEN: usize = 2;
     pub(crate) const CLOSE: usize = 3;
     pub(crate) const FSTAT: usize = 5;
@@ -84,6 +88,7 @@ mod libc_nr {
     pub(crate) const EXIT: usize = 60;
     pub(crate) const WAIT4: usize = 61;
     pub(crate) const KILL: usize = 62;
+    pub(crate) const FCNTL: usize = 72;
     pub(crate) const GETPPID: usize = 110;
     pub(crate) const SETSID: usize = 112;
     pub(crate) const RT_SIGPENDING: usize = 127;
@@ -92,7 +97,10 @@ mod libc_nr {
     pub(crate) const SIGALTSTACK: usize = 131;
     pub(crate) const PRCTL: usize = 157;
     pub(crate) const FUTEX: usize = 202;
+    pub(crate) const SCHED_SETAFFINITY: usize = 203;
     pub(crate) const SCHED_GETAFFINITY: usize = 204;
+    pub(crate) const IO_DESTROY: usize = 207;
+    pub(crate) const IO_GETEVENTS: usize = 208;
     pub(crate) const FADVISE64: usize = 221;
     pub(crate) const TIMER_GETTIME: usize = 224;
     pub(crate) const TIMER_GETOVERRUN: usize = 225;
@@ -105,8 +113,12 @@ mod libc_nr {
     pub(crate) const IOPRIO_GET: usize = 252;
     pub(crate) const GET_ROBUST_LIST: usize = 274;
     pub(crate) const SYNC_FILE_RANGE: usize = 277;
+    pub(crate) const VMSPLICE: usize = 278;
+    pub(crate) const PROCESS_VM_READV: usize = 310;
+    pub(crate) const GETCPU: usize = 309;
     pub(crate) const SCHED_GETATTR: usize = 315;
     pub(crate) const USERFAULTFD: usize = 323;
+    pub(crate) const PIPE2: usize = 293;
     pub(crate) const PWRITEV: usize = 296;
     pub(crate) const MEMBARRIER: usize = 324;
     pub(crate) const CLOSE_RANGE: usize = 436;

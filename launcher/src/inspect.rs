@@ -158,6 +158,7 @@ fn process_text(p: &Process) -> String {
             VmaKind::Shared { object, offset, .. } => format!("shared {:x}:{} +{offset:#x}", object.dev, object.ino),
             VmaKind::SysvShm { shmid, .. } => format!("System V segment {shmid}"),
             VmaKind::Vdso(name) => format!("[{name}]"),
+            VmaKind::Ring => "[aio]".into(),
             VmaKind::Vsyscall => "[vsyscall]".into(),
         };
         let _ = writeln!(

@@ -19,6 +19,8 @@ unsafe impl Plain for belay_abi::restore::Fill {}
 // SAFETY: as above.
 unsafe impl Plain for belay_abi::restore::ThreadPlan {}
 // SAFETY: as above.
+unsafe impl Plain for belay_abi::aio::RingPlan {}
+// SAFETY: as above.
 unsafe impl Plain for belay_abi::restore::Plan {}
 
 /// Bytes that will lie at `base`.

@@ -55,6 +55,12 @@ pub(crate) fn restorer(p: &Process, extents: &[Extent], slot: &Slot) -> RestartE
         Step::Process => ("threads", format!("process settings ({index}): {errno}")),
         Step::Close => ("threads", format!("close descriptors: {errno}")),
         Step::Lock => ("threads", format!("file lock {index}: {errno}: another program holds it now")),
+        Step::Ring => (
+            "map",
+            format!(
+                "asynchronous I/O (io_setup), context {index}: {errno}: is fs.aio-max-nr large enough, and does this machine have as many processors?"
+            ),
+        ),
         Step::None | Step::Magic => (
             "map",
             "the restorer program is of another build: install belay again".to_owned(),
@@ -85,6 +91,7 @@ fn describe(v: &belay_image::model::Vma) -> String {
         VmaKind::Shared { object, .. } => format!("shared object {:x}:{}", object.dev, object.ino),
         VmaKind::SysvShm { shmid, .. } => format!("System V segment {shmid}"),
         VmaKind::Vdso(name) => format!("[{name}]"),
+        VmaKind::Ring => "a ring of asynchronous I/O".to_owned(),
         VmaKind::Vsyscall => "[vsyscall]".to_owned(),
     };
     format!("{what} at {:#x}-{:#x}", v.start, v.end)

@@ -206,6 +206,11 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
     };
     let mut lazy = input.lazy && !has("wf"); // only anonymous memory can have this
     match &vma.kind {
+        // The restorer puts a ring there.
+        VmaKind::Ring => {
+            lazy = false;
+            p.before.push(fixed(flags | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        }
         VmaKind::Anonymous { .. } | VmaKind::Heap | VmaKind::FilePrivate { identity: None, .. } => {
             if has("gd") {
                 flags |= MAP_GROWSDOWN;

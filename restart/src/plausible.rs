@@ -3,8 +3,9 @@
 
 use crate::layout::TASK_SIZE;
 use crate::tree::is_live;
+use belay_abi::aio::{RingPlan, EVENT_BYTES};
 use belay_abi::PAGE;
-use belay_image::model::{Job, Process, ProcessState, Thread, Vma, VmaKind};
+use belay_image::model::{Job, Process, ProcessState, Ring, Thread, Vma, VmaKind};
 
 /// Length of a `siginfo_t`.
 const SIGINFO_BYTES: usize = 128;
@@ -41,6 +42,9 @@ fn process(p: &Process) -> Result<(), String> {
         mapping(v, behind).map_err(|what| format!("mapping at {:#x} {what}", v.start))?;
         behind = v.end;
     }
+    p.rings
+        .iter()
+        .try_for_each(|r| ring(r, &p.vmas).map_err(|what| format!("ring of asynchronous I/O at {:#x} {what}", r.start)))?;
     let own = p.threads.first().is_some_and(|t| t.tid == p.pid);
     let lives = p.threads.iter().any(|t| t.exited.is_none());
     if is_live(p) && (!own || !lives || p.threads.iter().any(|t| t.regs.len() != REGISTERS)) {
@@ -75,6 +79,28 @@ fn mapping(v: &Vma, behind: u64) -> Result<(), &'static str> {
         }
         _ => Ok(()),
     }
+}
+
+/// A ring, which stands in a mapping of its own.
+fn ring(r: &Ring, vmas: &[Vma]) -> Result<(), &'static str> {
+    let place = |v: &&Vma| v.start == r.start && v.end - v.start == r.bytes && v.kind == VmaKind::Ring;
+    if vmas.iter().filter(place).count() != 1 {
+        return Err("has no mapping");
+    }
+    let plan = RingPlan {
+        address: r.start,
+        bytes: r.bytes,
+        head: r.head,
+        tail: r.tail,
+        ..RingPlan::default()
+    };
+    if !plan.is_plausible() {
+        return Err("has no possible size or place");
+    }
+    if r.events.len() as u64 != EVENT_BYTES * u64::from(plan.unread()) || r.polls.len() > plan.places() as usize {
+        return Err("has other events than it says");
+    }
+    Ok(())
 }
 
 fn thread(t: &Thread) -> Result<(), String> {
@@ -129,6 +155,32 @@ mod tests {
         assert!(!ok(&vma(0x1000, 0x2000, file(u64::MAX - 0xfff))));
         assert!(!ok(&vma(0x1000, 0x2000, file(1 << 63))));
         assert!(!ok(&vma(0x1000, 0x2000, VmaKind::HugeTlb { page_bytes: 0 })));
+    }
+
+    #[test]
+    fn rings_that_no_process_has_are_refused() {
+        let good = Ring {
+            start: 0x1000,
+            bytes: 0x1000,
+            head: 126,
+            tail: 1,
+            events: vec![0; 64],
+            polls: vec![0x5000],
+        };
+        let vmas = [vma(0x1000, 0x2000, VmaKind::Ring), vma(0x3000, 0x4000, VmaKind::Heap)];
+        assert_eq!(ring(&good, &vmas), Ok(()));
+        let bad = |change: &dyn Fn(&mut Ring)| {
+            let mut r = good.clone();
+            change(&mut r);
+            ring(&r, &vmas).is_err()
+        };
+        assert!(bad(&|r| r.start = 0x3000));
+        assert!(bad(&|r| r.bytes = 0x2000));
+        assert!(bad(&|r| r.bytes = 0));
+        assert!(bad(&|r| r.head = 127));
+        assert!(bad(&|r| r.tail = u32::MAX));
+        assert!(bad(&|r| r.events.truncate(63)));
+        assert!(bad(&|r| r.polls = vec![0; 128]));
     }
 
     #[test]

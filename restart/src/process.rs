@@ -9,6 +9,7 @@ use crate::spawn::INSTALLED;
 use crate::state::{self, Own};
 use crate::tree::Tree;
 use crate::{arch, sys};
+use belay_abi::aio::RingPlan;
 use belay_abi::restore::{Fill, Helper, Plan, ThreadPlan, FILL_STACK_BYTES, MAX_HELPERS, PLAN_MAGIC, STACK_BYTES};
 use belay_image::extents::Extent;
 use belay_image::model::{Process, VmaKind};
@@ -254,6 +255,7 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
         segment_bytes: &segment_bytes,
     };
     let memory = memory::plan(input, &mut arena).map_err(|e| at(&e))?;
+    let rings = rings(p, &mut arena);
     let mut after = memory.after;
     state::layout(&p.mm, files.exe.as_ref().map(AsRawFd::as_raw_fd), &mut arena, &mut after);
     state::membarrier(p.membarrier, &mut after);
@@ -279,6 +281,7 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
         helper_count: helpers.len().min(MAX_HELPERS) as u32,
         before: arena.table(&memory.before),
         fills: arena.table(&memory.fills),
+        rings: arena.table(&rings),
         after: arena.table(&after),
         threads: arena.table(&threads),
         last: arena.table(&last),
@@ -295,6 +298,19 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
     }
     arena.set(plan_at, &plan);
     Ok((plan_at, arena.finish()))
+}
+
+fn rings(p: &Process, arena: &mut Arena) -> Vec<RingPlan> {
+    let plan = |r: &belay_image::model::Ring| RingPlan {
+        address: r.start,
+        bytes: r.bytes,
+        head: r.head,
+        tail: r.tail,
+        events: arena.bytes(&r.events),
+        polls: arena.words(&r.polls),
+        poll_count: r.polls.len() as u64,
+    };
+    p.rings.iter().map(plan).collect()
 }
 
 fn threads(cx: &Context<'_>, p: &Process, area: &Area, helpers: usize, plan: u64, arena: &mut Arena) -> Vec<ThreadPlan> {

@@ -11,6 +11,7 @@ mod calls;
 mod fill;
 mod threads;
 
+use belay_abi::aio::{self, RingPlan};
 use belay_abi::restore::{
     Control, Plan, Slot, Step, Table, PLAN_MAGIC, STAGE_ABORT, STAGE_FINISH, STATE_FAILED, STATE_PARKED, STATE_READY,
     STATE_RESTORER,
@@ -147,6 +148,7 @@ extern "C" fn _start(plan: *const Plan) -> ! {
     calls::run(&env, p.before);
     env.time(1);
     fill::run(&env);
+    rings(&env);
     calls::run(&env, p.after);
     env.time(2);
     threads::run(&env);
@@ -161,6 +163,18 @@ extern "C" fn _start(plan: *const Plan) -> ! {
         stop(p.pid, p.stop_signal);
     }
     park()
+}
+
+/// Makes the rings of native asynchronous I/O.
+fn rings(env: &Env) {
+    // SAFETY: the plan's table of rings holds plans of rings.
+    let plans = unsafe { env.entries::<RingPlan>(env.plan().rings) };
+    for (i, plan) in plans.iter().enumerate() {
+        // SAFETY: the events lie in the area; the plan's mappings have reserved the place.
+        if let Err(e) = unsafe { aio::restore(plan) } {
+            env.fail(step(Step::Ring), i as u32, e);
+        }
+    }
 }
 
 /// Stops the whole process; the agent traces it from here.

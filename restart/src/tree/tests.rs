@@ -181,6 +181,7 @@ fn process(pid: i32, t: &Task) -> Process {
         shares_mm_with: 0,
         mm: Default::default(),
         vmas: Vec::new(),
+        rings: Vec::new(),
         threads: Vec::new(),
     }
 }

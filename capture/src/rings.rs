@@ -1,0 +1,103 @@
+//! Rings of native asynchronous I/O (`io_setup`): no request is on its way when this is done, and what is unread is known.
+
+use crate::inject::{self, Area};
+use crate::memory;
+use crate::process::Draft;
+use crate::suspend::Process;
+use crate::CaptureError;
+use belay_abi::aio::{RingHead, RingPlan, EVENT_BYTES};
+use belay_abi::inject::{RingSlot, RingsTable, MAX_RINGS, RING_DEAD, RING_DONE, RING_LOST};
+use belay_image::model::Ring;
+use belay_kernel::vm::Memory;
+use belay_plugins::Refusal;
+
+/// Replaces the rings of `process` by new ones, see the injected program. Those that it has inherited, and cannot use, are none.
+pub(crate) fn settle(process: &mut Process, area: &Area, draft: &Draft) -> Result<Vec<Ring>, CaptureError> {
+    let slots: Vec<RingSlot> = draft.maps.iter().filter(|m| memory::is_ring(m)).map(slot).collect();
+    let mut out = Vec::new();
+    for some in slots.chunks(MAX_RINGS) {
+        let mut rings = [RingSlot::default(); MAX_RINGS];
+        rings[..some.len()].copy_from_slice(some);
+        let table = RingsTable {
+            mark: area.no_mark(),
+            count: u32::try_from(some.len()).unwrap_or(0),
+            pad: 0,
+            rings,
+        };
+        let pid = process.pid;
+        out.extend(inject::rings(process, area, table, |done, memory| {
+            let done = done.rings.iter().take(some.len());
+            done.filter(|r| r.outcome != RING_DEAD)
+                .map(|r| ring(pid, r, memory))
+                .collect::<Result<Vec<_>, _>>()
+        })?);
+    }
+    Ok(out)
+}
+
+fn slot(map: &belay_kernel::proc::Map) -> RingSlot {
+    RingSlot {
+        address: map.start,
+        bytes: map.end - map.start,
+        ..RingSlot::default()
+    }
+}
+
+fn ring(pid: i32, slot: &RingSlot, memory: &Memory) -> Result<Ring, CaptureError> {
+    if slot.outcome != RING_DONE {
+        return Err(CaptureError::Refused(vec![refusal(pid, slot)]));
+    }
+    let fail = |e| CaptureError::failed(format!("read the ring of asynchronous I/O of process {pid}"), e);
+    let mut head = [0u8; size_of::<RingHead>()];
+    memory.read(slot.address, &mut head).map_err(fail)?;
+    let word = |at: usize| u32::from_ne_bytes(std::array::from_fn(|b| head[at + b]));
+    let plan = RingPlan {
+        address: slot.address,
+        bytes: slot.bytes,
+        head: word(std::mem::offset_of!(RingHead, head)),
+        tail: word(std::mem::offset_of!(RingHead, tail)),
+        ..RingPlan::default()
+    };
+    if !plan.is_plausible() {
+        return Err(CaptureError::refuse(
+            pid,
+            "asynchronous I/O",
+            "its ring has been damaged by the program",
+        ));
+    }
+    let mut events = vec![0u8; plan.unread() as usize * EVENT_BYTES as usize];
+    for (i, event) in (0..).zip(events.chunks_exact_mut(EVENT_BYTES as usize)) {
+        let place = (plan.head + i) % plan.places();
+        memory
+            .read(slot.address + EVENT_BYTES * (1 + u64::from(place)), event)
+            .map_err(fail)?;
+    }
+    let mut polls = vec![0u8; usize::try_from(slot.polls.min(u64::from(plan.places()))).unwrap_or(0) * 8];
+    if !polls.is_empty() {
+        memory.read(slot.scratch + slot.bytes, &mut polls).map_err(fail)?;
+    }
+    Ok(Ring {
+        start: slot.address,
+        bytes: slot.bytes,
+        head: plan.head,
+        tail: plan.tail,
+        events,
+        polls: polls.as_chunks::<8>().0.iter().map(|b| u64::from_ne_bytes(*b)).collect(),
+    })
+}
+
+fn refusal(pid: i32, slot: &RingSlot) -> Refusal {
+    let error = std::io::Error::from_raw_os_error(slot.error);
+    let reason = match (slot.outcome, slot.error) {
+        (RING_LOST, _) => format!("could not be put back after its requests had ended ({error})"),
+        (_, libc::EAGAIN) => "needs a second context for a moment; raise fs.aio-max-nr".to_owned(),
+        (_, libc::EINVAL) => "has a head or a size that no context of this kernel has".to_owned(),
+        _ => format!("cannot be replaced by a second one for a moment ({error})"),
+    };
+    Refusal {
+        pid,
+        object: format!("asynchronous I/O (io_setup), the context at {:#x}", slot.address),
+        reason,
+        passing: false,
+    }
+}

@@ -1,0 +1,241 @@
+//! Waits for the requests of native asynchronous I/O that are on their way.
+//!
+//! The kernel tells nobody how many there are. But `io_destroy` waits until there are none, and what they have brought is then in the pages of the ring, although it is unmapped: a pipe
+//! keeps these pages (`vmsplice`). So a new ring is made first, turned to the place where the old one stands; then the old one is taken away, its last events are read from the pipe and put
+//! into the new one, and that is moved to the old one's address, which is the name by which the program knows it. Polls do not end by themselves: the kernel gives them up, and they are
+//! submitted again.
+//!
+//! No thread of the process runs and all signals are blocked. Nothing is taken away before all that can fail has been done.
+
+use crate::libc_nr as nr;
+use belay_abi::aio::{distance, submit, Event, Request, RingHead, RingPlan, Turning};
+use belay_abi::inject::{RingSlot, RingsTable, AFFINITY_WORDS, MAX_RINGS, RING_DEAD, RING_DONE, RING_KEPT, RING_LOST};
+use belay_abi::{syscall, PAGE};
+use core::ptr::{addr_of_mut, null_mut};
+
+const SIG_SETMASK: usize = 2;
+const F_SETPIPE_SZ: usize = 1031;
+/// Pages that one pipe may hold for anybody (`fs.pipe-max-size`).
+const PIPE_BYTES: u64 = 1 << 20;
+const MAX_PIPES: usize = 16;
+const EINVAL: isize = -22;
+const EIO: isize = -5;
+const PROT_READ_WRITE: usize = 3;
+/// MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE
+const MAP_FLAGS: usize = 2 | 0x20 | 0x4000;
+/// O_NONBLOCK | O_CLOEXEC
+const PIPE_FLAGS: usize = 0o4000 | 0o2000000;
+
+/// Replaces every ring of the table.
+///
+/// # Safety
+/// `t` points to a table in the injected area.
+pub(crate) unsafe fn run(t: *mut RingsTable) {
+    unsafe {
+        let all = u64::MAX;
+        let mut before = 0u64;
+        syscall!(nr::RT_SIGPROCMASK, SIG_SETMASK, &raw const all, &raw mut before, 8usize);
+        // Each processor keeps some places of a ring for itself: all places can be had only on one.
+        let mut affinity = [0u64; AFFINITY_WORDS];
+        let bytes = syscall!(nr::SCHED_GETAFFINITY, 0usize, 8 * AFFINITY_WORDS, affinity.as_mut_ptr());
+        stay_here();
+        let count = ((*t).count as usize).min(MAX_RINGS);
+        let slots = addr_of_mut!((*t).rings).cast::<RingSlot>();
+        for i in 0..count {
+            replace(slots.add(i), (*t).mark.pid);
+        }
+        if bytes > 0 {
+            syscall!(nr::SCHED_SETAFFINITY, 0usize, bytes, affinity.as_ptr());
+        }
+        syscall!(nr::RT_SIGPROCMASK, SIG_SETMASK, &raw const before, null_mut::<u64>(), 8usize);
+    }
+}
+
+unsafe fn stay_here() {
+    unsafe {
+        let mut cpu = 0u32;
+        if syscall!(nr::GETCPU, &raw mut cpu, null_mut::<u32>(), null_mut::<u8>()) < 0 {
+            return;
+        }
+        let mut mask = [0u64; AFFINITY_WORDS];
+        if let Some(word) = mask.get_mut(cpu as usize / 64) {
+            *word = 1 << (cpu % 64);
+            syscall!(nr::SCHED_SETAFFINITY, 0usize, 8 * AFFINITY_WORDS, mask.as_ptr());
+        }
+    }
+}
+
+unsafe fn replace(slot: *mut RingSlot, pid: i32) {
+    unsafe {
+        let past = [0u64; 2];
+        let alive = syscall!(
+            nr::IO_GETEVENTS,
+            (*slot).address,
+            0usize,
+            0usize,
+            null_mut::<Event>(),
+            past.as_ptr()
+        );
+        if alive < 0 {
+            (*slot).outcome = if alive == EINVAL { RING_DEAD } else { RING_KEPT };
+            (*slot).error = -alive as i32;
+            return;
+        }
+        let mut pages = Pages {
+            ends: [[-1; 2]; MAX_PIPES],
+        };
+        let outcome = with(slot, pid, &mut pages);
+        pages.close();
+        ((*slot).outcome, (*slot).error) = match outcome {
+            Ok(()) => (RING_DONE, 0),
+            Err((outcome, e)) => (outcome, -e as i32),
+        };
+    }
+}
+
+unsafe fn with(slot: *mut RingSlot, pid: i32, pages: &mut Pages) -> Result<(), (i32, isize)> {
+    unsafe {
+        let kept = |e: isize| (RING_KEPT, e);
+        let lost = |e: isize| (RING_LOST, e);
+        let (address, bytes) = ((*slot).address, (*slot).bytes);
+        let old = (address as *const RingHead).read_volatile();
+        let mut plan = RingPlan {
+            address,
+            bytes,
+            head: old.head,
+            tail: old.tail,
+            ..RingPlan::default()
+        };
+        // The head is the program's to write.
+        if !plan.is_plausible() || old.nr != plan.places() {
+            return Err(kept(EINVAL));
+        }
+        let scratch = syscall!(nr::MMAP, 0usize, 2 * bytes, PROT_READ_WRITE, MAP_FLAGS, usize::MAX, 0usize);
+        if scratch < 0 {
+            return Err(kept(scratch));
+        }
+        (*slot).scratch = scratch as u64;
+        pages.hold(address, bytes).map_err(kept)?;
+        let ring = Turning::make(&plan).map_err(kept)?;
+        let known = plan.tail;
+
+        let gone = syscall!(nr::IO_DESTROY, address);
+        if gone < 0 {
+            return Err(lost(gone));
+        }
+        pages.read((*slot).scratch, bytes).map_err(lost)?;
+        let last = ((*slot).scratch as *const RingHead).read_volatile();
+        let places = plan.places();
+        if last.tail >= places {
+            return Err(lost(EINVAL));
+        }
+        let polls = ((*slot).scratch + bytes) as *mut u64;
+        let copy = (*slot).scratch as *const Event;
+        let event = |place: u32| copy.add(1 + (place % places) as usize).read_volatile();
+        for i in 0..plan.unread() {
+            ring.write(plan.head + i, &event(plan.head + i));
+        }
+        for i in 0..distance(known, last.tail, places) {
+            let event = event(known + i);
+            if event.result == 0 && is_poll(pid, event.request) {
+                polls.add((*slot).polls as usize).write(event.request);
+                (*slot).polls += 1;
+                continue;
+            }
+            ring.add(1).map_err(lost)?;
+            ring.write(plan.tail, &event);
+            plan.tail = (plan.tail + 1) % places;
+        }
+        ring.settle(&plan).map_err(lost)?;
+        submit(address, polls as u64, (*slot).polls).map_err(lost)
+    }
+}
+
+/// Whether the request at `address` is a poll. The program may have reused the memory, or unmapped it.
+unsafe fn is_poll(pid: i32, address: u64) -> bool {
+    let mut request = Request::default();
+    let bytes = size_of::<Request>();
+    let local = [&raw mut request as u64, bytes as u64];
+    let remote = [address, bytes as u64];
+    let n = unsafe {
+        syscall!(
+            nr::PROCESS_VM_READV,
+            pid,
+            local.as_ptr(),
+            1usize,
+            remote.as_ptr(),
+            1usize,
+            0usize
+        )
+    };
+    n == bytes as isize && request.is_poll()
+}
+
+/// Pipes that keep the pages of a ring.
+struct Pages {
+    /// Read end and write end.
+    ends: [[i32; 2]; MAX_PIPES],
+}
+
+impl Pages {
+    unsafe fn hold(&mut self, address: u64, bytes: u64) -> Result<(), isize> {
+        unsafe {
+            let mut at = 0;
+            for ends in &mut self.ends {
+                if at == bytes {
+                    return Ok(());
+                }
+                let part = PIPE_BYTES.min(bytes - at);
+                let made = syscall!(nr::PIPE2, ends.as_mut_ptr(), PIPE_FLAGS);
+                if made < 0 {
+                    return Err(made);
+                }
+                // Sixteen pages fit without asking.
+                let sized = if part > 16 * PAGE {
+                    syscall!(nr::FCNTL, ends[1], F_SETPIPE_SZ, part)
+                } else {
+                    0
+                };
+                if sized < 0 {
+                    return Err(sized);
+                }
+                let vector = [address + at, part];
+                let n = syscall!(nr::VMSPLICE, ends[1], vector.as_ptr(), 1usize, 0usize);
+                if n != part as isize {
+                    return Err(if n < 0 { n } else { EIO });
+                }
+                at += part;
+            }
+            if at == bytes {
+                Ok(())
+            } else {
+                Err(EINVAL)
+            }
+        }
+    }
+
+    /// What the pages hold now.
+    unsafe fn read(&self, to: u64, bytes: u64) -> Result<(), isize> {
+        unsafe {
+            let mut done = 0;
+            let mut ends = self.ends.iter();
+            let mut end = ends.next();
+            while done < bytes {
+                let Some(pipe) = end else { return Err(EIO) };
+                let n = syscall!(nr::READ, pipe[0], to + done, bytes - done);
+                if n > 0 {
+                    done += n as u64;
+                } else {
+                    end = ends.next();
+                }
+            }
+            Ok(())
+        }
+    }
+
+    unsafe fn close(&self) {
+        for end in self.ends.iter().flatten().filter(|end| **end >= 0) {
+            unsafe { syscall!(nr::CLOSE, *end) };
+        }
+    }
+}
