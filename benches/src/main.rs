@@ -3,10 +3,13 @@
 //! `belay-bench [NAME...] [--size-gib N] [--runs N] [--dir TMPFS]`. Each line shows median, smallest and largest of the runs; a claim is
 //! a ratio of two medians of one run, never one absolute time. The program is its own workload: `belay-bench worker ...`.
 
+mod application;
+mod differential;
 mod encode;
 mod measure;
 mod memory;
 mod overhead;
+mod policies;
 mod small;
 mod tree;
 mod worker;
@@ -30,7 +33,7 @@ pub(crate) struct Plan {
 
 type Bench = fn(&Plan) -> Result<(), String>;
 
-const BENCHES: [(&str, Bench); 9] = [
+const BENCHES: [(&str, Bench); 12] = [
     ("launch", overhead::launch),
     ("overhead", overhead::loops),
     ("small", small::small),
@@ -39,6 +42,9 @@ const BENCHES: [(&str, Bench); 9] = [
     ("write", memory::write),
     ("restart", memory::restart),
     ("tree", tree::tree),
+    ("policies", policies::policies),
+    ("differential", differential::differential),
+    ("application", application::application),
     ("encode", encode::encode),
 ];
 

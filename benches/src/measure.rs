@@ -94,11 +94,18 @@ impl Job {
 
     /// `belay launch` of the worker with `args`.
     pub(crate) fn launch(p: &Plan, args: &[&str]) -> Result<Self, String> {
+        Self::launch_with(p, &[], args)
+    }
+
+    /// The same with further options of `belay launch`.
+    pub(crate) fn launch_with(p: &Plan, options: &[&str], args: &[&str]) -> Result<Self, String> {
         let mut c = Command::new(&p.belay);
         c.arg("launch")
             .arg("--ckpt-dir")
             .arg(p.dir.join("job"))
-            .args(["--keep", "1", "--"])
+            .args(["--keep", "1"])
+            .args(options)
+            .arg("--")
             .arg(&p.me)
             .arg("worker")
             .args(args);
@@ -124,7 +131,15 @@ impl Job {
 
     /// The worker's answer to an empty line.
     pub(crate) fn ask(&mut self) -> Result<String, String> {
-        self.input.write_all(b"\n").map_err(|e| format!("ask the worker: {e}"))?;
+        self.tell("")
+    }
+
+    /// The worker's answer to a line.
+    pub(crate) fn tell(&mut self, line: &str) -> Result<String, String> {
+        let line = format!("{line}\n");
+        self.input
+            .write_all(line.as_bytes())
+            .map_err(|e| format!("ask the worker: {e}"))?;
         self.line()
     }
 

@@ -79,6 +79,69 @@ fn timed(f: impl FnOnce()) {
     say(&format!("{:.3}", t.elapsed().as_secs_f64() * 1000.0));
 }
 
+/// Changes as many percent of its pages as a line says, all over its memory; answers with their number.
+fn dirty(bytes: usize) {
+    const WORDS: usize = 4096 / 8;
+    let m = filled(bytes, false);
+    let pages = m.len() / WORDS;
+    // Steps of a size that has no factor in common with the number of pages meet each page once.
+    let mut step = (pages * 5 / 8) | 1;
+    while (2..=pages).any(|f| pages.is_multiple_of(f) && step.is_multiple_of(f)) {
+        step += 2;
+    }
+    say("ready");
+    let mut round = 0u64;
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        let count = pages * line.parse::<usize>().unwrap_or(0) / 100;
+        round += 1;
+        for i in 0..count {
+            let page = i * step % pages;
+            m[page * WORDS + i % WORDS] ^= (round << 32) | (i as u64 + 1);
+        }
+        say(&count.to_string());
+    }
+}
+
+/// Two ranks, each with `bytes` of its own, that change all of it all the time; answers each line with the units of work done.
+fn compute(bytes: usize) {
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    // SAFETY: a fresh anonymous mapping; a failure is checked below.
+    let p = unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    assert!(p != libc::MAP_FAILED, "mmap of a page");
+    // SAFETY: the page is zero filled, aligned, and lives until the process ends; both processes use it through atomics only.
+    let counts: &[AtomicU64; 2] = unsafe { &*p.cast() };
+    let work = move |rank: usize| {
+        let m = filled(bytes, true);
+        loop {
+            for block in m.chunks_mut(1 << 16) {
+                for w in block.iter_mut() {
+                    // Some arithmetic for each word, as in a stencil.
+                    let mut x = *w;
+                    for _ in 0..8 {
+                        x = x.wrapping_mul(6_364_136_223_846_793_005).rotate_left(17) ^ 0x5bd1_e995;
+                    }
+                    *w = x;
+                }
+                counts[rank].fetch_add(1, Relaxed);
+            }
+        }
+    };
+    // SAFETY: the process has one thread.
+    if unsafe { libc::fork() } == 0 {
+        work(1);
+    }
+    std::thread::spawn(move || work(0));
+    let both = || counts.iter().all(|c| c.load(Relaxed) > 0);
+    while !both() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    say("ready");
+    for _ in std::io::stdin().lines().map_while(Result::ok) {
+        say(&counts.iter().map(|c| c.load(Relaxed)).sum::<u64>().to_string());
+    }
+}
+
 /// Runs the workload named by `args`.
 pub(crate) fn main(args: &[String]) {
     let n = number(args, 1);
@@ -106,6 +169,8 @@ pub(crate) fn main(args: &[String]) {
             }
             std::hint::black_box(&m[0]);
         }
+        Some("dirty") => dirty(n),
+        Some("compute") => compute(n),
         Some("threads") => {
             let handles: Vec<_> = (0..n)
                 .map(|_| {

@@ -1,0 +1,153 @@
+//! Differential checkpoints: what is written, how long the program stands still and what hashing costs when 1, 10, 50 and 100 % of its pages have changed; and the collision test of the FTI paper.
+
+use crate::measure::{ms, run, Job, Samples};
+use crate::Plan;
+use serde_json::Value;
+use std::collections::HashSet;
+use std::process::Command;
+
+const PAGE: usize = 4096;
+/// Blocks and variants of each in the collision test.
+const BLOCKS: usize = 4096;
+const VARIANTS: usize = 64;
+
+/// What the log says about the newest checkpoint: pages written, and pages moved out of old chunks.
+fn logged(p: &Plan) -> Result<(f64, f64), String> {
+    let mut last = None;
+    for e in std::fs::read_dir(p.dir.join("job/log")).map_err(|e| e.to_string())?.flatten() {
+        let text = std::fs::read_to_string(e.path()).map_err(|e| e.to_string())?;
+        let found = text.lines().rev().find(|l| l.contains("\"pages_moved\""));
+        last = last.or(found.map(str::to_owned));
+    }
+    let line: Value = serde_json::from_str(&last.ok_or("the log names no checkpoint")?).map_err(|e| e.to_string())?;
+    let field = |name: &str| {
+        let fields = line.get("fields").unwrap_or(&line);
+        fields[name].as_f64().ok_or(format!("the log has no {name}"))
+    };
+    Ok((field("pages_written")?, field("pages_moved")?))
+}
+
+fn write_ms(v: &Value) -> f64 {
+    v["phases_ms"]["write"].as_f64().unwrap_or(f64::NAN)
+}
+
+/// Figures of one way to find what has changed.
+#[derive(Default)]
+struct Figures {
+    full: Samples,
+    written: [Samples; 4],
+    moved: [Samples; 4],
+    blocked: [Samples; 4],
+    write: [Samples; 4],
+}
+
+const PERCENT: [usize; 4] = [1, 10, 50, 100];
+
+fn one(p: &Plan, how: &str, f: &mut Figures) -> Result<(), String> {
+    std::fs::remove_dir_all(p.dir.join("job")).ok();
+    let mut job = Job::launch_with(p, &["--differential", how], &["dirty", &p.size.to_string()])?;
+    job.line()?;
+    f.full.push(write_ms(&Job::checkpoint(p)?.1));
+    for (i, percent) in PERCENT.iter().enumerate() {
+        let dirty: f64 = job.tell(&percent.to_string())?.parse().map_err(|e| format!("worker: {e}"))?;
+        let (_, v) = Job::checkpoint(p)?;
+        let (written, moved) = logged(p)?;
+        f.written[i].push(written / dirty);
+        f.moved[i].push(moved / dirty);
+        f.blocked[i].push(v["blocked_ms"].as_f64().unwrap_or(f64::NAN));
+        f.write[i].push(write_ms(&v));
+    }
+    let status = run(Command::new(&p.belay).arg("status").arg(p.dir.join("job")).arg("--json"))?;
+    let status: Value = serde_json::from_str(&status).map_err(|e| e.to_string())?;
+    println!("{how}: reported as {}", status["differential"]);
+    job.stop(p)
+}
+
+/// Flips up to eight bits at random places of random blocks; how many different blocks have the same hash.
+fn collisions() -> (usize, usize) {
+    let mut state = 0x1234_5678_9abc_def1u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let (mut hashes, mut blocks) = (HashSet::new(), HashSet::new());
+    let mut made = 0;
+    for n in 0..BLOCKS {
+        let mut page: Vec<u8> = (0..PAGE / 8).flat_map(|_| random().to_le_bytes()).collect();
+        hashes.insert(belay_storage::hash(&page));
+        made += 1;
+        for _ in 1..VARIANTS {
+            let mut bits: Vec<usize> = (0..=random() % 8).map(|_| random() as usize % (PAGE * 8)).collect();
+            bits.sort_unstable();
+            bits.dedup();
+            if !blocks.insert((n, bits.clone())) {
+                continue;
+            }
+            bits.iter().for_each(|b| page[b / 8] ^= 1 << (b % 8));
+            hashes.insert(belay_storage::hash(&page));
+            bits.iter().for_each(|b| page[b / 8] ^= 1 << (b % 8));
+            made += 1;
+        }
+    }
+    (made, made - hashes.len())
+}
+
+/// Time to hash as many bytes as the program has, from memory.
+fn hashing(p: &Plan) -> f64 {
+    let m = crate::worker::filled(64 << 20, true);
+    // SAFETY: any bytes are valid, and the memory lives until the process ends.
+    let bytes = unsafe { std::slice::from_raw_parts(m.as_ptr().cast::<u8>(), m.len() * 8) };
+    let mut total = Samples::default();
+    for _ in 0..p.runs.max(3) {
+        let hash_all = || -> Result<u128, String> { Ok(bytes.chunks(PAGE).map(belay_storage::hash).fold(0, |a, h| a ^ h)) };
+        let t = ms(hash_all).map_or(f64::NAN, |(t, h)| {
+            std::hint::black_box(h);
+            t
+        });
+        total.push(t * p.size as f64 / bytes.len() as f64);
+    }
+    total.median()
+}
+
+/// All of it.
+pub(crate) fn differential(p: &Plan) -> Result<(), String> {
+    let (mut hash, mut written, mut off) = (Figures::default(), Figures::default(), Figures::default());
+    for _ in 0..p.runs {
+        for (how, f) in [("hash", &mut hash), ("written", &mut written), ("off", &mut off)] {
+            one(p, how, f)?;
+        }
+    }
+    for (how, f) in [("hash", &hash), ("written", &written), ("off", &off)] {
+        f.full.print(&format!("{how}: first checkpoint, writing"), "ms");
+        for (i, percent) in PERCENT.iter().enumerate() {
+            f.written[i].print(&format!("{how}: {percent} % changed: pages written / changed"), "");
+            f.moved[i].print(&format!("{how}: {percent} % changed: pages moved / changed"), "");
+            f.blocked[i].print(&format!("{how}: {percent} % changed: blocked"), "ms");
+            f.write[i].print(&format!("{how}: {percent} % changed: writing"), "ms");
+        }
+    }
+    for (how, f) in [("hash", &hash), ("written", &written)] {
+        let most = f.written.iter().map(|s| (s.median() - 1.0).abs()).fold(0.0, f64::max);
+        println!(
+            "{how}: pages written differ from those changed by {:.1} % at most (goal <= 3)",
+            most * 100.0
+        );
+        let blocked = f.blocked[0].median() / f.full.median();
+        println!(
+            "{how}: blocked at 1 % / writing a full checkpoint: {:.3} (goal <= 0.15)",
+            blocked
+        );
+        let slower = f.write[3].median() / off.write[3].median();
+        println!("{how}: writing at 100 % / writing without differencing: {slower:.3} (goal <= 1.05)");
+    }
+    let share = hashing(p) / 2.0 / hash.write[3].median();
+    println!("hashing all pages with two writers / writing at 100 %: {share:.3} (goal <= 0.05)");
+    let (blocks, same) = collisions();
+    println!("collision test: {blocks} different blocks, {same} hashes that another block has (goal 0)");
+    if same > 0 {
+        return Err(format!("{same} collisions"));
+    }
+    Ok(())
+}
