@@ -135,11 +135,7 @@ impl Draft {
             exe_identity: None,
             cwd: link(task, "cwd"),
             root: self.root.clone(),
-            umask: self
-                .status
-                .text("Umask")
-                .and_then(|u| u32::from_str_radix(u, 8).ok())
-                .unwrap_or(0o22),
+            umask: umask(&self.status),
             personality: hex_file(task, "personality"),
             creds: credentials(&self.status),
             rlimits: (0..RLIMITS).map(|r| rlimit(pid, r)).collect(),
@@ -173,6 +169,7 @@ impl Draft {
             posix_timers: self.timers.clone(),
             membarrier: table.membarrier.max(0).unsigned_abs(),
             shares_mm_with: 0,
+            shares_fs_with: if shares(process, kcmp::Object::Fs) { process.ppid } else { 0 },
             mm: model::Mm {
                 start_code: s.start_code,
                 end_code: s.end_code,
@@ -197,10 +194,42 @@ impl Draft {
     }
 
     fn threads(&self, process: &mut Process, collected: &[Collected]) -> Result<Vec<model::Thread>, CaptureError> {
-        let live = process.tasks.iter_mut().zip(collected).map(|(task, c)| Ok(thread(task, c)));
+        let first = self.task;
+        let live = process.tasks.iter_mut().zip(collected).map(|(task, c)| {
+            let mut out = thread(task, c);
+            out.directories = directories(first, task.tid)?;
+            Ok(out)
+        });
         let main = (self.task != self.pid).then(|| exited_main_thread(self.pid, &self.stat.comm));
         main.into_iter().chain(live).collect()
     }
+}
+
+/// Whether the process has an object in common with its parent.
+fn shares(process: &Process, object: kcmp::Object) -> bool {
+    kcmp::compare(process.task(), process.ppid, object).is_ok_and(|o| o.is_eq())
+}
+
+/// Working directory and mask of thread `tid`, where they are not those of thread `first` of its process.
+fn directories(first: i32, tid: i32) -> Result<Option<(String, u32)>, CaptureError> {
+    let own = tid != first && kcmp::compare(first, tid, kcmp::Object::Fs).is_ok_and(|o| o.is_ne());
+    if !own {
+        return Ok(None);
+    }
+    let status = Status::read(tid).map_err(|e| CaptureError::failed(format!("read status of thread {tid}"), e))?;
+    let cwd = link(tid, "cwd");
+    if link(tid, "root") != "/" || cwd.ends_with(" (deleted)") {
+        let reason = "has directories of its own (unshare(CLONE_FS)): another root, or a working directory that was removed";
+        return Err(CaptureError::refuse(tid, "thread", reason));
+    }
+    Ok(Some((cwd, umask(&status))))
+}
+
+fn umask(status: &Status) -> u32 {
+    status
+        .text("Umask")
+        .and_then(|u| u32::from_str_radix(u, 8).ok())
+        .unwrap_or(0o22)
 }
 
 /// The model of a main thread that has exited while others run.
@@ -223,6 +252,7 @@ fn exited_main_thread(pid: i32, comm: &str) -> Result<model::Thread, CaptureErro
         affinity: Vec::new(),
         ioprio: 0,
         exited: Some(stat.exit_code),
+        directories: None,
     })
 }
 
@@ -252,6 +282,7 @@ fn thread(task: &mut Task, Collected { table, pending }: &Collected) -> model::T
         affinity: affinity(table),
         ioprio: i32::try_from(table.ioprio).unwrap_or(0).max(0),
         exited: None,
+        directories: None,
     }
 }
 
@@ -268,7 +299,14 @@ pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft], led: bool) -> R
     };
     for (process, draft) in job.processes.iter().zip(drafts) {
         let pid = process.pid;
-        if kcmp::compare(process.task(), process.ppid, kcmp::Object::Vm).is_ok_and(|o| o.is_eq()) {
+        if draft.root != "/" && shares(process, kcmp::Object::Fs) {
+            let reason = format!(
+                "shares its directories with process {} (CLONE_FS) and has another root",
+                process.ppid
+            );
+            refuse(pid, &draft.stat.comm, &reason);
+        }
+        if shares(process, kcmp::Object::Vm) {
             refuse(
                 pid,
                 &draft.stat.comm,
@@ -350,6 +388,7 @@ pub(crate) fn zombie(z: Zombie) -> Option<model::Process> {
         posix_timers: Vec::new(),
         membarrier: 0,
         shares_mm_with: 0,
+        shares_fs_with: 0,
         mm: model::Mm::default(),
         vmas: Vec::new(),
         rings: Vec::new(),

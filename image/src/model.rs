@@ -105,6 +105,9 @@ pub struct Process {
     pub membarrier: u32,
     /// Process identifier whose address space this process shares (CLONE_VM without CLONE_THREAD); 0 for its own.
     pub shares_mm_with: i32,
+    /// The parent, where this process shares its working directory, root and file mode creation mask (CLONE_FS); 0 for its own.
+    #[serde(default)]
+    pub shares_fs_with: i32,
     /// Layout values of the address space.
     pub mm: Mm,
     /// Mappings in ascending order.
@@ -362,6 +365,9 @@ pub struct Thread {
     /// For a main thread that has exited while others run: its exit code as `wait` reports it. Of the rest only name and identifier mean anything.
     #[serde(default)]
     pub exited: Option<i32>,
+    /// Working directory and file mode creation mask of its own (`unshare(CLONE_FS)`), else those of the process.
+    #[serde(default)]
+    pub directories: Option<(String, u32)>,
 }
 
 /// Scheduling attributes of a thread.

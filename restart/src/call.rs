@@ -16,6 +16,8 @@ pub(crate) mod nr {
     pub(crate) const SETITIMER: u32 = 38;
     pub(crate) const WAIT4: u32 = 61;
     pub(crate) const FCNTL: u32 = 72;
+    pub(crate) const CHDIR: u32 = 80;
+    pub(crate) const UMASK: u32 = 95;
     pub(crate) const SETGROUPS: u32 = 116;
     pub(crate) const SETRESUID: u32 = 117;
     pub(crate) const SETRESGID: u32 = 119;
@@ -31,6 +33,7 @@ pub(crate) mod nr {
     pub(crate) const TIMER_CREATE: u32 = 222;
     pub(crate) const TIMER_SETTIME: u32 = 223;
     pub(crate) const TIMER_DELETE: u32 = 226;
+    pub(crate) const UNSHARE: u32 = 272;
     pub(crate) const SET_ROBUST_LIST: u32 = 273;
     pub(crate) const RT_TGSIGQUEUEINFO: u32 = 297;
     pub(crate) const MEMBARRIER: u32 = 324;

@@ -66,6 +66,10 @@ impl Forest<'_> {
             if parent.pid == self.rebuilder.table_owner(node.pid) {
                 flags |= libc::CLONE_FILES;
             }
+            let shares = |i: usize| self.processes[i].shares_fs_with == parent.pid;
+            if matches!(node.role, Role::Process(i) if !node.sibling && shares(i)) {
+                flags |= libc::CLONE_FS;
+            }
             // SAFETY: the agent and its forks have one thread each.
             let pid = unsafe { sys::fork(flags as u64, signal, node.pid) }.map_err(|e| self.cannot_make(node, &e))?;
             if pid == 0 {

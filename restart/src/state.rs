@@ -148,6 +148,12 @@ pub(crate) fn thread(index: usize, t: &Thread, arena: &mut Arena, out: &mut Vec<
     if t.timer_slack_ns != 0 {
         out.push(c(nr::PRCTL, &[PR_SET_TIMERSLACK, t.timer_slack_ns]));
     }
+    if let Some((cwd, umask)) = &t.directories {
+        let cwd = arena.string(cwd);
+        out.push(c(nr::UNSHARE, &[libc::CLONE_FS as u64]));
+        out.push(c(nr::CHDIR, &[cwd]));
+        out.push(c(nr::UMASK, &[u64::from(*umask)]));
+    }
 }
 
 /// What a thread sets after its credentials, which would clear it: signal at the parent's death.

@@ -179,6 +179,7 @@ fn process(pid: i32, t: &Task) -> Process {
         posix_timers: Vec::new(),
         membarrier: 0,
         shares_mm_with: 0,
+        shares_fs_with: 0,
         mm: Default::default(),
         vmas: Vec::new(),
         rings: Vec::new(),

@@ -39,6 +39,8 @@ fn cases() -> Vec<Case> {
         prog("proc_subreaper"),
         prog("proc_nochld"),
         prog("proc_clonefiles"),
+        prog("proc_clonefs"),
+        prog("thr_directories"),
         prog("sig_pending"),
         prog("sig_urgent"),
         prog("sig_state"),
