@@ -64,10 +64,8 @@ struct Queue {
 
 const SHM_DEST: u32 = 0o1000;
 const MSG_COPY: i32 = 0o40000;
-const SEM_STAT_ANY: i32 = 20;
-const MSG_STAT_ANY: i32 = 13;
-const SHM_STAT_ANY: i32 = 15;
-const SHM_INFO: i32 = 14;
+/// Where the kernel lists the objects of the namespace.
+const LISTS: &str = "/proc/sysvipc";
 
 fn common(id: i32, p: &libc::ipc_perm) -> Common {
     Common {
@@ -129,18 +127,46 @@ fn shm_stat(id: i32, cmd: i32) -> io::Result<(i32, libc::shmid_ds)> {
     Ok((r, ds))
 }
 
-fn segments_of(pids: &BTreeSet<i32>) -> Vec<i32> {
-    let Ok((top, _)) = shm_stat(0, SHM_INFO) else {
-        return Vec::new();
+/// The columns `names` of every row of the kernel's list of `kind`: one call for all objects, however many others have.
+fn list<const N: usize>(kind: &str, names: [&str; N]) -> Vec<[i64; N]> {
+    // Without System V objects in the kernel there is no such file.
+    let text = std::fs::read_to_string(format!("{LISTS}/{kind}")).unwrap_or_default();
+    columns(&text, names)
+}
+
+fn columns<const N: usize>(text: &str, names: [&str; N]) -> Vec<[i64; N]> {
+    let mut lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let head = lines.next().unwrap_or_default();
+    let places = names.map(|name| head.iter().position(|h| *h == name));
+    let number = |row: &[&str], place: Option<usize>| row.get(place?)?.parse().ok();
+    let row = |row: Vec<&str>| {
+        let found = places.map(|place| number(&row, place));
+        found
+            .iter()
+            .all(Option::is_some)
+            .then(|| found.map(Option::unwrap_or_default))
     };
-    // Process numbers come around again: a segment of another user is none of ours, whoever had its maker's number.
+    lines.filter_map(row).collect()
+}
+
+/// Whether an object belongs to the agent's user. Process numbers come around again: one of another user is none of ours, whoever had its maker's number.
+fn is_own(owner: i64, creator: i64) -> bool {
+    // SAFETY: takes nothing and cannot fail.
+    let me = i64::from(unsafe { libc::geteuid() });
+    owner == me || creator == me
+}
+
+fn one_of(pids: &BTreeSet<i32>, pid: i64) -> bool {
+    i32::try_from(pid).is_ok_and(|pid| pids.contains(&pid))
+}
+
+fn segments_of(pids: &BTreeSet<i32>) -> Vec<i32> {
     let private = OWN_NAMESPACE.load(Ordering::Relaxed);
-    let used =
-        |ds: &libc::shmid_ds| is_own(&ds.shm_perm) && (private || pids.contains(&ds.shm_cpid) || pids.contains(&ds.shm_lpid));
-    let mine = |(id, ds): (i32, libc::shmid_ds)| used(&ds).then_some(id);
-    (0..=top)
-        .filter_map(|i| shm_stat(i, SHM_STAT_ANY).ok().and_then(mine))
-        .collect()
+    let rows = list("shm", ["shmid", "cpid", "lpid", "uid", "cuid"]).into_iter();
+    let mine = rows.filter(|[_, maker, last, owner, creator]| {
+        is_own(*owner, *creator) && (private || one_of(pids, *maker) || one_of(pids, *last))
+    });
+    mine.filter_map(|row| i32::try_from(row[0]).ok()).collect()
 }
 
 fn segment(s: &mut Session<'_>, id: i32) -> Result<Segment, Fault> {
@@ -200,30 +226,23 @@ fn sem_number(id: i32, at: usize, cmd: i32) -> io::Result<i32> {
 }
 
 fn semaphores_of(pids: &BTreeSet<i32>) -> Vec<i32> {
-    let Ok((top, _)) = sem_stat(0, libc::SEM_INFO) else {
-        return Vec::new();
-    };
     let private = OWN_NAMESPACE.load(Ordering::Relaxed);
-    let mine = |(id, ds): (i32, libc::semid_ds)| {
-        let used = (0..ds.sem_nsems as usize).any(|i| sem_number(id, i, libc::GETPID).is_ok_and(|p| pids.contains(&p)));
-        (is_own(&ds.sem_perm) && (used || private)).then_some(id)
+    let used = |id: i32, count: i64| {
+        let count = usize::try_from(count).unwrap_or(0);
+        (0..count).any(|i| sem_number(id, i, libc::GETPID).is_ok_and(|p| pids.contains(&p)))
     };
-    (0..=top)
-        .filter_map(|i| sem_stat(i, SEM_STAT_ANY).ok().and_then(mine))
-        .collect()
+    let rows = list("sem", ["semid", "nsems", "uid", "cuid"]).into_iter();
+    let mine = |[id, count, owner, creator]: [i64; 4]| {
+        let id = i32::try_from(id).ok()?;
+        (is_own(owner, creator) && (private || used(id, count))).then_some(id)
+    };
+    rows.filter_map(mine).collect()
 }
 
 /// Whether an object that no process has attached is none of the job's after all: its mode keeps the job's user out, or it is gone. (Whose it is can
 /// only be guessed from process numbers, which come around again.)
 fn is_foreign(e: &Fault) -> bool {
     matches!(e, Fault::Call { source, .. } if matches!(source.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EIDRM | libc::EINVAL)))
-}
-
-/// Whether an object belongs to the agent's user.
-fn is_own(p: &libc::ipc_perm) -> bool {
-    // SAFETY: takes nothing and cannot fail.
-    let me = unsafe { libc::geteuid() };
-    p.uid == me || p.cuid == me
 }
 
 /// Set in the agent of a restarted job, which has an IPC namespace of its own: everything in it is the job's.
@@ -264,15 +283,10 @@ fn msg_stat(id: i32, cmd: i32) -> io::Result<(i32, libc::msqid_ds)> {
 }
 
 fn queues_of(pids: &BTreeSet<i32>) -> Vec<i32> {
-    let Ok((top, _)) = msg_stat(0, libc::MSG_INFO) else {
-        return Vec::new();
-    };
     let private = OWN_NAMESPACE.load(Ordering::Relaxed);
-    let mine =
-        |(id, ds): (i32, libc::msqid_ds)| (private || pids.contains(&ds.msg_lspid) || pids.contains(&ds.msg_lrpid)).then_some(id);
-    (0..=top)
-        .filter_map(|i| msg_stat(i, MSG_STAT_ANY).ok().and_then(mine))
-        .collect()
+    let rows = list("msg", ["msqid", "lspid", "lrpid"]).into_iter();
+    let mine = rows.filter(|[_, sender, receiver]| private || one_of(pids, *sender) || one_of(pids, *receiver));
+    mine.filter_map(|row| i32::try_from(row[0]).ok()).collect()
 }
 
 fn queue(s: &mut Session<'_>, id: i32) -> Result<Queue, Fault> {
@@ -411,4 +425,17 @@ pub(crate) fn remove_pending(v: &SysV) -> Result<(), Fault> {
         crate::sys::check(done).at(format!("mark segment {} for removal", seg.common.id))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_found_by_their_names() {
+        let text = "       key      shmid perms  cpid\n -12 7 600 13489\n 0 8 1600\n\n 1 9 600 -1\n";
+        assert_eq!(columns(text, ["shmid", "cpid"]), [[7, 13489], [9, -1]]);
+        assert_eq!(columns(text, ["key", "nothing"]), [[0; 2]; 0]);
+        assert_eq!(columns("", ["key"]), [[0; 1]; 0]);
+    }
 }
