@@ -126,7 +126,7 @@ pub(crate) struct Launch {
     /// Save the contents of the files that the job writes or has made, where they are open, not only of those that would otherwise be lost
     #[arg(long)]
     pub(crate) save_open_files: bool,
-    /// Take what the command starts on other hosts through ssh or rsh into the job; the job directory must be on a file system that all hosts share
+    /// Take what the command starts on other hosts through ssh, rsh or srun into the job; the job directory must be on a file system that all hosts share
     #[arg(long)]
     pub(crate) across_hosts: bool,
     /// Tiers and flushing, over what /etc/belay/belay.toml and ~/.config/belay/belay.toml say (docs/tiers.md)

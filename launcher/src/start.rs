@@ -10,7 +10,9 @@ use belay_coordinator::nodes::Nodes;
 use belay_coordinator::restart::Notice;
 use belay_coordinator::{agent, generations, launch, restart, sys, tiers, Failure};
 use belay_wire::Exit;
+use std::ffi::OsString;
 use std::io::IsTerminal;
+use std::path::Path;
 
 /// Runs the command; ends this process as the command ended.
 pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
@@ -247,6 +249,7 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
         sys::exit_like(status)
     }
     launch::check(&args.command)?;
+    refuse_plugin_of_srun(&args.command)?;
     if let Some(parts) = args.dir.parent() {
         JobDir::make_parts(parts)?;
     }
@@ -266,6 +269,25 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
     let status = launch::launch(args.command, setup)?;
     // What the user is told, the root says.
     sys::exit_like(status)
+}
+
+/// Processes that `mpirun` starts on other hosts; what an MPI plugin of `srun` offers them they leave alone.
+const DAEMONS: [&str; 4] = ["orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_proxy"];
+
+/// The rank of a program that `srun --mpi=pmix` or `--mpi=pmi2` starts would be connected to Slurm's own daemon, which is in no checkpoint.
+fn refuse_plugin_of_srun(command: &[OsString]) -> Result<(), Failure> {
+    let program = command.first().map(Path::new).and_then(Path::file_name).unwrap_or_default();
+    let offered = ["PMIX_NAMESPACE", "PMI_FD"].iter().any(|v| std::env::var_os(v).is_some());
+    if !offered || std::env::var_os("SLURM_STEP_ID").is_none() || DAEMONS.iter().any(|d| program == *d) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Exit::Usage,
+        format!(
+            "srun connects {} to Slurm's own MPI server (--mpi), which cannot be checkpointed; start it with mpirun, or with srun --mpi=none",
+            program.display()
+        ),
+    ))
 }
 
 fn finish(dir: &JobDir, status: i32) -> Result<u8, Failure> {

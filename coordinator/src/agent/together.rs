@@ -9,7 +9,7 @@ use super::{stopped_after_checkpoint, Agent};
 use crate::checkpoint::Wanted;
 use crate::clients::ClientId;
 use crate::nodes::gathering::{line, Gathering, COMMITTED, STEPS, WRITTEN};
-use crate::nodes::remote::{quote, stdio_of, Life, Remote, RemoteShell};
+use crate::nodes::remote::{end_standin, stdio_of, Life, Remote, RemoteShell};
 use crate::nodes::{again, table, Nodes, Order, Stage, Together};
 use crate::{generations, sys, Failure};
 use belay_tree::{Broken, Contribution, Event as TreeEvent, Values};
@@ -46,19 +46,29 @@ impl Agent {
         let nodes = nodes.ok_or_else(|| refused("the job was not launched with --across-hosts, or this is a part"))?;
         let words = RemoteShell::parse(program, words).ok_or_else(|| refused("no command for the other host"))?;
         let stdio = stdio_of(standin).map_err(|e| Failure::system("take the stand-in's descriptors", &e))?;
-        let tag = nodes.remotes.keys().last().map_or(1, |t| t + 1);
-        let then = format!("-- sh -c {}", quote(&words.command));
-        let command = again::agent_command(self.dir.path(), nodes, tag, &then)?;
+        let first = nodes.remotes.keys().last().map_or(1, |t| t + 1);
+        let tags: Vec<u64> = (first..first + words.parts()).collect();
+        let command = again::agent_command(self.dir.path(), nodes, &tags, &words.program_words())?;
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let child = words.spawn(&command, Some(stdio), &path)?;
-        tracing::info!(tag, host = words.host, shell = child.id(), standin, "part started");
-        let remote = Remote {
-            words,
+        let mut child = Some(words.spawn(&command, Some((stdio, standin)), &path)?);
+        tracing::info!(
+            first,
+            parts = tags.len(),
+            host = words.host,
+            shell = child.as_ref().map(std::process::Child::id),
             standin,
-            child: Some(child),
-            life: Life::Starting,
-        };
-        nodes.remotes.insert(tag, remote);
+            "parts started"
+        );
+        for tag in tags {
+            let remote = Remote {
+                words: words.clone(),
+                standin,
+                first,
+                child: child.take(),
+                life: Life::Starting,
+            };
+            nodes.remotes.insert(tag, remote);
+        }
         Ok(())
     }
 
@@ -85,8 +95,10 @@ impl Agent {
         };
         tracing::info!(host = remote.words.host, code, "remote shell ended");
         remote.child = None;
-        remote.life = Life::Over;
-        remote.end_standin(code);
+        end_standin(remote.standin, code);
+        let first = remote.first;
+        let remotes = self.nodes.iter_mut().flat_map(|n| n.remotes.values_mut());
+        remotes.filter(|r| r.first == first).for_each(|r| r.life = Life::Over);
         true
     }
 
@@ -122,21 +134,24 @@ impl Agent {
     }
 
     fn node_gone(&mut self, node: u64, why: Option<&str>) {
-        let remotes = self.nodes.iter_mut().flat_map(|n| n.remotes.values_mut());
-        for remote in remotes.filter(|r| r.life == Life::Joined(node)) {
-            remote.life = if why.is_some() { Life::Lost } else { Life::Over };
-            let host = &remote.words.host;
-            match why {
-                None => tracing::info!(node, host, "node has ended"),
-                Some(why) => {
-                    tracing::error!(node, host, why, "node is lost");
-                    sys::say(&format!("the part of the job on {host} is lost: {why}"));
-                }
+        let mut remotes = self.nodes.iter_mut().flat_map(|n| n.remotes.values_mut());
+        let Some(remote) = remotes.find(|r| r.life == Life::Joined(node)) else {
+            return;
+        };
+        remote.life = if why.is_some() { Life::Lost } else { Life::Over };
+        let (host, first, standin) = (remote.words.host.clone(), remote.first, remote.standin);
+        match why {
+            None => tracing::info!(node, host, "node has ended"),
+            Some(why) => {
+                tracing::error!(node, host, why, "node is lost");
+                sys::say(&format!("the part of the job on {host} is lost: {why}"));
             }
-            // The shell tells better, where this agent has it.
-            if remote.child.is_none() {
-                remote.end_standin(if why.is_some() { 255 } else { 0 });
-            }
+        }
+        let remotes = self.nodes.iter().flat_map(|n| n.remotes.values());
+        let same: Vec<&Remote> = remotes.filter(|r| r.first == first).collect();
+        // The shell tells better, where this agent has it.
+        if same.iter().all(|r| r.child.is_none()) && (why.is_some() || same.iter().all(|r| r.is_over())) {
+            end_standin(standin, if why.is_some() { 255 } else { 0 });
         }
     }
 

@@ -1,5 +1,6 @@
 //! The nodes of a job that restarts: the root starts the parts, all meet while they rebuild, and go on together.
 
+use super::hosts::of_part;
 use super::remote::{quote, Life, Remote};
 use super::table::Row;
 use super::{failure, Nodes};
@@ -16,23 +17,23 @@ use std::time::{Duration, Instant};
 /// How long a part may take to come.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The command line, for the shell of another host, that makes it a part of the job in `dir`.
-pub(crate) fn agent_command(dir: &Path, nodes: &Nodes, tag: u64, then: &str) -> Result<String, Failure> {
+/// The command line, for the shell of another host, that makes it a part of the job in `dir`; one that several tasks of an `srun` execute has a tag for each.
+pub(crate) fn agent_command(dir: &Path, nodes: &Nodes, tags: &[u64], then: &str) -> Result<String, Failure> {
     let me = std::env::current_exe().map_err(|e| Failure::system("find belay", &e))?;
-    let words = [
-        me.display().to_string(),
-        "agent".into(),
-        "--dir".into(),
-        part_dir(dir, tag).display().to_string(),
-        "--key".into(),
-        nodes.key().display().to_string(),
-        "--tag".into(),
-        tag.to_string(),
-        "--join".into(),
-        nodes.addresses().join(","),
-    ];
-    let words: Vec<String> = words.iter().map(|w| quote(w)).collect();
-    Ok(format!("exec {} {then}", words.join(" ")))
+    let (key, parts) = (nodes.key().display().to_string(), part_dir(dir, 0));
+    let parts = parts.parent().unwrap_or(dir).display().to_string();
+    let (me, parts, key) = (quote(&me.display().to_string()), quote(&parts), quote(&key));
+    let (before, tag) = match tags {
+        [tag] => (String::new(), tag.to_string()),
+        several => {
+            let each: Vec<String> = several.iter().map(u64::to_string).collect();
+            (format!("set -- {}; shift $SLURM_PROCID; ", each.join(" ")), "$1".into())
+        }
+    };
+    let join = quote(&nodes.addresses().join(","));
+    Ok(format!(
+        "{before}exec {me} agent --dir {parts}/{tag} --key {key} --tag {tag} --join {join} {then}"
+    ))
 }
 
 /// The job directory of a part.
@@ -47,20 +48,30 @@ impl Nodes {
         let mut nodes = Self::new(Self::root_of(&key)?, key, None);
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut children = Vec::new();
-        for (at, row) in rows.iter().enumerate() {
-            let mut words = row.words.clone();
-            if let Some(host) = super::hosts::of_part(at, rows.len(), hosts) {
-                words.host.clone_from(host);
+        // What an srun starts that names no nodes goes where the allocation of today has room.
+        let placed: Vec<u64> = rows.iter().filter(|r| !r.words.is_placed_by_slurm()).map(|r| r.tag).collect();
+        let place = |row: &Row| of_part(placed.iter().position(|t| *t == row.tag)?, placed.len(), hosts);
+        for (at, leader) in rows.iter().enumerate() {
+            let group: Vec<(usize, &Row)> = rows.iter().enumerate().filter(|(_, r)| r.first() == leader.first()).collect();
+            if group[0].0 != at {
+                continue;
             }
-            let command = agent_command(dir.path(), &nodes, row.tag, &format!("--generation {number}"))?;
+            let tags: Vec<u64> = group.iter().map(|(_, r)| r.tag).collect();
+            let places: Vec<&String> = group.iter().filter_map(|(_, r)| place(r)).collect();
+            let mut words = leader.words.clone();
+            words.elsewhere(&places, group.len());
+            let command = agent_command(dir.path(), &nodes, &tags, &format!("--generation {number}"))?;
             children.push((words.host.clone(), words.spawn(&command, None, &path)?));
-            let remote = Remote {
-                words,
-                standin: row.standin,
-                child: None,
-                life: Life::Starting,
-            };
-            nodes.remotes.insert(row.tag, remote);
+            for tag in tags {
+                let remote = Remote {
+                    words: words.clone(),
+                    standin: leader.standin,
+                    first: leader.tag,
+                    child: None,
+                    life: Life::Starting,
+                };
+                nodes.remotes.insert(tag, remote);
+            }
         }
         let begin = Instant::now();
         while nodes.remotes.values().any(|r| r.life == Life::Starting) {

@@ -10,6 +10,7 @@ pub(crate) mod again;
 pub(crate) mod gathering;
 pub mod hosts;
 pub(crate) mod remote;
+pub(crate) mod srun;
 pub mod standin;
 pub(crate) mod table;
 

@@ -1,16 +1,21 @@
 //! A part on another host, as the root knows it, and the remote shell that has started it.
 
+use super::srun::Srun;
 use crate::{sys, Failure};
 use belay_wire::Exit;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// Options of ssh and rsh that take a value.
 const WITH_VALUE: &str = "BbcDEeFIiJLlmOopQRSWw";
+
+/// Slurm's, which starts one part or several.
+pub(crate) const SRUN: &str = "srun";
 
 /// A remote shell's command line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,15 +24,29 @@ pub(crate) struct RemoteShell {
     pub(crate) program: String,
     /// Its options.
     pub(crate) options: Vec<String>,
-    /// The host.
+    /// The host, or those that an `srun` names.
     pub(crate) host: String,
-    /// The command for the other host's shell.
+    /// The command for the other host's shell; that of an `srun` has no shell, and its words are quoted.
     pub(crate) command: String,
+    /// Tasks that an `srun` starts; 0 for a remote shell.
+    #[serde(default)]
+    pub(crate) tasks: u32,
 }
 
 impl RemoteShell {
     /// Understands `words` (without the program); none when no command is given for the other host.
     pub(crate) fn parse(program: &str, words: &[String]) -> Option<Self> {
+        if Path::new(program).file_name().is_some_and(|n| n == SRUN) {
+            let s = Srun::parse(words)?;
+            let command: Vec<String> = s.command.iter().map(|w| quote(w)).collect();
+            return Some(Self {
+                program: program.to_owned(),
+                options: s.options,
+                host: s.nodes.unwrap_or_else(|| "the nodes of srun".into()),
+                command: command.join(" "),
+                tasks: s.tasks,
+            });
+        }
         let mut at = 0;
         while let Some(word) = words.get(at).filter(|w| w.starts_with('-') && w.len() > 1) {
             // `-p 22` takes the next word, `-p22` does not.
@@ -40,13 +59,60 @@ impl RemoteShell {
             options: words[..at].to_vec(),
             host: host.clone(),
             command: command.join(" "),
+            tasks: 0,
         })
     }
 
-    /// Runs `command` on the host; the descriptors are its standard input, output and error.
-    pub(crate) fn spawn(&self, command: &str, stdio: Option<[OwnedFd; 3]>, path: &OsString) -> Result<Child, Failure> {
+    /// Parts that it starts.
+    pub(crate) fn parts(&self) -> u64 {
+        u64::from(self.tasks.max(1))
+    }
+
+    /// Whether it leaves the choice of the nodes to Slurm.
+    pub(crate) fn is_placed_by_slurm(&self) -> bool {
+        self.tasks > 0 && !super::srun::names_nodes(&self.options)
+    }
+
+    /// What the agent of a part executes.
+    pub(crate) fn program_words(&self) -> String {
+        match self.tasks {
+            0 => format!("-- sh -c {}", quote(&self.command)),
+            _ => format!("-- {}", self.command),
+        }
+    }
+
+    /// The same for `parts` parts on `hosts`; an empty list leaves them where they were.
+    pub(crate) fn elsewhere(&mut self, hosts: &[&String], parts: usize) {
+        if self.tasks == 0 {
+            if let Some(host) = hosts.first() {
+                self.host = (*host).clone();
+            }
+        } else if !hosts.is_empty() || self.is_placed_by_slurm() || self.parts() != parts as u64 {
+            self.options = super::srun::elsewhere(&self.options, hosts, parts);
+            if !hosts.is_empty() {
+                let mut distinct: Vec<&str> = hosts.iter().map(|h| h.as_str()).collect();
+                distinct.dedup();
+                self.host = distinct.join(",");
+            }
+            self.tasks = u32::try_from(parts).unwrap_or(u32::MAX);
+        }
+    }
+
+    /// Runs `command` on the host; the descriptors are its standard input, output and error, and the environment is that of process `like`.
+    pub(crate) fn spawn(&self, command: &str, start: Option<([OwnedFd; 3], i32)>, path: &OsString) -> Result<Child, Failure> {
         let mut c = Command::new(&self.program);
-        c.args(&self.options).arg(&self.host).arg(command).env("PATH", path);
+        c.args(&self.options);
+        if self.tasks == 0 {
+            c.arg(&self.host).arg(command);
+        } else {
+            // Processors to run on come with the program, from the checkpoint too.
+            c.args(["/bin/sh", "-c", command]).env("SLURM_CPU_BIND", "quiet,none");
+        }
+        let (stdio, like) = start.map_or((None, None), |(stdio, like)| (Some(stdio), Some(like)));
+        if let Some(like) = like.filter(|_| self.tasks > 0) {
+            c.env_clear().envs(environment_of(like));
+        }
+        c.env("PATH", path);
         match stdio {
             Some([input, output, error]) => c.stdin(input).stdout(output).stderr(error),
             None => c.stdin(Stdio::null()),
@@ -64,6 +130,17 @@ impl RemoteShell {
         c.spawn()
             .map_err(|e| Failure::new(Exit::System, format!("start {} to {}: {e}", self.program, self.host)))
     }
+}
+
+/// The environment with which process `pid` was started.
+fn environment_of(pid: i32) -> Vec<(OsString, OsString)> {
+    let all = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let pair = |line: &[u8]| {
+        let at = line.iter().position(|b| *b == b'=')?;
+        let part = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
+        Some((part(&line[..at]), part(&line[at + 1..])))
+    };
+    all.split(|b| *b == 0).filter_map(pair).collect()
 }
 
 /// `word` for a shell.
@@ -105,6 +182,8 @@ pub(crate) struct Remote {
     pub(crate) words: RemoteShell,
     /// The process of the job that stands in for the remote shell.
     pub(crate) standin: i32,
+    /// Tag of the first part that the same remote shell has started, which is this one itself unless that is an `srun` of several tasks.
+    pub(crate) first: u64,
     /// The remote shell, where it is a child of this agent.
     pub(crate) child: Option<Child>,
     pub(crate) life: Life,
@@ -118,16 +197,16 @@ impl Remote {
     pub(crate) fn shell(&self) -> Option<i32> {
         self.child.as_ref().map(|c| c.id().cast_signed())
     }
+}
 
-    /// Lets the stand-in end with this exit status.
-    pub(crate) fn end_standin(&self, code: i32) {
-        let farewell = sys::Signal {
-            number: libc::SIGUSR1,
-            code: libc::SI_QUEUE,
-            value: super::standin::FAREWELL | code,
-        };
-        sys::pass_on(self.standin, farewell);
-    }
+/// Lets the stand-in end with this exit status.
+pub(crate) fn end_standin(standin: i32, code: i32) {
+    let farewell = sys::Signal {
+        number: libc::SIGUSR1,
+        code: libc::SI_QUEUE,
+        value: super::standin::FAREWELL | code,
+    };
+    sys::pass_on(standin, farewell);
 }
 
 #[cfg(test)]

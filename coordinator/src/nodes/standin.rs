@@ -1,7 +1,7 @@
 //! A process that stands in for a remote shell inside the job. It asks the agent to start the shell, outside of the job, with its own standard descriptors, and waits
 //! to be told how that ended. It is checkpointed like any other process; after a restart the agent knows it by its PID, and the shell is another.
 
-use super::remote::RemoteShell;
+use super::remote::{RemoteShell, SRUN};
 use super::STANDINS;
 use crate::jobdir::JobDir;
 use crate::sys::{self, Disposition, SignalSet};
@@ -11,7 +11,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 /// Remote shells that are stood in for.
-const NAMES: [&str; 3] = ["ssh", "rsh", "remsh"];
+const NAMES: [&str; 4] = ["ssh", "rsh", "remsh", SRUN];
 /// Marks the value of the signal that ends a stand-in; the rest is its exit status.
 pub(crate) const FAREWELL: i32 = 0x5_0000;
 
@@ -49,18 +49,19 @@ pub fn run(path: &Path, words: &[String]) -> Result<u8, Failure> {
     let program = super::remote::find(name, standins).ok_or_else(lost)?;
     let dir = standins.parent().ok_or_else(lost)?;
     let program = program.display().to_string();
-    if RemoteShell::parse(&program, words).is_none() {
+    let mut words = words.to_vec();
+    if name == SRUN {
+        words = super::srun::with_tasks(words, std::env::var("SLURM_NTASKS").ok());
+    }
+    if RemoteShell::parse(&program, &words).is_none() {
         // Nothing is to be run on the other host: none of our business.
-        let error = std::os::unix::process::CommandExt::exec(std::process::Command::new(&program).args(words));
+        let error = std::os::unix::process::CommandExt::exec(std::process::Command::new(&program).args(&words));
         return Err(Failure::system(format!("execute {program}"), &error));
     }
     let signals = SignalSet::of((1..32).filter(|s| ![libc::SIGKILL, libc::SIGSTOP].contains(s)));
     signals.block();
     Disposition::replace(libc::SIGCHLD, libc::SIG_DFL);
-    let request = Request::RemoteStart {
-        program,
-        words: words.to_vec(),
-    };
+    let request = Request::RemoteStart { program, words };
     ask(dir, &request)?;
     loop {
         let Some(signal) = sys::wait_for(&signals) else { continue };

@@ -20,6 +20,20 @@ pub(crate) struct Row {
     pub(crate) words: RemoteShell,
     /// The process that stands in for the remote shell.
     pub(crate) standin: i32,
+    /// The first part that the same remote shell has started; 0 for this one itself.
+    #[serde(default)]
+    pub(crate) first: u64,
+}
+
+impl Row {
+    /// Tag of the first part of its remote shell.
+    pub(crate) fn first(&self) -> u64 {
+        if self.first == 0 {
+            self.tag
+        } else {
+            self.first
+        }
+    }
 }
 
 /// The parts of the job now.
@@ -29,6 +43,7 @@ pub(crate) fn of(nodes: &Nodes) -> Vec<Row> {
         tag: *tag,
         words: r.words.clone(),
         standin: r.standin,
+        first: r.first,
     })
     .collect()
 }

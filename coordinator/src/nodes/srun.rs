@@ -1,0 +1,201 @@
+//! Slurm's `srun` as a remote shell: its options are understood as far as needed to know how many tasks it starts and to start them on other nodes. No input or output.
+//!
+//! Each task becomes a part of the job.
+
+/// Long options without a value in a word of its own.
+const FLAGS: [&str; 29] = [
+    "contiguous",
+    "disable-status",
+    "exact",
+    "exclusive",
+    "help",
+    "hold",
+    "immediate",
+    "interactive",
+    "kill-on-bad-exit",
+    "label",
+    "multi-prog",
+    "no-allocate",
+    "no-kill",
+    "overcommit",
+    "overlap",
+    "oversubscribe",
+    "preserve-env",
+    "propagate",
+    "pty",
+    "quiet",
+    "quit-on-interrupt",
+    "reboot",
+    "resv-ports",
+    "spread-job",
+    "unbuffered",
+    "usage",
+    "use-min-nodes",
+    "verbose",
+    "version",
+];
+/// Short ones.
+const SHORT_FLAGS: &str = "EHIKOQVXZhklsuv";
+/// Of these there is no process, or not one of the given program for each task.
+const NOT_OURS: [&str; 5] = ["multi-prog", "pty", "help", "usage", "version"];
+/// What another allocation changes.
+const PLACE: [&str; 5] = ["nodes", "ntasks", "ntasks-per-node", "nodelist", "jobid"];
+
+/// One option: its long name where it has one that matters here, its value, and its words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Opt {
+    name: String,
+    value: Option<String>,
+    words: Vec<String>,
+}
+
+/// The options before the command, and the command.
+fn split(words: &[String]) -> Option<(Vec<Opt>, &[String])> {
+    let mut options = Vec::new();
+    let mut at = 0;
+    while let Some(word) = words.get(at).filter(|w| w.starts_with('-') && w.len() > 1) {
+        let (name, attached, takes) = if let Some(long) = word.strip_prefix("--") {
+            let (name, value) = long.split_once('=').map_or((long, None), |(n, v)| (n, Some(v)));
+            (name.to_owned(), value, value.is_none() && !FLAGS.contains(&name))
+        } else {
+            let letter = word.get(1..2)?;
+            let name = match letter {
+                "n" => "ntasks",
+                "N" => "nodes",
+                "w" => "nodelist",
+                other => other,
+            };
+            let value = word.get(2..).filter(|v| !v.is_empty());
+            (name.to_owned(), value, value.is_none() && !SHORT_FLAGS.contains(letter))
+        };
+        let end = at + 1 + usize::from(takes);
+        let value = if takes {
+            words.get(at + 1).cloned()
+        } else {
+            attached.map(str::to_owned)
+        };
+        options.push(Opt {
+            name,
+            value,
+            words: words.get(at..end)?.to_vec(),
+        });
+        at = end;
+    }
+    Some((options, words.get(at..).filter(|c| !c.is_empty())?))
+}
+
+/// What a command line of `srun` starts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Srun {
+    /// All options.
+    pub(crate) options: Vec<String>,
+    /// The nodes that it names.
+    pub(crate) nodes: Option<String>,
+    pub(crate) tasks: u32,
+    /// The program and its arguments.
+    pub(crate) command: Vec<String>,
+}
+
+impl Srun {
+    /// Understands `words` (without the program); none for what starts no tasks, and where their number is not told.
+    pub(crate) fn parse(words: &[String]) -> Option<Self> {
+        let (options, command) = split(words)?;
+        if options.iter().any(|o| NOT_OURS.contains(&o.name.as_str())) {
+            return None;
+        }
+        let value = |name: &str| options.iter().rev().find(|o| o.name == name)?.value.clone();
+        let number = |name: &str| value(name).and_then(|v| v.parse::<u32>().ok()).filter(|n| *n > 0);
+        let by_nodes = || Some(number("nodes")? * number("ntasks-per-node").unwrap_or(1));
+        Some(Self {
+            tasks: number("ntasks").or_else(by_nodes)?,
+            nodes: value("nodelist"),
+            options: options.iter().flat_map(|o| o.words.clone()).collect(),
+            command: command.to_vec(),
+        })
+    }
+}
+
+/// The options, which stand before a command.
+fn parsed(options: &[String]) -> Vec<Opt> {
+    let whole: Vec<String> = options.iter().cloned().chain(["program".to_owned()]).collect();
+    split(&whole).map(|(o, _)| o).unwrap_or_default()
+}
+
+/// Whether the options say on which nodes.
+pub(crate) fn names_nodes(options: &[String]) -> bool {
+    parsed(options).iter().any(|o| o.name == "nodelist")
+}
+
+/// `options` for `tasks` tasks on `hosts`; without hosts wherever the allocation has room.
+pub(crate) fn elsewhere(options: &[String], hosts: &[&String], tasks: usize) -> Vec<String> {
+    let old = parsed(options);
+    let kept = old.into_iter().filter(|o| !PLACE.contains(&o.name.as_str()));
+    let mut new: Vec<String> = kept.flat_map(|o| o.words).collect();
+    new.push(format!("--ntasks={tasks}"));
+    let mut distinct: Vec<&str> = hosts.iter().map(|h| h.as_str()).collect();
+    distinct.dedup();
+    if !distinct.is_empty() {
+        new.push(format!("--nodes={}", distinct.len()));
+        new.push(format!("--nodelist={}", distinct.join(",")));
+    }
+    if distinct.len() < tasks {
+        new.push("--overcommit".into());
+    }
+    new
+}
+
+/// The words of `srun`, with the number of tasks that the allocation says where they do not.
+pub(crate) fn with_tasks(mut words: Vec<String>, allocated: Option<String>) -> Vec<String> {
+    if let (None, Some(tasks)) = (Srun::parse(&words), allocated) {
+        words.insert(0, format!("--ntasks={tasks}"));
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<String> {
+        line.split(' ').map(str::to_owned).collect()
+    }
+
+    fn parse(line: &str) -> Option<Srun> {
+        Srun::parse(&words(line))
+    }
+
+    #[test]
+    fn what_mpirun_says_is_understood() {
+        let s = parse("--ntasks-per-node=1 --kill-on-bad-exit --mpi=none --nodes=1 --nodelist=n2 --ntasks=1 orted -mca ess slurm")
+            .unwrap();
+        assert_eq!((s.tasks, s.nodes.as_deref()), (1, Some("n2")));
+        assert_eq!(s.command, words("orted -mca ess slurm"));
+        let host = "n7".to_owned();
+        let there = "--kill-on-bad-exit --mpi=none --ntasks=1 --nodes=1 --nodelist=n7";
+        assert_eq!(elsewhere(&s.options, &[&host], 1), words(there));
+    }
+
+    #[test]
+    fn what_mpiexec_says_is_understood() {
+        let s = parse("-N 2 -n 2 --input none /usr/bin/hydra_pmi_proxy --rmk slurm").unwrap();
+        assert_eq!((s.tasks, s.nodes), (2, None));
+        assert!(!names_nodes(&s.options) && names_nodes(&words("-wn[1-2] -n 2")));
+        assert_eq!(s.options, words("-N 2 -n 2 --input none"));
+        let host = "n7".to_owned();
+        let packed = "--input none --ntasks=2 --nodes=1 --nodelist=n7 --overcommit";
+        assert_eq!(elsewhere(&s.options, &[&host, &host], 2), words(packed));
+        assert_eq!(elsewhere(&s.options, &[], 2), words("--input none --ntasks=2 --overcommit"));
+    }
+
+    #[test]
+    fn the_number_of_tasks_must_be_known() {
+        assert_eq!(parse("./program"), None);
+        assert_eq!(parse("-n2 --pty sh"), None);
+        assert_eq!(parse("-N2 --ntasks-per-node=3 -l ./program").unwrap().tasks, 6);
+        assert_eq!(
+            with_tasks(words("-l ./program"), Some("4".into())),
+            words("--ntasks=4 -l ./program")
+        );
+        assert_eq!(with_tasks(words("-n2 x"), Some("4".into())), words("-n2 x"));
+    }
+}
