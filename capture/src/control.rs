@@ -271,6 +271,7 @@ impl ControlMemory {
                 let from = self.base.add(*table as usize).cast::<StoredExtent>();
                 extents.push(std::slice::from_raw_parts(from, count as usize));
                 session.stats.found += (*w).found.load(Relaxed);
+                session.stats.write_ns += (*w).write_ns.load(Relaxed);
             }
             if (*head).next.load(Acquire) < work.ranges {
                 return Err(fail("its snapshot process ended before all was written".into()));

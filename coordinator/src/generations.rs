@@ -125,11 +125,14 @@ pub fn status(m: &Manifest) -> GenerationStatus {
         new_bytes: m.new_bytes,
         blocked_ms: m.blocked_ms,
         phases_ms: m.phases_ms.iter().cloned().collect(),
-        snapshot: m.taken.clone().map(|t| SnapshotStatus {
-            mode: t.mode,
-            reason: t.reason,
-            stops: t.stops,
+        snapshot: m.taken.clone().map(|t| {
+            Box::new(SnapshotStatus {
+                mode: t.mode,
+                reason: t.reason,
+                stops: t.stops,
+            })
         }),
+        without_hashes: m.without_hashes.as_deref().map(Into::into),
         whole: true,
         damage: None,
         tiers: Vec::new(),
@@ -289,6 +292,7 @@ impl Draft {
             processes: facts.processes,
             threads: facts.threads,
             taken: Some(facts.taken.clone()),
+            without_hashes: session.why_without().map(str::to_owned),
             bytes: own + memory,
             new_bytes: own + session.new_bytes(),
             files,

@@ -49,6 +49,9 @@ pub struct Manifest {
     /// How the memory was taken; earlier versions did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taken: Option<Taken>,
+    /// Why pages were not looked for by their contents, where that did not pay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub without_hashes: Option<String>,
     /// Bytes of the files and of the stored memory they refer to: what a restart reads.
     pub bytes: u64,
     /// Bytes that were written for this generation: its files and the chunks that are new with it.
@@ -148,6 +151,7 @@ mod tests {
     fn sample() -> Manifest {
         Manifest {
             taken: None,
+            without_hashes: None,
             generation: 3,
             time_unix_s: 1,
             arch: std::env::consts::ARCH.into(),

@@ -92,6 +92,9 @@ fn checkpoint_line(c: &Checkpointed) -> String {
         }
         _ => {}
     }
+    if let Some(why) = &g.without_hashes {
+        notes += &format!("note: pages stored before are not looked for: {why}\n");
+    }
     notes
         + &format!(
             "generation {}: {} ({} new), {}, {}, blocked {}, took {}{}{}\n",

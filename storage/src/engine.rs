@@ -6,6 +6,7 @@
 //! ```
 
 use crate::index::Index;
+use crate::payoff::Payoff;
 use crate::place::desk::Spec;
 use crate::place::mover::Mover;
 use crate::place::rule::Policy;
@@ -48,6 +49,9 @@ pub struct Engine {
     pub(crate) chunk_bytes: u64,
     next_id: u32,
     kept: Option<Kept>,
+    payoff: Payoff,
+    /// The last checkpoint did without the table of hashes, because it does not pay.
+    paused: bool,
     /// Directory of the generation whose chunks the next one may share, when `kept` has been lost.
     base: Option<PathBuf>,
 }
@@ -63,6 +67,8 @@ impl Engine {
             chunk_bytes: CHUNK_BYTES,
             next_id: 1,
             kept: None,
+            payoff: Payoff::default(),
+            paused: false,
             base: None,
         })
     }
@@ -99,13 +105,25 @@ impl Engine {
 
     /// Begins a checkpoint; `elsewhere` bytes count against the limit besides those in the store.
     pub fn begin(&mut self, elsewhere: u64) -> Result<Session, StorageError> {
+        let without = if self.options.find_by_hash {
+            self.payoff.count()
+        } else {
+            None
+        };
+        let paused = std::mem::replace(&mut self.paused, without.is_some());
+        if paused && !self.paused {
+            // What has been stored meanwhile is not in the table.
+            self.kept = None;
+        }
         let mut kept = match self.kept.take() {
             // A file that vanished or was cut must not be referred to again.
             Some(k) if k.live.values().all(|c| self.store.check_present(c).is_ok()) => k,
             Some(_) => self.empty()?,
             None => self.load()?,
         };
-        if kept.index.is_none() && self.options.find_by_hash {
+        if without.is_some() {
+            kept.index = None;
+        } else if kept.index.is_none() && self.options.find_by_hash {
             // The last checkpoint had no memory for it.
             kept.index = Some(Index::with_room(0)?);
         }
@@ -120,14 +138,16 @@ impl Engine {
         if let Some(mover) = &self.mover {
             mover.start()?;
         }
-        Ok(Session::new(
+        let mut session = Session::new(
             (self.store.clone(), self.mover.clone()),
             self.next_id,
             self.chunk_bytes,
             limit,
             kept.live,
             kept.index,
-        ))
+        );
+        session.without = without;
+        Ok(session)
     }
 
     fn empty(&self) -> Result<Kept, StorageError> {
@@ -166,7 +186,11 @@ impl Engine {
 
     /// Takes over what a session has learned, now that its generation is committed in directory `generation`.
     pub fn keep(&mut self, session: Session, generation: &Path) {
+        let stats = session.stats;
         let (live, index, next_id) = session.into_kept();
+        if let Some(index) = &index {
+            self.payoff.learn(&stats, index.cost());
+        }
         self.next_id = next_id;
         self.kept = Some(Kept { live, index });
         self.base = Some(generation.to_owned());

@@ -129,6 +129,20 @@ impl Index {
         Ok(())
     }
 
+    /// Seconds that a look-up takes, of pages all over the table.
+    pub fn cost(&self) -> f64 {
+        const LOOKS: u64 = 2048;
+        let begin = std::time::Instant::now();
+        let mut hash = 0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835u128;
+        let mut found = 0u64;
+        for _ in 0..LOOKS {
+            hash = hash.wrapping_mul(0x2360_ED05_1FC6_5DA4_4385_DF64_9FCC_F645).wrapping_add(1) ^ hash >> 64;
+            found += u64::from(self.find(hash).is_some());
+        }
+        std::hint::black_box(found);
+        begin.elapsed().as_secs_f64() / LOOKS as f64
+    }
+
     /// Forgets pages in chunks other than `alive`.
     pub fn forget_others(&mut self, alive: &BTreeSet<u32>) {
         for e in self.entries() {

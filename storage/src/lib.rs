@@ -25,6 +25,7 @@ pub mod fetch;
 pub mod flush;
 pub mod index;
 pub mod pack;
+pub mod payoff;
 pub mod place;
 pub mod session;
 pub mod store;

@@ -105,6 +105,10 @@ pub struct Stats {
     pub clean: u64,
     /// Pages moved out of chunks that were mostly dead.
     pub moved: u64,
+    /// Time that the writers of snapshots spent writing, and the pages that they wrote.
+    pub write_ns: u64,
+    /// As above.
+    pub write_pages: u64,
 }
 
 /// One checkpoint's part of the store.
@@ -122,6 +126,8 @@ pub struct Session {
     pub(crate) live: BTreeMap<u32, ChunkEntry>,
     pub(crate) index: Option<Index>,
     tables: BTreeMap<i32, Vec<Extent>>,
+    /// Why pages are not looked for by their contents, where that does not pay.
+    pub(crate) without: Option<String>,
     /// What has been done so far.
     pub stats: Stats,
 }
@@ -171,8 +177,14 @@ impl Session {
             live,
             index,
             tables: BTreeMap::new(),
+            without: None,
             stats: Stats::default(),
         }
+    }
+
+    /// Why pages are not looked for by their contents in this checkpoint, where that does not pay.
+    pub fn why_without(&self) -> Option<&str> {
+        self.without.as_deref()
     }
 
     /// Forgets everything written so far: the capture begins anew.
@@ -467,6 +479,7 @@ impl Session {
         c.hashes.extend(hashes);
         let new = (c.hashes.len() - before) as u64;
         self.stats.written += new;
+        self.stats.write_pages += new;
         if let Some(index) = &mut self.index {
             index.count_inserted(new);
         }

@@ -66,6 +66,7 @@ impl Scratch {
         });
         let manifest = Manifest {
             taken: None,
+            without_hashes: None,
             generation: number,
             time_unix_s: 1_000_000 + number,
             arch: std::env::consts::ARCH.into(),

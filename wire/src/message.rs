@@ -160,7 +160,10 @@ pub struct GenerationStatus {
     pub phases_ms: BTreeMap<String, f64>,
     /// How its memory was taken; absent in generations of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub snapshot: Option<SnapshotStatus>,
+    pub snapshot: Option<Box<SnapshotStatus>>,
+    /// Why pages were not looked for by their contents (`--differential`), where that did not pay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub without_hashes: Option<Box<str>>,
     /// Whether its manifest is valid and every file is present with its length (contents are checked by `belay verify`).
     pub whole: bool,
     /// What is wrong with it, when it is not whole.

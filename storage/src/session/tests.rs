@@ -82,6 +82,36 @@ fn what_is_known_is_not_stored_again_and_a_lost_session_leaves_nothing() {
 }
 
 #[test]
+fn where_looking_does_not_pay_it_is_left_and_taken_up_again_with_what_was_stored_meanwhile() {
+    let (s, store) = Scratch::new("payoff");
+    let mut engine = engine(&store, None);
+    let dir: PathBuf = s.0.join("gen/000001");
+    let mut take = |seed: u64, writes_ns: u64| {
+        let memory: BTreeMap<u64, u64> = (0..10).map(|i| (i, seed + i)).collect();
+        let mut session = engine.begin(0).unwrap();
+        put(&mut session, &memory).unwrap();
+        let (without, written) = (session.why_without().is_some(), session.stats.written);
+        // As if it had been a large one, all new.
+        session.stats.written += 100_000;
+        session.stats.write_pages = 100_000;
+        session.stats.write_ns = writes_ns;
+        session.publish().unwrap();
+        write_manifest(&dir, &session.entries().unwrap());
+        engine.keep(session, &dir);
+        (without, written)
+    };
+    for n in 0..3 {
+        assert_eq!(take(n * 100, 1), (false, 10));
+    }
+    for n in 3..18 {
+        assert_eq!(take(n * 100, 1), (true, 10));
+    }
+    assert_eq!(take(5000, 1), (true, 10));
+    assert_eq!(take(5000, 1), (false, 0), "tried again, with the pages of the one before");
+    assert_eq!(take(6000, 1), (true, 10));
+}
+
+#[test]
 fn a_limit_holds_and_is_named() {
     let (_s, store) = Scratch::new("limit");
     let mut engine = engine(&store, Some(50 * chunk::file_bytes(1)));
@@ -116,6 +146,7 @@ fn write_manifest(dir: &Path, chunks: &[ChunkEntry]) {
     std::fs::create_dir_all(dir).unwrap();
     let m = Manifest {
         taken: None,
+        without_hashes: None,
         generation: 1,
         time_unix_s: 0,
         arch: std::env::consts::ARCH.into(),

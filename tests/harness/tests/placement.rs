@@ -72,9 +72,15 @@ fn belay(job: &Job, args: &[&str]) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&o.stdout).into_owned())
 }
 
-/// Kills every process of the job, the agent among them.
+/// Kills every process of the job, the agent first: it must not see the others end, and commit what is left of them.
 fn kill(job: &mut Job) -> Result<(), Failure> {
-    for (p, _) in procs::marked(&job.work) {
+    let is_belay = |p: &i32| std::fs::read_to_string(format!("/proc/{p}/comm")).is_ok_and(|c| c.trim() == "belay");
+    let mut all: Vec<i32> = procs::marked(&job.work).into_iter().map(|(p, _)| p).collect();
+    all.extend(job.pid().map(procs::tree).unwrap_or_default());
+    for p in all.iter().copied().filter(|p| is_belay(p)) {
+        procs::signal(p, libc::SIGKILL);
+    }
+    for p in all {
         procs::kill_tree(p);
     }
     job.kill_all()
