@@ -11,7 +11,7 @@ use belay_tests::slurm::{missing, Slurm, LIMIT};
 use belay_tests::Failure;
 use std::os::unix::fs::{symlink, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A cluster whose user has the batch script and a solver.
@@ -46,7 +46,10 @@ impl Site {
         }
         io(
             "copy the solver",
-            std::fs::copy(build(place, "mpi/mpi_cg", kind)?, work.join("cg")),
+            std::fs::copy(
+                build(place, if kind == Kind::C { "compute_regs" } else { "mpi/mpi_cg" }, kind)?,
+                work.join("cg"),
+            ),
         )?;
         let script = repository().join("scripts/site/belay.sbatch");
         let slurm = Slurm::new(&work, nodes)?;
@@ -176,6 +179,41 @@ fn mpich(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     site.user(&["scancel", &job]).map(drop)
 }
 
+/// Tasks that `srun` starts directly are parts of the job, whether or not it names nodes; what it connects to Slurm's MPI server is refused.
+fn tasks(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let site = Site::of(place, "slurm-tasks", Kind::C, 2)?;
+    let script = site.slurm.home().join("belay.sbatch");
+    let shipped = io("read the script", std::fs::read_to_string(&script))?;
+    let with = |command: &str| {
+        io(
+            "write the script",
+            std::fs::write(&script, shipped.replace("mpirun ", command)),
+        )
+    };
+    with("srun --mpi=pmi2 ")?;
+    let refused = site.submit(&["--time=10"])?;
+    site.slurm
+        .await_that("the refusal", |s| Ok(s.field(&refused, "JobState")? == "FAILED"))?;
+    let said = site.said(&refused);
+    want(said.contains("which cannot be checkpointed; start it with mpirun"), || {
+        format!("no reason: {said}")
+    })?;
+    with("srun --mpi=none ")?;
+    let job = site.submit(&["--time=10"])?;
+    for restarts in 1..=2 {
+        site.progress(&job, 0)?;
+        std::thread::sleep(Duration::from_millis(rng.below(500)));
+        site.user(&["scancel", "--batch", "--signal=USR1", &job])?;
+        site.runs_again(&job, restarts)?;
+    }
+    site.progress(&job, 0)?;
+    io("write go", std::fs::write(site.go(), ""))?;
+    let said = site.completes(&job)?;
+    want(said.matches("PASS compute_regs").count() == 4, || {
+        format!("not four verdicts: {said}")
+    })
+}
+
 /// Two tasks of an array, on one node each, are requeued one after the other.
 fn array(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let site = Site::new(place, "slurm-array", 2)?;
@@ -236,23 +274,20 @@ fn main() {
     let place = Arc::new(Place::new("slurm").unwrap_or_else(|e| fail(e)));
     let seed = run_seed();
     println!("seed {seed}");
-    // One at a time: the hosts of two tests would halve the processors.
-    let turn = Arc::new(Mutex::new(()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 4] = [
+    // They mostly wait for Slurm, each with a cluster of its own; the longest comes first.
+    let tests: [(&str, Run); 5] = [
         ("allocations", allocations),
         ("mpich", mpich),
+        ("tasks", tasks),
         ("array", array),
         ("cancelled", cancelled),
     ];
     let checks = tests
         .into_iter()
         .map(|(name, test)| {
-            let (place, turn) = (Arc::clone(&place), Arc::clone(&turn));
-            let run = move || {
-                let _turn = turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                test(&place, &mut Rng::new(seed, name))
-            };
+            let place = Arc::clone(&place);
+            let run = move || test(&place, &mut Rng::new(seed, name));
             Check {
                 name: format!("slurm::{name}"),
                 run: Box::new(run),
