@@ -292,6 +292,13 @@ impl Hosts {
         inside(&["link", "set", "eth0", "up"])
     }
 
+    /// Cuts host `n` (from 1) off from the others, or joins it to them again. Connections stay; nothing comes through.
+    pub fn cut(&self, n: usize, off: bool) -> Result<(), Failure> {
+        let (bridge, veth) = (self.bridge.id().to_string(), format!("v{n}"));
+        let state = if off { "down" } else { "up" };
+        run("nsenter", &["-t", &bridge, "-n", "ip", "link", "set", &veth, state])
+    }
+
     /// A command on host `n` (from 1), with `ssh` in PATH.
     pub fn command(&self, n: usize, argv: &[String]) -> Command {
         let mut c = Command::new("nsenter");

@@ -147,6 +147,21 @@ impl Job {
         Ok(())
     }
 
+    /// Waits until the job's front has said `words`.
+    fn says(&self, words: &str) -> Result<(), Failure> {
+        let begin = Instant::now();
+        loop {
+            let said = std::fs::read_to_string(self.out()).unwrap_or_default();
+            if said.contains(words) {
+                return Ok(());
+            }
+            if begin.elapsed() > LIMIT {
+                return Err(format!("nobody was told that {words}: {said}"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     fn belay(&self, words: &[&str]) -> Result<std::process::Output, Failure> {
         output(self.command(self.root, &[&[self.belay.as_str()], words].concat()), LIMIT)
     }
@@ -199,6 +214,11 @@ impl Job {
     }
 }
 
+fn rounds_wanted() -> usize {
+    let count = std::env::var("BELAY_HOSTS_ROUNDS").ok();
+    count.and_then(|v| v.parse().ok()).unwrap_or(3)
+}
+
 fn program(job: &Job, place: &Place, name: &str) -> Result<PathBuf, Failure> {
     let kind = if name.starts_with("mpi/") { job.kind } else { Kind::C };
     let built = build(place, name, kind)?;
@@ -217,11 +237,7 @@ fn rounds_of(place: &Place, kind: Kind, name: &str, used: usize, all: usize, rng
     let mut job = Job::of(place, &label, kind, used, all)?;
     let program = program(&job, place, name)?;
     job.launch(&program)?;
-    let count = std::env::var("BELAY_HOSTS_ROUNDS")
-        .ok()
-        .and_then(|v| v.parse().ok())
-        .unwrap_or(3);
-    for n in 0..count {
+    for n in 0..rounds_wanted() {
         std::thread::sleep(Duration::from_millis(rng.below(700)));
         job.checkpoint().map_err(|e| format!("round {n}: {e}"))?;
         std::thread::sleep(Duration::from_millis(rng.below(300)));
@@ -304,6 +320,36 @@ fn other_numbers(place: &Place, kind: Kind, name: &str, rng: &mut Rng) -> Result
     job.verdict()
 }
 
+/// A host is cut off at random moments before, during and after a checkpoint: the user is told, a checkpoint under way ends, and the newest whole one restarts.
+fn partition(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "hosts-partition", 2, 2)?;
+    let program = program(&job, place, "mpi/mpi_p2p")?;
+    job.launch(&program)?;
+    job.checkpoint()?;
+    // Silence is noticed after 6 s, so these rounds are long.
+    for n in 0..rounds_wanted().div_ceil(2) {
+        let dir = job.dir();
+        let taking = job.command(1, &[&job.belay, "checkpoint", "--quiet", &dir]);
+        let taking = std::thread::spawn(move || output(taking, LIMIT));
+        std::thread::sleep(Duration::from_millis(rng.below(250)));
+        job.hosts.cut(2, true)?;
+        job.says("the part of the job on h2 is lost")?;
+        // Whether it was refused or done before, it has an end.
+        let taken = taking.join().map_err(|_| "the checkpoint's thread ended")??;
+        if !taken.status.success() && !text(&taken).contains("belay:") {
+            return Err(format!("round {n}: no reason: {}", text(&taken)));
+        }
+        let o = job.belay(&["checkpoint", "--quiet", &job.dir()])?;
+        if o.status.success() {
+            return Err(format!("round {n}: a checkpoint without the lost part was taken"));
+        }
+        job.crash();
+        job.hosts.cut(2, false)?;
+        job.restart(&[]).map_err(|e| format!("round {n}: restart: {e}"))?;
+    }
+    job.verdict()
+}
+
 /// The agent on the other host is killed: the user is told (within seconds, on a quiet machine), the next checkpoint is refused, and the one before restarts.
 fn lost_agent(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "hosts-lost", 2, 2)?;
@@ -311,22 +357,12 @@ fn lost_agent(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     job.launch(&program)?;
     job.checkpoint()?;
     std::thread::sleep(Duration::from_millis(rng.below(300)));
-    let killed = Instant::now();
     // The front and, its child, the agent.
     for pid in job.hosts.find(2, "belay agent").into_iter().skip(1) {
         // SAFETY: takes numbers only.
         unsafe { libc::kill(pid, libc::SIGKILL) };
     }
-    loop {
-        let said = std::fs::read_to_string(job.out()).unwrap_or_default();
-        if said.contains("the part of the job on h2 is lost") {
-            break;
-        }
-        if killed.elapsed() > LIMIT {
-            return Err(format!("nobody was told of the lost agent: {said}"));
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    job.says("the part of the job on h2 is lost")?;
     let o = job.belay(&["checkpoint", "--quiet", &job.dir()])?;
     if o.status.success() {
         return Err("a checkpoint without the lost part was taken".into());
@@ -352,7 +388,7 @@ fn main() {
     // One at a time: the hosts of two tests would have the same addresses and halve the processors.
     let turn = Arc::new(Mutex::new(()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 12] = [
+    let tests: [(&str, Run); 13] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -373,6 +409,7 @@ fn main() {
         ("late_connections::net_late", late_connections),
         ("late_connections::mpi_lazy", |p, r| rounds(p, "mpi/mpi_lazy", 4, 5, r)),
         ("lost_agent", lost_agent),
+        ("partition", partition),
     ];
     let checks = tests
         .into_iter()
