@@ -253,10 +253,14 @@ impl Config {
             return Err(Failure::new(Exit::Usage, why));
         }
         let text = std::fs::read_to_string(path).map_err(|e| fail(&e))?;
-        self.add(&text).map_err(|e| Failure::new(Exit::Usage, e.locate(path, &text)))
+        self.lay(path, &text)
     }
 
-    /// Lays what `text` says over what is known.
+    /// Lays what `text`, the contents of the file at `path`, says over what is known.
+    pub fn lay(&mut self, path: &Path, text: &str) -> Result<(), Failure> {
+        self.add(text).map_err(|e| Failure::new(Exit::Usage, e.locate(path, text)))
+    }
+
     fn add(&mut self, text: &str) -> Result<(), Fault> {
         let raw: Raw = toml::from_str(text).map_err(|e| Fault {
             at: e.span(),

@@ -1,5 +1,6 @@
 //! The targets. Each takes bytes that come from disk, from the network or from another process, and does with them what belay does until it trusts them.
 
+use belay_coordinator::config::Config;
 use belay_coordinator::jobdir::Description;
 use belay_image::extents::{self, Extent};
 use belay_image::manifest::Manifest;
@@ -10,6 +11,7 @@ use belay_kernel::proc::{Map, Stat, Status};
 use belay_plugins::Descriptors;
 use belay_redundancy::index::{Index, FOOTER};
 use belay_storage::chunk;
+use belay_storage::place::model::Model;
 use belay_wire::socket::Lines;
 use std::path::Path;
 
@@ -29,7 +31,7 @@ const fn target(name: &'static str, corpus: &'static str, run: fn(&[u8])) -> Tar
 }
 
 /// All of them.
-pub const ALL: [Target; 12] = [
+pub const ALL: [Target; 13] = [
     target("image", "image", image),
     target("image-resealed", "image", image_resealed),
     target("job", "job", job),
@@ -38,6 +40,7 @@ pub const ALL: [Target; 12] = [
     target("manifest", "manifest", manifest),
     target("chunk", "chunk", chunk_index),
     target("group", "group", group_index),
+    target("config", "config", config),
     target("wire", "wire", wire),
     target("tree-stranger", "tree", tree_stranger),
     target("tree-node", "tree", tree_node),
@@ -202,6 +205,27 @@ fn sealed(body: &[u8]) -> Vec<u8> {
     let sum = checksum(&out);
     out.extend_from_slice(&sum.to_le_bytes());
     out
+}
+
+/// A file of the configuration, over one that is good, and the measurements of a local tier.
+fn config(data: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(data) {
+        let mut known = Config::default();
+        match known.lay(here(), text) {
+            Ok(()) => {
+                assert_eq!(known.durable().count() + known.local().count(), known.tiers.len());
+                let stored = serde_json::to_vec(&known).unwrap_or_default();
+                assert!(serde_json::from_slice::<Config>(&stored).is_ok_and(|c| c == known));
+            }
+            Err(failure) => assert!(failure.message.starts_with("input: "), "{}", failure.message),
+        }
+    }
+    if let Some(model) = serde_json::from_slice::<Model>(data).ok().and_then(Model::checked) {
+        for writers in [0, 1, 2, 3, 7, 100, u32::MAX] {
+            let rate = model.per_writer(writers);
+            assert!(rate > 0.0 && !rate.is_nan(), "{writers} writers: {rate}");
+        }
+    }
 }
 
 /// Lines of the control socket, read in pieces.
