@@ -15,9 +15,17 @@
 //! rate = "500M"               # bytes per second
 //! zstd = "auto"               # "off", "auto" or a level from 1 to 19
 //! verify = true               # read everything back
+//!
+//! [redundancy]                # jobs on several hosts, see docs/redundancy.md
+//! scheme = "xor"              # partner, xor or reed-solomon
+//! group = 4                   # hosts
+//! parity = 1                  # how many of them may be lost
+//! local = "/local/scratch"    # a directory on every host's own disk
+//! domains = [["n1", "n2"], ["n3", "n4"]]   # hosts that fail together
 //! ```
 //! An error names file, line and key, and what is allowed. What a launch has read is kept in `job.json`, so that a restart finds the tiers again.
 
+use crate::redundancy::Redundancy;
 use crate::Failure;
 use belay_storage::flush::compress::Compression;
 use belay_storage::place::rule::Policy;
@@ -212,6 +220,7 @@ struct Raw {
     tier: Vec<toml::Spanned<Tier>>,
     flush: Option<toml::Spanned<RawFlush>>,
     placement: Option<Placement>,
+    redundancy: Option<toml::Spanned<Redundancy>>,
 }
 
 /// Everything configured.
@@ -226,6 +235,9 @@ pub struct Config {
     /// How local tiers are chosen.
     #[serde(default)]
     pub placement: Placement,
+    /// How jobs on several hosts are made redundant.
+    #[serde(default)]
+    pub redundancy: Redundancy,
 }
 
 impl Config {
@@ -287,6 +299,11 @@ impl Config {
             f.rate = flush.rate.or(f.rate);
             f.zstd = flush.zstd.or(f.zstd);
             f.verify = flush.verify.or(f.verify);
+        }
+        if let Some(redundancy) = raw.redundancy {
+            let at = Some(redundancy.span());
+            self.redundancy.add(redundancy.into_inner());
+            self.redundancy.check().map_err(|what| Fault { at, what })?;
         }
         Ok(())
     }
@@ -443,6 +460,14 @@ zstd = 3
             (("[flush]", "[flsh]"), &["line 13", "flsh", "`tier`, `flush`, `placement`"]),
             (("name = \"cloud\"\n", ""), &["line", "`name`"]),
             (("[flush]", "[flush"), &["line 13"]),
+            (
+                ("[flush]", "[redundancy]\nscheme = \"raid\"\n[flush]"),
+                &["line 14", "scheme", "reed-solomon"],
+            ),
+            (
+                ("[flush]", "[redundancy]\nlocal = \"x\"\n[flush]"),
+                &["line 13", "local", "absolute"],
+            ),
         ] {
             let message = refused(&GOOD.replacen(change.0, change.1, 1));
             for w in words.iter().chain(&["/x/belay.toml"]) {

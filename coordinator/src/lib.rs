@@ -24,6 +24,7 @@ pub mod launch;
 mod metrics;
 pub mod nodes;
 mod processes;
+pub mod redundancy;
 mod relay;
 pub mod restart;
 mod state;

@@ -4,6 +4,7 @@ use crate::agent::{Agent, Setup};
 use crate::generations::{self, Generation};
 use crate::jobdir::{Description, JobDir};
 use crate::nodes::again::Reunion;
+use crate::redundancy::{again, record};
 use crate::sys::{self, Disposition};
 use crate::tiers::{self, Known};
 use crate::{front, state, Failure};
@@ -31,6 +32,7 @@ pub fn restart(
     tell: &mut dyn FnMut(Notice, &str),
 ) -> Result<i32, Failure> {
     let (dir, description) = (setup.dir.clone(), setup.description.clone());
+    let redundant = description.config.redundancy.settings()?;
     let mut agent = Some(Agent::new(setup)?);
     let mut damaged: Option<(u64, Failure)> = None;
     for number in numbers {
@@ -44,7 +46,11 @@ pub fn restart(
             let g = Generation::at(&dir.generations(), number);
             attempt(&g, (options, hosts), agent, tell)
         };
-        let mut result = try_it(&mut agent, tell);
+        let prepared = match &redundant {
+            Some(_) => again::prepare(&dir, number, hosts, &mut |line| tell(Notice::Progress, line)),
+            None => Ok(()),
+        };
+        let mut result = prepared.and_then(|()| try_it(&mut agent, tell));
         if let Err(failure) = &result {
             if is_damage(failure, &agent) && is_on_a_tier(&dir, &description, number) {
                 tracing::warn!(generation = number, error = %failure, "not whole here");
@@ -107,6 +113,9 @@ fn attempt(
     tell: &mut dyn FnMut(Notice, &str),
 ) -> Result<i32, Failure> {
     let m = g.manifest()?;
+    if let Some(a) = agent {
+        a.number_from(m.next_chunk);
+    }
     g.check_owner()?;
     tell(
         Notice::Progress,
@@ -176,6 +185,7 @@ pub fn candidates(
         known = tiers::known(dir, d);
     }
     let mut found = found(&known);
+    found.extend(record::numbers(dir.path()));
     let at = dir.path().display();
     if found.is_empty() {
         return Err(match problems.into_iter().next() {

@@ -3,6 +3,7 @@
 use belay_coordinator::config::Size;
 use belay_coordinator::exporter::Place;
 use belay_coordinator::interval::{parse_duration, Interval};
+use belay_coordinator::redundancy::Redundancy;
 use belay_storage::place::rule::Policy;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
@@ -72,6 +73,9 @@ pub(crate) enum Command {
     /// Be the agent of a job on another host (started by belay itself)
     #[command(hide = true)]
     Agent(Agent),
+    /// Look after what one host holds of a job on several hosts (started by belay itself)
+    #[command(hide = true)]
+    Store(Store),
     /// Write man pages or shell completions
     #[command(hide = true)]
     Generate(Generate),
@@ -129,6 +133,12 @@ pub(crate) struct Launch {
     /// Take what the command starts on other hosts through ssh, rsh or srun into the job; the job directory must be on a file system that all hosts share
     #[arg(long)]
     pub(crate) across_hosts: bool,
+    /// With --across-hosts: make checkpoints survive the loss of hosts: partner, xor or reed-solomon, then :HOSTS of a group, then :LOSSES (docs/redundancy.md)
+    #[arg(long, value_name = "SCHEME", value_parser = Redundancy::parse)]
+    pub(crate) redundancy: Option<Redundancy>,
+    /// With --redundancy: a directory on every host's own disk, where the checkpoints go
+    #[arg(long, value_name = "DIR")]
+    pub(crate) local_dir: Option<PathBuf>,
     /// Tiers and flushing, over what /etc/belay/belay.toml and ~/.config/belay/belay.toml say (docs/tiers.md)
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
@@ -174,7 +184,7 @@ pub(crate) enum Then {
 pub(crate) enum Level {
     /// Committed in the job directory
     Local,
-    /// Also where the loss of one node does not reach it (not made yet)
+    /// Also encoded across the hosts of the job, so that it survives the loss of one, see --redundancy of launch
     Redundant,
     /// Also on a tier of kind pfs or object, see --config of launch
     Durable,
@@ -381,6 +391,34 @@ pub(crate) struct Agent {
     /// The command and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
+}
+
+/// `belay store`.
+#[derive(Debug, Args)]
+pub(crate) struct Store {
+    /// What to do
+    pub(crate) what: Upkeep,
+    /// Job directory of the whole job
+    #[arg(long)]
+    pub(crate) dir: PathBuf,
+    /// Part of the job
+    #[arg(long, default_value_t = 0)]
+    pub(crate) tag: u64,
+    /// Generation to make whole
+    #[arg(long, default_value_t = 0)]
+    pub(crate) generation: u64,
+    /// Addresses of each host that serves what it has
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) sources: Vec<String>,
+}
+
+/// What `belay store` does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Upkeep {
+    /// Let other hosts read what this one has, until standard input ends.
+    Serve,
+    /// Make a generation of a part whole on this host.
+    Heal,
 }
 
 /// `belay generate`.

@@ -6,6 +6,7 @@ use crate::progress::Show;
 use crate::{format, inspect, start};
 use belay_coordinator::config::Config;
 use belay_coordinator::jobdir::{Access, JobDir};
+use belay_coordinator::redundancy::{record, verify as parity};
 use belay_coordinator::tiers::local;
 use belay_coordinator::{generations, tiers, verify, Failure};
 use belay_storage::flush::Control;
@@ -31,6 +32,7 @@ pub(crate) fn run(command: Command) -> Result<u8, Failure> {
         Command::Stop(args) => stop(&args),
         Command::Gc(args) => gc(&args),
         Command::Agent(args) => start::agent(args),
+        Command::Store(args) => start::store(args),
         Command::Generate(args) => generate(&args),
     }
 }
@@ -105,7 +107,11 @@ fn checkpoint_line(c: &Checkpointed) -> String {
             format::count(g.threads, "thread", "s"),
             format::millis(g.blocked_ms),
             format::millis(c.total_ms),
-            if g.level == Level::Durable { ", durable" } else { "" },
+            match g.level {
+                Level::Local => "",
+                Level::Redundant => ", redundant",
+                Level::Durable => ", durable",
+            },
             if c.stopped { "; program stopped" } else { "" }
         )
 }
@@ -231,7 +237,11 @@ fn where_text(g: &GenerationStatus) -> String {
     let durable = |kind: &str| matches!(kind, "pfs" | "object");
     let one = |t: &OnTier| {
         let size = format::bytes(t.bytes);
-        let more = if durable(&t.kind) { ", durable" } else { "" };
+        let more = match t.kind.as_str() {
+            "hosts" => ", redundant",
+            kind if durable(kind) => ", durable",
+            _ => "",
+        };
         format!("{} ({size}{more})", t.tier)
     };
     g.tiers.iter().map(one).collect::<Vec<_>>().join(", ")
@@ -249,7 +259,7 @@ fn list(args: &cli::List) -> Result<u8, Failure> {
 fn verify_all(args: &cli::Target) -> Result<u8, Failure> {
     let dir = JobDir::open(&args.dir, Access::OwnOrRoot)?;
     let found = generations::list(&dir.generations())?;
-    let (mut whole, mut first_fault) = (0, None);
+    let (mut whole, mut first_fault, mut parity_fault) = (0, None, None);
     let mut known = verify::Known::default();
     for g in &found {
         match verify::generation(&g.path, &mut known) {
@@ -272,10 +282,24 @@ fn verify_all(args: &cli::Target) -> Result<u8, Failure> {
             }
         }
     }
+    for (number, read) in parity::all(&dir) {
+        match read {
+            Ok(bytes) => print(&format!(
+                "generation {number}: parity of its group whole ({} compared)\n",
+                format::bytes(bytes)
+            ))?,
+            Err(f) => {
+                let code = print(&format::plain(&format!("generation {number}: {f}\n")))?;
+                parity_fault.get_or_insert(f);
+                code
+            }
+        };
+    }
     let (on_tiers, tier_fault) = verify_tiers(&dir)?;
     whole += on_tiers;
-    let of = found.len() + on_tiers + usize::from(tier_fault.is_some());
-    let first_fault = first_fault.map(Failure::from).or(tier_fault);
+    let found_faults = usize::from(parity_fault.is_some());
+    let of = found_faults + found.len() + on_tiers + usize::from(tier_fault.is_some());
+    let first_fault = first_fault.map(Failure::from).or(parity_fault).or(tier_fault);
     let at = dir.path().display();
     match (whole, first_fault) {
         (0, None) => Err(Failure::new(Exit::NoCheckpoint, format!("{at} holds no checkpoint"))),
@@ -393,6 +417,7 @@ fn gc(args: &cli::Gc) -> Result<u8, Failure> {
         Some(needed) => Store::of_job(dir.path()).collect(&needed)?,
         None => Removed::default(),
     };
+    record::tidy_root(dir.path(), true)?;
     let keep = (!args.all).then_some(keep);
     let tidied = tiers::for_each(&dir.description()?, |durable| {
         let freed = durable.collect(&dir, keep)?;

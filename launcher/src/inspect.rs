@@ -18,8 +18,35 @@ pub(crate) fn describe(image: &Path) -> Result<String, Failure> {
     match image.file_name().and_then(|n| n.to_str()) {
         Some(MANIFEST_FILE) => directory(image.parent().unwrap_or(Path::new("."))),
         Some(name) if name.ends_with(".bidx") => index(image),
+        Some(name) if name.ends_with(".bpar") => group(image),
         _ => sections(image),
     }
+}
+
+/// What a host keeps of its group.
+fn group(path: &Path) -> Result<String, Failure> {
+    let index = belay_coordinator::redundancy::index_of(path)?;
+    let layout = index.layout;
+    let mut out = format!(
+        "group of generation {}: {} hosts, {} data and {} parity blocks in a stripe, segments of {}\n\n",
+        index.generation,
+        layout.members,
+        layout.data,
+        layout.parity,
+        format::bytes(index.segment)
+    );
+    let rows = index.members.iter().enumerate().map(|(n, m)| {
+        let own = if n == index.position { "this file" } else { "" };
+        vec![
+            m.tag.to_string(),
+            m.host.clone(),
+            m.parts.len().to_string(),
+            format::bytes(m.bytes()),
+            own.into(),
+        ]
+    });
+    out += &format::table(&[">part", "host", ">files", ">size", ""], &rows.collect::<Vec<_>>());
+    Ok(out)
 }
 
 fn generation_of(dir: &Path) -> Result<PathBuf, Failure> {

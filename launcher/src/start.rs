@@ -1,12 +1,13 @@
 //! `belay launch`, `belay restart` and `belay run`: prepare the job directory, then become the front of the job.
 
-use crate::cli::{self, Agent, Launch, Restart, Run};
+use crate::cli::{self, Agent, Launch, Restart, Run, Store, Upkeep};
 use crate::logging;
 use belay_coordinator::agent::Setup;
 use belay_coordinator::config::Config;
 use belay_coordinator::jobdir::{Access, Description, Differential, JobDir, Lock};
 use belay_coordinator::nodes::hosts::read_file;
 use belay_coordinator::nodes::Nodes;
+use belay_coordinator::redundancy::{heal, local, serve, Redundancy};
 use belay_coordinator::restart::Notice;
 use belay_coordinator::{agent, generations, launch, restart, sys, tiers, Failure};
 use belay_wire::Exit;
@@ -54,7 +55,16 @@ fn described(args: &Launch) -> Description {
     }
 }
 
-fn launch_in(dir: JobDir, lock: Lock, config: Config, args: Launch) -> Result<u8, Failure> {
+fn launch_in(dir: JobDir, lock: Lock, mut config: Config, args: Launch) -> Result<u8, Failure> {
+    config.redundancy = redundancy(&config, &args)?;
+    match config.redundancy.settings()? {
+        Some(s) => {
+            local::lay(&s, dir.path(), 0, true)?;
+            // Its chunks have their place.
+            config.tiers.clear();
+        }
+        None => local::unlay(dir.path())?,
+    }
     let mut description = Description {
         dir: dir.path().display().to_string(),
         config,
@@ -83,6 +93,48 @@ fn launch_in(dir: JobDir, lock: Lock, config: Config, args: Launch) -> Result<u8
     finish(&dir, status)
 }
 
+/// How a job is to be made redundant: on one host it is not.
+fn redundancy(config: &Config, args: &Launch) -> Result<Redundancy, Failure> {
+    if !args.across_hosts {
+        if args.redundancy.is_some() || args.local_dir.is_some() {
+            return Err(Failure::new(
+                Exit::Usage,
+                "--redundancy and --local-dir are for jobs launched with --across-hosts",
+            ));
+        }
+        return Ok(Redundancy::default());
+    }
+    let mut all = config.redundancy.clone();
+    all.add(args.redundancy.clone().unwrap_or_default());
+    all.add(Redundancy {
+        local: args.local_dir.clone(),
+        ..Redundancy::default()
+    });
+    all.check()
+        .map_err(|what| Failure::new(Exit::Usage, format!("redundancy: {what}")))?;
+    Ok(all)
+}
+
+/// What one host holds of a job on several hosts.
+pub(crate) fn store(args: Store) -> Result<u8, Failure> {
+    sys::close_inherited();
+    let dir = JobDir::open(&args.dir, Access::Own)?;
+    let none = || Failure::new(Exit::Usage, "the job was not launched with --redundancy");
+    let settings = dir.description()?.config.redundancy.settings()?.ok_or_else(none)?;
+    match args.what {
+        Upkeep::Serve => serve::run(&dir, &settings)?,
+        Upkeep::Heal => {
+            let sources: Vec<Vec<String>> = args
+                .sources
+                .iter()
+                .map(|s| s.split('+').map(str::to_owned).collect())
+                .collect();
+            heal::run(&dir, &settings, args.tag, args.generation, &sources)?;
+        }
+    }
+    Ok(0)
+}
+
 /// Continues a job; ends this process as its command ended.
 pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
     // The job's descriptors come from the checkpoint; what this process inherited would only be held open.
@@ -96,7 +148,12 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
     };
     let mut description = dir.description()?;
     if let Some(file) = &args.config {
-        description.config = Config::load(Some(file))?;
+        // Where its checkpoints lie does not change.
+        let redundancy = std::mem::take(&mut description.config.redundancy);
+        description.config = Config {
+            redundancy,
+            ..Config::load(Some(file))?
+        };
     }
     let hosts = named(args.hosts)?;
     let lock = dir.lock()?;
@@ -152,7 +209,10 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
                 history: old.history,
                 id: old.id,
                 dir: old.dir,
-                config,
+                config: Config {
+                    redundancy: old.config.redundancy,
+                    ..config
+                },
                 ..new
             };
             let how = How {
@@ -189,6 +249,9 @@ fn restart_in(dir: JobDir, lock: Lock, mut description: Description, how: How) -
             sys::say(line);
         }
     };
+    if let Some(s) = description.config.redundancy.settings()? {
+        local::lay(&s, dir.path(), 0, false)?;
+    }
     let numbers = restart::candidates(&dir, &description, how.generation, &mut tell)?;
     description.wait_status = None;
     description.history.begin(sys::now_unix_s(), dir.last_sign_unix_s());
@@ -254,6 +317,12 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
         JobDir::make_parts(parts)?;
     }
     let dir = JobDir::create(&args.dir)?;
+    if let Some(job) = args.dir.parent().and_then(Path::parent) {
+        let root = JobDir::open(job, Access::Own)?.description()?;
+        if let Some(s) = root.config.redundancy.settings()? {
+            local::lay(&s, job, args.tag, true)?;
+        }
+    }
     let lock = dir.lock()?;
     let words = args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect();
     let description = Description::new(None, words);

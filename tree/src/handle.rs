@@ -119,7 +119,7 @@ impl std::fmt::Debug for Joining {
     }
 }
 
-fn listen() -> Result<(TcpListener, Vec<String>), TreeError> {
+pub(crate) fn listen() -> Result<(TcpListener, Vec<String>), TreeError> {
     let failed = |e| TreeError::System("listen for other nodes", e);
     let any: [SocketAddr; 2] = [(IpAddr::from([0u16; 8]), 0).into(), (IpAddr::from([0u8; 4]), 0).into()];
     let listener = TcpListener::bind(&any[..]).map_err(failed)?;

@@ -11,8 +11,9 @@
 //! handles one message per child and step, whatever the number of nodes and processes.
 //!
 //! `shape` and `merge` are pure; `noise` turns bytes into messages and back without I/O; `link` is a connection, `service` the thread that attends to a
-//! node's connections, and `handle` what the rest of the program sees.
+//! node's connections, `direct` a connection of two nodes beside the tree, and `handle` what the rest of the program sees.
 
+mod direct;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod handle;
@@ -24,6 +25,7 @@ mod noise;
 mod service;
 pub mod shape;
 
+pub use direct::{Direct, Door};
 pub use handle::{Broken, Event, Joining, Tree, TreeError};
 pub use key::JobKey;
 pub use message::{Contribution, Failed, NodeInfo, Values};

@@ -13,6 +13,8 @@ use snow::{Builder, HandshakeState, TransportState};
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 /// Bound to the protocol's version.
 const PROLOGUE: &[u8] = b"belay tree 1";
+/// The same of connections beside the tree.
+pub(crate) const DIRECT: &[u8] = b"belay direct 1";
 /// Each of the two messages of the handshake: a public key and a tag.
 const HANDSHAKE_BYTES: usize = 48;
 const TAG_BYTES: usize = 16;
@@ -53,8 +55,13 @@ pub(crate) struct Secure {
 impl Secure {
     /// `initiator`: this end has connected.
     pub(crate) fn new(key: &JobKey, initiator: bool) -> Result<Self, NoiseError> {
+        Self::bound(key, initiator, PROLOGUE)
+    }
+
+    /// The same for the protocol that `prologue` names.
+    pub(crate) fn bound(key: &JobKey, initiator: bool, prologue: &[u8]) -> Result<Self, NoiseError> {
         let params = PATTERN.parse().map_err(|_| NoiseError::NotAuthenticated)?;
-        let builder = Builder::new(params).psk(0, &key.0)?.prologue(PROLOGUE)?;
+        let builder = Builder::new(params).psk(0, &key.0)?.prologue(prologue)?;
         let mut secure = Self {
             state: State::Broken,
             received: Vec::new(),

@@ -204,12 +204,12 @@ impl Exit {
         row(
             Exit::NoTier,
             "the job has no tier for what was asked",
-            "name one in belay.toml; the message says of which kind",
+            "name one in belay.toml; the message says of which kind. Level `redundant`: launch with --across-hosts and --redundancy",
         ),
         row(
             Exit::NotDurable,
-            "the checkpoint is committed in the job directory, but could not be copied to a durable tier",
-            "the message names tier and reason; `belay flush DIR` tries again",
+            "the checkpoint is committed in the job directory, but could not be copied to a durable tier, or not made redundant",
+            "the message names tier or host, and reason; `belay flush DIR` tries again, the next checkpoint is made redundant again",
         ),
         row(
             Exit::NotExecutable,

@@ -11,7 +11,7 @@ pub enum Level {
     /// Committed in the job directory.
     #[default]
     Local,
-    /// Also where the loss of one node does not reach it. No version makes such copies yet.
+    /// Also encoded across hosts: the loss of one does not reach it.
     Redundant,
     /// Also on a tier that outlives the nodes: a parallel file system or an object store.
     Durable,

@@ -59,7 +59,8 @@ impl Agent {
         // A number is used once, so that a log line names one attempt.
         let number = self.next_number;
         self.next_number += 1;
-        match self.begin(number, &wanted, self.outside(), None) {
+        let noted = self.note_number(number);
+        match noted.and_then(|()| self.begin(number, &wanted, self.outside(), None)) {
             Ok(writing) => {
                 self.writing = Some(writing);
                 self.set_tick();
@@ -235,7 +236,9 @@ impl Agent {
                 stopped: wanted.then_stop,
                 notes: committed.notes.clone(),
             });
-            if self.flush.wants.remove(id) {
+            if self.encoding.wants.remove(id) {
+                self.await_encoding(committed.generation.generation, (*id, *since), event);
+            } else if self.flush.wants.remove(id) {
                 self.await_flush(committed.generation.generation, (*id, *since), event, wanted.then_stop);
             } else if wanted.then_stop {
                 self.farewells.push((*id, event));
@@ -252,6 +255,7 @@ impl Agent {
         self.tell(Err(failure));
         for (id, _) in &wanted.by {
             self.flush.wants.remove(id);
+            self.encoding.wants.remove(id);
             self.fail(*id, failure.exit, &failure.message);
         }
         self.note_failure(failure, wanted.by.is_empty());

@@ -85,6 +85,7 @@ impl Agent {
             tracing::error!(error = %e, "chunks stay in local tiers");
         }
         tiers::local::remove_empty(&self.dir);
+        self.give_up_encoding();
         self.description.wait_status = self.result.or(self.root_status);
         self.description.history.end(sys::now_unix_s());
         if let Err(failure) = self.dir.describe(&self.description) {

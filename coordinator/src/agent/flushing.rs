@@ -101,7 +101,10 @@ impl Flush {
 
 impl Agent {
     /// Whether the job can reach `level`.
-    pub(super) fn check_level(&self, level: Level) -> Result<(), Failure> {
+    pub(super) fn check_level(&self, level: Level, then_stop: bool) -> Result<(), Failure> {
+        if level == Level::Redundant {
+            return self.check_redundant(then_stop);
+        }
         if level == Level::Durable && self.nodes.is_some() {
             return Err(Failure::new(
                 Exit::NoTier,
@@ -313,7 +316,7 @@ impl Agent {
 
     /// `belay flush` of a running job.
     pub(super) fn flush_on_request(&mut self, id: ClientId) {
-        if let Err(failure) = self.check_level(Level::Durable) {
+        if let Err(failure) = self.check_level(Level::Durable, false) {
             return self.fail(id, failure.exit, &failure.message);
         }
         let held = generations::list(&self.dir.generations()).unwrap_or_default();

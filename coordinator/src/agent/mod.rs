@@ -8,6 +8,7 @@
 //! ```
 
 mod checkpoints;
+mod encoding;
 mod ending;
 mod flushing;
 mod requests;
@@ -19,6 +20,7 @@ mod together;
 
 pub use status::at_rest;
 
+use encoding::Encoding;
 use flushing::Flush;
 
 use crate::checkpoint::{Wanted, Writing};
@@ -120,6 +122,7 @@ pub struct Agent {
     /// What this node has been called, and whether the job's processes ask about addresses because that has changed.
     addresses: (Names, bool),
     flush: Flush,
+    encoding: Encoding,
 }
 
 impl Agent {
@@ -156,6 +159,10 @@ impl Agent {
         };
         let held = generations::list(&gen)?;
         let mut next_number = held.last().map_or(1, |g| g.number + 1);
+        let settings = description.config.redundancy.settings()?;
+        if settings.is_some() {
+            next_number = next_number.max(crate::redundancy::record::last(dir.path()) + 1);
+        }
         let here = held.iter().filter_map(|g| g.manifest.as_ref().ok());
         let known = tiers::known(&dir, &description);
         let there = known.iter().flatten().flat_map(|k| &k.generations).map(|(_, m)| m);
@@ -200,12 +207,18 @@ impl Agent {
             nodes,
             addresses: (Names::default(), false),
             flush: Flush::new()?,
+            encoding: Encoding::new(settings)?,
         })
     }
 
     /// The job goes on from the generation in `path`, whose memory has been read and found whole: what it stored need not be stored again.
     pub(crate) fn build_on(&mut self, path: &std::path::Path) {
         self.engine.build_on(path);
+    }
+
+    /// Chunks made from now on have greater numbers than those of a generation that has been brought here.
+    pub(crate) fn number_from(&mut self, next_chunk: u32) {
+        self.engine.number_from(next_chunk);
     }
 
     /// Makes the control socket. No process that outlives the agent may have a copy: clients would wait for its answer for ever.
@@ -307,7 +320,7 @@ impl Agent {
 
     /// Waits for something to happen and handles it.
     fn step(&mut self) -> Result<(), Failure> {
-        let fds: [RawFd; 11] = [
+        let fds: [RawFd; 12] = [
             self.signals.as_raw_fd(),
             self.listener.as_ref().map_or(-1, AsRawFd::as_raw_fd),
             self.interval.as_raw_fd(),
@@ -319,6 +332,7 @@ impl Agent {
             self.watch.as_raw_fd(),
             self.flush.done.as_raw_fd(),
             self.flush.again.as_raw_fd(),
+            self.encoding.done.as_raw_fd(),
         ];
         let clients = self.clients.interest();
         let metrics = self.metrics_interest();
@@ -359,6 +373,10 @@ impl Agent {
         }
         if own[10] != 0 && self.flush.again.take() > 0 {
             self.begin_flush();
+        }
+        if own[11] != 0 {
+            self.encoding.done.take();
+            self.finish_round();
         }
         if own[2] != 0 && self.interval.take() > 0 {
             self.interval_checkpoint();

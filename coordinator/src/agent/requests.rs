@@ -25,11 +25,14 @@ impl Agent {
                 if self.ending.is_some() {
                     return self.fail(id, Exit::ProgramEnded, "the job is being ended");
                 }
-                if let Err(failure) = self.check_level(level) {
+                if let Err(failure) = self.check_level(level, then_stop) {
                     return self.fail(id, failure.exit, &failure.message);
                 }
                 if level == Level::Durable {
                     self.flush.wants.insert(id);
+                }
+                if level == Level::Redundant {
+                    self.encoding.wants.insert(id);
                 }
                 let wanted = self.queued.get_or_insert_default();
                 wanted.by.push((id, Instant::now()));

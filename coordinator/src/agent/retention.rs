@@ -17,9 +17,11 @@ impl Agent {
 
     /// After a checkpoint, whether it succeeded or not: retention, and removal of chunks that are not needed any more. Not while one is being written.
     pub(super) fn tidy(&mut self) -> Result<(), Failure> {
-        let pinned: Vec<u64> = self.pinned().into_iter().chain(self.newest_at_rest()?).collect();
+        let pinned = [self.pinned(), self.being_encoded()].concat();
+        let pinned: Vec<u64> = pinned.into_iter().chain(self.newest_at_rest()?).collect();
         generations::retain(&self.dir.generations(), self.description.keep, &pinned)?;
         self.collect()?;
+        self.tidy_redundancy()?;
         match self.description.max_bytes {
             Some(limit) => self.shrink_to(limit),
             None => Ok(()),

@@ -45,6 +45,11 @@ impl Agent {
         let nodes = self.nodes.as_mut().filter(|n| !n.is_part());
         let nodes = nodes.ok_or_else(|| refused("the job was not launched with --across-hosts, or this is a part"))?;
         let words = RemoteShell::parse(program, words).ok_or_else(|| refused("no command for the other host"))?;
+        if words.tasks > 0 && self.description.config.redundancy.scheme.is_some() {
+            return Err(refused(
+                "a job launched with --redundancy starts its parts through ssh or rsh, not srun",
+            ));
+        }
         let stdio = stdio_of(standin).map_err(|e| Failure::system("take the stand-in's descriptors", &e))?;
         let first = nodes.remotes.keys().last().map_or(1, |t| t + 1);
         let tags: Vec<u64> = (first..first + words.parts()).collect();
@@ -134,6 +139,7 @@ impl Agent {
     }
 
     fn node_gone(&mut self, node: u64, why: Option<&str>) {
+        self.cancel_round();
         let mut remotes = self.nodes.iter_mut().flat_map(|n| n.remotes.values_mut());
         let Some(remote) = remotes.find(|r| r.life == Life::Joined(node)) else {
             return;
@@ -178,6 +184,7 @@ impl Agent {
                 }
                 self.reap();
             }
+            Order::Encode { number, root } => self.take_share(number, root),
             Order::End { grace_ms } => self.ask_end(Duration::from_millis(grace_ms)),
         }
     }
@@ -215,7 +222,7 @@ impl Agent {
                     Exit::CheckpointFailed,
                     format!("the part on {} is just being started; checkpoint {PASSING}", r.words.host),
                 )),
-                None => {
+                None => self.note_number(number).and_then(|()| {
                     self.order(&Order::Checkpoint {
                         number,
                         base: number * STEPS,
@@ -224,7 +231,7 @@ impl Agent {
                         keep: self.description.keep,
                     });
                     self.take_part(number, number * STEPS, wanted)
-                }
+                }),
             };
             match begun {
                 Ok(()) => break,
@@ -326,7 +333,13 @@ impl Agent {
                 let failed = self.finish_checkpoint();
                 self.arrive(Stage::Committed, COMMITTED, failed);
             }
-            (None, ..) => self.end_together(),
+            (None, _, failure) => {
+                let number = together.number;
+                if failure.is_none() {
+                    self.encode_newest(number);
+                }
+                self.end_together();
+            }
             (_, None, None) => {}
         }
     }

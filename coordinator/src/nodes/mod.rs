@@ -41,6 +41,8 @@ pub(crate) enum Order {
         save_open_files: bool,
         keep: u32,
     },
+    /// Take a share in making checkpoint `number` redundant; the round is led at one of `root`.
+    Encode { number: u64, root: Vec<String> },
     /// End the program.
     End { grace_ms: u64 },
 }

@@ -89,6 +89,24 @@ fn read_counter(fd: &OwnedFd) -> u64 {
     }
 }
 
+/// Whether descriptor `fd` can be read within `limit`; also when its other end is gone.
+pub fn readable_within(fd: RawFd, limit: Duration) -> io::Result<bool> {
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let ms = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
+    // SAFETY: one live pollfd.
+    match unsafe { libc::poll(&raw mut poll, 1, ms) } {
+        n if n >= 0 => Ok(n > 0),
+        _ => match io::Error::last_os_error() {
+            e if e.kind() == io::ErrorKind::Interrupted => Ok(false),
+            e => Err(e),
+        },
+    }
+}
+
 /// Waits until one of `fds` (descriptor, events) is ready; returns what happened at each.
 pub fn poll(fds: &[(RawFd, i16)]) -> io::Result<Vec<i16>> {
     let mut set: Vec<libc::pollfd> = fds

@@ -4,7 +4,7 @@ mod events;
 mod processes;
 mod signals;
 
-pub use events::{poll, Timer, Wake};
+pub use events::{poll, readable_within, Timer, Wake};
 pub use processes::{
     become_subreaper, drop_file_capabilities, exit_like, fork, group_barrier, job_control, kill, parent, pass_on, reap, wait,
     JobControl,

@@ -245,7 +245,7 @@ pub fn check_level(d: &Description, level: belay_wire::Level) -> Result<(), Fail
         )),
         Level::Redundant => Err(Failure::new(
             Exit::NoTier,
-            "level redundant: copies on partner nodes are not made by this version; use --level durable or local",
+            "level redundant: for jobs on several hosts, launched with --across-hosts, --redundancy and --local-dir",
         )),
         Level::Durable | Level::Local => Ok(()),
     }

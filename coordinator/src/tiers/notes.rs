@@ -113,6 +113,7 @@ pub fn statuses(dir: &JobDir, d: &Description) -> Vec<GenerationStatus> {
             }
         }
     }
+    crate::redundancy::record::add_to(dir.path(), &mut out);
     out.into_values().collect()
 }
 

@@ -8,6 +8,7 @@ mod info;
 mod rebuild;
 mod remote;
 mod requeue;
+mod unread;
 
 use super::options::Options;
 use crate::model::DescId;

@@ -6,6 +6,7 @@
 
 use super::capture::Seen;
 use super::info::{Counters, End};
+use super::unread::{Shelf, Unread};
 use super::{connection, drain, Role, TcpState, TCP_LISTEN};
 use crate::capture::Session;
 use crate::fault::{refuse, At, Fault};
@@ -16,12 +17,10 @@ use crate::sockets::names::{Book, Page};
 use crate::sockets::options::When;
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
-use belay_image::blobs::{BlobReader, BlobRef};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// How long nothing may arrive before a receiver's window counts as full.
@@ -32,7 +31,7 @@ const ARRIVAL: Duration = Duration::from_secs(2);
 const REUNION: Duration = Duration::from_secs(30);
 const TOKEN_BYTES: usize = 32;
 
-fn odd(reason: impl std::fmt::Display) -> Fault {
+pub(super) fn odd(reason: impl std::fmt::Display) -> Fault {
     Fault::Refused(reason.to_string())
 }
 
@@ -239,9 +238,6 @@ impl Reunion<'_> {
     }
 }
 
-/// Where the blobs of another node lie, and which of them holds what one of its sockets had not read.
-type Unread = (PathBuf, BlobRef);
-
 /// Tells the other nodes what listens here, and learns what listens there.
 pub(super) fn book(b: &Builder<'_>, own: Page) -> Result<Book, Fault> {
     let Some(group) = b.group else {
@@ -262,6 +258,20 @@ pub(super) fn book(b: &Builder<'_>, own: Page) -> Result<Book, Fault> {
 /// Makes the ends of connections to other nodes.
 pub(super) fn rebuild(b: &mut Builder<'_>, all: &[(DescId, TcpState)]) -> Result<(), (DescId, Fault)> {
     let Some(group) = b.group else { return Ok(()) };
+    let first = all.first().map_or(0, |(id, _)| *id);
+    let shelf = Shelf::open(b.blobs.path())
+        .at("give out data in flight")
+        .map_err(|e| (first, e))?;
+    // The thread is gone before anything is forked.
+    std::thread::scope(|scope| {
+        scope.spawn(|| shelf.serve());
+        let made = rebuild_with(b, all, group, &shelf);
+        shelf.close();
+        made
+    })
+}
+
+fn rebuild_with(b: &mut Builder<'_>, all: &[(DescId, TcpState)], group: &dyn Group, shelf: &Shelf) -> Result<(), (DescId, Fault)> {
     let ends: Vec<Reunion<'_>> = all
         .iter()
         .filter(|(_, t)| t.role == Role::Remote)
@@ -279,7 +289,7 @@ pub(super) fn rebuild(b: &mut Builder<'_>, all: &[(DescId, TcpState)]) -> Result
     let (mut publish, mut want) = (Facts::new(), BTreeSet::new());
     for e in &ends {
         if let Some(received) = &e.state.received {
-            let unread: Unread = (b.blobs.path().to_owned(), *received);
+            let unread = shelf.offer(*received).at("give out data in flight").map_err(named)?;
             let text = serde_json::to_string(&unread).map_err(|e| named(odd(e)))?;
             publish.insert(format!("unread {} - {}", e.mine, e.theirs), text);
         }
@@ -329,15 +339,15 @@ pub(super) fn rebuild(b: &mut Builder<'_>, all: &[(DescId, TcpState)]) -> Result
         refill(b, e, &fd, facts.get(&format!("unread {} - {}", e.theirs, e.mine))).map_err(|f| (e.id, f))?;
         b.put(e.id, fd).map_err(|f| (e.id, f))?;
     }
-    Ok(())
+    // Everybody has got what they asked for.
+    meet(group, Facts::new(), BTreeSet::new()).map_err(named).map(drop)
 }
 
 /// Sends what the peer had not read, and what had not even left.
 fn refill(b: &Builder<'_>, e: &Reunion<'_>, fd: &OwnedFd, unread: Option<&String>) -> Result<(), Fault> {
     let mut data = Vec::new();
     if let Some(text) = unread {
-        let (path, blob): Unread = serde_json::from_str(text).map_err(odd)?;
-        data = BlobReader::open(&path)?.get(&blob)?;
+        data = serde_json::from_str::<Unread>(text).map_err(odd)?.get()?;
     }
     if let Some(unsent) = &e.state.unsent {
         data.extend_from_slice(&b.blobs.get(unsent)?);
@@ -352,7 +362,7 @@ fn refill(b: &Builder<'_>, e: &Reunion<'_>, fd: &OwnedFd, unread: Option<&String
     Ok(())
 }
 
-fn token() -> io::Result<String> {
+pub(super) fn token() -> io::Result<String> {
     let mut raw = [0u8; TOKEN_BYTES / 2];
     io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut raw)?;
     Ok(raw.iter().map(|b| format!("{b:02x}")).collect())

@@ -1,0 +1,336 @@
+//! Making committed generations of a job on several hosts redundant, on threads beside the loop.
+//!
+//! ```text
+//!         committed on all hosts                  all members done: record
+//! Idle ───────────────────────────> a round leads ────────────────────────> Idle, or the next: first those that clients wait for, then the newest
+//!                                       └── failed: clients are told; Idle. The generation stays `local`; the next one is tried again
+//! ```
+//! The root leads the round; it and every part take a share. A generation whose share is under way stays in the job directory.
+
+use super::Agent;
+use crate::clients::ClientId;
+use crate::nodes::remote::Life;
+use crate::nodes::{table, Nodes, Order};
+use crate::redundancy::record::{self, Record};
+use crate::redundancy::round::{serve_part, Round, Share};
+use crate::redundancy::serve::Server;
+use crate::redundancy::Settings;
+use crate::sys::{self, Wake};
+use crate::{generations, Failure};
+use belay_tree::{Door, JobKey};
+use belay_wire::{Event, Exit, Level};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{mpsc, Arc};
+use std::time::Instant;
+
+/// A client that waits for a generation to be redundant.
+#[derive(Debug)]
+struct Awaiting {
+    generation: u64,
+    client: ClientId,
+    since: Instant,
+    answer: Event,
+}
+
+/// A round under way, which this agent leads.
+#[derive(Debug)]
+struct Under {
+    generation: u64,
+    record: Record,
+    started: Instant,
+    /// Makes it give up waiting for parts.
+    cancel: Arc<AtomicBool>,
+    result: mpsc::Receiver<Result<Vec<Vec<u64>>, Failure>>,
+}
+
+/// The redundancy of a job.
+#[derive(Debug)]
+pub(super) struct Encoding {
+    /// Woken when a round is over.
+    pub(super) done: Wake,
+    /// Clients whose checkpoint, not committed yet, is to be redundant.
+    pub(super) wants: BTreeSet<ClientId>,
+    settings: Option<Settings>,
+    server: Option<Server>,
+    under: Option<Under>,
+    /// This host's share: the generation, and whether it is over.
+    share: Option<(u64, Arc<AtomicBool>)>,
+    newest: Option<u64>,
+    awaiting: Vec<Awaiting>,
+}
+
+impl Encoding {
+    pub(super) fn new(settings: Option<Settings>) -> Result<Self, Failure> {
+        Ok(Self {
+            done: Wake::new().map_err(|e| Failure::system("make a wake-up channel", &e))?,
+            wants: BTreeSet::new(),
+            settings,
+            server: None,
+            under: None,
+            share: None,
+            newest: None,
+            awaiting: Vec::new(),
+        })
+    }
+
+    /// The generation that threads of this host read or write.
+    fn shared(&self) -> Option<u64> {
+        self.share
+            .as_ref()
+            .filter(|(_, over)| !over.load(Ordering::Acquire))
+            .map(|(n, _)| *n)
+    }
+}
+
+impl Agent {
+    /// Whether the job can become redundant.
+    pub(super) fn check_redundant(&self, then_stop: bool) -> Result<(), Failure> {
+        let refused = |why: &str| Err(Failure::new(Exit::NoTier, format!("level redundant: {why}")));
+        if self.encoding.settings.is_none() {
+            return refused("the job was not launched with --across-hosts, --redundancy and --local-dir");
+        }
+        if !self.nodes.as_ref().is_some_and(Nodes::has_others) {
+            return refused("the job has no part on another host");
+        }
+        if then_stop {
+            return refused(
+                "not together with --then stop, which ends the agents that make it so; take the checkpoint first, then belay stop",
+            );
+        }
+        Ok(())
+    }
+
+    /// Generations that retention leaves alone.
+    pub(super) fn being_encoded(&self) -> Vec<u64> {
+        let e = &self.encoding;
+        e.shared()
+            .into_iter()
+            .chain(e.under.iter().map(|u| u.generation))
+            .chain(e.awaiting.iter().map(|a| a.generation))
+            .collect()
+    }
+
+    /// At the root: checkpoint `number` begins; its number must not be used again, whatever is lost.
+    pub(super) fn note_number(&self, number: u64) -> Result<(), Failure> {
+        match &self.encoding.settings {
+            Some(_) => record::begin(self.dir.path(), number),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes parity and records that belong to no generation.
+    pub(super) fn tidy_redundancy(&self) -> Result<(), Failure> {
+        let unfinished = self.encoding.shared().is_none();
+        if self.encoding.settings.is_some() {
+            record::tidy_root(self.dir.path(), unfinished)
+        } else if self.nodes.is_some() {
+            record::tidy(self.dir.path(), unfinished)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// At the root: generation `number` has been committed on all hosts.
+    pub(super) fn encode_newest(&mut self, number: u64) {
+        let has_others = self.nodes.as_ref().is_some_and(Nodes::has_others);
+        if self.encoding.settings.is_some() && has_others {
+            self.encoding.newest = Some(number);
+            self.begin_encoding();
+        }
+    }
+
+    /// Client `id` gets `answer` when `generation` is redundant.
+    pub(super) fn await_encoding(&mut self, generation: u64, (client, since): (ClientId, Instant), answer: Event) {
+        self.encoding.awaiting.push(Awaiting {
+            generation,
+            client,
+            since,
+            answer,
+        });
+    }
+
+    fn begin_encoding(&mut self) {
+        if self.encoding.under.is_some() {
+            return;
+        }
+        let clients = &self.clients;
+        self.encoding.awaiting.retain(|a| clients.is_there(a.client));
+        let awaited = self.encoding.awaiting.iter().map(|a| a.generation).min();
+        let Some(generation) = awaited.or(self.encoding.newest) else {
+            return;
+        };
+        if self.encoding.newest == Some(generation) {
+            self.encoding.newest = None;
+        }
+        match self.start_round(generation) {
+            Ok(under) => self.encoding.under = Some(under),
+            Err(failure) => self.encoding_failed(generation, &failure),
+        }
+    }
+
+    fn start_round(&mut self, generation: u64) -> Result<Under, Failure> {
+        let failed = |why: String| Failure::new(Exit::NotDurable, why);
+        let (Some(settings), Some(nodes)) = (self.encoding.settings.clone(), &self.nodes) else {
+            return Err(failed("the job has no other hosts".into()));
+        };
+        let path = self.dir.generations().join(generations::name(generation));
+        let rows = table::read(&path)?;
+        let joined = |tag: &u64| nodes.remotes.get(tag).is_some_and(|r| matches!(r.life, Life::Joined(_)));
+        if let Some(row) = rows.iter().find(|r| !joined(&r.tag)) {
+            return Err(failed(format!("the part on {} is not there any more", row.words.host)));
+        }
+        let key = JobKey::read(nodes.key())?;
+        let door = Door::open()?;
+        let root = door.addresses().to_vec();
+        let hosts: BTreeMap<u64, String> = rows
+            .iter()
+            .map(|r| (r.tag, r.words.host.clone()))
+            .chain([(0, sys::host())])
+            .collect();
+        let status = generations::Generation::at(&self.dir.generations(), generation).status();
+        let mut record = Record::new(status, sys::host(), rows);
+        (record.scheme, record.parity) = (settings.scheme, settings.parity);
+        let cancel = Arc::new(AtomicBool::new(false));
+        let round = Round {
+            key,
+            door,
+            generation,
+            hosts,
+            settings,
+            cancel: cancel.clone(),
+        };
+        let (send, result) = mpsc::channel();
+        let done = self
+            .encoding
+            .done
+            .try_clone()
+            .map_err(|e| Failure::system("start a round", &e))?;
+        tracing::debug!(generation, "round begins");
+        let lead = move || {
+            // The receiver may have given up.
+            drop(send.send(round.lead()));
+            done.wake();
+        };
+        let led = std::thread::Builder::new().name("belay-round".into()).spawn(lead);
+        led.map_err(|e| Failure::system("start a round", &e))?;
+        self.order(&Order::Encode {
+            number: generation,
+            root: root.clone(),
+        });
+        self.take_share(generation, root);
+        Ok(Under {
+            generation,
+            record,
+            started: Instant::now(),
+            cancel,
+            result,
+        })
+    }
+
+    /// Every host: its share of the round that is led at `root`.
+    pub(super) fn take_share(&mut self, generation: u64, root: Vec<String>) {
+        if let Err(failure) = self.start_share(generation, root) {
+            // The round waits in vain, and fails.
+            tracing::error!(generation, error = %failure, "no share in the round");
+        }
+    }
+
+    fn start_share(&mut self, generation: u64, root: Vec<String>) -> Result<(), Failure> {
+        let Some(nodes) = &self.nodes else { return Ok(()) };
+        let (key, tag) = (JobKey::read(nodes.key())?, nodes.part.unwrap_or(0));
+        let addresses = serve_part(&mut self.encoding.server, &key, tag, self.dir.path())?;
+        let share = Share {
+            key,
+            root,
+            generation,
+            tag,
+            host: sys::host(),
+            dir: self.dir.path().to_owned(),
+            addresses,
+        };
+        let over = Arc::new(AtomicBool::new(false));
+        let flag = over.clone();
+        let work = move || {
+            let begin = Instant::now();
+            match share.run() {
+                Ok(()) => tracing::info!(generation, ms = generations::ms(begin.elapsed()), "encoded"),
+                Err(e) => tracing::warn!(generation, error = %e, "not encoded"),
+            }
+            flag.store(true, Ordering::Release);
+        };
+        let started = std::thread::Builder::new().name("belay-encode".into()).spawn(work);
+        started.map_err(|e| Failure::system("start the encoding thread", &e))?;
+        self.encoding.share = Some((generation, over));
+        Ok(())
+    }
+
+    /// A part is gone: a round that waits for it would wait in vain.
+    pub(super) fn cancel_round(&self) {
+        if let Some(under) = &self.encoding.under {
+            under.cancel.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// At the root: the round is over.
+    pub(super) fn finish_round(&mut self) {
+        let Some(mut under) = self.encoding.under.take() else { return };
+        let generation = under.generation;
+        let gone = || Err(Failure::new(Exit::Internal, "the round ended without a result"));
+        let result = under.result.recv().unwrap_or_else(|_| gone()).and_then(|groups| {
+            under.record.groups = groups;
+            under.record.write(self.dir.path())
+        });
+        match result {
+            Ok(()) => {
+                tracing::info!(
+                    generation,
+                    scheme = under.record.scheme.name(),
+                    groups = under.record.groups.len(),
+                    ms = generations::ms(under.started.elapsed()),
+                    "generation is redundant"
+                );
+                for mut a in self.take_waiting(generation) {
+                    if let Event::Checkpointed(c) = &mut a.answer {
+                        c.generation.level = Level::Redundant;
+                        c.total_ms = generations::ms(a.since.elapsed());
+                        let statuses = crate::tiers::statuses(&self.dir, &self.description);
+                        if let Some(s) = statuses.into_iter().find(|s| s.generation == generation) {
+                            c.generation.tiers = s.tiers;
+                        }
+                    }
+                    self.clients.send(a.client, &a.answer);
+                }
+            }
+            Err(failure) => self.encoding_failed(generation, &failure),
+        }
+        self.begin_encoding();
+    }
+
+    fn take_waiting(&mut self, generation: u64) -> Vec<Awaiting> {
+        let all = std::mem::take(&mut self.encoding.awaiting);
+        let (these, others) = all.into_iter().partition(|a| a.generation == generation);
+        self.encoding.awaiting = others;
+        these
+    }
+
+    fn encoding_failed(&mut self, generation: u64, failure: &Failure) {
+        let message = format!("generation {generation} is committed on every host, but is not redundant: {failure}");
+        tracing::error!(generation, error = %failure, "not redundant");
+        for a in self.take_waiting(generation) {
+            self.fail(a.client, Exit::NotDurable, &message);
+        }
+        self.note_failure(&Failure::new(Exit::NotDurable, message), false);
+    }
+
+    /// The job ends.
+    pub(super) fn give_up_encoding(&mut self) {
+        for a in std::mem::take(&mut self.encoding.awaiting) {
+            let message = format!(
+                "generation {} is committed on every host, but is not redundant: the job has ended",
+                a.generation
+            );
+            self.fail(a.client, Exit::NotDurable, &message);
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! Makes what a part has of a generation whole on this host before a restart: what is missing or damaged comes from the host that had it, or is reconstructed from the group.
+//!
+//! Nothing whole is touched. Chunks are replaced one by one, the generation's own files all together, each by a rename: a kill in between leaves what the next attempt completes.
+
+use super::again::Healed;
+use super::serve::{Ask, Peer};
+use super::{content, local, Settings};
+use crate::generations::{self, Generation};
+use crate::jobdir::JobDir;
+use crate::Failure;
+use belay_redundancy::index::Place;
+use belay_redundancy::layout::{block_range, blocks};
+use belay_redundancy::{checksum, code, Index, Layout, Member, Part};
+use belay_tree::JobKey;
+use belay_wire::Exit;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// `belay store heal`: heals, and says how that went.
+pub fn run(job: &JobDir, settings: &Settings, tag: u64, number: u64, sources: &[Vec<String>]) -> Result<(), Failure> {
+    let healed: Healed = heal(job, settings, tag, number, sources).map_err(|f| (f.exit, f.message));
+    let text = serde_json::to_string(&healed).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
+    println!("{text}");
+    Ok(())
+}
+
+/// Makes generation `number` of part `tag` whole here; `sources` are the servers of the hosts that are left. Returns the bytes that were rebuilt.
+fn heal(job: &JobDir, settings: &Settings, tag: u64, number: u64, sources: &[Vec<String>]) -> Result<u64, Failure> {
+    local::lay(settings, job.path(), tag, false)?;
+    let key = JobKey::read(&job.path().join("key"))?;
+    let dir = local::part(job.path(), tag);
+    // A generation that was not made redundant, and that is here.
+    let Some(mut healer) = Healer::open(&key, dir, tag, number, sources)? else {
+        return Ok(0);
+    };
+    let bad = healer.bad_blocks();
+    if bad.is_empty() && healer.path().is_dir() {
+        return Ok(0);
+    }
+    healer.rebuild(&bad)
+}
+
+struct Healer {
+    dir: PathBuf,
+    number: u64,
+    index: Index,
+    position: usize,
+    peers: Vec<Peer>,
+    /// Which peers have a store of which part: also hosts that it has left have one, without newer generations.
+    holders: BTreeMap<u64, Vec<usize>>,
+    /// Indexes of the other members' parity.
+    others: BTreeMap<usize, Index>,
+    /// Members of whom something was missing or damaged, and why.
+    lacking: BTreeMap<usize, String>,
+}
+
+impl Healer {
+    /// None where nobody knows a group, and the generation is here.
+    fn open(key: &JobKey, dir: PathBuf, tag: u64, number: u64, sources: &[Vec<String>]) -> Result<Option<Self>, Failure> {
+        let (mut peers, mut holders): (Vec<Peer>, BTreeMap<u64, Vec<usize>>) = Default::default();
+        for addresses in sources {
+            let asked = Peer::connect(key, "a host that is left", addresses).and_then(|mut p| {
+                p.say(&Ask::Held)?;
+                Ok((p.hear_json::<Vec<u64>>()?, p))
+            });
+            match asked {
+                Ok((tags, peer)) => {
+                    for tag in tags {
+                        holders.entry(tag).or_default().push(peers.len());
+                    }
+                    peers.push(peer);
+                }
+                Err(e) => eprintln!("belay: {e}"),
+            }
+        }
+        let lists = |i: &Index| i.members.iter().position(|m| m.tag == tag);
+        let mut found = content::read_index(&dir, number).ok().filter(|i| lists(i).is_some());
+        let all = holders.iter().flat_map(|(tag, of)| of.iter().map(move |p| (*tag, *p)));
+        for (held, peer) in all {
+            if found.is_none() {
+                let ask = Ask::Index {
+                    tag: held,
+                    generation: number,
+                };
+                let index = peers[peer].ask(&ask).ok().and_then(|t| Index::decode(&t).ok());
+                found = index.filter(|i| i.generation == number && lists(i).is_some());
+            }
+        }
+        let index = match found {
+            Some(index) => index,
+            None if Generation::at(&dir.join("gen"), number).is_whole() => return Ok(None),
+            None => {
+                let of = holders.get(&tag).map_or(&[][..], Vec::as_slice);
+                let why = format!("generation {number} of part {tag} is not on this host, and no host that answers has it");
+                let none = Err(Failure::new(Exit::Damaged, why));
+                of.iter()
+                    .fold(none, |found, p| found.or_else(|_| Self::alone(tag, number, &mut peers[*p])))?
+            }
+        };
+        let position = lists(&index).unwrap_or(0);
+        Ok(Some(Self {
+            dir,
+            number,
+            index,
+            position,
+            peers,
+            holders,
+            others: BTreeMap::new(),
+            lacking: BTreeMap::new(),
+        }))
+    }
+
+    /// A generation that was not made redundant: what the one host that has it says.
+    fn alone(tag: u64, number: u64, peer: &mut Peer) -> Result<Index, Failure> {
+        let lost = |why: &str| {
+            let why = format!("generation {number} of part {tag} is not on this host, and cannot be rebuilt: {why}");
+            Failure::new(Exit::Damaged, why)
+        };
+        peer.say(&Ask::Parts { tag, generation: number })?;
+        let parts: Vec<Part> = peer.hear_json().map_err(|e| lost(&e.message))?;
+        let layout = Layout {
+            members: 1,
+            data: 1,
+            parity: 0,
+        };
+        let mut member = Member {
+            tag,
+            host: "the host that had it".into(),
+            parts,
+            sums: Vec::new(),
+        };
+        let segment = layout.segment_bytes(member.bytes());
+        peer.say(&Ask::Sums {
+            tag,
+            generation: number,
+            segment,
+            data: 1,
+        })?;
+        member.sums = peer.hear_json()?;
+        Ok(Index {
+            generation: number,
+            layout,
+            segment,
+            position: 0,
+            members: vec![member],
+            sums: Vec::new(),
+        })
+    }
+
+    fn parts(&self) -> &[Part] {
+        &self.index.members[self.position].parts
+    }
+
+    /// Directory of the generation here.
+    fn path(&self) -> PathBuf {
+        self.dir.join("gen").join(generations::name(self.number))
+    }
+
+    /// The block as it lies here, if it is right.
+    fn here(&self, segment: usize, block: u64) -> Option<Vec<u8>> {
+        let (at, bytes) = block_range(self.index.segment, block);
+        let at = segment as u64 * self.index.segment + at;
+        let data = content::read(&self.dir, self.number, self.parts(), at, bytes).ok()?;
+        (self.index.sum_of(self.position, segment, block) == Some(checksum(&data))).then_some(data)
+    }
+
+    /// Blocks (segment, number) that are missing or damaged here.
+    fn bad_blocks(&self) -> BTreeSet<(usize, u64)> {
+        let all = (0..self.index.layout.data).flat_map(|s| (0..blocks(self.index.segment)).map(move |b| (s, b)));
+        all.filter(|(s, b)| self.here(*s, *b).is_none()).collect()
+    }
+
+    /// What the first of the hosts with a store of part `tag` answers that has it and passes `check`.
+    fn ask_any<T>(&mut self, tag: u64, ask: &Ask, check: impl Fn(Vec<u8>) -> Result<T, String>) -> Result<T, String> {
+        let mut why = "no host that answers has it".to_owned();
+        for &n in self.holders.get(&tag).into_iter().flatten() {
+            match self.peers[n].ask(ask).map_err(|e| e.message).and_then(&check) {
+                Ok(found) => return Ok(found),
+                Err(e) => why = e,
+            }
+        }
+        Err(why)
+    }
+
+    /// A block of member `member` from a host that has it.
+    fn data_of(&mut self, member: usize, segment: usize, block: u64) -> Result<Vec<u8>, String> {
+        let tag = self.index.members[member].tag;
+        let (at, bytes) = block_range(self.index.segment, block);
+        let ask = Ask::Data {
+            tag,
+            generation: self.number,
+            at: segment as u64 * self.index.segment + at,
+            bytes,
+        };
+        let sum = self.index.sum_of(member, segment, block);
+        self.ask_any(tag, &ask, |data| right(data, sum))
+    }
+
+    /// A block of the parity that member `member` holds in `slot`.
+    fn parity_of(&mut self, member: usize, slot: usize, block: u64) -> Result<Vec<u8>, String> {
+        let (tag, generation) = (self.index.members[member].tag, self.number);
+        let (at, bytes) = block_range(self.index.segment, block);
+        let at = slot as u64 * self.index.segment + at;
+        if member == self.position {
+            let own = content::read_index(&self.dir, generation).map_err(|e| e.message)?;
+            fits(&self.index, &own, member)?;
+            let data = content::read_parity(&self.dir, generation, at, bytes).map_err(|e| e.to_string())?;
+            return right(data, own.parity_sum(slot, block));
+        }
+        if !self.others.contains_key(&member) {
+            let ours = self.index.clone();
+            let index = self.ask_any(tag, &Ask::Index { tag, generation }, |tail| {
+                let index = Index::decode(&tail).map_err(|e| e.to_string())?;
+                fits(&ours, &index, member).map(|()| index)
+            })?;
+            self.others.insert(member, index);
+        }
+        let sum = self.others.get(&member).and_then(|i| i.parity_sum(slot, block));
+        let ask = Ask::Parity {
+            tag,
+            generation,
+            at,
+            bytes,
+        };
+        self.ask_any(tag, &ask, |data| right(data, sum))
+    }
+
+    /// A block of this part, from here, from a host that has it, or reconstructed.
+    fn block(&mut self, segment: usize, block: u64) -> Result<Vec<u8>, Failure> {
+        if let Some(data) = self.here(segment, block) {
+            return Ok(data);
+        }
+        match self.data_of(self.position, segment, block) {
+            Ok(data) => return Ok(data),
+            Err(why) => self.note(self.position, why),
+        }
+        let layout = self.index.layout;
+        let stripe = layout.stripe_of(self.position, segment);
+        let mut stripe_blocks = Vec::new();
+        for (member, segment) in layout.data_of(stripe) {
+            let data = match self.position == member {
+                true => None,
+                false => self
+                    .data_of(member, segment, block)
+                    .map_err(|why| self.note(member, why))
+                    .ok(),
+            };
+            stripe_blocks.push(data);
+        }
+        for (slot, member) in layout.parity_of(stripe).into_iter().enumerate() {
+            // What is not needed is not read.
+            let data = match stripe_blocks.iter().flatten().count() >= layout.data {
+                true => None,
+                false => self.parity_of(member, slot, block).map_err(|why| self.note(member, why)).ok(),
+            };
+            stripe_blocks.push(data);
+        }
+        let all = code::reconstruct(&stripe_blocks, layout.data).map_err(|_| self.too_many())?;
+        let data = all.into_iter().nth(segment).filter(|d| {
+            let sum = self.index.sum_of(self.position, segment, block);
+            sum == Some(checksum(d))
+        });
+        data.ok_or_else(|| self.too_many())
+    }
+
+    /// Something of member `member` cannot be had.
+    fn note(&mut self, member: usize, why: String) {
+        self.lacking.entry(member).or_insert(why);
+    }
+
+    fn too_many(&self) -> Failure {
+        let host = |m: usize| self.index.members[m].host.as_str();
+        let layout = self.index.layout;
+        let group: Vec<&str> = (0..layout.members).map(host).collect();
+        let lacking: Vec<String> = self.lacking.iter().map(|(m, why)| format!("{} ({why})", host(*m))).collect();
+        let why = format!(
+            "generation {}: what {} held cannot be rebuilt: of its group ({}), what {} held is missing or damaged, and {} of them may be; bring one of those hosts back, with its --local-dir",
+            self.number,
+            self.index.members[self.position].host,
+            group.join(", "),
+            lacking.join(", "),
+            layout.parity
+        );
+        Failure::new(Exit::Damaged, why)
+    }
+
+    /// Writes every file anew that one of the blocks `bad` belongs to.
+    fn rebuild(&mut self, bad: &BTreeSet<(usize, u64)>) -> Result<u64, Failure> {
+        let (parts, segment) = (self.parts().to_vec(), self.index.segment);
+        let is_bad = |from: u64, to: u64| {
+            bad.iter().any(|(s, b)| {
+                let (at, bytes) = block_range(segment, *b);
+                let at = *s as u64 * segment + at;
+                at < to && at + bytes as u64 > from
+            })
+        };
+        let mut spans = Vec::new();
+        let mut begin = 0;
+        for part in parts {
+            let end = begin + part.bytes;
+            let lost = is_bad(begin, end)
+                || std::fs::metadata(content::path_of(&self.dir, self.number, &part)).map_or(true, |m| m.len() != part.bytes);
+            spans.push((part, begin, lost));
+            begin = end;
+        }
+        let gen = self.dir.join("gen");
+        let mut written = 0;
+        for (part, at, _) in spans.iter().filter(|(p, _, lost)| p.place == Place::Chunks && *lost) {
+            let path = content::path_of(&self.dir, self.number, part);
+            let new = path.with_file_name(format!(".tmp-{}", part.name));
+            written += self.copy(part, *at, &new)?;
+            std::fs::rename(&new, &path).map_err(|e| Failure::io(format!("rebuild {}", path.display()), &e))?;
+        }
+        sync(&self.dir.join("chunks"))?;
+        if spans.iter().any(|(p, _, lost)| p.place == Place::Generation && *lost) {
+            let new = gen.join(format!(".tmp-heal-{}", generations::name(self.number)));
+            let fail = |e| Failure::io(format!("rebuild {}", self.path().display()), &e);
+            match std::fs::remove_dir_all(&new) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(fail(e)),
+                _ => DirBuilder::new().mode(0o700).create(&new).map_err(fail)?,
+            }
+            for (part, at, _) in spans.iter().filter(|(p, _, _)| p.place == Place::Generation) {
+                written += self.copy(part, *at, &new.join(&part.name))?;
+            }
+            sync(&new)?;
+            if self.path().exists() {
+                generations::remove(&gen, self.number)?;
+            }
+            let path = self.path();
+            std::fs::rename(&new, &path).map_err(|e| Failure::io(format!("rebuild {}", path.display()), &e))?;
+        }
+        sync(&gen)?;
+        Ok(written)
+    }
+
+    /// Writes a part of the stream that begins at `begin` to the new file `to`, durably.
+    fn copy(&mut self, part: &Part, begin: u64, to: &Path) -> Result<u64, Failure> {
+        let fail = |e: std::io::Error| Failure::io(format!("write {}", to.display()), &e);
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(to)
+            .map_err(fail)?;
+        let (mut at, end) = (begin, begin + part.bytes);
+        while at < end {
+            let (segment, within) = (at / self.index.segment, at % self.index.segment);
+            let block = within / belay_redundancy::BLOCK;
+            let (start, bytes) = block_range(self.index.segment, block);
+            let data = self.block(usize::try_from(segment).unwrap_or(usize::MAX), block)?;
+            let skip = usize::try_from(within - start).unwrap_or(0);
+            let n = (bytes - skip).min(usize::try_from(end - at).unwrap_or(usize::MAX));
+            file.write_all(&data[skip..skip + n]).map_err(fail)?;
+            at += n as u64;
+        }
+        file.sync_all().map_err(fail)?;
+        Ok(part.bytes)
+    }
+}
+
+/// Whether index `i` is that of the same group as `ours`, in member `member`'s hand.
+fn fits(ours: &Index, i: &Index, member: usize) -> Result<(), String> {
+    let same = i.position == member && i.generation == ours.generation && i.layout == ours.layout && i.members == ours.members;
+    same.then_some(()).ok_or_else(|| "its parity is that of another group".into())
+}
+
+/// `data`, if its checksum is `sum`.
+fn right(data: Vec<u8>, sum: Option<u64>) -> Result<Vec<u8>, String> {
+    if sum == Some(checksum(&data)) {
+        return Ok(data);
+    }
+    Err("damaged".into())
+}
+
+fn sync(dir: &Path) -> Result<(), Failure> {
+    let done = File::open(dir).and_then(|d| d.sync_all());
+    done.map_err(|e| Failure::io(format!("sync {}", dir.display()), &e))
+}

@@ -1,0 +1,174 @@
+//! What the job knows of its redundant generations: `DIR/redundant/000007.json`, one for each, written when all members have confirmed; and `DIR/redundant/last`, the
+//! number of the newest checkpoint that was begun, because numbers must not be used twice when the host that knew them is lost.
+
+use super::parity_file;
+use crate::nodes::table::Row;
+use crate::{generations, Failure};
+use belay_image::{files, ImageError};
+use belay_redundancy::Scheme;
+use belay_wire::{Exit, GenerationStatus, Level, OnTier};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+const DIRECTORY: &str = "redundant";
+const LAST: &str = "last";
+/// Longest record that is read.
+const MAX_BYTES: u64 = 64 << 20;
+/// Version of the record.
+const FORMAT: u32 = 1;
+
+/// A redundant generation.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Record {
+    format: u32,
+    /// As the status shows it.
+    pub(crate) status: GenerationStatus,
+    /// How it was made redundant.
+    pub(crate) scheme: Scheme,
+    /// How many hosts of a group may be lost.
+    pub(crate) parity: usize,
+    /// The parts of each group; 0 is the job's own.
+    pub(crate) groups: Vec<Vec<u64>>,
+    /// The host of part 0.
+    pub(crate) root: String,
+    /// The other parts.
+    pub(crate) rows: Vec<Row>,
+}
+
+fn file(dir: &Path, number: u64) -> PathBuf {
+    dir.join(DIRECTORY).join(format!("{}.json", generations::name(number)))
+}
+
+/// Writes `bytes` so that a reader sees the old contents or the new, durably.
+fn put(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    let new = path.with_extension("new");
+    let write = || -> io::Result<()> {
+        match DirBuilder::new().mode(0o700).create(dir) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+            _ => {}
+        }
+        let mut f = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&new)?;
+        f.write_all(bytes)?;
+        f.sync_all()?;
+        std::fs::rename(&new, path)?;
+        File::open(dir)?.sync_all()
+    };
+    write().map_err(|e| Failure::io(format!("write {}", path.display()), &e))
+}
+
+impl Record {
+    pub(crate) fn new(status: GenerationStatus, root: String, rows: Vec<Row>) -> Self {
+        Self {
+            format: FORMAT,
+            status,
+            scheme: Scheme::Xor,
+            parity: 0,
+            groups: Vec::new(),
+            root,
+            rows,
+        }
+    }
+
+    pub(crate) fn write(&self, dir: &Path) -> Result<(), Failure> {
+        let text = serde_json::to_vec(self).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
+        put(&file(dir, self.status.generation), &text)
+    }
+
+    /// That of generation `number` of the job in `dir`.
+    pub(crate) fn read(dir: &Path, number: u64) -> Result<Option<Self>, Failure> {
+        let path = file(dir, number);
+        let bytes = match files::read(&path, MAX_BYTES) {
+            Ok(bytes) => bytes,
+            Err(ImageError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e.into()),
+        };
+        let record: Self = serde_json::from_slice(&bytes).map_err(|e| ImageError::damaged(&path, e.to_string()))?;
+        if record.format != FORMAT || record.status.generation != number {
+            return Err(ImageError::damaged(&path, "not the record of this generation").into());
+        }
+        Ok(Some(record))
+    }
+}
+
+/// Numbers of the generations of the job in `dir` that have a record.
+pub(crate) fn numbers(dir: &Path) -> Vec<u64> {
+    let entries = std::fs::read_dir(dir.join(DIRECTORY)).into_iter().flatten().flatten();
+    let number = |e: std::fs::DirEntry| e.file_name().to_str()?.strip_suffix(".json")?.parse().ok();
+    let mut out: Vec<u64> = entries.filter_map(number).collect();
+    out.sort_unstable();
+    out
+}
+
+/// Notes that checkpoint `number` begins.
+pub(crate) fn begin(dir: &Path, number: u64) -> Result<(), Failure> {
+    put(&dir.join(DIRECTORY).join(LAST), number.to_string().as_bytes())
+}
+
+/// The newest number that has been used.
+pub(crate) fn last(dir: &Path) -> u64 {
+    let noted = files::read(&dir.join(DIRECTORY).join(LAST), 64).ok();
+    let noted = noted.and_then(|b| String::from_utf8(b).ok()?.trim().parse().ok());
+    noted.unwrap_or(0).max(numbers(dir).last().copied().unwrap_or(0))
+}
+
+/// Removes the parity in `dir` (of the job or a part) that belongs to no generation there, and, where nobody writes, what was left unfinished.
+pub(crate) fn tidy(dir: &Path, unfinished: bool) -> Result<(), Failure> {
+    let parity = dir.join(super::PARITY);
+    let kept: Vec<PathBuf> = generations::list(&dir.join("gen"))?
+        .iter()
+        .map(|g| parity_file(dir, g.number))
+        .collect();
+    let fail = |path: &Path| {
+        let step = format!("remove {}", path.display());
+        move |e| Failure::io(step, &e)
+    };
+    for path in std::fs::read_dir(&parity).into_iter().flatten().flatten().map(|e| e.path()) {
+        let temporary = path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(".tmp-"));
+        if !kept.contains(&path) && (unfinished || !temporary) {
+            std::fs::remove_file(&path).map_err(fail(&path))?;
+        }
+    }
+    Ok(())
+}
+
+/// At the root: also removes the records of generations that are not there.
+pub fn tidy_root(dir: &Path, unfinished: bool) -> Result<(), Failure> {
+    if !dir.join("gen").is_dir() {
+        // The data lies on another host.
+        return Ok(());
+    }
+    let here = generations::list(&dir.join("gen"))?;
+    for number in numbers(dir).into_iter().filter(|n| here.iter().all(|g| g.number != *n)) {
+        let path = file(dir, number);
+        std::fs::remove_file(&path).map_err(|e| Failure::io(format!("remove {}", path.display()), &e))?;
+    }
+    tidy(dir, unfinished)
+}
+
+/// Adds to `statuses` what the records say.
+pub(crate) fn add_to(dir: &Path, statuses: &mut BTreeMap<u64, GenerationStatus>) {
+    for record in numbers(dir).into_iter().filter_map(|n| Record::read(dir, n).ok().flatten()) {
+        let known = statuses
+            .entry(record.status.generation)
+            .or_insert_with(|| record.status.clone());
+        if known.level == Level::Local {
+            known.level = Level::Redundant;
+        }
+        known.tiers.push(OnTier {
+            tier: record.scheme.name().into(),
+            kind: "hosts".into(),
+            bytes: record.status.bytes,
+            whole: true,
+        });
+    }
+}

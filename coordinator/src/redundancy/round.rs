@@ -1,0 +1,214 @@
+//! One round of making a generation redundant: the root waits for a word of every part, forms groups, and hears from each how it went.
+//!
+//! ```text
+//! part ── hello ──> root ── plan ──> part ── done ──> root
+//! ```
+//! A connection that ends is a failure of the round, and the round's end is noticed by every part whose connection it is: nobody waits for ever.
+
+use super::encode::Work;
+use super::serve::{self, Server};
+use super::Settings;
+use crate::Failure;
+use belay_redundancy::{groups, Layout};
+use belay_tree::{Direct, Door, JobKey};
+use belay_wire::Exit;
+use serde::{de::DeserializeOwned, Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{mpsc, Arc};
+use std::time::{Duration, Instant};
+
+/// How long all parts may take to say hello.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A part in a round, and where its server is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Seat {
+    pub(crate) tag: u64,
+    pub(crate) host: String,
+    pub(crate) addresses: Vec<String>,
+}
+
+/// A part begins.
+#[derive(Debug, Serialize, Deserialize)]
+struct Hello {
+    seat: Seat,
+    generation: u64,
+}
+
+/// What it is to do.
+#[derive(Debug, Serialize, Deserialize)]
+struct Plan {
+    layout: Layout,
+    seats: Vec<Seat>,
+    position: usize,
+}
+
+/// How it went.
+#[derive(Debug, Serialize, Deserialize)]
+struct Done {
+    failure: Option<String>,
+}
+
+fn failed(why: impl std::fmt::Display) -> Failure {
+    Failure::new(Exit::NotDurable, why.to_string())
+}
+
+fn send<T: Serialize>(to: &mut Direct, message: &T) -> Result<(), Failure> {
+    let text = serde_json::to_vec(message).map_err(failed)?;
+    to.send(text).map_err(failed)
+}
+
+fn receive<T: DeserializeOwned>(from: &mut Direct) -> Result<T, Failure> {
+    let text = from.receive().map_err(failed)?;
+    serde_json::from_slice(&text).map_err(failed)
+}
+
+/// What one part needs for its share.
+pub(crate) struct Share {
+    pub(crate) key: JobKey,
+    /// Where the round is led.
+    pub(crate) root: Vec<String>,
+    pub(crate) generation: u64,
+    pub(crate) tag: u64,
+    pub(crate) host: String,
+    pub(crate) dir: PathBuf,
+    /// Addresses of its own server.
+    pub(crate) addresses: Vec<String>,
+}
+
+impl Share {
+    /// Takes part in the round.
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        serve::step_back();
+        let lost = |e: Failure| failed(format!("the round is over: {e}"));
+        let mut root = Direct::connect(&self.key, &self.root).map_err(failed)?;
+        let hello = Hello {
+            seat: Seat {
+                tag: self.tag,
+                host: self.host.clone(),
+                addresses: self.addresses.clone(),
+            },
+            generation: self.generation,
+        };
+        send(&mut root, &hello)?;
+        let plan: Plan = receive(&mut root).map_err(lost)?;
+        plan.layout.check()?;
+        if plan.position >= plan.seats.len() || plan.seats.len() != plan.layout.members {
+            return Err(failed("a plan that does not fit together"));
+        }
+        let work = Work {
+            key: &self.key,
+            dir: &self.dir,
+            generation: self.generation,
+            layout: plan.layout,
+            seats: &plan.seats,
+            position: plan.position,
+        };
+        let result = work.run();
+        let failure = result.as_ref().err().map(|f| format!("{}: {f}", self.host));
+        send(&mut root, &Done { failure })?;
+        result
+    }
+}
+
+/// Who takes part in a round, for whom it is led.
+pub(crate) struct Round {
+    pub(crate) key: JobKey,
+    pub(crate) door: Door,
+    pub(crate) generation: u64,
+    /// The parts that are expected, and what the user calls their hosts.
+    pub(crate) hosts: BTreeMap<u64, String>,
+    pub(crate) settings: Settings,
+    /// Somebody who is waited for is gone.
+    pub(crate) cancel: Arc<AtomicBool>,
+}
+
+impl Round {
+    /// Leads the round; the parts of each group, when all have written what they are to hold.
+    pub(crate) fn lead(self) -> Result<Vec<Vec<u64>>, Failure> {
+        let mut members = self.gather()?;
+        let s = &self.settings;
+        let domains: Vec<String> = members
+            .values()
+            .map(|(seat, _)| s.domain([&seat.host, &self.hosts[&seat.tag]]))
+            .collect();
+        let formed = groups::form(&domains, s.group, s.scheme.fewest(s.parity))?;
+        let tags: Vec<u64> = members.keys().copied().collect();
+        let formed: Vec<Vec<u64>> = formed.into_iter().map(|g| g.into_iter().map(|n| tags[n]).collect()).collect();
+        for group in &formed {
+            let layout = Layout::new(s.scheme, group.len(), s.parity)?;
+            let seats: Vec<Seat> = group.iter().filter_map(|tag| Some(members.get(tag)?.0.clone())).collect();
+            for (position, tag) in group.iter().enumerate() {
+                if let Some((_, direct)) = members.get_mut(tag) {
+                    let seats = seats.clone();
+                    send(direct, &Plan { layout, seats, position })?;
+                }
+            }
+        }
+        let mut failure = None;
+        for (seat, direct) in members.values_mut() {
+            let done = receive(direct).map_err(|e| failed(format!("{}: {e}", seat.host)));
+            let said = done.map(|d: Done| d.failure.map(failed)).unwrap_or_else(Some);
+            if let Some(f) = said {
+                tracing::warn!(generation = self.generation, tag = seat.tag, error = %f, "not encoded");
+                failure.get_or_insert(f);
+            }
+        }
+        failure.map_or(Ok(formed), Err)
+    }
+
+    /// Waits until every part has said hello.
+    fn gather(&self) -> Result<BTreeMap<u64, (Seat, Direct)>, Failure> {
+        let (found, hellos) = mpsc::channel();
+        let mut members = BTreeMap::new();
+        let begin = Instant::now();
+        while members.len() < self.hosts.len() {
+            if begin.elapsed() > LIMIT || self.cancel.load(Ordering::Relaxed) {
+                let missing: Vec<&str> = self
+                    .hosts
+                    .iter()
+                    .filter(|(t, _)| !members.contains_key(*t))
+                    .map(|(_, h)| h.as_str())
+                    .collect();
+                return Err(failed(format!("no word from {}", missing.join(", "))));
+            }
+            if let Some(stream) = self.door.accept(Some(Duration::from_millis(50))).map_err(failed)? {
+                let (key, found) = (self.key.clone(), found.clone());
+                // A stranger must not keep the others waiting.
+                let hear = move || {
+                    if let Ok(mut direct) = Direct::accepted(&key, stream) {
+                        if let Ok(hello) = receive::<Hello>(&mut direct) {
+                            drop(found.send((hello, direct)));
+                        }
+                    }
+                };
+                std::thread::Builder::new()
+                    .name("belay-round".into())
+                    .spawn(hear)
+                    .map_err(failed)?;
+            }
+            for (hello, direct) in hellos.try_iter() {
+                let tag = hello.seat.tag;
+                if hello.generation == self.generation && self.hosts.contains_key(&tag) {
+                    members.insert(tag, (hello.seat, direct));
+                }
+            }
+        }
+        Ok(members)
+    }
+}
+
+/// A share of a round for the part `tag` of the job, whose server is started where there is none yet.
+pub(crate) fn serve_part(
+    server: &mut Option<Server>,
+    key: &JobKey,
+    tag: u64,
+    dir: &std::path::Path,
+) -> Result<Vec<String>, Failure> {
+    if server.is_none() {
+        *server = Some(Server::start(key.clone(), vec![(tag, dir.to_owned())])?);
+    }
+    Ok(server.as_ref().map(|s| s.addresses().to_vec()).unwrap_or_default())
+}

@@ -1,0 +1,269 @@
+//! Lets other hosts of the job read what this one holds: one thread for each connection, nothing is ever written.
+
+use super::{content, Settings};
+use crate::jobdir::JobDir;
+use crate::Failure;
+use belay_redundancy::{Part, BLOCK};
+use belay_tree::{Direct, Door, JobKey};
+use belay_wire::Exit;
+use serde::{Deserialize, Serialize};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A question; the answer is one message, whose first byte tells an answer (0) from a reason (1).
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "snake_case")]
+pub(crate) enum Ask {
+    /// Which parts are held: list of tags.
+    Held,
+    /// The stream of a part: list of files.
+    Parts { tag: u64, generation: u64 },
+    /// Checksums of its blocks.
+    Sums {
+        tag: u64,
+        generation: u64,
+        segment: u64,
+        data: usize,
+    },
+    /// Bytes of it.
+    Data {
+        tag: u64,
+        generation: u64,
+        at: u64,
+        bytes: usize,
+    },
+    /// The index of its group.
+    Index { tag: u64, generation: u64 },
+    /// Bytes of the parity it holds.
+    Parity {
+        tag: u64,
+        generation: u64,
+        at: u64,
+        bytes: usize,
+    },
+}
+
+/// One at a time computes checksums; the others then find them here: what was asked for, and the answer.
+type Known = Mutex<Option<((u64, u64, u64, usize), Vec<u64>)>>;
+
+/// Part, generation, files.
+type Stream = (u64, u64, Arc<Vec<Part>>);
+
+/// What is held here.
+#[derive(Debug)]
+struct Holder {
+    stores: Vec<(u64, PathBuf)>,
+    sums: Known,
+    /// The stream that was read last: part, generation, files.
+    last: Mutex<Option<Stream>>,
+}
+
+/// A server. Its threads end with the process.
+#[derive(Debug)]
+pub(crate) struct Server {
+    addresses: Vec<String>,
+}
+
+/// The threads take processor time when nobody else wants much of it. Not the lowest priority: programs that wait actively would stop them.
+pub(crate) fn step_back() {
+    // SAFETY: takes numbers only; 0 is the calling thread. Where it is refused, the thread is merely less polite.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 10) };
+}
+
+impl Server {
+    /// Serves the stores (tag, directory).
+    pub(crate) fn start(key: JobKey, stores: Vec<(u64, PathBuf)>) -> Result<Self, Failure> {
+        let door = Door::open()?;
+        let addresses = door.addresses().to_vec();
+        let holder = Arc::new(Holder {
+            stores,
+            sums: Mutex::default(),
+            last: Mutex::default(),
+        });
+        let serve = move || {
+            step_back();
+            while let Ok(visitor) = door.accept(None) {
+                let (key, holder) = (key.clone(), holder.clone());
+                let Some(stream) = visitor else { continue };
+                let one = move || attend(&key, stream, &holder);
+                if let Err(e) = std::thread::Builder::new().name("belay-blocks".into()).spawn(one) {
+                    tracing::warn!(error = %e, "a visitor could not be served");
+                }
+            }
+        };
+        let started = std::thread::Builder::new().name("belay-blocks".into()).spawn(serve);
+        started.map_err(|e| Failure::system("start the thread that serves blocks", &e))?;
+        Ok(Self { addresses })
+    }
+
+    pub(crate) fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+}
+
+/// Answers until the visitor goes.
+fn attend(key: &JobKey, stream: TcpStream, holder: &Holder) {
+    step_back();
+    let Ok(mut visitor) = Direct::accepted(key, stream) else {
+        return;
+    };
+    while let Ok(question) = visitor.receive() {
+        let answer = match serde_json::from_slice(&question)
+            .map_err(|e| e.to_string())
+            .and_then(|q| holder.answer(&q))
+        {
+            Ok(mut bytes) => {
+                bytes.insert(0, 0);
+                bytes
+            }
+            Err(why) => [&[1], why.as_bytes()].concat(),
+        };
+        if visitor.send(answer).is_err() {
+            return;
+        }
+    }
+}
+
+impl Holder {
+    /// The files of a generation, which do not change.
+    fn parts(&self, dir: &Path, tag: u64, generation: u64) -> Result<Arc<Vec<Part>>, String> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, _, parts)) = last.as_ref().filter(|(t, g, _)| (*t, *g) == (tag, generation)) {
+            return Ok(parts.clone());
+        }
+        let parts = Arc::new(content::parts(dir, generation).map_err(|e| e.to_string())?);
+        *last = Some((tag, generation, parts.clone()));
+        Ok(parts)
+    }
+
+    fn answer(&self, question: &Ask) -> Result<Vec<u8>, String> {
+        let text = |e: &dyn std::fmt::Display| e.to_string();
+        let json = |v: serde_json::Result<Vec<u8>>| v.map_err(|e| text(&e));
+        let store = |tag: u64| -> Result<&Path, String> {
+            let found = self.stores.iter().find(|(t, _)| *t == tag).map(|(_, d)| d.as_path());
+            found.ok_or_else(|| format!("part {tag} is not here"))
+        };
+        let limited = |bytes: usize| {
+            if bytes as u64 > BLOCK {
+                Err("more than a block".to_owned())
+            } else {
+                Ok(bytes)
+            }
+        };
+        match *question {
+            Ask::Held => json(serde_json::to_vec(&self.stores.iter().map(|(t, _)| *t).collect::<Vec<_>>())),
+            Ask::Parts { tag, generation } => json(serde_json::to_vec(&*self.parts(store(tag)?, tag, generation)?)),
+            Ask::Sums {
+                tag,
+                generation,
+                segment,
+                data,
+            } => {
+                let dir = store(tag)?;
+                let mut known = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+                let asked = (tag, generation, segment, data);
+                if known.as_ref().is_none_or(|(of, _)| *of != asked) {
+                    let parts = self.parts(dir, tag, generation)?;
+                    let room = segment.checked_mul(data as u64).ok_or("too long")?;
+                    let needed = total(&parts);
+                    // The padding is shorter than the longest stream, and nobody asks for more than that.
+                    if room < needed || segment > 1 << 50 || data > belay_redundancy::layout::MAX_MEMBERS {
+                        return Err("segments of another length".into());
+                    }
+                    let sums = content::sums(dir, generation, &parts, (segment, data)).map_err(|e| text(&e))?;
+                    *known = Some((asked, sums));
+                }
+                json(serde_json::to_vec(&known.as_ref().map(|(_, sums)| sums)))
+            }
+            Ask::Data {
+                tag,
+                generation,
+                at,
+                bytes,
+            } => {
+                let dir = store(tag)?;
+                let parts = self.parts(dir, tag, generation)?;
+                content::read(dir, generation, &parts, at, limited(bytes)?).map_err(|e| text(&e))
+            }
+            Ask::Index { tag, generation } => content::read_tail(store(tag)?, generation).map_err(|e| text(&e)),
+            Ask::Parity {
+                tag,
+                generation,
+                at,
+                bytes,
+            } => content::read_parity(store(tag)?, generation, at, limited(bytes)?).map_err(|e| text(&e)),
+        }
+    }
+}
+
+fn total(parts: &[Part]) -> u64 {
+    parts.iter().fold(0, |n, p| n.saturating_add(p.bytes))
+}
+
+/// The other end: asks a host.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    direct: Direct,
+    name: String,
+}
+
+impl Peer {
+    /// Connects to the server at one of `addresses`, which `name` names in errors.
+    pub(crate) fn connect(key: &JobKey, name: &str, addresses: &[String]) -> Result<Self, Failure> {
+        let direct = Direct::connect(key, addresses);
+        let direct = direct.map_err(|e| Failure::new(Exit::System, format!("reach {name} at {}: {e}", addresses.join(" or "))))?;
+        Ok(Self {
+            direct,
+            name: name.into(),
+        })
+    }
+
+    fn lost(&self, e: &dyn std::fmt::Display) -> Failure {
+        Failure::new(Exit::System, format!("{}: {e}", self.name))
+    }
+
+    /// Asks without waiting.
+    pub(crate) fn say(&mut self, ask: &Ask) -> Result<(), Failure> {
+        let question = serde_json::to_vec(ask).map_err(|e| self.lost(&e))?;
+        self.direct.send(question).map_err(|e| self.lost(&e))
+    }
+
+    /// Waits for the answer.
+    pub(crate) fn hear(&mut self) -> Result<Vec<u8>, Failure> {
+        let mut answer = self.direct.receive().map_err(|e| self.lost(&e))?;
+        match answer.first() {
+            Some(0) => {
+                answer.remove(0);
+                Ok(answer)
+            }
+            Some(_) => Err(self.lost(&String::from_utf8_lossy(&answer[1..]))),
+            None => Err(self.lost(&"an empty answer")),
+        }
+    }
+
+    pub(crate) fn ask(&mut self, ask: &Ask) -> Result<Vec<u8>, Failure> {
+        self.say(ask)?;
+        self.hear()
+    }
+
+    /// Waits for an answer in JSON.
+    pub(crate) fn hear_json<T: serde::de::DeserializeOwned>(&mut self) -> Result<T, Failure> {
+        let answer = self.hear()?;
+        serde_json::from_slice(&answer).map_err(|e| self.lost(&e))
+    }
+}
+
+/// `belay store serve`: says where it can be reached, and serves what this host has of the job in `job` until its input ends.
+pub fn run(job: &JobDir, settings: &Settings) -> Result<(), Failure> {
+    let key = JobKey::read(&job.path().join("key"))?;
+    let stores = super::local::here(settings, job.path());
+    let server = Server::start(key, stores)?;
+    let mut out = std::io::stdout().lock();
+    let said = writeln!(out, "{}", server.addresses().join(",")).and_then(|()| out.flush());
+    said.map_err(|e| Failure::io("say where to reach this host", &e))?;
+    let mut rest = [0; 64];
+    while std::io::stdin().read(&mut rest).is_ok_and(|n| n > 0) {}
+    Ok(())
+}

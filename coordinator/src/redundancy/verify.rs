@@ -1,0 +1,34 @@
+//! Reads every block of parity that lies on this host and compares it with its checksum.
+
+use super::{content, record};
+use crate::jobdir::JobDir;
+use crate::Failure;
+use belay_redundancy::checksum;
+use belay_redundancy::layout::{block_range, blocks};
+use belay_wire::Exit;
+use std::path::Path;
+
+/// Compares the parity of generation `number` in `dir`; bytes read.
+pub(crate) fn parity(dir: &Path, number: u64) -> Result<u64, Failure> {
+    let index = content::read_index(dir, number)?;
+    for slot in 0..index.layout.parity {
+        for block in 0..blocks(index.segment) {
+            let (at, bytes) = block_range(index.segment, block);
+            let at = slot as u64 * index.segment + at;
+            let path = super::parity_file(dir, number);
+            let data = content::read_parity(dir, number, at, bytes);
+            let data = data.map_err(|e| Failure::io(format!("read {}", path.display()), &e))?;
+            if index.parity_sum(slot, block) != Some(checksum(&data)) {
+                let why = format!("{}: damaged: checksum of the block at {at} does not match", path.display());
+                return Err(Failure::new(Exit::Damaged, why));
+            }
+        }
+    }
+    Ok(index.parity_bytes())
+}
+
+/// The parity of every redundant generation that this host holds a share of for the job's own part: number, and bytes or the fault.
+pub fn all(dir: &JobDir) -> Vec<(u64, Result<u64, Failure>)> {
+    let numbers = record::numbers(dir.path());
+    numbers.into_iter().map(|n| (n, parity(dir.path(), n))).collect()
+}
