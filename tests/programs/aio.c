@@ -162,6 +162,7 @@ static void k_full(void) {
         for (int i = 0; i < 2; i++) {
             unsigned want = (unsigned)(mix(check_round * 2 + (uint64_t)i) % (nr[i] / 2 - 2));
             if (check_round % 5 == 0 && i == 0) want = nr[i] * 3 / 4;
+            if (check_round == 1) want = nr[i] / 2 - 3;
             unsigned have = (unsigned)(put[i] - got[i]), n = want > have ? want - have : 0;
             for (unsigned k = 0; k < n; k++) {
                 request(&q[k], IOCB_CMD_POLL, ready, (void *)(uintptr_t)POLLIN, 0, 0, (uint64_t)i << 60 | put[i]++);

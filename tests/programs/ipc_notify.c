@@ -65,7 +65,7 @@ static void quiet(const sigset_t *s) {
 }
 static void told(const sigset_t *s, int signo, int value) {
     siginfo_t i;
-    struct timespec t = {10, 0};
+    struct timespec t = {60, 0};
     int got = sigtimedwait(s, &i, &t);
     if (got != signo) fail("sigtimedwait returned %d, expected %d: %s", got, signo, strerror(errno));
     EQ(i.si_code, SI_MESGQ);
@@ -130,7 +130,7 @@ static void k_thread(void) {
             ask(i, 6 - i);
             int64_t since = now_ns();
             while (atomic_load(&called[i]) != want[i]) {
-                if (now_ns() - since > 20000000000LL) fail("queue %d: its function was not called", i);
+                if (now_ns() - since > 60000000000LL) fail("queue %d: its function was not called", i);
                 nap_us(100);
             }
             take(i, 6 - i);
