@@ -143,8 +143,11 @@ mod tests {
         let user = std::fs::metadata(&dir).unwrap().uid();
         assert_eq!(load(&dir, user), None);
         store(&dir, &model).unwrap();
-        // Numbers are stored with all their digits.
-        assert_eq!(load(&dir, user), Some(model));
+        // The last digit of a number may change on its way through JSON.
+        let known = load(&dir, user).unwrap();
+        for writers in 1..6 {
+            assert!((known.per_writer(writers) / model.per_writer(writers) - 1.0).abs() < 1e-9);
+        }
         let mut left: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|e| e.unwrap().file_name()).collect();
         left.retain(|n| n != "gen");
         assert_eq!(left, [FILE]);
