@@ -15,7 +15,7 @@ use crate::suspend::{ended, Process, Suspended, Task, Zombie};
 use crate::tracers::{Traced, Tracers};
 use crate::CaptureError;
 use belay_kernel::kcmp;
-use belay_kernel::proc;
+use belay_kernel::proc::{self, Family};
 use belay_kernel::ptrace::{self, Event};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -32,12 +32,24 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(1);
 pub(crate) struct Listing {
     /// (process, parent, threads), parents before their children, the main thread before the others.
     processes: Vec<(i32, i32, Vec<i32>)>,
+    family: Family,
 }
 
 impl Listing {
     /// Lists all descendants of `agent` but its children `outside` and what they have started.
     pub(crate) fn make(agent: i32, outside: &[i32]) -> Result<Self, CaptureError> {
-        let list = proc::descendants_but(agent, outside).map_err(|e| CaptureError::failed("list the processes of the job", e))?;
+        Self::with(Family::default(), agent, outside)
+    }
+
+    /// Lists them once more.
+    fn again(&self, agent: i32, outside: &[i32]) -> Result<Self, CaptureError> {
+        let job: Vec<(i32, i32)> = self.processes.iter().map(|(pid, ppid, _)| (*pid, *ppid)).collect();
+        Self::with(self.family.later(&job), agent, outside)
+    }
+
+    fn with(mut family: Family, agent: i32, outside: &[i32]) -> Result<Self, CaptureError> {
+        let list = family.descendants_but(agent, outside);
+        let list = list.map_err(|e| CaptureError::failed("list the processes of the job", e))?;
         // Numbers begin anew some day, so the main thread's need not be the lowest.
         let with_threads = |(pid, ppid)| {
             let mut tids = proc::tasks(pid).unwrap_or_default();
@@ -46,6 +58,7 @@ impl Listing {
         };
         Ok(Self {
             processes: list.into_iter().map(with_threads).collect(),
+            family,
         })
     }
 
@@ -92,7 +105,7 @@ pub(crate) fn suspend(prepared: Prepared, agent: i32, outside: &[i32]) -> Result
         changed: false,
     };
     let result = gathering
-        .run(&listing, agent, outside)
+        .run(listing, agent, outside)
         .and_then(|()| gathering.check_leaders());
     if result.is_err() {
         gathering.settle();
@@ -161,13 +174,14 @@ struct Gathering {
 }
 
 impl Gathering {
-    fn run(&mut self, listing: &Listing, agent: i32, outside: &[i32]) -> Result<(), CaptureError> {
+    fn run(&mut self, mut listing: Listing, agent: i32, outside: &[i32]) -> Result<(), CaptureError> {
         let begin = Instant::now();
-        self.seize_new(listing, agent)?;
+        self.seize_new(&listing, agent)?;
         loop {
             self.wait_for_stops(begin)?;
             self.changed = false;
-            let news = self.seize_new(&Listing::make(agent, outside)?, agent)?;
+            listing = listing.again(agent, outside)?;
+            let news = self.seize_new(&listing, agent)?;
             if !news && !self.changed {
                 return Ok(());
             }

@@ -170,8 +170,12 @@ impl Clock<'_> {
     }
 
     fn leave(&mut self) {
+        self.leave_at(Instant::now());
+    }
+
+    fn leave_at(&mut self, end: Instant) {
         if let Some((phase, begin)) = self.current.take() {
-            self.phases.push((phase, begin.elapsed()));
+            self.phases.push((phase, end.saturating_duration_since(begin)));
         }
     }
 }
@@ -325,14 +329,13 @@ fn take(
     meet(group)?;
     clock.enter(Phase::Resume);
     let (live, threads) = (job.processes.len(), job.tasks());
-    let held = if stay {
-        Some(Held(job))
+    let (held, end) = if stay {
+        (Some(Held(job)), Instant::now())
     } else {
-        job.resume();
-        None
+        (None, job.resume())
     };
-    clock.leave();
-    let blocked = begin.elapsed();
+    clock.leave_at(end);
+    let blocked = end.saturating_duration_since(begin);
 
     let mut sections = SectionFile::new();
     sections.push_json(Kind::Descriptors, &descriptors)?;

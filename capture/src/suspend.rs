@@ -138,15 +138,16 @@ impl Suspended {
         out
     }
 
-    /// Takes the injected areas away, puts registers and masks back, and lets every task go on.
-    pub(crate) fn resume(mut self) {
-        self.put_back();
+    /// Takes the injected areas away, puts registers and masks back, and lets every task go on. Returns the moment at which the last one was let go: this thread may get
+    /// its processor back only after many of them have had theirs.
+    pub(crate) fn resume(mut self) -> Instant {
+        self.put_back()
     }
 
     /// Takes the injected areas away and puts registers, masks and attributes back. After each single step a process would find its way back by
     /// itself, should the agent die there: nobody stands in an area any more when it goes, and the main thread, which takes it away, is
     /// led back by its gate.
-    fn put_back(&mut self) {
+    fn put_back(&mut self) -> Instant {
         // After a failure in the middle of a step some tasks may still run code of ours: only a stopped task takes requests.
         self.each_task(
             |_, number, _| number == 0,
@@ -163,24 +164,28 @@ impl Suspended {
         // Those stopped by job control first, until they stand still again: nobody may see them run.
         let stopped = |p: &Process| p.tasks.iter().any(|t| t.group_stop.is_some());
         let stays: Vec<bool> = self.processes.iter().map(stopped).collect();
+        let mut last = Instant::now();
         for first in [true, false] {
             if first && !stays.contains(&true) {
                 continue;
             }
-            self.each_task(
+            let let_go = self.each_task(
                 |number, _, _| stays[number] == first,
                 |task, now| {
                     if *now {
                         drop(ptrace::detach(task.tid, task.deferred));
                     }
+                    Instant::now()
                 },
             );
+            last = let_go.into_iter().flatten().fold(last, Instant::max);
             self.processes
                 .iter()
                 .filter(|p| first && stopped(p))
                 .for_each(Process::wait_until_stopped);
         }
         self.processes.clear();
+        last
     }
 }
 

@@ -17,7 +17,7 @@ pub(crate) fn snapshots(agent: i32) -> Vec<i32> {
 /// Live processes of the job below `agent`, without its children `outside` and what these have started.
 pub(crate) fn live(agent: i32, outside: &[i32]) -> Vec<i32> {
     let snapshots = snapshots(agent);
-    let all = proc::descendants_but(agent, outside).unwrap_or_default();
+    let all = proc::Family::default().descendants_but(agent, outside).unwrap_or_default();
     all.into_iter()
         .map(|(pid, _)| pid)
         .filter(|pid| !snapshots.contains(pid))
