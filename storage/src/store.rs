@@ -126,13 +126,16 @@ impl Store {
 
     /// Where chunk `id` lies; at home where it is nowhere.
     pub fn place_of(&self, id: u32) -> Place {
-        let is_home = || self.path_in(Place::Home, id).exists();
-        if self.tiers.is_empty() || is_home() {
+        self.look(|place| self.path_in(place, id).exists())
+    }
+
+    fn look(&self, is_in: impl Fn(Place) -> bool) -> Place {
+        if self.tiers.is_empty() || is_in(Place::Home) {
             return Place::Home;
         }
-        let found = (0..self.tiers.len()).map(Place::Tier).find(|p| self.path_in(*p, id).exists());
+        let found = (0..self.tiers.len()).map(Place::Tier).find(|p| is_in(*p));
         // Moved while we looked.
-        found.filter(|_| !is_home()).unwrap_or(Place::Home)
+        found.filter(|_| !is_in(Place::Home)).unwrap_or(Place::Home)
     }
 
     /// Opens a chunk at its place; once more, where it was moved meanwhile.
@@ -340,5 +343,46 @@ pub(crate) mod tests {
         assert_eq!(removed, Removed { chunks: 3, bytes: 27 });
         assert!(store.path(2).exists() && store.dir.join("unrelated").exists());
         assert_eq!(Store::of_generation(&store.dir.with_file_name("gen/000001")).dir, store.dir);
+    }
+
+    #[test]
+    fn a_chunk_that_is_moved_home_while_it_is_looked_for_is_found() {
+        use std::cell::Cell;
+        let (s, _) = Scratch::new("looks");
+        let tiers = ["a", "b"].map(|name| LocalTier {
+            name: name.into(),
+            memory: false,
+            dir: s.0.join(name),
+        });
+        set_local_tiers(&s.0, &tiers, &tiers).unwrap();
+        let store = Store::of_job(&s.0);
+        let (tier, home) = (store.path_in(Place::Tier(1), 1), store.path_in(Place::Home, 1));
+        let move_home = || std::fs::rename(&tier, &home).unwrap();
+        // After so many looks: at home, in the first tier, in the second, at home.
+        for after in 0..=4 {
+            std::fs::write(&tier, after.to_string()).unwrap();
+            let looks = Cell::new(0);
+            let found = store.look(|place| {
+                if looks.replace(looks.get() + 1) == after {
+                    move_home();
+                }
+                store.path_in(place, 1).exists()
+            });
+            let expected = if after == 4 { Place::Tier(1) } else { Place::Home };
+            assert_eq!(found, expected, "moved after {after} looks");
+            // And once more, where it is moved between the last look and the opening.
+            drop(std::fs::rename(&home, &tier));
+            let opened = Cell::new(0);
+            let text = store.with_path(1, |path| {
+                if opened.replace(opened.get() + 1) == 0 {
+                    move_home();
+                }
+                std::fs::read_to_string(&path).map_err(|e| ImageError::io("read", &path, e))
+            });
+            assert_eq!((text.unwrap(), opened.get()), (after.to_string(), 2));
+            std::fs::remove_file(&home).unwrap();
+        }
+        let gone = store.with_path(1, |path| std::fs::read(&path).map_err(|e| ImageError::io("read", &path, e)));
+        assert!(gone.unwrap_err().to_string().contains("chunks/pages-00000001.bpg"));
     }
 }

@@ -256,6 +256,44 @@ fn a_suspect_pack_stays_until_what_replaces_it_is_there() {
     assert!(contents(&s, 3) == before);
 }
 
+#[test]
+fn no_pack_goes_while_a_record_cannot_be_read() {
+    let s = Scratch::new("unreadable");
+    let tier = s.tier("pfs");
+    let mut engine = s.engine();
+    for n in 1..=3 {
+        s.commit(&mut engine, n, &Scratch::memory(30, n));
+    }
+    for n in [1, 2] {
+        run(&s, n, &tier, &options()).unwrap();
+    }
+    let all = |prefix: &str| -> Vec<String> { tier.list(prefix).unwrap().into_iter().map(|o| o.key).collect() };
+    let first = all("gen").swap_remove(0);
+    let good = read_whole(&tier, &first, u64::MAX).unwrap();
+    let text = String::from_utf8(good.clone()).unwrap();
+    // Cut off, changed, and of a version to come.
+    let changed = text.replacen("xxh3\":", "xxh3\":1", 1);
+    let newer = text.replacen("format\":1", "format\":2", 1);
+    for bad in [&text[..text.len() / 2], &changed, &newer] {
+        assert_ne!(bad, text);
+        write_whole(&tier, &first, bad.as_bytes()).unwrap();
+        let before = all("");
+        run(&s, 3, &tier, &options()).unwrap();
+        let after = all("");
+        assert!(before.iter().all(|key| after.contains(key)), "{after:?}");
+        assert_eq!(numbers(&tier), [2, 3]);
+    }
+    // Readable again, it has everything that it names.
+    write_whole(&tier, &first, &good).unwrap();
+    assert_eq!(numbers(&tier), [1, 2, 3]);
+    run(&s, 3, &tier, &options()).unwrap();
+    assert_eq!(numbers(&tier), [2, 3]);
+    assert!(
+        !all("").iter().any(|key| key.contains("/000001-")),
+        "now it goes, with its packs"
+    );
+}
+
 /// A tier that fails for good after so many bytes or calls, as a killed agent's does; what it has written stays as it is.
 #[derive(Debug)]
 struct Dying<'a> {

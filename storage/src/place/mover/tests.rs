@@ -7,6 +7,8 @@ use crate::testing::Scratch;
 use crate::PAGE;
 use belay_image::extents::Extent;
 use belay_image::manifest::ChunkEntry;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 const CHUNK: u64 = 8 * PAGE;
 
@@ -189,4 +191,148 @@ fn a_tier_that_is_gone_is_left_out() {
     assert_eq!(Store::of_job(&s.job()).tiers().len(), 1);
     std::fs::write(s.job().join(crate::store::PLACES), "[").unwrap();
     assert_eq!(Store::of_job(&s.job()).tiers().len(), 0);
+}
+
+/// Chunks in a tier in memory of which the first is home, the next two are on their way and get no further, and the others wait; their entries and extents.
+fn under_way(s: &Scratch, memory: &[u8]) -> (Engine, (Vec<ChunkEntry>, Vec<Extent>)) {
+    // The first piece is free; the next one is due in hours.
+    let mut engine = engine(s, 100, 0, Policy::Adaptive, Some(1));
+    let committed = commit(&mut engine, memory);
+    let home = s.job().join("chunks");
+    let is_unfinished = |n: &&String| n.starts_with(".tmp-");
+    let limit = Instant::now() + Duration::from_secs(60);
+    loop {
+        let names = files(&home);
+        if (names.len(), names.iter().filter(is_unfinished).count()) == (1 + THREADS, THREADS) {
+            return (engine, committed);
+        }
+        assert!(Instant::now() < limit, "no chunk is under way: {names:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn collecting_leaves_what_is_being_moved_and_removes_what_nobody_moves() {
+    let s = Scratch::new("moving");
+    let memory = Scratch::memory(40, 8);
+    let (mut engine, committed) = under_way(&s, &memory);
+    let home = s.job().join("chunks");
+    let before = (files(&s.0.join("mem")), files(&home));
+    std::fs::write(home.join(".tmp-pages-000000ff.bpg"), b"of a checkpoint that was killed").unwrap();
+    let removed = engine.collect(&committed.0.iter().map(|c| c.id).collect()).unwrap();
+    assert_eq!(removed.chunks, 1);
+    assert_eq!((files(&s.0.join("mem")), files(&home)), before);
+    engine.mover().unwrap().finish().unwrap();
+    assert_eq!(files(&s.0.join("mem")), [""; 0]);
+    assert!(read(&Store::of_job(&s.job()), &committed) == memory);
+}
+
+#[test]
+fn chunks_that_are_collected_are_forgotten_also_while_they_are_moved() {
+    let s = Scratch::new("forgotten");
+    let memory = Scratch::memory(40, 9);
+    let (mut engine, (chunks, _)) = under_way(&s, &memory);
+    let home = s.job().join("chunks");
+    let there = files(&home);
+    // All but one of those that are being moved.
+    let unneeded = there.iter().find_map(|n| n.strip_prefix(".tmp-")).unwrap().to_owned();
+    let store = Store::of_job(&s.job());
+    let is_needed = |c: &&ChunkEntry| !store.path_in(Place::Home, c.id).ends_with(&unneeded);
+    let needed: BTreeSet<u32> = chunks.iter().filter(is_needed).map(|c| c.id).collect();
+    let mover = engine.mover().unwrap().clone();
+    let all: BTreeSet<u32> = chunks.iter().map(|c| c.id).collect();
+    let room = chunk::file_bytes(8);
+    assert_eq!((all.len(), needed.len(), mover.in_memory(&all)), (5, 4, 4 * room));
+    engine.collect(&needed).unwrap();
+    assert_eq!(mover.in_memory(&all), 3 * room, "it is not in the tier any more");
+    mover.finish().unwrap();
+    let names: Vec<String> = files(&home);
+    assert!(
+        names.len() == 4 && !names.contains(&unneeded),
+        "{names:?}: it does not come back"
+    );
+    assert_eq!((files(&s.0.join("mem")), mover.desk().room_in_memory()), (vec![], 100 * room));
+}
+
+#[test]
+fn a_chunk_whose_length_has_changed_is_not_moved() {
+    let s = Scratch::new("length");
+    let memory = Scratch::memory(40, 10);
+    let committed = {
+        let mut engine = engine(&s, 100, 0, Policy::Adaptive, None);
+        let session = engine.begin(0).unwrap();
+        engine.mover().unwrap().stop();
+        store_in(session, &mut engine, &memory)
+    };
+    let engine = engine(&s, 100, 0, Policy::Adaptive, None);
+    let mover = engine.mover().unwrap();
+    let changed = [1, 2].map(|n: usize| Store::of_job(&s.job()).path_in(Place::Tier(0), committed.0[n].id));
+    let good = changed.each_ref().map(|path| std::fs::read(path).unwrap());
+    let longer = [&good[0][..], b"x"].concat();
+    std::fs::write(&changed[0], longer).unwrap();
+    std::fs::write(&changed[1], &good[1][1..]).unwrap();
+    mover.start().unwrap();
+    mover.drain();
+    let names = changed
+        .each_ref()
+        .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned());
+    assert_eq!(files(&s.0.join("mem")), names);
+    let home = files(&s.job().join("chunks"));
+    assert!(home.len() == 3 && !home.iter().any(|n| names.contains(n)), "{home:?}");
+    for (path, good) in changed.iter().zip(&good) {
+        std::fs::write(path, good).unwrap();
+    }
+    mover.start().unwrap();
+    mover.drain();
+    assert_eq!(files(&s.0.join("mem")), [""; 0]);
+    assert!(read(&Store::of_job(&s.job()), &committed) == memory);
+    mover.stop();
+}
+
+#[test]
+fn a_chunk_that_nobody_writes_makes_room_for_who_waits() {
+    let s = Scratch::new("idle");
+    let mut engine = engine(&s, 1, 0, Policy::FastestOnly, None);
+    let mover = engine.mover().unwrap().clone();
+    let mut session = engine.begin(0).unwrap();
+    let memory = Scratch::memory(11, 11);
+    let pages: Vec<&[u8]> = memory.chunks(PAGE as usize).collect();
+    let write = |fd: i32, pages: &[&[u8]]| {
+        // SAFETY: the session has the file open until the loan is given back.
+        let file = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().unwrap();
+        std::fs::File::from(file).write_all_at(&pages.concat(), 0).unwrap();
+    };
+    let hashes = |pages: &[&[u8]]| pages.iter().map(|p| crate::hash(p)).collect::<Vec<_>>().into_iter();
+    let loans = session.lend(16, 1).unwrap();
+    let (first, second) = (loans[0].id, loans[1].id);
+    let fd = session.place_loan(first).unwrap().unwrap();
+    write(fd, &pages[..3]);
+    for _ in 0..2 {
+        assert_eq!(session.place_loan(second).unwrap(), None, "the tier is full");
+        mover.drain();
+    }
+    assert_eq!(files(&s.0.join("mem")).len(), 1, "what is being written stays");
+    session.give_back(first, hashes(&pages[..3])).unwrap();
+    assert_eq!(session.place_loan(second).unwrap(), None);
+    mover.drain();
+    let fd = session
+        .place_loan(second)
+        .unwrap()
+        .expect("what has been given back has made room");
+    write(fd, &pages[3..]);
+    session.give_back(second, hashes(&pages[3..])).unwrap();
+    let extent = |page: u64, pages: u64, chunk: u32| Extent {
+        vaddr: page * PAGE,
+        bytes: pages * PAGE,
+        chunk,
+        page: 0,
+    };
+    session.set_table(1, vec![extent(0, 3, first), extent(3, 8, second)]).unwrap();
+    session.seal().unwrap();
+    session.publish().unwrap();
+    let committed = (session.entries().unwrap(), session.tables()[&1].clone());
+    engine.keep(session, Path::new("/nonexistent"));
+    mover.finish().unwrap();
+    assert_eq!(files(&s.0.join("mem")), [""; 0]);
+    assert!(read(&Store::of_job(&s.job()), &committed) == memory);
 }
