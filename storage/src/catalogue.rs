@@ -236,9 +236,14 @@ impl Catalogue {
         self.collect(tier)
     }
 
+    /// Whether a generation's record cannot be read: then nobody knows which packs it needs.
+    pub fn has_unreadable_records(&self) -> bool {
+        self.faults.iter().any(|(key, _)| key.starts_with("gen/"))
+    }
+
     /// Removes the packs that no record needs; the bytes freed.
     pub fn collect(&mut self, tier: &dyn Tier) -> Result<u64, StorageError> {
-        if self.faults.iter().any(|(key, _)| key.starts_with("gen/")) {
+        if self.has_unreadable_records() {
             return Ok(0);
         }
         let needed: BTreeSet<&PackRef> = self.generations.iter().flat_map(|g| &g.record.packs).collect();

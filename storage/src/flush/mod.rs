@@ -263,7 +263,7 @@ fn make_room(
         used,
         bytes,
     };
-    if catalogue.bytes + bytes > capacity {
+    if catalogue.bytes + bytes > capacity && !catalogue.has_unreadable_records() {
         // Packs of interrupted flushes that this one cannot use.
         let lost = |(p, index): (&PackRef, &Index)| {
             let named = catalogue.generations.iter().any(|g| g.record.packs.contains(p));
