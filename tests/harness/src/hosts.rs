@@ -299,10 +299,15 @@ impl Hosts {
         run("nsenter", &["-t", &bridge, "-n", "ip", "link", "set", &veth, state])
     }
 
+    /// PID 1 of host `n` (from 1), as the maker of the hosts sees it.
+    pub fn init(&self, n: usize) -> i32 {
+        self.hosts[n - 1].2
+    }
+
     /// A command on host `n` (from 1), with `ssh` in PATH.
     pub fn command(&self, n: usize, argv: &[String]) -> Command {
         let mut c = Command::new("nsenter");
-        c.args(["-t", &self.hosts[n - 1].2.to_string(), "-a", "--"]).args(argv);
+        c.args(["-t", &self.init(n).to_string(), "-a", "--"]).args(argv);
         c.env_clear()
             .env("PATH", format!("{}/rsh:/usr/sbin:/usr/bin:/sbin:/bin", self.dir.display()));
         c.env("HOME", "/root").env("SHELL", "/bin/sh").env("LANG", "C.UTF-8");
