@@ -317,7 +317,7 @@ pub(crate) struct List {
 /// `belay inspect`.
 #[derive(Debug, Args)]
 pub(crate) struct Inspect {
-    /// A generation's directory, an image file (.bimg, .bidx), or a job directory (its newest generation)
+    /// A generation's directory, an image file (.bimg, .bidx, .bpar), or a job directory (its newest generation)
     pub(crate) image: PathBuf,
 }
 
