@@ -417,6 +417,9 @@ fn gc(args: &cli::Gc) -> Result<u8, Failure> {
         Some(needed) => Store::of_job(dir.path()).collect(&needed)?,
         None => Removed::default(),
     };
+    if args.all {
+        record::remove_all(dir.path())?;
+    }
     record::tidy_root(dir.path(), true)?;
     let keep = (!args.all).then_some(keep);
     let tidied = tiers::for_each(&dir.description()?, |durable| {

@@ -57,19 +57,19 @@ fn described(args: &Launch) -> Description {
 
 fn launch_in(dir: JobDir, lock: Lock, mut config: Config, args: Launch) -> Result<u8, Failure> {
     config.redundancy = redundancy(&config, &args)?;
+    let mut description = Description {
+        dir: dir.path().display().to_string(),
+        ..described(&args)
+    };
     match config.redundancy.settings()? {
         Some(s) => {
-            local::lay(&s, dir.path(), 0, true)?;
+            local::lay(&s, dir.path(), (&description.id, 0), true)?;
             // Its chunks have their place.
             config.tiers.clear();
         }
         None => local::unlay(dir.path())?,
     }
-    let mut description = Description {
-        dir: dir.path().display().to_string(),
-        config,
-        ..described(&args)
-    };
+    description.config = config;
     if let Some(policy) = args.placement {
         description.config.placement.policy = policy;
     }
@@ -250,7 +250,7 @@ fn restart_in(dir: JobDir, lock: Lock, mut description: Description, how: How) -
         }
     };
     if let Some(s) = description.config.redundancy.settings()? {
-        local::lay(&s, dir.path(), 0, false)?;
+        local::lay(&s, dir.path(), (&description.id, 0), false)?;
     }
     let numbers = restart::candidates(&dir, &description, how.generation, &mut tell)?;
     description.wait_status = None;
@@ -320,7 +320,7 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
     if let Some(job) = args.dir.parent().and_then(Path::parent) {
         let root = JobDir::open(job, Access::Own)?.description()?;
         if let Some(s) = root.config.redundancy.settings()? {
-            local::lay(&s, job, args.tag, true)?;
+            local::lay(&s, job, (&root.id, args.tag), true)?;
         }
     }
     let lock = dir.lock()?;

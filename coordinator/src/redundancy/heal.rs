@@ -29,7 +29,7 @@ pub fn run(job: &JobDir, settings: &Settings, tag: u64, number: u64, sources: &[
 
 /// Makes generation `number` of part `tag` whole here; `sources` are the servers of the hosts that are left. Returns the bytes that were rebuilt.
 fn heal(job: &JobDir, settings: &Settings, tag: u64, number: u64, sources: &[Vec<String>]) -> Result<u64, Failure> {
-    local::lay(settings, job.path(), tag, false)?;
+    local::lay(settings, job.path(), (&job.description()?.id, tag), false)?;
     let key = JobKey::read(&job.path().join("key"))?;
     let dir = local::part(job.path(), tag);
     // A generation that was not made redundant, and that is here.

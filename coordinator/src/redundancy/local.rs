@@ -1,10 +1,10 @@
 //! Where checkpoint data of a redundant job lies: on each host's own disk, with links to it in the job directory.
 //!
 //! ```text
-//! DIR/gen         ──>  LOCAL/belay-UID-HASH/0/gen       on the root's host
-//! DIR/nodes/1/gen ──>  LOCAL/belay-UID-HASH/1/gen       on the host of part 1; the same for `chunks` and `parity`
+//! DIR/gen         ──>  LOCAL/belay-UID-HASH-ID/0/gen       on the root's host
+//! DIR/nodes/1/gen ──>  LOCAL/belay-UID-HASH-ID/1/gen       on the host of part 1; the same for `chunks` and `parity`
 //! ```
-//! HASH is that of the job directory's path. On a host that never had the part the links lead nowhere, until the store is laid out there.
+//! HASH is that of the job directory's path, ID the job's own: what an earlier job in the same directory has left on a host is never taken for this one's. On a host that never had the part the links lead nowhere, until the store is laid out there.
 
 use super::{Settings, PARITY};
 use crate::{sys, Failure};
@@ -17,10 +17,32 @@ use std::path::{Path, PathBuf};
 /// What lies on the hosts.
 const NAMES: [&str; 3] = ["gen", "chunks", PARITY];
 
-/// The directory of all stores of the job in `job` on this host.
-pub(crate) fn stores(s: &Settings, job: &Path) -> PathBuf {
+/// How the names of the stores of all jobs in the directory `job` begin.
+fn prefix(job: &Path) -> String {
     let hash = belay_redundancy::checksum(job.as_os_str().as_encoded_bytes());
-    s.local.join(format!("belay-{}-{hash:016x}", sys::euid()))
+    format!("belay-{}-{hash:016x}-", sys::euid())
+}
+
+/// The directory of all stores of the job `id` in `job` on this host.
+pub(crate) fn stores(s: &Settings, job: &Path, id: &str) -> PathBuf {
+    s.local.join(prefix(job) + id)
+}
+
+/// Removes what jobs other than `id` in the directory `job` have left on this host.
+fn clear_others(s: &Settings, job: &Path, id: &str) -> Result<(), Failure> {
+    let (prefix, own) = (prefix(job), stores(s, job, id));
+    let entries = std::fs::read_dir(&s.local).into_iter().flatten().flatten();
+    let others = entries.filter(|e| e.file_name().to_string_lossy().starts_with(&prefix));
+    let mut others = others.map(|e| e.path()).filter(|p| *p != own && check(p).is_ok());
+    others.try_for_each(|path| remove(&path))
+}
+
+/// Removes a directory, if parts that start at the same time on this host have not done so.
+fn remove(path: &Path) -> Result<(), Failure> {
+    match std::fs::remove_dir_all(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Failure::io(format!("remove {}", path.display()), &e)),
+        _ => Ok(()),
+    }
 }
 
 /// The directory of the part `tag` of the job in `job`; the job's own is that of part 0.
@@ -57,17 +79,14 @@ fn check(path: &Path) -> Result<(), Failure> {
     ))
 }
 
-/// Makes the store of part `tag` on this host and the links to it; `fresh`: what an earlier job has left there is removed.
-pub fn lay(s: &Settings, job: &Path, tag: u64, fresh: bool) -> Result<(), Failure> {
-    let all = stores(s, job);
+/// Makes the store of part `tag` of the job `id` on this host and the links to it; `fresh`: what earlier jobs in the directory have left there is removed.
+pub fn lay(s: &Settings, job: &Path, (id, tag): (&str, u64), fresh: bool) -> Result<(), Failure> {
+    let all = stores(s, job, id);
     make(&all)?;
     let store = all.join(tag.to_string());
     if fresh {
-        let old = if tag == 0 { &all } else { &store };
-        match std::fs::remove_dir_all(old) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(Failure::io(format!("remove {}", old.display()), &e)),
-            _ => make(&all)?,
-        }
+        clear_others(s, job, id)?;
+        remove(&store)?;
     }
     make(&store)?;
     let dir = part(job, tag);
@@ -106,9 +125,9 @@ pub fn unlay(job: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Stores of the job that lie on this host: tag and directory.
-pub(crate) fn here(s: &Settings, job: &Path) -> Vec<(u64, PathBuf)> {
-    let all = stores(s, job);
+/// Stores of the job `id` that lie on this host: tag and directory.
+pub(crate) fn here(s: &Settings, job: &Path, id: &str) -> Vec<(u64, PathBuf)> {
+    let all = stores(s, job, id);
     if check(&all).is_err() {
         return Vec::new();
     }
@@ -137,19 +156,23 @@ mod tests {
             ..Redundancy::parse("xor").unwrap()
         };
         let s = r.settings().unwrap().unwrap();
-        lay(&s, &job, 0, true).unwrap();
+        lay(&s, &job, ("a1", 0), true).unwrap();
         std::fs::write(job.join("gen/x"), "x").unwrap();
-        lay(&s, &job, 0, false).unwrap();
-        assert!(stores(&s, &job).join("0/gen/x").exists());
-        assert_eq!(here(&s, &job), [(0, stores(&s, &job).join("0"))]);
-        lay(&s, &job, 0, true).unwrap();
-        assert!(!job.join("gen/x").exists(), "an earlier job's");
+        lay(&s, &job, ("a1", 0), false).unwrap();
+        assert!(stores(&s, &job, "a1").join("0/gen/x").exists());
+        assert_eq!(here(&s, &job, "a1"), [(0, stores(&s, &job, "a1").join("0"))]);
+        // A later job in the same directory does not see it; where it begins anew, it goes.
+        assert_eq!(here(&s, &job, "b2"), []);
+        lay(&s, &job, ("b2", 0), false).unwrap();
+        assert!(!job.join("gen/x").exists() && stores(&s, &job, "a1").exists());
+        lay(&s, &job, ("b2", 0), true).unwrap();
+        assert!(!stores(&s, &job, "a1").exists(), "an earlier job's");
         unlay(&job).unwrap();
         assert!(std::fs::symlink_metadata(job.join("gen")).unwrap().is_dir() && !job.join("chunks").exists());
         // A directory of somebody's is not taken.
-        std::fs::remove_dir_all(stores(&s, &job)).unwrap();
-        symlink("/", stores(&s, &job)).unwrap();
-        assert_eq!(lay(&s, &job, 0, true).unwrap_err().exit, Exit::NotOurs);
+        std::fs::remove_dir_all(stores(&s, &job, "b2")).unwrap();
+        symlink("/", stores(&s, &job, "b2")).unwrap();
+        assert_eq!(lay(&s, &job, ("b2", 0), true).unwrap_err().exit, Exit::NotOurs);
         std::fs::remove_dir_all(base).unwrap();
     }
 }

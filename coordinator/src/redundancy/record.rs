@@ -121,6 +121,24 @@ pub(crate) fn last(dir: &Path) -> u64 {
     noted.unwrap_or(0).max(numbers(dir).last().copied().unwrap_or(0))
 }
 
+/// Whether there have been checkpoints, and their data lies on another host: the links lead nowhere.
+pub(crate) fn lies_elsewhere(dir: &Path) -> bool {
+    let gen = dir.join("gen");
+    last(dir) > 0 && !gen.exists() && std::fs::symlink_metadata(&gen).is_ok_and(|m| m.is_symlink())
+}
+
+/// Forgets all redundant generations of the job in `dir`, and which numbers have been used.
+pub fn remove_all(dir: &Path) -> Result<(), Failure> {
+    let last = dir.join(DIRECTORY).join(LAST);
+    for path in numbers(dir).into_iter().map(|n| file(dir, n)).chain([last]) {
+        match std::fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(Failure::io(format!("remove {}", path.display()), &e)),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 /// Removes the parity in `dir` (of the job or a part) that belongs to no generation there, and, where nobody writes, what was left unfinished.
 pub(crate) fn tidy(dir: &Path, unfinished: bool) -> Result<(), Failure> {
     let parity = dir.join(super::PARITY);

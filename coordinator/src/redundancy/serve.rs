@@ -258,7 +258,7 @@ impl Peer {
 /// `belay store serve`: says where it can be reached, and serves what this host has of the job in `job` until its input ends.
 pub fn run(job: &JobDir, settings: &Settings) -> Result<(), Failure> {
     let key = JobKey::read(&job.path().join("key"))?;
-    let stores = super::local::here(settings, job.path());
+    let stores = super::local::here(settings, job.path(), &job.description()?.id);
     let server = Server::start(key, stores)?;
     let mut out = std::io::stdout().lock();
     let said = writeln!(out, "{}", server.addresses().join(",")).and_then(|()| out.flush());

@@ -3,6 +3,7 @@
 use super::Durable;
 use crate::generations::{self, Generation};
 use crate::jobdir::{Description, JobDir};
+use crate::redundancy::record;
 use crate::Failure;
 use belay_image::files;
 use belay_image::manifest::{Manifest, MANIFEST_FILE, MAX_BYTES};
@@ -74,9 +75,19 @@ pub fn known(dir: &JobDir, d: &Description) -> Vec<Option<Known>> {
     d.config.durable().map(|t| read(&t.name)).collect()
 }
 
-/// How many generations the job directory and, as far as is known, its tiers hold.
+/// How many generations the job directory and, as far as is known, its tiers and the hosts of the job hold.
 pub fn held(dir: &JobDir) -> Result<usize, Failure> {
     let mut numbers: BTreeSet<u64> = generations::list(&dir.generations())?.iter().map(|g| g.number).collect();
+    numbers.extend(record::numbers(dir.path()));
+    if numbers.is_empty() && record::lies_elsewhere(dir.path()) {
+        let at = dir.path().display();
+        return Err(Failure::new(
+            Exit::HoldsCheckpoints,
+            format!(
+                "{at}: checkpoints of an earlier job may lie on the host that led it, none of them redundant; continue it there with belay restart {at}, give them up with belay gc --all {at}, or use another directory"
+            ),
+        ));
+    }
     if dir.is_described() {
         let known = known(dir, &dir.description()?);
         let there = known.iter().flatten().flat_map(|k| &k.generations);
@@ -113,7 +124,7 @@ pub fn statuses(dir: &JobDir, d: &Description) -> Vec<GenerationStatus> {
             }
         }
     }
-    crate::redundancy::record::add_to(dir.path(), &mut out);
+    record::add_to(dir.path(), &mut out);
     out.into_values().collect()
 }
 
@@ -130,5 +141,33 @@ fn here(g: &Generation) -> GenerationStatus {
     GenerationStatus {
         tiers: [on].into_iter().chain(local).collect(),
         ..status
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn what_lies_on_other_hosts_is_held() {
+        let base = std::env::temp_dir().join(format!("belay-held-{}", std::process::id()));
+        let dir = JobDir::create(&base).unwrap();
+        assert_eq!(held(&dir).unwrap(), 0);
+        record::begin(dir.path(), 7).unwrap();
+        assert_eq!(held(&dir).unwrap(), 0, "no checkpoint was committed");
+        std::fs::remove_dir(dir.generations()).unwrap();
+        symlink("/nowhere/gen", dir.generations()).unwrap();
+        let failure = held(&dir).unwrap_err();
+        assert!(
+            failure.exit == Exit::HoldsCheckpoints && failure.message.contains("gc --all"),
+            "{failure}"
+        );
+        let made = record::Record::new(GenerationStatus::default(), "h1".into(), Vec::new());
+        made.write(dir.path()).unwrap();
+        assert_eq!(held(&dir).unwrap(), 1);
+        record::remove_all(dir.path()).unwrap();
+        assert_eq!(held(&dir).unwrap(), 0, "given up");
+        std::fs::remove_dir_all(base).unwrap();
     }
 }
