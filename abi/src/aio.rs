@@ -11,7 +11,10 @@ pub const EVENT_BYTES: u64 = 32;
 const BATCH: usize = 32;
 const EINVAL: isize = -22;
 const IOCB_CMD_POLL: u16 = 5;
+const EIO: isize = -5;
 const POLLIN: u64 = 1;
+/// What a poll brings whose descriptor is not open.
+const POLLNVAL: i64 = 0x20;
 
 mod nr {
     pub(super) const CLOSE: usize = 3;
@@ -104,6 +107,13 @@ impl RingPlan {
         u32::try_from(self.bytes / EVENT_BYTES).unwrap_or(u32::MAX).saturating_sub(1)
     }
 
+    /// The smallest number of events to ask the kernel for that fills as many pages: the kernel doubles it, and adds two and the head. What is asked for counts in `fs.aio-nr`, so
+    /// that it is never more than the program has asked for.
+    fn request(&self) -> u64 {
+        let before = (self.bytes / crate::PAGE).saturating_sub(1);
+        (before * (crate::PAGE / EVENT_BYTES / 2)).saturating_sub(1).max(1)
+    }
+
     /// Whether such a ring can be.
     pub fn is_plausible(&self) -> bool {
         self.bytes.is_multiple_of(crate::PAGE)
@@ -142,17 +152,15 @@ impl Turning {
     /// Nobody else uses what the kernel maps here.
     pub unsafe fn make(plan: &RingPlan) -> Result<Self, isize> {
         let places = plan.places();
-        // As many as fill the pages: the kernel doubles the number, and adds two and the head.
-        let wanted = places.saturating_sub(2) / 2;
         let mut context = 0u64;
         // SAFETY: the kernel writes to a live word.
-        let made = unsafe { syscall!(nr::IO_SETUP, wanted, &raw mut context) };
+        let made = unsafe { syscall!(nr::IO_SETUP, plan.request(), &raw mut context) };
         if made < 0 {
             return Err(made);
         }
         // SAFETY: takes numbers only.
         let eventfd = unsafe { syscall!(nr::EVENTFD2, 1usize, 0o2000000usize) };
-        let ring = Self {
+        let mut ring = Self {
             context,
             places,
             eventfd,
@@ -167,9 +175,7 @@ impl Turning {
         match turned {
             Ok(()) => Ok(ring),
             Err(e) => {
-                ring.close();
-                // SAFETY: the ring is our own.
-                unsafe { syscall!(nr::IO_DESTROY, context) };
+                ring.give_up();
                 Err(e)
             }
         }
@@ -185,7 +191,7 @@ impl Turning {
         let mut left = plan.head;
         let mut events = [Event::default(); BATCH];
         while left > 0 {
-            let n = self.post(left.min(BATCH as u32))?;
+            let n = self.post(&self.request(), left.min(BATCH as u32))?;
             // SAFETY: there is room for so many events, and they are there already.
             let reaped = unsafe { syscall!(nr::IO_GETEVENTS, self.context, n, n, events.as_mut_ptr(), 0usize) };
             if reaped != n as isize {
@@ -200,20 +206,24 @@ impl Turning {
     pub fn add(&self, count: u32) -> Result<(), isize> {
         let mut left = count;
         while left > 0 {
-            left -= self.post(left.min(BATCH as u32))?;
+            left -= self.post(&self.request(), left.min(BATCH as u32))?;
         }
         Ok(())
     }
 
-    /// Submits up to `count` requests; returns how many the kernel has taken, at least one. They are complete.
-    fn post(&self, count: u32) -> Result<u32, isize> {
-        let request = Request {
+    /// A request that is complete at once.
+    fn request(&self) -> Request {
+        Request {
             command: IOCB_CMD_POLL,
             fd: self.eventfd as u32,
             buffer: POLLIN,
             ..Request::default()
-        };
-        let list = [&raw const request; BATCH];
+        }
+    }
+
+    /// Submits `request`, which is complete at once, up to `count` times; returns how often the kernel has taken it, at least once.
+    fn post(&self, request: &Request, count: u32) -> Result<u32, isize> {
+        let list = [&raw const *request; BATCH];
         // SAFETY: the list names a live request, which the kernel copies.
         let n = unsafe { syscall!(nr::IO_SUBMIT, self.context, count.min(BATCH as u32), list.as_ptr()) };
         match u32::try_from(n) {
@@ -233,25 +243,95 @@ impl Turning {
         unsafe { core::ptr::write_volatile(at as *mut Event, *event) };
     }
 
-    fn close(&self) {
+    /// Adds `event`, whatever else has come meanwhile.
+    ///
+    /// # Safety
+    /// Nobody reads the ring.
+    unsafe fn tell(&self, event: &Event) -> Result<(), isize> {
+        let request = self.request();
+        self.post(&request, 1)?;
+        // SAFETY: the context is the address of its ring, which is mapped.
+        let tail = unsafe { core::ptr::read_volatile(self.context as *const RingHead) }.tail;
+        for back in 1..self.places {
+            let place = (tail % self.places + self.places - back) % self.places;
+            let at = (self.context + EVENT_BYTES * (1 + u64::from(place))) as *const Event;
+            // SAFETY: the place lies in the ring's mapping.
+            if unsafe { core::ptr::read_volatile(at) }.request == &raw const request as u64 {
+                // SAFETY: the kernel has filled this place, and the caller vouches for the rest.
+                unsafe { self.write(place, event) };
+                return Ok(());
+            }
+        }
+        Err(EIO)
+    }
+
+    /// Submits the requests of the `count` events at `polls` again. One that the kernel does not take any more, because the program has closed the descriptor since, is told as such and
+    /// goes to the end of the list. Returns how many stand before those. Descriptors of our own would be taken for the program's: none is open meanwhile.
+    ///
+    /// # Safety
+    /// The list is valid; nobody reads the ring; what the requests do is what the program wants.
+    pub unsafe fn resubmit(&mut self, polls: *mut Event, count: usize) -> Result<usize, isize> {
+        self.close();
+        let mut taken = 0;
+        for i in 0..count {
+            // SAFETY: the list has so many events; the kernel reads a list of one address.
+            let n = unsafe { syscall!(nr::IO_SUBMIT, self.context, 1usize, &raw const (*polls.add(i)).request) };
+            if n == 1 {
+                // SAFETY: `taken` is at most `i`.
+                unsafe { core::ptr::swap(polls.add(taken), polls.add(i)) };
+                taken += 1;
+            }
+        }
+        if taken < count {
+            // SAFETY: takes numbers only.
+            self.eventfd = unsafe { syscall!(nr::EVENTFD2, 1usize, 0o2000000usize) };
+            if self.eventfd < 0 {
+                return Err(self.eventfd);
+            }
+        }
+        for i in taken..count {
+            // SAFETY: the list has so many events.
+            let event = unsafe { polls.add(i).read() };
+            let refused = Event {
+                result: POLLNVAL,
+                ..event
+            };
+            // SAFETY: as the caller says.
+            unsafe { self.tell(&refused) }?;
+        }
+        self.close();
+        Ok(taken)
+    }
+
+    fn close(&mut self) {
         if self.eventfd >= 0 {
             // SAFETY: the descriptor is our own.
             unsafe { syscall!(nr::CLOSE, self.eventfd) };
+            self.eventfd = -1;
         }
     }
 
-    /// Moves the ring to its place.
+    /// Takes the ring away again.
+    pub fn give_up(&mut self) {
+        self.close();
+        // SAFETY: the ring is our own.
+        unsafe { syscall!(nr::IO_DESTROY, self.context) };
+    }
+
+    /// Moves the ring to `address`, where `bytes`, its length, are mapped, which it replaces.
     ///
     /// # Safety
     /// What is mapped there is not needed.
-    pub unsafe fn settle(self, plan: &RingPlan) -> Result<(), isize> {
+    pub unsafe fn settle(&mut self, address: u64, bytes: u64) -> Result<(), isize> {
         const MAYMOVE_FIXED: usize = 3;
-        self.close();
         // SAFETY: the caller vouches for the target; the ring is our own.
-        let at = unsafe { syscall!(nr::MREMAP, self.context, plan.bytes, plan.bytes, MAYMOVE_FIXED, plan.address) };
+        let at = unsafe { syscall!(nr::MREMAP, self.context, bytes, bytes, MAYMOVE_FIXED, address) };
         match at {
             e if (-4095..0).contains(&e) => Err(e),
-            _ => Ok(()),
+            _ => {
+                self.context = address;
+                Ok(())
+            }
         }
     }
 }
@@ -262,15 +342,16 @@ impl Turning {
 /// The plan's events are readable, and what is mapped in the ring's place is not needed.
 pub unsafe fn restore(plan: &RingPlan) -> Result<(), isize> {
     // SAFETY: the ring is given away in its place only.
-    let ring = unsafe { Turning::make(plan) }?;
+    let mut ring = unsafe { Turning::make(plan) }?;
     for i in 0..plan.unread() {
         // SAFETY: the plan has so many events.
         let event = unsafe { core::ptr::read_unaligned((plan.events as *const Event).add(i as usize)) };
         // SAFETY: nobody knows the ring yet.
         unsafe { ring.write(plan.head + i, &event) };
     }
+    ring.close();
     // SAFETY: the caller vouches for the place.
-    unsafe { ring.settle(plan) }?;
+    unsafe { ring.settle(plan.address, plan.bytes) }?;
     // SAFETY: the plan has so many addresses.
     unsafe { submit(plan.address, plan.polls, plan.poll_count) }
 }
@@ -279,7 +360,7 @@ pub unsafe fn restore(plan: &RingPlan) -> Result<(), isize> {
 ///
 /// # Safety
 /// The list is readable; what the requests do is what the program wants.
-pub unsafe fn submit(context: u64, list: u64, count: u64) -> Result<(), isize> {
+unsafe fn submit(context: u64, list: u64, count: u64) -> Result<(), isize> {
     let mut done = 0;
     while done < count {
         // SAFETY: the kernel reads the list.
@@ -291,4 +372,29 @@ pub unsafe fn submit(context: u64, list: u64, count: u64) -> Result<(), isize> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the kernel makes of a number of events.
+    fn pages(events: u64) -> u64 {
+        (EVENT_BYTES * (1 + 2 * events + 2)).div_ceil(crate::PAGE)
+    }
+
+    #[test]
+    fn a_new_ring_counts_no_more_than_the_one_it_replaces() {
+        let mut smallest = 1;
+        for events in 1..5000 {
+            if pages(events) != pages(smallest) {
+                smallest = events;
+            }
+            let plan = RingPlan {
+                bytes: pages(events) * crate::PAGE,
+                ..RingPlan::default()
+            };
+            assert_eq!(plan.request(), smallest, "{events} events");
+        }
+    }
 }

@@ -484,7 +484,7 @@ pub(crate) fn notification<R>(
         .and_then(|()| entry.begin(task))
         .and_then(|()| entry.end(task))
         .and_then(|()| area.get::<NotificationTable>(area.notification_table))
-        .and_then(|done| read(&done, &area.memory));
+        .and_then(|done| read(&table.answered(&done), &area.memory));
     remote_syscall(gate, task, libc::SYS_munmap, [table.room, bytes, 0, 0, 0, 0])?;
     done
 }
@@ -508,12 +508,13 @@ pub(crate) fn rings<R>(
     let entry = area.entry(task, OP_RINGS, area.rings_table, area.large_stack_top);
     area.put(area.rings_table, &[table])?;
     entry.begin(task).and_then(|()| entry.end(task))?;
-    let done = area.get::<RingsTable>(area.rings_table)?;
-    if done.mark.done == 0 {
+    let done = table.answered(&area.get::<RingsTable>(area.rings_table)?);
+    let result = if done.mark.done == 0 {
         let reason = "got a signal from outside the job at this moment";
-        return Err(CaptureError::refuse_for_now(*pid, "process", reason));
-    }
-    let result = read(&done, &area.memory);
+        Err(CaptureError::refuse_for_now(*pid, "process", reason))
+    } else {
+        read(&done, &area.memory)
+    };
     for ring in done.rings.iter().filter(|r| r.scratch != 0) {
         remote_syscall(gate, task, libc::SYS_munmap, [ring.scratch, 2 * ring.bytes, 0, 0, 0, 0])?;
     }

@@ -5,7 +5,7 @@ use crate::memory;
 use crate::process::Draft;
 use crate::suspend::Process;
 use crate::CaptureError;
-use belay_abi::aio::{RingHead, RingPlan, EVENT_BYTES};
+use belay_abi::aio::{distance, Event, RingHead, RingPlan, EVENT_BYTES};
 use belay_abi::inject::{RingSlot, RingsTable, MAX_RINGS, RING_DEAD, RING_DONE, RING_LOST};
 use belay_image::model::Ring;
 use belay_kernel::vm::Memory;
@@ -72,18 +72,40 @@ fn ring(pid: i32, slot: &RingSlot, memory: &Memory) -> Result<Ring, CaptureError
             .read(slot.address + EVENT_BYTES * (1 + u64::from(place)), event)
             .map_err(fail)?;
     }
-    let mut polls = vec![0u8; usize::try_from(slot.polls.min(u64::from(plan.places()))).unwrap_or(0) * 8];
+    let mut polls = vec![0u8; usize::try_from(slot.polls.min(u64::from(plan.places()))).unwrap_or(0) * EVENT_BYTES as usize];
     if !polls.is_empty() {
         memory.read(slot.scratch + slot.bytes, &mut polls).map_err(fail)?;
     }
+    let mut polls = requests(&polls);
+    // The last events are those of polls that have ended since they were submitted again.
+    let before = distance(plan.head, slot.tail.min(plan.places()), plan.places()) as usize;
+    without(&mut polls, requests(&events).get(before..).unwrap_or_default());
     Ok(Ring {
         start: slot.address,
         bytes: slot.bytes,
         head: plan.head,
         tail: plan.tail,
         events,
-        polls: polls.as_chunks::<8>().0.iter().map(|b| u64::from_ne_bytes(*b)).collect(),
+        polls,
     })
+}
+
+/// The address of the request of each event.
+fn requests(events: &[u8]) -> Vec<u64> {
+    let at = std::mem::offset_of!(Event, request);
+    events
+        .chunks_exact(EVENT_BYTES as usize)
+        .map(|event| u64::from_ne_bytes(std::array::from_fn(|b| event[at + b])))
+        .collect()
+}
+
+/// Takes each of `ended` out of `polls` once: a program may have submitted a request several times.
+fn without(polls: &mut Vec<u64>, ended: &[u64]) {
+    for request in ended {
+        if let Some(at) = polls.iter().position(|p| p == request) {
+            polls.remove(at);
+        }
+    }
 }
 
 fn refusal(pid: i32, slot: &RingSlot) -> Refusal {
@@ -99,5 +121,20 @@ fn refusal(pid: i32, slot: &RingSlot) -> Refusal {
         object: format!("asynchronous I/O (io_setup), the context at {:#x}", slot.address),
         reason,
         passing: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_poll_that_has_ended_is_not_submitted_again() {
+        let event = |request: u64| [7u64, request, 1, 0].map(u64::to_ne_bytes).concat();
+        let events = [event(0x10), event(0x20), event(0x20)].concat();
+        assert_eq!(requests(&events), [0x10, 0x20, 0x20]);
+        let mut polls = vec![0x20, 0x10, 0x20, 0x20, 0x30];
+        without(&mut polls, &requests(&events));
+        assert_eq!(polls, [0x20, 0x30]);
     }
 }

@@ -77,6 +77,7 @@ mod libc_nr {
     pub(crate) const FSTAT: usize = 5;
     pub(crate) const MMAP: usize = 9;
     pub(crate) const MPROTECT: usize = 10;
+    pub(crate) const MUNMAP: usize = 11;
     pub(crate) const BRK: usize = 12;
     pub(crate) const RT_SIGACTION: usize = 13;
     pub(crate) const RT_SIGPROCMASK: usize = 14;

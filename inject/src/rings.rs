@@ -8,7 +8,7 @@
 //! No thread of the process runs and all signals are blocked. Nothing is taken away before all that can fail has been done.
 
 use crate::libc_nr as nr;
-use belay_abi::aio::{distance, submit, Event, Request, RingHead, RingPlan, Turning};
+use belay_abi::aio::{distance, Event, Request, RingHead, RingPlan, Turning};
 use belay_abi::inject::{RingSlot, RingsTable, AFFINITY_WORDS, MAX_RINGS, RING_DEAD, RING_DONE, RING_KEPT, RING_LOST};
 use belay_abi::{syscall, PAGE};
 use core::ptr::{addr_of_mut, null_mut};
@@ -42,7 +42,7 @@ pub(crate) unsafe fn run(t: *mut RingsTable) {
         let count = ((*t).count as usize).min(MAX_RINGS);
         let slots = addr_of_mut!((*t).rings).cast::<RingSlot>();
         for i in 0..count {
-            replace(slots.add(i), (*t).mark.pid);
+            replace(slots.add(i), (*t).mark.tid);
         }
         if bytes > 0 {
             syscall!(nr::SCHED_SETAFFINITY, 0usize, bytes, affinity.as_ptr());
@@ -65,7 +65,7 @@ unsafe fn stay_here() {
     }
 }
 
-unsafe fn replace(slot: *mut RingSlot, pid: i32) {
+unsafe fn replace(slot: *mut RingSlot, tid: i32) {
     unsafe {
         let past = [0u64; 2];
         let alive = syscall!(
@@ -84,7 +84,7 @@ unsafe fn replace(slot: *mut RingSlot, pid: i32) {
         let mut pages = Pages {
             ends: [[-1; 2]; MAX_PIPES],
         };
-        let outcome = with(slot, pid, &mut pages);
+        let outcome = with(slot, tid, &mut pages);
         pages.close();
         ((*slot).outcome, (*slot).error) = match outcome {
             Ok(()) => (RING_DONE, 0),
@@ -93,7 +93,7 @@ unsafe fn replace(slot: *mut RingSlot, pid: i32) {
     }
 }
 
-unsafe fn with(slot: *mut RingSlot, pid: i32, pages: &mut Pages) -> Result<(), (i32, isize)> {
+unsafe fn with(slot: *mut RingSlot, tid: i32, pages: &mut Pages) -> Result<(), (i32, isize)> {
     unsafe {
         let kept = |e: isize| (RING_KEPT, e);
         let lost = |e: isize| (RING_LOST, e);
@@ -116,12 +116,27 @@ unsafe fn with(slot: *mut RingSlot, pid: i32, pages: &mut Pages) -> Result<(), (
         }
         (*slot).scratch = scratch as u64;
         pages.hold(address, bytes).map_err(kept)?;
-        let ring = Turning::make(&plan).map_err(kept)?;
+        let mut ring = Turning::make(&plan).map_err(kept)?;
+        // The move that is wanted in the end can fail for want of mappings: it would do so here, too.
+        let room = syscall!(nr::MMAP, 0usize, bytes, 0usize, MAP_FLAGS, usize::MAX, 0usize);
+        let moved = if room < 0 {
+            Err(room)
+        } else {
+            ring.settle(room as u64, bytes)
+        };
+        if let Err(e) = moved {
+            ring.give_up();
+            if room >= 0 {
+                syscall!(nr::MUNMAP, room, bytes);
+            }
+            return Err(kept(e));
+        }
         let known = plan.tail;
 
         let gone = syscall!(nr::IO_DESTROY, address);
         if gone < 0 {
-            return Err(lost(gone));
+            ring.give_up();
+            return Err(kept(gone));
         }
         pages.read((*slot).scratch, bytes).map_err(lost)?;
         let last = ((*slot).scratch as *const RingHead).read_volatile();
@@ -129,7 +144,8 @@ unsafe fn with(slot: *mut RingSlot, pid: i32, pages: &mut Pages) -> Result<(), (
         if last.tail >= places {
             return Err(lost(EINVAL));
         }
-        let polls = ((*slot).scratch + bytes) as *mut u64;
+        let polls = ((*slot).scratch + bytes) as *mut Event;
+        let mut count = 0;
         let copy = (*slot).scratch as *const Event;
         let event = |place: u32| copy.add(1 + (place % places) as usize).read_volatile();
         for i in 0..plan.unread() {
@@ -137,22 +153,25 @@ unsafe fn with(slot: *mut RingSlot, pid: i32, pages: &mut Pages) -> Result<(), (
         }
         for i in 0..distance(known, last.tail, places) {
             let event = event(known + i);
-            if event.result == 0 && is_poll(pid, event.request) {
-                polls.add((*slot).polls as usize).write(event.request);
-                (*slot).polls += 1;
+            if event.result == 0 && is_poll(tid, event.request) {
+                polls.add(count).write(event);
+                count += 1;
                 continue;
             }
             ring.add(1).map_err(lost)?;
             ring.write(plan.tail, &event);
             plan.tail = (plan.tail + 1) % places;
         }
-        ring.settle(&plan).map_err(lost)?;
-        submit(address, polls as u64, (*slot).polls).map_err(lost)
+        ring.settle(address, bytes).map_err(lost)?;
+        (*slot).tail = plan.tail;
+        pages.close();
+        (*slot).polls = ring.resubmit(polls, count).map_err(lost)? as u64;
+        Ok(())
     }
 }
 
-/// Whether the request at `address` is a poll. The program may have reused the memory, or unmapped it.
-unsafe fn is_poll(pid: i32, address: u64) -> bool {
+/// Whether the request at `address` is a poll. The program may have reused the memory, or unmapped it. The main thread, whose memory `/proc` shows no more, may have ended: `tid` is our own.
+unsafe fn is_poll(tid: i32, address: u64) -> bool {
     let mut request = Request::default();
     let bytes = size_of::<Request>();
     let local = [&raw mut request as u64, bytes as u64];
@@ -160,7 +179,7 @@ unsafe fn is_poll(pid: i32, address: u64) -> bool {
     let n = unsafe {
         syscall!(
             nr::PROCESS_VM_READV,
-            pid,
+            tid,
             local.as_ptr(),
             1usize,
             remote.as_ptr(),
@@ -233,9 +252,10 @@ impl Pages {
         }
     }
 
-    unsafe fn close(&self) {
-        for end in self.ends.iter().flatten().filter(|end| **end >= 0) {
+    unsafe fn close(&mut self) {
+        for end in self.ends.iter_mut().flatten().filter(|end| **end >= 0) {
             unsafe { syscall!(nr::CLOSE, *end) };
+            *end = -1;
         }
     }
 }

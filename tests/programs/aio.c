@@ -1,8 +1,9 @@
 // Native asynchronous I/O (io_setup) without a library. aio reads: direct and buffered reads and writes, always some on their way, some complete and not reaped.
-// aio poll: polls that wait long, fsync, and an eventfd that counts completions. aio full: a ring in every state, full too, and turned; a child has inherited the mapping and must not have the context.
+// aio poll: polls that wait long, one of them for a descriptor that is closed, fsync, and an eventfd that counts completions. aio timers: polls that end at any moment, each once. aio full: a ring in every state, full too, and turned; a child has inherited the mapping and must not have the context.
 #include "check.h"
 #include <linux/aio_abi.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 struct ring {
     unsigned id, nr, head, tail, magic, compat, incompat, bytes;
 };
@@ -89,18 +90,23 @@ static void k_poll(void) {
     int a[2], b[2], counter = (int)OK(eventfd(0, EFD_NONBLOCK)), fd = data_file(0);
     OK(pipe(a));
     OK(pipe(b));
-    static struct iocb pa, pb, sync;
+    static struct iocb pa, pb, sync, gone;
     struct iocb *p;
     struct io_event e[8];
     request(&pb, IOCB_CMD_POLL, b[0], (void *)(uintptr_t)POLLIN, 0, 0, 77);
     p = &pb;
     EQ(submit(c, 1, &p), 1);
     while (running()) {
-        request(&pa, IOCB_CMD_POLL, a[0], (void *)(uintptr_t)POLLIN, 0, 0, check_round);
+        // The kernel waits for its file; nobody else can do so by a number that is closed, and a checkpoint ends it.
+        int closed = (int)OK(dup(a[0]));
+        request(&gone, IOCB_CMD_POLL, closed, (void *)(uintptr_t)POLLIN, 0, 0, 88);
+        p = &gone;
+        EQ(submit(c, 1, &p), 1);
+        OK(close(closed));
+        request(&pa, IOCB_CMD_POLL, a[0], (void *)(uintptr_t)POLLIN, 0, 0, check_round + 100);
         p = &pa;
         EQ(submit(c, 1, &p), 1);
         nap_us(2000);
-        EQ(syscall(SYS_io_getevents, c, 0L, 8L, e, &(struct timespec){0, 0}), 0);
         uint64_t v = check_round;
         full_write(fd, &v, 8);
         request(&sync, IOCB_CMD_FDSYNC, fd, NULL, 0, 0, 55);
@@ -108,7 +114,13 @@ static void k_poll(void) {
         sync.aio_resfd = (uint32_t)counter;
         p = &sync;
         EQ(submit(c, 1, &p), 1);
-        EQ(reap_events(c, 1, 8, e), 1);
+        int ended = 0;
+        EQ(reap_events(c, 1, 1, e), 1);
+        if (e[0].data == 88) {
+            EQ(e[0].res, POLLNVAL);
+            ended = 1;
+            EQ(reap_events(c, 1, 1, e), 1);
+        }
         EQ(e[0].data, 55);
         EQ(e[0].res, 0);
         // The event can be seen before the counter.
@@ -116,9 +128,17 @@ static void k_poll(void) {
         full_read(counter, &v, 8);
         EQ(v, 1);
         full_write(a[1], "x", 1);
-        EQ(reap_events(c, 1, 8, e), 1);
-        EQ(e[0].data, check_round);
-        CHECK(e[0].res & POLLIN);
+        for (int seen = 0; seen < 2 - ended; seen++) {
+            EQ(reap_events(c, 1, 1, e), 1);
+            if (e[0].data == 88) {
+                EQ(e[0].obj, (uint64_t)(uintptr_t)&gone);
+                CHECK(e[0].res & (POLLIN | POLLNVAL));
+            } else {
+                EQ(e[0].data, check_round + 100);
+                CHECK(e[0].res & POLLIN);
+            }
+        }
+        EQ(syscall(SYS_io_getevents, c, 0L, 8L, e, &(struct timespec){0, 0}), 0);
         char x;
         full_read(a[0], &x, 1);
         OK(ftruncate(fd, 0));
@@ -131,6 +151,38 @@ static void k_poll(void) {
     char n[64];
     snprintf(n, sizeof n, "aio.%d", getpid());
     OK(unlink(n));
+}
+#define TIMERS 64
+static void k_timers(void) {
+    aio_context_t c = context(TIMERS);
+    static struct iocb q[TIMERS];
+    struct io_event e[TIMERS];
+    int timer[TIMERS];
+    for (int i = 0; i < TIMERS; i++) timer[i] = (int)OK(timerfd_create(CLOCK_MONOTONIC, 0));
+    while (running()) {
+        for (int i = 0; i < TIMERS; i++) {
+            struct iocb *p = &q[i];
+            OK(timerfd_settime(timer[i], 0, &(struct itimerspec){.it_value = {0, (i + 1) * 700000}}, NULL));
+            request(p, IOCB_CMD_POLL, timer[i], (void *)(uintptr_t)POLLIN, 0, 0, check_round << 8 | (unsigned)i);
+            EQ(submit(c, 1, &p), 1);
+        }
+        uint64_t seen = 0, n = 0;
+        while (n < TIMERS) {
+            long got = reap_events(c, 1, TIMERS, e);
+            for (long k = 0; k < got; k++, n++) {
+                uint64_t i = e[k].data & 255;
+                EQ(e[k].data >> 8, check_round);
+                EQ(e[k].obj, (uint64_t)(uintptr_t)&q[i]);
+                CHECK(e[k].res & POLLIN);
+                if (seen >> i & 1) fail("the poll of timer %d has ended twice", (int)i);
+                seen |= 1ull << i;
+            }
+        }
+        EQ(syscall(SYS_io_getevents, c, 0L, (long)TIMERS, e, &(struct timespec){0, 0}), 0);
+        uint64_t x;
+        for (int i = 0; i < TIMERS; i++) full_read(timer[i], &x, 8);
+    }
+    OK(syscall(SYS_io_destroy, c));
 }
 static void k_full(void) {
     aio_context_t small = context(1), large = context(1500), other = context(40);
@@ -224,6 +276,7 @@ int main(int argc, char **argv) {
     begin(name);
     if (!strcmp(kind, "reads")) k_reads();
     else if (!strcmp(kind, "poll")) k_poll();
+    else if (!strcmp(kind, "timers")) k_timers();
     else if (!strcmp(kind, "full")) k_full();
     else fail("unknown kind");
     return finish();

@@ -124,6 +124,7 @@ fn cases() -> Vec<Case> {
         prog("ipc_notify none"),
         prog("aio reads").launch(&["--save-open-files"]),
         prog("aio poll"),
+        prog("aio timers"),
         prog("aio full"),
         prog("blocked mq 8"),
         prog("odd_bare").verdict_file(),
