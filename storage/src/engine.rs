@@ -16,6 +16,7 @@ use crate::StorageError;
 use belay_image::manifest::{ChunkEntry, Manifest};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 
 /// Size of a chunk.
@@ -47,7 +48,8 @@ pub struct Engine {
     mover: Option<Arc<Mover>>,
     options: Options,
     pub(crate) chunk_bytes: u64,
-    next_id: u32,
+    /// The next chunk's number. Shared with the sessions, so that a number is used once also where its checkpoint fails: its chunk may still be on its way home.
+    next_id: Arc<AtomicU32>,
     kept: Option<Kept>,
     payoff: Payoff,
     /// The last checkpoint did without the table of hashes, because it does not pay.
@@ -65,7 +67,7 @@ impl Engine {
             mover: None,
             options,
             chunk_bytes: CHUNK_BYTES,
-            next_id: 1,
+            next_id: Arc::new(AtomicU32::new(1)),
             kept: None,
             payoff: Payoff::default(),
             paused: false,
@@ -95,7 +97,7 @@ impl Engine {
 
     /// Chunks made from now on have numbers from `next` on, or greater ones.
     pub fn number_from(&mut self, next: u32) {
-        self.next_id = self.next_id.max(next);
+        self.next_id.fetch_max(next, Ordering::Relaxed);
     }
 
     /// Bytes of the files in the store.
@@ -127,7 +129,7 @@ impl Engine {
             // The last checkpoint had no memory for it.
             kept.index = Some(Index::with_room(0)?);
         }
-        self.next_id = self.next_id.max(self.store.next_id()?);
+        self.number_from(self.store.next_id()?);
         let limit = match self.options.max_bytes {
             Some(limit) => Some(StorageLimit::Quota {
                 limit,
@@ -140,7 +142,7 @@ impl Engine {
         }
         let mut session = Session::new(
             (self.store.clone(), self.mover.clone()),
-            self.next_id,
+            self.next_id.clone(),
             self.chunk_bytes,
             limit,
             kept.live,
@@ -187,11 +189,10 @@ impl Engine {
     /// Takes over what a session has learned, now that its generation is committed in directory `generation`.
     pub fn keep(&mut self, session: Session, generation: &Path) {
         let stats = session.stats;
-        let (live, index, next_id) = session.into_kept();
+        let (live, index) = session.into_kept();
         if let Some(index) = &index {
             self.payoff.learn(&stats, index.cost());
         }
-        self.next_id = next_id;
         self.kept = Some(Kept { live, index });
         self.base = Some(generation.to_owned());
     }

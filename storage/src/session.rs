@@ -23,6 +23,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 
 /// Largest number of chunks lent at a time: each is an open file of the agent.
@@ -116,7 +117,8 @@ pub struct Stats {
 pub struct Session {
     store: Store,
     mover: Option<Arc<Mover>>,
-    next_id: u32,
+    /// Shared with the engine and its other sessions.
+    next_id: Arc<AtomicU32>,
     chunk_pages: u32,
     /// Most pages that may still be written, and what to say when that is too little.
     room: Option<(u64, StorageLimit)>,
@@ -160,7 +162,7 @@ fn pages_within(limit: StorageLimit) -> (u64, StorageLimit) {
 impl Session {
     pub(crate) fn new(
         (store, mover): (Store, Option<Arc<Mover>>),
-        next_id: u32,
+        next_id: Arc<AtomicU32>,
         chunk_bytes: u64,
         limit: Option<StorageLimit>,
         live: BTreeMap<u32, ChunkEntry>,
@@ -247,8 +249,9 @@ impl Session {
 
     /// Adds a chunk; where there are local tiers it has no place yet.
     fn add_chunk(&mut self, capacity: u32) -> Result<(), StorageError> {
-        let id = self.next_id;
-        self.next_id = id.checked_add(1).ok_or_else(|| StorageError::System {
+        let next = |id: u32| id.checked_add(1);
+        let id = self.next_id.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        let id = id.map_err(|_| StorageError::System {
             step: "number a chunk",
             source: std::io::ErrorKind::StorageFull.into(),
         })?;
@@ -614,7 +617,7 @@ impl Session {
 
     /// A number greater than that of any chunk made so far.
     pub fn next_chunk(&self) -> u32 {
-        self.next_id
+        self.next_id.load(Ordering::Relaxed)
     }
 
     /// Gives the chunks their names. From here on the generation that refers to them may be committed.
@@ -637,11 +640,11 @@ impl Session {
         Ok(())
     }
 
-    /// The chunks and the index as they are after the commit, and the next number.
-    pub(crate) fn into_kept(mut self) -> (BTreeMap<u32, ChunkEntry>, Option<Index>, u32) {
+    /// The chunks and the index as they are after the commit.
+    pub(crate) fn into_kept(mut self) -> (BTreeMap<u32, ChunkEntry>, Option<Index>) {
         let mut live = std::mem::take(&mut self.live);
         live.extend(self.chunks.iter().filter_map(|c| c.sealed).map(|e| (e.id, e)));
-        (live, self.index.take(), self.next_id)
+        (live, self.index.take())
     }
 
     fn discard(&self) {

@@ -18,6 +18,7 @@ use belay_image::{files, ImageError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -29,6 +30,8 @@ const PIECE: usize = 4 << 20;
 /// A chunk in a local tier.
 #[derive(Debug, Clone, Copy)]
 struct Item {
+    /// Which of the desk's entries is about it: what has been given up stays at the desk until its turn.
+    ticket: u32,
     tier: usize,
     bytes: u64,
     published: bool,
@@ -42,6 +45,7 @@ pub struct Mover {
     store: Store,
     desk: Desk,
     items: Mutex<BTreeMap<u32, Item>>,
+    tickets: AtomicU32,
     rate: Rate,
     control: Control,
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
@@ -53,6 +57,7 @@ impl Mover {
         let mover = Arc::new(Self {
             desk: Desk::new(policy, specs),
             items: Mutex::default(),
+            tickets: AtomicU32::default(),
             rate: Rate::new(rate),
             control: Control::default(),
             threads: Mutex::default(),
@@ -65,20 +70,23 @@ impl Mover {
                 remove(&mover.store.path_in(Place::Tier(tier), id));
                 continue;
             }
-            let published = true;
-            let failed = false;
-            mover.items().insert(
-                id,
-                Item {
-                    tier,
-                    bytes,
-                    published,
-                    failed,
-                },
-            );
-            mover.desk.found(tier, u64::from(id), bytes);
+            let entry = mover.insert(id, tier, bytes, true);
+            mover.desk.found(tier, entry, bytes);
         }
         Ok(mover)
+    }
+
+    /// Notes a chunk; what the desk is to call it.
+    fn insert(&self, id: u32, tier: usize, bytes: u64, published: bool) -> u64 {
+        let item = Item {
+            ticket: self.tickets.fetch_add(1, Ordering::Relaxed),
+            tier,
+            bytes,
+            published,
+            failed: false,
+        };
+        self.items().insert(id, item);
+        entry(id, item.ticket)
     }
 
     fn items(&self) -> MutexGuard<'_, BTreeMap<u32, Item>> {
@@ -103,7 +111,7 @@ impl Mover {
                 .collect()
         };
         for (id, i) in again {
-            self.desk.again(i.tier, u64::from(id), i.bytes);
+            self.desk.again(i.tier, entry(id, i.ticket), i.bytes);
         }
         self.desk.limit_memory(u64::MAX);
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
@@ -123,11 +131,11 @@ impl Mover {
     }
 
     fn run(&self) {
-        while let Some((tier, id, bytes)) = self.desk.take() {
-            let id = id as u32;
-            let moved = self.move_home(tier, id, bytes);
+        while let Some((tier, entry, bytes)) = self.desk.take() {
+            let (id, ticket) = parts(entry);
+            let moved = self.move_home(tier, (id, ticket), bytes);
             if let Err(e) = &moved {
-                if let Some(item) = self.items().get_mut(&id) {
+                if let Some(item) = self.items().get_mut(&id).filter(|i| i.ticket == ticket) {
                     item.failed = true;
                 }
                 tracing::warn!(chunk = id, error = %e, "chunk stays in its local tier");
@@ -136,8 +144,8 @@ impl Mover {
         }
     }
 
-    fn move_home(&self, tier: usize, id: u32, bytes: u64) -> Result<(), StorageError> {
-        let Some(item) = self.items().get(&id).copied() else {
+    fn move_home(&self, tier: usize, (id, ticket): (u32, u32), bytes: u64) -> Result<(), StorageError> {
+        let Some(item) = self.items().get(&id).copied().filter(|i| i.ticket == ticket) else {
             return Ok(()); // given up
         };
         let begin = Instant::now();
@@ -152,7 +160,7 @@ impl Mover {
             self.copy(&file, &from, bytes, &temporary)
         });
         let mut items = self.items();
-        let Some(item) = items.get(&id).copied() else {
+        let Some(item) = items.get(&id).copied().filter(|i| i.ticket == ticket) else {
             drop(items);
             remove(&temporary);
             return Ok(());
@@ -193,14 +201,8 @@ impl Mover {
     /// The chunk `id` with `pages` pages is complete in `tier`, where it was granted room for `granted`.
     pub(crate) fn sealed(&self, tier: usize, id: u32, granted: u64, pages: u32) {
         let bytes = chunk::file_bytes(pages);
-        let item = Item {
-            tier,
-            bytes,
-            published: false,
-            failed: false,
-        };
-        self.items().insert(id, item);
-        self.desk.written(tier, u64::from(id), granted, bytes);
+        let entry = self.insert(id, tier, bytes, false);
+        self.desk.written(tier, entry, granted, bytes);
     }
 
     /// Gives the sealed chunks `ids` their names, wherever they are, and makes the names durable.
@@ -272,6 +274,16 @@ impl Mover {
             }
         }
     }
+}
+
+/// What the desk calls chunk `id` with `ticket`.
+fn entry(id: u32, ticket: u32) -> u64 {
+    u64::from(ticket) << 32 | u64::from(id)
+}
+
+/// The chunk and the ticket that the desk calls `entry`.
+fn parts(entry: u64) -> (u32, u32) {
+    (entry as u32, (entry >> 32) as u32)
 }
 
 fn remove(path: &Path) {

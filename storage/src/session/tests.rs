@@ -69,6 +69,10 @@ fn what_is_known_is_not_stored_again_and_a_lost_session_leaves_nothing() {
 
     let mut session = engine.begin(0).unwrap();
     put(&mut session, &memory).unwrap();
+    assert!(
+        !session.knows(1) && session.knows(2),
+        "a lost session's number is not used again"
+    );
     assert_eq!(session.stats.written, 90, "a lost session has taught nothing");
     let first = commit(&mut engine, session);
     let moved: BTreeMap<u64, u64> = memory.iter().map(|(at, seed)| (at + 7, *seed)).collect();

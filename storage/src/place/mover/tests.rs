@@ -120,6 +120,31 @@ fn what_is_given_up_leaves_nothing_anywhere() {
 }
 
 #[test]
+fn what_the_desk_says_of_a_chunk_that_was_given_up_is_not_about_its_successor() {
+    let s = Scratch::new("ticket");
+    let engine = engine(&s, 2, 0, Policy::Naive, None);
+    let (mover, store) = (engine.mover().unwrap(), Store::of_job(&s.job()));
+    let (tier, bytes) = (Place::Tier(0), chunk::file_bytes(8));
+    let home = store.name_in(Place::Home, 7, false);
+    // Chunk 7 twice; the first is given up before its turn.
+    for contents in [1, 2] {
+        assert_eq!(mover.desk().now(bytes), tier);
+        std::fs::write(store.name_in(tier, 7, false), vec![contents; bytes as usize]).unwrap();
+        mover.sealed(0, 7, bytes, 8);
+        if contents == 1 {
+            mover.give_up(7);
+        }
+    }
+    for moved in [false, true] {
+        let (_, entry, bytes) = mover.desk().take().unwrap();
+        mover.move_home(0, parts(entry), bytes).unwrap();
+        assert_eq!(home.exists(), moved);
+        assert_eq!(store.name_in(tier, 7, false).exists(), !moved);
+    }
+    assert!(std::fs::read(&home).unwrap() == vec![2; bytes as usize]);
+}
+
+#[test]
 fn a_restart_finds_chunks_wherever_they_are_and_moves_them_home() {
     let s = Scratch::new("found");
     let memory = Scratch::memory(40, 5);
