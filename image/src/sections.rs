@@ -198,17 +198,22 @@ impl SectionFile {
     }
 }
 
-/// Creates `path` anew with mode 0600.
+/// Creates `path` anew with mode 0600. What lies there is removed, never written to: in a directory where others can write it may be a link of theirs, or a file that they have open.
 pub fn create_private(path: &Path) -> Result<std::fs::File, ImageError> {
     use std::os::unix::fs::OpenOptionsExt;
-    std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(|e| ImageError::io("create", path, e))
+    let create = || {
+        // A link is not followed with this either.
+        let mut options = std::fs::OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600).open(path)
+    };
+    let made = match create() {
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+            std::fs::remove_file(path).map_err(|e| ImageError::io("replace", path, e))?;
+            create()
+        }
+        made => made,
+    };
+    made.map_err(|e| ImageError::io("create", path, e))
 }
 
 fn u32_at(b: &[u8], at: usize) -> u32 {
@@ -241,6 +246,28 @@ mod tests {
         assert_eq!(back.get(Kind::Job).unwrap(), b"hello");
         assert_eq!(back.get(Kind::Extents).unwrap(), &[7; 1000][..]);
         assert!(back.get(Kind::Descriptors).is_err());
+    }
+
+    #[test]
+    fn what_lies_in_the_way_is_replaced_and_neither_followed_nor_written_to() {
+        let dir = std::env::temp_dir().join(format!("belay-sections-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let (other, path) = (dir.join("other"), dir.join("new"));
+        std::fs::write(&other, "theirs").unwrap();
+        for plant in [std::os::unix::fs::symlink::<&Path, &Path>, std::fs::hard_link] {
+            plant(&other, &path).unwrap();
+            create_private(&path).unwrap().write_all(b"mine").unwrap();
+            assert_eq!(std::fs::read_to_string(&other).unwrap(), "theirs");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
+            std::fs::remove_file(&path).unwrap();
+        }
+        std::os::unix::fs::symlink(dir.join("nothing"), &path).unwrap();
+        create_private(&path).unwrap();
+        assert!(!dir.join("nothing").exists() && path.symlink_metadata().unwrap().is_file());
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(create_private(&path).is_err());
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

@@ -285,10 +285,6 @@ pub fn set_local_tiers(job: &Path, tiers: &[LocalTier], used: &[LocalTier]) -> R
         }
     }
     let new = job.join(".places.json.new");
-    match std::fs::remove_file(&new) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(ImageError::io("remove", &new, e)),
-        _ => {}
-    }
     let mut file = create_private(&new)?;
     let text = serde_json::to_vec_pretty(tiers).map_err(|e| ImageError::damaged(&new, e.to_string()))?;
     file.write_all(&text)

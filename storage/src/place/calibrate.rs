@@ -99,10 +99,6 @@ fn sample(dir: &Path, writers: u32, bytes: u64) -> Result<f64, StorageError> {
 /// Keeps `model` in the tier in directory `dir`.
 pub fn store(dir: &Path, model: &Model) -> Result<PathBuf, StorageError> {
     let (path, new) = (dir.join(FILE), dir.join(format!(".{FILE}.new")));
-    match std::fs::remove_file(&new) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(ImageError::io("remove", &new, e).into()),
-        _ => {}
-    }
     let text = serde_json::to_vec_pretty(model).map_err(|e| ImageError::damaged(&new, e.to_string()))?;
     let mut file = create_private(&new)?;
     file.write_all(&text).map_err(|e| ImageError::io("write", &new, e))?;
@@ -136,6 +132,12 @@ mod tests {
             samples: 3,
             bytes: 3 << 20,
         };
+        // Links that somebody else has left under the names that are used.
+        let theirs = s.0.join("theirs");
+        std::fs::write(&theirs, "theirs").unwrap();
+        for name in [format!(".belay-calibrate-{}-1", std::process::id()), format!(".{FILE}.new")] {
+            std::os::unix::fs::symlink(&theirs, dir.join(name)).unwrap();
+        }
         let mut seen = Vec::new();
         let model = measure(&dir, plan, |n, rate| seen.push((n, rate))).unwrap();
         assert_eq!(seen.iter().map(|s| s.0).collect::<Vec<_>>(), [1, 2, 3]);
@@ -143,6 +145,7 @@ mod tests {
         let user = std::fs::metadata(&dir).unwrap().uid();
         assert_eq!(load(&dir, user), None);
         store(&dir, &model).unwrap();
+        assert_eq!(std::fs::read_to_string(&theirs).unwrap(), "theirs");
         // The last digit of a number may change on its way through JSON.
         let known = load(&dir, user).unwrap();
         for writers in 1..6 {
