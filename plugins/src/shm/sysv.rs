@@ -11,6 +11,7 @@ use belay_image::blobs::{BlobReader, BlobRef};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// All System V objects of the job.
@@ -66,6 +67,10 @@ const SHM_DEST: u32 = 0o1000;
 const MSG_COPY: i32 = 0o40000;
 /// Where the kernel lists the objects of the namespace.
 const LISTS: &str = "/proc/sysvipc";
+const SHM_INFO: i32 = 14;
+const SHM_STAT_ANY: i32 = 15;
+const SEM_STAT_ANY: i32 = 20;
+const MSG_STAT_ANY: i32 = 13;
 
 fn common(id: i32, p: &libc::ipc_perm) -> Common {
     Common {
@@ -127,17 +132,34 @@ fn shm_stat(id: i32, cmd: i32) -> io::Result<(i32, libc::shmid_ds)> {
     Ok((r, ds))
 }
 
-/// The columns `names` of every row of the kernel's list of `kind`: one call for all objects, however many others have.
-fn list<const N: usize>(kind: &str, names: [&str; N]) -> Vec<[i64; N]> {
-    // Without System V objects in the kernel there is no such file.
-    let text = std::fs::read_to_string(format!("{LISTS}/{kind}")).unwrap_or_default();
-    columns(&text, names)
+/// The columns `names` of every row of the kernel's list at `path`: one call for all objects, however many others have. Where it cannot be read, or has been masked, `asked` asks for
+/// one object after the other.
+fn list<const N: usize>(path: &Path, names: [&str; N], asked: impl FnOnce() -> Vec<[i64; N]>) -> Vec<[i64; N]> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => columns(&text, names).unwrap_or_else(asked),
+        // Without System V objects in the kernel there is no such file.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(e) => {
+            tracing::debug!(path = %path.display(), error = %e, "objects are asked for one by one");
+            asked()
+        }
+    }
 }
 
-fn columns<const N: usize>(text: &str, names: [&str; N]) -> Vec<[i64; N]> {
+/// What `stat` says of each object up to the last, whose place `last` is.
+fn each<const N: usize>(last: io::Result<i32>, stat: impl Fn(i32) -> io::Result<[i64; N]>) -> Vec<[i64; N]> {
+    let last = last.unwrap_or(-1);
+    (0..=last).filter_map(|at| stat(at).ok()).collect()
+}
+
+/// `None` where the text has no such columns.
+fn columns<const N: usize>(text: &str, names: [&str; N]) -> Option<Vec<[i64; N]>> {
     let mut lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let head = lines.next().unwrap_or_default();
     let places = names.map(|name| head.iter().position(|h| *h == name));
+    if places.contains(&None) {
+        return None;
+    }
     let number = |row: &[&str], place: Option<usize>| row.get(place?)?.parse().ok();
     let row = |row: Vec<&str>| {
         let found = places.map(|place| number(&row, place));
@@ -146,7 +168,7 @@ fn columns<const N: usize>(text: &str, names: [&str; N]) -> Vec<[i64; N]> {
             .all(Option::is_some)
             .then(|| found.map(Option::unwrap_or_default))
     };
-    lines.filter_map(row).collect()
+    Some(lines.filter_map(row).collect())
 }
 
 /// Whether an object belongs to the agent's user. Process numbers come around again: one of another user is none of ours, whoever had its maker's number.
@@ -160,9 +182,20 @@ fn one_of(pids: &BTreeSet<i32>, pid: i64) -> bool {
     i32::try_from(pid).is_ok_and(|pid| pids.contains(&pid))
 }
 
+/// Identifier, maker, who used it last, owner and creator of every segment, as listed at `path`.
+fn segments(path: &Path) -> Vec<[i64; 5]> {
+    list(path, ["shmid", "cpid", "lpid", "uid", "cuid"], || {
+        each(shm_stat(0, SHM_INFO).map(|(last, _)| last), |at| {
+            let (id, ds) = shm_stat(at, SHM_STAT_ANY)?;
+            let (p, users) = (&ds.shm_perm, [ds.shm_cpid, ds.shm_lpid].map(i64::from));
+            Ok([id.into(), users[0], users[1], p.uid.into(), p.cuid.into()])
+        })
+    })
+}
+
 fn segments_of(pids: &BTreeSet<i32>) -> Vec<i32> {
     let private = OWN_NAMESPACE.load(Ordering::Relaxed);
-    let rows = list("shm", ["shmid", "cpid", "lpid", "uid", "cuid"]).into_iter();
+    let rows = segments(&Path::new(LISTS).join("shm")).into_iter();
     let mine = rows.filter(|[_, maker, last, owner, creator]| {
         is_own(*owner, *creator) && (private || one_of(pids, *maker) || one_of(pids, *last))
     });
@@ -225,13 +258,24 @@ fn sem_number(id: i32, at: usize, cmd: i32) -> io::Result<i32> {
     crate::sys::check(unsafe { libc::semctl(id, at, cmd, SemArg { val: 0 }) })
 }
 
+/// Identifier, number of semaphores, owner and creator of every set, as listed at `path`.
+fn semaphores(path: &Path) -> Vec<[i64; 4]> {
+    list(path, ["semid", "nsems", "uid", "cuid"], || {
+        each(sem_stat(0, libc::SEM_INFO).map(|(last, _)| last), |at| {
+            let (id, ds) = sem_stat(at, SEM_STAT_ANY)?;
+            let count = i64::try_from(ds.sem_nsems).map_err(io::Error::other)?;
+            Ok([id.into(), count, ds.sem_perm.uid.into(), ds.sem_perm.cuid.into()])
+        })
+    })
+}
+
 fn semaphores_of(pids: &BTreeSet<i32>) -> Vec<i32> {
     let private = OWN_NAMESPACE.load(Ordering::Relaxed);
     let used = |id: i32, count: i64| {
         let count = usize::try_from(count).unwrap_or(0);
         (0..count).any(|i| sem_number(id, i, libc::GETPID).is_ok_and(|p| pids.contains(&p)))
     };
-    let rows = list("sem", ["semid", "nsems", "uid", "cuid"]).into_iter();
+    let rows = semaphores(&Path::new(LISTS).join("sem")).into_iter();
     let mine = |[id, count, owner, creator]: [i64; 4]| {
         let id = i32::try_from(id).ok()?;
         (is_own(owner, creator) && (private || used(id, count))).then_some(id)
@@ -282,9 +326,19 @@ fn msg_stat(id: i32, cmd: i32) -> io::Result<(i32, libc::msqid_ds)> {
     Ok((r, ds))
 }
 
+/// Identifier, last sender and last receiver of every queue, as listed at `path`.
+fn queues(path: &Path) -> Vec<[i64; 3]> {
+    list(path, ["msqid", "lspid", "lrpid"], || {
+        each(msg_stat(0, libc::MSG_INFO).map(|(last, _)| last), |at| {
+            let (id, ds) = msg_stat(at, MSG_STAT_ANY)?;
+            Ok([id.into(), ds.msg_lspid.into(), ds.msg_lrpid.into()])
+        })
+    })
+}
+
 fn queues_of(pids: &BTreeSet<i32>) -> Vec<i32> {
     let private = OWN_NAMESPACE.load(Ordering::Relaxed);
-    let rows = list("msg", ["msqid", "lspid", "lrpid"]).into_iter();
+    let rows = queues(&Path::new(LISTS).join("msg")).into_iter();
     let mine = rows.filter(|[_, sender, receiver]| private || one_of(pids, *sender) || one_of(pids, *receiver));
     mine.filter_map(|row| i32::try_from(row[0]).ok()).collect()
 }
@@ -434,8 +488,45 @@ mod tests {
     #[test]
     fn columns_are_found_by_their_names() {
         let text = "       key      shmid perms  cpid\n -12 7 600 13489\n 0 8 1600\n\n 1 9 600 -1\n";
-        assert_eq!(columns(text, ["shmid", "cpid"]), [[7, 13489], [9, -1]]);
-        assert_eq!(columns(text, ["key", "nothing"]), [[0; 2]; 0]);
-        assert_eq!(columns("", ["key"]), [[0; 1]; 0]);
+        assert_eq!(columns(text, ["shmid", "cpid"]), Some(vec![[7, 13489], [9, -1]]));
+        assert_eq!(columns(text, ["key", "nothing"]), None);
+        assert_eq!(columns("", ["key"]), None);
+        assert_eq!(columns("key\n", ["key"]), Some(Vec::new()));
+    }
+
+    /// The row of object `id`; others come and go.
+    fn row<const N: usize>(rows: &[[i64; N]], id: i32) -> Option<[i64; N]> {
+        rows.iter().find(|r| r[0] == i64::from(id)).copied()
+    }
+
+    #[test]
+    fn what_cannot_be_listed_is_asked_for_one_by_one() {
+        let flags = libc::IPC_CREAT | 0o600;
+        // SAFETY: these take numbers only.
+        let ids = unsafe {
+            [
+                libc::shmget(libc::IPC_PRIVATE, 1, flags),
+                libc::semget(libc::IPC_PRIVATE, 3, flags),
+                libc::msgget(libc::IPC_PRIVATE, flags),
+            ]
+        };
+        let lists = Path::new(LISTS);
+        // A list that is there and cannot be read, one that is masked, and none.
+        let [unreadable, masked, missing] = ["/", "/dev/null", "/nonexistent"].map(Path::new);
+        let mut seen = Vec::new();
+        for path in [unreadable, masked] {
+            seen.push(row(&segments(path), ids[0]).is_some_and(|r| Some(r) == row(&segments(&lists.join("shm")), ids[0])));
+            seen.push(row(&semaphores(path), ids[1]).is_some_and(|r| Some(r) == row(&semaphores(&lists.join("sem")), ids[1])));
+            seen.push(row(&queues(path), ids[2]).is_some_and(|r| Some(r) == row(&queues(&lists.join("msg")), ids[2])));
+        }
+        let none = segments(missing).len() + semaphores(missing).len() + queues(missing).len();
+        // SAFETY: removal takes no further argument.
+        unsafe {
+            libc::shmctl(ids[0], libc::IPC_RMID, std::ptr::null_mut());
+            libc::semctl(ids[1], 0, libc::IPC_RMID);
+            libc::msgctl(ids[2], libc::IPC_RMID, std::ptr::null_mut());
+        }
+        assert!(ids.iter().all(|id| *id >= 0), "{ids:?}");
+        assert_eq!((seen, none), (vec![true; 6], 0));
     }
 }
