@@ -411,7 +411,7 @@ fn gc(args: &cli::Gc) -> Result<u8, Failure> {
         }
         all
     } else {
-        generations::retain(&gen, keep, &[])?
+        generations::retain(&gen, keep, record::newest(dir.path()).as_slice())?
     };
     let removed = match generations::needed_chunks(&gen)? {
         Some(needed) => Store::of_job(dir.path()).collect(&needed)?,
@@ -420,7 +420,7 @@ fn gc(args: &cli::Gc) -> Result<u8, Failure> {
     if args.all {
         record::remove_all(dir.path())?;
     }
-    record::tidy_root(dir.path(), true)?;
+    record::tidy(dir.path(), dir.path(), true)?;
     let keep = (!args.all).then_some(keep);
     let tidied = tiers::for_each(&dir.description()?, |durable| {
         let freed = durable.collect(&dir, keep)?;

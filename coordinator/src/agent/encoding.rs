@@ -5,7 +5,8 @@
 //! Idle ───────────────────────────> a round leads ────────────────────────> Idle, or the next: first those that clients wait for, then the newest
 //!                                       └── failed: clients are told; Idle. The generation stays `local`; the next one is tried again
 //! ```
-//! The root leads the round; it and every part take a share. A generation whose share is under way stays in the job directory.
+//! The root leads the round; it and every part take a share. On every host the generation of the last share stays until the next round, because only the
+//! root knows whether that one has succeeded, and so does the newest that is redundant: what can be lost is never all there is.
 
 use super::Agent;
 use crate::clients::ClientId;
@@ -57,11 +58,14 @@ pub(super) struct Encoding {
     /// This host's share: the generation, and whether it is over.
     share: Option<(u64, Arc<AtomicBool>)>,
     newest: Option<u64>,
+    /// The newest redundant generation that this agent knows of.
+    redundant: Option<u64>,
     awaiting: Vec<Awaiting>,
 }
 
 impl Encoding {
-    pub(super) fn new(settings: Option<Settings>) -> Result<Self, Failure> {
+    /// `redundant`: the newest redundant generation.
+    pub(super) fn new(settings: Option<Settings>, redundant: Option<u64>) -> Result<Self, Failure> {
         Ok(Self {
             done: Wake::new().map_err(|e| Failure::system("make a wake-up channel", &e))?,
             wants: BTreeSet::new(),
@@ -70,8 +74,20 @@ impl Encoding {
             under: None,
             share: None,
             newest: None,
+            redundant,
             awaiting: Vec::new(),
         })
+    }
+
+    /// Generations that retention leaves alone.
+    fn needed(&self) -> Vec<u64> {
+        // The share stays until the next one begins, also when it is over: then its round is over too.
+        let share = self.share.iter().map(|(n, _)| *n);
+        share
+            .chain(self.under.iter().map(|u| u.generation))
+            .chain(self.awaiting.iter().map(|a| a.generation))
+            .chain(self.redundant)
+            .collect()
     }
 
     /// The generation that threads of this host read or write.
@@ -103,12 +119,7 @@ impl Agent {
 
     /// Generations that retention leaves alone.
     pub(super) fn being_encoded(&self) -> Vec<u64> {
-        let e = &self.encoding;
-        e.shared()
-            .into_iter()
-            .chain(e.under.iter().map(|u| u.generation))
-            .chain(e.awaiting.iter().map(|a| a.generation))
-            .collect()
+        self.encoding.needed()
     }
 
     /// At the root: checkpoint `number` begins; its number must not be used again, whatever is lost.
@@ -125,7 +136,11 @@ impl Agent {
         if self.encoding.settings.is_some() {
             record::tidy_root(self.dir.path(), unfinished)
         } else if self.nodes.is_some() {
-            record::tidy(self.dir.path(), unfinished)
+            record::tidy(
+                crate::nodes::job_of(self.nodes.as_ref(), self.dir.path()),
+                self.dir.path(),
+                unfinished,
+            )
         } else {
             Ok(())
         }
@@ -217,8 +232,9 @@ impl Agent {
         self.order(&Order::Encode {
             number: generation,
             root: root.clone(),
+            redundant: self.encoding.redundant,
         });
-        self.take_share(generation, root);
+        self.take_share(generation, root, None);
         Ok(Under {
             generation,
             record,
@@ -228,8 +244,9 @@ impl Agent {
         })
     }
 
-    /// Every host: its share of the round that is led at `root`.
-    pub(super) fn take_share(&mut self, generation: u64, root: Vec<String>) {
+    /// Every host: its share of the round that is led at `root`, where `redundant` is known to be the newest redundant generation.
+    pub(super) fn take_share(&mut self, generation: u64, root: Vec<String>, redundant: Option<u64>) {
+        self.encoding.redundant = self.encoding.redundant.max(redundant);
         if let Err(failure) = self.start_share(generation, root) {
             // The round waits in vain, and fails.
             tracing::error!(generation, error = %failure, "no share in the round");
@@ -283,6 +300,7 @@ impl Agent {
         });
         match result {
             Ok(()) => {
+                self.encoding.redundant = self.encoding.redundant.max(Some(generation));
                 tracing::info!(
                     generation,
                     scheme = under.record.scheme.name(),
@@ -332,5 +350,21 @@ impl Agent {
             );
             self.fail(a.client, Exit::NotDurable, &message);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_be_the_only_redundant_generation_is_needed() {
+        let mut e = Encoding::new(None, Some(3)).unwrap();
+        let over = Arc::new(AtomicBool::new(false));
+        e.share = Some((7, over.clone()));
+        assert_eq!(e.needed(), [7, 3]);
+        // This host's share is over; whether the others' are, only the root knows.
+        over.store(true, Ordering::Release);
+        assert_eq!((e.shared(), e.needed()), (None, vec![7, 3]));
     }
 }

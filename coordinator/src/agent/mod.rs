@@ -28,7 +28,8 @@ use crate::clients::{ClientId, Clients};
 use crate::generations;
 use crate::jobdir::{Description, Differential, JobDir, Lock};
 use crate::nodes::again::Reunion;
-use crate::nodes::Nodes;
+use crate::nodes::{self, Nodes};
+use crate::redundancy::record;
 use crate::relay::{Channel, Relay};
 use crate::sys::{self, SignalFd, Timer, Wake};
 use crate::{tiers, Failure};
@@ -160,8 +161,9 @@ impl Agent {
         let held = generations::list(&gen)?;
         let mut next_number = held.last().map_or(1, |g| g.number + 1);
         let settings = description.config.redundancy.settings()?;
+        let redundant = record::newest(nodes::job_of(nodes.as_ref(), dir.path()));
         if settings.is_some() {
-            next_number = next_number.max(crate::redundancy::record::last(dir.path()) + 1);
+            next_number = next_number.max(record::last(dir.path()) + 1);
         }
         let here = held.iter().filter_map(|g| g.manifest.as_ref().ok());
         let known = tiers::known(&dir, &description);
@@ -207,7 +209,7 @@ impl Agent {
             nodes,
             addresses: (Names::default(), false),
             flush: Flush::new()?,
-            encoding: Encoding::new(settings)?,
+            encoding: Encoding::new(settings, redundant)?,
         })
     }
 

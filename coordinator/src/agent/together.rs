@@ -184,7 +184,7 @@ impl Agent {
                 }
                 self.reap();
             }
-            Order::Encode { number, root } => self.take_share(number, root),
+            Order::Encode { number, root, redundant } => self.take_share(number, root, redundant),
             Order::End { grace_ms } => self.ask_end(Duration::from_millis(grace_ms)),
         }
     }

@@ -41,8 +41,12 @@ pub(crate) enum Order {
         save_open_files: bool,
         keep: u32,
     },
-    /// Take a share in making checkpoint `number` redundant; the round is led at one of `root`.
-    Encode { number: u64, root: Vec<String> },
+    /// Take a share in making checkpoint `number` redundant; the round is led at one of `root`. Until it is, the newest that is stays.
+    Encode {
+        number: u64,
+        root: Vec<String>,
+        redundant: Option<u64>,
+    },
     /// End the program.
     End { grace_ms: u64 },
 }
@@ -77,6 +81,12 @@ pub struct Nodes {
     pub(crate) together: Option<Together>,
     key: PathBuf,
     pub(crate) part: Option<u64>,
+}
+
+/// The directory of the job of which `dir` is that of a part, or the job's own.
+pub(crate) fn job_of<'a>(nodes: Option<&Nodes>, dir: &'a Path) -> &'a Path {
+    let parts = nodes.filter(|n| n.is_part()).and_then(|_| dir.parent());
+    parts.and_then(Path::parent).unwrap_or(dir)
 }
 
 fn failure(e: TreeError) -> Failure {

@@ -3,7 +3,7 @@
 
 use super::parity_file;
 use crate::nodes::table::Row;
-use crate::{generations, Failure};
+use crate::{generations, sys, Failure};
 use belay_image::{files, ImageError};
 use belay_redundancy::Scheme;
 use belay_wire::{Exit, GenerationStatus, Level, OnTier};
@@ -139,38 +139,40 @@ pub fn remove_all(dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Removes the parity in `dir` (of the job or a part) that belongs to no generation there, and, where nobody writes, what was left unfinished.
-pub(crate) fn tidy(dir: &Path, unfinished: bool) -> Result<(), Failure> {
+/// The newest generation of the job in `dir` that has a record.
+pub fn newest(dir: &Path) -> Option<u64> {
+    numbers(dir).pop()
+}
+
+/// Removes the parity in `dir` (that of `job` or of a part of it) that belongs to no generation there or with a record, and, where nobody writes, what was left unfinished.
+pub fn tidy(job: &Path, dir: &Path, unfinished: bool) -> Result<(), Failure> {
     let parity = dir.join(super::PARITY);
-    let kept: Vec<PathBuf> = generations::list(&dir.join("gen"))?
-        .iter()
-        .map(|g| parity_file(dir, g.number))
-        .collect();
-    let fail = |path: &Path| {
-        let step = format!("remove {}", path.display());
-        move |e| Failure::io(step, &e)
-    };
+    let here = generations::list(&dir.join("gen"))?;
+    let known = here.iter().map(|g| g.number).chain(numbers(job));
+    let kept: Vec<PathBuf> = known.map(|n| parity_file(dir, n)).collect();
     for path in std::fs::read_dir(&parity).into_iter().flatten().flatten().map(|e| e.path()) {
         let temporary = path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(".tmp-"));
         if !kept.contains(&path) && (unfinished || !temporary) {
-            std::fs::remove_file(&path).map_err(fail(&path))?;
+            std::fs::remove_file(&path).map_err(|e| Failure::io(format!("remove {}", path.display()), &e))?;
         }
     }
     Ok(())
 }
 
-/// At the root: also removes the records of generations that are not there.
-pub fn tidy_root(dir: &Path, unfinished: bool) -> Result<(), Failure> {
-    if !dir.join("gen").is_dir() {
-        // The data lies on another host.
-        return Ok(());
-    }
+/// At the agent of the root, after a checkpoint: also removes records that are older than all generations here, once there is one that was made from this host.
+/// What is merely not here, because another host led the job or a restart has failed, can be made again.
+pub(crate) fn tidy_root(dir: &Path, unfinished: bool) -> Result<(), Failure> {
     let here = generations::list(&dir.join("gen"))?;
-    for number in numbers(dir).into_iter().filter(|n| here.iter().all(|g| g.number != *n)) {
-        let path = file(dir, number);
-        std::fs::remove_file(&path).map_err(|e| Failure::io(format!("remove {}", path.display()), &e))?;
+    let numbers = numbers(dir);
+    let own = |n: u64| Record::read(dir, n).ok().flatten().is_some_and(|r| r.root == sys::host());
+    if let Some(oldest) = here.first().map(|g| g.number).filter(|o| numbers.iter().any(|n| n < o)) {
+        let newest_own = numbers.iter().rev().copied().find(|n| own(*n)).unwrap_or(0);
+        for number in numbers.into_iter().filter(|n| *n < oldest && *n <= newest_own) {
+            let path = file(dir, number);
+            std::fs::remove_file(&path).map_err(|e| Failure::io(format!("remove {}", path.display()), &e))?;
+        }
     }
-    tidy(dir, unfinished)
+    tidy(dir, dir, unfinished)
 }
 
 /// Adds to `statuses` what the records say.
@@ -188,5 +190,35 @@ pub(crate) fn add_to(dir: &Path, statuses: &mut BTreeMap<u64, GenerationStatus>)
             bytes: record.status.bytes,
             whole: true,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_records_that_newer_ones_of_this_host_replace_are_removed() {
+        let dir = std::env::temp_dir().join(format!("belay-record-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join("gen/000004")).unwrap();
+        let write = |number: u64, root: &str| {
+            let mut r = Record::new(GenerationStatus::default(), root.into(), Vec::new());
+            r.status.generation = number;
+            r.write(&dir).unwrap();
+        };
+        write(2, "elsewhere");
+        write(3, "elsewhere");
+        write(5, "elsewhere");
+        std::fs::create_dir(dir.join("parity")).unwrap();
+        for n in [1, 5] {
+            std::fs::write(parity_file(&dir, n), "").unwrap();
+        }
+        tidy_root(&dir, true).unwrap();
+        assert_eq!((numbers(&dir), newest(&dir)), (vec![2, 3, 5], Some(5)));
+        assert!(parity_file(&dir, 5).exists() && !parity_file(&dir, 1).exists());
+        write(4, &sys::host());
+        tidy_root(&dir, true).unwrap();
+        assert_eq!(numbers(&dir), [4, 5]);
+        std::fs::remove_dir_all(dir).unwrap();
     }
 }
