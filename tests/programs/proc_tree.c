@@ -18,8 +18,11 @@ static int node(int depth, uint64_t id, int ctl) {
         check_identity();
         verify(mine, heap_words * 8, id, "a child's heap");
         if (r == 1) break;
-        int st;
-        if (depth < 2 && waitpid(-1, &st, WNOHANG) != 0) fail("a child ended early: %x", st);
+        siginfo_t si = {0};
+        if (depth == 2) continue;
+        OK(waitid(P_ALL, 0, &si, WEXITED | WNOHANG | WNOWAIT));
+        // A child may have been told to end since this one looked.
+        if (si.si_pid && poll(&p, 1, 0) != 1) fail("a child ended early: %d has status %d", si.si_pid, si.si_status);
     }
     for (int i = 0; depth < 2 && i < 3; i++) reap(kid[i], ((int)((id * 4 + (uint64_t)i + 1) % 200)) << 8);
     no_children();
