@@ -7,13 +7,15 @@ use belay_image::manifest::{Manifest, MANIFEST_FILE};
 use belay_redundancy::index::{Place, FOOTER};
 use belay_redundancy::layout::{block_range, blocks};
 use belay_redundancy::{checksum, Index, Part};
-use belay_storage::chunk::file_bytes;
+use belay_storage::chunk::{file_bytes, Chunk};
 use belay_storage::store::Store;
+use belay_storage::PAGE;
 use belay_wire::Exit;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::Xxh3;
 
 /// The stream of generation `number` in `dir`.
 pub(crate) fn parts(dir: &Path, number: u64) -> Result<Vec<Part>, Failure> {
@@ -69,16 +71,133 @@ pub(crate) fn read(dir: &Path, number: u64, parts: &[Part], at: u64, bytes: usiz
     Ok(out)
 }
 
-/// Checksums of the blocks of all `data` segments of `segment` bytes.
-pub(crate) fn sums(dir: &Path, number: u64, parts: &[Part], (segment, data): (u64, usize)) -> io::Result<Vec<u64>> {
+/// What `sum` says of each block, given as offset and length, of all `data` segments of `segment` bytes, in the order of the stream.
+fn each_block<E>((segment, data): (u64, usize), mut sum: impl FnMut(u64, usize) -> Result<u64, E>) -> Result<Vec<u64>, E> {
     let mut out = Vec::new();
     for n in 0..data as u64 {
         for block in 0..blocks(segment) {
             let (at, bytes) = block_range(segment, block);
-            out.push(checksum(&read(dir, number, parts, n * segment + at, bytes)?));
+            out.push(sum(n * segment + at, bytes)?);
         }
     }
     Ok(out)
+}
+
+/// Checksums of the blocks of all `data` segments of `segment` bytes.
+pub(crate) fn sums(dir: &Path, number: u64, parts: &[Part], segments: (u64, usize)) -> io::Result<Vec<u64>> {
+    each_block(segments, |at, bytes| {
+        read(dir, number, parts, at, bytes).map(|data| checksum(&data))
+    })
+}
+
+/// The same, of generation `number` in `dir`, whose files and pages must be what was written: a file that is damaged is named.
+pub(crate) fn checked_sums(dir: &Path, number: u64, segments: (u64, usize)) -> Result<Vec<u64>, Failure> {
+    let mut check = Check::new(dir, number)?;
+    each_block(segments, |at, bytes| {
+        let data = read(dir, number, &check.parts, at, bytes);
+        let data = data.map_err(|e| Failure::io(format!("read {}", check.path.display()), &e))?;
+        check.feed(&data)?;
+        Ok(checksum(&data))
+    })
+}
+
+/// Compares the stream, as it is read, with the checksums of the manifest's files and of the chunks' pages.
+struct Check<'a> {
+    dir: &'a Path,
+    manifest: Manifest,
+    parts: Vec<Part>,
+    /// Number and file of the part that is read next, or whose pieces are.
+    next: usize,
+    path: PathBuf,
+    /// Pages of the chunk that are still to come, and bytes behind them.
+    pages: std::vec::IntoIter<u128>,
+    rest: u64,
+    /// What is left of a piece, its sum so far, and its sum.
+    left: u64,
+    sum: Xxh3,
+    expected: Expected,
+}
+
+/// The sum of a piece of the stream.
+enum Expected {
+    /// The manifest has been checked when it was read, a chunk's table of hashes too; pieces of the blob file are checked by who refers to them.
+    Nothing,
+    File(u64),
+    Page(u128),
+}
+
+impl<'a> Check<'a> {
+    fn new(dir: &'a Path, number: u64) -> Result<Self, Failure> {
+        Ok(Self {
+            dir,
+            manifest: Manifest::read(&dir.join("gen").join(generations::name(number)))?,
+            parts: parts(dir, number)?,
+            next: 0,
+            path: dir.to_owned(),
+            pages: Vec::new().into_iter(),
+            rest: 0,
+            left: 0,
+            sum: Xxh3::new(),
+            expected: Expected::Nothing,
+        })
+    }
+
+    /// Goes on to the next piece; none behind the end.
+    fn advance(&mut self) -> Result<bool, Failure> {
+        (self.left, self.expected) = if let Some(hash) = self.pages.next() {
+            (PAGE, Expected::Page(hash))
+        } else if self.rest > 0 {
+            (std::mem::take(&mut self.rest), Expected::Nothing)
+        } else {
+            let Some(part) = self.parts.get(self.next) else {
+                return Ok(false);
+            };
+            self.path = path_of(self.dir, self.manifest.generation, part);
+            let (files, chunks) = (&self.manifest.files, &self.manifest.chunks);
+            let of_file = self.next.checked_sub(1).and_then(|n| files.get(n)).and_then(|f| f.xxh3);
+            let of_chunk = self.next.checked_sub(1 + files.len()).and_then(|n| chunks.get(n));
+            self.next += 1;
+            match of_chunk {
+                Some(entry) => {
+                    let chunk = Chunk::open(self.path.clone(), entry)?;
+                    self.rest = part.bytes - chunk.hashes.len() as u64 * PAGE;
+                    self.pages = chunk.hashes.into_iter();
+                    (0, Expected::Nothing)
+                }
+                None => (part.bytes, of_file.map_or(Expected::Nothing, Expected::File)),
+            }
+        };
+        self.sum.reset();
+        Ok(true)
+    }
+
+    /// The next bytes of the stream.
+    fn feed(&mut self, mut data: &[u8]) -> Result<(), Failure> {
+        while !data.is_empty() {
+            if self.left == 0 && !self.advance()? {
+                return Ok(());
+            }
+            let now = data.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+            self.sum.update(&data[..now]);
+            (self.left, data) = (self.left - now as u64, &data[now..]);
+            if self.left > 0 {
+                break;
+            }
+            let right = match self.expected {
+                Expected::File(sum) => self.sum.digest() == sum,
+                Expected::Page(hash) => self.sum.digest128() == hash,
+                Expected::Nothing => true,
+            };
+            if !right {
+                let why = format!(
+                    "{}: damaged: it is not what was written for this generation",
+                    self.path.display()
+                );
+                return Err(Failure::new(Exit::Damaged, why));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What follows the parity in the file of generation `number` in `dir`.
@@ -128,4 +247,88 @@ pub(crate) fn read_parity(dir: &Path, number: u64, at: u64, bytes: usize) -> io:
     let mut out = vec![0; bytes];
     File::open(parity_file(dir, number))?.read_exact_at(&mut out, at)?;
     Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use belay_image::manifest::FileEntry;
+    use belay_storage::engine::{Engine, Options};
+
+    /// Generation 1 of a job with a file, a blob file, an empty file and a chunk.
+    fn generation(dir: &Path) {
+        let own = dir.join("gen/000001");
+        std::fs::create_dir_all(&own).unwrap();
+        let mut engine = Engine::new(Store::of_job(dir), Options::default()).unwrap();
+        let mut session = engine.begin(0).unwrap();
+        let memory: Vec<u8> = (0..600 * PAGE).map(|i| (i * 7 + i / PAGE) as u8).collect();
+        let mut table = Vec::new();
+        session.store_pages(0x10000, &memory, &mut table).unwrap();
+        session.set_table(1, table).unwrap();
+        session.seal().unwrap();
+        session.publish().unwrap();
+        let files = [("job.bimg", 5000), ("none", 0), ("blobs.bin", 100)].map(|(name, bytes)| {
+            let data = vec![7; bytes];
+            std::fs::write(own.join(name), &data).unwrap();
+            FileEntry {
+                name: name.into(),
+                bytes: bytes as u64,
+                xxh3: (name != "blobs.bin").then(|| belay_image::checksum(&data)),
+            }
+        });
+        let manifest = Manifest {
+            taken: None,
+            without_hashes: None,
+            generation: 1,
+            time_unix_s: 1,
+            arch: std::env::consts::ARCH.into(),
+            blocked_ms: 1.0,
+            phases_ms: Vec::new(),
+            processes: 1,
+            threads: 1,
+            bytes: memory.len() as u64,
+            new_bytes: session.new_bytes(),
+            files: files.into(),
+            chunks: session.entries().unwrap(),
+            next_chunk: session.next_chunk(),
+        };
+        std::fs::write(own.join(MANIFEST_FILE), manifest.encode().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn what_has_rotted_is_named() {
+        let dir = std::env::temp_dir().join(format!("belay-content-{}", std::process::id()));
+        generation(&dir);
+        let parts = parts(&dir, 1).unwrap();
+        let bytes: u64 = parts.iter().map(|p| p.bytes).sum();
+        // One segment, and some with blocks that end within pages and files.
+        for segments in [(bytes.next_multiple_of(64), 1), ((bytes / 3 + 64).next_multiple_of(64), 3)] {
+            let sums = sums(&dir, 1, &parts, segments).unwrap();
+            assert_eq!(checked_sums(&dir, 1, segments).unwrap(), sums);
+            let chunk = parts.last().unwrap();
+            let job = &parts[1];
+            let places = [
+                (job, 0),
+                (job, 4999),
+                (chunk, 0),
+                (chunk, 300 * PAGE),
+                (chunk, 600 * PAGE - 1),
+                (chunk, chunk.bytes - 1),
+            ];
+            for (part, at) in places {
+                let path = path_of(&dir, 1, part);
+                let good = std::fs::read(&path).unwrap();
+                let mut bad = good.clone();
+                bad[at as usize] ^= 1;
+                std::fs::write(&path, bad).unwrap();
+                let failure = checked_sums(&dir, 1, segments).unwrap_err();
+                assert!(
+                    failure.exit == Exit::Damaged && failure.message.contains(&path.display().to_string()),
+                    "{failure}"
+                );
+                std::fs::write(&path, good).unwrap();
+            }
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 }

@@ -5,13 +5,13 @@ use super::round::Seat;
 use super::serve::{Ask, Peer};
 use super::{parity_file, PARITY};
 use crate::{generations, Failure};
+use belay_image::sections::create_private;
 use belay_redundancy::layout::{block_range, blocks};
 use belay_redundancy::{checksum, code, Index, Layout, Member, Part};
 use belay_tree::JobKey;
 use belay_wire::Exit;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// What is to be encoded, as a member of the group sees it.
@@ -58,6 +58,12 @@ impl Work<'_> {
         for (peer, member) in peers.iter_mut().zip(&mut members) {
             member.sums = peer.hear_json()?;
         }
+        // What has rotted here must not count as redundant; the others look at theirs. Not while they answer: a connection on which nobody listens is given up.
+        let own = content::checked_sums(self.dir, generation, (segment, data))?;
+        if members.get(self.position).is_none_or(|m| m.sums != own) {
+            let why = format!("generation {generation} changes while it is read, or is damaged");
+            return Err(Failure::new(Exit::Damaged, why));
+        }
         let index = Index {
             generation,
             layout: self.layout,
@@ -76,13 +82,7 @@ impl Work<'_> {
             .join(PARITY)
             .join(format!(".tmp-{}", generations::name(self.generation)));
         let fail = |e: std::io::Error| Failure::io(format!("write {}", path.display()), &e);
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&new)
-            .map_err(fail)?;
+        let file = create_private(&new)?;
         let mut out = BufWriter::new(file);
         for slot in 0..self.layout.parity {
             let stripe = self.layout.parity_stripe(self.position, slot);
