@@ -39,6 +39,9 @@ fn option(stream: &TcpStream, level: i32, name: i32, value: libc::c_int) -> io::
 }
 
 impl Direct {
+    /// Bytes of a message, at most.
+    pub const MAX_MESSAGE: usize = crate::noise::MAX_MESSAGE;
+
     /// Connects to the first of `addresses` that answers.
     pub fn connect(key: &JobKey, addresses: &[String]) -> io::Result<Self> {
         let mut failure = io::Error::other("no address");

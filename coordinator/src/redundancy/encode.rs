@@ -2,7 +2,7 @@
 
 use super::content;
 use super::round::Seat;
-use super::serve::{Ask, Peer};
+use super::serve::{self, Ask, Peer};
 use super::{parity_file, PARITY};
 use crate::{generations, Failure};
 use belay_image::sections::create_private;
@@ -76,6 +76,7 @@ impl Work<'_> {
     }
 
     fn write(&self, mut index: Index, peers: &mut [Peer]) -> Result<(), Failure> {
+        serve::check_length(&index)?;
         let path = parity_file(self.dir, self.generation);
         let new = self
             .dir

@@ -3,7 +3,8 @@
 use super::{content, Settings};
 use crate::jobdir::JobDir;
 use crate::Failure;
-use belay_redundancy::{Part, BLOCK};
+use belay_redundancy::layout::blocks;
+use belay_redundancy::{Index, Part, BLOCK};
 use belay_tree::{Direct, Door, JobKey};
 use belay_wire::Exit;
 use serde::{Deserialize, Serialize};
@@ -11,6 +12,11 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bytes of an answer, at most.
+const MAX_ANSWER: usize = Direct::MAX_MESSAGE - 1;
+/// Characters of a checksum in an index, at most.
+const SUM_TEXT: u64 = 21;
 
 /// A question; the answer is one message, whose first byte tells an answer (0) from a reason (1).
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -266,4 +272,56 @@ pub fn run(job: &JobDir, settings: &Settings) -> Result<(), Failure> {
     let mut rest = [0; 64];
     while std::io::stdin().read(&mut rest).is_ok_and(|n| n > 0) {}
     Ok(())
+}
+
+/// Refuses an index, its own checksums not yet in it, that would be too long for an answer: nobody could fetch it.
+pub(crate) fn check_length(index: &Index) -> Result<(), Failure> {
+    check_length_below(index, MAX_ANSWER as u64)
+}
+
+fn check_length_below(index: &Index, limit: u64) -> Result<(), Failure> {
+    let own = blocks(index.segment) * index.layout.parity as u64 * SUM_TEXT;
+    let length = index.encode()?.len() as u64 + own;
+    if length <= limit {
+        return Ok(());
+    }
+    let why = format!(
+        "generation {}: the index of its group would have {length} bytes, and {limit} can be sent; smaller groups have shorter ones (--redundancy SCHEME:GROUP)",
+        index.generation
+    );
+    Err(Failure::new(Exit::NotDurable, why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use belay_redundancy::{Layout, Member, Scheme};
+
+    #[test]
+    fn an_index_that_nobody_could_fetch_is_refused() {
+        let member = |tag| Member {
+            tag,
+            host: "h".into(),
+            parts: Vec::new(),
+            sums: vec![u64::MAX; 4],
+        };
+        let mut index = Index {
+            generation: 7,
+            layout: Layout::new(Scheme::Xor, 3, 1).unwrap(),
+            segment: 2 * BLOCK,
+            position: 0,
+            members: (0..3).map(member).collect(),
+            sums: Vec::new(),
+        };
+        let without = index.encode().unwrap().len() as u64;
+        index.sums = vec![u64::MAX; 2];
+        let with = index.encode().unwrap().len() as u64;
+        index.sums.clear();
+        assert!(check_length_below(&index, without + 2 * SUM_TEXT).is_ok());
+        let failure = check_length_below(&index, with - 1).unwrap_err();
+        assert!(
+            failure.exit == Exit::NotDurable && failure.message.contains("smaller groups"),
+            "{failure}"
+        );
+    }
 }
