@@ -212,6 +212,16 @@ fn power_cut(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
+/// Waits until no chunk lies in `tier` any more.
+fn until_home(tier: &Path) -> Result<(), Failure> {
+    let end = Instant::now() + LIMIT;
+    while chunks(tier) != [0, 0] {
+        want(Instant::now() < end, || "chunks are not moved home".into())?;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
 /// Tiers that are not there are named at the launch; one that goes away while the job runs harms nothing, nor a restart.
 fn gone(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "gone", user)?;
@@ -236,13 +246,11 @@ fn gone(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     want(said.contains("9 writers") && said.contains("local-tier"), || said.clone())?;
     launch(&mut job, place, "adaptive", "4")?;
     job.checkpoint()?;
-    let end = Instant::now() + LIMIT;
-    while chunks(&dirs[0]) != [0, 0] {
-        want(Instant::now() < end, || "chunks are not moved home".into())?;
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    until_home(&dirs[0])?;
     io("remove", std::fs::remove_dir_all(&dirs[0]))?;
     job.checkpoint()?;
+    // What lies in a tier that goes is lost.
+    until_home(&dirs[1])?;
     kill(&mut job)?;
     io("remove", std::fs::remove_dir_all(&dirs[1]))?;
     goes_on(&mut job)?;
