@@ -162,18 +162,23 @@ fn allocations(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     })
 }
 
+/// Has the job checkpointed and requeued twice at random moments, then tells it to end.
+fn again_and_end(site: &Site, job: &str, rng: &mut Rng) -> Result<(), Failure> {
+    for restarts in 1..=2 {
+        site.progress(job, 0)?;
+        std::thread::sleep(Duration::from_millis(rng.below(500)));
+        site.user(&["scancel", "--batch", "--signal=USR1", job])?;
+        site.runs_again(job, restarts)?;
+    }
+    site.progress(job, 0)?;
+    io("write go", std::fs::write(site.go(), ""))
+}
+
 /// MPICH's mpiexec starts its proxies on both nodes with one srun.
 fn mpich(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let site = Site::of(place, "slurm-mpich", Kind::Mpich, 2)?;
     let job = site.submit(&["--time=10"])?;
-    for restarts in 1..=2 {
-        site.progress(&job, 0)?;
-        std::thread::sleep(Duration::from_millis(rng.below(500)));
-        site.user(&["scancel", "--batch", "--signal=USR1", &job])?;
-        site.runs_again(&job, restarts)?;
-    }
-    site.progress(&job, 0)?;
-    io("write go", std::fs::write(site.go(), ""))?;
+    again_and_end(&site, &job, rng)?;
     site.slurm
         .await_that("the verdict", |_| Ok(site.said(&job).contains("PASS mpi_cg")))?;
     site.user(&["scancel", &job]).map(drop)
@@ -200,14 +205,7 @@ fn tasks(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     })?;
     with("srun --mpi=none ")?;
     let job = site.submit(&["--time=10"])?;
-    for restarts in 1..=2 {
-        site.progress(&job, 0)?;
-        std::thread::sleep(Duration::from_millis(rng.below(500)));
-        site.user(&["scancel", "--batch", "--signal=USR1", &job])?;
-        site.runs_again(&job, restarts)?;
-    }
-    site.progress(&job, 0)?;
-    io("write go", std::fs::write(site.go(), ""))?;
+    again_and_end(&site, &job, rng)?;
     let said = site.completes(&job)?;
     want(said.matches("PASS compute_regs").count() == 4, || {
         format!("not four verdicts: {said}")
