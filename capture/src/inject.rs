@@ -458,6 +458,18 @@ pub(crate) fn snapshot(
     Ok(out)
 }
 
+/// The thread of `process` that issues system calls for the agent, and how.
+fn caller(process: &mut Process) -> Result<(&Gate, &mut Task), CaptureError> {
+    match (process.gate.as_ref(), process.tasks.first_mut()) {
+        (Some(gate), Some(task)) => Ok((gate, task)),
+        _ => Err(CaptureError::refuse(
+            process.pid,
+            "process",
+            "it cannot issue system calls for the agent",
+        )),
+    }
+}
+
 /// Runs OP_NOTIFICATION on the main thread of `process`, with `table` completed; `bytes` is the size of the room for messages, which `read` can read in the end.
 pub(crate) fn notification<R>(
     process: &mut Process,
@@ -466,18 +478,12 @@ pub(crate) fn notification<R>(
     bytes: u64,
     read: impl FnOnce(&NotificationTable, &Memory) -> Result<R, CaptureError>,
 ) -> Result<R, CaptureError> {
-    let Process { gate, tasks, pid, .. } = process;
-    let (Some(gate), Some(task)) = (gate.as_ref(), tasks.first_mut()) else {
-        return Err(CaptureError::refuse(
-            *pid,
-            "process",
-            "it cannot issue system calls for the agent",
-        ));
-    };
+    let pid = process.pid;
+    let (gate, task) = caller(process)?;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     table.room = remote_syscall(gate, task, libc::SYS_mmap, [0, bytes, protection, flags, u64::MAX, 0])?;
-    table.mark = area.mark(*pid, task.tid, 0);
+    table.mark = area.mark(pid, task.tid, 0);
     let entry = area.entry(task, OP_NOTIFICATION, area.notification_table, area.large_stack_top);
     let done = area
         .put(area.notification_table, &[table])
@@ -496,22 +502,16 @@ pub(crate) fn rings<R>(
     mut table: RingsTable,
     read: impl FnOnce(&RingsTable, &Memory) -> Result<R, CaptureError>,
 ) -> Result<R, CaptureError> {
-    let Process { gate, tasks, pid, .. } = process;
-    let (Some(gate), Some(task)) = (gate.as_ref(), tasks.first_mut()) else {
-        return Err(CaptureError::refuse(
-            *pid,
-            "process",
-            "it cannot issue system calls for the agent",
-        ));
-    };
-    table.mark = area.mark(*pid, task.tid, 0);
+    let pid = process.pid;
+    let (gate, task) = caller(process)?;
+    table.mark = area.mark(pid, task.tid, 0);
     let entry = area.entry(task, OP_RINGS, area.rings_table, area.large_stack_top);
     area.put(area.rings_table, &[table])?;
     entry.begin(task).and_then(|()| entry.end(task))?;
     let done = table.answered(&area.get::<RingsTable>(area.rings_table)?);
     let result = if done.mark.done == 0 {
         let reason = "got a signal from outside the job at this moment";
-        Err(CaptureError::refuse_for_now(*pid, "process", reason))
+        Err(CaptureError::refuse_for_now(pid, "process", reason))
     } else {
         read(&done, &area.memory)
     };
