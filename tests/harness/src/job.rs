@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 /// Length of a heartbeat record; the file's length never changes.
 const BEAT_LEN: usize = 20;
+/// How long Linux keeps a closed connection in TIME_WAIT (TCP_TIMEWAIT_LEN).
+const LINGERING: Duration = Duration::from_secs(60);
 
 /// A job and the process in the foreground (the program, `belay launch` or `belay restart`).
 #[derive(Debug)]
@@ -245,9 +247,10 @@ impl Job {
             .map_err(|e| format!("clear heartbeat: {e}"))
     }
 
-    /// Waits for two new heartbeats: the program makes progress.
-    pub fn progress(&mut self, patience: Duration) -> Result<(), Failure> {
-        let end = Instant::now() + patience;
+    /// Waits for two new heartbeats: the program makes progress. A restart that says that it waits for TIME_WAIT to end may have a minute more.
+    pub fn progress(&mut self, mut patience: Duration) -> Result<(), Failure> {
+        let start = Instant::now();
+        let mut lingering = false;
         let (mut last, mut changes) = (self.beat_value(), 0);
         while changes < 2 {
             if let Some(s) = self.ended()? {
@@ -258,7 +261,11 @@ impl Job {
                 changes += 1;
                 last = now;
             }
-            if Instant::now() > end {
+            if start.elapsed() > patience && !lingering && self.output_text().contains("(TIME_WAIT)") {
+                lingering = true;
+                patience += LINGERING;
+            }
+            if start.elapsed() > patience {
                 return Err(format!(
                     "no progress within {} s; {}; its output:\n{}",
                     patience.as_secs(),
