@@ -1,6 +1,7 @@
 // What a differential checkpoint must not get wrong: few, some or all pages written between checkpoints, pages rewritten with what they held, pages swapped
 // with each other, zeroed, given back, moved and grown by mremap and realloc, copied by fork, mapped anew; a private page of a file that holds only zeros.
 // `mem_diff pieces` also moves memory that it has mapped in pieces, which needs --differential hash (docs/limits.md).
+// `mem_diff alone` has no file, so that a copy of it may run beside it.
 #include "check.h"
 #define N 1024
 #define P 4096
@@ -45,7 +46,7 @@ static void renew(char *base, uint64_t *seeds, size_t first, size_t n) {
 #define H 256
 int main(int argc, char **argv) {
     begin("mem_diff");
-    int pieces = argc > 1 && !strcmp(argv[1], "pieces");
+    int pieces = argc > 1 && !strcmp(argv[1], "pieces"), alone = argc > 1 && !strcmp(argv[1], "alone");
     static uint64_t hole_seed[H];
     char *holes = mmap(NULL, H * P, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(holes != MAP_FAILED);
@@ -54,11 +55,12 @@ int main(int argc, char **argv) {
     CHECK(m != MAP_FAILED && seed);
     for (size_t i = 0; i < N; i++) put(i, i % 5 ? i : 0);
     char name[] = "diff.XXXXXX", page[P];
-    int fd = (int)OK(mkstemp(name));
+    int fd = alone ? -1 : (int)OK(mkstemp(name));
     fill(page, P, 7);
-    for (int i = 0; i < 4; i++) CHECK(write(fd, page, P) == P);
-    char *f = mmap(NULL, 4 * P, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    for (int i = 0; i < 4 && !alone; i++) CHECK(write(fd, page, P) == P);
+    char *f = mmap(NULL, 4 * P, PROT_READ | PROT_WRITE, MAP_PRIVATE | (alone ? MAP_ANONYMOUS : 0), fd, 0);
     CHECK(f != MAP_FAILED);
+    for (int i = 0; i < 4 && alone; i++) memcpy(f + i * P, page, P);
     memset(f + P, 0, P);
     size_t grown = 300000;
     char *heap = malloc(grown);
@@ -152,6 +154,6 @@ int main(int argc, char **argv) {
         else zeros(holes + i * P, "memory among new memory");
     }
     verify(heap, grown / 8 * 8, 3, "memory of malloc at the end");
-    OK(unlink(name));
+    if (!alone) OK(unlink(name));
     return finish();
 }

@@ -189,6 +189,13 @@ impl Job {
         Err(format!("belay checkpoint: {}: {}", show(o.status), text(&o)))
     }
 
+    /// The document of `belay status --json`.
+    pub fn status(&self) -> Result<serde_json::Value, Failure> {
+        let dir = self.dir().display().to_string();
+        let o = output(self.belay(&["status", &dir, "--json"]), Duration::from_secs(120))?;
+        serde_json::from_slice(&o.stdout).map_err(|e| format!("{e}: {}", text(&o)))
+    }
+
     /// Waits until the job answers to commands; `false` when it has ended before.
     pub fn answers(&mut self, patience: Duration) -> Result<bool, Failure> {
         let end = Instant::now() + patience;

@@ -1,13 +1,12 @@
-//! Many generations: each one that is kept restarts, with the state that it was taken of; storage stays within its limit and the agent does not grow; the automatic interval.
+//! Many generations: each one that is kept restarts, with the state that it was taken of; the automatic interval.
 
 use belay_tests::build::{build, Kind};
 use belay_tests::expect::want;
-use belay_tests::job::{output, text, Job};
+use belay_tests::job::Job;
 use belay_tests::place::{Place, User};
 use belay_tests::rng::{run_seed, Rng};
 use belay_tests::runner::{self, Check};
 use belay_tests::Failure;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,15 +23,9 @@ fn launch(job: &mut Job, place: &Place, options: &[&str], program: &[&str]) -> R
     job.progress(PATIENCE)
 }
 
-fn status(job: &Job) -> Result<serde_json::Value, Failure> {
-    let dir = job.dir().display().to_string();
-    let o = output(job.belay(&["status", &dir, "--json"]), PATIENCE)?;
-    serde_json::from_slice(&o.stdout).map_err(|e| format!("{e}: {}", text(&o)))
-}
-
 /// The whole generations, oldest first.
 fn generations(job: &Job) -> Result<Vec<u64>, Failure> {
-    let s = status(job)?;
+    let s = job.status()?;
     let list = s["generations"].as_array().ok_or("no generations in the status")?;
     Ok(list
         .iter()
@@ -111,96 +104,17 @@ fn every_generation(differential: &str, place: &Place, user: User, rng: &mut Rng
     job.verdict(false, PATIENCE)
 }
 
-fn bytes_in(dir: &Path) -> u64 {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    entries
-        .map(|e| match e.metadata() {
-            Ok(m) if m.is_dir() => bytes_in(&e.path()),
-            Ok(m) => m.len(),
-            Err(_) => 0,
-        })
-        .sum()
-}
-
-/// Resident anonymous memory (KiB) and open descriptors of the agent.
-fn size_of_agent(job: &Job) -> Result<(u64, usize), Failure> {
-    let s = status(job)?;
-    let agent = s["agent"]["host_pid"]
-        .as_i64()
-        .or(s["agent"]["pid"].as_i64())
-        .ok_or("no agent in the status")?;
-    let text = std::fs::read_to_string(format!("/proc/{agent}/status")).map_err(|e| format!("status of the agent: {e}"))?;
-    let line = text.lines().find_map(|l| l.strip_prefix("RssAnon:"));
-    let kib = line
-        .and_then(|l| l.split_whitespace().next()?.parse().ok())
-        .ok_or("no RssAnon")?;
-    let fds = std::fs::read_dir(format!("/proc/{agent}/fd")).map_err(|e| format!("descriptors of the agent: {e}"))?;
-    Ok((kib, fds.count()))
-}
-
-/// Number of checkpoints of the soak test.
-fn soak_length() -> u64 {
-    std::env::var("BELAY_SOAK").ok().and_then(|v| v.parse().ok()).unwrap_or(240)
-}
-
-/// Many checkpoints of a small program that changes its memory in all ways: storage stays within its limit, the agent stays as large as it was, and every hundredth generation restarts.
-fn soak(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
-    const QUOTA: u64 = 64 << 20;
-    let all = soak_length();
-    let mut job = Job::new(place, "soak", user)?;
-    job.set("BELAY_TEST_LONG", "1");
-    launch(&mut job, place, &["--keep", "3", "--max-bytes", "64M"], &["mem_diff"])?;
-    let mut first = None;
-    let mut most = 0;
-    for n in 1..=all {
-        rng.pause(5);
-        job.checkpoint().map_err(|e| format!("checkpoint {n}: {e}"))?;
-        if n % 20 == 0 {
-            let stored = bytes_in(&job.dir().join("chunks")) + bytes_in(&job.dir().join("gen"));
-            most = most.max(stored);
-            want(stored <= QUOTA, || format!("checkpoint {n}: {stored} bytes are stored"))?;
-            let now = size_of_agent(&job)?;
-            // The table of hashes grows to its full size first.
-            if n % all.div_ceil(3).next_multiple_of(20) == 20 {
-                first = Some(now);
-            }
-            let (kib, fds) = *first.get_or_insert(now);
-            // Clients that have just got their answer are still there for a moment.
-            want(now.1 <= fds + 3, || {
-                format!("checkpoint {n}: {} descriptors, there were {fds}", now.1)
-            })?;
-            want(now.0 <= kib + 1024, || {
-                format!("checkpoint {n}: the agent has {} KiB, it had {kib}", now.0)
-            })?;
-        }
-        // The first third is one long run.
-        if n % 100 == 0 && n > all / 3 {
-            job.kill_all()?;
-            job.clear_beat()?;
-            job.restart(&[])?;
-            job.progress(PATIENCE)
-                .map_err(|e| format!("restart of generation {n}: {e}"))?;
-            first = None;
-        }
-    }
-    println!(
-        "    {all} checkpoints, at most {most} bytes stored, agent {:?} (KiB, descriptors)",
-        size_of_agent(&job)?
-    );
-    job.verdict(false, PATIENCE)
-}
-
 /// The automatic interval is the published optimum for what checkpoints cost and how often the job is interrupted.
 fn auto_interval(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "auto", user)?;
     let options = ["--ckpt-interval", "auto", "--min-gap", "100ms", "--mtti", "2s", "--keep", "3"];
     launch(&mut job, place, &options, &["mem_diff"])?;
     let end = Instant::now() + PATIENCE;
-    let mut s = status(&job)?;
+    let mut s = job.status()?;
     while s["generations"].as_array().map_or(0, Vec::len) < 3 {
         want(Instant::now() < end, || format!("too few checkpoints: {s}"))?;
         job.progress(PATIENCE)?;
-        s = status(&job)?;
+        s = job.status()?;
     }
     let a = &s["auto_interval"];
     let number = |name: &str| a[name].as_f64().ok_or_else(|| format!("no {name}: {s}"));
@@ -225,11 +139,11 @@ fn auto_interval(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> 
     job.restart(&[])?;
     job.progress(PATIENCE)?;
     let end = Instant::now() + PATIENCE;
-    let mut s = status(&job)?;
+    let mut s = job.status()?;
     while s["auto_interval"].is_null() {
         want(Instant::now() < end, || format!("no automatic checkpoint: {s}"))?;
         job.progress(PATIENCE)?;
-        s = status(&job)?;
+        s = job.status()?;
     }
     let a = &s["auto_interval"];
     let mtti = a["mtti_s"].as_f64().unwrap_or(0.0);
@@ -253,10 +167,9 @@ fn main() {
     }
     let seed = run_seed();
     println!("seed {seed}");
-    let tests: [(&str, Test); 4] = [
+    let tests: [(&str, Test); 3] = [
         ("every_generation_hash", |p, u, r| every_generation("hash", p, u, r)),
         ("every_generation_written", |p, u, r| every_generation("written", p, u, r)),
-        ("soak", soak),
         ("auto_interval", auto_interval),
     ];
     let mut checks = Vec::new();
