@@ -14,6 +14,8 @@ pub const OP_PROCESS: u64 = 2;
 pub const OP_SNAPSHOT: u64 = 3;
 /// Operation: replace rings of native asynchronous I/O, see [`RingsTable`].
 pub const OP_RINGS: u64 = 5;
+/// Operation: wait until another thread's operation is over, see [`WaitTable`].
+pub const OP_WAIT: u64 = 6;
 /// Operation: look into a registration for notification and renew it, see [`NotificationTable`].
 pub const OP_NOTIFICATION: u64 = 4;
 
@@ -46,6 +48,26 @@ pub struct AltStack {
     pub flags: i32,
     pub pad: u32,
     pub size: u64,
+}
+
+/// Whether an operation may begin, and whether it is over. While the agent lives no other thread of the process runs; should it die, all do, so those others wait here ([`OP_WAIT`]).
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Turn {
+    /// 1 when all other threads have been led to their wait; the operation does nothing otherwise.
+    pub go: u32,
+    /// 1 when the operation is over; a futex.
+    pub over: u32,
+}
+
+/// How a thread waits for another one's operation.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct WaitTable {
+    /// End of operation.
+    pub mark: Mark,
+    /// Address of [`Turn::over`].
+    pub over: u64,
 }
 
 /// What only a thread can tell about itself.
@@ -189,6 +211,8 @@ pub struct SnapshotTable {
 pub struct NotificationTable {
     /// End of operation.
     pub mark: Mark,
+    /// Its beginning and end for the other threads.
+    pub turn: Turn,
     /// Address of the room for messages: `capacity` times a [`MessageHead`] with `stride - 16` bytes of text behind it.
     pub room: u64,
     /// See `room`.
@@ -250,6 +274,8 @@ impl NotificationTable {
 pub struct RingsTable {
     /// End of operation.
     pub mark: Mark,
+    /// Its beginning and end for the other threads.
+    pub turn: Turn,
     /// Number of entries of `rings` in use.
     pub count: u32,
     /// Padding.
@@ -482,6 +508,7 @@ mod tests {
         };
         let mut sent = RingsTable {
             mark,
+            turn: Turn::default(),
             count: 1,
             pad: 0,
             rings: [RingSlot::default(); MAX_RINGS],

@@ -4,8 +4,8 @@ use crate::rescue::Gate;
 use crate::suspend::{Process, Suspended, Task};
 use crate::CaptureError;
 use belay_abi::inject::{
-    Mark, NotificationTable, ProcessTable, RingsTable, SnapshotTable, ThreadTable, MAX_LEFT_OUT, MAX_WRITERS, OP_NOTIFICATION,
-    OP_PROCESS, OP_RINGS, OP_SNAPSHOT, OP_THREAD, WRITER_STACK,
+    Mark, NotificationTable, ProcessTable, RingsTable, SnapshotTable, ThreadTable, Turn, WaitTable, MAX_LEFT_OUT, MAX_WRITERS,
+    OP_NOTIFICATION, OP_PROCESS, OP_RINGS, OP_SNAPSHOT, OP_THREAD, OP_WAIT, WRITER_STACK,
 };
 use belay_kernel::blob::Blob;
 use belay_kernel::proc::{Map, Status};
@@ -66,6 +66,18 @@ pub(crate) fn remote_syscall(gate: &Gate, task: &mut Task, nr: i64, args: [u64; 
             std::io::Error::from_raw_os_error(i32::try_from(-e).unwrap_or(libc::EIO)),
         )),
         _ => Ok(ret),
+    }
+}
+
+/// Lets the main thread of `process` issue one system call.
+fn on_main(process: &mut Process, nr: i64, args: [u64; 6]) -> Result<u64, CaptureError> {
+    match (process.gate.as_ref(), process.tasks.first_mut()) {
+        (Some(gate), Some(task)) => remote_syscall(gate, task, nr, args),
+        _ => Err(CaptureError::refuse(
+            process.pid,
+            "process",
+            "it cannot issue system calls for the agent",
+        )),
     }
 }
 
@@ -187,6 +199,14 @@ impl Area {
         }
     }
 
+    /// The mark of an operation of the main thread of `process` after OP_PROCESS.
+    fn main_mark(&self, process: &Process) -> Mark {
+        Mark {
+            subreaper: process.subreaper.into(),
+            ..self.mark(process.pid, process.tasks[0].tid, 0)
+        }
+    }
+
     fn put<T: Copy>(&self, offset: u64, tables: &[T]) -> Result<(), CaptureError> {
         // SAFETY: `T` is one of the plain C structs of `belay_abi::inject`, which have no implicit padding; its bytes are only read.
         let bytes = unsafe { std::slice::from_raw_parts(tables.as_ptr().cast::<u8>(), size_of_val(tables)) };
@@ -235,10 +255,20 @@ struct Entry {
 
 impl Entry {
     fn begin(&self, task: &mut Task) -> Result<(), CaptureError> {
-        let fail = |e| CaptureError::failed(format!("run thread {}", task.tid), e);
-        ptrace::set_regs(task.tid, &self.regs).map_err(fail)?;
-        ptrace::set_sigmask(task.tid, !(1 << (self.signo - 1))).map_err(fail)?;
+        self.prepare(task)?;
+        Self::let_run(task)
+    }
+
+    /// Leads the task to the operation: it is the next that it does, even without the agent.
+    fn prepare(&self, task: &mut Task) -> Result<(), CaptureError> {
+        let fail = |e| CaptureError::failed(format!("prepare thread {}", task.tid), e);
         task.borrowed = true;
+        ptrace::set_regs(task.tid, &self.regs).map_err(fail)?;
+        ptrace::set_sigmask(task.tid, !(1 << (self.signo - 1))).map_err(fail)
+    }
+
+    fn let_run(task: &mut Task) -> Result<(), CaptureError> {
+        let fail = |e| CaptureError::failed(format!("run thread {}", task.tid), e);
         ptrace::cont(task.tid, 0).map_err(fail)?;
         task.running = true;
         Ok(())
@@ -424,10 +454,7 @@ pub(crate) fn snapshot(
             }
             let (fd, ino) = controls[i];
             let table = SnapshotTable {
-                mark: Mark {
-                    subreaper: process.subreaper.into(),
-                    ..area.mark(process.pid, process.tasks[0].tid, 0)
-                },
+                mark: area.main_mark(process),
                 stack_intermediary: area.base + area.intermediary_stack_top,
                 stack_writers: area.base + area.writer_stack_top,
                 agent_pid,
@@ -458,65 +485,103 @@ pub(crate) fn snapshot(
     Ok(out)
 }
 
-/// The thread of `process` that issues system calls for the agent, and how.
-fn caller(process: &mut Process) -> Result<(&Gate, &mut Task), CaptureError> {
-    match (process.gate.as_ref(), process.tasks.first_mut()) {
-        (Some(gate), Some(task)) => Ok((gate, task)),
-        _ => Err(CaptureError::refuse(
-            process.pid,
-            "process",
-            "it cannot issue system calls for the agent",
-        )),
-    }
+/// Lets the main thread of process number `at` do operation `op` on the table at `table`, whose turn is at `turn`, while its other threads wait: should the agent die, they go on only when
+/// it is over.
+fn take_turn(job: &mut Suspended, at: usize, area: &Area, (op, table, turn): (u64, u64, u64)) -> Result<(), CaptureError> {
+    let pid = job.processes[at].pid;
+    let size = size_of::<WaitTable>() as u64;
+    let over = area.base + turn + std::mem::offset_of!(Turn, over) as u64;
+    // The tables of OP_THREAD have been read.
+    let tasks = job.processes[at].tasks.iter().enumerate();
+    let waits: Vec<WaitTable> = tasks
+        .map(|(i, task)| WaitTable {
+            mark: area.mark(pid, task.tid, i),
+            over,
+        })
+        .collect();
+    area.put(area.thread_tables, &waits)?;
+    let entry = |process: usize, number: usize, task: &Task| {
+        let i = number as u64;
+        (process == at).then(|| match number {
+            0 => area.entry(task, op, table, area.large_stack_top),
+            _ => area.entry(
+                task,
+                OP_WAIT,
+                area.thread_tables + size * i,
+                area.small_stacks + SMALL_STACK * (i + 1),
+            ),
+        })
+    };
+    let each = |job: &mut Suspended, f: fn(&mut Task, &Entry) -> Result<(), CaptureError>| {
+        let done = job.each_task(entry, move |task, entry| {
+            entry.as_ref().map_or(Ok(()), |entry| f(task, entry))
+        });
+        done.into_iter().flatten().collect::<Result<(), _>>()
+    };
+    // Nobody runs before all are prepared: an agent that dies in between leaves a turn that does nothing. The main thread is the first, or the others would wait for ever.
+    let first = area.entry(&job.processes[at].tasks[0], op, table, area.large_stack_top);
+    first.prepare(&mut job.processes[at].tasks[0])?;
+    each(job, |task, entry| entry.prepare(task))?;
+    area.put(turn, &[1u32])?;
+    let began = each(job, |task, _| Entry::let_run(task));
+    let done = first.end(&mut job.processes[at].tasks[0]);
+    // After a failure the others may wait for ever: whoever puts the process back stops them.
+    began.and(done)?;
+    each(job, |task, entry| entry.end(task))
 }
 
-/// Runs OP_NOTIFICATION on the main thread of `process`, with `table` completed; `bytes` is the size of the room for messages, which `read` can read in the end.
+/// Runs OP_NOTIFICATION on the main thread of process number `at`, with `table` completed; `bytes` is the size of the room for messages, which `read` can read in the end.
 pub(crate) fn notification<R>(
-    process: &mut Process,
+    job: &mut Suspended,
+    at: usize,
     area: &Area,
     mut table: NotificationTable,
     bytes: u64,
     read: impl FnOnce(&NotificationTable, &Memory) -> Result<R, CaptureError>,
 ) -> Result<R, CaptureError> {
-    let pid = process.pid;
-    let (gate, task) = caller(process)?;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-    table.room = remote_syscall(gate, task, libc::SYS_mmap, [0, bytes, protection, flags, u64::MAX, 0])?;
-    table.mark = area.mark(pid, task.tid, 0);
-    let entry = area.entry(task, OP_NOTIFICATION, area.notification_table, area.large_stack_top);
+    table.room = on_main(
+        &mut job.processes[at],
+        libc::SYS_mmap,
+        [0, bytes, protection, flags, u64::MAX, 0],
+    )?;
+    table.mark = area.main_mark(&job.processes[at]);
+    let turn = area.notification_table + std::mem::offset_of!(NotificationTable, turn) as u64;
     let done = area
         .put(area.notification_table, &[table])
-        .and_then(|()| entry.begin(task))
-        .and_then(|()| entry.end(task))
+        .and_then(|()| take_turn(job, at, area, (OP_NOTIFICATION, area.notification_table, turn)))
         .and_then(|()| area.get::<NotificationTable>(area.notification_table))
         .and_then(|done| read(&table.answered(&done), &area.memory));
-    remote_syscall(gate, task, libc::SYS_munmap, [table.room, bytes, 0, 0, 0, 0])?;
+    on_main(&mut job.processes[at], libc::SYS_munmap, [table.room, bytes, 0, 0, 0, 0])?;
     done
 }
 
-/// Runs OP_RINGS on the main thread of `process`; `read` can read what it has found, before that is unmapped.
+/// Runs OP_RINGS on the main thread of process number `at`; `read` can read what it has found, before that is unmapped.
 pub(crate) fn rings<R>(
-    process: &mut Process,
+    job: &mut Suspended,
+    at: usize,
     area: &Area,
     mut table: RingsTable,
     read: impl FnOnce(&RingsTable, &Memory) -> Result<R, CaptureError>,
 ) -> Result<R, CaptureError> {
-    let pid = process.pid;
-    let (gate, task) = caller(process)?;
-    table.mark = area.mark(pid, task.tid, 0);
-    let entry = area.entry(task, OP_RINGS, area.rings_table, area.large_stack_top);
+    table.mark = area.main_mark(&job.processes[at]);
     area.put(area.rings_table, &[table])?;
-    entry.begin(task).and_then(|()| entry.end(task))?;
+    let turn = area.rings_table + std::mem::offset_of!(RingsTable, turn) as u64;
+    take_turn(job, at, area, (OP_RINGS, area.rings_table, turn))?;
     let done = table.answered(&area.get::<RingsTable>(area.rings_table)?);
     let result = if done.mark.done == 0 {
         let reason = "got a signal from outside the job at this moment";
-        Err(CaptureError::refuse_for_now(pid, "process", reason))
+        Err(CaptureError::refuse_for_now(job.processes[at].pid, "process", reason))
     } else {
         read(&done, &area.memory)
     };
     for ring in done.rings.iter().filter(|r| r.scratch != 0) {
-        remote_syscall(gate, task, libc::SYS_munmap, [ring.scratch, 2 * ring.bytes, 0, 0, 0, 0])?;
+        on_main(
+            &mut job.processes[at],
+            libc::SYS_munmap,
+            [ring.scratch, 2 * ring.bytes, 0, 0, 0, 0],
+        )?;
     }
     result
 }

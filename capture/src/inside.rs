@@ -3,7 +3,7 @@
 use crate::inject::{self, Area};
 use crate::suspend::Suspended;
 use crate::CaptureError;
-use belay_abi::inject::{MessageHead, NotificationTable, MAX_NOTIFIED, RENEW_DONE, RENEW_NOT_NOW, RENEW_NO_ACCESS};
+use belay_abi::inject::{MessageHead, NotificationTable, Turn, MAX_NOTIFIED, RENEW_DONE, RENEW_NOT_NOW, RENEW_NO_ACCESS};
 use belay_kernel::vm::Memory;
 use belay_plugins::{Inside, Refusal, Registration, Renewed};
 
@@ -23,10 +23,7 @@ impl Inside for Stopped<'_> {
             passing,
         };
         let at = self.job.processes.iter().position(|p| p.pid == r.pid);
-        let (Some(process), Some(area)) = (
-            at.and_then(|at| self.job.processes.get_mut(at)),
-            at.and_then(|at| self.areas.get(at)),
-        ) else {
+        let Some((at, area)) = at.and_then(|at| Some((at, self.areas.get(at)?))) else {
             return Err(refusal(
                 "the process that is to be notified is not part of the job".into(),
                 false,
@@ -50,6 +47,7 @@ impl Inside for Stopped<'_> {
         sockets[..r.sockets.len()].copy_from_slice(&r.sockets);
         let table = NotificationTable {
             mark: area.no_mark(),
+            turn: Turn::default(),
             room: 0,
             stride,
             capacity: r.capacity,
@@ -68,7 +66,7 @@ impl Inside for Stopped<'_> {
             value: 0,
             cookie: [0; 32],
         };
-        let done = inject::notification(process, area, table, bytes, |t, memory| Ok((*t, messages(t, memory)?)));
+        let done = inject::notification(self.job, at, area, table, bytes, |t, memory| Ok((*t, messages(t, memory)?)));
         let (t, messages) = done.map_err(|e| match e {
             CaptureError::Refused(mut reasons) if !reasons.is_empty() => reasons.swap_remove(0),
             other => refusal(other.to_string(), false),

@@ -286,15 +286,14 @@ fn take(
     let timers: Vec<Vec<i32>> = drafts.iter().map(process::Draft::timer_ids).collect();
     let process_tables = inject::collect_processes(&mut job, &areas, &timers)?;
     let mut processes = Vec::new();
-    for (((process, draft), area), (threads, table)) in job
-        .processes
+    for (at, ((draft, area), (threads, table))) in drafts
         .iter_mut()
-        .zip(&mut drafts)
         .zip(&areas)
         .zip(threads.iter().zip(&process_tables))
+        .enumerate()
     {
-        let rings = rings::settle(process, area, draft)?;
-        processes.push(draft.finish(process, threads, table, rings)?);
+        let rings = rings::settle(&mut job, at, area, draft)?;
+        processes.push(draft.finish(&mut job.processes[at], threads, table, rings)?);
     }
     for zombie in &job.zombies {
         processes.extend(process::zombie(*zombie));

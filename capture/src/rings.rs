@@ -3,16 +3,16 @@
 use crate::inject::{self, Area};
 use crate::memory;
 use crate::process::Draft;
-use crate::suspend::Process;
+use crate::suspend::Suspended;
 use crate::CaptureError;
 use belay_abi::aio::{distance, Event, RingHead, RingPlan, EVENT_BYTES};
-use belay_abi::inject::{RingSlot, RingsTable, MAX_RINGS, RING_DEAD, RING_DONE, RING_LOST};
+use belay_abi::inject::{RingSlot, RingsTable, Turn, MAX_RINGS, RING_DEAD, RING_DONE, RING_LOST};
 use belay_image::model::Ring;
 use belay_kernel::vm::Memory;
 use belay_plugins::Refusal;
 
-/// Replaces the rings of `process` by new ones, see the injected program. Those that it has inherited, and cannot use, are none.
-pub(crate) fn settle(process: &mut Process, area: &Area, draft: &Draft) -> Result<Vec<Ring>, CaptureError> {
+/// Replaces the rings of process number `at` by new ones, see the injected program. Those that it has inherited, and cannot use, are none.
+pub(crate) fn settle(job: &mut Suspended, at: usize, area: &Area, draft: &Draft) -> Result<Vec<Ring>, CaptureError> {
     let slots: Vec<RingSlot> = draft.maps.iter().filter(|m| memory::is_ring(m)).map(slot).collect();
     let mut out = Vec::new();
     for some in slots.chunks(MAX_RINGS) {
@@ -20,12 +20,13 @@ pub(crate) fn settle(process: &mut Process, area: &Area, draft: &Draft) -> Resul
         rings[..some.len()].copy_from_slice(some);
         let table = RingsTable {
             mark: area.no_mark(),
+            turn: Turn::default(),
             count: u32::try_from(some.len()).unwrap_or(0),
             pad: 0,
             rings,
         };
-        let pid = process.pid;
-        out.extend(inject::rings(process, area, table, |done, memory| {
+        let pid = job.processes[at].pid;
+        out.extend(inject::rings(job, at, area, table, |done, memory| {
             let done = done.rings.iter().take(some.len());
             done.filter(|r| r.outcome != RING_DEAD)
                 .map(|r| ring(pid, r, memory))

@@ -4,6 +4,7 @@
 //! application: no libc, no thread-local storage, no allocator, no descriptor. Signals are blocked while it runs.
 //!
 //! * `thread`, `process`: ask the kernel what only the task itself may ask.
+//! * `turn`: threads wait until another one's operation is over.
 //! * `notification`: what a process will be told about a message queue.
 //! * `rings`: requests of native asynchronous I/O are waited for.
 //! * `snapshot`: make the copy-on-write child; `writer`: what that child does.
@@ -16,10 +17,11 @@ mod collect;
 mod notification;
 mod rings;
 mod snapshot;
+mod turn;
 mod writer;
 
 use crate::collect::PR_SET_CHILD_SUBREAPER;
-use belay_abi::inject::{Mark, OP_NOTIFICATION, OP_PROCESS, OP_RINGS, OP_SNAPSHOT, OP_THREAD};
+use belay_abi::inject::{Mark, OP_NOTIFICATION, OP_PROCESS, OP_RINGS, OP_SNAPSHOT, OP_THREAD, OP_WAIT};
 use belay_abi::syscall;
 
 belay_abi::freestanding!();
@@ -55,6 +57,7 @@ unsafe extern "C" fn inject_main(op: u64, table: *mut Mark) -> ! {
             OP_PROCESS => collect::process(table.cast()),
             OP_SNAPSHOT => snapshot::run(table.cast()),
             OP_RINGS => rings::run(table.cast()),
+            OP_WAIT => turn::wait(table.cast()),
             OP_NOTIFICATION => notification::run(table.cast()),
             _ => {}
         }

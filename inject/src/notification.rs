@@ -1,10 +1,11 @@
 //! What a process that has registered with `mq_notify` will be told, and the messages of that queue.
 //!
 //! The kernel shows how a process will be notified and by which signal, but not the value that the signal carries, nor what `SIGEV_THREAD` sends to its netlink socket. Both come to
-//! light only when the registration ends: by a message that arrives in the empty queue, or by taking it back. So it ends here, where no thread of the process runs and all signals are
+//! light only when the registration ends: by a message that arrives in the empty queue, or by taking it back. So it ends here, where no other thread of the process runs (see `turn`) and all signals are
 //! blocked, what it brings is taken before anybody sees it, and the process registers again. Nothing is begun that cannot be finished without the agent.
 
 use crate::libc_nr as nr;
+use crate::turn;
 use belay_abi::inject::{MessageHead, NotificationTable, MAX_NOTIFIED, RENEW_DONE, RENEW_LOST, RENEW_NOT_NOW, RENEW_NO_ACCESS};
 use belay_abi::syscall;
 use core::ptr::{addr_of, addr_of_mut, null, null_mut};
@@ -60,7 +61,13 @@ pub(crate) unsafe fn run(t: *mut NotificationTable) {
         let all = u64::MAX;
         let mut before = 0u64;
         syscall!(nr::RT_SIGPROCMASK, SIG_SETMASK, &raw const all, &raw mut before, 8usize);
-        (*t).outcome = if must_wait(t) { RENEW_NOT_NOW } else { renew(t) };
+        let turn = addr_of_mut!((*t).turn);
+        (*t).outcome = if !turn::mine(turn) || must_wait(t) {
+            RENEW_NOT_NOW
+        } else {
+            renew(t)
+        };
+        turn::over(turn);
         syscall!(nr::RT_SIGPROCMASK, SIG_SETMASK, &raw const before, null_mut::<u64>(), 8usize);
     }
 }

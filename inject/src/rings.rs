@@ -5,9 +5,10 @@
 //! into the new one, and that is moved to the old one's address, which is the name by which the program knows it. Polls do not end by themselves: the kernel gives them up, and they are
 //! submitted again.
 //!
-//! No thread of the process runs and all signals are blocked. Nothing is taken away before all that can fail has been done.
+//! No other thread of the process runs (see `turn`) and all signals are blocked. Nothing is taken away before all that can fail has been done.
 
 use crate::libc_nr as nr;
+use crate::turn;
 use belay_abi::aio::{distance, Event, Request, RingHead, RingPlan, Turning};
 use belay_abi::inject::{RingSlot, RingsTable, AFFINITY_WORDS, MAX_RINGS, RING_DEAD, RING_DONE, RING_KEPT, RING_LOST};
 use belay_abi::{syscall, PAGE};
@@ -39,11 +40,17 @@ pub(crate) unsafe fn run(t: *mut RingsTable) {
         let mut affinity = [0u64; AFFINITY_WORDS];
         let bytes = syscall!(nr::SCHED_GETAFFINITY, 0usize, 8 * AFFINITY_WORDS, affinity.as_mut_ptr());
         stay_here();
-        let count = ((*t).count as usize).min(MAX_RINGS);
+        let turn = addr_of_mut!((*t).turn);
+        let count = if turn::mine(turn) {
+            ((*t).count as usize).min(MAX_RINGS)
+        } else {
+            0
+        };
         let slots = addr_of_mut!((*t).rings).cast::<RingSlot>();
         for i in 0..count {
             replace(slots.add(i), (*t).mark.tid);
         }
+        turn::over(turn);
         if bytes > 0 {
             syscall!(nr::SCHED_SETAFFINITY, 0usize, bytes, affinity.as_ptr());
         }

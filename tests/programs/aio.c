@@ -1,5 +1,6 @@
 // Native asynchronous I/O (io_setup) without a library. aio reads: direct and buffered reads and writes, always some on their way, some complete and not reaped.
-// aio poll: polls that wait long, one of them for a descriptor that is closed, fsync, and an eventfd that counts completions. aio timers: polls that end at any moment, each once. aio full: a ring in every state, full too, and turned; a child has inherited the mapping and must not have the context.
+// aio poll: polls that wait long, one of them for a descriptor that is closed, fsync, and an eventfd that counts completions. aio timers: polls that end at any moment, each once. aio threads: some
+// threads submit and reap in the same context while another one maps and unmaps memory wherever there is room. aio full: a ring in every state, full too, and turned; a child has inherited the mapping and must not have the context.
 #include "check.h"
 #include <linux/aio_abi.h>
 #include <sys/eventfd.h>
@@ -152,6 +153,67 @@ static void k_poll(void) {
     snprintf(n, sizeof n, "aio.%d", getpid());
     OK(unlink(n));
 }
+static aio_context_t shared;
+static int shared_ready, threads_end;
+static unsigned long submitted, reaped;
+static void *t_submit(void *x) {
+    struct iocb q, *p = &q;
+    request(&q, IOCB_CMD_POLL, shared_ready, (void *)(uintptr_t)POLLIN, 0, 0, 99);
+    while (!__atomic_load_n(&threads_end, __ATOMIC_ACQUIRE)) {
+        long n = submit(shared, 1, &p);
+        if (n < 0) EQ(errno, EAGAIN);
+        else __atomic_add_fetch(&submitted, 1, __ATOMIC_ACQ_REL);
+        nap_us(50);
+    }
+    return x;
+}
+static void *t_reap(void *x) {
+    struct io_event e[8];
+    while (!__atomic_load_n(&threads_end, __ATOMIC_ACQUIRE)) {
+        long n = reap_events(shared, 0, 8, e);
+        for (long i = 0; i < n; i++) EQ(e[i].data, 99);
+        __atomic_add_fetch(&reaped, (unsigned long)n, __ATOMIC_ACQ_REL);
+        nap_us(50);
+    }
+    return x;
+}
+static void *t_map(void *x) {
+    char *m[8];
+    while (!__atomic_load_n(&threads_end, __ATOMIC_ACQUIRE)) {
+        for (int i = 0; i < 8; i++) {
+            m[i] = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            CHECK(m[i] != MAP_FAILED);
+            m[i][5] = (char)(i + 1);
+        }
+        nap_us(500);
+        for (int i = 0; i < 8; i++) {
+            EQ(m[i][5], i + 1);
+            OK(munmap(m[i], 4096));
+        }
+    }
+    return x;
+}
+static void k_threads(void) {
+    shared = context(16);
+    shared_ready = (int)OK(eventfd(1, 0));
+    void *(*f[])(void *) = {t_submit, t_submit, t_reap, t_map};
+    pthread_t t[4];
+    for (int i = 0; i < 4; i++) EQ(pthread_create(&t[i], NULL, f[i], NULL), 0);
+    while (running()) {
+        unsigned long before = __atomic_load_n(&reaped, __ATOMIC_ACQUIRE);
+        int64_t since = now_ns();
+        while (__atomic_load_n(&reaped, __ATOMIC_ACQUIRE) < before + 10) {
+            if (now_ns() - since > 60000000000LL) fail("no request ends");
+            nap_us(500);
+        }
+    }
+    __atomic_store_n(&threads_end, 1, __ATOMIC_RELEASE);
+    for (int i = 0; i < 4; i++) EQ(pthread_join(t[i], NULL), 0);
+    struct io_event e;
+    while (reap_events(shared, 0, 1, &e) == 1) reaped++;
+    EQ(reaped, submitted);
+    OK(syscall(SYS_io_destroy, shared));
+}
 #define TIMERS 64
 static void k_timers(void) {
     aio_context_t c = context(TIMERS);
@@ -277,6 +339,7 @@ int main(int argc, char **argv) {
     if (!strcmp(kind, "reads")) k_reads();
     else if (!strcmp(kind, "poll")) k_poll();
     else if (!strcmp(kind, "timers")) k_timers();
+    else if (!strcmp(kind, "threads")) k_threads();
     else if (!strcmp(kind, "full")) k_full();
     else fail("unknown kind");
     return finish();

@@ -80,6 +80,7 @@ static void begin(const char *name) {
     snprintf(check_go, sizeof check_go, "%s", go ? go : "");
     check_pid = getpid();
     check_ppid = getppid();
+    check_quiet_parent = getenv("BELAY_TEST_QUIET_PARENT") != NULL;
     snprintf(check_beat, sizeof check_beat, "%s", beat ? beat : "");
     check_t0 = now_ns();
 }

@@ -137,7 +137,6 @@ static void *alarmed(void *a) {
 
 int main(void) {
     begin("kill_target");
-    check_quiet_parent = 1;
     sigset_t all;
     sigfillset(&all);
     EQ(pthread_sigmask(SIG_SETMASK, &all, NULL), 0);

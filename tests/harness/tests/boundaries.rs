@@ -18,6 +18,12 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(40);
 /// Steps visited by default.
 const SAMPLE: u64 = 12;
+/// Checkpoints that may be over before the moment looked for has been seen.
+const LATE: u32 = 20;
+/// Steps visited of programs with something special.
+const FEW: u64 = 5;
+/// The program that looks at everything that a checkpoint touches in every process.
+const ALL: &str = "kill_target";
 
 fn comm(pid: i32) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/comm"))
@@ -31,22 +37,30 @@ fn parent(pid: i32) -> Option<i32> {
     s[s.rfind(')')? + 2..].split(' ').nth(1)?.parse().ok()
 }
 
-/// The program's first process and its agent.
-fn program_and_agent(job: &Job) -> Result<(i32, i32), Failure> {
+/// The first process of the program `target` and its agent.
+fn program_and_agent(job: &Job, target: &str) -> Result<(i32, i32), Failure> {
     let front = job.pid().ok_or("no job")?;
     let found = procs::tree(front).into_iter().find_map(|p| {
         let above = parent(p)?;
-        (comm(p) == "kill_target" && comm(above) != "kill_target").then_some((p, above))
+        (comm(p) == name(target) && comm(above) != name(target)).then_some((p, above))
     });
     found.ok_or_else(|| format!("no program below {front}: {}", job.output_text()))
 }
 
-/// A job whose program runs; a restarted one where `restarted` is set.
-fn job(place: &Place, user: User, label: &str, restarted: bool) -> Result<Job, Failure> {
+/// The program's name: the first word of its command line.
+fn name(target: &str) -> &str {
+    target.split(' ').next().unwrap_or(target)
+}
+
+/// A job whose program `target` runs; a restarted one where `restarted` is set.
+fn job(place: &Place, user: User, label: &str, target: &str, restarted: bool) -> Result<Job, Failure> {
     let mut job = Job::new(place, label, user)?;
     // All kills of one job may take longer than a program usually has.
     job.set("BELAY_TEST_LONG", "1");
-    job.launch(&[], &[place.programs().join("kill_target").display().to_string()])?;
+    job.set("BELAY_TEST_QUIET_PARENT", "1");
+    let mut argv: Vec<String> = target.split(' ').map(str::to_owned).collect();
+    argv[0] = place.programs().join(&argv[0]).display().to_string();
+    job.launch(&[], &argv)?;
     job.progress(LIMIT)?;
     if restarted {
         job.checkpoint()?;
@@ -67,8 +81,8 @@ fn checkpoint_by_steps(job: &Job, agent: i32, at_step: impl FnMut(Step) -> Verdi
 }
 
 /// The steps of a whole checkpoint, and those of them at which `interesting` was true.
-fn survey(job: &Job, mut interesting: impl FnMut() -> bool) -> Result<Vec<u64>, Failure> {
-    let (_, agent) = program_and_agent(job)?;
+fn survey(job: &Job, target: &str, mut interesting: impl FnMut() -> bool) -> Result<Vec<u64>, Failure> {
+    let (_, agent) = program_and_agent(job, target)?;
     let mut found = Vec::new();
     let (steps, o) = checkpoint_by_steps(job, agent, |s| {
         if interesting() {
@@ -82,16 +96,16 @@ fn survey(job: &Job, mut interesting: impl FnMut() -> bool) -> Result<Vec<u64>, 
     Ok(found)
 }
 
-/// The steps to visit.
-fn sample(all: &[u64], rng: &mut Rng) -> Vec<u64> {
+/// The steps to visit, about `usual` of them where nothing else is wanted.
+fn sample(all: &[u64], usual: u64, rng: &mut Rng) -> Vec<u64> {
     let wanted = match std::env::var("BELAY_BOUNDARIES").as_deref() {
         Ok("all") => return all.to_vec(),
         Ok(from) if from.ends_with('-') => {
             let from = from.trim_end_matches('-').parse().unwrap_or(0);
             return all.iter().copied().filter(|k| *k >= from).collect();
         }
-        Ok(n) => n.parse().unwrap_or(SAMPLE),
-        Err(_) => SAMPLE,
+        Ok(n) => n.parse().unwrap_or(usual),
+        Err(_) => usual,
     };
     let width = (all.len() as u64).div_ceil(wanted).max(1);
     let chosen = all.chunks(width as usize).map(|c| c[rng.below(c.len() as u64) as usize]);
@@ -99,14 +113,14 @@ fn sample(all: &[u64], rng: &mut Rng) -> Vec<u64> {
 }
 
 /// The program ends well by itself: with PASS, whatever has become of its launcher.
-fn passes(job: &mut Job, program: i32) -> Result<(), Failure> {
+fn passes(job: &mut Job, target: &str, program: i32) -> Result<(), Failure> {
     // Each thread goes through its loop once more.
     std::thread::sleep(Duration::from_millis(60));
     job.tell_end()?;
     let end = Instant::now() + LIMIT;
     loop {
         // Asked before the output is read: what the program says last, it says before it dies.
-        let lives = comm(program) == "kill_target";
+        let lives = comm(program) == name(target);
         let said = job.output_text();
         if said.contains("FAIL ") {
             return Err(said);
@@ -143,21 +157,21 @@ fn no_snapshots(job: &Job) -> Result<(), Failure> {
 }
 
 /// The agent is killed at each step: the program does not notice, the generation before restarts.
-fn agent_killed(place: &Place, user: User, restarted: bool, rng: &mut Rng) -> Result<(), Failure> {
-    let label = if restarted { "agent-again" } else { "agent" };
+fn agent_killed(place: &Place, user: User, (target, usual): (&str, u64), restarted: bool, rng: &mut Rng) -> Result<(), Failure> {
+    let label = format!("agent{}-{}", if restarted { "-again" } else { "" }, name(target));
     let steps = {
-        let mut job = job(place, user, label, restarted)?;
-        let all = survey(&job, || true)?;
+        let mut job = job(place, user, &label, target, restarted)?;
+        let all = survey(&job, target, || true)?;
         job.verdict(false, LIMIT)?;
         all
     };
     let mut failures = Vec::new();
-    let visited = sample(&steps, rng);
+    let visited = sample(&steps, usual, rng);
     for k in &visited {
         let mut name = "";
         let r = (|| {
-            let mut job = job(place, user, label, restarted)?;
-            let (program, agent) = program_and_agent(&job)?;
+            let mut job = job(place, user, &label, target, restarted)?;
+            let (program, agent) = program_and_agent(&job, target)?;
             checkpoint_by_steps(&job, agent, |s| {
                 name = s.name;
                 if s.number == *k {
@@ -166,7 +180,7 @@ fn agent_killed(place: &Place, user: User, restarted: bool, rng: &mut Rng) -> Re
                     Verdict::On
                 }
             })?;
-            passes(&mut job, program)?;
+            passes(&mut job, target, program)?;
             no_snapshots(&job)
         })();
         if let Err(e) = r {
@@ -174,6 +188,54 @@ fn agent_killed(place: &Place, user: User, restarted: bool, rng: &mut Rng) -> Re
         }
     }
     report(&failures, visited.len())
+}
+
+/// Whether the main thread of `program`, as far as it runs code of the agent's, waits in `io_destroy`; waits until it does or stops.
+fn context_is_away(program: i32) -> bool {
+    const IO_DESTROY: &str = "207 ";
+    loop {
+        let file = |name: &str| std::fs::read_to_string(format!("/proc/{program}/task/{program}/{name}")).unwrap_or_default();
+        let (call, status) = (file("syscall"), file("status"));
+        let value = |key: &str| status.lines().find_map(|l| l.strip_prefix(key)).map_or("", str::trim);
+        let traced = value("TracerPid:") != "0";
+        if traced && call.starts_with(IO_DESTROY) {
+            return true;
+        }
+        if !traced || value("State:").starts_with(['t', 'T', 'Z']) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+/// The agent is killed while a context of asynchronous I/O is being replaced, which takes tens of milliseconds: no thread of the program finds it missing.
+fn agent_killed_while_context_is_away(place: &Place, user: User) -> Result<(), Failure> {
+    const TARGET: &str = "aio threads";
+    for restarted in [false, true] {
+        let mut job = job(place, user, "agent-away", TARGET, restarted)?;
+        let (program, agent) = program_and_agent(&job, TARGET)?;
+        let mut killed = false;
+        // Where this test has to wait for a processor longer than a replacement takes, it comes too late.
+        for _ in 0..LATE {
+            checkpoint_by_steps(&job, agent, |s| {
+                killed = s.name == "wait" && context_is_away(program);
+                if killed {
+                    Verdict::Kill
+                } else {
+                    Verdict::On
+                }
+            })?;
+            if killed {
+                break;
+            }
+        }
+        if !killed {
+            return Err("the context was never away".into());
+        }
+        passes(&mut job, TARGET, program)?;
+        no_snapshots(&job)?;
+    }
+    Ok(())
 }
 
 fn report(failures: &[String], visited: usize) -> Result<(), Failure> {
@@ -190,18 +252,18 @@ fn report(failures: &[String], visited: usize) -> Result<(), Failure> {
 /// A process of the job is killed at each step: the checkpoint ends, and the rest of the job and the agent go on.
 fn rank_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let steps = {
-        let mut job = job(place, user, "rank", false)?;
-        let all = survey(&job, || true)?;
+        let mut job = job(place, user, "rank", ALL, false)?;
+        let all = survey(&job, ALL, || true)?;
         job.verdict(false, LIMIT)?;
         all
     };
     let mut failures = Vec::new();
-    let visited = sample(&steps, rng);
+    let visited = sample(&steps, SAMPLE, rng);
     for k in &visited {
         let mut name = "";
         let r = (|| {
-            let mut job = job(place, user, "rank", false)?;
-            let (_, agent) = program_and_agent(&job)?;
+            let mut job = job(place, user, "rank", ALL, false)?;
+            let (_, agent) = program_and_agent(&job, ALL)?;
             let victim = std::fs::read_to_string(job.work.join("victim")).map_err(|e| format!("victim: {e}"))?;
             let victim: i32 = victim.trim().parse().map_err(|e| format!("victim: {e}"))?;
             checkpoint_by_steps(&job, agent, |s| {
@@ -233,11 +295,11 @@ fn snapshots(agent: i32) -> Vec<i32> {
 
 /// The snapshot children are killed at each step at which there are any: the checkpoint fails or was done, the next one succeeds.
 fn snapshot_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
-    let mut job = job(place, user, "snapshot", false)?;
-    let (_, agent) = program_and_agent(&job)?;
-    let steps = survey(&job, || !snapshots(agent).is_empty())?;
+    let mut job = job(place, user, "snapshot", ALL, false)?;
+    let (_, agent) = program_and_agent(&job, ALL)?;
+    let steps = survey(&job, ALL, || !snapshots(agent).is_empty())?;
     let mut failures = Vec::new();
-    let visited = sample(&steps, rng);
+    let visited = sample(&steps, SAMPLE, rng);
     for k in &visited {
         let mut name = "";
         let r = (|| {
@@ -271,14 +333,27 @@ fn main() {
         std::process::exit(1);
     };
     let place = Arc::new(Place::new("boundaries").unwrap_or_else(|e| fail(e)));
-    if let Err(e) = build(&place, "kill_target", Kind::C) {
-        fail(e);
+    for program in [ALL, "aio", "ipc_notify"] {
+        if let Err(e) = build(&place, program, Kind::C) {
+            fail(e);
+        }
     }
     let seed = run_seed();
     println!("seed {seed}");
-    let tests: [(&str, Test); 4] = [
-        ("agent_killed", |p, u, r| agent_killed(p, u, false, r)),
-        ("agent_of_restarted_job_killed", |p, u, r| agent_killed(p, u, true, r)),
+    let tests: [(&str, Test); 7] = [
+        ("agent_killed", |p, u, r| agent_killed(p, u, (ALL, SAMPLE), false, r)),
+        ("agent_of_restarted_job_killed", |p, u, r| {
+            agent_killed(p, u, (ALL, SAMPLE), true, r)
+        }),
+        ("agent_killed_with_asynchronous_io", |p, u, r| {
+            agent_killed(p, u, ("aio threads", FEW), false, r)
+        }),
+        ("agent_killed_with_notification", |p, u, r| {
+            agent_killed(p, u, ("ipc_notify thread", FEW), false, r)
+        }),
+        ("agent_killed_while_context_is_away", |p, u, _| {
+            agent_killed_while_context_is_away(p, u)
+        }),
         ("rank_killed", rank_killed),
         ("snapshot_killed", snapshot_killed),
     ];

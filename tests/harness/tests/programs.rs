@@ -125,6 +125,7 @@ fn cases() -> Vec<Case> {
         prog("aio reads").launch(&["--save-open-files"]),
         prog("aio poll"),
         prog("aio timers"),
+        prog("aio threads"),
         prog("aio full"),
         prog("blocked mq 8"),
         prog("odd_bare").verdict_file(),
