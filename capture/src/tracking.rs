@@ -138,6 +138,11 @@ impl Tracking {
         self.unavailable = Some(format!("no userfaultfd: {error}"));
     }
 
+    /// Nothing counts as stored any more.
+    pub fn forget(&mut self) {
+        self.tracked.clear();
+    }
+
     /// Takes over what the snapshot armed, now that its checkpoint is committed with these extents.
     pub fn commit(&mut self, armed: Vec<Armed>, tables: &BTreeMap<i32, Vec<Extent>>) {
         self.tracked.clear();

@@ -115,6 +115,7 @@ fn attempt(
     let m = g.manifest()?;
     if let Some(a) = agent {
         a.number_from(m.next_chunk);
+        a.goes_back_to(g.number);
     }
     g.check_owner()?;
     tell(

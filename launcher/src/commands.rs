@@ -413,7 +413,18 @@ fn gc(args: &cli::Gc) -> Result<u8, Failure> {
     } else {
         generations::retain(&gen, keep, record::newest(dir.path()).as_slice())?
     };
-    let removed = match generations::needed_chunks(&gen)? {
+    let missing = record::missing(dir.path(), &gen)?.filter(|_| !args.all);
+    if let Some(number) = missing {
+        print(&format!(
+            "chunks stay: generation {number}, which is redundant, is not on this host, and they may be its\n"
+        ))?;
+    }
+    let needed = if missing.is_some() {
+        None
+    } else {
+        generations::needed_chunks(&gen)?
+    };
+    let removed = match needed {
         Some(needed) => Store::of_job(dir.path()).collect(&needed)?,
         None => Removed::default(),
     };

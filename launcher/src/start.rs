@@ -7,9 +7,9 @@ use belay_coordinator::config::Config;
 use belay_coordinator::jobdir::{Access, Description, Differential, JobDir, Lock};
 use belay_coordinator::nodes::hosts::read_file;
 use belay_coordinator::nodes::Nodes;
-use belay_coordinator::redundancy::{heal, local, serve, Redundancy};
+use belay_coordinator::redundancy::{heal, local, record, serve, Redundancy};
 use belay_coordinator::restart::Notice;
-use belay_coordinator::{agent, generations, launch, restart, sys, tiers, Failure};
+use belay_coordinator::{agent, launch, restart, sys, tiers, Failure};
 use belay_wire::Exit;
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -295,11 +295,8 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
         description.wait_status = None;
         dir.describe(&description)?;
         logging::start(&dir, &description.log_level)?;
-        // What this part has committed and the root has not is no checkpoint of the job.
-        let gen = dir.generations();
-        for later in generations::list(&gen)?.iter().filter(|g| g.number > number) {
-            generations::remove(&gen, later.number)?;
-        }
+        let job = args.dir.parent().and_then(Path::parent).unwrap_or(&args.dir);
+        record::drop_uncommitted(job, &dir.generations(), number)?;
         let nodes = Some(Nodes::part(&args.key, &args.join, args.tag)?);
         let setup = Setup {
             dir: dir.clone(),

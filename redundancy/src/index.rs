@@ -171,12 +171,20 @@ impl Index {
         if self.members.iter().any(|m| m.bytes() > room) {
             return damaged("a member's files do not fit in its segments".into());
         }
-        let bad = |name: &str| name.is_empty() || name.contains(['/', '\0']) || name.starts_with('.');
-        if self.members.iter().flat_map(|m| &m.parts).any(|p| bad(&p.name)) {
-            return damaged("a file name leaves its directory".into());
-        }
-        Ok(())
+        self.members.iter().try_for_each(|m| check_parts(&m.parts))
     }
+}
+
+/// Refuses a stream that another host has told of whose files would lie elsewhere, or which would be too long.
+pub fn check_parts(parts: &[Part]) -> Result<(), RedundancyError> {
+    let bad = |name: &str| name.is_empty() || name.contains(['/', '\0']) || name.starts_with('.');
+    if parts.iter().any(|p| bad(&p.name)) {
+        return Err(RedundancyError::Damaged("a file name leaves its directory".into()));
+    }
+    if parts.iter().fold(0u64, |n, p| n.saturating_add(p.bytes)) > MAX_SEGMENT {
+        return Err(RedundancyError::Damaged("its files are too long".into()));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -244,6 +252,24 @@ mod tests {
             let mut bad = sample();
             change(&mut bad);
             assert!(Index::decode(&bad.encode().unwrap()).is_err(), "change {n}");
+        }
+    }
+
+    #[test]
+    fn streams_that_no_index_could_have_are_refused() {
+        let part = |name: &str, bytes| Part {
+            place: Place::Chunks,
+            name: name.into(),
+            bytes,
+        };
+        assert!(check_parts(&[part("a", 1), part("b", MAX_SEGMENT - 1)]).is_ok());
+        let too_long = [part("a", u64::MAX), part("b", u64::MAX)];
+        for bad in ["", "..", "../x", "a/b", "a\0"]
+            .map(|name| vec![part(name, 1)])
+            .iter()
+            .chain([&too_long.to_vec()])
+        {
+            assert!(check_parts(bad).is_err(), "{bad:?}");
         }
     }
 

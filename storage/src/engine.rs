@@ -95,6 +95,12 @@ impl Engine {
         self.kept = None;
     }
 
+    /// What has been stored may be damaged: the next generation shares nothing with those before.
+    pub fn distrust(&mut self) {
+        self.base = None;
+        self.kept = None;
+    }
+
     /// Chunks made from now on have numbers from `next` on, or greater ones.
     pub fn number_from(&mut self, next: u32) {
         self.next_id.fetch_max(next, Ordering::Relaxed);

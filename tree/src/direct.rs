@@ -1,18 +1,21 @@
 //! Connections of two nodes beside the tree, for much data: authenticated and encrypted with the job key like those of the tree, but blocking, for threads that do nothing else.
 //!
-//! There is no deadline for an answer, which may take as long as reading a generation does. A peer whose process has ended is noticed by the end of the connection, one
-//! whose host is gone by the kernel's probes within some seconds.
+//! An answer may take as long as reading a generation does; meanwhile an end that is busy says from time to time that it is there, by an empty message. A peer whose process
+//! has ended is noticed by the end of the connection, one whose host is gone by the kernel's probes within some seconds, one that is stuck by its silence.
 
 use crate::handle::{listen, TreeError};
 use crate::key::JobKey;
 use crate::noise::{Secure, DIRECT};
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 /// How long one attempt to connect may take, and the peer may take to prove that it knows the key.
 const LIMIT: Duration = Duration::from_secs(10);
+/// How often an end that is busy says that it is there.
+const BEAT: Duration = Duration::from_secs(5);
 /// What is read at once.
 const READ_BYTES: usize = 256 << 10;
 
@@ -38,7 +41,30 @@ fn option(stream: &TcpStream, level: i32, name: i32, value: libc::c_int) -> io::
     }
 }
 
+/// Does `work`, which may take long; every `BEAT` meanwhile, `beat` says to somebody that this process is there, until it cannot.
+pub fn beating<T>(beat: impl FnMut() -> io::Result<()> + Send, work: impl FnOnce() -> T) -> T {
+    every(BEAT, beat, work)
+}
+
+fn every<T>(period: Duration, mut beat: impl FnMut() -> io::Result<()> + Send, work: impl FnOnce() -> T) -> T {
+    let (over, end) = mpsc::channel::<()>();
+    let beats = move || while end.recv_timeout(period) == Err(mpsc::RecvTimeoutError::Timeout) && beat().is_ok() {};
+    std::thread::scope(|scope| {
+        let started = std::thread::Builder::new()
+            .name("belay-beat".into())
+            .spawn_scoped(scope, beats);
+        if let Err(e) = started {
+            tracing::warn!(error = %e, "nobody hears that this process is there");
+        }
+        let done = work();
+        drop(over);
+        done
+    })
+}
+
 impl Direct {
+    /// A peer that says nothing for so long counts as lost.
+    pub const SILENCE: Duration = Duration::from_secs(60);
     /// Bytes of a message, at most.
     pub const MAX_MESSAGE: usize = crate::noise::MAX_MESSAGE;
 
@@ -49,7 +75,7 @@ impl Direct {
             let address: io::Result<SocketAddr> = to.parse().map_err(|e| io::Error::other(format!("{to}: {e}")));
             match address
                 .and_then(|a| TcpStream::connect_timeout(&a, LIMIT))
-                .and_then(|s| Self::new(key, s, true))
+                .and_then(|s| Self::new(key, s, true, LIMIT))
             {
                 Ok(direct) => return Ok(direct),
                 Err(e) => failure = e,
@@ -60,10 +86,10 @@ impl Direct {
 
     /// Takes over a connection that a [`Door`] has accepted, once the peer has proved that it knows the key.
     pub fn accepted(key: &JobKey, stream: TcpStream) -> io::Result<Self> {
-        Self::new(key, stream, false)
+        Self::new(key, stream, false, LIMIT)
     }
 
-    fn new(key: &JobKey, stream: TcpStream, initiator: bool) -> io::Result<Self> {
+    fn new(key: &JobKey, stream: TcpStream, initiator: bool, limit: Duration) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         for (level, name, value) in [
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
@@ -80,13 +106,24 @@ impl Direct {
             secure,
             buffer: vec![0; READ_BYTES],
         };
-        direct.stream.set_read_timeout(Some(LIMIT))?;
+        let begin = Instant::now();
+        direct.stream.set_write_timeout(Some(limit))?;
         direct.flush()?;
         while !direct.secure.is_authenticated() {
+            // For all reads together, however little each brings.
+            let left = limit.saturating_sub(begin.elapsed());
+            if left.is_zero() {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "it has not proved that it knows the key",
+                ));
+            }
+            direct.stream.set_read_timeout(Some(left))?;
             direct.fill()?;
         }
         direct.flush()?;
         direct.stream.set_read_timeout(None)?;
+        direct.stream.set_write_timeout(None)?;
         Ok(direct)
     }
 
@@ -96,25 +133,51 @@ impl Direct {
     }
 
     fn fill(&mut self) -> io::Result<()> {
-        match self.stream.read(&mut self.buffer)? {
-            0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection ended")),
-            n => self.secure.feed(&self.buffer[..n]).map_err(io::Error::other),
+        match self.stream.read(&mut self.buffer) {
+            Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection ended")),
+            Ok(n) => self.secure.feed(&self.buffer[..n]).map_err(io::Error::other),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(e) => Err(e),
         }
     }
 
-    /// Sends a message.
+    /// Sends a message, which is not empty.
     pub fn send(&mut self, message: Vec<u8>) -> io::Result<()> {
         self.secure.send(message).map_err(io::Error::other)?;
         self.flush()
     }
 
-    /// Waits for a message.
+    /// Does `work`, for which the peer waits; it hears meanwhile that this end is there.
+    pub fn busy<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        beating(|| self.send(Vec::new()), work)
+    }
+
+    /// Waits for a message as long as the peer gives a sign of life.
     pub fn receive(&mut self) -> io::Result<Vec<u8>> {
+        self.receive_within(Some(Self::SILENCE))
+    }
+
+    /// Waits for a message as long as nothing is heard for no longer than `limit`; without one, as long as there is a connection. What comes later than that is not
+    /// taken for the answer to another question: the connection is closed.
+    pub fn receive_within(&mut self, limit: Option<Duration>) -> io::Result<Vec<u8>> {
+        self.stream.set_read_timeout(limit)?;
         loop {
-            if let Some(message) = self.secure.next().map_err(io::Error::other)? {
-                return Ok(message);
+            while let Some(message) = self.secure.next().map_err(io::Error::other)? {
+                if !message.is_empty() {
+                    return Ok(message);
+                }
             }
-            self.fill()?;
+            if let Err(e) = self.fill() {
+                if e.kind() != io::ErrorKind::WouldBlock {
+                    return Err(e);
+                }
+                self.stream.shutdown(Shutdown::Both)?;
+                let seconds = limit.unwrap_or_default().as_secs();
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!("no sign of life for {seconds} s"),
+                ));
+            }
         }
     }
 }
@@ -176,12 +239,12 @@ mod tests {
         let (client, server) = pair(key.clone(), key);
         let (mut client, mut server) = (client.unwrap(), server.unwrap());
         let sender = std::thread::spawn(move || {
-            for n in [0usize, 1, 3 << 20] {
+            for n in [1usize, 2, 3 << 20] {
                 client.send(vec![7; n]).unwrap();
             }
             assert_eq!(client.receive().unwrap(), b"thanks");
         });
-        for n in [0usize, 1, 3 << 20] {
+        for n in [1usize, 2, 3 << 20] {
             assert_eq!(server.receive().unwrap(), vec![7; n]);
         }
         server.send(b"thanks".to_vec()).unwrap();
@@ -193,6 +256,63 @@ mod tests {
     fn another_key_is_refused() {
         let (client, server) = pair(JobKey::random().unwrap(), JobKey::random().unwrap());
         assert!(client.is_err() && server.is_err());
+    }
+
+    #[test]
+    fn who_proves_nothing_is_shown_out_however_slowly_he_talks() {
+        let (key, door) = (JobKey::random().unwrap(), Door::open().unwrap());
+        let mut stranger = TcpStream::connect(("127.0.0.1", door.listener.local_addr().unwrap().port())).unwrap();
+        let first = Secure::bound(&key, true, DIRECT).unwrap().out;
+        let total = first.len();
+        let drips = std::thread::spawn(move || {
+            let pause = || std::thread::sleep(Duration::from_millis(200));
+            let sent = first
+                .iter()
+                .take_while(|b| stranger.write_all(&[**b]).map(|()| pause()).is_ok());
+            sent.count()
+        });
+        let accepted = Direct::new(&key, door.accept(None).unwrap().unwrap(), false, Duration::from_millis(500));
+        assert!(accepted.is_err());
+        drop(accepted);
+        let sent = drips.join().unwrap();
+        assert!(sent < total, "{sent} of {total} bytes");
+    }
+
+    #[test]
+    fn who_is_busy_is_not_silent() {
+        let key = JobKey::random().unwrap();
+        let (client, server) = pair(key.clone(), key);
+        let (mut client, mut server) = (client.unwrap(), server.unwrap());
+        let (heard, enough) = mpsc::channel();
+        let busy = std::thread::spawn(move || {
+            let work = || enough.recv_timeout(Duration::from_secs(120)).is_ok();
+            assert!(
+                every(Duration::from_millis(1), || server.send(Vec::new()), work),
+                "nothing is heard"
+            );
+            server.send(b"done".to_vec()).unwrap();
+        });
+        let mut beats = 0;
+        while beats < 3 {
+            match client.secure.next().unwrap() {
+                Some(message) => beats += usize::from(message.is_empty()),
+                None => client.fill().unwrap(),
+            }
+        }
+        heard.send(()).unwrap();
+        assert_eq!(client.receive().unwrap(), b"done");
+        busy.join().unwrap();
+    }
+
+    #[test]
+    fn who_is_silent_is_lost_and_stays_so() {
+        let key = JobKey::random().unwrap();
+        let (client, server) = pair(key.clone(), key);
+        let (mut client, mut server) = (client.unwrap(), server.unwrap());
+        let silent = client.receive_within(Some(Duration::from_millis(10))).unwrap_err();
+        assert_eq!(silent.kind(), io::ErrorKind::TimedOut);
+        drop(server.send(b"late".to_vec()));
+        assert!(client.receive().is_err());
     }
 
     #[test]

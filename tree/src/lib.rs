@@ -25,7 +25,7 @@ mod noise;
 mod service;
 pub mod shape;
 
-pub use direct::{Direct, Door};
+pub use direct::{beating, Direct, Door};
 pub use handle::{Broken, Event, Joining, Tree, TreeError};
 pub use key::JobKey;
 pub use message::{Contribution, Failed, NodeInfo, Values};

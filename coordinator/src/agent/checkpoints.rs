@@ -93,6 +93,7 @@ impl Agent {
             self.dir.sync()?;
             self.durable = true;
         }
+        self.leave_what_is_rotten();
         let gen = self.dir.generations();
         let used = self.make_room().and_then(|()| generations::own_bytes(&gen));
         let session = used.and_then(|used| self.engine.begin(used).map_err(Failure::from));

@@ -11,7 +11,7 @@
 use super::Agent;
 use crate::clients::ClientId;
 use crate::nodes::remote::Life;
-use crate::nodes::{table, Nodes, Order};
+use crate::nodes::{self, table, Nodes, Order};
 use crate::redundancy::record::{self, Record};
 use crate::redundancy::round::{serve_part, Round, Share};
 use crate::redundancy::serve::Server;
@@ -61,6 +61,8 @@ pub(super) struct Encoding {
     /// The newest redundant generation that this agent knows of.
     redundant: Option<u64>,
     awaiting: Vec<Awaiting>,
+    /// What has been stored here is not what was written: new generations must not refer to it.
+    rotten: Arc<AtomicBool>,
 }
 
 impl Encoding {
@@ -76,6 +78,7 @@ impl Encoding {
             newest: None,
             redundant,
             awaiting: Vec::new(),
+            rotten: Arc::default(),
         })
     }
 
@@ -117,6 +120,20 @@ impl Agent {
         Ok(())
     }
 
+    /// The job goes on from generation `number`, perhaps because newer ones are damaged: until another one is redundant, those up to there are what can be relied on.
+    pub(crate) fn goes_back_to(&mut self, number: u64) {
+        self.encoding.redundant = record::newest_to(nodes::job_of(self.nodes.as_ref(), self.dir.path()), number);
+    }
+
+    /// Before a checkpoint: what has been found damaged is not built upon, because the program still has what it should be.
+    pub(super) fn leave_what_is_rotten(&mut self) {
+        if self.encoding.rotten.swap(false, Ordering::Relaxed) {
+            tracing::warn!("what has been stored is damaged; all is stored again");
+            self.engine.distrust();
+            self.tracking.forget();
+        }
+    }
+
     /// Generations that retention leaves alone.
     pub(super) fn being_encoded(&self) -> Vec<u64> {
         self.encoding.needed()
@@ -137,7 +154,7 @@ impl Agent {
             record::tidy_root(self.dir.path(), unfinished)
         } else if self.nodes.is_some() {
             record::tidy(
-                crate::nodes::job_of(self.nodes.as_ref(), self.dir.path()),
+                nodes::job_of(self.nodes.as_ref(), self.dir.path()),
                 self.dir.path(),
                 unfinished,
             )
@@ -265,6 +282,7 @@ impl Agent {
             host: sys::host(),
             dir: self.dir.path().to_owned(),
             addresses,
+            rotten: self.encoding.rotten.clone(),
         };
         let over = Arc::new(AtomicBool::new(false));
         let flag = over.clone();

@@ -142,7 +142,14 @@ impl Agent {
             max_bytes: description.max_bytes,
             find_by_hash: description.differential != Differential::Off,
         };
-        let needed = generations::needed_chunks(&gen)?;
+        let job = nodes::job_of(nodes.as_ref(), dir.path());
+        let needed = match record::missing(job, &gen)? {
+            Some(generation) => {
+                tracing::info!(generation, "not here; chunks are not collected");
+                None
+            }
+            None => generations::needed_chunks(&gen)?,
+        };
         let make = |store: Store| {
             if let Some(needed) = &needed {
                 store.collect(needed)?;
@@ -161,7 +168,7 @@ impl Agent {
         let held = generations::list(&gen)?;
         let mut next_number = held.last().map_or(1, |g| g.number + 1);
         let settings = description.config.redundancy.settings()?;
-        let redundant = record::newest(nodes::job_of(nodes.as_ref(), dir.path()));
+        let redundant = record::newest(job);
         if settings.is_some() {
             next_number = next_number.max(record::last(dir.path()) + 1);
         }

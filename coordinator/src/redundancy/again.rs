@@ -12,6 +12,7 @@ use crate::nodes::hosts;
 use crate::nodes::remote::{quote, RemoteShell};
 use crate::nodes::table::{self, Row};
 use crate::{generations, sys, Failure};
+use belay_tree::Direct;
 use belay_wire::Exit;
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -61,12 +62,12 @@ fn pipes() -> Result<(io::PipeReader, io::PipeWriter), Failure> {
     io::pipe().map_err(|e| Failure::system("make a pipe", &e))
 }
 
-/// What a child says on `said`, until it says no more or, with `line`, to the end of a line.
+/// What a child says on `said`, until it says no more or, with `line`, to the end of a line; none where nothing is heard of it for longer than `limit`.
 fn hear(said: &mut io::PipeReader, line: bool, limit: Duration) -> Option<String> {
-    let (begin, mut text) = (Instant::now(), Vec::new());
-    while begin.elapsed() < limit {
-        match sys::readable_within(said.as_raw_fd(), limit.saturating_sub(begin.elapsed())) {
-            Ok(true) => {}
+    let (mut heard, mut text) = (Instant::now(), Vec::new());
+    while heard.elapsed() < limit {
+        match sys::readable_within(said.as_raw_fd(), limit.saturating_sub(heard.elapsed())) {
+            Ok(true) => heard = Instant::now(),
             Ok(false) => continue,
             Err(_) => return None,
         }
@@ -171,7 +172,17 @@ pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dy
     }
     let mut failure = None;
     for mut part in all {
-        let said = hear(&mut part.said, false, Duration::MAX).unwrap_or_default();
+        let Some(said) = hear(&mut part.said, false, Direct::SILENCE) else {
+            drop(part.child.kill());
+            drop(part.child.wait());
+            let seconds = Direct::SILENCE.as_secs();
+            let why = format!(
+                "generation {number} could not be made whole on {}: no sign of life for {seconds} s; leave that host out with --hosts",
+                part.host
+            );
+            failure.get_or_insert(Failure::new(Exit::RestartFailed, why));
+            continue;
+        };
         let ended = part.child.wait();
         match serde_json::from_str::<Healed>(said.trim()) {
             Ok(Ok(0)) => {}
@@ -198,4 +209,27 @@ pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dy
         "parts looked after"
     );
     failure.map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn who_is_silent_is_not_waited_for_and_who_gives_signs_of_life_is() {
+        let (mut said, mut out) = pipes().unwrap();
+        assert_eq!(hear(&mut said, false, Duration::from_millis(20)), None);
+        let limit = Duration::from_secs(3);
+        let busy = std::thread::spawn(move || {
+            let begin = Instant::now();
+            while begin.elapsed() < limit + Duration::from_millis(500) {
+                out.write_all(b"\n").unwrap();
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            out.write_all(b"done\n").unwrap();
+        });
+        assert_eq!(hear(&mut said, false, limit).as_deref().map(str::trim), Some("done"));
+        busy.join().unwrap();
+    }
 }

@@ -7,12 +7,13 @@ use super::{parity_file, PARITY};
 use crate::{generations, Failure};
 use belay_image::sections::create_private;
 use belay_redundancy::layout::{block_range, blocks};
-use belay_redundancy::{checksum, code, Index, Layout, Member, Part};
+use belay_redundancy::{checksum, code, index, Index, Layout, Member, Part};
 use belay_tree::JobKey;
 use belay_wire::Exit;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What is to be encoded, as a member of the group sees it.
 pub(crate) struct Work<'a> {
@@ -24,6 +25,8 @@ pub(crate) struct Work<'a> {
     pub(crate) seats: &'a [Seat],
     /// This host's seat.
     pub(crate) position: usize,
+    /// Set where what lies here is not what was written.
+    pub(crate) rotten: &'a AtomicBool,
 }
 
 impl Work<'_> {
@@ -40,6 +43,7 @@ impl Work<'_> {
         };
         each(&mut peers, &|tag| Ask::Parts { tag, generation })?;
         let streams: Vec<Vec<Part>> = peers.iter_mut().map(Peer::hear_json).collect::<Result<_, _>>()?;
+        streams.iter().try_for_each(|parts| index::check_parts(parts))?;
         let member = |(seat, parts): (&Seat, Vec<Part>)| Member {
             tag: seat.tag,
             host: seat.host.clone(),
@@ -59,10 +63,17 @@ impl Work<'_> {
             member.sums = peer.hear_json()?;
         }
         // What has rotted here must not count as redundant; the others look at theirs. Not while they answer: a connection on which nobody listens is given up.
-        let own = content::checked_sums(self.dir, generation, (segment, data))?;
-        if members.get(self.position).is_none_or(|m| m.sums != own) {
+        let own = content::checked_sums(self.dir, generation, (segment, data)).and_then(|own| {
+            if members.get(self.position).is_some_and(|m| m.sums == own) {
+                return Ok(());
+            }
             let why = format!("generation {generation} changes while it is read, or is damaged");
-            return Err(Failure::new(Exit::Damaged, why));
+            Err(Failure::new(Exit::Damaged, why))
+        });
+        if let Err(failure) = own {
+            self.rotten.store(true, Ordering::Relaxed);
+            let why = format!("{failure}; the next checkpoint shares nothing with those before");
+            return Err(Failure::new(failure.exit, why));
         }
         let index = Index {
             generation,

@@ -10,18 +10,23 @@ use crate::jobdir::JobDir;
 use crate::Failure;
 use belay_redundancy::index::Place;
 use belay_redundancy::layout::{block_range, blocks};
-use belay_redundancy::{checksum, code, Index, Layout, Member, Part};
-use belay_tree::JobKey;
+use belay_redundancy::{checksum, code, index, Index, Layout, Member, Part};
+use belay_tree::{beating, JobKey};
 use belay_wire::Exit;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::CString;
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// `belay store heal`: heals, and says how that went.
 pub fn run(job: &JobDir, settings: &Settings, tag: u64, number: u64, sources: &[Vec<String>]) -> Result<(), Failure> {
-    let healed: Healed = heal(job, settings, tag, number, sources).map_err(|f| (f.exit, f.message));
+    // Who waits for the result hears meanwhile that this process is there.
+    let beat = || io::stdout().write_all(b"\n").and_then(|()| io::stdout().flush());
+    let healed = beating(beat, || heal(job, settings, tag, number, sources));
+    let healed: Healed = healed.map_err(|f| (f.exit, f.message));
     let text = serde_json::to_string(&healed).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
     println!("{text}");
     Ok(())
@@ -121,6 +126,7 @@ impl Healer {
         };
         peer.say(&Ask::Parts { tag, generation: number })?;
         let parts: Vec<Part> = peer.hear_json().map_err(|e| lost(&e.message))?;
+        index::check_parts(&parts)?;
         let layout = Layout {
             members: 1,
             data: 1,
@@ -317,7 +323,8 @@ impl Healer {
         sync(&self.dir.join("chunks"))?;
         if spans.iter().any(|(p, _, lost)| p.place == Place::Generation && *lost) {
             let new = gen.join(format!(".tmp-heal-{}", generations::name(self.number)));
-            let fail = |e| Failure::io(format!("rebuild {}", self.path().display()), &e);
+            let path = self.path();
+            let fail = |e| Failure::io(format!("rebuild {}", path.display()), &e);
             match std::fs::remove_dir_all(&new) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(fail(e)),
                 _ => DirBuilder::new().mode(0o700).create(&new).map_err(fail)?,
@@ -326,11 +333,7 @@ impl Healer {
                 written += self.copy(part, *at, &new.join(&part.name))?;
             }
             sync(&new)?;
-            if self.path().exists() {
-                generations::remove(&gen, self.number)?;
-            }
-            let path = self.path();
-            std::fs::rename(&new, &path).map_err(|e| Failure::io(format!("rebuild {}", path.display()), &e))?;
+            replace(&new, &path).map_err(fail)?;
         }
         sync(&gen)?;
         Ok(written)
@@ -376,7 +379,54 @@ fn right(data: Vec<u8>, sum: Option<u64>) -> Result<Vec<u8>, String> {
     Err("damaged".into())
 }
 
+/// Puts the directory `new` in the place of `old`, if there is one. Where the file system can, there is always one of them: a generation that is missing,
+/// even for a moment, is one whose chunks nobody seems to need.
+fn replace(new: &Path, old: &Path) -> io::Result<()> {
+    let name = |p: &Path| CString::new(p.as_os_str().as_bytes()).map_err(io::Error::from);
+    let (from, to) = (name(new)?, name(old)?);
+    // SAFETY: both paths end in zero.
+    let exchanged = unsafe {
+        libc::renameat2(
+            libc::AT_FDCWD,
+            from.as_ptr(),
+            libc::AT_FDCWD,
+            to.as_ptr(),
+            libc::RENAME_EXCHANGE,
+        )
+    };
+    if exchanged == 0 {
+        // What was there has the other name now.
+        return std::fs::remove_dir_all(new);
+    }
+    match io::Error::last_os_error() {
+        e if e.kind() == io::ErrorKind::NotFound => {}
+        e if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => std::fs::remove_dir_all(old)?,
+        e => return Err(e),
+    }
+    std::fs::rename(new, old)
+}
+
 fn sync(dir: &Path) -> Result<(), Failure> {
     let done = File::open(dir).and_then(|d| d.sync_all());
     done.map_err(|e| Failure::io(format!("sync {}", dir.display()), &e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_generation_takes_the_place_of_another_or_of_none() {
+        let base = std::env::temp_dir().join(format!("belay-replace-{}", std::process::id()));
+        let (new, old) = (base.join(".tmp-heal-1"), base.join("1"));
+        std::fs::create_dir(&base).unwrap();
+        for n in ["a", "b"] {
+            std::fs::create_dir(&new).unwrap();
+            std::fs::write(new.join(n), "").unwrap();
+            replace(&new, &old).unwrap();
+            let names: Vec<_> = std::fs::read_dir(&old).unwrap().map(|e| e.unwrap().file_name()).collect();
+            assert!(names == [n] && !new.exists(), "{names:?}");
+        }
+        std::fs::remove_dir_all(base).unwrap();
+    }
 }

@@ -17,6 +17,7 @@ pub mod record;
 pub(crate) mod round;
 pub mod serve;
 mod settings;
+mod strangers;
 pub mod verify;
 
 pub use settings::{Redundancy, Settings};

@@ -144,6 +144,27 @@ pub fn newest(dir: &Path) -> Option<u64> {
     numbers(dir).pop()
 }
 
+/// A redundant generation of `job` that is not in `gen`: what lies beside may be chunks of it, left by a rebuilding that was killed.
+pub fn missing(job: &Path, gen: &Path) -> Result<Option<u64>, Failure> {
+    let here = generations::list(gen)?;
+    Ok(numbers(job).into_iter().find(|n| here.iter().all(|g| g.number != *n)))
+}
+
+/// Removes from `gen`, that of a part of `job`, what is newer than `number` and no checkpoint of the job: the part has committed it, and the root has not. What the root
+/// has left out because it is damaged somewhere may be made whole yet.
+pub fn drop_uncommitted(job: &Path, gen: &Path, number: u64) -> Result<(), Failure> {
+    let root = generations::list(&job.join("gen"))?;
+    let committed: Vec<u64> = numbers(job).into_iter().chain(root.iter().map(|g| g.number)).collect();
+    let here = generations::list(gen)?;
+    let mut later = here.iter().filter(|g| g.number > number && !committed.contains(&g.number));
+    later.try_for_each(|g| generations::remove(gen, g.number))
+}
+
+/// The newest generation of `job` with a record that is not newer than `number`.
+pub(crate) fn newest_to(job: &Path, number: u64) -> Option<u64> {
+    numbers(job).into_iter().rfind(|n| *n <= number)
+}
+
 /// Removes the parity in `dir` (that of `job` or of a part of it) that belongs to no generation there or with a record, and, where nobody writes, what was left unfinished.
 pub fn tidy(job: &Path, dir: &Path, unfinished: bool) -> Result<(), Failure> {
     let parity = dir.join(super::PARITY);
@@ -219,6 +240,30 @@ mod tests {
         write(4, &sys::host());
         tidy_root(&dir, true).unwrap();
         assert_eq!(numbers(&dir), [4, 5]);
+        assert_eq!(missing(&dir, &dir.join("gen")).unwrap(), Some(5));
+        std::fs::create_dir(dir.join("gen/000005")).unwrap();
+        assert_eq!(missing(&dir, &dir.join("gen")).unwrap(), None);
         std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn what_a_restart_goes_back_behind_stays_if_it_is_a_checkpoint_of_the_job() {
+        let job = std::env::temp_dir().join(format!("belay-uncommitted-{}", std::process::id()));
+        let part = job.join("nodes/1/gen");
+        for n in 4..=8 {
+            std::fs::create_dir_all(part.join(generations::name(n))).unwrap();
+        }
+        // The root has committed 5 to 7, of which 6 is redundant and not on its host any more.
+        for n in [5, 7] {
+            std::fs::create_dir_all(job.join("gen").join(generations::name(n))).unwrap();
+        }
+        let mut r = Record::new(GenerationStatus::default(), "elsewhere".into(), Vec::new());
+        r.status.generation = 6;
+        r.write(&job).unwrap();
+        drop_uncommitted(&job, &part, 5).unwrap();
+        let left: Vec<u64> = generations::list(&part).unwrap().iter().map(|g| g.number).collect();
+        assert_eq!(left, [4, 5, 6, 7]);
+        assert_eq!((newest_to(&job, 5), newest_to(&job, 7)), (None, Some(6)));
+        std::fs::remove_dir_all(job).unwrap();
     }
 }

@@ -3,10 +3,11 @@
 //! ```text
 //! part ── hello ──> root ── plan ──> part ── done ──> root
 //! ```
-//! A connection that ends is a failure of the round, and the round's end is noticed by every part whose connection it is: nobody waits for ever.
+//! A connection that ends, or on which nothing is heard, is a failure of the round, and the round's end is noticed by every part whose connection it is: nobody waits for ever.
 
 use super::encode::Work;
 use super::serve::{self, Server};
+use super::strangers::{visitor, Strangers};
 use super::Settings;
 use crate::Failure;
 use belay_redundancy::{groups, Layout};
@@ -21,6 +22,8 @@ use std::time::{Duration, Instant};
 
 /// How long all parts may take to say hello.
 const LIMIT: Duration = Duration::from_secs(120);
+/// How long nothing else is looked after.
+const STEP: Duration = Duration::from_millis(50);
 
 /// A part in a round, and where its server is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,8 +63,8 @@ fn send<T: Serialize>(to: &mut Direct, message: &T) -> Result<(), Failure> {
     to.send(text).map_err(failed)
 }
 
-fn receive<T: DeserializeOwned>(from: &mut Direct) -> Result<T, Failure> {
-    let text = from.receive().map_err(failed)?;
+fn receive<T: DeserializeOwned>(from: &mut Direct, limit: Duration) -> Result<T, Failure> {
+    let text = from.receive_within(Some(limit)).map_err(failed)?;
     serde_json::from_slice(&text).map_err(failed)
 }
 
@@ -76,6 +79,8 @@ pub(crate) struct Share {
     pub(crate) dir: PathBuf,
     /// Addresses of its own server.
     pub(crate) addresses: Vec<String>,
+    /// Set where what lies here is not what was written.
+    pub(crate) rotten: Arc<AtomicBool>,
 }
 
 impl Share {
@@ -93,7 +98,7 @@ impl Share {
             generation: self.generation,
         };
         send(&mut root, &hello)?;
-        let plan: Plan = receive(&mut root).map_err(lost)?;
+        let plan: Plan = receive(&mut root, LIMIT + Direct::SILENCE).map_err(lost)?;
         plan.layout.check()?;
         if plan.position >= plan.seats.len() || plan.seats.len() != plan.layout.members {
             return Err(failed("a plan that does not fit together"));
@@ -105,8 +110,9 @@ impl Share {
             layout: plan.layout,
             seats: &plan.seats,
             position: plan.position,
+            rotten: &self.rotten,
         };
-        let result = work.run();
+        let result = root.busy(|| work.run());
         let failure = result.as_ref().err().map(|f| format!("{}: {f}", self.host));
         send(&mut root, &Done { failure })?;
         result
@@ -149,7 +155,7 @@ impl Round {
         }
         let mut failure = None;
         for (seat, direct) in members.values_mut() {
-            let done = receive(direct).map_err(|e| failed(format!("{}: {e}", seat.host)));
+            let done = receive(direct, Direct::SILENCE).map_err(|e| failed(format!("{}: {e}", seat.host)));
             let said = done.map(|d: Done| d.failure.map(failed)).unwrap_or_else(Some);
             if let Some(f) = said {
                 tracing::warn!(generation = self.generation, tag = seat.tag, error = %f, "not encoded");
@@ -162,7 +168,7 @@ impl Round {
     /// Waits until every part has said hello.
     fn gather(&self) -> Result<BTreeMap<u64, (Seat, Direct)>, Failure> {
         let (found, hellos) = mpsc::channel();
-        let mut members = BTreeMap::new();
+        let (mut members, strangers) = (BTreeMap::new(), Strangers::default());
         let begin = Instant::now();
         while members.len() < self.hosts.len() {
             if begin.elapsed() > LIMIT || self.cancel.load(Ordering::Relaxed) {
@@ -174,15 +180,18 @@ impl Round {
                     .collect();
                 return Err(failed(format!("no word from {}", missing.join(", "))));
             }
-            if let Some(stream) = self.door.accept(Some(Duration::from_millis(50))).map_err(failed)? {
+            let room = strangers.enter(STEP);
+            let came = room.and_then(|room| Some((room, visitor(|| self.door.accept(Some(STEP)))?)));
+            if let Some((room, stream)) = came {
                 let (key, found) = (self.key.clone(), found.clone());
                 // A stranger must not keep the others waiting.
                 let hear = move || {
                     if let Ok(mut direct) = Direct::accepted(&key, stream) {
-                        if let Ok(hello) = receive::<Hello>(&mut direct) {
+                        if let Ok(hello) = receive::<Hello>(&mut direct, Direct::SILENCE) {
                             drop(found.send((hello, direct)));
                         }
                     }
+                    drop(room);
                 };
                 std::thread::Builder::new()
                     .name("belay-round".into())

@@ -1,5 +1,6 @@
 //! Lets other hosts of the job read what this one holds: one thread for each connection, nothing is ever written.
 
+use super::strangers::{visitor, Stranger, Strangers};
 use super::{content, Settings};
 use crate::jobdir::JobDir;
 use crate::Failure;
@@ -8,10 +9,11 @@ use belay_redundancy::{Index, Part, BLOCK};
 use belay_tree::{Direct, Door, JobKey};
 use belay_wire::Exit;
 use serde::{Deserialize, Serialize};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Bytes of an answer, at most.
 const MAX_ANSWER: usize = Direct::MAX_MESSAGE - 1;
@@ -51,6 +53,13 @@ pub(crate) enum Ask {
     },
 }
 
+impl Ask {
+    /// Whether the answer needs more than the reading of a block.
+    fn takes_long(&self) -> bool {
+        !matches!(self, Self::Held | Self::Data { .. } | Self::Parity { .. })
+    }
+}
+
 /// One at a time computes checksums; the others then find them here: what was asked for, and the answer.
 type Known = Mutex<Option<((u64, u64, u64, usize), Vec<u64>)>>;
 
@@ -83,6 +92,16 @@ impl Server {
     pub(crate) fn start(key: JobKey, stores: Vec<(u64, PathBuf)>) -> Result<Self, Failure> {
         let door = Door::open()?;
         let addresses = door.addresses().to_vec();
+        Self::at(addresses, key, stores, move || door.accept(None))
+    }
+
+    /// Serves whom `accept` lets in.
+    fn at(
+        addresses: Vec<String>,
+        key: JobKey,
+        stores: Vec<(u64, PathBuf)>,
+        mut accept: impl FnMut() -> io::Result<Option<TcpStream>> + Send + 'static,
+    ) -> Result<Self, Failure> {
         let holder = Arc::new(Holder {
             stores,
             sums: Mutex::default(),
@@ -90,10 +109,14 @@ impl Server {
         });
         let serve = move || {
             step_back();
-            while let Ok(visitor) = door.accept(None) {
+            let strangers = Strangers::default();
+            loop {
+                let Some(stranger) = strangers.enter(Duration::MAX) else {
+                    continue;
+                };
+                let Some(stream) = visitor(&mut accept) else { continue };
                 let (key, holder) = (key.clone(), holder.clone());
-                let Some(stream) = visitor else { continue };
-                let one = move || attend(&key, stream, &holder);
+                let one = move || attend(&key, stream, &holder, stranger);
                 if let Err(e) = std::thread::Builder::new().name("belay-blocks".into()).spawn(one) {
                     tracing::warn!(error = %e, "a visitor could not be served");
                 }
@@ -110,16 +133,23 @@ impl Server {
 }
 
 /// Answers until the visitor goes.
-fn attend(key: &JobKey, stream: TcpStream, holder: &Holder) {
+fn attend(key: &JobKey, stream: TcpStream, holder: &Holder, stranger: Stranger) {
     step_back();
     let Ok(mut visitor) = Direct::accepted(key, stream) else {
         return;
     };
-    while let Ok(question) = visitor.receive() {
-        let answer = match serde_json::from_slice(&question)
-            .map_err(|e| e.to_string())
-            .and_then(|q| holder.answer(&q))
-        {
+    drop(stranger);
+    while let Ok(question) = visitor.receive_within(None) {
+        let answer = match serde_json::from_slice::<Ask>(&question) {
+            Ok(q) if q.takes_long() => visitor.busy(|| holder.answer(&q)),
+            Ok(q) => holder.answer(&q),
+            Err(e) => Err(e.to_string()),
+        };
+        let answer = match answer {
+            Ok(bytes) if bytes.len() > MAX_ANSWER => {
+                let why = format!("an answer of {} bytes, {MAX_ANSWER} can be sent", bytes.len());
+                [&[1], why.as_bytes()].concat()
+            }
             Ok(mut bytes) => {
                 bytes.insert(0, 0);
                 bytes
@@ -323,5 +353,23 @@ mod tests {
             failure.exit == Exit::NotDurable && failure.message.contains("smaller groups"),
             "{failure}"
         );
+    }
+
+    #[test]
+    fn visitors_who_cannot_be_let_in_do_not_end_the_server() {
+        let (key, door) = (JobKey::random().unwrap(), Door::open().unwrap());
+        let addresses = door.addresses().to_vec();
+        let mut failures = 3;
+        let accept = move || {
+            if failures > 0 {
+                failures -= 1;
+                return Err(io::Error::from_raw_os_error(libc::EMFILE));
+            }
+            door.accept(None)
+        };
+        let server = Server::at(addresses, key.clone(), vec![(4, PathBuf::from("/nowhere"))], accept).unwrap();
+        let mut peer = Peer::connect(&key, "here", server.addresses()).unwrap();
+        peer.say(&Ask::Held).unwrap();
+        assert_eq!(peer.hear_json::<Vec<u64>>().unwrap(), [4]);
     }
 }

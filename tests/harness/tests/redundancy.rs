@@ -245,10 +245,17 @@ fn lost_hosts(place: &Place, scheme: &str, (parts, all): (usize, usize), losses:
     job.verdict()
 }
 
-/// Bits change: in a chunk, which is rebuilt where it is; in parity, which `verify` finds, and which is not used, so that the loss of a host is then one too many.
+/// Bits change: in a chunk while the program runs, which is named, and of which the next checkpoint makes no use; in a chunk, which is rebuilt where it is; in parity, which `verify` finds, and which is not used, so that the loss of a host is then one too many.
 fn damage(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::launch(place, "redundancy-damage", (3, 4), "xor")?;
     job.checkpoint()?;
+    job.flip(2, "*/chunks/pages-*.bpg", 5000)?;
+    let o = job.belay(&["checkpoint", "--quiet", "--level", "redundant", &job.dir()])?;
+    let said = text(&o);
+    if o.status.success() || !(said.contains("h2: ") && said.contains("damaged") && said.contains(".bpg")) {
+        return Err(format!("a checkpoint with a damaged chunk: {said}"));
+    }
+    job.checkpoint().map_err(|e| format!("after one with a damaged chunk: {e}"))?;
     job.crash();
     job.flip(3, "*/chunks/pages-*.bpg", 5000)?;
     job.restart().map_err(|e| format!("a chunk is damaged: {e}"))?;
