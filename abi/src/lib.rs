@@ -10,6 +10,7 @@ pub mod index;
 pub mod inject;
 pub mod restore;
 pub mod syscall;
+pub mod task;
 
 /// Size of a page.
 pub const PAGE: u64 = 4096;

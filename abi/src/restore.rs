@@ -6,14 +6,14 @@
 //! and checking them, and making threads.
 //!
 //! ```text
-//! before ─► fill (extents, several threads) ─► after ─► threads (each its own calls, then parks) ─► main's calls ─► last ─► park
+//! arrivals ─► before ─► fill (extents, several threads) ─► after ─► threads (each its own calls, then parks) ─► main's calls ─► last ─► park
 //! ```
 //! Every address in these tables points into the area, except where a system call's argument is an address of the restored process.
 
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 /// First word of a plan; guards against a restorer of another build.
-pub const PLAN_MAGIC: u64 = 0x4245_4c41_5952_0002;
+pub const PLAN_MAGIC: u64 = 0x4245_4c41_5952_0003;
 
 /// An array in the area.
 #[repr(C)]
@@ -191,6 +191,8 @@ pub struct ThreadPlan {
     pub plan: u64,
     /// Address of its [`ThreadReport`].
     pub report: u64,
+    /// Places in the table, as 64-bit words, of the threads that it makes: those that have its descriptor table.
+    pub makes: Table,
 }
 
 /// What a thread tells the agent.
@@ -258,6 +260,10 @@ pub struct Plan {
     pub hold: u32,
     /// Signal by which the process stops itself at the end (it was stopped by job control), 0 for none.
     pub stop_signal: i32,
+    /// Threads that exist already and come into the area by themselves; nothing is unmapped before all have.
+    pub arrivals: u32,
+    /// Padding.
+    pub pad: u32,
 }
 
 /// `Slot::state`: the process has failed; `Slot::step` and so on say how.
@@ -289,6 +295,10 @@ pub struct Slot {
     pub errno: AtomicI32,
     /// Threads that have parked.
     pub parked: AtomicU32,
+    /// Threads that existed already and have come into the area.
+    pub arrived: AtomicU32,
+    /// 1 when the pages are there: those threads go on.
+    pub filled: AtomicU32,
     /// Next entry of `Plan::fills` to be read.
     pub next_fill: AtomicU32,
     /// Helpers still running: their thread identifiers, cleared by the kernel at their end.

@@ -337,7 +337,9 @@ fn take(
     let blocked = end.saturating_duration_since(begin);
 
     let mut sections = SectionFile::new();
-    sections.push_json(Kind::Descriptors, &descriptors)?;
+    let threads_differ = descriptors.has_thread_tables(|task| processes.iter().any(|p| p.pid == task));
+    let version = if threads_differ { Kind::Descriptors.newest() } else { 1 };
+    sections.push_json_as(Kind::Descriptors, version, &descriptors)?;
     let job = Job {
         arch: std::env::consts::ARCH.into(),
         kernel: read_line("/proc/sys/kernel/osrelease"),

@@ -14,7 +14,7 @@ use belay_kernel::kcmp;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::time::SystemTime;
 
@@ -126,7 +126,7 @@ impl Session<'_> {
         self.processes.iter().find(|p| p.pid == pid).map_or(pid, |p| p.task)
     }
 
-    /// The description behind number `fd` of process `pid`.
+    /// The description behind number `fd` of task `pid`, a process or the first user of a table.
     pub(crate) fn lookup(&self, pid: i32, fd: RawFd) -> Option<DescId> {
         let table = self.tables.iter().find(|t| t.pids.contains(&pid))?;
         let at = table.slots.binary_search_by_key(&fd, |s| s.fd).ok()?;
@@ -220,66 +220,90 @@ fn refusal(found: &Found, fault: &Fault) -> Refusal {
     fault.of(found.holder.pid, object)
 }
 
-/// Reads the table of every process.
+/// Reads the tables of all processes, then those of threads that have another one.
 fn tables(s: &mut Session<'_>, refusals: &mut Vec<Refusal>) {
     for p in s.processes {
-        match shared_with(s, p) {
-            Ok(Some(at)) => {
-                s.tables[at].pids.push(p.pid);
-                continue;
-            }
-            Ok(None) => {}
-            Err(e) => {
-                refusals.push(e.of(p.pid, "descriptor table"));
-                continue;
-            }
-        }
-        let mut slots = Vec::new();
-        match belay_kernel::proc::fds(p.task).at("list descriptors") {
-            Ok(mut numbers) => {
-                numbers.sort_unstable();
-                for number in numbers {
-                    match slot(s, p, number) {
-                        Ok(slot) => slots.push(slot),
-                        Err(e) => refusals.push(e.of(p.pid, format!("fd {number}"))),
-                    }
-                }
-            }
+        match known_table(s, p.task) {
+            Ok(Some(at)) => s.tables[at].pids.push(p.pid),
+            Ok(None) => table(s, (p.pid, p.task), p.pidfd.as_fd(), refusals),
             Err(e) => refusals.push(e.of(p.pid, "descriptor table")),
         }
-        s.tables.push(Table {
-            pids: vec![p.pid],
-            slots,
-        });
+    }
+    for p in s.processes {
+        let apart = threads_apart(p).and_then(|tids| tids.into_iter().try_for_each(|tid| thread_table(s, p, tid, refusals)));
+        if let Err(e) = apart {
+            refusals.push(e.of(p.pid, "descriptor table"));
+        }
     }
 }
 
-/// Index of a known table that the process uses too; refuses threads with a table of their own.
-fn shared_with(s: &Session<'_>, p: &ProcessView) -> Result<Option<usize>, Fault> {
-    let exited = |tid: i32| tid == p.pid && tid != p.task;
-    for tid in belay_kernel::proc::tasks(p.pid).at("list threads")? {
-        if tid != p.task
-            && !exited(tid)
-            && kcmp::compare(p.task, tid, kcmp::Object::Files).at("compare descriptor tables")? != Ordering::Equal
-        {
-            return refuse(format!(
-                "thread {tid} has a descriptor table of its own (unshare(CLONE_FILES)), which cannot be restored"
-            ));
-        }
-    }
+/// Index of a known table that `task` uses too.
+fn known_table(s: &Session<'_>, task: i32) -> Result<Option<usize>, Fault> {
     for (at, t) in s.tables.iter().enumerate() {
-        if kcmp::compare(p.task, s.task_of(t.pids[0]), kcmp::Object::Files).at("compare descriptor tables")? == Ordering::Equal {
+        if kcmp::compare(task, s.task_of(t.pids[0]), kcmp::Object::Files).at("compare descriptor tables")? == Ordering::Equal {
             return Ok(Some(at));
         }
     }
     Ok(None)
 }
 
-fn slot(s: &mut Session<'_>, p: &ProcessView, number: RawFd) -> Result<Slot, Fault> {
-    let local = belay_kernel::pidfd::getfd(p.pidfd.as_fd(), number).at("duplicate into the agent (pidfd_getfd)")?;
-    let info = FdInfo::read(p.task, number).at("read fdinfo")?;
+/// The threads of a process that do not use its table (`unshare(CLONE_FILES)`).
+fn threads_apart(p: &ProcessView) -> Result<Vec<i32>, Fault> {
+    let mut out = Vec::new();
+    for tid in belay_kernel::proc::tasks(p.pid).at("list threads")? {
+        let exited = tid == p.pid && tid != p.task;
+        if tid != p.task
+            && !exited
+            && kcmp::compare(p.task, tid, kcmp::Object::Files).at("compare descriptor tables")? != Ordering::Equal
+        {
+            out.push(tid);
+        }
+    }
+    Ok(out)
+}
+
+/// Reads the table of thread `tid`, which is not that of its process.
+fn thread_table(s: &mut Session<'_>, p: &ProcessView, tid: i32, refusals: &mut Vec<Refusal>) -> Result<(), Fault> {
+    let Some(at) = known_table(s, tid)? else {
+        let pidfd = belay_kernel::pidfd::open_thread(tid).at(format!("open thread {tid} (needs Linux 6.9)"))?;
+        table(s, (tid, tid), pidfd.as_fd(), refusals);
+        return Ok(());
+    };
+    let first = s.tables[at].pids[0];
+    let of_process = s.processes.iter().any(|p| p.pid == first);
+    if of_process || !belay_kernel::proc::tasks(p.pid).at("list threads")?.contains(&first) {
+        return refuse(format!(
+            "thread {tid} shares the descriptor table of task {first} of another process, and not that of its own (CLONE_FILES), which cannot be restored"
+        ));
+    }
+    s.tables[at].pids.push(tid);
+    Ok(())
+}
+
+/// Reads a table as task `task` has it; `user` is what its first user is called.
+fn table(s: &mut Session<'_>, (user, task): (i32, i32), pidfd: BorrowedFd<'_>, refusals: &mut Vec<Refusal>) {
+    let mut slots = Vec::new();
+    match belay_kernel::proc::fds(task).at("list descriptors") {
+        Ok(mut numbers) => {
+            numbers.sort_unstable();
+            for number in numbers {
+                match slot(s, (user, task), pidfd, number) {
+                    Ok(slot) => slots.push(slot),
+                    Err(e) => refusals.push(e.of(user, format!("fd {number}"))),
+                }
+            }
+        }
+        Err(e) => refusals.push(e.of(user, "descriptor table")),
+    }
+    let pids = vec![user];
+    s.tables.push(Table { pids, slots });
+}
+
+fn slot(s: &mut Session<'_>, (user, task): (i32, i32), pidfd: BorrowedFd<'_>, number: RawFd) -> Result<Slot, Fault> {
+    let local = belay_kernel::pidfd::getfd(pidfd, number).at("duplicate into the agent (pidfd_getfd)")?;
+    let info = FdInfo::read(task, number).at("read fdinfo")?;
     let cloexec = info.flags().at("read fdinfo")? & libc::O_CLOEXEC != 0;
-    let desc = s.intern(local, Holder { pid: p.pid, fd: number })?;
+    let desc = s.intern(local, Holder { pid: user, fd: number })?;
     Ok(Slot {
         fd: number,
         desc,

@@ -1,4 +1,4 @@
-//! Lays out the descriptor table of one restarted process, in that process.
+//! Lays out the descriptor table of one restarted task, in that task: a process, or a thread that has another table than its process.
 
 use crate::fault::{At, Fault};
 use crate::model::{Description, Descriptors, Kind, Slot, Table};
@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// Puts every descriptor of `pid` at its number and closes all others except `keep`.
 pub(crate) fn install(d: &Descriptors, built: &Built, pid: i32, keep: &[RawFd]) -> Result<(), Refusal> {
-    let Some(table) = d.tables.iter().find(|t| t.pids.contains(&pid)) else {
+    let Some(table) = d.table(pid) else {
         return close_others(&BTreeSet::new(), keep).map_err(|e| table_refusal(pid, &e));
     };
     if shares_with_first(table, pid) {
@@ -41,7 +41,7 @@ pub(crate) fn install(d: &Descriptors, built: &Built, pid: i32, keep: &[RawFd]) 
 pub(crate) fn install_late(d: &Descriptors, pid: i32) -> Result<(), Refusal> {
     // From now on this process closes no descriptor of a queue: that would end its registration.
     mqueue::install(d, pid)?;
-    let Some(table) = d.tables.iter().find(|t| t.pids.contains(&pid)) else {
+    let Some(table) = d.table(pid) else {
         return Ok(());
     };
     if shares_with_first(table, pid) {
@@ -118,8 +118,7 @@ fn stdio(built: &Built, number: RawFd) -> Option<RawFd> {
 /// Whether `pid` is not the first user of its table and really shares it, so that there is nothing left to do.
 fn shares_with_first(table: &Table, pid: i32) -> bool {
     let first = table.pids[0];
-    let me = std::process::id().cast_signed();
-    first != pid && kcmp::compare(me, first, kcmp::Object::Files).is_ok_and(std::cmp::Ordering::is_eq)
+    first != pid && kcmp::compare(pid, first, kcmp::Object::Files).is_ok_and(std::cmp::Ordering::is_eq)
 }
 
 /// Closes every number that is neither placed nor to be kept.

@@ -7,6 +7,7 @@
 //! agent       rebuild                     every description, shared object and System V object exists, data in flight is back
 //! leader      install_session(pid)        right after setsid(): controlling terminals inside the job
 //! process     install(pid, keep)          descriptors at their numbers, everything else closed (fork children first: they do the same)
+//! thread      install(tid), install_late  as for a process, where the thread has another table than its process, and before that has laid out its own
 //! process     install_late(pid)           when all processes exist: pidfds, /proc files, signal owners, foreground groups
 //! agent       finish                      when all memory is mapped: write seals, removal of System V segments; then drop the Rebuilder
 //! ```
@@ -222,8 +223,13 @@ impl Rebuilder {
 
     /// The process whose descriptor table `pid` shares (CLONE_FILES), `pid` itself where it has its own. The owner must be created first.
     pub fn table_owner(&self, pid: i32) -> i32 {
-        let table = self.descriptors.tables.iter().find(|t| t.pids.contains(&pid));
-        table.map_or(pid, |t| t.pids[0])
+        self.descriptors.table(pid).map_or(pid, |t| t.pids[0])
+    }
+
+    /// The thread for which the table of thread `tid` of process `pid` is laid out; `None` where it uses that of its process. The others of its users are made by that thread.
+    pub fn thread_table(&self, pid: i32, tid: i32) -> Option<i32> {
+        let own = (tid != pid).then(|| self.descriptors.table(tid)).flatten();
+        own.map(|t| t.pids[0])
     }
 
     /// Called in session leader `pid` right after `setsid` and before [`Rebuilder::install`]: makes the job's own pseudo-terminal that controlled
@@ -232,7 +238,7 @@ impl Rebuilder {
         terminals::take_session(&self.built.terminals, pid).map_err(|e| e.of(pid, "controlling terminal"))
     }
 
-    /// Called in process `pid` after its fork from the agent (before its memory is replaced): puts every descriptor at its number and closes all
+    /// Called in process `pid`, or in the thread of that number for which a table of its own is laid out, after its fork from the agent (before its memory is replaced): puts every descriptor at its number and closes all
     /// others except `keep`. Does what needs numbers or process identity (epoll interest lists, POSIX locks). Closing a kept descriptor of a file
     /// later releases the process's POSIX locks on that file, as always.
     pub fn install(&self, pid: i32, keep: &[RawFd]) -> Result<(), Refusal> {
@@ -245,7 +251,7 @@ impl Rebuilder {
         locks::posix(&self.descriptors.posix_locks, pid)
     }
 
-    /// Called in process `pid` when all processes and threads of the job exist: pidfds, files in `/proc/PID`, F_SETOWN, foreground groups.
+    /// Called in task `pid` when all processes of the job exist: pidfds, files in `/proc/PID`, F_SETOWN, foreground groups.
     pub fn install_late(&self, pid: i32) -> Result<(), Refusal> {
         install::install_late(&self.descriptors, pid)?;
         terminals::foreground(&self.descriptors.terminals, pid).map_err(|e| e.of(pid, "controlling terminal"))
@@ -261,10 +267,10 @@ impl Rebuilder {
         shm::sysv::remove_pending(&self.descriptors.sysv).map_err(|e| e.of(0, "System V segment"))
     }
 
-    /// Whether descriptor `fd` of process `pid` is a TCP socket that is connected, or was before its peer ended it.
-    pub fn is_connected(&self, pid: i32, fd: RawFd) -> bool {
+    /// Whether descriptor `fd` of thread `tid` of process `pid` is a TCP socket that is connected, or was before its peer ended it.
+    pub fn is_connected(&self, pid: i32, tid: i32, fd: RawFd) -> bool {
         let d = &self.descriptors;
-        let table = d.tables.iter().find(|t| t.pids.contains(&pid));
+        let table = d.table(tid).or_else(|| d.table(pid));
         let slot = table.and_then(|t| t.slots.iter().find(|s| s.fd == fd));
         let Some(slot) = slot else { return false };
         let made = self.built.made.get(slot.desc).and_then(Option::as_ref);

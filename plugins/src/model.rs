@@ -6,6 +6,7 @@
 
 use crate::{epoll, eventfd, files, inotify, locks, mqueue, pidfd, pipes, shm, signalfd, sockets, terminals, timerfd};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -45,6 +46,39 @@ impl Descriptors {
         }
     }
 
+    /// The table of a task, where it is known by that number.
+    pub(crate) fn table(&self, task: i32) -> Option<&Table> {
+        self.tables.iter().find(|t| t.pids.contains(&task))
+    }
+
+    /// Whether a thread has a table of its own: such a description means another thing to a program that knows of none.
+    pub fn has_thread_tables(&self, is_process: impl Fn(i32) -> bool) -> bool {
+        self.tables.iter().any(|t| t.pids.iter().any(|task| !is_process(*task)))
+    }
+
+    /// What is wrong with the tables, where the threads of the job are `threads`, by process, and each task's table is made by itself or by one that can: a process makes its
+    /// children, a thread the other threads of its process.
+    pub fn check_tables(&self, threads: &HashMap<i32, i32>) -> Result<(), String> {
+        let mut seen = BTreeSet::new();
+        for t in &self.tables {
+            let Some(first) = t.pids.first() else {
+                return Err("a descriptor table that nobody uses".into());
+            };
+            for task in &t.pids {
+                let process = threads.get(task);
+                if !seen.insert(*task) || process.is_none() {
+                    return Err(format!("task {task} uses two descriptor tables, or is none of the job's"));
+                }
+                // A main thread's table is that of its process.
+                let of_thread = |task: &i32| threads.get(task).is_some_and(|process| process != task);
+                if of_thread(task) != of_thread(first) || (of_thread(task) && process != threads.get(first)) {
+                    return Err(format!("thread {task} shares a descriptor table with another process"));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Whether the job writes the file at `path`, or the checkpoint holds its contents: then it need not look now as it did then.
     pub fn restores(&self, path: &Path) -> bool {
         let ours = |f: &files::FileObject| f.written || f.content.is_some();
@@ -55,7 +89,8 @@ impl Descriptors {
 /// A descriptor table.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Table {
-    /// The processes that use it; more than one only where they share it (CLONE_FILES).
+    /// The tasks that use it: processes, and threads whose table is not that of their process. More than one only where they share it (CLONE_FILES); the first one's table is
+    /// laid out, the others get it from that.
     pub(crate) pids: Vec<i32>,
     /// Its entries in ascending order of number.
     pub(crate) slots: Vec<Slot>,
@@ -72,10 +107,10 @@ pub(crate) struct Slot {
     pub(crate) cloexec: bool,
 }
 
-/// Where a description was found, for messages.
+/// Where a description was found.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Holder {
-    /// A process that has it.
+    /// The first task of the table that has it.
     pub(crate) pid: i32,
     /// Its number there, -1 for a description that is in flight in a socket.
     pub(crate) fd: RawFd,
@@ -211,6 +246,32 @@ impl<'de> Deserialize<'de> for FsPath {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tables_that_no_job_has_are_refused() {
+        // Process 10 with threads 11 and 12, process 20 with thread 21.
+        let threads = HashMap::from([(10, 10), (11, 10), (12, 10), (20, 20), (21, 20)]);
+        let check = |users: &[&[i32]]| {
+            let table = |pids: &&[i32]| Table {
+                pids: pids.to_vec(),
+                slots: Vec::new(),
+            };
+            let d = Descriptors {
+                tables: users.iter().map(table).collect(),
+                ..Descriptors::default()
+            };
+            (
+                d.check_tables(&threads).is_ok(),
+                d.has_thread_tables(|task| threads.get(&task) == Some(&task)),
+            )
+        };
+        assert_eq!(check(&[&[10, 20]]), (true, false));
+        assert_eq!(check(&[&[10], &[20], &[12, 11], &[21]]), (true, true));
+        let bad: [&[&[i32]]; 6] = [&[&[]], &[&[10], &[10]], &[&[10, 11]], &[&[11, 10]], &[&[11, 21]], &[&[30]]];
+        for users in bad {
+            assert!(!check(users).0, "{users:?}");
+        }
+    }
 
     #[test]
     fn any_file_name_survives_json() {

@@ -8,7 +8,7 @@ use crate::memory::Special;
 use crate::namespace::Way;
 use crate::process::{self, Context};
 use crate::resume;
-use crate::spawn::{Forest, EXISTS, JOINED, LEADS, SETTLED};
+use crate::spawn::{Companions, Forest, EXISTS, JOINED, LEADS, SETTLED};
 use crate::state::Own;
 use crate::tree::{self, Role, Tree};
 use crate::verify::Loaded;
@@ -71,7 +71,7 @@ pub(crate) fn restart(
     let mine = std::process::id().cast_signed();
     let rebuilder = Rebuilder::rebuild(descriptors, &blobs, way != Way::Initial, group, &sys::say)
         .map_err(|e| RestartError::at("rebuild", e))?;
-    connects::finish(&mut job.processes, |pid, fd| rebuilder.is_connected(pid, fd));
+    connects::finish(&mut job.processes, |pid, tid, fd| rebuilder.is_connected(pid, tid, fd));
     open_shared_objects(&rebuilder, &job);
     let names = rebuilder.book().names();
     let led = rebuilder.book().is_needed() && may_lead(way);
@@ -94,10 +94,10 @@ pub(crate) fn restart(
         specials: specials(mine).map_err(|e| RestartError::at("read own mappings", e))?,
     };
     let rebuilt = begin.elapsed();
-    let settle = |slot: usize, p: &Process| {
+    let settle = |slot: usize, p: &Process, companions: &Companions| {
         let i = job.processes.iter().position(|q| q.pid == p.pid).unwrap_or(0);
         let first: usize = helpers[..i].iter().sum();
-        process::become_process(&context, slot, p, &tree.helper_tids[first..first + helpers[i]])
+        process::become_process(&context, slot, p, &tree.helper_tids[first..first + helpers[i]], companions)
     };
     let forest = Forest {
         tree: &tree,

@@ -89,14 +89,14 @@ pub(crate) fn unregister_rseq() -> io::Result<()> {
     Err(last)
 }
 
-/// Leaves this program: jumps to `entry` with `plan` as argument, on a stack that ends at `stack_top`.
+/// Leaves this program: jumps to `entry` with two arguments, on a stack that ends at `stack_top`.
 ///
 /// # Safety
-/// `entry` is the restorer's entry, `plan` its plan, and the stack lies in its area.
-pub(crate) unsafe fn jump(entry: u64, plan: u64, stack_top: u64) -> ! {
+/// `entry` is the restorer's entry, the arguments are what it takes, and the stack lies in its area.
+pub(crate) unsafe fn jump(entry: u64, [plan, thread]: [u64; 2], stack_top: u64) -> ! {
     // SAFETY: control does not come back; the caller vouches for the addresses. The pushed word aligns the stack as a call would.
     unsafe {
         std::arch::asm!("mov rsp, {stack}", "xor ebp, ebp", "push rbp", "jmp {entry}",
-            stack = in(reg) stack_top, entry = in(reg) entry, in("rdi") plan, options(noreturn));
+            stack = in(reg) stack_top, entry = in(reg) entry, in("rdi") plan, in("rsi") thread, options(noreturn));
     }
 }

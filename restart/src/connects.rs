@@ -16,8 +16,8 @@ const RDI: usize = 14;
 const ORIG_RAX: usize = 15;
 const RIP: usize = 16;
 
-/// Lets every interrupted `connect` return 0 whose socket `is_connected` (process, descriptor).
-pub(crate) fn finish(processes: &mut [Process], is_connected: impl Fn(i32, i32) -> bool) {
+/// Lets every interrupted `connect` return 0 whose socket `is_connected` (process, thread, descriptor).
+pub(crate) fn finish(processes: &mut [Process], is_connected: impl Fn(i32, i32, i32) -> bool) {
     for process in processes {
         for thread in &mut process.threads {
             let regs = &mut thread.regs;
@@ -28,7 +28,7 @@ pub(crate) fn finish(processes: &mut [Process], is_connected: impl Fn(i32, i32) 
             let interrupted = set_back || [ERESTARTSYS, ERESTARTNOHAND].contains(&result.cast_signed());
             // The descriptor is the low half of the register.
             let fd = word(RDI) as u32;
-            if word(ORIG_RAX) == CONNECT && interrupted && is_connected(process.pid, fd.cast_signed()) {
+            if word(ORIG_RAX) == CONNECT && interrupted && is_connected(process.pid, thread.tid, fd.cast_signed()) {
                 if set_back {
                     regs[RIP] += SYSCALL_BYTES;
                 }

@@ -15,6 +15,7 @@ mod arch;
 mod arena;
 mod call;
 mod channel;
+mod companion;
 mod connects;
 mod control;
 mod explain;

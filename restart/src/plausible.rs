@@ -6,6 +6,7 @@ use crate::tree::is_live;
 use belay_abi::aio::{RingPlan, EVENT_BYTES};
 use belay_abi::PAGE;
 use belay_image::model::{Job, Process, ProcessState, Ring, Thread, Vma, VmaKind};
+use std::collections::HashMap;
 
 /// Length of a `siginfo_t`.
 const SIGINFO_BYTES: usize = 128;
@@ -19,6 +20,12 @@ pub(crate) fn check(job: &Job) -> Result<(), String> {
     job.processes
         .iter()
         .try_for_each(|p| process(p).map_err(|what| format!("process {}: {what}", p.pid)))
+}
+
+/// The process of each task of the job.
+pub(crate) fn tasks(job: &Job) -> HashMap<i32, i32> {
+    let live = job.processes.iter().filter(|p| is_live(p));
+    live.flat_map(|p| p.threads.iter().map(|t| (t.tid, p.pid))).collect()
 }
 
 fn process(p: &Process) -> Result<(), String> {

@@ -5,14 +5,14 @@ use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
 use crate::layout::{find_gap, pages_up, Range, TASK_SIZE};
 use crate::memory::{self, Special};
-use crate::spawn::INSTALLED;
+use crate::spawn::{Companions, INSTALLED};
 use crate::state::{self, Own};
 use crate::tree::Tree;
 use crate::{arch, sys};
 use belay_abi::aio::RingPlan;
 use belay_abi::restore::{Fill, Helper, Plan, ThreadPlan, FILL_STACK_BYTES, MAX_HELPERS, PLAN_MAGIC, STACK_BYTES};
 use belay_image::extents::Extent;
-use belay_image::model::{Process, VmaKind};
+use belay_image::model::{Process, Thread, VmaKind};
 use belay_kernel::blob::Blob;
 use belay_plugins::Rebuilder;
 use belay_storage::chunk::Chunk;
@@ -30,6 +30,13 @@ struct Area {
     control: u64,
     stacks: u64,
     end: u64,
+}
+
+impl Area {
+    /// Lowest address of the stacks of threads.
+    fn thread_stacks(&self, helpers: usize) -> u64 {
+        self.stacks + FILL_STACK_BYTES * helpers as u64
+    }
 }
 
 /// What all processes share.
@@ -60,9 +67,17 @@ impl Context<'_> {
     }
 }
 
-/// Becomes process `p`; `helpers` are unused identifiers for its helper threads. Returns only on failure.
-pub(crate) fn become_process(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32]) -> Outcome<std::convert::Infallible> {
+/// Becomes process `p`; `helpers` are unused identifiers for its helper threads, `companions` those of its threads that exist. Returns only on failure.
+pub(crate) fn become_process(
+    cx: &Context<'_>,
+    slot: usize,
+    p: &Process,
+    helpers: &[i32],
+    companions: &Companions,
+) -> Outcome<std::convert::Infallible> {
     let at = |what: &str| format!("process {} ({}): {what}", p.pid, p.comm);
+    // While none of its descriptors is where it belongs: theirs are laid out from the same ones.
+    companions.iter().for_each(|c| c.work(&|| lay_out(cx, slot, p, c.tid)));
     if let Some(owner) = cx.table_owner(p.pid) {
         cx.shared.await_slot(owner, INSTALLED); // what we open before would be closed again
     }
@@ -74,7 +89,12 @@ pub(crate) fn become_process(cx: &Context<'_>, slot: usize, p: &Process, helpers
         .install_late(p.pid)
         .map_err(|e| RestartError::at(at("descriptors"), e))?;
     let sizes = measure(cx, p, helpers.len())?;
-    let Prepared { plan, bytes, area } = prepare(cx, slot, p, helpers, &files, &sizes)?;
+    let Prepared {
+        plan,
+        threads,
+        bytes,
+        area,
+    } = prepare(cx, slot, p, helpers, &files, &sizes)?;
     load(cx, &area, &bytes).map_err(|e| RestartError::at(at("place the restorer"), e))?;
     arch::unregister_rseq().map_err(|e| RestartError::at(at("unregister rseq"), e))?;
     for (word, value) in cx.shared.slot(slot).area.iter().zip([area.base, area.end, plan]) {
@@ -82,8 +102,23 @@ pub(crate) fn become_process(cx: &Context<'_>, slot: usize, p: &Process, helpers
     }
     // Its descriptors are closed by the restorer.
     std::mem::forget(files);
+    for c in companions {
+        let index = p.threads.iter().position(|t| t.tid == c.tid).unwrap_or(0) as u64;
+        let thread = threads + index * size_of::<ThreadPlan>() as u64;
+        let stack = area.thread_stacks(helpers.len()) + STACK_BYTES * (index + 1);
+        c.leave([area.base + cx.blob.entry(), plan, thread, stack]);
+    }
     // SAFETY: the area holds the restorer and its tables; nothing of this program is needed again.
-    unsafe { arch::jump(area.base + cx.blob.entry(), plan, area.end) }
+    unsafe { arch::jump(area.base + cx.blob.entry(), [plan, 0], area.end) }
+}
+
+/// In thread `tid`: gives it its own descriptor table.
+fn lay_out(cx: &Context<'_>, slot: usize, p: &Process, tid: i32) {
+    let done = cx.rebuilder.install(tid, &[]).and_then(|()| cx.rebuilder.install_late(tid));
+    if let Err(e) = done {
+        let of = format!("process {} ({}) thread {tid}: descriptors", p.pid, p.comm);
+        cx.shared.fail(slot, &RestartError::at(of, e));
+    }
 }
 
 /// Descriptors needed until the end, at numbers that the process does not use.
@@ -186,6 +221,8 @@ struct AreaSizes {
 
 struct Prepared {
     plan: u64,
+    /// Address of the threads' plans.
+    threads: u64,
     bytes: Vec<u8>,
     area: Area,
 }
@@ -205,14 +242,19 @@ fn prepare(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &
             end: stacks + sizes.stacks,
         }
     };
-    let (_, draft) = tables(cx, slot, p, helpers, files, &layout(1 << 32, 0))?;
+    let (.., draft) = tables(cx, slot, p, helpers, files, &layout(1 << 32, 0))?;
     let length = draft.len() as u64;
     let whole = layout(0, length).end;
     let base = find_gap(&sizes.taken, whole)
         .ok_or_else(|| RestartError::at(format!("process {}", p.pid), "no free address range for the restorer"))?;
     let area = layout(base, length);
-    let (plan, bytes) = tables(cx, slot, p, helpers, files, &area)?;
-    Ok(Prepared { plan, bytes, area })
+    let (plan, threads, bytes) = tables(cx, slot, p, helpers, files, &area)?;
+    Ok(Prepared {
+        plan,
+        threads,
+        bytes,
+        area,
+    })
 }
 
 /// Size of a rebuilt System V segment.
@@ -223,7 +265,8 @@ fn segment_bytes(shmid: i32) -> Option<u64> {
     (unsafe { libc::shmctl(shmid, libc::IPC_STAT, &mut ds) } == 0).then_some(ds.shm_segsz as u64)
 }
 
-fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &Files, area: &Area) -> Outcome<(u64, Vec<u8>)> {
+/// Addresses of the plan and of the threads' plans, and the bytes of the tables.
+fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &Files, area: &Area) -> Outcome<(u64, u64, Vec<u8>)> {
     let at = |e: &dyn std::fmt::Display| RestartError::at(format!("process {} ({})", p.pid, p.comm), e);
     let mut arena = Arena::new(area.tables);
     let mut fills = Vec::new();
@@ -272,6 +315,8 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
 
     let plan_at = arena.zeroed(size_of::<Plan>());
     let threads = threads(cx, p, area, helpers.len(), plan_at, &mut arena);
+    let threads = arena.table(&threads);
+    let exist = |t: &&Thread| cx.rebuilder.thread_table(p.pid, t.tid) == Some(t.tid);
     let stop_signal = state::stop_signal(p);
     let mut plan = Plan {
         magic: PLAN_MAGIC,
@@ -283,10 +328,11 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
         fills: arena.table(&memory.fills),
         rings: arena.table(&rings),
         after: arena.table(&after),
-        threads: arena.table(&threads),
+        threads,
         last: arena.table(&last),
         hold: u32::from(cx.hold && stop_signal == 0),
         stop_signal,
+        arrivals: p.threads.iter().filter(exist).count() as u32,
         ..Plan::default()
     };
     for (i, (helper, tid)) in plan.helpers.iter_mut().zip(helpers).enumerate() {
@@ -297,7 +343,7 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
         };
     }
     arena.set(plan_at, &plan);
-    Ok((plan_at, arena.finish()))
+    Ok((plan_at, threads.addr, arena.finish()))
 }
 
 fn rings(p: &Process, arena: &mut Arena) -> Vec<RingPlan> {
@@ -314,8 +360,9 @@ fn rings(p: &Process, arena: &mut Arena) -> Vec<RingPlan> {
 }
 
 fn threads(cx: &Context<'_>, p: &Process, area: &Area, helpers: usize, plan: u64, arena: &mut Arena) -> Vec<ThreadPlan> {
-    let stacks = area.stacks + FILL_STACK_BYTES * helpers as u64;
+    let stacks = area.thread_stacks(helpers);
     let mut out = Vec::with_capacity(p.threads.len());
+    let makers = makers(p, |tid| cx.rebuilder.thread_table(p.pid, tid));
     for (i, t) in p.threads.iter().enumerate() {
         let mut calls = Vec::new();
         state::thread(i, t, arena, &mut calls);
@@ -334,7 +381,20 @@ fn threads(cx: &Context<'_>, p: &Process, area: &Area, helpers: usize, plan: u64
             rseq: t.rseq.0,
             plan,
             report: arena.zeroed(24),
+            makes: arena.table(makers.get(&t.tid).map_or(&[][..], Vec::as_slice)),
         });
+    }
+    out
+}
+
+/// By the thread that makes them: the places of the threads to be made. A thread has its maker's descriptor table; `table` tells for whom a thread's is laid out, where that is not its process's.
+fn makers(p: &Process, table: impl Fn(i32) -> Option<i32>) -> HashMap<i32, Vec<u64>> {
+    let mut out: HashMap<i32, Vec<u64>> = HashMap::new();
+    for (i, t) in (0..).zip(&p.threads).skip(1) {
+        match table(t.tid) {
+            Some(first) if first == t.tid => {}
+            first => out.entry(first.unwrap_or(p.pid)).or_default().push(i),
+        }
     }
     out
 }

@@ -9,11 +9,12 @@
 //! stage 5  timers start, what only the restart needed is closed (in the restorer)
 //! ```
 
+use crate::companion::Companion;
 use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
 use crate::tree::{Node, NodeId, Role, Tree, AGENT};
 use crate::{lead, sys};
-use belay_image::model::{Process, ProcessState};
+use belay_image::model::{Process, ProcessState, Thread};
 use belay_plugins::Rebuilder;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -30,6 +31,9 @@ pub(crate) const SETTLED: u32 = 4;
 /// Slot state: its descriptors are in place.
 pub(crate) const INSTALLED: u32 = 5;
 
+/// The threads of a process that exist before its memory does.
+pub(crate) type Companions = Vec<&'static Companion>;
+
 /// What every process of the plan works with.
 pub(crate) struct Forest<'a> {
     pub(crate) tree: &'a Tree,
@@ -40,8 +44,8 @@ pub(crate) struct Forest<'a> {
     pub(crate) ordinary: bool,
     /// Processes ask about calls with addresses.
     pub(crate) led: bool,
-    /// What a process does when it is settled; does not return.
-    pub(crate) settle: &'a dyn Fn(NodeId, &Process) -> Outcome<std::convert::Infallible>,
+    /// What a process does when it is settled, with the threads that exist by then; does not return.
+    pub(crate) settle: &'a dyn Fn(NodeId, &Process, &Companions) -> Outcome<std::convert::Infallible>,
 }
 
 impl Forest<'_> {
@@ -162,11 +166,22 @@ impl Forest<'_> {
         } else {
             None
         };
+        let companions = self.companions(process)?;
         self.shared.report(id, SETTLED);
         self.shared.await_stage(SETTLED);
         // The agent has taken it.
         drop(asks);
-        (self.settle)(id, process).map(|never| match never {})
+        (self.settle)(id, process, &companions).map(|never| match never {})
+    }
+
+    /// Makes the threads for which descriptor tables are laid out. No process has laid out its own yet.
+    fn companions(&self, process: &Process) -> Outcome<Companions> {
+        let lays_out = |t: &&Thread| self.rebuilder.thread_table(process.pid, t.tid) == Some(t.tid);
+        let make = |t: &Thread| {
+            let failed = |e| RestartError::at("spawn", format!("thread {} of process {}: {e}", t.tid, process.pid));
+            Companion::make(t.tid).map_err(failed)
+        };
+        process.threads.iter().filter(lays_out).map(make).collect()
     }
 
     fn reap_temporary(&self, node: &Node) -> Outcome<()> {

@@ -47,6 +47,18 @@ pub(crate) unsafe fn fork(flags: u64, exit_signal: i32, set_tid: i32) -> io::Res
     raw(r).map(|pid| pid as i32)
 }
 
+/// Maps a stack of `bytes` for a task that shares this program's memory; its lowest address.
+pub(crate) fn stack(bytes: usize) -> io::Result<u64> {
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, prot, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(at as u64)
+}
+
 /// Ends the calling process at once, without running exit handlers.
 pub(crate) fn exit_now(code: i32) -> ! {
     // SAFETY: ends the process.

@@ -62,7 +62,9 @@ pub(crate) fn load(dir: &Path) -> Outcome<Loaded> {
         all.insert(p.pid, cut(&table, &p.vmas));
     }
     check_processes(&job)?;
-    let descriptors = sections.get_json(Kind::Descriptors)?;
+    let descriptors: Descriptors = sections.get_json(Kind::Descriptors)?;
+    let tables = descriptors.check_tables(&plausible::tasks(&job));
+    tables.map_err(|reason| ImageError::damaged(&dir.join(JOB_FILE), reason))?;
     check_mapped_files(&job, &descriptors)?;
     Ok(Loaded {
         descriptors,

@@ -1,8 +1,8 @@
 //! Reads the stored pages into place and checks each while it is still in the cache, with several threads.
 
-use crate::threads::spawn;
 use crate::{futex_wait, nr, step, Env};
 use belay_abi::restore::{CloneArgs, Fill, Helper, Step, FILL_STACK_BYTES, PIECE_BYTES};
+use belay_abi::task::spawn;
 use belay_abi::{syscall, PAGE};
 use core::sync::atomic::Ordering;
 use xxhash_rust::xxh3::xxh3_64;

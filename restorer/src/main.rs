@@ -13,7 +13,7 @@ mod threads;
 
 use belay_abi::aio::{self, RingPlan};
 use belay_abi::restore::{
-    Control, Plan, Slot, Step, Table, PLAN_MAGIC, STAGE_ABORT, STAGE_FINISH, STATE_FAILED, STATE_PARKED, STATE_READY,
+    Control, Plan, Slot, Step, Table, ThreadPlan, PLAN_MAGIC, STAGE_ABORT, STAGE_FINISH, STATE_FAILED, STATE_PARKED, STATE_READY,
     STATE_RESTORER,
 };
 use belay_abi::syscall;
@@ -30,7 +30,6 @@ pub(crate) mod nr {
     pub(crate) const FUTEX: usize = 202;
     pub(crate) const CLOCK_GETTIME: usize = 228;
     pub(crate) const EXIT_GROUP: usize = 231;
-    pub(crate) const CLONE3: usize = 435;
 }
 
 const SIG_UNBLOCK: usize = 1;
@@ -134,17 +133,21 @@ pub(crate) fn park() -> ! {
     }
 }
 
-/// Entry: the agent's fork jumps here, with the stack pointer in the area and `rdi` = address of the plan.
+/// Entry: the agent's fork jumps here, with the stack pointer in the area, `rdi` = address of the plan, and `rsi` = 0 or, in a thread that exists already, the address of its plan.
 #[no_mangle]
-extern "C" fn _start(plan: *const Plan) -> ! {
+extern "C" fn _start(plan: *const Plan, thread: *const ThreadPlan) -> ! {
     let env = Env { plan };
     let p = env.plan();
     if p.magic != PLAN_MAGIC {
         // SAFETY: ends the process; with another layout nothing can be reported.
         unsafe { syscall!(nr::EXIT_GROUP, 126) };
     }
+    if !thread.is_null() {
+        threads::arrive(&env, thread);
+    }
     env.time(0);
     env.slot().state.store(STATE_RESTORER, Ordering::Release);
+    threads::await_arrivals(&env, p.arrivals);
     calls::run(&env, p.before);
     env.time(1);
     fill::run(&env);

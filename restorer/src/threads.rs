@@ -1,40 +1,19 @@
 //! Makes the threads. Each carries out its own list of calls and parks.
 
-use crate::{calls, futex_wait, futex_wake, nr, park, step, Env};
+use crate::{calls, futex_wait, futex_wake, park, step, Env};
 use belay_abi::restore::{CloneArgs, Step, ThreadPlan, ThreadReport};
-use core::arch::asm;
+use belay_abi::task::spawn;
 use core::sync::atomic::Ordering;
 
 const CLONE_THREAD_FLAGS: u64 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000; // VM, FS, FILES, SIGHAND, THREAD, SYSVSEM
 
-/// Makes a task that runs `entry(arg)` on the stack named in `args`. Returns its identifier or a negative error.
-///
-/// # Safety
-/// The stack is nobody else's, `args` are valid, and `entry` never returns.
-pub(crate) unsafe fn spawn(args: &CloneArgs, entry: extern "C" fn(usize) -> !, arg: usize) -> isize {
-    let ret: isize;
-    // SAFETY: the parent continues behind the block with all other registers intact; the child starts on its own stack and calls `entry`.
-    unsafe {
-        asm!("syscall",
-             "test rax, rax",
-             "jnz 2f",
-             "xor ebp, ebp",
-             "mov rdi, rdx",
-             "call r8",
-             "ud2",
-             "2:",
-             inlateout("rax") nr::CLONE3 as isize => ret,
-             in("rdi") args, in("rsi") size_of::<CloneArgs>(), in("rdx") arg, in("r8") entry,
-             lateout("rcx") _, lateout("r11") _);
-    }
-    ret
-}
-
-/// Makes all threads but the first, gives the first (the caller) its state, and waits until the others have parked.
-pub(crate) fn run(env: &Env) {
+/// Makes the threads that have the caller's descriptor table.
+fn make(env: &Env, maker: &ThreadPlan) {
     // SAFETY: the plan's thread table holds thread plans.
     let threads = unsafe { env.entries::<ThreadPlan>(env.plan().threads) };
-    for t in threads.iter().skip(1) {
+    // SAFETY: a thread's table of threads to be made holds their numbers.
+    for index in unsafe { env.entries::<u64>(maker.makes) } {
+        let Some(t) = threads.get(*index as usize) else { continue };
         let tid = t.tid;
         let args = CloneArgs {
             flags: CLONE_THREAD_FLAGS,
@@ -50,7 +29,16 @@ pub(crate) fn run(env: &Env) {
             env.fail(step(Step::Thread), t.index, r);
         }
     }
+}
+
+/// Makes all threads but the first and those that exist, lets those go on, gives the first (the caller) its state, and waits until the others have parked.
+pub(crate) fn run(env: &Env) {
+    env.slot().filled.store(1, Ordering::Release);
+    futex_wake(&env.slot().filled, false);
+    // SAFETY: the plan's thread table holds thread plans.
+    let threads = unsafe { env.entries::<ThreadPlan>(env.plan().threads) };
     if let Some(main) = threads.first() {
+        make(env, main);
         become_thread(env, main);
     }
     let others = (threads.len() as u32).saturating_sub(1);
@@ -63,12 +51,35 @@ pub(crate) fn run(env: &Env) {
     }
 }
 
+/// The first thing that is done in the restorer by a thread that existed before.
+pub(crate) fn arrive(env: &Env, thread: *const ThreadPlan) -> ! {
+    env.slot().arrived.fetch_add(1, Ordering::AcqRel);
+    futex_wake(&env.slot().arrived, false);
+    while env.slot().filled.load(Ordering::Acquire) == 0 {
+        futex_wait(&env.slot().filled, 0, false);
+    }
+    thread_main(thread as usize)
+}
+
+/// Waits until `count` threads have arrived, so that nobody needs the program that has been here before.
+pub(crate) fn await_arrivals(env: &Env, count: u32) {
+    loop {
+        let arrived = env.slot().arrived.load(Ordering::Acquire);
+        if arrived >= count {
+            return;
+        }
+        futex_wait(&env.slot().arrived, arrived, false);
+    }
+}
+
 extern "C" fn thread_main(thread: usize) -> ! {
     // SAFETY: `run` passes the address of an entry of the plan's thread table.
     let thread = unsafe { &*(thread as *const ThreadPlan) };
     let env = Env {
         plan: thread.plan as *const _,
     };
+    // Before it gives up what that takes.
+    make(&env, thread);
     become_thread(&env, thread);
     // SAFETY: the plan's thread table holds thread plans.
     let all = unsafe { env.entries::<ThreadPlan>(env.plan().threads) }.len() as u32;

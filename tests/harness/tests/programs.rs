@@ -41,6 +41,7 @@ fn cases() -> Vec<Case> {
         prog("proc_clonefiles"),
         prog("proc_clonefs"),
         prog("thr_directories"),
+        prog("thr_files"),
         prog("sig_pending"),
         prog("sig_urgent"),
         prog("sig_state"),

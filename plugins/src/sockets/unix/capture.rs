@@ -1,13 +1,12 @@
 //! Capture of a `AF_UNIX` socket.
 
 use super::{BoundFile, Message, Peer, UnixState};
-use crate::capture::Session;
+use crate::capture::{Found, Session};
 use crate::fault::{not_now, At, Fault};
 use crate::files::{parents, without_deleted};
 use crate::model::{DescId, FsPath, Holder};
 use crate::sockets::{options, queue};
 use crate::sys::{fd, sock};
-use crate::ProcessView;
 use std::path::{Path, PathBuf};
 
 /// Captures it with its queue.
@@ -50,11 +49,7 @@ fn pending(s: &mut Session<'_>, clients: &[u32]) -> Result<(), Fault> {
         if *ino == 0 {
             return not_now("a connection waits to be accepted whose client has gone; what it sent cannot be read before that");
         }
-        let client = s.processes.iter().flat_map(sockets_of).find(|(_, i, _)| i == ino);
-        if let Some((pid, _, number)) = client {
-            let Some(found) = s.lookup(pid, number).map(|id| &s.found[id]) else {
-                continue;
-            };
+        if let Some((pid, number, found)) = socket(s, *ino) {
             let queued: i32 = fd::ioctl_get(found.raw(), libc::TIOCOUTQ).at("ask for unread data (SIOCOUTQ)")?;
             if queued > 0 {
                 return not_now(format!(
@@ -66,15 +61,15 @@ fn pending(s: &mut Session<'_>, clients: &[u32]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// (process, inode, number) of the sockets of a process.
-fn sockets_of(p: &ProcessView) -> Vec<(i32, u32, i32)> {
-    let (pid, task) = (p.pid, p.task);
-    let numbers = belay_kernel::proc::fds(task).unwrap_or_default();
-    let inode = |n: i32| -> Option<u32> {
-        let link = fd::readlink(Path::new(&format!("/proc/{task}/fd/{n}"))).ok()?;
-        link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
-    };
-    numbers.into_iter().filter_map(|n| Some((pid, inode(n)?, n))).collect()
+/// The socket with inode `ino`, and who has it under which number.
+fn socket<'a>(s: &'a Session<'_>, ino: u32) -> Option<(i32, i32, &'a Found)> {
+    let is_socket = |f: &Found| f.stat.st_mode & libc::S_IFMT == libc::S_IFSOCK;
+    let all = s
+        .tables
+        .iter()
+        .flat_map(|t| t.slots.iter().map(|slot| (t.pids[0], slot.fd, &s.found[slot.desc])));
+    all.into_iter()
+        .find(|(_, _, f)| is_socket(f) && f.stat.st_ino == u64::from(ino))
 }
 
 /// A working directory without the mark of a deleted one.

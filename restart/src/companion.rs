@@ -1,0 +1,119 @@
+//! Tasks that share the memory of a process while that still runs ordinary code: threads whose descriptor table is not that of their process. Laying out a table takes ordinary code, and
+//! the descriptors it is laid out from are there before the process has laid out its own.
+//!
+//! ```text
+//! process     make ───────────────► work ─────────► own descriptors ... ───► leave (names the place) ─► restorer
+//! companion   waits                 lays out        waits                    jumps to the restorer, as a thread
+//! ```
+//! libc knows nothing of a companion: it runs with the thread-local storage of the process's own thread. So only one of the two runs ordinary code at a time; the other
+//! waits in [`wait_while`], which touches nothing of libc's.
+
+use crate::arch;
+use crate::sys;
+use belay_abi::restore::CloneArgs;
+use belay_abi::task;
+use std::cell::UnsafeCell;
+use std::io;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// A thread that shares all with its process but the descriptor table.
+const THREAD: u64 = (libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_SYSVSEM) as u64;
+const STACK_BYTES: usize = 1 << 20;
+
+const WAITS: u32 = 0;
+const WORKS: u32 = 1;
+const LEAVES: u32 = 2;
+
+/// Where it goes in the end: entry of the restorer, address of the plan, address of the thread's plan, end of its stack there.
+pub(crate) type Place = [u64; 4];
+
+/// A task that waits to be told what to do.
+#[derive(Debug)]
+pub(crate) struct Companion {
+    pub(crate) tid: i32,
+    state: AtomicU32,
+    work: UnsafeCell<Option<*const dyn Fn()>>,
+    place: [AtomicU64; 4],
+}
+
+impl Companion {
+    /// Makes thread `tid` of the calling process, with a copy of its descriptor table.
+    pub(crate) fn make(tid: i32) -> io::Result<&'static Self> {
+        let stack = sys::stack(STACK_BYTES)?;
+        // Never freed: the restorer unmaps all this.
+        let own: &'static Self = Box::leak(Box::new(Self {
+            tid,
+            state: AtomicU32::new(WAITS),
+            work: UnsafeCell::new(None),
+            place: [const { AtomicU64::new(0) }; 4],
+        }));
+        let args = CloneArgs {
+            flags: THREAD,
+            stack,
+            stack_size: STACK_BYTES as u64,
+            set_tid: (&raw const tid) as u64,
+            set_tid_size: 1,
+            ..CloneArgs::default()
+        };
+        // SAFETY: the stack is new; `life` never returns; `own` lives for ever.
+        sys::raw(unsafe { task::spawn(&args, life, (&raw const *own) as usize) })?;
+        Ok(own)
+    }
+
+    /// Lets it do `work`; returns when that is done.
+    pub(crate) fn work(&self, work: &dyn Fn()) {
+        // SAFETY: it waits, and so does not look; the pointer is not used after this call, which waits for the end of the work.
+        unsafe { *self.work.get() = Some(std::mem::transmute::<&dyn Fn(), &'static dyn Fn()>(work)) };
+        self.enter(WORKS);
+        wait_while(&self.state, WORKS);
+    }
+
+    /// Sends it into the restorer, which must not unmap this program before it has arrived there.
+    pub(crate) fn leave(&self, place: Place) {
+        for (word, value) in self.place.iter().zip(place) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.enter(LEAVES);
+    }
+
+    fn enter(&self, state: u32) {
+        self.state.store(state, Ordering::Release);
+        wake(&self.state);
+    }
+}
+
+/// The life of a companion.
+extern "C" fn life(own: usize) -> ! {
+    // SAFETY: `make` passes the address of a companion that lives for ever.
+    let own = unsafe { &*(own as *const Companion) };
+    loop {
+        wait_while(&own.state, WAITS);
+        if own.state.load(Ordering::Acquire) == LEAVES {
+            break;
+        }
+        // SAFETY: set before the state was, by one who waits until the state is set back.
+        if let Some(work) = unsafe { *own.work.get() } {
+            // SAFETY: as above, it lives until then.
+            unsafe { (*work)() };
+        }
+        own.enter(WAITS);
+    }
+    let [entry, plan, thread, stack] = own.place.each_ref().map(|w| w.load(Ordering::Relaxed));
+    // SAFETY: `leave` was given the restorer's entry, the plans, and a stack in its area.
+    unsafe { arch::jump(entry, [plan, thread], stack) }
+}
+
+/// Waits while `word`, which belongs to this process alone, is `value`. Nothing of libc's is touched.
+fn wait_while(word: &AtomicU32, value: u32) {
+    const FUTEX_WAIT_PRIVATE: i32 = 128;
+    while word.load(Ordering::Acquire) == value {
+        // SAFETY: the word is live; every result means: look again.
+        unsafe { belay_abi::syscall!(libc::SYS_futex as usize, word.as_ptr(), FUTEX_WAIT_PRIVATE, value, 0) };
+    }
+}
+
+fn wake(word: &AtomicU32) {
+    const FUTEX_WAKE_PRIVATE: i32 = 129;
+    // SAFETY: the word is live.
+    unsafe { belay_abi::syscall!(libc::SYS_futex as usize, word.as_ptr(), FUTEX_WAKE_PRIVATE, i32::MAX) };
+}
