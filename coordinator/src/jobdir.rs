@@ -48,6 +48,12 @@ pub struct Description {
     /// The job directory.
     #[serde(default)]
     pub dir: String,
+    /// Folder of its own on a tier, where that is not the job's: see [`Description::folder`].
+    #[serde(skip)]
+    pub folder: Option<String>,
+    /// It may get parts on other hosts.
+    #[serde(default)]
+    pub across_hosts: bool,
     /// The command.
     pub command: Vec<String>,
     /// Directory in which it was launched.
@@ -123,6 +129,8 @@ impl Description {
             name,
             id: random_id(),
             dir: String::new(),
+            folder: None,
+            across_hosts: false,
             command,
             cwd: std::env::current_dir().unwrap_or_default().to_string_lossy().into_owned(),
             host: sys::host(),
@@ -149,6 +157,9 @@ impl Description {
 
     /// Name of the job's folder on a tier.
     pub fn folder(&self) -> String {
+        if let Some(folder) = &self.folder {
+            return folder.clone();
+        }
         let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
         let name: String = self.name.chars().map(|c| if good(c) { c } else { '_' }).take(40).collect();
         format!("{name}-{}", self.id)

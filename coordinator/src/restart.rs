@@ -4,6 +4,7 @@ use crate::agent::{Agent, Setup};
 use crate::generations::{self, Generation};
 use crate::jobdir::{Description, JobDir};
 use crate::nodes::again::Reunion;
+use crate::nodes::table;
 use crate::redundancy::{again, record};
 use crate::sys::{self, Disposition};
 use crate::tiers::{self, Known};
@@ -50,11 +51,23 @@ pub fn restart(
             Some(_) => again::prepare(&dir, number, hosts, &mut |line| tell(Notice::Progress, line)),
             None => Ok(()),
         };
-        let mut result = prepared.and_then(|()| try_it(&mut agent, tell));
+        // Where chunks lie on their hosts, those have been asked by now.
+        let there = |r: Result<(), Failure>| match &redundant {
+            None => r.and_then(|()| tiers::parts_are_there(&dir, number)),
+            Some(_) => r,
+        };
+        let mut result = there(prepared).and_then(|()| try_it(&mut agent, tell));
         if let Err(failure) = &result {
-            if is_damage(failure, &agent) && is_on_a_tier(&dir, &description, number) {
+            let damage = is_damage(failure, &agent);
+            // A part may have found what is damaged, and this process not know it.
+            let suspicion = failure.exit == Exit::RestartFailed && agent.is_some() && has_parts(&dir, number);
+            if (damage || suspicion) && is_on_a_tier(&dir, &description, number) {
                 tracing::warn!(generation = number, error = %failure, "not whole here");
-                result = bring(&dir, &description, number, tell).and_then(|()| try_it(&mut agent, tell));
+                match bring(&dir, &description, number, tell) {
+                    Ok(0) if !damage => {}
+                    Ok(_) => result = try_it(&mut agent, tell),
+                    Err(failure) => result = Err(failure),
+                }
             }
         }
         let failure = match result {
@@ -79,14 +92,19 @@ fn is_damage(failure: &Failure, agent: &Option<Agent>) -> bool {
     failure.exit == Exit::Damaged && agent.is_some()
 }
 
+fn has_parts(dir: &JobDir, number: u64) -> bool {
+    let path = dir.generations().join(generations::name(number));
+    table::read(&path).is_ok_and(|rows| !rows.is_empty())
+}
+
 fn is_on_a_tier(dir: &JobDir, d: &Description, number: u64) -> bool {
     let known = tiers::known(dir, d);
     let mut held = known.iter().flatten().flat_map(|k| &k.generations);
     held.any(|(_, m)| m.generation == number)
 }
 
-/// The fetch phase: what of generation `number` is missing or damaged here comes from the durable tiers.
-fn bring(dir: &JobDir, d: &Description, number: u64, tell: &mut dyn FnMut(Notice, &str)) -> Result<(), Failure> {
+/// The fetch phase: what of generation `number` is missing or damaged here comes from the durable tiers; how many chunks and files that was.
+fn bring(dir: &JobDir, d: &Description, number: u64, tell: &mut dyn FnMut(Notice, &str)) -> Result<u64, Failure> {
     let phase = Phase::Fetch.name();
     tell(Notice::Progress, &format!("{phase} generation {number}"));
     let begin = Instant::now();
@@ -103,7 +121,7 @@ fn bring(dir: &JobDir, d: &Description, number: u64, tell: &mut dyn FnMut(Notice
         ms = generations::ms(begin.elapsed()),
         "fetched"
     );
-    Ok(())
+    Ok(items)
 }
 
 fn attempt(

@@ -315,8 +315,9 @@ fn verify_all(args: &cli::Target) -> Result<u8, Failure> {
 /// Reads all that the durable tiers hold; how many whole generations they have, and the first fault. One that cannot be read is one too.
 fn verify_tiers(dir: &JobDir) -> Result<(usize, Option<Failure>), Failure> {
     let mut whole = 0;
-    let read = tiers::for_each(&dir.description()?, |durable| {
-        let (bytes, faults) = durable.verify()?;
+    let description = dir.description()?;
+    let read = tiers::for_each(&description, |durable| {
+        let (bytes, faults) = durable.verify(&description)?;
         let name = &durable.config.name;
         for f in &faults {
             print(&format!("{f}\n"))?;
@@ -375,7 +376,7 @@ fn flush_here(args: &cli::Flush, show: &mut Show) -> Result<u64, Failure> {
             newest.number, durable.config.name
         ));
         if args.check {
-            for fault in durable.distrust_damaged()? {
+            for fault in durable.distrust_damaged(&description)? {
                 show.line(&format!("belay: {fault}"));
             }
         }

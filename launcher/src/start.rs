@@ -49,6 +49,7 @@ fn described(args: &Launch) -> Description {
             cli::Differential::Off => Differential::Off,
         },
         save_open_files: args.save_open_files,
+        across_hosts: args.across_hosts,
         log_level: logging::level_name(args.log_level),
         metrics: args.metrics.clone().filter(|m| m != "off"),
         ..Description::new(args.name.clone(), words)
@@ -73,10 +74,7 @@ fn launch_in(dir: JobDir, lock: Lock, mut config: Config, args: Launch) -> Resul
     if let Some(policy) = args.placement {
         description.config.placement.policy = policy;
     }
-    // Of jobs on several hosts nothing is copied.
-    if !args.across_hosts {
-        tiers::check(&description)?;
-    }
+    tiers::check(&description)?;
     description.history.begin(sys::now_unix_s(), 0);
     dir.describe(&description)?;
     logging::start(&dir, &description.log_level)?;

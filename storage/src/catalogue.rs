@@ -28,6 +28,18 @@ pub struct Record {
     pub manifest: String,
     /// The packs that hold its chunks and files.
     pub packs: Vec<PackRef>,
+    /// Of a job on several hosts: the parts, without which it is worth nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<Part>,
+}
+
+/// A part's share of a generation, which has a record of its own where the part's packs are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// Which part.
+    pub tag: u64,
+    /// Checksum of its manifest file.
+    pub manifest: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -193,12 +205,12 @@ impl Catalogue {
     }
 
     /// Writes the record of a generation: from now on it is durable.
-    pub fn commit(tier: &dyn Tier, manifest: String, packs: Vec<PackRef>) -> Result<Listed, StorageError> {
+    pub fn commit(tier: &dyn Tier, manifest: String, packs: Vec<PackRef>, parts: Vec<Part>) -> Result<Listed, StorageError> {
         let encode = |e: serde_json::Error| StorageError::System {
             step: "encode the record of a generation",
             source: e.into(),
         };
-        let record = Record { manifest, packs };
+        let record = Record { manifest, packs, parts };
         let body = serde_json::to_string(&record).map_err(encode)?;
         let envelope = Envelope {
             format: FORMAT,
@@ -231,6 +243,18 @@ impl Catalogue {
             tier.delete(&g.key)?;
         }
         self.generations.retain(|g| g.manifest.generation >= oldest);
+        // Only when the records are gone may what they named go.
+        tier.sync()?;
+        self.collect(tier)
+    }
+
+    /// Removes all generations but these, then the packs that no record needs; the bytes freed. For who is told elsewhere which generations there are.
+    pub fn keep_only(&mut self, tier: &dyn Tier, numbers: &BTreeSet<u64>) -> Result<u64, StorageError> {
+        let gone = |g: &&Listed| !numbers.contains(&g.manifest.generation);
+        for g in self.generations.iter().filter(gone) {
+            tier.delete(&g.key)?;
+        }
+        self.generations.retain(|g| !gone(&g));
         // Only when the records are gone may what they named go.
         tier.sync()?;
         self.collect(tier)

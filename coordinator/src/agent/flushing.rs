@@ -9,6 +9,7 @@
 
 use super::Agent;
 use crate::clients::ClientId;
+use crate::nodes::Nodes;
 use crate::sys::{Timer, Wake};
 use crate::tiers::{self, Durable};
 use crate::{generations, Failure};
@@ -64,6 +65,8 @@ pub(super) struct Flush {
     /// The newest generation, until it is flushed.
     newest: Option<u64>,
     awaiting: Vec<Awaiting>,
+    /// At a part: generations that the root copies or is to copy.
+    pub(super) of_root: Vec<u64>,
     /// Opened by the first flush.
     durable: Vec<Durable>,
 }
@@ -77,6 +80,7 @@ impl Flush {
             under: None,
             newest: None,
             awaiting: Vec::new(),
+            of_root: Vec::new(),
             durable: Vec::new(),
         })
     }
@@ -105,24 +109,21 @@ impl Agent {
         if level == Level::Redundant {
             return self.check_redundant(then_stop);
         }
-        if level == Level::Durable && self.nodes.is_some() {
-            return Err(Failure::new(
-                Exit::NoTier,
-                "level durable: not for jobs on several hosts yet; put the job directory on the file system that they share",
-            ));
-        }
         tiers::check_level(&self.description, level)
     }
 
     fn has_tiers(&self) -> bool {
-        self.nodes.is_none() && self.description.config.durable().next().is_some()
+        // What a part has, the root copies.
+        let is_part = self.nodes.as_ref().is_some_and(Nodes::is_part);
+        !is_part && self.description.config.durable().next().is_some()
     }
 
     /// Generations that retention leaves alone.
     pub(super) fn pinned(&self) -> Vec<u64> {
         let under = self.flush.under.iter().map(|u| u.generation);
         let awaited = self.flush.awaiting.iter().filter(|a| self.is_awaiting(a));
-        under.chain(awaited.map(|a| a.generation)).collect()
+        let of_root = self.flush.of_root.iter().copied();
+        under.chain(awaited.map(|a| a.generation)).chain(of_root).collect()
     }
 
     /// Whether somebody still waits: clients come and go.

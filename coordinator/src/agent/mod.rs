@@ -254,6 +254,9 @@ impl Agent {
         let is_part = self.nodes.as_ref().is_some_and(Nodes::is_part);
         if !is_part && self.dir.path().join("key").exists() {
             let rows = crate::nodes::table::read(path)?;
+            if let Some(failed) = self.nodes.take() {
+                failed.give_up();
+            }
             self.nodes = Some(Nodes::restart(&self.dir, &rows, number, hosts)?);
         }
         Ok(self.nodes.as_mut().and_then(Nodes::reunion))

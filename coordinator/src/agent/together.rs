@@ -171,8 +171,10 @@ impl Agent {
                 then_stop,
                 save_open_files,
                 keep,
+                pinned,
             } => {
                 self.description.save_open_files = save_open_files;
+                self.flush.of_root = pinned;
                 self.description.keep = keep;
                 self.next_number = number + 1;
                 let wanted = Wanted {
@@ -229,6 +231,7 @@ impl Agent {
                         then_stop: wanted.then_stop,
                         save_open_files: self.description.save_open_files,
                         keep: self.description.keep,
+                        pinned: self.pinned(),
                     });
                     self.take_part(number, number * STEPS, wanted)
                 }),

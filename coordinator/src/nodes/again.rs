@@ -47,7 +47,6 @@ impl Nodes {
         let key = dir.path().join("key");
         let mut nodes = Self::new(Self::root_of(&key)?, key, None);
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let mut children = Vec::new();
         // What an srun starts that names no nodes goes where the allocation of today has room.
         let placed: Vec<u64> = rows.iter().filter(|r| !r.words.is_placed_by_slurm()).map(|r| r.tag).collect();
         let place = |row: &Row| of_part(placed.iter().position(|t| *t == row.tag)?, placed.len(), hosts);
@@ -61,7 +60,7 @@ impl Nodes {
             let mut words = leader.words.clone();
             words.elsewhere(&places, group.len());
             let command = agent_command(dir.path(), &nodes, &tags, &format!("--generation {number}"))?;
-            children.push((words.host.clone(), words.spawn(&command, None, &path)?));
+            nodes.starters.push((words.host.clone(), words.spawn(&command, None, &path)?));
             for tag in tags {
                 let remote = Remote {
                     words: words.clone(),
@@ -73,12 +72,23 @@ impl Nodes {
                 nodes.remotes.insert(tag, remote);
             }
         }
+        match nodes.await_parts() {
+            Ok(()) => Ok(nodes),
+            Err(failure) => {
+                nodes.give_up();
+                Err(failure)
+            }
+        }
+    }
+
+    /// Waits until all parts have joined.
+    fn await_parts(&mut self) -> Result<(), Failure> {
         let begin = Instant::now();
-        while nodes.remotes.values().any(|r| r.life == Life::Starting) {
-            let event = nodes.joining.as_mut().and_then(|j| j.await_event(Duration::from_millis(200)));
+        while self.remotes.values().any(|r| r.life == Life::Starting) {
+            let event = self.joining.as_mut().and_then(|j| j.await_event(Duration::from_millis(200)));
             match event {
                 Some(Event::Joined(info)) => {
-                    if let (Some(r), Some(node)) = (nodes.remotes.get_mut(&info.tag), info.node) {
+                    if let (Some(r), Some(node)) = (self.remotes.get_mut(&info.tag), info.node) {
                         r.life = Life::Joined(node);
                     }
                 }
@@ -90,7 +100,7 @@ impl Nodes {
                 }
                 _ => {}
             }
-            for (host, child) in &mut children {
+            for (host, child) in &mut self.starters {
                 if let Ok(Some(status)) = child.try_wait() {
                     return Err(Failure::new(
                         Exit::RestartFailed,
@@ -102,7 +112,22 @@ impl Nodes {
                 return Err(Failure::new(Exit::RestartFailed, "not all parts of the job have joined"));
             }
         }
-        Ok(nodes)
+        Ok(())
+    }
+
+    /// Ends what has been started for a restart that has failed, so that another may follow: parts that lose the root end by themselves.
+    pub(crate) fn give_up(mut self) {
+        self.joining = None;
+        let begin = Instant::now();
+        for (host, child) in &mut self.starters {
+            while matches!(child.try_wait(), Ok(None)) {
+                if begin.elapsed() > LIMIT {
+                    tracing::warn!(host, "the part does not end");
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
     }
 
     /// Whether this agent restarts together with others.

@@ -23,6 +23,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
+use std::process::Child;
 
 /// Children of a node of the tree.
 const FAN_OUT: u64 = 16;
@@ -40,6 +41,8 @@ pub(crate) enum Order {
         then_stop: bool,
         save_open_files: bool,
         keep: u32,
+        /// Generations that the root copies to durable tiers: they stay.
+        pinned: Vec<u64>,
     },
     /// Take a share in making checkpoint `number` redundant; the round is led at one of `root`. Until it is, the newest that is stays.
     Encode {
@@ -81,6 +84,8 @@ pub struct Nodes {
     pub(crate) together: Option<Together>,
     key: PathBuf,
     pub(crate) part: Option<u64>,
+    /// Remote shells that have started parts for a restart, and their hosts.
+    pub(super) starters: Vec<(String, Child)>,
 }
 
 /// The directory of the job of which `dir` is that of a part, or the job's own.
@@ -106,13 +111,13 @@ impl Nodes {
             together: None,
             key,
             part,
+            starters: Vec::new(),
         }
     }
 
     /// The root of a job that may get parts on other hosts: makes the job key and the stand-ins for remote shells.
     pub fn root(dir: &JobDir) -> Result<Self, Failure> {
-        let (parts, key) = (dir.path().join("nodes"), dir.path().join("key"));
-        for old in [&parts, &dir.path().join(STANDINS)] {
+        for old in [&dir.path().join("nodes"), &dir.path().join(STANDINS)] {
             match std::fs::remove_dir_all(old) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
                     return Err(Failure::io(format!("remove {}", old.display()), &e));
@@ -120,13 +125,20 @@ impl Nodes {
                 _ => {}
             }
         }
+        let key = Self::furnish(dir)?;
+        let joining = Self::root_of(&key)?;
+        Ok(Self::new(joining, key, None))
+    }
+
+    /// Puts into a job directory what a job needs that may get parts: the job key, whose path is returned, and stand-ins for remote shells.
+    pub(crate) fn furnish(dir: &JobDir) -> Result<PathBuf, Failure> {
+        let key = dir.path().join("key");
         if !key.exists() {
             let new = JobKey::random().map_err(|e| Failure::system("make the job key", &e))?;
             new.write(&key).map_err(failure)?;
         }
         standin::install(dir)?;
-        let joining = Self::root_of(&key)?;
-        Ok(Self::new(joining, key, None))
+        Ok(key)
     }
 
     fn root_of(key: &Path) -> Result<Joining, Failure> {

@@ -1,9 +1,11 @@
 //! Bringing things back from durable tiers, each in a child process: what the tiers hold, a generation, the job directory itself.
 
-use super::{child, open_one, Durable, JOB, MAX_JOB};
+use super::{child, open_one, parts, Durable, JOB, MAX_JOB};
 use crate::config::{Config, Kind};
-use crate::jobdir::{Description, JobDir};
-use crate::Failure;
+use crate::jobdir::{Access, Description, JobDir};
+use crate::nodes::again::part_dir;
+use crate::nodes::Nodes;
+use crate::{generations, Failure};
 use belay_storage::catalogue::{Catalogue, Listed};
 use belay_storage::fetch::Fetched;
 use belay_storage::flush::Control;
@@ -17,7 +19,7 @@ pub fn refresh(dir: &JobDir, d: &Description) -> Result<Vec<(Exit, String)>, Fai
     let work = |_: &Control| {
         let mut problems = Vec::new();
         for t in d.config.durable() {
-            let looked = Durable::open(t, d).and_then(|mut durable| durable.look(dir).map(|()| durable));
+            let looked = Durable::open(t, d).and_then(|mut durable| durable.look(dir, d).map(|()| durable));
             match looked {
                 Ok(durable) => problems.extend(durable.faults().into_iter().map(|f| (Exit::Damaged, f))),
                 Err(f) => problems.push((f.exit, format!("{f}; going on without this tier"))),
@@ -37,7 +39,7 @@ fn fetch_here(dir: &JobDir, d: &Description, number: u64, control: &Control) -> 
     let mut open: Vec<Durable> = Vec::new();
     let mut failure = None;
     for t in d.config.durable() {
-        let looked = Durable::open(t, d).and_then(|mut durable| durable.look(dir).map(|()| durable));
+        let looked = Durable::open(t, d).and_then(|mut durable| durable.look(dir, d).map(|()| durable));
         match looked {
             Ok(durable) => open.push(durable),
             Err(f) => {
@@ -46,13 +48,35 @@ fn fetch_here(dir: &JobDir, d: &Description, number: u64, control: &Control) -> 
             }
         }
     }
-    let sources: Vec<(&dyn Tier, &Catalogue)> = open.iter().map(|d| (&*d.tier, &d.catalogue)).collect();
-    // A record is as good as another; what one tier lacks may lie on the next.
-    let records = open.iter().flat_map(|d| &d.catalogue.generations);
+    let own: Vec<&Durable> = open.iter().collect();
+    let (mut items, mut bytes) = bring(dir.path(), &own, number, failure.clone(), control)?;
+    let path = dir.generations().join(generations::name(number));
+    for (tag, _) in parts::of_generation(dir.path(), &path)? {
+        let named = |f: Failure| Failure::new(f.exit, format!("part {tag}: {f}"));
+        let theirs = parts::sources(&open, tag);
+        let part = directory_of_part(dir, tag, &theirs).map_err(named)?;
+        let (more, of_them) = bring(part.path(), &theirs, number, failure.clone(), control).map_err(named)?;
+        items += more;
+        bytes += of_them;
+    }
+    Ok((items, bytes))
+}
+
+/// Brings generation `number` into the directory `job`; what one of `tiers` lacks may lie on the next. `failure` is why one of them could not be looked at.
+fn bring(
+    job: &Path,
+    tiers: &[&Durable],
+    number: u64,
+    mut failure: Option<Failure>,
+    control: &Control,
+) -> Result<(u64, u64), Failure> {
+    let sources: Vec<(&dyn Tier, &Catalogue)> = tiers.iter().map(|d| (&*d.tier, &d.catalogue)).collect();
+    // A record is as good as another.
+    let records = tiers.iter().flat_map(|d| &d.catalogue.generations);
     let mut records: Vec<&Listed> = records.filter(|g| g.manifest.generation == number).collect();
     records.sort_by_key(|g| std::cmp::Reverse(g.manifest.time_unix_s));
     for wanted in records {
-        match belay_storage::fetch::fetch(dir.path(), wanted, &sources, control) {
+        match belay_storage::fetch::fetch(job, wanted, &sources, control) {
             Ok(Fetched { items, bytes, .. }) => return Ok((items, bytes)),
             // What is out of reach may be whole: that failure counts.
             Err(e) if e.is_damage() => drop(failure.get_or_insert(Failure::new(Exit::Damaged, e.to_string()))),
@@ -60,6 +84,24 @@ fn fetch_here(dir: &JobDir, d: &Description, number: u64, control: &Control) -> 
         }
     }
     Err(failure.unwrap_or_else(|| Failure::new(Exit::Damaged, format!("no tier holds generation {number}"))))
+}
+
+/// The job directory of part `tag`, made again where it is lost.
+fn directory_of_part(dir: &JobDir, tag: u64, tiers: &[&Durable]) -> Result<JobDir, Failure> {
+    let path = part_dir(dir.path(), tag);
+    match JobDir::open(&path, Access::Own) {
+        Err(f) if f.exit == Exit::NoJob => {}
+        other => return other,
+    }
+    let mut found = None;
+    for tier in tiers {
+        found = found.or(describe(&*tier.tier, JOB)?);
+    }
+    let described = found.ok_or_else(|| Failure::new(Exit::Damaged, "no tier holds its description"))?;
+    JobDir::make_parts(path.parent().unwrap_or(&path))?;
+    let made = JobDir::create(&path)?;
+    made.describe(&described)?;
+    Ok(made)
 }
 
 /// Looks in the durable tiers of `config` for the newest job whose directory was `dir`, and makes that again; whether there was one.
@@ -86,12 +128,15 @@ pub fn find_job(dir: &Path, config: &Config) -> Result<bool, Failure> {
         let Some(found) = found else {
             return failure.map_or(Ok(false), Err);
         };
-        let made = JobDir::create(&dir)?;
+        let (made, across_hosts) = (JobDir::create(&dir)?, found.across_hosts);
         // The tiers may lie elsewhere by now.
         made.describe(&Description {
             config: config.clone(),
             ..found
         })?;
+        if across_hosts {
+            Nodes::furnish(&made)?;
+        }
         Ok(true)
     };
     child::run(work, &mut |_, _| {})

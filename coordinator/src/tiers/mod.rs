@@ -9,6 +9,7 @@ mod again;
 mod child;
 pub mod local;
 mod notes;
+mod parts;
 
 pub use again::{fetch, find_job, refresh};
 pub use notes::{held, known, statuses, Known};
@@ -16,12 +17,13 @@ pub use notes::{held, known, statuses, Known};
 use crate::config::{self, Kind};
 use crate::jobdir::{Description, JobDir};
 use crate::{sys, verify, Failure};
-use belay_storage::catalogue::Catalogue;
+use belay_storage::catalogue::{Catalogue, Listed, Part};
 use belay_storage::flush::{self, Control, Flushed};
 use belay_storage::tier::directory::Directory;
 use belay_storage::tier::{read_whole, write_whole, Tier};
 use belay_storage::{fetch as fetching, pack};
 use belay_wire::Exit;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Most flush threads, where the configuration does not say.
@@ -40,13 +42,27 @@ pub struct Durable {
     pub tier: Box<dyn Tier>,
     /// What it holds, as far as it has been read.
     pub catalogue: Catalogue,
+    /// The same tier for the parts of a job on several hosts, as far as somebody has asked.
+    parts: BTreeMap<u64, Durable>,
+    /// Generations of which a part lacks something: keys of their records, and what.
+    incomplete: BTreeMap<String, String>,
 }
 
 /// Opens what `folder` of the tier is.
 fn open_one(t: &config::Tier, folder: &str) -> Result<Box<dyn Tier>, Failure> {
     let path = t.path.as_deref().unwrap_or(Path::new("/"));
     match t.kind {
-        Kind::Memory | Kind::Local | Kind::Pfs => Ok(Box::new(Directory::open(&t.name, &path.join(folder))?)),
+        Kind::Memory | Kind::Local | Kind::Pfs => {
+            let above: Vec<&Path> = Path::new(folder)
+                .ancestors()
+                .skip(1)
+                .filter(|p| *p != Path::new(""))
+                .collect();
+            for dir in above.into_iter().rev() {
+                Directory::open(&t.name, &path.join(dir))?;
+            }
+            Ok(Box::new(Directory::open(&t.name, &path.join(folder))?))
+        }
         Kind::Object => open_object_store(t, folder),
     }
 }
@@ -80,38 +96,79 @@ impl Durable {
             config: t.clone(),
             tier: open_one(t, &d.folder())?,
             catalogue: Catalogue::default(),
+            parts: BTreeMap::new(),
+            incomplete: BTreeMap::new(),
         })
     }
 
     /// Reads what the tier holds, and notes it.
-    pub fn look(&mut self, dir: &JobDir) -> Result<(), Failure> {
-        self.catalogue = Catalogue::read(&*self.tier, &self.catalogue)?;
+    pub fn look(&mut self, dir: &JobDir, d: &Description) -> Result<(), Failure> {
+        self.read()?;
+        self.read_parts(d)?;
         notes::write(dir, self)
+    }
+
+    fn read(&mut self) -> Result<(), Failure> {
+        self.catalogue = Catalogue::read(&*self.tier, &self.catalogue)?;
+        Ok(())
+    }
+
+    /// The generations of which nothing is missing, as far as is known.
+    pub fn whole(&self) -> Vec<&Listed> {
+        let mut whole = self.catalogue.whole();
+        whole.retain(|g| !self.incomplete.contains_key(&g.key));
+        whole
     }
 
     /// Copies the generation in directory `generation` to this tier.
     pub fn flush(&mut self, dir: &JobDir, d: &Description, generation: &Path, control: &Control) -> Result<Flushed, Failure> {
-        // The flush compares all else with its checksums on the way.
-        verify::byte_strings(generation)?;
-        let text = serde_json::to_vec(d).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
-        if self.tier.length(JOB)?.is_none() || read_whole(&*self.tier, JOB, MAX_JOB)? != text {
-            write_whole(&*self.tier, JOB, &text)?;
+        let options = self.options(d);
+        let flushed = if parts::may_be(d, generation)? {
+            self.copy_with_parts(dir, d, (generation, options), control)
+        } else {
+            self.copy(d, (generation, &options), &[], control)
+        };
+        // Also after a failure: older generations may have been removed. The notes are a copy, without which the generation is durable all the same.
+        if let Err(e) = notes::write(dir, self) {
+            tracing::warn!(tier = self.config.name, error = %e, "not noted");
         }
+        flushed
+    }
+
+    fn options(&self, d: &Description) -> flush::Options {
         let f = &d.config.flush;
-        let options = flush::Options {
+        flush::Options {
             threads: f.threads.unwrap_or(THREADS),
             rate: f.rate.map(|r| r.0),
             zstd: f.zstd.unwrap_or_default(),
             verify: f.verify.unwrap_or(true),
             keep: d.keep,
             capacity: self.config.capacity.map(|c| c.0),
-        };
-        let flushed = flush::flush(generation, &*self.tier, &options, &mut self.catalogue, control);
-        // Also after a failure: older generations may have been removed. The notes are a copy, without which the generation is durable all the same.
-        if let Err(e) = notes::write(dir, self) {
-            tracing::warn!(tier = self.config.name, error = %e, "not noted");
         }
-        Ok(flushed?)
+    }
+
+    /// Copies the generation, the description and, last, the record.
+    fn copy(
+        &mut self,
+        d: &Description,
+        (generation, options): (&Path, &flush::Options),
+        parts: &[Part],
+        control: &Control,
+    ) -> Result<Flushed, Failure> {
+        // The flush compares all else with its checksums on the way.
+        verify::byte_strings(generation)?;
+        let text = serde_json::to_vec(d).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
+        if self.tier.length(JOB)?.is_none() || read_whole(&*self.tier, JOB, MAX_JOB)? != text {
+            write_whole(&*self.tier, JOB, &text)?;
+        }
+        Ok(flush::flush(
+            generation,
+            &*self.tier,
+            options,
+            &mut self.catalogue,
+            parts,
+            control,
+        )?)
     }
 
     /// What is known to be damaged or missing: records and indexes that cannot be read, generations that lack something.
@@ -129,11 +186,27 @@ impl Durable {
                 ));
             }
         }
+        let whole = |key: &&String| self.catalogue.whole().iter().any(|g| g.key == **key);
+        let lacking = self.incomplete.iter().filter(|(key, _)| whole(key));
+        faults.extend(lacking.map(|(key, why)| format!("tier {name}: {key}: damaged: {why}")));
         faults
     }
 
     /// Reads every byte that the tier holds and compares it with its checksums: the bytes read, and every fault. Packs that are damaged are suspect then.
-    pub fn verify(&mut self) -> Result<(u64, Vec<String>), Failure> {
+    pub fn verify(&mut self, d: &Description) -> Result<(u64, Vec<String>), Failure> {
+        let (mut bytes, mut faults) = self.verify_own()?;
+        for tag in self.tags() {
+            let (more, found) = self.part(d, tag)?.verify_own()?;
+            bytes += more;
+            faults.extend(found.into_iter().map(|f| format!("part {tag}: {f}")));
+        }
+        self.compare_parts();
+        faults.extend(self.faults().into_iter().filter(|f| !faults.contains(f)).collect::<Vec<_>>());
+        Ok((bytes, faults))
+    }
+
+    fn verify_own(&mut self) -> Result<(u64, Vec<String>), Failure> {
+        self.incomplete.clear();
         self.catalogue = Catalogue::read(&*self.tier, &Catalogue::default())?;
         let mut faults = self.faults();
         let mut bytes = 0;
@@ -152,8 +225,16 @@ impl Durable {
 
     /// Finds packs that are damaged, so that the next flush copies what it needs of them, and removes records that are; what is wrong. Packs go only when the
     /// record that names others in their place is there. Call while nobody flushes.
-    pub fn distrust_damaged(&mut self) -> Result<Vec<String>, Failure> {
-        let (_, faults) = self.verify()?;
+    pub fn distrust_damaged(&mut self, d: &Description) -> Result<Vec<String>, Failure> {
+        let (_, faults) = self.verify(d)?;
+        self.forget_unreadable()?;
+        for part in self.parts.values_mut() {
+            part.forget_unreadable()?;
+        }
+        Ok(faults)
+    }
+
+    fn forget_unreadable(&mut self) -> Result<(), Failure> {
         let unreadable = self.catalogue.faults.iter().map(|(key, _)| key.as_str());
         for key in unreadable.filter(|key| key.starts_with("gen/")) {
             self.tier.delete(key)?;
@@ -163,7 +244,7 @@ impl Durable {
             suspect: std::mem::take(&mut self.catalogue.suspect),
             ..Catalogue::default()
         };
-        Ok(faults)
+        Ok(())
     }
 
     /// Removes all but the `keep` newest generations; all of them where there is none to keep. Returns the bytes freed.
@@ -171,7 +252,11 @@ impl Durable {
         self.tier.clear()?;
         self.catalogue = Catalogue::read(&*self.tier, &Catalogue::default())?;
         let freed = match keep {
-            Some(keep) => self.catalogue.retain(&*self.tier, keep, u64::MAX)?,
+            Some(keep) => {
+                let (d, tags) = (dir.description()?, self.tags());
+                let freed = self.catalogue.retain(&*self.tier, keep, u64::MAX)?;
+                freed + self.prune(&d, &tags)?
+            }
             None => {
                 // Records first, so that what is left by a kill is no generation that lacks something.
                 for prefix in ["gen", "packs", ""] {
@@ -194,13 +279,26 @@ impl Durable {
     fn remove_folder(&self, dir: &JobDir) {
         let folder = dir.description().ok().zip(self.config.path.as_ref());
         if let Some(folder) = folder.map(|(d, path)| path.join(d.folder())) {
-            for path in [folder.join("packs"), folder.join("gen"), folder] {
-                if let Err(e) = std::fs::remove_dir(&path) {
-                    tracing::debug!(path = %path.display(), error = %e, "directory stays");
-                }
-            }
+            remove_empty(&folder);
         }
     }
+}
+
+/// Removes directory `path` and those in it, as far as they hold nothing.
+fn remove_empty(path: &Path) {
+    for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            remove_empty(&entry.path());
+        }
+    }
+    if let Err(e) = std::fs::remove_dir(path) {
+        tracing::debug!(path = %path.display(), error = %e, "directory stays");
+    }
+}
+
+/// Refuses generation `number` of a job on several hosts of which a part lacks something in its directory.
+pub fn parts_are_there(dir: &JobDir, number: u64) -> Result<(), Failure> {
+    parts::are_there(dir.path(), number)
 }
 
 /// Has `work` done with each durable tier of a job, whatever becomes of the others; the first failure.
@@ -217,7 +315,9 @@ pub fn for_each(d: &Description, mut work: impl FnMut(&mut Durable) -> Result<()
 
 /// Refuses directories that are not there before a program is started; object stores are asked later.
 pub fn check(d: &Description) -> Result<(), Failure> {
-    for (t, path) in d.config.tiers.iter().filter_map(|t| Some((t, t.path.as_ref()?))) {
+    // What several hosts write lies where all see it: they have no local tiers.
+    let used = |t: &&config::Tier| !d.across_hosts || matches!(t.kind, Kind::Pfs | Kind::Object);
+    for (t, path) in d.config.tiers.iter().filter(used).filter_map(|t| Some((t, t.path.as_ref()?))) {
         let cannot = |why: &str| {
             let at = path.display();
             Failure::new(

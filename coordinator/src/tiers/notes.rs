@@ -39,7 +39,7 @@ fn file(dir: &JobDir, tier: &str) -> PathBuf {
 
 /// Notes what `durable` holds.
 pub(super) fn write(dir: &JobDir, durable: &Durable) -> Result<(), Failure> {
-    let whole = durable.catalogue.whole();
+    let whole = durable.whole();
     let notes = Notes {
         format: FORMAT,
         manifests: whole.iter().map(|g| g.record.manifest.clone()).collect(),

@@ -10,7 +10,7 @@ pub mod compress;
 pub mod elastic;
 pub(crate) mod rate;
 
-use crate::catalogue::{self, Catalogue, Listed};
+use crate::catalogue::{self, Catalogue, Listed, Part};
 use crate::pack::{self, Index, PackRef, Writer, PIECE};
 use crate::store::Store;
 use crate::tier::{self, Tier};
@@ -88,6 +88,15 @@ pub struct Flushed {
     pub packs: u64,
 }
 
+impl std::ops::AddAssign for Flushed {
+    fn add_assign(&mut self, more: Self) {
+        self.items += more.items;
+        self.bytes += more.bytes;
+        self.stored += more.stored;
+        self.packs += more.packs;
+    }
+}
+
 /// Something to be copied.
 #[derive(Debug)]
 enum Task {
@@ -117,12 +126,22 @@ struct State {
     failed: Option<StorageError>,
 }
 
-/// Copies the generation in directory `generation` to `tier`, of which `catalogue` is what was known; it is brought up to date.
+/// Bytes of the generation in directory `generation` that a tier with this catalogue lacks.
+pub fn lacking(generation: &Path, catalogue: &Catalogue) -> Result<u64, StorageError> {
+    let path = generation.join(MANIFEST_FILE);
+    let text = files::read(&path, MAX_BYTES)?;
+    let manifest = Manifest::decode(&path, &text)?;
+    let tasks = missing(&manifest, checksum(&text), catalogue);
+    Ok(tasks.iter().map(task_bytes).sum())
+}
+
+/// Copies the generation in directory `generation` to `tier`, of which `catalogue` is what was known; it is brought up to date. `parts` are there already.
 pub fn flush(
     generation: &Path,
     tier: &dyn Tier,
     options: &Options,
     catalogue: &mut Catalogue,
+    parts: &[Part],
     control: &Control,
 ) -> Result<Flushed, StorageError> {
     let path = generation.join(MANIFEST_FILE);
@@ -202,7 +221,7 @@ pub fn flush(
             .collect()
     };
     control.check()?;
-    let listed: Listed = Catalogue::commit(tier, text, packs.into_iter().collect())?;
+    let listed: Listed = Catalogue::commit(tier, text, packs.into_iter().collect(), parts.to_vec())?;
     for p in &listed.record.packs {
         let bytes = tier.length(&p.key)?;
         if bytes != Some(p.bytes) {

@@ -23,6 +23,7 @@ fn run(s: &Scratch, number: u64, tier: &dyn Tier, options: &Options) -> Result<F
         tier,
         options,
         &mut Catalogue::default(),
+        &[],
         &Control::default(),
     )
 }
@@ -233,7 +234,7 @@ fn a_suspect_pack_stays_until_what_replaces_it_is_there() {
         left: AtomicU64::new(100_000),
     };
     let again =
-        |tier: &dyn Tier, catalogue: &mut Catalogue| flush(&s.generation(2), tier, &options(), catalogue, &Control::default());
+        |tier: &dyn Tier, catalogue: &mut Catalogue| flush(&s.generation(2), tier, &options(), catalogue, &[], &Control::default());
     again(&dying, &mut catalogue).unwrap_err();
     tier.clear().unwrap();
     assert!(before.iter().all(|key| packs(&tier).contains(key)));
@@ -246,7 +247,7 @@ fn a_suspect_pack_stays_until_what_replaces_it_is_there() {
         "its record still names them"
     );
     s.commit(&mut engine, 3, &memory);
-    flush(&s.generation(3), &tier, &options(), &mut catalogue, &Control::default()).unwrap();
+    flush(&s.generation(3), &tier, &options(), &mut catalogue, &[], &Control::default()).unwrap();
     assert!(packs(&tier).iter().all(|key| !catalogue.suspect.contains_key(key)));
     assert!(!packs(&tier).iter().any(|key| key.starts_with("packs/000001")) && catalogue.suspect.is_empty());
     assert_eq!(numbers(&tier), [2, 3]);

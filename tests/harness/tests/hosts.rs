@@ -4,7 +4,7 @@
 
 use belay_tests::build::{build, Kind};
 use belay_tests::hosts::{serve_if_asked, unavailable, Hosts};
-use belay_tests::job::{output, text};
+use belay_tests::job::{output, show, text};
 use belay_tests::place::{Place, User};
 use belay_tests::rng::{run_seed, Rng};
 use belay_tests::runner::{self, Check};
@@ -31,6 +31,8 @@ struct Job {
     /// The host on which the job was started last.
     root: usize,
     kind: Kind,
+    /// More options of `belay launch`.
+    options: Vec<String>,
 }
 
 impl Job {
@@ -57,6 +59,7 @@ impl Job {
             all,
             root: 1,
             kind,
+            options: Vec::new(),
         })
     }
 
@@ -95,8 +98,10 @@ impl Job {
     /// Launches `words` across hosts.
     fn launch_words(&mut self, words: &[&str]) -> Result<(), Failure> {
         let (belay, dir) = (self.belay.clone(), self.dir());
-        let launch = [&belay, "launch", "--across-hosts", "--ckpt-dir", &dir, "--"];
-        self.start(&[&launch[..], words].concat())?;
+        let launch = [&belay, "launch", "--across-hosts", "--ckpt-dir", &dir];
+        let options = self.options.clone();
+        let options: Vec<&str> = options.iter().map(String::as_str).chain(["--"]).collect();
+        self.start(&[&launch[..], &options, words].concat())?;
         self.progress()
     }
 
@@ -194,7 +199,19 @@ impl Job {
         let host = |part: usize| (part + shift) % self.all + 1;
         let others: Vec<String> = (1..self.used).map(|part| format!("h{}", host(part))).collect();
         self.root = host(0);
-        self.restart(&["--hosts", &others.join(",")])
+        let options = self.options.clone();
+        let options: Vec<&str> = options.iter().map(String::as_str).collect();
+        self.restart(&[&["--hosts", &others.join(",")], &options[..]].concat())
+    }
+
+    /// Runs `belay` with these words and the job directory, which must succeed; what it said.
+    fn must(&self, words: &[&str]) -> Result<String, Failure> {
+        let o = self.belay(&[words, &[&self.dir()]].concat())?;
+        if o.status.success() {
+            Ok(text(&o))
+        } else {
+            Err(format!("belay {words:?}: {}: {}", show(o.status), text(&o)))
+        }
     }
 
     /// Lets the program end and wants its good verdict.
@@ -350,6 +367,102 @@ fn partition(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
+/// Files below `dir` whose paths contain `words`.
+fn files(dir: &Path, words: &str) -> Vec<PathBuf> {
+    let mut out = Vec::new();
+    for e in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        match e.file_type() {
+            Ok(t) if t.is_dir() => out.extend(files(&e.path(), words)),
+            _ if e.path().to_string_lossy().contains(words) => out.push(e.path()),
+            _ => {}
+        }
+    }
+    out
+}
+
+/// Level of the newest generation in the list, and how many there are.
+fn newest_level(job: &Job) -> Result<(String, usize), Failure> {
+    let said = job.must(&["list", "--json"])?;
+    let list: serde_json::Value = serde_json::from_str(&said).map_err(|e| format!("{e}: {said}"))?;
+    let all = list["generations"].as_array().cloned().unwrap_or_default();
+    let level = all.last().and_then(|g| g["level"].as_str()).unwrap_or_default();
+    Ok((level.to_owned(), all.len()))
+}
+
+/// Everything dies, and what the hosts share of the job is lost in one way after the other: it comes back on other hosts from its durable tier.
+fn durable(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "hosts-durable", 2, 3)?;
+    let program = program(&job, place, "mpi/mpi_p2p")?;
+    let (scratch, config) = (job.work.join("scratch"), job.work.join("belay.toml"));
+    std::fs::create_dir(&scratch).map_err(|e| e.to_string())?;
+    let tier = format!(
+        "[[tier]]\nname = \"scratch\"\nkind = \"pfs\"\npath = \"{}\"\n",
+        scratch.display()
+    );
+    std::fs::write(&config, tier).map_err(|e| e.to_string())?;
+    job.options = vec!["--config".into(), config.display().to_string()];
+    job.launch(&program)?;
+    let lose = |dir: PathBuf| std::fs::remove_dir_all(&dir).map_err(|e| format!("remove {}: {e}", dir.display()));
+    for n in 0..4 {
+        let round = |e: Failure| format!("round {n}: {e}");
+        std::thread::sleep(Duration::from_millis(rng.below(500)));
+        job.must(&["checkpoint", "--quiet", "--level", "durable"]).map_err(round)?;
+        if newest_level(&job)?.0 != "durable" {
+            return Err(round(job.must(&["list"])?));
+        }
+        if n == 1 {
+            // What follows is perhaps durable and perhaps not.
+            job.checkpoint().map_err(round)?;
+            std::thread::sleep(Duration::from_millis(rng.below(400)));
+        }
+        job.crash();
+        let dir = PathBuf::from(job.dir());
+        match n {
+            0 | 1 => lose(dir)?,
+            2 => lose(dir.join("nodes/1/chunks"))?,
+            _ => {
+                for chunk in files(&dir.join("nodes/1/chunks"), ".bpg") {
+                    let mut bytes = std::fs::read(&chunk).map_err(|e| e.to_string())?;
+                    // In every page.
+                    bytes.iter_mut().step_by(4096).for_each(|b| *b ^= 1);
+                    std::fs::write(&chunk, bytes).map_err(|e| e.to_string())?;
+                }
+            }
+        }
+        job.restart_shifted(n + 1).map_err(|e| round(format!("restart: {e}")))?;
+    }
+    // What a part has on the tier is lost: that is said, and the next checkpoints are durable again.
+    job.must(&["verify"])?;
+    for pack in files(&scratch, "/nodes/1/packs/") {
+        std::fs::remove_file(pack).map_err(|e| e.to_string())?;
+    }
+    let o = job.belay(&["verify", &job.dir()])?;
+    if o.status.success() || !text(&o).contains("not everything of part 1") {
+        return Err(format!(
+            "verify without the packs of a part: {}: {}",
+            show(o.status),
+            text(&o)
+        ));
+    }
+    for _ in 0..2 {
+        job.must(&["checkpoint", "--quiet", "--level", "durable"])?;
+    }
+    job.must(&["verify"])?;
+    let held = files(&scratch, "/gen/").len();
+    if held != 4 {
+        return Err(format!("two generations have {held} records: {:?}", files(&scratch, "/gen/")));
+    }
+    job.verdict()?;
+    // What still ends would answer.
+    job.crash();
+    job.must(&["flush"])?;
+    job.must(&["gc", "--all"])?;
+    match files(&scratch, "/") {
+        left if left.is_empty() => Ok(()),
+        left => Err(format!("left on the tier: {left:?}")),
+    }
+}
+
 /// The agent on the other host is killed: the user is told (within seconds, on a quiet machine), the next checkpoint is refused, and the one before restarts.
 fn lost_agent(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "hosts-lost", 2, 2)?;
@@ -388,7 +501,7 @@ fn main() {
     // One at a time: the hosts of two tests would have the same addresses and halve the processors.
     let turn = Arc::new(Mutex::new(()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 13] = [
+    let tests: [(&str, Run); 14] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -410,6 +523,7 @@ fn main() {
         ("late_connections::mpi_lazy", |p, r| rounds(p, "mpi/mpi_lazy", 4, 5, r)),
         ("lost_agent", lost_agent),
         ("partition", partition),
+        ("durable", durable),
     ];
     let checks = tests
         .into_iter()

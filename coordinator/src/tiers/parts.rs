@@ -1,0 +1,212 @@
+//! The parts of a job on several hosts, on a durable tier. Each has a folder of its own below the job's, with packs and records like those of a job.
+//!
+//! ```text
+//! NAME-ID/nodes/1/{packs,gen,job.json}
+//! packs and records of the parts ──> packs of the root ──> record of the root, which names the parts' manifests
+//! ```
+//! Only the root's record makes a generation. What the parts hold for which the root has no record is removed by the next flush; until then it is of no consequence. So a kill at any
+//! instant leaves generations that are whole on all hosts, or none. All of it is copied by the agent of the root, from the job directory that the hosts share: it outlives the parts.
+
+use super::{Durable, Part};
+use crate::jobdir::{Access, Description, JobDir};
+use crate::nodes::again::part_dir;
+use crate::nodes::table;
+use crate::{generations, Failure};
+use belay_image::files;
+use belay_image::manifest::{MANIFEST_FILE, MAX_BYTES};
+use belay_storage::flush::{self, Control, Flushed};
+use belay_storage::StorageError;
+use std::collections::btree_map::Entry;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Whether the generation in this directory, or an older one of the job, may have parts.
+pub(super) fn may_be(d: &Description, generation: &Path) -> Result<bool, Failure> {
+    Ok(d.across_hosts || !table::read(generation)?.is_empty())
+}
+
+/// The tags of the parts of the generation in `path`, with the directories of their generations of that number.
+pub(crate) fn of_generation(job: &Path, path: &Path) -> Result<Vec<(u64, PathBuf)>, Failure> {
+    let name = path.file_name().unwrap_or_default();
+    let rows = table::read(path)?;
+    let own = |tag| part_dir(job, tag).join("gen").join(name);
+    Ok(rows.iter().map(|r| (r.tag, own(r.tag))).collect())
+}
+
+/// Refuses a generation of which a part lacks something, as far as that can be seen without reading all of it.
+pub(crate) fn are_there(job: &Path, number: u64) -> Result<(), Failure> {
+    let path = job.join("gen").join(generations::name(number));
+    for (tag, own) in of_generation(job, &path)? {
+        let g = generations::Generation::at(&part_dir(job, tag).join("gen"), number);
+        let named = |f: Failure| Failure::new(f.exit, format!("part {tag}: {f}"));
+        let m = g.manifest().map_err(named)?;
+        let store = belay_storage::store::Store::of_generation(&own);
+        let missing = m.chunks.iter().find_map(|c| store.check_present(c).err());
+        let missing = missing.or_else(|| {
+            m.files.iter().find_map(|f| match files::open(&own.join(&f.name)) {
+                Ok((_, bytes)) if bytes == f.bytes => None,
+                Ok((_, bytes)) => {
+                    let why = format!("{bytes} bytes instead of {}", f.bytes);
+                    Some(belay_image::ImageError::damaged(&own.join(&f.name), why))
+                }
+                Err(e) => Some(e),
+            })
+        });
+        if let Some(e) = missing {
+            return Err(named(Failure::new(belay_wire::Exit::Damaged, e.to_string())));
+        }
+    }
+    Ok(())
+}
+
+impl Durable {
+    /// The same tier for part `tag`.
+    pub(super) fn part(&mut self, d: &Description, tag: u64) -> Result<&mut Durable, Failure> {
+        match self.parts.entry(tag) {
+            Entry::Occupied(e) => Ok(e.into_mut()),
+            Entry::Vacant(e) => {
+                let folder = Some(format!("{}/nodes/{tag}", d.folder()));
+                let of_part = Description { folder, ..d.clone() };
+                Ok(e.insert(Durable::open(&self.config, &of_part)?))
+            }
+        }
+    }
+
+    /// What is known of part `tag`.
+    pub(super) fn known_part(&self, tag: u64) -> Option<&Durable> {
+        self.parts.get(&tag)
+    }
+
+    /// The parts that the records name.
+    pub(super) fn tags(&self) -> BTreeSet<u64> {
+        let named = self.catalogue.generations.iter().flat_map(|g| &g.record.parts);
+        named.map(|p| p.tag).collect()
+    }
+
+    /// Reads what the parts hold, after the root's records.
+    pub(super) fn read_parts(&mut self, d: &Description) -> Result<(), Failure> {
+        for tag in self.tags() {
+            self.part(d, tag)?.read()?;
+        }
+        self.compare_parts();
+        Ok(())
+    }
+
+    /// Which generations lack something at a part, as far as has been read.
+    pub(super) fn compare_parts(&mut self) {
+        self.incomplete.clear();
+        for g in &self.catalogue.generations {
+            let number = g.manifest.generation;
+            let is_there = |p: &&Part| {
+                let whole = self.parts.get(&p.tag).map(|d| d.catalogue.whole()).unwrap_or_default();
+                whole
+                    .iter()
+                    .any(|w| w.manifest.generation == number && belay_image::checksum(w.record.manifest.as_bytes()) == p.manifest)
+            };
+            if let Some(p) = g.record.parts.iter().find(|p| !is_there(p)) {
+                let why = format!("not everything of part {} of generation {number} is there", p.tag);
+                self.incomplete.insert(g.key.clone(), why);
+            }
+        }
+    }
+
+    /// Removes what these parts hold of generations for which the root has no record; the bytes freed.
+    pub(super) fn prune(&mut self, d: &Description, tags: &BTreeSet<u64>) -> Result<u64, Failure> {
+        let numbers: BTreeSet<u64> = self.catalogue.generations.iter().map(|g| g.manifest.generation).collect();
+        // A record that cannot be read may name any of them.
+        if self.catalogue.has_unreadable_records() {
+            return Ok(0);
+        }
+        let mut freed = 0;
+        for tag in tags {
+            let part = self.part(d, *tag)?;
+            part.read()?;
+            freed += part.catalogue.keep_only(&*part.tier, &numbers)?;
+        }
+        Ok(freed)
+    }
+
+    /// Copies a generation of a job that may have parts: first theirs, then the root's own.
+    pub(super) fn copy_with_parts(
+        &mut self,
+        dir: &JobDir,
+        d: &Description,
+        (generation, options): (&Path, flush::Options),
+        control: &Control,
+    ) -> Result<Flushed, Failure> {
+        self.tier.clear()?;
+        self.read()?;
+        let rows = of_generation(dir.path(), generation)?;
+        let tags: BTreeSet<u64> = self.tags().into_iter().chain(rows.iter().map(|(tag, _)| *tag)).collect();
+        self.prune(d, &tags)?;
+        self.make_room(d, (generation, &options), &rows, &tags)?;
+        // Room has been made, and older generations go when the root says so.
+        let of_part = flush::Options {
+            keep: u32::MAX,
+            capacity: None,
+            ..options
+        };
+        let (mut parts, mut sum) = (Vec::new(), Flushed::default());
+        for (tag, own) in &rows {
+            let named = |f: Failure| Failure::new(f.exit, format!("part {tag}: {f}"));
+            let theirs = JobDir::open(&part_dir(dir.path(), *tag), Access::Own)?.description()?;
+            let part = self.part(d, *tag)?;
+            sum += part.copy(&theirs, (own, &of_part), &[], control).map_err(named)?;
+            let manifest = belay_image::checksum(&files::read(&own.join(MANIFEST_FILE), MAX_BYTES)?);
+            parts.push(Part { tag: *tag, manifest });
+        }
+        let of_root = flush::Options {
+            capacity: None,
+            ..options
+        };
+        sum += self.copy(d, (generation, &of_root), &parts, control)?;
+        // The generation is durable whether that succeeds or not; the next flush tries again.
+        if let Err(e) = self.prune(d, &tags) {
+            tracing::warn!(tier = self.config.name, error = %e, "older generations of parts stay");
+        }
+        Ok(sum)
+    }
+
+    /// Removes older generations while this one would not fit; the newest whole one stays.
+    fn make_room(
+        &mut self,
+        d: &Description,
+        (generation, options): (&Path, &flush::Options),
+        rows: &[(u64, PathBuf)],
+        tags: &BTreeSet<u64>,
+    ) -> Result<(), Failure> {
+        let Some(capacity) = options.capacity else { return Ok(()) };
+        loop {
+            let mut used = self.catalogue.bytes;
+            let mut bytes = flush::lacking(generation, &self.catalogue)?;
+            for tag in tags {
+                used += self.part(d, *tag)?.catalogue.bytes;
+            }
+            for (tag, own) in rows {
+                bytes += flush::lacking(own, &self.part(d, *tag)?.catalogue)?;
+            }
+            if used + bytes <= capacity {
+                return Ok(());
+            }
+            let keep = self.catalogue.whole().len().saturating_sub(1);
+            if keep == 0 {
+                let tier = self.config.name.clone();
+                return Err(StorageError::TierFull {
+                    tier,
+                    capacity,
+                    used,
+                    bytes,
+                }
+                .into());
+            }
+            self.catalogue
+                .retain(&*self.tier, u32::try_from(keep).unwrap_or(u32::MAX), u64::MAX)?;
+            self.prune(d, tags)?;
+        }
+    }
+}
+
+/// What is known of part `tag` on each of these tiers.
+pub(super) fn sources(open: &[Durable], tag: u64) -> Vec<&Durable> {
+    open.iter().filter_map(|d| d.known_part(tag)).collect()
+}
