@@ -91,6 +91,9 @@ pub struct Description {
     /// Tiers besides the job directory.
     #[serde(default)]
     pub config: Config,
+    /// Hosts whose parts were lost during the last run, where it was ended for that.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lost: Vec<String>,
     /// How the last run of the command ended: the status word as `wait` reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_status: Option<i32>,
@@ -146,6 +149,7 @@ impl Description {
             log_level: "info".into(),
             metrics: None,
             config: Config::default(),
+            lost: Vec::new(),
             wait_status: None,
         }
     }

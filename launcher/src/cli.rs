@@ -256,6 +256,12 @@ pub(crate) struct Hosts {
 /// `belay run`.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
+    /// With --across-hosts: when a part of the job is lost, end the rest and restart it from the newest checkpoint, on those of --hosts that answer, N times at most
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) restarts: u32,
+    /// Which of these restarts this is (said by belay itself)
+    #[arg(long, hide = true, default_value_t = 0)]
+    pub(crate) again: u32,
     /// At a restart: read memory on demand
     #[arg(long)]
     pub(crate) lazy: bool,
@@ -388,6 +394,9 @@ pub(crate) struct Agent {
     /// Restart from this generation
     #[arg(long)]
     pub(crate) generation: Option<u64>,
+    /// End the program when the root is lost: it is restarted elsewhere
+    #[arg(long)]
+    pub(crate) ends_with_root: bool,
     /// The command and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,

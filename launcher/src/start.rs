@@ -5,6 +5,7 @@ use crate::logging;
 use belay_coordinator::agent::Setup;
 use belay_coordinator::config::Config;
 use belay_coordinator::jobdir::{Access, Description, Differential, JobDir, Lock};
+use belay_coordinator::nodes::alive;
 use belay_coordinator::nodes::hosts::read_file;
 use belay_coordinator::nodes::Nodes;
 use belay_coordinator::redundancy::{heal, local, record, serve, Redundancy};
@@ -13,7 +14,9 @@ use belay_coordinator::{agent, launch, restart, sys, tiers, Failure};
 use belay_wire::Exit;
 use std::ffi::OsString;
 use std::io::IsTerminal;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 
 /// Runs the command; ends this process as the command ended.
 pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
@@ -31,7 +34,8 @@ pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
             ),
         ));
     }
-    launch_in(dir, lock, config, args)
+    let status = launch_in(&dir, lock, config, args, false)?;
+    finish(&dir, status)
 }
 
 /// What the options of a launch say about the job.
@@ -56,7 +60,7 @@ fn described(args: &Launch) -> Description {
     }
 }
 
-fn launch_in(dir: JobDir, lock: Lock, mut config: Config, args: Launch) -> Result<u8, Failure> {
+fn launch_in(dir: &JobDir, lock: Lock, mut config: Config, args: Launch, restarts: bool) -> Result<i32, Failure> {
     config.redundancy = redundancy(&config, &args)?;
     let mut description = Description {
         dir: dir.path().display().to_string(),
@@ -77,18 +81,18 @@ fn launch_in(dir: JobDir, lock: Lock, mut config: Config, args: Launch) -> Resul
     tiers::check(&description)?;
     description.history.begin(sys::now_unix_s(), 0);
     dir.describe(&description)?;
-    logging::start(&dir, &description.log_level)?;
-    let nodes = args.across_hosts.then(|| Nodes::root(&dir)).transpose()?;
-    let status = launch::launch(
+    logging::start(dir, &description.log_level)?;
+    let nodes = args.across_hosts.then(|| Nodes::root(dir)).transpose()?;
+    launch::launch(
         args.command,
         Setup {
             dir: dir.clone(),
             lock,
             description,
             nodes,
+            restarts,
         },
-    )?;
-    finish(&dir, status)
+    )
 }
 
 /// How a job is to be made redundant: on one host it is not.
@@ -169,8 +173,10 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
         lazy: args.lazy,
         hosts,
         quiet: args.quiet,
+        restarts: false,
     };
-    restart_in(dir, lock, description, how)
+    let status = restart_in(&dir, lock, description, how)?;
+    finish(&dir, status)
 }
 
 /// Continues the job in the directory if it has a checkpoint, else launches it.
@@ -183,14 +189,15 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
     let new = described(&args.launch);
     let old = if dir.is_described() { Some(dir.description()?) } else { None };
     let at = dir.path().display();
-    match old {
+    let restarts = args.launch.across_hosts && args.again < args.restarts;
+    let status = match old {
         Some(old) if old.command == new.command && old.wait_status == Some(0) => {
             sys::say(&format!(
                 "the job in {at} has ended with exit status 0 and is not run again; to begin anew, belay gc --all {at} and belay launch"
             ));
-            Ok(0)
+            return Ok(0);
         }
-        Some(old) if held > 0 && old.command != new.command => Err(Failure::new(
+        Some(old) if held > 0 && old.command != new.command => return Err(Failure::new(
             Exit::HoldsCheckpoints,
             format!(
                 "{at} holds {held} checkpoints of another command ({}); continue that with belay restart {at}, or use another directory",
@@ -213,19 +220,65 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
                 },
                 ..new
             };
+            let named = named(args.hosts)?;
             let how = How {
                 generation: None,
                 lazy: args.lazy,
-                hosts: named(args.hosts)?,
+                hosts: match args.again {
+                    0 => named,
+                    n => without_lost(&dir, &named, (n, args.restarts))?,
+                },
                 quiet: false,
+                restarts,
             };
-            restart_in(dir, lock, description, how)
+            restart_in(&dir, lock, description, how)?
         }
         _ => {
             sys::drop_file_capabilities().map_err(|e| Failure::system("give up the capabilities of the program file", &e))?;
-            launch_in(dir, lock, config, args.launch)
+            launch_in(&dir, lock, config, args.launch, restarts)?
         }
+    };
+    if restarts && !dir.description()?.lost.is_empty() {
+        return Err(begin_again(args.again + 1));
     }
+    finish(&dir, status)
+}
+
+/// Hosts for a job of which parts were lost; `count` is the number of this restart, and how many there may be.
+fn without_lost(dir: &JobDir, given: &[String], count: (u32, u32)) -> Result<Vec<String>, Failure> {
+    let mut silent = Vec::new();
+    let hosts = alive::choose(dir, given, &mut |host| silent.push(host.to_owned()))?;
+    let who = match silent.as_slice() {
+        [] => "all hosts answer".to_owned(),
+        [one] => format!("{one} does not answer"),
+        several => format!("{} do not answer", several.join(", ")),
+    };
+    sys::say(&format!(
+        "{who}; restarting with the other parts on {} ({} of {} restarts)",
+        hosts.join(", "),
+        count.0,
+        count.1
+    ));
+    Ok(hosts)
+}
+
+/// Executes this command line once more in this process, for which the caller waits, as the restart of that number; returns why it could not.
+fn begin_again(number: u32) -> Failure {
+    let me = match std::env::current_exe() {
+        Ok(me) => me,
+        Err(e) => return Failure::system("find belay", &e),
+    };
+    let mut words = std::env::args_os();
+    let name = words.next().unwrap_or_default();
+    let words: Vec<OsString> = words.skip(1).collect();
+    // What an earlier one has said stands in front.
+    let own = if number > 1 { 2 } else { 0 };
+    let number = number.to_string();
+    let mut c = Command::new(me);
+    c.arg0(name)
+        .args(["run", "--again", &number])
+        .args(words.into_iter().skip(own));
+    Failure::system("begin again", &c.exec())
 }
 
 fn named(hosts: cli::Hosts) -> Result<Vec<String>, Failure> {
@@ -238,9 +291,11 @@ struct How {
     lazy: bool,
     hosts: Vec<String>,
     quiet: bool,
+    /// When a part is lost the job is ended, and the caller restarts it.
+    restarts: bool,
 }
 
-fn restart_in(dir: JobDir, lock: Lock, mut description: Description, how: How) -> Result<u8, Failure> {
+fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) -> Result<i32, Failure> {
     let terminal = std::io::stderr().is_terminal();
     let mut tell = |notice: Notice, line: &str| {
         if !how.quiet && (terminal || notice == Notice::Warning) {
@@ -250,29 +305,30 @@ fn restart_in(dir: JobDir, lock: Lock, mut description: Description, how: How) -
     if let Some(s) = description.config.redundancy.settings()? {
         local::lay(&s, dir.path(), (&description.id, 0), false)?;
     }
-    let numbers = restart::candidates(&dir, &description, how.generation, &mut tell)?;
+    let numbers = restart::candidates(dir, &description, how.generation, &mut tell)?;
     description.wait_status = None;
+    description.lost.clear();
     description.history.begin(sys::now_unix_s(), dir.last_sign_unix_s());
     // A full disk is no reason not to go on from a checkpoint.
-    for failure in [dir.describe(&description), logging::start(&dir, &description.log_level)]
+    for failure in [dir.describe(&description), logging::start(dir, &description.log_level)]
         .into_iter()
         .filter_map(Result::err)
     {
         sys::say(&failure.message);
     }
     let options = restart_options(how.lazy)?;
-    let status = restart::restart(
+    restart::restart(
         Setup {
             dir: dir.clone(),
             lock,
             description,
             nodes: None,
+            restarts: how.restarts,
         },
         numbers,
         (&options, &how.hosts),
         &mut tell,
-    )?;
-    finish(&dir, status)
+    )
 }
 
 fn restart_options(lazy: bool) -> Result<belay_restart::Options, Failure> {
@@ -301,6 +357,7 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
             lock,
             description,
             nodes,
+            restarts: args.ends_with_root,
         };
         let options = restart_options(false)?;
         let status = restart::restart(setup, vec![number], (&options, &[]), &mut |_, _| {})?;
@@ -329,6 +386,7 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
         lock,
         description,
         nodes,
+        restarts: args.ends_with_root,
     };
     let status = launch::launch(args.command, setup)?;
     // What the user is told, the root says.

@@ -25,6 +25,7 @@ impl Agent {
     pub(super) fn on_tick(&mut self) {
         if self.ending == Some(Ending::Forced) {
             self.kill_all();
+            self.end_shells();
         }
         self.tell_flush_progress();
         if let Some(writing) = &self.writing {
@@ -33,6 +34,7 @@ impl Agent {
                 self.clients.send(*id, &progress);
             }
         } else if self.root_status.is_some() {
+            self.reap();
             self.release_stdio();
         }
     }

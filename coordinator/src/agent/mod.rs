@@ -11,6 +11,7 @@ mod checkpoints;
 mod encoding;
 mod ending;
 mod flushing;
+mod losing;
 mod requests;
 mod retention;
 mod signals;
@@ -22,6 +23,7 @@ pub use status::at_rest;
 
 use encoding::Encoding;
 use flushing::Flush;
+use losing::Losses;
 
 use crate::checkpoint::{Wanted, Writing};
 use crate::clients::{ClientId, Clients};
@@ -63,6 +65,8 @@ pub struct Setup {
     pub description: Description,
     /// Its other nodes, where it may have any.
     pub nodes: Option<Nodes>,
+    /// When a part is lost the job is ended, and restarted by its front; at a part, when the root is.
+    pub restarts: bool,
 }
 
 /// Status word with which launch and restart end after `checkpoint --then stop`.
@@ -124,6 +128,7 @@ pub struct Agent {
     addresses: (Names, bool),
     flush: Flush,
     encoding: Encoding,
+    losses: Losses,
 }
 
 impl Agent {
@@ -134,8 +139,12 @@ impl Agent {
             dir,
             lock,
             description,
-            nodes,
+            mut nodes,
+            restarts,
         } = setup;
+        if let Some(nodes) = &mut nodes {
+            nodes.restarts = restarts;
+        }
         let gen = dir.generations();
         generations::clear_leftovers(&gen)?;
         let options = Options {
@@ -217,6 +226,7 @@ impl Agent {
             addresses: (Names::default(), false),
             flush: Flush::new()?,
             encoding: Encoding::new(settings, redundant)?,
+            losses: Losses::new(restarts),
         })
     }
 
@@ -257,7 +267,7 @@ impl Agent {
             if let Some(failed) = self.nodes.take() {
                 failed.give_up();
             }
-            self.nodes = Some(Nodes::restart(&self.dir, &rows, number, hosts)?);
+            self.nodes = Some(Nodes::restart(&self.dir, &rows, number, (hosts, self.losses.restarts()))?);
         }
         Ok(self.nodes.as_mut().and_then(Nodes::reunion))
     }
@@ -323,7 +333,8 @@ impl Agent {
     }
 
     fn is_over(&self) -> bool {
-        self.root_status.is_some() && self.writing.is_none() && !self.is_together() && self.has_no_children() && !self.must_flush()
+        let idle = self.writing.is_none() && !self.is_together() && self.has_no_children();
+        self.root_status.is_some() && idle && !self.must_flush() && !self.may_have_lost()
     }
 
     fn has_no_children(&self) -> bool {

@@ -105,6 +105,7 @@ impl Agent {
             if pid == self.root_pid && ended && self.root_status.is_none() {
                 tracing::info!(status, "command ended");
                 self.root_status = Some(status);
+                self.note_end(status);
             }
         }
         if self.root_status.is_none() {
@@ -118,7 +119,9 @@ impl Agent {
                 tracing::warn!(pid = copy, "snapshot that belongs to no checkpoint ended");
                 sys::kill(copy, libc::SIGKILL);
             }
-            if let (Some(status), None, true) = (self.root_status, self.ending, self.has_job_children()) {
+            if let (Some(status), None, true, false) =
+                (self.root_status, self.ending, self.has_job_children(), self.may_have_lost())
+            {
                 self.go_to_background(status);
             }
         }

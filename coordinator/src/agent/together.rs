@@ -120,6 +120,9 @@ impl Agent {
         match event {
             TreeEvent::Joined(info) => {
                 tracing::info!(node = ?info.node, host = info.host, tag = info.tag, "node joined");
+                if let (Some(nodes), Some(node)) = (&mut self.nodes, info.node) {
+                    nodes.there.insert(node, info.host.clone());
+                }
                 let remote = self.nodes.as_mut().and_then(|n| n.remotes.get_mut(&info.tag));
                 if let (Some(remote), Some(node)) = (remote, info.node) {
                     remote.life = Life::Joined(node);
@@ -131,33 +134,45 @@ impl Agent {
                 Ok(order) => self.obey(order),
                 Err(e) => tracing::error!(error = %e, "an order that cannot be understood"),
             },
-            TreeEvent::RootLost(why) => {
-                tracing::error!(why, "the root is lost");
-                sys::say(&format!("{why}; the program goes on, but no more checkpoints are taken"));
-            }
+            TreeEvent::RootLost(why) => self.lose_root(&why),
         }
     }
 
     fn node_gone(&mut self, node: u64, why: Option<&str>) {
+        let Some(at) = self.nodes.as_mut().and_then(|n| n.there.remove(&node)) else {
+            return;
+        };
+        match why {
+            None => tracing::info!(node, host = at, "node has ended"),
+            Some(why) => {
+                tracing::error!(node, host = at, why, "node is lost");
+                // As the user calls it; one srun leads to several.
+                let mut remotes = self.nodes.iter().flat_map(|n| n.remotes.values());
+                let remote = remotes.find(|r| r.life == Life::Joined(node) && r.words.tasks <= 1);
+                let host = remote.map_or(&at, |r| &r.words.host);
+                sys::say(&format!("the part of the job on {host} is lost: {why}"));
+            }
+        }
+        self.look_after_remote(node, why.is_some());
+        if why.is_some() {
+            self.lose(at);
+        }
+    }
+
+    /// What the loss or the end of a node means for the remote shell that has started it.
+    fn look_after_remote(&mut self, node: u64, lost: bool) {
         self.cancel_round();
         let mut remotes = self.nodes.iter_mut().flat_map(|n| n.remotes.values_mut());
         let Some(remote) = remotes.find(|r| r.life == Life::Joined(node)) else {
             return;
         };
-        remote.life = if why.is_some() { Life::Lost } else { Life::Over };
-        let (host, first, standin) = (remote.words.host.clone(), remote.first, remote.standin);
-        match why {
-            None => tracing::info!(node, host, "node has ended"),
-            Some(why) => {
-                tracing::error!(node, host, why, "node is lost");
-                sys::say(&format!("the part of the job on {host} is lost: {why}"));
-            }
-        }
+        remote.life = if lost { Life::Lost } else { Life::Over };
+        let (first, standin) = (remote.first, remote.standin);
         let remotes = self.nodes.iter().flat_map(|n| n.remotes.values());
         let same: Vec<&Remote> = remotes.filter(|r| r.first == first).collect();
         // The shell tells better, where this agent has it.
-        if same.iter().all(|r| r.child.is_none()) && (why.is_some() || same.iter().all(|r| r.is_over())) {
-            end_standin(standin, if why.is_some() { 255 } else { 0 });
+        if same.iter().all(|r| r.child.is_none()) && (lost || same.iter().all(|r| r.is_over())) {
+            end_standin(standin, if lost { 255 } else { 0 });
         }
     }
 

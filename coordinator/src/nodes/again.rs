@@ -31,8 +31,9 @@ pub(crate) fn agent_command(dir: &Path, nodes: &Nodes, tags: &[u64], then: &str)
         }
     };
     let join = quote(&nodes.addresses().join(","));
+    let end = if nodes.restarts { " --ends-with-root" } else { "" };
     Ok(format!(
-        "{before}exec {me} agent --dir {parts}/{tag} --key {key} --tag {tag} --join {join} {then}"
+        "{before}exec {me} agent --dir {parts}/{tag} --key {key} --tag {tag} --join {join}{end} {then}"
     ))
 }
 
@@ -43,9 +44,10 @@ pub(crate) fn part_dir(dir: &Path, tag: u64) -> std::path::PathBuf {
 
 impl Nodes {
     /// Starts the parts in `rows` again and waits until all have joined. `hosts` replaces the hosts that they had, in order; there may be fewer or more.
-    pub(crate) fn restart(dir: &JobDir, rows: &[Row], number: u64, hosts: &[String]) -> Result<Self, Failure> {
+    pub(crate) fn restart(dir: &JobDir, rows: &[Row], number: u64, (hosts, restarts): (&[String], bool)) -> Result<Self, Failure> {
         let key = dir.path().join("key");
         let mut nodes = Self::new(Self::root_of(&key)?, key, None);
+        nodes.restarts = restarts;
         let path = std::env::var_os("PATH").unwrap_or_default();
         // What an srun starts that names no nodes goes where the allocation of today has room.
         let placed: Vec<u64> = rows.iter().filter(|r| !r.words.is_placed_by_slurm()).map(|r| r.tag).collect();
@@ -90,6 +92,7 @@ impl Nodes {
                 Some(Event::Joined(info)) => {
                     if let (Some(r), Some(node)) = (self.remotes.get_mut(&info.tag), info.node) {
                         r.life = Life::Joined(node);
+                        self.there.insert(node, info.host);
                     }
                 }
                 Some(Event::Lost(node, why)) => {

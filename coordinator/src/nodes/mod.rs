@@ -7,6 +7,7 @@
 //! others. A generation of the job is the root's own generation with a list of the parts, each of which has a generation with the same number.
 
 pub(crate) mod again;
+pub mod alive;
 pub(crate) mod gathering;
 pub mod hosts;
 pub(crate) mod remote;
@@ -81,7 +82,11 @@ pub struct Nodes {
     tree: Option<Tree>,
     /// At the root: the parts, by tag.
     pub(crate) remotes: BTreeMap<u64, Remote>,
+    /// At the root: nodes that have joined and neither left nor been lost, and their hosts.
+    pub(crate) there: BTreeMap<u64, String>,
     pub(crate) together: Option<Together>,
+    /// The loss of a part ends the job, which is restarted: parts must not outlive their root.
+    pub(crate) restarts: bool,
     key: PathBuf,
     pub(crate) part: Option<u64>,
     /// Remote shells that have started parts for a restart, and their hosts.
@@ -108,7 +113,9 @@ impl Nodes {
             joining: Some(joining),
             tree: None,
             remotes: BTreeMap::new(),
+            there: BTreeMap::new(),
             together: None,
+            restarts: false,
             key,
             part,
             starters: Vec::new(),

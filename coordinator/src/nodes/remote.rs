@@ -105,8 +105,10 @@ impl RemoteShell {
         if self.tasks == 0 {
             c.arg(&self.host).arg(command);
         } else {
-            // Processors to run on come with the program, from the checkpoint too.
-            c.args(["/bin/sh", "-c", command]).env("SLURM_CPU_BIND", "quiet,none");
+            // Processors to run on come with the program, from the checkpoint too. What was started on a node that is lost has its processors until Slurm gives it up.
+            c.args(["/bin/sh", "-c", command])
+                .env("SLURM_CPU_BIND", "quiet,none")
+                .env("SLURM_OVERLAP", "1");
         }
         let (stdio, like) = start.map_or((None, None), |(stdio, like)| (Some(stdio), Some(like)));
         if let Some(like) = like.filter(|_| self.tasks > 0) {

@@ -316,26 +316,12 @@ impl Hosts {
 
     /// Kills everything that runs on the hosts but their daemons.
     pub fn kill_all(&self) {
-        loop {
-            let below: Vec<i32> = self
-                .hosts
-                .iter()
-                .filter(|(_, _, pid)| *pid > 0)
-                .filter_map(|(_, outer, pid)| {
-                    let net = std::fs::read_link(format!("/proc/{pid}/ns/net")).ok()?;
-                    Some((net, [*pid, outer.id().cast_signed()]))
-                })
-                .flat_map(|(net, pids)| in_network(&net, pids))
-                .collect();
-            if below.is_empty() {
-                return;
-            }
-            for pid in below {
-                // SAFETY: takes numbers only.
-                unsafe { libc::kill(pid, libc::SIGKILL) };
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        kill(&self.hosts);
+    }
+
+    /// The same on host `n` (from 1) alone.
+    pub fn kill_host(&self, n: usize) {
+        kill(&self.hosts[n - 1..n]);
     }
 
     /// Processes of host `n` whose command line contains `word`.
@@ -352,6 +338,29 @@ impl Hosts {
             .into_iter()
             .filter(named)
             .collect()
+    }
+}
+
+/// Kills everything that runs on `hosts` but their daemons.
+fn kill(hosts: &[(String, Child, i32)]) {
+    loop {
+        let below: Vec<i32> = hosts
+            .iter()
+            .filter(|(_, _, pid)| *pid > 0)
+            .filter_map(|(_, outer, pid)| {
+                let net = std::fs::read_link(format!("/proc/{pid}/ns/net")).ok()?;
+                Some((net, [*pid, outer.id().cast_signed()]))
+            })
+            .flat_map(|(net, pids)| in_network(&net, pids))
+            .collect();
+        if below.is_empty() {
+            return;
+        }
+        for pid in below {
+            // SAFETY: takes numbers only.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

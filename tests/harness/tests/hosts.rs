@@ -485,6 +485,78 @@ fn lost_agent(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
+/// Hosts that die: `belay run` goes on by itself, on the spare host of its hostfile and on one that has come back, as often as it may; then it can be run again.
+fn spare(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "hosts-spare", 3, 4)?;
+    let program = program(&job, place, "mpi/mpi_p2p")?.display().to_string();
+    let file = job.work.join("hostfile");
+    std::fs::write(&file, "h2\nh3\nh4 # spare\n").map_err(|e| e.to_string())?;
+    let (belay, dir, file) = (job.belay.clone(), job.dir(), file.display().to_string());
+    let run = [
+        &belay,
+        "run",
+        "--across-hosts",
+        "--restarts",
+        "2",
+        "--hostfile",
+        &file,
+        "--ckpt-dir",
+        &dir,
+        "--",
+    ];
+    let mpirun = [
+        "mpirun.openmpi",
+        "-x",
+        "BELAY_TEST_GO",
+        "-x",
+        "BELAY_TEST_BEAT",
+        "--host",
+        "h1:1,h2:1,h3:1",
+        "-n",
+        "3",
+    ];
+    let words = [&run[..], &mpirun, &[&program]].concat();
+    job.start(&words)?;
+    (0..20).try_for_each(|_| job.progress())?;
+    let back = |job: &Job, host: usize| job.work.join(format!("h{host}.gone"));
+    let mut gone = None;
+    for (n, lost, used) in [(1, 2, [1, 3, 4]), (2, 4, [1, 2, 3]), (3, 3, [0; 3])] {
+        std::thread::sleep(Duration::from_millis(rng.below(300)));
+        job.checkpoint().map_err(|e| format!("before loss {n}: {e}"))?;
+        job.progress()?;
+        std::thread::sleep(Duration::from_millis(rng.below(300)));
+        let socket = job.work.join(format!("h{lost}.sock"));
+        std::fs::rename(&socket, back(&job, lost)).map_err(|e| e.to_string())?;
+        if let Some(host) = gone.replace(lost) {
+            std::fs::rename(back(&job, host), job.work.join(format!("h{host}.sock"))).map_err(|e| e.to_string())?;
+        }
+        std::fs::write(job.work.join("beat"), "").map_err(|e| e.to_string())?;
+        job.hosts.kill_host(lost);
+        if n <= 2 {
+            job.says(&format!("h{lost} does not answer; restarting with the other parts on "))?;
+            job.says(&format!(" ({n} of 2 restarts)"))?;
+            job.progress().map_err(|e| format!("loss {n}: {e}"))?;
+            let at: Vec<usize> = (1..=4).filter(|h| !job.hosts.find(*h, "belay").is_empty()).collect();
+            if at != used {
+                return Err(format!("loss {n}: the job is on hosts {at:?}"));
+            }
+        }
+    }
+    job.says("the part of the job on h3 is lost")?;
+    let begin = Instant::now();
+    while job.front.as_mut().is_some_and(|f| matches!(f.try_wait(), Ok(None))) {
+        if begin.elapsed() > LIMIT {
+            return Err("a job without its part and without restarts does not end".into());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    job.crash();
+    std::fs::write(&file, "h2\nh4\n").map_err(|e| e.to_string())?;
+    job.start(&words)?;
+    job.progress().map_err(|e| format!("run again: {e}"))?;
+    job.verdict()
+}
+
 fn main() {
     serve_if_asked();
     if let Some(why) = unavailable() {
@@ -501,7 +573,7 @@ fn main() {
     // One at a time: the hosts of two tests would have the same addresses and halve the processors.
     let turn = Arc::new(Mutex::new(()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 14] = [
+    let tests: [(&str, Run); 15] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -522,6 +594,7 @@ fn main() {
         ("late_connections::net_late", late_connections),
         ("late_connections::mpi_lazy", |p, r| rounds(p, "mpi/mpi_lazy", 4, 5, r)),
         ("lost_agent", lost_agent),
+        ("spare", spare),
         ("partition", partition),
         ("durable", durable),
     ];

@@ -234,6 +234,37 @@ fn array(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     Ok(())
 }
 
+/// A node dies during the job: it goes on in the same allocation, on the node that is to spare.
+fn spare(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let site = Site::new(place, "slurm-spare", 3)?;
+    let script = site.slurm.home().join("belay.sbatch");
+    let shipped = io("read the script", std::fs::read_to_string(&script))?;
+    let often = shipped
+        .replace("belay run ", "belay run --ckpt-interval 2 ")
+        .replace("mpirun ", "mpirun --novm -n 4 ");
+    io("write the script", std::fs::write(&script, often))?;
+    let job = site.submit(&["--nodes=3", "--no-kill", "--time=20"])?;
+    site.progress(&job, 0)?;
+    let second = site.slurm.home().join(format!("belay-{job}/gen/000002"));
+    site.slurm.await_that("two checkpoints", |_| Ok(second.exists()))?;
+    std::thread::sleep(Duration::from_millis(rng.below(1000)));
+    site.slurm.hosts.kill_host(3);
+    site.slurm.await_that("a restart", |s| {
+        let state = s.field(&job, "JobState")?;
+        want(state == "RUNNING", || format!("{job} is {state}: {}", site.said(&job)))?;
+        Ok(site
+            .said(&job)
+            .contains("h3 does not answer; restarting with the other parts on h4"))
+    })?;
+    site.progress(&job, 0)?;
+    site.progress(&job, 0)?;
+    io("write go", std::fs::write(site.go(), ""))?;
+    let said = site.completes(&job)?;
+    want(said.contains("PASS mpi_cg"), || format!("no verdict: {said}"))?;
+    let restarts = site.slurm.field(&job, "Restarts")?;
+    want(restarts == "0", || format!("requeued {restarts} times: {said}"))
+}
+
 /// A cancelled job leaves no process behind, on any node.
 fn cancelled(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let site = Site::new(place, "slurm-cancelled", 2)?;
@@ -274,8 +305,9 @@ fn main() {
     println!("seed {seed}");
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
     // They mostly wait for Slurm, each with a cluster of its own; the longest comes first.
-    let tests: [(&str, Run); 5] = [
+    let tests: [(&str, Run); 6] = [
         ("allocations", allocations),
+        ("spare", spare),
         ("mpich", mpich),
         ("tasks", tasks),
         ("array", array),

@@ -1,0 +1,108 @@
+//! A part is lost. Where the job is to be restarted without what it has lost (`belay run --restarts`), the root ends what is left; its front then begins again from the newest
+//! checkpoint, on the hosts that answer.
+//!
+//! ```text
+//! Running ── a part is lost ────────────────────────────────────────> all is being ended ── no part is there, or LIMIT ── remote shells too ──> Ended
+//!    └ the command fails ── parts are there of which nothing is heard ─┘ (within LIMIT, else the job has failed by itself)
+//! ```
+
+use super::Agent;
+use crate::nodes::{Nodes, Order};
+use crate::redundancy::record;
+use crate::{generations, sys};
+use std::time::{Duration, Instant};
+
+/// How long parts may take to end, and their loss to be noticed when the command has failed because of it.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// What becomes of losses.
+#[derive(Debug)]
+pub(super) struct Losses {
+    /// The front begins again.
+    restarts: bool,
+    /// The job has begun to end because of one.
+    since: Option<Instant>,
+    /// The command has failed.
+    failed: Option<Instant>,
+}
+
+impl Losses {
+    pub(super) fn new(restarts: bool) -> Self {
+        Self {
+            restarts,
+            since: None,
+            failed: None,
+        }
+    }
+
+    pub(super) fn restarts(&self) -> bool {
+        self.restarts
+    }
+}
+
+impl Agent {
+    fn parts_there(&self) -> bool {
+        self.nodes.as_ref().is_some_and(|n| !n.there.is_empty())
+    }
+
+    /// The part on `host` is lost.
+    pub(super) fn lose(&mut self, host: String) {
+        let ends = self.ending.is_some() || self.root_status == Some(0);
+        if !self.losses.restarts || (ends && self.losses.since.is_none()) {
+            return;
+        }
+        self.description.lost.push(host);
+        if self.losses.since.is_some() {
+            return;
+        }
+        let gen = self.dir.generations();
+        if generations::list(&gen).map_or(true, |g| g.is_empty()) && record::newest(self.dir.path()).is_none() {
+            sys::say("there is no checkpoint from which the job could be restarted without it");
+            self.description.lost.clear();
+            self.losses.restarts = false;
+            return;
+        }
+        sys::say("ending what is left of the job, to restart it from the newest checkpoint");
+        tracing::info!("ending what is left, to restart it");
+        self.losses.since = Some(Instant::now());
+        self.order(&Order::End { grace_ms: 0 });
+        self.force_end();
+    }
+
+    /// At a part: the root is lost. Where that restarts the job without this part, what is left here must not go on beside it.
+    pub(super) fn lose_root(&mut self, why: &str) {
+        tracing::error!(why, "the root is lost");
+        if self.losses.restarts {
+            sys::say(&format!(
+                "{why}; the program is ended, and restarted from a checkpoint elsewhere"
+            ));
+            self.force_end();
+        } else {
+            sys::say(&format!("{why}; the program goes on, but no more checkpoints are taken"));
+        }
+    }
+
+    /// The command has ended with this status word.
+    pub(super) fn note_end(&mut self, status: i32) {
+        if status != 0 {
+            self.losses.failed = Some(Instant::now());
+        }
+    }
+
+    /// The command has failed, and it is not known yet whether that is because a part was lost.
+    pub(super) fn may_have_lost(&self) -> bool {
+        let waiting = self.losses.restarts && self.losses.since.is_none() && self.ending.is_none();
+        waiting && self.losses.failed.is_some_and(|t| t.elapsed() < LIMIT) && self.parts_there()
+    }
+
+    /// While the job ends because of a loss: remote shells that lead to no part any more, or to one that does not end, go too.
+    pub(super) fn end_shells(&mut self) {
+        let Some(since) = self.losses.since else { return };
+        if self.parts_there() && since.elapsed() < LIMIT {
+            return;
+        }
+        for shell in self.nodes.as_ref().map(Nodes::outside).unwrap_or_default() {
+            sys::kill(shell, libc::SIGKILL);
+        }
+    }
+}
