@@ -104,7 +104,7 @@ pub(crate) enum LogLevel {
 #[derive(Debug, Args)]
 pub(crate) struct Launch {
     /// Take a checkpoint this often: 2, 2s, 500ms, 5m, 1h, or auto (as often as loses the least time)
-    #[arg(long, value_name = "DUR")]
+    #[arg(long, value_name = "DUR", env = "BELAY_CKPT_INTERVAL")]
     pub(crate) ckpt_interval: Option<Interval>,
     /// For auto: mean time to interrupt [default: observed]
     #[arg(long, value_name = "DUR", value_parser = parse_duration)]

@@ -114,6 +114,10 @@ impl RemoteShell {
         if let Some(like) = like.filter(|_| self.tasks > 0) {
             c.env_clear().envs(environment_of(like));
         }
+        if self.tasks > 0 {
+            // See scripts/site/spank_belay.c: this one is belay's own.
+            c.env("BELAY_SPANK", "off");
+        }
         c.env("PATH", path);
         match stdio {
             Some([input, output, error]) => c.stdin(input).stdout(output).stderr(error),

@@ -17,7 +17,7 @@ type Test = fn(&Place) -> Result<(), Failure>;
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// What must be in each package.
-const FILES: [&str; 13] = [
+const FILES: [&str; 15] = [
     "usr/bin/belay",
     "usr/libexec/belay/belay-inject",
     "usr/libexec/belay/belay-restorer",
@@ -29,6 +29,8 @@ const FILES: [&str; 13] = [
     "usr/share/doc/belay/copyright",
     "usr/share/doc/belay/docs/admin.md",
     "usr/share/doc/belay/docs/metrics.md",
+    "usr/share/belay/site/belay.sbatch",
+    "usr/share/belay/site/spank_belay.c",
     "usr/share/belay/modulefiles/tcl/belay/0.1.0",
     "usr/share/belay/modulefiles/lua/belay/0.1.0.lua",
 ];
@@ -54,7 +56,8 @@ fn package(kind: &str, into: &Path) -> Result<String, Failure> {
 }
 
 fn holds_everything(list: &str) -> Result<(), Failure> {
-    for f in FILES {
+    let plugin = Path::new("/usr/include/slurm/spank.h").exists();
+    for f in FILES.into_iter().chain(plugin.then_some("usr/libexec/belay/spank_belay.so")) {
         let there = list.lines().any(|l| l.ends_with(&format!("/{f}")));
         want(there, || format!("the package lacks {f}:\n{list}"))?;
     }

@@ -11,6 +11,7 @@ use belay_tests::slurm::{missing, Slurm, LIMIT};
 use belay_tests::Failure;
 use std::os::unix::fs::{symlink, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -265,6 +266,56 @@ fn spare(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     want(restarts == "0", || format!("requeued {restarts} times: {said}"))
 }
 
+/// The SPANK plugin: a script that does not know of belay is submitted with its options, requeued, and continued; `srun` has them too.
+fn spank(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    if !Path::new("/usr/include/slurm/spank.h").exists() {
+        println!("slurm::spank: left out: no slurm/spank.h (Debian package libslurm-dev)");
+        return Ok(());
+    }
+    let site = Site::of(place, "slurm-spank", Kind::C, 2)?;
+    let plugin = site.work.join("spank_belay.so").display().to_string();
+    let source = repository().join("scripts/site/spank_belay.c").display().to_string();
+    let mut cc = Command::new("cc");
+    cc.args(["-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", &plugin, &source]);
+    let o = output(cc, LIMIT)?;
+    want(o.status.success(), || format!("compile the plugin: {}", text(&o)))?;
+    let stack = format!("required {plugin} belay={}\n", site.work.join("bin/belay").display());
+    io(
+        "write plugstack.conf",
+        std::fs::write(site.work.join("etc/slurm/plugstack.conf"), stack),
+    )?;
+    let script = site.slurm.home().join("belay.sbatch");
+    let write = |srun: &str| {
+        let text = format!("#!/bin/sh\n#SBATCH --nodes=2 --ntasks-per-node=1 --time=10 --requeue --open-mode=append\n{srun} --mpi=none ./simulate\n");
+        io("write the script", std::fs::write(&script, text))
+    };
+    write("srun")?;
+    let job = site.submit(&["--ckpt-interval=2", "--ckpt-dir", "saved"])?;
+    site.progress(&job, 0)?;
+    let second = site.slurm.home().join("saved/gen/000002");
+    site.slurm.await_that("two checkpoints", |_| {
+        let said = site.said(&job);
+        want(!said.contains("PASS"), || format!("no checkpoints: {said}"))?;
+        Ok(second.exists())
+    })?;
+    std::thread::sleep(Duration::from_millis(rng.below(1000)));
+    site.user(&["scontrol", "requeue", &job])?;
+    site.runs_again(&job, 1)?;
+    site.progress(&job, 0)?;
+    io("write go", std::fs::write(site.go(), ""))?;
+    let said = site.completes(&job)?;
+    want(said.matches("PASS compute_regs").count() == 2, || {
+        format!("not two verdicts: {said}")
+    })?;
+    write("srun --ckpt-interval 1s --ckpt-dir=other")?;
+    let job = site.submit(&[])?;
+    let said = site.completes(&job)?;
+    let described = site.slurm.home().join("other/job.json").exists();
+    want(described && said.matches("PASS compute_regs").count() == 2, || {
+        format!("srun alone: {described}, {said}")
+    })
+}
+
 /// A cancelled job leaves no process behind, on any node.
 fn cancelled(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let site = Site::new(place, "slurm-cancelled", 2)?;
@@ -305,11 +356,12 @@ fn main() {
     println!("seed {seed}");
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
     // They mostly wait for Slurm, each with a cluster of its own; the longest comes first.
-    let tests: [(&str, Run); 6] = [
+    let tests: [(&str, Run); 7] = [
         ("allocations", allocations),
         ("spare", spare),
         ("mpich", mpich),
         ("tasks", tasks),
+        ("spank", spank),
         ("array", array),
         ("cancelled", cancelled),
     ];

@@ -1,0 +1,143 @@
+/* Options of srun, sbatch and salloc that run a job's tasks under Belay, as a SPANK plugin. See docs/slurm.md.
+ *
+ *     srun --ckpt-interval=10m -n 64 ./simulate         becomes   belay run --across-hosts --ckpt-interval 10m --ckpt-dir DIR -- srun -n 64 ./simulate
+ *     sbatch --ckpt-interval=10m script                 every srun in the script does that, and `belay run` in it knows the interval and the directory
+ *
+ * All happens in the command that the user calls, before it has asked Slurm for anything; on the nodes the plugin only knows the options' names. BELAY_SPANK says "on" in
+ * the environment of a batch job with these options, and "off" to whatever belay starts: its own srun must not become another belay.
+ */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <slurm/spank.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+SPANK_PLUGIN(belay, 1)
+
+#define MOST_BYTES (4 << 20)
+
+enum { INTERVAL, DIRECTORY, OPTIONS };
+
+/* What the user has said, the last word counting, and how often. */
+static struct {
+    const char *name, *variable;
+    char *value;
+    int said;
+} options[OPTIONS] = {
+    [INTERVAL] = {"ckpt-interval", "BELAY_CKPT_INTERVAL", NULL, 0},
+    [DIRECTORY] = {"ckpt-dir", "BELAY_DIR", NULL, 0},
+};
+
+static int say(int option, const char *value, int remote) {
+    if (remote)
+        return 0;
+    char *copy = value ? strdup(value) : NULL;
+    if (!copy)
+        return -1;
+    free(options[option].value);
+    options[option].value = copy;
+    options[option].said++;
+    return 0;
+}
+
+int slurm_spank_init(spank_t spank, int count, char **words) {
+    (void)count, (void)words;
+    struct spank_option table[OPTIONS] = {
+        {(char *)options[INTERVAL].name, "time", "run under Belay with a checkpoint this often: 90s, 10m, auto", 1, INTERVAL, say},
+        {(char *)options[DIRECTORY].name, "directory", "run under Belay with its job directory there", 1, DIRECTORY, say},
+    };
+    spank_context_t where = spank_context();
+    if (where != S_CTX_LOCAL && where != S_CTX_ALLOCATOR && where != S_CTX_REMOTE)
+        return 0;
+    for (int i = 0; i < OPTIONS; i++)
+        if (spank_option_register(spank, &table[i]) != ESPANK_SUCCESS)
+            return -1;
+    return 0;
+}
+
+/* Which option the word of a command line is, where that is one of ours, perhaps shortened; whether its value is in the next word. */
+static int option_of(const char *word, bool *takes) {
+    const char *equals = strchr(word, '=');
+    size_t length = equals ? (size_t)(equals - word) : strlen(word);
+    *takes = !equals;
+    if (length < sizeof("--ckpt-") || strncmp(word, "--", 2))
+        return OPTIONS;
+    int i = 0;
+    while (i < OPTIONS && strncmp(word + 2, options[i].name, length - 2))
+        i++;
+    return i;
+}
+
+/* Executes belay with the words of this process, without our options, behind it. Returns only to say that it cannot. */
+static void become(const char *belay) {
+    static char text[MOST_BYTES];
+    int file = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    size_t bytes = 0;
+    for (ssize_t n = 1; file >= 0 && n > 0 && bytes < sizeof text - 1; bytes += n > 0 ? (size_t)n : 0)
+        n = read(file, text + bytes, sizeof text - 1 - bytes);
+    if (file >= 0)
+        close(file);
+    size_t count = 0;
+    for (size_t i = 0; i < bytes; i++)
+        count += !text[i];
+    const char **words = calloc(count + 10, sizeof *words);
+    if (!words || !count || bytes == sizeof text - 1) {
+        slurm_error("belay: the command line cannot be read");
+        return;
+    }
+    size_t at = 0;
+    words[at++] = belay;
+    words[at++] = "run";
+    words[at++] = "--across-hosts";
+    for (int i = 0; i < OPTIONS; i++)
+        if (options[i].value) {
+            words[at++] = i == INTERVAL ? "--ckpt-interval" : "--ckpt-dir";
+            words[at++] = options[i].value;
+        }
+    words[at++] = "--";
+    int left[OPTIONS] = {options[INTERVAL].said, options[DIRECTORY].said};
+    for (const char *word = text; word < text + bytes; word += strlen(word) + 1) {
+        bool takes;
+        int option = option_of(word, &takes);
+        /* Those behind the ones that srun has found are the program's. */
+        if (option < OPTIONS && left[option]-- > 0) {
+            if (takes)
+                word += strlen(word) + 1;
+            continue;
+        }
+        words[at++] = word;
+    }
+    setenv("BELAY_SPANK", "off", 1);
+    execvp(belay, (char *const *)words);
+    slurm_error("belay: execute %s: %s", belay, strerror(errno));
+}
+
+int slurm_spank_init_post_opt(spank_t spank, int count, char **words) {
+    (void)spank;
+    bool said = options[INTERVAL].said || options[DIRECTORY].said;
+    const char *state = getenv("BELAY_SPANK"), *belay = "belay", *job = getenv("SLURM_JOB_ID");
+    spank_context_t where = spank_context();
+    for (int i = 0; i < count; i++)
+        if (!strncmp(words[i], "belay=", 6))
+            belay = words[i] + 6;
+    if (where == S_CTX_ALLOCATOR && said) {
+        for (int i = 0; i < OPTIONS; i++)
+            if (options[i].value)
+                setenv(options[i].variable, options[i].value, 1);
+        setenv("BELAY_SPANK", "on", 1);
+    }
+    if (where != S_CTX_LOCAL || (state && !strcmp(state, "off")) || !(said || (state && !strcmp(state, "on"))))
+        return 0;
+    static char directory[64];
+    if (!options[DIRECTORY].value && !getenv("BELAY_DIR") && job) {
+        snprintf(directory, sizeof directory, "belay-%s", job);
+        options[DIRECTORY].value = directory;
+    }
+    become(belay);
+    /* A job that was to be saved must not run unsaved. */
+    exit(127);
+}
