@@ -38,23 +38,34 @@ pub(crate) struct Listing {
 impl Listing {
     /// Lists all descendants of `agent` but its children `outside` and what they have started.
     pub(crate) fn make(agent: i32, outside: &[i32]) -> Result<Self, CaptureError> {
-        Self::with(Family::default(), agent, outside)
+        Self::with(Family::default(), agent, outside, |_| None)
     }
 
-    /// Lists them once more.
-    fn again(&self, agent: i32, outside: &[i32]) -> Result<Self, CaptureError> {
+    /// Lists them once more. The threads of a process that `is_whole` are not listed again.
+    fn again(&self, agent: i32, outside: &[i32], is_whole: impl Fn(i32, &[i32]) -> bool) -> Result<Self, CaptureError> {
         let job: Vec<(i32, i32)> = self.processes.iter().map(|(pid, ppid, _)| (*pid, *ppid)).collect();
-        Self::with(self.family.later(&job), agent, outside)
+        let known: BTreeMap<i32, &[i32]> = self.processes.iter().map(|(pid, _, tids)| (*pid, tids.as_slice())).collect();
+        Self::with(self.family.later(&job), agent, outside, |pid| {
+            known.get(&pid).copied().filter(|tids| is_whole(pid, tids))
+        })
     }
 
-    fn with(mut family: Family, agent: i32, outside: &[i32]) -> Result<Self, CaptureError> {
+    fn with<'a>(
+        mut family: Family,
+        agent: i32,
+        outside: &[i32],
+        known: impl Fn(i32) -> Option<&'a [i32]>,
+    ) -> Result<Self, CaptureError> {
         let list = family.descendants_but(agent, outside);
         let list = list.map_err(|e| CaptureError::failed("list the processes of the job", e))?;
         // Numbers begin anew some day, so the main thread's need not be the lowest.
         let with_threads = |(pid, ppid)| {
-            let mut tids = proc::tasks(pid).unwrap_or_default();
-            tids.sort_by_key(|tid| (*tid != pid, *tid));
-            (pid, ppid, tids)
+            let list = || {
+                let mut tids = proc::tasks(pid).unwrap_or_default();
+                tids.sort_by_key(|tid| (*tid != pid, *tid));
+                tids
+            };
+            (pid, ppid, known(pid).map_or_else(list, <[i32]>::to_vec))
         };
         Ok(Self {
             processes: list.into_iter().map(with_threads).collect(),
@@ -180,7 +191,7 @@ impl Gathering {
         loop {
             self.wait_for_stops(begin)?;
             self.changed = false;
-            listing = listing.again(agent, outside)?;
+            listing = listing.again(agent, outside, |pid, tids| self.are_all(pid, tids))?;
             let news = self.seize_new(&listing, agent)?;
             if !news && !self.changed {
                 return Ok(());
@@ -189,6 +200,15 @@ impl Gathering {
                 return Err(self.stuck());
             }
         }
+    }
+
+    /// Whether process `pid` has no other threads than `tids`, all of them stopped. Then none of them can end or make another, and their number tells.
+    fn are_all(&self, pid: i32, tids: &[i32]) -> bool {
+        let stopped = |tid: &i32| {
+            let known = self.tasks.get(tid);
+            known.is_some_and(|k| k.pid == pid && matches!(k.state, State::Stopped(_)))
+        };
+        tids.iter().all(stopped) && proc::stat(pid).is_ok_and(|s| s.num_threads as usize == tids.len())
     }
 
     fn pending(&self) -> impl Iterator<Item = (Of, Instant)> + '_ {

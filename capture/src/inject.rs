@@ -95,18 +95,18 @@ fn mark_signal(status: &Status, of_threads: u64) -> Option<i32> {
 }
 
 impl Area {
-    /// Maps the area into `process` and writes the program, the tables and the frames into it.
+    /// Maps the area into `process` and writes the program, the tables and the frames into it. `pending` are the signals that are pending for single threads.
     pub(crate) fn map(
         process: &mut Process,
         maps: &[Map],
         status: &Status,
-        pending: &[Pending],
+        pending: u64,
         blob: &Blob,
     ) -> Result<Self, CaptureError> {
         let pid = process.pid;
         let refuse = |reason: &str| CaptureError::refuse(pid, "process", reason);
-        let signo = mark_signal(status, signals_in(pending))
-            .ok_or_else(|| refuse("SIGURG, SIGWINCH and SIGCHLD are all pending; try again"))?;
+        let signo =
+            mark_signal(status, pending).ok_or_else(|| refuse("SIGURG, SIGWINCH and SIGCHLD are all pending; try again"))?;
         let memory =
             Memory::open(process.task()).map_err(|e| CaptureError::failed(format!("open the memory of process {pid}"), e))?;
         let gate = Gate::prepare(process, maps, &memory);
@@ -311,43 +311,13 @@ fn in_all(
     failed.map_or(Ok(()), Err)
 }
 
-/// The `siginfo_t` of each signal that is pending for one thread alone.
-pub(crate) type Pending = Vec<Vec<u8>>;
-
-/// Reads the pending signals of every task, by process and task; all tasks stand still.
-pub(crate) fn pending(job: &mut Suspended) -> Result<Vec<Vec<Pending>>, CaptureError> {
-    let read = |task: &mut Task, (): &()| {
-        ptrace::pending(task.tid, false)
-            .map_err(|e| CaptureError::failed(format!("read pending signals of thread {}", task.tid), e))
-    };
-    let all = job.each_task(|_, _, _| (), read);
-    all.into_iter().map(|process| process.into_iter().collect()).collect()
-}
-
-/// The signals that are pending for any of the threads, as a mask. `si_signo` is the first word.
-fn signals_in(threads: &[Pending]) -> u64 {
-    let numbers = threads
-        .iter()
-        .flatten()
-        .filter_map(|info| info.first_chunk().map(|n| i32::from_ne_bytes(*n)));
-    numbers
-        .filter(|n| (1..=64).contains(n))
-        .fold(0, |mask, n| mask | 1 << (n - 1))
-}
-
-/// What a thread has told about itself, and the signals that were pending for it alone.
-#[derive(Debug)]
-pub(crate) struct Collected {
-    pub(crate) table: ThreadTable,
-    pub(crate) pending: Pending,
-}
-
-/// Runs OP_THREAD on every task; returns the results by process and task. As with the other operations, what began is waited for.
-pub(crate) fn collect_threads(
+/// Runs OP_THREAD on every task; returns the results by process and task. As with the other operations, what began is waited for. All but the first of each process, which are
+/// needed for nothing more, get their registers back at once. While the others are busy, `meanwhile` is done with the first ones.
+pub(crate) fn collect_threads<M>(
     job: &mut Suspended,
     areas: &[Area],
-    pending: Vec<Vec<Pending>>,
-) -> Result<Vec<Vec<Collected>>, CaptureError> {
+    meanwhile: impl FnOnce(&mut Suspended) -> Result<M, CaptureError>,
+) -> Result<(Vec<Vec<ThreadTable>>, M), CaptureError> {
     let size = size_of::<ThreadTable>() as u64;
     for (process, area) in job.processes.iter().zip(areas) {
         let blank: ThreadTable = area.get(area.thread_tables)?;
@@ -359,32 +329,39 @@ pub(crate) fn collect_threads(
     }
     let entry = |process: usize, number: usize, task: &Task| {
         let (area, i) = (&areas[process], number as u64);
-        area.entry(
+        let entry = area.entry(
             task,
             OP_THREAD,
             area.thread_tables + size * i,
             area.small_stacks + SMALL_STACK * (i + 1),
-        )
+        );
+        (number == 0, entry)
     };
-    let began = job.each_task(entry, |task, entry| entry.begin(task));
-    let ended = job.each_task(entry, |task, entry| entry.end(task));
-    began.into_iter().chain(ended).flatten().collect::<Result<(), _>>()?;
+    let began: Result<Vec<()>, _> = job
+        .each_task(entry, |task, (_, entry)| entry.begin(task))
+        .into_iter()
+        .flatten()
+        .collect();
+    let end = |task: &mut Task, (first, entry): &(bool, Entry)| {
+        entry.end(task)?;
+        if !first {
+            task.put_back();
+        }
+        Ok(())
+    };
+    let (ended, done) = job.each_task_while(entry, end, |job| began.and_then(|_| meanwhile(job)));
+    ended.into_iter().flatten().collect::<Result<(), CaptureError>>()?;
+    let done = done?;
     let mut out = Vec::new();
-    for ((process, area), pending) in job.processes.iter().zip(areas).zip(pending) {
+    for (process, area) in job.processes.iter().zip(areas) {
         let tables = area.get_all::<ThreadTable>(area.thread_tables, process.tasks.len())?;
         if tables.iter().any(|t| t.mark.done == 0) {
             let reason = "got a signal from outside the job at this moment";
             return Err(CaptureError::refuse_for_now(process.pid, "process", reason));
         }
-        out.push(
-            tables
-                .into_iter()
-                .zip(pending)
-                .map(|(table, pending)| Collected { table, pending })
-                .collect(),
-        );
+        out.push(tables);
     }
-    Ok(out)
+    Ok((out, done))
 }
 
 /// Runs OP_PROCESS on the main thread of every process; `timers` are the identifiers of each one's POSIX timers.

@@ -22,6 +22,7 @@ mod rings;
 mod signals;
 mod snapshot;
 mod suspend;
+mod threads;
 mod tracers;
 mod tracking;
 
@@ -269,38 +270,32 @@ fn take(
     calls::forget(|tid| job.processes.iter().any(|p| p.tasks.iter().any(|t| t.tid == tid)));
 
     clock.enter(Phase::Capture);
-    let mut drafts = job
-        .processes
-        .iter()
-        .map(process::Draft::read)
-        .collect::<Result<Vec<_>, _>>()?;
+    let read = |job: &mut suspend::Suspended| job.processes.iter().map(process::Draft::read).collect::<Result<Vec<_>, _>>();
+    let (seen, drafts) = threads::look(&mut job, read);
+    let (seen, mut drafts) = (seen?, drafts?);
     process::check_supported(&job, &drafts, options.led)?;
-    let pending = inject::pending(&mut job)?;
     let areas = job
         .processes
         .iter_mut()
-        .zip(drafts.iter().zip(&pending))
-        .map(|(p, (d, pending))| inject::Area::map(p, &d.maps, &d.status, pending, &blob))
+        .zip(drafts.iter().zip(&seen))
+        .map(|(p, (d, seen))| inject::Area::map(p, &d.maps, &d.status, threads::pending_signals(seen), &blob))
         .collect::<Result<Vec<_>, _>>()?;
-    let threads = inject::collect_threads(&mut job, &areas, pending)?;
-    let timers: Vec<Vec<i32>> = drafts.iter().map(process::Draft::timer_ids).collect();
-    let process_tables = inject::collect_processes(&mut job, &areas, &timers)?;
-    let mut processes = Vec::new();
-    for (at, ((draft, area), (threads, table))) in drafts
-        .iter_mut()
-        .zip(&areas)
-        .zip(threads.iter().zip(&process_tables))
-        .enumerate()
-    {
-        let rings = rings::settle(&mut job, at, area, draft)?;
-        processes.push(draft.finish(&mut job.processes[at], threads, table, rings)?);
-    }
-    for zombie in &job.zombies {
-        processes.extend(process::zombie(*zombie));
+    let (thread_tables, mut processes) = inject::collect_threads(&mut job, &areas, |job| {
+        let timers: Vec<Vec<i32>> = drafts.iter().map(process::Draft::timer_ids).collect();
+        let tables = inject::collect_processes(job, &areas, &timers)?;
+        let live = job.processes.iter().zip(&mut drafts).zip(&tables);
+        let live = live.map(|((process, draft), table)| draft.finish(process, table));
+        let ended = job.zombies.iter().filter_map(|zombie| process::zombie(*zombie));
+        live.chain(ended.map(Ok)).collect::<Result<Vec<_>, _>>()
+    })?;
+    for (at, ((process, draft), area)) in processes.iter_mut().zip(&drafts).zip(&areas).enumerate() {
+        process.rings = rings::settle(&mut job, at, area, draft)?;
     }
 
     clock.enter(Phase::Drain);
-    let views = drafts.iter().map(process::Draft::view).collect::<Result<Vec<_>, _>>()?;
+    let views = drafts.iter().zip(&job.processes).zip(&seen);
+    let views = views.map(|((draft, process), seen)| draft.view(threads::apart(process, seen)));
+    let views = views.collect::<Result<Vec<_>, _>>()?;
     let descriptors = belay_plugins::capture(belay_plugins::CaptureEnv {
         processes: &views,
         blobs: &mut blobs,
@@ -328,6 +323,7 @@ fn take(
     meet(group)?;
     clock.enter(Phase::Resume);
     let (live, threads) = (job.processes.len(), job.tasks());
+    let states = threads::states(&mut job);
     let (held, end) = if stay {
         (Some(Held(job)), Instant::now())
     } else {
@@ -336,6 +332,10 @@ fn take(
     clock.leave_at(end);
     let blocked = end.saturating_duration_since(begin);
 
+    let known = states.into_iter().zip(seen).zip(&thread_tables);
+    for (process, ((states, seen), tables)) in processes.iter_mut().zip(known) {
+        process.threads.extend(threads::models(states, seen, tables));
+    }
     let mut sections = SectionFile::new();
     let threads_differ = descriptors.has_thread_tables(|task| processes.iter().any(|p| p.pid == task));
     let version = if threads_differ { Kind::Descriptors.newest() } else { 1 };

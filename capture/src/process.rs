@@ -1,18 +1,17 @@
 //! One process: what `/proc` and system calls by the agent tell, joined with what the process told about itself.
 
-use crate::inject::Collected;
 use crate::memory;
 use crate::remote;
-use crate::suspend::{Process, Suspended, Task, Zombie};
+use crate::suspend::{Process, Suspended, Zombie};
+use crate::threads;
 use crate::CaptureError;
-use belay_abi::inject::{ProcessTable, ThreadTable};
+use belay_abi::inject::ProcessTable;
 use belay_image::model;
 use belay_kernel::proc::{self, Map, Stat, Status};
 use belay_kernel::{kcmp, pidfd, ptrace};
 use belay_plugins::ProcessView;
 
 const RLIMITS: u32 = 16;
-const SCHED_FLAG_RESET_ON_FORK: u64 = 1;
 
 /// What has been read of a process so far.
 #[derive(Debug)]
@@ -27,12 +26,6 @@ pub(crate) struct Draft {
     /// Mappings of explicit huge pages, with their `VmFlags`.
     pub(crate) huge: Vec<Map>,
     timers: Vec<model::PosixTimer>,
-}
-
-fn link(pid: i32, name: &str) -> String {
-    std::fs::read_link(format!("/proc/{pid}/{name}"))
-        .map(|p| p.to_string_lossy().into_owned())
-        .unwrap_or_default()
 }
 
 impl Draft {
@@ -59,7 +52,7 @@ impl Draft {
             status: Status::read(task).map_err(|e| fail("status", e))?,
             maps,
             huge,
-            root: link(task, "root"),
+            root: proc::link(task, "root"),
             timers: posix_timers(task),
         })
     }
@@ -69,8 +62,8 @@ impl Draft {
         self.timers.iter().map(|t| t.id).collect()
     }
 
-    /// The process as the plugins see it.
-    pub(crate) fn view(&self) -> Result<ProcessView, CaptureError> {
+    /// The process as the plugins see it; `apart` are threads of it that have another descriptor table.
+    pub(crate) fn view(&self, apart: Vec<i32>) -> Result<ProcessView, CaptureError> {
         let pidfd = if self.task == self.pid {
             pidfd::open(self.pid)
         } else {
@@ -82,6 +75,7 @@ impl Draft {
             pid: self.pid,
             task: self.task,
             pidfd,
+            apart,
             shared: memory::shared_mappings(&self.maps),
         })
     }
@@ -103,15 +97,16 @@ impl Draft {
         self.root == "/" && (capabilities & CAP_SYS_PTRACE != 0 || (same("Uid") && same("Gid") && enough))
     }
 
-    /// Joins everything into the model; mappings follow when the snapshot is written.
+    /// Joins everything into the model; its rings follow, its threads that live when it has gone on, and its mappings when the snapshot is written.
     pub(crate) fn finish(
         &mut self,
-        process: &mut Process,
-        threads: &[Collected],
+        process: &Process,
         table: &ProcessTable,
-        rings: Vec<model::Ring>,
     ) -> Result<model::Process, CaptureError> {
         let (pid, task) = (self.pid, self.task);
+        let main = (task != pid)
+            .then(|| threads::exited_main(pid, &self.stat.comm))
+            .transpose()?;
         let group_stop = process.tasks.iter().find_map(|t| t.group_stop);
         let auxv = proc::read_whole(format!("/proc/{task}/auxv")).unwrap_or_default();
         for (timer, slot) in self.timers.iter_mut().zip(&table.timers) {
@@ -131,11 +126,11 @@ impl Draft {
             state: group_stop.map_or(model::ProcessState::Running, model::ProcessState::Stopped),
             exit_signal: s.exit_signal,
             comm: s.comm.clone(),
-            exe: link(task, "exe"),
+            exe: proc::link(task, "exe"),
             exe_identity: None,
-            cwd: link(task, "cwd"),
+            cwd: proc::link(task, "cwd"),
             root: self.root.clone(),
-            umask: umask(&self.status),
+            umask: threads::umask(&self.status),
             personality: hex_file(task, "personality"),
             creds: credentials(&self.status),
             rlimits: (0..RLIMITS).map(|r| rlimit(pid, r)).collect(),
@@ -188,102 +183,15 @@ impl Draft {
                     .collect(),
             },
             vmas: Vec::new(),
-            rings,
-            threads: self.threads(process, threads)?,
+            rings: Vec::new(),
+            threads: main.into_iter().collect(),
         })
-    }
-
-    fn threads(&self, process: &mut Process, collected: &[Collected]) -> Result<Vec<model::Thread>, CaptureError> {
-        let first = self.task;
-        let live = process.tasks.iter_mut().zip(collected).map(|(task, c)| {
-            let mut out = thread(task, c);
-            out.directories = directories(first, task.tid)?;
-            Ok(out)
-        });
-        let main = (self.task != self.pid).then(|| exited_main_thread(self.pid, &self.stat.comm));
-        main.into_iter().chain(live).collect()
     }
 }
 
 /// Whether the process has an object in common with its parent.
 fn shares(process: &Process, object: kcmp::Object) -> bool {
     kcmp::compare(process.task(), process.ppid, object).is_ok_and(|o| o.is_eq())
-}
-
-/// Working directory and mask of thread `tid`, where they are not those of thread `first` of its process.
-fn directories(first: i32, tid: i32) -> Result<Option<(String, u32)>, CaptureError> {
-    let own = tid != first && kcmp::compare(first, tid, kcmp::Object::Fs).is_ok_and(|o| o.is_ne());
-    if !own {
-        return Ok(None);
-    }
-    let status = Status::read(tid).map_err(|e| CaptureError::failed(format!("read status of thread {tid}"), e))?;
-    let cwd = link(tid, "cwd");
-    if link(tid, "root") != "/" || cwd.ends_with(" (deleted)") {
-        let reason = "has directories of its own (unshare(CLONE_FS)): another root, or a working directory that was removed";
-        return Err(CaptureError::refuse(tid, "thread", reason));
-    }
-    Ok(Some((cwd, umask(&status))))
-}
-
-fn umask(status: &Status) -> u32 {
-    status
-        .text("Umask")
-        .and_then(|u| u32::from_str_radix(u, 8).ok())
-        .unwrap_or(0o22)
-}
-
-/// The model of a main thread that has exited while others run.
-fn exited_main_thread(pid: i32, comm: &str) -> Result<model::Thread, CaptureError> {
-    let stat = proc::task_stat(pid, pid).map_err(|e| CaptureError::failed(format!("read stat of thread {pid}"), e))?;
-    Ok(model::Thread {
-        tid: pid,
-        comm: comm.to_owned(),
-        regs: vec![0; ptrace::REG_WORDS],
-        xstate: Vec::new(),
-        sigmask: u64::MAX,
-        pending: Vec::new(),
-        altstack: (0, libc::SS_DISABLE, 0),
-        tid_address: 0,
-        robust_list: (0, 0),
-        rseq: (0, 0, 0),
-        pdeathsig: 0,
-        timer_slack_ns: 0,
-        sched: model::Sched::default(),
-        affinity: Vec::new(),
-        ioprio: 0,
-        exited: Some(stat.exit_code),
-        directories: None,
-    })
-}
-
-fn thread(task: &mut Task, Collected { table, pending }: &Collected) -> model::Thread {
-    let tid = task.tid;
-    let regs = crate::calls::without_restart_block(tid, &task.regs);
-    let name = table.comm.split(|b| *b == 0).next().unwrap_or_default();
-    model::Thread {
-        tid,
-        comm: String::from_utf8_lossy(name).into_owned(),
-        regs: ptrace::regs_to_words(&regs),
-        xstate: std::mem::take(&mut task.xstate),
-        sigmask: task.sigmask,
-        pending: pending.clone(),
-        altstack: (table.altstack.sp, table.altstack.flags, table.altstack.size),
-        tid_address: table.tid_address,
-        robust_list: table.robust_list.into(),
-        rseq: task.rseq,
-        pdeathsig: table.pdeathsig,
-        timer_slack_ns: table.timer_slack,
-        sched: model::Sched {
-            policy: i32::try_from(table.sched.policy).unwrap_or(0),
-            nice: table.sched.nice,
-            rt_priority: i32::try_from(table.sched.priority).unwrap_or(0),
-            reset_on_fork: table.sched.flags & SCHED_FLAG_RESET_ON_FORK != 0,
-        },
-        affinity: affinity(table),
-        ioprio: i32::try_from(table.ioprio).unwrap_or(0).max(0),
-        exited: None,
-        directories: None,
-    }
 }
 
 /// Refuses, before anything is injected, what cannot be restored.
@@ -438,19 +346,6 @@ fn rlimit(pid: i32, resource: u32) -> (u64, u64) {
     // SAFETY: `r` is live; no new limit is given.
     unsafe { libc::prlimit(pid, resource, std::ptr::null(), &mut r) };
     (r.rlim_cur, r.rlim_max)
-}
-
-/// The processor mask without trailing zero words.
-fn affinity(table: &ThreadTable) -> Vec<u64> {
-    let words = usize::try_from(table.affinity_bytes)
-        .unwrap_or(0)
-        .div_ceil(8)
-        .min(table.affinity.len());
-    let used = table.affinity[..words]
-        .iter()
-        .rposition(|w| *w != 0)
-        .map_or(0, |last| last + 1);
-    table.affinity[..used].to_vec()
 }
 
 /// Parses `/proc/PID/timers`.

@@ -7,7 +7,7 @@ use crate::tracers::{Traced, Tracers};
 use crate::CaptureError;
 use belay_kernel::proc;
 use belay_kernel::ptrace::{self, Event, Regs};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long the processes wait for one that was stopped by job control to stand still again.
@@ -117,25 +117,54 @@ impl Suspended {
     /// what `f` said, by process and task.
     pub(crate) fn each_task<A: Send + 'static, R: Send + 'static>(
         &mut self,
-        mut prepare: impl FnMut(usize, usize, &Task) -> A,
+        prepare: impl FnMut(usize, usize, &Task) -> A,
         f: impl Fn(&mut Task, &A) -> R + Send + Sync + 'static,
     ) -> Vec<Vec<R>> {
+        self.each_task_while(prepare, f, |_| ()).0
+    }
+
+    /// As [`Self::each_task`]; while the helpers are busy the caller, once it has done its own part, does `meanwhile`, which finds of every process the first task only.
+    pub(crate) fn each_task_while<A: Send + 'static, R: Send + 'static, M>(
+        &mut self,
+        mut prepare: impl FnMut(usize, usize, &Task) -> A,
+        f: impl Fn(&mut Task, &A) -> R + Send + Sync + 'static,
+        meanwhile: impl FnOnce(&mut Self) -> M,
+    ) -> (Vec<Vec<R>>, M) {
+        let f = Arc::new(f);
         let mut items = Vec::with_capacity(self.tasks());
-        let counts: Vec<usize> = self.processes.iter().map(|p| p.tasks.len()).collect();
+        let mut counts = Vec::with_capacity(self.processes.len());
+        let mut first = Vec::with_capacity(self.processes.len());
         for (p, process) in self.processes.iter_mut().enumerate() {
-            items.extend(std::mem::take(&mut process.tasks).into_iter().enumerate().map(|(t, task)| {
-                let given = prepare(p, t, &task);
+            // Unless those seized first have ended since, the first one is the caller's.
+            let own = usize::from(process.tasks.first().is_some_and(|t| t.tracer == 0));
+            first.extend(process.tasks.first().filter(|_| own == 1).map(|task| prepare(p, 0, task)));
+            let others = process.tasks.split_off(own);
+            counts.push((own, others.len()));
+            items.extend(others.into_iter().enumerate().map(|(t, task)| {
+                let given = prepare(p, own + t, &task);
                 (task, given)
             }));
         }
-        let mut done = self.tracers.each(items, move |(task, given)| f(task, given)).into_iter();
+        let of_others = f.clone();
+        let round = self.tracers.begin(items, move |(task, given)| of_others(task, given));
+        let firsts = self.processes.iter_mut().filter_map(|p| p.tasks.first_mut());
+        let mut firsts = firsts
+            .zip(&first)
+            .map(|(task, given)| f(task, given))
+            .collect::<Vec<R>>()
+            .into_iter();
+        let done_meanwhile = meanwhile(self);
+        let mut done = round.finish().into_iter();
         let mut out = Vec::with_capacity(counts.len());
-        for (process, count) in self.processes.iter_mut().zip(counts) {
-            let (tasks, said): (Vec<Task>, Vec<R>) = done.by_ref().take(count).map(|((task, _), r)| (task, r)).unzip();
-            process.tasks = tasks;
+        for (process, (own, others)) in self.processes.iter_mut().zip(counts) {
+            let mut said: Vec<R> = firsts.by_ref().take(own).collect();
+            for ((task, _), r) in done.by_ref().take(others) {
+                process.tasks.push(task);
+                said.push(r);
+            }
             out.push(said);
         }
-        out
+        (out, done_meanwhile)
     }
 
     /// Takes the injected areas away, puts registers and masks back, and lets every task go on. Returns the moment at which the last one was let go: this thread may get
@@ -256,8 +285,8 @@ impl Task {
 
     /// Gives the stopped task its mask and registers back. The mask first: should the agent die between the two, the task goes its way back,
     /// which ends with the same mask.
-    fn put_back(&self) {
-        if self.borrowed {
+    pub(crate) fn put_back(&mut self) {
+        if std::mem::take(&mut self.borrowed) {
             let _ = ptrace::set_sigmask(self.tid, self.sigmask);
             let _ = ptrace::set_regs(self.tid, &self.regs);
         }

@@ -9,7 +9,7 @@
 //! ```
 //! A helper that ends, by a panic or with the agent, lets go what it traces, which then finds its way back by itself as after the agent's death.
 
-use std::sync::mpsc::{channel, Sender};
+use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -58,6 +58,15 @@ impl Tracers {
         items: Vec<T>,
         f: impl Fn(&mut T) -> R + Send + Sync + 'static,
     ) -> Vec<(T, R)> {
+        self.begin(items, f).finish()
+    }
+
+    /// As [`Self::each`], but returns when the caller has done its own part. The helpers may still be busy.
+    pub(crate) fn begin<T: Traced, R: Send + 'static>(
+        &self,
+        items: Vec<T>,
+        f: impl Fn(&mut T) -> R + Send + Sync + 'static,
+    ) -> Round<T, R> {
         let do_all = |items: Vec<(usize, T)>, f: &dyn Fn(&mut T) -> R| -> Vec<(usize, T, R)> {
             let done = items.into_iter().map(|(i, mut item)| {
                 let r = f(&mut item);
@@ -83,10 +92,30 @@ impl Tracers {
             }
             asked += 1;
         }
+        // The last one is a helper's: without it nobody can answer any more.
         drop(answers);
-        let mut out = do_all(own, &*f);
-        let before = done.iter().map(|part| out.extend(part)).count();
-        assert!(before == asked, "a tracer has panicked");
+        let own = do_all(own, &*f);
+        Round { own, done, asked }
+    }
+}
+
+/// What was said of one item: its place, the item, the answer.
+type Done<T, R> = (usize, T, R);
+
+/// A round that the helpers have not finished yet.
+#[derive(Debug)]
+pub(crate) struct Round<T, R> {
+    own: Vec<Done<T, R>>,
+    done: Receiver<Vec<Done<T, R>>>,
+    asked: usize,
+}
+
+impl<T, R> Round<T, R> {
+    /// Waits for the helpers; returns the items and what was said of them, in order.
+    pub(crate) fn finish(self) -> Vec<(T, R)> {
+        let mut out = self.own;
+        let answers = self.done.iter().map(|part| out.extend(part)).count();
+        assert!(answers == self.asked, "a tracer has panicked");
         out.sort_unstable_by_key(|(i, ..)| *i);
         out.into_iter().map(|(_, item, r)| (item, r)).collect()
     }

@@ -35,6 +35,13 @@ pub fn text(path: impl AsRef<std::path::Path>) -> io::Result<String> {
     String::from_utf8(read_whole(path)?).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
 
+/// Where the link `name` of `pid` leads (`cwd`, `exe`, `root`); empty when it cannot be read.
+pub fn link(pid: i32, name: &str) -> String {
+    std::fs::read_link(format!("/proc/{pid}/{name}"))
+        .map(|p| p.to_string_lossy().into_owned())
+        .unwrap_or_default()
+}
+
 /// `/proc/PID/stat`, the fields that capture needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)] // names of proc(5)

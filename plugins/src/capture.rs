@@ -230,7 +230,7 @@ fn tables(s: &mut Session<'_>, refusals: &mut Vec<Refusal>) {
         }
     }
     for p in s.processes {
-        let apart = threads_apart(p).and_then(|tids| tids.into_iter().try_for_each(|tid| thread_table(s, p, tid, refusals)));
+        let apart = p.apart.iter().try_for_each(|tid| thread_table(s, p, *tid, refusals));
         if let Err(e) = apart {
             refusals.push(e.of(p.pid, "descriptor table"));
         }
@@ -245,21 +245,6 @@ fn known_table(s: &Session<'_>, task: i32) -> Result<Option<usize>, Fault> {
         }
     }
     Ok(None)
-}
-
-/// The threads of a process that do not use its table (`unshare(CLONE_FILES)`).
-fn threads_apart(p: &ProcessView) -> Result<Vec<i32>, Fault> {
-    let mut out = Vec::new();
-    for tid in belay_kernel::proc::tasks(p.pid).at("list threads")? {
-        let exited = tid == p.pid && tid != p.task;
-        if tid != p.task
-            && !exited
-            && kcmp::compare(p.task, tid, kcmp::Object::Files).at("compare descriptor tables")? != Ordering::Equal
-        {
-            out.push(tid);
-        }
-    }
-    Ok(out)
 }
 
 /// Reads the table of thread `tid`, which is not that of its process.

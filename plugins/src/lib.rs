@@ -74,6 +74,8 @@ pub struct ProcessView {
     pub task: i32,
     /// pidfd of that thread (for pidfd_getfd).
     pub pidfd: OwnedFd,
+    /// Threads that do not use its descriptor table (`unshare(CLONE_FILES)`).
+    pub apart: Vec<i32>,
     /// Its shared mappings.
     pub shared: Vec<SharedMapping>,
 }

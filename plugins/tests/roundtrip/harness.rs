@@ -280,6 +280,7 @@ fn view(pid: i32) -> ProcessView {
         pid,
         task: pid,
         pidfd: belay_kernel::pidfd::open(pid).unwrap(),
+        apart: Vec::new(),
         shared,
     }
 }

@@ -1,0 +1,184 @@
+//! Threads: what the agent itself can see of each one while it stands still, and what becomes of all that is known of it in the image.
+//!
+//! Everything that is done to each of several hundred threads while the program waits is done by their tracers, side by side; what needs no stopped program is left for afterwards
+//! ([`models`]).
+
+use crate::suspend::{Process, Suspended, Task};
+use crate::CaptureError;
+use belay_abi::inject::ThreadTable;
+use belay_image::model;
+use belay_kernel::kcmp;
+use belay_kernel::proc::{self, Status};
+use belay_kernel::ptrace::{self, Regs};
+
+const SCHED_FLAG_RESET_ON_FORK: u64 = 1;
+
+/// What the agent has seen of a thread.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    /// The `siginfo_t` of each signal that is pending for it alone.
+    pending: Vec<Vec<u8>>,
+    /// Working directory and mask, where they are not those of the first thread of its process.
+    directories: Option<(String, u32)>,
+    /// Whether its descriptor table is not that of the first thread.
+    apart: bool,
+}
+
+/// Looks at every thread; returns what was seen, by process and thread, and what `meanwhile` said, see [`Suspended::each_task_while`].
+pub(crate) fn look<M>(
+    job: &mut Suspended,
+    meanwhile: impl FnOnce(&mut Suspended) -> M,
+) -> (Result<Vec<Vec<Seen>>, CaptureError>, M) {
+    let first: Vec<i32> = job.processes.iter().map(Process::task).collect();
+    let (all, done) = job.each_task_while(|process, _, _| first[process], |task, first| see(*first, task.tid), meanwhile);
+    (all.into_iter().map(|process| process.into_iter().collect()).collect(), done)
+}
+
+fn see(first: i32, tid: i32) -> Result<Seen, CaptureError> {
+    let fail = |step: &str, e| CaptureError::failed(format!("{step} of thread {tid}"), e);
+    let compare = |object| kcmp::compare(first, tid, object).map_err(|e| fail("compare descriptors and directories", e));
+    Ok(Seen {
+        pending: ptrace::pending(tid, false).map_err(|e| fail("read pending signals", e))?,
+        directories: if tid != first && compare(kcmp::Object::Fs)?.is_ne() {
+            Some(directories(tid)?)
+        } else {
+            None
+        },
+        apart: tid != first && compare(kcmp::Object::Files)?.is_ne(),
+    })
+}
+
+/// Working directory and mask of thread `tid`, which are its own.
+fn directories(tid: i32) -> Result<(String, u32), CaptureError> {
+    let status = Status::read(tid).map_err(|e| CaptureError::failed(format!("read status of thread {tid}"), e))?;
+    let cwd = proc::link(tid, "cwd");
+    if proc::link(tid, "root") != "/" || cwd.ends_with(" (deleted)") {
+        let reason = "has directories of its own (unshare(CLONE_FS)): another root, or a working directory that was removed";
+        return Err(CaptureError::refuse(tid, "thread", reason));
+    }
+    Ok((cwd, umask(&status)))
+}
+
+/// The mask for new files.
+pub(crate) fn umask(status: &Status) -> u32 {
+    status
+        .text("Umask")
+        .and_then(|u| u32::from_str_radix(u, 8).ok())
+        .unwrap_or(0o22)
+}
+
+/// The signals that are pending for any of `threads` alone, as a mask. `si_signo` is the first word.
+pub(crate) fn pending_signals(threads: &[Seen]) -> u64 {
+    let infos = threads.iter().flat_map(|t| &t.pending);
+    let numbers = infos.filter_map(|info| info.first_chunk().map(|n| i32::from_ne_bytes(*n)));
+    numbers
+        .filter(|n| (1..=64).contains(n))
+        .fold(0, |mask, n| mask | 1 << (n - 1))
+}
+
+/// The threads of `process` that have another descriptor table than its first one.
+pub(crate) fn apart(process: &Process, seen: &[Seen]) -> Vec<i32> {
+    let apart = process.tasks.iter().zip(seen).filter(|(_, seen)| seen.apart);
+    apart.map(|(task, _)| task.tid).collect()
+}
+
+/// What the registers and masks of a thread were when it was stopped.
+#[derive(Debug)]
+pub(crate) struct State {
+    tid: i32,
+    regs: Regs,
+    xstate: Vec<u8>,
+    sigmask: u64,
+    rseq: (u64, u32, u32),
+}
+
+impl State {
+    /// Takes it from `task`, which goes on without its copy of the extended state.
+    fn take(task: &mut Task) -> Self {
+        Self {
+            tid: task.tid,
+            regs: task.regs,
+            xstate: std::mem::take(&mut task.xstate),
+            sigmask: task.sigmask,
+            rseq: task.rseq,
+        }
+    }
+}
+
+/// Takes the states of all threads, by process and thread.
+pub(crate) fn states(job: &mut Suspended) -> Vec<Vec<State>> {
+    let of = |p: &mut Process| p.tasks.iter_mut().map(State::take).collect();
+    job.processes.iter_mut().map(of).collect()
+}
+
+/// The threads of a process for the image, after it has gone on: where each one was interrupted is known since the frames were written.
+pub(crate) fn models(states: Vec<State>, seen: Vec<Seen>, tables: &[ThreadTable]) -> Vec<model::Thread> {
+    let all = states.into_iter().zip(seen).zip(tables);
+    all.map(|((state, seen), table)| thread(state, seen, table)).collect()
+}
+
+fn thread(state: State, seen: Seen, table: &ThreadTable) -> model::Thread {
+    let regs = crate::calls::without_restart_block(state.tid, &state.regs);
+    let name = table.comm.split(|b| *b == 0).next().unwrap_or_default();
+    model::Thread {
+        tid: state.tid,
+        comm: String::from_utf8_lossy(name).into_owned(),
+        regs: ptrace::regs_to_words(&regs),
+        xstate: state.xstate,
+        sigmask: state.sigmask,
+        pending: seen.pending,
+        altstack: (table.altstack.sp, table.altstack.flags, table.altstack.size),
+        tid_address: table.tid_address,
+        robust_list: table.robust_list.into(),
+        rseq: state.rseq,
+        pdeathsig: table.pdeathsig,
+        timer_slack_ns: table.timer_slack,
+        sched: model::Sched {
+            policy: i32::try_from(table.sched.policy).unwrap_or(0),
+            nice: table.sched.nice,
+            rt_priority: i32::try_from(table.sched.priority).unwrap_or(0),
+            reset_on_fork: table.sched.flags & SCHED_FLAG_RESET_ON_FORK != 0,
+        },
+        affinity: affinity(table),
+        ioprio: i32::try_from(table.ioprio).unwrap_or(0).max(0),
+        exited: None,
+        directories: seen.directories,
+    }
+}
+
+/// The processor mask without trailing zero words.
+fn affinity(table: &ThreadTable) -> Vec<u64> {
+    let words = usize::try_from(table.affinity_bytes)
+        .unwrap_or(0)
+        .div_ceil(8)
+        .min(table.affinity.len());
+    let used = table.affinity[..words]
+        .iter()
+        .rposition(|w| *w != 0)
+        .map_or(0, |last| last + 1);
+    table.affinity[..used].to_vec()
+}
+
+/// The model of a main thread that has exited while others run.
+pub(crate) fn exited_main(pid: i32, comm: &str) -> Result<model::Thread, CaptureError> {
+    let stat = proc::task_stat(pid, pid).map_err(|e| CaptureError::failed(format!("read stat of thread {pid}"), e))?;
+    Ok(model::Thread {
+        tid: pid,
+        comm: comm.to_owned(),
+        regs: vec![0; ptrace::REG_WORDS],
+        xstate: Vec::new(),
+        sigmask: u64::MAX,
+        pending: Vec::new(),
+        altstack: (0, libc::SS_DISABLE, 0),
+        tid_address: 0,
+        robust_list: (0, 0),
+        rseq: (0, 0, 0),
+        pdeathsig: 0,
+        timer_slack_ns: 0,
+        sched: model::Sched::default(),
+        affinity: Vec::new(),
+        ioprio: 0,
+        exited: Some(stat.exit_code),
+        directories: None,
+    })
+}
