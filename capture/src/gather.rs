@@ -243,11 +243,10 @@ impl Gathering {
                     break;
                 }
             }
-            let count = self.tracers.count();
             let others = unknown.into_iter().enumerate().map(|(i, tid)| Of {
                 tid,
                 pid: *pid,
-                tracer: (i + 1) % count,
+                tracer: self.tracers.share(i),
             });
             shared.extend(others.map(|of| (of, *ppid)));
         }

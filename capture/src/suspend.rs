@@ -198,16 +198,22 @@ impl Suspended {
             if first && !stays.contains(&true) {
                 continue;
             }
+            // The helpers let go what is theirs as they end.
+            let end = !first && self.tracers.can_end();
             let let_go = self.each_task(
                 |number, _, _| stays[number] == first,
-                |task, now| {
-                    if *now {
+                move |task, now| {
+                    if *now && (!end || task.tracer == 0 || task.deferred != 0) {
                         drop(ptrace::detach(task.tid, task.deferred));
                     }
                     Instant::now()
                 },
             );
             last = let_go.into_iter().flatten().fold(last, Instant::max);
+            if end {
+                self.tracers.end();
+                last = Instant::now();
+            }
             self.processes
                 .iter()
                 .filter(|p| first && stopped(p))

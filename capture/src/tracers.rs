@@ -1,21 +1,25 @@
 //! Tracers: the threads that stop and steer the tasks of a job.
 //!
 //! The kernel takes ptrace requests for a task only from the thread that seized it, and each costs microseconds. A job of many threads is therefore divided:
-//! the calling thread traces the first task of every process, and helpers share the others with it.
+//! the calling thread traces the first task of every process, and helpers share the others.
 //!
 //! ```text
-//! each([task 0, task 1, task 2, task 3]) ──► caller:   task 0, task 2 ──┐
-//!                                        └─► helper 1: task 1, task 3 ──┴─► results, in the order of the tasks
+//! each([task 0, task 1, task 2, task 3]) ──► caller:   task 0 ─────────┐
+//!                                        ├─► helper 1: task 1, task 3 ─┤
+//!                                        └─► helper 2: task 2 ─────────┴─► results, in the order of the tasks
 //! ```
-//! A helper that ends, by a panic or with the agent, lets go what it traces, which then finds its way back by itself as after the agent's death.
+//! A helper that ends, by a panic or with the agent, lets go what it traces, which then finds its way back by itself as after the agent's death. That is also the
+//! quickest way to let many tasks go on: see [`Tracers::end`].
 
+use belay_kernel::pidfd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// Jobs with fewer tasks are left to the calling thread: dividing them would take longer.
 const WORTH_HELP: usize = 64;
-/// Threads that trace, at most; more would wait for each other at the kernel's task list.
+/// Helpers, at most; more would wait for each other at the kernel's task list.
 const MOST: usize = 4;
 /// Stack of a helper, bytes: the largest buffer on it is one task's extended state.
 const STACK: usize = 256 * 1024;
@@ -32,6 +36,8 @@ type Job = Box<dyn FnOnce() + Send>;
 struct Helper {
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
+    /// Tells when the thread is gone. Linux has this since 6.9.
+    gone: Option<OwnedFd>,
 }
 
 /// The calling thread and its helpers. On drop the helpers end, and with them what they still trace is let go.
@@ -42,14 +48,32 @@ impl Tracers {
     /// As many as a job of `tasks` tasks is worth.
     pub(crate) fn for_job(tasks: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let helpers = if tasks < WORTH_HELP { 0 } else { cores.min(MOST) - 1 };
+        let helpers = if tasks < WORTH_HELP { 0 } else { cores.min(MOST) };
         // Fewer are no failure.
         Self((0..helpers).map_while(|_| Helper::start().ok()).collect())
     }
 
-    /// Number of threads, the caller counted.
-    pub(crate) fn count(&self) -> usize {
-        self.0.len() + 1
+    /// The tracer of the `n`-th task that is not the first one of its process.
+    pub(crate) fn share(&self, n: usize) -> usize {
+        n.checked_rem(self.0.len()).map_or(0, |helper| helper + 1)
+    }
+
+    /// Whether [`Self::end`] can tell when it has let go what the helpers trace.
+    pub(crate) fn can_end(&self) -> bool {
+        self.0.iter().all(|h| h.gone.is_some())
+    }
+
+    /// Ends the helpers, and so lets go all that they trace: the kernel does it in one go, and no task that has been let go takes the processor from a tracer that has yet to let
+    /// go others. The tasks must stand in stops that have been waited for; then it is the same for them as PTRACE_DETACH without a signal. Returns when it has happened.
+    pub(crate) fn end(&mut self) {
+        for helper in &mut self.0 {
+            helper.jobs = None;
+        }
+        // What a thread traces it lets go after it could be joined.
+        for gone in self.0.iter().filter_map(|h| h.gone.as_ref()) {
+            pidfd::wait_gone(gone.as_fd());
+        }
+        self.0.clear();
     }
 
     /// Does `f` to every item on the thread of its tracer; returns the items and what `f` said, in order.
@@ -74,7 +98,7 @@ impl Tracers {
             });
             done.collect()
         };
-        let mut parts: Vec<Vec<(usize, T)>> = (0..self.count()).map(|_| Vec::new()).collect();
+        let mut parts: Vec<Vec<(usize, T)>> = (0..=self.0.len()).map(|_| Vec::new()).collect();
         for (i, item) in items.into_iter().enumerate() {
             parts[item.tracer().min(self.0.len())].push((i, item));
         }
@@ -124,13 +148,20 @@ impl<T, R> Round<T, R> {
 impl Helper {
     fn start() -> std::io::Result<Self> {
         let (jobs, queue) = channel::<Job>();
+        let (tell, told) = channel();
         let thread = std::thread::Builder::new()
             .name("belay-tracer".into())
             .stack_size(STACK)
-            .spawn(move || queue.iter().for_each(|job| job()))?;
+            .spawn(move || {
+                // SAFETY: takes nothing and returns a number.
+                let _ = tell.send(unsafe { libc::gettid() });
+                queue.iter().for_each(|job| job());
+            })?;
+        let gone = told.recv().ok().and_then(|tid| pidfd::open_thread(tid).ok());
         Ok(Self {
             jobs: Some(jobs),
             thread: Some(thread),
+            gone,
         })
     }
 }
@@ -178,7 +209,14 @@ mod tests {
 
     #[test]
     fn small_jobs_are_left_to_the_caller() {
-        assert_eq!(Tracers::for_job(WORTH_HELP - 1).count(), 1);
-        assert!(Tracers::for_job(WORTH_HELP).count() <= MOST);
+        let small = Tracers::for_job(WORTH_HELP - 1);
+        assert_eq!((small.0.len(), small.share(0), small.share(7)), (0, 0, 0));
+        let large = Tracers::for_job(WORTH_HELP);
+        let helpers = large.0.len();
+        assert!((1..=MOST).contains(&helpers));
+        assert_eq!(
+            (large.share(0), large.share(helpers - 1), large.share(helpers)),
+            (1, helpers, 1)
+        );
     }
 }

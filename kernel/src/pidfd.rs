@@ -23,6 +23,17 @@ pub fn open_thread(tid: i32) -> io::Result<OwnedFd> {
     owned(unsafe { libc::syscall(libc::SYS_pidfd_open, tid, PIDFD_THREAD) })
 }
 
+/// Waits until the process or thread behind `pidfd` is gone.
+pub fn wait_gone(pidfd: BorrowedFd<'_>) {
+    let mut poll = libc::pollfd {
+        fd: pidfd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one live pollfd.
+    while unsafe { libc::poll(&mut poll, 1, -1) } < 0 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted {}
+}
+
 /// Duplicates descriptor `fd` of the process behind `pidfd` (needs ptrace access); close-on-exec is set on the copy.
 pub fn getfd(pidfd: BorrowedFd<'_>, fd: i32) -> io::Result<OwnedFd> {
     // SAFETY: pidfd_getfd takes numbers only.
