@@ -98,11 +98,7 @@ impl Draft {
     }
 
     /// Joins everything into the model; its rings follow, its threads that live when it has gone on, and its mappings when the snapshot is written.
-    pub(crate) fn finish(
-        &mut self,
-        process: &Process,
-        table: &ProcessTable,
-    ) -> Result<model::Process, CaptureError> {
+    pub(crate) fn finish(&mut self, process: &Process, table: &ProcessTable) -> Result<model::Process, CaptureError> {
         let (pid, task) = (self.pid, self.task);
         let main = (task != pid)
             .then(|| threads::exited_main(pid, &self.stat.comm))
