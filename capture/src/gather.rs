@@ -202,7 +202,8 @@ impl Gathering {
         }
     }
 
-    /// Whether process `pid` has no other threads than `tids`, all of them stopped. Then none of them can end or make another, and their number tells.
+    /// Whether process `pid` has no other threads than `tids`, all of them stopped: then none of them makes another, and their number tells. One that has been killed since is
+    /// missed when each of them is looked at (`threads::look`).
     fn are_all(&self, pid: i32, tids: &[i32]) -> bool {
         let stopped = |tid: &i32| {
             let known = self.tasks.get(tid);

@@ -29,16 +29,22 @@ pub(crate) fn look<M>(
     job: &mut Suspended,
     meanwhile: impl FnOnce(&mut Suspended) -> M,
 ) -> (Result<Vec<Vec<Seen>>, CaptureError>, M) {
-    let first: Vec<i32> = job.processes.iter().map(Process::task).collect();
+    let first: Vec<(i32, i32)> = job.processes.iter().map(|p| (p.pid, p.task())).collect();
     let (all, done) = job.each_task_while(|process, _, _| first[process], |task, first| see(*first, task.tid), meanwhile);
     (all.into_iter().map(|process| process.into_iter().collect()).collect(), done)
 }
 
-fn see(first: i32, tid: i32) -> Result<Seen, CaptureError> {
+/// This is the first that is asked of each thread when all of the job stands still. One that has ended nevertheless, by a signal or because one that nobody knew of has called exec, is not to be had any
+/// more, and then the list of its process may not have been whole.
+fn see((pid, first): (i32, i32), tid: i32) -> Result<Seen, CaptureError> {
     let fail = |step: &str, e| CaptureError::failed(format!("{step} of thread {tid}"), e);
     let compare = |object| kcmp::compare(first, tid, object).map_err(|e| fail("compare descriptors and directories", e));
+    let pending = ptrace::pending(tid, false).map_err(|e| match e.raw_os_error() {
+        Some(libc::ESRCH) => CaptureError::refuse_for_now(pid, format!("thread {tid}"), "has ended at this moment"),
+        _ => fail("read pending signals", e),
+    });
     Ok(Seen {
-        pending: ptrace::pending(tid, false).map_err(|e| fail("read pending signals", e))?,
+        pending: pending?,
         directories: if tid != first && compare(kcmp::Object::Fs)?.is_ne() {
             Some(directories(tid)?)
         } else {
