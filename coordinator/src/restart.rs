@@ -99,8 +99,8 @@ fn has_parts(dir: &JobDir, number: u64) -> bool {
 
 fn is_on_a_tier(dir: &JobDir, d: &Description, number: u64) -> bool {
     let known = tiers::known(dir, d);
-    let mut held = known.iter().flatten().flat_map(|k| &k.generations);
-    held.any(|(_, m)| m.generation == number)
+    let mut held = known.iter().flatten().flat_map(Known::numbers);
+    held.any(|n| n == number)
 }
 
 /// The fetch phase: what of generation `number` is missing or damaged here comes from the durable tiers; how many chunks and files that was.
@@ -192,7 +192,7 @@ pub fn candidates(
 ) -> Result<Vec<u64>, Failure> {
     let here = generations::list(&dir.generations())?;
     let found = |known: &[Option<Known>]| -> BTreeSet<u64> {
-        let there = known.iter().flatten().flat_map(|k| &k.generations).map(|(_, m)| m.generation);
+        let there = known.iter().flatten().flat_map(Known::numbers);
         here.iter().map(|g| g.number).chain(there).collect()
     };
     let mut known = tiers::known(dir, d);

@@ -3,6 +3,7 @@
 //! ```text
 //! packs/000007-5d0c….bpk        chunks and files (see `pack`)
 //! gen/000007-9f3a….json         record: the manifest, and which packs hold what it lists; written last
+//! suspect/000007-5d0c….bpk      why that pack is not trusted
 //! job.json                      what is needed to make the job directory again
 //! ```
 //! A generation is durable when its record is there. Records name packs, never the other way round, so a kill leaves at most packs that no record names; what they
@@ -18,6 +19,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Version of the records.
 const FORMAT: u32 = 1;
+/// Longest reason that is read.
+const MAX_REASON: u64 = 4096;
 /// Longest record that is read.
 const MAX_RECORD: u64 = 1 << 30;
 
@@ -103,6 +106,19 @@ pub fn items(manifest: &Manifest, sum: u64) -> BTreeMap<String, u64> {
         .collect()
 }
 
+/// Key of the mark of a pack that is not trusted.
+fn mark_of(pack: &str) -> String {
+    pack.replacen("packs", "suspect", 1)
+}
+
+/// Leaves word on the tier that pack `key` is damaged. A failure is only logged: who reads it will find out anew.
+pub fn mark(tier: &dyn Tier, key: &str, why: &str) {
+    let why: String = why.chars().take(1000).collect();
+    if let Err(e) = write_whole(tier, &mark_of(key), why.as_bytes()).and_then(|()| tier.sync()) {
+        tracing::warn!(tier = tier.name(), pack = key, error = %e, "suspicion not noted on the tier");
+    }
+}
+
 /// Key of the record of a generation.
 pub fn record_key(generation: u64, manifest: &[u8]) -> String {
     format!("gen/{generation:06}-{:016x}.json", checksum(manifest))
@@ -117,7 +133,8 @@ pub struct Catalogue {
     pub packs: BTreeMap<PackRef, Index>,
     /// Records and packs that cannot be read, and why.
     pub faults: Vec<(String, String)>,
-    /// Packs of which some bytes are damaged, and why. They are not used; they stay until no record names them, because the rest of them may be the only copy.
+    /// Packs of which some bytes are damaged, and why, for all who read the tier. No flush relies on them; a fetch does where there is nothing better. They stay until no record names
+    /// them, because the rest of them may be the only copy.
     pub suspect: BTreeMap<String, String>,
     /// Bytes of all objects.
     pub bytes: u64,
@@ -130,6 +147,14 @@ impl Catalogue {
             suspect: known.suspect.clone(),
             ..Self::default()
         };
+        for o in tier.list("suspect")? {
+            let why = match read_whole(tier, &o.key, MAX_REASON) {
+                Ok(why) => String::from_utf8_lossy(&why).into_owned(),
+                Err(StorageError::TierDamaged { reason, .. }) => reason,
+                Err(e) => return Err(e),
+            };
+            out.suspect.entry(o.key.replacen("suspect", "packs", 1)).or_insert(why);
+        }
         for o in tier.list("packs")? {
             let pack = PackRef {
                 key: o.key,
@@ -137,8 +162,7 @@ impl Catalogue {
             };
             out.bytes += o.bytes;
             if let Some(why) = out.suspect.get(&pack.key) {
-                out.faults.push((pack.key, why.clone()));
-                continue;
+                out.faults.push((pack.key.clone(), why.clone()));
             }
             let index = match known.packs.get(&pack) {
                 Some(index) => Ok(index.clone()),
@@ -146,6 +170,7 @@ impl Catalogue {
             };
             match index {
                 Ok(index) => drop(out.packs.insert(pack, index)),
+                Err(StorageError::TierDamaged { .. }) if out.suspect.contains_key(&pack.key) => {}
                 Err(StorageError::TierDamaged { key, reason, .. }) => out.faults.push((key, reason)),
                 Err(e) => return Err(e),
             }
@@ -171,31 +196,56 @@ impl Catalogue {
         Ok(out)
     }
 
-    /// Where item `name` lies.
+    /// Where item `name` lies: in packs that are trusted, then in others.
     pub fn find(&self, name: &str) -> Vec<(&PackRef, &Item)> {
-        self.packs
+        let items = self
+            .packs
             .iter()
-            .flat_map(|(p, index)| index.items.iter().map(move |i| (p, i)))
-            .filter(|(_, i)| i.name == name)
-            .collect()
+            .flat_map(|(p, index)| index.items.iter().map(move |i| (p, i)));
+        let mut found: Vec<(&PackRef, &Item)> = items.filter(|(_, i)| i.name == name).collect();
+        found.sort_by_key(|(p, _)| self.suspect.contains_key(&p.key));
+        found
     }
 
-    /// Names of all items, each with the pack that holds it.
+    fn is_trusted(&self, pack: &PackRef) -> bool {
+        !self.suspect.contains_key(&pack.key)
+    }
+
+    /// Names of all items in packs that are trusted, each with its pack.
     pub fn names(&self) -> BTreeMap<&str, &PackRef> {
         self.packs
             .iter()
+            .filter(|(p, _)| self.is_trusted(p))
             .flat_map(|(p, index)| index.items.iter().map(move |i| (i.name.as_str(), p)))
             .collect()
     }
 
-    /// The generations of which nothing is missing.
+    /// The generations of which nothing is missing in the packs that their records name: others may go at any time.
     pub fn whole(&self) -> Vec<&Listed> {
-        let names: BTreeMap<&str, u64> = self
-            .packs
-            .values()
-            .flat_map(|index| index.items.iter().map(|i| (i.name.as_str(), i.bytes())))
-            .collect();
-        let is_whole = |g: &&Listed| g.items().iter().all(|(n, bytes)| names.get(n.as_str()) == Some(bytes));
+        self.whole_in(&|p| self.is_trusted(p))
+    }
+
+    /// The generations of which something lies only in packs that are not trusted: perhaps in a part of them that is good.
+    pub fn doubtful(&self) -> Vec<&Listed> {
+        let whole = self.whole();
+        let mut all = self.whole_in(&|_| true);
+        all.retain(|g| !whole.contains(g));
+        all
+    }
+
+    /// Pack `key` is not to be trusted any more, because of `why`. Where that cannot be left on the tier, only this catalogue knows.
+    pub fn distrust(&mut self, tier: &dyn Tier, key: &str, why: &str) {
+        mark(tier, key, why);
+        self.suspect.insert(key.to_owned(), why.to_owned());
+    }
+
+    fn whole_in(&self, usable: &dyn Fn(&PackRef) -> bool) -> Vec<&Listed> {
+        let is_whole = |g: &&Listed| {
+            let packs = g.record.packs.iter().filter(|p| usable(p)).filter_map(|p| self.packs.get(p));
+            let items = packs.flat_map(|index| index.items.iter());
+            let names: BTreeMap<&str, u64> = items.map(|i| (i.name.as_str(), i.bytes())).collect();
+            g.items().iter().all(|(n, bytes)| names.get(n.as_str()) == Some(bytes))
+        };
         self.generations.iter().filter(is_whole).collect()
     }
 
@@ -284,6 +334,13 @@ impl Catalogue {
         for key in damaged {
             tier.delete(&key)?;
             self.faults.retain(|(k, _)| *k != key);
+        }
+        // A mark goes after its pack.
+        tier.sync()?;
+        let unknown = |key: &&String| !self.packs.keys().any(|p| p.key == **key) && !self.faults.iter().any(|(k, _)| k == *key);
+        let marks: Vec<String> = self.suspect.keys().filter(unknown).cloned().collect();
+        for key in marks {
+            tier.delete(&mark_of(&key))?;
             self.suspect.remove(&key);
         }
         tier.sync()?;

@@ -7,7 +7,7 @@
 //! Each item is taken from the first tier that has it whole, and nothing gets its name before it has been compared with its checksums. A kill leaves chunks that are whole, which
 //! the next fetch uses, and left-overs, which the next agent removes.
 
-use crate::catalogue::{Catalogue, Listed};
+use crate::catalogue::{mark, Catalogue, Listed};
 use crate::chunk::Chunk;
 use crate::flush::Control;
 use crate::pack::{self, read_piece};
@@ -104,6 +104,9 @@ impl Fetch<'_> {
                     Err(StorageError::Cancelled) => return Err(StorageError::Cancelled),
                     Err(e) => {
                         tracing::warn!(item = name, tier = tier.name(), error = %e, "not fetched from there");
+                        if e.is_damage() {
+                            mark(*tier, &p.key, &e.to_string());
+                        }
                         // What is out of reach may be whole.
                         failure = Some(failure.filter(|f: &StorageError| !f.is_damage()).unwrap_or(e));
                     }

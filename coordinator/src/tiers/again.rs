@@ -75,15 +75,20 @@ fn bring(
     let records = tiers.iter().flat_map(|d| &d.catalogue.generations);
     let mut records: Vec<&Listed> = records.filter(|g| g.manifest.generation == number).collect();
     records.sort_by_key(|g| std::cmp::Reverse(g.manifest.time_unix_s));
+    let mut lacking = None;
     for wanted in records {
         match belay_storage::fetch::fetch(job, wanted, &sources, control) {
             Ok(Fetched { items, bytes, .. }) => return Ok((items, bytes)),
             // What is out of reach may be whole: that failure counts.
-            Err(e) if e.is_damage() => drop(failure.get_or_insert(Failure::new(Exit::Damaged, e.to_string()))),
+            Err(e) if e.is_damage() => drop(lacking.get_or_insert(e.to_string())),
             Err(e) => failure = Some(e.into()),
         }
     }
-    Err(failure.unwrap_or_else(|| Failure::new(Exit::Damaged, format!("no tier holds generation {number}"))))
+    let lacking = lacking.unwrap_or_else(|| format!("no tier that answers holds generation {number}"));
+    Err(match failure {
+        Some(f) => Failure::new(f.exit, format!("{lacking}; and a tier that may hold it cannot be read: {f}")),
+        None => Failure::new(Exit::Damaged, lacking),
+    })
 }
 
 /// The job directory of part `tag`, made again where it is lost.

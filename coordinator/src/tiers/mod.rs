@@ -120,6 +120,16 @@ impl Durable {
         whole
     }
 
+    /// Generations of which perhaps enough can be read.
+    fn doubtful(&self) -> Vec<&Listed> {
+        let incomplete = self
+            .catalogue
+            .generations
+            .iter()
+            .filter(|g| self.incomplete.contains_key(&g.key));
+        self.catalogue.doubtful().into_iter().chain(incomplete).collect()
+    }
+
     /// Copies the generation in directory `generation` to this tier.
     pub fn flush(&mut self, dir: &JobDir, d: &Description, generation: &Path, control: &Control) -> Result<Flushed, Failure> {
         let options = self.options(d);
@@ -192,7 +202,7 @@ impl Durable {
         faults
     }
 
-    /// Reads every byte that the tier holds and compares it with its checksums: the bytes read, and every fault. Packs that are damaged are suspect then.
+    /// Reads every byte that the tier holds and compares it with its checksums: the bytes read, and every fault. Packs that are damaged are suspect from then on, for all who read the tier.
     pub fn verify(&mut self, d: &Description) -> Result<(u64, Vec<String>), Failure> {
         let (mut bytes, mut faults) = self.verify_own()?;
         for tag in self.tags() {
@@ -210,15 +220,18 @@ impl Durable {
         self.catalogue = Catalogue::read(&*self.tier, &Catalogue::default())?;
         let mut faults = self.faults();
         let mut bytes = 0;
-        for (p, index) in &self.catalogue.packs {
+        let mut damaged = Vec::new();
+        let suspect = &self.catalogue.suspect;
+        for (p, index) in self.catalogue.packs.iter().filter(|(p, _)| !suspect.contains_key(&p.key)) {
             match pack::check(&*self.tier, &p.key, index) {
                 Ok(read) => bytes += read,
-                Err(e) if e.is_damage() => {
-                    faults.push(e.to_string());
-                    self.catalogue.suspect.insert(p.key.clone(), e.to_string());
-                }
+                Err(e) if e.is_damage() => damaged.push((p.key.clone(), e.to_string())),
                 Err(e) => return Err(e.into()),
             }
+        }
+        for (key, why) in damaged {
+            self.catalogue.distrust(&*self.tier, &key, &why);
+            faults.push(why);
         }
         Ok((bytes, faults))
     }

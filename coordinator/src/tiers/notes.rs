@@ -24,6 +24,9 @@ struct Notes {
     format: u32,
     /// Contents of the manifests of whole generations, oldest first.
     manifests: Vec<String>,
+    /// Numbers of generations of which something lies in packs that are not trusted, or is missing at a part.
+    #[serde(default)]
+    doubtful: Vec<u64>,
 }
 
 /// What is known of one tier.
@@ -31,6 +34,16 @@ struct Notes {
 pub struct Known {
     /// The whole generations, oldest first: contents of the manifest, and the manifest.
     pub generations: Vec<(String, Manifest)>,
+    /// Numbers of generations of which perhaps enough can be read.
+    pub doubtful: Vec<u64>,
+}
+
+impl Known {
+    /// Numbers of the generations that a restart may find there.
+    pub fn numbers(&self) -> impl Iterator<Item = u64> + '_ {
+        let whole = self.generations.iter().map(|(_, m)| m.generation);
+        whole.chain(self.doubtful.iter().copied())
+    }
 }
 
 fn file(dir: &JobDir, tier: &str) -> PathBuf {
@@ -43,6 +56,7 @@ pub(super) fn write(dir: &JobDir, durable: &Durable) -> Result<(), Failure> {
     let notes = Notes {
         format: FORMAT,
         manifests: whole.iter().map(|g| g.record.manifest.clone()).collect(),
+        doubtful: durable.doubtful().iter().map(|g| g.manifest.generation).collect(),
     };
     let path = file(dir, &durable.config.name);
     let text = serde_json::to_vec(&notes).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
@@ -70,6 +84,7 @@ pub fn known(dir: &JobDir, d: &Description) -> Vec<Option<Known>> {
         };
         (notes.format == FORMAT).then(|| Known {
             generations: notes.manifests.into_iter().filter_map(decode).collect(),
+            doubtful: notes.doubtful,
         })
     };
     d.config.durable().map(|t| read(&t.name)).collect()

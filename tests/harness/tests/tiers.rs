@@ -310,19 +310,29 @@ fn bit_flips(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
         flip(&chunk, rng, 50)?;
     }
     // On the first tier: every pack damaged, so that the second must serve.
+    // Pieces of them, of which only who reads them all knows.
     for pack in packs(&a) {
-        flip(&pack, rng, 2000)?;
+        let mut bytes = io("read", std::fs::read(&pack))?;
+        let half = bytes.len() / 2;
+        bytes[..half].iter_mut().step_by(4096).for_each(|b| *b ^= 1);
+        io("write", std::fs::write(&pack, bytes))?;
     }
     let o = output(job.belay(&["verify", &dir]), LIMIT)?;
     want(
         o.status.code() == Some(88) && text(&o).contains("tier a") && text(&o).contains("tier b: whole"),
         || format!("verify: {}: {}", show(o.status), text(&o)),
     )?;
+    want(files(&a).iter().any(|p| p.to_string_lossy().contains("/suspect/")), || {
+        format!("nobody left word that packs are damaged: {:?}", files(&a))
+    })?;
     goes_on(&mut job)?;
     job.kill_all()?;
     // What was damaged on the first tier is copied again from here.
     belay(&job, &["flush", "--check", &dir])?;
     belay(&job, &["verify", &dir])?;
+    want(!files(&a).iter().any(|p| p.to_string_lossy().contains("/suspect/")), || {
+        format!("marks of packs that are gone: {:?}", files(&a))
+    })?;
     for pack in packs(&a) {
         flip(&pack, rng, 2000)?;
     }
@@ -331,6 +341,15 @@ fn bit_flips(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     for pack in packs(&b) {
         flip(&pack, rng, 2000)?;
     }
+    // One tier is not there, the other damaged: what is missing and where it may be are named.
+    let away = job.work.join("away");
+    io("rename", std::fs::rename(&a, &away))?;
+    let o = output(job.belay(&["restart", &dir]), LIMIT)?;
+    let named = ["tier a: ", "tier b: packs/", "may hold it cannot be read"];
+    want(!o.status.success() && named.iter().all(|w| text(&o).contains(w)), || {
+        format!("restart without a tier, from a damaged one: {}: {}", show(o.status), text(&o))
+    })?;
+    io("rename", std::fs::rename(&away, &a))?;
     let o = output(job.belay(&["restart", &dir]), LIMIT)?;
     want(o.status.code() == Some(65) && text(&o).contains("tier "), || {
         format!("restart from damaged tiers: {}: {}", show(o.status), text(&o))
