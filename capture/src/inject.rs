@@ -11,6 +11,7 @@ use belay_kernel::blob::Blob;
 use belay_kernel::proc::{Map, Status};
 use belay_kernel::ptrace::{self, Event, Regs};
 use belay_kernel::vm::Memory;
+use std::time::{Duration, Instant};
 
 const PAGE: u64 = 4096;
 /// Stack of a thread that fills in a table: also of a handler of the program, should a signal come in the moment between the agent's death and the
@@ -18,6 +19,8 @@ const PAGE: u64 = 4096;
 const SMALL_STACK: u64 = 16 * 1024;
 /// Stack of the operations on a process.
 const LARGE_STACK: u64 = 16 * 1024;
+/// How long the job stands still for an operation that waits for requests of the program.
+const LONGEST_TURN: Duration = Duration::from_secs(5);
 
 /// The injected area of one process.
 #[derive(Debug)]
@@ -463,7 +466,7 @@ pub(crate) fn snapshot(
 }
 
 /// Lets the main thread of process number `at` do operation `op` on the table at `table`, whose turn is at `turn`, while its other threads wait: should the agent die, they go on only when
-/// it is over.
+/// it is over. Where that takes longer than [`LONGEST_TURN`], all other processes are let go, since one of them may be what it waits for, and the end of the operation is a failure.
 fn take_turn(job: &mut Suspended, at: usize, area: &Area, (op, table, turn): (u64, u64, u64)) -> Result<(), CaptureError> {
     let pid = job.processes[at].pid;
     let size = size_of::<WaitTable>() as u64;
@@ -501,10 +504,22 @@ fn take_turn(job: &mut Suspended, at: usize, area: &Area, (op, table, turn): (u6
     each(job, |task, entry| entry.prepare(task))?;
     area.put(turn, &[1u32])?;
     let began = each(job, |task, _| Entry::let_run(task));
+    let in_time = job.processes[at].tasks[0].reports_until(Instant::now() + LONGEST_TURN);
+    if !in_time {
+        job.resume_others(at);
+    }
     let done = first.end(&mut job.processes[at].tasks[0]);
     // After a failure the others may wait for ever: whoever puts the process back stops them.
     began.and(done)?;
-    each(job, |task, entry| entry.end(task))
+    each(job, |task, entry| entry.end(task))?;
+    if in_time {
+        return Ok(());
+    }
+    let reason = format!(
+        "has not ended within {} s; it waits for a slow device, or for a process of the job, which goes on now",
+        LONGEST_TURN.as_secs()
+    );
+    Err(CaptureError::refuse(pid, "a request of asynchronous I/O (io_setup)", reason))
 }
 
 /// Runs OP_NOTIFICATION on the main thread of process number `at`, with `table` completed; `bytes` is the size of the room for messages, which `read` can read in the end.
@@ -545,14 +560,15 @@ pub(crate) fn rings<R>(
     table.mark = area.main_mark(&job.processes[at]);
     area.put(area.rings_table, &[table])?;
     let turn = area.rings_table + std::mem::offset_of!(RingsTable, turn) as u64;
-    take_turn(job, at, area, (OP_RINGS, area.rings_table, turn))?;
+    let took = take_turn(job, at, area, (OP_RINGS, area.rings_table, turn));
     let done = table.answered(&area.get::<RingsTable>(area.rings_table)?);
-    let result = if done.mark.done == 0 {
-        let reason = "got a signal from outside the job at this moment";
-        Err(CaptureError::refuse_for_now(job.processes[at].pid, "process", reason))
-    } else {
-        read(&done, &area.memory)
-    };
+    let result = took.and_then(|()| match done.mark.done {
+        0 => {
+            let reason = "got a signal from outside the job at this moment";
+            Err(CaptureError::refuse_for_now(job.processes[at].pid, "process", reason))
+        }
+        _ => read(&done, &area.memory),
+    });
     for ring in done.rings.iter().filter(|r| r.scratch != 0) {
         on_main(
             &mut job.processes[at],

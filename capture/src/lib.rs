@@ -274,6 +274,7 @@ fn take(
     let (seen, drafts) = threads::look(&mut job, read);
     let (seen, mut drafts) = (seen?, drafts?);
     process::check_supported(&job, &drafts, options.led)?;
+    rings::check(&drafts)?;
     let areas = job
         .processes
         .iter_mut()

@@ -11,6 +11,28 @@ use belay_image::model::Ring;
 use belay_kernel::vm::Memory;
 use belay_plugins::Refusal;
 
+/// Devices whose holders serve requests: stopped, they would keep those waiting.
+const SERVING: [&str; 5] = ["/dev/fuse", "/dev/cuse", "/dev/nbd", "/dev/ublkc", "/dev/uio"];
+
+/// Refuses a job whose rings may wait for requests that the job itself serves: what has begun to wait cannot be called back.
+pub(crate) fn check(drafts: &[Draft]) -> Result<(), CaptureError> {
+    if !drafts.iter().any(|d| d.maps.iter().any(memory::is_ring)) {
+        return Ok(());
+    }
+    for draft in drafts {
+        let fds = std::fs::read_dir(format!("/proc/{}/fd", draft.task))
+            .into_iter()
+            .flatten()
+            .flatten();
+        let mut names = fds.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+        if let Some(device) = names.find(|n| SERVING.iter().any(|s| n.to_string_lossy().starts_with(s))) {
+            let reason = "serves requests for which asynchronous I/O (io_setup) of the job may wait; let it run outside the job";
+            return Err(CaptureError::refuse(draft.pid, device.display().to_string(), reason));
+        }
+    }
+    Ok(())
+}
+
 /// Replaces the rings of process number `at` by new ones, see the injected program. Those that it has inherited, and cannot use, are none.
 pub(crate) fn settle(job: &mut Suspended, at: usize, area: &Area, draft: &Draft) -> Result<Vec<Ring>, CaptureError> {
     let slots: Vec<RingSlot> = draft.maps.iter().filter(|m| memory::is_ring(m)).map(slot).collect();

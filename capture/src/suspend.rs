@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 /// How long the processes wait for one that was stopped by job control to stand still again.
 const STOP_LIMIT: Duration = Duration::from_millis(100);
 
+/// Most that is waited for one announcement of a stop: two may become one.
+const PATIENCE: Duration = Duration::from_millis(100);
+
 /// A stopped task.
 #[derive(Debug)]
 pub(crate) struct Task {
@@ -170,38 +173,44 @@ impl Suspended {
     /// Takes the injected areas away, puts registers and masks back, and lets every task go on. Returns the moment at which the last one was let go: this thread may get
     /// its processor back only after many of them have had theirs.
     pub(crate) fn resume(mut self) -> Instant {
-        self.put_back()
+        self.put_back(None)
     }
 
-    /// Takes the injected areas away and puts registers, masks and attributes back. After each single step a process would find its way back by
-    /// itself, should the agent die there: nobody stands in an area any more when it goes, and the main thread, which takes it away, is
+    /// Lets all processes but number `at` go on as if they had never been stopped; they have no tasks then.
+    pub(crate) fn resume_others(&mut self, at: usize) {
+        self.put_back(Some(at));
+    }
+
+    /// Takes the injected areas of all processes but number `stays` away and puts registers, masks and attributes back. After each single step a process would find its way
+    /// back by itself, should the agent die there: nobody stands in an area any more when it goes, and the main thread, which takes it away, is
     /// led back by its gate.
-    fn put_back(&mut self) -> Instant {
+    fn put_back(&mut self, stays: Option<usize>) -> Instant {
         // After a failure in the middle of a step some tasks may still run code of ours: only a stopped task takes requests.
         self.each_task(
-            |_, number, _| number == 0,
-            |task, first| {
-                task.halt();
-                if !first {
-                    task.put_back();
+            |process, number, _| (Some(process) != stays, number == 0),
+            |task, (goes, first)| {
+                if *goes {
+                    task.halt();
+                    if !first {
+                        task.put_back();
+                    }
                 }
             },
         );
-        for process in &mut self.processes {
-            process.put_back();
-        }
+        let all = self.processes.iter_mut().enumerate();
+        all.filter(|(i, _)| Some(*i) != stays).for_each(|(_, p)| p.put_back());
         // Those stopped by job control first, until they stand still again: nobody may see them run.
         let stopped = |p: &Process| p.tasks.iter().any(|t| t.group_stop.is_some());
-        let stays: Vec<bool> = self.processes.iter().map(stopped).collect();
+        let still: Vec<bool> = self.processes.iter().map(stopped).collect();
         let mut last = Instant::now();
         for first in [true, false] {
-            if first && !stays.contains(&true) {
+            if first && !still.contains(&true) {
                 continue;
             }
             // The helpers let go what is theirs as they end.
-            let end = !first && self.tracers.can_end();
+            let end = !first && stays.is_none() && self.tracers.can_end();
             let let_go = self.each_task(
-                |number, _, _| stays[number] == first,
+                |number, _, _| still[number] == first && Some(number) != stays,
                 move |task, now| {
                     if *now && (!end || task.tracer == 0 || task.deferred != 0) {
                         drop(ptrace::detach(task.tid, task.deferred));
@@ -214,12 +223,15 @@ impl Suspended {
                 self.tracers.end();
                 last = Instant::now();
             }
-            self.processes
-                .iter()
-                .filter(|p| first && stopped(p))
-                .for_each(Process::wait_until_stopped);
+            let all = self.processes.iter().enumerate();
+            all.filter(|(i, p)| first && stopped(p) && Some(*i) != stays)
+                .for_each(|(_, p)| p.wait_until_stopped());
         }
-        self.processes.clear();
+        let all = self.processes.iter_mut().enumerate();
+        all.filter(|(i, _)| Some(*i) != stays).for_each(|(_, p)| p.tasks.clear());
+        if stays.is_none() {
+            self.processes.clear();
+        }
         last
     }
 }
@@ -273,7 +285,7 @@ impl Process {
 
 impl Drop for Suspended {
     fn drop(&mut self) {
-        self.put_back();
+        self.put_back(None);
     }
 }
 
@@ -295,6 +307,20 @@ impl Task {
         if std::mem::take(&mut self.borrowed) {
             let _ = ptrace::set_sigmask(self.tid, self.sigmask);
             let _ = ptrace::set_regs(self.tid, &self.regs);
+        }
+    }
+
+    /// Whether the task, which runs code of ours, has something to be waited for, or gets it before `end`.
+    pub(crate) fn reports_until(&self, end: Instant) -> bool {
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if !self.running || ptrace::has_changed(self.tid) {
+                return true;
+            }
+            if left.is_zero() {
+                return false;
+            }
+            crate::signals::wait_for_child(left.min(PATIENCE));
         }
     }
 

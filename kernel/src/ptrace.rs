@@ -104,6 +104,15 @@ pub fn wait(tid: i32, block: bool) -> io::Result<Option<Event>> {
     }
 }
 
+/// Whether [`wait`] for `tid` would return at once; what it would say stays to be said. A task that cannot be waited for counts too.
+pub fn has_changed(tid: i32) -> bool {
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let flags = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    // SAFETY: `info` is live; `si_pid` of what `waitid` has filled in, or left zero, may be read.
+    unsafe { libc::waitid(libc::P_PID, tid.cast_unsigned(), &mut info, flags) != 0 || info.si_pid() != 0 }
+}
+
 /// Reads the general registers.
 pub fn get_regs(tid: i32) -> io::Result<Regs> {
     // SAFETY: all-zero bytes are a valid value of this plain C struct.

@@ -64,7 +64,7 @@ fn counted(number: i64, first: u64) -> Option<&'static str> {
             GETREGSET => None,
             _ => None,
         },
-        libc::SYS_wait4 => Some("wait"),
+        libc::SYS_wait4 | libc::SYS_waitid => Some("wait"),
         libc::SYS_pwrite64 | libc::SYS_process_vm_writev => Some("write memory"),
         libc::SYS_kill | libc::SYS_tgkill | libc::SYS_pidfd_send_signal => Some("kill"),
         libc::SYS_memfd_create => Some("make memory"),

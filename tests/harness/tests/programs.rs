@@ -128,6 +128,8 @@ fn cases() -> Vec<Case> {
         prog("aio timers"),
         prog("aio threads"),
         prog("aio full"),
+        prog("aio_served named").refused("/dev/fuse").root_only(),
+        prog("aio_served other").refused("io_setup").root_only(),
         prog("blocked mq 8"),
         prog("odd_bare").verdict_file(),
         prog("refuse io_uring").refused("io_uring"),
