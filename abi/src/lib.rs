@@ -5,6 +5,7 @@
 //! somebody else.
 #![no_std]
 
+pub mod affinity;
 pub mod aio;
 pub mod index;
 pub mod inject;

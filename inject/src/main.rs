@@ -101,7 +101,6 @@ mod libc_nr {
     pub(crate) const SIGALTSTACK: usize = 131;
     pub(crate) const PRCTL: usize = 157;
     pub(crate) const FUTEX: usize = 202;
-    pub(crate) const SCHED_SETAFFINITY: usize = 203;
     pub(crate) const SCHED_GETAFFINITY: usize = 204;
     pub(crate) const IO_DESTROY: usize = 207;
     pub(crate) const IO_GETEVENTS: usize = 208;
@@ -119,7 +118,6 @@ mod libc_nr {
     pub(crate) const SYNC_FILE_RANGE: usize = 277;
     pub(crate) const VMSPLICE: usize = 278;
     pub(crate) const PROCESS_VM_READV: usize = 310;
-    pub(crate) const GETCPU: usize = 309;
     pub(crate) const SCHED_GETATTR: usize = 315;
     pub(crate) const USERFAULTFD: usize = 323;
     pub(crate) const PIPE2: usize = 293;

@@ -9,8 +9,9 @@
 
 use crate::libc_nr as nr;
 use crate::turn;
+use belay_abi::affinity::Pinned;
 use belay_abi::aio::{distance, Event, Request, RingHead, RingPlan, Turning};
-use belay_abi::inject::{RingSlot, RingsTable, AFFINITY_WORDS, MAX_RINGS, RING_DEAD, RING_DONE, RING_KEPT, RING_LOST};
+use belay_abi::inject::{RingSlot, RingsTable, MAX_RINGS, RING_DEAD, RING_DONE, RING_KEPT, RING_LOST};
 use belay_abi::{syscall, PAGE};
 use core::ptr::{addr_of_mut, null_mut};
 
@@ -37,9 +38,7 @@ pub(crate) unsafe fn run(t: *mut RingsTable) {
         let mut before = 0u64;
         syscall!(nr::RT_SIGPROCMASK, SIG_SETMASK, &raw const all, &raw mut before, 8usize);
         // Each processor keeps some places of a ring for itself: all places can be had only on one.
-        let mut affinity = [0u64; AFFINITY_WORDS];
-        let bytes = syscall!(nr::SCHED_GETAFFINITY, 0usize, 8 * AFFINITY_WORDS, affinity.as_mut_ptr());
-        stay_here();
+        let pinned = Pinned::here();
         let turn = addr_of_mut!((*t).turn);
         let count = if turn::mine(turn) {
             ((*t).count as usize).min(MAX_RINGS)
@@ -51,24 +50,10 @@ pub(crate) unsafe fn run(t: *mut RingsTable) {
             replace(slots.add(i), (*t).mark.tid);
         }
         turn::over(turn);
-        if bytes > 0 {
-            syscall!(nr::SCHED_SETAFFINITY, 0usize, bytes, affinity.as_ptr());
+        if let Some(pinned) = pinned {
+            pinned.release();
         }
         syscall!(nr::RT_SIGPROCMASK, SIG_SETMASK, &raw const before, null_mut::<u64>(), 8usize);
-    }
-}
-
-unsafe fn stay_here() {
-    unsafe {
-        let mut cpu = 0u32;
-        if syscall!(nr::GETCPU, &raw mut cpu, null_mut::<u32>(), null_mut::<u8>()) < 0 {
-            return;
-        }
-        let mut mask = [0u64; AFFINITY_WORDS];
-        if let Some(word) = mask.get_mut(cpu as usize / 64) {
-            *word = 1 << (cpu % 64);
-            syscall!(nr::SCHED_SETAFFINITY, 0usize, 8 * AFFINITY_WORDS, mask.as_ptr());
-        }
     }
 }
 

@@ -11,6 +11,7 @@ mod calls;
 mod fill;
 mod threads;
 
+use belay_abi::affinity::Pinned;
 use belay_abi::aio::{self, RingPlan};
 use belay_abi::restore::{
     Control, Plan, Slot, Step, Table, ThreadPlan, PLAN_MAGIC, STAGE_ABORT, STAGE_FINISH, STATE_FAILED, STATE_PARKED, STATE_READY,
@@ -172,11 +173,19 @@ extern "C" fn _start(plan: *const Plan, thread: *const ThreadPlan) -> ! {
 fn rings(env: &Env) {
     // SAFETY: the plan's table of rings holds plans of rings.
     let plans = unsafe { env.entries::<RingPlan>(env.plan().rings) };
+    if plans.is_empty() {
+        return;
+    }
+    // Each processor keeps some places of a ring for itself: all places can be had only on one.
+    let pinned = Pinned::here();
     for (i, plan) in plans.iter().enumerate() {
         // SAFETY: the events lie in the area; the plan's mappings have reserved the place.
         if let Err(e) = unsafe { aio::restore(plan) } {
             env.fail(step(Step::Ring), i as u32, e);
         }
+    }
+    if let Some(pinned) = pinned {
+        pinned.release();
     }
 }
 

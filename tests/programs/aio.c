@@ -271,8 +271,12 @@ static void k_full(void) {
     uint64_t put[2] = {0}, got[2] = {0};
     aio_context_t c[2] = {small, large};
     unsigned nr[2] = {s->nr, l->nr}, deepest = 0;
+    cpu_set_t where, now;
+    OK(sched_getaffinity(0, sizeof where, &where));
     static struct iocb q[4096], *list[4096];
     while (running()) {
+        OK(sched_getaffinity(0, sizeof now, &now));
+        CHECK(CPU_EQUAL(&where, &now));
         for (int i = 0; i < 2; i++) {
             unsigned want = (unsigned)(mix(check_round * 2 + (uint64_t)i) % (nr[i] / 2 - 2));
             if (check_round % 5 == 0 && i == 0) want = nr[i] * 3 / 4;
