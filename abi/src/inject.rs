@@ -348,6 +348,10 @@ pub const RENEW_NOT_NOW: i32 = 1;
 pub const RENEW_NO_ACCESS: i32 = 2;
 /// [`NotificationTable::outcome`]: the process could not register again.
 pub const RENEW_LOST: i32 = 3;
+/// [`NotificationTable::outcome`]: nothing was touched, because a signal with a value cannot be queued.
+pub const RENEW_NO_ROOM: i32 = 4;
+/// [`NotificationTable::outcome`]: the message that was to tell went to a receiver. The process is registered as before, as long as `error` is 0; with the value 0 where it is not.
+pub const RENEW_TAKEN: i32 = 5;
 
 /// A message in the room of a [`NotificationTable`].
 #[repr(C)]

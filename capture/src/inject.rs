@@ -245,7 +245,11 @@ impl Area {
         regs.rsi = self.base + table;
         regs.rsp = (self.base + stack_top) & !15;
         regs.orig_rax = u64::MAX;
-        Entry { regs, signo: self.signo }
+        Entry {
+            regs,
+            mask: !(1 << (self.signo - 1)),
+            signo: self.signo,
+        }
     }
 }
 
@@ -253,6 +257,7 @@ impl Area {
 #[derive(Debug)]
 struct Entry {
     regs: Regs,
+    mask: u64,
     signo: i32,
 }
 
@@ -267,7 +272,7 @@ impl Entry {
         let fail = |e| CaptureError::failed(format!("prepare thread {}", task.tid), e);
         task.borrowed = true;
         ptrace::set_regs(task.tid, &self.regs).map_err(fail)?;
-        ptrace::set_sigmask(task.tid, !(1 << (self.signo - 1))).map_err(fail)
+        ptrace::set_sigmask(task.tid, self.mask).map_err(fail)
     }
 
     fn let_run(task: &mut Task) -> Result<(), CaptureError> {
@@ -482,14 +487,14 @@ fn take_turn(job: &mut Suspended, at: usize, area: &Area, (op, table, turn): (u6
     area.put(area.thread_tables, &waits)?;
     let entry = |process: usize, number: usize, task: &Task| {
         let i = number as u64;
+        let (wait, stack) = (area.thread_tables + size * i, area.small_stacks + SMALL_STACK * (i + 1));
         (process == at).then(|| match number {
             0 => area.entry(task, op, table, area.large_stack_top),
-            _ => area.entry(
-                task,
-                OP_WAIT,
-                area.thread_tables + size * i,
-                area.small_stacks + SMALL_STACK * (i + 1),
-            ),
+            // Whatever signal the operation brings, it is not for those who wait.
+            _ => Entry {
+                mask: u64::MAX,
+                ..area.entry(task, OP_WAIT, wait, stack)
+            },
         })
     };
     let each = |job: &mut Suspended, f: fn(&mut Task, &Entry) -> Result<(), CaptureError>| {

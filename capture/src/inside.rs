@@ -3,7 +3,9 @@
 use crate::inject::{self, Area};
 use crate::suspend::Suspended;
 use crate::CaptureError;
-use belay_abi::inject::{MessageHead, NotificationTable, Turn, MAX_NOTIFIED, RENEW_DONE, RENEW_NOT_NOW, RENEW_NO_ACCESS};
+use belay_abi::inject::{
+    MessageHead, NotificationTable, Turn, MAX_NOTIFIED, RENEW_DONE, RENEW_NOT_NOW, RENEW_NO_ACCESS, RENEW_NO_ROOM, RENEW_TAKEN,
+};
 use belay_kernel::vm::Memory;
 use belay_plugins::{Inside, Refusal, Registration, Renewed};
 
@@ -42,6 +44,9 @@ impl Inside for Stopped<'_> {
                 format!("the process has more than {MAX_NOTIFIED} netlink sockets"),
                 false,
             ));
+        }
+        if r.how == libc::SIGEV_SIGNAL && matches!(r.signal, libc::SIGKILL | libc::SIGSTOP) {
+            return Err(refusal("is told by a signal that cannot be held back".into(), false));
         }
         let mut sockets = [-1; MAX_NOTIFIED];
         sockets[..r.sockets.len()].copy_from_slice(&r.sockets);
@@ -87,6 +92,20 @@ impl Inside for Stopped<'_> {
             )),
             RENEW_NO_ACCESS => Err(refusal(
                 format!("its queue cannot be read and written ({reason}); let its owner do both"),
+                false,
+            )),
+            RENEW_NO_ROOM => Err(refusal(
+                "its signal cannot be queued at this moment: too many are pending for its user (RLIMIT_SIGPENDING)".into(),
+                true,
+            )),
+            RENEW_TAKEN => Err(refusal(
+                format!(
+                    "a receiver outside the job took what was to tell it; {}; let nobody else wait at that queue",
+                    match t.error {
+                        0 => "its registration is as before",
+                        _ => "its registration carries the value 0 now",
+                    }
+                ),
                 false,
             )),
             _ => Err(refusal(format!("could not register again ({reason})"), false)),

@@ -85,6 +85,7 @@ mod libc_nr {
     pub(crate) const RT_SIGACTION: usize = 13;
     pub(crate) const RT_SIGPROCMASK: usize = 14;
     pub(crate) const IOCTL: usize = 16;
+    pub(crate) const PREAD64: usize = 17;
     pub(crate) const MADVISE: usize = 28;
     pub(crate) const GETITIMER: usize = 36;
     pub(crate) const RECVFROM: usize = 45;

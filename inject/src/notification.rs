@@ -6,7 +6,10 @@
 
 use crate::libc_nr as nr;
 use crate::turn;
-use belay_abi::inject::{MessageHead, NotificationTable, MAX_NOTIFIED, RENEW_DONE, RENEW_LOST, RENEW_NOT_NOW, RENEW_NO_ACCESS};
+use belay_abi::inject::{
+    MessageHead, NotificationTable, MAX_NOTIFIED, RENEW_DONE, RENEW_LOST, RENEW_NOT_NOW, RENEW_NO_ACCESS, RENEW_NO_ROOM,
+    RENEW_TAKEN,
+};
 use belay_abi::syscall;
 use core::ptr::{addr_of, addr_of_mut, null, null_mut};
 
@@ -14,7 +17,12 @@ const SIG_SETMASK: usize = 2;
 const SIGEV_SIGNAL: i32 = 0;
 const SIGEV_NONE: i32 = 1;
 const SIGEV_THREAD: i32 = 2;
+const SI_USER: i32 = 0;
+const SI_QUEUE: i32 = -1;
 const SI_MESGQ: i32 = -3;
+const F_GETFL: usize = 3;
+const O_ACCMODE: isize = 3;
+const O_RDWR: isize = 2;
 const MSG_PEEK: usize = 2;
 const MSG_DONTWAIT: usize = 0x40;
 /// O_RDWR | O_NONBLOCK | O_CLOEXEC
@@ -25,6 +33,8 @@ const HIGHEST_PRIORITY: usize = 32767;
 /// Signals of the same number that others may send in the same moment.
 const OTHERS: usize = 8;
 const PATH: &[u8] = b"/proc/self/fd/";
+/// What stands before the process that is to be notified, in the text that a queue can be read as; 0 where nobody is.
+const OWNER: &[u8] = b"NOTIFY_PID:";
 
 /// A moment that has passed: calls with it never wait.
 static PAST: [u64; 2] = [0, 0];
@@ -41,6 +51,16 @@ struct Info {
     value: u64,
     rest: [u64; 12],
 }
+
+const BLANK: Info = Info {
+    signo: 0,
+    errno: 0,
+    code: 0,
+    pad: 0,
+    sender: 0,
+    value: 0,
+    rest: [0; 12],
+};
 
 /// `struct sigevent`.
 #[repr(C)]
@@ -64,6 +84,8 @@ pub(crate) unsafe fn run(t: *mut NotificationTable) {
         let turn = addr_of_mut!((*t).turn);
         (*t).outcome = if !turn::mine(turn) || must_wait(t) {
             RENEW_NOT_NOW
+        } else if !has_room(t) {
+            RENEW_NO_ROOM
         } else {
             renew(t)
         };
@@ -110,7 +132,12 @@ fn mask(signo: i32) -> u64 {
 
 unsafe fn renew(t: *mut NotificationTable) -> i32 {
     unsafe {
-        let opened = open((*t).queue);
+        let flags = syscall!(nr::FCNTL, (*t).queue, F_GETFL);
+        let opened = if flags >= 0 && flags & O_ACCMODE == O_RDWR {
+            -1
+        } else {
+            open((*t).queue)
+        };
         // Its mode can forbid what a descriptor allows that was opened before.
         let queue = if opened >= 0 { opened as i32 } else { (*t).queue };
         let error = if opened >= 0 { 0 } else { try_both(queue, t) };
@@ -135,10 +162,22 @@ unsafe fn renew(t: *mut NotificationTable) -> i32 {
                 &raw const PAST
             );
         }
+        let untold = (*t).how == SIGEV_SIGNAL && mask((*t).signo) != 0 && is_registered(queue);
         // Closing any descriptor of the queue would end a registration of this process.
         close(opened);
         match (*t).how {
-            SIGEV_SIGNAL if mask((*t).signo) != 0 && !take_signal(t) => (*t).how = SIGEV_NONE,
+            SIGEV_SIGNAL if untold => {
+                if opened >= 0 {
+                    register(t);
+                    (*t).error = 1;
+                }
+                return RENEW_TAKEN;
+            }
+            SIGEV_SIGNAL if mask((*t).signo) != 0 => match take(t, |info| info.code == SI_MESGQ) {
+                Some(info) => (*t).value = info.value,
+                // The registration is older than an exec.
+                None => (*t).how = SIGEV_NONE,
+            },
             SIGEV_THREAD if !take_cookie(t) => return RENEW_LOST,
             _ => {}
         }
@@ -235,22 +274,35 @@ unsafe fn fill(queue: i32, t: *mut NotificationTable) {
     }
 }
 
-/// Takes the signal of the queue out of the pending ones; what others have sent is queued again. Returns whether there was one.
-unsafe fn take_signal(t: *mut NotificationTable) -> bool {
+/// Whether the kernel has room for a signal with a value: a probe is queued and taken back.
+unsafe fn has_room(t: *const NotificationTable) -> bool {
+    unsafe {
+        if (*t).how != SIGEV_SIGNAL || mask((*t).signo) == 0 {
+            return true;
+        }
+        let probe = Info {
+            signo: (*t).signo,
+            code: SI_QUEUE,
+            value: t as u64,
+            ..BLANK
+        };
+        if syscall!(nr::RT_SIGQUEUEINFO, (*t).mark.pid, (*t).signo, &raw const probe) < 0 {
+            return false;
+        }
+        // Without room, a signal of standard kind comes without what it should tell.
+        let bare = |info: &Info| info.code == SI_USER && info.sender == 0;
+        let got = take(t, |info| bare(info) || (info.code == SI_QUEUE && info.value == probe.value));
+        got.is_some_and(|info| !bare(&info))
+    }
+}
+
+/// Takes the first pending signal of the registration's number that is `ours`; what others have sent is queued again.
+unsafe fn take(t: *const NotificationTable, ours: impl Fn(&Info) -> bool) -> Option<Info> {
     unsafe {
         let set = mask((*t).signo);
-        let blank = Info {
-            signo: 0,
-            errno: 0,
-            code: 0,
-            pad: 0,
-            sender: 0,
-            value: 0,
-            rest: [0; 12],
-        };
-        let mut others = [blank; OTHERS];
+        let mut others = [BLANK; OTHERS];
         let mut count = 0;
-        let mut found = false;
+        let mut found = None;
         for slot in &mut others {
             let got = syscall!(
                 nr::RT_SIGTIMEDWAIT,
@@ -262,9 +314,8 @@ unsafe fn take_signal(t: *mut NotificationTable) -> bool {
             if got < 0 {
                 break;
             }
-            if slot.code == SI_MESGQ {
-                (*t).value = slot.value;
-                found = true;
+            if ours(slot) {
+                found = Some(*slot);
                 break;
             }
             count += 1;
@@ -274,6 +325,16 @@ unsafe fn take_signal(t: *mut NotificationTable) -> bool {
         }
         found
     }
+}
+
+/// Whether anybody is registered for notification about `queue`.
+unsafe fn is_registered(queue: i32) -> bool {
+    let mut text = [0u8; 128];
+    let n = unsafe { syscall!(nr::PREAD64, queue, text.as_mut_ptr(), text.len(), 0usize) };
+    let text = text.get(..usize::try_from(n).unwrap_or(0)).unwrap_or_default();
+    let at = text.windows(OWNER.len()).position(|w| w == OWNER);
+    let owner = at.and_then(|at| text.get(at + OWNER.len()));
+    owner.is_some_and(|digit| *digit != b'0')
 }
 
 /// Takes what the socket was sent.

@@ -10,20 +10,24 @@ const SIG_SETMASK: usize = 2;
 const FUTEX_WAIT: usize = 0;
 const FUTEX_WAKE: usize = 1;
 
-/// Waits with all signals blocked until the word is set.
+/// Waits until the word is set. All signals are blocked; then the one that announces the end is not.
 ///
 /// # Safety
 /// `t` points to a table in the injected area.
 pub(crate) unsafe fn wait(t: *mut WaitTable) {
     unsafe {
-        let all = u64::MAX;
-        let mut before = 0u64;
-        syscall!(nr::RT_SIGPROCMASK, SIG_SETMASK, &raw const all, &raw mut before, 8usize);
         let over = AtomicU32::from_ptr((*t).over as *mut u32);
         while over.load(Ordering::Acquire) == 0 {
             syscall!(nr::FUTEX, (*t).over, FUTEX_WAIT, 0usize, null::<u8>());
         }
-        syscall!(nr::RT_SIGPROCMASK, SIG_SETMASK, &raw const before, null_mut::<u64>(), 8usize);
+        let all_but_mark = !(1u64 << ((*t).mark.signo - 1));
+        syscall!(
+            nr::RT_SIGPROCMASK,
+            SIG_SETMASK,
+            &raw const all_but_mark,
+            null_mut::<u64>(),
+            8usize
+        );
     }
 }
 

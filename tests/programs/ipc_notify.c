@@ -1,8 +1,10 @@
 // Registrations with mq_notify that outlive checkpoints. ipc_notify signal: a realtime signal with a value, and one of standard kind, whose queue held messages when it was registered.
+// ipc_notify full: signals with a value cannot be queued for the time of the checkpoints (RLIMIT_SIGPENDING).
 // ipc_notify thread: SIGEV_THREAD, two queues. ipc_notify none: SIGEV_NONE, which keeps others from registering.
 // A child sends; the registering process has its queues open for reading only.
 #include "check.h"
 #include <mqueue.h>
+#include <sys/resource.h>
 #define QUEUES 2
 static mqd_t q[QUEUES];
 static int to_child[2];
@@ -114,6 +116,33 @@ static void k_signal(void) {
         quiet(&s);
     }
 }
+static void k_full(void) {
+    sigset_t s;
+    sigemptyset(&s);
+    sigaddset(&s, SIGRTMIN + 3);
+    sigaddset(&s, SIGUSR2);
+    OK(sigprocmask(SIG_BLOCK, &s, NULL));
+    make();
+    struct sigevent rt = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGRTMIN + 3, .sigev_value.sival_int = 77}, usr = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR2, .sigev_value.sival_int = 78};
+    stand(0, &rt);
+    stand(1, &usr);
+    struct rlimit limit;
+    OK(getrlimit(RLIMIT_SIGPENDING, &limit));
+    struct rlimit none = {0, limit.rlim_max};
+    OK(setrlimit(RLIMIT_SIGPENDING, &none));
+    while (running()) {
+        nap_us(2000);
+        quiet(&s);
+    }
+    OK(setrlimit(RLIMIT_SIGPENDING, &limit));
+    ask(0, 1);
+    told(&s, SIGRTMIN + 3, 77);
+    take(0, 1);
+    ask(1, 1);
+    told(&s, SIGUSR2, 78);
+    take(1, 1);
+    quiet(&s);
+}
 static void call(union sigval v) { atomic_fetch_add(&called[v.sival_int & 1], v.sival_int >> 1); }
 static void k_thread(void) {
     make();
@@ -160,6 +189,7 @@ int main(int argc, char **argv) {
     snprintf(name, sizeof name, "ipc_notify-%s", kind);
     begin(name);
     if (!strcmp(kind, "signal")) k_signal();
+    else if (!strcmp(kind, "full")) k_full();
     else if (!strcmp(kind, "thread")) k_thread();
     else if (!strcmp(kind, "none")) k_none();
     else fail("unknown kind");

@@ -123,6 +123,7 @@ fn cases() -> Vec<Case> {
         prog("ipc_notify signal"),
         prog("ipc_notify thread").transient("has not been read"),
         prog("ipc_notify none"),
+        prog("ipc_notify full").refused("rlimit_sigpending"),
         prog("aio reads").launch(&["--save-open-files"]),
         prog("aio poll"),
         prog("aio timers"),
