@@ -136,6 +136,8 @@ pub struct Catalogue {
     /// Packs of which some bytes are damaged, and why, for all who read the tier. No flush relies on them; a fetch does where there is nothing better. They stay until no record names
     /// them, because the rest of them may be the only copy.
     pub suspect: BTreeMap<String, String>,
+    /// Generations that need more than lies here, of which something is missing: keys of their records, and what. Who knows of it says so.
+    pub incomplete: BTreeMap<String, String>,
     /// Bytes of all objects.
     pub bytes: u64,
 }
@@ -145,6 +147,7 @@ impl Catalogue {
     pub fn read(tier: &dyn Tier, known: &Catalogue) -> Result<Self, StorageError> {
         let mut out = Self {
             suspect: known.suspect.clone(),
+            incomplete: known.incomplete.clone(),
             ..Self::default()
         };
         for o in tier.list("suspect")? {
@@ -222,10 +225,12 @@ impl Catalogue {
 
     /// The generations of which nothing is missing in the packs that their records name: others may go at any time.
     pub fn whole(&self) -> Vec<&Listed> {
-        self.whole_in(&|p| self.is_trusted(p))
+        let mut whole = self.whole_in(&|p| self.is_trusted(p));
+        whole.retain(|g| !self.incomplete.contains_key(&g.key));
+        whole
     }
 
-    /// The generations of which something lies only in packs that are not trusted: perhaps in a part of them that is good.
+    /// The generations of which something lies only in packs that are not trusted, perhaps in a part of them that is good, or is missing elsewhere.
     pub fn doubtful(&self) -> Vec<&Listed> {
         let whole = self.whole();
         let mut all = self.whole_in(&|_| true);
@@ -298,16 +303,14 @@ impl Catalogue {
         self.collect(tier)
     }
 
-    /// Removes all generations but these, then the packs that no record needs; the bytes freed. For who is told elsewhere which generations there are.
-    pub fn keep_only(&mut self, tier: &dyn Tier, numbers: &BTreeSet<u64>) -> Result<u64, StorageError> {
-        let gone = |g: &&Listed| !numbers.contains(&g.manifest.generation);
-        for g in self.generations.iter().filter(gone) {
+    /// Removes the records of all generations but those that `keep` names; their packs go with [`Catalogue::collect`]. For who is told elsewhere which generations there are.
+    pub fn forget(&mut self, tier: &dyn Tier, keep: &dyn Fn(&Listed) -> bool) -> Result<(), StorageError> {
+        for g in self.generations.iter().filter(|g| !keep(g)) {
             tier.delete(&g.key)?;
         }
-        self.generations.retain(|g| !gone(&g));
+        self.generations.retain(keep);
         // Only when the records are gone may what they named go.
-        tier.sync()?;
-        self.collect(tier)
+        tier.sync()
     }
 
     /// Whether a generation's record cannot be read: then nobody knows which packs it needs.

@@ -17,7 +17,7 @@ pub use notes::{held, known, statuses, Known};
 use crate::config::{self, Kind};
 use crate::jobdir::{Description, JobDir};
 use crate::{sys, verify, Failure};
-use belay_storage::catalogue::{Catalogue, Listed, Part};
+use belay_storage::catalogue::{Catalogue, Part};
 use belay_storage::flush::{self, Control, Flushed};
 use belay_storage::tier::directory::Directory;
 use belay_storage::tier::{read_whole, write_whole, Tier};
@@ -44,8 +44,6 @@ pub struct Durable {
     pub catalogue: Catalogue,
     /// The same tier for the parts of a job on several hosts, as far as somebody has asked.
     parts: BTreeMap<u64, Durable>,
-    /// Generations of which a part lacks something: keys of their records, and what.
-    incomplete: BTreeMap<String, String>,
 }
 
 /// Opens what `folder` of the tier is.
@@ -97,7 +95,6 @@ impl Durable {
             tier: open_one(t, &d.folder())?,
             catalogue: Catalogue::default(),
             parts: BTreeMap::new(),
-            incomplete: BTreeMap::new(),
         })
     }
 
@@ -111,23 +108,6 @@ impl Durable {
     fn read(&mut self) -> Result<(), Failure> {
         self.catalogue = Catalogue::read(&*self.tier, &self.catalogue)?;
         Ok(())
-    }
-
-    /// The generations of which nothing is missing, as far as is known.
-    pub fn whole(&self) -> Vec<&Listed> {
-        let mut whole = self.catalogue.whole();
-        whole.retain(|g| !self.incomplete.contains_key(&g.key));
-        whole
-    }
-
-    /// Generations of which perhaps enough can be read.
-    fn doubtful(&self) -> Vec<&Listed> {
-        let incomplete = self
-            .catalogue
-            .generations
-            .iter()
-            .filter(|g| self.incomplete.contains_key(&g.key));
-        self.catalogue.doubtful().into_iter().chain(incomplete).collect()
     }
 
     /// Copies the generation in directory `generation` to this tier.
@@ -189,16 +169,19 @@ impl Durable {
         let whole: Vec<u64> = self.catalogue.whole().iter().map(|g| g.manifest.generation).collect();
         for g in &self.catalogue.generations {
             let number = g.manifest.generation;
-            if !whole.contains(&number) {
+            if !whole.contains(&number) && !self.catalogue.incomplete.contains_key(&g.key) {
                 faults.push(format!(
                     "tier {name}: {}: damaged: not everything of generation {number} is there",
                     g.key
                 ));
             }
         }
-        let whole = |key: &&String| self.catalogue.whole().iter().any(|g| g.key == **key);
-        let lacking = self.incomplete.iter().filter(|(key, _)| whole(key));
-        faults.extend(lacking.map(|(key, why)| format!("tier {name}: {key}: damaged: {why}")));
+        faults.extend(
+            self.catalogue
+                .incomplete
+                .iter()
+                .map(|(key, why)| format!("tier {name}: {key}: damaged: {why}")),
+        );
         faults
     }
 
@@ -216,7 +199,6 @@ impl Durable {
     }
 
     fn verify_own(&mut self) -> Result<(u64, Vec<String>), Failure> {
-        self.incomplete.clear();
         self.catalogue = Catalogue::read(&*self.tier, &Catalogue::default())?;
         let mut faults = self.faults();
         let mut bytes = 0;
@@ -267,6 +249,7 @@ impl Durable {
         let freed = match keep {
             Some(keep) => {
                 let (d, tags) = (dir.description()?, self.tags());
+                self.read_parts(&d)?;
                 let freed = self.catalogue.retain(&*self.tier, keep, u64::MAX)?;
                 freed + self.prune(&d, &tags)?
             }

@@ -52,11 +52,11 @@ fn file(dir: &JobDir, tier: &str) -> PathBuf {
 
 /// Notes what `durable` holds.
 pub(super) fn write(dir: &JobDir, durable: &Durable) -> Result<(), Failure> {
-    let whole = durable.whole();
+    let whole = durable.catalogue.whole();
     let notes = Notes {
         format: FORMAT,
         manifests: whole.iter().map(|g| g.record.manifest.clone()).collect(),
-        doubtful: durable.doubtful().iter().map(|g| g.manifest.generation).collect(),
+        doubtful: durable.catalogue.doubtful().iter().map(|g| g.manifest.generation).collect(),
     };
     let path = file(dir, &durable.config.name);
     let text = serde_json::to_vec(&notes).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;

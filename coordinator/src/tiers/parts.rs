@@ -14,10 +14,12 @@ use crate::nodes::table;
 use crate::{generations, Failure};
 use belay_image::files;
 use belay_image::manifest::{MANIFEST_FILE, MAX_BYTES};
+use belay_storage::catalogue::{record_key, Listed};
 use belay_storage::flush::{self, Control, Flushed};
 use belay_storage::StorageError;
+use belay_wire::Exit;
 use std::collections::btree_map::Entry;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Whether the generation in this directory, or an older one of the job, may have parts.
@@ -53,7 +55,7 @@ pub(crate) fn are_there(job: &Path, number: u64) -> Result<(), Failure> {
             })
         });
         if let Some(e) = missing {
-            return Err(named(Failure::new(belay_wire::Exit::Damaged, e.to_string())));
+            return Err(named(Failure::new(Exit::Damaged, e.to_string())));
         }
     }
     Ok(())
@@ -94,7 +96,7 @@ impl Durable {
 
     /// Which generations lack something at a part, as far as has been read.
     pub(super) fn compare_parts(&mut self) {
-        self.incomplete.clear();
+        let mut incomplete = BTreeMap::new();
         for g in &self.catalogue.generations {
             let number = g.manifest.generation;
             let is_there = |p: &&Part| {
@@ -105,23 +107,36 @@ impl Durable {
             };
             if let Some(p) = g.record.parts.iter().find(|p| !is_there(p)) {
                 let why = format!("not everything of part {} of generation {number} is there", p.tag);
-                self.incomplete.insert(g.key.clone(), why);
+                incomplete.insert(g.key.clone(), why);
             }
         }
+        self.catalogue.incomplete = incomplete;
     }
 
-    /// Removes what these parts hold of generations for which the root has no record; the bytes freed.
-    pub(super) fn prune(&mut self, d: &Description, tags: &BTreeSet<u64>) -> Result<u64, Failure> {
+    /// Removes the records that these parts hold of generations for which the root has none, but for manifests in `coming`.
+    fn forget(&mut self, d: &Description, tags: &BTreeSet<u64>, coming: &BTreeSet<Vec<u8>>) -> Result<(), Failure> {
         let numbers: BTreeSet<u64> = self.catalogue.generations.iter().map(|g| g.manifest.generation).collect();
         // A record that cannot be read may name any of them.
+        let all = self.catalogue.has_unreadable_records();
+        let keep = |g: &Listed| all || numbers.contains(&g.manifest.generation) || coming.contains(g.record.manifest.as_bytes());
+        for tag in tags {
+            let part = self.part(d, *tag)?;
+            part.read()?;
+            part.catalogue.forget(&*part.tier, &keep)?;
+        }
+        Ok(())
+    }
+
+    /// Removes what these parts hold of generations for which the root has no record, and what no record names; the bytes freed.
+    pub(super) fn prune(&mut self, d: &Description, tags: &BTreeSet<u64>) -> Result<u64, Failure> {
+        self.forget(d, tags, &BTreeSet::new())?;
         if self.catalogue.has_unreadable_records() {
             return Ok(0);
         }
         let mut freed = 0;
         for tag in tags {
             let part = self.part(d, *tag)?;
-            part.read()?;
-            freed += part.catalogue.keep_only(&*part.tier, &numbers)?;
+            freed += part.catalogue.collect(&*part.tier)?;
         }
         Ok(freed)
     }
@@ -138,7 +153,11 @@ impl Durable {
         self.read()?;
         let rows = of_generation(dir.path(), generation)?;
         let tags: BTreeSet<u64> = self.tags().into_iter().chain(rows.iter().map(|(tag, _)| *tag)).collect();
-        self.prune(d, &tags)?;
+        // What an interrupted flush has copied of this generation is used.
+        let text = |own: &Path| files::read(&own.join(MANIFEST_FILE), MAX_BYTES);
+        let coming = rows.iter().map(|(_, own)| text(own)).collect::<Result<BTreeSet<_>, _>>()?;
+        self.forget(d, &tags, &coming)?;
+        self.compare_parts();
         self.make_room(d, (generation, &options), &rows, &tags)?;
         // Room has been made, and older generations go when the root says so.
         let of_part = flush::Options {
@@ -152,7 +171,7 @@ impl Durable {
             let theirs = JobDir::open(&part_dir(dir.path(), *tag), Access::Own)?.description()?;
             let part = self.part(d, *tag)?;
             sum += part.copy(&theirs, (own, &of_part), &[], control).map_err(named)?;
-            let manifest = belay_image::checksum(&files::read(&own.join(MANIFEST_FILE), MAX_BYTES)?);
+            let manifest = belay_image::checksum(&text(own)?);
             parts.push(Part { tag: *tag, manifest });
         }
         let of_root = flush::Options {
@@ -160,6 +179,21 @@ impl Durable {
             ..options
         };
         sum += self.copy(d, (generation, &of_root), &parts, control)?;
+        // Another copy of the job directory may have flushed meanwhile, and removed what it does not know of.
+        self.read_parts(d)?;
+        let key = record_key(
+            belay_image::manifest::Manifest::read(generation)?.generation,
+            &text(generation)?,
+        );
+        if let Some(why) = self.catalogue.incomplete.get(&key) {
+            let why = format!(
+                "tier {}: {key}: {why}; does another job directory flush to it?",
+                self.config.name
+            );
+            self.tier.delete(&key)?;
+            self.tier.sync()?;
+            return Err(Failure::new(Exit::NotDurable, why));
+        }
         // The generation is durable whether that succeeds or not; the next flush tries again.
         if let Err(e) = self.prune(d, &tags) {
             tracing::warn!(tier = self.config.name, error = %e, "older generations of parts stay");
@@ -176,6 +210,7 @@ impl Durable {
         tags: &BTreeSet<u64>,
     ) -> Result<(), Failure> {
         let Some(capacity) = options.capacity else { return Ok(()) };
+        let mut pruned = false;
         loop {
             let mut used = self.catalogue.bytes;
             let mut bytes = flush::lacking(generation, &self.catalogue)?;
@@ -187,6 +222,10 @@ impl Durable {
             }
             if used + bytes <= capacity {
                 return Ok(());
+            }
+            if !std::mem::replace(&mut pruned, true) {
+                self.prune(d, tags)?;
+                continue;
             }
             let keep = self.catalogue.whole().len().saturating_sub(1);
             if keep == 0 {
