@@ -260,10 +260,12 @@ pub struct Plan {
     pub hold: u32,
     /// Signal by which the process stops itself at the end (it was stopped by job control), 0 for none.
     pub stop_signal: i32,
-    /// Threads that exist already and come into the area by themselves; nothing is unmapped before all have.
+    /// Tasks that exist already, share the memory, and come into the restorer by themselves; nothing is unmapped before all have.
     pub arrivals: u32,
-    /// Padding.
-    pub pad: u32,
+    /// 1 when the memory is that of another process, which makes it.
+    pub guest: u32,
+    /// Address of the [`Slot`] of the process that makes the memory: there the tasks that share it arrive, and learn that it is there.
+    pub first: u64,
 }
 
 /// `Slot::state`: the process has failed; `Slot::step` and so on say how.
@@ -295,9 +297,9 @@ pub struct Slot {
     pub errno: AtomicI32,
     /// Threads that have parked.
     pub parked: AtomicU32,
-    /// Threads that existed already and have come into the area.
+    /// Tasks that existed already and have come into the restorer.
     pub arrived: AtomicU32,
-    /// 1 when the pages are there: those threads go on.
+    /// 1 when the memory is there: those tasks go on.
     pub filled: AtomicU32,
     /// Next entry of `Plan::fills` to be read.
     pub next_fill: AtomicU32,

@@ -290,18 +290,20 @@ impl Entry {
     }
 }
 
-/// Lets the main thread of every process begin an operation as `prepare` says, waits for the end of all that began, and lets `collect` read each one's result. An
+/// Lets the main thread of every process that `who` names begin an operation as `prepare` says (areas are those of the named ones), waits for the end of all that began, and lets `collect` read each one's result. An
 /// operation that began is always waited for, whatever has failed meanwhile: a thread taken out of the middle of one would leave its process with a
 /// stray child or without an attribute. Returns the first failure.
 fn in_all(
     job: &mut Suspended,
     areas: &[Area],
+    who: impl Fn(&Process) -> bool,
     mut prepare: impl FnMut(usize, &Process, &Area) -> Result<Entry, CaptureError>,
     mut collect: impl FnMut(&mut Process, &Area) -> Result<(), CaptureError>,
 ) -> Result<(), CaptureError> {
     let mut began = Vec::new();
     let mut failed = None;
-    for (i, (process, area)) in job.processes.iter_mut().zip(areas).enumerate() {
+    let named = |process: &&mut Process| who(process);
+    for (i, (process, area)) in job.processes.iter_mut().filter(named).zip(areas).enumerate() {
         let entry = prepare(i, process, area);
         match entry.and_then(|entry| entry.begin(&mut process.tasks[0]).map(|()| entry)) {
             Ok(entry) => began.push(entry),
@@ -311,7 +313,7 @@ fn in_all(
             }
         }
     }
-    for ((process, area), entry) in job.processes.iter_mut().zip(areas).zip(began) {
+    for ((process, area), entry) in job.processes.iter_mut().filter(named).zip(areas).zip(began) {
         if let Err(e) = entry.end(&mut process.tasks[0]).and_then(|()| collect(process, area)) {
             failed.get_or_insert(e);
         }
@@ -382,6 +384,7 @@ pub(crate) fn collect_processes(
     in_all(
         job,
         areas,
+        |_| true,
         |i, process, area| {
             let ids = &timers[i];
             let mut table = area.get::<ProcessTable>(area.process_table)?;
@@ -418,7 +421,7 @@ pub(crate) struct Made {
     pub(crate) uffd: Option<i32>,
 }
 
-/// Makes a snapshot child of every process; `controls` are the agent's descriptors of their control memories and the inode numbers of these. `want_uffd` says whose child shall bring a userfaultfd. Returns for each process its child or
+/// Makes a snapshot child of every process with memory of its own, whose `areas` and so on these are; `controls` are the agent's descriptors of their control memories and the inode numbers of these. `want_uffd` says whose child shall bring a userfaultfd. Returns for each process its child or
 /// the error number that prevented it.
 pub(crate) fn snapshot(
     job: &mut Suspended,
@@ -432,6 +435,7 @@ pub(crate) fn snapshot(
     in_all(
         job,
         areas,
+        |process| process.guest.is_none(),
         |i, process, area| {
             let mut ranges = [[0; 2]; MAX_LEFT_OUT];
             for (slot, range) in ranges.iter_mut().zip(&left_out[i]) {

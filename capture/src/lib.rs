@@ -19,6 +19,7 @@ mod reaper;
 mod remote;
 mod rescue;
 mod rings;
+mod sharing;
 mod signals;
 mod snapshot;
 mod suspend;
@@ -275,6 +276,7 @@ fn take(
     let (seen, mut drafts) = (seen?, drafts?);
     process::check_supported(&job, &drafts, options.led)?;
     rings::check(&drafts)?;
+    sharing::find(&mut job.processes, &drafts)?;
     let areas = job
         .processes
         .iter_mut()
@@ -290,12 +292,15 @@ fn take(
         live.chain(ended.map(Ok)).collect::<Result<Vec<_>, _>>()
     })?;
     for (at, ((process, draft), area)) in processes.iter_mut().zip(&drafts).zip(&areas).enumerate() {
-        process.rings = rings::settle(&mut job, at, area, draft)?;
+        // Those of memory that several processes share are told once.
+        if job.processes[at].guest.is_none() {
+            process.rings = rings::settle(&mut job, at, area, draft)?;
+        }
     }
 
     clock.enter(Phase::Drain);
     let views = drafts.iter().zip(&job.processes).zip(&seen);
-    let views = views.map(|((draft, process), seen)| draft.view(threads::apart(process, seen)));
+    let views = views.map(|((draft, process), seen)| draft.view(threads::apart(process, seen), process.guest.is_none()));
     let views = views.collect::<Result<Vec<_>, _>>()?;
     let descriptors = belay_plugins::capture(belay_plugins::CaptureEnv {
         processes: &views,
@@ -312,6 +317,13 @@ fn take(
     .map_err(CaptureError::Refused)?;
 
     clock.enter(Phase::Snapshot);
+    // From here on, one process of those that share their memory stands for it.
+    let own = drafts
+        .into_iter()
+        .zip(areas)
+        .zip(&job.processes)
+        .filter(|(_, p)| p.guest.is_none());
+    let (drafts, areas): (Vec<_>, Vec<_>) = own.map(|(own, _)| own).unzip();
     let (plan, gauges) = headroom::Plan::make(&drafts, session, options.hold)?;
     plan.apply(session);
     let children = snapshot::take(&mut job, &areas, &drafts, (session, tracking), &plan)?;
@@ -409,6 +421,9 @@ impl Snapshot {
                 p.vmas = vmas;
                 p.exe_identity = identities.of(&p.exe);
             }
+        }
+        for p in self.job.processes.iter_mut().filter(|p| p.shares_mm_with != 0) {
+            p.exe_identity = identities.of(&p.exe);
         }
         session.compact()?;
         session.seal()?;

@@ -57,13 +57,18 @@ impl Draft {
         })
     }
 
+    /// Whether it has rings of native asynchronous I/O.
+    pub(crate) fn has_rings(&self) -> bool {
+        self.maps.iter().any(memory::is_ring)
+    }
+
     /// Identifiers of the POSIX timers.
     pub(crate) fn timer_ids(&self) -> Vec<i32> {
         self.timers.iter().map(|t| t.id).collect()
     }
 
-    /// The process as the plugins see it; `apart` are threads of it that have another descriptor table.
-    pub(crate) fn view(&self, apart: Vec<i32>) -> Result<ProcessView, CaptureError> {
+    /// The process as the plugins see it; `apart` are threads of it that have another descriptor table, `own` says that its memory is not another's, which tells the mappings.
+    pub(crate) fn view(&self, apart: Vec<i32>, own: bool) -> Result<ProcessView, CaptureError> {
         let pidfd = if self.task == self.pid {
             pidfd::open(self.pid)
         } else {
@@ -76,7 +81,11 @@ impl Draft {
             task: self.task,
             pidfd,
             apart,
-            shared: memory::shared_mappings(&self.maps),
+            shared: if own {
+                memory::shared_mappings(&self.maps)
+            } else {
+                Vec::new()
+            },
         })
     }
 
@@ -159,7 +168,8 @@ impl Draft {
             }),
             posix_timers: self.timers.clone(),
             membarrier: table.membarrier.max(0).unsigned_abs(),
-            shares_mm_with: 0,
+            shares_mm_with: process.guest.map_or(0, |g| g.first),
+            shares_handlers: process.guest.is_some_and(|g| g.handlers),
             shares_fs_with: if shares(process, kcmp::Object::Fs) { process.ppid } else { 0 },
             mm: model::Mm {
                 start_code: s.start_code,
@@ -209,13 +219,6 @@ pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft], led: bool) -> R
                 process.ppid
             );
             refuse(pid, &draft.stat.comm, &reason);
-        }
-        if shares(process, kcmp::Object::Vm) {
-            refuse(
-                pid,
-                &draft.stat.comm,
-                &format!("shares its memory with process {} (CLONE_VM)", process.ppid),
-            );
         }
         let ours = led && draft.status.list("Seccomp_filters") == [1];
         if draft.status.text("Seccomp").is_some_and(|s| s != "0") && !ours {
@@ -292,6 +295,7 @@ pub(crate) fn zombie(z: Zombie) -> Option<model::Process> {
         posix_timers: Vec::new(),
         membarrier: 0,
         shares_mm_with: 0,
+        shares_handlers: false,
         shares_fs_with: 0,
         mm: model::Mm::default(),
         vmas: Vec::new(),

@@ -49,10 +49,15 @@ impl Gate {
                 .chain(executable.iter().filter(|m| !is_libc(m)))
         };
         let main = &process.tasks[0];
-        let place = maps.iter().find(|m| m.name == "[stack]").map(|m| m.start).filter(|low| {
+        // Processes that share their memory have places beside each other.
+        let bytes = frame::bytes(main.xstate.len()).next_multiple_of(64) as u64;
+        let offset = bytes * process.guest.map_or(0, |g| g.place);
+        let low = maps.iter().find(|m| m.name == "[stack]").map(|m| m.start).filter(|low| {
             let room = low..&(low + MARGIN);
-            !process.tasks.iter().any(|t| room.contains(&&t.regs.rsp)) && main.regs.rsp > *low
+            let own = process.guest.is_some() || main.regs.rsp > *low;
+            !process.tasks.iter().any(|t| room.contains(&&t.regs.rsp)) && own && offset + bytes <= MARGIN
         });
+        let place = low.map(|low| low + offset);
         if let (Some(place), Some(gadget), Some(trampoline)) = (
             place,
             code().find_map(|m| find(memory, m, &SYSCALL_RET)),

@@ -3,6 +3,7 @@
 //! Dropping a [`Suspended`] puts everything back and lets the tasks go on.
 
 use crate::rescue::Gate;
+use crate::sharing::Guest;
 use crate::tracers::{Traced, Tracers};
 use crate::CaptureError;
 use belay_kernel::proc;
@@ -59,6 +60,8 @@ pub(crate) struct Process {
     pub(crate) subreaper: bool,
     /// How its main thread issues system calls for the agent.
     pub(crate) gate: Option<Gate>,
+    /// Its memory is another's.
+    pub(crate) guest: Option<Guest>,
 }
 
 /// A process that has ended and was not waited for.
@@ -246,6 +249,7 @@ impl Process {
             area: None,
             subreaper: false,
             gate: None,
+            guest: None,
         }
     }
 

@@ -123,6 +123,10 @@ fn job(data: &[u8]) {
 fn descriptors(data: &[u8]) {
     if let Ok(d) = serde_json::from_slice::<Descriptors>(data) {
         d.restores(Path::new("/tmp/x"));
+        // The processes of the corpus, and two threads of the first.
+        let threads = [3866, 3867, 3868, 3869].map(|pid| (pid, pid));
+        let threads = threads.into_iter().chain([(4866, 3866), (4867, 3866)]).collect();
+        drop(d.check_tables(&threads));
         assert!(d.of_ipc_namespace().is_none_or(|what| !what.is_empty()));
     }
 }

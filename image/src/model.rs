@@ -103,8 +103,12 @@ pub struct Process {
     pub posix_timers: Vec<PosixTimer>,
     /// `membarrier` registrations (bit mask of commands, as returned by MEMBARRIER_CMD_GET_REGISTRATIONS).
     pub membarrier: u32,
-    /// Process identifier whose address space this process shares (CLONE_VM without CLONE_THREAD); 0 for its own.
+    /// Process whose address space this process shares (CLONE_VM without CLONE_THREAD); 0 for its own. That one is the first of the group: its parent is none of those who share.
+    /// Mappings, rings and pages are in its description alone.
     pub shares_mm_with: i32,
+    /// The process shares its signal dispositions too (CLONE_SIGHAND): with its parent, or where that does not share the memory, with the first of the group.
+    #[serde(default)]
+    pub shares_handlers: bool,
     /// The parent, where this process shares its working directory, root and file mode creation mask (CLONE_FS); 0 for its own.
     #[serde(default)]
     pub shares_fs_with: i32,

@@ -154,6 +154,14 @@ fn process_text(p: &Process) -> String {
         return out;
     }
     let _ = writeln!(out, "  executable {}\n  directory  {}", p.exe, p.cwd);
+    if p.shares_mm_with != 0 {
+        let handlers = if p.shares_handlers {
+            ", and shares signal handlers"
+        } else {
+            ""
+        };
+        let _ = writeln!(out, "  memory     that of process {}{handlers}", p.shares_mm_with);
+    }
     let lengths = p.vmas.iter().map(|v| v.end.saturating_sub(v.start));
     let mapped = lengths.fold(0u64, u64::saturating_add);
     let _ = writeln!(

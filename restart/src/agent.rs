@@ -82,6 +82,7 @@ pub(crate) fn restart(
         chunks: &chunks,
         blob,
         tree: &tree,
+        processes: &job.processes,
         hold: must_hold(&job, &rebuilder),
         stopped: &stopped,
         rebuilder,
@@ -195,10 +196,13 @@ fn is_stopped(tree: &Tree, job: &Job, slot: usize) -> bool {
 }
 
 /// Whether processes must wait for each other before they finish: timers that would run while another process is still being read, descriptor tables
-/// that two of them use, parents of stopped processes.
+/// or memory that two of them use, parents of stopped processes.
 fn must_hold(job: &Job, rebuilder: &Rebuilder) -> bool {
     let timers = |p: &Process| !p.posix_timers.is_empty() || p.itimers.iter().any(|t| t.value_us != 0);
-    let needs = |p: &Process| timers(p) || rebuilder.table_owner(p.pid) != p.pid || matches!(p.state, ProcessState::Stopped(_));
+    // The memory of those that share it is called private as long as one of them changes what it may do.
+    let needs = |p: &Process| {
+        timers(p) || tree::shares_memory(p) || rebuilder.table_owner(p.pid) != p.pid || matches!(p.state, ProcessState::Stopped(_))
+    };
     job.processes.len() > 1 && job.processes.iter().any(needs)
 }
 

@@ -1,12 +1,12 @@
-//! Tasks that share the memory of a process while that still runs ordinary code: threads whose descriptor table is not that of their process. Laying out a table takes ordinary code, and
-//! the descriptors it is laid out from are there before the process has laid out its own.
+//! Tasks that share the memory of a process while that still runs ordinary code: threads whose descriptor table is not that of their process, and processes that share their memory with
+//! it. Laying out a table takes ordinary code, and the descriptors it is laid out from are there before the process has laid out its own.
 //!
 //! ```text
 //! process     make ───────────────► work ─────────► own descriptors ... ───► leave (names the place) ─► restorer
 //! companion   waits                 lays out        waits                    jumps to the restorer, as a thread
 //! ```
-//! libc knows nothing of a companion: it runs with the thread-local storage of the process's own thread. So only one of the two runs ordinary code at a time; the other
-//! waits in [`wait_while`], which touches nothing of libc's.
+//! libc knows nothing of such a task: it runs with the thread-local storage of the process's own thread. So only one of those that share memory runs ordinary code at a time; the others
+//! wait in [`wait_while`], which touches nothing of libc's. A process takes its *turn* for all that it does but wait for others ([`let_others`]); a companion works in its process's turn.
 
 use crate::arch;
 use crate::sys;
@@ -17,12 +17,40 @@ use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A thread that shares all with its process but the descriptor table.
-const THREAD: u64 = (libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_SYSVSEM) as u64;
-const STACK_BYTES: usize = 1 << 20;
+const THREAD: u64 = (libc::CLONE_FS | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_SYSVSEM) as u64;
+const STACK_BYTES: usize = 4 << 20;
 
 const WAITS: u32 = 0;
 const WORKS: u32 = 1;
 const LEAVES: u32 = 2;
+
+/// Whether it is somebody's turn, in this address space: a copy of it begins with the turn of the one that made it.
+static TURN: AtomicU32 = AtomicU32::new(TAKEN);
+const FREE: u32 = 0;
+const TAKEN: u32 = 1;
+
+/// Waits, by `wait`, while others that share the memory have their turns. `wait` must touch nothing of libc's.
+pub(crate) fn let_others(wait: impl FnOnce()) {
+    give_turn();
+    wait();
+    take_turn();
+}
+
+/// Ends the caller's turn.
+pub(crate) fn give_turn() {
+    TURN.store(FREE, Ordering::Release);
+    wake(&TURN);
+}
+
+/// Waits for a turn.
+pub(crate) fn take_turn() {
+    while TURN
+        .compare_exchange(FREE, TAKEN, Ordering::AcqRel, Ordering::Acquire)
+        .is_err()
+    {
+        wait_while(&TURN, TAKEN);
+    }
+}
 
 /// Where it goes in the end: entry of the restorer, address of the plan, address of the thread's plan, end of its stack there.
 pub(crate) type Place = [u64; 4];
@@ -39,7 +67,6 @@ pub(crate) struct Companion {
 impl Companion {
     /// Makes thread `tid` of the calling process, with a copy of its descriptor table.
     pub(crate) fn make(tid: i32) -> io::Result<&'static Self> {
-        let stack = sys::stack(STACK_BYTES)?;
         // Never freed: the restorer unmaps all this.
         let own: &'static Self = Box::leak(Box::new(Self {
             tid,
@@ -47,16 +74,8 @@ impl Companion {
             work: UnsafeCell::new(None),
             place: [const { AtomicU64::new(0) }; 4],
         }));
-        let args = CloneArgs {
-            flags: THREAD,
-            stack,
-            stack_size: STACK_BYTES as u64,
-            set_tid: (&raw const tid) as u64,
-            set_tid_size: 1,
-            ..CloneArgs::default()
-        };
-        // SAFETY: the stack is new; `life` never returns; `own` lives for ever.
-        sys::raw(unsafe { task::spawn(&args, life, (&raw const *own) as usize) })?;
+        // SAFETY: `life` never returns; `own` lives for ever.
+        unsafe { spawn(THREAD, 0, tid, life, (&raw const *own) as usize) }?;
         Ok(own)
     }
 
@@ -80,6 +99,30 @@ impl Companion {
         self.state.store(state, Ordering::Release);
         wake(&self.state);
     }
+}
+
+/// Makes task `tid`, which shares the caller's memory and whatever else `flags` say, and runs `entry(arg)`.
+///
+/// # Safety
+/// `entry` never returns, and may use `arg`.
+pub(crate) unsafe fn spawn(
+    flags: u64,
+    exit_signal: i32,
+    tid: i32,
+    entry: extern "C" fn(usize) -> !,
+    arg: usize,
+) -> io::Result<i32> {
+    let args = CloneArgs {
+        flags: flags | libc::CLONE_VM as u64,
+        exit_signal: exit_signal as u64,
+        stack: sys::stack(STACK_BYTES)?,
+        stack_size: STACK_BYTES as u64,
+        set_tid: (&raw const tid) as u64,
+        set_tid_size: 1,
+        ..CloneArgs::default()
+    };
+    // SAFETY: the stack is new; the caller vouches for the rest.
+    sys::raw(unsafe { task::spawn(&args, entry, arg) }).map(|pid| pid as i32)
 }
 
 /// The life of a companion.

@@ -1,5 +1,6 @@
 //! The memory that the agent shares with all processes being restored: the stage they may enter, and a slot per process for what it reports.
 
+use crate::companion;
 use crate::fail::{Outcome, RestartError};
 use crate::sys;
 use belay_abi::restore::{Control, Slot, STAGE_ABORT, STATE_FAILED, TEXT_BYTES};
@@ -101,18 +102,18 @@ impl Shared {
 
     /// In a process: waits until the agent lets stage `stage` begin; ends the process when the restart has failed.
     pub(crate) fn await_stage(&self, stage: u32) {
-        loop {
+        companion::let_others(|| loop {
             match self.control().stage.load(Ordering::Acquire) {
                 STAGE_ABORT => sys::exit_now(127),
                 now if now >= stage => return,
                 now => sys::futex_wait(&self.control().stage, now, 1000),
             }
-        }
+        });
     }
 
     /// In a process: waits until process `i` has reached `state`; ends the process when the restart has failed.
     pub(crate) fn await_slot(&self, i: usize, state: u32) {
-        loop {
+        companion::let_others(|| loop {
             let seen = self.control().reports.load(Ordering::Acquire);
             let now = self.slot(i).state.load(Ordering::Acquire);
             if now == STATE_FAILED || self.control().stage.load(Ordering::Acquire) == STAGE_ABORT {
@@ -122,7 +123,7 @@ impl Shared {
                 return;
             }
             sys::futex_wait(&self.control().reports, seen, 1000);
-        }
+        });
     }
 
     /// In the agent: lets stage `stage` begin.

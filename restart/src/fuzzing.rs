@@ -39,6 +39,7 @@ pub fn decide(job: &Job, extents: &[Extent]) {
                 vmas: &p.vmas,
                 fills: pieces.iter().map(fill).collect(),
                 area: base..base + (1 << 20),
+                others: Vec::new(),
                 scratch: base,
                 specials: Vec::new(),
                 lazy,

@@ -47,6 +47,8 @@ pub(crate) struct Input<'a> {
     pub(crate) fills: Vec<Fill>,
     /// The restorer's area, which stays.
     pub(crate) area: Range,
+    /// The areas of processes that share the memory, which stay too.
+    pub(crate) others: Vec<Range>,
     /// Room in the area for the kernel's pages while everything else is unmapped.
     pub(crate) scratch: u64,
     pub(crate) specials: Vec<Special>,
@@ -122,9 +124,12 @@ fn clear(input: &Input<'_>, p: &mut MemoryPlan) {
         p.before.push(call(Step::Vdso, i, nr::MREMAP, &args));
         at += bytes;
     }
-    p.before.push(call(Step::Clear, 0, nr::MUNMAP, &[0, input.area.start]));
-    let above = TASK_SIZE - input.area.end;
-    p.before.push(call(Step::Clear, 1, nr::MUNMAP, &[input.area.end, above]));
+    let mut kept = input.others.clone();
+    kept.push(input.area.clone());
+    kept.sort_by_key(|r| r.start);
+    for (i, r) in uncovered(0..TASK_SIZE, &kept).iter().enumerate() {
+        p.before.push(call(Step::Clear, i, nr::MUNMAP, &[r.start, r.end - r.start]));
+    }
 }
 
 /// Moves the kernel's pages to the saved addresses.

@@ -17,9 +17,30 @@ const SIGNALS: i32 = 64;
 
 /// Checks `job`; what is wrong with it.
 pub(crate) fn check(job: &Job) -> Result<(), String> {
-    job.processes
-        .iter()
-        .try_for_each(|p| process(p).map_err(|what| format!("process {}: {what}", p.pid)))
+    job.processes.iter().try_for_each(|p| {
+        let checked = process(p).and_then(|()| guest(p, &job.processes));
+        checked.map_err(|what| format!("process {}: {what}", p.pid))
+    })
+}
+
+/// A process that shares the memory of another has none of its own.
+pub(crate) fn guest(p: &Process, all: &[Process]) -> Result<(), String> {
+    if p.shares_mm_with == 0 {
+        return if p.shares_handlers {
+            Err("shares signal dispositions, but no memory".into())
+        } else {
+            Ok(())
+        };
+    }
+    let first = all.iter().find(|q| q.pid == p.shares_mm_with);
+    if !is_live(p) || first.is_none_or(|first| !is_live(first) || first.shares_mm_with != 0 || first.pid == p.pid) {
+        return Err(format!("shares the memory of process {}, which has none", p.shares_mm_with));
+    }
+    if p.vmas.is_empty() && p.rings.is_empty() {
+        Ok(())
+    } else {
+        Err("has memory of its own, and shares another's".into())
+    }
 }
 
 /// The process of each task of the job.

@@ -1,13 +1,14 @@
 //! One process becomes the restored one: descriptors and settings in ordinary code, then the plan for the restorer, then the jump.
 
 use crate::arena::Arena;
+use crate::companion;
 use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
 use crate::layout::{find_gap, pages_up, Range, TASK_SIZE};
 use crate::memory::{self, Special};
-use crate::spawn::{Companions, INSTALLED};
+use crate::spawn::{Companions, INSTALLED, LOADED};
 use crate::state::{self, Own};
-use crate::tree::Tree;
+use crate::tree::{self, Tree};
 use crate::{arch, sys};
 use belay_abi::aio::RingPlan;
 use belay_abi::restore::{Fill, Helper, Plan, ThreadPlan, FILL_STACK_BYTES, MAX_HELPERS, PLAN_MAGIC, STACK_BYTES};
@@ -46,6 +47,7 @@ pub(crate) struct Context<'a> {
     pub(crate) rebuilder: Rebuilder,
     pub(crate) shared: &'a Shared,
     pub(crate) tree: &'a Tree,
+    pub(crate) processes: &'a [Process],
     /// PIDs of processes stopped by job control, by their parent's.
     pub(crate) stopped: &'a HashMap<i32, Vec<i32>>,
     /// Processes wait for each other before their timers start.
@@ -64,6 +66,35 @@ impl Context<'_> {
         let owner = self.rebuilder.table_owner(pid);
         let slot = self.tree.nodes.iter().position(|n| n.pid == owner);
         slot.filter(|_| owner != pid)
+    }
+
+    /// The process whose memory `p` has: itself, or the first of those that share it.
+    fn first<'p>(&'p self, p: &'p Process) -> &'p Process {
+        let found = self.processes.iter().find(|q| q.pid == p.shares_mm_with);
+        found.filter(|_| tree::shares_memory(p)).unwrap_or(p)
+    }
+
+    /// The processes that share the memory of `p`.
+    fn guests<'p>(&'p self, p: &'p Process) -> impl Iterator<Item = &'p Process> {
+        self.processes
+            .iter()
+            .filter(|q| tree::shares_memory(q) && q.shares_mm_with == p.pid)
+    }
+
+    /// The area of the process with slot `slot`, once it is loaded.
+    fn area(&self, slot: usize) -> Range {
+        let [start, end, _] = self.shared.slot(slot).area.each_ref().map(|a| a.load(Ordering::Acquire));
+        start..end
+    }
+
+    fn slot_of(&self, p: &Process) -> usize {
+        self.tree.nodes.iter().position(|n| n.pid == p.pid).unwrap_or(0)
+    }
+
+    /// Threads of `p` that exist before its restorer runs.
+    fn companions<'p>(&'p self, p: &'p Process) -> impl Iterator<Item = &'p Thread> {
+        let exists = |t: &&Thread| self.rebuilder.thread_table(p.pid, t.tid) == Some(t.tid);
+        p.threads.iter().filter(exists)
     }
 }
 
@@ -88,6 +119,8 @@ pub(crate) fn become_process(
     cx.rebuilder
         .install_late(p.pid)
         .map_err(|e| RestartError::at(at("descriptors"), e))?;
+    let others: Vec<usize> = cx.guests(p).map(|g| cx.slot_of(g)).collect();
+    others.iter().for_each(|guest| cx.shared.await_slot(*guest, LOADED)); // their areas must stay
     let sizes = measure(cx, p, helpers.len())?;
     let Prepared {
         plan,
@@ -96,7 +129,9 @@ pub(crate) fn become_process(
         area,
     } = prepare(cx, slot, p, helpers, &files, &sizes)?;
     load(cx, &area, &bytes).map_err(|e| RestartError::at(at("place the restorer"), e))?;
-    arch::unregister_rseq().map_err(|e| RestartError::at(at("unregister rseq"), e))?;
+    if !cx.tree.is_below_guest(slot, cx.processes) {
+        arch::unregister_rseq().map_err(|e| RestartError::at(at("unregister rseq"), e))?;
+    }
     for (word, value) in cx.shared.slot(slot).area.iter().zip([area.base, area.end, plan]) {
         word.store(value, Ordering::Relaxed);
     }
@@ -108,6 +143,8 @@ pub(crate) fn become_process(
         let stack = area.thread_stacks(helpers.len()) + STACK_BYTES * (index + 1);
         c.leave([area.base + cx.blob.entry(), plan, thread, stack]);
     }
+    cx.shared.report(slot, LOADED);
+    companion::give_turn();
     // SAFETY: the area holds the restorer and its tables; nothing of this program is needed again.
     unsafe { arch::jump(area.base + cx.blob.entry(), [plan, 0], area.end) }
 }
@@ -152,6 +189,7 @@ fn open_files(cx: &Context<'_>, p: &Process) -> Outcome<Files> {
         }
     }
     let exe = match std::fs::File::open(&p.exe) {
+        _ if tree::shares_memory(p) => None, // it belongs to the memory
         Ok(f) => Some(high(f.as_raw_fd())?),
         Err(_) => None, // /proc/PID/exe then shows belay; the program's own pages are checked and mapped elsewhere
     };
@@ -176,6 +214,13 @@ fn install(cx: &Context<'_>, p: &Process, files: &Files) -> Outcome<()> {
 
 /// Settings that the process makes in ordinary code.
 fn settings(p: &Process) -> Outcome<()> {
+    if p.shares_handlers {
+        // The one whose dispositions these are does this for itself alone: what the restart itself caused is discarded.
+        for action in [libc::SIG_IGN, libc::SIG_DFL] {
+            // SAFETY: neither is a handler.
+            unsafe { libc::signal(libc::SIGCHLD, action) };
+        }
+    }
     let at = |what: &str, e: std::io::Error| RestartError::at(format!("process {} ({})", p.pid, p.comm), format!("{what}: {e}"));
     // One that had been deleted exists for the time of the rebuild, under the name it had.
     let deleted = p
@@ -194,12 +239,13 @@ fn settings(p: &Process) -> Outcome<()> {
 
 /// What the area must keep clear of, and the sizes of its parts.
 fn measure(cx: &Context<'_>, p: &Process, helpers: usize) -> Outcome<AreaSizes> {
+    let first = cx.first(p);
     let scratch: u64 = cx.specials.iter().map(|s| s.range.end - s.range.start).sum();
     let stacks = FILL_STACK_BYTES * (1 + helpers as u64) + STACK_BYTES * p.threads.len() as u64;
     let mine = std::process::id().cast_signed();
     let maps = belay_kernel::proc::maps(mine).map_err(|e| RestartError::at(format!("process {}", p.pid), e))?;
     let mut taken: Vec<Range> = maps.iter().map(|m| m.start..m.end).collect();
-    for v in &p.vmas {
+    for v in &first.vmas {
         taken.push(v.start..v.end);
         if let VmaKind::SysvShm { shmid, offset, .. } = &v.kind {
             let base = v.start.wrapping_sub(*offset);
@@ -290,6 +336,7 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
         vmas: &p.vmas,
         fills,
         area: area.base..area.end,
+        others: cx.guests(p).map(|g| cx.area(cx.slot_of(g))).collect(),
         scratch: area.scratch,
         specials: cx.specials.clone(),
         lazy: cx.lazy,
@@ -297,13 +344,21 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
         shared_fd: &|object, may_write| cx.rebuilder.shared_fd(object, may_write),
         segment_bytes: &segment_bytes,
     };
-    let memory = memory::plan(input, &mut arena).map_err(|e| at(&e))?;
+    let guest = tree::shares_memory(p);
+    let mut memory = match guest {
+        false => memory::plan(input, &mut arena).map_err(|e| at(&e))?,
+        true => memory::MemoryPlan::default(),
+    };
     let rings = rings(p, &mut arena);
-    let mut after = memory.after;
-    state::layout(&p.mm, files.exe.as_ref().map(AsRawFd::as_raw_fd), &mut arena, &mut after);
-    state::membarrier(p.membarrier, &mut after);
+    let mut after = std::mem::take(&mut memory.after);
+    if !guest {
+        state::layout(&p.mm, files.exe.as_ref().map(AsRawFd::as_raw_fd), &mut arena, &mut after);
+        state::membarrier(p.membarrier, &mut after);
+    }
     state::process_early(p, &mut arena, &mut after);
-    state::sigactions(&p.sigactions, &mut arena, &mut after);
+    if !p.shares_handlers {
+        state::sigactions(&p.sigactions, &mut arena, &mut after);
+    }
     let mut last = Vec::new();
     if let Some(children) = cx.stopped.get(&p.pid) {
         state::forget_stops(p, children, &mut arena, &mut last);
@@ -316,7 +371,8 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
     let plan_at = arena.zeroed(size_of::<Plan>());
     let threads = threads(cx, p, area, helpers.len(), plan_at, &mut arena);
     let threads = arena.table(&threads);
-    let exist = |t: &&Thread| cx.rebuilder.thread_table(p.pid, t.tid) == Some(t.tid);
+    let companions = |p: &Process| cx.companions(p).count();
+    let arrivals = companions(p) + cx.guests(p).map(|g| 1 + companions(g)).sum::<usize>();
     let stop_signal = state::stop_signal(p);
     let mut plan = Plan {
         magic: PLAN_MAGIC,
@@ -332,7 +388,9 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
         last: arena.table(&last),
         hold: u32::from(cx.hold && stop_signal == 0),
         stop_signal,
-        arrivals: p.threads.iter().filter(exist).count() as u32,
+        arrivals: if guest { 0 } else { arrivals as u32 },
+        guest: u32::from(guest),
+        first: area.control + Shared::slot_offset(cx.slot_of(cx.first(p))),
         ..Plan::default()
     };
     for (i, (helper, tid)) in plan.helpers.iter_mut().zip(helpers).enumerate() {

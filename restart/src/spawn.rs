@@ -9,10 +9,10 @@
 //! stage 5  timers start, what only the restart needed is closed (in the restorer)
 //! ```
 
-use crate::companion::Companion;
+use crate::companion::{self, Companion};
 use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
-use crate::tree::{Node, NodeId, Role, Tree, AGENT};
+use crate::tree::{self, Node, NodeId, Role, Tree, AGENT};
 use crate::{lead, sys};
 use belay_image::model::{Process, ProcessState, Thread};
 use belay_plugins::Rebuilder;
@@ -30,6 +30,9 @@ pub(crate) const SETTLED: u32 = 4;
 
 /// Slot state: its descriptors are in place.
 pub(crate) const INSTALLED: u32 = 5;
+
+/// Slot state: its restorer and tables are in place.
+pub(crate) const LOADED: u32 = 6;
 
 /// The threads of a process that exist before its memory does.
 pub(crate) type Companions = Vec<&'static Companion>;
@@ -67,12 +70,16 @@ impl Forest<'_> {
             } else {
                 (0, node.exit_signal)
             };
-            if parent.pid == self.rebuilder.table_owner(node.pid) {
+            if self.rebuilder.table_owner(parent.pid) == self.rebuilder.table_owner(node.pid) {
                 flags |= libc::CLONE_FILES;
             }
             let shares = |i: usize| self.processes[i].shares_fs_with == parent.pid;
             if matches!(node.role, Role::Process(i) if !node.sibling && shares(i)) {
                 flags |= libc::CLONE_FS;
+            }
+            if let Some(p) = self.guest(node) {
+                self.make_guest(*id, flags, signal, p)?;
+                continue;
             }
             // SAFETY: the agent and its forks have one thread each.
             let pid = unsafe { sys::fork(flags as u64, signal, node.pid) }.map_err(|e| self.cannot_make(node, &e))?;
@@ -84,6 +91,21 @@ impl Forest<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The process of `node`, where it shares its maker's memory.
+    fn guest(&self, node: &Node) -> Option<&Process> {
+        let Role::Process(i) = node.role else { return None };
+        self.processes.get(i).filter(|p| tree::shares_memory(p))
+    }
+
+    fn make_guest(&self, id: NodeId, flags: i32, signal: i32, p: &Process) -> Outcome<()> {
+        let handlers = if p.shares_handlers { libc::CLONE_SIGHAND } else { 0 };
+        // Never freed: the restorer unmaps it.
+        let birth = Box::into_raw(Box::new(Birth { forest: self, id }));
+        // SAFETY: `live` never returns; forest and box live as long as this program, which the maker of the memory leaves last.
+        let made = unsafe { companion::spawn((flags | handlers) as u64, signal, p.pid, be_born, birth as usize) };
+        made.map(drop).map_err(|e| self.cannot_make(&self.tree.nodes[id], &e))
     }
 
     fn cannot_make(&self, node: &Node, e: &std::io::Error) -> RestartError {
@@ -193,6 +215,21 @@ impl Forest<'_> {
         }
         Ok(())
     }
+}
+
+/// What a process that shares its maker's memory needs to begin.
+struct Birth<'a> {
+    forest: *const Forest<'a>,
+    id: NodeId,
+}
+
+extern "C" fn be_born(birth: usize) -> ! {
+    companion::take_turn();
+    // SAFETY: `make_guest` passes the address of one that lives for ever.
+    let birth = unsafe { &*(birth as *const Birth<'_>) };
+    // SAFETY: the forest is on the stack of the agent's fork that made this one, which never returns from there.
+    let forest = unsafe { &*birth.forest };
+    forest.live(birth.id)
 }
 
 /// Ends with the wait status that the zombie has.

@@ -78,14 +78,14 @@ pub(crate) fn wait(pid: i32, options: libc::c_int) -> io::Result<(i32, i32)> {
     }
 }
 
-/// Waits while `word` is `value`, at most `timeout_ms`.
+/// Waits while `word` is `value`, at most `timeout_ms`. Nothing of libc's is touched.
 pub(crate) fn futex_wait(word: &AtomicU32, value: u32, timeout_ms: i64) {
     let t = libc::timespec {
         tv_sec: timeout_ms / 1000,
         tv_nsec: (timeout_ms % 1000) * 1_000_000,
     };
     // SAFETY: the word and the timeout are live; every result means: look again.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const t) };
+    unsafe { belay_abi::syscall!(libc::SYS_futex as usize, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const t) };
 }
 
 /// Wakes all waiters of `word` in all processes.

@@ -70,8 +70,25 @@ pub(crate) enum TreeError {
     Session { pid: i32, ppid: i32, sid: i32 },
     #[error("process {pid}: identifier used twice, or 1, or not positive")]
     Identifier { pid: i32 },
+    #[error("process {pid}: it shares its memory with process {first}, which no order of fork and setsid lets make it")]
+    Memory { pid: i32, first: i32 },
     #[error("no identifier below {pid_max} is left for a temporary process")]
     Full { pid_max: i32 },
+}
+
+impl Tree {
+    /// Whether node `id` or one that it descends from shares its maker's memory. What the C library registers with the kernel for its threads is lost there, and below.
+    pub(crate) fn is_below_guest(&self, id: NodeId, processes: &[Process]) -> bool {
+        let mut at = id;
+        while at != AGENT {
+            let Some(node) = self.nodes.get(at) else { return false };
+            if matches!(node.role, Role::Process(i) if processes.get(i).is_some_and(shares_memory)) {
+                return true;
+            }
+            at = node.creator;
+        }
+        false
+    }
 }
 
 /// Plans the tree of `processes` below `agent`. `helpers` unused identifiers are set aside as well. Those in `taken` belong to others.
@@ -91,6 +108,7 @@ pub(crate) fn plan(
         p.place(i)?;
     }
     p.group_leaders()?;
+    p.check_makers()?;
     let helper_tids = (0..helpers).map(|_| p.unused()).collect::<Result<_, _>>()?;
     let max_pid = p.max_pid;
     Ok(Tree {
@@ -98,6 +116,15 @@ pub(crate) fn plan(
         helper_tids,
         max_pid,
     })
+}
+
+/// The first of those that share memory with `p`.
+fn group(p: &Process) -> i32 {
+    if p.shares_mm_with == 0 {
+        p.pid
+    } else {
+        p.shares_mm_with
+    }
 }
 
 struct Planner<'a> {
@@ -273,6 +300,9 @@ impl<'a> Planner<'a> {
         if let Some(parent) = self.by_pid.get(&p.ppid) {
             self.place(*parent)?;
         }
+        if shares_memory(p) && self.process(p.ppid).is_none_or(|parent| group(parent) != group(p)) {
+            return self.beside_first(p, i);
+        }
         let birth = self.birth(p);
         let parent_sid = self.sid_of(p.ppid);
         let parent_born = self.process(p.ppid).and_then(|q| self.birth(q));
@@ -301,6 +331,42 @@ impl<'a> Planner<'a> {
             return self.orphan(p, i, self.placed[&host]);
         }
         self.below_dead_leader(p, i, birth, parent.ok_or(refuse)?)
+    }
+
+    /// Makes a process that shares its memory with the first of its group, but not with its parent.
+    fn beside_first(&mut self, p: &Process, i: usize) -> Result<(), TreeError> {
+        let (pid, first) = (p.pid, p.shares_mm_with);
+        let at = *self.by_pid.get(&first).ok_or(TreeError::Memory { pid, first })?;
+        self.place(at)?;
+        let maker = *self.placed.get(&first).ok_or(TreeError::Memory { pid, first })?;
+        if self.birth(p).is_some_and(|sid| sid != self.nodes[maker].sid) {
+            return Err(TreeError::Memory { pid, first });
+        }
+        self.sibling(p, i, maker)
+    }
+
+    /// Memory can be shared only with the maker, and as its child or as its sibling.
+    fn check_makers(&self) -> Result<(), TreeError> {
+        for node in &self.nodes {
+            let Role::Process(i) = node.role else { continue };
+            let p = &self.processes[i];
+            let maker = &self.nodes[node.creator];
+            let fits = match maker.role {
+                Role::Process(m) => {
+                    let maker = &self.processes[m];
+                    let parent = if node.sibling { maker.ppid } else { maker.pid };
+                    is_live(maker) && group(maker) == group(p) && parent == p.ppid
+                }
+                _ => false,
+            };
+            if shares_memory(p) && !fits {
+                return Err(TreeError::Memory {
+                    pid: p.pid,
+                    first: p.shares_mm_with,
+                });
+            }
+        }
+        Ok(())
     }
 
     fn orphan(&mut self, p: &Process, i: usize, host: NodeId) -> Result<(), TreeError> {
@@ -425,6 +491,11 @@ impl<'a> Planner<'a> {
         }
         Err(TreeError::Full { pid_max: self.pid_max })
     }
+}
+
+/// Whether a process has no memory of its own.
+pub(crate) fn shares_memory(p: &Process) -> bool {
+    p.shares_mm_with != 0 && is_live(p)
 }
 
 /// Whether a process runs again after the restart.

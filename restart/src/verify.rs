@@ -51,7 +51,7 @@ pub(crate) fn load(dir: &Path) -> Outcome<Loaded> {
     let open = |c| store.open(c).map(|chunk| (c.id, chunk));
     let chunks = manifest.chunks.iter().map(open).collect::<Result<HashMap<_, _>, _>>()?;
     let mut all = HashMap::new();
-    for p in job.processes.iter().filter(|p| tree::is_live(p)) {
+    for p in job.processes.iter().filter(|p| tree::is_live(p) && !tree::shares_memory(p)) {
         let name = extent_file(p.pid);
         let path = dir.join(&name);
         let bytes = files
@@ -131,12 +131,6 @@ fn check_processes(job: &Job) -> Outcome<()> {
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     for p in job.processes.iter().filter(|p| tree::is_live(p)) {
         let refuse = |reason: String| Err(RestartError::at(format!("process {} ({})", p.pid, p.comm), reason));
-        if p.shares_mm_with != 0 {
-            return refuse(format!(
-                "it shares its memory with process {} (vfork): take another checkpoint when that has ended",
-                p.shares_mm_with
-            ));
-        }
         if user && (p.creds.uids != [uid; 4] || p.creds.gids != [gid; 4]) {
             return refuse(format!(
                 "it ran as uid {} gid {}, which user {uid} group {gid} cannot become: restart as that user or as root",

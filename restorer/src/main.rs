@@ -52,6 +52,12 @@ impl Env {
         unsafe { &*(self.plan().slot as *const Slot) }
     }
 
+    /// The slot of the process that makes the memory.
+    pub(crate) fn first(&self) -> &'static Slot {
+        // SAFETY: as for the slot.
+        unsafe { &*(self.plan().first as *const Slot) }
+    }
+
     fn control(&self) -> &'static Control {
         // SAFETY: as for the slot.
         unsafe { &*(self.plan().control as *const Control) }
@@ -144,10 +150,13 @@ extern "C" fn _start(plan: *const Plan, thread: *const ThreadPlan) -> ! {
         unsafe { syscall!(nr::EXIT_GROUP, 126) };
     }
     if !thread.is_null() {
-        threads::arrive(&env, thread);
+        threads::begin(&env, thread);
     }
     env.time(0);
     env.slot().state.store(STATE_RESTORER, Ordering::Release);
+    if p.guest != 0 {
+        threads::arrive(&env);
+    }
     threads::await_arrivals(&env, p.arrivals);
     calls::run(&env, p.before);
     env.time(1);
@@ -155,6 +164,7 @@ extern "C" fn _start(plan: *const Plan, thread: *const ThreadPlan) -> ! {
     rings(&env);
     calls::run(&env, p.after);
     env.time(2);
+    threads::release(&env);
     threads::run(&env);
     if p.hold != 0 {
         env.report(STATE_READY);

@@ -33,8 +33,6 @@ fn make(env: &Env, maker: &ThreadPlan) {
 
 /// Makes all threads but the first and those that exist, lets those go on, gives the first (the caller) its state, and waits until the others have parked.
 pub(crate) fn run(env: &Env) {
-    env.slot().filled.store(1, Ordering::Release);
-    futex_wake(&env.slot().filled, false);
     // SAFETY: the plan's thread table holds thread plans.
     let threads = unsafe { env.entries::<ThreadPlan>(env.plan().threads) };
     if let Some(main) = threads.first() {
@@ -52,16 +50,28 @@ pub(crate) fn run(env: &Env) {
 }
 
 /// The first thing that is done in the restorer by a thread that existed before.
-pub(crate) fn arrive(env: &Env, thread: *const ThreadPlan) -> ! {
-    env.slot().arrived.fetch_add(1, Ordering::AcqRel);
-    futex_wake(&env.slot().arrived, false);
-    while env.slot().filled.load(Ordering::Acquire) == 0 {
-        futex_wait(&env.slot().filled, 0, false);
-    }
+pub(crate) fn begin(env: &Env, thread: *const ThreadPlan) -> ! {
+    arrive(env);
     thread_main(thread as usize)
 }
 
-/// Waits until `count` threads have arrived, so that nobody needs the program that has been here before.
+/// Tells that the caller has left the program that was here before, and waits until the memory is there.
+pub(crate) fn arrive(env: &Env) {
+    let first = env.first();
+    first.arrived.fetch_add(1, Ordering::AcqRel);
+    futex_wake(&first.arrived, false);
+    while first.filled.load(Ordering::Acquire) == 0 {
+        futex_wait(&first.filled, 0, false);
+    }
+}
+
+/// Lets those that have arrived go on.
+pub(crate) fn release(env: &Env) {
+    env.slot().filled.store(1, Ordering::Release);
+    futex_wake(&env.slot().filled, false);
+}
+
+/// Waits until `count` tasks have arrived, so that nobody needs the program that has been here before.
 pub(crate) fn await_arrivals(env: &Env, count: u32) {
     loop {
         let arrived = env.slot().arrived.load(Ordering::Acquire);

@@ -1,6 +1,6 @@
 //! flock, POSIX record locks, open-file-description locks and leases, from the `lock:` lines of `fdinfo`.
 //!
-//! Locks that belong to a description are set by the agent; POSIX locks belong to a process and are set there.
+//! Locks that belong to a description are set by the agent; POSIX locks belong to a descriptor table and are set by the task for which it is laid out.
 
 use crate::capture::{Found, Session};
 use crate::fault::{not_now, refuse, At, Fault};
@@ -28,7 +28,7 @@ enum LockKind {
     Lease,
 }
 
-/// A POSIX lock of a process.
+/// A POSIX lock.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct PosixLock {
     pid: i32,

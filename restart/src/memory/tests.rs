@@ -53,6 +53,7 @@ fn make(vmas: &[Vma], fills: Vec<Fill>, lazy: bool) -> Result<MemoryPlan, Memory
         vmas,
         fills,
         area: AREA,
+        others: Vec::new(),
         scratch: SCRATCH,
         specials: vec![Special {
             name: "vdso".into(),

@@ -179,6 +179,7 @@ fn process(pid: i32, t: &Task) -> Process {
         posix_timers: Vec::new(),
         membarrier: 0,
         shares_mm_with: 0,
+        shares_handlers: false,
         shares_fs_with: 0,
         mm: Default::default(),
         vmas: Vec::new(),
@@ -281,6 +282,64 @@ fn every_history_is_reproduced() {
         orphans > 100 && leaders > 100,
         "the histories exercise both kinds of temporary process"
     );
+}
+
+#[test]
+fn memory_is_made_by_one_that_shares_it() {
+    let process = |pid: i32, ppid: i32, first: i32| {
+        let mut p = process(
+            pid,
+            &Task {
+                ppid,
+                pgid: 90,
+                sid: 80,
+                reaper: false,
+                zombie: false,
+            },
+        );
+        p.shares_mm_with = first;
+        p
+    };
+    let plan = |processes: &[Process]| plan(&agent(), processes, 0, 32768, &BTreeSet::new());
+    // A child, a grandchild, a sibling.
+    let all = [
+        process(10, AGENT_PID, 0),
+        process(11, 10, 10),
+        process(12, 11, 10),
+        process(13, AGENT_PID, 10),
+    ];
+    let tree = plan(&all).unwrap();
+    let maker = |pid: i32| {
+        let node = tree.nodes.iter().find(|n| n.pid == pid).unwrap();
+        (tree.nodes[node.creator].pid, node.sibling)
+    };
+    assert_eq!([11, 12, 13].map(maker), [(10, false), (11, false), (10, true)]);
+    let stranger = [process(10, AGENT_PID, 0), process(20, AGENT_PID, 0), process(21, 20, 10)];
+    assert_eq!(plan(&stranger).unwrap_err(), TreeError::Memory { pid: 21, first: 10 });
+}
+
+#[test]
+fn memory_is_shared_with_one_that_has_it() {
+    use crate::plausible::guest;
+    let process = |pid: i32, first: i32| {
+        let mut p = process(
+            pid,
+            &Task {
+                ppid: AGENT_PID,
+                pgid: 90,
+                sid: 80,
+                reaper: false,
+                zombie: pid == 15,
+            },
+        );
+        p.shares_mm_with = first;
+        p
+    };
+    let mut all = [(10, 0), (11, 10), (12, 11), (13, 99), (14, 14), (15, 10), (16, 15)].map(|(pid, first)| process(pid, first));
+    let verdicts = all.each_ref().map(|p| guest(p, &all).is_ok());
+    assert_eq!(verdicts, [true, true, false, false, false, false, false]);
+    all[0].shares_handlers = true;
+    assert!(guest(&all[0], &all).is_err());
 }
 
 #[test]
