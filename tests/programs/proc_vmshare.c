@@ -11,7 +11,8 @@ static struct member m[4];
 static int members, shared_files, shared_handlers, tables[4], sibling;
 static _Atomic int turn, ending, line, passed_fd[4];
 static struct outside *s;
-static pid_t plain;  // a child of member 2 with memory of its own
+static int parent;   // mode "own": member 1 has a child with memory of its own
+static pid_t plain;
 static long raw(long nr, long a, long b, long c, long d) {
     long r;
     register long r10 __asm__("r10") = d;
@@ -50,7 +51,7 @@ __attribute__((noinline, optimize("no-stack-protector"))) static int guest(void 
     }
     if (x->index == 1 && members == 2 && !shared_files && !sibling) RAW(raw(SYS_setsid, 0, 0, 0, 0) == x->pid);
     if (x->index == 1 && members == 4) make(2, CLONE_FILES | CLONE_SIGHAND);
-    if (x->index == 2) {
+    if (parent) {
         long p = raw(SYS_fork, 0, 0, 0, 0);
         RAW(p >= 0);
         while (p == 0) {  // it has a copy of its parent's thread pointer, and of the memory
@@ -69,7 +70,7 @@ __attribute__((noinline, optimize("no-stack-protector"))) static int guest(void 
         __asm__ volatile("movq %%fs:0,%0" : "=r"(fs));
         RAW(fs == (uint64_t)x && raw(SYS_gettid, 0, 0, 0, 0) == x->tid && raw(SYS_getpid, 0, 0, 0, 0) == x->pid && raw(SYS_getppid, 0, 0, 0, 0) == x->ppid);
         RAW(raw(SYS_lseek, SAME, 0, SEEK_END, 0) == 4096 * (tables[x->index] + 1));
-        if (x->index == 2) RAW(raw(SYS_wait4, plain, 0, WNOHANG, 0) == 0);
+        if (parent) RAW(raw(SYS_wait4, plain, 0, WNOHANG, 0) == 0);
         // Memory is everybody's: what one maps another unmaps.
         char *p = (char *)raw(SYS_mmap, 0, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
         RAW((long)p > 0);
@@ -83,7 +84,7 @@ __attribute__((noinline, optimize("no-stack-protector"))) static int guest(void 
         x->done = (uint64_t)now;
         seen = now;
     }
-    if (x->index == 2) {
+    if (parent) {
         int st = 0;
         RAW(raw(SYS_kill, plain, SIGKILL, 0, 0) == 0 && raw(SYS_wait4, plain, (long)&st, 0, 0) == plain && st == SIGKILL);
     }
@@ -176,6 +177,8 @@ int main(int argc, char **argv) {
         shared_files = shared_handlers = 1;
         tables[1] = 0;
         flags |= CLONE_FILES | CLONE_FS | CLONE_SIGHAND;
+    } else if (!strcmp(mode, "own")) {
+        parent = 1;
     } else if (!strcmp(mode, "deep")) {
         members = 4;
         tables[2] = 1;

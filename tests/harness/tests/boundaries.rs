@@ -333,14 +333,14 @@ fn main() {
         std::process::exit(1);
     };
     let place = Arc::new(Place::new("boundaries").unwrap_or_else(|e| fail(e)));
-    for program in [ALL, "aio", "ipc_notify"] {
+    for program in [ALL, "aio", "ipc_notify", "proc_vmshare"] {
         if let Err(e) = build(&place, program, Kind::C) {
             fail(e);
         }
     }
     let seed = run_seed();
     println!("seed {seed}");
-    let tests: [(&str, Test); 7] = [
+    let tests: [(&str, Test); 8] = [
         ("agent_killed", |p, u, r| agent_killed(p, u, (ALL, SAMPLE), false, r)),
         ("agent_of_restarted_job_killed", |p, u, r| {
             agent_killed(p, u, (ALL, SAMPLE), true, r)
@@ -350,6 +350,9 @@ fn main() {
         }),
         ("agent_killed_with_notification", |p, u, r| {
             agent_killed(p, u, ("ipc_notify thread", FEW), false, r)
+        }),
+        ("agent_killed_with_shared_memory", |p, u, r| {
+            agent_killed(p, u, ("proc_vmshare deep", FEW), false, r)
         }),
         ("agent_killed_while_context_is_away", |p, u, _| {
             agent_killed_while_context_is_away(p, u)
