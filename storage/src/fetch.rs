@@ -94,8 +94,12 @@ impl Fetch<'_> {
         let mut failure = None;
         for (tier, catalogue) in self.sources {
             for (p, item) in catalogue.find(name) {
-                let copied = self.copy(*tier, &p.key, item, path).and_then(|()| good());
-                match copied {
+                let copied = self.copy(*tier, &p.key, item, path);
+                // What comes out of the tier as it went in, and is damaged here, says nothing about the pack.
+                if let Some(e) = copied.as_ref().err().filter(|e| e.is_damage()) {
+                    mark(*tier, &p.key, &e.to_string());
+                }
+                match copied.and_then(|()| good()) {
                     Ok(()) => {
                         self.done.items += 1;
                         self.done.bytes += item.bytes();
@@ -104,9 +108,6 @@ impl Fetch<'_> {
                     Err(StorageError::Cancelled) => return Err(StorageError::Cancelled),
                     Err(e) => {
                         tracing::warn!(item = name, tier = tier.name(), error = %e, "not fetched from there");
-                        if e.is_damage() {
-                            mark(*tier, &p.key, &e.to_string());
-                        }
                         // What is out of reach may be whole.
                         failure = Some(failure.filter(|f: &StorageError| !f.is_damage()).unwrap_or(e));
                     }

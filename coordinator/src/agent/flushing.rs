@@ -122,7 +122,8 @@ impl Agent {
     pub(super) fn pinned(&self) -> Vec<u64> {
         let under = self.flush.under.iter().map(|u| u.generation);
         let awaited = self.flush.awaiting.iter().filter(|a| self.is_awaiting(a));
-        let of_root = self.flush.of_root.iter().copied();
+        // Also what comes next: parts are told with the order of a checkpoint, during which its flush may begin.
+        let of_root = self.flush.of_root.iter().copied().chain(self.flush.newest);
         under.chain(awaited.map(|a| a.generation)).chain(of_root).collect()
     }
 

@@ -57,7 +57,8 @@ fn open_one(t: &config::Tier, folder: &str) -> Result<Box<dyn Tier>, Failure> {
                 .filter(|p| *p != Path::new(""))
                 .collect();
             for dir in above.into_iter().rev() {
-                Directory::open(&t.name, &path.join(dir))?;
+                // What lies in a folder is not found after a power cut where the folder's own name is lost.
+                Directory::open(&t.name, &path.join(dir))?.sync()?;
             }
             Ok(Box::new(Directory::open(&t.name, &path.join(folder))?))
         }
