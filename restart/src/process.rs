@@ -151,6 +151,9 @@ pub(crate) fn become_process(
 
 /// In thread `tid`: gives it its own descriptor table.
 fn lay_out(cx: &Context<'_>, slot: usize, p: &Process, tid: i32) {
+    if let Err(e) = no_new_privileges(p) {
+        cx.shared.fail(slot, &e); // the threads that it makes have this from it
+    }
     let done = cx.rebuilder.install(tid, &[]).and_then(|()| cx.rebuilder.install_late(tid));
     if let Err(e) = done {
         let of = format!("process {} ({}) thread {tid}: descriptors", p.pid, p.comm);
@@ -231,10 +234,16 @@ fn settings(p: &Process) -> Outcome<()> {
     std::env::set_current_dir(cwd).map_err(|e| at(&format!("working directory {cwd}"), e))?;
     // SAFETY: takes a number and cannot fail.
     unsafe { libc::umask(p.umask) };
-    if p.creds.no_new_privs {
-        sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0).map_err(|e| at("no_new_privs", e))?;
+    no_new_privileges(p)
+}
+
+/// Sets what each thread has for itself and those that it makes.
+fn no_new_privileges(p: &Process) -> Outcome<()> {
+    if !p.creds.no_new_privs {
+        return Ok(());
     }
-    Ok(())
+    let failed = |e| RestartError::at(format!("process {} ({})", p.pid, p.comm), format!("no_new_privs: {e}"));
+    sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0).map(drop).map_err(failed)
 }
 
 /// What the area must keep clear of, and the sizes of its parts.

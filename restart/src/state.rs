@@ -90,12 +90,12 @@ pub(crate) fn sigactions(actions: &[SigAction], arena: &mut Arena, out: &mut Vec
 }
 
 /// The signal by which a process that was stopped by job control stops itself again, 0 for one that was not: the same signal, unless it would now be
-/// handled or ignored.
+/// handled or ignored, or the process that it shares its dispositions with may ignore it for a moment.
 pub(crate) fn stop_signal(p: &Process) -> i32 {
     let ProcessState::Stopped(signal) = p.state else { return 0 };
     let index = usize::try_from(signal - 1).unwrap_or(usize::MAX);
     let stops = matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU);
-    if stops && p.sigactions.get(index).is_some_and(|a| a.handler == 0) {
+    if stops && !p.shares_handlers && p.sigactions.get(index).is_some_and(|a| a.handler == 0) {
         signal
     } else {
         SIGSTOP

@@ -54,6 +54,7 @@ static void check(int k, int descriptors) {
         lock(i, F_GETLK, i == k ? F_UNLCK : F_WRLCK, getpid());
     }
     EQ(count(), descriptors);
+    EQ(prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0), 1);
 }
 // Opens what the other thread of this table closes.
 static void *made(void *arg) {
@@ -64,6 +65,7 @@ static void *made(void *arg) {
         full_read(made_fd, &v, 8);
         EQ(v, 77);
         OK(close(made_fd));
+        EQ(prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0), 1);
         CHECK(fcntl(ONLY(MAKER), F_GETFD) >= 0 && fcntl(ONLY(MAIN), F_GETFD) == -1);
         made_fd = -1;
     }
@@ -114,6 +116,7 @@ static void *run(void *arg) {
 }
 int main(void) {
     begin("thr_files");
+    OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));  // each thread has it for itself
     pthread_t t[TABLES];
     offset_fd = (int)OK(open("offset", O_RDWR | O_CREAT | O_TRUNC, 0600));
     lock_fd = (int)OK(open("lock", O_RDWR | O_CREAT | O_TRUNC, 0600));
