@@ -21,7 +21,7 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// `mov $15, %rax; syscall`, glibc's `__restore_rt`.
 const TRAMPOLINE: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
 /// Distance kept from every stack pointer.
-const MARGIN: u64 = 16 * 1024;
+pub(crate) const MARGIN: u64 = 16 * 1024;
 /// Only this much of a mapping is searched.
 const SEARCH_LIMIT: u64 = 4 << 20;
 
@@ -50,12 +50,12 @@ impl Gate {
         };
         let main = &process.tasks[0];
         // Processes that share their memory have places beside each other.
-        let bytes = frame::bytes(main.xstate.len()).next_multiple_of(64) as u64;
-        let offset = bytes * process.guest.map_or(0, |g| g.place);
+        let offset = frame_bytes(main.xstate.len()) * process.guest.map_or(0, |g| g.place);
         let low = maps.iter().find(|m| m.name == "[stack]").map(|m| m.start).filter(|low| {
             let room = low..&(low + MARGIN);
-            let own = process.guest.is_some() || main.regs.rsp > *low;
-            !process.tasks.iter().any(|t| room.contains(&&t.regs.rsp)) && own && offset + bytes <= MARGIN
+            let free = !process.tasks.iter().any(|t| room.contains(&&t.regs.rsp));
+            // For all of a group together this has been found out before.
+            !process.crowded && free && (process.guest.is_some() || main.regs.rsp > *low)
         });
         let place = low.map(|low| low + offset);
         if let (Some(place), Some(gadget), Some(trampoline)) = (
@@ -106,6 +106,11 @@ fn write_frame(memory: &Memory, place: u64, trampoline: u64, regs: &Regs, sigmas
     bytes[..8].copy_from_slice(&trampoline.to_le_bytes());
     memory.write(place, &bytes).ok()?;
     Some(covered)
+}
+
+/// Distance between the frames of processes that share their memory.
+pub(crate) fn frame_bytes(xstate: usize) -> u64 {
+    frame::bytes(xstate).next_multiple_of(64) as u64
 }
 
 /// Searches the libraries of this process, which most processes of the job map too, so that no process is kept waiting for the search.

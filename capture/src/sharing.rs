@@ -1,6 +1,7 @@
 //! Processes that share their memory (CLONE_VM without CLONE_THREAD). One of each group, the *first*, stands for the memory: it is captured there and stored once.
 
 use crate::process::Draft;
+use crate::rescue;
 use crate::suspend::Process;
 use crate::CaptureError;
 use belay_kernel::kcmp::{self, Object};
@@ -58,11 +59,34 @@ pub(crate) fn find(processes: &mut [Process], drafts: &[Draft]) -> Result<(), Ca
             let first = pid(first);
             found.push((i, Guest { first, place, handlers }));
         }
+        let crowded = is_crowded(processes, &group, &drafts[first])?;
         for (i, guest) in found {
             processes[i].guest = Some(guest);
         }
+        for i in group {
+            processes[i].crowded = crowded;
+        }
     }
     Ok(())
+}
+
+/// Whether a thread of the group has its stack where their frames would lie (see `rescue`), which go into the image as they stand there.
+fn is_crowded(processes: &[Process], group: &[usize], first: &Draft) -> Result<bool, CaptureError> {
+    let Some(stack) = first.maps.iter().find(|m| m.name == "[stack]") else {
+        return Ok(true);
+    };
+    let tasks = || group.iter().flat_map(|i| &processes[*i].tasks);
+    let bytes = tasks().map(|t| rescue::frame_bytes(t.xstate.len())).max().unwrap_or(0);
+    let most = (stack.end - stack.start).saturating_sub(rescue::MARGIN) / bytes.max(1);
+    if group.len() as u64 > most {
+        let reason = format!(
+            "is shared by {} processes (CLONE_VM), of which {most} could find their way back",
+            group.len()
+        );
+        return Err(CaptureError::refuse(first.pid, "memory", reason));
+    }
+    let room = stack.start..stack.start + bytes * group.len() as u64 + rescue::MARGIN;
+    Ok(tasks().any(|t| room.contains(&t.regs.rsp)))
 }
 
 fn compare(a: &Process, b: &Process, object: Object) -> Result<Ordering, CaptureError> {

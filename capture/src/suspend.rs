@@ -62,6 +62,8 @@ pub(crate) struct Process {
     pub(crate) gate: Option<Gate>,
     /// Its memory is another's.
     pub(crate) guest: Option<Guest>,
+    /// Where frames for those that share its memory would lie is the stack of one of them.
+    pub(crate) crowded: bool,
 }
 
 /// A process that has ended and was not waited for.
@@ -250,6 +252,7 @@ impl Process {
             subreaper: false,
             gate: None,
             guest: None,
+            crowded: false,
         }
     }
 
