@@ -1,0 +1,256 @@
+//! Parts of a job killed while a checkpoint is under way: each of them, or all.
+
+use super::{comes_back, io, target, LIMIT};
+use belay_tests::expect::{refused_for_one_of as refused, want};
+use belay_tests::job::{output, show, text, Job};
+use belay_tests::place::{Place, User};
+use belay_tests::rng::Rng;
+use belay_tests::{procs, Failure};
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+/// A running checkpoint, and its end.
+fn during_checkpoint(job: &Job, delay: &mut dyn FnMut(), act: impl FnOnce(&Job) -> Result<(), Failure>) -> Result<Output, Failure> {
+    let dir = job.dir().display().to_string();
+    let c = job.belay(&["checkpoint", &dir]);
+    let (tx, rx) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tx.send(output(c, LIMIT)).ok());
+    delay();
+    act(job)?;
+    rx.recv().map_err(|e| e.to_string())?
+}
+
+fn rounds() -> u64 {
+    std::env::var("BELAY_STRESS")
+        .ok()
+        .and_then(|v| v.parse::<u64>().ok())
+        .unwrap_or(6)
+}
+
+/// The checkpoint command is killed: the job does not care.
+pub(super) fn command_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = target(place, user, "cmdkill", "16")?;
+    let dir = job.dir().display().to_string();
+    for n in 0..rounds() {
+        let mut c = io(
+            "start",
+            job.belay(&["checkpoint", &dir])
+                .stdout(std::process::Stdio::null())
+                .stderr(std::process::Stdio::null())
+                .spawn(),
+        )?;
+        rng.pause(25);
+        procs::kill_tree(c.id() as i32);
+        io("wait", c.wait())?;
+        job.progress(LIMIT).map_err(|e| format!("round {n}: {e}"))?;
+    }
+    // A checkpoint that the dead command asked for may still be on its way; the next one waits for it or says so.
+    let end = Instant::now() + LIMIT;
+    while let Err(e) = job.checkpoint() {
+        want(Instant::now() < end && e.contains("progress"), || {
+            format!("checkpoint after killed commands: {e}")
+        })?;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    comes_back(&mut job)?;
+    job.verdict(false, LIMIT)
+}
+
+/// The command ends while a checkpoint begins: there is a checkpoint with which it ends as it does, or none.
+pub(super) fn command_ending(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    for round in 0..10 {
+        let mut job = Job::new(place, "command_ending", user)?;
+        // In every other round something is left behind, which goes on.
+        let script = ["sleep 0.2; exit 5", "(sleep 0.5; echo left) & sleep 0.2; exit 5"][round % 2];
+        job.launch(&[], &["sh".into(), "-c".into(), script.into()])?;
+        job.answers(LIMIT)?;
+        std::thread::sleep(Duration::from_millis(150));
+        rng.pause(80);
+        let taken = job.checkpoint_raw(&[])?;
+        let status = job.wait(LIMIT)?;
+        want(status.code() == Some(5), || format!("ended with {}", show(status)))?;
+        let said = text(&taken);
+        let ended = ["not running", "ended before", "is ending"].iter().any(|w| said.contains(w));
+        want(taken.status.success() || ended, || format!("the checkpoint: {said}"))?;
+        job.left_behind_within(LIMIT)?;
+        if taken.status.success() {
+            job.restart(&[])?;
+            let status = job.wait(LIMIT)?;
+            want(status.code() == Some(5), || {
+                format!("round {round}: restarted, it ended with {}", show(status))
+            })?;
+            job.left_behind_within(LIMIT)?;
+        }
+    }
+    Ok(())
+}
+
+/// The agent is killed in the middle of a checkpoint: the program goes on without it, and the last generation restarts.
+pub(super) fn agent_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = target(place, user, "agentkill", "16")?;
+    for n in 0..rounds() {
+        let agent = job.pid().ok_or("no job")?;
+        let program = procs::tree(agent)
+            .into_iter()
+            .find(|p| is_program(*p))
+            .ok_or("the program is not below the agent")?;
+        let o = during_checkpoint(&job, &mut || rng.pause(40), |job| {
+            // Only the agent, which is a child of the harness when the job was launched.
+            let agent = agent_of(job, program)?;
+            procs::signal(agent, libc::SIGKILL);
+            Ok(())
+        });
+        // The command fails, or the checkpoint was faster; but it ends.
+        o.map_err(|e| format!("round {n}: the agent was killed: {e}"))?;
+        let end = Instant::now() + LIMIT;
+        if restarted(n) {
+            job.wait(LIMIT).map_err(|e| format!("round {n}: {e}"))?;
+        } else {
+            // The program of a launched job is not in a namespace that died: it must go on.
+            job.clear_beat()?;
+            let read = || std::fs::read_to_string(job.work.join("beat")).unwrap_or_default();
+            let mut last = read();
+            let mut changes = 0;
+            while changes < 3 {
+                let now = read();
+                if now != last {
+                    changes += 1;
+                    last = now;
+                }
+                want(Instant::now() < end, || {
+                    let status = std::fs::read_to_string(format!("/proc/{program}/status")).unwrap_or_default();
+                    let state = status.lines().find(|l| l.starts_with("State")).unwrap_or("gone").to_owned();
+                    format!(
+                        "round {n}: the program (pid {program}) does not go on after the agent's death: {state}; {}",
+                        job.output_text()
+                    )
+                })?;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            want(!job.output_text().contains("FAIL"), || job.output_text())?;
+        }
+        for (p, _) in procs::marked(&job.work) {
+            procs::kill_tree(p);
+        }
+        if !restarted(n) {
+            // The front of a launched job waits for the program as long as it runs.
+            job.wait(LIMIT).map_err(|e| format!("round {n}: {e}"))?;
+        }
+        job.clear_beat()?;
+        job.restart(&[])?;
+        job.progress(LIMIT).map_err(|e| format!("round {n}: restart: {e}"))?;
+    }
+    job.verdict(false, LIMIT)
+}
+
+/// In later rounds the job is a restarted one.
+fn restarted(round: u64) -> bool {
+    round > 0
+}
+
+fn is_program(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c.trim() == "fault_target")
+}
+
+fn parent(pid: i32) -> Option<i32> {
+    let s = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    s[s.rfind(')')? + 2..].split(' ').nth(1)?.parse().ok()
+}
+
+/// The agent: the nearest ancestor of the program that is not the program itself.
+fn agent_of(job: &Job, program: i32) -> Result<i32, Failure> {
+    let mut p = program;
+    while is_program(p) {
+        p = parent(p).ok_or_else(|| format!("the program ended: {}", job.output_text()))?;
+    }
+    want(p > 1 && p != std::process::id() as i32, || "the program has no agent".into())?;
+    Ok(p)
+}
+
+/// The snapshot child is killed: the checkpoint fails, the program does not.
+pub(super) fn snapshot_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = target(place, user, "snapkill", "64")?;
+    let agent = job.pid().ok_or("no job")?;
+    let before = procs::tree(agent);
+    let mut hit = 0;
+    for n in 0..rounds() * 2 {
+        let mut killed = false;
+        let o = during_checkpoint(&job, &mut || rng.pause(5), |_| {
+            let end = Instant::now() + Duration::from_millis(400);
+            while Instant::now() < end && !killed {
+                for p in procs::tree(agent).difference(&before) {
+                    procs::signal(*p, libc::SIGKILL);
+                    killed = true;
+                }
+            }
+            Ok(())
+        })?;
+        if !o.status.success() {
+            hit += 1;
+            refused(&o, &["snapshot", "killed", "signal", "process", "application"]).map_err(|e| format!("round {n}: {e}"))?;
+        }
+        job.progress(LIMIT).map_err(|e| format!("round {n}: {e}"))?;
+        let temporary = io("list", std::fs::read_dir(job.dir().join("gen")))?
+            .flatten()
+            .filter(|e| e.file_name().to_string_lossy().starts_with('.'))
+            .count();
+        want(o.status.success() || temporary == 0, || {
+            format!("round {n}: a failed checkpoint left {temporary} temporary directories")
+        })?;
+    }
+    want(hit > 0, || "no snapshot child was ever caught".into())?;
+    job.checkpoint()?;
+    comes_back(&mut job)?;
+    job.verdict(false, LIMIT)
+}
+
+/// A process of the job is killed in the middle of a checkpoint: the checkpoint ends, belay goes on.
+pub(super) fn rank_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    for n in 0..rounds() {
+        let mut job = target(place, user, "rankkill", "8")?;
+        let agent = job.pid().ok_or("no job")?;
+        let child = procs::tree(agent)
+            .into_iter()
+            .filter(|p| is_program(*p))
+            .max()
+            .ok_or("no program")?;
+        let o = during_checkpoint(&job, &mut || rng.pause(30), |_| {
+            procs::signal(child, libc::SIGKILL);
+            Ok(())
+        });
+        drop(o); // succeeded or failed, but it ended
+        let s = job.wait(LIMIT).map_err(|e| format!("round {n}: {e}"))?;
+        want(!s.success(), || {
+            format!(
+                "round {n}: the program did not notice its child's death: {}",
+                job.output_text()
+            )
+        })?;
+        job.left_behind()?; // the agent finishes its checkpoint first
+        job.clear_beat()?;
+        job.restart(&["--generation", "1"])?;
+        job.progress(LIMIT).map_err(|e| format!("round {n}: restart: {e}"))?;
+        job.verdict(false, LIMIT)?;
+    }
+    Ok(())
+}
+
+/// Everything is killed in the middle of a checkpoint: the previous generation restarts.
+pub(super) fn all_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = target(place, user, "allkill", "32")?;
+    for n in 0..rounds() {
+        let dir = job.dir().display().to_string();
+        let mut c = io(
+            "start",
+            job.belay(&["checkpoint", &dir])
+                .stdout(std::process::Stdio::null())
+                .stderr(std::process::Stdio::null())
+                .spawn(),
+        )?;
+        rng.pause(80);
+        comes_back(&mut job).map_err(|e| format!("round {n}: {e}"))?;
+        io("wait", c.wait())?;
+    }
+    job.checkpoint()?;
+    job.verdict(false, LIMIT)
+}

@@ -1,0 +1,96 @@
+//! Faults and bad input: killed parts during a checkpoint, a full disk, damaged, foreign and missing files.
+//!
+//! The rules that every test here checks: the running program is never harmed, a committed generation always restarts, and what cannot
+//! be done ends with one line that names the object and an exit status of belay's own.
+
+mod damage;
+mod kills;
+
+use belay_tests::build::{build, Kind};
+use belay_tests::expect::refused_for_one_of as refused;
+use belay_tests::job::{output, Job};
+use belay_tests::place::{am_root, Place, User};
+use belay_tests::rng::{run_seed, Rng};
+use belay_tests::runner::{self, Check};
+use belay_tests::Failure;
+use std::sync::Arc;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(40);
+
+type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
+
+fn io<T>(what: &str, r: std::io::Result<T>) -> Result<T, Failure> {
+    r.map_err(|e| format!("{what}: {e}"))
+}
+
+/// A launched fault_target with one committed generation.
+fn target(place: &Place, user: User, label: &str, megabytes: &str) -> Result<Job, Failure> {
+    let mut job = Job::new(place, label, user)?;
+    job.launch(
+        &[],
+        &[place.programs().join("fault_target").display().to_string(), megabytes.into()],
+    )?;
+    job.progress(LIMIT)?;
+    job.checkpoint()?;
+    Ok(job)
+}
+
+/// Kill everything, restart, go on: the newest committed generation is good.
+fn comes_back(job: &mut Job) -> Result<(), Failure> {
+    job.kill_all()?;
+    job.clear_beat()?;
+    job.restart(&[])?;
+    job.progress(LIMIT).map_err(|e| format!("restart: {e}"))
+}
+
+/// `belay restart` that must not succeed.
+fn restart_refused(job: &Job, words: &[&str]) -> Result<(), Failure> {
+    let dir = job.dir().display().to_string();
+    let o = output(job.belay(&["restart", &dir]), Duration::from_secs(10))
+        .map_err(|e| format!("restart was expected to name {words:?}: {e}"))?;
+    refused(&o, words)?;
+    job.left_behind()
+}
+
+fn main() {
+    let fail = |e: Failure| -> ! {
+        println!("{e}");
+        std::process::exit(1);
+    };
+    let place = Arc::new(Place::new("faults").unwrap_or_else(|e| fail(e)));
+    if let Err(e) = build(&place, "fault_target", Kind::C) {
+        fail(e);
+    }
+    let seed = run_seed();
+    println!("seed {seed}");
+    let tests: [(&str, Test); 13] = [
+        ("command_ending", kills::command_ending),
+        ("command_killed", kills::command_killed),
+        ("agent_killed", kills::agent_killed),
+        ("snapshot_killed", kills::snapshot_killed),
+        ("rank_killed", kills::rank_killed),
+        ("all_killed", kills::all_killed),
+        ("disk_full", damage::disk_full),
+        ("damaged", damage::damaged),
+        ("falls_back", damage::falls_back),
+        ("shared_chunk", damage::shared_chunk),
+        ("foreign", damage::foreign),
+        ("owner_and_mode", damage::owner_and_mode),
+        ("missing_files", damage::missing_files),
+    ];
+    let mut checks = Vec::new();
+    for (name, test) in tests {
+        // Mounting the small file system needs root.
+        for user in runner::users().into_iter().filter(|_| name != "disk_full" || am_root()) {
+            let place = Arc::clone(&place);
+            let run = move || test(&place, user, &mut Rng::new(seed, name));
+            checks.push(Check {
+                name: format!("faults::{name}::{}", user.name()),
+                run: Box::new(run),
+            });
+        }
+    }
+    drop(place);
+    runner::main(checks);
+}
