@@ -13,7 +13,7 @@
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 /// First word of a plan; guards against a restorer of another build.
-pub const PLAN_MAGIC: u64 = 0x4245_4c41_5952_0003;
+pub const PLAN_MAGIC: u64 = 0x4245_4c41_5952_0004;
 
 /// An array in the area.
 #[repr(C)]
