@@ -8,9 +8,9 @@
 use super::{stopped_after_checkpoint, Agent};
 use crate::checkpoint::Wanted;
 use crate::clients::ClientId;
-use crate::nodes::gathering::{line, Gathering, COMMITTED, STEPS, WRITTEN};
+use crate::nodes::gathering::{line, Gathering, COMMITTED, REFUSED, STEPS, WRITTEN};
 use crate::nodes::remote::{end_standin, stdio_of, Life, Remote, RemoteShell};
-use crate::nodes::{again, table, Nodes, Order, Stage, Together};
+use crate::nodes::{self, again, table, Nodes, Order, Stage, Together};
 use crate::{generations, sys, Failure};
 use belay_tree::{Broken, Contribution, Event as TreeEvent, Values};
 use belay_wire::{Event, Exit};
@@ -319,7 +319,7 @@ impl Agent {
         if let Some(tree) = nodes.tree() {
             let contribution = match failure {
                 None => Contribution::ready(),
-                Some(f) => Contribution::failed(tree.node(), "checkpoint", f.message),
+                Some(f) => Contribution::failed(tree.node(), REFUSED, f.message),
             };
             tree.begin(base + step, contribution);
         }
@@ -339,11 +339,12 @@ impl Agent {
     fn step_ended(&mut self, end: Result<Values, Broken>) {
         let Some(nodes) = &mut self.nodes else { return };
         let Some(together) = &mut nodes.together else { return };
+        let refused = end.as_ref().err().is_some_and(|b| b.0.iter().any(|f| f.kind == REFUSED));
         let failure = end.err().map(|b| Failure::new(Exit::CheckpointFailed, line(&b)));
         match (nodes.part, together.stage.take(), failure) {
             (Some(_), Some(Stage::Written), None) => self.arrive(Stage::Committed, COMMITTED, None),
             (Some(_), Some(Stage::Committed), None) => self.keep_part(),
-            (Some(_), _, Some(failure)) => self.undo_part(&failure),
+            (Some(_), _, Some(failure)) => self.undo_part(&failure, refused),
             (None, Some(Stage::Written), failure) => {
                 if let (Some(writing), Some(failure)) = (&mut self.writing, failure) {
                     writing.spoil(failure);
@@ -379,6 +380,7 @@ impl Agent {
             return;
         };
         if let Some((mut committed, held)) = together.own {
+            self.drop_doubtful(together.number);
             self.keep_session(&mut committed);
             tracing::info!(generation = together.number, "part committed");
             if let Some(held) = held {
@@ -392,16 +394,37 @@ impl Agent {
         self.end_together();
     }
 
-    /// At a part: the checkpoint has failed somewhere; the processes go on.
-    fn undo_part(&mut self, failure: &Failure) {
+    /// At a part: of generations that the root may have committed, those that it has not, now that it has committed `number`, if that can be seen from here.
+    fn drop_doubtful(&mut self, number: u64) {
+        let doubtful = self
+            .nodes
+            .as_mut()
+            .map(|n| std::mem::take(&mut n.doubtful))
+            .unwrap_or_default();
+        let root = nodes::job_of(self.nodes.as_ref(), self.dir.path()).join("gen");
+        let has = |n: u64| root.join(generations::name(n)).exists();
+        for old in doubtful.into_iter().filter(|n| has(number) && !has(*n)) {
+            if let Err(f) = generations::remove(&self.dir.generations(), old) {
+                self.note_failure(&f, false);
+            }
+        }
+    }
+
+    /// At a part: the checkpoint has failed somewhere; the processes go on. Unless somebody has `refused` it, the root may have committed it all the same, before a node was
+    /// lost or the root itself: then it is the newest checkpoint of the job, and stays.
+    fn undo_part(&mut self, failure: &Failure, refused: bool) {
         let Some(together) = self.nodes.as_mut().and_then(|n| n.together.take()) else {
             return;
         };
         tracing::warn!(generation = together.number, error = %failure, "part given up");
-        if together.own.is_some() {
-            if let Err(f) = generations::remove(&self.dir.generations(), together.number) {
-                self.note_failure(&f, false);
+        match (&mut self.nodes, together.own.is_some(), refused) {
+            (_, true, true) => {
+                if let Err(f) = generations::remove(&self.dir.generations(), together.number) {
+                    self.note_failure(&f, false);
+                }
             }
+            (Some(nodes), true, false) => nodes.doubtful.push(together.number),
+            _ => {}
         }
         drop(together);
         self.end_together();

@@ -12,6 +12,9 @@ pub(crate) const WRITTEN: u64 = 14;
 /// The root has committed.
 pub(crate) const COMMITTED: u64 = 15;
 
+/// Kind of failure of a node that has not done its share: no generation comes of the checkpoint.
+pub(crate) const REFUSED: &str = "checkpoint";
+
 /// Meets the other nodes at one step after the other.
 #[derive(Debug)]
 pub(crate) struct Gathering<'a> {
@@ -44,7 +47,7 @@ impl<'a> Gathering<'a> {
     /// Tells the others, who wait at the next step, that this node cannot go on; unless they know, because a step has failed.
     pub(crate) fn fail(&self, reason: &str) {
         if !self.broken.replace(true) {
-            let failed = Contribution::failed(self.tree.node(), "checkpoint", reason);
+            let failed = Contribution::failed(self.tree.node(), REFUSED, reason);
             // It fails, of course.
             drop(self.tree.exchange(self.step(), failed));
         }

@@ -6,7 +6,7 @@
 //! The agent of a further host, a *part*, is a whole agent with a job directory of its own, `DIR/nodes/TAG`; it takes checkpoints when the root orders one, together with all
 //! others. A generation of the job is the root's own generation with a list of the parts, each of which has a generation with the same number.
 
-pub(crate) mod again;
+pub mod again;
 pub mod alive;
 pub(crate) mod gathering;
 pub mod hosts;
@@ -87,6 +87,8 @@ pub struct Nodes {
     pub(crate) together: Option<Together>,
     /// The loss of a part ends the job, which is restarted: parts must not outlive their root.
     pub(crate) restarts: bool,
+    /// At a part: generations of its own of which it has not heard whether the root has committed them.
+    pub(crate) doubtful: Vec<u64>,
     key: PathBuf,
     pub(crate) part: Option<u64>,
     /// Remote shells that have started parts for a restart, and their hosts.
@@ -116,6 +118,7 @@ impl Nodes {
             there: BTreeMap::new(),
             together: None,
             restarts: false,
+            doubtful: Vec::new(),
             key,
             part,
             starters: Vec::new(),
