@@ -82,8 +82,22 @@ static void become(const char *belay) {
     if (file >= 0)
         close(file);
     size_t count = 0;
-    for (size_t i = 0; i < bytes; i++)
+    unsigned hash = 2166136261u;
+    for (size_t i = 0; i < bytes; i++) {
         count += !text[i];
+        hash = (hash ^ (unsigned char)text[i]) * 16777619u;
+    }
+    static char directory[80];
+    if (!options[DIRECTORY].value && !getenv("BELAY_DIR")) {
+        const char *job = getenv("SLURM_JOB_ID");
+        if (!job) {
+            slurm_error("belay: --ckpt-interval outside of an allocation needs --ckpt-dir");
+            return;
+        }
+        /* Of each command of a script its own, and the same after a requeue. */
+        snprintf(directory, sizeof directory, "belay-%s-%08x", job, hash);
+        options[DIRECTORY].value = directory;
+    }
     const char **words = calloc(count + 10, sizeof *words);
     if (!words || !count || bytes == sizeof text - 1) {
         slurm_error("belay: the command line cannot be read");
@@ -99,8 +113,10 @@ static void become(const char *belay) {
             words[at++] = options[i].value;
         }
     words[at++] = "--";
+    /* Not by the path with which it may have been called: belay follows it by its name. */
+    words[at++] = "srun";
     int left[OPTIONS] = {options[INTERVAL].said, options[DIRECTORY].said};
-    for (const char *word = text; word < text + bytes; word += strlen(word) + 1) {
+    for (const char *word = text + strlen(text) + 1; word < text + bytes; word += strlen(word) + 1) {
         bool takes;
         int option = option_of(word, &takes);
         /* Those behind the ones that srun has found are the program's. */
@@ -119,7 +135,7 @@ static void become(const char *belay) {
 int slurm_spank_init_post_opt(spank_t spank, int count, char **words) {
     (void)spank;
     bool said = options[INTERVAL].said || options[DIRECTORY].said;
-    const char *state = getenv("BELAY_SPANK"), *belay = "belay", *job = getenv("SLURM_JOB_ID");
+    const char *state = getenv("BELAY_SPANK"), *belay = "belay";
     spank_context_t where = spank_context();
     for (int i = 0; i < count; i++)
         if (!strncmp(words[i], "belay=", 6))
@@ -129,14 +145,13 @@ int slurm_spank_init_post_opt(spank_t spank, int count, char **words) {
             if (options[i].value)
                 setenv(options[i].variable, options[i].value, 1);
         setenv("BELAY_SPANK", "on", 1);
+    } else if (where == S_CTX_ALLOCATOR && state && !strcmp(state, "off")) {
+        /* Submitted by a program that runs under belay: a job of its own. */
+        unsetenv("BELAY_SPANK");
     }
+    /* Slurm passes what was said to sbatch on to each srun of the job, also to belay's own. */
     if (where != S_CTX_LOCAL || (state && !strcmp(state, "off")) || !(said || (state && !strcmp(state, "on"))))
         return 0;
-    static char directory[64];
-    if (!options[DIRECTORY].value && !getenv("BELAY_DIR") && job) {
-        snprintf(directory, sizeof directory, "belay-%s", job);
-        options[DIRECTORY].value = directory;
-    }
     become(belay);
     /* A job that was to be saved must not run unsaved. */
     exit(127);
