@@ -91,9 +91,9 @@ pub struct Description {
     /// Tiers besides the job directory.
     #[serde(default)]
     pub config: Config,
-    /// Hosts whose parts were lost during the last run, where it was ended for that.
+    /// Hosts whose parts were lost during the last run, where it was ended for that, and when that was noticed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub lost: Vec<String>,
+    pub lost: Vec<(String, u64)>,
     /// How the last run of the command ended: the status word as `wait` reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_status: Option<i32>,
@@ -415,6 +415,11 @@ impl JobDir {
 
     /// Takes the job's lock. A job that is just ending is waited for, one that is running is refused.
     pub fn lock(&self) -> Result<Lock, Failure> {
+        self.lock_within(Duration::from_secs(2))
+    }
+
+    /// The same, for one that takes no longer than `limit` to end.
+    pub fn lock_within(&self, limit: Duration) -> Result<Lock, Failure> {
         let path = self.path.join("lock");
         let fail = |e: io::Error| Failure::io(format!("lock {}", path.display()), &e);
         let file = OpenOptions::new()
@@ -433,7 +438,7 @@ impl JobDir {
             return Err(self.already_running());
         }
         // The holder has no socket any more, or not yet. If it is ending, its lock ends within moments; a deadline tells the two apart.
-        match sys::lock_within(file.as_fd(), Duration::from_secs(2)) {
+        match sys::lock_within(file.as_fd(), limit) {
             Ok(true) => Ok(Lock(file)),
             Ok(false) => Err(self.already_running()),
             Err(e) => Err(fail(e)),

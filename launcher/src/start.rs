@@ -5,6 +5,7 @@ use crate::logging;
 use belay_coordinator::agent::Setup;
 use belay_coordinator::config::Config;
 use belay_coordinator::jobdir::{Access, Description, Differential, JobDir, Lock};
+use belay_coordinator::nodes::again::LOCK_LIMIT;
 use belay_coordinator::nodes::alive;
 use belay_coordinator::nodes::hosts::read_file;
 use belay_coordinator::nodes::Nodes;
@@ -17,6 +18,7 @@ use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 /// Runs the command; ends this process as the command ended.
 pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
@@ -220,25 +222,35 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
                 },
                 ..new
             };
-            let named = named(args.hosts)?;
+            let (named, old_lost) = (named(args.hosts)?, old.lost);
             let how = How {
                 generation: None,
                 lazy: args.lazy,
                 hosts: match args.again {
                     0 => named,
-                    n => without_lost(&dir, &named, (n, args.restarts))?,
+                    n => {
+                        alive::await_fence(old_lost.last().map_or(0, |(_, noticed)| *noticed));
+                        without_lost(&dir, &named, (n, args.restarts))?
+                    }
                 },
                 quiet: false,
                 restarts,
             };
-            restart_in(&dir, lock, description, how)?
+            match restart_in(&dir, lock, description, how) {
+                // A further host may be gone.
+                Err(f) if f.exit == Exit::RestartFailed && args.again > 0 && restarts => {
+                    sys::say(&format!("{f}; trying again"));
+                    return Err(begin_again(args.again + 1));
+                }
+                other => other?,
+            }
         }
         _ => {
             sys::drop_file_capabilities().map_err(|e| Failure::system("give up the capabilities of the program file", &e))?;
             launch_in(&dir, lock, config, args.launch, restarts)?
         }
     };
-    if restarts && !dir.description()?.lost.is_empty() {
+    if restarts && status != 0 && !dir.description()?.lost.is_empty() {
         return Err(begin_again(args.again + 1));
     }
     finish(&dir, status)
@@ -274,6 +286,8 @@ fn begin_again(number: u32) -> Failure {
     // What an earlier one has said stands in front.
     let own = if number > 1 { 2 } else { 0 };
     let number = number.to_string();
+    // The front takes signals through a descriptor.
+    sys::SignalSet::of([]).set_mask();
     let mut c = Command::new(me);
     c.arg0(name)
         .args(["run", "--again", &number])
@@ -345,7 +359,12 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
         sys::close_inherited();
         let dir = JobDir::open(&args.dir, Access::Own)?;
         let mut description = dir.description()?;
-        let lock = dir.lock()?;
+        let limit = if args.ends_with_root {
+            LOCK_LIMIT
+        } else {
+            Duration::from_secs(2)
+        };
+        let lock = dir.lock_within(limit)?;
         description.wait_status = None;
         dir.describe(&description)?;
         logging::start(&dir, &description.log_level)?;

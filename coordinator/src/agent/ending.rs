@@ -72,8 +72,10 @@ impl Agent {
     pub(super) fn close(&mut self) {
         self.stop_telling();
         let socket = self.dir.socket();
-        if let (Some(_), Err(e)) = (self.listener.take(), std::fs::remove_file(&socket)) {
-            tracing::warn!(path = %socket.display(), error = %e, "remove the control socket");
+        if let (Some(_), false) = (self.listener.take(), self.losses.deposed) {
+            if let Err(e) = std::fs::remove_file(&socket) {
+                tracing::warn!(path = %socket.display(), error = %e, "remove the control socket");
+            }
         }
         if let Some(lock) = self.lock.take() {
             lock.release();
@@ -90,7 +92,12 @@ impl Agent {
         self.give_up_encoding();
         self.description.wait_status = self.result.or(self.root_status);
         self.description.history.end(sys::now_unix_s());
-        if let Err(failure) = self.dir.describe(&self.description) {
+        let described = if self.losses.deposed {
+            Ok(())
+        } else {
+            self.dir.describe(&self.description)
+        };
+        if let Err(failure) = described {
             tracing::error!(error = %failure, "record the end");
         }
         let result = self.result.or(self.root_status).unwrap_or(0);

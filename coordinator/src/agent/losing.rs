@@ -24,6 +24,8 @@ pub(super) struct Losses {
     since: Option<Instant>,
     /// The command has failed.
     failed: Option<Instant>,
+    /// At a part: it has lost its root, and another agent may have the job directory.
+    pub(super) deposed: bool,
 }
 
 impl Losses {
@@ -32,6 +34,7 @@ impl Losses {
             restarts,
             since: None,
             failed: None,
+            deposed: false,
         }
     }
 
@@ -51,7 +54,7 @@ impl Agent {
         if !self.losses.restarts || (ends && self.losses.since.is_none()) {
             return;
         }
-        self.description.lost.push(host);
+        self.description.lost.push((host, sys::now_unix_s()));
         if self.losses.since.is_some() {
             return;
         }
@@ -69,10 +72,18 @@ impl Agent {
         self.force_end();
     }
 
+    /// The user ends the job: whatever is lost from now on, it is not restarted.
+    pub(super) fn end_without_restart(&mut self) {
+        if self.losses.since.is_none() {
+            self.losses.restarts = false;
+        }
+    }
+
     /// At a part: the root is lost. Where that restarts the job without this part, what is left here must not go on beside it.
     pub(super) fn lose_root(&mut self, why: &str) {
         tracing::error!(why, "the root is lost");
         if self.losses.restarts {
+            self.losses.deposed = true;
             sys::say(&format!(
                 "{why}; the program is ended, and restarted from a checkpoint elsewhere"
             ));
@@ -86,6 +97,7 @@ impl Agent {
     pub(super) fn note_end(&mut self, status: i32) {
         if status != 0 {
             self.losses.failed = Some(Instant::now());
+            self.set_tick();
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::Agent;
 use crate::jobdir::is_suspended;
+use crate::nodes::Nodes;
 use crate::processes;
 use crate::relay::Message;
 use crate::sys::{self, JobControl, Signal};
@@ -47,6 +48,11 @@ impl Agent {
         if self.root_status.is_none() {
             tracing::debug!(signal = s.number, "passed on");
             sys::pass_on(self.root_pid, s);
+            if matches!(s.number, libc::SIGINT | libc::SIGQUIT | libc::SIGTERM | libc::SIGHUP)
+                && !self.nodes.as_ref().is_some_and(Nodes::is_part)
+            {
+                self.end_without_restart();
+            }
         } else if matches!(s.number, libc::SIGINT | libc::SIGQUIT | libc::SIGTERM | libc::SIGHUP) {
             self.give_up_checkpoint();
             self.stop_awaiting_flush();

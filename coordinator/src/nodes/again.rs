@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// How long a part may take to come.
 const LIMIT: Duration = Duration::from_secs(60);
+/// How long it waits for one of before, on a host that is lost: a shared file system keeps locks of such hosts for a while (NFSv4: 90 s).
+pub const LOCK_LIMIT: Duration = Duration::from_secs(150);
 
 /// The command line, for the shell of another host, that makes it a part of the job in `dir`; one that several tasks of an `srun` execute has a tag for each.
 pub(crate) fn agent_command(dir: &Path, nodes: &Nodes, tags: &[u64], then: &str) -> Result<String, Failure> {
@@ -111,7 +113,7 @@ impl Nodes {
                     ));
                 }
             }
-            if begin.elapsed() > LIMIT {
+            if begin.elapsed() > LIMIT + if self.restarts { LOCK_LIMIT } else { Duration::ZERO } {
                 return Err(Failure::new(Exit::RestartFailed, "not all parts of the job have joined"));
             }
         }

@@ -10,12 +10,15 @@ use std::collections::BTreeSet;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
+/// A part that has lost its root has ended so long after that: the silence is noticed within 5 s, and it ends 15 s later.
+const FENCE: Duration = Duration::from_secs(25);
 /// How long a host may take to execute a command.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Hosts for the parts of the newest generation of the job in `dir`, in their order: of those `given`, or else of those that they had, the ones that answer. `tell` hears of each that does not.
 pub fn choose(dir: &JobDir, given: &[String], tell: &mut dyn FnMut(&str)) -> Result<Vec<String>, Failure> {
-    let rows = newest_rows(dir)?;
+    // A restart goes back to an older generation where this one is damaged.
+    let rows = newest_rows(dir).unwrap_or_default();
     let Some(first) = rows.first() else {
         return Ok(given.to_vec());
     };
@@ -32,6 +35,12 @@ pub fn choose(dir: &JobDir, given: &[String], tell: &mut dyn FnMut(&str)) -> Res
         tell(host);
     }
     Ok(places(&used, &alive, &sys::host()))
+}
+
+/// Waits until parts that are only cut off have ended, that were lost since `noticed`, in seconds since the epoch: there must not be two of them.
+pub fn await_fence(noticed: u64) {
+    let since = Duration::from_secs(sys::now_unix_s().saturating_sub(noticed));
+    std::thread::sleep(FENCE.saturating_sub(since));
 }
 
 fn newest_rows(dir: &JobDir) -> Result<Vec<Row>, Failure> {
