@@ -107,12 +107,12 @@ impl Draft {
     }
 
     /// Joins everything into the model; its rings follow, its threads that live when it has gone on, and its mappings when the snapshot is written.
+    /// Of its tasks `process` has the first one only at this moment, see [`Suspended::each_task_while`].
     pub(crate) fn finish(&mut self, process: &Process, table: &ProcessTable) -> Result<model::Process, CaptureError> {
         let (pid, task) = (self.pid, self.task);
         let main = (task != pid)
             .then(|| threads::exited_main(pid, &self.stat.comm))
             .transpose()?;
-        let group_stop = process.tasks.iter().find_map(|t| t.group_stop);
         let auxv = proc::read_whole(format!("/proc/{task}/auxv")).unwrap_or_default();
         for (timer, slot) in self.timers.iter_mut().zip(&table.timers) {
             timer.interval_ns = nanoseconds(slot.interval);
@@ -128,7 +128,9 @@ impl Draft {
             sid: s.session,
             tty: s.tty_nr,
             tty_pgrp: s.tpgid,
-            state: group_stop.map_or(model::ProcessState::Running, model::ProcessState::Stopped),
+            state: process
+                .group_stop
+                .map_or(model::ProcessState::Running, model::ProcessState::Stopped),
             exit_signal: s.exit_signal,
             comm: s.comm.clone(),
             exe: proc::link(task, "exe"),

@@ -54,6 +54,8 @@ pub(crate) struct Process {
     pub(crate) ppid: i32,
     /// The main thread first, unless it has exited. The first one is traced by the calling thread.
     pub(crate) tasks: Vec<Task>,
+    /// Signal that has stopped it by job control: any of its tasks may have been the one that told of it.
+    pub(crate) group_stop: Option<i32>,
     /// Injected area, to be unmapped before the process goes on: (address, bytes).
     pub(crate) area: Option<(u64, u64)>,
     /// Whether its attribute PR_SET_CHILD_SUBREAPER must be switched on again.
@@ -205,7 +207,7 @@ impl Suspended {
         let all = self.processes.iter_mut().enumerate();
         all.filter(|(i, _)| Some(*i) != stays).for_each(|(_, p)| p.put_back());
         // Those stopped by job control first, until they stand still again: nobody may see them run.
-        let stopped = |p: &Process| p.tasks.iter().any(|t| t.group_stop.is_some());
+        let stopped = |p: &Process| p.group_stop.is_some();
         let still: Vec<bool> = self.processes.iter().map(stopped).collect();
         let mut last = Instant::now();
         for first in [true, false] {
@@ -247,6 +249,7 @@ impl Process {
         Self {
             pid,
             ppid,
+            group_stop: tasks.iter().find_map(|t| t.group_stop),
             tasks,
             area: None,
             subreaper: false,
@@ -371,5 +374,40 @@ impl Task {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(tid: i32, group_stop: Option<i32>) -> Task {
+        Task {
+            tid,
+            tracer: 0,
+            // SAFETY: all-zero bytes are a valid value of this plain C struct.
+            regs: unsafe { std::mem::zeroed() },
+            xstate: Vec::new(),
+            sigmask: 0,
+            rseq: (0, 0, 0),
+            group_stop,
+            deferred: 0,
+            borrowed: false,
+            running: false,
+        }
+    }
+
+    #[test]
+    fn a_stop_that_another_than_the_first_task_tells_of_is_known_while_the_others_are_away() {
+        let tasks = vec![task(i32::MAX - 1, None), task(i32::MAX, Some(libc::SIGTSTP))];
+        let process = Process::stopped(i32::MAX - 1, 1, tasks);
+        let mut job = Suspended::new(vec![process], Vec::new(), Tracers::default());
+        let seen = |job: &mut Suspended| (job.processes[0].tasks.len(), job.processes[0].group_stop);
+        let (tids, meanwhile) = job.each_task_while(|_, number, _| number, |task, number| (task.tid, *number), seen);
+        assert_eq!(meanwhile, (1, Some(libc::SIGTSTP)));
+        assert_eq!(tids, [[(i32::MAX - 1, 0), (i32::MAX, 1)]]);
+        assert_eq!(job.processes[0].tasks.len(), 2);
+        // None of these tasks exists.
+        job.processes.clear();
     }
 }
