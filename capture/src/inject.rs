@@ -5,12 +5,13 @@ use crate::suspend::{Process, Suspended, Task};
 use crate::CaptureError;
 use belay_abi::inject::{
     Mark, NotificationTable, ProcessTable, RingsTable, SnapshotTable, ThreadTable, Turn, WaitTable, MAX_LEFT_OUT, MAX_WRITERS,
-    OP_NOTIFICATION, OP_PROCESS, OP_RINGS, OP_SNAPSHOT, OP_THREAD, OP_WAIT, WRITER_STACK,
+    OP_NOTIFICATION, OP_PROCESS, OP_RINGS, OP_SNAPSHOT, OP_THREAD, OP_WAIT, RING_LOST, WRITER_STACK,
 };
 use belay_kernel::blob::Blob;
 use belay_kernel::proc::{Map, Status};
 use belay_kernel::ptrace::{self, Event, Regs};
 use belay_kernel::vm::Memory;
+use belay_plugins::Group;
 use std::time::{Duration, Instant};
 
 const PAGE: u64 = 4096;
@@ -21,6 +22,8 @@ const SMALL_STACK: u64 = 16 * 1024;
 const LARGE_STACK: u64 = 16 * 1024;
 /// How long the job stands still for an operation that waits for requests of the program.
 const LONGEST_TURN: Duration = Duration::from_secs(5);
+/// What it waits for: no other operation waits.
+const WAITED_FOR: &str = "a request of asynchronous I/O (io_setup)";
 
 /// The injected area of one process.
 #[derive(Debug)]
@@ -476,7 +479,12 @@ pub(crate) fn snapshot(
 
 /// Lets the main thread of process number `at` do operation `op` on the table at `table`, whose turn is at `turn`, while its other threads wait: should the agent die, they go on only when
 /// it is over. Where that takes longer than [`LONGEST_TURN`], all other processes are let go, since one of them may be what it waits for, and the end of the operation is a failure.
-fn take_turn(job: &mut Suspended, at: usize, area: &Area, (op, table, turn): (u64, u64, u64)) -> Result<(), CaptureError> {
+fn take_turn(
+    job: &mut Suspended,
+    (at, area): (usize, &Area),
+    (op, table, turn): (u64, u64, u64),
+    group: Option<&dyn Group>,
+) -> Result<(), CaptureError> {
     let pid = job.processes[at].pid;
     let size = size_of::<WaitTable>() as u64;
     let over = area.base + turn + std::mem::offset_of!(Turn, over) as u64;
@@ -513,9 +521,16 @@ fn take_turn(job: &mut Suspended, at: usize, area: &Area, (op, table, turn): (u6
     each(job, |task, entry| entry.prepare(task))?;
     area.put(turn, &[1u32])?;
     let began = each(job, |task, _| Entry::let_run(task));
-    let in_time = job.processes[at].tasks[0].reports_until(Instant::now() + LONGEST_TURN);
+    let reason = format!(
+        "has not ended within {} s; it waits for a slow device, or for a process of the job, which goes on now",
+        LONGEST_TURN.as_secs()
+    );
+    let in_time = op != OP_RINGS || job.processes[at].tasks[0].reports_until(Instant::now() + LONGEST_TURN);
     if !in_time {
         job.resume_others(at);
+        if let Some(group) = group {
+            group.give_up(&format!("process {pid}: {WAITED_FOR} {reason}"));
+        }
     }
     let done = first.end(&mut job.processes[at].tasks[0]);
     // After a failure the others may wait for ever: whoever puts the process back stops them.
@@ -524,11 +539,7 @@ fn take_turn(job: &mut Suspended, at: usize, area: &Area, (op, table, turn): (u6
     if in_time {
         return Ok(());
     }
-    let reason = format!(
-        "has not ended within {} s; it waits for a slow device, or for a process of the job, which goes on now",
-        LONGEST_TURN.as_secs()
-    );
-    Err(CaptureError::refuse(pid, "a request of asynchronous I/O (io_setup)", reason))
+    Err(CaptureError::refuse(pid, WAITED_FOR, reason))
 }
 
 /// Runs OP_NOTIFICATION on the main thread of process number `at`, with `table` completed; `bytes` is the size of the room for messages, which `read` can read in the end.
@@ -551,7 +562,7 @@ pub(crate) fn notification<R>(
     let turn = area.notification_table + std::mem::offset_of!(NotificationTable, turn) as u64;
     let done = area
         .put(area.notification_table, &[table])
-        .and_then(|()| take_turn(job, at, area, (OP_NOTIFICATION, area.notification_table, turn)))
+        .and_then(|()| take_turn(job, (at, area), (OP_NOTIFICATION, area.notification_table, turn), None))
         .and_then(|()| area.get::<NotificationTable>(area.notification_table))
         .and_then(|done| read(&table.answered(&done), &area.memory));
     on_main(&mut job.processes[at], libc::SYS_munmap, [table.room, bytes, 0, 0, 0, 0])?;
@@ -561,23 +572,31 @@ pub(crate) fn notification<R>(
 /// Runs OP_RINGS on the main thread of process number `at`; `read` can read what it has found, before that is unmapped.
 pub(crate) fn rings<R>(
     job: &mut Suspended,
-    at: usize,
-    area: &Area,
+    (at, area): (usize, &Area),
     mut table: RingsTable,
+    group: Option<&dyn Group>,
     read: impl FnOnce(&RingsTable, &Memory) -> Result<R, CaptureError>,
 ) -> Result<R, CaptureError> {
     table.mark = area.main_mark(&job.processes[at]);
     area.put(area.rings_table, &[table])?;
     let turn = area.rings_table + std::mem::offset_of!(RingsTable, turn) as u64;
-    let took = take_turn(job, at, area, (OP_RINGS, area.rings_table, turn));
-    let done = table.answered(&area.get::<RingsTable>(area.rings_table)?);
-    let result = took.and_then(|()| match done.mark.done {
-        0 => {
-            let reason = "got a signal from outside the job at this moment";
-            Err(CaptureError::refuse_for_now(job.processes[at].pid, "process", reason))
-        }
-        _ => read(&done, &area.memory),
-    });
+    let took = take_turn(job, (at, area), (OP_RINGS, area.rings_table, turn), group);
+    let done = match area.get::<RingsTable>(area.rings_table) {
+        Ok(done) => table.answered(&done),
+        Err(e) => return Err(took.err().unwrap_or(e)),
+    };
+    let told = if done.mark.done == 0 {
+        let reason = "got a signal from outside the job at this moment";
+        Err(CaptureError::refuse_for_now(job.processes[at].pid, "process", reason))
+    } else {
+        read(&done, &area.memory)
+    };
+    // Worse than to have waited too long is to have lost something.
+    let result = if done.rings.iter().any(|r| r.outcome == RING_LOST) {
+        told
+    } else {
+        took.and(told)
+    };
     for ring in done.rings.iter().filter(|r| r.scratch != 0) {
         on_main(
             &mut job.processes[at],

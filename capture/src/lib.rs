@@ -294,7 +294,7 @@ fn take(
     for (at, ((process, draft), area)) in processes.iter_mut().zip(&drafts).zip(&areas).enumerate() {
         // Those of memory that several processes share are told once.
         if job.processes[at].guest.is_none() {
-            process.rings = rings::settle(&mut job, at, area, draft)?;
+            process.rings = rings::settle(&mut job, (at, area), draft, group)?;
         }
     }
 

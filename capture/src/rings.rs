@@ -9,7 +9,7 @@ use belay_abi::aio::{distance, Event, RingHead, RingPlan, EVENT_BYTES};
 use belay_abi::inject::{RingSlot, RingsTable, Turn, MAX_RINGS, RING_DEAD, RING_DONE, RING_LOST};
 use belay_image::model::Ring;
 use belay_kernel::vm::Memory;
-use belay_plugins::Refusal;
+use belay_plugins::{Group, Refusal};
 
 /// Devices whose holders serve requests: stopped, they would keep those waiting.
 const SERVING: [&str; 5] = ["/dev/fuse", "/dev/cuse", "/dev/nbd", "/dev/ublkc", "/dev/uio"];
@@ -33,8 +33,13 @@ pub(crate) fn check(drafts: &[Draft]) -> Result<(), CaptureError> {
     Ok(())
 }
 
-/// Replaces the rings of process number `at` by new ones, see the injected program. Those that it has inherited, and cannot use, are none.
-pub(crate) fn settle(job: &mut Suspended, at: usize, area: &Area, draft: &Draft) -> Result<Vec<Ring>, CaptureError> {
+/// Replaces the rings of process number `at` by new ones, see the injected program. Those that it has inherited, and cannot use, are none. The other nodes of `group` are told where that takes too long.
+pub(crate) fn settle(
+    job: &mut Suspended,
+    (at, area): (usize, &Area),
+    draft: &Draft,
+    group: Option<&dyn Group>,
+) -> Result<Vec<Ring>, CaptureError> {
     let slots: Vec<RingSlot> = draft.maps.iter().filter(|m| memory::is_ring(m)).map(slot).collect();
     let mut out = Vec::new();
     for some in slots.chunks(MAX_RINGS) {
@@ -48,7 +53,7 @@ pub(crate) fn settle(job: &mut Suspended, at: usize, area: &Area, draft: &Draft)
             rings,
         };
         let pid = job.processes[at].pid;
-        out.extend(inject::rings(job, at, area, table, |done, memory| {
+        out.extend(inject::rings(job, (at, area), table, group, |done, memory| {
             let done = done.rings.iter().take(some.len());
             done.filter(|r| r.outcome != RING_DEAD)
                 .map(|r| ring(pid, r, memory))

@@ -64,4 +64,8 @@ impl Group for Gathering<'_> {
             line(&b)
         })
     }
+
+    fn give_up(&self, reason: &str) {
+        self.fail(reason);
+    }
 }
