@@ -46,3 +46,8 @@ pub fn refused_for_one_of(o: &Output, words: &[&str]) -> Result<(), Failure> {
         format!("the message names none of {words:?}: {err}")
     })
 }
+
+/// The result of an operation on the system, with what it was in the failure.
+pub fn io<T>(what: &str, r: std::io::Result<T>) -> Result<T, Failure> {
+    r.map_err(|e| format!("{what}: {e}"))
+}

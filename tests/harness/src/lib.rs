@@ -29,6 +29,7 @@ pub mod rng;
 pub mod runner;
 pub mod slurm;
 pub mod stepper;
+pub mod target;
 pub mod terminal;
 pub mod ways;
 

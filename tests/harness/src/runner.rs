@@ -47,6 +47,12 @@ pub fn way_selected(w: Way) -> bool {
     listed("BELAY_WAYS", w.name())
 }
 
+/// Rounds of a repeated check: BELAY_STRESS, else `usual`.
+pub fn rounds(usual: u64) -> u64 {
+    let asked = std::env::var("BELAY_STRESS").ok().and_then(|v| v.parse().ok());
+    asked.unwrap_or(usual)
+}
+
 /// The checks of a table of cases: each in four ways as each user.
 pub fn checks(place: &Arc<Place>, cases: Vec<Case>) -> Vec<Check> {
     let seed = run_seed();

@@ -1,17 +1,15 @@
 //! The command line: exit statuses, standard streams, signals, terminals, job directories, machine-readable output.
 
-use belay_tests::build::{build, Kind};
 use belay_tests::expect::{refused, want};
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{Place, User};
 use belay_tests::procs;
-use belay_tests::runner::{self, Check};
+use belay_tests::target::Target;
 use belay_tests::terminal::Terminal;
 use belay_tests::Failure;
 use serde_json::Value;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Output, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(40);
@@ -493,14 +491,7 @@ fn run(place: &Place, user: User) -> Result<(), Failure> {
 }
 
 fn main() {
-    let fail = |e: Failure| -> ! {
-        println!("{e}");
-        std::process::exit(1);
-    };
-    let place = Arc::new(Place::new("cli").unwrap_or_else(|e| fail(e)));
-    if let Err(e) = build(&place, "fault_target", Kind::C) {
-        fail(e);
-    }
+    let mut target = Target::new("cli", &["fault_target"]);
     let tests: [(&str, Test); 19] = [
         ("exit_status", exit_status),
         ("streams", streams),
@@ -542,19 +533,12 @@ fn main() {
             Ok(())
         }),
     ];
-    let mut checks = Vec::new();
     for (name, test) in tests {
-        for user in runner::users()
-            .into_iter()
-            .filter(|u| name != "setuid" || *u == User::Ordinary)
-        {
-            let place = Arc::clone(&place);
-            checks.push(Check {
-                name: format!("cli::{name}::{}", user.name()),
-                run: Box::new(move || test(&place, user)),
-            });
-        }
+        target.by_user(
+            name,
+            |u| name != "setuid" || u == User::Ordinary,
+            move |place, user, _| test(place, user),
+        );
     }
-    drop(place);
-    runner::main(checks);
+    target.run();
 }

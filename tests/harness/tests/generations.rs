@@ -1,13 +1,11 @@
 //! Many generations: each one that is kept restarts, with the state that it was taken of; the automatic interval.
 
-use belay_tests::build::{build, Kind};
 use belay_tests::expect::want;
 use belay_tests::job::Job;
 use belay_tests::place::{Place, User};
-use belay_tests::rng::{run_seed, Rng};
-use belay_tests::runner::{self, Check};
+use belay_tests::rng::Rng;
+use belay_tests::target::Target;
 use belay_tests::Failure;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -155,34 +153,14 @@ fn auto_interval(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> 
 }
 
 fn main() {
-    let fail = |e: Failure| -> ! {
-        println!("{e}");
-        std::process::exit(1);
-    };
-    let place = Arc::new(Place::new("generations").unwrap_or_else(|e| fail(e)));
-    for program in ["gen_steps", "mem_diff"] {
-        if let Err(e) = build(&place, program, Kind::C) {
-            fail(e);
-        }
-    }
-    let seed = run_seed();
-    println!("seed {seed}");
+    let mut target = Target::new("generations", &["gen_steps", "mem_diff"]);
     let tests: [(&str, Test); 3] = [
         ("every_generation_hash", |p, u, r| every_generation("hash", p, u, r)),
         ("every_generation_written", |p, u, r| every_generation("written", p, u, r)),
         ("auto_interval", auto_interval),
     ];
-    let mut checks = Vec::new();
     for (name, test) in tests {
-        for user in runner::users() {
-            let place = Arc::clone(&place);
-            let label = format!("generations::{name}::{}", user.name());
-            checks.push(Check {
-                name: label.clone(),
-                run: Box::new(move || test(&place, user, &mut Rng::new(seed, &label))),
-            });
-        }
+        target.by_user(name, |_| true, test);
     }
-    drop(place);
-    runner::main(checks);
+    target.run();
 }

@@ -1,30 +1,20 @@
 //! Memory headroom: a checkpoint never costs the program its memory, whatever share of its limit it uses.
 
-use belay_tests::build::{build, Kind};
 use belay_tests::expect::want;
 use belay_tests::group::Group;
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{am_root, Place, User, NOBODY};
-use belay_tests::rng::{run_seed, Rng};
-use belay_tests::runner::{self, Check};
+use belay_tests::rng::Rng;
+use belay_tests::runner::rounds;
+use belay_tests::target::Target;
 use belay_tests::Failure;
 use std::collections::BTreeSet;
 use std::process::Command;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Memory limit of the control group.
 const LIMIT_MIB: u64 = 512;
-type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
-
 const PATIENCE: Duration = Duration::from_secs(120);
-
-fn checkpoints() -> u64 {
-    std::env::var("BELAY_STRESS")
-        .ok()
-        .and_then(|v| v.parse::<u64>().ok())
-        .unwrap_or(3)
-}
 
 /// How the memory of each generation was taken: mode and times that the program was stopped meanwhile.
 fn modes(job: &Job) -> Result<Vec<(String, u64)>, Failure> {
@@ -91,7 +81,7 @@ fn at(percent: u64, modes_wanted: &[&str], place: &Place, user: User, rng: &mut 
         &[&(LIMIT_MIB * percent / 100).to_string(), "2"],
     )?;
     let mut seen = BTreeSet::new();
-    for n in 0..checkpoints() {
+    for n in 0..rounds(3) {
         rng.pause(300);
         let o = job.checkpoint_raw(&[])?;
         let no_kills = |when: &str| {
@@ -179,43 +169,16 @@ const LEVELS: [(u64, &[&str]); 4] = [
 ];
 
 fn main() {
-    let fail = |e: Failure| -> ! {
-        println!("{e}");
-        std::process::exit(1);
-    };
-    let place = Arc::new(Place::new("headroom").unwrap_or_else(|e| fail(e)));
-    if let Err(e) = build(&place, "mem_full", Kind::C) {
-        fail(e);
-    }
-    let seed = run_seed();
-    println!("seed {seed}");
-    let mut checks = Vec::new();
+    let mut target = Target::new("headroom", &["mem_full"]);
     for (percent, modes) in LEVELS {
-        for user in runner::users().into_iter().filter(|_| am_root()) {
-            let place = Arc::clone(&place);
-            let name = format!("headroom::{percent}_percent::{}", user.name());
-            let label = name.clone();
-            checks.push(Check {
-                name,
-                run: Box::new(move || at(percent, modes, &place, user, &mut Rng::new(seed, &label))),
-            });
-        }
+        let check = format!("{percent}_percent");
+        target.by_user(
+            &check,
+            |_| am_root(),
+            move |place, user, rng| at(percent, modes, place, user, rng),
+        );
     }
-    let mut add = |name: &str, user: User, test: Test| {
-        let place = Arc::clone(&place);
-        let name = format!("headroom::{name}::{}", user.name());
-        let label = name.clone();
-        let run = Box::new(move || test(&place, user, &mut Rng::new(seed, &label)));
-        checks.push(Check { name, run });
-    };
-    for user in runner::users() {
-        if am_root() {
-            add("store_in_memory", user, store_in_memory);
-        }
-        if user == User::Ordinary {
-            add("no_fork", user, no_fork);
-        }
-    }
-    drop(place);
-    runner::main(checks);
+    target.by_user("store_in_memory", |_| am_root(), store_in_memory);
+    target.by_user("no_fork", |u| u == User::Ordinary, no_fork);
+    target.run();
 }

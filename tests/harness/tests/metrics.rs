@@ -1,25 +1,19 @@
 //! The numbers of a running job, scraped as a site would: over HTTP, from a UNIX socket, from a file; also after a restart.
 
-use belay_tests::build::{build, Kind};
-use belay_tests::expect::{refused, want};
+use belay_tests::expect::{io, refused, want};
 use belay_tests::job::{output, Job};
 use belay_tests::place::{Place, User};
-use belay_tests::runner::{self, Check};
+use belay_tests::target::Target;
 use belay_tests::Failure;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
 type Test = fn(&Place, User) -> Result<(), Failure>;
-
-fn io<T>(what: &str, r: std::io::Result<T>) -> Result<T, Failure> {
-    r.map_err(|e| format!("{what}: {e}"))
-}
 
 fn start(place: &Place, user: User, label: &str, at: impl FnOnce(&Path) -> String) -> Result<Job, Failure> {
     let mut job = Job::new(place, label, user)?;
@@ -183,30 +177,15 @@ fn places_that_cannot_be_had(place: &Place, user: User) -> Result<(), Failure> {
 }
 
 fn main() {
-    let fail = |e: Failure| -> ! {
-        eprintln!("{e}");
-        std::process::exit(1)
-    };
-    let place = Arc::new(Place::new("metrics").unwrap_or_else(|e| fail(e)));
-    if let Err(e) = build(&place, "fault_target", Kind::C) {
-        fail(e);
-    }
+    let mut target = Target::new("metrics", &["fault_target"]);
     let tests: [(&str, Test); 4] = [
         ("over_http", over_http),
         ("at_a_socket", at_a_socket),
         ("in_a_file", in_a_file),
         ("places_that_cannot_be_had", places_that_cannot_be_had),
     ];
-    let mut checks = Vec::new();
     for (name, test) in tests {
-        for user in runner::users() {
-            let place = Arc::clone(&place);
-            checks.push(Check {
-                name: format!("metrics::{name}::{}", user.name()),
-                run: Box::new(move || test(&place, user)),
-            });
-        }
+        target.by_user(name, |_| true, move |place, user, _| test(place, user));
     }
-    drop(place);
-    runner::main(checks);
+    target.run();
 }

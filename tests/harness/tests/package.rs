@@ -1,14 +1,13 @@
 //! The packages: built from this build's programs, installed into an empty root, used from there, and removed without a trace.
 
-use belay_tests::build::{build, Kind};
-use belay_tests::expect::want;
+use belay_tests::expect::{io, want};
 use belay_tests::job::{output, text, Job};
 use belay_tests::place::{build_dir, repository, Place, User};
-use belay_tests::runner::{self, Check};
+use belay_tests::runner;
+use belay_tests::target::Target;
 use belay_tests::Failure;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 use std::time::Duration;
 
 type Test = fn(&Place) -> Result<(), Failure>;
@@ -34,10 +33,6 @@ const FILES: [&str; 15] = [
     "usr/share/belay/modulefiles/tcl/belay/0.1.0",
     "usr/share/belay/modulefiles/lua/belay/0.1.0.lua",
 ];
-
-fn io<T>(what: &str, r: std::io::Result<T>) -> Result<T, Failure> {
-    r.map_err(|e| format!("{what}: {e}"))
-}
 
 /// Runs a command to its end; what it printed.
 fn run(argv: &[&str]) -> Result<String, Failure> {
@@ -130,34 +125,21 @@ fn rpm(place: &Place) -> Result<(), Failure> {
 }
 
 fn main() {
-    let fail = |e: Failure| -> ! {
-        eprintln!("{e}");
-        std::process::exit(1)
-    };
     // The job runs as the harness's own user.
     if !runner::users().contains(&User::Root) {
         println!("\ntest result: ok. 0 passed; 0 failed; 2 ignored (packages are tested by root)");
         return;
     }
-    let place = Arc::new(Place::new("package").unwrap_or_else(|e| fail(e)));
-    if let Err(e) = build(&place, "fault_target", Kind::C) {
-        fail(e);
-    }
+    let mut target = Target::new("package", &["fault_target"]);
     let has =
         |program: &str| std::env::var_os("PATH").is_some_and(|p| std::env::split_paths(&p).any(|d| d.join(program).is_file()));
     let tests: [(&str, &str, Test); 2] = [("deb", "dpkg-deb", deb), ("rpm", "rpmbuild", rpm)];
-    let mut checks = Vec::new();
     for (name, program, test) in tests {
-        if !has(program) {
+        if has(program) {
+            target.once(name, move |place, _| test(place));
+        } else {
             println!("package::{name}: no {program} here");
-            continue;
         }
-        let place = Arc::clone(&place);
-        checks.push(Check {
-            name: format!("package::{name}"),
-            run: Box::new(move || test(&place)),
-        });
     }
-    drop(place);
-    runner::main(checks);
+    target.run();
 }

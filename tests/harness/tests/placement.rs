@@ -2,38 +2,21 @@
 //!
 //! The rules that every test here checks: whatever is killed when, what was committed restarts from wherever its chunks are; nothing is left in a tier when the job has ended.
 
-use belay_tests::build::{build, Kind};
+use belay_tests::expect::{io, want};
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{am_root, Place, User, NOBODY};
-use belay_tests::rng::{run_seed, Rng};
-use belay_tests::runner::{self, Check};
+use belay_tests::rng::Rng;
+use belay_tests::runner::rounds;
+use belay_tests::target::Target;
 use belay_tests::{procs, Failure};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(150);
 const POLICIES: [&str; 4] = ["adaptive", "fastest-only", "local-only", "naive"];
 
 type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
-
-fn want(ok: bool, what: impl FnOnce() -> String) -> Result<(), Failure> {
-    if ok {
-        Ok(())
-    } else {
-        Err(what())
-    }
-}
-
-fn io<T>(what: &str, r: std::io::Result<T>) -> Result<T, Failure> {
-    r.map_err(|e| format!("{what}: {e}"))
-}
-
-fn rounds() -> u64 {
-    let asked = std::env::var("BELAY_STRESS").ok().and_then(|v| v.parse().ok());
-    asked.unwrap_or(8)
-}
 
 /// Two local tiers of `mib` each, and moves to the job directory at `rate` a second.
 fn tiers(job: &Job, user: User, mib: [u64; 2], rate: &str) -> Result<[PathBuf; 2], Failure> {
@@ -156,7 +139,7 @@ fn policies(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
 
 /// Tiers far smaller than the program: writers wait for moves, or write to the job directory; everything is killed at random moments.
 fn small_and_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
-    for n in 0..rounds() {
+    for n in 0..rounds(8) {
         let policy = POLICIES[(n % 4) as usize];
         let round = |e: String| format!("round {n}, {policy}: {e}");
         let mut job = Job::new(place, "small", user)?;
@@ -260,33 +243,15 @@ fn gone(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 }
 
 fn main() {
-    let fail = |e: Failure| -> ! {
-        println!("{e}");
-        std::process::exit(1);
-    };
-    let place = Arc::new(Place::new("placement").unwrap_or_else(|e| fail(e)));
-    if let Err(e) = build(&place, "fault_target", Kind::C) {
-        fail(e);
-    }
-    let seed = run_seed();
-    println!("seed {seed}");
+    let mut target = Target::new("placement", &["fault_target"]);
     let tests: [(&str, Test); 4] = [
         ("policies", policies),
         ("small_and_killed", small_and_killed),
         ("power_cut", power_cut),
         ("gone", gone),
     ];
-    let mut checks = Vec::new();
     for (name, test) in tests {
-        for user in runner::users() {
-            let place = Arc::clone(&place);
-            let run = move || test(&place, user, &mut Rng::new(seed, name));
-            checks.push(Check {
-                name: format!("placement::{name}::{}", user.name()),
-                run: Box::new(run),
-            });
-        }
+        target.by_user(name, |_| true, test);
     }
-    drop(place);
-    runner::main(checks);
+    target.run();
 }

@@ -2,17 +2,15 @@
 //!
 //! BELAY_SOAK (300) checkpoints. What is restarted is a copy of the job directory, beside the job, whose agent lives from the first checkpoint to the last.
 
-use belay_tests::build::{build, Kind};
 use belay_tests::expect::want;
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{Place, User};
-use belay_tests::rng::{run_seed, Rng};
-use belay_tests::runner::{self, Check};
+use belay_tests::rng::Rng;
+use belay_tests::target::Target;
 use belay_tests::{procs, Failure};
 use std::fs::File;
 use std::path::Path;
 use std::process::Stdio;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -186,25 +184,8 @@ fn soak(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
 }
 
 fn main() {
-    let fail = |e: Failure| -> ! {
-        println!("{e}");
-        std::process::exit(1);
-    };
-    let place = Arc::new(Place::new("soak").unwrap_or_else(|e| fail(e)));
-    if let Err(e) = build(&place, PROGRAM, Kind::C) {
-        fail(e);
-    }
-    let seed = run_seed();
-    println!("seed {seed}, {} checkpoints", length());
-    let mut checks = Vec::new();
-    for user in runner::users() {
-        let place = Arc::clone(&place);
-        let name = format!("soak::{}", user.name());
-        checks.push(Check {
-            name: name.clone(),
-            run: Box::new(move || soak(&place, user, &mut Rng::new(seed, &name))),
-        });
-    }
-    drop(place);
-    runner::main(checks);
+    let mut target = Target::new("soak", &[PROGRAM]);
+    println!("{} checkpoints", length());
+    target.by_user("checkpoints", |_| true, soak);
+    target.run();
 }

@@ -52,7 +52,7 @@ fn soak(place: &Place, program: &str, args: &[String], user: User, rounds: u64, 
 }
 
 fn main() {
-    let rounds = std::env::var("BELAY_STRESS").ok().and_then(|v| v.parse().ok()).unwrap_or(10);
+    let rounds = runner::rounds(10);
     let fail = |e: Failure| -> ! {
         println!("{e}");
         std::process::exit(1);

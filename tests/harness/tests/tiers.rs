@@ -3,39 +3,22 @@
 //! The rules that every test here checks: the program is never harmed, what a command has called durable restarts without the job directory, and what cannot be copied or read back is
 //! named.
 
-use belay_tests::build::{build, Kind};
+use belay_tests::expect::{io, want};
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{am_root, Place, User, NOBODY};
-use belay_tests::rng::{run_seed, Rng};
-use belay_tests::runner::{self, Check};
+use belay_tests::rng::Rng;
+use belay_tests::runner::rounds;
+use belay_tests::target::{or_end, Target};
 use belay_tests::{procs, Failure};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(150);
 
 type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
-
-fn want(ok: bool, what: impl FnOnce() -> String) -> Result<(), Failure> {
-    if ok {
-        Ok(())
-    } else {
-        Err(what())
-    }
-}
-
-fn io<T>(what: &str, r: std::io::Result<T>) -> Result<T, Failure> {
-    r.map_err(|e| format!("{what}: {e}"))
-}
-
-fn rounds() -> u64 {
-    let asked = std::env::var("BELAY_STRESS").ok().and_then(|v| v.parse().ok());
-    asked.unwrap_or(6)
-}
 
 /// A new directory in the job's work directory, which belongs to the job's user.
 fn directory(job: &Job, user: User, name: &str) -> Result<PathBuf, Failure> {
@@ -256,7 +239,7 @@ fn agent_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure>
     )?;
     durable(&job)?;
     let mut interrupted = 0;
-    for n in 0..rounds() {
+    for n in 0..rounds(6) {
         let round = |e: String| format!("round {n}: {e}");
         job.checkpoint().map_err(round)?;
         let newest = generations(&job)?.last().and_then(|g| g["generation"].as_u64()).unwrap_or(0);
@@ -557,16 +540,8 @@ fn refusals(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 }
 
 fn main() {
-    let fail = |e: Failure| -> ! {
-        println!("{e}");
-        std::process::exit(1);
-    };
-    let place = Arc::new(Place::new("tiers").unwrap_or_else(|e| fail(e)));
-    if let Err(e) = build(&place, "fault_target", Kind::C).and_then(|_| Server::prepare(&place)) {
-        fail(e);
-    }
-    let seed = run_seed();
-    println!("seed {seed}");
+    let mut target = Target::new("tiers", &["fault_target"]);
+    or_end(Server::prepare(target.place()));
     let tests: [(&str, Test); 10] = [
         ("local_lost", local_lost),
         ("object_store", object_store),
@@ -579,18 +554,9 @@ fn main() {
         ("one_dead", one_dead),
         ("refusals", refusals),
     ];
-    let mut checks = Vec::new();
     for (name, test) in tests {
         // Mounting the small file system needs root.
-        for user in runner::users().into_iter().filter(|_| name != "tier_full" || am_root()) {
-            let place = Arc::clone(&place);
-            let run = move || test(&place, user, &mut Rng::new(seed, name));
-            checks.push(Check {
-                name: format!("tiers::{name}::{}", user.name()),
-                run: Box::new(run),
-            });
-        }
+        target.by_user(name, |_| name != "tier_full" || am_root(), test);
     }
-    drop(place);
-    runner::main(checks);
+    target.run();
 }

@@ -2,16 +2,14 @@
 //!
 //! Only root can become other users, so these checks need a harness that is root's.
 
-use belay_tests::build::{build, Kind};
-use belay_tests::expect::{refusal, refused, want};
+use belay_tests::expect::{io, refusal, refused, want};
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{am_root, Place, User, NOBODY};
-use belay_tests::runner::{self, Check};
+use belay_tests::target::Target;
 use belay_tests::Failure;
 use std::os::unix::fs::{lchown, symlink, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::Arc;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -19,10 +17,6 @@ const LIMIT: Duration = Duration::from_secs(60);
 const STRANGER: u32 = NOBODY - 1;
 
 type Test = fn(&Place, User) -> Result<(), Failure>;
-
-fn io<T>(what: &str, r: std::io::Result<T>) -> Result<T, Failure> {
-    r.map_err(|e| format!("{what}: {e}"))
-}
 
 fn mode(path: &Path, mode: u32) -> Result<(), Failure> {
     io("chmod", std::fs::set_permissions(path, PermissionsExt::from_mode(mode)))
@@ -208,30 +202,15 @@ fn main() {
         println!("\ntest result: ok. 0 passed; 0 failed; 4 ignored (only root can become other users)");
         return;
     }
-    let fail = |e: Failure| -> ! {
-        eprintln!("{e}");
-        std::process::exit(1)
-    };
-    let place = Arc::new(Place::new("users").unwrap_or_else(|e| fail(e)));
-    if let Err(e) = build(&place, "fault_target", Kind::C) {
-        fail(e);
-    }
+    let mut target = Target::new("users", &["fault_target"]);
     let tests: [(&str, Test); 4] = [
         ("nothing_can_be_read", nothing_can_be_read),
         ("nothing_can_be_commanded", nothing_can_be_commanded),
         ("what_strangers_put_in_the_way", what_strangers_put_in_the_way),
         ("root_looks_at_anything", root_looks_at_anything),
     ];
-    let mut checks = Vec::new();
     for (name, test) in tests {
-        for user in runner::users() {
-            let place = Arc::clone(&place);
-            checks.push(Check {
-                name: format!("users::{name}::{}", user.name()),
-                run: Box::new(move || test(&place, user)),
-            });
-        }
+        target.by_user(name, |_| true, move |place, user, _| test(place, user));
     }
-    drop(place);
-    runner::main(checks);
+    target.run();
 }

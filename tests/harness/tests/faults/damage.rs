@@ -1,8 +1,8 @@
 //! A full disk, and files that are damaged, foreign or missing.
 
-use super::{comes_back, io, restart_refused, target, LIMIT};
+use super::{comes_back, restart_refused, target, LIMIT};
 use belay_image::manifest::Manifest;
-use belay_tests::expect::{refused_for_one_of as refused, want};
+use belay_tests::expect::{io, refused_for_one_of as refused, want};
 use belay_tests::job::{output, text, Job};
 use belay_tests::place::{am_root, Place, User, NOBODY};
 use belay_tests::rng::Rng;

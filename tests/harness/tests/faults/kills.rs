@@ -1,10 +1,11 @@
 //! Parts of a job killed while a checkpoint is under way: each of them, or all.
 
-use super::{comes_back, io, target, LIMIT};
-use belay_tests::expect::{refused_for_one_of as refused, want};
+use super::{comes_back, target, LIMIT};
+use belay_tests::expect::{io, refused_for_one_of as refused, want};
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{Place, User};
 use belay_tests::rng::Rng;
+use belay_tests::runner::rounds;
 use belay_tests::{procs, Failure};
 use std::process::Output;
 use std::time::{Duration, Instant};
@@ -20,18 +21,11 @@ fn during_checkpoint(job: &Job, delay: &mut dyn FnMut(), act: impl FnOnce(&Job) 
     rx.recv().map_err(|e| e.to_string())?
 }
 
-fn rounds() -> u64 {
-    std::env::var("BELAY_STRESS")
-        .ok()
-        .and_then(|v| v.parse::<u64>().ok())
-        .unwrap_or(6)
-}
-
 /// The checkpoint command is killed: the job does not care.
 pub(super) fn command_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = target(place, user, "cmdkill", "16")?;
     let dir = job.dir().display().to_string();
-    for n in 0..rounds() {
+    for n in 0..rounds(6) {
         let mut c = io(
             "start",
             job.belay(&["checkpoint", &dir])
@@ -88,7 +82,7 @@ pub(super) fn command_ending(place: &Place, user: User, rng: &mut Rng) -> Result
 /// The agent is killed in the middle of a checkpoint: the program goes on without it, and the last generation restarts.
 pub(super) fn agent_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = target(place, user, "agentkill", "16")?;
-    for n in 0..rounds() {
+    for n in 0..rounds(6) {
         let agent = job.pid().ok_or("no job")?;
         let program = procs::tree(agent)
             .into_iter()
@@ -173,7 +167,7 @@ pub(super) fn snapshot_killed(place: &Place, user: User, rng: &mut Rng) -> Resul
     let agent = job.pid().ok_or("no job")?;
     let before = procs::tree(agent);
     let mut hit = 0;
-    for n in 0..rounds() * 2 {
+    for n in 0..rounds(6) * 2 {
         let mut killed = false;
         let o = during_checkpoint(&job, &mut || rng.pause(5), |_| {
             let end = Instant::now() + Duration::from_millis(400);
@@ -206,7 +200,7 @@ pub(super) fn snapshot_killed(place: &Place, user: User, rng: &mut Rng) -> Resul
 
 /// A process of the job is killed in the middle of a checkpoint: the checkpoint ends, belay goes on.
 pub(super) fn rank_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
-    for n in 0..rounds() {
+    for n in 0..rounds(6) {
         let mut job = target(place, user, "rankkill", "8")?;
         let agent = job.pid().ok_or("no job")?;
         let child = procs::tree(agent)
@@ -238,7 +232,7 @@ pub(super) fn rank_killed(place: &Place, user: User, rng: &mut Rng) -> Result<()
 /// Everything is killed in the middle of a checkpoint: the previous generation restarts.
 pub(super) fn all_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = target(place, user, "allkill", "32")?;
-    for n in 0..rounds() {
+    for n in 0..rounds(6) {
         let dir = job.dir().display().to_string();
         let mut c = io(
             "start",

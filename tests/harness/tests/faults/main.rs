@@ -6,23 +6,17 @@
 mod damage;
 mod kills;
 
-use belay_tests::build::{build, Kind};
 use belay_tests::expect::refused_for_one_of as refused;
 use belay_tests::job::{output, Job};
 use belay_tests::place::{am_root, Place, User};
-use belay_tests::rng::{run_seed, Rng};
-use belay_tests::runner::{self, Check};
+use belay_tests::rng::Rng;
+use belay_tests::target::Target;
 use belay_tests::Failure;
-use std::sync::Arc;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(40);
 
 type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
-
-fn io<T>(what: &str, r: std::io::Result<T>) -> Result<T, Failure> {
-    r.map_err(|e| format!("{what}: {e}"))
-}
 
 /// A launched fault_target with one committed generation.
 fn target(place: &Place, user: User, label: &str, megabytes: &str) -> Result<Job, Failure> {
@@ -54,16 +48,7 @@ fn restart_refused(job: &Job, words: &[&str]) -> Result<(), Failure> {
 }
 
 fn main() {
-    let fail = |e: Failure| -> ! {
-        println!("{e}");
-        std::process::exit(1);
-    };
-    let place = Arc::new(Place::new("faults").unwrap_or_else(|e| fail(e)));
-    if let Err(e) = build(&place, "fault_target", Kind::C) {
-        fail(e);
-    }
-    let seed = run_seed();
-    println!("seed {seed}");
+    let mut target = Target::new("faults", &["fault_target"]);
     let tests: [(&str, Test); 13] = [
         ("command_ending", kills::command_ending),
         ("command_killed", kills::command_killed),
@@ -79,18 +64,9 @@ fn main() {
         ("owner_and_mode", damage::owner_and_mode),
         ("missing_files", damage::missing_files),
     ];
-    let mut checks = Vec::new();
     for (name, test) in tests {
         // Mounting the small file system needs root.
-        for user in runner::users().into_iter().filter(|_| name != "disk_full" || am_root()) {
-            let place = Arc::clone(&place);
-            let run = move || test(&place, user, &mut Rng::new(seed, name));
-            checks.push(Check {
-                name: format!("faults::{name}::{}", user.name()),
-                run: Box::new(run),
-            });
-        }
+        target.by_user(name, |_| name != "disk_full" || am_root(), test);
     }
-    drop(place);
-    runner::main(checks);
+    target.run();
 }

@@ -1,0 +1,79 @@
+//! A test target whose checks are functions: the place where they run, the programs that they need, and who runs each.
+
+use crate::build::{build, Kind};
+use crate::place::{Place, User};
+use crate::rng::{run_seed, Rng};
+use crate::runner::{self, Check};
+use crate::Failure;
+use std::sync::Arc;
+
+/// A target with the checks added so far, each called `TARGET::CHECK`.
+pub struct Target {
+    name: &'static str,
+    place: Arc<Place>,
+    seed: u64,
+    checks: Vec<Check>,
+}
+
+impl Target {
+    /// A target in a place of its own, with these C programs compiled. Where that cannot be had, the process ends.
+    pub fn new(name: &'static str, programs: &[&str]) -> Self {
+        let place = or_end(Place::new(name));
+        for program in programs {
+            or_end(build(&place, program, Kind::C));
+        }
+        let seed = run_seed();
+        println!("seed {seed}");
+        let checks = Vec::new();
+        Self {
+            name,
+            place: Arc::new(place),
+            seed,
+            checks,
+        }
+    }
+
+    /// Where the checks run.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Adds a check `CHECK::USER` for each user that is tested and `wanted`.
+    pub fn by_user<F>(&mut self, check: &str, wanted: impl Fn(User) -> bool, test: F)
+    where
+        F: Fn(&Place, User, &mut Rng) -> Result<(), Failure> + Copy + Send + Sync + 'static,
+    {
+        for user in runner::users().into_iter().filter(|u| wanted(*u)) {
+            self.once(&format!("{check}::{}", user.name()), move |place, rng| test(place, user, rng));
+        }
+    }
+
+    /// Adds a check.
+    pub fn once<F>(&mut self, check: &str, test: F)
+    where
+        F: Fn(&Place, &mut Rng) -> Result<(), Failure> + Send + Sync + 'static,
+    {
+        let (name, place, seed) = (format!("{}::{check}", self.name), Arc::clone(&self.place), self.seed);
+        let label = name.clone();
+        self.checks.push(Check {
+            name,
+            run: Box::new(move || test(&place, &mut Rng::new(seed, &label))),
+        });
+    }
+
+    /// Runs the checks that are asked for and ends the process.
+    pub fn run(self) -> ! {
+        let Self { place, checks, .. } = self;
+        // The last check removes it.
+        drop(place);
+        runner::main(checks)
+    }
+}
+
+/// What was to be had; else its reason is printed and the process ends.
+pub fn or_end<T>(r: Result<T, Failure>) -> T {
+    r.unwrap_or_else(|e| {
+        println!("{e}");
+        std::process::exit(1)
+    })
+}
