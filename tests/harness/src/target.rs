@@ -5,13 +5,15 @@ use crate::place::{Place, User};
 use crate::rng::{run_seed, Rng};
 use crate::runner::{self, Check};
 use crate::Failure;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A target with the checks added so far, each called `TARGET::CHECK`.
 pub struct Target {
     name: &'static str,
     place: Arc<Place>,
     seed: u64,
+    /// Held by the check that runs, where only one may.
+    turn: Option<Arc<Mutex<()>>>,
     checks: Vec<Check>,
 }
 
@@ -29,8 +31,14 @@ impl Target {
             name,
             place: Arc::new(place),
             seed,
+            turn: None,
             checks,
         }
+    }
+
+    /// Lets the checks added from here on run one after the other.
+    pub fn in_turn(&mut self) {
+        self.turn = Some(Arc::default());
     }
 
     /// Where the checks run.
@@ -54,10 +62,14 @@ impl Target {
         F: Fn(&Place, &mut Rng) -> Result<(), Failure> + Send + Sync + 'static,
     {
         let (name, place, seed) = (format!("{}::{check}", self.name), Arc::clone(&self.place), self.seed);
-        let label = name.clone();
+        let (label, turn) = (name.clone(), self.turn.clone());
+        let run = move || {
+            let _turn = turn.as_ref().map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
+            test(&place, &mut Rng::new(seed, &label))
+        };
         self.checks.push(Check {
             name,
-            run: Box::new(move || test(&place, &mut Rng::new(seed, &label))),
+            run: Box::new(run),
         });
     }
 

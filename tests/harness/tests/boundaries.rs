@@ -4,15 +4,13 @@
 //! them visits every state in which the job can be left. By default a random sample is taken from each test's steps; BELAY_BOUNDARIES=all takes
 //! all of them, BELAY_BOUNDARIES=N about N, BELAY_BOUNDARIES=K- those from the K-th.
 
-use belay_tests::build::{build, Kind};
 use belay_tests::job::{output, text, Job};
 use belay_tests::place::{Place, User};
-use belay_tests::rng::{run_seed, Rng};
-use belay_tests::runner::{self, Check};
+use belay_tests::rng::Rng;
 use belay_tests::stepper::{step, Step, Verdict};
+use belay_tests::target::Target;
 use belay_tests::{procs, Failure};
 use std::process::Output;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(40);
@@ -328,18 +326,7 @@ fn snapshot_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failu
 type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
 
 fn main() {
-    let fail = |e: Failure| -> ! {
-        println!("{e}");
-        std::process::exit(1);
-    };
-    let place = Arc::new(Place::new("boundaries").unwrap_or_else(|e| fail(e)));
-    for program in [ALL, "aio", "ipc_notify", "proc_vmshare"] {
-        if let Err(e) = build(&place, program, Kind::C) {
-            fail(e);
-        }
-    }
-    let seed = run_seed();
-    println!("seed {seed}");
+    let mut target = Target::new("boundaries", &[ALL, "aio", "ipc_notify", "proc_vmshare"]);
     let tests: [(&str, Test); 8] = [
         ("agent_killed", |p, u, r| agent_killed(p, u, (ALL, SAMPLE), false, r)),
         ("agent_of_restarted_job_killed", |p, u, r| {
@@ -360,17 +347,8 @@ fn main() {
         ("rank_killed", rank_killed),
         ("snapshot_killed", snapshot_killed),
     ];
-    let mut checks = Vec::new();
     for (name, test) in tests {
-        for user in runner::users() {
-            let place = Arc::clone(&place);
-            let run = move || test(&place, user, &mut Rng::new(seed, name));
-            checks.push(Check {
-                name: format!("boundaries::{name}::{}", user.name()),
-                run: Box::new(run),
-            });
-        }
+        target.by_user(name, |_| true, test);
     }
-    drop(place);
-    runner::main(checks);
+    target.run();
 }

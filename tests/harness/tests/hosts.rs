@@ -6,13 +6,12 @@ use belay_tests::build::{build, Kind};
 use belay_tests::hosts::{serve_if_asked, unavailable, Hosts};
 use belay_tests::job::{output, show, text};
 use belay_tests::place::{Place, User};
-use belay_tests::rng::{run_seed, Rng};
-use belay_tests::runner::{self, Check};
+use belay_tests::rng::Rng;
+use belay_tests::target::Target;
 use belay_tests::Failure;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Longer than anything takes here, also where much else runs.
@@ -582,15 +581,9 @@ fn main() {
         println!("skipped: no test hosts here: {why}");
         return;
     }
-    let fail = |e: Failure| -> ! {
-        println!("{e}");
-        std::process::exit(1);
-    };
-    let place = Arc::new(Place::new("hosts").unwrap_or_else(|e| fail(e)));
-    let seed = run_seed();
-    println!("seed {seed}");
-    // One at a time: the hosts of two tests would have the same addresses and halve the processors.
-    let turn = Arc::new(Mutex::new(()));
+    let mut target = Target::new("hosts", &[]);
+    // The hosts of two tests would have the same addresses and halve the processors.
+    target.in_turn();
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
     let tests: [(&str, Run); 15] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
@@ -617,20 +610,8 @@ fn main() {
         ("partition", partition),
         ("durable", durable),
     ];
-    let checks = tests
-        .into_iter()
-        .map(|(name, test)| {
-            let (place, turn) = (Arc::clone(&place), Arc::clone(&turn));
-            let run = move || {
-                let _turn = turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                test(&place, &mut Rng::new(seed, name))
-            };
-            Check {
-                name: format!("hosts::{name}"),
-                run: Box::new(run),
-            }
-        })
-        .collect();
-    drop(place);
-    runner::main(checks);
+    for (name, test) in tests {
+        target.once(name, test);
+    }
+    target.run();
 }

@@ -4,13 +4,12 @@ use belay_tests::build::{build, Kind};
 use belay_tests::hosts::{serve_if_asked, unavailable, Hosts};
 use belay_tests::job::{output, text};
 use belay_tests::place::{Place, User};
-use belay_tests::rng::{run_seed, Rng};
-use belay_tests::runner::{self, Check};
+use belay_tests::rng::Rng;
+use belay_tests::target::Target;
 use belay_tests::Failure;
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -326,15 +325,9 @@ fn main() {
         println!("skipped: no test hosts here: {why}");
         return;
     }
-    let fail = |e: Failure| -> ! {
-        println!("{e}");
-        std::process::exit(1);
-    };
-    let place = Arc::new(Place::new("redundancy").unwrap_or_else(|e| fail(e)));
-    let seed = run_seed();
-    println!("seed {seed}");
-    // One at a time: the hosts of two tests would halve the processors.
-    let turn = Arc::new(Mutex::new(()));
+    let mut target = Target::new("redundancy", &[]);
+    // The hosts of two tests would halve the processors.
+    target.in_turn();
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
     let tests: [(&str, Run); 5] = [
         ("partner", |p, r| lost_hosts(p, "partner:3", (3, 4), 1, r)),
@@ -343,20 +336,8 @@ fn main() {
         ("damage", damage),
         ("killed_encoder", killed_encoder),
     ];
-    let checks = tests
-        .into_iter()
-        .map(|(name, test)| {
-            let (place, turn) = (Arc::clone(&place), Arc::clone(&turn));
-            let run = move || {
-                let _turn = turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                test(&place, &mut Rng::new(seed, name))
-            };
-            Check {
-                name: format!("redundancy::{name}"),
-                run: Box::new(run),
-            }
-        })
-        .collect();
-    drop(place);
-    runner::main(checks);
+    for (name, test) in tests {
+        target.once(name, test);
+    }
+    target.run();
 }

@@ -1,28 +1,23 @@
 //! Jobs of a real Slurm, as an ordinary user, with the batch script that belay ships: checkpointed before their time is over, requeued, continued; arrays; scancel.
 
 use belay_tests::build::{build, Kind};
-use belay_tests::expect::want;
+use belay_tests::expect::{io, want};
 use belay_tests::hosts::serve_if_asked;
 use belay_tests::job::{output, text};
 use belay_tests::place::{repository, Place, User};
-use belay_tests::rng::{run_seed, Rng};
-use belay_tests::runner::{self, Check};
+use belay_tests::rng::Rng;
 use belay_tests::slurm::{missing, Slurm, LIMIT};
+use belay_tests::target::Target;
 use belay_tests::Failure;
 use std::os::unix::fs::{symlink, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A cluster whose user has the batch script and a solver.
 struct Site {
     slurm: Slurm,
     work: PathBuf,
-}
-
-fn io<T>(what: &str, r: std::io::Result<T>) -> Result<T, Failure> {
-    r.map_err(|e| format!("{what}: {e}"))
 }
 
 impl Site {
@@ -353,13 +348,7 @@ fn main() {
         println!("skipped: no Slurm here: {why}");
         return;
     }
-    let fail = |e: Failure| -> ! {
-        println!("{e}");
-        std::process::exit(1);
-    };
-    let place = Arc::new(Place::new("slurm").unwrap_or_else(|e| fail(e)));
-    let seed = run_seed();
-    println!("seed {seed}");
+    let mut target = Target::new("slurm", &[]);
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
     // They mostly wait for Slurm, each with a cluster of its own; the longest comes first.
     let tests: [(&str, Run); 7] = [
@@ -371,17 +360,8 @@ fn main() {
         ("array", array),
         ("cancelled", cancelled),
     ];
-    let checks = tests
-        .into_iter()
-        .map(|(name, test)| {
-            let place = Arc::clone(&place);
-            let run = move || test(&place, &mut Rng::new(seed, name));
-            Check {
-                name: format!("slurm::{name}"),
-                run: Box::new(run),
-            }
-        })
-        .collect();
-    drop(place);
-    runner::main(checks);
+    for (name, test) in tests {
+        target.once(name, test);
+    }
+    target.run();
 }
