@@ -512,20 +512,31 @@ fn not_traceable(pid: i32, tid: i32, refused: &std::io::Error) -> CaptureError {
 
 /// Looks, on the thread that traces it, whether a task has stopped.
 fn look(of: &Of) -> Look {
-    let event = match ptrace::wait(of.tid, false) {
+    let event = match ptrace::peek(of.tid) {
         Ok(None) => return Look::Nothing,
-        Ok(Some(event)) => event,
-        Err(_) => return Look::Lost,
+        // A signal was on its way before our stop: let it be delivered; the stop follows before the handler's first instruction. `wait` would take the signal out of the task's hands, and should
+        // the agent die then it would be lost.
+        Ok(Some(Event::Signal(sig))) => {
+            drop(ptrace::cont(of.tid, sig));
+            return Look::Nothing;
+        }
+        Ok(Some(_)) => ptrace::wait(of.tid, false),
+        Err(e) => Err(e),
     };
+    match event {
+        Ok(None) => Look::Nothing,
+        Err(_) => Look::Lost,
+        Ok(Some(event)) => seen(of, event),
+    }
+}
+
+/// What it means that `wait` has reported `event`.
+fn seen(of: &Of, event: Event) -> Look {
     match event {
         Event::Interrupted => stopped(*of, None),
         Event::GroupStop(sig) => stopped(*of, Some(sig)),
-        // A signal was on its way before our stop: let it be delivered; the stop follows before the handler's first instruction.
-        Event::Signal(sig) => {
-            drop(ptrace::cont(of.tid, sig));
-            Look::Nothing
-        }
-        Event::Syscall | Event::Other(_) => {
+        // Not a signal: that is not waited for.
+        Event::Signal(_) | Event::Syscall | Event::Other(_) => {
             drop(ptrace::cont(of.tid, 0));
             Look::Nothing
         }

@@ -54,8 +54,9 @@ impl Gate {
         let low = maps.iter().find(|m| m.name == "[stack]").map(|m| m.start).filter(|low| {
             let room = low..&(low + MARGIN);
             let free = !process.tasks.iter().any(|t| room.contains(&&t.regs.rsp));
-            // For all of a group together this has been found out before.
-            !process.crowded && free && (process.guest.is_some() || main.regs.rsp > *low)
+            // For all of a group together this has been found out before. A process that a thread has forked, and a program with stacks of its own (Go), do not run on this mapping, and what
+            // they have suspended there has not reached its end where that has never been written.
+            !process.crowded && free && (process.guest.is_some() || main.regs.rsp > *low || is_unused(memory, *low))
         });
         let place = low.map(|low| low + offset);
         if let (Some(place), Some(gadget), Some(trampoline)) = (
@@ -106,6 +107,12 @@ fn write_frame(memory: &Memory, place: u64, trampoline: u64, regs: &Regs, sigmas
     bytes[..8].copy_from_slice(&trampoline.to_le_bytes());
     memory.write(place, &bytes).ok()?;
     Some(covered)
+}
+
+/// Whether nothing has ever been written to the place for a frame at `low`.
+fn is_unused(memory: &Memory, low: u64) -> bool {
+    let mut there = vec![1; MARGIN as usize];
+    memory.read(low, &mut there).is_ok() && there.iter().all(|b| *b == 0)
 }
 
 /// Distance between the frames of processes that share their memory.

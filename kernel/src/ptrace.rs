@@ -104,13 +104,29 @@ pub fn wait(tid: i32, block: bool) -> io::Result<Option<Event>> {
     }
 }
 
-/// Whether [`wait`] for `tid` would return at once; what it would say stays to be said. A task that cannot be waited for counts too.
-pub fn has_changed(tid: i32) -> bool {
+/// What [`wait`] for `tid` would say at once; it stays to be said.
+pub fn peek(tid: i32) -> io::Result<Option<Event>> {
     // SAFETY: all-zero bytes are a valid value of this plain C struct.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let flags = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
-    // SAFETY: `info` is live; `si_pid` of what `waitid` has filled in, or left zero, may be read.
-    unsafe { libc::waitid(libc::P_PID, tid.cast_unsigned(), &mut info, flags) != 0 || info.si_pid() != 0 }
+    // SAFETY: `info` is live.
+    if unsafe { libc::waitid(libc::P_PID, tid.cast_unsigned(), &mut info, flags) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: these fields are what `waitid` has filled in, or zero.
+    let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
+    Ok((pid != 0).then(|| match info.si_code {
+        // `waitpid` puts the number of a stop above 0x7f, and that of an exit above zero.
+        libc::CLD_TRAPPED | libc::CLD_STOPPED => event(status << 8 | 0x7f),
+        libc::CLD_EXITED => Event::Ended(status << 8),
+        libc::CLD_DUMPED => Event::Ended(status | 0x80),
+        _ => Event::Ended(status),
+    }))
+}
+
+/// Whether [`wait`] for `tid` would return at once. A task that cannot be waited for counts too.
+pub fn has_changed(tid: i32) -> bool {
+    !matches!(peek(tid), Ok(None))
 }
 
 /// Reads the general registers.

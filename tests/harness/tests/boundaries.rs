@@ -327,7 +327,7 @@ type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
 
 fn main() {
     let mut target = Target::new("boundaries", &[ALL, "aio", "ipc_notify", "proc_vmshare"]);
-    let tests: [(&str, Test); 8] = [
+    let tests: [(&str, Test); 9] = [
         ("agent_killed", |p, u, r| agent_killed(p, u, (ALL, SAMPLE), false, r)),
         ("agent_of_restarted_job_killed", |p, u, r| {
             agent_killed(p, u, (ALL, SAMPLE), true, r)
@@ -340,6 +340,9 @@ fn main() {
         }),
         ("agent_killed_with_shared_memory", |p, u, r| {
             agent_killed(p, u, ("proc_vmshare deep", FEW), false, r)
+        }),
+        ("agent_killed_with_fork_of_thread", |p, u, r| {
+            agent_killed(p, u, ("proc_vmshare own", FEW), false, r)
         }),
         ("agent_killed_while_context_is_away", |p, u, _| {
             agent_killed_while_context_is_away(p, u)
