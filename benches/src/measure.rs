@@ -92,6 +92,13 @@ impl Job {
         Ok(Job { front, input, lines })
     }
 
+    /// The worker with `args`, without belay.
+    pub(crate) fn native(p: &Plan, args: &[&str]) -> Result<Self, String> {
+        let mut c = Command::new(&p.me);
+        c.arg("worker").args(args);
+        Self::start(c)
+    }
+
     /// `belay launch` of the worker with `args`.
     pub(crate) fn launch(p: &Plan, args: &[&str]) -> Result<Self, String> {
         Self::launch_with(p, &[], args)
@@ -154,6 +161,13 @@ impl Job {
         } else {
             Err(format!("checkpoint --json has no blocked_ms: {v}"))
         }
+    }
+
+    /// Waits for the end of a worker that ends when nothing is asked any more.
+    pub(crate) fn end(self) -> Result<(), String> {
+        let Job { mut front, input, lines } = self;
+        drop((input, lines));
+        front.wait().map_err(|e| format!("wait: {e}")).map(drop)
     }
 
     /// Ends the job with `belay stop`.

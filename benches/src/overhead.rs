@@ -1,6 +1,6 @@
 //! No checkpoint taken: launch time, and loops that would feel any wrapper.
 
-use crate::measure::{ms, run, Samples};
+use crate::measure::{ms, run, Job, Samples};
 use crate::Plan;
 use std::process::Command;
 
@@ -28,49 +28,80 @@ pub(crate) fn launch(p: &Plan) -> Result<(), String> {
     Ok(())
 }
 
-/// Loops of system calls, allocations, fork with exec, and MPI messages, native and launched in turn. Each loop measures itself, so that the launch is not part of it; the figure is the
-/// median of the ratios of neighbouring runs, with the bounds that hold it with 95 % confidence.
+/// Pieces of a loop that two processes run in turn.
+const PIECES: usize = 60;
+
+/// Loops of system calls, allocations and fork with exec, and MPI messages, native and launched.
 pub(crate) fn loops(p: &Plan) -> Result<(), String> {
-    let me = p.me.display().to_string();
+    for (name, count) in [("syscalls", "60000"), ("mallocs", "150000"), ("forks", "20")] {
+        in_pieces(p, name, count)?;
+    }
     let pingpong = pingpong(p)?;
-    let worker = |name: &str, n: &str| vec![me.clone(), "worker".into(), name.into(), n.into()];
-    let cases = [
-        ("syscalls", worker("syscalls", "6000000")),
-        ("mallocs", worker("mallocs", "15000000")),
-        ("forks", worker("forks", "450")),
-        (
-            "MPI ping-pong",
-            vec!["mpirun.openmpi".into(), "-n".into(), "2".into(), pingpong, "200000".into()],
-        ),
-    ];
-    for (name, argv) in cases {
-        let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
-        let (mut native, mut under, mut ratios) = (Samples::default(), Samples::default(), Samples::default());
-        for pair in 0..p.runs * 4 {
-            let bare = || loop_ms(Command::new(argv[0]).args(&argv[1..]));
-            let belay = || loop_ms(&mut launched(p, &argv));
-            // Which of the two comes first alternates: a drift of the machine hits both.
-            let (n, u) = if pair % 2 == 0 {
-                let n = bare()?;
-                (n, belay()?)
+    whole(p, "MPI ping-pong", &["mpirun.openmpi", "-n", "2", &pingpong, "200000"])
+}
+
+/// A native and a launched process run pieces of about 10 ms in turn on one processor, so that whatever slows the machine slows both. Where their memory lies makes two processes differ by a per cent
+/// for as long as they live: the figure is the median over many pairs of processes, of the median over the pairs of pieces of each.
+fn in_pieces(p: &Plan, name: &str, count: &str) -> Result<(), String> {
+    let (mut native, mut under, mut ratios) = (Samples::default(), Samples::default(), Samples::default());
+    for pair in 0..p.runs * 4 {
+        std::fs::remove_dir_all(p.dir.join("job")).ok();
+        let (mut bare, mut belay) = (Job::native(p, &[name, count])?, Job::launch(p, &[name, count])?);
+        for job in [&mut bare, &mut belay] {
+            job.line()?;
+        }
+        let mut of_pair = Samples::default();
+        for piece in 0..PIECES {
+            let (n, u) = if (pair + piece) % 2 == 0 {
+                let n = milliseconds(&bare.ask()?)?;
+                (n, milliseconds(&belay.ask()?)?)
             } else {
-                let u = belay()?;
-                (bare()?, u)
+                let u = milliseconds(&belay.ask()?)?;
+                (milliseconds(&bare.ask()?)?, u)
             };
             native.push(n);
             under.push(u);
-            ratios.push(u / n);
+            of_pair.push(u / n);
         }
-        native.print(&format!("{name} native"), "ms");
-        under.print(&format!("{name} launched"), "ms");
-        let (low, high) = ratios.confidence();
-        println!(
-            "{:<44} {:>10.4}       95 % within {low:.4} .. {high:.4}, goal <= 1.005",
-            format!("{name} launched / native"),
-            ratios.median()
-        );
+        bare.end()?;
+        belay.end()?;
+        ratios.push(of_pair.median());
     }
+    report(name, &native, &under, &ratios);
     Ok(())
+}
+
+/// A program that measures itself and cannot be divided, native and launched in turn.
+fn whole(p: &Plan, name: &str, argv: &[&str]) -> Result<(), String> {
+    let (mut native, mut under, mut ratios) = (Samples::default(), Samples::default(), Samples::default());
+    for pair in 0..p.runs * 4 {
+        let bare = || loop_ms(Command::new(argv[0]).args(&argv[1..]));
+        let belay = || loop_ms(&mut launched(p, argv));
+        // Which of the two comes first alternates: a drift of the machine hits both.
+        let (n, u) = if pair % 2 == 0 {
+            let n = bare()?;
+            (n, belay()?)
+        } else {
+            let u = belay()?;
+            (bare()?, u)
+        };
+        native.push(n);
+        under.push(u);
+        ratios.push(u / n);
+    }
+    report(name, &native, &under, &ratios);
+    Ok(())
+}
+
+fn report(name: &str, native: &Samples, under: &Samples, ratios: &Samples) {
+    native.print(&format!("{name} native"), "ms");
+    under.print(&format!("{name} launched"), "ms");
+    let (low, high) = ratios.confidence();
+    println!(
+        "{:<44} {:>10.4}       95 % within {low:.4} .. {high:.4}, goal <= 1.005",
+        format!("{name} launched / native"),
+        ratios.median()
+    );
 }
 
 /// Builds the MPI program; its path.
@@ -86,6 +117,9 @@ fn loop_ms(c: &mut Command) -> Result<f64, String> {
     // Open MPI refuses to run as root otherwise; native and launched alike.
     c.env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    let out = run(c)?;
-    out.trim().parse().map_err(|e| format!("the loop said {out:?}: {e}"))
+    milliseconds(&run(c)?)
+}
+
+fn milliseconds(said: &str) -> Result<f64, String> {
+    said.trim().parse().map_err(|e| format!("the loop said {said:?}: {e}"))
 }

@@ -7,7 +7,7 @@ use crate::place::{Place, User};
 use crate::rng::Rng;
 use crate::Failure;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How a case is run.
@@ -128,12 +128,15 @@ fn checkpoint(job: &Job, case: &Case, rng: &mut Rng) -> Result<(), Failure> {
     Err("refused 100 times for a reason that should pass".into())
 }
 
-/// Open MPI takes the first free port from 1024 on, so that a second job could sit on a port that a killed one needs again.
-static OPEN_MPI_PORTS: Mutex<()> = Mutex::new(());
+/// The turn of one job of Open MPI, which takes the first free port from 1024 on: a second job could sit on a port that a killed one needs again.
+pub fn open_mpi_ports() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Runs `case` in one way as one user.
 pub fn run(case: &Case, way: Way, user: User, place: &Place, seed: u64) -> Result<(), Failure> {
-    let alone = (case.kind == Kind::OpenMpi).then(|| OPEN_MPI_PORTS.lock().unwrap_or_else(PoisonError::into_inner));
+    let alone = (case.kind == Kind::OpenMpi).then(open_mpi_ports);
     let r = run_now(case, way, user, place, seed);
     drop(alone);
     r
