@@ -107,9 +107,14 @@ fn again(c: &Client, data: &[u8]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// `connect` that waits for its end also on a socket that does not block.
+/// `connect` that waits for its end. It is begun as on a socket that does not block: then the kernel leaves the attempt unfinished for the next `connect` on the socket, which returns 0. That may be
+/// one of the program's that the checkpoint has interrupted and that is issued anew; on a connected socket it would get EISCONN.
 fn connect(c: &Client) -> io::Result<()> {
-    match sock::connect(c.raw, &c.peer) {
+    let flags = fd::flags(c.raw)?;
+    fd::set_flags(c.raw, flags | libc::O_NONBLOCK)?;
+    let begun = sock::connect(c.raw, &c.peer);
+    fd::set_flags(c.raw, flags)?;
+    match begun {
         Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {
             if !fd::wait(c.raw, libc::POLLOUT, CONNECT_MS)? {
                 return Err(io::ErrorKind::TimedOut.into());
