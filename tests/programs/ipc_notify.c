@@ -74,12 +74,17 @@ static void told(const sigset_t *s, int signo, int value) {
     EQ(i.si_value.sival_int, value);
     EQ(i.si_pid, child);
 }
-static void k_signal(void) {
+// Blocks the two signals of the notifications.
+static sigset_t blocked(void) {
     sigset_t s;
     sigemptyset(&s);
     sigaddset(&s, SIGRTMIN + 3);
     sigaddset(&s, SIGUSR2);
     OK(sigprocmask(SIG_BLOCK, &s, NULL));
+    return s;
+}
+static void k_signal(void) {
+    sigset_t s = blocked();
     make();
     struct sigevent rt = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGRTMIN + 3}, usr = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR2};
     while (running()) {
@@ -117,11 +122,7 @@ static void k_signal(void) {
     }
 }
 static void k_full(void) {
-    sigset_t s;
-    sigemptyset(&s);
-    sigaddset(&s, SIGRTMIN + 3);
-    sigaddset(&s, SIGUSR2);
-    OK(sigprocmask(SIG_BLOCK, &s, NULL));
+    sigset_t s = blocked();
     make();
     struct sigevent rt = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGRTMIN + 3, .sigev_value.sival_int = 77}, usr = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR2, .sigev_value.sival_int = 78};
     stand(0, &rt);

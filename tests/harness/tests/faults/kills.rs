@@ -7,7 +7,7 @@ use belay_tests::place::{Place, User};
 use belay_tests::rng::Rng;
 use belay_tests::runner::rounds;
 use belay_tests::{procs, Failure};
-use std::process::Output;
+use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// A running checkpoint, and its end.
@@ -21,18 +21,20 @@ fn during_checkpoint(job: &Job, delay: &mut dyn FnMut(), act: impl FnOnce(&Job) 
     rx.recv().map_err(|e| e.to_string())?
 }
 
+/// Checkpoints after which the snapshot child must have been caught once.
+const MOST_TRIES: u64 = 2000;
+
+/// A checkpoint command that has been started.
+fn started(job: &Job) -> Result<Child, Failure> {
+    let mut c = job.belay(&["checkpoint", &job.dir().display().to_string()]);
+    io("start", c.stdout(Stdio::null()).stderr(Stdio::null()).spawn())
+}
+
 /// The checkpoint command is killed: the job does not care.
 pub(super) fn command_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = target(place, user, "cmdkill", "16")?;
-    let dir = job.dir().display().to_string();
     for n in 0..rounds(6) {
-        let mut c = io(
-            "start",
-            job.belay(&["checkpoint", &dir])
-                .stdout(std::process::Stdio::null())
-                .stderr(std::process::Stdio::null())
-                .spawn(),
-        )?;
+        let mut c = started(&job)?;
         rng.pause(25);
         procs::kill_tree(c.id() as i32);
         io("wait", c.wait())?;
@@ -167,7 +169,11 @@ pub(super) fn snapshot_killed(place: &Place, user: User, rng: &mut Rng) -> Resul
     let agent = job.pid().ok_or("no job")?;
     let before = procs::tree(agent);
     let mut hit = 0;
-    for n in 0..rounds(6) * 2 {
+    // The child lives for some milliseconds: most kills find none.
+    for n in 0..MOST_TRIES {
+        if n >= rounds(6) * 2 && hit > 0 {
+            break;
+        }
         let mut killed = false;
         let o = during_checkpoint(&job, &mut || rng.pause(5), |_| {
             let end = Instant::now() + Duration::from_millis(400);
@@ -233,14 +239,7 @@ pub(super) fn rank_killed(place: &Place, user: User, rng: &mut Rng) -> Result<()
 pub(super) fn all_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = target(place, user, "allkill", "32")?;
     for n in 0..rounds(6) {
-        let dir = job.dir().display().to_string();
-        let mut c = io(
-            "start",
-            job.belay(&["checkpoint", &dir])
-                .stdout(std::process::Stdio::null())
-                .stderr(std::process::Stdio::null())
-                .spawn(),
-        )?;
+        let mut c = started(&job)?;
         rng.pause(80);
         comes_back(&mut job).map_err(|e| format!("round {n}: {e}"))?;
         io("wait", c.wait())?;
