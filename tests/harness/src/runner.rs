@@ -53,6 +53,19 @@ pub fn rounds(usual: u64) -> u64 {
     asked.unwrap_or(usual)
 }
 
+/// Rounds of a check that hits what it is about by chance: each says whether it did. At least the usual number, and on until one has.
+pub fn until_hit(usual: u64, mut round: impl FnMut(u64) -> Result<bool, Failure>) -> Result<(), Failure> {
+    const MOST: u64 = 2000;
+    let mut hit = false;
+    for n in 0..MOST {
+        if n >= rounds(usual) && hit {
+            return Ok(());
+        }
+        hit |= round(n).map_err(|e| format!("round {n}: {e}"))?;
+    }
+    Err(format!("{MOST} rounds, and none hit what this check is about"))
+}
+
 /// The checks of a table of cases: each in four ways as each user.
 pub fn checks(place: &Arc<Place>, cases: Vec<Case>) -> Vec<Check> {
     let seed = run_seed();

@@ -7,7 +7,7 @@ use belay_tests::expect::{io, want};
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{am_root, Place, User, NOBODY};
 use belay_tests::rng::Rng;
-use belay_tests::runner::rounds;
+use belay_tests::runner::until_hit;
 use belay_tests::target::{or_end, Target};
 use belay_tests::{procs, Failure};
 use serde_json::Value;
@@ -238,10 +238,8 @@ fn agent_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure>
         "8",
     )?;
     durable(&job)?;
-    let mut interrupted = 0;
-    for n in 0..rounds(6) {
-        let round = |e: String| format!("round {n}: {e}");
-        job.checkpoint().map_err(round)?;
+    until_hit(6, |n| {
+        job.checkpoint()?;
         let newest = generations(&job)?.last().and_then(|g| g["generation"].as_u64()).unwrap_or(0);
         rng.pause(400);
         procs::signal(agent(&job)?, libc::SIGKILL);
@@ -249,29 +247,25 @@ fn agent_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure>
             procs::kill_tree(p);
         }
         job.kill_all()?;
-        let listed = generations(&job)?;
-        interrupted += u32::from(listed.last().is_some_and(|g| g["level"] == "local"));
-        if n % 3 == 2 {
-            // Only the tier is left: it has a whole generation, the newest or the one before.
+        let interrupted = generations(&job)?.last().is_some_and(|g| g["level"] == "local");
+        let only_the_tier = n % 3 == 2;
+        if only_the_tier {
+            // It has a whole generation, the newest or the one before.
             lose_local(&job)?;
-            goes_on(&mut job).map_err(round)?;
-        } else {
-            goes_on(&mut job).map_err(round)?;
-            let dir = job.dir().display().to_string();
-            let said = belay(&job, &["flush", &dir, "--quiet"]).map_err(round)?;
-            want(said.contains(&format!("generation {newest} is durable")), || {
-                round(said.clone())
-            })?;
+            goes_on(&mut job)?;
+            return Ok(interrupted);
         }
+        goes_on(&mut job)?;
+        let dir = job.dir().display().to_string();
+        let said = belay(&job, &["flush", &dir, "--quiet"])?;
+        want(said.contains(&format!("generation {newest} is durable")), || said.clone())?;
         let left: Vec<PathBuf> = files(&scratch)
             .into_iter()
             .filter(|p| p.to_string_lossy().contains(".tmp-"))
             .collect();
-        want(n % 3 == 2 || left.is_empty(), || {
-            format!("round {n}: left on the tier: {left:?}")
-        })?;
-    }
-    want(interrupted > 0, || "no flush was interrupted".into())?;
+        want(left.is_empty(), || format!("left on the tier: {left:?}"))?;
+        Ok(interrupted)
+    })?;
     durable(&job)?;
     let dir = job.dir().display().to_string();
     belay(&job, &["verify", &dir])?;

@@ -5,7 +5,7 @@ use belay_tests::expect::{io, refused_for_one_of as refused, want};
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{Place, User};
 use belay_tests::rng::Rng;
-use belay_tests::runner::rounds;
+use belay_tests::runner::{rounds, until_hit};
 use belay_tests::{procs, Failure};
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -20,9 +20,6 @@ fn during_checkpoint(job: &Job, delay: &mut dyn FnMut(), act: impl FnOnce(&Job) 
     act(job)?;
     rx.recv().map_err(|e| e.to_string())?
 }
-
-/// Checkpoints after which the snapshot child must have been caught once.
-const MOST_TRIES: u64 = 2000;
 
 /// A checkpoint command that has been started.
 fn started(job: &Job) -> Result<Child, Failure> {
@@ -168,12 +165,8 @@ pub(super) fn snapshot_killed(place: &Place, user: User, rng: &mut Rng) -> Resul
     let mut job = target(place, user, "snapkill", "64")?;
     let agent = job.pid().ok_or("no job")?;
     let before = procs::tree(agent);
-    let mut hit = 0;
     // The child lives for some milliseconds: most kills find none.
-    for n in 0..MOST_TRIES {
-        if n >= rounds(6) * 2 && hit > 0 {
-            break;
-        }
+    until_hit(12, |_| {
         let mut killed = false;
         let o = during_checkpoint(&job, &mut || rng.pause(5), |_| {
             let end = Instant::now() + Duration::from_millis(400);
@@ -185,20 +178,20 @@ pub(super) fn snapshot_killed(place: &Place, user: User, rng: &mut Rng) -> Resul
             }
             Ok(())
         })?;
-        if !o.status.success() {
-            hit += 1;
-            refused(&o, &["snapshot", "killed", "signal", "process", "application"]).map_err(|e| format!("round {n}: {e}"))?;
+        let hit = !o.status.success();
+        if hit {
+            refused(&o, &["snapshot", "killed", "signal", "process", "application"])?;
         }
-        job.progress(LIMIT).map_err(|e| format!("round {n}: {e}"))?;
+        job.progress(LIMIT)?;
         let temporary = io("list", std::fs::read_dir(job.dir().join("gen")))?
             .flatten()
             .filter(|e| e.file_name().to_string_lossy().starts_with('.'))
             .count();
-        want(o.status.success() || temporary == 0, || {
-            format!("round {n}: a failed checkpoint left {temporary} temporary directories")
+        want(!hit || temporary == 0, || {
+            format!("a failed checkpoint left {temporary} temporary directories")
         })?;
-    }
-    want(hit > 0, || "no snapshot child was ever caught".into())?;
+        Ok(hit)
+    })?;
     job.checkpoint()?;
     comes_back(&mut job)?;
     job.verdict(false, LIMIT)
