@@ -10,9 +10,10 @@
 //! the answer carries to each node just the facts that it asked for. So barrier and name service are one mechanism, and the root
 //! handles one message per child and step, whatever the number of nodes and processes.
 //!
-//! `shape` and `merge` are pure; `noise` turns bytes into messages and back without I/O; `link` is a connection, `service` the thread that attends to a
+//! `shape`, `merge` and `crowd` are pure; `noise` turns bytes into messages and back without I/O; `link` is a connection, `service` the thread that attends to a
 //! node's connections, `direct` a connection of two nodes beside the tree, and `handle` what the rest of the program sees.
 
+mod crowd;
 mod direct;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -25,6 +26,7 @@ mod noise;
 mod service;
 pub mod shape;
 
+pub use crowd::who_goes;
 pub use direct::{beating, Direct, Door};
 pub use handle::{Broken, Event, Joining, Tree, TreeError};
 pub use key::JobKey;

@@ -9,13 +9,14 @@
 
 mod members;
 
+use crate::crowd::who_goes;
 use crate::handle::{Bell, Event, Released};
 use crate::key::JobKey;
 use crate::link::Link;
 use crate::merge::{decide, Step, Who};
 use crate::message::{Contribution, Down, Failed, NodeInfo, Up, Values};
 use std::collections::{BTreeMap, VecDeque};
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{mpsc, Arc};
@@ -88,6 +89,7 @@ struct Child {
 
 struct Stranger {
     link: Link,
+    from: IpAddr,
     since: Instant,
     hello: Option<NodeInfo>,
 }
@@ -366,7 +368,7 @@ impl Service {
         }
     }
 
-    /// Accepts connections. Where there are too many, the one that has been silent longest makes room: a node proves that it is one in an instant.
+    /// Accepts connections. Where there are too many, one that has said nothing makes room: a node proves that it is one in an instant.
     fn accept(&mut self) {
         for _ in 0..ACCEPTED_AT_ONCE {
             let (stream, from) = match self.listener.accept() {
@@ -379,25 +381,30 @@ impl Service {
                     return;
                 }
             };
-            if self.strangers.len() >= self.max_strangers {
-                match self.strangers.iter().position(|s| !s.link.is_authenticated()) {
-                    Some(oldest) => drop(self.strangers.remove(oldest)),
-                    None => {
-                        self.turn_away(&format_args!("{from}: too many connections at once"));
-                        continue;
-                    }
-                }
-                self.turn_away(&format_args!("too many connections that say nothing"));
+            if self.strangers.len() >= self.max_strangers && !self.make_room() {
+                self.turn_away(&format_args!("{from}: too many connections at once"));
+                continue;
             }
             match Link::new(&self.key, stream, false) {
                 Ok(link) => self.strangers.push(Stranger {
                     link,
+                    from: from.ip(),
                     since: Instant::now(),
                     hello: None,
                 }),
                 Err(error) => self.turn_away(&format_args!("{from}: {error}")),
             }
         }
+    }
+
+    /// Gives up one of those who have not proved yet that they are nodes; whether there was one.
+    fn make_room(&mut self) -> bool {
+        let silent = self.strangers.iter().enumerate().filter(|(_, s)| !s.link.is_authenticated());
+        let (places, addresses): (Vec<usize>, Vec<IpAddr>) = silent.map(|(at, s)| (at, s.from)).unzip();
+        let Some(goes) = who_goes(&addresses) else { return false };
+        let Stranger { from, .. } = self.strangers.remove(places[goes]);
+        self.turn_away(&format_args!("{from}: too many connections that say nothing"));
+        true
     }
 
     /// Notes a connection that led to nothing. Whoever makes many of them must not fill the log: after the first few every second power is told.

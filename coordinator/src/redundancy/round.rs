@@ -180,9 +180,7 @@ impl Round {
                     .collect();
                 return Err(failed(format!("no word from {}", missing.join(", "))));
             }
-            let room = strangers.enter(STEP);
-            let came = room.and_then(|room| Some((room, visitor(|| self.door.accept(Some(STEP)))?)));
-            if let Some((room, stream)) = came {
+            if let Some((room, stream)) = visitor(&strangers, || self.door.accept(Some(STEP))) {
                 let (key, found) = (self.key.clone(), found.clone());
                 // A stranger must not keep the others waiting.
                 let hear = move || {

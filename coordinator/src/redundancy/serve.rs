@@ -13,7 +13,6 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 /// Bytes of an answer, at most.
 const MAX_ANSWER: usize = Direct::MAX_MESSAGE - 1;
@@ -111,10 +110,9 @@ impl Server {
             step_back();
             let strangers = Strangers::default();
             loop {
-                let Some(stranger) = strangers.enter(Duration::MAX) else {
+                let Some((stranger, stream)) = visitor(&strangers, &mut accept) else {
                     continue;
                 };
-                let Some(stream) = visitor(&mut accept) else { continue };
                 let (key, holder) = (key.clone(), holder.clone());
                 let one = move || attend(&key, stream, &holder, stranger);
                 if let Err(e) = std::thread::Builder::new().name("belay-blocks".into()).spawn(one) {
