@@ -5,6 +5,8 @@
 use crate::config::Config;
 use crate::history::History;
 use crate::interval::{Interval, MIN_GAP};
+pub use crate::lock::Lock;
+use crate::lock::LockFile;
 use crate::{sys, Failure};
 use belay_image::files;
 use belay_wire::{socket, Exit, Request};
@@ -182,17 +184,6 @@ fn random_id() -> String {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobDir {
     path: PathBuf,
-}
-
-/// The job's lock.
-#[derive(Debug)]
-pub struct Lock(File);
-
-impl Lock {
-    /// Gives the lock back, also for the processes that inherited it.
-    pub fn release(self) {
-        sys::unlock(self.0.as_fd());
-    }
 }
 
 /// Whose directories are acceptable.
@@ -420,29 +411,23 @@ impl JobDir {
 
     /// The same, for one that takes no longer than `limit` to end.
     pub fn lock_within(&self, limit: Duration) -> Result<Lock, Failure> {
-        let path = self.path.join("lock");
-        let fail = |e: io::Error| Failure::io(format!("lock {}", path.display()), &e);
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(fail)?;
-        match sys::lock(file.as_fd(), false) {
-            Ok(()) => return Ok(Lock(file)),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-            Err(e) => return Err(fail(e)),
+        let file = LockFile::open(&self.path.join("lock"))?;
+        if let Some(lock) = file.take()? {
+            return Ok(lock);
         }
         if self.answers() {
             return Err(self.already_running());
         }
-        // The holder has no socket any more, or not yet. If it is ending, its lock ends within moments; a deadline tells the two apart.
-        match sys::lock_within(file.as_fd(), limit) {
-            Ok(true) => Ok(Lock(file)),
-            Ok(false) => Err(self.already_running()),
-            Err(e) => Err(fail(e)),
-        }
+        // The holder has no socket any more, or not yet, or never: who tidies or flushes has none. If it is ending, its lock ends within moments; a deadline tells the two apart.
+        file.take_within(limit)?.ok_or_else(|| self.held(&file.holder()))
+    }
+
+    fn held(&self, holder: &str) -> Failure {
+        let at = self.path.display();
+        Failure::new(
+            Exit::AlreadyRunning,
+            format!("{at} is in use: {holder} is already running there and holds its lock; wait until it has ended"),
+        )
     }
 
     fn already_running(&self) -> Failure {

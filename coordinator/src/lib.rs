@@ -21,6 +21,7 @@ pub mod history;
 pub mod interval;
 pub mod jobdir;
 pub mod launch;
+mod lock;
 mod metrics;
 pub mod nodes;
 mod processes;

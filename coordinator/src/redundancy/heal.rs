@@ -1,13 +1,14 @@
 //! Makes what a part has of a generation whole on this host before a restart: what is missing or damaged comes from the host that had it, or is reconstructed from the group.
 //!
-//! Nothing whole is touched. Chunks are replaced one by one, the generation's own files all together, each by a rename: a kill in between leaves what the next attempt completes.
+//! One process at a time does this for a store, under its lock. Nothing whole is touched. Chunks are replaced one by one, the generation's own files all together, each by a rename: a kill in between leaves what the next attempt completes.
 
 use super::again::Healed;
 use super::serve::{Ask, Peer};
 use super::{content, local, Settings};
 use crate::generations::{self, Generation};
 use crate::jobdir::JobDir;
-use crate::Failure;
+use crate::lock::{Lock, LockFile};
+use crate::{sys, Failure};
 use belay_redundancy::index::Place;
 use belay_redundancy::layout::{block_range, blocks};
 use belay_redundancy::{checksum, code, index, Index, Layout, Member, Part};
@@ -20,21 +21,53 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// In a store: locked by whoever heals it.
+const LOCK: &str = "lock";
+/// How long another one may take to notice that nobody waits for it.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// `belay store heal`: heals, and says how that went.
 pub fn run(job: &JobDir, settings: &Settings, tag: u64, number: u64, sources: &[Vec<String>]) -> Result<(), Failure> {
-    // Who waits for the result hears meanwhile that this process is there.
-    let beat = || io::stdout().write_all(b"\n").and_then(|()| io::stdout().flush());
-    let healed = beating(beat, || heal(job, settings, tag, number, sources));
+    let healed = own_store(job, settings, tag, PATIENCE).and_then(|_held| {
+        // Who waits for the result hears meanwhile that this process is there. Where nobody waits any more, another one will soon do this work.
+        let beat = || {
+            let said = io::stdout().write_all(b"\n").and_then(|()| io::stdout().flush());
+            said.inspect_err(|e| {
+                eprintln!("belay: generation {number} of part {tag} stays as it is: nobody waits for it any more: {e}");
+                std::process::exit(Exit::Io.code().into());
+            })
+        };
+        beating(beat, || heal(job, tag, number, sources))
+    });
     let healed: Healed = healed.map_err(|f| (f.exit, f.message));
     let text = serde_json::to_string(&healed).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
     println!("{text}");
     Ok(())
 }
 
+/// Lays the store of part `tag` out here, and keeps others who would heal it out, while the lock lives. One whose restart has been given up ends when it cannot say any more that it is
+/// there: it is waited for, no longer than `limit`.
+fn own_store(job: &JobDir, settings: &Settings, tag: u64, limit: Duration) -> Result<Lock, Failure> {
+    let id = job.description()?.id;
+    local::lay(settings, job.path(), (&id, tag), false)?;
+    let file = LockFile::open(&local::stores(settings, job.path(), &id).join(tag.to_string()).join(LOCK))?;
+    match file.take()? {
+        Some(lock) => Ok(lock),
+        None => file.take_within(limit)?.ok_or_else(|| {
+            let why = format!(
+                "part {tag} is being healed on {} by {}; wait until that has ended, or end it, then restart again",
+                sys::host(),
+                file.holder()
+            );
+            Failure::new(Exit::AlreadyRunning, why)
+        }),
+    }
+}
+
 /// Makes generation `number` of part `tag` whole here; `sources` are the servers of the hosts that are left. Returns the bytes that were rebuilt.
-fn heal(job: &JobDir, settings: &Settings, tag: u64, number: u64, sources: &[Vec<String>]) -> Result<u64, Failure> {
-    local::lay(settings, job.path(), (&job.description()?.id, tag), false)?;
+fn heal(job: &JobDir, tag: u64, number: u64, sources: &[Vec<String>]) -> Result<u64, Failure> {
     let key = JobKey::read(&job.path().join("key"))?;
     let dir = local::part(job.path(), tag);
     // A generation that was not made redundant, and that is here.
@@ -414,6 +447,33 @@ fn sync(dir: &Path) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::jobdir::Description;
+    use crate::redundancy::Redundancy;
+
+    #[test]
+    fn a_store_is_healed_by_one_at_a_time_who_is_named() {
+        let base = std::env::temp_dir().join(format!("belay-heal-{}", std::process::id()));
+        std::fs::create_dir(&base).unwrap();
+        let job = JobDir::create(&base.join("job")).unwrap();
+        job.describe(&Description::new(None, vec!["true".into()])).unwrap();
+        std::fs::create_dir(base.join("disk")).unwrap();
+        let r = Redundancy {
+            local: Some(base.join("disk")),
+            ..Redundancy::parse("xor").unwrap()
+        };
+        let settings = r.settings().unwrap().unwrap();
+        let own = |limit| own_store(&job, &settings, 0, limit);
+        let first = own(Duration::ZERO).unwrap();
+        let refused = own(Duration::from_millis(20)).unwrap_err();
+        let named = format!("process {} on {}", std::process::id(), sys::host());
+        assert!(
+            refused.exit == Exit::AlreadyRunning && refused.message.contains(&named),
+            "{refused}"
+        );
+        drop(first);
+        own(Duration::ZERO).unwrap();
+        std::fs::remove_dir_all(base).unwrap();
+    }
 
     #[test]
     fn a_generation_takes_the_place_of_another_or_of_none() {

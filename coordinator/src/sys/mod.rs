@@ -1,10 +1,12 @@
 //! The system calls of the event loop, as safe functions.
 
 mod events;
+mod locks;
 mod processes;
 mod signals;
 
 pub use events::{poll, readable_within, Timer, Wake};
+pub use locks::{lock, lock_within, unlock};
 pub use processes::{
     become_subreaper, drop_file_capabilities, exit_like, fork, group_barrier, job_control, kill, parent, pass_on, reap, wait,
     JobControl,
@@ -17,7 +19,6 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::Duration;
 
 fn fd(ret: i32) -> io::Result<OwnedFd> {
     if ret < 0 {
@@ -100,48 +101,6 @@ pub fn replace_by_null(target: RawFd) -> io::Result<()> {
     let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
     // SAFETY: both are descriptors; whoever uses `target` goes on with the null device.
     check(unsafe { libc::dup2(null.as_raw_fd(), target) }.into()).map(drop)
-}
-
-/// Takes (`LOCK_EX`) the lock of `file`; without `wait` fails with `WouldBlock` when another process holds it.
-pub fn lock(file: BorrowedFd<'_>, wait: bool) -> io::Result<()> {
-    let how = if wait { libc::LOCK_EX } else { libc::LOCK_EX | libc::LOCK_NB };
-    // SAFETY: takes numbers only.
-    check(unsafe { libc::flock(file.as_raw_fd(), how) }.into()).map(drop)
-}
-
-/// Waits for the lock of `file`, but no longer than `limit`; whether it was taken. Uses the real-time interval timer.
-pub fn lock_within(file: BorrowedFd<'_>, limit: Duration) -> io::Result<bool> {
-    extern "C" fn interrupt(_: i32) {}
-    let handler: extern "C" fn(i32) = interrupt;
-    let old = Disposition::replace(libc::SIGALRM, handler as libc::sighandler_t);
-    let set = |first: Duration, period: Duration| {
-        let t = |d: Duration| libc::timeval {
-            tv_sec: d.as_secs().try_into().unwrap_or(libc::time_t::MAX),
-            tv_usec: d.subsec_micros().into(),
-        };
-        let value = libc::itimerval {
-            it_value: t(first),
-            it_interval: t(period),
-        };
-        // SAFETY: `value` is valid for reading, and the old value is not asked for.
-        unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const value, std::ptr::null_mut()) };
-    };
-    // The period covers a signal that comes before the wait begins.
-    set(limit, Duration::from_millis(50));
-    let result = lock(file, true);
-    set(Duration::ZERO, Duration::ZERO);
-    old.restore();
-    match result {
-        Ok(()) => Ok(true),
-        Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(false),
-        Err(e) => Err(e),
-    }
-}
-
-/// Gives the lock of `file` back, for every process that shares the open file.
-pub fn unlock(file: BorrowedFd<'_>) {
-    // SAFETY: takes numbers only.
-    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_UN) };
 }
 
 /// The effective user.

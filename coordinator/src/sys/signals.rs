@@ -38,6 +38,18 @@ impl SignalSet {
         self.mask(libc::SIG_BLOCK)
     }
 
+    /// Unblocks these signals, and returns the mask the thread had.
+    pub fn unblock(&self) -> SignalSet {
+        self.mask(libc::SIG_UNBLOCK)
+    }
+
+    /// Whether `signal` is in it.
+    #[cfg(test)]
+    pub(super) fn has(&self, signal: i32) -> bool {
+        // SAFETY: the set is valid for reading.
+        unsafe { libc::sigismember(&raw const self.0, signal) == 1 }
+    }
+
     fn mask(&self, how: i32) -> SignalSet {
         let mut old = SignalSet::of([]);
         // SAFETY: both sets are valid; the call fails only for a wrong `how`.
@@ -63,7 +75,7 @@ impl Disposition {
         let mut new: libc::sigaction = unsafe { std::mem::zeroed() };
         new.sa_sigaction = handler;
         let mut old = new;
-        // SAFETY: both structures are valid, and the handler is no function.
+        // SAFETY: both structures are valid, and the handler is no function, or one that does nothing.
         unsafe { libc::sigaction(signal, &raw const new, &raw mut old) };
         Disposition(signal, old)
     }
