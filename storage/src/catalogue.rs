@@ -238,10 +238,34 @@ impl Catalogue {
         all
     }
 
-    /// Pack `key` is not to be trusted any more, because of `why`. Where that cannot be left on the tier, only this catalogue knows.
-    pub fn distrust(&mut self, tier: &dyn Tier, key: &str, why: &str) {
-        mark(tier, key, why);
-        self.suspect.insert(key.to_owned(), why.to_owned());
+    /// Reads every pack and compares it with its checksums: the bytes read, and what is wrong. A pack that contradicts them is suspect from then on, for all who read the tier; one that is
+    /// out of reach only for who asks, now; one that was suspect and is whole is trusted again.
+    pub fn check(&mut self, tier: &dyn Tier) -> Result<(u64, Vec<String>), StorageError> {
+        let (mut bytes, mut faults) = (0, Vec::new());
+        for p in self.packs.keys().cloned().collect::<Vec<_>>() {
+            match (pack::check(tier, &p.key, &self.packs[&p]), self.is_trusted(&p)) {
+                (Ok(read), true) => bytes += read,
+                (Ok(read), false) => {
+                    bytes += read;
+                    if let Err(e) = tier.delete(&mark_of(&p.key)).and_then(|()| tier.sync()) {
+                        tracing::warn!(tier = tier.name(), pack = p.key, error = %e, "a suspicion that was wrong stays on the tier");
+                    }
+                    self.suspect.remove(&p.key);
+                    self.faults.retain(|(key, _)| *key != p.key);
+                }
+                (Err(e), false) if e.is_damage() => {}
+                (Err(e), true) if e.is_damage() => {
+                    let why = e.to_string();
+                    if e.is_contradicted() {
+                        mark(tier, &p.key, &why);
+                    }
+                    self.suspect.insert(p.key, why.clone());
+                    faults.push(why);
+                }
+                (Err(e), _) => return Err(e),
+            }
+        }
+        Ok((bytes, faults))
     }
 
     fn whole_in(&self, usable: &dyn Fn(&PackRef) -> bool) -> Vec<&Listed> {
@@ -301,6 +325,30 @@ impl Catalogue {
         // Only when the records are gone may what they named go.
         tier.sync()?;
         self.collect(tier)
+    }
+
+    /// Makes room for a newer generation, by the oldest one with its packs; whether there was one that may go. The newest whole one stays. Where none is whole, the last one is only
+    /// what others may lack, and goes when `newer_is_whole` says so: until the newer one has been copied, there is nothing else.
+    pub fn give_way(
+        &mut self,
+        tier: &dyn Tier,
+        newer_is_whole: &mut dyn FnMut() -> Result<(), StorageError>,
+    ) -> Result<bool, StorageError> {
+        // Packs would stay.
+        if self.has_unreadable_records() {
+            return Ok(false);
+        }
+        let stays = self.whole().last().map(|g| g.key.clone());
+        let Some(goes) = self.generations.iter().find(|g| Some(&g.key) != stays.as_ref()) else {
+            return Ok(false);
+        };
+        let goes = goes.key.clone();
+        if self.generations.len() == 1 {
+            newer_is_whole()?;
+        }
+        self.forget(tier, &|g| g.key != goes)?;
+        self.collect(tier)?;
+        Ok(true)
     }
 
     /// Removes the records of all generations but those that `keep` names; their packs go with [`Catalogue::collect`]. For who is told elsewhere which generations there are.

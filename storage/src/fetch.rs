@@ -82,7 +82,8 @@ pub fn check_pages(chunk: &Chunk, control: &Control) -> Result<(), StorageError>
     Ok(())
 }
 
-fn file_is_whole(path: &Path, entry: &FileEntry) -> bool {
+/// Whether the file at `path` has the checksum that `entry` says.
+pub(crate) fn file_is_whole(path: &Path, entry: &FileEntry) -> bool {
     // What has no checksum of the whole file cannot be known to be good here; the restart checks what is read of it.
     let data = entry.xxh3.and_then(|sum| Some((sum, files::read(path, entry.bytes).ok()?)));
     data.is_some_and(|(sum, data)| data.len() as u64 == entry.bytes && checksum(&data) == sum)
@@ -96,7 +97,7 @@ impl Fetch<'_> {
             for (p, item) in catalogue.find(name) {
                 let copied = self.copy(*tier, &p.key, item, path);
                 // What comes out of the tier as it went in, and is damaged here, says nothing about the pack.
-                if let Some(e) = copied.as_ref().err().filter(|e| e.is_damage()) {
+                if let Some(e) = copied.as_ref().err().filter(|e| e.is_contradicted()) {
                     mark(*tier, &p.key, &e.to_string());
                 }
                 match copied.and_then(|()| good()) {

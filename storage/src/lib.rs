@@ -109,13 +109,20 @@ pub enum StorageError {
 }
 
 impl StorageError {
-    /// Whether what was to be read from a tier is lost there, rather than out of reach for now.
+    /// Whether what was to be read from a tier is lost there, as far as can be seen now, rather than out of reach.
     pub fn is_damage(&self) -> bool {
         match self {
-            StorageError::TierDamaged { .. } | StorageError::Image(ImageError::Damaged { .. }) => true,
             StorageError::Tier { source, .. } => source.raw_os_error() == Some(libc::EIO),
-            _ => false,
+            _ => self.is_contradicted(),
         }
+    }
+
+    /// Whether what was read is not what was written, and no second attempt will change that.
+    pub fn is_contradicted(&self) -> bool {
+        matches!(
+            self,
+            StorageError::TierDamaged { .. } | StorageError::Image(ImageError::Damaged { .. })
+        )
     }
 }
 

@@ -4,6 +4,7 @@ use super::parity_file;
 use crate::{generations, Failure};
 use belay_image::files;
 use belay_image::manifest::{Manifest, MANIFEST_FILE};
+use belay_image::ImageError;
 use belay_redundancy::index::{Place, FOOTER};
 use belay_redundancy::layout::{block_range, blocks};
 use belay_redundancy::{checksum, Index, Part};
@@ -90,12 +91,29 @@ pub(crate) fn sums(dir: &Path, number: u64, parts: &[Part], segments: (u64, usiz
     })
 }
 
+/// Why a generation has no checksums.
+#[derive(Debug)]
+pub(crate) enum Unfit {
+    /// What was read is not what was written.
+    Rotten(Failure),
+    /// It could not be read, this time: what lies there may be good.
+    Unread(Failure),
+}
+
+impl From<ImageError> for Unfit {
+    fn from(e: ImageError) -> Self {
+        match e {
+            ImageError::Damaged { .. } => Self::Rotten(e.into()),
+            e => Self::Unread(e.into()),
+        }
+    }
+}
+
 /// The same, of generation `number` in `dir`, whose files and pages must be what was written: a file that is damaged is named.
-pub(crate) fn checked_sums(dir: &Path, number: u64, segments: (u64, usize)) -> Result<Vec<u64>, Failure> {
+pub(crate) fn checked_sums(dir: &Path, number: u64, segments: (u64, usize)) -> Result<Vec<u64>, Unfit> {
     let mut check = Check::new(dir, number)?;
     each_block(segments, |at, bytes| {
-        let data = read(dir, number, &check.parts, at, bytes);
-        let data = data.map_err(|e| Failure::io(format!("read {}", check.path.display()), &e))?;
+        let data = read(dir, number, &check.parts, at, bytes).map_err(|e| check.unread(&e))?;
         check.feed(&data)?;
         Ok(checksum(&data))
     })
@@ -127,11 +145,11 @@ enum Expected {
 }
 
 impl<'a> Check<'a> {
-    fn new(dir: &'a Path, number: u64) -> Result<Self, Failure> {
+    fn new(dir: &'a Path, number: u64) -> Result<Self, Unfit> {
         Ok(Self {
             dir,
             manifest: Manifest::read(&dir.join("gen").join(generations::name(number)))?,
-            parts: parts(dir, number)?,
+            parts: parts(dir, number).map_err(Unfit::Unread)?,
             next: 0,
             path: dir.to_owned(),
             pages: Vec::new().into_iter(),
@@ -142,8 +160,17 @@ impl<'a> Check<'a> {
         })
     }
 
+    /// The part that is read now could not be read. One that is shorter than it was has lost something.
+    fn unread(&self, e: &io::Error) -> Unfit {
+        let failure = Failure::io(format!("read {}", self.path.display()), e);
+        match e.kind() {
+            io::ErrorKind::UnexpectedEof => Unfit::Rotten(Failure::new(Exit::Damaged, failure.message)),
+            _ => Unfit::Unread(failure),
+        }
+    }
+
     /// Goes on to the next piece; none behind the end.
-    fn advance(&mut self) -> Result<bool, Failure> {
+    fn advance(&mut self) -> Result<bool, Unfit> {
         (self.left, self.expected) = if let Some(hash) = self.pages.next() {
             (PAGE, Expected::Page(hash))
         } else if self.rest > 0 {
@@ -172,7 +199,7 @@ impl<'a> Check<'a> {
     }
 
     /// The next bytes of the stream.
-    fn feed(&mut self, mut data: &[u8]) -> Result<(), Failure> {
+    fn feed(&mut self, mut data: &[u8]) -> Result<(), Unfit> {
         while !data.is_empty() {
             if self.left == 0 && !self.advance()? {
                 return Ok(());
@@ -193,7 +220,7 @@ impl<'a> Check<'a> {
                     "{}: damaged: it is not what was written for this generation",
                     self.path.display()
                 );
-                return Err(Failure::new(Exit::Damaged, why));
+                return Err(Unfit::Rotten(Failure::new(Exit::Damaged, why)));
             }
         }
         Ok(())
@@ -321,11 +348,21 @@ mod tests {
                 let mut bad = good.clone();
                 bad[at as usize] ^= 1;
                 std::fs::write(&path, bad).unwrap();
-                let failure = checked_sums(&dir, 1, segments).unwrap_err();
+                let Unfit::Rotten(failure) = checked_sums(&dir, 1, segments).unwrap_err() else {
+                    panic!("{}: a flipped bit is taken for a failure of the moment", path.display());
+                };
                 assert!(
                     failure.exit == Exit::Damaged && failure.message.contains(&path.display().to_string()),
                     "{failure}"
                 );
+                std::fs::write(&path, &good[..good.len() - 1]).unwrap();
+                assert!(matches!(checked_sums(&dir, 1, segments), Err(Unfit::Rotten(_))), "cut short");
+                // Out of reach for a moment: nothing is known of what lies there.
+                std::fs::remove_file(&path).unwrap();
+                assert!(matches!(checked_sums(&dir, 1, segments), Err(Unfit::Unread(_))), "missing");
+                std::os::unix::fs::symlink(&path, &path).unwrap();
+                assert!(matches!(checked_sums(&dir, 1, segments), Err(Unfit::Unread(_))), "unreadable");
+                std::fs::remove_file(&path).unwrap();
                 std::fs::write(&path, good).unwrap();
             }
         }

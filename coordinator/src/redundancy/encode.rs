@@ -1,6 +1,6 @@
 //! One host's share of making a generation redundant: it reads the blocks of the others in its group and writes parity.
 
-use super::content;
+use super::content::{self, Unfit};
 use super::round::Seat;
 use super::serve::{self, Ask, Peer};
 use super::{parity_file, PARITY};
@@ -63,17 +63,18 @@ impl Work<'_> {
             member.sums = peer.hear_json()?;
         }
         // What has rotted here must not count as redundant; the others look at theirs. Not while they answer: a connection on which nobody listens is given up.
-        let own = content::checked_sums(self.dir, generation, (segment, data)).and_then(|own| {
-            if members.get(self.position).is_some_and(|m| m.sums == own) {
-                return Ok(());
+        match content::checked_sums(self.dir, generation, (segment, data)) {
+            Ok(own) if members.get(self.position).is_some_and(|m| m.sums == own) => {}
+            Ok(_) => {
+                let why = format!("generation {generation} changes while it is read");
+                return Err(Failure::new(Exit::Damaged, why));
             }
-            let why = format!("generation {generation} changes while it is read, or is damaged");
-            Err(Failure::new(Exit::Damaged, why))
-        });
-        if let Err(failure) = own {
-            self.rotten.store(true, Ordering::Relaxed);
-            let why = format!("{failure}; the next checkpoint shares nothing with those before");
-            return Err(Failure::new(failure.exit, why));
+            Err(Unfit::Unread(failure)) => return Err(failure),
+            Err(Unfit::Rotten(failure)) => {
+                self.rotten.store(true, Ordering::Relaxed);
+                let why = format!("{failure}; the next checkpoint shares nothing with those before");
+                return Err(Failure::new(failure.exit, why));
+            }
         }
         let index = Index {
             generation,

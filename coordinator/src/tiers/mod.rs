@@ -18,10 +18,10 @@ use crate::config::{self, Kind};
 use crate::jobdir::{Description, JobDir};
 use crate::{sys, verify, Failure};
 use belay_storage::catalogue::{Catalogue, Part};
+use belay_storage::fetch as fetching;
 use belay_storage::flush::{self, Control, Flushed};
 use belay_storage::tier::directory::Directory;
 use belay_storage::tier::{read_whole, write_whole, Tier};
-use belay_storage::{fetch as fetching, pack};
 use belay_wire::Exit;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -186,7 +186,7 @@ impl Durable {
         faults
     }
 
-    /// Reads every byte that the tier holds and compares it with its checksums: the bytes read, and every fault. Packs that are damaged are suspect from then on, for all who read the tier.
+    /// Reads every byte that the tier holds and compares it with its checksums: the bytes read, and every fault. Packs that are damaged are suspect from then on, for all who read the tier, and those that are not any more.
     pub fn verify(&mut self, d: &Description) -> Result<(u64, Vec<String>), Failure> {
         let (mut bytes, mut faults) = self.verify_own()?;
         for tag in self.tags() {
@@ -201,21 +201,9 @@ impl Durable {
 
     fn verify_own(&mut self) -> Result<(u64, Vec<String>), Failure> {
         self.catalogue = Catalogue::read(&*self.tier, &Catalogue::default())?;
+        let (bytes, damaged) = self.catalogue.check(&*self.tier)?;
         let mut faults = self.faults();
-        let mut bytes = 0;
-        let mut damaged = Vec::new();
-        let suspect = &self.catalogue.suspect;
-        for (p, index) in self.catalogue.packs.iter().filter(|(p, _)| !suspect.contains_key(&p.key)) {
-            match pack::check(&*self.tier, &p.key, index) {
-                Ok(read) => bytes += read,
-                Err(e) if e.is_damage() => damaged.push((p.key.clone(), e.to_string())),
-                Err(e) => return Err(e.into()),
-            }
-        }
-        for (key, why) in damaged {
-            self.catalogue.distrust(&*self.tier, &key, &why);
-            faults.push(why);
-        }
+        faults.extend(damaged);
         Ok((bytes, faults))
     }
 

@@ -158,7 +158,7 @@ impl Durable {
         let coming = rows.iter().map(|(_, own)| text(own)).collect::<Result<BTreeSet<_>, _>>()?;
         self.forget(d, &tags, &coming)?;
         self.compare_parts();
-        self.make_room(d, (generation, &options), &rows, &tags)?;
+        self.make_room(d, (generation, &options, control), &rows, &tags)?;
         // Room has been made, and older generations go when the root says so.
         let of_part = flush::Options {
             keep: u32::MAX,
@@ -205,7 +205,7 @@ impl Durable {
     fn make_room(
         &mut self,
         d: &Description,
-        (generation, options): (&Path, &flush::Options),
+        (generation, options, control): (&Path, &flush::Options, &Control),
         rows: &[(u64, PathBuf)],
         tags: &BTreeSet<u64>,
     ) -> Result<(), Failure> {
@@ -227,8 +227,9 @@ impl Durable {
                 self.prune(d, tags)?;
                 continue;
             }
-            let keep = self.catalogue.whole().len().saturating_sub(1);
-            if keep == 0 {
+            let all = || [generation].into_iter().chain(rows.iter().map(|(_, own)| own.as_path()));
+            let mut whole = || all().try_for_each(|own| flush::check_here(own, control));
+            if !self.catalogue.give_way(&*self.tier, &mut whole)? {
                 let tier = self.config.name.clone();
                 return Err(StorageError::TierFull {
                     tier,
@@ -238,8 +239,6 @@ impl Durable {
                 }
                 .into());
             }
-            self.catalogue
-                .retain(&*self.tier, u32::try_from(keep).unwrap_or(u32::MAX), u64::MAX)?;
             self.prune(d, tags)?;
         }
     }

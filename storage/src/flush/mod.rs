@@ -9,6 +9,7 @@
 pub mod compress;
 pub mod elastic;
 pub(crate) mod rate;
+mod room;
 
 use crate::catalogue::{self, Catalogue, Listed, Part};
 use crate::pack::{self, Index, PackRef, Writer, PIECE};
@@ -20,7 +21,8 @@ use belay_image::{checksum, files, ImageError};
 use compress::{Chooser, Compression};
 use elastic::Elastic;
 use rate::Rate;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+pub use room::check_here;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -162,10 +164,10 @@ pub fn flush(
         return Err(tier::failed(tier.name(), "flush beside", &key, std::io::Error::other(why)));
     }
     let needed = catalogue::items(&manifest, manifest_sum);
-    let tasks = missing(&manifest, manifest_sum, catalogue);
-    let bytes: u64 = tasks.iter().map(task_bytes).sum();
-    make_room(tier, options, catalogue, &needed, bytes)?;
-    // What was removed to make room may have held chunks that this generation needs.
+    if let Some(capacity) = options.capacity {
+        let own = (generation, &manifest, manifest_sum);
+        room::make(tier, capacity, catalogue, own, control)?;
+    }
     let tasks = missing(&manifest, manifest_sum, catalogue);
     let bytes: u64 = tasks.iter().map(task_bytes).sum();
     control.bytes.store(0, Ordering::Relaxed);
@@ -265,47 +267,6 @@ fn missing(manifest: &Manifest, sum: u64, catalogue: &Catalogue) -> Vec<Task> {
         .map(|c| Task::Chunk(*c))
         .chain(files.cloned().map(Task::File))
         .collect()
-}
-
-/// Removes older generations while `bytes` more would not fit; the newest whole one stays.
-fn make_room(
-    tier: &dyn Tier,
-    options: &Options,
-    catalogue: &mut Catalogue,
-    needed: &BTreeMap<String, u64>,
-    bytes: u64,
-) -> Result<(), StorageError> {
-    let Some(capacity) = options.capacity else { return Ok(()) };
-    let full = |used| StorageError::TierFull {
-        tier: tier.name().to_owned(),
-        capacity,
-        used,
-        bytes,
-    };
-    if catalogue.bytes + bytes > capacity && !catalogue.has_unreadable_records() {
-        // Packs of interrupted flushes that this one cannot use.
-        let lost = |(p, index): (&PackRef, &Index)| {
-            let named = catalogue.generations.iter().any(|g| g.record.packs.contains(p));
-            (!named && !index.items.iter().any(|i| needed.contains_key(&i.name))).then(|| p.clone())
-        };
-        let lost: Vec<PackRef> = catalogue.packs.iter().filter_map(lost).collect();
-        for p in lost {
-            tier.delete(&p.key)?;
-            catalogue.packs.remove(&p);
-            catalogue.bytes = catalogue.bytes.saturating_sub(p.bytes);
-        }
-    }
-    while catalogue.bytes + bytes > capacity {
-        let keep = catalogue.whole().len().saturating_sub(1);
-        let before = catalogue.generations.len();
-        if keep > 0 {
-            catalogue.retain(tier, keep as u32, u64::MAX)?;
-        }
-        if keep == 0 || catalogue.generations.len() == before {
-            return Err(full(catalogue.bytes));
-        }
-    }
-    Ok(())
 }
 
 /// Gives the calling thread what nobody else wants of disks and processors.

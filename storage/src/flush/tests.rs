@@ -234,10 +234,7 @@ fn a_suspect_pack_stays_until_what_replaces_it_is_there() {
     fetch(&s.job(), catalogue.doubtful()[1], &[(&tier, &catalogue)], &Control::default()).unwrap();
     assert!(contents(&s, 2) == here);
     // A flush that cannot be completed takes nothing away.
-    let dying = Dying {
-        tier: &tier,
-        left: AtomicU64::new(100_000),
-    };
+    let dying = Dying::new(&tier, 100_000);
     let again =
         |tier: &dyn Tier, catalogue: &mut Catalogue| flush(&s.generation(2), tier, &options(), catalogue, &[], &Control::default());
     again(&dying, &mut catalogue).unwrap_err();
@@ -245,9 +242,8 @@ fn a_suspect_pack_stays_until_what_replaces_it_is_there() {
     for left in (100_000..).step_by(1000) {
         tier.clear().unwrap();
         assert!(before.iter().all(|key| packs(&tier).contains(key)));
-        let left = AtomicU64::new(left);
         catalogue = Catalogue::default();
-        if again(&Dying { tier: &tier, left }, &mut catalogue).is_ok() {
+        if again(&Dying::new(&tier, left), &mut catalogue).is_ok() {
             break;
         }
     }
@@ -268,6 +264,39 @@ fn a_suspect_pack_stays_until_what_replaces_it_is_there() {
     lose_job(&s);
     assert_eq!(bring(&s, &[&tier]).unwrap(), 3);
     assert!(contents(&s, 3) == before);
+}
+
+#[test]
+fn only_what_contradicts_its_checksum_is_suspect_and_what_is_whole_after_all_is_not() {
+    let s = Scratch::new("moment");
+    let tier = s.tier("pfs");
+    let mut engine = s.engine();
+    s.commit(&mut engine, 1, &Scratch::memory(20, 1));
+    run(&s, 1, &tier, &options()).unwrap();
+    let read = || Catalogue::read(&tier, &Catalogue::default()).unwrap();
+    let errno = libc::EIO;
+    let unreadable = || Dying {
+        errno,
+        ..Dying::new(&tier, 0)
+    };
+    // Nothing can be read, for a moment.
+    let mut catalogue = read();
+    assert!(!catalogue.check(&unreadable()).unwrap().1.is_empty());
+    assert_eq!(catalogue.whole(), Vec::<&Listed>::new(), "not for who has just seen it");
+    lose_job(&s);
+    let catalogue = read();
+    let unreadable = unreadable();
+    let sources: [(&dyn Tier, &Catalogue); 1] = [(&unreadable, &catalogue)];
+    std::fs::create_dir(s.job().join("gen")).unwrap();
+    fetch(&s.job(), catalogue.whole()[0], &sources, &Control::default()).unwrap_err();
+    assert_eq!((tier.list("suspect").unwrap(), numbers(&tier)), (vec![], vec![1]));
+    // Somebody was wrong.
+    mark(&tier, &tier.list("packs").unwrap()[0].key, "bit flips");
+    let mut catalogue = read();
+    assert_eq!(catalogue.whole(), Vec::<&Listed>::new());
+    assert_eq!(catalogue.check(&tier).unwrap().1, Vec::<String>::new());
+    assert_eq!((catalogue.whole().len(), catalogue.faults.len()), (1, 0));
+    assert_eq!((tier.list("suspect").unwrap(), numbers(&tier)), (vec![], vec![1]));
 }
 
 #[test]
@@ -322,16 +351,26 @@ fn no_pack_goes_while_a_record_cannot_be_read() {
 struct Dying<'a> {
     tier: &'a dyn Tier,
     left: AtomicU64,
+    errno: i32,
 }
 
-impl Dying<'_> {
+impl<'a> Dying<'a> {
+    fn new(tier: &'a dyn Tier, left: u64) -> Self {
+        let left = AtomicU64::new(left);
+        Self {
+            tier,
+            left,
+            errno: libc::EPIPE,
+        }
+    }
+
     fn spend(&self, cost: u64) -> Result<(), StorageError> {
         let spent = self
             .left
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |l| l.checked_sub(cost));
         spent.map(drop).map_err(|_| {
             self.left.store(0, Ordering::Relaxed);
-            crate::tier::failed("dying", "write", "x", std::io::ErrorKind::BrokenPipe.into())
+            crate::tier::failed("dying", "write", "x", std::io::Error::from_raw_os_error(self.errno))
         })
     }
 }
@@ -412,8 +451,7 @@ fn a_flush_that_dies_at_any_step_leaves_whole_generations_and_the_next_one_compl
         }
         // Small budgets reach every call at the beginning and, with what the data take added, every call at the end.
         let budget = if round % 2 == 0 { round } else { 170_000 + round * 9 };
-        let left = AtomicU64::new(budget);
-        let dying = Dying { tier: &tier, left };
+        let dying = Dying::new(&tier, budget);
         let ended = run(&s, 3, &dying, &one);
         died += u32::from(ended.is_err());
         let held = numbers(&tier);

@@ -1,0 +1,169 @@
+//! Room on a tier whose capacity is limited: what no generation needs goes first, then the oldest generations.
+
+use super::{missing, task_bytes, Control};
+use crate::catalogue::{items, Catalogue};
+use crate::fetch::{check_pages, file_is_whole};
+use crate::pack::{Index, PackRef};
+use crate::store::Store;
+use crate::tier::Tier;
+use crate::StorageError;
+use belay_image::manifest::Manifest;
+use belay_image::ImageError;
+use std::path::Path;
+
+/// Removes older generations while what the tier lacks of this one would not fit; the newest whole one stays.
+pub(super) fn make(
+    tier: &dyn Tier,
+    capacity: u64,
+    catalogue: &mut Catalogue,
+    (generation, manifest, sum): (&Path, &Manifest, u64),
+    control: &Control,
+) -> Result<(), StorageError> {
+    let mut tidied = false;
+    loop {
+        // What has been removed may have held chunks that this generation needs.
+        let bytes: u64 = missing(manifest, sum, catalogue).iter().map(task_bytes).sum();
+        if catalogue.bytes.saturating_add(bytes) <= capacity {
+            return Ok(());
+        }
+        if !std::mem::replace(&mut tidied, true) {
+            remove_useless(tier, catalogue, (manifest, sum))?;
+            continue;
+        }
+        if !catalogue.give_way(tier, &mut || check_here(generation, control))? {
+            return Err(StorageError::TierFull {
+                tier: tier.name().to_owned(),
+                capacity,
+                used: catalogue.bytes,
+                bytes,
+            });
+        }
+    }
+}
+
+/// Removes packs of interrupted flushes that this one cannot use.
+fn remove_useless(tier: &dyn Tier, catalogue: &mut Catalogue, (manifest, sum): (&Manifest, u64)) -> Result<(), StorageError> {
+    if catalogue.has_unreadable_records() {
+        return Ok(());
+    }
+    let needed = items(manifest, sum);
+    let lost = |(p, index): (&PackRef, &Index)| {
+        let named = catalogue.generations.iter().any(|g| g.record.packs.contains(p));
+        (!named && !index.items.iter().any(|i| needed.contains_key(&i.name))).then(|| p.clone())
+    };
+    for p in catalogue.packs.iter().filter_map(lost).collect::<Vec<_>>() {
+        tier.delete(&p.key)?;
+        catalogue.packs.remove(&p);
+        catalogue.bytes = catalogue.bytes.saturating_sub(p.bytes);
+    }
+    Ok(())
+}
+
+/// Reads all of the generation in directory `generation`, and compares it with its checksums.
+pub fn check_here(generation: &Path, control: &Control) -> Result<(), StorageError> {
+    let manifest = Manifest::read(generation)?;
+    let store = Store::of_generation(generation);
+    for entry in &manifest.chunks {
+        check_pages(&store.open(entry)?, control)?;
+    }
+    for f in manifest.files.iter().filter(|f| f.xxh3.is_some()) {
+        let path = generation.join(&f.name);
+        if !file_is_whole(&path, f) {
+            return Err(ImageError::damaged(&path, "checksum does not match the manifest").into());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flush::compress::Compression;
+    use crate::flush::{flush, Options};
+    use crate::testing::Scratch;
+    use crate::tier::directory::Directory;
+
+    fn run(s: &Scratch, number: u64, tier: &Directory, capacity: u64) -> Result<Catalogue, StorageError> {
+        let options = Options {
+            threads: 1,
+            rate: None,
+            zstd: Compression::Off,
+            verify: true,
+            keep: 9,
+            capacity: Some(capacity),
+        };
+        let mut catalogue = Catalogue::default();
+        flush(
+            &s.generation(number),
+            tier,
+            &options,
+            &mut catalogue,
+            &[],
+            &Control::default(),
+        )?;
+        Ok(catalogue)
+    }
+
+    /// Flips a bit in the middle of every pack of generation `number`, and has the tier looked at.
+    fn damage(s: &Scratch, tier: &Directory, number: u64) {
+        for o in tier
+            .list("packs")
+            .unwrap()
+            .iter()
+            .filter(|o| o.key.starts_with(&format!("packs/{number:06}")))
+        {
+            let path = s.0.join("pfs").join(&o.key);
+            let mut bytes = std::fs::read(&path).unwrap();
+            let at = bytes.len() / 2;
+            bytes[at] ^= 1;
+            std::fs::write(path, bytes).unwrap();
+        }
+        let mut catalogue = Catalogue::read(tier, &Catalogue::default()).unwrap();
+        assert!(!catalogue.check(tier).unwrap().1.is_empty());
+    }
+
+    fn numbers(tier: &Directory) -> (Vec<u64>, usize) {
+        let c = Catalogue::read(tier, &Catalogue::default()).unwrap();
+        (c.whole().iter().map(|g| g.manifest.generation).collect(), c.doubtful().len())
+    }
+
+    #[test]
+    fn generations_that_are_damaged_make_room_but_the_last_only_for_one_that_is_whole() {
+        let s = Scratch::new("doubtful");
+        let tier = s.tier("pfs");
+        let mut engine = s.engine();
+        for n in 1..=4 {
+            s.commit(&mut engine, n, &Scratch::memory(50, n));
+        }
+        // Room for two.
+        let capacity = 500_000;
+        for n in 1..=2 {
+            run(&s, n, &tier, capacity).unwrap();
+            damage(&s, &tier, n);
+        }
+        assert_eq!(numbers(&tier), (vec![], 2));
+        run(&s, 3, &tier, capacity).unwrap();
+        assert_eq!(numbers(&tier), (vec![3], 1), "the oldest has gone");
+        // Room for one; nothing on the tier is whole.
+        damage(&s, &tier, 3);
+        let chunk = s
+            .job()
+            .join("chunks")
+            .read_dir()
+            .unwrap()
+            .map(|e| e.unwrap().path())
+            .max()
+            .unwrap();
+        let good = std::fs::read(&chunk).unwrap();
+        let mut bad = good.clone();
+        bad[5000] ^= 1;
+        std::fs::write(&chunk, bad).unwrap();
+        let refused = run(&s, 4, &tier, 250_000).unwrap_err();
+        assert!(refused.is_damage() && refused.to_string().contains("pages-"), "{refused}");
+        assert_eq!(numbers(&tier), (vec![], 1), "it may be all there is");
+        std::fs::write(&chunk, good).unwrap();
+        run(&s, 4, &tier, 250_000).unwrap();
+        assert_eq!(numbers(&tier), (vec![4], 0));
+        assert_eq!(tier.list("suspect").unwrap(), []);
+    }
+}
