@@ -299,6 +299,19 @@ impl Hosts {
         run("nsenter", &["-t", &bridge, "-n", "ip", "link", "set", &veth, state])
     }
 
+    /// A command that runs `program` on none of the hosts, and the address by which they reach it.
+    pub fn outside(&self, program: &Path) -> Result<(Command, String), Failure> {
+        let (bridge, address) = (self.bridge.id().to_string(), "10.99.0.254");
+        let enter = ["-t", &bridge, "-n"];
+        run(
+            "nsenter",
+            &[&enter[..], &["ip", "addr", "replace", &format!("{address}/24"), "dev", "b0"]].concat(),
+        )?;
+        let mut c = Command::new("nsenter");
+        c.args(enter).arg(program);
+        Ok((c, address.into()))
+    }
+
     /// PID 1 of host `n` (from 1), as the maker of the hosts sees it.
     pub fn init(&self, n: usize) -> i32 {
         self.hosts[n - 1].2

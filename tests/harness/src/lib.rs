@@ -12,6 +12,7 @@
 //! terminal a pseudo-terminal for tests of job control
 //! runner   filters, two workers, one line per check, summary
 //! hosts    hosts made of namespaces, joined by a bridge
+//! s3       an S3 server
 //! slurm    a real Slurm on such hosts
 //! ```
 //!
@@ -27,6 +28,7 @@ pub mod place;
 pub mod procs;
 pub mod rng;
 pub mod runner;
+pub mod s3;
 pub mod slurm;
 pub mod stepper;
 pub mod target;

@@ -7,7 +7,8 @@ use belay_tests::hosts::{serve_if_asked, unavailable, Hosts};
 use belay_tests::job::{output, show, text};
 use belay_tests::place::{Place, User};
 use belay_tests::rng::Rng;
-use belay_tests::target::Target;
+use belay_tests::s3::{Server, CREDENTIALS};
+use belay_tests::target::{or_end, Target};
 use belay_tests::Failure;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,9 @@ use std::time::{Duration, Instant};
 
 /// Longer than anything takes here, also where much else runs.
 const LIMIT: Duration = Duration::from_secs(180);
+
+#[path = "hosts/durable.rs"]
+mod durable;
 
 /// A job on hosts.
 struct Job {
@@ -70,6 +74,7 @@ impl Job {
         c.env("OMPI_ALLOW_RUN_AS_ROOT", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
         c.env("OMPI_MCA_mpi_yield_when_idle", "1").env("HWLOC_COMPONENTS", "-gl");
+        c.envs(CREDENTIALS);
         if self.kind == Kind::Mpich {
             c.env("BELAY_TEST_EARLY", "1");
         }
@@ -366,121 +371,6 @@ fn partition(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
-/// Files below `dir` whose paths contain `words`.
-fn files(dir: &Path, words: &str) -> Vec<PathBuf> {
-    let mut out = Vec::new();
-    for e in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        match e.file_type() {
-            Ok(t) if t.is_dir() => out.extend(files(&e.path(), words)),
-            _ if e.path().to_string_lossy().contains(words) => out.push(e.path()),
-            _ => {}
-        }
-    }
-    out
-}
-
-/// Level of the newest generation in the list, and how many there are.
-fn newest_level(job: &Job) -> Result<(String, usize), Failure> {
-    let said = job.must(&["list", "--json"])?;
-    let list: serde_json::Value = serde_json::from_str(&said).map_err(|e| format!("{e}: {said}"))?;
-    let all = list["generations"].as_array().cloned().unwrap_or_default();
-    let level = all.last().and_then(|g| g["level"].as_str()).unwrap_or_default();
-    Ok((level.to_owned(), all.len()))
-}
-
-/// Everything dies, and what the hosts share of the job is lost in one way after the other: it comes back on other hosts from its durable tier.
-fn durable(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "hosts-durable", 2, 3)?;
-    let program = program(&job, place, "mpi/mpi_p2p")?;
-    let (scratch, config) = (job.work.join("scratch"), job.work.join("belay.toml"));
-    std::fs::create_dir(&scratch).map_err(|e| e.to_string())?;
-    let tier = format!(
-        "[[tier]]\nname = \"scratch\"\nkind = \"pfs\"\npath = \"{}\"\n",
-        scratch.display()
-    );
-    std::fs::write(&config, tier).map_err(|e| e.to_string())?;
-    job.options = vec!["--config".into(), config.display().to_string()];
-    job.launch(&program)?;
-    let lose = |dir: PathBuf| std::fs::remove_dir_all(&dir).map_err(|e| format!("remove {}: {e}", dir.display()));
-    for n in 0..4 {
-        let round = |e: Failure| format!("round {n}: {e}");
-        std::thread::sleep(Duration::from_millis(rng.below(500)));
-        job.must(&["checkpoint", "--quiet", "--level", "durable"]).map_err(round)?;
-        if newest_level(&job)?.0 != "durable" {
-            return Err(round(job.must(&["list"])?));
-        }
-        if n == 1 {
-            // What follows is perhaps durable and perhaps not.
-            job.checkpoint().map_err(round)?;
-            std::thread::sleep(Duration::from_millis(rng.below(400)));
-        }
-        job.crash();
-        let dir = PathBuf::from(job.dir());
-        match n {
-            0 | 1 => lose(dir)?,
-            2 => lose(dir.join("nodes/1/chunks"))?,
-            _ => {
-                for chunk in files(&dir.join("nodes/1/chunks"), ".bpg") {
-                    let mut bytes = std::fs::read(&chunk).map_err(|e| e.to_string())?;
-                    // In every page.
-                    bytes.iter_mut().step_by(4096).for_each(|b| *b ^= 1);
-                    std::fs::write(&chunk, bytes).map_err(|e| e.to_string())?;
-                }
-            }
-        }
-        job.restart_shifted(n + 1).map_err(|e| round(format!("restart: {e}")))?;
-    }
-    // What a part has on the tier is lost: that is said, and the next checkpoints are durable again.
-    job.must(&["verify"])?;
-    for pack in files(&scratch, "/nodes/1/packs/") {
-        std::fs::remove_file(pack).map_err(|e| e.to_string())?;
-    }
-    let o = job.belay(&["verify", &job.dir()])?;
-    if o.status.success() || !text(&o).contains("not everything of part 1") {
-        return Err(format!(
-            "verify without the packs of a part: {}: {}",
-            show(o.status),
-            text(&o)
-        ));
-    }
-    for _ in 0..2 {
-        job.must(&["checkpoint", "--quiet", "--level", "durable"])?;
-    }
-    job.must(&["verify"])?;
-    let held = files(&scratch, "/gen/").len();
-    if held != 4 {
-        return Err(format!("two generations have {held} records: {:?}", files(&scratch, "/gen/")));
-    }
-    job.verdict()?;
-    // What still ends would answer.
-    job.crash();
-    // The newest generation lacks something of a part: the one before stays, whatever is asked for.
-    let held = files(&scratch, "/nodes/1/packs/");
-    let newest = held
-        .iter()
-        .filter_map(|p| p.file_name()?.to_str()?.get(..6).map(str::to_owned))
-        .max();
-    let newest = newest.ok_or("no packs of a part")?;
-    for pack in held
-        .iter()
-        .filter(|p| p.to_string_lossy().contains(&format!("/packs/{newest}")))
-    {
-        std::fs::remove_file(pack).map_err(|e| e.to_string())?;
-    }
-    job.must(&["gc", "--keep", "1"])?;
-    let records = files(&scratch, "/gen/");
-    let of_root = records.iter().filter(|p| !p.to_string_lossy().contains("/nodes/")).count();
-    if of_root != 2 {
-        return Err(format!("the last whole generation is gone: {records:?}"));
-    }
-    job.must(&["flush"])?;
-    job.must(&["gc", "--all"])?;
-    match files(&scratch, "/") {
-        left if left.is_empty() => Ok(()),
-        left => Err(format!("left on the tier: {left:?}")),
-    }
-}
-
 /// The agent on the other host is killed: the user is told (within seconds, on a quiet machine), the next checkpoint is refused, and the one before restarts.
 fn lost_agent(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "hosts-lost", 2, 2)?;
@@ -584,8 +474,9 @@ fn main() {
     let mut target = Target::new("hosts", &[]);
     // The hosts of two tests would have the same addresses and halve the processors.
     target.in_turn();
+    or_end(Server::prepare(target.place()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 15] = [
+    let tests: [(&str, Run); 16] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -608,7 +499,8 @@ fn main() {
         ("lost_agent", lost_agent),
         ("spare", spare),
         ("partition", partition),
-        ("durable", durable),
+        ("durable", durable::directory),
+        ("durable_objects", durable::objects),
     ];
     for (name, test) in tests {
         target.once(name, test);

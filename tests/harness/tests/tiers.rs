@@ -8,12 +8,12 @@ use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{am_root, Place, User, NOBODY};
 use belay_tests::rng::Rng;
 use belay_tests::runner::until_hit;
+use belay_tests::s3::{Server, CREDENTIALS};
 use belay_tests::target::{or_end, Target};
 use belay_tests::{procs, Failure};
 use serde_json::Value;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(150);
@@ -149,54 +149,12 @@ fn local_lost(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
-/// An S3 server for the time of a test.
-struct Server(Child);
-
-impl Server {
-    /// Copies the server to where tests run.
-    fn prepare(place: &Place) -> Result<(), Failure> {
-        let from = belay_tests::place::build_dir()?.join("s3-server");
-        want(from.exists(), || {
-            format!("{} is missing: run `cargo build --workspace` first", from.display())
-        })?;
-        io("copy the S3 server", std::fs::copy(from, place.bin().join("s3-server"))).map(drop)
-    }
-
-    fn start(place: &Place, root: &Path) -> Result<(Self, String), Failure> {
-        io("make a bucket", std::fs::create_dir_all(root.join("bucket")))?;
-        let mut child = io(
-            "start the S3 server",
-            Command::new(place.bin().join("s3-server"))
-                .arg(root)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn(),
-        )?;
-        let out = child.stdout.take().ok_or("no output of the S3 server")?;
-        let mut address = String::new();
-        io("hear the S3 server", BufReader::new(out).read_line(&mut address))?;
-        Ok((Server(child), address.trim().to_owned()))
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        self.0.wait().ok();
-    }
-}
-
 /// The same with an S3 server; and while that does not answer, the program and its local checkpoints do not care.
 fn object_store(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "s3", user)?;
-    job.set("AWS_ACCESS_KEY_ID", "belay-test");
-    job.set("AWS_SECRET_ACCESS_KEY", "belay-secret");
-    let store = job.work.join("store");
-    let (server, address) = Server::start(place, &store)?;
-    let config = format!(
-        "[[tier]]\nname = \"cloud\"\nkind = \"object\"\nurl = \"s3://bucket/prefix\"\nendpoint = \"{address}\"\nregion = \"us-east-1\"\nallow_http = true\n"
-    );
-    target(&mut job, place, &config, "24")?;
+    CREDENTIALS.iter().for_each(|(key, value)| job.set(key, value));
+    let server = Server::start(Command::new(Server::program(place)), &job.work.join("store"), "127.0.0.1:0")?;
+    target(&mut job, place, &server.tier(), "24")?;
     durable(&job)?;
     job.kill_all()?;
     lose_local(&job)?;

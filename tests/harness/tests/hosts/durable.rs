@@ -1,0 +1,142 @@
+//! Jobs over several hosts whose checkpoints are copied to a durable tier: a shared directory, an object store.
+
+use super::*;
+
+/// Files below `dir` whose paths contain `words`.
+fn files(dir: &Path, words: &str) -> Vec<PathBuf> {
+    let mut out = Vec::new();
+    for e in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        match e.file_type() {
+            Ok(t) if t.is_dir() => out.extend(files(&e.path(), words)),
+            _ if e.path().to_string_lossy().contains(words) => out.push(e.path()),
+            _ => {}
+        }
+    }
+    out
+}
+
+/// Level of the newest generation in the list, and how many there are.
+fn newest_level(job: &Job) -> Result<(String, usize), Failure> {
+    let said = job.must(&["list", "--json"])?;
+    let list: serde_json::Value = serde_json::from_str(&said).map_err(|e| format!("{e}: {said}"))?;
+    let all = list["generations"].as_array().cloned().unwrap_or_default();
+    let level = all.last().and_then(|g| g["level"].as_str()).unwrap_or_default();
+    Ok((level.to_owned(), all.len()))
+}
+
+/// A launched job with the tier that `config` says.
+fn launched(mut job: Job, place: &Place, config: &str) -> Result<Job, Failure> {
+    let program = program(&job, place, "mpi/mpi_p2p")?;
+    let file = job.work.join("belay.toml");
+    std::fs::write(&file, config).map_err(|e| e.to_string())?;
+    job.options = vec!["--config".into(), file.display().to_string()];
+    job.launch(&program)?;
+    Ok(job)
+}
+
+/// Everything dies, and what the hosts share of the job is lost in one way after the other: it comes back on other hosts from its durable tier.
+fn losses(job: &mut Job, rounds: std::ops::Range<usize>, rng: &mut Rng) -> Result<(), Failure> {
+    let lose = |dir: PathBuf| std::fs::remove_dir_all(&dir).map_err(|e| format!("remove {}: {e}", dir.display()));
+    for n in rounds {
+        let round = |e: Failure| format!("round {n}: {e}");
+        std::thread::sleep(Duration::from_millis(rng.below(500)));
+        job.must(&["checkpoint", "--quiet", "--level", "durable"]).map_err(round)?;
+        if newest_level(job)?.0 != "durable" {
+            return Err(round(job.must(&["list"])?));
+        }
+        if n == 1 {
+            // What follows is perhaps durable and perhaps not.
+            job.checkpoint().map_err(round)?;
+            std::thread::sleep(Duration::from_millis(rng.below(400)));
+        }
+        job.crash();
+        let dir = PathBuf::from(job.dir());
+        match n {
+            0 | 1 => lose(dir)?,
+            2 => lose(dir.join("nodes/1/chunks"))?,
+            _ => {
+                for chunk in files(&dir.join("nodes/1/chunks"), ".bpg") {
+                    let mut bytes = std::fs::read(&chunk).map_err(|e| e.to_string())?;
+                    // In every page.
+                    bytes.iter_mut().step_by(4096).for_each(|b| *b ^= 1);
+                    std::fs::write(&chunk, bytes).map_err(|e| e.to_string())?;
+                }
+            }
+        }
+        job.restart_shifted(n + 1).map_err(|e| round(format!("restart: {e}")))?;
+    }
+    Ok(())
+}
+
+/// An S3 server outside of all hosts. What the parts have comes from there, too.
+pub(super) fn objects(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let job = Job::new(place, "hosts-objects", 2, 3)?;
+    let (command, address) = job.hosts.outside(&Server::program(place))?;
+    let server = Server::start(command, &job.work.join("store"), &format!("{address}:0"))?;
+    let mut job = launched(job, place, &server.tier())?;
+    losses(&mut job, 0..1, rng)?;
+    job.must(&["verify"])?;
+    job.verdict()
+}
+
+/// A directory that all hosts see; then what is there is damaged.
+pub(super) fn directory(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let job = Job::new(place, "hosts-durable", 2, 3)?;
+    let scratch = job.work.join("scratch");
+    std::fs::create_dir(&scratch).map_err(|e| e.to_string())?;
+    let tier = format!(
+        "[[tier]]\nname = \"scratch\"\nkind = \"pfs\"\npath = \"{}\"\n",
+        scratch.display()
+    );
+    let mut job = launched(job, place, &tier)?;
+    losses(&mut job, 0..4, rng)?;
+    // What a part has on the tier is lost: that is said, and the next checkpoints are durable again.
+    job.must(&["verify"])?;
+    for pack in files(&scratch, "/nodes/1/packs/") {
+        std::fs::remove_file(pack).map_err(|e| e.to_string())?;
+    }
+    let o = job.belay(&["verify", &job.dir()])?;
+    if o.status.success() || !text(&o).contains("not everything of part 1") {
+        return Err(format!(
+            "verify without the packs of a part: {}: {}",
+            show(o.status),
+            text(&o)
+        ));
+    }
+    for _ in 0..2 {
+        job.must(&["checkpoint", "--quiet", "--level", "durable"])?;
+    }
+    job.must(&["verify"])?;
+    let held = files(&scratch, "/gen/").len();
+    if held != 4 {
+        return Err(format!("two generations have {held} records: {:?}", files(&scratch, "/gen/")));
+    }
+    job.verdict()?;
+    // What still ends would answer.
+    job.crash();
+    // The newest generation lacks something of a part: the one before stays, whatever is asked for.
+    let held = files(&scratch, "/nodes/1/packs/");
+    let newest = held
+        .iter()
+        .filter_map(|p| p.file_name()?.to_str()?.get(..6).map(str::to_owned))
+        .max();
+    let newest = newest.ok_or("no packs of a part")?;
+    for pack in held
+        .iter()
+        .filter(|p| p.to_string_lossy().contains(&format!("/packs/{newest}")))
+    {
+        std::fs::remove_file(pack).map_err(|e| e.to_string())?;
+    }
+    job.must(&["gc", "--keep", "1"])?;
+    let records = files(&scratch, "/gen/");
+    let of_root = records.iter().filter(|p| !p.to_string_lossy().contains("/nodes/")).count();
+    if of_root != 2 {
+        return Err(format!("the last whole generation is gone: {records:?}"));
+    }
+    job.must(&["flush"])?;
+    job.must(&["gc", "--all"])?;
+    match files(&scratch, "/") {
+        left if left.is_empty() => Ok(()),
+        left => Err(format!("left on the tier: {left:?}")),
+    }
+}
