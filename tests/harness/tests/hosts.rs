@@ -341,6 +341,23 @@ fn other_numbers(place: &Place, kind: Kind, name: &str, rng: &mut Rng) -> Result
     job.verdict()
 }
 
+/// Parts that share a host now open connections, and who accepts them must know from whom they are.
+fn packed(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "hosts-packed", 4, 4)?;
+    let program = program(&job, place, "mpi/mpi_lazy")?;
+    job.launch(&program)?;
+    // Three of the four parts on one host, and all on one.
+    for (root, host) in [(1, "h2"), (3, "h3")] {
+        std::thread::sleep(Duration::from_millis(rng.below(300)));
+        job.checkpoint()?;
+        job.crash();
+        job.root = root;
+        job.restart(&["--hosts", host]).map_err(|e| format!("{host}: restart: {e}"))?;
+        job.progress()?;
+    }
+    job.verdict()
+}
+
 /// A host is cut off at random moments before, during and after a checkpoint: the user is told, a checkpoint under way ends, and the newest whole one restarts.
 fn partition(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "hosts-partition", 2, 2)?;
@@ -496,6 +513,7 @@ fn main() {
         }),
         ("late_connections::net_late", late_connections),
         ("late_connections::mpi_lazy", |p, r| rounds(p, "mpi/mpi_lazy", 4, 5, r)),
+        ("late_connections::packed", packed),
         ("lost_agent", lost_agent),
         ("spare", spare),
         ("partition", partition),

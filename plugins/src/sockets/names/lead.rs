@@ -1,5 +1,6 @@
 //! Answers for processes that make a call with an internet address, in a job whose addresses have changed.
 
+use super::share::Share;
 use super::Book;
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
@@ -50,21 +51,42 @@ fn with_address(book: &Book, question: &Question, connects: bool) -> io::Result<
     vm::read(question.tid.cast_signed(), question.args[1], &mut raw)?;
     let to = Addr(raw);
     let Some(at) = internet(&to) else { return Ok(Answer::Kernel) };
-    let Some(instead) = (if connects { book.lead(at) } else { book.place(at) }) else {
+    let instead = if connects { book.lead(at) } else { book.place(at) };
+    let there = instead.unwrap_or(at);
+    let share = book
+        .share()
+        .filter(|_| book.is_known(there.ip()) && (connects || at.port() == 0));
+    if instead.is_none() && share.is_none() {
         return Ok(Answer::Kernel);
-    };
+    }
     let socket = socket(question)?;
-    let there = Addr::of(instead, to.family());
-    let done = if connects {
-        connect(socket.as_raw_fd(), &there)
-    } else {
-        sock::bind(socket.as_raw_fd(), &there).map(|()| Answer::Value(0))
+    let raw = socket.as_raw_fd();
+    let there = Addr::of(there, to.family());
+    let stream = sock::get::<i32>(raw, libc::SOL_SOCKET, libc::SO_TYPE)? == libc::SOCK_STREAM;
+    let done = match share.filter(|_| stream) {
+        Some(share) if !connects => share.bind(raw, &there).map(|()| Answer::Value(0)),
+        Some(share) => bind_first(raw, share).and_then(|()| match instead {
+            Some(_) => connect(raw, stream, &there),
+            None => Ok(Answer::Kernel),
+        }),
+        None if instead.is_none() => Ok(Answer::Kernel),
+        None if connects => connect(raw, stream, &there),
+        None => sock::bind(raw, &there).map(|()| Answer::Value(0)),
     };
     done.or_else(|e| e.raw_os_error().map(Answer::Error).ok_or(e))
 }
 
-fn connect(raw: RawFd, to: &Addr) -> io::Result<Answer> {
-    let stream = sock::get::<i32>(raw, libc::SOL_SOCKET, libc::SO_TYPE)? == libc::SOCK_STREAM;
+/// Gives a socket that has no port yet one by which its peer knows the node.
+fn bind_first(raw: RawFd, share: Share) -> io::Result<()> {
+    let local = sock::local(raw)?;
+    if local.port() != 0 {
+        return Ok(());
+    }
+    let unavailable = |_| io::Error::from_raw_os_error(libc::EADDRNOTAVAIL);
+    share.bind(raw, &local).map_err(unavailable)
+}
+
+fn connect(raw: RawFd, stream: bool, to: &Addr) -> io::Result<Answer> {
     if stream && !crate::sockets::tcp::is_unconnected(raw)? {
         // An attempt is under way, or over: the kernel knows, and does not look at the address.
         return Ok(Answer::Kernel);

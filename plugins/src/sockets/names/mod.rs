@@ -4,11 +4,13 @@
 //! together each makes its [`Book`], which answers for every call with an internet address: a connection to an address of before is led to where its listener is
 //! now, and a program that asks for its own or its peer's address hears the one it knows. Who puts these questions: `lead`, for a process that makes such a call, and the rebuild.
 //!
-//! Pure: no I/O here.
+//! No I/O here but in `lead` and `share`.
 
 pub mod lead;
+mod share;
 
 use serde::{Deserialize, Serialize};
+pub(crate) use share::Share;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
@@ -83,6 +85,11 @@ fn same_place(from: &[IpAddr], at: usize, to: &[IpAddr]) -> Option<IpAddr> {
 }
 
 impl Page {
+    /// The addresses that programs have seen at their start.
+    fn first(&self) -> &[IpAddr] {
+        self.names.hosts.first().map_or(&[], Vec::as_slice)
+    }
+
     /// The address of this node that was `ip` once.
     pub(crate) fn place(&self, ip: IpAddr) -> Option<IpAddr> {
         if self.now.contains(&ip) {
@@ -105,9 +112,8 @@ impl Page {
 
     /// What the program calls an address of this node.
     fn shown(&self, at: SocketAddr) -> SocketAddr {
-        let first = self.names.hosts.first().map_or(&[][..], Vec::as_slice);
         let place = self.now.iter().position(|ip| *ip == at.ip());
-        let ip = place.and_then(|n| same_place(&self.now, n, first)).unwrap_or(at.ip());
+        let ip = place.and_then(|n| same_place(&self.now, n, self.first())).unwrap_or(at.ip());
         let listening = self.listening.iter().find(|l| l.now == at.port());
         let port = listening.map_or(at.port(), |l| self.names.of_port(l.port)[0]);
         SocketAddr::new(ip, port)
@@ -131,6 +137,7 @@ type Claim = ((usize, bool, u8), Option<SocketAddr>);
 pub struct Book {
     own: Page,
     others: Vec<Page>,
+    /// Where what listened is now, also what is where it was.
     lead: HashMap<SocketAddr, SocketAddr>,
 }
 
@@ -157,20 +164,19 @@ impl Book {
                 }
             }
         }
-        let lead = found.into_iter().filter_map(|(from, (_, to))| Some((from, to?)));
-        let lead = lead.filter(|(from, to)| from != to).collect();
+        let lead = found.into_iter().filter_map(|(from, (_, to))| Some((from, to?))).collect();
         Self { own, others, lead }
     }
 
     /// Whether anything is not where it was.
     pub fn is_needed(&self) -> bool {
-        !self.lead.is_empty() || self.own.moved().next().is_some()
+        self.lead.iter().any(|(from, to)| from != to) || self.own.moved().next().is_some()
     }
 
     /// Where a connection to `to` must go, if not there.
     pub(crate) fn lead(&self, to: SocketAddr) -> Option<SocketAddr> {
         if let Some(at) = self.lead.get(&to) {
-            return Some(*at);
+            return Some(*at).filter(|at| *at != to);
         }
         let mut moved = self.own.moved();
         let here = to.ip().is_loopback() || to.ip().is_unspecified() || self.own.now.contains(&to.ip());
@@ -190,14 +196,50 @@ impl Book {
 
     /// What the program calls its peer's address `at`.
     pub(crate) fn shown_peer(&self, at: SocketAddr) -> Option<SocketAddr> {
-        if at.ip().is_loopback() || self.own.now.contains(&at.ip()) {
-            return self.shown_own(at);
+        let page = if at.ip().is_loopback() { &self.own } else { self.page_of(at)? };
+        Some(page.shown(at)).filter(|shown| *shown != at)
+    }
+
+    /// All nodes.
+    fn pages(&self) -> impl Iterator<Item = &Page> {
+        std::iter::once(&self.own).chain(&self.others)
+    }
+
+    /// The node that has `at`; none where that is nobody's, or another host has the same address.
+    fn page_of(&self, at: SocketAddr) -> Option<&Page> {
+        let has = |p: &&Page| p.now.contains(&at.ip());
+        let on = [&self.own].into_iter().chain(&self.others).find(has)?;
+        let mut there = self.pages().filter(has);
+        // An address that every host has means this one.
+        if on.now != self.own.now && there.any(|p| p.now != on.now) {
+            return None;
         }
-        let mut there = self.others.iter().filter(|p| p.now.contains(&at.ip()));
-        match (there.next(), there.next()) {
-            (Some(page), None) => Some(page.shown(at)).filter(|shown| *shown != at),
-            _ => None,
-        }
+        let listens = |p: &&Page| p.now == on.now && p.listening.iter().any(|l| l.now == at.port());
+        self.pages().find(listens).or_else(|| {
+            let sharers = self.sharers(on);
+            Some(sharers[usize::from(at.port()) % sharers.len()])
+        })
+    }
+
+    /// The nodes on the host of `page` that were known by different addresses, in an order on which all nodes agree.
+    fn sharers(&self, page: &Page) -> Vec<&Page> {
+        let mut all: Vec<&Page> = self.pages().filter(|p| p.now == page.now).collect();
+        all.sort_by_key(|p| p.first());
+        all.dedup_by_key(|p| p.first());
+        all
+    }
+
+    /// The ports from which this node connects, where it shares its host with others.
+    pub(crate) fn share(&self) -> Option<Share> {
+        let sharers = self.sharers(&self.own);
+        let own = sharers.iter().position(|p| p.first() == self.own.first())?;
+        let (own, among) = (u16::try_from(own).ok()?, u16::try_from(sharers.len()).ok()?);
+        (among > 1).then_some(Share { own, among })
+    }
+
+    /// Whether a node of the job is there, or may be.
+    pub(crate) fn is_known(&self, ip: IpAddr) -> bool {
+        ip.is_unspecified() || self.pages().any(|p| p.now.contains(&ip))
     }
 
     /// What the next checkpoint is to remember.
@@ -296,6 +338,44 @@ mod tests {
             (book.lead(local(7)), book.shown_own(local(40001))),
             (Some(local(40001)), Some(local(7)))
         );
+    }
+
+    #[test]
+    fn ports_tell_nodes_of_one_host_apart() {
+        // Three nodes: two of them on host 9, and one alone.
+        let (a, b, c) = (page(&[1], 9, &[(7, 7)]), page(&[2], 9, &[(7, 8)]), page(&[3], 4, &[]));
+        let books = [
+            Book::new(a.clone(), vec![b.clone(), c.clone()]),
+            Book::new(b.clone(), vec![c.clone(), a.clone()]),
+            Book::new(c, vec![b, a]),
+        ];
+        let share = |n: usize| books[n].share().map(|s| (s.own, s.among));
+        assert_eq!((share(0), share(1), share(2)), (Some((0, 2)), Some((1, 2)), None));
+        for book in &books {
+            let shown = |port| book.shown_peer(at(9, port));
+            assert_eq!(
+                (shown(7), shown(8)),
+                (Some(at(1, 7)), Some(at(2, 7))),
+                "who listens is known by the port"
+            );
+            assert_eq!((shown(40000), shown(40001)), (Some(at(1, 40000)), Some(at(2, 40001))));
+            assert_eq!(book.shown_peer(at(4, 40001)), Some(at(3, 40001)));
+        }
+    }
+
+    #[test]
+    fn a_port_that_another_node_of_the_host_has_kept() {
+        let (kept, moved) = (page(&[9], 9, &[(7, 7)]), page(&[1], 9, &[(7, 8)]));
+        let book = Book::new(moved, vec![kept]);
+        assert_eq!((book.lead(at(9, 7)), book.lead(at(1, 7))), (None, Some(at(9, 8))));
+    }
+
+    #[test]
+    fn nodes_that_always_shared_a_host_have_one_name() {
+        let book = Book::new(page(&[1], 2, &[(7, 7)]), vec![page(&[1], 2, &[(8, 8)])]);
+        assert_eq!((book.share(), book.shown_peer(at(2, 9))), (None, Some(at(1, 9))));
+        let apart = Book::new(page(&[5], 5, &[]), vec![page(&[1], 2, &[(7, 7)]), page(&[1], 2, &[(8, 8)])]);
+        assert_eq!(apart.shown_peer(at(2, 9)), Some(at(1, 9)));
     }
 
     #[test]

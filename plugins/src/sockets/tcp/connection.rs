@@ -2,6 +2,7 @@
 
 use super::TCP_LISTEN;
 use crate::fault::{refuse, At, Fault};
+use crate::sockets::names::Share;
 use crate::sockets::options::{Options, When};
 use crate::sys::diag::Diag;
 use crate::sys::sock::{self, Addr};
@@ -112,11 +113,13 @@ fn free_port(local: &Addr, tell: &dyn Fn(&str)) -> Result<Freed, Fault> {
     }
 }
 
-/// A listening socket for connections from other hosts, with any port.
-pub(super) fn anywhere(family: i32) -> Result<OwnedFd, Fault> {
+/// A socket that will have any port, or has one of `share` where the node shares its host.
+pub(super) fn anywhere(family: i32, share: Option<Share>) -> Result<OwnedFd, Fault> {
     let fd = sock::socket(family, libc::SOCK_STREAM, 0).at("socket")?;
-    sock::bind(fd.as_raw_fd(), &Addr::internet(family, 0, [0; 16], 0)).at("bind")?;
-    sock::listen(fd.as_raw_fd(), 4096).at("listen")?;
+    if let Some(share) = share {
+        let any = Addr::internet(family, 0, [0; 16], 0);
+        share.bind(fd.as_raw_fd(), &any).at("bind")?;
+    }
     Ok(fd)
 }
 

@@ -85,7 +85,8 @@ fn listening(b: &mut Builder<'_>, page: &mut Page, (id, t): (DescId, &TcpState),
         || t.local.clone(),
         |ip| Addr::of(SocketAddr::new(ip, t.local.port()), t.family),
     );
-    let movable = b.group.is_some() || is_ephemeral(at.port());
+    // No program outside the job expects it at a port that the kernel has chosen.
+    let movable = b.group.is_some() || sock::ephemeral_ports().contains(&at.port());
     let fd = connection::listener(t.family, &at, backlog, &t.options, movable, b.tell)?;
     let now = sock::local(fd.as_raw_fd()).at("read its address")?.port();
     if let Some(ip) = t.local.ip() {
@@ -93,14 +94,6 @@ fn listening(b: &mut Builder<'_>, page: &mut Page, (id, t): (DescId, &TcpState),
         page.listening.push(Listening { ip, port, now });
     }
     b.put(id, fd)
-}
-
-/// Whether the kernel chooses such ports by itself: no program outside the job expects it there.
-fn is_ephemeral(port: u16) -> bool {
-    let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
-    let mut limits = text.split_whitespace().filter_map(|w| w.parse::<u16>().ok());
-    let (low, high) = (limits.next().unwrap_or(32768), limits.next().unwrap_or(60999));
-    (low..=high).contains(&port)
 }
 
 /// The socket with the addresses that it has now.

@@ -13,7 +13,7 @@ use crate::fault::{refuse, At, Fault};
 use crate::group::{Facts, Group};
 use crate::model::{DescId, Description, Kind};
 use crate::rebuild::Builder;
-use crate::sockets::names::{Book, Page};
+use crate::sockets::names::{Book, Page, Share};
 use crate::sockets::options::When;
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
@@ -284,6 +284,7 @@ fn rebuild_with(b: &mut Builder<'_>, all: &[(DescId, TcpState)], group: &dyn Gro
         .collect();
     let first = ends.first().map_or(0, |e| e.id);
     let named = |e: Fault| (first, e);
+    let share = b.book.as_ref().and_then(Book::share);
     let mut listeners: HashMap<i32, OwnedFd> = HashMap::new();
     let mut tokens: HashMap<String, DescId> = HashMap::new();
     let (mut publish, mut want) = (Facts::new(), BTreeSet::new());
@@ -300,7 +301,9 @@ fn rebuild_with(b: &mut Builder<'_>, all: &[(DescId, TcpState)], group: &dyn Gro
         }
         let family = e.state.family;
         if let std::collections::hash_map::Entry::Vacant(slot) = listeners.entry(family) {
-            slot.insert(connection::anywhere(family).map_err(named)?);
+            let listener = connection::anywhere(family, share).map_err(named)?;
+            sock::listen(listener.as_raw_fd(), 4096).at("listen").map_err(named)?;
+            slot.insert(listener);
         }
         let port = sock::local(listeners[&family].as_raw_fd())
             .at("read an address")
@@ -321,7 +324,7 @@ fn rebuild_with(b: &mut Builder<'_>, all: &[(DescId, TcpState)], group: &dyn Gro
     for e in ends.iter().filter(|e| !e.serves()) {
         let told = facts.get(&format!("at {} - {}", e.theirs, e.mine));
         let fd = match told {
-            Some(told) => connect(e.state, told).map_err(|f| (e.id, f))?,
+            Some(told) => connect(e.state, told, share).map_err(|f| (e.id, f))?,
             None => return Err((e.id, odd("its other end was not restored on any node"))),
         };
         made.insert(e.id, fd);
@@ -377,11 +380,11 @@ fn limit(fd: RawFd, option: i32, time: Duration) -> io::Result<()> {
 }
 
 /// Connects to the first of the told addresses that answers, and says which connection this is.
-fn connect(t: &TcpState, told: &str) -> Result<OwnedFd, Fault> {
+fn connect(t: &TcpState, told: &str, share: Option<Share>) -> Result<OwnedFd, Fault> {
     let (addresses, token): (Vec<SocketAddr>, String) = serde_json::from_str(told).map_err(odd)?;
     let mut failed = io::Error::other("no address");
     for to in addresses {
-        let fd = sock::socket(t.family, libc::SOCK_STREAM, 0).at("socket")?;
+        let fd = connection::anywhere(t.family, share)?;
         limit(fd.as_raw_fd(), libc::SO_SNDTIMEO, REUNION / 6).at("set a time limit")?;
         match sock::connect(fd.as_raw_fd(), &Addr::of(to, t.family)) {
             Ok(()) => {

@@ -1,0 +1,70 @@
+//! Nodes that share a host after a restart have its addresses in common. The ports from which they connect tell their peers which of them it is: each takes
+//! those that leave a remainder of its own.
+
+use crate::sys::sock::{self, Addr};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::fd::RawFd;
+
+/// A node's ports, on a host that it shares with others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Share {
+    /// The remainder that its ports leave.
+    pub(super) own: u16,
+    /// When they are divided by this.
+    pub(super) among: u16,
+}
+
+impl Share {
+    fn has(self, port: u16) -> bool {
+        port % self.among == self.own
+    }
+
+    /// Binds a socket to `at` with one of these ports, of those that the kernel would choose from, or fails as the kernel does when all are taken.
+    pub(crate) fn bind(self, socket: RawFd, at: &Addr) -> io::Result<()> {
+        let mut ports: Vec<u16> = sock::ephemeral_ports().into_iter().filter(|p| self.has(*p)).collect();
+        if !ports.is_empty() {
+            // Like the kernel's own choice: two that ask at once hardly ask for the same.
+            let begin = RandomState::new().hash_one(socket) % ports.len() as u64;
+            ports.rotate_left(begin as usize);
+        }
+        for port in ports {
+            match sock::bind(socket, &at.with_port(port)) {
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
+                bound => return bound,
+            }
+        }
+        Err(io::Error::from_raw_os_error(libc::EADDRINUSE))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn sharers_get_ports_of_their_own() {
+        let any = Addr::of(([127, 0, 0, 1], 0).into(), libc::AF_INET);
+        let mut taken = BTreeSet::new();
+        let mut held = Vec::new();
+        for n in 0..30 {
+            let share = Share { own: n % 3, among: 3 };
+            let socket = sock::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+            share.bind(socket.as_raw_fd(), &any).unwrap();
+            let port = sock::local(socket.as_raw_fd()).unwrap().port();
+            assert_eq!(port % 3, n % 3);
+            assert!(taken.insert(port), "{port} twice");
+            held.push(socket);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_bound_is_refused() {
+        let foreign = Addr::of(([192, 0, 2, 1], 0).into(), libc::AF_INET);
+        let socket = sock::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+        let refused = Share { own: 0, among: 2 }.bind(socket.as_raw_fd(), &foreign);
+        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::AddrNotAvailable);
+    }
+}
