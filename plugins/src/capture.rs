@@ -274,6 +274,10 @@ fn table(s: &mut Session<'_>, (user, task): (i32, i32), pidfd: BorrowedFd<'_>, r
             for number in numbers {
                 match slot(s, (user, task), pidfd, number) {
                     Ok(slot) => slots.push(slot),
+                    Err(e) if e.is_for_want_of_descriptors() => {
+                        refusals.push(too_many().of(user, format!("fd {number}")));
+                        break;
+                    }
                     Err(e) => refusals.push(e.of(user, format!("fd {number}"))),
                 }
             }
@@ -282,6 +286,14 @@ fn table(s: &mut Session<'_>, (user, task): (i32, i32), pidfd: BorrowedFd<'_>, r
     }
     let pids = vec![user];
     s.tables.push(Table { pids, slots });
+}
+
+/// The agent holds a duplicate of each description.
+fn too_many() -> Fault {
+    let limit = RaisedLimit::highest();
+    Fault::Refused(format!(
+        "the job has more open files in all than a process of this user may ({limit}, the hard limit RLIMIT_NOFILE), and the agent must hold each: raise it before `belay launch` (limits.conf, ulimit -Hn)"
+    ))
 }
 
 fn slot(s: &mut Session<'_>, (user, task): (i32, i32), pidfd: BorrowedFd<'_>, number: RawFd) -> Result<Slot, Fault> {

@@ -27,6 +27,11 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
+    /// Whether a call has failed because this process may not have more descriptors.
+    pub(crate) fn is_for_want_of_descriptors(&self) -> bool {
+        matches!(self, Fault::Call { source, .. } if source.raw_os_error() == Some(libc::EMFILE))
+    }
+
     /// The fault as the flows report it: with the object, and the process that holds it (0 where it belongs to none in particular).
     pub(crate) fn of(&self, pid: i32, object: impl Into<String>) -> Refusal {
         Refusal {

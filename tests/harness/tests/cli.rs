@@ -417,6 +417,23 @@ fn setuid(place: &Place, _: User) -> Result<(), Failure> {
     refused(&o, &["su", "set"])
 }
 
+/// A job with more open files than the agent may have is refused, with the limit, and goes on.
+fn open_files(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = Job::new(place, "open_files", user)?;
+    job.launch(&[], &[place.programs().join("fd_many").display().to_string()])?;
+    job.progress(LIMIT)?;
+    let is_belay = |p: &i32| std::fs::read_to_string(format!("/proc/{p}/comm")).is_ok_and(|c| c.trim() == "belay");
+    for pid in procs::tree(job.pid().ok_or("no job")?).into_iter().filter(is_belay) {
+        let limit = ["prlimit", "--nofile=300:300", "--pid", &pid.to_string()].map(str::to_owned);
+        let o = output(job.command(&limit), LIMIT)?;
+        want(o.status.success(), || text(&o))?;
+    }
+    let o = output(job.belay(&["checkpoint", &job.dir().display().to_string()]), LIMIT)?;
+    refused(&o, &["300, the hard limit rlimit_nofile", "ulimit"])?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
 /// What the program prints after a restart goes to the new front process; its exit status too.
 fn restart_streams(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = Job::new(place, "rstreams", user)?;
@@ -491,8 +508,8 @@ fn run(place: &Place, user: User) -> Result<(), Failure> {
 }
 
 fn main() {
-    let mut target = Target::new("cli", &["fault_target"]);
-    let tests: [(&str, Test); 19] = [
+    let mut target = Target::new("cli", &["fault_target", "fd_many"]);
+    let tests: [(&str, Test); 20] = [
         ("exit_status", exit_status),
         ("streams", streams),
         ("no_command", no_command),
@@ -511,6 +528,7 @@ fn main() {
         ("under_script", under_script),
         ("restart_streams", restart_streams),
         ("setuid", setuid),
+        ("open_files", open_files),
         ("help", |place, user| {
             let job = Job::new(place, "help", user)?;
             for verb in [
@@ -536,7 +554,8 @@ fn main() {
     for (name, test) in tests {
         target.by_user(
             name,
-            |u| name != "setuid" || u == User::Ordinary,
+            // Root may open and raise everything.
+            |u| !["setuid", "open_files"].contains(&name) || u == User::Ordinary,
             move |place, user, _| test(place, user),
         );
     }
