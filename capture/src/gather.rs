@@ -563,6 +563,7 @@ fn stopped(of: Of, group_stop: Option<i32>) -> Look {
         group_stop,
         deferred: 0,
         borrowed: false,
+        vectors_used: false,
         running: false,
     });
     if crate::calls::hide_interruption(&mut task.regs) {

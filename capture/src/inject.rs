@@ -252,6 +252,7 @@ impl Area {
             regs,
             mask: !(1 << (self.signo - 1)),
             signo: self.signo,
+            uses_vectors: !matches!(op, OP_THREAD | OP_WAIT),
         }
     }
 }
@@ -262,6 +263,8 @@ struct Entry {
     regs: Regs,
     mask: u64,
     signo: i32,
+    /// What every thread runs is built without: to put them back would cost 2 µs for each (`compute_regs threads` sees it).
+    uses_vectors: bool,
 }
 
 impl Entry {
@@ -274,6 +277,7 @@ impl Entry {
     fn prepare(&self, task: &mut Task) -> Result<(), CaptureError> {
         let fail = |e| CaptureError::failed(format!("prepare thread {}", task.tid), e);
         task.borrowed = true;
+        task.vectors_used |= self.uses_vectors;
         ptrace::set_regs(task.tid, &self.regs).map_err(fail)?;
         ptrace::set_sigmask(task.tid, self.mask).map_err(fail)
     }
@@ -288,6 +292,7 @@ impl Entry {
     fn end(&self, task: &mut Task) -> Result<(), CaptureError> {
         if task.running {
             task.wait_for(Event::Signal(self.signo))?;
+            task.put_vectors_back();
         }
         Ok(())
     }

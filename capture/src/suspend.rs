@@ -37,6 +37,8 @@ pub(crate) struct Task {
     pub(crate) deferred: i32,
     /// Whether registers or mask have been changed since the stop.
     pub(crate) borrowed: bool,
+    /// Whether code of ours may have used its vector registers since.
+    pub(crate) vectors_used: bool,
     /// Whether the task runs code of ours at this moment.
     pub(crate) running: bool,
 }
@@ -314,9 +316,17 @@ impl Task {
     /// Gives the stopped task its mask and registers back. The mask first: should the agent die between the two, the task goes its way back,
     /// which ends with the same mask.
     pub(crate) fn put_back(&mut self) {
+        self.put_vectors_back();
         if std::mem::take(&mut self.borrowed) {
             let _ = ptrace::set_sigmask(self.tid, self.sigmask);
             let _ = ptrace::set_regs(self.tid, &self.regs);
+        }
+    }
+
+    /// Gives the stopped task its extended state back, if code of ours may have used it.
+    pub(crate) fn put_vectors_back(&mut self) {
+        if std::mem::take(&mut self.vectors_used) {
+            let _ = ptrace::set_xstate(self.tid, &self.xstate);
         }
     }
 
@@ -393,6 +403,7 @@ mod tests {
             group_stop,
             deferred: 0,
             borrowed: false,
+            vectors_used: false,
             running: false,
         }
     }

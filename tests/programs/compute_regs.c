@@ -1,6 +1,9 @@
-// Vector registers, x87 state and control words stay live across a checkpoint inside a loop without system calls.
+// Vector registers, x87 state and control words stay live across a checkpoint inside a loop without system calls. compute_regs threads: in several
+// threads. compute_regs aio, compute_regs notify: the same, and the process has a context of native asynchronous I/O or is registered with mq_notify, for which its threads run more code at a checkpoint.
 #include "check.h"
 #include <immintrin.h>
+#include <linux/aio_abi.h>
+#include <mqueue.h>
 
 static void avx2_spin(uint64_t n) {
     uint64_t in[16][4], out[16][4];
@@ -64,14 +67,47 @@ static void gpr_spin(uint64_t n) {
     if (n != 0x400) fail("the direction flag was lost");
 }
 
-int main(void) {
-    begin("compute_regs");
-    int v512 = __builtin_cpu_supports("avx512f");
-    while (running()) {
-        gpr_spin(4000000);
-        avx2_spin(4000000);
-        if (v512) avx512_spin(4000000);
-        x87_spin(4000000);
-    }
+static void spin(void) {
+    gpr_spin(4000000);
+    avx2_spin(4000000);
+    if (__builtin_cpu_supports("avx512f")) avx512_spin(4000000);
+    x87_spin(4000000);
+}
+
+static _Atomic int ending;
+static void *thread(void *unused) {
+    while (!ending) spin();
+    return unused;
+}
+
+static void ring(void) {
+    aio_context_t c = 0;
+    OK(syscall(SYS_io_setup, 8, &c));
+}
+
+static void notification(void) {
+    struct mq_attr a = {.mq_maxmsg = 4, .mq_msgsize = 64};
+    struct sigevent e = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
+    char name[64];
+    snprintf(name, sizeof name, "/belay-regs-%d-%d", getuid(), getpid());
+    mq_unlink(name);  // a job that was killed
+    mqd_t q = (mqd_t)OK(mq_open(name, O_RDWR | O_CREAT | O_EXCL, 0600, &a));
+    OK(mq_unlink(name));
+    OK(mq_notify(q, &e));
+}
+
+int main(int argc, char **argv) {
+    const char *kind = argc > 1 ? argv[1] : "";
+    char label[32];
+    snprintf(label, sizeof label, "compute_regs%s%s", *kind ? "-" : "", kind);
+    begin(label);
+    if (!strcmp(kind, "aio")) ring();
+    if (!strcmp(kind, "notify")) notification();
+    pthread_t t[2];
+    int threads = *kind ? 2 : 0;
+    for (int i = 0; i < threads; i++) CHECK(pthread_create(&t[i], NULL, thread, NULL) == 0);
+    while (running()) spin();
+    ending = 1;
+    for (int i = 0; i < threads; i++) CHECK(pthread_join(t[i], NULL) == 0);
     return finish();
 }
