@@ -76,6 +76,8 @@ pub(crate) struct Session<'a> {
     pub(crate) terminals: terminals::TerminalSet,
     /// TCP connections, which are read when both ends are known.
     pub(crate) tcp: sockets::tcp::TcpSet,
+    /// Shared memory that is this node's.
+    pub(crate) claims: Vec<OwnedFd>,
     /// Kernel's socket diagnosis, opened when first needed.
     pub(crate) diag: Option<crate::sys::diag::Diag>,
     /// Does what only the processes themselves can do.
@@ -162,6 +164,7 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
         queues: mqueue::QueueSet::default(),
         terminals: terminals::TerminalSet::default(),
         tcp: sockets::tcp::TcpSet::default(),
+        claims: Vec::new(),
         diag: None,
         inside: env.inside,
         buckets: HashMap::new(),
@@ -202,8 +205,9 @@ fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal
     step(timerfd::finish(s, &mut out.descriptions));
     step(pipes::finish(s, &mut out.pipes));
     step(terminals::finish(s, &mut out.terminals, &mut out.descriptions));
-    step(sockets::tcp::finish(s, &mut out.descriptions));
     step(shm::finish(s));
+    step(shm::claims::claim(s));
+    step(sockets::tcp::finish(s, &mut out.descriptions));
     step(files::finish(s, &mut out.files));
     step(shm::sysv::capture(s, &mut out.sysv));
     step(locks::capture_posix(s, &mut out.posix_locks));

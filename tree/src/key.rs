@@ -1,6 +1,7 @@
 //! The job key: 256 random bits in a file that only the job's owner can read. Every connection of the tree proves that it knows it.
 
 use crate::handle::TreeError;
+use std::hash::Hasher;
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -38,6 +39,13 @@ impl JobKey {
         } else {
             Err(std::io::Error::last_os_error())
         }
+    }
+
+    /// A number that tells the job from others, of which the key cannot be told.
+    pub fn mark(&self) -> u64 {
+        let mut hasher = std::hash::DefaultHasher::new();
+        hasher.write(&self.0);
+        hasher.finish()
     }
 
     /// Writes it to a new file with mode 0600.

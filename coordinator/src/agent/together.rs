@@ -273,7 +273,7 @@ impl Agent {
         let result = match nodes.tree() {
             None => Err(Failure::new(Exit::Internal, "the tree is not there yet")),
             Some(tree) => {
-                let gathering = Gathering::new(tree, base);
+                let gathering = Gathering::new(tree, base, nodes.job());
                 let begun = self.begin(number, wanted, outside, Some(&gathering));
                 begun.inspect_err(|f| gathering.fail(&f.message))
             }

@@ -139,6 +139,7 @@ impl Nodes {
     pub(crate) fn reunion(&mut self) -> Option<Reunion> {
         let joining = self.joining()?;
         Some(Reunion {
+            job: self.job,
             joining: RefCell::new(Some(joining)),
             next: Cell::new(1),
         })
@@ -148,6 +149,7 @@ impl Nodes {
 /// The other nodes during a restart. The agent has no thread for them yet, because it forks.
 #[derive(Debug)]
 pub(crate) struct Reunion {
+    job: u64,
     joining: RefCell<Option<Joining>>,
     next: Cell<u64>,
 }
@@ -168,6 +170,10 @@ impl Group for Reunion {
             Some(joining) => joining.exchange(step, contribution).map_err(|b| super::gathering::line(&b)),
             None => Err("the tree has been handed over".into()),
         }
+    }
+
+    fn job(&self) -> u64 {
+        self.job
     }
 }
 

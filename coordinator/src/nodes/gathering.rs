@@ -22,6 +22,7 @@ pub(crate) struct Gathering<'a> {
     base: u64,
     next: Cell<u64>,
     broken: Cell<bool>,
+    job: u64,
 }
 
 /// Failures of other nodes in one line.
@@ -31,12 +32,13 @@ pub(crate) fn line(broken: &Broken) -> String {
 }
 
 impl<'a> Gathering<'a> {
-    pub(crate) fn new(tree: &'a Tree, base: u64) -> Self {
+    pub(crate) fn new(tree: &'a Tree, base: u64, job: u64) -> Self {
         Self {
             tree,
             base,
             next: Cell::new(1),
             broken: Cell::new(false),
+            job,
         }
     }
 
@@ -63,6 +65,10 @@ impl Group for Gathering<'_> {
             self.broken.set(true);
             line(&b)
         })
+    }
+
+    fn job(&self) -> u64 {
+        self.job
     }
 
     fn give_up(&self, reason: &str) {

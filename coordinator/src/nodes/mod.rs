@@ -90,6 +90,8 @@ pub struct Nodes {
     /// At a part: generations of its own of which it has not heard whether the root has committed them.
     pub(crate) doubtful: Vec<u64>,
     key: PathBuf,
+    /// Made of the key.
+    job: u64,
     pub(crate) part: Option<u64>,
     /// Remote shells that have started parts for a restart, and their hosts.
     pub(super) starters: Vec<(String, Child)>,
@@ -119,6 +121,8 @@ impl Nodes {
             together: None,
             restarts: false,
             doubtful: Vec::new(),
+            // Whoever is here has read it.
+            job: JobKey::read(&key).map_or(0, |k| k.mark()),
             key,
             part,
             starters: Vec::new(),
@@ -206,6 +210,10 @@ impl Nodes {
 
     pub(crate) fn key(&self) -> &Path {
         &self.key
+    }
+
+    pub(crate) fn job(&self) -> u64 {
+        self.job
     }
 
     /// Where the root listens, for parts.

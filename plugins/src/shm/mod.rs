@@ -1,5 +1,6 @@
 //! Shared memory: finds the objects behind shared mappings. Contents are read and rebuilt as those of files are (see `files`).
 
+pub(crate) mod claims;
 pub(crate) mod sysv;
 
 use crate::capture::Session;

@@ -46,6 +46,14 @@ impl Addr {
         Self::internet(family, at.port(), host, 0)
     }
 
+    /// A name in the host's list of abstract names.
+    pub(crate) fn abstract_name(name: &str) -> Self {
+        let mut raw = (libc::AF_UNIX as u16).to_ne_bytes().to_vec();
+        raw.push(0);
+        raw.extend_from_slice(name.as_bytes());
+        Self(raw)
+    }
+
     /// Address family, `AF_UNSPEC` where there is no address.
     pub(crate) fn family(&self) -> i32 {
         match self.0.as_slice() {

@@ -3,6 +3,7 @@
 //! BELAY_HOSTS_ROUNDS (3) restarts in each test.
 
 use belay_tests::build::{build, Kind};
+use belay_tests::expect::want;
 use belay_tests::hosts::{serve_if_asked, unavailable, Hosts};
 use belay_tests::job::{output, show, text};
 use belay_tests::place::{Place, User};
@@ -273,6 +274,24 @@ fn rounds_of(place: &Place, kind: Kind, name: &str, used: usize, all: usize, rng
     job.verdict()
 }
 
+/// Two parts on one host share memory, which each would restore for itself: the checkpoint is refused, and they go on.
+fn shared_memory(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "hosts-memory", 2, 2)?;
+    let program = program(&job, place, "net/net_memory")?.display().to_string();
+    let object = format!("/belay-test-{}", std::process::id());
+    job.launch_words(&[&program, "start", "h2", &object])?;
+    job.says("0 shares").and_then(|()| job.says("1 shares"))?;
+    let refused = job.belay(&["checkpoint", "--quiet", &job.dir()])?;
+    let said = text(&refused);
+    let ended = job.progress().and_then(|()| job.verdict());
+    drop(std::fs::remove_file(format!("/dev/shm{object}")));
+    want(
+        !refused.status.success() && said.contains(&object) && said.contains("shares this memory"),
+        || format!("the checkpoint: {said}"),
+    )?;
+    ended
+}
+
 /// Connections to addresses of before several restarts, which move both processes, the first time to where other programs have taken the ports.
 fn late_connections(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "hosts-late", 2, 3)?;
@@ -493,7 +512,7 @@ fn main() {
     target.in_turn();
     or_end(Server::prepare(target.place()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 17] = [
+    let tests: [(&str, Run); 18] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -514,6 +533,7 @@ fn main() {
         ("late_connections::net_late", late_connections),
         ("late_connections::mpi_lazy", |p, r| rounds(p, "mpi/mpi_lazy", 4, 5, r)),
         ("late_connections::packed", packed),
+        ("shared_memory", shared_memory),
         ("lost_agent", lost_agent),
         ("spare", spare),
         ("partition", partition),
