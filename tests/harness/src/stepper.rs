@@ -73,10 +73,31 @@ fn counted(number: i64, first: u64) -> Option<&'static str> {
     }
 }
 
+/// Which calls are steps, by number and second argument, and what they are called.
+type Counted = fn(i64, u64) -> Option<&'static str>;
+
 /// Traces `agent` while `command` runs on another thread; `at_step` decides at each counted call. Returns the number of steps seen and what
 /// `command` returned.
 pub fn step<T: Send>(
     agent: i32,
+    command: impl FnOnce() -> T + Send,
+    at_step: impl FnMut(Step) -> Verdict,
+) -> Result<(u64, T), Failure> {
+    trace(agent, counted, command, at_step)
+}
+
+/// The same at each call of whatever kind.
+pub fn step_each<T: Send>(
+    agent: i32,
+    command: impl FnOnce() -> T + Send,
+    at_step: impl FnMut(Step) -> Verdict,
+) -> Result<(u64, T), Failure> {
+    trace(agent, |_, _| Some("call"), command, at_step)
+}
+
+fn trace<T: Send>(
+    agent: i32,
+    counted: Counted,
     command: impl FnOnce() -> T + Send,
     mut at_step: impl FnMut(Step) -> Verdict,
 ) -> Result<(u64, T), Failure> {
@@ -90,13 +111,13 @@ pub fn step<T: Send>(
             done.store(true, Ordering::Release);
             r
         });
-        let steps = follow(agent, &done, &mut at_step).map_err(|e| fail("trace", e));
+        let steps = follow(agent, &done, counted, &mut at_step).map_err(|e| fail("trace", e));
         let r = running.join().map_err(|_| "the command's thread failed".to_string())?;
         Ok((steps?, r))
     })
 }
 
-fn follow(agent: i32, done: &AtomicBool, at_step: &mut dyn FnMut(Step) -> Verdict) -> io::Result<u64> {
+fn follow(agent: i32, done: &AtomicBool, counted: Counted, at_step: &mut dyn FnMut(Step) -> Verdict) -> io::Result<u64> {
     let mut steps = 0;
     let mut leaving = None;
     loop {

@@ -9,6 +9,7 @@ use belay_tests::job::{output, show, text};
 use belay_tests::place::{Place, User};
 use belay_tests::rng::Rng;
 use belay_tests::s3::{Server, CREDENTIALS};
+use belay_tests::stepper::{step_each, Verdict};
 use belay_tests::target::{or_end, Target};
 use belay_tests::Failure;
 use std::fs::File;
@@ -331,6 +332,52 @@ fn late_connections(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
+/// The agent of the root is killed when it has committed a checkpoint and nobody knows of that yet: the part keeps what it has of it, from which the job restarts.
+fn killed_root(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "hosts-root", 2, 2)?;
+    let program = program(&job, place, "mpi/mpi_p2p")?;
+    job.launch(&program)?;
+    // Who enters the host, its child, the front, and its child, the agent.
+    let named = job.hosts.find(1, "belay launch");
+    let children = |p: &i32| std::fs::read_to_string(format!("/proc/{p}/task/{p}/children")).unwrap_or_default();
+    let is_above = |p: &i32| {
+        children(p)
+            .split_whitespace()
+            .any(|c| named.iter().any(|n| n.to_string() == c))
+    };
+    let agent = *named.iter().find(|p| !is_above(p)).ok_or("no agent")?;
+    let dir = job.dir();
+    let committed = PathBuf::from(&dir).join("gen/000001");
+    let taking = job.command(1, &[&job.belay, "checkpoint", "--quiet", &dir]);
+    let (_, taken) = step_each(
+        agent,
+        move || output(taking, LIMIT),
+        |_| match committed.exists() {
+            true => Verdict::Kill,
+            false => Verdict::On,
+        },
+    )?;
+    let taken = taken?;
+    if taken.status.success() || !committed.exists() {
+        return Err(format!("not killed between commit and answer: {}", text(&taken)));
+    }
+    // It gives up when nothing has been heard of the root for 15 s.
+    let begin = Instant::now();
+    while !durable::files(&PathBuf::from(&dir).join("nodes/1/log"), "")
+        .iter()
+        .any(|log| std::fs::read_to_string(log).is_ok_and(|l| l.contains("part given up")))
+    {
+        if begin.elapsed() > LIMIT {
+            return Err("the part waits for its root for ever".into());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    job.crash();
+    job.restart(&[])?;
+    job.checkpoint()?;
+    job.verdict()
+}
+
 /// Three parts (with mpirun's) come back on two hosts, on one, and again on three of the four.
 fn other_numbers(place: &Place, kind: Kind, name: &str, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::of(place, &format!("hosts-numbers{}", kind.suffix()), kind, 3, 4)?;
@@ -537,6 +584,7 @@ fn main() {
         ("lost_agent", lost_agent),
         ("spare", spare),
         ("partition", partition),
+        ("killed_root", killed_root),
         ("durable", durable::directory),
         ("durable_objects", durable::objects),
     ];

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Files below `dir` whose paths contain `words`.
-fn files(dir: &Path, words: &str) -> Vec<PathBuf> {
+pub(super) fn files(dir: &Path, words: &str) -> Vec<PathBuf> {
     let mut out = Vec::new();
     for e in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         match e.file_type() {
