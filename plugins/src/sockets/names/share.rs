@@ -22,6 +22,20 @@ impl Share {
 
     /// Binds a socket to `at` with one of these ports, of those that the kernel would choose from, or fails as the kernel does when all are taken.
     pub(crate) fn bind(self, socket: RawFd, at: &Addr) -> io::Result<()> {
+        // With these options a port may be bound that another connection to the same place has.
+        let mut reuse = [(libc::SO_REUSEADDR, 0i32), (libc::SO_REUSEPORT, 0)];
+        for (option, value) in &mut reuse {
+            *value = sock::get(socket, libc::SOL_SOCKET, *option)?;
+            sock::set(socket, libc::SOL_SOCKET, *option, &0i32)?;
+        }
+        let bound = self.bind_to_any(socket, at);
+        for (option, value) in reuse {
+            sock::set(socket, libc::SOL_SOCKET, option, &value)?;
+        }
+        bound
+    }
+
+    fn bind_to_any(self, socket: RawFd, at: &Addr) -> io::Result<()> {
         let mut ports: Vec<u16> = sock::ephemeral_ports().into_iter().filter(|p| self.has(*p)).collect();
         if !ports.is_empty() {
             // Like the kernel's own choice: two that ask at once hardly ask for the same.
@@ -52,7 +66,12 @@ mod tests {
         for n in 0..30 {
             let share = Share { own: n % 3, among: 3 };
             let socket = sock::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+            sock::set(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32).unwrap();
             share.bind(socket.as_raw_fd(), &any).unwrap();
+            assert_eq!(
+                sock::get::<i32>(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR).unwrap(),
+                1
+            );
             let port = sock::local(socket.as_raw_fd()).unwrap().port();
             assert_eq!(port % 3, n % 3);
             assert!(taken.insert(port), "{port} twice");
