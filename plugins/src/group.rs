@@ -15,4 +15,7 @@ pub trait Group: std::fmt::Debug {
 
     /// Tells the others that this node cannot go on with the checkpoint, before it has let go all of its processes; they let theirs go. There are no meetings afterwards.
     fn give_up(&self, _reason: &str) {}
+
+    /// In a process that was forked from the node's: closes what it has inherited of the node's connections, which would not end with the node otherwise.
+    fn leave(&self) {}
 }

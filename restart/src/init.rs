@@ -8,6 +8,7 @@ use crate::fail::{Outcome, RestartError};
 use crate::namespace::Way;
 use crate::{initial, namespace, sys};
 use belay_image::model::AgentIdentity;
+use belay_plugins::Group;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A word that PID 1 and the agent share: 1 when the job runs.
@@ -60,6 +61,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) gid: u32,
     /// There is no terminal: sessions get their numbers too.
     pub(crate) session: bool,
+    /// The job's other nodes.
+    pub(crate) group: Option<&'a dyn Group>,
     pub(crate) running: &'a Flag,
 }
 
@@ -68,7 +71,10 @@ pub(crate) fn run(setup: &Setup<'_>, agent: &mut dyn FnMut()) -> ! {
     // SAFETY: a live, terminated string.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"belay-init".as_ptr()) };
     match start(setup, agent) {
-        Ok(leader) => reap(setup, leader),
+        Ok(leader) => {
+            crate::leave(setup.group);
+            reap(setup, leader)
+        }
         Err(e) => {
             setup.channel.send(&Message::failed(&e));
             sys::exit_now(1)
@@ -104,6 +110,7 @@ fn start(setup: &Setup<'_>, agent: &mut dyn FnMut()) -> Outcome<Option<i32>> {
                 match made {
                     Ok(0) => be_agent(agent),
                     Ok(_) => {
+                        crate::leave(setup.group);
                         sys::release_standard_descriptors();
                         loop {
                             // SAFETY: waits for a signal.

@@ -74,6 +74,13 @@ pub struct Restored {
 /// What the agent of the restarted job does: see [`restart`].
 pub type AgentMain<'a> = dyn FnMut(Restored, &dyn Fn(i32)) -> i32 + 'a;
 
+/// The calling process is not the node's agent.
+fn leave(group: Option<&dyn Group>) {
+    if let Some(group) = group {
+        group.leave();
+    }
+}
+
 /// Restarts the generation in `dir`. Call from the single-threaded front process. Makes the namespaces, their PID 1 and, inside, the agent, which
 /// rebuilds the job, lets it go on, and then runs `agent_main`, whose result (a wait status word) becomes the result of this call in the front process.
 /// `group` are the other nodes of the job, which restart at the same time. `ready` is called in the agent when all is rebuilt, before the first process goes on.
@@ -119,6 +126,7 @@ pub fn restart(
     if init != 0 {
         drop(inside);
         drop(loaded);
+        leave(group);
         return front.attend(init, way == Way::Initial, &channel);
     }
     drop(channel);
@@ -130,6 +138,7 @@ pub fn restart(
         uid,
         gid,
         session: !front.has_terminal() && way != Way::Initial,
+        group,
         running: &running,
     };
     init::run(&setup, &mut || {

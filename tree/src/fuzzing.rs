@@ -70,6 +70,7 @@ fn service(messages: &[Vec<u8>], root: bool) {
         listener,
         parent: (!root).then(|| (None, Vec::new())),
         root: Vec::new(),
+        root_seen: None,
         early: Vec::new(),
     };
     let inbox = (orders, Arc::new(wake));

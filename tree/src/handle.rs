@@ -155,6 +155,7 @@ impl Joining {
             listener,
             parent: None,
             root: Vec::new(),
+            root_seen: None,
             early: Vec::new(),
         })
     }
@@ -172,6 +173,7 @@ impl Joining {
         let mut link = reach(&key, root).map_err(|why| TreeError::Join(root.join(" or "), why))?;
         let (node, parent, early) = welcome(&mut link, &info).map_err(|e| TreeError::Join(root.join(" or "), e.to_string()))?;
         info.node = Some(node);
+        let root_seen = link.peer();
         // A parent other than the root is connected to by the service, which knows what to do when it is gone.
         let (link, parent) = match parent {
             None => (Some(link), root.to_vec()),
@@ -185,6 +187,7 @@ impl Joining {
             listener,
             parent: Some((link, parent)),
             root: root.to_vec(),
+            root_seen,
             early,
         })
     }

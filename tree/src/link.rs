@@ -33,6 +33,13 @@ pub(crate) enum LinkError {
     Stuck,
 }
 
+impl LinkError {
+    /// Nobody listens there, as the other host says.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self, LinkError::Io(e) if e.kind() == io::ErrorKind::ConnectionRefused)
+    }
+}
+
 /// A connection.
 pub(crate) struct Link {
     stream: TcpStream,
@@ -60,6 +67,11 @@ impl Link {
         };
         link.flush()?;
         Ok(link)
+    }
+
+    /// The other end, while there is a connection.
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
+        self.stream.peer_addr().ok()
     }
 
     pub(crate) fn raw(&self) -> RawFd {

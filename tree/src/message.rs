@@ -113,6 +113,8 @@ pub(crate) enum Down {
         failures: Vec<Failed>,
         values: Values,
     },
+    /// The root is gone.
+    RootLost,
     /// Nothing.
     Beat,
 }

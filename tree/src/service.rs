@@ -4,7 +4,8 @@
 //! stranger ──(Hello with a number)──> child ──(connection ends)──> missing ──(Hello again)──> child
 //!     └─ Hello without one, at the root: gets a number and a parent  └─(after GRACE)──> lost: an event at the root, a failure of the step under way
 //! ```
-//! A node whose parent is gone connects again, with growing pauses; after a while to the root, which adopts it. All that could have been lost with a
+//! A node whose parent is gone connects again, with growing pauses; after a while, or when nobody listens any more where the parent was, to the root, which adopts it. A root
+//! at whose place nobody listens is lost as a child is, one that cannot be reached or says nothing later (ROOT_LIMIT). All that could have been lost with a
 //! connection is said again on the next one: orders and releases have numbers, and what has been heard already is ignored.
 
 mod members;
@@ -16,7 +17,7 @@ use crate::link::Link;
 use crate::merge::{decide, Step, Who};
 use crate::message::{Contribution, Down, Failed, NodeInfo, Up, Values};
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{mpsc, Arc};
@@ -49,6 +50,8 @@ pub(crate) struct Start {
     pub(crate) parent: Option<(Option<Link>, Vec<String>)>,
     /// The root's addresses.
     pub(crate) root: Vec<String>,
+    /// At which of them it was reached.
+    pub(crate) root_seen: Option<SocketAddr>,
     /// What the parent has said already.
     pub(crate) early: Vec<Down>,
 }
@@ -97,6 +100,11 @@ struct Stranger {
 struct Above {
     link: Option<Link>,
     addresses: Vec<String>,
+    /// Where it was when it was heard last.
+    seen: Option<SocketAddr>,
+    /// Nobody listens there any more.
+    refused: bool,
+    /// When it was heard no more.
     lost: Instant,
     next_try: Instant,
     pause: Duration,
@@ -120,6 +128,7 @@ pub(crate) struct Service {
     listener: TcpListener,
     above: Option<Above>,
     root: Vec<String>,
+    root_seen: Option<SocketAddr>,
     children: BTreeMap<u64, Child>,
     /// Oldest first.
     strangers: Vec<Stranger>,
@@ -165,6 +174,8 @@ impl Service {
         let now = Instant::now();
         let turn = u32::try_from(start.node % 512).unwrap_or(0);
         let above = start.parent.map(|(link, addresses)| Above {
+            seen: link.as_ref().and_then(Link::peer),
+            refused: false,
             link,
             addresses,
             lost: now,
@@ -180,6 +191,7 @@ impl Service {
             listener: start.listener,
             above,
             root: start.root,
+            root_seen: start.root_seen,
             children: BTreeMap::new(),
             strangers: Vec::new(),
             max_strangers: MAX_STRANGERS.min(descriptors() / 4).max(1),
@@ -452,6 +464,7 @@ impl Service {
                 self.tell(Event::Order(text));
             }
             Down::Release { step, failures, values } if step == self.step.number() => self.release(&failures, &values),
+            Down::RootLost => self.lose_root(),
             Down::Order { .. } | Down::Release { .. } | Down::Welcome { .. } | Down::Beat => {}
         }
     }

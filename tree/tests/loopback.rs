@@ -117,6 +117,42 @@ fn children_of_a_relay_that_has_left_come_to_the_root() {
     }
 }
 
+/// Waits until a node says that the root is gone.
+fn wait_for_the_loss(node: &Tree) {
+    while !matches!(wait(node), Event::RootLost(_)) {}
+}
+
+#[test]
+fn everybody_below_hears_that_the_root_is_gone() {
+    let (root, mut nodes) = tree(4, 1);
+    std::thread::scope(|s| {
+        let waiting: Vec<_> = nodes
+            .iter_mut()
+            .map(|n| s.spawn(move || n.exchange(1, Contribution::ready())))
+            .collect();
+        drop(root);
+        for step in waiting {
+            assert!(step.join().unwrap().is_err());
+        }
+    });
+    nodes.iter().for_each(wait_for_the_loss);
+    assert!(nodes[2].exchange(2, Contribution::ready()).is_err());
+}
+
+#[test]
+fn a_root_that_stands_still_is_lost_though_its_kernel_takes_connections() {
+    let key = JobKey::random().unwrap();
+    let mut root = Joining::root(key.clone(), 8, "root".into()).unwrap();
+    let addresses = vec![root.addresses().last().unwrap().clone()];
+    let joins = std::thread::spawn(move || Joining::connect(key, &addresses, "host".into(), 1, 1).unwrap());
+    while !matches!(root.await_event(LIMIT), Some(Event::Joined(_))) {}
+    let node = joins.join().unwrap().start().unwrap();
+    // From here on nobody attends to the root's connections.
+    assert!(node.exchange(1, Contribution::ready()).is_err());
+    wait_for_the_loss(&node);
+    drop(root);
+}
+
 #[test]
 fn strangers_without_the_key_are_refused() {
     use std::io::{Read, Write};

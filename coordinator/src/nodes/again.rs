@@ -175,6 +175,10 @@ impl Group for Reunion {
     fn job(&self) -> u64 {
         self.job
     }
+
+    fn leave(&self) {
+        drop(self.take_joining());
+    }
 }
 
 impl From<belay_tree::TreeError> for Failure {

@@ -5,6 +5,7 @@ use crate::handle::Event;
 use crate::link::{Link, LinkError};
 use crate::message::{Down, NodeInfo, Up};
 use crate::shape;
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -113,7 +114,9 @@ impl Service {
         if let Some((step, failures, values)) = again.filter(|(step, ..)| *step > released) {
             self.send_down(node, &Down::Release { step, failures, values });
         }
-        if self.is_root() {
+        if self.above.as_ref().is_some_and(|a| a.given_up) {
+            self.send_down(node, &Down::RootLost);
+        } else if self.is_root() {
             self.register(info, 0);
         } else {
             self.send_up(&Up::Attached { info, parent: self.node });
@@ -149,10 +152,14 @@ impl Service {
         if let Some(above) = &mut self.above {
             tracing::warn!(%error, "connection to the parent ended");
             let now = Instant::now();
-            above.link = None;
-            above.lost = now;
+            // The kernel takes connections also for a process that stands still: only who has answered was there.
+            if let Some(link) = above.link.take().filter(Link::is_authenticated) {
+                above.lost = now;
+                above.seen = link.peer().or(above.seen);
+                above.refused = false;
+                above.pause = FIRST_PAUSE;
+            }
             above.next_try = now;
-            above.pause = FIRST_PAUSE;
         }
     }
 
@@ -217,6 +224,21 @@ impl Service {
         self.registry.remove(&node).is_some()
     }
 
+    /// The root is gone: the job is over for this node and for all below it.
+    pub(super) fn lose_root(&mut self) {
+        let Some(above) = self.above.as_mut().filter(|a| !a.given_up) else {
+            return;
+        };
+        (above.given_up, above.link) = (true, None);
+        self.tell(Event::RootLost("the root of the job cannot be reached any more".into()));
+        if self.step.is_under_way() {
+            self.refuse_step(self.step.number());
+        }
+        for node in self.children.keys().copied().collect::<Vec<_>>() {
+            self.send_down(node, &Down::RootLost);
+        }
+    }
+
     /// Connects to the parent, or after a while to the root instead.
     pub(super) fn try_parent(&mut self, now: Instant) {
         let Some(above) = &mut self.above else { return };
@@ -224,23 +246,31 @@ impl Service {
             return;
         }
         let missing = above.lost.elapsed();
-        if missing > ROOT_LIMIT {
-            above.given_up = true;
-            self.tell(Event::RootLost("the root of the job cannot be reached any more".into()));
-            if self.step.is_under_way() {
-                self.refuse_step(self.step.number());
-            }
-            return;
+        let at_root = above.addresses == self.root;
+        if missing > ROOT_LIMIT || (missing > GRACE && at_root && above.refused) {
+            return self.lose_root();
         }
-        if missing > GRACE && above.addresses != self.root {
+        if !at_root && (missing > GRACE || above.refused) {
             above.addresses.clone_from(&self.root);
+            (above.seen, above.refused) = (self.root_seen, false);
         }
+        let (seen, mut refused) = (above.seen, false);
         let connected = above.addresses.iter().find_map(|to| {
-            let attempt = to.parse().ok().map(|a| Link::connect(&self.key, a, CONNECT_LIMIT))?;
-            attempt
-                .map_err(|error| tracing::debug!(%to, %error, "connect to the parent"))
-                .ok()
+            let at: SocketAddr = to.parse().ok()?;
+            // A loopback address of another host leads to this one, perhaps to this very node.
+            if at.ip().is_loopback() && seen.is_some_and(|s| !s.ip().is_loopback()) {
+                return None;
+            }
+            match Link::connect(&self.key, at, CONNECT_LIMIT) {
+                Ok(link) => Some(link),
+                Err(error) => {
+                    tracing::debug!(%to, %error, "connect to the parent");
+                    refused |= Some(at) == seen && error.is_refusal();
+                    None
+                }
+            }
         });
+        above.refused = refused;
         let Some(mut link) = connected else {
             above.next_try = Instant::now() + above.pause;
             above.pause = (above.pause * 2).min(LAST_PAUSE);
