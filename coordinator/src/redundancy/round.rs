@@ -180,7 +180,7 @@ impl Round {
                     .collect();
                 return Err(failed(format!("no word from {}", missing.join(", "))));
             }
-            if let Some((room, stream)) = visitor(&strangers, || self.door.accept(Some(STEP))) {
+            if let Some((room, stream)) = visitor(&strangers, STEP, || self.door.accept(Some(STEP))) {
                 let (key, found) = (self.key.clone(), found.clone());
                 // A stranger must not keep the others waiting.
                 let hear = move || {

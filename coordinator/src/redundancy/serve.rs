@@ -13,6 +13,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Bytes of an answer, at most.
 const MAX_ANSWER: usize = Direct::MAX_MESSAGE - 1;
@@ -110,7 +111,7 @@ impl Server {
             step_back();
             let strangers = Strangers::default();
             loop {
-                let Some((stranger, stream)) = visitor(&strangers, &mut accept) else {
+                let Some((stranger, stream)) = visitor(&strangers, Duration::MAX, &mut accept) else {
                     continue;
                 };
                 let (key, holder) = (key.clone(), holder.clone());
