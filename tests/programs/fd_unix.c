@@ -1,4 +1,5 @@
-// UNIX sockets. fd_unix KIND: stream, dgram, seqpacket (pairs with data in flight both ways), named (listening with backlog), rights
+// UNIX sockets. fd_unix KIND: stream, dgram, seqpacket (pairs with data in flight both ways), named (listening with backlog), renamed
+// (the file has another name than its socket), rights
 // (descriptors in flight), half (shutdown), creds.
 #include "check.h"
 #include <sys/ioctl.h>
@@ -107,6 +108,39 @@ int main(int argc, char **argv) {
             nap_us(8000);  // nobody waits: a checkpoint can be taken
         }
         if (!abs) unlink(ad.sun_path);
+    } else if (!strcmp(kind, "renamed")) {
+        struct sockaddr_un first = {.sun_family = AF_UNIX}, now = first, who;
+        snprintf(first.sun_path, sizeof first.sun_path, "first.%d", getpid());
+        snprintf(now.sun_path, sizeof now.sun_path, "now.%d", getpid());
+        socklen_t l;
+        int ls = (int)OK(socket(AF_UNIX, SOCK_STREAM, 0)), cl = -1, sv = -1;
+        OK(bind(ls, (struct sockaddr *)&first, sizeof first));
+        OK(chmod(first.sun_path, 0640));
+        OK(rename(first.sun_path, now.sun_path));
+        OK(listen(ls, 5));
+        for (uint64_t r = 0; running(); r++) {
+            if (cl >= 0) {  // a connection of the round before
+                fill(a, 800, r);
+                full_write(cl, a, 800);
+                full_read(sv, b, 800);
+                verify(b, 800, r, "data of a connection of before");
+                close(cl);
+                close(sv);
+            }
+            cl = (int)OK(socket(AF_UNIX, SOCK_STREAM, 0));
+            OK(connect(cl, (struct sockaddr *)&now, sizeof now));
+            sv = (int)OK(accept(ls, NULL, NULL));
+            l = sizeof who;
+            OK(getpeername(cl, (struct sockaddr *)&who, &l));
+            CHECK(!strcmp(who.sun_path, first.sun_path));
+            struct stat st;
+            OK(stat(now.sun_path, &st));
+            EQ(st.st_mode, S_IFSOCK | 0640);
+            EQ(stat(first.sun_path, &st), -1);
+            EQ(errno, ENOENT);
+            nap_us(4000);
+        }
+        unlink(now.sun_path);
     } else if (!strcmp(kind, "rights")) {
         int s[2], p[2];
         OK(socketpair(AF_UNIX, SOCK_STREAM, 0, s));

@@ -72,6 +72,15 @@ impl Addr {
         self.unix_name().is_empty()
     }
 
+    /// The `AF_UNIX` address of a file.
+    pub(crate) fn unix(path: &std::path::Path) -> Self {
+        use std::os::unix::ffi::OsStrExt;
+        let mut raw = (libc::AF_UNIX as u16).to_ne_bytes().to_vec();
+        raw.extend_from_slice(path.as_os_str().as_bytes());
+        raw.push(0);
+        Self(raw)
+    }
+
     /// File of a `AF_UNIX` address that has one.
     pub(crate) fn unix_path(&self) -> Option<PathBuf> {
         use std::os::unix::ffi::OsStrExt;

@@ -97,6 +97,7 @@ fn cases() -> Vec<Case> {
         prog("fd_unix seqpacket"),
         prog("fd_unix named").transient("waits to be accepted"),
         prog("fd_unix abstract").transient("waits to be accepted"),
+        prog("fd_unix renamed"),
         prog("fd_unix rights"),
         prog("fd_unix half"),
         prog("fd_tcp flow"),

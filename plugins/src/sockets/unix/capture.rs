@@ -7,6 +7,7 @@ use crate::files::{parents, without_deleted};
 use crate::model::{DescId, FsPath, Holder};
 use crate::sockets::{options, queue};
 use crate::sys::{fd, sock};
+use std::os::unix::fs::{DirEntryExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
 /// Captures it with its queue.
@@ -88,15 +89,30 @@ fn bound_file(name: &sock::Addr, ino: Option<u32>, task: i32) -> Option<BoundFil
         None
     };
     let full: PathBuf = cwd.as_ref().map_or_else(|| path.clone(), |c| c.join(&path));
-    let stat = fd::stat(&full, false).ok();
-    let exists = stat.as_ref().is_some_and(|st| Some(st.st_ino as u32) == ino);
+    let is_it = |path: &Path| fd::stat(path, false).ok().filter(|st| Some(st.st_ino as u32) == ino);
+    let (mut stat, mut renamed) = (is_it(&full), None);
+    let exists = stat.is_some();
+    if let (None, Some(ino), Some(dir)) = (&stat, ino, full.parent()) {
+        if let Some(now) = named(dir, ino) {
+            stat = is_it(&now);
+            renamed = now.file_name().map(|name| FsPath(path.with_file_name(name)));
+        }
+    }
     Some(BoundFile {
         cwd: cwd.map(FsPath),
         exists,
+        renamed,
         mode: stat.as_ref().map_or(0o755, |st| st.st_mode & 0o7777),
         owner: stat.as_ref().map_or((0, 0), |st| (st.st_uid, st.st_gid)),
         parents: parents(&full),
     })
+}
+
+/// The socket file with inode `ino` in `dir`.
+fn named(dir: &Path, ino: u32) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(dir).ok()?.flatten();
+    let socket = |e: &std::fs::DirEntry| e.ino() as u32 == ino && e.file_type().is_ok_and(|t| t.is_socket());
+    entries.into_iter().find(socket).map(|e| e.path())
 }
 
 /// The queue, with descriptors in flight added to the session.

@@ -61,6 +61,9 @@ pub(crate) struct BoundFile {
     pub(crate) cwd: Option<FsPath>,
     /// Whether the file still had that name.
     pub(crate) exists: bool,
+    /// The name that it had instead, in the same directory: servers bind to a temporary name and rename.
+    #[serde(default)]
+    pub(crate) renamed: Option<FsPath>,
     /// Permission bits.
     pub(crate) mode: u32,
     /// Owner and group.

@@ -13,6 +13,7 @@ use crate::sys::sock::{self, Addr};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 /// What the refill needs beside the sockets themselves.
@@ -57,25 +58,40 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<UnixBuild, (DescId, Fault)>
             b.put(*id, fd).map_err(|e| (*id, e))?;
         }
     }
-    unlink(&all);
+    rename(&all)?;
     Ok(build)
 }
 
-/// Removes the files whose sockets had lost them, now that nobody needs to connect through them.
-fn unlink(all: &[(DescId, UnixState)]) {
-    for (_, u) in all {
+/// Renames the files that had other names than their sockets, and removes those that were gone, now that nobody needs to connect through them.
+fn rename(all: &[(DescId, UnixState)]) -> Result<(), (DescId, Fault)> {
+    for (id, u) in all {
         let (Some(file), Some(path)) = (&u.file, u.name.unix_path()) else {
             continue;
         };
         let shown = all
             .iter()
             .any(|(_, o)| o.name == u.name && o.file.as_ref().is_some_and(|f| f.exists && f.cwd == file.cwd));
-        if !file.exists && !shown {
-            let full = file.cwd.as_ref().map_or_else(|| path.clone(), |c| c.as_path().join(&path));
-            // Gone already where several sockets share the name.
-            let _ = std::fs::remove_file(full);
+        if file.exists || shown {
+            continue;
         }
+        let moved = in_directory(Some(file), || match &file.renamed {
+            // Gone already where several sockets share the name.
+            _ if fd::stat(&path, false).is_err() => Ok(()),
+            Some(to) => rename_file(&path, to.as_path(), u.kind, file),
+            None => std::fs::remove_file(&path),
+        });
+        moved.at(format!("rename {}", u.name)).map_err(|e| (*id, e))?;
     }
+    Ok(())
+}
+
+fn rename_file(from: &Path, to: &Path, kind: i32, file: &BoundFile) -> io::Result<()> {
+    if fd::stat(to, false).is_ok() && !is_stale(kind, to, &Addr::unix(to))? {
+        return Err(io::ErrorKind::AddrInUse.into());
+    }
+    set_owner(from, file.owner)?;
+    std::fs::set_permissions(from, PermissionsExt::from_mode(file.mode))?;
+    std::fs::rename(from, to)
 }
 
 /// A listening socket.
@@ -218,7 +234,7 @@ pub(super) fn bind(raw: RawFd, name: &Addr, file: Option<&BoundFile>) -> Result<
 fn bind_file(raw: RawFd, name: &Addr, file: &BoundFile) -> io::Result<()> {
     let path = name.unix_path().ok_or(io::ErrorKind::InvalidInput)?;
     match sock::bind(raw, name) {
-        Err(e) if e.kind() == io::ErrorKind::AddrInUse && is_stale(raw, &path, name)? => {
+        Err(e) if e.kind() == io::ErrorKind::AddrInUse && is_stale(kind_of(raw)?, &path, name)? => {
             std::fs::remove_file(&path)?;
             sock::bind(raw, name)?;
         }
@@ -226,17 +242,20 @@ fn bind_file(raw: RawFd, name: &Addr, file: &BoundFile) -> io::Result<()> {
     }
     if file.exists {
         set_owner(&path, file.owner)?;
-        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(file.mode))?;
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(file.mode))?;
     }
     Ok(())
 }
 
-/// Whether the file at `path` is a socket that nobody has bound any more.
-fn is_stale(raw: RawFd, path: &Path, name: &Addr) -> io::Result<bool> {
+fn kind_of(raw: RawFd) -> io::Result<i32> {
+    sock::get(raw, libc::SOL_SOCKET, libc::SO_TYPE)
+}
+
+/// Whether the file at `path`, of address `name`, is a socket that nobody has bound any more.
+fn is_stale(kind: i32, path: &Path, name: &Addr) -> io::Result<bool> {
     if fd::stat(path, false)?.st_mode & libc::S_IFMT != libc::S_IFSOCK {
         return Ok(false);
     }
-    let kind: i32 = sock::get(raw, libc::SOL_SOCKET, libc::SO_TYPE)?;
     let probe = sock::socket(libc::AF_UNIX, kind | libc::SOCK_NONBLOCK, 0)?;
     Ok(sock::connect(probe.as_raw_fd(), name).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused))
 }
