@@ -26,7 +26,7 @@ pub(crate) enum Message {
     Resumed,
     /// From PID 1: the agent was stopped by this signal.
     Stopped(i32),
-    /// From the agent: the job has ended, with this wait status.
+    /// From the agent: the job has ended, with this wait status. From PID 1, when the agent was killed: the command has.
     Ended(i32),
     /// From the agent: the command has ended with this wait status, and other processes of the job run on.
     Background(i32),

@@ -35,6 +35,8 @@ pub(crate) struct Front {
     /// The agent as seen from here: (PID, process group).
     agent: Option<(i32, i32)>,
     resumed: bool,
+    /// The agent was killed, and the command goes on.
+    without_agent: bool,
     /// The restart makes no namespaces, whose PID 1 would end everything with itself.
     initial: bool,
     /// The job has been given the terminal and was not stopped since.
@@ -73,6 +75,7 @@ impl Front {
             init: 0,
             agent: None,
             resumed: false,
+            without_agent: false,
             initial: false,
             lent: false,
             foreground_group: None,
@@ -126,12 +129,26 @@ impl Front {
                 continue;
             }
             match channel.receive().map_err(failed)? {
+                Some((Message::AgentEnded { status, alone: false }, _)) if self.outlives_agent(status) => {}
                 Some((Message::AgentEnded { status, alone }, _)) => return self.end(status, alone),
+                Some((Message::Ended(status), _)) if self.without_agent => return Ok(status),
                 Some((Message::Background(status), _)) => return Ok(status),
                 Some((message, pid)) => self.message(message, pid),
                 None => return self.end(libc::SIGKILL, true),
             }
         }
+    }
+
+    /// Whether the agent was killed and the command goes on.
+    fn outlives_agent(&mut self, status: i32) -> bool {
+        let killed = self.resumed && self.ended.is_none() && libc::WIFSIGNALED(status);
+        if let (true, Some((agent, _))) = (killed, self.agent) {
+            self.without_agent = true;
+            sys::say(&format!(
+                "agent {agent} ended unexpectedly; the program goes on, but no more checkpoints are taken; earlier ones are whole"
+            ));
+        }
+        killed
     }
 
     fn message(&mut self, message: Message, pid: i32) {
@@ -199,6 +216,7 @@ impl Front {
             }
             // As the terminal would: to the group, not to the agent, which ignores them.
             libc::SIGINT | libc::SIGQUIT | libc::SIGTSTP => sys::kill(-group, signal),
+            _ if self.without_agent => sys::kill(-group, signal),
             _ => sys::kill(agent, signal),
         };
     }

@@ -54,6 +54,8 @@ impl Flag {
 pub(crate) struct Setup<'a> {
     pub(crate) channel: &'a Channel,
     pub(crate) agent: AgentIdentity,
+    /// PID of the command.
+    pub(crate) root: i32,
     pub(crate) way: Way,
     /// Value of the monotonic clock at the checkpoint.
     pub(crate) monotonic_ns: u64,
@@ -158,6 +160,9 @@ fn reap(setup: &Setup<'_>, leader: Option<i32>) -> ! {
         };
         if Some(pid) == leader && !setup.running.is_set() && agent_ended.is_none() && libc::WIFEXITED(status) {
             sys::exit_now(1); // it could not make the agent and has said why
+        }
+        if pid == setup.root && !libc::WIFSTOPPED(status) {
+            setup.channel.send(&Message::Ended(status)); // the agent, whose child it was, was killed
         }
         if pid != setup.agent.pid {
             continue;

@@ -94,8 +94,8 @@ pub fn restart(
     agent_main: &mut AgentMain<'_>,
 ) -> Result<i32, RestartError> {
     let mut loaded = Some(verify::load(dir)?);
-    let (identity, monotonic_ns) = match &loaded {
-        Some(l) => (l.job.agent, l.job.monotonic_ns),
+    let (identity, root, monotonic_ns) = match &loaded {
+        Some(l) => (l.job.agent, l.job.root_pid, l.job.monotonic_ns),
         None => return Err(RestartError::at("restart", "nothing loaded")),
     };
     let blob = Blob::load(&options.restorer).map_err(|e| RestartError::at("load the restorer", e))?;
@@ -133,6 +133,7 @@ pub fn restart(
     let setup = init::Setup {
         channel: &inside,
         agent: identity,
+        root,
         way,
         monotonic_ns,
         uid,

@@ -81,6 +81,11 @@ fn missing_and_unusable_commands_have_the_shells_statuses() {
         "no-such-command: command not found",
     );
     assert_failed(&s.belay(&["launch", "./no/such"]), 127, "./no/such");
+    assert_failed(
+        &s.belay(&["launch", "--no-such-option", "true"]),
+        64,
+        "--no-such-option: no option",
+    );
     assert_failed(&s.belay(&["launch", "./text"]), 126, "./text: not executable");
     assert_failed(&s.belay(&["launch", "/"]), 126, "not executable");
     assert!(!s.job().exists(), "nothing is made for a command that cannot run");
@@ -141,6 +146,32 @@ fn the_agents_death_harms_nothing_and_keeps_a_second_start_out() {
     assert_eq!(job.wait().unwrap().code(), Some(5));
     assert_eq!(s.out().lines().count(), 2, "{}", s.out());
     assert!(s.belay(&["launch", "true"]).status.success());
+}
+
+#[test]
+fn the_death_of_a_restarted_jobs_agent_harms_nothing() {
+    require_helpers();
+    let s = Scratch::new("agentdeath2");
+    let mut job = s.launch(&[], "echo ready; while [ ! -e go ]; do sleep 0.01; done; exit 5");
+    s.wait_for("ready");
+    assert!(s.belay(&["checkpoint", "--then", "stop"]).status.success());
+    assert_eq!(job.wait().unwrap().code(), Some(85));
+    for end in [Some(libc::SIGTERM), None] {
+        let out = std::fs::File::create(s.0.join("out")).unwrap();
+        let mut job = s.command(BELAY, &["restart"]).stderr(out).spawn().unwrap();
+        wait_until("agent", || s.status()["running"] == true);
+        kill(s.agent(), libc::SIGKILL);
+        s.wait_for("ended unexpectedly; the program goes on");
+        assert_failed(&s.belay(&["launch", "true"]), 69, "already running");
+        if let Some(signal) = end {
+            kill(job.id().cast_signed(), signal);
+            assert_eq!(job.wait().unwrap().signal(), Some(signal));
+        } else {
+            s.go();
+            assert_eq!(job.wait().unwrap().code(), Some(5));
+        }
+    }
+    assert!(s.belay(&["gc", "--all"]).status.success());
 }
 
 #[test]
