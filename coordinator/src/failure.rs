@@ -48,10 +48,16 @@ fn plain(text: &str) -> String {
 /// The system's reason without the number that `io::Error` appends.
 pub(crate) fn reason(error: &io::Error) -> String {
     let text = error.to_string();
-    match text.find(" (os error") {
-        Some(at) => text[..at].to_lowercase(),
-        None => text,
+    let reason = without_number(&text);
+    if reason.len() < text.len() {
+        reason.to_lowercase()
+    } else {
+        text
     }
+}
+
+fn without_number(text: &str) -> &str {
+    text.find(" (os error").map_or(text, |at| &text[..at])
 }
 
 fn exit_of_io(error: &io::Error, otherwise: Exit) -> Exit {
@@ -111,10 +117,19 @@ impl From<ImageError> for Failure {
 
 impl From<CaptureError> for Failure {
     fn from(e: CaptureError) -> Self {
+        if let CaptureError::Failed { step, reason } = &e {
+            let (reason, exit) = (without_number(reason), exit_of_text(reason, Exit::CheckpointFailed));
+            let next = if exit == Exit::DiskFull {
+                "; make room, the next checkpoint tries again"
+            } else {
+                ""
+            };
+            return Self::new(exit, format!("{step}: {reason}{next}"));
+        }
         let exit = match &e {
             CaptureError::Refused(_) | CaptureError::NoMemory(_) => Exit::Refused,
             CaptureError::Ended => Exit::ProgramEnded,
-            CaptureError::Failed { reason, .. } => exit_of_text(reason, Exit::CheckpointFailed),
+            CaptureError::Failed { .. } => Exit::CheckpointFailed,
             CaptureError::Image(e) => exit_of_image(e, Exit::CheckpointFailed),
             CaptureError::Storage(e) => exit_of_storage(e, Exit::CheckpointFailed),
         };
@@ -153,7 +168,14 @@ mod tests {
             step: "write".into(),
             reason: format!("pages-1-0.bpg: {}", full()),
         };
-        assert_eq!(Failure::from(failed).exit, Exit::DiskFull);
+        let failed = Failure::from(failed);
+        assert_eq!(failed.exit, Exit::DiskFull);
+        assert!(
+            failed
+                .message
+                .ends_with("No space left on device; make room, the next checkpoint tries again"),
+            "{failed}"
+        );
         assert_eq!(Failure::io("write x", &full()).message, "write x: no space left on device");
         let other = CaptureError::Failed {
             step: "suspend".into(),

@@ -219,7 +219,10 @@ impl JobDir {
         let cannot = |e: &io::Error| {
             Failure::new(
                 Exit::CannotCreate,
-                format!("make job directory {at}: {}", crate::failure::reason(e)),
+                format!(
+                    "make job directory {at}: {}; choose another with --ckpt-dir",
+                    crate::failure::reason(e)
+                ),
             )
         };
         match DirBuilder::new().mode(0o700).create(&dir.path) {

@@ -145,7 +145,13 @@ fn find(program: &OsStr) -> Result<PathBuf, Failure> {
             format!("{name}: not executable; check its mode and the path"),
         )
     };
-    let not_found = || Failure::new(Exit::NotFound, format!("{name}: command not found; check the name and PATH"));
+    let not_found = || match program.as_bytes().first() {
+        Some(b'-') => Failure::new(
+            Exit::Usage,
+            format!("{name}: no option of belay, and no command; see belay help"),
+        ),
+        _ => Failure::new(Exit::NotFound, format!("{name}: command not found; check the name and PATH")),
+    };
     if program.as_bytes().contains(&b'/') {
         let path = PathBuf::from(program);
         return match std::fs::metadata(&path) {
