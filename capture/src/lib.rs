@@ -13,6 +13,7 @@ pub mod headroom;
 mod inject;
 mod inside;
 mod memory;
+mod namespaces;
 mod process;
 mod reader;
 mod reaper;
@@ -297,6 +298,7 @@ fn take(
             process.rings = rings::settle(&mut job, (at, area), draft, group)?;
         }
     }
+    namespaces::check(&drafts)?;
 
     clock.enter(Phase::Drain);
     let views = drafts.iter().zip(&job.processes).zip(&seen);

@@ -4,7 +4,7 @@ use belay_image::model::{FileIdentity, ObjectId, Vma, VmaKind};
 use belay_kernel::hugepages;
 use belay_kernel::proc::{self, Map};
 use belay_plugins::SharedMapping;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -155,16 +155,20 @@ pub(crate) fn not_for_child(map: &Map) -> bool {
     sysv(map) || huge(map).is_some()
 }
 
-/// Mappings that cannot be restored: (name, reason).
-pub(crate) fn unsupported(maps: &[Map]) -> Vec<(String, &'static str)> {
-    let reason = |m: &Map| match m.name.as_str() {
-        n if n.contains("[io_uring]") => Some("io_uring cannot be saved"),
-        n if n.starts_with("/dev/infiniband") => Some("InfiniBand verbs are not supported yet"),
+/// Mappings that cannot be restored: (name, reason), each once.
+pub(crate) fn unsupported(maps: &[Map]) -> BTreeSet<(String, &'static str)> {
+    let reason = |m: &Map| {
+        match m.name.as_str() {
+        n if n.contains("[io_uring]") => Some(
+            "io_uring cannot be saved; turn it off in the program (MariaDB: innodb_use_native_aio=0, libuv: UV_USE_IO_URING=0), or for all with sysctl kernel.io_uring_disabled=2",
+        ),
+        n if n.starts_with("/dev/infiniband") => Some("InfiniBand verbs are not supported; let MPI use TCP (UCX_TLS=tcp,sm,self)"),
         n if n.starts_with("/dev/nvidia") || n.starts_with("/dev/kfd") || n.starts_with("/dev/dri") => {
-            Some("a GPU mapping cannot be saved")
+            Some("a GPU mapping cannot be saved; run without the GPU")
         }
-        "[uprobes]" => Some("the process is being probed (uprobes)"),
+        "[uprobes]" => Some("the process is being probed (uprobes); end the probe (perf, bpftrace, systemtap)"),
         _ => None,
+    }
     };
     let segment = |m: &Map| {
         let huge = sysv(m) && hugepages::page_bytes(m.dev).is_some();

@@ -1,4 +1,4 @@
-// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, userfaultfd, ptrace, remote. They must go on undisturbed.
+// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, userfaultfd, ptrace, namespace, remote. They must go on undisturbed.
 #include "check.h"
 #include <linux/io_uring.h>
 #include <linux/userfaultfd.h>
@@ -28,6 +28,17 @@ int main(int argc, char **argv) {
         EQ(waitpid(c, &st, 0), c);
         CHECK(WIFSTOPPED(st));
         OK(ptrace(PTRACE_CONT, c, 0, 0));
+    } else if (!strcmp(kind, "namespace")) {
+        int p[2];
+        OK(pipe(p));
+        c = fork();
+        if (c == 0) {
+            OK(unshare(CLONE_NEWUSER | CLONE_NEWUTS));
+            full_write(p[1], "", 1);
+            for (;;) pause();
+        }
+        char made;
+        full_read(p[0], &made, 1);
     } else if (!strcmp(kind, "remote")) {
         c = fork();
         if (c == 0) {

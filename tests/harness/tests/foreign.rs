@@ -1,7 +1,7 @@
 //! Programs that nobody here wrote, as a user starts them: what they print and how they end must be the same natively, checkpointed, and killed and
 //! restarted at random moments. The table is tests/suites/foreign.txt; programs that are not installed are left out, and said so.
 //!
-//! Each program runs as one of the users, by chance. With BELAY_FOREIGN=N it runs as each, N rounds.
+//! Each program runs as one of the users, by chance. With BELAY_FOREIGN=N it runs as each, N rounds. BELAY_FOREIGN_TABLE names another table.
 
 use belay_tests::job::{show, Job};
 use belay_tests::place::{repository, Place, User};
@@ -264,7 +264,7 @@ fn main() {
     let place = Arc::new(Place::new("foreign").unwrap_or_else(|e| fail(e)));
     let seed = run_seed();
     println!("seed {seed} (repeat with BELAY_SEED={seed})");
-    let path = repository().join("tests/suites/foreign.txt");
+    let path = std::env::var_os("BELAY_FOREIGN_TABLE").map_or_else(|| repository().join("tests/suites/foreign.txt"), PathBuf::from);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| fail(format!("read {}: {e}", path.display())));
     let programs: Vec<Arc<Program>> = parse(&text).into_iter().map(Arc::new).collect();
     let mut checks = Vec::new();

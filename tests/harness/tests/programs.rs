@@ -144,6 +144,7 @@ fn cases() -> Vec<Case> {
         prog("refuse io_uring").refused("io_uring"),
         prog("refuse userfaultfd").refused("userfaultfd"),
         prog("refuse ptrace").refused("traced"),
+        prog("refuse namespace").refused("(uts) namespace of its own"),
         prog("refuse remote").refused("orted on another host (ssh n2)"),
     ];
     for mode in [

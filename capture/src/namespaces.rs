@@ -1,0 +1,34 @@
+//! Namespaces that a process of the job has made or entered itself: a restart has none but the job's, and other files, addresses or users would be found there.
+
+use crate::process::Draft;
+use crate::CaptureError;
+use std::path::PathBuf;
+
+/// Names in `/proc/PID/ns`, and for people. PID namespaces are noticed earlier; those of control groups and clocks change nothing that a restart keeps.
+const KINDS: [(&str, &str); 5] = [
+    ("mnt", "mount"),
+    ("net", "network"),
+    ("uts", "host name (UTS)"),
+    ("ipc", "IPC"),
+    ("user", "user"),
+];
+
+/// Refuses processes in other namespaces than the agent's, which are the job's.
+pub(crate) fn check(drafts: &[Draft]) -> Result<(), CaptureError> {
+    for (kind, name) in KINDS {
+        let own = namespace(std::process::id().cast_signed(), kind);
+        // One that cannot be looked at is not there any more.
+        let apart = |d: &&Draft| namespace(d.task, kind).is_some_and(|n| own.as_ref().is_some_and(|own| n != *own));
+        if let Some(draft) = drafts.iter().find(apart) {
+            let reason = format!(
+                "is in a {name} namespace of its own (unshare, a container or sandbox), which cannot be restored; launch belay inside it"
+            );
+            return Err(CaptureError::refuse(draft.pid, draft.stat.comm.clone(), reason));
+        }
+    }
+    Ok(())
+}
+
+fn namespace(pid: i32, kind: &str) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok()
+}
