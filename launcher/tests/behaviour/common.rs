@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 pub(crate) const BELAY: &str = env!("CARGO_BIN_EXE_belay");
 
 /// Longest wait for something that takes milliseconds.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A scratch directory. Dropped, it ends the job in it.
 pub(crate) struct Scratch(pub(crate) PathBuf);
