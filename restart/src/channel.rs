@@ -24,7 +24,7 @@ pub(crate) enum Message {
     },
     /// The job runs.
     Resumed,
-    /// From PID 1: the agent was stopped by this signal.
+    /// From PID 1: the agent, or when it was killed the command, was stopped by this signal.
     Stopped(i32),
     /// From the agent: the job has ended, with this wait status. From PID 1, when the agent was killed: the command has.
     Ended(i32),

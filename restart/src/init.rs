@@ -161,8 +161,13 @@ fn reap(setup: &Setup<'_>, leader: Option<i32>) -> ! {
         if Some(pid) == leader && !setup.running.is_set() && agent_ended.is_none() && libc::WIFEXITED(status) {
             sys::exit_now(1); // it could not make the agent and has said why
         }
-        if pid == setup.root && !libc::WIFSTOPPED(status) {
-            setup.channel.send(&Message::Ended(status)); // the agent, whose child it was, was killed
+        if pid == setup.root {
+            // The agent, whose child it was, was killed.
+            setup.channel.send(&if libc::WIFSTOPPED(status) {
+                Message::Stopped(libc::WSTOPSIG(status))
+            } else {
+                Message::Ended(status)
+            });
         }
         if pid != setup.agent.pid {
             continue;

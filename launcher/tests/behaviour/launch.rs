@@ -160,6 +160,7 @@ fn the_death_of_a_restarted_jobs_agent_harms_nothing() {
         let out = std::fs::File::create(s.0.join("out")).unwrap();
         let mut job = s.command(BELAY, &["restart"]).stderr(out).spawn().unwrap();
         wait_until("agent", || s.status()["running"] == true);
+        let command = pid(&s.status()["processes"][0]["host_pid"]);
         kill(s.agent(), libc::SIGKILL);
         s.wait_for("ended unexpectedly; the program goes on");
         assert_failed(&s.belay(&["launch", "true"]), 69, "already running");
@@ -167,6 +168,13 @@ fn the_death_of_a_restarted_jobs_agent_harms_nothing() {
             kill(job.id().cast_signed(), signal);
             assert_eq!(job.wait().unwrap().signal(), Some(signal));
         } else {
+            // A command that stops itself stops the front too, so that the shell notices.
+            let front = job.id().cast_signed();
+            let state = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            kill(command, libc::SIGSTOP);
+            wait_until("stopped front", || state(front).contains(") T "));
+            kill(front, libc::SIGCONT);
+            wait_until("continued command", || !state(command).contains(") T "));
             s.go();
             assert_eq!(job.wait().unwrap().code(), Some(5));
         }
