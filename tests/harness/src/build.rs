@@ -4,6 +4,7 @@ use crate::place::{build_dir, repository, Place};
 use crate::Failure;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 /// How a program is built.
@@ -56,8 +57,12 @@ fn modified(p: &Path) -> Option<SystemTime> {
     std::fs::metadata(p).and_then(|m| m.modified()).ok()
 }
 
+/// Held while a program is made: checks that run at the same time may want the same one, and none is to find half of it.
+static TURN: Mutex<()> = Mutex::new(());
+
 /// Compiles `source` (a name in tests/programs, without `.c`) and puts the program into `place`. Returns its path.
 pub fn build(place: &Place, source: &str, kind: Kind) -> Result<PathBuf, Failure> {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = repository().join("tests/programs");
     let src = dir.join(format!("{source}.c"));
     let name = format!(
@@ -73,8 +78,9 @@ pub fn build(place: &Place, source: &str, kind: Kind) -> Result<PathBuf, Failure
         .filter_map(|p| modified(p))
         .max();
     if modified(&object).is_none() || modified(&object) < newest {
+        let unfinished = cache.join(format!(".{name}"));
         let mut c = Command::new(kind.compiler());
-        c.args(FLAGS).arg("-o").arg(&object).arg(&src);
+        c.args(FLAGS).arg("-o").arg(&unfinished).arg(&src);
         if kind == Kind::Static {
             c.arg("-static");
         }
@@ -85,8 +91,12 @@ pub fn build(place: &Place, source: &str, kind: Kind) -> Result<PathBuf, Failure
         if !out.status.success() {
             return Err(format!("compile {}: {}", src.display(), String::from_utf8_lossy(&out.stderr)));
         }
+        std::fs::rename(&unfinished, &object).map_err(|e| format!("rename {}: {e}", unfinished.display()))?;
     }
     let dst = place.programs().join(&name);
+    if dst.exists() {
+        return Ok(dst);
+    }
     std::fs::copy(&object, &dst).map_err(|e| format!("copy {}: {e}", object.display()))?;
     Ok(dst)
 }

@@ -47,7 +47,7 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
     io(&format!("write {}", path.display()), std::fs::write(path, text))
 }
 
-fn configuration(dir: &Path, nodes: usize) -> String {
+fn configuration(dir: &Path, nodes: usize, more: &str) -> String {
     let (dir, last) = (dir.display(), nodes + 1);
     format!(
         "ClusterName=belay\nSlurmctldHost=h1\nSlurmUser=root\nSlurmdUser=root\nAuthType=auth/munge\nCryptoType=crypto/munge\n\
@@ -57,18 +57,21 @@ fn configuration(dir: &Path, nodes: usize) -> String {
          SelectTypeParameters=CR_CPU\nSchedulerType=sched/backfill\nSchedulerParameters=batch_sched_delay=1,sched_interval=2,bf_interval=2\n\
          SwitchType=switch/none\nMpiDefault=none\nReturnToService=2\nSlurmdParameters=config_overrides\nKillWait=2\nOverTimeLimit=20\n\
          SlurmdTimeout=15\nNodeName=h[2-{last}] CPUs=8 RealMemory=1000 State=UNKNOWN\n\
-         PartitionName=all Nodes=h[2-{last}] Default=YES MaxTime=60 State=UP\n"
+         PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n\
+         PartitionName=all Nodes=h[2-{last}] Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime=120\n\
+         PartitionName=urgent Nodes=h[2-{last}] MaxTime=60 State=UP PriorityTier=10 PreemptMode=OFF\n{more}"
     )
 }
 
 impl Slurm {
-    /// Starts a cluster with `nodes` nodes, h2 and so on, in the shared directory `dir`, and waits until they are idle.
-    pub fn new(dir: &Path, nodes: usize) -> Result<Self, Failure> {
+    /// Starts a cluster with `nodes` nodes, h2 and so on, in the shared directory `dir`, with `more` lines of configuration, and waits until the nodes are idle. Jobs in the
+    /// partition `urgent` preempt those in the other one, which have two minutes of grace and are requeued.
+    pub fn new(dir: &Path, nodes: usize, more: &str) -> Result<Self, Failure> {
         for name in ["etc/slurm", "munge", "state", "spool", "user"] {
             io("make a directory", std::fs::create_dir_all(dir.join(name)))?;
         }
         io("give away", chown(dir.join("user"), Some(USER), Some(USER)))?;
-        write(&dir.join("etc/slurm/slurm.conf"), &configuration(dir, nodes))?;
+        write(&dir.join("etc/slurm/slurm.conf"), &configuration(dir, nodes, more))?;
         write(&dir.join("etc/slurm/cgroup.conf"), "CgroupAutomount=no\nConstrainCores=no\n")?;
         let home = dir.join("user").display().to_string();
         for (file, line) in [

@@ -26,6 +26,10 @@ impl Site {
     }
 
     fn of(place: &Place, label: &str, kind: Kind, nodes: usize) -> Result<Self, Failure> {
+        Self::configured(place, label, kind, nodes, "")
+    }
+
+    fn configured(place: &Place, label: &str, kind: Kind, nodes: usize, more: &str) -> Result<Self, Failure> {
         let work = place.work(label, User::Root)?;
         let bin = work.join("bin");
         io("make bin", std::fs::create_dir_all(&bin))?;
@@ -48,7 +52,7 @@ impl Site {
             ),
         )?;
         let script = repository().join("scripts/site/belay.sbatch");
-        let slurm = Slurm::new(&work, nodes)?;
+        let slurm = Slurm::new(&work, nodes, more)?;
         io("copy the script", std::fs::copy(script, slurm.home().join("belay.sbatch")))?;
         // It says itself what it needs to know: remote shells do not carry the environment. Each task of an array has a heartbeat of its own.
         let (go, cg) = (slurm.home().join("go"), work.join("cg"));
@@ -81,6 +85,22 @@ impl Site {
     /// Submits the script with `options`; the number of the job.
     fn submit(&self, options: &[&str]) -> Result<String, Failure> {
         self.user(&[&["sbatch", "--parsable"][..], options, &["belay.sbatch"]].concat())
+    }
+
+    /// Replaces words of the user's batch script.
+    fn edit(&self, changes: &[(&str, &str)]) -> Result<(), Failure> {
+        let script = self.slurm.home().join("belay.sbatch");
+        let mut text = io("read the script", std::fs::read_to_string(&script))?;
+        for (from, to) in changes {
+            want(text.contains(from), || format!("the script has no {from:?}"))?;
+            text = text.replace(from, to);
+        }
+        io("write the script", std::fs::write(&script, text))
+    }
+
+    /// The generations of a job of the script.
+    fn generations(&self, job: &str) -> PathBuf {
+        self.slurm.home().join(format!("belay-{job}/gen"))
     }
 
     fn go(&self) -> PathBuf {
@@ -183,15 +203,7 @@ fn mpich(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
 /// Tasks that `srun` starts directly are parts of the job, whether or not it names nodes; what it connects to Slurm's MPI server is refused.
 fn tasks(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let site = Site::of(place, "slurm-tasks", Kind::C, 2)?;
-    let script = site.slurm.home().join("belay.sbatch");
-    let shipped = io("read the script", std::fs::read_to_string(&script))?;
-    let with = |command: &str| {
-        io(
-            "write the script",
-            std::fs::write(&script, shipped.replace("mpirun ", command)),
-        )
-    };
-    with("srun --mpi=pmi2 ")?;
+    site.edit(&[("mpirun ", "srun --mpi=pmi2 ")])?;
     let refused = site.submit(&["--time=10"])?;
     site.slurm
         .await_that("the refusal", |s| Ok(s.field(&refused, "JobState")? == "FAILED"))?;
@@ -199,7 +211,7 @@ fn tasks(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     want(said.contains("which cannot be checkpointed; start it with mpirun"), || {
         format!("no reason: {said}")
     })?;
-    with("srun --mpi=none ")?;
+    site.edit(&[("srun --mpi=pmi2 ", "srun --mpi=none ")])?;
     let job = site.submit(&["--time=10"])?;
     again_and_end(&site, &job, rng)?;
     let said = site.completes(&job)?;
@@ -239,15 +251,13 @@ fn newest(gen: &Path) -> u64 {
 /// A node dies during the job: it goes on in the same allocation, on the node that is to spare.
 fn spare(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let site = Site::new(place, "slurm-spare", 3)?;
-    let script = site.slurm.home().join("belay.sbatch");
-    let shipped = io("read the script", std::fs::read_to_string(&script))?;
-    let often = shipped
-        .replace("belay run ", "belay run --ckpt-interval 2 ")
-        .replace("mpirun ", "mpirun --novm -n 4 ");
-    io("write the script", std::fs::write(&script, often))?;
+    site.edit(&[
+        ("belay run ", "belay run --ckpt-interval 2 "),
+        ("mpirun ", "mpirun --novm -n 4 "),
+    ])?;
     let job = site.submit(&["--nodes=3", "--no-kill", "--time=20"])?;
     site.progress(&job, 0)?;
-    let gen = site.slurm.home().join(format!("belay-{job}/gen"));
+    let gen = site.generations(&job);
     site.slurm.await_that("two checkpoints", |_| Ok(newest(&gen) >= 2))?;
     std::thread::sleep(Duration::from_millis(rng.below(1000)));
     site.slurm.hosts.kill_host(3);
@@ -265,6 +275,47 @@ fn spare(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     want(said.contains("PASS mpi_cg"), || format!("no verdict: {said}"))?;
     let restarts = site.slurm.field(&job, "Restarts")?;
     want(restarts == "0", || format!("requeued {restarts} times: {said}"))
+}
+
+/// A job is preempted by one of a partition with priority, requeued, and goes on where it was when that has ended.
+fn preempt_and_end(site: &Site, job: &str, rng: &mut Rng) -> Result<(), Failure> {
+    std::thread::sleep(Duration::from_millis(rng.below(500)));
+    let urgent = site.user(&[
+        "sbatch",
+        "--parsable",
+        "--partition=urgent",
+        "--nodes=2",
+        "--exclusive",
+        "--wrap=sleep 1",
+    ])?;
+    site.completes(&urgent)?;
+    site.runs_again(job, 1)?;
+    want(newest(&site.generations(job)) > 0, || {
+        format!("no checkpoint: {}", site.said(job))
+    })?;
+    site.progress(job, 0)?;
+    io("write go", std::fs::write(site.go(), ""))?;
+    let said = site.completes(job)?;
+    want(said.contains("PASS mpi_cg"), || format!("no verdict: {said}"))
+}
+
+/// Where the site lets Slurm send the user's signal to a job that is preempted, that takes its checkpoint within the grace time.
+fn preempted(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let more = "SlurmctldParameters=preempt_send_user_signal\n";
+    let site = Site::configured(place, "slurm-preempted", Kind::OpenMpi, 2, more)?;
+    let job = site.submit(&["--time=10"])?;
+    site.progress(&job, 0)?;
+    preempt_and_end(&site, &job, rng)
+}
+
+/// Elsewhere Slurm ends what `srun` has started at once: the job fails, and goes on from its newest checkpoint. (One that an interval brings just then would be of a dying job.)
+fn preempted_unasked(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let site = Site::new(place, "slurm-unasked", 2)?;
+    let job = site.submit(&["--time=10"])?;
+    site.progress(&job, 0)?;
+    let dir = site.slurm.home().join(format!("belay-{job}")).display().to_string();
+    site.user(&["belay", "checkpoint", "--quiet", &dir])?;
+    preempt_and_end(&site, &job, rng)
 }
 
 /// The SPANK plugin: a script that does not know of belay is submitted with its options, requeued, and continued; `srun` has them too.
@@ -351,8 +402,10 @@ fn main() {
     let mut target = Target::new("slurm", &[]);
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
     // They mostly wait for Slurm, each with a cluster of its own; the longest comes first.
-    let tests: [(&str, Run); 7] = [
+    let tests: [(&str, Run); 9] = [
         ("allocations", allocations),
+        ("preempted_unasked", preempted_unasked),
+        ("preempted", preempted),
         ("spare", spare),
         ("mpich", mpich),
         ("tasks", tasks),
