@@ -388,15 +388,16 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
         JobDir::make_parts(parts)?;
     }
     let dir = JobDir::create(&args.dir)?;
+    let words = args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect();
+    let mut description = Description::new(None, words);
     if let Some(job) = args.dir.parent().and_then(Path::parent) {
         let root = JobDir::open(job, Access::Own)?.description()?;
         if let Some(s) = root.config.redundancy.settings()? {
             local::lay(&s, job, (&root.id, args.tag), true)?;
         }
+        description.log_level = root.log_level;
     }
     let lock = dir.lock()?;
-    let words = args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect();
-    let description = Description::new(None, words);
     dir.describe(&description)?;
     logging::start(&dir, &description.log_level)?;
     let nodes = Some(Nodes::part(&args.key, &args.join, args.tag)?);

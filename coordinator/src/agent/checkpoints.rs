@@ -223,6 +223,7 @@ impl Agent {
     }
 
     pub(super) fn enter(&mut self, phase: Phase, wanted: &Wanted) {
+        tracing::debug!(phase = phase.name(), "phase");
         self.phase = Some(phase);
         for (id, _) in &wanted.by {
             self.clients.send(*id, &Event::Phase { phase });

@@ -13,7 +13,7 @@ use crate::nodes::remote::{end_standin, stdio_of, Life, Remote, RemoteShell};
 use crate::nodes::{self, again, table, Nodes, Order, Stage, Together};
 use crate::{generations, sys, Failure};
 use belay_tree::{Broken, Contribution, Event as TreeEvent, Values};
-use belay_wire::{Event, Exit};
+use belay_wire::{Event, Exit, Phase};
 use std::time::Duration;
 
 /// How often a checkpoint is tried that is refused somewhere for reasons that pass by themselves.
@@ -328,6 +328,7 @@ impl Agent {
     /// A part makes its own generation, which counts when the root has committed.
     fn commit_part(&mut self) -> Result<(), Failure> {
         let Some(writing) = self.writing.take() else { return Ok(()) };
+        self.enter(Phase::Commit, &writing.wanted);
         let (_, result, held) = writing.finish(self.root_status);
         let committed = result?;
         if let Some(together) = self.nodes.as_mut().and_then(|n| n.together.as_mut()) {

@@ -312,6 +312,21 @@ impl Hosts {
         Ok((c, address.into()))
     }
 
+    /// Nobody finds host `n` any more: its daemon cannot be reached.
+    pub fn hide(&self, n: usize) -> Result<(), Failure> {
+        self.rename(n, "sock", "gone")
+    }
+
+    /// A host that was hidden is back.
+    pub fn show(&self, n: usize) -> Result<(), Failure> {
+        self.rename(n, "gone", "sock")
+    }
+
+    fn rename(&self, n: usize, from: &str, to: &str) -> Result<(), Failure> {
+        let at = |extension: &str| self.dir.join(format!("h{n}.{extension}"));
+        std::fs::rename(at(from), at(to)).map_err(|e| format!("hide or show host {n}: {e}"))
+    }
+
     /// PID 1 of host `n` (from 1), as the maker of the hosts sees it.
     pub fn init(&self, n: usize) -> i32 {
         self.hosts[n - 1].2

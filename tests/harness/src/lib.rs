@@ -12,12 +12,14 @@
 //! terminal a pseudo-terminal for tests of job control
 //! runner   filters, two workers, one line per check, summary
 //! hosts    hosts made of namespaces, joined by a bridge
+//! across   a job over several of them
 //! s3       an S3 server
 //! slurm    a real Slurm on such hosts
 //! ```
 //!
 //! The harness knows Belay only through its command line.
 
+pub mod across;
 pub mod build;
 pub mod case;
 pub mod expect;

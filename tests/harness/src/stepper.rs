@@ -2,6 +2,8 @@
 //!
 //! The agent's main thread, which takes the checkpoint, is traced from one system call to the next. What it does to the processes of the job, it
 //! does by a few calls; only those are counted, so that no number is spent on steps between which nothing changes.
+//!
+//! An agent that logs at level `debug` names each phase as it begins: that is a step too, and all that follow know their phase.
 
 use crate::Failure;
 use std::io;
@@ -15,7 +17,12 @@ pub struct Step {
     pub number: u64,
     /// The call, for messages.
     pub name: &'static str,
+    /// The phase that the agent has announced last.
+    pub phase: Option<&'static str>,
 }
+
+/// The phases of a checkpoint that agents announce, in their order.
+pub const PHASES: [&str; 7] = ["suspend", "capture", "drain", "snapshot", "resume", "write", "commit"];
 
 /// What to do at a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,14 +46,33 @@ fn request(request: libc::c_uint, tid: i32, addr: usize, data: usize) -> io::Res
     }
 }
 
-/// The number and second argument of the call that `tid` enters; `None` at its exit.
-fn entered(tid: i32) -> io::Result<Option<(i64, u64)>> {
+/// The number and the first three arguments of the call that `tid` enters; `None` at its exit.
+fn entered(tid: i32) -> io::Result<Option<(i64, [u64; 3])>> {
     const PTRACE_GET_SYSCALL_INFO: libc::c_uint = 0x420e;
     const ENTRY: u64 = 1;
     // `struct ptrace_syscall_info`: op, arch, instruction and stack pointer, then number and six arguments.
     let mut info = [0u64; 11];
     request(PTRACE_GET_SYSCALL_INFO, tid, size_of_val(&info), info.as_mut_ptr() as usize)?;
-    Ok((info[0] & 0xff == ENTRY).then_some((info[3].cast_signed(), info[4])))
+    Ok((info[0] & 0xff == ENTRY).then_some((info[3].cast_signed(), [info[4], info[5], info[6]])))
+}
+
+/// The phase that a line of the log announces which `tid` is about to write.
+fn announced(tid: i32, [_, at, length]: [u64; 3]) -> Option<&'static str> {
+    const LONGEST: usize = 1024;
+    let mut line = [0u8; LONGEST];
+    let iov = |base: *mut u8| libc::iovec {
+        iov_base: base.cast(),
+        iov_len: LONGEST.min(length as usize),
+    };
+    let (to, from) = (iov(line.as_mut_ptr()), iov(at as *mut u8));
+    // SAFETY: `line` is writable for as many bytes as both vectors say; the other process's memory is only read.
+    let read = unsafe { libc::process_vm_readv(tid, &raw const to, 1, &raw const from, 1, 0) };
+    let text = std::str::from_utf8(&line[..usize::try_from(read).ok()?]).ok()?;
+    if !text.contains("\"message\":\"phase\"") {
+        return None;
+    }
+    let (_, rest) = text.rsplit_once("\"phase\":\"")?;
+    PHASES.into_iter().find(|p| rest.starts_with(p))
 }
 
 /// The call's name when it changes something about the processes of the job, or waits for such a change.
@@ -119,6 +145,7 @@ fn trace<T: Send>(
 
 fn follow(agent: i32, done: &AtomicBool, counted: Counted, at_step: &mut dyn FnMut(Step) -> Verdict) -> io::Result<u64> {
     let mut steps = 0;
+    let mut phase = None;
     let mut leaving = None;
     loop {
         let mut status = 0;
@@ -145,10 +172,16 @@ fn follow(agent: i32, done: &AtomicBool, counted: Counted, at_step: &mut dyn FnM
         let signal = libc::WSTOPSIG(status);
         let mut deliver = 0;
         if signal == libc::SIGTRAP | 0x80 {
-            if let Some((number, first)) = entered(agent)? {
-                if let Some(name) = counted(number, first) {
+            if let Some((number, arguments)) = entered(agent)? {
+                let begins = (number == libc::SYS_write).then(|| announced(agent, arguments)).flatten();
+                phase = begins.or(phase);
+                if let Some(name) = begins.map(|_| "begin a phase").or_else(|| counted(number, arguments[0])) {
                     steps += 1;
-                    match at_step(Step { number: steps, name }) {
+                    match at_step(Step {
+                        number: steps,
+                        name,
+                        phase,
+                    }) {
                         Verdict::On => {}
                         Verdict::Leave => {
                             request(libc::PTRACE_DETACH, agent, 0, 0)?;

@@ -2,19 +2,6 @@
 
 use super::*;
 
-/// Files below `dir` whose paths contain `words`.
-pub(super) fn files(dir: &Path, words: &str) -> Vec<PathBuf> {
-    let mut out = Vec::new();
-    for e in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        match e.file_type() {
-            Ok(t) if t.is_dir() => out.extend(files(&e.path(), words)),
-            _ if e.path().to_string_lossy().contains(words) => out.push(e.path()),
-            _ => {}
-        }
-    }
-    out
-}
-
 /// Level of the newest generation in the list, and how many there are.
 fn newest_level(job: &Job) -> Result<(String, usize), Failure> {
     let said = job.must(&["list", "--json"])?;
@@ -26,7 +13,7 @@ fn newest_level(job: &Job) -> Result<(String, usize), Failure> {
 
 /// A launched job with the tier that `config` says.
 fn launched(mut job: Job, place: &Place, config: &str) -> Result<Job, Failure> {
-    let program = program(&job, place, "mpi/mpi_p2p")?;
+    let program = job.program(place, "mpi/mpi_p2p")?;
     let file = job.work.join("belay.toml");
     std::fs::write(&file, config).map_err(|e| e.to_string())?;
     job.options = vec!["--config".into(), file.display().to_string()];
@@ -63,7 +50,10 @@ fn losses(job: &mut Job, rounds: std::ops::Range<usize>, rng: &mut Rng) -> Resul
                 }
             }
         }
-        job.restart_shifted(n + 1).map_err(|e| round(format!("restart: {e}")))?;
+        job.shift(n + 1);
+        let options = job.options.clone();
+        let options: Vec<&str> = options.iter().map(String::as_str).collect();
+        job.restart_at(&options).map_err(|e| round(format!("restart: {e}")))?;
     }
     Ok(())
 }

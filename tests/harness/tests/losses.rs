@@ -1,0 +1,254 @@
+//! Parts of a job on several hosts are lost: an agent is killed, and a host is cut off, in each phase of a checkpoint; hosts die one after the other.
+//!
+//! The agent concerned is traced, and names each phase in its log as it begins, so every phase is hit at one of its first steps, not by chance.
+
+use belay_tests::across::{files, Job, LIMIT};
+use belay_tests::expect::want;
+use belay_tests::hosts::{serve_if_asked, unavailable};
+use belay_tests::job::{output, text};
+use belay_tests::place::Place;
+use belay_tests::rng::Rng;
+use belay_tests::stepper::{step, step_each, Step, Verdict, PHASES};
+use belay_tests::target::Target;
+use belay_tests::Failure;
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+/// A phase is hit at one of so many steps at its beginning.
+const FIRST_STEPS: u64 = 3;
+
+/// The agent of part `part` as the test sees it.
+fn agent(job: &Job, part: usize) -> Result<i32, Failure> {
+    let (host, dir) = (job.at[part], job.dir_of(part));
+    let said = job.on_host(host, &[&job.belay, "status", "--json", &dir])?;
+    let status: serde_json::Value = serde_json::from_str(&said).map_err(|e| format!("{e}: {said}"))?;
+    let there = status["agent"]["host_pid"].as_i64().ok_or(format!("no agent: {said}"))?;
+    let found = job.hosts.find(host, "belay").into_iter().find(|p| {
+        let status = std::fs::read_to_string(format!("/proc/{p}/status")).unwrap_or_default();
+        let numbers = status.lines().find_map(|l| l.strip_prefix("NSpid:"));
+        numbers.and_then(|l| l.split_whitespace().nth(1)?.parse().ok()) == Some(there)
+    });
+    found.ok_or(format!("h{host} has no process {there}"))
+}
+
+/// A checkpoint during which `strike` decides what becomes of the agent of `part`, at step `at` of `phase` or where the phase ends. What the command said.
+fn checkpoint_struck(
+    job: &Job,
+    part: usize,
+    (phase, at): (&str, u64),
+    strike: impl Fn() -> Result<Verdict, Failure>,
+) -> Result<Output, Failure> {
+    let taking = job.command(job.at[0], &[&job.belay, "checkpoint", "--quiet", &job.dir()]);
+    let (mut inside, mut struck) = (0, None);
+    let at_step = |s: Step| {
+        let here = s.phase == Some(phase);
+        inside += u64::from(here);
+        if struck.is_none() && (inside > at || (inside > 0 && !here)) {
+            struck = Some(strike());
+            return struck.iter().flatten().copied().next().unwrap_or(Verdict::Leave);
+        }
+        Verdict::On
+    };
+    let (steps, taken) = step(agent(job, part)?, move || output(taking, LIMIT), at_step)?;
+    let taken = taken?;
+    struck.unwrap_or_else(|| Err(format!("phase {phase} was not seen in {steps} steps: {}", text(&taken))))?;
+    Ok(taken)
+}
+
+/// How often the logs of the part contain `words`.
+fn said_in_logs(job: &Job, words: &str) -> usize {
+    let logs = files(job.dir_of(1).as_ref(), ".jsonl");
+    let said = |log| std::fs::read_to_string(log).unwrap_or_default().matches(words).count();
+    logs.iter().map(said).sum()
+}
+
+/// How often the part has been told that it has lost the root.
+fn roots_lost(job: &Job) -> usize {
+    said_in_logs(job, "the root is lost")
+}
+
+/// After a loss during a checkpoint, which has come to what `taken` says: it has an end, a reason, and the newest whole generation restarts on other hosts than that of `part`.
+fn goes_on_elsewhere(job: &mut Job, part: usize, before: u64, taken: &Output) -> Result<(), Failure> {
+    want(taken.status.success() || text(taken).contains("belay:"), || {
+        format!("no reason: {}", text(taken))
+    })?;
+    let newest = job.newest();
+    want(newest == before || (newest == before + 1), || {
+        format!("generation {newest} after {before}")
+    })?;
+    want(newest > before || !taken.status.success(), || {
+        format!("not there: {}", text(taken))
+    })?;
+    job.crash();
+    // The host that had none gets the lost one's part.
+    let spare = (1..=3).find(|h| !job.at.contains(h)).ok_or("no spare host")?;
+    job.at[part] = spare;
+    job.at.reverse();
+    job.restart_at(&[])?;
+    want(!job.said().contains("belay:"), || {
+        format!("the restart complains: {}", job.said())
+    })
+}
+
+fn started(place: &Place, label: &str) -> Result<Job, Failure> {
+    let mut job = Job::new(place, label, 2, 3)?;
+    let program = job.program(place, "mpi/mpi_p2p")?;
+    job.options = vec!["--log-level".into(), "debug".into()];
+    job.launch(&program)?;
+    Ok(job)
+}
+
+/// The agent of a part, or of the root, is killed in each phase: the others are told, nothing hangs, and the newest whole checkpoint restarts on other hosts.
+fn killed(place: &Place, part: usize, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = started(place, &format!("losses-killed{part}"))?;
+    let mut longest = Duration::ZERO;
+    for phase in PHASES {
+        let in_phase = |e: Failure| format!("{phase}: {e}");
+        job.checkpoint().map_err(in_phase)?;
+        let (before, known) = (job.newest(), roots_lost(&job));
+        let moment = (phase, rng.below(FIRST_STEPS));
+        let lost = format!("the part of the job on h{} is lost", job.at[1]);
+        let told = || match part {
+            0 => roots_lost(&job) > known,
+            _ => job.said().contains(&lost),
+        };
+        let since = std::cell::Cell::new(Instant::now());
+        let kill = || {
+            since.set(Instant::now());
+            Ok(Verdict::Kill)
+        };
+        let taken = checkpoint_struck(&job, part, moment, kill).map_err(in_phase)?;
+        job.comes_true("the others are told of the loss", told).map_err(in_phase)?;
+        longest = longest.max(since.get().elapsed());
+        if part > 0 {
+            let o = job.belay(&["checkpoint", "--quiet", &job.dir()])?;
+            want(!o.status.success(), || {
+                in_phase("a checkpoint without the lost part was taken".into())
+            })?;
+        }
+        goes_on_elsewhere(&mut job, part, before, &taken).map_err(|e| format!("{moment:?}: {e}"))?;
+    }
+    println!("killed agents: the others told after at most {} ms", longest.as_millis());
+    job.verdict()
+}
+
+/// The agent of the root is killed when it has committed a checkpoint and nobody knows of that yet: the part keeps what it has of it, from which the job restarts.
+fn committed(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "losses-committed", 2, 2)?;
+    let program = job.program(place, "mpi/mpi_p2p")?;
+    job.launch(&program)?;
+    let taking = job.command(1, &[&job.belay, "checkpoint", "--quiet", &job.dir()]);
+    let at_step = |_| match job.newest() {
+        0 => Verdict::On,
+        _ => Verdict::Kill,
+    };
+    let (_, taken) = step_each(agent(&job, 0)?, move || output(taking, LIMIT), at_step)?;
+    let taken = taken?;
+    want(!taken.status.success() && job.newest() == 1, || {
+        format!("not killed between commit and answer: {}", text(&taken))
+    })?;
+    job.comes_true("the part gives the root up", || said_in_logs(&job, "part given up") > 0)?;
+    job.crash();
+    job.restart(&[])?;
+    job.checkpoint()?;
+    job.verdict()
+}
+
+/// The host of a part is cut off in each phase: the user is told, the checkpoint has an end, and the newest whole one restarts on other hosts.
+fn partition(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = started(place, "losses-partition")?;
+    // The other side waits 15 s for the root to come back, so it is heard once.
+    let heard = rng.below(PHASES.len() as u64) as usize;
+    for (n, phase) in PHASES.into_iter().enumerate() {
+        let in_phase = |e: Failure| format!("{phase}: {e}");
+        job.checkpoint().map_err(in_phase)?;
+        let (before, known, cut) = (job.newest(), roots_lost(&job), job.at[1]);
+        let moment = (phase, rng.below(FIRST_STEPS));
+        let off = || job.hosts.cut(cut, true).map(|()| Verdict::Leave);
+        let taken = checkpoint_struck(&job, 1, moment, off).map_err(in_phase)?;
+        job.says(&format!("the part of the job on h{cut} is lost"))
+            .map_err(in_phase)?;
+        if n == heard {
+            job.comes_true("the part has noticed too", || roots_lost(&job) > known)
+                .map_err(in_phase)?;
+        }
+        goes_on_elsewhere(&mut job, 1, before, &taken).map_err(|e| format!("{moment:?}: {e}"))?;
+        job.hosts.cut(cut, false)?;
+    }
+    job.verdict()
+}
+
+/// Hosts that die: `belay run` goes on by itself, on the spare host of its hostfile and on one that has come back, as often as it may; then it can be run again.
+fn spare(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "losses-spare", 3, 4)?;
+    let program = job.program(place, "mpi/mpi_p2p")?;
+    let file = job.work.join("hostfile");
+    std::fs::write(&file, "h2\nh3\nh4 # spare\n").map_err(|e| e.to_string())?;
+    let (belay, dir, file) = (job.belay.clone(), job.dir(), file.display().to_string());
+    let run = [
+        &belay,
+        "run",
+        "--across-hosts",
+        "--restarts",
+        "2",
+        "--hostfile",
+        &file,
+        "--ckpt-dir",
+        &dir,
+        "--",
+    ];
+    let mpirun = job.mpirun(&program);
+    let words: Vec<&str> = run.into_iter().chain(mpirun.iter().map(String::as_str)).collect();
+    job.start(&words)?;
+    job.settle()?;
+    let mut gone = None;
+    for (n, lost, used) in [(1, 2, [1, 3, 4]), (2, 4, [1, 2, 3]), (3, 3, [0; 3])] {
+        std::thread::sleep(Duration::from_millis(rng.below(300)));
+        job.checkpoint().map_err(|e| format!("before loss {n}: {e}"))?;
+        job.progress()?;
+        std::thread::sleep(Duration::from_millis(rng.below(300)));
+        job.hosts.hide(lost)?;
+        if let Some(host) = gone.replace(lost) {
+            job.hosts.show(host)?;
+        }
+        std::fs::write(job.work.join("beat"), "").map_err(|e| e.to_string())?;
+        job.hosts.kill_host(lost);
+        if n <= 2 {
+            job.says(&format!("h{lost} does not answer; restarting with the other parts on "))?;
+            job.says(&format!(" ({n} of 2 restarts)"))?;
+            job.progress().map_err(|e| format!("loss {n}: {e}"))?;
+            let at = job.hosts_in_use();
+            want(at == used, || format!("loss {n}: the job is on hosts {at:?}"))?;
+        }
+    }
+    job.says("the part of the job on h3 is lost")?;
+    let begin = Instant::now();
+    while job.front.as_mut().is_some_and(|f| matches!(f.try_wait(), Ok(None))) {
+        want(begin.elapsed() < LIMIT, || {
+            "a job without its part and without restarts does not end".into()
+        })?;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    job.crash();
+    std::fs::write(&file, "h2\nh4\n").map_err(|e| e.to_string())?;
+    job.start(&words)?;
+    job.progress().map_err(|e| format!("run again: {e}"))?;
+    job.verdict()
+}
+
+fn main() {
+    serve_if_asked();
+    if let Some(why) = unavailable() {
+        println!("skipped: no test hosts here: {why}");
+        return;
+    }
+    let mut target = Target::new("losses", &[]);
+    // The hosts of two tests would have the same addresses and halve the processors.
+    target.in_turn();
+    target.once("killed_part", |p, r| killed(p, 1, r));
+    target.once("killed_root", |p, r| killed(p, 0, r));
+    target.once("committed", committed);
+    target.once("partition", partition);
+    target.once("spare", spare);
+    target.run();
+}
