@@ -10,7 +10,7 @@ pub trait Group: std::fmt::Debug {
     /// Waits until every node has come here, makes `publish` known, and returns those facts that are wanted: by their names, or, with a `*` at the end, by the beginnings of those. Fails when a node has failed or is lost.
     fn meet(&self, publish: Facts, want: BTreeSet<String>) -> Result<Facts, String>;
 
-    /// A number that all nodes of the job know, and nobody else.
+    /// A number that all nodes know, and nobody else before they meet.
     fn job(&self) -> u64;
 
     /// Tells the others that this node cannot go on with the checkpoint, before it has let go all of its processes; they let theirs go. There are no meetings afterwards.

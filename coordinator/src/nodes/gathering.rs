@@ -4,6 +4,7 @@ use belay_plugins::{Facts, Group};
 use belay_tree::{Broken, Contribution, Tree};
 use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::hash::{Hash, Hasher};
 
 /// Steps that a checkpoint may have; numbers of one begin at its number times this.
 pub(crate) const STEPS: u64 = 16;
@@ -68,7 +69,10 @@ impl Group for Gathering<'_> {
     }
 
     fn job(&self) -> u64 {
-        self.job
+        // Another one each time.
+        let mut hasher = std::hash::DefaultHasher::new();
+        (self.job, self.base).hash(&mut hasher);
+        hasher.finish()
     }
 
     fn give_up(&self, reason: &str) {

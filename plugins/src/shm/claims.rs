@@ -1,14 +1,16 @@
 //! Memory that processes of two nodes of a job share on one host. Each node restores what it has captured, so they would share it no longer: the checkpoint is refused.
 //!
-//! While the nodes capture, each holds a socket name for every such object, in the host's list of abstract names. Whoever finds one taken knows of the other.
+//! While the nodes capture, each holds a socket name for every such object in the host's list of abstract names, and then looks through the list. No node lets go before
+//! all have looked, so of two that claim one object at least one sees the other.
 
 use crate::capture::Session;
 use crate::fault::{At, Fault};
 use crate::files;
 use crate::model::Holder;
+use crate::sockets::tcp::token;
 use crate::sys::sock;
 use crate::SharedMapping;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -17,46 +19,59 @@ use std::path::Path;
 /// How the names of objects in memory begin.
 const OBJECTS: [&str; 4] = ["/dev/shm/", "/dev/zero", "/memfd:", "/anon_hugepage"];
 
-/// Claims what the processes have mapped and only memory holds. To be called before the last meeting of the nodes, and the session kept until after it.
+/// An object in memory, as a name.
+fn name(job: u64, m: &SharedMapping, task: i32) -> String {
+    // The numbers of System V segments mean something within a namespace only.
+    let ipc = || Some(std::fs::metadata(format!("/proc/{task}/ns/ipc")).ok()?.ino());
+    let space = m.sysv_shmid.and_then(|_| ipc()).unwrap_or(0);
+    format!("belay {job:016x} {:x} {:x} {space:x} ", m.object.dev, m.object.ino)
+}
+
+/// Claims what the processes have mapped and only memory holds. To be called before the nodes meet, and the session kept until after it.
 pub(crate) fn claim(s: &mut Session<'_>) -> Result<(), (Holder, String, Fault)> {
     let Some(job) = s.group.map(|g| g.job()) else { return Ok(()) };
-    let mut known = BTreeSet::new();
+    // Each object, whether it is written here, and one of its mappings.
+    let mut objects: BTreeMap<String, (bool, Holder, String)> = BTreeMap::new();
     for p in s.processes {
         for m in p.shared.iter().filter(|m| is_memory(m)) {
-            // Their numbers mean something within a namespace only.
-            let space = m
-                .sysv_shmid
-                .and_then(|_| Some(std::fs::metadata(format!("/proc/{}/ns/ipc", p.task)).ok()?.ino()));
-            if !known.insert((m.object.dev, m.object.ino, space)) {
-                continue;
-            }
-            let name = format!(
-                "belay {job:016x} {:x} {:x} {:x}",
-                m.object.dev,
-                m.object.ino,
-                space.unwrap_or(0)
-            );
-            let refused = |fault| (Holder { pid: p.pid, fd: -1 }, format!("mapping of {}", m.name), fault);
-            match hold(&name) {
-                Ok(held) => s.claims.push(held),
-                Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-                    return Err(refused(Fault::Refused(
-                        "another part of the job on this host shares this memory; start what shares memory through one ssh or one daemon of mpirun, not as tasks of srun".into(),
-                    )))
-                }
-                Err(e) => return Err(e).at("claim it for this part of the job").map_err(refused),
-            }
+            let holder = Holder { pid: p.pid, fd: -1 };
+            let known = objects
+                .entry(name(job, m, p.task))
+                .or_insert((false, holder, format!("mapping of {}", m.name)));
+            known.0 |= m.prot & libc::PROT_WRITE as u32 != 0;
+        }
+    }
+    let Some((_, holder, shown)) = objects.values().next().cloned() else {
+        return Ok(());
+    };
+    let failed = |e: Fault| (holder, shown.clone(), e);
+    let own = token().at("make a name for shared memory").map_err(&failed)?;
+    for (object, (written, ..)) in &objects {
+        let name = format!("{object}{} {own}", if *written { 'w' } else { 'r' });
+        s.claims.push(hold(&name).at("claim shared memory").map_err(&failed)?);
+    }
+    let names = std::fs::read_to_string("/proc/self/net/unix").at("read the list of sockets");
+    for claimed in names.map_err(&failed)?.lines().filter_map(|l| l.split_once(" @belay ")) {
+        let claimed = format!("belay {}", claimed.1);
+        let Some((object, (written, holder, shown))) = objects.iter().find(|(o, _)| claimed.starts_with(*o)) else {
+            continue;
+        };
+        let other = &claimed[object.len()..];
+        if !other.ends_with(&own) && (*written || other.starts_with('w')) {
+            return Err((*holder, shown.clone(), Fault::Refused(
+                "another part of the job on this host shares this memory; start what shares memory through one ssh or one daemon of mpirun, not as tasks of srun".into(),
+            )));
         }
     }
     Ok(())
 }
 
-/// Whether only memory, or a file that does not go with the job, holds what is written there. What many programs only read (nscd's tables) does not count.
+/// Whether only memory, or a file that does not go with the job, holds what is written there.
 fn is_memory(m: &SharedMapping) -> bool {
-    let is_object = m.name.is_empty() || OBJECTS.iter().any(|o| m.name.starts_with(o));
     let shown = Path::new(&m.name);
-    let is_written = || m.prot & libc::PROT_WRITE as u32 != 0;
-    m.sysv_shmid.is_some() || is_object || is_written() && (files::is_volatile(shown, None) || !files::is_named(shown, m.object))
+    let in_memory = m.name.is_empty() || OBJECTS.iter().any(|o| m.name.starts_with(o)) || files::is_volatile(shown, None);
+    // `stat` and the maps file disagree about the device on some file systems, so only the name tells.
+    m.sysv_shmid.is_some() || in_memory || m.name.ends_with(" (deleted)") && !files::is_named(shown, m.object)
 }
 
 fn hold(name: &str) -> io::Result<OwnedFd> {

@@ -3,6 +3,7 @@
 use super::{check, check_len};
 use serde::{Deserialize, Serialize};
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 
@@ -198,16 +199,23 @@ pub(crate) fn connect(fd: RawFd, addr: &Addr) -> io::Result<()> {
     check(unsafe { libc::connect(fd, addr.0.as_ptr().cast(), addr.0.len() as libc::socklen_t) }).map(drop)
 }
 
-/// Ports that the kernel chooses by itself, in order.
-pub(crate) fn ephemeral_ports() -> Vec<u16> {
-    let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
-    let range = read("ip_local_port_range");
+fn setting(name: &str) -> String {
+    std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default()
+}
+
+/// The first and the last port that the kernel chooses by itself.
+pub(crate) fn ephemeral_range() -> RangeInclusive<u16> {
+    let range = setting("ip_local_port_range");
     let mut limits = range.split_whitespace().filter_map(|w| w.parse::<u16>().ok());
-    let (low, high) = (limits.next().unwrap_or(32768), limits.next().unwrap_or(60999));
-    let reserved = read("ip_local_reserved_ports");
+    limits.next().unwrap_or(32768)..=limits.next().unwrap_or(60999)
+}
+
+/// The ports of these that nobody has reserved, in order.
+pub(crate) fn ephemeral_ports() -> Vec<u16> {
+    let reserved = setting("ip_local_reserved_ports");
     let reserved: Vec<(u16, u16)> = reserved.trim().split(',').filter_map(port_or_range).collect();
     let is_free = |port: &u16| !reserved.iter().any(|(from, to)| (from..=to).contains(&port));
-    (low..=high).filter(is_free).collect()
+    ephemeral_range().filter(is_free).collect()
 }
 
 /// `7` or `7-9`.

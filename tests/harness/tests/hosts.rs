@@ -54,16 +54,17 @@ fn shared_memory(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "hosts-memory", 2, 2)?;
     let program = job.program(place, "net/net_memory")?;
     let object = format!("/belay-test-{}", std::process::id());
-    job.launch_words(&[&program, "start", "h2", &object])?;
-    job.says("0 shares").and_then(|()| job.says("1 shares"))?;
-    let refused = job.belay(&["checkpoint", "--quiet", &job.dir()])?;
-    let said = text(&refused);
-    let ended = job.progress().and_then(|()| job.verdict());
+    let ended = job.launch_words(&[&program, "start", "h2", &object]).and_then(|()| {
+        job.says("0 shares").and_then(|()| job.says("1 shares"))?;
+        let refused = job.belay(&["checkpoint", "--quiet", &job.dir()])?;
+        let said = text(&refused);
+        want(
+            !refused.status.success() && said.contains(&object) && said.contains("shares this memory"),
+            || format!("the checkpoint: {said}"),
+        )?;
+        job.progress().and_then(|()| job.verdict())
+    });
     drop(std::fs::remove_file(format!("/dev/shm{object}")));
-    want(
-        !refused.status.success() && said.contains(&object) && said.contains("shares this memory"),
-        || format!("the checkpoint: {said}"),
-    )?;
     ended
 }
 

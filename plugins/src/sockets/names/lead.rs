@@ -82,8 +82,7 @@ fn bind_first(raw: RawFd, share: Share) -> io::Result<()> {
     if local.port() != 0 {
         return Ok(());
     }
-    let unavailable = |_| io::Error::from_raw_os_error(libc::EADDRNOTAVAIL);
-    share.bind(raw, &local).map_err(unavailable)
+    share.bind(raw, &local)
 }
 
 fn connect(raw: RawFd, stream: bool, to: &Addr) -> io::Result<Answer> {
@@ -113,7 +112,12 @@ fn for_address(book: &Book, question: &Question, peer: bool) -> io::Result<Answe
     let Some((is, at)) = is.and_then(|is| Some((internet(&is)?, is))) else {
         return Ok(Answer::Kernel);
     };
-    let Some(shown) = (if peer { book.shown_peer(is) } else { book.shown_own(is) }) else {
+    let stream = || Ok::<_, io::Error>(sock::get::<i32>(raw, libc::SOL_SOCKET, libc::SO_TYPE)? == libc::SOCK_STREAM);
+    let Some(shown) = (if peer {
+        book.shown_peer(is, stream()?)
+    } else {
+        book.shown_own(is)
+    }) else {
         return Ok(Answer::Kernel);
     };
     let shown = Addr::of(shown, at.family());

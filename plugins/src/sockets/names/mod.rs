@@ -9,10 +9,12 @@
 pub mod lead;
 mod share;
 
+use crate::sys::sock;
 use serde::{Deserialize, Serialize};
 pub(crate) use share::Share;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 
 /// Address lists that are remembered: the first, which programs have seen at their start, and the newest.
 const REMEMBERED: usize = 16;
@@ -74,6 +76,8 @@ pub(crate) struct Page {
     /// Its addresses.
     pub(crate) now: Vec<IpAddr>,
     pub(crate) listening: Vec<Listening>,
+    /// Ports of sockets that are bound and neither listen nor are connected.
+    pub(crate) bound: Vec<u16>,
 }
 
 /// The address in `to` that has the place of number `at` of `from`, among those of its family.
@@ -137,12 +141,16 @@ type Claim = ((usize, bool, u8), Option<SocketAddr>);
 pub struct Book {
     own: Page,
     others: Vec<Page>,
+    /// Ports of this node's connections with itself.
+    inner: HashSet<u16>,
+    /// Ports that the kernel chooses.
+    chosen: RangeInclusive<u16>,
     /// Where what listened is now, also what is where it was.
     lead: HashMap<SocketAddr, SocketAddr>,
 }
 
 impl Book {
-    pub(crate) fn new(own: Page, others: Vec<Page>) -> Self {
+    pub(crate) fn new(own: Page, others: Vec<Page>, inner: HashSet<u16>) -> Self {
         let mut found: HashMap<SocketAddr, Claim> = HashMap::new();
         for (is_other, page) in others.iter().map(|p| (true, p)).chain([(false, &own)]) {
             for (age, ips) in page.names.hosts.iter().enumerate() {
@@ -165,12 +173,19 @@ impl Book {
             }
         }
         let lead = found.into_iter().filter_map(|(from, (_, to))| Some((from, to?))).collect();
-        Self { own, others, lead }
+        Self {
+            own,
+            others,
+            inner,
+            chosen: sock::ephemeral_range(),
+            lead,
+        }
     }
 
     /// Whether anything is not where it was.
     pub fn is_needed(&self) -> bool {
-        self.lead.iter().any(|(from, to)| from != to) || self.own.moved().next().is_some()
+        let is_elsewhere = |p: &Page| p.first().iter().any(|ip| !p.now.contains(ip));
+        self.lead.iter().any(|(from, to)| from != to) || self.own.moved().next().is_some() || self.pages().any(is_elsewhere)
     }
 
     /// Where a connection to `to` must go, if not there.
@@ -194,9 +209,10 @@ impl Book {
         Some(self.own.shown(at)).filter(|shown| *shown != at)
     }
 
-    /// What the program calls its peer's address `at`.
-    pub(crate) fn shown_peer(&self, at: SocketAddr) -> Option<SocketAddr> {
-        let page = if at.ip().is_loopback() { &self.own } else { self.page_of(at)? };
+    /// What the program calls its peer's address `at`; ports tell something of the peers of stream sockets only.
+    pub(crate) fn shown_peer(&self, at: SocketAddr, stream: bool) -> Option<SocketAddr> {
+        let is_loopback = at.ip().is_loopback();
+        let page = if is_loopback { &self.own } else { self.page_of(at, stream)? };
         Some(page.shown(at)).filter(|shown| *shown != at)
     }
 
@@ -206,7 +222,7 @@ impl Book {
     }
 
     /// The node that has `at`; none where that is nobody's, or another host has the same address.
-    fn page_of(&self, at: SocketAddr) -> Option<&Page> {
+    fn page_of(&self, at: SocketAddr, stream: bool) -> Option<&Page> {
         let has = |p: &&Page| p.now.contains(&at.ip());
         let on = [&self.own].into_iter().chain(&self.others).find(has)?;
         let mut there = self.pages().filter(has);
@@ -214,11 +230,18 @@ impl Book {
         if on.now != self.own.now && there.any(|p| p.now != on.now) {
             return None;
         }
-        let listens = |p: &&Page| p.now == on.now && p.listening.iter().any(|l| l.now == at.port());
-        self.pages().find(listens).or_else(|| {
-            let sharers = self.sharers(on);
-            Some(sharers[usize::from(at.port()) % sharers.len()])
-        })
+        let sharers = self.sharers(on);
+        if let [only] = sharers[..] {
+            return Some(only);
+        }
+        if on.now == self.own.now && self.inner.contains(&at.port()) {
+            return Some(&self.own);
+        }
+        let has_port = |p: &Page| p.listening.iter().any(|l| l.now == at.port()) || p.bound.contains(&at.port());
+        let known = self.pages().find(|p| p.now == on.now && has_port(p));
+        let by_port = || Some(sharers[usize::from(at.port()) % sharers.len()]);
+        let tells = self.chosen.contains(&at.port());
+        known.or_else(|| by_port().filter(|_| tells)).filter(|_| stream)
     }
 
     /// The nodes on the host of `page` that were known by different addresses, in an order on which all nodes agree.
@@ -276,24 +299,29 @@ mod tests {
             },
             now: vec![ip(now)],
             listening: listening.collect(),
+            bound: Vec::new(),
         }
+    }
+
+    fn book_of(own: Page, others: Vec<Page>) -> Book {
+        Book::new(own, others, HashSet::new())
     }
 
     #[test]
     fn nothing_is_led_where_nothing_has_moved() {
-        let book = Book::new(page(&[1], 1, &[(7, 7)]), vec![page(&[2], 2, &[(7, 7)])]);
+        let book = book_of(page(&[1], 1, &[(7, 7)]), vec![page(&[2], 2, &[(7, 7)])]);
         assert!(!book.is_needed());
-        assert_eq!((book.lead(at(2, 7)), book.shown_peer(at(2, 9))), (None, None));
+        assert_eq!((book.lead(at(2, 7)), book.shown_peer(at(2, 9), true)), (None, None));
     }
 
     #[test]
     fn hosts_may_change_places() {
         // Node A was on 1 and is on 2, node B was on 2 and is on 3.
-        let book = Book::new(page(&[1], 2, &[(7, 7)]), vec![page(&[2], 3, &[(7, 7)])]);
+        let book = book_of(page(&[1], 2, &[(7, 7)]), vec![page(&[2], 3, &[(7, 7)])]);
         assert_eq!((book.lead(at(1, 7)), book.lead(at(2, 7))), (Some(at(2, 7)), Some(at(3, 7))));
         assert_eq!(book.lead(at(2, 22)), None, "only what listened in the job is led");
         assert_eq!(
-            (book.shown_own(at(2, 7)), book.shown_peer(at(3, 9))),
+            (book.shown_own(at(2, 7)), book.shown_peer(at(3, 9), true)),
             (Some(at(1, 7)), Some(at(2, 9)))
         );
         assert_eq!((book.place(at(1, 0)), book.place(at(2, 0))), (Some(at(2, 0)), None));
@@ -303,10 +331,10 @@ mod tests {
     fn the_oldest_name_holds() {
         // After a second move: 1, 2, 3 and 2, 3, 4.
         let (a, b) = (page(&[1, 2], 3, &[(7, 7), (8, 8)]), page(&[2, 3], 4, &[(7, 7)]));
-        let book = Book::new(a, vec![b]);
+        let book = book_of(a, vec![b]);
         assert_eq!(book.lead(at(2, 7)), Some(at(4, 7)), "2 was B before it was A");
         assert_eq!(book.lead(at(2, 8)), Some(at(3, 8)), "what B does not have is A's");
-        assert_eq!(book.shown_peer(at(4, 7)), Some(at(2, 7)));
+        assert_eq!(book.shown_peer(at(4, 7), true), Some(at(2, 7)));
         assert_eq!(book.names().hosts, [vec![ip(1)], vec![ip(2)], vec![ip(3)]]);
     }
 
@@ -314,26 +342,26 @@ mod tests {
     fn a_socket_bound_to_one_address_keeps_all_its_names() {
         let mut own = page(&[1, 2], 3, &[(7, 7)]);
         own.listening[0].ip = ip(2);
-        let book = Book::new(own, Vec::new());
+        let book = book_of(own, Vec::new());
         assert_eq!((book.lead(at(1, 7)), book.lead(at(2, 7))), (Some(at(3, 7)), Some(at(3, 7))));
     }
 
     #[test]
     fn a_port_that_was_taken() {
-        let book = Book::new(page(&[1], 1, &[(7, 40000)]), Vec::new());
+        let book = book_of(page(&[1], 1, &[(7, 40000)]), Vec::new());
         let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
         assert_eq!(
             (book.lead(at(1, 7)), book.lead(local(7))),
             (Some(at(1, 40000)), Some(local(40000)))
         );
-        assert_eq!(book.shown_peer(local(40000)), Some(local(7)));
+        assert_eq!(book.shown_peer(local(40000), true), Some(local(7)));
         // It stays what it was called when it is moved again.
         let again = Page {
             names: book.names(),
             listening: page(&[], 1, &[(40000, 40001)]).listening,
             ..page(&[], 1, &[])
         };
-        let book = Book::new(again, Vec::new());
+        let book = book_of(again, Vec::new());
         assert_eq!(
             (book.lead(local(7)), book.shown_own(local(40001))),
             (Some(local(40001)), Some(local(7)))
@@ -345,37 +373,52 @@ mod tests {
         // Three nodes: two of them on host 9, and one alone.
         let (a, b, c) = (page(&[1], 9, &[(7, 7)]), page(&[2], 9, &[(7, 8)]), page(&[3], 4, &[]));
         let books = [
-            Book::new(a.clone(), vec![b.clone(), c.clone()]),
-            Book::new(b.clone(), vec![c.clone(), a.clone()]),
-            Book::new(c, vec![b, a]),
+            book_of(a.clone(), vec![b.clone(), c.clone()]),
+            book_of(b.clone(), vec![c.clone(), a.clone()]),
+            book_of(c, vec![b, a]),
         ];
         let share = |n: usize| books[n].share().map(|s| (s.own, s.among));
         assert_eq!((share(0), share(1), share(2)), (Some((0, 2)), Some((1, 2)), None));
         for book in &books {
-            let shown = |port| book.shown_peer(at(9, port));
+            let shown = |port| book.shown_peer(at(9, port), true);
             assert_eq!(
                 (shown(7), shown(8)),
                 (Some(at(1, 7)), Some(at(2, 7))),
                 "who listens is known by the port"
             );
             assert_eq!((shown(40000), shown(40001)), (Some(at(1, 40000)), Some(at(2, 40001))));
-            assert_eq!(book.shown_peer(at(4, 40001)), Some(at(3, 40001)));
+            assert_eq!(book.shown_peer(at(4, 40001), true), Some(at(3, 40001)));
+            // What the kernel did not choose, and what is no stream, may be anybody's.
+            assert_eq!((shown(22), book.shown_peer(at(9, 40000), false)), (None, None));
         }
     }
 
     #[test]
     fn a_port_that_another_node_of_the_host_has_kept() {
         let (kept, moved) = (page(&[9], 9, &[(7, 7)]), page(&[1], 9, &[(7, 8)]));
-        let book = Book::new(moved, vec![kept]);
+        let book = book_of(moved, vec![kept]);
         assert_eq!((book.lead(at(9, 7)), book.lead(at(1, 7))), (None, Some(at(9, 8))));
     }
 
     #[test]
+    fn nodes_where_nothing_listens_may_have_moved() {
+        let (server, client) = (page(&[1], 1, &[(7, 7)]), page(&[2], 1, &[]));
+        assert!(book_of(server.clone(), vec![client.clone()]).is_needed());
+        let book = Book::new(client, vec![server], HashSet::from([40000]));
+        assert!(book.is_needed());
+        assert_eq!(
+            book.shown_peer(at(1, 40000), true),
+            Some(at(2, 40000)),
+            "its connection with itself"
+        );
+    }
+
+    #[test]
     fn nodes_that_always_shared_a_host_have_one_name() {
-        let book = Book::new(page(&[1], 2, &[(7, 7)]), vec![page(&[1], 2, &[(8, 8)])]);
-        assert_eq!((book.share(), book.shown_peer(at(2, 9))), (None, Some(at(1, 9))));
-        let apart = Book::new(page(&[5], 5, &[]), vec![page(&[1], 2, &[(7, 7)]), page(&[1], 2, &[(8, 8)])]);
-        assert_eq!(apart.shown_peer(at(2, 9)), Some(at(1, 9)));
+        let book = book_of(page(&[1], 2, &[(7, 7)]), vec![page(&[1], 2, &[(8, 8)])]);
+        assert_eq!((book.share(), book.shown_peer(at(2, 9), true)), (None, Some(at(1, 9))));
+        let apart = book_of(page(&[5], 5, &[]), vec![page(&[1], 2, &[(7, 7)]), page(&[1], 2, &[(8, 8)])]);
+        assert_eq!(apart.shown_peer(at(2, 9), true), Some(at(1, 9)));
     }
 
     #[test]
@@ -388,7 +431,7 @@ mod tests {
             now: vec![ip(n + 1), ip(99)],
             ..page(&[], 0, &[(7, 7)])
         };
-        let book = Book::new(both(1), vec![both(5)]);
+        let book = book_of(both(1), vec![both(5)]);
         assert_eq!((book.lead(at(99, 7)), book.lead(at(5, 7))), (None, Some(at(6, 7))));
     }
 }

@@ -5,6 +5,10 @@ use crate::sys::sock::{self, Addr};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::RawFd;
+use std::sync::OnceLock;
+
+/// Ports that are tried for one socket.
+const TRIES: usize = 200;
 
 /// A node's ports, on a host that it shares with others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +24,7 @@ impl Share {
         port % self.among == self.own
     }
 
-    /// Binds a socket to `at` with one of these ports, of those that the kernel would choose from, or fails as the kernel does when all are taken.
+    /// Binds a socket to `at` with one of these ports, of those that the kernel would choose from; where most of them are taken, with any.
     pub(crate) fn bind(self, socket: RawFd, at: &Addr) -> io::Result<()> {
         // With these options a port may be bound that another connection to the same place has.
         let mut reuse = [(libc::SO_REUSEADDR, 0i32), (libc::SO_REUSEPORT, 0)];
@@ -36,19 +40,19 @@ impl Share {
     }
 
     fn bind_to_any(self, socket: RawFd, at: &Addr) -> io::Result<()> {
-        let mut ports: Vec<u16> = sock::ephemeral_ports().into_iter().filter(|p| self.has(*p)).collect();
-        if !ports.is_empty() {
-            // Like the kernel's own choice: two that ask at once hardly ask for the same.
-            let begin = RandomState::new().hash_one(socket) % ports.len() as u64;
-            ports.rotate_left(begin as usize);
-        }
-        for port in ports {
-            match sock::bind(socket, &at.with_port(port)) {
+        static CHOSEN: OnceLock<Vec<u16>> = OnceLock::new();
+        let ports = CHOSEN.get_or_init(sock::ephemeral_ports);
+        // Like the kernel's own choice: two that ask at once hardly ask for the same.
+        let begin = RandomState::new().hash_one(socket) as usize % ports.len().max(1);
+        let own = ports[begin..].iter().chain(&ports[..begin]).filter(|p| self.has(**p));
+        for port in own.take(TRIES) {
+            match sock::bind(socket, &at.with_port(*port)) {
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
                 bound => return bound,
             }
         }
-        Err(io::Error::from_raw_os_error(libc::EADDRINUSE))
+        // Rather a wrong name than none.
+        sock::bind(socket, &at.with_port(0))
     }
 }
 

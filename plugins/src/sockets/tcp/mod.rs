@@ -19,6 +19,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 pub(crate) use capture::{capture, finish, TcpSet};
 pub(crate) use rebuild::rebuild;
+pub(crate) use remote::token;
 
 /// A TCP socket.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -4,10 +4,11 @@ use super::{connection, drain, remote, Role, TcpState};
 use crate::fault::{refuse, At, Fault};
 use crate::model::{DescId, Kind};
 use crate::rebuild::Builder;
-use crate::sockets::names::{self, Listening, Page};
+use crate::sockets::names::{self, Book, Listening, Page};
 use crate::sockets::options::When;
+use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -31,14 +32,19 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
         names: b.descriptors.names.clone(),
         now: names::addresses(),
         listening: Vec::new(),
+        bound: Vec::new(),
     };
+    let mut inner = HashSet::new();
     for (id, t) in &all {
-        if let Role::Listening(backlog) = t.role {
-            listening(b, &mut page, (*id, t), backlog).map_err(|e| (*id, e))?;
+        match t.role {
+            Role::Listening(backlog) => listening(b, &mut page, (*id, t), backlog).map_err(|e| (*id, e))?,
+            Role::Unconnected if t.local.port() != 0 => page.bound.push(t.local.port()),
+            Role::Pair(_) | Role::Waiting(_) => drop(inner.insert(t.local.port())),
+            _ => {}
         }
     }
     let first = all.first().map_or(0, |(id, _)| *id);
-    b.book = Some(remote::book(b, page).map_err(|e| (first, e))?);
+    b.book = Some(remote::book(b, page, inner).map_err(|e| (first, e))?);
     remote::rebuild(b, &all)?;
     // From here on, what lies on this node has the addresses of this node.
     let all: All = all.iter().map(|(id, t)| (*id, placed(b, t))).collect();
@@ -65,7 +71,7 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
                 || refuse("the image names no peer"),
                 |peer| waiting(b, t, peer).and_then(|fd| b.put(*id, fd)),
             ),
-            Role::Connecting => connecting(t).and_then(|fd| b.put(*id, fd)),
+            Role::Connecting => connecting(b, t).and_then(|fd| b.put(*id, fd)),
             _ => Ok(()),
         };
         made.map_err(|e| (*id, e))?;
@@ -86,7 +92,7 @@ fn listening(b: &mut Builder<'_>, page: &mut Page, (id, t): (DescId, &TcpState),
         |ip| Addr::of(SocketAddr::new(ip, t.local.port()), t.family),
     );
     // No program outside the job expects it at a port that the kernel has chosen.
-    let movable = b.group.is_some() || sock::ephemeral_ports().contains(&at.port());
+    let movable = b.group.is_some() || sock::ephemeral_range().contains(&at.port());
     let fd = connection::listener(t.family, &at, backlog, &t.options, movable, b.tell)?;
     let now = sock::local(fd.as_raw_fd()).at("read its address")?.port();
     if let Some(ip) = t.local.ip() {
@@ -151,8 +157,9 @@ fn waiting(b: &Builder<'_>, t: &TcpState, peer: &Addr) -> Result<OwnedFd, Fault>
 }
 
 /// Starts the connection attempt anew; how it ends is for the program to see.
-fn connecting(t: &TcpState) -> Result<OwnedFd, Fault> {
-    let fd = sock::socket(t.family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0).at("socket")?;
+fn connecting(b: &Builder<'_>, t: &TcpState) -> Result<OwnedFd, Fault> {
+    let fd = connection::anywhere(t.family, b.book.as_ref().and_then(Book::share))?;
+    fd::set_flags(fd.as_raw_fd(), libc::O_NONBLOCK).at("set O_NONBLOCK")?;
     t.options.restore(fd.as_raw_fd(), When::Early)?;
     if let Some(peer) = &t.peer {
         match sock::connect(fd.as_raw_fd(), peer) {

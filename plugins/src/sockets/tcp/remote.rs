@@ -239,9 +239,9 @@ impl Reunion<'_> {
 }
 
 /// Tells the other nodes what listens here, and learns what listens there.
-pub(super) fn book(b: &Builder<'_>, own: Page) -> Result<Book, Fault> {
+pub(super) fn book(b: &Builder<'_>, own: Page, inner: HashSet<u16>) -> Result<Book, Fault> {
     let Some(group) = b.group else {
-        return Ok(Book::new(own, Vec::new()));
+        return Ok(Book::new(own, Vec::new(), inner));
     };
     let mine = format!("page {}", token().at("make a token")?);
     let text = serde_json::to_string(&own).map_err(odd)?;
@@ -252,7 +252,7 @@ pub(super) fn book(b: &Builder<'_>, own: Page) -> Result<Book, Fault> {
     )?;
     let others = facts.iter().filter(|(name, _)| **name != mine);
     let others = others.map(|(_, text)| serde_json::from_str(text).map_err(odd));
-    Ok(Book::new(own, others.collect::<Result<_, _>>()?))
+    Ok(Book::new(own, others.collect::<Result<_, _>>()?, inner))
 }
 
 /// Makes the ends of connections to other nodes.
@@ -365,7 +365,7 @@ fn refill(b: &Builder<'_>, e: &Reunion<'_>, fd: &OwnedFd, unread: Option<&String
     Ok(())
 }
 
-pub(super) fn token() -> io::Result<String> {
+pub(crate) fn token() -> io::Result<String> {
     let mut raw = [0u8; TOKEN_BYTES / 2];
     io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut raw)?;
     Ok(raw.iter().map(|b| format!("{b:02x}")).collect())
