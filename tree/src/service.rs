@@ -102,8 +102,8 @@ struct Above {
     addresses: Vec<String>,
     /// Where it was when it was heard last.
     seen: Option<SocketAddr>,
-    /// Nobody listens there any more.
-    refused: bool,
+    /// How often in a row its host has said since that nobody listens there.
+    refusals: u32,
     /// When it was heard no more.
     lost: Instant,
     next_try: Instant,
@@ -175,7 +175,7 @@ impl Service {
         let turn = u32::try_from(start.node % 512).unwrap_or(0);
         let above = start.parent.map(|(link, addresses)| Above {
             seen: link.as_ref().and_then(Link::peer),
-            refused: false,
+            refusals: 0,
             link,
             addresses,
             lost: now,
@@ -464,7 +464,7 @@ impl Service {
                 self.tell(Event::Order(text));
             }
             Down::Release { step, failures, values } if step == self.step.number() => self.release(&failures, &values),
-            Down::RootLost => self.lose_root(),
+            Down::RootLost => self.doubt_root(),
             Down::Order { .. } | Down::Release { .. } | Down::Welcome { .. } | Down::Beat => {}
         }
     }

@@ -117,26 +117,34 @@ fn children_of_a_relay_that_has_left_come_to_the_root() {
     }
 }
 
-/// Waits until a node says that the root is gone.
-fn wait_for_the_loss(node: &Tree) {
-    while !matches!(wait(node), Event::RootLost(_)) {}
+/// Waits until a node says that the root is gone; why.
+fn wait_for_the_loss(node: &Tree) -> String {
+    loop {
+        if let Event::RootLost(why) = wait(node) {
+            return why;
+        }
+    }
+}
+
+/// Arrives at step 1 in a thread, whose end can be waited for: whether all have come, and the node again.
+fn arrive(node: Tree) -> std::sync::mpsc::Receiver<(bool, Tree)> {
+    let (over, end) = std::sync::mpsc::channel();
+    std::thread::spawn(move || drop(over.send((node.exchange(1, Contribution::ready()).is_ok(), node))));
+    end
 }
 
 #[test]
 fn everybody_below_hears_that_the_root_is_gone() {
-    let (root, mut nodes) = tree(4, 1);
-    std::thread::scope(|s| {
-        let waiting: Vec<_> = nodes
-            .iter_mut()
-            .map(|n| s.spawn(move || n.exchange(1, Contribution::ready())))
-            .collect();
-        drop(root);
-        for step in waiting {
-            assert!(step.join().unwrap().is_err());
-        }
-    });
-    nodes.iter().for_each(wait_for_the_loss);
-    assert!(nodes[2].exchange(2, Contribution::ready()).is_err());
+    let (root, nodes) = tree(4, 1);
+    let steps: Vec<_> = nodes.into_iter().map(arrive).collect();
+    drop(root);
+    for step in steps {
+        let (whole, node) = step.recv_timeout(LIMIT).unwrap();
+        assert!(!whole);
+        // Not because the time was over.
+        assert!(wait_for_the_loss(&node).contains("nobody listens"));
+        assert!(node.exchange(2, Contribution::ready()).is_err());
+    }
 }
 
 #[test]
@@ -145,11 +153,12 @@ fn a_root_that_stands_still_is_lost_though_its_kernel_takes_connections() {
     let mut root = Joining::root(key.clone(), 8, "root".into()).unwrap();
     let addresses = vec![root.addresses().last().unwrap().clone()];
     let joins = std::thread::spawn(move || Joining::connect(key, &addresses, "host".into(), 1, 1).unwrap());
-    while !matches!(root.await_event(LIMIT), Some(Event::Joined(_))) {}
+    assert!(matches!(root.await_event(LIMIT), Some(Event::Joined(_))));
     let node = joins.join().unwrap().start().unwrap();
     // From here on nobody attends to the root's connections.
-    assert!(node.exchange(1, Contribution::ready()).is_err());
-    wait_for_the_loss(&node);
+    let (whole, node) = arrive(node).recv_timeout(2 * LIMIT).unwrap();
+    assert!(!whole);
+    assert!(wait_for_the_loss(&node).contains("cannot be reached"));
     drop(root);
 }
 

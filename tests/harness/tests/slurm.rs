@@ -1,5 +1,6 @@
 //! Jobs of a real Slurm, as an ordinary user, with the batch script that belay ships: checkpointed before their time is over, requeued, continued; arrays; scancel.
 
+use belay_tests::across::files;
 use belay_tests::build::{build, Kind};
 use belay_tests::expect::{io, want};
 use belay_tests::hosts::serve_if_asked;
@@ -294,6 +295,9 @@ fn preempt_and_end(site: &Site, job: &str, rng: &mut Rng) -> Result<(), Failure>
         format!("no checkpoint: {}", site.said(job))
     })?;
     site.progress(job, 0)?;
+    let logs = files(&site.slurm.home().join(format!("belay-{job}/log")), ".jsonl");
+    let restarted = |log| std::fs::read_to_string(log).is_ok_and(|l| l.contains("\"message\":\"restarting\""));
+    want(logs.iter().any(restarted), || format!("begun anew: {}", site.said(job)))?;
     io("write go", std::fs::write(site.go(), ""))?;
     let said = site.completes(job)?;
     want(said.contains("PASS mpi_cg"), || format!("no verdict: {said}"))

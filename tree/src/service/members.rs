@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 /// How long a node whose parent was lost may take to come to the root.
 const REHOME: Duration = Duration::from_secs(5);
+/// So many refusals in a row, and one more when the grace is over, say that a root has ended. A firewall that is loaded anew refuses too.
+const REFUSALS: u32 = 5;
 /// How long the root may be unreachable before its job is over for this node.
 const ROOT_LIMIT: Duration = Duration::from_secs(15);
 const CONNECT_LIMIT: Duration = Duration::from_millis(500);
@@ -156,7 +158,7 @@ impl Service {
             if let Some(link) = above.link.take().filter(Link::is_authenticated) {
                 above.lost = now;
                 above.seen = link.peer().or(above.seen);
-                above.refused = false;
+                above.refusals = 0;
                 above.pause = FIRST_PAUSE;
             }
             above.next_try = now;
@@ -224,13 +226,25 @@ impl Service {
         self.registry.remove(&node).is_some()
     }
 
+    /// The parent says that the root is gone. That may be so from where it is only, so this node asks there itself, once.
+    pub(super) fn doubt_root(&mut self) {
+        let Some(above) = self.above.as_mut().filter(|a| !a.given_up) else {
+            return;
+        };
+        let now = Instant::now();
+        above.link = None;
+        above.addresses.clone_from(&self.root);
+        (above.seen, above.refusals) = (self.root_seen, REFUSALS);
+        (above.lost, above.next_try) = (now.checked_sub(GRACE).unwrap_or(now), now);
+    }
+
     /// The root is gone: the job is over for this node and for all below it.
-    pub(super) fn lose_root(&mut self) {
+    fn lose_root(&mut self, why: &str) {
         let Some(above) = self.above.as_mut().filter(|a| !a.given_up) else {
             return;
         };
         (above.given_up, above.link) = (true, None);
-        self.tell(Event::RootLost("the root of the job cannot be reached any more".into()));
+        self.tell(Event::RootLost(why.into()));
         if self.step.is_under_way() {
             self.refuse_step(self.step.number());
         }
@@ -247,12 +261,12 @@ impl Service {
         }
         let missing = above.lost.elapsed();
         let at_root = above.addresses == self.root;
-        if missing > ROOT_LIMIT || (missing > GRACE && at_root && above.refused) {
-            return self.lose_root();
+        if missing > ROOT_LIMIT {
+            return self.lose_root("the root of the job cannot be reached any more");
         }
-        if !at_root && (missing > GRACE || above.refused) {
+        if !at_root && (missing > GRACE || above.refusals > 0) {
             above.addresses.clone_from(&self.root);
-            (above.seen, above.refused) = (self.root_seen, false);
+            (above.seen, above.refusals) = (self.root_seen, 0);
         }
         let (seen, mut refused) = (above.seen, false);
         let connected = above.addresses.iter().find_map(|to| {
@@ -270,8 +284,11 @@ impl Service {
                 }
             }
         });
-        above.refused = refused;
+        above.refusals = if refused { above.refusals + 1 } else { 0 };
         let Some(mut link) = connected else {
+            if above.refusals > REFUSALS && missing > GRACE && above.addresses == self.root {
+                return self.lose_root("the root of the job has ended: nobody listens there any more");
+            }
             above.next_try = Instant::now() + above.pause;
             above.pause = (above.pause * 2).min(LAST_PAUSE);
             return;
