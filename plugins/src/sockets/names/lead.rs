@@ -79,7 +79,7 @@ fn with_address(book: &Book, question: &Question, connects: bool) -> io::Result<
 /// Gives a socket that has no port yet one by which its peer knows the node.
 fn bind_first(raw: RawFd, share: Share) -> io::Result<()> {
     let local = sock::local(raw)?;
-    if local.port() != 0 {
+    if local.port() != 0 || local.ip().is_none() {
         return Ok(());
     }
     share.bind(raw, &local)
