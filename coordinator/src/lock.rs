@@ -27,6 +27,8 @@ pub struct Lock(File);
 impl Lock {
     /// Gives the lock back, also for the processes that inherited it.
     pub fn release(self) {
+        // What cannot be taken away names one who may be gone.
+        drop(self.0.set_len(0));
         sys::unlock(self.0.as_fd());
     }
 }

@@ -111,12 +111,14 @@ fn mark_of(pack: &str) -> String {
     pack.replacen("packs", "suspect", 1)
 }
 
-/// Leaves word on the tier that pack `key` is damaged. A failure is only logged: who reads it will find out anew.
-pub fn mark(tier: &dyn Tier, key: &str, why: &str) {
+/// Leaves word on the tier that pack `key` is damaged; whether that could be done. A failure is only logged: who reads it will find out anew.
+pub fn mark(tier: &dyn Tier, key: &str, why: &str) -> bool {
     let why: String = why.chars().take(1000).collect();
-    if let Err(e) = write_whole(tier, &mark_of(key), why.as_bytes()).and_then(|()| tier.sync()) {
+    let marked = write_whole(tier, &mark_of(key), why.as_bytes()).and_then(|()| tier.sync());
+    if let Err(e) = &marked {
         tracing::warn!(tier = tier.name(), pack = key, error = %e, "suspicion not noted on the tier");
     }
+    marked.is_ok()
 }
 
 /// Key of the record of a generation.
@@ -136,6 +138,8 @@ pub struct Catalogue {
     /// Packs of which some bytes are damaged, and why, for all who read the tier. No flush relies on them; a fetch does where there is nothing better. They stay until no record names
     /// them, because the rest of them may be the only copy.
     pub suspect: BTreeMap<String, String>,
+    /// Suspect packs of which the tier has no mark: known here alone.
+    unmarked: BTreeSet<String>,
     /// Generations that need more than lies here, of which something is missing: keys of their records, and what. Who knows of it says so.
     pub incomplete: BTreeMap<String, String>,
     /// Bytes of all objects.
@@ -143,10 +147,11 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
-    /// Reads what `tier` holds; packs whose index `known` has are not read again, and those that are suspect there stay so.
+    /// Reads what `tier` holds; packs whose index `known` has are not read again, and those that are suspect there without a mark on the tier stay so.
     pub fn read(tier: &dyn Tier, known: &Catalogue) -> Result<Self, StorageError> {
         let mut out = Self {
-            suspect: known.suspect.clone(),
+            suspect: known.suspicions(),
+            unmarked: known.unmarked.clone(),
             incomplete: known.incomplete.clone(),
             ..Self::default()
         };
@@ -210,6 +215,20 @@ impl Catalogue {
         found
     }
 
+    /// A catalogue that knows nothing but the packs that this one suspects and of which the tier has no mark.
+    pub fn forgotten(&self) -> Self {
+        Self {
+            suspect: self.suspicions(),
+            unmarked: self.unmarked.clone(),
+            ..Self::default()
+        }
+    }
+
+    fn suspicions(&self) -> BTreeMap<String, String> {
+        let unmarked = self.suspect.iter().filter(|(key, _)| self.unmarked.contains(*key));
+        unmarked.map(|(key, why)| (key.clone(), why.clone())).collect()
+    }
+
     fn is_trusted(&self, pack: &PackRef) -> bool {
         !self.suspect.contains_key(&pack.key)
     }
@@ -251,13 +270,14 @@ impl Catalogue {
                         tracing::warn!(tier = tier.name(), pack = p.key, error = %e, "a suspicion that was wrong stays on the tier");
                     }
                     self.suspect.remove(&p.key);
+                    self.unmarked.remove(&p.key);
                     self.faults.retain(|(key, _)| *key != p.key);
                 }
                 (Err(e), false) if e.is_damage() => {}
                 (Err(e), true) if e.is_damage() => {
                     let why = e.to_string();
-                    if e.is_contradicted() {
-                        mark(tier, &p.key, &why);
+                    if !e.is_contradicted() || !mark(tier, &p.key, &why) {
+                        self.unmarked.insert(p.key.clone());
                     }
                     self.suspect.insert(p.key, why.clone());
                     faults.push(why);
@@ -327,8 +347,8 @@ impl Catalogue {
         self.collect(tier)
     }
 
-    /// Makes room for a newer generation, by the oldest one with its packs; whether there was one that may go. The newest whole one stays. Where none is whole, the last one is only
-    /// what others may lack, and goes when `newer_is_whole` says so: until the newer one has been copied, there is nothing else.
+    /// Makes room for a newer generation, by the oldest one with its packs; whether there was one that may go. The newest whole one stays. Where none is whole, each may have what others
+    /// lack, and they go only when `newer_is_whole` says so: until the newer one has been copied, there is nothing else.
     pub fn give_way(
         &mut self,
         tier: &dyn Tier,
@@ -343,10 +363,12 @@ impl Catalogue {
             return Ok(false);
         };
         let goes = goes.key.clone();
-        if self.generations.len() == 1 {
+        if stays.is_none() {
             newer_is_whole()?;
         }
+        let bytes = tier.length(&goes)?.unwrap_or(0);
         self.forget(tier, &|g| g.key != goes)?;
+        self.bytes = self.bytes.saturating_sub(bytes);
         self.collect(tier)?;
         Ok(true)
     }

@@ -11,14 +11,13 @@ fn origin(address: IpAddr) -> u128 {
     }
 }
 
-/// Which of those who come from `addresses`, oldest first, makes room for one more: the oldest from where most come, if these are more than `share`. So nobody is kept out by those of one
-/// address.
-pub fn who_goes(addresses: &[IpAddr], share: usize) -> Option<usize> {
+/// Which of those who come from `addresses`, oldest first, makes room for one more: the oldest from where most come. So nobody is kept out by those of one address.
+pub fn who_goes(addresses: &[IpAddr]) -> Option<usize> {
     let mut count: HashMap<u128, usize> = HashMap::new();
     for a in addresses {
         *count.entry(origin(*a)).or_default() += 1;
     }
-    let most = count.values().max().filter(|most| **most > share)?;
+    let most = count.values().max()?;
     addresses.iter().position(|a| count[&origin(*a)] == *most)
 }
 
@@ -28,13 +27,10 @@ mod tests {
 
     #[test]
     fn the_oldest_of_the_largest_crowd_makes_room() {
-        let goes_of = |texts: &[&str], share| who_goes(&texts.iter().map(|t| t.parse().unwrap()).collect::<Vec<_>>(), share);
-        let goes = |texts: &[&str]| goes_of(texts, 0);
+        let goes = |texts: &[&str]| who_goes(&texts.iter().map(|t| t.parse().unwrap()).collect::<Vec<_>>());
         assert_eq!(goes(&[]), None);
         assert_eq!(goes(&["10.0.0.1", "10.0.0.2", "10.0.0.2"]), Some(1));
         assert_eq!(goes(&["10.0.0.1", "10.0.0.2"]), Some(0));
-        assert_eq!(goes_of(&["10.0.0.1", "10.0.0.2", "10.0.0.2"], 1), Some(1));
-        assert_eq!(goes_of(&["10.0.0.1", "10.0.0.2", "10.0.0.2"], 2), None);
         // Addresses of one network of version 6 are one host's, and those of version 4 in the other form the same.
         assert_eq!(goes(&["2001:db8::1", "fe80::1", "fe80::2"]), Some(1));
         assert_eq!(goes(&["10.0.0.9", "::ffff:10.0.0.2", "10.0.0.2"]), Some(1));

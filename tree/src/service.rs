@@ -413,7 +413,7 @@ impl Service {
     fn make_room(&mut self) -> bool {
         let silent = self.strangers.iter().enumerate().filter(|(_, s)| !s.link.is_authenticated());
         let (places, addresses): (Vec<usize>, Vec<IpAddr>) = silent.map(|(at, s)| (at, s.from)).unzip();
-        let Some(goes) = who_goes(&addresses, 0) else { return false };
+        let Some(goes) = who_goes(&addresses) else { return false };
         let Stranger { from, .. } = self.strangers.remove(places[goes]);
         self.turn_away(&format_args!("{from}: too many connections that say nothing"));
         true

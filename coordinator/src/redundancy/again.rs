@@ -187,6 +187,8 @@ pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dy
         match serde_json::from_str::<Healed>(said.trim()) {
             Ok(Ok(0)) => {}
             Ok(Ok(bytes)) => tell(&format!("generation {number}: {bytes} bytes rebuilt on {}", part.host)),
+            // The one of an earlier attempt will have ended at the next.
+            Ok(Err((Exit::AlreadyRunning, message))) => drop(failure.get_or_insert(Failure::new(Exit::RestartFailed, message))),
             Ok(Err((exit, message))) => drop(failure.get_or_insert(Failure::new(exit, message))),
             Err(_) => {
                 let why = format!("generation {number} could not be made whole on {} ({ended:?})", part.host);

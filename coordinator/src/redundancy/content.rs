@@ -94,7 +94,7 @@ pub(crate) fn sums(dir: &Path, number: u64, parts: &[Part], segments: (u64, usiz
 /// Why a generation has no checksums.
 #[derive(Debug)]
 pub(crate) enum Unfit {
-    /// What was read is not what was written.
+    /// What was read is not what was written, or the device cannot read it: nothing new may refer to it.
     Rotten(Failure),
     /// It could not be read, this time: what lies there may be good.
     Unread(Failure),
@@ -102,9 +102,10 @@ pub(crate) enum Unfit {
 
 impl From<ImageError> for Unfit {
     fn from(e: ImageError) -> Self {
-        match e {
+        match &e {
             ImageError::Damaged { .. } => Self::Rotten(e.into()),
-            e => Self::Unread(e.into()),
+            ImageError::Io { source, .. } if source.raw_os_error() == Some(libc::EIO) => Self::Rotten(e.into()),
+            _ => Self::Unread(e.into()),
         }
     }
 }
@@ -163,10 +164,10 @@ impl<'a> Check<'a> {
     /// The part that is read now could not be read. One that is shorter than it was has lost something.
     fn unread(&self, e: &io::Error) -> Unfit {
         let failure = Failure::io(format!("read {}", self.path.display()), e);
-        match e.kind() {
-            io::ErrorKind::UnexpectedEof => Unfit::Rotten(Failure::new(Exit::Damaged, failure.message)),
-            _ => Unfit::Unread(failure),
+        if e.kind() == io::ErrorKind::UnexpectedEof || e.raw_os_error() == Some(libc::EIO) {
+            return Unfit::Rotten(Failure::new(Exit::Damaged, failure.message));
         }
+        Unfit::Unread(failure)
     }
 
     /// Goes on to the next piece; none behind the end.
@@ -320,6 +321,19 @@ mod tests {
             next_chunk: session.next_chunk(),
         };
         std::fs::write(own.join(MANIFEST_FILE), manifest.encode().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn what_the_device_cannot_read_has_rotted() {
+        let dir = std::env::temp_dir().join(format!("belay-unread-{}", std::process::id()));
+        generation(&dir);
+        let check = Check::new(&dir, 1).unwrap();
+        for (errno, rotten) in [(libc::EIO, true), (libc::EACCES, false), (libc::EMFILE, false)] {
+            let e = || io::Error::from_raw_os_error(errno);
+            let found = [check.unread(&e()), ImageError::io("read", &dir, e()).into()];
+            assert!(found.iter().all(|f| matches!(f, Unfit::Rotten(_)) == rotten), "{found:?}");
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

@@ -59,15 +59,19 @@ impl Work<'_> {
             segment,
             data,
         })?;
-        for (peer, member) in peers.iter_mut().zip(&mut members) {
-            member.sums = peer.hear_json()?;
+        let heard: Vec<Result<Vec<u64>, Failure>> = peers.iter_mut().map(Peer::hear_json).collect();
+        // The own server cannot say what has rotted: that is looked for here, also where it has no answer.
+        let of_others = heard.iter().enumerate().filter(|(n, _)| *n != self.position);
+        if let Some((_, Err(failure))) = of_others.into_iter().find(|(_, sums)| sums.is_err()) {
+            return Err(failure.clone());
         }
         // What has rotted here must not count as redundant; the others look at theirs. Not while they answer: a connection on which nobody listens is given up.
         match content::checked_sums(self.dir, generation, (segment, data)) {
-            Ok(own) if members.get(self.position).is_some_and(|m| m.sums == own) => {}
+            Ok(own) if matches!(heard.get(self.position), Some(Ok(sums)) if *sums == own) => {}
             Ok(_) => {
-                let why = format!("generation {generation} changes while it is read");
-                return Err(Failure::new(Exit::Damaged, why));
+                let why = || Failure::new(Exit::Damaged, format!("generation {generation} changes while it is read"));
+                let failed = heard.into_iter().nth(self.position).and_then(Result::err);
+                return Err(failed.unwrap_or_else(why));
             }
             Err(Unfit::Unread(failure)) => return Err(failure),
             Err(Unfit::Rotten(failure)) => {
@@ -75,6 +79,9 @@ impl Work<'_> {
                 let why = format!("{failure}; the next checkpoint shares nothing with those before");
                 return Err(Failure::new(failure.exit, why));
             }
+        }
+        for (member, sums) in members.iter_mut().zip(heard) {
+            member.sums = sums?;
         }
         let index = Index {
             generation,

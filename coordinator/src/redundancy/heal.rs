@@ -23,8 +23,6 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// In a store: locked by whoever heals it.
-const LOCK: &str = "lock";
 /// How long another one may take to notice that nobody waits for it.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -47,13 +45,13 @@ pub fn run(job: &JobDir, settings: &Settings, tag: u64, number: u64, sources: &[
     Ok(())
 }
 
-/// Lays the store of part `tag` out here, and keeps others who would heal it out, while the lock lives. One whose restart has been given up ends when it cannot say any more that it is
+/// Keeps others who would heal the store of part `tag` out, while the lock lives, and lays it out here. One whose restart has been given up ends when it cannot say any more that it is
 /// there: it is waited for, no longer than `limit`.
 fn own_store(job: &JobDir, settings: &Settings, tag: u64, limit: Duration) -> Result<Lock, Failure> {
     let id = job.description()?.id;
-    local::lay(settings, job.path(), (&id, tag), false)?;
-    let file = LockFile::open(&local::stores(settings, job.path(), &id).join(tag.to_string()).join(LOCK))?;
-    match file.take()? {
+    // Beside the store, which a new part removes.
+    let file = LockFile::open(&local::home(settings, job.path(), &id)?.join(format!("{tag}.lock")))?;
+    let lock = match file.take()? {
         Some(lock) => Ok(lock),
         None => file.take_within(limit)?.ok_or_else(|| {
             let why = format!(
@@ -63,7 +61,9 @@ fn own_store(job: &JobDir, settings: &Settings, tag: u64, limit: Duration) -> Re
             );
             Failure::new(Exit::AlreadyRunning, why)
         }),
-    }
+    }?;
+    local::lay(settings, job.path(), (&id, tag), false)?;
+    Ok(lock)
 }
 
 /// Makes generation `number` of part `tag` whole here; `sources` are the servers of the hosts that are left. Returns the bytes that were rebuilt.

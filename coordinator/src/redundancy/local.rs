@@ -79,11 +79,15 @@ fn check(path: &Path) -> Result<(), Failure> {
     ))
 }
 
+/// The same, which is made where it is not there.
+pub(crate) fn home(s: &Settings, job: &Path, id: &str) -> Result<PathBuf, Failure> {
+    let all = stores(s, job, id);
+    make(&all).map(|()| all)
+}
+
 /// Makes the store of part `tag` of the job `id` on this host and the links to it; `fresh`: what earlier jobs in the directory have left there is removed.
 pub fn lay(s: &Settings, job: &Path, (id, tag): (&str, u64), fresh: bool) -> Result<(), Failure> {
-    let all = stores(s, job, id);
-    make(&all)?;
-    let store = all.join(tag.to_string());
+    let store = home(s, job, id)?.join(tag.to_string());
     if fresh {
         clear_others(s, job, id)?;
         remove(&store)?;

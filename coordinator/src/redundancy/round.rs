@@ -184,12 +184,13 @@ impl Round {
                 let (key, found) = (self.key.clone(), found.clone());
                 // A stranger must not keep the others waiting.
                 let hear = move || {
-                    if let Ok(mut direct) = Direct::accepted(&key, stream) {
+                    let accepted = Direct::accepted(&key, stream);
+                    drop(room);
+                    if let Ok(mut direct) = accepted {
                         if let Ok(hello) = receive::<Hello>(&mut direct, Direct::SILENCE) {
                             drop(found.send((hello, direct)));
                         }
                     }
-                    drop(room);
                 };
                 std::thread::Builder::new()
                     .name("belay-round".into())

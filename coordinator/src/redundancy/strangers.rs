@@ -1,16 +1,17 @@
 //! Who comes to a door: let in one after the other, and not too many at a time who have not proved yet that they know the key. Each of those is given some seconds for that. When there is no
-//! room, the next ones wait outside, unless many are of one address: then the oldest of these makes room, so nobody is kept out by them.
+//! room, the next ones wait outside, until somebody has gone, or has said nothing for so long that no part of the job can be meant: of
+//! these the oldest of the address from where most come makes room.
 
 use belay_tree::who_goes;
 use std::io;
 use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most strangers at a time; each takes two descriptors.
 const MOST: usize = 128;
-/// As many of one address are parts of the job that come at the same time.
-const SHARE: usize = 16;
+/// A part of the job has proved by then that it is one, also where much else runs.
+const AGE: Duration = Duration::from_secs(5);
 /// When nobody can be let in, until the next attempt.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -35,6 +36,7 @@ struct Room {
 struct Guest {
     number: u64,
     from: IpAddr,
+    since: Instant,
     stream: TcpStream,
 }
 
@@ -48,8 +50,9 @@ pub(super) struct Stranger {
 impl Room {
     /// Who makes room.
     fn one_too_many(&self) -> Option<usize> {
-        let addresses: Vec<IpAddr> = self.here.iter().map(|g| g.from).collect();
-        who_goes(&addresses, SHARE)
+        // The oldest stand in front.
+        let old = self.here.iter().take_while(|g| g.since.elapsed() > AGE);
+        who_goes(&old.map(|g| g.from).collect::<Vec<_>>())
     }
 
     fn is_full(&self) -> bool {
@@ -64,8 +67,17 @@ impl Strangers {
 
     /// Whether there is room for one more within `limit`.
     fn has_room(&self, limit: Duration) -> bool {
-        let waited = self.0.one_less.wait_timeout_while(self.room(), limit, |room| room.is_full());
-        !waited.unwrap_or_else(PoisonError::into_inner).0.is_full()
+        let begin = Instant::now();
+        let mut room = self.room();
+        while room.is_full() && begin.elapsed() < limit {
+            // They grow old, and nobody tells.
+            let waited = self
+                .0
+                .one_less
+                .wait_timeout(room, limit.saturating_sub(begin.elapsed()).min(PAUSE));
+            room = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        !room.is_full()
     }
 
     /// Lets the one at the other end of `stream` in.
@@ -80,7 +92,13 @@ impl Strangers {
         }
         let number = room.next;
         room.next += 1;
-        room.here.push(Guest { number, from, stream });
+        let since = Instant::now();
+        room.here.push(Guest {
+            number,
+            from,
+            since,
+            stream,
+        });
         Ok(Stranger {
             all: self.clone(),
             number,
@@ -104,17 +122,22 @@ pub(super) fn visitor(
     if !strangers.has_room(limit) {
         return None;
     }
-    let stream = accept().unwrap_or_else(|e| {
+    let refuse = |e: &io::Error| {
         tracing::warn!(error = %e, "a visitor could not be let in");
         std::thread::sleep(PAUSE);
         None
-    })?;
+    };
+    let stream = match accept() {
+        Ok(stream) => stream?,
+        Err(e) => return refuse(&e),
+    };
     match strangers.admit(&stream) {
         Ok(stranger) => Some((stranger, stream)),
-        Err(e) => {
+        Err(e) if e.kind() == io::ErrorKind::NotConnected => {
             tracing::debug!(error = %e, "a visitor has gone again");
             None
         }
+        Err(e) => refuse(&e),
     }
 }
 
@@ -124,8 +147,10 @@ mod tests {
     use std::io::Read;
     use std::net::TcpListener;
 
+    const LONG: Duration = Duration::from_secs(600);
+
     #[test]
-    fn a_crowd_of_one_address_keeps_nobody_out() {
+    fn those_who_say_nothing_make_room_and_others_are_waited_for() {
         let (strangers, door) = (Strangers::default(), TcpListener::bind("127.0.0.1:0").unwrap());
         let port = door.local_addr().unwrap().port();
         let come = || {
@@ -134,35 +159,37 @@ mod tests {
             (stranger, theirs, ours)
         };
         let mut crowd: Vec<_> = (0..MOST).map(|_| come()).collect();
-        // One of another address.
-        let node = crowd.remove(7);
-        strangers.room().here[7].from = "10.1.1.1".parse().unwrap();
-        for _ in 0..10 {
-            crowd.push(come());
-        }
-        assert_eq!(strangers.room().here.len(), MOST);
-        let gone = |(_, theirs, _): &mut (Stranger, TcpStream, TcpStream)| {
-            theirs.set_nonblocking(true).unwrap();
-            matches!(theirs.read(&mut [0]), Ok(0))
-        };
-        let gone: Vec<bool> = crowd.iter_mut().map(gone).collect();
-        assert!(
-            gone[..10].iter().all(|g| *g) && !gone[10..].iter().any(|g| *g),
-            "the oldest go"
-        );
-        node.1.set_nonblocking(true).unwrap();
-        assert!((&node.1).read(&mut [0]).is_err(), "the other one stays");
-        drop((crowd, node));
-        assert_eq!(strangers.room().here.len(), 0);
-        // Many of many addresses wait for each other.
-        let mut parts: Vec<_> = (0..MOST).map(|_| come()).collect();
-        for (guest, n) in strangers.room().here.iter_mut().zip(0u32..) {
-            guest.from = IpAddr::from((n / SHARE as u32).to_be_bytes());
-        }
+        // None of them is silent for long; one goes.
+        let young = |strangers: &Strangers| strangers.room().here.iter_mut().for_each(|g| g.since = Instant::now() + LONG);
+        young(&strangers);
         assert!(!strangers.has_room(Duration::from_millis(1)));
         let all = strangers.clone();
         let next = std::thread::spawn(move || all.has_room(Duration::MAX));
-        parts.pop();
-        assert!(next.join().unwrap() && strangers.room().here.len() == MOST - 1);
+        crowd.pop();
+        assert!(next.join().unwrap());
+        crowd.push(come());
+        // All but the youngest have been silent, and one of them is of another address.
+        let node = crowd.remove(7);
+        {
+            let mut room = strangers.room();
+            room.here[7].from = "10.1.1.1".parse().unwrap();
+            let (last, others) = room.here.split_last_mut().unwrap();
+            last.since = Instant::now() + LONG;
+            others
+                .iter_mut()
+                .for_each(|g| g.since = Instant::now().checked_sub(2 * AGE).unwrap());
+        }
+        crowd.extend((0..10).map(|_| come()));
+        assert_eq!(strangers.room().here.len(), MOST);
+        for (_, theirs, _) in &mut crowd[..10] {
+            theirs.set_read_timeout(Some(LONG)).unwrap();
+            assert_eq!(theirs.read(&mut [0]).unwrap(), 0, "the oldest go");
+        }
+        for (_, theirs, _) in crowd[10..].iter_mut().chain([&mut { node }]) {
+            theirs.set_nonblocking(true).unwrap();
+            assert!(theirs.read(&mut [0]).is_err(), "the others stay");
+        }
+        drop(crowd);
+        assert_eq!(strangers.room().here.len(), 0);
     }
 }

@@ -224,10 +224,7 @@ impl Durable {
             self.tier.delete(key)?;
         }
         self.tier.sync()?;
-        self.catalogue = Catalogue {
-            suspect: std::mem::take(&mut self.catalogue.suspect),
-            ..Catalogue::default()
-        };
+        self.catalogue = self.catalogue.forgotten();
         Ok(())
     }
 

@@ -210,7 +210,14 @@ impl Durable {
         tags: &BTreeSet<u64>,
     ) -> Result<(), Failure> {
         let Some(capacity) = options.capacity else { return Ok(()) };
-        let mut pruned = false;
+        let all = || [generation].into_iter().chain(rows.iter().map(|(_, own)| own.as_path()));
+        let (mut pruned, mut whole) = (false, false);
+        let mut is_whole = || {
+            if !std::mem::replace(&mut whole, true) {
+                all().try_for_each(|own| flush::check_here(own, control))?;
+            }
+            Ok(())
+        };
         loop {
             let mut used = self.catalogue.bytes;
             let mut bytes = flush::lacking(generation, &self.catalogue)?;
@@ -227,9 +234,7 @@ impl Durable {
                 self.prune(d, tags)?;
                 continue;
             }
-            let all = || [generation].into_iter().chain(rows.iter().map(|(_, own)| own.as_path()));
-            let mut whole = || all().try_for_each(|own| flush::check_here(own, control));
-            if !self.catalogue.give_way(&*self.tier, &mut whole)? {
+            if !self.catalogue.give_way(&*self.tier, &mut is_whole)? {
                 let tier = self.config.name.clone();
                 return Err(StorageError::TierFull {
                     tier,

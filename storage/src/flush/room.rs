@@ -19,7 +19,13 @@ pub(super) fn make(
     (generation, manifest, sum): (&Path, &Manifest, u64),
     control: &Control,
 ) -> Result<(), StorageError> {
-    let mut tidied = false;
+    let (mut tidied, mut whole) = (false, false);
+    let mut is_whole = || {
+        if !std::mem::replace(&mut whole, true) {
+            check_here(generation, control)?;
+        }
+        Ok(())
+    };
     loop {
         // What has been removed may have held chunks that this generation needs.
         let bytes: u64 = missing(manifest, sum, catalogue).iter().map(task_bytes).sum();
@@ -30,7 +36,7 @@ pub(super) fn make(
             remove_useless(tier, catalogue, (manifest, sum))?;
             continue;
         }
-        if !catalogue.give_way(tier, &mut || check_here(generation, control))? {
+        if !catalogue.give_way(tier, &mut is_whole)? {
             return Err(StorageError::TierFull {
                 tier: tier.name().to_owned(),
                 capacity,
@@ -128,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn generations_that_are_damaged_make_room_but_the_last_only_for_one_that_is_whole() {
+    fn where_all_are_damaged_they_make_room_only_for_one_that_is_whole() {
         let s = Scratch::new("doubtful");
         let tier = s.tier("pfs");
         let mut engine = s.engine();
@@ -142,26 +148,24 @@ mod tests {
             damage(&s, &tier, n);
         }
         assert_eq!(numbers(&tier), (vec![], 2));
+        let chunk_of = |n: u64| Store::of_job(&s.job()).path(Manifest::read(&s.generation(n)).unwrap().chunks[0].id);
+        let refused = |n: u64, capacity| {
+            let good = std::fs::read(chunk_of(n)).unwrap();
+            let mut bad = good.clone();
+            bad[5000] ^= 1;
+            std::fs::write(chunk_of(n), bad).unwrap();
+            let refused = run(&s, n, &tier, capacity).unwrap_err();
+            assert!(refused.is_damage() && refused.to_string().contains("pages-"), "{refused}");
+            std::fs::write(chunk_of(n), good).unwrap();
+        };
+        refused(3, capacity);
+        assert_eq!(numbers(&tier), (vec![], 2), "they may be all there is");
         run(&s, 3, &tier, capacity).unwrap();
         assert_eq!(numbers(&tier), (vec![3], 1), "the oldest has gone");
         // Room for one; nothing on the tier is whole.
         damage(&s, &tier, 3);
-        let chunk = s
-            .job()
-            .join("chunks")
-            .read_dir()
-            .unwrap()
-            .map(|e| e.unwrap().path())
-            .max()
-            .unwrap();
-        let good = std::fs::read(&chunk).unwrap();
-        let mut bad = good.clone();
-        bad[5000] ^= 1;
-        std::fs::write(&chunk, bad).unwrap();
-        let refused = run(&s, 4, &tier, 250_000).unwrap_err();
-        assert!(refused.is_damage() && refused.to_string().contains("pages-"), "{refused}");
-        assert_eq!(numbers(&tier), (vec![], 1), "it may be all there is");
-        std::fs::write(&chunk, good).unwrap();
+        refused(4, 250_000);
+        assert_eq!(numbers(&tier), (vec![], 2), "nothing has gone for it");
         run(&s, 4, &tier, 250_000).unwrap();
         assert_eq!(numbers(&tier), (vec![4], 0));
         assert_eq!(tier.list("suspect").unwrap(), []);

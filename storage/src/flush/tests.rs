@@ -282,7 +282,8 @@ fn only_what_contradicts_its_checksum_is_suspect_and_what_is_whole_after_all_is_
     // Nothing can be read, for a moment.
     let mut catalogue = read();
     assert!(!catalogue.check(&unreadable()).unwrap().1.is_empty());
-    assert_eq!(catalogue.whole(), Vec::<&Listed>::new(), "not for who has just seen it");
+    let after = Catalogue::read(&tier, &catalogue).unwrap();
+    assert_eq!(after.whole(), Vec::<&Listed>::new(), "not for who has just seen it");
     lose_job(&s);
     let catalogue = read();
     let unreadable = unreadable();
@@ -293,9 +294,12 @@ fn only_what_contradicts_its_checksum_is_suspect_and_what_is_whole_after_all_is_
     // Somebody was wrong.
     mark(&tier, &tier.list("packs").unwrap()[0].key, "bit flips");
     let mut catalogue = read();
+    let running = catalogue.clone();
     assert_eq!(catalogue.whole(), Vec::<&Listed>::new());
     assert_eq!(catalogue.check(&tier).unwrap().1, Vec::<String>::new());
     assert_eq!((catalogue.whole().len(), catalogue.faults.len()), (1, 0));
+    let running = Catalogue::read(&tier, &running).unwrap();
+    assert_eq!(running.whole().len(), 1, "also for who had seen the mark");
     assert_eq!((tier.list("suspect").unwrap(), numbers(&tier)), (vec![], vec![1]));
 }
 

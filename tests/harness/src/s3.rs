@@ -41,6 +41,7 @@ impl Server {
         let mut address = String::new();
         io("hear the S3 server", BufReader::new(out).read_line(&mut address))?;
         let address = address.trim().to_owned();
+        want(!address.is_empty(), || "the S3 server has ended at once".into())?;
         Ok(Self { child, address })
     }
 
