@@ -85,7 +85,7 @@ impl Agent {
         if self.losses.restarts {
             self.losses.deposed = true;
             sys::say(&format!(
-                "{why}; the program is ended, and restarted from a checkpoint elsewhere"
+                "{why}; the program is ended here, because the job may be restarted elsewhere"
             ));
             self.force_end();
         } else {
