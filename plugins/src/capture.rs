@@ -78,6 +78,8 @@ pub(crate) struct Session<'a> {
     pub(crate) tcp: sockets::tcp::TcpSet,
     /// Shared memory that is this node's.
     pub(crate) claims: Vec<OwnedFd>,
+    /// Socket files that have been renamed.
+    pub(crate) socket_files: sockets::unix::SocketFiles,
     /// Kernel's socket diagnosis, opened when first needed.
     pub(crate) diag: Option<crate::sys::diag::Diag>,
     /// Does what only the processes themselves can do.
@@ -165,6 +167,7 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
         terminals: terminals::TerminalSet::default(),
         tcp: sockets::tcp::TcpSet::default(),
         claims: Vec::new(),
+        socket_files: HashMap::new(),
         diag: None,
         inside: env.inside,
         buckets: HashMap::new(),

@@ -7,6 +7,7 @@
 use crate::channel::{Channel, Message};
 use crate::fail::{Outcome, RestartError};
 use crate::{initial, sys};
+use belay_kernel::proc::Status;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
@@ -32,6 +33,8 @@ pub(crate) struct Front {
     /// The front process was in the terminal's foreground at the start.
     pub(crate) foreground: bool,
     init: i32,
+    /// PID of the command, inside. None in a job with parts on other hosts: those end without the agent.
+    root: Option<i32>,
     /// The agent as seen from here: (PID, process group).
     agent: Option<(i32, i32)>,
     resumed: bool,
@@ -73,6 +76,7 @@ impl Front {
             terminal,
             foreground,
             init: 0,
+            root: None,
             agent: None,
             resumed: false,
             without_agent: false,
@@ -94,9 +98,11 @@ impl Front {
         self.old_mask
     }
 
-    /// Attends to the job until it has ended; its wait status. `init` is PID 1 of the namespaces, unless the restart is `initial`.
-    pub(crate) fn attend(mut self, init: i32, initial: bool, channel: &Channel) -> Outcome<i32> {
+    /// Attends to the job until it has ended; its wait status. `init` is PID 1 of the namespaces, unless the restart is `initial`. `root` is the command's PID, where the
+    /// front waits for it when the agent is killed.
+    pub(crate) fn attend(mut self, init: i32, initial: bool, root: Option<i32>, channel: &Channel) -> Outcome<i32> {
         self.init = init;
+        self.root = root;
         self.initial = initial;
         let result = self.serve(channel);
         if initial && !self.resumed {
@@ -141,7 +147,7 @@ impl Front {
 
     /// Whether the agent was killed and the command goes on.
     fn outlives_agent(&mut self, status: i32) -> bool {
-        let killed = self.resumed && self.ended.is_none() && libc::WIFSIGNALED(status);
+        let killed = self.resumed && self.root.is_some() && self.ended.is_none() && libc::WIFSIGNALED(status);
         if let (true, Some((agent, _))) = (killed, self.agent) {
             self.without_agent = true;
             sys::say(&format!(
@@ -216,9 +222,20 @@ impl Front {
             }
             // As the terminal would: to the group, not to the agent, which ignores them.
             libc::SIGINT | libc::SIGQUIT | libc::SIGTSTP => sys::kill(-group, signal),
-            _ if self.without_agent => sys::kill(-group, signal),
+            _ if self.without_agent => sys::kill(self.command().unwrap_or(-group), signal),
             _ => sys::kill(agent, signal),
         };
+    }
+
+    /// The command as seen from here, when it is a child of PID 1.
+    fn command(&self) -> Option<i32> {
+        let init = self.init;
+        let children = std::fs::read_to_string(format!("/proc/{init}/task/{init}/children")).ok()?;
+        let inside = |pid: i32| Status::read(pid).ok()?.list("NSpid").last().copied();
+        children
+            .split_whitespace()
+            .filter_map(|w| w.parse().ok())
+            .find(|pid| inside(*pid) == self.root.map(i64::from))
     }
 
     /// The job was stopped: so is the front process, with its whole group, as a shell expects of a job.

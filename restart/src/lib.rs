@@ -127,7 +127,7 @@ pub fn restart(
         drop(inside);
         drop(loaded);
         leave(group);
-        return front.attend(init, way == Way::Initial, &channel);
+        return front.attend(init, way == Way::Initial, group.is_none().then_some(root), &channel);
     }
     drop(channel);
     let setup = init::Setup {

@@ -158,7 +158,8 @@ fn the_death_of_a_restarted_jobs_agent_harms_nothing() {
     assert_eq!(job.wait().unwrap().code(), Some(85));
     for end in [Some(libc::SIGTERM), None] {
         let out = std::fs::File::create(s.0.join("out")).unwrap();
-        let mut job = s.command(BELAY, &["restart"]).stderr(out).spawn().unwrap();
+        let mut restart = s.command(BELAY, &["restart"]);
+        let mut job = restart.stdout(Stdio::null()).stderr(out).spawn().unwrap();
         wait_until("agent", || s.status()["running"] == true);
         let command = pid(&s.status()["processes"][0]["host_pid"]);
         kill(s.agent(), libc::SIGKILL);

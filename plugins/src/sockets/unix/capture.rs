@@ -7,8 +7,12 @@ use crate::files::{parents, without_deleted};
 use crate::model::{DescId, FsPath, Holder};
 use crate::sockets::{options, queue};
 use crate::sys::{fd, sock};
+use std::collections::HashMap;
 use std::os::unix::fs::{DirEntryExt, FileTypeExt};
 use std::path::{Path, PathBuf};
+
+/// Names of socket files that are not where they were bound, by directory and inode.
+pub(crate) type SocketFiles = HashMap<(PathBuf, u32), Option<PathBuf>>;
 
 /// Captures it with its queue.
 pub(crate) fn capture(s: &mut Session<'_>, id: DescId, kind: i32) -> Result<UnixState, Fault> {
@@ -26,10 +30,11 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId, kind: i32) -> Result<Unix
         None
     };
     let queue = if accepts { Vec::new() } else { queue(s, raw, kind, holder)? };
+    let task = s.task_of(holder.pid);
     Ok(UnixState {
         ino,
         kind,
-        file: bound_file(&name, info.file, s.task_of(holder.pid)),
+        file: bound_file(&mut s.socket_files, &name, info.file, task),
         name,
         peer: match info.peer {
             None => Peer::None,
@@ -81,7 +86,7 @@ fn existing(shown: PathBuf) -> PathBuf {
     }
 }
 
-fn bound_file(name: &sock::Addr, ino: Option<u32>, task: i32) -> Option<BoundFile> {
+fn bound_file(known: &mut SocketFiles, name: &sock::Addr, ino: Option<u32>, task: i32) -> Option<BoundFile> {
     let path = name.unix_path()?;
     let cwd = if path.is_relative() {
         fd::readlink(Path::new(&format!("/proc/{task}/cwd"))).ok().map(existing)
@@ -93,7 +98,9 @@ fn bound_file(name: &sock::Addr, ino: Option<u32>, task: i32) -> Option<BoundFil
     let (mut stat, mut renamed) = (is_it(&full), None);
     let exists = stat.is_some();
     if let (None, Some(ino), Some(dir)) = (&stat, ino, full.parent()) {
-        if let Some(now) = named(dir, ino) {
+        // A listener's connections have its name too: the directory is read once for all of them.
+        let now = known.entry((dir.to_owned(), ino)).or_insert_with(|| named(dir, ino)).clone();
+        if let Some(now) = now {
             stat = is_it(&now);
             renamed = now.file_name().map(|name| FsPath(path.with_file_name(name)));
         }

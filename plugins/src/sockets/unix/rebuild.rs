@@ -76,9 +76,12 @@ fn rename(all: &[(DescId, UnixState)]) -> Result<(), (DescId, Fault)> {
         }
         let moved = in_directory(Some(file), || match &file.renamed {
             // Gone already where several sockets share the name.
-            _ if fd::stat(&path, false).is_err() => Ok(()),
+            _ if !is_socket(&path) => Ok(()),
             Some(to) => rename_file(&path, to.as_path(), u.kind, file),
-            None => std::fs::remove_file(&path),
+            None => {
+                let _ = std::fs::remove_file(&path); // only a name too many
+                Ok(())
+            }
         });
         moved.at(format!("rename {}", u.name)).map_err(|e| (*id, e))?;
     }
@@ -251,9 +254,13 @@ fn kind_of(raw: RawFd) -> io::Result<i32> {
     sock::get(raw, libc::SOL_SOCKET, libc::SO_TYPE)
 }
 
+fn is_socket(path: &Path) -> bool {
+    fd::stat(path, false).is_ok_and(|st| st.st_mode & libc::S_IFMT == libc::S_IFSOCK)
+}
+
 /// Whether the file at `path`, of address `name`, is a socket that nobody has bound any more.
 fn is_stale(kind: i32, path: &Path, name: &Addr) -> io::Result<bool> {
-    if fd::stat(path, false)?.st_mode & libc::S_IFMT != libc::S_IFSOCK {
+    if !is_socket(path) {
         return Ok(false);
     }
     let probe = sock::socket(libc::AF_UNIX, kind | libc::SOCK_NONBLOCK, 0)?;
