@@ -96,49 +96,38 @@ pub(super) fn agent_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(
         // The command fails, or the checkpoint was faster; but it ends.
         o.map_err(|e| format!("round {n}: the agent was killed: {e}"))?;
         let end = Instant::now() + LIMIT;
-        if restarted(n) {
-            job.wait(LIMIT).map_err(|e| format!("round {n}: {e}"))?;
-        } else {
-            // The program of a launched job is not in a namespace that died: it must go on.
-            job.clear_beat()?;
-            let read = || std::fs::read_to_string(job.work.join("beat")).unwrap_or_default();
-            let mut last = read();
-            let mut changes = 0;
-            while changes < 3 {
-                let now = read();
-                if now != last {
-                    changes += 1;
-                    last = now;
-                }
-                want(Instant::now() < end, || {
-                    let status = std::fs::read_to_string(format!("/proc/{program}/status")).unwrap_or_default();
-                    let state = status.lines().find(|l| l.starts_with("State")).unwrap_or("gone").to_owned();
-                    format!(
-                        "round {n}: the program (pid {program}) does not go on after the agent's death: {state}; {}",
-                        job.output_text()
-                    )
-                })?;
-                std::thread::sleep(Duration::from_millis(5));
+        // The program goes on; in later rounds that of a restarted job.
+        job.clear_beat()?;
+        let read = || std::fs::read_to_string(job.work.join("beat")).unwrap_or_default();
+        let mut last = read();
+        let mut changes = 0;
+        while changes < 3 {
+            let now = read();
+            if now != last {
+                changes += 1;
+                last = now;
             }
-            want(!job.output_text().contains("FAIL"), || job.output_text())?;
+            want(Instant::now() < end, || {
+                let status = std::fs::read_to_string(format!("/proc/{program}/status")).unwrap_or_default();
+                let state = status.lines().find(|l| l.starts_with("State")).unwrap_or("gone").to_owned();
+                format!(
+                    "round {n}: the program (pid {program}) does not go on after the agent's death: {state}; {}",
+                    job.output_text()
+                )
+            })?;
+            std::thread::sleep(Duration::from_millis(5));
         }
+        want(!job.output_text().contains("FAIL"), || job.output_text())?;
         for (p, _) in procs::marked(&job.work) {
             procs::kill_tree(p);
         }
-        if !restarted(n) {
-            // The front of a launched job waits for the program as long as it runs.
-            job.wait(LIMIT).map_err(|e| format!("round {n}: {e}"))?;
-        }
+        // The front waits for the program as long as it runs.
+        job.wait(LIMIT).map_err(|e| format!("round {n}: {e}"))?;
         job.clear_beat()?;
         job.restart(&[])?;
         job.progress(LIMIT).map_err(|e| format!("round {n}: restart: {e}"))?;
     }
     job.verdict(false, LIMIT)
-}
-
-/// In later rounds the job is a restarted one.
-fn restarted(round: u64) -> bool {
-    round > 0
 }
 
 fn is_program(pid: i32) -> bool {
