@@ -86,6 +86,7 @@ fn run_agent(argv: &[CString], agent: Agent, channel: Channel, inherited: &Inher
         // SAFETY is no question: there is one thread.
         std::env::set_var("PATH", path);
     }
+    agent.listen_here();
     let started = sys::become_subreaper().and_then(|()| spawn(argv, inherited));
     match started {
         Ok(pid) => {

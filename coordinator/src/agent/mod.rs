@@ -248,6 +248,13 @@ impl Agent {
         Ok(())
     }
 
+    /// Clients see the credentials of the process that listened last: from now on the calling one. Before anything of the job runs that could tell somebody to connect.
+    pub(crate) fn listen_here(&self) {
+        if let Some(Err(e)) = self.listener.as_ref().map(belay_wire::socket::listen_again) {
+            tracing::warn!(error = %e, "listen on the control socket");
+        }
+    }
+
     /// PATH for the command, where remote shells are stood in for.
     pub(crate) fn path_for_command(&self) -> Option<std::ffi::OsString> {
         let nodes = self.nodes.as_ref().filter(|n| !n.is_part())?;
@@ -302,10 +309,6 @@ impl Agent {
         self.pid = std::process::id().cast_signed();
         self.root_pid = root_pid;
         self.root_status = ended;
-        // Clients see the credentials of the process that listened last: this one.
-        if let Some(Err(e)) = self.listener.as_ref().map(belay_wire::socket::listen_again) {
-            tracing::warn!(error = %e, "listen on the control socket");
-        }
         self.channel = channel;
         tracing::info!(agent = self.pid, root_pid, command = ?self.description.command, interval = %self.description.interval, "serving");
         if let Some(Err(failure)) = self.nodes.as_mut().map(Nodes::start) {
