@@ -499,7 +499,11 @@ fn not_traceable(pid: i32, tid: i32, refused: &std::io::Error) -> CaptureError {
         .and_then(|s| s.text("TracerPid").map(str::to_owned))
         .unwrap_or_default();
     if std::path::Path::new(&format!("/proc/self/task/{tracer}")).exists() {
-        return CaptureError::refuse_for_now(pid, format!("thread {tid}"), "is still being let go by the attempt before");
+        return CaptureError::refuse_for_now(
+            pid,
+            format!("thread {tid}"),
+            "is still being let go by the attempt before; checkpoint again in a moment",
+        );
     }
     let reason = if tracer != "0" && !tracer.is_empty() {
         format!("is traced by process {tracer} (ptrace); end the debugger and try again")
