@@ -5,7 +5,6 @@
 use belay_tests::across::{files, Job};
 use belay_tests::build::Kind;
 use belay_tests::expect::want;
-use belay_tests::hosts::{serve_if_asked, unavailable};
 use belay_tests::job::{show, text};
 use belay_tests::place::Place;
 use belay_tests::rng::Rng;
@@ -147,14 +146,7 @@ fn packed(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
 }
 
 fn main() {
-    serve_if_asked();
-    if let Some(why) = unavailable() {
-        println!("skipped: no test hosts here: {why}");
-        return;
-    }
-    let mut target = Target::new("hosts", &[]);
-    // The hosts of two tests would have the same addresses and halve the processors.
-    target.in_turn();
+    let mut target = Target::over_hosts("hosts");
     or_end(Server::prepare(target.place()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
     let tests: [(&str, Run); 15] = [

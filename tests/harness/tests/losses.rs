@@ -4,7 +4,6 @@
 
 use belay_tests::across::{files, Job, LIMIT};
 use belay_tests::expect::want;
-use belay_tests::hosts::{serve_if_asked, unavailable};
 use belay_tests::job::{output, text};
 use belay_tests::place::Place;
 use belay_tests::rng::Rng;
@@ -240,14 +239,7 @@ fn spare(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
 }
 
 fn main() {
-    serve_if_asked();
-    if let Some(why) = unavailable() {
-        println!("skipped: no test hosts here: {why}");
-        return;
-    }
-    let mut target = Target::new("losses", &[]);
-    // The hosts of two tests would have the same addresses and halve the processors.
-    target.in_turn();
+    let mut target = Target::over_hosts("losses");
     target.once("killed_part", |p, r| killed(p, 1, r));
     target.once("killed_root", |p, r| killed(p, 0, r));
     target.once("committed", committed);

@@ -2,7 +2,6 @@
 
 use belay_tests::across::{Job, LIMIT};
 use belay_tests::expect::want;
-use belay_tests::hosts::{serve_if_asked, unavailable};
 use belay_tests::job::{output, text};
 use belay_tests::place::Place;
 use belay_tests::rng::Rng;
@@ -165,14 +164,7 @@ fn killed_encoder(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
 }
 
 fn main() {
-    serve_if_asked();
-    if let Some(why) = unavailable() {
-        println!("skipped: no test hosts here: {why}");
-        return;
-    }
-    let mut target = Target::new("redundancy", &[]);
-    // The hosts of two tests would halve the processors.
-    target.in_turn();
+    let mut target = Target::over_hosts("redundancy");
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
     let tests: [(&str, Run); 5] = [
         ("partner", |p, r| lost_hosts(p, "partner:3", (3, 4), 1, r)),
