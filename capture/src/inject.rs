@@ -1,5 +1,6 @@
 //! Running code inside a stopped process: single system calls, and the operations of `belay-inject`.
 
+use crate::mlock;
 use crate::rescue::Gate;
 use crate::suspend::{Process, Suspended, Task};
 use crate::CaptureError;
@@ -67,16 +68,17 @@ pub(crate) fn remote_syscall(gate: &Gate, task: &mut Task, nr: i64, args: [u64; 
         .map_err(|e| CaptureError::failed(format!("read registers of thread {}", task.tid), e))?
         .rax;
     match ret.cast_signed() {
-        e @ -4095..=-1 => Err(CaptureError::failed(
-            format!("system call {nr} in thread {}", task.tid),
-            std::io::Error::from_raw_os_error(i32::try_from(-e).unwrap_or(libc::EIO)),
-        )),
+        e @ -4095..=-1 => Err(CaptureError::Call {
+            tid: task.tid,
+            nr,
+            errno: i32::try_from(-e).unwrap_or(libc::EIO),
+        }),
         _ => Ok(ret),
     }
 }
 
 /// Lets the main thread of `process` issue one system call.
-fn on_main(process: &mut Process, nr: i64, args: [u64; 6]) -> Result<u64, CaptureError> {
+pub(crate) fn on_main(process: &mut Process, nr: i64, args: [u64; 6]) -> Result<u64, CaptureError> {
     match (process.gate.as_ref(), process.tasks.first_mut()) {
         (Some(gate), Some(task)) => remote_syscall(gate, task, nr, args),
         _ => Err(CaptureError::refuse(
@@ -116,9 +118,7 @@ impl Area {
         let memory =
             Memory::open(process.task()).map_err(|e| CaptureError::failed(format!("open the memory of process {pid}"), e))?;
         let gate = Gate::prepare(process, maps, &memory);
-        let gate = process
-            .gate
-            .insert(gate.ok_or_else(|| refuse("no system call instruction in its memory"))?);
+        process.gate = Some(gate.ok_or_else(|| refuse("no system call instruction in its memory"))?);
         let threads = process.tasks.len() as u64;
         let frame_bytes = crate::frame::bytes(process.tasks.iter().map(|t| t.xstate.len()).max().unwrap_or(0)) as u64;
         let mut at = blob.bytes();
@@ -139,14 +139,7 @@ impl Area {
         let writers = WRITER_STACK * MAX_WRITERS as u64;
         let writer_stack_top = take(writers, 64) + writers;
         let bytes = at.next_multiple_of(PAGE);
-        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
-        let protection = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as u64;
-        let base = remote_syscall(
-            gate,
-            &mut process.tasks[0],
-            libc::SYS_mmap,
-            [0, bytes, protection, flags, u64::MAX, 0],
-        )?;
+        let base = mlock::map(process, bytes, libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC, 0)?;
         process.area = Some((base, bytes));
         let mut image = blob.placed_at(base);
         image.resize(small_stacks as usize, 0);
@@ -556,13 +549,8 @@ pub(crate) fn notification<R>(
     bytes: u64,
     read: impl FnOnce(&NotificationTable, &Memory) -> Result<R, CaptureError>,
 ) -> Result<R, CaptureError> {
-    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
-    let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-    table.room = on_main(
-        &mut job.processes[at],
-        libc::SYS_mmap,
-        [0, bytes, protection, flags, u64::MAX, 0],
-    )?;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    table.room = mlock::map(&mut job.processes[at], bytes, protection, libc::MAP_NORESERVE)?;
     table.mark = area.main_mark(&job.processes[at]);
     let turn = area.notification_table + std::mem::offset_of!(NotificationTable, turn) as u64;
     let done = area

@@ -13,6 +13,7 @@ pub mod headroom;
 mod inject;
 mod inside;
 mod memory;
+mod mlock;
 mod namespaces;
 mod process;
 mod reader;
@@ -80,6 +81,16 @@ pub enum CaptureError {
         step: String,
         /// The reason.
         reason: String,
+    },
+    /// A system call failed that a process of the program was to issue.
+    #[error("system call {nr} in thread {tid}: {}", std::io::Error::from_raw_os_error(*errno))]
+    Call {
+        /// The thread.
+        tid: i32,
+        /// Number of the system call.
+        nr: i64,
+        /// Error number.
+        errno: i32,
     },
     /// Too little memory is free.
     #[error("too little memory for a checkpoint: {0}")]
@@ -284,6 +295,9 @@ fn take(
         .zip(drafts.iter().zip(&seen))
         .map(|(p, (d, seen))| inject::Area::map(p, &d.maps, &d.status, threads::pending_signals(seen), &blob))
         .collect::<Result<Vec<_>, _>>()?;
+    for ((process, draft), area) in job.processes.iter().zip(&mut drafts).zip(&areas) {
+        draft.locks = mlock::Locks::of(process, &draft.status, area.range().0)?;
+    }
     let (thread_tables, mut processes) = inject::collect_threads(&mut job, &areas, |job| {
         let timers: Vec<Vec<i32>> = drafts.iter().map(process::Draft::timer_ids).collect();
         let tables = inject::collect_processes(job, &areas, &timers)?;

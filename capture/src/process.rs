@@ -1,6 +1,7 @@
 //! One process: what `/proc` and system calls by the agent tell, joined with what the process told about itself.
 
 use crate::memory;
+use crate::mlock::Locks;
 use crate::remote;
 use crate::suspend::{Process, Suspended, Zombie};
 use crate::threads;
@@ -25,6 +26,8 @@ pub(crate) struct Draft {
     pub(crate) root: String,
     /// Mappings of explicit huge pages, with their `VmFlags`.
     pub(crate) huge: Vec<Map>,
+    /// What it has locked; known once the agent has mapped its area.
+    pub(crate) locks: Locks,
     timers: Vec<model::PosixTimer>,
 }
 
@@ -52,6 +55,7 @@ impl Draft {
             status: Status::read(task).map_err(|e| fail("status", e))?,
             maps,
             huge,
+            locks: Locks::default(),
             root: proc::link(task, "root"),
             timers: posix_timers(task),
         })
@@ -174,6 +178,7 @@ impl Draft {
             shares_handlers: process.guest.is_some_and(|g| g.handlers),
             shares_fs_with: if shares(process, kcmp::Object::Fs) { process.ppid } else { 0 },
             mm: model::Mm {
+                mlockall: self.locks.mlockall,
                 start_code: s.start_code,
                 end_code: s.end_code,
                 start_data: s.start_data,

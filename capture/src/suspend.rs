@@ -2,6 +2,8 @@
 //!
 //! Dropping a [`Suspended`] puts everything back and lets the tasks go on.
 
+use crate::inject::on_main;
+use crate::mlock::{self, Locked};
 use crate::rescue::Gate;
 use crate::sharing::Guest;
 use crate::tracers::{Traced, Tracers};
@@ -60,6 +62,8 @@ pub(crate) struct Process {
     pub(crate) group_stop: Option<i32>,
     /// Injected area, to be unmapped before the process goes on: (address, bytes).
     pub(crate) area: Option<(u64, u64)>,
+    /// What was unlocked to make room for it, to be locked again.
+    pub(crate) unlocked: Vec<Locked>,
     /// Whether its attribute PR_SET_CHILD_SUBREAPER must be switched on again.
     pub(crate) subreaper: bool,
     /// How its main thread issues system calls for the agent.
@@ -254,6 +258,7 @@ impl Process {
             group_stop: tasks.iter().find_map(|t| t.group_stop),
             tasks,
             area: None,
+            unlocked: Vec::new(),
             subreaper: false,
             gate: None,
             guest: None,
@@ -269,18 +274,21 @@ impl Process {
     /// Takes the injected area away and puts the main thread and the attributes back.
     fn put_back(&mut self) {
         let reader = self.task();
-        let Some(main) = self.tasks.first_mut() else { return };
-        if let Some(gate) = &self.gate {
+        if self.tasks.is_empty() {
+            return;
+        }
+        if self.gate.is_some() {
             // When one of these fails the process has died, and what it would have changed with it.
             if self.subreaper {
                 let on = [libc::PR_SET_CHILD_SUBREAPER as u64, 1, 0, 0, 0, 0];
-                let _ = crate::inject::remote_syscall(gate, main, libc::SYS_prctl, on);
+                let _ = on_main(self, libc::SYS_prctl, on);
             }
             if let Some((address, bytes)) = self.area.take() {
-                let _ = crate::inject::remote_syscall(gate, main, libc::SYS_munmap, [address, bytes, 0, 0, 0, 0]);
+                let _ = on_main(self, libc::SYS_munmap, [address, bytes, 0, 0, 0, 0]);
             }
+            mlock::restore(self);
         }
-        main.put_back();
+        self.tasks[0].put_back();
         if let Some(gate) = &mut self.gate {
             gate.remove(reader);
         }

@@ -130,6 +130,7 @@ impl From<CaptureError> for Failure {
             CaptureError::Refused(_) | CaptureError::NoMemory(_) => Exit::Refused,
             CaptureError::Ended => Exit::ProgramEnded,
             CaptureError::Failed { .. } => Exit::CheckpointFailed,
+            CaptureError::Call { .. } => return Self::new(Exit::CheckpointFailed, without_number(&e.to_string())),
             CaptureError::Image(e) => exit_of_image(e, Exit::CheckpointFailed),
             CaptureError::Storage(e) => exit_of_storage(e, Exit::CheckpointFailed),
         };

@@ -252,6 +252,9 @@ pub struct Mm {
     pub arg_end: u64,
     pub env_start: u64,
     pub env_end: u64,
+    /// Flags for `mlockall` that lock what is mapped from now on (MCL_FUTURE, MCL_ONFAULT), 0 for none.
+    #[serde(default)]
+    pub mlockall: u32,
     /// Raw auxiliary vector.
     pub auxv: Vec<u64>,
 }

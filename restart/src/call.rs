@@ -27,6 +27,7 @@ pub(crate) mod nr {
     pub(crate) const RT_SIGQUEUEINFO: u32 = 129;
     pub(crate) const SIGALTSTACK: u32 = 131;
     pub(crate) const PERSONALITY: u32 = 135;
+    pub(crate) const MLOCKALL: u32 = 151;
     pub(crate) const PRCTL: u32 = 157;
     pub(crate) const CHROOT: u32 = 161;
     pub(crate) const SET_TID_ADDRESS: u32 = 218;

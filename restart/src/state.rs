@@ -58,6 +58,11 @@ pub(crate) fn layout(mm: &Mm, exe_fd: Option<i32>, arena: &mut Arena, out: &mut 
     if let Some(fd) = exe_fd {
         set(fd, CALL_MAY_FAIL);
     }
+    if mm.mlockall != 0 {
+        // As with the locks of mappings, only how fast the program runs depends on it.
+        let c = call(Step::Layout, 0, nr::MLOCKALL, &[mm.mlockall.into()]);
+        out.push(c.with(CALL_MAY_FAIL));
+    }
 }
 
 /// Registrations for `membarrier`.

@@ -1,5 +1,5 @@
 // Memory with special fork behaviour and locks: contents and flags of MADV_DONTFORK, MADV_WIPEONFORK and MADV_DONTDUMP ranges survive; locked memory
-// keeps its contents (not its lock). Shared memory that is kept from children stays writable.
+// keeps its contents. Shared memory that is kept from children stays writable.
 #include "check.h"
 #define LEN 65536
 static void flags(void *p, char *out, size_t n) {

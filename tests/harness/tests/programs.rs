@@ -79,6 +79,7 @@ fn cases() -> Vec<Case> {
         prog("mem_huge"),
         prog("mem_hugetlb").huge_pages(),
         prog("mem_advice"),
+        prog("mem_locks"),
         prog("mem_jit"),
         prog("mem_change"),
         prog("mem_diff").launch(&["--differential", "written"]),

@@ -1,0 +1,67 @@
+// Memory locks: mlock, mlock2(MLOCK_ONFAULT) and mlockall(MCL_FUTURE) hold, and a process whose locks have reached their limit, where new memory would be locked too, is
+// checkpointed all the same.
+#include "check.h"
+#include <sys/resource.h>
+#define PAGES (1L << 16)
+// Whether the mapping of `p` has each of the two-letter flags.
+static int has(void *p, const char *flag) {
+    char l[1024], t[5] = {' ', flag[0], flag[1], 0};
+    for (int k = 0; k < 3; k++) {
+        // A restart between two reads of the file shifts its text.
+        FILE *s = fopen("/proc/self/smaps", "r");
+        CHECK(s);
+        int in = 0, found = 0;
+        while (fgets(l, sizeof l, s)) {
+            unsigned long a, b;
+            if (sscanf(l, "%lx-%lx ", &a, &b) == 2 && strchr(l, '-') - l < 17) in = a <= (unsigned long)p && (unsigned long)p < b;
+            if (in && !strncmp(l, "VmFlags:", 8) && strstr(l, t)) found = 1;
+        }
+        fclose(s);
+        if (found) return 1;
+    }
+    return 0;
+}
+static char *map(size_t n) {
+    char *m = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(m != MAP_FAILED);
+    return m;
+}
+int main(void) {
+    begin("mem_locks");
+    struct rlimit limit;
+    OK(getrlimit(RLIMIT_MEMLOCK, &limit));
+    if (limit.rlim_cur > 128 * PAGES) limit.rlim_cur = limit.rlim_max = 128 * PAGES;
+    OK(setrlimit(RLIMIT_MEMLOCK, &limit));
+    char *locked = map(2 * PAGES), *later = map(2 * PAGES), *plain = map(2 * PAGES), *on_fault;
+    fill(locked, PAGES, 1);
+    OK(mlock(locked, PAGES));
+    OK(mlock2(later, PAGES, MLOCK_ONFAULT));
+    on_fault = later + PAGES - 4096;
+    CHECK(!has(plain, "lo"));
+    // From here on all that is mapped is locked, up to the limit: what is no user's to exceed, root has no limit.
+    OK(mlockall(MCL_FUTURE));
+    int full = 0;
+    char *last = NULL;
+    for (int i = 0; i < 256 && !full; i++) {
+        char *m = mmap(NULL, PAGES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (m == MAP_FAILED) {
+            CHECK(errno == EAGAIN);
+            full = 1;
+        } else {
+            last = m;
+        }
+    }
+    CHECK(last && (full || geteuid() == 0));
+    while (running()) {
+        nap_us(5000);
+        verify(locked, PAGES, 1, "locked memory");
+        if (!has(locked, "lo") || has(locked, "lf")) fail("mlock is lost");
+        if (!has(on_fault, "lo") || !has(on_fault, "lf")) fail("mlock2(MLOCK_ONFAULT) is lost");
+        if (!has(last, "lo")) fail("the lock of what was mapped after mlockall is lost");
+        if (has(plain + PAGES, "lo") || has(locked + PAGES, "lo")) fail("memory is locked that was not");
+        char *m = mmap(NULL, PAGES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (full ? m != MAP_FAILED : m == MAP_FAILED || !has(m, "lo")) fail("mlockall(MCL_FUTURE) is lost");
+        if (m != MAP_FAILED) munmap(m, PAGES);
+    }
+    return finish();
+}
