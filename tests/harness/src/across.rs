@@ -4,12 +4,13 @@ use crate::build::{build, Kind};
 use crate::expect::want;
 use crate::hosts::Hosts;
 use crate::job::{output, show, text};
+use crate::outcome::take_unless_ended;
 use crate::place::{Place, User};
 use crate::s3::CREDENTIALS;
 use crate::Failure;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// Longer than anything takes here, also where much else runs.
@@ -32,6 +33,7 @@ pub struct Job {
     pub front: Option<Child>,
     all: usize,
     kind: Kind,
+    user: User,
     outputs: u32,
 }
 
@@ -43,7 +45,12 @@ impl Job {
 
     /// The same with an MPI of this kind.
     pub fn of(place: &Place, label: &str, kind: Kind, parts: usize, all: usize) -> Result<Self, Failure> {
-        let work = place.work(label, User::Root)?;
+        Self::by(User::Root, place, label, kind, parts, all)
+    }
+
+    /// The same, launched and restarted by `user`.
+    pub fn by(user: User, place: &Place, label: &str, kind: Kind, parts: usize, all: usize) -> Result<Self, Failure> {
+        let work = place.work(label, user)?;
         // Everything that hosts share lies in one directory.
         std::fs::create_dir_all(work.join("bin")).map_err(|e| e.to_string())?;
         for name in ["belay", "belay-inject", "belay-restorer"] {
@@ -59,6 +66,7 @@ impl Job {
             front: None,
             all,
             kind,
+            user,
             outputs: 0,
         })
     }
@@ -74,12 +82,16 @@ impl Job {
 
     /// A command on a host, with what MPI needs there.
     pub fn command(&self, host: usize, words: &[&str]) -> Command {
-        let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
+        let words: Vec<String> = self.user.words().iter().chain(words).map(|w| (*w).to_owned()).collect();
         let mut c = self.hosts.command(host, &words);
         c.env("BELAY_TEST_GO", self.work.join("go"))
             .env("BELAY_TEST_BEAT", self.work.join("beat"));
-        c.env("OMPI_ALLOW_RUN_AS_ROOT", "1")
-            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        if self.user == User::Root {
+            c.env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+                .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        } else {
+            c.env("HOME", &self.work);
+        }
         c.env("OMPI_MCA_mpi_yield_when_idle", "1").env("HWLOC_COMPONENTS", "-gl");
         c.envs(CREDENTIALS);
         if self.kind == Kind::Mpich {
@@ -130,12 +142,50 @@ impl Job {
 
     /// Launches `words` across hosts.
     pub fn launch_words(&mut self, words: &[&str]) -> Result<(), Failure> {
+        self.start_launch(words)?;
+        self.progress()
+    }
+
+    /// The same for a program without heartbeats.
+    pub fn start_launch(&mut self, words: &[&str]) -> Result<(), Failure> {
         let (belay, dir) = (self.belay.clone(), self.dir());
         let launch = [&belay, "launch", "--across-hosts", "--ckpt-dir", &dir];
         let options = self.options.clone();
         let options: Vec<&str> = options.iter().map(String::as_str).chain(["--"]).collect();
-        self.start(&[&launch[..], &options, words].concat())?;
-        self.progress()
+        self.start(&[&launch[..], &options, words].concat())
+    }
+
+    /// Waits until the job answers to commands; `false` when it has ended before.
+    pub fn answers(&mut self) -> Result<bool, Failure> {
+        let begin = Instant::now();
+        while !self.has_ended()? {
+            let said = text(&self.belay(&["status", "--json", &self.dir()])?);
+            if said.contains("\"running\": true") {
+                return Ok(true);
+            }
+            want(begin.elapsed() < LIMIT, || format!("no answer: {said}; {}", self.said()))?;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(false)
+    }
+
+    /// Whether the front has ended.
+    pub fn has_ended(&mut self) -> Result<bool, Failure> {
+        let front = self.front.as_mut().ok_or("nothing was started")?;
+        front.try_wait().map(|s| s.is_some()).map_err(|e| e.to_string())
+    }
+
+    /// Waits for the end of the front.
+    pub fn end(&mut self) -> Result<ExitStatus, Failure> {
+        let begin = Instant::now();
+        while !self.has_ended()? {
+            want(begin.elapsed() < LIMIT, || {
+                format!("no end: {}\n{}", self.said(), self.account())
+            })?;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let front = self.front.as_mut().ok_or("nothing was started")?;
+        front.wait().map_err(|e| e.to_string())
     }
 
     /// The command that runs `program` on the first hosts.
@@ -249,6 +299,12 @@ impl Job {
         self.must(&["checkpoint", "--quiet"]).map(drop)
     }
 
+    /// Takes a checkpoint, again where it is refused for what passes by itself; `false` when the job has ended before it.
+    pub fn take(&self) -> Result<bool, Failure> {
+        let taking = || self.belay(&["checkpoint", "--quiet", &self.dir()]);
+        take_unless_ended(taking, || Ok(self.hosts_in_use().is_empty()))
+    }
+
     /// The newest whole generation; 0 for none.
     pub fn newest(&self) -> u64 {
         let names = std::fs::read_dir(self.work.join("job/gen")).into_iter().flatten().flatten();
@@ -276,6 +332,12 @@ impl Job {
     pub fn restart(&mut self, more: &[&str]) -> Result<(), Failure> {
         let (belay, dir) = (self.belay.clone(), self.dir());
         self.begin_restart(&[&[&belay, "restart", &dir][..], more].concat())
+    }
+
+    /// Restarts with the parts where `at` says a program without heartbeats.
+    pub fn start_restart(&mut self) -> Result<(), Failure> {
+        let words = self.restart_words();
+        self.start(&words.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     /// Restarts with the parts where `at` says.
@@ -316,6 +378,15 @@ impl Job {
                 Some(Ok(None)) if begin.elapsed() < LIMIT => std::thread::sleep(Duration::from_millis(5)),
                 other => return Err(format!("{other:?}: {said}")),
             }
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.crash();
+        if std::env::var_os("BELAY_KEEP").is_none() {
+            std::fs::remove_dir_all(&self.work).ok();
         }
     }
 }

@@ -85,15 +85,10 @@ impl Job {
 
     /// A command in the work directory, as the job's user, in a small known environment.
     pub fn command(&self, argv: &[String]) -> Command {
-        let mut c = if self.user == User::Ordinary && am_root() {
-            let mut c = Command::new("setpriv");
-            c.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).args(argv);
-            c
-        } else {
-            let mut c = Command::new(&argv[0]);
-            c.args(&argv[1..]);
-            c
-        };
+        let before = if am_root() { self.user.words() } else { &[] };
+        let mut words = before.iter().copied().chain(argv.iter().map(String::as_str));
+        let mut c = Command::new(words.next().unwrap_or_default());
+        c.args(words);
         c.current_dir(&self.work)
             .env_clear()
             .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");

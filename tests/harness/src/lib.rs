@@ -7,6 +7,7 @@
 //! case     what to run: one line of a table
 //! procs    finds and kills the processes of one job, and nothing else
 //! job      a running job: launch, checkpoint, kill, restart, heartbeat, verdict
+//! outcome  what a program's run came to, and how two runs differ
 //! ways     the four ways in which each case is run
 //! stepper  the agent's system calls during a checkpoint, one by one
 //! terminal a pseudo-terminal for tests of job control
@@ -26,6 +27,7 @@ pub mod expect;
 pub mod group;
 pub mod hosts;
 pub mod job;
+pub mod outcome;
 pub mod place;
 pub mod procs;
 pub mod rng;

@@ -25,6 +25,14 @@ impl User {
             User::Ordinary => "user",
         }
     }
+
+    /// Words in front of a command that make root run it as this user.
+    pub fn words(self) -> &'static [&'static str] {
+        match self {
+            User::Root => &[],
+            User::Ordinary => &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"],
+        }
+    }
 }
 
 /// Directories of one run of the harness. Removed when dropped, unless BELAY_KEEP is set.
@@ -48,6 +56,12 @@ pub fn am_root() -> bool {
 pub fn repository() -> PathBuf {
     let harness = Path::new(env!("CARGO_MANIFEST_DIR"));
     harness.ancestors().nth(2).unwrap_or(harness).to_owned()
+}
+
+/// Is this command there?
+pub fn installed(command: &str) -> bool {
+    let dirs = ["/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/games"];
+    command.starts_with('/') && Path::new(command).exists() || dirs.iter().any(|d| Path::new(d).join(command).exists())
 }
 
 /// The directory in which cargo put the programs of this build.

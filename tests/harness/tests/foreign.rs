@@ -4,7 +4,8 @@
 //! Each program runs as one of the users, by chance. With BELAY_FOREIGN=N it runs as each, N rounds. BELAY_FOREIGN_TABLE names another table.
 
 use belay_tests::job::{show, Job};
-use belay_tests::place::{repository, Place, User};
+use belay_tests::outcome::{compare, tail, take_unless_ended, Outcome};
+use belay_tests::place::{installed, repository, Place, User};
 use belay_tests::rng::{run_seed, Rng};
 use belay_tests::runner::{self, Check};
 use belay_tests::ways::open_mpi_ports;
@@ -69,14 +70,6 @@ fn parse(text: &str) -> Vec<Program> {
     out
 }
 
-fn installed(command: &str) -> bool {
-    let dirs = ["/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/games"];
-    command.starts_with('/') && PathBuf::from(command).exists() || dirs.iter().any(|d| PathBuf::from(d).join(command).exists())
-}
-
-/// What a run came to: exit status and output.
-type Outcome = (String, Vec<u8>);
-
 struct Run<'a> {
     program: &'a Program,
     place: &'a Place,
@@ -135,22 +128,8 @@ impl Run<'_> {
 
     /// Takes a checkpoint; `false` when the program has ended before it.
     fn checkpoint(&self, job: &mut Job, options: &[&str]) -> Result<bool, Failure> {
-        let mut last = String::new();
-        for _ in 0..5 {
-            let o = job.checkpoint_raw(options)?;
-            if o.status.success() {
-                return Ok(true);
-            }
-            last = belay_tests::job::text(&o);
-            if job.has_ended()? || last.contains("is not running") || last.contains("ended before") {
-                return Ok(false);
-            }
-            // What passes by itself: a connection that nobody has accepted yet, a thread that cannot be let go before a child of vfork has ended.
-            if !last.contains("try again") && !last.contains("again in a moment") {
-                break;
-            }
-        }
-        Err(format!("belay checkpoint: {last}"))
+        let job = std::cell::RefCell::new(job);
+        take_unless_ended(|| job.borrow().checkpoint_raw(options), || job.borrow_mut().has_ended())
     }
 
     fn checkpointed(&self, rng: &mut Rng, whole: Duration) -> Result<Outcome, Failure> {
@@ -189,43 +168,6 @@ impl Run<'_> {
         }
         self.outcome(&mut job)
     }
-}
-
-fn compare(expected: &Outcome, got: &Outcome, way: &str) -> Result<(), Failure> {
-    if got.0 != expected.0 {
-        let text = String::from_utf8_lossy(&got.1);
-        return Err(format!(
-            "{way}: ended with {} instead of {}; its output:\n{}",
-            got.0,
-            expected.0,
-            tail(&text)
-        ));
-    }
-    if got.1 == expected.1 {
-        return Ok(());
-    }
-    let at = got
-        .1
-        .iter()
-        .zip(&expected.1)
-        .position(|(a, b)| a != b)
-        .unwrap_or(got.1.len().min(expected.1.len()));
-    let part = |v: &[u8]| String::from_utf8_lossy(&v[at.min(v.len())..(at + 300).min(v.len())]).into_owned();
-    Err(format!(
-        "{way}: its output differs from byte {at} on ({} and {} bytes):\n{}\ninstead of:\n{}",
-        got.1.len(),
-        expected.1.len(),
-        part(&got.1),
-        part(&expected.1)
-    ))
-}
-
-fn tail(text: &str) -> &str {
-    let mut at = text.len().saturating_sub(1500);
-    while !text.is_char_boundary(at) {
-        at += 1;
-    }
-    &text[at..]
 }
 
 fn check(program: &Program, place: &Place, user: User, rounds: u64, seed: u64) -> Result<(), Failure> {

@@ -6,11 +6,13 @@ use belay_tests::across::{files, Job};
 use belay_tests::build::Kind;
 use belay_tests::expect::want;
 use belay_tests::job::{show, text};
-use belay_tests::place::Place;
+use belay_tests::place::{Place, User, NOBODY};
 use belay_tests::rng::Rng;
 use belay_tests::s3::Server;
 use belay_tests::target::{or_end, Target};
 use belay_tests::Failure;
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -145,11 +147,43 @@ fn packed(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
+/// A job of an ordinary user's comes back on two other hosts, then on one that nobody has used.
+fn of_a_user(place: &Place, kind: Kind, name: &str, rng: &mut Rng) -> Result<(), Failure> {
+    let label = format!("hosts-user{}", kind.suffix());
+    let mut job = Job::by(User::Ordinary, place, &label, kind, 2, 5)?;
+    let program = job.program(place, name)?;
+    job.launch(&program)?;
+    for at in [[3, 4], [5, 5]] {
+        std::thread::sleep(Duration::from_millis(rng.below(700)));
+        let taken = job.take().map_err(|e| format!("before {at:?}: {e}"))?;
+        want(taken, || format!("before {at:?}: ended: {}", job.said()))?;
+        job.crash();
+        job.at = at.to_vec();
+        job.restart_at(&[]).map_err(|e| format!("{at:?}: restart: {e}"))?;
+        job.progress()?;
+        want(
+            job.hosts_in_use() == BTreeSet::from(at).into_iter().collect::<Vec<_>>(),
+            || format!("{at:?}: the job is on hosts {:?}", job.hosts_in_use()),
+        )?;
+        let ranks = job.hosts.find(at[1], &program);
+        let namespace = |pid: i32| std::fs::read_link(format!("/proc/{pid}/ns/user")).ok();
+        let owner = |pid: i32| std::fs::metadata(format!("/proc/{pid}")).map(|m| m.uid()).ok();
+        let own = std::process::id().cast_signed();
+        let confined = ranks
+            .iter()
+            .all(|p| owner(*p) == Some(NOBODY) && namespace(*p) != namespace(own));
+        want(!ranks.is_empty() && confined, || {
+            format!("{at:?}: not the user's, in a user namespace: {ranks:?}")
+        })?;
+    }
+    job.verdict()
+}
+
 fn main() {
     let mut target = Target::over_hosts("hosts");
     or_end(Server::prepare(target.place()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 15] = [
+    let tests: [(&str, Run); 17] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -170,6 +204,8 @@ fn main() {
         ("late_connections::net_late", late_connections),
         ("late_connections::mpi_lazy", |p, r| rounds(p, "mpi/mpi_lazy", 4, 5, r)),
         ("late_connections::packed", packed),
+        ("user::mpi_p2p", |p, r| of_a_user(p, Kind::OpenMpi, "mpi/mpi_p2p", r)),
+        ("user::mpich::mpi_cg", |p, r| of_a_user(p, Kind::Mpich, "mpi/mpi_cg", r)),
         ("shared_memory", shared_memory),
         ("durable", durable::directory),
         ("durable_objects", durable::objects),
