@@ -1,0 +1,54 @@
+//! Running code inside a stopped process: single system calls, and the operations of `belay-inject`.
+
+mod area;
+mod operations;
+mod turns;
+
+use crate::rescue::Gate;
+use crate::suspend::{Process, Task};
+use crate::CaptureError;
+pub(crate) use area::Area;
+use belay_kernel::ptrace::{self, Event};
+pub(crate) use operations::{collect_processes, collect_threads, snapshot, Made};
+pub(crate) use turns::{notification, rings};
+
+/// Lets `task` issue one system call.
+pub(crate) fn remote_syscall(gate: &Gate, task: &mut Task, nr: i64, args: [u64; 6]) -> Result<u64, CaptureError> {
+    let fail = |step: &str, e: std::io::Error| CaptureError::failed(format!("{step} of thread {}", task.tid), e);
+    let mut regs = task.regs;
+    regs.rip = gate.syscall_at;
+    regs.rsp = gate.stack.unwrap_or(regs.rsp);
+    regs.rax = nr.cast_unsigned();
+    regs.orig_rax = u64::MAX;
+    [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9] = args;
+    ptrace::set_regs(task.tid, &regs).map_err(|e| fail("set registers", e))?;
+    ptrace::set_sigmask(task.tid, u64::MAX).map_err(|e| fail("set signal mask", e))?;
+    task.borrowed = true;
+    for _ in 0..2 {
+        ptrace::cont_to_syscall(task.tid).map_err(|e| CaptureError::failed(format!("continue thread {}", task.tid), e))?;
+        task.wait_for(Event::Syscall)?;
+    }
+    let ret = ptrace::get_regs(task.tid)
+        .map_err(|e| CaptureError::failed(format!("read registers of thread {}", task.tid), e))?
+        .rax;
+    match ret.cast_signed() {
+        e @ -4095..=-1 => Err(CaptureError::Call {
+            tid: task.tid,
+            nr,
+            errno: i32::try_from(-e).unwrap_or(libc::EIO),
+        }),
+        _ => Ok(ret),
+    }
+}
+
+/// Lets the main thread of `process` issue one system call.
+pub(crate) fn on_main(process: &mut Process, nr: i64, args: [u64; 6]) -> Result<u64, CaptureError> {
+    match (process.gate.as_ref(), process.tasks.first_mut()) {
+        (Some(gate), Some(task)) => remote_syscall(gate, task, nr, args),
+        _ => Err(CaptureError::refuse(
+            process.pid,
+            "process",
+            "it cannot issue system calls for the agent",
+        )),
+    }
+}

@@ -1,0 +1,190 @@
+//! Operations that every process does at the same time: telling about threads and processes, and copying itself.
+
+use super::area::{Area, Entry, SMALL_STACK};
+use crate::suspend::{Process, Suspended, Task};
+use crate::CaptureError;
+use belay_abi::inject::{ProcessTable, SnapshotTable, ThreadTable, MAX_LEFT_OUT, OP_PROCESS, OP_SNAPSHOT, OP_THREAD};
+
+/// Lets the main thread of every process that `who` names begin an operation as `prepare` says (areas are those of the named ones), waits for the end of all that began, and lets `collect` read each one's result. An
+/// operation that began is always waited for, whatever has failed meanwhile: a thread taken out of the middle of one would leave its process with a
+/// stray child or without an attribute. Returns the first failure.
+fn in_all(
+    job: &mut Suspended,
+    areas: &[Area],
+    who: impl Fn(&Process) -> bool,
+    mut prepare: impl FnMut(usize, &Process, &Area) -> Result<Entry, CaptureError>,
+    mut collect: impl FnMut(&mut Process, &Area) -> Result<(), CaptureError>,
+) -> Result<(), CaptureError> {
+    let mut began = Vec::new();
+    let mut failed = None;
+    let named = |process: &&mut Process| who(process);
+    for (i, (process, area)) in job.processes.iter_mut().filter(named).zip(areas).enumerate() {
+        let entry = prepare(i, process, area);
+        match entry.and_then(|entry| entry.begin(&mut process.tasks[0]).map(|()| entry)) {
+            Ok(entry) => began.push(entry),
+            Err(e) => {
+                failed = Some(e);
+                break;
+            }
+        }
+    }
+    for ((process, area), entry) in job.processes.iter_mut().filter(named).zip(areas).zip(began) {
+        if let Err(e) = entry.end(&mut process.tasks[0]).and_then(|()| collect(process, area)) {
+            failed.get_or_insert(e);
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+/// Runs OP_THREAD on every task; returns the results by process and task. As with the other operations, what began is waited for. All but the first of each process, which are
+/// needed for nothing more, get their registers back at once. While the others are busy, `meanwhile` is done with the first ones.
+pub(crate) fn collect_threads<M>(
+    job: &mut Suspended,
+    areas: &[Area],
+    meanwhile: impl FnOnce(&mut Suspended) -> Result<M, CaptureError>,
+) -> Result<(Vec<Vec<ThreadTable>>, M), CaptureError> {
+    let size = size_of::<ThreadTable>() as u64;
+    for (process, area) in job.processes.iter().zip(areas) {
+        let blank: ThreadTable = area.get(area.thread_tables)?;
+        let mut tables = vec![blank; process.tasks.len()];
+        for (i, (table, task)) in tables.iter_mut().zip(&process.tasks).enumerate() {
+            table.mark = area.mark(process.pid, task.tid, i);
+        }
+        area.put(area.thread_tables, &tables)?;
+    }
+    let entry = |process: usize, number: usize, task: &Task| {
+        let (area, i) = (&areas[process], number as u64);
+        let entry = area.entry(
+            task,
+            OP_THREAD,
+            area.thread_tables + size * i,
+            area.small_stacks + SMALL_STACK * (i + 1),
+        );
+        (number == 0, entry)
+    };
+    let began: Result<Vec<()>, _> = job
+        .each_task(entry, |task, (_, entry)| entry.begin(task))
+        .into_iter()
+        .flatten()
+        .collect();
+    let end = |task: &mut Task, (first, entry): &(bool, Entry)| {
+        entry.end(task)?;
+        if !first {
+            task.put_back();
+        }
+        Ok(())
+    };
+    let (ended, done) = job.each_task_while(entry, end, |job| began.and_then(|_| meanwhile(job)));
+    ended.into_iter().flatten().collect::<Result<(), CaptureError>>()?;
+    let done = done?;
+    let mut out = Vec::new();
+    for (process, area) in job.processes.iter().zip(areas) {
+        let tables = area.get_all::<ThreadTable>(area.thread_tables, process.tasks.len())?;
+        if tables.iter().any(|t| t.mark.done == 0) {
+            let reason = "got a signal from outside the job at this moment";
+            return Err(CaptureError::refuse_for_now(process.pid, "process", reason));
+        }
+        out.push(tables);
+    }
+    Ok((out, done))
+}
+
+/// Runs OP_PROCESS on the main thread of every process; `timers` are the identifiers of each one's POSIX timers.
+pub(crate) fn collect_processes(
+    job: &mut Suspended,
+    areas: &[Area],
+    timers: &[Vec<i32>],
+) -> Result<Vec<ProcessTable>, CaptureError> {
+    let mut out = Vec::new();
+    in_all(
+        job,
+        areas,
+        |_| true,
+        |i, process, area| {
+            let ids = &timers[i];
+            let mut table = area.get::<ProcessTable>(area.process_table)?;
+            if ids.len() > table.timers.len() {
+                return Err(CaptureError::refuse(
+                    process.pid,
+                    format!("{} POSIX timers", ids.len()),
+                    format!("more than {}", table.timers.len()),
+                ));
+            }
+            for (slot, id) in table.timers.iter_mut().zip(ids) {
+                slot.id = *id;
+            }
+            table.timer_count = u32::try_from(ids.len()).unwrap_or(0);
+            table.mark = area.mark(process.pid, process.tasks[0].tid, 0);
+            area.put(area.process_table, &[table])?;
+            Ok(area.entry(&process.tasks[0], OP_PROCESS, area.process_table, area.large_stack_top))
+        },
+        |process, area| {
+            let table = area.get::<ProcessTable>(area.process_table)?;
+            process.subreaper = table.child_subreaper > 0;
+            out.push(table);
+            Ok(())
+        },
+    )?;
+    Ok(out)
+}
+
+/// A snapshot child.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Made {
+    pub(crate) pid: i32,
+    /// The userfaultfd that it was to bring: its descriptor in the child, or a negative error number.
+    pub(crate) uffd: Option<i32>,
+}
+
+/// Makes a snapshot child of every process with memory of its own, whose `areas` and so on these are; `controls` are the agent's descriptors of their control memories and the inode numbers of these. `want_uffd` says whose child shall bring a userfaultfd. Returns for each process its child or
+/// the error number that prevented it.
+pub(crate) fn snapshot(
+    job: &mut Suspended,
+    areas: &[Area],
+    left_out: &[Vec<[u64; 2]>],
+    controls: &[(i32, u64)],
+    want_uffd: &[bool],
+) -> Result<Vec<Result<Made, i32>>, CaptureError> {
+    let agent_pid = std::process::id().cast_signed();
+    let mut out = Vec::new();
+    in_all(
+        job,
+        areas,
+        |process| process.guest.is_none(),
+        |i, process, area| {
+            let mut ranges = [[0; 2]; MAX_LEFT_OUT];
+            for (slot, range) in ranges.iter_mut().zip(&left_out[i]) {
+                *slot = *range;
+            }
+            let (fd, ino) = controls[i];
+            let table = SnapshotTable {
+                mark: area.main_mark(process),
+                stack_intermediary: area.base + area.intermediary_stack_top,
+                stack_writers: area.base + area.writer_stack_top,
+                agent_pid,
+                control_fd: fd,
+                control_ino: ino,
+                child: 0,
+                error: 0,
+                want_uffd: i32::from(want_uffd[i]),
+                uffd: 0,
+                left_out: ranges,
+            };
+            area.put(area.snapshot_table, &[table])?;
+            Ok(area.entry(&process.tasks[0], OP_SNAPSHOT, area.snapshot_table, area.large_stack_top))
+        },
+        |_, area| {
+            let table = area.get::<SnapshotTable>(area.snapshot_table)?;
+            out.push(match (table.error, table.child) {
+                (0, pid) if pid > 0 => Ok(Made {
+                    pid,
+                    uffd: (table.want_uffd != 0).then_some(table.uffd),
+                }),
+                (0, child) => Err(-child),
+                (error, _) => Err(-error),
+            });
+            Ok(())
+        },
+    )?;
+    Ok(out)
+}
