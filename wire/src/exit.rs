@@ -64,6 +64,11 @@ impl Exit {
         self as u8
     }
 
+    /// The status with number `code`.
+    pub fn of_code(code: u8) -> Option<Self> {
+        Self::TABLE.iter().map(|row| row.exit).find(|exit| exit.code() == code)
+    }
+
     /// Every status in numerical order.
     pub const TABLE: &'static [ExitRow] = &[
         row(

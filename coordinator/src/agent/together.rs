@@ -8,7 +8,7 @@
 use super::{stopped_after_checkpoint, Agent};
 use crate::checkpoint::Wanted;
 use crate::clients::ClientId;
-use crate::nodes::gathering::{line, Gathering, COMMITTED, REFUSED, STEPS, WRITTEN};
+use crate::nodes::gathering::{self, Gathering, COMMITTED, STEPS, WRITTEN};
 use crate::nodes::remote::{end_standin, stdio_of, Life, Remote, RemoteShell};
 use crate::nodes::{self, again, table, Nodes, Order, Stage, Together};
 use crate::{generations, sys, Failure};
@@ -275,7 +275,7 @@ impl Agent {
             Some(tree) => {
                 let gathering = Gathering::new(tree, base, nodes.job());
                 let begun = self.begin(number, wanted, outside, Some(&gathering));
-                begun.inspect_err(|f| gathering.fail(&f.message))
+                begun.map_err(|f| gathering.judge(f)).inspect_err(|f| gathering.fail(f))
             }
         };
         if let Ok(mut writing) = result {
@@ -319,7 +319,7 @@ impl Agent {
         if let Some(tree) = nodes.tree() {
             let contribution = match failure {
                 None => Contribution::ready(),
-                Some(f) => Contribution::failed(tree.node(), REFUSED, f.message),
+                Some(f) => gathering::refusal(tree.node(), &f),
             };
             tree.begin(base + step, contribution);
         }
@@ -340,8 +340,8 @@ impl Agent {
     fn step_ended(&mut self, end: Result<Values, Broken>) {
         let Some(nodes) = &mut self.nodes else { return };
         let Some(together) = &mut nodes.together else { return };
-        let refused = end.as_ref().err().is_some_and(|b| b.0.iter().any(|f| f.kind == REFUSED));
-        let failure = end.err().map(|b| Failure::new(Exit::CheckpointFailed, line(&b)));
+        let refused = end.as_ref().err().is_some_and(gathering::is_refused);
+        let failure = end.err().map(|b| gathering::failure(&b));
         match (nodes.part, together.stage.take(), failure) {
             (Some(_), Some(Stage::Written), None) => self.arrive(Stage::Committed, COMMITTED, None),
             (Some(_), Some(Stage::Committed), None) => self.keep_part(),

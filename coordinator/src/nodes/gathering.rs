@@ -1,7 +1,9 @@
 //! One checkpoint's steps at this node, up to its capture.
 
+use crate::Failure;
 use belay_plugins::{Facts, Group};
 use belay_tree::{Broken, Contribution, Tree};
+use belay_wire::Exit;
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
@@ -13,8 +15,34 @@ pub(crate) const WRITTEN: u64 = 14;
 /// The root has committed.
 pub(crate) const COMMITTED: u64 = 15;
 
-/// Kind of failure of a node that has not done its share: no generation comes of the checkpoint.
-pub(crate) const REFUSED: &str = "checkpoint";
+/// Begins the kind of failure of a node that has not done its share, and no generation comes of the checkpoint; the exit status follows.
+const REFUSED: &str = "checkpoint ";
+
+/// What `node` tells the others about its `failure`.
+pub(crate) fn refusal(node: u64, failure: &Failure) -> Contribution {
+    Contribution::failed(node, &format!("{REFUSED}{}", failure.exit.code()), &failure.message)
+}
+
+/// Whether some node has not done its share; otherwise one was lost.
+pub(crate) fn is_refused(broken: &Broken) -> bool {
+    broken.0.iter().any(|f| f.kind.starts_with(REFUSED))
+}
+
+/// The failure of a checkpoint that has failed at other nodes: of their kind, where they agree.
+pub(crate) fn failure(broken: &Broken) -> Failure {
+    Failure::new(exit(broken), line(broken))
+}
+
+fn exit(broken: &Broken) -> Exit {
+    let told = |kind: &str| kind.strip_prefix(REFUSED)?.parse().ok().and_then(Exit::of_code);
+    let mut kinds = broken.0.iter().map(|f| told(&f.kind).unwrap_or(Exit::CheckpointFailed));
+    let first = kinds.next().unwrap_or(Exit::CheckpointFailed);
+    if kinds.all(|kind| kind == first) {
+        first
+    } else {
+        Exit::CheckpointFailed
+    }
+}
 
 /// Meets the other nodes at one step after the other.
 #[derive(Debug)]
@@ -23,6 +51,8 @@ pub(crate) struct Gathering<'a> {
     base: u64,
     next: Cell<u64>,
     broken: Cell<bool>,
+    /// The kind of failure of other nodes.
+    exit: Cell<Option<Exit>>,
     job: u64,
 }
 
@@ -39,6 +69,7 @@ impl<'a> Gathering<'a> {
             base,
             next: Cell::new(1),
             broken: Cell::new(false),
+            exit: Cell::new(None),
             job,
         }
     }
@@ -48,11 +79,18 @@ impl<'a> Gathering<'a> {
     }
 
     /// Tells the others, who wait at the next step, that this node cannot go on; unless they know, because a step has failed.
-    pub(crate) fn fail(&self, reason: &str) {
+    pub(crate) fn fail(&self, failure: &Failure) {
         if !self.broken.replace(true) {
-            let failed = Contribution::failed(self.tree.node(), REFUSED, reason);
             // It fails, of course.
-            drop(self.tree.exchange(self.step(), failed));
+            drop(self.tree.exchange(self.step(), refusal(self.tree.node(), failure)));
+        }
+    }
+
+    /// This node's `failure`, which is of the kind of that of others where it comes from there.
+    pub(crate) fn judge(&self, failure: Failure) -> Failure {
+        match self.exit.get() {
+            Some(exit) => Failure { exit, ..failure },
+            None => failure,
         }
     }
 }
@@ -64,6 +102,7 @@ impl Group for Gathering<'_> {
         contribution.want = want;
         self.tree.exchange(self.step(), contribution).map_err(|b| {
             self.broken.set(true);
+            self.exit.set(Some(exit(&b)));
             line(&b)
         })
     }
@@ -76,6 +115,26 @@ impl Group for Gathering<'_> {
     }
 
     fn give_up(&self, reason: &str) {
-        self.fail(reason);
+        self.fail(&Failure::new(Exit::Refused, reason));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kind_of_failure_is_told_to_others() {
+        let of = |exit| refusal(3, &Failure::new(exit, "no")).failures;
+        let broken = |exits: &[Exit]| Broken(exits.iter().flat_map(|e| of(*e)).collect());
+        let both = broken(&[Exit::Refused, Exit::Refused]);
+        assert_eq!(failure(&both).exit, Exit::Refused);
+        assert!(is_refused(&both));
+        assert_eq!(
+            failure(&broken(&[Exit::DiskFull, Exit::Refused])).exit,
+            Exit::CheckpointFailed
+        );
+        let lost = Broken(Contribution::failed(3, "lost", "connection closed").failures);
+        assert_eq!((failure(&lost).exit, is_refused(&lost)), (Exit::CheckpointFailed, false));
     }
 }
