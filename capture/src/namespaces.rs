@@ -2,6 +2,7 @@
 
 use crate::process::Draft;
 use crate::CaptureError;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 /// Names in `/proc/PID/ns`, and for people. PID namespaces are noticed earlier; those of control groups and clocks change nothing that a restart keeps.
@@ -30,5 +31,11 @@ pub(crate) fn check(drafts: &[Draft]) -> Result<(), CaptureError> {
 }
 
 fn namespace(pid: i32, kind: &str) -> Option<PathBuf> {
-    std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok()
+    // Not that of `/proc/PID/ns`: upon its names a restart may show others.
+    std::fs::read_link(format!("/proc/{pid}/task/{pid}/ns/{kind}")).ok()
+}
+
+/// Number of the user namespace that process `pid` is shown; 0 where nothing can be looked at.
+pub(crate) fn shown(pid: i32) -> u64 {
+    std::fs::metadata(format!("/proc/{pid}/ns/user")).map_or(0, |m| m.ino())
 }

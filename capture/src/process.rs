@@ -2,6 +2,7 @@
 
 use crate::memory;
 use crate::mlock::Locks;
+use crate::namespaces;
 use crate::remote;
 use crate::suspend::{Process, Suspended, Zombie};
 use crate::threads;
@@ -143,6 +144,7 @@ impl Draft {
             root: self.root.clone(),
             umask: threads::umask(&self.status),
             personality: hex_file(task, "personality"),
+            user_namespace: namespaces::shown(pid),
             creds: credentials(&self.status),
             rlimits: (0..RLIMITS).map(|r| rlimit(pid, r)).collect(),
             oom_score_adj: proc::text(format!("/proc/{pid}/oom_score_adj"))
@@ -292,6 +294,7 @@ pub(crate) fn zombie(z: Zombie) -> Option<model::Process> {
         root: String::new(),
         umask: 0,
         personality: 0,
+        user_namespace: 0,
         creds: model::Credentials::default(),
         rlimits: Vec::new(),
         oom_score_adj: 0,

@@ -85,6 +85,9 @@ pub struct Process {
     pub umask: u32,
     /// Execution domain (`/proc/PID/personality`).
     pub personality: u64,
+    /// Number of the user namespace that it sees as its own (`stat` of `/proc/self/ns/user`); 0 where nobody has looked.
+    #[serde(default)]
+    pub user_namespace: u64,
     /// User and group identity and capability sets.
     pub creds: Credentials,
     /// Resource limits in order of `RLIMIT_*` number: (soft, hard).

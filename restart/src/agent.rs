@@ -8,6 +8,7 @@ use crate::memory::Special;
 use crate::namespace::Way;
 use crate::process::{self, Context};
 use crate::resume;
+use crate::shown::Shown;
 use crate::spawn::{Companions, Forest, EXISTS, JOINED, LEADS, SETTLED};
 use crate::state::Own;
 use crate::tree::{self, Role, Tree};
@@ -69,6 +70,7 @@ pub(crate) fn restart(
     let tree = tree::plan(&job.agent, &job.processes, helpers.iter().sum(), pid_max(), &taken)
         .map_err(|e| RestartError::at("spawn", e))?;
     let mine = std::process::id().cast_signed();
+    let shown = Shown::new(way);
     let rebuilder = Rebuilder::rebuild(descriptors, &blobs, way != Way::Initial, group, &sys::say)
         .map_err(|e| RestartError::at("rebuild", e))?;
     connects::finish(&mut job.processes, |pid, tid, fd| rebuilder.is_connected(pid, tid, fd));
@@ -130,6 +132,9 @@ pub(crate) fn restart(
     let result = parked.and_then(|spawned| {
         let resuming = Instant::now();
         let stopped = resume::seize(&job, &shared, &tree, &live, blob)?;
+        if let Some(shown) = shown {
+            shown.show(job.processes.iter().filter(|p| tree::is_live(p)));
+        }
         if way != Way::Initial {
             set_last_pid(tree.max_pid);
         }

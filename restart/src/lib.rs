@@ -33,6 +33,7 @@ mod plausible;
 mod process;
 mod resume;
 mod sched;
+mod shown;
 mod spawn;
 mod state;
 mod sys;
@@ -46,6 +47,7 @@ use belay_plugins::Group;
 use channel::{Channel, Message};
 use front::Front;
 use namespace::Way;
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -113,6 +115,7 @@ pub fn restart(
         initial::check(&l.job, &l.descriptors)?;
         initial::become_reaper().map_err(failed)?;
     }
+    let shown = shown::outer(way);
     // SAFETY: these calls cannot fail and touch no memory.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     // SAFETY: the front process has one thread, as the contract of this function says.
@@ -126,6 +129,7 @@ pub fn restart(
     if init != 0 {
         drop(inside);
         drop(loaded);
+        drop(shown);
         leave(group);
         return front.attend(init, way == Way::Initial, group.is_none().then_some(root), &channel);
     }
@@ -138,6 +142,7 @@ pub fn restart(
         monotonic_ns,
         uid,
         gid,
+        shown: Cell::new(shown),
         session: !front.has_terminal() && way != Way::Initial,
         group,
         running: &running,

@@ -78,10 +78,11 @@ pub(crate) fn capture_device(s: &mut Session<'_>, id: DescId) -> Result<Kind, Fa
 pub(crate) fn capture_namespace(s: &mut Session<'_>, id: DescId) -> Result<PathState, Fault> {
     let found = &s.found[id];
     let name = found.link.to_string_lossy().into_owned();
-    let kind = name.split(':').next().unwrap_or_default();
+    // `KIND:[NUMBER]`, or where a restart shows another one than the job's own, the name upon which it does.
+    let kind = name.rsplit('/').next().and_then(|n| n.split(':').next()).unwrap_or_default();
     let path = format!("/proc/self/ns/{kind}");
-    let same = fd::stat(Path::new(&path), true).is_ok_and(|st| st.st_ino == found.stat.st_ino);
-    if !same {
+    let is = |path: &str| fd::stat(Path::new(path), true).is_ok_and(|st| st.st_ino == found.stat.st_ino);
+    if !is(&path) && !is(&format!("/proc/thread-self/ns/{kind}")) {
         return refuse("a namespace other than the job's own cannot be restored");
     }
     Ok(PathState {

@@ -166,6 +166,7 @@ fn process(pid: i32, t: &Task) -> Process {
         root: String::new(),
         umask: 0,
         personality: 0,
+        user_namespace: 0,
         creds: Default::default(),
         rlimits: Vec::new(),
         oom_score_adj: 0,

@@ -62,6 +62,7 @@ fn cases() -> Vec<Case> {
         prog("attr_process"),
         prog("attr_identity"),
         prog("attr_notrace"),
+        prog("attr_namespace"),
         prog("mem_private"),
         prog("mem_shared anon"),
         prog("mem_shared file").launch(&["--save-open-files"]),
