@@ -6,6 +6,7 @@
 
 use crate::fault::{refuse, At, Fault};
 use crate::model::{DescId, Description, Descriptors, FsPath, Holder, Kind, Owner, Slot, Table};
+use crate::renamed::Renamed;
 use crate::sys::{fd, fdinfo::FdInfo};
 use crate::{epoll, eventfd, files, inotify, locks, mqueue, pidfd, pipes, shm, signalfd, sockets, terminals, timerfd};
 use crate::{CaptureEnv, ProcessView, Refusal};
@@ -78,8 +79,8 @@ pub(crate) struct Session<'a> {
     pub(crate) tcp: sockets::tcp::TcpSet,
     /// Shared memory that is this node's.
     pub(crate) claims: Vec<OwnedFd>,
-    /// Socket files that have been renamed.
-    pub(crate) socket_files: sockets::unix::SocketFiles,
+    /// What files are called now.
+    pub(crate) renamed: Renamed,
     /// Kernel's socket diagnosis, opened when first needed.
     pub(crate) diag: Option<crate::sys::diag::Diag>,
     /// Does what only the processes themselves can do.
@@ -167,7 +168,7 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
         terminals: terminals::TerminalSet::default(),
         tcp: sockets::tcp::TcpSet::default(),
         claims: Vec::new(),
-        socket_files: HashMap::new(),
+        renamed: Renamed::default(),
         diag: None,
         inside: env.inside,
         buckets: HashMap::new(),

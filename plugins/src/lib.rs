@@ -27,6 +27,7 @@ mod mqueue;
 mod pidfd;
 mod pipes;
 mod rebuild;
+mod renamed;
 mod shm;
 mod signalfd;
 mod sockets;

@@ -1,5 +1,5 @@
 // ipc_posix mq: message queues with waiting messages and priorities, one by name, one without, which is always full: a child waits to send.
-// ipc_posix sem: named semaphores shared by two processes.
+// ipc_posix sem: named semaphores shared by two processes, and with whoever opens one by its name.
 #include "check.h"
 #include <mqueue.h>
 #include <semaphore.h>
@@ -17,6 +17,22 @@ static pid_t sender(mqd_t *to) {
             if (mq_send(w, (char *)&i, sizeof i, 5)) fail("mq_send: %s", strerror(errno));
     OK(close(w));
     return p;
+}
+// Whether the file of the semaphore's name is the memory in which this process has it; sem_open would not look.
+static void same_by_name(const char *name, sem_t *s) {
+    char path[128];
+    snprintf(path, sizeof path, "/dev/shm/sem.%s", name + 1);
+    int fd = (int)OK(open(path, O_RDWR));
+    sem_t *found = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(found != MAP_FAILED);
+    int before, after;
+    OK(sem_getvalue(found, &before));
+    OK(sem_post(s));
+    OK(sem_getvalue(found, &after));
+    if (after != before + 1) fail("the semaphore of that name is another");
+    OK(sem_wait(found));
+    OK(munmap(found, sizeof *s));
+    OK(close(fd));
 }
 int main(int argc, char **argv) {
     int use_mq = argc > 1 && !strcmp(argv[1], "mq");
@@ -38,6 +54,12 @@ int main(int argc, char **argv) {
     sem_unlink(n);  // a job that was killed may have had this number, here or in another PID namespace
     sem_t *s = sem_open(n, O_CREAT | O_EXCL, 0600, 0), *back;
     CHECK(s != SEM_FAILED);
+    // It keeps its name; that of `back` is gone at once. Of this one nobody makes use but by its name.
+    char lasting[64];
+    snprintf(lasting, sizeof lasting, "/belay-w%d-%d", getuid(), getpid());
+    sem_unlink(lasting);
+    sem_t *by_name = sem_open(lasting, O_CREAT | O_EXCL, 0600, 3);
+    CHECK(by_name != SEM_FAILED);
     snprintf(n, sizeof n, "/belay-u%d-%d", getuid(), getpid());
     sem_unlink(n);
     back = sem_open(n, O_CREAT | O_EXCL, 0600, 0);
@@ -79,6 +101,7 @@ int main(int argc, char **argv) {
             }
             CHECK(a.mq_maxmsg == 6 && a.mq_msgsize == 200 && a.mq_flags == O_NONBLOCK && a.mq_curmsgs == 0);
         }
+        same_by_name(lasting, by_name);
         sem_post(s);
         if (sem_wait(back)) fail("sem_wait: %s", strerror(errno));
     }
@@ -91,5 +114,6 @@ int main(int argc, char **argv) {
     snprintf(n, sizeof n, "/belay-t%d-%d", getuid(), getpid());
     mq_unlink(n);
     sem_unlink(n);
+    sem_unlink(lasting);
     return finish();
 }

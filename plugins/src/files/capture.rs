@@ -5,6 +5,7 @@ use crate::capture::{Found, Session};
 use crate::content::{Content, Window};
 use crate::fault::{refuse, At, Fault};
 use crate::model::{DescId, FsPath, Holder, Kind};
+use crate::renamed::Renamed;
 use crate::sys::fd;
 use belay_image::model::ObjectId;
 use std::collections::HashMap;
@@ -103,7 +104,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<Kind, Fault> {
     let at = match s.files.find(oid) {
         Some(at) => at,
         None => {
-            let object = object_of(found, oid, magic)?;
+            let object = object_of(found, oid, magic, &mut s.renamed)?;
             let holder = found.holder;
             s.files.add(Sought {
                 object,
@@ -119,8 +120,8 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<Kind, Fault> {
 }
 
 /// The object behind a description.
-fn object_of(found: &Found, oid: ObjectId, magic: i64) -> Result<FileObject, Fault> {
-    let (path, origin) = locate(found, oid, magic)?;
+fn object_of(found: &Found, oid: ObjectId, magic: i64, renamed: &mut Renamed) -> Result<FileObject, Fault> {
+    let (path, origin) = locate(found, oid, magic, renamed)?;
     Ok(FileObject {
         ids: vec![oid],
         path: FsPath(path),
@@ -138,7 +139,7 @@ fn object_of(found: &Found, oid: ObjectId, magic: i64) -> Result<FileObject, Fau
 }
 
 /// Splits the name the kernel shows into path and origin.
-fn locate(found: &Found, oid: ObjectId, magic: i64) -> Result<(PathBuf, Origin), Fault> {
+fn locate(found: &Found, oid: ObjectId, magic: i64, renamed: &mut Renamed) -> Result<(PathBuf, Origin), Fault> {
     let shown = found.link.as_path();
     let bare = without_deleted(shown);
     if found.stat.st_nlink == 0 || bare != shown {
@@ -156,6 +157,11 @@ fn locate(found: &Found, oid: ObjectId, magic: i64) -> Result<(PathBuf, Origin),
     let here = fd::stat(shown, false).is_ok_and(|st| st.st_dev == oid.dev && st.st_ino == oid.ino);
     if here {
         return Ok((shown.to_owned(), Origin::Named));
+    }
+    if found.stat.st_nlink > 0 {
+        if let Some(now) = renamed.of_file(bare, oid) {
+            return Ok((now, Origin::Named));
+        }
     }
     let tmpfile = bare.file_name() == Some(OsStr::new(&format!("#{}", oid.ino)));
     Ok((bare.to_owned(), Origin::Deleted { tmpfile }))

@@ -64,7 +64,11 @@ fn object(s: &mut Session<'_>, m: &SharedMapping, holder: Holder) -> usize {
         // Nobody holds a descriptor, so nobody can add or ask for seals any more.
         (PathBuf::from(memfd), Origin::Memfd { seals: 0, huge: huge() })
     } else if deleted && !files::is_named(shown, m.object) {
-        (bare.to_owned(), Origin::Deleted { tmpfile: false })
+        // A named semaphore gets its name when it has been mapped under another (`sem_open`).
+        match s.renamed.of_file(bare, m.object) {
+            Some(now) => (now, Origin::Named),
+            None => (bare.to_owned(), Origin::Deleted { tmpfile: false }),
+        }
     } else {
         (shown.to_owned(), Origin::Named)
     };

@@ -5,14 +5,10 @@ use crate::capture::{Found, Session};
 use crate::fault::{not_now, At, Fault};
 use crate::files::{parents, without_deleted};
 use crate::model::{DescId, FsPath, Holder};
+use crate::renamed::Renamed;
 use crate::sockets::{options, queue};
 use crate::sys::{fd, sock};
-use std::collections::HashMap;
-use std::os::unix::fs::{DirEntryExt, FileTypeExt};
 use std::path::{Path, PathBuf};
-
-/// Names of socket files that are not where they were bound, by directory and inode.
-pub(crate) type SocketFiles = HashMap<(PathBuf, u32), Option<PathBuf>>;
 
 /// Captures it with its queue.
 pub(crate) fn capture(s: &mut Session<'_>, id: DescId, kind: i32) -> Result<UnixState, Fault> {
@@ -34,7 +30,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId, kind: i32) -> Result<Unix
     Ok(UnixState {
         ino,
         kind,
-        file: bound_file(&mut s.socket_files, &name, info.file, task),
+        file: bound_file(&mut s.renamed, &name, info.file, task),
         name,
         peer: match info.peer {
             None => Peer::None,
@@ -86,7 +82,7 @@ fn existing(shown: PathBuf) -> PathBuf {
     }
 }
 
-fn bound_file(known: &mut SocketFiles, name: &sock::Addr, ino: Option<u32>, task: i32) -> Option<BoundFile> {
+fn bound_file(renamed_files: &mut Renamed, name: &sock::Addr, ino: Option<u32>, task: i32) -> Option<BoundFile> {
     let path = name.unix_path()?;
     let cwd = if path.is_relative() {
         fd::readlink(Path::new(&format!("/proc/{task}/cwd"))).ok().map(existing)
@@ -97,10 +93,8 @@ fn bound_file(known: &mut SocketFiles, name: &sock::Addr, ino: Option<u32>, task
     let is_it = |path: &Path| fd::stat(path, false).ok().filter(|st| Some(st.st_ino as u32) == ino);
     let (mut stat, mut renamed) = (is_it(&full), None);
     let exists = stat.is_some();
-    if let (None, Some(ino), Some(dir)) = (&stat, ino, full.parent()) {
-        // A listener's connections have its name too: the directory is read once for all of them.
-        let now = known.entry((dir.to_owned(), ino)).or_insert_with(|| named(dir, ino)).clone();
-        if let Some(now) = now {
+    if let (None, Some(ino)) = (&stat, ino) {
+        if let Some(now) = renamed_files.of_socket(&full, ino) {
             stat = is_it(&now);
             renamed = now.file_name().map(|name| FsPath(path.with_file_name(name)));
         }
@@ -113,13 +107,6 @@ fn bound_file(known: &mut SocketFiles, name: &sock::Addr, ino: Option<u32>, task
         owner: stat.as_ref().map_or((0, 0), |st| (st.st_uid, st.st_gid)),
         parents: parents(&full),
     })
-}
-
-/// The socket file with inode `ino` in `dir`.
-fn named(dir: &Path, ino: u32) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(dir).ok()?.flatten();
-    let socket = |e: &std::fs::DirEntry| e.ino() as u32 == ino && e.file_type().is_ok_and(|t| t.is_socket());
-    entries.into_iter().find(socket).map(|e| e.path())
 }
 
 /// The queue, with descriptors in flight added to the session.

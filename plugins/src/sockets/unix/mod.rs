@@ -14,7 +14,7 @@ use crate::sys::sock::Addr;
 use belay_image::blobs::BlobRef;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use capture::{capture, SocketFiles};
+pub(crate) use capture::capture;
 pub(crate) use rebuild::rebuild;
 pub(crate) use refill::refill;
 
