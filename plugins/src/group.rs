@@ -1,6 +1,7 @@
 //! The other nodes of a job, as capture and rebuild see them: all meet at the same points, and each can tell the others something.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// Facts by name.
 pub type Facts = BTreeMap<String, String>;
@@ -15,6 +16,11 @@ pub trait Group: std::fmt::Debug {
 
     /// Tells the others that this node cannot go on with the checkpoint, before it has let go all of its processes; they let theirs go. There are no meetings afterwards.
     fn give_up(&self, _reason: &str) {}
+
+    /// Lets time pass before the node comes to the next meeting; the others hear meanwhile that it is there.
+    fn linger(&self, time: Duration) {
+        std::thread::sleep(time);
+    }
 
     /// In a process that was forked from the node's: closes what it has inherited of the node's connections, which would not end with the node otherwise.
     fn leave(&self) {}

@@ -16,6 +16,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 /// State of one rebuild.
 pub(crate) struct Builder<'a> {
@@ -34,7 +35,33 @@ pub(crate) struct Builder<'a> {
     made: Vec<Option<OwnedFd>>,
 }
 
+/// What a wait during the rebuild needs.
+pub(crate) struct Waits<'a> {
+    /// Tells the user what the restart waits for.
+    pub(crate) tell: &'a dyn Fn(&str),
+    /// The other nodes, which wait for this one.
+    pub(crate) group: Option<&'a dyn Group>,
+}
+
+impl Waits<'_> {
+    /// Lets time pass.
+    pub(crate) fn linger(&self, time: Duration) {
+        match self.group {
+            Some(group) => group.linger(time),
+            None => std::thread::sleep(time),
+        }
+    }
+}
+
 impl Builder<'_> {
+    /// For what waits.
+    pub(crate) fn waits(&self) -> Waits<'_> {
+        Waits {
+            tell: self.tell,
+            group: self.group,
+        }
+    }
+
     /// Takes the descriptor of description `id`.
     pub(crate) fn put(&mut self, id: DescId, fd: OwnedFd) -> Result<(), Fault> {
         self.made[id] = Some(lift(fd, &self.room)?);

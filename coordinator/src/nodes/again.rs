@@ -176,6 +176,15 @@ impl Group for Reunion {
         self.job
     }
 
+    fn linger(&self, time: Duration) {
+        let begin = Instant::now();
+        if let Some(joining) = self.joining.borrow_mut().as_mut() {
+            // Whatever happens there, the next meeting tells.
+            while joining.await_event(time.saturating_sub(begin.elapsed())).is_some() {}
+        }
+        std::thread::sleep(time.saturating_sub(begin.elapsed()));
+    }
+
     fn leave(&self) {
         drop(self.take_joining());
     }

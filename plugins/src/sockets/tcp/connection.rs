@@ -2,6 +2,7 @@
 
 use super::TCP_LISTEN;
 use crate::fault::{refuse, At, Fault};
+use crate::rebuild::Waits;
 use crate::sockets::names::Share;
 use crate::sockets::options::{Options, When};
 use crate::sys::diag::Diag;
@@ -30,7 +31,7 @@ pub(super) fn listener(
     backlog: i32,
     options: &Options,
     movable: bool,
-    tell: &dyn Fn(&str),
+    waits: &Waits<'_>,
 ) -> Result<OwnedFd, Fault> {
     let fd = sock::socket(family, libc::SOCK_STREAM, 0).at("socket")?;
     let raw = fd.as_raw_fd();
@@ -39,7 +40,7 @@ pub(super) fn listener(
     sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32).at("set SO_REUSEADDR")?;
     match sock::bind(raw, local) {
         Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-            let freed = free_port(local, tell)?;
+            let freed = free_port(local, waits)?;
             let at = match freed {
                 Freed::Yes => local.clone(),
                 Freed::Taken if movable => local.with_port(0),
@@ -72,7 +73,7 @@ enum Freed {
 /// Waits until no connection that the killed job has left blocks the port of `local`; with the right to do so, takes them away.
 ///
 /// A connection that was closed before the first checkpoint stays in TIME_WAIT for a minute and keeps its port from being bound, where the program did not set SO_REUSEADDR.
-fn free_port(local: &Addr, tell: &dyn Fn(&str)) -> Result<Freed, Fault> {
+fn free_port(local: &Addr, waits: &Waits<'_>) -> Result<Freed, Fault> {
     let mut diag = Diag::open().at("ask the kernel who has the port (sock_diag)")?;
     let start = Instant::now();
     let mut told = false;
@@ -104,12 +105,12 @@ fn free_port(local: &Addr, tell: &dyn Fn(&str)) -> Result<Freed, Fault> {
             told = true;
             let seconds = longest.as_millis().div_ceil(1000);
             tracing::warn!(%local, connections = left, seconds, "waiting for connections of the killed job to leave TIME_WAIT");
-            tell(&format!(
+            (waits.tell)(&format!(
                 "port {} is held by {left} closed connections of the killed job (TIME_WAIT); the restart goes on in {seconds} s",
                 local.port()
             ));
         }
-        std::thread::sleep(REUSE_STEP);
+        waits.linger(REUSE_STEP);
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{connection, drain, remote, Role, TcpState};
 use crate::fault::{refuse, At, Fault};
 use crate::model::{DescId, Kind};
-use crate::rebuild::Builder;
+use crate::rebuild::{Builder, Waits};
 use crate::sockets::names::{self, Book, Listening, Page};
 use crate::sockets::options::When;
 use crate::sys::fd;
@@ -93,7 +93,7 @@ fn listening(b: &mut Builder<'_>, page: &mut Page, (id, t): (DescId, &TcpState),
     );
     // No program outside the job expects it at a port that the kernel has chosen.
     let movable = b.group.is_some() || sock::ephemeral_range().contains(&at.port());
-    let fd = connection::listener(t.family, &at, backlog, &t.options, movable, b.tell)?;
+    let fd = connection::listener(t.family, &at, backlog, &t.options, movable, &b.waits())?;
     let now = sock::local(fd.as_raw_fd()).at("read its address")?.port();
     if let Some(ip) = t.local.ip() {
         let port = t.local.port();
@@ -184,7 +184,7 @@ fn pair(b: &mut Builder<'_>, all: &All, x: (DescId, &TcpState), y: (DescId, &Tcp
     };
     let (server, client) = if x_serves { (x, y) } else { (y, x) };
     let own = listeners(b, all, &server.1.local);
-    let (s, c) = match connect(&own, server.1, client.1, b.tell) {
+    let (s, c) = match connect(&own, server.1, client.1, &b.waits()) {
         Ok(made) => made,
         Err(e) if b.has(server.0) => return Err(e),
         Err(error) => {
@@ -199,7 +199,7 @@ fn pair(b: &mut Builder<'_>, all: &All, x: (DescId, &TcpState), y: (DescId, &Tcp
                 local: any(client.1),
                 ..client.1.clone()
             };
-            connect(&[], &server, &client, b.tell)?
+            connect(&[], &server, &client, &b.waits())?
         }
     };
     exchange(b, server.1, &s, &c)?;
@@ -242,7 +242,7 @@ fn listeners(b: &Builder<'_>, all: &All, local: &Addr) -> Vec<RawFd> {
 }
 
 /// Connects the pair through the job's own listening sockets or one made for the moment: (server, client).
-fn connect(own: &[RawFd], server: &TcpState, client: &TcpState, tell: &dyn Fn(&str)) -> Result<(OwnedFd, OwnedFd), Fault> {
+fn connect(own: &[RawFd], server: &TcpState, client: &TcpState, waits: &Waits<'_>) -> Result<(OwnedFd, OwnedFd), Fault> {
     let temporary = if own.is_empty() {
         Some(connection::listener(
             server.family,
@@ -250,7 +250,7 @@ fn connect(own: &[RawFd], server: &TcpState, client: &TcpState, tell: &dyn Fn(&s
             1,
             &server.options,
             false,
-            tell,
+            waits,
         )?)
     } else {
         None
@@ -294,7 +294,7 @@ fn alone(b: &mut Builder<'_>, id: DescId, t: &TcpState) -> Result<(), Fault> {
         peer: None,
         ..t.clone()
     };
-    let (gone, own) = match connect(&[], &any, &any, b.tell) {
+    let (gone, own) = match connect(&[], &any, &any, &b.waits()) {
         Err(Fault::Call { step, source }) if source.kind() == io::ErrorKind::AddrNotAvailable => {
             return refuse(format!("{step}: {source} (is the loopback interface up?)"))
         }
