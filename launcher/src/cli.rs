@@ -73,6 +73,9 @@ pub(crate) enum Command {
     /// Be the agent of a job on another host (started by belay itself)
     #[command(hide = true)]
     Agent(Agent),
+    /// Be a rank of a program in the place of a task of srun (started by belay itself)
+    #[command(hide = true)]
+    Rank(Rank),
     /// Look after what one host holds of a job on several hosts (started by belay itself)
     #[command(hide = true)]
     Store(Store),
@@ -400,6 +403,13 @@ pub(crate) struct Agent {
     /// The command and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
+}
+
+/// `belay rank`.
+#[derive(Debug, Args)]
+pub(crate) struct Rank {
+    /// What to execute, and as which tasks
+    pub(crate) spec: String,
 }
 
 /// `belay store`.

@@ -32,6 +32,7 @@ pub(crate) fn run(command: Command) -> Result<u8, Failure> {
         Command::Stop(args) => stop(&args),
         Command::Gc(args) => gc(&args),
         Command::Agent(args) => start::agent(args),
+        Command::Rank(args) => start::rank(&args),
         Command::Store(args) => start::store(args),
         Command::Generate(args) => generate(&args),
     }

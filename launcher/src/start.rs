@@ -1,6 +1,6 @@
 //! `belay launch`, `belay restart` and `belay run`: prepare the job directory, then become the front of the job.
 
-use crate::cli::{self, Agent, Launch, Restart, Run, Store, Upkeep};
+use crate::cli::{self, Agent, Launch, Rank, Restart, Run, Store, Upkeep};
 use crate::logging;
 use belay_coordinator::agent::Setup;
 use belay_coordinator::config::Config;
@@ -8,7 +8,7 @@ use belay_coordinator::jobdir::{Access, Description, Differential, JobDir, Lock}
 use belay_coordinator::nodes::again::LOCK_LIMIT;
 use belay_coordinator::nodes::alive;
 use belay_coordinator::nodes::hosts::read_file;
-use belay_coordinator::nodes::Nodes;
+use belay_coordinator::nodes::{is_daemon, step, Nodes};
 use belay_coordinator::redundancy::{heal, local, record, serve, Redundancy};
 use belay_coordinator::restart::Notice;
 use belay_coordinator::{agent, launch, restart, sys, tiers, Failure};
@@ -413,14 +413,12 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
     sys::exit_like(status)
 }
 
-/// Processes that `mpirun` starts on other hosts; what an MPI plugin of `srun` offers them they leave alone.
-const DAEMONS: [&str; 4] = ["orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_proxy"];
-
-/// The rank of a program that `srun --mpi=pmix` or `--mpi=pmi2` starts would be connected to Slurm's own daemon, which is in no checkpoint.
+/// The rank of a program that `srun --mpi=pmix` or `--mpi=pmi2` starts would be connected to Slurm's own daemon, which is in no checkpoint. (Where the stand-in for `srun` knows of
+/// the plugin, it has become `mpirun` instead.)
 fn refuse_plugin_of_srun(command: &[OsString]) -> Result<(), Failure> {
-    let program = command.first().map(Path::new).and_then(Path::file_name).unwrap_or_default();
+    let program = command.first().map(Path::new).unwrap_or(Path::new(""));
     let offered = ["PMIX_NAMESPACE", "PMI_FD"].iter().any(|v| std::env::var_os(v).is_some());
-    if !offered || std::env::var_os("SLURM_STEP_ID").is_none() || DAEMONS.iter().any(|d| program == *d) {
+    if !offered || std::env::var_os("SLURM_STEP_ID").is_none() || is_daemon(program) {
         return Ok(());
     }
     Err(Failure::new(
@@ -430,6 +428,11 @@ fn refuse_plugin_of_srun(command: &[OsString]) -> Result<(), Failure> {
             program.display()
         ),
     ))
+}
+
+/// Becomes the program of a rank; ends this process as the program ends.
+pub(crate) fn rank(args: &Rank) -> Result<u8, Failure> {
+    Err(step::rank::run(&args.spec))
 }
 
 fn finish(dir: &JobDir, status: i32) -> Result<u8, Failure> {

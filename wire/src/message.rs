@@ -37,6 +37,15 @@ pub enum Request {
         /// Its arguments.
         words: Vec<String>,
     },
+    /// From such a process: run this outside of the job, with its environment, nothing to read, and what it prints going to a descriptor of it.
+    RemoteAsk {
+        /// The program.
+        program: String,
+        /// Its arguments.
+        words: Vec<String>,
+        /// The descriptor.
+        output: i32,
+    },
     /// From such a process: it was sent this signal.
     RemoteSignal {
         /// The signal.

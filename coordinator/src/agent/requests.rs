@@ -41,6 +41,7 @@ impl Agent {
             }
             Request::Flush => self.flush_on_request(id),
             Request::RemoteStart { program, words } => self.start_remote(id, program, &words),
+            Request::RemoteAsk { program, words, output } => self.ask_outside(id, (program, words), output),
             Request::RemoteSignal { signal } => self.signal_remote(id, signal),
             Request::Stop { grace_ms } => {
                 self.order(&Order::End { grace_ms });

@@ -9,7 +9,7 @@ use super::{stopped_after_checkpoint, Agent};
 use crate::checkpoint::Wanted;
 use crate::clients::ClientId;
 use crate::nodes::gathering::{self, Gathering, COMMITTED, STEPS, WRITTEN};
-use crate::nodes::remote::{end_standin, stdio_of, Life, Remote, RemoteShell};
+use crate::nodes::remote::{descriptors_of, end_standin, run_errand, Life, Remote, RemoteShell};
 use crate::nodes::{self, again, table, Nodes, Order, Stage, Together};
 use crate::{generations, sys, Failure};
 use belay_tree::{Broken, Contribution, Event as TreeEvent, Values};
@@ -40,6 +40,40 @@ impl Agent {
         }
     }
 
+    /// A stand-in asks for something to be run that is no part of the job. A checkpoint waits for its end, as the restarted stand-in could not.
+    pub(super) fn ask_outside(&mut self, id: ClientId, (program, words): (String, Vec<String>), output: i32) {
+        let standin = self.clients.pid(id);
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let run = || {
+            let [output, error] =
+                descriptors_of(standin, [output, 2]).map_err(|e| Failure::system("take the stand-in's descriptors", &e))?;
+            run_errand((&program, &words), standin, (output, error), &path)
+        };
+        let Some(nodes) = self.nodes.as_mut().filter(|n| !n.is_part()) else {
+            return self.fail(
+                id,
+                Exit::Protocol,
+                "run something for a stand-in: this is no root of a job with parts on other hosts",
+            );
+        };
+        match run() {
+            Ok(child) => {
+                tracing::info!(program, standin, pid = child.id(), "run for a stand-in");
+                let tag = nodes.next_tag();
+                let remote = Remote {
+                    words: RemoteShell::errand(&program),
+                    standin,
+                    first: tag,
+                    child: Some(child),
+                    life: Life::Starting,
+                };
+                nodes.remotes.insert(tag, remote);
+                self.clients.send(id, &Event::Accepted);
+            }
+            Err(f) => self.fail(id, f.exit, &f.message),
+        }
+    }
+
     fn try_start_remote(&mut self, standin: i32, program: &str, words: &[String]) -> Result<(), Failure> {
         let refused = |why: &str| Failure::new(Exit::Protocol, format!("start a remote shell: {why}"));
         let nodes = self.nodes.as_mut().filter(|n| !n.is_part());
@@ -50,8 +84,8 @@ impl Agent {
                 "a job launched with --redundancy starts its parts through ssh or rsh, not srun",
             ));
         }
-        let stdio = stdio_of(standin).map_err(|e| Failure::system("take the stand-in's descriptors", &e))?;
-        let first = nodes.remotes.keys().last().map_or(1, |t| t + 1);
+        let stdio = descriptors_of(standin, [0, 1, 2]).map_err(|e| Failure::system("take the stand-in's descriptors", &e))?;
+        let first = nodes.next_tag();
         let tags: Vec<u64> = (first..first + words.parts()).collect();
         let command = again::agent_command(self.dir.path(), nodes, &tags, &words.program_words())?;
         let path = std::env::var_os("PATH").unwrap_or_default();

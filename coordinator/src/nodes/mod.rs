@@ -13,6 +13,7 @@ pub mod hosts;
 pub(crate) mod remote;
 pub(crate) mod srun;
 pub mod standin;
+pub mod step;
 pub(crate) mod table;
 
 use crate::jobdir::JobDir;
@@ -30,6 +31,14 @@ use std::process::Child;
 const FAN_OUT: u64 = 16;
 /// Directory of the stand-ins for remote shells.
 pub(crate) const STANDINS: &str = "standins";
+
+/// Processes that MPI launchers start on other hosts. What an MPI plugin of `srun` offers them they leave alone.
+const DAEMONS: [&str; 4] = ["orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_proxy"];
+
+/// Whether `program` is one of them.
+pub fn is_daemon(program: &Path) -> bool {
+    program.file_name().is_some_and(|name| DAEMONS.iter().any(|d| name == *d))
+}
 
 /// What the root orders all parts to do.
 #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
@@ -201,6 +210,11 @@ impl Nodes {
     /// Whether a checkpoint needs other nodes.
     pub(crate) fn has_others(&self) -> bool {
         self.remotes.values().any(|r| !r.is_over())
+    }
+
+    /// What the next part is called.
+    pub(crate) fn next_tag(&self) -> u64 {
+        self.remotes.keys().last().map_or(1, |t| t + 1)
     }
 
     /// Processes that lead to parts.

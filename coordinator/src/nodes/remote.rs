@@ -118,24 +118,51 @@ impl RemoteShell {
             // See scripts/site/spank_belay.c: this one is belay's own.
             c.env("BELAY_SPANK", "off");
         }
-        c.env("PATH", path);
         match stdio {
             Some([input, output, error]) => c.stdin(input).stdout(output).stderr(error),
             None => c.stdin(Stdio::null()),
         };
-        c.process_group(0);
-        // SAFETY: the closure makes one system call on its own memory.
-        unsafe {
-            c.pre_exec(|| {
-                // The agent takes signals through a descriptor; the remote shell takes them as usual.
-                sys::SignalSet::of([]).set_mask();
-                sys::Disposition::replace(libc::SIGPIPE, libc::SIG_DFL);
-                Ok(())
-            });
-        }
-        c.spawn()
-            .map_err(|e| Failure::new(Exit::System, format!("start {} to {}: {e}", self.program, self.host)))
+        start_beside(c, path).map_err(|e| Failure::new(Exit::System, format!("start {} to {}: {e}", self.program, self.host)))
     }
+
+    /// Something else that is run for a stand-in: it leads to no part.
+    pub(crate) fn errand(program: &str) -> Self {
+        Self {
+            program: program.to_owned(),
+            options: Vec::new(),
+            host: "the nodes of srun".into(),
+            command: String::new(),
+            tasks: 0,
+        }
+    }
+}
+
+/// Runs `program` with `words` and the environment of process `like`, what it prints going to `output` and its errors to `error`.
+pub(crate) fn run_errand(
+    (program, words): (&str, &[String]),
+    like: i32,
+    (output, error): (OwnedFd, OwnedFd),
+    path: &OsString,
+) -> Result<Child, Failure> {
+    let mut c = Command::new(program);
+    c.args(words).env_clear().envs(environment_of(like)).env("BELAY_SPANK", "off");
+    c.stdin(Stdio::null()).stdout(output).stderr(error);
+    start_beside(c, path).map_err(|e| Failure::system(format!("start {program}"), &e))
+}
+
+/// Starts a child that is no part of the job.
+fn start_beside(mut c: Command, path: &OsString) -> std::io::Result<Child> {
+    c.env("PATH", path).process_group(0);
+    // SAFETY: the closure makes one system call on its own memory.
+    unsafe {
+        c.pre_exec(|| {
+            // The agent takes signals through a descriptor; the child takes them as usual.
+            sys::SignalSet::of([]).set_mask();
+            sys::Disposition::replace(libc::SIGPIPE, libc::SIG_DFL);
+            Ok(())
+        });
+    }
+    c.spawn()
 }
 
 /// The environment with which process `pid` was started.
@@ -161,11 +188,14 @@ pub(crate) fn find(name: &str, standins: &Path) -> Option<PathBuf> {
     dirs.find_map(|d| Some(d.join(name)).filter(|p| p.is_file()))
 }
 
-/// Standard input, output and error of process `pid`.
-pub(crate) fn stdio_of(pid: i32) -> std::io::Result<[OwnedFd; 3]> {
+/// These descriptors of process `pid`.
+pub(crate) fn descriptors_of<const N: usize>(pid: i32, numbers: [i32; N]) -> std::io::Result<[OwnedFd; N]> {
     let process = belay_kernel::pidfd::open(pid)?;
-    let get = |n| belay_kernel::pidfd::getfd(process.as_fd(), n);
-    Ok([get(0)?, get(1)?, get(2)?])
+    let got: std::io::Result<Vec<OwnedFd>> = numbers
+        .iter()
+        .map(|n| belay_kernel::pidfd::getfd(process.as_fd(), *n))
+        .collect();
+    got?.try_into().map_err(|_| std::io::ErrorKind::InvalidData.into())
 }
 
 /// Where a part is in its life.

@@ -36,6 +36,28 @@ const FLAGS: [&str; 29] = [
 ];
 /// Short ones.
 const SHORT_FLAGS: &str = "EHIKOQVXZhklsuv";
+/// The long names of those that are understood.
+const LETTERS: [(&str, &str); 19] = [
+    ("D", "chdir"),
+    ("E", "preserve-env"),
+    ("K", "kill-on-bad-exit"),
+    ("N", "nodes"),
+    ("O", "overcommit"),
+    ("Q", "quiet"),
+    ("W", "wait"),
+    ("X", "disable-status"),
+    ("c", "cpus-per-task"),
+    ("e", "error"),
+    ("i", "input"),
+    ("k", "no-kill"),
+    ("m", "distribution"),
+    ("n", "ntasks"),
+    ("o", "output"),
+    ("r", "relative"),
+    ("u", "unbuffered"),
+    ("w", "nodelist"),
+    ("x", "exclude"),
+];
 /// Of these there is no process, or not one of the given program for each task.
 const NOT_OURS: [&str; 5] = ["multi-prog", "pty", "help", "usage", "version"];
 /// What another allocation changes.
@@ -43,14 +65,14 @@ const PLACE: [&str; 5] = ["nodes", "ntasks", "ntasks-per-node", "nodelist", "job
 
 /// One option: its long name where it has one that matters here, its value, and its words.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Opt {
-    name: String,
-    value: Option<String>,
-    words: Vec<String>,
+pub(super) struct Opt {
+    pub(super) name: String,
+    pub(super) value: Option<String>,
+    pub(super) words: Vec<String>,
 }
 
 /// The options before the command, and the command.
-fn split(words: &[String]) -> Option<(Vec<Opt>, &[String])> {
+pub(super) fn split(words: &[String]) -> Option<(Vec<Opt>, &[String])> {
     let mut options = Vec::new();
     let mut at = 0;
     while let Some(word) = words.get(at).filter(|w| w.starts_with('-') && w.len() > 1) {
@@ -59,12 +81,7 @@ fn split(words: &[String]) -> Option<(Vec<Opt>, &[String])> {
             (name.to_owned(), value, value.is_none() && !FLAGS.contains(&name))
         } else {
             let letter = word.get(1..2)?;
-            let name = match letter {
-                "n" => "ntasks",
-                "N" => "nodes",
-                "w" => "nodelist",
-                other => other,
-            };
+            let name = LETTERS.iter().find(|(l, _)| *l == letter).map_or(letter, |(_, name)| name);
             let value = word.get(2..).filter(|v| !v.is_empty());
             (name.to_owned(), value, value.is_none() && !SHORT_FLAGS.contains(letter))
         };
@@ -84,6 +101,11 @@ fn split(words: &[String]) -> Option<(Vec<Opt>, &[String])> {
     Some((options, words.get(at..).filter(|c| !c.is_empty())?))
 }
 
+/// Whether each task is a process of the program that is named.
+pub(super) fn starts_tasks(options: &[Opt]) -> bool {
+    !options.iter().any(|o| NOT_OURS.contains(&o.name.as_str()))
+}
+
 /// What a command line of `srun` starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Srun {
@@ -100,7 +122,7 @@ impl Srun {
     /// Understands `words` (without the program); none for what starts no tasks, and where their number is not told.
     pub(crate) fn parse(words: &[String]) -> Option<Self> {
         let (options, command) = split(words)?;
-        if options.iter().any(|o| NOT_OURS.contains(&o.name.as_str())) {
+        if !starts_tasks(&options) {
             return None;
         }
         let value = |name: &str| options.iter().rev().find(|o| o.name == name)?.value.clone();

@@ -2,13 +2,18 @@
 //! to be told how that ended. It is checkpointed like any other process; after a restart the agent knows it by its PID, and the shell is another.
 
 use super::remote::{RemoteShell, SRUN};
+use super::step::{self, Outside, Plan};
 use super::STANDINS;
 use crate::jobdir::JobDir;
 use crate::sys::{self, Disposition, SignalSet};
 use crate::Failure;
 use belay_wire::{socket, Event, Exit, Request};
+use std::io::{Read, Seek};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Remote shells that are stood in for.
 const NAMES: [&str; 4] = ["ssh", "rsh", "remsh", SRUN];
@@ -51,25 +56,76 @@ pub fn run(path: &Path, words: &[String]) -> Result<u8, Failure> {
     let program = program.display().to_string();
     let mut words = words.to_vec();
     if name == SRUN {
-        words = super::srun::with_tasks(words, std::env::var("SLURM_NTASKS").ok());
+        match step::plan(&program, words, standins, &Errands { dir })? {
+            Plan::Follow(same) => words = super::srun::with_tasks(same, std::env::var("SLURM_NTASKS").ok()),
+            Plan::Become(mut launcher) => {
+                let error = launcher.exec();
+                return Err(Failure::system(
+                    format!("execute {}", launcher.get_program().display()),
+                    &error,
+                ));
+            }
+        }
     }
     if RemoteShell::parse(&program, &words).is_none() {
         // Nothing is to be run on the other host: none of our business.
-        let error = std::os::unix::process::CommandExt::exec(std::process::Command::new(&program).args(&words));
+        let error = Command::new(&program).args(&words).exec();
         return Err(Failure::system(format!("execute {program}"), &error));
     }
-    let signals = SignalSet::of((1..32).filter(|s| ![libc::SIGKILL, libc::SIGSTOP].contains(s)));
+    let signals = all_signals();
     signals.block();
     Disposition::replace(libc::SIGCHLD, libc::SIG_DFL);
     let request = Request::RemoteStart { program, words };
     ask(dir, &request)?;
+    farewell(dir, &signals)
+}
+
+fn all_signals() -> SignalSet {
+    SignalSet::of((1..32).filter(|s| ![libc::SIGKILL, libc::SIGSTOP].contains(s)))
+}
+
+/// Waits to be told how what was asked for has ended, which signals are passed on to.
+fn farewell(dir: &Path, signals: &SignalSet) -> Result<u8, Failure> {
     loop {
-        let Some(signal) = sys::wait_for(&signals) else { continue };
+        let Some(signal) = sys::wait_for(signals) else { continue };
         if signal.number == libc::SIGUSR1 && signal.code == libc::SI_QUEUE && signal.value & !0xff == FAREWELL {
             return Ok(u8::try_from(signal.value & 0xff).unwrap_or(u8::MAX));
         }
         if matches!(signal.number, libc::SIGHUP | libc::SIGINT | libc::SIGQUIT | libc::SIGTERM) {
             ask(dir, &Request::RemoteSignal { signal: signal.number })?;
+        }
+    }
+}
+
+/// Has the agent of the job in `dir` run programs.
+struct Errands<'a> {
+    dir: &'a Path,
+}
+
+impl Outside for Errands<'_> {
+    fn ask(&self, program: &str, words: &[String]) -> Result<String, Failure> {
+        let fail = |e| Failure::system(format!("run {program}"), &e);
+        let mut said = sys::memory_file(c"belay-said").map_err(fail)?;
+        let signals = all_signals();
+        let (mask, chld) = (signals.block(), Disposition::replace(libc::SIGCHLD, libc::SIG_DFL));
+        let request = Request::RemoteAsk {
+            program: program.to_owned(),
+            words: words.to_vec(),
+            output: said.as_raw_fd(),
+        };
+        let status = ask(self.dir, &request).and_then(|()| farewell(self.dir, &signals));
+        chld.restore();
+        mask.set_mask();
+        match status? {
+            0 => {
+                let mut text = String::new();
+                said.rewind().and_then(|()| said.read_to_string(&mut text)).map_err(fail)?;
+                Ok(text)
+            }
+            status => Err(Failure::new(
+                Exit::System,
+                format!("{program} {} has ended with status {status}", words.join(" ")),
+            )),
         }
     }
 }

@@ -103,6 +103,12 @@ pub fn replace_by_null(target: RawFd) -> io::Result<()> {
     check(unsafe { libc::dup2(null.as_raw_fd(), target) }.into()).map(drop)
 }
 
+/// A file in memory, which is not passed on to what is executed.
+pub fn memory_file(name: &CStr) -> io::Result<std::fs::File> {
+    // SAFETY: the name is a string that lives as long as the call.
+    fd(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) }).map(Into::into)
+}
+
 /// The effective user.
 pub fn euid() -> u32 {
     // SAFETY: has no preconditions.

@@ -55,7 +55,7 @@ fn configuration(dir: &Path, nodes: usize, more: &str) -> String {
          SlurmctldPidFile={dir}/slurmctld.pid\nSlurmdPidFile={dir}/spool/%n.pid\nSlurmctldLogFile={dir}/slurmctld.log\nSlurmdLogFile={dir}/%n.log\n\
          ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nJobAcctGatherType=jobacct_gather/none\nSelectType=select/cons_tres\n\
          SelectTypeParameters=CR_CPU\nSchedulerType=sched/backfill\nSchedulerParameters=batch_sched_delay=1,sched_interval=2,bf_interval=2\n\
-         SwitchType=switch/none\nMpiDefault=none\nReturnToService=2\nSlurmdParameters=config_overrides\nKillWait=2\nOverTimeLimit=20\n\
+         SwitchType=switch/none\nReturnToService=2\nSlurmdParameters=config_overrides\nKillWait=2\nOverTimeLimit=20\n\
          SlurmdTimeout=15\nNodeName=h[2-{last}] CPUs=8 RealMemory=1000 State=UNKNOWN\n\
          PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n\
          PartitionName=all Nodes=h[2-{last}] Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime=120\n\

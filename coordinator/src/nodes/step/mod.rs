@@ -1,0 +1,130 @@
+//! `srun` with an MPI plugin. Its tasks would be connected to Slurm's own daemons, which are in no checkpoint; so the stand-in becomes the MPI's own launcher, whose daemons
+//! are parts of the job, with the ranks where `srun` would have them.
+//!
+//! ```text
+//! srun --mpi=pmi2 -n 4 ./program ── a step without MPI says where the tasks would be (layout) ── exec mpiexec -hosts h2:2,h3:2 -n 4 belay rank {...}
+//!                                                            each rank: variables of Slurm, input, exec ./program (rank)
+//! ```
+
+mod launcher;
+mod layout;
+mod options;
+pub mod rank;
+
+use super::srun;
+use crate::Failure;
+use belay_wire::Exit;
+use launcher::Launcher;
+use layout::Layout;
+use options::Carried;
+use rank::{Input, Spec};
+use std::path::Path;
+use std::process::Command;
+
+/// Runs programs outside of the job for a process in it.
+pub(super) trait Outside {
+    /// What the program prints, if it succeeds.
+    fn ask(&self, program: &str, words: &[String]) -> Result<String, Failure>;
+}
+
+/// What becomes of a stand-in for `srun`.
+#[derive(Debug)]
+pub(super) enum Plan {
+    /// It asks for this `srun`.
+    Follow(Vec<String>),
+    /// It becomes this.
+    Become(Box<Command>),
+}
+
+/// Who serves the ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// PMI-1 and PMI-2: Hydra, of MPICH and its relatives.
+    Pmi,
+    /// PMIx: Open MPI's.
+    Pmix,
+}
+
+impl Kind {
+    /// That of Slurm's plugin of this name, where ranks depend on it.
+    fn of(plugin: &str) -> Option<Self> {
+        match plugin {
+            "pmi2" => Some(Self::Pmi),
+            p if p.starts_with("pmix") => Some(Self::Pmix),
+            _ => None,
+        }
+    }
+}
+
+fn refused(message: String) -> Failure {
+    Failure::new(Exit::Usage, message)
+}
+
+/// What the real `srun` at `program`, called with `words`, is to be. `standins` is no place to look for programs.
+pub(super) fn plan(program: &str, words: Vec<String>, standins: &Path, outside: &dyn Outside) -> Result<Plan, Failure> {
+    let Some((options, command)) = srun::split(&words).filter(|(o, _)| srun::starts_tasks(o)) else {
+        return Ok(Plan::Follow(words));
+    };
+    let said = options.iter().rev().find(|o| o.name == "mpi").map(|o| o.value.clone());
+    if said.is_none() && command.first().is_some_and(|c| super::is_daemon(Path::new(c))) {
+        // It serves ranks itself.
+        return Ok(Plan::Follow([vec!["--mpi=none".to_owned()], words].concat()));
+    }
+    let plugin = match said.flatten().or_else(|| std::env::var("SLURM_MPI_TYPE").ok()) {
+        Some(plugin) => plugin,
+        None => default_plugin(standins, outside),
+    };
+    let Some(kind) = Kind::of(&plugin) else {
+        return Ok(Plan::Follow(words));
+    };
+    let whole = |f: Failure| refused(format!("srun --mpi={plugin}: {f}"));
+    let in_allocation = std::env::var_os("SLURM_JOB_ID").is_some();
+    if !in_allocation {
+        return Err(whole(refused("needs an allocation under belay; use sbatch or salloc".into())));
+    }
+    let carried = Carried::of(&options, &|name| std::env::var(name).ok()).map_err(|e| whole(refused(e)))?;
+    let launcher = Launcher::find(kind, standins).map_err(whole)?;
+    let asked = [&carried.place[..], &layout::question()].concat();
+    let layout = Layout::read(&outside.ask(program, &asked)?).map_err(|e| whole(refused(e)))?;
+    let hosts = launcher.hosts(&layout).map_err(|e| whole(refused(e)))?;
+    let input = Input::of(carried.input.as_deref()).map_err(|e| whole(refused(e)))?;
+    let spec = Spec {
+        command: command.to_vec(),
+        input,
+        layout,
+    };
+    let mut c = launcher.command(&hosts, &spec)?;
+    carried.apply(&mut c).map_err(whole)?;
+    Ok(Plan::Become(Box::new(c)))
+}
+
+/// Slurm's plugin where nothing is said about it.
+fn default_plugin(standins: &Path, outside: &dyn Outside) -> String {
+    let ask = || {
+        let scontrol = super::remote::find("scontrol", standins)?.display().to_string();
+        let said = outside.ask(&scontrol, &["show".into(), "config".into()]).ok()?;
+        configured(&said)
+    };
+    ask().unwrap_or_else(|| "none".into())
+}
+
+fn configured(said: &str) -> Option<String> {
+    let line = said.lines().find(|l| l.starts_with("MpiDefault"))?;
+    Some(line.split_once('=')?.1.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plugins_are_told_apart() {
+        assert_eq!(Kind::of("pmix_v4"), Some(Kind::Pmix));
+        assert_eq!(Kind::of("pmi2"), Some(Kind::Pmi));
+        assert_eq!(Kind::of("none"), None);
+        assert_eq!(
+            configured("LaunchType = x\nMpiDefault              = pmix\n"),
+            Some("pmix".into())
+        );
+    }
+}

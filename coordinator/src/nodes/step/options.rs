@@ -1,0 +1,243 @@
+//! What of the options of an `srun` can be carried over to an MPI launcher. What cannot is refused by its name; nothing is dropped that a program or a user would miss.
+
+use crate::nodes::srun::Opt;
+use crate::Failure;
+use std::fs::OpenOptions;
+use std::process::{Command, Stdio};
+
+/// They decide which task is on which node: Slurm hears them when it is asked for that.
+const PLACE: [&str; 25] = [
+    "contiguous",
+    "cores-per-socket",
+    "cpus-per-task",
+    "distribution",
+    "exclude",
+    "extra-node-info",
+    "hint",
+    "immediate",
+    "mincpus",
+    "nodefile",
+    "nodelist",
+    "nodes",
+    "ntasks",
+    "ntasks-per-core",
+    "ntasks-per-node",
+    "ntasks-per-socket",
+    "overcommit",
+    "overlap",
+    "oversubscribe",
+    "relative",
+    "sockets-per-node",
+    "spread-job",
+    "threads-per-core",
+    "use-min-nodes",
+    "whole",
+];
+/// A launcher does that by itself, or it concerns nobody but `srun`.
+const NO_MATTER: [&str; 16] = [
+    "comment",
+    "disable-status",
+    "job-name",
+    "kill-on-bad-exit",
+    "mpi",
+    "no-kill",
+    "open-mode",
+    "preserve-env",
+    "propagate",
+    "quiet",
+    "quit-on-interrupt",
+    "resv-ports",
+    "slurmd-debug",
+    "unbuffered",
+    "verbose",
+    "wait",
+];
+/// These have a meaning of their own for `srun`, each with the variable that says the same.
+const CARRIED: [(&str, &str); 6] = [
+    ("chdir", "SLURM_WORKING_DIR"),
+    ("cpu-bind", ""),
+    ("error", "SLURM_STDERRMODE"),
+    ("export", "SLURM_EXPORT_ENV"),
+    ("input", "SLURM_STDINMODE"),
+    ("output", "SLURM_STDOUTMODE"),
+];
+/// Variables that say what is refused.
+const REFUSED: [(&str, &str); 4] = [
+    ("SLURM_LABELIO", "--label"),
+    ("SLURM_TASK_PROLOG", "--task-prolog"),
+    ("SLURM_TASK_EPILOG", "--task-epilog"),
+    ("SLURM_TIMELIMIT", "--time"),
+];
+
+/// What a launcher is to do as `srun` would.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Carried {
+    /// Options that place the tasks, for `srun`.
+    pub(super) place: Vec<String>,
+    /// Where standard input comes from: `none`, the number of the task that reads it, or a file; otherwise all tasks get it.
+    pub(super) input: Option<String>,
+    /// The directory in which the tasks run.
+    chdir: Option<String>,
+    /// Files for standard output and error.
+    output: Option<String>,
+    error: Option<String>,
+    append: bool,
+    /// Variables.
+    export: Vec<(String, String)>,
+}
+
+impl Carried {
+    /// Understands `options`, and the variables that `srun` reads.
+    pub(super) fn of(options: &[Opt], variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, String> {
+        let cannot = |what: &str| format!("{what} cannot be carried over to the MPI's own launcher; use mpirun, or leave it out");
+        let mut made = Self::default();
+        for o in options {
+            let name = o.name.as_str();
+            if PLACE.contains(&name) {
+                made.place.extend(o.words.iter().cloned());
+            } else if !NO_MATTER.contains(&name) && !CARRIED.iter().any(|(n, _)| *n == name) {
+                return Err(cannot(&o.words.join(" ")));
+            }
+        }
+        for (name, option) in REFUSED {
+            if variable(name).is_some_and(|v| v != "0") {
+                return Err(cannot(&format!("{option} ({name})")));
+            }
+        }
+        let last = |name: &str| options.iter().rev().find(|o| o.name == name).and_then(|o| o.value.clone());
+        let value = |name: &str| last(name).or_else(|| variable(CARRIED.iter().find(|(n, _)| *n == name)?.1));
+        if last("cpu-bind").is_some_and(|b| {
+            b.split(',')
+                .any(|w| !["none", "no", "n", "quiet", "q", "verbose", "v"].contains(&w))
+        }) {
+            return Err(cannot("--cpu-bind"));
+        }
+        made.append = last("open-mode")
+            .or_else(|| variable("SLURM_OPEN_MODE"))
+            .is_some_and(|m| m.starts_with('a'));
+        made.chdir = value("chdir");
+        let file = |name: &str| {
+            let said = value(name).filter(|v| v != "all");
+            said.map(|v| expanded(&v, variable).ok_or_else(|| cannot(&format!("--{name}={v}, which is for each task another,"))))
+                .transpose()
+        };
+        made.output = file("output")?;
+        made.error = file("error")?;
+        made.input = file("input")?;
+        for (name, at) in [("output", &made.output), ("error", &made.error)] {
+            if at.as_ref().is_some_and(|v| v.parse::<u32>().is_ok()) {
+                return Err(cannot(&format!("--{name} of one task")));
+            }
+        }
+        if let Some(list) = value("export") {
+            made.export = exported(&list).ok_or_else(|| cannot(&format!("--export={list}")))?;
+        }
+        Ok(made)
+    }
+
+    /// Lets `c` begin as `srun` would.
+    pub(super) fn apply(&self, c: &mut Command) -> Result<(), Failure> {
+        let open = |name: &str| {
+            let name = if name == "none" { "/dev/null" } else { name };
+            let mut how = OpenOptions::new();
+            how.create(true).write(true).append(self.append).truncate(!self.append);
+            how.open(name).map_err(|e| Failure::io(format!("open {name}"), &e))
+        };
+        if let Some(output) = &self.output {
+            let file = open(output)?;
+            if self.error.is_none() {
+                c.stderr(file.try_clone().map_err(|e| Failure::io(format!("share {output}"), &e))?);
+            }
+            c.stdout(file);
+        }
+        if let Some(error) = &self.error {
+            c.stderr(Stdio::from(open(error)?));
+        }
+        if let Some(dir) = &self.chdir {
+            c.current_dir(dir);
+        }
+        c.envs(self.export.iter().map(|(n, v)| (n, v)));
+        Ok(())
+    }
+}
+
+/// The name of a file with the job's number in it; none for one that each task has for itself.
+fn expanded(name: &str, variable: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+    let name = name
+        .replace("%j", &variable("SLURM_JOB_ID")?)
+        .replace("%x", &variable("SLURM_JOB_NAME").unwrap_or_default());
+    (!name.contains('%')).then_some(name)
+}
+
+/// Variables that `--export` sets beside all that are there; none where it says that not all go along.
+fn exported(list: &str) -> Option<Vec<(String, String)>> {
+    let words = list.split(',');
+    if !words.clone().any(|w| w == "ALL") || list.contains(['\'', '"', '\\']) {
+        return None;
+    }
+    let mut set = Vec::new();
+    // A name without a value is among all.
+    for word in words {
+        set.extend(word.split_once('=').map(|(n, v)| (n.to_owned(), v.to_owned())));
+    }
+    Some(set)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nodes::srun::split;
+
+    fn carried(line: &str, variables: &[(&str, &str)]) -> Result<Carried, String> {
+        let words: Vec<String> = format!("{line} program").split_whitespace().map(str::to_owned).collect();
+        let (options, _) = split(&words).unwrap();
+        let variable = |name: &str| Some(variables.iter().find(|(n, _)| *n == name)?.1.to_owned());
+        Carried::of(&options, &variable)
+    }
+
+    #[test]
+    fn what_places_tasks_is_for_srun() {
+        let c = carried("--mpi=pmi2 -n 4 -N2 --distribution=cyclic -K --wait 5 -u -x n7 -c 2", &[]).unwrap();
+        assert_eq!(c.place.join(" "), "-n 4 -N2 --distribution=cyclic -x n7 -c 2");
+        let nothing_else = Carried {
+            place: c.place.clone(),
+            ..Carried::default()
+        };
+        assert_eq!(c, nothing_else);
+    }
+
+    #[test]
+    fn files_variables_and_the_directory_are_carried_over() {
+        let job = [
+            ("SLURM_JOB_ID", "7"),
+            ("SLURM_STDINMODE", "none"),
+            ("SLURM_OPEN_MODE", "append"),
+        ];
+        let c = carried("-o out.%j -e none -D /w --export=ALL,A=1,B", &job).unwrap();
+        assert_eq!((c.output.as_deref(), c.error.as_deref()), (Some("out.7"), Some("none")));
+        assert_eq!((c.chdir.as_deref(), c.input.as_deref()), (Some("/w"), Some("none")));
+        assert_eq!((c.export, c.append), (vec![("A".into(), "1".into())], true));
+        assert_eq!(carried("--input=3 --output=all", &job).unwrap().input.as_deref(), Some("3"));
+    }
+
+    #[test]
+    fn what_cannot_be_carried_over_is_refused_by_its_name() {
+        for (line, named) in [
+            ("-l", "-l"),
+            ("--label", "--label"),
+            ("--time=5", "--time=5"),
+            ("--gpus-per-task=1", "--gpus-per-task=1"),
+            ("--exclusive", "--exclusive"),
+            ("--cpu-bind=cores", "--cpu-bind"),
+            ("-o out.%t", "--output=out.%t"),
+            ("--error=2", "--error of one task"),
+            ("--export=NONE", "--export=NONE"),
+            ("--never-heard-of=1", "--never-heard-of=1"),
+        ] {
+            let why = carried(line, &[("SLURM_JOB_ID", "7")]).unwrap_err();
+            assert!(why.starts_with(named), "{line}: {why}");
+        }
+        assert!(carried("", &[("SLURM_LABELIO", "1")]).unwrap_err().contains("SLURM_LABELIO"));
+        assert!(carried("--cpu-bind=none", &[]).is_ok());
+    }
+}
