@@ -296,7 +296,7 @@ fn take(
         .map(|(p, (d, seen))| inject::Area::map(p, &d.maps, &d.status, threads::pending_signals(seen), &blob))
         .collect::<Result<Vec<_>, _>>()?;
     for ((process, draft), area) in job.processes.iter().zip(&mut drafts).zip(&areas) {
-        draft.locks = mlock::Locks::of(process, &draft.status, area.range().0)?;
+        draft.mlockall = mlock::future(process, &draft.status, area.range())?;
     }
     let (thread_tables, mut processes) = inject::collect_threads(&mut job, &areas, |job| {
         let timers: Vec<Vec<i32>> = drafts.iter().map(process::Draft::timer_ids).collect();

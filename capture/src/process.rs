@@ -1,7 +1,6 @@
 //! One process: what `/proc` and system calls by the agent tell, joined with what the process told about itself.
 
 use crate::memory;
-use crate::mlock::Locks;
 use crate::namespaces;
 use crate::remote;
 use crate::suspend::{Process, Suspended, Zombie};
@@ -27,8 +26,8 @@ pub(crate) struct Draft {
     pub(crate) root: String,
     /// Mappings of explicit huge pages, with their `VmFlags`.
     pub(crate) huge: Vec<Map>,
-    /// What it has locked; known once the agent has mapped its area.
-    pub(crate) locks: Locks,
+    /// Flags for `mlockall` that lock what it maps from now on; known once the agent has mapped its area.
+    pub(crate) mlockall: u32,
     timers: Vec<model::PosixTimer>,
 }
 
@@ -56,7 +55,7 @@ impl Draft {
             status: Status::read(task).map_err(|e| fail("status", e))?,
             maps,
             huge,
-            locks: Locks::default(),
+            mlockall: 0,
             root: proc::link(task, "root"),
             timers: posix_timers(task),
         })
@@ -180,7 +179,7 @@ impl Draft {
             shares_handlers: process.guest.is_some_and(|g| g.handlers),
             shares_fs_with: if shares(process, kcmp::Object::Fs) { process.ppid } else { 0 },
             mm: model::Mm {
-                mlockall: self.locks.mlockall,
+                mlockall: self.mlockall,
                 start_code: s.start_code,
                 end_code: s.end_code,
                 start_data: s.start_data,
@@ -348,7 +347,8 @@ fn credentials(status: &Status) -> model::Credentials {
     }
 }
 
-fn rlimit(pid: i32, resource: u32) -> (u64, u64) {
+/// Soft and hard limit `resource` of a process.
+pub(crate) fn rlimit(pid: i32, resource: u32) -> (u64, u64) {
     let mut r = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,

@@ -4,7 +4,7 @@ use crate::control::ControlMemory;
 use crate::headroom::Plan;
 use crate::inject::{self, Area, Made};
 use crate::memory::{self, Identities, Pages};
-use crate::mlock::Locks;
+use crate::mlock::{self, Locks};
 use crate::process::Draft;
 use crate::reader;
 use crate::suspend::Suspended;
@@ -41,8 +41,8 @@ pub(crate) struct Child {
     flags: Vec<Map>,
     /// Those of mappings that the child does not have, such as explicit huge pages.
     huge: Vec<Map>,
-    /// What the process has locked: the child inherits no locks.
-    locks: Locks,
+    /// The process has locked memory; the child inherits no locks.
+    has_locks: bool,
     /// What has not changed since the last checkpoint.
     clean: Clean,
     /// What will tell the next one.
@@ -193,7 +193,7 @@ impl Child {
             snapshot: None,
             flags: Vec::new(),
             huge: draft.huge.clone(),
-            locks: draft.locks.clone(),
+            has_locks: mlock::has_any(&draft.status),
             clean: Clean::default(),
             armed: None,
             frugal: false,
@@ -342,6 +342,11 @@ impl Child {
         session.set_table(self.pid, table)?;
         progress.done += self.resident_bytes;
         progress.now(0);
+        let locks = if self.has_locks {
+            Locks::of(self.task)
+        } else {
+            Locks::default()
+        };
         let none = Vec::new();
         let vmas = self
             .maps
@@ -354,7 +359,7 @@ impl Child {
                     .find(|f| f.start <= m.start && m.end <= f.end);
                 let flags = there.map_or(&none, |f| &f.flags);
                 let mut vma = memory::vma(m, flags, identities);
-                self.locks.tell(&mut vma);
+                locks.tell(&mut vma);
                 if self.not_inherited.contains(&m.start) && there.is_none() {
                     vma.flags.push("dc".into());
                 }

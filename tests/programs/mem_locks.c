@@ -1,5 +1,5 @@
 // Memory locks: mlock, mlock2(MLOCK_ONFAULT) and mlockall(MCL_FUTURE) hold, and a process whose locks have reached their limit, where new memory would be locked too, is
-// checkpointed all the same.
+// checkpointed all the same. mem_locks onfault: with MCL_ONFAULT.
 #include "check.h"
 #include <sys/resource.h>
 #define PAGES (1L << 16)
@@ -14,7 +14,8 @@ static int has(void *p, const char *flag) {
         while (fgets(l, sizeof l, s)) {
             unsigned long a, b;
             if (sscanf(l, "%lx-%lx ", &a, &b) == 2 && strchr(l, '-') - l < 17) in = a <= (unsigned long)p && (unsigned long)p < b;
-            if (in && !strncmp(l, "VmFlags:", 8) && strstr(l, t)) found = 1;
+            // Before Linux 6.11 "lf" has no name.
+            if (in && !strncmp(l, "VmFlags:", 8) && (strstr(l, t) || (!strcmp(flag, "lf") && strstr(l, " ??")))) found = 1;
         }
         fclose(s);
         if (found) return 1;
@@ -26,8 +27,9 @@ static char *map(size_t n) {
     CHECK(m != MAP_FAILED);
     return m;
 }
-int main(void) {
-    begin("mem_locks");
+int main(int argc, char **argv) {
+    int lazily = argc > 1 && !strcmp(argv[1], "onfault");
+    begin(lazily ? "mem_locks-onfault" : "mem_locks");
     struct rlimit limit;
     OK(getrlimit(RLIMIT_MEMLOCK, &limit));
     if (limit.rlim_cur > 128 * PAGES) limit.rlim_cur = limit.rlim_max = 128 * PAGES;
@@ -39,7 +41,7 @@ int main(void) {
     on_fault = later + PAGES - 4096;
     CHECK(!has(plain, "lo"));
     // From here on all that is mapped is locked, up to the limit: what is no user's to exceed, root has no limit.
-    OK(mlockall(MCL_FUTURE));
+    OK(mlockall(MCL_FUTURE | (lazily ? MCL_ONFAULT : 0)));
     int full = 0;
     char *last = NULL;
     for (int i = 0; i < 256 && !full; i++) {
@@ -60,7 +62,7 @@ int main(void) {
         if (!has(last, "lo")) fail("the lock of what was mapped after mlockall is lost");
         if (has(plain + PAGES, "lo") || has(locked + PAGES, "lo")) fail("memory is locked that was not");
         char *m = mmap(NULL, PAGES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (full ? m != MAP_FAILED : m == MAP_FAILED || !has(m, "lo")) fail("mlockall(MCL_FUTURE) is lost");
+        if (full ? m != MAP_FAILED : m == MAP_FAILED || !has(m, "lo") || has(m, "lf") != lazily) fail("mlockall(MCL_FUTURE) is lost");
         if (m != MAP_FAILED) munmap(m, PAGES);
     }
     return finish();

@@ -1,8 +1,22 @@
-// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, userfaultfd, ptrace, namespace, remote. They must go on undisturbed.
+// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, userfaultfd, ptrace, namespace, remote; locks (more memory than the limit of now allows, and what is mapped would be
+// locked too). They must go on undisturbed.
 #include "check.h"
+#include <linux/capability.h>
 #include <linux/io_uring.h>
 #include <linux/userfaultfd.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
+// What is locked, KiB. Nothing can be allocated.
+static long locked(void) {
+    static char text[8192];
+    int fd = (int)OK(open("/proc/self/status", O_RDONLY));
+    ssize_t n = OK(read(fd, text, sizeof text - 1));
+    close(fd);
+    text[n] = 0;
+    char *line = strstr(text, "VmLck:");
+    CHECK(line);
+    return strtol(line + 6, NULL, 10);
+}
 int main(int argc, char **argv) {
     if (argc > 2 && !strcmp(argv[2], "orted"))
         for (;;) pause();
@@ -11,6 +25,7 @@ int main(int argc, char **argv) {
     snprintf(name, sizeof name, "refuse-%s", kind);
     begin(name);
     pid_t c = 0;
+    long kib = 0;
     if (!strcmp(kind, "io_uring")) {
         struct io_uring_params p;
         memset(&p, 0, sizeof p);
@@ -45,9 +60,24 @@ int main(int argc, char **argv) {
             execl("/proc/self/exe", "ssh", "n2", "orted", "-mca", NULL);
             _exit(127);
         }
+    } else if (!strcmp(kind, "locks")) {
+        void *m = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        OK(mlock(m, 1 << 20));
+        OK(mlockall(MCL_FUTURE));
+        OK(setrlimit(RLIMIT_MEMLOCK, &(struct rlimit){65536, 65536}));
+        struct __user_cap_header_struct h = {_LINUX_CAPABILITY_VERSION_3, 0};
+        struct __user_cap_data_struct caps[2];
+        OK(syscall(SYS_capget, &h, caps));
+        caps[0].effective &= ~(1u << CAP_IPC_LOCK);
+        OK(syscall(SYS_capset, &h, caps));
+        kib = locked();
+        CHECK(kib >= 1024);
     } else
         fail("unknown kind");
-    while (running()) nap_us(2000);
+    while (running()) {
+        nap_us(2000);
+        if (kib && locked() != kib) fail("%ld KiB are locked, were %ld", locked(), kib);
+    }
     if (c) {
         kill(c, SIGKILL);
         reap(c, SIGKILL);

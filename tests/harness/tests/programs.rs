@@ -81,6 +81,7 @@ fn cases() -> Vec<Case> {
         prog("mem_hugetlb").huge_pages(),
         prog("mem_advice"),
         prog("mem_locks"),
+        prog("mem_locks onfault"),
         prog("mem_jit"),
         prog("mem_change"),
         prog("mem_diff").launch(&["--differential", "written"]),
@@ -148,6 +149,7 @@ fn cases() -> Vec<Case> {
         prog("refuse ptrace").refused("traced"),
         prog("refuse namespace").refused("(uts) namespace of its own"),
         prog("refuse remote").refused("orted on another host (ssh n2)"),
+        prog("refuse locks").refused("limit for locked memory"),
     ];
     for mode in [
         "mutex 8",
