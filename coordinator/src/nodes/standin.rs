@@ -130,15 +130,62 @@ impl Outside for Errands<'_> {
     }
 }
 
+/// How often a question is asked that gets no answer.
+const TRIES: u32 = 3;
+
 fn ask(dir: &Path, request: &Request) -> Result<(), Failure> {
     let fail = |e: &dyn std::fmt::Display| Failure::new(Exit::NotRunning, format!("ask the agent in {}: {e}", dir.display()));
-    let stream = socket::connect(&dir.join("control.sock")).map_err(|e| fail(&e))?;
-    let answer = socket::request(stream, request).map_err(|e| fail(&e))?.last();
-    match answer {
-        Some(Ok(Event::Accepted)) => Ok(()),
-        Some(Ok(Event::Failed { exit, message })) => Err(Failure::new(exit, message)),
-        Some(Ok(other)) => Err(fail(&format!("unexpected answer {other:?}"))),
-        Some(Err(e)) => Err(fail(&e)),
-        None => Err(fail(&"no answer")),
+    let mut unanswered = fail(&"no answer");
+    // A question that was under way at a checkpoint gets no answer after the restart: the agent of now has not heard it.
+    for _ in 0..TRIES {
+        let stream = socket::connect(&dir.join("control.sock")).map_err(|e| fail(&e))?;
+        let answer = socket::request(stream, request).map(Iterator::last);
+        match answer {
+            Ok(Some(Ok(Event::Accepted))) => return Ok(()),
+            Ok(Some(Ok(Event::Failed { exit, message }))) => return Err(Failure::new(exit, message)),
+            Ok(Some(Ok(other))) => return Err(fail(&format!("unexpected answer {other:?}"))),
+            Ok(Some(Err(e))) => unanswered = fail(&e),
+            Err(e) => unanswered = fail(&e),
+            Ok(None) => {}
+        }
+    }
+    Err(unanswered)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+
+    /// Asks an agent that hears `unheard` questions and closes their connections, then answers.
+    fn asked(unheard: u32) -> Result<(), Failure> {
+        let dir = std::env::temp_dir().join(format!("belay-standin-{}-{unheard}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let listener = UnixListener::bind(dir.join("control.sock")).unwrap();
+        let agent = std::thread::spawn(move || {
+            for n in 0..=unheard {
+                let (mut stream, _) = listener.accept().unwrap();
+                if n == unheard {
+                    let mut line = String::new();
+                    BufReader::new(&stream).read_line(&mut line).unwrap();
+                    let answer = serde_json::to_string(&Event::Accepted).unwrap();
+                    stream.write_all(format!("{answer}\n").as_bytes()).unwrap();
+                }
+            }
+        });
+        let done = ask(&dir, &Request::RemoteSignal { signal: libc::SIGTERM });
+        if done.is_ok() {
+            agent.join().unwrap();
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+        done
+    }
+
+    #[test]
+    fn a_question_without_an_answer_is_asked_again() {
+        asked(0).unwrap();
+        asked(2).unwrap();
+        assert_eq!(asked(TRIES).unwrap_err().exit, Exit::NotRunning);
     }
 }
