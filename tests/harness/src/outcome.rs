@@ -3,31 +3,37 @@
 use crate::job::text;
 use crate::Failure;
 use std::process::Output;
+use std::time::{Duration, Instant};
 
 /// What a run came to: exit status and output.
 pub type Outcome = (String, Vec<u8>);
 
-/// Runs `take`, a `belay checkpoint`; `false` when the program has ended before it.
+/// How long what passes by itself may take, also where much else runs.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Runs `take`, a `belay checkpoint`, until nothing stands against it that passes by itself; `false` when the program has ended before it.
 pub fn take_unless_ended(
     take: impl Fn() -> Result<Output, Failure>,
     ended: impl Fn() -> Result<bool, Failure>,
 ) -> Result<bool, Failure> {
-    let mut last = String::new();
-    for _ in 0..5 {
+    let begin = Instant::now();
+    loop {
         let o = take()?;
         if o.status.success() {
             return Ok(true);
         }
-        last = text(&o);
-        if ended()? || last.contains("is not running") || last.contains("ended before") {
+        let said = text(&o);
+        if ended()? || said.contains("is not running") || said.contains("ended before") {
             return Ok(false);
         }
-        // What passes by itself: a connection that nobody has accepted yet, a thread that cannot be let go before a child of vfork has ended.
-        if !last.contains("try again") && !last.contains("again in a moment") {
-            break;
+        // A connection that nobody has accepted yet, a thread that cannot be let go before a child of vfork has ended.
+        let passes = said.contains("try again") || said.contains("again in a moment");
+        // A job over hosts ends host by host; it is asked again until all of it has.
+        if !(passes || said.contains("it has ended")) || begin.elapsed() > PATIENCE {
+            return Err(format!("belay checkpoint: {said}"));
         }
+        std::thread::sleep(Duration::from_millis(10));
     }
-    Err(format!("belay checkpoint: {last}"))
 }
 
 /// Fails where what was `got` is not what was `expected`.

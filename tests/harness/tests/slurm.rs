@@ -5,6 +5,7 @@ use belay_tests::build::{build, Kind};
 use belay_tests::expect::{io, want};
 use belay_tests::hosts::serve_if_asked;
 use belay_tests::job::{output, text};
+use belay_tests::outcome::take_unless_ended;
 use belay_tests::place::{repository, Place, User};
 use belay_tests::rng::Rng;
 use belay_tests::slurm::{missing, Slurm, LIMIT};
@@ -12,7 +13,7 @@ use belay_tests::target::Target;
 use belay_tests::Failure;
 use std::os::unix::fs::{symlink, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 /// A cluster whose user has the batch script and a solver.
@@ -74,13 +75,24 @@ impl Site {
     }
 
     fn user(&self, words: &[&str]) -> Result<String, Failure> {
+        let o = self.try_user(words)?;
+        want(o.status.success(), || format!("{words:?}: {}", text(&o)))?;
+        Ok(String::from_utf8_lossy(&o.stdout).trim().to_owned())
+    }
+
+    fn try_user(&self, words: &[&str]) -> Result<Output, Failure> {
         let mut c = self.slurm.as_user(words);
         let path = format!("{0}/rsh:{0}/bin:/usr/bin:/bin", self.work.display());
         c.env("PATH", path);
         c.env("OMPI_MCA_mpi_yield_when_idle", "1").env("HWLOC_COMPONENTS", "-gl");
-        let o = output(c, LIMIT)?;
-        want(o.status.success(), || format!("{words:?}: {}", text(&o)))?;
-        Ok(String::from_utf8_lossy(&o.stdout).trim().to_owned())
+        output(c, LIMIT)
+    }
+
+    /// Takes a checkpoint of the job in `dir`, which has not ended.
+    fn checkpoint(&self, dir: &Path) -> Result<(), Failure> {
+        let taking = || self.try_user(&["belay", "checkpoint", "--quiet", &dir.display().to_string()]);
+        let taken = take_unless_ended(taking, || Ok(false))?;
+        want(taken, || "no checkpoint: the job has ended".into())
     }
 
     /// Submits the script with `options`; the number of the job.
@@ -389,8 +401,7 @@ fn preempted_unasked(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let site = Site::new(place, "slurm-unasked", 2)?;
     let job = site.submit(&["--time=10"])?;
     site.progress(&job, 0)?;
-    let dir = site.slurm.home().join(format!("belay-{job}")).display().to_string();
-    site.user(&["belay", "checkpoint", "--quiet", &dir])?;
+    site.checkpoint(&site.slurm.home().join(format!("belay-{job}")))?;
     preempt_and_end(&site, &job, rng)
 }
 
@@ -473,7 +484,7 @@ fn spank_pmix(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     site.progress(&job, 0)?;
     std::thread::sleep(Duration::from_millis(rng.below(500)));
     let dir = site.slurm.home().join("saved");
-    site.user(&["belay", "checkpoint", "--quiet", &dir.display().to_string()])?;
+    site.checkpoint(&dir)?;
     site.user(&["scontrol", "requeue", &job])?;
     site.runs_again(&job, 1)?;
     site.progress(&job, 0)?;
