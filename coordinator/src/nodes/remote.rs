@@ -112,7 +112,7 @@ impl RemoteShell {
         }
         let (stdio, like) = start.map_or((None, None), |(stdio, like)| (Some(stdio), Some(like)));
         if let Some(like) = like.filter(|_| self.tasks > 0) {
-            c.env_clear().envs(environment_of(like));
+            run_like(&mut c, like);
         }
         if self.tasks > 0 {
             // See scripts/site/spank_belay.c: this one is belay's own.
@@ -145,7 +145,8 @@ pub(crate) fn run_errand(
     path: &OsString,
 ) -> Result<Child, Failure> {
     let mut c = Command::new(program);
-    c.args(words).env_clear().envs(environment_of(like)).env("BELAY_SPANK", "off");
+    run_like(&mut c, like);
+    c.args(words).env("BELAY_SPANK", "off");
     c.stdin(Stdio::null()).stdout(output).stderr(error);
     start_beside(c, path).map_err(|e| Failure::system(format!("start {program}"), &e))
 }
@@ -163,6 +164,15 @@ fn start_beside(mut c: Command, path: &OsString) -> std::io::Result<Child> {
         });
     }
     c.spawn()
+}
+
+/// Lets `c` run with the environment and in the directory of process `like`.
+fn run_like(c: &mut Command, like: i32) {
+    c.env_clear().envs(environment_of(like));
+    // By its name, of which `srun` tells the other nodes.
+    if let Ok(at) = std::fs::read_link(format!("/proc/{like}/cwd")) {
+        c.current_dir(at);
+    }
 }
 
 /// The environment with which process `pid` was started.

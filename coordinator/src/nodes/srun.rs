@@ -71,11 +71,26 @@ pub(super) struct Opt {
     pub(super) words: Vec<String>,
 }
 
+impl Opt {
+    /// Whether it may be several in one word, of which only the first is understood.
+    pub(super) fn is_cluster(&self) -> bool {
+        let word = self.words.first().map_or("", String::as_str);
+        let flags = word
+            .strip_prefix('-')
+            .filter(|w| w.len() > 1 && !w.starts_with(['-', 'K', 'I']));
+        flags.is_some_and(|w| w.starts_with(|c| SHORT_FLAGS.contains(c)))
+    }
+}
+
 /// The options before the command, and the command.
 pub(super) fn split(words: &[String]) -> Option<(Vec<Opt>, &[String])> {
     let mut options = Vec::new();
     let mut at = 0;
     while let Some(word) = words.get(at).filter(|w| w.starts_with('-') && w.len() > 1) {
+        if word == "--" {
+            at += 1;
+            break;
+        }
         let (name, attached, takes) = if let Some(long) = word.strip_prefix("--") {
             let (name, value) = long.split_once('=').map_or((long, None), |(n, v)| (n, Some(v)));
             (name.to_owned(), value, value.is_none() && !FLAGS.contains(&name))
@@ -207,6 +222,13 @@ mod tests {
         let packed = "--input none --ntasks=2 --nodes=1 --nodelist=n7 --overcommit";
         assert_eq!(elsewhere(&s.options, &[&host, &host], 2), words(packed));
         assert_eq!(elsewhere(&s.options, &[], 2), words("--input none --ntasks=2 --overcommit"));
+    }
+
+    #[test]
+    fn two_dashes_end_the_options() {
+        let s = parse("-n 2 -- ./program -x").unwrap();
+        assert_eq!((s.tasks, s.command), (2, words("./program -x")));
+        assert_eq!(s.options, words("-n 2"));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The launchers of MPI implementations: how they are found, and told where the ranks go.
 
+use super::input::Input;
 use super::layout::Layout;
-use super::rank::{Input, Spec};
+use super::rank::Spec;
 use super::{refused, Kind};
 use crate::Failure;
 use std::path::{Path, PathBuf};
@@ -74,6 +75,14 @@ impl Launcher {
                 c.args(["-hosts", hosts, "-n", &ranks]);
             }
             Kind::Pmix => {
+                // By ssh, variables would not reach ranks on other hosts.
+                for name in ["OMPI_MCA_plm", "PRTE_MCA_plm"] {
+                    if let Some(how) = std::env::var(name).ok().filter(|how| how != "slurm") {
+                        return Err(refused(format!(
+                            "{name}={how} keeps mpirun from starting its daemons by srun, which brings them the environment; unset it, or use mpirun with -x NAME"
+                        )));
+                    }
+                }
                 c.args([
                     "--map-by",
                     "seq:oversubscribe",
@@ -90,6 +99,13 @@ impl Launcher {
                 if crate::sys::euid() == 0 {
                     c.arg("--allow-run-as-root");
                 }
+            }
+        }
+        // What a step in which belay itself runs has offered to its own task.
+        for (name, _) in std::env::vars_os() {
+            let is = |prefix: &str| name.as_encoded_bytes().starts_with(prefix.as_bytes());
+            if (is("PMI_") || is("PMI2_") || is("PMIX_")) && !is("PMIX_MCA_") {
+                c.env_remove(name);
             }
         }
         if !matches!(spec.input, Input::One(_)) {

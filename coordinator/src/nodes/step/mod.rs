@@ -6,6 +6,7 @@
 //!                                                            each rank: variables of Slurm, input, exec ./program (rank)
 //! ```
 
+mod input;
 mod launcher;
 mod layout;
 mod options;
@@ -14,10 +15,12 @@ pub mod rank;
 use super::srun;
 use crate::Failure;
 use belay_wire::Exit;
+use input::Input;
 use launcher::Launcher;
 use layout::Layout;
 use options::Carried;
-use rank::{Input, Spec};
+use rank::Spec;
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::process::Command;
 
@@ -37,7 +40,7 @@ pub(super) enum Plan {
 }
 
 /// Who serves the ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
     /// PMI-1 and PMI-2: Hydra, of MPICH and its relatives.
     Pmi,
@@ -72,7 +75,7 @@ pub(super) fn plan(program: &str, words: Vec<String>, standins: &Path, outside: 
     }
     let plugin = match said.flatten().or_else(|| std::env::var("SLURM_MPI_TYPE").ok()) {
         Some(plugin) => plugin,
-        None => default_plugin(standins, outside),
+        None => configured("MpiDefault", standins, outside).unwrap_or_else(|| "none".into()),
     };
     let Some(kind) = Kind::of(&plugin) else {
         return Ok(Plan::Follow(words));
@@ -89,28 +92,27 @@ pub(super) fn plan(program: &str, words: Vec<String>, standins: &Path, outside: 
     let hosts = launcher.hosts(&layout).map_err(|e| whole(refused(e)))?;
     let input = Input::of(carried.input.as_deref()).map_err(|e| whole(refused(e)))?;
     let spec = Spec {
+        kind,
         command: command.to_vec(),
         input,
         layout,
     };
     let mut c = launcher.command(&hosts, &spec)?;
-    carried.apply(&mut c).map_err(whole)?;
+    let appends = carried.asks_site() && configured("JobFileAppend", standins, outside).as_deref() == Some("1");
+    carried.apply(&mut c, appends).map_err(whole)?;
     Ok(Plan::Become(Box::new(c)))
 }
 
-/// Slurm's plugin where nothing is said about it.
-fn default_plugin(standins: &Path, outside: &dyn Outside) -> String {
-    let ask = || {
-        let scontrol = super::remote::find("scontrol", standins)?.display().to_string();
-        let said = outside.ask(&scontrol, &["show".into(), "config".into()]).ok()?;
-        configured(&said)
-    };
-    ask().unwrap_or_else(|| "none".into())
+/// What the site has configured under `key`.
+fn configured(key: &str, standins: &Path, outside: &dyn Outside) -> Option<String> {
+    let scontrol = super::remote::find("scontrol", standins)?.display().to_string();
+    let said = outside.ask(&scontrol, &["show".into(), "config".into()]).ok()?;
+    value_of(key, &said)
 }
 
-fn configured(said: &str) -> Option<String> {
-    let line = said.lines().find(|l| l.starts_with("MpiDefault"))?;
-    Some(line.split_once('=')?.1.trim().to_owned())
+fn value_of(key: &str, said: &str) -> Option<String> {
+    let mut pairs = said.lines().filter_map(|l| l.split_once('='));
+    Some(pairs.find(|(k, _)| k.trim() == key)?.1.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -123,7 +125,7 @@ mod tests {
         assert_eq!(Kind::of("pmi2"), Some(Kind::Pmi));
         assert_eq!(Kind::of("none"), None);
         assert_eq!(
-            configured("LaunchType = x\nMpiDefault              = pmix\n"),
+            value_of("MpiDefault", "LaunchType = x\nMpiDefault              = pmix\n"),
             Some("pmix".into())
         );
     }

@@ -2,7 +2,7 @@
 
 use crate::nodes::srun::Opt;
 use crate::Failure;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::process::{Command, Stdio};
 
 /// They decide which task is on which node: Slurm hears them when it is asked for that.
@@ -57,17 +57,29 @@ const CARRIED: [(&str, &str); 6] = [
     ("chdir", "SLURM_WORKING_DIR"),
     ("cpu-bind", ""),
     ("error", "SLURM_STDERRMODE"),
-    ("export", "SLURM_EXPORT_ENV"),
+    ("export", ""),
     ("input", "SLURM_STDINMODE"),
     ("output", "SLURM_STDOUTMODE"),
 ];
 /// Variables that say what is refused.
-const REFUSED: [(&str, &str); 4] = [
+const REFUSED: [(&str, &str); 14] = [
+    ("SLURM_BCAST", "--bcast"),
+    ("SLURM_CONTAINER", "--container"),
+    ("SLURM_EPILOG", "--epilog"),
+    ("SLURM_GPUS_PER_TASK", "--gpus-per-task"),
+    ("SLURM_GPU_BIND", "--gpu-bind"),
     ("SLURM_LABELIO", "--label"),
-    ("SLURM_TASK_PROLOG", "--task-prolog"),
+    ("SLURM_NETWORK", "--network"),
+    ("SLURM_NTASKS_PER_GPU", "--ntasks-per-gpu"),
+    ("SLURM_PROLOG", "--prolog"),
+    ("SLURM_STEP_GRES", "--gres"),
     ("SLURM_TASK_EPILOG", "--task-epilog"),
+    ("SLURM_TASK_PROLOG", "--task-prolog"),
     ("SLURM_TIMELIMIT", "--time"),
+    ("SRUN_CONTAINER", "--container"),
 ];
+/// How tasks are bound where they are not; a step within which `srun` is called leaves its own masks there.
+const UNBOUND: [&str; 7] = ["none", "no", "n", "quiet", "q", "verbose", "v"];
 
 /// What a launcher is to do as `srun` would.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -81,7 +93,8 @@ pub(super) struct Carried {
     /// Files for standard output and error.
     output: Option<String>,
     error: Option<String>,
-    append: bool,
+    /// Whether what is in them stays; none where the site decides.
+    append: Option<bool>,
     /// Variables.
     export: Vec<(String, String)>,
 }
@@ -93,6 +106,9 @@ impl Carried {
         let mut made = Self::default();
         for o in options {
             let name = o.name.as_str();
+            if o.is_cluster() || (name == "kill-on-bad-exit" && o.value.as_deref() == Some("0")) {
+                return Err(cannot(&o.words.join(" ")));
+            }
             if PLACE.contains(&name) {
                 made.place.extend(o.words.iter().cloned());
             } else if !NO_MATTER.contains(&name) && !CARRIED.iter().any(|(n, _)| *n == name) {
@@ -100,21 +116,25 @@ impl Carried {
             }
         }
         for (name, option) in REFUSED {
-            if variable(name).is_some_and(|v| v != "0") {
+            if variable(name).is_some_and(|v| !["", "0", "none"].contains(&v.as_str())) {
                 return Err(cannot(&format!("{option} ({name})")));
             }
         }
         let last = |name: &str| options.iter().rev().find(|o| o.name == name).and_then(|o| o.value.clone());
         let value = |name: &str| last(name).or_else(|| variable(CARRIED.iter().find(|(n, _)| *n == name)?.1));
-        if last("cpu-bind").is_some_and(|b| {
-            b.split(',')
-                .any(|w| !["none", "no", "n", "quiet", "q", "verbose", "v"].contains(&w))
-        }) {
+        if last("cpu-bind").is_some_and(|b| b.split(',').any(|w| !UNBOUND.contains(&w))) {
             return Err(cannot("--cpu-bind"));
         }
-        made.append = last("open-mode")
-            .or_else(|| variable("SLURM_OPEN_MODE"))
-            .is_some_and(|m| m.starts_with('a'));
+        for (name, option) in [("SLURM_CPU_BIND", "--cpu-bind"), ("SLURM_MEM_BIND", "--mem-bind")] {
+            let left = |w: &str| w.is_empty() || w.starts_with("mask_") || UNBOUND.contains(&w);
+            // What follows a mask's colon are more masks.
+            let said = variable(name).unwrap_or_default();
+            if said.split(':').next().is_some_and(|b| b.split(',').any(|w| !left(w))) {
+                return Err(cannot(&format!("{option}={said} ({name})")));
+            }
+        }
+        let mode = last("open-mode").or_else(|| variable("SLURM_OPEN_MODE"));
+        made.append = mode.map(|m| m.starts_with('a'));
         made.chdir = value("chdir");
         let file = |name: &str| {
             let said = value(name).filter(|v| v != "all");
@@ -129,28 +149,36 @@ impl Carried {
                 return Err(cannot(&format!("--{name} of one task")));
             }
         }
-        if let Some(list) = value("export") {
+        let exported_by = || {
+            last("export")
+                .or_else(|| variable("SRUN_EXPORT_ENV"))
+                .or_else(|| variable("SLURM_EXPORT_ENV"))
+        };
+        if let Some(list) = exported_by() {
             made.export = exported(&list).ok_or_else(|| cannot(&format!("--export={list}")))?;
         }
         Ok(made)
     }
 
-    /// Lets `c` begin as `srun` would.
-    pub(super) fn apply(&self, c: &mut Command) -> Result<(), Failure> {
+    /// Whether the site says if files are appended to.
+    pub(super) fn asks_site(&self) -> bool {
+        self.append.is_none() && (self.output.is_some() || self.error.is_some())
+    }
+
+    /// Lets `c` begin as `srun` would, at a site where files are appended to or not unless it is said.
+    pub(super) fn apply(&self, c: &mut Command, appends: bool) -> Result<(), Failure> {
         let open = |name: &str| {
             let name = if name == "none" { "/dev/null" } else { name };
-            let mut how = OpenOptions::new();
-            how.create(true).write(true).append(self.append).truncate(!self.append);
-            how.open(name).map_err(|e| Failure::io(format!("open {name}"), &e))
+            open(name, self.append.unwrap_or(appends)).map_err(|e| Failure::io(format!("open {name}"), &e))
         };
         if let Some(output) = &self.output {
             let file = open(output)?;
-            if self.error.is_none() {
+            if self.error.as_ref().is_none_or(|e| e == output) {
                 c.stderr(file.try_clone().map_err(|e| Failure::io(format!("share {output}"), &e))?);
             }
             c.stdout(file);
         }
-        if let Some(error) = &self.error {
+        if let Some(error) = self.error.as_ref().filter(|e| self.output.as_ref() != Some(e)) {
             c.stderr(Stdio::from(open(error)?));
         }
         if let Some(dir) = &self.chdir {
@@ -159,6 +187,15 @@ impl Carried {
         c.envs(self.export.iter().map(|(n, v)| (n, v)));
         Ok(())
     }
+}
+
+/// Opens a file for output as `srun` does: what others write into it meanwhile is not overwritten.
+fn open(name: &str, append: bool) -> std::io::Result<File> {
+    let file = OpenOptions::new().create(true).append(true).open(name)?;
+    if !append && file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    Ok(file)
 }
 
 /// The name of a file with the job's number in it; none for one that each task has for itself.
@@ -216,7 +253,7 @@ mod tests {
         let c = carried("-o out.%j -e none -D /w --export=ALL,A=1,B", &job).unwrap();
         assert_eq!((c.output.as_deref(), c.error.as_deref()), (Some("out.7"), Some("none")));
         assert_eq!((c.chdir.as_deref(), c.input.as_deref()), (Some("/w"), Some("none")));
-        assert_eq!((c.export, c.append), (vec![("A".into(), "1".into())], true));
+        assert_eq!((c.export, c.append), (vec![("A".into(), "1".into())], Some(true)));
         assert_eq!(carried("--input=3 --output=all", &job).unwrap().input.as_deref(), Some("3"));
     }
 
@@ -233,11 +270,39 @@ mod tests {
             ("--error=2", "--error of one task"),
             ("--export=NONE", "--export=NONE"),
             ("--never-heard-of=1", "--never-heard-of=1"),
+            ("-ul", "-ul"),
+            ("-K0", "-K0"),
         ] {
             let why = carried(line, &[("SLURM_JOB_ID", "7")]).unwrap_err();
             assert!(why.starts_with(named), "{line}: {why}");
         }
         assert!(carried("", &[("SLURM_LABELIO", "1")]).unwrap_err().contains("SLURM_LABELIO"));
-        assert!(carried("--cpu-bind=none", &[]).is_ok());
+        for (name, value) in [
+            ("SLURM_GPUS_PER_TASK", "1"),
+            ("SLURM_CPU_BIND", "quiet,cores"),
+            ("SRUN_EXPORT_ENV", "NONE"),
+        ] {
+            let also = [(name, value), ("SLURM_EXPORT_ENV", "ALL")];
+            assert!(carried("", &also).is_err(), "{name}");
+        }
+        let harmless = [("SLURM_CPU_BIND", "quiet,mask_cpu:0x1,0x2"), ("SLURM_GPU_BIND", "none")];
+        assert!(carried("--cpu-bind=none", &harmless).is_ok());
+    }
+
+    #[test]
+    fn output_and_errors_in_one_file_are_both_there() {
+        let file = std::env::temp_dir().join(format!("belay-output-{}", std::process::id()));
+        let name = file.display();
+        let c = carried(&format!("-o {name} -e {name}"), &[("SLURM_JOB_ID", "7")]).unwrap();
+        assert!(c.asks_site());
+        for appends in [false, true, false] {
+            let mut sh = Command::new("sh");
+            sh.args(["-c", "echo output; echo error >&2; echo more"]);
+            c.apply(&mut sh, appends).unwrap();
+            assert!(sh.status().unwrap().success());
+            let once = "output\nerror\nmore\n";
+            assert_eq!(std::fs::read_to_string(&file).unwrap(), once.repeat(1 + usize::from(appends)));
+        }
+        std::fs::remove_file(file).unwrap();
     }
 }

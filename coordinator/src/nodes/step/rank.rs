@@ -1,20 +1,15 @@
 //! `belay rank`: what a launcher starts in the place of each task of an `srun`. It makes sure that it is where `srun` would have it, gives the program the variables that it would
 //! have had as a task, and becomes the program.
 
+use super::input::Input;
 use super::layout::Layout;
+use super::Kind;
 use crate::Failure;
 use belay_wire::Exit;
 use serde::{Deserialize, Serialize};
-use std::fs::File;
-use std::io::{IsTerminal, Seek, SeekFrom};
-use std::os::fd::AsFd;
-use std::os::unix::fs::FileTypeExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-/// How launchers tell a rank its number.
-const NUMBERS: [&str; 3] = ["PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"];
 /// What is true of a launcher's daemon only: ranks are not bound to processors.
 const NOT_FOR_RANKS: [&str; 4] = [
     "SLURM_CPU_BIND",
@@ -23,76 +18,11 @@ const NOT_FOR_RANKS: [&str; 4] = [
     "SLURM_CPU_BIND_VERBOSE",
 ];
 
-/// Where standard input comes from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Input {
-    /// Nowhere.
-    None,
-    /// The launcher passes it to one task.
-    One(usize),
-    /// All tasks read the file, from an offset on.
-    File(PathBuf, u64),
-}
-
-impl Input {
-    /// As an `srun` would have it whose option says `said`.
-    pub(super) fn of(said: Option<&str>) -> Result<Self, String> {
-        let absolute = |name: &str| std::path::absolute(name).map_err(|e| format!("find {name}: {e}"));
-        match said {
-            Some("none") => Ok(Self::None),
-            Some(other) => other
-                .parse()
-                .map_or_else(|_| Ok(Self::File(absolute(other)?, 0)), |n| Ok(Self::One(n))),
-            None => Self::inherited(),
-        }
-    }
-
-    /// All tasks would get what this process would read.
-    fn inherited() -> Result<Self, String> {
-        let describe = || File::from(std::io::stdin().as_fd().try_clone_to_owned()?).metadata();
-        let Ok(kind) = describe().map(|m| m.file_type()) else {
-            return Ok(Self::None);
-        };
-        let name = std::fs::read_link("/proc/self/fd/0").unwrap_or_default();
-        if kind.is_file() {
-            let own = std::io::stdin().as_fd().try_clone_to_owned().map(File::from);
-            let at = own.and_then(|mut f| f.stream_position());
-            return Ok(Self::File(name, at.map_err(|e| format!("where standard input is: {e}"))?));
-        }
-        if std::io::stdin().is_terminal() {
-            crate::sys::say("srun with an MPI plugin: only task 0 reads from the terminal");
-            return Ok(Self::One(0));
-        }
-        if kind.is_char_device() {
-            return Ok(if name.as_os_str() == "/dev/null" {
-                Self::None
-            } else {
-                Self::File(name, 0)
-            });
-        }
-        Err("what comes through a pipe or socket would go to all tasks, which belay cannot do; say --input=0 or --input=none, or < FILE".into())
-    }
-
-    /// Standard input for task `rank`, where it is not what it has.
-    fn open(&self, rank: usize) -> Result<Option<Stdio>, Failure> {
-        match self {
-            Self::One(task) if *task == rank => Ok(None),
-            Self::None | Self::One(_) => Ok(Some(Stdio::null())),
-            Self::File(path, at) => {
-                let fail = |e| Failure::io(format!("read {}", path.display()), &e);
-                let mut file = File::open(path).map_err(fail)?;
-                if *at > 0 {
-                    file.seek(SeekFrom::Start(*at)).map_err(fail)?;
-                }
-                Ok(Some(file.into()))
-            }
-        }
-    }
-}
-
 /// All that a rank has to know. It is one word of the launcher's command line, in JSON: launchers give words of their own a meaning in a program's arguments.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Spec {
+    /// What has started the rank.
+    pub(super) kind: Kind,
     /// The program and its arguments.
     pub(super) command: Vec<String>,
     pub(super) input: Input,
@@ -117,7 +47,11 @@ pub fn run(spec: &str) -> Failure {
 fn begin(spec: &str) -> Result<Command, Failure> {
     let fail = |what: String| Failure::new(Exit::Usage, format!("a rank in place of a task of srun: {what}"));
     let spec: Spec = serde_json::from_str(spec).map_err(|e| fail(e.to_string()))?;
-    let told = NUMBERS.iter().find_map(|n| std::env::var(n).ok()?.parse::<usize>().ok());
+    let names: &[&str] = match spec.kind {
+        Kind::Pmi => &["PMI_RANK"],
+        Kind::Pmix => &["OMPI_COMM_WORLD_RANK", "PMIX_RANK"],
+    };
+    let told = names.iter().find_map(|n| std::env::var(n).ok()?.parse::<usize>().ok());
     let rank = told.ok_or_else(|| fail("the launcher does not tell its number".into()))?;
     let mut c = task(&spec, rank, &crate::sys::host()).map_err(fail)?;
     if let Some(input) = spec.input.open(rank)? {
@@ -133,7 +67,7 @@ fn task(spec: &Spec, rank: usize, here: &str) -> Result<Command, String> {
         .by_rank()
         .nth(rank)
         .ok_or_else(|| format!("there is no task {rank}"))?;
-    let there = &spec.layout.nodes[node];
+    let there = spec.layout.nodes.get(node).ok_or("there is no such node")?;
     if here != there.host {
         return Err(format!(
             "rank {rank} is on {here}, and srun would have it on {}; use mpirun",
@@ -172,6 +106,7 @@ mod tests {
     fn spec() -> Spec {
         let command = ["./program", "an argument"].map(str::to_owned).to_vec();
         let spec = Spec {
+            kind: Kind::Pmi,
             command,
             input: Input::None,
             layout: layout(&[0, 1, 0, 1]),
@@ -210,13 +145,5 @@ mod tests {
             .unwrap_err()
             .contains("rank 3 is on host0, and srun would have it on host1"));
         assert!(task(&spec(), 4, "host0").is_err());
-    }
-
-    #[test]
-    fn input_is_none_of_one_task_or_a_file() {
-        assert_eq!(Input::of(Some("none")), Ok(Input::None));
-        assert_eq!(Input::of(Some("2")), Ok(Input::One(2)));
-        assert_eq!(Input::of(Some("/data/x")), Ok(Input::File("/data/x".into(), 0)));
-        assert!(Input::File("/data/not-there".into(), 0).open(0).is_err());
     }
 }
