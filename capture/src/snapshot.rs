@@ -352,11 +352,12 @@ impl Child {
             .maps
             .iter()
             .map(|m| {
+                // To unlock a piece of a mapping has split it (see `mlock`).
                 let there = self
                     .flags
                     .iter()
                     .chain(&self.huge)
-                    .find(|f| f.start <= m.start && m.end <= f.end);
+                    .find(|f| f.start <= m.start && m.start < f.end);
                 let flags = there.map_or(&none, |f| &f.flags);
                 let mut vma = memory::vma(m, flags, identities);
                 locks.tell(&mut vma);

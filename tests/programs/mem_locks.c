@@ -36,6 +36,10 @@ int main(int argc, char **argv) {
     OK(setrlimit(RLIMIT_MEMLOCK, &limit));
     char *locked = map(2 * PAGES), *later = map(2 * PAGES), *plain = map(2 * PAGES), *on_fault;
     fill(locked, PAGES, 1);
+    // Below all else, this is what is unlocked for a moment: it can be written to afterwards.
+    char *shared = mmap((void *)0x20000000, 8 * PAGES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(shared != MAP_FAILED);
+    OK(mlock(shared, 8 * PAGES));
     OK(mlock(locked, PAGES));
     OK(mlock2(later, PAGES, MLOCK_ONFAULT));
     on_fault = later + PAGES - 4096;
@@ -57,12 +61,15 @@ int main(int argc, char **argv) {
     while (running()) {
         nap_us(5000);
         verify(locked, PAGES, 1, "locked memory");
+        memset(shared, (int)check_round, 8 * PAGES);
+        if (!has(shared, "lo")) fail("the lock of shared memory is lost");
         if (!has(locked, "lo") || has(locked, "lf")) fail("mlock is lost");
         if (!has(on_fault, "lo") || !has(on_fault, "lf")) fail("mlock2(MLOCK_ONFAULT) is lost");
         if (!has(last, "lo")) fail("the lock of what was mapped after mlockall is lost");
         if (has(plain + PAGES, "lo") || has(locked + PAGES, "lo")) fail("memory is locked that was not");
+        // Locked when it is touched or at once: that is not promised (docs/limits.md).
         char *m = mmap(NULL, PAGES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (full ? m != MAP_FAILED : m == MAP_FAILED || !has(m, "lo") || has(m, "lf") != lazily) fail("mlockall(MCL_FUTURE) is lost");
+        if (full ? m != MAP_FAILED : m == MAP_FAILED || !has(m, "lo") || (!lazily && has(m, "lf"))) fail("mlockall(MCL_FUTURE) is lost");
         if (m != MAP_FAILED) munmap(m, PAGES);
     }
     return finish();
