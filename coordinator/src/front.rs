@@ -1,9 +1,12 @@
 //! The front: the process that the caller's shell waits for. It reports the signals sent to it to the agent, stops when the command stops itself,
-//! and ends as the command ended. When the agent is killed, the command goes on, and the front still waits for it.
+//! and ends as the command ended. When the agent is killed, the command goes on, and the front still waits for it; where the job is restarted then, it ends all of it that is on
+//! this host instead.
 
 use crate::relay::{Channel, Message};
 use crate::sys::{self, Signal, SignalFd, SignalSet};
 use crate::Failure;
+use belay_kernel::proc::Outside;
+use belay_restart::{by_user, End};
 use belay_wire::Exit;
 use std::os::fd::AsRawFd;
 
@@ -34,14 +37,23 @@ pub fn handled() -> SignalSet {
     )
 }
 
-/// Waits until the command has ended; its status word.
-pub(crate) fn wait(channel: &Channel, signals: &SignalFd, agent: i32) -> Result<i32, Failure> {
-    let mut root = None;
+/// Waits until the command has ended. `outside` are children that this process has had before. When the agent is killed, `ends_with_agent` tells whether nothing of the job may go on.
+pub(crate) fn wait(
+    channel: &Channel,
+    (signals, mut outside): (&SignalFd, Outside),
+    agent: i32,
+    ends_with_agent: &dyn Fn() -> bool,
+) -> Result<End, Failure> {
+    let (mut root, mut not_restarted) = (None, false);
     loop {
         let ready = sys::poll(&[(signals.as_raw_fd(), libc::POLLIN), (channel.as_raw_fd(), libc::POLLIN)])
             .map_err(|e| Failure::system("wait for the command", &e))?;
         if ready[0] != 0 {
-            report(channel, signals.drain());
+            let received = take(signals, &mut not_restarted);
+            if received.iter().any(|s| s.number == libc::SIGCHLD) {
+                outside.note(Some(agent));
+            }
+            report(channel, received);
         }
         if ready[1] == 0 {
             continue;
@@ -62,23 +74,37 @@ pub(crate) fn wait(channel: &Channel, signals: &SignalFd, agent: i32) -> Result<
                 ));
             }
             Ok(Some(Message::Fence)) => {
-                report(channel, signals.drain());
+                report(channel, take(signals, &mut not_restarted));
                 channel.send(Message::FencePassed);
             }
             // The command stopped itself; the shell sees its own child only. The group is not signalled: whoever is in it and runs, runs.
             Ok(Some(Message::Suspended(signal))) => sys::kill(std::process::id().cast_signed(), signal),
-            Ok(Some(Message::Background(status))) => return Ok(status),
+            Ok(Some(Message::NotRestarted)) => not_restarted = true,
+            Ok(Some(Message::Background(status))) => return Ok(End::Command(status)),
             Ok(Some(Message::Ended(status))) => {
                 // Nothing of the job is left when the shell goes on.
                 if let Err(e) = sys::wait(agent) {
                     tracing::debug!(error = %e, "agent already reaped");
                 }
-                return Ok(status);
+                return Ok(End::Command(status));
             }
             Ok(Some(other)) => tracing::warn!(?other, "unexpected message from the agent"),
-            Err(_) => return without_agent(signals, root, agent),
+            Err(_) => {
+                let late = take(signals, &mut not_restarted);
+                if !not_restarted && ends_with_agent() {
+                    return end_without_agent(&outside, agent);
+                }
+                return without_agent(signals, late, root, agent).map(End::Command);
+            }
         }
     }
+}
+
+/// What has arrived; notes when the user ends the job with it.
+fn take(signals: &SignalFd, not_restarted: &mut bool) -> Vec<Signal> {
+    let received = signals.drain();
+    *not_restarted |= received.iter().any(|s| by_user(s.number));
+    received
 }
 
 fn report(channel: &Channel, received: Vec<Signal>) {
@@ -92,14 +118,33 @@ fn report(channel: &Channel, received: Vec<Signal>) {
     }
 }
 
-/// The agent was killed: its children are the front's now.
-fn without_agent(signals: &SignalFd, root: Option<i32>, agent: i32) -> Result<i32, Failure> {
+/// The agent was killed, and the job is restarted: ends what it leaves, which is the front's now.
+fn end_without_agent(outside: &Outside, agent: i32) -> Result<End, Failure> {
+    sys::say(&format!(
+        "agent {agent} ended unexpectedly; the program is ended here, because the job is restarted from its newest checkpoint"
+    ));
+    let system = |step: &'static str| move |e: std::io::Error| Failure::system(step, &e);
+    let status = sys::wait(agent).map_err(system("wait for the agent"))?;
+    outside.end_others().map_err(system("end what the agent has left"))?;
+    Ok(End::Agent(status))
+}
+
+/// The agent was killed: its children are the front's now. Signals of which it has not heard were received `late`.
+fn without_agent(signals: &SignalFd, late: Vec<Signal>, root: Option<i32>, agent: i32) -> Result<i32, Failure> {
     let gone = |why: &str| Failure::new(Exit::Internal, format!("agent {agent} ended unexpectedly{why}"));
     let root = root.ok_or_else(|| gone(" before the command was started; see DIR/log"))?;
     tracing::error!(agent, root, "agent ended unexpectedly");
     sys::say(&format!(
         "agent {agent} ended unexpectedly; the program goes on, but no more checkpoints are taken; earlier ones are whole"
     ));
+    let pass_on = |received: Vec<Signal>| {
+        for s in received {
+            if s.number != libc::SIGCHLD && s.from_process() {
+                sys::pass_on(root, s);
+            }
+        }
+    };
+    pass_on(late);
     loop {
         while let Some((pid, status)) = sys::reap() {
             if pid == root {
@@ -110,10 +155,6 @@ fn without_agent(signals: &SignalFd, root: Option<i32>, agent: i32) -> Result<i3
             return Err(gone(", and the command's exit status with it"));
         }
         sys::poll(&[(signals.as_raw_fd(), libc::POLLIN)]).map_err(|e| Failure::system("wait for the command", &e))?;
-        for s in signals.drain() {
-            if s.number != libc::SIGCHLD && s.from_process() {
-                sys::pass_on(root, s);
-            }
-        }
+        pass_on(signals.drain());
     }
 }

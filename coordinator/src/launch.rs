@@ -1,10 +1,12 @@
 //! Launch: find the command, make front and agent, and execute the command with exactly the signal mask, dispositions and descriptors that the
 //! launcher was given.
 
-use crate::agent::{Agent, Setup};
+use crate::agent::{Agent, Fallback, Setup};
 use crate::relay::{Channel, Message};
 use crate::sys::{self, Disposition, SignalFd, SignalSet};
 use crate::{front, Failure};
+use belay_kernel::proc::Outside;
+use belay_restart::End;
 use belay_wire::Exit;
 use std::ffi::{CString, OsStr, OsString};
 use std::io::{self, Read, Write};
@@ -34,8 +36,8 @@ pub fn check(command: &[OsString]) -> Result<(), Failure> {
     refuse_setuid(&find(program)?)
 }
 
-/// Runs `command` as a job; returns its status word when it has ended. Call from a process with one thread.
-pub fn launch(command: Vec<OsString>, setup: Setup) -> Result<i32, Failure> {
+/// Runs `command` as a job; returns when it has ended. Call from a process with one thread.
+pub fn launch(command: Vec<OsString>, setup: Setup) -> Result<End, Failure> {
     let argv: Vec<CString> = command
         .into_iter()
         .map(|a| CString::new(a.into_vec()).map_err(|_| Failure::new(Exit::Usage, "an argument holds a zero byte")))
@@ -54,14 +56,17 @@ pub fn launch(command: Vec<OsString>, setup: Setup) -> Result<i32, Failure> {
     result
 }
 
-fn start(argv: &[CString], setup: Setup, set: &SignalSet, inherited: &Inherited) -> Result<i32, Failure> {
+fn start(argv: &[CString], setup: Setup, set: &SignalSet, inherited: &Inherited) -> Result<End, Failure> {
     let system = |step: &'static str| move |e: io::Error| Failure::system(step, &e);
     sys::become_subreaper().map_err(system("become the reaper of the job's processes"))?;
     let signals = SignalFd::new(set).map_err(system("make a signal descriptor"))?;
     let (front_end, agent_end) = Channel::pair().map_err(system("make a channel to the agent"))?;
+    let fallback = Fallback::of(&setup);
     let mut agent = Agent::new(setup)?;
     agent.open_metrics()?;
     agent.listen()?;
+    let mut outside = Outside::default();
+    outside.note(None);
     // SAFETY: the launcher has made no threads.
     match unsafe { sys::fork() }.map_err(system("fork the agent"))? {
         Some(pid) => {
@@ -69,7 +74,7 @@ fn start(argv: &[CString], setup: Setup, set: &SignalSet, inherited: &Inherited)
             // Held for as long as the command runs, even if the agent is killed: nobody else may start the job meanwhile.
             let _lock = agent.leave();
             sys::close_inherited();
-            front::wait(&front_end, &signals, pid)
+            front::wait(&front_end, (&signals, outside), pid, &|| fallback.is_there())
         }
         None => {
             drop(front_end);

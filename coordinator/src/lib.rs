@@ -33,5 +33,6 @@ pub mod sys;
 pub mod tiers;
 pub mod verify;
 
+pub use belay_restart::End;
 pub use failure::Failure;
 pub use processes::host_pids;

@@ -32,6 +32,8 @@ pub(crate) enum Message {
     Ended(i32),
     /// To the front: the command ended with this status word, but processes that it left behind go on.
     Background(i32),
+    /// To the front: the user has ended the job, and it is not to be restarted.
+    NotRestarted,
 }
 
 const WORDS: usize = 4;
@@ -47,6 +49,7 @@ impl Message {
             Message::Suspended(signal) => [6, signal, 0, 0],
             Message::Ended(status) => [7, status, 0, 0],
             Message::Background(status) => [8, status, 0, 0],
+            Message::NotRestarted => [9, 0, 0, 0],
         }
     }
 
@@ -64,6 +67,7 @@ impl Message {
             6 => Message::Suspended(w[1]),
             7 => Message::Ended(w[1]),
             8 => Message::Background(w[1]),
+            9 => Message::NotRestarted,
             _ => return None,
         })
     }
@@ -193,6 +197,7 @@ mod tests {
             Message::Suspended(20),
             Message::Ended(0x100),
             Message::Background(9),
+            Message::NotRestarted,
         ] {
             a.send(m);
             assert_eq!(b.receive(true).unwrap(), Some(m));

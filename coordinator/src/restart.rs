@@ -1,6 +1,6 @@
 //! Restart: choose the generation, hand it to the restart flow, and serve the restarted job as after a launch.
 
-use crate::agent::{Agent, Setup};
+use crate::agent::{Agent, Fallback, Setup};
 use crate::generations::{self, Generation};
 use crate::jobdir::{Description, JobDir};
 use crate::nodes::again::Reunion;
@@ -10,7 +10,7 @@ use crate::sys::{self, Disposition};
 use crate::tiers::{self, Known};
 use crate::{front, state, Failure};
 use belay_plugins::Group;
-use belay_restart::{Options, Restored};
+use belay_restart::{End, News, Options, Restored};
 use belay_wire::{Exit, Phase};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -25,14 +25,15 @@ pub enum Notice {
     Warning,
 }
 
-/// Restarts the first of generations `numbers` that is whole; the status word with which the command ended. `tell` receives lines for the user.
+/// Restarts the first of generations `numbers` that is whole; how the job ended. `tell` receives lines for the user.
 pub fn restart(
     setup: Setup,
     numbers: Vec<u64>,
     (options, hosts): (&Options, &[String]),
     tell: &mut dyn FnMut(Notice, &str),
-) -> Result<i32, Failure> {
+) -> Result<End, Failure> {
     let (dir, description) = (setup.dir.clone(), setup.description.clone());
+    let fallback = Fallback::of(&setup);
     let redundant = description.config.redundancy.settings()?;
     let mut agent = Some(Agent::new(setup)?);
     let mut damaged: Option<(u64, Failure)> = None;
@@ -45,7 +46,7 @@ pub fn restart(
         }
         let try_it = |agent: &mut Option<Agent>, tell: &mut dyn FnMut(Notice, &str)| {
             let g = Generation::at(&dir.generations(), number);
-            attempt(&g, (options, hosts), agent, tell)
+            attempt(&g, (options, hosts, &fallback), agent, tell)
         };
         let prepared = match &redundant {
             Some(_) => again::prepare(&dir, number, hosts, &mut |line| tell(Notice::Progress, line)),
@@ -71,7 +72,7 @@ pub fn restart(
             }
         }
         let failure = match result {
-            Ok(status) => return Ok(status),
+            Ok(end) => return Ok(end),
             Err(failure) => failure,
         };
         tracing::error!(generation = number, error = %failure, "restart failed");
@@ -126,10 +127,10 @@ fn bring(dir: &JobDir, d: &Description, number: u64, tell: &mut dyn FnMut(Notice
 
 fn attempt(
     g: &Generation,
-    (options, hosts): (&Options, &[String]),
+    (options, hosts, fallback): (&Options, &[String], &Fallback),
     agent: &mut Option<Agent>,
     tell: &mut dyn FnMut(Notice, &str),
-) -> Result<i32, Failure> {
+) -> Result<End, Failure> {
     let m = g.manifest()?;
     if let Some(a) = agent {
         a.number_from(m.next_chunk);
@@ -166,7 +167,7 @@ fn attempt(
             sys::say(&format!("{failure}; the program runs, but cannot be commanded"));
         }
     };
-    let mut serve = |restored: Restored, report: &dyn Fn(i32)| {
+    let mut serve = |restored: Restored, report: &dyn Fn(News)| {
         let agent = agent.borrow_mut().take();
         agent.map_or(0, |mut a| {
             // Pages that are only mapped have not been compared with their checksums: damage must not spread to the generations that follow.
@@ -180,7 +181,8 @@ fn attempt(
         })
     };
     let group = reunion.as_ref().map(|r| -> &dyn Group { r });
-    belay_restart::restart(&g.path, options, group, &mut listen, &mut serve).map_err(Failure::from)
+    let ends_with_agent = || fallback.is_there();
+    belay_restart::restart(&g.path, options, group, &mut listen, &mut serve, &ends_with_agent).map_err(Failure::from)
 }
 
 /// Numbers of the generations to try, in this order: `wanted`, or all from the newest, in the job directory and on its durable tiers.
@@ -231,7 +233,7 @@ pub fn candidates(
 }
 
 /// Runs in the agent of the restarted job.
-fn agent_main(mut agent: Agent, restored: Restored, ended: Option<i32>, report: &dyn Fn(i32)) -> i32 {
+fn agent_main(mut agent: Agent, restored: Restored, ended: Option<i32>, report: &dyn Fn(News)) -> i32 {
     front::handled().block();
     Disposition::replace(libc::SIGCHLD, libc::SIG_DFL);
     Disposition::replace(libc::SIGPIPE, libc::SIG_IGN);

@@ -1,8 +1,10 @@
 //! `/proc/PID`: parsing of `stat`, `status`, `maps` and the small files beside them.
 
 mod family;
+mod outside;
 
 pub use family::{children, descendants, Family};
+pub use outside::Outside;
 
 use std::collections::BTreeMap;
 use std::io;

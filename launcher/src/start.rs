@@ -11,7 +11,7 @@ use belay_coordinator::nodes::hosts::read_file;
 use belay_coordinator::nodes::{is_daemon, step, Nodes};
 use belay_coordinator::redundancy::{heal, local, record, serve, Redundancy};
 use belay_coordinator::restart::Notice;
-use belay_coordinator::{agent, launch, restart, sys, tiers, Failure};
+use belay_coordinator::{agent, launch, restart, sys, tiers, End, Failure};
 use belay_wire::Exit;
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -36,8 +36,8 @@ pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
             ),
         ));
     }
-    let status = launch_in(&dir, lock, config, args, false)?;
-    finish(&dir, status)
+    let end = launch_in(&dir, lock, config, args, false)?;
+    finish(&dir, end.status())
 }
 
 /// What the options of a launch say about the job.
@@ -62,7 +62,7 @@ fn described(args: &Launch) -> Description {
     }
 }
 
-fn launch_in(dir: &JobDir, lock: Lock, mut config: Config, args: Launch, restarts: bool) -> Result<i32, Failure> {
+fn launch_in(dir: &JobDir, lock: Lock, mut config: Config, args: Launch, restarts: bool) -> Result<End, Failure> {
     config.redundancy = redundancy(&config, &args)?;
     let mut description = Description {
         dir: dir.path().display().to_string(),
@@ -177,8 +177,8 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
         quiet: args.quiet,
         restarts: false,
     };
-    let status = restart_in(&dir, lock, description, how)?;
-    finish(&dir, status)
+    let end = restart_in(&dir, lock, description, how)?;
+    finish(&dir, end.status())
 }
 
 /// Continues the job in the directory if it has a checkpoint, else launches it.
@@ -192,7 +192,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
     let old = if dir.is_described() { Some(dir.description()?) } else { None };
     let at = dir.path().display();
     let restarts = args.launch.across_hosts && args.again < args.restarts;
-    let status = match old {
+    let end = match old {
         Some(old) if old.command == new.command && old.wait_status == Some(0) => {
             sys::say(&format!(
                 "the job in {at} has ended with exit status 0 and is not run again; to begin anew, belay gc --all {at} and belay launch"
@@ -250,10 +250,31 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
             launch_in(&dir, lock, config, args.launch, restarts)?
         }
     };
-    if restarts && status != 0 && !dir.description()?.lost.is_empty() {
+    let lost = match end {
+        End::Agent(_) => {
+            note_loss(&dir);
+            true
+        }
+        End::Command(status) => restarts && status != 0 && !dir.description()?.lost.is_empty(),
+    };
+    if lost {
         return Err(begin_again(args.again + 1));
     }
-    finish(&dir, status)
+    finish(&dir, end.status())
+}
+
+/// The agent on this host was killed: parts that have not noticed that yet are waited for as after any loss.
+fn note_loss(dir: &JobDir) {
+    let noticed = sys::now_unix_s();
+    let noted = dir.description().and_then(|mut d| {
+        d.lost.push((sys::host(), noticed));
+        dir.describe(&d)
+    });
+    // A full disk is no reason not to go on from a checkpoint.
+    if let Err(failure) = noted {
+        sys::say(&failure.message);
+        alive::await_fence(noticed);
+    }
 }
 
 /// Hosts for a job of which parts were lost; `count` is the number of this restart, and how many there may be.
@@ -309,7 +330,7 @@ struct How {
     restarts: bool,
 }
 
-fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) -> Result<i32, Failure> {
+fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) -> Result<End, Failure> {
     let terminal = std::io::stderr().is_terminal();
     let mut tell = |notice: Notice, line: &str| {
         if !how.quiet && (terminal || notice == Notice::Warning) {
@@ -379,8 +400,8 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
             restarts: args.ends_with_root,
         };
         let options = restart_options(false)?;
-        let status = restart::restart(setup, vec![number], (&options, &[]), &mut |_, _| {})?;
-        sys::exit_like(status)
+        let end = restart::restart(setup, vec![number], (&options, &[]), &mut |_, _| {})?;
+        sys::exit_like(end.status())
     }
     launch::check(&args.command)?;
     refuse_plugin_of_srun(&args.command)?;
@@ -408,9 +429,9 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
         nodes,
         restarts: args.ends_with_root,
     };
-    let status = launch::launch(args.command, setup)?;
+    let end = launch::launch(args.command, setup)?;
     // What the user is told, the root says.
-    sys::exit_like(status)
+    sys::exit_like(end.status())
 }
 
 /// The rank of a program that `srun --mpi=pmix` or `--mpi=pmi2` starts would be connected to Slurm's own daemon, which is in no checkpoint. (Where the stand-in for `srun` knows of

@@ -30,6 +30,8 @@ pub(crate) enum Message {
     Ended(i32),
     /// From the agent: the command has ended with this wait status, and other processes of the job run on.
     Background(i32),
+    /// From the agent: the job has been ended by its user, and is not to be restarted.
+    NotRestarted,
     /// From PID 1: the agent has ended.
     AgentEnded {
         /// With this wait status.

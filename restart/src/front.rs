@@ -2,12 +2,12 @@
 //!
 //! It stays outside the new namespaces, in the shell's process group. The job is in a group of its own, as at the checkpoint, so the front process
 //! hands it the terminal while it is itself in the foreground, stops when the job is stopped, lets the job go on when it is continued, forwards
-//! signals sent to it alone, and ends like the job.
+//! signals sent to it alone, and ends like the job. When the agent is killed, the command goes on, and the front still waits for it; where the job is to be restarted, it ends what is left instead.
 
 use crate::channel::{Channel, Message};
 use crate::fail::{Outcome, RestartError};
-use crate::{initial, sys};
-use belay_kernel::proc::Status;
+use crate::sys;
+use belay_kernel::proc::{Outside, Status};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
@@ -25,6 +25,29 @@ const HANDLED: [i32; 10] = [
     libc::SIGTTOU,
 ];
 
+/// How a job has ended, as its front has seen it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The command has, with this status word.
+    Command(i32),
+    /// Its agent was killed, with this status word; the job is to be restarted, and nothing of it is left on this host.
+    Agent(i32),
+}
+
+impl End {
+    /// The status word.
+    pub fn status(self) -> i32 {
+        match self {
+            Self::Command(status) | Self::Agent(status) => status,
+        }
+    }
+}
+
+/// Whether who sends `signal` means the job to end.
+pub fn by_user(signal: i32) -> bool {
+    matches!(signal, libc::SIGINT | libc::SIGQUIT | libc::SIGTERM | libc::SIGHUP)
+}
+
 /// The front process while a restart is under way.
 pub(crate) struct Front {
     signals: OwnedFd,
@@ -33,15 +56,19 @@ pub(crate) struct Front {
     /// The front process was in the terminal's foreground at the start.
     pub(crate) foreground: bool,
     init: i32,
-    /// PID of the command, inside. None in a job with parts on other hosts: those end without the agent.
-    root: Option<i32>,
+    /// PID of the command, inside.
+    root: i32,
     /// The agent as seen from here: (PID, process group).
     agent: Option<(i32, i32)>,
     resumed: bool,
     /// The agent was killed, and the command goes on.
     without_agent: bool,
+    /// The user has ended the job: it is not restarted.
+    not_restarted: bool,
     /// The restart makes no namespaces, whose PID 1 would end everything with itself.
     initial: bool,
+    /// Children that this process has had before, and remote shells.
+    outside: Outside,
     /// The job has been given the terminal and was not stopped since.
     lent: bool,
     /// Foreground group of the terminal when the job, which had it, was last stopped.
@@ -64,6 +91,8 @@ impl Front {
         let fd = unsafe { libc::syscall(libc::SYS_signalfd4, -1, &raw const mask, 8, libc::SFD_CLOEXEC) };
         let fd = belay_kernel::check(fd)? as i32;
         let terminal = sys::terminal();
+        let mut outside = Outside::default();
+        outside.note(None);
         // SAFETY: takes nothing and cannot fail.
         let group = unsafe { libc::getpgrp() };
         let foreground = terminal
@@ -76,11 +105,13 @@ impl Front {
             terminal,
             foreground,
             init: 0,
-            root: None,
+            root: 0,
             agent: None,
             resumed: false,
             without_agent: false,
+            not_restarted: false,
             initial: false,
+            outside,
             lent: false,
             foreground_group: None,
             ended: None,
@@ -98,15 +129,21 @@ impl Front {
         self.old_mask
     }
 
-    /// Attends to the job until it has ended; its wait status. `init` is PID 1 of the namespaces, unless the restart is `initial`. `root` is the command's PID, where the
-    /// front waits for it when the agent is killed.
-    pub(crate) fn attend(mut self, init: i32, initial: bool, root: Option<i32>, channel: &Channel) -> Outcome<i32> {
+    /// Attends to the job until it has ended. `init` is PID 1 of the namespaces, unless the restart is `initial`; `root` is the command's PID inside. `ends_with_agent` is asked
+    /// when the agent was killed.
+    pub(crate) fn attend(
+        mut self,
+        (init, initial): (i32, bool),
+        root: i32,
+        channel: &Channel,
+        ends_with_agent: &dyn Fn() -> bool,
+    ) -> Outcome<End> {
         self.init = init;
         self.root = root;
         self.initial = initial;
-        let result = self.serve(channel);
+        let result = self.serve(channel, ends_with_agent);
         if initial && !self.resumed {
-            initial::sweep();
+            let _ = self.outside.end_others();
         }
         if self.resumed {
             self.take_terminal();
@@ -115,7 +152,7 @@ impl Front {
         result
     }
 
-    fn serve(&mut self, channel: &Channel) -> Outcome<i32> {
+    fn serve(&mut self, channel: &Channel, ends_with_agent: &dyn Fn() -> bool) -> Outcome<End> {
         let failed = |e: io::Error| RestartError::at("wait for the job", e);
         loop {
             let mut polls = [channel.fd(), self.signals.as_raw_fd()].map(|fd| libc::pollfd {
@@ -135,26 +172,57 @@ impl Front {
                 continue;
             }
             match channel.receive().map_err(failed)? {
-                Some((Message::AgentEnded { status, alone: false }, _)) if self.outlives_agent(status) => {}
-                Some((Message::AgentEnded { status, alone }, _)) => return self.end(status, alone),
-                Some((Message::Ended(status), _)) if self.without_agent => return Ok(status),
-                Some((Message::Background(status), _)) => return Ok(status),
+                Some((Message::AgentEnded { status, alone }, _)) => {
+                    if let Some(end) = self.agent_ended((status, alone), ends_with_agent)? {
+                        return Ok(end);
+                    }
+                }
+                Some((Message::Ended(status), _)) if self.without_agent => return Ok(End::Command(status)),
+                Some((Message::Background(status), _)) => return Ok(End::Command(status)),
                 Some((message, pid)) => self.message(message, pid),
                 None => return self.end(libc::SIGKILL, true),
             }
         }
     }
 
-    /// Whether the agent was killed and the command goes on.
-    fn outlives_agent(&mut self, status: i32) -> bool {
-        let killed = self.resumed && self.root.is_some() && self.ended.is_none() && libc::WIFSIGNALED(status);
-        if let (true, Some((agent, _))) = (killed, self.agent) {
-            self.without_agent = true;
-            sys::say(&format!(
-                "agent {agent} ended unexpectedly; the program goes on, but no more checkpoints are taken; earlier ones are whole"
-            ));
+    /// The agent has ended, and left nothing where it was `alone`. How the job has, unless the command goes on.
+    fn agent_ended(&mut self, (status, alone): (i32, bool), ends_with_agent: &dyn Fn() -> bool) -> Outcome<Option<End>> {
+        let killed = self.resumed && self.ended.is_none() && libc::WIFSIGNALED(status);
+        let (true, Some((agent, _))) = (killed, self.agent) else {
+            return self.end(status, alone).map(Some);
+        };
+        let mut late = Vec::new();
+        while self.has_signal() {
+            late.push(self.next_signal().map_err(|e| RestartError::at("wait for the job", e))?);
         }
-        killed
+        self.not_restarted |= late.iter().any(|s| by_user(*s));
+        if !self.not_restarted && ends_with_agent() {
+            sys::say(&format!(
+                "agent {agent} ended unexpectedly; the program is ended here, because the job is restarted from its newest checkpoint"
+            ));
+            self.end_all()?;
+            return Ok(Some(End::Agent(status)));
+        }
+        if alone {
+            return self.end(status, alone).map(Some);
+        }
+        self.without_agent = true;
+        sys::say(&format!(
+            "agent {agent} ended unexpectedly; the program goes on, but no more checkpoints are taken; earlier ones are whole"
+        ));
+        late.into_iter().for_each(|s| self.signal(s));
+        Ok(None)
+    }
+
+    /// Ends all that is left of the job here.
+    fn end_all(&mut self) -> Outcome<()> {
+        let failed = |e: io::Error| RestartError::at("end what the agent has left", e);
+        if self.initial {
+            return self.outside.end_others().map_err(failed);
+        }
+        sys::kill(self.init, libc::SIGKILL).map_err(failed)?;
+        // It is gone when everything in its namespaces is.
+        sys::wait(self.init, libc::__WALL).map(drop).map_err(failed)
     }
 
     fn message(&mut self, message: Message, pid: i32) {
@@ -168,12 +236,13 @@ impl Front {
             Message::Resumed => (self.resumed, self.lent) = (true, self.foreground), // the agent has handed it over
             Message::Ended(status) => self.ended = Some(status),
             Message::Stopped(signal) => self.stop(signal),
+            Message::NotRestarted => self.not_restarted = true,
             Message::AgentEnded { .. } | Message::Background(_) => {}
         }
     }
 
     /// The job has ended.
-    fn end(&mut self, status: i32, alone: bool) -> Outcome<i32> {
+    fn end(&mut self, status: i32, alone: bool) -> Outcome<End> {
         if alone {
             let _ = sys::wait(self.init, libc::__WALL);
         }
@@ -188,7 +257,17 @@ impl Front {
             };
             return Err(RestartError::at("restart", format!("the agent {how} before the job ran")));
         }
-        Ok(self.ended.unwrap_or(status))
+        Ok(End::Command(self.ended.unwrap_or(status)))
+    }
+
+    fn has_signal(&self) -> bool {
+        let mut poll = libc::pollfd {
+            fd: self.signals.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: a live structure.
+        unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
     }
 
     fn next_signal(&self) -> io::Result<i32> {
@@ -214,6 +293,7 @@ impl Front {
             }
             return;
         };
+        self.not_restarted |= by_user(signal);
         let _ = match signal {
             libc::SIGTTIN | libc::SIGTTOU => Ok(()),
             libc::SIGCONT => {
@@ -235,7 +315,7 @@ impl Front {
         children
             .split_whitespace()
             .filter_map(|w| w.parse().ok())
-            .find(|pid| inside(*pid) == self.root.map(i64::from))
+            .find(|pid| inside(*pid) == Some(i64::from(self.root)))
     }
 
     /// The job was stopped: so is the front process, with its whole group, as a shell expects of a job.

@@ -2,7 +2,7 @@
 //!
 //! Every process and thread gets its old number among all others of the machine, so each number must be free; that is checked first, and the check names the
 //! one that is not. What namespaces would give is missing: the monotonic clock is the machine's, and System V objects and POSIX message queues, which would
-//! mix with those of others, are refused. No PID 1 ends what a failed restart leaves, so [`sweep`] does.
+//! mix with those of others, are refused. No PID 1 ends what a failed restart leaves, so the front does.
 
 use crate::fail::{Outcome, RestartError};
 use crate::sys;
@@ -114,23 +114,6 @@ fn numbers(job: &Job) -> BTreeSet<i32> {
 /// All numbers in use, for temporary processes to stay clear of.
 pub(crate) fn taken() -> BTreeSet<i32> {
     holders().into_keys().collect()
-}
-
-/// Kills and collects all descendants of the calling process, which must be a reaper and have no others than those of a failed restart.
-pub(crate) fn sweep() {
-    let me = std::process::id().cast_signed();
-    loop {
-        let left = proc::descendants(me).unwrap_or_default();
-        if left.is_empty() {
-            return;
-        }
-        for (pid, _) in left {
-            let _ = sys::kill(pid, libc::SIGKILL);
-        }
-        if sys::wait(-1, libc::__WALL).is_err() {
-            return;
-        }
-    }
 }
 
 /// Makes the calling process the one to which orphans below it go.

@@ -41,6 +41,7 @@ mod tree;
 mod verify;
 
 pub use fail::RestartError;
+pub use front::{by_user, End};
 
 use belay_kernel::blob::Blob;
 use belay_plugins::Group;
@@ -73,8 +74,17 @@ pub struct Restored {
     pub led: bool,
 }
 
+/// What the agent of the restarted job tells its front.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum News {
+    /// The command has ended with this status word, and what it left behind runs on in the background: [`restart`] returns.
+    Background(i32),
+    /// The user has ended the job: whatever happens from now on, it is not restarted.
+    NotRestarted,
+}
+
 /// What the agent of the restarted job does: see [`restart`].
-pub type AgentMain<'a> = dyn FnMut(Restored, &dyn Fn(i32)) -> i32 + 'a;
+pub type AgentMain<'a> = dyn FnMut(Restored, &dyn Fn(News)) -> i32 + 'a;
 
 /// The calling process is not the node's agent.
 fn leave(group: Option<&dyn Group>) {
@@ -85,6 +95,7 @@ fn leave(group: Option<&dyn Group>) {
 
 /// Restarts the generation in `dir`. Call from the single-threaded front process. Makes the namespaces, their PID 1 and, inside, the agent, which
 /// rebuilds the job, lets it go on, and then runs `agent_main`, whose result (a wait status word) becomes the result of this call in the front process.
+/// When the agent is killed, the job goes on without it; where `ends_with_agent` says so then, it is ended instead.
 /// `group` are the other nodes of the job, which restart at the same time. `ready` is called in the agent when all is rebuilt, before the first process goes on.
 /// The front process forwards terminal job control and termination signals meanwhile. `agent_main` may call its second argument with a wait status
 /// word to make this call return in the front process before the job has ended: the command has, and what it left behind runs on in the background.
@@ -94,7 +105,8 @@ pub fn restart(
     group: Option<&dyn Group>,
     ready: &mut dyn FnMut(),
     agent_main: &mut AgentMain<'_>,
-) -> Result<i32, RestartError> {
+    ends_with_agent: &dyn Fn() -> bool,
+) -> Result<End, RestartError> {
     let mut loaded = Some(verify::load(dir)?);
     let (identity, root, monotonic_ns) = match &loaded {
         Some(l) => (l.job.agent, l.job.root_pid, l.job.monotonic_ns),
@@ -131,7 +143,7 @@ pub fn restart(
         drop(loaded);
         drop(shown);
         leave(group);
-        return front.attend(init, way == Way::Initial, group.is_none().then_some(root), &channel);
+        return front.attend((init, way == Way::Initial), root, &channel, ends_with_agent);
     }
     drop(channel);
     let setup = init::Setup {
@@ -177,7 +189,12 @@ pub fn restart(
                 running.set();
                 inside.send(&Message::Resumed);
                 sys::sigprocmask(libc::SIG_SETMASK, front.old_mask());
-                let status = agent_main(restored, &|status| inside.send(&Message::Background(status)));
+                let status = agent_main(restored, &|news| {
+                    inside.send(&match news {
+                        News::Background(status) => Message::Background(status),
+                        News::NotRestarted => Message::NotRestarted,
+                    });
+                });
                 inside.send(&Message::Ended(status));
             }
         }

@@ -1,19 +1,49 @@
 //! A part is lost. Where the job is to be restarted without what it has lost (`belay run --restarts`), the root ends what is left; its front then begins again from the newest
-//! checkpoint, on the hosts that answer.
+//! checkpoint, on the hosts that answer. Where only an agent is lost, its front ends what that leaves.
 //!
 //! ```text
 //! Running ── a part is lost ────────────────────────────────────────> all is being ended ── no part is there, or LIMIT ── remote shells too ──> Ended
 //!    └ the command fails ── parts are there of which nothing is heard ─┘ (within LIMIT, else the job has failed by itself)
 //! ```
 
-use super::Agent;
-use crate::nodes::{Nodes, Order};
+use super::{Agent, Setup};
+use crate::nodes::{self, Nodes, Order};
 use crate::redundancy::record;
 use crate::{generations, sys};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long parts may take to end, and their loss to be noticed when the command has failed because of it.
 const LIMIT: Duration = Duration::from_secs(20);
+
+/// What a job is restarted from when an agent of it is killed, where it is restarted at all: for the front.
+#[derive(Debug, Clone)]
+pub(crate) struct Fallback {
+    restarts: bool,
+    own: PathBuf,
+    job: PathBuf,
+}
+
+impl Fallback {
+    pub(crate) fn of(setup: &Setup) -> Self {
+        let own = setup.dir.path();
+        Self {
+            restarts: setup.restarts,
+            own: own.to_owned(),
+            job: nodes::job_of(setup.nodes.as_ref(), own).to_owned(),
+        }
+    }
+
+    /// Whether there is a checkpoint of the job, or may be in a moment: the root commits one when its parts have theirs.
+    pub(crate) fn is_there(&self) -> bool {
+        self.restarts && (has_checkpoint(&self.own) || has_checkpoint(&self.job))
+    }
+}
+
+/// Whether there is a checkpoint in a job directory, or one that the hosts of a redundant job have.
+fn has_checkpoint(dir: &Path) -> bool {
+    generations::list(&dir.join("gen")).is_ok_and(|g| !g.is_empty()) || record::newest(dir).is_some()
+}
 
 /// What becomes of losses.
 #[derive(Debug)]
@@ -58,8 +88,7 @@ impl Agent {
         if self.losses.since.is_some() {
             return;
         }
-        let gen = self.dir.generations();
-        if generations::list(&gen).map_or(true, |g| g.is_empty()) && record::newest(self.dir.path()).is_none() {
+        if !has_checkpoint(self.dir.path()) {
             sys::say("there is no checkpoint from which the job could be restarted without it");
             self.description.lost.clear();
             self.losses.restarts = false;
@@ -74,8 +103,9 @@ impl Agent {
 
     /// The user ends the job: whatever is lost from now on, it is not restarted.
     pub(super) fn end_without_restart(&mut self) {
-        if self.losses.since.is_none() {
+        if !self.nodes.as_ref().is_some_and(Nodes::is_part) {
             self.losses.restarts = false;
+            self.description.lost.clear();
         }
     }
 
@@ -116,5 +146,30 @@ impl Agent {
         for shell in self.nodes.as_ref().map(Nodes::outside).unwrap_or_default() {
             sys::kill(shell, libc::SIGKILL);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_ends_with_its_agent_where_the_job_or_itself_has_a_checkpoint() {
+        let job = std::env::temp_dir().join(format!("belay-losing-{}", std::process::id()));
+        let own = job.join("nodes/1");
+        let fallback = |restarts| Fallback {
+            restarts,
+            own: own.clone(),
+            job: job.clone(),
+        };
+        assert!(!fallback(true).is_there());
+        for dir in [&own, &job] {
+            let generation = dir.join("gen").join(generations::name(1));
+            std::fs::create_dir_all(&generation).unwrap();
+            assert!(fallback(true).is_there() && !fallback(false).is_there());
+            std::fs::remove_dir(&generation).unwrap();
+            assert!(!fallback(true).is_there());
+        }
+        std::fs::remove_dir_all(job).unwrap();
     }
 }

@@ -19,6 +19,7 @@ mod status;
 mod telling;
 mod together;
 
+pub(crate) use losing::Fallback;
 pub use status::at_rest;
 
 use encoding::Encoding;
@@ -32,12 +33,13 @@ use crate::jobdir::{Description, Differential, JobDir, Lock};
 use crate::nodes::again::Reunion;
 use crate::nodes::{self, Nodes};
 use crate::redundancy::record;
-use crate::relay::{Channel, Relay};
+use crate::relay::{Channel, Message, Relay};
 use crate::sys::{self, SignalFd, Timer, Wake};
 use crate::{tiers, Failure};
 use belay_capture::Tracking;
 use belay_kernel::proc;
 use belay_plugins::Names;
+use belay_restart::News;
 use belay_storage::engine::{Engine, Options};
 use belay_storage::store::Store;
 use belay_wire::{AutoInterval, Event, Exit, LastError, Phase};
@@ -303,9 +305,9 @@ impl Agent {
 
     /// Serves the job whose command is child `root_pid` in the calling process, which has the signals of [`crate::front::handled`] blocked, until nothing of it is left. Returns the status word with which the launch ends.
     ///
-    /// `ended` is the command's status word where it had ended before the checkpoint from which the job was restarted. `report` is called with the
-    /// status word once the command has ended while other processes go on.
-    pub(crate) fn serve(mut self, root_pid: i32, ended: Option<i32>, channel: Option<Channel>, report: &dyn Fn(i32)) -> i32 {
+    /// `ended` is the command's status word where it had ended before the checkpoint from which the job was restarted. `report` is called with what
+    /// the front of a restarted job is to know.
+    pub(crate) fn serve(mut self, root_pid: i32, ended: Option<i32>, channel: Option<Channel>, report: &dyn Fn(News)) -> i32 {
         self.pid = std::process::id().cast_signed();
         self.root_pid = root_pid;
         self.root_status = ended;
@@ -320,11 +322,19 @@ impl Agent {
         self.move_what_is_left();
         // A restarted process may have ended before the signals were blocked.
         self.reap();
-        let mut reported = false;
+        let (mut reported, restarts) = (false, self.losses.restarts());
+        let mut not_restarted = false;
         while !self.is_over() {
             if let (Some(status), false) = (self.background, reported) {
                 reported = true;
-                report(status);
+                report(News::Background(status));
+            }
+            if restarts && !self.losses.restarts() && !not_restarted {
+                not_restarted = true;
+                match &self.channel {
+                    Some(channel) => channel.send(Message::NotRestarted),
+                    None => report(News::NotRestarted),
+                }
             }
             if let Err(e) = self.step() {
                 tracing::error!(error = %e, "event loop");

@@ -44,6 +44,7 @@ impl Agent {
             Request::RemoteAsk { program, words, output } => self.ask_outside(id, (program, words), output),
             Request::RemoteSignal { signal } => self.signal_remote(id, signal),
             Request::Stop { grace_ms } => {
+                self.end_without_restart();
                 self.order(&Order::End { grace_ms });
                 self.farewells.push((id, Event::Stopped { wait_status: None }));
                 self.stop_awaiting_flush();

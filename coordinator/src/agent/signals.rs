@@ -2,11 +2,11 @@
 
 use super::Agent;
 use crate::jobdir::is_suspended;
-use crate::nodes::Nodes;
 use crate::processes;
 use crate::relay::Message;
 use crate::sys::{self, JobControl, Signal};
 use belay_kernel::{kcmp, proc};
+use belay_restart::by_user;
 
 impl Agent {
     pub(super) fn take_signals(&mut self) {
@@ -16,6 +16,10 @@ impl Agent {
     }
 
     pub(super) fn take_signal(&mut self, s: Signal) {
+        // Whether to this process alone or to its group.
+        if by_user(s.number) {
+            self.end_without_restart();
+        }
         match s.number {
             libc::SIGCHLD => self.reap(),
             libc::SIGCONT => {}
@@ -48,12 +52,7 @@ impl Agent {
         if self.root_status.is_none() {
             tracing::debug!(signal = s.number, "passed on");
             sys::pass_on(self.root_pid, s);
-            if matches!(s.number, libc::SIGINT | libc::SIGQUIT | libc::SIGTERM | libc::SIGHUP)
-                && !self.nodes.as_ref().is_some_and(Nodes::is_part)
-            {
-                self.end_without_restart();
-            }
-        } else if matches!(s.number, libc::SIGINT | libc::SIGQUIT | libc::SIGTERM | libc::SIGHUP) {
+        } else if by_user(s.number) {
             self.give_up_checkpoint();
             self.stop_awaiting_flush();
         }
@@ -74,6 +73,9 @@ impl Agent {
                 }
             }
             Ok(Some(Message::Signal(s))) => {
+                if by_user(s.number) {
+                    self.end_without_restart();
+                }
                 self.take_signals();
                 if self.relay.reported(s) {
                     self.pass_on(s);

@@ -3,14 +3,15 @@
 //! The agent concerned is traced, and names each phase in its log as it begins, so every phase is hit at one of its first steps, not by chance.
 
 use belay_tests::across::{files, Job, LIMIT};
+use belay_tests::build::Kind;
 use belay_tests::expect::want;
 use belay_tests::job::{output, text};
-use belay_tests::place::Place;
+use belay_tests::place::{Place, User};
 use belay_tests::rng::Rng;
 use belay_tests::stepper::{step, step_each, Step, Verdict, PHASES};
 use belay_tests::target::Target;
 use belay_tests::Failure;
-use std::process::Output;
+use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// A phase is hit at one of so many steps at its beginning.
@@ -180,28 +181,131 @@ fn partition(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
+/// The words of `belay run`, with two restarts and these options, for a command.
+fn run_words(job: &Job, options: &[&str], command: &[String]) -> Vec<String> {
+    let dir = job.dir();
+    let run = [&job.belay, "run", "--across-hosts", "--restarts", "2", "--ckpt-dir", &dir];
+    let words = run.iter().chain(options).chain(&["--"]).map(|w| (*w).to_owned());
+    words.chain(command.iter().cloned()).collect()
+}
+
+fn start(job: &mut Job, words: &[String]) -> Result<(), Failure> {
+    job.start(&words.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// Runs net_alone, with one process on h1 and one on h2, from a shell that has started a `sleep` and executes belay in its own place. The words that do it again.
+fn run_alone(job: &mut Job, place: &Place) -> Result<Vec<String>, Failure> {
+    let program = job.program(place, "net/net_alone")?;
+    let shell = ["sh", "-c", r#"sleep 100000 & exec "$0" "$@""#].map(str::to_owned);
+    let run = run_words(job, &[], &[program, "h2".into()]);
+    let words: Vec<String> = shell.into_iter().chain(run).collect();
+    start(job, &words)?;
+    both_go_on(job).map(|()| words)
+}
+
+/// Waits until both processes of net_alone have done something after this call.
+fn both_go_on(job: &Job) -> Result<(), Failure> {
+    for file in ["beat", "beat.below"].map(|f| job.work.join(f)) {
+        let read = || std::fs::read_to_string(&file).unwrap_or_default();
+        let first = read();
+        job.comes_true(&format!("{} changes", file.display()), || read() != first)?;
+    }
+    Ok(())
+}
+
+/// The processes on a host that execute a file of this name.
+fn named(job: &Job, host: usize, name: &str) -> Vec<i32> {
+    let is = |p: &i32| std::fs::read_to_string(format!("/proc/{p}/comm")).is_ok_and(|c| c.trim() == name);
+    job.hosts.find(host, name).into_iter().filter(is).collect()
+}
+
+/// Agents are killed, and nothing else, first that of part `first` as it was launched, then the other one after a restart: `belay run` ends what each leaves, which would not end by
+/// itself, and restarts the job; what is beside it is not touched.
+fn agents(place: &Place, user: User, first: usize, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::by(user, place, &format!("losses-agents{first}"), Kind::C, 2, 2)?;
+    run_alone(&mut job, place)?;
+    let beside = named(&job, 1, "sleep");
+    for (n, part) in [(1, first), (2, 1 - first)] {
+        let at = |e: Failure| format!("loss {n}: {e}");
+        std::thread::sleep(Duration::from_millis(rng.below(300)));
+        want(job.take().map_err(at)?, || at("the job has ended".into()))?;
+        both_go_on(&job).map_err(at)?;
+        let (host, left) = (job.at[part], named(&job, job.at[part], "program"));
+        want(left.len() == 1, || {
+            at(format!("processes {left:?} of the program on h{host}"))
+        })?;
+        belay_tests::procs::signal(agent(&job, part)?, libc::SIGKILL);
+        job.comes_true("what the agent has left is ended", || {
+            !named(&job, host, "program").iter().any(|p| left.contains(p))
+        })
+        .map_err(at)?;
+        job.says(&format!(" ({n} of 2 restarts)")).map_err(at)?;
+        both_go_on(&job).map_err(at)?;
+        for host in [1, 2] {
+            let there = named(&job, host, "program");
+            want(there.len() == 1, || {
+                at(format!("processes {there:?} of the program on h{host}"))
+            })?;
+        }
+        want(beside.len() == 1 && named(&job, 1, "sleep") == beside, || {
+            at(format!(
+                "of {beside:?}, which are no part of the job, {:?} are left",
+                named(&job, 1, "sleep")
+            ))
+        })?;
+    }
+    job.verdict()
+}
+
+/// A job that its user has ended does not come back when its agent is killed then, and ends as the program does: as it was launched, and after a restart.
+fn ended_by_user(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::by(user, place, &format!("losses-ended-{}", user.name()), Kind::C, 2, 2)?;
+    let words = run_alone(&mut job, place)?;
+    std::thread::sleep(Duration::from_millis(rng.below(300)));
+    want(job.take()?, || "the job has ended".into())?;
+    for restarted in [false, true] {
+        let at = |e: Failure| format!("restarted {restarted}: {e}");
+        let mut stop = None;
+        if restarted {
+            start(&mut job, &words)?;
+            both_go_on(&job).map_err(at)?;
+            // The command on the host has one child, which it waits for.
+            let enters = job.front.as_ref().map(std::process::Child::id).ok_or("no front")?;
+            let front = std::fs::read_to_string(format!("/proc/{enters}/task/{enters}/children")).unwrap_or_default();
+            let front = front.trim().parse().map_err(|_| format!("no front: {front:?}"))?;
+            belay_tests::procs::signal(front, libc::SIGTERM);
+        } else {
+            let mut c = job.command(1, &[&job.belay, "stop", "--grace", "1h", &job.dir()]);
+            stop = Some(c.stderr(Stdio::null()).spawn().map_err(|e| e.to_string())?);
+        }
+        let mark = job.work.join("beat.term");
+        job.comes_true("the program is told to end", || mark.exists()).map_err(at)?;
+        // It has answered a request, so that its front has heard of what came before.
+        belay_tests::procs::signal(agent(&job, 0)?, libc::SIGKILL);
+        job.says("the program goes on").map_err(at)?;
+        job.progress().map_err(at)?;
+        std::fs::write(job.work.join("go"), "").map_err(|e| e.to_string())?;
+        let end = job.end().map_err(at)?;
+        let said = job.said();
+        want(end.success() && !said.contains("restarts)"), || at(format!("{end}: {said}")))?;
+        if let Some(mut stop) = stop {
+            stop.wait().map_err(|e| e.to_string())?;
+        }
+        for file in ["go", "beat.term"] {
+            std::fs::remove_file(job.work.join(file)).map_err(|e| e.to_string())?;
+        }
+    }
+    Ok(())
+}
+
 /// Hosts that die: `belay run` goes on by itself, on the spare host of its hostfile and on one that has come back, as often as it may; then it can be run again.
 fn spare(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "losses-spare", 3, 4)?;
     let program = job.program(place, "mpi/mpi_p2p")?;
     let file = job.work.join("hostfile");
     std::fs::write(&file, "h2\nh3\nh4 # spare\n").map_err(|e| e.to_string())?;
-    let (belay, dir, file) = (job.belay.clone(), job.dir(), file.display().to_string());
-    let run = [
-        &belay,
-        "run",
-        "--across-hosts",
-        "--restarts",
-        "2",
-        "--hostfile",
-        &file,
-        "--ckpt-dir",
-        &dir,
-        "--",
-    ];
-    let mpirun = job.mpirun(&program);
-    let words: Vec<&str> = run.into_iter().chain(mpirun.iter().map(String::as_str)).collect();
-    job.start(&words)?;
+    let words = run_words(&job, &["--hostfile", &file.display().to_string()], &job.mpirun(&program));
+    start(&mut job, &words)?;
     job.settle()?;
     let mut gone = None;
     for (n, lost, used) in [(1, 2, [1, 3, 4]), (2, 4, [1, 2, 3]), (3, 3, [0; 3])] {
@@ -233,7 +337,7 @@ fn spare(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     }
     job.crash();
     std::fs::write(&file, "h2\nh4\n").map_err(|e| e.to_string())?;
-    job.start(&words)?;
+    start(&mut job, &words)?;
     job.progress().map_err(|e| format!("run again: {e}"))?;
     job.verdict()
 }
@@ -244,6 +348,10 @@ fn main() {
     target.once("killed_root", |p, r| killed(p, 0, r));
     target.once("committed", committed);
     target.once("partition", partition);
+    // Each waits twice for hosts that may only be cut off.
+    target.once("agents::of_root_first::root", |p, r| agents(p, User::Root, 0, r));
+    target.once("agents::of_part_first::user", |p, r| agents(p, User::Ordinary, 1, r));
+    target.by_user("ended_by_user", |_| true, ended_by_user);
     target.once("spare", spare);
     target.run();
 }

@@ -1,0 +1,93 @@
+//! Descendants of the calling process that are none of its business. A program that a shell executes in its own place (`exec`) has the shell's children; and a reaper is given what
+//! any of those leaves behind.
+
+use super::{stat, Family};
+use std::collections::BTreeSet;
+use std::io;
+
+/// Such processes, by number and time of their start: a number may be given to another.
+#[derive(Debug, Default)]
+pub struct Outside(BTreeSet<(i32, u64)>);
+
+fn me() -> i32 {
+    std::process::id().cast_signed()
+}
+
+fn start_of(pid: i32) -> Option<(i32, u64)> {
+    Some((pid, stat(pid).ok()?.starttime))
+}
+
+impl Outside {
+    /// Adds all descendants of the calling process that are there now, but `own` and what is below it.
+    pub fn note(&mut self, own: Option<i32>) {
+        let now = Family::default().descendants_but(me(), own.as_slice()).unwrap_or_default();
+        // What that has left is with the calling process by now.
+        if own.is_some_and(|pid| stat(pid).map_or(true, |s| s.is_dead())) {
+            return;
+        }
+        self.0.retain(|known| start_of(known.0) == Some(*known));
+        self.0.extend(now.into_iter().filter_map(|(pid, _)| start_of(pid)));
+    }
+
+    /// Kills all other descendants of the calling process, which must be a reaper, and waits until none is left.
+    pub fn end_others(&self) -> io::Result<()> {
+        loop {
+            let known = self.0.iter().filter(|known| start_of(known.0) == Some(**known));
+            let outside: Vec<i32> = known.map(|(pid, _)| *pid).collect();
+            let left = Family::default().descendants_but(me(), &outside)?;
+            // Parents come before their children: the first is a child of this process.
+            let Some((child, _)) = left.first() else { return Ok(()) };
+            for (pid, _) in &left {
+                // SAFETY: takes numbers only. Nobody but this process and its descendants collects them, so the numbers are theirs.
+                unsafe { libc::kill(*pid, libc::SIGKILL) };
+            }
+            // SAFETY: no status is wanted. One that is gone, and an interruption, is seen in the next round.
+            unsafe { libc::waitpid(*child, std::ptr::null_mut(), libc::__WALL) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
+    /// In a process of its own, since it ends all but one of its descendants.
+    #[test]
+    fn all_but_the_processes_of_before_are_ended() {
+        const PART: &str = "BELAY_TEST_OUTSIDE";
+        if std::env::var_os(PART).is_none() {
+            let exe = std::env::current_exe().unwrap();
+            let args = ["--exact", "proc::outside::tests::all_but_the_processes_of_before_are_ended"];
+            let out = Command::new(exe).args(args).env(PART, "1").output().unwrap();
+            assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+            return;
+        }
+        // SAFETY: takes numbers only.
+        unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
+        let start = |script: &str| {
+            let mut c = Command::new("sh");
+            let mut child = c.args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+            let mut line = String::new();
+            BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            (child, line.trim().parse::<i32>().unwrap())
+        };
+        let (mut before, below) = start("sleep 60 & echo $!; wait");
+        let mut outside = Outside::default();
+        outside.note(None);
+        let (own, mine) = start("sleep 60 & echo $!; wait");
+        // Left to this process by one from before.
+        before.kill().unwrap();
+        before.wait().unwrap();
+        let (mut later, orphan) = start("sleep 60 & echo $!");
+        later.wait().unwrap();
+        outside.note(Some(own.id().cast_signed()));
+        outside.end_others().unwrap();
+        let lives = |pid: i32| stat(pid).is_ok_and(|s| !s.is_dead());
+        assert!(lives(below) && lives(orphan));
+        assert!(!lives(mine) && !lives(own.id().cast_signed()));
+        Outside::default().end_others().unwrap();
+        assert!(!lives(below) && !lives(orphan));
+    }
+}
