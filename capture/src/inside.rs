@@ -2,12 +2,12 @@
 
 use crate::inject::{self, Area};
 use crate::suspend::Suspended;
-use crate::CaptureError;
+use crate::{undo, CaptureError};
 use belay_abi::inject::{
     MessageHead, NotificationTable, Turn, MAX_NOTIFIED, RENEW_DONE, RENEW_NOT_NOW, RENEW_NO_ACCESS, RENEW_NO_ROOM, RENEW_TAKEN,
 };
 use belay_kernel::vm::Memory;
-use belay_plugins::{Inside, Refusal, Registration, Renewed};
+use belay_plugins::{Inside, Refusal, Registration, Renewed, Unreadable};
 
 /// The stopped processes and the areas in them.
 #[derive(Debug)]
@@ -110,6 +110,14 @@ impl Inside for Stopped<'_> {
             )),
             _ => Err(refusal(format!("could not register again ({reason})"), false)),
         }
+    }
+
+    fn undo(&mut self, pid: i32, set: i32, values: &[u16]) -> Result<Vec<(u16, i16)>, Unreadable> {
+        let at = self.job.processes.iter().position(|p| p.pid == pid);
+        let Some((at, area)) = at.and_then(|at| Some((at, self.areas.get(at)?))) else {
+            return Ok(Vec::new());
+        };
+        undo::noted(&mut self.job.processes[at], area, set, values)
     }
 }
 

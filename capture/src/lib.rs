@@ -28,6 +28,7 @@ mod suspend;
 mod threads;
 mod tracers;
 mod tracking;
+mod undo;
 
 pub use suspend::{release, take_ended};
 pub use tracking::{Armed, Tracking};

@@ -15,6 +15,8 @@ pub enum Object {
     Fs = 3,
     /// Signal handler table.
     Sighand = 4,
+    /// What is noted down for System V semaphores (SEM_UNDO).
+    SemUndo = 6,
 }
 
 fn raw(pid1: i32, pid2: i32, kind: i32, idx1: u64, idx2: u64) -> io::Result<Ordering> {

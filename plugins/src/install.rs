@@ -4,7 +4,7 @@ use crate::fault::{At, Fault};
 use crate::model::{Description, Descriptors, Kind, Slot, Table};
 use crate::rebuild::{refusal, Built};
 use crate::sys::fd;
-use crate::{epoll, files, locks, mqueue, pidfd, Refusal};
+use crate::{epoll, files, locks, mqueue, pidfd, shm, Refusal};
 use belay_kernel::kcmp;
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -41,6 +41,7 @@ pub(crate) fn install(d: &Descriptors, built: &Built, pid: i32, keep: &[RawFd]) 
 pub(crate) fn install_late(d: &Descriptors, pid: i32) -> Result<(), Refusal> {
     // From now on this process closes no descriptor of a queue: that would end its registration.
     mqueue::install(d, pid)?;
+    shm::sysv::install(&d.sysv, pid)?;
     let Some(table) = d.table(pid) else {
         return Ok(());
     };

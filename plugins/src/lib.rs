@@ -104,6 +104,18 @@ pub struct CaptureEnv<'a> {
 pub trait Inside: std::fmt::Debug {
     /// Finds out what a process has registered for with `mq_notify`, and reads the queue. The registration is there afterwards, as the messages are.
     fn renew(&mut self, registration: &Registration) -> Result<Renewed, Refusal>;
+
+    /// What process `pid` has noted down, to be carried out when it ends (SEM_UNDO), for semaphores of `set`, whose values these are.
+    fn undo(&mut self, pid: i32, set: i32, values: &[u16]) -> Result<Vec<(u16, i16)>, Unreadable>;
+}
+
+/// Why [`Inside::undo`] has found out nothing.
+#[derive(Debug, Clone)]
+pub enum Unreadable {
+    /// The process may not do what tells it.
+    Forbidden(String),
+    /// A step failed.
+    Failed(String),
 }
 
 /// A registration for notification about a POSIX message queue, as the kernel shows it.
@@ -186,7 +198,7 @@ impl Rebuilder {
         tell: &dyn Fn(&str),
     ) -> Result<Self, Refusal> {
         if own_ipc {
-            shm::sysv::owns_namespace();
+            shm::sysv::owns_namespace(&descriptors.sysv);
         }
         let built = rebuild::rebuild(&descriptors, blobs, group, tell)?;
         Ok(Self {
@@ -227,6 +239,11 @@ impl Rebuilder {
     /// The process whose descriptor table `pid` shares (CLONE_FILES), `pid` itself where it has its own. The owner must be created first.
     pub fn table_owner(&self, pid: i32) -> i32 {
         self.descriptors.table(pid).map_or(pid, |t| t.pids[0])
+    }
+
+    /// Whether two processes have noted down together what is to be undone for semaphores (CLONE_SYSVSEM).
+    pub fn share_undo(&self, pid: i32, other: i32) -> bool {
+        self.descriptors.sysv.share_undo(pid, other)
     }
 
     /// The thread for which the table of thread `tid` of process `pid` is laid out; `None` where it uses that of its process. The others of its users are made by that thread.

@@ -156,7 +156,7 @@ pub(crate) fn rebuild(
     for directories in &d.working {
         files::make_parents(directories).map_err(|e| e.of(0, "working directory"))?;
     }
-    shm::sysv::rebuild(&d.sysv, blobs).map_err(|e| e.of(0, "System V objects"))?;
+    shm::sysv::rebuild(&d.sysv, blobs, tell).map_err(|e| e.of(0, "System V objects"))?;
     let files = objects(&d.files, |o| files::prepare(o, blobs), |o| format!("file {}", o.path))?;
     let pipes = objects(&d.pipes, |o| pipes::prepare(o, blobs), |_| "pipe".into())?;
     let queues = mqueue::prepare(&d.queues, blobs).map_err(|(name, e)| e.of(0, name))?;

@@ -73,6 +73,9 @@ impl Forest<'_> {
             if self.rebuilder.table_owner(parent.pid) == self.rebuilder.table_owner(node.pid) {
                 flags |= libc::CLONE_FILES;
             }
+            if self.rebuilder.share_undo(parent.pid, node.pid) {
+                flags |= libc::CLONE_SYSVSEM;
+            }
             let shares = |i: usize| self.processes[i].shares_fs_with == parent.pid;
             if matches!(node.role, Role::Process(i) if !node.sibling && shares(i)) {
                 flags |= libc::CLONE_FS;

@@ -5,7 +5,8 @@
 #include <sys/sem.h>
 int main(void) {
     begin("ipc_sysv");
-    key_t key = 0x62640000 + (getpid() & 0xffff);
+    // One that was killed, and had this number, has left its objects.
+    key_t key = (key_t)(mix((uint64_t)now_ns() + (uint64_t)getpid()) >> 33);
     int s = (int)OK(semget(key, 5, IPC_CREAT | IPC_EXCL | 0600)), q = (int)OK(msgget(key, IPC_CREAT | IPC_EXCL | 0620));
     unsigned short v[5] = {3, 1, 4, 1, 5}, got[5];
     OK(semctl(s, 0, SETALL, v));

@@ -159,11 +159,22 @@ impl Area {
     }
 
     pub(super) fn put<T: Copy>(&self, offset: u64, tables: &[T]) -> Result<(), CaptureError> {
-        // SAFETY: `T` is one of the plain C structs of `belay_abi::inject`, which have no implicit padding; its bytes are only read.
+        // SAFETY: `T` is one of the plain C structs of `belay_abi::inject`, or an operation on a semaphore, which have no implicit padding; its bytes are only read.
         let bytes = unsafe { std::slice::from_raw_parts(tables.as_ptr().cast::<u8>(), size_of_val(tables)) };
         self.memory
             .write(self.base + offset, bytes)
             .map_err(|e| CaptureError::failed("write a table into the application", e))
+    }
+
+    /// How many operations on semaphores [`Area::put_operations`] has room for.
+    pub(crate) fn room_of_operations(&self) -> usize {
+        size_of::<ProcessTable>() / size_of::<libc::sembuf>()
+    }
+
+    /// Writes them over the table of OP_PROCESS, which has been read; their address.
+    pub(crate) fn put_operations(&self, ops: &[libc::sembuf]) -> Result<u64, CaptureError> {
+        self.put(self.process_table, ops)?;
+        Ok(self.base + self.process_table)
     }
 
     pub(super) fn get_all<T: Copy>(&self, offset: u64, count: usize) -> Result<Vec<T>, CaptureError> {

@@ -55,6 +55,8 @@ fn cases() -> Vec<Case> {
         "fd_locks",
         "fd_events pidfd",
         "ipc_posix sem",
+        // Semaphores that may be anybody's.
+        "ipc_undo left",
     ];
     lines.into_iter().map(prog).collect()
 }
@@ -270,6 +272,7 @@ fn main() {
     add("no_capability", no_capability);
     add("damaged_pages", damaged_pages);
     add("system_v_objects", |p| ipc_objects(p, &["ipc_sysv"], "System V"));
+    add("semaphores_held", |p| ipc_objects(p, &["ipc_undo", "ended"], "System V"));
     add("message_queues", |p| ipc_objects(p, &["ipc_posix", "mq"], "message queues"));
     drop(place);
     runner::main(checks);

@@ -1,0 +1,296 @@
+//! Semaphores: which sets are the job's, their values, and what processes have noted down for them.
+//!
+//! In an IPC namespace that others use, a set is the job's where a live process of the job was the last to use it, or has noted something down for it. One that was made since the launch by the job's user
+//! and whose last users have ended may be what ended processes of the job have left, or another program's: it is only guessed.
+//! It is there after a restart in an IPC namespace of its own, but stands in the way of nothing.
+
+use super::lists::{each, list, LISTS};
+use super::undo::{self, Noted};
+use super::{change, common, failed, is_own, same_id, set_perm, taken, Common, Failed, SysV, OWN_NAMESPACE};
+use crate::capture::Session;
+use crate::fault::{At, Fault};
+use belay_kernel::proc;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::io;
+use std::path::Path;
+use std::time::SystemTime;
+
+const SEM_STAT_ANY: i32 = 20;
+
+/// A set of semaphores.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct SemaphoreSet {
+    pub(super) common: Common,
+    values: Vec<u16>,
+    /// It may be another program's.
+    #[serde(default)]
+    pub(super) guessed: bool,
+    /// What processes have noted down.
+    #[serde(default)]
+    undo: Vec<Noted>,
+}
+
+/// A set that the job may have.
+struct Candidate {
+    id: i32,
+    guessed: bool,
+    /// Whether somebody can have noted something down.
+    used: bool,
+}
+
+/// Captures the sets that are the job's and those that may be.
+pub(super) fn capture(s: &mut Session<'_>, pids: &BTreeSet<i32>, out: &mut SysV) -> Result<(), Failed> {
+    let candidates = candidates(pids, s.launched);
+    let mut lists = Vec::new();
+    if candidates.iter().any(|c| c.used) {
+        lists = undo::lists(s).map_err(|e| failed("System V semaphores", e))?;
+    }
+    for candidate in candidates {
+        let name = format!("System V semaphore set {}", candidate.id);
+        let ask = |values: &[u16]| undo::ask(s, &lists, candidate.id, values);
+        match set(&candidate, ask) {
+            Err(error) if candidate.guessed => tracing::debug!(%error, "{name} is taken for that of another program"),
+            found => out.semaphores.extend(taken(s, name, found)?),
+        }
+    }
+    out.sharers = lists.into_iter().filter(|pids| pids.len() > 1).collect();
+    Ok(())
+}
+
+/// The fourth argument of `semctl`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+union SemArg {
+    val: libc::c_int,
+    buf: *mut libc::semid_ds,
+    array: *mut u16,
+}
+
+fn sem_stat(id: i32, cmd: i32) -> io::Result<(i32, libc::semid_ds)> {
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut ds: libc::semid_ds = unsafe { std::mem::zeroed() };
+    // SAFETY: `ds` is valid for writing.
+    let r = crate::sys::check(unsafe { libc::semctl(id, 0, cmd, SemArg { buf: &mut ds }) })?;
+    Ok((r, ds))
+}
+
+fn sem_number(id: i32, at: usize, cmd: i32) -> io::Result<i32> {
+    let at = i32::try_from(at).map_err(io::Error::other)?;
+    // SAFETY: GETPID and the like take no fourth argument.
+    crate::sys::check(unsafe { libc::semctl(id, at, cmd, SemArg { val: 0 }) })
+}
+
+/// Identifier, number of semaphores, owner, creator, time of the last operation and of the last change of every set, as listed at `path`.
+pub(super) fn rows(path: &Path) -> Vec<[i64; 6]> {
+    list(path, ["semid", "nsems", "uid", "cuid", "otime", "ctime"], || {
+        each(sem_stat(0, libc::SEM_INFO).map(|(last, _)| last), |at| {
+            let (id, ds) = sem_stat(at, SEM_STAT_ANY)?;
+            let count = i64::try_from(ds.sem_nsems).map_err(io::Error::other)?;
+            let users = [ds.sem_perm.uid, ds.sem_perm.cuid].map(i64::from);
+            Ok([id.into(), count, users[0], users[1], ds.sem_otime, ds.sem_ctime])
+        })
+    })
+}
+
+fn candidates(pids: &BTreeSet<i32>, launched: SystemTime) -> Vec<Candidate> {
+    let launched = launched.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let launched = i64::try_from(launched).unwrap_or(i64::MAX);
+    let rows = rows(&Path::new(LISTS).join("sem")).into_iter();
+    let rows = rows.filter(|[_, _, owner, creator, ..]| is_own(*owner, *creator));
+    let candidate = |[id, count, _, _, operated, changed]: [i64; 6]| {
+        let id = i32::try_from(id).ok()?;
+        let guessed = match OWN_NAMESPACE.get() {
+            // Once somebody has used such a set here, it was the job.
+            Some(guesses) => operated == 0 && guesses.contains(&id),
+            None => is_guessed(id, count, pids, (changed, launched))?,
+        };
+        // Times are those of the last tick of the clock.
+        let used = operated != 0 && (!guessed || operated + 1 >= launched);
+        Some(Candidate { id, guessed, used })
+    };
+    rows.filter_map(candidate).collect()
+}
+
+/// Whether a set is only guessed to be the job's; `None` where it is not taken for the job's.
+fn is_guessed(id: i32, count: i64, pids: &BTreeSet<i32>, (changed, launched): (i64, i64)) -> Option<bool> {
+    let count = usize::try_from(count).unwrap_or(0);
+    let last: BTreeSet<i32> = (0..count).filter_map(|i| sem_number(id, i, libc::GETPID).ok()).collect();
+    if !last.is_disjoint(pids) {
+        return Some(false);
+    }
+    let lives = |pid: &i32| proc::stat(*pid).is_ok_and(|s| !s.is_dead());
+    // Times are in seconds. In that of the launch the numbers of processes tell what was before.
+    let since = changed > launched || changed == launched && any_after(&last, std::process::id().cast_signed());
+    (since && !last.iter().any(lives)).then_some(true)
+}
+
+/// Whether one of these processes began after `other`, as far as their numbers tell.
+fn any_after(pids: &BTreeSet<i32>, other: i32) -> bool {
+    let numbers = std::fs::read_to_string("/proc/sys/kernel/pid_max").ok();
+    let numbers = numbers.and_then(|n| n.trim().parse().ok()).unwrap_or(32768);
+    pids.iter().any(|pid| is_after(*pid, other, numbers))
+}
+
+/// Whether process `pid` began after `other`, as far as their numbers tell, of which there are `numbers`: they come around again.
+fn is_after(pid: i32, other: i32, numbers: i32) -> bool {
+    pid > 0 && (pid - other).rem_euclid(numbers) < numbers / 2
+}
+
+/// The state of a set, with the times of the last operation and change.
+fn read(id: i32) -> Result<(Common, Vec<u16>, [i64; 2]), Fault> {
+    let (_, ds) = sem_stat(id, libc::IPC_STAT).at("semctl")?;
+    let mut values = vec![0u16; ds.sem_nsems as usize];
+    let array = values.as_mut_ptr();
+    // SAFETY: GETALL writes one value for each semaphore of the set.
+    let got = unsafe { libc::semctl(id, 0, libc::GETALL, SemArg { array }) };
+    crate::sys::check(got).at("semctl")?;
+    Ok((common(id, &ds.sem_perm), values, [ds.sem_otime, ds.sem_ctime]))
+}
+
+/// What there is to know about a set. `ask` finds out what processes have noted down where these are its values.
+fn set(candidate: &Candidate, ask: impl FnOnce(&[u16]) -> Result<Vec<Noted>, Fault>) -> Result<SemaphoreSet, Fault> {
+    let id = candidate.id;
+    let (common, values, times) = read(id)?;
+    let mut set = SemaphoreSet {
+        common,
+        values,
+        guessed: candidate.guessed,
+        undo: Vec::new(),
+    };
+    if candidate.used {
+        set.undo = ask(&set.values)?;
+        let (_, values, now) = read(id)?;
+        // Of other values than those told, the answers would have been others.
+        if (&values, now) != (&set.values, times) {
+            return Err(Fault::Passing("a program outside the job uses it at this moment".into()));
+        }
+        set.guessed &= set.undo.is_empty();
+    }
+    Ok(set)
+}
+
+impl SemaphoreSet {
+    /// Makes it again. Nothing depends on one that is only guessed to be the job's: `tell` is told why it is not there.
+    pub(super) fn rebuild(&self, tell: &dyn Fn(&str)) -> Result<(), Fault> {
+        let id = self.common.id;
+        if !self.guessed {
+            return self.make(tell);
+        }
+        if OWN_NAMESPACE.get().is_none() {
+            // If it is another program's, it is still there.
+            return Ok(());
+        }
+        if let Err(e) = self.make(tell) {
+            // SAFETY: IPC_RMID takes no fourth argument.
+            unsafe { libc::semctl(id, 0, libc::IPC_RMID) };
+            tell(&format!(
+                "System V semaphore set {id}, which may be another program's, is not made again: {e}"
+            ));
+        }
+        Ok(())
+    }
+
+    fn make(&self, tell: &dyn Fn(&str)) -> Result<(), Fault> {
+        let c = &self.common;
+        let n = i32::try_from(self.values.len()).map_err(|_| Fault::Refused("too many semaphores".into()))?;
+        // SAFETY: semget takes numbers only.
+        same_id("sem", c.id, || unsafe {
+            libc::semget(c.key, n, libc::IPC_CREAT | libc::IPC_EXCL | 0o600)
+        })?;
+        let mut values = self.values.clone();
+        let array = values.as_mut_ptr();
+        // SAFETY: SETALL reads one value for each semaphore of the set.
+        let done = unsafe { libc::semctl(c.id, 0, libc::SETALL, SemArg { array }) };
+        crate::sys::check(done).at("set the values of semaphores")?;
+        let (_, mut ds) = sem_stat(c.id, libc::IPC_STAT).at("semctl")?;
+        let set = set_perm(c, |mode, owner| {
+            change(&mut ds.sem_perm, mode, owner);
+            // SAFETY: `ds` is valid for reading.
+            crate::sys::check(unsafe { libc::semctl(c.id, 0, libc::IPC_SET, SemArg { buf: &mut ds }) })
+        });
+        if let Err(e) = set {
+            tell(&format!("System V semaphore set {} has not its mode and owner: {e}", c.id));
+        }
+        Ok(())
+    }
+
+    /// In process `pid`: notes down what it had.
+    pub(super) fn install(&self, pid: i32) -> Result<(), crate::Refusal> {
+        let id = self.common.id;
+        for noted in self.undo.iter().filter(|n| n.pid == pid) {
+            undo::note(id, noted).map_err(|e| e.of(pid, format!("System V semaphore set {id}")))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A set that is only guessed to be the job's, removed when the test is over.
+    struct Guessed(Candidate);
+
+    impl Guessed {
+        fn new(used: bool) -> Self {
+            // SAFETY: semget takes numbers only.
+            let id = unsafe { libc::semget(libc::IPC_PRIVATE, 2, libc::IPC_CREAT | 0o600) };
+            assert!(id >= 0);
+            let guessed = true;
+            Self(Candidate { id, guessed, used })
+        }
+
+        fn change(&self) {
+            // SAFETY: SETVAL takes a number.
+            let done = unsafe { libc::semctl(self.0.id, 1, libc::SETVAL, SemArg { val: 5 }) };
+            assert_eq!(done, 0);
+        }
+    }
+
+    impl Drop for Guessed {
+        fn drop(&mut self) {
+            // SAFETY: IPC_RMID takes no fourth argument.
+            unsafe { libc::semctl(self.0.id, 0, libc::IPC_RMID) };
+        }
+    }
+
+    #[test]
+    fn a_set_for_which_a_process_has_noted_something_down_is_the_jobs() {
+        let used = Guessed::new(true);
+        let noted = |values: &[u16]| {
+            assert_eq!(values, [0, 0]);
+            Ok(vec![Noted::default()])
+        };
+        assert!(!set(&used.0, noted).unwrap().guessed);
+        assert!(set(&used.0, |_| Ok(Vec::new())).unwrap().guessed);
+        let unused = Guessed::new(false);
+        assert!(set(&unused.0, |_| unreachable!()).unwrap().guessed);
+    }
+
+    #[test]
+    fn what_is_noted_down_is_not_believed_where_the_values_change_meanwhile() {
+        let used = Guessed::new(true);
+        let changed = set(&used.0, |_| {
+            used.change();
+            Ok(vec![Noted::default()])
+        });
+        assert!(matches!(changed, Err(Fault::Passing(_))), "{changed:?}");
+    }
+
+    #[test]
+    fn sets_that_are_only_guessed_need_no_namespace() {
+        let guessed = Guessed::new(false);
+        let mut all = SysV::default();
+        all.semaphores.push(set(&guessed.0, |_| unreachable!()).unwrap());
+        assert!(all.is_empty());
+        all.semaphores[0].guessed = false;
+        assert!(!all.is_empty());
+    }
+
+    #[test]
+    fn numbers_of_processes_come_around_again() {
+        assert!(is_after(32710, 32700, 32768) && is_after(473, 32700, 32768));
+        assert!(!is_after(32690, 32700, 32768) && !is_after(32700, 473, 32768) && !is_after(0, 32700, 32768));
+    }
+}
