@@ -372,6 +372,8 @@ pub const WRITER_STACK: u64 = 16 * 1024;
 pub const MAX_WRITERS: usize = 8;
 /// Longest run of memory that is hashed before it is written, bytes: small enough to stay in the second-level cache from the hash to the copy.
 pub const BATCH_BYTES: u64 = 256 * 1024;
+/// The same in pages.
+pub const BATCH_PAGES: usize = (BATCH_BYTES / crate::PAGE) as usize;
 
 /// `Control::state`: the child has opened the control memory and waits.
 pub const STATE_READY: u32 = 1;
@@ -451,8 +453,16 @@ pub struct Writer {
     pub capacity: u64,
     /// Bytes dealt with.
     pub bytes: core::sync::atomic::AtomicU64,
-    /// Pages that were found by their hash.
+    /// Pages that were looked for by their hash.
+    pub looked: core::sync::atomic::AtomicU64,
+    /// Pages that were found by it.
     pub found: core::sync::atomic::AtomicU64,
+    /// Pages whose time was taken: those of some large batches.
+    pub timed: core::sync::atomic::AtomicU64,
+    /// Nanoseconds of the processor that hashing them took, the first touch of the memory included.
+    pub hash_ns: core::sync::atomic::AtomicU64,
+    /// Nanoseconds that looking for them took, and noting those that are new.
+    pub look_ns: core::sync::atomic::AtomicU64,
     /// Nanoseconds spent in system calls that write.
     pub write_ns: core::sync::atomic::AtomicU64,
     /// Nanoseconds in all.
@@ -487,6 +497,8 @@ pub struct Control {
     pub loan_table: u64,
     /// Length of the table of page hashes, bytes.
     pub index_bytes: u64,
+    /// Which pages it is of: see [`crate::index::Table::new`].
+    pub index_sample: u64,
     /// 1 where little memory is free: the writers give memory back that they have stored, and keep what they have written out of the page cache.
     pub frugal: u32,
     /// Number of loans that have their files; a futex. Writers wait for theirs.

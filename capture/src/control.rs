@@ -113,7 +113,7 @@ impl ControlMemory {
         ranges: &[Range],
         loans: &[session::Loan],
         at_once: bool,
-        (index_fd, index_bytes): (i32, u64),
+        index: session::IndexShare,
         (writers, frugal): (u32, bool),
     ) -> std::io::Result<Work> {
         let other = |e: std::num::TryFromIntError| std::io::Error::other(e);
@@ -163,8 +163,9 @@ impl ControlMemory {
             (*head).range_table = range_table;
             (*head).loans = u32::try_from(loans.len()).map_err(other)?;
             (*head).loan_table = loan_table;
-            (*head).index_fd = index_fd;
-            (*head).index_bytes = index_bytes;
+            (*head).index_fd = index.fd;
+            (*head).index_bytes = index.bytes;
+            (*head).index_sample = index.sample;
             (*head).frugal = frugal.into();
             (*head).writers = writers;
             (*head).lent = u32::try_from(work.lent).map_err(other)?.into();
@@ -270,8 +271,14 @@ impl ControlMemory {
                 }
                 let from = self.base.add(*table as usize).cast::<StoredExtent>();
                 extents.push(std::slice::from_raw_parts(from, count as usize));
-                session.stats.found += (*w).found.load(Relaxed);
-                session.stats.write_ns += (*w).write_ns.load(Relaxed);
+                let stats = &mut session.stats;
+                stats.looked += (*w).looked.load(Relaxed);
+                stats.found += (*w).found.load(Relaxed);
+                stats.timed_pages += (*w).timed.load(Relaxed);
+                stats.hash_ns += (*w).hash_ns.load(Relaxed);
+                stats.look_ns += (*w).look_ns.load(Relaxed);
+                stats.write_ns += (*w).write_ns.load(Relaxed);
+                stats.writers_ns += (*w).total_ns.load(Relaxed);
             }
             if (*head).next.load(Acquire) < work.ranges {
                 return Err(fail("its snapshot process ended before all was written".into()));

@@ -228,7 +228,7 @@ impl Needs {
             children: sum(&|d| kib(d, "VmPTE") + PER_PROCESS),
             pages: resident / PAGE,
             index: session.index_growth(resident / PAGE).max(1),
-            index_held: session.index_share().1,
+            index_held: session.index_share().bytes,
             stored: if in_memory(session.place()) { copies } else { 0 },
             tiers: copies.min(session.room_in_memory()),
             promised: sum(&|d| kib(d, "VmData") + kib(d, "VmStk")),

@@ -49,7 +49,7 @@ pub struct Manifest {
     /// How the memory was taken; earlier versions did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taken: Option<Taken>,
-    /// Why pages were not looked for by their contents, where that did not pay.
+    /// Why only a sample of the pages was looked for by their contents, where that did not pay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub without_hashes: Option<String>,
     /// Bytes of the files and of the stored memory they refer to: what a restart reads.

@@ -6,10 +6,11 @@
 
 use crate::libc_nr as nr;
 use crate::snapshot::belay_clone_on_stack;
+use belay_abi::hash::{Page, PageHash};
 use belay_abi::index::{location, Entry, Table};
 use belay_abi::inject::{
-    Control, Loan, Range, SnapshotTable, StoredExtent, Writer, BATCH_BYTES, GIVE_BACK_BYTES, MAX_WRITERS, ON_THE_WAY_BYTES,
-    RANGE_KEEP_ZEROS, RANGE_UNREADABLE, STATE_ABANDONED, STATE_GO, STATE_READY, WRITER_STACK,
+    Control, Loan, Range, SnapshotTable, StoredExtent, Writer, BATCH_BYTES, BATCH_PAGES, GIVE_BACK_BYTES, MAX_WRITERS,
+    ON_THE_WAY_BYTES, RANGE_KEEP_ZEROS, RANGE_UNREADABLE, STATE_ABANDONED, STATE_GO, STATE_READY, WRITER_STACK,
 };
 use belay_abi::{syscall, PAGE};
 use core::ptr::{addr_of, addr_of_mut, null, null_mut};
@@ -29,6 +30,9 @@ const ETIMEDOUT: isize = -110;
 const EIO: i32 = 5;
 const EDQUOT: i32 = 122;
 const CLOCK_MONOTONIC: usize = 1;
+const CLOCK_THREAD_CPUTIME_ID: usize = 3;
+/// The time of one batch in so many is taken: the clock is a system call.
+const TIMED: u32 = 4;
 const MADV_DONTNEED: usize = 4;
 const POSIX_FADV_DONTNEED: usize = 4;
 /// SYNC_FILE_RANGE_WRITE, and with WAIT_BEFORE and WAIT_AFTER.
@@ -163,6 +167,11 @@ unsafe fn write_ranges(job: &Job) {
             writer,
             table: control.cast::<u8>().add((*writer).table as usize).cast(),
             index: map_index(control, job.agent_pid),
+            hash: PageHash::detect(),
+            batch: [(0, 0); BATCH_PAGES],
+            batches: 0,
+            timed: false,
+            wrote_ns: 0,
             loan: null_mut(),
             fd: -1,
             pieces: [[0; 2]; PIECES],
@@ -208,13 +217,18 @@ unsafe fn map_index(control: *mut Control, agent: i32) -> Option<Table<'static>>
         if p < 0 {
             return None;
         }
-        Table::new(core::slice::from_raw_parts(p as *const Entry, bytes / size_of::<Entry>()))
+        let entries = core::slice::from_raw_parts(p as *const Entry, bytes / size_of::<Entry>());
+        Table::new(entries, (*control).index_sample)
     }
 }
 
 unsafe fn now_ns() -> u64 {
+    unsafe { clock_ns(CLOCK_MONOTONIC) }
+}
+
+unsafe fn clock_ns(clock: usize) -> u64 {
     let mut t = [0u64; 2];
-    unsafe { syscall!(nr::CLOCK_GETTIME, CLOCK_MONOTONIC, t.as_mut_ptr()) };
+    unsafe { syscall!(nr::CLOCK_GETTIME, clock, t.as_mut_ptr()) };
     t[0] * 1_000_000_000 + t[1]
 }
 
@@ -225,6 +239,15 @@ struct Output {
     writer: *mut Writer,
     table: *mut StoredExtent,
     index: Option<Table<'static>>,
+    hash: PageHash,
+    /// Pages that hold data, with their hashes.
+    batch: [(u64, u128); BATCH_PAGES],
+    /// Large batches so far.
+    batches: u32,
+    /// The time of this batch is taken, of the processor: what others do meanwhile does not count.
+    timed: bool,
+    /// Time of the processor that went into writing during this batch.
+    wrote_ns: u64,
     /// The chunk being filled, and its file.
     loan: *mut Loan,
     fd: isize,
@@ -251,13 +274,13 @@ impl Output {
             let mut at = range.start;
             let mut kept = at;
             while at < range.end {
-                if zeros || !is_zero(at) {
-                    let error = self.store(at, &mut last);
-                    if error != 0 {
-                        return error;
-                    }
+                // What a frugal writer gives back ends with a batch.
+                let end = range.end.min((at / BATCH_BYTES + 1) * BATCH_BYTES);
+                let error = self.store_batch(at, end, zeros, &mut last);
+                if error != 0 {
+                    return error;
                 }
-                at += PAGE;
+                at = end;
                 if self.frugal && (at == range.end || at.is_multiple_of(GIVE_BACK_BYTES)) {
                     let error = self.flush();
                     if error != 0 {
@@ -273,10 +296,66 @@ impl Output {
         }
     }
 
-    unsafe fn store(&mut self, at: u64, last: &mut *mut StoredExtent) -> i32 {
+    /// Stores the pages of a batch: first all hashes are made, meanwhile the entries of the index come into the cache, then they are looked up.
+    unsafe fn store_batch(&mut self, start: u64, end: u64, zeros: bool, last: &mut *mut StoredExtent) -> i32 {
         unsafe {
-            let hash = xxhash_rust::xxh3::xxh3_128(core::slice::from_raw_parts(at as *const u8, PAGE as usize));
-            let place = match self.index.as_ref().and_then(|i| i.find(hash)) {
+            if end - start >= BATCH_BYTES / 4 {
+                self.batches += 1;
+                self.timed = self.batches.is_multiple_of(TIMED);
+            } else {
+                self.timed = false;
+            }
+            let begin = self.clock();
+            self.wrote_ns = 0;
+            let mut count = 0;
+            let mut at = start;
+            while at < end {
+                if zeros || !is_zero(at) {
+                    let hash = self.hash.of(&*(at as *const Page));
+                    if let Some(index) = &self.index {
+                        index.prefetch(hash);
+                    }
+                    if let Some(slot) = self.batch.get_mut(count) {
+                        *slot = (at, hash);
+                        count += 1;
+                    }
+                }
+                at += PAGE;
+            }
+            let hashed = self.clock();
+            for i in 0..count {
+                if let Some((at, hash)) = self.batch.get(i).copied() {
+                    let error = self.store(at, hash, last);
+                    if error != 0 {
+                        return error;
+                    }
+                }
+            }
+            if self.timed {
+                let looked = (self.clock() - hashed).saturating_sub(self.wrote_ns);
+                (*self.writer).timed.fetch_add(count as u64, Relaxed);
+                (*self.writer).hash_ns.fetch_add(hashed - begin, Relaxed);
+                (*self.writer).look_ns.fetch_add(looked, Relaxed);
+            }
+            0
+        }
+    }
+
+    unsafe fn clock(&self) -> u64 {
+        if self.timed {
+            unsafe { clock_ns(CLOCK_THREAD_CPUTIME_ID) }
+        } else {
+            0
+        }
+    }
+
+    unsafe fn store(&mut self, at: u64, hash: u128, last: &mut *mut StoredExtent) -> i32 {
+        unsafe {
+            let index = self.index.as_ref().filter(|i| i.covers(hash));
+            if index.is_some() {
+                (*self.writer).looked.fetch_add(1, Relaxed);
+            }
+            let place = match index.and_then(|i| i.find(hash)) {
                 Some(found) => {
                     (*self.writer).found.fetch_add(1, Relaxed);
                     found
@@ -406,7 +485,7 @@ impl Output {
             if self.pending == 0 {
                 return 0;
             }
-            let begin = now_ns();
+            let (begin, begin_cpu) = (now_ns(), self.clock());
             let behind = u64::from((*self.loan).first + (*self.loan).used.load(Relaxed)) * PAGE;
             let mut left = self.pending;
             let mut first = 0;
@@ -440,6 +519,7 @@ impl Output {
                 self.leave_cache(behind);
             }
             (*self.writer).write_ns.fetch_add(now_ns() - begin, Relaxed);
+            self.wrote_ns += self.clock() - begin_cpu;
             0
         }
     }

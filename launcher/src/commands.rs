@@ -96,7 +96,7 @@ fn checkpoint_line(c: &Checkpointed) -> String {
         _ => {}
     }
     if let Some(why) = &g.without_hashes {
-        notes += &format!("note: pages stored before are not looked for: {why}\n");
+        notes += &format!("note: pages stored before were not looked for: {why}\n");
     }
     notes
         + &format!(

@@ -1,11 +1,11 @@
 //! Reads the stored pages into place and checks each while it is still in the cache, with several threads.
 
 use crate::{futex_wait, nr, step, Env};
+use belay_abi::hash::PageHash;
 use belay_abi::restore::{CloneArgs, Fill, Helper, Step, FILL_STACK_BYTES, PIECE_BYTES};
 use belay_abi::task::spawn;
 use belay_abi::{syscall, PAGE};
 use core::sync::atomic::Ordering;
-use xxhash_rust::xxh3::xxh3_64;
 
 const EINTR: isize = -4;
 const CLONE_VM: u64 = 0x100;
@@ -65,32 +65,31 @@ extern "C" fn helper_main(plan: usize) -> ! {
 fn work(env: &Env) {
     // SAFETY: the plan's fill table holds fills.
     let fills = unsafe { env.entries::<Fill>(env.plan().fills) };
+    let mut hash = None;
     loop {
         let i = env.slot().next_fill.fetch_add(1, Ordering::Relaxed);
         let Some(fill) = fills.get(i as usize) else {
             return;
         };
+        let hash = *hash.get_or_insert_with(PageHash::detect);
         let mut at = 0;
         while at < fill.bytes {
             let bytes = PIECE_BYTES.min(fill.bytes - at);
             read(env, fill, i, at, bytes);
-            check(env, fill, i, at, bytes);
+            check(env, hash, fill, i, at, bytes);
             at += bytes;
         }
     }
 }
 
 /// Compares the pages just read with their checksums.
-fn check(env: &Env, fill: &Fill, i: u32, at: u64, bytes: u64) {
+fn check(env: &Env, hash: PageHash, fill: &Fill, i: u32, at: u64, bytes: u64) {
     // SAFETY: `read` has just filled the range, which is mapped and which nothing else uses yet.
     let data = unsafe { core::slice::from_raw_parts((fill.vaddr + at) as *const u8, bytes as usize) };
     // SAFETY: the plan has a checksum for each page of the extent.
     let sums = unsafe { core::slice::from_raw_parts((fill.sums as *const u64).add((at / PAGE) as usize), (bytes / PAGE) as usize) };
-    if data
-        .chunks_exact(PAGE as usize)
-        .zip(sums)
-        .any(|(page, sum)| xxh3_64(page) != *sum)
-    {
+    let pages = data.as_chunks::<{ PAGE as usize }>().0;
+    if pages.iter().zip(sums).any(|(page, sum)| hash.of(page) as u64 != *sum) {
         env.fail(step(Step::Checksum), i, 0);
     }
 }

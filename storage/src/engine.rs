@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Size of a chunk.
 pub const CHUNK_BYTES: u64 = 64 << 20;
@@ -52,8 +53,8 @@ pub struct Engine {
     next_id: Arc<AtomicU32>,
     kept: Option<Kept>,
     payoff: Payoff,
-    /// The last checkpoint did without the table of hashes, because it does not pay.
-    paused: bool,
+    /// Time that the table of hashes has taken since the last checkpoint.
+    table_time: Duration,
     /// Directory of the generation whose chunks the next one may share, when `kept` has been lost.
     base: Option<PathBuf>,
 }
@@ -70,7 +71,7 @@ impl Engine {
             next_id: Arc::new(AtomicU32::new(1)),
             kept: None,
             payoff: Payoff::default(),
-            paused: false,
+            table_time: Duration::ZERO,
             base: None,
         })
     }
@@ -113,28 +114,17 @@ impl Engine {
 
     /// Begins a checkpoint; `elsewhere` bytes count against the limit besides those in the store.
     pub fn begin(&mut self, elsewhere: u64) -> Result<Session, StorageError> {
-        let without = if self.options.find_by_hash {
-            self.payoff.count()
-        } else {
-            None
-        };
-        let paused = std::mem::replace(&mut self.paused, without.is_some());
-        if paused && !self.paused {
-            // What has been stored meanwhile is not in the table.
-            self.kept = None;
-        }
-        let mut kept = match self.kept.take() {
+        let kept = self.kept.take();
+        let is_there = |k: &Kept| k.live.values().all(|c| self.store.check_present(c).is_ok());
+        let vanished = !kept.as_ref().is_none_or(is_there);
+        let begin = Instant::now();
+        let kept = match kept {
             // A file that vanished or was cut must not be referred to again.
-            Some(k) if k.live.values().all(|c| self.store.check_present(c).is_ok()) => k,
-            Some(_) => self.empty()?,
+            Some(_) if vanished => self.empty()?,
+            Some(k) => self.suited(k)?,
             None => self.load()?,
         };
-        if without.is_some() {
-            kept.index = None;
-        } else if kept.index.is_none() && self.options.find_by_hash {
-            // The last checkpoint had no memory for it.
-            kept.index = Some(Index::with_room(0)?);
-        }
+        let table_time = std::mem::take(&mut self.table_time) + begin.elapsed();
         self.number_from(self.store.next_id()?);
         let limit = match self.options.max_bytes {
             Some(limit) => Some(StorageLimit::Quota {
@@ -154,20 +144,40 @@ impl Engine {
             kept.live,
             kept.index,
         );
-        session.without = without;
+        session.stats.table_ns = u64::try_from(table_time.as_nanos()).unwrap_or(u64::MAX);
+        session.without = self.why_without().map(str::to_owned);
         Ok(session)
     }
 
+    /// Why stored pages are not looked for, but for a sample, where that does not pay.
+    pub fn why_without(&self) -> Option<&str> {
+        self.payoff.why_not()
+    }
+
+    fn new_index(&self) -> Result<Option<Index>, StorageError> {
+        let index = self.options.find_by_hash.then(|| Index::new(self.why_without().is_some()));
+        index.transpose()
+    }
+
     fn empty(&self) -> Result<Kept, StorageError> {
-        let index = if self.options.find_by_hash {
-            Some(Index::with_room(0)?)
-        } else {
-            None
-        };
         Ok(Kept {
             live: BTreeMap::new(),
-            index,
+            index: self.new_index()?,
         })
+    }
+
+    /// `kept` with a table of all pages, or of a sample, as the next checkpoint needs it.
+    fn suited(&self, kept: Kept) -> Result<Kept, StorageError> {
+        let sampled = self.why_without().is_some();
+        let index = match kept.index {
+            Some(index) if index.is_sampled() == sampled => Some(index),
+            Some(index) if sampled => Some(index.thinned()?),
+            // What was not in the sample is read again.
+            Some(_) => return self.load(),
+            // The last checkpoint had no memory for it.
+            None => self.new_index()?,
+        };
+        Ok(Kept { index, ..kept })
     }
 
     /// Reads what the generation to build on has stored. Where that cannot be read, the next generation stands on its own.
@@ -194,17 +204,15 @@ impl Engine {
 
     /// Takes over what a session has learned, now that its generation is committed in directory `generation`.
     pub fn keep(&mut self, session: Session, generation: &Path) {
-        let stats = session.stats;
+        self.payoff.learn(&session.stats, session.live.is_empty());
         let (live, index) = session.into_kept();
-        if let Some(index) = &index {
-            self.payoff.learn(&stats, index.cost());
-        }
         self.kept = Some(Kept { live, index });
         self.base = Some(generation.to_owned());
     }
 
     /// Removes chunks that are not in `needed`.
     pub fn collect(&mut self, needed: &BTreeSet<u32>) -> Result<Removed, StorageError> {
+        let begin = Instant::now();
         if let Some(kept) = &mut self.kept {
             if kept.live.keys().any(|id| !needed.contains(id)) {
                 kept.live.retain(|id, _| needed.contains(id));
@@ -213,6 +221,7 @@ impl Engine {
                 }
             }
         }
+        self.table_time += begin.elapsed();
         Ok(match &self.mover {
             Some(mover) => mover.collect(needed)?,
             None => self.store.collect(needed)?,

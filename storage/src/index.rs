@@ -1,7 +1,8 @@
 //! The agent's side of the table of page hashes (see `belay_abi::index`): memory that the writers of a snapshot can map, growth, and forgetting.
 
+use crate::session::IndexShare;
 use crate::{StorageError, PAGE};
-use belay_abi::index::{location, Entry, Table, GONE};
+use belay_abi::index::{location, Entry, Table};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -9,6 +10,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// The smallest table.
 const MIN_ENTRIES: u64 = 4096;
+/// Bits of a hash that choose the sample: one page in 64.
+const SAMPLE: u64 = 63;
 
 /// Hash of every page in the chunks of the newest generation, with the page's place.
 #[derive(Debug)]
@@ -16,7 +19,9 @@ pub struct Index {
     file: File,
     entries: *mut Entry,
     slots: usize,
-    /// Entries taken, those of removed chunks included.
+    /// Which pages it is of: 0 for all, or [`SAMPLE`].
+    sample: u64,
+    /// Entries taken.
     used: u64,
 }
 
@@ -31,28 +36,40 @@ impl Index {
     }
 
     fn has_room(&self, pages: u64) -> bool {
-        self.used + pages <= self.slots as u64 / 8 * 5
+        self.used + self.entries_of(pages) <= self.slots as u64 / 8 * 5
+    }
+
+    /// Entries that `pages` pages take at most; of a sample twice as many as are likely, and should there be more, they are not noted.
+    fn entries_of(&self, pages: u64) -> u64 {
+        match self.sample {
+            0 => pages,
+            _ => pages / (SAMPLE + 1) * 2 + MIN_ENTRIES / 8,
+        }
     }
 
     /// Bytes of memory that room for `pages` more entries takes at most: the larger table, while the old one is there too, or the rest of this one.
     pub fn growth(&self, pages: u64) -> u64 {
         let bytes = |slots: u64| slots * size_of::<Entry>() as u64;
         if !self.has_room(pages) {
-            return bytes(Self::slots_for(self.used + pages));
+            return bytes(Self::slots_for(self.used + self.entries_of(pages)));
         }
         // Hashes are spread evenly: soon every page of the table has been written to.
         let own = bytes(self.slots as u64);
         if self.used > own / PAGE * 8 {
             0
         } else {
-            own.min(pages * PAGE)
+            own.min(self.entries_of(pages) * PAGE)
         }
     }
 
-    /// An empty table with room for `pages` pages.
-    pub fn with_room(pages: u64) -> Result<Self, StorageError> {
+    /// An empty table, of all pages or of a sample.
+    pub fn new(sampled: bool) -> Result<Self, StorageError> {
+        Self::with_entries(MIN_ENTRIES / 2, if sampled { SAMPLE } else { 0 })
+    }
+
+    fn with_entries(entries: u64, sample: u64) -> Result<Self, StorageError> {
         let fail = |step: &'static str| move |source| StorageError::System { step, source };
-        let slots = Self::slots_for(pages);
+        let slots = Self::slots_for(entries);
         let bytes = slots * size_of::<Entry>() as u64;
         // SAFETY: a constant name; the result is checked and owned.
         let file = unsafe {
@@ -79,6 +96,7 @@ impl Index {
             file,
             entries: p.cast(),
             slots,
+            sample,
             used: 0,
         })
     }
@@ -89,12 +107,26 @@ impl Index {
     }
 
     fn table(&self) -> Option<Table<'_>> {
-        Table::new(self.entries())
+        Table::new(self.entries(), self.sample)
     }
 
-    /// Descriptor and length in bytes, for a process that maps it too.
-    pub fn share(&self) -> (i32, u64) {
-        (self.file.as_raw_fd(), (self.slots * size_of::<Entry>()) as u64)
+    /// Whether it is of a sample only.
+    pub fn is_sampled(&self) -> bool {
+        self.sample != 0
+    }
+
+    /// Whether it can know a page with this hash.
+    pub fn covers(&self, hash: u128) -> bool {
+        self.table().is_some_and(|t| t.covers(hash))
+    }
+
+    /// For a process that maps it too.
+    pub fn share(&self) -> IndexShare {
+        IndexShare {
+            fd: self.file.as_raw_fd(),
+            bytes: (self.slots * size_of::<Entry>()) as u64,
+            sample: self.sample,
+        }
     }
 
     /// Where a page with this hash is stored: (chunk, page).
@@ -108,50 +140,81 @@ impl Index {
         self.used += u64::from(done);
     }
 
-    /// Counts entries that others have inserted.
-    pub fn count_inserted(&mut self, pages: u64) {
-        self.used += pages;
+    /// Counts the entries of pages that others have inserted.
+    pub fn count_inserted(&mut self, hashes: &[u128]) {
+        let new = match self.sample {
+            0 => hashes.len(),
+            _ => hashes.iter().filter(|h| self.covers(**h)).count(),
+        };
+        self.used += new as u64;
     }
 
-    /// Makes room for `pages` more entries.
+    /// Makes room for `pages` more pages.
     pub fn reserve(&mut self, pages: u64) -> Result<(), StorageError> {
-        if self.has_room(pages) {
-            return Ok(());
+        if !self.has_room(pages) {
+            *self = self.copied(self.used + self.entries_of(pages), self.sample)?;
         }
-        let live = |e: &&Entry| !matches!(e.location.load(Relaxed), 0 | GONE);
-        let mut new = Self::with_room(self.entries().iter().filter(live).count() as u64 + pages)?;
-        for e in self.entries().iter().filter(live) {
-            let hash = u128::from(e.key.load(Relaxed)) | u128::from(e.high.load(Relaxed)) << 64;
-            let at = e.location.load(Relaxed);
-            new.insert(hash, (at >> 32) as u32, at as u32);
-        }
-        *self = new;
         Ok(())
     }
 
-    /// Seconds that a look-up takes, of pages all over the table.
-    pub fn cost(&self) -> f64 {
-        const LOOKS: u64 = 2048;
-        let begin = std::time::Instant::now();
-        let mut hash = 0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835u128;
-        let mut found = 0u64;
-        for _ in 0..LOOKS {
-            hash = hash.wrapping_mul(0x2360_ED05_1FC6_5DA4_4385_DF64_9FCC_F645).wrapping_add(1) ^ hash >> 64;
-            found += u64::from(self.find(hash).is_some());
-        }
-        std::hint::black_box(found);
-        begin.elapsed().as_secs_f64() / LOOKS as f64
+    /// What it says about a sample of all pages.
+    pub fn thinned(&self) -> Result<Self, StorageError> {
+        self.copied(self.used / SAMPLE, SAMPLE)
     }
 
-    /// Forgets pages in chunks other than `alive`.
-    pub fn forget_others(&mut self, alive: &BTreeSet<u32>) {
-        for e in self.entries() {
-            let at = e.location.load(Relaxed);
-            if e.key.load(Relaxed) != 0 && at != GONE && !alive.contains(&((at >> 32) as u32)) {
-                e.location.store(GONE, Relaxed);
-            }
+    fn copied(&self, entries: u64, sample: u64) -> Result<Self, StorageError> {
+        let mut new = Self::with_entries(entries, sample)?;
+        for (hash, at) in self.entries().iter().filter_map(read) {
+            new.insert(hash, (at >> 32) as u32, at as u32);
         }
+        Ok(new)
     }
+
+    /// Forgets pages in chunks other than `alive`. In place: what has been forgotten leaves no trace that would fill the table, and it need not be made anew while the job stays as large as it is.
+    pub fn forget_others(&mut self, alive: &BTreeSet<u32>) {
+        let (entries, Some(table)) = (self.entries(), self.table()) else {
+            return;
+        };
+        let is_taken = |e: &Entry| e.key.load(Relaxed) != 0;
+        // At most five eighths are taken.
+        let Some(empty) = entries.iter().position(|e| !is_taken(e)) else {
+            return;
+        };
+        let (mut left, mut dead) = (Vec::new(), false);
+        let mut run = 0;
+        let mut used = 0;
+        // What belongs to a place lies in the run of taken entries around it, so each run can be put in order by itself.
+        for at in (1..=entries.len()).map(|i| (empty + i) & (entries.len() - 1)) {
+            if is_taken(&entries[at]) {
+                run += 1;
+                let known = read(&entries[at]).filter(|(_, at)| alive.contains(&((at >> 32) as u32)));
+                dead |= known.is_none();
+                left.extend(known);
+                continue;
+            }
+            if dead {
+                for i in 1..=run {
+                    let e = &entries[at.wrapping_sub(i) & (entries.len() - 1)];
+                    e.location.store(0, Relaxed);
+                    e.key.store(0, Relaxed);
+                }
+                for (hash, at) in &left {
+                    table.insert(*hash, *at);
+                }
+            }
+            used += left.len() as u64;
+            left.clear();
+            (run, dead) = (0, false);
+        }
+        self.used = used;
+    }
+}
+
+/// Hash and location of an entry that is taken and filled in.
+fn read(e: &Entry) -> Option<(u128, u64)> {
+    let hash = u128::from(e.key.load(Relaxed)) | u128::from(e.high.load(Relaxed)) << 64;
+    let at = e.location.load(Relaxed);
+    (at != 0).then_some((hash, at))
 }
 
 impl Drop for Index {
@@ -174,7 +237,7 @@ mod tests {
     proptest! {
         #[test]
         fn it_agrees_with_a_map(steps in prop::collection::vec((0u64..400, 1u32..6, any::<bool>()), 1..300)) {
-            let mut index = Index::with_room(1).unwrap();
+            let mut index = Index::new(false).unwrap();
             let mut model: HashMap<u64, (u32, u32)> = HashMap::new();
             let mut alive: BTreeSet<u32> = (1..6).collect();
             for (i, (n, chunk, forget)) in steps.into_iter().enumerate() {
@@ -190,13 +253,63 @@ mod tests {
                 for n in 0..400 {
                     prop_assert_eq!(index.find(hash(n)), model.get(&n).copied());
                 }
+                prop_assert_eq!(index.used, model.len() as u64);
+                prop_assert_eq!(index.entries().iter().filter_map(read).count(), model.len());
             }
         }
     }
 
     #[test]
+    fn a_table_that_is_nearly_full_forgets_in_place() {
+        let mut index = Index::new(false).unwrap();
+        let full = index.slots as u64 / 8 * 5;
+        for n in 0..full {
+            index.insert(hash(n), 1 + (n % 2) as u32, n as u32);
+        }
+        let place = index.entries;
+        for round in 1..50 {
+            let alive = BTreeSet::from([1 + (round % 2) as u32]);
+            index.forget_others(&alive);
+            assert_eq!(index.used, full / 2);
+            index.reserve(full / 2).unwrap();
+            let new = round * full..round * full + full / 2;
+            for n in new.clone() {
+                index.insert(hash(n), 2 - (round % 2) as u32, n as u32);
+            }
+            assert!(new.clone().all(|n| index.find(hash(n)).is_some()));
+            assert_eq!((index.used, index.entries), (full, place), "round {round}");
+        }
+    }
+
+    #[test]
+    fn a_sample_knows_some_pages_and_those_for_certain() {
+        let mut all = Index::new(false).unwrap();
+        all.reserve(100_000).unwrap();
+        (0..100_000).for_each(|n| all.insert(hash(n), 1, n as u32));
+        let mut sample = all.thinned().unwrap();
+        let covered: Vec<u64> = (0..200_000).filter(|n| sample.covers(hash(*n))).collect();
+        assert!((2500..3750).contains(&covered.len()), "{}", covered.len());
+        sample.reserve(100_000).unwrap();
+        let hashes: Vec<u128> = (100_000..200_000).map(hash).collect();
+        let before = sample.used;
+        for (n, h) in (100_000..).zip(&hashes) {
+            // As a writer does.
+            sample.table().unwrap().insert(*h, location(2, n));
+        }
+        sample.count_inserted(&hashes);
+        assert_eq!(sample.used, covered.len() as u64);
+        assert_eq!(before, covered.iter().filter(|n| **n < 100_000).count() as u64);
+        for n in 0..200_000 {
+            let chunk = if n < 100_000 { 1 } else { 2 };
+            let expected = sample.covers(hash(n)).then_some((chunk, n as u32));
+            assert_eq!(sample.find(hash(n)), expected);
+        }
+        assert!(sample.slots <= all.slots / 16 && !all.is_sampled());
+    }
+
+    #[test]
     fn it_grows_and_the_halves_of_a_hash_both_count() {
-        let mut index = Index::with_room(1).unwrap();
+        let mut index = Index::new(false).unwrap();
         for n in 0..20_000 {
             index.reserve(1).unwrap();
             index.insert(hash(n), 1, n as u32);

@@ -33,12 +33,18 @@ pub mod store;
 mod testing;
 pub mod tier;
 
+use belay_abi::hash::PageHash;
 pub use belay_image::extents::PAGE;
 use belay_image::ImageError;
+use std::sync::LazyLock;
 
 /// The hash of a page: XXH3-128. Its low half is the page's XXH3-64, the checksum that a restart compares.
 pub fn hash(page: &[u8]) -> u128 {
-    xxhash_rust::xxh3::xxh3_128(page)
+    static PAGES: LazyLock<PageHash> = LazyLock::new(PageHash::detect);
+    match page.try_into() {
+        Ok(page) => PAGES.of(page),
+        Err(_) => xxhash_rust::xxh3::xxh3_128(page),
+    }
 }
 
 /// What can go wrong.

@@ -1,14 +1,16 @@
-// gen_steps MEGABYTES: its memory is a function of one number, the step. The file `order` of its directory says which step to go to, or that all memory is to be compared with
-// what it must be at a step; the file `answer` says what was done. Between two steps many, few, all or no pages change; some are alike, some zero.
+// gen_steps MEGABYTES [random]: its memory is a function of one number, the step. The file `order` of its directory says which step to go to, or that all memory is to be compared with
+// what it must be at a step; the file `answer` says what was done. Between two steps many, few, all or no pages change; some are alike, some zero;
+// with `random` each step changes all of them, and no two are alike.
 #include "check.h"
 #define P 4096
 static const int share[] = {100, 1, 10, 50, 0, 60, 3, 100, 30};
 static char *m;
 static size_t pages;
+static int all_random;
 // Whether page i changes at step k; at the first all do.
-static int changes(size_t i, uint64_t k) { return k == 1 || (int)(mix(i * 7919 + k) % 100) < share[k % 9]; }
+static int changes(size_t i, uint64_t k) { return k == 1 || all_random || (int)(mix(i * 7919 + k) % 100) < share[k % 9]; }
 static uint64_t seed(size_t i, uint64_t k) {
-    switch (mix(i + k) % 8) {
+    switch (all_random ? 7 : mix(i + k) % 8) {
     case 0: return 0;
     case 1: return 1 + i % 5; // the same as other pages, and as at other steps
     default: return (uint64_t)i << 20 | k << 4 | 15;
@@ -32,6 +34,7 @@ static void check_all(uint64_t step) {
 int main(int argc, char **argv) {
     begin("gen_steps");
     pages = (argc > 1 ? strtoull(argv[1], NULL, 10) : 8) << 8;
+    all_random = argc > 2;
     m = mmap(NULL, pages * P, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(m != MAP_FAILED);
     uint64_t step = 0;

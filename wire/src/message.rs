@@ -170,7 +170,7 @@ pub struct GenerationStatus {
     /// How its memory was taken; absent in generations of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<Box<SnapshotStatus>>,
-    /// Why pages were not looked for by their contents (`--differential`), where that did not pay.
+    /// Why only a sample of the pages was looked for by their contents (`--differential`), where that did not pay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub without_hashes: Option<Box<str>>,
     /// Whether its manifest is valid and every file is present with its length (contents are checked by `belay verify`).

@@ -37,6 +37,9 @@ impl Agent {
             (Differential::Written, Some(reason)) => format!("hash: {reason}"),
             (how, _) => method(how).to_owned(),
         };
+        if let Some(why) = self.engine.why_without() {
+            status.differential += &format!("; hash is off for now: {why}");
+        }
         status.last_error.clone_from(&self.last_error);
         status.processes = processes::describe(self.pid, &self.outside());
         status

@@ -5,6 +5,7 @@ use super::Session;
 use crate::place::desk::Place;
 use crate::StorageError;
 use std::os::fd::AsRawFd;
+use std::time::Instant;
 
 /// Largest number of chunks lent at a time: each is an open file of the agent.
 const MAX_LOANS: u64 = 200;
@@ -82,7 +83,9 @@ impl Session {
     /// Room for `pages` pages written by `writers` threads that each fill one loan after the other. Give each loan back.
     pub fn lend(&mut self, pages: u64, writers: u32) -> Result<Vec<Loan>, StorageError> {
         if let Some(index) = &mut self.index {
+            let begin = Instant::now();
             index.reserve(pages)?;
+            self.stats.table_ns += u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
         }
         let written = self.written();
         let mut budget = self.room.map_or(u64::MAX, |(room, _)| room.saturating_sub(written));
@@ -133,9 +136,9 @@ impl Session {
         c.lent = false;
         let before = c.hashes.len();
         c.hashes.extend(hashes);
-        let new = (c.hashes.len() - before) as u64;
-        self.stats.written += new;
-        self.stats.write_pages += new;
+        let new = &c.hashes[before..];
+        self.stats.written += new.len() as u64;
+        self.stats.write_pages += new.len() as u64;
         if let Some(index) = &mut self.index {
             index.count_inserted(new);
         }

@@ -37,6 +37,8 @@ use std::sync::Arc;
 pub struct Stats {
     /// Pages written.
     pub written: u64,
+    /// Pages that were looked for in the store by their hash.
+    pub looked: u64,
     /// Pages found in the store by their hash.
     pub found: u64,
     /// Pages known not to have changed, which were not looked at.
@@ -47,6 +49,27 @@ pub struct Stats {
     pub write_ns: u64,
     /// As above.
     pub write_pages: u64,
+    /// Pages of which the writers have taken the time, what their hashes took, and what it took to look for them and to note new ones.
+    pub timed_pages: u64,
+    /// As above.
+    pub hash_ns: u64,
+    /// As above.
+    pub look_ns: u64,
+    /// Time of the agent for the table of hashes.
+    pub table_ns: u64,
+    /// Time of the writers in all.
+    pub writers_ns: u64,
+}
+
+/// The table of page hashes, for writers that map it.
+#[derive(Debug, Clone, Copy)]
+pub struct IndexShare {
+    /// The agent's descriptor of it, -1 where there is none.
+    pub fd: i32,
+    /// Its length.
+    pub bytes: u64,
+    /// Which pages it is of (`belay_abi::index::Table::new`).
+    pub sample: u64,
 }
 
 /// One checkpoint's part of the store.
@@ -167,9 +190,14 @@ impl Session {
         self.live.contains_key(&id) || self.chunks.iter().any(|c| c.id == id)
     }
 
-    /// Descriptor and length of the index, for writers that map it; -1 and 0 without one.
-    pub fn index_share(&self) -> (i32, u64) {
-        self.index.as_ref().map_or((-1, 0), Index::share)
+    /// The table of page hashes.
+    pub fn index_share(&self) -> IndexShare {
+        let none = IndexShare {
+            fd: -1,
+            bytes: 0,
+            sample: 0,
+        };
+        self.index.as_ref().map_or(none, Index::share)
     }
 
     /// What to report when a writer found no room.
@@ -254,6 +282,7 @@ impl Session {
     pub fn store_pages(&mut self, vaddr: u64, data: &[u8], out: &mut Vec<Extent>) -> Result<(), StorageError> {
         for (page, at) in data.chunks_exact(PAGE as usize).zip((vaddr..).step_by(PAGE as usize)) {
             let hash = crate::hash(page);
+            self.stats.looked += u64::from(self.index.as_ref().is_some_and(|i| i.covers(hash)));
             let (chunk, page) = match self.index.as_ref().and_then(|i| i.find(hash)) {
                 Some(found) => {
                     self.stats.found += 1;

@@ -86,33 +86,43 @@ fn what_is_known_is_not_stored_again_and_a_lost_session_leaves_nothing() {
 }
 
 #[test]
-fn where_looking_does_not_pay_it_is_left_and_taken_up_again_with_what_was_stored_meanwhile() {
+fn where_looking_does_not_pay_a_sample_is_looked_for_until_it_would() {
     let (s, store) = Scratch::new("payoff");
     let mut engine = engine(&store, None);
     let dir: PathBuf = s.0.join("gen/000001");
-    let mut take = |seed: u64, writes_ns: u64| {
-        let memory: BTreeMap<u64, u64> = (0..10).map(|i| (i, seed + i)).collect();
+    let mut take = |seed: u64| {
+        let memory: BTreeMap<u64, u64> = (0..600).map(|i| (i, seed + i)).collect();
         let mut session = engine.begin(0).unwrap();
         put(&mut session, &memory).unwrap();
-        let (without, written) = (session.why_without().is_some(), session.stats.written);
-        // As if it had been a large one, all new.
-        session.stats.written += 100_000;
-        session.stats.write_pages = 100_000;
-        session.stats.write_ns = writes_ns;
+        let stats = &mut session.stats;
+        let seen = (stats.looked, stats.found, stats.written);
+        // As if it had been a large one, at a microsecond for each page written and a tenth for each looked for.
+        for count in [&mut stats.looked, &mut stats.found, &mut stats.written] {
+            *count *= 1000;
+        }
+        (stats.write_pages, stats.write_ns) = (100_000, 100_000_000);
+        (stats.timed_pages, stats.look_ns, stats.table_ns) = (1000, 100_000, 0);
+        let without = session.why_without().is_some();
         session.publish().unwrap();
         write_manifest(&dir, &session.entries().unwrap());
+        let table = session.tables()[&1].clone();
+        let chunks = session.entries().unwrap();
         engine.keep(session, &dir);
-        (without, written)
+        assert!(get(&store, &chunks, &table).iter().all(|(at, data)| *data == page(seed + at)));
+        (without, seen)
     };
-    for n in 0..3 {
-        assert_eq!(take(n * 100, 1), (false, 10));
+    for n in 0..4 {
+        assert_eq!(take(n * 1000), (false, (600, 0, 600)));
     }
-    for n in 3..18 {
-        assert_eq!(take(n * 100, 1), (true, 10));
+    for n in 4..30 {
+        let (without, (looked, found, written)) = take(n * 1000);
+        assert_eq!((without, found, written), (true, 0, 600));
+        assert!((1..40).contains(&looked), "{looked}");
     }
-    assert_eq!(take(5000, 1), (true, 10));
-    assert_eq!(take(5000, 1), (false, 0), "tried again, with the pages of the one before");
-    assert_eq!(take(6000, 1), (true, 10));
+    // The memory stops changing: the sample shows it, and the next one finds what was stored meanwhile.
+    let (without, (looked, found, written)) = take(29_000);
+    assert_eq!((without, found, written), (true, looked, 600 - looked));
+    assert_eq!(take(29_000), (false, (600, 600, 0)));
 }
 
 #[test]

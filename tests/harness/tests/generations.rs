@@ -52,16 +52,24 @@ fn order(job: &mut Job, line: &str) -> Result<(), Failure> {
     Ok(())
 }
 
+fn log(job: &Job) -> String {
+    let logs = std::fs::read_dir(job.dir().join("log")).into_iter().flatten().flatten();
+    logs.filter_map(|e| std::fs::read_to_string(e.path()).ok()).collect()
+}
+
+/// What the log says about each committed checkpoint.
+fn committed(job: &Job) -> Vec<serde_json::Value> {
+    let lines = log(job);
+    let lines = lines.lines().filter(|l| l.contains("checkpoint committed"));
+    lines
+        .filter_map(|l| serde_json::from_str::<serde_json::Value>(l).ok())
+        .map(|l| l["fields"].clone())
+        .collect()
+}
+
 /// Sum of a number that the log gives with each committed checkpoint.
 fn logged(job: &Job, field: &str) -> u64 {
-    let logs = std::fs::read_dir(job.dir().join("log")).into_iter().flatten().flatten();
-    let text: String = logs.filter_map(|e| std::fs::read_to_string(e.path()).ok()).collect();
-    let values = text.lines().filter(|l| l.contains("checkpoint committed")).filter_map(|l| {
-        let (_, rest) = l.split_once(&format!("\"{field}\":"))?;
-        let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
-        digits.parse::<u64>().ok()
-    });
-    values.sum()
+    committed(job).iter().filter_map(|l| l[field].as_u64()).sum()
 }
 
 /// Every kept generation restarts with the memory of its own step, also those whose chunks were gathered anew meanwhile.
@@ -99,6 +107,93 @@ fn every_generation(differential: &str, place: &Place, user: User, rng: &mut Rng
         job.progress(PATIENCE).map_err(|e| format!("generation {step}: {e}"))?;
         order(&mut job, &format!("compare {step}")).map_err(|e| format!("generation {step}: {e}"))?;
     }
+    job.verdict(false, PATIENCE)
+}
+
+/// The newest generation: its number, pages written and looked for, and whether the status says that hash is off, for that generation and for the next.
+fn newest(job: &Job) -> Result<(u64, [u64; 2], [bool; 2]), Failure> {
+    let s = job.status()?;
+    let g = s["generations"]
+        .as_array()
+        .and_then(|g| g.last())
+        .ok_or("no generations in the status")?;
+    let number = g["generation"].as_u64().unwrap_or_default();
+    let line = committed(job).into_iter().find(|l| l["generation"] == number);
+    let line = line.ok_or_else(|| format!("the log does not name generation {number}"))?;
+    let pages = ["pages_written", "pages_looked_for"].map(|name| line[name].as_u64().unwrap_or_default());
+    let next = s["differential"]
+        .as_str()
+        .is_some_and(|d| d.contains("hash is off for now: looking for"));
+    Ok((number, pages, [g["without_hashes"].is_string(), next]))
+}
+
+/// A program of which nothing is found again is not looked through any more after some checkpoints, and again as soon as its memory stops changing; every generation is what it must be.
+fn hashing_pays(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    const PAGES: u64 = 80 << 8;
+    let mut job = Job::new(place, "pays", user)?;
+    launch(&mut job, place, &["--keep", "3"], &["gen_steps", "80", "random"])?;
+    let mut step = 0;
+    let (written, looked) = loop {
+        step += 1;
+        order(&mut job, &format!("go {step}"))?;
+        job.checkpoint()?;
+        let (_, [written, looked], off) = newest(&job)?;
+        want(written >= PAGES, || format!("step {step}: {written} pages written"))?;
+        if off[0] {
+            break (written, looked);
+        }
+        want(looked >= PAGES && step < 40, || {
+            format!("step {step}: still on; {looked} looked for")
+        })?;
+    };
+    want((1..PAGES / 16).contains(&looked), || {
+        format!("{looked} of {written} pages looked for")
+    })?;
+    let said = |job: &Job, what: &str| log(job).lines().any(|l| l.contains(what));
+    want(said(&job, "stored pages are not looked for any more"), || {
+        "the log does not say so".into()
+    })?;
+    // Back to a generation that was taken meanwhile: the agent begins anew, with everything.
+    job.kill_all()?;
+    job.clear_beat()?;
+    give(&job, &format!("compare {step}"))?;
+    job.restart(&[])?;
+    job.progress(PATIENCE)?;
+    order(&mut job, &format!("compare {step}"))?;
+    job.checkpoint()?;
+    let (_, [written, looked], off) = newest(&job)?;
+    want(off == [false; 2] && looked >= PAGES && written < PAGES / 16, || {
+        format!("after the restart {written} of {looked} pages written, {off:?}")
+    })?;
+    // Off once more; then nothing changes.
+    let mut rounds = 0;
+    while !newest(&job)?.2[1] {
+        step += 1;
+        rounds += 1;
+        want(rounds < 40, || "it is not left a second time".into())?;
+        order(&mut job, &format!("go {step}"))?;
+        job.checkpoint()?;
+    }
+    let mut rounds = 0;
+    while newest(&job)?.2[1] {
+        rounds += 1;
+        want(rounds < 10, || {
+            "its memory does not change, and it is not looked through".into()
+        })?;
+        job.checkpoint()?;
+    }
+    job.checkpoint()?;
+    let (number, [written, _], _) = newest(&job)?;
+    want(
+        written < PAGES / 16 && said(&job, "stored pages are looked for again"),
+        || format!("generation {number}: {written} pages written"),
+    )?;
+    job.kill_all()?;
+    job.clear_beat()?;
+    give(&job, &format!("compare {step}"))?;
+    job.restart(&[])?;
+    job.progress(PATIENCE)?;
+    order(&mut job, &format!("compare {step}"))?;
     job.verdict(false, PATIENCE)
 }
 
@@ -154,9 +249,10 @@ fn auto_interval(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> 
 
 fn main() {
     let mut target = Target::new("generations", &["gen_steps", "mem_diff"]);
-    let tests: [(&str, Test); 3] = [
+    let tests: [(&str, Test); 4] = [
         ("every_generation_hash", |p, u, r| every_generation("hash", p, u, r)),
         ("every_generation_written", |p, u, r| every_generation("written", p, u, r)),
+        ("hashing_pays", hashing_pays),
         ("auto_interval", auto_interval),
     ];
     for (name, test) in tests {
