@@ -35,8 +35,8 @@ impl Lock {
 
 /// This process, for those whom it keeps out.
 fn own_word() -> String {
-    let what = std::env::args().nth(1).unwrap_or_default();
-    format!("belay {what} (process {} on {})", std::process::id(), sys::host())
+    let what = std::env::args_os().nth(1).unwrap_or_default();
+    format!("belay {} (process {} on {})", what.display(), std::process::id(), sys::host())
 }
 
 impl LockFile {

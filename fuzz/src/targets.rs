@@ -2,6 +2,7 @@
 
 use belay_coordinator::config::Config;
 use belay_coordinator::jobdir::Description;
+use belay_coordinator::nodes::step::fuzzing as step;
 use belay_image::extents::{self, Extent};
 use belay_image::manifest::Manifest;
 use belay_image::model::Job;
@@ -31,7 +32,7 @@ const fn target(name: &'static str, corpus: &'static str, run: fn(&[u8])) -> Tar
 }
 
 /// All of them.
-pub const ALL: [Target; 13] = [
+pub const ALL: [Target; 15] = [
     target("image", "image", image),
     target("image-resealed", "image", image_resealed),
     target("job", "job", job),
@@ -45,6 +46,8 @@ pub const ALL: [Target; 13] = [
     target("tree-stranger", "tree", tree_stranger),
     target("tree-node", "tree", tree_node),
     target("procfs", "procfs", procfs),
+    target("step-layout", "step", |data| step::layout(&String::from_utf8_lossy(data))),
+    target("step-rank", "step", |data| step::rank(&String::from_utf8_lossy(data))),
 ];
 
 fn here() -> &'static Path {

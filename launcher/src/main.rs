@@ -15,17 +15,25 @@ mod progress;
 mod start;
 
 use belay_coordinator::nodes::standin;
-use belay_coordinator::sys;
+use belay_coordinator::{sys, Failure};
 use belay_wire::Exit;
 use clap::Parser;
+use std::ffi::OsString;
 
 /// Entry, called by the C runtime.
 #[cfg_attr(not(test), no_mangle)]
 pub extern "C" fn main(_argc: i32, _argv: *const *const u8) -> i32 {
     sys::fill_standard_descriptors();
     if let Some(path) = standin::executed_as() {
-        let words: Vec<String> = std::env::args().skip(1).collect();
-        return match standin::run(&path, &words) {
+        let words: Result<Vec<String>, _> = std::env::args_os().skip(1).map(OsString::into_string).collect();
+        let refused = |word: OsString| {
+            let what = format!(
+                "{}: the argument {word:?} is no UTF-8; use other names, or call the remote shell by its path",
+                path.display()
+            );
+            Failure::new(Exit::Usage, what)
+        };
+        return match words.map_err(refused).and_then(|words| standin::run(&path, &words)) {
             Ok(code) => code.into(),
             Err(failure) => {
                 sys::say(&failure.message);

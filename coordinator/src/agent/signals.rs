@@ -116,6 +116,7 @@ impl Agent {
                 self.note_end(status);
             }
         }
+        self.end_errands();
         if self.root_status.is_none() {
             if let Some(what) = sys::job_control(self.root_pid) {
                 self.follow_job_control(what);

@@ -12,6 +12,7 @@ use crate::nodes::gathering::{self, Gathering, COMMITTED, STEPS, WRITTEN};
 use crate::nodes::remote::{descriptors_of, end_standin, run_errand, Life, Remote, RemoteShell};
 use crate::nodes::{self, again, table, Nodes, Order, Stage, Together};
 use crate::{generations, sys, Failure};
+use belay_kernel::proc;
 use belay_tree::{Broken, Contribution, Event as TreeEvent, Values};
 use belay_wire::{Event, Exit, Phase};
 use std::time::Duration;
@@ -45,9 +46,10 @@ impl Agent {
         let standin = self.clients.pid(id);
         let path = std::env::var_os("PATH").unwrap_or_default();
         let run = || {
-            let [output, error] =
-                descriptors_of(standin, [output, 2]).map_err(|e| Failure::system("take the stand-in's descriptors", &e))?;
-            run_errand((&program, &words), standin, (output, error), &path)
+            let fail = |e| Failure::system("take the stand-in's descriptors", &e);
+            let start = proc::stat(standin).map_err(fail)?.starttime;
+            let [output, error] = descriptors_of(standin, [output, 2]).map_err(fail)?;
+            run_errand((&program, &words), standin, (output, error), &path).map(|child| (child, start))
         };
         let Some(nodes) = self.nodes.as_mut().filter(|n| !n.is_part()) else {
             return self.fail(
@@ -57,7 +59,7 @@ impl Agent {
             );
         };
         match run() {
-            Ok(child) => {
+            Ok((child, start)) => {
                 tracing::info!(program, standin, pid = child.id(), "run for a stand-in");
                 let tag = nodes.next_tag();
                 let remote = Remote {
@@ -65,12 +67,25 @@ impl Agent {
                     standin,
                     first: tag,
                     child: Some(child),
-                    life: Life::Starting,
+                    life: Life::Errand(start),
                 };
                 nodes.remotes.insert(tag, remote);
                 self.clients.send(id, &Event::Accepted);
             }
             Err(f) => self.fail(id, f.exit, &f.message),
+        }
+    }
+
+    /// Ends what is run for stand-ins that are not there any more, which nothing else would.
+    pub(super) fn end_errands(&mut self) {
+        let remotes = self.nodes.iter_mut().flat_map(|n| n.remotes.values_mut());
+        for errand in remotes.filter(|r| r.is_in_vain()) {
+            tracing::info!(program = errand.words.program, "nobody waits for it any more");
+            errand.life = Life::Over;
+            if let Some(pid) = errand.shell() {
+                // It has a process group of its own.
+                sys::kill(-pid, libc::SIGKILL);
+            }
         }
     }
 
@@ -256,10 +271,11 @@ impl Agent {
     /// At the root: a checkpoint of all nodes.
     pub(super) fn begin_together(&mut self, wanted: &Wanted) {
         self.hold_joins(true);
+        self.end_errands();
         for attempt in 1..=TRIES {
             let number = self.next_number;
             self.next_number += 1;
-            let absent = |r: &&Remote| matches!(r.life, Life::Starting | Life::Lost);
+            let absent = |r: &&Remote| matches!(r.life, Life::Errand(_) | Life::Starting | Life::Lost);
             let absent = self.nodes.iter().flat_map(|n| n.remotes.values()).find(absent);
             let begun = match absent {
                 Some(r) if r.life == Life::Lost => Err(Failure::new(
@@ -267,6 +283,13 @@ impl Agent {
                     format!(
                         "the part of the job on {} is lost; end the job and restart it from an earlier checkpoint",
                         r.words.host
+                    ),
+                )),
+                Some(r) if matches!(r.life, Life::Errand(_)) => Err(Failure::new(
+                    Exit::CheckpointFailed,
+                    format!(
+                        "{} is being asked about the tasks of srun; checkpoint {PASSING}",
+                        r.words.program
                     ),
                 )),
                 Some(r) => Err(Failure::new(

@@ -2,6 +2,7 @@
 
 use super::srun::Srun;
 use crate::{sys, Failure};
+use belay_kernel::proc;
 use belay_wire::Exit;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
@@ -13,6 +14,9 @@ use std::process::{Child, Command, Stdio};
 
 /// Options of ssh and rsh that take a value.
 const WITH_VALUE: &str = "BbcDEeFIiJLlmOopQRSWw";
+
+/// In place of a host, where Slurm chooses one.
+const NODES_OF_SRUN: &str = "the nodes of srun";
 
 /// Slurm's, which starts one part or several.
 pub(crate) const SRUN: &str = "srun";
@@ -42,7 +46,7 @@ impl RemoteShell {
             return Some(Self {
                 program: program.to_owned(),
                 options: s.options,
-                host: s.nodes.unwrap_or_else(|| "the nodes of srun".into()),
+                host: s.nodes.unwrap_or_else(|| NODES_OF_SRUN.into()),
                 command: command.join(" "),
                 tasks: s.tasks,
             });
@@ -130,7 +134,7 @@ impl RemoteShell {
         Self {
             program: program.to_owned(),
             options: Vec::new(),
-            host: "the nodes of srun".into(),
+            host: NODES_OF_SRUN.into(),
             command: String::new(),
             tasks: 0,
         }
@@ -211,6 +215,8 @@ pub(crate) fn descriptors_of<const N: usize>(pid: i32, numbers: [i32; N]) -> std
 /// Where a part is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Life {
+    /// It is no part: something is run for a stand-in, that of this start time.
+    Errand(u64),
     /// Its agent has not joined yet.
     Starting,
     /// Node of the tree.
@@ -238,6 +244,12 @@ pub(crate) struct Remote {
 impl Remote {
     pub(crate) fn is_over(&self) -> bool {
         self.life == Life::Over
+    }
+
+    /// Whether it is run for a stand-in that is not there any more: nobody reads what it says.
+    pub(crate) fn is_in_vain(&self) -> bool {
+        let Life::Errand(start) = self.life else { return false };
+        proc::stat(self.standin).map_or(true, |s| s.is_dead() || s.starttime != start)
     }
 
     pub(crate) fn shell(&self) -> Option<i32> {

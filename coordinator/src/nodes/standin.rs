@@ -10,6 +10,7 @@ use crate::Failure;
 use belay_wire::{socket, Event, Exit, Request};
 use std::io::{Read, Seek};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -41,7 +42,7 @@ pub fn executed_as() -> Option<PathBuf> {
     }
     // SAFETY: the kernel has put a zero-terminated string there, which lives as long as the process.
     let name = unsafe { std::ffi::CStr::from_ptr(std::ptr::with_exposed_provenance(usize::try_from(at).ok()?)) };
-    let path = Path::new(std::ffi::OsStr::new(name.to_str().ok()?));
+    let path = Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()));
     let parent = path.parent()?;
     (parent.file_name()? == STANDINS && path.is_absolute()).then(|| path.to_owned())
 }

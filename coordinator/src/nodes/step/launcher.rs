@@ -20,6 +20,9 @@ const NAMES: [&str; 8] = [
     "mpirun.mpich",
 ];
 
+/// More bytes than this are in no argument of a program: MAX_ARG_STRLEN of the kernel.
+const MAX_WORD: usize = 32 * 4096;
+
 /// A launcher.
 #[derive(Debug)]
 pub(super) struct Launcher {
@@ -113,6 +116,17 @@ impl Launcher {
         }
         let me = std::env::current_exe().map_err(|e| Failure::system("find belay", &e))?;
         let spec = serde_json::to_string(spec).map_err(|e| refused(e.to_string()))?;
+        for (what, word) in [
+            ("the program's arguments and the nodes", spec.as_str()),
+            ("the list of hosts", hosts),
+        ] {
+            if word.len() >= MAX_WORD {
+                return Err(refused(format!(
+                    "{what} take {} bytes in one word of the launcher's command line, and there is room for {MAX_WORD}; use mpirun",
+                    word.len()
+                )));
+            }
+        }
         c.arg(me).arg("rank").arg(spec);
         Ok(c)
     }

@@ -18,11 +18,15 @@ const OF_STEP: [&str; 17] = [
     "SLURM_STEP_ID",
     "SLURM_STEP_NODELIST",
     "SLURM_STEP_NUM_NODES",
-    "SLURM_STEP_NUM_TASKS",
+    NUM_TASKS,
     "SLURM_STEP_TASKS_PER_NODE",
     "SLURM_TASKS_PER_NODE",
     "SLURM_THREADS_PER_CORE",
 ];
+/// Tasks of the step.
+const NUM_TASKS: &str = "SLURM_STEP_NUM_TASKS";
+/// Tasks that a step may have; Slurm's own limit is lower.
+const MAX_RANKS: usize = 1 << 24;
 /// The lines of an answer: a site's prolog may print others.
 const RANK: &str = "belay-rank ";
 const VARIABLE: &str = "belay-variable ";
@@ -92,6 +96,9 @@ impl Layout {
             .lines()
             .filter_map(|l| l.strip_prefix(VARIABLE)?.split_once('='))
             .collect();
+        if let Some(all) = told.get(NUM_TASKS).filter(|n| **n != of_rank.len().to_string()) {
+            return Err(format!("{} of {all} tasks have said where they are", of_rank.len()));
+        }
         let variable = |name: &str| (name.to_owned(), told.get(name).map(|v| (*v).to_owned()));
         let (runs, times) = folded(runs_of(of_rank.into_values()));
         Ok(Self {
@@ -100,6 +107,20 @@ impl Layout {
             times,
             variables: OF_STEP.iter().map(|n| variable(n)).collect(),
         })
+    }
+
+    /// Whether a layout that has come from elsewhere can be used.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let once = self.runs.iter().try_fold(0usize, |sum, (_, count)| sum.checked_add(*count));
+        let ranks = once.and_then(|once| once.checked_mul(self.times));
+        if ranks.is_none_or(|n| n > MAX_RANKS) || self.times > MAX_RANKS {
+            return Err(format!("more than {MAX_RANKS} tasks"));
+        }
+        let wrong = |(node, count): &&(usize, usize)| *node >= self.nodes.len() || *count == 0;
+        match self.runs.iter().find(wrong) {
+            Some((node, count)) => Err(format!("{count} tasks on node {node}")),
+            None => Ok(()),
+        }
     }
 
     /// The node of each rank.
@@ -189,8 +210,28 @@ pub(super) mod tests {
             "belay-rank 1 0 n2 h2",
             "belay-rank 0 1 n2 h2",
             "belay-rank x 0 n2 h2",
+            // The last is missing.
+            "belay-rank 0 0 n2 h2\nbelay-rank 1 0 n2 h2\nbelay-variable SLURM_STEP_NUM_TASKS=3",
         ] {
             assert!(Layout::read(said).is_err(), "{said:?}");
+        }
+    }
+
+    #[test]
+    fn a_layout_from_elsewhere_is_looked_at_before_it_is_used() {
+        let good = serde_json::to_string(&layout(&[0, 1])).unwrap();
+        let check = |from: &str, to: &str| {
+            assert!(good.contains(from), "{good}");
+            serde_json::from_str::<Layout>(&good.replace(from, to)).unwrap().check()
+        };
+        assert_eq!(check("[0,1]", "[0,1]"), Ok(()));
+        for (from, to) in [
+            ("[1,1]", "[2,1]"),
+            ("[1,1]", "[1,0]"),
+            ("[1,1]", "[1,18446744073709551615]"),
+            ("\"times\":1", "\"times\":18446744073709551615"),
+        ] {
+            assert!(check(from, to).is_err(), "{to}");
         }
     }
 

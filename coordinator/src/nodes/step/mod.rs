@@ -12,6 +12,37 @@ mod layout;
 mod options;
 pub mod rank;
 
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing {
+    //! Entries for the fuzzer.
+
+    use super::layout::Layout;
+    use super::rank::Spec;
+
+    /// What the tasks of a step have said when asked where they are, and what becomes of it.
+    pub fn layout(said: &str) {
+        let Ok(layout) = Layout::read(said) else { return };
+        assert!(layout.check().is_ok(), "what was read cannot be used");
+        drop(layout.in_turns());
+        let again = serde_json::to_string(&layout)
+            .ok()
+            .and_then(|text| serde_json::from_str(&text).ok());
+        assert!(
+            again.is_some_and(|l: Layout| l == layout),
+            "a rank would be told something else"
+        );
+    }
+
+    /// The word of `belay rank`.
+    pub fn rank(word: &str) {
+        let Ok(spec) = Spec::read(word) else { return };
+        for (rank, node) in spec.layout.by_rank().enumerate().take(3) {
+            let host = &spec.layout.nodes[node].host;
+            drop(super::rank::task(&spec, rank, host));
+        }
+    }
+}
+
 use super::srun;
 use crate::Failure;
 use belay_wire::Exit;

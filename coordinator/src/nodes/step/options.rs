@@ -6,7 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::process::{Command, Stdio};
 
 /// They decide which task is on which node: Slurm hears them when it is asked for that.
-const PLACE: [&str; 25] = [
+const OF_PLACEMENT: [&str; 24] = [
     "contiguous",
     "cores-per-socket",
     "cpus-per-task",
@@ -31,7 +31,6 @@ const PLACE: [&str; 25] = [
     "spread-job",
     "threads-per-core",
     "use-min-nodes",
-    "whole",
 ];
 /// A launcher does that by itself, or it concerns nobody but `srun`.
 const NO_MATTER: [&str; 16] = [
@@ -52,14 +51,14 @@ const NO_MATTER: [&str; 16] = [
     "verbose",
     "wait",
 ];
-/// These have a meaning of their own for `srun`, each with the variable that says the same.
-const CARRIED: [(&str, &str); 6] = [
-    ("chdir", "SLURM_WORKING_DIR"),
-    ("cpu-bind", ""),
-    ("error", "SLURM_STDERRMODE"),
-    ("export", ""),
-    ("input", "SLURM_STDINMODE"),
-    ("output", "SLURM_STDOUTMODE"),
+/// These have a meaning of their own for `srun`, each with the variables that say the same.
+const CARRIED: [(&str, &[&str]); 6] = [
+    ("chdir", &["SLURM_WORKING_DIR", "SLURM_REMOTE_CWD"]),
+    ("cpu-bind", &[]),
+    ("error", &["SLURM_STDERRMODE"]),
+    ("export", &["SRUN_EXPORT_ENV", "SLURM_EXPORT_ENV"]),
+    ("input", &["SLURM_STDINMODE"]),
+    ("output", &["SLURM_STDOUTMODE"]),
 ];
 /// Variables that say what is refused.
 const REFUSED: [(&str, &str); 14] = [
@@ -109,7 +108,7 @@ impl Carried {
             if o.is_cluster() || (name == "kill-on-bad-exit" && o.value.as_deref() == Some("0")) {
                 return Err(cannot(&o.words.join(" ")));
             }
-            if PLACE.contains(&name) {
+            if OF_PLACEMENT.contains(&name) {
                 made.place.extend(o.words.iter().cloned());
             } else if !NO_MATTER.contains(&name) && !CARRIED.iter().any(|(n, _)| *n == name) {
                 return Err(cannot(&o.words.join(" ")));
@@ -121,7 +120,10 @@ impl Carried {
             }
         }
         let last = |name: &str| options.iter().rev().find(|o| o.name == name).and_then(|o| o.value.clone());
-        let value = |name: &str| last(name).or_else(|| variable(CARRIED.iter().find(|(n, _)| *n == name)?.1));
+        let value = |name: &str| {
+            let mut variables = CARRIED.iter().filter(|(n, _)| *n == name).flat_map(|(_, v)| *v);
+            last(name).or_else(|| variables.find_map(|v| variable(v)))
+        };
         if last("cpu-bind").is_some_and(|b| b.split(',').any(|w| !UNBOUND.contains(&w))) {
             return Err(cannot("--cpu-bind"));
         }
@@ -137,9 +139,16 @@ impl Carried {
         made.append = mode.map(|m| m.starts_with('a'));
         made.chdir = value("chdir");
         let file = |name: &str| {
-            let said = value(name).filter(|v| v != "all");
-            said.map(|v| expanded(&v, variable).ok_or_else(|| cannot(&format!("--{name}={v}, which is for each task another,"))))
-                .transpose()
+            let said = value(name).filter(|v| !is_all(v));
+            let Some(said) = said else { return Ok(None) };
+            if said.eq_ignore_ascii_case("none") {
+                return Ok(Some("none".into()));
+            }
+            if said.starts_with('-') || said.contains('\\') {
+                return Err(cannot(&format!("--{name}={said}, which srun takes for something else,")));
+            }
+            let own = || cannot(&format!("--{name}={said}, which is for each task another,"));
+            expanded(&said, variable).map(Some).ok_or_else(own)
         };
         made.output = file("output")?;
         made.error = file("error")?;
@@ -149,12 +158,7 @@ impl Carried {
                 return Err(cannot(&format!("--{name} of one task")));
             }
         }
-        let exported_by = || {
-            last("export")
-                .or_else(|| variable("SRUN_EXPORT_ENV"))
-                .or_else(|| variable("SLURM_EXPORT_ENV"))
-        };
-        if let Some(list) = exported_by() {
+        if let Some(list) = value("export") {
             made.export = exported(&list).ok_or_else(|| cannot(&format!("--export={list}")))?;
         }
         Ok(made)
@@ -196,6 +200,11 @@ fn open(name: &str, append: bool) -> std::io::Result<File> {
         file.set_len(0)?;
     }
     Ok(file)
+}
+
+/// Whether this name of a file means the standard output (or input) of `srun`.
+fn is_all(name: &str) -> bool {
+    name == "-" || name.get(..3).is_some_and(|n| n.eq_ignore_ascii_case("all"))
 }
 
 /// The name of a file with the job's number in it; none for one that each task has for itself.
@@ -255,6 +264,9 @@ mod tests {
         assert_eq!((c.chdir.as_deref(), c.input.as_deref()), (Some("/w"), Some("none")));
         assert_eq!((c.export, c.append), (vec![("A".into(), "1".into())], Some(true)));
         assert_eq!(carried("--input=3 --output=all", &job).unwrap().input.as_deref(), Some("3"));
+        let c = carried("-o - -e ALLtasks -i NONE", &[("SLURM_REMOTE_CWD", "/r")]).unwrap();
+        assert_eq!((c.output, c.error), (None, None));
+        assert_eq!((c.input.as_deref(), c.chdir.as_deref()), (Some("none"), Some("/r")));
     }
 
     #[test]
@@ -267,6 +279,8 @@ mod tests {
             ("--exclusive", "--exclusive"),
             ("--cpu-bind=cores", "--cpu-bind"),
             ("-o out.%t", "--output=out.%t"),
+            (r"-o out\%j", r"--output=out\%j"),
+            ("--error=-x", "--error=-x"),
             ("--error=2", "--error of one task"),
             ("--export=NONE", "--export=NONE"),
             ("--never-heard-of=1", "--never-heard-of=1"),

@@ -29,6 +29,13 @@ pub(super) struct Spec {
     pub(super) layout: Layout,
 }
 
+impl Spec {
+    pub(super) fn read(word: &str) -> Result<Self, String> {
+        let spec: Self = serde_json::from_str(word).map_err(|e| e.to_string())?;
+        spec.layout.check().map(|()| spec)
+    }
+}
+
 /// Becomes the program; returns only why it could not.
 pub fn run(spec: &str) -> Failure {
     match begin(spec) {
@@ -46,7 +53,7 @@ pub fn run(spec: &str) -> Failure {
 
 fn begin(spec: &str) -> Result<Command, Failure> {
     let fail = |what: String| Failure::new(Exit::Usage, format!("a rank in place of a task of srun: {what}"));
-    let spec: Spec = serde_json::from_str(spec).map_err(|e| fail(e.to_string()))?;
+    let spec = Spec::read(spec).map_err(fail)?;
     let names: &[&str] = match spec.kind {
         Kind::Pmi => &["PMI_RANK"],
         Kind::Pmix => &["OMPI_COMM_WORLD_RANK", "PMIX_RANK"],
@@ -61,7 +68,7 @@ fn begin(spec: &str) -> Result<Command, Failure> {
 }
 
 /// The program as task `rank` on the host called `here`.
-fn task(spec: &Spec, rank: usize, here: &str) -> Result<Command, String> {
+pub(super) fn task(spec: &Spec, rank: usize, here: &str) -> Result<Command, String> {
     let node = spec
         .layout
         .by_rank()
