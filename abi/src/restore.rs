@@ -184,27 +184,10 @@ pub struct ThreadPlan {
     pub stack_bytes: u64,
     /// What it does before it parks.
     pub calls: Table,
-    /// Address of its registered rseq area in the restored process, 0 when none. Its `rseq_cs` word is moved to [`ThreadReport::rseq_cs`]
-    /// before `calls` register the area: the restorer's own return to user mode would clear it.
-    pub rseq: u64,
     /// Address of the plan.
     pub plan: u64,
-    /// Address of its [`ThreadReport`].
-    pub report: u64,
     /// Places in the table, as 64-bit words, of the threads that it makes: those that have its descriptor table.
     pub makes: Table,
-}
-
-/// What a thread tells the agent.
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ThreadReport {
-    /// The descriptor of the restartable critical section the thread was in: start, length, abort address; 0 when in none.
-    pub rseq_start: AtomicU64,
-    /// See `rseq_start`.
-    pub rseq_length: AtomicU64,
-    /// See `rseq_start`.
-    pub rseq_abort: AtomicU64,
 }
 
 /// A thread that helps to read pages and is gone before the restored threads are made.
@@ -307,10 +290,8 @@ pub struct Slot {
     pub helper_tid: [AtomicU32; MAX_HELPERS],
     /// Length of `text`.
     pub text_bytes: AtomicU32,
-    /// Threads that were in a restartable critical section; their [`ThreadReport`]s tell which.
-    pub critical: AtomicU32,
-    /// First address of the area and first behind it; address of the plan.
-    pub area: [AtomicU64; 3],
+    /// First address of the area and first behind it.
+    pub area: [AtomicU64; 2],
     /// Monotonic times in nanoseconds: restorer entered, mapped, filled, parked.
     pub times: [AtomicU64; 4],
     /// An error found outside the restorer, as text.

@@ -21,6 +21,7 @@ mod reaper;
 mod remote;
 mod rescue;
 mod rings;
+mod sequences;
 mod sharing;
 mod signals;
 mod snapshot;
@@ -284,6 +285,7 @@ fn take(
     calls::forget(|tid| job.processes.iter().any(|p| p.tasks.iter().any(|t| t.tid == tid)));
 
     clock.enter(Phase::Capture);
+    sequences::abort(&mut job);
     let read = |job: &mut suspend::Suspended| job.processes.iter().map(process::Draft::read).collect::<Result<Vec<_>, _>>();
     let (seen, drafts) = threads::look(&mut job, read);
     let (seen, mut drafts) = (seen?, drafts?);

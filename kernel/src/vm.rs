@@ -4,6 +4,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+/// Pieces of memory that one call takes (`UIO_MAXIOV`).
+const MOST_AT_ONCE: usize = 1024;
+
 /// Reads `buf.len()` bytes at `addr` of process `pid`. A partial read is an error.
 pub fn read(pid: i32, addr: u64, buf: &mut [u8]) -> io::Result<()> {
     let local = libc::iovec {
@@ -42,11 +45,29 @@ pub fn write(pid: i32, addr: u64, data: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Reads one plain value at `addr` of process `pid`.
-pub fn read_u64(pid: i32, addr: u64) -> io::Result<u64> {
-    let mut b = [0; 8];
-    read(pid, addr, &mut b)?;
-    Ok(u64::from_le_bytes(b))
+/// Reads the 64-bit words at `addrs` of process `pid`; `None` where there is none to be read.
+pub fn read_words(pid: i32, addrs: &[u64]) -> Vec<Option<u64>> {
+    let mut out = Vec::with_capacity(addrs.len());
+    while let Some(rest) = addrs.get(out.len()..).filter(|rest| !rest.is_empty()) {
+        let some = &rest[..rest.len().min(MOST_AT_ONCE)];
+        let mut words = vec![0u64; some.len()];
+        let local = libc::iovec {
+            iov_base: words.as_mut_ptr().cast(),
+            iov_len: size_of_val(words.as_slice()),
+        };
+        let word = |addr: &u64| libc::iovec {
+            iov_base: *addr as *mut libc::c_void,
+            iov_len: size_of::<u64>(),
+        };
+        let remote: Vec<libc::iovec> = some.iter().map(word).collect();
+        // SAFETY: `local` describes `words`, which is valid for writes; the kernel checks the remote side.
+        let n = unsafe { libc::process_vm_readv(pid, &local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0) };
+        let read = usize::try_from(n).unwrap_or(0) / size_of::<u64>();
+        out.extend(words[..read].iter().map(|w| Some(*w)));
+        // It ends at the first that cannot be read.
+        out.extend((read < some.len()).then_some(None));
+    }
+    out
 }
 
 /// Access to the memory of a traced process through `/proc/PID/mem`.
@@ -71,5 +92,23 @@ impl Memory {
     /// Writes all of `data` at `addr`, also to pages mapped without write permission.
     pub fn write(&self, addr: u64, data: &[u8]) -> io::Result<()> {
         self.0.write_all_at(data, addr)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_that_cannot_be_read_keep_no_other_from_being_read() {
+        let pid = std::process::id().cast_signed();
+        let words: Vec<u64> = (0..3000).collect();
+        let mut addrs: Vec<u64> = words.iter().map(|w| std::ptr::from_ref(w) as u64).collect();
+        let mut expected: Vec<Option<u64>> = words.iter().map(|w| Some(*w)).collect();
+        for bad in [0, 1, 1024, 2999] {
+            (addrs[bad], expected[bad]) = (0, None);
+        }
+        assert_eq!(read_words(pid, &addrs), expected);
+        assert_eq!(read_words(pid, &[]), []);
     }
 }

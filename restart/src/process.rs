@@ -83,7 +83,7 @@ impl Context<'_> {
 
     /// The area of the process with slot `slot`, once it is loaded.
     fn area(&self, slot: usize) -> Range {
-        let [start, end, _] = self.shared.slot(slot).area.each_ref().map(|a| a.load(Ordering::Acquire));
+        let [start, end] = self.shared.slot(slot).area.each_ref().map(|a| a.load(Ordering::Acquire));
         start..end
     }
 
@@ -132,7 +132,7 @@ pub(crate) fn become_process(
     if !cx.tree.is_below_guest(slot, cx.processes) {
         arch::unregister_rseq().map_err(|e| RestartError::at(at("unregister rseq"), e))?;
     }
-    for (word, value) in cx.shared.slot(slot).area.iter().zip([area.base, area.end, plan]) {
+    for (word, value) in cx.shared.slot(slot).area.iter().zip([area.base, area.end]) {
         word.store(value, Ordering::Relaxed);
     }
     // Its descriptors are closed by the restorer.
@@ -445,9 +445,7 @@ fn threads(cx: &Context<'_>, p: &Process, area: &Area, helpers: usize, plan: u64
             stack: stacks + STACK_BYTES * i as u64,
             stack_bytes: STACK_BYTES,
             calls: arena.table(&calls),
-            rseq: t.rseq.0,
             plan,
-            report: arena.zeroed(24),
             makes: arena.table(makers.get(&t.tid).map_or(&[][..], Vec::as_slice)),
         });
     }

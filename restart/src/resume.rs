@@ -5,11 +5,10 @@ use crate::fail::{Outcome, RestartError};
 use crate::sched;
 use crate::sys;
 use crate::tree::{Role, Tree};
-use belay_abi::restore::{Plan, ThreadPlan};
 use belay_image::model::{Job, Process, ProcessState, Thread};
 use belay_kernel::blob::Blob;
+use belay_kernel::proc;
 use belay_kernel::ptrace::{self, Event};
-use belay_kernel::{proc, vm};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -50,8 +49,7 @@ pub(crate) fn seize<'a>(job: &'a Job, shared: &Shared, tree: &Tree, live: &[usiz
         for t in p.threads.iter().filter(|_| !stopped(p)) {
             expect(t.tid, Event::Interrupted).map_err(|e| failed(p, t, "stop", &e))?;
         }
-        let aborts = critical_sections(p, shared, *slot)?;
-        let [base, end, _] = shared.slot(*slot).area.each_ref().map(|a| a.load(Ordering::Relaxed));
+        let [base, end] = shared.slot(*slot).area.each_ref().map(|a| a.load(Ordering::Relaxed));
         for t in p.threads.iter() {
             if let Some(code) = t.exited {
                 exit(t.tid, base + syscall, code).map_err(|e| failed(p, t, "exit", &e))?;
@@ -59,8 +57,8 @@ pub(crate) fn seize<'a>(job: &'a Job, shared: &Shared, tree: &Tree, live: &[usiz
         }
         unmap(runner(p), base + syscall, base, end - base)
             .map_err(|e| RestartError::at("resume", format!("process {} ({}): unmap the restorer: {e}", p.pid, p.comm)))?;
-        for (t, abort) in p.threads.iter().zip(aborts).filter(|(t, _)| t.exited.is_none()) {
-            set_state(t, abort).map_err(|e| failed(p, t, "set registers", &e))?;
+        for t in p.threads.iter().filter(|t| t.exited.is_none()) {
+            set_state(t).map_err(|e| failed(p, t, "set registers", &e))?;
             sched::thread(t, &defaults);
         }
         sched::process(p);
@@ -193,37 +191,13 @@ fn unmap(pid: i32, syscall: u64, base: u64, bytes: u64) -> io::Result<()> {
     sys::raw(ptrace::get_regs(pid)?.rax.cast_signed() as isize).map(drop)
 }
 
-/// For each thread that was in a restartable critical section: where the kernel would send it, had it been preempted there.
-fn critical_sections(p: &Process, shared: &Shared, slot: usize) -> Outcome<Vec<Option<u64>>> {
-    let slot = shared.slot(slot);
-    if slot.critical.load(Ordering::Acquire) == 0 {
-        return Ok(vec![None; p.threads.len()]);
-    }
-    let fail = |e: io::Error| RestartError::at("resume", format!("process {}: read the restorer's report: {e}", p.pid));
-    let plan = slot.area[2].load(Ordering::Relaxed);
-    let word = |addr: u64| vm::read_u64(p.pid, addr).map_err(fail);
-    let table = word(plan + std::mem::offset_of!(Plan, threads) as u64)?;
-    let mut out = Vec::new();
-    for (i, t) in p.threads.iter().enumerate() {
-        let entry = table + (i * size_of::<ThreadPlan>()) as u64;
-        let report = word(entry + std::mem::offset_of!(ThreadPlan, report) as u64)?;
-        let (start, length, abort) = (word(report)?, word(report + 8)?, word(report + 16)?);
-        let rip = t.regs[16];
-        out.push((length != 0 && rip.wrapping_sub(start) < length).then_some(abort));
-    }
-    Ok(out)
-}
-
-fn set_state(t: &Thread, abort: Option<u64>) -> io::Result<()> {
+fn set_state(t: &Thread) -> io::Result<()> {
     if !t.xstate.is_empty() {
         let xstate = fit_xstate(&t.xstate, ptrace::get_xstate(t.tid)?.len())?;
         ptrace::set_xstate(t.tid, &xstate)?;
     }
-    let mut regs = ptrace::words_to_regs(&t.regs).ok_or_else(|| io::Error::other("damaged image: not 27 registers"))?;
+    let regs = ptrace::words_to_regs(&t.regs).ok_or_else(|| io::Error::other("damaged image: not 27 registers"))?;
     // A thread that was in a system call has `orig_rax` and an ERESTART code: the kernel issues the call anew, or runs a pending handler first.
-    if let Some(abort) = abort {
-        regs.rip = abort;
-    }
     ptrace::set_regs(t.tid, &regs)?;
     ptrace::set_sigmask(t.tid, t.sigmask)
 }

@@ -1,7 +1,7 @@
 //! Makes the threads. Each carries out its own list of calls and parks.
 
 use crate::{calls, futex_wait, futex_wake, park, step, Env};
-use belay_abi::restore::{CloneArgs, Step, ThreadPlan, ThreadReport};
+use belay_abi::restore::{CloneArgs, Step, ThreadPlan};
 use belay_abi::task::spawn;
 use core::sync::atomic::Ordering;
 
@@ -37,7 +37,7 @@ pub(crate) fn run(env: &Env) {
     let threads = unsafe { env.entries::<ThreadPlan>(env.plan().threads) };
     if let Some(main) = threads.first() {
         make(env, main);
-        become_thread(env, main);
+        calls::run(env, main.calls);
     }
     let others = (threads.len() as u32).saturating_sub(1);
     loop {
@@ -90,45 +90,11 @@ extern "C" fn thread_main(thread: usize) -> ! {
     };
     // Before it gives up what that takes.
     make(&env, thread);
-    become_thread(&env, thread);
+    calls::run(&env, thread.calls);
     // SAFETY: the plan's thread table holds thread plans.
     let all = unsafe { env.entries::<ThreadPlan>(env.plan().threads) }.len() as u32;
     if env.slot().parked.fetch_add(1, Ordering::AcqRel) + 2 == all {
         futex_wake(&env.slot().parked, false);
     }
     park()
-}
-
-fn become_thread(env: &Env, thread: &ThreadPlan) {
-    if thread.rseq != 0 {
-        save_critical_section(env, thread);
-    }
-    calls::run(env, thread.calls);
-}
-
-/// `struct rseq`: `rseq_cs` is the 64-bit word at offset 8; it points to (version, flags, start, length, abort).
-fn save_critical_section(env: &Env, thread: &ThreadPlan) {
-    let word = (thread.rseq + 8) as *mut u64;
-    // SAFETY: the restored process had its rseq area registered there, so it is mapped and writable again.
-    let at = unsafe { core::ptr::read_volatile(word) };
-    if at == 0 {
-        return;
-    }
-    // SAFETY: the report is in the area.
-    let report = unsafe { &*(thread.report as *const ThreadReport) };
-    // SAFETY: the kernel would have killed the process at capture if this were not a valid descriptor in mapped memory.
-    let (start, length, abort) = unsafe {
-        let d = at as *const u64;
-        (
-            d.add(1).read_unaligned(),
-            d.add(2).read_unaligned(),
-            d.add(3).read_unaligned(),
-        )
-    };
-    report.rseq_start.store(start, Ordering::Relaxed);
-    report.rseq_length.store(length, Ordering::Relaxed);
-    report.rseq_abort.store(abort, Ordering::Release);
-    env.slot().critical.fetch_add(1, Ordering::AcqRel);
-    // SAFETY: as for the read.
-    unsafe { core::ptr::write_volatile(word, 0) };
 }

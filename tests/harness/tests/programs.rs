@@ -24,6 +24,7 @@ fn cases() -> Vec<Case> {
         prog("thr_pi"),
         prog("thr_cancel"),
         prog("thr_rseq"),
+        prog("thr_rseq_sections"),
         prog("thr_locks"),
         prog("thr_attrs"),
         prog("thr_raw"),
