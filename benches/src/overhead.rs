@@ -28,8 +28,8 @@ pub(crate) fn launch(p: &Plan) -> Result<(), String> {
     Ok(())
 }
 
-/// Pieces of a loop that two processes run in turn.
-const PIECES: usize = 60;
+/// Pieces of a loop that two processes run in turn. Few: what a pair of processes differs by for as long as it lives outweighs what its pieces differ by.
+const PIECES: usize = 6;
 
 /// Loops of system calls, allocations and fork with exec, and MPI messages, native and launched.
 pub(crate) fn loops(p: &Plan) -> Result<(), String> {
@@ -37,19 +37,23 @@ pub(crate) fn loops(p: &Plan) -> Result<(), String> {
         in_pieces(p, name, count)?;
     }
     let pingpong = pingpong(p)?;
-    whole(p, "MPI ping-pong", &["mpirun.openmpi", "-n", "2", &pingpong, "200000"])
+    whole(p, "MPI ping-pong", &["mpirun.openmpi", "-n", "2", &pingpong, "50000"])
 }
 
 /// A native and a launched process run pieces of about 10 ms in turn on one processor, so that whatever slows the machine slows both. Where their memory lies makes two processes differ by a per cent
 /// for as long as they live: the figure is the median over many pairs of processes, of the median over the pairs of pieces of each.
 fn in_pieces(p: &Plan, name: &str, count: &str) -> Result<(), String> {
     let (mut native, mut under, mut ratios) = (Samples::default(), Samples::default(), Samples::default());
-    for pair in 0..p.runs * 4 {
+    for pair in 0..p.runs * 40 {
         std::fs::remove_dir_all(p.dir.join("job")).ok();
-        let (mut bare, mut belay) = (Job::native(p, &[name, count])?, Job::launch(p, &[name, count])?);
-        for job in [&mut bare, &mut belay] {
-            job.line()?;
-        }
+        let start = |launched: bool| {
+            let mut job = (if launched { Job::launch } else { Job::native })(p, &[name, count])?;
+            job.line().map(|_| job)
+        };
+        // Each is the first as often as the other: the one that starts while the other is there already gets other memory.
+        let first = start(pair % 2 == 0)?;
+        let second = start(pair % 2 != 0)?;
+        let (mut belay, mut bare) = if pair % 2 == 0 { (first, second) } else { (second, first) };
         let mut of_pair = Samples::default();
         for piece in 0..PIECES {
             let (n, u) = if (pair + piece) % 2 == 0 {
@@ -74,7 +78,7 @@ fn in_pieces(p: &Plan, name: &str, count: &str) -> Result<(), String> {
 /// A program that measures itself and cannot be divided, native and launched in turn.
 fn whole(p: &Plan, name: &str, argv: &[&str]) -> Result<(), String> {
     let (mut native, mut under, mut ratios) = (Samples::default(), Samples::default(), Samples::default());
-    for pair in 0..p.runs * 4 {
+    for pair in 0..p.runs * 16 {
         let bare = || loop_ms(Command::new(argv[0]).args(&argv[1..]));
         let belay = || loop_ms(&mut launched(p, argv));
         // Which of the two comes first alternates: a drift of the machine hits both.
