@@ -90,7 +90,8 @@ int main(int argc, char **argv) {
     } else {
         for (long i = 0; i < MAKERS; i++) CHECK(pthread_create(&m[i], &at, maker, (void *)i) == 0);
         for (long i = 0; i < PARENTS; i++) CHECK(pthread_create(&p[i], &at, parent, (void *)i) == 0);
-        while (running()) nap_us(2000);
+        // Left alone it may be told to end before any of them has run.
+        while (running() || !made || !born) nap_us(2000);
     }
     pthread_mutex_lock(&lock);
     ending = 1;
