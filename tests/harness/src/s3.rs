@@ -45,6 +45,11 @@ impl Server {
         Ok(Self { child, address })
     }
 
+    /// Where it serves: host and port.
+    pub fn address(&self) -> &str {
+        self.address.trim_start_matches("http://")
+    }
+
     /// The configuration of the tier `cloud`.
     pub fn tier(&self) -> String {
         format!(

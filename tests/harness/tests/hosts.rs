@@ -189,7 +189,7 @@ fn main() {
     let mut target = Target::over_hosts("hosts");
     or_end(Server::prepare(target.place()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 17] = [
+    let tests: [(&str, Run); 18] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -215,6 +215,7 @@ fn main() {
         ("shared_memory", shared_memory),
         ("durable", durable::directory),
         ("durable_objects", durable::objects),
+        ("durable_server_lost", durable::server_lost),
     ];
     for (name, test) in tests {
         target.once(name, test);

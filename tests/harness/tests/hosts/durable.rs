@@ -2,21 +2,29 @@
 
 use super::*;
 
-/// Level of the newest generation in the list, and how many there are.
-fn newest_level(job: &Job) -> Result<(String, usize), Failure> {
+/// Numbers and levels of the generations in the list, oldest first.
+fn levels(job: &Job) -> Result<Vec<(u64, String)>, Failure> {
     let said = job.must(&["list", "--json"])?;
     let list: serde_json::Value = serde_json::from_str(&said).map_err(|e| format!("{e}: {said}"))?;
     let all = list["generations"].as_array().cloned().unwrap_or_default();
-    let level = all.last().and_then(|g| g["level"].as_str()).unwrap_or_default();
-    Ok((level.to_owned(), all.len()))
+    let level = |g: &serde_json::Value| Some((g["generation"].as_u64()?, g["level"].as_str()?.to_owned()));
+    all.iter()
+        .map(|g| level(g).ok_or_else(|| format!("a generation without number or level: {said}")))
+        .collect()
+}
+
+/// Level of the newest generation in the list.
+fn newest_level(job: &Job) -> Result<String, Failure> {
+    Ok(levels(job)?.pop().map(|(_, level)| level).unwrap_or_default())
 }
 
 /// A launched job with the tier that `config` says.
-fn launched(mut job: Job, place: &Place, config: &str) -> Result<Job, Failure> {
+fn launched(mut job: Job, place: &Place, config: &str, more: &[&str]) -> Result<Job, Failure> {
     let program = job.program(place, "mpi/mpi_p2p")?;
     let file = job.work.join("belay.toml");
     std::fs::write(&file, config).map_err(|e| e.to_string())?;
     job.options = vec!["--config".into(), file.display().to_string()];
+    job.options.extend(more.iter().map(|o| (*o).to_owned()));
     job.launch(&program)?;
     Ok(job)
 }
@@ -28,7 +36,7 @@ fn losses(job: &mut Job, rounds: std::ops::Range<usize>, rng: &mut Rng) -> Resul
         let round = |e: Failure| format!("round {n}: {e}");
         std::thread::sleep(Duration::from_millis(rng.below(500)));
         job.must(&["checkpoint", "--quiet", "--level", "durable"]).map_err(round)?;
-        if newest_level(job)?.0 != "durable" {
+        if newest_level(job)? != "durable" {
             return Err(round(job.must(&["list"])?));
         }
         if n == 1 {
@@ -63,9 +71,56 @@ pub(super) fn objects(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let job = Job::new(place, "hosts-objects", 2, 3)?;
     let (command, address) = job.hosts.outside(&Server::program(place))?;
     let server = Server::start(command, &job.work.join("store"), &format!("{address}:0"))?;
-    let mut job = launched(job, place, &server.tier())?;
+    let mut job = launched(job, place, &server.tier(), &[])?;
     losses(&mut job, 0..1, rng)?;
     job.must(&["verify"])?;
+    job.verdict()
+}
+
+/// The S3 server vanishes while it is written to, and comes back: meanwhile the job and its checkpoints go on, which are local only, and then they are durable again without anybody's doing.
+pub(super) fn server_lost(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let job = Job::new(place, "hosts-server-lost", 2, 3)?;
+    let (command, address) = job.hosts.outside(&Server::program(place))?;
+    let store = job.work.join("store");
+    let server = Server::start(command, &store, &format!("{address}:0"))?;
+    let address = server.address().to_owned();
+    let mut job = launched(job, place, &server.tier(), &["--ckpt-interval", "1s"])?;
+    job.must(&["checkpoint", "--quiet", "--level", "durable"])?;
+    // At any moment of a flush, or between two.
+    std::thread::sleep(Duration::from_millis(rng.below(1500)));
+    drop(server);
+    let gone = levels(&job)?;
+    let o = job.belay(&["checkpoint", "--quiet", "--level", "durable", &job.dir()])?;
+    want(o.status.code() == Some(92) && text(&o).contains("cloud"), || {
+        format!("durable without the server: {}: {}", show(o.status), text(&o))
+    })?;
+    want(newest_level(&job)? == "local", || {
+        format!("{gone:?}, then {:?}", levels(&job))
+    })?;
+    let status = job.must(&["status", "--json"])?;
+    want(status.contains("is not durable"), || format!("the status: {status}"))?;
+    // The interval goes on too.
+    let last = job.newest();
+    job.comes_true("checkpoints go on", || job.newest() > last + 1)?;
+    job.progress()?;
+    let before = levels(&job)?;
+    want(before.last().is_some_and(|(_, level)| level == "local"), || {
+        format!("{before:?}")
+    })?;
+    let last = before.last().map_or(0, |(n, _)| *n);
+    let (command, _) = job.hosts.outside(&Server::program(place))?;
+    let _server = Server::start(command, &store, &address)?;
+    let is_durable = |(n, level): &(u64, String)| *n >= last && level == "durable";
+    job.comes_true("a checkpoint is durable again", || {
+        levels(&job).is_ok_and(|l| l.iter().any(is_durable))
+    })?;
+    job.crash();
+    let dir = PathBuf::from(job.dir());
+    std::fs::remove_dir_all(&dir).map_err(|e| format!("remove {}: {e}", dir.display()))?;
+    job.shift(1);
+    let options = job.options[..2].to_vec();
+    job.restart_at(&options.iter().map(String::as_str).collect::<Vec<_>>())?;
+    job.progress()?;
     job.verdict()
 }
 
@@ -78,7 +133,7 @@ pub(super) fn directory(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
         "[[tier]]\nname = \"scratch\"\nkind = \"pfs\"\npath = \"{}\"\n",
         scratch.display()
     );
-    let mut job = launched(job, place, &tier)?;
+    let mut job = launched(job, place, &tier, &[])?;
     losses(&mut job, 0..4, rng)?;
     // What a part has on the tier is lost: that is said, and the next checkpoints are durable again.
     job.must(&["verify"])?;
