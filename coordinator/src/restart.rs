@@ -234,7 +234,8 @@ pub fn candidates(
 
 /// Runs in the agent of the restarted job.
 fn agent_main(mut agent: Agent, restored: Restored, ended: Option<i32>, report: &dyn Fn(News)) -> i32 {
-    front::handled().block();
+    // What the front has passed on meanwhile is there yet.
+    front::handled().set_mask();
     Disposition::replace(libc::SIGCHLD, libc::SIG_DFL);
     Disposition::replace(libc::SIGPIPE, libc::SIG_IGN);
     if let Err(e) = sys::become_subreaper() {

@@ -165,10 +165,11 @@ impl Front {
             if n < 0 {
                 continue; // EINTR
             }
-            if polls[1].revents != 0 {
-                self.signal(self.next_signal().map_err(failed)?);
-            }
+            // First what the job has said: a signal means something else when it runs.
             if polls[0].revents == 0 {
+                if polls[1].revents != 0 {
+                    self.signal(self.next_signal().map_err(failed)?);
+                }
                 continue;
             }
             match channel.receive().map_err(failed)? {

@@ -94,7 +94,7 @@ fn leave(group: Option<&dyn Group>) {
 }
 
 /// Restarts the generation in `dir`. Call from the single-threaded front process. Makes the namespaces, their PID 1 and, inside, the agent, which
-/// rebuilds the job, lets it go on, and then runs `agent_main`, whose result (a wait status word) becomes the result of this call in the front process.
+/// rebuilds the job, lets it go on, and then runs `agent_main` with all signals blocked, whose result (a wait status word) becomes the result of this call in the front process.
 /// When the agent is killed, the job goes on without it; where `ends_with_agent` says so then, it is ended instead.
 /// `group` are the other nodes of the job, which restart at the same time. `ready` is called in the agent when all is rebuilt, before the first process goes on.
 /// The front process forwards terminal job control and termination signals meanwhile. `agent_main` may call its second argument with a wait status
@@ -188,7 +188,6 @@ pub fn restart(
             Ok(restored) => {
                 running.set();
                 inside.send(&Message::Resumed);
-                sys::sigprocmask(libc::SIG_SETMASK, front.old_mask());
                 let status = agent_main(restored, &|news| {
                     inside.send(&match news {
                         News::Background(status) => Message::Background(status),

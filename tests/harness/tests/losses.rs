@@ -269,6 +269,8 @@ fn ended_by_user(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure
         if restarted {
             start(&mut job, &words)?;
             both_go_on(&job).map_err(at)?;
+            // A signal before that gives the restart up.
+            want(job.answers().map_err(at)?, || at("the job has ended".into()))?;
             // The command on the host has one child, which it waits for.
             let enters = job.front.as_ref().map(std::process::Child::id).ok_or("no front")?;
             let front = std::fs::read_to_string(format!("/proc/{enters}/task/{enters}/children")).unwrap_or_default();
