@@ -358,6 +358,13 @@ pub(crate) fn rlimit(pid: i32, resource: u32) -> (u64, u64) {
     (r.rlim_cur, r.rlim_max)
 }
 
+/// Sets soft and hard limit `resource` of a process; whether that was allowed.
+pub(crate) fn set_rlimit(pid: i32, resource: u32, (rlim_cur, rlim_max): (u64, u64)) -> bool {
+    let limits = libc::rlimit { rlim_cur, rlim_max };
+    // SAFETY: `limits` is live, and only read.
+    unsafe { libc::prlimit(pid, resource, &limits, std::ptr::null_mut()) == 0 }
+}
+
 /// Parses `/proc/PID/timers`.
 fn posix_timers(pid: i32) -> Vec<model::PosixTimer> {
     let text = proc::text(format!("/proc/{pid}/timers")).unwrap_or_default();

@@ -5,7 +5,7 @@ use crate::headroom::Plan;
 use crate::inject::{self, Area, Made};
 use crate::memory::{self, Identities, Pages};
 use crate::mlock::{self, Locks};
-use crate::process::Draft;
+use crate::process::{rlimit, set_rlimit, Draft};
 use crate::reader;
 use crate::suspend::Suspended;
 use crate::tracking::{self, Armed, Clean, Tracking, Wish};
@@ -17,6 +17,7 @@ use belay_kernel::pagemap::Pagemap;
 use belay_kernel::pidfd;
 use belay_kernel::proc::{self, Map};
 use belay_kernel::vm::Memory;
+use belay_storage::engine::CHUNK_BYTES;
 use belay_storage::session::Session;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
@@ -383,6 +384,9 @@ impl Child {
         self.flags = proc::smaps(*child).map_err(fail)?;
         let found = self.ranges(*child, session)?;
         let found = self.without_clean(found, session, table);
+        if !may_write(*child) {
+            return self.read_for(*child, pidfd, session, &found, table);
+        }
         let pages = found.iter().map(|r| (r.end - r.start) / PAGE).sum();
         let writers = session.writers(pages, most);
         let ranges = cut(&found, pages, writers);
@@ -402,6 +406,28 @@ impl Child {
             }
         })?;
         control.collect(&mut work, pid, session, table)
+    }
+
+    /// Stores the ranges `found` of the child, which may not do it itself, and ends it.
+    fn read_for(
+        &self,
+        child: i32,
+        pidfd: &OwnedFd,
+        session: &mut Session,
+        found: &[Range],
+        table: &mut Vec<Extent>,
+    ) -> Result<(), CaptureError> {
+        let fail = |e| CaptureError::failed(format!("read the memory of the snapshot of process {}", self.pid), e);
+        let memory = Memory::open(child).map_err(fail)?;
+        for r in found {
+            reader::store(session, &memory, (r.start, r.end), r.flags & RANGE_KEEP_ZEROS != 0, table)?;
+        }
+        // Of a child that has been killed nothing could be read, as of pages that hold nothing.
+        if pidfd::is_gone(pidfd.as_fd()) {
+            return Err(fail(std::io::Error::other("it ended before all was read")));
+        }
+        kill(child);
+        wait_for_exit(pidfd, Duration::from_millis(100), || Ok(()))
     }
 
     /// Takes clean pages out of `found`; where they lie goes to `table`.
@@ -464,6 +490,13 @@ impl Child {
         }
         Ok(found)
     }
+}
+
+/// Whether snapshot child `pid` may write whole chunks: it has the limit of its process on the size of files (RLIMIT_FSIZE), which is lifted as far as that is allowed.
+fn may_write(pid: i32) -> bool {
+    const NONE: u64 = libc::RLIM_INFINITY;
+    let (_, hard) = rlimit(pid, libc::RLIMIT_FSIZE);
+    set_rlimit(pid, libc::RLIMIT_FSIZE, (NONE, NONE)) || (set_rlimit(pid, libc::RLIMIT_FSIZE, (hard, hard)) && hard >= CHUNK_BYTES)
 }
 
 /// Whether `at` lies in one of `ranges`, which are in ascending order. Two mappings of the process can be one in its copy, where the injected area lay beside one like it.

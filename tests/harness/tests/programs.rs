@@ -65,6 +65,7 @@ fn cases() -> Vec<Case> {
         prog("attr_notrace"),
         prog("attr_namespace"),
         prog("mem_private"),
+        prog("mem_file_limit"),
         prog("mem_shared anon"),
         prog("mem_shared file").launch(&["--save-open-files"]),
         prog("mem_shared memfd"),
