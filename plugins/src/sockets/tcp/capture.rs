@@ -136,6 +136,7 @@ pub(crate) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> R
         Some(group) => remote::capture(s, group, &sockets, descriptions, is_pair)
             .map_err(|(id, e)| (s.found[id].holder, s.found[id].link.display().to_string(), e))?,
     };
+    let mut orphans = None;
     let mut pairs = Vec::new();
     for (at, t) in sockets.iter().enumerate() {
         let holder = (s.found[t.id].holder, s.found[t.id].link.display().to_string());
@@ -150,8 +151,12 @@ pub(crate) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> R
                 Role::Pair(sockets[*other].id)
             }
             _ => {
-                let all = orphans(s, t, peer).map_err(named)?;
-                alone(&sockets, t, peer, all.as_ref()).map_err(named)?
+                let known = match orphans.take() {
+                    None => Orphans::list(s).map_err(named)?,
+                    Some(known) => known,
+                };
+                let orphan = orphans.insert(known).other_end(t, peer);
+                alone(&sockets, t, peer, orphan).map_err(named)?
             }
         };
         if role == Role::Reset {
@@ -217,31 +222,34 @@ fn requeue(s: &mut Session<'_>, all: &[Seen], descriptions: &mut [Description]) 
     Ok(())
 }
 
-/// The kernel's record of the other end, where that is on this host and no descriptor leads to it.
-fn orphans(s: &mut Session<'_>, t: &Seen, peer: &Addr) -> Result<Option<InetSocket>, Fault> {
-    // All states but SYN_RECV, TIME_WAIT and LISTEN.
-    const STATES: u32 = 0xfff & !(1 << 3) & !(1 << 6) & !(1 << TCP_LISTEN);
-    let family = t.local.family();
-    let mut all = s
-        .diag()?
-        .tcp(family, STATES)
-        .at("ask the kernel for the other end (sock_diag)")?;
-    if family == libc::AF_INET6 {
-        all.extend(
-            s.diag()?
-                .tcp(libc::AF_INET, STATES)
-                .at("ask the kernel for the other end (sock_diag)")?,
-        );
-    } else {
-        all.extend(
-            s.diag()?
-                .tcp(libc::AF_INET6, STATES)
-                .at("ask the kernel for the other end (sock_diag)")?,
-        );
+/// What the kernel knows of connections to which no descriptor leads any more, by own port and the peer's.
+#[derive(Debug)]
+struct Orphans(HashMap<(u16, u16), Vec<InetSocket>>);
+
+impl Orphans {
+    /// Asks for all of them at once: a job may have thousands of connections that lead outside, and stands still.
+    fn list(s: &mut Session<'_>) -> Result<Self, Fault> {
+        // All states but SYN_RECV, TIME_WAIT and LISTEN.
+        const STATES: u32 = 0xfff & !(1 << 3) & !(1 << 6) & !(1 << TCP_LISTEN);
+        let mut out: HashMap<_, Vec<_>> = HashMap::new();
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            let all = s.diag()?.tcp(family, STATES);
+            for o in all.at("ask the kernel for the other ends (sock_diag)")? {
+                if o.inode == 0 {
+                    out.entry((o.port, o.peer.port())).or_default().push(o);
+                }
+            }
+        }
+        Ok(Self(out))
     }
-    let other = |o: &InetSocket| o.port == peer.port() && o.peer.port() == t.local.port() && o.inode == 0;
-    let on_this_host = peer.ip() == t.local.ip() || peer.ip().is_some_and(|ip| ip.is_loopback());
-    Ok(all.into_iter().find(other).filter(|_| on_this_host))
+
+    /// The other end of `t`, which is connected to `peer`, where that is on this host.
+    fn other_end(&self, t: &Seen, peer: &Addr) -> Option<&InetSocket> {
+        let on_this_host = peer.ip() == t.local.ip() || peer.ip().is_some_and(|ip| ip.is_loopback());
+        let all = self.0.get(&(peer.port(), t.local.port())).filter(|_| on_this_host)?;
+        let alike = all.iter().find(|o| o.peer.family() == t.local.family());
+        alike.or_else(|| all.first())
+    }
 }
 
 /// What a connected socket is whose other end no process of the job has.
