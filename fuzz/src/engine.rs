@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 /// Inputs that are kept in memory at most.
 const KEPT: usize = 20_000;
 
+/// So many are executed in any case: a machine that stands still for a moment must not leave a target out.
+pub const LEAST: u64 = 101;
+
 /// What came of it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Outcome {
@@ -31,7 +34,7 @@ pub fn corpus(target: &Target) -> Vec<Vec<u8>> {
     names.iter().filter_map(|n| std::fs::read(n).ok()).collect()
 }
 
-/// Runs `target` for `time`, with the random numbers that follow from `seed`.
+/// Runs `target` for `time`, and [`LEAST`] times, with the random numbers that follow from `seed`.
 pub fn run(target: &Target, time: Duration, seed: u64) -> Outcome {
     let begin = Instant::now();
     let mut rng = Rng::with_seed(seed);
@@ -51,7 +54,7 @@ pub fn run(target: &Target, time: Duration, seed: u64) -> Outcome {
         execute(input, &mut seen);
         out.executions += 1;
     }
-    while begin.elapsed() < time {
+    while begin.elapsed() < time || out.executions < LEAST {
         // What was found last is looked at most.
         let at = if rng.bool() {
             inputs.len() - 1 - rng.usize(0..inputs.len().min(64))

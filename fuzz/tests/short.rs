@@ -20,6 +20,5 @@ fn no_input_does_harm() {
         assert!(!engine::corpus(target).is_empty(), "{}: no corpus", target.name);
         let out = engine::run(target, share, seed);
         println!("{}: {} executions, seed {seed}", target.name, out.executions);
-        assert!(out.executions > 100, "{}: {} executions", target.name, out.executions);
     }
 }

@@ -7,12 +7,13 @@ use belay_tests::build::{build, Kind};
 use belay_tests::case::{prog, Case};
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{am_root, Place, User};
+use belay_tests::procs;
 use belay_tests::runner::{self, Check};
 use belay_tests::Failure;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 type Test = fn(&Place) -> Result<(), Failure>;
 
@@ -167,6 +168,44 @@ fn damaged_pages(place: &Place) -> Result<(), Failure> {
     job.left_behind()
 }
 
+/// The agent is killed, and nothing else: without a PID 1 whose end would end the rest, the front does it, and nothing that is no part of the job; the job is restarted.
+fn agent_killed(place: &Place) -> Result<(), Failure> {
+    let program = build(place, "compute_mem", Kind::C)?.display().to_string();
+    let mut job = Job::new(place, "agent_killed", User::Ordinary)?;
+    // Without its agent the program has another parent.
+    job.set("BELAY_TEST_QUIET_PARENT", "1");
+    job.launch(&[], std::slice::from_ref(&program))?;
+    job.progress(LIMIT)?;
+    job.checkpoint()?;
+    job.kill_all()?;
+    job.clear_beat()?;
+    let (dir, belay) = (job.dir().display().to_string(), place.belay().display().to_string());
+    let script = r#"sleep 100000 & echo "beside $!"; exec "$0" "$@""#;
+    let run = ["run", "--across-hosts", "--ckpt-dir", &dir, "--", &program];
+    let words = ["sh", "-c", script, &belay].into_iter().chain(run).map(str::to_owned);
+    job.start(job.command(&words.collect::<Vec<_>>()))?;
+    job.progress(LIMIT)?;
+    let agent = job.status()?["agent"]["host_pid"].as_i64().ok_or("no agent")?;
+    procs::signal(i32::try_from(agent).map_err(|e| e.to_string())?, libc::SIGKILL);
+    let begin = Instant::now();
+    while !job.output_text().contains("(1 of 3 restarts)") {
+        if begin.elapsed() > 3 * LIMIT || job.has_ended()? {
+            return Err(format!("not restarted: {}", job.output_text()));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    job.clear_beat()?;
+    job.progress(LIMIT)?;
+    let said = job.output_text();
+    let beside = said.lines().find_map(|l| l.strip_prefix("beside ")?.parse().ok());
+    let beside = beside.ok_or_else(|| format!("no process beside the job: {said}"))?;
+    if !procs::tree(beside).contains(&beside) {
+        return Err("a process that is no part of the job was ended".into());
+    }
+    procs::signal(beside, libc::SIGKILL);
+    job.verdict(false, LIMIT)
+}
+
 fn fail(e: &str) -> ! {
     println!("{e}");
     std::process::exit(1);
@@ -271,6 +310,7 @@ fn main() {
     add("number_in_use", number_in_use);
     add("no_capability", no_capability);
     add("damaged_pages", damaged_pages);
+    add("agent_killed", agent_killed);
     add("system_v_objects", |p| ipc_objects(p, &["ipc_sysv"], "System V"));
     add("semaphores_held", |p| ipc_objects(p, &["ipc_undo", "ended"], "System V"));
     add("message_queues", |p| ipc_objects(p, &["ipc_posix", "mq"], "message queues"));

@@ -25,8 +25,10 @@ const OF_STEP: [&str; 17] = [
 ];
 /// Tasks of the step.
 const NUM_TASKS: &str = "SLURM_STEP_NUM_TASKS";
-/// Tasks that a step may have; Slurm's own limit is lower.
-const MAX_RANKS: usize = 1 << 24;
+/// Tasks that a step may have.
+const MAX_RANKS: usize = 1 << 20;
+/// And on one node: the list of their numbers is a variable of each, which has room for 128 KiB.
+const MAX_ON_NODE: usize = 1 << 14;
 /// The lines of an answer: a site's prolog may print others.
 const RANK: &str = "belay-rank ";
 const VARIABLE: &str = "belay-variable ";
@@ -101,12 +103,13 @@ impl Layout {
         }
         let variable = |name: &str| (name.to_owned(), told.get(name).map(|v| (*v).to_owned()));
         let (runs, times) = folded(runs_of(of_rank.into_values()));
-        Ok(Self {
+        let made = Self {
             nodes: nodes.into_values().collect(),
             runs,
             times,
             variables: OF_STEP.iter().map(|n| variable(n)).collect(),
-        })
+        };
+        made.check().map(|()| made)
     }
 
     /// Whether a layout that has come from elsewhere can be used.
@@ -116,11 +119,16 @@ impl Layout {
         if ranks.is_none_or(|n| n > MAX_RANKS) || self.times > MAX_RANKS {
             return Err(format!("more than {MAX_RANKS} tasks"));
         }
-        let wrong = |(node, count): &&(usize, usize)| *node >= self.nodes.len() || *count == 0;
-        match self.runs.iter().find(wrong) {
-            Some((node, count)) => Err(format!("{count} tasks on node {node}")),
-            None => Ok(()),
+        let mut on_nodes = vec![0; self.nodes.len()];
+        for (node, count) in &self.runs {
+            let on_node = on_nodes.get_mut(*node).filter(|_| *count > 0);
+            let on_node = on_node.ok_or_else(|| format!("{count} tasks on node {node}"))?;
+            *on_node += count * self.times;
+            if *on_node > MAX_ON_NODE {
+                return Err(format!("more than {MAX_ON_NODE} tasks on node {node}"));
+            }
         }
+        Ok(())
     }
 
     /// The node of each rank.
@@ -228,6 +236,8 @@ pub(super) mod tests {
         for (from, to) in [
             ("[1,1]", "[2,1]"),
             ("[1,1]", "[1,0]"),
+            ("[1,1]", "[1,16385]"),
+            ("\"times\":1", "\"times\":16385"),
             ("[1,1]", "[1,18446744073709551615]"),
             ("\"times\":1", "\"times\":18446744073709551615"),
         ] {
