@@ -18,7 +18,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// Size of a chunk.
 pub const CHUNK_BYTES: u64 = 64 << 20;
@@ -53,8 +52,6 @@ pub struct Engine {
     next_id: Arc<AtomicU32>,
     kept: Option<Kept>,
     payoff: Payoff,
-    /// Time that the table of hashes has taken since the last checkpoint.
-    table_time: Duration,
     /// Directory of the generation whose chunks the next one may share, when `kept` has been lost.
     base: Option<PathBuf>,
 }
@@ -71,7 +68,6 @@ impl Engine {
             next_id: Arc::new(AtomicU32::new(1)),
             kept: None,
             payoff: Payoff::default(),
-            table_time: Duration::ZERO,
             base: None,
         })
     }
@@ -117,14 +113,12 @@ impl Engine {
         let kept = self.kept.take();
         let is_there = |k: &Kept| k.live.values().all(|c| self.store.check_present(c).is_ok());
         let vanished = !kept.as_ref().is_none_or(is_there);
-        let begin = Instant::now();
         let kept = match kept {
             // A file that vanished or was cut must not be referred to again.
             Some(_) if vanished => self.empty()?,
             Some(k) => self.suited(k)?,
             None => self.load()?,
         };
-        let table_time = std::mem::take(&mut self.table_time) + begin.elapsed();
         self.number_from(self.store.next_id()?);
         let limit = match self.options.max_bytes {
             Some(limit) => Some(StorageLimit::Quota {
@@ -144,7 +138,6 @@ impl Engine {
             kept.live,
             kept.index,
         );
-        session.stats.table_ns = u64::try_from(table_time.as_nanos()).unwrap_or(u64::MAX);
         session.without = self.why_without().map(str::to_owned);
         Ok(session)
     }
@@ -212,7 +205,6 @@ impl Engine {
 
     /// Removes chunks that are not in `needed`.
     pub fn collect(&mut self, needed: &BTreeSet<u32>) -> Result<Removed, StorageError> {
-        let begin = Instant::now();
         if let Some(kept) = &mut self.kept {
             if kept.live.keys().any(|id| !needed.contains(id)) {
                 kept.live.retain(|id, _| needed.contains(id));
@@ -221,7 +213,6 @@ impl Engine {
                 }
             }
         }
-        self.table_time += begin.elapsed();
         Ok(match &self.mover {
             Some(mover) => mover.collect(needed)?,
             None => self.store.collect(needed)?,

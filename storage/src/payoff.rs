@@ -3,7 +3,7 @@
 //! ```text
 //! On ── in the recent checkpoints, looking took longer than it saved ──> Off: a sample is looked for ── by the sample it would pay twice over ──> On
 //! ```
-//! Every page is hashed in any case, because its hash is its checksum. What can be saved is the look-up of each page, the entry of each new one and the care for the table; what is gained is the writing of pages that were
+//! Every page is hashed in any case, because its hash is its checksum. What can be saved is the look-up of each page, the entry of each new one and the growth of the table; what is gained is the writing of pages that were
 //! found. All of it is measured by the checkpoints themselves. A wrong choice costs time, never data: a page that was not looked for is stored.
 
 use crate::session::Stats;
@@ -81,6 +81,10 @@ impl Payoff {
     }
 
     fn learn_on(&mut self, costs: &Costs, pages: u64) {
+        if self.write == 0.0 {
+            // What was found would have cost something that is not known: after a restart, perhaps, of a program that changes little.
+            return;
+        }
         self.look = if self.seen == 0 {
             costs.look
         } else {
@@ -201,6 +205,11 @@ mod tests {
             p.learn(&stats(MIN_PAGES - 1, 0, 1_000_000), false);
         }
         assert_eq!(p, Payoff::default());
+        for _ in 0..10 {
+            // Nor does anything before a write has been seen.
+            p.learn(&stats(20, 1_000_000, 100), false);
+            assert_eq!(p, Payoff::default());
+        }
         p.learn(&stats(100_000, 0, 100), false);
         for _ in 0..10 {
             p.learn(&stats(0, 100_000, 100), false);

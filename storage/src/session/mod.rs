@@ -55,7 +55,7 @@ pub struct Stats {
     pub hash_ns: u64,
     /// As above.
     pub look_ns: u64,
-    /// Time of the agent for the table of hashes.
+    /// Time in which the agent has made the table of hashes larger, while the writers waited.
     pub table_ns: u64,
     /// Time of the writers in all.
     pub writers_ns: u64,
