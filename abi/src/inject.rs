@@ -19,6 +19,9 @@ pub const OP_WAIT: u64 = 6;
 /// Operation: look into a registration for notification and renew it, see [`NotificationTable`].
 pub const OP_NOTIFICATION: u64 = 4;
 
+/// Operation: find out which mappings are locked, see [`LocksTable`].
+pub const OP_LOCKS: u64 = 7;
+
 /// How the end of an operation is announced; first member of every table.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -170,10 +173,27 @@ pub struct ProcessTable {
     pub securebits: i32,
     /// Number of timers in `timers`.
     pub timer_count: u32,
-    /// Padding.
-    pub pad: u32,
+    /// Of `last_page`: 1 where it is locked, and 2 more where it is there.
+    pub future_locks: u32,
+    /// A page of the area that nobody has touched.
+    pub last_page: u64,
     /// POSIX timers.
     pub timers: [TimerSlot; MAX_TIMERS],
+}
+
+/// Most mappings in a [`LocksTable`].
+pub const MAX_LOCK_RANGES: usize = 256;
+
+/// Which mappings are locked.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct LocksTable {
+    /// End of operation.
+    pub mark: Mark,
+    /// Number of `ranges`.
+    pub count: u64,
+    /// First address and length of each; instead of the length afterwards 1 where it is locked, else 0.
+    pub ranges: [[u64; 2]; MAX_LOCK_RANGES],
 }
 
 /// How the snapshot child is made.

@@ -34,6 +34,7 @@ mod undo;
 pub use suspend::{release, take_ended};
 pub use tracking::{Armed, Tracking};
 
+use crate::mlock::Locks;
 use belay_image::extents;
 use belay_image::manifest::FileEntry;
 use belay_image::model::{AgentIdentity, Job};
@@ -298,9 +299,6 @@ fn take(
         .zip(drafts.iter().zip(&seen))
         .map(|(p, (d, seen))| inject::Area::map(p, &d.maps, &d.status, threads::pending_signals(seen), &blob))
         .collect::<Result<Vec<_>, _>>()?;
-    for ((process, draft), area) in job.processes.iter().zip(&mut drafts).zip(&areas) {
-        draft.mlockall = mlock::future(process, &draft.status, area.range())?;
-    }
     let (thread_tables, mut processes) = inject::collect_threads(&mut job, &areas, |job| {
         let timers: Vec<Vec<i32>> = drafts.iter().map(process::Draft::timer_ids).collect();
         let tables = inject::collect_processes(job, &areas, &timers)?;
@@ -309,9 +307,10 @@ fn take(
         let ended = job.zombies.iter().filter_map(|zombie| process::zombie(*zombie));
         live.chain(ended.map(Ok)).collect::<Result<Vec<_>, _>>()
     })?;
-    for (at, ((process, draft), area)) in processes.iter_mut().zip(&drafts).zip(&areas).enumerate() {
+    for (at, ((process, draft), area)) in processes.iter_mut().zip(&mut drafts).zip(&areas).enumerate() {
         // Those of memory that several processes share are told once.
         if job.processes[at].guest.is_none() {
+            draft.locks = Locks::of(&mut job, (at, area), draft, process.mm.mlockall)?;
             process.rings = rings::settle(&mut job, (at, area), draft, group)?;
         }
     }

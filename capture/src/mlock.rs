@@ -2,19 +2,17 @@
 //!
 //! A snapshot child has no locks, so they are looked up in the process itself, and only in one that has any.
 
-use crate::inject::on_main;
-use crate::process::rlimit;
-use crate::suspend::Process;
+use crate::inject::{self, on_main, Area};
+use crate::process::{rlimit, Draft};
+use crate::suspend::{Process, Suspended};
 use crate::CaptureError;
 use belay_image::model::Vma;
-use belay_kernel::pagemap::Pagemap;
 use belay_kernel::proc::{self, Map, Status};
 
 /// `mlockall`: what is mapped from now on is locked, at once or (with the second) page by page when it is touched.
 const MCL_FUTURE: u32 = 2;
 const MCL_ONFAULT: u32 = 4;
 const MLOCK_ONFAULT: u64 = 1;
-const PAGE: u64 = 4096;
 
 /// A locked piece of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,23 +36,56 @@ impl Locked {
 }
 
 /// What a process has locked.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Locks(Vec<Locked>);
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Locks {
+    /// Where the locked mappings were when it stood still, by their addresses.
+    then: Vec<(u64, u64)>,
+    /// Whether those of them that are there no more were locked page by page.
+    on_fault: bool,
+    /// What it has locked since it runs again, by addresses.
+    now: Vec<Locked>,
+}
 
 impl Locks {
-    /// Those of the process of thread `task`, which may run again: what it locks or unlocks in the first moment is told as it is then. While it stood still this would have taken up to 30 ms for each
-    /// GiB.
-    pub(crate) fn of(task: i32) -> Self {
-        // One that has ended meanwhile has none.
-        Self(proc::smaps(task).unwrap_or_default().iter().filter_map(Locked::of).collect())
+    /// Those of process number `at`, which locks what it maps from now on as `mlockall` says. (What the kernel lists walks the page tables: up to 30 ms for each GiB.)
+    pub(crate) fn of(job: &mut Suspended, (at, area): (usize, &Area), draft: &Draft, mlockall: u32) -> Result<Self, CaptureError> {
+        if !has_any(&draft.status) {
+            return Ok(Self::default());
+        }
+        let ranges: Vec<(u64, u64)> = draft.maps.iter().map(|m| (m.start, m.end)).collect();
+        let locked = inject::locked(&mut job.processes[at], area, &ranges)?;
+        // Also what was unlocked to make room in processes that share its memory.
+        let pid = job.processes[at].pid;
+        let same = |p: &&Process| p.pid == pid || p.guest.is_some_and(|g| g.first == pid);
+        let unlocked: Vec<Locked> = job.processes.iter().filter(same).flat_map(|p| p.unlocked.clone()).collect();
+        let was = |(start, end): (u64, u64)| unlocked.iter().any(|l| l.start < end && start < l.end);
+        let then = ranges
+            .into_iter()
+            .zip(locked)
+            .filter(|(range, locked)| *locked || was(*range));
+        Ok(Self {
+            then: then.map(|(range, _)| range).collect(),
+            on_fault: mlockall == 0 || mlockall & MCL_ONFAULT != 0,
+            now: Vec::new(),
+        })
+    }
+
+    /// Looks how each is locked. The process of thread `task` may run again.
+    pub(crate) fn look(&mut self, task: i32) {
+        if !self.then.is_empty() {
+            self.now = proc::smaps(task).unwrap_or_default().iter().filter_map(Locked::of).collect();
+        }
     }
 
     /// Adds what is locked to the flags of `vma`.
     pub(crate) fn tell(&self, vma: &mut Vma) {
-        let Some(lock) = self.0.iter().find(|l| l.start <= vma.start && vma.start < l.end) else {
+        let after = self.then.partition_point(|(start, _)| *start <= vma.start);
+        if self.then[..after].last().is_none_or(|(_, end)| *end <= vma.start) {
             return;
-        };
-        for flag in ["lo", "lf"].into_iter().take(1 + usize::from(lock.on_fault)) {
+        }
+        let now = self.now.get(self.now.partition_point(|l| l.end <= vma.start));
+        let on_fault = now.filter(|l| l.start < vma.end).map_or(self.on_fault, |l| l.on_fault);
+        for flag in ["lo", "lf"].into_iter().take(1 + usize::from(on_fault)) {
             if !vma.flags.iter().any(|f| f == flag) {
                 vma.flags.push(flag.into());
             }
@@ -71,21 +102,13 @@ fn locked_kib(status: &Status) -> i64 {
     status.list("VmLck").first().copied().unwrap_or(0)
 }
 
-/// Flags for `mlockall` that lock what `process` maps from now on, 0 for none. Its status was `before` when the agent had not yet mapped its `area`, whose last page nobody has touched.
-pub(crate) fn future(process: &Process, before: &Status, area: (u64, u64)) -> Result<u32, CaptureError> {
-    let fail = |e| CaptureError::failed(format!("read the memory locks of process {}", process.pid), e);
-    if process.guest.is_some() || !has_any(before) {
-        return Ok(0);
+/// Flags for `mlockall` that lock what a process maps from now on, 0 for none. The injected program has `told` how the area is locked, which is among that.
+pub(crate) fn future(told: u32) -> u32 {
+    match told {
+        0 => 0,
+        1 => MCL_FUTURE | MCL_ONFAULT,
+        _ => MCL_FUTURE,
     }
-    let now = Status::read(process.task()).map_err(fail)?;
-    let unlocked: u64 = process.unlocked.iter().map(|l| l.end - l.start).sum();
-    let grown = (locked_kib(&now) - locked_kib(before)).max(0).unsigned_abs() * 1024 + unlocked;
-    if grown < area.1 - area.0 {
-        return Ok(0);
-    }
-    let there = Pagemap::open(process.task()).and_then(|mut p| p.with_data(&[(area.1 - PAGE, area.1)]));
-    let on_fault = !there.map_err(fail)?.contains(&true);
-    Ok(MCL_FUTURE | if on_fault { MCL_ONFAULT } else { 0 })
 }
 
 /// Maps `bytes` of private memory into the stopped `process`. Where its locks have reached their limit (RLIMIT_MEMLOCK) and new memory would be locked too, some of them are taken away until it goes on.
@@ -182,19 +205,26 @@ mod tests {
 
     #[test]
     fn locks_are_told_with_the_mapping() {
-        let locks = Locks(maps().iter().filter_map(Locked::of).collect());
-        let told = |start| {
+        let locks = Locks {
+            then: vec![(0x1000, 0x3000), (0x7000, 0x9000), (0xc000, 0xe000)],
+            on_fault: false,
+            now: maps().iter().filter_map(Locked::of).collect(),
+        };
+        let told = |start, end| {
             let mut vma = Vma {
                 start,
-                end: start + 0x1000,
+                end,
                 prot: 3,
                 kind: belay_image::model::VmaKind::Heap,
-                flags: vec!["lo".into()],
+                flags: vec!["rd".into()],
             };
             locks.tell(&mut vma);
             vma.flags
         };
-        assert_eq!(told(0x1000), ["lo"]);
-        assert_eq!(told(0x7000), ["lo", "lf"]);
+        assert_eq!(told(0x1000, 0x2000), ["rd", "lo"]);
+        assert_eq!(told(0x7000, 0x9000), ["rd", "lo", "lf"]);
+        // Locked since, and not there any more.
+        assert_eq!(told(0x5000, 0x6000), ["rd"]);
+        assert_eq!(told(0xc000, 0xe000), ["rd", "lo"]);
     }
 }

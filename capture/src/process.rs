@@ -1,6 +1,7 @@
 //! One process: what `/proc` and system calls by the agent tell, joined with what the process told about itself.
 
 use crate::memory;
+use crate::mlock::{self, Locks};
 use crate::namespaces;
 use crate::remote;
 use crate::suspend::{Process, Suspended, Zombie};
@@ -26,8 +27,8 @@ pub(crate) struct Draft {
     pub(crate) root: String,
     /// Mappings of explicit huge pages, with their `VmFlags`.
     pub(crate) huge: Vec<Map>,
-    /// Flags for `mlockall` that lock what it maps from now on; known once the agent has mapped its area.
-    pub(crate) mlockall: u32,
+    /// What it has locked; known once the injected program has told.
+    pub(crate) locks: Locks,
     timers: Vec<model::PosixTimer>,
 }
 
@@ -55,7 +56,7 @@ impl Draft {
             status: Status::read(task).map_err(|e| fail("status", e))?,
             maps,
             huge,
-            mlockall: 0,
+            locks: Locks::default(),
             root: proc::link(task, "root"),
             timers: posix_timers(task),
         })
@@ -179,7 +180,11 @@ impl Draft {
             shares_handlers: process.guest.is_some_and(|g| g.handlers),
             shares_fs_with: if shares(process, kcmp::Object::Fs) { process.ppid } else { 0 },
             mm: model::Mm {
-                mlockall: self.mlockall,
+                mlockall: if process.guest.is_some() {
+                    0
+                } else {
+                    mlock::future(table.future_locks)
+                },
                 start_code: s.start_code,
                 end_code: s.end_code,
                 start_data: s.start_data,

@@ -4,7 +4,7 @@ use crate::control::ControlMemory;
 use crate::headroom::Plan;
 use crate::inject::{self, Area, Made};
 use crate::memory::{self, Identities, Pages};
-use crate::mlock::{self, Locks};
+use crate::mlock::Locks;
 use crate::process::{rlimit, set_rlimit, Draft};
 use crate::reader;
 use crate::suspend::Suspended;
@@ -42,8 +42,8 @@ pub(crate) struct Child {
     flags: Vec<Map>,
     /// Those of mappings that the child does not have, such as explicit huge pages.
     huge: Vec<Map>,
-    /// The process has locked memory; the child inherits no locks.
-    has_locks: bool,
+    /// What the process has locked: the child inherits no locks.
+    locks: Locks,
     /// What has not changed since the last checkpoint.
     clean: Clean,
     /// What will tell the next one.
@@ -194,7 +194,7 @@ impl Child {
             snapshot: None,
             flags: Vec::new(),
             huge: draft.huge.clone(),
-            has_locks: mlock::has_any(&draft.status),
+            locks: draft.locks.clone(),
             clean: Clean::default(),
             armed: None,
             frugal: false,
@@ -343,11 +343,7 @@ impl Child {
         session.set_table(self.pid, table)?;
         progress.done += self.resident_bytes;
         progress.now(0);
-        let locks = if self.has_locks {
-            Locks::of(self.task)
-        } else {
-            Locks::default()
-        };
+        self.locks.look(self.task);
         let none = Vec::new();
         let vmas = self
             .maps
@@ -361,7 +357,7 @@ impl Child {
                     .find(|f| f.start <= m.start && m.start < f.end);
                 let flags = there.map_or(&none, |f| &f.flags);
                 let mut vma = memory::vma(m, flags, identities);
-                locks.tell(&mut vma);
+                self.locks.tell(&mut vma);
                 if self.not_inherited.contains(&m.start) && there.is_none() {
                     vma.flags.push("dc".into());
                 }

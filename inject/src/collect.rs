@@ -1,6 +1,7 @@
 //! What only the task itself may ask the kernel.
 
 use crate::libc_nr as nr;
+use crate::locks;
 use belay_abi::inject::{ProcessTable, SchedAttr, ThreadTable, AFFINITY_WORDS, MAX_TIMERS};
 use belay_abi::syscall;
 use core::ptr::{addr_of, addr_of_mut, null};
@@ -71,6 +72,12 @@ pub(crate) unsafe fn process(p: *mut ProcessTable) {
         (*p).keepcaps = syscall!(nr::PRCTL, PR_GET_KEEPCAPS) as i32;
         (*p).thp_disable = syscall!(nr::PRCTL, PR_GET_THP_DISABLE) as i32;
         (*p).securebits = syscall!(nr::PRCTL, PR_GET_SECUREBITS) as i32;
+        (*p).future_locks = 0;
+        if locks::is_locked((*p).last_page, 4096) {
+            let mut there = 0u8;
+            syscall!(nr::MINCORE, (*p).last_page, 4096usize, addr_of_mut!(there));
+            (*p).future_locks = 1 | u32::from(there & 1) << 1;
+        }
         let count = ((*p).timer_count as usize).min(MAX_TIMERS);
         let timers = addr_of_mut!((*p).timers).cast::<belay_abi::inject::TimerSlot>();
         for i in 0..count {

@@ -4,6 +4,7 @@
 //! application: no libc, no thread-local storage, no allocator, no descriptor. Signals are blocked while it runs.
 //!
 //! * `thread`, `process`: ask the kernel what only the task itself may ask.
+//! * `locks`: which memory is locked.
 //! * `turn`: threads wait until another one's operation is over.
 //! * `notification`: what a process will be told about a message queue.
 //! * `rings`: requests of native asynchronous I/O are waited for.
@@ -14,6 +15,7 @@
 #![allow(clippy::undocumented_unsafe_blocks)]
 
 mod collect;
+mod locks;
 mod notification;
 mod rings;
 mod snapshot;
@@ -21,7 +23,7 @@ mod turn;
 mod writer;
 
 use crate::collect::PR_SET_CHILD_SUBREAPER;
-use belay_abi::inject::{Mark, OP_NOTIFICATION, OP_PROCESS, OP_RINGS, OP_SNAPSHOT, OP_THREAD, OP_WAIT};
+use belay_abi::inject::{Mark, OP_LOCKS, OP_NOTIFICATION, OP_PROCESS, OP_RINGS, OP_SNAPSHOT, OP_THREAD, OP_WAIT};
 use belay_abi::syscall;
 
 belay_abi::freestanding!();
@@ -55,6 +57,7 @@ unsafe extern "C" fn inject_main(op: u64, table: *mut Mark) -> ! {
         match op {
             OP_THREAD => collect::thread(table.cast()),
             OP_PROCESS => collect::process(table.cast()),
+            OP_LOCKS => locks::run(table.cast()),
             OP_SNAPSHOT => snapshot::run(table.cast()),
             OP_RINGS => rings::run(table.cast()),
             OP_WAIT => turn::wait(table.cast()),
@@ -86,6 +89,8 @@ mod libc_nr {
     pub(crate) const RT_SIGPROCMASK: usize = 14;
     pub(crate) const IOCTL: usize = 16;
     pub(crate) const PREAD64: usize = 17;
+    pub(crate) const MSYNC: usize = 26;
+    pub(crate) const MINCORE: usize = 27;
     pub(crate) const MADVISE: usize = 28;
     pub(crate) const GETITIMER: usize = 36;
     pub(crate) const RECVFROM: usize = 45;

@@ -5,7 +5,8 @@ use crate::rescue::Gate;
 use crate::suspend::{Process, Task};
 use crate::CaptureError;
 use belay_abi::inject::{
-    Mark, NotificationTable, ProcessTable, RingsTable, SnapshotTable, ThreadTable, MAX_WRITERS, OP_THREAD, OP_WAIT, WRITER_STACK,
+    LocksTable, Mark, NotificationTable, ProcessTable, RingsTable, SnapshotTable, ThreadTable, MAX_WRITERS, OP_THREAD, OP_WAIT,
+    WRITER_STACK,
 };
 use belay_kernel::blob::Blob;
 use belay_kernel::proc::{Map, Status};
@@ -31,6 +32,7 @@ pub(crate) struct Area {
     pub(super) snapshot_table: u64,
     pub(super) notification_table: u64,
     pub(super) rings_table: u64,
+    pub(super) locks_table: u64,
     pub(super) thread_tables: u64,
     frames: u64,
     frame_bytes: u64,
@@ -83,6 +85,7 @@ impl Area {
         let snapshot_table = take(size_of::<SnapshotTable>() as u64, 64);
         let notification_table = take(size_of::<NotificationTable>() as u64, 64);
         let rings_table = take(size_of::<RingsTable>() as u64, 64);
+        let locks_table = take(size_of::<LocksTable>() as u64, 64);
         let thread_tables = take(size_of::<ThreadTable>() as u64 * threads, 64);
         let frames = take(frame_bytes * threads, 64);
         let small_stacks = take(SMALL_STACK * threads, 64);
@@ -117,6 +120,7 @@ impl Area {
             snapshot_table,
             notification_table,
             rings_table,
+            locks_table,
             thread_tables,
             frames,
             frame_bytes,

@@ -9,7 +9,7 @@ use crate::suspend::{Process, Task};
 use crate::CaptureError;
 pub(crate) use area::Area;
 use belay_kernel::ptrace::{self, Event};
-pub(crate) use operations::{collect_processes, collect_threads, snapshot, Made};
+pub(crate) use operations::{collect_processes, collect_threads, locked, snapshot, Made};
 pub(crate) use turns::{notification, rings};
 
 /// Lets `task` issue one system call.

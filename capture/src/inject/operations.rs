@@ -3,7 +3,11 @@
 use super::area::{Area, Entry, SMALL_STACK};
 use crate::suspend::{Process, Suspended, Task};
 use crate::CaptureError;
-use belay_abi::inject::{ProcessTable, SnapshotTable, ThreadTable, MAX_LEFT_OUT, OP_PROCESS, OP_SNAPSHOT, OP_THREAD};
+use belay_abi::inject::{
+    LocksTable, ProcessTable, SnapshotTable, ThreadTable, MAX_LEFT_OUT, MAX_LOCK_RANGES, OP_LOCKS, OP_PROCESS, OP_SNAPSHOT,
+    OP_THREAD,
+};
+use belay_abi::PAGE;
 
 /// Lets the main thread of every process that `who` names begin an operation as `prepare` says (areas are those of the named ones), waits for the end of all that began, and lets `collect` read each one's result. An
 /// operation that began is always waited for, whatever has failed meanwhile: a thread taken out of the middle of one would leave its process with a
@@ -114,6 +118,7 @@ pub(crate) fn collect_processes(
                 slot.id = *id;
             }
             table.timer_count = u32::try_from(ids.len()).unwrap_or(0);
+            table.last_page = area.range().1 - PAGE;
             table.mark = area.mark(process.pid, process.tasks[0].tid, 0);
             area.put(area.process_table, &[table])?;
             Ok(area.entry(&process.tasks[0], OP_PROCESS, area.process_table, area.large_stack_top))
@@ -125,6 +130,32 @@ pub(crate) fn collect_processes(
             Ok(())
         },
     )?;
+    Ok(out)
+}
+
+/// Which of the mappings at `ranges` of `process` are locked.
+pub(crate) fn locked(process: &mut Process, area: &Area, ranges: &[(u64, u64)]) -> Result<Vec<bool>, CaptureError> {
+    let mut out = Vec::new();
+    for some in ranges.chunks(MAX_LOCK_RANGES) {
+        let mut table = LocksTable {
+            mark: area.main_mark(process),
+            count: some.len() as u64,
+            ranges: [[0; 2]; MAX_LOCK_RANGES],
+        };
+        for (slot, (start, end)) in table.ranges.iter_mut().zip(some) {
+            *slot = [*start, end - start];
+        }
+        area.put(area.locks_table, &[table])?;
+        let entry = area.entry(&process.tasks[0], OP_LOCKS, area.locks_table, area.large_stack_top);
+        entry.begin(&mut process.tasks[0])?;
+        entry.end(&mut process.tasks[0])?;
+        let told: LocksTable = area.get(area.locks_table)?;
+        if told.mark.done == 0 {
+            let reason = "got a signal from outside the job at this moment";
+            return Err(CaptureError::refuse_for_now(process.pid, "process", reason));
+        }
+        out.extend(told.ranges[..some.len()].iter().map(|range| range[1] != 0));
+    }
     Ok(out)
 }
 

@@ -84,6 +84,7 @@ fn cases() -> Vec<Case> {
         prog("mem_advice"),
         prog("mem_locks"),
         prog("mem_locks onfault"),
+        prog("mem_locks first"),
         prog("mem_jit"),
         prog("mem_change"),
         prog("mem_diff").launch(&["--differential", "written"]),
