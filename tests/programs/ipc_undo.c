@@ -80,7 +80,30 @@ static pid_t child(void) {
     if (p == 0) begin_child();
     return p;
 }
+// Takes, tells so, and waits for its end.
+static pid_t holder(unsigned short number) {
+    int told[2];
+    OK(pipe(told));
+    pid_t p = child();
+    if (p == 0) {
+        op(number, -2, SEM_UNDO);
+        tell(told[1], 1);
+        for (;;) pause();
+    }
+    wait_for(told[0]);
+    close(told[0]);
+    close(told[1]);
+    return p;
+}
 static int all(void) {
+    // What nobody may change any more can be read all the same.
+    int closed = set = (int)OK(semget(IPC_PRIVATE, 1, IPC_CREAT | 0600));
+    OK(semctl(set, 0, SETVAL, 5));
+    pid_t keeper = holder(0);
+    struct semid_ds ds;
+    OK(semctl(set, 0, IPC_STAT, &ds));
+    ds.sem_perm.mode = 0400;
+    OK(semctl(set, 0, IPC_SET, &ds));
     for (unsigned i = 0; i < COUNT; i++) stays[i] = (unsigned short)(i % 7);
     stays[HELD] = 3, stays[MIXED] = 10, stays[BALANCED] = 4, stays[FULL] = 32767, stays[EMPTY] = 0, stays[THREADED] = 9, stays[SHARED] = 4;
     set = (int)OK(semget(IPC_PRIVATE, COUNT, IPC_CREAT | 0600));
@@ -102,6 +125,7 @@ static int all(void) {
         for (int i = 0; i < 3; i++) {
             nap_us(4000);
             expect(busy, "while it waits");
+            EQ(semctl(closed, 0, GETVAL), 3);
         }
         tell(end[1], 1);
         wait_for(told[0]);
@@ -110,6 +134,8 @@ static int all(void) {
         stays[MIXED] += 2, stays[PLAIN] += 1;
         expect(stays, "when it has ended");
         without_list(idle);
+        OK(semctl(closed, 0, IPC_STAT, &ds));
+        EQ(ds.sem_perm.mode & 0777, 0400);
         for (int i = 0; i < 2; i++) {
             close(told[i]);
             close(end[i]);
@@ -119,23 +145,11 @@ static int all(void) {
     }
     OK(kill(idle, SIGKILL));
     reap(idle, SIGKILL);
+    OK(kill(keeper, SIGKILL));
+    reap(keeper, SIGKILL);
+    OK(semctl(closed, 0, IPC_RMID));
     OK(semctl(set, 0, IPC_RMID));
     return finish();
-}
-// Takes, tells so, and waits for its end.
-static pid_t holder(unsigned short number) {
-    int told[2];
-    OK(pipe(told));
-    pid_t p = child();
-    if (p == 0) {
-        op(number, -2, SEM_UNDO);
-        tell(told[1], 1);
-        for (;;) pause();
-    }
-    wait_for(told[0]);
-    close(told[0]);
-    close(told[1]);
-    return p;
 }
 static void passer(unsigned short number) {
     pid_t p = child();
@@ -148,40 +162,32 @@ static void passer(unsigned short number) {
 }
 static int ended(void) {
     unsigned short start[3] = {5, 6, 1};
-    // What nobody may change any more can be read all the same.
-    int closed = set = (int)OK(semget(IPC_PRIVATE, 3, IPC_CREAT | 0600));
-    OK(semctl(set, 0, SETALL, start));
-    pid_t keeper = holder(0);
-    struct semid_ds ds;
-    OK(semctl(set, 0, IPC_STAT, &ds));
-    ds.sem_perm.mode = 0400;
-    OK(semctl(set, 0, IPC_SET, &ds));
+    // No process that lives is the last user of any of these.
     set = (int)OK(semget(IPC_PRIVATE, 3, IPC_CREAT | 0600));
-    OK(semctl(set, 0, SETALL, start));
+    pid_t p = child();
+    if (p == 0) {
+        OK(semctl(set, 0, SETALL, start));
+        _exit(0);
+    }
+    reap(p, 0);
     pid_t always = holder(1);
     passer(1);
     while (running()) {
-        pid_t p = holder(0);
+        p = holder(0);
         passer(0);
         for (int i = 0; i < 3; i++) {
             nap_us(4000);
             EQ(semctl(set, 0, GETVAL), 3);
             EQ(semctl(set, 1, GETVAL), 4);
-            EQ(semctl(closed, 0, GETVAL), 3);
         }
         OK(kill(p, SIGKILL));
         reap(p, SIGKILL);
         EQ(semctl(set, 0, GETVAL), 5);
-        OK(semctl(closed, 0, IPC_STAT, &ds));
-        EQ(ds.sem_perm.mode & 0777, 0400);
     }
     OK(kill(always, SIGKILL));
     reap(always, SIGKILL);
-    OK(kill(keeper, SIGKILL));
-    reap(keeper, SIGKILL);
     EQ(semctl(set, 1, GETVAL), 6);
     OK(semctl(set, 0, IPC_RMID));
-    OK(semctl(closed, 0, IPC_RMID));
     return finish();
 }
 static int left(void) {
