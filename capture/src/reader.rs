@@ -6,6 +6,7 @@ use belay_abi::inject::BATCH_BYTES;
 use belay_image::extents::Extent;
 use belay_kernel::vm::Memory;
 use belay_storage::session::Session;
+use std::io;
 
 const PAGE: usize = 4096;
 
@@ -21,7 +22,8 @@ pub(crate) fn store(
     let mut at = start;
     while at < end {
         let want = usize::try_from((end - at).min(BATCH_BYTES)).unwrap_or(PAGE);
-        let readable = readable_prefix(memory, at, &mut buf[..want]);
+        let readable = readable_prefix(memory, at, &mut buf[..want])
+            .map_err(|e| CaptureError::failed("read memory of a process that has ended meanwhile", e))?;
         let mut page = 0;
         while page < readable {
             let run = if keep_zeros {
@@ -44,19 +46,21 @@ pub(crate) fn store(
     Ok(())
 }
 
-/// Reads as many whole pages at `at` as can be read.
-fn readable_prefix(memory: &Memory, at: u64, buf: &mut [u8]) -> usize {
+/// Reads as many whole pages at `at` as can be read. The memory of a process that has been killed has no pages at all: the kernel says that it ends there, and does so before the
+/// process is gone.
+fn readable_prefix(memory: &Memory, at: u64, buf: &mut [u8]) -> io::Result<usize> {
     if memory.read(at, buf).is_ok() {
-        return buf.len();
+        return Ok(buf.len());
     }
     let mut done = 0;
     for page in buf.chunks_mut(PAGE) {
-        if memory.read(at + done as u64, page).is_err() {
-            break;
+        match memory.read(at + done as u64, page) {
+            Ok(()) => done += PAGE,
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Err(e),
+            Err(_) => break,
         }
-        done += PAGE;
     }
-    done
+    Ok(done)
 }
 
 /// The run of pages at `from` that are alike in holding data or not: (data, end).
@@ -68,4 +72,36 @@ fn run_of(buf: &[u8], from: usize) -> (bool, usize) {
         end += PAGE;
     }
     (kind, end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_gone_is_not_memory_that_holds_nothing() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = child.id().cast_signed();
+        let stack = |m: &&belay_kernel::proc::Map| m.name == "[stack]";
+        let at = loop {
+            // Until it has called exec its memory is ours.
+            let found = belay_kernel::proc::maps(pid)
+                .unwrap()
+                .iter()
+                .find(stack)
+                .map(|m| m.end - PAGE as u64);
+            match (belay_kernel::proc::link(pid, "exe").ends_with("sleep"), found) {
+                (true, Some(at)) => break at,
+                _ => std::thread::yield_now(),
+            }
+        };
+        let memory = Memory::open(pid).unwrap();
+        let mut page = [0; PAGE];
+        assert_eq!(readable_prefix(&memory, at, &mut page).unwrap(), PAGE);
+        assert_eq!(readable_prefix(&memory, PAGE as u64, &mut page).unwrap(), 0);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let error = readable_prefix(&memory, at, &mut page).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
 }

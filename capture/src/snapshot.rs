@@ -415,12 +415,14 @@ impl Child {
     ) -> Result<(), CaptureError> {
         let fail = |e| CaptureError::failed(format!("read the memory of the snapshot of process {}", self.pid), e);
         let memory = Memory::open(child).map_err(fail)?;
+        let is_there = |at: &u64| memory.read(*at, &mut [0]).is_ok();
+        let sample = found.iter().map(|r| r.start).find(is_there);
         for r in found {
             reader::store(session, &memory, (r.start, r.end), r.flags & RANGE_KEEP_ZEROS != 0, table)?;
         }
-        // Of a child that has been killed nothing could be read, as of pages that hold nothing.
-        if pidfd::is_gone(pidfd.as_fd()) {
-            return Err(fail(std::io::Error::other("it ended before all was read")));
+        // When memory is short the kernel takes pages away from a process that it is about to end.
+        if !found.is_empty() && !sample.is_some_and(|at| is_there(&at)) {
+            return Err(fail(std::io::Error::other("it was killed before all was read")));
         }
         kill(child);
         wait_for_exit(pidfd, Duration::from_millis(100), || Ok(()))

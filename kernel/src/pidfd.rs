@@ -25,23 +25,13 @@ pub fn open_thread(tid: i32) -> io::Result<OwnedFd> {
 
 /// Waits until the process or thread behind `pidfd` is gone.
 pub fn wait_gone(pidfd: BorrowedFd<'_>) {
-    while poll(pidfd, -1).is_err_and(|e| e.kind() == io::ErrorKind::Interrupted) {}
-}
-
-/// Whether the process or thread behind `pidfd` is gone.
-pub fn is_gone(pidfd: BorrowedFd<'_>) -> bool {
-    matches!(poll(pidfd, 0), Ok(true))
-}
-
-fn poll(pidfd: BorrowedFd<'_>, milliseconds: i32) -> io::Result<bool> {
     let mut poll = libc::pollfd {
         fd: pidfd.as_raw_fd(),
         events: libc::POLLIN,
         revents: 0,
     };
     // SAFETY: one live pollfd.
-    let n = crate::check(unsafe { libc::poll(&mut poll, 1, milliseconds) }.into())?;
-    Ok(n > 0)
+    while unsafe { libc::poll(&mut poll, 1, -1) } < 0 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted {}
 }
 
 /// Duplicates descriptor `fd` of the process behind `pidfd` (needs ptrace access); close-on-exec is set on the copy.

@@ -308,6 +308,8 @@ impl Agent {
     /// `ended` is the command's status word where it had ended before the checkpoint from which the job was restarted. `report` is called with what
     /// the front of a restarted job is to know.
     pub(crate) fn serve(mut self, root_pid: i32, ended: Option<i32>, channel: Option<Channel>, report: &dyn Fn(News)) -> i32 {
+        // Not before: the command has what its launcher was given.
+        sys::write_large_files();
         self.pid = std::process::id().cast_signed();
         self.root_pid = root_pid;
         self.root_status = ended;

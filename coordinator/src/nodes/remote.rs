@@ -164,6 +164,7 @@ fn start_beside(mut c: Command, path: &OsString) -> std::io::Result<Child> {
             // The agent takes signals through a descriptor; the child takes them as usual.
             sys::SignalSet::of([]).set_mask();
             sys::Disposition::replace(libc::SIGPIPE, libc::SIG_DFL);
+            sys::Disposition::replace(libc::SIGXFSZ, libc::SIG_DFL);
             Ok(())
         });
     }

@@ -9,7 +9,7 @@ pub use events::{poll, readable_within, Timer, Wake};
 pub use locks::{lock, lock_within, unlock};
 pub use processes::{
     become_subreaper, drop_file_capabilities, exit_like, fork, group_barrier, job_control, kill, parent, pass_on, reap, wait,
-    JobControl,
+    write_large_files, JobControl,
 };
 pub use signals::{wait_for, Disposition, Signal, SignalFd, SignalSet};
 

@@ -12,6 +12,24 @@ pub fn reap() -> Option<(i32, i32)> {
     (pid > 0).then_some((pid, status))
 }
 
+/// Lets the caller write files as large as it is allowed to be let (RLIMIT_FSIZE): a program may have been given a limit together with its agent (`ulimit -f`), whose files are
+/// larger than those of the program. What is too large for the hard limit as well is an error (EFBIG) and not the end of the agent.
+pub fn write_large_files() {
+    const NONE: u64 = libc::RLIM_INFINITY;
+    Disposition::replace(libc::SIGXFSZ, libc::SIG_IGN);
+    let mut now = libc::rlimit {
+        rlim_cur: NONE,
+        rlim_max: NONE,
+    };
+    // SAFETY: the structure is valid for reading and writing.
+    unsafe {
+        if libc::setrlimit(libc::RLIMIT_FSIZE, &raw const now) != 0 && libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut now) == 0 {
+            now.rlim_cur = now.rlim_max;
+            libc::setrlimit(libc::RLIMIT_FSIZE, &raw const now);
+        }
+    }
+}
+
 /// Waits until child `pid` has ended and reaps it.
 pub fn wait(pid: i32) -> io::Result<i32> {
     let mut status = 0;

@@ -417,17 +417,38 @@ fn setuid(place: &Place, _: User) -> Result<(), Failure> {
     refused(&o, &["su", "set"])
 }
 
-/// A job with more open files than the agent may have is refused, with the limit, and goes on.
-fn open_files(place: &Place, user: User) -> Result<(), Failure> {
-    let mut job = Job::new(place, "open_files", user)?;
-    job.launch(&[], &[place.programs().join("fd_many").display().to_string()])?;
-    job.progress(LIMIT)?;
+/// Sets a limit of front and agent.
+fn limit(job: &Job, option: &str) -> Result<(), Failure> {
     let is_belay = |p: &i32| std::fs::read_to_string(format!("/proc/{p}/comm")).is_ok_and(|c| c.trim() == "belay");
     for pid in procs::tree(job.pid().ok_or("no job")?).into_iter().filter(is_belay) {
-        let limit = ["prlimit", "--nofile=300:300", "--pid", &pid.to_string()].map(str::to_owned);
+        let limit = ["prlimit", option, "--pid", &pid.to_string()].map(str::to_owned);
         let o = output(job.command(&limit), LIMIT)?;
         want(o.status.success(), || text(&o))?;
     }
+    Ok(())
+}
+
+/// Where the agent may write small files only, the checkpoint fails, and it and the program go on.
+fn file_size(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = running(place, user, "file_size", &[], &["mem_private"])?;
+    limit(&job, "--fsize=1048576:")?;
+    let o = output(job.belay(&["checkpoint", &job.dir().display().to_string()]), LIMIT)?;
+    want(o.status.code() == Some(81) && text(&o).contains("File too large"), || {
+        format!("{}: {}", show(o.status), text(&o))
+    })?;
+    job.progress(LIMIT)?;
+    limit(&job, "--fsize=unlimited:")?;
+    job.checkpoint()?;
+    job.kill_all()?;
+    job.restart(&[])?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+/// A job with more open files than the agent may have is refused, with the limit, and goes on.
+fn open_files(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = running(place, user, "open_files", &[], &["fd_many"])?;
+    limit(&job, "--nofile=300:300")?;
     let o = output(job.belay(&["checkpoint", &job.dir().display().to_string()]), LIMIT)?;
     refused(&o, &["300, the hard limit rlimit_nofile", "ulimit"])?;
     job.progress(LIMIT)?;
@@ -508,8 +529,8 @@ fn run(place: &Place, user: User) -> Result<(), Failure> {
 }
 
 fn main() {
-    let mut target = Target::new("cli", &["fault_target", "fd_many"]);
-    let tests: [(&str, Test); 20] = [
+    let mut target = Target::new("cli", &["fault_target", "fd_many", "mem_private"]);
+    let tests: [(&str, Test); 21] = [
         ("exit_status", exit_status),
         ("streams", streams),
         ("no_command", no_command),
@@ -529,6 +550,7 @@ fn main() {
         ("restart_streams", restart_streams),
         ("setuid", setuid),
         ("open_files", open_files),
+        ("file_size", file_size),
         ("help", |place, user| {
             let job = Job::new(place, "help", user)?;
             for verb in [
