@@ -10,16 +10,46 @@ use std::io;
 
 const PAGE: usize = 4096;
 
-/// Stores those pages of `start..end` that can be read and, unless `keep_zeros`, are not all zero; appends their places to `out`.
-pub(crate) fn store(
+/// Stores all pages of `start..end`, which the page table says to be there, but, unless `keep_zeros`, those that are all zero; appends their places to `out`. A page that cannot be read is an error.
+pub(crate) fn store_all(
     session: &mut Session,
     memory: &Memory,
     (start, end): (u64, u64),
     keep_zeros: bool,
     out: &mut Vec<Extent>,
 ) -> Result<(), CaptureError> {
+    match pages(session, memory, (start, end), keep_zeros, out)? {
+        0 => Ok(()),
+        n => {
+            let step = format!("read the memory at {start:#x} to {end:#x}");
+            Err(CaptureError::failed(step, format!("{n} pages cannot be read")))
+        }
+    }
+}
+
+/// Stores those pages of `start..end` that can be read and, unless `keep_zeros`, are not all zero; appends their places to `out`. A page that cannot be read lies behind the end of its
+/// file: it holds nothing.
+pub(crate) fn store(
+    session: &mut Session,
+    memory: &Memory,
+    range: (u64, u64),
+    keep_zeros: bool,
+    out: &mut Vec<Extent>,
+) -> Result<(), CaptureError> {
+    pages(session, memory, range, keep_zeros, out).map(drop)
+}
+
+/// Stores pages; how many cannot be read.
+fn pages(
+    session: &mut Session,
+    memory: &Memory,
+    (start, end): (u64, u64),
+    keep_zeros: bool,
+    out: &mut Vec<Extent>,
+) -> Result<u64, CaptureError> {
     let mut buf = vec![0u8; BATCH_BYTES as usize];
     let mut at = start;
+    let mut without = 0;
     while at < end {
         let want = usize::try_from((end - at).min(BATCH_BYTES)).unwrap_or(PAGE);
         let readable = readable_prefix(memory, at, &mut buf[..want])
@@ -36,14 +66,13 @@ pub(crate) fn store(
             }
             page = run.1;
         }
-        // A page that cannot be read lies behind the end of its file: it holds nothing.
-        at += if readable == want {
-            want as u64
-        } else {
-            (readable + PAGE) as u64
-        };
+        at += readable as u64;
+        if readable < want {
+            at += PAGE as u64;
+            without += 1;
+        }
     }
-    Ok(())
+    Ok(without)
 }
 
 /// Reads as many whole pages at `at` as can be read. The memory of a process that has been killed has no pages at all: the kernel says that it ends there, and does so before the

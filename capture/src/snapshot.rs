@@ -17,7 +17,6 @@ use belay_kernel::pagemap::Pagemap;
 use belay_kernel::pidfd;
 use belay_kernel::proc::{self, Map};
 use belay_kernel::vm::Memory;
-use belay_storage::engine::CHUNK_BYTES;
 use belay_storage::session::Session;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
@@ -381,7 +380,7 @@ impl Child {
         let found = self.ranges(*child, session)?;
         let found = self.without_clean(found, session, table);
         if !may_write(*child) {
-            return self.read_for(*child, pidfd, session, &found, table);
+            return self.read_for((*child, pidfd), session, &found, table, progress);
         }
         let pages = found.iter().map(|r| (r.end - r.start) / PAGE).sum();
         let writers = session.writers(pages, most);
@@ -407,22 +406,20 @@ impl Child {
     /// Stores the ranges `found` of the child, which may not do it itself, and ends it.
     fn read_for(
         &self,
-        child: i32,
-        pidfd: &OwnedFd,
+        (child, pidfd): (i32, &OwnedFd),
         session: &mut Session,
         found: &[Range],
         table: &mut Vec<Extent>,
+        progress: &Progress<'_>,
     ) -> Result<(), CaptureError> {
         let fail = |e| CaptureError::failed(format!("read the memory of the snapshot of process {}", self.pid), e);
         let memory = Memory::open(child).map_err(fail)?;
-        let is_there = |at: &u64| memory.read(*at, &mut [0]).is_ok();
-        let sample = found.iter().map(|r| r.start).find(is_there);
+        let mut read = 0;
         for r in found {
-            reader::store(session, &memory, (r.start, r.end), r.flags & RANGE_KEEP_ZEROS != 0, table)?;
-        }
-        // When memory is short the kernel takes pages away from a process that it is about to end.
-        if !found.is_empty() && !sample.is_some_and(|at| is_there(&at)) {
-            return Err(fail(std::io::Error::other("it was killed before all was read")));
+            // When memory is short the kernel takes pages away from a process that it is about to end: none may be missing.
+            reader::store_all(session, &memory, (r.start, r.end), r.flags & RANGE_KEEP_ZEROS != 0, table)?;
+            read += r.end - r.start;
+            progress.now(read);
         }
         kill(child);
         wait_for_exit(pidfd, Duration::from_millis(100), || Ok(()))
@@ -490,11 +487,13 @@ impl Child {
     }
 }
 
-/// Whether snapshot child `pid` may write whole chunks: it has the limit of its process on the size of files (RLIMIT_FSIZE), which is lifted as far as that is allowed.
+/// Whether snapshot child `pid` may write files of any size: it has the limit of its process (RLIMIT_FSIZE), which is lifted where that is allowed.
 fn may_write(pid: i32) -> bool {
     const NONE: u64 = libc::RLIM_INFINITY;
-    let (_, hard) = rlimit(pid, libc::RLIMIT_FSIZE);
-    set_rlimit(pid, libc::RLIMIT_FSIZE, (NONE, NONE)) || (set_rlimit(pid, libc::RLIMIT_FSIZE, (hard, hard)) && hard >= CHUNK_BYTES)
+    let (soft, hard) = rlimit(pid, libc::RLIMIT_FSIZE);
+    soft == NONE
+        || set_rlimit(pid, libc::RLIMIT_FSIZE, (NONE, NONE))
+        || (hard == NONE && set_rlimit(pid, libc::RLIMIT_FSIZE, (NONE, hard)))
 }
 
 /// Whether `at` lies in one of `ranges`, which are in ascending order. Two mappings of the process can be one in its copy, where the injected area lay beside one like it.
