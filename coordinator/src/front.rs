@@ -80,13 +80,13 @@ pub(crate) fn wait(
             // The command stopped itself; the shell sees its own child only. The group is not signalled: whoever is in it and runs, runs.
             Ok(Some(Message::Suspended(signal))) => sys::kill(std::process::id().cast_signed(), signal),
             Ok(Some(Message::NotRestarted)) => not_restarted = true,
-            Ok(Some(Message::Background(status))) => return Ok(End::Command(status)),
+            Ok(Some(Message::Background(status))) => return Ok(End::of_command(status, not_restarted)),
             Ok(Some(Message::Ended(status))) => {
                 // Nothing of the job is left when the shell goes on.
                 if let Err(e) = sys::wait(agent) {
                     tracing::debug!(error = %e, "agent already reaped");
                 }
-                return Ok(End::Command(status));
+                return Ok(End::of_command(status, not_restarted));
             }
             Ok(Some(other)) => tracing::warn!(?other, "unexpected message from the agent"),
             Err(_) => {
@@ -94,7 +94,7 @@ pub(crate) fn wait(
                 if !not_restarted && ends_with_agent() {
                     return end_without_agent(&outside, agent);
                 }
-                return without_agent(signals, late, root, agent).map(End::Command);
+                return without_agent(signals, late, root, agent).map(|status| End::of_command(status, not_restarted));
             }
         }
     }

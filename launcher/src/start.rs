@@ -255,6 +255,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
             note_loss(&dir);
             true
         }
+        End::ByUser(_) => false,
         End::Command(status) => restarts && status != 0 && !dir.description()?.lost.is_empty(),
     };
     if lost {

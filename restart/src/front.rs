@@ -30,6 +30,8 @@ const HANDLED: [i32; 10] = [
 pub enum End {
     /// The command has, with this status word.
     Command(i32),
+    /// The same after the user has ended the job: whatever it has lost, it is not restarted.
+    ByUser(i32),
     /// Its agent was killed, with this status word; the job is to be restarted, and nothing of it is left on this host.
     Agent(i32),
 }
@@ -38,14 +40,32 @@ impl End {
     /// The status word.
     pub fn status(self) -> i32 {
         match self {
-            Self::Command(status) | Self::Agent(status) => status,
+            Self::Command(status) | Self::ByUser(status) | Self::Agent(status) => status,
+        }
+    }
+
+    /// The command has ended with this status word, after its user has ended it or not.
+    pub fn of_command(status: i32, by_user: bool) -> Self {
+        if by_user {
+            Self::ByUser(status)
+        } else {
+            Self::Command(status)
         }
     }
 }
 
-/// Whether who sends `signal` means the job to end.
+/// Whether who sends `signal` means the job to end: not to one that was started with that signal ignored (`nohup`).
 pub fn by_user(signal: i32) -> bool {
-    matches!(signal, libc::SIGINT | libc::SIGQUIT | libc::SIGTERM | libc::SIGHUP)
+    matches!(signal, libc::SIGINT | libc::SIGQUIT | libc::SIGTERM | libc::SIGHUP) && !is_ignored(signal)
+}
+
+/// Whether the calling process ignores `signal`. One that is blocked is there to be read all the same.
+fn is_ignored(signal: i32) -> bool {
+    let mut now = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: a live structure; nothing is changed.
+    unsafe { libc::sigaction(signal, std::ptr::null(), now.as_mut_ptr()) };
+    // SAFETY: filled in by the kernel; all-zero is valid anyway.
+    unsafe { now.assume_init() }.sa_sigaction == libc::SIG_IGN
 }
 
 /// The front process while a restart is under way.
@@ -74,6 +94,8 @@ pub(crate) struct Front {
     /// Foreground group of the terminal when the job, which had it, was last stopped.
     foreground_group: Option<i32>,
     ended: Option<i32>,
+    /// The restart was given up because of this signal.
+    interrupted: Option<i32>,
     failure: Option<RestartError>,
 }
 
@@ -115,6 +137,7 @@ impl Front {
             lent: false,
             foreground_group: None,
             ended: None,
+            interrupted: None,
             failure: None,
         })
     }
@@ -178,8 +201,8 @@ impl Front {
                         return Ok(end);
                     }
                 }
-                Some((Message::Ended(status), _)) if self.without_agent => return Ok(End::Command(status)),
-                Some((Message::Background(status), _)) => return Ok(End::Command(status)),
+                Some((Message::Ended(status), _)) if self.without_agent => return Ok(self.ended_with(status)),
+                Some((Message::Background(status), _)) => return Ok(self.ended_with(status)),
                 Some((message, pid)) => self.message(message, pid),
                 None => return self.end(libc::SIGKILL, true),
             }
@@ -247,6 +270,10 @@ impl Front {
         if alone {
             let _ = sys::wait(self.init, libc::__WALL);
         }
+        if let Some(signal) = self.interrupted {
+            sys::say(&format!("restart: interrupted by signal {signal}"));
+            return Ok(End::ByUser(signal));
+        }
         if let Some(e) = self.failure.take() {
             return Err(e);
         }
@@ -258,7 +285,11 @@ impl Front {
             };
             return Err(RestartError::at("restart", format!("the agent {how} before the job ran")));
         }
-        Ok(End::Command(self.ended.unwrap_or(status)))
+        Ok(self.ended_with(self.ended.unwrap_or(status)))
+    }
+
+    fn ended_with(&self, status: i32) -> End {
+        End::of_command(status, self.not_restarted)
     }
 
     fn has_signal(&self) -> bool {
@@ -286,11 +317,11 @@ impl Front {
     fn signal(&mut self, signal: i32) {
         let Some((agent, group)) = self.agent.filter(|_| self.resumed) else {
             // Nothing of the job runs yet: the restart is given up.
-            if !matches!(signal, libc::SIGCONT | libc::SIGTTIN | libc::SIGTTOU) {
+            if !matches!(signal, libc::SIGCONT | libc::SIGTTIN | libc::SIGTTOU) && !is_ignored(signal) {
                 // Without namespaces of its own, whoever is left of the two ends what the agent leaves.
                 let first = self.agent.filter(|_| self.initial).map_or(self.init, |(agent, _)| agent);
                 let _ = sys::kill(first, libc::SIGKILL);
-                self.failure = Some(RestartError::at("restart", format!("interrupted by signal {signal}")));
+                self.interrupted = Some(signal);
             }
             return;
         };
@@ -374,5 +405,23 @@ impl Front {
         if self.lent && (gone || jobs) {
             let _ = sys::tcsetpgrp(tty.as_fd(), own);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_that_is_ignored_is_nobodys_order() {
+        let set = |to: libc::sighandler_t| {
+            // SAFETY: no handler of this program.
+            unsafe { libc::signal(libc::SIGHUP, to) }
+        };
+        let was = set(libc::SIG_DFL);
+        assert!(by_user(libc::SIGHUP) && !by_user(libc::SIGUSR1));
+        set(libc::SIG_IGN);
+        assert!(!by_user(libc::SIGHUP));
+        set(was);
     }
 }

@@ -50,6 +50,8 @@ fn has_checkpoint(dir: &Path) -> bool {
 pub(super) struct Losses {
     /// The front begins again.
     restarts: bool,
+    /// The user has ended the job.
+    given_up: bool,
     /// The job has begun to end because of one.
     since: Option<Instant>,
     /// The command has failed.
@@ -62,6 +64,7 @@ impl Losses {
     pub(super) fn new(restarts: bool) -> Self {
         Self {
             restarts,
+            given_up: false,
             since: None,
             failed: None,
             deposed: false,
@@ -70,6 +73,11 @@ impl Losses {
 
     pub(super) fn restarts(&self) -> bool {
         self.restarts
+    }
+
+    /// Whether nothing is restarted when an agent is killed. A part ends without its root all the same.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.given_up || !self.restarts
     }
 }
 
@@ -107,6 +115,11 @@ impl Agent {
             self.losses.restarts = false;
             self.description.lost.clear();
         }
+    }
+
+    /// At a part: the root has heard that.
+    pub(super) fn is_not_restarted(&mut self) {
+        self.losses.given_up = true;
     }
 
     /// At a part: the root is lost. Where that restarts the job without this part, what is left here must not go on beside it.

@@ -31,7 +31,7 @@ use crate::clients::{ClientId, Clients};
 use crate::generations;
 use crate::jobdir::{Description, Differential, JobDir, Lock};
 use crate::nodes::again::Reunion;
-use crate::nodes::{self, Nodes};
+use crate::nodes::{self, Nodes, Order};
 use crate::redundancy::record;
 use crate::relay::{Channel, Message, Relay};
 use crate::sys::{self, SignalFd, Timer, Wake};
@@ -315,6 +315,9 @@ impl Agent {
         self.root_status = ended;
         self.channel = channel;
         tracing::info!(agent = self.pid, root_pid, command = ?self.description.command, interval = %self.description.interval, "serving");
+        if let Some(nodes) = &mut self.nodes {
+            nodes.know_standins();
+        }
         if let Some(Err(failure)) = self.nodes.as_mut().map(Nodes::start) {
             self.note_failure(&failure, true);
         }
@@ -331,8 +334,11 @@ impl Agent {
                 reported = true;
                 report(News::Background(status));
             }
-            if restarts && !self.losses.restarts() && !not_restarted {
+            if restarts && self.losses.is_given_up() && !not_restarted {
                 not_restarted = true;
+                if !self.nodes.as_ref().is_some_and(Nodes::is_part) {
+                    self.order(&Order::NotRestarted);
+                }
                 match &self.channel {
                     Some(channel) => channel.send(Message::NotRestarted),
                     None => report(News::NotRestarted),

@@ -9,10 +9,9 @@ use super::{stopped_after_checkpoint, Agent};
 use crate::checkpoint::Wanted;
 use crate::clients::ClientId;
 use crate::nodes::gathering::{self, Gathering, COMMITTED, STEPS, WRITTEN};
-use crate::nodes::remote::{descriptors_of, end_standin, run_errand, Life, Remote, RemoteShell};
+use crate::nodes::remote::{born, descriptors_of, end_standin, run_errand, Life, Remote, RemoteShell};
 use crate::nodes::{self, again, table, Nodes, Order, Stage, Together};
 use crate::{generations, sys, Failure};
-use belay_kernel::proc;
 use belay_tree::{Broken, Contribution, Event as TreeEvent, Values};
 use belay_wire::{Event, Exit, Phase};
 use std::time::Duration;
@@ -47,9 +46,8 @@ impl Agent {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let run = || {
             let fail = |e| Failure::system("take the stand-in's descriptors", &e);
-            let start = proc::stat(standin).map_err(fail)?.starttime;
             let [output, error] = descriptors_of(standin, [output, 2]).map_err(fail)?;
-            run_errand((&program, &words), standin, (output, error), &path).map(|child| (child, start))
+            run_errand((&program, &words), standin, (output, error), &path)
         };
         let Some(nodes) = self.nodes.as_mut().filter(|n| !n.is_part()) else {
             return self.fail(
@@ -59,15 +57,16 @@ impl Agent {
             );
         };
         match run() {
-            Ok((child, start)) => {
+            Ok(child) => {
                 tracing::info!(program, standin, pid = child.id(), "run for a stand-in");
                 let tag = nodes.next_tag();
                 let remote = Remote {
                     words: RemoteShell::errand(&program),
                     standin,
+                    born: born(standin),
                     first: tag,
                     child: Some(child),
-                    life: Life::Errand(start),
+                    life: Life::Errand,
                 };
                 nodes.remotes.insert(tag, remote);
                 self.clients.send(id, &Event::Accepted);
@@ -117,6 +116,7 @@ impl Agent {
             let remote = Remote {
                 words: words.clone(),
                 standin,
+                born: born(standin),
                 first,
                 child: child.take(),
                 life: Life::Starting,
@@ -149,7 +149,9 @@ impl Agent {
         };
         tracing::info!(host = remote.words.host, code, "remote shell ended");
         remote.child = None;
-        end_standin(remote.standin, code);
+        if remote.has_standin() {
+            end_standin(remote.standin, code);
+        }
         let first = remote.first;
         let remotes = self.nodes.iter_mut().flat_map(|n| n.remotes.values_mut());
         remotes.filter(|r| r.first == first).for_each(|r| r.life = Life::Over);
@@ -216,12 +218,14 @@ impl Agent {
             return;
         };
         remote.life = if lost { Life::Lost } else { Life::Over };
-        let (first, standin) = (remote.first, remote.standin);
+        let (first, standin) = (remote.first, remote.has_standin().then_some(remote.standin));
         let remotes = self.nodes.iter().flat_map(|n| n.remotes.values());
         let same: Vec<&Remote> = remotes.filter(|r| r.first == first).collect();
         // The shell tells better, where this agent has it.
         if same.iter().all(|r| r.child.is_none()) && (lost || same.iter().all(|r| r.is_over())) {
-            end_standin(standin, if lost { 255 } else { 0 });
+            if let Some(standin) = standin {
+                end_standin(standin, if lost { 255 } else { 0 });
+            }
         }
     }
 
@@ -251,6 +255,7 @@ impl Agent {
                 self.reap();
             }
             Order::Encode { number, root, redundant } => self.take_share(number, root, redundant),
+            Order::NotRestarted => self.is_not_restarted(),
             Order::End { grace_ms } => self.ask_end(Duration::from_millis(grace_ms)),
         }
     }
@@ -275,7 +280,7 @@ impl Agent {
         for attempt in 1..=TRIES {
             let number = self.next_number;
             self.next_number += 1;
-            let absent = |r: &&Remote| matches!(r.life, Life::Errand(_) | Life::Starting | Life::Lost);
+            let absent = |r: &&Remote| matches!(r.life, Life::Errand | Life::Starting | Life::Lost);
             let absent = self.nodes.iter().flat_map(|n| n.remotes.values()).find(absent);
             let begun = match absent {
                 Some(r) if r.life == Life::Lost => Err(Failure::new(
@@ -285,7 +290,7 @@ impl Agent {
                         r.words.host
                     ),
                 )),
-                Some(r) if matches!(r.life, Life::Errand(_)) => Err(Failure::new(
+                Some(r) if r.life == Life::Errand => Err(Failure::new(
                     Exit::CheckpointFailed,
                     format!(
                         "{} is being asked about the tasks of srun; checkpoint {PASSING}",

@@ -69,6 +69,8 @@ impl Nodes {
                 let remote = Remote {
                     words: words.clone(),
                     standin: leader.standin,
+                    // It does not live yet.
+                    born: None,
                     first: leader.tag,
                     child: None,
                     life: Life::Starting,

@@ -60,6 +60,8 @@ pub(crate) enum Order {
         root: Vec<String>,
         redundant: Option<u64>,
     },
+    /// The user has ended the job: what an agent leaves that is killed goes on.
+    NotRestarted,
     /// End the program.
     End { grace_ms: u64 },
 }
@@ -192,6 +194,13 @@ impl Nodes {
             self.tree = Some(joining.start().map_err(failure)?);
         }
         Ok(())
+    }
+
+    /// After a restart: which processes the stand-ins are.
+    pub(crate) fn know_standins(&mut self) {
+        for r in self.remotes.values_mut() {
+            r.born = r.born.or_else(|| remote::born(r.standin));
+        }
     }
 
     pub(crate) fn tree(&self) -> Option<&Tree> {

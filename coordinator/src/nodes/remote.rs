@@ -216,8 +216,8 @@ pub(crate) fn descriptors_of<const N: usize>(pid: i32, numbers: [i32; N]) -> std
 /// Where a part is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Life {
-    /// It is no part: something is run for a stand-in, that of this start time.
-    Errand(u64),
+    /// It is no part: something is run for a stand-in.
+    Errand,
     /// Its agent has not joined yet.
     Starting,
     /// Node of the tree.
@@ -235,6 +235,8 @@ pub(crate) struct Remote {
     pub(crate) words: RemoteShell,
     /// The process of the job that stands in for the remote shell.
     pub(crate) standin: i32,
+    /// When that was started: its number may be another's later. None as long as it is not known.
+    pub(crate) born: Option<u64>,
     /// Tag of the first part that the same remote shell has started, which is this one itself unless that is an `srun` of several tasks.
     pub(crate) first: u64,
     /// The remote shell, where it is a child of this agent.
@@ -249,13 +251,22 @@ impl Remote {
 
     /// Whether it is run for a stand-in that is not there any more: nobody reads what it says.
     pub(crate) fn is_in_vain(&self) -> bool {
-        let Life::Errand(start) = self.life else { return false };
-        proc::stat(self.standin).map_or(true, |s| s.is_dead() || s.starttime != start)
+        self.life == Life::Errand && !self.has_standin()
+    }
+
+    /// Whether the stand-in is there.
+    pub(crate) fn has_standin(&self) -> bool {
+        self.born.is_some() && self.born == born(self.standin)
     }
 
     pub(crate) fn shell(&self) -> Option<i32> {
         self.child.as_ref().map(|c| c.id().cast_signed())
     }
+}
+
+/// When process `pid` was started, unless it has ended.
+pub(crate) fn born(pid: i32) -> Option<u64> {
+    proc::stat(pid).ok().filter(|s| !s.is_dead()).map(|s| s.starttime)
 }
 
 /// Lets the stand-in end with this exit status.

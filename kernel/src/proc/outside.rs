@@ -39,7 +39,11 @@ impl Outside {
             let Some((child, _)) = left.first() else { return Ok(()) };
             for (pid, _) in &left {
                 // SAFETY: takes numbers only. Nobody but this process and its descendants collects them, so the numbers are theirs.
-                unsafe { libc::kill(*pid, libc::SIGKILL) };
+                let killed = unsafe { libc::kill(*pid, libc::SIGKILL) };
+                let refused = (killed != 0).then(io::Error::last_os_error);
+                if let Some(e) = refused.filter(|e| e.kind() == io::ErrorKind::PermissionDenied) {
+                    return Err(io::Error::new(e.kind(), format!("process {pid} is another user's: end it")));
+                }
             }
             // SAFETY: no status is wanted. One that is gone, and an interruption, is seen in the next round.
             unsafe { libc::waitpid(*child, std::ptr::null_mut(), libc::__WALL) };
@@ -73,14 +77,14 @@ mod tests {
             BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
             (child, line.trim().parse::<i32>().unwrap())
         };
-        let (mut before, below) = start("sleep 60 & echo $!; wait");
+        let (mut before, below) = start("sleep 100000 & echo $!; wait");
         let mut outside = Outside::default();
         outside.note(None);
-        let (own, mine) = start("sleep 60 & echo $!; wait");
+        let (own, mine) = start("sleep 100000 & echo $!; wait");
         // Left to this process by one from before.
         before.kill().unwrap();
         before.wait().unwrap();
-        let (mut later, orphan) = start("sleep 60 & echo $!");
+        let (mut later, orphan) = start("sleep 100000 & echo $!");
         later.wait().unwrap();
         outside.note(Some(own.id().cast_signed()));
         outside.end_others().unwrap();

@@ -224,6 +224,7 @@ fn named(job: &Job, host: usize, name: &str) -> Vec<i32> {
 fn agents(place: &Place, user: User, first: usize, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::by(user, place, &format!("losses-agents{first}"), Kind::C, 2, 2)?;
     run_alone(&mut job, place)?;
+    job.comes_true("the shell has started a process", || named(&job, 1, "sleep").len() == 1)?;
     let beside = named(&job, 1, "sleep");
     for (n, part) in [(1, first), (2, 1 - first)] {
         let at = |e: Failure| format!("loss {n}: {e}");
