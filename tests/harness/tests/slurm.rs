@@ -243,7 +243,6 @@ fn plugin(site: &Site, options: &str, rng: &mut Rng) -> Result<(), Failure> {
         cg.display()
     );
     io("write native", std::fs::write(site.slurm.home().join("native"), native))?;
-    let natively = site.user(&["sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=2", "native"])?;
     let verdict = |job: &str| {
         let passed = |s: &Slurm| {
             let state = s.field(job, "JobState")?;
@@ -259,7 +258,9 @@ fn plugin(site: &Site, options: &str, rng: &mut Rng) -> Result<(), Failure> {
         drop(site.user(&["scancel", job]));
         Ok::<_, Failure>(site.said(job))
     };
-    let undisturbed = verdict(&natively)?;
+    let natively = || verdict(&site.user(&["sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=2", "native"])?);
+    // Seen once in 18 runs, under heavy load: a rank that died of a segmentation fault as Slurm's PMIx started it. Nothing of belay is in this run.
+    let undisturbed = natively().or_else(|_| natively()).or_else(|_| natively())?;
     site.edit(&[("mpirun ", &srun)])?;
     let job = site.submit(&["--time=10"])?;
     again_and_end(site, &job, rng)?;
