@@ -9,7 +9,8 @@ use core::sync::atomic::Ordering;
 
 const EINTR: isize = -4;
 const CLONE_VM: u64 = 0x100;
-const CLONE_THREAD_GROUP: u64 = 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000; // FS, FILES, SIGHAND, THREAD, SYSVSEM
+/// FS, FILES, SIGHAND, THREAD. Not SYSVSEM: that would give the process a list of what is to be undone for semaphores.
+const CLONE_THREAD_GROUP: u64 = 0x200 | 0x400 | 0x800 | 0x1_0000;
 const CLONE_CHILD_CLEARTID: u64 = 0x20_0000;
 
 /// Reads all extents of the plan. Returns when every helper has ended.

@@ -103,7 +103,7 @@ fn candidates(pids: &BTreeSet<i32>, launched: SystemTime) -> Vec<Candidate> {
         let guessed = match OWN_NAMESPACE.get() {
             // Once somebody has used such a set here, it was the job.
             Some(guesses) => operated == 0 && guesses.contains(&id),
-            None => is_guessed(id, count, pids, (changed, launched))?,
+            None => is_guessed(id, count, pids, (operated, changed, launched))?,
         };
         // Times are those of the last tick of the clock.
         let used = operated != 0 && (!guessed || operated + 1 >= launched);
@@ -113,16 +113,31 @@ fn candidates(pids: &BTreeSet<i32>, launched: SystemTime) -> Vec<Candidate> {
 }
 
 /// Whether a set is only guessed to be the job's; `None` where it is not taken for the job's.
-fn is_guessed(id: i32, count: i64, pids: &BTreeSet<i32>, (changed, launched): (i64, i64)) -> Option<bool> {
+fn is_guessed(id: i32, count: i64, pids: &BTreeSet<i32>, (operated, changed, launched): (i64, i64, i64)) -> Option<bool> {
     let count = usize::try_from(count).unwrap_or(0);
     let last: BTreeSet<i32> = (0..count).filter_map(|i| sem_number(id, i, libc::GETPID).ok()).collect();
     if !last.is_disjoint(pids) {
         return Some(false);
     }
-    let lives = |pid: &i32| proc::stat(*pid).is_ok_and(|s| !s.is_dead());
+    let used = operated.max(changed);
+    let lives = |pid: &i32| proc::stat(*pid).is_ok_and(|s| !s.is_dead() && has_used(&s, used));
     // Times are in seconds. In that of the launch the numbers of processes tell what was before.
     let since = changed > launched || changed == launched && any_after(&last, std::process::id().cast_signed());
     (since && !last.iter().any(lives)).then_some(true)
+}
+
+/// Whether a process can have used something at time `used`, in seconds: numbers come around again, so another may have had its number then.
+fn has_used(process: &proc::Stat, used: i64) -> bool {
+    let seconds = |clock| {
+        let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `t` is valid for writing.
+        unsafe { libc::clock_gettime(clock, &mut t) };
+        t.tv_sec
+    };
+    // SAFETY: takes a number.
+    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1);
+    let began = i64::try_from(process.starttime).unwrap_or(i64::MAX) / ticks;
+    seconds(libc::CLOCK_REALTIME) - seconds(libc::CLOCK_BOOTTIME) + began <= used + 2
 }
 
 /// Whether one of these processes began after `other`, as far as their numbers tell.
@@ -286,6 +301,20 @@ mod tests {
         assert!(all.is_empty());
         all.semaphores[0].guessed = false;
         assert!(!all.is_empty());
+    }
+
+    #[test]
+    fn a_process_that_began_later_has_not_used_a_set() {
+        let me = proc::stat(std::process::id().cast_signed()).unwrap();
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        let now = i64::try_from(now).unwrap();
+        assert!(has_used(&me, now) && !has_used(&me, 0));
+        let child = std::process::Command::new("sleep").arg("1000").spawn();
+        let mut child = child.unwrap();
+        let began = proc::stat(child.id().cast_signed()).unwrap();
+        assert!(has_used(&began, now) && !has_used(&began, now - 10));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]
