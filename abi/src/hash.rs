@@ -46,6 +46,19 @@ impl PageHash {
         Self { wide }
     }
 
+    /// Whether it uses the wide vectors, for a process on the same processor that cannot ask: a program can have switched the instruction off.
+    pub fn is_wide(self) -> bool {
+        self.wide
+    }
+
+    /// What another process has detected.
+    ///
+    /// # Safety
+    /// `wide` is true only where [`PageHash::is_wide`] was, on this machine.
+    pub unsafe fn detected(wide: bool) -> Self {
+        Self { wide }
+    }
+
     /// XXH3-128 of `page`.
     pub fn of(self, page: &Page) -> u128 {
         if self.wide {

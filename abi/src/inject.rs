@@ -521,6 +521,10 @@ pub struct Control {
     pub index_sample: u64,
     /// 1 where little memory is free: the writers give memory back that they have stored, and keep what they have written out of the page cache.
     pub frugal: u32,
+    /// 1 where pages are hashed with wide vectors ([`crate::hash::PageHash::is_wide`]).
+    pub wide_hash: u32,
+    /// Padding.
+    pub pad: u32,
     /// Number of loans that have their files; a futex. Writers wait for theirs.
     pub lent: core::sync::atomic::AtomicU32,
     /// The writers.

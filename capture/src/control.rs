@@ -13,6 +13,7 @@ use belay_storage::session::{self, Session};
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 const PAGE: u64 = 4096;
@@ -166,6 +167,7 @@ impl ControlMemory {
             (*head).index_fd = index.fd;
             (*head).index_bytes = index.bytes;
             (*head).index_sample = index.sample;
+            (*head).wide_hash = belay_storage::hashes_wide().into();
             (*head).frugal = frugal.into();
             (*head).writers = writers;
             (*head).lent = u32::try_from(work.lent).map_err(other)?.into();
@@ -272,13 +274,14 @@ impl ControlMemory {
                 let from = self.base.add(*table as usize).cast::<StoredExtent>();
                 extents.push(std::slice::from_raw_parts(from, count as usize));
                 let stats = &mut session.stats;
-                stats.looked += (*w).looked.load(Relaxed);
-                stats.found += (*w).found.load(Relaxed);
-                stats.timed_pages += (*w).timed.load(Relaxed);
-                stats.hash_ns += (*w).hash_ns.load(Relaxed);
-                stats.look_ns += (*w).look_ns.load(Relaxed);
-                stats.write_ns += (*w).write_ns.load(Relaxed);
-                stats.writers_ns += (*w).total_ns.load(Relaxed);
+                let add = |to: &mut u64, more: &AtomicU64| *to = to.saturating_add(more.load(Relaxed));
+                add(&mut stats.looked, &(*w).looked);
+                add(&mut stats.found, &(*w).found);
+                add(&mut stats.timed_pages, &(*w).timed);
+                add(&mut stats.hash_ns, &(*w).hash_ns);
+                add(&mut stats.look_ns, &(*w).look_ns);
+                add(&mut stats.write_ns, &(*w).write_ns);
+                add(&mut stats.writers_ns, &(*w).total_ns);
             }
             if (*head).next.load(Acquire) < work.ranges {
                 return Err(fail("its snapshot process ended before all was written".into()));

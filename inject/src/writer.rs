@@ -167,9 +167,11 @@ unsafe fn write_ranges(job: &Job) {
             writer,
             table: control.cast::<u8>().add((*writer).table as usize).cast(),
             index: map_index(control, job.agent_pid),
-            hash: PageHash::detect(),
+            hash: PageHash::detected((*control).wide_hash != 0),
             batch: [(0, 0); BATCH_PAGES],
             batches: 0,
+            looked: 0,
+            found: 0,
             timed: false,
             wrote_ns: 0,
             loan: null_mut(),
@@ -194,6 +196,8 @@ unsafe fn write_ranges(job: &Job) {
         if error == 0 {
             out.end_loan();
         }
+        (*writer).looked.store(out.looked, Relaxed);
+        (*writer).found.store(out.found, Relaxed);
         (*writer).total_ns.store(now_ns() - begin, Relaxed);
         (*writer).error.store(error, Relaxed);
         (*writer).done.store(1, Release);
@@ -244,6 +248,9 @@ struct Output {
     batch: [(u64, u128); BATCH_PAGES],
     /// Large batches so far.
     batches: u32,
+    /// Pages looked for, and found, so far.
+    looked: u64,
+    found: u64,
     /// The time of this batch is taken, of the processor: what others do meanwhile does not count.
     timed: bool,
     /// Time of the processor that went into writing during this batch.
@@ -315,10 +322,11 @@ impl Output {
                     if let Some(index) = &self.index {
                         index.prefetch(hash);
                     }
-                    if let Some(slot) = self.batch.get_mut(count) {
-                        *slot = (at, hash);
-                        count += 1;
-                    }
+                    let Some(slot) = self.batch.get_mut(count) else {
+                        return E2BIG;
+                    };
+                    *slot = (at, hash);
+                    count += 1;
                 }
                 at += PAGE;
             }
@@ -352,13 +360,11 @@ impl Output {
     unsafe fn store(&mut self, at: u64, hash: u128, last: &mut *mut StoredExtent) -> i32 {
         unsafe {
             let index = self.index.as_ref().filter(|i| i.covers(hash));
-            if index.is_some() {
-                (*self.writer).looked.fetch_add(1, Relaxed);
-            }
+            self.looked += u64::from(index.is_some());
             let place = match index.and_then(|i| i.find(hash)) {
-                Some(found) => {
-                    (*self.writer).found.fetch_add(1, Relaxed);
-                    found
+                Some(place) => {
+                    self.found += 1;
+                    place
                 }
                 None => match self.append(at, hash) {
                     Ok(place) => place,

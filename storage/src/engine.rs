@@ -165,10 +165,9 @@ impl Engine {
         let index = match kept.index {
             Some(index) if index.is_sampled() == sampled => Some(index),
             Some(index) if sampled => Some(index.thinned()?),
-            // What was not in the sample is read again.
-            Some(_) => return self.load(),
-            // The last checkpoint had no memory for it.
-            None => self.new_index()?,
+            // What was not in the sample, or for which there was no memory, is read again.
+            _ if self.options.find_by_hash && self.base.is_some() => return self.load(),
+            _ => self.new_index()?,
         };
         Ok(Kept { index, ..kept })
     }

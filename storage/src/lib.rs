@@ -38,9 +38,15 @@ pub use belay_image::extents::PAGE;
 use belay_image::ImageError;
 use std::sync::LazyLock;
 
+static PAGES: LazyLock<PageHash> = LazyLock::new(PageHash::detect);
+
+/// Whether pages are hashed with wide vectors on this machine.
+pub fn hashes_wide() -> bool {
+    PAGES.is_wide()
+}
+
 /// The hash of a page: XXH3-128. Its low half is the page's XXH3-64, the checksum that a restart compares.
 pub fn hash(page: &[u8]) -> u128 {
-    static PAGES: LazyLock<PageHash> = LazyLock::new(PageHash::detect);
     match page.try_into() {
         Ok(page) => PAGES.of(page),
         Err(_) => xxhash_rust::xxh3::xxh3_128(page),
