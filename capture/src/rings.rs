@@ -140,7 +140,9 @@ fn refusal(pid: i32, slot: &RingSlot) -> Refusal {
     let error = std::io::Error::from_raw_os_error(slot.error);
     let reason = match (slot.outcome, slot.error) {
         (RING_LOST, _) => format!("could not be put back after its requests had ended ({error})"),
-        (_, libc::EAGAIN) => "needs a second context for a moment; raise fs.aio-max-nr".to_owned(),
+        (_, libc::EAGAIN) => {
+            "needs a second context for a moment; raise fs.aio-max-nr, and where the process locks what it maps (mlockall) the limit for locked memory (ulimit -l)".to_owned()
+        }
         (_, libc::EINVAL) => "has a head or a size that no context of this kernel has".to_owned(),
         _ => format!("cannot be replaced by a second one for a moment ({error})"),
     };
