@@ -22,6 +22,38 @@ pub const OP_NOTIFICATION: u64 = 4;
 /// Operation: find out which mappings are locked, see [`LocksTable`].
 pub const OP_LOCKS: u64 = 7;
 
+/// Tells agents and injected programs of different versions apart: the version, and the sizes of what both lay out (FNV-1a).
+pub const FINGERPRINT: u64 = {
+    let sizes = [
+        size_of::<Mark>(),
+        size_of::<WaitTable>(),
+        size_of::<ThreadTable>(),
+        size_of::<ProcessTable>(),
+        size_of::<LocksTable>(),
+        size_of::<SnapshotTable>(),
+        size_of::<NotificationTable>(),
+        size_of::<RingsTable>(),
+        size_of::<Range>(),
+        size_of::<StoredExtent>(),
+        size_of::<Loan>(),
+        size_of::<Writer>(),
+        size_of::<Control>(),
+    ];
+    let version = env!("CARGO_PKG_VERSION").as_bytes();
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut i = 0;
+    while i < sizes.len() + version.len() {
+        let next = if i < sizes.len() {
+            sizes[i] as u64
+        } else {
+            version[i - sizes.len()] as u64
+        };
+        hash = (hash ^ next).wrapping_mul(0x0100_0000_01b3);
+        i += 1;
+    }
+    hash
+};
+
 /// How the end of an operation is announced; first member of every table.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

@@ -11,6 +11,7 @@ mod frame;
 mod gather;
 pub mod headroom;
 mod inject;
+mod injected;
 mod inside;
 mod memory;
 mod mlock;
@@ -31,6 +32,7 @@ mod tracers;
 mod tracking;
 mod undo;
 
+pub use injected::load as load_injected;
 pub use suspend::{release, take_ended};
 pub use tracking::{Armed, Tracking};
 
@@ -40,7 +42,6 @@ use belay_image::manifest::FileEntry;
 use belay_image::model::{AgentIdentity, Job};
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{blobs::BlobWriter, extent_file, BLOB_FILE, JOB_FILE};
-use belay_kernel::blob::Blob;
 use belay_kernel::proc;
 use belay_plugins::{Facts, Group, Names, Refusal};
 use belay_storage::session::Session;
@@ -263,8 +264,7 @@ fn take(
     on_phase: &mut dyn FnMut(Phase),
 ) -> Result<(Snapshot, Option<Held>), CaptureError> {
     let agent = std::process::id().cast_signed();
-    let program = belay_kernel::blob::find("belay-inject").map_err(|e| CaptureError::failed("find belay-inject", e))?;
-    let blob = Blob::load(&program).map_err(|e| CaptureError::failed("load belay-inject", e))?;
+    let blob = injected::program()?;
     let mut blobs = BlobWriter::create(&dir.join(BLOB_FILE))?;
     let mut clock = Clock {
         phases: Vec::new(),
@@ -297,7 +297,7 @@ fn take(
         .processes
         .iter_mut()
         .zip(drafts.iter().zip(&seen))
-        .map(|(p, (d, seen))| inject::Area::map(p, &d.maps, &d.status, threads::pending_signals(seen), &blob))
+        .map(|(p, (d, seen))| inject::Area::map(p, &d.maps, &d.status, threads::pending_signals(seen), blob))
         .collect::<Result<Vec<_>, _>>()?;
     let (thread_tables, mut processes) = inject::collect_threads(&mut job, &areas, |job| {
         let timers: Vec<Vec<i32>> = drafts.iter().map(process::Draft::timer_ids).collect();

@@ -23,12 +23,14 @@ mod turn;
 mod writer;
 
 use crate::collect::PR_SET_CHILD_SUBREAPER;
-use belay_abi::inject::{Mark, OP_LOCKS, OP_NOTIFICATION, OP_PROCESS, OP_RINGS, OP_SNAPSHOT, OP_THREAD, OP_WAIT};
+use belay_abi::inject::{Mark, FINGERPRINT, OP_LOCKS, OP_NOTIFICATION, OP_PROCESS, OP_RINGS, OP_SNAPSHOT, OP_THREAD, OP_WAIT};
 use belay_abi::syscall;
 
 belay_abi::freestanding!();
 
 core::arch::global_asm!(
+    ".balign 8",
+    ".quad {fingerprint}",
     ".globl _start",
     "_start:",
     "  cld",
@@ -42,6 +44,7 @@ core::arch::global_asm!(
     "  syscall",
     "  ud2",
     main = sym inject_main,
+    fingerprint = const FINGERPRINT,
 );
 
 extern "C" {

@@ -124,6 +124,11 @@ impl Blob {
         self.entry
     }
 
+    /// The word in front of the entry, which tells of what version the program is.
+    pub fn mark(&self) -> Option<u64> {
+        word(&self.image, usize::try_from(self.entry).ok()?.checked_sub(8)?)
+    }
+
     /// The image as it must look at address `base`.
     pub fn placed_at(&self, base: u64) -> Vec<u8> {
         let mut out = self.image.clone();

@@ -147,6 +147,8 @@ impl Agent {
         if let Some(nodes) = &mut nodes {
             nodes.restarts = restarts;
         }
+        // What fails here is told by the first checkpoint.
+        drop(belay_capture::load_injected());
         let gen = dir.generations();
         generations::clear_leftovers(&gen)?;
         let options = Options {

@@ -1,6 +1,6 @@
 //! The command line: exit statuses, standard streams, signals, terminals, job directories, machine-readable output.
 
-use belay_tests::expect::{refused, want};
+use belay_tests::expect::{io, refused, want};
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{Place, User};
 use belay_tests::procs;
@@ -445,6 +445,38 @@ fn file_size(place: &Place, user: User) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
+/// Belay is replaced by another version while a job runs: that is checkpointed by the version that it was launched with.
+fn replaced(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = Job::new(place, "replaced", user)?;
+    let (dir, bin) = (job.dir().display().to_string(), job.dir().with_file_name("bin"));
+    io("make a directory", std::fs::create_dir(&bin))?;
+    for name in ["belay", "belay-inject"] {
+        io(
+            "copy belay",
+            std::fs::copy(place.belay().with_file_name(name), bin.join(name)),
+        )?;
+    }
+    let belay = |words: &[&str]| -> Vec<String> {
+        let program = bin.join("belay").display().to_string();
+        [&[program.as_str()], words]
+            .concat()
+            .iter()
+            .map(|w| (*w).to_owned())
+            .collect()
+    };
+    let program = place.programs().join("mem_private").display().to_string();
+    job.start(job.command(&belay(&["launch", "--ckpt-dir", &dir, "--", &program])))?;
+    job.progress(LIMIT)?;
+    io("remove", std::fs::remove_file(bin.join("belay-inject")))?;
+    io("replace", std::fs::write(bin.join("belay-inject"), "another version"))?;
+    let o = output(job.command(&belay(&["checkpoint", &dir])), LIMIT)?;
+    want(o.status.success(), || format!("{}: {}", show(o.status), text(&o)))?;
+    job.kill_all()?;
+    job.restart(&[])?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
 /// A job with more open files than the agent may have is refused, with the limit, and goes on.
 fn open_files(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = running(place, user, "open_files", &[], &["fd_many"])?;
@@ -530,7 +562,7 @@ fn run(place: &Place, user: User) -> Result<(), Failure> {
 
 fn main() {
     let mut target = Target::new("cli", &["fault_target", "fd_many", "mem_private"]);
-    let tests: [(&str, Test); 21] = [
+    let tests: [(&str, Test); 22] = [
         ("exit_status", exit_status),
         ("streams", streams),
         ("no_command", no_command),
@@ -550,6 +582,7 @@ fn main() {
         ("restart_streams", restart_streams),
         ("setuid", setuid),
         ("open_files", open_files),
+        ("replaced", replaced),
         ("file_size", file_size),
         ("help", |place, user| {
             let job = Job::new(place, "help", user)?;
