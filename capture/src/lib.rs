@@ -31,6 +31,7 @@ mod threads;
 mod tracers;
 mod tracking;
 mod undo;
+mod waits;
 
 pub use injected::load as load_injected;
 pub use suspend::{release, take_ended};
@@ -307,6 +308,7 @@ fn take(
         let ended = job.zombies.iter().filter_map(|zombie| process::zombie(*zombie));
         live.chain(ended.map(Ok)).collect::<Result<Vec<_>, _>>()
     })?;
+    waits::shorten(&mut job, &thread_tables);
     for (at, ((process, draft), area)) in processes.iter_mut().zip(&mut drafts).zip(&areas).enumerate() {
         // Those of memory that several processes share are told once.
         if job.processes[at].guest.is_none() {

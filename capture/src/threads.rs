@@ -4,6 +4,7 @@
 //! ([`models`]).
 
 use crate::suspend::{Process, Suspended, Task};
+use crate::waits::Wait;
 use crate::CaptureError;
 use belay_abi::inject::ThreadTable;
 use belay_image::model;
@@ -96,6 +97,7 @@ pub(crate) struct State {
     xstate: Vec<u8>,
     sigmask: u64,
     rseq: (u64, u32, u32),
+    wait: Option<Wait>,
 }
 
 impl State {
@@ -107,6 +109,7 @@ impl State {
             xstate: std::mem::take(&mut task.xstate),
             sigmask: task.sigmask,
             rseq: task.rseq,
+            wait: task.wait,
         }
     }
 }
@@ -124,7 +127,7 @@ pub(crate) fn models(states: Vec<State>, seen: Vec<Seen>, tables: &[ThreadTable]
 }
 
 fn thread(state: State, seen: Seen, table: &ThreadTable) -> model::Thread {
-    let regs = crate::calls::without_restart_block(state.tid, &state.regs);
+    let regs = crate::calls::without_restart_block(state.tid, &state.regs, state.wait.as_ref());
     let name = table.comm.split(|b| *b == 0).next().unwrap_or_default();
     model::Thread {
         tid: state.tid,

@@ -63,6 +63,8 @@ pub struct Stat {
     pub end_code: u64,
     pub start_stack: u64,
     pub exit_signal: i32,
+    /// The processor it runs on, or ran on last.
+    pub processor: i32,
     pub start_data: u64,
     pub end_data: u64,
     pub start_brk: u64,
@@ -123,6 +125,7 @@ fn parse_stat(raw: &[u8]) -> Option<Stat> {
         end_code: unsigned(27)?,
         start_stack: unsigned(28)?,
         exit_signal: signed(38)?,
+        processor: signed(39)?,
         start_data: unsigned(45)?,
         end_data: unsigned(46)?,
         start_brk: unsigned(47)?,
