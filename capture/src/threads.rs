@@ -40,10 +40,7 @@ pub(crate) fn look<M>(
 fn see((pid, first): (i32, i32), tid: i32) -> Result<Seen, CaptureError> {
     let fail = |step: &str, e| CaptureError::failed(format!("{step} of thread {tid}"), e);
     let compare = |object| kcmp::compare(first, tid, object).map_err(|e| fail("compare descriptors and directories", e));
-    let pending = ptrace::pending(tid, false).map_err(|e| match e.raw_os_error() {
-        Some(libc::ESRCH) => CaptureError::refuse_for_now(pid, format!("thread {tid}"), "has ended at this moment"),
-        _ => fail("read pending signals", e),
-    });
+    let pending = pending(pid, tid, false);
     Ok(Seen {
         pending: pending?,
         directories: if tid != first && compare(kcmp::Object::Fs)?.is_ne() {
@@ -52,6 +49,18 @@ fn see((pid, first): (i32, i32), tid: i32) -> Result<Seen, CaptureError> {
             None
         },
         apart: tid != first && compare(kcmp::Object::Files)?.is_ne(),
+    })
+}
+
+/// The `siginfo_t` of each signal that is pending for thread `tid` of process `pid`, or for the process when `shared`.
+pub(crate) fn pending(pid: i32, tid: i32, shared: bool) -> Result<Vec<Vec<u8>>, CaptureError> {
+    ptrace::pending(tid, shared).map_err(|e| match e.raw_os_error() {
+        Some(libc::ESRCH) => CaptureError::refuse_for_now(pid, format!("thread {tid}"), "has ended at this moment"),
+        Some(libc::E2BIG) => {
+            let reason = format!("more than {} signals are pending", ptrace::MOST_PENDING);
+            CaptureError::refuse(pid, format!("thread {tid}"), reason)
+        }
+        _ => CaptureError::failed(format!("read pending signals of thread {tid}"), e),
     })
 }
 
