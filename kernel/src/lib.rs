@@ -13,6 +13,7 @@ pub mod ptrace;
 pub mod room;
 pub mod seccomp;
 pub mod uffd;
+pub mod vdso;
 pub mod vm;
 
 use std::io;

@@ -3,6 +3,7 @@
 use crate::arena::Arena;
 use crate::layout::{find_gap, TASK_SIZE};
 use crate::state::Own;
+use crate::vdso::{bridge::Bridge, frozen};
 use crate::{memory, plausible, state, tree, verify};
 use belay_abi::restore::Fill;
 use belay_image::extents::Extent;
@@ -42,6 +43,8 @@ pub fn decide(job: &Job, extents: &[Extent]) {
                 others: Vec::new(),
                 scratch: base,
                 specials: Vec::new(),
+                foreign: None,
+                pid: p.pid,
                 lazy,
                 ask_huge: lazy,
                 shared_fd: &|object, _| (object.ino % 3 != 0).then_some(5),
@@ -66,4 +69,17 @@ pub fn decide(job: &Job, extents: &[Extent]) {
             state::pending(p.pid, Some(t.tid), &t.pending, &mut arena, &mut calls);
         }
     }
+}
+
+/// Takes `code` for the vDSO of a checkpoint, as a restart does under another kernel, and for its data.
+pub fn vdso(code: &[u8]) {
+    let own = belay_kernel::vdso::code().unwrap_or_default();
+    for (old, new) in [(code, own.as_slice()), (&own, code), (code, code)] {
+        if let Ok(bridge) = Bridge::new(old, new) {
+            for place in [0x7fff_0000_0000, 0x1000] {
+                drop(bridge.write(&mut old.to_vec(), 0x7ffe_f000_0000, place));
+            }
+        }
+    }
+    frozen::freeze(&mut code.to_vec());
 }

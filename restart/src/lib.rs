@@ -38,6 +38,7 @@ mod spawn;
 mod state;
 mod sys;
 mod tree;
+mod vdso;
 mod verify;
 
 pub use fail::RestartError;
