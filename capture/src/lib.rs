@@ -39,7 +39,7 @@ pub use tracking::{Armed, Tracking};
 use crate::mlock::Locks;
 use belay_image::extents;
 use belay_image::manifest::FileEntry;
-use belay_image::model::{AgentIdentity, Job, KernelPages};
+use belay_image::model::{AgentIdentity, Job, KernelPages, Processor};
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{blobs::BlobWriter, checksum, extent_file, BLOB_FILE, JOB_FILE};
 use belay_kernel::{proc, vdso};
@@ -379,6 +379,7 @@ fn take(
         time_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
         vdso_xxh3,
         kernel_pages,
+        processor: Some(Processor::own()),
         agent: agent_identity(agent)?,
         root_pid,
         processes,

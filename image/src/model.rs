@@ -22,6 +22,9 @@ pub struct Job {
     /// These bytes and what they work on, for a restart where they are others; `None` where they could not be read, and in images of before.
     #[serde(default)]
     pub kernel_pages: Option<KernelPages>,
+    /// The processor; `None` in images of before.
+    #[serde(default)]
+    pub processor: Option<Processor>,
     /// The agent as the processes saw it (parent of the first process, subreaper of orphans).
     pub agent: AgentIdentity,
     /// PID of the launched command.
@@ -39,6 +42,26 @@ pub struct KernelPages {
     pub code: BlobRef,
     /// `[vvar]`, between two changes.
     pub data: BlobRef,
+}
+
+/// A processor, as programs see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Processor {
+    /// Instructions that programs may choose by asking for them, with Linux's names.
+    pub features: Vec<String>,
+    /// The layout of [`Thread::xstate`] from component 2 on.
+    pub components: Vec<StateComponent>,
+}
+
+/// A component of the extended state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateComponent {
+    /// Its number.
+    pub number: u32,
+    /// Where it lies, bytes.
+    pub offset: u32,
+    /// Its length, bytes.
+    pub bytes: u32,
 }
 
 /// Identity of the agent at capture; the agent of the restarted job takes the same one.

@@ -3,6 +3,7 @@
 //! Each module wraps one interface and nothing more; decisions are made by the callers.
 
 pub mod blob;
+pub mod cpu;
 pub mod hugepages;
 pub mod kcmp;
 pub mod net;

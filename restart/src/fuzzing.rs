@@ -71,15 +71,19 @@ pub fn decide(job: &Job, extents: &[Extent]) {
     }
 }
 
-/// Takes `code` for the vDSO of a checkpoint, as a restart does under another kernel, and for its data.
-pub fn vdso(code: &[u8]) {
+/// Takes `data`, and this kernel's vDSO with changes at the places that `data` names, for the vDSO of a checkpoint, as a restart does under another kernel; and for its data.
+pub fn vdso(data: &[u8]) {
     let own = belay_kernel::vdso::code().unwrap_or_default();
-    for (old, new) in [(code, own.as_slice()), (&own, code), (code, code)] {
+    let mut changed = own.clone();
+    for edit in data.chunks_exact(3).filter(|_| !own.is_empty()) {
+        changed[usize::from(u16::from_le_bytes([edit[0], edit[1]])) % own.len()] = edit[2];
+    }
+    for (old, new) in [(data, own.as_slice()), (&changed, &own), (&own, &changed)] {
         if let Ok(bridge) = Bridge::new(old, new) {
             for place in [0x7fff_0000_0000, 0x1000] {
                 drop(bridge.write(&mut old.to_vec(), 0x7ffe_f000_0000, place));
             }
         }
+        frozen::freeze(&mut old.to_vec());
     }
-    frozen::freeze(&mut code.to_vec());
 }

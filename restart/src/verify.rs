@@ -4,11 +4,12 @@
 use crate::fail::{Outcome, RestartError};
 use crate::namespace;
 use crate::plausible;
+use crate::processor;
 use crate::tree;
 use crate::vdso::{Foreign, Refused};
 use belay_image::extents::{self, Extent};
 use belay_image::manifest::Manifest;
-use belay_image::model::{FileIdentity, Job, Process, Vma, VmaKind};
+use belay_image::model::{FileIdentity, Job, Process, Processor, Vma, VmaKind};
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{blobs::BlobReader, checksum, extent_file, files, ImageError, BLOB_FILE, JOB_FILE};
 use belay_plugins::Descriptors;
@@ -34,7 +35,7 @@ pub(crate) struct Loaded {
 const PIECE_BYTES: u64 = 4 << 20;
 
 /// Reads and checks the generation in `dir`.
-pub(crate) fn load(dir: &Path) -> Outcome<Loaded> {
+pub(crate) fn load(dir: &Path, any_cpu: bool) -> Outcome<Loaded> {
     // The job's processes change directory; the image must still be found.
     let dir = dir.canonicalize().map_err(|e| ImageError::io("open", dir, e))?;
     let manifest = Manifest::read(&dir)?;
@@ -65,6 +66,7 @@ pub(crate) fn load(dir: &Path) -> Outcome<Loaded> {
         all.insert(p.pid, cut(&table, &p.vmas));
     }
     check_processes(&job)?;
+    check_processor(&job, any_cpu)?;
     let descriptors: Descriptors = sections.get_json(Kind::Descriptors)?;
     let tables = descriptors.check_tables(&plausible::tasks(&job));
     tables.map_err(|reason| ImageError::damaged(&dir.join(JOB_FILE), reason))?;
@@ -147,6 +149,27 @@ fn check_processes(job: &Job) -> Outcome<()> {
         }
     }
     Ok(())
+}
+
+/// What this processor lacks is refused by name.
+fn check_processor(job: &Job, any_cpu: bool) -> Outcome<()> {
+    let missing = processor::missing(job, &Processor::own(), any_cpu);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let otherwise = if any_cpu {
+        ""
+    } else {
+        ", or, if none of the job's programs uses them, with --any-cpu"
+    };
+    Err(RestartError::at(
+        "processor",
+        format!(
+            "this one lacks what that of {} had: {}; restart on one that has them{otherwise}",
+            job.host,
+            missing.join(", ")
+        ),
+    ))
 }
 
 /// What the job needs where this kernel's vDSO is another than it had.
