@@ -149,12 +149,9 @@ pub fn features() -> &'static [&'static str] {
 pub fn components() -> &'static [Component] {
     static OWN: OnceLock<Vec<Component>> = OnceLock::new();
     OWN.get_or_init(|| {
-        // SAFETY: the kernel has switched XSAVE on.
-        let enabled = if features().contains(&"osxsave") {
-            unsafe { enabled() }
-        } else {
-            0
-        };
+        // SAFETY: asked only where the kernel has switched XSAVE on.
+        let parts = || unsafe { enabled() };
+        let enabled = features().contains(&"osxsave").then(parts).unwrap_or(0);
         let of = |number: u32| {
             let CpuidResult { eax, ebx, .. } = ask(0xd, number);
             Component {

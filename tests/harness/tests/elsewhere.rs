@@ -133,7 +133,10 @@ fn processor_lacks(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure
         job.left_behind()
     };
     let processor = |image: &mut Image, f: &dyn Fn(&mut belay_image::model::Processor)| match &mut image.processor {
-        Some(p) => Ok(f(p)),
+        Some(p) => {
+            f(p);
+            Ok(())
+        }
         None => Err("the processor is not in the checkpoint".into()),
     };
     change(&job, |image, _| processor(image, &|p| p.features.push("qubits".into())))?;
