@@ -3,6 +3,7 @@
 //! Each module wraps one interface and nothing more; decisions are made by the callers.
 
 pub mod blob;
+pub mod cpu;
 pub mod hugepages;
 pub mod kcmp;
 pub mod net;
@@ -13,6 +14,7 @@ pub mod ptrace;
 pub mod room;
 pub mod seccomp;
 pub mod uffd;
+pub mod vdso;
 pub mod vm;
 
 use std::io;

@@ -173,6 +173,7 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
     let how = How {
         generation: args.generation,
         lazy: args.lazy,
+        any_cpu: args.any_cpu,
         hosts,
         quiet: args.quiet,
         restarts: false,
@@ -226,6 +227,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
             let how = How {
                 generation: None,
                 lazy: args.lazy,
+                any_cpu: args.any_cpu,
                 hosts: match args.again {
                     0 => named,
                     n => {
@@ -325,6 +327,7 @@ fn named(hosts: cli::Hosts) -> Result<Vec<String>, Failure> {
 struct How {
     generation: Option<u64>,
     lazy: bool,
+    any_cpu: bool,
     hosts: Vec<String>,
     quiet: bool,
     /// When a part is lost the job is ended, and the caller restarts it.
@@ -344,6 +347,7 @@ fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) 
     let numbers = restart::candidates(dir, &description, how.generation, &mut tell)?;
     description.wait_status = None;
     description.lost.clear();
+    description.any_cpu = how.any_cpu;
     description.history.begin(sys::now_unix_s(), dir.last_sign_unix_s());
     // A full disk is no reason not to go on from a checkpoint.
     for failure in [dir.describe(&description), logging::start(dir, &description.log_level)]
@@ -352,7 +356,7 @@ fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) 
     {
         sys::say(&failure.message);
     }
-    let options = restart_options(how.lazy)?;
+    let options = restart_options(how.lazy, how.any_cpu)?;
     restart::restart(
         Setup {
             dir: dir.clone(),
@@ -367,9 +371,10 @@ fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) 
     )
 }
 
-fn restart_options(lazy: bool) -> Result<belay_restart::Options, Failure> {
+fn restart_options(lazy: bool, any_cpu: bool) -> Result<belay_restart::Options, Failure> {
     Ok(belay_restart::Options {
         lazy,
+        any_cpu,
         restorer: belay_kernel::blob::find("belay-restorer")
             .map_err(|e| Failure::new(Exit::System, format!("{e}; install belay completely")))?,
     })
@@ -400,7 +405,8 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
             nodes,
             restarts: args.ends_with_root,
         };
-        let options = restart_options(false)?;
+        let any_cpu = JobDir::open(job, Access::Own).and_then(|root| root.description());
+        let options = restart_options(false, any_cpu.is_ok_and(|root| root.any_cpu))?;
         let end = restart::restart(setup, vec![number], (&options, &[]), &mut |_, _| {})?;
         sys::exit_like(end.status())
     }

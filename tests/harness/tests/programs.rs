@@ -60,6 +60,7 @@ fn cases() -> Vec<Case> {
         prog("timer_alarm"),
         prog("timer_posix"),
         prog("timer_thread"),
+        prog("time_vdso"),
         prog("attr_process"),
         prog("attr_identity"),
         prog("attr_notrace"),
