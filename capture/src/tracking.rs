@@ -377,7 +377,10 @@ fn begin_anew<'a>(
 /// Marks one page of a stopped process, thread `task`, as written, without changing it: the highest one that the program could have written. Returns its address.
 fn mark_one<'a>(task: i32, maps: impl DoubleEndedIterator<Item = &'a Map>, mut pagemap: Pagemap) -> io::Result<u64> {
     let mut found = Vec::new();
-    for map in maps.rev().filter(|m| memory::pages(m) == Pages::Own && m.ino == 0 && m.prot & 2 != 0) {
+    for map in maps
+        .rev()
+        .filter(|m| memory::pages(m) == Pages::Own && m.ino == 0 && m.prot & 2 != 0)
+    {
         pagemap.data_ranges(map.start, map.end, &mut found)?;
         if let Some((_, end)) = found.last() {
             let page = end - PAGE;

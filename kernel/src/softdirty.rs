@@ -32,7 +32,15 @@ pub fn with_memory(pid: i32, ranges: &[(u64, u64)]) -> io::Result<Vec<(u64, u64)
         // SAFETY: both arrays have as many elements as the call is told, and live across it.
         let told = unsafe {
             let to = null_mut::<i32>();
-            libc::syscall(libc::SYS_move_pages, pid, batch.len(), batch.as_ptr(), to, nodes.as_mut_ptr(), 0)
+            libc::syscall(
+                libc::SYS_move_pages,
+                pid,
+                batch.len(),
+                batch.as_ptr(),
+                to,
+                nodes.as_mut_ptr(),
+                0,
+            )
         };
         crate::check(told)?;
         for (page, _) in batch.iter().zip(nodes).filter(|(_, node)| *node >= 0) {
@@ -98,6 +106,8 @@ mod tests {
         // SAFETY: a new mapping.
         let p = unsafe { libc::mmap(null_mut(), pages * PAGE, prot, flags, -1, 0) };
         assert_ne!(p, libc::MAP_FAILED);
+        // SAFETY: our own mapping; a huge page has one mark.
+        unsafe { libc::madvise(p, pages * PAGE, libc::MADV_NOHUGEPAGE) };
         let at = |page: usize| p as u64 + (page * PAGE) as u64;
         // SAFETY: within the mapping.
         let put = |page: usize| unsafe { (at(page) as *mut u8).write_volatile(page as u8 | 1) };
@@ -117,7 +127,10 @@ mod tests {
         (0..pages).for_each(put);
         let clean = |pid| {
             let mut out = Vec::new();
-            Pagemap::open(pid).unwrap().not_soft_dirty(at(0), at(pages), &mut out).unwrap();
+            Pagemap::open(pid)
+                .unwrap()
+                .not_soft_dirty(at(0), at(pages), &mut out)
+                .unwrap();
             out
         };
         let (of_child, own) = (clean(child), clean(me));
