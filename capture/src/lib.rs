@@ -436,10 +436,10 @@ impl Snapshot {
             child.copy().into_iter().for_each(headroom::offer);
         }
         let mut armed = Vec::new();
-        for mut child in std::mem::take(&mut self.children) {
-            armed.extend(child.take_armed());
+        for child in std::mem::take(&mut self.children) {
             let pid = child.pid();
-            let vmas = child.write(session, self.writers, &mut identities, &mut progress)?;
+            let (vmas, arms) = child.write(session, self.writers, &mut identities, &mut progress)?;
+            armed.extend(arms);
             if let Some(p) = self.job.processes.iter_mut().find(|p| p.pid == pid) {
                 p.vmas = vmas;
                 p.exe_identity = identities.of(&p.exe);

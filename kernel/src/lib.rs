@@ -13,6 +13,7 @@ pub mod proc;
 pub mod ptrace;
 pub mod room;
 pub mod seccomp;
+pub mod softdirty;
 pub mod uffd;
 pub mod vdso;
 pub mod vm;

@@ -175,7 +175,7 @@ impl Agent {
             None => tiers::local::engage(&dir, &description, make)?,
         };
         let tracking = match description.differential {
-            Differential::Written => Tracking::default(),
+            Differential::Written => Tracking::written(),
             Differential::Hash | Differential::Off => Tracking::off(),
         };
         let held = generations::list(&gen)?;

@@ -90,6 +90,7 @@ fn cases() -> Vec<Case> {
         prog("mem_change"),
         prog("mem_diff").launch(&["--differential", "written"]),
         prog("mem_diff pieces"),
+        prog("mem_moved").launch(&["--differential", "written"]),
         prog("mem_dlopen"),
         prog("fd_regular"),
         prog("fd_overwrite").launch(&["--save-open-files"]),
