@@ -278,7 +278,9 @@ impl Agent {
             if let Some(failed) = self.nodes.take() {
                 failed.give_up();
             }
-            self.nodes = Some(Nodes::restart(&self.dir, &rows, number, (hosts, self.losses.restarts()))?);
+            let stored = self.description.config.redundancy.scheme.is_some();
+            let restarts = self.losses.restarts();
+            self.nodes = Some(Nodes::restart(&self.dir, (&rows, stored), number, (hosts, restarts))?);
         }
         Ok(self.nodes.as_mut().and_then(Nodes::reunion))
     }

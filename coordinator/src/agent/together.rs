@@ -93,17 +93,12 @@ impl Agent {
         let nodes = self.nodes.as_mut().filter(|n| !n.is_part());
         let nodes = nodes.ok_or_else(|| refused("the job was not launched with --across-hosts, or this is a part"))?;
         let words = RemoteShell::parse(program, words).ok_or_else(|| refused("no command for the other host"))?;
-        if words.tasks > 0 && self.description.config.redundancy.scheme.is_some() {
-            return Err(refused(
-                "a job launched with --redundancy starts its parts through ssh or rsh, not srun",
-            ));
-        }
         let stdio = descriptors_of(standin, [0, 1, 2]).map_err(|e| Failure::system("take the stand-in's descriptors", &e))?;
         let first = nodes.next_tag();
         let tags: Vec<u64> = (first..first + words.parts()).collect();
         let command = again::agent_command(self.dir.path(), nodes, &tags, &words.program_words())?;
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let mut child = Some(words.spawn(&command, Some((stdio, standin)), &path)?);
+        let mut child = Some(words.spawn(&command, (Some(stdio), Some(standin)), &path)?);
         tracing::info!(
             first,
             parts = tags.len(),

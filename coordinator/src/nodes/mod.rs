@@ -114,6 +114,16 @@ pub(crate) fn job_of<'a>(nodes: Option<&Nodes>, dir: &'a Path) -> &'a Path {
     parts.and_then(Path::parent).unwrap_or(dir)
 }
 
+/// What this host is called where parts are started: the name of Slurm's node, in a job of Slurm; else its own.
+pub(crate) fn name_here() -> String {
+    node_of_slurm().unwrap_or_else(sys::host)
+}
+
+/// Slurm's name for this host, where this process belongs to a job of Slurm here.
+fn node_of_slurm() -> Option<String> {
+    std::env::var("SLURMD_NODENAME").ok().filter(|name| !name.is_empty())
+}
+
 fn failure(e: TreeError) -> Failure {
     let exit = match &e {
         TreeError::Key { .. } => Exit::Io,
@@ -168,14 +178,14 @@ impl Nodes {
 
     fn root_of(key: &Path) -> Result<Joining, Failure> {
         JobKey::read(key)
-            .and_then(|key| Joining::root(key, FAN_OUT, sys::host()))
+            .and_then(|key| Joining::root(key, FAN_OUT, name_here()))
             .map_err(failure)
     }
 
     /// A part: joins the tree whose root listens at one of `root`.
     pub fn part(key: &Path, root: &[String], tag: u64) -> Result<Self, Failure> {
         let joining = JobKey::read(key)
-            .and_then(|key| Joining::connect(key, root, sys::host(), tag, 0))
+            .and_then(|key| Joining::connect(key, root, name_here(), tag, 0))
             .map_err(failure)?;
         Ok(Self::new(joining, key.to_owned(), Some(tag)))
     }
