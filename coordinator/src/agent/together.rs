@@ -12,7 +12,7 @@ use crate::nodes::gathering::{self, Gathering, COMMITTED, STEPS, WRITTEN};
 use crate::nodes::remote::{born, descriptors_of, end_standin, run_errand, Life, Remote, RemoteShell};
 use crate::nodes::{self, again, table, Nodes, Order, Stage, Together};
 use crate::{generations, sys, Failure};
-use belay_tree::{Broken, Contribution, Event as TreeEvent, Values};
+use belay_tree::{Broken, Event as TreeEvent, Values};
 use belay_wire::{Event, Exit, Phase};
 use std::time::Duration;
 
@@ -235,6 +235,7 @@ impl Agent {
                 save_open_files,
                 keep,
                 pinned,
+                tell,
             } => {
                 self.description.save_open_files = save_open_files;
                 self.flush.of_root = pinned;
@@ -244,7 +245,7 @@ impl Agent {
                     by: Vec::new(),
                     then_stop,
                 };
-                if let Err(failure) = self.take_part(number, base, &wanted) {
+                if let Err(failure) = self.take_part((number, base), &wanted, tell) {
                     self.checkpoint_failed(number, &wanted, &failure);
                 }
                 self.reap();
@@ -304,8 +305,9 @@ impl Agent {
                         save_open_files: self.description.save_open_files,
                         keep: self.description.keep,
                         pinned: self.pinned(),
+                        tell: self.telling.is_some(),
                     });
-                    self.take_part(number, number * STEPS, wanted)
+                    self.take_part((number, number * STEPS), wanted, self.telling.is_some())
                 }),
             };
             match begun {
@@ -324,7 +326,7 @@ impl Agent {
     }
 
     /// Captures this node's part together with the others.
-    fn take_part(&mut self, number: u64, base: u64, wanted: &Wanted) -> Result<(), Failure> {
+    fn take_part(&mut self, (number, base): (u64, u64), wanted: &Wanted, tell: bool) -> Result<(), Failure> {
         let Some(mut nodes) = self.nodes.take() else { return Ok(()) };
         let outside = nodes.outside();
         let result = match nodes.tree() {
@@ -342,6 +344,7 @@ impl Agent {
                 base,
                 number,
                 then_stop: wanted.then_stop,
+                tell,
                 stage: None,
                 own: None,
             });
@@ -366,6 +369,7 @@ impl Agent {
     }
 
     fn arrive(&mut self, stage: Stage, step: u64, failure: Option<Failure>) {
+        let numbers = self.numbers_for(&stage);
         let Some(nodes) = &mut self.nodes else { return };
         let Some(base) = nodes.together.as_ref().map(|t| t.base) else {
             return;
@@ -375,7 +379,7 @@ impl Agent {
         }
         if let Some(tree) = nodes.tree() {
             let contribution = match failure {
-                None => Contribution::ready(),
+                None => numbers,
                 Some(f) => gathering::refusal(tree.node(), &f),
             };
             tree.begin(base + step, contribution);
@@ -398,6 +402,9 @@ impl Agent {
         let Some(nodes) = &mut self.nodes else { return };
         let Some(together) = &mut nodes.together else { return };
         let refused = end.as_ref().err().is_some_and(gathering::is_refused);
+        if let (Some(telling), None, Ok(values)) = (&mut self.telling, nodes.part, &end) {
+            telling.hear(values, together);
+        }
         let failure = end.err().map(|b| gathering::failure(&b));
         match (nodes.part, together.stage.take(), failure) {
             (Some(_), Some(Stage::Written), None) => self.arrive(Stage::Committed, COMMITTED, None),

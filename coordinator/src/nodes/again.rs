@@ -67,7 +67,9 @@ impl Nodes {
             let mut words = leader.words.clone();
             words.elsewhere(&places, group.len());
             let command = agent_command(dir.path(), &nodes, &tags, &format!("--generation {number}"))?;
-            nodes.starters.push((words.host.clone(), words.spawn(&command, (None, None), &path)?));
+            nodes
+                .starters
+                .push((words.host.clone(), words.spawn(&command, (None, None), &path)?));
             for tag in tags {
                 let remote = Remote {
                     words: words.clone(),

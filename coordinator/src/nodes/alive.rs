@@ -172,7 +172,11 @@ mod tests {
         let of = |options: &str, given: &str, stored| {
             let given: Vec<String> = given.split_whitespace().map(str::to_owned).collect();
             let hosts = hosts_of(&tasks(options, "b a c"), &given, stored);
-            hosts.into_iter().map(|h| h.unwrap_or("?".into())).collect::<Vec<_>>().join(" ")
+            hosts
+                .into_iter()
+                .map(|h| h.unwrap_or("?".into()))
+                .collect::<Vec<_>>()
+                .join(" ")
         };
         // Tasks that Slurm places, whose data all nodes see, or which is on the nodes.
         assert_eq!(of("-n 3", "a b", false), "? ? ?");

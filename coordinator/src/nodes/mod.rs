@@ -53,6 +53,8 @@ pub(crate) enum Order {
         keep: u32,
         /// Generations that the root copies to durable tiers: they stay.
         pinned: Vec<u64>,
+        /// Tell the root the numbers of this part.
+        tell: bool,
     },
     /// Take a share in making checkpoint `number` redundant; the round is led at one of `root`. Until it is, the newest that is stays.
     Encode {
@@ -81,6 +83,8 @@ pub(crate) struct Together {
     pub(crate) base: u64,
     pub(crate) number: u64,
     pub(crate) then_stop: bool,
+    /// The root tells numbers about the job, those of the parts among them.
+    pub(crate) tell: bool,
     pub(crate) stage: Option<Stage>,
     /// At a part: what it has committed for itself, and the processes that must not run past the checkpoint.
     pub(crate) own: Option<(crate::checkpoint::Committed, Option<belay_capture::Held>)>,

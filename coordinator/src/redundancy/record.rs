@@ -185,7 +185,12 @@ pub fn tidy(job: &Path, dir: &Path, unfinished: bool) -> Result<(), Failure> {
 pub(crate) fn tidy_root(dir: &Path, unfinished: bool) -> Result<(), Failure> {
     let here = generations::list(&dir.join("gen"))?;
     let numbers = numbers(dir);
-    let own = |n: u64| Record::read(dir, n).ok().flatten().is_some_and(|r| r.root == nodes::name_here());
+    let own = |n: u64| {
+        Record::read(dir, n)
+            .ok()
+            .flatten()
+            .is_some_and(|r| r.root == nodes::name_here())
+    };
     if let Some(oldest) = here.first().map(|g| g.number).filter(|o| numbers.iter().any(|n| n < o)) {
         let newest_own = numbers.iter().rev().copied().find(|n| own(*n)).unwrap_or(0);
         for number in numbers.into_iter().filter(|n| *n < oldest && *n <= newest_own) {

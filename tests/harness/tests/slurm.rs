@@ -347,7 +347,11 @@ fn newest(gen: &Path) -> u64 {
 /// The number of the newest redundant checkpoint of the job in `dir`; 0 for none.
 fn newest_record(dir: &Path) -> u64 {
     let records = files(&dir.join("redundant"), ".json");
-    records.iter().filter_map(|f| f.file_stem()?.to_str()?.parse().ok()).max().unwrap_or(0)
+    records
+        .iter()
+        .filter_map(|f| f.file_stem()?.to_str()?.parse().ok())
+        .max()
+        .unwrap_or(0)
 }
 
 /// A node dies during the job: it goes on in the same allocation, on the node that is to spare.
