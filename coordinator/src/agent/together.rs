@@ -9,9 +9,11 @@ use super::{stopped_after_checkpoint, Agent};
 use crate::checkpoint::Wanted;
 use crate::clients::ClientId;
 use crate::nodes::gathering::{self, Gathering, COMMITTED, STEPS, WRITTEN};
-use crate::nodes::remote::{born, descriptors_of, end_standin, run_errand, Life, Remote, RemoteShell};
+use crate::nodes::remote::{born, descriptors_of, end_standin, run_errand, shell_code, Life, Remote, RemoteShell};
 use crate::nodes::{self, again, table, Nodes, Order, Stage, Together};
-use crate::{generations, sys, Failure};
+use crate::relay::Message;
+use crate::{generations, processes, sys, Failure};
+use belay_kernel::proc;
 use belay_tree::{Broken, Event as TreeEvent, Values};
 use belay_wire::{Event, Exit, Phase};
 use std::time::Duration;
@@ -99,6 +101,9 @@ impl Agent {
         let command = again::agent_command(self.dir.path(), nodes, &tags, &words.program_words())?;
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut child = Some(words.spawn(&command, (Some(stdio), Some(standin)), &path)?);
+        if let (Some(channel), Some(shell)) = (&self.channel, &child) {
+            channel.send(Message::Shell(shell.id().cast_signed(), standin));
+        }
         tracing::info!(
             first,
             parts = tags.len(),
@@ -137,11 +142,7 @@ impl Agent {
         let Some(remote) = remotes.find(|r| r.shell() == Some(pid)) else {
             return false;
         };
-        let code = if libc::WIFEXITED(status) {
-            libc::WEXITSTATUS(status)
-        } else {
-            128 + libc::WTERMSIG(status)
-        };
+        let code = shell_code(status);
         tracing::info!(host = remote.words.host, code, "remote shell ended");
         remote.child = None;
         if remote.has_standin() {
@@ -297,7 +298,7 @@ impl Agent {
                     Exit::CheckpointFailed,
                     format!("the part on {} is just being started; checkpoint {PASSING}", r.words.host),
                 )),
-                None => self.note_number(number).and_then(|()| {
+                None => self.check_started().and_then(|()| self.note_number(number)).and_then(|()| {
                     self.order(&Order::Checkpoint {
                         number,
                         base: number * STEPS,
@@ -323,6 +324,24 @@ impl Agent {
             }
         }
         self.reap();
+    }
+
+    /// Refuses a checkpoint for the moment while an MPI launcher prepares what it is going to start, which could not go on elsewhere from there.
+    fn check_started(&self) -> Result<(), Failure> {
+        if self.nodes.as_ref().is_some_and(Nodes::has_others) {
+            return Ok(());
+        }
+        let live = processes::live(self.pid, &self.outside());
+        match live.into_iter().find(|pid| nodes::is_launcher_at_start(*pid)) {
+            None => Ok(()),
+            Some(pid) => Err(Failure::new(
+                Exit::CheckpointFailed,
+                format!(
+                    "process {pid} ({}) is just starting, and has neither daemons nor ranks yet; checkpoint {PASSING}",
+                    proc::command_line(pid).unwrap_or_default()
+                ),
+            )),
+        }
     }
 
     /// Captures this node's part together with the others.

@@ -18,6 +18,7 @@ pub(crate) mod table;
 
 use crate::jobdir::JobDir;
 use crate::{sys, Failure};
+use belay_kernel::proc;
 use belay_tree::{JobKey, Joining, Tree, TreeError};
 use belay_wire::Exit;
 use remote::Remote;
@@ -34,6 +35,17 @@ pub(crate) const STANDINS: &str = "standins";
 
 /// Processes that MPI launchers start on other hosts. What an MPI plugin of `srun` offers them they leave alone.
 const DAEMONS: [&str; 4] = ["orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_proxy"];
+
+/// Programs that start those, by the names of their files.
+const LAUNCHERS: [&str; 3] = ["orterun", "prterun", "mpiexec.hydra"];
+
+/// Whether process `pid` is one that starts them, and has started nothing yet. What it has prepared so far (directories in `/tmp`) would be missing on another host.
+pub(crate) fn is_launcher_at_start(pid: i32) -> bool {
+    let path = proc::link(pid, "exe");
+    let name = Path::new(&path).file_name();
+    let is_one = LAUNCHERS.iter().any(|l| name.is_some_and(|n| n == *l));
+    is_one && proc::children(pid).is_ok_and(|c| c.is_empty())
+}
 
 /// Whether `program` is one of them.
 pub fn is_daemon(program: &Path) -> bool {

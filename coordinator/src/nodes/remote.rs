@@ -292,6 +292,15 @@ pub(crate) fn born(pid: i32) -> Option<u64> {
     proc::stat(pid).ok().filter(|s| !s.is_dead()).map(|s| s.starttime)
 }
 
+/// The exit status of a remote shell that has ended with this status word.
+pub(crate) fn shell_code(status: i32) -> i32 {
+    if libc::WIFEXITED(status) {
+        libc::WEXITSTATUS(status)
+    } else {
+        128 + libc::WTERMSIG(status)
+    }
+}
+
 /// Lets the stand-in end with this exit status.
 pub(crate) fn end_standin(standin: i32, code: i32) {
     let farewell = sys::Signal {

@@ -153,6 +153,29 @@ fn packed(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
+/// What mpirun has prepared before it starts anything would be missing on another host: a checkpoint waits for its first child, and says so when that takes long.
+fn launcher_starts(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "hosts-starting", 1, 1)?;
+    let (orterun, start) = (job.work.join("orterun"), job.work.join("start"));
+    std::fs::copy("/bin/sh", &orterun).map_err(|e| e.to_string())?;
+    let start = start.display().to_string();
+    job.on_host(1, &["mkfifo", &start])?;
+    // The shell itself reads, and has no child meanwhile.
+    let script = format!("read x < {start}; while [ ! -e $BELAY_TEST_GO ]; do sleep 0.05; done; echo PASS");
+    job.start_launch(&[&orterun.display().to_string(), "-c", &script])?;
+    want(job.answers()?, || format!("it has ended: {}", job.said()))?;
+    let o = job.belay(&["checkpoint", "--quiet", &job.dir()])?;
+    let said = text(&o);
+    want(
+        o.status.code() == Some(81) && said.contains("orterun -c") && said.contains("is just starting"),
+        || format!("a checkpoint at the start: {}: {said}", show(o.status)),
+    )?;
+    job.on_host(1, &["sh", "-c", &format!("echo > {start}")])?;
+    // Between two children it has none.
+    job.comes_true("a checkpoint is taken", || job.checkpoint().is_ok())?;
+    job.verdict()
+}
+
 /// What the agents of the parts say of a checkpoint, in their own words, is in the numbers that the root tells; also after a restart on other hosts.
 fn numbers(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "hosts-numbers-told", 3, 4)?;
@@ -235,7 +258,7 @@ fn main() {
     let mut target = Target::over_hosts("hosts");
     or_end(Server::prepare(target.place()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 19] = [
+    let tests: [(&str, Run); 20] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -260,6 +283,7 @@ fn main() {
         ("user::mpich::mpi_cg", |p, r| of_a_user(p, Kind::Mpich, "mpi/mpi_cg", r)),
         ("shared_memory", shared_memory),
         ("numbers", numbers),
+        ("launcher_starts", launcher_starts),
         ("durable", durable::directory),
         ("durable_objects", durable::objects),
         ("durable_server_lost", durable::server_lost),
