@@ -298,7 +298,7 @@ impl Agent {
                     Exit::CheckpointFailed,
                     format!("the part on {} is just being started; checkpoint {PASSING}", r.words.host),
                 )),
-                None => self.check_started().and_then(|()| self.note_number(number)).and_then(|()| {
+                None => self.note_number(number).and_then(|()| {
                     self.order(&Order::Checkpoint {
                         number,
                         base: number * STEPS,
@@ -326,21 +326,27 @@ impl Agent {
         self.reap();
     }
 
-    /// Refuses a checkpoint for the moment while an MPI launcher prepares what it is going to start, which could not go on elsewhere from there.
-    fn check_started(&self) -> Result<(), Failure> {
-        if self.nodes.as_ref().is_some_and(Nodes::has_others) {
+    /// In a job that may get parts on other hosts and has none: waits a moment for an MPI launcher that prepares what it is going to start, because a checkpoint of that could not
+    /// go on elsewhere.
+    pub(super) fn await_launcher(&self) -> Result<(), Failure> {
+        if self.nodes.as_ref().is_none_or(Nodes::is_part) {
             return Ok(());
         }
-        let live = processes::live(self.pid, &self.outside());
-        match live.into_iter().find(|pid| nodes::is_launcher_at_start(*pid)) {
-            None => Ok(()),
-            Some(pid) => Err(Failure::new(
-                Exit::CheckpointFailed,
-                format!(
-                    "process {pid} ({}) is just starting, and has neither daemons nor ranks yet; checkpoint {PASSING}",
-                    proc::command_line(pid).unwrap_or_default()
-                ),
-            )),
+        let mut attempt = 1;
+        loop {
+            let live = processes::live(self.pid, &self.outside());
+            let Some(pid) = live.into_iter().find(|pid| nodes::is_launcher_at_start(*pid)) else {
+                return Ok(());
+            };
+            if attempt == TRIES {
+                let command = proc::command_line(pid).unwrap_or_default();
+                let why = format!(
+                    "process {pid} ({command}) is just starting, and has neither daemons nor ranks yet; checkpoint {PASSING}"
+                );
+                return Err(Failure::new(Exit::CheckpointFailed, why));
+            }
+            starting_over(attempt);
+            attempt += 1;
         }
     }
 
