@@ -8,10 +8,10 @@
 
 use super::record::Record;
 use crate::jobdir::JobDir;
-use crate::nodes::hosts;
+use crate::nodes::alive::hosts_of;
 use crate::nodes::remote::{quote, RemoteShell};
 use crate::nodes::table::{self, Row};
-use crate::{generations, sys, Failure};
+use crate::{generations, nodes, sys, Failure};
 use belay_tree::Direct;
 use belay_wire::Exit;
 use std::collections::BTreeSet;
@@ -42,12 +42,9 @@ fn command(words: &[&str]) -> Result<String, Failure> {
 
 /// A remote shell to `host`, or, for this host, a local one.
 fn shell_to(rows: &[Row], host: &str) -> RemoteShell {
-    let like = rows.iter().find(|r| r.words.host == host).or(rows.first());
-    match like.filter(|_| host != sys::host()) {
-        Some(row) => RemoteShell {
-            host: host.into(),
-            ..row.words.clone()
-        },
+    let like = rows.iter().find(|r| r.host() == host).or(rows.first());
+    match like.filter(|_| host != nodes::name_here()) {
+        Some(row) => row.words.to(host),
         None => RemoteShell {
             program: "sh".into(),
             options: Vec::new(),
@@ -94,7 +91,7 @@ fn serve(rows: &[Row], host: &str, job: &Path) -> Result<Source, Failure> {
     let command = command(&["store", "serve", "--dir", &job.display().to_string()])?;
     let errors = io::stderr().as_fd().try_clone_to_owned();
     let errors = errors.map_err(|e| Failure::system("pass standard error on", &e))?;
-    let child = shell_to(rows, host).spawn(&command, Some(([input.into(), out.into(), errors], 0)), &path)?;
+    let child = shell_to(rows, host).spawn(&command, (Some([input.into(), out.into(), errors]), None), &path)?;
     Ok(Source {
         host: host.into(),
         child,
@@ -129,7 +126,7 @@ fn heal(rows: &[Row], host: &str, job: &Path, (tag, number): (u64, u64), sources
         "--sources",
         sources,
     ];
-    let child = shell_to(rows, host).spawn(&command(&words)?, Some(([null.into(), out.into(), errors], 0)), &path)?;
+    let child = shell_to(rows, host).spawn(&command(&words)?, (Some([null.into(), out.into(), errors]), None), &path)?;
     Ok(Healing {
         host: host.into(),
         child,
@@ -147,14 +144,14 @@ pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dy
         Some(record) => (record.rows, record.root),
         None => {
             let rows = table::read(&dir.generations().join(generations::name(number)))?;
-            (rows, sys::host())
+            (rows, nodes::name_here())
         }
     };
     if rows.is_empty() {
         return Ok(());
     }
     let begin = Instant::now();
-    let old: BTreeSet<&str> = rows.iter().map(|r| r.words.host.as_str()).chain([root.as_str()]).collect();
+    let old: BTreeSet<&str> = rows.iter().map(Row::host).chain([root.as_str()]).collect();
     // Hosts that are gone are what this is for.
     let mut sources: Vec<Source> = old.iter().filter_map(|host| serve(&rows, host, job).ok()).collect();
     let mut reached = Vec::new();
@@ -165,9 +162,9 @@ pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dy
         }
     }
     let reached = reached.join(",");
-    let mut all = vec![heal(&rows, &sys::host(), job, (0, number), &reached)?];
-    for (at, row) in rows.iter().enumerate() {
-        let host = hosts::of_part(at, rows.len(), given).unwrap_or(&row.words.host);
+    let mut all = vec![heal(&rows, &nodes::name_here(), job, (0, number), &reached)?];
+    for (row, host) in rows.iter().zip(hosts_of(&rows, given, true)) {
+        let host = host.as_deref().unwrap_or(row.host());
         all.push(heal(&rows, host, job, (row.tag, number), &reached)?);
     }
     let mut failure = None;
