@@ -51,7 +51,8 @@ impl Model {
         };
         let last = writers(totals.len() - 1).min(MOST_WRITERS) as u32;
         let enough = NEARLY * (1..=last).map(|w| model.total(w)).fold(0.0, f64::max);
-        let fewest = (1..=last).find(|w| model.total(*w) >= enough);
+        // Two at least: a tier with one is idle until the next one has come.
+        let fewest = (2..=last).find(|w| model.total(*w) >= enough);
         model.useful = fewest.filter(|w| *w < last).unwrap_or(u32::MAX);
         model
     }
@@ -67,7 +68,7 @@ impl Model {
         Self::new(self.step, self.samples)
     }
 
-    /// The fewest concurrent writers that get about as much together as any number of them; `u32::MAX` where no more than that have been measured.
+    /// The fewest concurrent writers, but two at least, that get about as much together as any number of them; `u32::MAX` where no more than that have been measured.
     pub fn useful(&self) -> u32 {
         self.useful
     }
@@ -157,7 +158,7 @@ mod tests {
             let each = (0..5).map(|i| totals[i] / (1.0 + 2.0 * i as f64)).collect();
             Model::new(2, each).unwrap().useful()
         };
-        assert_eq!(useful([1e8; 5]), 1, "one gets all");
+        assert_eq!(useful([1e8; 5]), 2, "one gets all");
         assert_eq!(useful([0.5e8, 1e8, 0.8e8, 0.6e8, 0.4e8]), 3);
         assert_eq!(useful([1e8, 3e8, 5e8, 7e8, 9e8]), 8, "eight get nearly as much as nine");
         assert_eq!(
