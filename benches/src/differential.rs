@@ -147,10 +147,12 @@ pub(crate) fn differential(p: &Plan) -> Result<(), String> {
         }
         f.settled
             .print(&format!("{how}: 100 % changed, checkpoint {ALL_CHANGED}: writing"), "ms");
-        f.looked.print(
-            &format!("{how}: 100 % changed: of {ALL_CHANGED}, all pages looked for in"),
-            "",
-        );
+        if how != "off" {
+            f.looked.print(
+                &format!("{how}: 100 % changed: of {ALL_CHANGED}, all pages looked for in"),
+                "",
+            );
+        }
     }
     for (how, f) in [("hash", &hash), ("written", &written)] {
         let most = f.written.iter().map(|s| (s.median() - 1.0).abs()).fold(0.0, f64::max);
