@@ -10,7 +10,12 @@ use belay_storage::place::model::Model;
 use belay_storage::store::{self, LocalTier, Store};
 use belay_wire::{Exit, OnTier};
 use std::collections::BTreeMap;
+use std::num::NonZero;
 use std::path::Path;
+
+/// Tiers are measured with as many writers as there are processors, within these.
+const MIN_WRITERS: usize = 9;
+const MAX_WRITERS: usize = 256;
 
 /// Has the chunks of a job written to its local tiers first. Those that are out of reach are left out; one that the configuration does not name any more is emptied.
 pub(crate) fn engage(
@@ -101,7 +106,8 @@ pub fn remove_empty(dir: &JobDir) {
 /// Measures local tier `t` and keeps that there; `progress` gets each sample: writers, and bytes per second that each got.
 pub fn measure(t: &Tier, progress: impl FnMut(u32, f64)) -> Result<(), Failure> {
     let path = t.path.as_deref().unwrap_or(Path::new("/"));
-    let mut plan = Plan::default();
+    let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let mut plan = Plan::up_to(processors.clamp(MIN_WRITERS, MAX_WRITERS) as u32);
     let most = u64::from(1 + plan.step * (plan.samples - 1)) * plan.bytes;
     if let Some(capacity) = t.capacity {
         // Not more than the tier may hold at any time.
