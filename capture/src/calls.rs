@@ -9,6 +9,7 @@ use crate::waits::Wait;
 use belay_kernel::ptrace::Regs;
 use belay_kernel::vm;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 
 const EINTR: i64 = -4;
@@ -26,9 +27,16 @@ struct Seen {
     rip: u64,
     rsp: u64,
     number: u64,
-    /// When its time-out ends on the monotonic clock (nanoseconds), where that is known.
+    /// When it was stopped there, nanoseconds on the monotonic clock.
+    stopped: u64,
+    /// When its time-out ends on that clock, where that is known.
     deadline: Option<u64>,
 }
+
+/// When the job was last let go, nanoseconds on the monotonic clock.
+static RESUMED: AtomicU64 = AtomicU64::new(0);
+/// How long a thread may take to be back in its wait when it has been let go, nanoseconds.
+const BACK: u64 = 50_000_000;
 
 static SEEN: Mutex<Option<HashMap<i32, Seen>>> = Mutex::new(None);
 
@@ -49,19 +57,51 @@ pub(crate) fn begins_anew(regs: &Regs) -> bool {
     regs.orig_rax.cast_signed() >= 0 && regs.rax.cast_signed() == ERESTARTNOHAND
 }
 
-/// How long task `tid` still has to wait, which the kernel carries on after an earlier stop.
-pub(crate) fn carried_on(tid: i32, regs: &Regs) -> Option<Wait> {
+/// Notes that the job has been let go.
+pub(crate) fn resumed() {
+    RESUMED.store(crate::monotonic_ns(), Ordering::Relaxed);
+}
+
+/// How long task `tid` still has to wait, which the kernel carries on after an earlier stop and which has slept since `began`: since then, and so in the same call.
+pub(crate) fn carried_on(tid: i32, regs: &Regs, began: u64) -> Option<Wait> {
     let seen = SEEN.lock().ok()?;
-    let seen = seen.as_ref()?.get(&tid)?;
-    let same = regs.orig_rax == RESTART_SYSCALL && seen.rip == regs.rip && seen.rsp == regs.rsp;
+    let seen = seen.as_ref()?.get(&tid).filter(|s| s.rip == regs.rip && s.rsp == regs.rsp)?;
+    let same = (seen.stopped..=RESUMED.load(Ordering::Relaxed).saturating_add(BACK)).contains(&began);
     Wait::until(seen.deadline.filter(|_| same)?, seen.number, regs)
+}
+
+/// Notes in which call task `tid` has just been stopped, and how long it still had to wait.
+pub(crate) fn note(tid: i32, regs: &Regs, wait: Option<&Wait>) {
+    let Ok(mut seen) = SEEN.lock() else { return };
+    let seen = seen.get_or_insert_default();
+    let carried_on = regs.orig_rax == RESTART_SYSCALL;
+    let number = match seen.remove(&tid) {
+        Some(s) if carried_on && s.rip == regs.rip && s.rsp == regs.rsp => s.number,
+        _ if carried_on || !is_carried_on(regs) => return,
+        _ => regs.orig_rax,
+    };
+    seen.insert(
+        tid,
+        Seen {
+            rip: regs.rip,
+            rsp: regs.rsp,
+            number,
+            stopped: crate::monotonic_ns(),
+            deadline: wait.map(|w| w.deadline),
+        },
+    );
+}
+
+/// Whether the kernel will carry on with the call in which a task stands.
+fn is_carried_on(regs: &Regs) -> bool {
+    regs.orig_rax.cast_signed() >= 0 && regs.rax.cast_signed() == ERESTART_RESTARTBLOCK
 }
 
 /// The registers of task `tid` for use where the kernel's restart block is gone: the original call is issued anew, with what is left of its time-out where that is known.
 pub(crate) fn without_restart_block(tid: i32, regs: &Regs, wait: Option<&Wait>) -> Regs {
     let mut out = *regs;
-    if regs.orig_rax.cast_signed() >= 0 && regs.rax.cast_signed() == ERESTART_RESTARTBLOCK {
-        match original_number(tid, regs, wait) {
+    if is_carried_on(regs) {
+        match original_number(tid, regs) {
             Some(number) => {
                 out.orig_rax = number;
                 out.rax = ERESTARTNOHAND.cast_unsigned();
@@ -75,28 +115,14 @@ pub(crate) fn without_restart_block(tid: i32, regs: &Regs, wait: Option<&Wait>) 
     out
 }
 
-fn original_number(tid: i32, regs: &Regs, wait: Option<&Wait>) -> Option<u64> {
-    let mut seen = SEEN.lock().ok()?;
-    let seen = seen.get_or_insert_default();
-    let number = if regs.orig_rax != RESTART_SYSCALL {
-        regs.orig_rax
-    } else {
-        let known = seen
-            .get(&tid)
-            .filter(|s| s.rip == regs.rip && s.rsp == regs.rsp)
-            .map(|s| s.number);
-        known.or_else(|| number_in_code(tid, regs.rip))?
-    };
-    seen.insert(
-        tid,
-        Seen {
-            rip: regs.rip,
-            rsp: regs.rsp,
-            number,
-            deadline: wait.map(|w| w.deadline),
-        },
-    );
-    Some(number)
+fn original_number(tid: i32, regs: &Regs) -> Option<u64> {
+    if regs.orig_rax != RESTART_SYSCALL {
+        return Some(regs.orig_rax);
+    }
+    let seen = SEEN.lock().ok()?;
+    let known = seen.as_ref().and_then(|seen| seen.get(&tid));
+    let known = known.filter(|s| s.rip == regs.rip && s.rsp == regs.rsp).map(|s| s.number);
+    known.or_else(|| number_in_code(tid, regs.rip))
 }
 
 /// Forgets tasks for which `lives` is false.
@@ -143,6 +169,7 @@ mod tests {
         let mut regs: Regs = unsafe { std::mem::zeroed() };
         (regs.orig_rax, regs.rax, regs.rip, regs.rsp) = (7, ERESTART_RESTARTBLOCK.cast_unsigned(), 0x1000, 0x2000);
         let tid = i32::MAX;
+        note(tid, &regs, None);
         assert_eq!(without_restart_block(tid, &regs, None).orig_rax, 7);
         regs.orig_rax = RESTART_SYSCALL;
         let out = without_restart_block(tid, &regs, None);

@@ -94,7 +94,7 @@ pub(crate) fn prepare(agent: i32, outside: &[i32]) -> Result<Prepared, CaptureEr
     let reaper = Reaper::start().map_err(|e| CaptureError::failed("start a thread of the agent", e))?;
     let listing = Listing::make(agent, outside)?;
     let tracers = Tracers::for_job(listing.tasks());
-    let sleepers = Sleepers::among(listing.processes.iter().flat_map(|(_, _, tids)| tids).copied());
+    let sleepers = Sleepers::among(listing.processes.iter().map(|(pid, _, tids)| (*pid, tids.as_slice())));
     Ok(Prepared {
         listing,
         sleepers,
@@ -573,13 +573,14 @@ fn stopped(of: Of, group_stop: Option<i32>, sleepers: &Sleepers) -> Look {
         xstate,
         sigmask,
         rseq,
-        wait: sleepers.wait(tid, &regs).or_else(|| crate::calls::carried_on(tid, &regs)),
+        wait: sleepers.wait(tid, &regs),
         group_stop,
         deferred: 0,
         borrowed: false,
         vectors_used: false,
         running: false,
     });
+    crate::calls::note(tid, &task.regs, task.wait.as_ref());
     if crate::calls::hide_interruption(&mut task.regs) {
         if let Some(wait) = task.wait {
             wait.shorten(&mut task.regs);

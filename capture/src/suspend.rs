@@ -245,8 +245,9 @@ impl Suspended {
         }
         let all = self.processes.iter_mut().enumerate();
         all.filter(|(i, _)| Some(*i) != stays).for_each(|(_, p)| p.tasks.clear());
-        if stays.is_none() {
+        if stays.is_none() && !self.processes.is_empty() {
             self.processes.clear();
+            crate::calls::resumed();
         }
         last
     }

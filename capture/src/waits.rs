@@ -13,6 +13,8 @@ use belay_kernel::proc::{self, Map};
 use belay_kernel::ptrace::Regs;
 use belay_kernel::vm;
 use std::collections::HashMap;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 /// Below a stack pointer, bytes that the functions of x86-64 use without moving it (System V ABI, "red zone"), and room for a `struct timespec`.
 const BELOW_STACK: u64 = 128 + 64;
@@ -20,8 +22,16 @@ const TIMER_ABSTIME: u64 = 1;
 const FUTEX_WAIT: u64 = 0;
 /// `FUTEX_PRIVATE_FLAG` and `FUTEX_CLOCK_REALTIME`.
 const FUTEX_FLAGS: u64 = 128 | 256;
-/// How often the clocks of a processor are compared.
-const SAMPLES: usize = 4;
+/// `restart_syscall`.
+const RESTART_SYSCALL: u64 = 219;
+/// The instruction `ret`.
+const RET: u8 = 0xc3;
+/// Libraries whose functions load the arguments of each system call: beginnings of file names.
+const LIBRARIES: [&str; 5] = ["libc.so", "libc-2", "libpthread", "ld-musl-", "libaio.so"];
+/// Clocks are corrected by at most 500 millionths.
+const DRIFT: u64 = 2000;
+/// How long the clocks of processors may be compared: those that are not to be had by then are busy.
+const COMPARE_LIMIT: Duration = Duration::from_millis(20);
 const NANOSECONDS: u64 = 1_000_000_000;
 
 /// What an argument says of the time-out.
@@ -108,8 +118,10 @@ struct Sleeper {
     call: Call,
     /// How often it had given up its processor by itself.
     switches: u64,
-    /// On the monotonic clock, nanoseconds.
-    deadline: u64,
+    /// When it was put to sleep, nanoseconds on the monotonic clock.
+    began: u64,
+    /// How long it waits, nanoseconds; of a call that the kernel carries on this is not to be seen.
+    timeout: Option<u64>,
 }
 
 /// Threads that wait with a time-out.
@@ -130,40 +142,85 @@ pub(crate) struct Wait {
 }
 
 impl Sleepers {
-    /// Looks at threads that have not been stopped yet.
-    pub(crate) fn among(tids: impl Iterator<Item = i32>) -> Self {
-        let asleep: Vec<(i32, Call, u64, Schedule, i32)> = tids
-            .filter_map(|tid| {
+    /// Looks at the threads of processes (process, its threads) that have not been stopped yet.
+    pub(crate) fn among<'a>(processes: impl Iterator<Item = (i32, &'a [i32])>) -> Self {
+        let mut asleep: Vec<(i32, Sleeper, i32)> = Vec::new();
+        for (pid, tids) in processes {
+            let mut code = Code::of(pid);
+            asleep.extend(tids.iter().filter_map(|tid| {
                 let call = Call::parse(&proc::text(format!("/proc/{tid}/syscall")).ok()?)?;
-                let (argument, form) = timeout(call.number, &call.args)?;
-                let timeout = nanoseconds(tid, form, call.args[argument])?;
+                let timeout = match timeout(call.number, &call.args) {
+                    Some((argument, form)) => Some(nanoseconds(*tid, form, call.args[argument])?),
+                    None if call.number == RESTART_SYSCALL => None,
+                    None => return None,
+                };
                 let schedule = Schedule::read(&tid.to_string())?;
-                Some((tid, call, timeout, schedule, proc::stat(tid).ok()?.processor))
-            })
-            .collect();
+                let processor = proc::stat(*tid).ok()?.processor;
+                let sleeper = Sleeper {
+                    call,
+                    switches: schedule.switches,
+                    began: schedule.since,
+                    timeout,
+                };
+                code.loads_arguments_anew(call.rip).then_some((*tid, sleeper, processor))
+            }));
+        }
         let mut processors: Vec<i32> = asleep.iter().map(|(.., processor)| *processor).collect();
         processors.sort_unstable();
         processors.dedup();
-        let clocks = Clocks::compare(processors);
-        let sleeper = |(tid, call, timeout, schedule, processor): (i32, Call, u64, Schedule, i32)| {
-            let began = clocks.monotonic(processor, schedule.since)?;
-            let sleeper = Sleeper {
-                call,
-                switches: schedule.switches,
-                deadline: began.checked_add(timeout)?,
-            };
-            Some((tid, sleeper))
-        };
-        Self(asleep.into_iter().filter_map(sleeper).collect())
+        let ahead = Clocks::compare(processors);
+        let now = crate::monotonic_ns();
+        let known = asleep.into_iter().filter_map(|(tid, mut sleeper, processor)| {
+            sleeper.began = sleeper.began.checked_add(*ahead.0.get(&processor)?)?;
+            // The kernel would have ended a wait whose time has passed.
+            let plausible = sleeper.began <= now && sleeper.timeout.is_none_or(|t| now - sleeper.began < t);
+            plausible.then_some((tid, sleeper))
+        });
+        Self(known.collect())
     }
 
-    /// What `task`, which has just stopped with these registers, still had to wait, if it is known.
+    /// What task `tid`, which has just stopped with these registers, still had to wait, if it is known.
     pub(crate) fn wait(&self, tid: i32, regs: &Regs) -> Option<Wait> {
         let sleeper = self.0.get(&tid)?;
         if sleeper.call != Call::of(regs) || Schedule::read(&tid.to_string())?.switches != sleeper.switches + 1 {
             return None;
         }
-        Wait::until(sleeper.deadline, regs.orig_rax, regs)
+        let Some(timeout) = sleeper.timeout else {
+            return crate::calls::carried_on(tid, regs, sleeper.began);
+        };
+        // The clock of a run queue may be faster than the other, by as much as clocks are corrected.
+        let slower = crate::monotonic_ns().saturating_sub(sleeper.began) / DRIFT;
+        let deadline = sleeper.began.checked_add(timeout)?.checked_add(slower)?;
+        let wait = Wait::until(deadline, regs.orig_rax, regs)?;
+        Some(Wait {
+            left: wait.left.min(timeout),
+            ..wait
+        })
+    }
+}
+
+/// The code of a process.
+struct Code {
+    pid: i32,
+    maps: Option<Vec<Map>>,
+}
+
+impl Code {
+    fn of(pid: i32) -> Self {
+        Self { pid, maps: None }
+    }
+
+    /// Whether a system call that returns to `rip` gets its arguments anew each time: it is the last thing in its function, or in a library that is known for that. Elsewhere the compiler may count on
+    /// registers that the kernel leaves as they are, and issue the next call with the same ones.
+    fn loads_arguments_anew(&mut self, rip: u64) -> bool {
+        let mut next = [0];
+        if vm::read(self.pid, rip, &mut next).is_ok() && next == [RET] {
+            return true;
+        }
+        let maps = self.maps.get_or_insert_with(|| proc::maps(self.pid).unwrap_or_default());
+        let map = maps.iter().find(|m| (m.start..m.end).contains(&rip));
+        let file = map.and_then(|m| m.name.rsplit('/').next()).unwrap_or_default();
+        LIBRARIES.iter().any(|l| file.starts_with(l))
     }
 }
 
@@ -182,10 +239,6 @@ impl Wait {
 
     /// Puts what is left where the call that begins anew finds it, as far as that is in a register.
     pub(crate) fn shorten(&self, regs: &mut Regs) {
-        let value = match self.form {
-            Form::Milliseconds => Some(self.left.div_ceil(1_000_000)),
-            Form::Timespec => self.written,
-        };
         let argument = match self.argument {
             0 => &mut regs.rdi,
             1 => &mut regs.rsi,
@@ -194,7 +247,10 @@ impl Wait {
             4 => &mut regs.r8,
             _ => &mut regs.r9,
         };
-        *argument = value.unwrap_or(*argument);
+        *argument = match self.form {
+            Form::Milliseconds => self.left.div_ceil(1_000_000).min(*argument & u64::from(u32::MAX)),
+            Form::Timespec => self.written.unwrap_or(*argument),
+        };
     }
 
     /// Writes what is left below the stack of `task`.
@@ -269,32 +325,45 @@ impl Schedule {
 struct Clocks(HashMap<i32, u64>);
 
 impl Clocks {
-    /// Compares them, on a thread that goes from one processor to the next.
+    /// Compares them, on a thread that goes from one processor to the next: as many as can be had in a moment.
     fn compare(processors: Vec<i32>) -> Self {
+        let mut known = Self::default();
         if processors.is_empty() {
-            return Self::default();
+            return known;
         }
-        let offset = |processor: i32| {
-            go_to(processor)?;
-            let shortest = (0..SAMPLES).filter_map(|_| Self::ahead()).min()?;
-            Some((processor, shortest))
+        let end = Instant::now() + COMPARE_LIMIT;
+        let (tell, told) = channel();
+        let compare = move || {
+            for processor in processors {
+                // Whoever asked may not wait any more.
+                if Instant::now() > end
+                    || go_to(processor)
+                        .and_then(|()| tell.send((processor, ahead()?)).ok())
+                        .is_none()
+                {
+                    return;
+                }
+            }
         };
-        let compare = move || Self(processors.into_iter().filter_map(offset).collect());
-        let thread = std::thread::Builder::new().name("belay-clocks".into()).spawn(compare);
-        thread.ok().and_then(|t| t.join().ok()).unwrap_or_default()
+        if std::thread::Builder::new()
+            .name("belay-clocks".into())
+            .spawn(compare)
+            .is_err()
+        {
+            return known;
+        }
+        while let Ok((processor, ahead)) = told.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            known.0.insert(processor, ahead);
+        }
+        known
     }
+}
 
-    /// By how much the monotonic clock is ahead of that of the processor to which the calling thread is bound, and what has happened since the kernel has taken the time, as it does when a thread gives way: so the shortest of some is right.
-    fn ahead() -> Option<u64> {
-        std::thread::yield_now();
-        let since = Schedule::read("thread-self")?.since;
-        crate::monotonic_ns().checked_sub(since)
-    }
-
-    /// The time `since` of a processor's clock on the monotonic one.
-    fn monotonic(&self, processor: i32, since: u64) -> Option<u64> {
-        since.checked_add(*self.0.get(&processor)?)
-    }
+/// By how much the monotonic clock is ahead of that of the processor to which the calling thread has just gone, and what has happened since the kernel has taken the time: then, or at its last tick. So late rather than
+/// early.
+fn ahead() -> Option<u64> {
+    let since = Schedule::read("thread-self")?.since;
+    crate::monotonic_ns().checked_sub(since)
 }
 
 /// Has the calling thread run on `processor` alone.
@@ -386,8 +455,9 @@ mod tests {
         });
         let (tid, began) = told.recv().unwrap();
         std::thread::sleep(std::time::Duration::from_millis(400));
-        let sleepers = Sleepers::among([tid].into_iter());
-        let deadline = sleepers.0.get(&tid).map(|s| s.deadline);
+        let me = std::process::id().cast_signed();
+        let sleepers = Sleepers::among([(me, [tid].as_slice())].into_iter());
+        let deadline = sleepers.0.get(&tid).and_then(|s| Some(s.began + s.timeout?));
         thread.join().unwrap();
         let late = deadline.expect("seen").checked_sub(began + 900_000_000).expect("not early");
         assert!(late < 200_000_000, "{late} ns late");

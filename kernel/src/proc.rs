@@ -4,7 +4,7 @@ mod family;
 mod outside;
 
 pub use family::{children, descendants, Family};
-pub use outside::{hung, Outside, END_LIMIT};
+pub use outside::{hung, Dying, Outside, END_LIMIT};
 
 use std::collections::BTreeMap;
 use std::io;
@@ -65,6 +65,8 @@ pub struct Stat {
     pub tty_nr: u64,
     pub tpgid: i32,
     pub num_threads: u32,
+    /// Processor time of all threads, clock ticks.
+    pub ticks: u64,
     pub starttime: u64,
     pub rss_pages: u64,
     pub start_code: u64,
@@ -127,6 +129,7 @@ fn parse_stat(raw: &[u8]) -> Option<Stat> {
         tty_nr: unsigned(7)?,
         tpgid: signed(8)?,
         num_threads: field(20)?.parse().ok()?,
+        ticks: unsigned(14)?.saturating_add(unsigned(15)?),
         starttime: unsigned(22)?,
         rss_pages: unsigned(24)?,
         start_code: unsigned(26)?,

@@ -51,6 +51,10 @@ pub fn with_memory(pid: i32, ranges: &[(u64, u64)]) -> io::Result<Vec<(u64, u64)
 
 /// Tries with pages of this process whether the bits can be relied upon. Fails with what is missing.
 pub fn works() -> io::Result<()> {
+    // Its merging takes marks away.
+    if std::fs::read_to_string("/sys/kernel/mm/ksm/run").is_ok_and(|on| on.trim() != "0") {
+        return Err(io::Error::other("same-page merging is on (/sys/kernel/mm/ksm/run)"));
+    }
     let (read, write) = (libc::PROT_READ, libc::PROT_READ | libc::PROT_WRITE);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: a new mapping.

@@ -5,7 +5,7 @@ use crate::relay::Message;
 use crate::{processes, sys, tiers, Failure};
 use belay_kernel::proc;
 use belay_wire::{Event, Exit};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 impl Agent {
     pub(super) fn set_tick(&mut self) {
@@ -60,23 +60,24 @@ impl Agent {
 
     pub(super) fn force_end(&mut self) {
         self.ending = Some(Ending::Forced);
-        self.forced.get_or_insert_with(Instant::now);
+        self.forced.get_or_insert_default();
         self.kill_all();
         self.set_tick();
     }
 
     /// What SIGKILL does not end is not waited for any longer; where the job was to be restarted, that is left to the user.
     fn give_up_hung(&mut self) {
-        let since = self.forced.filter(|t| t.elapsed() > proc::END_LIMIT);
         let left = processes::live(self.pid, &self.outside());
-        if since.is_none() || left.is_empty() || self.hung {
+        let stuck = self.forced.as_mut().is_some_and(|f| f.is_stuck(&left, proc::END_LIMIT));
+        if !stuck || left.is_empty() || self.hung {
             return;
         }
         let failure = Failure::system(format!("end the job on {}", sys::host()), &proc::hung(left.into_iter()));
         tracing::error!(error = %failure, "given up");
         sys::say(&failure.message);
         self.end_without_restart();
-        self.result = Some(i32::from(failure.exit.code()) << 8);
+        // What was to be stopped after its checkpoint has one.
+        self.result.get_or_insert(i32::from(failure.exit.code()) << 8);
         self.hung = true;
     }
 

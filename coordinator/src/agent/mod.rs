@@ -45,7 +45,7 @@ use belay_storage::store::Store;
 use belay_wire::{AutoInterval, Event, Exit, LastError, Phase};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixListener;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Writer threads per process snapshot.
 const WRITERS: u32 = 2;
@@ -119,7 +119,7 @@ pub struct Agent {
     queued: Option<Wanted>,
     ending: Option<Ending>,
     /// Since when processes are being killed.
-    forced: Option<Instant>,
+    forced: Option<proc::Dying>,
     /// Some of them have not ended, and are not waited for any more.
     hung: bool,
     farewells: Vec<(ClientId, Event)>,

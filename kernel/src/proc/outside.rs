@@ -8,8 +8,41 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// How long processes that were killed may take to end, before they are given up: one that hangs in the kernel may never.
+/// How long processes that were killed may do nothing before they are given up: one that hangs in the kernel may never end.
 pub const END_LIMIT: Duration = Duration::from_secs(20);
+
+/// How often is looked whether they do something.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Processes that were killed. To give back the memory of a large one takes long (7 GiB a second), in which the processor works for it.
+#[derive(Debug)]
+pub struct Dying {
+    /// When something was last seen to have changed.
+    since: Instant,
+    /// Those that were left, with the processor time of each.
+    left: Vec<(i32, u64)>,
+}
+
+impl Default for Dying {
+    fn default() -> Self {
+        Self {
+            since: Instant::now(),
+            left: Vec::new(),
+        }
+    }
+}
+
+impl Dying {
+    /// Whether none of those that are left, `pids`, has done anything for `limit`.
+    pub fn is_stuck(&mut self, pids: &[i32], limit: Duration) -> bool {
+        let left: Vec<(i32, u64)> = pids.iter().filter_map(|pid| Some((*pid, stat(*pid).ok()?.ticks))).collect();
+        if left != self.left {
+            self.since = Instant::now();
+            self.left = left;
+        }
+        self.since.elapsed() > limit
+    }
+}
 
 /// Such processes, by number and time of their start: a number may be given to another.
 #[derive(Debug, Default)]
@@ -35,9 +68,9 @@ impl Outside {
         self.0.extend(now.into_iter().filter_map(|(pid, _)| start_of(pid)));
     }
 
-    /// Kills all other descendants of the calling process, which must be a reaper, and waits until none is left, no longer than `limit`: the error names who is.
+    /// Kills all other descendants of the calling process, which must be a reaper, and waits until none is left; where nothing of them has moved for `limit`, the error names who is.
     pub fn end_others(&self, limit: Duration) -> io::Result<()> {
-        let begin = Instant::now();
+        let mut dying = Dying::default();
         loop {
             let known = self.0.iter().filter(|known| start_of(known.0) == Some(**known));
             let outside: Vec<i32> = known.map(|(pid, _)| *pid).collect();
@@ -53,9 +86,13 @@ impl Outside {
                 }
             }
             // It is a child, and nobody else collects it: it has a descriptor, alive or dead.
-            let ends = pidfd::open(*child).is_ok_and(|p| pidfd::gone_within(p.as_fd(), limit.saturating_sub(begin.elapsed())));
+            let ends = pidfd::open(*child).is_ok_and(|p| pidfd::gone_within(p.as_fd(), LOOK.min(limit)));
             if !ends {
-                return Err(hung(left.iter().map(|(pid, _)| *pid)));
+                let left: Vec<i32> = left.iter().map(|(pid, _)| *pid).collect();
+                if dying.is_stuck(&left, limit) {
+                    return Err(hung(left.into_iter()));
+                }
+                continue;
             }
             // SAFETY: no status is wanted. One that is gone, and an interruption, is seen in the next round.
             unsafe { libc::waitpid(*child, std::ptr::null_mut(), libc::__WALL) };
@@ -88,6 +125,25 @@ mod tests {
     use super::*;
     use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
+
+    #[test]
+    fn only_what_does_nothing_is_stuck() {
+        let limit = Duration::from_millis(300);
+        let stuck_after = |script: &str| {
+            let mut child = Command::new("sh").args(["-c", script]).spawn().unwrap();
+            let (mut dying, begin) = (Dying::default(), Instant::now());
+            let mut stuck = false;
+            while !stuck && begin.elapsed() < limit * 5 {
+                stuck = dying.is_stuck(&[child.id().cast_signed()], limit);
+                std::thread::sleep(limit / 10);
+            }
+            child.kill().unwrap();
+            child.wait().unwrap();
+            stuck
+        };
+        assert!(stuck_after("exec sleep 100000"));
+        assert!(!stuck_after("while :; do :; done"));
+    }
 
     /// In a process of its own, since it ends all but one of its descendants.
     #[test]
