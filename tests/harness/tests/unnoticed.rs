@@ -8,6 +8,7 @@ use belay_tests::Failure;
 use std::time::Duration;
 
 const PROGRAM: &str = "timer_waits";
+const TICKS: &str = "timer_ticks";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A job that waits for `wait` in all ways and may be `slack` late.
@@ -39,6 +40,14 @@ fn waits_continued(place: &Place, user: User) -> Result<(), Failure> {
         return Err("no checkpoints were taken".into());
     }
     Ok(())
+}
+
+/// A program that issues its system calls itself does not find less in its registers than it has put there.
+fn ticks(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = Job::new(place, "ticks", user)?;
+    let program = place.programs().join(TICKS).display().to_string();
+    job.launch(&["--ckpt-interval".into(), "510ms".into()], &[program])?;
+    job.verdict(false, PATIENCE)
 }
 
 /// Two restarts fall into each wait.
@@ -101,10 +110,11 @@ fn signals(place: &Place, user: User) -> Result<(), Failure> {
 }
 
 fn main() {
-    let mut target = Target::new("unnoticed", &[PROGRAM, "mem_private", "refuse"]);
+    let mut target = Target::new("unnoticed", &[PROGRAM, TICKS, "mem_private", "refuse"]);
     target.in_turn();
     target.by_user("waits_continued", |_| true, |place, user, _| waits_continued(place, user));
     target.by_user("waits_restarted", |_| true, |place, user, _| waits_restarted(place, user));
+    target.by_user("ticks", |_| true, |place, user, _| ticks(place, user));
     target.by_user("access_times", |_| true, |place, user, _| access_times(place, user));
     target.by_user("signals", |_| true, |place, user, _| signals(place, user));
     target.run();
