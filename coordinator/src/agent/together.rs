@@ -14,10 +14,13 @@ use crate::nodes::{self, again, table, Nodes, Order, Stage, Together};
 use crate::{generations, sys, Failure};
 use belay_tree::{Broken, Contribution, Event as TreeEvent, Values};
 use belay_wire::{Event, Exit, Phase};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// How often a checkpoint is tried that is refused somewhere for reasons that pass by themselves.
 const TRIES: u32 = 10;
+/// What is said about generations that lie in no local tier.
+const AT_REST: &str = "at-rest";
 /// Part of every such reason.
 const PASSING: &str = "again in a moment";
 
@@ -101,7 +104,7 @@ impl Agent {
         let stdio = descriptors_of(standin, [0, 1, 2]).map_err(|e| Failure::system("take the stand-in's descriptors", &e))?;
         let first = nodes.next_tag();
         let tags: Vec<u64> = (first..first + words.parts()).collect();
-        let command = again::agent_command(self.dir.path(), nodes, &tags, &words.program_words())?;
+        let command = again::agent_command(self.dir.path(), nodes, &tags, &words, &words.program_words())?;
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut child = Some(words.spawn(&command, Some((stdio, standin)), &path)?);
         tracing::info!(
@@ -378,13 +381,52 @@ impl Agent {
         if let Some(together) = &mut nodes.together {
             together.stage = Some(stage);
         }
-        if let Some(tree) = nodes.tree() {
+        let about_rest = self.about_rest(step);
+        if let Some(tree) = self.nodes.as_ref().and_then(Nodes::tree) {
             let contribution = match failure {
-                None => Contribution::ready(),
+                None => about_rest,
                 Some(f) => gathering::refusal(tree.node(), &f),
             };
             tree.begin(base + step, contribution);
         }
+    }
+
+    /// This node's contribution to a step without failure. Where the hosts have local tiers, the parts tell the root when they have written which generations they have that lie in none,
+    /// and the root tells them, before they remove any, which is the newest of which that holds everywhere.
+    fn about_rest(&self, step: u64) -> Contribution {
+        let mut contribution = Contribution::ready();
+        if !self.uses_local_tiers() {
+            return contribution;
+        }
+        let part = self.nodes.as_ref().and_then(|n| n.part);
+        match (step, part) {
+            (WRITTEN, Some(tag)) => {
+                let mine: Vec<String> = self.at_rest_here().iter().map(u64::to_string).collect();
+                contribution.publish.insert(format!("{AT_REST}/{tag}"), mine.join(" "));
+            }
+            (WRITTEN, None) => drop(contribution.want.insert(format!("{AT_REST}/*"))),
+            (COMMITTED, Some(_)) => drop(contribution.want.insert(AT_REST.into())),
+            (COMMITTED, None) => contribution
+                .publish
+                .extend(self.at_rest.map(|n| (AT_REST.to_owned(), n.to_string()))),
+            _ => {}
+        }
+        contribution
+    }
+
+    /// At the root, when all have written: the newest generation that lies in no local tier of any part. While a part has not said, the one that was before.
+    fn hear_of_rest(&mut self, said: &Values) {
+        let parts = self.nodes.as_ref().map_or(0, |n| n.there.len());
+        if !self.uses_local_tiers() || said.len() < parts {
+            return;
+        }
+        let of_parts: Vec<BTreeSet<u64>> = said
+            .values()
+            .map(|v| v.split(' ').filter_map(|n| n.parse().ok()).collect())
+            .collect();
+        let mine = self.at_rest_here();
+        let common = mine.into_iter().rfind(|n| of_parts.iter().all(|p| p.contains(n)));
+        self.at_rest = common.or(self.at_rest);
     }
 
     /// A part makes its own generation, which counts when the root has committed.
@@ -403,8 +445,20 @@ impl Agent {
         let Some(nodes) = &mut self.nodes else { return };
         let Some(together) = &mut nodes.together else { return };
         let refused = end.as_ref().err().is_some_and(gathering::is_refused);
+        let (stage, part) = (together.stage.take(), nodes.part);
+        match (&end, &stage, part) {
+            (Ok(said), Some(Stage::Written), None) => self.hear_of_rest(said),
+            (Ok(said), Some(Stage::Committed), Some(_)) => {
+                self.at_rest = said.get(AT_REST).and_then(|n| n.parse().ok()).or(self.at_rest);
+            }
+            _ => {}
+        }
+        let Some(together) = self.nodes.as_ref().and_then(|n| n.together.as_ref()) else {
+            return;
+        };
+        let number = together.number;
         let failure = end.err().map(|b| gathering::failure(&b));
-        match (nodes.part, together.stage.take(), failure) {
+        match (part, stage, failure) {
             (Some(_), Some(Stage::Written), None) => self.arrive(Stage::Committed, COMMITTED, None),
             (Some(_), Some(Stage::Committed), None) => self.keep_part(),
             (Some(_), _, Some(failure)) => self.undo_part(&failure, refused),
@@ -416,7 +470,6 @@ impl Agent {
                 self.arrive(Stage::Committed, COMMITTED, failed);
             }
             (None, _, failure) => {
-                let number = together.number;
                 if failure.is_none() {
                     self.encode_newest(number);
                 }
