@@ -228,6 +228,11 @@ pub struct LocksTable {
     pub ranges: [[u64; 2]; MAX_LOCK_RANGES],
 }
 
+/// A userfaultfd with asynchronous write protection.
+pub const UFFD_ASYNC: i32 = 1;
+/// A userfaultfd without any features.
+pub const UFFD_PLAIN: i32 = 2;
+
 /// How the snapshot child is made.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -248,7 +253,7 @@ pub struct SnapshotTable {
     pub child: i32,
     /// Error of the intermediary's creation, 0 when it ran.
     pub error: i32,
-    /// 1 when the child shall have a userfaultfd of the process.
+    /// Whether the child shall have a userfaultfd of the process: 0, [`UFFD_ASYNC`] or [`UFFD_PLAIN`].
     pub want_uffd: i32,
     /// Its descriptor in the child, or a negative error number.
     pub uffd: i32,

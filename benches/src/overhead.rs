@@ -37,7 +37,7 @@ pub(crate) fn loops(p: &Plan) -> Result<(), String> {
         in_pieces(p, name, count)?;
     }
     let pingpong = pingpong(p)?;
-    whole(p, "MPI ping-pong", &["mpirun.openmpi", "-n", "2", &pingpong, "50000"])
+    whole(p, "MPI ping-pong", &["mpirun.openmpi", "-n", "2", &pingpong, "100"])
 }
 
 /// A native and a launched process run pieces of about 10 ms in turn on one processor, so that whatever slows the machine slows both. Where their memory lies makes two processes differ by a per cent
@@ -78,7 +78,7 @@ fn in_pieces(p: &Plan, name: &str, count: &str) -> Result<(), String> {
 /// A program that measures itself and cannot be divided, native and launched in turn.
 fn whole(p: &Plan, name: &str, argv: &[&str]) -> Result<(), String> {
     let (mut native, mut under, mut ratios) = (Samples::default(), Samples::default(), Samples::default());
-    for pair in 0..p.runs * 16 {
+    for pair in 0..p.runs * 32 {
         let bare = || loop_ms(Command::new(argv[0]).args(&argv[1..]));
         let belay = || loop_ms(&mut launched(p, argv));
         // Which of the two comes first alternates: a drift of the machine hits both.
@@ -116,7 +116,7 @@ fn pingpong(p: &Plan) -> Result<String, String> {
     Ok(program.display().to_string())
 }
 
-/// Runs a loop, which prints how many milliseconds it took.
+/// Runs a loop, which prints how many milliseconds a piece of it took.
 fn loop_ms(c: &mut Command) -> Result<f64, String> {
     // Open MPI refuses to run as root otherwise; native and launched alike.
     c.env("OMPI_ALLOW_RUN_AS_ROOT", "1")

@@ -5,6 +5,7 @@
 //! the original call, because the kept state is gone. After the first interruption the task stands in `restart_syscall`, and the number of the original call can no longer be
 //! read: so it is remembered from checkpoint to checkpoint, or found in the code in front of the `syscall` instruction.
 
+use crate::waits::Wait;
 use belay_kernel::ptrace::Regs;
 use belay_kernel::vm;
 use std::collections::HashMap;
@@ -25,6 +26,8 @@ struct Seen {
     rip: u64,
     rsp: u64,
     number: u64,
+    /// When its time-out ends on the monotonic clock (nanoseconds), where that is known.
+    deadline: Option<u64>,
 }
 
 static SEEN: Mutex<Option<HashMap<i32, Seen>>> = Mutex::new(None);
@@ -41,14 +44,30 @@ pub(crate) fn hide_interruption(regs: &mut Regs) -> bool {
     interrupted
 }
 
-/// The registers of task `tid` for use where the kernel's restart block is gone: the original call is issued anew.
-pub(crate) fn without_restart_block(tid: i32, regs: &Regs) -> Regs {
+/// Whether the call in which a task stands is issued anew when it goes on.
+pub(crate) fn begins_anew(regs: &Regs) -> bool {
+    regs.orig_rax.cast_signed() >= 0 && regs.rax.cast_signed() == ERESTARTNOHAND
+}
+
+/// How long task `tid` still has to wait, which the kernel carries on after an earlier stop.
+pub(crate) fn carried_on(tid: i32, regs: &Regs) -> Option<Wait> {
+    let seen = SEEN.lock().ok()?;
+    let seen = seen.as_ref()?.get(&tid)?;
+    let same = regs.orig_rax == RESTART_SYSCALL && seen.rip == regs.rip && seen.rsp == regs.rsp;
+    Wait::until(seen.deadline.filter(|_| same)?, seen.number, regs)
+}
+
+/// The registers of task `tid` for use where the kernel's restart block is gone: the original call is issued anew, with what is left of its time-out where that is known.
+pub(crate) fn without_restart_block(tid: i32, regs: &Regs, wait: Option<&Wait>) -> Regs {
     let mut out = *regs;
     if regs.orig_rax.cast_signed() >= 0 && regs.rax.cast_signed() == ERESTART_RESTARTBLOCK {
-        match original_number(tid, regs) {
+        match original_number(tid, regs, wait) {
             Some(number) => {
                 out.orig_rax = number;
                 out.rax = ERESTARTNOHAND.cast_unsigned();
+                if let Some(wait) = wait {
+                    wait.shorten(&mut out);
+                }
             }
             None => out.rax = EINTR.cast_unsigned(),
         }
@@ -56,7 +75,7 @@ pub(crate) fn without_restart_block(tid: i32, regs: &Regs) -> Regs {
     out
 }
 
-fn original_number(tid: i32, regs: &Regs) -> Option<u64> {
+fn original_number(tid: i32, regs: &Regs, wait: Option<&Wait>) -> Option<u64> {
     let mut seen = SEEN.lock().ok()?;
     let seen = seen.get_or_insert_default();
     let number = if regs.orig_rax != RESTART_SYSCALL {
@@ -74,6 +93,7 @@ fn original_number(tid: i32, regs: &Regs) -> Option<u64> {
             rip: regs.rip,
             rsp: regs.rsp,
             number,
+            deadline: wait.map(|w| w.deadline),
         },
     );
     Some(number)
@@ -123,11 +143,11 @@ mod tests {
         let mut regs: Regs = unsafe { std::mem::zeroed() };
         (regs.orig_rax, regs.rax, regs.rip, regs.rsp) = (7, ERESTART_RESTARTBLOCK.cast_unsigned(), 0x1000, 0x2000);
         let tid = i32::MAX;
-        assert_eq!(without_restart_block(tid, &regs).orig_rax, 7);
+        assert_eq!(without_restart_block(tid, &regs, None).orig_rax, 7);
         regs.orig_rax = RESTART_SYSCALL;
-        let out = without_restart_block(tid, &regs);
+        let out = without_restart_block(tid, &regs, None);
         assert_eq!((out.orig_rax, out.rax.cast_signed()), (7, ERESTARTNOHAND));
         regs.rsp = 0x3000;
-        assert_eq!(without_restart_block(tid, &regs).rax.cast_signed(), EINTR);
+        assert_eq!(without_restart_block(tid, &regs, None).rax.cast_signed(), EINTR);
     }
 }

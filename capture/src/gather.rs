@@ -13,11 +13,13 @@
 use crate::reaper::{Reaper, Seized};
 use crate::suspend::{ended, Process, Suspended, Task, Zombie};
 use crate::tracers::{Traced, Tracers};
+use crate::waits::Sleepers;
 use crate::CaptureError;
 use belay_kernel::kcmp;
 use belay_kernel::proc::{self, Family};
 use belay_kernel::ptrace::{self, Event};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a task may take to reach its stop before the checkpoint is given up.
@@ -82,6 +84,7 @@ impl Listing {
 #[derive(Debug)]
 pub(crate) struct Prepared {
     listing: Listing,
+    sleepers: Sleepers,
     tracers: Tracers,
     reaper: Reaper,
 }
@@ -91,8 +94,10 @@ pub(crate) fn prepare(agent: i32, outside: &[i32]) -> Result<Prepared, CaptureEr
     let reaper = Reaper::start().map_err(|e| CaptureError::failed("start a thread of the agent", e))?;
     let listing = Listing::make(agent, outside)?;
     let tracers = Tracers::for_job(listing.tasks());
+    let sleepers = Sleepers::among(listing.processes.iter().flat_map(|(_, _, tids)| tids).copied());
     Ok(Prepared {
         listing,
+        sleepers,
         tracers,
         reaper,
     })
@@ -102,12 +107,14 @@ pub(crate) fn prepare(agent: i32, outside: &[i32]) -> Result<Prepared, CaptureEr
 pub(crate) fn suspend(prepared: Prepared, agent: i32, outside: &[i32]) -> Result<Suspended, CaptureError> {
     let Prepared {
         listing,
+        sleepers,
         tracers,
         reaper,
     } = prepared;
     let mut gathering = Gathering {
         tracers,
         seized: reaper.seized.clone(),
+        sleepers: Arc::new(sleepers),
         tasks: BTreeMap::new(),
         parents: BTreeMap::new(),
         zombies: BTreeSet::new(),
@@ -172,6 +179,7 @@ enum Look {
 struct Gathering {
     tracers: Tracers,
     seized: Seized,
+    sleepers: Arc<Sleepers>,
     /// By task.
     tasks: BTreeMap<i32, Known>,
     parents: BTreeMap<i32, i32>,
@@ -316,7 +324,8 @@ impl Gathering {
 
     /// Takes note of those that have stopped or ended. Returns the first refusal, after all have been looked at.
     fn look_at(&mut self, pending: Vec<Of>) -> Result<(), CaptureError> {
-        let looks = self.tracers.each(pending, |of| look(of));
+        let sleepers = self.sleepers.clone();
+        let looks = self.tracers.each(pending, move |of| look(of, &sleepers));
         looks
             .into_iter()
             .map(|(of, look)| self.note(of, look))
@@ -432,7 +441,7 @@ impl Gathering {
                 return;
             }
             // What is refused has stopped.
-            let looks = self.tracers.each(pending, |of| match look(of) {
+            let looks = self.tracers.each(pending, |of| match look(of, &Sleepers::default()) {
                 Look::Refused(_) => {
                     drop(ptrace::detach(of.tid, 0));
                     Look::Lost
@@ -515,7 +524,7 @@ fn not_traceable(pid: i32, tid: i32, refused: &std::io::Error) -> CaptureError {
 }
 
 /// Looks, on the thread that traces it, whether a task has stopped.
-fn look(of: &Of) -> Look {
+fn look(of: &Of, sleepers: &Sleepers) -> Look {
     let event = match ptrace::peek(of.tid) {
         Ok(None) => return Look::Nothing,
         // A signal was on its way before our stop: let it be delivered; the stop follows before the handler's first instruction. `wait` would take the signal out of the task's hands, and should
@@ -530,15 +539,15 @@ fn look(of: &Of) -> Look {
     match event {
         Ok(None) => Look::Nothing,
         Err(_) => Look::Lost,
-        Ok(Some(event)) => seen(of, event),
+        Ok(Some(event)) => seen(of, event, sleepers),
     }
 }
 
 /// What it means that `wait` has reported `event`.
-fn seen(of: &Of, event: Event) -> Look {
+fn seen(of: &Of, event: Event, sleepers: &Sleepers) -> Look {
     match event {
-        Event::Interrupted => stopped(*of, None),
-        Event::GroupStop(sig) => stopped(*of, Some(sig)),
+        Event::Interrupted => stopped(*of, None, sleepers),
+        Event::GroupStop(sig) => stopped(*of, Some(sig), sleepers),
         // Not a signal: that is not waited for.
         Event::Signal(_) | Event::Syscall | Event::Other(_) => {
             drop(ptrace::cont(of.tid, 0));
@@ -549,7 +558,7 @@ fn seen(of: &Of, event: Event) -> Look {
 }
 
 /// The task's state at its stop; gone when it died at that moment.
-fn stopped(of: Of, group_stop: Option<i32>) -> Look {
+fn stopped(of: Of, group_stop: Option<i32>, sleepers: &Sleepers) -> Look {
     let Of { tid, tracer, .. } = of;
     let read = || Ok((ptrace::get_regs(tid)?, ptrace::get_xstate(tid)?, ptrace::get_sigmask(tid)?));
     let (regs, xstate, sigmask) = match read() {
@@ -564,6 +573,7 @@ fn stopped(of: Of, group_stop: Option<i32>) -> Look {
         xstate,
         sigmask,
         rseq,
+        wait: sleepers.wait(tid, &regs).or_else(|| crate::calls::carried_on(tid, &regs)),
         group_stop,
         deferred: 0,
         borrowed: false,
@@ -571,6 +581,9 @@ fn stopped(of: Of, group_stop: Option<i32>) -> Look {
         running: false,
     });
     if crate::calls::hide_interruption(&mut task.regs) {
+        if let Some(wait) = task.wait {
+            wait.shorten(&mut task.regs);
+        }
         // At once, so that the call is restarted even if the agent dies.
         let _ = ptrace::set_regs(tid, &task.regs);
     }

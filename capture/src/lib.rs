@@ -31,6 +31,7 @@ mod threads;
 mod tracers;
 mod tracking;
 mod undo;
+mod waits;
 
 pub use injected::load as load_injected;
 pub use suspend::{release, take_ended};
@@ -39,10 +40,10 @@ pub use tracking::{Armed, Tracking};
 use crate::mlock::Locks;
 use belay_image::extents;
 use belay_image::manifest::FileEntry;
-use belay_image::model::{AgentIdentity, Job};
+use belay_image::model::{AgentIdentity, Job, KernelPages, Processor};
 use belay_image::sections::{Kind, SectionFile};
-use belay_image::{blobs::BlobWriter, extent_file, BLOB_FILE, JOB_FILE};
-use belay_kernel::proc;
+use belay_image::{blobs::BlobWriter, checksum, extent_file, BLOB_FILE, JOB_FILE};
+use belay_kernel::{proc, vdso};
 use belay_plugins::{Facts, Group, Names, Refusal};
 use belay_storage::session::Session;
 use belay_wire::Phase;
@@ -307,6 +308,7 @@ fn take(
         let ended = job.zombies.iter().filter_map(|zombie| process::zombie(*zombie));
         live.chain(ended.map(Ok)).collect::<Result<Vec<_>, _>>()
     })?;
+    waits::shorten(&mut job, &thread_tables);
     for (at, ((process, draft), area)) in processes.iter_mut().zip(&mut drafts).zip(&areas).enumerate() {
         // Those of memory that several processes share are told once.
         if job.processes[at].guest.is_none() {
@@ -371,12 +373,15 @@ fn take(
     let threads_differ = descriptors.has_thread_tables(|task| processes.iter().any(|p| p.pid == task));
     let version = if threads_differ { Kind::Descriptors.newest() } else { 1 };
     sections.push_json_as(Kind::Descriptors, version, &descriptors)?;
+    let (vdso_xxh3, kernel_pages) = kernel_pages(&mut blobs)?;
     let job = Job {
         arch: std::env::consts::ARCH.into(),
         kernel: read_line("/proc/sys/kernel/osrelease"),
         host: read_line("/proc/sys/kernel/hostname"),
         time_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-        vdso_xxh3: memory::own_vdso_checksum(),
+        vdso_xxh3,
+        kernel_pages,
+        processor: Some(Processor::own()),
         agent: agent_identity(agent)?,
         root_pid,
         processes,
@@ -431,10 +436,10 @@ impl Snapshot {
             child.copy().into_iter().for_each(headroom::offer);
         }
         let mut armed = Vec::new();
-        for mut child in std::mem::take(&mut self.children) {
-            armed.extend(child.take_armed());
+        for child in std::mem::take(&mut self.children) {
             let pid = child.pid();
-            let vmas = child.write(session, self.writers, &mut identities, &mut progress)?;
+            let (vmas, arms) = child.write(session, self.writers, &mut identities, &mut progress)?;
+            armed.extend(arms);
             if let Some(p) = self.job.processes.iter_mut().find(|p| p.pid == pid) {
                 p.vmas = vmas;
                 p.exe_identity = identities.of(&p.exe);
@@ -474,9 +479,25 @@ fn entry(dir: &Path, name: String) -> Result<FileEntry, CaptureError> {
     let xxh3 = if name == BLOB_FILE {
         None
     } else {
-        Some(belay_image::checksum(&std::fs::read(&path).map_err(|e| fail("read", e))?))
+        Some(checksum(&std::fs::read(&path).map_err(|e| fail("read", e))?))
     };
     Ok(FileEntry { name, bytes, xxh3 })
+}
+
+/// Stores the kernel's pages; returns the checksum of the code too. This process has the same ones as those of the job.
+fn kernel_pages(blobs: &mut BlobWriter) -> Result<(u64, Option<KernelPages>), CaptureError> {
+    let code = vdso::code().map_err(|e| CaptureError::failed("read the vDSO", e))?;
+    let data = match vdso::data() {
+        Ok(data) if !code.is_empty() => data,
+        Ok(_) => return Ok((checksum(&code), None)),
+        Err(e) => {
+            tracing::warn!(error = %e, "the data of the vDSO cannot be read: this checkpoint can be restarted on this kernel only");
+            return Ok((checksum(&code), None));
+        }
+    };
+    let code = blobs.put(&code)?;
+    let data = blobs.put(&data)?;
+    Ok((code.xxh3, Some(KernelPages { code, data })))
 }
 
 fn agent_identity(pid: i32) -> Result<AgentIdentity, CaptureError> {

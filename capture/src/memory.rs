@@ -2,7 +2,7 @@
 
 use belay_image::model::{FileIdentity, ObjectId, Vma, VmaKind};
 use belay_kernel::hugepages;
-use belay_kernel::proc::{self, Map};
+use belay_kernel::proc::Map;
 use belay_plugins::SharedMapping;
 use std::collections::{BTreeSet, HashMap};
 use std::os::unix::fs::MetadataExt;
@@ -177,20 +177,4 @@ pub(crate) fn unsupported(maps: &[Map]) -> BTreeSet<(String, &'static str)> {
     maps.iter()
         .filter_map(|m| Some((m.name.clone(), reason(m).or_else(|| segment(m))?)))
         .collect()
-}
-
-/// Checksum of this process's own vDSO, the same in every process of this kernel.
-pub(crate) fn own_vdso_checksum() -> u64 {
-    let me = std::process::id().cast_signed();
-    let Some(vdso) = proc::maps(me)
-        .ok()
-        .and_then(|maps| maps.into_iter().find(|m| m.name == "[vdso]"))
-    else {
-        return 0;
-    };
-    let mut code = vec![0; usize::try_from(vdso.end - vdso.start).unwrap_or(0)];
-    match belay_kernel::vm::read(me, vdso.start, &mut code) {
-        Ok(()) => belay_image::checksum(&code),
-        Err(_) => 0,
-    }
 }

@@ -10,7 +10,7 @@ use crate::CaptureError;
 use belay_abi::inject::ProcessTable;
 use belay_image::model;
 use belay_kernel::proc::{self, Map, Stat, Status};
-use belay_kernel::{kcmp, pidfd, ptrace};
+use belay_kernel::{kcmp, pidfd};
 use belay_plugins::ProcessView;
 
 const RLIMITS: u32 = 16;
@@ -168,8 +168,7 @@ impl Draft {
                     mask: a.mask,
                 })
                 .collect(),
-            pending: ptrace::pending(task, true)
-                .map_err(|e| CaptureError::failed(format!("read pending signals of process {pid}"), e))?,
+            pending: threads::pending(pid, task, true)?,
             itimers: table.itimers.map(|t| model::ItimerValue {
                 interval_us: micros(t[0], t[1]),
                 value_us: micros(t[2], t[3]),

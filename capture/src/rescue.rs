@@ -68,7 +68,7 @@ impl Gate {
                 memory,
                 place,
                 trampoline,
-                &calls::without_restart_block(main.tid, &main.regs),
+                &calls::without_restart_block(main.tid, &main.regs, main.wait.as_ref()),
                 main.sigmask,
                 &main.xstate,
             ) {

@@ -99,14 +99,14 @@ pub(crate) fn take(
         .map_err(|e| CaptureError::failed("create control memory", e))?;
     let left_out = drafts.iter().map(left_out).collect::<Result<Vec<_>, _>>()?;
     let wishes: Vec<Wish> = drafts.iter().map(|d| tracking.wish((d.pid, d.stat.starttime))).collect();
-    let want_uffd: Vec<bool> = wishes.iter().map(|w| w.make).collect();
+    let want_uffd: Vec<i32> = wishes.iter().map(|w| w.make).collect();
     let made = if plan.fork {
         inject::snapshot(job, areas, &left_out, &names, &want_uffd)?
     } else {
         vec![Err(0); drafts.len()]
     };
     if let Some(error) = made.iter().flatten().filter_map(|m| m.uffd).find(|fd| *fd < 0) {
-        tracking.note_unavailable(&std::io::Error::from_raw_os_error(-error));
+        tracking.note_no_uffd(&std::io::Error::from_raw_os_error(-error));
     }
     let mut out = Vec::new();
     let mut pids = made.iter().map(|m| m.as_ref().ok().map(|m| m.pid));
@@ -317,19 +317,14 @@ impl Child {
         self.snapshot.as_ref().map(|(pid, ..)| *pid)
     }
 
-    /// Takes out what the next checkpoint will need to know about writes.
-    pub(crate) fn take_armed(&mut self) -> Option<Armed> {
-        self.armed.take()
-    }
-
-    /// Stores the memory. Returns the mappings.
+    /// Stores the memory. Returns the mappings, and what the next checkpoint will need to know about writes.
     pub(crate) fn write(
         mut self,
         session: &mut Session,
         writers: u32,
         identities: &mut Identities,
         progress: &mut Progress<'_>,
-    ) -> Result<Vec<Vma>, CaptureError> {
+    ) -> Result<(Vec<Vma>, Option<Armed>), CaptureError> {
         let mut table = Vec::new();
         if let Some(mut snapshot) = self.snapshot.take() {
             let result = self.run_writers(&mut snapshot, session, writers, &mut table, progress);
@@ -363,7 +358,7 @@ impl Child {
                 vma
             })
             .collect();
-        Ok(vmas)
+        Ok((vmas, self.armed.take()))
     }
 
     fn run_writers(
@@ -378,6 +373,10 @@ impl Child {
         let fail = |e| CaptureError::failed(format!("read the page table of the snapshot of process {pid}"), e);
         self.flags = proc::smaps(*child).map_err(fail)?;
         let found = self.ranges(*child, session)?;
+        if let Some(armed) = &mut self.armed {
+            let all = found.iter().map(|r| (r.end - r.start) / PAGE).sum();
+            self.clean.look(*child, &self.flags, all, armed).map_err(fail)?;
+        }
         let found = self.without_clean(found, session, table);
         if !may_write(*child) {
             return self.read_for((*child, pidfd), session, &found, table, progress);
@@ -427,7 +426,7 @@ impl Child {
 
     /// Takes clean pages out of `found`; where they lie goes to `table`.
     fn without_clean(&self, found: Vec<Range>, session: &mut Session, table: &mut Vec<Extent>) -> Vec<Range> {
-        let Clean { ranges, table: old } = &self.clean;
+        let Clean { ranges, table: old, .. } = &self.clean;
         // An older chunk that the session does not know any more may be gone.
         if ranges.is_empty() || !old.iter().all(|e| session.knows(e.chunk)) {
             return found;

@@ -7,6 +7,7 @@ use crate::mlock::{self, Locked};
 use crate::rescue::Gate;
 use crate::sharing::Guest;
 use crate::tracers::{Traced, Tracers};
+use crate::waits::Wait;
 use crate::CaptureError;
 use belay_kernel::proc;
 use belay_kernel::ptrace::{self, Event, Regs};
@@ -33,6 +34,8 @@ pub(crate) struct Task {
     pub(crate) sigmask: u64,
     /// Registration of restartable sequences: (address, length, signature).
     pub(crate) rseq: (u64, u32, u32),
+    /// How long it still had to wait, where that is known.
+    pub(crate) wait: Option<Wait>,
     /// Signal that stopped the process by job control.
     pub(crate) group_stop: Option<i32>,
     /// Signal to be delivered when the task goes on.
@@ -408,6 +411,7 @@ mod tests {
             xstate: Vec::new(),
             sigmask: 0,
             rseq: (0, 0, 0),
+            wait: None,
             group_stop,
             deferred: 0,
             borrowed: false,

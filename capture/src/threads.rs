@@ -4,6 +4,7 @@
 //! ([`models`]).
 
 use crate::suspend::{Process, Suspended, Task};
+use crate::waits::Wait;
 use crate::CaptureError;
 use belay_abi::inject::ThreadTable;
 use belay_image::model;
@@ -39,10 +40,7 @@ pub(crate) fn look<M>(
 fn see((pid, first): (i32, i32), tid: i32) -> Result<Seen, CaptureError> {
     let fail = |step: &str, e| CaptureError::failed(format!("{step} of thread {tid}"), e);
     let compare = |object| kcmp::compare(first, tid, object).map_err(|e| fail("compare descriptors and directories", e));
-    let pending = ptrace::pending(tid, false).map_err(|e| match e.raw_os_error() {
-        Some(libc::ESRCH) => CaptureError::refuse_for_now(pid, format!("thread {tid}"), "has ended at this moment"),
-        _ => fail("read pending signals", e),
-    });
+    let pending = pending(pid, tid, false);
     Ok(Seen {
         pending: pending?,
         directories: if tid != first && compare(kcmp::Object::Fs)?.is_ne() {
@@ -51,6 +49,18 @@ fn see((pid, first): (i32, i32), tid: i32) -> Result<Seen, CaptureError> {
             None
         },
         apart: tid != first && compare(kcmp::Object::Files)?.is_ne(),
+    })
+}
+
+/// The `siginfo_t` of each signal that is pending for thread `tid` of process `pid`, or for the process when `shared`.
+pub(crate) fn pending(pid: i32, tid: i32, shared: bool) -> Result<Vec<Vec<u8>>, CaptureError> {
+    ptrace::pending(tid, shared).map_err(|e| match e.raw_os_error() {
+        Some(libc::ESRCH) => CaptureError::refuse_for_now(pid, format!("thread {tid}"), "has ended at this moment"),
+        Some(libc::E2BIG) => {
+            let reason = format!("more than {} signals are pending", ptrace::MOST_PENDING);
+            CaptureError::refuse(pid, format!("thread {tid}"), reason)
+        }
+        _ => CaptureError::failed(format!("read pending signals of thread {tid}"), e),
     })
 }
 
@@ -96,6 +106,7 @@ pub(crate) struct State {
     xstate: Vec<u8>,
     sigmask: u64,
     rseq: (u64, u32, u32),
+    wait: Option<Wait>,
 }
 
 impl State {
@@ -107,6 +118,7 @@ impl State {
             xstate: std::mem::take(&mut task.xstate),
             sigmask: task.sigmask,
             rseq: task.rseq,
+            wait: task.wait,
         }
     }
 }
@@ -124,7 +136,7 @@ pub(crate) fn models(states: Vec<State>, seen: Vec<Seen>, tables: &[ThreadTable]
 }
 
 fn thread(state: State, seen: Seen, table: &ThreadTable) -> model::Thread {
-    let regs = crate::calls::without_restart_block(state.tid, &state.regs);
+    let regs = crate::calls::without_restart_block(state.tid, &state.regs, state.wait.as_ref());
     let name = table.comm.split(|b| *b == 0).next().unwrap_or_default();
     model::Thread {
         tid: state.tid,

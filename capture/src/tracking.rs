@@ -11,16 +11,24 @@
 //! A page is clean only where the kernel says so: it lies in a registered mapping and is still protected. Protection comes from the scan of the last snapshot alone, which
 //! protected exactly the pages that it stored. So everything else counts as written without any book-keeping of ours: mappings that are new, moved, grown, or made
 //! again at the same place, pages given back and used again, an address space replaced by exec (its mappings are not registered), children after a fork.
+//!
+//! Before Linux 6.7 there is no such protection. There the kernel's soft-dirty bits say what has been written, and the registration still says which mappings are the same and have not been
+//! moved. The bits are taken away right after the fork; the snapshot child has inherited them as they were, and they are read from it when the program runs again ([`Candidates`]). What they
+//! do not show is seen otherwise: that a page was given back and is the zero page now (`move_pages`), that an equal page was put in its place (mappings marked as mergeable are
+//! left out), that somebody else has taken the bits away, and that the userfaultfd belongs to another address space (both by the [canary](Tracked::canary)).
 
 use crate::memory::{self, Pages};
+use belay_abi::inject::{UFFD_ASYNC, UFFD_PLAIN};
 use belay_image::extents::Extent;
 use belay_kernel::pagemap::Pagemap;
 use belay_kernel::proc::Map;
-use belay_kernel::uffd;
+use belay_kernel::vm::Memory;
+use belay_kernel::{softdirty, uffd};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+const PAGE: u64 = 4096;
 /// A process whose clean pages are fewer than one in this many gains nothing, but pays a fault for each page that it writes.
 const WORTH_ONE_IN: u64 = 8;
 /// After so many snapshots in a row without gain a process is left alone,
@@ -34,6 +42,18 @@ struct Tracked {
     uffd: OwnedFd,
     table: Vec<Extent>,
     policy: Policy,
+    /// With soft-dirty bits, the address of a page that has been marked as written on purpose: when it is not any more, somebody else has taken marks away.
+    canary: u64,
+}
+
+/// How the kernel tells which pages have been written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Method {
+    /// By asynchronous write protection.
+    #[default]
+    Protection,
+    /// By soft-dirty bits.
+    SoftDirty,
 }
 
 /// Whether tracking pays.
@@ -70,6 +90,9 @@ pub struct Tracking {
     paused: HashMap<Key, Policy>,
     /// Why the kernel does not track, once that is known.
     unavailable: Option<String>,
+    /// Somebody else takes away soft-dirty bits, as of the last snapshot.
+    disturbed: bool,
+    method: Method,
     off: bool,
 }
 
@@ -79,6 +102,8 @@ pub struct Armed {
     key: Key,
     uffd: Option<OwnedFd>,
     policy: Policy,
+    canary: u64,
+    disturbed: bool,
 }
 
 /// What is clean in one process.
@@ -88,6 +113,16 @@ pub(crate) struct Clean {
     pub(crate) ranges: Vec<(u64, u64)>,
     /// Where they lie.
     pub(crate) table: Vec<Extent>,
+    /// With soft-dirty bits: where else clean pages may be.
+    candidates: Option<Candidates>,
+}
+
+/// Mappings in which pages are clean that the snapshot child shows without a soft-dirty bit.
+#[derive(Debug, Default)]
+struct Candidates {
+    ranges: Vec<(u64, u64)>,
+    /// The canary of the last snapshot.
+    canary: u64,
 }
 
 /// What the snapshot of one process shall do.
@@ -95,8 +130,9 @@ pub(crate) struct Clean {
 pub(crate) struct Wish {
     known: Option<Tracked>,
     policy: Policy,
-    /// The snapshot child shall bring a userfaultfd.
-    pub(crate) make: bool,
+    method: Method,
+    /// Which userfaultfd the snapshot child shall bring, as of `SnapshotTable::want_uffd`.
+    pub(crate) make: i32,
 }
 
 impl Tracking {
@@ -108,11 +144,37 @@ impl Tracking {
         }
     }
 
+    /// Tracks in the best way that the kernel has.
+    pub fn written() -> Self {
+        let method = match uffd::is_asynchronous() {
+            Ok(true) => Ok(Method::Protection),
+            Ok(false) => softdirty::works()
+                .map(|()| Method::SoftDirty)
+                .map_err(|e| format!("no userfaultfd with asynchronous write protection (Linux 6.7), and soft-dirty bits: {e}")),
+            Err(e) => Err(no_uffd(&e)),
+        };
+        let mut tracking = Self::default();
+        match method {
+            Ok(method) => tracking.method = method,
+            Err(reason) => tracking.note_unavailable(reason),
+        }
+        tracking
+    }
+
+    /// How written pages are found where there is no [hindrance](Tracking::hindrance).
+    pub fn method(&self) -> &'static str {
+        match self.method {
+            Method::Protection => "userfaultfd",
+            Method::SoftDirty => "soft-dirty bits",
+        }
+    }
+
     /// Why written pages are found by their contents alone, where that is so.
     pub fn hindrance(&self) -> Option<String> {
         let paused = self.paused.values().filter(|p| p.pause > 0).count();
         match &self.unavailable {
             Some(reason) => Some(reason.clone()),
+            None if self.disturbed => Some("another program takes away the soft-dirty bits of processes of the job".into()),
             None if paused > 0 => Some(format!("most pages of {paused} processes are written between checkpoints")),
             None => None,
         }
@@ -128,14 +190,28 @@ impl Tracking {
             .unwrap_or_default();
         let pausing = policy.pause > 0;
         policy.pause = policy.pause.saturating_sub(1);
-        let make = !self.off && self.unavailable.is_none() && known.is_none() && !pausing;
-        Wish { known, policy, make }
+        let make = match self.method {
+            _ if self.off || self.unavailable.is_some() || known.is_some() || pausing => 0,
+            Method::Protection => UFFD_ASYNC,
+            Method::SoftDirty => UFFD_PLAIN,
+        };
+        let method = self.method;
+        Wish {
+            known,
+            policy,
+            method,
+            make,
+        }
     }
 
     /// Notes that the kernel would not make a userfaultfd.
-    pub(crate) fn note_unavailable(&mut self, error: &io::Error) {
-        tracing::info!(%error, "written pages are not tracked: no userfaultfd with asynchronous write protection");
-        self.unavailable = Some(format!("no userfaultfd: {error}"));
+    pub(crate) fn note_no_uffd(&mut self, error: &io::Error) {
+        self.note_unavailable(no_uffd(error));
+    }
+
+    fn note_unavailable(&mut self, reason: String) {
+        tracing::info!(reason, "written pages are not tracked");
+        self.unavailable = Some(reason);
     }
 
     /// Nothing counts as stored any more.
@@ -147,11 +223,27 @@ impl Tracking {
     pub fn commit(&mut self, armed: Vec<Armed>, tables: &BTreeMap<i32, Vec<Extent>>) {
         self.tracked.clear();
         self.paused.clear();
-        for Armed { key, uffd, policy } in armed {
+        self.disturbed = armed.iter().any(|a| a.disturbed);
+        for Armed {
+            key,
+            uffd,
+            policy,
+            canary,
+            ..
+        } in armed
+        {
             match (uffd, tables.get(&key.0)) {
                 (Some(uffd), Some(table)) if policy.pause == 0 => {
                     let table = table.clone();
-                    self.tracked.insert(key, Tracked { uffd, table, policy });
+                    self.tracked.insert(
+                        key,
+                        Tracked {
+                            uffd,
+                            table,
+                            policy,
+                            canary,
+                        },
+                    );
                 }
                 // Closing the descriptor ends the tracking.
                 _ if policy != Policy::default() => drop(self.paused.insert(key, policy)),
@@ -161,54 +253,152 @@ impl Tracking {
     }
 }
 
-/// Finds the clean pages of a stopped process, thread `task`, and protects all that hold data. `maps` are those whose pages a snapshot child writes; `made` is the
+fn no_uffd(error: &io::Error) -> String {
+    format!("no userfaultfd: {error}")
+}
+
+/// Finds the clean pages of a stopped process, thread `task`, and protects all that hold data, or lets its soft-dirty bits begin anew. `maps` are those whose pages a snapshot child writes; `made` is the
 /// userfaultfd that it has brought. The tracking ends where anything fails.
 pub(crate) fn arm<'a>(
     key: Key,
     task: i32,
-    maps: impl Iterator<Item = &'a Map>,
+    maps: impl DoubleEndedIterator<Item = &'a Map> + Clone,
     wish: Wish,
     made: Option<OwnedFd>,
 ) -> (Armed, Clean) {
-    let Wish { known, policy, .. } = wish;
-    let first = known.is_none();
-    let (uffd, table) = match (known, made) {
-        (Some(t), _) => (Some(t.uffd), t.table),
-        (None, made) => (made, Vec::new()),
+    let Wish {
+        known, policy, method, ..
+    } = wish;
+    let (uffd, table, canary) = match known {
+        Some(t) => (Some(t.uffd), t.table, Some(t.canary)),
+        None => (made, Vec::new(), None),
     };
-    let mut clean = Clean::default();
-    let mut armed = Armed { key, uffd, policy };
+    let mut armed = Armed {
+        key,
+        uffd,
+        policy,
+        canary: 0,
+        disturbed: false,
+    };
     let Some(uffd) = &armed.uffd else {
-        return (armed, clean);
+        return (armed, Clean::default());
     };
-    let mut all = 0;
-    match protect(uffd, task, maps, &mut clean.ranges, &mut all) {
-        Ok(()) => {
-            let found: u64 = clean.ranges.iter().map(|(start, end)| end - start).sum();
-            armed.policy = policy.after(found, if first { 0 } else { all });
-            if first {
-                // No scan of ours has protected these pages.
-                clean.ranges.clear();
+    let found = match method {
+        Method::Protection => protect(uffd, task, maps, canary.is_none()).map(|(clean, all)| {
+            armed.policy = policy.after(clean.pages(), all);
+            clean
+        }),
+        Method::SoftDirty => begin_anew(uffd, task, maps, canary).map(|(candidates, canary)| {
+            armed.canary = canary;
+            Clean {
+                candidates,
+                ..Clean::default()
             }
-            clean.table = table;
-        }
+        }),
+    };
+    match found {
+        Ok(clean) => (armed, Clean { table, ..clean }),
         Err(error) => {
             tracing::debug!(pid = key.0, %error, "tracking ended");
             armed.uffd = None;
-            clean = Clean::default();
+            (armed, Clean::default())
         }
     }
-    (armed, clean)
 }
 
-fn protect<'a>(
+impl Clean {
+    fn pages(&self) -> u64 {
+        self.ranges.iter().map(|(start, end)| (end - start) / PAGE).sum()
+    }
+
+    /// Looks in the snapshot child for pages without a soft-dirty bit. `flags` are its mappings with their `VmFlags`, `all` the pages in it that hold data.
+    pub(crate) fn look(&mut self, child: i32, flags: &[Map], all: u64, armed: &mut Armed) -> io::Result<()> {
+        let Some(candidates) = self.candidates.take() else {
+            return Ok(());
+        };
+        let pagemap = Pagemap::open(child)?;
+        if !pagemap.is_soft_dirty(candidates.canary)? {
+            armed.disturbed = true;
+            return Ok(());
+        }
+        // Pages of mappings marked as mergeable are replaced by others without a trace.
+        let mergeable: Vec<_> = flags.iter().filter(|m| m.flags.iter().any(|f| f == "mg")).collect();
+        let mut found = Vec::new();
+        for (start, end) in candidates.ranges {
+            if !mergeable.iter().any(|m| m.start < end && start < m.end) {
+                pagemap.not_soft_dirty(start, end, &mut found)?;
+            }
+        }
+        self.ranges = softdirty::with_memory(child, &found)?;
+        armed.policy = armed.policy.after(self.pages(), all);
+        Ok(())
+    }
+}
+
+/// Takes away the soft-dirty bits of a stopped process, thread `task`, which its snapshot child has inherited; `canary` is that of the last snapshot, if there was one. Returns where pages may be
+/// clean, and the new canary.
+fn begin_anew<'a>(
     uffd: &OwnedFd,
     task: i32,
-    maps: impl Iterator<Item = &'a Map>,
-    clean: &mut Vec<(u64, u64)>,
-    all: &mut u64,
-) -> io::Result<()> {
+    maps: impl DoubleEndedIterator<Item = &'a Map> + Clone,
+    canary: Option<u64>,
+) -> io::Result<(Option<Candidates>, u64)> {
+    let pagemap = Pagemap::open(task)?;
+    if let Some(canary) = canary {
+        if !maps.clone().any(|m| m.start <= canary && canary < m.end) {
+            return Err(io::Error::other("the page that was marked is not there any more"));
+        }
+        // After an exec the userfaultfd may be one of an address space that lives on in another process. Nobody runs who could write to the canary now.
+        let same = uffd::protect(uffd.as_fd(), canary, true)? && pagemap.is_protected(canary)?;
+        uffd::protect(uffd.as_fd(), canary, false)?;
+        if !same {
+            return Err(io::Error::other("the address space is another"));
+        }
+    }
+    let mut candidates = Candidates {
+        ranges: Vec::new(),
+        canary: canary.unwrap_or_default(),
+    };
+    for map in maps.clone().filter(|m| memory::pages(m) == Pages::Own) {
+        if canary.is_some() && uffd::protect(uffd.as_fd(), map.start, false)? {
+            candidates.ranges.push((map.start, map.end));
+            continue;
+        }
+        match uffd::register(uffd.as_fd(), map.start, map.end) {
+            // Private memory of files cannot be registered: it always counts as written.
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
+            done => done?,
+        }
+    }
+    softdirty::clear(task)?;
+    let marked = mark_one(task, maps, pagemap)?;
+    Ok((canary.is_some().then_some(candidates), marked))
+}
+/// Marks one page of a stopped process, thread `task`, as written, without changing it: the highest one that the program could have written. Returns its address.
+fn mark_one<'a>(task: i32, maps: impl DoubleEndedIterator<Item = &'a Map>, mut pagemap: Pagemap) -> io::Result<u64> {
+    let mut found = Vec::new();
+    for map in maps
+        .rev()
+        .filter(|m| memory::pages(m) == Pages::Own && m.ino == 0 && m.prot & 2 != 0)
+    {
+        pagemap.data_ranges(map.start, map.end, &mut found)?;
+        if let Some((_, end)) = found.last() {
+            let page = end - PAGE;
+            let memory = Memory::open(task)?;
+            let mut byte = [0];
+            memory.read(page, &mut byte)?;
+            memory.write(page, &byte)?;
+            return Ok(page);
+        }
+    }
+    Err(io::Error::other("no page that could be marked"))
+}
+
+/// Returns the clean pages, none if this is the `first` scan (no earlier one has protected them), and how many pages hold data (0 if it is).
+fn protect<'a>(uffd: &OwnedFd, task: i32, maps: impl Iterator<Item = &'a Map>, first: bool) -> io::Result<(Clean, u64)> {
     let mut pagemap = Pagemap::open(task)?;
+    let mut clean = Clean::default();
+    let mut all = 0;
     let mut found = Vec::new();
     for map in maps.filter(|m| memory::pages(m) == Pages::Own) {
         found.clear();
@@ -226,10 +416,12 @@ fn protect<'a>(
             }
             Err(e) => return Err(e),
         }
-        *all += found.iter().map(|(start, end, _)| end - start).sum::<u64>();
-        clean.extend(found.iter().filter(|r| !r.2).map(|r| (r.0, r.1)));
+        if !first {
+            all += found.iter().map(|(start, end, _)| (end - start) / PAGE).sum::<u64>();
+            clean.ranges.extend(found.iter().filter(|r| !r.2).map(|r| (r.0, r.1)));
+        }
     }
-    Ok(())
+    Ok((clean, all))
 }
 
 /// `found` without `clean`, both sorted.
@@ -277,13 +469,14 @@ mod tests {
         p = p.after(0, 100);
         assert_eq!(p.pause, PAUSE);
         let mut t = Tracking::default();
+        let makes = |wish: &Wish| wish.make == UFFD_ASYNC;
         for left in (0..PAUSE).rev() {
             t.paused.insert((1, 1), p);
             let wish = t.wish((1, 1));
-            assert!(!wish.make);
+            assert!(!makes(&wish));
             assert_eq!(wish.policy.pause, left);
             p = wish.policy;
         }
-        assert!(t.wish((1, 1)).make);
+        assert!(makes(&t.wish((1, 1))));
     }
 }

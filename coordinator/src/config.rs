@@ -247,6 +247,11 @@ impl Config {
         for path in [Some(PathBuf::from(SITE)), user_file()].into_iter().flatten() {
             match std::fs::metadata(&path) {
                 Err(e) if matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {}
+                Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied && path != Path::new(SITE) => {
+                    let why =
+                        "permission denied: HOME or XDG_CONFIG_HOME names a directory of somebody else; set it to one of your own";
+                    return Err(Failure::new(Exit::Io, format!("read {}: {why}", path.display())));
+                }
                 Err(e) => return Err(Failure::io(format!("read {}", path.display()), &e)),
                 Ok(_) => config.add_file(&path)?,
             }

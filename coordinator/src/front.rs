@@ -2,12 +2,14 @@
 //! and ends as the command ended. When the agent is killed, the command goes on, and the front still waits for it; where the job is restarted then, it ends all of it that is on
 //! this host instead.
 
+use crate::nodes::remote::{born, end_standin, shell_code};
 use crate::relay::{Channel, Message};
 use crate::sys::{self, Signal, SignalFd, SignalSet};
 use crate::Failure;
-use belay_kernel::proc::Outside;
+use belay_kernel::proc::{Outside, END_LIMIT};
 use belay_restart::{by_user, End};
 use belay_wire::Exit;
+use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 
 /// Signals that front and agent take through a descriptor. Left out are those that mean a fault of the process itself, those that cannot be
@@ -37,6 +39,9 @@ pub fn handled() -> SignalSet {
     )
 }
 
+/// Remote shells that the agent has started, who stands in for them, and when that was started.
+type Shells = BTreeMap<i32, (i32, Option<u64>)>;
+
 /// Waits until the command has ended. `outside` are children that this process has had before. When the agent is killed, `ends_with_agent` tells whether nothing of the job may go on.
 pub(crate) fn wait(
     channel: &Channel,
@@ -44,7 +49,7 @@ pub(crate) fn wait(
     agent: i32,
     ends_with_agent: &dyn Fn() -> bool,
 ) -> Result<End, Failure> {
-    let (mut root, mut not_restarted) = (None, false);
+    let (mut root, mut not_restarted, mut shells) = (None, false, Shells::new());
     loop {
         let ready = sys::poll(&[(signals.as_raw_fd(), libc::POLLIN), (channel.as_raw_fd(), libc::POLLIN)])
             .map_err(|e| Failure::system("wait for the command", &e))?;
@@ -80,6 +85,7 @@ pub(crate) fn wait(
             // The command stopped itself; the shell sees its own child only. The group is not signalled: whoever is in it and runs, runs.
             Ok(Some(Message::Suspended(signal))) => sys::kill(std::process::id().cast_signed(), signal),
             Ok(Some(Message::NotRestarted)) => not_restarted = true,
+            Ok(Some(Message::Shell(pid, standin))) => drop(shells.insert(pid, (standin, born(standin)))),
             Ok(Some(Message::Background(status))) => return Ok(End::of_command(status, not_restarted)),
             Ok(Some(Message::Ended(status))) => {
                 // Nothing of the job is left when the shell goes on.
@@ -94,7 +100,7 @@ pub(crate) fn wait(
                 if !not_restarted && ends_with_agent() {
                     return end_without_agent(&outside, agent);
                 }
-                return without_agent(signals, late, root, agent).map(|status| End::of_command(status, not_restarted));
+                return without_agent(signals, late, (root, agent), &shells).map(|status| End::of_command(status, not_restarted));
             }
         }
     }
@@ -125,12 +131,19 @@ fn end_without_agent(outside: &Outside, agent: i32) -> Result<End, Failure> {
     ));
     let system = |step: &'static str| move |e: std::io::Error| Failure::system(step, &e);
     let status = sys::wait(agent).map_err(system("wait for the agent"))?;
-    outside.end_others().map_err(system("end what the agent has left"))?;
+    outside
+        .end_others(END_LIMIT)
+        .map_err(|e| Failure::system(format!("end what the agent has left on {}", sys::host()), &e))?;
     Ok(End::Agent(status))
 }
 
-/// The agent was killed: its children are the front's now. Signals of which it has not heard were received `late`.
-fn without_agent(signals: &SignalFd, late: Vec<Signal>, root: Option<i32>, agent: i32) -> Result<i32, Failure> {
+/// The agent was killed: its children are the front's now, and who stands in for those of `shells` hears from the front how they end. Signals of which the agent has not heard were received `late`.
+fn without_agent(
+    signals: &SignalFd,
+    late: Vec<Signal>,
+    (root, agent): (Option<i32>, i32),
+    shells: &Shells,
+) -> Result<i32, Failure> {
     let gone = |why: &str| Failure::new(Exit::Internal, format!("agent {agent} ended unexpectedly{why}"));
     let root = root.ok_or_else(|| gone(" before the command was started; see DIR/log"))?;
     tracing::error!(agent, root, "agent ended unexpectedly");
@@ -149,6 +162,10 @@ fn without_agent(signals: &SignalFd, late: Vec<Signal>, root: Option<i32>, agent
         while let Some((pid, status)) = sys::reap() {
             if pid == root {
                 return Ok(status);
+            }
+            if let Some((standin, since)) = shells.get(&pid).filter(|(s, since)| since.is_some() && *since == born(*s)) {
+                tracing::info!(shell = pid, standin, ?since, "remote shell ended");
+                end_standin(*standin, shell_code(status));
             }
         }
         if !std::path::Path::new(&format!("/proc/{root}")).exists() {

@@ -85,6 +85,9 @@ pub struct Description {
     pub differential: Differential,
     /// Save the contents of open files.
     pub save_open_files: bool,
+    /// The last restart was to go on whatever instructions the processor lacks; for the parts on other hosts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub any_cpu: bool,
     /// Log level.
     pub log_level: String,
     /// Where the job's numbers are to be had, see [`crate::exporter::Place`].
@@ -148,6 +151,7 @@ impl Description {
             max_bytes: None,
             differential: Differential::Hash,
             save_open_files: false,
+            any_cpu: false,
             log_level: "info".into(),
             metrics: None,
             config: Config::default(),

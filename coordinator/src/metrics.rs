@@ -2,12 +2,16 @@
 
 use crate::checkpoint::Committed;
 use crate::Failure;
+use belay_tree::{Contribution, Values};
+use belay_wire::Phase;
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{exponential_buckets, Histogram};
 use prometheus_client::registry::{Registry, Unit};
+use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// Label names and values.
 type Labels = Vec<(&'static str, String)>;
@@ -15,6 +19,8 @@ type Labels = Vec<(&'static str, String)>;
 /// What is true at this moment.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Now {
+    /// Hosts' parts that are there, the root's among them.
+    pub(crate) parts: u64,
     pub(crate) processes: u64,
     pub(crate) threads: u64,
     pub(crate) resident_bytes: u64,
@@ -24,6 +30,65 @@ pub(crate) struct Now {
     pub(crate) generations: u64,
     pub(crate) newest: Option<(u64, u64, u64)>,
     pub(crate) stored_bytes: u64,
+}
+
+/// What the parts on other hosts tell at a checkpoint, merged on its way up the tree: added up, but for times, of which the longest counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Others {
+    pub(crate) processes: u64,
+    pub(crate) threads: u64,
+    pub(crate) resident_bytes: u64,
+    pub(crate) stored_bytes: u64,
+    /// The checkpoint, and what they have of it.
+    pub(crate) checkpoint: (u64, u64),
+    written_bytes: u64,
+    blocked_us: u64,
+    write_us: u64,
+}
+
+const SUMS: [&str; 6] = ["processes", "threads", "resident", "stored", "written", "bytes"];
+const LONGEST: [&str; 2] = ["blocked", "write"];
+
+impl Others {
+    /// The facts that the root asks for.
+    pub(crate) fn wishes() -> BTreeSet<String> {
+        let sums = SUMS.iter().map(|n| format!("sum {n}"));
+        sums.chain(LONGEST.iter().map(|n| format!("greatest {n}"))).collect()
+    }
+
+    /// Adds the numbers of a part, of which checkpoint `c` is, to what it brings.
+    pub(crate) fn add_to(own: &mut Contribution, now: &Now, c: &Committed) {
+        let us = |d: Duration| u64::try_from(d.as_micros()).unwrap_or(u64::MAX);
+        let g = &c.generation;
+        let sums = [
+            now.processes,
+            now.threads,
+            now.resident_bytes,
+            now.stored_bytes,
+            g.new_bytes,
+            g.bytes,
+        ];
+        let named = |names: &[&str], of: &[u64]| names.iter().map(|n| (*n).to_owned()).zip(of.iter().copied()).collect();
+        own.sums = named(&SUMS, &sums);
+        own.greatest = named(&LONGEST, &[us(c.blocked), us(c.write)]);
+    }
+
+    /// What was asked for at checkpoint `number`.
+    pub(crate) fn of(number: u64, values: &Values) -> Self {
+        let told = |name: String| values.get(&name).and_then(|v| v.parse().ok()).unwrap_or(0);
+        let [processes, threads, resident_bytes, stored_bytes, written_bytes, bytes] = SUMS.map(|n| told(format!("sum {n}")));
+        let [blocked_us, write_us] = LONGEST.map(|n| told(format!("greatest {n}")));
+        Self {
+            processes,
+            threads,
+            resident_bytes,
+            stored_bytes,
+            checkpoint: (number, bytes),
+            written_bytes,
+            blocked_us,
+            write_us,
+        }
+    }
 }
 
 /// The numbers of one job, since its agent began.
@@ -41,6 +106,7 @@ pub(crate) struct Metrics {
     time: Gauge,
     bytes: Gauge,
     stored: Gauge,
+    parts: Gauge,
     processes: Gauge,
     threads: Gauge,
     resident: Gauge,
@@ -85,6 +151,7 @@ impl Metrics {
             time: Gauge::default(),
             bytes: Gauge::default(),
             stored: Gauge::default(),
+            parts: Gauge::default(),
             processes: Gauge::default(),
             threads: Gauge::default(),
             resident: Gauge::default(),
@@ -130,6 +197,7 @@ impl Metrics {
             m.bytes.clone(),
         );
         r.register_with_unit("stored", "Taken by all checkpoints on disk", Unit::Bytes, m.stored.clone());
+        r.register("parts", "Parts of the job that are there, each on one host", m.parts.clone());
         r.register("processes", "Live processes", m.processes.clone());
         r.register("threads", "Live threads", m.threads.clone());
         r.register_with_unit(
@@ -141,14 +209,17 @@ impl Metrics {
         m
     }
 
-    /// A checkpoint was committed.
-    pub(crate) fn committed(&self, c: &Committed) {
+    /// A checkpoint was committed, here and by the `others`.
+    pub(crate) fn committed(&self, c: &Committed, others: &Others) {
         self.checkpoints.inc();
-        self.written.inc_by(c.generation.new_bytes);
-        self.blocked.observe(c.blocked.as_secs_f64());
+        self.written.inc_by(c.generation.new_bytes + others.written_bytes);
+        let longest = |own: Duration, us: u64| own.max(Duration::from_micros(us)).as_secs_f64();
+        self.blocked.observe(longest(c.blocked, others.blocked_us));
         for (phase, ms) in &c.generation.phases_ms {
             let labels = vec![("phase", phase.clone())];
-            self.phases.get_or_create(&labels).observe(ms / 1e3);
+            let write = if phase == Phase::Write.name() { others.write_us } else { 0 };
+            let own = Duration::from_secs_f64(ms / 1e3);
+            self.phases.get_or_create(&labels).observe(longest(own, write));
         }
     }
 
@@ -169,6 +240,7 @@ impl Metrics {
         self.time.set(gauge(time));
         self.bytes.set(gauge(bytes));
         self.stored.set(gauge(now.stored_bytes));
+        self.parts.set(gauge(now.parts));
         self.processes.set(gauge(now.processes));
         self.threads.set(gauge(now.threads));
         self.resident.set(gauge(now.resident_bytes));

@@ -32,17 +32,7 @@ pub(crate) fn describe(agent: i32, outside: &[i32]) -> Vec<ProcessStatus> {
         .into_iter()
         .filter_map(|pid| {
             let stat = proc::stat(pid).ok()?;
-            let raw = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let words: Vec<_> = raw
-                .split(|b| *b == 0)
-                .filter(|w| !w.is_empty())
-                .map(String::from_utf8_lossy)
-                .collect();
-            let command = if words.is_empty() {
-                format!("[{}]", stat.comm)
-            } else {
-                words.join(" ")
-            };
+            let command = proc::command_line(pid).unwrap_or_else(|| format!("[{}]", stat.comm));
             Some(ProcessStatus {
                 pid,
                 host_pid: None,

@@ -34,6 +34,8 @@ pub(crate) enum Message {
     Background(i32),
     /// To the front: the user has ended the job, and it is not to be restarted.
     NotRestarted,
+    /// To the front: this child of the agent is a remote shell, for which that process of the job stands in.
+    Shell(i32, i32),
 }
 
 const WORDS: usize = 4;
@@ -50,6 +52,7 @@ impl Message {
             Message::Ended(status) => [7, status, 0, 0],
             Message::Background(status) => [8, status, 0, 0],
             Message::NotRestarted => [9, 0, 0, 0],
+            Message::Shell(pid, standin) => [10, pid, standin, 0],
         }
     }
 
@@ -68,6 +71,7 @@ impl Message {
             7 => Message::Ended(w[1]),
             8 => Message::Background(w[1]),
             9 => Message::NotRestarted,
+            10 => Message::Shell(w[1], w[2]),
             _ => return None,
         })
     }

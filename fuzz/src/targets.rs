@@ -32,10 +32,11 @@ const fn target(name: &'static str, corpus: &'static str, run: fn(&[u8])) -> Tar
 }
 
 /// All of them.
-pub const ALL: [Target; 15] = [
+pub const ALL: [Target; 16] = [
     target("image", "image", image),
     target("image-resealed", "image", image_resealed),
     target("job", "job", job),
+    target("vdso", "vdso", belay_restart::fuzzing::vdso),
     target("descriptors", "descriptors", descriptors),
     target("extents", "extents", extent_index),
     target("manifest", "manifest", manifest),

@@ -19,6 +19,7 @@ pub mod files;
 pub mod identity;
 pub mod manifest;
 pub mod model;
+mod processor;
 pub mod sections;
 
 /// Version of the image format. A change of any section's meaning increments it.

@@ -3,6 +3,7 @@
 //! Descriptors, their descriptions and shared memory objects are not here: the `plugins` crate owns their types and stores them
 //! in a section of their own. A [`Vma`] refers to a shared object by [`ObjectId`], as the descriptors do.
 
+use crate::blobs::BlobRef;
 use serde::{Deserialize, Serialize};
 
 /// Contents of section JOB.
@@ -18,6 +19,12 @@ pub struct Job {
     pub time_unix_s: u64,
     /// Bytes of the vDSO at capture: the same bytes at restart mean that the restorer's own vDSO can be moved into place.
     pub vdso_xxh3: u64,
+    /// These bytes and what they work on, for a restart where they are others; `None` where they could not be read, and in images of before.
+    #[serde(default)]
+    pub kernel_pages: Option<KernelPages>,
+    /// The processor; `None` in images of before.
+    #[serde(default)]
+    pub processor: Option<Processor>,
     /// The agent as the processes saw it (parent of the first process, subreaper of orphans).
     pub agent: AgentIdentity,
     /// PID of the launched command.
@@ -26,6 +33,35 @@ pub struct Job {
     pub processes: Vec<Process>,
     /// `clock_gettime(CLOCK_MONOTONIC)` at capture, nanoseconds.
     pub monotonic_ns: u64,
+}
+
+/// The pages that the kernel gives to every process, the same in all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelPages {
+    /// `[vdso]`.
+    pub code: BlobRef,
+    /// `[vvar]`, between two changes.
+    pub data: BlobRef,
+}
+
+/// A processor, as programs see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Processor {
+    /// Instructions that programs may choose by asking for them, with Linux's names.
+    pub features: Vec<String>,
+    /// The layout of [`Thread::xstate`] from component 2 on.
+    pub components: Vec<StateComponent>,
+}
+
+/// A component of the extended state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateComponent {
+    /// Its number.
+    pub number: u32,
+    /// Where it lies, bytes.
+    pub offset: u32,
+    /// Its length, bytes.
+    pub bytes: u32,
 }
 
 /// Identity of the agent at capture; the agent of the restarted job takes the same one.

@@ -9,7 +9,7 @@
 
 use crate::libc_nr as nr;
 use crate::writer;
-use belay_abi::inject::{SnapshotTable, MAX_LEFT_OUT};
+use belay_abi::inject::{SnapshotTable, MAX_LEFT_OUT, UFFD_ASYNC};
 use belay_abi::syscall;
 use core::ptr::{addr_of, addr_of_mut, null_mut};
 
@@ -88,10 +88,11 @@ unsafe fn advise_left_out(t: *const SnapshotTable, advice: usize) {
     }
 }
 
-/// Makes a userfaultfd for asynchronous write protection; its descriptor or a negative error.
-unsafe fn make_uffd() -> isize {
+/// Makes a userfaultfd of this kind; its descriptor or a negative error.
+unsafe fn make_uffd(kind: i32) -> isize {
+    let features = if kind == UFFD_ASYNC { UFFD_FEATURE_WP_ASYNC } else { 0 };
     // `struct uffdio_api`: version, features, ioctls.
-    let mut api = [UFFD_API, UFFD_FEATURE_WP_ASYNC, 0u64];
+    let mut api = [UFFD_API, features, 0u64];
     unsafe {
         let fd = syscall!(nr::USERFAULTFD, UFFD_FLAGS);
         if fd < 0 {
@@ -113,7 +114,7 @@ unsafe extern "C" fn intermediary(t: *mut u8) -> ! {
         syscall!(nr::CLOSE_RANGE, 0usize, u32::MAX, 0usize);
         let mut pid = agent_lives(t);
         if pid == 0 && (*t).want_uffd != 0 {
-            (*t).uffd = make_uffd() as i32;
+            (*t).uffd = make_uffd((*t).want_uffd) as i32;
         }
         if pid == 0 {
             pid = syscall!(nr::CLONE, SIGCHLD, 0usize, 0usize, 0usize, 0usize);

@@ -3,6 +3,7 @@
 //! Each module wraps one interface and nothing more; decisions are made by the callers.
 
 pub mod blob;
+pub mod cpu;
 pub mod hugepages;
 pub mod kcmp;
 pub mod net;
@@ -12,7 +13,9 @@ pub mod proc;
 pub mod ptrace;
 pub mod room;
 pub mod seccomp;
+pub mod softdirty;
 pub mod uffd;
+pub mod vdso;
 pub mod vm;
 
 use std::io;

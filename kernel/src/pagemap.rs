@@ -18,6 +18,12 @@ const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
+/// Bits of an entry of `/proc/PID/pagemap`.
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+const FILE: u64 = 1 << 61;
+const UFFD_WP: u64 = 1 << 57;
+const SOFT_DIRTY: u64 = 1 << 55;
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
@@ -173,26 +179,61 @@ impl Pagemap {
         Ok(())
     }
 
+    /// Appends the ranges of `start..end` that hold anonymous data, as of [`Pagemap::data_ranges`], and are not marked as written ([`crate::softdirty`]). The zero page is one of them.
+    pub fn not_soft_dirty(&self, start: u64, end: u64, out: &mut Vec<(u64, u64)>) -> io::Result<()> {
+        self.entries(start, end, |at, entry| {
+            if is_data(entry) && entry & SOFT_DIRTY == 0 {
+                push(out, at, at + PAGE);
+            }
+        })
+    }
+
+    /// Whether the page at `at` is marked as written ([`crate::softdirty`]).
+    pub fn is_soft_dirty(&self, at: u64) -> io::Result<bool> {
+        self.has(at, SOFT_DIRTY)
+    }
+
+    /// Whether the page at `at` is write-protected through a userfaultfd of its address space.
+    pub fn is_protected(&self, at: u64) -> io::Result<bool> {
+        self.has(at, UFFD_WP)
+    }
+
+    fn has(&self, at: u64, bit: u64) -> io::Result<bool> {
+        let mut found = false;
+        self.entries(at, at + PAGE, |_, entry| found = entry & bit != 0)?;
+        Ok(found)
+    }
+
     fn read_entries(&self, start: u64, end: u64, out: &mut Vec<(u64, u64)>) -> io::Result<()> {
-        let mut buf = vec![0u8; ENTRIES as usize * 8];
+        self.entries(start, end, |at, entry| {
+            if is_data(entry) {
+                push(out, at, at + PAGE);
+            }
+        })
+    }
+
+    /// Calls `each` with every page of `start..end` and its entry.
+    fn entries(&self, start: u64, end: u64, mut each: impl FnMut(u64, u64)) -> io::Result<()> {
+        let mut buf = vec![0u8; ((end - start) / PAGE).min(ENTRIES) as usize * 8];
         let mut at = start;
         while at < end {
-            let pages = ((end - at) / PAGE).min(buf.len() as u64 / 8);
+            let pages = ((end - at) / PAGE).min(ENTRIES);
             let bytes = (pages * 8) as usize;
             self.file.read_exact_at(&mut buf[..bytes], at / PAGE * 8)?;
             for raw in buf[..bytes].chunks_exact(8) {
-                let mut e = [0; 8];
-                e.copy_from_slice(raw);
-                let e = u64::from_le_bytes(e);
-                let (present, swapped, file) = (e >> 63 & 1 == 1, e >> 62 & 1 == 1, e >> 61 & 1 == 1);
-                if (present || swapped) && !file {
-                    push(out, at, at + PAGE);
-                }
+                let mut entry = [0; 8];
+                entry.copy_from_slice(raw);
+                each(at, u64::from_le_bytes(entry));
                 at += PAGE;
             }
         }
         Ok(())
     }
+}
+
+/// Whether an entry is one of anonymous data.
+fn is_data(entry: u64) -> bool {
+    entry & (PRESENT | SWAPPED) != 0 && entry & FILE == 0
 }
 
 /// A scan of `start..end` for anonymous data, with room for the regions found.
@@ -211,7 +252,7 @@ fn scan_arg(start: u64, end: u64, regions: &mut [Region]) -> ScanArg {
 }
 
 /// Appends a range. The kernel may report ranges again: where its own buffer (512 ranges) was full on the way, `walk_end` tells where that was, not how far the scan came.
-fn push(out: &mut Vec<(u64, u64)>, start: u64, end: u64) {
+pub(crate) fn push(out: &mut Vec<(u64, u64)>, start: u64, end: u64) {
     match out.last_mut() {
         Some(last) if start <= last.1 => last.1 = last.1.max(end),
         _ => out.push((start, end)),
@@ -328,16 +369,19 @@ mod tests {
         let mut map = Pagemap::open(std::process::id() as i32).unwrap();
         let mut out = Vec::new();
         map.data_ranges(base, base + len as u64, &mut out).unwrap();
+        if !map.scan {
+            // Older kernels do not tell the zero page from others.
+            assert_eq!(out.pop(), Some((base + 20 * PAGE, base + 21 * PAGE)));
+        }
         assert_eq!(out, expected);
         let pages = [(0, 3), (3, 4), (5, 9), (9, 10), (10, 20), (20, 21), (21, 64)];
         let ranges = pages.map(|(from, to)| (base + from * PAGE, base + to * PAGE));
-        let expected_of_each = vec![false, true, false, true, false, false, false];
+        let expected_of_each = vec![false, true, false, true, false, !map.scan, false];
         assert_eq!(map.with_data(&ranges).unwrap(), expected_of_each);
         assert_eq!(map.with_data(&[(base, base + len as u64)]).unwrap(), [true]);
         map.scan = false;
-        // Older kernels do not tell the zero page from others.
         let mut looks = map.with_data(&ranges).unwrap();
-        looks[5] = false;
+        looks[5] = expected_of_each[5];
         assert_eq!(looks, expected_of_each);
         let mut slow = Vec::new();
         map.data_ranges(base, base + len as u64, &mut slow).unwrap();

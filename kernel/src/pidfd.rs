@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 fn owned(ret: libc::c_long) -> io::Result<OwnedFd> {
     let fd = crate::check(ret)?;
@@ -25,13 +26,34 @@ pub fn open_thread(tid: i32) -> io::Result<OwnedFd> {
 
 /// Waits until the process or thread behind `pidfd` is gone.
 pub fn wait_gone(pidfd: BorrowedFd<'_>) {
+    while !poll_gone(pidfd, -1) {}
+}
+
+/// Waits until the process behind `pidfd` is gone, no longer than `limit`; whether it is.
+pub fn gone_within(pidfd: BorrowedFd<'_>, limit: Duration) -> bool {
+    let begin = Instant::now();
+    loop {
+        let left = limit.saturating_sub(begin.elapsed());
+        // Rounded up, so as not to come round without a pause.
+        if poll_gone(pidfd, i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX)) {
+            return true;
+        }
+        if begin.elapsed() >= limit {
+            return false;
+        }
+    }
+}
+
+/// Waits for it for so many milliseconds (-1: for ever), or until a signal comes.
+fn poll_gone(pidfd: BorrowedFd<'_>, ms: i32) -> bool {
     let mut poll = libc::pollfd {
         fd: pidfd.as_raw_fd(),
         events: libc::POLLIN,
         revents: 0,
     };
     // SAFETY: one live pollfd.
-    while unsafe { libc::poll(&mut poll, 1, -1) } < 0 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted {}
+    let n = unsafe { libc::poll(&raw mut poll, 1, ms) };
+    n > 0 || (n < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted)
 }
 
 /// Duplicates descriptor `fd` of the process behind `pidfd` (needs ptrace access); close-on-exec is set on the copy.

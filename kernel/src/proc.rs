@@ -4,7 +4,7 @@ mod family;
 mod outside;
 
 pub use family::{children, descendants, Family};
-pub use outside::Outside;
+pub use outside::{hung, Outside, END_LIMIT};
 
 use std::collections::BTreeMap;
 use std::io;
@@ -30,6 +30,14 @@ pub fn read_whole(path: impl AsRef<std::path::Path>) -> io::Result<Vec<u8>> {
     }
     out.truncate(filled);
     Ok(out)
+}
+
+/// The words with which process `pid` was executed; none for one without memory, or that has cleared them.
+pub fn command_line(pid: i32) -> Option<String> {
+    let raw = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words = raw.split(|b| *b == 0).filter(|w| !w.is_empty());
+    let words: Vec<_> = words.map(String::from_utf8_lossy).collect();
+    (!words.is_empty()).then(|| words.join(" "))
 }
 
 /// As [`read_whole`], for text.
@@ -63,6 +71,8 @@ pub struct Stat {
     pub end_code: u64,
     pub start_stack: u64,
     pub exit_signal: i32,
+    /// The processor it runs on, or ran on last.
+    pub processor: i32,
     pub start_data: u64,
     pub end_data: u64,
     pub start_brk: u64,
@@ -123,6 +133,7 @@ fn parse_stat(raw: &[u8]) -> Option<Stat> {
         end_code: unsigned(27)?,
         start_stack: unsigned(28)?,
         exit_signal: signed(38)?,
+        processor: signed(39)?,
         start_data: unsigned(45)?,
         end_data: unsigned(46)?,
         start_brk: unsigned(47)?,

@@ -186,7 +186,10 @@ pub fn set_sigmask(tid: i32, mask: u64) -> io::Result<()> {
     request(PTRACE_SETSIGMASK, tid, 8, (&raw const mask) as usize).map(drop)
 }
 
-/// Reads the `siginfo_t` of every signal pending for the task, or for its process when `shared`.
+/// Most pending signals that [`pending`] reads: the kernel goes through all before it for each one, and 90,000 of them, as many as a process may have, take a minute.
+pub const MOST_PENDING: usize = 16_384;
+
+/// Reads the `siginfo_t` of every signal pending for the task, or for its process when `shared`. Fails with E2BIG where they are more than [`MOST_PENDING`].
 pub fn pending(tid: i32, shared: bool) -> io::Result<Vec<Vec<u8>>> {
     #[repr(C)]
     struct Args {
@@ -207,6 +210,9 @@ pub fn pending(tid: i32, shared: bool) -> io::Result<Vec<Vec<u8>>> {
         out.extend(raw[..n].iter().map(|s| s.to_vec()));
         if n < raw.len() {
             return Ok(out);
+        }
+        if out.len() > MOST_PENDING {
+            return Err(io::Error::from_raw_os_error(libc::E2BIG));
         }
     }
 }

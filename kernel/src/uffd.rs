@@ -1,11 +1,19 @@
-//! userfaultfd in the one mode that is used here: write protection that the kernel takes away by itself at the first write (`WP_ASYNC`), so that a later scan of the page
+//! userfaultfd for write protection that the kernel takes away by itself at the first write (`WP_ASYNC`), so that a later scan of the page
 //! table tells which pages have been written. Nobody ever waits for a fault, and a write by the kernel itself counts like one by the program.
+//!
+//! Older kernels have no such protection. There registration alone serves: it says which mappings are still the same and have not been moved.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
+const API: u64 = 0xaa;
+const WP_ASYNC: u64 = 1 << 15;
+const USER_MODE_ONLY: i32 = 1;
 const MODE_WP: u64 = 2;
+const PAGE: u64 = 4096;
 
 #[repr(C)]
 struct Register {
@@ -13,6 +21,50 @@ struct Register {
     len: u64,
     mode: u64,
     ioctls: u64,
+}
+
+#[repr(C)]
+struct WriteProtect {
+    start: u64,
+    len: u64,
+    mode: u64,
+}
+
+/// A userfaultfd of this process with these features.
+fn make(features: u64) -> io::Result<OwnedFd> {
+    // SAFETY: takes a number; a descriptor returned is ours.
+    let fd = unsafe {
+        let fd = crate::check(libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | USER_MODE_ONLY))?;
+        OwnedFd::from_raw_fd(fd as i32)
+    };
+    let mut api = [API, features, 0];
+    // SAFETY: `api` has the layout of `struct uffdio_api`.
+    crate::check(unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, api.as_mut_ptr()) }.into())?;
+    Ok(fd)
+}
+
+/// Whether the kernel has asynchronous write protection (Linux 6.7). Fails where it makes no userfaultfd at all.
+pub fn is_asynchronous() -> io::Result<bool> {
+    match make(WP_ASYNC) {
+        Ok(_) => Ok(true),
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => make(0).map(|_| false),
+        Err(e) => Err(e),
+    }
+}
+
+/// Protects the page at `at` against writes, or ends that; `false` where its mapping is not registered with `uffd`. Nobody may write to a protected page: without asynchronous
+/// protection, who did would wait for ever.
+pub fn protect(uffd: BorrowedFd<'_>, at: u64, protected: bool) -> io::Result<bool> {
+    let mut arg = WriteProtect {
+        start: at,
+        len: PAGE,
+        mode: protected.into(),
+    };
+    // SAFETY: `arg` lives across the call and has the layout of `struct uffdio_writeprotect`.
+    match crate::check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT, &raw mut arg) }.into()) {
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        done => done.map(|_| true),
+    }
 }
 
 /// Lets writes to `start..end` of the address space behind `uffd` be tracked. The range must not have holes.
@@ -31,29 +83,11 @@ pub fn register(uffd: BorrowedFd<'_>, start: u64, end: u64) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::pagemap::Pagemap;
-    use std::os::fd::{AsFd, FromRawFd, OwnedFd};
-
-    const PAGE: u64 = 4096;
-
-    /// A userfaultfd of this process, `None` where the kernel has none with asynchronous write protection.
-    fn make() -> Option<OwnedFd> {
-        // SAFETY: takes a number; a descriptor returned is ours.
-        let fd = unsafe {
-            let fd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | 1);
-            if fd < 0 {
-                return None;
-            }
-            OwnedFd::from_raw_fd(fd as i32)
-        };
-        let mut api = [0xaau64, 1 << 15, 0];
-        // SAFETY: `api` has the layout of `struct uffdio_api`.
-        let r = unsafe { libc::ioctl(fd.as_raw_fd(), 0xc018_aa3f, api.as_mut_ptr()) };
-        (r == 0).then_some(fd)
-    }
+    use std::os::fd::AsFd;
 
     #[test]
     fn thousands_of_ranges_are_told_apart() {
-        let Some(uffd) = make() else { return };
+        let Ok(uffd) = make(WP_ASYNC) else { return };
         let (pages, prot) = (8192usize, libc::PROT_READ | libc::PROT_WRITE);
         let bytes = pages * PAGE as usize;
         // SAFETY: a new mapping.
@@ -93,7 +127,7 @@ mod tests {
 
     #[test]
     fn written_given_back_and_new_pages_are_told_from_clean_ones() {
-        let Some(uffd) = make() else { return };
+        let Ok(uffd) = make(WP_ASYNC) else { return };
         let bytes = 16 * PAGE as usize;
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

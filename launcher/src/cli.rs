@@ -225,6 +225,9 @@ pub(crate) struct Restart {
     /// Read memory on demand, so that the program runs at once whatever its size
     #[arg(long)]
     pub(crate) lazy: bool,
+    /// Restart although this processor lacks instructions that the job may have chosen to use: right where none of its programs does
+    #[arg(long)]
+    pub(crate) any_cpu: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub(crate) hosts: Hosts,
@@ -268,6 +271,9 @@ pub(crate) struct Run {
     /// At a restart: read memory on demand
     #[arg(long)]
     pub(crate) lazy: bool,
+    /// At a restart: go on although this processor lacks instructions that the job may have chosen to use: right where none of its programs does
+    #[arg(long)]
+    pub(crate) any_cpu: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub(crate) hosts: Hosts,

@@ -176,6 +176,7 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
     let how = How {
         generation: args.generation,
         lazy: args.lazy,
+        any_cpu: args.any_cpu,
         hosts,
         quiet: args.quiet,
         restarts: false,
@@ -229,6 +230,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
             let how = How {
                 generation: None,
                 lazy: args.lazy,
+                any_cpu: args.any_cpu,
                 hosts: match args.again {
                     0 => named,
                     n => {
@@ -328,6 +330,7 @@ fn named(hosts: cli::Hosts) -> Result<Vec<String>, Failure> {
 struct How {
     generation: Option<u64>,
     lazy: bool,
+    any_cpu: bool,
     hosts: Vec<String>,
     quiet: bool,
     /// When a part is lost the job is ended, and the caller restarts it.
@@ -351,6 +354,7 @@ fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) 
     gathered.check_some(dir, &description, &numbers)?;
     description.wait_status = None;
     description.lost.clear();
+    description.any_cpu = how.any_cpu;
     description.history.begin(sys::now_unix_s(), dir.last_sign_unix_s());
     // A full disk is no reason not to go on from a checkpoint.
     for failure in [dir.describe(&description), logging::start(dir, &description.log_level)]
@@ -359,7 +363,7 @@ fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) 
     {
         sys::say(&failure.message);
     }
-    let options = restart_options(how.lazy)?;
+    let options = restart_options(how.lazy, how.any_cpu)?;
     restart::restart(
         Setup {
             dir: dir.clone(),
@@ -374,9 +378,10 @@ fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) 
     )
 }
 
-fn restart_options(lazy: bool) -> Result<belay_restart::Options, Failure> {
+fn restart_options(lazy: bool, any_cpu: bool) -> Result<belay_restart::Options, Failure> {
     Ok(belay_restart::Options {
         lazy,
+        any_cpu,
         restorer: belay_kernel::blob::find("belay-restorer")
             .map_err(|e| Failure::new(Exit::System, format!("{e}; install belay completely")))?,
     })
@@ -409,7 +414,7 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
             nodes,
             restarts: args.ends_with_root,
         };
-        let options = restart_options(false)?;
+        let options = restart_options(false, root.any_cpu)?;
         let end = restart::restart(
             setup,
             (vec![number], &gather::Gathered::default()),

@@ -3,33 +3,34 @@
 use crate::RedundancyError;
 use std::collections::BTreeMap;
 
-/// Puts hosts into groups of `size` (or a few more, where they do not come out even; all in one where there are fewer), such that no group has two hosts of one
-/// domain. `domains` are the domains of the hosts; the groups hold positions in it. A group has at least `fewest` members.
+/// Puts parts of a job into groups of `size` (or a few more, where they do not come out even; fewer where a domain has so many that there must be more groups; all in one
+/// where there are fewer), such that no group has two of one domain. `domains` are the domains of the parts; the groups hold positions in it. A group has at least `fewest` members.
 pub fn form(domains: &[String], size: usize, fewest: usize) -> Result<Vec<Vec<usize>>, RedundancyError> {
     if domains.len() < fewest {
         return Err(RedundancyError::Groups(format!(
-            "the job runs on {} hosts, the scheme needs {fewest}",
+            "the job has {} parts, the scheme needs {fewest}",
             domains.len()
         )));
     }
-    let count = (domains.len() / size.max(fewest).max(1)).max(1);
     let mut by_domain: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-    for (host, domain) in domains.iter().enumerate() {
-        by_domain.entry(domain).or_default().push(host);
+    for (part, domain) in domains.iter().enumerate() {
+        by_domain.entry(domain).or_default().push(part);
     }
     let mut by_size: Vec<(&str, Vec<usize>)> = by_domain.into_iter().collect();
-    by_size.sort_by_key(|(_, hosts)| std::cmp::Reverse(hosts.len()));
-    if let Some((domain, hosts)) = by_size.first().filter(|(_, hosts)| hosts.len() > count) {
+    by_size.sort_by_key(|(_, parts)| std::cmp::Reverse(parts.len()));
+    let wanted = (domains.len() / size.max(fewest).max(1)).max(1);
+    let (largest, most) = by_size.first().map_or(("", 0), |(domain, parts)| (*domain, parts.len()));
+    let count = wanted.max(most);
+    if domains.len() / count < fewest {
         return Err(RedundancyError::Groups(format!(
-            "{} of {} hosts lie in failure domain {domain}, too many for {count} groups of {size} with one host of a domain each",
-            hosts.len(),
+            "{most} of the job's {} parts lie in failure domain {largest}: in {count} groups with one of them each, some have less than {fewest} parts, which the scheme needs",
             domains.len()
         )));
     }
     // Neighbours in this order, so all of one domain, come into different groups.
     let mut groups = vec![Vec::new(); count];
-    for (n, host) in by_size.into_iter().flat_map(|(_, hosts)| hosts).enumerate() {
-        groups[n % count].push(host);
+    for (n, part) in by_size.into_iter().flat_map(|(_, parts)| parts).enumerate() {
+        groups[n % count].push(part);
     }
     Ok(groups)
 }
@@ -51,7 +52,9 @@ mod tests {
             if let Ok(groups) = form(&domains, size, 2) {
                 let mut seen = BTreeSet::new();
                 for g in &groups {
-                    prop_assert!(g.len() >= size.min(domains.len()));
+                    let most = domains.iter().map(|d| domains.iter().filter(|e| *e == d).count()).max().unwrap_or(0);
+                    let even = domains.len() / (domains.len() / size).max(1);
+                    prop_assert!(g.len() >= even.min(domains.len() / most).min(size) && g.len() >= 2);
                     prop_assert!(g.len() < 2 * size);
                     let distinct: BTreeSet<_> = g.iter().map(|h| &domains[*h]).collect();
                     prop_assert_eq!(distinct.len(), g.len());
@@ -64,9 +67,15 @@ mod tests {
 
     #[test]
     fn what_cannot_be_grouped_is_said() {
-        assert!(form(&names(&[1]), 4, 2).unwrap_err().to_string().contains("1 hosts"));
-        let e = form(&names(&[1, 1, 2, 3]), 4, 2).unwrap_err().to_string();
-        assert!(e.contains("2 of 4 hosts") && e.contains("d1"), "{e}");
+        assert!(form(&names(&[1]), 4, 2).unwrap_err().to_string().contains("1 parts"));
+        let e = form(&names(&[1, 1, 2]), 4, 2).unwrap_err().to_string();
+        assert!(e.contains("2 of the job's 3 parts") && e.contains("d1"), "{e}");
+        // Several parts on one host make more groups.
+        assert_eq!(form(&names(&[1, 1, 2, 3]), 4, 2).unwrap(), [[0, 2], [1, 3]]);
+        assert_eq!(
+            form(&names(&[1, 1, 1, 2, 2, 3, 3]), 4, 2).unwrap(),
+            [&[0, 3, 6][..], &[1, 4], &[2, 5]]
+        );
         assert_eq!(form(&names(&[1, 1, 2, 2]), 2, 2).unwrap(), [[0, 2], [1, 3]]);
         assert_eq!(form(&names(&[1, 2, 3]), 8, 2).unwrap().len(), 1);
     }

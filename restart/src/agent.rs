@@ -56,6 +56,7 @@ pub(crate) fn restart(
         mut job,
         descriptors,
         blobs,
+        foreign,
         extents,
         chunks,
     } = loaded;
@@ -69,7 +70,9 @@ pub(crate) fn restart(
     };
     let tree = tree::plan(&job.agent, &job.processes, helpers.iter().sum(), pid_max(), &taken)
         .map_err(|e| RestartError::at("spawn", e))?;
-    let mine = std::process::id().cast_signed();
+    let specials = specials(std::process::id().cast_signed()).map_err(|e| RestartError::at("read own mappings", e))?;
+    let places = foreign.as_ref().map(|f| f.place(&mut job.processes, &specials)).transpose();
+    let places = places.map_err(|e| RestartError::at("vdso", e))?.unwrap_or_default();
     let shown = Shown::new(way);
     let rebuilder = Rebuilder::rebuild(descriptors, &blobs, way != Way::Initial, group, &sys::say)
         .map_err(|e| RestartError::at("rebuild", e))?;
@@ -94,7 +97,9 @@ pub(crate) fn restart(
         ask_huge: asks_for_huge_pages(),
         restore_timer_ids: sys::prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_GET, 0).is_ok(),
         own: own_credentials(way.is_ordinary()).map_err(|e| RestartError::at("read own credentials", e))?,
-        specials: specials(mine).map_err(|e| RestartError::at("read own mappings", e))?,
+        specials,
+        foreign: foreign.as_ref(),
+        places,
     };
     let rebuilt = begin.elapsed();
     let settle = |slot: usize, p: &Process, companions: &Companions| {

@@ -37,6 +37,7 @@ pub(crate) mod nr {
     pub(crate) const UNSHARE: u32 = 272;
     pub(crate) const SET_ROBUST_LIST: u32 = 273;
     pub(crate) const RT_TGSIGQUEUEINFO: u32 = 297;
+    pub(crate) const PROCESS_VM_READV: u32 = 310;
     pub(crate) const MEMBARRIER: u32 = 324;
     pub(crate) const MLOCK2: u32 = 325;
     pub(crate) const RSEQ: u32 = 334;

@@ -36,7 +36,7 @@ pub(crate) fn restorer(p: &Process, extents: &[Extent], slot: &Slot) -> RestartE
     };
     let (phase, reason) = match step {
         Step::Clear => ("map", format!("clear the address space: {errno}")),
-        Step::Vdso => ("map", format!("move the kernel's pages: {errno}")),
+        Step::Vdso => ("map", format!("put the kernel's pages in place: {errno}")),
         Step::Map => ("map", format!("{}: {errno}", vma())),
         Step::Attach => ("map", format!("attach {}: {errno}", vma())),
         Step::Fill => ("refill", format!("read {}: {errno}", extent())),

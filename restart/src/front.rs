@@ -7,7 +7,8 @@
 use crate::channel::{Channel, Message};
 use crate::fail::{Outcome, RestartError};
 use crate::sys;
-use belay_kernel::proc::{Outside, Status};
+use belay_kernel::pidfd;
+use belay_kernel::proc::{descendants, hung, Outside, Status, END_LIMIT};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
@@ -166,7 +167,7 @@ impl Front {
         self.initial = initial;
         let result = self.serve(channel, ends_with_agent);
         if initial && !self.resumed {
-            let _ = self.outside.end_others();
+            let _ = self.outside.end_others(END_LIMIT);
         }
         if self.resumed {
             self.take_terminal();
@@ -242,10 +243,15 @@ impl Front {
     fn end_all(&mut self) -> Outcome<()> {
         let failed = |e: io::Error| RestartError::at("end what the agent has left", e);
         if self.initial {
-            return self.outside.end_others().map_err(failed);
+            return self.outside.end_others(END_LIMIT).map_err(failed);
         }
+        let init = pidfd::open(self.init).map_err(failed)?;
         sys::kill(self.init, libc::SIGKILL).map_err(failed)?;
         // It is gone when everything in its namespaces is.
+        if !pidfd::gone_within(init.as_fd(), END_LIMIT) {
+            let left = descendants(self.init).map_err(failed)?;
+            return Err(failed(hung(left.into_iter().map(|(pid, _)| pid))));
+        }
         sys::wait(self.init, libc::__WALL).map(drop).map_err(failed)
     }
 

@@ -3,6 +3,7 @@
 use crate::arena::Arena;
 use crate::layout::{find_gap, TASK_SIZE};
 use crate::state::Own;
+use crate::vdso::{bridge::Bridge, frozen};
 use crate::{memory, plausible, state, tree, verify};
 use belay_abi::restore::Fill;
 use belay_image::extents::Extent;
@@ -42,6 +43,8 @@ pub fn decide(job: &Job, extents: &[Extent]) {
                 others: Vec::new(),
                 scratch: base,
                 specials: Vec::new(),
+                foreign: None,
+                pid: p.pid,
                 lazy,
                 ask_huge: lazy,
                 shared_fd: &|object, _| (object.ino % 3 != 0).then_some(5),
@@ -65,5 +68,22 @@ pub fn decide(job: &Job, extents: &[Extent]) {
             state::thread_late(i, t, &mut calls);
             state::pending(p.pid, Some(t.tid), &t.pending, &mut arena, &mut calls);
         }
+    }
+}
+
+/// Takes `data`, and this kernel's vDSO with changes at the places that `data` names, for the vDSO of a checkpoint, as a restart does under another kernel; and for its data.
+pub fn vdso(data: &[u8]) {
+    let own = belay_kernel::vdso::code().unwrap_or_default();
+    let mut changed = own.clone();
+    for edit in data.chunks_exact(3).filter(|_| !own.is_empty()) {
+        changed[usize::from(u16::from_le_bytes([edit[0], edit[1]])) % own.len()] = edit[2];
+    }
+    for (old, new) in [(data, own.as_slice()), (&changed, &own), (&own, &changed)] {
+        if let Ok(bridge) = Bridge::new(old, new) {
+            for place in [0x7fff_0000_0000, 0x1000] {
+                drop(bridge.write(&mut old.to_vec(), 0x7ffe_f000_0000, place));
+            }
+        }
+        frozen::freeze(&mut old.to_vec());
     }
 }

@@ -8,7 +8,7 @@ use crate::fail::{Outcome, RestartError};
 use crate::namespace::Way;
 use crate::{initial, namespace, shown, sys};
 use belay_image::model::AgentIdentity;
-use belay_kernel::proc::Outside;
+use belay_kernel::proc::{Outside, END_LIMIT};
 use belay_plugins::Group;
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
@@ -186,7 +186,7 @@ fn reap(setup: &Setup<'_>, leader: Option<i32>) -> ! {
         }
         if !setup.running.is_set() {
             if setup.way == Way::Initial {
-                let _ = Outside::default().end_others();
+                let _ = Outside::default().end_others(END_LIMIT);
             }
             setup.channel.send(&Message::AgentEnded { status, alone: true });
             sys::exit_now(1);

@@ -31,6 +31,7 @@ mod memory;
 mod namespace;
 mod plausible;
 mod process;
+mod processor;
 mod resume;
 mod sched;
 mod shown;
@@ -38,6 +39,7 @@ mod spawn;
 mod state;
 mod sys;
 mod tree;
+mod vdso;
 mod verify;
 
 pub use fail::RestartError;
@@ -57,6 +59,8 @@ use std::time::Duration;
 pub struct Options {
     /// Map page files and read pages on demand instead of reading them before the first instruction.
     pub lazy: bool,
+    /// Restart on a processor that lacks instructions which the job may have chosen to use.
+    pub any_cpu: bool,
     /// The restorer program's file.
     pub restorer: PathBuf,
 }
@@ -107,7 +111,7 @@ pub fn restart(
     agent_main: &mut AgentMain<'_>,
     ends_with_agent: &dyn Fn() -> bool,
 ) -> Result<End, RestartError> {
-    let mut loaded = Some(verify::load(dir)?);
+    let mut loaded = Some(verify::load(dir, options.any_cpu)?);
     let (identity, root, monotonic_ns) = match &loaded {
         Some(l) => (l.job.agent, l.job.root_pid, l.job.monotonic_ns),
         None => return Err(RestartError::at("restart", "nothing loaded")),

@@ -2,11 +2,12 @@
 //!
 //! Order: the kernel's own pages are moved out of the way, everything outside the restorer's area is unmapped, System V segments are attached and
 //! trimmed, mappings are made, the kernel's pages are moved to their old addresses; then (by the restorer) pages are read; then protections, advice,
-//! locks and names are set. A mapping that pages are read into is writable until then.
+//! locks and names are set. A mapping that pages are read into is writable until then. Under a kernel with another vDSO the old one is such a mapping, see `vdso`.
 
 use crate::arena::Arena;
 use crate::call::{call, nr, signed, With};
 use crate::layout::{uncovered, Range, TASK_SIZE};
+use crate::vdso::{self, Foreign};
 use belay_abi::restore::{Call, Fill, Step, CALL_EXPECT_ARG0, CALL_KEEP, CALL_MAY_FAIL, CALL_USE_KEPT_ARG0, CALL_USE_KEPT_ARG4};
 use belay_image::model::{ObjectId, Vma, VmaKind};
 use belay_kernel::hugepages;
@@ -52,6 +53,10 @@ pub(crate) struct Input<'a> {
     /// Room in the area for the kernel's pages while everything else is unmapped.
     pub(crate) scratch: u64,
     pub(crate) specials: Vec<Special>,
+    /// Where the process had another kernel's vDSO: how to get from that to this one's.
+    pub(crate) foreign: Option<(&'a Foreign, vdso::Place)>,
+    /// PID of the process itself.
+    pub(crate) pid: i32,
     pub(crate) lazy: bool,
     /// The system gives huge pages only where they are asked for.
     pub(crate) ask_huge: bool,
@@ -74,8 +79,8 @@ pub(crate) enum MemoryError {
     Mapping(u64, String),
     #[error("damaged image: stored pages at {0:#x} lie in no private mapping")]
     Stray(u64),
-    #[error("[{0}]: this kernel's differs in size or is missing: restart on the kernel of the checkpoint")]
-    Special(String),
+    #[error("[{0}]: {1}: restart on the kernel of the checkpoint")]
+    Special(String, String),
 }
 
 /// Makes the plan; strings go to `arena`.
@@ -92,7 +97,10 @@ pub(crate) fn plan(input: Input<'_>, arena: &mut Arena) -> Result<MemoryPlan, Me
         }
         map(&input, i, vma, own, arena, &mut p)?;
     }
-    specials(&input, &mut p)?;
+    match input.foreign {
+        None => specials(&input, &mut p)?,
+        Some(foreign) => bridge(&input, foreign, arena, &mut p)?,
+    }
     Ok(p)
 }
 
@@ -120,8 +128,7 @@ fn clear(input: &Input<'_>, p: &mut MemoryPlan) {
     let mut at = input.scratch;
     for (i, s) in input.specials.iter().enumerate() {
         let bytes = s.range.end - s.range.start;
-        let args = [s.range.start, bytes, bytes, MREMAP_MAYMOVE_FIXED, at];
-        p.before.push(call(Step::Vdso, i, nr::MREMAP, &args));
+        p.before.push(moved(i, s.range.start, bytes, at));
         at += bytes;
     }
     let mut kept = input.others.clone();
@@ -132,25 +139,97 @@ fn clear(input: &Input<'_>, p: &mut MemoryPlan) {
     }
 }
 
+/// Moves a mapping.
+fn moved(index: usize, from: u64, bytes: u64, to: u64) -> Call {
+    call(Step::Vdso, index, nr::MREMAP, &[from, bytes, bytes, MREMAP_MAYMOVE_FIXED, to])
+}
+
+/// The kernel's pages where they wait: number, address, length.
+fn waiting<'i>(input: &'i Input<'_>) -> impl Iterator<Item = (usize, &'i Special, u64)> {
+    let mut at = input.scratch;
+    input.specials.iter().enumerate().map(move |(i, s)| {
+        let here = at;
+        at += s.range.end - s.range.start;
+        (i, s, here)
+    })
+}
+
 /// Moves the kernel's pages to the saved addresses.
 fn specials(input: &Input<'_>, p: &mut MemoryPlan) -> Result<(), MemoryError> {
     for vma in input.vmas {
         let VmaKind::Vdso(name) = &vma.kind else { continue };
-        let mut at = input.scratch;
-        let own = input.specials.iter().enumerate().find_map(|(i, s)| {
-            let here = at;
-            at += s.range.end - s.range.start;
-            (s.name == *name).then_some((i, here, s.range.end - s.range.start))
-        });
-        match own {
-            Some((i, here, bytes)) if bytes == vma.end - vma.start => {
-                let args = [here, bytes, bytes, MREMAP_MAYMOVE_FIXED, vma.start];
-                p.before.push(call(Step::Vdso, i, nr::MREMAP, &args));
+        let bytes = vma.end - vma.start;
+        match waiting(input).find(|(_, s, _)| s.name == *name) {
+            Some((i, s, here)) if bytes == s.range.end - s.range.start => p.before.push(moved(i, here, bytes, vma.start)),
+            _ => {
+                return Err(MemoryError::Special(
+                    name.clone(),
+                    "this kernel's differs in size or is missing".into(),
+                ))
             }
-            _ => return Err(MemoryError::Special(name.clone())),
         }
     }
     Ok(())
+}
+
+/// Makes memory of the old kernel's pages, from which calls lead to those of this kernel at their new place.
+fn bridge(
+    input: &Input<'_>,
+    (foreign, place): (&Foreign, vdso::Place),
+    arena: &mut Arena,
+    p: &mut MemoryPlan,
+) -> Result<(), MemoryError> {
+    let own = vdso::span(input.specials.iter().map(|s| s.range.clone()));
+    let to = |s: &Special| place.new + (s.range.start - own.start);
+    for (i, s, here) in waiting(input) {
+        p.before.push(moved(i, here, s.range.end - s.range.start, to(s)));
+    }
+    let new = input.specials.iter().find(|s| s.name == "vdso").map(to);
+    for (i, vma) in input.vmas.iter().enumerate() {
+        let VmaKind::Vdso(name) = &vma.kind else { continue };
+        let mut old = |shift: u64, new: Option<u64>| {
+            let range = vma.start.wrapping_add(shift)..vma.end.wrapping_add(shift);
+            let bytes = foreign
+                .bytes(name, &range, new)
+                .map_err(|why| MemoryError::Special(name.clone(), why))?;
+            let memory = Vma {
+                start: range.start,
+                end: range.end,
+                kind: VmaKind::Anonymous {
+                    name: Some(foreign.name(name)),
+                },
+                ..vma.clone()
+            };
+            written(input, i, &memory, &bytes, arena, p);
+            Ok(())
+        };
+        old(0, new)?;
+        if place.copy != 0 {
+            old(place.copy, None)?;
+        }
+    }
+    Ok(())
+}
+
+/// Maps memory with `bytes` in it.
+fn written(input: &Input<'_>, i: usize, vma: &Vma, bytes: &[u8], arena: &mut Arena, p: &mut MemoryPlan) {
+    let args = [
+        vma.start,
+        vma.end - vma.start,
+        PROT_READ | PROT_WRITE,
+        MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS,
+        signed(-1),
+        0,
+    ];
+    p.before.push(call(Step::Vdso, i, nr::MMAP, &args).with(CALL_EXPECT_ARG0));
+    if !bytes.is_empty() {
+        let length = bytes.len() as u64;
+        let from = arena.bytes(bytes);
+        let (to, from) = (arena.words(&[vma.start, length]), arena.words(&[from, length]));
+        let args = [signed(input.pid), to, 1, from, 1, 0];
+        p.before.push(call(Step::Vdso, i, nr::PROCESS_VM_READV, &args));
+    }
+    advise(i, vma, true, arena, p);
 }
 
 /// Attaches System V segments. One attachment may have been cut into several mappings; what they do not cover is unmapped.

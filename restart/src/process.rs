@@ -9,6 +9,7 @@ use crate::memory::{self, Special};
 use crate::spawn::{Companions, INSTALLED, LOADED};
 use crate::state::{self, Own};
 use crate::tree::{self, Tree};
+use crate::vdso::{self, Foreign, Place};
 use crate::{arch, sys};
 use belay_abi::aio::RingPlan;
 use belay_abi::restore::{Fill, Helper, Plan, ThreadPlan, FILL_STACK_BYTES, MAX_HELPERS, PLAN_MAGIC, STACK_BYTES};
@@ -58,6 +59,10 @@ pub(crate) struct Context<'a> {
     pub(crate) restore_timer_ids: bool,
     pub(crate) own: Own,
     pub(crate) specials: Vec<Special>,
+    /// The vDSO of the checkpoint, where this kernel has another,
+    pub(crate) foreign: Option<&'a Foreign>,
+    /// and where this kernel's goes in each process, by PID.
+    pub(crate) places: HashMap<i32, Place>,
 }
 
 impl Context<'_> {
@@ -261,6 +266,12 @@ fn measure(cx: &Context<'_>, p: &Process, helpers: usize) -> Outcome<AreaSizes> 
             taken.push(base..base.saturating_add(segment_bytes(*shmid).unwrap_or(0)).min(TASK_SIZE));
         }
     }
+    if let Some(place) = cx.places.get(&first.pid) {
+        let new = vdso::span(cx.specials.iter().map(|s| s.range.clone()));
+        taken.push(place.new..place.new + (new.end - new.start));
+        let old = vdso::span(vdso::olds(&first.vmas).map(|v| v.start..v.end));
+        taken.push(old.start.wrapping_add(place.copy)..old.end.wrapping_add(place.copy));
+    }
     Ok(AreaSizes {
         taken,
         scratch: pages_up(scratch),
@@ -348,6 +359,8 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
         others: cx.guests(p).map(|g| cx.area(cx.slot_of(g))).collect(),
         scratch: area.scratch,
         specials: cx.specials.clone(),
+        foreign: cx.foreign.zip(cx.places.get(&p.pid).copied()),
+        pid: p.pid,
         lazy: cx.lazy,
         ask_huge: cx.ask_huge,
         shared_fd: &|object, may_write| cx.rebuilder.shared_fd(object, may_write),

@@ -2,10 +2,11 @@
 
 use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
+use crate::processor;
 use crate::sched;
 use crate::sys;
 use crate::tree::{Role, Tree};
-use belay_image::model::{Job, Process, ProcessState, Thread};
+use belay_image::model::{Job, Process, ProcessState, Processor, Thread};
 use belay_kernel::blob::Blob;
 use belay_kernel::proc;
 use belay_kernel::ptrace::{self, Event};
@@ -16,8 +17,6 @@ use std::time::{Duration, Instant};
 
 const MUNMAP: u64 = 11;
 const EXIT: u64 = 60;
-/// Bit of XSTATE_BV is at this offset in an XSAVE area.
-const XSTATE_BV: usize = 512;
 
 /// How long a stopped process may take to be stopped again, a thread to end.
 const SETTLE: Duration = Duration::from_millis(100);
@@ -45,6 +44,8 @@ pub(crate) fn seize<'a>(job: &'a Job, shared: &Shared, tree: &Tree, live: &[usiz
         out.push((*slot, p));
     }
     let defaults = sched::Defaults::own();
+    let now = Processor::own();
+    let then = job.processor.as_ref().unwrap_or(&now);
     for (slot, p) in &out {
         for t in p.threads.iter().filter(|_| !stopped(p)) {
             expect(t.tid, Event::Interrupted).map_err(|e| failed(p, t, "stop", &e))?;
@@ -58,7 +59,7 @@ pub(crate) fn seize<'a>(job: &'a Job, shared: &Shared, tree: &Tree, live: &[usiz
         unmap(runner(p), base + syscall, base, end - base)
             .map_err(|e| RestartError::at("resume", format!("process {} ({}): unmap the restorer: {e}", p.pid, p.comm)))?;
         for t in p.threads.iter().filter(|t| t.exited.is_none()) {
-            set_state(t).map_err(|e| failed(p, t, "set registers", &e))?;
+            set_state(t, then, &now).map_err(|e| failed(p, t, "set registers", &e))?;
             sched::thread(t, &defaults);
         }
         sched::process(p);
@@ -191,32 +192,17 @@ fn unmap(pid: i32, syscall: u64, base: u64, bytes: u64) -> io::Result<()> {
     sys::raw(ptrace::get_regs(pid)?.rax.cast_signed() as isize).map(drop)
 }
 
-fn set_state(t: &Thread) -> io::Result<()> {
+fn set_state(t: &Thread, then: &Processor, now: &Processor) -> io::Result<()> {
     if !t.xstate.is_empty() {
-        let xstate = fit_xstate(&t.xstate, ptrace::get_xstate(t.tid)?.len())?;
+        let bytes = ptrace::get_xstate(t.tid)?.len();
+        let xstate = processor::convert(&t.xstate, &then.components, &now.components, bytes);
+        let xstate = xstate.map_err(|missing| io::Error::other(format!("this processor lacks {missing}")))?;
         ptrace::set_xstate(t.tid, &xstate)?;
     }
     let regs = ptrace::words_to_regs(&t.regs).ok_or_else(|| io::Error::other("damaged image: not 27 registers"))?;
     // A thread that was in a system call has `orig_rax` and an ERESTART code: the kernel issues the call anew, or runs a pending handler first.
     ptrace::set_regs(t.tid, &regs)?;
     ptrace::set_sigmask(t.tid, t.sigmask)
-}
-
-/// The saved XSAVE area in the size that this processor's has. Offsets of components are architectural; a component that does not fit must be unused.
-fn fit_xstate(saved: &[u8], bytes: usize) -> io::Result<Vec<u8>> {
-    let mut out = saved.to_vec();
-    if saved.len() > bytes {
-        let used = saved.get(XSTATE_BV).copied().unwrap_or(0);
-        let beyond = saved.get(XSTATE_BV + 1).copied().unwrap_or(0) & 0b10 | saved.get(XSTATE_BV + 2).copied().unwrap_or(0) & 0b110;
-        let tail = saved.get(bytes..).unwrap_or(&[]).iter().any(|b| *b != 0);
-        if tail && (beyond != 0 || used != 0) {
-            return Err(io::Error::other(
-                "this processor lacks vector registers that the thread uses: restart on one with the same features",
-            ));
-        }
-    }
-    out.resize(bytes, 0);
-    Ok(out)
 }
 
 /// Gives the terminal to the process group that had it, or to the agent's.
@@ -229,20 +215,5 @@ pub(crate) fn hand_over_terminal(job: &Job) {
     let mine = unsafe { libc::getpgrp() };
     if let Err(e) = sys::tcsetpgrp(tty.as_fd(), group.unwrap_or(mine)) {
         tracing::warn!(error = %e, "the terminal was not handed over");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn xstate_of_a_larger_processor_fits_only_when_unused() {
-        let mut saved = vec![0u8; 2696];
-        saved[XSTATE_BV] = 3;
-        assert_eq!(fit_xstate(&saved, 832).unwrap().len(), 832);
-        saved[2000] = 1;
-        assert!(fit_xstate(&saved, 832).is_err());
-        assert_eq!(fit_xstate(&saved, 3000).unwrap().len(), 3000);
     }
 }

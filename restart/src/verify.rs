@@ -4,10 +4,12 @@
 use crate::fail::{Outcome, RestartError};
 use crate::namespace;
 use crate::plausible;
+use crate::processor;
 use crate::tree;
+use crate::vdso::{Foreign, Refused};
 use belay_image::extents::{self, Extent};
 use belay_image::manifest::Manifest;
-use belay_image::model::{FileIdentity, Job, Process, Vma, VmaKind};
+use belay_image::model::{FileIdentity, Job, Process, Processor, Vma, VmaKind};
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{blobs::BlobReader, checksum, extent_file, files, ImageError, BLOB_FILE, JOB_FILE};
 use belay_plugins::Descriptors;
@@ -21,6 +23,8 @@ pub(crate) struct Loaded {
     pub(crate) job: Job,
     pub(crate) descriptors: Descriptors,
     pub(crate) blobs: BlobReader,
+    /// The vDSO of the checkpoint, where this kernel has another.
+    pub(crate) foreign: Option<Foreign>,
     /// Extents of every process with memory, by PID; none spans two mappings or is longer than a helper thread should read at a time.
     pub(crate) extents: HashMap<i32, Vec<Extent>>,
     /// The chunks they lie in, by number.
@@ -31,7 +35,7 @@ pub(crate) struct Loaded {
 const PIECE_BYTES: u64 = 4 << 20;
 
 /// Reads and checks the generation in `dir`.
-pub(crate) fn load(dir: &Path) -> Outcome<Loaded> {
+pub(crate) fn load(dir: &Path, any_cpu: bool) -> Outcome<Loaded> {
     // The job's processes change directory; the image must still be found.
     let dir = dir.canonicalize().map_err(|e| ImageError::io("open", dir, e))?;
     let manifest = Manifest::read(&dir)?;
@@ -62,13 +66,16 @@ pub(crate) fn load(dir: &Path) -> Outcome<Loaded> {
         all.insert(p.pid, cut(&table, &p.vmas));
     }
     check_processes(&job)?;
+    check_processor(&job, any_cpu)?;
     let descriptors: Descriptors = sections.get_json(Kind::Descriptors)?;
     let tables = descriptors.check_tables(&plausible::tasks(&job));
     tables.map_err(|reason| ImageError::damaged(&dir.join(JOB_FILE), reason))?;
     check_mapped_files(&job, &descriptors)?;
+    let blobs = BlobReader::open(&dir.join(BLOB_FILE))?;
     Ok(Loaded {
         descriptors,
-        blobs: BlobReader::open(&dir.join(BLOB_FILE))?,
+        foreign: foreign(&job, &blobs)?,
+        blobs,
         job,
         extents: all,
         chunks,
@@ -141,21 +148,37 @@ fn check_processes(job: &Job) -> Outcome<()> {
             return refuse("it held capabilities, which an ordinary user cannot give: restart as root".into());
         }
     }
-    let vdso = own_vdso_checksum();
-    let needed = job
-        .processes
-        .iter()
-        .any(|p| p.vmas.iter().any(|v| matches!(&v.kind, VmaKind::Vdso(n) if n == "vdso")));
-    if needed && vdso != job.vdso_xxh3 {
-        return Err(RestartError::at(
-            "vdso",
-            format!(
-                "the checkpoint was taken on kernel {} of {}, whose vDSO differs from this kernel's: restart on that kernel",
-                job.kernel, job.host
-            ),
-        ));
-    }
     Ok(())
+}
+
+/// What this processor lacks is refused by name.
+fn check_processor(job: &Job, any_cpu: bool) -> Outcome<()> {
+    let missing = processor::missing(job, &Processor::own(), any_cpu);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let otherwise = if any_cpu {
+        ""
+    } else {
+        ", or, if none of the job's programs uses them, with --any-cpu"
+    };
+    Err(RestartError::at(
+        "processor",
+        format!(
+            "this one lacks what that of {} had: {}; restart on one that has them{otherwise}",
+            job.host,
+            missing.join(", ")
+        ),
+    ))
+}
+
+/// What the job needs where this kernel's vDSO is another than it had.
+fn foreign(job: &Job, blobs: &BlobReader) -> Outcome<Option<Foreign>> {
+    let own = belay_kernel::vdso::code().map_err(|e| RestartError::at("vdso", format!("read this process's own: {e}")))?;
+    Foreign::of(job, blobs, &own).map_err(|e| match e {
+        Refused::Image(e) => e.into(),
+        e @ Refused::Kernel { .. } => RestartError::at("vdso", e),
+    })
 }
 
 /// Executables and libraries must be those of the checkpoint; their pages are not stored. Files that the job writes, or that the checkpoint restores, are
@@ -202,20 +225,6 @@ fn mapped_files(p: &Process) -> impl Iterator<Item = (&str, &FileIdentity)> {
         } => Some((path.as_str(), identity)),
         _ => None,
     })
-}
-
-/// Checksum of this process's own vDSO.
-fn own_vdso_checksum() -> u64 {
-    let me = std::process::id().cast_signed();
-    let maps = belay_kernel::proc::maps(me).unwrap_or_default();
-    let Some(vdso) = maps.into_iter().find(|m| m.name == "[vdso]") else {
-        return 0;
-    };
-    let mut code = vec![0; usize::try_from(vdso.end - vdso.start).unwrap_or(0)];
-    match belay_kernel::vm::read(me, vdso.start, &mut code) {
-        Ok(()) => checksum(&code),
-        Err(_) => 0,
-    }
 }
 
 #[cfg(test)]

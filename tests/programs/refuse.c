@@ -1,4 +1,4 @@
-// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, userfaultfd, ptrace, namespace, remote; locks (more memory than the limit of now allows, and what is mapped would be
+// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, userfaultfd, ptrace, namespace, remote, signals (20,000 pending); locks (more memory than the limit of now allows, and what is mapped would be
 // locked too). They must go on undisturbed.
 #include "check.h"
 #include <linux/capability.h>
@@ -72,6 +72,12 @@ int main(int argc, char **argv) {
         OK(syscall(SYS_capset, &h, caps));
         kib = locked();
         CHECK(kib >= 1024);
+    } else if (!strcmp(kind, "signals")) {
+        sigset_t s;
+        sigemptyset(&s);
+        sigaddset(&s, SIGRTMIN);
+        OK(sigprocmask(SIG_BLOCK, &s, NULL));
+        for (int i = 0; i < 20000; i++) OK(sigqueue(getpid(), SIGRTMIN, (union sigval){.sival_int = i}));
     } else
         fail("unknown kind");
     while (running()) {

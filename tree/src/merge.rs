@@ -106,10 +106,9 @@ fn named<'a>(values: &'a Values, name: &'a str) -> Box<dyn Iterator<Item = (&'a 
 
 /// What the root answers: the facts that somebody wants, and what stands against the step.
 pub(crate) fn decide(merged: Contribution) -> (Vec<Failed>, Values) {
-    let Contribution {
-        failures, publish, want, ..
-    } = merged;
-    let found = want.iter().flat_map(|name| named(&publish, name));
+    let (failures, want) = (merged.failures.clone(), merged.want.clone());
+    let known = merged.facts();
+    let found = want.iter().flat_map(|name| named(&known, name));
     let values = found.map(|(k, v)| (k.clone(), v.clone())).collect();
     (failures, values)
 }
@@ -169,17 +168,23 @@ mod tests {
             let mut all: Vec<Contribution> = (0..count).map(|n| {
                 let mut c = if fails.contains(&n) { Contribution::failed(n, "test", "no") } else { Contribution::ready() };
                 c.publish.insert(format!("fact{n}"), format!("of {n}"));
+                c.sums.insert("ones".into(), 1);
+                c.greatest.insert("number".into(), n);
                 c
             }).collect();
+            all[0].want.extend(["sum *", "greatest number"].map(str::to_owned));
             for (who, what) in &wants {
                 if let Some(c) = all.get_mut(*who as usize) {
                     c.want.insert(format!("fact{what}"));
                 }
             }
-            let (failures, got, at_root) = run(count, fan_out, &order, &all);
+            let (failures, mut got, at_root) = run(count, fan_out, &order, &all);
             let failed: BTreeSet<u64> = failures.iter().map(|f| f.node).collect();
             prop_assert_eq!(failed, fails.iter().copied().filter(|f| *f < count).collect());
             prop_assert!(at_root <= fan_out);
+            prop_assert_eq!(got[0].remove("sum ones"), Some(count.to_string()));
+            prop_assert_eq!(got[0].remove("greatest number"), Some((count - 1).to_string()));
+            all[0].want.retain(|w| w.starts_with("fact"));
             for (n, values) in got.iter().enumerate() {
                 let names: BTreeSet<String> = values.keys().cloned().collect();
                 let wanted: BTreeSet<String> = all[n].want.iter().filter(|w| w[4..].parse::<u64>().unwrap() < count).cloned().collect();
@@ -211,10 +216,13 @@ mod tests {
     #[test]
     fn a_contribution_that_comes_twice_counts_once() {
         let mut step = Step::default();
-        step.arrive(1, Who::Child(1), Contribution::ready());
-        step.arrive(1, Who::Child(1), Contribution::ready());
+        let mut with_number = Contribution::ready();
+        with_number.sums.insert("bytes".into(), 5);
+        step.arrive(1, Who::Child(1), with_number.clone());
+        step.arrive(1, Who::Child(1), with_number);
         step.arrive(1, Who::Own, Contribution::ready());
-        assert_eq!(step.complete([1].into_iter()).unwrap().nodes, 2);
+        let merged = step.complete([1].into_iter()).unwrap();
+        assert_eq!((merged.nodes, merged.sums["bytes"]), (2, 5));
         step.release(&Values::new());
         step.arrive(1, Who::Child(1), Contribution::ready());
         assert!(!step.is_under_way(), "the step is over");

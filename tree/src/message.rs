@@ -46,6 +46,12 @@ pub struct Contribution {
     pub publish: Values,
     /// Names of facts needed.
     pub want: BTreeSet<String>,
+    /// Numbers that are added up over all nodes; whoever wants it gets that of `bytes` as the fact `sum bytes`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sums: BTreeMap<String, u64>,
+    /// Numbers of which the greatest counts, as the fact `greatest bytes`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub greatest: BTreeMap<String, u64>,
 }
 
 impl Contribution {
@@ -78,6 +84,26 @@ impl Contribution {
         self.failures.truncate(MAX_FAILURES);
         self.publish.extend(other.publish);
         self.want.extend(other.want);
+        join(&mut self.sums, other.sums, u64::saturating_add);
+        join(&mut self.greatest, other.greatest, u64::max);
+    }
+
+    /// What is known when all have arrived.
+    pub(crate) fn facts(self) -> Values {
+        let named = |how: &'static str, of: BTreeMap<String, u64>| {
+            let fact = move |(name, n): (String, u64)| (format!("{how} {name}"), n.to_string());
+            of.into_iter().map(fact)
+        };
+        let mut all = self.publish;
+        all.extend(named("sum", self.sums));
+        all.extend(named("greatest", self.greatest));
+        all
+    }
+}
+
+fn join(all: &mut BTreeMap<String, u64>, more: BTreeMap<String, u64>, how: impl Fn(u64, u64) -> u64) {
+    for (name, n) in more {
+        all.entry(name).and_modify(|known| *known = how(*known, n)).or_insert(n);
     }
 }
 

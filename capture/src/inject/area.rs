@@ -103,7 +103,7 @@ impl Area {
             crate::frame::write(
                 &mut image[offset as usize..(offset + frame_bytes) as usize],
                 base + offset,
-                &crate::calls::without_restart_block(task.tid, &task.regs),
+                &crate::calls::without_restart_block(task.tid, &task.regs, task.wait.as_ref()),
                 task.sigmask,
                 &task.xstate,
             );

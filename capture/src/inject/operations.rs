@@ -167,14 +167,14 @@ pub(crate) struct Made {
     pub(crate) uffd: Option<i32>,
 }
 
-/// Makes a snapshot child of every process with memory of its own, whose `areas` and so on these are; `controls` are the agent's descriptors of their control memories and the inode numbers of these. `want_uffd` says whose child shall bring a userfaultfd. Returns for each process its child or
+/// Makes a snapshot child of every process with memory of its own, whose `areas` and so on these are; `controls` are the agent's descriptors of their control memories and the inode numbers of these. `want_uffd` says whose child shall bring a userfaultfd, and which ([`SnapshotTable::want_uffd`]). Returns for each process its child or
 /// the error number that prevented it.
 pub(crate) fn snapshot(
     job: &mut Suspended,
     areas: &[Area],
     left_out: &[Vec<[u64; 2]>],
     controls: &[(i32, u64)],
-    want_uffd: &[bool],
+    want_uffd: &[i32],
 ) -> Result<Vec<Result<Made, i32>>, CaptureError> {
     let agent_pid = std::process::id().cast_signed();
     let mut out = Vec::new();
@@ -197,7 +197,7 @@ pub(crate) fn snapshot(
                 control_ino: ino,
                 child: 0,
                 error: 0,
-                want_uffd: i32::from(want_uffd[i]),
+                want_uffd: want_uffd[i],
                 uffd: 0,
                 left_out: ranges,
             };

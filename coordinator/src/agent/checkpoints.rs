@@ -59,7 +59,7 @@ impl Agent {
         // A number is used once, so that a log line names one attempt.
         let number = self.next_number;
         self.next_number += 1;
-        let noted = self.note_number(number);
+        let noted = self.await_launcher().and_then(|()| self.note_number(number));
         match noted.and_then(|()| self.begin(number, &wanted, self.outside(), None)) {
             Ok(writing) => {
                 self.writing = Some(writing);

@@ -210,18 +210,18 @@ impl Agent {
         let rows = table::read(&path)?;
         let joined = |tag: &u64| nodes.remotes.get(tag).is_some_and(|r| matches!(r.life, Life::Joined(_)));
         if let Some(row) = rows.iter().find(|r| !joined(&r.tag)) {
-            return Err(failed(format!("the part on {} is not there any more", row.words.host)));
+            return Err(failed(format!("the part on {} is not there any more", row.host())));
         }
         let key = JobKey::read(nodes.key())?;
         let door = Door::open()?;
         let root = door.addresses().to_vec();
         let hosts: BTreeMap<u64, String> = rows
             .iter()
-            .map(|r| (r.tag, r.words.host.clone()))
-            .chain([(0, sys::host())])
+            .map(|r| (r.tag, r.host().to_owned()))
+            .chain([(0, nodes::name_here())])
             .collect();
         let status = generations::Generation::at(&self.dir.generations(), generation).status();
-        let mut record = Record::new(status, sys::host(), rows);
+        let mut record = Record::new(status, nodes::name_here(), rows);
         (record.scheme, record.parity) = (settings.scheme, settings.parity);
         let cancel = Arc::new(AtomicBool::new(false));
         let round = Round {

@@ -2,9 +2,10 @@
 
 use super::{Agent, Ending, KILL_PERIOD, PROGRESS_PERIOD, STDIO_PERIOD};
 use crate::relay::Message;
-use crate::{processes, sys, tiers};
+use crate::{processes, sys, tiers, Failure};
+use belay_kernel::proc;
 use belay_wire::{Event, Exit};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 impl Agent {
     pub(super) fn set_tick(&mut self) {
@@ -26,6 +27,7 @@ impl Agent {
         if self.ending == Some(Ending::Forced) {
             self.kill_all();
             self.end_shells();
+            self.give_up_hung();
         }
         self.tell_flush_progress();
         if let Some(writing) = &self.writing {
@@ -58,8 +60,24 @@ impl Agent {
 
     pub(super) fn force_end(&mut self) {
         self.ending = Some(Ending::Forced);
+        self.forced.get_or_insert_with(Instant::now);
         self.kill_all();
         self.set_tick();
+    }
+
+    /// What SIGKILL does not end is not waited for any longer; where the job was to be restarted, that is left to the user.
+    fn give_up_hung(&mut self) {
+        let since = self.forced.filter(|t| t.elapsed() > proc::END_LIMIT);
+        let left = processes::live(self.pid, &self.outside());
+        if since.is_none() || left.is_empty() || self.hung {
+            return;
+        }
+        let failure = Failure::system(format!("end the job on {}", sys::host()), &proc::hung(left.into_iter()));
+        tracing::error!(error = %failure, "given up");
+        sys::say(&failure.message);
+        self.end_without_restart();
+        self.result = Some(i32::from(failure.exit.code()) << 8);
+        self.hung = true;
     }
 
     pub(super) fn kill_all(&mut self) {
@@ -88,11 +106,12 @@ impl Agent {
         config.redundancy.scheme.is_none() && config.local().next().is_some()
     }
 
-    /// At the root: whether parts are there that end, and so still empty their local tiers. Whoever waits for this agent may end all that is left on their hosts.
+    /// At the root: whether parts are there that end, and so still empty their local tiers. Whoever waits for this agent may end all that is left on their hosts. Where the program hangs, they
+    /// have had their time, and may never end.
     pub(super) fn awaits_parts(&self) -> bool {
         let nodes = self.nodes.iter().filter(|n| !n.is_part());
         let mut joined = nodes.flat_map(|n| n.remotes.values().filter(|r| n.is_there(r)));
-        self.uses_local_tiers() && !self.is_late() && joined.next().is_some()
+        self.uses_local_tiers() && !self.hung && !self.is_late() && joined.next().is_some()
     }
 
     /// Everything goes home; what cannot is said.

@@ -119,6 +119,7 @@ impl Agent {
 
     /// At a part: the root has heard that.
     pub(super) fn is_not_restarted(&mut self) {
+        tracing::info!("told that nothing is restarted");
         self.losses.given_up = true;
     }
 

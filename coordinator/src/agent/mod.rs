@@ -47,7 +47,7 @@ use belay_storage::store::Store;
 use belay_wire::{AutoInterval, Event, Exit, LastError, Phase};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixListener;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Writer threads per process snapshot.
 const WRITERS: u32 = 2;
@@ -120,6 +120,10 @@ pub struct Agent {
     writing: Option<Writing>,
     queued: Option<Wanted>,
     ending: Option<Ending>,
+    /// Since when processes are being killed.
+    forced: Option<Instant>,
+    /// Some of them have not ended, and are not waited for any more.
+    hung: bool,
     farewells: Vec<(ClientId, Event)>,
     skipped: u64,
     /// How the automatic interval was chosen last.
@@ -178,7 +182,7 @@ impl Agent {
         let seat = nodes::seat(nodes.as_ref(), &description);
         let mut engine = tiers::local::engage(&dir, &description, seat.as_ref(), make)?;
         let tracking = match description.differential {
-            Differential::Written => Tracking::default(),
+            Differential::Written => Tracking::written(),
             Differential::Hash | Differential::Off => Tracking::off(),
         };
         let held = generations::list(&gen)?;
@@ -224,6 +228,8 @@ impl Agent {
             writing: None,
             queued: None,
             ending: None,
+            forced: None,
+            hung: false,
             farewells: Vec::new(),
             skipped: 0,
             chosen: None,
@@ -284,7 +290,9 @@ impl Agent {
             if let Some(failed) = self.nodes.take() {
                 failed.give_up();
             }
-            self.nodes = Some(Nodes::restart(&self.dir, &rows, number, (hosts, self.losses.restarts()))?);
+            let stored = self.description.config.redundancy.scheme.is_some();
+            let restarts = self.losses.restarts();
+            self.nodes = Some(Nodes::restart(&self.dir, (&rows, stored), number, (hosts, restarts))?);
         }
         Ok(self.nodes.as_mut().and_then(Nodes::reunion))
     }
@@ -362,8 +370,9 @@ impl Agent {
     }
 
     fn is_over(&self) -> bool {
-        let idle = self.writing.is_none() && !self.is_together() && self.has_no_children();
-        self.root_status.is_some() && idle && !self.must_flush() && !self.may_have_lost() && !self.awaits_parts()
+        let idle = self.writing.is_none() && !self.is_together() && (self.hung || self.has_no_children());
+        let is_left = self.must_flush() || self.may_have_lost() || self.awaits_parts();
+        (self.hung || self.root_status.is_some()) && idle && !is_left
     }
 
     fn has_no_children(&self) -> bool {

@@ -35,6 +35,7 @@ impl Agent {
         status.auto_interval.clone_from(&self.chosen);
         status.differential = match (self.description.differential, self.tracking.hindrance()) {
             (Differential::Written, Some(reason)) => format!("hash: {reason}"),
+            (Differential::Written, None) => format!("{} and hash", self.tracking.method()),
             (how, _) => method(how).to_owned(),
         };
         if let Some(why) = self.engine.why_without() {
@@ -48,7 +49,7 @@ impl Agent {
 
 fn method(how: Differential) -> &'static str {
     match how {
-        Differential::Written => "userfaultfd and hash",
+        Differential::Written => "written pages and hash",
         Differential::Hash => "hash",
         Differential::Off => "off",
     }

@@ -3,8 +3,10 @@
 use super::Agent;
 use crate::checkpoint::Committed;
 use crate::exporter::{Exporter, Place};
-use crate::metrics::{Metrics, Now};
+use crate::metrics::{Metrics, Now, Others};
+use crate::nodes::{Nodes, Stage, Together};
 use crate::{generations, processes, sys, Failure};
+use belay_tree::{Contribution, Values};
 use belay_wire::Exit;
 
 /// The numbers and where they are to be had.
@@ -12,6 +14,17 @@ use belay_wire::Exit;
 pub(super) struct Telling {
     metrics: Metrics,
     exporter: Exporter,
+    /// At the last checkpoint.
+    others: Others,
+}
+
+impl Telling {
+    /// The parts have written, and told their numbers.
+    pub(super) fn hear(&mut self, values: &Values, together: &Together) {
+        if matches!(together.stage, Some(Stage::Written)) {
+            self.others = Others::of(together.number, values);
+        }
+    }
 }
 
 impl Agent {
@@ -28,7 +41,12 @@ impl Agent {
             tracing::info!(%at, "metrics");
         }
         let metrics = Metrics::new(&self.description.name, &sys::host());
-        self.telling = Some(Telling { metrics, exporter });
+        let others = Others::default();
+        self.telling = Some(Telling {
+            metrics,
+            exporter,
+            others,
+        });
         Ok(())
     }
 
@@ -50,7 +68,7 @@ impl Agent {
     pub(super) fn tell(&self, how: Result<&Committed, &Failure>) {
         let Some(t) = &self.telling else { return };
         match how {
-            Ok(committed) => t.metrics.committed(committed),
+            Ok(committed) => t.metrics.committed(committed, &t.others),
             Err(failure) => t.metrics.failed(failure),
         }
         self.publish();
@@ -70,20 +88,43 @@ impl Agent {
         }
     }
 
+    /// What this node brings to the step of a checkpoint that `stage` waits for: a part its numbers, the root the wish for them.
+    pub(super) fn numbers_for(&self, stage: &Stage) -> Contribution {
+        let mut own = Contribution::ready();
+        let together = self.nodes.as_ref().and_then(|n| n.together.as_ref());
+        let Some(together) = together.filter(|t| t.tell && matches!(stage, Stage::Written)) else {
+            return own;
+        };
+        if !self.nodes.as_ref().is_some_and(Nodes::is_part) {
+            own.want = Others::wishes();
+        } else if let Some((committed, _)) = &together.own {
+            Others::add_to(&mut own, &self.now(), committed);
+        }
+        own
+    }
+
     fn now(&self) -> Now {
         let dir = self.dir.generations();
         let all = generations::list(&dir).unwrap_or_default();
         let whole = || all.iter().filter_map(|g| Some((g.number, g.manifest.as_ref().ok()?)));
         let live = processes::describe(self.pid, &self.outside());
+        let parts = self.nodes.as_ref().map_or(0, |n| n.there.len() as u64);
+        // Those that have ended have no processes.
+        let others = self.telling.as_ref().map(|t| t.others).filter(|_| parts > 0);
+        let others = others.unwrap_or_default();
         Now {
-            processes: live.len() as u64,
-            threads: live.iter().map(|p| u64::from(p.threads)).sum(),
-            resident_bytes: live.iter().map(|p| p.resident_bytes).sum(),
+            parts: parts + 1,
+            processes: live.len() as u64 + others.processes,
+            threads: live.iter().map(|p| u64::from(p.threads)).sum::<u64>() + others.threads,
+            resident_bytes: live.iter().map(|p| p.resident_bytes).sum::<u64>() + others.resident_bytes,
             in_progress: self.writing.is_some() || self.is_together(),
             skipped: self.skipped,
             generations: whole().count() as u64,
-            newest: whole().next_back().map(|(n, m)| (n, m.time_unix_s, m.bytes)),
-            stored_bytes: self.engine.bytes().unwrap_or(0) + generations::own_bytes(&dir).unwrap_or(0),
+            newest: whole().next_back().map(|(n, m)| {
+                let theirs = if others.checkpoint.0 == n { others.checkpoint.1 } else { 0 };
+                (n, m.time_unix_s, m.bytes + theirs)
+            }),
+            stored_bytes: self.engine.bytes().unwrap_or(0) + generations::own_bytes(&dir).unwrap_or(0) + others.stored_bytes,
         }
     }
 }

@@ -9,9 +9,11 @@ use super::{stopped_after_checkpoint, Agent};
 use crate::checkpoint::Wanted;
 use crate::clients::ClientId;
 use crate::nodes::gathering::{self, Gathering, COMMITTED, STEPS, WRITTEN};
-use crate::nodes::remote::{born, descriptors_of, end_standin, run_errand, Life, Remote, RemoteShell};
+use crate::nodes::remote::{born, descriptors_of, end_standin, run_errand, shell_code, Life, Remote, RemoteShell};
 use crate::nodes::{self, again, table, Nodes, Order, Stage, Together};
-use crate::{generations, sys, Failure};
+use crate::relay::Message;
+use crate::{generations, processes, sys, Failure};
+use belay_kernel::proc;
 use belay_tree::{Broken, Contribution, Event as TreeEvent, Values};
 use belay_wire::{Event, Exit, Phase};
 use std::collections::BTreeSet;
@@ -96,17 +98,15 @@ impl Agent {
         let nodes = self.nodes.as_mut().filter(|n| !n.is_part());
         let nodes = nodes.ok_or_else(|| refused("the job was not launched with --across-hosts, or this is a part"))?;
         let words = RemoteShell::parse(program, words).ok_or_else(|| refused("no command for the other host"))?;
-        if words.tasks > 0 && self.description.config.redundancy.scheme.is_some() {
-            return Err(refused(
-                "a job launched with --redundancy starts its parts through ssh or rsh, not srun",
-            ));
-        }
         let stdio = descriptors_of(standin, [0, 1, 2]).map_err(|e| Failure::system("take the stand-in's descriptors", &e))?;
         let first = nodes.next_tag();
         let tags: Vec<u64> = (first..first + words.parts()).collect();
         let command = again::agent_command(self.dir.path(), nodes, &tags, &words, &words.program_words())?;
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let mut child = Some(words.spawn(&command, Some((stdio, standin)), &path)?);
+        let mut child = Some(words.spawn(&command, (Some(stdio), Some(standin)), &path)?);
+        if let (Some(channel), Some(shell)) = (&self.channel, &child) {
+            channel.send(Message::Shell(shell.id().cast_signed(), standin));
+        }
         tracing::info!(
             first,
             parts = tags.len(),
@@ -145,11 +145,7 @@ impl Agent {
         let Some(remote) = remotes.find(|r| r.shell() == Some(pid)) else {
             return false;
         };
-        let code = if libc::WIFEXITED(status) {
-            libc::WEXITSTATUS(status)
-        } else {
-            128 + libc::WTERMSIG(status)
-        };
+        let code = shell_code(status);
         tracing::info!(host = remote.words.host, code, "remote shell ended");
         remote.child = None;
         if remote.has_standin() {
@@ -243,6 +239,7 @@ impl Agent {
                 save_open_files,
                 keep,
                 pinned,
+                tell,
             } => {
                 self.description.save_open_files = save_open_files;
                 self.flush.of_root = pinned;
@@ -252,7 +249,7 @@ impl Agent {
                     by: Vec::new(),
                     then_stop,
                 };
-                if let Err(failure) = self.take_part(number, base, &wanted) {
+                if let Err(failure) = self.take_part((number, base), &wanted, tell) {
                     self.checkpoint_failed(number, &wanted, &failure);
                 }
                 self.reap();
@@ -312,8 +309,9 @@ impl Agent {
                         save_open_files: self.description.save_open_files,
                         keep: self.description.keep,
                         pinned: self.pinned(),
+                        tell: self.telling.is_some(),
                     });
-                    self.take_part(number, number * STEPS, wanted)
+                    self.take_part((number, number * STEPS), wanted, self.telling.is_some())
                 }),
             };
             match begun {
@@ -331,8 +329,32 @@ impl Agent {
         self.reap();
     }
 
+    /// In a job that may get parts on other hosts and has none: waits a moment for an MPI launcher that prepares what it is going to start, because a checkpoint of that could not
+    /// go on elsewhere.
+    pub(super) fn await_launcher(&self) -> Result<(), Failure> {
+        if self.nodes.as_ref().is_none_or(Nodes::is_part) {
+            return Ok(());
+        }
+        let mut attempt = 1;
+        loop {
+            let live = processes::live(self.pid, &self.outside());
+            let Some(pid) = live.into_iter().find(|pid| nodes::is_launcher_at_start(*pid)) else {
+                return Ok(());
+            };
+            if attempt == TRIES {
+                let command = proc::command_line(pid).unwrap_or_default();
+                let why = format!(
+                    "process {pid} ({command}) is just starting, and has neither daemons nor ranks yet; checkpoint {PASSING}"
+                );
+                return Err(Failure::new(Exit::CheckpointFailed, why));
+            }
+            starting_over(attempt);
+            attempt += 1;
+        }
+    }
+
     /// Captures this node's part together with the others.
-    fn take_part(&mut self, number: u64, base: u64, wanted: &Wanted) -> Result<(), Failure> {
+    fn take_part(&mut self, (number, base): (u64, u64), wanted: &Wanted, tell: bool) -> Result<(), Failure> {
         let Some(mut nodes) = self.nodes.take() else { return Ok(()) };
         let outside = nodes.outside();
         let result = match nodes.tree() {
@@ -350,6 +372,7 @@ impl Agent {
                 base,
                 number,
                 then_stop: wanted.then_stop,
+                tell,
                 stage: None,
                 own: None,
             });
@@ -374,6 +397,8 @@ impl Agent {
     }
 
     fn arrive(&mut self, stage: Stage, step: u64, failure: Option<Failure>) {
+        let mut contribution = self.numbers_for(&stage);
+        self.add_rest(step, &mut contribution);
         let Some(nodes) = &mut self.nodes else { return };
         let Some(base) = nodes.together.as_ref().map(|t| t.base) else {
             return;
@@ -381,22 +406,20 @@ impl Agent {
         if let Some(together) = &mut nodes.together {
             together.stage = Some(stage);
         }
-        let about_rest = self.about_rest(step);
-        if let Some(tree) = self.nodes.as_ref().and_then(Nodes::tree) {
+        if let Some(tree) = nodes.tree() {
             let contribution = match failure {
-                None => about_rest,
+                None => contribution,
                 Some(f) => gathering::refusal(tree.node(), &f),
             };
             tree.begin(base + step, contribution);
         }
     }
 
-    /// This node's contribution to a step without failure. Where the hosts have local tiers, the parts tell the root when they have written which generations they have that lie in none,
+    /// Adds what is said about local tiers to what this node brings to a step. Where the hosts have some, the parts tell the root when they have written which generations they have that lie in none,
     /// and the root tells them, before they remove any, which is the newest of which that holds everywhere.
-    fn about_rest(&self, step: u64) -> Contribution {
-        let mut contribution = Contribution::ready();
+    fn add_rest(&self, step: u64, contribution: &mut Contribution) {
         if !self.uses_local_tiers() {
-            return contribution;
+            return;
         }
         let part = self.nodes.as_ref().and_then(|n| n.part);
         match (step, part) {
@@ -411,19 +434,19 @@ impl Agent {
                 .extend(self.at_rest.map(|n| (AT_REST.to_owned(), n.to_string()))),
             _ => {}
         }
-        contribution
     }
 
     /// At the root, when all have written: the newest generation that lies in no local tier of any part. While a part has not said, the one that was before.
     fn hear_of_rest(&mut self, said: &Values) {
         let parts = self.nodes.as_ref().map_or(0, |n| n.there.len());
-        if !self.uses_local_tiers() || said.len() < parts {
+        let of_part = |(name, all): (&String, &String)| {
+            name.starts_with(AT_REST)
+                .then(|| all.split(' ').filter_map(|n| n.parse().ok()).collect())
+        };
+        let of_parts: Vec<BTreeSet<u64>> = said.iter().filter_map(of_part).collect();
+        if !self.uses_local_tiers() || of_parts.len() < parts {
             return;
         }
-        let of_parts: Vec<BTreeSet<u64>> = said
-            .values()
-            .map(|v| v.split(' ').filter_map(|n| n.parse().ok()).collect())
-            .collect();
         let mine = self.at_rest_here();
         let common = mine.into_iter().rfind(|n| of_parts.iter().all(|p| p.contains(n)));
         self.at_rest = common.or(self.at_rest);
@@ -445,7 +468,10 @@ impl Agent {
         let Some(nodes) = &mut self.nodes else { return };
         let Some(together) = &mut nodes.together else { return };
         let refused = end.as_ref().err().is_some_and(gathering::is_refused);
-        let (stage, part) = (together.stage.take(), nodes.part);
+        if let (Some(telling), None, Ok(values)) = (&mut self.telling, nodes.part, &end) {
+            telling.hear(values, together);
+        }
+        let (stage, part, number) = (together.stage.take(), nodes.part, together.number);
         match (&end, &stage, part) {
             (Ok(said), Some(Stage::Written), None) => self.hear_of_rest(said),
             (Ok(said), Some(Stage::Committed), Some(_)) => {
@@ -453,10 +479,6 @@ impl Agent {
             }
             _ => {}
         }
-        let Some(together) = self.nodes.as_ref().and_then(|n| n.together.as_ref()) else {
-            return;
-        };
-        let number = together.number;
         let failure = end.err().map(|b| gathering::failure(&b));
         match (part, stage, failure) {
             (Some(_), Some(Stage::Written), None) => self.arrive(Stage::Committed, COMMITTED, None),

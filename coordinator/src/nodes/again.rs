@@ -1,6 +1,6 @@
 //! The nodes of a job that restarts: the root starts the parts, all meet while they rebuild, and go on together.
 
-use super::hosts::of_part;
+use super::alive::hosts_of;
 use super::remote::{quote, Life, Remote, RemoteShell};
 use super::table::Row;
 use super::{failure, Nodes};
@@ -50,26 +50,31 @@ pub(crate) fn part_dir(dir: &Path, tag: u64) -> std::path::PathBuf {
 }
 
 impl Nodes {
-    /// Starts the parts in `rows` again and waits until all have joined. `hosts` replaces the hosts that they had, in order; there may be fewer or more.
-    pub(crate) fn restart(dir: &JobDir, rows: &[Row], number: u64, (hosts, restarts): (&[String], bool)) -> Result<Self, Failure> {
+    /// Starts the parts in `rows` again, `stored` on their hosts or not, and waits until all have joined. `hosts` replaces the hosts that they had, in order; there may be fewer or more.
+    pub(crate) fn restart(
+        dir: &JobDir,
+        (rows, stored): (&[Row], bool),
+        number: u64,
+        (hosts, restarts): (&[String], bool),
+    ) -> Result<Self, Failure> {
         let key = dir.path().join("key");
         let mut nodes = Self::new(Self::root_of(&key)?, key, None);
         nodes.restarts = restarts;
         let path = std::env::var_os("PATH").unwrap_or_default();
-        // What an srun starts that names no nodes goes where the allocation of today has room.
-        let placed: Vec<u64> = rows.iter().filter(|r| !r.words.is_placed_by_slurm()).map(|r| r.tag).collect();
-        let place = |row: &Row| of_part(placed.iter().position(|t| *t == row.tag)?, placed.len(), hosts);
+        let places = hosts_of(rows, hosts, stored);
         for (at, leader) in rows.iter().enumerate() {
             let group: Vec<(usize, &Row)> = rows.iter().enumerate().filter(|(_, r)| r.first() == leader.first()).collect();
             if group[0].0 != at {
                 continue;
             }
             let tags: Vec<u64> = group.iter().map(|(_, r)| r.tag).collect();
-            let places: Vec<&String> = group.iter().filter_map(|(_, r)| place(r)).collect();
+            let places: Vec<&String> = group.iter().filter_map(|(n, _)| places[*n].as_ref()).collect();
             let mut words = leader.words.clone();
             words.elsewhere(&places, group.len());
             let command = agent_command(dir.path(), &nodes, &tags, &words, &format!("--generation {number}"))?;
-            nodes.starters.push((words.host.clone(), words.spawn(&command, None, &path)?));
+            nodes
+                .starters
+                .push((words.host.clone(), words.spawn(&command, (None, None), &path)?));
             for tag in tags {
                 let remote = Remote {
                     words: words.clone(),

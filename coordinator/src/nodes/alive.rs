@@ -1,12 +1,13 @@
 //! Which hosts a job goes on with when some have been lost: those that execute a command. Parts whose hosts answer stay there; the others get hosts that have none.
 
+use super::hosts::of_part;
 use super::remote::RemoteShell;
 use super::table::{self, Row};
 use crate::jobdir::JobDir;
 use crate::redundancy::record::{self, Record};
 use crate::{generations, sys, Failure};
 use belay_kernel::pidfd;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
@@ -22,8 +23,8 @@ pub fn choose(dir: &JobDir, given: &[String], tell: &mut dyn FnMut(&str)) -> Res
     let Some(first) = rows.first() else {
         return Ok(given.to_vec());
     };
-    let used: Vec<&str> = rows.iter().map(|r| r.words.host.as_str()).collect();
-    let had = rows.iter().filter(|r| r.words.tasks == 0).map(|r| r.words.host.clone());
+    let used: Vec<&str> = rows.iter().map(Row::host).collect();
+    let had = rows.iter().map(|r| r.host().to_owned());
     let candidates: Vec<String> = if given.is_empty() { had.collect() } else { given.to_vec() };
     let alive = answering(&first.words, &candidates)?;
     for host in candidates
@@ -34,7 +35,39 @@ pub fn choose(dir: &JobDir, given: &[String], tell: &mut dyn FnMut(&str)) -> Res
     {
         tell(host);
     }
-    Ok(places(&used, &alive, &sys::host()))
+    Ok(places(&used, &with_own(alive, &used), &super::name_here()))
+}
+
+/// `hosts` and this one, if it has been `used`: it answers.
+fn with_own(mut hosts: Vec<String>, used: &[&str]) -> Vec<String> {
+    let own = super::name_here();
+    if used.contains(&own.as_str()) && !hosts.contains(&own) {
+        hosts.push(own);
+    }
+    hosts
+}
+
+/// The host of each of `rows` at a restart on `given` hosts, if any; none where it stays, or Slurm chooses. Where each has its data on the host on which it ran
+/// (`stored`), none is left to Slurm.
+pub(crate) fn hosts_of(rows: &[Row], given: &[String], stored: bool) -> Vec<Option<String>> {
+    let by_slurm = |r: &Row| r.words.is_placed_by_slurm();
+    let named = rows.iter().filter(|r| !by_slurm(r)).count();
+    let used: Vec<&str> = rows.iter().filter(|r| by_slurm(r)).map(Row::host).collect();
+    let today = match (given, super::node_of_slurm()) {
+        ([], _) => used.iter().map(|h| (*h).to_owned()).collect(),
+        // What is given leaves out the first node of an allocation, on which tasks may run too.
+        (given, own) => given.iter().cloned().chain(own).collect::<Vec<_>>(),
+    };
+    let mut chosen = places(&used, &today, &super::name_here()).into_iter();
+    let mut at = 0..named;
+    let place = |row: &Row| match (by_slurm(row), stored) {
+        (true, true) => chosen.next(),
+        (true, false) => None,
+        (false, _) => of_part(at.next()?, named, given)
+            .cloned()
+            .or_else(|| stored.then(|| row.host().to_owned())),
+    };
+    rows.iter().map(place).collect()
 }
 
 /// Waits until parts that are only cut off have ended, that were lost since `noticed`, in seconds since the epoch: there must not be two of them.
@@ -59,9 +92,7 @@ fn answering(words: &RemoteShell, hosts: &[String]) -> Result<Vec<String>, Failu
     let distinct: BTreeSet<&String> = hosts.iter().collect();
     let mut asked = Vec::new();
     for host in distinct {
-        let mut words = words.clone();
-        words.elsewhere(&[host], 1);
-        asked.push((host, words.spawn("exit 0", None, &path)?));
+        asked.push((host, words.to(host).spawn("exit 0", (None, None), &path)?));
     }
     let (begin, mut alive) = (Instant::now(), BTreeSet::new());
     for (host, mut child) in asked {
@@ -78,13 +109,17 @@ fn answering(words: &RemoteShell, hosts: &[String]) -> Result<Vec<String>, Failu
     Ok(hosts.iter().filter(|h| alive.contains(h)).cloned().collect())
 }
 
-/// A host for each part: the one that it has `used`, if that is `alive`; else one that is, and has no part; else any; where none is, `own`.
-fn places(used: &[&str], alive: &[String], own: &str) -> Vec<String> {
+/// A host for each part: the one that it has `used`, if that is `alive`; else one that is, and has no part; else that of others that were on the same one; else any; where none is, `own`.
+fn places<'a>(used: &[&'a str], alive: &'a [String], own: &str) -> Vec<String> {
     let mut spare = alive.iter().filter(|h| !used.contains(&h.as_str()));
     let mut any = alive.iter().cycle();
-    let mut place = |host: &&str| {
+    let mut instead: BTreeMap<&str, &String> = BTreeMap::new();
+    let mut place = |host: &&'a str| {
         let stays = alive.iter().find(|h| h == host);
-        stays.or_else(|| spare.next()).or_else(|| any.next()).cloned()
+        let found = stays.or_else(|| spare.next()).or_else(|| instead.get(host).copied());
+        let found = found.or_else(|| any.next())?;
+        instead.insert(host, found);
+        Some(found.clone())
     };
     used.iter()
         .map(|host| place(host).unwrap_or_else(|| own.to_owned()))
@@ -105,10 +140,54 @@ mod tests {
         assert_eq!(places(&used, &alive("c"), "own"), ["c", "c", "c"]);
         assert_eq!(places(&used, &alive("a d"), "own"), ["a", "d", "a"]);
         assert_eq!(places(&used, &[], "own"), ["own", "own", "own"]);
+        // Those of one host stay together, as far as there are no spares.
+        assert_eq!(places(&["a", "b", "b", "b"], &alive("a c d"), "own"), ["a", "c", "d", "d"]);
         // Parts of an srun that names no nodes.
         let unnamed = ["the nodes of srun"; 2];
         assert_eq!(places(&unnamed, &alive("x y z"), "own"), ["x", "y"]);
         assert_eq!(places(&unnamed, &alive("x"), "own"), ["x", "x"]);
+    }
+
+    /// Parts of `srun` on these nodes, which it names or not.
+    fn tasks(options: &str, nodes: &str) -> Vec<Row> {
+        let words = RemoteShell {
+            program: "srun".into(),
+            options: options.split(' ').map(str::to_owned).collect(),
+            host: "nodes".into(),
+            command: "./a".into(),
+            tasks: 3,
+        };
+        let row = |(n, on): (u64, &str)| Row {
+            tag: n,
+            words: words.clone(),
+            standin: 9,
+            first: 1,
+            on: on.into(),
+        };
+        (1..).zip(nodes.split(' ')).map(row).collect()
+    }
+
+    #[test]
+    fn parts_go_where_their_data_is() {
+        let of = |options: &str, given: &str, stored| {
+            let given: Vec<String> = given.split_whitespace().map(str::to_owned).collect();
+            let hosts = hosts_of(&tasks(options, "b a c"), &given, stored);
+            hosts
+                .into_iter()
+                .map(|h| h.unwrap_or("?".into()))
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        // Tasks that Slurm places, whose data all nodes see, or which is on the nodes.
+        assert_eq!(of("-n 3", "a b", false), "? ? ?");
+        assert_eq!(of("-n 3", "", true), "b a c");
+        assert_eq!(of("-n 3", "a b d", true), "b a d");
+        assert_eq!(of("-n 3", "a d e", true), "d a e");
+        assert_eq!(of("-n 3", "a", true), "a a a");
+        // Nodes that the user names are those of the parts, in their order.
+        assert_eq!(of("-w a,b,c", "x y z", true), "x y z");
+        assert_eq!(of("-w a,b,c", "", true), "b a c");
+        assert_eq!(of("-w a,b,c", "", false), "? ? ?");
     }
 
     #[test]

@@ -24,9 +24,8 @@ impl Helper {
         let errors = io::stderr().as_fd().try_clone_to_owned();
         let errors = errors.map_err(|e| Failure::system("pass standard error on", &e))?;
         let path = std::env::var_os("PATH").unwrap_or_default();
-        // With this process's environment.
-        let start = ([input, out.into(), errors], std::process::id().cast_signed());
-        let child = shell_to(rows, host).spawn(&command(words)?, Some(start), &path)?;
+        let stdio = [input, out.into(), errors];
+        let child = shell_to(rows, host).spawn(&command(words)?, (Some(stdio), None), &path)?;
         Ok(Self {
             host: host.into(),
             child,
@@ -66,13 +65,9 @@ fn command(words: &[&str]) -> Result<String, Failure> {
 
 /// A remote shell to `host`, or, for this host, a local one.
 fn shell_to(rows: &[Row], host: &str) -> RemoteShell {
-    let like = rows.iter().find(|r| r.words.host == host).or(rows.first());
-    match like.filter(|_| host != sys::host()) {
-        Some(row) => {
-            let mut words = row.words.clone();
-            words.elsewhere(&[&host.to_owned()], 1);
-            words
-        }
+    let like = rows.iter().find(|r| r.host() == host).or(rows.first());
+    match like.filter(|_| host != super::name_here()) {
+        Some(row) => row.words.to(host),
         None => RemoteShell {
             program: "sh".into(),
             options: Vec::new(),

@@ -20,6 +20,7 @@ pub(crate) mod table;
 use crate::jobdir::{Description, JobDir};
 use crate::tiers::local::Seat;
 use crate::{sys, Failure};
+use belay_kernel::proc;
 use belay_storage::store::Host;
 use belay_tree::{JobKey, Joining, Tree, TreeError};
 use belay_wire::Exit;
@@ -37,6 +38,17 @@ pub(crate) const STANDINS: &str = "standins";
 
 /// Processes that MPI launchers start on other hosts. What an MPI plugin of `srun` offers them they leave alone.
 const DAEMONS: [&str; 4] = ["orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_proxy"];
+
+/// Programs that start those, by the names of their files.
+const LAUNCHERS: [&str; 3] = ["orterun", "prterun", "mpiexec.hydra"];
+
+/// Whether process `pid` is one that starts them, and has started nothing yet. What it has prepared so far (directories in `/tmp`) would be missing on another host.
+pub(crate) fn is_launcher_at_start(pid: i32) -> bool {
+    let path = proc::link(pid, "exe");
+    let name = Path::new(&path).file_name();
+    let is_one = LAUNCHERS.iter().any(|l| name.is_some_and(|n| n == *l));
+    is_one && proc::children(pid).is_ok_and(|c| c.is_empty())
+}
 
 /// Whether `program` is one of them.
 pub fn is_daemon(program: &Path) -> bool {
@@ -56,6 +68,8 @@ pub(crate) enum Order {
         keep: u32,
         /// Generations that the root copies to durable tiers: they stay.
         pinned: Vec<u64>,
+        /// Tell the root the numbers of this part.
+        tell: bool,
     },
     /// Take a share in making checkpoint `number` redundant; the round is led at one of `root`. Until it is, the newest that is stays.
     Encode {
@@ -84,6 +98,8 @@ pub(crate) struct Together {
     pub(crate) base: u64,
     pub(crate) number: u64,
     pub(crate) then_stop: bool,
+    /// The root tells numbers about the job, those of the parts among them.
+    pub(crate) tell: bool,
     pub(crate) stage: Option<Stage>,
     /// At a part: what it has committed for itself, and the processes that must not run past the checkpoint.
     pub(crate) own: Option<(crate::checkpoint::Committed, Option<belay_capture::Held>)>,
@@ -123,11 +139,21 @@ pub(crate) fn job_of<'a>(nodes: Option<&Nodes>, dir: &'a Path) -> &'a Path {
 pub(crate) fn seat(nodes: Option<&Nodes>, d: &Description) -> Option<Seat> {
     let part = nodes.and_then(|n| Some((n.part?, n.called.clone())));
     let (tag, called) = part.or(d.across_hosts.then_some((0, None)))?;
-    let name = sys::host();
+    let (name, called) = (sys::host(), called.or_else(node_of_slurm));
     Some(Seat {
         tag,
         host: Host { name, called },
     })
+}
+
+/// What this host is called where parts are started: the name of Slurm's node, in a job of Slurm; else its own.
+pub(crate) fn name_here() -> String {
+    node_of_slurm().unwrap_or_else(sys::host)
+}
+
+/// Slurm's name for this host, where this process belongs to a job of Slurm here.
+fn node_of_slurm() -> Option<String> {
+    std::env::var("SLURMD_NODENAME").ok().filter(|name| !name.is_empty())
 }
 
 fn failure(e: TreeError) -> Failure {
@@ -185,14 +211,14 @@ impl Nodes {
 
     fn root_of(key: &Path) -> Result<Joining, Failure> {
         JobKey::read(key)
-            .and_then(|key| Joining::root(key, FAN_OUT, sys::host()))
+            .and_then(|key| Joining::root(key, FAN_OUT, name_here()))
             .map_err(failure)
     }
 
     /// A part on this host, which the root has `called` so: joins the tree whose root listens at one of `root`.
     pub fn part(key: &Path, root: &[String], tag: u64, called: Option<String>) -> Result<Self, Failure> {
         let joining = JobKey::read(key)
-            .and_then(|key| Joining::connect(key, root, sys::host(), tag, 0))
+            .and_then(|key| Joining::connect(key, root, name_here(), tag, 0))
             .map_err(failure)?;
         Ok(Self {
             called,

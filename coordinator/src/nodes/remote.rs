@@ -94,16 +94,32 @@ impl RemoteShell {
         } else if !hosts.is_empty() || self.is_placed_by_slurm() || self.parts() != parts as u64 {
             self.options = super::srun::elsewhere(&self.options, hosts, parts);
             if !hosts.is_empty() {
-                let mut distinct: Vec<&str> = hosts.iter().map(|h| h.as_str()).collect();
-                distinct.dedup();
-                self.host = distinct.join(",");
+                self.host = super::srun::distinct(hosts).join(",");
             }
             self.tasks = u32::try_from(parts).unwrap_or(u32::MAX);
         }
     }
 
-    /// Runs `command` on the host; the descriptors are its standard input, output and error, and the environment is that of process `like`.
-    pub(crate) fn spawn(&self, command: &str, start: Option<([OwnedFd; 3], i32)>, path: &OsString) -> Result<Child, Failure> {
+    /// The same for a command of belay itself on `host`. What the user wants of an `srun` is not wanted of this one: files for its output, say.
+    pub(crate) fn to(&self, host: &str) -> Self {
+        let mut shell = Self {
+            host: host.to_owned(),
+            ..self.clone()
+        };
+        if shell.tasks > 0 {
+            shell.options = super::srun::alone_on(host);
+            shell.tasks = 1;
+        }
+        shell
+    }
+
+    /// Runs `command` on the host, with these for standard input, output and error; an `srun` has the environment of process `like`, or this one's.
+    pub(crate) fn spawn(
+        &self,
+        command: &str,
+        (stdio, like): (Option<[OwnedFd; 3]>, Option<i32>),
+        path: &OsString,
+    ) -> Result<Child, Failure> {
         let mut c = Command::new(&self.program);
         c.args(&self.options);
         if self.tasks == 0 {
@@ -114,7 +130,6 @@ impl RemoteShell {
                 .env("SLURM_CPU_BIND", "quiet,none")
                 .env("SLURM_OVERLAP", "1");
         }
-        let (stdio, like) = start.map_or((None, None), |(stdio, like)| (Some(stdio), Some(like)));
         if let Some(like) = like.filter(|_| self.tasks > 0) {
             run_like(&mut c, like);
         }
@@ -249,6 +264,14 @@ impl Remote {
         self.life == Life::Over
     }
 
+    /// Its node of the tree, where it has one.
+    pub(crate) fn node(&self) -> Option<u64> {
+        match self.life {
+            Life::Joined(node) => Some(node),
+            _ => None,
+        }
+    }
+
     /// Whether it is run for a stand-in that is not there any more: nobody reads what it says.
     pub(crate) fn is_in_vain(&self) -> bool {
         self.life == Life::Errand && !self.has_standin()
@@ -267,6 +290,15 @@ impl Remote {
 /// When process `pid` was started, unless it has ended.
 pub(crate) fn born(pid: i32) -> Option<u64> {
     proc::stat(pid).ok().filter(|s| !s.is_dead()).map(|s| s.starttime)
+}
+
+/// The exit status of a remote shell that has ended with this status word.
+pub(crate) fn shell_code(status: i32) -> i32 {
+    if libc::WIFEXITED(status) {
+        libc::WEXITSTATUS(status)
+    } else {
+        128 + libc::WTERMSIG(status)
+    }
 }
 
 /// Lets the stand-in end with this exit status.

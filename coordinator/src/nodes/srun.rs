@@ -62,6 +62,17 @@ const LETTERS: [(&str, &str); 19] = [
 const NOT_OURS: [&str; 5] = ["multi-prog", "pty", "help", "usage", "version"];
 /// What another allocation changes.
 const PLACE: [&str; 5] = ["nodes", "ntasks", "ntasks-per-node", "nodelist", "jobid"];
+/// What else says where tasks go, and counts no longer where that is known of each.
+const CHOICE: [&str; 8] = [
+    "contiguous",
+    "distribution",
+    "exclude",
+    "ntasks-per-core",
+    "ntasks-per-socket",
+    "relative",
+    "spread-job",
+    "use-min-nodes",
+];
 
 /// One option: its long name where it has one that matters here, its value, and its words.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -163,17 +174,43 @@ pub(crate) fn names_nodes(options: &[String]) -> bool {
     parsed(options).iter().any(|o| o.name == "nodelist")
 }
 
-/// `options` for `tasks` tasks on `hosts`; without hosts wherever the allocation has room.
+/// Each of `hosts` once.
+pub(crate) fn distinct<'a>(hosts: &[&'a String]) -> Vec<&'a str> {
+    let mut seen = Vec::new();
+    for host in hosts.iter().map(|h| h.as_str()) {
+        if !seen.contains(&host) {
+            seen.push(host);
+        }
+    }
+    seen
+}
+
+/// Options for one task on `host`, beside whatever runs there.
+pub(crate) fn alone_on(host: &str) -> Vec<String> {
+    let node = format!("--nodelist={host}");
+    ["--mpi=none", "--ntasks=1", "--nodes=1", &node, "--overcommit"]
+        .map(str::to_owned)
+        .to_vec()
+}
+
+/// `options` for `tasks` tasks, each on the one of `hosts` in its place; without hosts wherever the allocation has room.
 pub(crate) fn elsewhere(options: &[String], hosts: &[&String], tasks: usize) -> Vec<String> {
     let old = parsed(options);
-    let kept = old.into_iter().filter(|o| !PLACE.contains(&o.name.as_str()));
+    let placed = |name: &str| PLACE.contains(&name) || (!hosts.is_empty() && CHOICE.contains(&name));
+    let kept = old.into_iter().filter(|o| !placed(&o.name));
     let mut new: Vec<String> = kept.flat_map(|o| o.words).collect();
     new.push(format!("--ntasks={tasks}"));
-    let mut distinct: Vec<&str> = hosts.iter().map(|h| h.as_str()).collect();
-    distinct.dedup();
-    if !distinct.is_empty() {
-        new.push(format!("--nodes={}", distinct.len()));
-        new.push(format!("--nodelist={}", distinct.join(",")));
+    let distinct = distinct(hosts);
+    match distinct.as_slice() {
+        [] => {}
+        [one] => new.extend(["--nodes=1".into(), format!("--nodelist={one}")]),
+        several => {
+            let each: Vec<&str> = hosts.iter().map(|h| h.as_str()).collect();
+            new.push(format!("--nodes={}", several.len()));
+            // The tasks in the order of that list, not of Slurm's nodes.
+            new.push(format!("--nodelist={}", each.join(",")));
+            new.push("--distribution=arbitrary".into());
+        }
     }
     if distinct.len() < tasks {
         new.push("--overcommit".into());
@@ -221,6 +258,10 @@ mod tests {
         let host = "n7".to_owned();
         let packed = "--input none --ntasks=2 --nodes=1 --nodelist=n7 --overcommit";
         assert_eq!(elsewhere(&s.options, &[&host, &host], 2), words(packed));
+        let other = "n3".to_owned();
+        let dealt = "--ntasks=3 --nodes=2 --nodelist=n7,n3,n7 --distribution=arbitrary --overcommit";
+        let chosen = words("-m cyclic -r 1 -n 3 -x n7");
+        assert_eq!(elsewhere(&chosen, &[&host, &other, &host], 3), words(dealt));
         assert_eq!(elsewhere(&s.options, &[], 2), words("--input none --ntasks=2 --overcommit"));
     }
 

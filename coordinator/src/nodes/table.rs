@@ -23,6 +23,9 @@ pub(crate) struct Row {
     /// The first part that the same remote shell has started; 0 for this one itself.
     #[serde(default)]
     pub(crate) first: u64,
+    /// What the host is called on which it ran ([`super::name_here`]); empty in tables of before.
+    #[serde(default)]
+    pub(crate) on: String,
 }
 
 impl Row {
@@ -32,6 +35,15 @@ impl Row {
             self.tag
         } else {
             self.first
+        }
+    }
+
+    /// The host on which it ran, by a name under which its remote shell reaches it.
+    pub(crate) fn host(&self) -> &str {
+        if self.words.tasks > 0 && !self.on.is_empty() {
+            &self.on
+        } else {
+            &self.words.host
         }
     }
 }
@@ -44,6 +56,7 @@ pub(crate) fn of(nodes: &Nodes) -> Vec<Row> {
         words: r.words.clone(),
         standin: r.standin,
         first: r.first,
+        on: r.node().and_then(|n| nodes.there.get(&n)).cloned().unwrap_or_default(),
     })
     .collect()
 }

@@ -8,10 +8,10 @@
 
 use super::record::Record;
 use crate::jobdir::JobDir;
+use crate::nodes::alive::hosts_of;
 use crate::nodes::helper::{self, Helper};
-use crate::nodes::hosts;
 use crate::nodes::table::{self, Row};
-use crate::{generations, sys, Failure};
+use crate::{generations, nodes, Failure};
 use belay_tree::Direct;
 use belay_wire::Exit;
 use std::collections::BTreeSet;
@@ -59,14 +59,14 @@ pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dy
         Some(record) => (record.rows, record.root),
         None => {
             let rows = table::read(&dir.generations().join(generations::name(number)))?;
-            (rows, sys::host())
+            (rows, nodes::name_here())
         }
     };
     if rows.is_empty() {
         return Ok(());
     }
     let begin = Instant::now();
-    let old: BTreeSet<&str> = rows.iter().map(|r| r.words.host.as_str()).chain([root.as_str()]).collect();
+    let old: BTreeSet<&str> = rows.iter().map(Row::host).chain([root.as_str()]).collect();
     // Hosts that are gone are what this is for.
     let mut sources: Vec<Source> = old.iter().filter_map(|host| serve(&rows, host, job).ok()).collect();
     let mut reached = Vec::new();
@@ -77,9 +77,9 @@ pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dy
         }
     }
     let reached = reached.join(",");
-    let mut all = vec![heal(&rows, &sys::host(), job, (0, number), &reached)?];
-    for (at, row) in rows.iter().enumerate() {
-        let host = hosts::of_part(at, rows.len(), given).unwrap_or(&row.words.host);
+    let mut all = vec![heal(&rows, &nodes::name_here(), job, (0, number), &reached)?];
+    for (row, host) in rows.iter().zip(hosts_of(&rows, given, true)) {
+        let host = host.as_deref().unwrap_or(row.host());
         all.push(heal(&rows, host, job, (row.tag, number), &reached)?);
     }
     let mut failure = None;

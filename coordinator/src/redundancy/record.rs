@@ -3,7 +3,7 @@
 
 use super::parity_file;
 use crate::nodes::table::Row;
-use crate::{generations, sys, Failure};
+use crate::{generations, nodes, Failure};
 use belay_image::{files, ImageError};
 use belay_redundancy::Scheme;
 use belay_wire::{Exit, GenerationStatus, Level, OnTier};
@@ -185,7 +185,12 @@ pub fn tidy(job: &Path, dir: &Path, unfinished: bool) -> Result<(), Failure> {
 pub(crate) fn tidy_root(dir: &Path, unfinished: bool) -> Result<(), Failure> {
     let here = generations::list(&dir.join("gen"))?;
     let numbers = numbers(dir);
-    let own = |n: u64| Record::read(dir, n).ok().flatten().is_some_and(|r| r.root == sys::host());
+    let own = |n: u64| {
+        Record::read(dir, n)
+            .ok()
+            .flatten()
+            .is_some_and(|r| r.root == nodes::name_here())
+    };
     if let Some(oldest) = here.first().map(|g| g.number).filter(|o| numbers.iter().any(|n| n < o)) {
         let newest_own = numbers.iter().rev().copied().find(|n| own(*n)).unwrap_or(0);
         for number in numbers.into_iter().filter(|n| *n < oldest && *n <= newest_own) {
@@ -238,7 +243,7 @@ mod tests {
         tidy_root(&dir, true).unwrap();
         assert_eq!((numbers(&dir), newest(&dir)), (vec![2, 3, 5], Some(5)));
         assert!(parity_file(&dir, 5).exists() && !parity_file(&dir, 1).exists());
-        write(4, &sys::host());
+        write(4, &nodes::name_here());
         tidy_root(&dir, true).unwrap();
         assert_eq!(numbers(&dir), [4, 5]);
         assert_eq!(missing(&dir, &dir.join("gen")).unwrap(), Some(5));

@@ -10,11 +10,11 @@ use super::parts;
 use crate::jobdir::{Access, Description, JobDir};
 use crate::lock::Lock;
 use crate::nodes::again::LOCK_LIMIT;
+use crate::nodes::alive::hosts_of;
 use crate::nodes::helper::{self, Helper};
-use crate::nodes::hosts;
 use crate::nodes::table::{self, Row};
 use crate::redundancy::local::part as part_dir;
-use crate::{generations, restart, sys, Failure};
+use crate::{generations, nodes, restart, sys, Failure};
 use belay_image::files;
 use belay_image::manifest::{ChunkEntry, Manifest};
 use belay_image::ImageError;
@@ -152,12 +152,12 @@ fn stays(tag: u64, host: &Host, rows: &[Row], given: &[String]) -> bool {
         return host.is_here();
     }
     // Where Slurm places the tasks of an srun is not known.
-    let of_shell: Vec<&Row> = rows.iter().filter(|r| !r.words.is_placed_by_slurm()).collect();
-    let Some(at) = of_shell.iter().position(|r| r.tag == tag && r.words.tasks == 0) else {
-        return false;
-    };
-    let today = hosts::of_part(at, of_shell.len(), given).unwrap_or(&of_shell[at].words.host);
-    host.called.as_ref() == Some(today)
+    let mut of_shell = rows
+        .iter()
+        .zip(hosts_of(rows, given, false))
+        .filter(|(r, _)| r.words.tasks == 0);
+    let row = of_shell.find(|(r, _)| r.tag == tag);
+    row.is_some_and(|(row, today)| host.called.as_deref() == Some(today.as_deref().unwrap_or(row.host())))
 }
 
 fn ask(rows: &[Row], job: &Path, (tag, host): (u64, &Host), how: How) -> Result<Helper, Failure> {
@@ -167,13 +167,13 @@ fn ask(rows: &[Row], job: &Path, (tag, host): (u64, &Host), how: How) -> Result<
         How::Home => "home",
     };
     let called = if host.is_here() {
-        &host.name
+        nodes::name_here()
     } else {
-        host.called.as_ref().unwrap_or(&host.name)
+        host.called.clone().unwrap_or_else(|| host.name.clone())
     };
     Helper::start(
         rows,
-        called,
+        &called,
         &["store", what, "--dir", &dir, "--tag", &tag],
         helper::nothing()?,
     )

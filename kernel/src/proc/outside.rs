@@ -2,8 +2,14 @@
 //! any of those leaves behind.
 
 use super::{stat, Family};
+use crate::pidfd;
 use std::collections::BTreeSet;
 use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// How long processes that were killed may take to end, before they are given up: one that hangs in the kernel may never.
+pub const END_LIMIT: Duration = Duration::from_secs(20);
 
 /// Such processes, by number and time of their start: a number may be given to another.
 #[derive(Debug, Default)]
@@ -29,8 +35,9 @@ impl Outside {
         self.0.extend(now.into_iter().filter_map(|(pid, _)| start_of(pid)));
     }
 
-    /// Kills all other descendants of the calling process, which must be a reaper, and waits until none is left.
-    pub fn end_others(&self) -> io::Result<()> {
+    /// Kills all other descendants of the calling process, which must be a reaper, and waits until none is left, no longer than `limit`: the error names who is.
+    pub fn end_others(&self, limit: Duration) -> io::Result<()> {
+        let begin = Instant::now();
         loop {
             let known = self.0.iter().filter(|known| start_of(known.0) == Some(**known));
             let outside: Vec<i32> = known.map(|(pid, _)| *pid).collect();
@@ -45,10 +52,35 @@ impl Outside {
                     return Err(io::Error::new(e.kind(), format!("process {pid} is another user's: end it")));
                 }
             }
+            // It is a child, and nobody else collects it: it has a descriptor, alive or dead.
+            let ends = pidfd::open(*child).is_ok_and(|p| pidfd::gone_within(p.as_fd(), limit.saturating_sub(begin.elapsed())));
+            if !ends {
+                return Err(hung(left.iter().map(|(pid, _)| *pid)));
+            }
             // SAFETY: no status is wanted. One that is gone, and an interruption, is seen in the next round.
             unsafe { libc::waitpid(*child, std::ptr::null_mut(), libc::__WALL) };
         }
     }
+}
+
+/// The error that processes `pids` have been killed and do not end. Those that can be seen to hang in the kernel are named, or else all.
+pub fn hung(pids: impl Iterator<Item = i32>) -> io::Error {
+    let all: Vec<(i32, super::Stat)> = pids.filter_map(|pid| Some((pid, stat(pid).ok()?))).collect();
+    let all: Vec<_> = all.iter().filter(|(_, s)| !s.is_dead()).collect();
+    let stuck: Vec<_> = all.iter().filter(|(_, s)| s.state == 'D').collect();
+    let named = if stuck.is_empty() { all.iter().collect() } else { stuck };
+    let each = named.iter().map(|(pid, s)| {
+        let command = super::command_line(*pid).unwrap_or_else(|| format!("[{}]", s.comm));
+        let at = super::text(format!("/proc/{pid}/wchan")).ok().filter(|at| at.len() > 1);
+        let at = at.map_or(String::new(), |at| format!(", in {at}"));
+        format!("{pid} ({command}; state {}{at})", s.state)
+    });
+    let each: Vec<String> = each.collect();
+    let why = format!(
+        "process {} was killed and does not end: it hangs in the kernel; end what it waits for there (a file system that does not answer, a device), or restart the host, then call belay restart",
+        each.join(", ")
+    );
+    io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
 #[cfg(test)]
@@ -87,11 +119,11 @@ mod tests {
         let (mut later, orphan) = start("sleep 100000 & echo $!");
         later.wait().unwrap();
         outside.note(Some(own.id().cast_signed()));
-        outside.end_others().unwrap();
+        outside.end_others(END_LIMIT).unwrap();
         let lives = |pid: i32| stat(pid).is_ok_and(|s| !s.is_dead());
         assert!(lives(below) && lives(orphan));
         assert!(!lives(mine) && !lives(own.id().cast_signed()));
-        Outside::default().end_others().unwrap();
+        Outside::default().end_others(END_LIMIT).unwrap();
         assert!(!lives(below) && !lives(orphan));
     }
 }

@@ -239,7 +239,7 @@ fn reader(s: &Session<'_>, sought: &Sought) -> Result<OwnedFd, std::io::Error> {
     let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY;
     if let Some(id) = sought.desc {
         let found = &s.found[id];
-        return match fd::reopen(found.raw(), flags) {
+        return match fd::open_unnoticed(&fd::self_path(found.raw()), flags) {
             Err(_) if found.access() != libc::O_WRONLY => fd::dup_from(found.raw(), 0).and_then(detached),
             opened => opened,
         };
@@ -254,7 +254,7 @@ fn reader(s: &Session<'_>, sought: &Sought) -> Result<OwnedFd, std::io::Error> {
         }
     };
     if sought.object.origin == Origin::Named {
-        return fd::open(sought.object.path.as_path(), flags, 0).and_then(is_it);
+        return fd::open_unnoticed(sought.object.path.as_path(), flags).and_then(is_it);
     }
     // Needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE in the initial user namespace.
     let w = sought.windows.first().ok_or(std::io::ErrorKind::NotFound)?;
@@ -266,7 +266,7 @@ fn reader(s: &Session<'_>, sought: &Sought) -> Result<OwnedFd, std::io::Error> {
         .find(|m| m.start == w.address)
         .map(|m| (m.start, m.end))
         .ok_or(std::io::ErrorKind::NotFound)?;
-    fd::open(Path::new(&format!("/proc/{}/map_files/{start:x}-{end:x}", w.pid)), flags, 0).and_then(is_it)
+    fd::open_unnoticed(Path::new(&format!("/proc/{}/map_files/{start:x}-{end:x}", w.pid)), flags).and_then(is_it)
 }
 
 /// A copy of a description that cannot be opened anew: reading it must not move the processes' offset, so only files that need no

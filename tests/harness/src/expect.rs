@@ -51,3 +51,13 @@ pub fn refused_for_one_of(o: &Output, words: &[&str]) -> Result<(), Failure> {
 pub fn io<T>(what: &str, r: std::io::Result<T>) -> Result<T, Failure> {
     r.map_err(|e| format!("{what}: {e}"))
 }
+
+/// The value of the metric whose line in `text` begins with `name` and holds `label`.
+pub fn metric(text: &str, name: &str, label: &str) -> Result<f64, Failure> {
+    let line = text
+        .lines()
+        .find(|l| l.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')) && l.contains(label));
+    let line = line.ok_or(format!("no {name} with {label} in:\n{text}"))?;
+    let value = line.rsplit(' ').next().and_then(|v| v.parse().ok());
+    value.ok_or(format!("not a number: {line}"))
+}

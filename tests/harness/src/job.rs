@@ -32,8 +32,15 @@ pub fn text(o: &Output) -> String {
         .to_owned()
 }
 
-/// Runs `c` to its end, at most `limit`; kills it (only it) after that.
+/// `limit`, as many times longer as BELAY_TEST_SLOW says: for machines that are so many times slower than usual.
+pub fn patient(limit: Duration) -> Duration {
+    let times = std::env::var("BELAY_TEST_SLOW").ok().and_then(|v| v.parse().ok());
+    limit * times.unwrap_or(1)
+}
+
+/// Runs `c` to its end, at most `limit` ([`patient`]); kills it (only it) after that.
 pub fn output(mut c: Command, limit: Duration) -> Result<Output, Failure> {
+    let limit = patient(limit);
     let what = format!("{:?} {:?}", c.get_program(), c.get_args().collect::<Vec<_>>());
     let child = c
         .stdin(Stdio::null())
@@ -193,7 +200,7 @@ impl Job {
 
     /// Waits until the job answers to commands; `false` when it has ended before.
     pub fn answers(&mut self, patience: Duration) -> Result<bool, Failure> {
-        let end = Instant::now() + patience;
+        let end = Instant::now() + patient(patience);
         while !self.has_ended()? {
             let dir = self.dir().display().to_string();
             let o = output(self.belay(&["status", &dir, "--json"]), patience)?;
@@ -250,8 +257,9 @@ impl Job {
     }
 
     /// Waits for two new heartbeats: the program makes progress. A restart that says that it waits for TIME_WAIT to end may have a minute more.
-    pub fn progress(&mut self, mut patience: Duration) -> Result<(), Failure> {
+    pub fn progress(&mut self, patience: Duration) -> Result<(), Failure> {
         let start = Instant::now();
+        let mut patience = patient(patience);
         let mut lingering = false;
         let (mut last, mut changes) = (self.beat_value(), 0);
         while changes < 2 {
@@ -317,6 +325,7 @@ impl Job {
 
     /// Waits for the end of the front process.
     pub fn wait(&mut self, patience: Duration) -> Result<ExitStatus, Failure> {
+        let patience = patient(patience);
         let end = Instant::now() + patience;
         loop {
             if let Some(s) = self.ended()? {
@@ -358,7 +367,7 @@ impl Job {
 
     /// The same, where some may go on for a while.
     pub fn left_behind_within(&self, patience: Duration) -> Result<(), Failure> {
-        let end = Instant::now() + patience;
+        let end = Instant::now() + patient(patience);
         loop {
             let left = procs::marked(&self.work);
             if left.is_empty() {

@@ -111,6 +111,33 @@ fn every_generation(differential: &str, place: &Place, user: User, rng: &mut Rng
     job.verdict(false, PATIENCE)
 }
 
+/// Pages taken for clean hold what the program has in them: a program that checks all its memory itself is checkpointed again and again at random moments, and every one of these
+/// checkpoints restarts.
+fn clean_pages(program: &str, place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    const KEEP: u64 = 8;
+    let mut job = Job::new(place, "clean", user)?;
+    job.set("BELAY_TEST_LONG", "1");
+    let options = ["--keep", "8", "--differential", "written"];
+    launch(&mut job, place, &options, &[program])?;
+    for _ in 0..KEEP {
+        rng.pause(100);
+        job.checkpoint()?;
+        job.progress(PATIENCE)?;
+    }
+    let (how, clean) = (job.status()?["differential"].to_string(), logged(&job, "pages_clean"));
+    println!("    {program}: {how}, {clean} pages known to be clean");
+    want(clean > 0 || how.starts_with("\"hash: no userfaultfd"), || {
+        "no page was ever known to be clean".into()
+    })?;
+    for step in generations(&job)? {
+        job.kill_all()?;
+        job.clear_beat()?;
+        job.restart(&["--generation", &step.to_string()])?;
+        job.progress(PATIENCE).map_err(|e| format!("generation {step}: {e}"))?;
+    }
+    job.verdict(false, PATIENCE)
+}
+
 /// What the newest checkpoint has done.
 struct Newest {
     written: u64,
@@ -282,10 +309,12 @@ fn auto_interval(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> 
 }
 
 fn main() {
-    let mut target = Target::new("generations", &["gen_steps", "mem_diff"]);
-    let tests: [(&str, Test); 4] = [
+    let mut target = Target::new("generations", &["gen_steps", "mem_diff", "mem_moved"]);
+    let tests: [(&str, Test); 6] = [
         ("every_generation_hash", |p, u, r| every_generation("hash", p, u, r)),
         ("every_generation_written", |p, u, r| every_generation("written", p, u, r)),
+        ("clean_pages_diff", |p, u, r| clean_pages("mem_diff", p, u, r)),
+        ("clean_pages_moved", |p, u, r| clean_pages("mem_moved", p, u, r)),
         ("hashing_pays", hashing_pays),
         ("auto_interval", auto_interval),
     ];

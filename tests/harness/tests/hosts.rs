@@ -4,7 +4,7 @@
 
 use belay_tests::across::{files, Job};
 use belay_tests::build::Kind;
-use belay_tests::expect::want;
+use belay_tests::expect::{metric, want};
 use belay_tests::job::{show, text};
 use belay_tests::outcome::take_unless_ended;
 use belay_tests::place::{Place, User, NOBODY};
@@ -155,6 +155,76 @@ fn packed(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
+/// What mpirun has prepared before it starts anything would be missing on another host: a checkpoint waits for its first child, and says so when that takes long.
+fn launcher_starts(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "hosts-starting", 1, 1)?;
+    let (orterun, start) = (job.work.join("orterun"), job.work.join("start"));
+    std::fs::copy("/bin/sh", &orterun).map_err(|e| e.to_string())?;
+    let start = start.display().to_string();
+    job.on_host(1, &["mkfifo", &start])?;
+    // The shell itself reads, and has no child meanwhile.
+    let script = format!("read x < {start}; while [ ! -e $BELAY_TEST_GO ]; do sleep 0.05; done; echo PASS");
+    job.start_launch(&[&orterun.display().to_string(), "-c", &script])?;
+    want(job.answers()?, || format!("it has ended: {}", job.said()))?;
+    let o = job.belay(&["checkpoint", "--quiet", &job.dir()])?;
+    let said = text(&o);
+    want(
+        o.status.code() == Some(81) && said.contains("orterun -c") && said.contains("is just starting"),
+        || format!("a checkpoint at the start: {}: {said}", show(o.status)),
+    )?;
+    job.on_host(1, &["sh", "-c", &format!("echo > {start}")])?;
+    // Between two children it has none.
+    job.comes_true("a checkpoint is taken", || job.checkpoint().is_ok())?;
+    job.verdict()
+}
+
+/// What the agents of the parts say of a checkpoint, in their own words, is in the numbers that the root tells; also after a restart on other hosts.
+fn numbers(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "hosts-numbers-told", 3, 4)?;
+    let program = job.program(place, "mpi/mpi_p2p")?;
+    let file = job.work.join("job.prom");
+    job.options = ["--metrics".into(), format!("file:{}", file.display())].to_vec();
+    job.launch(&program)?;
+    for n in 0..2 {
+        std::thread::sleep(Duration::from_millis(rng.below(300)));
+        job.checkpoint()?;
+        let (mut new, mut size, mut blocked, mut ranks) = (0.0, 0.0, 0.0_f64, 0.0);
+        for part in 0..3 {
+            let said = job.on_host(job.at[part], &[&job.belay, "list", "--json", &job.dir_of(part)])?;
+            let list: serde_json::Value = serde_json::from_str(&said).map_err(|e| format!("{e}: {said}"))?;
+            let newest = list["generations"].as_array().and_then(|all| all.last());
+            let of = |field: &str| newest.and_then(|g| g[field].as_f64()).ok_or(format!("no {field}: {said}"));
+            new += of("new_bytes")?;
+            size += of("bytes")?;
+            blocked = blocked.max(of("blocked_ms")? / 1e3);
+            ranks += of("ranks")?;
+        }
+        let text = std::fs::read_to_string(&file).map_err(|e| e.to_string())?;
+        for (name, expected) in [
+            ("belay_parts", 3.0),
+            ("belay_processes", ranks),
+            ("belay_written_bytes_total", new),
+            ("belay_newest_generation_size_bytes", size),
+            ("belay_checkpoint_blocked_seconds_sum", blocked),
+        ] {
+            let told = metric(&text, name, "")?;
+            // Times travel in microseconds.
+            want((told - expected).abs() < 1e-5, || {
+                format!("round {n}: {name} is {told}, the parts say {expected}:\n{text}")
+            })?;
+        }
+        let resident = metric(&text, "belay_resident_bytes", "")?;
+        want(
+            resident > 3.0 * 1e6 && metric(&text, "belay_stored_bytes", "")? >= size,
+            || text,
+        )?;
+        job.crash();
+        job.shift(n + 1);
+        job.restart_at(&[]).map_err(|e| format!("round {n}: restart: {e}"))?;
+    }
+    job.verdict()
+}
+
 /// A job of an ordinary user's comes back on two other hosts, then on one that nobody has used.
 fn of_a_user(place: &Place, kind: Kind, name: &str, rng: &mut Rng) -> Result<(), Failure> {
     let label = format!("hosts-user{}", kind.suffix());
@@ -191,7 +261,7 @@ fn main() {
     let mut target = Target::over_hosts("hosts");
     or_end(Server::prepare(target.place()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 26] = [
+    let tests: [(&str, Run); 28] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -215,6 +285,8 @@ fn main() {
         ("user::mpi_p2p", |p, r| of_a_user(p, Kind::OpenMpi, "mpi/mpi_p2p", r)),
         ("user::mpich::mpi_cg", |p, r| of_a_user(p, Kind::Mpich, "mpi/mpi_cg", r)),
         ("shared_memory", shared_memory),
+        ("numbers", numbers),
+        ("launcher_starts", launcher_starts),
         ("durable", durable::directory),
         ("durable_objects", durable::objects),
         ("durable_server_lost", durable::server_lost),

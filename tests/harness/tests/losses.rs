@@ -11,6 +11,7 @@ use belay_tests::rng::Rng;
 use belay_tests::stepper::{step, step_each, Step, Verdict, PHASES};
 use belay_tests::target::Target;
 use belay_tests::Failure;
+use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -23,11 +24,11 @@ fn agent(job: &Job, part: usize) -> Result<i32, Failure> {
     let said = job.on_host(host, &[&job.belay, "status", "--json", &dir])?;
     let status: serde_json::Value = serde_json::from_str(&said).map_err(|e| format!("{e}: {said}"))?;
     let there = status["agent"]["host_pid"].as_i64().ok_or(format!("no agent: {said}"))?;
-    let found = job.hosts.find(host, "belay").into_iter().find(|p| {
-        let status = std::fs::read_to_string(format!("/proc/{p}/status")).unwrap_or_default();
-        let numbers = status.lines().find_map(|l| l.strip_prefix("NSpid:"));
-        numbers.and_then(|l| l.split_whitespace().nth(1)?.parse().ok()) == Some(there)
-    });
+    let found = job
+        .hosts
+        .find(host, "belay")
+        .into_iter()
+        .find(|p| number_inside(*p) == Some(there));
     found.ok_or(format!("h{host} has no process {there}"))
 }
 
@@ -55,16 +56,16 @@ fn checkpoint_struck(
     Ok(taken)
 }
 
-/// How often the logs of the part contain `words`.
-fn said_in_logs(job: &Job, words: &str) -> usize {
-    let logs = files(job.dir_of(1).as_ref(), ".jsonl");
+/// How often the logs of part `part` contain `words`.
+fn said_in_logs(job: &Job, part: usize, words: &str) -> usize {
+    let logs = files(Path::new(&job.dir_of(part)).join("log").as_ref(), ".jsonl");
     let said = |log| std::fs::read_to_string(log).unwrap_or_default().matches(words).count();
     logs.iter().map(said).sum()
 }
 
 /// How often the part has been told that it has lost the root.
 fn roots_lost(job: &Job) -> usize {
-    said_in_logs(job, "the root is lost")
+    said_in_logs(job, 1, "the root is lost")
 }
 
 /// After a loss during a checkpoint, which has come to what `taken` says: it has an end, a reason, and the newest whole generation restarts on other hosts than that of `part`.
@@ -107,7 +108,7 @@ fn killed(place: &Place, part: usize, rng: &mut Rng) -> Result<(), Failure> {
         job.checkpoint().map_err(in_phase)?;
         let before = job.newest();
         // Not because the time was over.
-        let ended = |job: &Job| said_in_logs(job, "nobody listens there any more");
+        let ended = |job: &Job| said_in_logs(job, 1, "nobody listens there any more");
         let known = ended(&job);
         let moment = (phase, rng.below(FIRST_STEPS));
         let lost = format!("the part of the job on h{} is lost", job.at[1]);
@@ -150,7 +151,7 @@ fn committed(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     want(!taken.status.success() && job.newest() == 1, || {
         format!("not killed between commit and answer: {}", text(&taken))
     })?;
-    job.comes_true("the part gives the root up", || said_in_logs(&job, "part given up") > 0)?;
+    job.comes_true("the part gives the root up", || said_in_logs(&job, 1, "part given up") > 0)?;
     job.crash();
     job.restart(&[])?;
     job.checkpoint()?;
@@ -258,6 +259,145 @@ fn agents(place: &Place, user: User, first: usize, rng: &mut Rng) -> Result<(), 
     job.verdict()
 }
 
+/// The front of the job; the command on its host has one child, which it waits for.
+fn front(job: &Job) -> Result<i32, Failure> {
+    let enters = job.front.as_ref().map(std::process::Child::id).ok_or("no front")?;
+    let front = std::fs::read_to_string(format!("/proc/{enters}/task/{enters}/children")).unwrap_or_default();
+    front.trim().parse().map_err(|_| format!("no front: {front:?}"))
+}
+
+/// Who ends the job while `belay run` restarts it by itself ends it for good: while it ends what is left, while it waits for parts that may be cut off, and while parts are started.
+fn ended_in_restart(place: &Place, moment: &str, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::of(place, &format!("losses-ended-{moment}"), Kind::C, 2, 2)?;
+    run_alone(&mut job, place)?;
+    std::thread::sleep(Duration::from_millis(rng.below(300)));
+    want(job.take()?, || "the job has ended".into())?;
+    both_go_on(&job)?;
+    belay_tests::procs::signal(agent(&job, 1)?, libc::SIGKILL);
+    match moment {
+        "ending" => job.says("ending what is left of the job")?,
+        "waiting" => job.comes_true("it begins again", || !job.hosts.find(1, "--again").is_empty())?,
+        _ => job.says(" (1 of 2 restarts)")?,
+    }
+    belay_tests::procs::signal(front(&job)?, libc::SIGTERM);
+    let mark = job.work.join("beat.term");
+    let begin = Instant::now();
+    // A restart that was over by then has given the program the signal, which it ignores.
+    while !job.has_ended()? && begin.elapsed() < LIMIT {
+        if moment == "restarting" && mark.exists() {
+            std::fs::write(job.work.join("go"), "").map_err(|e| e.to_string())?;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let (end, said) = (job.end()?, job.said());
+    want(!end.success() || mark.exists(), || format!("{end}: {said}"))?;
+    want(moment == "restarting" || !said.contains("restarts)"), || {
+        format!("restarted all the same: {said}")
+    })?;
+    job.comes_true("all of the job ends", || {
+        [1, 2]
+            .iter()
+            .all(|h| named(&job, *h, "program").is_empty() && named(&job, *h, "belay").is_empty())
+    })
+}
+
+/// The process that stands in for a remote shell is killed, and another one, which is none of the job's, gets its number: it is not told how the remote shell has ended.
+fn number_used_again(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::of(place, "losses-number", Kind::C, 2, 2)?;
+    let program = job.program(place, "net/net_alone")?;
+    let (go, beat) = (job.work.join("go"), job.work.join("beat"));
+    let (go, beat) = (go.display(), beat.display());
+    let script = format!(
+        "ssh h2 '{program} below {go} {beat}.below' & while [ ! -e {go} ]; do n=$((n + 1)); echo $n > {beat}; sleep 0.05; done; echo PASS"
+    );
+    job.launch_words(&["sh", "-c", &script])?;
+    both_go_on(&job)?;
+    let standin = |p: &i32| std::fs::read_link(format!("/proc/{p}/exe")).is_ok_and(|exe| exe.ends_with("belay"));
+    let standin = named(&job, 1, "ssh").into_iter().find(standin).ok_or("no stand-in")?;
+    let number = number_inside(standin).ok_or("the stand-in has no number")?;
+    belay_tests::procs::signal(standin, libc::SIGKILL);
+    job.comes_true("the stand-in is gone", || !Path::new(&format!("/proc/{standin}")).exists())?;
+    let take = format!(
+        "while :; do echo {} > /proc/sys/kernel/ns_last_pid; sleep 100000 > /dev/null 2>&1 & [ $! = {number} ] && break; kill $!; done",
+        number - 1
+    );
+    job.on_host(1, &["sh", "-c", &take])?;
+    let is_it = |p: &i32| number_inside(*p) == Some(number);
+    let other = |job: &Job| named(job, 1, "sleep").into_iter().find(is_it);
+    want(other(&job).is_some(), || "nobody has the number".into())?;
+    for below in named(&job, 2, "program") {
+        belay_tests::procs::signal(below, libc::SIGKILL);
+    }
+    job.comes_true("the remote shell has ended", || {
+        said_in_logs(&job, 0, "remote shell ended") > 0
+    })?;
+    // Its agent has answered, so it has done what it does then.
+    job.must(&["status", "--json"])?;
+    want(other(&job).is_some(), || "another process was taken for the stand-in".into())?;
+    job.verdict()
+}
+
+/// The agent is killed and the program goes on: who waits for a remote shell is told how that ends.
+fn shell_without_agent(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::of(place, "losses-shell", Kind::C, 2, 2)?;
+    let program = job.program(place, "net/net_alone")?;
+    let (go, beat) = (job.work.join("go"), job.work.join("beat"));
+    let (go, beat) = (go.display(), beat.display());
+    let script = format!("ssh h2 '{program} below {go} {beat}; exit 7'; echo PASS after $?");
+    job.launch_words(&["sh", "-c", &script])?;
+    belay_tests::procs::signal(agent(&job, 0)?, libc::SIGKILL);
+    job.says("the program goes on")?;
+    job.progress()?;
+    job.verdict()?;
+    want(job.said().contains("PASS after 7"), || job.said())
+}
+
+/// A process of the job hangs in the kernel when its agent is killed: `belay run` does not wait for it for ever, and names it.
+fn hung(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::of(place, "losses-hung", Kind::C, 1, 1)?;
+    let (mount, program) = ("/tmp/hung", job.program(place, "net/hung_mount")?);
+    job.on_host(1, &["mkdir", mount])?;
+    let mut server = job.command(1, &[&program, mount]);
+    let mut server = server.stdout(Stdio::null()).spawn().map_err(|e| e.to_string())?;
+    let mounts = |job: &Job| job.on_host(1, &["cat", "/proc/mounts"]).unwrap_or_default();
+    job.comes_true("the file system is there", || mounts(&job).contains(" /tmp/hung fuse"))?;
+    let (ask, beat) = (job.work.join("ask"), job.work.join("beat"));
+    let script = format!(
+        "while :; do n=$((n + 1)); echo $n > {}; [ -e {} ] && cat {mount}/x; sleep 0.05; done",
+        beat.display(),
+        ask.display()
+    );
+    let words = run_words(&job, &[], &["sh", "-c", &script].map(str::to_owned));
+    start(&mut job, &words)?;
+    job.progress()?;
+    job.checkpoint()?;
+    std::fs::write(&ask, "").map_err(|e| e.to_string())?;
+    job.comes_true("a process asks", || !named(&job, 1, "cat").is_empty())?;
+    let asks = named(&job, 1, "cat");
+    belay_tests::procs::signal(agent(&job, 0)?, libc::SIGKILL);
+    let end = job.end();
+    let left = named(&job, 1, "cat");
+    server.kill().and_then(|()| server.wait()).map_err(|e| e.to_string())?;
+    let (end, said) = (end?, job.said());
+    want(left == asks, || format!("it did not hang: {said}"))?;
+    let named = [
+        "on h1: process ",
+        "(cat /tmp/hung/x; state D",
+        "does not end",
+        "call belay restart",
+    ];
+    want(end.code() == Some(71) && named.iter().all(|w| said.contains(w)), || {
+        format!("{end}: {said}")
+    })
+}
+
+/// The number of process `pid` on its host.
+fn number_inside(pid: i32) -> Option<i64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let numbers = status.lines().find_map(|l| l.strip_prefix("NSpid:"))?;
+    numbers.split_whitespace().nth(1)?.parse().ok()
+}
+
 /// A job that its user has ended does not come back when its agent is killed then, and ends as the program does: as it was launched, and after a restart.
 fn ended_by_user(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::by(user, place, &format!("losses-ended-{}", user.name()), Kind::C, 2, 2)?;
@@ -272,17 +412,21 @@ fn ended_by_user(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure
             both_go_on(&job).map_err(at)?;
             // A signal before that gives the restart up.
             want(job.answers().map_err(at)?, || at("the job has ended".into()))?;
-            // The command on the host has one child, which it waits for.
-            let enters = job.front.as_ref().map(std::process::Child::id).ok_or("no front")?;
-            let front = std::fs::read_to_string(format!("/proc/{enters}/task/{enters}/children")).unwrap_or_default();
-            let front = front.trim().parse().map_err(|_| format!("no front: {front:?}"))?;
-            belay_tests::procs::signal(front, libc::SIGTERM);
+            belay_tests::procs::signal(front(&job)?, libc::SIGTERM);
         } else {
             let mut c = job.command(1, &[&job.belay, "stop", "--grace", "1h", &job.dir()]);
             stop = Some(c.stderr(Stdio::null()).spawn().map_err(|e| e.to_string())?);
         }
         let mark = job.work.join("beat.term");
         job.comes_true("the program is told to end", || mark.exists()).map_err(at)?;
+        if restarted {
+            // What the part's agent leaves goes on, too, when that has heard of it.
+            let told = || said_in_logs(&job, 1, "told that nothing is restarted") > 0;
+            job.comes_true("the part is told", told).map_err(at)?;
+            belay_tests::procs::signal(agent(&job, 1)?, libc::SIGKILL);
+            job.says("the part of the job on h2 is lost").map_err(at)?;
+            both_go_on(&job).map_err(at)?;
+        }
         // It has answered a request, so that its front has heard of what came before.
         belay_tests::procs::signal(agent(&job, 0)?, libc::SIGKILL);
         job.says("the program goes on").map_err(at)?;
@@ -291,6 +435,8 @@ fn ended_by_user(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure
         let end = job.end().map_err(at)?;
         let said = job.said();
         want(end.success() && !said.contains("restarts)"), || at(format!("{end}: {said}")))?;
+        job.comes_true("the part ends by itself", || named(&job, 2, "program").is_empty())
+            .map_err(at)?;
         if let Some(mut stop) = stop {
             stop.wait().map_err(|e| e.to_string())?;
         }
@@ -355,6 +501,16 @@ fn main() {
     target.once("agents::of_root_first::root", |p, r| agents(p, User::Root, 0, r));
     target.once("agents::of_part_first::user", |p, r| agents(p, User::Ordinary, 1, r));
     target.by_user("ended_by_user", |_| true, ended_by_user);
+    for moment in ["ending", "waiting", "restarting"] {
+        target.once(&format!("ended_in_restart::{moment}"), move |p, r| {
+            ended_in_restart(p, moment, r)
+        });
+    }
+    target.once("number_used_again", number_used_again);
+    target.once("shell_without_agent", shell_without_agent);
+    if Path::new("/dev/fuse").exists() {
+        target.once("hung", hung);
+    }
     target.once("spare", spare);
     target.run();
 }

@@ -1,6 +1,6 @@
 //! The numbers of a running job, scraped as a site would: over HTTP, from a UNIX socket, from a file; also after a restart.
 
-use belay_tests::expect::{io, refused, want};
+use belay_tests::expect::{io, metric as value, refused, want};
 use belay_tests::job::{output, Job};
 use belay_tests::place::{Place, User};
 use belay_tests::target::Target;
@@ -43,16 +43,6 @@ fn get(stream: &mut (impl Read + Write), path: &str) -> Result<(String, String),
         format!("{length} bytes announced, {} sent", body.len())
     })?;
     Ok((status, body.to_owned()))
-}
-
-/// The value of the metric whose line begins with `name` and holds `label`.
-fn value(text: &str, name: &str, label: &str) -> Result<f64, Failure> {
-    let line = text
-        .lines()
-        .find(|l| l.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')) && l.contains(label));
-    let line = line.ok_or(format!("no {name} with {label} in:\n{text}"))?;
-    let value = line.rsplit(' ').next().and_then(|v| v.parse().ok());
-    value.ok_or(format!("not a number: {line}"))
 }
 
 /// Every line of the text has the form that Prometheus reads, and the job's name is in each value's labels.

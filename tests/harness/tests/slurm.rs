@@ -344,6 +344,16 @@ fn newest(gen: &Path) -> u64 {
     names.filter_map(|n| n.to_str()?.parse().ok()).max().unwrap_or(0)
 }
 
+/// The number of the newest redundant checkpoint of the job in `dir`; 0 for none.
+fn newest_record(dir: &Path) -> u64 {
+    let records = files(&dir.join("redundant"), ".json");
+    records
+        .iter()
+        .filter_map(|f| f.file_stem()?.to_str()?.parse().ok())
+        .max()
+        .unwrap_or(0)
+}
+
 /// A node dies during the job: it goes on in the same allocation, on the node that is to spare.
 fn spare(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let site = Site::new(place, "slurm-spare", 3)?;
@@ -371,6 +381,57 @@ fn spare(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     want(said.contains("PASS mpi_cg"), || format!("no verdict: {said}"))?;
     let restarts = site.slurm.field(&job, "Restarts")?;
     want(restarts == "0", || format!("requeued {restarts} times: {said}"))
+}
+
+/// Tasks of `srun` whose checkpoints lie on the nodes' own disks: a node dies with all it held, and the job goes on, in its allocation, from what the others have; then, requeued,
+/// every task finds its own again.
+fn redundant(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let local = "/tmp/local";
+    let mut site = Site::of(place, "slurm-redundant", Kind::C, 4)?;
+    for node in 2..=5 {
+        let words = ["mkdir", "-m", "1777", local].map(str::to_owned);
+        let made = output(site.slurm.hosts.command(node, &words), LIMIT)?;
+        want(made.status.success(), || text(&made))?;
+    }
+    let run = format!("belay run --ckpt-interval 2 --redundancy xor --local-dir {local} ");
+    // The node to spare is the last one: six tasks, two on each node.
+    site.edit(&[("belay run ", &run), ("mpirun ", "srun --mpi=none -N 3 -n 6 ")])?;
+    let job = site.submit(&["--nodes=4", "--ntasks-per-node=2", "--no-kill", "--time=20"])?;
+    site.progress(&job, 0)?;
+    let dir = site.slurm.home().join(format!("belay-{job}"));
+    let redundant = |site: &Site, after: u64| {
+        let made = |_: &Slurm| Ok(newest_record(&dir) > after);
+        let made = site.slurm.await_that("a redundant checkpoint", made);
+        made.map_err(|e| format!("{e}; {}", site.said(&job)))
+    };
+    redundant(&site, 0)?;
+    std::thread::sleep(Duration::from_millis(rng.below(1000)));
+    site.slurm.hosts.kill_host(4);
+    let lost = ["sh", "-c", &format!("rm -r {local}/*")].map(str::to_owned);
+    let lost = output(site.slurm.hosts.command(4, &lost), LIMIT)?;
+    want(lost.status.success(), || text(&lost))?;
+    site.slurm.await_that("a restart", |s| {
+        let state = s.field(&job, "JobState")?;
+        want(state == "RUNNING", || format!("{job} is {state}: {}", site.said(&job)))?;
+        Ok(site
+            .said(&job)
+            .contains("h4 does not answer; restarting with the other parts on h2, h2, h3, h3, h5, h5"))
+    })?;
+    site.progress(&job, 0)?;
+    site.was_restarted(&job, &dir)?;
+    redundant(&site, newest_record(&dir))?;
+    // A requeue asks for as many nodes as before.
+    site.slurm.start_node(4)?;
+    site.user(&["scancel", "--batch", "--signal=USR1", &job])?;
+    site.runs_again(&job, 1)?;
+    site.progress(&job, 0)?;
+    let shared: Vec<_> = files(&dir, ".bpg");
+    want(shared.is_empty(), || format!("data where all nodes see it: {shared:?}"))?;
+    io("write go", std::fs::write(site.go(), ""))?;
+    let said = site.completes(&job)?;
+    want(said.matches("PASS compute_regs").count() == 6, || {
+        format!("not six verdicts: {said}")
+    })
 }
 
 /// A job is preempted by one of a partition with priority, requeued, and goes on where it was when that has ended.
@@ -537,11 +598,12 @@ fn main() {
     let mut target = Target::new("slurm", &[]);
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
     // They mostly wait for Slurm, each with a cluster of its own; the longest comes first.
-    let tests: [(&str, Run); 12] = [
+    let tests: [(&str, Run); 13] = [
         ("allocations", allocations),
         ("preempted_unasked", preempted_unasked),
         ("preempted", preempted),
         ("spare", spare),
+        ("redundant", redundant),
         ("mpich", mpich),
         ("pmi2", pmi2),
         ("pmix", pmix),

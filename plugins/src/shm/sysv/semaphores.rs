@@ -121,8 +121,9 @@ fn is_guessed(id: i32, count: i64, pids: &BTreeSet<i32>, (operated, changed, lau
     }
     let used = operated.max(changed);
     let lives = |pid: &i32| proc::stat(*pid).is_ok_and(|s| !s.is_dead() && has_used(&s, used));
-    // Times are in seconds. In that of the launch the numbers of processes tell what was before.
-    let since = changed > launched || changed == launched && any_after(&last, std::process::id().cast_signed());
+    // Times are in seconds. In that of the launch the numbers of processes tell what was before, where somebody has used the set.
+    let maybe_since = || last.iter().all(|pid| *pid == 0) || any_after(&last, std::process::id().cast_signed());
+    let since = changed > launched || changed == launched && maybe_since();
     (since && !last.iter().any(lives)).then_some(true)
 }
 

@@ -1,0 +1,368 @@
+//! Time-outs: how much is left of the time for which a thread waits when it is stopped.
+//!
+//! A call whose time-out is relative, and that the kernel does not carry on by itself, begins anew after the stop with all of its time (`epoll_wait`, `sigtimedwait`, `semtimedop`,
+//! `io_getevents`; after a restart also `poll`, `nanosleep` and `futex`). A program that is checkpointed more often than that would wait for ever. So what is left takes the place of the time-out.
+//!
+//! A wait began when its thread was put to sleep, which `/proc/TID/sched` says in the clock of the processor it ran on; a look at the same clock and ours tells what that means
+//! ([`Clocks`]). Both are read before anything is stopped. The thread has not done anything else since if it has given up its processor once more only, for the stop. What a thread does that has been woken before cannot be told
+//! from its wait: then the wait is longer, never shorter. Where nothing of all this is to be had, the call begins anew.
+
+use crate::suspend::{Suspended, Task};
+use belay_abi::inject::ThreadTable;
+use belay_kernel::proc;
+use belay_kernel::ptrace::Regs;
+use belay_kernel::vm;
+use std::collections::HashMap;
+
+/// Below a stack pointer, bytes that the functions of x86-64 use without moving it (System V ABI, "red zone"), and room for a `struct timespec`.
+const BELOW_STACK: u64 = 128 + 64;
+const TIMER_ABSTIME: u64 = 1;
+const FUTEX_WAIT: u64 = 0;
+/// `FUTEX_PRIVATE_FLAG` and `FUTEX_CLOCK_REALTIME`.
+const FUTEX_FLAGS: u64 = 128 | 256;
+/// How often the clocks of a processor are compared.
+const SAMPLES: usize = 4;
+const NANOSECONDS: u64 = 1_000_000_000;
+
+/// What an argument says of the time-out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Milliseconds,
+    /// Address of a `struct timespec`.
+    Timespec,
+}
+
+/// Which argument of a call is a relative time-out.
+fn timeout(number: u64, args: &[u64; 6]) -> Option<(usize, Form)> {
+    let wall = |clock: u64| !(2..=3).contains(&clock) && clock.cast_signed() >= 0;
+    match number {
+        // epoll_wait, epoll_pwait, poll
+        232 | 281 => Some((3, Form::Milliseconds)),
+        7 => Some((2, Form::Milliseconds)),
+        // epoll_pwait2, semtimedop, rt_sigtimedwait, io_getevents, io_pgetevents
+        441 | 220 => Some((3, Form::Timespec)),
+        128 => Some((2, Form::Timespec)),
+        208 | 333 => Some((4, Form::Timespec)),
+        // Of nanosleep and clock_nanosleep the kernel writes itself what is left, where that is asked for.
+        35 if args[1] != args[0] => Some((0, Form::Timespec)),
+        230 if args[1] & TIMER_ABSTIME == 0 && wall(args[0]) && args[3] != args[2] => Some((2, Form::Timespec)),
+        202 if args[1] & !FUTEX_FLAGS == FUTEX_WAIT => Some((3, Form::Timespec)),
+        _ => None,
+    }
+}
+
+/// What a thread waits in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Call {
+    number: u64,
+    args: [u64; 6],
+    rsp: u64,
+    rip: u64,
+}
+
+impl Call {
+    /// From `/proc/TID/syscall`: number, six arguments, stack pointer, instruction pointer.
+    fn parse(text: &str) -> Option<Self> {
+        let mut fields = text.split_ascii_whitespace();
+        let number = fields.next()?.parse().ok()?;
+        let words: Vec<u64> = fields
+            .map(|f| u64::from_str_radix(f.strip_prefix("0x")?, 16).ok())
+            .collect::<Option<_>>()?;
+        Some(Self {
+            number,
+            args: words.first_chunk().copied()?,
+            rsp: *words.get(6)?,
+            rip: *words.get(7)?,
+        })
+    }
+
+    fn of(regs: &Regs) -> Self {
+        Self {
+            number: regs.orig_rax,
+            args: [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9],
+            rsp: regs.rsp,
+            rip: regs.rip,
+        }
+    }
+}
+
+/// Time-out in nanoseconds; none where it is infinite, or so short that it does not matter.
+fn nanoseconds(tid: i32, form: Form, value: u64) -> Option<u64> {
+    let ns = match form {
+        Form::Milliseconds => u64::try_from(value as u32 as i32).ok()?.checked_mul(1_000_000)?,
+        Form::Timespec => {
+            let mut raw = [0; 16];
+            vm::read(tid, value, &mut raw).ok()?;
+            let word = |i: usize| raw.get(i..i + 8)?.try_into().ok().map(u64::from_le_bytes);
+            word(0)?
+                .checked_mul(NANOSECONDS)?
+                .checked_add(word(8).filter(|ns| *ns < NANOSECONDS)?)?
+        }
+    };
+    (ns > 0).then_some(ns)
+}
+
+/// A thread in a call with a time-out, before it is stopped.
+#[derive(Debug, Clone, Copy)]
+struct Sleeper {
+    call: Call,
+    /// How often it had given up its processor by itself.
+    switches: u64,
+    /// On the monotonic clock, nanoseconds.
+    deadline: u64,
+}
+
+/// Threads that wait with a time-out.
+#[derive(Debug, Default)]
+pub(crate) struct Sleepers(HashMap<i32, Sleeper>);
+
+/// How long a stopped thread would have waited yet.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wait {
+    argument: usize,
+    form: Form,
+    /// Nanoseconds.
+    left: u64,
+    /// On the monotonic clock, nanoseconds.
+    pub(crate) deadline: u64,
+    /// Where what is left has been written for the thread.
+    written: Option<u64>,
+}
+
+impl Sleepers {
+    /// Looks at threads that have not been stopped yet.
+    pub(crate) fn among(tids: impl Iterator<Item = i32>) -> Self {
+        let asleep: Vec<(i32, Call, u64, Schedule, i32)> = tids
+            .filter_map(|tid| {
+                let call = Call::parse(&proc::text(format!("/proc/{tid}/syscall")).ok()?)?;
+                let (argument, form) = timeout(call.number, &call.args)?;
+                let timeout = nanoseconds(tid, form, call.args[argument])?;
+                let schedule = Schedule::read(&tid.to_string())?;
+                Some((tid, call, timeout, schedule, proc::stat(tid).ok()?.processor))
+            })
+            .collect();
+        let mut processors: Vec<i32> = asleep.iter().map(|(.., processor)| *processor).collect();
+        processors.sort_unstable();
+        processors.dedup();
+        let clocks = Clocks::compare(processors);
+        let sleeper = |(tid, call, timeout, schedule, processor): (i32, Call, u64, Schedule, i32)| {
+            let began = clocks.monotonic(processor, schedule.since)?;
+            let sleeper = Sleeper {
+                call,
+                switches: schedule.switches,
+                deadline: began.checked_add(timeout)?,
+            };
+            Some((tid, sleeper))
+        };
+        Self(asleep.into_iter().filter_map(sleeper).collect())
+    }
+
+    /// What `task`, which has just stopped with these registers, still had to wait, if it is known.
+    pub(crate) fn wait(&self, tid: i32, regs: &Regs) -> Option<Wait> {
+        let sleeper = self.0.get(&tid)?;
+        if sleeper.call != Call::of(regs) || Schedule::read(&tid.to_string())?.switches != sleeper.switches + 1 {
+            return None;
+        }
+        Wait::until(sleeper.deadline, regs.orig_rax, regs)
+    }
+}
+
+impl Wait {
+    /// Of a thread that has just stopped in call `number`, to which `regs` belong, and waits until `deadline` (monotonic clock, nanoseconds).
+    pub(crate) fn until(deadline: u64, number: u64, regs: &Regs) -> Option<Self> {
+        let (argument, form) = timeout(number, &Call::of(regs).args)?;
+        Some(Self {
+            argument,
+            form,
+            left: deadline.saturating_sub(crate::monotonic_ns()),
+            deadline,
+            written: None,
+        })
+    }
+
+    /// Puts what is left where the call that begins anew finds it, as far as that is in a register.
+    pub(crate) fn shorten(&self, regs: &mut Regs) {
+        let value = match self.form {
+            Form::Milliseconds => Some(self.left.div_ceil(1_000_000)),
+            Form::Timespec => self.written,
+        };
+        let argument = match self.argument {
+            0 => &mut regs.rdi,
+            1 => &mut regs.rsi,
+            2 => &mut regs.rdx,
+            3 => &mut regs.r10,
+            4 => &mut regs.r8,
+            _ => &mut regs.r9,
+        };
+        *argument = value.unwrap_or(*argument);
+    }
+
+    /// Writes what is left below the stack of `task`.
+    fn write(&mut self, task: &Task) {
+        let place = task.regs.rsp.saturating_sub(BELOW_STACK) & !15;
+        let words = [self.left / NANOSECONDS, self.left % NANOSECONDS];
+        let raw: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        self.written = vm::write(task.tid, place, &raw).is_ok().then_some(place);
+    }
+}
+
+/// Shortens time-outs that lie in memory, for all stopped threads of which that is known. What is left is written below the stack, where the kernel writes when a signal comes: so only for threads without a stack
+/// of their own for signals, as others may keep something there (Go).
+pub(crate) fn shorten(job: &mut Suspended, tables: &[Vec<ThreadTable>]) {
+    for (process, tables) in job.processes.iter_mut().zip(tables) {
+        for (task, table) in process.tasks.iter_mut().zip(tables) {
+            let Some(mut wait) = task
+                .wait
+                .filter(|w| w.form == Form::Timespec && table.altstack.flags & libc::SS_DISABLE != 0)
+            else {
+                continue;
+            };
+            wait.write(task);
+            task.wait = Some(wait);
+            if crate::calls::begins_anew(&task.regs) {
+                wait.shorten(&mut task.regs);
+                task.borrowed = true;
+            }
+        }
+    }
+}
+
+/// From `/proc/TID/sched`.
+#[derive(Debug, Clone, Copy)]
+struct Schedule {
+    /// When it last had a processor, nanoseconds on the clock of that one.
+    since: u64,
+    /// How often it has given its processor up by itself.
+    switches: u64,
+}
+
+impl Schedule {
+    fn read(task: &str) -> Option<Self> {
+        Self::parse(&proc::text(format!("/proc/{task}/sched")).ok()?)
+    }
+
+    fn parse(sched: &str) -> Option<Self> {
+        let value = |name: &str| {
+            let line = sched
+                .lines()
+                .find(|l| l.split(':').next().is_some_and(|n| n.trim_end() == name))?;
+            Some(line.split_once(':')?.1.trim())
+        };
+        let (ms, fraction) = value("se.exec_start")?.split_once('.')?;
+        let ms: u64 = ms.parse().ok()?;
+        let fraction: u64 = fraction.parse().ok()?;
+        Some(Self {
+            since: ms.checked_mul(1_000_000)?.checked_add(fraction)?,
+            switches: value("nr_voluntary_switches")?.parse().ok()?,
+        })
+    }
+}
+
+/// By how much the monotonic clock is ahead of those of the processors, which stand still while these serve interrupts or others have them: nanoseconds, by processor.
+#[derive(Debug, Default)]
+struct Clocks(HashMap<i32, u64>);
+
+impl Clocks {
+    /// Compares them, on a thread that goes from one processor to the next.
+    fn compare(processors: Vec<i32>) -> Self {
+        if processors.is_empty() {
+            return Self::default();
+        }
+        let offset = |processor: i32| {
+            go_to(processor)?;
+            let shortest = (0..SAMPLES).filter_map(|_| Self::ahead()).min()?;
+            Some((processor, shortest))
+        };
+        let compare = move || Self(processors.into_iter().filter_map(offset).collect());
+        let thread = std::thread::Builder::new().name("belay-clocks".into()).spawn(compare);
+        thread.ok().and_then(|t| t.join().ok()).unwrap_or_default()
+    }
+
+    /// By how much the monotonic clock is ahead of that of the processor to which the calling thread is bound, and what has happened since the kernel has taken the time, as it does when a thread gives way: so the shortest of some is right.
+    fn ahead() -> Option<u64> {
+        std::thread::yield_now();
+        let since = Schedule::read("thread-self")?.since;
+        crate::monotonic_ns().checked_sub(since)
+    }
+
+    /// The time `since` of a processor's clock on the monotonic one.
+    fn monotonic(&self, processor: i32, since: u64) -> Option<u64> {
+        since.checked_add(*self.0.get(&processor)?)
+    }
+}
+
+/// Has the calling thread run on `processor` alone.
+fn go_to(processor: i32) -> Option<()> {
+    let processor = usize::try_from(processor).ok()?;
+    let mut mask = [0u64; 128];
+    *mask.get_mut(processor / 64)? |= 1 << (processor % 64);
+    // SAFETY: the mask is live and as long as is said.
+    let done = unsafe { libc::sched_setaffinity(0, size_of_val(&mask), mask.as_ptr().cast()) };
+    (done == 0).then_some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_call_of_a_waiting_thread_is_parsed() {
+        let call = Call::parse("232 0x4 0x7ffd 0x20 0xfffffffe 0x0 0x1 0x7ffe0010 0x7f0012\n").unwrap();
+        assert_eq!(
+            (call.number, call.args[3], call.rsp, call.rip),
+            (232, 0xffff_fffe, 0x7ffe_0010, 0x7f_0012)
+        );
+        assert!(Call::parse("running").is_none());
+        assert!(Call::parse("-1 0x7ffe0010 0x7f0012").is_none());
+    }
+
+    #[test]
+    fn only_relative_time_outs_count() {
+        assert_eq!(timeout(230, &[1, 0, 16, 0, 0, 0]), Some((2, Form::Timespec)));
+        // Absolute; in processor time; the kernel keeps what is left.
+        assert_eq!(timeout(230, &[1, 1, 16, 0, 0, 0]), None);
+        assert_eq!(timeout(230, &[2, 0, 16, 0, 0, 0]), None);
+        assert_eq!(timeout(230, &[1, 0, 16, 16, 0, 0]), None);
+        // FUTEX_WAIT_PRIVATE, FUTEX_WAIT_BITSET.
+        assert_eq!(timeout(202, &[8, 128, 0, 16, 0, 0]), Some((3, Form::Timespec)));
+        assert_eq!(timeout(202, &[8, 137, 0, 16, 0, 0]), None);
+    }
+
+    #[test]
+    fn endless_and_empty_time_outs_are_none() {
+        let me = std::process::id().cast_signed();
+        assert_eq!(nanoseconds(me, Form::Milliseconds, 0xffff_ffff), None);
+        assert_eq!(nanoseconds(me, Form::Milliseconds, 0), None);
+        assert_eq!(nanoseconds(me, Form::Milliseconds, 1500), Some(1_500_000_000));
+        assert_eq!(
+            nanoseconds(me, Form::Timespec, [1u64, 500].as_ptr() as u64),
+            Some(1_000_000_500)
+        );
+        assert_eq!(nanoseconds(me, Form::Timespec, 0), None);
+    }
+
+    #[test]
+    fn a_sleeping_thread_is_known_to_have_begun_when_it_did() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            // SAFETY: takes nothing and cannot fail.
+            tell.send((unsafe { libc::gettid() }, crate::monotonic_ns())).unwrap();
+            // SAFETY: no descriptors are given.
+            unsafe {
+                libc::epoll_wait(
+                    libc::epoll_create1(0),
+                    [libc::epoll_event { events: 0, u64: 0 }].as_mut_ptr(),
+                    1,
+                    900,
+                )
+            };
+        });
+        let (tid, began) = told.recv().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(400));
+        let sleepers = Sleepers::among([tid].into_iter());
+        let deadline = sleepers.0.get(&tid).map(|s| s.deadline);
+        thread.join().unwrap();
+        let late = deadline.expect("seen").checked_sub(began + 900_000_000).expect("not early");
+        assert!(late < 200_000_000, "{late} ns late");
+    }
+}

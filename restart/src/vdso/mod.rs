@@ -1,0 +1,198 @@
+//! Restart under a kernel with another vDSO. Pure.
+//!
+//! Programs keep the addresses of the vDSO's functions. So the old vDSO stays where it was, as ordinary memory of the process, and the entries of its functions lead to those of this
+//! kernel's, which is put at a free place with its data ([`bridge`]). What was interrupted inside the old code ends there, with old data ([`frozen`]): signal handlers
+//! may return to any place of it. A thread whose registers point into it goes on in a second copy, whose entries are whole.
+//!
+//! ```text
+//! [stack] ... old vvar, old vDSO with jumps ... vvar and vDSO of this kernel ... second copy, where a thread needs one
+//! ```
+
+pub(crate) mod bridge;
+pub(crate) mod elf;
+pub(crate) mod frozen;
+
+use crate::layout::{find_gap, Range, TASK_SIZE};
+use crate::memory::Special;
+use belay_image::blobs::BlobReader;
+use belay_image::model::{Job, Process, Thread, Vma, VmaKind};
+use belay_image::ImageError;
+use bridge::Bridge;
+use std::collections::HashMap;
+
+/// Largest vDSO or data that is believed, bytes.
+const MOST_BYTES: u64 = 1 << 20;
+/// Where `rip` is among the 27 registers.
+const RIP: usize = 16;
+/// Room that is left for a heap to grow, bytes.
+const HEAP_ROOM: u64 = 64 << 30;
+/// And for a stack without a limit.
+const STACK_ROOM: u64 = 1 << 30;
+const RLIMIT_STACK: usize = 3;
+
+/// The old vDSO, and how to get from it to this kernel's.
+#[derive(Debug)]
+pub(crate) struct Foreign {
+    /// Release of the kernel of the checkpoint.
+    kernel: String,
+    code: Vec<u8>,
+    /// Its data, frozen.
+    data: Vec<u8>,
+    bridge: Bridge,
+}
+
+/// Where things go in one address space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Where the lowest of this kernel's mappings goes.
+    pub(crate) new: u64,
+    /// What must be added to an address in the old mappings to get to the second copy; 0 where there is none.
+    pub(crate) copy: u64,
+}
+
+/// Whether any process of `job` has a vDSO.
+fn is_needed(job: &Job) -> bool {
+    job.processes.iter().any(|p| vdso(p).is_some())
+}
+
+fn vdso(p: &Process) -> Option<&Vma> {
+    olds(&p.vmas).find(|v| matches!(&v.kind, VmaKind::Vdso(n) if n == "vdso"))
+}
+
+/// The mappings that the old kernel gave.
+pub(crate) fn olds(vmas: &[Vma]) -> impl Iterator<Item = &Vma> {
+    vmas.iter().filter(|v| matches!(v.kind, VmaKind::Vdso(_)))
+}
+
+impl Foreign {
+    /// What `job` needs under a kernel whose vDSO is `own`; `None` where that is the one it had. `Err` says by name what cannot be.
+    pub(crate) fn of(job: &Job, blobs: &BlobReader, own: &[u8]) -> Result<Option<Self>, Refused> {
+        if job.vdso_xxh3 == belay_image::checksum(own) || !is_needed(job) {
+            return Ok(None);
+        }
+        let refused = |why: &str| Refused::Kernel {
+            kernel: job.kernel.clone(),
+            host: job.host.clone(),
+            why: why.to_owned(),
+        };
+        let pages = job
+            .kernel_pages
+            .ok_or_else(|| refused("the checkpoint does not hold the vDSO"))?;
+        if pages.code.bytes > MOST_BYTES || pages.data.bytes > MOST_BYTES {
+            return Err(refused("the vDSO in the checkpoint is too large"));
+        }
+        let code = blobs.get(&pages.code)?;
+        let mut data = blobs.get(&pages.data)?;
+        let clocks = frozen::freeze(&mut data);
+        let bridge = Bridge::new(&code, own).map_err(|why| refused(&why))?;
+        tracing::info!(
+            kernel = job.kernel,
+            clocks,
+            "another kernel's vDSO: its functions will lead to those of this kernel"
+        );
+        Ok(Some(Self {
+            kernel: job.kernel.clone(),
+            code,
+            data,
+            bridge,
+        }))
+    }
+
+    /// Finds places in the address space of each process that has an old vDSO, by PID. Threads that stand in it are sent to the second copy.
+    pub(crate) fn place(&self, processes: &mut [Process], specials: &[Special]) -> Result<HashMap<i32, Place>, String> {
+        let new = span(specials.iter().map(|s| s.range.clone()));
+        let mut out = HashMap::new();
+        for i in 0..processes.len() {
+            let p = &processes[i];
+            let Some(code) = vdso(p).map(|v| v.start..v.end) else {
+                continue;
+            };
+            let mut taken = reserved(p);
+            let none = || format!("process {} ({}): no free address range for this kernel's vDSO", p.pid, p.comm);
+            let at = find_gap(&taken, new.end - new.start).ok_or_else(none)?;
+            taken.push(at..at + (new.end - new.start));
+            let old = span(olds(&p.vmas).map(|v| v.start..v.end));
+            let copy = find_gap(&taken, old.end - old.start)
+                .ok_or_else(none)?
+                .wrapping_sub(old.start);
+            let pid = p.pid;
+            let mut threads = tasks(processes, pid)
+                .filter(|t| rip(t).is_some_and(|rip| code.contains(&rip)))
+                .peekable();
+            let copy = if threads.peek().is_some() { copy } else { 0 };
+            threads.for_each(|t| t.regs[RIP] = t.regs[RIP].wrapping_add(copy));
+            out.insert(pid, Place { new: at, copy });
+        }
+        Ok(out)
+    }
+
+    /// The bytes of `vma`, one of the old mappings: with the entries leading to the new vDSO at `new`, or in the second copy, where that is `None`, whole.
+    pub(crate) fn bytes(&self, name: &str, vma: &Range, new: Option<u64>) -> Result<Vec<u8>, String> {
+        let length = usize::try_from(vma.end - vma.start).unwrap_or(usize::MAX);
+        match name {
+            "vdso" if length != self.code.len() => Err("the process had a part of it only".into()),
+            "vdso" => {
+                let mut code = self.code.clone();
+                new.map_or(Ok(()), |new| self.bridge.write(&mut code, vma.start, new))?;
+                Ok(code)
+            }
+            "vvar" if length == self.data.len() => Ok(self.data.clone()),
+            // Data of hypervisors' clocks, which say so that they are not to be used.
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// What a mapping of the old kernel is called where it is memory.
+    pub(crate) fn name(&self, name: &str) -> String {
+        format!("{name} of {}", self.kernel)
+    }
+}
+
+/// Why a job cannot go on under this kernel.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refused {
+    #[error("the checkpoint was taken on kernel {kernel} of {host}, whose vDSO differs from this kernel's, and {why}: restart on that kernel")]
+    Kernel { kernel: String, host: String, why: String },
+    #[error(transparent)]
+    Image(#[from] ImageError),
+}
+
+/// The threads that have the memory of process `pid`.
+fn tasks(processes: &mut [Process], pid: i32) -> impl Iterator<Item = &mut Thread> {
+    let of = processes.iter_mut().filter(move |p| p.pid == pid || p.shares_mm_with == pid);
+    of.flat_map(|p| &mut p.threads)
+}
+
+fn rip(t: &Thread) -> Option<u64> {
+    t.regs.get(RIP).copied()
+}
+
+/// From the lowest to the highest address of `ranges`.
+pub(crate) fn span(ranges: impl Iterator<Item = Range>) -> Range {
+    ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
+}
+
+/// What must stay free of other things: mappings, and where heap and stacks will grow.
+fn reserved(p: &Process) -> Vec<Range> {
+    let limit = p
+        .rlimits
+        .get(RLIMIT_STACK)
+        .map_or(0, |(soft, _)| *soft)
+        .clamp(16 << 20, STACK_ROOM);
+    let range = |v: &Vma| match v.kind {
+        VmaKind::Heap => v.start..v.end.saturating_add(HEAP_ROOM).min(TASK_SIZE),
+        VmaKind::Stack => v.end.saturating_sub(limit).min(v.start)..v.end,
+        _ if v.flags.iter().any(|f| f == "gd") => v.start.saturating_sub(limit)..v.end,
+        _ => v.start..v.end,
+    };
+    let brk = p.mm.start_brk.min(TASK_SIZE)..p.mm.brk.saturating_add(HEAP_ROOM).min(TASK_SIZE);
+    p.vmas
+        .iter()
+        .filter(|v| v.kind != VmaKind::Vsyscall)
+        .map(range)
+        .chain([brk])
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

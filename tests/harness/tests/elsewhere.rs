@@ -1,0 +1,202 @@
+//! Restarts on another kernel build and on another processor, without either: the checkpoint is changed as if it had been taken there. Its vDSO gets another byte behind its last
+//! function, so that it is not this kernel's and its code still right; its processor gets features that this one lacks, or another layout of the registers.
+
+use belay_image::manifest::{Manifest, MANIFEST_FILE};
+use belay_image::model::{Job as Image, StateComponent, VmaKind};
+use belay_image::sections::{Kind, SectionFile};
+use belay_image::{checksum, BLOB_FILE, JOB_FILE};
+use belay_tests::expect::{io, refused, want};
+use belay_tests::job::{output, Job};
+use belay_tests::place::{Place, User};
+use belay_tests::rng::Rng;
+use belay_tests::target::Target;
+use belay_tests::Failure;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const ROUNDS: usize = 8;
+/// Where XSTATE_BV and the first part that may move lie in an XSAVE area.
+const IN_USE: usize = 512;
+
+type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
+
+/// `program` launched; it runs.
+fn launch(place: &Place, user: User, label: &str, program: &[&str]) -> Result<Job, Failure> {
+    let mut job = Job::new(place, label, user)?;
+    let mut argv = vec![place.programs().join(program[0]).display().to_string()];
+    argv.extend(program[1..].iter().map(|a| (*a).to_owned()));
+    job.launch(&[], &argv)?;
+    job.progress(LIMIT)?;
+    Ok(job)
+}
+
+/// The newest generation's directory.
+fn newest(job: &Job) -> Result<PathBuf, Failure> {
+    let all = io("list", std::fs::read_dir(job.dir().join("gen")))?
+        .flatten()
+        .map(|e| e.path());
+    all.max().ok_or_else(|| "no generation".into())
+}
+
+/// Changes the description in the newest checkpoint, with right checksums.
+fn change(job: &Job, change: impl Fn(&mut Image, &std::fs::File) -> Result<(), Failure>) -> Result<(), Failure> {
+    let dir = newest(job)?;
+    let fail = |e: belay_image::ImageError| e.to_string();
+    let path = dir.join(JOB_FILE);
+    let old = SectionFile::decode(&path, &io("read", std::fs::read(&path))?).map_err(fail)?;
+    let mut image: Image = old.get_json(Kind::Job).map_err(fail)?;
+    let blobs = std::fs::OpenOptions::new().read(true).write(true).open(dir.join(BLOB_FILE));
+    change(&mut image, &io("open", blobs)?)?;
+    let mut new = SectionFile::new();
+    for s in old.sections().iter().filter(|s| s.kind == Kind::Descriptors as u32) {
+        let value: serde_json::Value = serde_json::from_slice(&s.payload).map_err(|e| e.to_string())?;
+        new.push_json_as(Kind::Descriptors, s.version, &value).map_err(fail)?;
+    }
+    new.push_json(Kind::Job, &image).map_err(fail)?;
+    let bytes = new.encode();
+    io("write", std::fs::write(&path, &bytes))?;
+    let mut manifest = Manifest::read(&dir).map_err(fail)?;
+    for f in manifest.files.iter_mut().filter(|f| f.name == JOB_FILE) {
+        (f.bytes, f.xxh3) = (bytes.len() as u64, Some(checksum(&bytes)));
+    }
+    io(
+        "write",
+        std::fs::write(dir.join(MANIFEST_FILE), manifest.encode().map_err(fail)?),
+    )
+}
+
+/// Another byte at the end of the vDSO, where no code is.
+fn other_vdso(image: &mut Image, blobs: &std::fs::File) -> Result<(), Failure> {
+    let pages = image.kernel_pages.as_mut().ok_or("the vDSO is not in the checkpoint")?;
+    let mut code = vec![0; pages.code.bytes as usize];
+    io("read", blobs.read_exact_at(&mut code, pages.code.offset))?;
+    let last = code.last_mut().ok_or("the vDSO is empty")?;
+    *last = last.wrapping_add(1);
+    io("write", blobs.write_all_at(&code, pages.code.offset))?;
+    pages.code.xxh3 = checksum(&code);
+    image.vdso_xxh3 = pages.code.xxh3;
+    Ok(())
+}
+
+/// Address of `[vdso]` in the program's first process, in the newest checkpoint.
+fn vdso(job: &Job) -> Result<u64, Failure> {
+    let path = newest(job)?.join(JOB_FILE);
+    let file = SectionFile::decode(&path, &io("read", std::fs::read(&path))?).map_err(|e| e.to_string())?;
+    let image: Image = file.get_json(Kind::Job).map_err(|e| e.to_string())?;
+    let root = image.processes.iter().find(|p| p.pid == image.root_pid);
+    let mut vmas = root.iter().flat_map(|p| &p.vmas);
+    let found = vmas.find(|v| matches!(&v.kind, VmaKind::Vdso(n) if n == "vdso"));
+    found.map(|v| v.start).ok_or_else(|| "it has no vDSO".into())
+}
+
+/// Kills all of the job and restarts it.
+fn again(job: &mut Job, options: &[&str]) -> Result<(), Failure> {
+    job.kill_all()?;
+    job.clear_beat()?;
+    job.restart(options)?;
+    job.progress(LIMIT)
+}
+
+/// Killed in the middle of calls to the vDSO and restarted under another again and again; each restart leads through one vDSO more. Every third is under the kernel of the checkpoint.
+fn kernel(place: &Place, user: User, rng: &mut Rng, program: &[&str]) -> Result<(), Failure> {
+    let mut job = launch(place, user, &format!("kernel-{}", program[0]), program)?;
+    for round in 0..ROUNDS {
+        std::thread::sleep(Duration::from_millis(rng.below(100)));
+        job.checkpoint()?;
+        let before = vdso(&job)?;
+        let other = round % 3 != 2;
+        if other {
+            change(&job, other_vdso)?;
+        }
+        let options: &[&str] = if round % 2 == 0 { &[] } else { &["--lazy"] };
+        again(&mut job, options).map_err(|e| format!("round {round}: {e}"))?;
+        job.checkpoint()?;
+        let now = vdso(&job)?;
+        want((now != before) == other, || {
+            format!("round {round}: [vdso] was at {before:#x} and is at {now:#x}")
+        })?;
+    }
+    job.verdict(false, LIMIT)
+}
+
+/// What this processor lacks is named before anything is started.
+fn processor_lacks(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = launch(place, user, "cpulacks", &["compute_regs"])?;
+    job.checkpoint()?;
+    job.kill_all()?;
+    let dir = job.dir().display().to_string();
+    let ends = |job: &Job, options: &[&str], words: &[&str]| {
+        let o = output(job.belay(&[&["restart", &dir], options].concat()), LIMIT)?;
+        refused(&o, words)?;
+        job.left_behind()
+    };
+    let processor = |image: &mut Image, f: &dyn Fn(&mut belay_image::model::Processor)| match &mut image.processor {
+        Some(p) => {
+            f(p);
+            Ok(())
+        }
+        None => Err("the processor is not in the checkpoint".into()),
+    };
+    change(&job, |image, _| processor(image, &|p| p.features.push("qubits".into())))?;
+    ends(&job, &[], &["processor", "qubits", "--any-cpu"])?;
+    job.clear_beat()?;
+    job.restart(&["--any-cpu"])?;
+    job.progress(LIMIT)?;
+    job.checkpoint()?;
+    job.kill_all()?;
+    // Registers that do not exist here are in use: those cannot be done without.
+    change(&job, |image, _| {
+        image
+            .processes
+            .iter_mut()
+            .flat_map(|p| &mut p.threads)
+            .for_each(|t| t.xstate[IN_USE + 5] |= 1);
+        let part = StateComponent {
+            number: 40,
+            offset: 0,
+            bytes: 8,
+        };
+        processor(image, &|p| p.components.push(part))
+    })?;
+    ends(&job, &["--any-cpu"], &["processor", "state component 40"])
+}
+
+/// The registers of AVX lie where another processor would have them.
+fn processor_layout(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = launch(place, user, "cpulayout", &["compute_regs", "threads"])?;
+    for _ in 0..3 {
+        job.checkpoint()?;
+        job.kill_all()?;
+        change(&job, |image, _| {
+            let processor = image.processor.as_mut().ok_or("the processor is not in the checkpoint")?;
+            let avx = processor.components.iter_mut().find(|c| c.number == 2).ok_or("no AVX here")?;
+            let old = avx.offset as usize..(avx.offset + avx.bytes) as usize;
+            for t in image.processes.iter_mut().flat_map(|p| &mut p.threads) {
+                avx.offset = t.xstate.len() as u32;
+                let registers = t.xstate[old.clone()].to_vec();
+                t.xstate[old.clone()].fill(0x55);
+                t.xstate.extend(registers);
+            }
+            Ok(())
+        })?;
+        again(&mut job, &[])?;
+    }
+    job.verdict(false, LIMIT)
+}
+
+fn main() {
+    let mut target = Target::new("elsewhere", &["time_vdso", "proc_forkexec", "compute_regs"]);
+    let tests: [(&str, Test); 5] = [
+        ("kernel_clocks", |p, u, r| kernel(p, u, r, &["time_vdso", "4"])),
+        ("kernel_many_threads", |p, u, r| kernel(p, u, r, &["time_vdso", "16"])),
+        ("kernel_children", |p, u, r| kernel(p, u, r, &["proc_forkexec", "spawn"])),
+        ("processor_lacks", processor_lacks),
+        ("processor_layout", processor_layout),
+    ];
+    for (name, test) in tests {
+        target.by_user(name, |_| true, test);
+    }
+    target.run();
+}

@@ -1,0 +1,111 @@
+//! What a program does not notice of a checkpoint: time-outs pass as they would without, files keep their times of access, and it does not stand still for a minute.
+
+use belay_tests::expect::{io, want};
+use belay_tests::job::{show, text, Job};
+use belay_tests::place::{Place, User};
+use belay_tests::target::Target;
+use belay_tests::Failure;
+use std::time::Duration;
+
+const PROGRAM: &str = "timer_waits";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A job that waits for `wait` in all ways and may be `slack` late.
+fn launched(place: &Place, label: &str, user: User, options: &[&str], wait: Duration, slack: Duration) -> Result<Job, Failure> {
+    let mut job = Job::new(place, label, user)?;
+    let program = place.programs().join(PROGRAM).display().to_string();
+    let options: Vec<String> = options.iter().map(|o| (*o).to_owned()).collect();
+    job.launch(
+        &options,
+        &[program, wait.as_millis().to_string(), slack.as_millis().to_string()],
+    )?;
+    Ok(job)
+}
+
+/// Checkpoints come more often than the time-outs pass.
+fn waits_continued(place: &Place, user: User) -> Result<(), Failure> {
+    let options = ["--ckpt-interval", "200ms"];
+    let mut job = launched(
+        place,
+        "continued",
+        user,
+        &options,
+        Duration::from_secs(3),
+        Duration::from_millis(1500),
+    )?;
+    job.verdict(false, PATIENCE)?;
+    let taken = job.status()?["generations"].as_array().map_or(0, Vec::len);
+    if taken < 2 {
+        return Err("no checkpoints were taken".into());
+    }
+    Ok(())
+}
+
+/// Two restarts fall into each wait.
+fn waits_restarted(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = launched(
+        place,
+        "restarted",
+        user,
+        &[],
+        Duration::from_secs(4),
+        Duration::from_millis(2500),
+    )?;
+    for _ in 0..2 {
+        job.answers(PATIENCE)?;
+        std::thread::sleep(Duration::from_millis(1500));
+        job.checkpoint()?;
+        job.kill_all()?;
+        job.restart(&[])?;
+    }
+    job.verdict(false, PATIENCE)
+}
+
+/// A file that the job has only opened was last read when the job read it, not when a checkpoint did.
+fn access_times(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = Job::new(place, "access_times", user)?;
+    let input = job.dir().with_file_name("input");
+    let program = place.programs().join("mem_private").display().to_string();
+    let script = format!(
+        "echo text > {0}; touch -a -d 2001-01-01 {0}; exec 3< {0}; exec {program}",
+        input.display()
+    );
+    job.launch(&[], &["sh".into(), "-c".into(), script])?;
+    job.progress(PATIENCE)?;
+    let accessed = || {
+        io(
+            "read the time of access",
+            std::fs::metadata(&input).and_then(|m| m.accessed()),
+        )
+    };
+    let before = accessed()?;
+    job.checkpoint()?;
+    let after = accessed()?;
+    want(before == after, || format!("the checkpoint has read {}", input.display()))?;
+    job.verdict(false, PATIENCE)
+}
+
+/// More pending signals than can be read in a moment: the checkpoint is refused.
+fn signals(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = Job::new(place, "signals", user)?;
+    let program = place.programs().join("refuse").display().to_string();
+    job.launch(&[], &[program, "signals".into()])?;
+    job.progress(PATIENCE)?;
+    let o = job.checkpoint_raw(&[])?;
+    want(
+        o.status.code() == Some(80) && text(&o).contains("signals are pending"),
+        || format!("{}: {}", show(o.status), text(&o)),
+    )?;
+    job.progress(PATIENCE)?;
+    job.verdict(false, PATIENCE)
+}
+
+fn main() {
+    let mut target = Target::new("unnoticed", &[PROGRAM, "mem_private", "refuse"]);
+    target.in_turn();
+    target.by_user("waits_continued", |_| true, |place, user, _| waits_continued(place, user));
+    target.by_user("waits_restarted", |_| true, |place, user, _| waits_restarted(place, user));
+    target.by_user("access_times", |_| true, |place, user, _| access_times(place, user));
+    target.by_user("signals", |_| true, |place, user, _| signals(place, user));
+    target.run();
+}
