@@ -9,6 +9,7 @@ mod encode;
 mod measure;
 mod memory;
 mod overhead;
+mod placement;
 mod policies;
 mod small;
 mod tree;
@@ -33,7 +34,7 @@ pub(crate) struct Plan {
 
 type Bench = fn(&Plan) -> Result<(), String>;
 
-const BENCHES: [(&str, Bench); 12] = [
+const BENCHES: [(&str, Bench); 13] = [
     ("launch", overhead::launch),
     ("overhead", overhead::loops),
     ("small", small::small),
@@ -42,6 +43,7 @@ const BENCHES: [(&str, Bench); 12] = [
     ("write", memory::write),
     ("restart", memory::restart),
     ("tree", tree::tree),
+    ("placement", placement::placement),
     ("policies", policies::policies),
     ("differential", differential::differential),
     ("application", application::application),

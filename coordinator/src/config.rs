@@ -29,6 +29,7 @@ use crate::redundancy::Redundancy;
 use crate::Failure;
 use belay_storage::flush::compress::Compression;
 use belay_storage::place::rule::Policy;
+use belay_storage::tier::{OBJECT_SCHEMES, OBJECT_URLS};
 use belay_wire::Exit;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -157,7 +158,7 @@ pub struct Tier {
     /// Its directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// `s3://BUCKET/PREFIX`.
+    /// One of [`OBJECT_URLS`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     /// Address of the object store's service.
@@ -370,8 +371,12 @@ fn check(t: &Tier) -> Result<(), String> {
                 "url: a directory is no object store: use kind = \"pfs\" with path = \"/DIRECTORY\"",
             )
             .or(says(
-                !url.starts_with("s3://"),
-                "url: \"s3://BUCKET/PREFIX\" is needed for kind = \"object\"",
+                !OBJECT_SCHEMES.iter().any(|s| url.starts_with(s)),
+                &format!("url: {OBJECT_URLS} is needed for kind = \"object\""),
+            ))
+            .or(says(
+                t.region.is_some() && !url.starts_with("s3://"),
+                "region: only for s3:// (elsewhere the bucket or account has one)",
             )),
         ],
         Kind::Memory | Kind::Local | Kind::Pfs => [
@@ -435,6 +440,15 @@ zstd = 3
     }
 
     #[test]
+    fn every_object_store_can_be_named() {
+        for url in ["gs://b/p", "az://c", "abfs://c/p", "abfss://c@a.dfs.core.windows.net/p"] {
+            let mut c = Config::default();
+            c.add(&GOOD.replacen("s3://bucket/prefix", url, 1)).unwrap();
+            assert_eq!(c.tiers[1].url.as_deref(), Some(url));
+        }
+    }
+
+    #[test]
     fn errors_name_line_key_and_what_is_allowed() {
         for (change, words) in [
             (
@@ -455,7 +469,18 @@ zstd = 3
             ),
             (
                 ("url = \"s3://bucket/prefix\"", "url = \"x\""),
-                &["line 8", "cloud", "url", "s3://BUCKET/PREFIX"],
+                &[
+                    "line 8",
+                    "cloud",
+                    "url",
+                    "s3://BUCKET/PREFIX",
+                    "gs://BUCKET",
+                    "az://CONTAINER",
+                ],
+            ),
+            (
+                ("url = \"s3://bucket/prefix\"", "url = \"gs://bucket\"\nregion = \"x\""),
+                &["line 8", "cloud", "region", "s3://"],
             ),
             (
                 ("url = \"s3://bucket/prefix\"", "url = \"file:///scratch/me\""),

@@ -15,7 +15,7 @@ use belay_restart::{End, News, Options, Restored};
 use belay_wire::{Exit, Phase};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 /// What a line for the user is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,12 +37,13 @@ pub fn restart(
     let fallback = Fallback::of(&setup);
     let redundant = description.config.redundancy.settings()?;
     let mut agent = Some(Agent::new(setup)?);
-    let mut damaged: Option<(u64, Failure)> = None;
+    let mut damaged: Vec<(u64, Failure)> = Vec::new();
     for number in numbers {
-        if let Some((damaged, failure)) = damaged.take() {
+        if let Some((damaged, failure)) = damaged.last() {
+            let age = age(&dir, number);
             tell(
                 Notice::Warning,
-                &format!("generation {damaged} is damaged ({failure}); using generation {number}"),
+                &format!("generation {damaged} is damaged ({failure}); using generation {number}{age}"),
             );
         }
         let try_it = |agent: &mut Option<Agent>, tell: &mut dyn FnMut(Notice, &str)| {
@@ -78,15 +79,41 @@ pub fn restart(
         };
         tracing::error!(generation = number, error = %failure, "restart failed");
         let go_on = is_damage(&failure, &agent);
-        damaged = Some((number, failure));
+        damaged.push((number, failure));
         if !go_on {
             break;
         }
     }
+    let all_damaged = damaged.iter().all(|(_, failure)| is_damage(failure, &agent));
     if let Some(agent) = agent {
         agent.abandon();
     }
-    Err(damaged.map_or_else(|| Failure::new(Exit::NoCheckpoint, "no checkpoint"), |(_, failure)| failure))
+    if all_damaged && damaged.len() > 1 {
+        return Err(none_whole(&dir, &damaged));
+    }
+    let last = damaged.pop().map(|(_, failure)| failure);
+    Err(last.unwrap_or_else(|| Failure::new(Exit::NoCheckpoint, "no checkpoint")))
+}
+
+/// How long ago generation `number` was made, as the end of a sentence: what the program has done since is lost.
+fn age(dir: &JobDir, number: u64) -> String {
+    let g = Generation::at(&dir.generations(), number);
+    let made = g.manifest().ok().map(|m| UNIX_EPOCH + Duration::from_secs(m.time_unix_s));
+    made.and_then(|t| t.elapsed().ok())
+        .map_or_else(String::new, |t| format!(", made {} s ago", t.as_secs()))
+}
+
+/// The failure of a restart for which each of `damaged` was tried.
+fn none_whole(dir: &JobDir, damaged: &[(u64, Failure)]) -> Failure {
+    let at = dir.path().display();
+    let each: Vec<String> = damaged.iter().map(|(n, why)| format!("generation {n}: {why}")).collect();
+    Failure::new(
+        Exit::Damaged,
+        format!(
+            "no generation in {at} is whole: {}; belay verify {at} shows all that is damaged, and a copy of that or of {at} is needed",
+            each.join("; ")
+        ),
+    )
 }
 
 /// Whether a failed attempt leaves others to be tried.

@@ -1,17 +1,19 @@
-//! A tier in an object store: S3 and what speaks its protocol; for tests also a local directory, which is not made durable and which no configuration can name.
+//! A tier in an object store: S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage; for tests also a local directory, which is not made durable and which no configuration can name.
 //!
 //! ```text
 //! put ── parts of 8 MiB, uploaded one after the other ──> finish: the object is there
 //! ```
 //! The store makes objects appear whole or not at all. An upload that a kill interrupts is invisible and is removed by the store itself, where its owner has told it to (a
-//! lifecycle rule for incomplete uploads). Credentials come from the environment (`AWS_ACCESS_KEY_ID` …) or the machine, never from belay's files.
+//! lifecycle rule for incomplete uploads). Credentials come from the environment (`AWS_…`, `GOOGLE_…`, `AZURE_…`) or the machine, never from belay's files.
 //!
 //! The runtime has one thread, made when the tier is opened and ended when it is dropped.
 
-use belay_storage::tier::{failed, is_key, Object, Put, Tier};
+use belay_storage::tier::{failed, is_key, Object, Put, Tier, OBJECT_URLS};
 use belay_storage::StorageError;
 use futures_util::TryStreamExt;
 use object_store::aws::AmazonS3Builder;
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ClientOptions, MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig};
@@ -36,11 +38,11 @@ const RETRIES: (usize, Duration) = (4, Duration::from_secs(30));
 /// Where a store is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Location {
-    /// `s3://bucket/prefix`, or for tests `file:///directory`.
+    /// One of [`OBJECT_URLS`], or for tests `file:///directory`.
     pub url: String,
-    /// Address of the service, where it is not Amazon's.
+    /// Address of the service, where it is not that of Amazon, Google or Azure; for Azure with the account, where that is part of the path.
     pub endpoint: Option<String>,
-    /// Its region.
+    /// Its region (S3).
     pub region: Option<String>,
     /// Talk to it without encryption.
     pub allow_http: bool,
@@ -74,14 +76,26 @@ impl Objects {
             let e = io::Error::new(io::ErrorKind::InvalidInput, why);
             failed(name, "open", &location.url, e)
         };
-        let (store, prefix): (Box<dyn ObjectStore>, &str) = if let Some(rest) = location.url.strip_prefix("s3://") {
-            let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-            (Box::new(s3(location, bucket).map_err(fail)?), prefix)
-        } else if let Some(dir) = location.url.strip_prefix("file://") {
-            std::fs::create_dir_all(dir).map_err(|e| failed(name, "make", dir, e))?;
-            (Box::new(LocalFileSystem::new_with_prefix(dir).map_err(fail)?), "")
-        } else {
-            return Err(invalid("not s3://BUCKET/PREFIX"));
+        let (scheme, rest) = location.url.split_once("://").unwrap_or_default();
+        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        let (store, prefix): (Box<dyn ObjectStore>, &str) = match scheme {
+            "s3" => (Box::new(s3(location, bucket).build().map_err(fail)?), prefix),
+            "gs" => (Box::new(google(location, bucket).build().map_err(fail)?), prefix),
+            "az" | "abfs" | "abfss" => {
+                let builder = azure(location, &format!("{scheme}://{bucket}"));
+                let account = builder.get_config_value(&AzureConfigKey::AccountName);
+                if account.is_none() && !bucket.contains('@') && !is_emulated(&builder) {
+                    return Err(invalid(
+                        "no storage account: set AZURE_STORAGE_ACCOUNT_NAME, or name it in the url: abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX",
+                    ));
+                }
+                (Box::new(builder.build().map_err(fail)?), prefix)
+            }
+            "file" => {
+                std::fs::create_dir_all(rest).map_err(|e| failed(name, "make", rest, e))?;
+                (Box::new(LocalFileSystem::new_with_prefix(rest).map_err(fail)?), "")
+            }
+            _ => return Err(invalid(&format!("not {OBJECT_URLS}"))),
         };
         let root = Path::parse(format!("{}/{folder}", prefix.trim_matches('/')).trim_start_matches('/'))
             .map_err(|_| invalid("the prefix is not a path"))?;
@@ -123,15 +137,24 @@ impl Objects {
     }
 }
 
-fn s3(location: &Location, bucket: &str) -> object_store::Result<object_store::aws::AmazonS3> {
+/// How all stores are talked to.
+fn client(location: &Location) -> (ClientOptions, RetryConfig) {
     // Whoever installed a provider before has chosen one that serves as well.
     drop(rustls::crypto::ring::default_provider().install_default());
-    let client = ClientOptions::new().with_connect_timeout(CONNECT).with_timeout(REQUEST);
+    let client = ClientOptions::new()
+        .with_connect_timeout(CONNECT)
+        .with_timeout(REQUEST)
+        .with_allow_http(location.allow_http);
     let retry = RetryConfig {
         max_retries: RETRIES.0,
         retry_timeout: RETRIES.1,
         ..RetryConfig::default()
     };
+    (client, retry)
+}
+
+fn s3(location: &Location, bucket: &str) -> AmazonS3Builder {
+    let (client, retry) = client(location);
     let mut builder = AmazonS3Builder::from_env()
         .with_bucket_name(bucket)
         // One request for each removal: the answers to lists of them differ between services.
@@ -144,10 +167,36 @@ fn s3(location: &Location, bucket: &str) -> object_store::Result<object_store::a
     if let Some(region) = &location.region {
         builder = builder.with_region(region);
     }
-    if location.allow_http {
-        builder = builder.with_allow_http(true);
+    builder
+}
+
+fn google(location: &Location, bucket: &str) -> GoogleCloudStorageBuilder {
+    let (client, retry) = client(location);
+    let builder = GoogleCloudStorageBuilder::from_env()
+        .with_bucket_name(bucket)
+        .with_client_options(client)
+        .with_retry(retry);
+    match &location.endpoint {
+        Some(endpoint) => builder.with_base_url(endpoint),
+        None => builder,
     }
-    builder.build()
+}
+
+fn azure(location: &Location, container: &str) -> MicrosoftAzureBuilder {
+    let (client, retry) = client(location);
+    let builder = MicrosoftAzureBuilder::from_env()
+        .with_url(container)
+        .with_client_options(client)
+        .with_retry(retry);
+    match &location.endpoint {
+        Some(endpoint) => builder.with_endpoint(endpoint.clone()),
+        None => builder,
+    }
+}
+
+/// Whether the environment asks for the emulator, which has an account of its own.
+fn is_emulated(azure: &MicrosoftAzureBuilder) -> bool {
+    azure.get_config_value(&AzureConfigKey::UseEmulator).as_deref() == Some("true")
 }
 
 impl Tier for Objects {

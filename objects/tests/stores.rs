@@ -1,4 +1,4 @@
-//! The suite for tiers, over a local directory and over an S3 server that runs meanwhile.
+//! The suite for tiers, over a local directory and over servers that run meanwhile.
 
 use belay_objects::{Location, Objects};
 use belay_storage::tier::{conformance, write_whole, Tier};
@@ -26,11 +26,12 @@ impl Drop for Scratch {
 struct Server(Child, String);
 
 impl Server {
-    fn start(root: &Scratch) -> Self {
+    fn start(root: &Scratch, options: &[&str]) -> Self {
         let exe = std::env::current_exe().unwrap();
         let server = exe.ancestors().nth(2).unwrap().join("s3-server");
         let mut child = Command::new(server)
             .arg(&root.0)
+            .args(options)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -52,14 +53,14 @@ impl Drop for Server {
 #[test]
 fn an_s3_server_conforms_and_refuses_strangers() {
     let scratch = Scratch::new("s3");
-    let server = Server::start(&scratch);
+    let server = Server::start(&scratch, &[]);
     let location = Location {
         url: "s3://bucket/some/prefix".into(),
         endpoint: Some(server.1.clone()),
         region: Some("us-east-1".into()),
         allow_http: true,
     };
-    // The only test of this program that has an environment.
+    // No other test of this program reads these.
     std::env::set_var("AWS_ACCESS_KEY_ID", "belay-test");
     std::env::set_var("AWS_SECRET_ACCESS_KEY", "belay-secret");
     conformance::run(&|| Box::new(Objects::open("s3", &location, "job-1").unwrap()));
@@ -93,6 +94,46 @@ fn an_s3_server_conforms_and_refuses_strangers() {
     assert!(e.contains("tier s3"), "a server that is gone is an error: {e}");
 }
 
+/// Google's client speaks the XML interface, as S3's does, so that the server serves it as well. How it gets its tokens is not tested.
+#[test]
+fn google_cloud_storage_conforms() {
+    let scratch = Scratch::new("gs");
+    let server = Server::start(&scratch, &["--anonymous"]);
+    let location = Location {
+        url: "gs://bucket/some/prefix".into(),
+        endpoint: Some(server.1.clone()),
+        allow_http: true,
+        ..Location::default()
+    };
+    // An account without tokens, as emulators have it.
+    let account = r#"{"private_key":"","private_key_id":"","client_email":"","disable_oauth":true}"#;
+    std::env::set_var("GOOGLE_SERVICE_ACCOUNT_KEY", account);
+    conformance::run(&|| Box::new(Objects::open("gs", &location, "job-1").unwrap()));
+    let t = Objects::open("gs", &location, "job-1").unwrap();
+    write_whole(&t, "job.json", b"{}").unwrap();
+    let there = std::fs::read(scratch.0.join("bucket/some/prefix/job-1/job.json")).unwrap();
+    assert_eq!(there, b"{}");
+    drop(server);
+    let e = t.list("").unwrap_err().to_string();
+    assert!(e.contains("tier gs"), "a server that is gone is an error: {e}");
+}
+
+/// By hand: `npx azurite-blob --skipApiVersionCheck`, a container `bucket` in it, and AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY as it has them.
+#[test]
+#[ignore = "needs Azurite at 127.0.0.1:10000"]
+fn azure_blob_storage_conforms() {
+    let account = std::env::var("AZURE_STORAGE_ACCOUNT_NAME").expect("AZURE_STORAGE_ACCOUNT_NAME");
+    for url in ["az://bucket/some/prefix", "abfs://bucket"] {
+        let location = Location {
+            url: url.into(),
+            endpoint: Some(format!("http://127.0.0.1:10000/{account}")),
+            allow_http: true,
+            ..Location::default()
+        };
+        conformance::run(&|| Box::new(Objects::open("az", &location, "job-1").unwrap()));
+    }
+}
+
 #[test]
 fn a_local_store_conforms() {
     let scratch = Scratch::new("file");
@@ -113,4 +154,10 @@ fn an_address_that_is_none_is_refused() {
     };
     let e = Objects::open("odd", &location, "job-1").unwrap_err().to_string();
     assert!(e.contains("tier odd") && e.contains("s3://BUCKET"), "{e}");
+    let location = Location {
+        url: "az://container/prefix".into(),
+        ..Location::default()
+    };
+    let e = Objects::open("odd", &location, "job-1").unwrap_err().to_string();
+    assert!(e.contains("AZURE_STORAGE_ACCOUNT_NAME"), "{e}");
 }

@@ -16,12 +16,17 @@ use belay_wire::{Exit, OnTier};
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
 use std::io;
+use std::num::NonZero;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
 /// The marker in a job's directory in a tier, where the job may have several hosts: the path of the job directory.
 const MARKER: &str = "job-directory";
+
+/// Tiers are measured with as many writers as there are processors, within these.
+const MIN_WRITERS: usize = 9;
+const MAX_WRITERS: usize = 256;
 
 /// A part of a job that may have several hosts: its tag, and where it is.
 #[derive(Debug, Clone)]
@@ -234,7 +239,8 @@ fn leave(job: &Path, tag: u64) {
 /// Measures local tier `t` and keeps that there; `progress` gets each sample: writers, and bytes per second that each got.
 pub fn measure(t: &Tier, progress: impl FnMut(u32, f64)) -> Result<(), Failure> {
     let path = t.path.as_deref().unwrap_or(Path::new("/"));
-    let mut plan = Plan::default();
+    let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let mut plan = Plan::up_to(processors.clamp(MIN_WRITERS, MAX_WRITERS) as u32);
     let most = u64::from(1 + plan.step * (plan.samples - 1)) * plan.bytes;
     if let Some(capacity) = t.capacity {
         // Not more than the tier may hold at any time.

@@ -203,6 +203,46 @@ fn restart_falls_back_when_the_memory_of_the_newest_generation_is_damaged() {
 }
 
 #[test]
+fn a_restart_without_a_whole_generation_says_what_is_wrong_with_each() {
+    require_helpers();
+    let s = Scratch::new("nonewhole");
+    let mut job = s.launch(&["--keep", "3"], "echo ready; while [ ! -e go ]; do sleep 0.01; done; exit 9");
+    s.wait_for("ready");
+    assert!(s.belay(&["checkpoint"]).status.success());
+    assert!(s.belay(&["checkpoint"]).status.success());
+    assert!(s.belay(&["checkpoint", "--then", "stop"]).status.success());
+    assert_eq!(job.wait().unwrap().code(), Some(85));
+    // The newest lacks its manifest, the others have other damage.
+    let good: Vec<_> = [(1, "job.bimg"), (2, "job.bimg"), (3, "manifest.json")]
+        .map(|(n, name)| s.job().join(format!("gen/{n:06}/{name}")))
+        .map(|path| (path.clone(), std::fs::read(path).unwrap()))
+        .into();
+    for (path, bytes) in &good {
+        std::fs::write(path, &bytes[1..]).unwrap();
+    }
+    let o = s.belay(&["restart"]);
+    let said = String::from_utf8_lossy(&o.stderr);
+    assert_eq!(o.status.code(), Some(65), "{said}");
+    let last = said.lines().last().unwrap();
+    for what in [
+        "no generation in ",
+        "generation 1: ",
+        "generation 2: ",
+        "generation 3: ",
+        "belay verify",
+    ] {
+        assert!(last.contains(what), "{what}: {said}");
+    }
+    // The only whole one is taken, wherever it is among the damaged ones, with its age.
+    std::fs::write(&good[1].0, &good[1].1).unwrap();
+    s.go();
+    let o = s.belay(&["restart"]);
+    let said = String::from_utf8_lossy(&o.stderr);
+    assert_eq!(o.status.code(), Some(9), "{said}");
+    assert!(said.contains("using generation 2, made "), "{said}");
+}
+
+#[test]
 fn pages_that_were_not_written_are_not_looked_at_again() {
     require_helpers();
     let s = Scratch::new("clean");

@@ -28,12 +28,16 @@ pub struct Plan {
     pub bytes: u64,
 }
 
-impl Default for Plan {
-    fn default() -> Self {
+impl Plan {
+    /// Samples from one to `writers` writers.
+    pub fn up_to(writers: u32) -> Self {
+        let between = writers.saturating_sub(1).max(1);
+        let step = between.div_ceil(8).min(8);
         Self {
-            step: 2,
-            samples: 5,
-            bytes: 64 << 20,
+            step,
+            samples: 1 + between.div_ceil(step),
+            // Each of many writes less, and takes as long.
+            bytes: ((1 << 30) / u64::from(writers.max(1))).clamp(4 << 20, 64 << 20),
         }
     }
 }
@@ -122,6 +126,16 @@ pub fn load(dir: &Path, user: u32) -> Option<Model> {
 mod tests {
     use super::*;
     use crate::testing::Scratch;
+
+    #[test]
+    fn plans_reach_the_number_of_writers_and_measure_no_more_than_needed() {
+        for (writers, step, samples, mib) in [(1, 1, 2, 64), (9, 1, 9, 64), (16, 2, 9, 64), (64, 8, 9, 16), (256, 8, 33, 4)] {
+            let bytes = mib << 20;
+            let plan = Plan { step, samples, bytes };
+            assert_eq!(Plan::up_to(writers), plan);
+            assert!(1 + step * (samples - 1) >= writers);
+        }
+    }
 
     #[test]
     fn a_measured_tier_is_known_again_and_nothing_else_is_left() {

@@ -100,6 +100,7 @@ impl Desk {
         let view = |(t, l): (&Spec, &Load)| View {
             alone: t.model.per_writer(1),
             next: t.model.per_writer(l.writers + 1),
+            crowd: (l.writers >= t.model.useful()).then(|| t.model.total(l.writers)),
             room: !l.closed && l.used + bytes <= t.capacity && (!t.memory || bytes <= state.memory_left),
             memory: t.memory,
         };
@@ -252,30 +253,38 @@ impl Desk {
             if state.closed {
                 return None;
             }
-            let waited = !state.waiting.is_empty();
-            let ready = || state.loads.iter().enumerate().filter(|(_, l)| !l.pending.is_empty());
-            let speed = |i: usize| self.tiers[i].model.per_writer(1);
-            // While writers wait, room in the fastest tier helps them most. Else all tiers are read at once, so that none is read alone at the end, the slowest first.
-            let next = if waited {
-                ready().max_by(|a, b| speed(a.0).total_cmp(&speed(b.0)))
-            } else {
-                ready().min_by(|a, b| {
-                    (a.1.flushing, speed(a.0))
-                        .partial_cmp(&(b.1.flushing, speed(b.0)))
-                        .unwrap_or(std::cmp::Ordering::Equal)
-                })
-            };
-            match next.map(|(tier, _)| tier) {
-                Some(tier) => {
-                    let load = &mut state.loads[tier];
-                    load.flushing += 1;
-                    let item = load.pending.pop_front();
-                    state.flushers += 1;
-                    return item.map(|(id, bytes)| (tier, id, bytes));
-                }
+            match self.next(&mut state) {
                 None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                next => return next,
             }
         }
+    }
+
+    /// The same without waiting: `None` where there is nothing to flush now.
+    pub fn try_take(&self) -> Option<(usize, u64, u64)> {
+        self.next(&mut self.state())
+    }
+
+    fn next(&self, state: &mut State) -> Option<(usize, u64, u64)> {
+        let waited = !state.waiting.is_empty();
+        let ready = || state.loads.iter().enumerate().filter(|(_, l)| !l.pending.is_empty());
+        let speed = |i: usize| self.tiers[i].model.per_writer(1);
+        // While writers wait, room in the fastest tier helps them most. Else all tiers are read at once, so that none is read alone at the end, the slowest first.
+        let next = if waited {
+            ready().max_by(|a, b| speed(a.0).total_cmp(&speed(b.0)))
+        } else {
+            ready().min_by(|a, b| {
+                (a.1.flushing, speed(a.0))
+                    .partial_cmp(&(b.1.flushing, speed(b.0)))
+                    .unwrap_or(std::cmp::Ordering::Equal)
+            })
+        };
+        let tier = next.map(|(tier, _)| tier)?;
+        let load = &mut state.loads[tier];
+        let (id, bytes) = load.pending.pop_front()?;
+        load.flushing += 1;
+        state.flushers += 1;
+        Some((tier, id, bytes))
     }
 
     /// A flusher has moved `bytes` within `time`.

@@ -2,7 +2,7 @@
 //!
 //! The adaptive rule is that of B. Nicolae et al. (*VeloC: Towards High Performance Adaptive Asynchronous Checkpointing at Large Scale*, IPDPS 2019): the fastest local tier that has room,
 //! if a further writer there is faster than the flush; else wait, because the flush will make room in a faster one. Who waits behind others has only a share of the flush to wait for, so the flush
-//! counts less for them: a slow tier is used by as many writers as gain by it.
+//! counts less for them: a slow tier is used by as many writers as gain by it, and by no more than it can use: with further ones all together would write no more, or less, and each would be done later.
 
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
@@ -54,13 +54,15 @@ pub struct View {
     pub alone: f64,
     /// What one writer more would get.
     pub next: f64,
+    /// What its writers get together, where one more would not make that more.
+    pub crowd: Option<f64>,
     /// The chunk fits.
     pub room: bool,
     /// It lies in memory.
     pub memory: bool,
 }
 
-/// The tier for a chunk, or `None`: wait for a flush. `flush` is the observed bandwidth of the flush, `ahead` the number of writers that wait for it already.
+/// The tier for a chunk, or `None`: wait for a flush, or for a writer to be done. `flush` is the observed bandwidth of the flush, `ahead` the number of writers that wait for it already.
 pub fn choose(policy: Policy, tiers: &[View], flush: f64, ahead: u32) -> Option<usize> {
     let all = || tiers.iter().enumerate();
     let best = |by: fn(&View) -> f64, of: &dyn Fn(&View) -> bool| {
@@ -69,7 +71,12 @@ pub fn choose(policy: Policy, tiers: &[View], flush: f64, ahead: u32) -> Option<
         candidates.rev().max_by(|a, b| by(a.1).total_cmp(&by(b.1))).map(|(i, _)| i)
     };
     match policy {
-        Policy::Adaptive => best(|t| t.next, &|t| t.room).filter(|i| tiers[*i].next > flush / f64::from(ahead + 1)),
+        Policy::Adaptive => {
+            // Who waits is served by the flush, and by the tiers that have all the writers they can use.
+            let crowds = tiers.iter().filter(|t| t.room).filter_map(|t| t.crowd);
+            let served = crowds.sum::<f64>() + flush;
+            best(|t| t.next, &|t| t.room && t.crowd.is_none()).filter(|i| tiers[*i].next > served / f64::from(ahead + 1))
+        }
         Policy::FastestOnly => best(|t| t.alone, &|_| true).filter(|i| tiers[*i].room),
         Policy::LocalOnly => best(|t| t.next, &|t| t.room && !t.memory),
         Policy::Naive => best(|t| t.alone, &|t| t.room),
@@ -84,6 +91,7 @@ mod tests {
         let view = |alone, next, room, memory| View {
             alone,
             next,
+            crowd: None,
             room,
             memory,
         };
@@ -99,6 +107,30 @@ mod tests {
         assert_eq!(adaptive(false, 40.0, 50.0, 1), Some(0), "half of the flush is not");
         assert_eq!(adaptive(true, 5.0, 5000.0, 0), None, "even memory is slower than the flush");
         assert_eq!(choose(Policy::Adaptive, &[], 0.0, 0), None);
+    }
+
+    #[test]
+    fn a_tier_that_has_all_the_writers_it_can_use_gets_no_more_of_them() {
+        let adaptive = |crowds: [Option<f64>; 2], room, ahead| {
+            let mut tiers = tiers(room, 100.0);
+            tiers[0].crowd = crowds[0];
+            tiers[1].crowd = crowds[1];
+            choose(Policy::Adaptive, &tiers, 50.0, ahead)
+        };
+        assert_eq!(adaptive([None, None], false, 9), Some(0));
+        assert_eq!(adaptive([Some(400.0), None], false, 9), None);
+        assert_eq!(adaptive([Some(400.0), None], true, 0), Some(1));
+        // The writers of a crowded tier are soon done: who waits there is served before the slow tier would be.
+        assert_eq!(adaptive([None, Some(2000.0)], true, 0), None);
+        assert_eq!(adaptive([None, Some(2000.0)], true, 20), Some(0));
+        assert_eq!(
+            adaptive([None, Some(2000.0)], false, 0),
+            Some(0),
+            "it has no room: nobody waits for it"
+        );
+        let mut crowded = tiers(false, 100.0);
+        crowded[0].crowd = Some(400.0);
+        assert_eq!(choose(Policy::Naive, &crowded, 50.0, 0), Some(0));
     }
 
     #[test]

@@ -14,6 +14,12 @@ use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
 
+/// How addresses of object stores begin.
+pub const OBJECT_SCHEMES: [&str; 5] = ["s3://", "gs://", "az://", "abfs://", "abfss://"];
+/// The addresses of object stores, for messages.
+pub const OBJECT_URLS: &str =
+    "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX";
+
 /// An object in a listing.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Object {

@@ -1,9 +1,15 @@
-//! An S3 server for tests: `s3-server DIRECTORY [ADDRESS]` serves the buckets that are directories there, at a port of this machine's own where no address is given, prints its address, and ends with its standard input.
+//! An S3 server for tests: `s3-server DIRECTORY [ADDRESS] [--anonymous]` serves the buckets that are directories there, at a port of this machine's own where no address is given, prints its address, and ends with its standard
+//! input. With `--anonymous` to everybody, whatever their credentials: the clients of Google Cloud Storage speak the same interface with others than those of S3.
 
+use hyper::body::Incoming;
+use hyper::header::{HeaderValue, AUTHORIZATION, ETAG};
+use hyper::service::{service_fn, Service};
+use hyper::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
 use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
+use s3s::S3Error;
 use std::io::Read;
 use tokio::net::TcpListener;
 
@@ -12,10 +18,19 @@ const KEY: (&str, &str) = ("belay-test", "belay-secret");
 
 #[tokio::main]
 async fn main() {
-    let root = std::env::args().nth(1).expect("usage: s3-server DIRECTORY [ADDRESS]");
-    let address = std::env::args().nth(2).unwrap_or("127.0.0.1:0".into());
+    let (options, mut args): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|a| a.starts_with("--"));
+    assert!(options.iter().all(|o| o == "--anonymous"), "unknown option");
+    let address = if args.len() > 1 {
+        args.remove(1)
+    } else {
+        "127.0.0.1:0".into()
+    };
+    let root = args.pop().expect("usage: s3-server DIRECTORY [ADDRESS] [--anonymous]");
     let mut service = S3ServiceBuilder::new(s3s_fs::FileSystem::new(root).expect("open the directory"));
-    service.set_auth(SimpleAuth::from_single(KEY.0, KEY.1));
+    let anonymous = !options.is_empty();
+    if !anonymous {
+        service.set_auth(SimpleAuth::from_single(KEY.0, KEY.1));
+    }
     let service = service.build().into_shared();
     let listener = TcpListener::bind(address).await.expect("listen");
     println!("http://{}", listener.local_addr().expect("address"));
@@ -25,7 +40,23 @@ async fn main() {
     });
     let server = Builder::new(TokioExecutor::new());
     while let Ok((socket, _)) = listener.accept().await {
-        let connection = server.serve_connection(TokioIo::new(socket), service.clone()).into_owned();
+        let service = service.clone();
+        let answer = service_fn(move |mut request: Request<Incoming>| {
+            if anonymous {
+                request.headers_mut().remove(AUTHORIZATION);
+            }
+            let answer = service.call(request);
+            async move {
+                let mut answer = answer.await?;
+                if anonymous {
+                    // Google's always have one.
+                    let tag = HeaderValue::from_static("\"none\"");
+                    answer.headers_mut().entry(ETAG).or_insert(tag);
+                }
+                Ok::<_, S3Error>(answer)
+            }
+        });
+        let connection = server.serve_connection(TokioIo::new(socket), answer).into_owned();
         tokio::spawn(async move { drop(connection.await) });
     }
 }
