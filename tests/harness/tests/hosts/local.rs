@@ -113,7 +113,14 @@ fn checkpoint_at_rest(job: &mut Job) -> Result<(), Failure> {
 /// A host is gone with what was in its memory: the newest checkpoint of which nothing was there is still there, although newer ones were to be kept in its place, and restarts. When the
 /// part comes back to that host, what was left there does no harm.
 pub(super) fn host_gone(place: &Place, _: &mut Rng) -> Result<(), Failure> {
-    let mut job = launched(place, User::Root, "hosts-local-gone", (2, 3), ROOM, FAST)?;
+    let mut job = Job::new(place, "hosts-local-gone", 2, 3)?;
+    let program = job.program(place, "mpi/mpi_p2p")?;
+    with_tiers(&mut job, 3, ROOM, FAST)?;
+    // The numbers of the parts travel with what they say about their tiers.
+    let numbers = job.work.join("job.prom");
+    job.options
+        .extend(["--metrics".into(), format!("file:{}", numbers.display())]);
+    job.launch(&program)?;
     checkpoint_at_rest(&mut job)?;
     // From now on nothing is moved, but the first few.
     let slow = config(&job, ROOM, SLOW)?;
@@ -124,6 +131,13 @@ pub(super) fn host_gone(place: &Place, _: &mut Rng) -> Result<(), Failure> {
         job.checkpoint()?;
     }
     lies_there(&job)?;
+    let told = std::fs::read_to_string(&numbers).map_err(|e| e.to_string())?;
+    let said: serde_json::Value = serde_json::from_str(&job.must(&["list", "--json"])?).map_err(|e| e.to_string())?;
+    let of_root = said["generations"].as_array().and_then(|all| all.last()?["ranks"].as_f64());
+    let all = metric(&told, "belay_processes", "")?;
+    want(of_root.is_some_and(|own| own < all), || {
+        format!("of {all} processes the root has {of_root:?}")
+    })?;
     let newest = job.newest();
     job.crash();
     job.hosts.hide(2)?;
@@ -138,7 +152,7 @@ pub(super) fn host_gone(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     job.restart_at(&[])?;
     let said = job.said();
     // The two newest are lost, and would have been kept in place of all others.
-    let older = (1..newest - 1).any(|n| said.contains(&format!("using generation {n}\n")));
+    let older = (1..newest - 1).any(|n| said.contains(&format!("using generation {n}, ")));
     want(older && said.contains("h2 does not answer"), || {
         format!("after {newest} generations, an older one was to be used: {said}")
     })?;
