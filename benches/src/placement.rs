@@ -162,6 +162,7 @@ fn run(policy: Policy, cell: &Cell, models: &[Model; 2]) -> Result<[f64; 2], Str
         capacity,
         memory: tier == 0,
         model: models[tier].clone(),
+        shared: None,
     };
     let desk = Desk::new(policy, vec![spec(0, cell.memory()), spec(1, u64::MAX)]);
     let mut writers: Vec<Writer> = (0..cell.writers)

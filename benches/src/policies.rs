@@ -147,6 +147,7 @@ fn run(dir: &Path, policy: Policy, external: f64, models: &[Model; 2]) -> Result
         capacity,
         memory: tier == 0,
         model: models[tier].clone(),
+        shared: None,
     };
     let desk = Desk::new(policy, vec![spec(0, MEMORY), spec(1, u64::MAX)]);
     let (slow, failure) = (AtomicU64::new(0), Mutex::new(None));

@@ -150,13 +150,19 @@ fn entries(dir: &Path) -> Result<Vec<String>, Failure> {
     }
 }
 
-/// The generations in `dir`, oldest first.
-pub fn list(dir: &Path) -> Result<Vec<Generation>, Failure> {
+/// Numbers of the generations in `dir`, the oldest first.
+pub(crate) fn numbers(dir: &Path) -> Result<Vec<u64>, Failure> {
     let mut numbers: Vec<u64> = entries(dir)?
         .iter()
         .filter_map(|n| n.parse().ok().filter(|number| *number < MAX_NUMBER && name(*number) == *n))
         .collect();
     numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// The generations in `dir`, oldest first.
+pub fn list(dir: &Path) -> Result<Vec<Generation>, Failure> {
+    let numbers = numbers(dir)?;
     Ok(numbers.into_iter().map(|n| Generation::open(n, dir.join(name(n)))).collect())
 }
 

@@ -7,6 +7,7 @@ use crate::nodes::again::Reunion;
 use crate::nodes::table;
 use crate::redundancy::{again, record};
 use crate::sys::{self, Disposition};
+use crate::tiers::gather::Gathered;
 use crate::tiers::{self, Known};
 use crate::{front, state, Failure};
 use belay_plugins::Group;
@@ -28,7 +29,7 @@ pub enum Notice {
 /// Restarts the first of generations `numbers` that is whole; how the job ended. `tell` receives lines for the user.
 pub fn restart(
     setup: Setup,
-    numbers: Vec<u64>,
+    (numbers, gathered): (Vec<u64>, &Gathered),
     (options, hosts): (&Options, &[String]),
     tell: &mut dyn FnMut(Notice, &str),
 ) -> Result<End, Failure> {
@@ -55,7 +56,7 @@ pub fn restart(
         };
         // Where chunks lie on their hosts, those have been asked by now.
         let there = |r: Result<(), Failure>| match &redundant {
-            None => r.and_then(|()| tiers::parts_are_there(&dir, number)),
+            None => r.and_then(|()| gathered.check(&dir, number)),
             Some(_) => r,
         };
         let mut result = there(prepared).and_then(|()| try_it(&mut agent, tell));
@@ -125,7 +126,7 @@ fn has_parts(dir: &JobDir, number: u64) -> bool {
     table::read(&path).is_ok_and(|rows| !rows.is_empty())
 }
 
-fn is_on_a_tier(dir: &JobDir, d: &Description, number: u64) -> bool {
+pub(crate) fn is_on_a_tier(dir: &JobDir, d: &Description, number: u64) -> bool {
     let known = tiers::known(dir, d);
     let mut held = known.iter().flatten().flat_map(Known::numbers);
     held.any(|n| n == number)

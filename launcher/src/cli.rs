@@ -400,6 +400,9 @@ pub(crate) struct Agent {
     /// Where the root listens
     #[arg(long, value_delimiter = ',')]
     pub(crate) join: Vec<String>,
+    /// What the remote shell was told to reach this host
+    #[arg(long)]
+    pub(crate) called: Option<String>,
     /// Restart from this generation
     #[arg(long)]
     pub(crate) generation: Option<u64>,
@@ -444,6 +447,10 @@ pub(crate) enum Upkeep {
     Serve,
     /// Make a generation of a part whole on this host.
     Heal,
+    /// Say which chunks of a part lie in the local tiers of this host.
+    Look,
+    /// Move them to the job directory.
+    Home,
 }
 
 /// `belay generate`.

@@ -243,7 +243,8 @@ fn where_text(g: &GenerationStatus) -> String {
             kind if durable(kind) => ", durable",
             _ => "",
         };
-        format!("{} ({size}{more})", t.tier)
+        let host = t.host.as_ref().map_or(String::new(), |h| format!(" on {h}"));
+        format!("{}{host} ({size}{more})", t.tier)
     };
     g.tiers.iter().map(one).collect::<Vec<_>>().join(", ")
 }

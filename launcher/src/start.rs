@@ -11,6 +11,7 @@ use belay_coordinator::nodes::hosts::read_file;
 use belay_coordinator::nodes::{is_daemon, step, Nodes};
 use belay_coordinator::redundancy::{heal, local, record, serve, Redundancy};
 use belay_coordinator::restart::Notice;
+use belay_coordinator::tiers::gather;
 use belay_coordinator::{agent, launch, restart, sys, tiers, End, Failure};
 use belay_wire::Exit;
 use std::ffi::OsString;
@@ -124,16 +125,18 @@ pub(crate) fn store(args: Store) -> Result<u8, Failure> {
     sys::close_inherited();
     let dir = JobDir::open(&args.dir, Access::Own)?;
     let none = || Failure::new(Exit::Usage, "the job was not launched with --redundancy");
-    let settings = dir.description()?.config.redundancy.settings()?.ok_or_else(none)?;
+    let settings = || dir.description()?.config.redundancy.settings()?.ok_or_else(none);
     match args.what {
-        Upkeep::Serve => serve::run(&dir, &settings)?,
+        Upkeep::Look => gather::run(&dir, args.tag, gather::How::Look)?,
+        Upkeep::Home => gather::run(&dir, args.tag, gather::How::Home)?,
+        Upkeep::Serve => serve::run(&dir, &settings()?)?,
         Upkeep::Heal => {
             let sources: Vec<Vec<String>> = args
                 .sources
                 .iter()
                 .map(|s| s.split('+').map(str::to_owned).collect())
                 .collect();
-            heal::run(&dir, &settings, args.tag, args.generation, &sources)?;
+            heal::run(&dir, &settings()?, args.tag, args.generation, &sources)?;
         }
     }
     Ok(0)
@@ -344,7 +347,11 @@ fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) 
     if let Some(s) = description.config.redundancy.settings()? {
         local::lay(&s, dir.path(), (&description.id, 0), false)?;
     }
+    let gathered = gather::gather(dir, &description, (how.generation, &how.hosts), &mut |line| {
+        tell(Notice::Progress, line);
+    })?;
     let numbers = restart::candidates(dir, &description, how.generation, &mut tell)?;
+    gathered.check_some(dir, &description, &numbers)?;
     description.wait_status = None;
     description.lost.clear();
     description.any_cpu = how.any_cpu;
@@ -365,7 +372,7 @@ fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) 
             nodes: None,
             restarts: how.restarts,
         },
-        numbers,
+        (numbers, &gathered),
         (&options, &how.hosts),
         &mut tell,
     )
@@ -397,7 +404,9 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
         logging::start(&dir, &description.log_level)?;
         let job = args.dir.parent().and_then(Path::parent).unwrap_or(&args.dir);
         record::drop_uncommitted(job, &dir.generations(), number)?;
-        let nodes = Some(Nodes::part(&args.key, &args.join, args.tag)?);
+        let root = JobDir::open(job, Access::Own)?.description()?;
+        tiers::local::adopt(&mut description, &root);
+        let nodes = Some(Nodes::part(&args.key, &args.join, args.tag, args.called)?);
         let setup = Setup {
             dir: dir.clone(),
             lock,
@@ -405,9 +414,13 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
             nodes,
             restarts: args.ends_with_root,
         };
-        let any_cpu = JobDir::open(job, Access::Own).and_then(|root| root.description());
-        let options = restart_options(false, any_cpu.is_ok_and(|root| root.any_cpu))?;
-        let end = restart::restart(setup, vec![number], (&options, &[]), &mut |_, _| {})?;
+        let options = restart_options(false, root.any_cpu)?;
+        let end = restart::restart(
+            setup,
+            (vec![number], &gather::Gathered::default()),
+            (&options, &[]),
+            &mut |_, _| {},
+        )?;
         sys::exit_like(end.status())
     }
     launch::check(&args.command)?;
@@ -423,12 +436,14 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
         if let Some(s) = root.config.redundancy.settings()? {
             local::lay(&s, job, (&root.id, args.tag), true)?;
         }
+        tiers::local::adopt(&mut description, &root);
+        tiers::check(&description)?;
         description.log_level = root.log_level;
     }
     let lock = dir.lock()?;
     dir.describe(&description)?;
     logging::start(&dir, &description.log_level)?;
-    let nodes = Some(Nodes::part(&args.key, &args.join, args.tag)?);
+    let nodes = Some(Nodes::part(&args.key, &args.join, args.tag, args.called)?);
     let setup = Setup {
         dir: dir.clone(),
         lock,

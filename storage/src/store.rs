@@ -10,6 +10,7 @@ use belay_image::sections::create_private;
 use belay_image::{files, ImageError};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -35,6 +36,58 @@ pub struct LocalTier {
     pub memory: bool,
     /// The directory of the job's chunks in it.
     pub dir: PathBuf,
+    /// Where that is, in a job that may have several hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<Host>,
+}
+
+/// A host of a job.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// What it calls itself.
+    pub name: String,
+    /// What a remote shell was told to reach it, where that named one host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub called: Option<String>,
+}
+
+impl Host {
+    /// Whether this is it.
+    pub fn is_here(&self) -> bool {
+        self.name == this_host()
+    }
+}
+
+impl fmt::Display for LocalTier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.host {
+            Some(host) => write!(f, "{} of {}", self.name, host.name),
+            None => f.write_str(&self.name),
+        }
+    }
+}
+
+impl LocalTier {
+    /// Whether it is, if anywhere, on this host.
+    pub fn is_here(&self) -> bool {
+        self.host.as_ref().is_none_or(Host::is_here)
+    }
+}
+
+/// The name of this host.
+pub fn this_host() -> String {
+    // SAFETY: utsname is plain data, for which zero is a valid value.
+    let mut name: libc::utsname = unsafe { std::mem::zeroed() };
+    // SAFETY: `name` is valid for writing.
+    unsafe { libc::uname(&raw mut name) };
+    let bytes: Vec<u8> = name
+        .nodename
+        .iter()
+        .take_while(|c| **c != 0)
+        .map(|c| c.cast_unsigned())
+        .collect();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// The store of one job.
@@ -42,6 +95,8 @@ pub struct LocalTier {
 pub struct Store {
     dir: PathBuf,
     tiers: Arc<[LocalTier]>,
+    /// Those on other hosts.
+    elsewhere: Arc<[LocalTier]>,
 }
 
 /// What a removal removed.
@@ -66,9 +121,11 @@ fn number(file: &str) -> Option<u32> {
 impl Store {
     /// The store in job directory `job`.
     pub fn of_job(job: &Path) -> Self {
+        let (here, elsewhere): (Vec<_>, Vec<_>) = listed(job).into_iter().partition(LocalTier::is_here);
         Self {
             dir: job.join(DIRECTORY),
-            tiers: local_tiers(job).into(),
+            tiers: own(job, here).into(),
+            elsewhere: elsewhere.into(),
         }
     }
 
@@ -94,6 +151,17 @@ impl Store {
     /// The local tiers.
     pub fn tiers(&self) -> &[LocalTier] {
         &self.tiers
+    }
+
+    /// Local tiers on other hosts, in which chunks may lie.
+    pub fn elsewhere(&self) -> &[LocalTier] {
+        &self.elsewhere
+    }
+
+    /// The chunks that lie at home.
+    pub fn at_home(&self) -> Result<BTreeSet<u32>, ImageError> {
+        let home = self.entries_in(Place::Home)?;
+        Ok(home.iter().filter_map(|(file, _)| number(file)).collect())
     }
 
     /// Whether local tier `tier` lies in memory.
@@ -143,6 +211,11 @@ impl Store {
         let path = self.path(id);
         match open(path.clone()) {
             Err(_) if path != self.path_in(Place::Home, id) && !path.exists() => open(self.path(id)),
+            Err(_) if !self.elsewhere.is_empty() && !path.exists() => {
+                let places: Vec<String> = self.elsewhere.iter().map(LocalTier::to_string).collect();
+                let why = format!("not here; it may lie in local tier {}", places.join(" or "));
+                Err(ImageError::damaged(&path, why))
+            }
             other => other,
         }
     }
@@ -162,20 +235,28 @@ impl Store {
         let places = [Place::Home].into_iter().chain((0..self.tiers.len()).map(Place::Tier));
         let mut out = Vec::new();
         for place in places {
-            let dir = self.directory_of(place);
-            let fail = |e| ImageError::io("read", dir, e);
-            let list = match std::fs::read_dir(dir) {
+            let there = self.entries_in(place)?;
+            out.extend(there.into_iter().map(|(file, bytes)| (place, file, bytes)));
+        }
+        Ok(out)
+    }
+
+    /// The files in `place`: name and length.
+    fn entries_in(&self, place: Place) -> Result<Vec<(String, u64)>, ImageError> {
+        let dir = self.directory_of(place);
+        let fail = |e| ImageError::io("read", dir, e);
+        let list = match std::fs::read_dir(dir) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other.map_err(fail)?,
+        };
+        let mut out = Vec::new();
+        for entry in list {
+            let entry = entry.map_err(fail)?;
+            let bytes = match entry.metadata() {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                other => other.map_err(fail)?,
+                other => other.map_err(fail)?.len(),
             };
-            for entry in list {
-                let entry = entry.map_err(fail)?;
-                let bytes = match entry.metadata() {
-                    Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                    other => other.map_err(fail)?.len(),
-                };
-                out.push((place, entry.file_name().to_string_lossy().into_owned(), bytes));
-            }
+            out.push((entry.file_name().to_string_lossy().into_owned(), bytes));
         }
         Ok(out)
     }
@@ -186,7 +267,7 @@ impl Store {
     }
 
     /// The chunks in local tiers, as (tier, number, length).
-    pub(crate) fn in_tiers(&self) -> Result<Vec<(usize, u32, u64)>, ImageError> {
+    pub fn in_tiers(&self) -> Result<Vec<(usize, u32, u64)>, ImageError> {
         let in_tier = |(place, file, bytes): (Place, String, u64)| match place {
             Place::Tier(tier) => Some((tier, number(&file)?, bytes)),
             Place::Home => None,
@@ -258,32 +339,47 @@ pub fn listed(job: &Path) -> Vec<LocalTier> {
     })
 }
 
-/// Those that are there and belong to whom the job belongs.
-fn local_tiers(job: &Path) -> Vec<LocalTier> {
-    let listed = listed(job);
-    if listed.is_empty() {
-        return listed;
+/// Those of `tiers` that are there and belong to whom the job belongs.
+fn own(job: &Path, tiers: Vec<LocalTier>) -> Vec<LocalTier> {
+    if tiers.is_empty() {
+        return tiers;
     }
     let owner = std::fs::metadata(job).map(|m| m.uid()).ok();
     let own = |t: &LocalTier| {
         let there = std::fs::symlink_metadata(&t.dir).ok();
         there.is_some_and(|m| m.is_dir() && Some(m.uid()) == owner && m.mode() & 0o022 == 0)
     };
-    listed.into_iter().filter(own).collect()
+    tiers.into_iter().filter(own).collect()
 }
 
-/// Notes the local tiers of the job in directory `job`, durably, and makes the directories of those that are `used`.
+/// Notes the local tiers of the job in directory `job`, durably, and then makes the directories of those that are `used`: what is there is noted.
 pub fn set_local_tiers(job: &Path, tiers: &[LocalTier], used: &[LocalTier]) -> Result<(), ImageError> {
     let path = job.join(PLACES);
     if tiers.is_empty() && !path.exists() {
         return Ok(());
     }
+    write_list(job, tiers)?;
     for t in used {
         match DirBuilder::new().mode(0o700).recursive(true).create(&t.dir) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(ImageError::io("make", &t.dir, e)),
             _ => {}
         }
     }
+    Ok(())
+}
+
+/// Before the job in directory `job` writes a chunk: what may lie in local tiers of hosts that it has left is given up, because chunks get the same numbers from now on.
+/// Whether there were such tiers.
+pub fn forget_elsewhere(job: &Path) -> Result<bool, ImageError> {
+    let (here, elsewhere): (Vec<_>, Vec<_>) = listed(job).into_iter().partition(LocalTier::is_here);
+    if elsewhere.is_empty() {
+        return Ok(false);
+    }
+    write_list(job, &here).map(|()| true)
+}
+
+fn write_list(job: &Path, tiers: &[LocalTier]) -> Result<(), ImageError> {
+    let path = job.join(PLACES);
     let new = job.join(".places.json.new");
     let mut file = create_private(&new)?;
     let text = serde_json::to_vec_pretty(tiers).map_err(|e| ImageError::damaged(&new, e.to_string()))?;
@@ -342,6 +438,41 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn tiers_of_other_hosts_are_named_until_they_are_given_up() {
+        let (s, _) = Scratch::new("elsewhere");
+        let tier = |name: &str| LocalTier {
+            name: "ram".into(),
+            memory: true,
+            dir: s.0.join("same-path"),
+            host: Some(Host {
+                name: name.into(),
+                called: None,
+            }),
+        };
+        let (here, there) = (tier(&this_host()), tier("another host"));
+        set_local_tiers(&s.0, &[here.clone(), there.clone()], std::slice::from_ref(&here)).unwrap();
+        let store = Store::of_job(&s.0);
+        assert_eq!((store.tiers(), store.elsewhere()), (&[here.clone()][..], &[there][..]));
+        std::fs::write(store.path_in(Place::Tier(0), 1), [0; 10]).unwrap();
+        std::fs::write(store.path_in(Place::Home, 2), [0; 10]).unwrap();
+        assert_eq!(store.at_home().unwrap(), BTreeSet::from([2]));
+        let entry = ChunkEntry {
+            id: 3,
+            pages: 1,
+            xxh3: 0,
+        };
+        let why = store.check_present(&entry).unwrap_err().to_string();
+        assert!(why.contains("ram of another host"), "{why}");
+        assert!(forget_elsewhere(&s.0).unwrap() && !forget_elsewhere(&s.0).unwrap());
+        assert_eq!(listed(&s.0), [here]);
+        assert!(!Store::of_job(&s.0)
+            .check_present(&entry)
+            .unwrap_err()
+            .to_string()
+            .contains("another"));
+    }
+
+    #[test]
     fn a_chunk_that_is_moved_home_while_it_is_looked_for_is_found() {
         use std::cell::Cell;
         let (s, _) = Scratch::new("looks");
@@ -349,6 +480,7 @@ pub(crate) mod tests {
             name: name.into(),
             memory: false,
             dir: s.0.join(name),
+            host: None,
         });
         set_local_tiers(&s.0, &tiers, &tiers).unwrap();
         let store = Store::of_job(&s.0);

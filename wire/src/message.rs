@@ -188,12 +188,15 @@ pub struct GenerationStatus {
 pub struct OnTier {
     /// Name of the tier.
     pub tier: String,
-    /// Kind of the tier: `local`, `pfs` or `object`.
+    /// Kind of the tier: `memory`, `local`, `pfs` or `object`.
     pub kind: String,
     /// Bytes of what it stands for there, before compression.
     pub bytes: u64,
     /// Whether nothing of it is known to be missing there.
     pub whole: bool,
+    /// The host whose tier it is, where that is one of a host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
 }
 
 /// One process in the status document.

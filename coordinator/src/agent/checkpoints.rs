@@ -91,6 +91,7 @@ impl Agent {
         };
         if !self.durable {
             self.dir.sync()?;
+            self.forget_elsewhere()?;
             self.durable = true;
         }
         self.leave_what_is_rotten();

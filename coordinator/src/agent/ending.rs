@@ -101,13 +101,39 @@ impl Agent {
         }
     }
 
+    /// Whether the parts of the job may have chunks in local tiers of their hosts.
+    pub(super) fn uses_local_tiers(&self) -> bool {
+        let config = &self.description.config;
+        config.redundancy.scheme.is_none() && config.local().next().is_some()
+    }
+
+    /// At the root: whether parts are there that end, and so still empty their local tiers. Whoever waits for this agent may end all that is left on their hosts. Where the program hangs, they
+    /// have had their time, and may never end.
+    pub(super) fn awaits_parts(&self) -> bool {
+        let nodes = self.nodes.iter().filter(|n| !n.is_part());
+        let mut joined = nodes.flat_map(|n| n.remotes.values().filter(|r| n.is_there(r)));
+        self.uses_local_tiers() && !self.hung && !self.is_late() && joined.next().is_some()
+    }
+
+    /// Everything goes home; what cannot is said.
+    fn empty_local_tiers(&self) {
+        let Some(mover) = self.engine.mover() else { return };
+        if let Err(e) = mover.finish() {
+            tracing::error!(error = %e, "chunks stay in local tiers");
+        }
+        if let Some((bytes, why)) = mover.left() {
+            let (host, dir) = (sys::host(), self.dir.path().display());
+            sys::say(&format!(
+                "{bytes} bytes of checkpoints stay in local tiers on {host}: {why}; the next restart moves them to {dir}"
+            ));
+        }
+        tiers::local::remove_empty(&self.dir, self.seat.as_ref().map(|s| s.tag));
+    }
+
     /// Nothing of the job is left: record how it ended, give the directory back, then tell everyone who waits for it.
     pub(super) fn end(mut self) -> i32 {
         self.give_up_flush();
-        if let Some(Err(e)) = self.engine.mover().map(|m| m.finish()) {
-            tracing::error!(error = %e, "chunks stay in local tiers");
-        }
-        tiers::local::remove_empty(&self.dir);
+        self.empty_local_tiers();
         self.give_up_encoding();
         self.description.wait_status = self.result.or(self.root_status);
         self.description.history.end(sys::now_unix_s());

@@ -25,6 +25,9 @@ use std::time::{Duration, Instant};
 
 /// A flush that failed is tried again after this.
 const AGAIN: Duration = Duration::from_secs(60);
+/// How often is looked whether the parts' chunks are in the job directory, and how long while none comes.
+const LOOK_PERIOD: Duration = Duration::from_millis(200);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// How long the end of the job waits for a flush that is being given up.
 const GIVING_UP: Duration = Duration::from_secs(2);
 
@@ -381,7 +384,29 @@ impl Work {
         (self.durable, result)
     }
 
+    /// Waits until the agents of the parts have moved to the job directory what lies in local tiers of their hosts.
+    fn await_parts(&self) -> Result<(), Failure> {
+        let (mut fewest, mut since) = (usize::MAX, Instant::now());
+        loop {
+            let (chunks, hosts) = tiers::away(self.dir.path(), &self.path)?;
+            if chunks == 0 {
+                return Ok(());
+            }
+            if chunks < fewest {
+                (fewest, since) = (chunks, Instant::now());
+            } else if since.elapsed() > PATIENCE {
+                let hosts: Vec<String> = hosts.into_iter().collect();
+                let why = format!("{chunks} chunks still lie in local tiers of {}", hosts.join(", "));
+                return Err(Failure::new(Exit::NotDurable, why));
+            }
+            self.control.check()?;
+            // Their agents tell nobody; the shared file system is looked at.
+            std::thread::sleep(LOOK_PERIOD);
+        }
+    }
+
     fn flush_all(&mut self) -> Result<(), Failure> {
+        self.await_parts()?;
         let mut failure = None;
         for t in self.description.config.durable() {
             if self.durable.iter().any(|d| d.config == *t) {

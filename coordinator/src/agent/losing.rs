@@ -151,10 +151,14 @@ impl Agent {
         waiting && self.losses.failed.is_some_and(|t| t.elapsed() < LIMIT) && self.parts_there()
     }
 
+    /// Whether parts have had their time to end after a loss.
+    pub(super) fn is_late(&self) -> bool {
+        self.losses.since.is_some_and(|since| since.elapsed() >= LIMIT)
+    }
+
     /// While the job ends because of a loss: remote shells that lead to no part any more, or to one that does not end, go too.
     pub(super) fn end_shells(&mut self) {
-        let Some(since) = self.losses.since else { return };
-        if self.parts_there() && since.elapsed() < LIMIT {
+        if self.losses.since.is_none() || (self.parts_there() && !self.is_late()) {
             return;
         }
         for shell in self.nodes.as_ref().map(Nodes::outside).unwrap_or_default() {

@@ -35,8 +35,10 @@ use crate::nodes::{self, Nodes, Order};
 use crate::redundancy::record;
 use crate::relay::{Channel, Message, Relay};
 use crate::sys::{self, SignalFd, Timer, Wake};
+use crate::tiers::local::Seat;
 use crate::{tiers, Failure};
 use belay_capture::Tracking;
+use belay_image::manifest::Manifest;
 use belay_kernel::proc;
 use belay_plugins::Names;
 use belay_restart::News;
@@ -130,6 +132,10 @@ pub struct Agent {
     said: Option<Exit>,
     telling: Option<telling::Telling>,
     pub(crate) nodes: Option<Nodes>,
+    /// The part of the job that this agent serves, where the job may have several hosts.
+    seat: Option<Seat>,
+    /// The newest generation that depends on no host's tiers, of a job that may have several.
+    at_rest: Option<u64>,
     /// What this node has been called, and whether the job's processes ask about addresses because that has changed.
     addresses: (Names, bool),
     flush: Flush,
@@ -173,11 +179,8 @@ impl Agent {
             }
             Ok(Engine::new(store, options)?)
         };
-        // The parts of a job on several hosts restart on other hosts: what they write lies where all see it.
-        let mut engine = match nodes {
-            Some(_) => make(Store::of_job(dir.path()))?,
-            None => tiers::local::engage(&dir, &description, make)?,
-        };
+        let seat = nodes::seat(nodes.as_ref(), &description);
+        let mut engine = tiers::local::engage(&dir, &description, seat.as_ref(), make)?;
         let tracking = match description.differential {
             Differential::Written => Tracking::written(),
             Differential::Hash | Differential::Off => Tracking::off(),
@@ -189,10 +192,11 @@ impl Agent {
         if settings.is_some() {
             next_number = next_number.max(record::last(dir.path()) + 1);
         }
-        let here = held.iter().filter_map(|g| g.manifest.as_ref().ok());
+        // Also those that lack something: the numbers of their chunks are used.
+        let here: Vec<Manifest> = held.iter().filter_map(|g| Manifest::read(&g.path).ok()).collect();
         let known = tiers::known(&dir, &description);
         let there = known.iter().flatten().flat_map(|k| &k.generations).map(|(_, m)| m);
-        for m in here.chain(there) {
+        for m in here.iter().chain(there) {
             next_number = next_number.max(m.generation + 1);
             engine.number_from(m.next_chunk);
         }
@@ -233,6 +237,8 @@ impl Agent {
             said: None,
             telling: None,
             nodes,
+            seat,
+            at_rest: None,
             addresses: (Names::default(), false),
             flush: Flush::new()?,
             encoding: Encoding::new(settings, redundant)?,
@@ -365,7 +371,8 @@ impl Agent {
 
     fn is_over(&self) -> bool {
         let idle = self.writing.is_none() && !self.is_together() && (self.hung || self.has_no_children());
-        (self.hung || self.root_status.is_some()) && idle && !self.must_flush() && !self.may_have_lost()
+        let is_left = self.must_flush() || self.may_have_lost() || self.awaits_parts();
+        (self.hung || self.root_status.is_some()) && idle && !is_left
     }
 
     fn has_no_children(&self) -> bool {

@@ -2,6 +2,7 @@
 
 use super::Agent;
 use crate::{generations, Failure};
+use belay_storage::store;
 
 impl Agent {
     /// Before a checkpoint: where a limit on storage would stand in its way, older generations go first, but never the newest whole one.
@@ -18,7 +19,7 @@ impl Agent {
     /// After a checkpoint, whether it succeeded or not: retention, and removal of chunks that are not needed any more. Not while one is being written.
     pub(super) fn tidy(&mut self) -> Result<(), Failure> {
         let pinned = [self.pinned(), self.being_encoded()].concat();
-        let pinned: Vec<u64> = pinned.into_iter().chain(self.newest_at_rest()?).collect();
+        let pinned: Vec<u64> = pinned.into_iter().chain(self.newest_at_rest()?).chain(self.at_rest).collect();
         generations::retain(&self.dir.generations(), self.description.keep, &pinned)?;
         self.collect()?;
         self.tidy_redundancy()?;
@@ -37,6 +38,27 @@ impl Agent {
             chunks.is_some_and(|ids| mover.in_memory(&ids) == 0)
         });
         Ok(at_rest.map(|g| g.number))
+    }
+
+    /// Generations of which nothing lies in tiers of this host.
+    pub(super) fn at_rest_here(&self) -> Vec<u64> {
+        let all = generations::list(&self.dir.generations()).unwrap_or_default();
+        let is_home = |g: &generations::Generation| {
+            let chunks = g.manifest.as_ref().ok().map(|m| m.chunks.iter().map(|c| c.id).collect());
+            chunks.is_some_and(|ids| self.engine.mover().is_none_or(|m| m.are_home(&ids)))
+        };
+        all.iter().filter(|g| is_home(g)).map(|g| g.number).collect()
+    }
+
+    /// Before the first checkpoint of this run: what may lie in tiers of hosts that the job has left is not waited for any longer. A part's generations without it are none.
+    pub(super) fn forget_elsewhere(&self) -> Result<(), Failure> {
+        if !store::forget_elsewhere(self.dir.path())? || self.seat.as_ref().is_none_or(|s| s.tag == 0) {
+            return Ok(());
+        }
+        let gen = self.dir.generations();
+        let all = generations::list(&gen)?;
+        let mut lost = all.iter().filter(|g| !g.is_whole());
+        lost.try_for_each(|g| generations::remove(&gen, g.number))
     }
 
     /// At the start: chunks that earlier agents have left in local tiers go home.

@@ -138,12 +138,17 @@ impl Agent {
 
     /// Whether a process of the job is left: snapshots that are on their way out do not count.
     fn has_job_children(&self) -> bool {
-        let mut snapshots = processes::snapshots(self.pid);
-        snapshots.extend(self.outside());
+        let mut others = processes::snapshots(self.pid);
+        others.extend(self.outside());
+        if self.uses_local_tiers() {
+            // Parts that end empty their local tiers first, and whoever waits for the job may end all that is left on their hosts: stand-ins wait for them.
+            let remotes = self.nodes.iter().flat_map(|n| n.remotes.values());
+            others.extend(remotes.filter(|r| r.has_standin()).map(|r| r.standin));
+        }
         proc::children(self.pid)
             .unwrap_or_default()
             .iter()
-            .any(|c| !snapshots.contains(c))
+            .any(|c| !others.contains(c))
     }
 
     /// The command was stopped or continued by other means than the terminal: what the shell waits for must follow, or the terminal would be stuck.

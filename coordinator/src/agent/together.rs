@@ -14,12 +14,15 @@ use crate::nodes::{self, again, table, Nodes, Order, Stage, Together};
 use crate::relay::Message;
 use crate::{generations, processes, sys, Failure};
 use belay_kernel::proc;
-use belay_tree::{Broken, Event as TreeEvent, Values};
+use belay_tree::{Broken, Contribution, Event as TreeEvent, Values};
 use belay_wire::{Event, Exit, Phase};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// How often a checkpoint is tried that is refused somewhere for reasons that pass by themselves.
 const TRIES: u32 = 10;
+/// What is said about generations that lie in no local tier.
+const AT_REST: &str = "at-rest";
 /// Part of every such reason.
 const PASSING: &str = "again in a moment";
 
@@ -98,7 +101,7 @@ impl Agent {
         let stdio = descriptors_of(standin, [0, 1, 2]).map_err(|e| Failure::system("take the stand-in's descriptors", &e))?;
         let first = nodes.next_tag();
         let tags: Vec<u64> = (first..first + words.parts()).collect();
-        let command = again::agent_command(self.dir.path(), nodes, &tags, &words.program_words())?;
+        let command = again::agent_command(self.dir.path(), nodes, &tags, &words, &words.program_words())?;
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut child = Some(words.spawn(&command, (Some(stdio), Some(standin)), &path)?);
         if let (Some(channel), Some(shell)) = (&self.channel, &child) {
@@ -394,7 +397,8 @@ impl Agent {
     }
 
     fn arrive(&mut self, stage: Stage, step: u64, failure: Option<Failure>) {
-        let numbers = self.numbers_for(&stage);
+        let mut contribution = self.numbers_for(&stage);
+        self.add_rest(step, &mut contribution);
         let Some(nodes) = &mut self.nodes else { return };
         let Some(base) = nodes.together.as_ref().map(|t| t.base) else {
             return;
@@ -404,11 +408,48 @@ impl Agent {
         }
         if let Some(tree) = nodes.tree() {
             let contribution = match failure {
-                None => numbers,
+                None => contribution,
                 Some(f) => gathering::refusal(tree.node(), &f),
             };
             tree.begin(base + step, contribution);
         }
+    }
+
+    /// Adds what is said about local tiers to what this node brings to a step. Where the hosts have some, the parts tell the root when they have written which generations they have that lie in none,
+    /// and the root tells them, before they remove any, which is the newest of which that holds everywhere.
+    fn add_rest(&self, step: u64, contribution: &mut Contribution) {
+        if !self.uses_local_tiers() {
+            return;
+        }
+        let part = self.nodes.as_ref().and_then(|n| n.part);
+        match (step, part) {
+            (WRITTEN, Some(tag)) => {
+                let mine: Vec<String> = self.at_rest_here().iter().map(u64::to_string).collect();
+                contribution.publish.insert(format!("{AT_REST}/{tag}"), mine.join(" "));
+            }
+            (WRITTEN, None) => drop(contribution.want.insert(format!("{AT_REST}/*"))),
+            (COMMITTED, Some(_)) => drop(contribution.want.insert(AT_REST.into())),
+            (COMMITTED, None) => contribution
+                .publish
+                .extend(self.at_rest.map(|n| (AT_REST.to_owned(), n.to_string()))),
+            _ => {}
+        }
+    }
+
+    /// At the root, when all have written: the newest generation that lies in no local tier of any part. While a part has not said, the one that was before.
+    fn hear_of_rest(&mut self, said: &Values) {
+        let parts = self.nodes.as_ref().map_or(0, |n| n.there.len());
+        let of_part = |(name, all): (&String, &String)| {
+            name.starts_with(AT_REST)
+                .then(|| all.split(' ').filter_map(|n| n.parse().ok()).collect())
+        };
+        let of_parts: Vec<BTreeSet<u64>> = said.iter().filter_map(of_part).collect();
+        if !self.uses_local_tiers() || of_parts.len() < parts {
+            return;
+        }
+        let mine = self.at_rest_here();
+        let common = mine.into_iter().rfind(|n| of_parts.iter().all(|p| p.contains(n)));
+        self.at_rest = common.or(self.at_rest);
     }
 
     /// A part makes its own generation, which counts when the root has committed.
@@ -430,8 +471,16 @@ impl Agent {
         if let (Some(telling), None, Ok(values)) = (&mut self.telling, nodes.part, &end) {
             telling.hear(values, together);
         }
+        let (stage, part, number) = (together.stage.take(), nodes.part, together.number);
+        match (&end, &stage, part) {
+            (Ok(said), Some(Stage::Written), None) => self.hear_of_rest(said),
+            (Ok(said), Some(Stage::Committed), Some(_)) => {
+                self.at_rest = said.get(AT_REST).and_then(|n| n.parse().ok()).or(self.at_rest);
+            }
+            _ => {}
+        }
         let failure = end.err().map(|b| gathering::failure(&b));
-        match (nodes.part, together.stage.take(), failure) {
+        match (part, stage, failure) {
             (Some(_), Some(Stage::Written), None) => self.arrive(Stage::Committed, COMMITTED, None),
             (Some(_), Some(Stage::Committed), None) => self.keep_part(),
             (Some(_), _, Some(failure)) => self.undo_part(&failure, refused),
@@ -443,7 +492,6 @@ impl Agent {
                 self.arrive(Stage::Committed, COMMITTED, failed);
             }
             (None, _, failure) => {
-                let number = together.number;
                 if failure.is_none() {
                     self.encode_newest(number);
                 }

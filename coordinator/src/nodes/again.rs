@@ -1,7 +1,7 @@
 //! The nodes of a job that restarts: the root starts the parts, all meet while they rebuild, and go on together.
 
 use super::alive::hosts_of;
-use super::remote::{quote, Life, Remote};
+use super::remote::{quote, Life, Remote, RemoteShell};
 use super::table::Row;
 use super::{failure, Nodes};
 use crate::jobdir::JobDir;
@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub const LOCK_LIMIT: Duration = Duration::from_secs(150);
 
 /// The command line, for the shell of another host, that makes it a part of the job in `dir`; one that several tasks of an `srun` execute has a tag for each.
-pub(crate) fn agent_command(dir: &Path, nodes: &Nodes, tags: &[u64], then: &str) -> Result<String, Failure> {
+pub(crate) fn agent_command(dir: &Path, nodes: &Nodes, tags: &[u64], words: &RemoteShell, then: &str) -> Result<String, Failure> {
     let me = std::env::current_exe().map_err(|e| Failure::system("find belay", &e))?;
     let (key, parts) = (nodes.key().display().to_string(), part_dir(dir, 0));
     let parts = parts.parent().unwrap_or(dir).display().to_string();
@@ -33,9 +33,14 @@ pub(crate) fn agent_command(dir: &Path, nodes: &Nodes, tags: &[u64], then: &str)
         }
     };
     let join = quote(&nodes.addresses().join(","));
+    // An srun may have chosen among several.
+    let called = match words.tasks {
+        0 => format!(" --called {}", quote(&words.host)),
+        _ => String::new(),
+    };
     let end = if nodes.restarts { " --ends-with-root" } else { "" };
     Ok(format!(
-        "{before}exec {me} agent --dir {parts}/{tag} --key {key} --tag {tag} --join {join}{end} {then}"
+        "{before}exec {me} agent --dir {parts}/{tag} --key {key} --tag {tag} --join {join}{called}{end} {then}"
     ))
 }
 
@@ -66,7 +71,7 @@ impl Nodes {
             let places: Vec<&String> = group.iter().filter_map(|(n, _)| places[*n].as_ref()).collect();
             let mut words = leader.words.clone();
             words.elsewhere(&places, group.len());
-            let command = agent_command(dir.path(), &nodes, &tags, &format!("--generation {number}"))?;
+            let command = agent_command(dir.path(), &nodes, &tags, &words, &format!("--generation {number}"))?;
             nodes
                 .starters
                 .push((words.host.clone(), words.spawn(&command, (None, None), &path)?));

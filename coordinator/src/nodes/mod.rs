@@ -9,6 +9,7 @@
 pub mod again;
 pub mod alive;
 pub(crate) mod gathering;
+pub(crate) mod helper;
 pub mod hosts;
 pub(crate) mod remote;
 pub(crate) mod srun;
@@ -16,12 +17,14 @@ pub mod standin;
 pub mod step;
 pub(crate) mod table;
 
-use crate::jobdir::JobDir;
+use crate::jobdir::{Description, JobDir};
+use crate::tiers::local::Seat;
 use crate::{sys, Failure};
 use belay_kernel::proc;
+use belay_storage::store::Host;
 use belay_tree::{JobKey, Joining, Tree, TreeError};
 use belay_wire::Exit;
-use remote::Remote;
+use remote::{Life, Remote};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::fd::{AsRawFd, RawFd};
@@ -120,6 +123,8 @@ pub struct Nodes {
     /// Made of the key.
     job: u64,
     pub(crate) part: Option<u64>,
+    /// At a part: what the remote shell was told to reach its host.
+    called: Option<String>,
     /// Remote shells that have started parts for a restart, and their hosts.
     pub(super) starters: Vec<(String, Child)>,
 }
@@ -128,6 +133,17 @@ pub struct Nodes {
 pub(crate) fn job_of<'a>(nodes: Option<&Nodes>, dir: &'a Path) -> &'a Path {
     let parts = nodes.filter(|n| n.is_part()).and_then(|_| dir.parent());
     parts.and_then(Path::parent).unwrap_or(dir)
+}
+
+/// Which part of the job an agent serves, and where; none for a job that has one host.
+pub(crate) fn seat(nodes: Option<&Nodes>, d: &Description) -> Option<Seat> {
+    let part = nodes.and_then(|n| Some((n.part?, n.called.clone())));
+    let (tag, called) = part.or(d.across_hosts.then_some((0, None)))?;
+    let (name, called) = (sys::host(), called.or_else(node_of_slurm));
+    Some(Seat {
+        tag,
+        host: Host { name, called },
+    })
 }
 
 /// What this host is called where parts are started: the name of Slurm's node, in a job of Slurm; else its own.
@@ -162,6 +178,7 @@ impl Nodes {
             job: JobKey::read(&key).map_or(0, |k| k.mark()),
             key,
             part,
+            called: None,
             starters: Vec::new(),
         }
     }
@@ -198,12 +215,15 @@ impl Nodes {
             .map_err(failure)
     }
 
-    /// A part: joins the tree whose root listens at one of `root`.
-    pub fn part(key: &Path, root: &[String], tag: u64) -> Result<Self, Failure> {
+    /// A part on this host, which the root has `called` so: joins the tree whose root listens at one of `root`.
+    pub fn part(key: &Path, root: &[String], tag: u64, called: Option<String>) -> Result<Self, Failure> {
         let joining = JobKey::read(key)
             .and_then(|key| Joining::connect(key, root, name_here(), tag, 0))
             .map_err(failure)?;
-        Ok(Self::new(joining, key.to_owned(), Some(tag)))
+        Ok(Self {
+            called,
+            ..Self::new(joining, key.to_owned(), Some(tag))
+        })
     }
 
     pub(crate) fn joining(&mut self) -> Option<Joining> {
@@ -245,6 +265,11 @@ impl Nodes {
     /// Whether a checkpoint needs other nodes.
     pub(crate) fn has_others(&self) -> bool {
         self.remotes.values().any(|r| !r.is_over())
+    }
+
+    /// Whether a part is there.
+    pub(crate) fn is_there(&self, remote: &Remote) -> bool {
+        matches!(remote.life, Life::Joined(node) if self.there.contains_key(&node))
     }
 
     /// What the next part is called.

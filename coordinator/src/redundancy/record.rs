@@ -215,6 +215,7 @@ pub(crate) fn add_to(dir: &Path, statuses: &mut BTreeMap<u64, GenerationStatus>)
             kind: "hosts".into(),
             bytes: record.status.bytes,
             whole: true,
+            host: None,
         });
     }
 }

@@ -13,6 +13,8 @@ pub use processes::{
 };
 pub use signals::{wait_for, Disposition, Signal, SignalFd, SignalSet};
 
+pub use belay_storage::store::this_host as host;
+
 use belay_kernel::check;
 use std::ffi::{CStr, CString};
 use std::io;
@@ -153,21 +155,6 @@ pub fn ignores_setuid(path: &Path) -> bool {
     // SAFETY: the path is zero-terminated, `fs` is valid for writing.
     let r = unsafe { libc::statvfs(path.as_ptr(), &raw mut fs) };
     r == 0 && fs.f_flag & libc::ST_NOSUID != 0
-}
-
-/// Name of this host.
-pub fn host() -> String {
-    // SAFETY: utsname is plain data, for which zero is a valid value.
-    let mut name: libc::utsname = unsafe { std::mem::zeroed() };
-    // SAFETY: `name` is valid for writing.
-    unsafe { libc::uname(&raw mut name) };
-    let bytes: Vec<u8> = name
-        .nodename
-        .iter()
-        .take_while(|c| **c != 0)
-        .map(|c| c.cast_unsigned())
-        .collect();
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Seconds since the epoch.

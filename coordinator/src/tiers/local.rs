@@ -1,35 +1,77 @@
 //! The local tiers of a job: places in which chunks lie until they have been moved to the job directory (`belay_storage::place`).
 
-use crate::config::{Kind, Tier};
+use crate::config::{Config, Kind, Tier};
 use crate::jobdir::{Description, JobDir};
+use crate::redundancy::local::part as part_dir;
+use crate::redundancy::Redundancy;
 use crate::{generations, sys, Failure};
+use belay_image::manifest::Manifest;
 use belay_storage::engine::Engine;
 use belay_storage::place::calibrate::{self, Plan};
+use belay_storage::place::claims::{self, Claims};
 use belay_storage::place::desk::{Place, Spec};
 use belay_storage::place::model::Model;
-use belay_storage::store::{self, LocalTier, Store};
+use belay_storage::store::{self, Host, LocalTier, Store};
 use belay_wire::{Exit, OnTier};
 use std::collections::BTreeMap;
+use std::fs::DirBuilder;
+use std::io;
 use std::num::NonZero;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
+use std::sync::Arc;
+
+/// The marker in a job's directory in a tier, where the job may have several hosts: the path of the job directory.
+const MARKER: &str = "job-directory";
 
 /// Tiers are measured with as many writers as there are processors, within these.
 const MIN_WRITERS: usize = 9;
 const MAX_WRITERS: usize = 256;
 
-/// Has the chunks of a job written to its local tiers first. Those that are out of reach are left out; one that the configuration does not name any more is emptied.
+/// A part of a job that may have several hosts: its tag, and where it is.
+#[derive(Debug, Clone)]
+pub(crate) struct Seat {
+    /// 0 for the root.
+    pub(crate) tag: u64,
+    /// This host.
+    pub(crate) host: Host,
+}
+
+/// Gives a part's description `d` the local tiers of the job that `root` describes. Durable tiers are the root's alone.
+pub fn adopt(d: &mut Description, root: &Description) {
+    d.dir.clone_from(&root.dir);
+    d.folder = Some(root.folder());
+    d.config = Config {
+        tiers: match root.config.redundancy.scheme {
+            None => root.config.local().cloned().collect(),
+            Some(_) => Vec::new(),
+        },
+        redundancy: Redundancy::default(),
+        ..root.config.clone()
+    };
+}
+
+/// Has the chunks of a job, or of a part of it, written to its local tiers first. Those that are out of reach are left out; one that the configuration does not name any more is emptied.
 pub(crate) fn engage(
     dir: &JobDir,
     d: &Description,
+    seat: Option<&Seat>,
     engine: impl FnOnce(Store) -> Result<Engine, Failure>,
 ) -> Result<Engine, Failure> {
     let known = store::listed(dir.path());
-    let named: Vec<&Tier> = d.config.local().filter(|t| is_usable(t)).collect();
-    let mut list: Vec<LocalTier> = named.iter().filter_map(|t| place(t, d)).collect();
-    let of_before = known.into_iter().filter(|k| !list.iter().any(|l| l.dir == k.dir));
+    // Chunks that the hosts make redundant have their place.
+    let has = d.config.redundancy.scheme.is_none();
+    let named: Vec<&Tier> = d.config.local().filter(|t| has && is_usable(t)).collect();
+    let mut list: Vec<LocalTier> = named.iter().filter_map(|t| place(t, d, seat)).collect();
+    if let Some(seat) = seat {
+        for t in &list {
+            prepare(t, &known, d, seat)?;
+        }
+    }
+    let of_before = known.into_iter().filter(|k| !list.contains(k));
     // What is not there now may be back later, with chunks.
     let of_before: Vec<_> = of_before
-        .filter(|k| !k.dir.exists() || store::chunks_in(&k.dir) > 0)
+        .filter(|k| !k.is_here() || !k.dir.exists() || store::chunks_in(&k.dir) > 0)
         .collect();
     let used = list.clone();
     list.extend(of_before);
@@ -38,29 +80,89 @@ pub(crate) fn engage(
     if store.tiers().is_empty() {
         return engine(store);
     }
-    let spec = |l: &LocalTier| {
+    let spec = |l: &LocalTier| -> Result<Spec, Failure> {
         let tier = used.contains(l).then(|| named.iter().find(|t| t.name == l.name)).flatten();
         let measured = tier.and_then(|t| calibrate::load(t.path.as_deref()?, sys::euid()));
-        Spec {
+        let claims = |seat: &Seat| {
+            let opened = Claims::open(of_job(l), seat.tag);
+            opened.map_err(|e| Failure::io(format!("claim room in {}", l.dir.display()), &e))
+        };
+        Ok(Spec {
             capacity: tier.map_or(0, |t| t.capacity.map_or(u64::MAX, |c| c.0)),
             memory: l.memory,
             model: measured.unwrap_or_else(|| Model::unmeasured(l.memory)),
-        }
+            shared: seat.map(claims).transpose()?.map(Arc::new),
+        })
     };
-    let specs = store.tiers().iter().map(spec).collect();
+    let specs = store.tiers().iter().map(spec).collect::<Result<_, _>>()?;
     let mut engine = engine(store)?;
     let rate = d.config.flush.rate.map(|r| r.0);
     engine.use_tiers(specs, d.config.placement.policy, rate)?;
     Ok(engine)
 }
 
-/// The directory of the job's chunks in tier `t`.
-fn place(t: &Tier, d: &Description) -> Option<LocalTier> {
+/// The directory of the job's chunks in tier `t`; each part has one of its own.
+fn place(t: &Tier, d: &Description, seat: Option<&Seat>) -> Option<LocalTier> {
+    let job = t.path.as_ref()?.join(d.folder());
     Some(LocalTier {
         name: t.name.clone(),
         memory: t.kind == Kind::Memory,
-        dir: t.path.as_ref()?.join(d.folder()),
+        dir: seat.map_or(job.clone(), |s| job.join(s.tag.to_string())),
+        host: seat.map(|s| s.host.clone()),
     })
+}
+
+/// The directory, in a tier, of the whole job of which `t` is that of a part.
+fn of_job(t: &LocalTier) -> &Path {
+    t.dir.parent().unwrap_or(&t.dir)
+}
+
+/// Makes the directory of the job in a tier. What the part has left in its own there before it went to another host is removed: its chunks have got the same numbers elsewhere
+/// since. So is what other parts have left that are not here any more, and earlier jobs in the same job directory.
+fn prepare(t: &LocalTier, known: &[LocalTier], d: &Description, seat: &Seat) -> Result<(), Failure> {
+    let fail = |path: &Path| {
+        let what = format!("use {} on {}", path.display(), seat.host.name);
+        move |e: io::Error| Failure::io(what, &e)
+    };
+    let job = of_job(t);
+    match DirBuilder::new().mode(0o700).create(job) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(fail(job)(e)),
+        _ => std::fs::write(job.join(MARKER), &d.dir).map_err(fail(job))?,
+    }
+    if !known.iter().any(|k| k.is_here() && k.dir == t.dir) {
+        remove(&t.dir).map_err(fail(&t.dir))?;
+    }
+    for entry in std::fs::read_dir(job).map_err(fail(job))?.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let part = job.join(name.trim_start_matches(claims::PREFIX));
+        let Some(tag) = part
+            .file_name()
+            .and_then(|n| n.to_str()?.parse().ok())
+            .filter(|n| *n != seat.tag)
+        else {
+            continue;
+        };
+        // Another part that begins here has noted that before it makes its directory.
+        let its = store::listed(&part_dir(Path::new(&d.dir), tag));
+        if !its.iter().any(|k| k.is_here() && k.dir == part) {
+            remove(&part).map_err(fail(&part))?;
+            drop(std::fs::remove_file(claims::file(job, tag)));
+        }
+    }
+    let beside = job.parent().map(std::fs::read_dir).into_iter().flatten().flatten().flatten();
+    for other in beside.map(|e| e.path()).filter(|p| p != job) {
+        let of_same = std::fs::read_to_string(other.join(MARKER)).is_ok_and(|path| path == d.dir);
+        let own = std::fs::symlink_metadata(&other).is_ok_and(|m| m.is_dir() && m.uid() == sys::euid());
+        if of_same && own {
+            remove(&other).map_err(fail(&other))?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes a directory, if there is one.
+fn remove(path: &Path) -> io::Result<()> {
+    std::fs::remove_dir_all(path).or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })
 }
 
 fn is_usable(t: &Tier) -> bool {
@@ -71,35 +173,66 @@ fn is_usable(t: &Tier) -> bool {
     usable
 }
 
-/// What of a generation's chunks lies in local tiers.
-pub(crate) fn holdings(g: &generations::Generation) -> Vec<OnTier> {
-    let store = Store::of_generation(&g.path);
-    let mut bytes: BTreeMap<usize, u64> = BTreeMap::new();
-    if let (Ok(m), false) = (&g.manifest, store.tiers().is_empty()) {
-        for c in &m.chunks {
-            if let Place::Tier(tier) = store.place_of(c.id) {
-                *bytes.entry(tier).or_default() += belay_storage::chunk::file_bytes(c.pages);
-            }
+/// What of the chunks of generation `g` lies in local tiers, of the job's own part and of those on other hosts; and what some of them lack.
+pub(crate) fn holdings(job: &Path, g: &generations::Generation) -> (Vec<OnTier>, Option<String>) {
+    let parts = super::parts::of_generation(job, &g.path).unwrap_or_default();
+    let (mut on, mut lacking) = (BTreeMap::new(), None);
+    for (tag, path) in [(0, g.path.clone())].into_iter().chain(parts) {
+        let store = Store::of_generation(&path);
+        if store.tiers().is_empty() && store.elsewhere().is_empty() {
+            continue;
+        }
+        let (Ok(m), Ok(home)) = (Manifest::read(&path), store.at_home()) else {
+            continue;
+        };
+        for c in m.chunks.iter().filter(|c| !home.contains(&c.id)) {
+            let tier = match store.place_of(c.id) {
+                Place::Tier(tier) => &store.tiers()[tier],
+                // Only its host could say in which.
+                Place::Home => match store.elsewhere().first() {
+                    Some(tier) => tier,
+                    // Moved since.
+                    None if store.check_present(c).is_ok() => continue,
+                    None => {
+                        lacking.get_or_insert_with(|| format!("part {tag} lacks chunk {}", c.id));
+                        continue;
+                    }
+                },
+            };
+            let key = (tier.name.clone(), tier.memory, tier.host.as_ref().map(|h| h.name.clone()));
+            *on.entry(key).or_insert(0) += belay_storage::chunk::file_bytes(c.pages);
         }
     }
-    let on = |(tier, bytes): (usize, u64)| {
-        let t = &store.tiers()[tier];
-        OnTier {
-            tier: t.name.clone(),
-            kind: if t.memory { Kind::Memory } else { Kind::Local }.name().into(),
-            bytes,
-            whole: false,
-        }
-    };
-    bytes.into_iter().map(on).collect()
+    let on = on.into_iter().map(|((tier, memory, host), bytes)| OnTier {
+        tier,
+        kind: if memory { Kind::Memory } else { Kind::Local }.name().into(),
+        bytes,
+        whole: false,
+        host,
+    });
+    (on.collect(), lacking)
 }
 
-/// Removes the directories of a job in its local tiers, of which nothing is needed any more.
-pub fn remove_empty(dir: &JobDir) {
-    for t in store::listed(dir.path()) {
+/// The job ends: removes its directories in the local tiers of this host, where nothing of it is left in them.
+pub(crate) fn remove_empty(dir: &JobDir, part: Option<u64>) {
+    for t in store::listed(dir.path()).iter().filter(|t| t.is_here()) {
         if let Err(e) = std::fs::remove_dir(&t.dir) {
             tracing::debug!(path = %t.dir.display(), error = %e, "directory stays");
+            continue;
         }
+        if let Some(tag) = part {
+            leave(of_job(t), tag);
+        }
+    }
+}
+
+/// Part `tag` has nothing any more in the directory `job` of a tier: who leaves last removes it.
+fn leave(job: &Path, tag: u64) {
+    drop(std::fs::remove_file(claims::file(job, tag)));
+    let others = std::fs::read_dir(job).into_iter().flatten().flatten();
+    if others.map(|e| e.file_name()).all(|name| name == MARKER) {
+        drop(std::fs::remove_file(job.join(MARKER)));
+        drop(std::fs::remove_dir(job));
     }
 }
 

@@ -7,11 +7,14 @@
 
 mod again;
 mod child;
+pub mod gather;
 pub mod local;
 mod notes;
 mod parts;
 
 pub use again::{fetch, find_job, refresh};
+pub(crate) use parts::away;
+
 pub use notes::{held, known, statuses, Known};
 
 use crate::config::{self, Kind};
@@ -278,11 +281,6 @@ fn remove_empty(path: &Path) {
     }
 }
 
-/// Refuses generation `number` of a job on several hosts of which a part lacks something in its directory.
-pub fn parts_are_there(dir: &JobDir, number: u64) -> Result<(), Failure> {
-    parts::are_there(dir.path(), number)
-}
-
 /// Has `work` done with each durable tier of a job, whatever becomes of the others; the first failure.
 pub fn for_each(d: &Description, mut work: impl FnMut(&mut Durable) -> Result<(), Failure>) -> Result<(), Failure> {
     let mut failure = None;
@@ -297,11 +295,13 @@ pub fn for_each(d: &Description, mut work: impl FnMut(&mut Durable) -> Result<()
 
 /// Refuses directories that are not there before a program is started; object stores are asked later.
 pub fn check(d: &Description) -> Result<(), Failure> {
-    // What several hosts write lies where all see it: they have no local tiers.
-    let used = |t: &&config::Tier| !d.across_hosts || matches!(t.kind, Kind::Pfs | Kind::Object);
-    for (t, path) in d.config.tiers.iter().filter(used).filter_map(|t| Some((t, t.path.as_ref()?))) {
+    let host = match d.across_hosts || d.folder.is_some() {
+        true => format!(" on {}", sys::host()),
+        false => String::new(),
+    };
+    for (t, path) in d.config.tiers.iter().filter_map(|t| Some((t, t.path.as_ref()?))) {
         let cannot = |why: &str| {
-            let at = path.display();
+            let at = format!("{}{host}", path.display());
             Failure::new(
                 Exit::NoTier,
                 format!("tier {}: {at}: {why}; make it, or change belay.toml", t.name),

@@ -115,7 +115,7 @@ pub fn held(dir: &JobDir) -> Result<usize, Failure> {
 pub fn statuses(dir: &JobDir, d: &Description) -> Vec<GenerationStatus> {
     let mut out: BTreeMap<u64, GenerationStatus> = BTreeMap::new();
     for g in generations::list(&dir.generations()).unwrap_or_default() {
-        out.insert(g.number, here(&g));
+        out.insert(g.number, here(dir, &g));
     }
     let notes = known(dir, d);
     for (t, known) in d.config.durable().zip(notes) {
@@ -126,6 +126,7 @@ pub fn statuses(dir: &JobDir, d: &Description) -> Vec<GenerationStatus> {
                 kind: t.kind.name().into(),
                 bytes: manifest.bytes,
                 whole: true,
+                host: None,
             };
             let known = out.entry(number).or_insert_with(|| generations::status(&manifest));
             let local = files::read(
@@ -144,16 +145,20 @@ pub fn statuses(dir: &JobDir, d: &Description) -> Vec<GenerationStatus> {
 }
 
 /// A generation in the job directory.
-fn here(g: &Generation) -> GenerationStatus {
+fn here(dir: &JobDir, g: &Generation) -> GenerationStatus {
     let status = g.status();
+    let (local, lacking) = super::local::holdings(dir.path(), g);
+    let damage = status.damage.or(lacking);
     let on = OnTier {
         tier: "job".into(),
         kind: "local".into(),
         bytes: status.bytes,
-        whole: status.whole,
+        whole: damage.is_none(),
+        host: None,
     };
-    let local = super::local::holdings(g);
     GenerationStatus {
+        whole: damage.is_none(),
+        damage,
         tiers: [on].into_iter().chain(local).collect(),
         ..status
     }

@@ -11,11 +11,12 @@ use super::{Durable, Part};
 use crate::jobdir::{Access, Description, JobDir};
 use crate::nodes::again::part_dir;
 use crate::nodes::table;
-use crate::{generations, Failure};
+use crate::Failure;
 use belay_image::files;
-use belay_image::manifest::{MANIFEST_FILE, MAX_BYTES};
+use belay_image::manifest::{Manifest, MANIFEST_FILE, MAX_BYTES};
 use belay_storage::catalogue::{record_key, Listed};
 use belay_storage::flush::{self, Control, Flushed};
+use belay_storage::store::Store;
 use belay_storage::StorageError;
 use belay_wire::Exit;
 use std::collections::btree_map::Entry;
@@ -35,30 +36,22 @@ pub(crate) fn of_generation(job: &Path, path: &Path) -> Result<Vec<(u64, PathBuf
     Ok(rows.iter().map(|r| (r.tag, own(r.tag))).collect())
 }
 
-/// Refuses a generation of which a part lacks something, as far as that can be seen without reading all of it.
-pub(crate) fn are_there(job: &Path, number: u64) -> Result<(), Failure> {
-    let path = job.join("gen").join(generations::name(number));
-    for (tag, own) in of_generation(job, &path)? {
-        let g = generations::Generation::at(&part_dir(job, tag).join("gen"), number);
-        let named = |f: Failure| Failure::new(f.exit, format!("part {tag}: {f}"));
-        let m = g.manifest().map_err(named)?;
-        let store = belay_storage::store::Store::of_generation(&own);
-        let missing = m.chunks.iter().find_map(|c| store.check_present(c).err());
-        let missing = missing.or_else(|| {
-            m.files.iter().find_map(|f| match files::open(&own.join(&f.name)) {
-                Ok((_, bytes)) if bytes == f.bytes => None,
-                Ok((_, bytes)) => {
-                    let why = format!("{bytes} bytes instead of {}", f.bytes);
-                    Some(belay_image::ImageError::damaged(&own.join(&f.name), why))
-                }
-                Err(e) => Some(e),
-            })
-        });
-        if let Some(e) = missing {
-            return Err(named(Failure::new(Exit::Damaged, e.to_string())));
+/// How many chunks of the parts of the generation in `path` lie only in local tiers of their hosts, and which hosts these are.
+pub(crate) fn away(job: &Path, path: &Path) -> Result<(usize, BTreeSet<String>), Failure> {
+    let (mut chunks, mut hosts) = (0, BTreeSet::new());
+    for (_, own) in of_generation(job, path)? {
+        let store = Store::of_generation(&own);
+        if store.elsewhere().is_empty() {
+            continue;
+        }
+        let home = store.at_home()?;
+        let away = Manifest::read(&own)?.chunks.iter().filter(|c| !home.contains(&c.id)).count();
+        if away > 0 {
+            chunks += away;
+            hosts.extend(store.elsewhere().iter().filter_map(|t| Some(t.host.as_ref()?.name.clone())));
         }
     }
-    Ok(())
+    Ok((chunks, hosts))
 }
 
 impl Durable {

@@ -4,12 +4,13 @@
 //! ask ──> Waiting ──granted──> writing ──written──> pending ──take──> being flushed ──flushed──> room
 //!            └─ home: no flush is under way that could make room
 //! ```
-//! Whenever something changes all who wait are looked at, the oldest first, so nobody gets a place that somebody who came before wanted. Knows numbers only, no files.
+//! Whenever something changes all who wait are looked at, the oldest first, so nobody gets a place that somebody who came before wanted. Knows numbers only, no chunk files.
 
+use super::claims::Claims;
 use super::model::Model;
 use super::rule::{choose, Policy, View};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Weight of the newest observation in the moving average of the flush's bandwidth.
@@ -24,6 +25,8 @@ pub struct Spec {
     pub memory: bool,
     /// What its writers get.
     pub model: Model,
+    /// What other parts of the job have of it, where it may have any on this host.
+    pub shared: Option<Arc<Claims>>,
 }
 
 /// Where a chunk goes.
@@ -92,25 +95,43 @@ impl Desk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The tier for `bytes` that somebody wants who waits behind `ahead` others; none to wait.
+    fn choose(&self, state: &State, bytes: u64, ahead: u32) -> Option<usize> {
+        let view = |(t, l): (&Spec, &Load)| View {
+            alone: t.model.per_writer(1),
+            next: t.model.per_writer(l.writers + 1),
+            crowd: (l.writers >= t.model.useful()).then(|| t.model.total(l.writers)),
+            room: !l.closed && l.used + bytes <= t.capacity && (!t.memory || bytes <= state.memory_left),
+            memory: t.memory,
+        };
+        let mut views: Vec<View> = self.tiers.iter().zip(&state.loads).map(view).collect();
+        loop {
+            let tier = choose(self.policy, &views, state.flush, ahead)?;
+            let (spec, used) = (&self.tiers[tier], state.loads[tier].used);
+            let shared = spec.shared.as_ref();
+            if shared.is_none_or(|s| s.take((used, used + bytes), spec.capacity)) {
+                return Some(tier);
+            }
+            // Other parts have the rest of it.
+            views[tier].room = false;
+        }
+    }
+
+    /// What other parts may know has changed: this one has `used` of `tier`.
+    fn tell(&self, tier: usize, used: u64) {
+        let told = self.tiers[tier].shared.as_ref().map(|s| s.set(used));
+        if let Some(Err(e)) = told {
+            tracing::warn!(tier, error = %e, "what is used of a local tier is not told to other parts");
+        }
+    }
+
     /// Looks at all who wait, the oldest first.
     fn settle(&self, state: &mut State) {
         let mut ahead = 0;
         let mut at = 0;
         while let Some((ticket, bytes)) = state.waiting.get(at).copied() {
-            let views: Vec<View> = self
-                .tiers
-                .iter()
-                .zip(&state.loads)
-                .map(|(t, l)| View {
-                    alone: t.model.per_writer(1),
-                    next: t.model.per_writer(l.writers + 1),
-                    crowd: (l.writers >= t.model.useful()).then(|| t.model.total(l.writers)),
-                    room: !l.closed && l.used + bytes <= t.capacity && (!t.memory || bytes <= state.memory_left),
-                    memory: t.memory,
-                })
-                .collect();
             let hope = state.writing > 0 || state.loads.iter().any(|l| l.flushing > 0 || !l.pending.is_empty());
-            let place = match choose(self.policy, &views, state.flush, ahead) {
+            let place = match self.choose(state, bytes, ahead) {
                 Some(tier) => Place::Tier(tier),
                 None if !hope => Place::Home,
                 None => {
@@ -210,6 +231,7 @@ impl Desk {
     fn make_free(&self, state: &mut State, tier: usize, bytes: u64) {
         let load = &mut state.loads[tier];
         load.used = load.used.saturating_sub(bytes);
+        self.tell(tier, load.used);
         if self.tiers[tier].memory {
             state.memory_left = state.memory_left.saturating_add(bytes);
         }
@@ -219,6 +241,7 @@ impl Desk {
     pub fn found(&self, tier: usize, id: u64, bytes: u64) {
         let mut state = self.state();
         state.loads[tier].used += bytes;
+        self.tell(tier, state.loads[tier].used);
         state.loads[tier].pending.push_back((id, bytes));
         self.settle(&mut state);
     }
@@ -350,6 +373,7 @@ mod tests {
             capacity,
             memory,
             model: Model::new(1, vec![all]).unwrap(),
+            shared: None,
         }
     }
 

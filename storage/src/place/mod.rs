@@ -8,6 +8,7 @@
 //! next chunk gets is decided by [`desk`] after the [`rule`], with a [`model`] of each tier's throughput.
 
 pub mod calibrate;
+pub mod claims;
 pub mod desk;
 pub mod model;
 pub mod mover;

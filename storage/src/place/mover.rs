@@ -49,6 +49,8 @@ pub struct Mover {
     rate: Rate,
     control: Control,
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
+    /// Why a chunk could not be moved last.
+    fault: Mutex<Option<String>>,
 }
 
 impl Mover {
@@ -61,6 +63,7 @@ impl Mover {
             rate: Rate::new(rate),
             control: Control::default(),
             threads: Mutex::default(),
+            fault: Mutex::default(),
             store,
         });
         for (tier, id, bytes) in mover.store.in_tiers()? {
@@ -139,6 +142,7 @@ impl Mover {
                     item.failed = true;
                 }
                 tracing::warn!(chunk = id, error = %e, "chunk stays in its local tier");
+                *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(e.to_string());
             }
             self.desk.flushed(tier, bytes, moved.is_ok());
         }
@@ -245,6 +249,19 @@ impl Mover {
             .iter()
             .filter(|(id, i)| ids.contains(id) && self.store.is_memory(i.tier));
         there.map(|(_, i)| i.bytes).sum()
+    }
+
+    /// Whether all chunks of `ids` are home.
+    pub fn are_home(&self, ids: &BTreeSet<u32>) -> bool {
+        let items = self.items();
+        ids.iter().all(|id| !items.contains_key(id))
+    }
+
+    /// After [`Mover::finish`]: bytes that could not be moved home, and why, where there are any.
+    pub fn left(&self) -> Option<(u64, String)> {
+        let bytes = self.items().values().map(|i| i.bytes).sum();
+        let fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
+        (bytes > 0).then(|| (bytes, fault.unwrap_or_else(|| "moving was given up".into())))
     }
 
     /// Waits until everything is home, or cannot be moved. The threads must have been started.

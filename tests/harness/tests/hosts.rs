@@ -20,6 +20,8 @@ use std::time::Duration;
 
 #[path = "hosts/durable.rs"]
 mod durable;
+#[path = "hosts/local.rs"]
+mod local;
 
 fn rounds_wanted() -> usize {
     let count = std::env::var("BELAY_HOSTS_ROUNDS").ok();
@@ -259,7 +261,7 @@ fn main() {
     let mut target = Target::over_hosts("hosts");
     or_end(Server::prepare(target.place()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 20] = [
+    let tests: [(&str, Run); 28] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -288,6 +290,14 @@ fn main() {
         ("durable", durable::directory),
         ("durable_objects", durable::objects),
         ("durable_server_lost", durable::server_lost),
+        ("local::restarts::root", |p, r| local::restarts(p, User::Root, r)),
+        ("local::restarts::user", |p, r| local::restarts(p, User::Ordinary, r)),
+        ("local::host_gone", local::host_gone),
+        ("local::host_dies", local::host_dies),
+        ("local::durable", local::durable),
+        ("local::small_and_killed", local::small_and_killed),
+        ("local::shared", local::shared),
+        ("local::not_there", local::not_there),
     ];
     for (name, test) in tests {
         target.once(name, test);

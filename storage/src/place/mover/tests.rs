@@ -19,12 +19,14 @@ fn engine(s: &Scratch, memory: u64, disk: u64, policy: Policy, rate: Option<u64>
         name: name.into(),
         memory,
         dir: s.0.join(name),
+        host: None,
     });
     set_local_tiers(&s.job(), &tiers, &tiers).unwrap();
     let spec = |chunks: u64, memory: bool| Spec {
         capacity: chunks * room,
         memory,
         model: Model::unmeasured(memory),
+        shared: None,
     };
     let options = Options {
         max_bytes: None,
