@@ -438,6 +438,7 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
         }
         tiers::local::adopt(&mut description, &root);
         tiers::check(&description)?;
+        description.differential = root.differential;
         description.log_level = root.log_level;
     }
     let lock = dir.lock()?;
