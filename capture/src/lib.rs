@@ -308,7 +308,7 @@ fn take(
         let ended = job.zombies.iter().filter_map(|zombie| process::zombie(*zombie));
         live.chain(ended.map(Ok)).collect::<Result<Vec<_>, _>>()
     })?;
-    waits::shorten(&mut job, &thread_tables);
+    waits::shorten(&mut job, &thread_tables, drafts.iter().map(|d| d.maps.as_slice()));
     for (at, ((process, draft), area)) in processes.iter_mut().zip(&mut drafts).zip(&areas).enumerate() {
         // Those of memory that several processes share are told once.
         if job.processes[at].guest.is_none() {

@@ -9,7 +9,7 @@
 
 use crate::suspend::{Suspended, Task};
 use belay_abi::inject::ThreadTable;
-use belay_kernel::proc;
+use belay_kernel::proc::{self, Map};
 use belay_kernel::ptrace::Regs;
 use belay_kernel::vm;
 use std::collections::HashMap;
@@ -206,15 +206,13 @@ impl Wait {
     }
 }
 
-/// Shortens time-outs that lie in memory, for all stopped threads of which that is known. What is left is written below the stack, where the kernel writes when a signal comes: so only for threads without a stack
-/// of their own for signals, as others may keep something there (Go).
-pub(crate) fn shorten(job: &mut Suspended, tables: &[Vec<ThreadTable>]) {
-    for (process, tables) in job.processes.iter_mut().zip(tables) {
+/// Shortens time-outs that lie in memory, for all stopped threads of which that is known. What is left is written below the stack, where the kernel writes when a signal comes: so only for threads on
+/// a stack that the system has given them and without another one for signals. Others may keep something there (coroutines, Go).
+pub(crate) fn shorten<'a>(job: &mut Suspended, tables: &[Vec<ThreadTable>], maps: impl Iterator<Item = &'a [Map]>) {
+    for ((process, tables), maps) in job.processes.iter_mut().zip(tables).zip(maps) {
         for (task, table) in process.tasks.iter_mut().zip(tables) {
-            let Some(mut wait) = task
-                .wait
-                .filter(|w| w.form == Form::Timespec && table.altstack.flags & libc::SS_DISABLE != 0)
-            else {
+            let signals_come_here = table.altstack.flags & libc::SS_DISABLE != 0 && is_on_own_stack(&task.regs, maps);
+            let Some(mut wait) = task.wait.filter(|w| w.form == Form::Timespec && signals_come_here) else {
                 continue;
             };
             wait.write(task);
@@ -225,6 +223,14 @@ pub(crate) fn shorten(job: &mut Suspended, tables: &[Vec<ThreadTable>]) {
             }
         }
     }
+}
+
+/// Whether a thread is on the stack with which it began: that of the process, or one at whose end its control block lies, as the C library lays them out.
+fn is_on_own_stack(regs: &Regs, maps: &[Map]) -> bool {
+    let low = regs.rsp.saturating_sub(BELOW_STACK);
+    let holds = |m: &&Map, address: u64| (m.start..m.end).contains(&address);
+    let map = maps.iter().find(|m| holds(m, low) && holds(m, regs.rsp));
+    map.is_some_and(|m| m.name == "[stack]" || holds(&m, regs.fs_base) && regs.rsp < regs.fs_base)
 }
 
 /// From `/proc/TID/sched`.
@@ -339,6 +345,27 @@ mod tests {
             Some(1_000_000_500)
         );
         assert_eq!(nanoseconds(me, Form::Timespec, 0), None);
+    }
+
+    #[test]
+    fn stacks_that_a_program_has_made_itself_are_told_from_those_of_its_threads() {
+        let map = |line: &str| Map::parse(line.as_bytes()).unwrap().remove(0);
+        let maps = [
+            map("10000-20000 rw-p 00000000 00:00 0 \n"),
+            map("7ff000-800000 rw-p 00000000 00:00 0                          [stack]\n"),
+        ];
+        let on = |rsp: u64, fs_base: u64| {
+            // SAFETY: all-zero bytes are a valid value of this plain C struct.
+            let mut regs: Regs = unsafe { std::mem::zeroed() };
+            (regs.rsp, regs.fs_base) = (rsp, fs_base);
+            is_on_own_stack(&regs, &maps)
+        };
+        assert!(on(0x7f_f800, 0x1_8000));
+        assert!(on(0x1_4000, 0x1_f700));
+        // A coroutine in the heap, one above a thread's stack, and a stack that has no room.
+        assert!(!on(0x1_4000, 0x50_0000));
+        assert!(!on(0x1_8000, 0x1_4000));
+        assert!(!on(0x1_0040, 0x1_f700));
     }
 
     #[test]
