@@ -72,21 +72,30 @@ pub fn gather(
     tell: &mut dyn FnMut(&str),
 ) -> Result<Gathered, Failure> {
     let mut found = Gathered::default();
-    let Some(newest) = wanted
-        .or(generations::numbers(&dir.generations())?.pop())
-        .filter(|_| d.across_hosts)
-    else {
+    let numbers = generations::numbers(&dir.generations())?;
+    if !d.across_hosts || wanted.or(numbers.last().copied()).is_none() {
         return Ok(found);
-    };
-    let rows = table::read(&dir.generations().join(generations::name(newest))).unwrap_or_default();
+    }
+    // The parts of a generation that is damaged are named by another one.
+    let of = |n: u64| table::read(&dir.generations().join(generations::name(n))).unwrap_or_default();
+    let mut known = wanted.into_iter().chain(numbers.into_iter().rev()).map(of);
+    let rows = known.find(|rows| !rows.is_empty()).unwrap_or_default();
     let (mut asked, mut failure) = (Vec::new(), None);
     for tag in tags(dir.path()) {
         let part = part_dir(dir.path(), tag);
-        let listed: BTreeSet<Host> = store::listed(&part).into_iter().filter_map(|t| t.host).collect();
-        if listed.is_empty() {
+        let listed = store::listed(&part);
+        if listed.as_ref().is_ok_and(Vec::is_empty) {
             continue;
         }
-        let limit = if lacks(&part)? { LIMIT } else { TIDY_LIMIT };
+        let limit = if lacks(&part, wanted)? { LIMIT } else { TIDY_LIMIT };
+        let listed = match listed {
+            Err(e) if limit == TIDY_LIMIT => {
+                tracing::warn!(tag, error = %e, "what lies in local tiers is not known");
+                continue;
+            }
+            other => other?,
+        };
+        let listed: BTreeSet<Host> = listed.into_iter().filter_map(|t| t.host).collect();
         for host in listed {
             if rows.is_empty() && !host.is_here() {
                 let why = format!("no remote shell of the job is known that leads to {}", host.name);
@@ -129,13 +138,14 @@ pub fn gather(
     failure.map_or(Ok(found), Err)
 }
 
-/// Whether a generation of the part in directory `part` needs chunks that do not lie at home.
-fn lacks(part: &Path) -> Result<bool, Failure> {
+/// Whether a generation of the part in directory `part`, or the one that is `wanted`, needs chunks that do not lie at home.
+fn lacks(part: &Path, wanted: Option<u64>) -> Result<bool, Failure> {
     let home = Store::of_job(part).at_home()?;
     let gen = part.join("gen");
     let all = generations::numbers(&gen)?;
     let manifests = all
         .iter()
+        .filter(|n| wanted.is_none_or(|wanted| wanted == **n))
         .filter_map(|n| Manifest::read(&gen.join(generations::name(*n))).ok());
     Ok(manifests.flat_map(|m| m.chunks).any(|c| !home.contains(&c.id)))
 }
