@@ -181,10 +181,10 @@ fn prepare(t: &LocalTier, known: &[LocalTier], dir: &Path, seat: &Seat) -> Resul
         remove(&t.dir).map_err(fail(&t.dir))?;
     }
     claims::make_own(&t.dir).map_err(fail(&t.dir))?;
-    if whose != Owner::This {
-        return Ok(());
-    }
-    for tag in tags_in(job).into_iter().filter(|tag| *tag != seat.tag) {
+    let others = tags_in(job)
+        .into_iter()
+        .filter(|tag| whose == Owner::This && *tag != seat.tag);
+    for tag in others {
         let part = job.join(tag.to_string());
         // Another part that begins here has noted that before it makes its directory. Where that cannot be read it may be here.
         let gone = store::listed(&part_dir(dir, tag)).is_ok_and(|its| !its.iter().any(|k| k.is_here() && k.dir == part));
@@ -399,7 +399,11 @@ mod tests {
         // SAFETY: the path is a C string.
         assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
         std::os::unix::fs::symlink("/dev/zero", tier.join("link").join(MARKER)).unwrap();
+        // An earlier job's.
+        std::fs::create_dir(tier.join("old")).unwrap();
+        std::fs::write(tier.join("old").join(MARKER), job.display().to_string()).unwrap();
         begin(&at(0), &job).unwrap();
+        assert!(!tier.join("old").exists());
         assert!(tier.join("fifo").exists() && tier.join("link").exists());
         let target = s.0.join("target");
         std::fs::rename(tier.join("name-id"), &target).unwrap();

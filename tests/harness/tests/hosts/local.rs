@@ -138,7 +138,7 @@ pub(super) fn host_gone(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     job.restart_at(&[])?;
     let said = job.said();
     // The two newest are lost, and would have been kept in place of all others.
-    let older = (1..newest - 1).any(|n| said.contains(&format!("using generation {n}\n")));
+    let older = (1..newest - 1).any(|n| said.contains(&format!("using generation {n},")));
     want(older && said.contains("h2 does not answer"), || {
         format!("after {newest} generations, an older one was to be used: {said}")
     })?;
