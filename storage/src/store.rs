@@ -121,7 +121,11 @@ fn number(file: &str) -> Option<u32> {
 impl Store {
     /// The store in job directory `job`.
     pub fn of_job(job: &Path) -> Self {
-        let (here, elsewhere): (Vec<_>, Vec<_>) = listed(job).into_iter().partition(LocalTier::is_here);
+        let listed = listed(job).unwrap_or_else(|e| {
+            tracing::warn!(error = %e, "local tiers are not known");
+            Vec::new()
+        });
+        let (here, elsewhere): (Vec<_>, Vec<_>) = listed.into_iter().partition(LocalTier::is_here);
         Self {
             dir: job.join(DIRECTORY),
             tiers: own(job, here).into(),
@@ -325,18 +329,14 @@ impl Store {
     }
 }
 
-/// The local tiers of the job in directory `job`, whether they are there or not.
-pub fn listed(job: &Path) -> Vec<LocalTier> {
+/// The local tiers of the job in directory `job`, whether they are there or not; none where there is no list. Fails where there is one that cannot be read.
+pub fn listed(job: &Path) -> Result<Vec<LocalTier>, ImageError> {
     let path = job.join(PLACES);
-    let listed = match files::read(&path, MAX_PLACES) {
-        Ok(text) => serde_json::from_slice::<Vec<LocalTier>>(&text).map_err(|e| e.to_string()),
-        Err(_) if !path.exists() => return Vec::new(),
-        Err(e) => Err(e.to_string()),
-    };
-    listed.unwrap_or_else(|reason| {
-        tracing::warn!(path = %path.display(), reason, "local tiers are not known");
-        Vec::new()
-    })
+    match files::read(&path, MAX_PLACES) {
+        Ok(text) => serde_json::from_slice(&text).map_err(|e| ImageError::damaged(&path, e.to_string())),
+        Err(ImageError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => Err(e),
+    }
 }
 
 /// Those of `tiers` that are there and belong to whom the job belongs.
@@ -371,7 +371,7 @@ pub fn set_local_tiers(job: &Path, tiers: &[LocalTier], used: &[LocalTier]) -> R
 /// Before the job in directory `job` writes a chunk: what may lie in local tiers of hosts that it has left is given up, because chunks get the same numbers from now on.
 /// Whether there were such tiers.
 pub fn forget_elsewhere(job: &Path) -> Result<bool, ImageError> {
-    let (here, elsewhere): (Vec<_>, Vec<_>) = listed(job).into_iter().partition(LocalTier::is_here);
+    let (here, elsewhere): (Vec<_>, Vec<_>) = listed(job)?.into_iter().partition(LocalTier::is_here);
     if elsewhere.is_empty() {
         return Ok(false);
     }
@@ -464,7 +464,7 @@ pub(crate) mod tests {
         let why = store.check_present(&entry).unwrap_err().to_string();
         assert!(why.contains("ram of another host"), "{why}");
         assert!(forget_elsewhere(&s.0).unwrap() && !forget_elsewhere(&s.0).unwrap());
-        assert_eq!(listed(&s.0), [here]);
+        assert_eq!(listed(&s.0).unwrap(), [here]);
         assert!(!Store::of_job(&s.0)
             .check_present(&entry)
             .unwrap_err()

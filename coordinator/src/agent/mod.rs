@@ -134,7 +134,7 @@ pub struct Agent {
     pub(crate) nodes: Option<Nodes>,
     /// The part of the job that this agent serves, where the job may have several hosts.
     seat: Option<Seat>,
-    /// The newest generation that depends on no host's tiers, of a job that may have several.
+    /// The newest generation that depends on no host's tiers, of a job that may have several; [`together::NO_GENERATION`] where there is none. Not known until all have said.
     at_rest: Option<u64>,
     /// What this node has been called, and whether the job's processes ask about addresses because that has changed.
     addresses: (Names, bool),

@@ -18,9 +18,13 @@ impl Agent {
 
     /// After a checkpoint, whether it succeeded or not: retention, and removal of chunks that are not needed any more. Not while one is being written.
     pub(super) fn tidy(&mut self) -> Result<(), Failure> {
-        let pinned = [self.pinned(), self.being_encoded()].concat();
-        let pinned: Vec<u64> = pinned.into_iter().chain(self.newest_at_rest()?).chain(self.at_rest).collect();
-        generations::retain(&self.dir.generations(), self.description.keep, &pinned)?;
+        // Where several hosts have local tiers, it must be known first which generation depends on none of them.
+        let is_alone = self.nodes.as_ref().is_none_or(|n| !n.is_part() && n.remotes.is_empty());
+        if is_alone || !self.uses_local_tiers() || self.at_rest.is_some() {
+            let pinned = [self.pinned(), self.being_encoded()].concat();
+            let pinned: Vec<u64> = pinned.into_iter().chain(self.newest_at_rest()?).chain(self.at_rest).collect();
+            generations::retain(&self.dir.generations(), self.description.keep, &pinned)?;
+        }
         self.collect()?;
         self.tidy_redundancy()?;
         match self.description.max_bytes {

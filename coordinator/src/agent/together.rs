@@ -23,6 +23,8 @@ use std::time::Duration;
 const TRIES: u32 = 10;
 /// What is said about generations that lie in no local tier.
 const AT_REST: &str = "at-rest";
+/// The number of none: all have said, and there is none.
+pub(super) const NO_GENERATION: u64 = 0;
 /// Part of every such reason.
 const PASSING: &str = "again in a moment";
 
@@ -449,7 +451,7 @@ impl Agent {
         }
         let mine = self.at_rest_here();
         let common = mine.into_iter().rfind(|n| of_parts.iter().all(|p| p.contains(n)));
-        self.at_rest = common.or(self.at_rest);
+        self.at_rest = Some(common.or(self.at_rest).unwrap_or(NO_GENERATION));
     }
 
     /// A part makes its own generation, which counts when the root has committed.

@@ -137,6 +137,12 @@ impl RemoteShell {
             // See scripts/site/spank_belay.c: this one is belay's own.
             c.env("BELAY_SPANK", "off");
         }
+        if stdio.is_some() && like.is_none() {
+            // Belay reads what it prints.
+            for name in super::srun::OF_OUTPUT {
+                c.env_remove(name);
+            }
+        }
         match stdio {
             Some([input, output, error]) => c.stdin(input).stdout(output).stderr(error),
             None => c.stdin(Stdio::null()),

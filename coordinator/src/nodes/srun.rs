@@ -185,6 +185,9 @@ pub(crate) fn distinct<'a>(hosts: &[&'a String]) -> Vec<&'a str> {
     seen
 }
 
+/// Variables that say where the tasks' input and output go, and how that looks.
+pub(super) const OF_OUTPUT: [&str; 4] = ["SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_LABELIO"];
+
 /// Options for one task on `host`, beside whatever runs there.
 pub(crate) fn alone_on(host: &str) -> Vec<String> {
     let node = format!("--nodelist={host}");

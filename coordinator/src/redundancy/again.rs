@@ -9,7 +9,7 @@
 use super::record::Record;
 use crate::jobdir::JobDir;
 use crate::nodes::alive::hosts_of;
-use crate::nodes::helper::{self, Helper};
+use crate::nodes::helper::{self, Heard, Helper};
 use crate::nodes::table::{self, Row};
 use crate::{generations, nodes, Failure};
 use belay_tree::Direct;
@@ -70,10 +70,11 @@ pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dy
     // Hosts that are gone are what this is for.
     let mut sources: Vec<Source> = old.iter().filter_map(|host| serve(&rows, host, job).ok()).collect();
     let mut reached = Vec::new();
-    for (source, _) in &mut sources {
-        match source.hear(true, LIMIT.saturating_sub(begin.elapsed())) {
-            Some(addresses) => reached.push(addresses.replace(',', "+")),
-            None => tracing::warn!(host = source.host, "no blocks from this host"),
+    let said = helper::hear(sources.iter_mut().map(|(source, _)| (source, LIMIT)));
+    for ((source, _), said) in sources.iter().zip(said) {
+        match said {
+            Heard::Answer(addresses) => reached.push(addresses.replace(',', "+")),
+            Heard::Ended | Heard::Silent => tracing::warn!(host = source.host, "no blocks from this host"),
         }
     }
     let reached = reached.join(",");
@@ -83,19 +84,24 @@ pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dy
         all.push(heal(&rows, host, job, (row.tag, number), &reached)?);
     }
     let mut failure = None;
-    for mut part in all {
-        let Some(said) = part.hear(false, Direct::SILENCE) else {
-            let host = part.host.clone();
-            part.end();
-            let seconds = Direct::SILENCE.as_secs();
-            let why = format!(
-                "generation {number} could not be made whole on {host}: no sign of life for {seconds} s; leave that host out with --hosts"
-            );
-            failure.get_or_insert(Failure::new(Exit::RestartFailed, why));
-            continue;
+    let heard = helper::hear(all.iter_mut().map(|part| (part, Direct::SILENCE)));
+    for (mut part, heard) in all.into_iter().zip(heard) {
+        let said = match heard {
+            Heard::Answer(said) => said,
+            Heard::Ended => String::new(),
+            Heard::Silent => {
+                let host = part.host.clone();
+                part.end();
+                let seconds = Direct::SILENCE.as_secs();
+                let why = format!(
+                    "generation {number} could not be made whole on {host}: no sign of life for {seconds} s; leave that host out with --hosts"
+                );
+                failure.get_or_insert(Failure::new(Exit::RestartFailed, why));
+                continue;
+            }
         };
         let ended = part.child.wait();
-        match serde_json::from_str::<Healed>(said.trim()) {
+        match serde_json::from_str::<Healed>(&said) {
             Ok(Ok(0)) => {}
             Ok(Ok(bytes)) => tell(&format!("generation {number}: {bytes} bytes rebuilt on {}", part.host)),
             // The one of an earlier attempt will have ended at the next.

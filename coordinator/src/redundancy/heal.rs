@@ -8,6 +8,7 @@ use super::{content, local, Settings};
 use crate::generations::{self, Generation};
 use crate::jobdir::JobDir;
 use crate::lock::{Lock, LockFile};
+use crate::nodes::helper;
 use crate::{sys, Failure};
 use belay_redundancy::index::Place;
 use belay_redundancy::layout::{block_range, blocks};
@@ -31,8 +32,7 @@ pub fn run(job: &JobDir, settings: &Settings, tag: u64, number: u64, sources: &[
     let healed = own_store(job, settings, tag, PATIENCE).and_then(|_held| {
         // Who waits for the result hears meanwhile that this process is there. Where nobody waits any more, another one will soon do this work.
         let beat = || {
-            let said = io::stdout().write_all(b"\n").and_then(|()| io::stdout().flush());
-            said.inspect_err(|e| {
+            helper::beat().inspect_err(|e| {
                 eprintln!("belay: generation {number} of part {tag} stays as it is: nobody waits for it any more: {e}");
                 std::process::exit(Exit::Io.code().into());
             })
@@ -41,8 +41,7 @@ pub fn run(job: &JobDir, settings: &Settings, tag: u64, number: u64, sources: &[
     });
     let healed: Healed = healed.map_err(|f| (f.exit, f.message));
     let text = serde_json::to_string(&healed).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
-    println!("{text}");
-    Ok(())
+    helper::answer(&text).map_err(|e| Failure::io("say how that went", &e))
 }
 
 /// Keeps others who would heal the store of part `tag` out, while the lock lives, and lays it out here. One whose restart has been given up ends when it cannot say any more that it is

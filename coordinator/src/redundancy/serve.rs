@@ -3,13 +3,14 @@
 use super::strangers::{visitor, Stranger, Strangers};
 use super::{content, Settings};
 use crate::jobdir::JobDir;
+use crate::nodes::helper;
 use crate::Failure;
 use belay_redundancy::layout::blocks;
 use belay_redundancy::{Index, Part, BLOCK};
 use belay_tree::{Direct, Door, JobKey};
 use belay_wire::Exit;
 use serde::{Deserialize, Serialize};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -295,9 +296,7 @@ pub fn run(job: &JobDir, settings: &Settings) -> Result<(), Failure> {
     let key = JobKey::read(&job.path().join("key"))?;
     let stores = super::local::here(settings, job.path(), &job.description()?.id);
     let server = Server::start(key, stores)?;
-    let mut out = std::io::stdout().lock();
-    let said = writeln!(out, "{}", server.addresses().join(",")).and_then(|()| out.flush());
-    said.map_err(|e| Failure::io("say where to reach this host", &e))?;
+    helper::answer(&server.addresses().join(",")).map_err(|e| Failure::io("say where to reach this host", &e))?;
     let mut rest = [0; 64];
     while std::io::stdin().read(&mut rest).is_ok_and(|n| n > 0) {}
     Ok(())

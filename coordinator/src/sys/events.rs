@@ -109,23 +109,25 @@ pub fn readable_within(fd: RawFd, limit: Duration) -> io::Result<bool> {
 
 /// Waits until one of `fds` (descriptor, events) is ready; returns what happened at each.
 pub fn poll(fds: &[(RawFd, i16)]) -> io::Result<Vec<i16>> {
-    let mut set: Vec<libc::pollfd> = fds
-        .iter()
-        .map(|(fd, events)| libc::pollfd {
-            fd: *fd,
-            events: *events,
-            revents: 0,
-        })
-        .collect();
     loop {
-        // SAFETY: `set` is valid for its length.
-        let n = unsafe { libc::poll(set.as_mut_ptr(), set.len() as libc::nfds_t, -1) };
-        if n >= 0 {
-            return Ok(set.iter().map(|p| p.revents).collect());
-        }
-        let e = io::Error::last_os_error();
-        if e.kind() != io::ErrorKind::Interrupted {
-            return Err(e);
+        match poll_within(fds, None) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
         }
     }
+}
+
+/// The same, but waits no longer than `limit`. A signal may end the wait (`Interrupted`).
+pub fn poll_within(fds: &[(RawFd, i16)], limit: Option<Duration>) -> io::Result<Vec<i16>> {
+    let entry = |(fd, events): &(RawFd, i16)| libc::pollfd {
+        fd: *fd,
+        events: *events,
+        revents: 0,
+    };
+    let mut set: Vec<libc::pollfd> = fds.iter().map(entry).collect();
+    let ms = |d: Duration| i32::try_from(d.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+    // SAFETY: `set` is valid for its length.
+    let n = unsafe { libc::poll(set.as_mut_ptr(), set.len() as libc::nfds_t, limit.map_or(-1, ms)) };
+    check(n.into())?;
+    Ok(set.iter().map(|p| p.revents).collect())
 }

@@ -5,7 +5,7 @@ mod locks;
 mod processes;
 mod signals;
 
-pub use events::{poll, readable_within, Timer, Wake};
+pub use events::{poll, poll_within, readable_within, Timer, Wake};
 pub use locks::{lock, lock_within, unlock};
 pub use processes::{
     become_subreaper, drop_file_capabilities, exit_like, fork, group_barrier, job_control, kill, parent, pass_on, reap, wait,

@@ -11,7 +11,7 @@ use crate::jobdir::{Access, Description, JobDir};
 use crate::lock::Lock;
 use crate::nodes::again::LOCK_LIMIT;
 use crate::nodes::alive::hosts_of;
-use crate::nodes::helper::{self, Helper};
+use crate::nodes::helper::{self, Heard, Helper};
 use crate::nodes::table::{self, Row};
 use crate::redundancy::local::part as part_dir;
 use crate::{generations, nodes, restart, sys, Failure};
@@ -23,12 +23,11 @@ use belay_storage::place::model::Model;
 use belay_storage::place::mover::Mover;
 use belay_storage::place::rule::Policy;
 use belay_storage::store::{self, Host, LocalTier, Store};
-use belay_tree::{beating, Direct};
+use belay_tree::beating;
 use belay_wire::Exit;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, Write};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a host may take to answer.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -73,21 +72,30 @@ pub fn gather(
     tell: &mut dyn FnMut(&str),
 ) -> Result<Gathered, Failure> {
     let mut found = Gathered::default();
-    let Some(newest) = wanted
-        .or(generations::numbers(&dir.generations())?.pop())
-        .filter(|_| d.across_hosts)
-    else {
+    let numbers = generations::numbers(&dir.generations())?;
+    if !d.across_hosts || wanted.or(numbers.last().copied()).is_none() {
         return Ok(found);
-    };
-    let rows = table::read(&dir.generations().join(generations::name(newest))).unwrap_or_default();
-    let (begin, mut asked, mut failure) = (Instant::now(), Vec::new(), None);
+    }
+    // The parts of a generation that is damaged are named by another one.
+    let of = |n: u64| table::read(&dir.generations().join(generations::name(n))).unwrap_or_default();
+    let mut known = wanted.into_iter().chain(numbers.into_iter().rev()).map(of);
+    let rows = known.find(|rows| !rows.is_empty()).unwrap_or_default();
+    let (mut asked, mut failure) = (Vec::new(), None);
     for tag in tags(dir.path()) {
         let part = part_dir(dir.path(), tag);
-        let listed: BTreeSet<Host> = store::listed(&part).into_iter().filter_map(|t| t.host).collect();
-        if listed.is_empty() {
+        let listed = store::listed(&part);
+        if listed.as_ref().is_ok_and(Vec::is_empty) {
             continue;
         }
-        let limit = if lacks(&part)? { LIMIT } else { TIDY_LIMIT };
+        let limit = if lacks(&part, wanted)? { LIMIT } else { TIDY_LIMIT };
+        let listed = match listed {
+            Err(e) if limit == TIDY_LIMIT => {
+                tracing::warn!(tag, error = %e, "what lies in local tiers is not known");
+                continue;
+            }
+            other => other?,
+        };
+        let listed: BTreeSet<Host> = listed.into_iter().filter_map(|t| t.host).collect();
         for host in listed {
             if rows.is_empty() && !host.is_here() {
                 let why = format!("no remote shell of the job is known that leads to {}", host.name);
@@ -112,9 +120,9 @@ pub fn gather(
             asked.push((tag, host, limit, helper));
         }
     }
-    for (tag, host, limit, helper) in asked {
+    for (tag, host, limit, answer) in hear(asked) {
         let of = found.0.entry(tag).or_default();
-        match helper.and_then(|helper| hear(helper, limit.saturating_sub(begin.elapsed()))) {
+        match answer {
             Some(Ok(there)) => {
                 of.lacking.push(format!("{} does not have it any more", host.name));
                 of.there.extend(there);
@@ -130,13 +138,14 @@ pub fn gather(
     failure.map_or(Ok(found), Err)
 }
 
-/// Whether a generation of the part in directory `part` needs chunks that do not lie at home.
-fn lacks(part: &Path) -> Result<bool, Failure> {
+/// Whether a generation of the part in directory `part`, or the one that is `wanted`, needs chunks that do not lie at home.
+fn lacks(part: &Path, wanted: Option<u64>) -> Result<bool, Failure> {
     let home = Store::of_job(part).at_home()?;
     let gen = part.join("gen");
     let all = generations::numbers(&gen)?;
     let manifests = all
         .iter()
+        .filter(|n| wanted.is_none_or(|wanted| wanted == **n))
         .filter_map(|n| Manifest::read(&gen.join(generations::name(*n))).ok());
     Ok(manifests.flat_map(|m| m.chunks).any(|c| !home.contains(&c.id)))
 }
@@ -179,16 +188,26 @@ fn ask(rows: &[Row], job: &Path, (tag, host): (u64, &Host), how: How) -> Result<
     )
 }
 
-/// What a host says; none where it does not answer.
-fn hear(mut helper: Helper, limit: Duration) -> Option<Answer> {
-    // First that it is there, perhaps with all it has to say.
-    let there = helper.hear(true, limit);
-    let said = match there {
-        Some(line) if line.is_empty() => helper.hear(false, Direct::SILENCE),
-        other => other,
+/// What is asked of a host: about which part, how long its first sign of life is waited for, and who asks there.
+type Asked<T> = (u64, Host, Duration, Option<T>);
+
+/// What the hosts say; none where one does not answer.
+fn hear(mut asked: Vec<Asked<Helper>>) -> Vec<Asked<Answer>> {
+    let helpers = asked
+        .iter_mut()
+        .filter_map(|(.., limit, helper)| Some((helper.as_mut()?, *limit)));
+    let mut heard = helper::hear(helpers).into_iter();
+    let of_one = |(tag, host, limit, helper): Asked<Helper>| {
+        let answer = helper.and_then(|helper| {
+            helper.end();
+            match heard.next()? {
+                Heard::Answer(text) => serde_json::from_str(&text).ok(),
+                Heard::Ended | Heard::Silent => None,
+            }
+        });
+        (tag, host, limit, answer)
     };
-    helper.end();
-    serde_json::from_str(said?.trim()).ok()
+    asked.into_iter().map(of_one).collect()
 }
 
 impl Gathered {
@@ -250,16 +269,14 @@ impl Gathered {
 
 /// `belay store look` and `belay store home`, on a host of the job: does it for part `tag`, and says how that went.
 pub fn run(job: &JobDir, tag: u64, how: How) -> Result<(), Failure> {
-    let beat = || io::stdout().write_all(b"\n").and_then(|()| io::stdout().flush());
-    beat().map_err(|e| Failure::io("say that this host is there", &e))?;
-    let answer = beating(beat, || match how {
+    helper::beat().map_err(|e| Failure::io("say that this host is there", &e))?;
+    let answer = beating(helper::beat, || match how {
         How::Look => held(&part_dir(job.path(), tag)),
         How::Home => home(job, tag),
     });
     let answer: Answer = answer.map_err(|f| (f.exit, f.message));
     let text = serde_json::to_string(&answer).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
-    println!("{text}");
-    Ok(())
+    helper::answer(&text).map_err(|e| Failure::io("say what lies here", &e))
 }
 
 /// Moves what lies here of part `tag` to its job directory; the chunks moved.

@@ -13,16 +13,19 @@ use belay_storage::place::desk::{Place, Spec};
 use belay_storage::place::model::Model;
 use belay_storage::store::{self, Host, LocalTier, Store};
 use belay_wire::{Exit, OnTier};
-use std::collections::BTreeMap;
-use std::fs::DirBuilder;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::io;
 use std::num::NonZero;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
 /// The marker in a job's directory in a tier, where the job may have several hosts: the path of the job directory.
 const MARKER: &str = "job-directory";
+
+/// Bytes of it, at most.
+const MAX_MARKER: u64 = 4096;
 
 /// Tiers are measured with as many writers as there are processors, within these.
 const MIN_WRITERS: usize = 9;
@@ -58,17 +61,19 @@ pub(crate) fn engage(
     seat: Option<&Seat>,
     engine: impl FnOnce(Store) -> Result<Engine, Failure>,
 ) -> Result<Engine, Failure> {
-    let known = store::listed(dir.path());
+    let known = store::listed(dir.path())?;
     // Chunks that the hosts make redundant have their place.
     let has = d.config.redundancy.scheme.is_none();
     let named: Vec<&Tier> = d.config.local().filter(|t| has && is_usable(t)).collect();
     let mut list: Vec<LocalTier> = named.iter().filter_map(|t| place(t, d, seat)).collect();
     if let Some(seat) = seat {
         for t in &list {
-            prepare(t, &known, d, seat)?;
+            prepare(t, &known, whole_job(dir.path(), seat.tag), seat)?;
         }
     }
-    let of_before = known.into_iter().filter(|k| !list.contains(k));
+    // What a host is called may have changed.
+    let is_same = |a: &LocalTier, b: &LocalTier| a == b || (a.dir == b.dir && a.is_here() && b.is_here());
+    let of_before = known.into_iter().filter(|k| !list.iter().any(|l| is_same(k, l)));
     // What is not there now may be back later, with chunks.
     let of_before: Vec<_> = of_before
         .filter(|k| !k.is_here() || !k.dir.exists() || store::chunks_in(&k.dir) > 0)
@@ -117,47 +122,93 @@ fn of_job(t: &LocalTier) -> &Path {
     t.dir.parent().unwrap_or(&t.dir)
 }
 
-/// Makes the directory of the job in a tier. What the part has left in its own there before it went to another host is removed: its chunks have got the same numbers elsewhere
-/// since. So is what other parts have left that are not here any more, and earlier jobs in the same job directory.
-fn prepare(t: &LocalTier, known: &[LocalTier], d: &Description, seat: &Seat) -> Result<(), Failure> {
+/// The directory of the whole job, of which `dir` is that of part `tag`.
+fn whole_job(dir: &Path, tag: u64) -> &Path {
+    let parts = dir.parent().filter(|_| tag > 0);
+    parts.and_then(Path::parent).unwrap_or(dir)
+}
+
+/// Whose a directory of a job in a tier is.
+#[derive(Debug, PartialEq, Eq)]
+enum Owner {
+    /// That of the job in this directory.
+    This,
+    /// That of another one, which is still there.
+    Another(String),
+    /// Nobody could say.
+    Unknown,
+}
+
+/// Whose `path` in a tier is, for the job in directory `job`.
+fn owner(path: &Path, job: &str) -> io::Result<Owner> {
+    let text = match claims::read_own(&path.join(MARKER), MAX_MARKER) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
+        other => other?,
+    };
+    Ok(match text.as_str() {
+        "" => Owner::Unknown,
+        text if text == job => Owner::This,
+        // The job directory has been moved.
+        text if std::fs::symlink_metadata(text).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) => Owner::Unknown,
+        _ => Owner::Another(text),
+    })
+}
+
+/// Makes the directory, in tier `t`, of the job in directory `dir`. What the part has left in its own there before it went to another host is removed: its chunks have got the same
+/// numbers elsewhere since. So is what other parts have left that are not here any more, and earlier jobs in the same job directory; but nothing of whoever may still be there.
+fn prepare(t: &LocalTier, known: &[LocalTier], dir: &Path, seat: &Seat) -> Result<(), Failure> {
     let fail = |path: &Path| {
         let what = format!("use {} on {}", path.display(), seat.host.name);
         move |e: io::Error| Failure::io(what, &e)
     };
-    let job = of_job(t);
-    match DirBuilder::new().mode(0o700).create(job) {
-        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(fail(job)(e)),
-        _ => std::fs::write(job.join(MARKER), &d.dir).map_err(fail(job))?,
+    let (job, dir_name) = (of_job(t), dir.display().to_string());
+    claims::make_own(job).map_err(fail(job))?;
+    let whose = owner(job, &dir_name).map_err(fail(job))?;
+    if whose == Owner::Unknown {
+        let marker = claims::make_file(&job.join(MARKER)).map_err(fail(job))?;
+        let written = marker.set_len(0).and_then(|()| marker.write_all_at(dir_name.as_bytes(), 0));
+        written.map_err(fail(job))?;
     }
-    if !known.iter().any(|k| k.is_here() && k.dir == t.dir) {
+    if !known.iter().any(|k| k.is_here() && k.dir == t.dir) && t.dir.exists() {
+        let in_use = match &whose {
+            Owner::Another(other) => Some(format!("the job in {other} has it")),
+            _ if claims::is_held(job, seat.tag) => Some("a process of an earlier run has it; wait until it has ended".into()),
+            _ => None,
+        };
+        if let Some(why) = in_use {
+            return Err(fail(&t.dir)(io::Error::other(why)));
+        }
         remove(&t.dir).map_err(fail(&t.dir))?;
     }
-    for entry in std::fs::read_dir(job).map_err(fail(job))?.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let part = job.join(name.trim_start_matches(claims::PREFIX));
-        let Some(tag) = part
-            .file_name()
-            .and_then(|n| n.to_str()?.parse().ok())
-            .filter(|n| *n != seat.tag)
-        else {
-            continue;
-        };
-        // Another part that begins here has noted that before it makes its directory.
-        let its = store::listed(&part_dir(Path::new(&d.dir), tag));
-        if !its.iter().any(|k| k.is_here() && k.dir == part) {
+    claims::make_own(&t.dir).map_err(fail(&t.dir))?;
+    let others = tags_in(job)
+        .into_iter()
+        .filter(|tag| whose == Owner::This && *tag != seat.tag);
+    for tag in others {
+        let part = job.join(tag.to_string());
+        // Another part that begins here has noted that before it makes its directory. Where that cannot be read it may be here.
+        let gone = store::listed(&part_dir(dir, tag)).is_ok_and(|its| !its.iter().any(|k| k.is_here() && k.dir == part));
+        if gone && !claims::is_held(job, tag) {
             remove(&part).map_err(fail(&part))?;
             drop(std::fs::remove_file(claims::file(job, tag)));
         }
     }
     let beside = job.parent().map(std::fs::read_dir).into_iter().flatten().flatten().flatten();
     for other in beside.map(|e| e.path()).filter(|p| p != job) {
-        let of_same = std::fs::read_to_string(other.join(MARKER)).is_ok_and(|path| path == d.dir);
-        let own = std::fs::symlink_metadata(&other).is_ok_and(|m| m.is_dir() && m.uid() == sys::euid());
-        if of_same && own {
+        let own = claims::is_own(&other).unwrap_or(false);
+        let of_same = own && owner(&other, &dir_name).is_ok_and(|o| o == Owner::This);
+        if of_same && !tags_in(&other).iter().any(|tag| claims::is_held(&other, *tag)) {
             remove(&other).map_err(fail(&other))?;
         }
     }
     Ok(())
+}
+
+/// The parts that have a directory or a claim in `job`, a job's directory in a tier.
+fn tags_in(job: &Path) -> BTreeSet<u64> {
+    let names = std::fs::read_dir(job).into_iter().flatten().flatten().map(|e| e.file_name());
+    let tag = |name: OsString| name.to_str()?.trim_start_matches(claims::PREFIX).parse().ok();
+    names.filter_map(tag).collect()
 }
 
 /// Removes a directory, if there is one.
@@ -215,7 +266,7 @@ pub(crate) fn holdings(job: &Path, g: &generations::Generation) -> (Vec<OnTier>,
 
 /// The job ends: removes its directories in the local tiers of this host, where nothing of it is left in them.
 pub(crate) fn remove_empty(dir: &JobDir, part: Option<u64>) {
-    for t in store::listed(dir.path()).iter().filter(|t| t.is_here()) {
+    for t in store::listed(dir.path()).unwrap_or_default().iter().filter(|t| t.is_here()) {
         if let Err(e) = std::fs::remove_dir(&t.dir) {
             tracing::debug!(path = %t.dir.display(), error = %e, "directory stays");
             continue;
@@ -251,4 +302,113 @@ pub fn measure(t: &Tier, progress: impl FnMut(u32, f64)) -> Result<(), Failure> 
         calibrate::measure(path, plan, progress).map_err(|e| Failure::new(Exit::NoTier, format!("tier {}: {e}", t.name)))?;
     calibrate::store(path, &model)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    struct Scratch(PathBuf);
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            drop(remove(&self.0));
+        }
+    }
+
+    /// A job directory with these parts, and a tier in which they all have a directory.
+    fn scratch(name: &str, parts: &[u64]) -> (Scratch, PathBuf, impl Fn(u64) -> LocalTier) {
+        let base = std::env::temp_dir().join(format!("belay-prepare-{name}-{}", std::process::id()));
+        let (job, tier) = (base.join("job"), base.join("tier"));
+        std::fs::create_dir_all(&tier).unwrap();
+        let in_tier = tier.join("name-id");
+        let at = move |tag: u64| LocalTier {
+            name: "ram".into(),
+            memory: true,
+            dir: in_tier.join(tag.to_string()),
+            host: Some(seat(tag).host),
+        };
+        for tag in parts {
+            std::fs::create_dir_all(part_dir(&job, *tag)).unwrap();
+            let (t, dir) = (at(*tag), part_dir(&job, *tag));
+            std::fs::create_dir_all(tier.join("name-id")).unwrap();
+            store::set_local_tiers(&dir, std::slice::from_ref(&t), std::slice::from_ref(&t)).unwrap();
+            std::fs::write(t.dir.join("chunk"), "1").unwrap();
+        }
+        (Scratch(base), job, at)
+    }
+
+    fn seat(tag: u64) -> Seat {
+        let host = Host {
+            name: sys::host(),
+            called: None,
+        };
+        Seat { tag, host }
+    }
+
+    fn begin(t: &LocalTier, dir: &Path) -> Result<(), Failure> {
+        prepare(t, std::slice::from_ref(t), dir, &seat(0))
+    }
+
+    #[test]
+    fn only_what_surely_belongs_to_nobody_any_more_is_removed() {
+        let (_s, job, at) = scratch("gone", &[0, 1, 2, 3]);
+        let root = at(0);
+        begin(&root, &job).unwrap();
+        begin(&root, &job).unwrap();
+        assert!([0, 1, 2, 3].iter().all(|tag| at(*tag).dir.exists()), "all are here");
+        // What cannot be read, what is in use, and what is neither.
+        std::fs::write(part_dir(&job, 1).join(store::PLACES), "{").unwrap();
+        for tag in [2, 3] {
+            std::fs::remove_file(part_dir(&job, tag).join(store::PLACES)).unwrap();
+        }
+        let held = Claims::open(of_job(&root), 2).unwrap();
+        begin(&root, &job).unwrap();
+        assert_eq!([1, 2, 3].map(|tag| at(tag).dir.exists()), [true, true, false]);
+        drop(held);
+        begin(&root, &job).unwrap();
+        assert_eq!([1, 2].map(|tag| at(tag).dir.exists()), [true, false]);
+    }
+
+    #[test]
+    fn a_job_directory_that_was_moved_keeps_what_its_parts_have() {
+        let (s, job, at) = scratch("moved", &[0, 1]);
+        begin(&at(0), &job).unwrap();
+        let new = s.0.join("new");
+        std::fs::rename(&job, &new).unwrap();
+        for _ in 0..2 {
+            begin(&at(0), &new).unwrap();
+            assert!(at(1).dir.join("chunk").exists());
+        }
+        // A copy is another job.
+        std::fs::create_dir(&job).unwrap();
+        begin(&at(0), &job).unwrap();
+        assert!(at(1).dir.join("chunk").exists());
+        assert!(prepare(&at(0), &[], &job, &seat(0)).is_err() && at(0).dir.join("chunk").exists());
+    }
+
+    #[test]
+    fn what_others_have_put_into_a_tier_is_left_alone() {
+        let (s, job, at) = scratch("strangers", &[0]);
+        let tier = s.0.join("tier");
+        for name in ["fifo", "link"] {
+            std::fs::create_dir(tier.join(name)).unwrap();
+        }
+        let fifo = std::ffi::CString::new(tier.join("fifo").join(MARKER).into_os_string().into_encoded_bytes()).unwrap();
+        // SAFETY: the path is a C string.
+        assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
+        std::os::unix::fs::symlink("/dev/zero", tier.join("link").join(MARKER)).unwrap();
+        // An earlier job's.
+        std::fs::create_dir(tier.join("old")).unwrap();
+        std::fs::write(tier.join("old").join(MARKER), job.display().to_string()).unwrap();
+        begin(&at(0), &job).unwrap();
+        assert!(!tier.join("old").exists());
+        assert!(tier.join("fifo").exists() && tier.join("link").exists());
+        let target = s.0.join("target");
+        std::fs::rename(tier.join("name-id"), &target).unwrap();
+        std::os::unix::fs::symlink(&target, tier.join("name-id")).unwrap();
+        let why = begin(&at(0), &job).unwrap_err().to_string();
+        assert!(why.contains("name-id") && target.join("0/chunk").exists(), "{why}");
+    }
 }

@@ -4,17 +4,92 @@
 //! TIER/NAME-ID/claim-0, claim-1, ...     bytes that part 0, 1, ... has been granted or has chunks of, as a decimal number
 //! ```
 //! Who wants more says so in its own file first, then reads those of the others; where that is too much, it takes it back. So two who want the last bytes at the same
-//! time may both be refused, but never both be granted, and there is no lock that a stopped process could hold. What a killed part has claimed stays claimed, as its chunks are there.
+//! time may both be refused, but never both be granted, and no lock that a stopped process could hold is waited for. What a killed part has claimed stays claimed, as its chunks are
+//! there. While a part is there its own file is locked (`flock`), so that nobody removes what it has.
+//!
+//! Others may write to the tier's directory (`/dev/shm`): nothing is opened there but regular files of this user.
 
-use std::fs::{File, OpenOptions};
-use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// How the names of the files begin.
 pub const PREFIX: &str = "claim-";
 /// Digits of the greatest number.
 const DIGITS: usize = 20;
+
+fn not_own(what: &str) -> io::Error {
+    io::Error::other(format!("not {what} of this user's own"))
+}
+
+fn euid() -> u32 {
+    // SAFETY: has no preconditions.
+    unsafe { libc::geteuid() }
+}
+
+/// Makes the directory `path`, which only this user may write; fails where anything else is there.
+pub fn make_own(path: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
+        _ if is_own(path)? => Ok(()),
+        _ => Err(not_own("a directory")),
+    }
+}
+
+/// Whether `path` is a directory, itself and no link to one, that only this user may write.
+pub fn is_own(path: &Path) -> io::Result<bool> {
+    let m = std::fs::symlink_metadata(path)?;
+    Ok(m.is_dir() && m.uid() == euid() && m.mode() & 0o022 == 0)
+}
+
+/// Opens a regular file of this user's own, and waits for nothing; fails where anything else is there.
+fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
+    let file = options.mode(0o600).custom_flags(flags).open(path)?;
+    let m = file.metadata()?;
+    if m.is_file() && m.uid() == euid() {
+        return Ok(file);
+    }
+    Err(not_own("a file"))
+}
+
+/// Opens it, or makes it, for reading and writing.
+pub fn make_file(path: &Path) -> io::Result<File> {
+    open_own(path, OpenOptions::new().read(true).write(true).create(true))
+}
+
+/// Reads it; fails where it is longer than `limit` bytes.
+pub fn read_own(path: &Path, limit: u64) -> io::Result<String> {
+    let mut text = String::new();
+    let file = open_own(path, OpenOptions::new().read(true))?;
+    file.take(limit + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > limit {
+        return Err(io::Error::other("longer than any file of this kind"));
+    }
+    Ok(text)
+}
+
+/// Takes the lock of `file`, if nobody else has it; whether this is so.
+fn try_lock(file: &File) -> io::Result<bool> {
+    // SAFETY: takes numbers only.
+    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        return Ok(true);
+    }
+    match io::Error::last_os_error() {
+        e if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
+        e => Err(e),
+    }
+}
+
+/// Whether part `tag` may be there: not where its file is gone, or nobody holds the lock.
+pub fn is_held(dir: &Path, tag: u64) -> bool {
+    match open_own(&file(dir, tag), OpenOptions::new().read(true)).and_then(|f| try_lock(&f)) {
+        Ok(free) => !free,
+        Err(e) => e.kind() != io::ErrorKind::NotFound,
+    }
+}
 
 /// The claims on a tier, as one part sees them.
 #[derive(Debug)]
@@ -33,14 +108,12 @@ impl Claims {
     /// Those in `dir`, the directory of the job in the tier, for part `tag`, which has claimed nothing yet.
     pub fn open(dir: &Path, tag: u64) -> io::Result<Self> {
         let path = file(dir, tag);
-        let mut options = OpenOptions::new();
-        let own = options
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&path)?;
+        let own = make_file(&path)?;
+        // Where an earlier agent of the part still ends it has the lock.
+        if !try_lock(&own)? {
+            tracing::debug!(path = %path.display(), "locked");
+        }
+        own.set_len(0)?;
         Ok(Self {
             dir: dir.to_owned(),
             name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
@@ -76,7 +149,7 @@ impl Claims {
             if !name.starts_with(PREFIX) || *name == *self.name {
                 continue;
             }
-            match std::fs::read_to_string(self.dir.join(&file)) {
+            match read_own(&self.dir.join(&file), DIGITS as u64) {
                 // One that has just been made has nothing.
                 Ok(text) if text.is_empty() => {}
                 Ok(text) => sum = sum.saturating_add(text.parse().map_err(io::Error::other)?),
@@ -127,6 +200,39 @@ mod tests {
         assert_eq!((a.now(18), a.now(1)), (Place::Tier(0), Place::Home));
         std::fs::write(file(&s.0, 2), "?").unwrap();
         assert_eq!(desk(3).now(1), Place::Home, "what another part has is not known");
+    }
+
+    #[test]
+    fn nothing_of_others_is_opened() {
+        let s = Scratch::new("claims-own");
+        let target = s.0.join("target");
+        std::fs::write(&target, "7").unwrap();
+        std::os::unix::fs::symlink(&target, file(&s.0, 1)).unwrap();
+        assert!(Claims::open(&s.0, 1).is_err() && read_own(&file(&s.0, 1), 10).is_err());
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), "7");
+        let path = std::ffi::CString::new(file(&s.0, 2).into_os_string().into_encoded_bytes()).unwrap();
+        // SAFETY: the path is a C string.
+        assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+        assert!(Claims::open(&s.0, 2).is_err() && read_own(&file(&s.0, 2), 10).is_err() && is_held(&s.0, 2));
+        std::fs::write(file(&s.0, 3), [b'0'; DIGITS + 1]).unwrap();
+        assert!(read_own(&file(&s.0, 3), DIGITS as u64).is_err());
+        let dir = s.0.join("directory");
+        make_own(&dir).unwrap();
+        make_own(&dir).unwrap();
+        std::os::unix::fs::symlink(&dir, s.0.join("link")).unwrap();
+        assert!(make_own(&s.0.join("link")).is_err() && make_own(&target).is_err());
+        std::fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o770)).unwrap();
+        assert!(make_own(&dir).is_err());
+    }
+
+    #[test]
+    fn a_part_that_is_there_is_seen() {
+        let s = Scratch::new("claims-held");
+        assert!(!is_held(&s.0, 1));
+        let claims = Claims::open(&s.0, 1).unwrap();
+        assert!(is_held(&s.0, 1) && !is_held(&s.0, 2));
+        drop(claims);
+        assert!(!is_held(&s.0, 1) && file(&s.0, 1).exists());
     }
 
     #[test]
