@@ -6,6 +6,7 @@ use crate::redundancy::local::part as part_dir;
 use crate::redundancy::Redundancy;
 use crate::{generations, sys, Failure};
 use belay_image::manifest::Manifest;
+use belay_image::ImageError;
 use belay_storage::engine::Engine;
 use belay_storage::place::calibrate::{self, Plan};
 use belay_storage::place::claims::{self, Claims};
@@ -61,11 +62,18 @@ pub(crate) fn engage(
     seat: Option<&Seat>,
     engine: impl FnOnce(Store) -> Result<Engine, Failure>,
 ) -> Result<Engine, Failure> {
-    let known = store::listed(dir.path())?;
     // Chunks that the hosts make redundant have their place.
     let has = d.config.redundancy.scheme.is_none();
     let named: Vec<&Tier> = d.config.local().filter(|t| has && is_usable(t)).collect();
     let mut list: Vec<LocalTier> = named.iter().filter_map(|t| place(t, d, seat)).collect();
+    let known = match store::listed(dir.path()) {
+        Err(e @ ImageError::Damaged { .. }) => {
+            sys::say(&format!("{e}: a new list is made of the local tiers that are configured now"));
+            // What lies there is not taken for anybody else's.
+            list.clone()
+        }
+        listed => listed?,
+    };
     if let Some(seat) = seat {
         for t in &list {
             prepare(t, &known, whole_job(dir.path(), seat.tag), seat)?;

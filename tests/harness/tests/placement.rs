@@ -242,10 +242,27 @@ fn gone(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
+/// The list of the tiers is damaged: what has been moved to the job directory restarts.
+fn damaged_list(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "damaged-list", user)?;
+    let dirs = tiers(&job, user, [256, 256], "500M")?;
+    launch(&mut job, place, "adaptive", "8")?;
+    job.checkpoint()?;
+    dirs.iter().try_for_each(|d| until_home(d))?;
+    kill(&mut job)?;
+    io("damage", std::fs::write(job.dir().join("places.json"), "[{"))?;
+    goes_on(&mut job)?;
+    want(job.output_text().contains("places.json"), || {
+        format!("nothing was said of the damage: {}", job.output_text())
+    })?;
+    job.verdict(false, LIMIT)
+}
+
 fn main() {
     let mut target = Target::new("placement", &["fault_target"]);
-    let tests: [(&str, Test); 4] = [
+    let tests: [(&str, Test); 5] = [
         ("policies", policies),
+        ("damaged_list", damaged_list),
         ("small_and_killed", small_and_killed),
         ("power_cut", power_cut),
         ("gone", gone),
