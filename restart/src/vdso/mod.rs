@@ -65,9 +65,13 @@ pub(crate) fn olds(vmas: &[Vma]) -> impl Iterator<Item = &Vma> {
 }
 
 impl Foreign {
-    /// What `job` needs under a kernel whose vDSO is `own`; `None` where that is the one it had. `Err` says by name what cannot be.
+    /// What `job` needs under a kernel whose vDSO is `own`; `None` where that is the one it had. `Err` says by name what cannot be. Damage is found on every
+    /// host, not first on the one where the old vDSO is needed.
     pub(crate) fn of(job: &Job, blobs: &BlobReader, own: &[u8]) -> Result<Option<Self>, Refused> {
         if job.vdso_xxh3 == belay_image::checksum(own) || !is_needed(job) {
+            for stored in job.kernel_pages.iter().flat_map(|pages| [&pages.code, &pages.data]) {
+                blobs.get(stored)?;
+            }
             return Ok(None);
         }
         let refused = |why: &str| Refused::Kernel {
