@@ -7,6 +7,7 @@
 //! What no host has that answers is lost to the job: a generation that needs it is not restarted.
 
 use super::parts;
+use crate::failure::exit_of_image;
 use crate::jobdir::{Access, Description, JobDir};
 use crate::lock::Lock;
 use crate::nodes::again::LOCK_LIMIT;
@@ -222,10 +223,12 @@ impl Gathered {
         Ok(())
     }
 
+    /// What cannot be opened is lost here, as what is damaged: it is looked for on durable tiers.
     fn check_part(&self, tag: u64, own: &Path) -> Result<(), Failure> {
-        let m = Manifest::read(own)?;
+        let damage = |e: ImageError| Failure::new(exit_of_image(&e, Exit::Damaged), e.to_string());
+        let m = Manifest::read(own).map_err(damage)?;
         for f in &m.files {
-            let (_, bytes) = files::open(&own.join(&f.name))?;
+            let (_, bytes) = files::open(&own.join(&f.name)).map_err(damage)?;
             if bytes != f.bytes {
                 let why = format!("{bytes} bytes instead of {}", f.bytes);
                 return Err(ImageError::damaged(&own.join(&f.name), why).into());
@@ -233,7 +236,7 @@ impl Gathered {
         }
         let store = Store::of_generation(own);
         let Some(of) = self.0.get(&tag) else {
-            return Ok(m.chunks.iter().try_for_each(|c| store.check_present(c))?);
+            return m.chunks.iter().try_for_each(|c| store.check_present(c)).map_err(damage);
         };
         let is_there = |c: &&ChunkEntry| of.there.contains(&c.id) || store.check_present(c).is_ok();
         let lost: Vec<&ChunkEntry> = m.chunks.iter().filter(|c| !is_there(c)).collect();
