@@ -1,0 +1,224 @@
+//! What is done with a job: directories, reports, checkpoints, restarts.
+
+use super::{running, LIMIT};
+use belay_tests::expect::{io, refused, want};
+use belay_tests::job::{output, show, text, Job};
+use belay_tests::place::{Place, User};
+use belay_tests::Failure;
+use serde_json::Value;
+use std::process::Output;
+use std::time::{Duration, Instant};
+fn json(o: &Output) -> Result<Value, Failure> {
+    want(o.status.success(), || format!("{}: {}", show(o.status), text(o)))?;
+    serde_json::from_slice(&o.stdout).map_err(|e| format!("not one JSON document: {e}: {}", text(o)))
+}
+
+pub(super) fn launch_twice(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = running(place, user, "twice", &[], &["fault_target", "1"])?;
+    let dir = job.dir().display().to_string();
+    refused(
+        &output(job.belay(&["launch", "--ckpt-dir", &dir, "--", "true"]), LIMIT)?,
+        &["running"],
+    )?;
+    refused(&output(job.belay(&["restart", &dir]), LIMIT)?, &["running"])?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+pub(super) fn nothing_there(place: &Place, user: User) -> Result<(), Failure> {
+    let job = Job::new(place, "nothing", user)?;
+    for verb in ["restart", "checkpoint", "stop"] {
+        refused(&output(job.belay(&[verb, "no-such-dir"]), LIMIT)?, &["no-such-dir"])?;
+    }
+    let o = output(job.belay(&["launch", "true"]), LIMIT)?;
+    want(o.status.success(), || text(&o))?;
+    refused(&output(job.belay(&["restart"]), LIMIT)?, &["no checkpoint"])?;
+    refused(&output(job.belay(&["checkpoint"]), LIMIT)?, &["not running"])
+}
+
+pub(super) fn reports(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = running(place, user, "reports", &[], &["fault_target", "4"])?;
+    let dir = job.dir().display().to_string();
+    let o = job.checkpoint_raw(&[])?;
+    want(o.status.success(), || text(&o))?;
+    let said = String::from_utf8_lossy(&o.stdout).to_lowercase();
+    want(said.contains("generation 1") && said.contains("ms"), || {
+        format!("checkpoint said {said}")
+    })?;
+    let c = json(&job.checkpoint_raw(&["--json"])?)?;
+    want(
+        c["generation"] == 2 && c["blocked_ms"].is_number() && c["bytes"].is_number(),
+        || format!("checkpoint --json said {c}"),
+    )?;
+    let s = json(&output(job.belay(&["status", &dir, "--json"]), LIMIT)?)?;
+    let gens = s["generations"].as_array().ok_or(format!("status has no generations: {s}"))?;
+    want(gens.len() == 2, || format!("status shows {} generations: {s}", gens.len()))?;
+    for key in ["generation", "time_unix_s", "bytes", "blocked_ms"] {
+        want(gens[1][key].is_number(), || format!("status: a generation has no {key}: {s}"))?;
+    }
+    let procs = s["processes"].as_array().ok_or(format!("status has no processes: {s}"))?;
+    want(procs.len() == 2, || {
+        format!("status shows {} processes, expected 2: {s}", procs.len())
+    })?;
+    want(procs.iter().any(|p| p["threads"] == 2), || {
+        format!("status shows no process with 2 threads: {s}")
+    })?;
+    let l = json(&output(job.belay(&["list", &dir, "--json"]), LIMIT)?)?;
+    want(l.to_string().contains("\"generation\":2"), || format!("list said {l}"))?;
+    let v = output(job.belay(&["verify", &dir]), LIMIT)?;
+    want(v.status.success(), || text(&v))?;
+    let i = output(job.belay(&["inspect", &format!("{dir}/gen/000001")]), LIMIT)?;
+    want(i.status.success() && text(&i).contains("fault_target"), || text(&i))?;
+    job.verdict(false, LIMIT)?;
+    let s = json(&output(job.belay(&["status", &dir, "--json"]), LIMIT)?)?;
+    want(s["generations"].as_array().is_some_and(|g| g.len() == 2), || {
+        format!("status of the ended job: {s}")
+    })
+}
+
+pub(super) fn stop_and_go_on(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = running(place, user, "stop", &[], &["fault_target", "2"])?;
+    let o = job.checkpoint_raw(&["--then", "stop"])?;
+    want(o.status.success(), || text(&o))?;
+    job.wait(LIMIT)?;
+    job.left_behind()?;
+    job.clear_beat()?;
+    job.restart(&[])?;
+    job.progress(LIMIT)?;
+    let dir = job.dir().display().to_string();
+    let o = output(job.belay(&["stop", &dir]), LIMIT)?;
+    want(o.status.success(), || text(&o))?;
+    job.wait(LIMIT)?;
+    job.left_behind()?;
+    job.clear_beat()?;
+    job.restart(&["--generation", "1"])?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+/// `belay run` launches, launches again where there is no checkpoint, restarts where there is one, and leaves a job alone that has ended well.
+pub(super) fn run(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = Job::new(place, "run", user)?;
+    let (dir, program) = (
+        job.dir().display().to_string(),
+        place.programs().join("fault_target").display().to_string(),
+    );
+    let line = ["run", "--ckpt-dir", &dir, "--keep", "3", "--", &program, "2"];
+    let other = ["run", "--ckpt-dir", &dir, "--", &program, "3"];
+    // Each run has a log; that of a restart says so.
+    let restarts = |job: &Job| {
+        let logs = std::fs::read_dir(job.dir().join("log")).into_iter().flatten().flatten();
+        let texts = logs.map(|l| std::fs::read_to_string(l.path()).unwrap_or_default());
+        texts.filter(|t| t.contains("\"restarting\"")).count()
+    };
+    // The first is killed before it has a checkpoint: the second launches again.
+    for (expected, checkpoint) in [(0, false), (0, true), (1, true), (2, true)] {
+        job.clear_beat()?;
+        job.start(job.belay(&line))?;
+        job.progress(LIMIT)?;
+        want(restarts(&job) == expected, || {
+            format!("{} restarts, expected {expected}", restarts(&job))
+        })?;
+        refused(&output(job.belay(&line), LIMIT)?, &["running"])?;
+        if checkpoint {
+            job.checkpoint()?;
+        }
+        job.kill_all()?;
+    }
+    refused(&output(job.belay(&other), LIMIT)?, &["another command", "belay restart"])?;
+    job.clear_beat()?;
+    job.start(job.belay(&line))?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)?;
+    job.start(job.belay(&line))?;
+    let status = job.wait(LIMIT)?;
+    want(status.success() && job.output_text().contains("is not run again"), || {
+        format!("{}: {}", show(status), job.output_text())
+    })
+}
+
+pub(super) fn lazy(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = running(place, user, "lazy", &[], &["fault_target", "64"])?;
+    job.checkpoint()?;
+    for _ in 0..2 {
+        job.kill_all()?;
+        job.clear_beat()?;
+        job.restart(&["--lazy"])?;
+        job.progress(LIMIT)?;
+        job.checkpoint().map_err(|e| format!("after a lazy restart: {e}"))?;
+    }
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+pub(super) fn interval(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = running(
+        place,
+        user,
+        "interval",
+        &["--ckpt-interval", "300ms", "--keep", "2"],
+        &["fault_target", "2"],
+    )?;
+    let gens = |job: &Job| -> Vec<String> {
+        let names = std::fs::read_dir(job.dir().join("gen")).into_iter().flatten().flatten();
+        let mut v: Vec<String> = names
+            .filter_map(|e| e.file_name().into_string().ok())
+            .filter(|n| !n.starts_with('.'))
+            .collect();
+        v.sort();
+        v
+    };
+    let end = Instant::now() + LIMIT;
+    while gens(&job).last().is_none_or(|g| g.as_str() < "000005") {
+        want(Instant::now() < end, || {
+            format!("generations {:?}; {}", gens(&job), job.output_text())
+        })?;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    want(gens(&job).len() <= 3, || format!("--keep 2 left {:?}", gens(&job)))?;
+    job.kill_all()?;
+    job.clear_beat()?;
+    job.restart(&["--ckpt-interval", "300ms"])?;
+    job.progress(LIMIT)?;
+    let before = gens(&job);
+    while gens(&job).last() <= before.last() {
+        want(Instant::now() < end, || {
+            format!("no new generation after the restart: {before:?}")
+        })?;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+/// Belay is replaced by another version while a job runs: that is checkpointed by the version that it was launched with.
+pub(super) fn replaced(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = Job::new(place, "replaced", user)?;
+    let (dir, bin) = (job.dir().display().to_string(), job.dir().with_file_name("bin"));
+    io("make a directory", std::fs::create_dir(&bin))?;
+    for name in ["belay", "belay-inject"] {
+        io(
+            "copy belay",
+            std::fs::copy(place.belay().with_file_name(name), bin.join(name)),
+        )?;
+    }
+    let belay = |words: &[&str]| -> Vec<String> {
+        let program = bin.join("belay").display().to_string();
+        [&[program.as_str()], words]
+            .concat()
+            .iter()
+            .map(|w| (*w).to_owned())
+            .collect()
+    };
+    let program = place.programs().join("mem_private").display().to_string();
+    job.start(job.command(&belay(&["launch", "--ckpt-dir", &dir, "--", &program])))?;
+    job.progress(LIMIT)?;
+    io("remove", std::fs::remove_file(bin.join("belay-inject")))?;
+    io("replace", std::fs::write(bin.join("belay-inject"), "another version"))?;
+    let o = output(job.command(&belay(&["checkpoint", &dir])), LIMIT)?;
+    want(o.status.success(), || format!("{}: {}", show(o.status), text(&o)))?;
+    job.kill_all()?;
+    job.restart(&[])?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}

@@ -1,0 +1,85 @@
+//! The command line: exit statuses, standard streams, signals, terminals, job directories, machine-readable output.
+
+mod jobs;
+mod limits;
+mod streams;
+mod terminals;
+
+use belay_tests::expect::want;
+use belay_tests::job::{output, text, Job};
+use belay_tests::place::{Place, User};
+use belay_tests::target::Target;
+use belay_tests::Failure;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(40);
+
+type Test = fn(&Place, User) -> Result<(), Failure>;
+
+/// A launched `program ARGS` that makes progress.
+fn running(place: &Place, user: User, label: &str, options: &[&str], line: &[&str]) -> Result<Job, Failure> {
+    let mut job = Job::new(place, label, user)?;
+    let mut argv = vec![place.programs().join(line[0]).display().to_string()];
+    argv.extend(line[1..].iter().map(|s| (*s).to_owned()));
+    let options: Vec<String> = options.iter().map(|s| (*s).to_owned()).collect();
+    job.launch(&options, &argv)?;
+    job.progress(LIMIT)?;
+    Ok(job)
+}
+
+fn main() {
+    let mut target = Target::new("cli", &["fault_target", "fd_many", "mem_private"]);
+    let tests: [(&str, Test); 22] = [
+        ("exit_status", streams::exit_status),
+        ("streams", streams::streams),
+        ("no_command", streams::no_command),
+        ("default_directory", streams::default_directory),
+        ("launch_twice", jobs::launch_twice),
+        ("nothing_there", jobs::nothing_there),
+        ("reports", jobs::reports),
+        ("stop_and_go_on", jobs::stop_and_go_on),
+        ("run", jobs::run),
+        ("lazy", jobs::lazy),
+        ("interval", jobs::interval),
+        ("signals_pass", streams::signals_pass),
+        ("terminal", terminals::terminal),
+        ("self_stopped", terminals::self_stopped),
+        ("terminal_restart", terminals::terminal_restart),
+        ("under_script", streams::under_script),
+        ("restart_streams", streams::restart_streams),
+        ("setuid", limits::setuid),
+        ("open_files", limits::open_files),
+        ("replaced", jobs::replaced),
+        ("file_size", limits::file_size),
+        ("help", |place, user| {
+            let job = Job::new(place, "help", user)?;
+            for verb in [
+                "launch",
+                "checkpoint",
+                "restart",
+                "run",
+                "status",
+                "list",
+                "verify",
+                "inspect",
+                "stop",
+                "gc",
+            ] {
+                let o = output(job.belay(&[verb, "--help"]), LIMIT)?;
+                want(o.status.success() && text(&o).contains("Usage"), || {
+                    format!("{verb} --help: {}", text(&o))
+                })?;
+            }
+            Ok(())
+        }),
+    ];
+    for (name, test) in tests {
+        target.by_user(
+            name,
+            // Root may open and raise everything.
+            |u| !["setuid", "open_files"].contains(&name) || u == User::Ordinary,
+            move |place, user, _| test(place, user),
+        );
+    }
+    target.run();
+}
