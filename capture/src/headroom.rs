@@ -198,13 +198,7 @@ impl Plan {
 
     /// Reads what is free and decides.
     pub(crate) fn make(drafts: &[Draft], session: &Session, hold: bool) -> Result<(Plan, Gauges), CaptureError> {
-        let mut gauges = Gauges::default();
-        let agent = std::process::id().cast_signed();
-        for pid in drafts.iter().map(|d| d.task).chain([agent]) {
-            gauges
-                .add(pid)
-                .map_err(|e| CaptureError::failed(format!("read the control groups of process {pid}"), e))?;
-        }
+        let gauges = gauges(drafts)?;
         let free = gauges
             .free()
             .ok_or_else(|| CaptureError::failed("read how much memory is free", "/proc/meminfo"))?;
@@ -213,6 +207,25 @@ impl Plan {
         tracing::debug!(?needs, ?free, ?plan, "headroom");
         Ok((plan, gauges))
     }
+}
+
+/// For the memory of these processes and of the agent.
+fn gauges(drafts: &[Draft]) -> Result<Gauges, CaptureError> {
+    let mut gauges = Gauges::default();
+    let agent = std::process::id().cast_signed();
+    for pid in drafts.iter().map(|d| d.task).chain([agent]) {
+        gauges
+            .add(pid)
+            .map_err(|e| CaptureError::failed(format!("read the control groups of process {pid}"), e))?;
+    }
+    Ok(gauges)
+}
+
+/// How much of what is stored while the processes stand still may be kept in memory until they go on, bytes: a quarter of what is free now. What is left is looked at anew
+/// before their own memory is taken.
+pub(crate) fn to_hold_back(drafts: &[Draft]) -> u64 {
+    let free = gauges(drafts).ok().and_then(|g| g.free()).map_or(0, |f| f.bytes);
+    free.min(room::commit_left().unwrap_or(u64::MAX)) / 4
 }
 
 impl Needs {
@@ -229,7 +242,11 @@ impl Needs {
             pages: resident / PAGE,
             index: session.index_growth(resident / PAGE).max(1),
             index_held: session.index_share().bytes,
-            stored: if in_memory(session.place()) { copies } else { 0 },
+            stored: if in_memory(session.place()) {
+                copies + session.held_bytes()
+            } else {
+                0
+            },
             tiers: copies.min(session.room_in_memory()),
             promised: sum(&|d| kib(d, "VmData") + kib(d, "VmStk")),
             reaction: COPY_RATE / 1000 * REACTION_MS * threads.clamp(1, processors),

@@ -23,6 +23,7 @@ impl Inside for Stopped<'_> {
             object: "mq_notify".into(),
             reason,
             passing,
+            damage: false,
         };
         let at = self.job.processes.iter().position(|p| p.pid == r.pid);
         let Some((at, area)) = at.and_then(|at| Some((at, self.areas.get(at)?))) else {

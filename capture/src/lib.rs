@@ -6,6 +6,7 @@
 //! Must be called from one thread only, the agent's main thread, because the kernel ties a traced task to the thread that traces it.
 
 mod calls;
+mod contents;
 mod control;
 mod frame;
 mod gather;
@@ -133,6 +134,7 @@ impl CaptureError {
             object: object.into(),
             reason: reason.into(),
             passing: false,
+            damage: false,
         }])
     }
 
@@ -143,6 +145,7 @@ impl CaptureError {
             object: object.into(),
             reason: reason.into(),
             passing: true,
+            damage: false,
         }])
     }
 }
@@ -322,9 +325,11 @@ fn take(
     let views = drafts.iter().zip(&job.processes).zip(&seen);
     let views = views.map(|((draft, process), seen)| draft.view(threads::apart(process, seen), process.guest.is_none()));
     let views = views.collect::<Result<Vec<_>, _>>()?;
+    let mut contents = contents::Contents::new(session, &drafts);
     let descriptors = belay_plugins::capture(belay_plugins::CaptureEnv {
         processes: &views,
         blobs: &mut blobs,
+        pages: &mut contents,
         save_open_files: options.save_open_files,
         launched: options.launched,
         group,
@@ -335,6 +340,7 @@ fn take(
         }),
     })
     .map_err(CaptureError::Refused)?;
+    contents.finish()?;
 
     clock.enter(Phase::Snapshot);
     // From here on, one process of those that share their memory stands for it.
@@ -370,9 +376,7 @@ fn take(
         process.threads.extend(threads::models(states, seen, tables));
     }
     let mut sections = SectionFile::new();
-    let threads_differ = descriptors.has_thread_tables(|task| processes.iter().any(|p| p.pid == task));
-    let version = if threads_differ { Kind::Descriptors.newest() } else { 1 };
-    sections.push_json_as(Kind::Descriptors, version, &descriptors)?;
+    sections.push_json(Kind::Descriptors, &descriptors)?;
     let (vdso_xxh3, kernel_pages) = kernel_pages(&mut blobs)?;
     let job = Job {
         arch: std::env::consts::ARCH.into(),
@@ -429,6 +433,7 @@ impl Snapshot {
         session: &mut Session,
         progress: &dyn Fn(u64, u64),
     ) -> Result<(Vec<FileEntry>, Vec<Armed>), CaptureError> {
+        session.write_held()?;
         let mut progress = snapshot::Progress::new(progress);
         let mut identities = memory::Identities::default();
         for child in &self.children {

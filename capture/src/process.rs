@@ -221,6 +221,7 @@ pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft], led: bool) -> R
             object: object.to_owned(),
             reason: reason.to_owned(),
             passing: false,
+            damage: false,
         });
     };
     for (process, draft) in job.processes.iter().zip(drafts) {

@@ -151,6 +151,7 @@ fn refusal(pid: i32, slot: &RingSlot) -> Refusal {
         object: format!("asynchronous I/O (io_setup), the context at {:#x}", slot.address),
         reason,
         passing: false,
+        damage: false,
     }
 }
 

@@ -6,8 +6,9 @@
 //! gen/000007/
 //!   manifest.json       every other file with its length and XXH3-64, and the chunks; written last (see `manifest`)
 //!   job.bimg            sections: JOB (processes, threads, mappings), DESCRIPTORS (open descriptions, shared objects)
-//!   blobs.bin           byte strings referenced from job.bimg: data in flight, contents of files and shared memory
+//!   blobs.bin           byte strings referenced from job.bimg: data in flight, the vDSO
 //!   pages-PID.bidx      section EXTENTS: in which chunk each stored page range of process PID lies
+//!   pages-0.bidx        the same for contents of shared memory and files, one behind the other; where they begin stands in DESCRIPTORS
 //! ```
 //! Memory itself lies in the chunks of the store beside the generations (crate `belay-storage`), which generations share.
 //!
@@ -23,14 +24,17 @@ mod processor;
 pub mod sections;
 
 /// Version of the image format. A change of any section's meaning increments it.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 
 /// Name of the section file that describes the job.
 pub const JOB_FILE: &str = "job.bimg";
 /// Name of the file that holds byte strings referenced from the sections.
 pub const BLOB_FILE: &str = "blobs.bin";
 
-/// Name of the extent index of process `pid`.
+/// In the place of a process number: contents of shared memory and files.
+pub const CONTENTS: i32 = 0;
+
+/// Name of the extent index of process `pid`, or of [`CONTENTS`].
 pub fn extent_file(pid: i32) -> String {
     format!("pages-{pid}.bidx")
 }

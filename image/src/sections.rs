@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 const MAGIC: &[u8; 8] = b"BELAYIMG";
 const HEADER: usize = 16;
 const SECTION_HEADER: usize = 24;
-/// Version of a section in which nothing stands that an earlier program would misunderstand.
+/// Version of every section: what changes their meaning changes that of the format.
 const SECTION_VERSION: u32 = 1;
 /// A section file larger than this is refused before it is read.
 const MAX_FILE_BYTES: u64 = 8 << 30;
@@ -35,16 +35,6 @@ pub enum Kind {
     Descriptors = 2,
     /// [`crate::extents::Extents`] in its binary form.
     Extents = 3,
-}
-
-impl Kind {
-    /// The newest version that this program understands. [`Kind::Descriptors`], 2: a table may be that of a thread.
-    pub const fn newest(self) -> u32 {
-        match self {
-            Kind::Descriptors => 2,
-            Kind::Job | Kind::Extents => SECTION_VERSION,
-        }
-    }
 }
 
 /// ELF machine number of this build.
@@ -81,42 +71,32 @@ impl SectionFile {
 
     /// Appends a section with a raw payload.
     pub fn push(&mut self, kind: Kind, payload: Vec<u8>) {
-        self.push_as(kind, SECTION_VERSION, payload);
-    }
-
-    fn push_as(&mut self, kind: Kind, version: u32, payload: Vec<u8>) {
         self.sections.push(Section {
             kind: kind as u32,
-            version,
+            version: SECTION_VERSION,
             payload,
         });
     }
 
     /// Appends a section with a JSON payload.
     pub fn push_json<T: Serialize>(&mut self, kind: Kind, value: &T) -> Result<(), ImageError> {
-        self.push_json_as(kind, SECTION_VERSION, value)
-    }
-
-    /// Appends a section with a JSON payload whose meaning is that of `version`.
-    pub fn push_json_as<T: Serialize>(&mut self, kind: Kind, version: u32, value: &T) -> Result<(), ImageError> {
         let payload = serde_json::to_vec(value).map_err(|e| ImageError::Damaged {
             path: format!("section {kind:?}"),
             reason: format!("encode: {e}"),
         })?;
-        self.push_as(kind, version, payload);
+        self.push(kind, payload);
         Ok(())
     }
 
-    /// Payload of the first section of `kind`, whose version must be one that this program understands.
+    /// Payload of the first section of `kind`, whose version must be the one that this program understands.
     pub fn get(&self, kind: Kind) -> Result<&[u8], ImageError> {
         let found = self.sections.iter().find(|s| s.kind == kind as u32);
         match found {
-            Some(s) if (SECTION_VERSION..=kind.newest()).contains(&s.version) => Ok(&s.payload),
+            Some(s) if s.version == SECTION_VERSION => Ok(&s.payload),
             Some(s) => {
                 let reason = format!(
-                    "section {kind:?} has version {}, this belay reads version {}",
-                    s.version,
-                    kind.newest()
+                    "section {kind:?} has version {}, this belay reads version {SECTION_VERSION}",
+                    s.version
                 );
                 Err(ImageError::damaged(&self.path, reason))
             }

@@ -4,6 +4,7 @@
 //! `kcmp`, whose order makes each look-up a binary search. Descriptors in flight in sockets join the list as they are found, so the loop over
 //! descriptions ends when there are no new ones. The agent's duplicates are closed when the flow returns, which changes nothing for the processes.
 
+use crate::content::Contents;
 use crate::fault::{refuse, At, Fault};
 use crate::model::{DescId, Description, Descriptors, FsPath, Holder, Kind, Owner, Slot, Table};
 use crate::renamed::Renamed;
@@ -55,6 +56,8 @@ pub(crate) struct Session<'a> {
     pub(crate) processes: &'a [ProcessView],
     /// Where byte strings go.
     pub(crate) blobs: &'a mut BlobWriter,
+    /// Where contents of shared memory and files go.
+    pub(crate) contents: Contents<'a>,
     /// Save every open regular file.
     pub(crate) save_open_files: bool,
     /// When the job was launched.
@@ -156,6 +159,7 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
     let mut session = Session {
         processes: env.processes,
         blobs: env.blobs,
+        contents: Contents::new(env.pages),
         save_open_files: env.save_open_files,
         launched: env.launched,
         group: env.group,

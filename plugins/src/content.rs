@@ -1,85 +1,119 @@
-//! Contents of files and shared memory: streamed in pieces, holes and zero pages left out.
+//! Contents of files and shared memory, as pages of the checkpoint like those of processes: what is stored already is not stored again. Holes and zero pages are left out.
 
-use crate::fault::{At, Fault};
+use crate::fault::{refuse, At, Fault};
 use crate::sys::fd;
-use belay_image::blobs::{BlobReader, BlobRef, BlobWriter};
+use belay_image::extents::{Extent, PAGE};
+use belay_image::ImageError;
 use serde::{Deserialize, Serialize};
 use std::io;
+use std::ops::Range;
 use std::os::fd::RawFd;
 
 /// Largest piece read at once.
 const PIECE: usize = 1 << 20;
-/// Zero runs shorter than this are stored with the data around them.
-const GAP: usize = 64 * 1024;
-/// Granularity at which zero runs are looked for.
-const UNIT: usize = 4096;
+/// What is looked at for zeros.
+const UNIT: usize = PAGE as usize;
 
-/// Saved contents: a length and the pieces that are not zero.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+/// Where contents go at a checkpoint.
+pub trait PageSink: std::fmt::Debug {
+    /// Stores `pages`, whole pages that lie at `at` of all contents. Each page is given once, the job stands still meanwhile.
+    fn store(&mut self, at: u64, pages: &[u8]) -> Result<(), ImageError>;
+}
+
+/// Where they come from at a restart.
+pub trait PageSource: std::fmt::Debug {
+    /// What is stored in this range of all contents, ascending; the rest is zero.
+    fn within(&self, range: Range<u64>) -> Vec<Extent>;
+
+    /// Reads these pages, at most 1 MiB, and compares them with their hashes.
+    fn read(&self, part: &Extent, into: &mut Vec<u8>) -> Result<(), ImageError>;
+}
+
+/// The contents of a generation, one behind the other.
+#[derive(Debug)]
+pub(crate) struct Contents<'a> {
+    sink: &'a mut dyn PageSink,
+    end: u64,
+}
+
+impl<'a> Contents<'a> {
+    pub(crate) fn new(sink: &'a mut dyn PageSink) -> Self {
+        Self { sink, end: 0 }
+    }
+
+    /// The place of contents of this length.
+    fn place(&mut self, bytes: u64) -> Result<Content, Fault> {
+        let at = self.end;
+        let end = bytes.checked_next_multiple_of(PAGE).and_then(|b| at.checked_add(b));
+        self.end = match end {
+            Some(end) => end,
+            None => return refuse(format!("its length is {bytes} bytes")),
+        };
+        Ok(Content { bytes, at })
+    }
+}
+
+/// Saved contents.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Content {
     /// Length in bytes.
     pub(crate) bytes: u64,
-    /// (offset, data), ascending.
-    pub(crate) pieces: Vec<(u64, BlobRef)>,
+    /// Where they begin among all contents of the generation, bytes.
+    at: u64,
 }
 
 impl Content {
-    /// Stores the non-zero runs of `data`, which lies at `offset`.
-    fn add(&mut self, offset: u64, data: &[u8], blobs: &mut BlobWriter) -> Result<(), Fault> {
-        let mut run: Option<(usize, usize)> = None;
-        for (i, unit) in data.chunks(UNIT).enumerate() {
-            if is_zero(unit) {
-                continue;
+    /// Stores the pages of `data` that are not zero; it lies at `offset`, where a page begins.
+    fn add(&self, offset: u64, data: &[u8], all: &mut Contents<'_>) -> Result<(), Fault> {
+        let mut from = 0;
+        while from < data.len() {
+            let zero = is_zero(&data[from..from + UNIT]);
+            let alike = |unit: &&[u8]| is_zero(unit) == zero;
+            let to = from + data[from..].chunks(UNIT).take_while(alike).count() * UNIT;
+            if !zero {
+                all.sink.store(self.at + offset + from as u64, &data[from..to])?;
             }
-            let (from, to) = (i * UNIT, i * UNIT + unit.len());
-            match &mut run {
-                Some((_, end)) if from - *end < GAP => *end = to,
-                _ => {
-                    if let Some((a, b)) = run {
-                        self.pieces.push((offset + a as u64, blobs.put(&data[a..b])?));
-                    }
-                    run = Some((from, to));
-                }
-            }
-        }
-        if let Some((a, b)) = run {
-            self.pieces.push((offset + a as u64, blobs.put(&data[a..b])?));
+            from = to;
         }
         Ok(())
     }
 
     /// Reads `bytes` bytes through `file`, a description of the caller's own (its offset moves).
-    pub(crate) fn of_file(file: RawFd, bytes: u64, blobs: &mut BlobWriter) -> Result<Self, Fault> {
-        let mut out = Content {
-            bytes,
-            pieces: Vec::new(),
-        };
-        let mut buf = vec![0u8; PIECE.min(usize::try_from(bytes).unwrap_or(PIECE))];
+    pub(crate) fn of_file(file: RawFd, bytes: u64, all: &mut Contents<'_>) -> Result<Self, Fault> {
+        let out = all.place(bytes)?;
+        let mut buf = vec![0u8; PIECE.min(usize::try_from(bytes).unwrap_or(PIECE).next_multiple_of(UNIT))];
         let mut at = 0;
         while at < bytes {
             let (from, to) = match data_range(file, at, bytes).at("find data")? {
                 Some(range) => range,
                 None => break,
             };
-            at = from;
+            // A block of the file system may be smaller than a page.
+            at = at.max(from - from % PAGE);
             while at < to {
-                let want = usize::try_from(to - at).unwrap_or(PIECE).min(buf.len());
+                let want = usize::try_from(bytes.min(to.next_multiple_of(PAGE)) - at)
+                    .unwrap_or(PIECE)
+                    .min(buf.len());
                 let n = fd::read_at(file, &mut buf[..want], at).at("read contents")?;
                 if n == 0 {
                     return Ok(out);
                 }
-                out.add(at, &buf[..n], blobs)?;
-                at += n as u64;
+                let whole = n.next_multiple_of(UNIT);
+                buf[n..whole].fill(0);
+                out.add(at, &buf[..whole], all)?;
+                at += whole as u64;
             }
         }
         Ok(out)
     }
 
-    /// Reads the object through the memory of processes that map it. `windows` are (process, address, offset in the object, length).
-    pub(crate) fn of_memory(windows: &[Window], blobs: &mut BlobWriter) -> Result<Self, Fault> {
+    /// Reads the object, which has at least `least` bytes, through the memory of processes that map it.
+    pub(crate) fn of_memory(windows: &[Window], least: u64, all: &mut Contents<'_>) -> Result<Self, Fault> {
         let mut windows = windows.to_vec();
         windows.sort_by_key(|w| w.offset);
-        let mut out = Content::default();
+        let most = windows.iter().map(|w| w.offset + w.bytes).max().unwrap_or(0);
+        let mut out = all.place(most.max(least))?;
+        out.bytes = least;
         let mut buf = vec![0u8; PIECE];
         let mut at = 0;
         for w in windows {
@@ -90,11 +124,11 @@ impl Content {
                 let address = w.address + (at - w.offset);
                 let n = read_memory(w.pid, &mut buf[..want], address)
                     .at(format!("read memory of process {} at {address:#x}", w.pid))?;
-                out.add(at, &buf[..n], blobs)?;
+                out.add(at, &buf[..n], all)?;
                 at += n as u64;
                 out.bytes = out.bytes.max(at);
                 if n == 0 {
-                    at += UNIT as u64;
+                    at += PAGE;
                 }
             }
         }
@@ -102,32 +136,30 @@ impl Content {
     }
 
     /// Reads `bytes` bytes of the caller's own mapping at `base`, without touching pages that were never written.
-    pub(crate) fn of_mapping(base: *const u8, bytes: usize, blobs: &mut BlobWriter) -> Result<Self, Fault> {
-        let mut out = Content {
-            bytes: bytes as u64,
-            pieces: Vec::new(),
-        };
+    pub(crate) fn of_mapping(base: *const u8, bytes: usize, all: &mut Contents<'_>) -> Result<Self, Fault> {
+        let out = all.place(bytes as u64)?;
+        let mapped = bytes.next_multiple_of(UNIT);
         let mut resident = vec![0u8; PIECE / UNIT];
         // A page that is swapped out is not resident, and yet not zero.
         let swap = std::fs::read_to_string("/proc/swaps").is_ok_and(|t| t.lines().count() > 1);
         let mut at = 0;
-        while at < bytes {
-            let len = (bytes - at).min(PIECE);
+        while at < mapped {
+            let len = (mapped - at).min(PIECE);
             // SAFETY: `at` is within the mapping that the caller owns.
             let piece = unsafe { base.add(at) };
             // SAFETY: `resident` has one byte for each page of the piece.
             let known = unsafe { libc::mincore(piece.cast_mut().cast(), len, resident.as_mut_ptr()) };
             crate::sys::check(known).at("ask for resident pages (mincore)")?;
-            let pages = len.div_ceil(UNIT);
+            let pages = len / UNIT;
             let mut page = 0;
             while page < pages {
                 let there = |p: usize| swap || resident[p] & 1 != 0;
                 let end = (page..pages).find(|p| !there(*p)).unwrap_or(pages);
                 if end > page {
-                    let (from, to) = (page * UNIT, (end * UNIT).min(len));
-                    // SAFETY: the pages lie within the mapping, and the processes that share it are stopped.
+                    let (from, to) = (page * UNIT, end * UNIT);
+                    // SAFETY: the pages lie within the mapping, which has whole pages, and the processes that share it are stopped.
                     let run = unsafe { std::slice::from_raw_parts(piece.add(from), to - from) };
-                    out.add((at + from) as u64, run, blobs)?;
+                    out.add((at + from) as u64, run, all)?;
                 }
                 page = end + 1;
             }
@@ -136,25 +168,46 @@ impl Content {
         Ok(out)
     }
 
-    /// Makes `file` (opened for writing) equal to the saved contents.
-    pub(crate) fn restore(&self, file: RawFd, blobs: &BlobReader) -> Result<(), Fault> {
-        fd::truncate(file, 0).at("empty the file")?;
-        fd::truncate(file, self.bytes).at("set the length")?;
-        self.fill(file, blobs)
+    /// What is stored of it.
+    fn stored(&self, from: &dyn PageSource) -> Result<Vec<Extent>, Fault> {
+        match self.at.checked_add(self.bytes) {
+            Some(end) => Ok(from.within(self.at..end)),
+            None => refuse("the image places contents behind the end of all"),
+        }
     }
 
-    /// Writes the pieces into `file`, which already has its length and is zero elsewhere.
-    pub(crate) fn fill(&self, file: RawFd, blobs: &BlobReader) -> Result<(), Fault> {
-        for (offset, piece) in &self.pieces {
-            fd::write_at(file, &blobs.get(piece)?, *offset).at("write contents")?;
+    /// Reads what is stored, piece by piece: offset and bytes, none of them behind the end.
+    fn pieces(&self, from: &dyn PageSource, each: &mut dyn FnMut(u64, &[u8]) -> Result<(), Fault>) -> Result<(), Fault> {
+        let mut buf = Vec::new();
+        for e in self.stored(from)? {
+            for at in (e.vaddr..e.end()).step_by(PIECE) {
+                from.read(&e.part(at, at + PIECE as u64), &mut buf)?;
+                let end = self.at + self.bytes;
+                let bytes = usize::try_from(end - at).unwrap_or(buf.len()).min(buf.len());
+                each(at - self.at, &buf[..bytes])?;
+            }
         }
         Ok(())
     }
 
+    /// Makes `file` (opened for writing) equal to the saved contents.
+    pub(crate) fn restore(&self, file: RawFd, from: &dyn PageSource) -> Result<(), Fault> {
+        fd::truncate(file, 0).at("empty the file")?;
+        fd::truncate(file, self.bytes).at("set the length")?;
+        self.fill(file, from)
+    }
+
+    /// Writes what is stored into `file`, which already has its length and is zero elsewhere.
+    pub(crate) fn fill(&self, file: RawFd, from: &dyn PageSource) -> Result<(), Fault> {
+        self.pieces(from, &mut |offset, data| {
+            fd::write_at(file, data, offset).at("write contents")
+        })
+    }
+
     /// As [`Content::fill`], through a mapping.
-    pub(crate) fn fill_mapped(&self, file: RawFd, blobs: &BlobReader) -> Result<(), Fault> {
+    pub(crate) fn fill_mapped(&self, file: RawFd, from: &dyn PageSource) -> Result<(), Fault> {
         let bytes = usize::try_from(self.bytes).map_err(|_| Fault::Refused("too large to be mapped".into()))?;
-        if self.pieces.is_empty() || bytes == 0 {
+        if self.stored(from)?.is_empty() {
             return Ok(());
         }
         let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
@@ -164,27 +217,26 @@ impl Content {
             return Err(io::Error::last_os_error()).at("map it (are there enough free huge pages?)");
         }
         // SAFETY: the mapping has `bytes` bytes, and nobody else uses it.
-        let filled = unsafe { self.fill_memory(map.cast(), blobs) };
+        let filled = unsafe { self.fill_memory(map.cast(), from) };
         // SAFETY: the mapping made above, to which nothing refers any more.
         crate::sys::check(unsafe { libc::munmap(map, bytes) }).at("unmap it")?;
         filled
     }
 
-    /// Copies the pieces to memory at `base`, which has room for `self.bytes` bytes and is zero.
+    /// Copies what is stored to memory at `base`, which has room for `self.bytes` bytes and is zero.
     ///
     /// # Safety
     /// `base` must be valid for writing that many bytes.
-    pub(crate) unsafe fn fill_memory(&self, base: *mut u8, blobs: &BlobReader) -> Result<(), Fault> {
-        for (offset, piece) in &self.pieces {
-            let data = blobs.get(piece)?;
+    pub(crate) unsafe fn fill_memory(&self, base: *mut u8, from: &dyn PageSource) -> Result<(), Fault> {
+        self.pieces(from, &mut |offset, data| {
             let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.bytes);
-            let (Some(_), Ok(at)) = (end, usize::try_from(*offset)) else {
-                return crate::fault::refuse("the image places contents behind the end of the object");
+            let (Some(_), Ok(at)) = (end, usize::try_from(offset)) else {
+                return refuse("the image places contents behind the end of the object");
             };
             // SAFETY: `at` plus the length of `data` is at most `self.bytes`, which the caller vouches for.
             unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), base.add(at), data.len()) };
-        }
-        Ok(())
+            Ok(())
+        })
     }
 }
 
@@ -228,28 +280,36 @@ fn data_range(file: RawFd, at: u64, bytes: u64) -> io::Result<Option<(u64, u64)>
 
 /// Reads memory of process `pid`. A short count means that what follows lies behind the end of the mapped object.
 fn read_memory(pid: i32, buf: &mut [u8], address: u64) -> io::Result<usize> {
+    // The kernel transfers whole remote elements only: all at once, or else as far as the pages go.
+    match read_elements(pid, buf, address, buf.len()) {
+        Ok(n) if n == buf.len() => return Ok(n),
+        _ => {}
+    }
+    match read_elements(pid, buf, address, UNIT) {
+        Err(e) if e.raw_os_error() == Some(libc::EFAULT) => read_protected(pid, buf, address),
+        done => done,
+    }
+}
+
+/// `process_vm_readv` of elements of this length.
+fn read_elements(pid: i32, buf: &mut [u8], address: u64, element: usize) -> io::Result<usize> {
     let local = libc::iovec {
         iov_base: buf.as_mut_ptr().cast(),
         iov_len: buf.len(),
     };
-    // The kernel transfers whole remote elements only, so each page is an element of its own.
-    let mut remote = Vec::with_capacity(buf.len() / UNIT + 1);
+    let mut remote = Vec::with_capacity(buf.len() / element + 1);
     let mut done = 0;
     while done < buf.len() && remote.len() < 1024 {
-        let at = address + done as u64;
-        let len = (UNIT - (at as usize) % UNIT).min(buf.len() - done);
+        let len = element.min(buf.len() - done);
         remote.push(libc::iovec {
-            iov_base: at as *mut libc::c_void,
+            iov_base: (address + done as u64) as *mut libc::c_void,
             iov_len: len,
         });
         done += len;
     }
     // SAFETY: `local` describes `buf`; the remote addresses are checked by the kernel.
     let n = unsafe { libc::process_vm_readv(pid, &local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0) };
-    match crate::sys::check_len(n) {
-        Err(e) if e.raw_os_error() == Some(libc::EFAULT) => read_protected(pid, buf, address),
-        done => done,
-    }
+    crate::sys::check_len(n)
 }
 
 /// As [`read_memory`], for a page that the process itself may not read now (PROT_NONE).
@@ -265,24 +325,60 @@ fn read_protected(pid: i32, buf: &mut [u8], address: u64) -> io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
     use std::os::fd::AsRawFd;
+
+    /// Pages by their place.
+    #[derive(Debug, Default)]
+    struct Kept(BTreeMap<u64, Vec<u8>>);
+
+    impl PageSink for Kept {
+        fn store(&mut self, at: u64, pages: &[u8]) -> Result<(), ImageError> {
+            for (page, at) in pages.chunks_exact(UNIT).zip((at..).step_by(UNIT)) {
+                assert!(self.0.insert(at, page.to_vec()).is_none(), "page {at:#x} was stored twice");
+            }
+            Ok(())
+        }
+    }
+
+    impl PageSource for Kept {
+        fn within(&self, range: Range<u64>) -> Vec<Extent> {
+            let one = |at: &u64| Extent {
+                vaddr: *at,
+                bytes: PAGE,
+                chunk: 0,
+                page: 0,
+            };
+            self.0.range(range).map(|(at, _)| one(at)).collect()
+        }
+
+        fn read(&self, part: &Extent, into: &mut Vec<u8>) -> Result<(), ImageError> {
+            into.clone_from(&self.0[&part.vaddr]);
+            Ok(())
+        }
+    }
+
+    fn file(bytes: u64, data: &[(u64, &[u8])]) -> std::os::fd::OwnedFd {
+        let file = fd::memfd(std::path::Path::new("t"), 0).unwrap();
+        fd::truncate(file.as_raw_fd(), bytes).unwrap();
+        for (at, data) in data {
+            fd::write_at(file.as_raw_fd(), data, *at).unwrap();
+        }
+        file
+    }
 
     #[test]
     fn sparse_contents_come_back_and_holes_cost_nothing() {
-        let path = std::env::temp_dir().join(format!("belay-content-{}", std::process::id()));
-        let mut blobs = BlobWriter::create(&path).unwrap();
-        let source = fd::memfd(std::path::Path::new("t"), 0).unwrap();
-        let (a, b) = (vec![7u8; 5000], vec![9u8; 3]);
-        let bytes = 3 << 40;
-        fd::truncate(source.as_raw_fd(), bytes).unwrap();
-        fd::write_at(source.as_raw_fd(), &a, 12345).unwrap();
-        fd::write_at(source.as_raw_fd(), &b, bytes - 3).unwrap();
-        let c = Content::of_file(source.as_raw_fd(), bytes, &mut blobs).unwrap();
-        assert!(blobs.bytes() < 64 * 1024, "{} bytes stored", blobs.bytes());
-        let reader = BlobReader::open(&path).unwrap();
-        let copy = fd::memfd(std::path::Path::new("t"), 0).unwrap();
-        fd::write_at(copy.as_raw_fd(), &[1; 100_000], 0).unwrap();
-        c.restore(copy.as_raw_fd(), &reader).unwrap();
+        let (a, b, bytes) = (vec![7u8; 5000], vec![9u8; 3], 3 << 40);
+        let first = file(100, &[(0, b"one of a hundred bytes")]);
+        let second = file(bytes, &[(12345, &a), (bytes - 3, &b)]);
+        let mut kept = Kept::default();
+        let mut all = Contents::new(&mut kept);
+        let one = Content::of_file(first.as_raw_fd(), 100, &mut all).unwrap();
+        let two = Content::of_file(second.as_raw_fd(), bytes, &mut all).unwrap();
+        assert_eq!(kept.0.len(), 1 + 2 + 1);
+        let copy = file(0, &[(0, &[1; 100_000])]);
+        two.restore(copy.as_raw_fd(), &kept).unwrap();
         let mut back = vec![1u8; 20_000];
         fd::read_at(copy.as_raw_fd(), &mut back, 0).unwrap();
         assert!(is_zero(&back[..12345]) && back[12345..17345] == a[..] && is_zero(&back[17345..]));
@@ -290,6 +386,19 @@ mod tests {
         fd::read_at(copy.as_raw_fd(), &mut tail, bytes - 3).unwrap();
         assert_eq!(tail, [9; 3]);
         assert_eq!(fd::fstat(copy.as_raw_fd()).unwrap().st_size, i64::try_from(bytes).unwrap());
-        std::fs::remove_file(&path).unwrap();
+        let mut memory = vec![0u8; 100];
+        // SAFETY: it has the length of the contents.
+        unsafe { one.fill_memory(memory.as_mut_ptr(), &kept).unwrap() };
+        assert_eq!(&memory[..22], b"one of a hundred bytes");
+    }
+
+    #[test]
+    fn contents_behind_the_end_of_all_are_refused() {
+        let content = Content { bytes: 2, at: u64::MAX };
+        let copy = file(2, &[]);
+        assert!(content.fill(copy.as_raw_fd(), &Kept::default()).is_err());
+        let mut kept = Kept::default();
+        let mut all = Contents::new(&mut kept);
+        assert!(all.place(u64::MAX - 1).is_err() && all.place(1 << 62).is_ok());
     }
 }

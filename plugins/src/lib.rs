@@ -37,6 +37,7 @@ mod timerfd;
 
 use belay_image::blobs::{BlobReader, BlobWriter};
 use belay_image::model::ObjectId;
+pub use content::{PageSink, PageSource};
 pub use group::{Facts, Group};
 pub use model::Descriptors;
 use serde::{Deserialize, Serialize};
@@ -88,6 +89,8 @@ pub struct CaptureEnv<'a> {
     pub processes: &'a [ProcessView],
     /// Where byte strings go.
     pub blobs: &'a mut BlobWriter,
+    /// Where contents of shared memory and files go.
+    pub pages: &'a mut dyn PageSink,
     /// Save the contents of every open regular file, not only of those that would otherwise be lost.
     pub save_open_files: bool,
     /// When the job was launched: what has been made since then is its own work.
@@ -167,6 +170,9 @@ pub struct Refusal {
     /// Whether the reason passes by itself when the program runs on for a moment.
     #[serde(default)]
     pub passing: bool,
+    /// Whether the reason is damage of the image.
+    #[serde(default)]
+    pub damage: bool,
 }
 
 /// Captures all descriptors and shared objects. On return, the kernel's state is what it was before: the processes may go on.
@@ -192,7 +198,7 @@ impl Rebuilder {
     /// IPC namespace is the job's own. `tell` is given a line for the user where the restart must wait for something.
     pub fn rebuild(
         descriptors: Descriptors,
-        blobs: &BlobReader,
+        (blobs, pages): (&BlobReader, &dyn PageSource),
         own_ipc: bool,
         group: Option<&dyn Group>,
         tell: &dyn Fn(&str),
@@ -200,7 +206,7 @@ impl Rebuilder {
         if own_ipc {
             shm::sysv::owns_namespace(&descriptors.sysv);
         }
-        let built = rebuild::rebuild(&descriptors, blobs, group, tell)?;
+        let built = rebuild::rebuild(&descriptors, (blobs, pages), group, tell)?;
         Ok(Self {
             descriptors,
             built,

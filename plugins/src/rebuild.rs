@@ -4,6 +4,7 @@
 //! (`install`) never overwrites what is still to be installed.
 
 use crate::capture::RaisedLimit;
+use crate::content::PageSource;
 use crate::fault::{refuse, At, Fault};
 use crate::group::Group;
 use crate::model::{DescId, Description, Descriptors, Kind};
@@ -136,7 +137,7 @@ fn room(d: &Descriptors) -> Range<RawFd> {
 /// Rebuilds everything that needs no process.
 pub(crate) fn rebuild(
     d: &Descriptors,
-    blobs: &BlobReader,
+    (blobs, pages): (&BlobReader, &dyn PageSource),
     group: Option<&dyn Group>,
     tell: &dyn Fn(&str),
 ) -> Result<Built, Refusal> {
@@ -156,8 +157,8 @@ pub(crate) fn rebuild(
     for directories in &d.working {
         files::make_parents(directories).map_err(|e| e.of(0, "working directory"))?;
     }
-    shm::sysv::rebuild(&d.sysv, blobs, tell).map_err(|e| e.of(0, "System V objects"))?;
-    let files = objects(&d.files, |o| files::prepare(o, blobs), |o| format!("file {}", o.path))?;
+    shm::sysv::rebuild(&d.sysv, (blobs, pages), tell).map_err(|e| e.of(0, "System V objects"))?;
+    let files = objects(&d.files, |o| files::prepare(o, pages), |o| format!("file {}", o.path))?;
     let pipes = objects(&d.pipes, |o| pipes::prepare(o, blobs), |_| "pipe".into())?;
     let queues = mqueue::prepare(&d.queues, blobs).map_err(|(name, e)| e.of(0, name))?;
     let terminals = terminals::prepare(&d.terminals, blobs, &room).map_err(|e| e.of(0, "terminal"))?;

@@ -2,6 +2,7 @@
 //!
 //! It is a child of PID 1 in the new namespaces, with the PID that the agent had at the checkpoint, and the ancestor of every process of the job.
 
+use crate::contents::Contents;
 use crate::control::{Shared, RESTORER_STEP};
 use crate::fail::{Outcome, RestartError};
 use crate::memory::Special;
@@ -56,6 +57,7 @@ pub(crate) fn restart(
         mut job,
         descriptors,
         blobs,
+        contents,
         foreign,
         extents,
         chunks,
@@ -74,8 +76,11 @@ pub(crate) fn restart(
     let places = foreign.as_ref().map(|f| f.place(&mut job.processes, &specials)).transpose();
     let places = places.map_err(|e| RestartError::at("vdso", e))?.unwrap_or_default();
     let shown = Shown::new(way);
-    let rebuilder = Rebuilder::rebuild(descriptors, &blobs, way != Way::Initial, group, &sys::say)
-        .map_err(|e| RestartError::at("rebuild", e))?;
+    let pages = Contents {
+        table: &contents,
+        chunks: &chunks,
+    };
+    let rebuilder = Rebuilder::rebuild(descriptors, (&blobs, &pages), way != Way::Initial, group, &sys::say)?;
     connects::finish(&mut job.processes, |pid, tid, fd| rebuilder.is_connected(pid, tid, fd));
     open_shared_objects(&rebuilder, &job);
     let names = rebuilder.book().names();

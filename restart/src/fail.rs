@@ -1,6 +1,7 @@
 //! Errors of the restart flow.
 
 use belay_image::ImageError;
+use belay_plugins::Refusal;
 
 /// Why a restart failed. Nothing of the job was started, and the checkpoint is untouched.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +40,19 @@ impl RestartError {
             step: step.into(),
             reason: reason.to_string(),
         }
+    }
+}
+
+/// Of the rebuild of descriptors and shared objects.
+impl From<Refusal> for RestartError {
+    fn from(refusal: Refusal) -> Self {
+        if refusal.damage {
+            return RestartError::Image(ImageError::Damaged {
+                path: refusal.object,
+                reason: refusal.reason,
+            });
+        }
+        RestartError::at("rebuild", refusal)
     }
 }
 

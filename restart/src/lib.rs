@@ -17,6 +17,7 @@ mod call;
 mod channel;
 mod companion;
 mod connects;
+mod contents;
 mod control;
 mod explain;
 mod fail;

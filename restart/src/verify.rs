@@ -11,7 +11,7 @@ use belay_image::extents::{self, Extent};
 use belay_image::manifest::Manifest;
 use belay_image::model::{FileIdentity, Job, Process, Processor, Vma, VmaKind};
 use belay_image::sections::{Kind, SectionFile};
-use belay_image::{blobs::BlobReader, checksum, extent_file, files, ImageError, BLOB_FILE, JOB_FILE};
+use belay_image::{blobs::BlobReader, checksum, extent_file, files, ImageError, BLOB_FILE, CONTENTS, JOB_FILE};
 use belay_plugins::Descriptors;
 use belay_storage::chunk::Chunk;
 use belay_storage::store::Store;
@@ -23,6 +23,8 @@ pub(crate) struct Loaded {
     pub(crate) job: Job,
     pub(crate) descriptors: Descriptors,
     pub(crate) blobs: BlobReader,
+    /// Where contents of shared memory and files lie.
+    pub(crate) contents: Vec<Extent>,
     /// The vDSO of the checkpoint, where this kernel has another.
     pub(crate) foreign: Option<Foreign>,
     /// Extents of every process with memory, by PID; none spans two mappings or is longer than a helper thread should read at a time.
@@ -61,10 +63,13 @@ pub(crate) fn load(dir: &Path, any_cpu: bool) -> Outcome<Loaded> {
         let bytes = files
             .get(&name)
             .ok_or_else(|| ImageError::damaged(&path, "not listed in the manifest"))?;
-        let table = extents::decode(&path, SectionFile::decode(&path, bytes)?.get(Kind::Extents)?)?;
-        check_extents(&path, &chunks, &table)?;
-        all.insert(p.pid, cut(&table, &p.vmas));
+        all.insert(p.pid, cut(&table(&path, bytes, &chunks)?, &p.vmas));
     }
+    let name = extent_file(CONTENTS);
+    let contents = files
+        .get(&name)
+        .map(|bytes| table(&dir.join(&name), bytes, &chunks))
+        .transpose()?;
     check_processes(&job)?;
     check_processor(&job, any_cpu)?;
     let descriptors: Descriptors = sections.get_json(Kind::Descriptors)?;
@@ -76,6 +81,7 @@ pub(crate) fn load(dir: &Path, any_cpu: bool) -> Outcome<Loaded> {
         descriptors,
         foreign: foreign(&job, &blobs)?,
         blobs,
+        contents: contents.unwrap_or_default(),
         job,
         extents: all,
         chunks,
@@ -100,6 +106,13 @@ fn check_files(dir: &Path, manifest: &Manifest) -> Outcome<HashMap<String, Vec<u
         out.insert(f.name.clone(), data);
     }
     Ok(out)
+}
+
+/// The extents in a file of the generation.
+fn table(path: &Path, bytes: &[u8], chunks: &HashMap<u32, Chunk>) -> Outcome<Vec<Extent>> {
+    let table = extents::decode(path, SectionFile::decode(path, bytes)?.get(Kind::Extents)?)?;
+    check_extents(path, chunks, &table)?;
+    Ok(table)
 }
 
 /// Every extent must lie in a chunk that the manifest lists.

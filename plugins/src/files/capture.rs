@@ -214,15 +214,12 @@ fn read(s: &mut Session<'_>, at: usize) -> Result<FileObject, Fault> {
     };
     if keep {
         let content = match &reader {
-            Ok(fd) => Content::of_file(fd.as_raw_fd(), object.bytes, s.blobs)?,
-            Err(_) if !sought.windows.is_empty() => Content::of_memory(&sought.windows, s.blobs)?,
+            Ok(fd) => Content::of_file(fd.as_raw_fd(), object.bytes, &mut s.contents)?,
+            Err(_) if !sought.windows.is_empty() => Content::of_memory(&sought.windows, object.bytes, &mut s.contents)?,
             Err(e) => return refuse(format!("its contents must be saved, but it cannot be read: {e}")),
         };
-        object.bytes = object.bytes.max(content.bytes);
-        object.content = Some(Content {
-            bytes: object.bytes,
-            ..content
-        });
+        object.bytes = content.bytes;
+        object.content = Some(content);
         if object.origin == Origin::Named || matches!(object.origin, Origin::Deleted { .. }) {
             object.parents = super::parents(object.path.as_path());
         }

@@ -1,10 +1,9 @@
 //! Rebuild of files: bring each inode to its captured state, then open descriptions on it.
 
 use super::{make_parents, FileObject, Origin, Print};
-use crate::content::Content;
+use crate::content::{Content, PageSource};
 use crate::fault::{refuse, At, Fault};
 use crate::sys::fd;
-use belay_image::blobs::BlobReader;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
@@ -20,12 +19,12 @@ pub(crate) struct BuiltFile {
 }
 
 /// Brings one inode to its captured state.
-pub(crate) fn prepare(object: &FileObject, blobs: &BlobReader) -> Result<BuiltFile, Fault> {
+pub(crate) fn prepare(object: &FileObject, pages: &dyn PageSource) -> Result<BuiltFile, Fault> {
     let path = object.path.as_path();
     let anchor = match &object.origin {
         Origin::Named => {
             if object.content.is_some() {
-                restore_named(object, blobs)?;
+                restore_named(object, pages)?;
             } else {
                 check_named(object)?;
             }
@@ -40,8 +39,8 @@ pub(crate) fn prepare(object: &FileObject, blobs: &BlobReader) -> Result<BuiltFi
             fd::truncate(a.as_raw_fd(), content.bytes).at("set the length")?;
             match object.origin {
                 // Files in huge pages cannot be written, only mapped.
-                Origin::Memfd { huge, .. } if huge != 0 => content.fill_mapped(a.as_raw_fd(), blobs)?,
-                _ => content.fill(a.as_raw_fd(), blobs)?,
+                Origin::Memfd { huge, .. } if huge != 0 => content.fill_mapped(a.as_raw_fd(), pages)?,
+                _ => content.fill(a.as_raw_fd(), pages)?,
             }
         }
         if let Origin::Memfd { seals, .. } = object.origin {
@@ -116,7 +115,7 @@ impl BuiltFile {
 /// Contents are written into the file itself only where it is the file of the checkpoint under no more names than then. Otherwise the name
 /// belongs to another file by now, or this one got a second name: what it holds under that name was made after the checkpoint and is not
 /// ours to change, so a new file takes the old name.
-fn restore_named(object: &FileObject, blobs: &BlobReader) -> Result<(), Fault> {
+fn restore_named(object: &FileObject, pages: &dyn PageSource) -> Result<(), Fault> {
     let Some(content) = &object.content else {
         return Ok(());
     };
@@ -133,7 +132,7 @@ fn restore_named(object: &FileObject, blobs: &BlobReader) -> Result<(), Fault> {
         return Ok(());
     }
     if !here.as_ref().is_some_and(same) {
-        match make_fresh(object, content, blobs) {
+        match make_fresh(object, content, pages) {
             // The directory may be one in which the job cannot make files; then what is there is overwritten.
             Err(Fault::Call { source, .. }) if here.is_some() && source.kind() == io::ErrorKind::PermissionDenied => {}
             made => return made,
@@ -145,15 +144,15 @@ fn restore_named(object: &FileObject, blobs: &BlobReader) -> Result<(), Fault> {
         mode: object.mode,
     };
     let file = built.open(libc::O_RDWR)?;
-    content.restore(file.as_raw_fd(), blobs)?;
+    content.restore(file.as_raw_fd(), pages)?;
     set_mtime(&file, object.mtime_ns)
 }
 
 /// Makes the file anew beside its place and moves it there, so that a restart that is killed leaves no half of it.
-fn make_fresh(object: &FileObject, content: &Content, blobs: &BlobReader) -> Result<(), Fault> {
+fn make_fresh(object: &FileObject, content: &Content, pages: &dyn PageSource) -> Result<(), Fault> {
     let (file, name) = make_beside(object.path.as_path())?;
     let done = (|| {
-        content.restore(file.as_raw_fd(), blobs)?;
+        content.restore(file.as_raw_fd(), pages)?;
         own(&file, object.owner)?;
         let mode = PermissionsExt::from_mode(object.mode);
         std::fs::set_permissions(fd::self_path(file.as_raw_fd()), mode).at("set its mode")?;

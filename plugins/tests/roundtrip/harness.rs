@@ -1,8 +1,10 @@
 //! Runs one case: processes that stop themselves, capture, and then either SIGCONT, or SIGKILL and rebuild in fresh namespaces.
 
 use belay_image::blobs::{BlobReader, BlobWriter};
+use belay_image::extents::{Extent, PAGE};
 use belay_image::model::ObjectId;
-use belay_plugins::{CaptureEnv, Descriptors, ProcessView, Rebuilder, SharedMapping};
+use belay_image::ImageError;
+use belay_plugins::{CaptureEnv, Descriptors, PageSink, PageSource, ProcessView, Rebuilder, SharedMapping};
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -192,6 +194,36 @@ fn job(case: &Case) {
     }
 }
 
+/// Contents of shared memory and files, page by page.
+#[derive(Debug, Default)]
+struct Pages(std::collections::BTreeMap<u64, Vec<u8>>);
+
+impl PageSink for Pages {
+    fn store(&mut self, at: u64, pages: &[u8]) -> Result<(), ImageError> {
+        let page = PAGE as usize;
+        self.0
+            .extend((at..).step_by(page).zip(pages.chunks(page).map(<[u8]>::to_vec)));
+        Ok(())
+    }
+}
+
+impl PageSource for Pages {
+    fn within(&self, range: std::ops::Range<u64>) -> Vec<Extent> {
+        let one = |at: &u64| Extent {
+            vaddr: *at,
+            bytes: PAGE,
+            chunk: 0,
+            page: 0,
+        };
+        self.0.range(range).map(|(at, _)| one(at)).collect()
+    }
+
+    fn read(&self, part: &Extent, into: &mut Vec<u8>) -> Result<(), ImageError> {
+        into.clone_from(&self.0[&part.vaddr]);
+        Ok(())
+    }
+}
+
 fn member(case: &Case, i: usize) {
     (case.setup)(i);
     board().pids[i].store(std::process::id() as i32, Ordering::SeqCst);
@@ -208,9 +240,11 @@ fn body(case: &Case, mode: Mode) {
     let views: Vec<ProcessView> = pids.iter().map(|p| view(*p)).collect();
     let blob_path = volatile().join("blobs");
     let mut blobs = BlobWriter::create(&blob_path).unwrap();
+    let mut pages = Pages::default();
     let captured = belay_plugins::capture(CaptureEnv {
         processes: &views,
         blobs: &mut blobs,
+        pages: &mut pages,
         save_open_files: false,
         group: None,
         names: &belay_plugins::Names::default(),
@@ -248,7 +282,7 @@ fn body(case: &Case, mode: Mode) {
     (case.between)();
     let mappings: Vec<Vec<SharedMapping>> = views.into_iter().map(|v| v.shared).collect();
     namespaces();
-    let status = in_child(|| restart(case, &descriptors, &blob_path, &pids, &mappings));
+    let status = in_child(|| restart(case, &descriptors, (&blob_path, &pages), &pids, &mappings));
     assert_ok(status);
 }
 
@@ -334,7 +368,13 @@ fn namespaces() {
 }
 
 /// Runs as PID 1 of the new namespace.
-fn restart(case: &Case, descriptors: &str, blobs: &std::path::Path, pids: &[i32], mappings: &[Vec<SharedMapping>]) {
+fn restart(
+    case: &Case,
+    descriptors: &str,
+    (blobs, pages): (&std::path::Path, &Pages),
+    pids: &[i32],
+    mappings: &[Vec<SharedMapping>],
+) {
     // SAFETY: the strings are constant; the process has a mount namespace of its own.
     unsafe {
         libc::mount(
@@ -349,7 +389,7 @@ fn restart(case: &Case, descriptors: &str, blobs: &std::path::Path, pids: &[i32]
     }
     let descriptors: Descriptors = serde_json::from_str(descriptors).unwrap();
     let blobs = BlobReader::open(blobs).unwrap();
-    let rebuilder = match Rebuilder::rebuild(descriptors, &blobs, true, None, &|_| ()) {
+    let rebuilder = match Rebuilder::rebuild(descriptors, (&blobs, pages), true, None, &|_| ()) {
         Ok(r) => r,
         Err(e) => panic!("rebuild: {e}"),
     };

@@ -1,7 +1,7 @@
 //! The chunks of one checkpoint, from the first page to their names.
 //!
 //! ```text
-//! store_pages / lend + give_back ──> seal (hashes, fsync) ──> publish (rename, fsync of the directory) ──> the generation's manifest
+//! store_pages (+ write_held) / lend + give_back ──> seal (hashes, fsync) ──> publish (rename, fsync of the directory) ──> the generation's manifest
 //! ```
 //! Until `publish` all files have temporary names, and a session that is dropped removes them. So a kill at any instant leaves unfinished chunks, or finished ones
 //! that no generation names; both are removed by the next [`crate::store::Store::collect`].
@@ -9,6 +9,7 @@
 //! Where the job has local tiers, a loan gets its place, and with it its file, only when a writer wants it ([`Session::place_loan`]), and a chunk is sealed as soon as it is full, so that it can be moved home while
 //! others are written.
 
+mod held;
 mod loans;
 mod new;
 
@@ -23,6 +24,7 @@ use belay_image::extents::{self, Extent};
 use belay_image::manifest::ChunkEntry;
 use belay_image::sections::create_private;
 use belay_image::ImageError;
+use held::Held;
 use new::{New, Spot};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -85,6 +87,7 @@ pub struct Session {
     /// Pages of chunks do not stay in the page cache.
     frugal: bool,
     chunks: Vec<New>,
+    held: Held,
     pub(crate) live: BTreeMap<u32, ChunkEntry>,
     pub(crate) index: Option<Index>,
     tables: BTreeMap<i32, Vec<Extent>>,
@@ -136,6 +139,7 @@ impl Session {
             room: limit.map(pages_within),
             frugal: false,
             chunks: Vec::new(),
+            held: Held::default(),
             live,
             index,
             tables: BTreeMap::new(),
@@ -152,6 +156,7 @@ impl Session {
     /// Forgets everything written so far: the capture begins anew.
     pub fn reset(&mut self) {
         self.discard();
+        self.held = Held::default();
         self.chunks.clear();
         self.tables.clear();
         self.stats = Stats::default();
@@ -323,10 +328,12 @@ impl Session {
         let c = &mut self.chunks[at];
         let page = c.hashes.len() as u32;
         let Some(file) = c.file() else { return Err(self.no_room()) };
-        file.write_all_at(data, u64::from(page) * PAGE)
-            .map_err(|e| ImageError::io("write", &self.store.name_in(c.place(), c.id, false), e))?;
-        if self.frugal && (u64::from(page) + 1).is_multiple_of(FRUGAL_PAGES) {
-            drop_from_cache(file, (u64::from(page) + 1 - FRUGAL_PAGES) * PAGE, FRUGAL_PAGES * PAGE);
+        if !self.held.take(c.id, page, data) {
+            file.write_all_at(data, u64::from(page) * PAGE)
+                .map_err(|e| ImageError::io("write", &self.store.name_in(c.place(), c.id, false), e))?;
+            if self.frugal && (u64::from(page) + 1).is_multiple_of(FRUGAL_PAGES) {
+                drop_from_cache(file, (u64::from(page) + 1 - FRUGAL_PAGES) * PAGE, FRUGAL_PAGES * PAGE);
+            }
         }
         c.hashes.push(hash);
         self.stats.written += 1;
@@ -339,6 +346,7 @@ impl Session {
     }
 
     fn seal_one(&mut self, at: usize) -> Result<(), StorageError> {
+        self.write_held()?;
         let c = &mut self.chunks[at];
         let (place, most) = (c.place(), c.most());
         let path = self.store.name_in(place, c.id, false);

@@ -52,7 +52,7 @@ fn change(job: &Job, change: impl Fn(&mut Image, &std::fs::File) -> Result<(), F
     let mut new = SectionFile::new();
     for s in old.sections().iter().filter(|s| s.kind == Kind::Descriptors as u32) {
         let value: serde_json::Value = serde_json::from_slice(&s.payload).map_err(|e| e.to_string())?;
-        new.push_json_as(Kind::Descriptors, s.version, &value).map_err(fail)?;
+        new.push_json(Kind::Descriptors, &value).map_err(fail)?;
     }
     new.push_json(Kind::Job, &image).map_err(fail)?;
     let bytes = new.encode();

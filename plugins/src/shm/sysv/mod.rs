@@ -10,6 +10,7 @@ mod semaphores;
 mod undo;
 
 use crate::capture::Session;
+use crate::content::PageSource;
 use crate::fault::{refuse, At, Fault};
 use crate::model::Holder;
 use belay_image::blobs::BlobReader;
@@ -113,8 +114,8 @@ fn one_of(pids: &BTreeSet<i32>, pid: i64) -> bool {
 }
 
 /// Makes everything again in the present (fresh) IPC namespace. `tell` is given a line for the user where something is not as it was.
-pub(crate) fn rebuild(v: &SysV, blobs: &BlobReader, tell: &dyn Fn(&str)) -> Result<(), Fault> {
-    v.segments.iter().try_for_each(|s| s.rebuild(blobs))?;
+pub(crate) fn rebuild(v: &SysV, (blobs, pages): (&BlobReader, &dyn PageSource), tell: &dyn Fn(&str)) -> Result<(), Fault> {
+    v.segments.iter().try_for_each(|s| s.rebuild(pages))?;
     v.semaphores.iter().try_for_each(|s| s.rebuild(tell))?;
     v.queues.iter().try_for_each(|q| q.rebuild(blobs))
 }

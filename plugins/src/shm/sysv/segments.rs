@@ -3,9 +3,8 @@
 use super::lists::{each, list, LISTS};
 use super::{change, common, failed, is_own, one_of, same_id, set_perm, taken, Common, Failed, OWN_NAMESPACE};
 use crate::capture::Session;
-use crate::content::Content;
+use crate::content::{Content, PageSource};
 use crate::fault::{At, Fault};
-use belay_image::blobs::BlobReader;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io;
@@ -74,7 +73,7 @@ fn segment(s: &mut Session<'_>, id: i32) -> Result<Segment, Fault> {
     let (_, ds) = shm_stat(id, libc::IPC_STAT).at("shmctl")?;
     let bytes = ds.shm_segsz;
     let map = Attached::new(id, libc::SHM_RDONLY).at("attach (shmat)")?;
-    let content = Content::of_mapping(map.0, bytes, s.blobs)?;
+    let content = Content::of_mapping(map.0, bytes, &mut s.contents)?;
     Ok(Segment {
         common: common(id, &ds.shm_perm),
         content,
@@ -105,7 +104,7 @@ impl Drop for Attached {
 
 impl Segment {
     /// Makes it again.
-    pub(super) fn rebuild(&self, blobs: &BlobReader) -> Result<(), Fault> {
+    pub(super) fn rebuild(&self, pages: &dyn PageSource) -> Result<(), Fault> {
         let c = &self.common;
         let bytes = usize::try_from(self.content.bytes).map_err(|_| Fault::Refused("segment too large".into()))?;
         let key = if self.removed { libc::IPC_PRIVATE } else { c.key };
@@ -115,7 +114,7 @@ impl Segment {
         {
             let map = Attached::new(c.id, 0).at("attach (shmat)")?;
             // SAFETY: the attachment is a new segment of `content.bytes` zero bytes.
-            unsafe { self.content.fill_memory(map.0, blobs)? };
+            unsafe { self.content.fill_memory(map.0, pages)? };
         }
         let (_, mut ds) = shm_stat(c.id, libc::IPC_STAT).at("shmctl")?;
         let set = set_perm(c, |mode, owner| {
