@@ -141,9 +141,10 @@ mod tests {
     #[test]
     fn a_later_look_finds_new_children_and_those_left_by_dead_parents() {
         let me = std::process::id().cast_signed();
-        let mut first = Family {
-            parents: Some(Parents::read().unwrap()),
-        };
+        // What has been read does not grow old, however slow the machine is.
+        let mut parents = Parents::read().unwrap();
+        parents.since += Duration::from_secs(3600);
+        let mut first = Family { parents: Some(parents) };
         let job = first.descendants_but(me, &[]).unwrap();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id().cast_signed();
