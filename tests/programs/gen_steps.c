@@ -1,6 +1,6 @@
-// gen_steps MEGABYTES [random]: its memory is a function of one number, the step. The file `order` of its directory says which step to go to, or that all memory is to be compared with
+// gen_steps MEGABYTES [random | shared]: its memory is a function of one number, the step. The file `order` of its directory says which step to go to, or that all memory is to be compared with
 // what it must be at a step; the file `answer` says what was done. Between two steps many, few, all or no pages change; some are alike, some zero;
-// with `random` each step changes all of them, and no two are alike.
+// with `random` each step changes all of them, and no two are alike. With `shared` it is memory that could be shared.
 #include "check.h"
 #define P 4096
 static const int share[] = {100, 1, 10, 50, 0, 60, 3, 100, 30};
@@ -34,8 +34,9 @@ static void check_all(uint64_t step) {
 int main(int argc, char **argv) {
     begin("gen_steps");
     pages = (argc > 1 ? strtoull(argv[1], NULL, 10) : 8) << 8;
-    all_random = argc > 2;
-    m = mmap(NULL, pages * P, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    all_random = argc > 2 && !strcmp(argv[2], "random");
+    int sharing = argc > 2 && !strcmp(argv[2], "shared") ? MAP_SHARED : MAP_PRIVATE;
+    m = mmap(NULL, pages * P, PROT_READ | PROT_WRITE, sharing | MAP_ANONYMOUS, -1, 0);
     CHECK(m != MAP_FAILED);
     uint64_t step = 0;
     char last[64] = "";

@@ -73,21 +73,22 @@ fn logged(job: &Job, field: &str) -> u64 {
 }
 
 /// Every kept generation restarts with the memory of its own step, also those whose chunks were gathered anew meanwhile.
-fn every_generation(differential: &str, place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+fn every_generation(differential: &str, program: &[&str], place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     const STEPS: u64 = 13;
     const KEEP: usize = 5;
     let mut job = Job::new(place, "every", user)?;
     job.set("BELAY_TEST_LONG", "1");
-    launch(
-        &mut job,
-        place,
-        &["--keep", "5", "--differential", differential],
-        &["gen_steps", "12"],
-    )?;
+    launch(&mut job, place, &["--keep", "5", "--differential", differential], program)?;
     for step in 1..=STEPS {
         order(&mut job, &format!("go {step}"))?;
         job.checkpoint()?;
     }
+    let written: Vec<u64> = committed(&job).iter().filter_map(|l| l["pages_written"].as_u64()).collect();
+    // The first step changes all of 3,072 pages, the fourth none.
+    want(
+        written.len() == STEPS as usize && written[0] > 2000 && written[3] < 300,
+        || format!("pages written: {written:?}"),
+    )?;
     let kept = generations(&job)?;
     want(kept == (STEPS - KEEP as u64 + 1..=STEPS).collect::<Vec<_>>(), || {
         format!("kept {kept:?}")
@@ -108,6 +109,35 @@ fn every_generation(differential: &str, place: &Place, user: User, rng: &mut Rng
         job.progress(PATIENCE).map_err(|e| format!("generation {step}: {e}"))?;
         order(&mut job, &format!("compare {step}")).map_err(|e| format!("generation {step}: {e}"))?;
     }
+    job.verdict(false, PATIENCE)
+}
+
+/// A bit of shared memory is damaged in the newest generation: the one before restarts.
+fn damaged_contents(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "contents", user)?;
+    launch(&mut job, place, &[], &["gen_steps", "4", "shared"])?;
+    for step in ["go 1", "go 9"] {
+        order(&mut job, step)?;
+        job.checkpoint()?;
+    }
+    job.kill_all()?;
+    let io = |e: std::io::Error| e.to_string();
+    let chunks = std::fs::read_dir(job.dir().join("chunks")).map_err(io)?;
+    let newest = chunks.flatten().map(|e| e.path()).max().ok_or("no chunks")?;
+    let mut bytes = std::fs::read(&newest).map_err(io)?;
+    // Contents are taken before the memory of processes.
+    bytes[rng.below(1 << 20) as usize] ^= 1;
+    std::fs::write(&newest, bytes).map_err(io)?;
+    job.clear_beat()?;
+    give(&job, "compare 1")?;
+    job.restart(&[])?;
+    job.progress(PATIENCE)?;
+    let said = job.output_text().to_lowercase();
+    want(
+        said.contains("generation 2 is damaged") && said.contains("using generation 1"),
+        || said,
+    )?;
+    order(&mut job, "compare 1")?;
     job.verdict(false, PATIENCE)
 }
 
@@ -310,9 +340,17 @@ fn auto_interval(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> 
 
 fn main() {
     let mut target = Target::new("generations", &["gen_steps", "mem_diff", "mem_moved"]);
-    let tests: [(&str, Test); 6] = [
-        ("every_generation_hash", |p, u, r| every_generation("hash", p, u, r)),
-        ("every_generation_written", |p, u, r| every_generation("written", p, u, r)),
+    let tests: [(&str, Test); 8] = [
+        ("every_generation_hash", |p, u, r| {
+            every_generation("hash", &["gen_steps", "12"], p, u, r)
+        }),
+        ("every_generation_written", |p, u, r| {
+            every_generation("written", &["gen_steps", "12"], p, u, r)
+        }),
+        ("every_generation_shared", |p, u, r| {
+            every_generation("hash", &["gen_steps", "12", "shared"], p, u, r)
+        }),
+        ("damaged_contents", damaged_contents),
         ("clean_pages_diff", |p, u, r| clean_pages("mem_diff", p, u, r)),
         ("clean_pages_moved", |p, u, r| clean_pages("mem_moved", p, u, r)),
         ("hashing_pays", hashing_pays),

@@ -197,7 +197,8 @@ pub(super) fn foreign(place: &Place, user: User, _: &mut Rng) -> Result<(), Fail
     io("write", std::fs::write(&path, &old))?;
     forge(&job, |m| m.files[0].name = "../../../etc/passwd".into())?;
     restart_refused(&job, &["damaged", "leaves"])?;
-    let text = String::from_utf8_lossy(&old).replacen("\"format\": 2", "\"format\": 77", 1);
+    let version = format!("\"format\": {}", belay_image::FORMAT_VERSION);
+    let text = String::from_utf8_lossy(&old).replacen(&version, "\"format\": 77", 1);
     io("write", std::fs::write(&path, text))?;
     restart_refused(&job, &["format 77"])?;
     io("write", std::fs::write(&path, &old))?;
