@@ -34,9 +34,10 @@ pub(crate) struct Plan {
 
 type Bench = fn(&Plan) -> Result<(), String>;
 
-const BENCHES: [(&str, Bench); 13] = [
+const BENCHES: [(&str, Bench); 14] = [
     ("launch", overhead::launch),
     ("overhead", overhead::loops),
+    ("pingpong", overhead::pingpong),
     ("small", small::small),
     ("threads", small::threads),
     ("blocked", memory::blocked),

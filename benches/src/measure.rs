@@ -171,6 +171,17 @@ impl Job {
         front.wait().map_err(|e| format!("wait: {e}")).map(drop)
     }
 
+    /// The process that was started.
+    pub(crate) fn pid(&self) -> i32 {
+        self.front.id().cast_signed()
+    }
+
+    /// Ends a native worker.
+    pub(crate) fn kill(mut self) -> Result<(), String> {
+        self.front.kill().map_err(|e| format!("kill: {e}"))?;
+        self.front.wait().map_err(|e| format!("wait: {e}")).map(drop)
+    }
+
     /// Ends the job with `belay stop`.
     pub(crate) fn stop(mut self, p: &Plan) -> Result<(), String> {
         run(Command::new(&p.belay).arg("stop").arg(p.dir.join("job")))?;

@@ -31,13 +31,18 @@ pub(crate) fn launch(p: &Plan) -> Result<(), String> {
 /// Pieces of a loop that two processes run in turn. Few: what a pair of processes differs by for as long as it lives outweighs what its pieces differ by.
 const PIECES: usize = 6;
 
-/// Loops of system calls, allocations and fork with exec, and MPI messages, native and launched.
+/// Loops of system calls, allocations and fork with exec, native and launched.
 pub(crate) fn loops(p: &Plan) -> Result<(), String> {
     for (name, count) in [("syscalls", "60000"), ("mallocs", "150000"), ("forks", "20")] {
         in_pieces(p, name, count)?;
     }
-    let pingpong = pingpong(p)?;
-    whole(p, "MPI ping-pong", &["mpirun.openmpi", "-n", "2", &pingpong, "100"])
+    Ok(())
+}
+
+/// MPI messages, native and launched.
+pub(crate) fn pingpong(p: &Plan) -> Result<(), String> {
+    let program = build_pingpong(p)?;
+    whole(p, "MPI ping-pong", &["mpirun.openmpi", "-n", "2", &program, "100"])
 }
 
 /// A native and a launched process run pieces of about 10 ms in turn on one processor, so that whatever slows the machine slows both. Where their memory lies makes two processes differ by a per cent
@@ -109,7 +114,7 @@ fn report(name: &str, native: &Samples, under: &Samples, ratios: &Samples) {
 }
 
 /// Builds the MPI program; its path.
-fn pingpong(p: &Plan) -> Result<String, String> {
+fn build_pingpong(p: &Plan) -> Result<String, String> {
     let (source, program) = (p.dir.join("pingpong.c"), p.dir.join("pingpong"));
     std::fs::write(&source, include_str!("pingpong.c")).map_err(|e| format!("write {}: {e}", source.display()))?;
     run(Command::new("mpicc.openmpi").arg("-O2").arg("-o").args([&program, &source]))?;
