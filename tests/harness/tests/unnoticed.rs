@@ -114,9 +114,9 @@ fn signals(place: &Place, user: User) -> Result<(), Failure> {
 fn vfork(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = Job::new(place, "vfork", user)?;
     let program = place.programs().join(HELD).display().to_string();
-    job.launch(&[], &[program.clone(), "3000".into(), "300".into()])?;
+    job.launch(&[], &[program.clone(), "6000".into(), "300".into()])?;
     job.progress(PATIENCE)?;
-    for _ in 0..3 {
+    for _ in 0..2 {
         std::thread::sleep(Duration::from_millis(700));
         job.checkpoint()?;
     }
@@ -126,7 +126,7 @@ fn vfork(place: &Place, user: User) -> Result<(), Failure> {
         .iter()
         .filter_map(|g| g["blocked_ms"].as_f64())
         .fold(0.0, f64::max);
-    want(!generations.is_empty() && longest < 1000.0, || {
+    want(!generations.is_empty() && longest < 3000.0, || {
         format!("the program stood still for {longest} ms")
     })?;
     job.verdict(false, PATIENCE)?;
