@@ -8,7 +8,7 @@
 //! Only a running task makes a new one, and what a task is about to make is there when it has stopped. So a listing that shows nothing new, and nothing ended, while all known tasks are stopped is
 //! complete. The first listing is made before anything is stopped.
 //!
-//! A parent inside `vfork` cannot be stopped until its child has called exec or exited: such children are let go until the parent has stopped.
+//! A parent inside `vfork` cannot be stopped until its child has called exec or exited. Those that wait at first are outlasted before anything is stopped; children made since are let go until the parent has stopped.
 
 use crate::reaper::{Reaper, Seized};
 use crate::suspend::{ended, Process, Suspended, Task, Zombie};
@@ -78,6 +78,60 @@ impl Listing {
     fn tasks(&self) -> usize {
         self.processes.iter().map(|(_, _, tids)| tids.len()).sum()
     }
+
+    /// The threads that wait for a child of `vfork`.
+    fn vforked(&self) -> Vec<Vforked> {
+        let shares = |(child, parent, _): &&(i32, i32, Vec<i32>)| share_memory(*parent, *child);
+        let parents: BTreeSet<i32> = self.processes.iter().filter(shares).map(|(_, parent, _)| *parent).collect();
+        let parents = self.processes.iter().filter(|(pid, ..)| parents.contains(pid));
+        let threads = parents.flat_map(|(pid, _, tids)| tids.iter().map(move |tid| (*pid, *tid)));
+        threads
+            .flat_map(|(pid, tid)| vforked(pid, tid).into_iter().map(move |child| Vforked { pid, tid, child }))
+            .collect()
+    }
+}
+
+/// Thread `tid` of process `pid` waits for `child`.
+#[derive(Debug, Clone, Copy)]
+struct Vforked {
+    pid: i32,
+    tid: i32,
+    child: i32,
+}
+
+fn share_memory(a: i32, b: i32) -> bool {
+    kcmp::compare(a, b, kcmp::Object::Vm).is_ok_and(|o| o.is_eq())
+}
+
+/// The children of process `pid` for which its thread `tid` waits in `vfork`: they share its memory, and it cannot be stopped.
+fn vforked(pid: i32, tid: i32) -> Vec<i32> {
+    if !proc::stat(tid).is_ok_and(|s| s.state == 'D') {
+        return Vec::new();
+    }
+    let mut children = proc::children(pid).unwrap_or_default();
+    children.retain(|child| share_memory(tid, *child));
+    children
+}
+
+/// Waits, while the program runs, until these threads do not wait for these children any more. Says whether there was one.
+fn outlast(mut waiting: Vec<Vforked>) -> Result<bool, CaptureError> {
+    let begin = Instant::now();
+    let any = !waiting.is_empty();
+    while let Some(Vforked { pid, tid, child }) = waiting.first().copied() {
+        if begin.elapsed() > LIMIT {
+            return Err(CaptureError::refuse(
+                pid,
+                format!("thread {tid}"),
+                format!(
+                    "waits in vfork for process {child}, which has neither called exec nor ended for {} s; try again",
+                    LIMIT.as_secs()
+                ),
+            ));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+        waiting.retain(|w| vforked(w.pid, w.tid).contains(&w.child));
+    }
+    Ok(any)
 }
 
 /// What can be done before anything is stopped: the list of the job, and the threads that are to trace it.
@@ -92,7 +146,10 @@ pub(crate) struct Prepared {
 /// Prepares the suspension of all descendants of `agent` but its children `outside` and what they have started.
 pub(crate) fn prepare(agent: i32, outside: &[i32]) -> Result<Prepared, CaptureError> {
     let reaper = Reaper::start().map_err(|e| CaptureError::failed("start a thread of the agent", e))?;
-    let listing = Listing::make(agent, outside)?;
+    let mut listing = Listing::make(agent, outside)?;
+    if outlast(listing.vforked())? {
+        listing = Listing::make(agent, outside)?;
+    }
     let tracers = Tracers::for_job(listing.tasks());
     let sleepers = Sleepers::among(listing.processes.iter().map(|(pid, _, tids)| (*pid, tids.as_slice())));
     Ok(Prepared {
@@ -372,17 +429,10 @@ impl Gathering {
 
     /// Lets stopped children go on whose parent cannot stop because it waits for them in `vfork`.
     fn release_vfork_children(&mut self) -> Result<(), CaptureError> {
-        let waiting: Vec<Of> = self
-            .pending()
-            .filter(|(_, since)| since.elapsed() > PATIENCE)
-            .map(|(of, _)| of)
-            .filter(|of| proc::stat(of.tid).is_ok_and(|s| s.state == 'D'))
-            .collect();
+        let waiting = self.pending().filter(|(_, since)| since.elapsed() > PATIENCE);
+        let waiting: Vec<Of> = waiting.map(|(of, _)| of).collect();
         for waiter in waiting {
-            for child in proc::children(waiter.pid).unwrap_or_default() {
-                if !kcmp::compare(waiter.tid, child, kcmp::Object::Vm).is_ok_and(|o| o.is_eq()) {
-                    continue;
-                }
+            for child in vforked(waiter.pid, waiter.tid) {
                 let stopped = self
                     .tasks
                     .iter()

@@ -17,7 +17,6 @@ use crate::process::Draft;
 use crate::{signals, CaptureError, Held};
 use belay_kernel::room::{self, Free, Gauges};
 use belay_storage::session::Session;
-use std::path::Path;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -242,7 +241,7 @@ impl Needs {
             pages: resident / PAGE,
             index: session.index_growth(resident / PAGE).max(1),
             index_held: session.index_share().bytes,
-            stored: if in_memory(session.place()) {
+            stored: if room::in_memory(session.place()) {
                 copies + session.held_bytes()
             } else {
                 0
@@ -252,20 +251,6 @@ impl Needs {
             reaction: COPY_RATE / 1000 * REACTION_MS * threads.clamp(1, processors),
         }
     }
-}
-
-/// Whether files in `dir` lie in memory.
-fn in_memory(dir: &Path) -> bool {
-    use std::os::unix::ffi::OsStrExt;
-    let Ok(path) = std::ffi::CString::new(dir.as_os_str().as_bytes()) else {
-        return false;
-    };
-    // SAFETY: all zeros is a value of this plain C struct.
-    let mut s: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: path and result are live.
-    let r = unsafe { libc::statfs(path.as_ptr(), &mut s) };
-    const RAMFS_MAGIC: i64 = 0x8584_58f6;
-    r == 0 && [libc::TMPFS_MAGIC, RAMFS_MAGIC].contains(&s.f_type)
 }
 
 /// What to do now.

@@ -375,7 +375,7 @@ impl Child {
         let found = self.ranges(*child, session)?;
         if let Some(armed) = &mut self.armed {
             let all = found.iter().map(|r| (r.end - r.start) / PAGE).sum();
-            self.clean.look(*child, &self.flags, all, armed).map_err(fail)?;
+            self.clean.look(*child, &self.flags, all, armed);
         }
         let found = self.without_clean(found, session, table);
         if !may_write(*child) {

@@ -299,8 +299,7 @@ pub(crate) fn arm<'a>(
     match found {
         Ok(clean) => (armed, Clean { table, ..clean }),
         Err(error) => {
-            tracing::debug!(pid = key.0, %error, "tracking ended");
-            armed.uffd = None;
+            armed.end(&error);
             (armed, Clean::default())
         }
     }
@@ -311,27 +310,47 @@ impl Clean {
         self.ranges.iter().map(|(start, end)| (end - start) / PAGE).sum()
     }
 
-    /// Looks in the snapshot child for pages without a soft-dirty bit. `flags` are its mappings with their `VmFlags`, `all` the pages in it that hold data.
-    pub(crate) fn look(&mut self, child: i32, flags: &[Map], all: u64, armed: &mut Armed) -> io::Result<()> {
+    /// Looks in the snapshot child for pages without a soft-dirty bit. `flags` are its mappings with their `VmFlags`, `all` the pages in it that hold data. Where that fails no page is known to be clean, and the
+    /// tracking ends.
+    pub(crate) fn look(&mut self, child: i32, flags: &[Map], all: u64, armed: &mut Armed) {
         let Some(candidates) = self.candidates.take() else {
-            return Ok(());
+            return;
         };
+        match candidates.clean_in(child, flags) {
+            Ok(Some(ranges)) => {
+                self.ranges = ranges;
+                armed.policy = armed.policy.after(self.pages(), all);
+            }
+            Ok(None) => armed.disturbed = true,
+            Err(error) => armed.end(&error),
+        }
+    }
+}
+
+impl Armed {
+    /// Closing the descriptor ends the tracking.
+    fn end(&mut self, error: &io::Error) {
+        tracing::debug!(pid = self.key.0, %error, "tracking ended");
+        self.uffd = None;
+    }
+}
+
+impl Candidates {
+    /// Those of the pages that are clean in snapshot child `child`; `None` where somebody else has taken soft-dirty bits away.
+    fn clean_in(self, child: i32, flags: &[Map]) -> io::Result<Option<Vec<(u64, u64)>>> {
         let pagemap = Pagemap::open(child)?;
-        if !pagemap.is_soft_dirty(candidates.canary)? {
-            armed.disturbed = true;
-            return Ok(());
+        if !pagemap.is_soft_dirty(self.canary)? {
+            return Ok(None);
         }
         // Pages of mappings marked as mergeable are replaced by others without a trace.
         let mergeable: Vec<_> = flags.iter().filter(|m| m.flags.iter().any(|f| f == "mg")).collect();
         let mut found = Vec::new();
-        for (start, end) in candidates.ranges {
+        for (start, end) in self.ranges {
             if !mergeable.iter().any(|m| m.start < end && start < m.end) {
                 pagemap.not_soft_dirty(start, end, &mut found)?;
             }
         }
-        self.ranges = softdirty::with_memory(child, &found)?;
-        armed.policy = armed.policy.after(self.pages(), all);
-        Ok(())
+        softdirty::with_memory(child, &found).map(Some)
     }
 }
 
@@ -455,6 +474,27 @@ mod tests {
         assert_eq!(cut((2, 9), &[(0, 20)]), []);
         assert_eq!(cut((2, 9), &[(0, 5)]), [(5, 9)]);
         assert_eq!(cut((2, 9), &[(8, 12)]), [(2, 8)]);
+    }
+
+    #[test]
+    fn where_bits_cannot_be_read_no_page_counts_as_clean_and_tracking_ends() {
+        let mut clean = Clean {
+            candidates: Some(Candidates {
+                ranges: vec![(0, PAGE)],
+                canary: 0,
+            }),
+            ..Clean::default()
+        };
+        let mut armed = Armed {
+            key: (1, 1),
+            uffd: Some(std::fs::File::open("/dev/null").unwrap().into()),
+            policy: Policy::default(),
+            canary: 0,
+            disturbed: false,
+        };
+        // No process has this number.
+        clean.look(i32::MAX, &[], 1, &mut armed);
+        assert!(clean.ranges.is_empty() && armed.uffd.is_none() && !armed.disturbed);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// A limit of this size or more is none.
@@ -97,6 +98,19 @@ fn reclaimable(stat: &str) -> u64 {
         + value(["total_dirty", "file_dirty"])
         + value(["total_writeback", "file_writeback"]);
     cache.saturating_sub(busy)
+}
+
+/// Whether files in `dir` lie in memory.
+pub fn in_memory(dir: &Path) -> bool {
+    const RAMFS_MAGIC: i64 = 0x8584_58f6;
+    let Ok(path) = std::ffi::CString::new(dir.as_os_str().as_bytes()) else {
+        return false;
+    };
+    // SAFETY: all zeros is a value of this plain C struct.
+    let mut s: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: path and result are live.
+    let r = unsafe { libc::statfs(path.as_ptr(), &mut s) };
+    r == 0 && [libc::TMPFS_MAGIC, RAMFS_MAGIC].contains(&s.f_type)
 }
 
 /// The levels that limit a process, from the texts of `mountinfo` and of its `cgroup` file.

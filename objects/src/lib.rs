@@ -8,6 +8,7 @@
 //!
 //! The runtime has one thread, made when the tier is opened and ended when it is dropped.
 
+use belay_storage::tier::gather::Gather;
 use belay_storage::tier::{failed, is_key, Object, Put, Tier, OBJECT_URLS};
 use belay_storage::StorageError;
 use futures_util::TryStreamExt;
@@ -205,12 +206,15 @@ impl Tier for Objects {
     }
 
     fn put<'a>(&'a self, key: &str) -> Result<Box<dyn Put + 'a>, StorageError> {
-        Ok(Box::new(Upload {
+        let parts = Parts {
             path: self.path("write", key)?,
             key: key.to_owned(),
             tier: self,
-            buf: Vec::new(),
-            parts: None,
+            begun: None,
+        };
+        Ok(Box::new(Upload {
+            gather: Gather::new(PART),
+            parts,
         }))
     }
 
@@ -281,65 +285,61 @@ impl Tier for Objects {
 
 /// An object being uploaded.
 struct Upload<'a> {
+    gather: Gather,
+    parts: Parts<'a>,
+}
+
+/// The parts of an object. Dropped, they are given up.
+struct Parts<'a> {
     tier: &'a Objects,
     key: String,
     path: Path,
-    buf: Vec<u8>,
     /// Once there is more than one part.
-    parts: Option<Box<dyn MultipartUpload>>,
+    begun: Option<Box<dyn MultipartUpload>>,
 }
 
-impl Upload<'_> {
-    fn send_part(&mut self) -> Result<(), StorageError> {
-        let mut parts = match self.parts.take() {
-            Some(parts) => parts,
+impl Parts<'_> {
+    fn send(&mut self, part: Vec<u8>) -> Result<(), StorageError> {
+        let mut begun = match self.begun.take() {
+            Some(begun) => begun,
             None => self
                 .tier
                 .wait("write", &self.key, self.tier.store.put_multipart(&self.path))?,
         };
-        let part = parts.put_part(PutPayload::from(std::mem::take(&mut self.buf)));
-        self.parts = Some(parts);
+        let part = begun.put_part(PutPayload::from(part));
+        self.begun = Some(begun);
         self.tier.wait("write", &self.key, part)
     }
 }
 
 impl Put for Upload<'_> {
-    fn write(&mut self, mut data: &[u8]) -> Result<(), StorageError> {
-        while !data.is_empty() {
-            let (now, later) = data.split_at(data.len().min(PART - self.buf.len()));
-            self.buf.extend_from_slice(now);
-            data = later;
-            if self.buf.len() == PART {
-                self.send_part()?;
-            }
-        }
-        Ok(())
+    fn write(&mut self, data: &[u8]) -> Result<(), StorageError> {
+        self.gather.add(data, |part| self.parts.send(std::mem::take(part)))
     }
 
     fn finish(mut self: Box<Self>) -> Result<(), StorageError> {
-        if self.parts.is_none() {
-            let payload = PutPayload::from(std::mem::take(&mut self.buf));
-            return self
-                .tier
-                .wait("write", &self.key, self.tier.store.put(&self.path, payload))
-                .map(drop);
+        let (rest, parts) = (self.gather.rest(), &mut self.parts);
+        let (tier, key) = (parts.tier, &parts.key);
+        if parts.begun.is_none() {
+            let put = tier.store.put(&parts.path, PutPayload::from(rest));
+            return tier.wait("write", key, put).map(drop);
         }
-        if !self.buf.is_empty() {
-            self.send_part()?;
+        if !rest.is_empty() {
+            parts.send(rest)?;
         }
-        match self.parts.as_mut() {
-            Some(parts) => self.tier.wait("complete", &self.key, parts.complete())?,
+        match parts.begun.as_mut() {
+            Some(begun) => tier.wait("complete", &parts.key, begun.complete())?,
             None => return Ok(()),
         };
-        self.parts = None;
+        parts.begun = None;
         Ok(())
     }
 }
 
-impl Drop for Upload<'_> {
+impl Drop for Parts<'_> {
     fn drop(&mut self) {
-        if let Some(mut parts) = self.parts.take() {
-            if let Err(e) = self.tier.wait("give up", &self.key, parts.abort()) {
+        if let Some(mut begun) = self.begun.take() {
+            if let Err(e) = self.tier.wait("give up", &self.key, begun.abort()) {
                 tracing::warn!(key = self.key, error = %e, "an upload could not be given up");
             }
         }

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 const LEVELS: [i32; 3] = [0, 1, 3];
 /// Pieces after which another level is measured again.
 const PERIOD: u32 = 32;
+/// Pieces whose moving is measured together: a tier gathers several into one write, so one alone takes no time, or that of all.
+const TOGETHER: u32 = 16;
 /// Weight of the newest measurement.
 const NEW: f64 = 0.3;
 
@@ -33,6 +35,8 @@ pub struct Chooser {
     known: [Option<(f64, f64)>; LEVELS.len()],
     /// Seconds per byte to move.
     moving: Option<f64>,
+    /// Pieces since that was measured, their bytes, and seconds to move them.
+    moved: (u32, f64, f64),
     pieces: u32,
 }
 
@@ -47,6 +51,7 @@ impl Chooser {
             how,
             known: [Some((0.0, 1.0)), None, None],
             moving: None,
+            moved: (0, 0.0, 0.0),
             pieces: 0,
         }
     }
@@ -77,8 +82,13 @@ impl Chooser {
     /// Takes note of a piece of `bytes`, compressed at `level` to `stored` in `compress_s`, and moved in `move_s` seconds.
     pub fn observe(&mut self, level: i32, (bytes, stored): (usize, usize), compress_s: f64, move_s: f64) {
         let (bytes, stored) = (bytes.max(1) as f64, stored.max(1) as f64);
-        let moving = move_s / stored;
-        self.moving = Some(self.moving.map_or(moving, |old| blend(old, moving)));
+        let (pieces, moved, took) = self.moved;
+        self.moved = (pieces + 1, moved + stored, took + move_s);
+        if self.moved.0 == TOGETHER {
+            let (_, moved, took) = std::mem::take(&mut self.moved);
+            let moving = took / moved;
+            self.moving = Some(self.moving.map_or(moving, |old| blend(old, moving)));
+        }
         if let Some(i) = LEVELS.iter().position(|l| *l == level).filter(|i| *i > 0) {
             let new = (compress_s / bytes, stored / bytes);
             self.known[i] = Some(self.known[i].map_or(new, |old| (blend(old.0, new.0), blend(old.1, new.1))));
@@ -113,6 +123,22 @@ mod tests {
         assert!(compressed(0.2, 1.0, 10.0) > 950);
         assert!(compressed(0.99, 1.0, 10.0) < 50);
         assert!(compressed(0.2, 10.0, 1.0) < 50);
+    }
+
+    #[test]
+    fn pieces_that_are_written_together_are_measured_together() {
+        let mut c = Chooser::new(Compression::Auto);
+        // To compress takes two thirds of what it saves, to move four pieces all at once, and the first three nothing.
+        let levels: Vec<i32> = (0..1000)
+            .map(|n| {
+                let level = c.level();
+                let stored = if level == 0 { 1000 } else { 400 };
+                let moving = if n % 4 == 3 { 4.0 * stored as f64 } else { 0.0 };
+                c.observe(level, (1000, stored), 400.0 * f64::from(level), moving);
+                level
+            })
+            .collect();
+        assert!(levels[500..].iter().filter(|l| **l == 1).count() > 470);
     }
 
     #[test]

@@ -3,10 +3,14 @@
 //! ```text
 //! ROOT/packs/.tmp-NAME ── write, fsync ── rename ──> ROOT/packs/NAME ── sync: fsync of ROOT/packs
 //! ```
+//! Outside of memory, what is written is gathered: each write begins and ends at a multiple of [`LARGE`], but for the last one, so that it meets whole stripes of a parallel file system.
+//!
 //! The directory is the caller's own and closed to others: a restart executes what lies here.
 
+use super::gather::Gather;
 use super::{failed, is_key, Object, Put, Tier};
 use crate::StorageError;
+use belay_kernel::room::{self, Gauges};
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -19,6 +23,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 const TEMPORARY: &str = ".tmp-";
+/// Bytes of a write.
+const LARGE: usize = 16 << 20;
+/// What is gathered for one object takes at most this share of the memory that is free: one in so many.
+const SHARE: u64 = 64;
 
 /// A tier in a directory.
 #[derive(Debug)]
@@ -52,6 +60,18 @@ pub fn own_directory(path: &Path) -> io::Result<()> {
         ));
     }
     Ok(())
+}
+
+/// The bytes of each write to files in `dir`: [`LARGE`], or a half or a quarter of it where memory is short. `None` where they shall be written as they come: memory is very short, or they lie in memory themselves.
+fn write_bytes(dir: &Path) -> Option<usize> {
+    if room::in_memory(dir) {
+        return None;
+    }
+    let mut gauges = Gauges::default();
+    // Without control groups the node's memory counts.
+    gauges.add(std::process::id().cast_signed()).ok();
+    let share = gauges.free()?.bytes / SHARE;
+    [LARGE, LARGE / 2, LARGE / 4].into_iter().find(|bytes| *bytes as u64 <= share)
 }
 
 /// Bytes that an ordinary user may still write to the file system of `path`.
@@ -162,6 +182,7 @@ impl Tier for Directory {
             path,
             temporary,
             file,
+            gather: write_bytes(&self.root).map(Gather::new),
             finished: false,
         }))
     }
@@ -245,17 +266,24 @@ struct Writing<'a> {
     path: PathBuf,
     temporary: PathBuf,
     file: File,
+    gather: Option<Gather>,
     finished: bool,
 }
 
 impl Put for Writing<'_> {
     fn write(&mut self, data: &[u8]) -> Result<(), StorageError> {
         let (tier, key) = (&self.tier.name, &self.key);
-        self.file.write_all(data).map_err(|e| failed(tier, "write", key, e))
+        let fail = |e| failed(tier, "write", key, e);
+        match &mut self.gather {
+            Some(gather) => gather.add(data, |piece| self.file.write_all(piece)).map_err(fail),
+            None => self.file.write_all(data).map_err(fail),
+        }
     }
 
     fn finish(mut self: Box<Self>) -> Result<(), StorageError> {
         let (tier, key) = (&self.tier.name, &self.key);
+        let rest = self.gather.as_mut().map(Gather::rest).unwrap_or_default();
+        self.file.write_all(&rest).map_err(|e| failed(tier, "write", key, e))?;
         self.file.sync_all().map_err(|e| failed(tier, "sync", key, e))?;
         // What is compared afterwards must come from the device, and the application's own files are worth more in memory.
         // SAFETY: takes numbers only. Advice that is not followed costs nothing but memory.
@@ -302,6 +330,23 @@ mod tests {
         let shm = Path::new("/dev/shm");
         assert!(shm.is_dir(), "this test needs a tmpfs in /dev/shm");
         conforms("memory", shm);
+    }
+
+    #[test]
+    fn outside_of_memory_writes_are_large() {
+        let root = scratch("large", &std::env::temp_dir());
+        let tier = Directory::open("test", &root).unwrap();
+        let large = write_bytes(&root).expect("this test needs a directory on a disk, and 256 MiB of free memory");
+        let data: Vec<u8> = (0..large / 4 + 5).map(|i| (i / 3) as u8).collect();
+        let mut put = tier.put("packs/a").unwrap();
+        for n in 1..=9 {
+            put.write(&data).unwrap();
+            let written = std::fs::metadata(root.join("packs/.tmp-a")).unwrap().len() as usize;
+            assert_eq!(written, n * data.len() / large * large, "after {n} pieces");
+        }
+        put.finish().unwrap();
+        assert_eq!(super::super::read_whole(&tier, "packs/a", u64::MAX).unwrap(), data.repeat(9));
+        std::fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]

@@ -8,6 +8,7 @@
 
 pub mod conformance;
 pub mod directory;
+pub mod gather;
 
 use crate::StorageError;
 use std::fmt::Debug;

@@ -1,6 +1,6 @@
 //! What a program does not notice of a checkpoint: time-outs pass as they would without, files keep their times of access, and it does not stand still for a minute.
 
-use belay_tests::expect::{io, want};
+use belay_tests::expect::{io, refused, want};
 use belay_tests::job::{show, text, Job};
 use belay_tests::place::{Place, User};
 use belay_tests::target::Target;
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 const PROGRAM: &str = "timer_waits";
 const TICKS: &str = "timer_ticks";
+const HELD: &str = "proc_vforkheld";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A job that waits for `wait` in all ways and may be `slack` late.
@@ -109,13 +110,43 @@ fn signals(place: &Place, user: User) -> Result<(), Failure> {
     job.verdict(false, PATIENCE)
 }
 
+/// A child of `vfork` that takes its time does not make the program stand still; one that takes too long makes the checkpoint refused.
+fn vfork(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = Job::new(place, "vfork", user)?;
+    let program = place.programs().join(HELD).display().to_string();
+    job.launch(&[], &[program.clone(), "6000".into(), "300".into()])?;
+    job.progress(PATIENCE)?;
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_millis(700));
+        job.checkpoint()?;
+    }
+    let status = job.status()?;
+    let generations = status["generations"].as_array().ok_or("no generations")?;
+    let longest = generations
+        .iter()
+        .filter_map(|g| g["blocked_ms"].as_f64())
+        .fold(0.0, f64::max);
+    want(!generations.is_empty() && longest < 3000.0, || {
+        format!("the program stood still for {longest} ms")
+    })?;
+    job.verdict(false, PATIENCE)?;
+
+    let mut job = Job::new(place, "vfork_long", user)?;
+    job.launch(&[], &[program, "15000".into(), "0".into()])?;
+    job.progress(PATIENCE)?;
+    let o = job.checkpoint_raw(&[])?;
+    refused(&o, &["waits in vfork for process", "10 s"])?;
+    job.verdict(false, PATIENCE)
+}
+
 fn main() {
-    let mut target = Target::new("unnoticed", &[PROGRAM, TICKS, "mem_private", "refuse"]);
+    let mut target = Target::new("unnoticed", &[PROGRAM, TICKS, HELD, "mem_private", "refuse"]);
     target.in_turn();
     target.by_user("waits_continued", |_| true, |place, user, _| waits_continued(place, user));
     target.by_user("waits_restarted", |_| true, |place, user, _| waits_restarted(place, user));
     target.by_user("ticks", |_| true, |place, user, _| ticks(place, user));
     target.by_user("access_times", |_| true, |place, user, _| access_times(place, user));
+    target.by_user("vfork", |_| true, |place, user, _| vfork(place, user));
     target.by_user("signals", |_| true, |place, user, _| signals(place, user));
     target.run();
 }
