@@ -2,11 +2,11 @@
 //! and ends as the command ended. When the agent is killed, the command goes on, and the front still waits for it; where the job is restarted then, it ends all of it that is on
 //! this host instead.
 
-use crate::nodes::remote::{born, end_standin, shell_code};
+use crate::nodes::remote::{end_standin, shell_code};
 use crate::relay::{Channel, Message};
 use crate::sys::{self, Signal, SignalFd, SignalSet};
 use crate::Failure;
-use belay_kernel::proc::{Outside, END_LIMIT};
+use belay_kernel::proc::{born, Outside, END_LIMIT};
 use belay_restart::{by_user, End};
 use belay_wire::Exit;
 use std::collections::BTreeMap;

@@ -4,6 +4,7 @@ use crate::agent::{Agent, Fallback, Setup};
 use crate::generations::{self, Generation};
 use crate::jobdir::{Description, JobDir};
 use crate::nodes::again::Reunion;
+use crate::nodes::remote::{end_standin, shell_code};
 use crate::nodes::table;
 use crate::redundancy::{again, record};
 use crate::sys::{self, Disposition};
@@ -11,7 +12,7 @@ use crate::tiers::gather::Gathered;
 use crate::tiers::{self, Known};
 use crate::{front, state, Failure};
 use belay_plugins::Group;
-use belay_restart::{End, News, Options, Restored};
+use belay_restart::{End, News, Options, Restored, WithoutAgent};
 use belay_wire::{Exit, Phase};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -187,6 +188,7 @@ fn attempt(
         Some(a) => a.other_nodes(&g.path, g.number, hosts)?,
         None => None,
     };
+    let shells = agent.as_ref().map(Agent::shells).unwrap_or_default();
     let agent = RefCell::new(agent);
     // Whoever sees the program run can command it.
     let mut listen = || {
@@ -209,8 +211,12 @@ fn attempt(
         })
     };
     let group = reunion.as_ref().map(|r| -> &dyn Group { r });
-    let ends_with_agent = || fallback.is_there();
-    belay_restart::restart(&g.path, options, group, &mut listen, &mut serve, &ends_with_agent).map_err(Failure::from)
+    let without_agent = WithoutAgent {
+        ends: &|| fallback.is_there(),
+        shells: &shells,
+        farewell: &|standin, status| end_standin(standin, shell_code(status)),
+    };
+    belay_restart::restart(&g.path, options, group, &mut listen, &mut serve, &without_agent).map_err(Failure::from)
 }
 
 /// Numbers of the generations to try, in this order: `wanted`, or all from the newest, in the job directory and on its durable tiers.

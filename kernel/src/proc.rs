@@ -106,6 +106,11 @@ pub fn stat(pid: i32) -> io::Result<Stat> {
     parse_stat(&read_whole(format!("/proc/{pid}/stat"))?).ok_or_else(|| invalid("/proc/PID/stat"))
 }
 
+/// When process `pid` was started, in clock ticks since the start of the machine, unless it has ended.
+pub fn born(pid: i32) -> Option<u64> {
+    stat(pid).ok().filter(|s| !s.is_dead()).map(|s| s.starttime)
+}
+
 /// Reads `/proc/PID/task/TID/stat`, which tells of the thread alone.
 pub fn task_stat(pid: i32, tid: i32) -> io::Result<Stat> {
     parse_stat(&read_whole(format!("/proc/{pid}/task/{tid}/stat"))?).ok_or_else(|| invalid("/proc/PID/task/TID/stat"))

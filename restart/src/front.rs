@@ -6,9 +6,10 @@
 
 use crate::channel::{Channel, Message};
 use crate::fail::{Outcome, RestartError};
-use crate::sys;
+use crate::{sys, Shell, WithoutAgent};
 use belay_kernel::pidfd;
-use belay_kernel::proc::{descendants, hung, Outside, Status, END_LIMIT};
+use belay_kernel::proc::{born, descendants, hung, Outside, Status, END_LIMIT};
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
@@ -98,6 +99,36 @@ pub(crate) struct Front {
     /// The restart was given up because of this signal.
     interrupted: Option<i32>,
     failure: Option<RestartError>,
+    /// Remote shells of which nobody else tells when the agent was killed.
+    shells: Vec<Known>,
+}
+
+/// A remote shell and its stand-in, as seen from here.
+struct Known {
+    pid: i32,
+    /// Readable when it has ended.
+    gone: OwnedFd,
+    standin: i32,
+    /// When the stand-in was started: its number may be another's later.
+    born: u64,
+}
+
+impl Known {
+    /// It has ended: its stand-in hears of that.
+    fn tell(self, orphan: &WithoutAgent<'_>) {
+        let Ok((_, status)) = sys::wait(self.pid, libc::__WALL) else {
+            return;
+        };
+        tracing::info!(shell = self.pid, standin = self.standin, status, "remote shell ended");
+        if born(self.standin) == Some(self.born) {
+            (orphan.farewell)(self.standin, status);
+        }
+    }
+}
+
+/// The number that process `pid` has in the innermost of its namespaces.
+fn inside(pid: i32) -> Option<i64> {
+    Status::read(pid).ok()?.list("NSpid").last().copied()
 }
 
 /// Bit of a signal in a mask.
@@ -140,6 +171,7 @@ impl Front {
             ended: None,
             interrupted: None,
             failure: None,
+            shells: Vec::new(),
         })
     }
 
@@ -153,19 +185,19 @@ impl Front {
         self.old_mask
     }
 
-    /// Attends to the job until it has ended. `init` is PID 1 of the namespaces, unless the restart is `initial`; `root` is the command's PID inside. `ends_with_agent` is asked
+    /// Attends to the job until it has ended. `init` is PID 1 of the namespaces, unless the restart is `initial`; `root` is the command's PID inside. `orphan` is asked
     /// when the agent was killed.
     pub(crate) fn attend(
         mut self,
         (init, initial): (i32, bool),
         root: i32,
         channel: &Channel,
-        ends_with_agent: &dyn Fn() -> bool,
+        orphan: &WithoutAgent<'_>,
     ) -> Outcome<End> {
         self.init = init;
         self.root = root;
         self.initial = initial;
-        let result = self.serve(channel, ends_with_agent);
+        let result = self.serve(channel, orphan);
         if initial && !self.resumed {
             let _ = self.outside.end_others(END_LIMIT);
         }
@@ -176,18 +208,24 @@ impl Front {
         result
     }
 
-    fn serve(&mut self, channel: &Channel, ends_with_agent: &dyn Fn() -> bool) -> Outcome<End> {
+    fn serve(&mut self, channel: &Channel, orphan: &WithoutAgent<'_>) -> Outcome<End> {
         let failed = |e: io::Error| RestartError::at("wait for the job", e);
         loop {
-            let mut polls = [channel.fd(), self.signals.as_raw_fd()].map(|fd| libc::pollfd {
+            let shells = self.shells.iter().filter(|_| self.without_agent).map(|s| s.gone.as_raw_fd());
+            let poll = |fd| libc::pollfd {
                 fd,
                 events: libc::POLLIN,
                 revents: 0,
-            });
+            };
+            let own = [channel.fd(), self.signals.as_raw_fd()];
+            let mut polls: Vec<libc::pollfd> = own.into_iter().chain(shells).map(poll).collect();
             // SAFETY: a live array of that length.
-            let n = unsafe { libc::poll(polls.as_mut_ptr(), 2, -1) };
+            let n = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, -1) };
             if n < 0 {
                 continue; // EINTR
+            }
+            if let Some(at) = polls[own.len()..].iter().position(|p| p.revents != 0) {
+                self.shells.remove(at).tell(orphan);
             }
             // First what the job has said: a signal means something else when it runs.
             if polls[0].revents == 0 {
@@ -198,20 +236,20 @@ impl Front {
             }
             match channel.receive().map_err(failed)? {
                 Some((Message::AgentEnded { status, alone }, _)) => {
-                    if let Some(end) = self.agent_ended((status, alone), ends_with_agent)? {
+                    if let Some(end) = self.agent_ended((status, alone), orphan)? {
                         return Ok(end);
                     }
                 }
                 Some((Message::Ended(status), _)) if self.without_agent => return Ok(self.ended_with(status)),
                 Some((Message::Background(status), _)) => return Ok(self.ended_with(status)),
-                Some((message, pid)) => self.message(message, pid),
+                Some((message, pid)) => self.message(message, pid, orphan.shells),
                 None => return self.end(libc::SIGKILL, true),
             }
         }
     }
 
     /// The agent has ended, and left nothing where it was `alone`. How the job has, unless the command goes on.
-    fn agent_ended(&mut self, (status, alone): (i32, bool), ends_with_agent: &dyn Fn() -> bool) -> Outcome<Option<End>> {
+    fn agent_ended(&mut self, (status, alone): (i32, bool), orphan: &WithoutAgent<'_>) -> Outcome<Option<End>> {
         let killed = self.resumed && self.ended.is_none() && libc::WIFSIGNALED(status);
         let (true, Some((agent, _))) = (killed, self.agent) else {
             return self.end(status, alone).map(Some);
@@ -221,7 +259,7 @@ impl Front {
             late.push(self.next_signal().map_err(|e| RestartError::at("wait for the job", e))?);
         }
         self.not_restarted |= late.iter().any(|s| by_user(*s));
-        if !self.not_restarted && ends_with_agent() {
+        if !self.not_restarted && (orphan.ends)() {
             sys::say(&format!(
                 "agent {agent} ended unexpectedly; the program is ended here, because the job is restarted from its newest checkpoint"
             ));
@@ -255,7 +293,7 @@ impl Front {
         sys::wait(self.init, libc::__WALL).map(drop).map_err(failed)
     }
 
-    fn message(&mut self, message: Message, pid: i32) {
+    fn message(&mut self, message: Message, pid: i32, shells: &[Shell]) {
         match message {
             Message::Hello => {
                 // SAFETY: takes a number only.
@@ -263,7 +301,10 @@ impl Front {
                 self.agent = Some((pid, group));
             }
             Message::Failed { kind, step, reason } => self.failure = Some(Message::error(kind, step, reason)),
-            Message::Resumed => (self.resumed, self.lent) = (true, self.foreground), // the agent has handed it over
+            Message::Resumed => {
+                (self.resumed, self.lent) = (true, self.foreground); // the agent has handed it over
+                self.shells = self.known(shells);
+            }
             Message::Ended(status) => self.ended = Some(status),
             Message::Stopped(signal) => self.stop(signal),
             Message::NotRestarted => self.not_restarted = true,
@@ -349,11 +390,29 @@ impl Front {
     fn command(&self) -> Option<i32> {
         let init = self.init;
         let children = std::fs::read_to_string(format!("/proc/{init}/task/{init}/children")).ok()?;
-        let inside = |pid: i32| Status::read(pid).ok()?.list("NSpid").last().copied();
         children
             .split_whitespace()
             .filter_map(|w| w.parse().ok())
             .find(|pid| inside(*pid) == Some(i64::from(self.root)))
+    }
+
+    /// Those of `shells` whose stand-ins are there.
+    fn known(&self, shells: &[Shell]) -> Vec<Known> {
+        if shells.is_empty() {
+            return Vec::new();
+        }
+        let all = descendants(self.init).unwrap_or_default();
+        let seen: HashMap<i64, i32> = all.into_iter().filter_map(|(pid, _)| Some((inside(pid)?, pid))).collect();
+        let of = |s: &Shell| {
+            let standin = *seen.get(&i64::from(s.standin))?;
+            Some(Known {
+                pid: s.pid,
+                gone: pidfd::open(s.pid).ok()?,
+                standin,
+                born: born(standin)?,
+            })
+        };
+        shells.iter().filter_map(of).collect()
     }
 
     /// The job was stopped: so is the front process, with its whole group, as a shell expects of a job.

@@ -88,6 +88,25 @@ pub enum News {
     NotRestarted,
 }
 
+/// A remote shell, a child of the process that calls [`restart`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shell {
+    /// Its PID.
+    pub pid: i32,
+    /// PID, inside, of the process of the job that stands in for it.
+    pub standin: i32,
+}
+
+/// What becomes of the job when its agent is killed.
+pub struct WithoutAgent<'a> {
+    /// Whether nothing of it may go on.
+    pub ends: &'a dyn Fn() -> bool,
+    /// Whose end is to be told then.
+    pub shells: &'a [Shell],
+    /// Tells a stand-in, by its PID as the calling process sees it, with which status word its remote shell has ended.
+    pub farewell: &'a dyn Fn(i32, i32),
+}
+
 /// What the agent of the restarted job does: see [`restart`].
 pub type AgentMain<'a> = dyn FnMut(Restored, &dyn Fn(News)) -> i32 + 'a;
 
@@ -100,7 +119,7 @@ fn leave(group: Option<&dyn Group>) {
 
 /// Restarts the generation in `dir`. Call from the single-threaded front process. Makes the namespaces, their PID 1 and, inside, the agent, which
 /// rebuilds the job, lets it go on, and then runs `agent_main` with all signals blocked, whose result (a wait status word) becomes the result of this call in the front process.
-/// When the agent is killed, the job goes on without it; where `ends_with_agent` says so then, it is ended instead.
+/// When the agent is killed, the job goes on without it, or is ended, as `without_agent` says.
 /// `group` are the other nodes of the job, which restart at the same time. `ready` is called in the agent when all is rebuilt, before the first process goes on.
 /// The front process forwards terminal job control and termination signals meanwhile. `agent_main` may call its second argument with a wait status
 /// word to make this call return in the front process before the job has ended: the command has, and what it left behind runs on in the background.
@@ -110,7 +129,7 @@ pub fn restart(
     group: Option<&dyn Group>,
     ready: &mut dyn FnMut(),
     agent_main: &mut AgentMain<'_>,
-    ends_with_agent: &dyn Fn() -> bool,
+    without_agent: &WithoutAgent<'_>,
 ) -> Result<End, RestartError> {
     let mut loaded = Some(verify::load(dir, options.any_cpu)?);
     let (identity, root, monotonic_ns) = match &loaded {
@@ -148,7 +167,7 @@ pub fn restart(
         drop(loaded);
         drop(shown);
         leave(group);
-        return front.attend((init, way == Way::Initial), root, &channel, ends_with_agent);
+        return front.attend((init, way == Way::Initial), root, &channel, without_agent);
     }
     drop(channel);
     let setup = init::Setup {

@@ -43,8 +43,8 @@ pub enum TreeError {
 pub enum Event {
     /// At the root: a node has joined.
     Joined(NodeInfo),
-    /// At the root: a node has ended in good order.
-    Left(u64),
+    /// At the root: a node has ended in good order, and has said with which status word.
+    Left(u64, i32),
     /// At the root: a node is gone.
     Lost(u64, String),
     /// Everywhere but at the root: an order.
@@ -361,6 +361,11 @@ impl Tree {
     /// At the root: `text` for every node.
     pub fn order(&self, text: String) {
         self.command(Command::Order(text));
+    }
+
+    /// The status word with which this node's program has ended, for the root; 0 unless it is said before this object is dropped.
+    pub fn ends_with(&self, status: i32) {
+        self.command(Command::EndWith(status));
     }
 
     /// At the root: new nodes wait to be let in, so that the set of nodes stays the same during a sequence of steps.

@@ -119,8 +119,12 @@ pub(crate) enum Up {
     Attached { info: NodeInfo, parent: u64 },
     /// A node below is gone.
     Lost { node: u64, reason: String },
-    /// A node below, or this one, ends in good order.
-    Left { node: u64 },
+    /// A node below, or this one, ends in good order, its program with this status word.
+    Left {
+        node: u64,
+        #[serde(default)]
+        status: i32,
+    },
     /// Nothing, so that silence means trouble.
     Beat,
 }

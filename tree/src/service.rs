@@ -61,6 +61,7 @@ pub(crate) enum Command {
     Order(String),
     HoldJoins(bool),
     Arrive(u64, Contribution),
+    EndWith(i32),
     Leave,
 }
 
@@ -140,6 +141,8 @@ pub(crate) struct Service {
     hold_joins: bool,
     /// The program is done with the tree.
     left: bool,
+    /// What is said of this node when it leaves.
+    status: i32,
     next_node: u64,
     registry: BTreeMap<u64, Registered>,
     step: Step,
@@ -199,6 +202,7 @@ impl Service {
             deaf_until: None,
             hold_joins: false,
             left: false,
+            status: 0,
             next_node: 1,
             registry: BTreeMap::new(),
             step: Step::default(),
@@ -293,6 +297,7 @@ impl Service {
                 }
                 self.step.arrive(step, Who::Own, contribution);
             }
+            Command::EndWith(status) => self.status = status,
             Command::Leave => self.left = true,
         }
     }
@@ -436,16 +441,16 @@ impl Service {
             Up::Arrive { step, contribution } => self.step.arrive(step, Who::Child(node), contribution),
             Up::Attached { info, parent } if self.is_root() => self.register(info, parent),
             Up::Lost { node: below, reason } if self.is_root() => self.lost(below, &reason),
-            Up::Left { node: below } => {
+            Up::Left { node: below, status } => {
                 if below == node {
                     self.children.remove(&node);
                     self.step.lose(node, "it has ended");
                 }
                 if self.is_root() {
                     self.gone(below);
-                    self.tell(Event::Left(below));
+                    self.tell(Event::Left(below, status));
                 } else {
-                    self.send_up(&Up::Left { node: below });
+                    self.send_up(&Up::Left { node: below, status });
                 }
             }
             Up::Attached { .. } | Up::Lost { .. } => self.send_up(&message),
@@ -534,7 +539,8 @@ impl Service {
 
     /// Says farewell.
     fn leave(&mut self) {
-        self.send_up(&Up::Left { node: self.node });
+        let (node, status) = (self.node, self.status);
+        self.send_up(&Up::Left { node, status });
         if let Some(link) = self.above.as_mut().and_then(|a| a.link.as_mut()) {
             let until = Instant::now() + Duration::from_secs(1);
             while link.interest() & libc::POLLOUT != 0 && Instant::now() < until {

@@ -86,7 +86,7 @@ fn an_order_reaches_everybody_and_a_failure_too() {
 fn a_node_that_leaves_is_no_loss() {
     let (root, mut nodes) = tree(4, 8);
     drop(nodes.pop());
-    assert_eq!(wait(&root), Event::Left(3));
+    assert_eq!(wait(&root), Event::Left(3, 0));
     std::thread::scope(|s| {
         for node in &mut nodes {
             s.spawn(move || node.exchange(1, Contribution::ready()).unwrap());
@@ -99,7 +99,7 @@ fn a_node_that_leaves_is_no_loss() {
 fn children_of_a_relay_that_has_left_come_to_the_root() {
     let (root, mut nodes) = tree(4, 1);
     drop(nodes.remove(0));
-    assert_eq!(wait(&root), Event::Left(1));
+    assert_eq!(wait(&root), Event::Left(1, 0));
     let begin = Instant::now();
     for step in 1.. {
         let whole = std::thread::scope(|s| {
@@ -173,5 +173,5 @@ fn strangers_without_the_key_are_refused() {
     let _ = scanner.read_to_end(&mut answer);
     assert!(answer.is_empty(), "{answer:?}");
     drop(nodes);
-    assert_eq!(wait(&root), Event::Left(1));
+    assert_eq!(wait(&root), Event::Left(1, 0));
 }

@@ -1,6 +1,7 @@
 //! Time passing, and the end of the job.
 
 use super::{Agent, Ending, KILL_PERIOD, PROGRESS_PERIOD, STDIO_PERIOD};
+use crate::nodes::Nodes;
 use crate::relay::Message;
 use crate::{processes, sys, tiers, Failure};
 use belay_kernel::proc;
@@ -146,6 +147,9 @@ impl Agent {
             tracing::error!(error = %failure, "record the end");
         }
         let result = self.result.or(self.root_status).unwrap_or(0);
+        if let Some(tree) = self.nodes.as_ref().and_then(Nodes::tree) {
+            tree.ends_with(result);
+        }
         tracing::info!(wait_status = ?self.root_status, "ended");
         self.close();
         for (id, _) in self.queued.take().map(|w| w.by).unwrap_or_default() {

@@ -41,7 +41,7 @@ use belay_capture::Tracking;
 use belay_image::manifest::Manifest;
 use belay_kernel::proc;
 use belay_plugins::Names;
-use belay_restart::News;
+use belay_restart::{News, Shell};
 use belay_storage::engine::{Engine, Options};
 use belay_storage::store::Store;
 use belay_wire::{AutoInterval, Event, Exit, LastError, Phase};
@@ -295,6 +295,11 @@ impl Agent {
             self.nodes = Some(Nodes::restart(&self.dir, (&rows, stored), number, (hosts, restarts))?);
         }
         Ok(self.nodes.as_mut().and_then(Nodes::reunion))
+    }
+
+    /// Remote shells that were started for a restart.
+    pub(crate) fn shells(&self) -> Vec<Shell> {
+        self.nodes.as_ref().map(Nodes::shells).unwrap_or_default()
     }
 
     /// After a restart: the addresses under which the job knows this node.

@@ -9,11 +9,11 @@ use super::{stopped_after_checkpoint, Agent};
 use crate::checkpoint::Wanted;
 use crate::clients::ClientId;
 use crate::nodes::gathering::{self, Gathering, COMMITTED, STEPS, WRITTEN};
-use crate::nodes::remote::{born, descriptors_of, end_standin, run_errand, shell_code, Life, Remote, RemoteShell};
+use crate::nodes::remote::{descriptors_of, end_standin, run_errand, shell_code, Life, Remote, RemoteShell};
 use crate::nodes::{self, again, table, Nodes, Order, Stage, Together};
 use crate::relay::Message;
 use crate::{generations, processes, sys, Failure};
-use belay_kernel::proc;
+use belay_kernel::proc::{self, born};
 use belay_tree::{Broken, Contribution, Event as TreeEvent, Values};
 use belay_wire::{Event, Exit, Phase};
 use std::collections::BTreeSet;
@@ -25,6 +25,8 @@ const TRIES: u32 = 10;
 const AT_REST: &str = "at-rest";
 /// The number of none: all have said, and there is none.
 pub(super) const NO_GENERATION: u64 = 0;
+/// Exit status of a remote shell whose host is lost.
+const LOST: i32 = 255;
 /// Part of every such reason.
 const PASSING: &str = "again in a moment";
 
@@ -74,6 +76,7 @@ impl Agent {
                     first: tag,
                     child: Some(child),
                     life: Life::Errand,
+                    code: 0,
                 };
                 nodes.remotes.insert(tag, remote);
                 self.clients.send(id, &Event::Accepted);
@@ -125,6 +128,7 @@ impl Agent {
                 first,
                 child: child.take(),
                 life: Life::Starting,
+                code: 0,
             };
             nodes.remotes.insert(tag, remote);
         }
@@ -180,8 +184,8 @@ impl Agent {
                     remote.life = Life::Joined(node);
                 }
             }
-            TreeEvent::Left(node) => self.node_gone(node, None),
-            TreeEvent::Lost(node, why) => self.node_gone(node, Some(&why)),
+            TreeEvent::Left(node, status) => self.node_gone(node, Ok(status)),
+            TreeEvent::Lost(node, why) => self.node_gone(node, Err(&why)),
             TreeEvent::Order(text) => match serde_json::from_str(&text) {
                 Ok(order) => self.obey(order),
                 Err(e) => tracing::error!(error = %e, "an order that cannot be understood"),
@@ -190,13 +194,14 @@ impl Agent {
         }
     }
 
-    fn node_gone(&mut self, node: u64, why: Option<&str>) {
+    /// A node has ended, with a status word, or is lost, with a reason.
+    fn node_gone(&mut self, node: u64, how: Result<i32, &str>) {
         let Some(at) = self.nodes.as_mut().and_then(|n| n.there.remove(&node)) else {
             return;
         };
-        match why {
-            None => tracing::info!(node, host = at, "node has ended"),
-            Some(why) => {
+        match how {
+            Ok(status) => tracing::info!(node, host = at, status, "node has ended"),
+            Err(why) => {
                 tracing::error!(node, host = at, why, "node is lost");
                 // As the user calls it; one srun leads to several.
                 let mut remotes = self.nodes.iter().flat_map(|n| n.remotes.values());
@@ -205,27 +210,28 @@ impl Agent {
                 sys::say(&format!("the part of the job on {host} is lost: {why}"));
             }
         }
-        self.look_after_remote(node, why.is_some());
-        if why.is_some() {
+        self.look_after_remote(node, how.ok().map(shell_code));
+        if how.is_err() {
             self.lose(at);
         }
     }
 
-    /// What the loss or the end of a node means for the remote shell that has started it.
-    fn look_after_remote(&mut self, node: u64, lost: bool) {
+    /// What the loss of a node, or its end with exit status `code`, means for the remote shell that has started it.
+    fn look_after_remote(&mut self, node: u64, code: Option<i32>) {
         self.cancel_round();
         let mut remotes = self.nodes.iter_mut().flat_map(|n| n.remotes.values_mut());
         let Some(remote) = remotes.find(|r| r.life == Life::Joined(node)) else {
             return;
         };
-        remote.life = if lost { Life::Lost } else { Life::Over };
+        (remote.life, remote.code) = code.map_or((Life::Lost, LOST), |code| (Life::Over, code));
         let (first, standin) = (remote.first, remote.has_standin().then_some(remote.standin));
         let remotes = self.nodes.iter().flat_map(|n| n.remotes.values());
         let same: Vec<&Remote> = remotes.filter(|r| r.first == first).collect();
         // The shell tells better, where this agent has it.
-        if same.iter().all(|r| r.child.is_none()) && (lost || same.iter().all(|r| r.is_over())) {
+        if same.iter().all(|r| r.child.is_none()) && (code.is_none() || same.iter().all(|r| r.is_over())) {
             if let Some(standin) = standin {
-                end_standin(standin, if lost { 255 } else { 0 });
+                // Of several tasks an srun tells the largest.
+                end_standin(standin, same.iter().map(|r| r.code).max().unwrap_or(LOST));
             }
         }
     }

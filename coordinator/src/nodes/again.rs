@@ -3,7 +3,7 @@
 use super::alive::hosts_of;
 use super::remote::{quote, Life, Remote, RemoteShell};
 use super::table::Row;
-use super::{failure, Nodes};
+use super::{failure, Nodes, Starter};
 use crate::jobdir::JobDir;
 use crate::Failure;
 use belay_plugins::{Facts, Group};
@@ -72,9 +72,11 @@ impl Nodes {
             let mut words = leader.words.clone();
             words.elsewhere(&places, group.len());
             let command = agent_command(dir.path(), &nodes, &tags, &words, &format!("--generation {number}"))?;
-            nodes
-                .starters
-                .push((words.host.clone(), words.spawn(&command, (None, None), &path)?));
+            nodes.starters.push(Starter {
+                host: words.host.clone(),
+                shell: words.spawn(&command, (None, None), &path)?,
+                standin: leader.standin,
+            });
             for tag in tags {
                 let remote = Remote {
                     words: words.clone(),
@@ -84,6 +86,7 @@ impl Nodes {
                     first: leader.tag,
                     child: None,
                     life: Life::Starting,
+                    code: 0,
                 };
                 nodes.remotes.insert(tag, remote);
             }
@@ -117,8 +120,8 @@ impl Nodes {
                 }
                 _ => {}
             }
-            for (host, child) in &mut self.starters {
-                if let Ok(Some(status)) = child.try_wait() {
+            for Starter { host, shell, .. } in &mut self.starters {
+                if let Ok(Some(status)) = shell.try_wait() {
                     return Err(Failure::new(
                         Exit::RestartFailed,
                         format!("the part on {host} ended before the job ran ({status}); its messages are above"),
@@ -136,8 +139,8 @@ impl Nodes {
     pub(crate) fn give_up(mut self) {
         self.joining = None;
         let begin = Instant::now();
-        for (host, child) in &mut self.starters {
-            while matches!(child.try_wait(), Ok(None)) {
+        for Starter { host, shell, .. } in &mut self.starters {
+            while matches!(shell.try_wait(), Ok(None)) {
                 if begin.elapsed() > LIMIT {
                     tracing::warn!(host, "the part does not end");
                     break;

@@ -21,6 +21,7 @@ use crate::jobdir::{Description, JobDir};
 use crate::tiers::local::Seat;
 use crate::{sys, Failure};
 use belay_kernel::proc;
+use belay_restart::Shell;
 use belay_storage::store::Host;
 use belay_tree::{JobKey, Joining, Tree, TreeError};
 use belay_wire::Exit;
@@ -125,8 +126,17 @@ pub struct Nodes {
     pub(crate) part: Option<u64>,
     /// At a part: what the remote shell was told to reach its host.
     called: Option<String>,
-    /// Remote shells that have started parts for a restart, and their hosts.
-    pub(super) starters: Vec<(String, Child)>,
+    /// Remote shells that have started parts for a restart.
+    pub(super) starters: Vec<Starter>,
+}
+
+/// A remote shell that has started parts for a restart.
+#[derive(Debug)]
+pub(super) struct Starter {
+    pub(super) host: String,
+    pub(super) shell: Child,
+    /// The process of the job that stands in for it.
+    pub(super) standin: i32,
 }
 
 /// The directory of the job of which `dir` is that of a part, or the job's own.
@@ -245,12 +255,21 @@ impl Nodes {
     /// After a restart: which processes the stand-ins are.
     pub(crate) fn know_standins(&mut self) {
         for r in self.remotes.values_mut() {
-            r.born = r.born.or_else(|| remote::born(r.standin));
+            r.born = r.born.or_else(|| proc::born(r.standin));
         }
     }
 
     pub(crate) fn tree(&self) -> Option<&Tree> {
         self.tree.as_ref()
+    }
+
+    /// Remote shells that have started parts for a restart, and who stands in for each.
+    pub(crate) fn shells(&self) -> Vec<Shell> {
+        let of = |s: &Starter| Shell {
+            pid: s.shell.id().cast_signed(),
+            standin: s.standin,
+        };
+        self.starters.iter().map(of).collect()
     }
 
     /// Whether parts can be started: the tree is there or about to be.

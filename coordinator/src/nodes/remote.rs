@@ -2,7 +2,7 @@
 
 use super::srun::Srun;
 use crate::{sys, Failure};
-use belay_kernel::proc;
+use belay_kernel::proc::born;
 use belay_wire::Exit;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
@@ -263,6 +263,8 @@ pub(crate) struct Remote {
     /// The remote shell, where it is a child of this agent.
     pub(crate) child: Option<Child>,
     pub(crate) life: Life,
+    /// Where it is over, and no child has told: the exit status of its program.
+    pub(crate) code: i32,
 }
 
 impl Remote {
@@ -291,11 +293,6 @@ impl Remote {
     pub(crate) fn shell(&self) -> Option<i32> {
         self.child.as_ref().map(|c| c.id().cast_signed())
     }
-}
-
-/// When process `pid` was started, unless it has ended.
-pub(crate) fn born(pid: i32) -> Option<u64> {
-    proc::stat(pid).ok().filter(|s| !s.is_dead()).map(|s| s.starttime)
 }
 
 /// The exit status of a remote shell that has ended with this status word.

@@ -6,11 +6,12 @@
 //! A connection that ends, or on which nothing is heard, is a failure of the round, and the round's end is noticed by every part whose connection it is: nobody waits for ever.
 
 use super::encode::Work;
-use super::serve::{self, Server};
+use super::serve::Server;
 use super::strangers::{visitor, Strangers};
 use super::Settings;
 use crate::Failure;
 use belay_redundancy::{groups, Layout};
+use belay_storage::flush::yield_processors;
 use belay_tree::{Direct, Door, JobKey};
 use belay_wire::Exit;
 use serde::{de::DeserializeOwned, Deserialize, Serialize};
@@ -86,7 +87,7 @@ pub(crate) struct Share {
 impl Share {
     /// Takes part in the round.
     pub(crate) fn run(self) -> Result<(), Failure> {
-        serve::step_back();
+        yield_processors();
         let lost = |e: Failure| failed(format!("the round is over: {e}"));
         let mut root = Direct::connect(&self.key, &self.root).map_err(failed)?;
         let hello = Hello {

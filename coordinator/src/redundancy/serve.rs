@@ -7,6 +7,7 @@ use crate::nodes::helper;
 use crate::Failure;
 use belay_redundancy::layout::blocks;
 use belay_redundancy::{Index, Part, BLOCK};
+use belay_storage::flush::yield_processors;
 use belay_tree::{Direct, Door, JobKey};
 use belay_wire::Exit;
 use serde::{Deserialize, Serialize};
@@ -82,12 +83,6 @@ pub(crate) struct Server {
     addresses: Vec<String>,
 }
 
-/// The threads take processor time when nobody else wants much of it. Not the lowest priority: programs that wait actively would stop them.
-pub(crate) fn step_back() {
-    // SAFETY: takes numbers only; 0 is the calling thread. Where it is refused, the thread is merely less polite.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 10) };
-}
-
 impl Server {
     /// Serves the stores (tag, directory).
     pub(crate) fn start(key: JobKey, stores: Vec<(u64, PathBuf)>) -> Result<Self, Failure> {
@@ -109,7 +104,7 @@ impl Server {
             last: Mutex::default(),
         });
         let serve = move || {
-            step_back();
+            yield_processors();
             let strangers = Strangers::default();
             loop {
                 let Some((stranger, stream)) = visitor(&strangers, Duration::MAX, &mut accept) else {
@@ -134,7 +129,7 @@ impl Server {
 
 /// Answers until the visitor goes.
 fn attend(key: &JobKey, stream: TcpStream, holder: &Holder, stranger: Stranger) {
-    step_back();
+    yield_processors();
     let Ok(mut visitor) = Direct::accepted(key, stream) else {
         return;
     };

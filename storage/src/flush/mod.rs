@@ -4,7 +4,7 @@
 //! read what the tier holds ──> threads: chunks and files it lacks, into packs, fsync, read back ──> record ──> older generations go
 //! ```
 //! What is copied is compared with its checksums on the way, so damage does not spread. A kill at any byte leaves unfinished objects, which the next flush removes, and
-//! finished packs, of which it uses what it needs. Runs beside the application: idle I/O priority, lowest CPU priority, rate limit.
+//! finished packs, of which it uses what it needs. Runs beside the application: idle I/O priority, low CPU priority, rate limit.
 
 pub mod compress;
 pub mod elastic;
@@ -269,14 +269,20 @@ fn missing(manifest: &Manifest, sum: u64, catalogue: &Catalogue) -> Vec<Task> {
         .collect()
 }
 
-/// Gives the calling thread what nobody else wants of disks and processors.
+/// Gives the calling thread what nobody else wants of disks, and little of processors that others want.
 pub fn step_back() {
     const IOPRIO_WHO_PROCESS: i32 = 1;
     const IOPRIO_CLASS_IDLE: i32 = 3 << 13;
     // SAFETY: takes numbers only; 0 is the calling thread. Where it is refused, the flush is merely less polite.
     unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_CLASS_IDLE) };
-    // SAFETY: as above.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
+    yield_processors();
+}
+
+/// Lets everybody else go first where the calling thread wants a processor. Not the lowest priority: programs that wait actively, as the ranks of MPI do, would stop it.
+pub fn yield_processors() {
+    const NICE: libc::c_int = 10;
+    // SAFETY: takes numbers only; 0 is the calling thread. Where it is refused, the thread is merely less polite.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
 }
 
 /// A name that no other pack of the job has.

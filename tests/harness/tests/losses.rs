@@ -337,16 +337,24 @@ fn number_used_again(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
-/// The agent is killed and the program goes on: who waits for a remote shell is told how that ends.
-fn shell_without_agent(place: &Place, _: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::of(place, "losses-shell", Kind::C, 2, 2)?;
+/// Who waits for a remote shell is told how that ends: after a restart, and where the agent is killed and the program goes on.
+fn shell_status(place: &Place, (restarted, killed): (bool, bool)) -> Result<(), Failure> {
+    let mut job = Job::of(place, &format!("losses-shell-{restarted}-{killed}"), Kind::C, 2, 3)?;
     let program = job.program(place, "net/net_alone")?;
     let (go, beat) = (job.work.join("go"), job.work.join("beat"));
     let (go, beat) = (go.display(), beat.display());
     let script = format!("ssh h2 '{program} below {go} {beat}; exit 7'; echo PASS after $?");
     job.launch_words(&["sh", "-c", &script])?;
-    belay_tests::procs::signal(agent(&job, 0)?, libc::SIGKILL);
-    job.says("the program goes on")?;
+    if restarted {
+        job.checkpoint()?;
+        job.crash();
+        job.shift(1);
+        job.restart_at(&[])?;
+    }
+    if killed {
+        belay_tests::procs::signal(agent(&job, 0)?, libc::SIGKILL);
+        job.says("the program goes on")?;
+    }
     job.progress()?;
     job.verdict()?;
     want(job.said().contains("PASS after 7"), || job.said())
@@ -507,7 +515,14 @@ fn main() {
         });
     }
     target.once("number_used_again", number_used_again);
-    target.once("shell_without_agent", shell_without_agent);
+    let cases = [
+        ("shell_without_agent", (false, true)),
+        ("shell_after_restart", (true, false)),
+        ("shell_after_restart_without_agent", (true, true)),
+    ];
+    for (name, case) in cases {
+        target.once(name, move |p, _| shell_status(p, case));
+    }
     if Path::new("/dev/fuse").exists() {
         target.once("hung", hung);
     }

@@ -351,6 +351,38 @@ fn stopped(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
+/// What copies to a tier goes behind the program, but not with the lowest priority: a program that keeps all processors busy would stop it.
+fn priority(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "priority", user)?;
+    let scratch = directory(&job, user, "scratch")?;
+    target(
+        &mut job,
+        place,
+        &(pfs("scratch", &scratch) + "[flush]\nrate = \"1M\"\n"),
+        "8",
+    )?;
+    job.checkpoint()?;
+    let front = job.pid().ok_or("no front")?;
+    let (mut nice, end) = (Vec::new(), Instant::now() + LIMIT);
+    // That which copies, and that which waits for it.
+    while nice.len() < 2 && Instant::now() < end {
+        let tasks = procs::tree(front)
+            .into_iter()
+            .flat_map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten());
+        let stats = tasks.filter_map(|t| std::fs::read_to_string(t.path().join("stat")).ok());
+        nice = stats
+            .filter_map(|s| {
+                let (name, numbers) = s.rsplit_once(')')?;
+                name.contains("(belay-flush").then(|| numbers.split_whitespace().nth(16)?.parse::<i32>().ok())?
+            })
+            .collect();
+    }
+    want(nice.len() >= 2 && nice.iter().all(|n| (1..=10).contains(n)), || {
+        format!("nice values of the threads that copy: {nice:?}")
+    })?;
+    job.verdict(false, LIMIT)
+}
+
 /// Many generations: each tier keeps as many as were asked for, also with flushes that are slower than checkpoints; `gc --all` empties the tier too.
 fn retention(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "keep", user)?;
@@ -494,13 +526,14 @@ fn refusals(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 fn main() {
     let mut target = Target::new("tiers", &["fault_target"]);
     or_end(Server::prepare(target.place()));
-    let tests: [(&str, Test); 10] = [
+    let tests: [(&str, Test); 11] = [
         ("local_lost", local_lost),
         ("object_store", object_store),
         ("agent_killed", agent_killed),
         ("bit_flips", bit_flips),
         ("tier_full", tier_full),
         ("stopped", stopped),
+        ("priority", priority),
         ("retention", retention),
         ("left_behind", left_behind),
         ("one_dead", one_dead),
