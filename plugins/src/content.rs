@@ -2,6 +2,7 @@
 
 use crate::fault::{At, Fault};
 use crate::sys::fd;
+use crate::Inside;
 use belay_image::blobs::{BlobReader, BlobRef, BlobWriter};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -11,6 +12,8 @@ use std::os::fd::RawFd;
 const PIECE: usize = 1 << 20;
 /// Zero runs shorter than this are stored with the data around them.
 const GAP: usize = 64 * 1024;
+/// So many bytes' pages are asked about at once.
+const ASKED_AT_ONCE: u64 = 1 << 30;
 /// Granularity at which zero runs are looked for.
 const UNIT: usize = 4096;
 
@@ -75,8 +78,8 @@ impl Content {
         Ok(out)
     }
 
-    /// Reads the object through the memory of processes that map it. `windows` are (process, address, offset in the object, length).
-    pub(crate) fn of_memory(windows: &[Window], blobs: &mut BlobWriter) -> Result<Self, Fault> {
+    /// Reads the object through the memory of processes that map it; where `inside` can ask them, without touching pages that it does not have: to read those would make them.
+    pub(crate) fn of_memory(windows: &[Window], mut inside: Option<&mut (dyn Inside + '_)>, blobs: &mut BlobWriter) -> Result<Self, Fault> {
         let mut windows = windows.to_vec();
         windows.sort_by_key(|w| w.offset);
         let mut out = Content::default();
@@ -86,19 +89,37 @@ impl Content {
             let end = w.offset + w.bytes;
             at = at.max(w.offset);
             while at < end {
-                let want = usize::try_from(end - at).unwrap_or(PIECE).min(PIECE);
+                let length = (end - at).min(ASKED_AT_ONCE);
                 let address = w.address + (at - w.offset);
-                let n = read_memory(w.pid, &mut buf[..want], address)
-                    .at(format!("read memory of process {} at {address:#x}", w.pid))?;
-                out.add(at, &buf[..n], blobs)?;
-                at += n as u64;
-                out.bytes = out.bytes.max(at);
-                if n == 0 {
-                    at += UNIT as u64;
+                let resident = inside.as_mut().and_then(|inside| inside.resident(w.pid, address, length).ok());
+                let runs = match &resident {
+                    Some(resident) => runs(resident, length),
+                    None => vec![(0, length)],
+                };
+                for (from, to) in runs {
+                    out.of_run(&w, (at + from, at + to), &mut buf, blobs)?;
                 }
+                at += length;
             }
         }
         Ok(out)
+    }
+
+    /// Reads what lies at `at` to `end` of the object through window `w`.
+    fn of_run(&mut self, w: &Window, (mut at, end): (u64, u64), buf: &mut [u8], blobs: &mut BlobWriter) -> Result<(), Fault> {
+        while at < end {
+            let want = usize::try_from(end - at).unwrap_or(PIECE).min(buf.len());
+            let address = w.address + (at - w.offset);
+            let n = read_memory(w.pid, &mut buf[..want], address)
+                .at(format!("read memory of process {} at {address:#x}", w.pid))?;
+            self.add(at, &buf[..n], blobs)?;
+            at += n as u64;
+            self.bytes = self.bytes.max(at);
+            if n == 0 {
+                at += UNIT as u64;
+            }
+        }
+        Ok(())
     }
 
     /// Reads `bytes` bytes of the caller's own mapping at `base`, without touching pages that were never written.
@@ -108,8 +129,7 @@ impl Content {
             pieces: Vec::new(),
         };
         let mut resident = vec![0u8; PIECE / UNIT];
-        // A page that is swapped out is not resident, and yet not zero.
-        let swap = std::fs::read_to_string("/proc/swaps").is_ok_and(|t| t.lines().count() > 1);
+        let swap = may_be_swapped_out();
         let mut at = 0;
         while at < bytes {
             let len = (bytes - at).min(PIECE);
@@ -118,18 +138,14 @@ impl Content {
             // SAFETY: `resident` has one byte for each page of the piece.
             let known = unsafe { libc::mincore(piece.cast_mut().cast(), len, resident.as_mut_ptr()) };
             crate::sys::check(known).at("ask for resident pages (mincore)")?;
-            let pages = len.div_ceil(UNIT);
-            let mut page = 0;
-            while page < pages {
-                let there = |p: usize| swap || resident[p] & 1 != 0;
-                let end = (page..pages).find(|p| !there(*p)).unwrap_or(pages);
-                if end > page {
-                    let (from, to) = (page * UNIT, (end * UNIT).min(len));
-                    // SAFETY: the pages lie within the mapping, and the processes that share it are stopped.
-                    let run = unsafe { std::slice::from_raw_parts(piece.add(from), to - from) };
-                    out.add((at + from) as u64, run, blobs)?;
-                }
-                page = end + 1;
+            if swap {
+                resident.fill(1);
+            }
+            for (from, to) in runs(&resident[..len.div_ceil(UNIT)], len as u64) {
+                let (from, to) = (from as usize, to as usize);
+                // SAFETY: the pages lie within the mapping, and the processes that share it are stopped.
+                let run = unsafe { std::slice::from_raw_parts(piece.add(from), to - from) };
+                out.add((at + from) as u64, run, blobs)?;
             }
             at += len;
         }
@@ -199,6 +215,23 @@ pub(crate) struct Window {
     pub(crate) offset: u64,
     /// Length.
     pub(crate) bytes: u64,
+}
+
+/// The runs of pages that are there, as offsets, where `resident` says of each of the pages of `bytes` bytes in bit 0 whether it is.
+fn runs(resident: &[u8], bytes: u64) -> Vec<(u64, u64)> {
+    let offset = |page: usize| (page * UNIT) as u64;
+    let mut page = 0;
+    let chunks = resident.chunk_by(|a, b| a & 1 == b & 1).filter_map(|chunk| {
+        let from = page;
+        page += chunk.len();
+        (chunk[0] & 1 != 0).then(|| (offset(from), offset(page).min(bytes)))
+    });
+    chunks.collect()
+}
+
+/// Whether a page of shared memory may be swapped out: then it is not resident, and yet not zero.
+pub(crate) fn may_be_swapped_out() -> bool {
+    std::fs::read_to_string("/proc/swaps").map_or(true, |t| t.lines().count() > 1)
 }
 
 /// Whether `data` holds only zero bytes.
