@@ -79,7 +79,11 @@ impl Content {
     }
 
     /// Reads the object through the memory of processes that map it; where `inside` can ask them, without touching pages that it does not have: to read those would make them.
-    pub(crate) fn of_memory(windows: &[Window], mut inside: Option<&mut (dyn Inside + '_)>, blobs: &mut BlobWriter) -> Result<Self, Fault> {
+    pub(crate) fn of_memory(
+        windows: &[Window],
+        mut inside: Option<&mut (dyn Inside + '_)>,
+        blobs: &mut BlobWriter,
+    ) -> Result<Self, Fault> {
         let mut windows = windows.to_vec();
         windows.sort_by_key(|w| w.offset);
         let mut out = Content::default();
@@ -91,7 +95,9 @@ impl Content {
             while at < end {
                 let length = (end - at).min(ASKED_AT_ONCE);
                 let address = w.address + (at - w.offset);
-                let resident = inside.as_mut().and_then(|inside| inside.resident(w.pid, address, length).ok());
+                let resident = inside
+                    .as_mut()
+                    .and_then(|inside| inside.resident(w.pid, address, length).ok());
                 let runs = match &resident {
                     Some(resident) => runs(resident, length),
                     None => vec![(0, length)],
@@ -110,8 +116,8 @@ impl Content {
         while at < end {
             let want = usize::try_from(end - at).unwrap_or(PIECE).min(buf.len());
             let address = w.address + (at - w.offset);
-            let n = read_memory(w.pid, &mut buf[..want], address)
-                .at(format!("read memory of process {} at {address:#x}", w.pid))?;
+            let n =
+                read_memory(w.pid, &mut buf[..want], address).at(format!("read memory of process {} at {address:#x}", w.pid))?;
             self.add(at, &buf[..n], blobs)?;
             at += n as u64;
             self.bytes = self.bytes.max(at);

@@ -182,7 +182,10 @@ impl Area {
 
     /// The first `count` bytes of it.
     pub(crate) fn get_scratch(&self, count: u64) -> Result<Vec<u8>, CaptureError> {
-        self.get_all(self.process_table, usize::try_from(count.min(self.scratch_bytes())).unwrap_or(0))
+        self.get_all(
+            self.process_table,
+            usize::try_from(count.min(self.scratch_bytes())).unwrap_or(0),
+        )
     }
 
     /// How many operations on semaphores [`Area::put_operations`] has room for.

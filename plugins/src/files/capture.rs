@@ -217,7 +217,10 @@ fn read(s: &mut Session<'_>, at: usize) -> Result<FileObject, Fault> {
             Ok(fd) => Content::of_file(fd.as_raw_fd(), object.bytes, s.blobs)?,
             Err(_) if !sought.windows.is_empty() => {
                 // Where the object ends is known for these only, and a page of another one that nobody has may lie behind its end.
-                let inside = s.inside.as_deref_mut().filter(|_| object.origin == Origin::Anonymous && !may_be_swapped_out());
+                let inside = s
+                    .inside
+                    .as_deref_mut()
+                    .filter(|_| object.origin == Origin::Anonymous && !may_be_swapped_out());
                 Content::of_memory(&sought.windows, inside, s.blobs)?
             }
             Err(e) => return refuse(format!("its contents must be saved, but it cannot be read: {e}")),
