@@ -6,8 +6,10 @@ use crate::{undo, CaptureError};
 use belay_abi::inject::{
     MessageHead, NotificationTable, Turn, MAX_NOTIFIED, RENEW_DONE, RENEW_NOT_NOW, RENEW_NO_ACCESS, RENEW_NO_ROOM, RENEW_TAKEN,
 };
+use belay_abi::PAGE;
 use belay_kernel::vm::Memory;
 use belay_plugins::{Inside, Refusal, Registration, Renewed, Unreadable};
+use std::io;
 
 /// The stopped processes and the areas in them.
 #[derive(Debug)]
@@ -77,7 +79,7 @@ impl Inside for Stopped<'_> {
             CaptureError::Refused(mut reasons) if !reasons.is_empty() => reasons.swap_remove(0),
             other => refusal(other.to_string(), false),
         })?;
-        let reason = std::io::Error::from_raw_os_error(t.error);
+        let reason = io::Error::from_raw_os_error(t.error);
         match t.outcome {
             RENEW_DONE => Ok(Renewed {
                 how: t.how,
@@ -119,6 +121,26 @@ impl Inside for Stopped<'_> {
             return Ok(Vec::new());
         };
         undo::noted(&mut self.job.processes[at], area, set, values)
+    }
+
+    fn resident(&mut self, task: i32, address: u64, bytes: u64) -> io::Result<Vec<u8>> {
+        let at = self.job.processes.iter().position(|p| p.task() == task);
+        let (at, area) = at
+            .and_then(|at| Some((at, self.areas.get(at)?)))
+            .ok_or(io::ErrorKind::NotFound)?;
+        let process = &mut self.job.processes[at];
+        let mut out = Vec::new();
+        let (mut from, end) = (address, address + bytes);
+        while from < end {
+            let length = (end - from).min(area.scratch_bytes() * PAGE);
+            match inject::on_main(process, libc::SYS_mincore, [from, length, area.scratch(), 0, 0, 0]) {
+                Ok(_) => out.extend(area.get_scratch(length.div_ceil(PAGE)).map_err(io::Error::other)?),
+                Err(CaptureError::Call { errno, .. }) => return Err(io::Error::from_raw_os_error(errno)),
+                Err(e) => return Err(io::Error::other(e)),
+            }
+            from += length;
+        }
+        Ok(out)
     }
 }
 

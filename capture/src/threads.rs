@@ -41,6 +41,10 @@ fn see((pid, first): (i32, i32), tid: i32) -> Result<Seen, CaptureError> {
     let fail = |step: &str, e| CaptureError::failed(format!("{step} of thread {tid}"), e);
     let compare = |object| kcmp::compare(first, tid, object).map_err(|e| fail("compare descriptors and directories", e));
     let pending = pending(pid, tid, false);
+    if ptrace::dispatches_syscalls(tid).is_ok_and(|on| on) {
+        let reason = "handles its system calls itself (PR_SET_SYSCALL_USER_DISPATCH), also those that a checkpoint needs; run the program without that";
+        return Err(CaptureError::refuse(pid, format!("thread {tid}"), reason));
+    }
     Ok(Seen {
         pending: pending?,
         directories: if tid != first && compare(kcmp::Object::Fs)?.is_ne() {

@@ -11,6 +11,7 @@ const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
 const PTRACE_SETSIGMASK: libc::c_uint = 0x420b;
 const PTRACE_PEEKSIGINFO: libc::c_uint = 0x4209;
 const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
+const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4211;
 const PEEKSIGINFO_SHARED: u32 = 1;
 /// Words in the list that [`regs_to_words`] makes.
 pub const REG_WORDS: usize = 27;
@@ -236,6 +237,22 @@ pub fn rseq(tid: i32) -> io::Result<(u64, u32, u32)> {
         (&raw mut c) as usize,
     )?;
     Ok((c.pointer, c.size, c.signature))
+}
+
+/// Whether system calls of the task may be handed to the program itself (PR_SET_SYSCALL_USER_DISPATCH). Linux before 6.4 does not tell: `false` there.
+pub fn dispatches_syscalls(tid: i32) -> io::Result<bool> {
+    // Mode, selector, offset and length of what is excepted; mode 0 is off.
+    let mut config = [0u64; 4];
+    let asked = request(
+        PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG,
+        tid,
+        size_of_val(&config),
+        (&raw mut config) as usize,
+    );
+    match asked {
+        Err(e) if e.raw_os_error() == Some(libc::EIO) => Ok(false),
+        asked => asked.map(|_| config[0] != 0),
+    }
 }
 
 /// The general registers as 27 words in kernel order.

@@ -17,7 +17,7 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// A description found in the job, held by a descriptor of the agent.
@@ -95,7 +95,10 @@ pub(crate) struct Session<'a> {
 impl Session<'_> {
     /// Adds the description behind `fd`, or finds it among those already known.
     pub(crate) fn intern(&mut self, fd: OwnedFd, holder: Holder) -> Result<DescId, Fault> {
-        let stat = fd::fstat(fd.as_raw_fd()).at("stat")?;
+        let stat = match fd::fstat(fd.as_raw_fd()) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => fd::lost_directory(),
+            stat => stat.at("stat")?,
+        };
         let bucket = self.buckets.entry((stat.st_dev, stat.st_ino)).or_default();
         let me = std::process::id().cast_signed();
         let mut failed = None;
@@ -132,6 +135,14 @@ impl Session<'_> {
     /// The thread of process `pid` under whose number `/proc` shows what is the process's.
     pub(crate) fn task_of(&self, pid: i32) -> i32 {
         self.processes.iter().find(|p| p.pid == pid).map_or(pid, |p| p.task)
+    }
+
+    /// Whether process or thread `pid` is there after a restart too.
+    pub(crate) fn will_have(&self, pid: i32) -> bool {
+        let thread = |of: i32| Path::new(&format!("/proc/{of}/task/{pid}")).exists();
+        let zombie = |of: i32| belay_kernel::proc::stat(pid).is_ok_and(|st| st.state == 'Z' && st.ppid == of);
+        let mut processes = self.processes.iter().map(|p| p.pid);
+        pid == std::process::id().cast_signed() || processes.any(|of| of == pid || thread(of) || zombie(of))
     }
 
     /// The description behind number `fd` of task `pid`, a process or the first user of a table.
@@ -181,6 +192,10 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
     let mut refusals = Vec::new();
     tables(&mut session, &mut refusals);
     let stdio = launcher_stdio(&mut session);
+    if !refusals.is_empty() {
+        // There may be too many descriptors: to look at each would keep the job waiting for nothing.
+        return Err(refusals);
+    }
     let mut out = Descriptors::default();
     let mut id = 0;
     while id < session.found.len() {

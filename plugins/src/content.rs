@@ -2,6 +2,7 @@
 
 use crate::fault::{refuse, At, Fault};
 use crate::sys::fd;
+use crate::Inside;
 use belay_image::extents::{Extent, PAGE};
 use belay_image::ImageError;
 use serde::{Deserialize, Serialize};
@@ -11,6 +12,8 @@ use std::os::fd::RawFd;
 
 /// Largest piece read at once.
 const PIECE: usize = 1 << 20;
+/// So many bytes' pages are asked about at once.
+const ASKED_AT_ONCE: u64 = 1 << 30;
 /// What is looked at for zeros.
 const UNIT: usize = PAGE as usize;
 
@@ -107,8 +110,14 @@ impl Content {
         Ok(out)
     }
 
-    /// Reads the object, which has at least `least` bytes, through the memory of processes that map it.
-    pub(crate) fn of_memory(windows: &[Window], least: u64, all: &mut Contents<'_>) -> Result<Self, Fault> {
+    /// Reads the object, which has at least `least` bytes, through the memory of processes that map it; where `inside` can ask them, without touching pages that it does not have:
+    /// to read those would make them.
+    pub(crate) fn of_memory(
+        windows: &[Window],
+        least: u64,
+        mut inside: Option<&mut (dyn Inside + '_)>,
+        all: &mut Contents<'_>,
+    ) -> Result<Self, Fault> {
         let mut windows = windows.to_vec();
         windows.sort_by_key(|w| w.offset);
         let most = windows.iter().map(|w| w.offset + w.bytes).max().unwrap_or(0);
@@ -120,19 +129,39 @@ impl Content {
             let end = w.offset + w.bytes;
             at = at.max(w.offset);
             while at < end {
-                let want = usize::try_from(end - at).unwrap_or(PIECE).min(PIECE);
+                let length = (end - at).min(ASKED_AT_ONCE);
                 let address = w.address + (at - w.offset);
-                let n = read_memory(w.pid, &mut buf[..want], address)
-                    .at(format!("read memory of process {} at {address:#x}", w.pid))?;
-                out.add(at, &buf[..n], all)?;
-                at += n as u64;
-                out.bytes = out.bytes.max(at);
-                if n == 0 {
-                    at += PAGE;
+                let resident = inside
+                    .as_mut()
+                    .and_then(|inside| inside.resident(w.pid, address, length).ok());
+                let runs = match &resident {
+                    Some(resident) => runs(resident),
+                    None => vec![(0, length)],
+                };
+                for (from, to) in runs {
+                    out.of_run(&w, (at + from, at + to), &mut buf, all)?;
                 }
+                at += length;
             }
         }
         Ok(out)
+    }
+
+    /// Reads what lies at `at` to `end` of the object through window `w`.
+    fn of_run(&mut self, w: &Window, (mut at, end): (u64, u64), buf: &mut [u8], all: &mut Contents<'_>) -> Result<(), Fault> {
+        while at < end {
+            let want = usize::try_from(end - at).unwrap_or(PIECE).min(buf.len());
+            let address = w.address + (at - w.offset);
+            let n =
+                read_memory(w.pid, &mut buf[..want], address).at(format!("read memory of process {} at {address:#x}", w.pid))?;
+            self.add(at, &buf[..n], all)?;
+            at += n as u64;
+            self.bytes = self.bytes.max(at);
+            if n == 0 {
+                at += PAGE;
+            }
+        }
+        Ok(())
     }
 
     /// Reads `bytes` bytes of the caller's own mapping at `base`, without touching pages that were never written.
@@ -140,8 +169,7 @@ impl Content {
         let out = all.place(bytes as u64)?;
         let mapped = bytes.next_multiple_of(UNIT);
         let mut resident = vec![0u8; PIECE / UNIT];
-        // A page that is swapped out is not resident, and yet not zero.
-        let swap = std::fs::read_to_string("/proc/swaps").is_ok_and(|t| t.lines().count() > 1);
+        let swap = may_be_swapped_out();
         let mut at = 0;
         while at < mapped {
             let len = (mapped - at).min(PIECE);
@@ -150,18 +178,14 @@ impl Content {
             // SAFETY: `resident` has one byte for each page of the piece.
             let known = unsafe { libc::mincore(piece.cast_mut().cast(), len, resident.as_mut_ptr()) };
             crate::sys::check(known).at("ask for resident pages (mincore)")?;
-            let pages = len / UNIT;
-            let mut page = 0;
-            while page < pages {
-                let there = |p: usize| swap || resident[p] & 1 != 0;
-                let end = (page..pages).find(|p| !there(*p)).unwrap_or(pages);
-                if end > page {
-                    let (from, to) = (page * UNIT, end * UNIT);
-                    // SAFETY: the pages lie within the mapping, which has whole pages, and the processes that share it are stopped.
-                    let run = unsafe { std::slice::from_raw_parts(piece.add(from), to - from) };
-                    out.add((at + from) as u64, run, all)?;
-                }
-                page = end + 1;
+            if swap {
+                resident.fill(1);
+            }
+            for (from, to) in runs(&resident[..len / UNIT]) {
+                let (from, to) = (from as usize, to as usize);
+                // SAFETY: the pages lie within the mapping, which has whole pages, and the processes that share it are stopped.
+                let run = unsafe { std::slice::from_raw_parts(piece.add(from), to - from) };
+                out.add((at + from) as u64, run, all)?;
             }
             at += len;
         }
@@ -251,6 +275,22 @@ pub(crate) struct Window {
     pub(crate) offset: u64,
     /// Length.
     pub(crate) bytes: u64,
+}
+
+/// The runs of pages that are there, as offsets, where `resident` says of each page in bit 0 whether it is.
+fn runs(resident: &[u8]) -> Vec<(u64, u64)> {
+    let mut page = 0;
+    let chunks = resident.chunk_by(|a, b| a & 1 == b & 1).filter_map(|chunk| {
+        let from = page;
+        page += chunk.len() as u64;
+        (chunk[0] & 1 != 0).then_some((from * PAGE, page * PAGE))
+    });
+    chunks.collect()
+}
+
+/// Whether a page of shared memory may be swapped out: then it is not resident, and yet not zero.
+pub(crate) fn may_be_swapped_out() -> bool {
+    std::fs::read_to_string("/proc/swaps").map_or(true, |t| t.lines().count() > 1)
 }
 
 /// Whether `data` holds only zero bytes.

@@ -212,12 +212,63 @@ static void k_devices(void) {
         CHECK(syscall(SYS_getdents64, dir, b, sizeof b) > 0);
     }
 }
+// Files in the /proc directory of a process that has ended, of a thread that has, and of a process outside the job, which is gone after a restart.
+static void *thread_until(void *arg) {
+    pid_t tid = gettid();
+    full_write(((int *)arg)[0], &tid, sizeof tid);
+    char c;
+    full_read(((int *)arg)[1], &c, 1);
+    return NULL;
+}
+static int open_in(const char *fmt, pid_t pid, int flags) {
+    char path[64];
+    snprintf(path, sizeof path, fmt, pid, pid);
+    return (int)OK(open(path, flags));
+}
+static void k_ended(void) {
+    int out[2], in[2];
+    OK(pipe(out));
+    OK(pipe(in));
+    pid_t p = (pid_t)OK(fork()), tid;
+    if (p == 0) {
+        pause();
+        _exit(0);
+    }
+    pthread_t t;
+    int ends[2] = {out[1], in[0]};
+    CHECK(!pthread_create(&t, NULL, thread_until, ends));
+    full_read(out[0], &tid, sizeof tid);
+    int dirs[] = {open_in("/proc/%d", p, O_RDONLY | O_DIRECTORY | O_CLOEXEC), open_in("/proc/%d/task/%d/fd", p, O_RDONLY | O_DIRECTORY),
+                  open_in("/proc/self/task/%d", tid, O_RDONLY | O_DIRECTORY)};
+    int files[] = {open_in("/proc/%d/stat", p, O_RDONLY), open_in("/proc/%d/task/%d/comm", p, O_RDWR), open_in("/proc/self/task/%d/stat", tid, O_RDONLY)};
+    int outside = open_in("/proc/%d/stat", 1, O_RDONLY);
+    char b[1024], gone[64];
+    OK(kill(p, SIGKILL));
+    EQ(waitpid(p, NULL, 0), p);
+    full_write(in[1], "", 1);
+    CHECK(!pthread_join(t, NULL));
+    snprintf(gone, sizeof gone, "/proc/self/task/%d", tid);
+    while (access(gone, F_OK) == 0) nap_us(100);
+    while (running()) {
+        nap_us(2000);
+        for (int i = 0; i < 3; i++) {
+            EQ(syscall(SYS_getdents64, dirs[i], b, sizeof b), -1);
+            EQ(errno, ENOENT);
+            EQ(read(files[i], b, sizeof b), -1);
+            EQ(errno, ESRCH);
+        }
+        EQ(fcntl(dirs[0], F_GETFD), FD_CLOEXEC);
+        EQ(fcntl(files[1], F_GETFL) & O_ACCMODE, O_RDWR);
+        ssize_t n = pread(outside, b, sizeof b, 0);
+        CHECK(n > 0 ? !memcmp(b, "1 (", 3) : errno == ESRCH);
+    }
+}
 int main(int argc, char **argv) {
     const char *kind = argc > 1 ? argv[1] : "eventfd";
     char name[64];
     snprintf(name, sizeof name, "fd_%s", kind);
     begin(name);
-    struct { const char *k; void (*f)(void); } t[] = {{"eventfd", k_eventfd}, {"signalfd", k_signalfd}, {"timerfd", k_timerfd}, {"pidfd", k_pidfd}, {"inotify", k_inotify}, {"opath", k_opath}, {"memfd", k_memfd}, {"devices", k_devices}};
+    struct { const char *k; void (*f)(void); } t[] = {{"eventfd", k_eventfd}, {"signalfd", k_signalfd}, {"timerfd", k_timerfd}, {"pidfd", k_pidfd}, {"inotify", k_inotify}, {"opath", k_opath}, {"memfd", k_memfd}, {"devices", k_devices}, {"ended", k_ended}};
     for (size_t i = 0; i < sizeof t / sizeof *t; i++)
         if (!strcmp(kind, t[i].k)) {
             t[i].f();

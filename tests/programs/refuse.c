@@ -1,4 +1,4 @@
-// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, userfaultfd, ptrace, namespace, remote, signals (20,000 pending); locks (more memory than the limit of now allows, and what is mapped would be
+// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, userfaultfd, ptrace, namespace, remote, dispatch, urgent, signals (20,000 pending); locks (more memory than the limit of now allows, and what is mapped would be
 // locked too). They must go on undisturbed.
 #include "check.h"
 #include <linux/capability.h>
@@ -6,6 +6,7 @@
 #include <linux/userfaultfd.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 // What is locked, KiB. Nothing can be allocated.
 static long locked(void) {
     static char text[8192];
@@ -17,6 +18,13 @@ static long locked(void) {
     CHECK(line);
     return strtol(line + 6, NULL, 10);
 }
+static volatile char selector = SYSCALL_DISPATCH_FILTER_ALLOW;
+static volatile sig_atomic_t trapped;
+static void on_trap(int s) {
+    (void)s;
+    selector = SYSCALL_DISPATCH_FILTER_ALLOW;
+    trapped++;
+}
 int main(int argc, char **argv) {
     if (argc > 2 && !strcmp(argv[2], "orted"))
         for (;;) pause();
@@ -26,6 +34,7 @@ int main(int argc, char **argv) {
     begin(name);
     pid_t c = 0;
     long kib = 0;
+    int pair[2] = {-1, -1};
     if (!strcmp(kind, "io_uring")) {
         struct io_uring_params p;
         memset(&p, 0, sizeof p);
@@ -72,6 +81,14 @@ int main(int argc, char **argv) {
         OK(syscall(SYS_capset, &h, caps));
         kib = locked();
         CHECK(kib >= 1024);
+    } else if (!strcmp(kind, "dispatch")) {
+        signal(SIGSYS, on_trap);
+        OK(prctl(PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, 0L, 0L, &selector));
+    } else if (!strcmp(kind, "urgent")) {
+        OK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
+        EQ(send(pair[0], "ab", 2, 0), 2);
+        EQ(send(pair[0], "U", 1, MSG_OOB), 1);
+        EQ(send(pair[0], "cd", 2, 0), 2);
     } else if (!strcmp(kind, "signals")) {
         sigset_t s;
         sigemptyset(&s);
@@ -82,7 +99,23 @@ int main(int argc, char **argv) {
         fail("unknown kind");
     while (running()) {
         nap_us(2000);
+        if (!strcmp(kind, "dispatch")) {
+            sig_atomic_t before = trapped;
+            selector = SYSCALL_DISPATCH_FILTER_BLOCK;
+            for (int i = 0; i < 100000 && selector == SYSCALL_DISPATCH_FILTER_BLOCK; i++) atomic_signal_fence(memory_order_seq_cst);
+            syscall(SYS_getpid);
+            EQ(trapped, before + 1);
+        }
         if (kib && locked() != kib) fail("%ld KiB are locked, were %ld", locked(), kib);
+    }
+    if (pair[0] >= 0) {
+        char b[8];
+        EQ(recv(pair[1], b, 1, MSG_OOB), 1);
+        EQ(b[0], 'U');
+        EQ(recv(pair[1], b, sizeof b, 0), 2);
+        CHECK(!memcmp(b, "ab", 2));
+        EQ(recv(pair[1], b, sizeof b, 0), 2);
+        CHECK(!memcmp(b, "cd", 2));
     }
     if (c) {
         kill(c, SIGKILL);

@@ -170,15 +170,33 @@ impl Area {
             .map_err(|e| CaptureError::failed("write a table into the application", e))
     }
 
+    /// Address of room for arguments and results of single system calls: the table of OP_PROCESS, which has been read.
+    pub(crate) fn scratch(&self) -> u64 {
+        self.base + self.process_table
+    }
+
+    /// Bytes of that room.
+    pub(crate) fn scratch_bytes(&self) -> u64 {
+        size_of::<ProcessTable>() as u64
+    }
+
+    /// The first `count` bytes of it.
+    pub(crate) fn get_scratch(&self, count: u64) -> Result<Vec<u8>, CaptureError> {
+        self.get_all(
+            self.process_table,
+            usize::try_from(count.min(self.scratch_bytes())).unwrap_or(0),
+        )
+    }
+
     /// How many operations on semaphores [`Area::put_operations`] has room for.
     pub(crate) fn room_of_operations(&self) -> usize {
         size_of::<ProcessTable>() / size_of::<libc::sembuf>()
     }
 
-    /// Writes them over the table of OP_PROCESS, which has been read; their address.
+    /// Writes them there; their address.
     pub(crate) fn put_operations(&self, ops: &[libc::sembuf]) -> Result<u64, CaptureError> {
         self.put(self.process_table, ops)?;
-        Ok(self.base + self.process_table)
+        Ok(self.scratch())
     }
 
     pub(super) fn get_all<T: Copy>(&self, offset: u64, count: usize) -> Result<Vec<T>, CaptureError> {

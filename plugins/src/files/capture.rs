@@ -2,7 +2,7 @@
 
 use super::{Directory, FileObject, Origin, Print};
 use crate::capture::{Found, Session};
-use crate::content::{Content, Window};
+use crate::content::{may_be_swapped_out, Content, Window};
 use crate::fault::{refuse, At, Fault};
 use crate::model::{DescId, FsPath, Holder, Kind};
 use crate::renamed::Renamed;
@@ -215,7 +215,14 @@ fn read(s: &mut Session<'_>, at: usize) -> Result<FileObject, Fault> {
     if keep {
         let content = match &reader {
             Ok(fd) => Content::of_file(fd.as_raw_fd(), object.bytes, &mut s.contents)?,
-            Err(_) if !sought.windows.is_empty() => Content::of_memory(&sought.windows, object.bytes, &mut s.contents)?,
+            Err(_) if !sought.windows.is_empty() => {
+                // Where the object ends is known for these only, and a page of another one that nobody has may lie behind its end.
+                let inside = s
+                    .inside
+                    .as_deref_mut()
+                    .filter(|_| object.origin == Origin::Anonymous && !may_be_swapped_out());
+                Content::of_memory(&sought.windows, object.bytes, inside, &mut s.contents)?
+            }
             Err(e) => return refuse(format!("its contents must be saved, but it cannot be read: {e}")),
         };
         object.bytes = content.bytes;

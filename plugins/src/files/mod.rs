@@ -46,6 +46,9 @@ pub(crate) struct FileObject {
     pub(crate) parents: Vec<Directory>,
 }
 
+/// Name of the memfd that stands for shared anonymous memory after a restart.
+pub(crate) const ANONYMOUS: &str = "anonymous";
+
 /// How a file is reached.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Origin {

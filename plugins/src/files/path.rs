@@ -4,10 +4,13 @@ use super::{make_parents, parents, Directory};
 use crate::capture::Session;
 use crate::fault::{refuse, At, Fault};
 use crate::model::{DescId, Description, FsPath, Kind};
+use crate::pidfd;
 use crate::sys::fd;
 use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
 
 /// Memory devices (major 1) without state: null, zero, full, random, urandom, kmsg.
 const STATELESS_MINORS: [u32; 6] = [3, 5, 7, 8, 9, 11];
@@ -25,6 +28,9 @@ pub(crate) struct PathState {
     pub(crate) directories: Vec<Directory>,
     /// Process whose `/proc` directory it lies in: it can be opened only when that process exists.
     pub(crate) needs_process: Option<i32>,
+    /// It lies in the `/proc` directory of a process that is not there after a restart.
+    #[serde(default)]
+    pub(crate) of_ended: bool,
 }
 
 /// Captures a directory, a kernel file, or anything opened with O_PATH.
@@ -34,14 +40,30 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<PathState, Faul
     let directory = file_type == libc::S_IFDIR;
     let mut path = found.link.as_path();
     let here = fd::stat(path, false).is_ok_and(|st| st.st_dev == found.stat.st_dev && st.st_ino == found.stat.st_ino);
-    let deleted = !here && needs_process(path).is_none();
+    let process = process_of(path);
+    if process.is_some() {
+        // The kernel forgets names below `net` again and again: they lead to other inodes then.
+        path = super::capture::without_deleted(path);
+    }
+    let there = fd::stat(path, false).is_ok();
+    let of_ended = process.is_some_and(|pid| !there || !s.will_have(pid));
+    if let Some(pid) = process.filter(|_| there && of_ended) {
+        s.notes.push(format!(
+            "process {}: fd {}: process {pid} is not part of the job; after a restart its files in /proc are those of a process that has ended",
+            found.holder.pid, found.holder.fd
+        ));
+    }
+    let deleted = !here && process.is_none();
     if deleted {
         if !directory {
             return refuse("the file it names has been deleted or renamed, so it cannot be found again");
         }
         path = super::capture::without_deleted(path);
     }
-    let mut directories = if directory { parents(&path.join("x")) } else { Vec::new() };
+    let mut directories = match process {
+        None if directory => parents(&path.join("x")),
+        _ => Vec::new(),
+    };
     if let Some(own) = directories.last_mut().filter(|own| own.gone) {
         own.mode = found.stat.st_mode & 0o7777;
     }
@@ -50,13 +72,28 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<PathState, Faul
         file_type,
         rdev: found.stat.st_rdev,
         directories,
-        needs_process: needs_process(path),
+        needs_process: process.filter(|_| !of_ended),
+        of_ended,
     })
 }
 
-/// Process in whose `/proc` directory `path` lies.
-fn needs_process(path: &Path) -> Option<i32> {
+/// Process in whose `/proc` directory `path` lies, as the kernel shows it.
+fn process_of(path: &Path) -> Option<i32> {
+    let path = super::capture::without_deleted(path);
     path.strip_prefix("/proc").ok()?.iter().next()?.to_str()?.parse().ok()
+}
+
+/// The name in the `/proc` directory of process `pid` that `path` is in that of another one; of a thread, that of its main thread.
+fn in_process(path: &Path, pid: i32) -> PathBuf {
+    let pid = pid.to_string();
+    let numbered = |name: &OsStr| name.as_bytes().iter().all(u8::is_ascii_digit);
+    path.components()
+        .enumerate()
+        .map(|(at, name)| match name {
+            Component::Normal(name) if (at == 2 || at == 4) && numbered(name) => Path::new(&pid),
+            _ => Path::new(name.as_os_str()),
+        })
+        .collect()
 }
 
 /// Captures a character device: a terminal, or one without state.
@@ -91,11 +128,22 @@ pub(crate) fn capture_namespace(s: &mut Session<'_>, id: DescId) -> Result<PathS
         rdev: 0,
         directories: Vec::new(),
         needs_process: None,
+        of_ended: false,
     })
 }
 
 /// Opens it again.
 pub(crate) fn rebuild(d: &Description, state: &PathState) -> Result<OwnedFd, Fault> {
+    let path = state.path.as_path();
+    if state.of_ended {
+        // One that has been read in part takes its offset while there is something to read.
+        return pidfd::with_short_lived(|pid| reopen(d, state, &in_process(path, pid)));
+    }
+    make_parents(&state.directories)?;
+    reopen(d, state, path)
+}
+
+fn reopen(d: &Description, state: &PathState, path: &Path) -> Result<OwnedFd, Fault> {
     const KEPT: i32 = libc::O_ACCMODE
         | libc::O_PATH
         | libc::O_DIRECTORY
@@ -104,8 +152,6 @@ pub(crate) fn rebuild(d: &Description, state: &PathState) -> Result<OwnedFd, Fau
         | libc::O_NONBLOCK
         | libc::O_NOATIME
         | libc::O_DIRECT;
-    let path = state.path.as_path();
-    make_parents(&state.directories)?;
     let fd = fd::open(path, (d.flags & KEPT) | libc::O_NOCTTY, 0).at("open")?;
     let stat = fd::fstat(fd.as_raw_fd()).at("stat")?;
     let rdev = if state.file_type == libc::S_IFCHR {

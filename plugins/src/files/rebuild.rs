@@ -32,7 +32,7 @@ pub(crate) fn prepare(object: &FileObject, pages: &dyn PageSource) -> Result<Bui
         }
         Origin::Deleted { tmpfile } => Some(make_deleted(object, *tmpfile)?),
         Origin::Memfd { seals, huge } => Some(make_memfd(path, *seals, *huge, object.mode)?),
-        Origin::Anonymous => Some(make_memfd(Path::new("anonymous"), libc::F_SEAL_SEAL, 0, 0o600)?),
+        Origin::Anonymous => Some(make_memfd(Path::new(super::ANONYMOUS), libc::F_SEAL_SEAL, 0, 0o600)?),
     };
     if let Some(a) = &anchor {
         if let Some(content) = &object.content {

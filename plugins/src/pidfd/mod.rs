@@ -1,7 +1,7 @@
 //! pidfd: the process it names.
 //!
 //! It can be opened only when that process exists, so it is made in each process that has it once all processes exist; one whose process has
-//! ended and been waited for is made from a child of the agent that ends at once.
+//! ended and been waited for is made from a child of the agent that then ends.
 
 use crate::capture::Session;
 use crate::fault::{At, Fault};
@@ -34,8 +34,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<PidfdState, Fau
         .parse()
         .map_err(|_| Fault::Refused(format!("fdinfo: process {text:?}")))?;
     let thread = found.flags & libc::O_EXCL;
-    let agent = std::process::id().cast_signed();
-    let known = pid == agent || s.processes.iter().any(|p| p.pid == pid || is_thread_or_zombie(p.pid, pid));
+    let known = s.will_have(pid);
     if pid > 0 && !known {
         s.notes.push(format!(
             "process {}: fd {}: process {pid} is not part of the job; after a restart its pidfd shows that it has ended",
@@ -48,28 +47,34 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<PidfdState, Fau
     })
 }
 
-/// Whether `target` is a thread of `pid`, or its child that has ended and not been waited for.
-fn is_thread_or_zombie(pid: i32, target: i32) -> bool {
-    let thread = std::path::Path::new(&format!("/proc/{pid}/task/{target}")).exists();
-    thread || belay_kernel::proc::stat(target).is_ok_and(|st| st.state == 'Z' && st.ppid == pid)
-}
-
 /// Makes the one of a process that is gone; `None` for others.
 pub(crate) fn rebuild(state: &PidfdState) -> Result<Option<OwnedFd>, Fault> {
     if state.pid.is_some() {
         return Ok(None);
     }
-    // SAFETY: the child only ends.
+    with_short_lived(|pid| open(pid, state.flags & libc::O_NONBLOCK)).map(Some)
+}
+
+/// What `make` makes of a process that has ended and been waited for when this function returns.
+pub(crate) fn with_short_lived<T>(make: impl FnOnce(i32) -> Result<T, Fault>) -> Result<T, Fault> {
+    // SAFETY: the child runs nothing of the parent's.
     let child = check(unsafe { libc::fork() }).at("fork")?;
     if child == 0 {
-        // SAFETY: ends the child without running anything of the parent's.
-        unsafe { libc::_exit(0) };
+        // SAFETY: these calls take numbers only; the child ends by SIGKILL, at the latest when its parent does.
+        unsafe {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            loop {
+                libc::pause();
+            }
+        }
     }
-    let fd = open(child, state.flags & libc::O_NONBLOCK);
+    let made = make(child);
     let mut status = 0;
     // SAFETY: `status` is valid for writing; the child is ours.
+    check(unsafe { libc::kill(child, libc::SIGKILL) }).at("end a child")?;
+    // SAFETY: as above.
     check(unsafe { libc::waitpid(child, &mut status, 0) }).at("wait for a child")?;
-    fd.map(Some)
+    made
 }
 
 /// Makes one whose process exists now.

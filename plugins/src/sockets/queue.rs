@@ -3,7 +3,7 @@
 //! MSG_PEEK with SO_PEEK_OFF walks through the whole queue. The option is set back afterwards. A pending socket error would be consumed by a
 //! read that finds no data, so a stream is never read behind the bytes that FIONREAD announces.
 
-use crate::fault::{refuse, At, Fault};
+use crate::fault::{not_now, refuse, At, Fault};
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr, Received};
 use std::io;
@@ -26,6 +26,9 @@ pub(crate) fn peek(raw: RawFd, kind: i32) -> Result<Vec<Peeked>, Fault> {
         let bytes = fd::readable_bytes(raw).at("ask how much it holds")?;
         if bytes == 0 {
             return Ok(Vec::new());
+        }
+        if kind == libc::SOCK_STREAM && sock::receive(raw, &mut [0], libc::MSG_PEEK | libc::MSG_OOB).is_ok() {
+            return not_now("urgent data (MSG_OOB) has not been read");
         }
         bytes_or_packets(raw, kind, bytes)
     };

@@ -64,6 +64,14 @@ pub(crate) fn fstat(fd: RawFd) -> io::Result<Stat> {
     Ok(stat)
 }
 
+/// What `fstat` would say of a `/proc/PID/fd` whose process has ended: the kernel says nothing of it.
+pub(crate) fn lost_directory() -> Stat {
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut stat: Stat = unsafe { std::mem::zeroed() };
+    stat.st_mode = libc::S_IFDIR | 0o500;
+    stat
+}
+
 /// `stat`, or `lstat` where `follow` is not set.
 pub(crate) fn stat(path: &Path, follow: bool) -> io::Result<Stat> {
     let path = c_path(path)?;
