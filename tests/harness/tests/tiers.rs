@@ -355,12 +355,7 @@ fn stopped(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 fn priority(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "priority", user)?;
     let scratch = directory(&job, user, "scratch")?;
-    target(
-        &mut job,
-        place,
-        &(pfs("scratch", &scratch) + "[flush]\nrate = \"1M\"\n"),
-        "8",
-    )?;
+    target(&mut job, place, &(pfs("scratch", &scratch) + "[flush]\nrate = \"1M\"\n"), "8")?;
     job.checkpoint()?;
     let front = job.pid().ok_or("no front")?;
     let (mut nice, end) = (Vec::new(), Instant::now() + LIMIT);
@@ -373,7 +368,8 @@ fn priority(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
         nice = stats
             .filter_map(|s| {
                 let (name, numbers) = s.rsplit_once(')')?;
-                name.contains("(belay-flush").then(|| numbers.split_whitespace().nth(16)?.parse::<i32>().ok())?
+                name.contains("(belay-flush")
+                    .then(|| numbers.split_whitespace().nth(16)?.parse::<i32>().ok())?
             })
             .collect();
     }
