@@ -201,7 +201,7 @@ impl Content {
     }
 
     /// Reads what is stored, piece by piece: offset and bytes, none of them behind the end.
-    fn pieces(&self, from: &dyn PageSource, each: &mut dyn FnMut(u64, &[u8]) -> Result<(), Fault>) -> Result<(), Fault> {
+    fn pieces(&self, from: &dyn PageSource, mut each: impl FnMut(u64, &[u8]) -> Result<(), Fault>) -> Result<(), Fault> {
         let mut buf = Vec::new();
         for e in self.stored(from)? {
             for at in (e.vaddr..e.end()).step_by(PIECE) {
@@ -223,9 +223,7 @@ impl Content {
 
     /// Writes what is stored into `file`, which already has its length and is zero elsewhere.
     pub(crate) fn fill(&self, file: RawFd, from: &dyn PageSource) -> Result<(), Fault> {
-        self.pieces(from, &mut |offset, data| {
-            fd::write_at(file, data, offset).at("write contents")
-        })
+        self.pieces(from, |offset, data| fd::write_at(file, data, offset).at("write contents"))
     }
 
     /// As [`Content::fill`], through a mapping.
@@ -252,7 +250,7 @@ impl Content {
     /// # Safety
     /// `base` must be valid for writing that many bytes.
     pub(crate) unsafe fn fill_memory(&self, base: *mut u8, from: &dyn PageSource) -> Result<(), Fault> {
-        self.pieces(from, &mut |offset, data| {
+        self.pieces(from, |offset, data| {
             let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.bytes);
             let (Some(_), Ok(at)) = (end, usize::try_from(offset)) else {
                 return refuse("the image places contents behind the end of the object");
