@@ -56,23 +56,30 @@ pub fn signal(pid: i32, sig: i32) {
     unsafe { libc::kill(pid, sig) };
 }
 
+/// Number of ancestors of `pid`.
+fn depth(all: &HashMap<i32, (i32, char)>, pid: i32) -> usize {
+    std::iter::successors(Some(pid), |p| all.get(p).map(|(up, _)| *up).filter(|up| *up > 0)).count()
+}
+
 /// Kills `root` and all its descendants with SIGKILL and waits until none of them runs any more.
 pub fn kill_tree(root: i32) {
     let mut seen = BTreeSet::new();
     loop {
-        let fresh: Vec<i32> = tree(root).into_iter().filter(|p| !seen.contains(p)).collect();
+        let mut fresh: Vec<i32> = tree(root).into_iter().filter(|p| !seen.contains(p)).collect();
         if fresh.is_empty() {
             break;
         }
+        // Numbers come around again: a child's may be the smaller one.
+        let all = table();
+        fresh.sort_by_cached_key(|pid| depth(&all, *pid));
         for p in fresh {
             signal(p, libc::SIGSTOP);
             seen.insert(p);
         }
     }
     let all = table();
-    let depth = |pid: &i32| std::iter::successors(Some(*pid), |p| all.get(p).map(|(up, _)| *up).filter(|up| *up > 0)).count();
     let mut deepest_first: Vec<i32> = seen.iter().copied().collect();
-    deepest_first.sort_by_cached_key(|pid| std::cmp::Reverse(depth(pid)));
+    deepest_first.sort_by_cached_key(|pid| std::cmp::Reverse(depth(&all, *pid)));
     for p in deepest_first {
         signal(p, libc::SIGKILL);
     }

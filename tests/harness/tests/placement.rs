@@ -57,7 +57,8 @@ fn belay(job: &Job, args: &[&str]) -> Result<String, Failure> {
 
 /// Kills every process of the job, the agent first: it must not see the others end, and commit what is left of them.
 fn kill(job: &mut Job) -> Result<(), Failure> {
-    let is_belay = |p: &i32| std::fs::read_to_string(format!("/proc/{p}/comm")).is_ok_and(|c| c.trim() == "belay");
+    let is_belay = |p: &i32| std::fs::read_to_string(format!("/proc/{p}/comm")).is_ok_and(|c| c.starts_with("belay"));
+    // A checkpoint that still ends would find the program stopped.
     let mut all: Vec<i32> = procs::marked(&job.work).into_iter().map(|(p, _)| p).collect();
     all.extend(job.pid().map(procs::tree).unwrap_or_default());
     for p in all.iter().copied().filter(|p| is_belay(p)) {
