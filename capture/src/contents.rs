@@ -1,10 +1,10 @@
 //! Contents of shared memory and files on their way into the store. The program stands still: they are kept in memory meanwhile, as far as there is room.
 
-use crate::headroom;
 use crate::process::Draft;
+use crate::{headroom, CaptureError};
 use belay_image::extents::Extent;
 use belay_image::{ImageError, CONTENTS};
-use belay_plugins::PageSink;
+use belay_plugins::{PageSink, Refusal};
 use belay_storage::session::Session;
 use belay_storage::StorageError;
 
@@ -15,6 +15,8 @@ pub(crate) struct Contents<'a> {
     drafts: &'a [Draft],
     table: Vec<Extent>,
     begun: bool,
+    /// Why something could not be stored.
+    failure: Option<StorageError>,
 }
 
 impl<'a> Contents<'a> {
@@ -24,15 +26,20 @@ impl<'a> Contents<'a> {
             drafts,
             table: Vec::new(),
             begun: false,
+            failure: None,
         }
     }
 
-    /// Everything has been taken.
-    pub(crate) fn finish(self) -> Result<(), StorageError> {
-        if self.table.is_empty() {
-            return Ok(());
+    /// Everything has been taken, or `captured` says what has not.
+    pub(crate) fn finish<T>(self, captured: Result<T, Vec<Refusal>>) -> Result<T, CaptureError> {
+        if let Some(failure) = self.failure {
+            return Err(failure.into());
         }
-        self.session.set_table(CONTENTS, self.table)
+        let captured = captured.map_err(CaptureError::Refused)?;
+        if !self.table.is_empty() {
+            self.session.set_table(CONTENTS, self.table)?;
+        }
+        Ok(captured)
     }
 }
 
@@ -43,9 +50,10 @@ impl PageSink for Contents<'_> {
             self.session.hold_back(headroom::to_hold_back(self.drafts));
         }
         let stored = self.session.store_pages(at, pages, &mut self.table);
-        stored.map_err(|e| match e {
-            StorageError::Image(e) => e,
-            other => ImageError::io("store contents", self.session.place(), std::io::Error::other(other)),
+        stored.map_err(|e| {
+            let reason = std::io::Error::other(e.to_string());
+            self.failure = Some(e);
+            ImageError::io("store contents", self.session.place(), reason)
         })
     }
 }

@@ -113,10 +113,9 @@ fn vforked(pid: i32, tid: i32) -> Vec<i32> {
     children
 }
 
-/// Waits, while the program runs, until these threads do not wait for these children any more. Says whether there was one.
-fn outlast(mut waiting: Vec<Vforked>) -> Result<bool, CaptureError> {
+/// Waits, while the program runs, until these threads do not wait for these children any more.
+fn outlast(mut waiting: Vec<Vforked>) -> Result<(), CaptureError> {
     let begin = Instant::now();
-    let any = !waiting.is_empty();
     while let Some(Vforked { pid, tid, child }) = waiting.first().copied() {
         if begin.elapsed() > LIMIT {
             return Err(CaptureError::refuse(
@@ -131,7 +130,7 @@ fn outlast(mut waiting: Vec<Vforked>) -> Result<bool, CaptureError> {
         std::thread::sleep(Duration::from_millis(1));
         waiting.retain(|w| vforked(w.pid, w.tid).contains(&w.child));
     }
-    Ok(any)
+    Ok(())
 }
 
 /// What can be done before anything is stopped: the list of the job, and the threads that are to trace it.
@@ -143,13 +142,15 @@ pub(crate) struct Prepared {
     reaper: Reaper,
 }
 
+/// Waits until no thread of the descendants of `agent` waits in `vfork`, as far as that can be seen.
+pub(crate) fn outlast_vforks(agent: i32, outside: &[i32]) -> Result<(), CaptureError> {
+    outlast(Listing::make(agent, outside)?.vforked())
+}
+
 /// Prepares the suspension of all descendants of `agent` but its children `outside` and what they have started.
 pub(crate) fn prepare(agent: i32, outside: &[i32]) -> Result<Prepared, CaptureError> {
     let reaper = Reaper::start().map_err(|e| CaptureError::failed("start a thread of the agent", e))?;
-    let mut listing = Listing::make(agent, outside)?;
-    if outlast(listing.vforked())? {
-        listing = Listing::make(agent, outside)?;
-    }
+    let listing = Listing::make(agent, outside)?;
     let tracers = Tracers::for_job(listing.tasks());
     let sleepers = Sleepers::among(listing.processes.iter().map(|(pid, _, tids)| (*pid, tids.as_slice())));
     Ok(Prepared {

@@ -241,11 +241,7 @@ impl Needs {
             pages: resident / PAGE,
             index: session.index_growth(resident / PAGE).max(1),
             index_held: session.index_share().bytes,
-            stored: if room::in_memory(session.place()) {
-                copies + session.held_bytes()
-            } else {
-                0
-            },
+            stored: if room::in_memory(session.place()) { copies } else { 0 },
             tiers: copies.min(session.room_in_memory()),
             promised: sum(&|d| kib(d, "VmData") + kib(d, "VmStk")),
             reaction: COPY_RATE / 1000 * REACTION_MS * threads.clamp(1, processors),

@@ -278,6 +278,7 @@ fn take(
     rescue::learn_own_libraries();
     let _signals = signals::ChildSignals::block();
 
+    gather::outlast_vforks(agent, &options.outside)?;
     let prepared = gather::prepare(agent, &options.outside)?;
     let begin = Instant::now();
     clock.enter(Phase::Suspend);
@@ -338,9 +339,8 @@ fn take(
             job: &mut job,
             areas: &areas,
         }),
-    })
-    .map_err(CaptureError::Refused)?;
-    contents.finish()?;
+    });
+    let descriptors = contents.finish(descriptors)?;
 
     clock.enter(Phase::Snapshot);
     // From here on, one process of those that share their memory stands for it.
@@ -433,13 +433,13 @@ impl Snapshot {
         session: &mut Session,
         progress: &dyn Fn(u64, u64),
     ) -> Result<(Vec<FileEntry>, Vec<Armed>), CaptureError> {
-        session.write_held()?;
         let mut progress = snapshot::Progress::new(progress);
         let mut identities = memory::Identities::default();
         for child in &self.children {
             progress.expect(child.resident_bytes());
             child.copy().into_iter().for_each(headroom::offer);
         }
+        session.write_held()?;
         let mut armed = Vec::new();
         for child in std::mem::take(&mut self.children) {
             let pid = child.pid();

@@ -231,11 +231,20 @@ fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal
     step(shm::finish(s));
     step(shm::claims::claim(s));
     step(sockets::tcp::finish(s, &mut out.descriptions));
-    step(files::finish(s, &mut out.files));
-    step(shm::sysv::capture(s, &mut out.sysv));
     step(locks::capture_posix(s, &mut out.posix_locks));
     step(mqueue::finish(s, &mut out.queues));
+    if refusals.is_empty() {
+        contents(s, out, refusals);
+    }
     out.working = files::working(s.processes);
+}
+
+/// What takes its time, and is in vain where anything is refused.
+fn contents(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal>) {
+    let done = shm::sysv::capture(s, &mut out.sysv).and_then(|()| files::finish(s, &mut out.files));
+    if let Err((holder, object, fault)) = done {
+        refusals.push(fault.of(holder.pid, object));
+    }
 }
 
 /// A refusal that names the descriptor.

@@ -14,6 +14,8 @@ use std::os::fd::RawFd;
 const PIECE: usize = 1 << 20;
 /// So many bytes' pages are asked about at once.
 const ASKED_AT_ONCE: u64 = 1 << 30;
+/// The end of all contents.
+const LAST: u64 = u64::MAX - (1 << 32);
 /// What is looked at for zeros.
 const UNIT: usize = PAGE as usize;
 
@@ -47,7 +49,10 @@ impl<'a> Contents<'a> {
     /// The place of contents of this length.
     fn place(&mut self, bytes: u64) -> Result<Content, Fault> {
         let at = self.end;
-        let end = bytes.checked_next_multiple_of(PAGE).and_then(|b| at.checked_add(b));
+        let end = bytes
+            .checked_next_multiple_of(PAGE)
+            .and_then(|b| at.checked_add(b))
+            .filter(|end| *end <= LAST);
         self.end = match end {
             Some(end) => end,
             None => return refuse(format!("its length is {bytes} bytes")),
@@ -169,6 +174,7 @@ impl Content {
         let out = all.place(bytes as u64)?;
         let mapped = bytes.next_multiple_of(UNIT);
         let mut resident = vec![0u8; PIECE / UNIT];
+        let mut buf = vec![0u8; PIECE.min(mapped)];
         let swap = may_be_swapped_out();
         let mut at = 0;
         while at < mapped {
@@ -183,8 +189,10 @@ impl Content {
             }
             for (from, to) in runs(&resident[..len / UNIT]) {
                 let (from, to) = (from as usize, to as usize);
-                // SAFETY: the pages lie within the mapping, which has whole pages, and the processes that share it are stopped.
-                let run = unsafe { std::slice::from_raw_parts(piece.add(from), to - from) };
+                let run = &mut buf[..to - from];
+                // SAFETY: the pages lie within the mapping, which has whole pages, and `run` is as long. A program outside the job may write them meanwhile: whatever is
+                // copied is what is stored.
+                unsafe { std::ptr::copy_nonoverlapping(piece.add(from), run.as_mut_ptr(), run.len()) };
                 out.add((at + from) as u64, run, all)?;
             }
             at += len;
@@ -194,7 +202,13 @@ impl Content {
 
     /// What is stored of it.
     fn stored(&self, from: &dyn PageSource) -> Result<Vec<Extent>, Fault> {
-        match self.at.checked_add(self.bytes) {
+        let end = self
+            .at
+            .checked_add(self.bytes)
+            .filter(|end| *end <= LAST && self.at.is_multiple_of(PAGE));
+        match end {
+            // What the neighbours have joined begins before and ends behind it.
+            Some(_) if self.bytes == 0 => Ok(Vec::new()),
             Some(end) => Ok(from.within(self.at..end)),
             None => refuse("the image places contents behind the end of all"),
         }
@@ -206,8 +220,8 @@ impl Content {
         for e in self.stored(from)? {
             for at in (e.vaddr..e.end()).step_by(PIECE) {
                 from.read(&e.part(at, at + PIECE as u64), &mut buf)?;
-                let end = self.at + self.bytes;
-                let bytes = usize::try_from(end - at).unwrap_or(buf.len()).min(buf.len());
+                let left = (self.at + self.bytes).saturating_sub(at);
+                let bytes = usize::try_from(left).unwrap_or(buf.len()).min(buf.len());
                 each(at - self.at, &buf[..bytes])?;
             }
         }
@@ -216,6 +230,8 @@ impl Content {
 
     /// Makes `file` (opened for writing) equal to the saved contents.
     pub(crate) fn restore(&self, file: RawFd, from: &dyn PageSource) -> Result<(), Fault> {
+        // Where they are damaged, the file stays as it is.
+        self.pieces(from, |_, _| Ok(()))?;
         fd::truncate(file, 0).at("empty the file")?;
         fd::truncate(file, self.bytes).at("set the length")?;
         self.fill(file, from)
@@ -432,9 +448,11 @@ mod tests {
 
     #[test]
     fn contents_behind_the_end_of_all_are_refused() {
-        let content = Content { bytes: 2, at: u64::MAX };
         let copy = file(2, &[]);
-        assert!(content.fill(copy.as_raw_fd(), &Kept::default()).is_err());
+        for at in [u64::MAX, u64::MAX - 1, 1, LAST] {
+            let content = Content { bytes: 2, at };
+            assert!(content.fill(copy.as_raw_fd(), &Kept::default()).is_err(), "{at}");
+        }
         let mut kept = Kept::default();
         let mut all = Contents::new(&mut kept);
         assert!(all.place(u64::MAX - 1).is_err() && all.place(1 << 62).is_ok());

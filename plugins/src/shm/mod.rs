@@ -55,7 +55,7 @@ fn object(s: &mut Session<'_>, m: &SharedMapping, holder: Holder) -> usize {
     let deleted = bare != shown;
     let name = bare.to_string_lossy().into_owned();
     let huge = || hugepages::page_bytes(m.object.dev).map_or(0, |size| libc::MFD_HUGETLB | hugepages::size_flags(size));
-    let restored = name.strip_prefix("/memfd:") == Some(files::ANONYMOUS);
+    let restored = name.strip_prefix("/memfd:") == Some(files::ANONYMOUS) && hugepages::page_bytes(m.object.dev).is_none();
     let (path, origin) = if m.name.is_empty() || (deleted && (name == "/dev/zero" || restored)) {
         (PathBuf::from(files::ANONYMOUS), Origin::Anonymous)
     } else if name == "/anon_hugepage" {

@@ -281,8 +281,12 @@ pub fn step_back() {
 /// Lets everybody else go first where the calling thread wants a processor. Not the lowest priority: programs that wait actively, as the ranks of MPI do, would stop it.
 pub fn yield_processors() {
     const NICE: libc::c_int = 10;
-    // SAFETY: takes numbers only; 0 is the calling thread. Where it is refused, the thread is merely less polite.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+    // SAFETY: takes numbers only; 0 is the calling thread.
+    let now = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+    if now < NICE {
+        // SAFETY: as above. Where it is refused, the thread is merely less polite.
+        unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+    }
 }
 
 /// A name that no other pack of the job has.

@@ -25,12 +25,11 @@ struct Run {
 }
 
 impl Held {
-    /// Keeps page number `page` of chunk `chunk`, where there is room for it.
-    pub(super) fn take(&mut self, chunk: u32, page: u32, data: &[u8]) -> bool {
+    /// Keeps page number `page` of chunk `chunk`, where there is room for it. The chunk has place for `left` pages from there on.
+    pub(super) fn take(&mut self, (chunk, page, left): (u32, u32, u32), data: &[u8]) -> bool {
         if self.room == 0 {
             return false;
         }
-        self.room -= 1;
         let goes_on = |r: &&mut Run| {
             let pages = r.data.len() / PAGE as usize;
             r.chunk == chunk && r.page as usize + pages == page as usize && pages < RUN_PAGES
@@ -39,11 +38,19 @@ impl Held {
             Some(run) => run.data.extend_from_slice(data),
             None => {
                 // All of it, so that it never moves; only what is written takes memory.
-                let mut run = Vec::with_capacity(RUN_PAGES * PAGE as usize);
+                let pages = usize::try_from(self.room)
+                    .unwrap_or(RUN_PAGES)
+                    .min(RUN_PAGES)
+                    .min(left as usize);
+                let mut run = Vec::new();
+                if run.try_reserve_exact(pages * PAGE as usize).is_err() {
+                    return false;
+                }
                 run.extend_from_slice(data);
                 self.runs.push(Run { chunk, page, data: run });
             }
         }
+        self.room -= 1;
         true
     }
 }
@@ -52,11 +59,6 @@ impl Session {
     /// Up to `bytes` of what [`Session::store_pages`] is given from now on stay in memory until [`Session::write_held`]: the program stands still, and must not wait for a disk.
     pub fn hold_back(&mut self, bytes: u64) {
         self.held.room = bytes / PAGE;
-    }
-
-    /// Bytes held back.
-    pub fn held_bytes(&self) -> u64 {
-        self.held.runs.iter().map(|r| r.data.len() as u64).sum()
     }
 
     /// Writes what has been held back. From now on pages are written at once.

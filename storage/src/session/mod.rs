@@ -157,6 +157,10 @@ impl Session {
     pub fn reset(&mut self) {
         self.discard();
         self.held = Held::default();
+        // The table must not lead to what has just been removed.
+        if let Some(index) = self.index.as_mut().filter(|_| !self.chunks.is_empty()) {
+            index.forget_others(&self.live.keys().copied().collect());
+        }
         self.chunks.clear();
         self.tables.clear();
         self.stats = Stats::default();
@@ -177,9 +181,10 @@ impl Session {
         self.index = None;
     }
 
-    /// At most `bytes` may be stored, because the store is in memory.
+    /// At most `bytes` more may be stored, because the store is in memory.
     pub fn limit_memory(&mut self, bytes: u64) {
-        let room = pages_within(StorageLimit::Memory { limit: bytes });
+        let (pages, limit) = pages_within(StorageLimit::Memory { limit: bytes });
+        let room = (pages + self.written(), limit);
         if self.room.is_none_or(|(pages, _)| pages > room.0) {
             self.room = Some(room);
         }
@@ -328,7 +333,7 @@ impl Session {
         let c = &mut self.chunks[at];
         let page = c.hashes.len() as u32;
         let Some(file) = c.file() else { return Err(self.no_room()) };
-        if !self.held.take(c.id, page, data) {
+        if !self.held.take((c.id, page, c.capacity - page), data) {
             file.write_all_at(data, u64::from(page) * PAGE)
                 .map_err(|e| ImageError::io("write", &self.store.name_in(c.place(), c.id, false), e))?;
             if self.frugal && (u64::from(page) + 1).is_multiple_of(FRUGAL_PAGES) {

@@ -234,3 +234,38 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_is_held_back_is_there_when_it_is_sealed_and_what_was_forgotten_is_stored_again() {
+    let (_s, store) = Scratch::new("held");
+    let mut engine = engine(&store, None);
+    let memory: BTreeMap<u64, u64> = (0..100).map(|i| (i, i)).collect();
+    let mut session = engine.begin(0).unwrap();
+    let mut table = Vec::new();
+    // An attempt that has come to nothing.
+    session.hold_back(30 * PAGE);
+    for (at, seed) in &memory {
+        session.store_pages(at * PAGE, &page(*seed), &mut table).unwrap();
+    }
+    session.reset();
+    assert_eq!(files(&store), 0, "a forgotten attempt");
+    // Some in memory, the rest at once.
+    session.hold_back(70 * PAGE);
+    put(&mut session, &memory).unwrap();
+    assert_eq!((session.stats.written, session.stats.found), (100, 0));
+    let (chunks, table) = commit(&mut engine, session);
+    let back = get(&store, &chunks, &table);
+    assert!(memory.iter().all(|(at, seed)| back[at] == page(*seed)));
+}
+
+#[test]
+fn a_limit_of_memory_is_for_what_comes() {
+    let (_s, store) = Scratch::new("limit");
+    let mut session = engine(&store, None).begin(0).unwrap();
+    let mut table = Vec::new();
+    let mut store_one = |session: &mut Session, n: u64| session.store_pages(n * PAGE, &page(n), &mut table);
+    (0..10).for_each(|n| store_one(&mut session, n).unwrap());
+    session.limit_memory(5 * chunk::file_bytes(1));
+    (10..15).for_each(|n| store_one(&mut session, n).unwrap());
+    assert!(matches!(store_one(&mut session, 15), Err(StorageError::Memory { .. })));
+}

@@ -75,9 +75,9 @@ type Failed = (Holder, String, Fault);
 /// Captures the segments the job has attached, and every object of the namespace that a process of the job made or used last.
 pub(crate) fn capture(s: &mut Session<'_>, out: &mut SysV) -> Result<(), Failed> {
     let pids: BTreeSet<i32> = s.processes.iter().map(|p| p.pid).collect();
-    segments::capture(s, &pids, &mut out.segments)?;
     semaphores::capture(s, &pids, out)?;
-    queues::capture(s, &pids, &mut out.queues)
+    queues::capture(s, &pids, &mut out.queues)?;
+    segments::capture(s, &pids, &mut out.segments)
 }
 
 /// Takes what was found out about `name`; where it is none of the job's after all, a note is.
