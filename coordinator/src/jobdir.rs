@@ -429,6 +429,12 @@ impl JobDir {
         file.take_within(limit)?.ok_or_else(|| self.held(&file.holder()))
     }
 
+    /// The lock of whoever moves chunks here from other hosts for a restart, which holds the other lock; waits for it, but no longer than `limit`.
+    pub(crate) fn lock_moves_within(&self, limit: Duration) -> Result<Lock, Failure> {
+        let file = LockFile::open(&self.path.join("moves.lock"))?;
+        file.take_within(limit)?.ok_or_else(|| self.held(&file.holder()))
+    }
+
     fn held(&self, holder: &str) -> Failure {
         let at = self.path.display();
         Failure::new(

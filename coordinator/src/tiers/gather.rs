@@ -121,7 +121,12 @@ pub fn gather(
             asked.push((tag, host, limit, helper));
         }
     }
-    for (tag, host, limit, answer) in hear(asked) {
+    let heard = hear(asked);
+    // Who has been silent for too long, or was asked by a restart that was killed, may still be at it.
+    if store::listed(dir.path()).is_ok_and(|tiers| !tiers.is_empty()) {
+        dir.lock_moves_within(LOCK_LIMIT)?.release();
+    }
+    for (tag, host, limit, answer) in heard {
         let of = found.0.entry(tag).or_default();
         match answer {
             Some(Ok(there)) => {
@@ -285,8 +290,11 @@ pub fn run(job: &JobDir, tag: u64, how: How) -> Result<(), Failure> {
 /// Moves what lies here of part `tag` to its job directory; the chunks moved.
 fn home(job: &JobDir, tag: u64) -> Result<BTreeSet<u32>, Failure> {
     let part = JobDir::open(&part_dir(job.path(), tag), Access::Own)?;
-    // An agent that still ends moves them itself. The root's is held by whoever asks.
-    let _held: Option<Lock> = (tag > 0).then(|| part.lock_within(LOCK_LIMIT)).transpose()?;
+    // An agent that still ends moves them itself. The root's is held by whoever asks, of several hosts, or has asked before and been killed.
+    let _held: Lock = match tag {
+        0 => part.lock_moves_within(LOCK_LIMIT)?,
+        _ => part.lock_within(LOCK_LIMIT)?,
+    };
     let store = Store::of_job(part.path());
     store.create()?;
     if let Some(needed) = generations::needed_chunks(&part.generations())? {

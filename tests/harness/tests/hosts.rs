@@ -8,7 +8,9 @@ use belay_tests::expect::{metric, want};
 use belay_tests::job::{show, text};
 use belay_tests::outcome::take_unless_ended;
 use belay_tests::place::{Place, User, NOBODY};
+use belay_tests::procs::signal;
 use belay_tests::rng::Rng;
+use belay_tests::runner::until_hit;
 use belay_tests::s3::Server;
 use belay_tests::target::{or_end, Target};
 use belay_tests::Failure;
@@ -264,7 +266,7 @@ fn main() {
     let mut target = Target::over_hosts("hosts");
     or_end(Server::prepare(target.place()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 28] = [
+    let tests: [(&str, Run); 29] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -301,6 +303,7 @@ fn main() {
         ("local::small_and_killed", local::small_and_killed),
         ("local::shared", local::shared),
         ("local::not_there", local::not_there),
+        ("local::moved_twice", local::moved_twice),
     ];
     for (name, test) in tests {
         target.once(name, test);

@@ -318,6 +318,59 @@ pub(super) fn shared(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     nothing_left(&job, &[2])
 }
 
+/// What lies on a host of the root's part is moved twice at the same time, as where a restart was killed that had begun with it: neither takes anything from the other.
+pub(super) fn moved_twice(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::of(place, "hosts-local-twice", Kind::C, 1, 2)?;
+    let program = job.program(place, "compute_mem")?;
+    with_tiers(&mut job, 2, ROOM, SLOW)?;
+    let words = ["store", "home", "--tag", "0", "--dir"];
+    let move_home = |job: &Job| {
+        let mut c = job.command(1, &[&[job.belay.as_str()], &words[..], &[&job.dir()]].concat());
+        c.stdout(std::process::Stdio::piped()).spawn().map_err(|e| e.to_string())
+    };
+    let said = |c: std::process::Child| {
+        let o = c.wait_with_output().map_err(|e| e.to_string())?;
+        want(o.status.success() && text(&o).contains("\"Ok\""), || text(&o))
+    };
+    job.launch_words(&[&program])?;
+    until_hit(3, |_| {
+        // What is little may be moved at once, the next one not.
+        job.checkpoint()?;
+        job.checkpoint()?;
+        lies_there(&job)?;
+        job.crash();
+        let mut first = move_home(&job)?;
+        let at = Path::new(&job.dir()).join("chunks");
+        let in_middle = || !files(&at, "/.tmp-").is_empty();
+        let all = |sig| job.hosts.find(1, "store home").into_iter().for_each(|p| signal(p, sig));
+        let mut stopped = false;
+        while !stopped && first.try_wait().map_err(|e| e.to_string())?.is_none() {
+            if in_middle() {
+                all(libc::SIGSTOP);
+                stopped = in_middle();
+                if !stopped {
+                    all(libc::SIGCONT);
+                }
+            }
+        }
+        let mut second = move_home(&job)?;
+        for _ in 0..100 {
+            if second.try_wait().map_err(|e| e.to_string())?.is_some() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        all(libc::SIGCONT);
+        said(first).map_err(|e| format!("the first: {e}"))?;
+        said(second).map_err(|e| format!("the second: {e}"))?;
+        nothing_left(&job, &[1])?;
+        job.restart(&[])?;
+        Ok(stopped)
+    })?;
+    job.must(&["verify"])?;
+    job.verdict()
+}
+
 /// A tier that is not there on one host is refused, with the host's name; what an earlier job in the same directory has left is removed.
 pub(super) fn not_there(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "hosts-local-none", 2, 2)?;
