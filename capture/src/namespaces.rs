@@ -35,7 +35,7 @@ fn namespace(pid: i32, kind: &str) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/{pid}/task/{pid}/ns/{kind}")).ok()
 }
 
-/// Number of the user namespace that process `pid` is shown; 0 where nothing can be looked at.
-pub(crate) fn shown(pid: i32) -> u64 {
-    std::fs::metadata(format!("/proc/{pid}/ns/user")).map_or(0, |m| m.ino())
+/// Number of the namespace of this kind that process `pid` is shown; 0 where nothing can be looked at.
+pub(crate) fn shown(pid: i32, kind: &str) -> u64 {
+    std::fs::metadata(format!("/proc/{pid}/ns/{kind}")).map_or(0, |m| m.ino())
 }

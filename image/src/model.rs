@@ -124,6 +124,12 @@ pub struct Process {
     /// Number of the user namespace that it sees as its own (`stat` of `/proc/self/ns/user`); 0 where nobody has looked.
     #[serde(default)]
     pub user_namespace: u64,
+    /// The same of the PID namespace.
+    #[serde(default)]
+    pub pid_namespace: u64,
+    /// The same of the IPC namespace.
+    #[serde(default)]
+    pub ipc_namespace: u64,
     /// User and group identity and capability sets.
     pub creds: Credentials,
     /// Resource limits in order of `RLIMIT_*` number: (soft, hard).

@@ -11,7 +11,6 @@ use belay_image::model::AgentIdentity;
 use belay_kernel::proc::{Outside, END_LIMIT};
 use belay_plugins::Group;
 use std::cell::Cell;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A word that PID 1 and the agent share: 1 when the job runs.
@@ -64,8 +63,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) monotonic_ns: u64,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    /// The user namespace that the job is to be shown, where its own is another.
-    pub(crate) shown: Cell<Option<OwnedFd>>,
+    /// The namespaces that the job is to be shown.
+    pub(crate) shown: Cell<shown::Outer>,
     /// There is no terminal: sessions get their numbers too.
     pub(crate) session: bool,
     /// The job's other nodes.
@@ -97,9 +96,7 @@ fn start(setup: &Setup<'_>, agent: &mut dyn FnMut()) -> Outcome<Option<i32>> {
         initial::become_reaper().map_err(failed)?;
     } else {
         namespace::enter(setup.way, setup.uid, setup.gid)?;
-        if let Some(outer) = setup.shown.take() {
-            shown::begin(outer);
-        }
+        shown::begin(setup.shown.take());
         if let Err(error) = namespace::continue_clock(setup.monotonic_ns) {
             tracing::warn!(%error, "no time namespace: the monotonic clock jumps");
         }

@@ -103,6 +103,10 @@ fn refused(e: &io::Error, user: bool) -> RestartError {
     RestartError::Forbidden { reason }
 }
 
+/// Where a second `/proc` is mounted, upon which nothing is: a directory of PID 1 that nobody looks into. In a user namespace of its own (a sandbox) a program may mount a `/proc`
+/// only where its mount namespace has one that no other mount hides a part of, as those of `shown` do.
+const UNHIDDEN: &str = "/proc/1/map_files";
+
 /// In the child: maps the user and group to themselves, makes mounts private and mounts a `/proc` of the new PID namespace.
 pub(crate) fn enter(way: Way, uid: u32, gid: u32) -> Outcome<()> {
     if way == Way::UserNamespace {
@@ -129,6 +133,9 @@ pub(crate) fn enter(way: Way, uid: u32, gid: u32) -> Outcome<()> {
             _ => format!("mount /proc: {e}"),
         },
     })?;
+    if let Err(error) = mount(Some("proc"), UNHIDDEN, Some("proc"), flags) {
+        tracing::warn!(%error, "sandboxes in this job cannot mount a /proc");
+    }
     show_queues();
     Ok(())
 }

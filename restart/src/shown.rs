@@ -1,8 +1,8 @@
-//! The user namespace that restored processes are shown: that of before, though a restart by an ordinary user puts them into another one.
+//! The user, IPC and PID namespaces that restored processes are shown: those of before, though a restart puts them into others.
 //!
-//! Programs compare its number (`stat` of `/proc/self/ns/user`) with that which others told them: ranks of Open MPI by it decide in MPI_Init how they exchange large
-//! messages. A mount upon that name shows what another `/proc` tells, one mount for each process; the kernel removes it when the process ends. The namespace itself
-//! stays what it is, and `/proc/PID/task/TID/ns/user` says so.
+//! Programs compare their numbers (`stat` of `/proc/self/ns/KIND`) with those which others told them: ranks of Open MPI (user) and of MPICH (UCX: IPC and PID) by them
+//! decide in MPI_Init how they exchange messages. A mount upon that name shows what another `/proc` tells, one mount for each kind and process; the kernel removes it
+//! when the process ends. The namespaces themselves stay what they are, and `/proc/PID/task/TID/ns/KIND` says so.
 
 use crate::namespace::Way;
 use crate::sys;
@@ -15,74 +15,92 @@ use std::os::unix::fs::MetadataExt;
 const OPEN_TREE_CLONE: libc::c_int = 1;
 const MOVE_MOUNT_F_EMPTY_PATH: libc::c_int = 4;
 
-/// In the front, before there is another: the user namespace that is to be shown.
-pub(crate) fn outer(way: Way) -> Option<OwnedFd> {
-    let open = || std::fs::File::open("/proc/self/ns/user").map(OwnedFd::from);
-    (way == Way::UserNamespace).then(open)?.ok()
+/// Names in `/proc/PID/ns` of what is shown, and the numbers that a process saw there.
+type Kind = (&'static str, fn(&Process) -> u64);
+const KINDS: [Kind; 3] = [
+    ("user", |p| p.user_namespace),
+    ("ipc", |p| p.ipc_namespace),
+    ("pid", |p| p.pid_namespace),
+];
+
+/// Descriptors of the namespaces that are to be shown, with their names.
+pub(crate) type Outer = Vec<(&'static str, OwnedFd)>;
+
+/// In the front, before there are others.
+pub(crate) fn outer(way: Way) -> Outer {
+    let open = |name| Some((name, std::fs::File::open(format!("/proc/self/ns/{name}")).ok()?.into()));
+    let kinds = KINDS.iter().filter(|_| way != Way::Initial);
+    kinds.filter_map(|(name, _)| open(*name)).collect()
 }
 
 /// In PID 1, once there is a `/proc` of the new PID namespace: shows `outer` as its own. What other processes are shown is taken from here.
-pub(crate) fn begin(outer: OwnedFd) {
-    put(outer.as_raw_fd(), c"", 1).unwrap_or_else(|e| report(&e));
+pub(crate) fn begin(outer: Outer) {
+    let shown = outer.iter().map(|(name, fd)| put(fd.as_raw_fd(), c"", 1, name));
+    shown.fold(Ok(()), Result::and).unwrap_or_else(|e| report(&e));
 }
 
 /// In the agent, before descriptors are opened.
 pub(crate) struct Shown {
-    /// Number of the namespace that the job is in.
-    inner: u64,
-    /// Number of that which the restarting command is in.
-    outer: u64,
+    /// The kinds of which the job is in another one than the restarting command, with the number of that.
+    kinds: Vec<(Kind, u64)>,
 }
 
 impl Shown {
-    /// Shows the agent what its processes will be shown; none where they are in the same namespace as before.
+    /// Shows the agent what its processes will be shown; none where they are in the same namespaces as before.
     pub(crate) fn new(way: Way) -> Option<Self> {
-        let begin = || -> io::Result<Self> {
-            let agent = std::process::id().cast_signed();
-            let (inner, outer) = (number(agent)?, number(1)?);
-            if inner != outer {
-                copy_to(agent)?;
+        let agent = std::process::id().cast_signed();
+        let begin = |kind: &Kind| -> io::Result<Option<(Kind, u64)>> {
+            let outer = number(1, kind.0)?;
+            if number(agent, kind.0)? == outer {
+                return Ok(None);
             }
-            Ok(Self { inner, outer })
+            copy_to(agent, kind.0)?;
+            Ok(Some((*kind, outer)))
         };
-        let shown = (way == Way::UserNamespace).then(begin)?;
-        shown.inspect_err(report).ok().filter(|s| s.inner != s.outer)
+        let kinds = KINDS.iter().filter(|_| way != Way::Initial);
+        let kinds: Vec<_> = kinds
+            .filter_map(|kind| begin(kind).inspect_err(report).ok().flatten())
+            .collect();
+        (!kinds.is_empty()).then_some(Self { kinds })
     }
 
     /// Shows each of the processes what it saw before.
     pub(crate) fn show<'a>(&self, live: impl Iterator<Item = &'a Process>) {
-        // Images of before do not say.
-        let wanted = live.filter(|p| [0, self.outer].contains(&p.user_namespace));
+        let show = |p: &Process| {
+            // Images of before do not say.
+            let wanted = self.kinds.iter().filter(|((_, saw), outer)| [0, *outer].contains(&saw(p)));
+            let shown = wanted.map(|((name, _), _)| copy_to(p.pid, name));
+            shown.fold(Ok(()), Result::and)
+        };
         // One failure is as good as many.
-        wanted
-            .map(|p| copy_to(p.pid))
-            .fold(Ok(()), Result::and)
-            .unwrap_or_else(|e| report(&e));
+        let shown = live.map(show).fold(Ok(()), Result::and);
+        shown.unwrap_or_else(|e| report(&e));
     }
 }
 
 /// The job does without.
 fn report(error: &io::Error) {
-    tracing::warn!(%error, "the job sees another user namespace than before");
+    tracing::warn!(%error, "the job sees other namespaces than before");
 }
 
-fn number(pid: i32) -> io::Result<u64> {
-    std::fs::metadata(format!("/proc/{pid}/ns/user")).map(|m| m.ino())
+fn number(pid: i32, kind: &str) -> io::Result<u64> {
+    std::fs::metadata(format!("/proc/{pid}/ns/{kind}")).map(|m| m.ino())
 }
 
 /// Mounts what PID 1 is shown upon the same name of `pid`.
-fn copy_to(pid: i32) -> io::Result<()> {
-    put(libc::AT_FDCWD, c"/proc/1/ns/user", pid)
+fn copy_to(pid: i32, kind: &str) -> io::Result<()> {
+    let from = CString::new(format!("/proc/1/ns/{kind}")).map_err(io::Error::other)?;
+    put(libc::AT_FDCWD, &from, pid, kind)
 }
 
-/// Mounts what `from` leads to (`dir` itself where it is empty) upon the name of the user namespace of `pid`.
-fn put(dir: RawFd, from: &CStr, pid: i32) -> io::Result<()> {
+/// Mounts what `from` leads to (`dir` itself where it is empty) upon the name of the namespace of this kind of `pid`.
+fn put(dir: RawFd, from: &CStr, pid: i32, kind: &str) -> io::Result<()> {
     let flags = OPEN_TREE_CLONE | libc::AT_EMPTY_PATH | libc::O_CLOEXEC;
     // SAFETY: a live, terminated string.
     let fd = sys::libc_result(unsafe { libc::syscall(libc::SYS_open_tree, dir, from.as_ptr(), flags) } as libc::c_int)?;
     // SAFETY: the kernel has just returned it.
     let tree = unsafe { OwnedFd::from_raw_fd(fd) };
-    let to = CString::new(format!("/proc/{pid}/ns/user")).map_err(io::Error::other)?;
+    let to = CString::new(format!("/proc/{pid}/ns/{kind}")).map_err(io::Error::other)?;
     let (tree, here, flags) = (tree.as_raw_fd(), libc::AT_FDCWD, MOVE_MOUNT_F_EMPTY_PATH);
     // SAFETY: live, terminated strings. The name, a link, is not followed.
     let moved = unsafe { libc::syscall(libc::SYS_move_mount, tree, c"".as_ptr(), here, to.as_ptr(), flags) };

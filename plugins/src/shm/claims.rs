@@ -21,8 +21,8 @@ const OBJECTS: [&str; 4] = ["/dev/shm/", "/dev/zero", "/memfd:", "/anon_hugepage
 
 /// An object in memory, as a name.
 fn name(job: u64, m: &SharedMapping, task: i32) -> String {
-    // The numbers of System V segments mean something within a namespace only.
-    let ipc = || Some(std::fs::metadata(format!("/proc/{task}/ns/ipc")).ok()?.ino());
+    // The numbers of System V segments mean something within a namespace only: the true one, not that which a restart shows (`/proc/PID/ns`).
+    let ipc = || Some(std::fs::metadata(format!("/proc/{task}/task/{task}/ns/ipc")).ok()?.ino());
     let space = m.sysv_shmid.and_then(|_| ipc()).unwrap_or(0);
     format!("belay {job:016x} {:x} {:x} {space:x} ", m.object.dev, m.object.ino)
 }

@@ -167,6 +167,8 @@ fn process(pid: i32, t: &Task) -> Process {
         umask: 0,
         personality: 0,
         user_namespace: 0,
+        pid_namespace: 0,
+        ipc_namespace: 0,
         creds: Default::default(),
         rlimits: Vec::new(),
         oom_score_adj: 0,

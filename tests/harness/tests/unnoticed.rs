@@ -1,10 +1,11 @@
 //! What a program does not notice of a checkpoint: time-outs pass as they would without, files keep their times of access, and it does not stand still for a minute.
 
 use belay_tests::expect::{io, refused, want};
-use belay_tests::job::{show, text, Job};
-use belay_tests::place::{Place, User};
+use belay_tests::job::{output, show, text, Job};
+use belay_tests::place::{am_root, Place, User};
 use belay_tests::target::Target;
-use belay_tests::Failure;
+use belay_tests::{procs, Failure};
+use std::process::Command;
 use std::time::Duration;
 
 const PROGRAM: &str = "timer_waits";
@@ -139,6 +140,41 @@ fn vfork(place: &Place, user: User) -> Result<(), Failure> {
     job.verdict(false, PATIENCE)
 }
 
+/// In a restarted job, as outside, a sandbox can be made that mounts its own `/proc`.
+fn sandboxes(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = Job::new(place, "sandboxes", user)?;
+    let program = place.programs().join("mem_private").display().to_string();
+    job.launch(&[], &[program])?;
+    job.progress(PATIENCE)?;
+    job.checkpoint()?;
+    job.kill_all()?;
+    job.restart(&[])?;
+    job.progress(PATIENCE)?;
+    let inner = job.pid().and_then(|front| procs::tree(front).into_iter().max());
+    let inner = inner.ok_or("the job has no process")?.to_string();
+    let enter = ["nsenter", "--target", &inner, "--mount", "--pid"];
+    let nobody = User::Ordinary.words();
+    // An ordinary user's job has a user namespace, which he may enter; root's does as he likes.
+    let words: Vec<&str> = match user {
+        User::Root => [&enter, nobody].concat(),
+        User::Ordinary => [nobody, &enter, &["--user", "--preserve-credentials", "--"]].concat(),
+    };
+    let sandbox = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "true",
+    ];
+    let mut c = Command::new(words[0]);
+    c.args(&words[1..]).args(sandbox);
+    let o = output(c, PATIENCE)?;
+    want(o.status.success(), || format!("{}: {}", show(o.status), text(&o)))?;
+    job.verdict(false, PATIENCE)
+}
+
 fn main() {
     let mut target = Target::new("unnoticed", &[PROGRAM, TICKS, HELD, "mem_private", "refuse"]);
     target.in_turn();
@@ -147,6 +183,7 @@ fn main() {
     target.by_user("ticks", |_| true, |place, user, _| ticks(place, user));
     target.by_user("access_times", |_| true, |place, user, _| access_times(place, user));
     target.by_user("vfork", |_| true, |place, user, _| vfork(place, user));
+    target.by_user("sandboxes", |_| am_root(), |place, user, _| sandboxes(place, user));
     target.by_user("signals", |_| true, |place, user, _| signals(place, user));
     target.run();
 }
