@@ -360,7 +360,14 @@ pub(super) fn moved_twice(place: &Place, _: &mut Rng) -> Result<(), Failure> {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        all(libc::SIGCONT);
+        // `nsenter` stops itself when it sees that its child has stopped, which may be now.
+        let end = std::time::Instant::now() + Duration::from_secs(120);
+        while first.try_wait().map_err(|e| e.to_string())?.is_none() {
+            want(std::time::Instant::now() < end, || "the first does not end".into())?;
+            all(libc::SIGCONT);
+            signal(first.id().cast_signed(), libc::SIGCONT);
+            std::thread::sleep(Duration::from_millis(10));
+        }
         said(first).map_err(|e| format!("the first: {e}"))?;
         said(second).map_err(|e| format!("the second: {e}"))?;
         nothing_left(&job, &[1])?;
