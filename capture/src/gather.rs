@@ -8,130 +8,26 @@
 //! Only a running task makes a new one, and what a task is about to make is there when it has stopped. So a listing that shows nothing new, and nothing ended, while all known tasks are stopped is
 //! complete. The first listing is made before anything is stopped.
 //!
-//! A parent inside `vfork` cannot be stopped until its child has called exec or exited. Those that wait at first are outlasted before anything is stopped; children made since are let go until the parent has stopped.
+//! A parent inside `vfork` cannot be stopped until its child has called exec or exited. Those that wait at first are outlasted before anything is stopped (see `vfork`); children made since are let go until the parent has stopped.
 
+use crate::listing::Listing;
 use crate::reaper::{Reaper, Seized};
 use crate::suspend::{ended, Process, Suspended, Task, Zombie};
 use crate::tracers::{Traced, Tracers};
 use crate::waits::Sleepers;
-use crate::CaptureError;
-use belay_kernel::kcmp;
-use belay_kernel::proc::{self, Family};
+use crate::{vfork, CaptureError};
+use belay_kernel::proc;
 use belay_kernel::ptrace::{self, Event};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a task may take to reach its stop before the checkpoint is given up.
-const LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 /// A task that has not stopped after this time is looked at for `vfork`.
 const PATIENCE: Duration = Duration::from_millis(2);
 /// How long a failed suspend waits for tasks that it has already asked to stop. Any that take longer are let go by [`crate::release`].
 const SETTLE_LIMIT: Duration = Duration::from_secs(1);
-
-/// The processes and threads of the job at one moment.
-#[derive(Debug)]
-pub(crate) struct Listing {
-    /// (process, parent, threads), parents before their children, the main thread before the others.
-    processes: Vec<(i32, i32, Vec<i32>)>,
-    family: Family,
-}
-
-impl Listing {
-    /// Lists all descendants of `agent` but its children `outside` and what they have started.
-    pub(crate) fn make(agent: i32, outside: &[i32]) -> Result<Self, CaptureError> {
-        Self::with(Family::default(), agent, outside, |_| None)
-    }
-
-    /// Lists them once more. The threads of a process that `is_whole` are not listed again.
-    fn again(&self, agent: i32, outside: &[i32], is_whole: impl Fn(i32, &[i32]) -> bool) -> Result<Self, CaptureError> {
-        let job: Vec<(i32, i32)> = self.processes.iter().map(|(pid, ppid, _)| (*pid, *ppid)).collect();
-        let known: BTreeMap<i32, &[i32]> = self.processes.iter().map(|(pid, _, tids)| (*pid, tids.as_slice())).collect();
-        Self::with(self.family.later(&job), agent, outside, |pid| {
-            known.get(&pid).copied().filter(|tids| is_whole(pid, tids))
-        })
-    }
-
-    fn with<'a>(
-        mut family: Family,
-        agent: i32,
-        outside: &[i32],
-        known: impl Fn(i32) -> Option<&'a [i32]>,
-    ) -> Result<Self, CaptureError> {
-        let list = family.descendants_but(agent, outside);
-        let list = list.map_err(|e| CaptureError::failed("list the processes of the job", e))?;
-        // Numbers begin anew some day, so the main thread's need not be the lowest.
-        let with_threads = |(pid, ppid)| {
-            let list = || {
-                let mut tids = proc::tasks(pid).unwrap_or_default();
-                tids.sort_by_key(|tid| (*tid != pid, *tid));
-                tids
-            };
-            (pid, ppid, known(pid).map_or_else(list, <[i32]>::to_vec))
-        };
-        Ok(Self {
-            processes: list.into_iter().map(with_threads).collect(),
-            family,
-        })
-    }
-
-    fn tasks(&self) -> usize {
-        self.processes.iter().map(|(_, _, tids)| tids.len()).sum()
-    }
-
-    /// The threads that wait for a child of `vfork`.
-    fn vforked(&self) -> Vec<Vforked> {
-        let shares = |(child, parent, _): &&(i32, i32, Vec<i32>)| share_memory(*parent, *child);
-        let parents: BTreeSet<i32> = self.processes.iter().filter(shares).map(|(_, parent, _)| *parent).collect();
-        let parents = self.processes.iter().filter(|(pid, ..)| parents.contains(pid));
-        let threads = parents.flat_map(|(pid, _, tids)| tids.iter().map(move |tid| (*pid, *tid)));
-        threads
-            .flat_map(|(pid, tid)| vforked(pid, tid).into_iter().map(move |child| Vforked { pid, tid, child }))
-            .collect()
-    }
-}
-
-/// Thread `tid` of process `pid` waits for `child`.
-#[derive(Debug, Clone, Copy)]
-struct Vforked {
-    pid: i32,
-    tid: i32,
-    child: i32,
-}
-
-fn share_memory(a: i32, b: i32) -> bool {
-    kcmp::compare(a, b, kcmp::Object::Vm).is_ok_and(|o| o.is_eq())
-}
-
-/// The children of process `pid` for which its thread `tid` waits in `vfork`: they share its memory, and it cannot be stopped.
-fn vforked(pid: i32, tid: i32) -> Vec<i32> {
-    if !proc::stat(tid).is_ok_and(|s| s.state == 'D') {
-        return Vec::new();
-    }
-    let mut children = proc::children(pid).unwrap_or_default();
-    children.retain(|child| share_memory(tid, *child));
-    children
-}
-
-/// Waits, while the program runs, until these threads do not wait for these children any more.
-fn outlast(mut waiting: Vec<Vforked>) -> Result<(), CaptureError> {
-    let begin = Instant::now();
-    while let Some(Vforked { pid, tid, child }) = waiting.first().copied() {
-        if begin.elapsed() > LIMIT {
-            return Err(CaptureError::refuse(
-                pid,
-                format!("thread {tid}"),
-                format!(
-                    "waits in vfork for process {child}, which has neither called exec nor ended for {} s; try again",
-                    LIMIT.as_secs()
-                ),
-            ));
-        }
-        std::thread::sleep(Duration::from_millis(1));
-        waiting.retain(|w| vforked(w.pid, w.tid).contains(&w.child));
-    }
-    Ok(())
-}
 
 /// What can be done before anything is stopped: the list of the job, and the threads that are to trace it.
 #[derive(Debug)]
@@ -142,15 +38,9 @@ pub(crate) struct Prepared {
     reaper: Reaper,
 }
 
-/// Waits until no thread of the descendants of `agent` waits in `vfork`, as far as that can be seen.
-pub(crate) fn outlast_vforks(agent: i32, outside: &[i32]) -> Result<(), CaptureError> {
-    outlast(Listing::make(agent, outside)?.vforked())
-}
-
-/// Prepares the suspension of all descendants of `agent` but its children `outside` and what they have started.
-pub(crate) fn prepare(agent: i32, outside: &[i32]) -> Result<Prepared, CaptureError> {
+/// Prepares the suspension of the processes in the list.
+pub(crate) fn prepare(listing: Listing) -> Result<Prepared, CaptureError> {
     let reaper = Reaper::start().map_err(|e| CaptureError::failed("start a thread of the agent", e))?;
-    let listing = Listing::make(agent, outside)?;
     let tracers = Tracers::for_job(listing.tasks());
     let sleepers = Sleepers::among(listing.processes.iter().map(|(pid, _, tids)| (*pid, tids.as_slice())));
     Ok(Prepared {
@@ -433,7 +323,7 @@ impl Gathering {
         let waiting = self.pending().filter(|(_, since)| since.elapsed() > PATIENCE);
         let waiting: Vec<Of> = waiting.map(|(of, _)| of).collect();
         for waiter in waiting {
-            for child in vforked(waiter.pid, waiter.tid) {
+            for child in vfork::children(waiter.pid, waiter.tid) {
                 let stopped = self
                     .tasks
                     .iter()

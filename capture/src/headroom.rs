@@ -13,6 +13,7 @@
 //! memory (tmpfs), what is stored.
 
 use crate::gather;
+use crate::listing::Listing;
 use crate::process::Draft;
 use crate::{signals, CaptureError, Held};
 use belay_kernel::room::{self, Free, Gauges};
@@ -327,7 +328,8 @@ impl Watch {
 pub fn stop(outside: &[i32]) -> Result<Held, CaptureError> {
     let _signals = signals::ChildSignals::block();
     let agent = std::process::id().cast_signed();
-    let prepared = gather::prepare(agent, outside)?;
+    // Now: there is no time to outlast a vfork.
+    let prepared = gather::prepare(Listing::make(agent, outside)?)?;
     gather::suspend(prepared, agent, outside).map(Held)
 }
 

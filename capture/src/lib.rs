@@ -14,6 +14,7 @@ pub mod headroom;
 mod inject;
 mod injected;
 mod inside;
+mod listing;
 mod memory;
 mod mlock;
 mod namespaces;
@@ -32,6 +33,7 @@ mod threads;
 mod tracers;
 mod tracking;
 mod undo;
+mod vfork;
 mod waits;
 
 pub use injected::load as load_injected;
@@ -278,8 +280,7 @@ fn take(
     rescue::learn_own_libraries();
     let _signals = signals::ChildSignals::block();
 
-    gather::outlast_vforks(agent, &options.outside)?;
-    let prepared = gather::prepare(agent, &options.outside)?;
+    let prepared = gather::prepare(vfork::outlast(agent, &options.outside)?)?;
     let begin = Instant::now();
     clock.enter(Phase::Suspend);
     let mut job = gather::suspend(prepared, agent, &options.outside)?;

@@ -6,31 +6,37 @@ use belay_tests::job::{output, text, Job};
 use belay_tests::place::{Place, User};
 use belay_tests::terminal::Terminal;
 use belay_tests::Failure;
+
+/// An interactive shell on a terminal of its own.
+fn shell(job: &Job) -> Result<Terminal, Failure> {
+    let words = ["env", "PS1=PROMPT:", "HISTFILE=", "bash", "--norc", "--noediting", "-i"];
+    let mut t = Terminal::new(job.command(&words.map(str::to_owned)))?;
+    t.expect("PROMPT:")?;
+    Ok(t)
+}
+
+/// The command has ended with this status, as the shell sees it, which then waits for the next.
+fn ended(t: &mut Terminal, status: i32) -> Result<(), Failure> {
+    t.expect("PROMPT:")?;
+    t.type_keys("echo status=$?\n")?;
+    t.expect(&format!("status={status}\r\n"))?;
+    t.expect("PROMPT:").map(drop)
+}
+
 /// A shell on a terminal: Ctrl-C, Ctrl-Z with fg, input, window.
 pub(super) fn terminal(place: &Place, user: User) -> Result<(), Failure> {
     let job = Job::new(place, "terminal", user)?;
-    let argv: Vec<String> = ["env", "PS1=PROMPT:", "HISTFILE=", "bash", "--norc", "--noediting", "-i"]
-        .iter()
-        .map(|s| (*s).to_owned())
-        .collect();
-    let mut t = Terminal::new(job.command(&argv))?;
     let belay = place.belay().display().to_string();
-    t.expect("PROMPT:")?;
+    let mut t = shell(&job)?;
     t.type_keys(&format!("{belay} launch -- sh -c 'read x; echo \"<$x>\"; exit 9'\n"))?;
     t.expect("exit 9'\r\n")?;
     t.type_keys("some words\n")?;
     t.expect("<some words>")?;
-    t.expect("PROMPT:")?;
-    t.type_keys("echo status=$?\n")?;
-    t.expect("status=9\r\n")?;
-    t.expect("PROMPT:")?;
+    ended(&mut t, 9)?;
     t.type_keys(&format!("{belay} launch -- sh -c 'echo up; exec sleep 1000'\n"))?;
     t.expect("\nup\r\n")?;
     t.type_keys("\x03")?;
-    t.expect("PROMPT:")?;
-    t.type_keys("echo status=$?\n")?;
-    t.expect("status=130\r\n")?;
-    t.expect("PROMPT:")?;
+    ended(&mut t, 130)?;
     t.type_keys(&format!(
         "{belay} launch -- sh -c 'echo up; i=0; while sleep 0.05; do i=$((i+1)); echo tick$i; done'\n"
     ))?;
@@ -52,13 +58,8 @@ pub(super) fn terminal(place: &Place, user: User) -> Result<(), Failure> {
 /// Commands that stop themselves, and a shell with a process group of its own: the outer shell notices, `fg` continues them.
 pub(super) fn self_stopped(place: &Place, user: User) -> Result<(), Failure> {
     let job = Job::new(place, "selfstop", user)?;
-    let argv: Vec<String> = ["env", "PS1=PROMPT:", "HISTFILE=", "bash", "--norc", "--noediting", "-i"]
-        .iter()
-        .map(|s| (*s).to_owned())
-        .collect();
-    let mut t = Terminal::new(job.command(&argv))?;
     let belay = place.belay().display().to_string();
-    t.expect("PROMPT:")?;
+    let mut t = shell(&job)?;
     t.type_keys(&format!(
         "{belay} launch --ckpt-dir j1 -- sh -c 'echo up; kill -TSTP $$; echo back; exit 3'\n"
     ))?;
@@ -84,23 +85,15 @@ pub(super) fn self_stopped(place: &Place, user: User) -> Result<(), Failure> {
     t.type_keys("echo now=$((3+4))\n")?;
     t.expect("now=7\r\n")?;
     t.type_keys("exit 5\n")?;
-    t.expect("PROMPT:")?;
-    t.type_keys("echo status=$?\n")?;
-    t.expect("status=5\r\n")?;
-    Ok(())
+    ended(&mut t, 5)
 }
 
 /// A program on a terminal is killed and restarted on another terminal: its input comes from there.
 pub(super) fn terminal_restart(place: &Place, user: User) -> Result<(), Failure> {
     let job = Job::new(place, "ttyrestart", user)?;
-    let shell: Vec<String> = ["env", "PS1=PROMPT:", "HISTFILE=", "bash", "--norc", "--noediting", "-i"]
-        .iter()
-        .map(|s| (*s).to_owned())
-        .collect();
     let belay = place.belay().display().to_string();
     let dir = job.dir().display().to_string();
-    let mut t = Terminal::new(job.command(&shell))?;
-    t.expect("PROMPT:")?;
+    let mut t = shell(&job)?;
     t.type_keys(&format!(
         "{belay} launch --ckpt-dir {dir} -- sh -c 'n=0; while read x; do n=$((n+1)); echo \"$n:<$x>\"; done; exit 4'\n"
     ))?;
@@ -112,15 +105,11 @@ pub(super) fn terminal_restart(place: &Place, user: User) -> Result<(), Failure>
     t.type_keys("two\n")?;
     t.expect("2:<two>")?;
     drop(t); // kills everything on that terminal
-    let mut t = Terminal::new(job.command(&shell))?;
-    t.expect("PROMPT:")?;
+    let mut t = shell(&job)?;
     t.type_keys(&format!("{belay} restart {dir}\n"))?;
     t.expect("\r\n")?;
     t.type_keys("again\n")?;
     t.expect("2:<again>")?;
     t.type_keys("\x04")?;
-    t.expect("PROMPT:")?;
-    t.type_keys("echo status=$?\n")?;
-    t.expect("status=4\r\n")?;
-    Ok(())
+    ended(&mut t, 4)
 }
