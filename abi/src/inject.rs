@@ -6,6 +6,12 @@
 //! catches nor waits for: a traced thread stops before such a signal is delivered, and if the agent has died meanwhile, the signal is
 //! discarded and the program goes on to `rt_sigreturn` from `Mark::frame`, which holds the thread's original state.
 
+mod notification;
+mod rings;
+
+pub use notification::*;
+pub use rings::*;
+
 /// Operation: fill a [`ThreadTable`].
 pub const OP_THREAD: u64 = 1;
 /// Operation: fill a [`ProcessTable`].
@@ -261,165 +267,6 @@ pub struct SnapshotTable {
     pub left_out: [[u64; 2]; MAX_LEFT_OUT],
 }
 
-/// A registration for notification about a POSIX message queue (`mq_notify`). The kernel tells only by notifying what a process will be told: so it is notified, and registers again.
-/// The queue is emptied and filled meanwhile, because a message that returns to an empty queue would notify too.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct NotificationTable {
-    /// End of operation.
-    pub mark: Mark,
-    /// Its beginning and end for the other threads.
-    pub turn: Turn,
-    /// Address of the room for messages: `capacity` times a [`MessageHead`] with `stride - 16` bytes of text behind it.
-    pub room: u64,
-    /// See `room`.
-    pub stride: u64,
-    /// See `room`.
-    pub capacity: u32,
-    /// Largest message, bytes.
-    pub message_bytes: u32,
-    /// A descriptor of the queue in this process.
-    pub queue: i32,
-    /// `sigev_notify`; SIGEV_NONE in the end where the kernel has sent no signal (the registration is older than an exec).
-    pub how: i32,
-    /// `sigev_signo`.
-    pub signo: i32,
-    /// Number of entries of `sockets` in use.
-    pub socket_count: u32,
-    /// Netlink sockets of this process: one of them is told where `how` is SIGEV_THREAD.
-    pub sockets: [i32; MAX_NOTIFIED],
-    /// Which of them it is.
-    pub socket: i32,
-    /// One of `RENEW_*`.
-    pub outcome: i32,
-    /// Error number of the step that `outcome` names.
-    pub error: i32,
-    /// Messages received into the room.
-    pub received: u32,
-    /// Messages sent again.
-    pub sent: u32,
-    /// Padding.
-    pub pad: u32,
-    /// What the signal carries.
-    pub value: u64,
-    /// What the socket is sent.
-    pub cookie: [u8; 32],
-}
-
-impl NotificationTable {
-    /// This table with what `done`, read back from the process, answers: any process of the same user can have written there, so sizes and addresses stay those that were sent.
-    #[must_use]
-    pub fn answered(&self, done: &Self) -> Self {
-        Self {
-            mark: self.mark,
-            room: self.room,
-            stride: self.stride,
-            capacity: self.capacity,
-            message_bytes: self.message_bytes,
-            queue: self.queue,
-            received: done.received.min(self.capacity),
-            sent: done.sent.min(self.capacity),
-            ..*done
-        }
-    }
-}
-
-/// Rings of native asynchronous I/O (`io_setup`). The kernel does not show requests on their way, but waits for them where a ring is taken away: so each is replaced by a new one in its place, with
-/// the same events and those of the requests that have ended meanwhile.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct RingsTable {
-    /// End of operation.
-    pub mark: Mark,
-    /// Its beginning and end for the other threads.
-    pub turn: Turn,
-    /// Number of entries of `rings` in use.
-    pub count: u32,
-    /// Padding.
-    pub pad: u32,
-    /// The rings.
-    pub rings: [RingSlot; MAX_RINGS],
-}
-
-impl RingsTable {
-    /// This table with what `done`, read back from the process, answers; as with [`NotificationTable::answered`].
-    #[must_use]
-    pub fn answered(&self, done: &Self) -> Self {
-        let mut out = *self;
-        out.mark.done = done.mark.done;
-        for (ring, done) in out.rings.iter_mut().zip(&done.rings).take(self.count as usize) {
-            *ring = RingSlot {
-                address: ring.address,
-                bytes: ring.bytes,
-                polls: done.polls.min(ring.bytes / crate::aio::EVENT_BYTES),
-                ..*done
-            };
-        }
-        out
-    }
-}
-
-/// Most rings in a [`RingsTable`].
-pub const MAX_RINGS: usize = 16;
-
-/// One ring in a [`RingsTable`].
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct RingSlot {
-    /// Where it is mapped.
-    pub address: u64,
-    /// Length of the mapping.
-    pub bytes: u64,
-    /// A mapping of twice that length, to be unmapped, or 0. In its second half: an event (`aio::Event`) for each poll that was submitted anew.
-    pub scratch: u64,
-    /// Number of those.
-    pub polls: u64,
-    /// Place behind the last event that was there before they were submitted: what follows they have brought.
-    pub tail: u32,
-    /// Padding.
-    pub pad: u32,
-    /// One of `RING_*`.
-    pub outcome: i32,
-    /// Error number.
-    pub error: i32,
-}
-
-/// [`RingSlot::outcome`]: not looked at.
-pub const RING_UNKNOWN: i32 = 0;
-/// [`RingSlot::outcome`]: complete; no request is on its way but polls.
-pub const RING_DONE: i32 = 1;
-/// [`RingSlot::outcome`]: the mapping belongs to no context of this process (it was inherited from the parent).
-pub const RING_DEAD: i32 = 2;
-/// [`RingSlot::outcome`]: it could not be replaced, and is as it was.
-pub const RING_KEPT: i32 = 3;
-/// [`RingSlot::outcome`]: it was taken away and could not be put back.
-pub const RING_LOST: i32 = 4;
-
-/// Most sockets in a [`NotificationTable`].
-pub const MAX_NOTIFIED: usize = 16;
-/// [`NotificationTable::outcome`]: done.
-pub const RENEW_DONE: i32 = 0;
-/// [`NotificationTable::outcome`]: nothing was touched, because the same signal is pending, or a socket holds something already.
-pub const RENEW_NOT_NOW: i32 = 1;
-/// [`NotificationTable::outcome`]: nothing was touched, because the queue cannot be read and written.
-pub const RENEW_NO_ACCESS: i32 = 2;
-/// [`NotificationTable::outcome`]: the process could not register again.
-pub const RENEW_LOST: i32 = 3;
-/// [`NotificationTable::outcome`]: nothing was touched, because a signal with a value cannot be queued.
-pub const RENEW_NO_ROOM: i32 = 4;
-/// [`NotificationTable::outcome`]: the message that was to tell went to a receiver. The process is registered as before, as long as `error` is 0; with the value 0 where it is not.
-pub const RENEW_TAKEN: i32 = 5;
-
-/// A message in the room of a [`NotificationTable`].
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)]
-pub struct MessageHead {
-    pub bytes: u64,
-    pub priority: u32,
-    pub pad: u32,
-}
-
 /// Largest number of ranges left out of a snapshot child.
 pub const MAX_LEFT_OUT: usize = 64;
 
@@ -566,47 +413,4 @@ pub struct Control {
     pub lent: core::sync::atomic::AtomicU32,
     /// The writers.
     pub writer: [Writer; MAX_WRITERS],
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_that_a_process_reports_are_not_believed() {
-        let mark = Mark {
-            pid: 0,
-            tid: 0,
-            signo: 0,
-            done: 0,
-            frame: 0,
-            subreaper: 0,
-            pad: 0,
-        };
-        let mut sent = RingsTable {
-            mark,
-            turn: Turn::default(),
-            count: 1,
-            pad: 0,
-            rings: [RingSlot::default(); MAX_RINGS],
-        };
-        (sent.rings[0].address, sent.rings[0].bytes) = (0x1000, 4096);
-        let mut done = sent;
-        done.mark.done = 1;
-        done.rings = [RingSlot {
-            address: u64::MAX,
-            bytes: 1 << 60,
-            scratch: 0x7000,
-            polls: 1 << 50,
-            tail: 9,
-            outcome: RING_DONE,
-            ..RingSlot::default()
-        }; MAX_RINGS];
-        let got = sent.answered(&done);
-        let ring = got.rings[0];
-        assert_eq!((got.count, got.mark.done), (1, 1));
-        assert_eq!((ring.address, ring.bytes, ring.polls), (0x1000, 4096, 128));
-        assert_eq!((ring.scratch, ring.tail, ring.outcome), (0x7000, 9, RING_DONE));
-        assert_eq!(got.rings[1].scratch, 0);
-    }
 }

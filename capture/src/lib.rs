@@ -26,6 +26,7 @@ mod rescue;
 mod rings;
 mod sequences;
 mod sharing;
+mod shifted;
 mod signals;
 mod snapshot;
 mod suspend;
@@ -315,6 +316,9 @@ fn take(
     })?;
     waits::shorten(&mut job, &thread_tables, drafts.iter().map(|d| d.maps.as_slice()));
     for (at, ((process, draft), area)) in processes.iter_mut().zip(&mut drafts).zip(&areas).enumerate() {
+        if process.shifted_clocks {
+            process.vdso_words = shifted::words(&job.processes[at], &draft.maps);
+        }
         // Those of memory that several processes share are told once.
         if job.processes[at].guest.is_none() {
             draft.locks = Locks::of(&mut job, (at, area), draft, process.mm.mlockall)?;

@@ -3,7 +3,7 @@
 use crate::process::Draft;
 use crate::CaptureError;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Names in `/proc/PID/ns`, and for people. PID namespaces are noticed earlier; those of control groups and clocks change nothing that a restart keeps.
 const KINDS: [(&str, &str); 5] = [
@@ -13,6 +13,9 @@ const KINDS: [(&str, &str); 5] = [
     ("ipc", "IPC"),
     ("user", "user"),
 ];
+
+/// The time namespace of the machine, which always has this number (`PROC_TIME_INIT_INO`).
+const MACHINE_TIME: &str = "time:[4026531834]";
 
 /// Refuses processes in other namespaces than the agent's, which are the job's.
 pub(crate) fn check(drafts: &[Draft]) -> Result<(), CaptureError> {
@@ -28,6 +31,11 @@ pub(crate) fn check(drafts: &[Draft]) -> Result<(), CaptureError> {
         }
     }
     Ok(())
+}
+
+/// Whether the clocks of process `pid` are those of the machine with something added: it is in a time namespace, as restarted jobs are.
+pub(crate) fn shifts_clocks(pid: i32) -> bool {
+    namespace(pid, "time").is_some_and(|n| n != Path::new(MACHINE_TIME))
 }
 
 fn namespace(pid: i32, kind: &str) -> Option<PathBuf> {

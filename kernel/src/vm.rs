@@ -9,6 +9,14 @@ const MOST_AT_ONCE: usize = 1024;
 
 /// Reads `buf.len()` bytes at `addr` of process `pid`. A partial read is an error.
 pub fn read(pid: i32, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+    match read_some(pid, addr, buf)? {
+        n if n == buf.len() => Ok(()),
+        _ => Err(io::Error::from_raw_os_error(libc::EFAULT)),
+    }
+}
+
+/// Reads at most `buf.len()` bytes at `addr` of process `pid`, up to the first page that is not there; returns how many.
+pub fn read_some(pid: i32, addr: u64, buf: &mut [u8]) -> io::Result<usize> {
     let local = libc::iovec {
         iov_base: buf.as_mut_ptr().cast(),
         iov_len: buf.len(),
@@ -19,11 +27,7 @@ pub fn read(pid: i32, addr: u64, buf: &mut [u8]) -> io::Result<()> {
     };
     // SAFETY: `local` describes `buf`, which is valid for writes; the kernel checks the remote side.
     let n = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
-    match usize::try_from(n) {
-        Err(_) => Err(io::Error::last_os_error()),
-        Ok(n) if n == buf.len() => Ok(()),
-        Ok(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
-    }
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
 /// Writes all of `data` at `addr` of process `pid`, where it may write itself. A partial write is an error.

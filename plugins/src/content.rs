@@ -379,38 +379,8 @@ fn read_protected(pid: i32, buf: &mut [u8], address: u64) -> io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
+    use crate::testing::Kept;
     use std::os::fd::AsRawFd;
-
-    /// Pages by their place.
-    #[derive(Debug, Default)]
-    struct Kept(BTreeMap<u64, Vec<u8>>);
-
-    impl PageSink for Kept {
-        fn store(&mut self, at: u64, pages: &[u8]) -> Result<(), ImageError> {
-            for (page, at) in pages.chunks_exact(UNIT).zip((at..).step_by(UNIT)) {
-                assert!(self.0.insert(at, page.to_vec()).is_none(), "page {at:#x} was stored twice");
-            }
-            Ok(())
-        }
-    }
-
-    impl PageSource for Kept {
-        fn within(&self, range: Range<u64>) -> Vec<Extent> {
-            let one = |at: &u64| Extent {
-                vaddr: *at,
-                bytes: PAGE,
-                chunk: 0,
-                page: 0,
-            };
-            self.0.range(range).map(|(at, _)| one(at)).collect()
-        }
-
-        fn read(&self, part: &Extent, into: &mut Vec<u8>) -> Result<(), ImageError> {
-            into.clone_from(&self.0[&part.vaddr]);
-            Ok(())
-        }
-    }
 
     fn file(bytes: u64, data: &[(u64, &[u8])]) -> std::os::fd::OwnedFd {
         let file = fd::memfd(std::path::Path::new("t"), 0).unwrap();
@@ -430,7 +400,7 @@ mod tests {
         let mut all = Contents::new(&mut kept);
         let one = Content::of_file(first.as_raw_fd(), 100, &mut all).unwrap();
         let two = Content::of_file(second.as_raw_fd(), bytes, &mut all).unwrap();
-        assert_eq!(kept.0.len(), 1 + 2 + 1);
+        assert_eq!(kept.within(0..u64::MAX).len(), 1 + 2 + 1);
         let copy = file(0, &[(0, &[1; 100_000])]);
         two.restore(copy.as_raw_fd(), &kept).unwrap();
         let mut back = vec![1u8; 20_000];

@@ -33,6 +33,8 @@ mod signalfd;
 mod sockets;
 mod sys;
 mod terminals;
+#[doc(hidden)]
+pub mod testing;
 mod timerfd;
 
 use belay_image::blobs::{BlobReader, BlobWriter};

@@ -54,7 +54,7 @@ pub(crate) struct Input<'a> {
     pub(crate) scratch: u64,
     pub(crate) specials: Vec<Special>,
     /// Where the process had another kernel's vDSO: how to get from that to this one's.
-    pub(crate) foreign: Option<(&'a Foreign, vdso::Place)>,
+    pub(crate) foreign: Option<(&'a Foreign, &'a vdso::Place)>,
     /// PID of the process itself.
     pub(crate) pid: i32,
     pub(crate) lazy: bool,
@@ -175,7 +175,7 @@ fn specials(input: &Input<'_>, p: &mut MemoryPlan) -> Result<(), MemoryError> {
 /// Makes memory of the old kernel's pages, from which calls lead to those of this kernel at their new place.
 fn bridge(
     input: &Input<'_>,
-    (foreign, place): (&Foreign, vdso::Place),
+    (foreign, place): (&Foreign, &vdso::Place),
     arena: &mut Arena,
     p: &mut MemoryPlan,
 ) -> Result<(), MemoryError> {
@@ -208,6 +208,12 @@ fn bridge(
             old(place.copy, None)?;
         }
     }
+    for (i, (at, word)) in place.words.iter().enumerate() {
+        let put = put(input.pid, *at, &word.to_ne_bytes(), arena);
+        // What lay on a stack may have been no return address but something else, where nothing can be written.
+        p.after
+            .push(call(Step::Vdso, i, nr::PROCESS_VM_READV, &put).with(CALL_MAY_FAIL));
+    }
     Ok(())
 }
 
@@ -223,13 +229,18 @@ fn written(input: &Input<'_>, i: usize, vma: &Vma, bytes: &[u8], arena: &mut Are
     ];
     p.before.push(call(Step::Vdso, i, nr::MMAP, &args).with(CALL_EXPECT_ARG0));
     if !bytes.is_empty() {
-        let length = bytes.len() as u64;
-        let from = arena.bytes(bytes);
-        let (to, from) = (arena.words(&[vma.start, length]), arena.words(&[from, length]));
-        let args = [signed(input.pid), to, 1, from, 1, 0];
-        p.before.push(call(Step::Vdso, i, nr::PROCESS_VM_READV, &args));
+        let put = put(input.pid, vma.start, bytes, arena);
+        p.before.push(call(Step::Vdso, i, nr::PROCESS_VM_READV, &put));
     }
     advise(i, vma, true, arena, p);
+}
+
+/// The arguments with which process `pid` copies `bytes` to an address of its own (`process_vm_readv`).
+fn put(pid: i32, to: u64, bytes: &[u8], arena: &mut Arena) -> [u64; 6] {
+    let length = bytes.len() as u64;
+    let from = arena.bytes(bytes);
+    let (to, from) = (arena.words(&[to, length]), arena.words(&[from, length]));
+    [signed(pid), to, 1, from, 1, 0]
 }
 
 /// Attaches System V segments. One attachment may have been cut into several mappings; what they do not cover is unmapped.

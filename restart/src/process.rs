@@ -359,7 +359,7 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
         others: cx.guests(p).map(|g| cx.area(cx.slot_of(g))).collect(),
         scratch: area.scratch,
         specials: cx.specials.clone(),
-        foreign: cx.foreign.zip(cx.places.get(&p.pid).copied()),
+        foreign: cx.foreign.zip(cx.places.get(&p.pid)),
         pid: p.pid,
         lazy: cx.lazy,
         ask_huge: cx.ask_huge,

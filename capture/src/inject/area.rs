@@ -220,7 +220,7 @@ impl Area {
 
     /// How `task` is to begin operation `op` on `table`.
     pub(super) fn entry(&self, task: &Task, op: u64, table: u64, stack_top: u64) -> Entry {
-        let mut regs = task.regs;
+        let mut regs = super::borrowed(task);
         regs.rip = self.entry;
         regs.rdi = op;
         regs.rsi = self.base + table;

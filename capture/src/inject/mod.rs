@@ -8,14 +8,24 @@ use crate::rescue::Gate;
 use crate::suspend::{Process, Task};
 use crate::CaptureError;
 pub(crate) use area::Area;
-use belay_kernel::ptrace::{self, Event};
+use belay_kernel::ptrace::{self, Event, Regs};
 pub(crate) use operations::{collect_processes, collect_threads, locked, snapshot, Made};
 pub(crate) use turns::{notification, rings};
+
+/// Flags that the program may have set and that code of ours must not find: single steps (TF), string instructions that run backwards (DF), and traps for unaligned addresses (AC).
+const FLAGS_OF_OTHERS: u64 = 1 << 8 | 1 << 10 | 1 << 18;
+
+/// The registers of `task` for code of ours.
+fn borrowed(task: &Task) -> Regs {
+    let mut regs = task.regs;
+    regs.eflags &= !FLAGS_OF_OTHERS;
+    regs
+}
 
 /// Lets `task` issue one system call.
 pub(crate) fn remote_syscall(gate: &Gate, task: &mut Task, nr: i64, args: [u64; 6]) -> Result<u64, CaptureError> {
     let fail = |step: &str, e: std::io::Error| CaptureError::failed(format!("{step} of thread {}", task.tid), e);
-    let mut regs = task.regs;
+    let mut regs = borrowed(task);
     regs.rip = gate.syscall_at;
     regs.rsp = gate.stack.unwrap_or(regs.rsp);
     regs.rax = nr.cast_unsigned();

@@ -1,10 +1,9 @@
 //! Runs one case: processes that stop themselves, capture, and then either SIGCONT, or SIGKILL and rebuild in fresh namespaces.
 
 use belay_image::blobs::{BlobReader, BlobWriter};
-use belay_image::extents::{Extent, PAGE};
 use belay_image::model::ObjectId;
-use belay_image::ImageError;
-use belay_plugins::{CaptureEnv, Descriptors, PageSink, PageSource, ProcessView, Rebuilder, SharedMapping};
+use belay_plugins::testing::Kept;
+use belay_plugins::{CaptureEnv, Descriptors, ProcessView, Rebuilder, SharedMapping};
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -194,36 +193,6 @@ fn job(case: &Case) {
     }
 }
 
-/// Contents of shared memory and files, page by page.
-#[derive(Debug, Default)]
-struct Pages(std::collections::BTreeMap<u64, Vec<u8>>);
-
-impl PageSink for Pages {
-    fn store(&mut self, at: u64, pages: &[u8]) -> Result<(), ImageError> {
-        let page = PAGE as usize;
-        self.0
-            .extend((at..).step_by(page).zip(pages.chunks(page).map(<[u8]>::to_vec)));
-        Ok(())
-    }
-}
-
-impl PageSource for Pages {
-    fn within(&self, range: std::ops::Range<u64>) -> Vec<Extent> {
-        let one = |at: &u64| Extent {
-            vaddr: *at,
-            bytes: PAGE,
-            chunk: 0,
-            page: 0,
-        };
-        self.0.range(range).map(|(at, _)| one(at)).collect()
-    }
-
-    fn read(&self, part: &Extent, into: &mut Vec<u8>) -> Result<(), ImageError> {
-        into.clone_from(&self.0[&part.vaddr]);
-        Ok(())
-    }
-}
-
 fn member(case: &Case, i: usize) {
     (case.setup)(i);
     board().pids[i].store(std::process::id() as i32, Ordering::SeqCst);
@@ -240,7 +209,7 @@ fn body(case: &Case, mode: Mode) {
     let views: Vec<ProcessView> = pids.iter().map(|p| view(*p)).collect();
     let blob_path = volatile().join("blobs");
     let mut blobs = BlobWriter::create(&blob_path).unwrap();
-    let mut pages = Pages::default();
+    let mut pages = Kept::default();
     let captured = belay_plugins::capture(CaptureEnv {
         processes: &views,
         blobs: &mut blobs,
@@ -371,7 +340,7 @@ fn namespaces() {
 fn restart(
     case: &Case,
     descriptors: &str,
-    (blobs, pages): (&std::path::Path, &Pages),
+    (blobs, pages): (&std::path::Path, &Kept),
     pids: &[i32],
     mappings: &[Vec<SharedMapping>],
 ) {

@@ -184,6 +184,8 @@ fn process(pid: i32, t: &Task) -> Process {
         shares_mm_with: 0,
         shares_handlers: false,
         shares_fs_with: 0,
+        shifted_clocks: false,
+        vdso_words: Vec::new(),
         mm: Default::default(),
         vmas: Vec::new(),
         rings: Vec::new(),

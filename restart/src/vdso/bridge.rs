@@ -67,6 +67,18 @@ impl Bridge {
         Ok(Self(entries))
     }
 
+    /// Whether what is `at` this place of the old vDSO lies in the middle of what is written over an entry.
+    pub(crate) fn covers(&self, at: u64) -> bool {
+        let covers = |e: &Entry| {
+            let bytes = match &e.target {
+                Target::Code(code) => code.len(),
+                Target::Function(_) => FAR,
+            };
+            (e.at as u64 + 1..(e.at + bytes) as u64).contains(&at)
+        };
+        self.0.iter().any(covers)
+    }
+
     /// Writes over the entries in `code`, a copy of the old vDSO at `old`, so that they lead to the new one at `new`.
     pub(crate) fn write(&self, code: &mut [u8], old: u64, new: u64) -> Result<(), String> {
         for e in &self.0 {

@@ -1,8 +1,8 @@
-//! Restart under a kernel with another vDSO. Pure.
+//! Restart under a kernel with another vDSO, and of processes that were stopped while they read the clocks of a time namespace, which is another one too. Pure.
 //!
 //! Programs keep the addresses of the vDSO's functions. So the old vDSO stays where it was, as ordinary memory of the process, and the entries of its functions lead to those of this
 //! kernel's, which is put at a free place with its data ([`bridge`]). What was interrupted inside the old code ends there, with old data ([`frozen`]): signal handlers
-//! may return to any place of it. A thread whose registers point into it goes on in a second copy, whose entries are whole.
+//! may return to any place of it. A thread whose registers point into it goes on in a second copy, whose entries are whole; so does a handler that is known to return to where the jumps are.
 //!
 //! ```text
 //! [stack] ... old vvar, old vDSO with jumps ... vvar and vDSO of this kernel ... second copy, where a thread needs one
@@ -39,20 +39,34 @@ pub(crate) struct Foreign {
     /// Its data, frozen.
     data: Vec<u8>,
     bridge: Bridge,
+    /// Only processes that were stopped in it need it: this kernel has the same.
+    interrupted: bool,
 }
 
 /// Where things go in one address space.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {
     /// Where the lowest of this kernel's mappings goes.
     pub(crate) new: u64,
     /// What must be added to an address in the old mappings to get to the second copy; 0 where there is none.
     pub(crate) copy: u64,
+    /// Words that lead to where the old entries were, with what they are to be: (address, word).
+    pub(crate) words: Vec<(u64, u64)>,
 }
 
-/// Whether any process of `job` has a vDSO.
-fn is_needed(job: &Job) -> bool {
-    job.processes.iter().any(|p| vdso(p).is_some())
+/// Whether any process of `job` must keep its vDSO: each that has one, or where this kernel has the `same`, those that were stopped in it.
+fn is_needed(job: &Job, same: bool) -> bool {
+    let all = &job.processes;
+    all.iter()
+        .any(|p| vdso(p).is_some() && (!same || was_reading_shifted_clocks(all, p)))
+}
+
+/// Whether somebody who has the memory of `owner` was stopped in the vDSO, or in a signal handler that may return to there, when clocks were shifted: what was read may be the sum of two
+/// namespaces then.
+fn was_reading_shifted_clocks(processes: &[Process], owner: &Process) -> bool {
+    let Some(code) = vdso(owner) else { return false };
+    let inside = |t: &Thread| rip(t).is_some_and(|rip| (code.start..code.end).contains(&rip));
+    users(processes, owner.pid).any(|p| p.shifted_clocks && (!p.vdso_words.is_empty() || p.threads.iter().any(inside)))
 }
 
 fn vdso(p: &Process) -> Option<&Vma> {
@@ -65,10 +79,11 @@ pub(crate) fn olds(vmas: &[Vma]) -> impl Iterator<Item = &Vma> {
 }
 
 impl Foreign {
-    /// What `job` needs under a kernel whose vDSO is `own`; `None` where that is the one it had. `Err` says by name what cannot be. Damage is found on every
+    /// What `job` needs under a kernel whose vDSO is `own`; `None` where that is the one it had and nobody was stopped in it. `Err` says by name what cannot be. Damage is found on every
     /// host, not first on the one where the old vDSO is needed.
     pub(crate) fn of(job: &Job, blobs: &BlobReader, own: &[u8]) -> Result<Option<Self>, Refused> {
-        if job.vdso_xxh3 == belay_image::checksum(own) || !is_needed(job) {
+        let same = job.vdso_xxh3 == belay_image::checksum(own);
+        if !is_needed(job, same) || same && job.kernel_pages.is_none() {
             for stored in job.kernel_pages.iter().flat_map(|pages| [&pages.code, &pages.data]) {
                 blobs.get(stored)?;
             }
@@ -92,17 +107,19 @@ impl Foreign {
         tracing::info!(
             kernel = job.kernel,
             clocks,
-            "another kernel's vDSO: its functions will lead to those of this kernel"
+            same,
+            "vDSO of the checkpoint: its functions will lead to those of this kernel"
         );
         Ok(Some(Self {
             kernel: job.kernel.clone(),
             code,
             data,
             bridge,
+            interrupted: same,
         }))
     }
 
-    /// Finds places in the address space of each process that has an old vDSO, by PID. Threads that stand in it are sent to the second copy.
+    /// Finds places in the address space of each process that must keep the old vDSO, by PID. Threads that stand in it are sent to the second copy.
     pub(crate) fn place(&self, processes: &mut [Process], specials: &[Special]) -> Result<HashMap<i32, Place>, String> {
         let new = span(specials.iter().map(|s| s.range.clone()));
         let mut out = HashMap::new();
@@ -111,6 +128,9 @@ impl Foreign {
             let Some(code) = vdso(p).map(|v| v.start..v.end) else {
                 continue;
             };
+            if self.interrupted && !was_reading_shifted_clocks(processes, p) {
+                continue;
+            }
             let mut taken = reserved(p);
             let none = || format!("process {} ({}): no free address range for this kernel's vDSO", p.pid, p.comm);
             let at = find_gap(&taken, new.end - new.start).ok_or_else(none)?;
@@ -120,12 +140,16 @@ impl Foreign {
                 .ok_or_else(none)?
                 .wrapping_sub(old.start);
             let pid = p.pid;
+            let words = users(processes, pid).flat_map(|p| &p.vdso_words);
+            let lost = words.filter(|(_, word)| self.bridge.covers(word.wrapping_sub(code.start)));
+            let words: Vec<_> = lost.map(|(at, word)| (*at, word.wrapping_add(copy))).collect();
             let mut threads = tasks(processes, pid)
                 .filter(|t| rip(t).is_some_and(|rip| code.contains(&rip)))
                 .peekable();
-            let copy = if threads.peek().is_some() { copy } else { 0 };
+            let copied = threads.peek().is_some() || !words.is_empty();
             threads.for_each(|t| t.regs[RIP] = t.regs[RIP].wrapping_add(copy));
-            out.insert(pid, Place { new: at, copy });
+            let copy = if copied { copy } else { 0 };
+            out.insert(pid, Place { new: at, copy, words });
         }
         Ok(out)
     }
@@ -161,10 +185,19 @@ pub(crate) enum Refused {
     Image(#[from] ImageError),
 }
 
+/// The processes that have the memory of process `pid`.
+fn users(processes: &[Process], pid: i32) -> impl Iterator<Item = &Process> {
+    processes.iter().filter(move |p| has_memory(p, pid))
+}
+
 /// The threads that have the memory of process `pid`.
 fn tasks(processes: &mut [Process], pid: i32) -> impl Iterator<Item = &mut Thread> {
-    let of = processes.iter_mut().filter(move |p| p.pid == pid || p.shares_mm_with == pid);
+    let of = processes.iter_mut().filter(move |p| has_memory(p, pid));
     of.flat_map(|p| &mut p.threads)
+}
+
+fn has_memory(p: &Process, pid: i32) -> bool {
+    p.pid == pid || p.shares_mm_with == pid
 }
 
 fn rip(t: &Thread) -> Option<u64> {

@@ -61,6 +61,7 @@ fn cases() -> Vec<Case> {
         prog("timer_posix"),
         prog("timer_thread"),
         prog("time_vdso"),
+        prog("time_steps"),
         prog("attr_process"),
         prog("attr_identity"),
         prog("attr_notrace"),
