@@ -9,6 +9,7 @@ mod calls;
 mod contents;
 mod control;
 mod frame;
+mod frames;
 mod gather;
 pub mod headroom;
 mod inject;
@@ -26,7 +27,6 @@ mod rescue;
 mod rings;
 mod sequences;
 mod sharing;
-mod shifted;
 mod signals;
 mod snapshot;
 mod suspend;
@@ -315,10 +315,9 @@ fn take(
         live.chain(ended.map(Ok)).collect::<Result<Vec<_>, _>>()
     })?;
     waits::shorten(&mut job, &thread_tables, drafts.iter().map(|d| d.maps.as_slice()));
+    let shifted = namespaces::shifts_clocks();
     for (at, ((process, draft), area)) in processes.iter_mut().zip(&mut drafts).zip(&areas).enumerate() {
-        if process.shifted_clocks {
-            process.vdso_words = shifted::words(&job.processes[at], &draft.maps);
-        }
+        process.vdso_frames = frames::into_vdso(&job.processes[at], &draft.maps, shifted);
         // Those of memory that several processes share are told once.
         if job.processes[at].guest.is_none() {
             draft.locks = Locks::of(&mut job, (at, area), draft, process.mm.mlockall)?;

@@ -20,7 +20,7 @@ const MACHINE_TIME: &str = "time:[4026531834]";
 /// Refuses processes in other namespaces than the agent's, which are the job's.
 pub(crate) fn check(drafts: &[Draft]) -> Result<(), CaptureError> {
     for (kind, name) in KINDS {
-        let own = namespace(std::process::id().cast_signed(), kind);
+        let own = namespace(own(), kind);
         // One that cannot be looked at is not there any more.
         let apart = |d: &&Draft| namespace(d.task, kind).is_some_and(|n| own.as_ref().is_some_and(|own| n != *own));
         if let Some(draft) = drafts.iter().find(apart) {
@@ -33,9 +33,18 @@ pub(crate) fn check(drafts: &[Draft]) -> Result<(), CaptureError> {
     Ok(())
 }
 
-/// Whether the clocks of process `pid` are those of the machine with something added: it is in a time namespace, as restarted jobs are.
-pub(crate) fn shifts_clocks(pid: i32) -> bool {
-    namespace(pid, "time").is_some_and(|n| n != Path::new(MACHINE_TIME))
+/// Whether the clocks of the job are those of the machine with something added: it is in a time namespace, as restarted jobs are.
+pub(crate) fn shifts_clocks() -> bool {
+    namespace(own(), "time").is_some_and(|n| n != Path::new(MACHINE_TIME))
+}
+
+/// Whether process `pid` is in another time namespace than the agent.
+pub(crate) fn has_own_clocks(pid: i32) -> bool {
+    namespace(pid, "time").is_some_and(|n| namespace(own(), "time").is_some_and(|own| n != own))
+}
+
+fn own() -> i32 {
+    std::process::id().cast_signed()
 }
 
 fn namespace(pid: i32, kind: &str) -> Option<PathBuf> {

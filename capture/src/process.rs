@@ -180,8 +180,8 @@ impl Draft {
             shares_mm_with: process.guest.map_or(0, |g| g.first),
             shares_handlers: process.guest.is_some_and(|g| g.handlers),
             shares_fs_with: if shares(process, kcmp::Object::Fs) { process.ppid } else { 0 },
-            shifted_clocks: namespaces::shifts_clocks(task),
-            vdso_words: Vec::new(),
+            own_clocks: namespaces::has_own_clocks(task),
+            vdso_frames: Vec::new(),
             mm: model::Mm {
                 mlockall: if process.guest.is_some() {
                     0
@@ -317,8 +317,8 @@ pub(crate) fn zombie(z: Zombie) -> Option<model::Process> {
         shares_mm_with: 0,
         shares_handlers: false,
         shares_fs_with: 0,
-        shifted_clocks: false,
-        vdso_words: Vec::new(),
+        own_clocks: false,
+        vdso_frames: Vec::new(),
         mm: model::Mm::default(),
         vmas: Vec::new(),
         rings: Vec::new(),

@@ -157,12 +157,12 @@ pub struct Process {
     /// The parent, where this process shares its working directory, root and file mode creation mask (CLONE_FS); 0 for its own.
     #[serde(default)]
     pub shares_fs_with: i32,
-    /// It is in a time namespace: the code of the vDSO adds something to the clocks that a restart changes. What was interrupted in it ends with the data of the checkpoint.
+    /// Its time namespace is not the agent's: the pages in [`Job::kernel_pages`] are not its own.
     #[serde(default)]
-    pub shifted_clocks: bool,
-    /// Where clocks are shifted, words on stacks that lead into the code of the vDSO, as the frame of a signal handler has that interrupted it: (address, word).
+    pub own_clocks: bool,
+    /// Where its time namespace is not the machine's, or a thread stood in the vDSO, frames of signal handlers that will return into the vDSO: (address of the return address, return address).
     #[serde(default)]
-    pub vdso_words: Vec<(u64, u64)>,
+    pub vdso_frames: Vec<(u64, u64)>,
     /// Layout values of the address space.
     pub mm: Mm,
     /// Mappings in ascending order.

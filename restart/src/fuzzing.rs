@@ -79,7 +79,7 @@ pub fn vdso(data: &[u8]) {
         changed[usize::from(u16::from_le_bytes([edit[0], edit[1]])) % own.len()] = edit[2];
     }
     for (old, new) in [(data, own.as_slice()), (&changed, &own), (&own, &changed)] {
-        if let Ok(bridge) = Bridge::new(old, new) {
+        if let Ok(bridge) = Bridge::new(old, new, false) {
             for place in [0x7fff_0000_0000, 0x1000] {
                 drop(bridge.write(&mut old.to_vec(), 0x7ffe_f000_0000, place));
             }

@@ -208,11 +208,9 @@ fn bridge(
             old(place.copy, None)?;
         }
     }
-    for (i, (at, word)) in place.words.iter().enumerate() {
-        let put = put(input.pid, *at, &word.to_ne_bytes(), arena);
-        // What lay on a stack may have been no return address but something else, where nothing can be written.
-        p.after
-            .push(call(Step::Vdso, i, nr::PROCESS_VM_READV, &put).with(CALL_MAY_FAIL));
+    for (i, (at, rip)) in place.returns.iter().enumerate() {
+        let put = put(input.pid, *at, &rip.to_ne_bytes(), arena);
+        p.after.push(call(Step::Vdso, i, nr::PROCESS_VM_READV, &put));
     }
     Ok(())
 }

@@ -12,13 +12,20 @@ use std::collections::HashMap;
 const SIGINFO_BYTES: usize = 128;
 /// Words of `struct user_regs_struct`.
 const REGISTERS: usize = 27;
+/// Frames of signal handlers that are believed.
+const MOST_FRAMES: usize = 1 << 20;
+/// Bytes of a return address.
+const WORD: u64 = 8;
+const WRITE: u32 = libc::PROT_WRITE.cast_unsigned();
 /// Largest signal.
 const SIGNALS: i32 = 64;
 
 /// Checks `job`; what is wrong with it.
 pub(crate) fn check(job: &Job) -> Result<(), String> {
     job.processes.iter().try_for_each(|p| {
-        let checked = process(p).and_then(|()| guest(p, &job.processes));
+        let checked = process(p)
+            .and_then(|()| guest(p, &job.processes))
+            .and_then(|()| frames(p, &job.processes));
         checked.map_err(|what| format!("process {}: {what}", p.pid))
     })
 }
@@ -40,6 +47,21 @@ pub(crate) fn guest(p: &Process, all: &[Process]) -> Result<(), String> {
         Ok(())
     } else {
         Err("has memory of its own, and shares another's".into())
+    }
+}
+
+/// Frames of signal handlers lie in memory of the process.
+fn frames(p: &Process, all: &[Process]) -> Result<(), String> {
+    let owner = all.iter().find(|q| q.pid == p.shares_mm_with).unwrap_or(p);
+    let lies = |at: u64| {
+        let holds = |v: &&Vma| v.start <= at && v.end.saturating_sub(WORD) >= at;
+        owner.vmas.iter().find(holds).is_some_and(|v| v.prot & WRITE != 0)
+    };
+    let stray = p.vdso_frames.iter().find(|(at, _)| !at.is_multiple_of(WORD) || !lies(*at));
+    match stray {
+        Some((at, _)) => Err(format!("a frame of a signal handler at {at:#x} lies in none of its memory")),
+        None if p.vdso_frames.len() > MOST_FRAMES => Err(format!("{} frames of signal handlers", p.vdso_frames.len())),
+        None => Ok(()),
     }
 }
 

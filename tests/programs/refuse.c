@@ -1,4 +1,4 @@
-// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, userfaultfd, ptrace, namespace, remote, dispatch, urgent, signals (20,000 pending); locks (more memory than the limit of now allows, and what is mapped would be
+// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, userfaultfd, ptrace, namespace, remote, dispatch, urgent, ended (a file in /proc of a descriptor of a process that has ended), signals (20,000 pending); locks (more memory than the limit of now allows, and what is mapped would be
 // locked too). They must go on undisturbed.
 #include "check.h"
 #include <linux/capability.h>
@@ -84,6 +84,16 @@ int main(int argc, char **argv) {
     } else if (!strcmp(kind, "dispatch")) {
         signal(SIGSYS, on_trap);
         OK(prctl(PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, 0L, 0L, &selector));
+    } else if (!strcmp(kind, "ended")) {
+        c = fork();
+        if (c == 0)
+            for (;;) pause();
+        char path[64];
+        snprintf(path, sizeof path, "/proc/%d/fdinfo/1", c);
+        OK(open(path, O_RDONLY));
+        kill(c, SIGKILL);
+        reap(c, SIGKILL);
+        c = 0;
     } else if (!strcmp(kind, "urgent")) {
         OK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
         EQ(send(pair[0], "ab", 2, 0), 2);

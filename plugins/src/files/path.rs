@@ -47,6 +47,9 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<PathState, Faul
     }
     let there = fd::stat(path, false).is_ok();
     let of_ended = process.is_some_and(|pid| !there || !s.will_have(pid));
+    if of_ended && is_of_descriptor_or_mapping(path) {
+        return refuse("the process whose file in /proc it is has ended or is not part of the job, so it cannot be opened again; close it before the checkpoint");
+    }
     if let Some(pid) = process.filter(|_| there && of_ended) {
         s.notes.push(format!(
             "process {}: fd {}: process {pid} is not part of the job; after a restart its files in /proc are those of a process that has ended",
@@ -83,14 +86,22 @@ fn process_of(path: &Path) -> Option<i32> {
     path.strip_prefix("/proc").ok()?.iter().next()?.to_str()?.parse().ok()
 }
 
+/// Whether `path`, in the `/proc` directory of a process, stands for one of its descriptors or mappings, which no other process has.
+fn is_of_descriptor_or_mapping(path: &Path) -> bool {
+    let holds = |name: &str| ["fd", "fdinfo", "map_files"].contains(&name);
+    let mut names = path.iter().skip(3).map(|name| name.to_str().unwrap_or_default());
+    names.any(holds) && names.next().is_some()
+}
+
 /// The name in the `/proc` directory of process `pid` that `path` is in that of another one; of a thread, that of its main thread.
 fn in_process(path: &Path, pid: i32) -> PathBuf {
     let pid = pid.to_string();
     let numbered = |name: &OsStr| name.as_bytes().iter().all(u8::is_ascii_digit);
+    let of_thread = path.iter().nth(3).is_some_and(|name| name == "task");
     path.components()
         .enumerate()
         .map(|(at, name)| match name {
-            Component::Normal(name) if (at == 2 || at == 4) && numbered(name) => Path::new(&pid),
+            Component::Normal(name) if (at == 2 || at == 4 && of_thread) && numbered(name) => Path::new(&pid),
             _ => Path::new(name.as_os_str()),
         })
         .collect()

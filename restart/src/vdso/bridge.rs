@@ -38,8 +38,8 @@ struct Entry {
 pub(crate) struct Bridge(Vec<Entry>);
 
 impl Bridge {
-    /// Leads from `old` to `new`, both whole vDSOs. `Err` says what cannot be.
-    pub(crate) fn new(old: &[u8], new: &[u8]) -> Result<Self, String> {
+    /// Leads from `old` to `new`, both whole vDSOs, of the `same` kernel or of two. `Err` says what cannot be.
+    pub(crate) fn new(old: &[u8], new: &[u8], same: bool) -> Result<Self, String> {
         let there = elf::functions(new).map_err(|e| format!("this kernel's vDSO: {e}"))?;
         let mut places: BTreeMap<usize, Vec<String>> = BTreeMap::new();
         for f in elf::functions(old).map_err(|e| format!("the vDSO of the checkpoint: {e}"))? {
@@ -55,7 +55,7 @@ impl Bridge {
                 ));
             };
             let found = there.iter().find(|f| f.name == *name).map(|f| Target::Function(f.at));
-            let target = always(name).or(found).or_else(|| instead(name));
+            let target = always(name).filter(|_| !same).or(found).or_else(|| instead(name));
             let target = target.ok_or_else(|| format!("this kernel's vDSO lacks the function {name}"))?;
             entries.push(Entry {
                 name: name.clone(),
@@ -109,7 +109,7 @@ fn jump(from: u64, to: u64) -> Vec<u8> {
     }
 }
 
-/// Functions that never lead to the new vDSO. The state that `getrandom` keeps in the program's memory has the form that the old kernel gave it; a program that asks for that form
+/// Functions that never lead to the vDSO of another kernel. The state that `getrandom` keeps in the program's memory has the form that the old kernel gave it; a program that asks for that form
 /// is told that there is none.
 fn always(name: &str) -> Option<Target> {
     let code = [

@@ -1,4 +1,4 @@
-//! Restart under a kernel with another vDSO, and of processes that were stopped while they read the clocks of a time namespace, which is another one too. Pure.
+//! Restart under a kernel with another vDSO, and of processes that were stopped while they read a clock: the restart puts them into another time namespace. Pure.
 //!
 //! Programs keep the addresses of the vDSO's functions. So the old vDSO stays where it was, as ordinary memory of the process, and the entries of its functions lead to those of this
 //! kernel's, which is put at a free place with its data ([`bridge`]). What was interrupted inside the old code ends there, with old data ([`frozen`]): signal handlers
@@ -50,23 +50,22 @@ pub(crate) struct Place {
     pub(crate) new: u64,
     /// What must be added to an address in the old mappings to get to the second copy; 0 where there is none.
     pub(crate) copy: u64,
-    /// Words that lead to where the old entries were, with what they are to be: (address, word).
-    pub(crate) words: Vec<(u64, u64)>,
+    /// Return addresses in frames of signal handlers that led to where the jumps are now: (address of the return address, return address).
+    pub(crate) returns: Vec<(u64, u64)>,
 }
 
 /// Whether any process of `job` must keep its vDSO: each that has one, or where this kernel has the `same`, those that were stopped in it.
 fn is_needed(job: &Job, same: bool) -> bool {
     let all = &job.processes;
-    all.iter()
-        .any(|p| vdso(p).is_some() && (!same || was_reading_shifted_clocks(all, p)))
+    all.iter().any(|p| vdso(p).is_some() && (!same || was_reading(all, p)))
 }
 
-/// Whether somebody who has the memory of `owner` was stopped in the vDSO, or in a signal handler that may return to there, when clocks were shifted: what was read may be the sum of two
-/// namespaces then.
-fn was_reading_shifted_clocks(processes: &[Process], owner: &Process) -> bool {
+/// Whether somebody who has the memory of `owner` was stopped in the vDSO, or in a signal handler that will return to there: of what is read, a part may be of one time namespace and a part of
+/// another then. Of those with clocks of their own the checkpoint does not have the data.
+fn was_reading(processes: &[Process], owner: &Process) -> bool {
     let Some(code) = vdso(owner) else { return false };
     let inside = |t: &Thread| rip(t).is_some_and(|rip| (code.start..code.end).contains(&rip));
-    users(processes, owner.pid).any(|p| p.shifted_clocks && (!p.vdso_words.is_empty() || p.threads.iter().any(inside)))
+    users(processes, owner.pid).any(|p| !p.own_clocks && (!p.vdso_frames.is_empty() || p.threads.iter().any(inside)))
 }
 
 fn vdso(p: &Process) -> Option<&Vma> {
@@ -103,7 +102,14 @@ impl Foreign {
         let code = blobs.get(&pages.code)?;
         let mut data = blobs.get(&pages.data)?;
         let clocks = frozen::freeze(&mut data);
-        let bridge = Bridge::new(&code, own).map_err(|why| refused(&why))?;
+        let bridge = match Bridge::new(&code, own, same) {
+            Ok(bridge) => bridge,
+            Err(why) if same => {
+                tracing::warn!(why, "clocks that were being read at the checkpoint may go back");
+                return Ok(None);
+            }
+            Err(why) => return Err(refused(&why)),
+        };
         tracing::info!(
             kernel = job.kernel,
             clocks,
@@ -128,7 +134,7 @@ impl Foreign {
             let Some(code) = vdso(p).map(|v| v.start..v.end) else {
                 continue;
             };
-            if self.interrupted && !was_reading_shifted_clocks(processes, p) {
+            if self.interrupted && !was_reading(processes, p) {
                 continue;
             }
             let mut taken = reserved(p);
@@ -140,16 +146,16 @@ impl Foreign {
                 .ok_or_else(none)?
                 .wrapping_sub(old.start);
             let pid = p.pid;
-            let words = users(processes, pid).flat_map(|p| &p.vdso_words);
-            let lost = words.filter(|(_, word)| self.bridge.covers(word.wrapping_sub(code.start)));
-            let words: Vec<_> = lost.map(|(at, word)| (*at, word.wrapping_add(copy))).collect();
+            let frames = users(processes, pid).flat_map(|p| &p.vdso_frames);
+            let lost = frames.filter(|(_, rip)| self.bridge.covers(rip.wrapping_sub(code.start)));
+            let returns: Vec<_> = lost.map(|(at, rip)| (*at, rip.wrapping_add(copy))).collect();
             let mut threads = tasks(processes, pid)
                 .filter(|t| rip(t).is_some_and(|rip| code.contains(&rip)))
                 .peekable();
-            let copied = threads.peek().is_some() || !words.is_empty();
+            let copied = threads.peek().is_some() || !returns.is_empty();
             threads.for_each(|t| t.regs[RIP] = t.regs[RIP].wrapping_add(copy));
             let copy = if copied { copy } else { 0 };
-            out.insert(pid, Place { new: at, copy, words });
+            out.insert(pid, Place { new: at, copy, returns });
         }
         Ok(out)
     }
@@ -159,12 +165,13 @@ impl Foreign {
         let length = usize::try_from(vma.end - vma.start).unwrap_or(usize::MAX);
         match name {
             "vdso" if length != self.code.len() => Err("the process had a part of it only".into()),
+            "vvar" if length != self.data.len() => Err("the process had a part of it only".into()),
             "vdso" => {
                 let mut code = self.code.clone();
                 new.map_or(Ok(()), |new| self.bridge.write(&mut code, vma.start, new))?;
                 Ok(code)
             }
-            "vvar" if length == self.data.len() => Ok(self.data.clone()),
+            "vvar" => Ok(self.data.clone()),
             // Data of hypervisors' clocks, which say so that they are not to be used.
             _ => Ok(Vec::new()),
         }

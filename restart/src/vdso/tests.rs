@@ -114,7 +114,7 @@ fn entries_of_old_code_lead_to_the_kernels_own() {
     let code = belay_kernel::vdso::code().unwrap();
     let maps = belay_kernel::proc::maps(std::process::id().cast_signed()).unwrap();
     let own = maps.iter().find(|m| m.name == "[vdso]").unwrap().start;
-    let bridge = Bridge::new(&code, &code).unwrap();
+    let bridge = Bridge::new(&code, &code, true).unwrap();
     let mut near = code.clone();
     bridge.write(&mut near, own - (1 << 20), own).unwrap();
     let mut far = code.clone();
@@ -127,5 +127,22 @@ fn entries_of_old_code_lead_to_the_kernels_own() {
     for clock in PRECISE.into_iter().chain(COARSE) {
         let (before, seen, after) = (now(clock), old.clock_gettime(clock), now(clock));
         assert!(before <= seen && seen <= after, "clock {clock}: {before} {seen} {after}");
+    }
+}
+
+#[test]
+fn what_lies_under_a_jump_is_known() {
+    let code = belay_kernel::vdso::code().unwrap();
+    let bridge = Bridge::new(&code, &code, false).unwrap();
+    for f in elf::functions(&code).unwrap() {
+        let at = f.at as u64;
+        assert_eq!([0, 1, 4].map(|n| bridge.covers(at + n)), [false, true, true], "{}", f.name);
+    }
+    let mut written = code.clone();
+    bridge.write(&mut written, 1 << 40, 1 << 46).unwrap();
+    let changed = (0..code.len()).filter(|i| code[*i] != written[*i]);
+    let starts: Vec<usize> = elf::functions(&code).unwrap().iter().map(|f| f.at).collect();
+    for i in changed.filter(|i| !starts.contains(i)) {
+        assert!(bridge.covers(i as u64), "{i:#x} is written over");
     }
 }

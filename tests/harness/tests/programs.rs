@@ -159,6 +159,7 @@ fn cases() -> Vec<Case> {
         prog("refuse userfaultfd").refused("userfaultfd"),
         prog("refuse ptrace").refused("traced"),
         prog("refuse dispatch").refused("pr_set_syscall_user_dispatch"),
+        prog("refuse ended").refused("cannot be opened again"),
         prog("refuse urgent").refused("urgent data"),
         prog("refuse namespace").refused("(uts) namespace of its own"),
         prog("refuse remote").refused("orted on another host (ssh n2)"),
