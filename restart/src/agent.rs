@@ -42,7 +42,7 @@ pub(crate) struct Restarted {
 /// Duration of each phase.
 pub(crate) type Phases = Vec<(Phase, Duration)>;
 
-/// Rebuilds the job of `loaded` and lets it go on; `ready` is called just before. On failure every process of it has been killed.
+/// Rebuilds the job of `loaded` and lets it go on; `ready` is called just before the first process goes on, here or on another node. On failure every process of it has been killed.
 pub(crate) fn restart(
     loaded: Loaded,
     blob: &Blob,
@@ -156,12 +156,12 @@ pub(crate) fn restart(
         if way.is_ordinary() {
             sys::give_up_capabilities().map_err(|e| RestartError::at("resume", format!("give up capabilities: {e}")))?;
         }
+        ready();
         // Nobody goes on before everybody is whole.
         if let Some(group) = group {
             let met = group.meet(Facts::new(), BTreeSet::new());
             met.map_err(|e| RestartError::at("restart together with the other nodes", e))?;
         }
-        ready();
         stopped.resume();
         Ok(Restarted {
             phases: phases(rebuilt, spawned, &live, &shared, resuming.elapsed()),

@@ -120,7 +120,7 @@ fn leave(group: Option<&dyn Group>) {
 /// Restarts the generation in `dir`. Call from the single-threaded front process. Makes the namespaces, their PID 1 and, inside, the agent, which
 /// rebuilds the job, lets it go on, and then runs `agent_main` with all signals blocked, whose result (a wait status word) becomes the result of this call in the front process.
 /// When the agent is killed, the job goes on without it, or is ended, as `without_agent` says.
-/// `group` are the other nodes of the job, which restart at the same time. `ready` is called in the agent when all is rebuilt, before the first process goes on.
+/// `group` are the other nodes of the job, which restart at the same time. `ready` is called in the agent when all is rebuilt, before the first process goes on, here or on another node.
 /// The front process forwards terminal job control and termination signals meanwhile. `agent_main` may call its second argument with a wait status
 /// word to make this call return in the front process before the job has ended: the command has, and what it left behind runs on in the background.
 pub fn restart(

@@ -289,7 +289,12 @@ impl Job {
     pub fn must(&self, words: &[&str]) -> Result<String, Failure> {
         let o = self.belay(&[words, &[&self.dir()]].concat())?;
         want(o.status.success(), || {
-            format!("belay {words:?}: {}: {}", show(o.status), text(&o))
+            format!(
+                "belay {words:?}: {}: {}; the job said: {}",
+                show(o.status),
+                text(&o),
+                self.said()
+            )
         })?;
         Ok(text(&o))
     }
