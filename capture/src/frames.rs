@@ -7,10 +7,11 @@
 use crate::suspend::Process;
 use belay_kernel::proc::Map;
 use belay_kernel::vm;
+use std::ops::Range;
 
 /// How far above a stack pointer frames are looked for, bytes: what a handler and all that it calls need.
 const HANDLER_BYTES: u64 = 128 << 10;
-/// Handlers that have interrupted one another, each on a stack of its own.
+/// Stacks that are looked at for one thread: handlers may have interrupted one another, each on a stack of its own.
 const STACKS: usize = 8;
 const WORD: usize = size_of::<u64>();
 /// `cs`, `gs`, `fs`, `ss` of a program in 64-bit mode, as the kernel puts them into a frame: two words behind the return address, which follows the stack pointer (`struct sigcontext`).
@@ -36,20 +37,21 @@ pub(crate) fn into_vdso(process: &Process, maps: &[Map], shifted: bool) -> Vec<(
     let mut out = Vec::new();
     let mut bytes = Vec::new();
     for task in &process.tasks {
-        let mut next = Some(task.regs.rsp);
-        for _ in 0..STACKS {
-            let Some(stack) = next.take().and_then(|rsp| above(rsp, maps)) else {
-                break;
-            };
+        // Handlers may be on stacks of their own: each frame tells where the stack was that its handler has left.
+        let mut places = vec![task.regs.rsp];
+        let mut seen: Vec<Range<u64>> = Vec::new();
+        while let Some(rsp) = places.pop().filter(|_| seen.len() < STACKS) {
+            let stack = above(rsp, maps).filter(|_| !seen.iter().any(|s| s.contains(&rsp)));
+            let Some(stack) = stack else { continue };
             bytes.resize(usize::try_from(stack.end - stack.start).unwrap_or(0), 0);
             let read = vm::read_some(process.task(), stack.start, &mut bytes).unwrap_or(0);
             for frame in frames(stack.start, &bytes[..read]) {
                 if (code.start..code.end).contains(&frame.rip) {
                     out.push((frame.at, frame.rip));
                 }
-                // The last one is the outermost on this stack.
-                next = Some(frame.rsp).filter(|rsp| !stack.contains(rsp));
+                places.push(frame.rsp);
             }
+            seen.push(stack);
         }
     }
     out.sort_unstable();
@@ -58,11 +60,13 @@ pub(crate) fn into_vdso(process: &Process, maps: &[Map], shifted: bool) -> Vec<(
 }
 
 /// The part of a stack that is looked through, where `rsp` points to one: its mapping only, as what lies behind need not be memory that can be read now.
-fn above(rsp: u64, maps: &[Map]) -> Option<std::ops::Range<u64>> {
+fn above(rsp: u64, maps: &[Map]) -> Option<Range<u64>> {
     let start = rsp & !(WORD as u64 - 1);
-    let map = maps.iter().find(|m| (m.start..m.end).contains(&start))?;
-    let memory = map.ino == 0 && !map.shared && map.prot & libc::PROT_WRITE.cast_unsigned() != 0;
-    memory.then(|| start..map.end.min(start.saturating_add(HANDLER_BYTES)))
+    let map = maps
+        .get(maps.partition_point(|m| m.end <= start))
+        .filter(|m| m.start <= start)?;
+    let may_write = map.prot & libc::PROT_WRITE.cast_unsigned() != 0;
+    may_write.then(|| start..map.end.min(start.saturating_add(HANDLER_BYTES)))
 }
 
 /// The frames in `stack`, memory at `start`.

@@ -194,7 +194,7 @@ fn attempt(
     let mut listen = || {
         if let Some(Err(failure)) = agent.borrow_mut().as_mut().map(Agent::listen) {
             tracing::error!(error = %failure, "no control socket");
-            sys::say(&format!("{failure}; the program runs, but cannot be commanded"));
+            sys::say(&format!("{failure}; the program cannot be commanded"));
         }
     };
     let mut serve = |restored: Restored, report: &dyn Fn(News)| {

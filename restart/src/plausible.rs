@@ -53,16 +53,16 @@ pub(crate) fn guest(p: &Process, all: &[Process]) -> Result<(), String> {
 /// Frames of signal handlers lie in memory of the process.
 fn frames(p: &Process, all: &[Process]) -> Result<(), String> {
     let owner = all.iter().find(|q| q.pid == p.shares_mm_with).unwrap_or(p);
-    let lies = |at: u64| {
-        let holds = |v: &&Vma| v.start <= at && v.end.saturating_sub(WORD) >= at;
-        owner.vmas.iter().find(holds).is_some_and(|v| v.prot & WRITE != 0)
-    };
-    let stray = p.vdso_frames.iter().find(|(at, _)| !at.is_multiple_of(WORD) || !lies(*at));
-    match stray {
-        Some((at, _)) => Err(format!("a frame of a signal handler at {at:#x} lies in none of its memory")),
-        None if p.vdso_frames.len() > MOST_FRAMES => Err(format!("{} frames of signal handlers", p.vdso_frames.len())),
-        None => Ok(()),
+    if p.vdso_frames.len() > MOST_FRAMES {
+        return Err(format!("{} frames of signal handlers", p.vdso_frames.len()));
     }
+    // Mappings end at multiples of the page, so that a word lies in one.
+    let mapping = |at: u64| owner.vmas.get(owner.vmas.partition_point(|v| v.end <= at));
+    let lies = |at: u64| mapping(at).is_some_and(|v| v.start <= at && v.prot & WRITE != 0);
+    let stray = p.vdso_frames.iter().find(|(at, _)| !at.is_multiple_of(WORD) || !lies(*at));
+    stray.map_or(Ok(()), |(at, _)| {
+        Err(format!("a frame of a signal handler at {at:#x} lies in none of its memory"))
+    })
 }
 
 /// The process of each task of the job.

@@ -2,7 +2,7 @@
 
 use super::{make_parents, parents, Directory};
 use crate::capture::Session;
-use crate::fault::{refuse, At, Fault};
+use crate::fault::{not_now, refuse, At, Fault};
 use crate::model::{DescId, Description, FsPath, Kind};
 use crate::pidfd;
 use crate::sys::fd;
@@ -48,7 +48,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<PathState, Faul
     let there = fd::stat(path, false).is_ok();
     let of_ended = process.is_some_and(|pid| !there || !s.will_have(pid));
     if of_ended && is_of_descriptor_or_mapping(path) {
-        return refuse("the process whose file in /proc it is has ended or is not part of the job, so it cannot be opened again; close it before the checkpoint");
+        return not_now("in /proc it stands for a descriptor or a mapping that is gone, or of a process that is not part of the job, so it cannot be opened again; close it before the checkpoint");
     }
     if let Some(pid) = process.filter(|_| there && of_ended) {
         s.notes.push(format!(

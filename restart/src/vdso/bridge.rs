@@ -57,6 +57,9 @@ impl Bridge {
             let found = there.iter().find(|f| f.name == *name).map(|f| Target::Function(f.at));
             let target = always(name).filter(|_| !same).or(found).or_else(|| instead(name));
             let target = target.ok_or_else(|| format!("this kernel's vDSO lacks the function {name}"))?;
+            if same && end - at < FAR {
+                return Err(format!("the function {name} of the vDSO is too short to be replaced"));
+            }
             entries.push(Entry {
                 name: name.clone(),
                 at,

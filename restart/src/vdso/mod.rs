@@ -134,7 +134,7 @@ impl Foreign {
             let Some(code) = vdso(p).map(|v| v.start..v.end) else {
                 continue;
             };
-            if self.interrupted && !was_reading(processes, p) {
+            if self.interrupted && !(was_reading(processes, p) && self.is_whole_in(p)) {
                 continue;
             }
             let mut taken = reserved(p);
@@ -158,6 +158,16 @@ impl Foreign {
             out.insert(pid, Place { new: at, copy, returns });
         }
         Ok(out)
+    }
+
+    /// Whether `p` has all of the old mappings. Under the same kernel a process that has parts of them only goes on as if nobody had been stopped there.
+    fn is_whole_in(&self, p: &Process) -> bool {
+        let length = |v: &Vma| usize::try_from(v.end - v.start).unwrap_or(usize::MAX);
+        olds(&p.vmas).all(|v| match &v.kind {
+            VmaKind::Vdso(name) if name == "vdso" => length(v) == self.code.len(),
+            VmaKind::Vdso(name) if name == "vvar" => length(v) == self.data.len(),
+            _ => true,
+        })
     }
 
     /// The bytes of `vma`, one of the old mappings: with the entries leading to the new vDSO at `new`, or in the second copy, where that is `None`, whole.
