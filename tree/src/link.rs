@@ -8,8 +8,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// A peer that has sent nothing for this long is gone.
-pub(crate) const SILENCE: Duration = Duration::from_secs(5);
+/// A peer that has sent nothing for this long is gone. On a node whose processors are all busy, agents have waited for one for 6 s.
+pub(crate) const SILENCE: Duration = Duration::from_secs(10);
 /// Something is sent at least this often.
 pub(crate) const BEAT: Duration = Duration::from_secs(1);
 /// A peer that lets this much pile up is gone.
@@ -131,9 +131,9 @@ impl Link {
         }
     }
 
-    /// Sends `beat` when nothing else was sent for a while; an error when the peer was silent too long.
+    /// Sends `beat` when nothing else was sent for a while; an error when the peer was silent too long. Who has said something that has not been read is not silent: it was this process that did not run.
     pub(crate) fn keep_alive<T: Serialize>(&mut self, beat: &T) -> Result<(), LinkError> {
-        if self.heard.elapsed() > SILENCE {
+        if self.heard.elapsed() > SILENCE && !self.polled(libc::POLLIN, Duration::ZERO)? {
             return Err(LinkError::Silent);
         }
         if self.sent.elapsed() >= BEAT {
@@ -144,9 +144,13 @@ impl Link {
 
     /// Waits for readiness, `limit` at most.
     pub(crate) fn wait(&self, limit: Duration) -> io::Result<bool> {
+        self.polled(self.interest(), limit)
+    }
+
+    fn polled(&self, events: i16, limit: Duration) -> io::Result<bool> {
         let mut poll = libc::pollfd {
             fd: self.raw(),
-            events: self.interest(),
+            events,
             revents: 0,
         };
         let ms = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
@@ -161,5 +165,25 @@ impl Link {
             };
         }
         Ok(n > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn who_has_not_been_listened_to_is_not_silent() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let key = JobKey::random().unwrap();
+        let mut link = Link::new(&key, listener.accept().unwrap().0, false).unwrap();
+        link.heard = Instant::now().checked_sub(SILENCE * 2).unwrap();
+        assert!(matches!(link.keep_alive(&()), Err(LinkError::Silent)));
+        peer.write_all(b"x").unwrap();
+        assert!(link.wait(SILENCE).unwrap());
+        link.sent = Instant::now();
+        assert!(link.keep_alive(&()).is_ok());
     }
 }

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-/// A part that has lost its root has ended so long after that: the silence is noticed within 5 s, and it ends 15 s later.
-const FENCE: Duration = Duration::from_secs(25);
+/// A part that has lost its root has ended so long after that: the silence is noticed within 10 s, and it ends 15 s later.
+const FENCE: Duration = Duration::from_secs(30);
 /// How long a host may take to execute a command.
 const LIMIT: Duration = Duration::from_secs(20);
 
