@@ -53,7 +53,7 @@ pub(crate) struct Input<'a> {
     /// Room in the area for the kernel's pages while everything else is unmapped.
     pub(crate) scratch: u64,
     pub(crate) specials: Vec<Special>,
-    /// Where the process had another kernel's vDSO: how to get from that to this one's.
+    /// Where the process keeps the vDSO of the checkpoint: how to get from that to this kernel's.
     pub(crate) foreign: Option<(&'a Foreign, &'a vdso::Place)>,
     /// PID of the process itself.
     pub(crate) pid: i32,

@@ -25,7 +25,7 @@ pub(crate) fn check(job: &Job) -> Result<(), String> {
     job.processes.iter().try_for_each(|p| {
         let checked = process(p)
             .and_then(|()| guest(p, &job.processes))
-            .and_then(|()| frames(p, &job.processes));
+            .and_then(|()| frames(&p.vdso_frames, &owner(p, &job.processes).vmas));
         checked.map_err(|what| format!("process {}: {what}", p.pid))
     })
 }
@@ -50,16 +50,20 @@ pub(crate) fn guest(p: &Process, all: &[Process]) -> Result<(), String> {
     }
 }
 
+/// The process whose description has the memory of `p`.
+fn owner<'a>(p: &'a Process, all: &'a [Process]) -> &'a Process {
+    all.iter().find(|q| q.pid == p.shares_mm_with).unwrap_or(p)
+}
+
 /// Frames of signal handlers lie in memory of the process.
-fn frames(p: &Process, all: &[Process]) -> Result<(), String> {
-    let owner = all.iter().find(|q| q.pid == p.shares_mm_with).unwrap_or(p);
-    if p.vdso_frames.len() > MOST_FRAMES {
-        return Err(format!("{} frames of signal handlers", p.vdso_frames.len()));
+fn frames(frames: &[(u64, u64)], vmas: &[Vma]) -> Result<(), String> {
+    if frames.len() > MOST_FRAMES {
+        return Err(format!("{} frames of signal handlers", frames.len()));
     }
     // Mappings end at multiples of the page, so that a word lies in one.
-    let mapping = |at: u64| owner.vmas.get(owner.vmas.partition_point(|v| v.end <= at));
+    let mapping = |at: u64| vmas.get(vmas.partition_point(|v| v.end <= at));
     let lies = |at: u64| mapping(at).is_some_and(|v| v.start <= at && v.prot & WRITE != 0);
-    let stray = p.vdso_frames.iter().find(|(at, _)| !at.is_multiple_of(WORD) || !lies(*at));
+    let stray = frames.iter().find(|(at, _)| !at.is_multiple_of(WORD) || !lies(*at));
     stray.map_or(Ok(()), |(at, _)| {
         Err(format!("a frame of a signal handler at {at:#x} lies in none of its memory"))
     })
@@ -205,6 +209,23 @@ mod tests {
         assert!(!ok(&vma(0x1000, 0x2000, file(u64::MAX - 0xfff))));
         assert!(!ok(&vma(0x1000, 0x2000, file(1 << 63))));
         assert!(!ok(&vma(0x1000, 0x2000, VmaKind::HugeTlb { page_bytes: 0 })));
+    }
+
+    #[test]
+    fn frames_that_lie_in_no_memory_are_refused() {
+        let mut vmas = [
+            vma(0x1000, 0x2000, VmaKind::Heap),
+            vma(0x3000, 0x4000, VmaKind::Stack),
+            vma(0x4000, 0x5000, VmaKind::Heap),
+        ];
+        vmas[2].prot = 1;
+        for at in [0x1000, 0x1ff8, 0x3000, 0x3ff8] {
+            assert_eq!(frames(&[(at, 0)], &vmas), Ok(()), "{at:#x}");
+        }
+        for at in [0, 0xff8, 0x1004, 0x2000, 0x2ff8, 0x4000, 0x5000, u64::MAX - 7] {
+            assert!(frames(&[(0x1000, 0), (at, 0)], &vmas).is_err(), "{at:#x}");
+        }
+        assert!(frames(&vec![(0x1000, 0); MOST_FRAMES + 1], &vmas).is_err());
     }
 
     #[test]

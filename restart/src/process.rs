@@ -59,7 +59,7 @@ pub(crate) struct Context<'a> {
     pub(crate) restore_timer_ids: bool,
     pub(crate) own: Own,
     pub(crate) specials: Vec<Special>,
-    /// The vDSO of the checkpoint, where this kernel has another,
+    /// The vDSO of the checkpoint, where this kernel has another or somebody was stopped in it,
     pub(crate) foreign: Option<&'a Foreign>,
     /// and where this kernel's goes in each process, by PID.
     pub(crate) places: HashMap<i32, Place>,

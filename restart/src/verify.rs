@@ -25,7 +25,7 @@ pub(crate) struct Loaded {
     pub(crate) blobs: BlobReader,
     /// Where contents of shared memory and files lie.
     pub(crate) contents: Vec<Extent>,
-    /// The vDSO of the checkpoint, where this kernel has another.
+    /// The vDSO of the checkpoint, where this kernel has another or somebody was stopped in it.
     pub(crate) foreign: Option<Foreign>,
     /// Extents of every process with memory, by PID; none spans two mappings or is longer than a helper thread should read at a time.
     pub(crate) extents: HashMap<i32, Vec<Extent>>,
@@ -185,7 +185,7 @@ fn check_processor(job: &Job, any_cpu: bool) -> Outcome<()> {
     ))
 }
 
-/// What the job needs where this kernel's vDSO is another than it had.
+/// What the job needs where this kernel's vDSO is another than it had, or somebody was stopped in it.
 fn foreign(job: &Job, blobs: &BlobReader) -> Outcome<Option<Foreign>> {
     let own = belay_kernel::vdso::code().map_err(|e| RestartError::at("vdso", format!("read this process's own: {e}")))?;
     Foreign::of(job, blobs, &own).map_err(|e| match e {
