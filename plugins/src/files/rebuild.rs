@@ -253,7 +253,6 @@ fn make_deleted(object: &FileObject, tmpfile: bool) -> Result<OwnedFd, Fault> {
         file
     };
     let mode = std::os::unix::fs::PermissionsExt::from_mode(object.mode);
-    // Only root may give files away, and only root had files of others.
     if object.owner != (0, 0) {
         own(&file, object.owner)?;
     }
@@ -261,13 +260,17 @@ fn make_deleted(object: &FileObject, tmpfile: bool) -> Result<OwnedFd, Fault> {
     Ok(file)
 }
 
-/// Gives an open file to `owner`.
+/// Gives an open file to `owner`. Only root may give files away: of others a file that belonged to somebody else is their own after a restart.
 fn own(file: &OwnedFd, owner: (u32, u32)) -> Result<(), Fault> {
     let stat = fd::fstat(file.as_raw_fd()).at("stat")?;
     if (stat.st_uid, stat.st_gid) == owner {
         return Ok(());
     }
-    std::os::unix::fs::fchown(file, Some(owner.0), Some(owner.1)).at("set its owner")
+    match std::os::unix::fs::fchown(file, Some(owner.0), Some(owner.1)) {
+        // EINVAL: whoever is not known in a user namespace.
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EINVAL)) => Ok(()),
+        set => set.at("set its owner"),
+    }
 }
 
 /// A name beside `path`, for the time of the rebuild.

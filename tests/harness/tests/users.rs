@@ -10,7 +10,7 @@ use belay_tests::Failure;
 use std::os::unix::fs::{lchown, symlink, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// The other user.
@@ -197,17 +197,49 @@ fn root_looks_at_anything(place: &Place, user: User) -> Result<(), Failure> {
     refused(&look("status")?, &["job.json", "not a regular file"])
 }
 
+/// A file of root's that the job had open, and that has been replaced since the checkpoint, comes back at a restart, as a file of the job's user where that is not root.
+fn file_of_others(place: &Place, user: User) -> Result<(), Failure> {
+    const PROGRAM: &str = "exec 3< theirs; : > open; while [ ! -e go ]; do sleep 0.02; done; read -r line <&3; echo \"got $line\"";
+    let mut job = Job::new(place, "theirs", user)?;
+    let work = job.work.clone();
+    let put = |text: &str| {
+        io("write a file", std::fs::write(work.join("new"), text))?;
+        mode(&work.join("new"), 0o644)?;
+        io("give it its name", std::fs::rename(work.join("new"), work.join("theirs")))
+    };
+    put("what they wrote\n")?;
+    job.launch(&[], &["/bin/sh", "-c", PROGRAM].map(str::to_owned))?;
+    let end = Instant::now() + LIMIT;
+    while !work.join("open").exists() {
+        want(Instant::now() < end, || format!("not opened; {}", job.output_text()))?;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for _ in 0..3 {
+        job.checkpoint()?;
+        put("what they wrote later\n")?;
+        job.kill_all()?;
+        job.restart(&[])?;
+        want(job.answers(LIMIT)?, || format!("restart: {}", job.output_text()))?;
+    }
+    io("let it go on", std::fs::write(work.join("go"), ""))?;
+    let status = job.wait(LIMIT)?;
+    want(status.success() && job.output_text().ends_with("got what they wrote"), || {
+        format!("{}: {}", show(status), job.output_text())
+    })
+}
+
 fn main() {
     if !am_root() {
-        println!("\ntest result: ok. 0 passed; 0 failed; 4 ignored (only root can become other users)");
+        println!("\ntest result: ok. 0 passed; 0 failed; 5 ignored (only root can become other users)");
         return;
     }
     let mut target = Target::new("users", &["fault_target"]);
-    let tests: [(&str, Test); 4] = [
+    let tests: [(&str, Test); 5] = [
         ("nothing_can_be_read", nothing_can_be_read),
         ("nothing_can_be_commanded", nothing_can_be_commanded),
         ("what_strangers_put_in_the_way", what_strangers_put_in_the_way),
         ("root_looks_at_anything", root_looks_at_anything),
+        ("file_of_others", file_of_others),
     ];
     for (name, test) in tests {
         target.by_user(name, |_| true, move |place, user, _| test(place, user));
