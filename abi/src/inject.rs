@@ -291,7 +291,7 @@ pub const RANGE_UNREADABLE: u64 = 1;
 /// [`Range::flags`]: pages that hold only zeros are stored too, because without them the file behind the mapping would show.
 pub const RANGE_KEEP_ZEROS: u64 = 2;
 
-/// A frugal writer gives back memory in pieces that end at multiples of this: a huge page is given back whole.
+/// Writers give back memory that they have stored in pieces that end at multiples of this: a huge page is given back whole.
 pub const GIVE_BACK_BYTES: u64 = 2 << 20;
 /// A frugal writer waits for the disk each time it has written so much more.
 pub const ON_THE_WAY_BYTES: u64 = 1 << 20;
@@ -331,6 +331,10 @@ pub struct Loan {
     pub first: u32,
     /// Pages that may be written.
     pub pages: u32,
+    /// 1 where the file can be written past the page cache.
+    pub direct: u32,
+    /// Padding.
+    pub pad: u32,
     /// Pages written.
     pub used: core::sync::atomic::AtomicU32,
     /// 1 when the writer has done with it, and all its pages are in the file.
@@ -403,14 +407,16 @@ pub struct Control {
     pub index_bytes: u64,
     /// Which pages it is of: see [`crate::index::Table::new`].
     pub index_sample: u64,
-    /// 1 where little memory is free: the writers give memory back that they have stored, and keep what they have written out of the page cache.
+    /// 1 where little memory is free: the writers keep what they have written out of the page cache.
     pub frugal: u32,
     /// 1 where pages are hashed with wide vectors ([`crate::hash::PageHash::is_wide`]).
     pub wide_hash: u32,
-    /// Padding.
-    pub pad: u32,
+    /// Bytes that each writer gathers before it writes them past the page cache; 0 where it shall not.
+    pub stage_bytes: u64,
     /// Number of loans that have their files; a futex. Writers wait for theirs.
     pub lent: core::sync::atomic::AtomicU32,
+    /// Padding.
+    pub pad: u32,
     /// The writers.
     pub writer: [Writer; MAX_WRITERS],
 }

@@ -18,6 +18,18 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 const PAGE: u64 = 4096;
 
+/// Bytes that each writer gathers before it writes past the page cache, where `bytes` are to be written at most; 0: it shall not. Little is not worth waiting for the disk at every write. A stage that stays
+/// in the processor's cache takes half of the time to fill that one of 4 MiB takes, and disks are as fast with it.
+fn stage_bytes(bytes: u64) -> u64 {
+    const STAGE: u64 = 1 << 20;
+    const LITTLE: u64 = 4 << 20;
+    if bytes < LITTLE {
+        0
+    } else {
+        STAGE
+    }
+}
+
 /// The layout of a child's work. It is the agent's own: what lies in the shared memory the child could have changed.
 #[derive(Debug)]
 pub(crate) struct Work {
@@ -154,6 +166,8 @@ impl ControlMemory {
                     fd: loan.fd,
                     first: loan.first,
                     pages: loan.pages,
+                    direct: loan.direct.into(),
+                    pad: 0,
                     used: 0.into(),
                     done: 0.into(),
                     hashes: *hashes,
@@ -169,6 +183,7 @@ impl ControlMemory {
             (*head).index_sample = index.sample;
             (*head).wide_hash = belay_storage::hashes_wide().into();
             (*head).frugal = frugal.into();
+            (*head).stage_bytes = stage_bytes(capacity * PAGE);
             (*head).writers = writers;
             (*head).lent = u32::try_from(work.lent).map_err(other)?.into();
             for (k, table) in work.tables.iter().enumerate() {
@@ -222,12 +237,13 @@ impl ControlMemory {
         // SAFETY: as above.
         let wanted = unsafe { (*head).next_loan.load(Acquire) } as usize;
         while work.lent < work.loans.len().min(wanted) {
-            let Some(fd) = session.place_loan(work.loans[work.lent].0.id)? else {
+            let Some((fd, direct)) = session.place_loan(work.loans[work.lent].0.id)? else {
                 return Ok(());
             };
             // SAFETY: the child does not look at a loan before it is counted as lent; the count is an atomic and a futex.
             unsafe {
                 (*self.loan(work, work.lent)).fd = fd;
+                (*self.loan(work, work.lent)).direct = direct.into();
                 work.lent += 1;
                 (*head).lent.store(work.lent as u32, Release);
                 libc::syscall(libc::SYS_futex, &raw const (*head).lent, libc::FUTEX_WAKE, i32::MAX);

@@ -89,7 +89,7 @@ pub(crate) struct Plan {
     pub(crate) why: String,
     /// Snapshot children are made.
     pub(crate) fork: bool,
-    /// The writers give back at once what they have stored, and what they have written.
+    /// Nothing waits: what has been stored is given back at once, and what has been written does not stay in the page cache.
     pub(crate) frugal: bool,
     /// There is room for the table of hashes to grow.
     pub(crate) index: bool,

@@ -5,6 +5,7 @@ use belay_image::extents;
 use belay_image::manifest::{FileEntry, Manifest};
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{files, ImageError, BLOB_FILE, JOB_FILE};
+use belay_kernel::direct::Buffer;
 use belay_storage::chunk::Chunk;
 use belay_storage::store::Store;
 use serde_json::Value;
@@ -101,7 +102,7 @@ fn file(dir: &Path, entry: &FileEntry, seen: &mut Verified) -> Result<(), ImageE
 /// Every page of a process against its hash.
 fn memory(path: &Path, chunks: &BTreeMap<u32, Chunk>, known: &mut Known, seen: &mut Verified) -> Result<(), ImageError> {
     let table = extents::decode(path, SectionFile::read(path)?.get(Kind::Extents)?)?;
-    let mut buffer = Vec::new();
+    let mut buffer = Buffer::default();
     for e in &table {
         let chunk = chunks.get(&e.chunk).ok_or_else(|| {
             let reason = format!(
@@ -127,7 +128,7 @@ fn memory(path: &Path, chunks: &BTreeMap<u32, Chunk>, known: &mut Known, seen: &
 }
 
 /// Pages read at a time.
-const PIECE_PAGES: u64 = 64;
+const PIECE_PAGES: u64 = 1024;
 
 /// Compares the byte strings of the generation in `dir` with their checksums: the manifest has none for the file that holds them.
 pub(crate) fn byte_strings(dir: &Path) -> Result<(), ImageError> {

@@ -8,7 +8,7 @@
 //! * `turn`: threads wait until another one's operation is over.
 //! * `notification`: what a process will be told about a message queue.
 //! * `rings`: requests of native asynchronous I/O are waited for.
-//! * `snapshot`: make the copy-on-write child; `writer`: what that child does.
+//! * `snapshot`: make the copy-on-write child; `writer`: what that child does, with which pages (`output`), and how they reach the files (`sink`).
 #![no_std]
 #![no_main]
 // Everything here is raw system calls on tables that the agent has laid out; one comment per function states the contract.
@@ -17,7 +17,9 @@
 mod collect;
 mod locks;
 mod notification;
+mod output;
 mod rings;
+mod sink;
 mod snapshot;
 mod turn;
 mod writer;
@@ -92,6 +94,7 @@ mod libc_nr {
     pub(crate) const RT_SIGPROCMASK: usize = 14;
     pub(crate) const IOCTL: usize = 16;
     pub(crate) const PREAD64: usize = 17;
+    pub(crate) const PWRITE64: usize = 18;
     pub(crate) const MSYNC: usize = 26;
     pub(crate) const MINCORE: usize = 27;
     pub(crate) const MADVISE: usize = 28;

@@ -4,6 +4,7 @@
 
 pub mod blob;
 pub mod cpu;
+pub mod direct;
 pub mod hugepages;
 pub mod kcmp;
 pub mod net;

@@ -8,9 +8,11 @@
 //!
 //! The runtime has one thread, made when the tier is opened and ended when it is dropped.
 
+use belay_kernel::direct::Buffer;
 use belay_storage::tier::gather::Gather;
 use belay_storage::tier::{failed, is_key, Object, Put, Tier, OBJECT_URLS};
 use belay_storage::StorageError;
+use bytes::Bytes;
 use futures_util::TryStreamExt;
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
@@ -218,7 +220,7 @@ impl Tier for Objects {
         }))
     }
 
-    fn get(&self, key: &str, range: Range<u64>, buf: &mut Vec<u8>) -> Result<(), StorageError> {
+    fn get(&self, key: &str, range: Range<u64>, buf: &mut Buffer) -> Result<(), StorageError> {
         let path = self.path("read", key)?;
         let short = || failed(&self.name, "read", key, io::ErrorKind::UnexpectedEof.into());
         buf.clear();
@@ -299,14 +301,14 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    fn send(&mut self, part: Vec<u8>) -> Result<(), StorageError> {
+    fn send(&mut self, part: Buffer) -> Result<(), StorageError> {
         let mut begun = match self.begun.take() {
             Some(begun) => begun,
             None => self
                 .tier
                 .wait("write", &self.key, self.tier.store.put_multipart(&self.path))?,
         };
-        let part = begun.put_part(PutPayload::from(part));
+        let part = begun.put_part(PutPayload::from(Bytes::from_owner(part)));
         self.begun = Some(begun);
         self.tier.wait("write", &self.key, part)
     }
@@ -321,7 +323,7 @@ impl Put for Upload<'_> {
         let (rest, parts) = (self.gather.rest(), &mut self.parts);
         let (tier, key) = (parts.tier, &parts.key);
         if parts.begun.is_none() {
-            let put = tier.store.put(&parts.path, PutPayload::from(rest));
+            let put = tier.store.put(&parts.path, PutPayload::from(Bytes::from_owner(rest)));
             return tier.wait("write", key, put).map(drop);
         }
         if !rest.is_empty() {

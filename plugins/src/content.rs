@@ -5,6 +5,7 @@ use crate::sys::fd;
 use crate::Inside;
 use belay_image::extents::{Extent, PAGE};
 use belay_image::ImageError;
+use belay_kernel::direct::Buffer;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::ops::Range;
@@ -31,7 +32,7 @@ pub trait PageSource: std::fmt::Debug {
     fn within(&self, range: Range<u64>) -> Vec<Extent>;
 
     /// Reads these pages, at most 1 MiB, and compares them with their hashes.
-    fn read(&self, part: &Extent, into: &mut Vec<u8>) -> Result<(), ImageError>;
+    fn read(&self, part: &Extent, into: &mut Buffer) -> Result<(), ImageError>;
 }
 
 /// The contents of a generation, one behind the other.
@@ -216,7 +217,7 @@ impl Content {
 
     /// Reads what is stored, piece by piece: offset and bytes, none of them behind the end.
     fn pieces(&self, from: &dyn PageSource, mut each: impl FnMut(u64, &[u8]) -> Result<(), Fault>) -> Result<(), Fault> {
-        let mut buf = Vec::new();
+        let mut buf = Buffer::default();
         for e in self.stored(from)? {
             for at in (e.vaddr..e.end()).step_by(PIECE) {
                 from.read(&e.part(at, at + PIECE as u64), &mut buf)?;

@@ -3,6 +3,7 @@
 use crate::content::{PageSink, PageSource};
 use belay_image::extents::{Extent, PAGE};
 use belay_image::ImageError;
+use belay_kernel::direct::Buffer;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -31,8 +32,9 @@ impl PageSource for Kept {
         self.0.range(range).map(|(at, _)| one(at)).collect()
     }
 
-    fn read(&self, part: &Extent, into: &mut Vec<u8>) -> Result<(), ImageError> {
-        into.clone_from(&self.0[&part.vaddr]);
+    fn read(&self, part: &Extent, into: &mut Buffer) -> Result<(), ImageError> {
+        into.clear();
+        into.extend_from_slice(&self.0[&part.vaddr]);
         Ok(())
     }
 }

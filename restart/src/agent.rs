@@ -89,6 +89,7 @@ pub(crate) fn restart(
     let stopped = stopped_children(&job);
     let live = live(&tree, &job);
     let context = Context {
+        direct: process::read_directly(&extents, &chunks),
         chunks: &chunks,
         blob,
         tree: &tree,

@@ -2,6 +2,7 @@
 
 use belay_image::extents::{self, Extent};
 use belay_image::ImageError;
+use belay_kernel::direct::Buffer;
 use belay_plugins::PageSource;
 use belay_storage::chunk::Chunk;
 use std::collections::HashMap;
@@ -23,7 +24,7 @@ impl PageSource for Contents<'_> {
         out
     }
 
-    fn read(&self, part: &Extent, into: &mut Vec<u8>) -> Result<(), ImageError> {
+    fn read(&self, part: &Extent, into: &mut Buffer) -> Result<(), ImageError> {
         let pages = u32::try_from(part.pages()).unwrap_or(u32::MAX);
         let chunk = self.chunks.get(&part.chunk).ok_or_else(|| ImageError::Damaged {
             path: format!("chunk {}", part.chunk),

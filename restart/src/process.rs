@@ -13,13 +13,14 @@ use crate::vdso::{self, Foreign, Place};
 use crate::{arch, sys};
 use belay_abi::aio::RingPlan;
 use belay_abi::restore::{Fill, Helper, Plan, ThreadPlan, FILL_STACK_BYTES, MAX_HELPERS, PLAN_MAGIC, STACK_BYTES};
-use belay_image::extents::Extent;
+use belay_image::extents::{Extent, PAGE};
 use belay_image::model::{Process, Thread, VmaKind};
 use belay_kernel::blob::Blob;
+use belay_kernel::direct;
 use belay_plugins::Rebuilder;
 use belay_storage::chunk::Chunk;
 use std::collections::hash_map::Entry;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
 
@@ -44,6 +45,8 @@ impl Area {
 /// What all processes share.
 pub(crate) struct Context<'a> {
     pub(crate) chunks: &'a HashMap<u32, Chunk>,
+    /// Those that are read past the page cache.
+    pub(crate) direct: HashSet<u32>,
     pub(crate) blob: &'a Blob,
     pub(crate) rebuilder: Rebuilder,
     pub(crate) shared: &'a Shared,
@@ -183,6 +186,21 @@ impl Files {
     }
 }
 
+/// The chunks that are best read past the page cache: not those of which many small extents are needed, because the kernel reads ahead, and not those of which several processes need the same, because the
+/// first of them brings it into memory for all.
+pub(crate) fn read_directly(extents: &HashMap<i32, Vec<Extent>>, chunks: &HashMap<u32, Chunk>) -> HashSet<u32> {
+    let mut needed: HashMap<u32, (u64, u64)> = HashMap::new();
+    for e in extents.values().flatten() {
+        let (count, bytes) = needed.entry(e.chunk).or_default();
+        (*count, *bytes) = (*count + 1, *bytes + e.bytes);
+    }
+    let once = |id: &u32, bytes: u64| chunks.get(id).is_some_and(|c| bytes <= c.hashes.len() as u64 * PAGE * 5 / 4);
+    let good = needed
+        .into_iter()
+        .filter(|(id, (count, bytes))| bytes / count >= direct::WORTH as u64 && once(id, *bytes));
+    good.map(|(id, _)| id).collect()
+}
+
 fn open_files(cx: &Context<'_>, p: &Process) -> Outcome<Files> {
     let room = cx.rebuilder.room();
     let high = |fd: RawFd| {
@@ -193,6 +211,9 @@ fn open_files(cx: &Context<'_>, p: &Process) -> Outcome<Files> {
         if let (Entry::Vacant(entry), Some(chunk)) = (pages.entry(e.chunk), cx.chunks.get(&e.chunk)) {
             // Not `chunk.file`: in a descriptor table that processes share, that number may have been given to the job by now.
             let file = std::fs::File::open(&chunk.path).map_err(|e| belay_image::ImageError::io("open", &chunk.path, e))?;
+            if cx.direct.contains(&e.chunk) {
+                direct::enable(&file);
+            }
             entry.insert(high(file.as_raw_fd())?);
         }
     }
@@ -490,4 +511,33 @@ fn load(cx: &Context<'_>, area: &Area, tables: &[u8]) -> std::io::Result<()> {
         arch::copy_to(area.tables, tables);
     }
     arch::protect(area.base, cx.blob.bytes(), libc::PROT_READ | libc::PROT_EXEC)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_read_directly_that_one_process_needs_in_large_pieces() {
+        let chunk = |pages: usize| Chunk {
+            path: "/dev/null".into(),
+            file: std::fs::File::open("/dev/null").unwrap(),
+            hashes: vec![0; pages],
+        };
+        let chunks: HashMap<u32, Chunk> = (1..=4).map(|id| (id, chunk(1000))).collect();
+        let extent = |chunk, first: u32, pages: u64| Extent {
+            vaddr: u64::from(first) * PAGE,
+            bytes: pages * PAGE,
+            chunk,
+            page: first,
+        };
+        let small = (0..100).map(|i| extent(2, i * 10, 2));
+        let one: Vec<Extent> = [extent(1, 0, 1000), extent(3, 0, 1000), extent(4, 0, 600)]
+            .into_iter()
+            .chain(small)
+            .collect();
+        let two = vec![extent(3, 0, 1000), extent(4, 600, 400)];
+        let good = read_directly(&HashMap::from([(1, one), (2, two)]), &chunks);
+        assert_eq!(good, HashSet::from([1, 4]), "2: small pieces, 3: twice the same");
+    }
 }

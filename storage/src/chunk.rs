@@ -14,6 +14,7 @@
 use crate::PAGE;
 use belay_image::manifest::ChunkEntry;
 use belay_image::{checksum, files, ImageError, FORMAT_VERSION};
+use belay_kernel::direct::{self, Buffer};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -112,15 +113,14 @@ impl Chunk {
     }
 
     /// Reads `pages` pages from `first` on into `buf` and compares each with its hash.
-    pub fn read(&self, first: u32, pages: u32, buf: &mut Vec<u8>) -> Result<(), ImageError> {
+    pub fn read(&self, first: u32, pages: u32, buf: &mut Buffer) -> Result<(), ImageError> {
         let end = first.checked_add(pages).filter(|end| *end as usize <= self.hashes.len());
         let (Some(end), Ok(bytes)) = (end, usize::try_from(u64::from(pages) * PAGE)) else {
             return Err(ImageError::damaged(&self.path, format!("it has no page {first}")));
         };
-        buf.resize(bytes, 0);
-        self.file
-            .read_exact_at(buf, u64::from(first) * PAGE)
-            .map_err(|e| ImageError::io("read", &self.path, e))?;
+        buf.resize(bytes);
+        // Whole pages into whole pages, so that it does not matter if somebody else who has this description of the file does the same.
+        direct::read_exact_at(&self.file, buf, u64::from(first) * PAGE).map_err(|e| ImageError::io("read", &self.path, e))?;
         for ((page, data), hash) in (first..end)
             .zip(buf.chunks_exact(PAGE as usize))
             .zip(&self.hashes[first as usize..])

@@ -4,7 +4,7 @@
 //! chunk, which is removed with the last of them.
 
 use belay_image::extents::{self, Extent, PAGE};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How much of a chunk the new generation needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +44,24 @@ pub fn choose(usage: &[Usage], chunk_pages: u32, budget: u64) -> Vec<u32> {
         }
     }
     out
+}
+
+/// Pages between two that are needed, from which on they are not read together.
+const GAP: u32 = 32;
+
+/// Cuts `pages` into parts that lie in `span` consecutive pages each, without large gaps, so that a part can be read at once, with what lies between.
+pub fn windows(pages: &BTreeSet<u32>, span: u32) -> impl Iterator<Item = Vec<u32>> + '_ {
+    let mut rest = pages.iter().copied().peekable();
+    std::iter::from_fn(move || {
+        let first = rest.next()?;
+        let mut part = vec![first];
+        let mut last = first;
+        while let Some(page) = rest.next_if(|page| page - first < span && page - last <= GAP) {
+            part.push(page);
+            last = page;
+        }
+        Some(part)
+    })
 }
 
 /// Rewrites `table` so that pages in `moved`, (chunk, page) to (chunk, page), are found at their new places.
@@ -99,6 +117,16 @@ mod tests {
         assert_eq!(choose(&all, 1000, 1000), [] as [u32; 0]);
         let all: Vec<Usage> = (1..=19).map(|id| usage(id, 2, 2)).collect();
         assert_eq!(choose(&all, 1000, 1000).len(), 10);
+    }
+
+    #[test]
+    fn windows_hold_all_pages_and_span_no_more_than_they_may() {
+        let pages = BTreeSet::from([0, 1, 9, 10, 11, 30, u32::MAX]);
+        let parts: Vec<Vec<u32>> = windows(&pages, 10).collect();
+        assert_eq!(parts, [vec![0, 1, 9], vec![10, 11], vec![30], vec![u32::MAX]]);
+        let parts: Vec<Vec<u32>> = windows(&BTreeSet::from([0, GAP, 2 * GAP + 1]), 1000).collect();
+        assert_eq!(parts, [vec![0, GAP], vec![2 * GAP + 1]], "gaps are not read");
+        assert_eq!(windows(&BTreeSet::new(), 10).count(), 0);
     }
 
     proptest! {

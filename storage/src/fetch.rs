@@ -18,8 +18,8 @@ use crate::{StorageError, PAGE};
 use belay_image::manifest::{ChunkEntry, FileEntry, MANIFEST_FILE, MAX_BYTES};
 use belay_image::sections::create_private;
 use belay_image::{checksum, files, ImageError};
+use belay_kernel::direct::{self, Buffer};
 use std::fs::{DirBuilder, File};
-use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -72,7 +72,7 @@ struct Fetch<'a> {
 /// Compares every page of a chunk with its hash.
 pub fn check_pages(chunk: &Chunk, control: &Control) -> Result<(), StorageError> {
     let pages = chunk.hashes.len() as u32;
-    let mut buf = Vec::new();
+    let mut buf = Buffer::default();
     for first in (0..pages).step_by(STEP as usize) {
         control.check()?;
         let count = STEP.min(pages - first);
@@ -120,12 +120,13 @@ impl Fetch<'_> {
     }
 
     fn copy(&self, tier: &dyn Tier, key: &str, item: &pack::Item, path: &Path) -> Result<(), StorageError> {
-        let mut file = create_private(path)?;
-        let (mut buf, mut out) = (Vec::new(), Vec::new());
+        let file = create_private(path)?;
+        let (mut buf, mut out, mut at) = (Buffer::default(), Buffer::default(), 0);
         for piece in &item.pieces {
             self.control.check()?;
             read_piece(tier, key, piece, &mut buf, &mut out)?;
-            file.write_all(&out).map_err(|e| ImageError::io("write", path, e))?;
+            direct::write_all_at(&file, &out, at).map_err(|e| ImageError::io("write", path, e))?;
+            at += out.len() as u64;
         }
         Ok(file.sync_all().map_err(|e| ImageError::io("fsync", path, e))?)
     }

@@ -14,6 +14,7 @@ use crate::tier::{Put, Tier};
 use crate::StorageError;
 use belay_image::checksum;
 use belay_image::manifest::ChunkEntry;
+use belay_kernel::direct::Buffer;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -128,7 +129,7 @@ impl Index {
     /// Reads the index of pack `key`, which has `bytes` bytes.
     pub fn read(tier: &dyn Tier, key: &str, bytes: u64) -> Result<Self, StorageError> {
         let damaged = |reason| damaged(tier, key, reason);
-        let mut buf = Vec::new();
+        let mut buf = Buffer::default();
         let from = bytes.checked_sub(FOOTER).ok_or_else(|| damaged("it has no footer".into()))?;
         tier.get(key, from..bytes, &mut buf)?;
         let (at, sum) = Self::locate(&buf, bytes).map_err(damaged)?;
@@ -146,7 +147,7 @@ fn damaged(tier: &dyn Tier, key: &str, reason: String) -> StorageError {
 }
 
 /// Reads one piece of pack `key` into `out`, checked and uncompressed; `buf` is room to work in.
-pub fn read_piece(tier: &dyn Tier, key: &str, piece: &Piece, buf: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<(), StorageError> {
+pub fn read_piece(tier: &dyn Tier, key: &str, piece: &Piece, buf: &mut Buffer, out: &mut Buffer) -> Result<(), StorageError> {
     tier.get(key, piece.offset..piece.offset + u64::from(piece.stored), buf)?;
     if checksum(buf) != piece.xxh3 {
         let reason = format!("checksum of {} bytes at {} does not match", piece.stored, piece.offset);
@@ -157,9 +158,10 @@ pub fn read_piece(tier: &dyn Tier, key: &str, piece: &Piece, buf: &mut Vec<u8>, 
         return Ok(());
     }
     // The checksum was right, so this is what was written; its length is bounded by the index all the same.
-    *out = zstd::bulk::decompress(buf, piece.bytes as usize).map_err(|e| damaged(tier, key, format!("uncompress: {e}")))?;
-    if out.len() != piece.bytes as usize {
-        return Err(damaged(tier, key, format!("{} bytes instead of {}", out.len(), piece.bytes)));
+    out.resize(piece.bytes as usize);
+    let bytes = zstd::bulk::decompress_to_buffer(buf, out).map_err(|e| damaged(tier, key, format!("uncompress: {e}")))?;
+    if bytes != out.len() {
+        return Err(damaged(tier, key, format!("{bytes} bytes instead of {}", piece.bytes)));
     }
     Ok(())
 }
@@ -247,7 +249,7 @@ impl<'a> Writer<'a> {
 
 /// Reads every piece of pack `key` and compares it with its checksum; the bytes read.
 pub fn check(tier: &dyn Tier, key: &str, index: &Index) -> Result<u64, StorageError> {
-    let (mut buf, mut seen, mut bytes) = (Vec::new(), BTreeSet::new(), 0);
+    let (mut buf, mut seen, mut bytes) = (Buffer::default(), BTreeSet::new(), 0);
     for p in index.items.iter().flat_map(|i| &i.pieces).filter(|p| seen.insert(p.offset)) {
         tier.get(key, p.offset..p.offset + u64::from(p.stored), &mut buf)?;
         if checksum(&buf) != p.xxh3 {
@@ -281,7 +283,7 @@ mod tests {
         assert_eq!((pack.bytes, index.items[0].bytes()), (good.len() as u64, 20_100));
         let read = |tier: &dyn Tier| -> Result<Vec<u8>, StorageError> {
             let index = Index::read(tier, "packs/a", pack.bytes)?;
-            let (mut buf, mut part, mut out) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut buf, mut part, mut out) = (Buffer::default(), Buffer::default(), Vec::new());
             for p in &index.items[0].pieces {
                 read_piece(tier, "packs/a", p, &mut buf, &mut part)?;
                 out.extend_from_slice(&part);

@@ -18,6 +18,7 @@ use crate::tier::{self, Tier};
 use crate::{chunk, StorageError, PAGE};
 use belay_image::manifest::{ChunkEntry, FileEntry, Manifest, MANIFEST_FILE, MAX_BYTES};
 use belay_image::{checksum, files, ImageError};
+use belay_kernel::direct::Buffer;
 use compress::{Chooser, Compression};
 use elastic::Elastic;
 use rate::Rate;
@@ -334,7 +335,7 @@ impl Work<'_> {
         let mut copier = Copier {
             work: self,
             chooser: Chooser::new(self.options.zstd),
-            buf: Vec::new(),
+            buf: Buffer::default(),
         };
         let mut open: Option<Writer<'_>> = None;
         while let Some(task) = self.next(n) {
@@ -385,7 +386,7 @@ impl Work<'_> {
 struct Copier<'a> {
     work: &'a Work<'a>,
     chooser: Chooser,
-    buf: Vec<u8>,
+    buf: Buffer,
 }
 
 impl Copier<'_> {
@@ -437,7 +438,7 @@ impl Copier<'_> {
         let mut sum = xxhash_rust::xxh3::Xxh3::new();
         let mut at = 0;
         while at < entry.bytes {
-            self.buf.resize((entry.bytes - at).min(PIECE as u64) as usize, 0);
+            self.buf.resize((entry.bytes - at).min(PIECE as u64) as usize);
             file.read_exact_at(&mut self.buf, at)
                 .map_err(|e| ImageError::io("read", &path, e))?;
             sum.update(&self.buf);

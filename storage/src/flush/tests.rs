@@ -412,7 +412,7 @@ impl Tier for Dying<'_> {
         self.spend(1)?;
         Ok(Box::new(DyingPut(self, Some(put))))
     }
-    fn get(&self, key: &str, range: Range<u64>, buf: &mut Vec<u8>) -> Result<(), StorageError> {
+    fn get(&self, key: &str, range: Range<u64>, buf: &mut Buffer) -> Result<(), StorageError> {
         self.spend(1)?;
         self.tier.get(key, range, buf)
     }

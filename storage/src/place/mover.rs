@@ -15,8 +15,8 @@ use crate::store::{Removed, Store};
 use crate::{chunk, StorageError};
 use belay_image::sections::create_private;
 use belay_image::{files, ImageError};
+use belay_kernel::direct::{self, Buffer};
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -188,14 +188,14 @@ impl Mover {
 
     fn copy(&self, source: &std::fs::File, from: &Path, bytes: u64, to: &Path) -> Result<(), StorageError> {
         let file = create_private(to)?;
-        let mut buf = vec![0; PIECE];
+        let mut buf = Buffer::default();
         let mut at = 0;
         while at < bytes {
             let n = (bytes - at).min(PIECE as u64);
-            let piece = &mut buf[..n as usize];
+            buf.resize(n as usize);
             self.rate.take(n, &self.control)?;
-            source.read_exact_at(piece, at).map_err(|e| ImageError::io("read", from, e))?;
-            file.write_all_at(piece, at).map_err(|e| ImageError::io("write", to, e))?;
+            direct::read_exact_at(source, &mut buf, at).map_err(|e| ImageError::io("read", from, e))?;
+            direct::write_all_at(&file, &buf, at).map_err(|e| ImageError::io("write", to, e))?;
             at += n;
         }
         file.sync_all().map_err(|e| ImageError::io("fsync", to, e))?;

@@ -3,7 +3,7 @@
 use super::Session;
 use crate::{StorageError, PAGE};
 use belay_image::ImageError;
-use std::os::unix::fs::FileExt;
+use belay_kernel::direct::{self, Buffer};
 
 /// Most pages that lie together: the length of a write.
 const RUN_PAGES: usize = 4096;
@@ -21,7 +21,7 @@ pub(super) struct Held {
 struct Run {
     chunk: u32,
     page: u32,
-    data: Vec<u8>,
+    data: Buffer,
 }
 
 impl Held {
@@ -42,8 +42,8 @@ impl Held {
                     .unwrap_or(RUN_PAGES)
                     .min(RUN_PAGES)
                     .min(left as usize);
-                let mut run = Vec::new();
-                if run.try_reserve_exact(pages * PAGE as usize).is_err() {
+                let mut run = Buffer::default();
+                if run.try_reserve(pages * PAGE as usize).is_err() {
                     return false;
                 }
                 run.extend_from_slice(data);
@@ -69,7 +69,7 @@ impl Session {
             };
             let at = u64::from(run.page) * PAGE;
             let Some(file) = c.file() else { return Err(self.no_room()) };
-            file.write_all_at(&run.data, at)
+            direct::write_all_at(file, &run.data, at)
                 .map_err(|e| ImageError::io("write", &self.store.name_in(c.place(), c.id, false), e))?;
             if self.frugal {
                 super::drop_from_cache(file, at, run.data.len() as u64);

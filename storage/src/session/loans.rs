@@ -23,11 +23,13 @@ pub struct Loan {
     pub first: u32,
     /// Number of pages that may be written.
     pub pages: u32,
+    /// The file can be written past the page cache; not known while it has no place.
+    pub direct: bool,
 }
 
 impl Session {
-    /// The agent's descriptor of the file of chunk `id`, which has been lent; `None` while it must wait for a place.
-    pub fn place_loan(&mut self, id: u32) -> Result<Option<i32>, StorageError> {
+    /// The agent's descriptor of the file of chunk `id`, which has been lent, and whether it can be written past the page cache; `None` while it must wait for a place.
+    pub fn place_loan(&mut self, id: u32) -> Result<Option<(i32, bool)>, StorageError> {
         let Some(at) = self.chunks.iter().position(|c| c.id == id) else {
             return Err(self.no_room());
         };
@@ -43,7 +45,7 @@ impl Session {
                 self.settle(at, place)?;
             }
         }
-        Ok(self.chunks[at].file().map(AsRawFd::as_raw_fd))
+        Ok(self.chunks[at].open().map(|o| (o.file.as_raw_fd(), o.direct)))
     }
 
     /// Seals the chunks in local tiers that nobody writes, so that they can be moved.
@@ -105,6 +107,7 @@ impl Session {
                     fd: c.file().map_or(-1, AsRawFd::as_raw_fd),
                     first,
                     pages: pages as u32,
+                    direct: c.open().is_some_and(|o| o.direct),
                 });
             }
             pages > 0

@@ -24,8 +24,9 @@ use belay_image::extents::{self, Extent};
 use belay_image::manifest::ChunkEntry;
 use belay_image::sections::create_private;
 use belay_image::ImageError;
+use belay_kernel::direct::{self, Buffer};
 use held::Held;
-use new::{New, Spot};
+use new::{New, Open, Spot};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -114,6 +115,8 @@ impl StorageLimit {
     }
 }
 
+/// Pages of a chunk that are read at a time when it is given up.
+const COMPACT_PAGES: u32 = 256;
 /// Where little memory is free, the agent drops the pages of a chunk from the cache each time so many have been written.
 const FRUGAL_PAGES: u64 = 256;
 
@@ -248,7 +251,8 @@ impl Session {
 
     fn spot_at(&self, place: Place, id: u32) -> Result<Spot, StorageError> {
         let file = create_private(&self.store.name_in(place, id, false))?;
-        Ok(Spot::At(place, Some(file)))
+        let direct = direct::is_possible(&file);
+        Ok(Spot::At(place, Some(Open { file, direct })))
     }
 
     /// Makes the file of chunk number `at` of this session where `place` says; at home, where it cannot be made there.
@@ -411,25 +415,40 @@ impl Session {
             return Ok(());
         }
         let mut moved: BTreeMap<(u32, u32), (u32, u32)> = BTreeMap::new();
-        let mut buf = Vec::new();
+        let mut buf = Buffer::default();
+        let mut held = 0;
         'chunks: for id in chosen {
             let (Some(entry), Some(pages)) = (self.live.get(&id).copied(), needed.get(&id)) else {
                 continue;
             };
             // A chunk that cannot be read stays where it is: the checkpoint is as good as the one before.
             let Ok(from) = self.store.open(&entry) else { continue };
-            for page in pages {
-                if from.read(*page, 1, &mut buf).is_err() {
+            for wanted in compact::windows(pages, COMPACT_PAGES) {
+                let (first, last) = (wanted[0], wanted[wanted.len() - 1]);
+                if from.read(first, last - first + 1, &mut buf).is_err() {
                     continue;
                 }
-                match self.append(&buf, from.hashes[*page as usize]) {
-                    Ok(to) => moved.insert((id, *page), to),
-                    // Compaction is no reason to fail.
-                    Err(StorageError::Quota { .. }) => break 'chunks,
-                    Err(e) => return Err(e),
-                };
+                // What comes from several places is written together.
+                if held == 0 {
+                    self.hold_back(2 * u64::from(COMPACT_PAGES) * PAGE);
+                }
+                held += wanted.len();
+                for page in wanted {
+                    let data = &buf[(page - first) as usize * PAGE as usize..][..PAGE as usize];
+                    match self.append(data, from.hashes[page as usize]) {
+                        Ok(to) => moved.insert((id, page), to),
+                        // Compaction is no reason to fail.
+                        Err(StorageError::Quota { .. }) => break 'chunks,
+                        Err(e) => return Err(e),
+                    };
+                }
+                if held >= COMPACT_PAGES as usize {
+                    self.write_held()?;
+                    held = 0;
+                }
             }
         }
+        self.write_held()?;
         self.stats.written -= moved.len() as u64;
         self.stats.moved += moved.len() as u64;
         for table in self.tables.values_mut() {

@@ -28,7 +28,15 @@ pub(super) enum Spot {
     /// A place has been asked for.
     Asked(Ticket),
     /// There; the file is open until the chunk is sealed.
-    At(Place, Option<File>),
+    At(Place, Option<Open>),
+}
+
+/// The file of a chunk being written.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) file: File,
+    /// It can be written past the page cache.
+    pub(super) direct: bool,
 }
 
 impl New {
@@ -39,11 +47,15 @@ impl New {
         }
     }
 
-    pub(super) fn file(&self) -> Option<&File> {
+    pub(super) fn open(&self) -> Option<&Open> {
         match &self.spot {
-            Spot::At(_, file) => file.as_ref(),
+            Spot::At(_, open) => open.as_ref(),
             Spot::Nowhere | Spot::Asked(_) => None,
         }
+    }
+
+    pub(super) fn file(&self) -> Option<&File> {
+        self.open().map(|o| &o.file)
     }
 
     /// Bytes that it can grow to.

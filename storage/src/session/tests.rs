@@ -35,7 +35,7 @@ fn put(session: &mut Session, memory: &BTreeMap<u64, u64>) -> Result<(), Storage
 fn get(store: &Store, chunks: &[ChunkEntry], table: &[Extent]) -> BTreeMap<u64, Vec<u8>> {
     let open: HashMap<u32, _> = chunks.iter().map(|c| (c.id, store.open(c).unwrap())).collect();
     let mut out = BTreeMap::new();
-    let mut buf = Vec::new();
+    let mut buf = belay_kernel::direct::Buffer::default();
     for e in table {
         open[&e.chunk].read(e.page, e.pages() as u32, &mut buf).unwrap();
         for (i, data) in buf.chunks(PAGE as usize).enumerate() {

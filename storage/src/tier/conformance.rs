@@ -4,6 +4,7 @@
 
 use super::{is_key, read_whole, write_whole, Object, Tier};
 use crate::StorageError;
+use belay_kernel::direct::Buffer;
 
 /// Longer than any part in which an implementation writes.
 const LONG: usize = 21 << 20;
@@ -39,7 +40,7 @@ fn whole_objects(open: &dyn Fn() -> Box<dyn Tier>) {
         "what is not there has no length"
     );
     assert!(
-        t.get("packs/none", 0..1, &mut Vec::new()).is_err(),
+        t.get("packs/none", 0..1, &mut Buffer::default()).is_err(),
         "what is not there cannot be read"
     );
     t.delete("packs/none").expect("removing what is not there is no error");
@@ -88,15 +89,24 @@ fn whole_objects(open: &dyn Fn() -> Box<dyn Tier>) {
 }
 
 fn ranges(t: &dyn Tier) {
-    let data = pattern(100_000, 2);
+    let data = pattern(900_000, 2);
     write_whole(t, "gen/ranges", &data).expect("write");
-    let mut buf = vec![7; 10];
-    for (from, to) in [(0, 100_000), (0, 1), (99_999, 100_000), (4096, 8192), (5, 5)] {
+    let mut buf = Buffer::default();
+    buf.extend_from_slice(&[7; 10]);
+    for (from, to) in [
+        (0, 900_000),
+        (0, 1),
+        (899_999, 900_000),
+        (4096, 8192),
+        (5, 5),
+        (5000, 899_001),
+        (8192, 86_016),
+    ] {
         t.get("gen/ranges", from as u64..to as u64, &mut buf)
             .expect("a range within the object");
-        assert_eq!(buf, data[from..to], "exactly the range is read");
+        assert_eq!(*buf, data[from..to], "exactly the range is read");
     }
-    for (from, to) in [(0, 100_001), (100_000, 100_001), (1 << 40, (1 << 40) + 1)] {
+    for (from, to) in [(0, 900_001), (900_000, 900_001), (1 << 40, (1 << 40) + 1)] {
         assert!(
             t.get("gen/ranges", from..to, &mut buf).is_err(),
             "{from}..{to} leaves the object"
@@ -149,6 +159,6 @@ fn bad_keys(t: &dyn Tier) {
         assert!(!is_key(key));
         let refused = t.put(key).map(drop);
         assert!(matches!(refused, Err(StorageError::Tier { .. })), "key {key:?} is refused");
-        assert!(t.get(key, 0..0, &mut Vec::new()).is_err(), "key {key:?} is refused");
+        assert!(t.get(key, 0..0, &mut Buffer::default()).is_err(), "key {key:?} is refused");
     }
 }

@@ -3,22 +3,24 @@
 //! ```text
 //! ROOT/packs/.tmp-NAME ── write, fsync ── rename ──> ROOT/packs/NAME ── sync: fsync of ROOT/packs
 //! ```
-//! Outside of memory, what is written is gathered: each write begins and ends at a multiple of [`LARGE`], but for the last one, so that it meets whole stripes of a parallel file system.
+//! Outside of memory, what is written is gathered: each write begins and ends at a multiple of [`LARGE`], but for the last one, so that it meets whole stripes of a parallel file system, and goes past the page cache where that is
+//! possible ([`direct`]).
 //!
 //! The directory is the caller's own and closed to others: a restart executes what lies here.
 
 use super::gather::Gather;
 use super::{failed, is_key, Object, Put, Tier};
-use crate::StorageError;
+use crate::{StorageError, PAGE};
+use belay_kernel::direct::{self, Buffer};
 use belay_kernel::room::{self, Gauges};
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -182,21 +184,29 @@ impl Tier for Directory {
             path,
             temporary,
             file,
+            at: 0,
             gather: write_bytes(&self.root).map(Gather::new),
             finished: false,
         }))
     }
 
-    fn get(&self, key: &str, range: Range<u64>, buf: &mut Vec<u8>) -> Result<(), StorageError> {
+    fn get(&self, key: &str, range: Range<u64>, buf: &mut Buffer) -> Result<(), StorageError> {
         let fail = |e| failed(&self.name, "read", key, e);
         let file = File::open(self.path("read", key)?).map_err(fail)?;
         let bytes = file.metadata().map_err(fail)?.len();
         if range.end > bytes || range.start > range.end {
             return Err(fail(io::ErrorKind::UnexpectedEof.into()));
         }
-        let bytes = usize::try_from(range.end - range.start).map_err(|_| fail(io::ErrorKind::OutOfMemory.into()))?;
-        buf.resize(bytes, 0);
-        file.read_exact_at(buf, range.start).map_err(fail)
+        // From where a page begins, so that it can be read past the page cache.
+        let from = range.start / PAGE * PAGE;
+        let end = range.end.next_multiple_of(PAGE).min(bytes);
+        let size = |bytes: u64| usize::try_from(bytes).map_err(|_| fail(io::ErrorKind::OutOfMemory.into()));
+        let (skip, wanted) = (size(range.start - from)?, size(range.end - range.start)?);
+        buf.resize(size(end - from)?);
+        direct::read_exact_at(&file, buf, from).map_err(fail)?;
+        buf.copy_within(skip..skip + wanted, 0);
+        buf.resize(wanted);
+        Ok(())
     }
 
     fn length(&self, key: &str) -> Result<Option<u64>, StorageError> {
@@ -266,6 +276,8 @@ struct Writing<'a> {
     path: PathBuf,
     temporary: PathBuf,
     file: File,
+    /// Bytes in the file.
+    at: u64,
     gather: Option<Gather>,
     finished: bool,
 }
@@ -274,16 +286,21 @@ impl Put for Writing<'_> {
     fn write(&mut self, data: &[u8]) -> Result<(), StorageError> {
         let (tier, key) = (&self.tier.name, &self.key);
         let fail = |e| failed(tier, "write", key, e);
+        let mut append = |data: &[u8]| {
+            direct::write_all_at(&self.file, data, self.at)?;
+            self.at += data.len() as u64;
+            Ok(())
+        };
         match &mut self.gather {
-            Some(gather) => gather.add(data, |piece| self.file.write_all(piece)).map_err(fail),
-            None => self.file.write_all(data).map_err(fail),
+            Some(gather) => gather.add(data, |piece| append(piece)).map_err(fail),
+            None => append(data).map_err(fail),
         }
     }
 
     fn finish(mut self: Box<Self>) -> Result<(), StorageError> {
         let (tier, key) = (&self.tier.name, &self.key);
         let rest = self.gather.as_mut().map(Gather::rest).unwrap_or_default();
-        self.file.write_all(&rest).map_err(|e| failed(tier, "write", key, e))?;
+        direct::write_all_at(&self.file, &rest, self.at).map_err(|e| failed(tier, "write", key, e))?;
         self.file.sync_all().map_err(|e| failed(tier, "sync", key, e))?;
         // What is compared afterwards must come from the device, and the application's own files are worth more in memory.
         // SAFETY: takes numbers only. Advice that is not followed costs nothing but memory.

@@ -11,6 +11,7 @@ pub mod directory;
 pub mod gather;
 
 use crate::StorageError;
+use belay_kernel::direct::Buffer;
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
@@ -39,7 +40,7 @@ pub trait Tier: Debug + Send + Sync {
     fn put<'a>(&'a self, key: &str) -> Result<Box<dyn Put + 'a>, StorageError>;
 
     /// Reads `range` of object `key` into `buf`, which then holds exactly that. A range that leaves the object is an error.
-    fn get(&self, key: &str, range: Range<u64>, buf: &mut Vec<u8>) -> Result<(), StorageError>;
+    fn get(&self, key: &str, range: Range<u64>, buf: &mut Buffer) -> Result<(), StorageError>;
 
     /// Length of object `key`, where it is there.
     fn length(&self, key: &str) -> Result<Option<u64>, StorageError>;
@@ -97,9 +98,9 @@ pub fn read_whole(tier: &dyn Tier, key: &str, most: u64) -> Result<Vec<u8>, Stor
             reason: format!("{bytes} bytes, more than any object of this kind"),
         });
     }
-    let mut out = Vec::new();
+    let mut out = Buffer::default();
     tier.get(key, 0..bytes, &mut out)?;
-    Ok(out)
+    Ok(out.to_vec())
 }
 
 /// Writes a whole object.

@@ -6,6 +6,8 @@ use belay_tests::place::{Place, User};
 use belay_tests::rng::Rng;
 use belay_tests::target::Target;
 use belay_tests::Failure;
+use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -109,6 +111,46 @@ fn every_generation(differential: &str, program: &[&str], place: &Place, user: U
         job.progress(PATIENCE).map_err(|e| format!("generation {step}: {e}"))?;
         order(&mut job, &format!("compare {step}")).map_err(|e| format!("generation {step}: {e}"))?;
     }
+    job.verdict(false, PATIENCE)
+}
+
+/// Pages of the files in `dir`, and how many of them are in the page cache (cachestat(2), Linux 6.5).
+fn cached(dir: &Path) -> Result<(u64, u64), Failure> {
+    const CACHESTAT: libc::c_long = 451;
+    let (mut all, mut cached) = (0, 0);
+    for e in std::fs::read_dir(dir)
+        .map_err(|e| format!("{}: {e}", dir.display()))?
+        .flatten()
+    {
+        let file = std::fs::File::open(e.path()).map_err(|e| format!("open a chunk: {e}"))?;
+        let bytes = file.metadata().map_err(|e| format!("stat a chunk: {e}"))?.len();
+        // Offset and length; pages cached, dirty, under writeback, evicted, recently evicted.
+        let (range, mut found) = ([0, bytes], [0u64; 5]);
+        // SAFETY: the descriptor is live, and both arrays have the form that the system call asks for.
+        let r = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0) };
+        want(r == 0, || format!("cachestat: {}", std::io::Error::last_os_error()))?;
+        (all, cached) = (all + bytes.div_ceil(4096), cached + found[0]);
+    }
+    Ok((all, cached))
+}
+
+/// A checkpoint does not fill the page cache, where the job directory is on a disk.
+fn past_the_page_cache(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "direct", user)?;
+    launch(&mut job, place, &[], &["gen_steps", "12"])?;
+    order(&mut job, "go 1")?;
+    job.checkpoint()?;
+    let (all, cached) = cached(&job.dir().join("chunks"))?;
+    // Tables of hashes go through it.
+    want(all > 2000 && cached < all / 10, || {
+        format!("{cached} of {all} pages are in the page cache")
+    })?;
+    job.kill_all()?;
+    job.clear_beat()?;
+    give(&job, "compare 1")?;
+    job.restart(&[])?;
+    job.progress(PATIENCE)?;
+    order(&mut job, "compare 1")?;
     job.verdict(false, PATIENCE)
 }
 
@@ -340,7 +382,7 @@ fn auto_interval(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> 
 
 fn main() {
     let mut target = Target::new("generations", &["gen_steps", "mem_diff", "mem_moved"]);
-    let tests: [(&str, Test); 8] = [
+    let tests: [(&str, Test); 9] = [
         ("every_generation_hash", |p, u, r| {
             every_generation("hash", &["gen_steps", "12"], p, u, r)
         }),
@@ -350,6 +392,7 @@ fn main() {
         ("every_generation_shared", |p, u, r| {
             every_generation("hash", &["gen_steps", "12", "shared"], p, u, r)
         }),
+        ("past_the_page_cache", past_the_page_cache),
         ("damaged_contents", damaged_contents),
         ("clean_pages_diff", |p, u, r| clean_pages("mem_diff", p, u, r)),
         ("clean_pages_moved", |p, u, r| clean_pages("mem_moved", p, u, r)),

@@ -8,6 +8,7 @@ use crate::PAGE;
 use belay_image::extents::Extent;
 use belay_image::manifest::ChunkEntry;
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 const CHUNK: u64 = 8 * PAGE;
@@ -65,7 +66,7 @@ fn store_in(mut session: Session, engine: &mut Engine, memory: &[u8]) -> (Vec<Ch
 
 fn read(store: &Store, (chunks, table): &(Vec<ChunkEntry>, Vec<Extent>)) -> Vec<u8> {
     let mut out = Vec::new();
-    let mut buf = Vec::new();
+    let mut buf = Buffer::default();
     for e in table {
         let chunk = chunks.iter().find(|c| c.id == e.chunk).unwrap();
         store.open(chunk).unwrap().read(e.page, e.pages() as u32, &mut buf).unwrap();
@@ -332,7 +333,7 @@ fn a_chunk_that_nobody_writes_makes_room_for_who_waits() {
     let hashes = |pages: &[&[u8]]| pages.iter().map(|p| crate::hash(p)).collect::<Vec<_>>().into_iter();
     let loans = session.lend(16, 1).unwrap();
     let (first, second) = (loans[0].id, loans[1].id);
-    let fd = session.place_loan(first).unwrap().unwrap();
+    let (fd, _) = session.place_loan(first).unwrap().unwrap();
     write(fd, &pages[..3]);
     for _ in 0..2 {
         assert_eq!(session.place_loan(second).unwrap(), None, "the tier is full");
@@ -342,7 +343,7 @@ fn a_chunk_that_nobody_writes_makes_room_for_who_waits() {
     session.give_back(first, hashes(&pages[..3])).unwrap();
     assert_eq!(session.place_loan(second).unwrap(), None);
     mover.drain();
-    let fd = session
+    let (fd, _) = session
         .place_loan(second)
         .unwrap()
         .expect("what has been given back has made room");
