@@ -97,6 +97,7 @@ impl Sink {
             }
             self.at = u64::from(loan.first + loan.used.load(Relaxed)) * PAGE;
             self.synced = [self.at; 2];
+            self.staged = 0;
             0
         }
     }
@@ -158,7 +159,7 @@ impl Sink {
             if error == 0 {
                 error = self.write_stage();
             }
-            if self.frugal && !self.staging {
+            if self.frugal && !self.direct {
                 self.leave_cache(u64::MAX);
             }
             syscall!(nr::CLOSE, self.fd);
@@ -208,6 +209,9 @@ impl Sink {
                 }
             }
             self.staged = 0;
+            if self.frugal && !self.direct && done > 0 {
+                self.leave_cache(self.at);
+            }
             0
         }
     }

@@ -102,6 +102,7 @@ fn what_the_disk_refuses_goes_through_the_page_cache() {
     for stage in [(1 << 20) + 100, (256 << 10) + 8, 5000] {
         for flushes in [&[][..], &[2], &[2, 70, 71, 500]] {
             write(stage, true, false, 0, flushes);
+            write(stage, true, true, 0, flushes);
         }
     }
 }

@@ -21,13 +21,12 @@ pub(crate) struct BuiltFile {
 /// Brings one inode to its captured state.
 pub(crate) fn prepare(object: &FileObject, pages: &dyn PageSource) -> Result<BuiltFile, Fault> {
     let path = object.path.as_path();
+    if let (Origin::Named, Some(content)) = (&object.origin, &object.content) {
+        return restore_named(object, content, pages);
+    }
     let anchor = match &object.origin {
         Origin::Named => {
-            if object.content.is_some() {
-                restore_named(object, pages)?;
-            } else {
-                check_named(object)?;
-            }
+            check_named(object)?;
             None
         }
         Origin::Deleted { tmpfile } => Some(make_deleted(object, *tmpfile)?),
@@ -115,11 +114,13 @@ impl BuiltFile {
 /// Contents are written into the file itself only where it is the file of the checkpoint under no more names than then. Otherwise the name
 /// belongs to another file by now, or this one got a second name: what it holds under that name was made after the checkpoint and is not
 /// ours to change, so a new file takes the old name.
-fn restore_named(object: &FileObject, pages: &dyn PageSource) -> Result<(), Fault> {
-    let Some(content) = &object.content else {
-        return Ok(());
-    };
+fn restore_named(object: &FileObject, content: &Content, pages: &dyn PageSource) -> Result<BuiltFile, Fault> {
     let path = object.path.as_path();
+    let built = BuiltFile {
+        anchor: None,
+        path: path.to_owned(),
+        mode: object.mode,
+    };
     make_parents(&object.parents)?;
     let here = match fd::stat(path, false) {
         Ok(stat) if stat.st_mode & libc::S_IFMT != libc::S_IFREG => return refuse("is not a regular file any more; move it away"),
@@ -129,41 +130,46 @@ fn restore_named(object: &FileObject, pages: &dyn PageSource) -> Result<(), Faul
     };
     let same = |st: &fd::Stat| object.ids.iter().any(|id| id.ino == st.st_ino) && st.st_nlink <= object.links;
     if !object.written && here.as_ref().is_some_and(|st| same(st) && unchanged(object, st)) {
-        return Ok(());
+        return Ok(built);
     }
     if !here.as_ref().is_some_and(same) {
-        match make_fresh(object, content, pages) {
+        match make_fresh(object, content, pages, here.is_some()) {
             // The directory may be one in which the job cannot make files; then what is there is overwritten.
             Err(Fault::Call { source, .. }) if here.is_some() && source.kind() == io::ErrorKind::PermissionDenied => {}
             made => return made,
         }
     }
-    let built = BuiltFile {
-        anchor: None,
-        path: path.to_owned(),
-        mode: object.mode,
-    };
     let file = built.open(libc::O_RDWR)?;
     content.restore(file.as_raw_fd(), pages)?;
-    set_mtime(&file, object.mtime_ns)
+    set_mtime(&file, object.mtime_ns)?;
+    Ok(built)
 }
 
-/// Makes the file anew beside its place and moves it there, so that a restart that is killed leaves no half of it.
-fn make_fresh(object: &FileObject, content: &Content, pages: &dyn PageSource) -> Result<(), Fault> {
+/// Makes the file anew beside its place and moves it there, so that a restart that is killed leaves no half of it. Where it was somebody else's and its name is `taken`, it stays without one: what others have put
+/// there is not ours to replace.
+fn make_fresh(object: &FileObject, content: &Content, pages: &dyn PageSource, taken: bool) -> Result<BuiltFile, Fault> {
     let (file, name) = make_beside(object.path.as_path())?;
-    let done = (|| {
+    let done: Result<Option<u32>, Fault> = (|| {
         content.restore(file.as_raw_fd(), pages)?;
-        own(&file, object.owner)?;
-        let mode = PermissionsExt::from_mode(object.mode);
-        std::fs::set_permissions(fd::self_path(file.as_raw_fd()), mode).at("set its mode")?;
+        let mode = own(&file, object)?;
         set_mtime(&file, object.mtime_ns)?;
-        std::fs::rename(&name, object.path.as_path()).at("move it to its place")
+        if mode.is_none() && taken {
+            std::fs::remove_file(&name).at(format!("delete {name:?} again"))?;
+        } else {
+            std::fs::rename(&name, object.path.as_path()).at("move it to its place")?;
+        }
+        Ok(mode)
     })();
     if done.is_err() {
         // The first error is the one to report.
         let _ = std::fs::remove_file(&name);
     }
-    done
+    let mode = done?;
+    Ok(BuiltFile {
+        anchor: (mode.is_none() && taken).then_some(file),
+        path: object.path.as_path().to_owned(),
+        mode: mode.unwrap_or(object.mode & PRIVATE),
+    })
 }
 
 /// Sets the modification time, by which `make` and its like judge a file.
@@ -252,25 +258,25 @@ fn make_deleted(object: &FileObject, tmpfile: bool) -> Result<OwnedFd, Fault> {
         std::fs::remove_file(&name).at(format!("delete {name:?} again"))?;
         file
     };
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(object.mode);
-    if object.owner != (0, 0) {
-        own(&file, object.owner)?;
-    }
-    std::fs::set_permissions(fd::self_path(file.as_raw_fd()), mode).at("set its mode")?;
+    own(&file, object)?;
     Ok(file)
 }
 
-/// Gives an open file to `owner`. Only root may give files away: of others a file that belonged to somebody else is their own after a restart.
-fn own(file: &OwnedFd, owner: (u32, u32)) -> Result<(), Fault> {
+/// What is left of the mode of a file that cannot be given back to whom it belonged: nobody else may read it, and least of all run it as its new owner.
+const PRIVATE: u32 = 0o700;
+
+/// Gives an open file its owner and mode, and returns the mode. `None`: only root may give files away, so what belonged to somebody else is the user's own, and private.
+fn own(file: &OwnedFd, object: &FileObject) -> Result<Option<u32>, Fault> {
     let stat = fd::fstat(file.as_raw_fd()).at("stat")?;
-    if (stat.st_uid, stat.st_gid) == owner {
-        return Ok(());
-    }
-    match std::os::unix::fs::fchown(file, Some(owner.0), Some(owner.1)) {
-        // EINVAL: whoever is not known in a user namespace.
-        Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EINVAL)) => Ok(()),
-        set => set.at("set its owner"),
-    }
+    let given = (stat.st_uid, stat.st_gid) == object.owner
+        || match std::os::unix::fs::fchown(file, Some(object.owner.0), Some(object.owner.1)) {
+            // EINVAL: whoever is not known in a user namespace.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EINVAL)) => false,
+            set => set.at("set its owner").map(|()| true)?,
+        };
+    let mode = if given { object.mode } else { object.mode & PRIVATE };
+    std::fs::set_permissions(fd::self_path(file.as_raw_fd()), PermissionsExt::from_mode(mode)).at("set its mode")?;
+    Ok(given.then_some(mode))
 }
 
 /// A name beside `path`, for the time of the rebuild.

@@ -7,7 +7,7 @@ use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{am_root, Place, User, NOBODY};
 use belay_tests::target::Target;
 use belay_tests::Failure;
-use std::os::unix::fs::{lchown, symlink, PermissionsExt};
+use std::os::unix::fs::{lchown, symlink, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -197,49 +197,91 @@ fn root_looks_at_anything(place: &Place, user: User) -> Result<(), Failure> {
     refused(&look("status")?, &["job.json", "not a regular file"])
 }
 
-/// A file of root's that the job had open, and that has been replaced since the checkpoint, comes back at a restart, as a file of the job's user where that is not root.
-fn file_of_others(place: &Place, user: User) -> Result<(), Failure> {
+/// Puts a new file of root's where the job looks for it.
+fn put(job: &Job, text: &str, bits: u32) -> Result<(), Failure> {
+    let new = job.work.join("new");
+    io("write a file", std::fs::write(&new, text))?;
+    mode(&new, bits)?;
+    io("give it its name", std::fs::rename(new, job.work.join("theirs")))
+}
+
+/// A job that has a file of root's open.
+fn reader(place: &Place, user: User, label: &str, bits: u32) -> Result<Job, Failure> {
     const PROGRAM: &str = "exec 3< theirs; : > open; while [ ! -e go ]; do sleep 0.02; done; read -r line <&3; echo \"got $line\"";
-    let mut job = Job::new(place, "theirs", user)?;
-    let work = job.work.clone();
-    let put = |text: &str| {
-        io("write a file", std::fs::write(work.join("new"), text))?;
-        mode(&work.join("new"), 0o644)?;
-        io("give it its name", std::fs::rename(work.join("new"), work.join("theirs")))
-    };
-    put("what they wrote\n")?;
+    let mut job = Job::new(place, label, user)?;
+    put(&job, "what they wrote\n", bits)?;
     job.launch(&[], &["/bin/sh", "-c", PROGRAM].map(str::to_owned))?;
     let end = Instant::now() + LIMIT;
-    while !work.join("open").exists() {
+    while !job.work.join("open").exists() {
         want(Instant::now() < end, || format!("not opened; {}", job.output_text()))?;
         std::thread::sleep(Duration::from_millis(5));
     }
-    for _ in 0..3 {
-        job.checkpoint()?;
-        put("what they wrote later\n")?;
-        job.kill_all()?;
-        job.restart(&[])?;
-        want(job.answers(LIMIT)?, || format!("restart: {}", job.output_text()))?;
-    }
-    io("let it go on", std::fs::write(work.join("go"), ""))?;
+    Ok(job)
+}
+
+/// Kills and restarts it.
+fn again(job: &mut Job) -> Result<(), Failure> {
+    job.kill_all()?;
+    job.restart(&[])?;
+    want(job.answers(LIMIT)?, || format!("restart: {}", job.output_text()))
+}
+
+/// What it reads in the end.
+fn has_read(mut job: Job) -> Result<(), Failure> {
+    io("let it go on", std::fs::write(job.work.join("go"), ""))?;
     let status = job.wait(LIMIT)?;
     want(status.success() && job.output_text().ends_with("got what they wrote"), || {
         format!("{}: {}", show(status), job.output_text())
     })
 }
 
+/// A file of root's that the job had open, and that root has replaced since the checkpoint, comes back at a restart; for an ordinary user without its name, so that root's new one stays.
+fn replaced_file_of_others(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = reader(place, user, "theirs", 0o644)?;
+    for _ in 0..3 {
+        job.checkpoint()?;
+        put(&job, "what they wrote later\n", 0o644)?;
+        again(&mut job)?;
+        let there = io("read the file", std::fs::read_to_string(job.work.join("theirs")))?;
+        let is_new = there == "what they wrote later\n";
+        want(is_new != matches!(user, User::Root), || {
+            format!("the file has {there:?} in it")
+        })?;
+    }
+    has_read(job)
+}
+
+/// A program of root's that runs as root wherever it lies, and is gone at the restart, does not run as the job's user after it: its contents are somebody else's.
+fn program_of_others(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = reader(place, user, "program", 0o4755)?;
+    job.checkpoint()?;
+    let path = job.work.join("theirs");
+    io("remove the file", std::fs::remove_file(&path))?;
+    again(&mut job)?;
+    let m = io("stat the file", std::fs::metadata(&path))?;
+    let (owner, bits) = match user {
+        User::Root => (0, 0o4755),
+        User::Ordinary => (NOBODY, 0o700),
+    };
+    want((m.uid(), m.mode() & 0o7777) == (owner, bits), || {
+        format!("owner {}, mode {:o}", m.uid(), m.mode())
+    })?;
+    has_read(job)
+}
+
 fn main() {
     if !am_root() {
-        println!("\ntest result: ok. 0 passed; 0 failed; 5 ignored (only root can become other users)");
+        println!("\ntest result: ok. 0 passed; 0 failed; 6 ignored (only root can become other users)");
         return;
     }
     let mut target = Target::new("users", &["fault_target"]);
-    let tests: [(&str, Test); 5] = [
+    let tests: [(&str, Test); 6] = [
         ("nothing_can_be_read", nothing_can_be_read),
         ("nothing_can_be_commanded", nothing_can_be_commanded),
         ("what_strangers_put_in_the_way", what_strangers_put_in_the_way),
         ("root_looks_at_anything", root_looks_at_anything),
-        ("file_of_others", file_of_others),
+        ("replaced_file_of_others", replaced_file_of_others),
+        ("program_of_others", program_of_others),
     ];
     for (name, test) in tests {
         target.by_user(name, |_| true, move |place, user, _| test(place, user));
