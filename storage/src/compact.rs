@@ -47,7 +47,7 @@ pub fn choose(usage: &[Usage], chunk_pages: u32, budget: u64) -> Vec<u32> {
 }
 
 /// Pages between two that are needed, from which on they are not read together.
-const GAP: u32 = 32;
+const GAP: u32 = 8;
 
 /// Cuts `pages` into parts that lie in `span` consecutive pages each, without large gaps, so that a part can be read at once, with what lies between.
 pub fn windows(pages: &BTreeSet<u32>, span: u32) -> impl Iterator<Item = Vec<u32>> + '_ {

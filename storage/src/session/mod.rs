@@ -438,7 +438,7 @@ impl Session {
                     match self.append(data, from.hashes[page as usize]) {
                         Ok(to) => moved.insert((id, page), to),
                         // Compaction is no reason to fail.
-                        Err(StorageError::Quota { .. }) => break 'chunks,
+                        Err(StorageError::Quota { .. } | StorageError::Memory { .. }) => break 'chunks,
                         Err(e) => return Err(e),
                     };
                 }

@@ -269,3 +269,21 @@ fn a_limit_of_memory_is_for_what_comes() {
     (10..15).for_each(|n| store_one(&mut session, n).unwrap());
     assert!(matches!(store_one(&mut session, 15), Err(StorageError::Memory { .. })));
 }
+
+#[test]
+fn what_finds_no_room_when_a_chunk_is_given_up_stays_where_it_is() {
+    let (_s, store) = Scratch::new("room");
+    let mut engine = engine(&store, None);
+    let mut session = engine.begin(64 * PAGE).unwrap();
+    put(&mut session, &(0..60).map(|n| (n, n)).collect()).unwrap();
+    commit(&mut engine, session);
+    let mut session = engine.begin(64 * PAGE).unwrap();
+    session.limit_memory(8 * chunk::file_bytes(1));
+    // A third of the chunk, and five new pages.
+    let memory: BTreeMap<u64, u64> = (0..20).map(|n| (n, n * 3)).chain((100..105).map(|n| (n, n))).collect();
+    put(&mut session, &memory).unwrap();
+    assert_eq!((session.stats.written, session.stats.moved), (5, 3));
+    let (chunks, table) = commit(&mut engine, session);
+    let back = get(&store, &chunks, &table);
+    assert!(memory.iter().all(|(at, seed)| back[at] == page(*seed)));
+}
