@@ -3,37 +3,85 @@
 //! What a checkpoint writes is read again by a restart or a flush at most. In the page cache it would cost a copy, and memory that the application needs: on a disk that takes 1.6 GB/s the way through the
 //! cache ends at 0.4 GB/s and takes forty times the processor time (docs/benchmarks.md).
 
-use std::collections::TryReserveError;
+use std::alloc::{handle_alloc_error, Layout};
 use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::ptr::NonNull;
 
 const PAGE: usize = 4096;
 
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(4096))]
-struct Page([u8; PAGE]);
-
-/// Bytes that begin with a page of memory, so that files can be written from it and read into it directly.
-#[derive(Debug, Default)]
+/// Bytes that begin with a page of memory, so that files can be written from it and read into it directly. Its memory is a mapping of its own, which goes back to the system with it: pieces of a
+/// megabyte that come and go between small objects would leave the heap many times as large as what is in it.
+#[derive(Debug)]
 pub struct Buffer {
-    pages: Vec<Page>,
+    /// Valid for `room` bytes; dangling while that is zero.
+    base: NonNull<u8>,
+    room: usize,
     bytes: usize,
 }
 
+// SAFETY: the mapping is private, and belongs to this object alone.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; what is shared can only be read.
+unsafe impl Sync for Buffer {}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        Self {
+            base: NonNull::dangling(),
+            room: 0,
+            bytes: 0,
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.room > 0 {
+            // SAFETY: the mapping is this object's, and nothing borrows from it any more.
+            unsafe { libc::munmap(self.base.as_ptr().cast(), self.room) };
+        }
+    }
+}
+
 impl Buffer {
-    /// Makes room for `bytes` more, so that it does not move while they are added.
-    pub fn try_reserve(&mut self, bytes: usize) -> Result<(), TryReserveError> {
-        let pages = self.bytes.saturating_add(bytes).div_ceil(PAGE);
-        self.pages.try_reserve_exact(pages.saturating_sub(self.pages.len()))
+    /// Makes room for `bytes` more, so that it does not move while they are added. Only what is written takes memory.
+    pub fn try_reserve(&mut self, bytes: usize) -> io::Result<()> {
+        match self.bytes.checked_add(bytes).and_then(|all| all.checked_next_multiple_of(PAGE)) {
+            Some(room) if room <= self.room => Ok(()),
+            Some(room) => self.grow(room),
+            None => Err(io::ErrorKind::OutOfMemory.into()),
+        }
+    }
+
+    /// Makes the mapping `room` bytes large, which is more than it is and whole pages.
+    fn grow(&mut self, room: usize) -> io::Result<()> {
+        let base = if self.room == 0 {
+            let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            // SAFETY: a new mapping, at an address of the kernel's choice.
+            unsafe { libc::mmap(std::ptr::null_mut(), room, prot, flags, -1, 0) }
+        } else {
+            // SAFETY: the mapping is this object's, which is borrowed mutably: nobody has an address in it.
+            unsafe { libc::mremap(self.base.as_ptr().cast(), self.room, room, libc::MREMAP_MAYMOVE) }
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        self.base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        self.room = room;
+        Ok(())
     }
 
     /// Has `bytes` bytes from now on; those that it did not have are anything.
     pub fn resize(&mut self, bytes: usize) {
-        if self.pages.len() < bytes.div_ceil(PAGE) {
-            self.pages.resize(bytes.div_ceil(PAGE), Page([0; PAGE]));
+        // What is added to in small pieces grows in large ones.
+        let more = (bytes.max(2 * self.room)).saturating_sub(self.bytes);
+        if bytes > self.room && self.try_reserve(more).is_err() && self.try_reserve(bytes - self.bytes).is_err() {
+            // As any other collection.
+            handle_alloc_error(Layout::from_size_align(bytes, PAGE).unwrap_or(Layout::new::<u8>()));
         }
         self.bytes = bytes;
     }
@@ -55,8 +103,8 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the pages lie one behind the other without gaps, consist of bytes, and are at least `bytes` long together.
-        unsafe { std::slice::from_raw_parts(self.pages.as_ptr().cast(), self.bytes) }
+        // SAFETY: the mapping is at least `bytes` long, always readable, and the kernel filled it with zeros.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.bytes) }
     }
 }
 
@@ -69,7 +117,7 @@ impl AsRef<[u8]> for Buffer {
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and borrowed as long as `self`.
-        unsafe { std::slice::from_raw_parts_mut(self.pages.as_mut_ptr().cast(), self.bytes) }
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.bytes) }
     }
 }
 
@@ -227,6 +275,13 @@ mod tests {
         }
         assert_eq!(*b, *data);
         assert_eq!((b.as_ptr(), at as usize % PAGE), (at, 0));
+        // Beyond what was reserved it moves, with all that is in it.
+        for _ in 0..9 {
+            b.extend_from_slice(&data);
+        }
+        assert!(b.chunks(data.len()).all(|part| part == data));
+        assert_eq!((b.len(), b.as_ptr() as usize % PAGE), (30 * PAGE, 0));
+        assert!(b.try_reserve(usize::MAX - 30 * PAGE).is_err() && b.try_reserve(usize::MAX).is_err());
         b.clear();
         assert!(b.is_empty());
         b.resize(5);
