@@ -50,7 +50,11 @@ impl Drop for Buffer {
 impl Buffer {
     /// Makes room for `bytes` more, so that it does not move while they are added. Only what is written takes memory.
     pub fn try_reserve(&mut self, bytes: usize) -> io::Result<()> {
-        match self.bytes.checked_add(bytes).and_then(|all| all.checked_next_multiple_of(PAGE)) {
+        match self
+            .bytes
+            .checked_add(bytes)
+            .and_then(|all| all.checked_next_multiple_of(PAGE))
+        {
             Some(room) if room <= self.room => Ok(()),
             Some(room) => self.grow(room),
             None => Err(io::ErrorKind::OutOfMemory.into()),

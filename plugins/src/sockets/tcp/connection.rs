@@ -33,6 +33,18 @@ pub(super) fn listener(
     movable: bool,
     waits: &Waits<'_>,
 ) -> Result<OwnedFd, Fault> {
+    loop {
+        let fd = bound(family, local, options, movable, waits)?;
+        match sock::listen(fd.as_raw_fd(), backlog) {
+            // With SO_REUSEADDR several may be bound to a port, of which the first to listen gets it: another node that restarts on this host, for one. It can no longer be bound then.
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
+            listens => return listens.at("listen").map(|()| fd),
+        }
+    }
+}
+
+/// A socket bound to `local`, or to any port, as [`listener`] says.
+fn bound(family: i32, local: &Addr, options: &Options, movable: bool, waits: &Waits<'_>) -> Result<OwnedFd, Fault> {
     let fd = sock::socket(family, libc::SOCK_STREAM, 0).at("socket")?;
     let raw = fd.as_raw_fd();
     options.restore(raw, When::Early)?;
@@ -58,7 +70,6 @@ pub(super) fn listener(
         }
         bound => bound.at(format!("bind {local}"))?,
     }
-    sock::listen(raw, backlog).at("listen")?;
     Ok(fd)
 }
 
@@ -193,4 +204,37 @@ pub(super) fn accept(listeners: &[RawFd], client: RawFd) -> Result<OwnedFd, Faul
         }
     }
     refuse("its connection did not arrive at the listening socket")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::net::SocketAddr;
+    use std::sync::Barrier;
+
+    #[test]
+    fn nodes_that_restart_on_one_host_at_once_listen_at_ports_of_their_own() {
+        const NODES: usize = 4;
+        let port = 1900 + (std::process::id() % 1000) as u16;
+        let local = Addr::of(SocketAddr::from(([127, 8, 1, 1], port)), libc::AF_INET);
+        for _ in 0..500 {
+            let start = Barrier::new(NODES);
+            let node = || {
+                let waits = Waits {
+                    tell: &|_| {},
+                    group: None,
+                };
+                start.wait();
+                listener(libc::AF_INET, &local, 8, &Options::default(), true, &waits).unwrap()
+            };
+            let all: Vec<OwnedFd> = std::thread::scope(|scope| {
+                let nodes: Vec<_> = (0..NODES).map(|_| scope.spawn(node)).collect();
+                nodes.into_iter().map(|n| n.join().unwrap()).collect()
+            });
+            let ports: BTreeSet<u16> = all.iter().map(|fd| sock::local(fd.as_raw_fd()).unwrap().port()).collect();
+            assert_eq!(ports.len(), NODES);
+            assert!(ports.contains(&port));
+        }
+    }
 }
