@@ -12,6 +12,8 @@ use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 
 const PAGE: usize = 4096;
+/// From this size on a buffer that is filled asks for huge pages.
+const HUGE: usize = 2 << 20;
 
 /// Bytes that begin with a page of memory, so that files can be written from it and read into it directly. Its memory is a mapping of its own, which goes back to the system with it: pieces of a
 /// megabyte that come and go between small objects would leave the heap many times as large as what is in it.
@@ -81,11 +83,17 @@ impl Buffer {
 
     /// Has `bytes` bytes from now on; those that it did not have are anything.
     pub fn resize(&mut self, bytes: usize) {
-        // What is added to in small pieces grows in large ones.
-        let more = (bytes.max(2 * self.room)).saturating_sub(self.bytes);
-        if bytes > self.room && self.try_reserve(more).is_err() && self.try_reserve(bytes - self.bytes).is_err() {
-            // As any other collection.
-            handle_alloc_error(Layout::from_size_align(bytes, PAGE).unwrap_or(Layout::new::<u8>()));
+        if bytes > self.room {
+            // What is added to in small pieces grows in large ones.
+            let more = bytes.max(2 * self.room) - self.bytes;
+            if self.try_reserve(more).is_err() && self.try_reserve(bytes - self.bytes).is_err() {
+                // As any other collection.
+                handle_alloc_error(Layout::from_size_align(bytes, PAGE).unwrap_or(Layout::new::<u8>()));
+            }
+            if bytes >= HUGE {
+                // SAFETY: the mapping is this object's, and advice changes no contents. Where it is refused, the kernel does more for each page: faults, and pins for direct transfers.
+                unsafe { libc::madvise(self.base.as_ptr().cast(), self.room, libc::MADV_HUGEPAGE) };
+            }
         }
         self.bytes = bytes;
     }
