@@ -3,6 +3,7 @@
 //! One that had been deleted at the checkpoint already (a session directory whose owner is about to end) is made for the time of the rebuild
 //! only: what was in it is made, and loses its name again. [`Scaffold`] removes it.
 
+use super::owner;
 use crate::fault::{At, Fault};
 use crate::model::{Descriptors, FsPath, Kind};
 use crate::sys::fd;
@@ -75,21 +76,15 @@ pub(crate) fn make_parents(parents: &[Directory]) -> Result<(), Fault> {
             Err(_) if path.is_dir() => continue,
             Err(e) => return Err(e).at(format!("make directory {path:?}")),
         }
-        if !d.gone {
-            set_owner(path, d.owner).at(format!("set owner of {path:?}"))?;
-        }
-        std::fs::set_permissions(path, PermissionsExt::from_mode(d.mode)).at(format!("set mode of {path:?}"))?;
+        // Of one that had been deleted nobody knows the owner.
+        let set = if d.gone {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(d.mode))
+        } else {
+            owner::give_path(path, d.owner, d.mode)
+        };
+        set.at(format!("set owner and mode of {path:?}"))?;
     }
     Ok(())
-}
-
-/// Gives `path` its owner where it is another than that of a file just made; only root can.
-pub(crate) fn set_owner(path: &Path, owner: (u32, u32)) -> io::Result<()> {
-    let stat = fd::stat(path, false)?;
-    if (stat.st_uid, stat.st_gid) == owner {
-        return Ok(());
-    }
-    std::os::unix::fs::lchown(path, Some(owner.0), Some(owner.1))
 }
 
 /// Directories that exist only while the job is rebuilt, innermost first; removed at the end of the rebuild, or when it fails.

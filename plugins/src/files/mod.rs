@@ -5,6 +5,7 @@
 
 mod capture;
 mod directories;
+pub(crate) mod owner;
 pub(crate) mod path;
 mod rebuild;
 
@@ -14,7 +15,7 @@ use belay_image::model::ObjectId;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use capture::{capture, finish, is_named, is_volatile, without_deleted, FileSet, Sought};
-pub(crate) use directories::{make_parents, parents, set_owner, working, Directory, Scaffold};
+pub(crate) use directories::{make_parents, parents, working, Directory, Scaffold};
 pub(crate) use rebuild::{beside, prepare, BuiltFile};
 
 /// One inode.

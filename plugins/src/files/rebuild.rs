@@ -1,12 +1,11 @@
 //! Rebuild of files: bring each inode to its captured state, then open descriptions on it.
 
-use super::{make_parents, FileObject, Origin, Print};
+use super::{make_parents, owner, FileObject, Origin, Print};
 use crate::content::{Content, PageSource};
 use crate::fault::{refuse, At, Fault};
 use crate::sys::fd;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// An inode in its captured state.
@@ -168,7 +167,7 @@ fn make_fresh(object: &FileObject, content: &Content, pages: &dyn PageSource, ta
     Ok(BuiltFile {
         anchor: (mode.is_none() && taken).then_some(file),
         path: object.path.as_path().to_owned(),
-        mode: mode.unwrap_or(object.mode & PRIVATE),
+        mode: mode.unwrap_or(owner::private(object.mode)),
     })
 }
 
@@ -262,21 +261,9 @@ fn make_deleted(object: &FileObject, tmpfile: bool) -> Result<OwnedFd, Fault> {
     Ok(file)
 }
 
-/// What is left of the mode of a file that cannot be given back to whom it belonged: nobody else may read it, and least of all run it as its new owner.
-const PRIVATE: u32 = 0o700;
-
-/// Gives an open file its owner and mode, and returns the mode. `None`: only root may give files away, so what belonged to somebody else is the user's own, and private.
+/// Gives an open file its owner and mode, as [`owner::give`].
 fn own(file: &OwnedFd, object: &FileObject) -> Result<Option<u32>, Fault> {
-    let stat = fd::fstat(file.as_raw_fd()).at("stat")?;
-    let given = (stat.st_uid, stat.st_gid) == object.owner
-        || match std::os::unix::fs::fchown(file, Some(object.owner.0), Some(object.owner.1)) {
-            // EINVAL: whoever is not known in a user namespace.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EINVAL)) => false,
-            set => set.at("set its owner").map(|()| true)?,
-        };
-    let mode = if given { object.mode } else { object.mode & PRIVATE };
-    std::fs::set_permissions(fd::self_path(file.as_raw_fd()), PermissionsExt::from_mode(mode)).at("set its mode")?;
-    Ok(given.then_some(mode))
+    owner::give(file.as_raw_fd(), object.owner, object.mode).at("set its owner and mode")
 }
 
 /// A name beside `path`, for the time of the rebuild.

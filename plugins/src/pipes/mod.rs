@@ -4,7 +4,7 @@
 
 use crate::capture::Session;
 use crate::fault::{refuse, At, Fault};
-use crate::files::{beside, make_parents, parents, set_owner, Directory};
+use crate::files::{beside, make_parents, owner, parents, Directory};
 use crate::model::{DescId, Description, FsPath, Holder, Kind};
 use crate::sys::fd;
 use belay_image::blobs::{BlobReader, BlobRef};
@@ -234,9 +234,7 @@ fn open_fifo(f: &Fifo) -> Result<(OwnedFd, OwnedFd), Fault> {
     }
     match made {
         Ok(()) => {
-            set_owner(path, f.owner).at("set its owner")?;
-            let mode = std::os::unix::fs::PermissionsExt::from_mode(f.mode);
-            std::fs::set_permissions(path, mode).at("set its mode")?;
+            owner::give_path(path, f.owner, f.mode).at("set its owner and mode")?;
         }
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists && !f.deleted => {}
         Err(e) => return Err(e).at("make the FIFO again"),

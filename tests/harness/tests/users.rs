@@ -210,13 +210,20 @@ fn reader(place: &Place, user: User, label: &str, bits: u32) -> Result<Job, Fail
     const PROGRAM: &str = "exec 3< theirs; : > open; while [ ! -e go ]; do sleep 0.02; done; read -r line <&3; echo \"got $line\"";
     let mut job = Job::new(place, label, user)?;
     put(&job, "what they wrote\n", bits)?;
-    job.launch(&[], &["/bin/sh", "-c", PROGRAM].map(str::to_owned))?;
+    launch_opened(&mut job, &["/bin/sh", "-c", PROGRAM])?;
+    Ok(job)
+}
+
+/// Launches a program that makes the file `open` when it has opened what it needs.
+fn launch_opened(job: &mut Job, program: &[&str]) -> Result<(), Failure> {
+    let program: Vec<String> = program.iter().map(|w| (*w).to_owned()).collect();
+    job.launch(&[], &program)?;
     let end = Instant::now() + LIMIT;
     while !job.work.join("open").exists() {
         want(Instant::now() < end, || format!("not opened; {}", job.output_text()))?;
         std::thread::sleep(Duration::from_millis(5));
     }
-    Ok(job)
+    Ok(())
 }
 
 /// Kills and restarts it.
@@ -269,19 +276,70 @@ fn program_of_others(place: &Place, user: User) -> Result<(), Failure> {
     has_read(job)
 }
 
+/// A directory of root's is gone at the restart, with a FIFO and the name of a socket of root's in it: the job gets them back, for an ordinary user as its own and closed to others.
+fn objects_of_others(place: &Place, user: User) -> Result<(), Failure> {
+    const PROGRAM: &str = "
+import os, socket, time
+fifo = os.open('theirs.d/fifo', os.O_RDWR)
+os.write(fifo, b'they wrote')
+server = socket.socket(socket.AF_UNIX)
+server.bind('theirs.d/socket')
+server.listen()
+open('open', 'w')
+while not os.path.exists('go'):
+    time.sleep(0.02)
+client = socket.socket(socket.AF_UNIX)
+client.connect('theirs.d/socket')
+client.send(b'what ')
+print('got', server.accept()[0].recv(99).decode() + os.read(fifo, 99).decode(), end='', flush=True)
+";
+    let mut job = Job::new(place, "objects", user)?;
+    let (dir, fifo, socket) = (
+        job.work.join("theirs.d"),
+        job.work.join("theirs.d/fifo"),
+        job.work.join("theirs.d/socket"),
+    );
+    io("make a directory", std::fs::create_dir(&dir))?;
+    mode(&dir, 0o777)?;
+    io("mkfifo", Command::new("mkfifo").arg(&fifo).output())?;
+    mode(&fifo, 0o666)?;
+    launch_opened(&mut job, &["/usr/bin/python3", "-c", PROGRAM])?;
+    io("give the socket away", std::os::unix::fs::chown(&socket, Some(0), Some(0)))?;
+    mode(&socket, 0o666)?;
+    for _ in 0..2 {
+        job.checkpoint()?;
+        job.kill_all()?;
+        io("remove the directory", std::fs::remove_dir_all(&dir))?;
+        job.restart(&[])?;
+        want(job.answers(LIMIT)?, || format!("restart: {}", job.output_text()))?;
+        for (path, bits) in [(&dir, 0o777), (&fifo, 0o666), (&socket, 0o666)] {
+            let m = io("stat what came back", std::fs::metadata(path))?;
+            let (owner, bits) = match user {
+                User::Root => (0, bits),
+                User::Ordinary => (NOBODY, bits & 0o700),
+            };
+            want((m.uid(), m.mode() & 0o7777) == (owner, bits), || {
+                format!("{}: owner {}, mode {:o}", path.display(), m.uid(), m.mode())
+            })?;
+        }
+    }
+    has_read(job)
+}
+
 fn main() {
     if !am_root() {
-        println!("\ntest result: ok. 0 passed; 0 failed; 6 ignored (only root can become other users)");
+        println!("\ntest result: ok. 0 passed; 0 failed; 7 ignored (only root can become other users)");
         return;
     }
     let mut target = Target::new("users", &["fault_target"]);
-    let tests: [(&str, Test); 6] = [
+    let tests: [(&str, Test); 7] = [
         ("nothing_can_be_read", nothing_can_be_read),
         ("nothing_can_be_commanded", nothing_can_be_commanded),
         ("what_strangers_put_in_the_way", what_strangers_put_in_the_way),
         ("root_looks_at_anything", root_looks_at_anything),
         ("replaced_file_of_others", replaced_file_of_others),
         ("program_of_others", program_of_others),
+        ("objects_of_others", objects_of_others),
     ];
     for (name, test) in tests {
         target.by_user(name, |_| true, move |place, user, _| test(place, user));

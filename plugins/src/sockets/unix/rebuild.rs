@@ -5,7 +5,7 @@
 
 use super::{BoundFile, Peer, UnixState};
 use crate::fault::{refuse, At, Fault};
-use crate::files::{make_parents, set_owner};
+use crate::files::{make_parents, owner};
 use crate::model::{DescId, Kind};
 use crate::rebuild::Builder;
 use crate::sys::fd;
@@ -13,7 +13,6 @@ use crate::sys::sock::{self, Addr};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 /// What the refill needs beside the sockets themselves.
@@ -92,8 +91,7 @@ fn rename_file(from: &Path, to: &Path, kind: i32, file: &BoundFile) -> io::Resul
     if fd::stat(to, false).is_ok() && !is_stale(kind, to, &Addr::unix(to))? {
         return Err(io::ErrorKind::AddrInUse.into());
     }
-    set_owner(from, file.owner)?;
-    std::fs::set_permissions(from, PermissionsExt::from_mode(file.mode))?;
+    owner::give_path(from, file.owner, file.mode)?;
     std::fs::rename(from, to)
 }
 
@@ -244,8 +242,7 @@ fn bind_file(raw: RawFd, name: &Addr, file: &BoundFile) -> io::Result<()> {
         bound => bound?,
     }
     if file.exists {
-        set_owner(&path, file.owner)?;
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(file.mode))?;
+        owner::give_path(&path, file.owner, file.mode)?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 mod site;
 
 use belay_tests::across::files;
-use belay_tests::build::Kind;
+use belay_tests::build::{build, Kind};
 use belay_tests::expect::{io, want};
 use belay_tests::hosts::serve_if_asked;
 use belay_tests::job::{output, text};
@@ -11,11 +11,14 @@ use belay_tests::place::{repository, Place};
 use belay_tests::rng::Rng;
 use belay_tests::slurm::{missing, Slurm, LIMIT};
 use belay_tests::target::Target;
-use belay_tests::Failure;
+use belay_tests::{procs, Failure};
 use site::Site;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
+
+/// A directory of each node's own.
+const LOCAL: &str = "/tmp/local";
 
 /// The line that begins so.
 fn line<'a>(said: &'a str, word: &str) -> Option<&'a str> {
@@ -236,14 +239,13 @@ fn spare(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
 /// Tasks of `srun` whose checkpoints lie on the nodes' own disks: a node dies with all it held, and the job goes on, in its allocation, from what the others have; then, requeued,
 /// every task finds its own again.
 fn redundant(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
-    let local = "/tmp/local";
     let mut site = Site::of(place, "slurm-redundant", Kind::C, 4)?;
     for node in 2..=5 {
-        let words = ["mkdir", "-m", "1777", local].map(str::to_owned);
+        let words = ["mkdir", "-m", "1777", LOCAL].map(str::to_owned);
         let made = output(site.slurm.hosts.command(node, &words), LIMIT)?;
         want(made.status.success(), || text(&made))?;
     }
-    let run = format!("belay run --ckpt-interval 2 --redundancy xor --local-dir {local} ");
+    let run = format!("belay run --ckpt-interval 2 --redundancy xor --local-dir {LOCAL} ");
     // The node to spare is the last one: six tasks, two on each node.
     site.edit(&[("belay run ", &run), ("mpirun ", "srun --mpi=none -N 3 -n 6 ")])?;
     let job = site.submit(&["--nodes=4", "--ntasks-per-node=2", "--no-kill", "--time=20"])?;
@@ -257,7 +259,7 @@ fn redundant(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     redundant(&site, 0)?;
     std::thread::sleep(Duration::from_millis(rng.below(1000)));
     site.slurm.hosts.kill_host(4);
-    let lost = ["sh", "-c", &format!("rm -r {local}/*")].map(str::to_owned);
+    let lost = ["sh", "-c", &format!("rm -r {LOCAL}/*")].map(str::to_owned);
     let lost = output(site.slurm.hosts.command(4, &lost), LIMIT)?;
     want(lost.status.success(), || text(&lost))?;
     site.slurm.await_that("a restart", |s| {
@@ -282,6 +284,95 @@ fn redundant(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     want(said.matches("PASS compute_regs").count() == 6, || {
         format!("not six verdicts: {said}")
     })
+}
+
+/// Chunks of a job, bytes of them left out, in the local tier of each of these hosts.
+fn in_tiers<const N: usize>(site: &Site, hosts: [usize; N]) -> Result<[usize; N], Failure> {
+    let mut all = [0; N];
+    for (count, host) in all.iter_mut().zip(hosts) {
+        let words = ["find", LOCAL, "-ignore_readdir_race", "-name", "*.bpg"].map(str::to_owned);
+        let found = output(site.slurm.hosts.command(host, &words), LIMIT)?;
+        want(found.status.success(), || text(&found))?;
+        *count = text(&found).lines().count();
+    }
+    Ok(all)
+}
+
+/// Tasks of `srun` whose chunks lie on the disks of their nodes: a requeued job finds them on the nodes of before, and does without them where a node is not its own any more.
+fn local_tiers(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let site = Site::of(place, "slurm-local", Kind::C, 3)?;
+    // A program with something new to store each time.
+    let program = site.work.join("cg");
+    io("copy mem_diff", std::fs::copy(build(place, "mem_diff", Kind::C)?, &program))?;
+    let simulate = site.slurm.home().join("simulate");
+    let words = io("read simulate", std::fs::read_to_string(&simulate))?;
+    io("write simulate", std::fs::write(&simulate, words.replace("/cg", "/cg alone")))?;
+    for node in 2..=4 {
+        let words = ["mkdir", "-m", "1777", LOCAL].map(str::to_owned);
+        let made = output(site.slurm.hosts.command(node, &words), LIMIT)?;
+        want(made.status.success(), || text(&made))?;
+    }
+    // Nothing is moved meanwhile, but the first few.
+    let config = site.slurm.home().join("belay.toml");
+    let text = format!("[flush]\nrate = \"1K\"\n[[tier]]\nname = \"disk\"\nkind = \"local\"\npath = \"{LOCAL}\"\ncapacity = \"512M\"\n[placement]\npolicy = \"fastest-only\"\n");
+    io("write belay.toml", std::fs::write(&config, text))?;
+    let run = format!("belay run --config {} ", config.display());
+    site.edit(&[("belay run ", &run), ("mpirun ", "srun --mpi=none ")])?;
+    let job = site.submit(&["--time=20", "--exclude=h4"])?;
+    let dir = site.slurm.home().join(format!("belay-{job}"));
+    let checkpoints = |hosts: [usize; 2]| {
+        for _ in 0..4 {
+            site.progress(&job, 0)?;
+            site.checkpoint(&dir)?;
+        }
+        let there = in_tiers(&site, hosts)?;
+        want(there.iter().all(|n| *n > 0), || format!("chunks on the nodes: {there:?}"))
+    };
+    let requeue = |restarts: usize, without: &str| {
+        site.user(&["scontrol", "requeue", &job])?;
+        site.user(&[
+            "scontrol",
+            "update",
+            &format!("jobid={job}"),
+            &format!("ExcNodeList={without}"),
+        ])?;
+        site.runs_again(&job, restarts)?;
+        site.progress(&job, 0)?;
+        Ok::<_, Failure>(site.said(&job))
+    };
+    // All at once: who notices the loss of another ends its part, and moves what it has. (So does who is killed by Slurm, which sends SIGTERM first.)
+    let killed = || {
+        // All lies below directories whose names begin so.
+        let all: Vec<i32> = (2..=4).flat_map(|host| site.slurm.hosts.find(host, "belay")).collect();
+        all.into_iter().for_each(|pid| procs::signal(pid, libc::SIGKILL));
+        let over = |s: &Slurm| Ok(s.field(&job, "JobState")? == "FAILED");
+        site.slurm.await_that("the end of a job that was killed", over)
+    };
+    let older = |said: &str| said.contains("using generation");
+    site.progress(&job, 0)?;
+    std::thread::sleep(Duration::from_millis(rng.below(500)));
+    checkpoints([2, 3])?;
+    // Between the signals with which Slurm ends a job is time to move it all.
+    let said = requeue(1, "h3")?;
+    want(!older(&said), || format!("not the newest on another node: {said}"))?;
+    checkpoints([2, 4])?;
+    killed()?;
+    let said = requeue(2, "h3")?;
+    want(!older(&said), || format!("not the newest on the nodes of before: {said}"))?;
+    checkpoints([2, 4])?;
+    killed()?;
+    let said = requeue(3, "h4")?;
+    want(older(&said) && said.contains("h4 does not answer"), || {
+        format!("what lies only on h4 is out of reach: {said}")
+    })?;
+    site.was_restarted(&job, &dir)?;
+    io("write go", std::fs::write(site.go(), ""))?;
+    let said = site.completes(&job)?;
+    want(said.matches("PASS mem_diff").count() == 4, || {
+        format!("not four verdicts: {said}")
+    })?;
+    let left = in_tiers(&site, [2, 3])?;
+    want(left == [0, 0], || format!("left on the nodes: {left:?}"))
 }
 
 /// A job is preempted by one of a partition with priority, requeued, and goes on where it was when that has ended.
@@ -448,12 +539,13 @@ fn main() {
     let mut target = Target::new("slurm", &[]);
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
     // They mostly wait for Slurm, each with a cluster of its own; the longest comes first.
-    let tests: [(&str, Run); 13] = [
+    let tests: [(&str, Run); 14] = [
         ("allocations", allocations),
         ("preempted_unasked", preempted_unasked),
         ("preempted", preempted),
         ("spare", spare),
         ("redundant", redundant),
+        ("local_tiers", local_tiers),
         ("mpich", mpich),
         ("pmi2", pmi2),
         ("pmix", pmix),
