@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 
 const PAGE: usize = 4096;
-/// From this size on a buffer that is filled asks for huge pages.
+/// From this size on a buffer that is filled at once asks for huge pages. One that was reserved, to be filled little by little while a program stands still, does not: the first byte would cost 2 MiB of zeros.
 const HUGE: usize = 2 << 20;
 
 /// Bytes that begin with a page of memory, so that files can be written from it and read into it directly. Its memory is a mapping of its own, which goes back to the system with it: pieces of a
@@ -44,7 +44,12 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         if self.room > 0 {
             // SAFETY: the mapping is this object's, and nothing borrows from it any more.
-            unsafe { libc::munmap(self.base.as_ptr().cast(), self.room) };
+            unsafe {
+                if libc::munmap(self.base.as_ptr().cast(), self.room) != 0 {
+                    // It would leave more mappings than a process may have (vm.max_map_count): its memory goes back all the same.
+                    libc::madvise(self.base.as_ptr().cast(), self.room, libc::MADV_DONTNEED);
+                }
+            }
         }
     }
 }

@@ -10,9 +10,8 @@ use crate::sys::fd;
 use crate::ProcessView;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use std::fs::DirBuilder;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -67,22 +66,27 @@ pub(crate) fn working(processes: &[ProcessView]) -> Vec<Vec<Directory>> {
 
 /// Makes the directories that are gone.
 pub(crate) fn make_parents(parents: &[Directory]) -> Result<(), Fault> {
+    // Whoever owns a directory can put another in the place of what is in it: what has been made is not looked for by its path again.
+    let mut last: Option<(&Path, OwnedFd)> = None;
     for d in parents {
         let path = d.path.as_path();
-        // Nobody else may enter before it has its owner and mode.
-        match DirBuilder::new().mode(0o700).create(path) {
+        if last.is_none() && path.is_dir() {
+            continue;
+        }
+        let above = match last.take() {
+            Some((above, fd)) if path.parent() == Some(above) => fd,
+            _ => fd::above(path).at(format!("open the directory of {path:?}"))?,
+        };
+        match fd::mkdir_at(&above, path) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
-            Err(_) if path.is_dir() => continue,
             Err(e) => return Err(e).at(format!("make directory {path:?}")),
         }
+        let made = fd::find_at(&above, path).at(format!("open {path:?}"))?;
         // Of one that had been deleted nobody knows the owner.
-        let set = if d.gone {
-            std::fs::set_permissions(path, PermissionsExt::from_mode(d.mode))
-        } else {
-            owner::give_path(path, d.owner, d.mode)
-        };
-        set.at(format!("set owner and mode of {path:?}"))?;
+        let whose = (!d.gone).then_some(d.owner);
+        owner::give_made(&made, libc::S_IFDIR, whose, d.mode).at(format!("set owner and mode of {path:?}"))?;
+        last = Some((path, made));
     }
     Ok(())
 }

@@ -4,7 +4,7 @@
 
 use crate::sys::fd;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -21,7 +21,7 @@ pub(crate) fn give(raw: RawFd, owner: (u32, u32), mode: u32) -> io::Result<Optio
             set => set.map(|()| true)?,
         };
     let mode = if given { mode } else { private(mode) };
-    std::fs::set_permissions(fd::self_path(raw), PermissionsExt::from_mode(mode))?;
+    set_mode(raw, mode)?;
     Ok(given.then_some(mode))
 }
 
@@ -30,21 +30,38 @@ pub(crate) fn private(mode: u32) -> u32 {
     mode & PRIVATE
 }
 
-/// The same for what has the name `path`, and is not a symbolic link: in a directory of others that may not be any more what was made there.
-pub(crate) fn give_path(path: &Path, owner: (u32, u32), mode: u32) -> io::Result<()> {
-    let file = fd::open(path, libc::O_PATH | libc::O_NOFOLLOW, 0)?;
-    let stat = fd::fstat(file.as_raw_fd())?;
+/// Gives what has just been made, an object of type `kind` (`S_IFDIR`, ...), its mode, and `owner` where that is known. In a directory of others something else may have its name by the time it is looked for; that is
+/// refused where it can be told: by its type, its owner or another name that it has.
+pub(crate) fn give_made(made: &OwnedFd, kind: u32, owner: Option<(u32, u32)>, mode: u32) -> io::Result<()> {
+    let stat = fd::fstat(made.as_raw_fd())?;
+    let now = (stat.st_uid, stat.st_gid);
     // SAFETY: has no preconditions.
     let me = unsafe { libc::geteuid() };
     // A server of a network file system may make root's things somebody else's.
-    let made = stat.st_uid == me || (stat.st_uid, stat.st_gid) == owner;
-    if !made || stat.st_mode & libc::S_IFMT == libc::S_IFLNK {
+    let ours = now.0 == me || Some(now) == owner;
+    let fresh = kind == libc::S_IFDIR || stat.st_nlink == 1;
+    if !ours || !fresh || stat.st_mode & libc::S_IFMT != kind {
         return Err(io::Error::new(
             io::ErrorKind::AlreadyExists,
             "somebody has put another in its place",
         ));
     }
-    give(file.as_raw_fd(), owner, mode).map(drop)
+    if give(made.as_raw_fd(), owner.unwrap_or(now), mode)?.is_none() {
+        // The restart itself must be able to use it.
+        let needed = if kind == libc::S_IFDIR { 0o700 } else { 0o600 };
+        set_mode(made.as_raw_fd(), private(mode) | needed)?;
+    }
+    Ok(())
+}
+
+/// The same for what has the name `path`.
+pub(crate) fn give_path(path: &Path, kind: u32, owner: (u32, u32), mode: u32) -> io::Result<()> {
+    let made = fd::open(path, libc::O_PATH | libc::O_NOFOLLOW, 0)?;
+    give_made(&made, kind, Some(owner), mode)
+}
+
+fn set_mode(raw: RawFd, mode: u32) -> io::Result<()> {
+    std::fs::set_permissions(fd::self_path(raw), PermissionsExt::from_mode(mode))
 }
 
 fn chown(raw: RawFd, owner: (u32, u32)) -> io::Result<()> {
@@ -59,24 +76,35 @@ mod tests {
     use std::os::unix::fs::{symlink, MetadataExt};
 
     #[test]
-    fn what_is_somebody_elses_or_a_link_is_not_given_away() {
+    fn what_somebody_has_put_in_its_place_is_not_given_away() {
         let dir = std::env::temp_dir().join(format!("belay-owner-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         let own = std::fs::metadata(&dir).unwrap();
         let (own, path) = ((own.uid(), own.gid()), dir.join("made"));
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o7777;
         std::fs::create_dir(&path).unwrap();
-        give_path(&path, own, 0o2755).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, 0o2755);
+        give_path(&path, libc::S_IFDIR, own, 0o2755).unwrap();
+        assert_eq!(mode(&path), 0o2755);
+        assert!(give_path(&path, libc::S_IFIFO, own, 0o777).is_err(), "another type");
         let link = dir.join("link");
         symlink(&path, &link).unwrap();
-        assert!(give_path(&link, own, 0o777).is_err());
-        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, 0o2755);
+        assert!(give_path(&link, libc::S_IFDIR, own, 0o777).is_err(), "a symbolic link");
+        let (fifo, name) = (dir.join("fifo"), dir.join("name"));
+        fd::mkfifo_at(&fd::above(&fifo).unwrap(), &fifo).unwrap();
+        give_path(&fifo, libc::S_IFIFO, own, 0o640).unwrap();
+        assert_eq!(mode(&fifo), 0o640);
+        std::fs::hard_link(&fifo, &name).unwrap();
+        assert!(give_path(&fifo, libc::S_IFIFO, own, 0o777).is_err(), "it has another name");
+        std::fs::remove_file(&name).unwrap();
+        assert_eq!((mode(&path), mode(&fifo)), (0o2755, 0o640));
         if own.0 == 0 {
-            give_path(&path, (65534, 65534), 0o4755).unwrap();
-            let now = std::fs::metadata(&path).unwrap();
-            assert_eq!((now.uid(), now.mode() & 0o7777), (65534, 0o4755));
-            assert!(give_path(&path, own, 0o755).is_err(), "it is somebody else's now");
-            assert_eq!(std::fs::metadata(&path).unwrap().uid(), 65534);
+            for (path, kind) in [(&path, libc::S_IFDIR), (&fifo, libc::S_IFIFO)] {
+                give_path(path, kind, (65534, 65533), 0o4755).unwrap();
+                let now = std::fs::metadata(path).unwrap();
+                assert_eq!((now.uid(), now.gid(), now.mode() & 0o7777), (65534, 65533, 0o4755));
+                assert!(give_path(path, kind, own, 0o755).is_err(), "it is somebody else's now");
+                assert_eq!(std::fs::metadata(path).unwrap().uid(), 65534);
+            }
         }
         std::fs::remove_dir_all(dir).unwrap();
     }

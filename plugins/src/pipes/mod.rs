@@ -215,36 +215,33 @@ pub(crate) fn prepare(object: &PipeObject, blobs: &BlobReader) -> Result<BuiltPi
     })
 }
 
-fn make_fifo(path: &Path) -> io::Result<()> {
-    let c = fd::c_path(path)?;
-    // SAFETY: `c` is a valid C string.
-    crate::sys::check(unsafe { libc::mkfifo(c.as_ptr(), 0o600) }).map(drop)
-}
-
 fn open_fifo(f: &Fifo) -> Result<(OwnedFd, OwnedFd), Fault> {
     let path = f.path.as_path();
     make_parents(&f.parents)?;
     let beside = beside(path);
     let mut path = path;
-    let mut made = make_fifo(path);
+    let above = fd::above(path).at("open its directory")?;
+    let mut made = fd::mkfifo_at(&above, path);
     if f.deleted && made.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::AlreadyExists) {
         // Its name belongs to something else now, for which it must not be taken.
         path = &beside;
-        made = make_fifo(path);
+        made = fd::mkfifo_at(&above, path);
     }
-    match made {
-        Ok(()) => {
-            owner::give_path(path, f.owner, f.mode).at("set its owner and mode")?;
-        }
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && !f.deleted => {}
+    let fresh = match made {
+        Ok(()) => true,
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && !f.deleted => false,
         Err(e) => return Err(e).at("make the FIFO again"),
+    };
+    let fifo = fd::find_at(&above, path).at("look for it")?;
+    if fresh {
+        owner::give_made(&fifo, libc::S_IFIFO, Some(f.owner), f.mode).at("set its owner and mode")?;
     }
-    let read = fd::open(path, libc::O_RDONLY | libc::O_NONBLOCK, 0).at("open it for reading")?;
-    let stat = fd::fstat(read.as_raw_fd()).at("stat")?;
+    let stat = fd::fstat(fifo.as_raw_fd()).at("stat")?;
     if stat.st_mode & libc::S_IFMT != libc::S_IFIFO {
         return refuse("is not a FIFO any more; move it away");
     }
-    let write = fd::open(path, libc::O_WRONLY | libc::O_NONBLOCK, 0).at("open it for writing")?;
+    let read = fd::reopen(fifo.as_raw_fd(), libc::O_RDONLY | libc::O_NONBLOCK).at("open it for reading")?;
+    let write = fd::reopen(fifo.as_raw_fd(), libc::O_WRONLY | libc::O_NONBLOCK).at("open it for writing")?;
     if f.deleted {
         std::fs::remove_file(path).at("delete it again")?;
     }

@@ -3,7 +3,7 @@
 use super::{check, check_len};
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -35,6 +35,44 @@ pub(crate) fn open(path: &Path, flags: i32, mode: u32) -> io::Result<OwnedFd> {
     let path = c_path(path)?;
     // SAFETY: `path` is a valid C string for the call.
     check(unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC, mode) }).map(own)
+}
+
+/// Opens the directory that `path` lies in, to make and look for what has its last name: wherever `path` leads by then.
+pub(crate) fn above(path: &Path) -> io::Result<OwnedFd> {
+    let dir = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    open(dir, libc::O_PATH | libc::O_DIRECTORY, 0)
+}
+
+/// Opens what has the last name of `path` in directory `dir`, and is not a symbolic link, to look at it or to open it again.
+pub(crate) fn find_at(dir: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
+    let name = last_name(path)?;
+    // SAFETY: `name` is a valid C string for the call, and `dir` a live descriptor.
+    let fd = unsafe {
+        libc::openat(
+            dir.as_raw_fd(),
+            name.as_ptr(),
+            libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC,
+        )
+    };
+    check(fd).map(own)
+}
+
+/// Makes a directory with the last name of `path` in directory `dir`, closed to others.
+pub(crate) fn mkdir_at(dir: &OwnedFd, path: &Path) -> io::Result<()> {
+    let name = last_name(path)?;
+    // SAFETY: as above.
+    check(unsafe { libc::mkdirat(dir.as_raw_fd(), name.as_ptr(), 0o700) }).map(drop)
+}
+
+/// The same of a FIFO.
+pub(crate) fn mkfifo_at(dir: &OwnedFd, path: &Path) -> io::Result<()> {
+    let name = last_name(path)?;
+    // SAFETY: as above.
+    check(unsafe { libc::mkfifoat(dir.as_raw_fd(), name.as_ptr(), 0o600) }).map(drop)
+}
+
+fn last_name(path: &Path) -> io::Result<CString> {
+    c_path(path.file_name().ok_or(io::ErrorKind::InvalidInput)?.as_ref())
 }
 
 /// Opens `path` for reading with more `flags`. The program's file keeps its time of last access, where that may be asked for: with a file of another user only root may.

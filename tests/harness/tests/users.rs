@@ -276,7 +276,7 @@ fn program_of_others(place: &Place, user: User) -> Result<(), Failure> {
     has_read(job)
 }
 
-/// A directory of root's is gone at the restart, with a FIFO and the name of a socket of root's in it: the job gets them back, for an ordinary user as its own and closed to others.
+/// A directory of somebody else is gone at the restart, with a FIFO and the name of a socket in it that are theirs too: root's job makes them as they were, an ordinary user's as its own and closed to others.
 fn objects_of_others(place: &Place, user: User) -> Result<(), Failure> {
     const PROGRAM: &str = "
 import os, socket, time
@@ -300,25 +300,32 @@ print('got', server.accept()[0].recv(99).decode() + os.read(fifo, 99).decode(), 
         job.work.join("theirs.d/socket"),
     );
     io("make a directory", std::fs::create_dir(&dir))?;
-    mode(&dir, 0o777)?;
     io("mkfifo", Command::new("mkfifo").arg(&fifo).output())?;
-    mode(&fifo, 0o666)?;
+    let whose = match user {
+        User::Root => NOBODY,
+        User::Ordinary => 0,
+    };
+    let give = |path: &Path, bits| {
+        io("give it away", std::os::unix::fs::chown(path, Some(whose), Some(whose)))?;
+        mode(path, bits)
+    };
+    give(&dir, 0o2777)?;
+    give(&fifo, 0o666)?;
     launch_opened(&mut job, &["/usr/bin/python3", "-c", PROGRAM])?;
-    io("give the socket away", std::os::unix::fs::chown(&socket, Some(0), Some(0)))?;
-    mode(&socket, 0o666)?;
+    give(&socket, 0o606)?;
     for _ in 0..2 {
         job.checkpoint()?;
         job.kill_all()?;
         io("remove the directory", std::fs::remove_dir_all(&dir))?;
         job.restart(&[])?;
         want(job.answers(LIMIT)?, || format!("restart: {}", job.output_text()))?;
-        for (path, bits) in [(&dir, 0o777), (&fifo, 0o666), (&socket, 0o666)] {
+        for (path, bits) in [(&dir, 0o2777), (&fifo, 0o666), (&socket, 0o606)] {
             let m = io("stat what came back", std::fs::metadata(path))?;
-            let (owner, bits) = match user {
-                User::Root => (0, bits),
-                User::Ordinary => (NOBODY, bits & 0o700),
+            let bits = match user {
+                User::Root => bits,
+                User::Ordinary => bits & 0o700,
             };
-            want((m.uid(), m.mode() & 0o7777) == (owner, bits), || {
+            want((m.uid(), m.mode() & 0o7777) == (NOBODY, bits), || {
                 format!("{}: owner {}, mode {:o}", path.display(), m.uid(), m.mode())
             })?;
         }

@@ -18,59 +18,87 @@ const REUSE_DELAY: Duration = Duration::from_millis(1500);
 const REUSE_STEP: Duration = Duration::from_millis(50);
 /// A closed connection keeps its port for 60 s (TCP_TIMEWAIT_LEN): a rule of the kernel, not a race.
 const LINGERING: Duration = Duration::from_secs(65);
+/// For so long another node that restarts on this host may have a port that it needs for the moment.
+const MOMENT: Duration = Duration::from_secs(2);
+/// Ports tried in place of one that is taken.
+const TRIES: u32 = 16;
 /// `TCP_*` states.
 const FIN_WAIT2: u8 = 5;
 const TIME_WAIT: u8 = 6;
 /// Connections of other programs that may be in front of ours in a queue.
 const FOREIGN: usize = 64;
 
-/// A listening socket bound to `local`, or, if another program has taken the port and it is `movable`, to any port.
+/// How a listening socket gets its port.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Claim {
+    /// Where another program has taken it, any other will do.
+    pub(super) movable: bool,
+    /// It is not shared with another program of the user where both allow that (SO_REUSEPORT): that may be another node of the job, and each expects its own connections.
+    pub(super) alone: bool,
+}
+
+/// A listening socket bound to `local`, or, if another program has taken the port and `claim` says so, to any port.
 pub(super) fn listener(
     family: i32,
     local: &Addr,
     backlog: i32,
     options: &Options,
-    movable: bool,
+    claim: Claim,
     waits: &Waits<'_>,
 ) -> Result<OwnedFd, Fault> {
-    loop {
-        let fd = bound(family, local, options, movable, waits)?;
-        match sock::listen(fd.as_raw_fd(), backlog) {
-            // With SO_REUSEADDR several may be bound to a port, of which the first to listen gets it: another node that restarts on this host, for one. It can no longer be bound then.
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
-            listens => return listens.at("listen").map(|()| fd),
+    let begin = Instant::now();
+    let mut at = local.clone();
+    for tries in 1.. {
+        if let Some(fd) = try_listen(family, &at, backlog, options, claim.alone)? {
+            if at != *local {
+                let now = sock::local(fd.as_raw_fd()).at("read its address")?.port();
+                tracing::warn!(%local, now, "another program has taken a listening port; the job is led to another, programs outside the job are not");
+            }
+            return Ok(fd);
+        }
+        // What has a port without listening is not in the kernel's lists.
+        let taken = tries > 1 || free_port(local, waits)? == Freed::Taken;
+        if taken && claim.movable && tries < TRIES {
+            at = local.with_port(0);
+        } else if taken && !claim.movable && begin.elapsed() < MOMENT {
+            waits.linger(REUSE_STEP);
+        } else if taken {
+            break;
         }
     }
+    refuse(format!(
+        "bind {local}: address in use: another program has taken the port; end it (ss -tlnp names it) and restart again"
+    ))
 }
 
-/// A socket bound to `local`, or to any port, as [`listener`] says.
-fn bound(family: i32, local: &Addr, options: &Options, movable: bool, waits: &Waits<'_>) -> Result<OwnedFd, Fault> {
+/// A socket that listens at `at`; `None`: somebody else has that address.
+fn try_listen(family: i32, at: &Addr, backlog: i32, options: &Options, alone: bool) -> Result<Option<OwnedFd>, Fault> {
     let fd = sock::socket(family, libc::SOCK_STREAM, 0).at("socket")?;
     let raw = fd.as_raw_fd();
     options.restore(raw, When::Early)?;
     // Connections of the job that have just died stay in TIME_WAIT under this port.
     sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32).at("set SO_REUSEADDR")?;
-    match sock::bind(raw, local) {
-        Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-            let freed = free_port(local, waits)?;
-            let at = match freed {
-                Freed::Yes => local.clone(),
-                Freed::Taken if movable => local.with_port(0),
-                Freed::Taken => {
-                    return refuse(format!(
-                        "bind {local}: address in use: another program has taken the port; end it (ss -tlnp names it) and restart again"
-                    ))
-                }
-            };
-            sock::bind(raw, &at).at(format!("bind {at}"))?;
-            if freed == Freed::Taken {
-                let now = sock::local(raw).at("read its address")?.port();
-                tracing::warn!(%local, now, "another program has taken a listening port; the job is led to another, programs outside the job are not");
-            }
-        }
-        bound => bound.at(format!("bind {local}"))?,
+    let shares: i32 = sock::get(raw, libc::SOL_SOCKET, libc::SO_REUSEPORT).at("read SO_REUSEPORT")?;
+    let hides = alone && shares != 0;
+    if hides {
+        sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEPORT, &0i32).at("set SO_REUSEPORT")?;
     }
-    Ok(fd)
+    let in_use = |done: &io::Result<()>| done.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::AddrInUse);
+    let bound = sock::bind(raw, at);
+    if in_use(&bound) {
+        return Ok(None);
+    }
+    bound.at(format!("bind {at}"))?;
+    // With SO_REUSEADDR several may be bound to a port, of which the first to listen gets it: another node that restarts on this host, for one.
+    let listens = sock::listen(raw, backlog);
+    if in_use(&listens) {
+        return Ok(None);
+    }
+    listens.at("listen")?;
+    if hides {
+        sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEPORT, &shares).at("set SO_REUSEPORT")?;
+    }
+    Ok(Some(fd))
 }
 
 /// Whether a port can be bound.
@@ -213,28 +241,94 @@ mod tests {
     use std::net::SocketAddr;
     use std::sync::Barrier;
 
+    const NODES: usize = 4;
+
+    fn at(port: u16) -> Addr {
+        Addr::of(SocketAddr::from(([127, 8, 1, 1], port)), libc::AF_INET)
+    }
+
+    /// A port that nobody has.
+    fn free() -> u16 {
+        let any = std::net::TcpListener::bind(("127.8.1.1", 0)).unwrap();
+        any.local_addr().unwrap().port()
+    }
+
+    fn port_of(fd: &OwnedFd) -> u16 {
+        sock::local(fd.as_raw_fd()).unwrap().port()
+    }
+
+    fn make(port: u16, options: &Options, claim: Claim) -> Result<OwnedFd, Fault> {
+        let waits = Waits {
+            tell: &|_| {},
+            group: None,
+        };
+        listener(libc::AF_INET, &at(port), 8, options, claim, &waits)
+    }
+
+    const NODE: Claim = Claim {
+        movable: true,
+        alone: true,
+    };
+
     #[test]
     fn nodes_that_restart_on_one_host_at_once_listen_at_ports_of_their_own() {
-        const NODES: usize = 4;
-        let port = 1900 + (std::process::id() % 1000) as u16;
-        let local = Addr::of(SocketAddr::from(([127, 8, 1, 1], port)), libc::AF_INET);
+        let port = free();
         for _ in 0..500 {
             let start = Barrier::new(NODES);
             let node = || {
-                let waits = Waits {
-                    tell: &|_| {},
-                    group: None,
-                };
                 start.wait();
-                listener(libc::AF_INET, &local, 8, &Options::default(), true, &waits).unwrap()
+                make(port, &Options::default(), NODE).unwrap()
             };
             let all: Vec<OwnedFd> = std::thread::scope(|scope| {
                 let nodes: Vec<_> = (0..NODES).map(|_| scope.spawn(node)).collect();
                 nodes.into_iter().map(|n| n.join().unwrap()).collect()
             });
-            let ports: BTreeSet<u16> = all.iter().map(|fd| sock::local(fd.as_raw_fd()).unwrap().port()).collect();
+            let ports: BTreeSet<u16> = all.iter().map(port_of).collect();
             assert_eq!(ports.len(), NODES);
             assert!(ports.contains(&port));
         }
+    }
+
+    #[test]
+    fn a_port_that_may_be_shared_is_not_shared_with_another_node() {
+        let model = sock::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+        sock::set(model.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, &1i32).unwrap();
+        let options = crate::sockets::options::capture(model.as_raw_fd()).unwrap();
+        let port = free();
+        let shared = Claim { alone: false, ..NODE };
+        let first = make(port, &options, NODE).unwrap();
+        let other = make(port, &options, NODE).unwrap();
+        assert_eq!(port_of(&first), port);
+        assert_ne!(port_of(&other), port);
+        for fd in [&first, &other] {
+            assert_eq!(
+                sock::get::<i32>(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT).unwrap(),
+                1
+            );
+            // Sockets of the same node do share.
+            assert_eq!(port_of(&make(port_of(fd), &options, shared).unwrap()), port_of(fd));
+        }
+    }
+
+    #[test]
+    fn who_has_a_port_for_a_moment_is_waited_for_and_who_keeps_it_is_named() {
+        let still = Claim {
+            movable: false,
+            alone: true,
+        };
+        let port = free();
+        let holder = make(port, &Options::default(), NODE).unwrap();
+        let waiter = std::thread::spawn(move || make(port, &Options::default(), still).map(|fd| port_of(&fd)));
+        std::thread::sleep(Duration::from_millis(100));
+        drop(holder);
+        assert!(matches!(waiter.join().unwrap(), Ok(now) if now == port));
+        let holder = make(port, &Options::default(), NODE).unwrap();
+        let refused = make(port, &Options::default(), still).unwrap_err();
+        assert!(format!("{refused:?}").contains("another program has taken the port"));
+        drop(holder);
+        // Bound, and not listening.
+        let bound = sock::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+        sock::bind(bound.as_raw_fd(), &at(port)).unwrap();
+        assert_ne!(port_of(&make(port, &Options::default(), NODE).unwrap()), port);
     }
 }

@@ -1,6 +1,7 @@
 //! Makes TCP sockets again: listening ones, pairs, ends whose other end is gone, connections that wait to be accepted.
 
-use super::{connection, drain, remote, Role, TcpState};
+use super::connection::{self, Claim};
+use super::{drain, remote, Role, TcpState};
 use crate::fault::{refuse, At, Fault};
 use crate::model::{DescId, Kind};
 use crate::rebuild::{Builder, Waits};
@@ -91,9 +92,16 @@ fn listening(b: &mut Builder<'_>, page: &mut Page, (id, t): (DescId, &TcpState),
         || t.local.clone(),
         |ip| Addr::of(SocketAddr::new(ip, t.local.port()), t.family),
     );
-    // No program outside the job expects it at a port that the kernel has chosen.
-    let movable = b.group.is_some() || sock::ephemeral_range().contains(&at.port());
-    let fd = connection::listener(t.family, &at, backlog, &t.options, movable, &b.waits())?;
+    // Sockets of the job that share a port do so where the first of them is now.
+    let is_same = |l: &&Listening| Some(l.ip) == t.local.ip() && l.port == t.local.port();
+    let beside = page.listening.iter().find(is_same).map(|l| l.now);
+    let at = beside.map_or_else(|| at.clone(), |now| at.with_port(now));
+    let claim = Claim {
+        // No program outside the job expects it at a port that the kernel has chosen.
+        movable: b.group.is_some() || sock::ephemeral_range().contains(&at.port()),
+        alone: b.group.is_some() && beside.is_none(),
+    };
+    let fd = connection::listener(t.family, &at, backlog, &t.options, claim, &b.waits())?;
     let now = sock::local(fd.as_raw_fd()).at("read its address")?.port();
     if let Some(ip) = t.local.ip() {
         let port = t.local.port();
@@ -249,7 +257,10 @@ fn connect(own: &[RawFd], server: &TcpState, client: &TcpState, waits: &Waits<'_
             &server.local,
             1,
             &server.options,
-            false,
+            Claim {
+                movable: false,
+                alone: true,
+            },
             waits,
         )?)
     } else {

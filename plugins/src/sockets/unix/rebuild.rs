@@ -91,7 +91,7 @@ fn rename_file(from: &Path, to: &Path, kind: i32, file: &BoundFile) -> io::Resul
     if fd::stat(to, false).is_ok() && !is_stale(kind, to, &Addr::unix(to))? {
         return Err(io::ErrorKind::AddrInUse.into());
     }
-    owner::give_path(from, file.owner, file.mode)?;
+    owner::give_path(from, libc::S_IFSOCK, file.owner, file.mode)?;
     std::fs::rename(from, to)
 }
 
@@ -242,7 +242,7 @@ fn bind_file(raw: RawFd, name: &Addr, file: &BoundFile) -> io::Result<()> {
         bound => bound?,
     }
     if file.exists {
-        owner::give_path(&path, file.owner, file.mode)?;
+        owner::give_path(&path, libc::S_IFSOCK, file.owner, file.mode)?;
     }
     Ok(())
 }

@@ -343,8 +343,9 @@ fn local_tiers(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     // All at once: who notices the loss of another ends its part, and moves what it has. (So does who is killed by Slurm, which sends SIGTERM first.)
     let killed = || {
         // All lies below directories whose names begin so.
-        let all: Vec<i32> = (2..=4).flat_map(|host| site.slurm.hosts.find(host, "belay")).collect();
-        all.into_iter().for_each(|pid| procs::signal(pid, libc::SIGKILL));
+        let all = || -> Vec<i32> { (2..=4).flat_map(|host| site.slurm.hosts.find(host, "belay")).collect() };
+        let left = std::iter::repeat_with(all).take_while(|left| !left.is_empty());
+        left.flatten().for_each(|pid| procs::signal(pid, libc::SIGKILL));
         let over = |s: &Slurm| Ok(s.field(&job, "JobState")? == "FAILED");
         site.slurm.await_that("the end of a job that was killed", over)
     };
