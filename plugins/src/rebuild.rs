@@ -13,6 +13,7 @@ use crate::sys::fd;
 use crate::{epoll, eventfd, files, locks, mqueue, pipes, shm, signalfd, sockets, terminals, timerfd};
 use crate::{inotify, pidfd, Refusal};
 use belay_image::blobs::BlobReader;
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
@@ -34,7 +35,12 @@ pub(crate) struct Builder<'a> {
     /// Tells the user what the restart waits for.
     pub(crate) tell: &'a dyn Fn(&str),
     made: Vec<Option<OwnedFd>>,
+    /// See [`Waits::spare`].
+    spare: Cell<Duration>,
 }
+
+/// For so long in all, what another node that restarts on this host needs for the moment is waited for.
+const SPARE: Duration = Duration::from_secs(2);
 
 /// What a wait during the rebuild needs.
 pub(crate) struct Waits<'a> {
@@ -42,9 +48,21 @@ pub(crate) struct Waits<'a> {
     pub(crate) tell: &'a dyn Fn(&str),
     /// The other nodes, which wait for this one.
     pub(crate) group: Option<&'a dyn Group>,
+    /// How long may still be waited for what is not a rule of the kernel.
+    pub(crate) spare: &'a Cell<Duration>,
 }
 
 impl Waits<'_> {
+    /// Lets time pass, if there is any to spare; says whether there was.
+    pub(crate) fn spend(&self, time: Duration) -> bool {
+        let left = self.spare.get().checked_sub(time);
+        if let Some(left) = left {
+            self.spare.set(left);
+            self.linger(time);
+        }
+        left.is_some()
+    }
+
     /// Lets time pass.
     pub(crate) fn linger(&self, time: Duration) {
         match self.group {
@@ -60,6 +78,7 @@ impl Builder<'_> {
         Waits {
             tell: self.tell,
             group: self.group,
+            spare: &self.spare,
         }
     }
 
@@ -151,6 +170,7 @@ pub(crate) fn rebuild(
         book: None,
         tell,
         made: d.descriptions.iter().map(|_| None).collect(),
+        spare: Cell::new(SPARE),
     };
     let stdio = [0, 1, 2].map(|n| fd::dup_from(n, room.start).ok());
     let scaffold = files::Scaffold::of(d);

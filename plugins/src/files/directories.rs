@@ -73,6 +73,11 @@ pub(crate) fn make_parents(parents: &[Directory]) -> Result<(), Fault> {
         if last.is_none() && path.is_dir() {
             continue;
         }
+        // (`..`: of what is there by now.)
+        if path.file_name().is_none() {
+            last = None;
+            continue;
+        }
         let above = match last.take() {
             Some((above, fd)) if path.parent() == Some(above) => fd,
             _ => fd::above(path).at(format!("open the directory of {path:?}"))?,
@@ -127,5 +132,35 @@ impl Scaffold {
 impl Drop for Scaffold {
     fn drop(&mut self) {
         self.remove();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_gone_is_made_again_whatever_leads_there() {
+        let dir = std::env::temp_dir().join(format!("belay-parents-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        // As the name of a socket that was bound so.
+        let file = dir.join("x/../y/z/socket");
+        std::fs::create_dir(dir.join("x")).unwrap();
+        std::fs::create_dir_all(dir.join("y/z")).unwrap();
+        std::os::unix::fs::symlink("y", dir.join("link")).unwrap();
+        let (all, by_link) = (parents(&file), parents(&dir.join("link/z/socket")));
+        let mode = |path: &str| fd::stat(&dir.join(path), false).unwrap().st_mode & 0o7777;
+        let modes = || (mode("x"), mode("y"), mode("y/z"));
+        let before = modes();
+        for gone in ["x", "y"] {
+            std::fs::remove_dir_all(dir.join(gone)).unwrap();
+            make_parents(&all).unwrap();
+            make_parents(&all).unwrap();
+            assert_eq!(modes(), before);
+        }
+        std::fs::remove_dir(dir.join("y/z")).unwrap();
+        make_parents(&by_link).unwrap();
+        assert_eq!(modes(), before);
+        std::fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -38,8 +38,8 @@ pub(crate) fn give_made(made: &OwnedFd, kind: u32, owner: Option<(u32, u32)>, mo
     // SAFETY: has no preconditions.
     let me = unsafe { libc::geteuid() };
     // A server of a network file system may make root's things somebody else's.
-    let ours = now.0 == me || Some(now) == owner;
-    let fresh = kind == libc::S_IFDIR || stat.st_nlink == 1;
+    let ours = now.0 == me || owner.is_none_or(|owner| owner == now);
+    let fresh = kind == libc::S_IFDIR || stat.st_nlink <= 1;
     if !ours || !fresh || stat.st_mode & libc::S_IFMT != kind {
         return Err(io::Error::new(
             io::ErrorKind::AlreadyExists,

@@ -232,10 +232,13 @@ fn open_fifo(f: &Fifo) -> Result<(OwnedFd, OwnedFd), Fault> {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists && !f.deleted => false,
         Err(e) => return Err(e).at("make the FIFO again"),
     };
-    let fifo = fd::find_at(&above, path).at("look for it")?;
-    if fresh {
+    let fifo = if fresh {
+        let fifo = fd::find_at(&above, path).at("look for it")?;
         owner::give_made(&fifo, libc::S_IFIFO, Some(f.owner), f.mode).at("set its owner and mode")?;
-    }
+        fifo
+    } else {
+        fd::open(path, libc::O_PATH, 0).at("look for it")?
+    };
     let stat = fd::fstat(fifo.as_raw_fd()).at("stat")?;
     if stat.st_mode & libc::S_IFMT != libc::S_IFIFO {
         return refuse("is not a FIFO any more; move it away");
@@ -243,7 +246,7 @@ fn open_fifo(f: &Fifo) -> Result<(OwnedFd, OwnedFd), Fault> {
     let read = fd::reopen(fifo.as_raw_fd(), libc::O_RDONLY | libc::O_NONBLOCK).at("open it for reading")?;
     let write = fd::reopen(fifo.as_raw_fd(), libc::O_WRONLY | libc::O_NONBLOCK).at("open it for writing")?;
     if f.deleted {
-        std::fs::remove_file(path).at("delete it again")?;
+        fd::unlink_at(&above, path).at("delete it again")?;
     }
     Ok((read, write))
 }

@@ -71,6 +71,13 @@ pub(crate) fn mkfifo_at(dir: &OwnedFd, path: &Path) -> io::Result<()> {
     check(unsafe { libc::mkfifoat(dir.as_raw_fd(), name.as_ptr(), 0o600) }).map(drop)
 }
 
+/// Removes what has the last name of `path` in directory `dir`, and is not a directory.
+pub(crate) fn unlink_at(dir: &OwnedFd, path: &Path) -> io::Result<()> {
+    let name = last_name(path)?;
+    // SAFETY: as above.
+    check(unsafe { libc::unlinkat(dir.as_raw_fd(), name.as_ptr(), 0) }).map(drop)
+}
+
 fn last_name(path: &Path) -> io::Result<CString> {
     c_path(path.file_name().ok_or(io::ErrorKind::InvalidInput)?.as_ref())
 }

@@ -325,7 +325,7 @@ print('got', server.accept()[0].recv(99).decode() + os.read(fifo, 99).decode(), 
                 User::Root => bits,
                 User::Ordinary => bits & 0o700,
             };
-            want((m.uid(), m.mode() & 0o7777) == (NOBODY, bits), || {
+            want((m.uid(), m.gid(), m.mode() & 0o7777) == (NOBODY, NOBODY, bits), || {
                 format!("{}: owner {}, mode {:o}", path.display(), m.uid(), m.mode())
             })?;
         }

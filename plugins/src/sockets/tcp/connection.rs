@@ -18,8 +18,6 @@ const REUSE_DELAY: Duration = Duration::from_millis(1500);
 const REUSE_STEP: Duration = Duration::from_millis(50);
 /// A closed connection keeps its port for 60 s (TCP_TIMEWAIT_LEN): a rule of the kernel, not a race.
 const LINGERING: Duration = Duration::from_secs(65);
-/// For so long another node that restarts on this host may have a port that it needs for the moment.
-const MOMENT: Duration = Duration::from_secs(2);
 /// Ports tried in place of one that is taken.
 const TRIES: u32 = 16;
 /// `TCP_*` states.
@@ -46,7 +44,6 @@ pub(super) fn listener(
     claim: Claim,
     waits: &Waits<'_>,
 ) -> Result<OwnedFd, Fault> {
-    let begin = Instant::now();
     let mut at = local.clone();
     for tries in 1.. {
         if let Some(fd) = try_listen(family, &at, backlog, options, claim.alone)? {
@@ -56,13 +53,11 @@ pub(super) fn listener(
             }
             return Ok(fd);
         }
-        // What has a port without listening is not in the kernel's lists.
+        // What has a port without listening is in the kernel's lists from Linux 6.8 on only.
         let taken = tries > 1 || free_port(local, waits)? == Freed::Taken;
         if taken && claim.movable && tries < TRIES {
             at = local.with_port(0);
-        } else if taken && !claim.movable && begin.elapsed() < MOMENT {
-            waits.linger(REUSE_STEP);
-        } else if taken {
+        } else if taken && (claim.movable || !waits.spend(REUSE_STEP)) {
             break;
         }
     }
@@ -237,32 +232,30 @@ pub(super) fn accept(listeners: &[RawFd], client: RawFd) -> Result<OwnedFd, Faul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
     use std::collections::BTreeSet;
     use std::net::SocketAddr;
     use std::sync::Barrier;
 
     const NODES: usize = 4;
 
-    fn at(port: u16) -> Addr {
-        Addr::of(SocketAddr::from(([127, 8, 1, 1], port)), libc::AF_INET)
-    }
-
-    /// A port that nobody has.
-    fn free() -> u16 {
-        let any = std::net::TcpListener::bind(("127.8.1.1", 0)).unwrap();
-        any.local_addr().unwrap().port()
+    /// An address that no other test has, with a port that nobody has there.
+    fn free(test: u8) -> SocketAddr {
+        let any = std::net::TcpListener::bind(SocketAddr::from(([127, 8, 1, test], 0))).unwrap();
+        any.local_addr().unwrap()
     }
 
     fn port_of(fd: &OwnedFd) -> u16 {
         sock::local(fd.as_raw_fd()).unwrap().port()
     }
 
-    fn make(port: u16, options: &Options, claim: Claim) -> Result<OwnedFd, Fault> {
+    fn make(at: SocketAddr, options: &Options, claim: Claim) -> Result<OwnedFd, Fault> {
         let waits = Waits {
             tell: &|_| {},
             group: None,
+            spare: &Cell::new(Duration::from_secs(2)),
         };
-        listener(libc::AF_INET, &at(port), 8, options, claim, &waits)
+        listener(libc::AF_INET, &Addr::of(at, libc::AF_INET), 8, options, claim, &waits)
     }
 
     const NODE: Claim = Claim {
@@ -272,12 +265,12 @@ mod tests {
 
     #[test]
     fn nodes_that_restart_on_one_host_at_once_listen_at_ports_of_their_own() {
-        let port = free();
+        let at = free(1);
         for _ in 0..500 {
             let start = Barrier::new(NODES);
             let node = || {
                 start.wait();
-                make(port, &Options::default(), NODE).unwrap()
+                make(at, &Options::default(), NODE).unwrap()
             };
             let all: Vec<OwnedFd> = std::thread::scope(|scope| {
                 let nodes: Vec<_> = (0..NODES).map(|_| scope.spawn(node)).collect();
@@ -285,7 +278,7 @@ mod tests {
             });
             let ports: BTreeSet<u16> = all.iter().map(port_of).collect();
             assert_eq!(ports.len(), NODES);
-            assert!(ports.contains(&port));
+            assert!(ports.contains(&at.port()));
         }
     }
 
@@ -294,19 +287,20 @@ mod tests {
         let model = sock::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
         sock::set(model.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, &1i32).unwrap();
         let options = crate::sockets::options::capture(model.as_raw_fd()).unwrap();
-        let port = free();
+        let at = free(2);
         let shared = Claim { alone: false, ..NODE };
-        let first = make(port, &options, NODE).unwrap();
-        let other = make(port, &options, NODE).unwrap();
-        assert_eq!(port_of(&first), port);
-        assert_ne!(port_of(&other), port);
+        let first = make(at, &options, NODE).unwrap();
+        let other = make(at, &options, NODE).unwrap();
+        assert_eq!(port_of(&first), at.port());
+        assert_ne!(port_of(&other), at.port());
         for fd in [&first, &other] {
             assert_eq!(
                 sock::get::<i32>(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT).unwrap(),
                 1
             );
             // Sockets of the same node do share.
-            assert_eq!(port_of(&make(port_of(fd), &options, shared).unwrap()), port_of(fd));
+            let beside = SocketAddr::new(at.ip(), port_of(fd));
+            assert_eq!(port_of(&make(beside, &options, shared).unwrap()), port_of(fd));
         }
     }
 
@@ -316,19 +310,24 @@ mod tests {
             movable: false,
             alone: true,
         };
-        let port = free();
-        let holder = make(port, &Options::default(), NODE).unwrap();
-        let waiter = std::thread::spawn(move || make(port, &Options::default(), still).map(|fd| port_of(&fd)));
-        std::thread::sleep(Duration::from_millis(100));
+        let at = free(3);
+        let holder = make(at, &Options::default(), NODE).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let waiter = std::thread::spawn(move || {
+            tell.send(()).unwrap();
+            make(at, &Options::default(), still).map(|fd| port_of(&fd))
+        });
+        told.recv().unwrap();
+        std::thread::sleep(Duration::from_millis(200));
         drop(holder);
-        assert!(matches!(waiter.join().unwrap(), Ok(now) if now == port));
-        let holder = make(port, &Options::default(), NODE).unwrap();
-        let refused = make(port, &Options::default(), still).unwrap_err();
+        assert!(matches!(waiter.join().unwrap(), Ok(now) if now == at.port()));
+        let holder = make(at, &Options::default(), NODE).unwrap();
+        let refused = make(at, &Options::default(), still).unwrap_err();
         assert!(format!("{refused:?}").contains("another program has taken the port"));
         drop(holder);
         // Bound, and not listening.
         let bound = sock::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
-        sock::bind(bound.as_raw_fd(), &at(port)).unwrap();
-        assert_ne!(port_of(&make(port, &Options::default(), NODE).unwrap()), port);
+        sock::bind(bound.as_raw_fd(), &Addr::of(at, libc::AF_INET)).unwrap();
+        assert_ne!(port_of(&make(at, &Options::default(), NODE).unwrap()), at.port());
     }
 }

@@ -92,14 +92,16 @@ fn listening(b: &mut Builder<'_>, page: &mut Page, (id, t): (DescId, &TcpState),
         || t.local.clone(),
         |ip| Addr::of(SocketAddr::new(ip, t.local.port()), t.family),
     );
-    // Sockets of the job that share a port do so where the first of them is now.
-    let is_same = |l: &&Listening| Some(l.ip) == t.local.ip() && l.port == t.local.port();
-    let beside = page.listening.iter().find(is_same).map(|l| l.now);
-    let at = beside.map_or_else(|| at.clone(), |now| at.with_port(now));
+    // Sockets of this node with one port, be it of several addresses, have one port again: that of the first.
+    let beside: Vec<&Listening> = page.listening.iter().filter(|l| l.port == t.local.port()).collect();
+    let at = beside.first().map_or_else(|| at.clone(), |l| at.with_port(l.now));
+    let ip = t.local.ip();
+    let overlaps = |l: &&Listening| ip.is_none_or(|ip| l.ip == ip || l.ip.is_unspecified() || ip.is_unspecified());
     let claim = Claim {
         // No program outside the job expects it at a port that the kernel has chosen.
         movable: b.group.is_some() || sock::ephemeral_range().contains(&at.port()),
-        alone: b.group.is_some() && beside.is_none(),
+        // Where they share it with each other, the first has seen to it that nobody else does.
+        alone: b.group.is_some() && !beside.iter().any(overlaps),
     };
     let fd = connection::listener(t.family, &at, backlog, &t.options, claim, &b.waits())?;
     let now = sock::local(fd.as_raw_fd()).at("read its address")?.port();

@@ -344,8 +344,11 @@ fn local_tiers(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let killed = || {
         // All lies below directories whose names begin so.
         let all = || -> Vec<i32> { (2..=4).flat_map(|host| site.slurm.hosts.find(host, "belay")).collect() };
-        let left = std::iter::repeat_with(all).take_while(|left| !left.is_empty());
-        left.flatten().for_each(|pid| procs::signal(pid, libc::SIGKILL));
+        site.slurm.await_that("the end of all processes", |_| {
+            let left = all();
+            left.iter().for_each(|pid| procs::signal(*pid, libc::SIGKILL));
+            Ok(left.is_empty())
+        })?;
         let over = |s: &Slurm| Ok(s.field(&job, "JobState")? == "FAILED");
         site.slurm.await_that("the end of a job that was killed", over)
     };
