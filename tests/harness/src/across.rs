@@ -1,5 +1,6 @@
 //! A job over several test hosts: its parts on the first of them, or on chosen ones, checkpointed, killed, restarted with its parts on others.
 
+use crate::beat::{self, Beats};
 use crate::build::{build, Kind};
 use crate::expect::want;
 use crate::hosts::Hosts;
@@ -229,17 +230,18 @@ impl Job {
 
     /// Waits for a round of the program that comes after this call.
     pub fn progress(&mut self) -> Result<(), Failure> {
-        let beat = self.work.join("beat");
-        let read = || std::fs::read_to_string(&beat).unwrap_or_default();
-        let (first, begin) = (read(), Instant::now());
-        while read() == first {
+        self.progress_of("beat")
+    }
+
+    /// The same for the program with heartbeats in `file`.
+    pub fn progress_of(&mut self, file: &str) -> Result<(), Failure> {
+        let begin = Instant::now();
+        Beats::from_now(self.work.join(file)).wait(|| {
             let ended = self.front.as_mut().and_then(|f| f.try_wait().ok().flatten());
-            if ended.is_some() || begin.elapsed() > LIMIT {
-                return Err(format!("no progress ({ended:?}): {}", self.said()));
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
+            want(ended.is_none() && begin.elapsed() < LIMIT, || {
+                format!("no progress in {file} ({ended:?}): {}\n{}", self.said(), self.account())
+            })
+        })
     }
 
     /// Waits until the job's front has said `words`.
@@ -353,7 +355,7 @@ impl Job {
     }
 
     fn begin_restart(&mut self, words: &[&str]) -> Result<(), Failure> {
-        std::fs::write(self.work.join("beat"), "").map_err(|e| e.to_string())?;
+        beat::forget(&self.work.join("beat"))?;
         self.start(words)?;
         self.progress()
     }

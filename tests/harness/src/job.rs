@@ -1,5 +1,6 @@
 //! A job under test: its work directory, its front process, and the commands given to it.
 
+use crate::beat::{self, Beats};
 use crate::place::{am_root, Place, User};
 use crate::{procs, Failure};
 use std::fs::{File, OpenOptions};
@@ -8,8 +9,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Length of a heartbeat record; the file's length never changes.
-const BEAT_LEN: usize = 20;
 /// How long Linux keeps a closed connection in TIME_WAIT (TCP_TIMEWAIT_LEN).
 const LINGERING: Duration = Duration::from_secs(60);
 
@@ -239,21 +238,9 @@ impl Job {
         }
     }
 
-    fn beat_value(&self) -> u64 {
-        std::fs::read_to_string(self.beat_file())
-            .ok()
-            .and_then(|s| s.trim().parse().ok())
-            .unwrap_or(0)
-    }
-
-    /// Forgets old heartbeats; the file keeps its length and inode.
+    /// Forgets old heartbeats.
     pub fn clear_beat(&self) -> Result<(), Failure> {
-        use std::os::unix::fs::FileExt;
-        let Ok(f) = OpenOptions::new().write(true).open(self.beat_file()) else {
-            return Ok(());
-        };
-        f.write_all_at(&[b'0'; BEAT_LEN - 1], 0)
-            .map_err(|e| format!("clear heartbeat: {e}"))
+        beat::forget(&self.beat_file())
     }
 
     /// Waits for two new heartbeats: the program makes progress. A restart that says that it waits for TIME_WAIT to end may have a minute more.
@@ -261,15 +248,9 @@ impl Job {
         let start = Instant::now();
         let mut patience = patient(patience);
         let mut lingering = false;
-        let (mut last, mut changes) = (self.beat_value(), 0);
-        while changes < 2 {
+        Beats::from_now(self.beat_file()).wait(|| {
             if let Some(s) = self.ended()? {
                 return Err(format!("ended early with {}; its output:\n{}", show(s), self.output_text()));
-            }
-            let now = self.beat_value();
-            if now != last && now != 0 {
-                changes += 1;
-                last = now;
             }
             if start.elapsed() > patience && !lingering && self.output_text().contains("(TIME_WAIT)") {
                 lingering = true;
@@ -283,9 +264,8 @@ impl Job {
                     self.output_text()
                 ));
             }
-            std::thread::sleep(Duration::from_millis(3));
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// What each process of the job is doing, for a hang's message.

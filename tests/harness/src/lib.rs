@@ -6,6 +6,7 @@
 //! build    compiles tests/programs
 //! case     what to run: one line of a table
 //! procs    finds and kills the processes of one job, and nothing else
+//! beat     heartbeats of the programs
 //! job      a running job: launch, checkpoint, kill, restart, heartbeat, verdict
 //! outcome  what a program's run came to, and how two runs differ
 //! ways     the four ways in which each case is run
@@ -21,6 +22,7 @@
 //! The harness knows Belay only through its command line.
 
 pub mod across;
+pub mod beat;
 pub mod build;
 pub mod case;
 pub mod expect;

@@ -3,6 +3,7 @@
 //! The agent concerned is traced, and names each phase in its log as it begins, so every phase is hit at one of its first steps, not by chance.
 
 use belay_tests::across::{files, Job, LIMIT};
+use belay_tests::beat;
 use belay_tests::build::Kind;
 use belay_tests::expect::want;
 use belay_tests::job::{output, text};
@@ -205,13 +206,8 @@ fn run_alone(job: &mut Job, place: &Place) -> Result<Vec<String>, Failure> {
 }
 
 /// Waits until both processes of net_alone have done something after this call.
-fn both_go_on(job: &Job) -> Result<(), Failure> {
-    for file in ["beat", "beat.below"].map(|f| job.work.join(f)) {
-        let read = || std::fs::read_to_string(&file).unwrap_or_default();
-        let first = read();
-        job.comes_true(&format!("{} changes", file.display()), || read() != first)?;
-    }
-    Ok(())
+fn both_go_on(job: &mut Job) -> Result<(), Failure> {
+    ["beat", "beat.below"].iter().try_for_each(|file| job.progress_of(file))
 }
 
 /// The processes on a host that execute a file of this name.
@@ -231,7 +227,7 @@ fn agents(place: &Place, user: User, first: usize, rng: &mut Rng) -> Result<(), 
         let at = |e: Failure| format!("loss {n}: {e}");
         std::thread::sleep(Duration::from_millis(rng.below(300)));
         want(job.take().map_err(at)?, || at("the job has ended".into()))?;
-        both_go_on(&job).map_err(at)?;
+        both_go_on(&mut job).map_err(at)?;
         let (host, left) = (job.at[part], named(&job, job.at[part], "program"));
         want(left.len() == 1, || {
             at(format!("processes {left:?} of the program on h{host}"))
@@ -242,7 +238,7 @@ fn agents(place: &Place, user: User, first: usize, rng: &mut Rng) -> Result<(), 
         })
         .map_err(at)?;
         job.says(&format!(" ({n} of 2 restarts)")).map_err(at)?;
-        both_go_on(&job).map_err(at)?;
+        both_go_on(&mut job).map_err(at)?;
         for host in [1, 2] {
             let there = named(&job, host, "program");
             want(there.len() == 1, || {
@@ -272,7 +268,7 @@ fn ended_in_restart(place: &Place, moment: &str, rng: &mut Rng) -> Result<(), Fa
     run_alone(&mut job, place)?;
     std::thread::sleep(Duration::from_millis(rng.below(300)));
     want(job.take()?, || "the job has ended".into())?;
-    both_go_on(&job)?;
+    both_go_on(&mut job)?;
     belay_tests::procs::signal(agent(&job, 1)?, libc::SIGKILL);
     match moment {
         "ending" => job.says("ending what is left of the job")?,
@@ -311,7 +307,7 @@ fn number_used_again(place: &Place, _: &mut Rng) -> Result<(), Failure> {
         "ssh h2 '{program} below {go} {beat}.below' & while [ ! -e {go} ]; do n=$((n + 1)); echo $n > {beat}; sleep 0.05; done; echo PASS"
     );
     job.launch_words(&["sh", "-c", &script])?;
-    both_go_on(&job)?;
+    both_go_on(&mut job)?;
     let standin = |p: &i32| std::fs::read_link(format!("/proc/{p}/exe")).is_ok_and(|exe| exe.ends_with("belay"));
     let standin = named(&job, 1, "ssh").into_iter().find(standin).ok_or("no stand-in")?;
     let number = number_inside(standin).ok_or("the stand-in has no number")?;
@@ -417,7 +413,7 @@ fn ended_by_user(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure
         let mut stop = None;
         if restarted {
             start(&mut job, &words)?;
-            both_go_on(&job).map_err(at)?;
+            both_go_on(&mut job).map_err(at)?;
             // A signal before that gives the restart up.
             want(job.answers().map_err(at)?, || at("the job has ended".into()))?;
             belay_tests::procs::signal(front(&job)?, libc::SIGTERM);
@@ -433,7 +429,7 @@ fn ended_by_user(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure
             job.comes_true("the part is told", told).map_err(at)?;
             belay_tests::procs::signal(agent(&job, 1)?, libc::SIGKILL);
             job.says("the part of the job on h2 is lost").map_err(at)?;
-            both_go_on(&job).map_err(at)?;
+            both_go_on(&mut job).map_err(at)?;
         }
         // It has answered a request, so that its front has heard of what came before.
         belay_tests::procs::signal(agent(&job, 0)?, libc::SIGKILL);
@@ -474,7 +470,7 @@ fn spare(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
         if let Some(host) = gone.replace(lost) {
             job.hosts.show(host)?;
         }
-        std::fs::write(job.work.join("beat"), "").map_err(|e| e.to_string())?;
+        beat::forget(&job.work.join("beat"))?;
         job.hosts.kill_host(lost);
         if n <= 2 {
             job.says(&format!("h{lost} does not answer; restarting with the other parts on "))?;

@@ -1,6 +1,7 @@
 //! Parts of a job killed while a checkpoint is under way: each of them, or all.
 
 use super::{comes_back, target, LIMIT};
+use belay_tests::beat::Beats;
 use belay_tests::expect::{io, refused_for_one_of as refused, want};
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{Place, User};
@@ -98,15 +99,7 @@ pub(super) fn agent_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(
         let end = Instant::now() + LIMIT;
         // The program goes on; in later rounds that of a restarted job.
         job.clear_beat()?;
-        let read = || std::fs::read_to_string(job.work.join("beat")).unwrap_or_default();
-        let mut last = read();
-        let mut changes = 0;
-        while changes < 3 {
-            let now = read();
-            if now != last {
-                changes += 1;
-                last = now;
-            }
+        Beats::from_now(job.work.join("beat")).wait(|| {
             want(Instant::now() < end, || {
                 let status = std::fs::read_to_string(format!("/proc/{program}/status")).unwrap_or_default();
                 let state = status.lines().find(|l| l.starts_with("State")).unwrap_or("gone").to_owned();
@@ -114,9 +107,8 @@ pub(super) fn agent_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(
                     "round {n}: the program (pid {program}) does not go on after the agent's death: {state}; {}",
                     job.output_text()
                 )
-            })?;
-            std::thread::sleep(Duration::from_millis(5));
-        }
+            })
+        })?;
         want(!job.output_text().contains("FAIL"), || job.output_text())?;
         for (p, _) in procs::marked(&job.work) {
             procs::kill_tree(p);

@@ -290,10 +290,7 @@ pub(super) fn shared(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     job.launch_words(&["sh", "-c", &script])?;
     for n in 0..4 {
         for part in 1..=3 {
-            let beats = job.work.join(format!("beat.{part}"));
-            let read = || std::fs::read_to_string(&beats).unwrap_or_default();
-            let first = read();
-            job.comes_true(&format!("part {part} goes on"), || read() != first)?;
+            job.progress_of(&format!("beat.{part}"))?;
         }
         let mut taking = job.command(1, &[&job.belay, "checkpoint", "--quiet", &job.dir()]);
         let taking = taking.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());

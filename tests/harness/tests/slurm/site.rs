@@ -1,6 +1,7 @@
 //! A cluster for one test, and what its user does there.
 
 use belay_tests::across::files;
+use belay_tests::beat::Beats;
 use belay_tests::build::{build, Kind};
 use belay_tests::expect::{io, want};
 use belay_tests::job::{output, text};
@@ -11,7 +12,7 @@ use belay_tests::Failure;
 use std::os::unix::fs::{symlink, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Output;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// A cluster whose user has the batch script and a solver.
 pub(super) struct Site {
@@ -123,17 +124,14 @@ impl Site {
 
     /// Waits for a round of the solver of array task `task` (0 without an array) that comes after this call.
     pub(super) fn progress(&self, job: &str, task: usize) -> Result<(), Failure> {
-        let beat = self.slurm.home().join(format!("go.beat{task}"));
-        let read = || std::fs::read_to_string(&beat).unwrap_or_default();
-        let (first, begin) = (read(), Instant::now());
-        while read() == first {
-            if begin.elapsed() > LIMIT {
-                let state = self.slurm.field(job, "JobState")?;
-                return Err(format!("job {job} ({state}) makes no progress: {}", self.said(job)));
+        let begin = Instant::now();
+        Beats::from_now(self.slurm.home().join(format!("go.beat{task}"))).wait(|| {
+            if begin.elapsed() < LIMIT {
+                return Ok(());
             }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
+            let state = self.slurm.field(job, "JobState")?;
+            Err(format!("job {job} ({state}) makes no progress: {}", self.said(job)))
+        })
     }
 
     /// Waits until the job runs for the time after its `restarts`th requeue.
