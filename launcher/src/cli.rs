@@ -106,7 +106,7 @@ pub(crate) enum LogLevel {
 /// `belay launch`.
 #[derive(Debug, Args)]
 pub(crate) struct Launch {
-    /// Take a checkpoint this often: 2, 2s, 500ms, 5m, 1h, or auto (as often as loses the least time)
+    /// Take a checkpoint this often: 2, 2s, 500ms, 5m, 1h, auto (as often as loses the least time), or never
     #[arg(long, value_name = "DUR", env = "BELAY_CKPT_INTERVAL")]
     pub(crate) ckpt_interval: Option<Interval>,
     /// For auto: mean time to interrupt [default: observed]

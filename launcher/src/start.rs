@@ -24,7 +24,7 @@ use std::time::Duration;
 /// Runs the command; ends this process as the command ended.
 pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
     launch::check(&args.command)?;
-    let config = Config::load(args.config.as_deref())?;
+    let config = configured(&args)?;
     let dir = JobDir::create(&args.ckpt_dir)?;
     let lock = dir.lock()?;
     let held = tiers::held(&dir)?;
@@ -39,6 +39,15 @@ pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
     }
     let end = launch_in(&dir, lock, config, args, false)?;
     finish(&dir, end.status())
+}
+
+/// The configuration files, with what the options of a launch say instead.
+fn configured(args: &Launch) -> Result<Config, Failure> {
+    let mut config = Config::load(args.config.as_deref())?;
+    if let Some(policy) = args.placement {
+        config.placement.policy = policy;
+    }
+    Ok(config)
 }
 
 /// What the options of a launch say about the job.
@@ -78,9 +87,6 @@ fn launch_in(dir: &JobDir, lock: Lock, mut config: Config, args: Launch, restart
         None => local::unlay(dir.path())?,
     }
     description.config = config;
-    if let Some(policy) = args.placement {
-        description.config.placement.policy = policy;
-    }
     tiers::check(&description)?;
     description.history.begin(sys::now_unix_s(), 0);
     dir.describe(&description)?;
@@ -191,7 +197,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
     let dir = JobDir::create(&args.launch.ckpt_dir)?;
     let lock = dir.lock()?;
     let held = tiers::held(&dir)?;
-    let config = Config::load(args.launch.config.as_deref())?;
+    let config = configured(&args.launch)?;
     let new = described(&args.launch);
     let old = if dir.is_described() { Some(dir.description()?) } else { None };
     let at = dir.path().display();

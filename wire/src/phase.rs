@@ -4,8 +4,6 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// Plugins that call foreign libraries close their gates.
-    Gate,
     /// Every task is stopped.
     Suspend,
     /// Data in flight is captured.
@@ -18,10 +16,6 @@ pub enum Phase {
     Resume,
     /// Snapshots are written.
     Write,
-    /// What was written is verified.
-    Verify,
-    /// Redundant copies are made.
-    Redundancy,
     /// Copies to slower tiers.
     Flush,
     /// The generation becomes visible.
@@ -44,15 +38,12 @@ impl Phase {
     /// The phase's name.
     pub fn name(self) -> &'static str {
         match self {
-            Phase::Gate => "gate",
             Phase::Suspend => "suspend",
             Phase::Drain => "drain",
             Phase::Capture => "capture",
             Phase::Snapshot => "snapshot",
             Phase::Resume => "resume",
             Phase::Write => "write",
-            Phase::Verify => "verify",
-            Phase::Redundancy => "redundancy",
             Phase::Flush => "flush",
             Phase::Commit => "commit",
             Phase::Fetch => "fetch",

@@ -103,7 +103,20 @@ pub(super) fn run(place: &Place, user: User) -> Result<(), Failure> {
         job.dir().display().to_string(),
         place.programs().join("fault_target").display().to_string(),
     );
-    let line = ["run", "--ckpt-dir", &dir, "--keep", "3", "--", &program, "2"];
+    let line = |placement| {
+        [
+            "run",
+            "--ckpt-dir",
+            &dir,
+            "--keep",
+            "3",
+            "--placement",
+            placement,
+            "--",
+            &program,
+            "2",
+        ]
+    };
     let other = ["run", "--ckpt-dir", &dir, "--", &program, "3"];
     // Each run has a log; that of a restart says so.
     let restarts = |job: &Job| {
@@ -112,14 +125,23 @@ pub(super) fn run(place: &Place, user: User) -> Result<(), Failure> {
         texts.filter(|t| t.contains("\"restarting\"")).count()
     };
     // The first is killed before it has a checkpoint: the second launches again.
-    for (expected, checkpoint) in [(0, false), (0, true), (1, true), (2, true)] {
+    for (expected, checkpoint, placement) in [
+        (0, false, "naive"),
+        (0, true, "adaptive"),
+        (1, true, "naive"),
+        (2, true, "adaptive"),
+    ] {
         job.clear_beat()?;
-        job.start(job.belay(&line))?;
+        job.start(job.belay(&line(placement)))?;
         job.progress(LIMIT)?;
+        let description = io("read", std::fs::read_to_string(job.dir().join("job.json")))?;
+        want(description.contains(&format!("\"policy\": \"{placement}\"")), || {
+            format!("--placement {placement}: {description}")
+        })?;
         want(restarts(&job) == expected, || {
             format!("{} restarts, expected {expected}", restarts(&job))
         })?;
-        refused(&output(job.belay(&line), LIMIT)?, &["running"])?;
+        refused(&output(job.belay(&line("naive")), LIMIT)?, &["running"])?;
         if checkpoint {
             job.checkpoint()?;
         }
@@ -127,10 +149,10 @@ pub(super) fn run(place: &Place, user: User) -> Result<(), Failure> {
     }
     refused(&output(job.belay(&other), LIMIT)?, &["another command", "belay restart"])?;
     job.clear_beat()?;
-    job.start(job.belay(&line))?;
+    job.start(job.belay(&line("naive")))?;
     job.progress(LIMIT)?;
     job.verdict(false, LIMIT)?;
-    job.start(job.belay(&line))?;
+    job.start(job.belay(&line("naive")))?;
     let status = job.wait(LIMIT)?;
     want(status.success() && job.output_text().contains("is not run again"), || {
         format!("{}: {}", show(status), job.output_text())
