@@ -45,8 +45,8 @@ pub(crate) struct UnixSocket {
 pub(crate) struct InetSocket {
     /// `TCP_*` state.
     pub(crate) state: u8,
-    /// Own port.
-    pub(crate) port: u16,
+    /// Own address.
+    pub(crate) local: Addr,
     /// Peer's address; known to socket diagnosis even while a connection attempt is under way.
     pub(crate) peer: Addr,
     /// Bytes not yet acknowledged by the peer; for a listening socket its backlog limit.
@@ -175,11 +175,11 @@ impl Diag {
         let mut out = Vec::new();
         self.ask((SOCK_DIAG_BY_FAMILY, NLM_F_DUMP), &req, |msg| {
             let be = |at: usize| -> io::Result<u16> { u16_at(msg, at).map(u16::from_be) };
-            let host: [u8; 16] = msg.get(24..40).and_then(|b| b.try_into().ok()).ok_or_else(short)?;
+            let host = |at: usize| msg.get(at..at + 16).and_then(|b| b.try_into().ok()).ok_or_else(short);
             out.push(InetSocket {
                 state: *msg.get(1).ok_or_else(short)?,
-                port: be(4)?,
-                peer: Addr::internet(family, be(6)?, host, u32_at(msg, 40)?),
+                local: Addr::internet(family, be(4)?, host(8)?, u32_at(msg, 40)?),
+                peer: Addr::internet(family, be(6)?, host(24)?, u32_at(msg, 40)?),
                 expires: Duration::from_millis(u32_at(msg, 52)?.into()),
                 write_queue: u32_at(msg, 60)?,
                 inode: u32_at(msg, 68)?,

@@ -236,7 +236,7 @@ impl Orphans {
             let all = s.diag()?.tcp(family, STATES);
             for o in all.at("ask the kernel for the other ends (sock_diag)")? {
                 if o.inode == 0 {
-                    out.entry((o.port, o.peer.port())).or_default().push(o);
+                    out.entry((o.local.port(), o.peer.port())).or_default().push(o);
                 }
             }
         }

@@ -5,6 +5,7 @@ mod capture;
 mod connection;
 mod drain;
 mod info;
+mod listening;
 mod rebuild;
 mod remote;
 mod requeue;

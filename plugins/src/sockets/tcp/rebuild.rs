@@ -1,7 +1,7 @@
 //! Makes TCP sockets again: listening ones, pairs, ends whose other end is gone, connections that wait to be accepted.
 
-use super::connection::{self, Claim};
-use super::{drain, remote, Role, TcpState};
+use super::listening::{self, Bound, Claim};
+use super::{connection, drain, remote, Role, TcpState};
 use crate::fault::{refuse, At, Fault};
 use crate::model::{DescId, Kind};
 use crate::rebuild::{Builder, Waits};
@@ -9,7 +9,7 @@ use crate::sockets::names::{self, Book, Listening, Page};
 use crate::sockets::options::When;
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -36,13 +36,18 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
         bound: Vec::new(),
     };
     let mut inner = HashSet::new();
-    for (id, t) in &all {
-        match t.role {
-            Role::Listening(backlog) => listening(b, &mut page, (*id, t), backlog).map_err(|e| (*id, e))?,
-            Role::Unconnected if t.local.port() != 0 => page.bound.push(t.local.port()),
-            Role::Pair(_) | Role::Waiting(_) => drop(inner.insert(t.local.port())),
+    let mut ports: BTreeMap<u16, Vec<&(DescId, TcpState)>> = BTreeMap::new();
+    for socket in &all {
+        let port = socket.1.local.port();
+        match socket.1.role {
+            Role::Unconnected if port == 0 => {}
+            Role::Listening(_) | Role::Unconnected => ports.entry(port).or_default().push(socket),
+            Role::Pair(_) | Role::Waiting(_) => drop(inner.insert(port)),
             _ => {}
         }
+    }
+    for (port, sockets) in ports {
+        bind_again(b, &mut page, port, &sockets).map_err(|e| (sockets[0].0, e))?;
     }
     let first = all.first().map_or(0, |(id, _)| *id);
     b.book = Some(remote::book(b, page, inner).map_err(|e| (first, e))?);
@@ -85,31 +90,36 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
     Ok(())
 }
 
-/// Makes a listening socket: where it was, or, if another program has taken its port, where there is room and the job can be led.
-fn listening(b: &mut Builder<'_>, page: &mut Page, (id, t): (DescId, &TcpState), backlog: i32) -> Result<(), Fault> {
-    let place = t.local.ip().and_then(|ip| page.place(ip));
-    let at = place.map_or_else(
-        || t.local.clone(),
-        |ip| Addr::of(SocketAddr::new(ip, t.local.port()), t.family),
-    );
-    // Sockets of this node with one port, be it of several addresses, have one port again: that of the first.
-    let beside: Vec<&Listening> = page.listening.iter().filter(|l| l.port == t.local.port()).collect();
-    let at = beside.first().map_or_else(|| at.clone(), |l| at.with_port(l.now));
-    let ip = t.local.ip();
-    let overlaps = |l: &&Listening| ip.is_none_or(|ip| l.ip == ip || l.ip.is_unspecified() || ip.is_unspecified());
+/// Makes the sockets that listen at `port` or are bound to it: where they were, or, if another program has taken the port, where there is room and the job can be led.
+fn bind_again(b: &mut Builder<'_>, page: &mut Page, port: u16, sockets: &[&(DescId, TcpState)]) -> Result<(), Fault> {
+    let bound = sockets.iter().map(|(_, t)| Bound {
+        family: t.family,
+        at: match t.local.ip().and_then(|ip| page.place(ip)) {
+            Some(ip) => Addr::of(SocketAddr::new(ip, port), t.family),
+            None => t.local.clone(),
+        },
+        backlog: match t.role {
+            Role::Listening(backlog) => Some(backlog),
+            _ => None,
+        },
+        options: &t.options,
+    });
     let claim = Claim {
         // No program outside the job expects it at a port that the kernel has chosen.
-        movable: b.group.is_some() || sock::ephemeral_range().contains(&at.port()),
-        // Where they share it with each other, the first has seen to it that nobody else does.
-        alone: b.group.is_some() && !beside.iter().any(overlaps),
+        movable: b.group.is_some() || sock::ephemeral_range().contains(&port),
+        alone: b.group.is_some(),
     };
-    let fd = connection::listener(t.family, &at, backlog, &t.options, claim, &b.waits())?;
-    let now = sock::local(fd.as_raw_fd()).at("read its address")?.port();
-    if let Some(ip) = t.local.ip() {
-        let port = t.local.port();
-        page.listening.push(Listening { ip, port, now });
+    let made = listening::bind_all(&bound.collect::<Vec<_>>(), claim, &b.waits())?;
+    for ((id, t), fd) in sockets.iter().zip(made) {
+        let now = sock::local(fd.as_raw_fd()).at("read its address")?.port();
+        match t.local.ip() {
+            // One that does not listen yet is led to as well, if need be: it may.
+            Some(ip) if now != port || matches!(t.role, Role::Listening(_)) => page.listening.push(Listening { ip, port, now }),
+            _ => page.bound.push(port),
+        }
+        b.put(*id, fd)?;
     }
-    b.put(id, fd)
+    Ok(())
 }
 
 /// The socket with the addresses that it has now.
@@ -140,13 +150,10 @@ fn settle(t: &TcpState, raw: RawFd) -> Result<(), Fault> {
     t.options.restore(raw, When::Late)
 }
 
+/// A socket without address.
 fn unconnected(t: &TcpState) -> Result<OwnedFd, Fault> {
     let fd = sock::socket(t.family, libc::SOCK_STREAM, 0).at("socket")?;
     t.options.restore(fd.as_raw_fd(), When::Early)?;
-    if t.local.port() != 0 {
-        sock::set(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32).at("set SO_REUSEADDR")?;
-        sock::bind(fd.as_raw_fd(), &t.local).at(format!("bind {}", t.local))?;
-    }
     Ok(fd)
 }
 
@@ -254,17 +261,17 @@ fn listeners(b: &Builder<'_>, all: &All, local: &Addr) -> Vec<RawFd> {
 /// Connects the pair through the job's own listening sockets or one made for the moment: (server, client).
 fn connect(own: &[RawFd], server: &TcpState, client: &TcpState, waits: &Waits<'_>) -> Result<(OwnedFd, OwnedFd), Fault> {
     let temporary = if own.is_empty() {
-        Some(connection::listener(
-            server.family,
-            &server.local,
-            1,
-            &server.options,
-            Claim {
-                movable: false,
-                alone: true,
-            },
-            waits,
-        )?)
+        let moment = Bound {
+            family: server.family,
+            at: server.local.clone(),
+            backlog: Some(1),
+            options: &server.options,
+        };
+        let claim = Claim {
+            movable: false,
+            alone: true,
+        };
+        listening::bind_all(&[moment], claim, waits)?.pop()
     } else {
         None
     };

@@ -1,0 +1,418 @@
+//! Gives sockets their ports again: those that listen, and those that are bound only.
+
+use super::TCP_LISTEN;
+use crate::fault::{refuse, At, Fault};
+use crate::rebuild::Waits;
+use crate::sockets::options::{Options, When};
+use crate::sys::diag::Diag;
+use crate::sys::sock::{self, Addr};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// How often to look meanwhile.
+const STEP: Duration = Duration::from_millis(50);
+/// A closed connection keeps its port for 60 s (TCP_TIMEWAIT_LEN): a rule of the kernel, not a race.
+const LINGERING: Duration = Duration::from_secs(65);
+/// How long somebody who has a port is waited for: it may be another node that restarts on this host, and gives it back.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Ports tried in place of one that is taken.
+const TRIES: u32 = 16;
+/// `TCP_*` states.
+const FIN_WAIT2: u8 = 5;
+const TIME_WAIT: u8 = 6;
+
+/// A socket that is to have a port.
+#[derive(Debug)]
+pub(super) struct Bound<'a> {
+    pub(super) family: i32,
+    pub(super) at: Addr,
+    /// It listens, and so many may wait to be accepted.
+    pub(super) backlog: Option<i32>,
+    pub(super) options: &'a Options,
+}
+
+impl Bound<'_> {
+    /// Those that do not listen come first: a port at which somebody listens cannot be bound. Of the others those for all addresses do, which keep everybody else from the port.
+    fn rank(&self) -> (bool, bool, bool) {
+        let specific = self.at.ip().is_some_and(|ip| !ip.is_unspecified());
+        (self.backlog.is_some(), specific, self.family == libc::AF_INET)
+    }
+}
+
+/// How sockets get their port.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Claim {
+    /// Where another program has taken it, any other will do.
+    pub(super) movable: bool,
+    /// It is not shared with another program of the user where both allow that (SO_REUSEPORT): that may be another node of the job, and each expects its own connections.
+    pub(super) alone: bool,
+}
+
+/// A socket that has a port.
+struct Made {
+    /// Its place in the order of the caller.
+    place: usize,
+    fd: OwnedFd,
+    /// Where it listens.
+    ip: Option<IpAddr>,
+    /// Bound to any IPv6 address, it accepts IPv4 too.
+    dual: bool,
+}
+
+/// Makes `sockets`, which have one port: that, or, if another program has taken it for one of them and `claim` says so, all of them another.
+pub(super) fn bind_all(sockets: &[Bound<'_>], claim: Claim, waits: &Waits<'_>) -> Result<Vec<OwnedFd>, Fault> {
+    let own = sockets.first().map_or(0, |s| s.at.port());
+    let mut order: Vec<usize> = (0..sockets.len()).collect();
+    order.sort_by_key(|i| sockets[*i].rank());
+    let (mut port, mut patience) = (own, PATIENCE);
+    for tries in 1.. {
+        let taken = match try_bind(sockets, &order, port, claim.alone)? {
+            Ok(mut made) => {
+                if port != own {
+                    let now = sock::local(made[0].fd.as_raw_fd()).at("read its address")?.port();
+                    tracing::warn!(
+                        port = own,
+                        now,
+                        sockets = made.len(),
+                        "another program has taken a port; the job is led to another, programs outside the job are not"
+                    );
+                }
+                made.sort_by_key(|m| m.place);
+                return Ok(made.into_iter().map(|m| m.fd).collect());
+            }
+            Err(taken) => taken,
+        };
+        if port != own {
+            if tries < TRIES {
+                continue;
+            }
+            return refuse(format!(
+                "bind {taken}: address in use, and so are {TRIES} others in its place"
+            ));
+        }
+        // What has a port without listening is in the kernel's lists from Linux 6.8 on only.
+        if free_port(&taken, waits)? == Freed::Yes && tries == 1 {
+            continue;
+        }
+        if claim.movable {
+            port = 0;
+        } else if patience.is_zero() || !waits.spend(STEP) {
+            return refuse(format!(
+                "bind {taken}: address in use: another program has taken the port; end it (ss -tanp names it) and restart again"
+            ));
+        } else {
+            patience = patience.saturating_sub(STEP);
+        }
+    }
+    refuse("no port")
+}
+
+/// Makes `sockets` in this order, with this port or, for 0, with one that the kernel chooses; the error is an address that somebody else has.
+fn try_bind(sockets: &[Bound<'_>], order: &[usize], port: u16, alone: bool) -> Result<Result<Vec<Made>, Addr>, Fault> {
+    let mut made: Vec<Made> = Vec::with_capacity(order.len());
+    for &place in order {
+        let s = &sockets[place];
+        let port = match made.first() {
+            Some(first) if port == 0 => sock::local(first.fd.as_raw_fd()).at("read its address")?.port(),
+            _ => port,
+        };
+        let at = s.at.with_port(port);
+        // Where an own one listens, that keeps the others away, and shares with this one.
+        let hides = alone && s.backlog.is_some() && !made.iter().any(|m| m.is_beside(s.at.ip()));
+        let Some(fd) = try_listen(s, &at, hides)? else {
+            return Ok(Err(at));
+        };
+        let dual = s.family == libc::AF_INET6
+            && sock::get::<i32>(fd.as_raw_fd(), libc::IPPROTO_IPV6, libc::IPV6_V6ONLY).at("read IPV6_V6ONLY")? == 0;
+        let ip = s.at.ip().filter(|_| s.backlog.is_some());
+        made.push(Made { place, fd, ip, dual });
+    }
+    Ok(Ok(made))
+}
+
+impl Made {
+    /// Whether it listens at `ip` too.
+    fn is_beside(&self, ip: Option<IpAddr>) -> bool {
+        self.ip.zip(ip).is_some_and(|(own, ip)| covers(own, self.dual, ip))
+    }
+}
+
+/// Whether a socket at `own`, which accepts IPv4 and IPv6 where it is `dual`, listens at `ip` too.
+fn covers(own: IpAddr, dual: bool, ip: IpAddr) -> bool {
+    own == ip || own.is_unspecified() && (own.is_ipv4() == ip.is_ipv4() || own.is_ipv6() && dual)
+}
+
+/// A socket at `at`, which listens if it is to; `None`: somebody else has that address.
+fn try_listen(s: &Bound<'_>, at: &Addr, hides: bool) -> Result<Option<OwnedFd>, Fault> {
+    let fd = sock::socket(s.family, libc::SOCK_STREAM, 0).at("socket")?;
+    let raw = fd.as_raw_fd();
+    s.options.restore(raw, When::Early)?;
+    // Connections of the job that have just died stay in TIME_WAIT under this port.
+    sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32).at("set SO_REUSEADDR")?;
+    let shares: i32 = sock::get(raw, libc::SOL_SOCKET, libc::SO_REUSEPORT).at("read SO_REUSEPORT")?;
+    if hides {
+        sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEPORT, &0i32).at("set SO_REUSEPORT")?;
+    }
+    let in_use = |done: &io::Result<()>| done.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::AddrInUse);
+    let bound = sock::bind(raw, at);
+    if in_use(&bound) {
+        return Ok(None);
+    }
+    bound.at(format!("bind {at}"))?;
+    if let Some(backlog) = s.backlog {
+        // With SO_REUSEADDR several may be bound to a port, of which the first to listen gets it: another node that restarts on this host, for one.
+        let listens = sock::listen(raw, backlog);
+        if in_use(&listens) {
+            return Ok(None);
+        }
+        listens.at("listen")?;
+    }
+    if hides {
+        sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEPORT, &shares).at("set SO_REUSEPORT")?;
+    }
+    Ok(Some(fd))
+}
+
+/// Whether a port can be bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Freed {
+    Yes,
+    /// Another program has it.
+    Taken,
+}
+
+/// Waits until no connection that the killed job has left blocks the port of `local`; with the right to do so, takes them away.
+///
+/// A connection that was closed before the first checkpoint stays in TIME_WAIT for a minute and keeps its port from being bound, where the program did not set SO_REUSEADDR.
+fn free_port(local: &Addr, waits: &Waits<'_>) -> Result<Freed, Fault> {
+    let mut diag = Diag::open().at("ask the kernel who has the port (sock_diag)")?;
+    let start = Instant::now();
+    let mut told = false;
+    let is_there = |at: &Addr| match (at.ip(), local.ip()) {
+        // Whether one of any IPv6 address has IPv4 ones too is not told.
+        (Some(a), Some(b)) => covers(a, true, b) || covers(b, true, a),
+        _ => false,
+    };
+    loop {
+        let (mut left, mut longest) = (0, Duration::ZERO);
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            let all = diag.tcp(family, u32::MAX).at("ask the kernel who has the port (sock_diag)")?;
+            for socket in all.iter().filter(|s| s.local.port() == local.port() && is_there(&s.local)) {
+                if socket.inode != 0 || socket.state == TCP_LISTEN {
+                    return Ok(Freed::Taken);
+                }
+                // In these states nothing of its data is on its way any more.
+                let over = matches!(socket.state, TIME_WAIT | FIN_WAIT2);
+                if !over || diag.destroy(family, socket).is_err() {
+                    left += 1;
+                    longest = longest.max(socket.expires);
+                }
+            }
+        }
+        if left == 0 {
+            return Ok(Freed::Yes);
+        }
+        if start.elapsed() > LINGERING {
+            return refuse(format!(
+                "bind {local}: address in use: {left} connections of the killed job have not ended; restart again in a minute"
+            ));
+        }
+        if !told {
+            told = true;
+            let seconds = longest.as_millis().div_ceil(1000);
+            tracing::warn!(%local, connections = left, seconds, "waiting for connections of the killed job to leave TIME_WAIT");
+            (waits.tell)(&format!(
+                "port {} is held by {left} closed connections of the killed job (TIME_WAIT); the restart goes on in {seconds} s",
+                local.port()
+            ));
+        }
+        waits.linger(STEP);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::collections::BTreeSet;
+    use std::net::SocketAddr;
+    use std::sync::Barrier;
+
+    const NODES: usize = 4;
+
+    /// An address that no other test has, with a port that nobody has there.
+    fn free(test: u8) -> SocketAddr {
+        let any = std::net::TcpListener::bind(SocketAddr::from(([127, 8, 1, test], 0))).unwrap();
+        any.local_addr().unwrap()
+    }
+
+    fn port_of(fd: &OwnedFd) -> u16 {
+        sock::local(fd.as_raw_fd()).unwrap().port()
+    }
+
+    fn make(at: SocketAddr, options: &Options, claim: Claim) -> Result<OwnedFd, Fault> {
+        make_all(&[(at, Some(8))], options, claim).map(|mut all| all.remove(0))
+    }
+
+    fn make_all(all: &[(SocketAddr, Option<i32>)], options: &Options, claim: Claim) -> Result<Vec<OwnedFd>, Fault> {
+        let family = |at: &SocketAddr| if at.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+        let bound = all.iter().map(|(at, backlog)| Bound {
+            family: family(at),
+            at: Addr::of(*at, family(at)),
+            backlog: *backlog,
+            options,
+        });
+        patiently(|waits| bind_all(&bound.collect::<Vec<_>>(), claim, waits))
+    }
+
+    fn patiently<T>(task: impl FnOnce(&Waits<'_>) -> T) -> T {
+        task(&Waits {
+            tell: &|_| {},
+            group: None,
+            spare: &Cell::new(Duration::from_secs(2)),
+        })
+    }
+
+    const NODE: Claim = Claim {
+        movable: true,
+        alone: true,
+    };
+
+    const STILL: Claim = Claim {
+        movable: false,
+        alone: true,
+    };
+
+    /// Those of a socket that allows others to have its port.
+    fn sharing() -> Options {
+        let model = sock::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+        sock::set(model.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, &1i32).unwrap();
+        crate::sockets::options::capture(model.as_raw_fd()).unwrap()
+    }
+
+    #[test]
+    fn nodes_that_restart_on_one_host_at_once_listen_at_ports_of_their_own() {
+        let at = free(1);
+        for _ in 0..500 {
+            let start = Barrier::new(NODES);
+            let node = || {
+                start.wait();
+                make(at, &Options::default(), NODE).unwrap()
+            };
+            let all: Vec<OwnedFd> = std::thread::scope(|scope| {
+                let nodes: Vec<_> = (0..NODES).map(|_| scope.spawn(node)).collect();
+                nodes.into_iter().map(|n| n.join().unwrap()).collect()
+            });
+            let ports: BTreeSet<u16> = all.iter().map(port_of).collect();
+            assert_eq!(ports.len(), NODES);
+            assert!(ports.contains(&at.port()));
+        }
+    }
+
+    #[test]
+    fn a_port_that_may_be_shared_is_not_shared_with_another_node() {
+        let options = sharing();
+        let at = free(2);
+        let shared = Claim { alone: false, ..NODE };
+        let first = make(at, &options, NODE).unwrap();
+        let other = make(at, &options, NODE).unwrap();
+        assert_eq!(port_of(&first), at.port());
+        assert_ne!(port_of(&other), at.port());
+        for fd in [&first, &other] {
+            assert_eq!(
+                sock::get::<i32>(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT).unwrap(),
+                1
+            );
+            // Sockets of the same node do share.
+            let beside = SocketAddr::new(at.ip(), port_of(fd));
+            assert_eq!(port_of(&make(beside, &options, shared).unwrap()), port_of(fd));
+        }
+    }
+
+    #[test]
+    fn sockets_of_one_port_move_together() {
+        let at = free(4);
+        let beside = |ip: &str, port: u16| SocketAddr::new(ip.parse().unwrap(), port);
+        let all = [
+            (beside("::1", at.port()), Some(8)),
+            (at, Some(8)),
+            (beside("127.8.1.5", at.port()), None),
+        ];
+        let ports = |claim| {
+            let made = make_all(&all, &Options::default(), claim).unwrap();
+            let listens = |fd: &OwnedFd| sock::get::<i32>(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ACCEPTCONN).unwrap() == 1;
+            assert_eq!(made.iter().map(listens).collect::<Vec<_>>(), [true, true, false]);
+            let ips = made.iter().map(|fd| sock::local(fd.as_raw_fd()).unwrap().ip().unwrap());
+            assert!(ips.eq(all.iter().map(|(at, _)| at.ip())), "the caller's order");
+            made.iter().map(port_of).collect::<BTreeSet<_>>()
+        };
+        assert_eq!(ports(NODE), BTreeSet::from([at.port()]));
+        for taken in [at, beside("127.8.1.5", at.port())] {
+            let _holder = make(taken, &Options::default(), NODE).unwrap();
+            let now = ports(NODE);
+            assert!(now.len() == 1 && !now.contains(&at.port()), "{now:?} for {taken}");
+        }
+        // A program at another address of this host is none of our business.
+        let _beside = make(beside("127.8.1.6", at.port()), &Options::default(), NODE).unwrap();
+        assert_eq!(ports(STILL), BTreeSet::from([at.port()]));
+        for (ip, freed) in [
+            ("127.8.1.5", Freed::Yes),
+            ("127.8.1.6", Freed::Taken),
+            ("0.0.0.0", Freed::Taken),
+        ] {
+            let at = Addr::of(beside(ip, at.port()), libc::AF_INET);
+            assert_eq!(patiently(|waits| free_port(&at, waits)).unwrap(), freed, "{ip}");
+        }
+    }
+
+    #[test]
+    fn who_is_bound_where_the_job_itself_listens_is_bound_again() {
+        let at = free(7);
+        for all in [[(at, Some(8)), (at, None)], [(at, None), (at, Some(8))]] {
+            let made = make_all(&all, &Options::default(), STILL).unwrap();
+            assert!(made.iter().all(|fd| port_of(fd) == at.port()));
+        }
+    }
+
+    #[test]
+    fn a_port_shared_by_one_node_is_not_shared_with_another_at_any_address() {
+        let options = sharing();
+        let any = |port| (SocketAddr::from(([0, 0, 0, 0], port)), Some(8));
+        let at = free(8);
+        // The other node has all addresses, this one a specific one and all, in the order in which the program made them.
+        let port = port_of(&make(SocketAddr::from(([0, 0, 0, 0], 0)), &options, NODE).unwrap());
+        let own = [(SocketAddr::new(at.ip(), port), Some(8)), any(port), any(port)];
+        let alone = make_all(&own, &options, NODE).unwrap();
+        assert!(alone.iter().all(|fd| port_of(fd) == port), "its own sockets share");
+        drop(alone);
+        let other = make_all(&[any(port)], &options, NODE).unwrap();
+        let own = make_all(&own, &options, NODE).unwrap();
+        assert_eq!(port_of(&other[0]), port);
+        assert!(own.iter().all(|fd| port_of(fd) != port));
+    }
+
+    #[test]
+    fn who_has_a_port_for_a_moment_is_waited_for_and_who_keeps_it_is_named() {
+        let at = free(3);
+        let holder = make(at, &Options::default(), NODE).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let waiter = std::thread::spawn(move || {
+            tell.send(()).unwrap();
+            make(at, &Options::default(), STILL).map(|fd| port_of(&fd))
+        });
+        told.recv().unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        drop(holder);
+        assert!(matches!(waiter.join().unwrap(), Ok(now) if now == at.port()));
+        let holder = make(at, &Options::default(), NODE).unwrap();
+        let refused = make(at, &Options::default(), STILL).unwrap_err();
+        assert!(format!("{refused:?}").contains("another program has taken the port"));
+        drop(holder);
+        // Bound, and not listening.
+        let bound = sock::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+        sock::bind(bound.as_raw_fd(), &Addr::of(at, libc::AF_INET)).unwrap();
+        assert_ne!(port_of(&make(at, &Options::default(), NODE).unwrap()), at.port());
+    }
+}
