@@ -11,8 +11,8 @@ use crate::ProcessView;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 /// A directory above a file.
@@ -68,7 +68,7 @@ pub(crate) fn working(processes: &[ProcessView]) -> Vec<Vec<Directory>> {
 pub(crate) fn make_parents(parents: &[Directory]) -> Result<(), Fault> {
     // Whoever owns a directory can put another in the place of what is in it: what has been made is not looked for by its path again.
     let mut last: Option<(&Path, OwnedFd)> = None;
-    for d in parents {
+    for (n, d) in parents.iter().enumerate() {
         let path = d.path.as_path();
         if last.is_none() && path.is_dir() {
             continue;
@@ -89,11 +89,30 @@ pub(crate) fn make_parents(parents: &[Directory]) -> Result<(), Fault> {
         }
         let made = fd::find_at(&above, path).at(format!("open {path:?}"))?;
         // Of one that had been deleted nobody knows the owner.
-        let whose = (!d.gone).then_some(d.owner);
-        owner::give_made(&made, libc::S_IFDIR, whose, d.mode).at(format!("set owner and mode of {path:?}"))?;
+        let (whose, mode) = match n.checked_sub(1).map(|n| &parents[n]) {
+            _ if d.gone => (None, d.mode),
+            Some(parent) if is_elsewhere(parent, d, path, &above).at(format!("look at the directory of {path:?}"))? => {
+                tracing::warn!(
+                    ?path,
+                    "the directory above belongs to another user than at the checkpoint; what is made in it is private"
+                );
+                (None, owner::private(d.mode))
+            }
+            _ => (Some(d.owner), d.mode),
+        };
+        owner::give_made(&made, libc::S_IFDIR, whose, mode).at(format!("set owner and mode of {path:?}"))?;
         last = Some((path, made));
     }
     Ok(())
+}
+
+/// Whether `above`, in which directory `d` has been made, is none in which its owner could have made it: where `parent` was, somebody may have put a symbolic link.
+fn is_elsewhere(parent: &Directory, d: &Directory, path: &Path, above: &OwnedFd) -> io::Result<bool> {
+    if Some(parent.path.as_path()) != path.parent() || parent.gone {
+        return Ok(false);
+    }
+    let owner = fd::fstat(above.as_raw_fd())?.st_uid;
+    Ok(owner != parent.owner.0 && owner != d.owner.0)
 }
 
 /// Directories that exist only while the job is rebuilt, innermost first; removed at the end of the rebuild, or when it fails.
@@ -112,9 +131,8 @@ impl Scaffold {
         all.extend(d.files.iter().flat_map(|f| f.parents.iter().cloned()));
         all.extend(d.pipes.iter().flat_map(|p| p.parents().iter().cloned()));
         all.extend(d.working.iter().flatten().cloned());
-        let gone: BTreeSet<PathBuf> = all.into_iter().filter(|d| d.gone).map(|d| d.path.0).collect();
-        let missing = gone.into_iter().rev().filter(|p| fd::stat(p, false).is_err());
-        Self(Mutex::new(missing.collect()))
+        let gone = all.into_iter().filter(|d| d.gone).map(|d| d.path.0);
+        Self(Mutex::new(missing(gone)))
     }
 
     /// Removes them. One that is not empty stays: something in it has its name.
@@ -127,6 +145,25 @@ impl Scaffold {
             }
         }
     }
+}
+
+/// Those of `paths` that are not there, innermost first.
+fn missing(paths: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
+    let settled: BTreeSet<PathBuf> = paths.map(|p| settled(&p)).collect();
+    settled.into_iter().rev().filter(|p| fd::stat(p, false).is_err()).collect()
+}
+
+/// `path` without `..` behind what is not there: that is going to be a directory, and no symbolic link.
+fn settled(path: &Path) -> PathBuf {
+    let mut out = PathBuf::new();
+    for part in path.components() {
+        if part != Component::ParentDir || fd::stat(&out, false).is_ok() {
+            out.push(part);
+        } else {
+            out.pop();
+        }
+    }
+    out
 }
 
 impl Drop for Scaffold {
@@ -161,6 +198,49 @@ mod tests {
         std::fs::remove_dir(dir.join("y/z")).unwrap();
         make_parents(&by_link).unwrap();
         assert_eq!(modes(), before);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn what_was_there_is_not_removed_with_what_was_made_for_a_time() {
+        let dir = std::env::temp_dir().join(format!("belay-scaffold-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join("y")).unwrap();
+        let file = dir.join("x/../y/z/../socket");
+        // As at a checkpoint after `x` was deleted: nothing behind it can be looked at.
+        let all = parents(&file);
+        let gone = all.iter().filter(|d| d.gone).map(|d| d.path.0.clone());
+        let scaffold = Scaffold(Mutex::new(missing(gone)));
+        make_parents(&all).unwrap();
+        let there = |name: &str| dir.join(name).is_dir();
+        assert!(there("x") && there("y/z"));
+        scaffold.remove();
+        assert!(!there("x") && !there("y/z") && there("y"));
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn what_is_made_where_a_link_leads_is_not_given_away() {
+        // SAFETY: has no preconditions.
+        let me = unsafe { libc::geteuid() };
+        // Only root gives anything away.
+        let user = if me == 0 { 4242 } else { me };
+        let dir = std::env::temp_dir().join(format!("belay-elsewhere-{}", std::process::id()));
+        let (home, system) = (dir.join("home"), dir.join("system"));
+        std::fs::create_dir_all(home.join("a/b/c")).unwrap();
+        std::fs::create_dir(&system).unwrap();
+        let owner = |path: &Path| fd::stat(path, false).unwrap().st_uid;
+        for path in ["", "a", "a/b", "a/b/c"] {
+            std::os::unix::fs::chown(home.join(path), Some(user), None).unwrap();
+        }
+        let all = parents(&home.join("a/b/c/file"));
+        std::fs::remove_dir_all(home.join("a")).unwrap();
+        make_parents(&all).unwrap();
+        assert_eq!((owner(&home.join("a")), owner(&home.join("a/b/c"))), (user, user));
+        std::fs::remove_dir_all(home.join("a")).unwrap();
+        std::os::unix::fs::symlink(&system, home.join("a")).unwrap();
+        make_parents(&all).unwrap();
+        let made = fd::stat(&system.join("b"), false).unwrap();
+        assert_eq!((made.st_uid, made.st_mode & 0o077 != 0), (me, me == user));
         std::fs::remove_dir_all(dir).unwrap();
     }
 }

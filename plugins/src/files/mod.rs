@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use capture::{capture, finish, is_named, is_volatile, without_deleted, FileSet, Sought};
 pub(crate) use directories::{make_parents, parents, working, Directory, Scaffold};
-pub(crate) use rebuild::{beside, prepare, BuiltFile};
+pub(crate) use rebuild::{make_beside, prepare, BuiltFile};
 
 /// One inode.
 #[derive(Debug, Clone, Serialize, Deserialize)]

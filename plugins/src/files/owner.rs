@@ -31,7 +31,7 @@ pub(crate) fn private(mode: u32) -> u32 {
 }
 
 /// Gives what has just been made, an object of type `kind` (`S_IFDIR`, ...), its mode, and `owner` where that is known. In a directory of others something else may have its name by the time it is looked for; that is
-/// refused where it can be told: by its type, its owner or another name that it has.
+/// refused where it can be told: by its type, its owner, another name that it has, or what lies in it.
 pub(crate) fn give_made(made: &OwnedFd, kind: u32, owner: Option<(u32, u32)>, mode: u32) -> io::Result<()> {
     let stat = fd::fstat(made.as_raw_fd())?;
     let now = (stat.st_uid, stat.st_gid);
@@ -39,11 +39,15 @@ pub(crate) fn give_made(made: &OwnedFd, kind: u32, owner: Option<(u32, u32)>, mo
     let me = unsafe { libc::geteuid() };
     // A server of a network file system may make root's things somebody else's.
     let ours = now.0 == me || owner.is_none_or(|owner| owner == now);
-    let fresh = kind == libc::S_IFDIR || stat.st_nlink <= 1;
+    let fresh = if stat.st_mode & libc::S_IFMT == libc::S_IFDIR {
+        std::fs::read_dir(fd::self_path(made.as_raw_fd()))?.next().is_none()
+    } else {
+        stat.st_nlink <= 1
+    };
     if !ours || !fresh || stat.st_mode & libc::S_IFMT != kind {
         return Err(io::Error::new(
             io::ErrorKind::AlreadyExists,
-            "somebody has put another in its place",
+            "somebody has put something else in its place; look at it, move it away and restart again",
         ));
     }
     if give(made.as_raw_fd(), owner.unwrap_or(now), mode)?.is_none() {
@@ -86,6 +90,10 @@ mod tests {
         give_path(&path, libc::S_IFDIR, own, 0o2755).unwrap();
         assert_eq!(mode(&path), 0o2755);
         assert!(give_path(&path, libc::S_IFIFO, own, 0o777).is_err(), "another type");
+        let inner = path.join("inner");
+        std::fs::create_dir(&inner).unwrap();
+        assert!(give_path(&path, libc::S_IFDIR, own, 0o777).is_err(), "something lies in it");
+        std::fs::remove_dir(inner).unwrap();
         let link = dir.join("link");
         symlink(&path, &link).unwrap();
         assert!(give_path(&link, libc::S_IFDIR, own, 0o777).is_err(), "a symbolic link");

@@ -147,7 +147,7 @@ fn restore_named(object: &FileObject, content: &Content, pages: &dyn PageSource)
 /// Makes the file anew beside its place and moves it there, so that a restart that is killed leaves no half of it. Where it was somebody else's and its name is `taken`, it stays without one: what others have put
 /// there is not ours to replace.
 fn make_fresh(object: &FileObject, content: &Content, pages: &dyn PageSource, taken: bool) -> Result<BuiltFile, Fault> {
-    let (file, name) = make_beside(object.path.as_path())?;
+    let (file, name) = file_beside(object.path.as_path())?;
     let done: Result<Option<u32>, Fault> = (|| {
         content.restore(file.as_raw_fd(), pages)?;
         let mode = own(&file, object)?;
@@ -251,7 +251,7 @@ fn make_deleted(object: &FileObject, tmpfile: bool) -> Result<OwnedFd, Fault> {
         fd::open(dir, libc::O_RDWR | libc::O_TMPFILE, 0o600).at(format!("make a file without name in {dir:?}"))?
     } else {
         let (file, name) = match fd::open(path, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW, 0o600) {
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => make_beside(path)?,
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => file_beside(path)?,
             made => (made.at("make the deleted file again")?, path.to_owned()),
         };
         std::fs::remove_file(&name).at(format!("delete {name:?} again"))?;
@@ -267,18 +267,24 @@ fn own(file: &OwnedFd, object: &FileObject) -> Result<Option<u32>, Fault> {
 }
 
 /// A name beside `path`, for the time of the rebuild.
-pub(crate) fn beside(path: &Path) -> PathBuf {
+fn beside(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".belay-{}", std::process::id()));
     PathBuf::from(name)
 }
 
-/// A new file beside `path`, with its name. In a directory where others may make files they know that name beforehand: what is there already is never opened,
+/// A new file beside `path`, with its name.
+fn file_beside(path: &Path) -> Result<(OwnedFd, PathBuf), Fault> {
+    make_beside(path, |name| {
+        fd::open(name, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW, 0o600)
+    })
+}
+
+/// What `make` makes, and fails to make where something is, under a name beside `path`; with that name. In a directory where others may make files they know that name beforehand: what is there already is never opened,
 /// and removed only where it is our own, left behind by a restart that was killed.
-fn make_beside(path: &Path) -> Result<(OwnedFd, PathBuf), Fault> {
+pub(crate) fn make_beside<T>(path: &Path, make: impl Fn(&Path) -> io::Result<T>) -> Result<(T, PathBuf), Fault> {
     let name = beside(path);
-    let make = || fd::open(&name, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW, 0o600);
-    let made = match make() {
+    let made = match make(&name) {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
             // SAFETY: has no preconditions.
             let me = unsafe { libc::geteuid() };
@@ -286,7 +292,7 @@ fn make_beside(path: &Path) -> Result<(OwnedFd, PathBuf), Fault> {
                 return refuse(format!("{name:?} belongs to another user and is in the way; move it away"));
             }
             std::fs::remove_file(&name).at(format!("remove {name:?}"))?;
-            make()
+            make(&name)
         }
         made => made,
     };
@@ -324,7 +330,7 @@ mod tests {
         // A file that somebody holds open, or has linked to another, must not become the job's.
         std::fs::write(&name, b"old").unwrap();
         let held = std::fs::File::open(&name).unwrap();
-        let (file, made) = make_beside(&path).unwrap();
+        let (file, made) = file_beside(&path).unwrap();
         fd::write_at(file.as_raw_fd(), b"secret", 0).unwrap();
         assert_eq!(made, name);
         assert_eq!(held.metadata().unwrap().len(), 3);
@@ -332,12 +338,12 @@ mod tests {
         std::fs::remove_file(&name).unwrap();
         std::fs::write(dir.join("victim"), b"victim").unwrap();
         std::os::unix::fs::symlink(dir.join("victim"), &name).unwrap();
-        make_beside(&path).unwrap();
+        file_beside(&path).unwrap();
         assert_eq!(std::fs::read(dir.join("victim")).unwrap(), b"victim");
         // SAFETY: has no preconditions.
         if unsafe { libc::geteuid() } == 0 {
             std::os::unix::fs::lchown(&name, Some(65534), Some(65534)).unwrap();
-            let refused = make_beside(&path).unwrap_err().to_string();
+            let refused = file_beside(&path).unwrap_err().to_string();
             assert!(refused.contains("another user"), "{refused}");
         }
         std::fs::remove_dir_all(&dir).unwrap();

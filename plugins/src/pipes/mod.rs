@@ -4,7 +4,7 @@
 
 use crate::capture::Session;
 use crate::fault::{refuse, At, Fault};
-use crate::files::{beside, make_parents, owner, parents, Directory};
+use crate::files::{make_beside, make_parents, owner, parents, Directory};
 use crate::model::{DescId, Description, FsPath, Holder, Kind};
 use crate::sys::fd;
 use belay_image::blobs::{BlobReader, BlobRef};
@@ -218,26 +218,21 @@ pub(crate) fn prepare(object: &PipeObject, blobs: &BlobReader) -> Result<BuiltPi
 fn open_fifo(f: &Fifo) -> Result<(OwnedFd, OwnedFd), Fault> {
     let path = f.path.as_path();
     make_parents(&f.parents)?;
-    let beside = beside(path);
-    let mut path = path;
     let above = fd::above(path).at("open its directory")?;
-    let mut made = fd::mkfifo_at(&above, path);
-    if f.deleted && made.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::AlreadyExists) {
+    let make = |name: &Path| fd::mkfifo_at(&above, name);
+    let (fresh, path) = match make(path) {
+        Ok(()) => (true, path.to_owned()),
         // Its name belongs to something else now, for which it must not be taken.
-        path = &beside;
-        made = fd::mkfifo_at(&above, path);
-    }
-    let fresh = match made {
-        Ok(()) => true,
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && !f.deleted => false,
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && f.deleted => (true, make_beside(path, make)?.1),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => (false, path.to_owned()),
         Err(e) => return Err(e).at("make the FIFO again"),
     };
     let fifo = if fresh {
-        let fifo = fd::find_at(&above, path).at("look for it")?;
+        let fifo = fd::find_at(&above, &path).at("look for it")?;
         owner::give_made(&fifo, libc::S_IFIFO, Some(f.owner), f.mode).at("set its owner and mode")?;
         fifo
     } else {
-        fd::open(path, libc::O_PATH, 0).at("look for it")?
+        fd::open(&path, libc::O_PATH, 0).at("look for it")?
     };
     let stat = fd::fstat(fifo.as_raw_fd()).at("stat")?;
     if stat.st_mode & libc::S_IFMT != libc::S_IFIFO {
@@ -246,7 +241,7 @@ fn open_fifo(f: &Fifo) -> Result<(OwnedFd, OwnedFd), Fault> {
     let read = fd::reopen(fifo.as_raw_fd(), libc::O_RDONLY | libc::O_NONBLOCK).at("open it for reading")?;
     let write = fd::reopen(fifo.as_raw_fd(), libc::O_WRONLY | libc::O_NONBLOCK).at("open it for writing")?;
     if f.deleted {
-        fd::unlink_at(&above, path).at("delete it again")?;
+        fd::unlink_at(&above, &path).at("delete it again")?;
     }
     Ok((read, write))
 }
