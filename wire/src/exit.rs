@@ -73,8 +73,8 @@ impl Exit {
     pub const TABLE: &'static [ExitRow] = &[
         row(
             Exit::Usage,
-            "the command line could not be understood",
-            "see `belay help COMMAND`",
+            "the command line or a configuration file could not be understood",
+            "see `belay help COMMAND`, or docs/tiers.md for belay.toml",
         ),
         row(
             Exit::Damaged,
@@ -118,8 +118,8 @@ impl Exit {
         ),
         row(
             Exit::CannotCreate,
-            "the job directory cannot be made",
-            "choose another with --ckpt-dir",
+            "a directory or file that belay is to make cannot be made",
+            "the message names it; choose another with --ckpt-dir, --local-dir or --metrics",
         ),
         row(
             Exit::Io,
