@@ -245,7 +245,7 @@ impl Joining {
         self.service.command(Command::Arrive(step, contribution));
         self.service.advance();
         loop {
-            self.service.turn();
+            // Where nobody else is left to wait for, there is nothing that a turn would wait for.
             while let Ok((number, failures, values)) = self.ends.releases.try_recv() {
                 if number >= step {
                     return if failures.is_empty() {
@@ -255,6 +255,7 @@ impl Joining {
                     };
                 }
             }
+            self.service.turn();
         }
     }
 

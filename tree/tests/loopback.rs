@@ -60,6 +60,19 @@ fn facts_reach_those_who_want_them_through_all_levels() {
 }
 
 #[test]
+fn a_root_alone_waits_for_nobody() {
+    let mut root = Joining::root(JobKey::random().unwrap(), 3, "root".into()).unwrap();
+    let begin = Instant::now();
+    for step in 1..=20 {
+        let mut c = Contribution::ready();
+        c.publish.insert("own".into(), format!("{step}"));
+        c.want.insert("own".into());
+        assert_eq!(root.exchange(step, c).unwrap()["own"], format!("{step}"));
+    }
+    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+}
+
+#[test]
 fn an_order_reaches_everybody_and_a_failure_too() {
     let (root, mut nodes) = tree(8, 2);
     root.order("begin".into());
