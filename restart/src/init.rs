@@ -6,17 +6,40 @@
 use crate::channel::{Channel, Message};
 use crate::fail::{Outcome, RestartError};
 use crate::namespace::Way;
-use crate::{initial, namespace, shown, sys};
+use crate::{initial, namespace, shown, sys, Shell};
 use belay_image::model::AgentIdentity;
-use belay_kernel::proc::{Outside, END_LIMIT};
+use belay_kernel::proc::{born, Outside, END_LIMIT};
 use belay_plugins::Group;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-/// A word that PID 1 and the agent share: 1 when the job runs.
-pub(crate) struct Flag(*mut AtomicU32);
+/// So many of the remote shells that were started last are known.
+const SHELLS: usize = 4096;
 
-impl Flag {
+/// What PID 1 and the agent share. All-zero bytes are a valid value: the job does not run yet, and there are no remote shells.
+#[repr(C)]
+struct Words {
+    /// 1 when the job runs.
+    running: AtomicU32,
+    /// Remote shells noted so far.
+    noted: AtomicU32,
+    shells: [Noted; SHELLS],
+}
+
+/// A remote shell that the agent has started.
+#[repr(C)]
+struct Noted {
+    /// Its PID.
+    pid: AtomicI32,
+    standin: AtomicI32,
+    /// When the stand-in was started: its number may be another's later.
+    born: AtomicU64,
+}
+
+/// Memory of PID 1 and the agent.
+pub(crate) struct Common(*mut Words);
+
+impl Common {
     /// Makes it; forks share it.
     pub(crate) fn new() -> std::io::Result<Self> {
         let prot = libc::PROT_READ | libc::PROT_WRITE;
@@ -24,7 +47,7 @@ impl Flag {
         let at = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                4096,
+                size_of::<Words>(),
                 prot,
                 libc::MAP_SHARED | libc::MAP_ANONYMOUS,
                 -1,
@@ -37,18 +60,41 @@ impl Flag {
         Ok(Self(at.cast()))
     }
 
-    fn word(&self) -> &AtomicU32 {
-        // SAFETY: the mapping is never unmapped, zeroed by the kernel, and holds an atomic.
+    fn words(&self) -> &Words {
+        // SAFETY: the mapping is never unmapped, has this size and a page's alignment, was zeroed by the kernel, and holds atomics only.
         unsafe { &*self.0 }
     }
 
-    /// Sets it.
-    pub(crate) fn set(&self) {
-        self.word().store(1, Ordering::Release);
+    /// From the agent: the job runs.
+    pub(crate) fn set_running(&self) {
+        self.words().running.store(1, Ordering::Release);
     }
 
-    fn is_set(&self) -> bool {
-        self.word().load(Ordering::Acquire) == 1
+    fn is_running(&self) -> bool {
+        self.words().running.load(Ordering::Acquire) == 1
+    }
+
+    /// From the agent, which is the only one to write: it has started `shell`.
+    pub(crate) fn note(&self, shell: Shell) {
+        let words = self.words();
+        let n = words.noted.load(Ordering::Relaxed);
+        let noted = &words.shells[n as usize % SHELLS];
+        // The agent may be killed in between: what is there in part names nobody.
+        noted.pid.store(0, Ordering::Release);
+        noted.standin.store(shell.standin, Ordering::Release);
+        noted.born.store(born(shell.standin).unwrap_or(0), Ordering::Release);
+        noted.pid.store(shell.pid, Ordering::Release);
+        words.noted.store(n.wrapping_add(1), Ordering::Release);
+    }
+
+    /// Who stands in for remote shell `pid`, and is there.
+    fn standin(&self, pid: i32) -> Option<i32> {
+        let is_it = |n: &&Noted| n.pid.load(Ordering::Acquire) == pid;
+        let all = self.words().shells.iter().filter(is_it);
+        let mut known = all.map(|n| (n.standin.load(Ordering::Acquire), n.born.load(Ordering::Acquire)));
+        known
+            .find(|(standin, since)| born(*standin) == Some(*since))
+            .map(|(standin, _)| standin)
     }
 }
 
@@ -69,7 +115,9 @@ pub(crate) struct Setup<'a> {
     pub(crate) session: bool,
     /// The job's other nodes.
     pub(crate) group: Option<&'a dyn Group>,
-    pub(crate) running: &'a Flag,
+    pub(crate) common: &'a Common,
+    /// See [`crate::WithoutAgent`].
+    pub(crate) farewell: &'a dyn Fn(i32, i32),
 }
 
 /// The life of PID 1. In the agent, calls `agent` and ends.
@@ -154,6 +202,11 @@ fn be_agent(agent: &mut dyn FnMut()) -> ! {
 fn reap(setup: &Setup<'_>, leader: Option<i32>) -> ! {
     // Whoever reads what the job writes must see its end when the job has closed it, whatever PID 1 does.
     sys::release_standard_descriptors();
+    if setup.way != Way::Initial {
+        if let Err(error) = namespace::follow_clock() {
+            tracing::warn!(%error, "PID 1 has another clock than the job");
+        }
+    }
     let mut agent_ended = None;
     loop {
         let Ok((pid, status)) = sys::wait(-1, libc::WUNTRACED | libc::__WALL) else {
@@ -163,7 +216,7 @@ fn reap(setup: &Setup<'_>, leader: Option<i32>) -> ! {
             }
             sys::exit_now(0);
         };
-        if Some(pid) == leader && !setup.running.is_set() && agent_ended.is_none() && libc::WIFEXITED(status) {
+        if Some(pid) == leader && !setup.common.is_running() && agent_ended.is_none() && libc::WIFEXITED(status) {
             sys::exit_now(1); // it could not make the agent and has said why
         }
         if pid == setup.root {
@@ -175,13 +228,19 @@ fn reap(setup: &Setup<'_>, leader: Option<i32>) -> ! {
             });
         }
         if pid != setup.agent.pid {
+            // A remote shell that the agent has left.
+            let over = libc::WIFEXITED(status) || libc::WIFSIGNALED(status);
+            if let Some(standin) = over.then(|| setup.common.standin(pid)).flatten() {
+                tracing::info!(shell = pid, standin, status, "remote shell ended");
+                (setup.farewell)(standin, status);
+            }
             continue;
         }
         if libc::WIFSTOPPED(status) {
             setup.channel.send(&Message::Stopped(libc::WSTOPSIG(status)));
             continue;
         }
-        if !setup.running.is_set() {
+        if !setup.common.is_running() {
             if setup.way == Way::Initial {
                 let _ = Outside::default().end_others(END_LIMIT);
             }

@@ -86,12 +86,14 @@ pub enum News {
     Background(i32),
     /// The user has ended the job: whatever happens from now on, it is not restarted.
     NotRestarted,
+    /// A remote shell was started, a child of the agent.
+    Shell(Shell),
 }
 
-/// A remote shell, a child of the process that calls [`restart`].
+/// A remote shell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shell {
-    /// Its PID.
+    /// Its PID, as whoever has started it sees it.
     pub pid: i32,
     /// PID, inside, of the process of the job that stands in for it.
     pub standin: i32,
@@ -101,7 +103,7 @@ pub struct Shell {
 pub struct WithoutAgent<'a> {
     /// Whether nothing of it may go on.
     pub ends: &'a dyn Fn() -> bool,
-    /// Whose end is to be told then.
+    /// Children of the calling process whose end is to be told then.
     pub shells: &'a [Shell],
     /// Tells a stand-in, by its PID as the calling process sees it, with which status word its remote shell has ended.
     pub farewell: &'a dyn Fn(i32, i32),
@@ -139,7 +141,7 @@ pub fn restart(
     let blob = Blob::load(&options.restorer).map_err(|e| RestartError::at("load the restorer", e))?;
     let failed = |e: std::io::Error| RestartError::at("restart", e);
     let (channel, inside) = Channel::pair().map_err(failed)?;
-    let running = init::Flag::new().map_err(failed)?;
+    let common = init::Common::new().map_err(failed)?;
     let front = Front::new().map_err(failed)?;
     if namespace::is_ordinary() {
         // A program with file capabilities may not look into itself by default, and could not enter its own user namespace.
@@ -181,7 +183,8 @@ pub fn restart(
         shown: Cell::new(shown),
         session: !front.has_terminal() && way != Way::Initial,
         group,
-        running: &running,
+        common: &common,
+        farewell: without_agent.farewell,
     };
     init::run(&setup, &mut || {
         sys::block_signals();
@@ -210,13 +213,12 @@ pub fn restart(
                 sys::exit_now(1)
             }
             Ok(restored) => {
-                running.set();
+                common.set_running();
                 inside.send(&Message::Resumed);
-                let status = agent_main(restored, &|news| {
-                    inside.send(&match news {
-                        News::Background(status) => Message::Background(status),
-                        News::NotRestarted => Message::NotRestarted,
-                    });
+                let status = agent_main(restored, &|news| match news {
+                    News::Background(status) => inside.send(&Message::Background(status)),
+                    News::NotRestarted => inside.send(&Message::NotRestarted),
+                    News::Shell(shell) => common.note(shell),
                 });
                 inside.send(&Message::Ended(status));
             }

@@ -3,11 +3,15 @@
 use crate::fail::{Outcome, RestartError};
 use crate::sys;
 use std::io;
+use std::os::fd::AsRawFd;
 
 /// Capability to make namespaces without a user namespace.
 const CAP_SYS_ADMIN: u64 = 1 << 21;
 /// Capability to choose the numbers of new processes.
 const CAP_CHECKPOINT_RESTORE: u64 = 1 << 40;
+
+/// `CLONE_NEWTIME`.
+const CLONE_NEWTIME: i32 = 0x80;
 
 /// Where a job is restarted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,8 +163,9 @@ fn show_queues() {
 /// checkpoint. Time-outs and absolute timers of the job then mean what they meant, on a machine that has been booted since, too.
 ///
 /// Without such namespaces (kernels before 5.6) the clock jumps; returns why.
+///
+/// It is so for processes that are made from now on, and for the calling one after [`follow_clock`].
 pub(crate) fn continue_clock(monotonic_ns: u64) -> io::Result<()> {
-    const CLONE_NEWTIME: i32 = 0x80;
     const SECOND: i64 = 1_000_000_000;
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is live.
@@ -171,6 +176,13 @@ pub(crate) fn continue_clock(monotonic_ns: u64) -> io::Result<()> {
     let (seconds, nanoseconds) = (offset.div_euclid(SECOND), offset.rem_euclid(SECOND));
     let text = format!("monotonic {seconds} {nanoseconds}\nboottime {seconds} {nanoseconds}\n");
     std::fs::write("/proc/self/timens_offsets", text)
+}
+
+/// Gives the calling process, which has one thread, the clock of the children that it has: when a process was started is told in the time of who asks.
+pub(crate) fn follow_clock() -> io::Result<()> {
+    let children = std::fs::File::open("/proc/self/ns/time_for_children")?;
+    // SAFETY: takes numbers only.
+    sys::libc_result(unsafe { libc::setns(children.as_raw_fd(), CLONE_NEWTIME) }).map(drop)
 }
 
 fn mount(source: Option<&str>, target: &str, kind: Option<&str>, flags: libc::c_ulong) -> io::Result<()> {

@@ -125,6 +125,8 @@ pub struct Agent {
     /// Some of them have not ended, and are not waited for any more.
     hung: bool,
     farewells: Vec<(ClientId, Event)>,
+    /// Remote shells that have just been started: whoever outlives this agent must know them.
+    new_shells: Vec<Shell>,
     skipped: u64,
     /// How the automatic interval was chosen last.
     chosen: Option<AutoInterval>,
@@ -231,6 +233,7 @@ impl Agent {
             forced: None,
             hung: false,
             farewells: Vec::new(),
+            new_shells: Vec::new(),
             skipped: 0,
             chosen: None,
             last_error: None,
@@ -363,6 +366,12 @@ impl Agent {
                 match &self.channel {
                     Some(channel) => channel.send(Message::NotRestarted),
                     None => report(News::NotRestarted),
+                }
+            }
+            for shell in self.new_shells.drain(..) {
+                match &self.channel {
+                    Some(channel) => channel.send(Message::Shell(shell.pid, shell.standin)),
+                    None => report(News::Shell(shell)),
                 }
             }
             if let Err(e) = self.step() {

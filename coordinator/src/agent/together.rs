@@ -11,9 +11,9 @@ use crate::clients::ClientId;
 use crate::nodes::gathering::{self, Gathering, COMMITTED, STEPS, WRITTEN};
 use crate::nodes::remote::{descriptors_of, end_standin, run_errand, shell_code, Life, Remote, RemoteShell};
 use crate::nodes::{self, again, table, Nodes, Order, Stage, Together};
-use crate::relay::Message;
 use crate::{generations, processes, sys, Failure};
 use belay_kernel::proc::{self, born};
+use belay_restart::Shell;
 use belay_tree::{Broken, Contribution, Event as TreeEvent, Values};
 use belay_wire::{Event, Exit, Phase};
 use std::collections::BTreeSet;
@@ -109,9 +109,10 @@ impl Agent {
         let command = again::agent_command(self.dir.path(), nodes, &tags, &words, &words.program_words())?;
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut child = Some(words.spawn(&command, (Some(stdio), Some(standin)), &path)?);
-        if let (Some(channel), Some(shell)) = (&self.channel, &child) {
-            channel.send(Message::Shell(shell.id().cast_signed(), standin));
-        }
+        self.new_shells.extend(child.as_ref().map(|shell| Shell {
+            pid: shell.id().cast_signed(),
+            standin,
+        }));
         tracing::info!(
             first,
             parts = tags.len(),

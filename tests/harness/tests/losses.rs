@@ -356,6 +356,30 @@ fn shell_status(place: &Place, (restarted, killed): (bool, bool)) -> Result<(), 
     want(job.said().contains("PASS after 7"), || job.said())
 }
 
+/// The same for a remote shell that was started only after the restart.
+fn later_shell_status(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::of(place, "losses-shell-later", Kind::C, 2, 2)?;
+    let program = job.program(place, "net/net_alone")?;
+    let [go, beat, begin] = ["go", "beat", "begin"].map(|f| job.work.join(f));
+    let script = format!(
+        "while [ ! -e {} ]; do n=$((n + 1)); echo $n > {2}; sleep 0.05; done; ssh h2 '{program} below {1} {2}.below; exit 7'; echo PASS after $?",
+        begin.display(),
+        go.display(),
+        beat.display()
+    );
+    job.launch_words(&["sh", "-c", &script])?;
+    job.checkpoint()?;
+    job.crash();
+    job.restart(&[])?;
+    std::fs::write(begin, "").map_err(|e| e.to_string())?;
+    job.progress_of("beat.below")?;
+    belay_tests::procs::signal(agent(&job, 0)?, libc::SIGKILL);
+    job.says("the program goes on")?;
+    job.progress_of("beat.below")?;
+    job.verdict()?;
+    want(job.said().contains("PASS after 7"), || job.said())
+}
+
 /// A process of the job hangs in the kernel when its agent is killed: `belay run` does not wait for it for ever, and names it.
 fn hung(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::of(place, "losses-hung", Kind::C, 1, 1)?;
@@ -519,6 +543,7 @@ fn main() {
     for (name, case) in cases {
         target.once(name, move |p, _| shell_status(p, case));
     }
+    target.once("later_shell_after_restart_without_agent", later_shell_status);
     if Path::new("/dev/fuse").exists() {
         target.once("hung", hung);
     }
