@@ -86,6 +86,17 @@ impl Call {
         })
     }
 
+    /// Of a thread that sleeps.
+    fn of_sleeping(tid: i32) -> Option<Self> {
+        Self::parse(&proc::text(format!("/proc/{tid}/syscall")).ok()?)
+    }
+
+    /// The relative time-out as it is now: see [`nanoseconds`].
+    fn timeout_of(&self, tid: i32) -> Option<u64> {
+        let (argument, form) = timeout(self.number, &self.args)?;
+        nanoseconds(tid, form, self.args[argument])
+    }
+
     fn of(regs: &Regs) -> Self {
         Self {
             number: regs.orig_rax,
@@ -148,13 +159,15 @@ impl Sleepers {
         for (pid, tids) in processes {
             let mut code = Code::of(pid);
             asleep.extend(tids.iter().filter_map(|tid| {
-                let call = Call::parse(&proc::text(format!("/proc/{tid}/syscall")).ok()?)?;
-                let timeout = match timeout(call.number, &call.args) {
-                    Some((argument, form)) => Some(nanoseconds(*tid, form, call.args[argument])?),
-                    None if call.number == RESTART_SYSCALL => None,
-                    None => return None,
+                let timeout_of = |call: &Call| match call.number {
+                    RESTART_SYSCALL => Some(None),
+                    _ => call.timeout_of(*tid).map(Some),
                 };
+                timeout_of(&Call::of_sleeping(*tid)?)?;
+                // Before the call that counts: what the thread does from here on, other than to wait in that, is told by another number of switches at its stop.
                 let schedule = Schedule::read(&tid.to_string())?;
+                let call = Call::of_sleeping(*tid)?;
+                let timeout = timeout_of(&call)?;
                 let processor = proc::stat(*tid).ok()?.processor;
                 let sleeper = Sleeper {
                     call,
@@ -188,6 +201,10 @@ impl Sleepers {
         let Some(timeout) = sleeper.timeout else {
             return crate::calls::carried_on(tid, regs, sleeper.began);
         };
+        // The thread may have woken while it was looked at: then something else may have lain in its place already.
+        if sleeper.call.timeout_of(tid) != Some(timeout) {
+            return None;
+        }
         // The clock of a run queue may be faster than the other, by as much as clocks are corrected.
         let slower = crate::monotonic_ns().saturating_sub(sleeper.began) / DRIFT;
         let deadline = sleeper.began.checked_add(timeout)?.checked_add(slower)?;
@@ -379,6 +396,7 @@ fn go_to(processor: i32) -> Option<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use belay_kernel::ptrace;
 
     #[test]
     fn the_call_of_a_waiting_thread_is_parsed() {
@@ -461,5 +479,41 @@ mod tests {
         thread.join().unwrap();
         let late = deadline.expect("seen").checked_sub(began + 900_000_000).expect("not early");
         assert!(late < 200_000_000, "{late} ns late");
+    }
+
+    /// How many seconds are left of an hour for which a process waits, when `meanwhile` is done to its time-out between the look at it and its stop.
+    fn left_of_an_hour(meanwhile: impl Fn(i32, u64)) -> Option<u64> {
+        let hour = libc::timespec {
+            tv_sec: 3600,
+            tv_nsec: 0,
+        };
+        // SAFETY: has no preconditions; the child issues system calls only, with a live time-out.
+        let pid = unsafe {
+            match libc::fork() {
+                0 => libc::_exit(libc::nanosleep(&hour, std::ptr::null_mut())),
+                pid => pid,
+            }
+        };
+        ptrace::seize(pid, libc::PTRACE_O_EXITKILL).unwrap();
+        while Call::of_sleeping(pid).and_then(|c| c.timeout_of(pid)).is_none() {
+            std::thread::yield_now();
+        }
+        let sleepers = Sleepers::among([(pid, [pid].as_slice())].into_iter());
+        meanwhile(pid, (&raw const hour) as u64);
+        ptrace::interrupt(pid).unwrap();
+        assert_eq!(ptrace::wait(pid, true).unwrap(), Some(ptrace::Event::Interrupted));
+        let wait = sleepers.wait(pid, &ptrace::get_regs(pid).unwrap());
+        // SAFETY: takes numbers only; the process is our child, which nobody has waited for.
+        unsafe {
+            libc::kill(pid, libc::SIGKILL);
+            libc::waitpid(pid, std::ptr::null_mut(), 0);
+        }
+        wait.map(|w| w.left / NANOSECONDS)
+    }
+
+    #[test]
+    fn a_time_out_in_whose_place_something_else_lies_by_the_time_of_the_stop_is_not_known() {
+        assert_eq!(left_of_an_hour(|_, _| ()), Some(3599));
+        assert_eq!(left_of_an_hour(|pid, place| vm::write(pid, place, &[1; 16]).unwrap()), None);
     }
 }
