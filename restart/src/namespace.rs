@@ -178,9 +178,14 @@ pub(crate) fn continue_clock(monotonic_ns: u64) -> io::Result<()> {
     std::fs::write("/proc/self/timens_offsets", text)
 }
 
-/// Gives the calling process, which has one thread, the clock of the children that it has: when a process was started is told in the time of who asks.
+/// Gives the calling process, which has one thread, the clock that its children have been given: when a process was started is told in the time of who asks.
 pub(crate) fn follow_clock() -> io::Result<()> {
-    let children = std::fs::File::open("/proc/self/ns/time_for_children")?;
+    const OF_CHILDREN: &str = "/proc/self/ns/time_for_children";
+    let namespace = |link| std::fs::read_link(link).ok();
+    if namespace(OF_CHILDREN) == namespace("/proc/self/ns/time") {
+        return Ok(());
+    }
+    let children = std::fs::File::open(OF_CHILDREN)?;
     // SAFETY: takes numbers only.
     sys::libc_result(unsafe { libc::setns(children.as_raw_fd(), CLONE_NEWTIME) }).map(drop)
 }

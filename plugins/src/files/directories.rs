@@ -82,12 +82,6 @@ pub(crate) fn make_parents(parents: &[Directory]) -> Result<(), Fault> {
             Some((above, fd)) if path.parent() == Some(above) => fd,
             _ => fd::above(path).at(format!("open the directory of {path:?}"))?,
         };
-        match fd::mkdir_at(&above, path) {
-            Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
-            Err(e) => return Err(e).at(format!("make directory {path:?}")),
-        }
-        let made = fd::find_at(&above, path).at(format!("open {path:?}"))?;
         // Of one that had been deleted nobody knows the owner.
         let (whose, mode) = match n.checked_sub(1).map(|n| &parents[n]) {
             _ if d.gone => (None, d.mode),
@@ -100,19 +94,32 @@ pub(crate) fn make_parents(parents: &[Directory]) -> Result<(), Fault> {
             }
             _ => (Some(d.owner), d.mode),
         };
+        let first = if whose.is_none_or(|w| w.0 == owner::me()) {
+            mode
+        } else {
+            0o700
+        };
+        match fd::mkdir_at(&above, path, first) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
+            Err(e) => return Err(e).at(format!("make directory {path:?}")),
+        }
+        let made = fd::find_at(&above, path).at(format!("open {path:?}"))?;
         owner::give_made(&made, libc::S_IFDIR, whose, mode).at(format!("set owner and mode of {path:?}"))?;
         last = Some((path, made));
     }
     Ok(())
 }
 
-/// Whether `above`, in which directory `d` has been made, is none in which its owner could have made it: where `parent` was, somebody may have put a symbolic link.
+/// Whether `above`, in which directory `d` has been made, is none in which its owner could have made it: where `parent` was, somebody may have put a symbolic link. That is of concern only where something may be
+/// given away, and cannot be told where one of the owners is not known in this user namespace, or was not in that of the checkpoint.
 fn is_elsewhere(parent: &Directory, d: &Directory, path: &Path, above: &OwnedFd) -> io::Result<bool> {
-    if Some(parent.path.as_path()) != path.parent() || parent.gone {
+    if Some(parent.path.as_path()) != path.parent() || parent.gone || owner::me() != 0 {
         return Ok(false);
     }
     let owner = fd::fstat(above.as_raw_fd())?.st_uid;
-    Ok(owner != parent.owner.0 && owner != d.owner.0)
+    let unknown = [owner, parent.owner.0].contains(&owner::UNMAPPED);
+    Ok(!unknown && owner != parent.owner.0 && owner != d.owner.0)
 }
 
 /// Directories that exist only while the job is rebuilt, innermost first; removed at the end of the rebuild, or when it fails.
@@ -228,19 +235,28 @@ mod tests {
         let (home, system) = (dir.join("home"), dir.join("system"));
         std::fs::create_dir_all(home.join("a/b/c")).unwrap();
         std::fs::create_dir(&system).unwrap();
-        let owner = |path: &Path| fd::stat(path, false).unwrap().st_uid;
+        let whose = |path: &Path| fd::stat(path, false).unwrap().st_uid;
         for path in ["", "a", "a/b", "a/b/c"] {
             std::os::unix::fs::chown(home.join(path), Some(user), None).unwrap();
         }
         let all = parents(&home.join("a/b/c/file"));
         std::fs::remove_dir_all(home.join("a")).unwrap();
         make_parents(&all).unwrap();
-        assert_eq!((owner(&home.join("a")), owner(&home.join("a/b/c"))), (user, user));
+        assert_eq!((whose(&home.join("a")), whose(&home.join("a/b/c"))), (user, user));
         std::fs::remove_dir_all(home.join("a")).unwrap();
         std::os::unix::fs::symlink(&system, home.join("a")).unwrap();
         make_parents(&all).unwrap();
         let made = fd::stat(&system.join("b"), false).unwrap();
         assert_eq!((made.st_uid, made.st_mode & 0o077 != 0), (me, me == user));
+        // Whom a user namespace does not know may be anybody.
+        let mut all = all;
+        for parent in all.iter_mut().filter(|d| d.path.as_path() == home.join("a")) {
+            parent.owner = (owner::UNMAPPED, owner::UNMAPPED);
+        }
+        std::fs::remove_dir_all(system.join("b")).unwrap();
+        make_parents(&all).unwrap();
+        let made = fd::stat(&system.join("b"), false).unwrap();
+        assert_eq!((made.st_uid, made.st_mode & 0o077 != 0), (user, true));
         std::fs::remove_dir_all(dir).unwrap();
     }
 }

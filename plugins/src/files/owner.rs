@@ -8,6 +8,9 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+/// The owner that the kernel shows of what belongs to a user whom a user namespace does not know (`/proc/sys/kernel/overflowuid`, unless that has been changed).
+pub(crate) const UNMAPPED: u32 = 65534;
+
 /// What is left of the mode of what cannot be given back.
 const PRIVATE: u32 = 0o700;
 
@@ -25,6 +28,12 @@ pub(crate) fn give(raw: RawFd, owner: (u32, u32), mode: u32) -> io::Result<Optio
     Ok(given.then_some(mode))
 }
 
+/// The user as whom things are made. Only root may give them away.
+pub(crate) fn me() -> u32 {
+    // SAFETY: has no preconditions.
+    unsafe { libc::geteuid() }
+}
+
 /// The mode of what belonged to somebody else, and could not be given back.
 pub(crate) fn private(mode: u32) -> u32 {
     mode & PRIVATE
@@ -35,10 +44,13 @@ pub(crate) fn private(mode: u32) -> u32 {
 pub(crate) fn give_made(made: &OwnedFd, kind: u32, owner: Option<(u32, u32)>, mode: u32) -> io::Result<()> {
     let stat = fd::fstat(made.as_raw_fd())?;
     let now = (stat.st_uid, stat.st_gid);
-    // SAFETY: has no preconditions.
-    let me = unsafe { libc::geteuid() };
+    let stays = owner.is_none_or(|owner| owner == now);
     // A server of a network file system may make root's things somebody else's.
-    let ours = now.0 == me || owner.is_none_or(|owner| owner == now);
+    let ours = now.0 == me() || stays;
+    // Nothing is to be done to it: another part of the job that restarts here may have put something in it already.
+    if stays && stat.st_mode == kind | mode {
+        return Ok(());
+    }
     let fresh = if stat.st_mode & libc::S_IFMT == libc::S_IFDIR {
         std::fs::read_dir(fd::self_path(made.as_raw_fd()))?.next().is_none()
     } else {
@@ -93,6 +105,8 @@ mod tests {
         let inner = path.join("inner");
         std::fs::create_dir(&inner).unwrap();
         assert!(give_path(&path, libc::S_IFDIR, own, 0o777).is_err(), "something lies in it");
+        // Nothing is to be done to it.
+        give_path(&path, libc::S_IFDIR, own, 0o2755).unwrap();
         std::fs::remove_dir(inner).unwrap();
         let link = dir.join("link");
         symlink(&path, &link).unwrap();

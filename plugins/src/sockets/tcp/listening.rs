@@ -6,6 +6,7 @@ use crate::rebuild::Waits;
 use crate::sockets::options::{Options, When};
 use crate::sys::diag::Diag;
 use crate::sys::sock::{self, Addr};
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -66,7 +67,9 @@ pub(super) fn bind_all(sockets: &[Bound<'_>], claim: Claim, waits: &Waits<'_>) -
     let own = sockets.first().map_or(0, |s| s.at.port());
     let mut order: Vec<usize> = (0..sockets.len()).collect();
     order.sort_by_key(|i| sockets[*i].rank());
-    let (mut port, mut patience) = (own, PATIENCE);
+    let (mut port, mut freed) = (own, BTreeSet::new());
+    // The other nodes wait for this one.
+    let mut patience = if waits.group.is_some() { PATIENCE } else { Duration::MAX };
     for tries in 1.. {
         let taken = match try_bind(sockets, &order, port, claim.alone)? {
             Ok(mut made) => {
@@ -92,8 +95,8 @@ pub(super) fn bind_all(sockets: &[Bound<'_>], claim: Claim, waits: &Waits<'_>) -
                 "bind {taken}: address in use, and so are {TRIES} others in its place"
             ));
         }
-        // What has a port without listening is in the kernel's lists from Linux 6.8 on only.
-        if free_port(&taken, waits)? == Freed::Yes && tries == 1 {
+        // Each address may be held by closed connections. (What has a port without listening is in the kernel's lists from Linux 6.8 on only.)
+        if free_port(&taken, waits)? == Freed::Yes && freed.insert(taken.ip()) {
             continue;
         }
         if claim.movable {
@@ -236,7 +239,6 @@ fn free_port(local: &Addr, waits: &Waits<'_>) -> Result<Freed, Fault> {
 mod tests {
     use super::*;
     use std::cell::Cell;
-    use std::collections::BTreeSet;
     use std::net::SocketAddr;
     use std::sync::Barrier;
 
@@ -367,6 +369,26 @@ mod tests {
         }
     }
 
+    /// A connection in TIME_WAIT that keeps `at` from being bound.
+    fn close_at(at: SocketAddr) {
+        let server = sock::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+        sock::bind(server.as_raw_fd(), &Addr::of(at, libc::AF_INET)).unwrap();
+        sock::listen(server.as_raw_fd(), 1).unwrap();
+        let server = std::net::TcpListener::from(server);
+        let client = std::net::TcpStream::connect(at).unwrap();
+        drop(server.accept().unwrap());
+        drop(client);
+    }
+
+    #[test]
+    fn closed_connections_give_way_at_each_address_of_a_port() {
+        let at = free(9);
+        let all = [9, 10, 11].map(|last| (SocketAddr::from(([127, 8, 1, last], at.port())), Some(8)));
+        all.iter().for_each(|(at, _)| close_at(*at));
+        let made = make_all(&all, &Options::default(), NODE).unwrap();
+        assert!(made.iter().all(|fd| port_of(fd) == at.port()));
+    }
+
     #[test]
     fn who_is_bound_where_the_job_itself_listens_is_bound_again() {
         let at = free(7);
@@ -403,7 +425,7 @@ mod tests {
             make(at, &Options::default(), STILL).map(|fd| port_of(&fd))
         });
         told.recv().unwrap();
-        std::thread::sleep(Duration::from_millis(200));
+        std::thread::sleep(PATIENCE * 2);
         drop(holder);
         assert!(matches!(waiter.join().unwrap(), Ok(now) if now == at.port()));
         let holder = make(at, &Options::default(), NODE).unwrap();
