@@ -1,6 +1,6 @@
 // UNIX sockets. fd_unix KIND: stream, dgram, seqpacket (pairs with data in flight both ways), named (listening with backlog), renamed
 // (the file has another name than its socket), rights
-// (descriptors in flight), half (shutdown), creds.
+// (descriptors in flight), half (shutdown), creds. fd_unix KIND crowd: beside many others, each with something in it.
 #include "check.h"
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -35,6 +35,13 @@ int main(int argc, char **argv) {
     begin(name);
     int type = !strcmp(kind, "dgram") ? SOCK_DGRAM : !strcmp(kind, "seqpacket") ? SOCK_SEQPACKET : SOCK_STREAM;
     static uint64_t a[2048], b[2048];
+    enum { CROWD = 40 };
+    int crowd[CROWD][2], others = argc > 2 ? CROWD : 0;
+    for (int i = 0; i < others; i++) {
+        OK(socketpair(AF_UNIX, i % 2 ? SOCK_STREAM : SOCK_DGRAM, 0, crowd[i]));
+        EQ(send(crowd[i][0], &i, sizeof i, 0), sizeof i);
+        if (i % 3 == 0) OK(shutdown(crowd[i][0], SHUT_WR));
+    }
     if (!strcmp(kind, "stream") || type != SOCK_STREAM) {
         int s[2];
         OK(socketpair(AF_UNIX, type, 0, s));
@@ -200,5 +207,11 @@ int main(int argc, char **argv) {
         }
     } else
         fail("unknown kind");
+    for (int i = 0; i < others; i++) {
+        int got;
+        EQ(recv(crowd[i][1], &got, sizeof got, MSG_DONTWAIT), sizeof got);
+        EQ(got, i);
+        if (i % 6 == 3) EQ(recv(crowd[i][1], &got, sizeof got, MSG_DONTWAIT), 0);
+    }
     return finish();
 }

@@ -1,6 +1,7 @@
 //! `NETLINK_SOCK_DIAG`: peers, pending connections and shutdown state of sockets. Asking needs no privilege.
 
 use super::sock::{self, Addr};
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
@@ -40,6 +41,35 @@ pub(crate) struct UnixSocket {
     pub(crate) file: Option<u32>,
 }
 
+impl UnixSocket {
+    /// From a `struct unix_diag_msg` and its attributes.
+    fn parse(msg: &[u8]) -> io::Result<Self> {
+        const TCP_LISTEN: u8 = 10;
+        let mut out = Self::default();
+        let listening = msg.get(2) == Some(&TCP_LISTEN);
+        let mut attrs = msg.get(16..).ok_or_else(short)?;
+        while attrs.len() >= 4 {
+            let len = (u16_at(attrs, 0)? as usize).clamp(4, attrs.len());
+            let data = &attrs[4..len];
+            match u16_at(attrs, 2)? {
+                ATTR_PEER => out.peer = Some(u32_at(data, 0)?),
+                ATTR_ICONS => {
+                    out.pending = data
+                        .chunks_exact(4)
+                        .map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
+                        .collect();
+                }
+                ATTR_RQLEN if listening => out.backlog = u32_at(data, 4)?,
+                ATTR_SHUTDOWN => out.shutdown = *data.first().ok_or_else(short)?,
+                ATTR_VFS => out.file = Some(u32_at(data, 0)?),
+                _ => {}
+            }
+            attrs = attrs.get(align4(len)..).unwrap_or_default();
+        }
+        Ok(out)
+    }
+}
+
 /// A connection of the internet family as a dump lists it.
 #[derive(Debug, Clone)]
 pub(crate) struct InetSocket {
@@ -64,7 +94,14 @@ pub(crate) struct InetSocket {
 pub(crate) struct Diag {
     fd: OwnedFd,
     buf: Vec<u8>,
+    /// How many `AF_UNIX` sockets have been asked for.
+    asked: u32,
+    /// Those that the list of all has shown, by inode, and that have not been asked for since.
+    all: HashMap<u32, UnixSocket>,
 }
+
+/// From so many `AF_UNIX` sockets on the list of all is asked for: the kernel searches all that there are for each one.
+const MANY: u32 = 32;
 
 fn u16_at(raw: &[u8], at: usize) -> io::Result<u16> {
     let b = raw.get(at..at + 2).ok_or_else(short)?;
@@ -90,6 +127,8 @@ impl Diag {
         Ok(Self {
             fd: sock::socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_SOCK_DIAG)?,
             buf: vec![0; 256 * 1024],
+            asked: 0,
+            all: HashMap::new(),
         })
     }
 
@@ -127,8 +166,24 @@ impl Diag {
         }
     }
 
-    /// The `AF_UNIX` socket with inode `ino`.
+    /// The `AF_UNIX` socket with inode `ino`. One that somebody outside of the job can change is shown as it was at some moment since this connection was made.
     pub(crate) fn unix(&mut self, ino: u32) -> io::Result<UnixSocket> {
+        self.asked += 1;
+        if self.asked == MANY {
+            let mut all = HashMap::new();
+            self.unix_sockets(0, NLM_F_DUMP, |ino, socket| drop(all.insert(ino, socket)))?;
+            self.all = all;
+        }
+        if let Some(known) = self.all.remove(&ino) {
+            return Ok(known);
+        }
+        let mut found = UnixSocket::default();
+        self.unix_sockets(ino, 0, |_, socket| found = socket)?;
+        Ok(found)
+    }
+
+    /// Asks for the `AF_UNIX` socket with inode `ino`, or with [`NLM_F_DUMP`] for all, and hands each with its inode to `take`.
+    fn unix_sockets(&mut self, ino: u32, flags: u16, mut take: impl FnMut(u32, UnixSocket)) -> io::Result<()> {
         let mut req = vec![libc::AF_UNIX as u8, 0, 0, 0];
         for v in [
             u32::MAX,
@@ -139,32 +194,10 @@ impl Diag {
         ] {
             req.extend_from_slice(&v.to_ne_bytes());
         }
-        let mut out = UnixSocket::default();
-        self.ask((SOCK_DIAG_BY_FAMILY, 0), &req, |msg| {
-            const TCP_LISTEN: u8 = 10;
-            let listening = msg.get(2) == Some(&TCP_LISTEN);
-            let mut attrs = msg.get(16..).ok_or_else(short)?;
-            while attrs.len() >= 4 {
-                let len = (u16_at(attrs, 0)? as usize).clamp(4, attrs.len());
-                let data = &attrs[4..len];
-                match u16_at(attrs, 2)? {
-                    ATTR_PEER => out.peer = Some(u32_at(data, 0)?),
-                    ATTR_ICONS => {
-                        out.pending = data
-                            .chunks_exact(4)
-                            .map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
-                            .collect();
-                    }
-                    ATTR_RQLEN if listening => out.backlog = u32_at(data, 4)?,
-                    ATTR_SHUTDOWN => out.shutdown = *data.first().ok_or_else(short)?,
-                    ATTR_VFS => out.file = Some(u32_at(data, 0)?),
-                    _ => {}
-                }
-                attrs = attrs.get(align4(len)..).unwrap_or_default();
-            }
+        self.ask((SOCK_DIAG_BY_FAMILY, flags), &req, |msg| {
+            take(u32_at(msg, 4)?, UnixSocket::parse(msg)?);
             Ok(())
-        })?;
-        Ok(out)
+        })
     }
 
     /// All sockets of `family` (AF_INET or AF_INET6) and protocol TCP whose state is in the bit set `states`.

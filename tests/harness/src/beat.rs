@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Length of what the test programs write, in bytes; the file's length never changes.
+/// Length of what the test programs in C write, in bytes: the length of their file never changes.
 const LENGTH: usize = 20;
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(3);

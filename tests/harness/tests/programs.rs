@@ -110,6 +110,10 @@ fn cases() -> Vec<Case> {
         prog("fd_unix renamed"),
         prog("fd_unix rights"),
         prog("fd_unix half"),
+        // So many that they are looked at together.
+        prog("fd_unix abstract crowd").transient("waits to be accepted"),
+        prog("fd_unix half crowd"),
+        prog("fd_unix rights crowd"),
         prog("fd_tcp flow"),
         prog("fd_tcp v6"),
         prog("fd_tcp backlog").transient("waits to be accepted"),
@@ -210,7 +214,8 @@ fn cases() -> Vec<Case> {
             v.push(mpi(kind, line, 4));
         }
         let once = format!("{{programs}}/mpi_once{}", kind.suffix());
-        let mut words = mpirun(kind, 4);
+        let mut words = vec!["4".to_owned(), u32::from(kind == Kind::Mpich).to_string()];
+        words.extend(mpirun(kind, 4));
         words.push(once);
         let mut c = mpi(kind, "mpi_loop", 4);
         c.under = Vec::new();
