@@ -168,6 +168,10 @@ impl Sleepers {
                 let schedule = Schedule::read(&tid.to_string())?;
                 let call = Call::of_sleeping(*tid)?;
                 let timeout = timeout_of(&call)?;
+                // The kernel does not tell both at one moment: the thread may have slept anew in between.
+                if Schedule::read(&tid.to_string())? != schedule {
+                    return None;
+                }
                 let processor = proc::stat(*tid).ok()?.processor;
                 let sleeper = Sleeper {
                     call,
@@ -307,7 +311,7 @@ fn is_on_own_stack(regs: &Regs, maps: &[Map]) -> bool {
 }
 
 /// From `/proc/TID/sched`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Schedule {
     /// When it last had a processor, nanoseconds on the clock of that one.
     since: u64,
@@ -495,10 +499,15 @@ mod tests {
             }
         };
         ptrace::seize(pid, libc::PTRACE_O_EXITKILL).unwrap();
-        while Call::of_sleeping(pid).and_then(|c| c.timeout_of(pid)).is_none() {
-            std::thread::yield_now();
-        }
-        let sleepers = Sleepers::among([(pid, [pid].as_slice())].into_iter());
+        let begin = Instant::now();
+        // Until it sleeps, and a processor was to be had to compare its clock.
+        let sleepers = loop {
+            let sleepers = Sleepers::among([(pid, [pid].as_slice())].into_iter());
+            if sleepers.0.contains_key(&pid) {
+                break sleepers;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(30), "it does not sleep");
+        };
         meanwhile(pid, (&raw const hour) as u64);
         ptrace::interrupt(pid).unwrap();
         assert_eq!(ptrace::wait(pid, true).unwrap(), Some(ptrace::Event::Interrupted));

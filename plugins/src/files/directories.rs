@@ -94,32 +94,34 @@ pub(crate) fn make_parents(parents: &[Directory]) -> Result<(), Fault> {
             }
             _ => (Some(d.owner), d.mode),
         };
-        let first = if whose.is_none_or(|w| w.0 == owner::me()) {
-            mode
-        } else {
-            0o700
-        };
-        match fd::mkdir_at(&above, path, first) {
+        match fd::mkdir_at(&above, path) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
             Err(e) => return Err(e).at(format!("make directory {path:?}")),
         }
         let made = fd::find_at(&above, path).at(format!("open {path:?}"))?;
-        owner::give_made(&made, libc::S_IFDIR, whose, mode).at(format!("set owner and mode of {path:?}"))?;
+        let sure = !others_may_rename(&above).at(format!("look at the directory of {path:?}"))?;
+        owner::give_made(&made, libc::S_IFDIR, whose, mode, sure).at(format!("set owner and mode of {path:?}"))?;
         last = Some((path, made));
     }
     Ok(())
 }
 
 /// Whether `above`, in which directory `d` has been made, is none in which its owner could have made it: where `parent` was, somebody may have put a symbolic link. That is of concern only where something may be
-/// given away, and cannot be told where one of the owners is not known in this user namespace, or was not in that of the checkpoint.
+/// given away.
 fn is_elsewhere(parent: &Directory, d: &Directory, path: &Path, above: &OwnedFd) -> io::Result<bool> {
     if Some(parent.path.as_path()) != path.parent() || parent.gone || owner::me() != 0 {
         return Ok(false);
     }
     let owner = fd::fstat(above.as_raw_fd())?.st_uid;
-    let unknown = [owner, parent.owner.0].contains(&owner::UNMAPPED);
-    Ok(!unknown && owner != parent.owner.0 && owner != d.owner.0)
+    Ok(owner != parent.owner.0 && owner != d.owner.0)
+}
+
+/// Whether others than this user and root may put something else in the place of what this user has made in `dir`.
+fn others_may_rename(dir: &OwnedFd) -> io::Result<bool> {
+    let stat = fd::fstat(dir.as_raw_fd())?;
+    let writable = stat.st_mode & 0o022 != 0 && stat.st_mode & libc::S_ISVTX == 0;
+    Ok(writable || ![0, owner::me()].contains(&stat.st_uid))
 }
 
 /// Directories that exist only while the job is rebuilt, innermost first; removed at the end of the rebuild, or when it fails.
@@ -209,6 +211,39 @@ mod tests {
     }
 
     #[test]
+    fn parts_that_restart_together_make_the_same_directories() {
+        let dir = std::env::temp_dir().join(format!("belay-together-{}", std::process::id()));
+        let inner = dir.join("a/b/c/d");
+        std::fs::create_dir_all(&inner).unwrap();
+        let bits = [
+            (dir.join("a"), 0o2755),
+            (dir.join("a/b"), 0o1777),
+            (dir.join("a/b/c"), 0o750),
+            (inner.clone(), 0o2775),
+        ];
+        let all = || bits.iter().map(|(path, _)| fd::stat(path, false).unwrap().st_mode & 0o7777);
+        for (path, mode) in &bits {
+            std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(*mode)).unwrap();
+        }
+        let made = parents(&inner.join("file"));
+        for _ in 0..200 {
+            std::fs::remove_dir_all(dir.join("a")).unwrap();
+            let start = std::sync::Barrier::new(4);
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        start.wait();
+                        make_parents(&made).unwrap();
+                        assert!(inner.is_dir());
+                    });
+                }
+            });
+            assert!(all().eq(bits.iter().map(|(_, mode)| *mode)));
+        }
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
     fn what_was_there_is_not_removed_with_what_was_made_for_a_time() {
         let dir = std::env::temp_dir().join(format!("belay-scaffold-{}", std::process::id()));
         std::fs::create_dir_all(dir.join("y")).unwrap();
@@ -248,15 +283,6 @@ mod tests {
         make_parents(&all).unwrap();
         let made = fd::stat(&system.join("b"), false).unwrap();
         assert_eq!((made.st_uid, made.st_mode & 0o077 != 0), (me, me == user));
-        // Whom a user namespace does not know may be anybody.
-        let mut all = all;
-        for parent in all.iter_mut().filter(|d| d.path.as_path() == home.join("a")) {
-            parent.owner = (owner::UNMAPPED, owner::UNMAPPED);
-        }
-        std::fs::remove_dir_all(system.join("b")).unwrap();
-        make_parents(&all).unwrap();
-        let made = fd::stat(&system.join("b"), false).unwrap();
-        assert_eq!((made.st_uid, made.st_mode & 0o077 != 0), (user, true));
         std::fs::remove_dir_all(dir).unwrap();
     }
 }

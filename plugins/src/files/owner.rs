@@ -8,9 +8,6 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// The owner that the kernel shows of what belongs to a user whom a user namespace does not know (`/proc/sys/kernel/overflowuid`, unless that has been changed).
-pub(crate) const UNMAPPED: u32 = 65534;
-
 /// What is left of the mode of what cannot be given back.
 const PRIVATE: u32 = 0o700;
 
@@ -40,18 +37,16 @@ pub(crate) fn private(mode: u32) -> u32 {
 }
 
 /// Gives what has just been made, an object of type `kind` (`S_IFDIR`, ...), its mode, and `owner` where that is known. In a directory of others something else may have its name by the time it is looked for; that is
-/// refused where it can be told: by its type, its owner, another name that it has, or what lies in it.
-pub(crate) fn give_made(made: &OwnedFd, kind: u32, owner: Option<(u32, u32)>, mode: u32) -> io::Result<()> {
+/// refused where it can be told: by its type, its owner, another name that it has, or what lies in it. Not where it is `sure` that nobody else can have done so: then another part of the job, which restarts here too,
+/// may have made something in it.
+pub(crate) fn give_made(made: &OwnedFd, kind: u32, owner: Option<(u32, u32)>, mode: u32, sure: bool) -> io::Result<()> {
     let stat = fd::fstat(made.as_raw_fd())?;
     let now = (stat.st_uid, stat.st_gid);
-    let stays = owner.is_none_or(|owner| owner == now);
     // A server of a network file system may make root's things somebody else's.
-    let ours = now.0 == me() || stays;
-    // Nothing is to be done to it: another part of the job that restarts here may have put something in it already.
-    if stays && stat.st_mode == kind | mode {
-        return Ok(());
-    }
-    let fresh = if stat.st_mode & libc::S_IFMT == libc::S_IFDIR {
+    let ours = now.0 == me() || owner.is_none_or(|owner| owner == now);
+    let fresh = if sure {
+        true
+    } else if stat.st_mode & libc::S_IFMT == libc::S_IFDIR {
         std::fs::read_dir(fd::self_path(made.as_raw_fd()))?.next().is_none()
     } else {
         stat.st_nlink <= 1
@@ -73,7 +68,7 @@ pub(crate) fn give_made(made: &OwnedFd, kind: u32, owner: Option<(u32, u32)>, mo
 /// The same for what has the name `path`.
 pub(crate) fn give_path(path: &Path, kind: u32, owner: (u32, u32), mode: u32) -> io::Result<()> {
     let made = fd::open(path, libc::O_PATH | libc::O_NOFOLLOW, 0)?;
-    give_made(&made, kind, Some(owner), mode)
+    give_made(&made, kind, Some(owner), mode, false)
 }
 
 fn set_mode(raw: RawFd, mode: u32) -> io::Result<()> {
@@ -105,8 +100,6 @@ mod tests {
         let inner = path.join("inner");
         std::fs::create_dir(&inner).unwrap();
         assert!(give_path(&path, libc::S_IFDIR, own, 0o777).is_err(), "something lies in it");
-        // Nothing is to be done to it.
-        give_path(&path, libc::S_IFDIR, own, 0o2755).unwrap();
         std::fs::remove_dir(inner).unwrap();
         let link = dir.join("link");
         symlink(&path, &link).unwrap();

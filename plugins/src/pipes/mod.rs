@@ -229,7 +229,7 @@ fn open_fifo(f: &Fifo) -> Result<(OwnedFd, OwnedFd), Fault> {
     };
     let fifo = if fresh {
         let fifo = fd::find_at(&above, &path).at("look for it")?;
-        owner::give_made(&fifo, libc::S_IFIFO, Some(f.owner), f.mode).at("set its owner and mode")?;
+        owner::give_made(&fifo, libc::S_IFIFO, Some(f.owner), f.mode, false).at("set its owner and mode")?;
         fifo
     } else {
         fd::open(&path, libc::O_PATH, 0).at("look for it")?

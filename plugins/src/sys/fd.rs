@@ -58,10 +58,10 @@ pub(crate) fn find_at(dir: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// Makes a directory with the last name of `path` in directory `dir`, closed to others.
-pub(crate) fn mkdir_at(dir: &OwnedFd, path: &Path, mode: u32) -> io::Result<()> {
+pub(crate) fn mkdir_at(dir: &OwnedFd, path: &Path) -> io::Result<()> {
     let name = last_name(path)?;
     // SAFETY: as above.
-    check(unsafe { libc::mkdirat(dir.as_raw_fd(), name.as_ptr(), mode) }).map(drop)
+    check(unsafe { libc::mkdirat(dir.as_raw_fd(), name.as_ptr(), 0o700) }).map(drop)
 }
 
 /// The same of a FIFO.

@@ -6,7 +6,6 @@ use crate::rebuild::Waits;
 use crate::sockets::options::{Options, When};
 use crate::sys::diag::Diag;
 use crate::sys::sock::{self, Addr};
-use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -67,10 +66,10 @@ pub(super) fn bind_all(sockets: &[Bound<'_>], claim: Claim, waits: &Waits<'_>) -
     let own = sockets.first().map_or(0, |s| s.at.port());
     let mut order: Vec<usize> = (0..sockets.len()).collect();
     order.sort_by_key(|i| sockets[*i].rank());
-    let (mut port, mut freed) = (own, BTreeSet::new());
+    let (mut port, mut freed, mut others) = (own, Vec::new(), 0);
     // The other nodes wait for this one.
     let mut patience = if waits.group.is_some() { PATIENCE } else { Duration::MAX };
-    for tries in 1.. {
+    loop {
         let taken = match try_bind(sockets, &order, port, claim.alone)? {
             Ok(mut made) => {
                 if port != own {
@@ -88,7 +87,8 @@ pub(super) fn bind_all(sockets: &[Bound<'_>], claim: Claim, waits: &Waits<'_>) -
             Err(taken) => taken,
         };
         if port != own {
-            if tries < TRIES {
+            others += 1;
+            if others < TRIES {
                 continue;
             }
             return refuse(format!(
@@ -96,7 +96,8 @@ pub(super) fn bind_all(sockets: &[Bound<'_>], claim: Claim, waits: &Waits<'_>) -
             ));
         }
         // Each address may be held by closed connections. (What has a port without listening is in the kernel's lists from Linux 6.8 on only.)
-        if free_port(&taken, waits)? == Freed::Yes && freed.insert(taken.ip()) {
+        if free_port(&taken, waits)? == Freed::Yes && !freed.contains(&taken) {
+            freed.push(taken);
             continue;
         }
         if claim.movable {
@@ -109,7 +110,6 @@ pub(super) fn bind_all(sockets: &[Bound<'_>], claim: Claim, waits: &Waits<'_>) -
             patience = patience.saturating_sub(STEP);
         }
     }
-    refuse("no port")
 }
 
 /// Makes `sockets` in this order, with this port or, for 0, with one that the kernel chooses; the error is an address that somebody else has.
@@ -239,6 +239,7 @@ fn free_port(local: &Addr, waits: &Waits<'_>) -> Result<Freed, Fault> {
 mod tests {
     use super::*;
     use std::cell::Cell;
+    use std::collections::BTreeSet;
     use std::net::SocketAddr;
     use std::sync::Barrier;
 
