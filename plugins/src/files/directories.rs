@@ -82,6 +82,12 @@ pub(crate) fn make_parents(parents: &[Directory]) -> Result<(), Fault> {
             Some((above, fd)) if path.parent() == Some(above) => fd,
             _ => fd::above(path).at(format!("open the directory of {path:?}"))?,
         };
+        match fd::mkdir_at(&above, path) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
+            Err(e) => return Err(e).at(format!("make directory {path:?}")),
+        }
+        let made = fd::find_at(&above, path).at(format!("open {path:?}"))?;
         // Of one that had been deleted nobody knows the owner.
         let (whose, mode) = match n.checked_sub(1).map(|n| &parents[n]) {
             _ if d.gone => (None, d.mode),
@@ -94,12 +100,6 @@ pub(crate) fn make_parents(parents: &[Directory]) -> Result<(), Fault> {
             }
             _ => (Some(d.owner), d.mode),
         };
-        match fd::mkdir_at(&above, path) {
-            Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
-            Err(e) => return Err(e).at(format!("make directory {path:?}")),
-        }
-        let made = fd::find_at(&above, path).at(format!("open {path:?}"))?;
         let sure = !others_may_rename(&above).at(format!("look at the directory of {path:?}"))?;
         owner::give_made(&made, libc::S_IFDIR, whose, mode, sure).at(format!("set owner and mode of {path:?}"))?;
         last = Some((path, made));
@@ -241,6 +241,23 @@ mod tests {
             assert!(all().eq(bits.iter().map(|(_, mode)| *mode)));
         }
         std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn who_else_may_put_something_in_the_place_of_what_was_made_is_known() {
+        let dir = std::env::temp_dir().join(format!("belay-rename-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let others = |mode: u32| {
+            std::fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+            others_may_rename(&fd::above(&dir.join("made")).unwrap()).unwrap()
+        };
+        assert_eq!([0o755, 0o1777, 0o2750].map(others), [false; 3]);
+        assert_eq!([0o775, 0o757, 0o2770].map(others), [true; 3]);
+        if owner::me() == 0 {
+            std::os::unix::fs::chown(&dir, Some(4242), None).unwrap();
+            assert_eq!([0o755, 0o1777].map(others), [true; 2]);
+        }
+        std::fs::remove_dir(dir).unwrap();
     }
 
     #[test]
