@@ -102,11 +102,12 @@ fn main() {
             continue;
         }
         std::fs::create_dir_all(&plan.dir).ok();
-        println!("== {name}");
+        println!("== {name} (load {})", measure::load());
         if let Err(e) = bench(&plan) {
             println!("{name}: {e}");
             failed = true;
         }
+        println!("-- load {}", measure::load());
         std::fs::remove_dir_all(&plan.dir).ok();
     }
     std::process::exit(i32::from(failed));

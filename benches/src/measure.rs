@@ -23,6 +23,16 @@ impl Samples {
         (at(v.len().saturating_sub(1) / 2) + at(v.len() / 2)) / 2.0
     }
 
+    /// The smallest.
+    pub(crate) fn least(&self) -> f64 {
+        self.0.iter().copied().fold(f64::NAN, f64::min)
+    }
+
+    /// The largest.
+    pub(crate) fn most(&self) -> f64 {
+        self.0.iter().copied().fold(f64::NAN, f64::max)
+    }
+
     /// Bounds that hold the median of the distribution with 95 % confidence: order statistics by the binomial distribution (Conover, Practical
     /// Nonparametric Statistics, 3.2), no assumption about its shape.
     pub(crate) fn confidence(&self) -> (f64, f64) {
@@ -36,10 +46,11 @@ impl Samples {
 
     /// `name: median (min .. max) unit`.
     pub(crate) fn print(&self, name: &str, unit: &str) {
-        let (lo, hi) = self.0.iter().fold((f64::MAX, f64::MIN), |(l, h), v| (l.min(*v), h.max(*v)));
         println!(
-            "{name:<44} {:>10.3} {unit:<5} (min {lo:.3}, max {hi:.3}, n {})",
+            "{name:<58} {:>10.3} {unit:<5} (min {:.3}, max {:.3}, n {})",
             self.median(),
+            self.least(),
+            self.most(),
             self.0.len()
         );
     }
@@ -47,7 +58,13 @@ impl Samples {
 
 /// Prints the ratio of two medians and the goal.
 pub(crate) fn ratio(name: &str, a: &Samples, b: &Samples, goal: &str) {
-    println!("{name:<44} {:>10.3}       goal {goal}", a.median() / b.median());
+    println!("{name:<58} {:>10.3}       goal {goal}", a.median() / b.median());
+}
+
+/// The machine's load in the last minute, 5 and 15 minutes.
+pub(crate) fn load() -> String {
+    let all = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    all.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
 }
 
 /// Milliseconds that `f` takes.

@@ -89,7 +89,7 @@ fn pieces(piece: impl Fn()) {
     }
 }
 
-/// Changes as many percent of its pages as a line says, all over its memory; answers with their number.
+/// Changes as many percent of its pages as a line says, all over its memory; answers with their number. To `fork` it answers with the time of one.
 fn dirty(bytes: usize) {
     const WORDS: usize = 4096 / 8;
     let m = filled(bytes, false);
@@ -102,6 +102,10 @@ fn dirty(bytes: usize) {
     say("ready");
     let mut round = 0u64;
     for line in std::io::stdin().lines().map_while(Result::ok) {
+        if line == "fork" {
+            say(&bare_fork().to_string());
+            continue;
+        }
         let count = pages * line.parse::<usize>().unwrap_or(0) / 100;
         round += 1;
         for i in 0..count {
@@ -200,6 +204,12 @@ pub(crate) fn main(args: &[String]) {
         Some("mallocs") => pieces(|| mallocs(n)),
         Some("forks") => pieces(|| forks(n)),
         Some("agents") => crate::tree::agents(&args[1..]),
+        Some("root") => {
+            if let Err(e) = crate::tree::root(&args[1..]) {
+                eprintln!("root of a tree: {e}");
+                std::process::exit(1);
+            }
+        }
         other => eprintln!("unknown workload {other:?}"),
     }
 }

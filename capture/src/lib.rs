@@ -64,6 +64,8 @@ pub struct Options {
     pub launched: SystemTime,
     /// Children of the agent that are no part of the job: they lead to its other nodes.
     pub outside: Vec<i32>,
+    /// At the root of a job that may have parts on other hosts: the stand-ins for remote shells that the agent has heard of.
+    pub standins: Option<Vec<i32>>,
     /// What this node has been called since the job was launched.
     pub names: Names,
     /// The job's processes ask about calls with addresses (see [`belay_plugins::lead`]): the one system call filter that they have is of the restart's making.
@@ -297,7 +299,7 @@ fn take(
     let read = |job: &mut suspend::Suspended| job.processes.iter().map(process::Draft::read).collect::<Result<Vec<_>, _>>();
     let (seen, drafts) = threads::look(&mut job, read);
     let (seen, mut drafts) = (seen?, drafts?);
-    process::check_supported(&job, &drafts, options.led)?;
+    process::check_supported(&job, &drafts, options)?;
     rings::check(&drafts)?;
     sharing::find(&mut job.processes, &drafts)?;
     let areas = job

@@ -6,7 +6,7 @@ use crate::namespaces;
 use crate::remote;
 use crate::suspend::{Process, Suspended, Zombie};
 use crate::threads;
-use crate::CaptureError;
+use crate::{CaptureError, Options};
 use belay_abi::inject::ProcessTable;
 use belay_image::model;
 use belay_kernel::proc::{self, Map, Stat, Status};
@@ -25,6 +25,8 @@ pub(crate) struct Draft {
     pub(crate) status: Status,
     pub(crate) maps: Vec<Map>,
     pub(crate) root: String,
+    /// The program's file.
+    pub(crate) exe: String,
     /// Mappings of explicit huge pages, with their `VmFlags`.
     pub(crate) huge: Vec<Map>,
     /// What it has locked; known once the injected program has told.
@@ -58,6 +60,7 @@ impl Draft {
             huge,
             locks: Locks::default(),
             root: proc::link(task, "root"),
+            exe: proc::link(task, "exe"),
             timers: posix_timers(task),
         })
     }
@@ -86,6 +89,8 @@ impl Draft {
             task: self.task,
             pidfd,
             apart,
+            exe: self.exe.clone().into(),
+            stack: self.stat.start_stack,
             shared: if own {
                 memory::shared_mappings(&self.maps)
             } else {
@@ -217,7 +222,18 @@ fn shares(process: &Process, object: kcmp::Object) -> bool {
 }
 
 /// Refuses, before anything is injected, what cannot be restored.
-pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft], led: bool) -> Result<(), CaptureError> {
+pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft], options: &Options) -> Result<(), CaptureError> {
+    let own = proc::link(std::process::id().cast_signed(), "exe");
+    if let Some(standins) = &options.standins {
+        let programs: Vec<_> = drafts
+            .iter()
+            .map(|d| (d.pid, d.stat.ppid, d.exe.as_str(), d.stat.comm.as_str()))
+            .collect();
+        if let Some((pid, why)) = remote::starting(&programs, &own, standins) {
+            return Err(CaptureError::refuse_for_now(pid, command_line(pid).join(" "), why));
+        }
+    }
+    let depth = belay_ns_depth();
     let mut refusals = Vec::new();
     let mut refuse = |pid: i32, object: &str, reason: &str| {
         refusals.push(belay_plugins::Refusal {
@@ -237,7 +253,7 @@ pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft], led: bool) -> R
             );
             refuse(pid, &draft.stat.comm, &reason);
         }
-        let ours = led && draft.status.list("Seccomp_filters") == [1];
+        let ours = options.led && draft.status.list("Seccomp_filters") == [1];
         if draft.status.text("Seccomp").is_some_and(|s| s != "0") && !ours {
             refuse(
                 pid,
@@ -245,7 +261,7 @@ pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft], led: bool) -> R
                 "runs under a seccomp filter, which cannot be saved; start it without its sandbox",
             );
         }
-        if draft.status.list("NSpid").len() > belay_ns_depth() {
+        if draft.status.list("NSpid").len() > depth {
             refuse(
                 pid,
                 &draft.stat.comm,
@@ -253,8 +269,7 @@ pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft], led: bool) -> R
             );
         }
         // A stand-in for a remote shell is this very program; what it leads to is a node of the job.
-        let stands_in = std::fs::read_link(format!("/proc/{pid}/exe")).ok() == std::env::current_exe().ok();
-        if let Some((daemon, way)) = remote::part(&command_line(pid)).filter(|_| !stands_in) {
+        if let Some((daemon, way)) = remote::part(&command_line(pid)).filter(|_| draft.exe != own) {
             refuse(
                 pid,
                 &format!("{daemon} on another host ({way})"),

@@ -16,6 +16,14 @@
 //! zstd = "auto"               # "off", "auto" or a level from 1 to 19
 //! verify = true               # read everything back
 //!
+//! [checkpoints]               # of each job, see `limits`
+//! keep = 3                    # unless --keep says otherwise
+//! max_bytes = "500G"          # in the site's file: more is not allowed
+//! roots = ["/scratch"]        # directories: checkpoints lie below these and nowhere else; object stores are not asked about
+//!
+//! [tree]                      # jobs on several hosts
+//! fan_out = 16                # agents that are connected to one agent from below
+//!
 //! [redundancy]                # jobs on several hosts, see docs/redundancy.md
 //! scheme = "xor"              # partner, xor or reed-solomon
 //! group = 4                   # hosts
@@ -25,17 +33,21 @@
 //! ```
 //! An error names file, line and key, and what is allowed. What a launch has read is kept in `job.json`, so that a restart finds the tiers again.
 
+mod limits;
+mod values;
+
 use crate::redundancy::Redundancy;
 use crate::Failure;
 use belay_storage::flush::compress::Compression;
 use belay_storage::place::rule::Policy;
 use belay_storage::tier::{OBJECT_SCHEMES, OBJECT_URLS};
 use belay_wire::Exit;
-use serde::de::{Error, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use std::fmt;
+use limits::RawCheckpoints;
+pub use limits::{Limits, Use};
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+pub use values::Size;
 
 /// The site's file.
 const SITE: &str = "/etc/belay/belay.toml";
@@ -66,85 +78,6 @@ impl Kind {
             Kind::Object => "object",
         }
     }
-}
-
-/// A number of bytes, written as a number or with a unit of 1024: `500M`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Size(pub u64);
-
-impl std::str::FromStr for Size {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<Self, String> {
-        let digits = s.trim_end_matches(|c: char| !c.is_ascii_digit());
-        let shift = match s[digits.len()..].to_ascii_uppercase().as_str() {
-            "" => 0,
-            "K" => 10,
-            "M" => 20,
-            "G" => 30,
-            "T" => 40,
-            unit => return Err(format!("unknown unit {unit}; use K, M, G or T")),
-        };
-        let n: u64 = digits.parse().map_err(|_| format!("{s} is not a number of bytes"))?;
-        let bytes = n.checked_mul(1 << shift).filter(|n| *n > 0);
-        bytes.map(Self).ok_or_else(|| format!("{s} is out of range"))
-    }
-}
-
-impl Serialize for Size {
-    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_u64(self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for Size {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        struct Reader;
-        impl Visitor<'_> for Reader {
-            type Value = Size;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a number of bytes, as 1000000 or \"500M\" (K, M, G, T)")
-            }
-            fn visit_i64<E: Error>(self, n: i64) -> Result<Size, E> {
-                let n = u64::try_from(n).map_err(|_| E::custom(format!("{n} is out of range")))?;
-                self.visit_u64(n)
-            }
-            fn visit_u64<E: Error>(self, n: u64) -> Result<Size, E> {
-                if n == 0 {
-                    return Err(E::custom("0 is out of range; leave the key out for no limit"));
-                }
-                Ok(Size(n))
-            }
-            fn visit_str<E: Error>(self, s: &str) -> Result<Size, E> {
-                s.parse().map_err(E::custom)
-            }
-        }
-        d.deserialize_any(Reader)
-    }
-}
-
-fn compression<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Compression>, D::Error> {
-    struct Reader;
-    impl Visitor<'_> for Reader {
-        type Value = Option<Compression>;
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("\"off\", \"auto\" or a level from 1 to 19")
-        }
-        fn visit_i64<E: Error>(self, n: i64) -> Result<Self::Value, E> {
-            match i32::try_from(n) {
-                Ok(level @ 1..=19) => Ok(Some(Compression::Level(level))),
-                _ => Err(E::custom(format!("{n} is not \"off\", \"auto\" or a level from 1 to 19"))),
-            }
-        }
-        fn visit_str<E: Error>(self, s: &str) -> Result<Self::Value, E> {
-            match s {
-                "off" => Ok(Some(Compression::Off)),
-                "auto" => Ok(Some(Compression::Auto)),
-                _ => Err(E::custom(format!("{s} is not \"off\", \"auto\" or a level from 1 to 19"))),
-            }
-        }
-    }
-    d.deserialize_any(Reader)
 }
 
 /// One `[[tier]]`.
@@ -202,13 +135,34 @@ pub struct Placement {
     pub policy: Policy,
 }
 
+/// Children of an agent in the tree of a job's agents, where the configuration does not say.
+const FAN_OUT: u32 = 16;
+/// Most of them.
+const MAX_FAN_OUT: u32 = 1024;
+
+/// `[tree]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tree {
+    /// Most agents of other hosts that are connected to one agent from below.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fan_out: Option<u32>,
+}
+
+impl Tree {
+    /// Children of an agent.
+    pub fn fan_out(&self) -> u64 {
+        self.fan_out.unwrap_or(FAN_OUT).into()
+    }
+}
+
 /// `[flush]` as people write it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawFlush {
     threads: Option<u32>,
     rate: Option<Size>,
-    #[serde(default, deserialize_with = "compression")]
+    #[serde(default, deserialize_with = "values::compression")]
     zstd: Option<Compression>,
     verify: Option<bool>,
 }
@@ -221,6 +175,8 @@ struct Raw {
     tier: Vec<toml::Spanned<Tier>>,
     flush: Option<toml::Spanned<RawFlush>>,
     placement: Option<Placement>,
+    checkpoints: Option<RawCheckpoints>,
+    tree: Option<toml::Spanned<Tree>>,
     redundancy: Option<toml::Spanned<Redundancy>>,
 }
 
@@ -236,6 +192,9 @@ pub struct Config {
     /// How local tiers are chosen.
     #[serde(default)]
     pub placement: Placement,
+    /// How the agents of jobs on several hosts are connected.
+    #[serde(default)]
+    pub tree: Tree,
     /// How jobs on several hosts are made redundant.
     #[serde(default)]
     pub redundancy: Redundancy,
@@ -243,8 +202,8 @@ pub struct Config {
 
 impl Config {
     /// Reads the site's file, the user's, and `file`, which alone must be there.
-    pub fn load(file: Option<&Path>) -> Result<Self, Failure> {
-        let mut config = Self::default();
+    pub fn load(file: Option<&Path>) -> Result<(Self, Limits), Failure> {
+        let (mut config, mut limits) = (Self::default(), Limits::default());
         for path in [Some(PathBuf::from(SITE)), user_file()].into_iter().flatten() {
             match std::fs::metadata(&path) {
                 Err(e) if matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {}
@@ -254,16 +213,33 @@ impl Config {
                     return Err(Failure::new(Exit::Io, format!("read {}: {why}", path.display())));
                 }
                 Err(e) => return Err(Failure::io(format!("read {}", path.display()), &e)),
-                Ok(_) => config.add_file(&path)?,
+                Ok(_) => config.add_file(&mut limits, &path)?,
+            }
+            if path == Path::new(SITE) {
+                limits.note_site(&config);
             }
         }
         if let Some(path) = file {
-            config.add_file(path)?;
+            config.add_file(&mut limits, path)?;
         }
-        Ok(config)
+        Ok((config, limits))
     }
 
-    fn add_file(&mut self, path: &Path) -> Result<(), Failure> {
+    /// The same for a job that is made redundant so: where hosts are, it has no tiers, as its chunks have their place.
+    #[must_use]
+    pub fn of_job(self, redundancy: Redundancy) -> Self {
+        let tiers = match redundancy.scheme {
+            Some(_) => Vec::new(),
+            None => self.tiers,
+        };
+        Self {
+            tiers,
+            redundancy,
+            ..self
+        }
+    }
+
+    fn add_file(&mut self, limits: &mut Limits, path: &Path) -> Result<(), Failure> {
         let fail = |e: &std::io::Error| Failure::io(format!("read {}", path.display()), e);
         let bytes = std::fs::metadata(path).map_err(|e| fail(&e))?.len();
         if bytes > MAX_FILE {
@@ -271,15 +247,18 @@ impl Config {
             return Err(Failure::new(Exit::Usage, why));
         }
         let text = std::fs::read_to_string(path).map_err(|e| fail(&e))?;
-        self.lay(path, &text)
+        self.lay(limits, path, &text)
     }
 
     /// Lays what `text`, the contents of the file at `path`, says over what is known.
-    pub fn lay(&mut self, path: &Path, text: &str) -> Result<(), Failure> {
-        self.add(text).map_err(|e| Failure::new(Exit::Usage, e.locate(path, text)))
+    pub fn lay(&mut self, limits: &mut Limits, path: &Path, text: &str) -> Result<(), Failure> {
+        let added = self.add(text).map_err(|e| Failure::new(Exit::Usage, e.locate(path, text)))?;
+        limits.add((path, text), added);
+        Ok(())
     }
 
-    fn add(&mut self, text: &str) -> Result<(), Fault> {
+    /// The same without what it says in `[checkpoints]`, which is returned.
+    fn add(&mut self, text: &str) -> Result<RawCheckpoints, Fault> {
         let raw: Raw = toml::from_str(text).map_err(|e| Fault {
             at: e.span(),
             what: e.message().to_owned(),
@@ -306,12 +285,22 @@ impl Config {
             f.zstd = flush.zstd.or(f.zstd);
             f.verify = flush.verify.or(f.verify);
         }
+        if let Some(tree) = raw.tree {
+            let (at, tree) = (Some(tree.span()), tree.into_inner());
+            if tree.fan_out.is_some_and(|n| !(1..=MAX_FAN_OUT).contains(&n)) {
+                let what = format!("fan_out: 1 to {MAX_FAN_OUT} are allowed");
+                return Err(Fault { at, what });
+            }
+            self.tree.fan_out = tree.fan_out.or(self.tree.fan_out);
+        }
         if let Some(redundancy) = raw.redundancy {
             let at = Some(redundancy.span());
             self.redundancy.add(redundancy.into_inner());
             self.redundancy.check().map_err(|what| Fault { at, what })?;
         }
-        Ok(())
+        let checkpoints = raw.checkpoints.unwrap_or_default();
+        checkpoints.check()?;
+        Ok(checkpoints)
     }
 
     /// The tiers that outlive the node.
@@ -398,111 +387,4 @@ fn check(t: &Tier) -> Result<(), String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const GOOD: &str = r#"
-[[tier]]
-name = "scratch"
-kind = "pfs"
-path = "/scratch/me"
-capacity = "2G"
-
-[[tier]]
-name = "cloud"
-kind = "object"
-url = "s3://bucket/prefix"
-
-[flush]
-threads = 2
-rate = 1000
-zstd = 3
-"#;
-
-    fn refused(text: &str) -> String {
-        let fault = Config::default().add(text).unwrap_err();
-        fault.locate(Path::new("/x/belay.toml"), text)
-    }
-
-    #[test]
-    fn later_files_lie_over_earlier_ones() {
-        let mut c = Config::default();
-        c.add(GOOD).unwrap();
-        c.add("[[tier]]\nname = \"scratch\"\nkind = \"pfs\"\npath = \"/other\"\n[flush]\nzstd = \"auto\"")
-            .unwrap();
-        assert_eq!(c.tiers.len(), 2);
-        assert_eq!(c.tiers[0].path.as_deref(), Some(Path::new("/other")));
-        assert_eq!(c.tiers[0].capacity, None);
-        assert_eq!((c.flush.threads, c.flush.rate), (Some(2), Some(Size(1000))));
-        assert_eq!((c.flush.zstd, c.durable().count()), (Some(Compression::Auto), 2));
-        let stored = serde_json::to_string(&c).unwrap();
-        assert_eq!(serde_json::from_str::<Config>(&stored).unwrap(), c);
-    }
-
-    #[test]
-    fn every_object_store_can_be_named() {
-        for url in ["gs://b/p", "az://c", "abfs://c/p", "abfss://c@a.dfs.core.windows.net/p"] {
-            let mut c = Config::default();
-            c.add(&GOOD.replacen("s3://bucket/prefix", url, 1)).unwrap();
-            assert_eq!(c.tiers[1].url.as_deref(), Some(url));
-        }
-    }
-
-    #[test]
-    fn errors_name_line_key_and_what_is_allowed() {
-        for (change, words) in [
-            (
-                ("kind = \"pfs\"", "kind = \"tape\""),
-                &["line 4", "kind", "`memory`, `local`, `pfs`, `object`"][..],
-            ),
-            (("threads = 2", "threads = \"two\""), &["line 14", "threads", "u32"]),
-            (("threads = 2", "threads = 0"), &["threads", "1 to 64"]),
-            (
-                ("threads = 2", "thread = 2"),
-                &["line 14", "thread", "`threads`, `rate`, `zstd`, `verify`"],
-            ),
-            (("rate = 1000", "rate = \"1X\""), &["line 15", "rate", "K, M, G or T"]),
-            (("zstd = 3", "zstd = 20"), &["line 16", "zstd", "1 to 19"]),
-            (
-                ("path = \"/scratch/me\"", "path = \"scratch\""),
-                &["line 2", "scratch", "path", "absolute"],
-            ),
-            (
-                ("url = \"s3://bucket/prefix\"", "url = \"x\""),
-                &[
-                    "line 8",
-                    "cloud",
-                    "url",
-                    "s3://BUCKET/PREFIX",
-                    "gs://BUCKET",
-                    "az://CONTAINER",
-                ],
-            ),
-            (
-                ("url = \"s3://bucket/prefix\"", "url = \"gs://bucket\"\nregion = \"x\""),
-                &["line 8", "cloud", "region", "s3://"],
-            ),
-            (
-                ("url = \"s3://bucket/prefix\"", "url = \"file:///scratch/me\""),
-                &["line 8", "cloud", "url", "kind = \"pfs\"", "path"],
-            ),
-            (("name = \"cloud\"", "name = \"a/b\""), &["line 8", "name", "a/b"]),
-            (("[flush]", "[flsh]"), &["line 13", "flsh", "`tier`, `flush`, `placement`"]),
-            (("name = \"cloud\"\n", ""), &["line", "`name`"]),
-            (("[flush]", "[flush"), &["line 13"]),
-            (
-                ("[flush]", "[redundancy]\nscheme = \"raid\"\n[flush]"),
-                &["line 14", "scheme", "reed-solomon"],
-            ),
-            (
-                ("[flush]", "[redundancy]\nlocal = \"x\"\n[flush]"),
-                &["line 13", "local", "absolute"],
-            ),
-        ] {
-            let message = refused(&GOOD.replacen(change.0, change.1, 1));
-            for w in words.iter().chain(&["/x/belay.toml"]) {
-                assert!(message.contains(w), "{change:?}: {message:?} does not name {w:?}");
-            }
-        }
-    }
-}
+mod tests;

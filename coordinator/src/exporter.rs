@@ -234,7 +234,7 @@ impl Connection {
 }
 
 /// The status line for `request`, and whether it asks for the numbers; `None` while it is not whole.
-fn understand(request: &[u8]) -> Option<(&'static str, bool)> {
+pub(crate) fn understand(request: &[u8]) -> Option<(&'static str, bool)> {
     let whole = request.windows(4).any(|w| w == b"\r\n\r\n") || request.windows(2).any(|w| w == b"\n\n");
     if !whole {
         return (request.len() > MAX_REQUEST).then_some(("431 Request Header Fields Too Large", false));

@@ -80,6 +80,9 @@ pub struct Description {
     /// Most bytes that the checkpoints may take, where there is a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_bytes: Option<u64>,
+    /// What the site allows instead, where that is less: until the next restart, which asks again.
+    #[serde(skip)]
+    pub allowed_bytes: Option<u64>,
     /// How to find what need not be stored again.
     #[serde(default)]
     pub differential: Differential,
@@ -149,6 +152,7 @@ impl Description {
             history: History::default(),
             keep: 2,
             max_bytes: None,
+            allowed_bytes: None,
             differential: Differential::Hash,
             save_open_files: false,
             any_cpu: false,
@@ -158,6 +162,11 @@ impl Description {
             lost: Vec::new(),
             wait_status: None,
         }
+    }
+
+    /// Most bytes that the checkpoints may take now, where there is a limit.
+    pub fn limit(&self) -> Option<u64> {
+        self.allowed_bytes.or(self.max_bytes)
     }
 
     /// Whether the id is one that belay has made: it becomes a part of paths.

@@ -16,6 +16,8 @@ mod document;
 pub mod exporter;
 mod failure;
 pub mod front;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod generations;
 pub mod history;
 pub mod interval;

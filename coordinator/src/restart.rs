@@ -207,7 +207,7 @@ fn attempt(
             if let Some(joining) = reunion.as_ref().and_then(Reunion::take_joining) {
                 a.rejoin(joining);
             }
-            agent_main(a, restored, ended, report)
+            agent_main(a, g.number, restored, ended, report)
         })
     };
     let group = reunion.as_ref().map(|r| -> &dyn Group { r });
@@ -267,7 +267,7 @@ pub fn candidates(
 }
 
 /// Runs in the agent of the restarted job.
-fn agent_main(mut agent: Agent, restored: Restored, ended: Option<i32>, report: &dyn Fn(News)) -> i32 {
+fn agent_main(mut agent: Agent, number: u64, restored: Restored, ended: Option<i32>, report: &dyn Fn(News)) -> i32 {
     // What the front has passed on meanwhile is there yet.
     front::handled().set_mask();
     Disposition::replace(libc::SIGCHLD, libc::SIG_DFL);
@@ -279,6 +279,6 @@ fn agent_main(mut agent: Agent, restored: Restored, ended: Option<i32>, report: 
         tracing::error!(error = %failure, "no metrics");
         sys::say(&format!("{failure}; the program runs without"));
     }
-    agent.called(restored.names, restored.led);
+    agent.called(restored.names.in_era(number), restored.led);
     agent.serve(restored.root_pid, ended, None, report)
 }

@@ -10,7 +10,7 @@ const FILE: &str = "agent.json";
 const MAX_BYTES: u64 = 4096;
 
 #[derive(Debug, Serialize, Deserialize)]
-struct State {
+pub(crate) struct State {
     /// Status word of the command.
     wait_status: i32,
 }

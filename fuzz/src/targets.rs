@@ -1,11 +1,12 @@
 //! The targets. Each takes bytes that come from disk, from the network or from another process, and does with them what belay does until it trusts them.
 
-use belay_coordinator::config::Config;
+use belay_coordinator::config::{Config, Limits};
+use belay_coordinator::fuzzing as from_coordinator;
 use belay_coordinator::jobdir::Description;
 use belay_coordinator::nodes::step::fuzzing as step;
 use belay_image::extents::{self, Extent};
 use belay_image::manifest::Manifest;
-use belay_image::model::Job;
+use belay_image::model::{FileIdentity, Job};
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{checksum, FORMAT_VERSION};
 use belay_kernel::proc::{Map, Stat, Status};
@@ -14,6 +15,9 @@ use belay_redundancy::index::{Index, FOOTER};
 use belay_storage::chunk;
 use belay_storage::place::model::Model;
 use belay_wire::socket::Lines;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::Path;
 
 /// A target.
@@ -25,27 +29,46 @@ pub struct Target {
     pub corpus: &'static str,
     /// Takes the bytes.
     pub run: fn(&[u8]),
+    /// It decodes what every restart reads, and is fuzzed for longer in each run of the tests.
+    pub main: bool,
 }
 
 const fn target(name: &'static str, corpus: &'static str, run: fn(&[u8])) -> Target {
-    Target { name, corpus, run }
+    let main = false;
+    Target { name, corpus, run, main }
+}
+
+const fn main(target: Target) -> Target {
+    Target { main: true, ..target }
 }
 
 /// All of them.
-pub const ALL: [Target; 16] = [
-    target("image", "image", image),
-    target("image-resealed", "image", image_resealed),
+pub const ALL: [Target; 28] = [
+    main(target("image", "image", image)),
+    main(target("image-resealed", "image", image_resealed)),
     target("job", "job", job),
     target("vdso", "vdso", belay_restart::fuzzing::vdso),
     target("descriptors", "descriptors", descriptors),
     target("extents", "extents", extent_index),
-    target("manifest", "manifest", manifest),
-    target("chunk", "chunk", chunk_index),
+    main(target("manifest", "manifest", manifest)),
+    main(target("chunk", "chunk", chunk_index)),
     target("group", "group", group_index),
+    target("pack", "pack", belay_storage::fuzzing::pack),
+    target("piece", "piece", belay_storage::fuzzing::piece),
+    target("record", "record", belay_storage::fuzzing::record),
+    target("places", "places", belay_storage::fuzzing::places),
+    target("documents", "documents", from_coordinator::documents),
+    target("identity", "identity", identity),
     target("config", "config", config),
     target("wire", "wire", wire),
     target("tree-stranger", "tree", tree_stranger),
     target("tree-node", "tree", tree_node),
+    target("direct-stranger", "tree", belay_tree::fuzzing::direct_stranger),
+    target("direct-node", "tree", direct_node),
+    target("redundancy", "redundancy", from_coordinator::redundancy),
+    target("order", "order", from_coordinator::order),
+    target("fact", "fact", belay_plugins::fuzzing::fact),
+    target("request", "request", from_coordinator::request),
     target("procfs", "procfs", procfs),
     target("step-layout", "step", |data| step::layout(&String::from_utf8_lossy(data))),
     target("step-rank", "step", |data| step::rank(&String::from_utf8_lossy(data))),
@@ -218,9 +241,11 @@ fn sealed(body: &[u8]) -> Vec<u8> {
 /// A file of the configuration, over one that is good, and the measurements of a local tier.
 fn config(data: &[u8]) {
     if let Ok(text) = std::str::from_utf8(data) {
-        let mut known = Config::default();
-        match known.lay(here(), text) {
+        let (mut known, mut limits) = (Config::default(), Limits::default());
+        match known.lay(&mut limits, here(), text) {
             Ok(()) => {
+                assert!(limits.keep(None) > 0 && limits.max_bytes(None).is_ok_and(|most| most != Some(0)));
+                assert!(limits.lowered(None).is_none(), "only the site limits");
                 assert_eq!(known.durable().count() + known.local().count(), known.tiers.len());
                 let stored = serde_json::to_vec(&known).unwrap_or_default();
                 assert!(serde_json::from_slice::<Config>(&stored).is_ok_and(|c| c == known));
@@ -266,13 +291,43 @@ fn tree_stranger(data: &[u8]) {
 
 /// A node of the tree that says anything: lines of the corpus become messages.
 fn tree_node(data: &[u8]) {
+    belay_tree::fuzzing::node(&messages(data));
+    belay_tree::fuzzing::node(data);
+}
+
+/// The same on a connection beside the tree.
+fn direct_node(data: &[u8]) {
+    belay_tree::fuzzing::direct_node(&messages(data));
+    belay_tree::fuzzing::direct_node(data);
+}
+
+/// Each line with its length before it.
+fn messages(lines: &[u8]) -> Vec<u8> {
     let mut stream = Vec::new();
-    for line in data.split(|b| *b == b'\n') {
+    for line in lines.split(|b| *b == b'\n') {
         stream.extend_from_slice(&u32::try_from(line.len()).unwrap_or(0).to_le_bytes());
         stream.extend_from_slice(line);
     }
-    belay_tree::fuzzing::node(&stream);
-    belay_tree::fuzzing::node(data);
+    stream
+}
+
+/// A file that programs have mapped: where its build id is, the file says.
+fn identity(data: &[u8]) {
+    let Ok(mut file) = memory_file() else { return };
+    if file.write_all(data).is_ok() {
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        assert!(FileIdentity::of(Path::new(&path)).is_ok_and(|i| i.bytes == data.len() as u64));
+    }
+}
+
+fn memory_file() -> std::io::Result<File> {
+    // SAFETY: the name is a live string.
+    let fd = unsafe { libc::memfd_create(c"input".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else has.
+    Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 /// Files of `/proc`, in which programs can choose some of the text.

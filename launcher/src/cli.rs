@@ -115,16 +115,16 @@ pub(crate) struct Launch {
     /// For auto: shortest time between two checkpoints
     #[arg(long, value_name = "DUR", default_value = "30s", value_parser = parse_duration)]
     pub(crate) min_gap: Duration,
-    /// Job directory
+    /// Job directory; where belay.toml names roots, below one of them
     #[arg(long, value_name = "DIR", env = "BELAY_DIR", default_value = "belay-job")]
     pub(crate) ckpt_dir: PathBuf,
     /// Name of the job [default: the command's]
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// Checkpoints to keep
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) keep: u32,
-    /// Most bytes that the checkpoints may take: 500M, 20G; older ones are removed first, the newest whole one never
+    /// Checkpoints to keep [default: keep in belay.toml, else 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) keep: Option<u32>,
+    /// Most bytes that the checkpoints may take: 500M, 20G; older ones are removed first, the newest whole one never [default: max_bytes in belay.toml; a site's is also the most]
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub(crate) max_bytes: Option<u64>,
     /// How to find what need not be stored again
@@ -142,7 +142,7 @@ pub(crate) struct Launch {
     /// With --redundancy: a directory on every host's own disk, where the checkpoints go
     #[arg(long, value_name = "DIR")]
     pub(crate) local_dir: Option<PathBuf>,
-    /// Tiers and flushing, over what /etc/belay/belay.toml and ~/.config/belay/belay.toml say (docs/tiers.md)
+    /// Tiers, flushing and all else of the configuration, over what /etc/belay/belay.toml and ~/.config/belay/belay.toml say (docs/tiers.md)
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// How a local tier is chosen for a chunk, over what the configuration says: adaptive, fastest-only, local-only or naive
@@ -251,7 +251,7 @@ pub(crate) struct Restart {
 /// Where the parts of a job on several hosts go at a restart.
 #[derive(Debug, Args)]
 pub(crate) struct Hosts {
-    /// At a restart: hosts for the parts of a job on several hosts (all but that of belay itself), in the order in which these were started; fewer hosts get several parts each
+    /// At a restart: hosts for the parts of a job on several hosts (all but that of belay itself), in the order in which these were started; fewer hosts get several parts each. Without this the nodes of Slurm's allocation where belay is in one, else the hosts of before
     #[arg(long = "hosts", value_name = "HOST", value_delimiter = ',')]
     pub(crate) list: Vec<String>,
     /// At a restart: the same from a file, one host in each line
@@ -492,7 +492,10 @@ mod tests {
     fn everything_behind_the_command_belongs_to_it() {
         let l = launch(&["--ckpt-interval", "2", "mpirun", "-n", "4", "--keep", "7", "--", "x"]);
         assert_eq!(l.command, ["mpirun", "-n", "4", "--keep", "7", "--", "x"]);
-        assert_eq!((l.keep, l.ckpt_interval), (2, Some(Interval::Every(Duration::from_secs(2)))));
+        assert_eq!(
+            (l.keep, l.ckpt_interval),
+            (None, Some(Interval::Every(Duration::from_secs(2))))
+        );
         let l = launch(&["--", "--odd-name", "-x"]);
         assert_eq!(l.command, ["--odd-name", "-x"]);
         assert_eq!(launch(&["--max-bytes", "3G", "x"]).max_bytes, Some(3 << 30));
@@ -519,7 +522,7 @@ mod tests {
         let Command::Run(r) = Cli::try_parse_from(line).unwrap().command else {
             panic!("not understood as run");
         };
-        assert_eq!((r.launch.keep, r.launch.across_hosts, r.lazy), (3, true, false));
+        assert_eq!((r.launch.keep, r.launch.across_hosts, r.lazy), (Some(3), true, false));
         assert_eq!(r.hosts.list, ["a", "b"]);
         assert_eq!(r.launch.command, ["mpirun", "--lazy"]);
     }

@@ -4,9 +4,9 @@ use crate::cli::{self, Command, Generated};
 use crate::client::{call, status};
 use crate::progress::Show;
 use crate::{format, inspect, start};
-use belay_coordinator::config::Config;
+use belay_coordinator::config::{Config, Use};
 use belay_coordinator::jobdir::{Access, JobDir};
-use belay_coordinator::redundancy::{record, verify as parity};
+use belay_coordinator::redundancy::{record, verify as parity, Redundancy};
 use belay_coordinator::tiers::local;
 use belay_coordinator::{generations, tiers, verify, Failure};
 use belay_storage::flush::Control;
@@ -450,7 +450,9 @@ fn gc(args: &cli::Gc) -> Result<u8, Failure> {
 }
 
 fn calibrate(args: &cli::Calibrate) -> Result<u8, Failure> {
-    let config = Config::load(args.config.as_deref())?;
+    let (config, limits) = Config::load(args.config.as_deref())?;
+    let config = config.of_job(Redundancy::default());
+    limits.check_tiers(&config, Use::New)?;
     if config.local().next().is_none() {
         return Err(Failure::new(
             Exit::NoTier,

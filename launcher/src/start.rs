@@ -3,10 +3,11 @@
 use crate::cli::{self, Agent, Launch, Rank, Restart, Run, Store, Upkeep};
 use crate::logging;
 use belay_coordinator::agent::Setup;
-use belay_coordinator::config::Config;
+use belay_coordinator::config::{Config, Limits, Use};
 use belay_coordinator::jobdir::{Access, Description, Differential, JobDir, Lock};
 use belay_coordinator::nodes::again::LOCK_LIMIT;
 use belay_coordinator::nodes::alive;
+use belay_coordinator::nodes::allocation::Allocation;
 use belay_coordinator::nodes::hosts::read_file;
 use belay_coordinator::nodes::{is_daemon, step, Nodes};
 use belay_coordinator::redundancy::{heal, local, record, serve, Redundancy};
@@ -24,7 +25,10 @@ use std::time::Duration;
 /// Runs the command; ends this process as the command ended.
 pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
     launch::check(&args.command)?;
-    let config = configured(&args)?;
+    let (config, redundancy, limits) = configured(&args)?;
+    let config = config.of_job(redundancy);
+    limits.check_tiers(&config, Use::New)?;
+    let description = described(&args, &limits)?;
     let dir = JobDir::create(&args.ckpt_dir)?;
     let lock = dir.lock()?;
     let held = tiers::held(&dir)?;
@@ -37,28 +41,30 @@ pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
             ),
         ));
     }
-    let end = launch_in(&dir, lock, config, args, false)?;
+    let end = launch_in(&dir, lock, (config, description), args, false)?;
     finish(&dir, end.status())
 }
 
-/// The configuration files, with what the options of a launch say instead.
-fn configured(args: &Launch) -> Result<Config, Failure> {
-    let mut config = Config::load(args.config.as_deref())?;
+/// The configuration files, with what the options of a launch say instead, and how the job is to be made redundant. A job directory that they do not allow is refused.
+fn configured(args: &Launch) -> Result<(Config, Redundancy, Limits), Failure> {
+    let (mut config, limits) = Config::load(args.config.as_deref())?;
+    limits.check_job(&args.ckpt_dir, Use::New)?;
     if let Some(policy) = args.placement {
         config.placement.policy = policy;
     }
-    Ok(config)
+    let redundancy = redundancy(&config, args)?;
+    Ok((config, redundancy, limits))
 }
 
-/// What the options of a launch say about the job.
-fn described(args: &Launch) -> Description {
+/// What the options of a launch say about the job, within these limits.
+fn described(args: &Launch, limits: &Limits) -> Result<Description, Failure> {
     let words = args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect();
-    Description {
+    Ok(Description {
         interval: args.ckpt_interval.unwrap_or_default(),
         mtti_s: args.mtti.map(|d| d.as_secs_f64()),
         min_gap_s: args.min_gap.as_secs_f64(),
-        keep: args.keep,
-        max_bytes: args.max_bytes,
+        keep: limits.keep(args.keep),
+        max_bytes: limits.max_bytes(args.max_bytes)?,
         differential: match args.differential {
             cli::Differential::Hash => Differential::Hash,
             cli::Differential::Written => Differential::Written,
@@ -69,21 +75,19 @@ fn described(args: &Launch) -> Description {
         log_level: logging::level_name(args.log_level),
         metrics: args.metrics.clone().filter(|m| m != "off"),
         ..Description::new(args.name.clone(), words)
-    }
+    })
 }
 
-fn launch_in(dir: &JobDir, lock: Lock, mut config: Config, args: Launch, restarts: bool) -> Result<End, Failure> {
-    config.redundancy = redundancy(&config, &args)?;
-    let mut description = Description {
-        dir: dir.path().display().to_string(),
-        ..described(&args)
-    };
+fn launch_in(
+    dir: &JobDir,
+    lock: Lock,
+    (config, mut description): (Config, Description),
+    args: Launch,
+    restarts: bool,
+) -> Result<End, Failure> {
+    description.dir = dir.path().display().to_string();
     match config.redundancy.settings()? {
-        Some(s) => {
-            local::lay(&s, dir.path(), (&description.id, 0), true)?;
-            // Its chunks have their place.
-            config.tiers.clear();
-        }
+        Some(s) => local::lay(&s, dir.path(), (&description.id, 0), true)?,
         None => local::unlay(dir.path())?,
     }
     description.config = config;
@@ -91,7 +95,8 @@ fn launch_in(dir: &JobDir, lock: Lock, mut config: Config, args: Launch, restart
     description.history.begin(sys::now_unix_s(), 0);
     dir.describe(&description)?;
     logging::start(dir, &description.log_level)?;
-    let nodes = args.across_hosts.then(|| Nodes::root(dir)).transpose()?;
+    let fan_out = description.config.tree.fan_out();
+    let nodes = args.across_hosts.then(|| Nodes::root(dir, fan_out)).transpose()?;
     launch::launch(
         args.command,
         Setup {
@@ -152,24 +157,33 @@ pub(crate) fn store(args: Store) -> Result<u8, Failure> {
 pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
     // The job's descriptors come from the checkpoint; what this process inherited would only be held open.
     sys::close_inherited();
+    let (config, limits) = Config::load(args.config.as_deref())?;
     let dir = match JobDir::open(&args.target.dir, Access::Own) {
         // The whole directory may be lost.
-        Err(f) if f.exit == Exit::NoJob && tiers::find_job(&args.target.dir, &Config::load(args.config.as_deref())?)? => {
+        Err(f) if f.exit == Exit::NoJob && tiers::find_job(&args.target.dir, &config, &limits)? => {
             JobDir::open(&args.target.dir, Access::Own)?
         }
         other => other?,
     };
+    limits.check_job(&args.target.dir, Use::Old)?;
     let mut description = dir.description()?;
-    if let Some(file) = &args.config {
-        // Where its checkpoints lie does not change.
-        let redundancy = std::mem::take(&mut description.config.redundancy);
-        description.config = Config {
-            redundancy,
-            ..Config::load(Some(file))?
-        };
+    let mut what = Use::Old;
+    if args.config.is_some() {
+        // Where the checkpoints of a redundant job lie does not change.
+        description.config = config.of_job(description.config.redundancy);
+        what = Use::Anew;
     }
-    let hosts = named(args.hosts)?;
+    limits.check_tiers(&description.config, what)?;
+    if let Some((most, why)) = limits.lowered(description.max_bytes) {
+        if !args.quiet {
+            sys::say(&why);
+        }
+        description.allowed_bytes = Some(most);
+    }
+    let named = named(args.hosts)?;
     let lock = dir.lock()?;
+    let allocation = allocation(&description, &named)?;
+    let hosts = allocation.map_or(Ok(named), |a| in_allocation(&dir, &a, args.generation, args.quiet))?;
     if let Some(i) = args.ckpt_interval {
         description.interval = i;
     }
@@ -194,11 +208,16 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
 /// Continues the job in the directory if it has a checkpoint, else launches it.
 pub(crate) fn run(args: Run) -> Result<u8, Failure> {
     launch::check(&args.launch.command)?;
+    let (config, redundancy, limits) = configured(&args.launch)?;
+    let launched = config.clone().of_job(redundancy);
+    if JobDir::open(&args.launch.ckpt_dir, Access::Own).is_err() {
+        // This will be a launch: nothing is made before it is allowed.
+        limits.check_tiers(&launched, Use::New)?;
+    }
+    let new = described(&args.launch, &limits)?;
     let dir = JobDir::create(&args.launch.ckpt_dir)?;
     let lock = dir.lock()?;
     let held = tiers::held(&dir)?;
-    let config = configured(&args.launch)?;
-    let new = described(&args.launch);
     let old = if dir.is_described() { Some(dir.description()?) } else { None };
     let at = dir.path().display();
     let restarts = args.launch.across_hosts && args.again < args.restarts;
@@ -226,22 +245,23 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
                 history: old.history,
                 id: old.id,
                 dir: old.dir,
-                config: Config {
-                    redundancy: old.config.redundancy,
-                    ..config
-                },
+                config: config.of_job(old.config.redundancy),
                 ..new
             };
+            limits.check_tiers(&description.config, Use::Anew)?;
             let (named, old_lost) = (named(args.hosts)?, old.lost);
+            let allocation = allocation(&description, &named)?;
             let how = How {
                 generation: None,
                 lazy: args.lazy,
                 any_cpu: args.any_cpu,
-                hosts: match args.again {
-                    0 => named,
-                    n => {
+                hosts: match (args.again, allocation) {
+                    (0, None) => named,
+                    (0, Some(a)) => in_allocation(&dir, &a, None, false)?,
+                    (n, allocation) => {
                         alive::await_fence(old_lost.last().map_or(0, |(_, noticed)| *noticed));
-                        without_lost(&dir, &named, (n, args.restarts))?
+                        let given = allocation.map_or(named, |a| a.others);
+                        without_lost(&dir, &given, (n, args.restarts))?
                     }
                 },
                 quiet: false,
@@ -258,7 +278,8 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
         }
         _ => {
             sys::drop_file_capabilities().map_err(|e| Failure::system("give up the capabilities of the program file", &e))?;
-            launch_in(&dir, lock, config, args.launch, restarts)?
+            limits.check_tiers(&launched, Use::New)?;
+            launch_in(&dir, lock, (launched, new), args.launch, restarts)?
         }
     };
     let lost = match end {
@@ -330,6 +351,26 @@ fn begin_again(number: u32) -> Failure {
 
 fn named(hosts: cli::Hosts) -> Result<Vec<String>, Failure> {
     hosts.hostfile.map_or(Ok(hosts.list), |file| read_file(&file))
+}
+
+/// The allocation in which this is, where no hosts are `named` for a job that may have parts on others.
+fn allocation(d: &Description, named: &[String]) -> Result<Option<Allocation>, Failure> {
+    if d.across_hosts && named.is_empty() {
+        return Allocation::here();
+    }
+    Ok(None)
+}
+
+/// Hosts of the allocation for the parts of the generation to be restarted. Standard error says which.
+fn in_allocation(dir: &JobDir, a: &Allocation, generation: Option<u64>, quiet: bool) -> Result<Vec<String>, Failure> {
+    let hosts = a.hosts(dir, generation)?;
+    if !quiet && !hosts.parts.is_empty() {
+        let parts = hosts.parts.join(", ");
+        sys::say(&format!(
+            "restarting with the other parts on {parts}, in Slurm's allocation; --hosts names others"
+        ));
+    }
+    Ok(hosts.given)
 }
 
 /// Choices for one restart.

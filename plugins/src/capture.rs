@@ -189,6 +189,7 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
         buckets: HashMap::new(),
     };
     let names = env.names.with(&sockets::names::addresses());
+    let names = names.with_programs(env.processes.iter().map(|p| p.stack));
     let mut refusals = Vec::new();
     tables(&mut session, &mut refusals);
     let stdio = launcher_stdio(&mut session);
@@ -212,6 +213,7 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
         out.tables = session.tables;
         out.names = names;
         out.notes = session.notes;
+        out.notes.extend(crate::rebuild::shortage(&out, RaisedLimit::highest()));
         Ok(out)
     } else {
         Err(refusals)
@@ -237,6 +239,7 @@ fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal
         contents(s, out, refusals);
     }
     out.working = files::working(s.processes);
+    out.sessions = files::sessions(s.processes);
 }
 
 /// What takes its time, and is in vain where anything is refused.

@@ -22,6 +22,9 @@ pub trait Group: std::fmt::Debug {
         std::thread::sleep(time);
     }
 
+    /// Lets the others hear that the node is there, before it goes on with something long. Called now and then.
+    fn attend(&self) {}
+
     /// In a process that was forked from the node's: closes what it has inherited of the node's connections, which would not end with the node otherwise.
     fn leave(&self) {}
 }

@@ -18,6 +18,8 @@ mod epoll;
 mod eventfd;
 mod fault;
 mod files;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod group;
 mod inotify;
 mod install;
@@ -47,6 +49,7 @@ pub use sockets::names::{lead, Book, Names};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::SystemTime;
 
@@ -80,6 +83,10 @@ pub struct ProcessView {
     pub pidfd: OwnedFd,
     /// Threads that do not use its descriptor table (`unshare(CLONE_FILES)`).
     pub apart: Vec<i32>,
+    /// The program's file.
+    pub exe: PathBuf,
+    /// Where its stack begins.
+    pub stack: u64,
     /// Its shared mappings.
     pub shared: Vec<SharedMapping>,
 }

@@ -29,6 +29,9 @@ pub struct Descriptors {
     pub(crate) posix_locks: Vec<locks::PosixLock>,
     /// Working directories of the processes, each with those above it.
     pub(crate) working: Vec<Vec<files::Directory>>,
+    /// Directories that the job's MPI keeps for its ranks, likewise.
+    #[serde(default)]
+    pub(crate) sessions: Vec<Vec<files::Directory>>,
     /// What this node has been called.
     #[serde(default)]
     pub(crate) names: crate::sockets::names::Names,

@@ -135,10 +135,9 @@ pub(crate) struct Built {
 
 /// The numbers at which the agent holds what it makes: the largest range that no process of the job uses. Mostly that is all above the highest; a
 /// program can also use the last numbers that its limit allows (valgrind does).
-fn room(d: &Descriptors) -> Range<RawFd> {
+fn room(d: &Descriptors, limit: RawFd) -> Range<RawFd> {
     const FIRST: RawFd = 64;
     let used: BTreeSet<RawFd> = d.tables.iter().flat_map(|t| t.slots.iter().map(|s| s.fd)).collect();
-    let limit = RaisedLimit::highest();
     let mut from = FIRST;
     let mut best = FIRST..FIRST;
     for fd in used.iter().copied().filter(|fd| *fd >= FIRST) {
@@ -153,6 +152,22 @@ fn room(d: &Descriptors) -> Range<RawFd> {
     best
 }
 
+/// Descriptors of a restart that hold nothing of the job.
+const OWN: usize = 5;
+
+/// A line for people, where a restart under this limit of descriptors may fail for want of numbers.
+pub(crate) fn shortage(d: &Descriptors, limit: RawFd) -> Option<String> {
+    let room = room(d, limit);
+    let there = usize::try_from(room.end.min(limit) - room.start).unwrap_or_default();
+    // One for each description, and for each process.
+    let needed = d.descriptions.len() + d.tables.len() + OWN;
+    (needed > there).then(|| {
+        format!(
+            "a restart needs about {needed} descriptors beside those of the job, and the hard limit here (RLIMIT_NOFILE, {limit}) leaves it {there} numbers in a row: raise it before `belay restart` (limits.conf, ulimit -Hn)"
+        )
+    })
+}
+
 /// Rebuilds everything that needs no process.
 pub(crate) fn rebuild(
     d: &Descriptors,
@@ -161,7 +176,7 @@ pub(crate) fn rebuild(
     tell: &dyn Fn(&str),
 ) -> Result<Built, Refusal> {
     let limit = RaisedLimit::raise();
-    let room = room(d);
+    let room = room(d, RaisedLimit::highest());
     let mut b = Builder {
         descriptors: d,
         blobs,
@@ -176,6 +191,12 @@ pub(crate) fn rebuild(
     let scaffold = files::Scaffold::of(d);
     for directories in &d.working {
         files::make_parents(directories).map_err(|e| e.of(0, "working directory"))?;
+    }
+    for directories in &d.sessions {
+        // What really needs one says so when it misses it.
+        if let Err(error) = files::make_parents(directories) {
+            tracing::warn!(%error, "a session directory could not be made");
+        }
     }
     shm::sysv::rebuild(&d.sysv, (blobs, pages), tell).map_err(|e| e.of(0, "System V objects"))?;
     let files = objects(&d.files, |o| files::prepare(o, pages), |o| format!("file {}", o.path))?;
@@ -283,4 +304,50 @@ pub(crate) fn refusal(d: &Descriptors, id: DescId, fault: &Fault) -> Refusal {
         None => (0, "descriptor".into()),
     };
     fault.of(pid, object)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Description, FsPath, Holder, Kind, Slot, Table};
+
+    fn description(fd: RawFd) -> Description {
+        Description {
+            holder: Holder { pid: 1, fd },
+            name: FsPath::default(),
+            flags: 0,
+            pos: 0,
+            owner: None,
+            locks: Vec::new(),
+            kind: Kind::LauncherStdio(vec![fd]),
+        }
+    }
+
+    #[test]
+    fn a_limit_under_which_a_restart_would_fail_is_told() {
+        let job = |numbers: &[RawFd]| {
+            let slot = |fd: &RawFd| Slot {
+                fd: *fd,
+                desc: 0,
+                cloexec: false,
+            };
+            Descriptors {
+                tables: vec![Table {
+                    pids: vec![1],
+                    slots: numbers.iter().map(slot).collect(),
+                }],
+                descriptions: numbers.iter().map(|fd| description(*fd)).collect(),
+                ..Descriptors::default()
+            }
+        };
+        let many: Vec<RawFd> = (0..120).collect();
+        let told = |numbers: &[RawFd], limit| shortage(&job(numbers), limit);
+        let least = 120 + 121 + i32::try_from(OWN).unwrap();
+        assert_eq!(told(&many, least), None);
+        let note = told(&many, least - 1).unwrap();
+        assert!(note.contains("126 descriptors") && note.contains("125 numbers"), "{note}");
+        // They must lie together.
+        let apart: Vec<RawFd> = many.iter().copied().chain([200]).collect();
+        assert!(told(&apart, 300).is_some() && told(&apart, 400).is_none());
+    }
 }

@@ -76,14 +76,12 @@ pub(crate) fn restart(
     let places = foreign.as_ref().map(|f| f.place(&mut job.processes, &specials)).transpose();
     let places = places.map_err(|e| RestartError::at("vdso", e))?.unwrap_or_default();
     let shown = Shown::new(way);
-    let pages = Contents {
-        table: &contents,
-        chunks: &chunks,
-    };
+    let pages = Contents::new(&contents, &chunks, group);
     let rebuilder = Rebuilder::rebuild(descriptors, (&blobs, &pages), way != Way::Initial, group, &sys::say)?;
     connects::finish(&mut job.processes, |pid, tid, fd| rebuilder.is_connected(pid, tid, fd));
     open_shared_objects(&rebuilder, &job);
-    let names = rebuilder.book().names();
+    let programs = job.processes.iter().map(|p| p.mm.start_stack).collect();
+    let names = rebuilder.book().names(&programs);
     let led = rebuilder.book().is_needed() && may_lead(way);
     let shared = Shared::new(tree.nodes.len(), &rebuilder.room()).map_err(|e| RestartError::at("spawn", e))?;
     let stopped = stopped_children(&job);
@@ -120,9 +118,13 @@ pub(crate) fn restart(
         rebuilder: &context.rebuilder,
         ordinary: way.is_ordinary(),
         led,
+        programs: &programs,
         settle: &settle,
     };
-    let mut living = Living { pidfds: Vec::new() };
+    let mut living = Living {
+        pidfds: Vec::new(),
+        group,
+    };
     let parked = spawn(&forest, &job, &mut living).and_then(|()| {
         let spawned = begin.elapsed();
         shared.begin(SETTLED);
@@ -231,13 +233,13 @@ fn live(tree: &Tree, job: &Job) -> Vec<usize> {
 }
 
 /// Makes the process tree, in lock step, up to the point where only processes of the job are left.
-fn spawn(forest: &Forest<'_>, job: &Job, living: &mut Living) -> Outcome<()> {
+fn spawn(forest: &Forest<'_>, job: &Job, living: &mut Living<'_>) -> Outcome<()> {
     let (tree, shared) = (forest.tree, forest.shared);
     forest.plant()?;
     let lasting: Vec<usize> = (1..tree.nodes.len())
         .filter(|i| tree.nodes[*i].role != Role::TemporaryParent)
         .collect();
-    shared.await_all(&lasting, EXISTS, &mut || Ok(()))?;
+    shared.await_all(&lasting, EXISTS, &mut || living.glance(shared, tree))?;
     for i in &lasting {
         let pid = tree.nodes[*i].pid;
         let fd = pidfd::open(pid).map_err(|e| RestartError::at("spawn", format!("process {pid}: {e}")))?;
@@ -265,7 +267,7 @@ fn spawn(forest: &Forest<'_>, job: &Job, living: &mut Living) -> Outcome<()> {
             let taken = lead::take(process, fd);
             listeners.push(taken.map_err(|e| RestartError::at("spawn", format!("process {pid}: take its questions: {e}")))?);
         }
-        lead::begin(listeners, forest.rebuilder.book())?;
+        lead::begin(listeners, forest.rebuilder.book(), forest.programs)?;
     }
     for (i, pid) in zombies(tree, job) {
         let fd = pidfd::open(pid).map_err(|e| RestartError::at("spawn", format!("zombie {pid}: {e}")))?;
@@ -297,18 +299,22 @@ fn wait_for_end(pidfd: &OwnedFd) {
 }
 
 /// The processes made so far.
-struct Living {
+struct Living<'a> {
     pidfds: Vec<(usize, i32, OwnedFd)>,
+    group: Option<&'a dyn Group>,
 }
 
-impl Living {
+impl Living<'_> {
     /// Forgets those that are meant to end.
     fn expect_end(&mut self, ends: impl Fn(usize) -> bool) {
         self.pidfds.retain(|(i, _, _)| !ends(*i));
     }
 
-    /// Fails when a process has died without reporting why.
+    /// Fails when a process has died without reporting why. Other nodes hear that this one is there: they may have come to the next meeting long before it.
     fn glance(&self, shared: &Shared, tree: &Tree) -> Outcome<()> {
+        if let Some(group) = self.group {
+            group.attend();
+        }
         let mut polls: Vec<libc::pollfd> = self
             .pidfds
             .iter()

@@ -3,16 +3,43 @@
 use belay_image::extents::{self, Extent};
 use belay_image::ImageError;
 use belay_kernel::direct::Buffer;
-use belay_plugins::PageSource;
+use belay_plugins::{Group, PageSource};
 use belay_storage::chunk::Chunk;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// How often other nodes hear, while contents are read, that this one is there.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Where the contents of a generation lie.
 #[derive(Debug)]
 pub(crate) struct Contents<'a> {
-    pub(crate) table: &'a [Extent],
-    pub(crate) chunks: &'a HashMap<u32, Chunk>,
+    table: &'a [Extent],
+    chunks: &'a HashMap<u32, Chunk>,
+    group: Option<&'a dyn Group>,
+    attended: Cell<Option<Instant>>,
+}
+
+impl<'a> Contents<'a> {
+    /// What `table` places in `chunks`. To read all of it may take this node much longer than others of `group`, which wait at the next meeting.
+    pub(crate) fn new(table: &'a [Extent], chunks: &'a HashMap<u32, Chunk>, group: Option<&'a dyn Group>) -> Self {
+        Self {
+            table,
+            chunks,
+            group,
+            attended: Cell::new(None),
+        }
+    }
+
+    fn attend(&self) {
+        let Some(group) = self.group else { return };
+        if self.attended.get().is_none_or(|at| at.elapsed() >= PAUSE) {
+            group.attend();
+            self.attended.set(Some(Instant::now()));
+        }
+    }
 }
 
 impl PageSource for Contents<'_> {
@@ -25,11 +52,69 @@ impl PageSource for Contents<'_> {
     }
 
     fn read(&self, part: &Extent, into: &mut Buffer) -> Result<(), ImageError> {
+        self.attend();
         let pages = u32::try_from(part.pages()).unwrap_or(u32::MAX);
         let chunk = self.chunks.get(&part.chunk).ok_or_else(|| ImageError::Damaged {
             path: format!("chunk {}", part.chunk),
             reason: "it is not in the manifest".into(),
         })?;
         chunk.read(part.page, pages, into)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use belay_plugins::Facts;
+    use std::collections::BTreeSet;
+    use std::fs::File;
+
+    const PAGE: usize = extents::PAGE as usize;
+
+    /// Counts how often it is attended to.
+    #[derive(Debug, Default)]
+    struct Counter(Cell<u32>);
+
+    impl Group for Counter {
+        fn meet(&self, _: Facts, _: BTreeSet<String>) -> Result<Facts, String> {
+            unreachable!("nobody meets while contents are read")
+        }
+
+        fn job(&self) -> u64 {
+            0
+        }
+
+        fn attend(&self) {
+            self.0.set(self.0.get() + 1);
+        }
+    }
+
+    #[test]
+    fn other_nodes_hear_of_this_one_while_contents_are_read() {
+        let path = std::env::temp_dir().join(format!("belay-contents-{}", std::process::id()));
+        std::fs::write(&path, [5; PAGE]).unwrap();
+        let chunk = Chunk {
+            file: File::open(&path).unwrap(),
+            path: path.clone(),
+            hashes: vec![belay_storage::hash(&[5; PAGE])],
+        };
+        std::fs::remove_file(path).unwrap();
+        let chunks = HashMap::from([(7, chunk)]);
+        let page = Extent {
+            vaddr: 0,
+            bytes: extents::PAGE,
+            chunk: 7,
+            page: 0,
+        };
+        let (table, counter) = ([page], Counter::default());
+        let contents = Contents::new(&table, &chunks, Some(&counter));
+        let (begin, mut buf) = (Instant::now(), Buffer::default());
+        while counter.0.get() < 3 {
+            contents.read(&page, &mut buf).unwrap();
+            assert!(begin.elapsed() < 100 * PAUSE, "heard {} times", counter.0.get());
+        }
+        assert_eq!(buf[..], [5; PAGE]);
+        // Not with each of the pages, which may be millions.
+        assert!(begin.elapsed() >= 2 * PAUSE);
     }
 }

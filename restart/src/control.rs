@@ -8,6 +8,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// Offset of the first slot.
 const SLOTS: u64 = 64;
@@ -135,6 +136,7 @@ impl Shared {
     /// In the agent: waits until each process of `which` has reached `state`; `glance` is asked now and then whether one has died.
     pub(crate) fn await_all(&self, which: &[usize], state: u32, glance: &mut dyn FnMut() -> Outcome<()>) -> Outcome<()> {
         let mut left: Vec<usize> = which.to_vec();
+        let mut glanced = Instant::now();
         loop {
             let seen = self.control().reports.load(Ordering::Acquire);
             let mut failed = None;
@@ -152,8 +154,10 @@ impl Shared {
                 return Ok(());
             }
             sys::futex_wait(&self.control().reports, seen, GLANCE_MS);
-            if self.control().reports.load(Ordering::Acquire) == seen {
+            // Reports of many processes may come without a pause.
+            if glanced.elapsed() >= Duration::from_millis(GLANCE_MS.unsigned_abs()) {
                 glance()?;
+                glanced = Instant::now();
             }
         }
     }

@@ -6,6 +6,7 @@ use crate::fail::{Outcome, RestartError};
 use crate::sys;
 use belay_kernel::{pidfd, proc, seccomp};
 use belay_plugins::{lead, Book};
+use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -21,17 +22,17 @@ pub(crate) fn take(process: &OwnedFd, fd: u64) -> io::Result<OwnedFd> {
     pidfd::getfd(process.as_fd(), i32::try_from(fd).map_err(io::Error::other)?)
 }
 
-/// In the agent: makes the process that answers.
-pub(crate) fn begin(listeners: Vec<OwnedFd>, book: &Book) -> Outcome<()> {
+/// In the agent: makes the process that answers; the restarted programs have stacks that begin at `programs`.
+pub(crate) fn begin(listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>) -> Outcome<()> {
     // SAFETY: the agent has one thread.
     match unsafe { sys::fork(libc::CLONE_PARENT as u64, 0, 0) } {
-        Ok(0) => answer_all(listeners, book),
+        Ok(0) => answer_all(listeners, book, programs),
         Ok(_) => Ok(()),
         Err(e) => Err(RestartError::at("make the process that answers for addresses", e)),
     }
 }
 
-fn answer_all(mut listeners: Vec<OwnedFd>, book: &Book) -> ! {
+fn answer_all(mut listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>) -> ! {
     sys::block_signals();
     // Neither the terminal's signals nor the job's end by its group are meant for it.
     let _ = sys::setsid();
@@ -53,7 +54,7 @@ fn answer_all(mut listeners: Vec<OwnedFd>, book: &Book) -> ! {
             if poll.revents & libc::POLLIN != 0 {
                 // A thread that has been killed meanwhile asks nothing.
                 if let Ok(question) = seccomp::receive(listener) {
-                    let _ = seccomp::send(listener, &question, lead::answer(book, &question));
+                    let _ = seccomp::send(listener, &question, lead::answer(book, programs, &question));
                 }
             }
         }

@@ -16,6 +16,7 @@ use crate::tree::{self, Node, NodeId, Role, Tree, AGENT};
 use crate::{lead, sys};
 use belay_image::model::{Process, ProcessState, Thread};
 use belay_plugins::Rebuilder;
+use std::collections::HashSet;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
@@ -47,6 +48,8 @@ pub(crate) struct Forest<'a> {
     pub(crate) ordinary: bool,
     /// Processes ask about calls with addresses.
     pub(crate) led: bool,
+    /// Where the stacks of the programs begin.
+    pub(crate) programs: &'a HashSet<u64>,
     /// What a process does when it is settled, with the threads that exist by then; does not return.
     pub(crate) settle: &'a dyn Fn(NodeId, &Process, &Companions) -> Outcome<std::convert::Infallible>,
 }

@@ -64,7 +64,7 @@ pub struct Listed {
 }
 
 impl Listed {
-    fn decode(key: &str, bytes: &[u8]) -> Result<Self, String> {
+    pub(crate) fn decode(key: &str, bytes: &[u8]) -> Result<Self, String> {
         let envelope: Envelope = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
         if envelope.format != FORMAT {
             return Err(format!("record format {}, this belay reads format {FORMAT}", envelope.format));

@@ -20,12 +20,13 @@ pub struct Usage {
 /// Chunks more than twice as many as the data would fill are too many, and this many more are always allowed.
 const SPARE_CHUNKS: u64 = 16;
 
-/// The chunks to give up, cheapest first: those less than half needed, and the smallest while there are too many for the amount of data. The copies come to at most
-/// `budget` pages.
+/// The chunks to give up: the smallest while there are too many for the amount of data, then those less than half needed, the deadest first, while all together hold more than twice
+/// what is needed: a chunk that is left alone dies further, and costs less later. The copies come to at most `budget` pages.
 pub fn choose(usage: &[Usage], chunk_pages: u32, budget: u64) -> Vec<u32> {
     let mut by_need: Vec<&Usage> = usage.iter().collect();
     by_need.sort_unstable_by_key(|u| (u.needed, u.id));
     let data: u64 = usage.iter().map(|u| u64::from(u.needed)).sum();
+    let mut stored: u64 = usage.iter().map(|u| u64::from(u.total)).sum();
     let limit = data.div_ceil(u64::from(chunk_pages.max(1))) * 2 + SPARE_CHUNKS;
     let too_many = usage.len() as u64 > limit;
     // Once there are too many, half of the allowance is made free at a time, or every checkpoint would copy a little.
@@ -34,12 +35,20 @@ pub fn choose(usage: &[Usage], chunk_pages: u32, budget: u64) -> Vec<u32> {
     } else {
         0
     };
+    let mut mostly_dead = by_need.split_off(surplus);
+    mostly_dead.retain(|u| u64::from(u.needed) * 2 < u64::from(u.total));
+    let share = |u: &Usage, of: &Usage| u64::from(u.needed) * u64::from(of.total);
+    mostly_dead.sort_by(|a, b| share(a, b).cmp(&share(b, a)));
     let mut left = budget;
     let mut out = Vec::new();
-    for (i, u) in by_need.into_iter().enumerate() {
-        let mostly_dead = u64::from(u.needed) * 2 < u64::from(u.total);
-        if (mostly_dead || i < surplus) && u64::from(u.needed) <= left {
+    for (u, must) in by_need
+        .iter()
+        .map(|u| (u, true))
+        .chain(mostly_dead.iter().map(|u| (u, false)))
+    {
+        if (must || stored > 2 * data) && u64::from(u.needed) <= left {
             left -= u64::from(u.needed);
+            stored -= u64::from(u.total.saturating_sub(u.needed));
             out.push(u.id);
         }
     }
@@ -104,11 +113,17 @@ mod tests {
     }
 
     #[test]
-    fn mostly_dead_chunks_go_within_the_budget() {
-        let all = [usage(1, 40, 100), usage(2, 60, 100), usage(3, 1, 100), usage(4, 49, 100)];
-        assert_eq!(choose(&all, 100, 1000), [3, 1, 4]);
-        assert_eq!(choose(&all, 100, 45), [3, 1]);
+    fn the_deadest_chunks_go_within_the_budget_while_there_is_too_much() {
+        // 400 pages, 150 of them needed: without the third and the first there are 241.
+        let mut all = vec![usage(1, 40, 100), usage(2, 60, 100), usage(3, 1, 100), usage(4, 49, 100)];
+        assert_eq!(choose(&all, 100, 1000), [3, 1]);
+        assert_eq!(choose(&all, 100, 40), [3]);
         assert_eq!(choose(&all, 100, 0), [] as [u32; 0]);
+        // Small, but not as dead.
+        all.push(usage(5, 3, 8));
+        assert_eq!(choose(&all, 100, 1000), [3, 5]);
+        let half = [usage(1, 49, 100), usage(2, 51, 100)];
+        assert_eq!(choose(&half, 100, 1000), [] as [u32; 0]);
     }
 
     #[test]

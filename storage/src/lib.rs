@@ -23,6 +23,8 @@ pub mod compact;
 pub mod engine;
 pub mod fetch;
 pub mod flush;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod index;
 pub mod pack;
 pub mod payoff;

@@ -91,7 +91,7 @@ impl Index {
     }
 
     /// Where the index lies in a pack of `bytes` bytes that ends with `footer`, and its checksum.
-    fn locate(footer: &[u8], bytes: u64) -> Result<(u64, u64), String> {
+    pub(crate) fn locate(footer: &[u8], bytes: u64) -> Result<(u64, u64), String> {
         let (rest, magic) = footer.split_last_chunk::<8>().ok_or("it has no footer")?;
         let (rest, version) = rest.split_last_chunk::<4>().ok_or("it has no footer")?;
         let (rest, sum) = rest.split_last_chunk::<8>().ok_or("it has no footer")?;
@@ -111,7 +111,7 @@ impl Index {
     }
 
     /// Checks what was read as the index, which ends at `end` of the pack.
-    fn decode(index: &[u8], sum: u64, end: u64) -> Result<Self, String> {
+    pub(crate) fn decode(index: &[u8], sum: u64, end: u64) -> Result<Self, String> {
         if checksum(index) != sum {
             return Err("checksum of its index does not match".into());
         }
@@ -149,9 +149,16 @@ fn damaged(tier: &dyn Tier, key: &str, reason: String) -> StorageError {
 /// Reads one piece of pack `key` into `out`, checked and uncompressed; `buf` is room to work in.
 pub fn read_piece(tier: &dyn Tier, key: &str, piece: &Piece, buf: &mut Buffer, out: &mut Buffer) -> Result<(), StorageError> {
     tier.get(key, piece.offset..piece.offset + u64::from(piece.stored), buf)?;
+    unpack(piece, buf, out).map_err(|reason| damaged(tier, key, reason))
+}
+
+/// Checks what was read as `piece`, and uncompresses it into `out`.
+pub(crate) fn unpack(piece: &Piece, buf: &mut Buffer, out: &mut Buffer) -> Result<(), String> {
     if checksum(buf) != piece.xxh3 {
-        let reason = format!("checksum of {} bytes at {} does not match", piece.stored, piece.offset);
-        return Err(damaged(tier, key, reason));
+        return Err(format!(
+            "checksum of {} bytes at {} does not match",
+            piece.stored, piece.offset
+        ));
     }
     if !piece.zstd {
         std::mem::swap(buf, out);
@@ -159,9 +166,9 @@ pub fn read_piece(tier: &dyn Tier, key: &str, piece: &Piece, buf: &mut Buffer, o
     }
     // The checksum was right, so this is what was written; its length is bounded by the index all the same.
     out.resize(piece.bytes as usize);
-    let bytes = zstd::bulk::decompress_to_buffer(buf, out).map_err(|e| damaged(tier, key, format!("uncompress: {e}")))?;
+    let bytes = zstd::bulk::decompress_to_buffer(buf, out).map_err(|e| format!("uncompress: {e}"))?;
     if bytes != out.len() {
-        return Err(damaged(tier, key, format!("{bytes} bytes instead of {}", piece.bytes)));
+        return Err(format!("{bytes} bytes instead of {}", piece.bytes));
     }
     Ok(())
 }

@@ -333,10 +333,15 @@ impl Store {
 pub fn listed(job: &Path) -> Result<Vec<LocalTier>, ImageError> {
     let path = job.join(PLACES);
     match files::read(&path, MAX_PLACES) {
-        Ok(text) => serde_json::from_slice(&text).map_err(|e| ImageError::damaged(&path, e.to_string())),
+        Ok(text) => decode_list(&path, &text),
         Err(ImageError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(e) => Err(e),
     }
+}
+
+/// Decodes the list of local tiers in `text`, naming it `path` in errors.
+pub(crate) fn decode_list(path: &Path, text: &[u8]) -> Result<Vec<LocalTier>, ImageError> {
+    serde_json::from_slice(text).map_err(|e| ImageError::damaged(path, e.to_string()))
 }
 
 /// Those of `tiers` that are there and belong to whom the job belongs.

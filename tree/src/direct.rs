@@ -100,6 +100,11 @@ impl Direct {
         ] {
             option(&stream, level, name, value)?;
         }
+        Self::over(key, stream, initiator, limit)
+    }
+
+    /// The same over a stream that needs no options.
+    pub(crate) fn over(key: &JobKey, stream: TcpStream, initiator: bool, limit: Duration) -> io::Result<Self> {
         let secure = Secure::bound(key, initiator, DIRECT).map_err(io::Error::other)?;
         let mut direct = Self {
             stream,

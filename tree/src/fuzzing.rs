@@ -1,12 +1,17 @@
 //! Entries for the fuzzer: what a peer of the tree can send, with and without the job's key.
 
+use crate::direct::Direct;
 use crate::handle::{Bell, Event, Released};
 use crate::key::{JobKey, KEY_BYTES};
 use crate::message::{Contribution, Down, NodeInfo, Up};
-use crate::noise::Secure;
+use crate::noise::{Secure, DIRECT};
 use crate::service::{Command, Service, Start};
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::{mpsc, Arc};
+use std::time::Duration;
 
 /// What somebody without the key sends, in pieces of different length. Nothing of it may be accepted.
 pub fn stranger(data: &[u8]) {
@@ -71,6 +76,7 @@ fn service(messages: &[Vec<u8>], root: bool) {
         parent: (!root).then(|| (None, Vec::new())),
         root: Vec::new(),
         root_seen: None,
+        ordered: 0,
         early: Vec::new(),
     };
     let inbox = (orders, Arc::new(wake));
@@ -86,4 +92,61 @@ fn service(messages: &[Vec<u8>], root: bool) {
         service.advance();
     }
     drop((commands, events, releases));
+}
+
+/// How long a connection of the fuzzer may be silent; all that is said is there before it is listened to.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What somebody without the key says on a connection beside the tree. Nobody is let in.
+pub fn direct_stranger(data: &[u8]) {
+    // More than a handshake is never read.
+    let data = &data[..data.len().min(4096)];
+    for initiator in [false, true] {
+        let Ok((mut peer, end)) = UnixStream::pair() else { return };
+        if peer.write_all(data).and_then(|()| peer.shutdown(Shutdown::Write)).is_err() {
+            return;
+        }
+        let end = TcpStream::from(OwnedFd::from(end));
+        assert!(Direct::over(&JobKey([7; KEY_BYTES]), end, initiator, LIMIT).is_err());
+    }
+}
+
+/// What a node that has the key says there: `data` is the stream inside the packets.
+pub fn direct_node(data: &[u8]) {
+    // As much as a socket takes before anybody reads.
+    const MOST: usize = 100 << 10;
+    let data = &data[..data.len().min(MOST)];
+    let key = JobKey([7; KEY_BYTES]);
+    let (Ok((mut peer, end)), Ok(mut secure)) = (UnixStream::pair(), Secure::bound(&key, true, DIRECT)) else {
+        return;
+    };
+    let mut direct = {
+        let hello = std::mem::take(&mut secure.out);
+        let end = TcpStream::from(OwnedFd::from(end));
+        match peer.write_all(&hello).and_then(|()| Direct::over(&key, end, false, LIMIT)) {
+            Ok(direct) => direct,
+            Err(e) => panic!("who has the key is not let in: {e}"),
+        }
+    };
+    let mut reply = [0; 512];
+    let fed = peer.read(&mut reply).map(|n| secure.feed(&reply[..n]).is_ok());
+    assert!(fed.is_ok_and(|ok| ok) && secure.is_authenticated());
+    for part in data.chunks(1 + data.len() % 977) {
+        if secure.send_raw(part).is_err() {
+            return;
+        }
+    }
+    if peer
+        .write_all(&secure.out)
+        .and_then(|()| peer.shutdown(Shutdown::Write))
+        .is_err()
+    {
+        return;
+    }
+    let mut bytes = 0;
+    while let Ok(message) = direct.receive_within(Some(LIMIT)) {
+        assert!(!message.is_empty(), "an empty message is a sign of life only");
+        bytes += message.len();
+    }
+    assert!(bytes <= data.len());
 }

@@ -36,6 +36,9 @@ pub enum TreeError {
     /// The root did not take us.
     #[error("join the job at {0}: {1}")]
     Join(String, String),
+    /// Others have not joined.
+    #[error("wait until all other nodes have joined: {0}")]
+    Absent(String),
 }
 
 /// What happens in the tree.
@@ -136,6 +139,9 @@ pub(crate) fn listen() -> Result<(TcpListener, Vec<String>), TreeError> {
     Ok((listener, addresses.collect()))
 }
 
+/// What the root orders when all nodes have joined.
+const ALL_JOINED: &str = "all have joined";
+
 impl Joining {
     /// The root of a new tree.
     pub fn root(key: JobKey, fan_out: u64, host: String) -> Result<Self, TreeError> {
@@ -156,6 +162,7 @@ impl Joining {
             parent: None,
             root: Vec::new(),
             root_seen: None,
+            ordered: 0,
             early: Vec::new(),
         })
     }
@@ -171,7 +178,8 @@ impl Joining {
             processes,
         };
         let mut link = reach(&key, root).map_err(|why| TreeError::Join(root.join(" or "), why))?;
-        let (node, parent, early) = welcome(&mut link, &info).map_err(|e| TreeError::Join(root.join(" or "), e.to_string()))?;
+        let (node, parent, ordered, early) =
+            welcome(&mut link, &info).map_err(|e| TreeError::Join(root.join(" or "), e.to_string()))?;
         info.node = Some(node);
         let root_seen = link.peer();
         // A parent other than the root is connected to by the service, which knows what to do when it is gone.
@@ -188,6 +196,7 @@ impl Joining {
             parent: Some((link, parent)),
             root: root.to_vec(),
             root_seen,
+            ordered,
             early,
         })
     }
@@ -238,6 +247,30 @@ impl Joining {
             }
             self.service.turn();
         }
+    }
+
+    /// At the root, when all nodes have joined that it waits for: lets them go on from [`Joining::await_all`].
+    pub fn all_joined(&mut self) {
+        self.service.command(Command::Order(ALL_JOINED.into()));
+    }
+
+    /// Waits until the root says that all nodes have joined, `limit` at most, attending to the connections on the calling thread: nodes may have to join below this one, and a step to
+    /// which it came without them would be without them.
+    pub fn await_all(&mut self, limit: Duration) -> Result<(), TreeError> {
+        let begin = Instant::now();
+        loop {
+            match self.await_event(limit.saturating_sub(begin.elapsed())) {
+                Some(Event::Order(text)) if text == ALL_JOINED => return Ok(()),
+                Some(Event::RootLost(why)) => return Err(TreeError::Absent(why)),
+                Some(_) => {}
+                None => return Err(TreeError::Absent(format!("some have not within {} s", limit.as_secs()))),
+            }
+        }
+    }
+
+    /// Attends to the connections as they are, on the calling thread. Who does something long before the next step calls this every second at least, or is taken for lost.
+    pub fn attend(&mut self) {
+        self.service.turn_within(Duration::ZERO);
     }
 
     /// As [`Tree::exchange`], attending to the connections on the calling thread meanwhile.
@@ -295,8 +328,8 @@ fn reach(key: &JobKey, addresses: &[String]) -> Result<Link, String> {
     }
 }
 
-/// Number, parent, and what came right behind them.
-type Welcomed = (u64, Option<(u64, Vec<String>)>, Vec<Down>);
+/// Number, parent, the last order given before, and what came right behind them.
+type Welcomed = (u64, Option<(u64, Vec<String>)>, u64, Vec<Down>);
 
 fn welcome(link: &mut Link, info: &NodeInfo) -> Result<Welcomed, LinkError> {
     link.send(&Up::Hello {
@@ -310,8 +343,8 @@ fn welcome(link: &mut Link, info: &NodeInfo) -> Result<Welcomed, LinkError> {
         let result = link.receive(&mut got);
         let mut got = got.into_iter();
         // After it the root closes the connection of a node whose parent is another.
-        if let Some(Down::Welcome { node, parent }) = got.next() {
-            return Ok((node, parent, got.collect()));
+        if let Some(Down::Welcome { node, parent, ordered }) = got.next() {
+            return Ok((node, parent, ordered, got.collect()));
         }
         result?;
         let left = JOIN_LIMIT.checked_sub(begin.elapsed()).ok_or(LinkError::Silent)?;

@@ -133,8 +133,13 @@ pub(crate) enum Up {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "down", rename_all = "snake_case")]
 pub(crate) enum Down {
-    /// The root's answer to a new node: its number, and where its parent listens if that is another node.
-    Welcome { node: u64, parent: Option<(u64, Vec<String>)> },
+    /// The root's answer to a new node: its number, where its parent listens if that is another node, and the last order that is not for it, because it was given before.
+    Welcome {
+        node: u64,
+        parent: Option<(u64, Vec<String>)>,
+        #[serde(default)]
+        ordered: u64,
+    },
     /// Something for everybody.
     Order { id: u64, text: String },
     /// Everybody has arrived.

@@ -52,6 +52,8 @@ pub(crate) struct Start {
     pub(crate) root: Vec<String>,
     /// At which of them it was reached.
     pub(crate) root_seen: Option<SocketAddr>,
+    /// The last order given before this node was let in.
+    pub(crate) ordered: u64,
     /// What the parent has said already.
     pub(crate) early: Vec<Down>,
 }
@@ -207,7 +209,7 @@ impl Service {
             registry: BTreeMap::new(),
             step: Step::default(),
             orders: VecDeque::new(),
-            ordered: 0,
+            ordered: start.ordered,
             commands,
             wake,
             events,
@@ -239,7 +241,12 @@ impl Service {
 
     /// Waits for something to happen and deals with it.
     pub(crate) fn turn(&mut self) {
-        let ready = self.wait();
+        self.turn_within(IDLE);
+    }
+
+    /// The same, waiting for so long at most.
+    pub(crate) fn turn_within(&mut self, limit: Duration) {
+        let ready = self.wait(limit);
         self.wake.silence();
         while let Ok(command) = self.commands.try_recv() {
             self.command(command);
@@ -249,8 +256,8 @@ impl Service {
         self.advance();
     }
 
-    /// Waits for something to happen; the descriptors that are ready.
-    fn wait(&mut self) -> Vec<RawFd> {
+    /// Waits for something to happen, for so long at most; the descriptors that are ready.
+    fn wait(&mut self, limit: Duration) -> Vec<RawFd> {
         let entry = |fd: RawFd, events: i16| libc::pollfd { fd, events, revents: 0 };
         let links = self.children.values().filter_map(|c| c.link.as_ref());
         let links = links.chain(self.strangers.iter().map(|s| &s.link));
@@ -274,7 +281,7 @@ impl Service {
             .filter_map(|c| c.missing_since)
             .min()
             .map(|t| t + GRACE);
-        let next = retry.into_iter().chain(missing).min().unwrap_or(now + IDLE).min(now + IDLE);
+        let next = retry.into_iter().chain(missing).min().unwrap_or(now + limit).min(now + limit);
         let ms = i32::try_from(next.saturating_duration_since(now).as_millis()).unwrap_or(0);
         // SAFETY: a live array of that length.
         let n = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, ms + 1) };

@@ -1,6 +1,7 @@
 //! Whole trees over loopback: steps, orders, and what happens when nodes are lost.
 
 use belay_tree::{Contribution, Event, JobKey, Joining, Tree};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -70,6 +71,130 @@ fn a_root_alone_waits_for_nobody() {
         assert_eq!(root.exchange(step, c).unwrap()["own"], format!("{step}"));
     }
     assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+}
+
+/// As at a restart, where nobody has a thread for the tree yet.
+#[test]
+fn nobody_begins_before_those_below_have_joined() {
+    const COUNT: u64 = 6;
+    let key = JobKey::random().unwrap();
+    let mut root = Joining::root(key.clone(), 1, "root".into()).unwrap();
+    let addresses = vec![root.addresses().last().unwrap().clone()];
+    std::thread::scope(|s| {
+        let others: Vec<_> = (1..COUNT)
+            .map(|tag| {
+                let (key, addresses) = (key.clone(), &addresses);
+                s.spawn(move || {
+                    let mut node = Joining::connect(key, addresses, "host".into(), tag, 1).unwrap();
+                    node.await_all(LIMIT).unwrap();
+                    node.exchange(1, Contribution::ready()).is_ok()
+                })
+            })
+            .collect();
+        for _ in 1..COUNT {
+            assert!(matches!(root.await_event(LIMIT), Some(Event::Joined(_))));
+        }
+        root.all_joined();
+        let whole = root.exchange(1, Contribution::ready());
+        assert!(whole.is_ok(), "{whole:?}");
+        // Until the last of the chain has heard of it.
+        while others.iter().any(|t| !t.is_finished()) {
+            root.await_event(Duration::from_millis(10));
+        }
+        assert!(others.into_iter().all(|t| t.join().unwrap()));
+    });
+}
+
+/// At a restart a relay is killed before it has passed on that all have joined: whoever is below hears it from the root, and the step fails at once.
+#[test]
+fn an_order_that_a_lost_relay_has_not_passed_on_is_heard_from_the_root() {
+    let key = JobKey::random().unwrap();
+    let mut root = Joining::root(key.clone(), 1, "root".into()).unwrap();
+    let addresses = vec![root.addresses().last().unwrap().clone()];
+    let over = AtomicBool::new(false);
+    let join = |tag| Joining::connect(key.clone(), &addresses, "host".into(), tag, 1).unwrap();
+    std::thread::scope(|s| {
+        let relay = s.spawn(|| {
+            let mut relay = join(1);
+            while !over.load(Ordering::Relaxed) {
+                relay.await_event(Duration::from_millis(10));
+            }
+            relay
+        });
+        assert!(matches!(root.await_event(LIMIT), Some(Event::Joined(_))));
+        let below = s.spawn(|| {
+            let mut below = join(2);
+            below.await_all(LIMIT).map(|()| below.exchange(1, Contribution::ready()))
+        });
+        assert!(matches!(root.await_event(LIMIT), Some(Event::Joined(_))));
+        over.store(true, Ordering::Relaxed);
+        let relay = relay.join().unwrap();
+        root.all_joined();
+        drop(relay);
+        let broken = root.exchange(1, Contribution::ready()).unwrap_err();
+        assert_eq!((broken.0[0].node, broken.0[0].kind.as_str()), (1, "lost"));
+        while !below.is_finished() {
+            root.await_event(Duration::from_millis(10));
+        }
+        assert!(below.join().unwrap().unwrap().is_err());
+    });
+}
+
+#[test]
+fn a_new_node_hears_what_is_ordered_after_it_was_let_in_and_nothing_of_before() {
+    let key = JobKey::random().unwrap();
+    let root = Joining::root(key.clone(), 1, "root".into()).unwrap();
+    let addresses = vec![root.addresses().last().unwrap().clone()];
+    let root = root.start().unwrap();
+    let join = |tag| Joining::connect(key.clone(), &addresses, "host".into(), tag, 1).unwrap();
+    let relay = join(1).start().unwrap();
+    assert!(matches!(wait(&root), Event::Joined(_)));
+    root.order("before".into());
+    assert_eq!(wait(&relay), Event::Order("before".into()));
+    let new = join(2);
+    // It has a number, and is not connected to its parent.
+    root.order("after".into());
+    assert_eq!(wait(&relay), Event::Order("after".into()));
+    let new = new.start().unwrap();
+    assert_eq!(wait(&new), Event::Order("after".into()));
+}
+
+/// The root of a job, and a node that has joined it.
+fn root_and_node() -> (Joining, Joining) {
+    let key = JobKey::random().unwrap();
+    let mut root = Joining::root(key.clone(), 1, "root".into()).unwrap();
+    let addresses = vec![root.addresses().last().unwrap().clone()];
+    let joins = std::thread::spawn(move || Joining::connect(key, &addresses, "host".into(), 1, 1).unwrap());
+    assert!(matches!(root.await_event(LIMIT), Some(Event::Joined(_))));
+    let node = joins.join().unwrap();
+    (root, node)
+}
+
+/// Between two steps of a restart a node may do something that takes longer than a connection may be silent.
+#[test]
+fn who_attends_now_and_then_is_not_lost_however_late_it_comes() {
+    let (mut root, mut node) = root_and_node();
+    let comes = std::thread::spawn(move || {
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_secs(13) {
+            std::thread::sleep(Duration::from_millis(50));
+            node.attend();
+        }
+        node.exchange(1, Contribution::ready())
+    });
+    let whole = root.exchange(1, Contribution::ready());
+    assert!(whole.is_ok(), "{whole:?}");
+    assert!(comes.join().unwrap().is_ok());
+}
+
+#[test]
+fn who_waits_for_the_others_hears_that_the_root_is_gone_or_late() {
+    let (root, mut node) = root_and_node();
+    let late = node.await_all(Duration::ZERO).unwrap_err().to_string();
+    assert!(late.contains("some have not"), "{late}");
+    drop(root);
+    let gone = node.await_all(LIMIT).unwrap_err().to_string();
+    assert!(gone.contains("nobody listens"), "{gone}");
 }
 
 #[test]

@@ -39,6 +39,7 @@ pub enum Exit {
     Forbidden = 90,
     NoTier = 91,
     NotDurable = 92,
+    NotAllowed = 93,
     NotExecutable = 126,
     NotFound = 127,
 }
@@ -215,6 +216,11 @@ impl Exit {
             Exit::NotDurable,
             "the checkpoint is committed in the job directory, but could not be copied to a durable tier, or not made redundant",
             "the message names tier or host, and reason; `belay flush DIR` tries again, the next checkpoint is made redundant again",
+        ),
+        row(
+            Exit::NotAllowed,
+            "the configuration does not allow checkpoints in that directory, or so many bytes of them",
+            "the message names the file, the key and what is allowed; see docs/admin.md",
         ),
         row(
             Exit::NotExecutable,

@@ -4,7 +4,7 @@ use super::{stopped_after_checkpoint, Agent, WRITERS};
 use crate::checkpoint::{Committed, Learned, Wanted, Writing};
 use crate::generations::{self, ms};
 use crate::interval::{self, Interval};
-use crate::nodes::Nodes;
+use crate::nodes::{Nodes, Ways};
 use crate::{sys, Failure};
 use belay_plugins::Group;
 use belay_storage::session::Stats;
@@ -59,8 +59,11 @@ impl Agent {
         // A number is used once, so that a log line names one attempt.
         let number = self.next_number;
         self.next_number += 1;
-        let noted = self.await_launcher().and_then(|()| self.note_number(number));
-        match noted.and_then(|()| self.begin(number, &wanted, self.outside(), None)) {
+        let ways = self.nodes.as_ref().map(Nodes::ways).unwrap_or_default();
+        match self
+            .note_number(number)
+            .and_then(|()| self.begin(number, &wanted, ways, None))
+        {
             Ok(writing) => {
                 self.writing = Some(writing);
                 self.set_tick();
@@ -77,13 +80,14 @@ impl Agent {
         &mut self,
         number: u64,
         wanted: &Wanted,
-        outside: Vec<i32>,
+        ways: Ways,
         group: Option<&dyn Group>,
     ) -> Result<Writing, Failure> {
         let options = belay_capture::Options {
             save_open_files: self.description.save_open_files,
             launched: UNIX_EPOCH + Duration::from_secs(self.description.created_unix_s),
-            outside,
+            outside: ways.outside,
+            standins: ways.standins,
             names: self.addresses.0.clone(),
             led: self.addresses.1,
             writers: WRITERS,

@@ -164,7 +164,7 @@ impl Agent {
         let gen = dir.generations();
         generations::clear_leftovers(&gen)?;
         let options = Options {
-            max_bytes: description.max_bytes,
+            max_bytes: description.limit(),
             find_by_hash: description.differential != Differential::Off,
         };
         let job = nodes::job_of(nodes.as_ref(), dir.path());
@@ -295,9 +295,10 @@ impl Agent {
             }
             let stored = self.description.config.redundancy.scheme.is_some();
             let restarts = self.losses.restarts();
-            self.nodes = Some(Nodes::restart(&self.dir, (&rows, stored), number, (hosts, restarts))?);
+            let tree = (&self.dir, self.description.config.tree.fan_out());
+            self.nodes = Some(Nodes::restart(tree, (&rows, stored), number, (hosts, restarts))?);
         }
-        Ok(self.nodes.as_mut().and_then(Nodes::reunion))
+        self.nodes.as_mut().map_or(Ok(None), Nodes::reunion)
     }
 
     /// Remote shells that were started for a restart.

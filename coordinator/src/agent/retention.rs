@@ -7,7 +7,7 @@ use belay_storage::store;
 impl Agent {
     /// Before a checkpoint: where a limit on storage would stand in its way, older generations go first, but never the newest whole one.
     pub(super) fn make_room(&mut self) -> Result<(), Failure> {
-        let Some(limit) = self.description.max_bytes else {
+        let Some(limit) = self.description.limit() else {
             return Ok(());
         };
         let gen = self.dir.generations();
@@ -27,7 +27,7 @@ impl Agent {
         }
         self.collect()?;
         self.tidy_redundancy()?;
-        match self.description.max_bytes {
+        match self.description.limit() {
             Some(limit) => self.shrink_to(limit),
             None => Ok(()),
         }

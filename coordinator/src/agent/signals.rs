@@ -2,6 +2,7 @@
 
 use super::Agent;
 use crate::jobdir::is_suspended;
+use crate::nodes::Nodes;
 use crate::processes;
 use crate::relay::Message;
 use crate::sys::{self, JobControl, Signal};
@@ -142,8 +143,7 @@ impl Agent {
         others.extend(self.outside());
         if self.uses_local_tiers() {
             // Parts that end empty their local tiers first, and whoever waits for the job may end all that is left on their hosts: stand-ins wait for them.
-            let remotes = self.nodes.iter().flat_map(|n| n.remotes.values());
-            others.extend(remotes.filter(|r| r.has_standin()).map(|r| r.standin));
+            others.extend(self.nodes.iter().flat_map(Nodes::standins));
         }
         proc::children(self.pid)
             .unwrap_or_default()

@@ -11,8 +11,8 @@ use crate::clients::ClientId;
 use crate::nodes::gathering::{self, Gathering, COMMITTED, STEPS, WRITTEN};
 use crate::nodes::remote::{descriptors_of, end_standin, run_errand, shell_code, Life, Remote, RemoteShell};
 use crate::nodes::{self, again, table, Nodes, Order, Stage, Together};
-use crate::{generations, processes, sys, Failure};
-use belay_kernel::proc::{self, born};
+use crate::{generations, sys, Failure};
+use belay_kernel::proc::born;
 use belay_restart::Shell;
 use belay_tree::{Broken, Contribution, Event as TreeEvent, Values};
 use belay_wire::{Event, Exit, Phase};
@@ -249,7 +249,9 @@ impl Agent {
                 keep,
                 pinned,
                 tell,
+                era,
             } => {
+                self.addresses.0 = self.addresses.0.clone().in_era(era);
                 self.description.save_open_files = save_open_files;
                 self.flush.of_root = pinned;
                 self.description.keep = keep;
@@ -319,6 +321,7 @@ impl Agent {
                         keep: self.description.keep,
                         pinned: self.pinned(),
                         tell: self.telling.is_some(),
+                        era: self.addresses.0.era(),
                     });
                     self.take_part((number, number * STEPS), wanted, self.telling.is_some())
                 }),
@@ -338,39 +341,15 @@ impl Agent {
         self.reap();
     }
 
-    /// In a job that may get parts on other hosts and has none: waits a moment for an MPI launcher that prepares what it is going to start, because a checkpoint of that could not
-    /// go on elsewhere.
-    pub(super) fn await_launcher(&self) -> Result<(), Failure> {
-        if self.nodes.as_ref().is_none_or(Nodes::is_part) {
-            return Ok(());
-        }
-        let mut attempt = 1;
-        loop {
-            let live = processes::live(self.pid, &self.outside());
-            let Some(pid) = live.into_iter().find(|pid| nodes::is_launcher_at_start(*pid)) else {
-                return Ok(());
-            };
-            if attempt == TRIES {
-                let command = proc::command_line(pid).unwrap_or_default();
-                let why = format!(
-                    "process {pid} ({command}) is just starting, and has neither daemons nor ranks yet; checkpoint {PASSING}"
-                );
-                return Err(Failure::new(Exit::CheckpointFailed, why));
-            }
-            starting_over(attempt);
-            attempt += 1;
-        }
-    }
-
     /// Captures this node's part together with the others.
     fn take_part(&mut self, (number, base): (u64, u64), wanted: &Wanted, tell: bool) -> Result<(), Failure> {
         let Some(mut nodes) = self.nodes.take() else { return Ok(()) };
-        let outside = nodes.outside();
+        let ways = nodes.ways();
         let result = match nodes.tree() {
             None => Err(Failure::new(Exit::Internal, "the tree is not there yet")),
             Some(tree) => {
                 let gathering = Gathering::new(tree, base, nodes.job());
-                let begun = self.begin(number, wanted, outside, Some(&gathering));
+                let begun = self.begin(number, wanted, ways, Some(&gathering));
                 begun.map_err(|f| gathering.judge(f)).inspect_err(|f| gathering.fail(f))
             }
         };

@@ -10,7 +10,7 @@ use belay_plugins::{Facts, Group};
 use belay_tree::{Contribution, Event, Joining};
 use belay_wire::Exit;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -49,16 +49,33 @@ pub(crate) fn part_dir(dir: &Path, tag: u64) -> std::path::PathBuf {
     dir.join("nodes").join(tag.to_string())
 }
 
+/// Why a restart is given up to whose root, at one of `addresses`, not all parts have come.
+fn absent(remotes: &BTreeMap<u64, Remote>, addresses: &[String], limit: Duration) -> Failure {
+    let missing = || remotes.values().filter(|r| r.life == Life::Starting);
+    let hosts: BTreeSet<&str> = missing().map(|r| r.words.host.as_str()).collect();
+    Failure::new(
+        Exit::RestartFailed,
+        format!(
+            "{} of {} parts of the job have not joined within {} s, on {}: see whether belay runs there and reaches this host at {} (a firewall?), or restart on other hosts (--hosts)",
+            missing().count(),
+            remotes.len(),
+            limit.as_secs(),
+            hosts.into_iter().collect::<Vec<_>>().join(", "),
+            addresses.join(" or "),
+        ),
+    )
+}
+
 impl Nodes {
-    /// Starts the parts in `rows` again, `stored` on their hosts or not, and waits until all have joined. `hosts` replaces the hosts that they had, in order; there may be fewer or more.
+    /// Starts the parts in `rows` again, `stored` on their hosts or not, and waits until all have joined. `hosts` replaces the hosts that they had, in order; there may be fewer or more. The tree has this `fan_out`.
     pub(crate) fn restart(
-        dir: &JobDir,
+        (dir, fan_out): (&JobDir, u64),
         (rows, stored): (&[Row], bool),
         number: u64,
         (hosts, restarts): (&[String], bool),
     ) -> Result<Self, Failure> {
         let key = dir.path().join("key");
-        let mut nodes = Self::new(Self::root_of(&key)?, key, None);
+        let mut nodes = Self::new(Self::root_of(&key, fan_out)?, key, None);
         nodes.restarts = restarts;
         let path = std::env::var_os("PATH").unwrap_or_default();
         let places = hosts_of(rows, hosts, stored);
@@ -92,7 +109,10 @@ impl Nodes {
             }
         }
         match nodes.await_parts() {
-            Ok(()) => Ok(nodes),
+            Ok(()) => {
+                nodes.joining.iter_mut().for_each(Joining::all_joined);
+                Ok(nodes)
+            }
             Err(failure) => {
                 nodes.give_up();
                 Err(failure)
@@ -128,8 +148,9 @@ impl Nodes {
                     ));
                 }
             }
-            if begin.elapsed() > LIMIT + if self.restarts { LOCK_LIMIT } else { Duration::ZERO } {
-                return Err(Failure::new(Exit::RestartFailed, "not all parts of the job have joined"));
+            let limit = LIMIT + if self.restarts { LOCK_LIMIT } else { Duration::ZERO };
+            if begin.elapsed() > limit {
+                return Err(absent(&self.remotes, &self.addresses(), limit));
             }
         }
         Ok(())
@@ -150,14 +171,17 @@ impl Nodes {
         }
     }
 
-    /// Whether this agent restarts together with others.
-    pub(crate) fn reunion(&mut self) -> Option<Reunion> {
-        let joining = self.joining()?;
-        Some(Reunion {
+    /// What this agent restarts together with others by; at a part, when all have joined.
+    pub(crate) fn reunion(&mut self) -> Result<Option<Reunion>, Failure> {
+        let Some(mut joining) = self.joining() else { return Ok(None) };
+        if self.is_part() {
+            joining.await_all(LIMIT + LOCK_LIMIT)?;
+        }
+        Ok(Some(Reunion {
             job: self.job,
             joining: RefCell::new(Some(joining)),
             next: Cell::new(1),
-        })
+        }))
     }
 }
 
@@ -200,6 +224,10 @@ impl Group for Reunion {
         std::thread::sleep(time.saturating_sub(begin.elapsed()));
     }
 
+    fn attend(&self) {
+        self.joining.borrow_mut().iter_mut().for_each(Joining::attend);
+    }
+
     fn leave(&self) {
         drop(self.take_joining());
     }
@@ -208,5 +236,44 @@ impl Group for Reunion {
 impl From<belay_tree::TreeError> for Failure {
     fn from(e: belay_tree::TreeError) -> Self {
         failure(e)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_whose_parts_have_not_joined_are_named() {
+        let part = |host: &str, life| Remote {
+            words: RemoteShell {
+                program: "ssh".into(),
+                options: Vec::new(),
+                host: host.into(),
+                command: "orted".into(),
+                tasks: 0,
+            },
+            standin: 9,
+            born: None,
+            first: 1,
+            child: None,
+            life,
+            code: 0,
+        };
+        let parts = [
+            ("c", Life::Starting),
+            ("b", Life::Joined(1)),
+            ("a", Life::Starting),
+            ("c", Life::Starting),
+        ];
+        let remotes = (1..).zip(parts.map(|(host, life)| part(host, life))).collect();
+        let at = ["10.0.0.1:99".to_owned(), "[fd00::1]:99".to_owned()];
+        let told = absent(&remotes, &at, LIMIT).message;
+        let named = "3 of 4 parts of the job have not joined within 60 s, on a, c: ";
+        assert!(told.starts_with(named), "{told}");
+        assert!(
+            told.contains("10.0.0.1:99 or [fd00::1]:99") && told.contains("--hosts"),
+            "{told}"
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! Which hosts a job goes on with when some have been lost: those that execute a command. Parts whose hosts answer stay there; the others get hosts that have none.
 
 use super::hosts::of_part;
+use super::names::spelled;
 use super::remote::RemoteShell;
 use super::table::{self, Row};
 use crate::jobdir::JobDir;
@@ -18,8 +19,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// Hosts for the parts of the newest generation of the job in `dir`, in their order: of those `given`, or else of those that they had, the ones that answer. `tell` hears of each that does not.
 pub fn choose(dir: &JobDir, given: &[String], tell: &mut dyn FnMut(&str)) -> Result<Vec<String>, Failure> {
-    // A restart goes back to an older generation where this one is damaged.
-    let rows = newest_rows(dir).unwrap_or_default();
+    let rows = rows(dir, None).ok().flatten().unwrap_or_default();
     let Some(first) = rows.first() else {
         return Ok(given.to_vec());
     };
@@ -41,10 +41,17 @@ pub fn choose(dir: &JobDir, given: &[String], tell: &mut dyn FnMut(&str)) -> Res
 /// `hosts` and this one, if it has been `used`: it answers.
 fn with_own(mut hosts: Vec<String>, used: &[&str]) -> Vec<String> {
     let own = super::name_here();
-    if used.contains(&own.as_str()) && !hosts.contains(&own) {
+    let own = spelled(&[&own], used).concat();
+    if used.contains(&own.as_str()) && !as_used(&hosts, used).contains(&own.as_str()) {
         hosts.push(own);
     }
     hosts
+}
+
+/// The names of `hosts`, as they were when parts `used` them.
+pub(super) fn as_used<'a>(hosts: &'a [String], used: &[&'a str]) -> Vec<&'a str> {
+    let names: Vec<&str> = hosts.iter().map(String::as_str).collect();
+    spelled(&names, used)
 }
 
 /// The host of each of `rows` at a restart on `given` hosts, if any; none where it stays, or Slurm chooses. Where each has its data on the host on which it ran
@@ -76,13 +83,22 @@ pub fn await_fence(noticed: u64) {
     std::thread::sleep(FENCE.saturating_sub(since));
 }
 
-fn newest_rows(dir: &JobDir) -> Result<Vec<Row>, Failure> {
-    let here = generations::list(&dir.generations())?;
-    let newest = here.iter().map(|g| g.number).chain(record::newest(dir.path())).max();
-    let Some(number) = newest else { return Ok(Vec::new()) };
+/// The parts of generation `wanted`, or of the newest whose table is whole: a restart goes back behind one that is damaged. None where no generation is known here.
+pub(super) fn rows(dir: &JobDir, wanted: Option<u64>) -> Result<Option<Vec<Row>>, Failure> {
+    if let Some(number) = wanted {
+        return rows_of(dir, number).map(Some);
+    }
+    let here = generations::numbers(&dir.generations())?;
+    let known: BTreeSet<u64> = here.into_iter().chain(record::numbers(dir.path())).collect();
+    let mut found = known.into_iter().rev().map(|number| rows_of(dir, number));
+    let newest = found.next().transpose();
+    newest.or_else(|failure| found.find_map(Result::ok).map(Some).ok_or(failure))
+}
+
+fn rows_of(dir: &JobDir, number: u64) -> Result<Vec<Row>, Failure> {
     match Record::read(dir.path(), number)? {
         Some(record) => Ok(record.rows),
-        None => table::read(&dir.generations().join(generations::name(number))),
+        None => table::read_listed(&dir.generations().join(generations::name(number))),
     }
 }
 
@@ -110,16 +126,18 @@ fn answering(words: &RemoteShell, hosts: &[String]) -> Result<Vec<String>, Failu
 }
 
 /// A host for each part: the one that it has `used`, if that is `alive`; else one that is, and has no part; else that of others that were on the same one; else any; where none is, `own`.
-fn places<'a>(used: &[&'a str], alive: &'a [String], own: &str) -> Vec<String> {
-    let mut spare = alive.iter().filter(|h| !used.contains(&h.as_str()));
-    let mut any = alive.iter().cycle();
-    let mut instead: BTreeMap<&str, &String> = BTreeMap::new();
+pub(super) fn places<'a>(used: &[&'a str], alive: &'a [String], own: &str) -> Vec<String> {
+    // What a part has on its host is known under the name of before.
+    let alive = as_used(alive, used);
+    let mut spare = alive.iter().copied().filter(|h| !used.contains(h));
+    let mut any = alive.iter().copied().cycle();
+    let mut instead: BTreeMap<&str, &str> = BTreeMap::new();
     let mut place = |host: &&'a str| {
-        let stays = alive.iter().find(|h| h == host);
+        let stays = alive.iter().copied().find(|h| h == host);
         let found = stays.or_else(|| spare.next()).or_else(|| instead.get(host).copied());
         let found = found.or_else(|| any.next())?;
         instead.insert(host, found);
-        Some(found.clone())
+        Some(found.to_owned())
     };
     used.iter()
         .map(|host| place(host).unwrap_or_else(|| own.to_owned()))
@@ -129,6 +147,7 @@ fn places<'a>(used: &[&'a str], alive: &'a [String], own: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use belay_image::manifest::{Manifest, MANIFEST_FILE};
 
     #[test]
     fn who_lost_its_host_gets_a_spare_and_the_others_stay() {
@@ -142,10 +161,28 @@ mod tests {
         assert_eq!(places(&used, &[], "own"), ["own", "own", "own"]);
         // Those of one host stay together, as far as there are no spares.
         assert_eq!(places(&["a", "b", "b", "b"], &alive("a c d"), "own"), ["a", "c", "d", "d"]);
+        // With a domain or without they are the same ones, under the names that the parts know.
+        let long = ["a.x", "b", "c.x"];
+        assert_eq!(places(&long, &alive("c b.x a d"), "own"), ["a.x", "b", "c.x"]);
+        assert_eq!(places(&long, &alive("d c a"), "own"), ["a.x", "d", "c.x"]);
+        assert_eq!(places(&long, &alive("c"), "own"), ["c.x", "c.x", "c.x"]);
+        // Two hosts, not one.
+        assert_eq!(places(&["a.x", "a.y"], &alive("a b"), "own"), ["a", "b"]);
         // Parts of an srun that names no nodes.
         let unnamed = ["the nodes of srun"; 2];
         assert_eq!(places(&unnamed, &alive("x y z"), "own"), ["x", "y"]);
         assert_eq!(places(&unnamed, &alive("x"), "own"), ["x", "x"]);
+    }
+
+    #[test]
+    fn this_host_answers_under_the_name_that_parts_know() {
+        let own = super::super::name_here();
+        let long = format!("{own}.cluster");
+        let of = |hosts: &[&str], used: &[&str]| with_own(hosts.iter().map(|h| (*h).to_owned()).collect(), used);
+        assert_eq!(of(&["n1"], &["n1", &long]), ["n1", &long]);
+        assert_eq!(of(&[&own], &[&long]), [own.as_str()]);
+        assert_eq!(of(&[&long], &[&own]), [long.as_str()]);
+        assert_eq!(of(&["n1"], &["n1", "n2"]), ["n1"]);
     }
 
     /// Parts of `srun` on these nodes, which it names or not.
@@ -188,6 +225,58 @@ mod tests {
         assert_eq!(of("-w a,b,c", "x y z", true), "x y z");
         assert_eq!(of("-w a,b,c", "", true), "b a c");
         assert_eq!(of("-w a,b,c", "", false), "? ? ?");
+    }
+
+    #[test]
+    fn a_table_that_cannot_be_read_or_is_missing_is_passed_over() {
+        let base = std::env::temp_dir().join(format!("belay-rows-{}", std::process::id()));
+        let dir = JobDir::create(&base).unwrap();
+        let generation = |number: u64| dir.generations().join(generations::name(number));
+        let made = |number: u64, nodes: &str| {
+            let at = generation(number);
+            std::fs::create_dir_all(&at).unwrap();
+            let files = match nodes {
+                "" => Vec::new(),
+                nodes => vec![table::write(&at, &tasks("-n 3", nodes)).unwrap()],
+            };
+            let manifest = Manifest {
+                generation: number,
+                time_unix_s: 0,
+                arch: std::env::consts::ARCH.into(),
+                blocked_ms: 0.0,
+                phases_ms: Vec::new(),
+                processes: 1,
+                threads: 1,
+                taken: None,
+                without_hashes: None,
+                bytes: 0,
+                new_bytes: 0,
+                files,
+                chunks: Vec::new(),
+                next_chunk: 0,
+            };
+            std::fs::write(at.join(MANIFEST_FILE), manifest.encode().unwrap()).unwrap();
+        };
+        let hosts = |wanted| {
+            let rows = rows(&dir, wanted).map_err(|_| "damaged")?;
+            Ok::<_, &str>(rows.map(|rows| rows.iter().map(|r| r.on.clone()).collect::<String>()))
+        };
+        assert_eq!(hosts(None), Ok(None));
+        made(3, "x y");
+        made(4, "a b");
+        made(5, "c d e");
+        assert_eq!(hosts(None), Ok(Some("cde".into())));
+        std::fs::write(generation(5).join("nodes.json"), "[").unwrap();
+        assert_eq!((hosts(None), hosts(Some(5))), (Ok(Some("ab".into())), Err("damaged")));
+        std::fs::remove_file(generation(4).join("nodes.json")).unwrap();
+        assert_eq!((hosts(None), hosts(Some(4))), (Ok(Some("xy".into())), Err("damaged")));
+        // All parts have ended.
+        made(6, "");
+        assert_eq!(hosts(None), Ok(Some(String::new())));
+        std::fs::remove_dir_all(generation(6)).unwrap();
+        std::fs::remove_file(generation(3).join("nodes.json")).unwrap();
+        assert_eq!(hosts(None), Err("damaged"));
+        std::fs::remove_dir_all(base).unwrap();
     }
 
     #[test]

@@ -94,7 +94,9 @@ fn command(words: &[&str]) -> Result<String, Failure> {
 /// A remote shell to `host`, or, for this host, a local one.
 fn shell_to(rows: &[Row], host: &str) -> RemoteShell {
     let like = rows.iter().find(|r| r.host() == host).or(rows.first());
-    match like.filter(|_| host != super::name_here()) {
+    let here = super::name_here();
+    let is_here = super::names::spelled(&[host], &[&here]) == [here.as_str()];
+    match like.filter(|_| !is_here) {
         Some(row) => row.words.to(host),
         None => RemoteShell {
             program: "sh".into(),

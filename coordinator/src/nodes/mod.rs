@@ -8,9 +8,11 @@
 
 pub mod again;
 pub mod alive;
+pub mod allocation;
 pub(crate) mod gathering;
 pub(crate) mod helper;
 pub mod hosts;
+mod names;
 pub(crate) mod remote;
 pub(crate) mod srun;
 pub mod standin;
@@ -32,28 +34,24 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 
-/// Children of a node of the tree.
-const FAN_OUT: u64 = 16;
 /// Directory of the stand-ins for remote shells.
 pub(crate) const STANDINS: &str = "standins";
 
 /// Processes that MPI launchers start on other hosts. What an MPI plugin of `srun` offers them they leave alone.
 const DAEMONS: [&str; 4] = ["orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_proxy"];
 
-/// Programs that start those, by the names of their files.
-const LAUNCHERS: [&str; 3] = ["orterun", "prterun", "mpiexec.hydra"];
-
-/// Whether process `pid` is one that starts them, and has started nothing yet. What it has prepared so far (directories in `/tmp`) would be missing on another host.
-pub(crate) fn is_launcher_at_start(pid: i32) -> bool {
-    let path = proc::link(pid, "exe");
-    let name = Path::new(&path).file_name();
-    let is_one = LAUNCHERS.iter().any(|l| name.is_some_and(|n| n == *l));
-    is_one && proc::children(pid).is_ok_and(|c| c.is_empty())
-}
-
 /// Whether `program` is one of them.
 pub fn is_daemon(program: &Path) -> bool {
     program.file_name().is_some_and(|name| DAEMONS.iter().any(|d| name == *d))
+}
+
+/// What leads to the parts of the job from this node.
+#[derive(Debug, Default)]
+pub(crate) struct Ways {
+    /// Processes that are no part of the job.
+    pub(crate) outside: Vec<i32>,
+    /// At the root: the stand-ins for them in the job.
+    pub(crate) standins: Option<Vec<i32>>,
 }
 
 /// What the root orders all parts to do.
@@ -71,6 +69,9 @@ pub(crate) enum Order {
         pinned: Vec<u64>,
         /// Tell the root the numbers of this part.
         tell: bool,
+        /// The generation from which the job was restarted last; 0 since the launch.
+        #[serde(default)]
+        era: u64,
     },
     /// Take a share in making checkpoint `number` redundant; the round is led at one of `root`. Until it is, the newest that is stays.
     Encode {
@@ -170,6 +171,7 @@ fn failure(e: TreeError) -> Failure {
     let exit = match &e {
         TreeError::Key { .. } => Exit::Io,
         TreeError::System(..) | TreeError::Join(..) => Exit::System,
+        TreeError::Absent(..) => Exit::RestartFailed,
     };
     Failure::new(exit, e.to_string())
 }
@@ -193,8 +195,8 @@ impl Nodes {
         }
     }
 
-    /// The root of a job that may get parts on other hosts: makes the job key and the stand-ins for remote shells.
-    pub fn root(dir: &JobDir) -> Result<Self, Failure> {
+    /// The root of a job that may get parts on other hosts, in a tree of this `fan_out`: makes the job key and the stand-ins for remote shells.
+    pub fn root(dir: &JobDir, fan_out: u64) -> Result<Self, Failure> {
         for old in [&dir.path().join("nodes"), &dir.path().join(STANDINS)] {
             match std::fs::remove_dir_all(old) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
@@ -204,7 +206,7 @@ impl Nodes {
             }
         }
         let key = Self::furnish(dir)?;
-        let joining = Self::root_of(&key)?;
+        let joining = Self::root_of(&key, fan_out)?;
         Ok(Self::new(joining, key, None))
     }
 
@@ -219,9 +221,9 @@ impl Nodes {
         Ok(key)
     }
 
-    fn root_of(key: &Path) -> Result<Joining, Failure> {
+    fn root_of(key: &Path, fan_out: u64) -> Result<Joining, Failure> {
         JobKey::read(key)
-            .and_then(|key| Joining::root(key, FAN_OUT, name_here()))
+            .and_then(|key| Joining::root(key, fan_out, name_here()))
             .map_err(failure)
     }
 
@@ -294,6 +296,24 @@ impl Nodes {
     /// What the next part is called.
     pub(crate) fn next_tag(&self) -> u64 {
         self.remotes.keys().last().map_or(1, |t| t + 1)
+    }
+
+    /// The stand-ins for the remote shells.
+    pub(crate) fn standins(&self) -> Vec<i32> {
+        // One that has only asked for something yet is about to start a part.
+        let there = self
+            .remotes
+            .values()
+            .filter(|r| r.has_standin() && !r.words.command.is_empty());
+        there.map(|r| r.standin).collect()
+    }
+
+    /// What leads to parts.
+    pub(crate) fn ways(&self) -> Ways {
+        Ways {
+            outside: self.outside(),
+            standins: (!self.is_part()).then(|| self.standins()),
+        }
     }
 
     /// Processes that lead to parts.

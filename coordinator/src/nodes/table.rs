@@ -3,7 +3,8 @@
 use super::remote::RemoteShell;
 use super::Nodes;
 use crate::{document, Failure};
-use belay_image::manifest::FileEntry;
+use belay_image::manifest::{FileEntry, Manifest};
+use belay_image::ImageError;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -69,4 +70,13 @@ pub(crate) fn write(dir: &Path, rows: &[Row]) -> Result<FileEntry, Failure> {
 /// The parts of the generation in `dir`; none for a job on one host.
 pub(crate) fn read(dir: &Path) -> Result<Vec<Row>, Failure> {
     Ok(document::read(dir, FILE, MAX_BYTES)?.unwrap_or_default())
+}
+
+/// The same; refused where the generation had parts, and the file is missing.
+pub(crate) fn read_listed(dir: &Path) -> Result<Vec<Row>, Failure> {
+    let rows = read(dir)?;
+    if rows.is_empty() && Manifest::read(dir)?.files.iter().any(|f| f.name == FILE) {
+        return Err(ImageError::damaged(&dir.join(FILE), "missing").into());
+    }
+    Ok(rows)
 }

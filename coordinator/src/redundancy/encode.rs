@@ -6,8 +6,9 @@ use super::serve::{self, Ask, Peer};
 use super::{parity_file, PARITY};
 use crate::{generations, Failure};
 use belay_image::sections::create_private;
+use belay_redundancy::code::Encoder;
 use belay_redundancy::layout::{block_range, blocks};
-use belay_redundancy::{checksum, code, index, Index, Layout, Member, Part};
+use belay_redundancy::{checksum, index, Index, Layout, Member, Part, RedundancyError};
 use belay_tree::JobKey;
 use belay_wire::Exit;
 use std::fs::File;
@@ -104,13 +105,16 @@ impl Work<'_> {
         let fail = |e: std::io::Error| Failure::io(format!("write {}", path.display()), &e);
         let file = create_private(&new)?;
         let mut out = BufWriter::new(file);
+        let mut encoder = Encoder::new(self.layout.parity);
         for slot in 0..self.layout.parity {
             let stripe = self.layout.parity_stripe(self.position, slot);
             for block in 0..blocks(index.segment) {
                 let data = self.data(&index, stripe, block, peers)?;
-                let parity = code::encode(&data, self.layout.parity)?.swap_remove(slot);
-                index.sums.push(checksum(&parity));
-                out.write_all(&parity).map_err(fail)?;
+                let parity = encoder.encode(&data)?;
+                let missing = || RedundancyError::Code(format!("a stripe has no parity block {slot}"));
+                let own = parity.block(slot).ok_or_else(missing)?;
+                index.sums.push(checksum(own));
+                out.write_all(own).map_err(fail)?;
             }
         }
         out.write_all(&index.encode()?).map_err(fail)?;

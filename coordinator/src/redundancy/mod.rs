@@ -11,6 +11,8 @@
 pub(crate) mod again;
 pub(crate) mod content;
 pub(crate) mod encode;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod heal;
 pub mod local;
 pub mod record;

@@ -92,11 +92,16 @@ impl Record {
             Err(ImageError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e.into()),
         };
-        let record: Self = serde_json::from_slice(&bytes).map_err(|e| ImageError::damaged(&path, e.to_string()))?;
+        Self::decode(&path, &bytes, number).map(Some)
+    }
+
+    /// Decodes the record of generation `number`, naming it `path` in errors.
+    pub(super) fn decode(path: &Path, bytes: &[u8], number: u64) -> Result<Self, Failure> {
+        let record: Self = serde_json::from_slice(bytes).map_err(|e| ImageError::damaged(path, e.to_string()))?;
         if record.format != FORMAT || record.status.generation != number {
-            return Err(ImageError::damaged(&path, "not the record of this generation").into());
+            return Err(ImageError::damaged(path, "not the record of this generation").into());
         }
-        Ok(Some(record))
+        Ok(record)
     }
 }
 

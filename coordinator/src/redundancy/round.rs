@@ -36,22 +36,33 @@ pub(crate) struct Seat {
 
 /// A part begins.
 #[derive(Debug, Serialize, Deserialize)]
-struct Hello {
+pub(super) struct Hello {
     seat: Seat,
     generation: u64,
 }
 
 /// What it is to do.
 #[derive(Debug, Serialize, Deserialize)]
-struct Plan {
-    layout: Layout,
+pub(super) struct Plan {
+    pub(super) layout: Layout,
     seats: Vec<Seat>,
-    position: usize,
+    pub(super) position: usize,
+}
+
+impl Plan {
+    /// Refuses what cannot be.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        self.layout.check()?;
+        if self.position >= self.seats.len() || self.seats.len() != self.layout.members {
+            return Err(failed("a plan that does not fit together"));
+        }
+        Ok(())
+    }
 }
 
 /// How it went.
 #[derive(Debug, Serialize, Deserialize)]
-struct Done {
+pub(super) struct Done {
     failure: Option<String>,
 }
 
@@ -100,10 +111,7 @@ impl Share {
         };
         send(&mut root, &hello)?;
         let plan: Plan = receive(&mut root, LIMIT + Direct::SILENCE).map_err(lost)?;
-        plan.layout.check()?;
-        if plan.position >= plan.seats.len() || plan.seats.len() != plan.layout.members {
-            return Err(failed("a plan that does not fit together"));
-        }
+        plan.check()?;
         let work = Work {
             key: &self.key,
             dir: &self.dir,

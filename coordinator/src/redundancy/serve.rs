@@ -66,11 +66,11 @@ impl Ask {
 type Known = Mutex<Option<((u64, u64, u64, usize), Vec<u64>)>>;
 
 /// Part, generation, files.
-type Stream = (u64, u64, Arc<Vec<Part>>);
+pub(super) type Stream = (u64, u64, Arc<Vec<Part>>);
 
 /// What is held here.
 #[derive(Debug)]
-struct Holder {
+pub(super) struct Holder {
     stores: Vec<(u64, PathBuf)>,
     sums: Known,
     /// The stream that was read last: part, generation, files.
@@ -98,11 +98,7 @@ impl Server {
         stores: Vec<(u64, PathBuf)>,
         mut accept: impl FnMut() -> io::Result<Option<TcpStream>> + Send + 'static,
     ) -> Result<Self, Failure> {
-        let holder = Arc::new(Holder {
-            stores,
-            sums: Mutex::default(),
-            last: Mutex::default(),
-        });
+        let holder = Arc::new(Holder::of(stores, None));
         let serve = move || {
             yield_processors();
             let strangers = Strangers::default();
@@ -158,6 +154,14 @@ fn attend(key: &JobKey, stream: TcpStream, holder: &Holder, stranger: Stranger) 
 }
 
 impl Holder {
+    pub(super) fn of(stores: Vec<(u64, PathBuf)>, last: Option<Stream>) -> Self {
+        Self {
+            stores,
+            sums: Mutex::default(),
+            last: Mutex::new(last),
+        }
+    }
+
     /// The files of a generation, which do not change.
     fn parts(&self, dir: &Path, tag: u64, generation: u64) -> Result<Arc<Vec<Part>>, String> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -169,7 +173,7 @@ impl Holder {
         Ok(parts)
     }
 
-    fn answer(&self, question: &Ask) -> Result<Vec<u8>, String> {
+    pub(super) fn answer(&self, question: &Ask) -> Result<Vec<u8>, String> {
         let text = |e: &dyn std::fmt::Display| e.to_string();
         let json = |v: serde_json::Result<Vec<u8>>| v.map_err(|e| text(&e));
         let store = |tag: u64| -> Result<&Path, String> {

@@ -1,7 +1,7 @@
 //! Bringing things back from durable tiers, each in a child process: what the tiers hold, a generation, the job directory itself.
 
 use super::{child, open_one, parts, Durable, JOB, MAX_JOB};
-use crate::config::{Config, Kind};
+use crate::config::{Config, Kind, Limits, Use};
 use crate::jobdir::{Access, Description, JobDir};
 use crate::nodes::again::part_dir;
 use crate::nodes::Nodes;
@@ -109,8 +109,8 @@ fn directory_of_part(dir: &JobDir, tag: u64, tiers: &[&Durable]) -> Result<JobDi
     Ok(made)
 }
 
-/// Looks in the durable tiers of `config` for the newest job whose directory was `dir`, and makes that again; whether there was one.
-pub fn find_job(dir: &Path, config: &Config) -> Result<bool, Failure> {
+/// Looks in the durable tiers of `config` for the newest job whose directory was `dir`, and makes that again, where `limits` allow it; whether there was one.
+pub fn find_job(dir: &Path, config: &Config, limits: &Limits) -> Result<bool, Failure> {
     let dir = std::path::absolute(dir).map_err(|e| Failure::io(format!("find {}", dir.display()), &e))?;
     let work = |_: &Control| {
         let (mut found, mut failure): (Option<Description>, _) = (None, None);
@@ -133,12 +133,12 @@ pub fn find_job(dir: &Path, config: &Config) -> Result<bool, Failure> {
         let Some(found) = found else {
             return failure.map_or(Ok(false), Err);
         };
-        let (made, across_hosts) = (JobDir::create(&dir)?, found.across_hosts);
         // The tiers may lie elsewhere by now.
-        made.describe(&Description {
-            config: config.clone(),
-            ..found
-        })?;
+        let config = config.clone().of_job(found.config.redundancy);
+        limits.check_job(&dir, Use::Lost)?;
+        limits.check_tiers(&config, Use::Lost)?;
+        let (made, across_hosts) = (JobDir::create(&dir)?, found.across_hosts);
+        made.describe(&Description { config, ..found })?;
         if across_hosts {
             Nodes::furnish(&made)?;
         }

@@ -45,7 +45,7 @@ pub enum How {
 }
 
 /// What a host says: the chunks that lie there, or that it has moved; or why it has not.
-type Answer = Result<BTreeSet<u32>, (Exit, String)>;
+pub(crate) type Answer = Result<BTreeSet<u32>, (Exit, String)>;
 
 /// What the hosts of a job have of its chunks besides those in the job directory, as far as they have been asked.
 #[derive(Debug, Default)]

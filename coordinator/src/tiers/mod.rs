@@ -9,7 +9,7 @@ mod again;
 mod child;
 pub mod gather;
 pub mod local;
-mod notes;
+pub(crate) mod notes;
 mod parts;
 
 pub use again::{fetch, find_job, refresh};

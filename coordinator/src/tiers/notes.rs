@@ -76,18 +76,21 @@ pub(super) fn write(dir: &JobDir, durable: &Durable) -> Result<(), Failure> {
 
 /// What is known of the job's durable tiers; `None` in place of one of which there are no notes.
 pub fn known(dir: &JobDir, d: &Description) -> Vec<Option<Known>> {
-    let read = |tier: &str| {
-        let notes: Notes = serde_json::from_slice(&files::read(&file(dir, tier), MAX_NOTES).ok()?).ok()?;
-        let decode = |text: String| {
-            let manifest = Manifest::decode(MANIFEST_FILE.as_ref(), text.as_bytes()).ok()?;
-            Some((text, manifest))
-        };
-        (notes.format == FORMAT).then(|| Known {
-            generations: notes.manifests.into_iter().filter_map(decode).collect(),
-            doubtful: notes.doubtful,
-        })
-    };
+    let read = |tier: &str| decode(&files::read(&file(dir, tier), MAX_NOTES).ok()?);
     d.config.durable().map(|t| read(&t.name)).collect()
+}
+
+/// Decodes notes; `None` where they are none that this belay reads.
+pub(crate) fn decode(text: &[u8]) -> Option<Known> {
+    let notes: Notes = serde_json::from_slice(text).ok()?;
+    let decode = |text: String| {
+        let manifest = Manifest::decode(MANIFEST_FILE.as_ref(), text.as_bytes()).ok()?;
+        Some((text, manifest))
+    };
+    (notes.format == FORMAT).then(|| Known {
+        generations: notes.manifests.into_iter().filter_map(decode).collect(),
+        doubtful: notes.doubtful,
+    })
 }
 
 /// How many generations the job directory and, as far as is known, its tiers and the hosts of the job hold.

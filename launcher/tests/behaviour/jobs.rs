@@ -299,3 +299,21 @@ fn soft_dirty_bits_taken_away_by_another_program_are_missed() {
         assert_eq!([&before[1], &after[0], &after[1]], [&before[0], missed, &before[0]]);
     }
 }
+
+#[test]
+fn an_allocation_that_cannot_be_read_is_refused_where_no_hosts_are_named() {
+    require_helpers();
+    let s = Scratch::new("allocation");
+    let mut job = s.launch(&["--across-hosts"], "echo ready; while [ ! -e go ]; do sleep 0.01; done");
+    s.wait_for("ready");
+    assert!(s.belay(&["checkpoint", "--then", "stop"]).status.success());
+    job.wait().unwrap();
+    let restart = |options: &[&str]| {
+        let mut c = s.command(BELAY, &[&["restart"], options].concat());
+        c.env("SLURM_JOB_NODELIST", "n[1-2").output().unwrap()
+    };
+    assert_failed(&restart(&[]), 64, "SLURM_JOB_NODELIST=n[1-2 is no list of nodes");
+    s.go();
+    let o = restart(&["--hosts", "n1"]);
+    assert!(o.status.success() && o.stderr.is_empty(), "{o:?}");
+}

@@ -8,6 +8,7 @@ mod directories;
 pub(crate) mod owner;
 pub(crate) mod path;
 mod rebuild;
+mod sessions;
 
 use crate::content::Content;
 use crate::model::FsPath;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use capture::{capture, finish, is_named, is_volatile, without_deleted, FileSet, Sought};
 pub(crate) use directories::{make_parents, parents, working, Directory, Scaffold};
 pub(crate) use rebuild::{make_beside, prepare, BuiltFile};
+pub(crate) use sessions::sessions;
 
 /// One inode.
 #[derive(Debug, Clone, Serialize, Deserialize)]

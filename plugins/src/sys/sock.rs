@@ -199,6 +199,11 @@ pub(crate) fn connect(fd: RawFd, addr: &Addr) -> io::Result<()> {
     check(unsafe { libc::connect(fd, addr.0.as_ptr().cast(), addr.0.len() as libc::socklen_t) }).map(drop)
 }
 
+/// Ends a connection, or the attempt to make one, so that another can be made.
+pub(crate) fn disconnect(fd: RawFd) -> io::Result<()> {
+    connect(fd, &Addr(vec![0; size_of::<libc::sockaddr>()]))
+}
+
 fn setting(name: &str) -> String {
     std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default()
 }

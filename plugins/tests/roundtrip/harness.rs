@@ -284,6 +284,8 @@ fn view(pid: i32) -> ProcessView {
         task: pid,
         pidfd: belay_kernel::pidfd::open(pid).unwrap(),
         apart: Vec::new(),
+        exe: belay_kernel::proc::link(pid, "exe").into(),
+        stack: 0,
         shared,
     }
 }

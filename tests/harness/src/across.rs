@@ -17,6 +17,13 @@ use std::time::{Duration, Instant};
 /// Longer than anything takes here, also where much else runs.
 pub const LIMIT: Duration = Duration::from_secs(180);
 
+/// Writes the site's file of the hosts that share the directory `work`.
+fn configure(work: &Path, configuration: &str) -> Result<(), Failure> {
+    let dir = work.join("etc/belay");
+    let written = std::fs::create_dir_all(&dir).and_then(|()| std::fs::write(dir.join("belay.toml"), configuration));
+    written.map_err(|e| format!("write the site's file: {e}"))
+}
+
 /// A job on hosts.
 #[derive(Debug)]
 pub struct Job {
@@ -32,7 +39,8 @@ pub struct Job {
     pub options: Vec<String>,
     /// What the job is started by.
     pub front: Option<Child>,
-    all: usize,
+    /// Hosts.
+    pub all: usize,
     kind: Kind,
     user: User,
     outputs: u32,
@@ -51,7 +59,29 @@ impl Job {
 
     /// The same, launched and restarted by `user`.
     pub fn by(user: User, place: &Place, label: &str, kind: Kind, parts: usize, all: usize) -> Result<Self, Failure> {
+        Self::made(place.work(label, user)?, place, user, kind, (parts, all))
+    }
+
+    /// The same on hosts whose site has `configuration` in its file, see [`Job::configure`].
+    pub fn at_site(
+        (user, configuration): (User, &str),
+        place: &Place,
+        label: &str,
+        kind: Kind,
+        parts: usize,
+        all: usize,
+    ) -> Result<Self, Failure> {
         let work = place.work(label, user)?;
+        configure(&work, configuration)?;
+        Self::made(work, place, user, kind, (parts, all))
+    }
+
+    /// Changes what `/etc/belay/belay.toml` says on hosts that have one.
+    pub fn configure(&self, configuration: &str) -> Result<(), Failure> {
+        configure(&self.work, configuration)
+    }
+
+    fn made(work: PathBuf, place: &Place, user: User, kind: Kind, (parts, all): (usize, usize)) -> Result<Self, Failure> {
         // Everything that hosts share lies in one directory.
         std::fs::create_dir_all(work.join("bin")).map_err(|e| e.to_string())?;
         for name in ["belay", "belay-inject", "belay-restorer"] {

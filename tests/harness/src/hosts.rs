@@ -1,6 +1,6 @@
 //! Test hosts: each is a set of namespaces (network, host name, IPC, PIDs, mounts) with an address on a bridge in a namespace of its own, its own `/tmp` and
 //! `/dev/shm`, and a small daemon as PID 1 that runs commands for the other hosts and their users, as sshd would. What lies in `etc` of the shared directory
-//! takes the place of the machine's files and directories of that name.
+//! takes the place of the machine's files and directories of that name, or is there beside them where the machine has none.
 //!
 //! The daemon and its client are the test program itself, which is copied to where every host finds it, the client under the name `ssh`.
 
@@ -247,6 +247,11 @@ impl Hosts {
         let init = format!(
             "set -e; hostname {name}; mount -t proc proc /proc; exec 9<'{dir}'; mount -t tmpfs -o mode=1777 tmpfs /tmp; \
              mkdir -p '{dir}'; mount -c --bind /proc/self/fd/9 '{dir}'; exec 9<&-; mount -t tmpfs -o mode=1777 tmpfs /dev/shm; \
+             for f in '{dir}'/etc/*; do \
+               [ -e \"/etc/${{f##*/}}\" ] && continue; \
+               [ -e /tmp/etc ] || {{ mkdir /tmp/etc; cp -a /etc/. /tmp/etc; mount --bind /tmp/etc /etc; }}; \
+               if [ -d \"$f\" ]; then mkdir \"/etc/${{f##*/}}\"; else : > \"/etc/${{f##*/}}\"; fi; \
+             done; \
              for f in '{dir}'/etc/*; do mount --bind \"$f\" \"/etc/${{f##*/}}\"; done; exec '{dir}/rsh/ssh' {DAEMON} '{dir}/{name}.sock'"
         );
         let unshare = [

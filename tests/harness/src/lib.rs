@@ -11,6 +11,8 @@
 //! outcome  what a program's run came to, and how two runs differ
 //! ways     the four ways in which each case is run
 //! stepper  the agent's system calls during a checkpoint, one by one
+//! calls    those of all its threads that change files or make them durable
+//! disk     what a power cut leaves of these files
 //! terminal a pseudo-terminal for tests of job control
 //! runner   filters, two workers, one line per check, summary
 //! hosts    hosts made of namespaces, joined by a bridge
@@ -22,9 +24,12 @@
 //! The harness knows Belay only through its command line.
 
 pub mod across;
+pub mod agents;
 pub mod beat;
 pub mod build;
+pub mod calls;
 pub mod case;
+pub mod disk;
 pub mod expect;
 pub mod group;
 pub mod hosts;

@@ -93,6 +93,26 @@ pub fn kill_tree(root: i32) {
     }
 }
 
+/// The name of process `pid`.
+pub fn comm(pid: i32) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim().to_owned()
+}
+
+/// The parent of process `pid`.
+pub fn parent(pid: i32) -> Option<i32> {
+    let s = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    s[s.rfind(')')? + 2..].split(' ').nth(1)?.parse().ok()
+}
+
+/// The first process called `program` below `front`, and its agent.
+pub fn program_and_agent(front: i32, program: &str) -> Option<(i32, i32)> {
+    tree(front).into_iter().find_map(|p| {
+        let above = parent(p)?;
+        (comm(p) == program && comm(above) != program).then_some((p, above))
+    })
+}
+
 /// Living processes whose environment or command line names `mark` (a work directory): what a finished job left behind.
 pub fn marked(mark: &Path) -> Vec<(i32, String)> {
     let mark = mark.as_os_str().as_encoded_bytes();

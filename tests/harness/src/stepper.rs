@@ -35,8 +35,8 @@ pub enum Verdict {
     Kill,
 }
 
-/// `PTRACE_EVENT_STOP` and the rest of what this module needs of ptrace.
-fn request(request: libc::c_uint, tid: i32, addr: usize, data: usize) -> io::Result<()> {
+/// A request of ptrace.
+pub(crate) fn request(request: libc::c_uint, tid: i32, addr: usize, data: usize) -> io::Result<()> {
     // SAFETY: callers pass numbers, or the address and size of a live object.
     let r = unsafe { libc::ptrace(request, tid, addr, data) };
     if r == -1 {
@@ -46,28 +46,51 @@ fn request(request: libc::c_uint, tid: i32, addr: usize, data: usize) -> io::Res
     }
 }
 
-/// The number and the first three arguments of the call that `tid` enters; `None` at its exit.
-fn entered(tid: i32) -> io::Result<Option<(i64, [u64; 3])>> {
+/// Why a thread is stopped at a call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum At {
+    /// It enters the one with this number and these arguments.
+    Entry(i64, [u64; 6]),
+    /// It leaves one, with this result.
+    Exit(i64),
+}
+
+/// Where `tid` is stopped.
+pub(crate) fn stopped_at(tid: i32) -> io::Result<Option<At>> {
     const PTRACE_GET_SYSCALL_INFO: libc::c_uint = 0x420e;
-    const ENTRY: u64 = 1;
-    // `struct ptrace_syscall_info`: op, arch, instruction and stack pointer, then number and six arguments.
+    // `struct ptrace_syscall_info`: op, arch, instruction and stack pointer, then number and six arguments, or the result.
     let mut info = [0u64; 11];
     request(PTRACE_GET_SYSCALL_INFO, tid, size_of_val(&info), info.as_mut_ptr() as usize)?;
-    Ok((info[0] & 0xff == ENTRY).then_some((info[3].cast_signed(), [info[4], info[5], info[6]])))
+    let [op, _, _, first, arguments @ ..] = info;
+    Ok(match op & 0xff {
+        1 => Some(At::Entry(
+            first.cast_signed(),
+            std::array::from_fn(|n| arguments.get(n).copied().unwrap_or_default()),
+        )),
+        2 => Some(At::Exit(first.cast_signed())),
+        _ => None,
+    })
+}
+
+/// At most `length` bytes of the memory of `tid`, from `at` on.
+pub(crate) fn memory(tid: i32, at: u64, length: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0u8; length];
+    let iov = |base: *mut u8| libc::iovec {
+        iov_base: base.cast(),
+        iov_len: length,
+    };
+    let (to, from) = (iov(bytes.as_mut_ptr()), iov(at as *mut u8));
+    // SAFETY: `bytes` is writable for as many bytes as both vectors say; the other process's memory is only read.
+    let read = unsafe { libc::process_vm_readv(tid, &raw const to, 1, &raw const from, 1, 0) };
+    bytes.truncate(usize::try_from(read).ok()?);
+    Some(bytes)
 }
 
 /// The phase that a line of the log announces which `tid` is about to write.
-fn announced(tid: i32, [_, at, length]: [u64; 3]) -> Option<&'static str> {
+fn announced(tid: i32, [_, at, length, ..]: [u64; 6]) -> Option<&'static str> {
     const LONGEST: usize = 1024;
-    let mut line = [0u8; LONGEST];
-    let iov = |base: *mut u8| libc::iovec {
-        iov_base: base.cast(),
-        iov_len: LONGEST.min(length as usize),
-    };
-    let (to, from) = (iov(line.as_mut_ptr()), iov(at as *mut u8));
-    // SAFETY: `line` is writable for as many bytes as both vectors say; the other process's memory is only read.
-    let read = unsafe { libc::process_vm_readv(tid, &raw const to, 1, &raw const from, 1, 0) };
-    let text = std::str::from_utf8(&line[..usize::try_from(read).ok()?]).ok()?;
+    let line = memory(tid, at, LONGEST.min(length as usize))?;
+    let text = std::str::from_utf8(&line).ok()?;
     if !text.contains("\"message\":\"phase\"") {
         return None;
     }
@@ -172,7 +195,7 @@ fn follow(agent: i32, done: &AtomicBool, counted: Counted, at_step: &mut dyn FnM
         let signal = libc::WSTOPSIG(status);
         let mut deliver = 0;
         if signal == libc::SIGTRAP | 0x80 {
-            if let Some((number, arguments)) = entered(agent)? {
+            if let Some(At::Entry(number, arguments)) = stopped_at(agent)? {
                 let begins = (number == libc::SYS_write).then(|| announced(agent, arguments)).flatten();
                 phase = begins.or(phase);
                 if let Some(name) = begins.map(|_| "begin a phase").or_else(|| counted(number, arguments[0])) {

@@ -23,26 +23,10 @@ const FEW: u64 = 5;
 /// The program that looks at everything that a checkpoint touches in every process.
 const ALL: &str = "kill_target";
 
-fn comm(pid: i32) -> String {
-    std::fs::read_to_string(format!("/proc/{pid}/comm"))
-        .unwrap_or_default()
-        .trim()
-        .to_owned()
-}
-
-fn parent(pid: i32) -> Option<i32> {
-    let s = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    s[s.rfind(')')? + 2..].split(' ').nth(1)?.parse().ok()
-}
-
 /// The first process of the program `target` and its agent.
 fn program_and_agent(job: &Job, target: &str) -> Result<(i32, i32), Failure> {
     let front = job.pid().ok_or("no job")?;
-    let found = procs::tree(front).into_iter().find_map(|p| {
-        let above = parent(p)?;
-        (comm(p) == name(target) && comm(above) != name(target)).then_some((p, above))
-    });
-    found.ok_or_else(|| format!("no program below {front}: {}", job.output_text()))
+    procs::program_and_agent(front, name(target)).ok_or_else(|| format!("no program below {front}: {}", job.output_text()))
 }
 
 /// The program's name: the first word of its command line.
@@ -118,7 +102,7 @@ fn passes(job: &mut Job, target: &str, program: i32) -> Result<(), Failure> {
     let end = Instant::now() + LIMIT;
     loop {
         // Asked before the output is read: what the program says last, it says before it dies.
-        let lives = comm(program) == name(target);
+        let lives = procs::comm(program) == name(target);
         let said = job.output_text();
         if said.contains("FAIL ") {
             return Err(said);
@@ -287,7 +271,7 @@ fn rank_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> 
 fn snapshots(agent: i32) -> Vec<i32> {
     procs::tree(agent)
         .into_iter()
-        .filter(|p| comm(*p) == "belay-snapshot")
+        .filter(|p| procs::comm(*p) == "belay-snapshot")
         .collect()
 }
 

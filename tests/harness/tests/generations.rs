@@ -154,6 +154,27 @@ fn past_the_page_cache(place: &Place, user: User, _: &mut Rng) -> Result<(), Fai
     job.verdict(false, PATIENCE)
 }
 
+/// What processes of a job have in common is stored once, and comes back in each of them; without the hashes it is stored as often as there is somebody who has it.
+fn stored_once(differential: &str, place: &Place, user: User) -> Result<(), Failure> {
+    const MEGABYTES: &str = "12";
+    const PAGES: u64 = 12 << 8;
+    let mut job = Job::new(place, "twins", user)?;
+    launch(&mut job, place, &["--differential", differential], &["mem_twins", MEGABYTES])?;
+    job.checkpoint()?;
+    let (written, found) = (logged(&job, "pages_written"), logged(&job, "pages_found"));
+    println!("    {differential}: {written} pages written, {found} found");
+    let once = (PAGES..PAGES * 3 / 2).contains(&written) && found >= PAGES;
+    want(once == (differential != "off"), || {
+        format!("{PAGES} pages in each of two processes: {written} written, {found} found")
+    })?;
+    want(once || written >= 2 * PAGES, || format!("only {written} pages written"))?;
+    job.kill_all()?;
+    job.clear_beat()?;
+    job.restart(&[])?;
+    job.progress(PATIENCE)?;
+    job.verdict(false, PATIENCE)
+}
+
 /// A bit of shared memory is damaged in the newest generation: the one before restarts.
 fn damaged_contents(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "contents", user)?;
@@ -381,8 +402,8 @@ fn auto_interval(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> 
 }
 
 fn main() {
-    let mut target = Target::new("generations", &["gen_steps", "mem_diff", "mem_moved"]);
-    let tests: [(&str, Test); 9] = [
+    let mut target = Target::new("generations", &["gen_steps", "mem_diff", "mem_moved", "mem_twins"]);
+    let tests: [(&str, Test); 11] = [
         ("every_generation_hash", |p, u, r| {
             every_generation("hash", &["gen_steps", "12"], p, u, r)
         }),
@@ -393,6 +414,8 @@ fn main() {
             every_generation("hash", &["gen_steps", "12", "shared"], p, u, r)
         }),
         ("past_the_page_cache", past_the_page_cache),
+        ("stored_once", |p, u, _| stored_once("hash", p, u)),
+        ("stored_twice_without_hashes", |p, u, _| stored_once("off", p, u)),
         ("damaged_contents", damaged_contents),
         ("clean_pages_diff", |p, u, r| clean_pages("mem_diff", p, u, r)),
         ("clean_pages_moved", |p, u, r| clean_pages("mem_moved", p, u, r)),

@@ -24,6 +24,8 @@ use std::time::Duration;
 mod durable;
 #[path = "hosts/local.rs"]
 mod local;
+#[path = "hosts/relays.rs"]
+mod relays;
 
 fn rounds_wanted() -> usize {
     let count = std::env::var("BELAY_HOSTS_ROUNDS").ok();
@@ -52,6 +54,10 @@ fn rounds_of(place: &Place, kind: Kind, name: &str, used: usize, all: usize, rng
             job.restart_at(&[])
         };
         restarted.map_err(|e| format!("round {n}: restart: {e}"))?;
+        let at = job.hosts_in_use();
+        want(BTreeSet::from_iter(job.at.clone()).into_iter().eq(at.clone()), || {
+            format!("round {n}: the job is on hosts {at:?}, not {:?}", job.at)
+        })?;
     }
     job.verdict()
 }
@@ -81,7 +87,7 @@ fn shared_memory(place: &Place, _: &mut Rng) -> Result<(), Failure> {
 
 /// Connections to addresses of before several restarts, which move both processes, the first time to where other programs have taken the ports.
 fn late_connections(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "hosts-late", 2, 3)?;
+    let mut job = Job::new(place, "hosts-late", 2, 4)?;
     let program = job.program(place, "net/net_late")?;
     let (ports, ready) = (job.work.join("ports"), job.work.join("ready"));
     job.launch_words(&[&program, "serve", "10.99.0.1", "h2", &ports.display().to_string()])?;
@@ -157,6 +163,51 @@ fn packed(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
+/// How many ranks run `program`.
+fn ranks(job: &Job, program: &str) -> usize {
+    let is_rank = |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c.trim() == "program");
+    let all = (1..=job.all).flat_map(|host| job.hosts.find(host, program));
+    all.filter(is_rank).count()
+}
+
+/// Takes a checkpoint, but none between the starts of two of `all` ranks: they would know their hosts by different addresses (docs/limits.md).
+fn take_all_or_none(job: &Job, program: &str, all: usize) -> Result<(), Failure> {
+    loop {
+        let before = ranks(job, program);
+        want(job.take()?, || format!("ended: {}", job.said()))?;
+        if [0, all].contains(&before) && ranks(job, program) == before {
+            return Ok(());
+        }
+    }
+}
+
+/// A job that is killed while it is being started, its daemons, the ranks, MPI_Init, and restarted on other hosts, where it is killed once more: what was started there knows other addresses than what was
+/// started before.
+fn starts(place: &Place, kind: Kind, name: &str, used: usize, rng: &mut Rng) -> Result<(), Failure> {
+    for round in 0..rounds_wanted() {
+        let label = format!("hosts-starts-{used}{}", kind.suffix());
+        let mut job = Job::of(place, &label, kind, used, 2 * used + 1)?;
+        let program = job.program(place, name)?;
+        let words = job.mpirun(&program);
+        job.start_launch(&words.iter().map(String::as_str).collect::<Vec<_>>())?;
+        want(job.answers()?, || format!("round {round}: ended: {}", job.said()))?;
+        let ms = rng.below(900);
+        std::thread::sleep(Duration::from_millis(ms));
+        for restart in 1..=2 {
+            let at = |e| format!("round {round}, {ms} ms after the start, restart {restart}: {e}");
+            take_all_or_none(&job, &program, 4).map_err(at)?;
+            job.crash();
+            job.shift(restart * used);
+            job.restart_at(&[]).map_err(at)?;
+            std::thread::sleep(Duration::from_millis(rng.below(200)));
+        }
+        job.settle()
+            .and_then(|()| job.verdict())
+            .map_err(|e| format!("round {round}, {ms} ms after the start: {e}"))?;
+    }
+    Ok(())
+}
+
 /// What mpirun has prepared before it starts anything would be missing on another host: a checkpoint waits for its first child, and says so when that takes long.
 fn launcher_starts(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "hosts-starting", 1, 1)?;
@@ -171,7 +222,7 @@ fn launcher_starts(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let o = job.belay(&["checkpoint", "--quiet", &job.dir()])?;
     let said = text(&o);
     want(
-        o.status.code() == Some(81) && said.contains("orterun -c") && said.contains("is just starting"),
+        o.status.code() == Some(80) && said.contains("orterun -c") && said.contains("is just starting"),
         || format!("a checkpoint at the start: {}: {said}", show(o.status)),
     )?;
     job.on_host(1, &["sh", "-c", &format!("echo > {start}")])?;
@@ -266,7 +317,7 @@ fn main() {
     let mut target = Target::over_hosts("hosts");
     or_end(Server::prepare(target.place()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 29] = [
+    let tests: [(&str, Run); 35] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -277,6 +328,9 @@ fn main() {
         }),
         ("mpich::other_hosts::mpi_cg", |p, r| {
             rounds_of(p, Kind::Mpich, "mpi/mpi_cg", 2, 3, r)
+        }),
+        ("mpich::four_hosts::mpi_p2p", |p, r| {
+            rounds_of(p, Kind::Mpich, "mpi/mpi_p2p", 4, 5, r)
         }),
         ("other_numbers::mpi_alltoall", |p, r| {
             other_numbers(p, Kind::OpenMpi, "mpi/mpi_alltoall", r)
@@ -289,9 +343,14 @@ fn main() {
         ("late_connections::packed", packed),
         ("user::mpi_p2p", |p, r| of_a_user(p, Kind::OpenMpi, "mpi/mpi_p2p", r)),
         ("user::mpich::mpi_cg", |p, r| of_a_user(p, Kind::Mpich, "mpi/mpi_cg", r)),
+        ("relays::chain", |p, r| relays::rounds(p, 1, r)),
+        ("relays::two_each", |p, r| relays::rounds(p, 2, r)),
         ("shared_memory", shared_memory),
         ("numbers", numbers),
         ("launcher_starts", launcher_starts),
+        ("starts::mpi_p2p", |p, r| starts(p, Kind::OpenMpi, "mpi/mpi_p2p", 2, r)),
+        ("starts::mpi_lazy", |p, r| starts(p, Kind::OpenMpi, "mpi/mpi_lazy", 4, r)),
+        ("mpich::starts::mpi_p2p", |p, r| starts(p, Kind::Mpich, "mpi/mpi_p2p", 2, r)),
         ("durable", durable::directory),
         ("durable_objects", durable::objects),
         ("durable_server_lost", durable::server_lost),

@@ -84,6 +84,33 @@ fn lost_hosts(place: &Place, scheme: &str, (parts, all): (usize, usize), losses:
     job.verdict()
 }
 
+/// Two racks of three are lost one after the other, each at once with all that its hosts had: the job goes on on the hosts that are left. Without the domains, hosts 1 and 3 would
+/// be of one group, which survives the loss of one.
+fn lost_domains(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "redundancy-domains", 6, 6)?;
+    let program = job.program(place, "mpi/mpi_p2p")?;
+    for host in 1..=6 {
+        job.on_host(host, &["mkdir", LOCAL])?;
+    }
+    let racks = r#"[["h1", "h3"], ["h2", "h4"], ["h5", "h6"]]"#;
+    let text = format!("[redundancy]\nscheme = \"xor\"\ngroup = 3\nlocal = \"{LOCAL}\"\ndomains = {racks}\n");
+    let config = job.work.join("belay.toml");
+    std::fs::write(&config, text).map_err(|e| e.to_string())?;
+    job.options = vec!["--config".into(), config.display().to_string()];
+    job.launch(&program)?;
+    // The first rack has mpirun's host too. Three parts in each of the two that are left then make three groups.
+    for (rack, at) in [([1, 3], [2, 2, 5, 4, 5, 6]), ([5, 6], [2, 2, 4, 4, 2, 4])] {
+        std::thread::sleep(Duration::from_millis(rng.below(300)));
+        checkpoint(&job).map_err(|e| format!("before h{rack:?} are lost: {e}"))?;
+        std::thread::sleep(Duration::from_millis(rng.below(200)));
+        job.crash();
+        rack.iter().try_for_each(|host| lose(&job, *host))?;
+        job.at = at.to_vec();
+        job.restart_at(&[]).map_err(|e| format!("h{rack:?} lost: {e}"))?;
+    }
+    job.verdict()
+}
+
 /// Bits change: in a chunk while the program runs, which is named, and of which the next checkpoint makes no use; in a chunk, which is rebuilt where it is; in parity, which `verify` finds, and which is not used, so that the loss of a host is then one too many.
 fn damage(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let mut job = launched(place, "redundancy-damage", (3, 4), "xor")?;
@@ -166,10 +193,11 @@ fn killed_encoder(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
 fn main() {
     let mut target = Target::over_hosts("redundancy");
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 5] = [
+    let tests: [(&str, Run); 6] = [
         ("partner", |p, r| lost_hosts(p, "partner:3", (3, 4), 1, r)),
         ("xor", |p, r| lost_hosts(p, "xor", (3, 4), 1, r)),
         ("reed_solomon", |p, r| lost_hosts(p, "reed-solomon:4:2", (4, 6), 2, r)),
+        ("domains", lost_domains),
         ("damage", damage),
         ("killed_encoder", killed_encoder),
     ];

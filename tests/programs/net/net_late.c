@@ -63,6 +63,22 @@ static int client(char **arg) {
         full_read(early, &k, 8);
         if (k) k = mix(k);
     }
+    uint64_t port;
+    full_read(early, &port, 8);
+    // Opened since the restart, at an address from before; and a port at which nobody listens.
+    struct sockaddr_in fresh = at(arg[0], (int)port);
+    int nobody = (int)OK(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    struct sockaddr_in none = at(arg[0], 1);
+    for (int again = 0; again < 2; again++, none.sin_port = htons(65535)) {
+        CHECK(connect(nobody, (void *)&none, sizeof none) == -1);
+        EQ(errno, ECONNREFUSED);
+    }
+    OK(close(nobody));
+    for (int mode = 0; mode < 3; mode++) {
+        int fd = late(fresh, own, mode);
+        exchange(fd, 8);
+        OK(close(fd));
+    }
     for (int mode = 0; mode < 3; mode++)
         for (int which = 0; which < 2; which++) {
             int fd = late(which ? mine : any, own, mode);
@@ -126,6 +142,12 @@ int main(int argc, char **argv) {
     uint64_t end = 0;
     full_write(early, &end, 8);
     full_read(early, &end, 8);
+    int fresh = listener("0.0.0.0", 0);
+    own.sin_port = name(fresh, 0).sin_port;
+    uint64_t port = ntohs(own.sin_port);
+    full_write(early, &port, 8);
+    for (int mode = 0; mode < 3; mode++) served(fresh, own, peer);
+    OK(close(fresh));
     for (int mode = 0; mode < 3; mode++)
         for (int which = 0; which < 2; which++) {
             own.sin_port = htons((uint16_t)ports[which]);

@@ -86,20 +86,20 @@ impl Service {
         self.registry.insert(node, registered);
         self.traffic.sent.fetch_add(1, Ordering::Relaxed);
         let here = parent.is_none();
-        if let Err(error) = stranger.link.send(&Down::Welcome { node, parent }) {
+        let ordered = self.ordered;
+        if let Err(error) = stranger.link.send(&Down::Welcome { node, parent, ordered }) {
             tracing::warn!(node, %error, "a node went away while it was let in");
             self.registry.remove(&node);
             return;
         }
         if here {
-            self.attach(node, info, stranger.link, 0, self.ordered);
+            self.attach(node, info, stranger.link, 0, ordered);
         }
     }
 
     /// `node` is a child of this node from now on, or again.
     pub(super) fn attach(&mut self, node: u64, info: NodeInfo, link: Link, released: u64, ordered: u64) {
-        let known = self.children.remove(&node);
-        let again = known.as_ref().and_then(|c| c.released.clone());
+        let again = self.children.remove(&node).and_then(|c| c.released);
         self.children.insert(
             node,
             Child {
@@ -108,9 +108,9 @@ impl Service {
                 released: again.clone(),
             },
         );
-        // What it missed. A node that is new has missed nothing: it takes part from the next order on.
+        // What it missed, here or below a parent that was lost. A new node counts from the orders given before it was let in, which are not for it.
         let orders: Vec<(u64, String)> = self.orders.iter().filter(|(id, _)| *id > ordered).cloned().collect();
-        for (id, text) in orders.into_iter().filter(|_| ordered > 0 || known.is_some()) {
+        for (id, text) in orders {
             self.send_down(node, &Down::Order { id, text });
         }
         if let Some((step, failures, values)) = again.filter(|(step, ..)| *step > released) {

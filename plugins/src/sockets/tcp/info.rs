@@ -85,7 +85,7 @@ impl End {
 
 /// What one end says of its connection; both ends together tell what is under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Counters {
+pub(crate) struct Counters {
     /// Bytes of data written, once with the connection's SYN where this end counts it.
     pub(super) counted: i64,
     /// Whether this end counts the SYN, if that is known.
@@ -107,14 +107,16 @@ impl Counters {
 
     /// Bytes of data that this end still holds and `to` has not received. (What the sender has not had acknowledged is no measure: an acknowledgement may
     /// be delayed.)
-    pub(super) fn undelivered(&self, to: &Self) -> Result<usize, Fault> {
+    pub(crate) fn undelivered(&self, to: &Self) -> Result<usize, Fault> {
         let syn = match (self.syn, to.syn) {
             (Some(syn), _) => syn,
             (None, Some(other)) => !other,
             (None, None) => return not_now("its counters do not agree"),
         };
-        usize::try_from(self.counted - i64::from(syn) - to.received)
-            .or_else(|_| not_now("more has been received than was sent, by its counters"))
+        // Another node's counters may say anything.
+        let sent = self.counted.checked_sub(i64::from(syn));
+        let left = sent.and_then(|sent| usize::try_from(sent.checked_sub(to.received)?).ok());
+        left.map_or_else(|| not_now("more has been received than was sent, by its counters"), Ok)
     }
 }
 

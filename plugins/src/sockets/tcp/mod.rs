@@ -21,6 +21,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 pub(crate) use capture::{capture, finish, TcpSet};
 pub(crate) use rebuild::rebuild;
 pub(crate) use remote::token;
+#[cfg(feature = "fuzzing")]
+pub(crate) use {info::Counters, remote::Told, unread::Unread};
 
 /// A TCP socket.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -5,7 +5,7 @@ use super::{connection, drain, remote, Role, TcpState};
 use crate::fault::{refuse, At, Fault};
 use crate::model::{DescId, Kind};
 use crate::rebuild::{Builder, Waits};
-use crate::sockets::names::{self, Book, Listening, Page};
+use crate::sockets::names::{self, Book, Listening, Page, View};
 use crate::sockets::options::When;
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
@@ -130,12 +130,14 @@ fn placed(b: &Builder<'_>, t: &TcpState) -> TcpState {
     // A listening socket's port may have been moved, and with it that of what it accepts.
     let local = moved(
         &t.local,
-        internet(&t.local).and_then(|at| book.lead(at).or_else(|| book.place(at))),
+        internet(&t.local).and_then(|at| book.lead(at, View::Checkpoint).or_else(|| book.place(at))),
     );
-    let peer = t
-        .peer
-        .as_ref()
-        .map(|p| moved(p, internet(p).and_then(|at| book.lead(at).or_else(|| book.place(at)))));
+    let peer = t.peer.as_ref().map(|p| {
+        moved(
+            p,
+            internet(p).and_then(|at| book.lead(at, View::Checkpoint).or_else(|| book.place(at))),
+        )
+    });
     TcpState {
         local,
         peer,

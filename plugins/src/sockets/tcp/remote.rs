@@ -379,9 +379,12 @@ fn limit(fd: RawFd, option: i32, time: Duration) -> io::Result<()> {
     sock::set(fd, libc::SOL_SOCKET, option, &value)
 }
 
+/// Where the other end of a connection is waited for, and the token that says which connection it is.
+pub(crate) type Told = (Vec<SocketAddr>, String);
+
 /// Connects to the first of the told addresses that answers, and says which connection this is.
 fn connect(t: &TcpState, told: &str, share: Option<Share>) -> Result<OwnedFd, Fault> {
-    let (addresses, token): (Vec<SocketAddr>, String) = serde_json::from_str(told).map_err(odd)?;
+    let (addresses, token): Told = serde_json::from_str(told).map_err(odd)?;
     let mut failed = io::Error::other("no address");
     for to in addresses {
         let fd = connection::anywhere(t.family, share)?;

@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// Where something lies.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Unread {
+pub(crate) struct Unread {
     path: PathBuf,
     blob: BlobRef,
     addresses: Vec<SocketAddr>,

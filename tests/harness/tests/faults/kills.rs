@@ -123,19 +123,14 @@ pub(super) fn agent_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(
 }
 
 fn is_program(pid: i32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c.trim() == "fault_target")
-}
-
-fn parent(pid: i32) -> Option<i32> {
-    let s = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    s[s.rfind(')')? + 2..].split(' ').nth(1)?.parse().ok()
+    procs::comm(pid) == "fault_target"
 }
 
 /// The agent: the nearest ancestor of the program that is not the program itself.
 fn agent_of(job: &Job, program: i32) -> Result<i32, Failure> {
     let mut p = program;
     while is_program(p) {
-        p = parent(p).ok_or_else(|| format!("the program ended: {}", job.output_text()))?;
+        p = procs::parent(p).ok_or_else(|| format!("the program ended: {}", job.output_text()))?;
     }
     want(p > 1 && p != std::process::id() as i32, || "the program has no agent".into())?;
     Ok(p)

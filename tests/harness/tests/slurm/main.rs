@@ -1,5 +1,7 @@
 //! Jobs of a real Slurm, as an ordinary user, with the batch script that belay ships: checkpointed before their time is over, requeued, continued; arrays; scancel.
 
+mod launched;
+mod nodes;
 mod site;
 
 use belay_tests::across::files;
@@ -12,6 +14,7 @@ use belay_tests::rng::Rng;
 use belay_tests::slurm::{missing, Slurm, LIMIT};
 use belay_tests::target::Target;
 use belay_tests::{procs, Failure};
+use launched::{launched, By, With};
 use site::Site;
 use std::path::Path;
 use std::process::Command;
@@ -543,13 +546,18 @@ fn main() {
     let mut target = Target::new("slurm", &[]);
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
     // They mostly wait for Slurm, each with a cluster of its own; the longest comes first.
-    let tests: [(&str, Run); 14] = [
+    let tests: [(&str, Run); 19] = [
         ("allocations", allocations),
         ("preempted_unasked", preempted_unasked),
         ("preempted", preempted),
         ("spare", spare),
         ("redundant", redundant),
         ("local_tiers", local_tiers),
+        ("other_nodes", nodes::other_nodes),
+        ("launched::salloc_mpirun", |p, r| launched(p, (By::Salloc, With::Mpirun), r)),
+        ("launched::salloc_srun", |p, r| launched(p, (By::Salloc, With::Srun), r)),
+        ("launched::sbatch_mpirun", |p, r| launched(p, (By::Sbatch, With::Mpirun), r)),
+        ("launched::sbatch_srun", |p, r| launched(p, (By::Sbatch, With::Srun), r)),
         ("mpich", mpich),
         ("pmi2", pmi2),
         ("pmix", pmix),

@@ -11,7 +11,7 @@ use belay_tests::slurm::{Slurm, LIMIT};
 use belay_tests::Failure;
 use std::os::unix::fs::{symlink, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Command, Output};
 use std::time::Instant;
 
 /// A cluster whose user has the batch script and a solver.
@@ -79,11 +79,16 @@ impl Site {
     }
 
     pub(super) fn try_user(&self, words: &[&str]) -> Result<Output, Failure> {
+        output(self.command(words), LIMIT)
+    }
+
+    /// A command of the user, with what MPI needs.
+    pub(super) fn command(&self, words: &[&str]) -> Command {
         let mut c = self.slurm.as_user(words);
         let path = format!("{0}/rsh:{0}/bin:/usr/bin:/bin", self.work.display());
         c.env("PATH", path);
         c.env("OMPI_MCA_mpi_yield_when_idle", "1").env("HWLOC_COMPONENTS", "-gl");
-        output(c, LIMIT)
+        c
     }
 
     /// Takes a checkpoint of the job in `dir`, which has not ended.

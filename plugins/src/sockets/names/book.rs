@@ -1,0 +1,439 @@
+//! All pages together: the answers.
+
+use super::{same_place, Names, Page, Share, View};
+use crate::sys::sock;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+
+/// Ports below are those of the system's services.
+const FIRST_FREE: u16 = 1024;
+
+/// How good the best claim to an address is, and where it leads: nowhere, where two nodes claim it with equal right.
+type Claim = ((usize, bool, u8), Option<SocketAddr>);
+/// Where what listened is now, also what is where it was.
+type Leads = HashMap<SocketAddr, SocketAddr>;
+
+/// All pages.
+#[derive(Debug, Clone)]
+pub struct Book {
+    own: Page,
+    others: Vec<Page>,
+    /// Ports of this node's connections with itself.
+    inner: HashSet<u16>,
+    /// Ports that the kernel chooses.
+    chosen: RangeInclusive<u16>,
+    /// For programs of each age that this node has.
+    leads: BTreeMap<View, Leads>,
+}
+
+impl Book {
+    pub(crate) fn new(own: Page, others: Vec<Page>, inner: HashSet<u16>) -> Self {
+        let views = own.names.started.values().map(|era| View::Since(*era));
+        let views: BTreeSet<View> = views.chain([View::Since(0), View::Checkpoint, View::Now]).collect();
+        let leads = views.into_iter().map(|view| (view, leads(&own, &others, view))).collect();
+        Self {
+            own,
+            others,
+            inner,
+            chosen: sock::ephemeral_range(),
+            leads,
+        }
+    }
+
+    /// What a program of the checkpoint knows, by where its stack begins.
+    pub(crate) fn view(&self, stack: u64) -> View {
+        View::Since(self.own.names.started.get(&stack).copied().unwrap_or_default())
+    }
+
+    /// Whether anything is not where it was.
+    pub fn is_needed(&self) -> bool {
+        let is_elsewhere = |p: &Page| p.names.hosts.iter().flatten().any(|ip| !p.now.contains(ip));
+        self.pages().any(|p| p.moved().next().is_some() || is_elsewhere(p))
+    }
+
+    /// Where a connection to `to` must go, if not there.
+    pub(crate) fn lead(&self, to: SocketAddr, view: View) -> Option<SocketAddr> {
+        if let Some(at) = self.leads.get(&view).and_then(|l| l.get(&to)) {
+            return Some(*at).filter(|at| *at != to);
+        }
+        let mut moved = self.own.moved();
+        let here = to.ip().is_loopback() || to.ip().is_unspecified() || self.own.now.contains(&to.ip());
+        let port = moved.find(|(known, _)| here && *known == to.port())?.1;
+        Some(SocketAddr::new(to.ip(), port))
+    }
+
+    /// Where a connection to `to` may lead, of which nobody knows whether a program of the job listens there by now: where the node is that a program calls so.
+    pub(crate) fn likely(&self, to: SocketAddr, view: View) -> Option<SocketAddr> {
+        if to.port() < FIRST_FREE || view == View::Now || self.leads.get(&view).is_some_and(|l| l.contains_key(&to)) {
+            return None;
+        }
+        let there = |p: &Page| {
+            let called = p.called(view);
+            same_place(called, called.iter().position(|ip| *ip == to.ip())?, &p.now)
+        };
+        let mut all = self.pages().filter_map(there);
+        let first = all.next().filter(|ip| *ip != to.ip())?;
+        // Where there are several of that name, who is meant?
+        all.all(|ip| ip == first).then(|| SocketAddr::new(first, to.port()))
+    }
+
+    /// The address of this node that was `at` once.
+    pub(crate) fn place(&self, at: SocketAddr) -> Option<SocketAddr> {
+        Some(SocketAddr::new(self.own.place(at.ip())?, at.port()))
+    }
+
+    /// What a program calls its own address `at`.
+    pub(crate) fn shown_own(&self, at: SocketAddr, view: View) -> Option<SocketAddr> {
+        Some(self.own.shown(at, view)).filter(|shown| *shown != at)
+    }
+
+    /// What a program calls its peer's address `at`; ports tell something of the peers of stream sockets only.
+    pub(crate) fn shown_peer(&self, at: SocketAddr, stream: bool, view: View) -> Option<SocketAddr> {
+        let is_loopback = at.ip().is_loopback();
+        let page = if is_loopback { &self.own } else { self.page_of(at, stream)? };
+        Some(page.shown(at, view)).filter(|shown| *shown != at)
+    }
+
+    /// All nodes.
+    fn pages(&self) -> impl Iterator<Item = &Page> {
+        std::iter::once(&self.own).chain(&self.others)
+    }
+
+    /// The node that has `at`; none where that is nobody's, or another host has the same address.
+    fn page_of(&self, at: SocketAddr, stream: bool) -> Option<&Page> {
+        let has = |p: &&Page| p.now.contains(&at.ip());
+        let on = [&self.own].into_iter().chain(&self.others).find(has)?;
+        let mut there = self.pages().filter(has);
+        // An address that every host has means this one.
+        if on.now != self.own.now && there.any(|p| p.now != on.now) {
+            return None;
+        }
+        let sharers = self.sharers(on);
+        if let [only] = sharers[..] {
+            return Some(only);
+        }
+        if on.now == self.own.now && self.inner.contains(&at.port()) {
+            return Some(&self.own);
+        }
+        let has_port = |p: &Page| p.listening.iter().any(|l| l.now == at.port()) || p.bound.contains(&at.port());
+        let known = self.pages().find(|p| p.now == on.now && has_port(p));
+        let by_port = || Some(sharers[usize::from(at.port()) % sharers.len()]);
+        let tells = self.chosen.contains(&at.port());
+        known.or_else(|| by_port().filter(|_| tells)).filter(|_| stream)
+    }
+
+    /// The nodes on the host of `page` that were known by different addresses, in an order on which all nodes agree.
+    fn sharers(&self, page: &Page) -> Vec<&Page> {
+        let mut all: Vec<&Page> = self.pages().filter(|p| p.now == page.now).collect();
+        all.sort_by_key(|p| p.first());
+        all.dedup_by_key(|p| p.first());
+        all
+    }
+
+    /// The ports from which this node connects, where it shares its host with others.
+    pub(crate) fn share(&self) -> Option<Share> {
+        let sharers = self.sharers(&self.own);
+        let own = sharers.iter().position(|p| p.first() == self.own.first())?;
+        let (own, among) = (u16::try_from(own).ok()?, u16::try_from(sharers.len()).ok()?);
+        (among > 1).then_some(Share { own, among })
+    }
+
+    /// Whether a node of the job is there, or may be.
+    pub(crate) fn is_known(&self, ip: IpAddr) -> bool {
+        ip.is_unspecified() || self.pages().any(|p| p.now.contains(&ip))
+    }
+
+    /// What the next checkpoint is to remember; the programs that are restarted have stacks that begin at `programs`.
+    pub fn names(&self, programs: &HashSet<u64>) -> Names {
+        let known = &self.own.names.started;
+        let era = |stack: &u64| known.get(stack).copied().unwrap_or_default();
+        Names {
+            ports: self.own.moved().collect(),
+            started: programs.iter().map(|stack| (*stack, era(stack))).collect(),
+            ..self.own.names.clone()
+        }
+    }
+}
+
+/// Where what listened on any node is now, for programs of that age.
+fn leads(own: &Page, others: &[Page], view: View) -> Leads {
+    let mut found: HashMap<SocketAddr, Claim> = HashMap::new();
+    for (is_other, page) in others.iter().map(|p| (true, p)).chain([(false, own)]) {
+        let hosts = page.names.hosts.iter().map(Vec::as_slice);
+        // What programs have learnt at their start is what they mean; then what is older.
+        for (age, ips) in [page.called(view)].into_iter().chain(hosts).enumerate() {
+            for (n, ip) in ips.iter().enumerate() {
+                for (l, fit) in page.listening.iter().filter_map(|l| Some((l, page.rank(l, ips, n)?))) {
+                    let Some(host) = same_place(ips, n, &page.now) else { continue };
+                    let to = SocketAddr::new(host, l.now);
+                    for known in page.names.of_port(l.port) {
+                        // An address that every host has (a bridge's) means this one.
+                        let rank = (age, is_other, fit);
+                        let entry = found.entry(SocketAddr::new(*ip, known)).or_insert((rank, Some(to)));
+                        if rank < entry.0 {
+                            *entry = (rank, Some(to));
+                        } else if rank == entry.0 && entry.1 != Some(to) {
+                            entry.1 = None;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    found.into_iter().filter_map(|(from, (_, to))| Some((from, to?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Listening;
+    use super::*;
+
+    /// That of programs which were started at the launch.
+    const VIEW: View = View::Since(0);
+
+    fn ip(n: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, n])
+    }
+
+    fn at(n: u8, port: u16) -> SocketAddr {
+        SocketAddr::new(ip(n), port)
+    }
+
+    fn page(hosts: &[u8], now: u8, ports: &[(u16, u16)]) -> Page {
+        let any = IpAddr::from([0, 0, 0, 0]);
+        let listening = ports.iter().map(|(port, now)| Listening {
+            ip: any,
+            port: *port,
+            now: *now,
+        });
+        Page {
+            names: Names {
+                hosts: hosts.iter().map(|n| vec![ip(*n)]).collect(),
+                ..Names::default()
+            },
+            now: vec![ip(now)],
+            listening: listening.collect(),
+            bound: Vec::new(),
+        }
+    }
+
+    fn book_of(own: Page, others: Vec<Page>) -> Book {
+        Book::new(own, others, HashSet::new())
+    }
+
+    #[test]
+    fn nothing_is_led_where_nothing_has_moved() {
+        let book = book_of(page(&[1], 1, &[(7, 7)]), vec![page(&[2], 2, &[(7, 7)])]);
+        assert!(!book.is_needed());
+        assert_eq!(
+            (book.lead(at(2, 7), VIEW), book.shown_peer(at(2, 9), true, VIEW)),
+            (None, None)
+        );
+    }
+
+    #[test]
+    fn hosts_may_change_places() {
+        // Node A was on 1 and is on 2, node B was on 2 and is on 3.
+        let book = book_of(page(&[1], 2, &[(7, 7)]), vec![page(&[2], 3, &[(7, 7)])]);
+        assert_eq!(
+            (book.lead(at(1, 7), VIEW), book.lead(at(2, 7), VIEW)),
+            (Some(at(2, 7)), Some(at(3, 7)))
+        );
+        assert_eq!((book.likely(at(2, 7), VIEW), book.likely(at(2, 1023), VIEW)), (None, None));
+        assert_eq!(
+            book.likely(at(2, 1024), VIEW),
+            Some(at(3, 1024)),
+            "a program may listen there by now"
+        );
+        assert_eq!(
+            (book.likely(at(2, 1024), View::Now), book.likely(at(9, 1024), VIEW)),
+            (None, None)
+        );
+        assert_eq!(book.lead(at(2, 22), VIEW), None, "only what listened in the job is led");
+        assert_eq!(
+            (book.shown_own(at(2, 7), VIEW), book.shown_peer(at(3, 9), true, VIEW)),
+            (Some(at(1, 7)), Some(at(2, 9)))
+        );
+        assert_eq!((book.place(at(1, 0)), book.place(at(2, 0))), (Some(at(2, 0)), None));
+    }
+
+    #[test]
+    fn the_oldest_name_holds() {
+        // After a second move: 1, 2, 3 and 2, 3, 4.
+        let (a, b) = (page(&[1, 2], 3, &[(7, 7), (8, 8)]), page(&[2, 3], 4, &[(7, 7)]));
+        let book = book_of(a, vec![b]);
+        assert_eq!(book.lead(at(2, 7), VIEW), Some(at(4, 7)), "2 was B before it was A");
+        assert_eq!(book.lead(at(2, 8), VIEW), Some(at(3, 8)), "what B does not have is A's");
+        assert_eq!(book.shown_peer(at(4, 7), true, VIEW), Some(at(2, 7)));
+        assert_eq!(
+            book.names(&HashSet::new()).with(&[ip(3)]).hosts,
+            [vec![ip(1)], vec![ip(2)], vec![ip(3)]]
+        );
+    }
+
+    #[test]
+    fn a_program_that_was_started_after_a_restart_knows_other_addresses() {
+        // A was on 1, 2 and 3, B on 2, 1 and 4: the second restart went from generation 9.
+        let names = |n: u8| {
+            let launched = book_of(page(&[n], n, &[]), Vec::new());
+            let restarted = launched.names(&HashSet::from([40])).in_era(5);
+            restarted.with(&[ip(3 - n)]).with_programs([40, 50].into_iter())
+        };
+        let page = |n: u8| Page {
+            names: names(n),
+            ..page(&[], n + 2, &[(7, 7)])
+        };
+        let book = book_of(page(1), vec![page(2)]);
+        let (first, second) = (book.view(40), book.view(50));
+        assert_eq!((first, second), (View::Since(0), View::Since(5)));
+        let seen = |view| {
+            (
+                book.lead(at(2, 7), view),
+                book.shown_own(at(3, 7), view),
+                book.shown_peer(at(4, 9), true, view),
+            )
+        };
+        assert_eq!(seen(first), (Some(at(4, 7)), Some(at(1, 7)), Some(at(2, 9))));
+        assert_eq!(seen(second), (Some(at(3, 7)), Some(at(2, 7)), Some(at(1, 9))));
+        assert_eq!(
+            seen(View::Now),
+            (Some(at(4, 7)), None, None),
+            "what it has been told is what was known first"
+        );
+        assert_eq!((book.lead(at(3, 7), View::Now), book.lead(at(4, 7), View::Now)), (None, None));
+        // What runs on was started when it was.
+        let later = book.names(&HashSet::from([40, 50])).in_era(9);
+        let started = later.with_programs([40, 50, 60].into_iter()).started;
+        assert_eq!(started, BTreeMap::from([(40, 0), (50, 5), (60, 9)]));
+    }
+
+    #[test]
+    fn addresses_that_a_program_has_seen_at_its_start_are_those_it_knows() {
+        let mut odd = Names::default().with(&[ip(1)]).with(&[ip(8)]);
+        assert_eq!(
+            (odd.in_era_of(0), odd.in_era_of(9)),
+            (&[ip(1)][..], &[ip(1)][..]),
+            "without a restart"
+        );
+        odd = odd.in_era(5).with(&[ip(2)]).with(&[ip(9)]);
+        assert_eq!((odd.in_era_of(4), odd.in_era_of(5)), (&[ip(1)][..], &[ip(2)][..]));
+        odd = odd.in_era(7).with(&[ip(9)]);
+        assert_eq!(
+            (odd.in_era_of(6), odd.in_era_of(7)),
+            (&[ip(2)][..], &[ip(9)][..]),
+            "had before the restart"
+        );
+        let old_hosts = odd.hosts.len();
+        assert_eq!(odd.with(&[ip(9)]).hosts.len(), old_hosts);
+        let old: Names = serde_json::from_str(r#"{"hosts": [["10.0.0.1"], ["10.0.0.2"]], "ports": []}"#).unwrap();
+        let now = old.in_era(5).with(&[ip(3)]);
+        let of = |era| now.in_era_of(era).to_vec();
+        assert_eq!((of(0), of(4), of(5)), (vec![ip(1)], vec![ip(1)], vec![ip(3)]));
+    }
+
+    #[test]
+    fn a_socket_bound_to_one_address_keeps_all_its_names() {
+        let mut own = page(&[1, 2], 3, &[(7, 7)]);
+        own.listening[0].ip = ip(2);
+        let book = book_of(own, Vec::new());
+        assert_eq!(
+            (book.lead(at(1, 7), VIEW), book.lead(at(2, 7), VIEW)),
+            (Some(at(3, 7)), Some(at(3, 7)))
+        );
+    }
+
+    #[test]
+    fn a_port_that_was_taken() {
+        let book = book_of(page(&[1], 1, &[(7, 40000)]), Vec::new());
+        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        assert_eq!(
+            (book.lead(at(1, 7), VIEW), book.lead(local(7), VIEW)),
+            (Some(at(1, 40000)), Some(local(40000)))
+        );
+        assert_eq!(book.shown_peer(local(40000), true, VIEW), Some(local(7)));
+        // The other nodes must know, wherever they are.
+        assert!(book_of(page(&[2], 2, &[]), vec![page(&[1], 1, &[(7, 40000)])]).is_needed());
+        // It stays what it was called when it is moved again.
+        let again = Page {
+            names: book.names(&HashSet::new()),
+            listening: page(&[], 1, &[(40000, 40001)]).listening,
+            ..page(&[], 1, &[])
+        };
+        let book = book_of(again, Vec::new());
+        assert_eq!(
+            (book.lead(local(7), VIEW), book.shown_own(local(40001), VIEW)),
+            (Some(local(40001)), Some(local(7)))
+        );
+    }
+
+    #[test]
+    fn ports_tell_nodes_of_one_host_apart() {
+        // Three nodes: two of them on host 9, and one alone.
+        let (a, b, c) = (page(&[1], 9, &[(7, 7)]), page(&[2], 9, &[(7, 8)]), page(&[3], 4, &[]));
+        let books = [
+            book_of(a.clone(), vec![b.clone(), c.clone()]),
+            book_of(b.clone(), vec![c.clone(), a.clone()]),
+            book_of(c, vec![b, a]),
+        ];
+        let share = |n: usize| books[n].share().map(|s| (s.own, s.among));
+        assert_eq!((share(0), share(1), share(2)), (Some((0, 2)), Some((1, 2)), None));
+        for book in &books {
+            let shown = |port| book.shown_peer(at(9, port), true, VIEW);
+            assert_eq!(
+                (shown(7), shown(8)),
+                (Some(at(1, 7)), Some(at(2, 7))),
+                "who listens is known by the port"
+            );
+            assert_eq!((shown(40000), shown(40001)), (Some(at(1, 40000)), Some(at(2, 40001))));
+            assert_eq!(book.shown_peer(at(4, 40001), true, VIEW), Some(at(3, 40001)));
+            // What the kernel did not choose, and what is no stream, may be anybody's.
+            assert_eq!((shown(22), book.shown_peer(at(9, 40000), false, VIEW)), (None, None));
+        }
+    }
+
+    #[test]
+    fn a_port_that_another_node_of_the_host_has_kept() {
+        let (kept, moved) = (page(&[9], 9, &[(7, 7)]), page(&[1], 9, &[(7, 8)]));
+        let book = book_of(moved, vec![kept]);
+        assert_eq!((book.lead(at(9, 7), VIEW), book.lead(at(1, 7), VIEW)), (None, Some(at(9, 8))));
+    }
+
+    #[test]
+    fn nodes_where_nothing_listens_may_have_moved() {
+        let (server, client) = (page(&[1], 1, &[(7, 7)]), page(&[2], 1, &[]));
+        assert!(book_of(server.clone(), vec![client.clone()]).is_needed());
+        let book = Book::new(client, vec![server], HashSet::from([40000]));
+        assert!(book.is_needed());
+        assert_eq!(
+            book.shown_peer(at(1, 40000), true, VIEW),
+            Some(at(2, 40000)),
+            "its connection with itself"
+        );
+    }
+
+    #[test]
+    fn nodes_that_always_shared_a_host_have_one_name() {
+        let book = book_of(page(&[1], 2, &[(7, 7)]), vec![page(&[1], 2, &[(8, 8)])]);
+        assert_eq!((book.share(), book.shown_peer(at(2, 9), true, VIEW)), (None, Some(at(1, 9))));
+        let apart = book_of(page(&[5], 5, &[]), vec![page(&[1], 2, &[(7, 7)]), page(&[1], 2, &[(8, 8)])]);
+        assert_eq!(apart.shown_peer(at(2, 9), true, VIEW), Some(at(1, 9)));
+    }
+
+    #[test]
+    fn an_address_that_every_host_has_means_this_one() {
+        let both = |n: u8| Page {
+            names: Names {
+                hosts: vec![vec![ip(n), ip(99)]],
+                ..Names::default()
+            },
+            now: vec![ip(n + 1), ip(99)],
+            ..page(&[], 0, &[(7, 7)])
+        };
+        let book = book_of(both(1), vec![both(5)]);
+        assert_eq!(
+            (book.lead(at(99, 7), VIEW), book.lead(at(5, 7), VIEW)),
+            (None, Some(at(6, 7)))
+        );
+    }
+}

@@ -1,0 +1,380 @@
+//! The site's file, `/etc/belay/belay.toml`, on a test host that has one: defaults for all jobs, and what no user gets beyond.
+
+use belay_tests::across::Job;
+use belay_tests::build::Kind;
+use belay_tests::expect::{io, refused, want};
+use belay_tests::job::{show, text};
+use belay_tests::place::{Place, User};
+use belay_tests::target::Target;
+use belay_tests::Failure;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+type Test = fn(&Place, User) -> Result<(), Failure>;
+
+/// Exit status of what the configuration does not allow.
+const NOT_ALLOWED: i32 = 93;
+const SITE: &str = "/etc/belay/belay.toml, line ";
+
+/// A host of a site; nothing runs yet.
+fn host(place: &Place, user: User, label: &str) -> Result<Job, Failure> {
+    Job::at_site((user, ""), place, &format!("site-{label}-{}", user.name()), Kind::C, 1, 1)
+}
+
+/// A program that makes progress until it may end.
+fn program(job: &Job) -> [String; 3] {
+    let [go, beat] = ["go", "beat"].map(|f| job.work.join(f).display().to_string());
+    let script = format!("while [ ! -e {go} ]; do n=$((n + 1)); echo $n > {beat}; sleep 0.02; done; echo PASS");
+    ["sh".into(), "-c".into(), script]
+}
+
+/// Starts `belay` with these words.
+fn start(job: &mut Job, words: &[&str]) -> Result<(), Failure> {
+    let belay = job.belay.clone();
+    job.start(&[&[belay.as_str()], words].concat())
+}
+
+/// Launches it in this job directory.
+fn launch(job: &mut Job, dir: &str, options: &[&str]) -> Result<(), Failure> {
+    let program = program(job);
+    let program: Vec<&str> = program.iter().map(String::as_str).collect();
+    start(job, &[&["launch", "--ckpt-dir", dir], options, &["--"], &program].concat())?;
+    job.progress()
+}
+
+/// Refused as not allowed, with these words.
+fn not_allowed(job: &Job, words: &[&str], said: &[&str]) -> Result<(), Failure> {
+    let o = job.belay(words)?;
+    refused(&o, said).map_err(|e| format!("{words:?}: {e}"))?;
+    want(o.status.code() == Some(NOT_ALLOWED), || {
+        format!("{words:?}: {}: {}", show(o.status), text(&o))
+    })
+}
+
+/// The job directory's description.
+fn description(dir: &str) -> Result<serde_json::Value, Failure> {
+    let read = io("read", std::fs::read(Path::new(dir).join("job.json")))?;
+    serde_json::from_slice(&read).map_err(|e| e.to_string())
+}
+
+/// How many checkpoints are kept and how large they may be: the site's file, options instead, and no more than the site allows, also when it changes its mind.
+fn retention(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = host(place, user, "retention")?;
+    job.configure("[checkpoints]\nkeep = 3\nmax_bytes = \"64M\"\n")?;
+    let dir = job.dir();
+    for verb in ["launch", "run"] {
+        let words = [verb, "--ckpt-dir", &dir, "--max-bytes", "65M", "--", "true"];
+        not_allowed(&job, &words, &["--max-bytes", SITE, "line 3", "67108864", "68157440"])?;
+        want(!Path::new(&dir).exists(), || format!("{verb}: the job directory was made"))?;
+    }
+    launch(&mut job, &dir, &[])?;
+    for _ in 0..4 {
+        job.checkpoint()?;
+    }
+    let list: serde_json::Value = serde_json::from_str(&job.must(&["list", "--json"])?).map_err(|e| e.to_string())?;
+    let kept = list["generations"].as_array().map_or(0, Vec::len);
+    want(kept == 3 && description(&dir)?["max_bytes"] == 64 << 20, || {
+        format!("{kept} checkpoints are kept: {list}")
+    })?;
+    job.crash();
+    let as_launched = || {
+        let d = description(&dir)?;
+        want(d["max_bytes"] == 64 << 20 && d["keep"] == 3, || {
+            format!("after the restart: {d}")
+        })
+    };
+    job.configure("[checkpoints]\nkeep = 1\nmax_bytes = \"1K\"\n")?;
+    job.restart(&[])?;
+    job.says("may take 1024 bytes until the next restart")?;
+    let o = job.belay(&["checkpoint", "--quiet", &dir])?;
+    refused(&o, &["1024"])?;
+    as_launched()?;
+    job.crash();
+    job.configure("[checkpoints]\nmax_bytes = \"1G\"\n")?;
+    job.restart(&[])?;
+    job.checkpoint()?;
+    as_launched()?;
+    job.verdict()?;
+    job.must(&["gc", "--all"])?;
+    io("let it run", std::fs::remove_file(job.work.join("go")))?;
+    launch(&mut job, &dir, &["--keep", "2", "--max-bytes", "16M"])?;
+    let d = description(&dir)?;
+    want(d["max_bytes"] == 16 << 20 && d["keep"] == 2, || format!("with options: {d}"))?;
+    job.verdict()
+}
+
+/// Makes these directories, which belong to the job's user, in the one that he has.
+fn make(job: &Job, names: &[&str]) -> Result<Vec<String>, Failure> {
+    let paths = names.iter().map(|name| job.work.join(name).display().to_string());
+    paths
+        .map(|path| job.on_host(1, &["mkdir", "-p", &path]).map(|_| path))
+        .collect()
+}
+
+/// Job directories lie below the roots of the site's file, and of the user's own, however they are named; nothing is made elsewhere.
+fn roots(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = host(place, user, "roots")?;
+    let [root, mine, other]: [String; 3] = make(&job, &["root", "root/mine", "other"])?
+        .try_into()
+        .map_err(|_| "three were made")?;
+    io("link", symlink(&other, Path::new(&root).join("out")))?;
+    let link = job.work.join("link").display().to_string();
+    io("link", symlink(&mine, &link))?;
+    job.configure(&format!(
+        "[checkpoints]\n# where there is room\nroots = [\"{root}\", \"/nowhere\"]\n"
+    ))?;
+    let outside = format!("{other}/job");
+    for dir in [
+        outside.clone(),
+        format!("{root}/out/job"),
+        format!("{root}/../other/job"),
+        format!("{mine}/../../other/job"),
+    ] {
+        for verb in ["launch", "run"] {
+            not_allowed(
+                &job,
+                &[verb, "--ckpt-dir", &dir, "--", "true"],
+                &[
+                    "job directory",
+                    &outside,
+                    SITE,
+                    "line 3, roots",
+                    &root,
+                    "/nowhere (no such file or directory)",
+                    "--ckpt-dir",
+                ],
+            )?;
+        }
+        let o = job.belay(&["restart", &dir])?;
+        refused(&o, &["is no job directory", "it does not exist"])?;
+    }
+    // Nobody can tell where these will lie.
+    io("link", symlink(Path::new(&root).join("new"), Path::new(&root).join("later")))?;
+    for dir in [format!("{root}/later/job"), format!("{root}/new/../job")] {
+        let words = ["launch", "--ckpt-dir", &dir, "--", "true"];
+        not_allowed(&job, &words, &["job directory", &dir, SITE, "line 3, roots", "--ckpt-dir"])?;
+    }
+    // The default place.
+    let default = format!("cd {other} && {} launch true", job.belay);
+    let o = belay_tests::job::output(job.command(1, &["sh", "-c", &default]), belay_tests::across::LIMIT)?;
+    refused(&o, &[&format!("{other}/belay-job"), SITE, "--ckpt-dir"])?;
+    // What the user has for himself counts too.
+    let own = job.work.join("own.toml").display().to_string();
+    io(
+        "write",
+        std::fs::write(&own, format!("[checkpoints]\nroots = [\"{mine}\", \"{other}\"]\n")),
+    )?;
+    let beside = format!("{root}/job");
+    for (dir, file) in [(&beside, &own), (&outside, &SITE.replace(", line ", ""))] {
+        let words = ["launch", "--config", &own, "--ckpt-dir", dir, "--", "true"];
+        not_allowed(&job, &words, &["job directory", dir, file])?;
+    }
+    let left: Vec<PathBuf> = [&other, &root, &mine]
+        .iter()
+        .flat_map(|d| std::fs::read_dir(d).into_iter().flatten().flatten().map(|e| e.path()))
+        .filter(|p| !["mine", "out", "later"].iter().any(|made| p.ends_with(made)))
+        .collect();
+    want(left.is_empty(), || format!("made where nothing may be: {left:?}"))?;
+    // Below both, by a link from elsewhere.
+    launch(&mut job, &format!("{link}/job"), &["--config", &own])?;
+    let there = format!("{mine}/job");
+    let o = job.belay(&["checkpoint", "--quiet", &there])?;
+    want(o.status.success(), || text(&o))?;
+    job.crash();
+    job.on_host(1, &["mv", &there, &outside])?;
+    not_allowed(
+        &job,
+        &["restart", &outside],
+        &["job directory", &outside, SITE, "move it there"],
+    )?;
+    let program = program(&job);
+    let run = ["run", "--ckpt-dir", &outside, "--", "sh", "-c", &program[2]];
+    not_allowed(&job, &run, &["job directory", &outside, SITE])?;
+    job.on_host(1, &["mv", &outside, &beside])?;
+    start(&mut job, &["restart", &beside])?;
+    job.progress()?;
+    job.verdict()
+}
+
+/// Local directories lie there too, but for those that the site names itself.
+fn tiers(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = host(place, user, "tiers")?;
+    let [root, disk, other]: [String; 3] = make(&job, &["root", "disk", "other"])?
+        .try_into()
+        .map_err(|_| "three were made")?;
+    let tier = |name: &str, path: &str| format!("[[tier]]\nname = \"{name}\"\nkind = \"local\"\npath = \"{path}\"\n");
+    let site = format!("[checkpoints]\nroots = [\"{root}\"]\n");
+    job.configure(&format!("{site}{}", tier("ssd", &disk)))?;
+    let (own, dir) = (job.work.join("own.toml").display().to_string(), format!("{root}/job"));
+    io("write", std::fs::write(&own, tier("mine", &other)))?;
+    let launch_own = ["launch", "--config", &own, "--ckpt-dir", &dir, "--", "true"];
+    let named = [
+        "tier mine:",
+        &other,
+        SITE,
+        "line 2, roots",
+        &root,
+        "for it in the configuration",
+    ];
+    not_allowed(&job, &launch_own, &named)?;
+    not_allowed(&job, &["run", "--config", &own, "--ckpt-dir", &dir, "--", "true"], &named)?;
+    want(!Path::new(&dir).exists(), || "belay run has made the job directory".into())?;
+    not_allowed(&job, &["calibrate", "--config", &own], &named)?;
+    let redundant = [
+        "launch",
+        "--across-hosts",
+        "--redundancy",
+        "xor",
+        "--local-dir",
+        &other,
+        "--ckpt-dir",
+        &dir,
+        "--",
+        "true",
+    ];
+    not_allowed(&job, &redundant, &["local directory", &other, SITE, "--local-dir"])?;
+    want(!Path::new(&dir).exists(), || "the job directory was made".into())?;
+    launch(&mut job, &dir, &[])?;
+    let o = job.belay(&["checkpoint", "--quiet", &dir])?;
+    want(o.status.success(), || text(&o))?;
+    job.crash();
+    // What the site takes back.
+    job.configure(&site)?;
+    not_allowed(
+        &job,
+        &["restart", &dir],
+        &["tier ssd:", &disk, SITE, "restart with --config FILE"],
+    )?;
+    not_allowed(&job, &["restart", "--config", &own, &dir], &named)?;
+    io("write", std::fs::write(&own, ""))?;
+    start(&mut job, &["restart", "--config", &own, &dir])?;
+    job.progress()?;
+    job.verdict()
+}
+
+/// A redundant job has no tiers, whatever the configuration of its restart names, and keeps its local directory.
+fn redundant(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = host(place, user, "redundant")?;
+    let [root, local, other]: [String; 3] = make(&job, &["root", "local", "other"])?
+        .try_into()
+        .map_err(|_| "three were made")?;
+    let site = |roots: &str| format!("[checkpoints]\nroots = [{roots}]\n");
+    let both = site(&format!("\"{root}\", \"{local}\""));
+    job.configure(&both)?;
+    let (own, dir) = (job.work.join("own.toml").display().to_string(), format!("{root}/job"));
+    let tier = format!("[[tier]]\nname = \"mine\"\nkind = \"local\"\npath = \"{other}\"\n");
+    io("write", std::fs::write(&own, tier))?;
+    let options = [
+        "--across-hosts",
+        "--redundancy",
+        "xor",
+        "--local-dir",
+        &local,
+        "--config",
+        &own,
+    ];
+    let program = program(&job);
+    let command = ["--", "sh", "-c", &program[2]];
+    let no_tiers = |how: &str| {
+        let d = description(&dir)?;
+        want(d["config"]["redundancy"]["local"] == local.as_str(), || format!("{how}: {d}"))?;
+        want(d["config"].get("tiers").is_none(), || format!("{how}: {d}"))
+    };
+    let run = [&["run", "--ckpt-dir", &dir][..], &options, &command].concat();
+    for (how, words) in [
+        ("launched", run.clone()),
+        ("restarted", vec!["restart", "--config", &own, &dir]),
+        ("run again", run),
+    ] {
+        start(&mut job, &words)?;
+        job.progress()?;
+        no_tiers(how)?;
+        let o = job.belay(&["checkpoint", "--quiet", &dir])?;
+        want(o.status.success(), || format!("{how}: {}", text(&o)))?;
+        job.crash();
+    }
+    // It is not to be had elsewhere.
+    job.configure(&site(&format!("\"{root}\"")))?;
+    for words in [
+        &["restart", &dir][..],
+        &["restart", "--config", &own, &dir],
+        &["run", "--ckpt-dir", &dir, "--", "sh", "-c", &program[2]],
+    ] {
+        let said = ["local directory", &local, SITE, "have that file allow it"];
+        not_allowed(&job, words, &said)?;
+    }
+    job.configure(&both)?;
+    start(&mut job, &["restart", &dir])?;
+    job.progress()?;
+    job.verdict()
+}
+
+/// A lost job directory is made again from a tier only where it may lie.
+fn lost(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = host(place, user, "lost")?;
+    let [root, other, disk]: [String; 3] = make(&job, &["root", "other", "disk"])?
+        .try_into()
+        .map_err(|_| "three were made")?;
+    let tier = |path: &str| format!("[[tier]]\nname = \"pfs\"\nkind = \"pfs\"\npath = \"{path}\"\n");
+    job.configure(&tier(&disk))?;
+    let dir = format!("{other}/job");
+    launch(&mut job, &dir, &[])?;
+    for words in [["checkpoint", "--quiet", &dir], ["flush", "--quiet", &dir]] {
+        let o = job.belay(&words)?;
+        want(o.status.success(), || text(&o))?;
+    }
+    job.crash();
+    io("remove", std::fs::remove_dir_all(&dir))?;
+    let site = |root: &str| format!("[checkpoints]\nroots = [\"{root}\"]\n{}", tier(&disk));
+    job.configure(&site(&root))?;
+    let said = ["job directory", &dir, SITE, "line 2, roots", "have that file allow it"];
+    not_allowed(&job, &["restart", &dir], &said)?;
+    want(!Path::new(&dir).exists(), || "the job directory was made again".into())?;
+    job.configure(&site(&other))?;
+    let own = job.work.join("own.toml").display().to_string();
+    let mine = tier(&root).replace("\"pfs\"\nkind", "\"mine\"\nkind");
+    io("write", std::fs::write(&own, mine))?;
+    let said = ["tier mine:", &root, SITE, "in the configuration"];
+    not_allowed(&job, &["restart", "--config", &own, &dir], &said)?;
+    want(!Path::new(&dir).exists(), || {
+        "the job directory was made for a refused tier".into()
+    })?;
+    start(&mut job, &["restart", &dir])?;
+    job.progress()?;
+    job.verdict()
+}
+
+/// A file that cannot be understood is no permission.
+fn broken(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = host(place, user, "broken")?;
+    let dir = job.dir();
+    launch(&mut job, &dir, &[])?;
+    job.checkpoint()?;
+    job.crash();
+    job.configure("[checkpoints]\nroots = \"/scratch\"\n")?;
+    for words in [
+        &["restart", &dir][..],
+        &["launch", "--ckpt-dir", &format!("{dir}2"), "--", "true"],
+    ] {
+        refused(&job.belay(words)?, &["/etc/belay/belay.toml", "line 2", "roots"])?;
+    }
+    job.configure("")?;
+    job.restart(&[])?;
+    job.verdict()
+}
+
+fn main() {
+    let mut target = Target::over_hosts("site");
+    let tests: [(&str, Test); 6] = [
+        ("retention", retention),
+        ("roots", roots),
+        ("tiers", tiers),
+        ("redundant", redundant),
+        ("lost", lost),
+        ("broken", broken),
+    ];
+    for (name, test) in tests {
+        target.by_user(name, |_| true, move |place, user, _| test(place, user));
+    }
+    target.run();
+}
