@@ -32,6 +32,8 @@ pub(crate) enum Message {
     Background(i32),
     /// From the agent: the job has been ended by its user, and is not to be restarted.
     NotRestarted,
+    /// From the agent: a remote shell, by its PID as the front process sees it, is to get this signal.
+    Signal { shell: i32, signal: i32 },
     /// From PID 1: the agent has ended.
     AgentEnded {
         /// With this wait status.

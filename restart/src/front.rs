@@ -308,6 +308,9 @@ impl Front {
             Message::Ended(status) => self.ended = Some(status),
             Message::Stopped(signal) => self.stop(signal),
             Message::NotRestarted => self.not_restarted = true,
+            // A child that has ended keeps its number, as nobody has waited for it.
+            Message::Signal { shell, signal } if shells.iter().any(|s| s.pid == shell) => drop(sys::kill(shell, signal)),
+            Message::Signal { .. } => {}
             Message::AgentEnded { .. } | Message::Background(_) => {}
         }
     }

@@ -88,6 +88,8 @@ pub enum News {
     NotRestarted,
     /// A remote shell was started, a child of the agent.
     Shell(Shell),
+    /// A remote shell that was started for the restart is to get this signal; the agent has no number for it.
+    Signal(Shell, i32),
 }
 
 /// A remote shell.
@@ -219,6 +221,10 @@ pub fn restart(
                     News::Background(status) => inside.send(&Message::Background(status)),
                     News::NotRestarted => inside.send(&Message::NotRestarted),
                     News::Shell(shell) => common.note(shell),
+                    News::Signal(shell, signal) => inside.send(&Message::Signal {
+                        shell: shell.pid,
+                        signal,
+                    }),
                 });
                 inside.send(&Message::Ended(status));
             }

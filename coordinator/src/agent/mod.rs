@@ -125,8 +125,8 @@ pub struct Agent {
     /// Some of them have not ended, and are not waited for any more.
     hung: bool,
     farewells: Vec<(ClientId, Event)>,
-    /// Remote shells that have just been started: whoever outlives this agent must know them.
-    new_shells: Vec<Shell>,
+    /// What the front does not know yet: remote shells that have just been started, as whoever outlives this agent must know them, and signals for those that are its children.
+    news: Vec<News>,
     skipped: u64,
     /// How the automatic interval was chosen last.
     chosen: Option<AutoInterval>,
@@ -233,7 +233,7 @@ impl Agent {
             forced: None,
             hung: false,
             farewells: Vec::new(),
-            new_shells: Vec::new(),
+            news: Vec::new(),
             skipped: 0,
             chosen: None,
             last_error: None,
@@ -369,10 +369,10 @@ impl Agent {
                     None => report(News::NotRestarted),
                 }
             }
-            for shell in self.new_shells.drain(..) {
-                match &self.channel {
-                    Some(channel) => channel.send(Message::Shell(shell.pid, shell.standin)),
-                    None => report(News::Shell(shell)),
+            for news in self.news.drain(..) {
+                match (news, &self.channel) {
+                    (News::Shell(shell), Some(channel)) => channel.send(Message::Shell(shell.pid, shell.standin)),
+                    (news, _) => report(news),
                 }
             }
             if let Err(e) = self.step() {
@@ -412,15 +412,18 @@ impl Agent {
         ];
         let clients = self.clients.interest();
         let metrics = self.metrics_interest();
+        let parting = self.nodes.as_ref().map(Nodes::parting).unwrap_or_default();
         let all: Vec<(RawFd, i16)> = fds
             .iter()
             .map(|fd| (*fd, libc::POLLIN))
             .chain(clients.iter().map(|(_, fd, events)| (*fd, *events)))
+            .chain(parting.iter().map(|fd| (*fd, libc::POLLIN)))
             .chain(metrics)
             .collect();
         let ready = sys::poll(&all).map_err(|e| Failure::system("poll", &e))?;
         let (own, others) = ready.split_at(fds.len());
-        let (theirs, metrics) = others.split_at(clients.len());
+        let (theirs, others) = others.split_at(clients.len());
+        let (parted, metrics) = others.split_at(parting.len());
 
         // First what cannot wait.
         if own[8] != 0 && self.watch.take() > 0 {
@@ -442,6 +445,9 @@ impl Agent {
         }
         if own[7] != 0 {
             self.hear_nodes();
+        }
+        for (shell, _) in parting.iter().zip(parted).filter(|(_, gone)| **gone != 0) {
+            self.nodes.iter_mut().for_each(|n| n.parted(*shell));
         }
         if own[9] != 0 {
             self.flush.done.take();

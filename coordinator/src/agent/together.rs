@@ -13,7 +13,7 @@ use crate::nodes::remote::{descriptors_of, end_standin, run_errand, shell_code, 
 use crate::nodes::{self, again, table, Nodes, Order, Stage, Together};
 use crate::{generations, sys, Failure};
 use belay_kernel::proc::born;
-use belay_restart::Shell;
+use belay_restart::{News, Shell};
 use belay_tree::{Broken, Contribution, Event as TreeEvent, Values};
 use belay_wire::{Event, Exit, Phase};
 use std::collections::BTreeSet;
@@ -109,9 +109,13 @@ impl Agent {
         let command = again::agent_command(self.dir.path(), nodes, &tags, &words, &words.program_words())?;
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut child = Some(words.spawn(&command, (Some(stdio), Some(standin)), &path)?);
-        self.new_shells.extend(child.as_ref().map(|shell| Shell {
-            pid: shell.id().cast_signed(),
-            standin,
+        // Its number was perhaps another's.
+        nodes.starters.retain(|s| s.standin != standin);
+        self.news.extend(child.as_ref().map(|shell| {
+            News::Shell(Shell {
+                pid: shell.id().cast_signed(),
+                standin,
+            })
         }));
         tracing::info!(
             first,
@@ -143,6 +147,8 @@ impl Agent {
         for shell in remotes.filter(|r| r.standin == standin).filter_map(Remote::shell) {
             sys::kill(shell, signal);
         }
+        let starter = self.nodes.as_mut().and_then(|n| n.signal_starter(standin, signal));
+        self.news.extend(starter.map(|shell| News::Signal(shell, signal)));
         self.clients.send(id, &Event::Accepted);
     }
 
@@ -230,9 +236,13 @@ impl Agent {
         let same: Vec<&Remote> = remotes.filter(|r| r.first == first).collect();
         // The shell tells better, where this agent has it.
         if same.iter().all(|r| r.child.is_none()) && (code.is_none() || same.iter().all(|r| r.is_over())) {
-            if let Some(standin) = standin {
-                // Of several tasks an srun tells the largest.
-                end_standin(standin, same.iter().map(|r| r.code).max().unwrap_or(LOST));
+            // Of several tasks an srun tells the largest.
+            let told = same.iter().map(|r| r.code).max().unwrap_or(LOST);
+            match (standin, &mut self.nodes) {
+                (Some(standin), Some(nodes)) if code.is_some() => nodes.part_with(standin, told),
+                // A shell to a host that is lost may never end.
+                (Some(standin), _) => end_standin(standin, told),
+                (None, _) => {}
             }
         }
     }

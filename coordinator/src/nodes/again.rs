@@ -89,11 +89,8 @@ impl Nodes {
             let mut words = leader.words.clone();
             words.elsewhere(&places, group.len());
             let command = agent_command(dir.path(), &nodes, &tags, &words, &format!("--generation {number}"))?;
-            nodes.starters.push(Starter {
-                host: words.host.clone(),
-                shell: words.spawn(&command, (None, None), &path)?,
-                standin: leader.standin,
-            });
+            let shell = words.spawn(&command, (None, None), &path)?;
+            nodes.starters.push(Starter::of(shell, leader.standin, words.host.clone())?);
             for tag in tags {
                 let remote = Remote {
                     words: words.clone(),

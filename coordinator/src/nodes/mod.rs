@@ -22,7 +22,7 @@ pub(crate) mod table;
 use crate::jobdir::{Description, JobDir};
 use crate::tiers::local::Seat;
 use crate::{sys, Failure};
-use belay_kernel::proc;
+use belay_kernel::{pidfd, proc};
 use belay_restart::Shell;
 use belay_storage::store::Host;
 use belay_tree::{JobKey, Joining, Tree, TreeError};
@@ -30,7 +30,7 @@ use belay_wire::Exit;
 use remote::{Life, Remote};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 
@@ -128,16 +128,41 @@ pub struct Nodes {
     /// At a part: what the remote shell was told to reach its host.
     called: Option<String>,
     /// Remote shells that have started parts for a restart.
-    pub(super) starters: Vec<Starter>,
+    pub(crate) starters: Vec<Starter>,
 }
 
 /// A remote shell that has started parts for a restart.
 #[derive(Debug)]
-pub(super) struct Starter {
+pub(crate) struct Starter {
     pub(super) host: String,
     pub(super) shell: Child,
+    /// Readable when it has ended.
+    pub(super) gone: OwnedFd,
     /// The process of the job that stands in for it.
-    pub(super) standin: i32,
+    pub(crate) standin: i32,
+    /// The exit status with which that ends, once the shell has: then all that the parts have printed is there. None while nothing is known that ends it.
+    pub(super) farewell: Option<i32>,
+}
+
+impl Starter {
+    /// What has just been started, for `standin`, on `host`.
+    pub(super) fn of(shell: Child, standin: i32, host: String) -> Result<Self, Failure> {
+        let gone = pidfd::open(shell.id().cast_signed());
+        Ok(Self {
+            host,
+            gone: gone.map_err(|e| Failure::system("watch a remote shell", &e))?,
+            shell,
+            standin,
+            farewell: None,
+        })
+    }
+
+    fn shell(&self) -> Shell {
+        Shell {
+            pid: self.shell.id().cast_signed(),
+            standin: self.standin,
+        }
+    }
 }
 
 /// The directory of the job of which `dir` is that of a part, or the job's own.
@@ -267,11 +292,40 @@ impl Nodes {
 
     /// Remote shells that have started parts for a restart, and who stands in for each.
     pub(crate) fn shells(&self) -> Vec<Shell> {
-        let of = |s: &Starter| Shell {
-            pid: s.shell.id().cast_signed(),
-            standin: s.standin,
+        self.starters.iter().map(Starter::shell).collect()
+    }
+
+    /// All parts of stand-in `standin` have ended, and it is to end with `code`. Who has started them for a restart may be about to print what they have printed last.
+    pub(crate) fn part_with(&mut self, standin: i32, code: i32) {
+        match self.starters.iter_mut().find(|s| s.standin == standin) {
+            Some(starter) => starter.farewell = Some(code),
+            None => remote::end_standin(standin, code),
+        }
+    }
+
+    /// The shell of stand-in `standin` is to get `signal`, if it was started for a restart, and may end by that.
+    pub(crate) fn signal_starter(&mut self, standin: i32, signal: i32) -> Option<Shell> {
+        let starter = self.starters.iter_mut().find(|s| s.standin == standin)?;
+        starter.farewell.get_or_insert(128 + signal);
+        Some(starter.shell())
+    }
+
+    /// Readable when a remote shell has ended whose stand-in waits for that.
+    pub(crate) fn parting(&self) -> Vec<RawFd> {
+        let waited = self.starters.iter().filter(|s| s.farewell.is_some());
+        waited.map(|s| s.gone.as_raw_fd()).collect()
+    }
+
+    /// The remote shell behind `gone` has ended.
+    pub(crate) fn parted(&mut self, gone: RawFd) {
+        let Some(at) = self.starters.iter().position(|s| s.gone.as_raw_fd() == gone) else {
+            return;
         };
-        self.starters.iter().map(of).collect()
+        let starter = self.starters.swap_remove(at);
+        let there = |r: &Remote| r.standin == starter.standin && r.has_standin();
+        if let (Some(code), true) = (starter.farewell, self.remotes.values().any(there)) {
+            remote::end_standin(starter.standin, code);
+        }
     }
 
     /// Whether parts can be started: the tree is there or about to be.

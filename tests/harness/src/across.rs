@@ -206,6 +206,13 @@ impl Job {
         front.try_wait().map(|s| s.is_some()).map_err(|e| e.to_string())
     }
 
+    /// The front itself, which another process has put on its host.
+    pub fn front_pid(&self) -> Result<i32, Failure> {
+        let enters = self.front.as_ref().map(Child::id).ok_or("no front")?;
+        let front = std::fs::read_to_string(format!("/proc/{enters}/task/{enters}/children")).unwrap_or_default();
+        front.trim().parse().map_err(|_| format!("no front: {front:?}"))
+    }
+
     /// Waits for the end of the front.
     pub fn end(&mut self) -> Result<ExitStatus, Failure> {
         let begin = Instant::now();

@@ -16,7 +16,7 @@ use belay_tests::target::{or_end, Target};
 use belay_tests::Failure;
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -231,6 +231,62 @@ fn launcher_starts(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
+/// A stand-in ends when its remote shell has, also after a restart: what the shell prints after its part has ended comes before what the program prints then.
+fn last_words(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::of(place, "hosts-last-words", Kind::C, 2, 3)?;
+    let program = job.program(place, "net/net_alone")?;
+    let [shell, real, go, beat] = ["rsh/ssh", "real", "go", "beat"].map(|f| job.work.join(f));
+    let slow = format!(
+        "#!/bin/sh\n{}/ssh \"$@\"; status=$?; sleep 1; echo last words; exit $status\n",
+        real.display()
+    );
+    let replaced = std::fs::create_dir(&real)
+        .and_then(|()| std::fs::rename(&shell, real.join("ssh")))
+        .and_then(|()| std::fs::write(&shell, slow))
+        .and_then(|()| std::fs::set_permissions(&shell, std::fs::Permissions::from_mode(0o755)));
+    replaced.map_err(|e| format!("replace ssh: {e}"))?;
+    let script = format!(
+        "ssh h2 '{program} below {} {}; exit 7'; echo PASS after $?",
+        go.display(),
+        beat.display()
+    );
+    job.launch_words(&["sh", "-c", &script])?;
+    job.checkpoint()?;
+    job.crash();
+    job.shift(1);
+    job.restart_at(&[])?;
+    job.verdict()?;
+    let said = job.said();
+    let at = |words: &str| said.find(words).ok_or_else(|| format!("no {words:?}: {said}"));
+    want(at("last words")? < at("PASS after 7")?, || said.clone())
+}
+
+/// A signal for a stand-in goes on to its remote shell, which has been started at the launch or at a restart.
+fn signalled(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    for restarted in [false, true] {
+        let mut job = Job::of(place, "hosts-signalled", Kind::C, 2, 3)?;
+        let program = job.program(place, "net/net_alone")?;
+        let [go, beat] = ["go", "beat"].map(|f| job.work.join(f));
+        let command = format!("{program} below {} {}", go.display(), beat.display());
+        job.launch_words(&["ssh", "h2", &command])?;
+        if restarted {
+            job.checkpoint()?;
+            job.crash();
+            job.shift(1);
+            job.restart_at(&[])?;
+        }
+        signal(job.front_pid()?, libc::SIGTERM);
+        let status = job.end()?;
+        want(status.code() == Some(128 + libc::SIGTERM), || {
+            format!("restarted: {restarted}; ended with {}: {}", show(status), job.said())
+        })?;
+        // Nobody has told the program on the other host to end.
+        std::fs::write(&go, "").map_err(|e| e.to_string())?;
+        job.comes_true("the program ends", || job.hosts_in_use().is_empty())?;
+    }
+    Ok(())
+}
+
 /// What the agents of the parts say of a checkpoint, in their own words, is in the numbers that the root tells; also after a restart on other hosts.
 fn numbers(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "hosts-numbers-told", 3, 4)?;
@@ -317,7 +373,7 @@ fn main() {
     let mut target = Target::over_hosts("hosts");
     or_end(Server::prepare(target.place()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 35] = [
+    let tests: [(&str, Run); 37] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -348,6 +404,8 @@ fn main() {
         ("shared_memory", shared_memory),
         ("numbers", numbers),
         ("launcher_starts", launcher_starts),
+        ("last_words", last_words),
+        ("signalled", signalled),
         ("starts::mpi_p2p", |p, r| starts(p, Kind::OpenMpi, "mpi/mpi_p2p", 2, r)),
         ("starts::mpi_lazy", |p, r| starts(p, Kind::OpenMpi, "mpi/mpi_lazy", 4, r)),
         ("mpich::starts::mpi_p2p", |p, r| starts(p, Kind::Mpich, "mpi/mpi_p2p", 2, r)),

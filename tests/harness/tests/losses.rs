@@ -252,13 +252,6 @@ fn agents(place: &Place, user: User, first: usize, rng: &mut Rng) -> Result<(), 
     job.verdict()
 }
 
-/// The front of the job; the command on its host has one child, which it waits for.
-fn front(job: &Job) -> Result<i32, Failure> {
-    let enters = job.front.as_ref().map(std::process::Child::id).ok_or("no front")?;
-    let front = std::fs::read_to_string(format!("/proc/{enters}/task/{enters}/children")).unwrap_or_default();
-    front.trim().parse().map_err(|_| format!("no front: {front:?}"))
-}
-
 /// Who ends the job while `belay run` restarts it by itself ends it for good: while it ends what is left, while it waits for parts that may be cut off, and while parts are started.
 fn ended_in_restart(place: &Place, moment: &str, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::of(place, &format!("losses-ended-{moment}"), Kind::C, 2, 2)?;
@@ -272,7 +265,7 @@ fn ended_in_restart(place: &Place, moment: &str, rng: &mut Rng) -> Result<(), Fa
         "waiting" => job.comes_true("it begins again", || !job.hosts.find(1, "--again").is_empty())?,
         _ => job.says(" (1 of 2 restarts)")?,
     }
-    belay_tests::procs::signal(front(&job)?, libc::SIGTERM);
+    belay_tests::procs::signal(job.front_pid()?, libc::SIGTERM);
     let mark = job.work.join("beat.term");
     let begin = Instant::now();
     // A restart that was over by then has given the program the signal, which it ignores.
@@ -430,7 +423,7 @@ fn ended_by_user(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure
             both_go_on(&mut job).map_err(at)?;
             // A signal before that gives the restart up.
             want(job.answers().map_err(at)?, || at("the job has ended".into()))?;
-            belay_tests::procs::signal(front(&job)?, libc::SIGTERM);
+            belay_tests::procs::signal(job.front_pid()?, libc::SIGTERM);
         } else {
             let mut c = job.command(1, &[&job.belay, "stop", "--grace", "1h", &job.dir()]);
             stop = Some(c.stderr(Stdio::null()).spawn().map_err(|e| e.to_string())?);
