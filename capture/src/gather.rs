@@ -111,6 +111,27 @@ impl Traced for Of {
     }
 }
 
+/// A task that stood in a stop, with these registers.
+#[derive(Debug)]
+struct Standing {
+    of: Of,
+    regs: Vec<u64>,
+}
+
+impl Traced for Standing {
+    fn tracer(&self) -> usize {
+        self.of.tracer
+    }
+}
+
+impl Standing {
+    /// Whether it is not in that stop any more, or another thread has its number.
+    fn has_gone_on(&self) -> bool {
+        let regs = ptrace::get_regs(self.of.tid).map(|regs| ptrace::regs_to_words(&regs));
+        ptrace::has_changed(self.of.tid) || regs.ok().as_ref() != Some(&self.regs)
+    }
+}
+
 /// What a look at a task that was asked to stop has shown.
 #[derive(Debug)]
 enum Look {
@@ -274,10 +295,35 @@ impl Gathering {
     fn look_at(&mut self, pending: Vec<Of>) -> Result<(), CaptureError> {
         let sleepers = self.sleepers.clone();
         let looks = self.tracers.each(pending, move |of| look(of, &sleepers));
-        looks
+        let lost = looks
+            .iter()
+            .filter(|(of, look)| matches!(look, Look::Lost) && of.tid != of.pid);
+        let left: BTreeSet<i32> = lost.map(|(of, _)| of.pid).collect();
+        let noted = looks
             .into_iter()
             .map(|(of, look)| self.note(of, look))
-            .fold(Ok(()), Result::and)
+            .fold(Ok(()), Result::and);
+        if !left.is_empty() {
+            self.look_again(&left);
+        }
+        noted
+    }
+
+    /// A thread of each of these processes is not there any more. If it has called exec it has the number of the main thread now, and all others have ended, also those that had stopped before: what has
+    /// left its stop is waited for once more.
+    fn look_again(&mut self, pids: &BTreeSet<i32>) {
+        let stopped = self.tasks.iter().filter_map(|(tid, known)| match &known.state {
+            State::Stopped(task) if pids.contains(&known.pid) => Some(Standing {
+                of: known.of(*tid),
+                regs: ptrace::regs_to_words(&task.regs),
+            }),
+            _ => None,
+        });
+        for (standing, gone_on) in self.tracers.each(stopped.collect(), |s| s.has_gone_on()) {
+            if let (true, Some(known)) = (gone_on, self.tasks.get_mut(&standing.of.tid)) {
+                known.state = State::Pending(Instant::now());
+            }
+        }
     }
 
     fn note(&mut self, of: Of, look: Look) -> Result<(), CaptureError> {
@@ -427,12 +473,25 @@ impl Known {
 /// Seizes a task, adds it to the list, and asks it to stop.
 fn seize(Of { tid, pid, .. }: Of, list: &Seized) -> std::io::Result<()> {
     let options = libc::PTRACE_O_TRACESYSGOOD;
-    match ptrace::seize(tid, options) {
-        // Said of what has ended, too: of a main thread in whose place another thread of the process is about to be, because that has called exec.
-        Err(e) if e.raw_os_error() == Some(libc::EPERM) && proc::stat(tid).is_ok_and(|s| !matches!(s.state, 'Z' | 'X')) => {
-            ptrace::seize(tid, options)?;
+    let program = || {
+        proc::stat(tid)
+            .ok()
+            .filter(|s| !matches!(s.state, 'Z' | 'X'))
+            .map(|s| s.start_stack)
+    };
+    let mut before = None;
+    loop {
+        match ptrace::seize(tid, options) {
+            // Said of what has ended, too: of a main thread in whose place another thread of the process is about to be, because that has called exec. So may the next one.
+            Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
+                let now = program();
+                if now.is_none() || now == before {
+                    return Err(e);
+                }
+                before = now;
+            }
+            done => break done?,
         }
-        done => done?,
     }
     list.add(pid, tid);
     // A task that has died since gives ESRCH here; its end is seen by the wait.

@@ -1,6 +1,7 @@
-// More threads than one tracer is meant for, in motion: thr_crowd churn | exec
+// More threads than one tracer is meant for, in motion: thr_crowd churn | exec | alone
 // churn: 100 threads sleep or compute while others are created and joined, and others again fork children and wait for them.
 // exec: with such a crowd around it, a thread that is not the main thread executes the program anew, again and again.
+// alone: the same without a crowd.
 #include "check.h"
 #define CROWD 100
 #define MAKERS 4
@@ -55,7 +56,9 @@ static void *parent(void *arg) {
 // Executes the program anew from this thread; the process stays the one it was.
 static void *again(void *arg) {
     char **argv = arg, number[24], pid[24];
-    nap_us(5000 + (long)(now_ns() % 20000000) / 1000);
+    // Without a crowd it gets there sooner.
+    long wait = (long)(now_ns() % 1000000) / 1000;
+    nap_us(strcmp(argv[1], "alone") ? 5000 + 20 * wait : wait);
     const char *n = getenv("THR_CROWD_N");
     snprintf(number, sizeof number, "%ld", (n ? atol(n) : 0) + 1);
     snprintf(pid, sizeof pid, "%d", getpid());
@@ -75,12 +78,13 @@ int main(int argc, char **argv) {
     // The rounds go on where the program before has left off.
     if (was) check_round = strtoul(getenv("THR_CROWD_N"), NULL, 10);
     static pthread_t t[CROWD], m[MAKERS], p[PARENTS];
+    const long crowd = strcmp(mode, "alone") ? CROWD : 0;
     pthread_attr_t at;
     pthread_attr_init(&at);
     pthread_attr_setstacksize(&at, 65536);
-    for (long i = 0; i < CROWD; i++) CHECK(pthread_create(&t[i], &at, member, (void *)i) == 0);
-    while (up < CROWD) nap_us(500);
-    if (!strcmp(mode, "exec")) {
+    for (long i = 0; i < crowd; i++) CHECK(pthread_create(&t[i], &at, member, (void *)i) == 0);
+    while (up < crowd) nap_us(500);
+    if (strcmp(mode, "churn")) {
         if (running()) {
             pthread_t x;
             CHECK(pthread_create(&x, &at, again, argv) == 0);
@@ -97,12 +101,12 @@ int main(int argc, char **argv) {
     ending = 1;
     pthread_cond_broadcast(&end);
     pthread_mutex_unlock(&lock);
-    for (long i = 0; i < CROWD; i++) {
+    for (long i = 0; i < crowd; i++) {
         void *r;
         CHECK(pthread_join(t[i], &r) == 0);
         EQ((uint64_t)r, mix((uint64_t)i));
     }
-    if (strcmp(mode, "exec")) {
+    if (!strcmp(mode, "churn")) {
         for (int i = 0; i < MAKERS; i++) CHECK(pthread_join(m[i], NULL) == 0);
         for (int i = 0; i < PARENTS; i++) CHECK(pthread_join(p[i], NULL) == 0);
         CHECK(made > 0 && born > 0);

@@ -13,10 +13,11 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Programs of tests/programs with their arguments.
-const PROGRAMS: [&str; 10] = [
+const PROGRAMS: [&str; 11] = [
     "thr_create",
     "thr_crowd churn",
     "thr_crowd exec",
+    "thr_crowd alone",
     "proc_forkexec vfork",
     "proc_tree",
     "mem_change",
