@@ -210,6 +210,12 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
         finish(&mut session, &mut out, &mut refusals);
     }
     if refusals.is_empty() {
+        let stacks: HashMap<i32, u64> = env.processes.iter().map(|p| (p.pid, p.stack)).collect();
+        for d in &mut out.descriptions {
+            if let Kind::Tcp(t) = &mut d.kind {
+                t.held_since(names.since(stacks.get(&d.holder.pid).copied().unwrap_or_default()));
+            }
+        }
         out.tables = session.tables;
         out.names = names;
         out.notes = session.notes;

@@ -75,7 +75,9 @@ fn book(page: &Page) {
             book.is_known(at.ip());
         }
         book.is_needed();
-        book.share();
+        for view in [View::Since(5), View::Now] {
+            book.share(view);
+        }
         drop(book.names(&HashSet::from([40])).in_era(9).with(&[]));
     }
 }

@@ -11,6 +11,8 @@ const FIRST_FREE: u16 = 1024;
 
 /// How good the best claim to an address is, and where it leads: nowhere, where two nodes claim it with equal right.
 type Claim = ((usize, bool, u8), Option<SocketAddr>);
+/// A node, and what a certain program calls it; none for what the one calls it who asks.
+type Name<'a> = (&'a Page, Option<&'a [IpAddr]>);
 /// Where what listened is now, also what is where it was.
 type Leads = HashMap<SocketAddr, SocketAddr>;
 
@@ -43,7 +45,7 @@ impl Book {
 
     /// What a program of the checkpoint knows, by where its stack begins.
     pub(crate) fn view(&self, stack: u64) -> View {
-        View::Since(self.own.names.started.get(&stack).copied().unwrap_or_default())
+        View::Since(self.own.names.since(stack))
     }
 
     /// Whether anything is not where it was.
@@ -85,14 +87,18 @@ impl Book {
 
     /// What a program calls its own address `at`.
     pub(crate) fn shown_own(&self, at: SocketAddr, view: View) -> Option<SocketAddr> {
-        Some(self.own.shown(at, view)).filter(|shown| *shown != at)
+        Some(self.own.shown(at, self.own.called(view))).filter(|shown| *shown != at)
     }
 
     /// What a program calls its peer's address `at`; ports tell something of the peers of stream sockets only.
     pub(crate) fn shown_peer(&self, at: SocketAddr, stream: bool, view: View) -> Option<SocketAddr> {
         let is_loopback = at.ip().is_loopback();
-        let page = if is_loopback { &self.own } else { self.page_of(at, stream)? };
-        Some(page.shown(at, view)).filter(|shown| *shown != at)
+        let (page, name) = if is_loopback {
+            (&self.own, None)
+        } else {
+            self.peer(at, stream)?
+        };
+        Some(page.shown(at, name.unwrap_or(page.called(view)))).filter(|shown| *shown != at)
     }
 
     /// All nodes.
@@ -100,8 +106,8 @@ impl Book {
         std::iter::once(&self.own).chain(&self.others)
     }
 
-    /// The node that has `at`; none where that is nobody's, or another host has the same address.
-    fn page_of(&self, at: SocketAddr, stream: bool) -> Option<&Page> {
+    /// The node that has `at`, and what the program there calls it, where the port tells; none where that is nobody's, or another host has the same address.
+    fn peer(&self, at: SocketAddr, stream: bool) -> Option<Name<'_>> {
         let has = |p: &&Page| p.now.contains(&at.ip());
         let on = [&self.own].into_iter().chain(&self.others).find(has)?;
         let mut there = self.pages().filter(has);
@@ -109,33 +115,37 @@ impl Book {
         if on.now != self.own.now && there.any(|p| p.now != on.now) {
             return None;
         }
-        let sharers = self.sharers(on);
-        if let [only] = sharers[..] {
-            return Some(only);
-        }
-        if on.now == self.own.now && self.inner.contains(&at.port()) {
-            return Some(&self.own);
-        }
         let has_port = |p: &Page| p.listening.iter().any(|l| l.now == at.port()) || p.bound.contains(&at.port());
-        let known = self.pages().find(|p| p.now == on.now && has_port(p));
-        let by_port = || Some(sharers[usize::from(at.port()) % sharers.len()]);
-        let tells = self.chosen.contains(&at.port());
-        known.or_else(|| by_port().filter(|_| tells)).filter(|_| stream)
+        let names = self.names_on(on);
+        let tells = stream && names.len() > 1 && self.chosen.contains(&at.port());
+        if on.now == self.own.now && self.inner.contains(&at.port()) {
+            Some((&self.own, None))
+        } else if let Some(known) = self.pages().find(|p| stream && p.now == on.now && has_port(p)) {
+            // Who connects there knows by which name.
+            Some((known, None))
+        } else if tells {
+            let (page, name) = names[usize::from(at.port()) % names.len()];
+            Some((page, Some(name)))
+        } else {
+            let is_alone = names.iter().all(|(page, _)| page.first() == on.first());
+            is_alone.then_some((on, None))
+        }
     }
 
-    /// The nodes on the host of `page` that were known by different addresses, in an order on which all nodes agree.
-    fn sharers(&self, page: &Page) -> Vec<&Page> {
-        let mut all: Vec<&Page> = self.pages().filter(|p| p.now == page.now).collect();
-        all.sort_by_key(|p| p.first());
-        all.dedup_by_key(|p| p.first());
+    /// What the nodes on the host of `page` are called, by their own programs, in an order on which all nodes agree.
+    fn names_on(&self, page: &Page) -> Vec<(&Page, &[IpAddr])> {
+        let here = self.pages().filter(|p| p.now == page.now);
+        let mut all: Vec<(&Page, &[IpAddr])> = here.flat_map(|p| p.own_names().map(move |name| (p, name))).collect();
+        all.sort_by_key(|(_, name)| *name);
+        all.dedup_by_key(|(_, name)| *name);
         all
     }
 
-    /// The ports from which this node connects, where it shares its host with others.
-    pub(crate) fn share(&self) -> Option<Share> {
-        let sharers = self.sharers(&self.own);
-        let own = sharers.iter().position(|p| p.first() == self.own.first())?;
-        let (own, among) = (u16::try_from(own).ok()?, u16::try_from(sharers.len()).ok()?);
+    /// The ports from which programs of this node connect that know it by this view, where its host has other names too.
+    pub(crate) fn share(&self, view: View) -> Option<Share> {
+        let names = self.names_on(&self.own);
+        let own = names.iter().position(|(_, name)| *name == self.own.called(view))?;
+        let (own, among) = (u16::try_from(own).ok()?, u16::try_from(names.len()).ok()?);
         (among > 1).then_some(Share { own, among })
     }
 
@@ -309,6 +319,30 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_is_called_what_it_calls_itself() {
+        // Of two programs of A one was started when A was on 1, the other on 2; now it is on 3.
+        let names = page(&[1], 1, &[]).names.in_era(5).with(&[ip(2)]);
+        let names = Names {
+            started: BTreeMap::from([(40, 0), (50, 5)]),
+            ..names
+        };
+        let a = Page {
+            names,
+            ..page(&[], 3, &[])
+        };
+        let other = book_of(page(&[7], 7, &[]), vec![a.clone()]);
+        let own = book_of(a, vec![page(&[7], 7, &[])]);
+        for (stack, name) in [(40, 1), (50, 2)] {
+            let share = own.share(own.view(stack)).unwrap();
+            let port = (40_000..).find(|port| share.has(*port)).unwrap();
+            for view in [View::Since(0), View::Since(5), View::Now] {
+                assert_eq!(other.shown_peer(at(3, port), true, view), Some(at(name, port)));
+            }
+        }
+        assert_eq!(other.share(VIEW), None, "it has not moved");
+    }
+
+    #[test]
     fn addresses_that_a_program_has_seen_at_its_start_are_those_it_knows() {
         let mut odd = Names::default().with(&[ip(1)]).with(&[ip(8)]);
         assert_eq!(
@@ -376,8 +410,11 @@ mod tests {
             book_of(b.clone(), vec![c.clone(), a.clone()]),
             book_of(c, vec![b, a]),
         ];
-        let share = |n: usize| books[n].share().map(|s| (s.own, s.among));
-        assert_eq!((share(0), share(1), share(2)), (Some((0, 2)), Some((1, 2)), None));
+        let share = |n: usize, view| books[n].share(view).map(|s| (s.own, s.among));
+        assert_eq!((share(0, VIEW), share(1, VIEW)), (Some((0, 3)), Some((1, 3))));
+        assert_eq!(share(2, VIEW), Some((0, 2)), "it has the host's name too");
+        // What is started from now on calls both so.
+        assert_eq!((share(0, View::Now), share(1, View::Now)), (Some((2, 3)), Some((2, 3))));
         for book in &books {
             let shown = |port| book.shown_peer(at(9, port), true, VIEW);
             assert_eq!(
@@ -385,8 +422,15 @@ mod tests {
                 (Some(at(1, 7)), Some(at(2, 7))),
                 "who listens is known by the port"
             );
-            assert_eq!((shown(40000), shown(40001)), (Some(at(1, 40000)), Some(at(2, 40001))));
-            assert_eq!(book.shown_peer(at(4, 40001), true, VIEW), Some(at(3, 40001)));
+            let told = (shown(39999), shown(40000), shown(40001));
+            assert_eq!(told, (Some(at(1, 39999)), Some(at(2, 40000)), None));
+            assert_eq!(book.shown_peer(at(4, 40000), true, VIEW), Some(at(3, 40000)));
+            assert_eq!(book.shown_peer(at(4, 40001), true, VIEW), None);
+            assert_eq!(
+                book.shown_peer(at(4, 22), true, VIEW),
+                Some(at(3, 22)),
+                "whose port tells nothing"
+            );
             // What the kernel did not choose, and what is no stream, may be anybody's.
             assert_eq!((shown(22), book.shown_peer(at(9, 40000), false, VIEW)), (None, None));
         }
@@ -415,7 +459,8 @@ mod tests {
     #[test]
     fn nodes_that_always_shared_a_host_have_one_name() {
         let book = book_of(page(&[1], 2, &[(7, 7)]), vec![page(&[1], 2, &[(8, 8)])]);
-        assert_eq!((book.share(), book.shown_peer(at(2, 9), true, VIEW)), (None, Some(at(1, 9))));
+        assert_eq!(book.share(VIEW), Some(Share { own: 0, among: 2 }));
+        assert_eq!(book.shown_peer(at(2, 9), true, VIEW), Some(at(1, 9)));
         let apart = book_of(page(&[5], 5, &[]), vec![page(&[1], 2, &[(7, 7)]), page(&[1], 2, &[(8, 8)])]);
         assert_eq!(apart.shown_peer(at(2, 9), true, VIEW), Some(at(1, 9)));
     }

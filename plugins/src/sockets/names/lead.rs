@@ -72,7 +72,7 @@ fn with_address(book: &Book, question: &Question, view: impl Fn() -> io::Result<
             places.reverse();
         }
         for place in places {
-            let share = book.share().filter(|_| book.is_known(place.ip()));
+            let share = book.share(view()?).filter(|_| book.is_known(place.ip()));
             match attempt(socket.as_raw_fd(), share, &Addr::of(place, to.family()))? {
                 Attempt::Done(answer) => return Ok(answer),
                 // Its queue may be full: it will be tried for longer.
@@ -82,9 +82,11 @@ fn with_address(book: &Book, question: &Question, view: impl Fn() -> io::Result<
         }
     }
     let there = instead.unwrap_or(at);
-    let share = book
-        .share()
-        .filter(|_| book.is_known(there.ip()) && (connects || at.port() == 0));
+    let share = if book.is_known(there.ip()) && (connects || at.port() == 0) {
+        book.share(view()?)
+    } else {
+        None
+    };
     if instead.is_none() && share.is_none() {
         return Ok(Answer::Kernel);
     }
@@ -111,7 +113,11 @@ fn bind_first(raw: RawFd, share: Share) -> io::Result<()> {
     if local.port() != 0 || local.ip().is_none() {
         return Ok(());
     }
-    share.bind(raw, &local)
+    match share.bind(raw, &local) {
+        // All ports are taken; connections to different places can have one port, but the kernel must choose it.
+        Err(e) if e.kind() == io::ErrorKind::AddrInUse => Ok(()),
+        bound => bound,
+    }
 }
 
 fn connect(raw: RawFd, stream: bool, to: &Addr) -> io::Result<Answer> {

@@ -16,14 +16,14 @@ pub use book::Book;
 use serde::{Deserialize, Serialize};
 pub(crate) use share::Share;
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 /// Address lists that are remembered: the first, which programs have seen at their start, and the newest.
 const REMEMBERED: usize = 16;
 
 /// The time from the launch of the job (0), or from a restart (the number of its generation), to the next restart.
-type Era = u64;
+pub(crate) type Era = u64;
 
 /// Whose knowledge of addresses counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,6 +93,11 @@ impl Names {
         let era = |stack: u64| self.started.get(&stack).copied().unwrap_or(self.era);
         self.started = stacks.map(|stack| (stack, era(stack))).collect();
         self
+    }
+
+    /// When the program was started whose stack begins at `stack`.
+    pub(crate) fn since(&self, stack: u64) -> Era {
+        self.started.get(&stack).copied().unwrap_or_default()
     }
 
     /// The addresses that it had at the beginning of era `era`.
@@ -182,10 +187,17 @@ impl Page {
         (self.names.hosts.iter().find_map(was) == Some(ips[n])).then_some(0)
     }
 
-    /// What a program calls an address of this node.
-    fn shown(&self, at: SocketAddr, view: View) -> SocketAddr {
+    /// All that it is called by its own programs, each addresses by which it is known to those that they have told.
+    fn own_names(&self) -> impl Iterator<Item = &[IpAddr]> {
+        let eras: BTreeSet<Era> = self.names.started.values().copied().chain([0]).collect();
+        let old = eras.into_iter().map(|era| self.called(View::Since(era)));
+        old.chain([self.called(View::Now)])
+    }
+
+    /// What a program calls an address of this node, to whom that is `called` so.
+    fn shown(&self, at: SocketAddr, called: &[IpAddr]) -> SocketAddr {
         let place = self.now.iter().position(|ip| *ip == at.ip());
-        let ip = place.and_then(|n| same_place(&self.now, n, self.called(view)));
+        let ip = place.and_then(|n| same_place(&self.now, n, called));
         let ip = ip.unwrap_or(at.ip());
         let listening = self.listening.iter().find(|l| l.now == at.port());
         let port = listening.map_or(at.port(), |l| self.names.of_port(l.port)[0]);

@@ -1,5 +1,5 @@
-//! Nodes that share a host after a restart have its addresses in common. The ports from which they connect tell their peers which of them it is: each takes
-//! those that leave a remainder of its own.
+//! Nodes that share a host after a restart have its addresses in common, and programs that were started at different times know it by different ones. The ports from which they connect tell
+//! their peers which of them it is: each takes those that leave a remainder of its own.
 
 use crate::sys::sock::{self, Addr};
 use std::hash::{BuildHasher, RandomState};
@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 /// Ports that are tried for one socket.
 const TRIES: usize = 200;
 
-/// A node's ports, on a host that it shares with others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The ports of a node's programs, on a host that has several names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Share {
     /// The remainder that its ports leave.
     pub(super) own: u16,
@@ -20,7 +20,7 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    fn has(self, port: u16) -> bool {
+    pub(super) fn has(self, port: u16) -> bool {
         port % self.among == self.own
     }
 

@@ -95,6 +95,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<TcpState, Fault
         received: None,
         early: None,
         unsent: None,
+        since: 0,
         options: options::capture(raw)?,
     })
 }

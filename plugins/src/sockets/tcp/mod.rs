@@ -11,6 +11,7 @@ mod remote;
 mod requeue;
 mod unread;
 
+use super::names::{Book, Era, Share, View};
 use super::options::Options;
 use crate::model::DescId;
 use crate::sys::sock::{self, Addr};
@@ -46,8 +47,23 @@ pub(crate) struct TcpState {
     /// Of a connection to another node: sent and not received there.
     #[serde(default)]
     unsent: Option<BlobRef>,
+    /// When the program was started that holds it.
+    #[serde(default)]
+    since: Era,
     /// Options.
     options: Options,
+}
+
+impl TcpState {
+    /// It is held by a program that was started then.
+    pub(crate) fn held_since(&mut self, era: Era) {
+        self.since = era;
+    }
+
+    /// Ports from which that program connects, where they tell something.
+    fn share(&self, book: Option<&Book>) -> Option<Share> {
+        book?.share(View::Since(self.since))
+    }
 }
 
 /// What a TCP socket is.

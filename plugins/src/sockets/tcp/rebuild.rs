@@ -5,7 +5,7 @@ use super::{connection, drain, remote, Role, TcpState};
 use crate::fault::{refuse, At, Fault};
 use crate::model::{DescId, Kind};
 use crate::rebuild::{Builder, Waits};
-use crate::sockets::names::{self, Book, Listening, Page, View};
+use crate::sockets::names::{self, Listening, Page, View};
 use crate::sockets::options::When;
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
@@ -177,7 +177,7 @@ fn waiting(b: &Builder<'_>, t: &TcpState, peer: &Addr) -> Result<OwnedFd, Fault>
 
 /// Starts the connection attempt anew; how it ends is for the program to see.
 fn connecting(b: &Builder<'_>, t: &TcpState) -> Result<OwnedFd, Fault> {
-    let fd = connection::anywhere(t.family, b.book.as_ref().and_then(Book::share))?;
+    let fd = connection::anywhere(t.family, t.share(b.book.as_ref()))?;
     fd::set_flags(fd.as_raw_fd(), libc::O_NONBLOCK).at("set O_NONBLOCK")?;
     t.options.restore(fd.as_raw_fd(), When::Early)?;
     if let Some(peer) = &t.peer {

@@ -284,8 +284,8 @@ fn rebuild_with(b: &mut Builder<'_>, all: &[(DescId, TcpState)], group: &dyn Gro
         .collect();
     let first = ends.first().map_or(0, |e| e.id);
     let named = |e: Fault| (first, e);
-    let share = b.book.as_ref().and_then(Book::share);
-    let mut listeners: HashMap<i32, OwnedFd> = HashMap::new();
+    // By family and the ports that they may have.
+    let mut listeners: HashMap<(i32, Option<Share>), OwnedFd> = HashMap::new();
     let mut tokens: HashMap<String, DescId> = HashMap::new();
     let (mut publish, mut want) = (Facts::new(), BTreeSet::new());
     for e in &ends {
@@ -300,12 +300,13 @@ fn rebuild_with(b: &mut Builder<'_>, all: &[(DescId, TcpState)], group: &dyn Gro
             continue;
         }
         let family = e.state.family;
-        if let std::collections::hash_map::Entry::Vacant(slot) = listeners.entry(family) {
-            let listener = connection::anywhere(family, share).map_err(named)?;
+        let kind = (family, e.state.share(b.book.as_ref()));
+        if let std::collections::hash_map::Entry::Vacant(slot) = listeners.entry(kind) {
+            let listener = connection::anywhere(family, kind.1).map_err(named)?;
             sock::listen(listener.as_raw_fd(), 4096).at("listen").map_err(named)?;
             slot.insert(listener);
         }
-        let port = sock::local(listeners[&family].as_raw_fd())
+        let port = sock::local(listeners[&kind].as_raw_fd())
             .at("read an address")
             .map_err(named)?
             .port();
@@ -324,7 +325,7 @@ fn rebuild_with(b: &mut Builder<'_>, all: &[(DescId, TcpState)], group: &dyn Gro
     for e in ends.iter().filter(|e| !e.serves()) {
         let told = facts.get(&format!("at {} - {}", e.theirs, e.mine));
         let fd = match told {
-            Some(told) => connect(e.state, told, share).map_err(|f| (e.id, f))?,
+            Some(told) => connect(e.state, told, e.state.share(b.book.as_ref())).map_err(|f| (e.id, f))?,
             None => return Err((e.id, odd("its other end was not restored on any node"))),
         };
         made.insert(e.id, fd);
@@ -403,7 +404,7 @@ fn connect(t: &TcpState, told: &str, share: Option<Share>) -> Result<OwnedFd, Fa
 
 /// Accepts until every token has come.
 fn accept_all(
-    listeners: &HashMap<i32, OwnedFd>,
+    listeners: &HashMap<(i32, Option<Share>), OwnedFd>,
     tokens: &mut HashMap<String, DescId>,
     made: &mut HashMap<DescId, OwnedFd>,
 ) -> Result<(), Fault> {
