@@ -243,7 +243,7 @@ impl Gathering {
     }
 
     /// Notes the outcome of [`seize`]; says whether the task is ours now.
-    fn note_seized(&mut self, of: Of, ppid: i32, agent: i32, result: std::io::Result<()>) -> Result<bool, CaptureError> {
+    fn note_seized(&mut self, of: Of, ppid: i32, agent: i32, result: Result<(), Unseized>) -> Result<bool, CaptureError> {
         let Of { tid, pid, tracer } = of;
         let refused = match result {
             Ok(()) => {
@@ -255,8 +255,10 @@ impl Gathering {
         };
         let state = proc::stat(tid).map(|s| s.state);
         self.changed |= !matches!(state, Ok('Z' | 'X')) || self.dead.insert(tid);
-        match (refused.raw_os_error(), state) {
+        match (refused.error.raw_os_error(), state) {
             (Some(libc::ESRCH), _) | (_, Err(_)) => Ok(false),
+            // Another thread has got its number since: that is another task.
+            (_, Ok(state)) if refused.dead && !matches!(state, 'Z' | 'X') => Ok(false),
             // The main thread has exited while others run: they are the process.
             (_, Ok('Z' | 'X')) if tid == pid && proc::tasks(pid).is_ok_and(|t| t.len() > 1) => Ok(false),
             (_, Ok('Z' | 'X')) => {
@@ -266,7 +268,13 @@ impl Gathering {
                 }
                 Ok(false)
             }
-            _ => Err(not_traceable(pid, tid, &refused)),
+            // One of its threads that is ours already has called exec, and has got this number: of the main thread, which had exited.
+            _ if tid == pid && tracer == 0 && ptrace::interrupt(tid).is_ok() => {
+                let state = State::Pending(Instant::now());
+                self.tasks.insert(tid, Known { pid, tracer, state });
+                Ok(true)
+            }
+            _ => Err(not_traceable(pid, tid, &refused.error)),
         }
     }
 
@@ -294,7 +302,7 @@ impl Gathering {
     /// Takes note of those that have stopped or ended. Returns the first refusal, after all have been looked at.
     fn look_at(&mut self, pending: Vec<Of>) -> Result<(), CaptureError> {
         let sleepers = self.sleepers.clone();
-        let looks = self.tracers.each(pending, move |of| look(of, &sleepers));
+        let looks = self.tracers.each(pending, move |of| look_or_let_go(of, &sleepers));
         let lost = looks
             .iter()
             .filter(|(of, look)| matches!(look, Look::Lost) && of.tid != of.pid);
@@ -342,7 +350,10 @@ impl Gathering {
                 self.tasks.remove(&of.tid);
                 self.changed = true;
             }
-            Look::Refused(e) => return Err(e),
+            Look::Refused(e) => {
+                self.tasks.remove(&of.tid);
+                return Err(e);
+            }
         }
         Ok(())
     }
@@ -427,19 +438,15 @@ impl Gathering {
             if pending.is_empty() {
                 return;
             }
-            // What is refused has stopped.
-            let looks = self.tracers.each(pending, |of| match look(of, &Sleepers::default()) {
-                Look::Refused(_) => {
-                    drop(ptrace::detach(of.tid, 0));
-                    Look::Lost
-                }
-                look => look,
-            });
+            let looks = self.tracers.each(pending, |of| look_or_let_go(of, &Sleepers::default()));
             for (of, look) in looks {
                 self.note(of, look).ok();
             }
             crate::signals::wait_for_child(Duration::from_millis(1));
         }
+        // Of what stands in a stop that has been seen already nobody would hear any more.
+        let pending: Vec<Of> = self.pending().map(|(of, _)| of).collect();
+        self.tracers.each(pending, |of| drop(ptrace::detach(of.tid, 0)));
     }
 
     fn finish(self) -> Suspended {
@@ -470,8 +477,16 @@ impl Known {
     }
 }
 
+/// Why a task was not seized.
+#[derive(Debug)]
+struct Unseized {
+    error: std::io::Error,
+    /// It had ended, or was not there.
+    dead: bool,
+}
+
 /// Seizes a task, adds it to the list, and asks it to stop.
-fn seize(Of { tid, pid, .. }: Of, list: &Seized) -> std::io::Result<()> {
+fn seize(Of { tid, pid, .. }: Of, list: &Seized) -> Result<(), Unseized> {
     let options = libc::PTRACE_O_TRACESYSGOOD;
     let program = || {
         proc::stat(tid)
@@ -486,11 +501,13 @@ fn seize(Of { tid, pid, .. }: Of, list: &Seized) -> std::io::Result<()> {
             Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
                 let now = program();
                 if now.is_none() || now == before {
-                    return Err(e);
+                    let dead = now.is_none();
+                    return Err(Unseized { error: e, dead });
                 }
                 before = now;
             }
-            done => break done?,
+            Err(error) => return Err(Unseized { error, dead: false }),
+            Ok(()) => break,
         }
     }
     list.add(pid, tid);
@@ -521,6 +538,15 @@ fn not_traceable(pid: i32, tid: i32, refused: &std::io::Error) -> CaptureError {
     };
     let comm = proc::stat(pid).map(|s| s.comm).unwrap_or_default();
     CaptureError::refuse(pid, comm, reason)
+}
+
+/// As [`look`]; what is refused has stopped, and goes on.
+fn look_or_let_go(of: &Of, sleepers: &Sleepers) -> Look {
+    let look = look(of, sleepers);
+    if matches!(look, Look::Refused(_)) {
+        drop(ptrace::detach(of.tid, 0));
+    }
+    look
 }
 
 /// Looks, on the thread that traces it, whether a task has stopped.
@@ -584,6 +610,10 @@ fn stopped(of: Of, group_stop: Option<i32>, sleepers: &Sleepers) -> Look {
     if crate::calls::hide_interruption(&mut task.regs) {
         if let Some(wait) = task.wait {
             wait.shorten(&mut task.regs);
+        }
+        if ptrace::has_changed(tid) {
+            // Another thread, which has called exec, has got its number since.
+            return Look::Nothing;
         }
         // At once, so that the call is restarted even if the agent dies.
         let _ = ptrace::set_regs(tid, &task.regs);

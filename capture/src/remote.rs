@@ -43,7 +43,7 @@ pub(crate) fn starting(job: &[(i32, i32, &str, &str)], own: &str, known: &[i32])
     if let Some((pid, ..)) = unheard {
         return Some((
             *pid,
-            "is about to start a part of the job on another host; checkpoint again in a moment",
+            "is about to start a part of the job on another host, or about to end with it; checkpoint again in a moment",
         ));
     }
     let launcher = job.iter().find(|(pid, _, exe, _)| {

@@ -34,6 +34,8 @@ pub fn restart(
     (options, hosts): (&Options, &[String]),
     tell: &mut dyn FnMut(Notice, &str),
 ) -> Result<End, Failure> {
+    // Remote shells keep their numbers until they have been waited for.
+    Disposition::replace(libc::SIGCHLD, libc::SIG_DFL);
     let (dir, description) = (setup.dir.clone(), setup.description.clone());
     let fallback = Fallback::of(&setup);
     let redundant = description.config.redundancy.settings()?;

@@ -1,4 +1,4 @@
-// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, userfaultfd, ptrace, namespace, remote, dispatch, urgent, ended (a file in /proc of a descriptor of a process that has ended), signals (20,000 pending); locks (more memory than the limit of now allows, and what is mapped would be
+// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, userfaultfd, ptrace, namespace, remote, dispatch, compat (a thread in 32-bit code), urgent, ended (a file in /proc of a descriptor of a process that has ended), signals (20,000 pending); locks (more memory than the limit of now allows, and what is mapped would be
 // locked too). They must go on undisturbed.
 #include "check.h"
 #include <linux/capability.h>
@@ -25,6 +25,29 @@ static void on_trap(int s) {
     selector = SYSCALL_DISPATCH_FILTER_ALLOW;
     trapped++;
 }
+// Counts in 32-bit code until it is told to end. All that it needs lies below 2 GiB, its stack too.
+static volatile uint32_t *counted;
+static void *count(void *page) {
+    uint8_t *at = page;
+    uint32_t counter = (uint32_t)(uintptr_t)counted, end = counter + 4, low = (uint32_t)(uintptr_t)page + 64, back = low + 64;
+    // mov $0x2b,%eax; mov %eax,%ds; push $0x23; push low; lretq
+    uint8_t enter[] = {0xb8, 0x2b, 0, 0, 0, 0x8e, 0xd8, 0x6a, 0x23, 0x68, 0, 0, 0, 0, 0x48, 0xcb};
+    memcpy(enter + 10, &low, 4);
+    // incl counter; cmpl $0,end; je to the first; ljmp $0x33,back
+    uint8_t code[] = {0xff, 0x05, 0, 0, 0, 0, 0x83, 0x3d, 0, 0, 0, 0, 0, 0x74, 0xf1, 0xea, 0, 0, 0, 0, 0x33, 0};
+    memcpy(code + 2, &counter, 4);
+    memcpy(code + 8, &end, 4);
+    memcpy(code + 16, &back, 4);
+    // xor %eax,%eax; mov %eax,%ds; ret
+    const uint8_t leave[] = {0x31, 0xc0, 0x8e, 0xd8, 0xc3};
+    memcpy(at, enter, sizeof enter);
+    memcpy(at + 64, code, sizeof code);
+    memcpy(at + 128, leave, sizeof leave);
+    void (*run)(void);
+    memcpy(&run, &page, sizeof run);
+    run();
+    return NULL;
+}
 int main(int argc, char **argv) {
     if (argc > 2 && !strcmp(argv[2], "orted"))
         for (;;) pause();
@@ -35,6 +58,7 @@ int main(int argc, char **argv) {
     pid_t c = 0;
     long kib = 0;
     int pair[2] = {-1, -1};
+    pthread_t counter = 0;
     if (!strcmp(kind, "io_uring")) {
         struct io_uring_params p;
         memset(&p, 0, sizeof p);
@@ -84,6 +108,15 @@ int main(int argc, char **argv) {
     } else if (!strcmp(kind, "dispatch")) {
         signal(SIGSYS, on_trap);
         OK(prctl(PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, 0L, 0L, &selector));
+    } else if (!strcmp(kind, "compat")) {
+        const int all = PROT_READ | PROT_WRITE | PROT_EXEC, low = MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT;
+        char *m = mmap(NULL, 1 << 20, all, low, -1, 0);
+        CHECK(m != MAP_FAILED);
+        counted = (volatile uint32_t *)(m + 4096);
+        pthread_attr_t at;
+        pthread_attr_init(&at);
+        CHECK(pthread_attr_setstack(&at, m + 65536, (1 << 20) - 65536) == 0);
+        CHECK(pthread_create(&counter, &at, count, m) == 0);
     } else if (!strcmp(kind, "ended")) {
         c = fork();
         if (c == 0)
@@ -116,7 +149,12 @@ int main(int argc, char **argv) {
             syscall(SYS_getpid);
             EQ(trapped, before + 1);
         }
+        for (uint32_t before = counter ? *counted : 0; counter && *counted == before;) nap_us(100);
         if (kib && locked() != kib) fail("%ld KiB are locked, were %ld", locked(), kib);
+    }
+    if (counter) {
+        counted[1] = 1;
+        CHECK(pthread_join(counter, NULL) == 0);
     }
     if (pair[0] >= 0) {
         char b[8];

@@ -1,7 +1,7 @@
-// More threads than one tracer is meant for, in motion: thr_crowd churn | exec | alone
+// More threads than one tracer is meant for, in motion: thr_crowd churn | exec | alone | gone
 // churn: 100 threads sleep or compute while others are created and joined, and others again fork children and wait for them.
 // exec: with such a crowd around it, a thread that is not the main thread executes the program anew, again and again.
-// alone: the same without a crowd.
+// alone: the same without a crowd; gone: the main thread has exited then.
 #include "check.h"
 #define CROWD 100
 #define MAKERS 4
@@ -58,7 +58,7 @@ static void *again(void *arg) {
     char **argv = arg, number[24], pid[24];
     // Without a crowd it gets there sooner.
     long wait = (long)(now_ns() % 1000000) / 1000;
-    nap_us(strcmp(argv[1], "alone") ? 5000 + 20 * wait : wait);
+    nap_us(strcmp(argv[1], "exec") ? wait : 5000 + 20 * wait);
     const char *n = getenv("THR_CROWD_N");
     snprintf(number, sizeof number, "%ld", (n ? atol(n) : 0) + 1);
     snprintf(pid, sizeof pid, "%d", getpid());
@@ -78,7 +78,7 @@ int main(int argc, char **argv) {
     // The rounds go on where the program before has left off.
     if (was) check_round = strtoul(getenv("THR_CROWD_N"), NULL, 10);
     static pthread_t t[CROWD], m[MAKERS], p[PARENTS];
-    const long crowd = strcmp(mode, "alone") ? CROWD : 0;
+    const long crowd = strcmp(mode, "alone") && strcmp(mode, "gone") ? CROWD : 0;
     pthread_attr_t at;
     pthread_attr_init(&at);
     pthread_attr_setstacksize(&at, 65536);
@@ -88,6 +88,7 @@ int main(int argc, char **argv) {
         if (running()) {
             pthread_t x;
             CHECK(pthread_create(&x, &at, again, argv) == 0);
+            if (!strcmp(mode, "gone")) pthread_exit(NULL);
             pthread_join(x, NULL);
             fail("exec returned");
         }

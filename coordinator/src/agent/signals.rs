@@ -2,7 +2,6 @@
 
 use super::Agent;
 use crate::jobdir::is_suspended;
-use crate::nodes::Nodes;
 use crate::processes;
 use crate::relay::Message;
 use crate::sys::{self, JobControl, Signal};
@@ -141,10 +140,11 @@ impl Agent {
     fn has_job_children(&self) -> bool {
         let mut others = processes::snapshots(self.pid);
         others.extend(self.outside());
-        if self.uses_local_tiers() {
-            // Parts that end empty their local tiers first, and whoever waits for the job may end all that is left on their hosts: stand-ins wait for them.
-            others.extend(self.nodes.iter().flat_map(Nodes::standins));
-        }
+        // Parts that end empty their local tiers first, or their shells have something to print yet, and whoever waits for the job may end all that is left on their hosts: stand-ins wait for them.
+        others.extend(self.nodes.iter().flat_map(|nodes| match self.uses_local_tiers() {
+            true => nodes.standins(),
+            false => nodes.parting_standins(),
+        }));
         proc::children(self.pid)
             .unwrap_or_default()
             .iter()

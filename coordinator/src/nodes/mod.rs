@@ -322,9 +322,11 @@ impl Nodes {
             return;
         };
         let starter = self.starters.swap_remove(at);
-        let there = |r: &Remote| r.standin == starter.standin && r.has_standin();
-        if let (Some(code), true) = (starter.farewell, self.remotes.values().any(there)) {
+        let mut its: Vec<&mut Remote> = self.remotes.values_mut().filter(|r| r.standin == starter.standin).collect();
+        if let (Some(code), true) = (starter.farewell, its.iter().any(|r| r.has_standin())) {
             remote::end_standin(starter.standin, code);
+            // Where a signal has ended the shell they may go on, as after a launch.
+            its.iter_mut().for_each(|r| r.life = Life::Over);
         }
     }
 
@@ -362,11 +364,23 @@ impl Nodes {
         there.map(|r| r.standin).collect()
     }
 
+    /// Those of them whose parts have all ended: they end when their shells have.
+    pub(crate) fn parting_standins(&self) -> Vec<i32> {
+        let lives = |standin: &i32| {
+            let mut parts = self.remotes.values().filter(|r| r.standin == *standin && r.has_standin());
+            parts.any(|r| !r.is_over())
+        };
+        self.standins().into_iter().filter(|s| !lives(s)).collect()
+    }
+
     /// What leads to parts.
     pub(crate) fn ways(&self) -> Ways {
+        // A stand-in whose parts have ended would wait for ever after a restart: nobody would start them again.
+        let parting = self.parting_standins();
+        let known = || self.standins().into_iter().filter(|s| !parting.contains(s)).collect();
         Ways {
             outside: self.outside(),
-            standins: (!self.is_part()).then(|| self.standins()),
+            standins: (!self.is_part()).then(known),
         }
     }
 

@@ -225,7 +225,7 @@ fn last_words(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let program = job.program(place, "net/net_alone")?;
     let [shell, real, go, beat] = ["rsh/ssh", "real", "go", "beat"].map(|f| job.work.join(f));
     let slow = format!(
-        "#!/bin/sh\n{}/ssh \"$@\"; status=$?; sleep 1; echo last words; exit $status\n",
+        "#!/bin/sh\n{}/ssh \"$@\"; status=$?; sleep 2; echo last words; exit $status\n",
         real.display()
     );
     let replaced = std::fs::create_dir(&real)
@@ -243,6 +243,15 @@ fn last_words(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     job.crash();
     job.shift(1);
     job.restart_at(&[])?;
+    std::fs::write(&go, "").map_err(|e| e.to_string())?;
+    job.says("PASS net_alone below")?;
+    // What restarts from a checkpoint of now would wait for a shell that nobody starts again.
+    let mut refused = false;
+    while !refused {
+        let o = job.belay(&["checkpoint", "--quiet", &job.dir()])?;
+        refused = o.status.code() == Some(80) && text(&o).contains("about to end with it");
+        want(refused || o.status.success(), || text(&o))?;
+    }
     job.verdict()?;
     let said = job.said();
     let at = |words: &str| said.find(words).ok_or_else(|| format!("no {words:?}: {said}"));

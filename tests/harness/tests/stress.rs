@@ -13,11 +13,12 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Programs of tests/programs with their arguments.
-const PROGRAMS: [&str; 11] = [
+const PROGRAMS: [&str; 12] = [
     "thr_create",
     "thr_crowd churn",
     "thr_crowd exec",
     "thr_crowd alone",
+    "thr_crowd gone",
     "proc_forkexec vfork",
     "proc_tree",
     "mem_change",
