@@ -2,7 +2,7 @@
 //! `/dev/shm`, and a small daemon as PID 1 that runs commands for the other hosts and their users, as sshd would. What lies in `etc` of the shared directory
 //! takes the place of the machine's files and directories of that name, or is there beside them where the machine has none.
 //!
-//! The daemon and its client are the test program itself, which is copied to where every host finds it, the client under the name `ssh`.
+//! The daemon and its client are the test program itself, which is copied to where every host finds it, the client under the names `ssh` and `rsh`.
 
 use crate::Failure;
 use std::io::{Read, Write};
@@ -15,18 +15,20 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const DAEMON: &str = "host-daemon";
+/// The client's names.
+const SHELLS: [&str; 2] = ["ssh", "rsh"];
 const LIMIT: Duration = Duration::from_secs(10);
 /// Longest command.
 const MAX_COMMAND: usize = 1 << 20;
 
-/// When the program was started as daemon or as `ssh`: does that, and never returns.
+/// When the program was started as daemon or as a remote shell: does that, and never returns.
 pub fn serve_if_asked() {
     let args: Vec<String> = std::env::args().collect();
     let name = Path::new(&args[0]).file_name().unwrap_or_default().to_owned();
     if args.get(1).is_some_and(|a| a == DAEMON) {
         std::process::exit(daemon(Path::new(&args[2])));
     }
-    if name == "ssh" {
+    if SHELLS.iter().any(|shell| name == *shell) {
         std::process::exit(client(&args[1..]).unwrap_or_else(|e| {
             eprintln!("ssh: {e}");
             255
@@ -139,9 +141,14 @@ fn run_for(mut stream: UnixStream) -> std::io::Result<()> {
 fn client(args: &[String]) -> Result<i32, String> {
     let mut words = args.iter().skip_while(|a| a.starts_with('-'));
     let host = words.next().ok_or("no host")?;
-    let command = words.cloned().collect::<Vec<_>>().join(" ");
+    let mut command = words.cloned().collect::<Vec<_>>().join(" ");
     let exe = std::env::current_exe().map_err(|e| e.to_string())?;
-    let sockets = exe.parent().and_then(Path::parent).ok_or("no directory")?;
+    let shells = exe.parent().ok_or("no directory")?;
+    if exe.ends_with("rsh/rsh") {
+        // Open MPI's daemon crashes where the remote shell that it is told to use is not in its PATH.
+        command = format!("PATH=$PATH:{}; export PATH; {command}", shells.display());
+    }
+    let sockets = shells.parent().ok_or("no directory")?;
     let mut stream = UnixStream::connect(sockets.join(format!("{host}.sock"))).map_err(|e| format!("{host}: {e}"))?;
     let sent = send_fds(&stream, [0, 1, 2])
         .and_then(|()| stream.write_all(&u32::try_from(command.len()).unwrap_or(0).to_le_bytes()))
@@ -204,7 +211,9 @@ impl Hosts {
         let rsh = dir.join("rsh");
         std::fs::create_dir_all(&rsh).map_err(io("make the directory of ssh"))?;
         let me = std::env::current_exe().map_err(io("find the test program"))?;
-        std::fs::copy(&me, rsh.join("ssh")).map_err(io("copy the test program"))?;
+        for shell in SHELLS {
+            std::fs::copy(&me, rsh.join(shell)).map_err(io("copy the test program"))?;
+        }
         let names: String = (1..=count).map(|n| format!("10.99.0.{n} h{n}\n")).collect();
         std::fs::create_dir_all(dir.join("etc")).map_err(io("make the directory of hosts"))?;
         std::fs::write(dir.join("etc/hosts"), format!("127.0.0.1 localhost\n{names}")).map_err(io("write hosts"))?;

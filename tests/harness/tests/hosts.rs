@@ -85,6 +85,27 @@ fn shared_memory(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     ended
 }
 
+/// The launcher is told to use another remote shell.
+fn by_rsh(place: &Place, kind: Kind, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::of(place, &format!("hosts-rsh{}", kind.suffix()), kind, 2, 4)?;
+    let program = job.program(place, "mpi/mpi_p2p")?;
+    let mut words = job.mpirun(&program);
+    match kind {
+        Kind::Mpich => words.iter_mut().filter(|w| *w == "ssh").for_each(|w| "rsh".clone_into(w)),
+        _ => drop(words.splice(1..1, ["--mca", "plm_rsh_agent", "rsh"].map(str::to_owned))),
+    }
+    job.launch_words(&words.iter().map(String::as_str).collect::<Vec<_>>())?;
+    job.settle()?;
+    std::thread::sleep(Duration::from_millis(rng.below(500)));
+    job.checkpoint()?;
+    job.crash();
+    job.shift(2);
+    job.restart_at(&[])?;
+    let shells = job.hosts.find(job.at[0], "/rsh/rsh ");
+    want(!shells.is_empty(), || "rsh has not started the other part".into())?;
+    job.verdict()
+}
+
 /// Connections to addresses of before several restarts, which move both processes, the first time to where other programs have taken the ports.
 fn late_connections(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "hosts-late", 2, 4)?;
@@ -370,7 +391,7 @@ fn main() {
     let mut target = Target::over_hosts("hosts");
     or_end(Server::prepare(target.place()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 37] = [
+    let tests: [(&str, Run); 39] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -391,6 +412,8 @@ fn main() {
         ("mpich::other_numbers::mpi_p2p", |p, r| {
             other_numbers(p, Kind::Mpich, "mpi/mpi_p2p", r)
         }),
+        ("rsh", |p, r| by_rsh(p, Kind::OpenMpi, r)),
+        ("mpich::rsh", |p, r| by_rsh(p, Kind::Mpich, r)),
         ("late_connections::net_late", late_connections),
         ("late_connections::mpi_lazy", |p, r| rounds(p, "mpi/mpi_lazy", 4, 5, r)),
         ("late_connections::packed", packed),

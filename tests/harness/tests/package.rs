@@ -73,6 +73,59 @@ fn left(root: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
+/// A program is launched, checkpointed, killed and restarted with the belay that is installed below `root`.
+fn is_used(place: &Place, job: &mut Job, root: &Path) -> Result<(), Failure> {
+    let belay = root.join("usr/bin/belay").display().to_string();
+    let program = place.programs().join("fault_target").display().to_string();
+    let dir = job.dir().display().to_string();
+    let launch = [&belay, "launch", "--ckpt-dir", &dir, "--", &program, "1"].map(str::to_owned);
+    let c = job.command(&launch);
+    job.start(c)?;
+    job.progress(LIMIT)?;
+    let command = |verb: &str| output(job.command(&[belay.clone(), verb.to_owned(), dir.clone()]), LIMIT);
+    let o = command("checkpoint")?;
+    want(o.status.success(), || format!("checkpoint: {}", text(&o)))?;
+    job.kill_all()?;
+    job.clear_beat()?;
+    let c = job.command(&[belay.clone(), "restart".into(), dir.clone()]);
+    job.start(c)?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+/// Lmod, which reads both kinds of module files.
+const LMOD: &str = "/usr/share/lmod/lmod/libexec/lmod";
+
+/// Who loads the module gets the belay that is installed below `root`, when the file says so.
+fn load_modules(root: &Path) -> Result<(), Failure> {
+    if !Path::new(LMOD).exists() {
+        println!("package::deb: no {LMOD} here, module files are not loaded");
+        return Ok(());
+    }
+    for (kind, file, prefix) in [
+        ("tcl", "belay/0.1.0", "set prefix /usr\n"),
+        ("lua", "belay/0.1.0.lua", "local prefix = \"/usr\"\n"),
+    ] {
+        let path = root.join("usr/share/belay/modulefiles").join(kind);
+        let text = io("read a module file", std::fs::read_to_string(path.join(file)))?;
+        let here = prefix.replace("/usr", &root.join("usr").display().to_string());
+        want(text.contains(prefix), || format!("no {prefix:?} in {text}"))?;
+        io(
+            "change a module file",
+            std::fs::write(path.join(file), text.replace(prefix, &here)),
+        )?;
+        let script = format!("eval \"$({LMOD} bash load belay)\" && command -v belay && belay --version && man -w belay-launch");
+        let path = format!("MODULEPATH={}", path.display());
+        let said = run(&["env", "-u", "BASH_ENV", &path, "bash", "-c", &script])?;
+        let below = |what: &str| said.lines().any(|l| l == root.join(what).display().to_string());
+        want(
+            below("usr/bin/belay") && below("usr/share/man/man1/belay-launch.1.gz"),
+            || format!("{kind}: {said}"),
+        )?;
+    }
+    Ok(())
+}
+
 fn deb(place: &Place) -> Result<(), Failure> {
     let mut job = Job::new(place, "deb", User::Root)?;
     let package = package("deb", &job.work)?;
@@ -90,38 +143,31 @@ fn deb(place: &Place) -> Result<(), Failure> {
     let log = format!("--log={}/dpkg.log", job.work.display());
     let dpkg = |what: &str, which: &str| run(&["dpkg", &at, &log, "--force-depends,not-root,bad-path", what, which]);
     dpkg("-i", &package)?;
-    let belay = root.join("usr/bin/belay").display().to_string();
-    let program = place.programs().join("fault_target").display().to_string();
-    let dir = job.dir().display().to_string();
-    let launch = [&belay, "launch", "--ckpt-dir", &dir, "--", &program, "1"].map(str::to_owned);
-    let c = job.command(&launch);
-    job.start(c)?;
-    job.progress(LIMIT)?;
-    let command = |verb: &str| output(job.command(&[belay.clone(), verb.to_owned(), dir.clone()]), LIMIT);
-    let o = command("checkpoint")?;
-    want(o.status.success(), || format!("checkpoint: {}", text(&o)))?;
-    job.kill_all()?;
-    job.clear_beat()?;
-    let c = job.command(&[belay.clone(), "restart".into(), dir.clone()]);
-    job.start(c)?;
-    job.progress(LIMIT)?;
-    job.verdict(false, LIMIT)?;
-    for module in ["tcl/belay/0.1.0", "lua/belay/0.1.0.lua"] {
-        let file = root.join("usr/share/belay/modulefiles").join(module);
-        let text = io("read a module file", std::fs::read_to_string(file))?;
-        want(text.contains("PATH") && text.contains("/usr"), || text.clone())?;
-    }
+    is_used(place, &mut job, &root)?;
+    load_modules(&root)?;
     dpkg("-r", "belay")?;
     let left = left(&root);
     want(left.is_empty(), || format!("the removed package has left {left:?}"))
 }
 
 fn rpm(place: &Place) -> Result<(), Failure> {
-    let work = place.work("rpm", User::Root)?;
-    let package = package("rpm", &work)?;
+    let mut job = Job::new(place, "rpm", User::Root)?;
+    let package = package("rpm", &job.work)?;
     holds_everything(&run(&["rpm", "-qpl", &package])?)?;
     let needs = run(&["rpm", "-qp", "--requires", &package])?;
-    want(needs.contains("libc.so.6"), || format!("it asks for no C library: {needs}"))
+    want(needs.contains("libc.so.6"), || format!("it asks for no C library: {needs}"))?;
+    let root = job.work.join("root");
+    io("make a root", std::fs::create_dir(&root))?;
+    let at = format!("--root={}", root.display());
+    // Debian's would not install anything by itself.
+    let rpm = |what: &str, which: &str| run(&["rpm", &at, "--nodeps", "--force-debian", what, which]);
+    rpm("-i", &package)?;
+    is_used(place, &mut job, &root)?;
+    rpm("-e", "belay")?;
+    // Directories that others use too belong to the system's own package.
+    let left = left(&root.join("usr"));
+    let left: Vec<&PathBuf> = left.iter().filter(|p| !p.is_dir() || p.ends_with("belay")).collect();
+    want(left.is_empty(), || format!("the removed package has left {left:?}"))
 }
 
 fn main() {
