@@ -446,7 +446,13 @@ impl Gathering {
         }
         // Of what stands in a stop that has been seen already nobody would hear any more.
         let pending: Vec<Of> = self.pending().map(|(of, _)| of).collect();
-        self.tracers.each(pending, |of| drop(ptrace::detach(of.tid, 0)));
+        self.tracers.each(pending, |of| {
+            let signal = match ptrace::peek(of.tid) {
+                Ok(Some(Event::Signal(signal))) => signal,
+                _ => 0,
+            };
+            drop(ptrace::detach(of.tid, signal));
+        });
     }
 
     fn finish(self) -> Suspended {

@@ -128,10 +128,10 @@ impl Agent {
                 tracing::warn!(pid = copy, "snapshot that belongs to no checkpoint ended");
                 sys::kill(copy, libc::SIGKILL);
             }
-            if let (Some(status), None, true, false) =
-                (self.root_status, self.ending, self.has_job_children(), self.may_have_lost())
-            {
-                self.go_to_background(status);
+            if let (Some(status), None) = (self.root_status, self.ending) {
+                if self.has_job_children() && !self.may_have_lost() {
+                    self.go_to_background(status);
+                }
             }
         }
     }

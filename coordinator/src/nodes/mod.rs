@@ -28,7 +28,7 @@ use belay_storage::store::Host;
 use belay_tree::{JobKey, Joining, Tree, TreeError};
 use belay_wire::Exit;
 use remote::{Life, Remote};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -326,7 +326,8 @@ impl Nodes {
         if let (Some(code), true) = (starter.farewell, its.iter().any(|r| r.has_standin())) {
             remote::end_standin(starter.standin, code);
             // Where a signal has ended the shell they may go on, as after a launch.
-            its.iter_mut().for_each(|r| r.life = Life::Over);
+            let parts = its.iter_mut().filter(|r| r.life != Life::Lost);
+            parts.for_each(|r| r.life = Life::Over);
         }
     }
 
@@ -366,11 +367,11 @@ impl Nodes {
 
     /// Those of them whose parts have all ended: they end when their shells have.
     pub(crate) fn parting_standins(&self) -> Vec<i32> {
-        let lives = |standin: &i32| {
-            let mut parts = self.remotes.values().filter(|r| r.standin == *standin && r.has_standin());
-            parts.any(|r| !r.is_over())
-        };
-        self.standins().into_iter().filter(|s| !lives(s)).collect()
+        let live: BTreeSet<i32> = self.remotes.values().filter(|r| !r.is_over()).map(|r| r.standin).collect();
+        let over = self.remotes.values().filter(|r| r.is_over() && !live.contains(&r.standin));
+        over.filter(|r| !r.words.command.is_empty() && r.has_standin())
+            .map(|r| r.standin)
+            .collect()
     }
 
     /// What leads to parts.

@@ -127,7 +127,8 @@ impl Book {
             let (page, name) = names[usize::from(at.port()) % names.len()];
             Some((page, Some(name)))
         } else {
-            let is_alone = names.iter().all(|(page, _)| page.first() == on.first());
+            let mut here = self.pages().filter(|p| p.now == on.now);
+            let is_alone = here.all(|p| p.first() == on.first());
             is_alone.then_some((on, None))
         }
     }
@@ -433,6 +434,17 @@ mod tests {
             );
             // What the kernel did not choose, and what is no stream, may be anybody's.
             assert_eq!((shown(22), book.shown_peer(at(9, 40000), false, VIEW)), (None, None));
+        }
+    }
+
+    #[test]
+    fn where_a_port_tells_nothing_nobody_is_meant_on_a_host_that_nodes_share() {
+        // One of them has always been there.
+        let (a, b) = (page(&[1], 1, &[]), page(&[2], 1, &[]));
+        for book in [book_of(a.clone(), vec![b.clone()]), book_of(b, vec![a])] {
+            for (port, stream) in [(22, true), (40000, false)] {
+                assert_eq!(book.shown_peer(at(1, port), stream, VIEW), None);
+            }
         }
     }
 

@@ -113,11 +113,7 @@ fn bind_first(raw: RawFd, share: Share) -> io::Result<()> {
     if local.port() != 0 || local.ip().is_none() {
         return Ok(());
     }
-    match share.bind(raw, &local) {
-        // All ports are taken; connections to different places can have one port, but the kernel must choose it.
-        Err(e) if e.kind() == io::ErrorKind::AddrInUse => Ok(()),
-        bound => bound,
-    }
+    share.try_bind(raw, &local).map(drop)
 }
 
 fn connect(raw: RawFd, stream: bool, to: &Addr) -> io::Result<Answer> {

@@ -26,6 +26,16 @@ impl Share {
 
     /// Binds a socket to `at` with one of these ports, of those that the kernel would choose from; where most of them are taken, with any.
     pub(crate) fn bind(self, socket: RawFd, at: &Addr) -> io::Result<()> {
+        if self.try_bind(socket, at)? {
+            return Ok(());
+        }
+        // Rather a wrong name than none.
+        sock::bind(socket, &at.with_port(0))
+    }
+
+    /// The same for a socket that is going to connect; where most of the ports are taken it has none yet: connections to different places can have one port, but only where the kernel chooses it.
+    /// Whether it has one.
+    pub(crate) fn try_bind(self, socket: RawFd, at: &Addr) -> io::Result<bool> {
         // With these options a port may be bound that another connection to the same place has.
         let mut reuse = [(libc::SO_REUSEADDR, 0i32), (libc::SO_REUSEPORT, 0)];
         for (option, value) in &mut reuse {
@@ -39,7 +49,7 @@ impl Share {
         bound
     }
 
-    fn bind_to_any(self, socket: RawFd, at: &Addr) -> io::Result<()> {
+    fn bind_to_any(self, socket: RawFd, at: &Addr) -> io::Result<bool> {
         static CHOSEN: OnceLock<Vec<u16>> = OnceLock::new();
         let ports = CHOSEN.get_or_init(sock::ephemeral_ports);
         // Like the kernel's own choice: two that ask at once hardly ask for the same.
@@ -48,11 +58,10 @@ impl Share {
         for port in own.take(TRIES) {
             match sock::bind(socket, &at.with_port(*port)) {
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
-                bound => return bound,
+                bound => return bound.map(|()| true),
             }
         }
-        // Rather a wrong name than none.
-        sock::bind(socket, &at.with_port(0))
+        Ok(false)
     }
 }
 

@@ -16,12 +16,12 @@ const REUSE_STEP: Duration = Duration::from_millis(50);
 /// Connections of other programs that may be in front of ours in a queue.
 const FOREIGN: usize = 64;
 
-/// A socket that will have any port, or has one of `share` where the node shares its host.
+/// A socket that will have any port, or has one of `share` where one is free.
 pub(super) fn anywhere(family: i32, share: Option<Share>) -> Result<OwnedFd, Fault> {
     let fd = sock::socket(family, libc::SOCK_STREAM, 0).at("socket")?;
     if let Some(share) = share {
         let any = Addr::internet(family, 0, [0; 16], 0);
-        share.bind(fd.as_raw_fd(), &any).at("bind")?;
+        share.try_bind(fd.as_raw_fd(), &any).at("bind")?;
     }
     Ok(fd)
 }

@@ -413,14 +413,20 @@ fn accept_all(
         if begin.elapsed() > REUNION {
             return refuse(format!("{} connections from other nodes did not come", tokens.len()));
         }
+        let is_ready = |listener: &OwnedFd, ms| fd::wait(listener.as_raw_fd(), libc::POLLIN, ms).at("poll");
         for listener in listeners.values() {
-            if !fd::wait(listener.as_raw_fd(), libc::POLLIN, 10).at("poll")? {
-                continue;
+            while !tokens.is_empty() && is_ready(listener, 0)? {
+                let fd = sock::accept(listener.as_raw_fd()).at("accept")?;
+                let id = said(&fd).and_then(|t| tokens.remove(&t));
+                if let Some(id) = id {
+                    made.insert(id, fd);
+                }
             }
-            let fd = sock::accept(listener.as_raw_fd()).at("accept")?;
-            let id = said(&fd).and_then(|t| tokens.remove(&t));
-            if let Some(id) = id {
-                made.insert(id, fd);
+        }
+        // Until there are more at any of them, or it is time to look.
+        for listener in listeners.values() {
+            if !tokens.is_empty() && is_ready(listener, 10)? {
+                break;
             }
         }
     }
