@@ -10,6 +10,8 @@
 //!
 //! A parent inside `vfork` cannot be stopped until its child has called exec or exited. Those that wait at first are outlasted before anything is stopped (see `vfork`); children made since are let go until the parent has stopped.
 
+mod look;
+
 use crate::listing::Listing;
 use crate::reaper::{Reaper, Seized};
 use crate::suspend::{ended, Process, Suspended, Task, Zombie};
@@ -18,6 +20,7 @@ use crate::waits::Sleepers;
 use crate::{vfork, CaptureError};
 use belay_kernel::proc;
 use belay_kernel::ptrace::{self, Event};
+use look::{look_or_let_go, Look, Standing};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -109,39 +112,6 @@ impl Traced for Of {
     fn tracer(&self) -> usize {
         self.tracer
     }
-}
-
-/// A task that stood in a stop, with these registers.
-#[derive(Debug)]
-struct Standing {
-    of: Of,
-    regs: Vec<u64>,
-}
-
-impl Traced for Standing {
-    fn tracer(&self) -> usize {
-        self.of.tracer
-    }
-}
-
-impl Standing {
-    /// Whether it is not in that stop any more, or another thread has its number.
-    fn has_gone_on(&self) -> bool {
-        let regs = ptrace::get_regs(self.of.tid).map(|regs| ptrace::regs_to_words(&regs));
-        ptrace::has_changed(self.of.tid) || regs.ok().as_ref() != Some(&self.regs)
-    }
-}
-
-/// What a look at a task that was asked to stop has shown.
-#[derive(Debug)]
-enum Look {
-    /// It has not stopped yet, or has been sent on.
-    Nothing,
-    Stopped(Box<Task>),
-    Ended(i32),
-    /// It is not ours any more.
-    Lost,
-    Refused(CaptureError),
 }
 
 #[derive(Debug)]
@@ -544,105 +514,4 @@ fn not_traceable(pid: i32, tid: i32, refused: &std::io::Error) -> CaptureError {
     };
     let comm = proc::stat(pid).map(|s| s.comm).unwrap_or_default();
     CaptureError::refuse(pid, comm, reason)
-}
-
-/// As [`look`]; what is refused has stopped, and goes on.
-fn look_or_let_go(of: &Of, sleepers: &Sleepers) -> Look {
-    let look = look(of, sleepers);
-    if matches!(look, Look::Refused(_)) {
-        drop(ptrace::detach(of.tid, 0));
-    }
-    look
-}
-
-/// Looks, on the thread that traces it, whether a task has stopped.
-fn look(of: &Of, sleepers: &Sleepers) -> Look {
-    let event = match ptrace::peek(of.tid) {
-        Ok(None) => return Look::Nothing,
-        // A signal was on its way before our stop: let it be delivered; the stop follows before the handler's first instruction. `wait` would take the signal out of the task's hands, and should
-        // the agent die then it would be lost.
-        Ok(Some(Event::Signal(sig))) => {
-            drop(ptrace::cont(of.tid, sig));
-            return Look::Nothing;
-        }
-        Ok(Some(_)) => ptrace::wait(of.tid, false),
-        Err(e) => Err(e),
-    };
-    match event {
-        Ok(None) => Look::Nothing,
-        Err(_) => Look::Lost,
-        Ok(Some(event)) => seen(of, event, sleepers),
-    }
-}
-
-/// What it means that `wait` has reported `event`.
-fn seen(of: &Of, event: Event, sleepers: &Sleepers) -> Look {
-    match event {
-        Event::Interrupted => stopped(*of, None, sleepers),
-        Event::GroupStop(sig) => stopped(*of, Some(sig), sleepers),
-        // Not a signal: that is not waited for.
-        Event::Signal(_) | Event::Syscall | Event::Other(_) => {
-            drop(ptrace::cont(of.tid, 0));
-            Look::Nothing
-        }
-        Event::Ended(status) => Look::Ended(status),
-    }
-}
-
-/// The task's state at its stop; gone when it died at that moment.
-fn stopped(of: Of, group_stop: Option<i32>, sleepers: &Sleepers) -> Look {
-    let Of { tid, tracer, .. } = of;
-    let read = || Ok((ptrace::get_regs(tid)?, ptrace::get_xstate(tid)?, ptrace::get_sigmask(tid)?));
-    let (regs, xstate, sigmask) = match read() {
-        Ok(state) => state,
-        Err(e) => return unreadable(of, &e),
-    };
-    let rseq = ptrace::rseq(tid).unwrap_or((0, 0, 0));
-    let mut task = Box::new(Task {
-        tid,
-        tracer,
-        regs,
-        xstate,
-        sigmask,
-        rseq,
-        wait: sleepers.wait(tid, &regs),
-        group_stop,
-        deferred: 0,
-        borrowed: false,
-        vectors_used: false,
-        running: false,
-    });
-    crate::calls::note(tid, &task.regs, task.wait.as_ref());
-    if crate::calls::hide_interruption(&mut task.regs) {
-        if let Some(wait) = task.wait {
-            wait.shorten(&mut task.regs);
-        }
-        if ptrace::has_changed(tid) {
-            // Another thread, which has called exec, has got its number since.
-            return Look::Nothing;
-        }
-        // At once, so that the call is restarted even if the agent dies.
-        let _ = ptrace::set_regs(tid, &task.regs);
-    }
-    Look::Stopped(task)
-}
-
-/// What it means that the state of a task that has just stopped cannot be read.
-fn unreadable(Of { tid, pid, .. }: Of, e: &std::io::Error) -> Look {
-    let stopped = proc::stat(tid).is_ok_and(|s| s.state == 't');
-    match (e.raw_os_error(), stopped) {
-        // Killed at that moment; its end is seen by the next look.
-        (Some(libc::ESRCH), false) => Look::Nothing,
-        // Another thread of the process, with another tracer, has called exec and has got its number.
-        (Some(libc::ESRCH), true) => Look::Refused(CaptureError::refuse_for_now(
-            pid,
-            format!("thread {tid}"),
-            "calls exec at this moment",
-        )),
-        _ => Look::Refused(CaptureError::refuse(
-            pid,
-            format!("thread {tid}"),
-            format!("its registers cannot be read: {e}"),
-        )),
-    }
 }

@@ -34,6 +34,7 @@ pub mod expect;
 pub mod group;
 pub mod hosts;
 pub mod job;
+pub mod orders;
 pub mod outcome;
 pub mod place;
 pub mod procs;

@@ -4,6 +4,7 @@ use belay_tests::calls::watch;
 use belay_tests::disk::{Recorder, State};
 use belay_tests::expect::{io, want};
 use belay_tests::job::{output, text, Job};
+use belay_tests::orders::{give, order};
 use belay_tests::place::{Place, User};
 use belay_tests::rng::Rng;
 use belay_tests::stepper::Verdict;
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const PROGRAM: &str = "gen_steps";
@@ -34,24 +35,6 @@ fn agent(job: &Job) -> Result<i32, Failure> {
     found
         .map(|(_, agent)| agent)
         .ok_or_else(|| format!("no agent: {}", job.output_text()))
-}
-
-/// Gives the program an order.
-fn give(job: &Job, line: &str) -> Result<(), Failure> {
-    let new = job.work.join("order.new");
-    io("write the order", std::fs::write(&new, format!("{line}\n")))?;
-    io("give the order", std::fs::rename(&new, job.work.join("order")))
-}
-
-/// Gives the program an order and waits until it has been carried out.
-fn order(job: &mut Job, line: &str) -> Result<(), Failure> {
-    give(job, line)?;
-    let end = Instant::now() + LIMIT;
-    while std::fs::read_to_string(job.work.join("answer")).unwrap_or_default().trim() != line {
-        job.progress(LIMIT).map_err(|e| format!("{line}: {e}"))?;
-        want(Instant::now() < end, || format!("{line}: no answer; {}", job.output_text()))?;
-    }
-    Ok(())
 }
 
 /// The generations in job directory `dir`, and whether `belay verify` finds each whole, none where it finds fault with the job; what it said.

@@ -2,6 +2,7 @@
 
 use belay_tests::expect::want;
 use belay_tests::job::Job;
+use belay_tests::orders::{give, order};
 use belay_tests::place::{Place, User};
 use belay_tests::rng::Rng;
 use belay_tests::target::Target;
@@ -32,26 +33,6 @@ fn generations(job: &Job) -> Result<Vec<u64>, Failure> {
         .filter(|g| g["whole"] == true)
         .filter_map(|g| g["generation"].as_u64())
         .collect())
-}
-
-/// Gives gen_steps an order.
-fn give(job: &Job, line: &str) -> Result<(), Failure> {
-    let write = || {
-        std::fs::write(job.work.join("order.new"), format!("{line}\n"))?;
-        std::fs::rename(job.work.join("order.new"), job.work.join("order"))
-    };
-    write().map_err(|e| format!("write the order: {e}"))
-}
-
-/// Gives gen_steps an order and waits until it has been carried out.
-fn order(job: &mut Job, line: &str) -> Result<(), Failure> {
-    give(job, line)?;
-    let end = Instant::now() + PATIENCE;
-    while std::fs::read_to_string(job.work.join("answer")).unwrap_or_default().trim() != line {
-        job.progress(PATIENCE).map_err(|e| format!("{line}: {e}"))?;
-        want(Instant::now() < end, || format!("{line}: no answer; {}", job.output_text()))?;
-    }
-    Ok(())
 }
 
 fn log(job: &Job) -> String {
