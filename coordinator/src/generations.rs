@@ -1,7 +1,7 @@
 //! Generations in the job directory: listing, making, committing, retention.
 //!
 //! ```text
-//! gen/.tmp-000008/ ──(files, manifest.json, fsync)── rename ──> gen/000008/ ── rename ──> gen/.tmp-000008 ── removed
+//! gen/.tmp-000008/ ──(files, manifest.json, fsync)── rename, fsync ──> gen/000008/ ── rename, fsync ──> gen/.tmp-000008 ── removed
 //! ```
 //! So a name without `.tmp-` is a whole generation, whatever was killed when. The chunks that it refers to have got their names just before; those that no generation
 //! refers to any more are removed by [`needed_chunks`] and the store.
@@ -187,19 +187,28 @@ pub fn condemned(generations: &[(u64, bool)], keep: u32, pinned: &[u64]) -> Vec<
 pub fn retain(dir: &Path, keep: u32, pinned: &[u64]) -> Result<Vec<u64>, Failure> {
     let found: Vec<(u64, bool)> = list(dir)?.iter().map(|g| (g.number, g.is_whole())).collect();
     let gone = condemned(&found, keep, pinned);
-    for n in &gone {
-        remove(dir, *n)?;
-    }
+    remove_all(dir, &gone)?;
     Ok(gone)
 }
 
 /// Removes generation `number`. It stops being one in a single step.
 pub fn remove(dir: &Path, number: u64) -> Result<(), Failure> {
-    let hidden = dir.join(format!("{TEMPORARY}{}", name(number)));
-    let path = dir.join(name(number));
-    std::fs::rename(&path, &hidden)
-        .and_then(|()| std::fs::remove_dir_all(&hidden))
-        .map_err(|e| Failure::io(format!("remove {}", path.display()), &e))
+    remove_all(dir, &[number])
+}
+
+/// Removes generations. That they are none any more is on the device before anything of them, or a chunk that they need, is removed: a power cut leaves no half of one.
+fn remove_all(dir: &Path, numbers: &[u64]) -> Result<(), Failure> {
+    let hidden = |n: u64| dir.join(format!("{TEMPORARY}{}", name(n)));
+    let fail = |n: u64| move |e| Failure::io(format!("remove {}", dir.join(name(n)).display()), &e);
+    for n in numbers {
+        std::fs::rename(dir.join(name(*n)), hidden(*n)).map_err(fail(*n))?;
+    }
+    if !numbers.is_empty() {
+        sync_dir(dir)?;
+    }
+    numbers
+        .iter()
+        .try_for_each(|n| std::fs::remove_dir_all(hidden(*n)).map_err(fail(*n)))
 }
 
 /// Bytes of the generations' own files, without the chunks they share.

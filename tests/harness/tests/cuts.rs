@@ -79,7 +79,7 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    /// The newest generation is whole, and not older than `promised`. What is being removed need not be whole any more.
+    /// All generations are whole, and the newest is not older than `promised`.
     fn check(&mut self, promised: u64, state: &State) -> Result<(), Failure> {
         if !self.known.contains_key(state) {
             let found = if state.has(Path::new("job/job.json")) {
@@ -93,9 +93,9 @@ impl Checker<'_> {
             self.known.insert(state.clone(), found);
         }
         let (found, said) = &self.known[state];
-        let (newest, whole) = found.last_key_value().map_or((0, true), |(n, whole)| (*n, *whole));
-        want(newest >= promised && whole, || {
-            format!("generation {promised} had been committed, of {newest} whole is {whole}: {said}\n{state:#?}")
+        let newest = found.last_key_value().map_or(0, |(n, _)| *n);
+        want(newest >= promised && found.values().all(|whole| *whole), || {
+            format!("generation {promised} had been committed, there are (and whole are) {found:?}: {said}\n{state:#?}")
         })
     }
 }
