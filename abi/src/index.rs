@@ -6,6 +6,8 @@
 //! ```
 //! An entry that is only taken counts as not found: its page may then be stored twice, which is harmless. Entries are never removed while writers run; between checkpoints the agent takes out those of removed chunks.
 //!
+//! A search begins at a place in proportion to the hash, so a table of any size is used evenly, and entries in order of their places are nearly in order of their hashes: a larger table is filled from one end to the other.
+//!
 //! A table can be of a sample of all pages, chosen by their hashes: so the same contents are in the sample wherever and whenever they occur.
 
 use core::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
@@ -31,7 +33,7 @@ pub fn location(chunk: u32, page: u32) -> u64 {
     (chunk as u64) << 32 | page as u64
 }
 
-/// A table over shared entries, whose number is a power of two.
+/// A table over shared entries.
 #[derive(Debug, Clone, Copy)]
 pub struct Table<'a> {
     entries: &'a [Entry],
@@ -39,9 +41,9 @@ pub struct Table<'a> {
 }
 
 impl<'a> Table<'a> {
-    /// The table in `entries`; `None` where their number is no power of two. It knows only pages whose hashes have none of the bits `sample` in their high half.
-    pub fn new(entries: &'a [Entry], sample: u64) -> Option<Self> {
-        entries.len().is_power_of_two().then_some(Self { entries, sample })
+    /// The table in `entries`. It knows only pages whose hashes have none of the bits `sample` in their high half.
+    pub fn new(entries: &'a [Entry], sample: u64) -> Self {
+        Self { entries, sample }
     }
 
     /// Whether the table can know a page with this hash.
@@ -51,14 +53,22 @@ impl<'a> Table<'a> {
 
     /// Has the processor bring the entry where a search for `hash` begins.
     pub fn prefetch(&self, hash: u128) {
-        let first = key(hash) as usize & (self.entries.len() - 1);
+        let first = self.first(key(hash));
         // SAFETY: has no effect but on the caches, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(self.entries.as_ptr().wrapping_add(first).cast()) };
     }
 
+    /// Where a search for `key` begins.
+    fn first(&self, key: u64) -> usize {
+        ((key as u128 * self.entries.len() as u128) >> 64) as usize
+    }
+
     fn probe(&self, key: u64) -> impl Iterator<Item = &'a Entry> {
-        let (entries, mask) = (self.entries, self.entries.len() - 1);
-        (0..PROBES).filter_map(move |i| entries.get((key as usize).wrapping_add(i) & mask))
+        let (to_the_end, from_the_begin) = match self.entries.split_at_checked(self.first(key)) {
+            Some((before, from)) => (from, before),
+            None => (self.entries, self.entries),
+        };
+        to_the_end.iter().chain(from_the_begin).take(PROBES)
     }
 
     /// Where a page with this hash is stored.

@@ -415,8 +415,12 @@ pub struct Control {
     pub stage_bytes: u64,
     /// Number of loans that have their files; a futex. Writers wait for theirs.
     pub lent: core::sync::atomic::AtomicU32,
-    /// Padding.
-    pub pad: u32,
+    /// 1 as soon as all writers are done; a futex.
+    pub written: core::sync::atomic::AtomicU32,
+    /// 1 as soon as the child may end; a futex.
+    pub released: core::sync::atomic::AtomicU32,
+    /// 1 as soon as the child has seen that it may end: until then it had its memory.
+    pub left: core::sync::atomic::AtomicU32,
     /// The writers.
     pub writer: [Writer; MAX_WRITERS],
 }

@@ -1,12 +1,11 @@
 //! Differential checkpoints: what is written, how long the program stands still and what hashing costs when 1, 10, 50 and 100 % of its pages have changed; and the collision test of the FTI paper.
 
-use crate::measure::{ms, run, Job, Samples};
+use crate::measure::{fetch_memory, ms, run, Job, Samples, PAGE};
 use crate::Plan;
 use serde_json::Value;
 use std::collections::HashSet;
 use std::process::Command;
 
-const PAGE: usize = 4096;
 /// Blocks and variants of each in the collision test.
 const BLOCKS: usize = 4096;
 const VARIANTS: usize = 64;
@@ -57,6 +56,7 @@ fn one(p: &Plan, how: &str, f: &mut Figures) -> Result<(), String> {
     std::fs::remove_dir_all(p.dir.join("job")).ok();
     let mut job = Job::launch_with(p, &["--differential", how], &["dirty", &p.size.to_string()])?;
     job.line()?;
+    fetch_memory()?;
     f.full.push(write_ms(&Job::checkpoint(p)?.1));
     let mut looked = 0;
     for (i, percent) in PERCENT.iter().enumerate() {
@@ -65,6 +65,9 @@ fn one(p: &Plan, how: &str, f: &mut Figures) -> Result<(), String> {
             let number = |said: String| said.parse::<f64>().map_err(|e| format!("worker: {e}"));
             let dirty = number(job.tell(&percent.to_string())?)?;
             let fork = (i == 0).then(|| job.tell("fork").and_then(number)).transpose()?;
+            if *percent == 100 && (time == 1 || time == times) {
+                fetch_memory()?;
+            }
             let (_, v) = Job::checkpoint(p)?;
             looked += usize::from(*percent == 100 && v["without_hashes"].is_null());
             if time == times && times > 1 {

@@ -5,6 +5,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
+pub(crate) const PAGE: usize = 4096;
+
 /// Values of one figure.
 #[derive(Debug, Default)]
 pub(crate) struct Samples(Vec<f64>);
@@ -72,6 +74,46 @@ pub(crate) fn ms<T>(f: impl FnOnce() -> Result<T, String>) -> Result<(f64, T), S
     let t = Instant::now();
     let v = f()?;
     Ok((t.elapsed().as_secs_f64() * 1000.0, v))
+}
+
+/// Free memory that is not fetched.
+const LEFT_FREE: usize = 1 << 30;
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Has the host of a virtual machine give back the memory that it has taken since it became free (free page reporting of the balloon device): to whom it is given first it would cost
+/// more than the work that is measured. On this machine 1 GiB that was free for half a minute takes 2.4 s to touch, in huge pages; before that, 0.06 s.
+pub(crate) fn fetch_memory() -> Result<(), String> {
+    let text = std::fs::read_to_string("/proc/meminfo").map_err(|e| e.to_string())?;
+    let free = text.lines().find_map(|l| l.strip_prefix("MemFree:"));
+    let free = free
+        .and_then(|l| l.trim().strip_suffix("kB"))
+        .ok_or("no MemFree in /proc/meminfo")?;
+    let free = free.trim().parse::<usize>().map_err(|e| e.to_string())? << 10;
+    let half = free.saturating_sub(LEFT_FREE) / 2;
+    let touch = || {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a fresh anonymous mapping; a failure is checked.
+        let m = unsafe { libc::mmap(std::ptr::null_mut(), half, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        if m == libc::MAP_FAILED {
+            // Under strict overcommit; then memory is as it is.
+            return;
+        }
+        // SAFETY: the range was just mapped; advice does not change contents.
+        unsafe { libc::madvise(m, half, libc::MADV_HUGEPAGE) };
+        for at in (0..half).step_by(PAGE) {
+            // SAFETY: within the mapping, which this thread alone uses.
+            unsafe { m.cast::<u8>().add(at).write_volatile(1) };
+        }
+        // SAFETY: the mapping is not used any more.
+        unsafe { libc::munmap(m, half) };
+    };
+    if half >= HUGE_PAGE {
+        std::thread::scope(|s| {
+            s.spawn(touch);
+            touch();
+        });
+    }
+    Ok(())
 }
 
 /// Runs a command that must succeed; its standard output.

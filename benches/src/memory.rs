@@ -1,6 +1,6 @@
 //! A large process: blocked time against fork, image write and restart against plain threads doing the same bytes.
 
-use crate::measure::{ms, ratio, run, Job, Samples};
+use crate::measure::{fetch_memory, ms, ratio, run, Job, Samples};
 use crate::worker::filled;
 use crate::Plan;
 use std::fs::File;
@@ -51,14 +51,9 @@ fn plain_write(p: &Plan, m: &[u64]) -> Result<(), String> {
 pub(crate) fn write(p: &Plan) -> Result<(), String> {
     let (mut plain, mut image) = (Samples::default(), Samples::default());
     let gib = p.size as f64 / f64::from(1 << 30);
-    // The first run touches memory that this machine may not have been given yet, and does not count.
-    for run in 0..=p.runs {
+    for _ in 0..p.runs {
         let m = filled(p.size, true);
-        let (plain, image) = if run == 0 {
-            (&mut Samples::default(), &mut Samples::default())
-        } else {
-            (&mut plain, &mut image)
-        };
+        fetch_memory()?;
         plain.push(gib / (ms(|| plain_write(p, m))?.0 / 1000.0));
         for n in ["plain-0", "plain-1"] {
             std::fs::remove_file(p.dir.join(n)).ok();
@@ -68,6 +63,7 @@ pub(crate) fn write(p: &Plan) -> Result<(), String> {
         std::fs::remove_dir_all(p.dir.join("job")).ok();
         let mut job = Job::launch(p, &["memory", &p.size.to_string(), "huge"])?;
         job.line()?;
+        fetch_memory()?;
         let v = Job::checkpoint(p)?.1;
         image.push(gib / (v["phases_ms"]["write"].as_f64().unwrap_or(f64::NAN) / 1000.0));
         job.stop(p)?;
@@ -126,6 +122,7 @@ pub(crate) fn restart(p: &Plan) -> Result<(), String> {
         plain_write(p, m)?;
         // SAFETY: `m` is not used again; this is the mapping that `filled` made.
         unsafe { libc::munmap(m.as_mut_ptr().cast(), p.size) };
+        fetch_memory()?;
         plain.push(ms(|| plain_read(p))?.0);
         for n in ["plain-0", "plain-1"] {
             std::fs::remove_file(p.dir.join(n)).ok();
@@ -135,6 +132,7 @@ pub(crate) fn restart(p: &Plan) -> Result<(), String> {
         kill_stopped(p)?;
         drop(job);
         for (options, samples) in [(&["--lazy"][..], &mut lazy), (&[][..], &mut eager)] {
+            fetch_memory()?;
             let (t, j) = ms(|| {
                 let mut j = Job::restart(p, options)?;
                 j.line()?;

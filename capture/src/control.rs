@@ -3,7 +3,8 @@
 //! ```text
 //! head ┊ ranges ┊ loans ┊ hashes of each loan's pages ┊ extents of each writer
 //! ```
-//! The agent lays it out and sets the child going; the child's writers fill in the hashes and extents; when the child has ended the agent takes them over.
+//! The agent lays it out and sets the child going; the child's writers fill in the hashes and extents. The agent takes the hashes of a loan
+//! over when its writer is done with it, and the extents when the child has ended.
 
 use crate::CaptureError;
 use belay_abi::inject::{Control, Loan, Range, StoredExtent, Writer, STATE_ABANDONED, STATE_GO};
@@ -15,6 +16,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::Duration;
 
 const PAGE: u64 = 4096;
 
@@ -197,6 +199,31 @@ impl ControlMemory {
         Ok(work)
     }
 
+    /// Whether the writers are done; waits for that for at most `patience`.
+    pub(crate) fn wait_written(&self, patience: Duration) -> bool {
+        let head = self.control();
+        let patience = libc::timespec {
+            tv_sec: patience.as_secs().cast_signed(),
+            tv_nsec: patience.subsec_nanos().into(),
+        };
+        // SAFETY: the mapping is live; this is an atomic and a futex.
+        unsafe {
+            let written = &raw const (*head).written;
+            libc::syscall(libc::SYS_futex, written, libc::FUTEX_WAIT, 0, &raw const patience);
+            (*written).load(Acquire) != 0
+        }
+    }
+
+    /// Lets the child end.
+    pub(crate) fn release(&self) {
+        let head = self.control();
+        // SAFETY: the mapping is live; this is an atomic and a futex.
+        unsafe {
+            (*head).released.store(1, Release);
+            libc::syscall(libc::SYS_futex, &raw const (*head).released, libc::FUTEX_WAKE, i32::MAX);
+        }
+    }
+
     /// Bytes that the writers have dealt with so far.
     pub(crate) fn written(&self, work: &Work) -> u64 {
         // SAFETY: the mapping is live; these are atomics.
@@ -225,14 +252,19 @@ impl ControlMemory {
         Ok(())
     }
 
-    /// Takes back what the writers have done with, and lends what they wait for, as far as there are places.
-    pub(crate) fn serve(&self, work: &mut Work, pid: i32, session: &mut Session) -> Result<(), CaptureError> {
-        for i in 0..work.lent {
-            // SAFETY: the mapping is live; this is an atomic.
-            if !work.back[i] && unsafe { (*self.loan(work, i)).done.load(Acquire) } == 1 {
-                self.give_back(work, i, pid, session)?;
-            }
-        }
+    /// Lends what the writers wait for, as far as there are places, and takes back one of the loans that they are done with. Whether there was one.
+    pub(crate) fn serve(&self, work: &mut Work, pid: i32, session: &mut Session) -> Result<bool, CaptureError> {
+        self.lend(work, session)?;
+        // SAFETY: the mapping is live; this is an atomic.
+        let is_done = |i: &usize| !work.back[*i] && unsafe { (*self.loan(work, *i)).done.load(Acquire) } == 1;
+        let Some(i) = (0..work.lent).find(is_done) else {
+            return Ok(false);
+        };
+        self.give_back(work, i, pid, session)?;
+        Ok(true)
+    }
+
+    fn lend(&self, work: &mut Work, session: &mut Session) -> Result<(), CaptureError> {
         let head = self.control();
         // SAFETY: as above.
         let wanted = unsafe { (*head).next_loan.load(Acquire) } as usize;
@@ -260,10 +292,7 @@ impl ControlMemory {
         session: &mut Session,
         table: &mut Vec<Extent>,
     ) -> Result<(), CaptureError> {
-        let fail = |reason: String| CaptureError::Failed {
-            step: format!("write the memory of process {pid}"),
-            reason,
-        };
+        let fail = |reason| failed(pid, reason);
         let head = self.control();
         // SAFETY: the mapping is live for the whole function and covers the places of `work`; the counts are held against their room. The child has ended, so
         // nothing changes any more.
@@ -281,7 +310,7 @@ impl ControlMemory {
                     error => return Err(fail(std::io::Error::from_raw_os_error(error).to_string())),
                 }
                 if (*w).done.load(Acquire) == 0 {
-                    return Err(fail("its snapshot process ended before it was written".into()));
+                    return Err(ended_early(pid));
                 }
                 let count = u64::from((*w).extents.load(Acquire));
                 if count > work.capacity {
@@ -299,8 +328,8 @@ impl ControlMemory {
                 add(&mut stats.write_ns, &(*w).write_ns);
                 add(&mut stats.writers_ns, &(*w).total_ns);
             }
-            if (*head).next.load(Acquire) < work.ranges {
-                return Err(fail("its snapshot process ended before all was written".into()));
+            if (*head).next.load(Acquire) < work.ranges || (*head).left.load(Acquire) == 0 {
+                return Err(ended_early(pid));
             }
             for i in 0..work.loans.len() {
                 if !work.back[i] {
@@ -319,9 +348,18 @@ impl ControlMemory {
 }
 
 fn impossible(pid: i32) -> CaptureError {
+    failed(pid, "its snapshot process has left impossible results".into())
+}
+
+/// The child was ended by somebody else.
+pub(crate) fn ended_early(pid: i32) -> CaptureError {
+    failed(pid, "its snapshot process ended before all was written".into())
+}
+
+fn failed(pid: i32, reason: String) -> CaptureError {
     CaptureError::Failed {
         step: format!("write the memory of process {pid}"),
-        reason: "its snapshot process has left impossible results".into(),
+        reason,
     }
 }
 

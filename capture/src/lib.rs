@@ -16,6 +16,7 @@ mod inject;
 mod injected;
 mod inside;
 mod listing;
+mod looks;
 mod memory;
 mod mlock;
 mod namespaces;
@@ -447,15 +448,27 @@ impl Snapshot {
         }
         session.write_held()?;
         let mut armed = Vec::new();
-        for child in std::mem::take(&mut self.children) {
-            let pid = child.pid();
-            let (vmas, arms) = child.write(session, self.writers, &mut identities, &mut progress)?;
-            armed.extend(arms);
-            if let Some(p) = self.job.processes.iter_mut().find(|p| p.pid == pid) {
-                p.vmas = vmas;
-                p.exe_identity = identities.of(&p.exe);
+        let children = std::mem::take(&mut self.children);
+        session.expect(children.iter().map(snapshot::Child::pages).sum());
+        std::thread::scope(|scope| {
+            let looks = looks::Looks::begin(scope, self.writers, children.len() > 1);
+            let ask = |child: &mut snapshot::Child| child.request().into_iter().for_each(|r| looks.ask(r));
+            let mut rest = children.into_iter();
+            let mut next = rest.next();
+            next.iter_mut().for_each(ask);
+            while let Some(child) = next {
+                next = rest.next();
+                next.iter_mut().for_each(ask);
+                let pid = child.pid();
+                let (vmas, arms) = child.write(session, &looks, self.writers, &mut identities, &mut progress)?;
+                armed.extend(arms);
+                if let Some(p) = self.job.processes.iter_mut().find(|p| p.pid == pid) {
+                    p.vmas = vmas;
+                    p.exe_identity = identities.of(&p.exe);
+                }
             }
-        }
+            Ok::<(), CaptureError>(())
+        })?;
         for p in self.job.processes.iter_mut().filter(|p| p.shares_mm_with != 0) {
             p.exe_identity = identities.of(&p.exe);
         }

@@ -1,8 +1,9 @@
 //! Snapshot children: made while the application is stopped, written afterwards.
 
-use crate::control::ControlMemory;
+use crate::control::{self, ControlMemory};
 use crate::headroom::Plan;
 use crate::inject::{self, Area, Made};
+use crate::looks::{Looks, Request};
 use crate::memory::{self, Identities, Pages};
 use crate::mlock::Locks;
 use crate::process::{rlimit, set_rlimit, Draft};
@@ -35,8 +36,12 @@ pub(crate) struct Child {
     early: Vec<Extent>,
     /// Mappings that the child did not inherit, or whose contents it did not (MADV_DONTFORK, MADV_WIPEONFORK).
     not_inherited: Vec<u64>,
+    /// Starts of the mappings that it did not inherit at all, in ascending order.
+    missing_in_child: Vec<u64>,
     /// The child, its pidfd and its control memory; `None` when everything was stored early.
     snapshot: Option<(i32, OwnedFd, ControlMemory)>,
+    /// Mappings of the snapshot child whose file is gone.
+    gone: Vec<(u64, u64)>,
     /// `VmFlags` by start address, read early where there is no child.
     flags: Vec<Map>,
     /// Those of mappings that the child does not have, such as explicit huge pages.
@@ -190,7 +195,9 @@ impl Child {
             resident_bytes: draft.stat.rss_pages * PAGE,
             early: Vec::new(),
             not_inherited: Vec::new(),
+            missing_in_child: Vec::new(),
             snapshot: None,
+            gone: Vec::new(),
             flags: Vec::new(),
             huge: draft.huge.clone(),
             locks: draft.locks.clone(),
@@ -205,11 +212,16 @@ impl Child {
                 let pidfd = pidfd::open(snapshot_pid)
                     .map_err(|e| CaptureError::failed(format!("open the snapshot of process {pid}"), e))?;
                 let fail = |e| CaptureError::failed(format!("compare the snapshot of process {pid} with it"), e);
+                let own = control.name().map_err(fail)?.1;
+                // Its control memory may lie where a mapping that was left out has been.
                 let inherited: Vec<_> = proc::maps(snapshot_pid)
                     .map_err(fail)?
                     .iter()
+                    .filter(|m| m.ino != own || !m.name.starts_with("/memfd:belay-control"))
                     .map(|m| (m.start, m.end))
                     .collect();
+                let lacks = |m: &&Map| !covers(&inherited, m.start);
+                child.missing_in_child = child.maps.iter().filter(lacks).map(|m| m.start).collect();
                 child.not_inherited = child.not_inherited_by(snapshot_pid, &inherited).map_err(fail)?;
                 child.flags_not_inherited(&inherited);
                 // A userfaultfd that cannot be taken over is no reason to fail.
@@ -307,6 +319,11 @@ impl Child {
         self.resident_bytes
     }
 
+    /// Pages that the writers will deal with at most.
+    pub(crate) fn pages(&self) -> u64 {
+        (self.resident_bytes / PAGE).saturating_sub(self.clean.pages())
+    }
+
     /// Why its memory was written before the process goes on, where a copy of it was wanted.
     pub(crate) fn missing(&self) -> Option<&str> {
         self.missing.as_deref()
@@ -317,19 +334,42 @@ impl Child {
         self.snapshot.as_ref().map(|(pid, ..)| *pid)
     }
 
-    /// Stores the memory. Returns the mappings, and what the next checkpoint will need to know about writes.
+    /// What is to be read of the snapshot child: where its own pages are. Of mappings whose file is gone all pages are stored.
+    pub(crate) fn request(&mut self) -> Option<Request> {
+        let (child, ..) = self.snapshot.as_ref()?;
+        let mut mappings = Vec::new();
+        for m in self.maps.iter().filter(|m| !self.not_inherited.contains(&m.start)) {
+            match memory::pages(m) {
+                Pages::Own => {
+                    let unreadable = if m.prot & 1 == 0 { RANGE_UNREADABLE } else { 0 };
+                    let zeros = if memory::zeros_count(m) { RANGE_KEEP_ZEROS } else { 0 };
+                    mappings.push(Range {
+                        start: m.start,
+                        end: m.end,
+                        flags: unreadable | zeros,
+                    });
+                }
+                Pages::All => self.gone.push((m.start, m.end)),
+                Pages::None => {}
+            }
+        }
+        Some(Request { child: *child, mappings })
+    }
+
+    /// Stores the memory; `looks` has, of all children, what was asked for by [`Self::request`]. Returns the mappings, and what the next checkpoint will need to know about writes.
     pub(crate) fn write(
         mut self,
         session: &mut Session,
+        looks: &Looks,
         writers: u32,
         identities: &mut Identities,
         progress: &mut Progress<'_>,
     ) -> Result<(Vec<Vma>, Option<Armed>), CaptureError> {
         let mut table = Vec::new();
         if let Some(mut snapshot) = self.snapshot.take() {
-            let result = self.run_writers(&mut snapshot, session, writers, &mut table, progress);
+            let result = self.run_writers(&mut snapshot, session, (looks, writers), &mut table, progress);
             if result.is_err() {
-                end(&snapshot);
+                end(snapshot.0, &snapshot.1);
             }
             result?;
         }
@@ -338,17 +378,19 @@ impl Child {
         progress.done += self.resident_bytes;
         progress.now(0);
         self.locks.look(self.task);
-        let none = Vec::new();
+        let (none, none_there) = (Vec::new(), Vec::new());
         let vmas = self
             .maps
             .iter()
             .map(|m| {
                 // To unlock a piece of a mapping has split it (see `mlock`).
-                let there = self
-                    .flags
-                    .iter()
-                    .chain(&self.huge)
-                    .find(|f| f.start <= m.start && m.start < f.end);
+                // Where the child does not have it, the child may have something else.
+                let in_child = match self.missing_in_child.binary_search(&m.start) {
+                    Ok(_) => &none_there,
+                    Err(_) => &self.flags,
+                };
+                let is_it = |f: &&Map| f.start <= m.start && m.start < f.end;
+                let there = in_child.iter().chain(&self.huge).find(is_it);
                 let flags = there.map_or(&none, |f| &f.flags);
                 let mut vma = memory::vma(m, flags, identities);
                 self.locks.tell(&mut vma);
@@ -365,21 +407,28 @@ impl Child {
         &mut self,
         (child, pidfd, control): &mut (i32, OwnedFd, ControlMemory),
         session: &mut Session,
-        most: u32,
+        (looks, most): (&Looks, u32),
         table: &mut Vec<Extent>,
         progress: &Progress<'_>,
     ) -> Result<(), CaptureError> {
         let pid = self.pid;
-        let fail = |e| CaptureError::failed(format!("read the page table of the snapshot of process {pid}"), e);
-        self.flags = proc::smaps(*child).map_err(fail)?;
-        let found = self.ranges(*child, session)?;
+        self.store_gone(*child, session)?;
+        let found = looks.found(pid)?;
         if let Some(armed) = &mut self.armed {
             let all = found.iter().map(|r| (r.end - r.start) / PAGE).sum();
-            self.clean.look(*child, &self.flags, all, armed);
+            self.clean.look(*child, all, armed);
         }
         let found = self.without_clean(found, session, table);
         if !may_write(*child) {
-            return self.read_for((*child, pidfd), session, &found, table, progress);
+            self.read_for(*child, session, &found, table, progress)?;
+            self.read_flags(*child)?;
+            // Had it been ended meanwhile, what was read might be less than it had.
+            let had_memory = proc::maps(*child).is_ok_and(|m| !m.is_empty());
+            if !had_memory || has_ended(pidfd, Duration::ZERO) {
+                return Err(control::ended_early(pid));
+            }
+            end(*child, pidfd);
+            return Ok(());
         }
         let pages = found.iter().map(|r| (r.end - r.start) / PAGE).sum();
         let writers = session.writers(pages, most);
@@ -392,20 +441,30 @@ impl Child {
             .map_err(|e| CaptureError::failed(format!("prepare the snapshot of process {pid}"), e))?;
         // Writers that wait for a place must not wait for us.
         let period = Duration::from_millis(if tiered { 1 } else { 100 });
-        wait_for_exit(pidfd, period, || {
+        let mut tick = || {
             progress.now(control.written(&work));
-            match tiered {
-                true => control.serve(&mut work, pid, session),
-                false => Ok(()),
-            }
-        })?;
-        control.collect(&mut work, pid, session, table)
+            let busy = control.serve(&mut work, pid, session)?;
+            Ok::<_, CaptureError>(if busy { Duration::ZERO } else { period })
+        };
+        while !control.wait_written(tick()?) && !has_ended(pidfd, Duration::ZERO) {}
+        let flags = self.read_flags(*child);
+        control.release();
+        while !has_ended(pidfd, tick()?) {}
+        control.collect(&mut work, pid, session, table)?;
+        flags
     }
 
-    /// Stores the ranges `found` of the child, which may not do it itself, and ends it.
+    /// Reads the `VmFlags` of the child's mappings. The kernel goes through all of its page table for that: when it has written its pages, it has given most of them back, and little is left.
+    fn read_flags(&mut self, child: i32) -> Result<(), CaptureError> {
+        let fail = |e| CaptureError::failed(format!("read the mappings of the snapshot of process {}", self.pid), e);
+        self.flags = proc::smaps(child).map_err(fail)?;
+        Ok(())
+    }
+
+    /// Stores the ranges `found` of the child, which may not do it itself.
     fn read_for(
         &self,
-        (child, pidfd): (i32, &OwnedFd),
+        child: i32,
         session: &mut Session,
         found: &[Range],
         table: &mut Vec<Extent>,
@@ -420,8 +479,7 @@ impl Child {
             read += r.end - r.start;
             progress.now(read);
         }
-        kill(child);
-        wait_for_exit(pidfd, Duration::from_millis(100), || Ok(()))
+        Ok(())
     }
 
     /// Takes clean pages out of `found`; where they lie goes to `table`.
@@ -449,40 +507,17 @@ impl Child {
         out
     }
 
-    /// The ranges to be written by the child; those of deleted files are stored by us at once.
-    fn ranges(&mut self, child: i32, session: &mut Session) -> Result<Vec<Range>, CaptureError> {
-        let fail = |e| CaptureError::failed(format!("read the page table of the snapshot of process {}", self.pid), e);
-        let mut pagemap = Pagemap::open(child).map_err(fail)?;
-        let mut found = Vec::new();
-        let mut gone = Vec::new();
-        let mut buf = Vec::new();
-        for map in &self.maps {
-            if self.not_inherited.contains(&map.start) {
-                continue;
-            }
-            match memory::pages(map) {
-                Pages::Own => {
-                    buf.clear();
-                    pagemap.data_ranges(map.start, map.end, &mut buf).map_err(fail)?;
-                    let unreadable = if map.prot & 1 == 0 { RANGE_UNREADABLE } else { 0 };
-                    let zeros = if memory::zeros_count(map) { RANGE_KEEP_ZEROS } else { 0 };
-                    found.extend(buf.iter().map(|(start, end)| Range {
-                        start: *start,
-                        end: *end,
-                        flags: unreadable | zeros,
-                    }));
-                }
-                Pages::All => gone.push((map.start, map.end)),
-                Pages::None => {}
-            }
+    /// Stores the mappings whose file is gone.
+    fn store_gone(&mut self, child: i32, session: &mut Session) -> Result<(), CaptureError> {
+        if self.gone.is_empty() {
+            return Ok(());
         }
-        if !gone.is_empty() {
-            let memory = Memory::open(child).map_err(fail)?;
-            for range in gone {
-                reader::store(session, &memory, range, false, &mut self.early)?;
-            }
+        let fail = |e| CaptureError::failed(format!("read the memory of the snapshot of process {}", self.pid), e);
+        let memory = Memory::open(child).map_err(fail)?;
+        for range in std::mem::take(&mut self.gone) {
+            reader::store(session, &memory, range, false, &mut self.early)?;
         }
-        Ok(found)
+        Ok(())
     }
 }
 
@@ -519,38 +554,31 @@ fn cut(found: &[Range], pages: u64, writers: u32) -> Vec<Range> {
 }
 
 /// Ends a snapshot child that is not needed, and waits for its end: the agent must not take it for a process of the job.
-fn end((pid, pidfd, _): &(i32, OwnedFd, ControlMemory)) {
-    kill(*pid);
-    // Nothing is done meanwhile that could fail.
-    drop(wait_for_exit(pidfd, Duration::from_millis(100), || Ok(())));
+fn end(pid: i32, pidfd: &OwnedFd) {
+    // Where it has ended by itself its number may be somebody else's.
+    if let Err(error) = pidfd::send_signal(pidfd.as_fd(), libc::SIGKILL) {
+        tracing::debug!(pid, %error, "snapshot process was not ended");
+    }
+    pidfd::wait_gone(pidfd.as_fd());
 }
 
 impl Drop for Child {
     fn drop(&mut self) {
-        if let Some(snapshot) = &self.snapshot {
-            end(snapshot);
+        if let Some((pid, pidfd, _)) = &self.snapshot {
+            end(*pid, pidfd);
         }
     }
 }
 
-/// Waits until the process behind `pidfd` has ended, or `tick` fails, which is called about once in each `period`.
-fn wait_for_exit(
-    pidfd: &OwnedFd,
-    period: Duration,
-    mut tick: impl FnMut() -> Result<(), CaptureError>,
-) -> Result<(), CaptureError> {
-    let milliseconds = i32::try_from(period.as_millis()).unwrap_or(i32::MAX);
-    loop {
-        let mut p = libc::pollfd {
-            fd: pidfd.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: one live pollfd.
-        let n = unsafe { libc::poll(&mut p, 1, milliseconds) };
-        if n > 0 || (n < 0 && std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted) {
-            return Ok(());
-        }
-        tick()?;
-    }
+/// Whether the process behind `pidfd` has ended; waits for that for at most about `patience`.
+fn has_ended(pidfd: &OwnedFd, patience: Duration) -> bool {
+    let mut p = libc::pollfd {
+        fd: pidfd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let milliseconds = i32::try_from(patience.as_millis()).unwrap_or(i32::MAX);
+    // SAFETY: one live pollfd.
+    let n = unsafe { libc::poll(&mut p, 1, milliseconds) };
+    n > 0 || (n < 0 && std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted)
 }

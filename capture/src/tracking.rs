@@ -21,7 +21,7 @@ use crate::memory::{self, Pages};
 use belay_abi::inject::{UFFD_ASYNC, UFFD_PLAIN};
 use belay_image::extents::Extent;
 use belay_kernel::pagemap::Pagemap;
-use belay_kernel::proc::Map;
+use belay_kernel::proc::{self, Map};
 use belay_kernel::vm::Memory;
 use belay_kernel::{softdirty, uffd};
 use std::collections::{BTreeMap, HashMap};
@@ -306,17 +306,17 @@ pub(crate) fn arm<'a>(
 }
 
 impl Clean {
-    fn pages(&self) -> u64 {
+    pub(crate) fn pages(&self) -> u64 {
         self.ranges.iter().map(|(start, end)| (end - start) / PAGE).sum()
     }
 
-    /// Looks in the snapshot child for pages without a soft-dirty bit. `flags` are its mappings with their `VmFlags`, `all` the pages in it that hold data. Where that fails no page is known to be clean, and the
+    /// Looks in the snapshot child for pages without a soft-dirty bit. `all` is the number of pages in it that hold data. Where that fails no page is known to be clean, and the
     /// tracking ends.
-    pub(crate) fn look(&mut self, child: i32, flags: &[Map], all: u64, armed: &mut Armed) {
+    pub(crate) fn look(&mut self, child: i32, all: u64, armed: &mut Armed) {
         let Some(candidates) = self.candidates.take() else {
             return;
         };
-        match candidates.clean_in(child, flags) {
+        match candidates.clean_in(child) {
             Ok(Some(ranges)) => {
                 self.ranges = ranges;
                 armed.policy = armed.policy.after(self.pages(), all);
@@ -337,13 +337,14 @@ impl Armed {
 
 impl Candidates {
     /// Those of the pages that are clean in snapshot child `child`; `None` where somebody else has taken soft-dirty bits away.
-    fn clean_in(self, child: i32, flags: &[Map]) -> io::Result<Option<Vec<(u64, u64)>>> {
+    fn clean_in(self, child: i32) -> io::Result<Option<Vec<(u64, u64)>>> {
         let pagemap = Pagemap::open(child)?;
         if !pagemap.is_soft_dirty(self.canary)? {
             return Ok(None);
         }
         // Pages of mappings marked as mergeable are replaced by others without a trace.
-        let mergeable: Vec<_> = flags.iter().filter(|m| m.flags.iter().any(|f| f == "mg")).collect();
+        let mappings = proc::smaps(child)?;
+        let mergeable: Vec<_> = mappings.iter().filter(|m| m.flags.iter().any(|f| f == "mg")).collect();
         let mut found = Vec::new();
         for (start, end) in self.ranges {
             if !mergeable.iter().any(|m| m.start < end && start < m.end) {
@@ -493,7 +494,7 @@ mod tests {
             disturbed: false,
         };
         // No process has this number.
-        clean.look(i32::MAX, &[], 1, &mut armed);
+        clean.look(i32::MAX, 1, &mut armed);
         assert!(clean.ranges.is_empty() && armed.uffd.is_none() && !armed.disturbed);
     }
 

@@ -332,7 +332,7 @@ unsafe fn map_index(control: *mut Control, agent: i32) -> Option<Table<'static>>
             return None;
         }
         let entries = core::slice::from_raw_parts(p as *const Entry, bytes / size_of::<Entry>());
-        Table::new(entries, (*control).index_sample)
+        Some(Table::new(entries, (*control).index_sample))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The snapshot child: writes the process's memory to chunks, then exits.
+//! The snapshot child: writes the process's memory to chunks, and exits when the agent has read its mappings.
 //!
 //! It is a fork of the application with all signals blocked, in a session of its own, without descriptors. The agent fills the control memory with
 //! the ranges that hold data and with room in chunks; writers take range after range ([`crate::output`]).
@@ -73,6 +73,9 @@ pub(crate) unsafe fn run(t: *mut SnapshotTable) -> ! {
         }
         // Only now is the agent the parent for certain: the intermediary's end must not count as the parent's death.
         syscall!(nr::PRCTL, PR_SET_PDEATHSIG, SIGKILL);
+        if syscall!(nr::GETPPID) != agent as isize {
+            exit(1);
+        }
         let control = syscall!(nr::MMAP, 0usize, (*head).bytes, PROT_READ_WRITE, MAP_SHARED, fd, 0usize);
         if control < 0 {
             (*head).error.store(-control as i32, Release);
@@ -111,6 +114,13 @@ pub(crate) unsafe fn run(t: *mut SnapshotTable) -> ! {
                 syscall!(nr::FUTEX, addr_of!((*w).done), FUTEX_WAIT, 0usize, null::<u8>());
             }
         }
+        (*control).written.store(1, Release);
+        syscall!(nr::FUTEX, addr_of!((*control).written), FUTEX_WAKE, i32::MAX);
+        // The agent reads the mappings.
+        while (*control).released.load(Acquire) == 0 {
+            syscall!(nr::FUTEX, addr_of!((*control).released), FUTEX_WAIT, 0usize, null::<u8>());
+        }
+        (*control).left.store(1, Release);
         exit(0)
     }
 }

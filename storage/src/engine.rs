@@ -115,9 +115,9 @@ impl Engine {
         let vanished = !kept.as_ref().is_none_or(is_there);
         let kept = match kept {
             // A file that vanished or was cut must not be referred to again.
-            Some(_) if vanished => self.empty()?,
-            Some(k) => self.suited(k)?,
-            None => self.load()?,
+            Some(_) if vanished => self.empty(),
+            Some(k) => self.suited(k),
+            None => self.load(),
         };
         self.number_from(self.store.next_id()?);
         let limit = match self.options.max_bytes {
@@ -147,51 +147,54 @@ impl Engine {
         self.payoff.why_not()
     }
 
-    fn new_index(&self) -> Result<Option<Index>, StorageError> {
+    fn new_index(&self) -> Option<Index> {
         let index = self.options.find_by_hash.then(|| Index::new(self.why_without().is_some()));
-        index.transpose()
+        index.and_then(usable)
     }
 
-    fn empty(&self) -> Result<Kept, StorageError> {
-        Ok(Kept {
+    fn empty(&self) -> Kept {
+        Kept {
             live: BTreeMap::new(),
-            index: self.new_index()?,
-        })
+            index: self.new_index(),
+        }
     }
 
     /// `kept` with a table of all pages, or of a sample, as the next checkpoint needs it.
-    fn suited(&self, kept: Kept) -> Result<Kept, StorageError> {
+    fn suited(&self, kept: Kept) -> Kept {
         let sampled = self.why_without().is_some();
         let index = match kept.index {
             Some(index) if index.is_sampled() == sampled => Some(index),
-            Some(index) if sampled => Some(index.thinned()?),
+            Some(index) if sampled => usable(index.thinned()),
             // What was not in the sample, or for which there was no memory, is read again.
             _ if self.options.find_by_hash && self.base.is_some() => return self.load(),
-            _ => self.new_index()?,
+            _ => self.new_index(),
         };
-        Ok(Kept { index, ..kept })
+        Kept { index, ..kept }
     }
 
     /// Reads what the generation to build on has stored. Where that cannot be read, the next generation stands on its own.
-    fn load(&self) -> Result<Kept, StorageError> {
-        let mut kept = self.empty()?;
-        let (Some(base), Some(index)) = (&self.base, &mut kept.index) else {
-            return Ok(kept);
+    fn load(&self) -> Kept {
+        let mut kept = self.empty();
+        let (Some(base), true) = (&self.base, kept.index.is_some()) else {
+            return kept;
         };
         let Ok(manifest) = Manifest::read(base) else {
-            return Ok(kept);
+            return kept;
         };
         // Only for pages that are there: the manifest alone could ask for any amount.
         let there = manifest.chunks.iter().filter(|c| self.store.check_present(c).is_ok());
-        index.reserve(there.map(|c| u64::from(c.pages)).sum())?;
+        let pages = there.map(|c| u64::from(c.pages)).sum();
+        kept.index = kept.index.and_then(|mut i| usable(i.reserve(pages).map(|()| i)));
         for entry in &manifest.chunks {
             let Ok(chunk) = self.store.open(entry) else { continue };
-            for (page, hash) in (0u32..).zip(&chunk.hashes) {
-                index.insert(*hash, entry.id, page);
+            if let Some(index) = &mut kept.index {
+                for (page, hash) in (0u32..).zip(&chunk.hashes) {
+                    index.insert(*hash, entry.id, page);
+                }
             }
             kept.live.insert(entry.id, *entry);
         }
-        Ok(kept)
+        kept
     }
 
     /// Takes over what a session has learned, now that its generation is committed in directory `generation`.
@@ -217,4 +220,11 @@ impl Engine {
             None => self.store.collect(needed)?,
         })
     }
+}
+
+/// The table of hashes; without it everything is written.
+fn usable(index: Result<Index, StorageError>) -> Option<Index> {
+    index
+        .inspect_err(|error| tracing::warn!(%error, "{}", crate::index::NO_ROOM))
+        .ok()
 }

@@ -1,13 +1,15 @@
 //! The agent's side of the table of page hashes (see `belay_abi::index`): memory that the writers of a snapshot can map, growth, and forgetting.
 
 use crate::session::IndexShare;
-use crate::{StorageError, PAGE};
+use crate::StorageError;
 use belay_abi::index::{location, Entry, Table};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::atomic::Ordering::Relaxed;
 
+/// What is said where the table cannot be made.
+pub(crate) const NO_ROOM: &str = "no room for hashes: pages are not looked for by their contents in this checkpoint";
 /// The smallest table.
 const MIN_ENTRIES: u64 = 4096;
 /// Bits of a hash that choose the sample: one page in 64.
@@ -32,7 +34,12 @@ impl Index {
     /// Entries of a table with room for `pages` pages.
     fn slots_for(pages: u64) -> u64 {
         // At five eighths full, no chain comes near the number of entries that a look-up visits.
-        (pages / 5 * 8 + 8).max(MIN_ENTRIES).next_power_of_two()
+        (pages / 5 * 8 + 8).max(MIN_ENTRIES)
+    }
+
+    /// Pages for which the next table has room, where this one has none for `pages` more: that many, and enough that it is not made anew again and again.
+    fn next_size(&self, pages: u64) -> u64 {
+        (self.used + self.entries_of(pages)).max(self.slots as u64)
     }
 
     fn has_room(&self, pages: u64) -> bool {
@@ -47,19 +54,12 @@ impl Index {
         }
     }
 
-    /// Bytes of memory that room for `pages` more entries takes at most: the larger table, while the old one is there too, or the rest of this one.
+    /// Bytes of memory that room for `pages` more entries takes: the larger table, while the old one is there too.
     pub fn growth(&self, pages: u64) -> u64 {
-        let bytes = |slots: u64| slots * size_of::<Entry>() as u64;
-        if !self.has_room(pages) {
-            return bytes(Self::slots_for(self.used + self.entries_of(pages)));
+        if self.has_room(pages) {
+            return 0;
         }
-        // Hashes are spread evenly: soon every page of the table has been written to.
-        let own = bytes(self.slots as u64);
-        if self.used > own / PAGE * 8 {
-            0
-        } else {
-            own.min(self.entries_of(pages) * PAGE)
-        }
+        Self::slots_for(self.next_size(pages)) * size_of::<Entry>() as u64
     }
 
     /// An empty table, of all pages or of a sample.
@@ -79,7 +79,8 @@ impl Index {
             }
             File::from_raw_fd(fd)
         };
-        file.set_len(bytes).map_err(fail("size the index"))?;
+        // All of it is used soon, hashes being spread evenly. Taken at once it costs no fault for each page, and what the kernel cannot promise is an error, not a SIGBUS.
+        allocate(&file, bytes).map_err(fail("size the index"))?;
         let (slots, bytes) = match (usize::try_from(slots), usize::try_from(bytes)) {
             (Ok(s), Ok(b)) => (s, b),
             _ => return Err(fail("size the index")(std::io::ErrorKind::OutOfMemory.into())),
@@ -106,7 +107,7 @@ impl Index {
         unsafe { std::slice::from_raw_parts(self.entries, self.slots) }
     }
 
-    fn table(&self) -> Option<Table<'_>> {
+    fn table(&self) -> Table<'_> {
         Table::new(self.entries(), self.sample)
     }
 
@@ -117,7 +118,7 @@ impl Index {
 
     /// Whether it can know a page with this hash.
     pub fn covers(&self, hash: u128) -> bool {
-        self.table().is_some_and(|t| t.covers(hash))
+        self.table().covers(hash)
     }
 
     /// For a process that maps it too.
@@ -131,12 +132,12 @@ impl Index {
 
     /// Where a page with this hash is stored: (chunk, page).
     pub fn find(&self, hash: u128) -> Option<(u32, u32)> {
-        self.table()?.find(hash).map(|at| ((at >> 32) as u32, at as u32))
+        self.table().find(hash).map(|at| ((at >> 32) as u32, at as u32))
     }
 
     /// Notes where a page is stored.
     pub fn insert(&mut self, hash: u128, chunk: u32, page: u32) {
-        let done = self.table().is_some_and(|t| t.insert(hash, location(chunk, page)));
+        let done = self.table().insert(hash, location(chunk, page));
         self.used += u64::from(done);
     }
 
@@ -152,7 +153,7 @@ impl Index {
     /// Makes room for `pages` more pages.
     pub fn reserve(&mut self, pages: u64) -> Result<(), StorageError> {
         if !self.has_room(pages) {
-            *self = self.copied(self.used + self.entries_of(pages), self.sample)?;
+            *self = self.copied(self.next_size(pages), self.sample)?;
         }
         Ok(())
     }
@@ -172,9 +173,7 @@ impl Index {
 
     /// Forgets pages in chunks other than `alive`. In place: what has been forgotten leaves no trace that would fill the table, and it need not be made anew while the job stays as large as it is.
     pub fn forget_others(&mut self, alive: &BTreeSet<u32>) {
-        let (entries, Some(table)) = (self.entries(), self.table()) else {
-            return;
-        };
+        let (entries, table) = (self.entries(), self.table());
         let is_taken = |e: &Entry| e.key.load(Relaxed) != 0;
         // At most five eighths are taken.
         let Some(empty) = entries.iter().position(|e| !is_taken(e)) else {
@@ -184,7 +183,8 @@ impl Index {
         let mut run = 0;
         let mut used = 0;
         // What belongs to a place lies in the run of taken entries around it, so each run can be put in order by itself.
-        for at in (1..=entries.len()).map(|i| (empty + i) & (entries.len() - 1)) {
+        let wrapped = |place: usize| if place < entries.len() { place } else { place - entries.len() };
+        for at in (1..=entries.len()).map(|i| wrapped(empty + i)) {
             if is_taken(&entries[at]) {
                 run += 1;
                 let known = read(&entries[at]).filter(|(_, at)| alive.contains(&((at >> 32) as u32)));
@@ -194,7 +194,7 @@ impl Index {
             }
             if dead {
                 for i in 1..=run {
-                    let e = &entries[at.wrapping_sub(i) & (entries.len() - 1)];
+                    let e = &entries[wrapped(at + entries.len() - i)];
                     e.location.store(0, Relaxed);
                     e.key.store(0, Relaxed);
                 }
@@ -207,6 +207,21 @@ impl Index {
             (run, dead) = (0, false);
         }
         self.used = used;
+    }
+}
+
+/// Makes `file` `bytes` long, and takes the memory for that.
+fn allocate(file: &File, bytes: u64) -> std::io::Result<()> {
+    let len = i64::try_from(bytes).map_err(std::io::Error::other)?;
+    loop {
+        // SAFETY: takes numbers only, and the descriptor is live.
+        if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) } == 0 {
+            return Ok(());
+        }
+        match std::io::Error::last_os_error() {
+            e if e.kind() == std::io::ErrorKind::Interrupted => {}
+            e => return Err(e),
+        }
     }
 }
 
@@ -294,7 +309,7 @@ mod tests {
         let before = sample.used;
         for (n, h) in (100_000..).zip(&hashes) {
             // As a writer does.
-            sample.table().unwrap().insert(*h, location(2, n));
+            sample.table().insert(*h, location(2, n));
         }
         sample.count_inserted(&hashes);
         assert_eq!(sample.used, covered.len() as u64);
@@ -305,6 +320,27 @@ mod tests {
             assert_eq!(sample.find(hash(n)), expected);
         }
         assert!(sample.slots <= all.slots / 16 && !all.is_sampled());
+    }
+
+    #[test]
+    fn a_run_of_entries_goes_on_at_the_begin_of_the_table() {
+        let mut index = Index::new(false).unwrap();
+        // All of these begin at the last place.
+        let last: Vec<u128> = (0..20).map(|n| u128::from(u64::MAX - n) | (1 << 64)).collect();
+        // And these at the first ones, where the run goes on.
+        let first: Vec<u128> = (0..20).map(|n| ((n << 40) + 2) | (1 << 64)).collect();
+        let all: Vec<u128> = last.iter().chain(&first).copied().collect();
+        for (n, hash) in (0..).zip(&all) {
+            index.insert(*hash, 1 + n % 2, n);
+        }
+        let found = |index: &Index| all.iter().map(|h| index.find(*h)).collect::<Vec<_>>();
+        let expected: Vec<_> = (0..40).map(|n| Some((1 + n % 2, n))).collect();
+        assert_eq!(found(&index), expected);
+        index.forget_others(&BTreeSet::from([2]));
+        let left: Vec<_> = expected.iter().map(|e| e.filter(|(chunk, _)| *chunk == 2)).collect();
+        assert_eq!((found(&index), index.used), (left, 20));
+        index.reserve(10_000).unwrap();
+        assert_eq!(found(&index).iter().flatten().count(), 20);
     }
 
     #[test]

@@ -1,7 +1,9 @@
 // Memory with special fork behaviour and locks: contents and flags of MADV_DONTFORK, MADV_WIPEONFORK and MADV_DONTDUMP ranges survive; locked memory
-// keeps its contents. Shared memory that is kept from children stays writable.
+// keeps its contents. Shared memory that is kept from children stays writable. Mappings of many sizes are kept from children: a copy of the process has holes there, in which the kernel puts what the copy maps.
 #include "check.h"
 #define LEN 65536
+static const size_t hole[] = {1, 1, 1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1024, 2048};
+#define HOLES (sizeof hole / sizeof *hole)
 static void flags(void *p, char *out, size_t n) {
     FILE *s = fopen("/proc/self/smaps", "r");
     CHECK(s);
@@ -31,6 +33,14 @@ int main(void) {
         OK(madvise(m[i], LEN, adv[i]));
         fill(m[i], LEN, (uint64_t)i);
     }
+    char *kept[HOLES];
+    for (size_t i = 0; i < HOLES; i++) {
+        char *raw = mmap(NULL, (hole[i] + 2) * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        kept[i] = raw + 4096;
+        OK(mprotect(kept[i], hole[i] * 4096, PROT_READ | PROT_WRITE));
+        OK(madvise(kept[i], hole[i] * 4096, MADV_DONTFORK));
+        fill(kept[i], 4096, i);
+    }
     int fd = (int)OK(memfd_create("kept from children", 0));
     OK(ftruncate(fd, LEN));
     char *shared = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -46,6 +56,12 @@ int main(void) {
         nap_us(2000);
         verify(shared, LEN, seed[0], "shared memory");
         fill(shared, LEN, seed[0] + 1);
+        for (size_t i = 0; i < HOLES; i++) {
+            verify(kept[i], 4096, i, "memory kept from children");
+            flags(kept[i], now, sizeof now);
+            for (int k = 0; k < 3 && strcmp(now, " dc"); k++) flags(kept[i], now, sizeof now);
+            if (strcmp(now, " dc")) fail("mapping of %zu pages that is kept from children has flags%s", hole[i], now);
+        }
         for (int i = 0; i < 4; i++) {
             verify(m[i], LEN, seed[i], i == 0 ? "MADV_DONTFORK memory" : i == 1 ? "MADV_WIPEONFORK memory" : "memory");
             fill(m[i], LEN, ++seed[i]);

@@ -138,7 +138,13 @@ fn restore_named(object: &FileObject, content: &Content, pages: &dyn PageSource)
             made => return made,
         }
     }
-    let file = built.open(libc::O_RDWR)?;
+    let file = match built.open(libc::O_RDWR) {
+        // It is somebody else's by now: given away, or another file with the number of the old one.
+        Err(Fault::Call { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
+            return make_fresh(object, content, pages, true);
+        }
+        opened => opened?,
+    };
     content.restore(file.as_raw_fd(), pages)?;
     set_mtime(&file, object.mtime_ns)?;
     Ok(built)

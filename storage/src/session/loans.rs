@@ -5,7 +5,6 @@ use super::Session;
 use crate::place::desk::Place;
 use crate::StorageError;
 use std::os::fd::AsRawFd;
-use std::time::Instant;
 
 /// Largest number of chunks lent at a time: each is an open file of the agent.
 const MAX_LOANS: u64 = 200;
@@ -84,11 +83,7 @@ impl Session {
 
     /// Room for `pages` pages written by `writers` threads that each fill one loan after the other. Give each loan back.
     pub fn lend(&mut self, pages: u64, writers: u32) -> Result<Vec<Loan>, StorageError> {
-        if let Some(index) = &mut self.index {
-            let begin = Instant::now();
-            index.reserve(pages)?;
-            self.stats.table_ns += u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        }
+        self.reserve_index(pages);
         let written = self.written();
         let mut budget = self.room.map_or(u64::MAX, |(room, _)| room.saturating_sub(written));
         // While one writer has work left, each of the others can hold a loan that it does not fill.

@@ -6,8 +6,8 @@
 //! Until `publish` all files have temporary names, and a session that is dropped removes them. So a kill at any instant leaves unfinished chunks, or finished ones
 //! that no generation names; both are removed by the next [`crate::store::Store::collect`].
 //!
-//! Where the job has local tiers, a loan gets its place, and with it its file, only when a writer wants it ([`Session::place_loan`]), and a chunk is sealed as soon as it is full, so that it can be moved home while
-//! others are written.
+//! A chunk is sealed as soon as it is full, while others are written. Where the job has local tiers, a loan gets its place, and with it its file, only when a writer wants it ([`Session::place_loan`]), and a chunk
+//! that is sealed is moved home.
 
 mod held;
 mod loans;
@@ -34,6 +34,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// What became of the pages that were to be stored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -182,6 +183,21 @@ impl Session {
     /// Pages are not looked for by their contents in this checkpoint, because memory for that is short.
     pub fn forget_index(&mut self) {
         self.index = None;
+    }
+
+    /// About so many pages are going to be looked for: what they need is taken at once.
+    pub fn expect(&mut self, pages: u64) {
+        self.reserve_index(pages);
+    }
+
+    /// Makes room in the table of hashes for `pages` more pages.
+    fn reserve_index(&mut self, pages: u64) {
+        let begin = Instant::now();
+        if let Some(Err(error)) = self.index.as_mut().map(|i| i.reserve(pages)) {
+            tracing::warn!(pages, %error, "{}", crate::index::NO_ROOM);
+            self.forget_index();
+        }
+        self.stats.table_ns += u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
     }
 
     /// At most `bytes` more may be stored, because the store is in memory.
@@ -347,8 +363,8 @@ impl Session {
         c.hashes.push(hash);
         self.stats.written += 1;
         let id = c.id;
+        self.reserve_index(1);
         if let Some(index) = &mut self.index {
-            index.reserve(1)?;
             index.insert(hash, id, page);
         }
         Ok((id, page))

@@ -157,6 +157,36 @@ fn no_fork(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     comes_back(&mut job, None)
 }
 
+/// Bytes that the kernel can still promise to processes under strict overcommit; `None` where it promises anything (`vm.overcommit_memory` is not 2).
+fn promisable() -> Option<u64> {
+    let mode = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").ok()?;
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = |key: &str| {
+        let line = text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(':'))?;
+        line.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+    };
+    (mode.trim() == "2").then(|| (kib("CommitLimit").unwrap_or(0) - kib("Committed_AS").unwrap_or(0)) << 10)
+}
+
+/// Under strict overcommit a program is copied where the kernel can promise the copy its memory, and is written before it goes on where it cannot; it comes back either way. `scripts/test-kernel` has a machine for it.
+fn strict_overcommit(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    for (percent, copied) in [(10, true), (65, false)] {
+        let mut job = Job::new(place, &format!("strict{percent}"), user)?;
+        let mib = promisable().ok_or("not under strict overcommit")? / 100 * percent / (1 << 20);
+        launch(&mut job, place, None, &[&mib.to_string(), "2"])?;
+        for _ in 0..2 {
+            job.checkpoint()?;
+            let newest = modes(&job)?.pop().ok_or("no generation")?;
+            want((newest.0 != BEFORE) == copied, || {
+                format!("{percent} % of what can be promised, {mib} MiB: taken {newest:?}")
+            })?;
+            job.progress(PATIENCE)?;
+        }
+        comes_back(&mut job, None)?;
+    }
+    Ok(())
+}
+
 const PLAIN: &str = "copy_on_write";
 const CAPPED: &str = "copy_on_write_capped";
 const BEFORE: &str = "write_before_resume";
@@ -179,6 +209,7 @@ fn main() {
         );
     }
     target.by_user("store_in_memory", |_| am_root(), store_in_memory);
+    target.by_user("strict_overcommit", |_| promisable().is_some(), strict_overcommit);
     target.by_user("no_fork", |u| u == User::Ordinary, no_fork);
     target.run();
 }

@@ -242,12 +242,19 @@ fn has_read(mut job: Job) -> Result<(), Failure> {
     })
 }
 
-/// A file of root's that the job had open, and that root has replaced since the checkpoint, comes back at a restart; for an ordinary user without its name, so that root's new one stays.
+/// A file of root's that the job had open, and that root has replaced or written since the checkpoint, comes back at a restart; for an ordinary user without its name, so that root's new one stays.
 fn replaced_file_of_others(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = reader(place, user, "theirs", 0o644)?;
-    for _ in 0..3 {
+    for in_place in [false, true, false] {
         job.checkpoint()?;
-        put(&job, "what they wrote later\n", 0o644)?;
+        if in_place {
+            io(
+                "write the file",
+                std::fs::write(job.work.join("theirs"), "what they wrote later\n"),
+            )?;
+        } else {
+            put(&job, "what they wrote later\n", 0o644)?;
+        }
         again(&mut job)?;
         let there = io("read the file", std::fs::read_to_string(job.work.join("theirs")))?;
         let is_new = there == "what they wrote later\n";
