@@ -1,6 +1,7 @@
 //! Samples with their spread, child processes, and the job that is measured.
 
 use crate::Plan;
+use belay_kernel::room::Gauges;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
@@ -89,7 +90,11 @@ pub(crate) fn fetch_memory() -> Result<(), String> {
         .and_then(|l| l.trim().strip_suffix("kB"))
         .ok_or("no MemFree in /proc/meminfo")?;
     let free = free.trim().parse::<usize>().map_err(|e| e.to_string())? << 10;
-    let half = free.saturating_sub(LEFT_FREE) / 2;
+    // A control group may allow less.
+    let mut gauges = Gauges::default();
+    gauges.add(std::process::id().cast_signed()).map_err(|e| e.to_string())?;
+    let allowed = gauges.free().map_or(free, |f| f.bytes as usize);
+    let half = free.min(allowed).saturating_sub(LEFT_FREE) / 2;
     let touch = || {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a fresh anonymous mapping; a failure is checked.

@@ -231,20 +231,19 @@ pub(crate) fn to_hold_back(drafts: &[Draft]) -> u64 {
 impl Needs {
     fn of(drafts: &[Draft], session: &Session) -> Self {
         let sum = |f: &dyn Fn(&Draft) -> u64| drafts.iter().map(f).sum::<u64>();
-        let kib = |d: &Draft, key: &str| d.status.list(key).first().map_or(0, |v| v.unsigned_abs() * 1024);
-        let copies = sum(&|d| kib(d, "RssAnon"));
+        let copies = sum(&|d| d.kib("RssAnon") * 1024);
         let resident = sum(&|d| d.stat.rss_pages * PAGE);
         let threads = sum(&|d| u64::from(d.stat.num_threads));
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
         Self {
             copies,
-            children: sum(&|d| kib(d, "VmPTE") + PER_PROCESS),
+            children: sum(&|d| d.kib("VmPTE") * 1024 + PER_PROCESS),
             pages: resident / PAGE,
             index: session.index_growth(resident / PAGE).max(1),
             index_held: session.index_share().bytes,
             stored: if room::in_memory(session.place()) { copies } else { 0 },
             tiers: copies.min(session.room_in_memory()),
-            promised: sum(&|d| kib(d, "VmData") + kib(d, "VmStk")),
+            promised: sum(&|d| (d.kib("VmData") + d.kib("VmStk")) * 1024),
             reaction: COPY_RATE / 1000 * REACTION_MS * threads.clamp(1, processors),
         }
     }

@@ -98,7 +98,9 @@ impl Request {
             let mut found = Vec::new();
             let mut out = Vec::new();
             while let Some(piece) = pieces.get(next.fetch_add(1, Relaxed)) {
-                pagemap.data_ranges(piece.start, piece.end, &mut found)?;
+                // Where one fails the others need not go on.
+                let looked = pagemap.data_ranges(piece.start, piece.end, &mut found);
+                looked.inspect_err(|_| next.store(pieces.len(), Relaxed))?;
                 out.extend(found.drain(..).map(|(start, end)| Range { start, end, ..*piece }));
             }
             Ok::<_, io::Error>(out)

@@ -35,6 +35,11 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
+    /// A size in `/proc/PID/status`, KiB.
+    pub(crate) fn kib(&self, key: &str) -> u64 {
+        self.status.list(key).first().map_or(0, |v| v.unsigned_abs())
+    }
+
     /// Reads what can be read before anything runs in the process.
     pub(crate) fn read(process: &Process) -> Result<Self, CaptureError> {
         let (pid, task) = (process.pid, process.task());

@@ -32,6 +32,8 @@ pub(crate) struct Child {
     task: i32,
     maps: Vec<Map>,
     resident_bytes: u64,
+    /// Private pages of the process, in memory or swapped out.
+    own_pages: u64,
     /// Where the agent itself has stored pages.
     early: Vec<Extent>,
     /// Mappings that the child did not inherit, or whose contents it did not (MADV_DONTFORK, MADV_WIPEONFORK).
@@ -193,6 +195,7 @@ impl Child {
             task: draft.task,
             maps,
             resident_bytes: draft.stat.rss_pages * PAGE,
+            own_pages: (draft.kib("RssAnon") + draft.kib("VmSwap")) * 1024 / PAGE,
             early: Vec::new(),
             not_inherited: Vec::new(),
             missing_in_child: Vec::new(),
@@ -212,6 +215,13 @@ impl Child {
                 let pidfd = pidfd::open(snapshot_pid)
                     .map_err(|e| CaptureError::failed(format!("open the snapshot of process {pid}"), e))?;
                 let fail = |e| CaptureError::failed(format!("compare the snapshot of process {pid} with it"), e);
+                // From here on it ends with us.
+                let (_, pidfd, control) = child.snapshot.insert((snapshot_pid, pidfd, control));
+                // A userfaultfd that cannot be taken over is no reason to fail.
+                let uffd = made
+                    .uffd
+                    .filter(|fd| *fd >= 0)
+                    .and_then(|fd| pidfd::getfd(pidfd.as_fd(), fd).ok());
                 let own = control.name().map_err(fail)?.1;
                 // Its control memory may lie where a mapping that was left out has been.
                 let inherited: Vec<_> = proc::maps(snapshot_pid)
@@ -224,12 +234,6 @@ impl Child {
                 child.missing_in_child = child.maps.iter().filter(lacks).map(|m| m.start).collect();
                 child.not_inherited = child.not_inherited_by(snapshot_pid, &inherited).map_err(fail)?;
                 child.flags_not_inherited(&inherited);
-                // A userfaultfd that cannot be taken over is no reason to fail.
-                let uffd = made
-                    .uffd
-                    .filter(|fd| *fd >= 0)
-                    .and_then(|fd| pidfd::getfd(pidfd.as_fd(), fd).ok());
-                child.snapshot = Some((snapshot_pid, pidfd, control));
                 let key = (pid, draft.stat.starttime);
                 let inherited = child.maps.iter().filter(|m| !child.not_inherited.contains(&m.start));
                 let (armed, clean) = tracking::arm(key, child.task, inherited, wish, uffd);
@@ -319,9 +323,13 @@ impl Child {
         self.resident_bytes
     }
 
-    /// Pages that the writers will deal with at most.
+    /// Pages that its writers will deal with.
     pub(crate) fn pages(&self) -> u64 {
-        (self.resident_bytes / PAGE).saturating_sub(self.clean.pages())
+        let early = self.early.iter().map(Extent::pages).sum::<u64>();
+        match self.snapshot {
+            Some(_) => self.own_pages.saturating_sub(early + self.clean.pages()),
+            None => 0,
+        }
     }
 
     /// Why its memory was written before the process goes on, where a copy of it was wanted.
@@ -454,7 +462,7 @@ impl Child {
         flags
     }
 
-    /// Reads the `VmFlags` of the child's mappings. The kernel goes through all of its page table for that: when it has written its pages, it has given most of them back, and little is left.
+    /// Reads the `VmFlags` of the child's mappings. The kernel goes through all of its page table for that: when the child has written its pages it has given them back, and little is left but what was clean.
     fn read_flags(&mut self, child: i32) -> Result<(), CaptureError> {
         let fail = |e| CaptureError::failed(format!("read the mappings of the snapshot of process {}", self.pid), e);
         self.flags = proc::smaps(child).map_err(fail)?;

@@ -196,19 +196,27 @@ pub fn remove(dir: &Path, number: u64) -> Result<(), Failure> {
     remove_all(dir, &[number])
 }
 
-/// Removes generations. That they are none any more is on the device before anything of them, or a chunk that they need, is removed: a power cut leaves no half of one.
-fn remove_all(dir: &Path, numbers: &[u64]) -> Result<(), Failure> {
+/// Removes generations. That they are none any more is on the device before anything of them, or a chunk that they need, is removed: a power cut leaves no half of one. What cannot be removed does
+/// not keep the others from it.
+pub fn remove_all(dir: &Path, numbers: &[u64]) -> Result<(), Failure> {
     let hidden = |n: u64| dir.join(format!("{TEMPORARY}{}", name(n)));
-    let fail = |n: u64| move |e| Failure::io(format!("remove {}", dir.join(name(n)).display()), &e);
-    for n in numbers {
-        std::fs::rename(dir.join(name(*n)), hidden(*n)).map_err(fail(*n))?;
-    }
-    if !numbers.is_empty() {
+    let mut failed = None;
+    let mut note = |n: u64, done: io::Result<()>| {
+        let fail = |e| Failure::io(format!("remove {}", dir.join(name(n)).display()), &e);
+        let error = done.map_err(fail).err();
+        let is_done = error.is_none();
+        failed = failed.take().or(error);
+        is_done
+    };
+    let rename = |n: &&u64| note(**n, std::fs::rename(dir.join(name(**n)), hidden(**n)));
+    let gone: Vec<u64> = numbers.iter().filter(rename).copied().collect();
+    if !gone.is_empty() {
         sync_dir(dir)?;
     }
-    numbers
-        .iter()
-        .try_for_each(|n| std::fs::remove_dir_all(hidden(*n)).map_err(fail(*n)))
+    for n in gone {
+        note(n, std::fs::remove_dir_all(hidden(n)));
+    }
+    failed.map_or(Ok(()), Err)
 }
 
 /// Bytes of the generations' own files, without the chunks they share.
@@ -366,6 +374,19 @@ mod tests {
         fn drop(&mut self) {
             std::fs::remove_dir_all(self.0.parent().unwrap()).unwrap();
         }
+    }
+
+    #[test]
+    fn one_that_cannot_be_removed_does_not_keep_the_others() {
+        let gen = Scratch::new("remove");
+        for made in ["000001", "000002", "000003", ".tmp-000002/in-the-way"] {
+            std::fs::create_dir_all(gen.0.join(made)).unwrap();
+        }
+        let failed = remove_all(&gen.0, &[1, 2, 3]).unwrap_err();
+        assert!(failed.to_string().contains("000002"), "{failed}");
+        let mut left = entries(&gen.0).unwrap();
+        left.sort();
+        assert_eq!(left, [".tmp-000002", "000002"]);
     }
 
     fn facts() -> Facts {

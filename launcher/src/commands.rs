@@ -409,9 +409,7 @@ fn gc(args: &cli::Gc) -> Result<u8, Failure> {
     let left_overs = generations::clear_leftovers(&gen)?;
     let gone = if args.all {
         let all: Vec<u64> = generations::list(&gen)?.iter().map(|g| g.number).collect();
-        for n in &all {
-            generations::remove(&gen, *n)?;
-        }
+        generations::remove_all(&gen, &all)?;
         all
     } else {
         generations::retain(&gen, keep, record::newest(dir.path()).as_slice())?

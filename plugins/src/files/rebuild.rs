@@ -112,7 +112,7 @@ impl BuiltFile {
 ///
 /// Contents are written into the file itself only where it is the file of the checkpoint under no more names than then. Otherwise the name
 /// belongs to another file by now, or this one got a second name: what it holds under that name was made after the checkpoint and is not
-/// ours to change, so a new file takes the old name.
+/// ours to change, so a new file takes the old name; one that may not be written any more keeps it, and the new file has none.
 fn restore_named(object: &FileObject, content: &Content, pages: &dyn PageSource) -> Result<BuiltFile, Fault> {
     let path = object.path.as_path();
     let built = BuiltFile {
@@ -141,7 +141,7 @@ fn restore_named(object: &FileObject, content: &Content, pages: &dyn PageSource)
     let file = match built.open(libc::O_RDWR) {
         // It is somebody else's by now: given away, or another file with the number of the old one.
         Err(Fault::Call { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
-            return make_fresh(object, content, pages, true);
+            return make_new(object, content, pages, |_| false);
         }
         opened => opened?,
     };
@@ -150,28 +150,38 @@ fn restore_named(object: &FileObject, content: &Content, pages: &dyn PageSource)
     Ok(built)
 }
 
-/// Makes the file anew beside its place and moves it there, so that a restart that is killed leaves no half of it. Where it was somebody else's and its name is `taken`, it stays without one: what others have put
-/// there is not ours to replace.
+/// Makes the file anew. Where it was somebody else's and its name is `taken`, it stays without one: what others have put there is not ours to replace.
 fn make_fresh(object: &FileObject, content: &Content, pages: &dyn PageSource, taken: bool) -> Result<BuiltFile, Fault> {
+    make_new(object, content, pages, |is_ours| is_ours || !taken)
+}
+
+/// Makes the file anew beside its place, and moves it there if it is `named`, which is told whether it is ours, so that a restart that is killed leaves no half of it.
+fn make_new(
+    object: &FileObject,
+    content: &Content,
+    pages: &dyn PageSource,
+    named: impl Fn(bool) -> bool,
+) -> Result<BuiltFile, Fault> {
     let (file, name) = file_beside(object.path.as_path())?;
-    let done: Result<Option<u32>, Fault> = (|| {
+    let done: Result<_, Fault> = (|| {
         content.restore(file.as_raw_fd(), pages)?;
         let mode = own(&file, object)?;
         set_mtime(&file, object.mtime_ns)?;
-        if mode.is_none() && taken {
-            std::fs::remove_file(&name).at(format!("delete {name:?} again"))?;
-        } else {
+        let named = named(mode.is_some());
+        if named {
             std::fs::rename(&name, object.path.as_path()).at("move it to its place")?;
+        } else {
+            std::fs::remove_file(&name).at(format!("delete {name:?} again"))?;
         }
-        Ok(mode)
+        Ok((mode, named))
     })();
     if done.is_err() {
         // The first error is the one to report.
         let _ = std::fs::remove_file(&name);
     }
-    let mode = done?;
+    let (mode, named) = done?;
     Ok(BuiltFile {
-        anchor: (mode.is_none() && taken).then_some(file),
+        anchor: (!named).then_some(file),
         path: object.path.as_path().to_owned(),
         mode: mode.unwrap_or(owner::private(object.mode)),
     })

@@ -165,7 +165,12 @@ fn promisable() -> Option<u64> {
         let line = text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(':'))?;
         line.trim().strip_suffix(" kB")?.parse::<u64>().ok()
     };
-    (mode.trim() == "2").then(|| (kib("CommitLimit").unwrap_or(0) - kib("Committed_AS").unwrap_or(0)) << 10)
+    (mode.trim() == "2").then(|| {
+        kib("CommitLimit")
+            .unwrap_or(0)
+            .saturating_sub(kib("Committed_AS").unwrap_or(0))
+            << 10
+    })
 }
 
 /// Under strict overcommit a program is copied where the kernel can promise the copy its memory, and is written before it goes on where it cannot; it comes back either way. `scripts/test-kernel` has a machine for it.

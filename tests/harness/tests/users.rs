@@ -242,27 +242,35 @@ fn has_read(mut job: Job) -> Result<(), Failure> {
     })
 }
 
-/// A file of root's that the job had open, and that root has replaced or written since the checkpoint, comes back at a restart; for an ordinary user without its name, so that root's new one stays.
+/// A file of root's that the job had open, and that root has replaced since the checkpoint, comes back at a restart; for an ordinary user without its name, so that root's new one stays.
 fn replaced_file_of_others(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = reader(place, user, "theirs", 0o644)?;
-    for in_place in [false, true, false] {
+    for _ in 0..3 {
         job.checkpoint()?;
-        if in_place {
-            io(
-                "write the file",
-                std::fs::write(job.work.join("theirs"), "what they wrote later\n"),
-            )?;
-        } else {
-            put(&job, "what they wrote later\n", 0o644)?;
-        }
+        put(&job, LATER, 0o644)?;
         again(&mut job)?;
-        let there = io("read the file", std::fs::read_to_string(job.work.join("theirs")))?;
-        let is_new = there == "what they wrote later\n";
-        want(is_new != matches!(user, User::Root), || {
-            format!("the file has {there:?} in it")
-        })?;
+        has_later(&job, user)?;
     }
     has_read(job)
+}
+
+/// The same where root has written into it.
+fn changed_file_of_others(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = reader(place, user, "changed", 0o644)?;
+    job.checkpoint()?;
+    io("write the file", std::fs::write(job.work.join("theirs"), LATER))?;
+    again(&mut job)?;
+    has_later(&job, user)?;
+    has_read(job)
+}
+
+const LATER: &str = "what they wrote later\n";
+
+fn has_later(job: &Job, user: User) -> Result<(), Failure> {
+    let there = io("read the file", std::fs::read_to_string(job.work.join("theirs")))?;
+    want((there == LATER) != matches!(user, User::Root), || {
+        format!("the file has {there:?} in it")
+    })
 }
 
 /// A program of root's that runs as root wherever it lies, and is gone at the restart, does not run as the job's user after it: its contents are somebody else's.
@@ -346,12 +354,13 @@ fn main() {
         return;
     }
     let mut target = Target::new("users", &["fault_target"]);
-    let tests: [(&str, Test); 7] = [
+    let tests: [(&str, Test); 8] = [
         ("nothing_can_be_read", nothing_can_be_read),
         ("nothing_can_be_commanded", nothing_can_be_commanded),
         ("what_strangers_put_in_the_way", what_strangers_put_in_the_way),
         ("root_looks_at_anything", root_looks_at_anything),
         ("replaced_file_of_others", replaced_file_of_others),
+        ("changed_file_of_others", changed_file_of_others),
         ("program_of_others", program_of_others),
         ("objects_of_others", objects_of_others),
     ];
