@@ -19,7 +19,7 @@ use belay_kernel::pidfd;
 use belay_kernel::proc::{self, Map};
 use belay_kernel::vm::Memory;
 use belay_storage::session::Session;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 const PAGE: u64 = 4096;
@@ -432,7 +432,7 @@ impl Child {
             self.read_flags(*child)?;
             // Had it been ended meanwhile, what was read might be less than it had.
             let had_memory = proc::maps(*child).is_ok_and(|m| !m.is_empty());
-            if !had_memory || has_ended(pidfd, Duration::ZERO) {
+            if !had_memory || pidfd::gone_within(pidfd.as_fd(), Duration::ZERO) {
                 return Err(control::ended_early(pid));
             }
             end(*child, pidfd);
@@ -454,10 +454,10 @@ impl Child {
             let busy = control.serve(&mut work, pid, session)?;
             Ok::<_, CaptureError>(if busy { Duration::ZERO } else { period })
         };
-        while !control.wait_written(tick()?) && !has_ended(pidfd, Duration::ZERO) {}
+        while !control.wait_written(tick()?) && !pidfd::gone_within(pidfd.as_fd(), Duration::ZERO) {}
         let flags = self.read_flags(*child);
         control.release();
-        while !has_ended(pidfd, tick()?) {}
+        while !pidfd::gone_within(pidfd.as_fd(), tick()?) {}
         control.collect(&mut work, pid, session, table)?;
         flags
     }
@@ -576,17 +576,4 @@ impl Drop for Child {
             end(*pid, pidfd);
         }
     }
-}
-
-/// Whether the process behind `pidfd` has ended; waits for that for at most about `patience`.
-fn has_ended(pidfd: &OwnedFd, patience: Duration) -> bool {
-    let mut p = libc::pollfd {
-        fd: pidfd.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    let milliseconds = i32::try_from(patience.as_millis()).unwrap_or(i32::MAX);
-    // SAFETY: one live pollfd.
-    let n = unsafe { libc::poll(&mut p, 1, milliseconds) };
-    n > 0 || (n < 0 && std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted)
 }

@@ -35,7 +35,7 @@ pub fn gone_within(pidfd: BorrowedFd<'_>, limit: Duration) -> bool {
     loop {
         let left = limit.saturating_sub(begin.elapsed());
         // Rounded up, so as not to come round without a pause.
-        if poll_gone(pidfd, i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX)) {
+        if poll_gone(pidfd, i32::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)) {
             return true;
         }
         if begin.elapsed() >= limit {

@@ -192,6 +192,9 @@ impl Session {
 
     /// Makes room in the table of hashes for `pages` more pages.
     fn reserve_index(&mut self, pages: u64) {
+        if self.index_growth(pages) == 0 {
+            return;
+        }
         let begin = Instant::now();
         if let Some(Err(error)) = self.index.as_mut().map(|i| i.reserve(pages)) {
             tracing::warn!(pages, %error, "{}", crate::index::NO_ROOM);
