@@ -6,7 +6,8 @@
 //!            └───────────────────────────────────────────────────┴─────────────────────┘
 //! ```
 //! Only a running task makes a new one, and what a task is about to make is there when it has stopped. So a listing that shows nothing new, and nothing ended, while all known tasks are stopped is
-//! complete. The first listing is made before anything is stopped.
+//! complete. The first listing is made before anything is stopped, and the threads of processes that have several are seized then, which they do not notice. A process with one thread may be about to call exec, and a traced one that
+//! calls a setuid program does not get its privileges: such a process is interrupted right after it was seized.
 //!
 //! A parent inside `vfork` cannot be stopped until its child has called exec or exited. Those that wait at first are outlasted before anything is stopped (see `vfork`); children made since are let go until the parent has stopped.
 
@@ -32,36 +33,21 @@ const PATIENCE: Duration = Duration::from_millis(2);
 /// How long a failed suspend waits for tasks that it has already asked to stop. Any that take longer are let go by [`crate::release`].
 const SETTLE_LIMIT: Duration = Duration::from_secs(1);
 
-/// What can be done before anything is stopped: the list of the job, and the threads that are to trace it.
+/// What can be done before anything is stopped: the job is listed, and processes with several threads are seized.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     listing: Listing,
-    sleepers: Sleepers,
-    tracers: Tracers,
+    gathering: Gathering,
     reaper: Reaper,
+    /// What was refused. Seized tasks must be asked to stop all the same, since only then can they be let go.
+    seized: Result<(), CaptureError>,
 }
 
 /// Prepares the suspension of the processes in the list.
-pub(crate) fn prepare(listing: Listing) -> Result<Prepared, CaptureError> {
+pub(crate) fn prepare(listing: Listing, agent: i32) -> Result<Prepared, CaptureError> {
     let reaper = Reaper::start().map_err(|e| CaptureError::failed("start a thread of the agent", e))?;
     let tracers = Tracers::for_job(listing.tasks());
     let sleepers = Sleepers::among(listing.processes.iter().map(|(pid, _, tids)| (*pid, tids.as_slice())));
-    Ok(Prepared {
-        listing,
-        sleepers,
-        tracers,
-        reaper,
-    })
-}
-
-/// Stops all tasks of the list, and all that they have made since.
-pub(crate) fn suspend(prepared: Prepared, agent: i32, outside: &[i32]) -> Result<Suspended, CaptureError> {
-    let Prepared {
-        listing,
-        sleepers,
-        tracers,
-        reaper,
-    } = prepared;
     let mut gathering = Gathering {
         tracers,
         seized: reaper.seized.clone(),
@@ -73,8 +59,27 @@ pub(crate) fn suspend(prepared: Prepared, agent: i32, outside: &[i32]) -> Result
         dead: BTreeSet::new(),
         changed: false,
     };
-    let result = gathering
-        .run(listing, agent, outside)
+    let several = listing.processes.iter().filter(|(.., tids)| tids.len() > 1);
+    let seized = gathering.seize_new(several, agent, seize_running).map(drop);
+    Ok(Prepared {
+        listing,
+        gathering,
+        reaper,
+        seized,
+    })
+}
+
+/// Stops all tasks of the list, and all that they have made since.
+pub(crate) fn suspend(prepared: Prepared, agent: i32, outside: &[i32]) -> Result<Suspended, CaptureError> {
+    let Prepared {
+        listing,
+        mut gathering,
+        reaper,
+        seized,
+    } = prepared;
+    gathering.interrupt();
+    let result = seized
+        .and_then(|()| gathering.run(listing, agent, outside))
         .and_then(|()| gathering.check_leaders());
     if result.is_err() {
         gathering.settle();
@@ -88,6 +93,9 @@ pub(crate) fn suspend(prepared: Prepared, agent: i32, outside: &[i32]) -> Result
 /// Where a task is on its way to the stop.
 #[derive(Debug)]
 enum State {
+    /// Runs.
+    Seized,
+    /// Asked to stop at this moment.
     Pending(Instant),
     Stopped(Box<Task>),
 }
@@ -134,12 +142,12 @@ struct Gathering {
 impl Gathering {
     fn run(&mut self, mut listing: Listing, agent: i32, outside: &[i32]) -> Result<(), CaptureError> {
         let begin = Instant::now();
-        self.seize_new(&listing, agent)?;
+        self.seize_new(listing.processes.iter(), agent, seize)?;
         loop {
             self.wait_for_stops(begin)?;
             self.changed = false;
             listing = listing.again(agent, outside, |pid, tids| self.are_all(pid, tids))?;
-            let news = self.seize_new(&listing, agent)?;
+            let news = self.seize_new(listing.processes.iter(), agent, seize)?;
             if !news && !self.changed {
                 return Ok(());
             }
@@ -166,11 +174,16 @@ impl Gathering {
         })
     }
 
-    /// Seizes every task not yet known; says whether there was one.
-    fn seize_new(&mut self, listing: &Listing, agent: i32) -> Result<bool, CaptureError> {
+    /// Does `seize` to every task not yet known of these processes (process, parent, threads); says whether there was one.
+    fn seize_new<'a>(
+        &mut self,
+        processes: impl Iterator<Item = &'a (i32, i32, Vec<i32>)>,
+        agent: i32,
+        seize: fn(Of, &Seized) -> Result<State, Unseized>,
+    ) -> Result<bool, CaptureError> {
         let mut news = false;
         let mut shared = Vec::new();
-        for (pid, ppid, tids) in &listing.processes {
+        for (pid, ppid, tids) in processes {
             if self.zombies.contains(pid) || self.released.contains_key(pid) {
                 continue;
             }
@@ -212,12 +225,22 @@ impl Gathering {
         Ok(news)
     }
 
+    /// Asks all to stop that have been seized.
+    fn interrupt(&mut self) {
+        let seized = self.tasks.iter().filter(|(_, known)| matches!(known.state, State::Seized));
+        let seized: Vec<Of> = seized.map(|(tid, known)| known.of(*tid)).collect();
+        for (of, ()) in self.tracers.each(seized, |of| interrupt(*of)) {
+            if let Some(known) = self.tasks.get_mut(&of.tid) {
+                known.state = State::Pending(Instant::now());
+            }
+        }
+    }
+
     /// Notes the outcome of [`seize`]; says whether the task is ours now.
-    fn note_seized(&mut self, of: Of, ppid: i32, agent: i32, result: Result<(), Unseized>) -> Result<bool, CaptureError> {
+    fn note_seized(&mut self, of: Of, ppid: i32, agent: i32, result: Result<State, Unseized>) -> Result<bool, CaptureError> {
         let Of { tid, pid, tracer } = of;
         let refused = match result {
-            Ok(()) => {
-                let state = State::Pending(Instant::now());
+            Ok(state) => {
                 self.tasks.insert(tid, Known { pid, tracer, state });
                 return Ok(true);
             }
@@ -462,7 +485,14 @@ struct Unseized {
 }
 
 /// Seizes a task, adds it to the list, and asks it to stop.
-fn seize(Of { tid, pid, .. }: Of, list: &Seized) -> Result<(), Unseized> {
+fn seize(of: Of, list: &Seized) -> Result<State, Unseized> {
+    seize_running(of, list)?;
+    interrupt(of);
+    Ok(State::Pending(Instant::now()))
+}
+
+/// Seizes a task and adds it to the list.
+fn seize_running(Of { tid, pid, .. }: Of, list: &Seized) -> Result<State, Unseized> {
     let options = libc::PTRACE_O_TRACESYSGOOD;
     let program = || {
         proc::stat(tid)
@@ -487,12 +517,16 @@ fn seize(Of { tid, pid, .. }: Of, list: &Seized) -> Result<(), Unseized> {
         }
     }
     list.add(pid, tid);
+    Ok(State::Seized)
+}
+
+/// Asks a task that was seized to stop.
+fn interrupt(Of { tid, pid, .. }: Of) {
     // A task that has died since gives ESRCH here; its end is seen by the wait.
     if ptrace::interrupt(tid).is_err() && tid != pid {
-        // Or it has called exec, for which this request has waited: it is ours under the number of its main thread now.
+        // Or it has called exec, for which the request to seize it may have waited: it is ours under the number of its main thread now.
         drop(ptrace::interrupt(pid));
     }
-    Ok(())
 }
 
 fn not_traceable(pid: i32, tid: i32, refused: &std::io::Error) -> CaptureError {

@@ -328,7 +328,7 @@ pub fn stop(outside: &[i32]) -> Result<Held, CaptureError> {
     let _signals = signals::ChildSignals::block();
     let agent = std::process::id().cast_signed();
     // Now: there is no time to outlast a vfork.
-    let prepared = gather::prepare(Listing::make(agent, outside)?)?;
+    let prepared = gather::prepare(Listing::make(agent, outside)?, agent)?;
     gather::suspend(prepared, agent, outside).map(Held)
 }
 

@@ -284,7 +284,7 @@ fn take(
     rescue::learn_own_libraries();
     let _signals = signals::ChildSignals::block();
 
-    let prepared = gather::prepare(vfork::outlast(agent, &options.outside)?)?;
+    let prepared = gather::prepare(vfork::outlast(agent, &options.outside)?, agent)?;
     let begin = Instant::now();
     clock.enter(Phase::Suspend);
     let mut job = gather::suspend(prepared, agent, &options.outside)?;
@@ -312,6 +312,8 @@ fn take(
     let (thread_tables, mut processes) = inject::collect_threads(&mut job, &areas, |job| {
         let timers: Vec<Vec<i32>> = drafts.iter().map(process::Draft::timer_ids).collect();
         let tables = inject::collect_processes(job, &areas, &timers)?;
+        let own = job.processes.iter().zip(&mut drafts).filter(|(p, _)| p.guest.is_none());
+        own.map(|(_, draft)| draft).try_for_each(process::Draft::look_for_data)?;
         let live = job.processes.iter().zip(&mut drafts).zip(&tables);
         let live = live.map(|((process, draft), table)| draft.finish(process, table));
         let ended = job.zombies.iter().filter_map(|zombie| process::zombie(*zombie));

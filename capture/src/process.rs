@@ -9,6 +9,7 @@ use crate::threads;
 use crate::{CaptureError, Options};
 use belay_abi::inject::ProcessTable;
 use belay_image::model;
+use belay_kernel::pagemap::Pagemap;
 use belay_kernel::proc::{self, Map, Stat, Status};
 use belay_kernel::{kcmp, pidfd};
 use belay_plugins::ProcessView;
@@ -31,6 +32,8 @@ pub(crate) struct Draft {
     pub(crate) huge: Vec<Map>,
     /// What it has locked; known once the injected program has told.
     pub(crate) locks: Locks,
+    /// The anonymous mappings that hold data; known once [`Draft::look_for_data`] has looked.
+    pub(crate) with_data: Vec<(u64, u64)>,
     timers: Vec<model::PosixTimer>,
 }
 
@@ -64,10 +67,25 @@ impl Draft {
             maps,
             huge,
             locks: Locks::default(),
+            with_data: Vec::new(),
             root: proc::link(task, "root"),
             exe: proc::link(task, "exe"),
             timers: posix_timers(task),
         })
+    }
+
+    /// Looks which anonymous mappings hold data: the copy must have some of each.
+    pub(crate) fn look_for_data(&mut self) -> Result<(), CaptureError> {
+        let anonymous = self
+            .maps
+            .iter()
+            .filter(|m| m.ino == 0 && memory::pages(m) != memory::Pages::None);
+        let anonymous: Vec<_> = anonymous.map(|m| (m.start, m.end)).collect();
+        let data = Pagemap::open(self.task).and_then(|mut pagemap| pagemap.with_data(&anonymous));
+        let data = data.map_err(|e| CaptureError::failed(format!("read the page table of process {}", self.pid), e))?;
+        let with_data = anonymous.into_iter().zip(data).filter(|(_, data)| *data);
+        self.with_data = with_data.map(|(range, _)| range).collect();
+        Ok(())
     }
 
     /// Whether it has rings of native asynchronous I/O.

@@ -161,6 +161,21 @@ fn left_out(draft: &Draft) -> Result<Vec<[u64; 2]>, CaptureError> {
     Ok(out)
 }
 
+/// Whether snapshot child `pid` has inherited all mappings of the stopped thread `task`: it has as many pages of address space, and the one page of control memory that it maps as the first thing. Had it mapped that and
+/// lacked another, or not mapped it yet, it would have less: then its mappings say which.
+fn is_whole(pid: i32, task: i32) -> std::io::Result<bool> {
+    Ok(proc::pages(pid)? == proc::pages(task)? + 1)
+}
+
+/// Addresses of the mappings that snapshot child `pid` has inherited. Its control memory, with inode number `control`, may lie where one that was left out has been.
+fn inherited(pid: i32, control: u64) -> std::io::Result<Vec<(u64, u64)>> {
+    let maps = proc::maps(pid)?;
+    let inherited = maps
+        .iter()
+        .filter(|m| m.ino != control || !m.name.starts_with("/memfd:belay-control"));
+    Ok(inherited.map(|m| (m.start, m.end)).collect())
+}
+
 /// Whether `pid` is a child of the agent with the user of the process in `draft`, as its snapshot child is.
 fn is_copy_of(pid: i32, draft: &Draft) -> bool {
     let agent = std::process::id().cast_signed();
@@ -223,16 +238,16 @@ impl Child {
                     .filter(|fd| *fd >= 0)
                     .and_then(|fd| pidfd::getfd(pidfd.as_fd(), fd).ok());
                 let own = control.name().map_err(fail)?.1;
-                // Its control memory may lie where a mapping that was left out has been.
-                let inherited: Vec<_> = proc::maps(snapshot_pid)
-                    .map_err(fail)?
-                    .iter()
-                    .filter(|m| m.ino != own || !m.name.starts_with("/memfd:belay-control"))
-                    .map(|m| (m.start, m.end))
-                    .collect();
+                let inherited = if is_whole(snapshot_pid, child.task).map_err(fail)? {
+                    child.maps.iter().map(|m| (m.start, m.end)).collect()
+                } else {
+                    inherited(snapshot_pid, own).map_err(fail)?
+                };
                 let lacks = |m: &&Map| !covers(&inherited, m.start);
                 child.missing_in_child = child.maps.iter().filter(lacks).map(|m| m.start).collect();
-                child.not_inherited = child.not_inherited_by(snapshot_pid, &inherited).map_err(fail)?;
+                child.not_inherited = child
+                    .not_inherited_by(snapshot_pid, &inherited, &draft.with_data)
+                    .map_err(fail)?;
                 child.flags_not_inherited(&inherited);
                 let key = (pid, draft.stat.starttime);
                 let inherited = child.maps.iter().filter(|m| !child.not_inherited.contains(&m.start));
@@ -265,19 +280,21 @@ impl Child {
         Ok(child)
     }
 
-    /// Mappings that the fork left out or emptied (MADV_DONTFORK, MADV_WIPEONFORK). Of a mapping that it copied the copy has at least one page.
-    fn not_inherited_by(&self, snapshot: i32, inherited: &[(u64, u64)]) -> std::io::Result<Vec<u64>> {
-        let is_left_out = |m: &Map| !covers(inherited, m.start);
-        let maps = || self.maps.iter().filter(|m| memory::pages(m) != Pages::None);
-        // The kernel empties anonymous memory only.
-        let anonymous = maps().filter(|m| m.ino == 0 && !is_left_out(m));
-        let anonymous: Vec<_> = anonymous.map(|m| (m.start, m.end)).collect();
-        let copied = Pagemap::open(snapshot)?.with_data(&anonymous)?;
-        let without = anonymous.iter().zip(copied).filter(|(_, copied)| !copied);
-        let without: Vec<_> = without.map(|(range, _)| *range).collect();
-        let had = Pagemap::open(self.task)?.with_data(&without)?;
-        let emptied = without.iter().zip(had).filter(|(_, had)| *had).map(|(m, _)| m.0);
-        Ok(maps().filter(|m| is_left_out(m)).map(|m| m.start).chain(emptied).collect())
+    /// The mappings whose pages are the program's own.
+    fn own(&self) -> impl Iterator<Item = &Map> {
+        self.maps.iter().filter(|m| memory::pages(m) != Pages::None)
+    }
+
+    /// Mappings that the fork left out or emptied (MADV_DONTFORK, MADV_WIPEONFORK), where the copy has inherited mappings at `inherited` and the process has anonymous data `with_data`: of what it copied the copy has at least
+    /// one page.
+    fn not_inherited_by(&self, snapshot: i32, inherited: &[(u64, u64)], with_data: &[(u64, u64)]) -> std::io::Result<Vec<u64>> {
+        let left_out = self.own().map(|m| m.start).filter(|start| !covers(inherited, *start));
+        let copied = Pagemap::open(snapshot)?.with_data(with_data)?;
+        let emptied = with_data
+            .iter()
+            .zip(copied)
+            .filter(|(range, copied)| !copied && covers(inherited, range.0));
+        Ok(left_out.chain(emptied.map(|(range, _)| range.0)).collect())
     }
 
     /// Notes the `VmFlags` of mappings that the copy does not have: those not in `inherited`.

@@ -236,8 +236,7 @@ impl Suspended {
             );
             last = let_go.into_iter().flatten().fold(last, Instant::max);
             if end {
-                self.tracers.end();
-                last = Instant::now();
+                last = last.max(self.tracers.end());
             }
             let all = self.processes.iter().enumerate();
             all.filter(|(i, p)| first && stopped(p) && Some(*i) != stays)

@@ -31,15 +31,33 @@ pub(crate) fn look<M>(
     meanwhile: impl FnOnce(&mut Suspended) -> M,
 ) -> (Result<Vec<Vec<Seen>>, CaptureError>, M) {
     let first: Vec<(i32, i32)> = job.processes.iter().map(|p| (p.pid, p.task())).collect();
-    let (all, done) = job.each_task_while(|process, _, _| first[process], |task, first| see(*first, task.tid), meanwhile);
-    (all.into_iter().map(|process| process.into_iter().collect()).collect(), done)
+    let tids: Vec<Vec<i32>> = job
+        .processes
+        .iter()
+        .map(|p| p.tasks.iter().map(|t| t.tid).collect())
+        .collect();
+    // Who traces nothing else at this moment can do a part of it.
+    let both = |job: &mut Suspended| {
+        (
+            meanwhile(job),
+            tids.iter().map(|tids| apart_from_first(tids)).collect::<Vec<_>>(),
+        )
+    };
+    let see = |task: &mut Task, first: &(i32, i32)| see(*first, task.tid);
+    let (all, (done, apart)) = job.each_task_while(|process, _, _| first[process], see, both);
+    let seen = all.into_iter().zip(apart).map(|(seen, apart)| {
+        let mut seen = seen.into_iter().collect::<Result<Vec<_>, _>>()?;
+        for (seen, apart) in seen.iter_mut().zip(apart?) {
+            seen.apart = apart;
+        }
+        Ok(seen)
+    });
+    (seen.collect(), done)
 }
 
 /// This is the first that is asked of each thread when all of the job stands still. One that has ended nevertheless, by a signal or because one that nobody knew of has called exec, is not to be had any
 /// more, and then the list of its process may not have been whole.
 fn see((pid, first): (i32, i32), tid: i32) -> Result<Seen, CaptureError> {
-    let fail = |step: &str, e| CaptureError::failed(format!("{step} of thread {tid}"), e);
-    let compare = |object| kcmp::compare(first, tid, object).map_err(|e| fail("compare descriptors and directories", e));
     let pending = pending(pid, tid, false);
     if ptrace::dispatches_syscalls(tid).is_ok_and(|on| on) {
         let reason = "handles its system calls itself (PR_SET_SYSCALL_USER_DISPATCH), also those that a checkpoint needs; run the program without that";
@@ -47,13 +65,24 @@ fn see((pid, first): (i32, i32), tid: i32) -> Result<Seen, CaptureError> {
     }
     Ok(Seen {
         pending: pending?,
-        directories: if tid != first && compare(kcmp::Object::Fs)?.is_ne() {
+        directories: if is_own(first, tid, kcmp::Object::Fs)? {
             Some(directories(tid)?)
         } else {
             None
         },
-        apart: tid != first && compare(kcmp::Object::Files)?.is_ne(),
+        apart: false,
     })
+}
+
+/// Which of the threads `tids` of a process have another descriptor table than the first.
+fn apart_from_first(tids: &[i32]) -> Result<Vec<bool>, CaptureError> {
+    tids.iter().map(|tid| is_own(tids[0], *tid, kcmp::Object::Files)).collect()
+}
+
+/// Whether thread `tid` has an object for itself that is not that of thread `first`.
+fn is_own(first: i32, tid: i32, object: kcmp::Object) -> Result<bool, CaptureError> {
+    let fail = |e| CaptureError::failed(format!("compare descriptors and directories of thread {tid}"), e);
+    Ok(tid != first && kcmp::compare(first, tid, object).map_err(fail)?.is_ne())
 }
 
 /// The `siginfo_t` of each signal that is pending for thread `tid` of process `pid`, or for the process when `shared`.

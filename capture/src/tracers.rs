@@ -11,11 +11,13 @@
 //! A helper that ends, by a panic or with the agent, lets go what it traces, which then finds its way back by itself as after the agent's death. That is also the
 //! quickest way to let many tasks go on: see [`Tracers::end`].
 
-use belay_kernel::pidfd;
+use belay_kernel::{pidfd, waking};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Jobs with fewer tasks are left to the calling thread: dividing them would take longer.
 const WORTH_HELP: usize = 64;
@@ -23,6 +25,32 @@ const WORTH_HELP: usize = 64;
 const MOST: usize = 4;
 /// Stack of a helper, bytes: the largest buffer on it is one task's extended state.
 const STACK: usize = 256 * 1024;
+
+/// Where helpers wait for each other before they end: whoever ends later has to get a processor among all that the first one has let go, which takes milliseconds.
+#[derive(Debug)]
+struct Meeting {
+    missing: AtomicUsize,
+}
+
+impl Meeting {
+    /// How long one waits for the others, at most.
+    const PATIENCE: Duration = Duration::from_micros(200);
+
+    fn of(count: usize) -> Self {
+        Self {
+            missing: AtomicUsize::new(count),
+        }
+    }
+
+    /// Waits without sleeping: to wake up is what takes long.
+    fn wait(&self) {
+        let begin = Instant::now();
+        self.missing.fetch_sub(1, Ordering::Relaxed);
+        while self.missing.load(Ordering::Relaxed) > 0 && begin.elapsed() < Self::PATIENCE {
+            std::hint::spin_loop();
+        }
+    }
+}
 
 /// Something that belongs to one tracer.
 pub(crate) trait Traced: Send + 'static {
@@ -36,8 +64,8 @@ type Job = Box<dyn FnOnce() + Send>;
 struct Helper {
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
-    /// Tells when the thread is gone. Linux has this since 6.9.
-    gone: Option<OwnedFd>,
+    /// Tells the moment at which the thread was gone. What it traces it lets go after it could be joined. Linux tells this since 6.9.
+    watch: Option<JoinHandle<Instant>>,
 }
 
 /// The calling thread and its helpers. On drop the helpers end, and with them what they still trace is let go.
@@ -60,20 +88,24 @@ impl Tracers {
 
     /// Whether [`Self::end`] can tell when it has let go what the helpers trace.
     pub(crate) fn can_end(&self) -> bool {
-        self.0.iter().all(|h| h.gone.is_some())
+        self.0.iter().all(|h| h.watch.is_some())
     }
 
     /// Ends the helpers, and so lets go all that they trace: the kernel does it in one go, and no task that has been let go takes the processor from a tracer that has yet to let
-    /// go others. The tasks must stand in stops that have been waited for; then it is the same for them as PTRACE_DETACH without a signal. Returns when it has happened.
-    pub(crate) fn end(&mut self) {
+    /// go others. The tasks must stand in stops that have been waited for; then it is the same for them as PTRACE_DETACH without a signal. Returns when it has happened, and the moment at which it
+    /// had: the caller itself gets a processor after many of those that have been let go.
+    pub(crate) fn end(&mut self) -> Instant {
+        let meeting = Arc::new(Meeting::of(self.0.len()));
         for helper in &mut self.0 {
-            helper.jobs = None;
+            let meeting = meeting.clone();
+            if let Some(jobs) = helper.jobs.take() {
+                drop(jobs.send(Box::new(move || meeting.wait())));
+            }
         }
-        // What a thread traces it lets go after it could be joined.
-        for gone in self.0.iter().filter_map(|h| h.gone.as_ref()) {
-            pidfd::wait_gone(gone.as_fd());
-        }
+        let watches = self.0.iter_mut().filter_map(|h| h.watch.take());
+        let last = watches.filter_map(|watch| watch.join().ok()).max();
         self.0.clear();
+        last.unwrap_or_else(Instant::now)
     }
 
     /// Does `f` to every item on the thread of its tracer; returns the items and what `f` said, in order.
@@ -161,9 +193,17 @@ impl Helper {
         Ok(Self {
             jobs: Some(jobs),
             thread: Some(thread),
-            gone,
+            watch: gone.and_then(|gone| watch(gone).ok()),
         })
     }
+}
+
+/// Waits for the end of the thread behind `gone`, in a thread that sleeps by then: the moment at which that was woken is the one.
+fn watch(gone: OwnedFd) -> std::io::Result<JoinHandle<Instant>> {
+    std::thread::Builder::new()
+        .name("belay-watch".into())
+        .stack_size(STACK)
+        .spawn(move || waking::moment_of(|| pidfd::wait_gone(gone.as_fd())))
 }
 
 impl Drop for Helper {
@@ -172,6 +212,9 @@ impl Drop for Helper {
         // The next checkpoint must find nothing traced any more.
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
+        }
+        if let Some(watch) = self.watch.take() {
+            drop(watch.join());
         }
     }
 }

@@ -18,6 +18,7 @@ pub mod softdirty;
 pub mod uffd;
 pub mod vdso;
 pub mod vm;
+pub mod waking;
 
 use std::io;
 

@@ -45,6 +45,13 @@ pub fn text(path: impl AsRef<std::path::Path>) -> io::Result<String> {
     String::from_utf8(read_whole(path)?).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
 
+/// Size of the address space of `pid`, pages.
+pub fn pages(pid: i32) -> io::Result<u64> {
+    let text = text(format!("/proc/{pid}/statm"))?;
+    let size = text.split_ascii_whitespace().next().and_then(|size| size.parse().ok());
+    size.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
 /// Where the link `name` of `pid` leads (`cwd`, `exe`, `root`); empty when it cannot be read.
 pub fn link(pid: i32, name: &str) -> String {
     std::fs::read_link(format!("/proc/{pid}/{name}"))

@@ -42,9 +42,58 @@ pub fn write(pid: i32, addr: u64, data: &[u8]) -> io::Result<()> {
     };
     // SAFETY: `local` describes `data`, which is only read; the kernel checks the remote side.
     let n = unsafe { libc::process_vm_writev(pid, &local, 1, &remote, 1, 0) };
+    whole(n, data.len())
+}
+
+/// Writes equal pieces of `data` to `addrs` of process `pid`, where it may write itself.
+pub fn write_each(pid: i32, addrs: &[u64], data: &[u8]) -> io::Result<()> {
+    let Some(piece) = data.len().checked_div(addrs.len()) else {
+        return Ok(());
+    };
+    for (addrs, data) in addrs.chunks(MOST_AT_ONCE).zip(data.chunks(MOST_AT_ONCE * piece.max(1))) {
+        let local = libc::iovec {
+            iov_base: data.as_ptr().cast_mut().cast(),
+            iov_len: data.len(),
+        };
+        let remote = pieces(addrs, piece);
+        // SAFETY: `local` describes `data`, which is only read; the kernel checks the remote side.
+        let n = unsafe { libc::process_vm_writev(pid, &local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0) };
+        whole(n, data.len())?;
+    }
+    Ok(())
+}
+
+/// Reads pieces at `addrs` of process `pid` that fill `buf` together.
+pub fn read_each(pid: i32, addrs: &[u64], buf: &mut [u8]) -> io::Result<()> {
+    let Some(piece) = buf.len().checked_div(addrs.len()) else {
+        return Ok(());
+    };
+    for (addrs, buf) in addrs.chunks(MOST_AT_ONCE).zip(buf.chunks_mut(MOST_AT_ONCE * piece.max(1))) {
+        let local = libc::iovec {
+            iov_base: buf.as_mut_ptr().cast(),
+            iov_len: buf.len(),
+        };
+        let remote = pieces(addrs, piece);
+        // SAFETY: `local` describes `buf`, which is valid for writes; the kernel checks the remote side.
+        let n = unsafe { libc::process_vm_readv(pid, &local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0) };
+        whole(n, buf.len())?;
+    }
+    Ok(())
+}
+
+fn pieces(addrs: &[u64], bytes: usize) -> Vec<libc::iovec> {
+    let piece = |addr: &u64| libc::iovec {
+        iov_base: *addr as *mut libc::c_void,
+        iov_len: bytes,
+    };
+    addrs.iter().map(piece).collect()
+}
+
+/// Whether `n`, what a transfer of `bytes` has returned, is all.
+fn whole(n: isize, bytes: usize) -> io::Result<()> {
     match usize::try_from(n) {
         Err(_) => Err(io::Error::last_os_error()),
-        Ok(n) if n == data.len() => Ok(()),
+        Ok(n) if n == bytes => Ok(()),
         Ok(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
     }
 }
@@ -59,11 +108,7 @@ pub fn read_words(pid: i32, addrs: &[u64]) -> Vec<Option<u64>> {
             iov_base: words.as_mut_ptr().cast(),
             iov_len: size_of_val(words.as_slice()),
         };
-        let word = |addr: &u64| libc::iovec {
-            iov_base: *addr as *mut libc::c_void,
-            iov_len: size_of::<u64>(),
-        };
-        let remote: Vec<libc::iovec> = some.iter().map(word).collect();
+        let remote = pieces(some, size_of::<u64>());
         // SAFETY: `local` describes `words`, which is valid for writes; the kernel checks the remote side.
         let n = unsafe { libc::process_vm_readv(pid, &local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0) };
         let read = usize::try_from(n).unwrap_or(0) / size_of::<u64>();
@@ -102,6 +147,25 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_are_written_and_read_each_at_its_place() {
+        let pid = std::process::id().cast_signed();
+        let mut places = vec![[0u8; 64]; 3000];
+        let addrs: Vec<u64> = places.iter_mut().rev().map(|p| p.as_mut_ptr() as u64 + 8).collect();
+        let data: Vec<u8> = (0..3000 * 24).map(|i: u32| (i % 251) as u8).collect();
+        write_each(pid, &addrs, &data).unwrap();
+        for (place, piece) in places.iter().rev().zip(data.chunks(24)) {
+            assert_eq!((&place[..8], &place[8..32], &place[32..]), (&[0; 8][..], piece, &[0; 32][..]));
+        }
+        let mut back = vec![0; data.len()];
+        read_each(pid, &addrs, &mut back).unwrap();
+        assert!(back == data);
+        let mut with_bad = addrs;
+        with_bad[2000] = 16;
+        assert!(write_each(pid, &with_bad, &data).is_err() && read_each(pid, &with_bad, &mut back).is_err());
+        assert!(write_each(pid, &[], &[]).is_ok() && read_each(pid, &[], &mut []).is_ok());
+    }
 
     #[test]
     fn words_that_cannot_be_read_keep_no_other_from_being_read() {

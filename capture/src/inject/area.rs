@@ -5,24 +5,72 @@ use crate::rescue::Gate;
 use crate::suspend::{Process, Task};
 use crate::CaptureError;
 use belay_abi::inject::{
-    LocksTable, Mark, NotificationTable, ProcessTable, RingsTable, SnapshotTable, ThreadTable, MAX_WRITERS, OP_THREAD, OP_WAIT,
-    WRITER_STACK,
+    LocksTable, Mark, NotificationTable, ProcessTable, RingsTable, SnapshotTable, ThreadTable, WaitTable, MAX_WRITERS, OP_THREAD,
+    OP_WAIT, WRITER_STACK,
 };
 use belay_kernel::blob::Blob;
 use belay_kernel::proc::{Map, Status};
 use belay_kernel::ptrace::{self, Event, Regs};
-use belay_kernel::vm::Memory;
+use belay_kernel::vm::{self, Memory};
 
 const PAGE: u64 = 4096;
 /// Stack of a thread that fills in a table: also of a handler of the program, should a signal come in the moment between the agent's death and the
 /// thread's way back. Only the top of it is touched otherwise.
-pub(super) const SMALL_STACK: u64 = 16 * 1024;
+const SMALL_STACK: u64 = 16 * 1024;
+/// Table of a thread: any of those that every thread has.
+const TABLE_BYTES: u64 = {
+    let (tell, wait) = (size_of::<ThreadTable>(), size_of::<WaitTable>());
+    (if tell > wait { tell } else { wait }).next_multiple_of(64) as u64
+};
 /// Stack of the operations on a process.
 const LARGE_STACK: u64 = 16 * 1024;
+
+/// What each thread has in the area: a stack, which grows down from its table, and its frame behind that. Stack, table and frame of a thread that tells of itself share a page.
+///
+/// ```text
+/// ...stack │ table │ frame ║ ...stack │ table │ frame ║
+///                          └─ page boundary           └─
+/// ```
+#[derive(Debug, Clone, Copy)]
+struct Slots {
+    /// Where the first one begins, from the start of the area.
+    start: u64,
+    bytes: u64,
+    frame_bytes: u64,
+    /// How many there are.
+    threads: u64,
+}
+
+impl Slots {
+    /// For `threads` threads whose extended state has at most `xstate` bytes.
+    fn new(start: u64, threads: u64, xstate: usize) -> Self {
+        let frame_bytes = crate::frame::bytes(xstate) as u64;
+        Self {
+            start,
+            bytes: (SMALL_STACK + TABLE_BYTES + frame_bytes).next_multiple_of(PAGE),
+            frame_bytes,
+            threads,
+        }
+    }
+
+    fn end(self) -> u64 {
+        self.start + self.bytes * self.threads
+    }
+
+    fn frame(self, index: u64) -> u64 {
+        self.start + self.bytes * (index + 1) - self.frame_bytes
+    }
+
+    fn table(self, index: u64) -> u64 {
+        self.frame(index) - TABLE_BYTES
+    }
+}
 
 /// The injected area of one process.
 #[derive(Debug)]
 pub(crate) struct Area {
+    /// A thread of the process.
+    task: i32,
     pub(super) base: u64,
     entry: u64,
     /// Signal that announces the end of an operation.
@@ -33,10 +81,7 @@ pub(crate) struct Area {
     pub(super) notification_table: u64,
     pub(super) rings_table: u64,
     pub(super) locks_table: u64,
-    pub(super) thread_tables: u64,
-    frames: u64,
-    frame_bytes: u64,
-    pub(super) small_stacks: u64,
+    slots: Slots,
     pub(super) large_stack_top: u64,
     pub(super) intermediary_stack_top: u64,
     pub(super) writer_stack_top: u64,
@@ -74,7 +119,7 @@ impl Area {
         let gate = Gate::prepare(process, maps, &memory);
         process.gate = Some(gate.ok_or_else(|| refuse("no system call instruction in its memory"))?);
         let threads = process.tasks.len() as u64;
-        let frame_bytes = crate::frame::bytes(process.tasks.iter().map(|t| t.xstate.len()).max().unwrap_or(0)) as u64;
+        let xstate = process.tasks.iter().map(|t| t.xstate.len()).max().unwrap_or(0);
         let mut at = blob.bytes();
         let mut take = |bytes: u64, align: u64| {
             let start = at.next_multiple_of(align);
@@ -86,32 +131,30 @@ impl Area {
         let notification_table = take(size_of::<NotificationTable>() as u64, 64);
         let rings_table = take(size_of::<RingsTable>() as u64, 64);
         let locks_table = take(size_of::<LocksTable>() as u64, 64);
-        let thread_tables = take(size_of::<ThreadTable>() as u64 * threads, 64);
-        let frames = take(frame_bytes * threads, 64);
-        let small_stacks = take(SMALL_STACK * threads, 64);
+        let program_end = take(0, PAGE);
         let large_stack_top = take(LARGE_STACK, 64) + LARGE_STACK;
         let intermediary_stack_top = take(LARGE_STACK, 64) + LARGE_STACK;
         let writers = WRITER_STACK * MAX_WRITERS as u64;
         let writer_stack_top = take(writers, 64) + writers;
-        let bytes = at.next_multiple_of(PAGE);
+        let slots = Slots::new(take(0, PAGE), threads, xstate);
+        let bytes = slots.end();
         let base = mlock::map(process, bytes, libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC, 0)?;
         process.area = Some((base, bytes));
         let mut image = blob.placed_at(base);
-        image.resize(small_stacks as usize, 0);
-        for (i, task) in process.tasks.iter().enumerate() {
-            let offset = frames + frame_bytes * i as u64;
-            crate::frame::write(
-                &mut image[offset as usize..(offset + frame_bytes) as usize],
-                base + offset,
-                &crate::calls::without_restart_block(task.tid, &task.regs, task.wait.as_ref()),
-                task.sigmask,
-                &task.xstate,
-            );
+        image.resize(program_end as usize, 0);
+        let mut frames = vec![0; (slots.frame_bytes * threads) as usize];
+        let all = frames.chunks_exact_mut(slots.frame_bytes as usize).zip(&process.tasks);
+        for (i, (frame, task)) in (0..).zip(all) {
+            let regs = crate::calls::without_restart_block(task.tid, &task.regs, task.wait.as_ref());
+            crate::frame::write(frame, base + slots.frame(i), &regs, task.sigmask, &task.xstate);
         }
+        let places: Vec<u64> = (0..threads).map(|i| base + slots.frame(i)).collect();
         memory
             .write(base, &image)
+            .and_then(|()| write_each(process.task(), &memory, &places, &frames))
             .map_err(|e| CaptureError::failed(format!("write the injected program into process {pid}"), e))?;
         Ok(Self {
+            task: process.task(),
             base,
             entry: base + blob.entry(),
             signo,
@@ -121,10 +164,7 @@ impl Area {
             notification_table,
             rings_table,
             locks_table,
-            thread_tables,
-            frames,
-            frame_bytes,
-            small_stacks,
+            slots,
             large_stack_top,
             intermediary_stack_top,
             writer_stack_top,
@@ -148,7 +188,7 @@ impl Area {
             tid,
             signo: self.signo,
             done: 0,
-            frame: self.base + self.frames + self.frame_bytes * index as u64 + crate::frame::RSP_OFFSET,
+            frame: self.base + self.slots.frame(index as u64) + crate::frame::RSP_OFFSET,
             subreaper: 0,
             pad: 0,
         }
@@ -162,11 +202,39 @@ impl Area {
         }
     }
 
+    /// Where the table of thread number `index` lies, from the start of the area. Its stack ends there.
+    pub(super) fn thread_table(&self, index: usize) -> u64 {
+        self.slots.table(index as u64)
+    }
+
+    /// Writes the tables of all threads.
+    pub(super) fn put_thread_tables<T: Copy>(&self, tables: &[T]) -> Result<(), CaptureError> {
+        write_each(self.task, &self.memory, &self.places(tables.len()), bytes_of(tables))
+            .map_err(|e| CaptureError::failed("write tables into the application", e))
+    }
+
+    /// Reads the tables of all threads.
+    pub(super) fn thread_tables<T: Copy>(&self, count: usize) -> Result<Vec<T>, CaptureError> {
+        let places = self.places(count);
+        let one_by_one = |bytes: &mut [u8]| {
+            let pieces = bytes.chunks_exact_mut(size_of::<T>());
+            places
+                .iter()
+                .zip(pieces)
+                .try_for_each(|(at, piece)| self.memory.read(*at, piece))
+        };
+        read_all(count, |bytes| {
+            vm::read_each(self.task, &places, bytes).or_else(|_| one_by_one(bytes))
+        })
+    }
+
+    fn places(&self, count: usize) -> Vec<u64> {
+        (0..count).map(|i| self.base + self.thread_table(i)).collect()
+    }
+
     pub(super) fn put<T: Copy>(&self, offset: u64, tables: &[T]) -> Result<(), CaptureError> {
-        // SAFETY: `T` is one of the plain C structs of `belay_abi::inject`, or an operation on a semaphore, which have no implicit padding; its bytes are only read.
-        let bytes = unsafe { std::slice::from_raw_parts(tables.as_ptr().cast::<u8>(), size_of_val(tables)) };
         self.memory
-            .write(self.base + offset, bytes)
+            .write(self.base + offset, bytes_of(tables))
             .map_err(|e| CaptureError::failed("write a table into the application", e))
     }
 
@@ -200,18 +268,7 @@ impl Area {
     }
 
     pub(super) fn get_all<T: Copy>(&self, offset: u64, count: usize) -> Result<Vec<T>, CaptureError> {
-        let mut out = Vec::<T>::with_capacity(count);
-        // SAFETY: the slice covers the vector's spare capacity, which is made initialised first; every bit pattern is a value of the plain C structs
-        // used here, so `count` elements are initialised afterwards.
-        unsafe {
-            std::ptr::write_bytes(out.as_mut_ptr(), 0, count);
-            let bytes = std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<u8>(), count * size_of::<T>());
-            self.memory
-                .read(self.base + offset, bytes)
-                .map_err(|e| CaptureError::failed("read a table from the application", e))?;
-            out.set_len(count);
-        }
-        Ok(out)
+        read_all(count, |bytes| self.memory.read(self.base + offset, bytes))
     }
 
     pub(super) fn get<T: Copy>(&self, offset: u64) -> Result<T, CaptureError> {
@@ -233,6 +290,34 @@ impl Area {
             uses_vectors: !matches!(op, OP_THREAD | OP_WAIT),
         }
     }
+}
+
+/// Writes equal pieces of `data` to `places` in the memory of thread `task`: with one call, or, where a filter for system calls refuses that, one by one.
+fn write_each(task: i32, memory: &Memory, places: &[u64], data: &[u8]) -> std::io::Result<()> {
+    vm::write_each(task, places, data).or_else(|_| {
+        let pieces = data.chunks_exact((data.len() / places.len().max(1)).max(1));
+        places.iter().zip(pieces).try_for_each(|(at, piece)| memory.write(*at, piece))
+    })
+}
+
+/// The bytes of plain C structs.
+fn bytes_of<T: Copy>(tables: &[T]) -> &[u8] {
+    // SAFETY: `T` is one of the plain C structs of `belay_abi::inject`, or an operation on a semaphore, which have no implicit padding; its bytes are only read.
+    unsafe { std::slice::from_raw_parts(tables.as_ptr().cast::<u8>(), size_of_val(tables)) }
+}
+
+/// Plain C structs whose bytes `read` fills in.
+fn read_all<T: Copy>(count: usize, read: impl FnOnce(&mut [u8]) -> std::io::Result<()>) -> Result<Vec<T>, CaptureError> {
+    let mut out = Vec::<T>::with_capacity(count);
+    // SAFETY: the slice covers the vector's spare capacity, which is made initialised first; every bit pattern is a value of the plain C structs
+    // used here, so `count` elements are initialised afterwards.
+    unsafe {
+        std::ptr::write_bytes(out.as_mut_ptr(), 0, count);
+        let bytes = std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<u8>(), count * size_of::<T>());
+        read(bytes).map_err(|e| CaptureError::failed("read a table from the application", e))?;
+        out.set_len(count);
+    }
+    Ok(out)
 }
 
 /// The state in which a task begins an operation, and the signal with which it ends it.

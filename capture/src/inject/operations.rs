@@ -1,10 +1,10 @@
 //! Operations that every process does at the same time: telling about threads and processes, and copying itself.
 
-use super::area::{Area, Entry, SMALL_STACK};
+use super::area::{Area, Entry};
 use crate::suspend::{Process, Suspended, Task};
 use crate::CaptureError;
 use belay_abi::inject::{
-    LocksTable, ProcessTable, SnapshotTable, ThreadTable, MAX_LEFT_OUT, MAX_LOCK_RANGES, OP_LOCKS, OP_PROCESS, OP_SNAPSHOT,
+    LocksTable, Mark, ProcessTable, SnapshotTable, ThreadTable, MAX_LEFT_OUT, MAX_LOCK_RANGES, OP_LOCKS, OP_PROCESS, OP_SNAPSHOT,
     OP_THREAD,
 };
 use belay_abi::PAGE;
@@ -47,30 +47,25 @@ pub(crate) fn collect_threads<M>(
     areas: &[Area],
     meanwhile: impl FnOnce(&mut Suspended) -> Result<M, CaptureError>,
 ) -> Result<(Vec<Vec<ThreadTable>>, M), CaptureError> {
-    let size = size_of::<ThreadTable>() as u64;
     for (process, area) in job.processes.iter().zip(areas) {
-        let blank: ThreadTable = area.get(area.thread_tables)?;
-        let mut tables = vec![blank; process.tasks.len()];
-        for (i, (table, task)) in tables.iter_mut().zip(&process.tasks).enumerate() {
-            table.mark = area.mark(process.pid, task.tid, i);
-        }
-        area.put(area.thread_tables, &tables)?;
+        let tasks = process.tasks.iter().enumerate();
+        // The rest of each table is as the kernel has given the memory.
+        let marks: Vec<Mark> = tasks.map(|(i, task)| area.mark(process.pid, task.tid, i)).collect();
+        area.put_thread_tables(&marks)?;
     }
     let entry = |process: usize, number: usize, task: &Task| {
-        let (area, i) = (&areas[process], number as u64);
-        let entry = area.entry(
-            task,
-            OP_THREAD,
-            area.thread_tables + size * i,
-            area.small_stacks + SMALL_STACK * (i + 1),
-        );
-        (number == 0, entry)
+        let (area, table) = (&areas[process], areas[process].thread_table(number));
+        (number == 0, area.entry(task, OP_THREAD, table, table))
     };
-    let began: Result<Vec<()>, _> = job
-        .each_task(entry, |task, (_, entry)| entry.begin(task))
-        .into_iter()
-        .flatten()
-        .collect();
+    // The first ones have told by the time the caller needs them.
+    let begin = |task: &mut Task, (first, entry): &(bool, Entry)| {
+        entry.begin(task)?;
+        if *first {
+            entry.end(task)
+        } else {
+            Ok(())
+        }
+    };
     let end = |task: &mut Task, (first, entry): &(bool, Entry)| {
         entry.end(task)?;
         if !first {
@@ -78,12 +73,14 @@ pub(crate) fn collect_threads<M>(
         }
         Ok(())
     };
-    let (ended, done) = job.each_task_while(entry, end, |job| began.and_then(|_| meanwhile(job)));
-    ended.into_iter().flatten().collect::<Result<(), CaptureError>>()?;
+    let (began, done) = job.each_task_while(entry, begin, meanwhile);
+    let ended = job.each_task(entry, end);
+    let all = began.into_iter().chain(ended).flatten();
+    all.collect::<Result<(), CaptureError>>()?;
     let done = done?;
     let mut out = Vec::new();
     for (process, area) in job.processes.iter().zip(areas) {
-        let tables = area.get_all::<ThreadTable>(area.thread_tables, process.tasks.len())?;
+        let tables = area.thread_tables::<ThreadTable>(process.tasks.len())?;
         if tables.iter().any(|t| t.mark.done == 0) {
             let reason = "got a signal from outside the job at this moment";
             return Err(CaptureError::refuse_for_now(process.pid, "process", reason));

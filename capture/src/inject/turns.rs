@@ -1,6 +1,6 @@
 //! Operations that one process does while the others stand still, and that may have to wait.
 
-use super::area::{Area, Entry, SMALL_STACK};
+use super::area::{Area, Entry};
 use super::on_main;
 use crate::mlock;
 use crate::suspend::{Suspended, Task};
@@ -24,7 +24,6 @@ fn take_turn(
     group: Option<&dyn Group>,
 ) -> Result<(), CaptureError> {
     let pid = job.processes[at].pid;
-    let size = size_of::<WaitTable>() as u64;
     let over = area.base + turn + std::mem::offset_of!(Turn, over) as u64;
     // The tables of OP_THREAD have been read.
     let tasks = job.processes[at].tasks.iter().enumerate();
@@ -34,16 +33,15 @@ fn take_turn(
             over,
         })
         .collect();
-    area.put(area.thread_tables, &waits)?;
+    area.put_thread_tables(&waits)?;
     let entry = |process: usize, number: usize, task: &Task| {
-        let i = number as u64;
-        let (wait, stack) = (area.thread_tables + size * i, area.small_stacks + SMALL_STACK * (i + 1));
+        let wait = area.thread_table(number);
         (process == at).then(|| match number {
             0 => area.entry(task, op, table, area.large_stack_top),
             // Whatever signal the operation brings, it is not for those who wait.
             _ => Entry {
                 mask: u64::MAX,
-                ..area.entry(task, OP_WAIT, wait, stack)
+                ..area.entry(task, OP_WAIT, wait, wait)
             },
         })
     };

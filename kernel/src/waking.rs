@@ -1,0 +1,81 @@
+//! How long a thread that has been woken waits for a processor.
+
+use crate::proc;
+use std::time::{Duration, Instant};
+
+/// Does `sleep`, in which the calling thread sleeps until something has happened, and returns when that was: the thread itself may have got a processor later, with many others before it. The moment is the true one or
+/// a later one, never an earlier one: where the kernel does not tell, or has taken the processor from the thread, it is the end of `sleep`.
+pub fn moment_of(sleep: impl FnOnce()) -> Instant {
+    let (preempted, waited) = (preemptions(), run_delay());
+    sleep();
+    let late = run_delay().saturating_sub(waited);
+    let now = Instant::now();
+    if preemptions() == preempted {
+        now.checked_sub(late).unwrap_or(now)
+    } else {
+        now
+    }
+}
+
+/// How often a processor has been taken from the calling thread.
+fn preemptions() -> libc::c_long {
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is live.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
+    usage.ru_nivcsw
+}
+
+/// How long the calling thread has waited for a processor while it could have run; zero where the kernel does not tell (CONFIG_SCHED_INFO).
+fn run_delay() -> Duration {
+    let stat = proc::text("/proc/thread-self/schedstat").unwrap_or_default();
+    let ns = stat.split_ascii_whitespace().nth(1).and_then(|ns| ns.parse().ok());
+    Duration::from_nanos(ns.unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    use std::sync::mpsc::channel;
+    use std::sync::Arc;
+
+    /// Keeps the calling thread, and those that it starts, on one processor.
+    fn stay_here() {
+        // SAFETY: a live set, which lies as long as said.
+        unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            libc::CPU_SET(usize::try_from(libc::sched_getcpu()).unwrap(), &mut set);
+            assert_eq!(libc::sched_setaffinity(0, size_of_val(&set), &set), 0);
+        }
+    }
+
+    #[test]
+    fn what_has_happened_while_others_had_the_processor_is_not_later_for_that() {
+        stay_here();
+        let over = Arc::new(AtomicBool::new(false));
+        let (tell, told) = channel();
+        let mut others = Vec::new();
+        for _ in 0..20 {
+            let over = over.clone();
+            others.push(std::thread::spawn(move || while !over.load(Relaxed) {}));
+        }
+        others.push(std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(5));
+            tell.send(Instant::now()).unwrap();
+        }));
+        let mut happened = None;
+        let moment = moment_of(|| happened = told.recv().ok());
+        let now = Instant::now();
+        over.store(true, Relaxed);
+        others.into_iter().for_each(|t| t.join().unwrap());
+        let happened = happened.unwrap();
+        // Between the clock and the wake-up that thread may have lost its processor, too.
+        assert!(
+            (happened..=now).contains(&moment),
+            "{:?} of {:?}",
+            moment - happened,
+            now - happened
+        );
+    }
+}
