@@ -211,10 +211,10 @@ pub struct ProcessTable {
     pub securebits: i32,
     /// Number of timers in `timers`.
     pub timer_count: u32,
-    /// Of `last_page`: 1 where it is locked, and 2 more where it is there.
+    /// Of `untouched_page`: 1 where it is locked, and 2 more where it is there.
     pub future_locks: u32,
     /// A page of the area that nobody has touched.
-    pub last_page: u64,
+    pub untouched_page: u64,
     /// POSIX timers.
     pub timers: [TimerSlot; MAX_TIMERS],
 }

@@ -6,7 +6,7 @@
 //!            └───────────────────────────────────────────────────┴─────────────────────┘
 //! ```
 //! Only a running task makes a new one, and what a task is about to make is there when it has stopped. So a listing that shows nothing new, and nothing ended, while all known tasks are stopped is
-//! complete. The first listing is made before anything is stopped, and the threads of processes that have several are seized then, which they do not notice. A process with one thread may be about to call exec, and a traced one that
+//! complete. The first listing is made before anything is stopped, and the threads of processes that have several are seized then: they run on, but for one that a signal is sent to. A process with one thread may be about to call exec, and a traced one that
 //! calls a setuid program does not get its privileges: such a process is interrupted right after it was seized.
 //!
 //! A parent inside `vfork` cannot be stopped until its child has called exec or exited. Those that wait at first are outlasted before anything is stopped (see `vfork`); children made since are let go until the parent has stopped.

@@ -327,6 +327,10 @@ fn take(
         if job.processes[at].guest.is_none() {
             draft.locks = Locks::of(&mut job, (at, area), draft, process.mm.mlockall)?;
             process.rings = rings::settle(&mut job, (at, area), draft, group)?;
+            if draft.has_rings() {
+                // What it has waited for may have been written since.
+                draft.look_for_data()?;
+            }
         }
     }
     namespaces::check(&drafts)?;

@@ -38,10 +38,8 @@ pub(crate) fn look<M>(
         .collect();
     // Who traces nothing else at this moment can do a part of it.
     let both = |job: &mut Suspended| {
-        (
-            meanwhile(job),
-            tids.iter().map(|tids| apart_from_first(tids)).collect::<Vec<_>>(),
-        )
+        let apart = |(first, tids): (&(i32, i32), &Vec<i32>)| apart_from_first(*first, tids);
+        (meanwhile(job), first.iter().zip(&tids).map(apart).collect::<Vec<_>>())
     };
     let see = |task: &mut Task, first: &(i32, i32)| see(*first, task.tid);
     let (all, (done, apart)) = job.each_task_while(|process, _, _| first[process], see, both);
@@ -65,7 +63,7 @@ fn see((pid, first): (i32, i32), tid: i32) -> Result<Seen, CaptureError> {
     }
     Ok(Seen {
         pending: pending?,
-        directories: if is_own(first, tid, kcmp::Object::Fs)? {
+        directories: if is_own((pid, first), tid, kcmp::Object::Fs)? {
             Some(directories(tid)?)
         } else {
             None
@@ -75,26 +73,33 @@ fn see((pid, first): (i32, i32), tid: i32) -> Result<Seen, CaptureError> {
 }
 
 /// Which of the threads `tids` of a process have another descriptor table than the first.
-fn apart_from_first(tids: &[i32]) -> Result<Vec<bool>, CaptureError> {
-    tids.iter().map(|tid| is_own(tids[0], *tid, kcmp::Object::Files)).collect()
+fn apart_from_first(first: (i32, i32), tids: &[i32]) -> Result<Vec<bool>, CaptureError> {
+    tids.iter().map(|tid| is_own(first, *tid, kcmp::Object::Files)).collect()
 }
 
-/// Whether thread `tid` has an object for itself that is not that of thread `first`.
-fn is_own(first: i32, tid: i32, object: kcmp::Object) -> Result<bool, CaptureError> {
-    let fail = |e| CaptureError::failed(format!("compare descriptors and directories of thread {tid}"), e);
+/// Whether thread `tid` of process `pid` has an object for itself that is not that of thread `first`.
+fn is_own((pid, first): (i32, i32), tid: i32, object: kcmp::Object) -> Result<bool, CaptureError> {
+    let fail = |e: std::io::Error| match e.raw_os_error() {
+        Some(libc::ESRCH) => has_ended(pid, tid),
+        _ => CaptureError::failed(format!("compare descriptors and directories of thread {tid}"), e),
+    };
     Ok(tid != first && kcmp::compare(first, tid, object).map_err(fail)?.is_ne())
 }
 
 /// The `siginfo_t` of each signal that is pending for thread `tid` of process `pid`, or for the process when `shared`.
 pub(crate) fn pending(pid: i32, tid: i32, shared: bool) -> Result<Vec<Vec<u8>>, CaptureError> {
     ptrace::pending(tid, shared).map_err(|e| match e.raw_os_error() {
-        Some(libc::ESRCH) => CaptureError::refuse_for_now(pid, format!("thread {tid}"), "has ended at this moment"),
+        Some(libc::ESRCH) => has_ended(pid, tid),
         Some(libc::E2BIG) => {
             let reason = format!("more than {} signals are pending", ptrace::MOST_PENDING);
             CaptureError::refuse(pid, format!("thread {tid}"), reason)
         }
         _ => CaptureError::failed(format!("read pending signals of thread {tid}"), e),
     })
+}
+
+fn has_ended(pid: i32, tid: i32) -> CaptureError {
+    CaptureError::refuse_for_now(pid, format!("thread {tid}"), "has ended at this moment")
 }
 
 /// Working directory and mask of thread `tid`, which are its own.

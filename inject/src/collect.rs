@@ -73,9 +73,9 @@ pub(crate) unsafe fn process(p: *mut ProcessTable) {
         (*p).thp_disable = syscall!(nr::PRCTL, PR_GET_THP_DISABLE) as i32;
         (*p).securebits = syscall!(nr::PRCTL, PR_GET_SECUREBITS) as i32;
         (*p).future_locks = 0;
-        if locks::is_locked((*p).last_page, 4096) {
+        if locks::is_locked((*p).untouched_page, 4096) {
             let mut there = 0u8;
-            syscall!(nr::MINCORE, (*p).last_page, 4096usize, addr_of_mut!(there));
+            syscall!(nr::MINCORE, (*p).untouched_page, 4096usize, addr_of_mut!(there));
             (*p).future_locks = 1 | u32::from(there & 1) << 1;
         }
         let count = ((*p).timer_count as usize).min(MAX_TIMERS);

@@ -4,33 +4,31 @@ use crate::proc;
 use std::time::{Duration, Instant};
 
 /// Does `sleep`, in which the calling thread sleeps until something has happened, and returns when that was: the thread itself may have got a processor later, with many others before it. The moment is the true one or
-/// a later one, never an earlier one: where the kernel does not tell, or has taken the processor from the thread, it is the end of `sleep`.
+/// a later one, never an earlier one: unless the kernel tells, and the thread has slept just once and kept its processor else, it is the end of `sleep`.
 pub fn moment_of(sleep: impl FnOnce()) -> Instant {
-    let (preempted, waited) = (preemptions(), run_delay());
+    let (slept, preempted) = switches();
+    let waited = run_delay();
     sleep();
-    let late = run_delay().saturating_sub(waited);
+    let late = run_delay().zip(waited).map(|(now, before)| now.saturating_sub(before));
     let now = Instant::now();
-    if preemptions() == preempted {
-        now.checked_sub(late).unwrap_or(now)
-    } else {
-        now
-    }
+    let exact = late.filter(|_| switches() == (slept + 1, preempted));
+    exact.and_then(|late| now.checked_sub(late)).unwrap_or(now)
 }
 
-/// How often a processor has been taken from the calling thread.
-fn preemptions() -> libc::c_long {
+/// How often the calling thread has given its processor up by itself, and how often it has been taken.
+fn switches() -> (libc::c_long, libc::c_long) {
     // SAFETY: all-zero bytes are a valid value of this plain C struct.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: `usage` is live.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
-    usage.ru_nivcsw
+    (usage.ru_nvcsw, usage.ru_nivcsw)
 }
 
-/// How long the calling thread has waited for a processor while it could have run; zero where the kernel does not tell (CONFIG_SCHED_INFO).
-fn run_delay() -> Duration {
-    let stat = proc::text("/proc/thread-self/schedstat").unwrap_or_default();
-    let ns = stat.split_ascii_whitespace().nth(1).and_then(|ns| ns.parse().ok());
-    Duration::from_nanos(ns.unwrap_or(0))
+/// How long the calling thread has waited for a processor while it could have run, where the kernel tells (CONFIG_SCHED_INFO).
+fn run_delay() -> Option<Duration> {
+    let stat = proc::text("/proc/thread-self/schedstat").ok()?;
+    let ns = stat.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    Some(Duration::from_nanos(ns))
 }
 
 #[cfg(test)]

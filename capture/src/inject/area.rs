@@ -177,6 +177,11 @@ impl Area {
         (self.base, self.base + self.bytes)
     }
 
+    /// Address of a page that nobody has touched in the process: the writers whose stacks end there run in its copy.
+    pub(super) fn untouched_page(&self) -> u64 {
+        self.base + self.slots.start - PAGE
+    }
+
     /// A mark to be filled in by the operation's caller.
     pub(crate) fn no_mark(&self) -> Mark {
         self.mark(0, 0, 0)

@@ -7,7 +7,6 @@ use belay_abi::inject::{
     LocksTable, Mark, ProcessTable, SnapshotTable, ThreadTable, MAX_LEFT_OUT, MAX_LOCK_RANGES, OP_LOCKS, OP_PROCESS, OP_SNAPSHOT,
     OP_THREAD,
 };
-use belay_abi::PAGE;
 
 /// Lets the main thread of every process that `who` names begin an operation as `prepare` says (areas are those of the named ones), waits for the end of all that began, and lets `collect` read each one's result. An
 /// operation that began is always waited for, whatever has failed meanwhile: a thread taken out of the middle of one would leave its process with a
@@ -57,14 +56,15 @@ pub(crate) fn collect_threads<M>(
         let (area, table) = (&areas[process], areas[process].thread_table(number));
         (number == 0, area.entry(task, OP_THREAD, table, table))
     };
-    // The first ones have told by the time the caller needs them.
-    let begin = |task: &mut Task, (first, entry): &(bool, Entry)| {
-        entry.begin(task)?;
-        if *first {
-            entry.end(task)
-        } else {
-            Ok(())
-        }
+    let begin = |task: &mut Task, (_, entry): &(bool, Entry)| entry.begin(task);
+    // The first ones must have told by the time the caller needs them.
+    let first_then_meanwhile = |job: &mut Suspended| {
+        let firsts = job.processes.iter_mut().enumerate();
+        let firsts = firsts.filter_map(|(i, process)| Some((i, process.tasks.first_mut()?)));
+        // All are waited for, whatever has failed.
+        let ended = firsts.map(|(i, task)| entry(i, 0, task).1.end(task));
+        ended.fold(Ok(()), Result::and)?;
+        meanwhile(job)
     };
     let end = |task: &mut Task, (first, entry): &(bool, Entry)| {
         entry.end(task)?;
@@ -73,7 +73,7 @@ pub(crate) fn collect_threads<M>(
         }
         Ok(())
     };
-    let (began, done) = job.each_task_while(entry, begin, meanwhile);
+    let (began, done) = job.each_task_while(entry, begin, first_then_meanwhile);
     let ended = job.each_task(entry, end);
     let all = began.into_iter().chain(ended).flatten();
     all.collect::<Result<(), CaptureError>>()?;
@@ -115,7 +115,7 @@ pub(crate) fn collect_processes(
                 slot.id = *id;
             }
             table.timer_count = u32::try_from(ids.len()).unwrap_or(0);
-            table.last_page = area.range().1 - PAGE;
+            table.untouched_page = area.untouched_page();
             table.mark = area.mark(process.pid, process.tasks[0].tid, 0);
             area.put(area.process_table, &[table])?;
             Ok(area.entry(&process.tasks[0], OP_PROCESS, area.process_table, area.large_stack_top))
