@@ -3,6 +3,7 @@
 //! Layout of the kernel's `struct rt_sigframe` (arch/x86/include/asm/sigframe.h): return address, `ucontext`, `siginfo`; the XSAVE area follows, 64-byte aligned, with
 //! the `_fpx_sw_bytes` that make `rt_sigreturn` restore all of it.
 
+use belay_kernel::cpu::{self, Component};
 use belay_kernel::ptrace::Regs;
 
 /// Where the stack pointer stands at `rt_sigreturn`, from the start of the frame: behind the return address.
@@ -16,6 +17,10 @@ const UC_FPSTATE: usize = UC_GREGS + 23 * 8;
 const UC_SIGMASK: usize = UC_GREGS + 256;
 const XSTATE: usize = 640;
 const SW_BYTES: usize = 464;
+/// Which parts of the area are in use (XSTATE_BV), a bit for each.
+const IN_USE: usize = 512;
+/// Number of the tile data (AMX). The kernel tells of room for it in every thread, and takes a frame with so much from none but those that have asked for it (`arch_prctl`, ARCH_REQ_XCOMP_PERM).
+const TILES: u32 = 18;
 const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
 const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
 /// No mode that `sigaltstack` knows: `rt_sigreturn` ignores the error and leaves the alternate stack as it is.
@@ -70,10 +75,47 @@ pub(crate) fn write(out: &mut [u8], address: u64, regs: &Regs, sigmask: u64, xst
         features.copy_from_slice(&xstate[SW_BYTES..SW_BYTES + 8]);
         area[SW_BYTES..SW_BYTES + 48].fill(0);
         area[SW_BYTES..SW_BYTES + 4].copy_from_slice(&FP_XSTATE_MAGIC1.to_le_bytes());
-        let size = u32::try_from(xstate.len()).unwrap_or(0);
+        let end = end(xstate, cpu::components());
+        let size = u32::try_from(end).unwrap_or(0);
         area[SW_BYTES + 4..SW_BYTES + 8].copy_from_slice(&(size + 4).to_le_bytes());
         area[SW_BYTES + 8..SW_BYTES + 16].copy_from_slice(&features);
         area[SW_BYTES + 16..SW_BYTES + 20].copy_from_slice(&size.to_le_bytes());
-        area[xstate.len()..xstate.len() + 4].copy_from_slice(&FP_XSTATE_MAGIC2.to_le_bytes());
+        // Some kernels look for it where the frame says, others at the end of the room that the thread has.
+        for end in [end, xstate.len()] {
+            area[end..end + 4].copy_from_slice(&FP_XSTATE_MAGIC2.to_le_bytes());
+        }
+    }
+}
+
+/// How much of an XSAVE area is for the frame of its thread, on a processor with these parts: without the tile data, which is last, where that is not in use.
+fn end(xstate: &[u8], components: &[Component]) -> usize {
+    let in_use = xstate
+        .get(IN_USE..)
+        .and_then(|w| w.first_chunk())
+        .map_or(0, |w| u64::from_le_bytes(*w));
+    if in_use >> TILES & 1 != 0 || !components.iter().any(|c| c.number == TILES) {
+        return xstate.len();
+    }
+    let others = components.iter().filter(|c| c.number != TILES);
+    let end = others.map(|c| (c.offset + c.bytes) as usize).max().unwrap_or(0);
+    end.max(IN_USE + 64).min(xstate.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tile_data_is_in_the_frames_of_those_who_use_it_only() {
+        let part = |number, offset, bytes| Component { number, offset, bytes };
+        let without = [part(2, 576, 256), part(5, 1088, 64), part(9, 2688, 8)];
+        let with = [&without[..], &[part(17, 2752, 64), part(TILES, 2816, 8192)]].concat();
+        let mut xstate = vec![0; 11_008];
+        xstate[IN_USE] = 7;
+        assert_eq!(end(&xstate, &with), 2816);
+        assert_eq!(end(&xstate[..2696], &without), 2696);
+        assert_eq!(end(&xstate, &[part(TILES, 2816, 8192)]), 576);
+        xstate[IN_USE + 2] = 1 << (TILES - 16);
+        assert_eq!(end(&xstate, &with), 11_008);
     }
 }

@@ -365,3 +365,26 @@ impl Entry {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stack_table_and_frame_of_each_thread_lie_apart() {
+        // SSE, AVX-512 and AMX.
+        for xstate in [576, 2696, 11_008] {
+            let slots = Slots::new(7 * PAGE, 3, xstate);
+            let mut free = slots.start;
+            for i in 0..3 {
+                let (table, frame) = (slots.table(i), slots.frame(i));
+                assert!(table - free >= SMALL_STACK, "{xstate}: stack {i}");
+                assert!(frame - table >= TABLE_BYTES, "{xstate}: table {i}");
+                assert_eq!((table % 64, frame % 64), (0, 0));
+                free = frame + slots.frame_bytes;
+                assert!(slots.frame_bytes >= crate::frame::bytes(xstate) as u64 && free % PAGE == 0);
+            }
+            assert_eq!(free, slots.end());
+        }
+    }
+}
