@@ -382,7 +382,7 @@ mod tests {
                 assert!(frame - table >= TABLE_BYTES, "{xstate}: table {i}");
                 assert_eq!((table % 64, frame % 64), (0, 0));
                 free = frame + slots.frame_bytes;
-                assert!(slots.frame_bytes >= crate::frame::bytes(xstate) as u64 && free % PAGE == 0);
+                assert!(slots.frame_bytes >= crate::frame::bytes(xstate) as u64 && free.is_multiple_of(PAGE));
             }
             assert_eq!(free, slots.end());
         }
