@@ -5,8 +5,8 @@
 use crate::config::Config;
 use crate::history::History;
 use crate::interval::{Interval, MIN_GAP};
-pub use crate::lock::Lock;
-use crate::lock::LockFile;
+use crate::lock::{held_by, LockFile};
+pub use crate::lock::{Holder, Lock};
 use crate::{sys, Failure};
 use belay_image::files;
 use belay_wire::{socket, Exit, Request};
@@ -348,6 +348,11 @@ impl JobDir {
         &self.path
     }
 
+    /// Whose it is.
+    pub fn owner(&self) -> io::Result<u32> {
+        std::fs::metadata(&self.path).map(|m| m.uid())
+    }
+
     /// The log directory.
     pub fn log(&self) -> PathBuf {
         self.path.join("log")
@@ -444,8 +449,19 @@ impl JobDir {
         file.take_within(limit)?.ok_or_else(|| self.held(&file.holder()))
     }
 
-    fn held(&self, holder: &str) -> Failure {
-        let at = self.path.display();
+    /// Who holds the job's lock; `None` when nobody does, or none can be told.
+    pub fn holder(&self) -> Option<Holder> {
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(self.path.join("lock"))
+            .ok()?;
+        file.metadata().ok().filter(std::fs::Metadata::is_file)?;
+        held_by(&file).ok().flatten()
+    }
+
+    fn held(&self, holder: &Holder) -> Failure {
+        let (at, holder) = (self.path.display(), &holder.word);
         Failure::new(
             Exit::AlreadyRunning,
             format!("{at} is in use: {holder} is already running there and holds its lock; wait until it has ended"),

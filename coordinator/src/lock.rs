@@ -1,6 +1,6 @@
 //! Files by whose lock (`flock`) processes keep others out, and in which the holder has written who it is.
 //!
-//! The lock is the kernel's, so it ends with its holders: who took it, and the processes that inherited it. What is written there tells a user who is in the way, and nothing else.
+//! The lock is the kernel's, so it ends with its holders: who took it, and the processes that inherited it. What is written there tells a user who is in the way and how far it is, and nothing else.
 
 use crate::{sys, Failure};
 use std::fs::{File, OpenOptions};
@@ -12,6 +12,41 @@ use std::time::Duration;
 
 /// Longest word of a holder.
 const MAX_WORD: u64 = 256;
+
+/// End of the word of a holder who serves a job.
+const SERVING: &str = ", serving";
+
+/// Who holds a lock, as it has written itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// What, which process, on which host.
+    pub word: String,
+    /// An agent of it serves the job, or did so when it was last heard of.
+    pub serving: bool,
+}
+
+impl Holder {
+    fn of(word: &[u8]) -> Self {
+        let word = String::from_utf8_lossy(word);
+        let (word, serving) = match word.trim().strip_suffix(SERVING) {
+            Some(word) => (word, true),
+            None => (word.trim(), false),
+        };
+        let word = if word.is_empty() { "another belay" } else { word }.to_owned();
+        Self { word, serving }
+    }
+
+    /// Whether it runs a job, or is about to: not one who tidies.
+    pub fn runs(&self) -> bool {
+        let verb = self.word.strip_prefix("belay ").and_then(|w| w.split(' ').next());
+        verb.is_some_and(|v| ["launch", "restart", "run", "agent"].contains(&v))
+    }
+
+    /// Its host, where the word names one.
+    pub fn host(&self) -> Option<&str> {
+        self.word.rsplit_once(" on ").and_then(|(_, host)| host.strip_suffix(')'))
+    }
+}
 
 /// A file that can be locked.
 #[derive(Debug)]
@@ -25,10 +60,26 @@ pub(crate) struct LockFile {
 pub struct Lock(File);
 
 impl Lock {
-    /// Gives the lock back, also for the processes that inherited it.
-    pub fn release(self) {
+    /// Adds to the word that an agent serves the job by now.
+    pub(crate) fn serving(&self) {
+        let word = self
+            .0
+            .metadata()
+            .and_then(|m| self.0.write_all_at(SERVING.as_bytes(), m.len()));
+        if let Err(e) = word {
+            tracing::debug!(error = %e, "others take the job for one that is still starting");
+        }
+    }
+
+    /// Takes the word away: whoever finds nobody at home from now on need not ask why.
+    pub(crate) fn leaving(&self) {
         // What cannot be taken away names one who may be gone.
         drop(self.0.set_len(0));
+    }
+
+    /// Gives the lock back, also for the processes that inherited it.
+    pub fn release(self) {
+        self.leaving();
         sys::unlock(self.0.as_fd());
     }
 }
@@ -90,13 +141,26 @@ impl LockFile {
     }
 
     /// Who holds the lock, as far as that can be told.
-    pub(crate) fn holder(&self) -> String {
-        let mut word = vec![0; MAX_WORD as usize];
-        let n = self.file.read_at(&mut word, 0).unwrap_or(0);
-        match String::from_utf8_lossy(&word[..n]).trim() {
-            "" => "another belay".into(),
-            word => word.to_owned(),
+    pub(crate) fn holder(&self) -> Holder {
+        holder(&self.file)
+    }
+}
+
+fn holder(file: &File) -> Holder {
+    let mut word = vec![0; MAX_WORD as usize];
+    let n = file.read_at(&mut word, 0).unwrap_or(0);
+    Holder::of(&word[..n])
+}
+
+/// Who holds the lock of `file`, which is only looked at; `None` when nobody does. Whoever wants it for itself in this very moment waits for that moment.
+pub(crate) fn held_by(file: &File) -> io::Result<Option<Holder>> {
+    match sys::lock_shared(file.as_fd()) {
+        Ok(()) => {
+            sys::unlock(file.as_fd());
+            Ok(None)
         }
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Some(holder(file))),
+        Err(e) => Err(e),
     }
 }
 
@@ -108,14 +172,34 @@ mod tests {
     fn one_at_a_time_holds_a_lock_and_the_others_hear_who() {
         let path = std::env::temp_dir().join(format!("belay-lock-{}", std::process::id()));
         let (a, b) = (LockFile::open(&path).unwrap(), LockFile::open(&path).unwrap());
-        assert_eq!(b.holder(), "another belay");
+        assert_eq!(b.holder().word, "another belay");
+        assert_eq!(held_by(&b.file).unwrap(), None);
         let lock = a.take().unwrap().unwrap();
         assert!(b.take().unwrap().is_none());
         assert!(b.take_within(Duration::from_millis(20)).unwrap().is_none());
         let me = format!("process {} on {}", std::process::id(), sys::host());
-        assert!(b.holder().contains(&me), "{}", b.holder());
+        let holder = held_by(&b.file).unwrap().unwrap();
+        assert!(holder.word.contains(&me) && !holder.serving, "{holder:?}");
+        assert_eq!(holder.host(), Some(sys::host().as_str()));
+        lock.serving();
+        assert_eq!(b.holder(), Holder { serving: true, ..holder });
         lock.release();
         assert!(b.take().unwrap().is_some());
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn only_who_runs_a_job_makes_it_more_than_ended() {
+        for (word, runs) in [
+            ("belay run (process 3 on n1), serving", true),
+            ("belay restart (process 3 on n1)", true),
+            ("belay gc (process 3 on n1)", false),
+            ("belay flush", false),
+            ("", false),
+            ("\u{1b}[2J run", false),
+        ] {
+            let holder = Holder::of(word.as_bytes());
+            assert_eq!((holder.runs(), holder.serving), (runs, word.ends_with("serving")), "{word:?}");
+        }
     }
 }

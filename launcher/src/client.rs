@@ -1,6 +1,7 @@
 //! Requests to the agent of a running job.
 
-use belay_coordinator::jobdir::{is_suspended, Access, JobDir};
+use belay_coordinator::jobdir::{is_suspended, Access, Holder, JobDir};
+use belay_coordinator::sys::{self, AsUser};
 use belay_coordinator::{host_pids, Failure};
 use belay_wire::socket::{self, Events};
 use belay_wire::{Event, Exit, Request, Status};
@@ -23,14 +24,14 @@ pub(crate) fn call(dir: &Path, request: &Request) -> Result<Call, Failure> {
     let dir = JobDir::open(dir, Access::OwnOrRoot)?;
     let at = dir.path().display().to_string();
     let lost = |e: &io::Error| Failure::io(format!("talk to the agent of {at}"), e);
-    let stream = match socket::connect(&dir.socket()) {
+    // Root asks as the owner: an agent in a user namespace, as after the owner's restart, cannot tell root from any other user.
+    let connected = {
+        let _owner = AsUser::new(dir.owner().map_err(|e| lost(&e))?);
+        socket::connect(&dir.socket())
+    };
+    let stream = match connected {
         Ok(s) => s,
-        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-            return Err(Failure::new(
-                Exit::NotRunning,
-                format!("the job in {at} is not running; continue it with belay restart {at}"),
-            ))
-        }
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => return Err(nobody(&dir)),
         Err(e) => return Err(lost(&e)),
     };
     let agent = socket::peer(stream.as_fd()).map_err(|e| lost(&e))?.pid;
@@ -42,6 +43,18 @@ pub(crate) fn call(dir: &Path, request: &Request) -> Result<Call, Failure> {
     }
     let events = socket::request(stream, request).map_err(|e| if is_end(&e) { ended(&dir) } else { lost(&e) })?;
     Ok(Call { dir, agent, events })
+}
+
+/// Nobody listens at the control socket.
+fn nobody(dir: &JobDir) -> Failure {
+    let at = dir.path().display();
+    let why = match dir.holder().filter(Holder::runs) {
+        None => format!("is not running; continue it with belay restart {at}"),
+        Some(h) if !h.serving => format!("is just being started ({}); try again when it runs", h.word),
+        Some(h) if h.host().is_some_and(|host| host != sys::host()) => format!("runs on another host ({}); ask there", h.word),
+        Some(h) => format!("runs without its agent, which was killed ({}); belay restart {at} goes on from its newest checkpoint when it has ended", h.word),
+    };
+    Failure::new(Exit::NotRunning, format!("the job in {at} {why}"))
 }
 
 /// The agent has closed the connection, which it does only when it ends.

@@ -143,7 +143,12 @@ fn status_text(s: &Status) -> String {
         JobState::Checkpointing => "running, checkpoint under way",
         JobState::Background => "command ended, other processes run on",
         JobState::Stopping => "being stopped",
-        JobState::Ended => "not running",
+        JobState::Starting => "being launched",
+        JobState::Restarting => "being restarted",
+        JobState::Unattended => "running without its agent, which was killed: no more checkpoints",
+        JobState::Stopped => "stopped after a checkpoint",
+        JobState::Finished => "not running",
+        JobState::Killed => "not running, was killed",
     };
     let mut out = format!("{}: {state}", s.name);
     if let Some(a) = &s.agent {

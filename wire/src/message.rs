@@ -239,8 +239,18 @@ pub enum JobState {
     Background,
     /// The program is being ended.
     Stopping,
-    /// Nothing runs.
-    Ended,
+    /// The program is about to run for the first time.
+    Starting,
+    /// It is about to go on from a checkpoint.
+    Restarting,
+    /// The agent was killed. The program runs on, without further checkpoints.
+    Unattended,
+    /// Nothing runs: the program was ended by `checkpoint --then stop`.
+    Stopped,
+    /// Nothing runs: the program has ended, as `wait_status` says.
+    Finished,
+    /// Nothing runs, and nobody has recorded an end: a kill, a crash, the end of an allocation.
+    Killed,
 }
 
 /// The last failure of a checkpoint.

@@ -160,7 +160,11 @@ impl Lines {
 pub fn request(mut stream: UnixStream, request: &crate::Request) -> io::Result<Events> {
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
-    stream.write_all(&line)?;
+    match stream.write_all(&line) {
+        // It has answered before it was asked: it does not serve the caller, and says why.
+        Err(e) if matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
+        other => other?,
+    }
     Ok(Events {
         stream,
         lines: Lines::new(MAX_EVENT),

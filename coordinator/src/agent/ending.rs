@@ -1,6 +1,7 @@
 //! Time passing, and the end of the job.
 
 use super::{Agent, Ending, KILL_PERIOD, PROGRESS_PERIOD, STDIO_PERIOD};
+use crate::jobdir::Lock;
 use crate::nodes::Nodes;
 use crate::relay::Message;
 use crate::{processes, sys, tiers, Failure};
@@ -91,6 +92,7 @@ impl Agent {
 
     pub(super) fn close(&mut self) {
         self.stop_telling();
+        self.lock.iter().for_each(Lock::leaving);
         let socket = self.dir.socket();
         if let (Some(_), false) = (self.listener.take(), self.losses.deposed) {
             if let Err(e) = std::fs::remove_file(&socket) {

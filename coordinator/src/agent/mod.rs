@@ -340,6 +340,7 @@ impl Agent {
         self.root_status = ended;
         self.channel = channel;
         tracing::info!(agent = self.pid, root_pid, command = ?self.description.command, interval = %self.description.interval, "serving");
+        self.lock.iter().for_each(Lock::serving);
         if let Some(nodes) = &mut self.nodes {
             nodes.know_standins();
         }

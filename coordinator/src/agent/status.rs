@@ -1,24 +1,24 @@
 //! The status document.
 
-use super::Agent;
+use super::{stopped_after_checkpoint, Agent};
 use crate::checkpoint::Writing;
 use crate::interval::Interval;
-use crate::jobdir::{Description, Differential, JobDir};
-use crate::{processes, tiers};
+use crate::jobdir::{Description, Differential, Holder, JobDir};
+use crate::{processes, sys, tiers};
 use belay_kernel::proc;
 use belay_wire::{AgentStatus, JobState, Status};
 
 impl Agent {
     /// The status document; PIDs as the agent sees them.
     pub(super) fn status(&self) -> Status {
-        let mut status = at_rest(&self.dir, &self.description);
-        status.state = match (self.ending, &self.writing, self.root_status) {
+        let state = match (self.ending, &self.writing, self.root_status) {
             (Some(_), ..) => JobState::Stopping,
             (None, Some(_), _) => JobState::Checkpointing,
             (None, None, Some(_)) => JobState::Background,
             (None, None, None) => JobState::Running,
         };
-        status.running = true;
+        let mut status = document(&self.dir, &self.description);
+        (status.state, status.running) = (state, true);
         status.agent = Some(AgentStatus {
             pid: self.pid,
             host_pid: None,
@@ -55,13 +55,39 @@ fn method(how: Differential) -> &'static str {
     }
 }
 
-/// The status document of a job without an agent.
+/// The status document of a job whose agent cannot be asked.
 pub fn at_rest(dir: &JobDir, d: &Description) -> Status {
+    let mut status = document(dir, d);
+    status.state = unasked(dir.holder().as_ref(), d, !status.generations.is_empty());
+    status.running = status.state == JobState::Running;
+    status
+}
+
+/// What a job is doing whose agent cannot be asked, where `holder` has its lock.
+fn unasked(holder: Option<&Holder>, d: &Description, restarts: bool) -> JobState {
+    let here = |h: &Holder| h.host().is_none_or(|host| host == sys::host());
+    match holder.filter(|h| h.runs()) {
+        // Its socket can be reached on its own host only.
+        Some(h) if h.serving && !here(h) => JobState::Running,
+        Some(h) if h.serving => JobState::Unattended,
+        Some(_) if restarts => JobState::Restarting,
+        Some(_) => JobState::Starting,
+        None => match d.wait_status {
+            None => JobState::Killed,
+            Some(_) if d.history.since_unix_s.is_some() => JobState::Killed,
+            Some(w) if w == stopped_after_checkpoint() => JobState::Stopped,
+            Some(_) => JobState::Finished,
+        },
+    }
+}
+
+/// What is known of a job without its agent.
+fn document(dir: &JobDir, d: &Description) -> Status {
     Status {
         name: d.name.clone(),
         command: d.command.clone(),
         dir: dir.path().display().to_string(),
-        state: JobState::Ended,
+        state: JobState::Killed,
         running: false,
         agent: None,
         root_pid: None,
@@ -78,5 +104,49 @@ pub fn at_rest(dir: &JobDir, d: &Description) -> Status {
         last_error: None,
         generations: tiers::statuses(dir, d),
         processes: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_without_an_answer_is_starting_restarting_running_elsewhere_unattended_or_over() {
+        let holder = |word: &str, serving| Holder {
+            word: word.into(),
+            serving,
+        };
+        let mut d = Description::new(None, vec!["x".into()]);
+        d.history.begin(1, 0);
+        let here = format!("belay run (process 3 on {})", sys::host());
+        for (holder, restarts, state) in [
+            (Some(holder(&here, false)), false, JobState::Starting),
+            (Some(holder(&here, false)), true, JobState::Restarting),
+            (Some(holder(&here, true)), true, JobState::Unattended),
+            (
+                Some(holder("belay run (process 3 on another)", true)),
+                true,
+                JobState::Running,
+            ),
+            (
+                Some(holder("belay run (process 3 on another)", false)),
+                true,
+                JobState::Restarting,
+            ),
+            (Some(holder("belay gc (process 3 on another)", false)), true, JobState::Killed),
+            (None, true, JobState::Killed),
+        ] {
+            assert_eq!(unasked(holder.as_ref(), &d, restarts), state, "{holder:?}");
+        }
+        d.history.end(2);
+        for (status, state) in [
+            (Some(0), JobState::Finished),
+            (Some(stopped_after_checkpoint()), JobState::Stopped),
+            (None, JobState::Killed),
+        ] {
+            d.wait_status = status;
+            assert_eq!(unasked(None, &d, true), state);
+        }
     }
 }

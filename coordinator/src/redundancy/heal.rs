@@ -56,7 +56,7 @@ fn own_store(job: &JobDir, settings: &Settings, tag: u64, limit: Duration) -> Re
             let why = format!(
                 "part {tag} is being healed on {} by {}; wait until that has ended, or end it, then restart again",
                 sys::host(),
-                file.holder()
+                file.holder().word
             );
             Failure::new(Exit::AlreadyRunning, why)
         }),

@@ -14,6 +14,12 @@ pub fn lock(file: BorrowedFd<'_>, wait: bool) -> io::Result<()> {
     check(unsafe { libc::flock(file.as_raw_fd(), how) }.into()).map(drop)
 }
 
+/// Takes the lock of `file` together with others who do so (`LOCK_SH`); fails with `WouldBlock` when a process holds it alone.
+pub fn lock_shared(file: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: takes numbers only.
+    check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) }.into()).map(drop)
+}
+
 /// Gives the lock of `file` back, for every process that shares the open file.
 pub fn unlock(file: BorrowedFd<'_>) {
     // SAFETY: takes numbers only.

@@ -6,7 +6,7 @@ mod processes;
 mod signals;
 
 pub use events::{poll, poll_within, readable_within, Timer, Wake};
-pub use locks::{lock, lock_within, unlock};
+pub use locks::{lock, lock_shared, lock_within, unlock};
 pub use processes::{
     become_subreaper, drop_file_capabilities, exit_like, fork, group_barrier, job_control, kill, parent, pass_on, reap, wait,
     write_large_files, JobControl,
@@ -115,6 +115,33 @@ pub fn memory_file(name: &CStr) -> io::Result<std::fs::File> {
 pub fn euid() -> u32 {
     // SAFETY: has no preconditions.
     unsafe { libc::geteuid() }
+}
+
+/// The calling thread has another effective user as long as this lives.
+#[derive(Debug)]
+pub struct AsUser(Option<u32>);
+
+impl AsUser {
+    /// Makes `uid` the effective user, where that is allowed: nobody who is not root already can do more by it.
+    pub fn new(uid: u32) -> Self {
+        let own = euid();
+        Self((own != uid && set_euid(uid)).then_some(own))
+    }
+}
+
+impl Drop for AsUser {
+    fn drop(&mut self) {
+        if let Some(own) = self.0 {
+            // Its real and saved user are what they were: always allowed.
+            set_euid(own);
+        }
+    }
+}
+
+/// The system call and not the library's function, which changes all threads.
+fn set_euid(uid: u32) -> bool {
+    // SAFETY: takes numbers only.
+    unsafe { libc::syscall(libc::SYS_setresuid, u32::MAX, uid, u32::MAX) == 0 }
 }
 
 /// The effective group.

@@ -121,7 +121,7 @@ fn what_the_command_leaves_behind_runs_on_and_can_be_checkpointed() {
     assert_eq!(pid(&status["processes"][0]["pid"]), left);
     let o = s.belay(&["checkpoint", "--then", "stop"]);
     assert!(o.status.success(), "{o:?}");
-    assert_eq!(s.status()["state"], "ended");
+    assert_eq!(s.status()["state"], "stopped");
     let o = s.belay(&["restart"]);
     assert_eq!(o.status.code(), Some(3), "{o:?}");
     let status = s.status();
@@ -130,7 +130,7 @@ fn what_the_command_leaves_behind_runs_on_and_can_be_checkpointed() {
         (Some("background"), left)
     );
     assert!(s.belay(&["stop"]).status.success());
-    assert_eq!(s.status()["state"], "ended");
+    assert_eq!(s.status()["state"], "finished");
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn the_agents_death_harms_nothing_and_keeps_a_second_start_out() {
     kill(s.agent(), libc::SIGKILL);
     s.wait_for("ended unexpectedly; the program goes on");
     assert_failed(&s.belay(&["launch", "true"]), 69, "already running");
-    assert_failed(&s.belay(&["checkpoint"]), 68, "not running");
+    assert_failed(&s.belay(&["checkpoint"]), 68, "without its agent");
     s.go();
     assert_eq!(job.wait().unwrap().code(), Some(5));
     assert_eq!(s.out().lines().count(), 2, "{}", s.out());
@@ -194,7 +194,7 @@ fn the_fronts_death_leaves_a_job_that_can_be_commanded() {
     assert_eq!(s.status()["state"], "running");
     let o = s.belay(&["stop"]);
     assert_eq!(String::from_utf8_lossy(&o.stdout), "command ended by signal 15\n");
-    assert_eq!(s.status()["state"], "ended");
+    assert_eq!(s.status()["state"], "finished");
 }
 
 #[test]

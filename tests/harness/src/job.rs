@@ -1,9 +1,10 @@
 //! A job under test: its work directory, its front process, and the commands given to it.
 
 use crate::beat::{self, Beats};
-use crate::place::{am_root, Place, User};
+use crate::place::{am_root, Place, User, NOBODY};
 use crate::{procs, Failure};
 use std::fs::{File, OpenOptions};
+use std::os::unix::fs::chown;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -22,6 +23,7 @@ pub struct Job {
     env: Vec<(String, String)>,
     front: Option<Child>,
     outputs: u32,
+    identity: Vec<String>,
 }
 
 /// What a command printed, for messages.
@@ -76,7 +78,18 @@ impl Job {
             env: Vec::new(),
             front: None,
             outputs: 0,
+            identity: user.words().iter().map(|w| (*w).to_owned()).collect(),
         })
+    }
+
+    /// A job of ordinary user `id`: a user namespace shows everybody whom it does not map as [`NOBODY`], and so hides who is taken for somebody else.
+    pub fn of_user(place: &Place, label: &str, id: u32) -> Result<Self, Failure> {
+        let mut job = Self::new(place, label, User::Ordinary)?;
+        chown(&job.work, Some(id), Some(id)).map_err(|e| format!("give away {}: {e}", job.work.display()))?;
+        for word in &mut job.identity {
+            *word = word.replace(&NOBODY.to_string(), &id.to_string());
+        }
+        Ok(job)
     }
 
     /// The job directory given to belay.
@@ -91,8 +104,8 @@ impl Job {
 
     /// A command in the work directory, as the job's user, in a small known environment.
     pub fn command(&self, argv: &[String]) -> Command {
-        let before = if am_root() { self.user.words() } else { &[] };
-        let mut words = before.iter().copied().chain(argv.iter().map(String::as_str));
+        let before = if am_root() { self.identity.as_slice() } else { &[] };
+        let mut words = before.iter().chain(argv).map(String::as_str);
         let mut c = Command::new(words.next().unwrap_or_default());
         c.args(words);
         c.current_dir(&self.work)

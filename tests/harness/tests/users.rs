@@ -36,13 +36,17 @@ fn as_stranger(argv: &[&str], dir: &Path) -> Result<Output, Failure> {
 /// A launched job with one checkpoint.
 fn job(place: &Place, user: User, label: &str) -> Result<Job, Failure> {
     let mut job = Job::new(place, label, user)?;
+    run_target(place, &mut job)?;
+    Ok(job)
+}
+
+fn run_target(place: &Place, job: &mut Job) -> Result<(), Failure> {
     job.launch(
         &[],
         &[place.programs().join("fault_target").display().to_string(), "1".into()],
     )?;
     job.progress(LIMIT)?;
-    job.checkpoint()?;
-    Ok(job)
+    job.checkpoint()
 }
 
 fn nothing_can_be_read(place: &Place, user: User) -> Result<(), Failure> {
@@ -348,13 +352,74 @@ print('got', server.accept()[0].recv(99).decode() + os.read(fifo, 99).decode(), 
     has_read(job)
 }
 
+/// `state` and `running` as the owner and as root see them, before and after restarts: finished, killed, restarting and running are four things, and root may command what it sees.
+fn state_for_owner_and_root(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = match user {
+        User::Root => Job::new(place, "state", user)?,
+        User::Ordinary => Job::of_user(place, "state", STRANGER)?,
+    };
+    run_target(place, &mut job)?;
+    let root = Job::new(place, "state-root", User::Root)?;
+    let dir = job.dir().display().to_string();
+    let seen = |job: &Job| -> Result<[String; 2], Failure> {
+        let of = |who: &Job| {
+            let o = output(who.belay(&["status", &dir, "--json"]), LIMIT)?;
+            let s: serde_json::Value = serde_json::from_slice(&o.stdout).map_err(|e| format!("{e}: {}", text(&o)))?;
+            Ok::<_, Failure>(format!("{} {}", s["state"], s["running"]).replace('"', ""))
+        };
+        Ok([of(job)?, of(&root)?])
+    };
+    let is = |job: &Job, state: &str| {
+        let seen = seen(job)?;
+        want(seen.iter().all(|s| s == state), || {
+            format!("not {state} but {} for the owner, {} for root", seen[0], seen[1])
+        })
+    };
+    is(&job, "running true")?;
+    for _ in 0..2 {
+        job.kill_all()?;
+        is(&job, "killed false")?;
+        job.restart(&[])?;
+        // Whatever is seen on the way, in this order and nothing else.
+        let way = ["killed false", "restarting false", "running true"];
+        let (mut at, end) = ([0; 2], Instant::now() + LIMIT);
+        while at != [2; 2] {
+            want(Instant::now() < end && !job.has_ended()?, || {
+                format!("restart: {}", job.output_text())
+            })?;
+            for (at, state) in at.iter_mut().zip(seen(&job)?) {
+                let now = way.iter().position(|w| *w == state).filter(|now| now >= at);
+                *at = now.ok_or_else(|| format!("{state} after {}", way[*at]))?;
+            }
+        }
+        let o = output(root.belay(&["checkpoint", &dir]), LIMIT)?;
+        want(o.status.success(), || {
+            format!("root's checkpoint after a restart: {}: {}", show(o.status), text(&o))
+        })?;
+    }
+    let agent = job.status()?["agent"]["host_pid"].to_string();
+    io("kill the agent", Command::new("kill").args(["-9", &agent]).status())?;
+    let end = Instant::now() + LIMIT;
+    while !job.output_text().contains("ended unexpectedly") {
+        want(Instant::now() < end, || job.output_text())?;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    is(&job, "unattended false")?;
+    job.kill_all()?;
+    is(&job, "killed false")?;
+    job.restart(&[])?;
+    want(job.answers(LIMIT)?, || format!("restart: {}", job.output_text()))?;
+    job.verdict(false, LIMIT)?;
+    is(&job, "finished false")
+}
+
 fn main() {
     if !am_root() {
-        println!("\ntest result: ok. 0 passed; 0 failed; 7 ignored (only root can become other users)");
+        println!("\ntest result: ok. 0 passed; 0 failed; 9 ignored (only root can become other users)");
         return;
     }
     let mut target = Target::new("users", &["fault_target"]);
-    let tests: [(&str, Test); 8] = [
+    let tests: [(&str, Test); 9] = [
         ("nothing_can_be_read", nothing_can_be_read),
         ("nothing_can_be_commanded", nothing_can_be_commanded),
         ("what_strangers_put_in_the_way", what_strangers_put_in_the_way),
@@ -363,6 +428,7 @@ fn main() {
         ("changed_file_of_others", changed_file_of_others),
         ("program_of_others", program_of_others),
         ("objects_of_others", objects_of_others),
+        ("state_for_owner_and_root", state_for_owner_and_root),
     ];
     for (name, test) in tests {
         target.by_user(name, |_| true, move |place, user, _| test(place, user));
