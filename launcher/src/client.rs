@@ -9,6 +9,9 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 
+/// How often a job is looked at that begins or ends each time.
+const MOST_LOOKS: u32 = 100;
+
 /// A request under way.
 #[derive(Debug)]
 pub(crate) struct Call {
@@ -24,6 +27,7 @@ pub(crate) fn call(dir: &Path, request: &Request) -> Result<Call, Failure> {
     let dir = JobDir::open(dir, Access::OwnOrRoot)?;
     let at = dir.path().display().to_string();
     let lost = |e: &io::Error| Failure::io(format!("talk to the agent of {at}"), e);
+    let before = dir.holder();
     // Root asks as the owner: an agent in a user namespace, as after the owner's restart, cannot tell root from any other user.
     let connected = {
         let _owner = AsUser::new(dir.owner().map_err(|e| lost(&e))?);
@@ -31,7 +35,9 @@ pub(crate) fn call(dir: &Path, request: &Request) -> Result<Call, Failure> {
     };
     let stream = match connected {
         Ok(s) => s,
-        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => return Err(nobody(&dir)),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            return Err(nobody(&dir, before))
+        }
         Err(e) => return Err(lost(&e)),
     };
     let agent = socket::peer(stream.as_fd()).map_err(|e| lost(&e))?.pid;
@@ -45,12 +51,14 @@ pub(crate) fn call(dir: &Path, request: &Request) -> Result<Call, Failure> {
     Ok(Call { dir, agent, events })
 }
 
-/// Nobody listens at the control socket.
-fn nobody(dir: &JobDir) -> Failure {
+/// Nobody listened at the control socket, when `before` had just been found to have the job's lock.
+fn nobody(dir: &JobDir, before: Option<Holder>) -> Failure {
     let at = dir.path().display();
-    let why = match dir.holder().filter(Holder::runs) {
+    let after = dir.holder();
+    let changed = after != before;
+    let why = match after.or(before).filter(Holder::runs) {
         None => format!("is not running; continue it with belay restart {at}"),
-        Some(h) if !h.serving => format!("is just being started ({}); try again when it runs", h.word),
+        Some(h) if !h.serving || changed => format!("is just starting or ending ({}); see belay status {at}, and try again", h.word),
         Some(h) if h.host().is_some_and(|host| host != sys::host()) => format!("runs on another host ({}); ask there", h.word),
         Some(h) => format!("runs without its agent, which was killed ({}); belay restart {at} goes on from its newest checkpoint when it has ended", h.word),
     };
@@ -107,22 +115,34 @@ impl Call {
 
 /// The status of the job in `dir`, running or not.
 pub(crate) fn status(dir: &Path) -> Result<Status, Failure> {
-    let asked = call(dir, &Request::Status).and_then(|mut call| {
-        let status = call.expect(&mut |_| {}, |e| match e {
-            Event::Status(s) => Ok(*s),
-            other => Err(Box::new(other)),
-        })?;
-        Ok((status, call.agent))
-    });
-    match asked {
-        Ok((mut status, agent)) => {
-            host_pids(&mut status, agent);
-            Ok(status)
+    let asked = || {
+        call(dir, &Request::Status).and_then(|mut call| {
+            let status = call.expect(&mut |_| {}, |e| match e {
+                Event::Status(s) => Ok(*s),
+                other => Err(Box::new(other)),
+            })?;
+            Ok((status, call.agent))
+        })
+    };
+    let job = JobDir::open(dir, Access::OwnOrRoot)?;
+    let mut holder = job.holder();
+    let mut tries = 0;
+    loop {
+        match asked() {
+            Ok((mut status, agent)) => {
+                host_pids(&mut status, agent);
+                return Ok(status);
+            }
+            Err(f) if matches!(f.exit, Exit::NotRunning | Exit::ProgramEnded) => {}
+            Err(f) => return Err(f),
         }
-        Err(f) if matches!(f.exit, Exit::NotRunning | Exit::ProgramEnded) => {
-            let dir = JobDir::open(dir, Access::OwnOrRoot)?;
-            Ok(belay_coordinator::agent::at_rest(&dir, &dir.description()?))
+        let status = belay_coordinator::agent::at_rest(&job, &job.description()?, holder.as_ref());
+        // The job may have begun or ended between these looks at it: they belong together when its lock tells the same before and after.
+        let now = job.holder();
+        tries += 1;
+        if now == holder || tries == MOST_LOOKS {
+            return Ok(status);
         }
-        Err(f) => Err(f),
+        holder = now;
     }
 }

@@ -55,10 +55,10 @@ fn method(how: Differential) -> &'static str {
     }
 }
 
-/// The status document of a job whose agent cannot be asked.
-pub fn at_rest(dir: &JobDir, d: &Description) -> Status {
+/// The status document of a job whose agent cannot be asked, while `holder` has its lock.
+pub fn at_rest(dir: &JobDir, d: &Description, holder: Option<&Holder>) -> Status {
     let mut status = document(dir, d);
-    status.state = unasked(dir.holder().as_ref(), d, !status.generations.is_empty());
+    status.state = unasked(holder, d, !status.generations.is_empty());
     status.running = status.state == JobState::Running;
     status
 }
