@@ -300,7 +300,7 @@ fn take(
     let read = |job: &mut suspend::Suspended| job.processes.iter().map(process::Draft::read).collect::<Result<Vec<_>, _>>();
     let (seen, drafts) = threads::look(&mut job, read);
     let (seen, mut drafts) = (seen?, drafts?);
-    process::check_supported(&job, &drafts, options)?;
+    process::check_supported(&job, &drafts, (options, group.is_some()))?;
     rings::check(&drafts)?;
     sharing::find(&mut job.processes, &drafts)?;
     let areas = job

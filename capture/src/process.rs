@@ -245,7 +245,9 @@ fn shares(process: &Process, object: kcmp::Object) -> bool {
 }
 
 /// Refuses, before anything is injected, what cannot be restored.
-pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft], options: &Options) -> Result<(), CaptureError> {
+pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft], (options, grouped): (&Options, bool)) -> Result<(), CaptureError> {
+    // Only the root of several nodes has stand-ins.
+    let of_part = grouped && options.standins.is_none();
     let own = proc::link(std::process::id().cast_signed(), "exe");
     if let Some(standins) = &options.standins {
         let programs: Vec<_> = drafts
@@ -292,12 +294,8 @@ pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft], options: &Optio
             );
         }
         // A stand-in for a remote shell is this very program; what it leads to is a node of the job.
-        if let Some((daemon, way)) = remote::part(&command_line(pid)).filter(|_| draft.exe != own) {
-            refuse(
-                pid,
-                &format!("{daemon} on another host ({way})"),
-                "a part of the job runs there, where this agent cannot reach it; launch the job with --across-hosts",
-            );
+        if let Some((what, why)) = remote::part(&draft.exe, &command_line(pid), of_part).filter(|_| draft.exe != own) {
+            refuse(pid, &what, why);
         }
         for (name, what) in memory::unsupported(&draft.maps) {
             refuse(pid, &name, what);

@@ -3,33 +3,52 @@
 //! `mpirun` starts a daemon on each further host through `ssh`, `rsh`, `srun` or a program of the user's choice. Such a part is no descendant of this
 //! agent: a checkpoint without it would restart into connections that are dead.
 
-/// Daemons that MPI launchers start on other hosts.
-const DAEMONS: [&str; 4] = ["orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_proxy"];
+use belay_plugins::mpi::{DAEMONS, LAUNCHERS};
 
 /// What stand-ins for remote shells are called.
-const SHELLS: [&str; 4] = ["ssh", "rsh", "remsh", "srun"];
+const SHELLS: [&str; 4] = ["ssh", "rsh", "remsh", SRUN];
 
-/// Programs that start those.
-const LAUNCHERS: [&str; 3] = ["orterun", "prterun", "mpiexec.hydra"];
+/// Slurm's: it starts tasks, whatever they are.
+const SRUN: &str = "srun";
+
+/// Why a daemon elsewhere is none of the job's parts.
+const UNHEARD: &str = "a part of the job runs there, where this agent cannot reach it; launch the job with --across-hosts, and let the remote shell be found through PATH (call mpirun without its path)";
+/// The same of one that a part has started.
+const BY_PART: &str = "only the host of mpirun can start parts of the job; where Open MPI's daemons start others (from 65 hosts on, without srun), set OMPI_MCA_routed_radix to the number of hosts";
+/// The same of tasks.
+const UNHEARD_SRUN: &str = "what srun starts is no part of the job where it is called by its path, without a number of tasks, or with --pty or --multi-prog; launch the job with --across-hosts, and call it as srun -n NUMBER";
 
 fn base(word: &str) -> &str {
     let word = word.trim_matches(['"', '\'', ';']);
     word.rsplit('/').next().unwrap_or(word)
 }
 
-/// The daemon that the process with command line `words` has started on another host, and the words that name that host.
-pub(crate) fn part(words: &[String]) -> Option<(&'static str, String)> {
+/// What the process with file `exe` and command line `words` has started on other hosts, with the words that say where, and why that cannot be; in a job on one host, at the root of one on several,
+/// or in a part of one (`of_part`).
+pub(crate) fn part(exe: &str, words: &[String], of_part: bool) -> Option<(String, &'static str)> {
     let (program, arguments) = words.split_first()?;
     // The daemon itself, and a shell that runs it here.
     if DAEMONS.contains(&base(program)) || arguments.first().is_some_and(|a| a == "-c") {
         return None;
     }
     let all: Vec<&str> = arguments.iter().flat_map(|a| a.split_whitespace()).collect();
-    let at = all.iter().position(|w| DAEMONS.contains(&base(w)))?;
-    let daemon = DAEMONS.iter().find(|d| **d == base(all[at]))?;
-    // A debugger or tracer is no way to another host; a remote shell names one before the command.
-    let host: Vec<&str> = all[..at].iter().copied().filter(|w| !w.starts_with('-')).take(3).collect();
-    (!host.is_empty()).then(|| (*daemon, format!("{} {}", base(program), host.join(" "))))
+    let daemon = all
+        .iter()
+        .find_map(|w| DAEMONS.iter().position(|d| *d == base(w)).map(|n| (*w, DAEMONS[n])));
+    if let Some((word, daemon)) = daemon {
+        let before: Vec<&str> = all.iter().copied().take_while(|w| *w != word).collect();
+        // A debugger or tracer is no way to another host; a remote shell names one before the command, and a batch system's may leave it to that.
+        let host: Vec<&str> = before.iter().copied().filter(|w| !w.starts_with('-')).take(3).collect();
+        let shown = if host.is_empty() { &before } else { &host };
+        let leads = !host.is_empty() || SHELLS.contains(&base(program)) || base(exe) == SRUN;
+        let way = format!("{daemon} on another host ({} {})", base(program), shown.join(" "));
+        return leads.then_some((way, if of_part { BY_PART } else { UNHEARD }));
+    }
+    (base(exe) == SRUN).then(|| {
+        let line: Vec<&str> = std::iter::once(program.as_str()).chain(all.into_iter().take(6)).collect();
+        let tasks = format!("tasks on other hosts ({})", line.join(" "));
+        (tasks, UNHEARD_SRUN)
+    })
 }
 
 /// The process that keeps the job (each with its parent, its file and its name) from going on elsewhere as it stands, and why: what it starts on another host after a restart would know
@@ -82,32 +101,49 @@ mod tests {
         assert_eq!(waits_for(&[SHELL, MPIRUN, SSH, RANK, CALLED, REBUILT], &[3]), None);
     }
 
-    fn found(line: &[&str]) -> Option<(&'static str, String)> {
-        part(&line.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>())
+    fn found(line: &[&str]) -> Option<String> {
+        let words: Vec<String> = line.iter().map(|w| (*w).to_owned()).collect();
+        part(&format!("/usr/bin/{}", base(&words[0])), &words, false).map(|(what, _)| what)
     }
 
     #[test]
     fn remote_daemons_are_known_whatever_carries_them() {
-        assert_eq!(
-            found(&["ssh", "-x", "n2", "orted", "-mca", "ess"]),
-            Some(("orted", "ssh n2".into()))
+        let is = |line: &[&str], expected: &str| assert_eq!(found(line).as_deref(), Some(expected));
+        is(&["ssh", "-x", "n2", "orted", "-mca", "ess"], "orted on another host (ssh n2)");
+        is(
+            &["/usr/bin/ssh", "-x", "n2", " PATH=/x ; /opt/bin/orted -mca"],
+            "orted on another host (ssh n2 PATH=/x ;)",
         );
-        assert_eq!(
-            found(&["/usr/bin/ssh", "-x", "n2", " PATH=/x ; /opt/bin/orted -mca"]).map(|f| f.0),
-            Some("orted")
+        is(
+            &["bash", "/home/me/rsh", "n2", "\"/usr/bin/hydra_pmi_proxy\"", "--control-port"],
+            "hydra_pmi_proxy on another host (bash /home/me/rsh n2)",
         );
-        assert_eq!(
-            found(&["bash", "/home/me/rsh", "n2", "\"/usr/bin/hydra_pmi_proxy\"", "--control-port"]).map(|f| f.0),
-            Some("hydra_pmi_proxy")
+        // A host that is no word of its own, or none.
+        is(
+            &["srun", "--mpi=none", "--nodelist=n2", "--ntasks=1", "orted", "-mca"],
+            "orted on another host (srun --mpi=none --nodelist=n2 --ntasks=1)",
         );
+        is(&["srun", "orted"], "orted on another host (srun )");
+    }
+
+    #[test]
+    fn an_srun_that_is_no_stand_in_leads_to_other_hosts() {
+        assert_eq!(
+            found(&["srun", "-n", "2", "./sim"]).as_deref(),
+            Some("tasks on other hosts (srun -n 2 ./sim)")
+        );
+        let renamed = ["step".to_owned(), "./sim".to_owned()];
+        assert!(part("/opt/slurm/bin/srun", &renamed, false).is_some());
+        assert!(part("/opt/slurm/bin/salloc", &renamed, false).is_none());
     }
 
     #[test]
     fn daemons_on_this_host_and_other_programs_are_none() {
         assert_eq!(found(&["/usr/bin/hydra_pmi_proxy", "--control-port", "x:1"]), None);
         assert_eq!(found(&["sh", "-c", "orted -mca ess env"]), None);
+        assert_eq!(found(&["strace", "-f", "orted"]), None);
         assert_eq!(found(&["ssh", "n2", "ls"]), None);
         assert_eq!(found(&["./sim", "--help"]), None);
-        assert_eq!(found(&[]), None);
+        assert_eq!(part("", &[], false), None);
     }
 }

@@ -2,13 +2,14 @@
 //! launcher was given.
 
 use crate::agent::{Agent, Fallback, Setup};
+use crate::nodes::prefix;
 use crate::relay::{Channel, Message};
 use crate::sys::{self, Disposition, SignalFd, SignalSet};
 use crate::{front, Failure};
 use belay_kernel::proc::Outside;
 use belay_restart::End;
 use belay_wire::Exit;
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -87,12 +88,18 @@ fn start(argv: &[CString], setup: Setup, set: &SignalSet, inherited: &Inherited)
 /// The agent's process: starts the command and serves the job.
 fn run_agent(argv: &[CString], agent: Agent, channel: Channel, inherited: &Inherited) -> i32 {
     // A front that dies this early leaves nothing behind: the command is not started yet.
+    let mut name = None;
     if let Some(path) = agent.path_for_command() {
         // SAFETY is no question: there is one thread.
         std::env::set_var("PATH", path);
+        let plain = prefix::plain(Path::new(OsStr::from_bytes(argv[0].as_bytes())), &prefix::own);
+        if let Some(plain) = plain {
+            plain.variables.iter().for_each(|(n, value)| std::env::set_var(n, value));
+            name = CString::new(plain.name.into_vec()).ok();
+        }
     }
     agent.listen_here();
-    let started = sys::become_subreaper().and_then(|()| spawn(argv, inherited));
+    let started = sys::become_subreaper().and_then(|()| spawn(argv, name.as_deref(), inherited));
     match started {
         Ok(pid) => {
             channel.send(Message::Started(pid));
@@ -109,9 +116,15 @@ fn run_agent(argv: &[CString], agent: Agent, channel: Channel, inherited: &Inher
 }
 
 /// Forks and executes the command; returns when it runs, or the error of `execvp`.
-fn spawn(argv: &[CString], inherited: &Inherited) -> io::Result<i32> {
+///
+/// It is called by `name`, or as it is found.
+fn spawn(argv: &[CString], name: Option<&CStr>, inherited: &Inherited) -> io::Result<i32> {
     let mut pointers: Vec<*const libc::c_char> = argv.iter().map(|a| a.as_ptr()).collect();
     pointers.push(std::ptr::null());
+    let program = pointers[0];
+    if let Some(name) = name {
+        pointers[0] = name.as_ptr();
+    }
     // Closed by a successful execution, and so read as empty.
     let (mut failed, mut report) = io::pipe()?;
     // SAFETY: the agent has made no threads yet.
@@ -128,7 +141,7 @@ fn spawn(argv: &[CString], inherited: &Inherited) -> io::Result<i32> {
         None => {
             inherited.restore();
             // SAFETY: the pointers are zero-terminated strings, the last one is null.
-            unsafe { libc::execvp(pointers[0], pointers.as_ptr()) };
+            unsafe { libc::execvp(program, pointers.as_ptr()) };
             let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0).to_ne_bytes();
             let told = report.write_all(&errno).is_ok();
             // SAFETY: ends this process without running what the agent would run at its exit.

@@ -25,6 +25,7 @@ mod inotify;
 mod install;
 mod locks;
 mod model;
+pub mod mpi;
 mod mqueue;
 mod pidfd;
 mod pipes;

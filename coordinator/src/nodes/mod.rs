@@ -13,6 +13,7 @@ pub(crate) mod gathering;
 pub(crate) mod helper;
 pub mod hosts;
 mod names;
+pub(crate) mod prefix;
 pub(crate) mod remote;
 pub(crate) mod srun;
 pub mod standin;
@@ -23,6 +24,7 @@ use crate::jobdir::{Description, JobDir};
 use crate::tiers::local::Seat;
 use crate::{sys, Failure};
 use belay_kernel::{pidfd, proc};
+use belay_plugins::mpi::DAEMONS;
 use belay_restart::Shell;
 use belay_storage::store::Host;
 use belay_tree::{JobKey, Joining, Tree, TreeError};
@@ -37,10 +39,7 @@ use std::process::Child;
 /// Directory of the stand-ins for remote shells.
 pub(crate) const STANDINS: &str = "standins";
 
-/// Processes that MPI launchers start on other hosts. What an MPI plugin of `srun` offers them they leave alone.
-const DAEMONS: [&str; 4] = ["orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_proxy"];
-
-/// Whether `program` is one of them.
+/// Whether `program` is a daemon that an MPI launcher starts on another host. What an MPI plugin of `srun` offers it it leaves alone.
 pub fn is_daemon(program: &Path) -> bool {
     program.file_name().is_some_and(|name| DAEMONS.iter().any(|d| name == *d))
 }

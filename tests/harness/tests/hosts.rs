@@ -217,6 +217,41 @@ fn starts(place: &Place, kind: Kind, name: &str, used: usize, rng: &mut Rng) -> 
     Ok(())
 }
 
+/// A daemon of MPI that no stand-in has started, be it by what does not look like a remote shell or by another daemon, is named by the checkpoint, which is refused.
+fn past_standins(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "hosts-past-standins", 3, 3)?;
+    let program = job.program(place, "mpi/mpi_p2p")?;
+    // A site's own remote shell, whose command line does not tell what it runs.
+    let [own, shell] = ["own", "rsh/ssh"].map(|f| job.work.join(f));
+    let script = format!(
+        "#!/bin/sh\nhost=$1; shift; echo \"$@\" > {0}.$host; exec {1} $host sh {0}.$host\n",
+        own.display(),
+        shell.display()
+    );
+    let written =
+        std::fs::write(&own, script).and_then(|()| std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o755)));
+    written.map_err(|e| e.to_string())?;
+    let run = job.mpirun(&program);
+    for (agent, each, named) in [
+        (own.display().to_string(), "64", "orterun is connected to 10.99.0."),
+        // Each daemon starts the next one.
+        ("rsh".into(), "1", "orted on another host (rsh h"),
+    ] {
+        let options = ["--mca", "plm_rsh_agent", &agent, "--mca", "routed_radix", each];
+        let (first, rest) = run.split_at(1);
+        let rest = rest.iter().map(String::as_str);
+        let words: Vec<&str> = [first[0].as_str()].into_iter().chain(options).chain(rest).collect();
+        job.launch_words(&words)?;
+        let o = job.belay(&["checkpoint", "--quiet", &job.dir()])?;
+        want(o.status.code() == Some(80) && text(&o).contains(named), || {
+            format!("{agent}: {}: {}", show(o.status), text(&o))
+        })?;
+        job.crash();
+        std::fs::remove_dir_all(job.dir()).map_err(|e| e.to_string())?;
+    }
+    Ok(())
+}
+
 /// What mpirun has prepared before it starts anything would be missing on another host: a checkpoint waits for its first child, and says so when that takes long.
 fn launcher_starts(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "hosts-starting", 1, 1)?;
@@ -391,7 +426,7 @@ fn main() {
     let mut target = Target::over_hosts("hosts");
     or_end(Server::prepare(target.place()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 39] = [
+    let tests: [(&str, Run); 40] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -423,6 +458,7 @@ fn main() {
         ("relays::two_each", |p, r| relays::rounds(p, 2, r)),
         ("shared_memory", shared_memory),
         ("numbers", numbers),
+        ("past_standins", past_standins),
         ("launcher_starts", launcher_starts),
         ("last_words", last_words),
         ("signalled", signalled),

@@ -4,7 +4,9 @@ use super::input::Input;
 use super::layout::Layout;
 use super::rank::Spec;
 use super::{refused, Kind};
+use crate::nodes::prefix;
 use crate::Failure;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -68,6 +70,9 @@ impl Launcher {
     pub(super) fn command(&self, hosts: &str, spec: &Spec) -> Result<Command, Failure> {
         let ranks = spec.layout.by_rank().count().to_string();
         let mut c = Command::new(&self.program);
+        if let Some(plain) = prefix::plain(&self.program, &prefix::own) {
+            c.arg0(plain.name).envs(plain.variables);
+        }
         match self.kind {
             Kind::Pmi => {
                 if let Input::One(task) = spec.input.clone() {

@@ -3,8 +3,9 @@
 use super::info::{End, Info};
 use super::{drain, remote, requeue, Role, TcpState, TCP_CLOSE as CLOSE, TCP_LISTEN};
 use crate::capture::Session;
-use crate::fault::{not_now, At, Fault};
+use crate::fault::{not_now, refuse, At, Fault};
 use crate::model::{DescId, Description, Holder, Kind};
+use crate::mpi::{DAEMONS, LAUNCHERS};
 use crate::sockets::options;
 use crate::sys::diag::InetSocket;
 use crate::sys::fd;
@@ -162,6 +163,7 @@ pub(crate) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> R
         };
         if role == Role::Reset {
             let h = s.found[t.id].holder;
+            no_daemon_elsewhere(s, t, peer).map_err(named)?;
             s.notes.push(format!(
                 "process {}: fd {}: TCP connection {} - {peer} leads outside the job; after a restart it reports ECONNRESET",
                 h.pid, h.fd, t.local
@@ -185,6 +187,22 @@ pub(crate) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> R
         }
     }
     Ok(())
+}
+
+/// Refuses a connection from a program of an MPI launcher's to another host that is no part of the job: a daemon that it has started there was not followed, whatever has carried it.
+fn no_daemon_elsewhere(s: &Session<'_>, t: &Seen, peer: &Addr) -> Result<(), Fault> {
+    let here = peer.ip() == t.local.ip() || peer.ip().is_none_or(|ip| ip.is_loopback());
+    let holder = s.processes.iter().find(|p| p.pid == s.found[t.id].holder.pid);
+    let file = holder
+        .and_then(|p| p.exe.file_name())
+        .and_then(|f| f.to_str())
+        .unwrap_or_default();
+    if here || t.state != ESTABLISHED || !(DAEMONS.contains(&file) || LAUNCHERS.contains(&file)) {
+        return Ok(());
+    }
+    refuse(format!(
+        "{file} is connected to {peer}, which is no part of the job: a daemon of MPI there would be missing at a restart; launch the job with --across-hosts, and let daemons be started by ssh, rsh or srun, found through PATH"
+    ))
 }
 
 /// Reads what connections that wait to be accepted carry, where they carry anything.

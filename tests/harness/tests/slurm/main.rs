@@ -8,7 +8,7 @@ use belay_tests::across::files;
 use belay_tests::build::{build, Kind};
 use belay_tests::expect::{io, want};
 use belay_tests::hosts::serve_if_asked;
-use belay_tests::job::{output, text};
+use belay_tests::job::{output, show, text};
 use belay_tests::place::{repository, Place};
 use belay_tests::rng::Rng;
 use belay_tests::slurm::{missing, Slurm, LIMIT};
@@ -143,6 +143,59 @@ fn pmi2(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
 fn pmix(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let site = Site::configured(place, "slurm-pmix", Kind::OpenMpi, 2, "MpiDefault=pmix\n")?;
     plugin(&site, "--ntasks=4", rng)
+}
+
+/// Where `mpirun` is called by its path, or belay finds none but the system's own in place of an `srun` with an MPI plugin: Open MPI puts the directory of its programs, where the real
+/// `srun` lies as well, in front of PATH, and starts its daemons by what it finds there.
+fn by_path(place: &Place, called: &str, rng: &mut Rng) -> Result<(), Failure> {
+    let site = Site::new(
+        place,
+        if called.starts_with("srun") {
+            "slurm-path-srun"
+        } else {
+            "slurm-path"
+        },
+        2,
+    )?;
+    io("remove mpirun", std::fs::remove_file(site.work.join("bin/mpirun")))?;
+    site.edit(&[("mpirun ", called)])?;
+    let job = site.submit(&["--time=10"])?;
+    again_and_end(&site, &job, rng)?;
+    let said = site.completes(&job)?;
+    want(said.contains("PASS mpi_cg"), || format!("no verdict: {said}"))
+}
+
+/// What leads to other nodes past the stand-ins is named by a checkpoint, which is refused: daemons of MPI, and tasks of an `srun` that is called by its path.
+fn past_standins(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    for (kind, program, named) in [
+        (
+            Kind::OpenMpi,
+            "sh -c '/usr/bin/mpirun.openmpi \"$@\"; exit $?' sh ",
+            "orted on another host (srun",
+        ),
+        (
+            Kind::C,
+            "/usr/bin/srun --mpi=none -n 2 ",
+            "tasks on other hosts (/usr/bin/srun --mpi=none -n 2",
+        ),
+    ] {
+        let site = Site::of(place, "slurm-past", kind, 2)?;
+        let script = site.slurm.home().join("belay.sbatch");
+        let lines = format!("#!/bin/sh\nexec belay run --across-hosts --ckpt-dir belay-$SLURM_JOB_ID -- {program} ./simulate\n");
+        io("write the script", std::fs::write(&script, lines))?;
+        let job = site.submit(&["--nodes=2", "--ntasks-per-node=1", "--time=10"])?;
+        site.progress(&job, 0)?;
+        let dir = site.slurm.home().join(format!("belay-{job}"));
+        let o = site.try_user(&["belay", "checkpoint", "--quiet", &dir.display().to_string()])?;
+        let said = text(&o);
+        want(o.status.code() == Some(80) && said.contains(named), || {
+            format!("{program}: {}: {said}", show(o.status))
+        })?;
+        want(newest(&dir.join("gen")) == 0, || {
+            format!("{program}: a generation without what runs elsewhere")
+        })?;
+    }
+    Ok(())
 }
 
 /// Tasks that `srun` starts directly are parts of the job, whether or not it names nodes; what of it cannot be had with another launcher is refused.
@@ -546,7 +599,7 @@ fn main() {
     let mut target = Target::new("slurm", &[]);
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
     // They mostly wait for Slurm, each with a cluster of its own; the longest comes first.
-    let tests: [(&str, Run); 19] = [
+    let tests: [(&str, Run); 22] = [
         ("allocations", allocations),
         ("preempted_unasked", preempted_unasked),
         ("preempted", preempted),
@@ -561,6 +614,9 @@ fn main() {
         ("mpich", mpich),
         ("pmi2", pmi2),
         ("pmix", pmix),
+        ("by_path::mpirun", |p, r| by_path(p, "/usr/bin/mpirun.openmpi ", r)),
+        ("by_path::srun", |p, r| by_path(p, "srun --mpi=pmix -n 4 ", r)),
+        ("past_standins", past_standins),
         ("tasks", tasks),
         ("spank", spank),
         ("spank_pmix", spank_pmix),
