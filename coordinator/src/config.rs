@@ -23,6 +23,7 @@
 //!
 //! [tree]                      # jobs on several hosts
 //! fan_out = 16                # agents that are connected to one agent from below
+//! listen = ["ib0", "10.0.0.0/8"]   # interfaces, networks or addresses at which they may listen for each other
 //!
 //! [redundancy]                # jobs on several hosts, see docs/redundancy.md
 //! scheme = "xor"              # partner, xor or reed-solomon
@@ -36,6 +37,7 @@
 mod limits;
 mod values;
 
+use crate::nodes::listening;
 use crate::redundancy::Redundancy;
 use crate::Failure;
 use belay_storage::flush::compress::Compression;
@@ -141,18 +143,26 @@ const FAN_OUT: u32 = 16;
 const MAX_FAN_OUT: u32 = 1024;
 
 /// `[tree]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tree {
     /// Most agents of other hosts that are connected to one agent from below.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fan_out: Option<u32>,
+    /// Interfaces, networks and addresses at which the root may listen; elsewhere it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub listen: Option<Vec<String>>,
 }
 
 impl Tree {
     /// Children of an agent.
     pub fn fan_out(&self) -> u64 {
         self.fan_out.unwrap_or(FAN_OUT).into()
+    }
+
+    /// Where the root may listen; everywhere, where nothing is said.
+    pub fn listen(&self) -> &[String] {
+        self.listen.as_deref().unwrap_or_default()
     }
 }
 
@@ -291,7 +301,12 @@ impl Config {
                 let what = format!("fan_out: 1 to {MAX_FAN_OUT} are allowed");
                 return Err(Fault { at, what });
             }
+            if let Err(why) = listening::check(tree.listen()) {
+                let what = format!("listen: {why}");
+                return Err(Fault { at, what });
+            }
             self.tree.fan_out = tree.fan_out.or(self.tree.fan_out);
+            self.tree.listen = tree.listen.or(self.tree.listen.take());
         }
         if let Some(redundancy) = raw.redundancy {
             let at = Some(redundancy.span());

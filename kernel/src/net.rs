@@ -1,13 +1,21 @@
 //! Addresses under which other hosts can reach this one.
 
+use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Addresses of this host's interfaces, loopback last: other agents of the job may run on the same host.
 pub fn addresses() -> Vec<IpAddr> {
+    let mut all: Vec<IpAddr> = interfaces().into_iter().map(|(_, ip)| ip).collect();
+    all.dedup();
+    all
+}
+
+/// The same, each with the name of its interface.
+pub fn interfaces() -> Vec<(String, IpAddr)> {
     let mut head: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: `head` is valid for writing; the list is freed below.
     if unsafe { libc::getifaddrs(&raw mut head) } != 0 {
-        return vec![IpAddr::V4(Ipv4Addr::LOCALHOST)];
+        return vec![("lo".into(), IpAddr::V4(Ipv4Addr::LOCALHOST))];
     }
     let mut found = Vec::new();
     let mut at = head;
@@ -16,14 +24,16 @@ pub fn addresses() -> Vec<IpAddr> {
         let entry = unsafe { &*at };
         if entry.ifa_flags & libc::IFF_UP.cast_unsigned() != 0 && !entry.ifa_addr.is_null() {
             // SAFETY: the address is as long as its family says.
-            found.extend(unsafe { address(entry.ifa_addr) });
+            let ip = unsafe { address(entry.ifa_addr) };
+            // SAFETY: every element has a name, which ends with a zero byte.
+            let name = unsafe { CStr::from_ptr(entry.ifa_name) };
+            found.extend(ip.map(|ip| (name.to_string_lossy().into_owned(), ip)));
         }
         at = entry.ifa_next;
     }
     // SAFETY: the list came from getifaddrs and is not used any more.
     unsafe { libc::freeifaddrs(head) };
-    found.sort_by_key(|a| (a.is_loopback(), a.is_ipv6()));
-    found.dedup();
+    found.sort_by_key(|(_, a)| (a.is_loopback(), a.is_ipv6()));
     found
 }
 

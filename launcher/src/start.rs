@@ -95,8 +95,8 @@ fn launch_in(
     description.history.begin(sys::now_unix_s(), 0);
     dir.describe(&description)?;
     logging::start(dir, &description.log_level)?;
-    let fan_out = description.config.tree.fan_out();
-    let nodes = args.across_hosts.then(|| Nodes::root(dir, fan_out)).transpose()?;
+    let tree = &description.config.tree;
+    let nodes = args.across_hosts.then(|| Nodes::root(dir, tree)).transpose()?;
     launch::launch(
         args.command,
         Setup {

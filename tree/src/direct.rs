@@ -3,12 +3,16 @@
 //! An answer may take as long as reading a generation does; meanwhile an end that is busy says from time to time that it is there, by an empty message. A peer whose process
 //! has ended is noticed by the end of the connection, one whose host is gone by the kernel's probes within some seconds, one that is stuck by its silence.
 
-use crate::handle::{listen, TreeError};
+use crate::handle::TreeError;
 use crate::key::JobKey;
+use crate::link::Link;
+use crate::listening::Listeners;
 use crate::noise::{Secure, DIRECT};
+use crate::strangers::Strangers;
+use std::collections::{HashSet, VecDeque};
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -16,6 +20,11 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(10);
 /// How often an end that is busy says that it is there.
 const BEAT: Duration = Duration::from_secs(5);
+/// Before the second attempt to connect; it doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
+/// How long an open door is not looked after.
+const IDLE: Duration = Duration::from_millis(500);
 /// What is read at once.
 const READ_BYTES: usize = 256 << 10;
 
@@ -39,6 +48,21 @@ fn option(stream: &TcpStream, level: i32, name: i32, value: libc::c_int) -> io::
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Lets the kernel notice that the other end's host is gone.
+fn probed(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    for (level, name, value) in [
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 3),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 5),
+        (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 10_000),
+    ] {
+        option(stream, level, name, value)?;
+    }
+    Ok(())
 }
 
 /// Does `work`, which may take long; every `BEAT` meanwhile, `beat` says to somebody that this process is there, until it cannot.
@@ -71,41 +95,42 @@ impl Direct {
     /// Connects to the first of `addresses` that answers.
     pub fn connect(key: &JobKey, addresses: &[String]) -> io::Result<Self> {
         let mut failure = io::Error::other("no address");
-        for to in addresses {
-            let address: io::Result<SocketAddr> = to.parse().map_err(|e| io::Error::other(format!("{to}: {e}")));
-            match address
-                .and_then(|a| TcpStream::connect_timeout(&a, LIMIT))
-                .and_then(|s| Self::new(key, s, true, LIMIT))
-            {
-                Ok(direct) => return Ok(direct),
-                Err(e) => failure = e,
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let mut answered = false;
+            for to in addresses {
+                let address: io::Result<SocketAddr> = to.parse().map_err(|e| io::Error::other(format!("{to}: {e}")));
+                let stream = address.and_then(|a| TcpStream::connect_timeout(&a, LIMIT));
+                answered |= stream.is_ok();
+                match stream.and_then(|s| Self::initiated(key, s)) {
+                    Ok(direct) => return Ok(direct),
+                    Err(e) => failure = e,
+                }
             }
+            // Where many connect, one that has proved nothing yet may have to make room.
+            if !answered || pause > LAST_PAUSE {
+                return Err(failure);
+            }
+            std::thread::sleep(pause);
+            pause *= 2;
         }
-        Err(failure)
     }
 
-    /// Takes over a connection that a [`Door`] has accepted, once the peer has proved that it knows the key.
-    pub fn accepted(key: &JobKey, stream: TcpStream) -> io::Result<Self> {
-        Self::new(key, stream, false, LIMIT)
+    fn initiated(key: &JobKey, stream: TcpStream) -> io::Result<Self> {
+        probed(&stream)?;
+        Self::over(stream, Secure::initiator(key, DIRECT).map_err(io::Error::other)?, LIMIT)
     }
 
-    fn new(key: &JobKey, stream: TcpStream, initiator: bool, limit: Duration) -> io::Result<Self> {
-        stream.set_nodelay(true)?;
-        for (level, name, value) in [
-            (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
-            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 3),
-            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1),
-            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 5),
-            (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 10_000),
-        ] {
-            option(&stream, level, name, value)?;
-        }
-        Self::over(key, stream, initiator, limit)
+    /// Who has proved to be a node.
+    fn of_link(link: Link) -> io::Result<Self> {
+        let (stream, secure) = link.into_parts();
+        probed(&stream)?;
+        stream.set_nonblocking(false)?;
+        Self::over(stream, secure, LIMIT)
     }
 
-    /// The same over a stream that needs no options.
-    pub(crate) fn over(key: &JobKey, stream: TcpStream, initiator: bool, limit: Duration) -> io::Result<Self> {
-        let secure = Secure::bound(key, initiator, DIRECT).map_err(io::Error::other)?;
+    /// The same over a stream that needs no options: waits until the peer has proved that it knows the key.
+    pub(crate) fn over(stream: TcpStream, secure: Secure, limit: Duration) -> io::Result<Self> {
         let mut direct = Self {
             stream,
             secure,
@@ -125,8 +150,8 @@ impl Direct {
             }
             direct.stream.set_read_timeout(Some(left))?;
             direct.fill()?;
+            direct.flush()?;
         }
-        direct.flush()?;
         direct.stream.set_read_timeout(None)?;
         direct.stream.set_write_timeout(None)?;
         Ok(direct)
@@ -188,61 +213,91 @@ impl Direct {
 }
 
 /// Where other nodes connect to.
-#[derive(Debug)]
 pub struct Door {
-    listener: TcpListener,
-    addresses: Vec<String>,
+    listeners: Listeners,
+    strangers: Strangers,
+    /// Who has proved to be a node.
+    nodes: VecDeque<Link>,
+}
+
+impl std::fmt::Debug for Door {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Door at {}", self.addresses().join(" or "))
+    }
 }
 
 impl Door {
-    /// Opens one, at a port that the kernel chooses.
-    pub fn open() -> Result<Self, TreeError> {
-        let (listener, addresses) = listen()?;
-        listener
-            .set_nonblocking(false)
-            .map_err(|e| TreeError::System("listen for other nodes", e))?;
-        Ok(Self { listener, addresses })
+    /// Opens one for those who know `key`, at these addresses of the host.
+    pub fn open(key: JobKey, at: &[IpAddr]) -> Result<Self, TreeError> {
+        Ok(Self {
+            listeners: Listeners::open(at)?,
+            strangers: Strangers::new(key, DIRECT),
+            nodes: VecDeque::new(),
+        })
     }
 
     /// The addresses under which it may be reached.
-    pub fn addresses(&self) -> &[String] {
-        &self.addresses
+    pub fn addresses(&self) -> Vec<String> {
+        self.listeners.addresses()
     }
 
-    /// Waits for somebody, `limit` at most where there is one; none when nobody came.
-    pub fn accept(&self, limit: Option<Duration>) -> io::Result<Option<TcpStream>> {
-        let mut poll = libc::pollfd {
-            fd: self.listener.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        let ms = limit.map_or(-1, |l| i32::try_from(l.as_millis()).unwrap_or(i32::MAX));
-        // SAFETY: one live pollfd.
-        match unsafe { libc::poll(&raw mut poll, 1, ms) } {
-            0 => Ok(None),
-            1 => self.listener.accept().map(|(stream, _)| Some(stream)),
-            _ => Err(io::Error::last_os_error()),
+    /// Waits for a node, `limit` at most where there is one; none when none came. Those who do not prove to be one are dealt with here.
+    pub fn accept(&mut self, limit: Option<Duration>) -> io::Result<Option<Direct>> {
+        let begin = Instant::now();
+        loop {
+            if let Some(node) = self.nodes.pop_front() {
+                return Direct::of_link(node).map(Some);
+            }
+            let left = limit.map_or(IDLE, |l| l.saturating_sub(begin.elapsed()));
+            if limit.is_some() && left.is_zero() {
+                return Ok(None);
+            }
+            let ready = self.wait(left.min(IDLE))?;
+            self.nodes.extend(self.strangers.hear(&ready));
+            for listener in self.listeners.ready(|fd| ready.contains(&fd)) {
+                self.strangers.accept(|| listener.accept());
+            }
         }
+    }
+
+    fn wait(&mut self, limit: Duration) -> io::Result<HashSet<RawFd>> {
+        let let_in = self.strangers.are_let_in();
+        let listeners = self.listeners.raw().filter(|_| let_in).map(|fd| (fd, libc::POLLIN));
+        let entries = listeners.chain(self.strangers.links().map(|l| (l.raw(), l.interest())));
+        let mut polls: Vec<libc::pollfd> = entries.map(|(fd, events)| libc::pollfd { fd, events, revents: 0 }).collect();
+        let ms = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: a live array of that length.
+        if unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, ms.saturating_add(1)) } < 0 {
+            let e = io::Error::last_os_error();
+            return if e.kind() == io::ErrorKind::Interrupted {
+                Ok(HashSet::new())
+            } else {
+                Err(e)
+            };
+        }
+        Ok(polls.iter().filter(|p| p.revents != 0).map(|p| p.fd).collect())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::noise::Answered;
+    use std::net::TcpListener;
 
-    fn pair(theirs: JobKey, ours: JobKey) -> (io::Result<Direct>, io::Result<Direct>) {
-        let door = Door::open().unwrap();
-        let port = door.listener.local_addr().unwrap().port();
-        let client = std::thread::spawn(move || Direct::connect(&theirs, &[format!("127.0.0.1:{port}")]));
-        let server = door.accept(None).and_then(|s| Direct::accepted(&ours, s.unwrap()));
-        (client.join().unwrap(), server)
+    const LOCAL: [IpAddr; 1] = [IpAddr::V4(std::net::Ipv4Addr::LOCALHOST)];
+
+    fn pair(key: JobKey) -> (Direct, Direct) {
+        let mut door = Door::open(key.clone(), &LOCAL).unwrap();
+        let to = door.addresses();
+        let client = std::thread::spawn(move || Direct::connect(&key, &to));
+        let server = door.accept(None).unwrap().unwrap();
+        (client.join().unwrap().unwrap(), server)
     }
 
     #[test]
     fn large_messages_go_both_ways_and_an_end_is_noticed() {
-        let key = JobKey::random().unwrap();
-        let (client, server) = pair(key.clone(), key);
-        let (mut client, mut server) = (client.unwrap(), server.unwrap());
+        let (mut client, mut server) = pair(JobKey::random().unwrap());
         let sender = std::thread::spawn(move || {
             for n in [1usize, 2, 3 << 20] {
                 client.send(vec![7; n]).unwrap();
@@ -259,15 +314,20 @@ mod tests {
 
     #[test]
     fn another_key_is_refused() {
-        let (client, server) = pair(JobKey::random().unwrap(), JobKey::random().unwrap());
-        assert!(client.is_err() && server.is_err());
+        let mut door = Door::open(JobKey::random().unwrap(), &LOCAL).unwrap();
+        let to = door.addresses();
+        let client = std::thread::spawn(move || Direct::connect(&JobKey::random().unwrap(), &to));
+        while !client.is_finished() {
+            assert!(door.accept(Some(Duration::from_millis(10))).unwrap().is_none());
+        }
+        assert!(client.join().unwrap().is_err());
     }
 
     #[test]
     fn who_proves_nothing_is_shown_out_however_slowly_he_talks() {
-        let (key, door) = (JobKey::random().unwrap(), Door::open().unwrap());
-        let mut stranger = TcpStream::connect(("127.0.0.1", door.listener.local_addr().unwrap().port())).unwrap();
-        let first = Secure::bound(&key, true, DIRECT).unwrap().out;
+        let (key, listener) = (JobKey::random().unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
+        let mut stranger = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let first = Secure::initiator(&key, DIRECT).unwrap().out;
         let total = first.len();
         let drips = std::thread::spawn(move || {
             let pause = || std::thread::sleep(Duration::from_millis(200));
@@ -276,7 +336,8 @@ mod tests {
                 .take_while(|b| stranger.write_all(&[**b]).map(|()| pause()).is_ok());
             sent.count()
         });
-        let accepted = Direct::new(&key, door.accept(None).unwrap().unwrap(), false, Duration::from_millis(500));
+        let secure = Secure::responder(&key, DIRECT, Answered::default()).unwrap();
+        let accepted = Direct::over(listener.accept().unwrap().0, secure, Duration::from_millis(500));
         assert!(accepted.is_err());
         drop(accepted);
         let sent = drips.join().unwrap();
@@ -285,9 +346,7 @@ mod tests {
 
     #[test]
     fn who_is_busy_is_not_silent() {
-        let key = JobKey::random().unwrap();
-        let (client, server) = pair(key.clone(), key);
-        let (mut client, mut server) = (client.unwrap(), server.unwrap());
+        let (mut client, mut server) = pair(JobKey::random().unwrap());
         let (heard, enough) = mpsc::channel();
         let busy = std::thread::spawn(move || {
             let work = || enough.recv_timeout(Duration::from_secs(120)).is_ok();
@@ -311,9 +370,7 @@ mod tests {
 
     #[test]
     fn who_is_silent_is_lost_and_stays_so() {
-        let key = JobKey::random().unwrap();
-        let (client, server) = pair(key.clone(), key);
-        let (mut client, mut server) = (client.unwrap(), server.unwrap());
+        let (mut client, mut server) = pair(JobKey::random().unwrap());
         let silent = client.receive_within(Some(Duration::from_millis(10))).unwrap_err();
         assert_eq!(silent.kind(), io::ErrorKind::TimedOut);
         drop(server.send(b"late".to_vec()));
@@ -322,10 +379,7 @@ mod tests {
 
     #[test]
     fn nobody_comes() {
-        assert!(Door::open()
-            .unwrap()
-            .accept(Some(Duration::from_millis(1)))
-            .unwrap()
-            .is_none());
+        let mut door = Door::open(JobKey::random().unwrap(), &LOCAL).unwrap();
+        assert!(door.accept(Some(Duration::from_millis(1))).unwrap().is_none());
     }
 }

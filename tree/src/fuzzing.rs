@@ -3,11 +3,12 @@
 use crate::direct::Direct;
 use crate::handle::{Bell, Event, Released};
 use crate::key::{JobKey, KEY_BYTES};
+use crate::listening::Listeners;
 use crate::message::{Contribution, Down, NodeInfo, Up};
-use crate::noise::{Secure, DIRECT};
+use crate::noise::{Answered, NoiseError, Secure, DIRECT, TREE};
 use crate::service::{Command, Service, Start};
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{mpsc, Arc};
@@ -15,23 +16,27 @@ use std::time::Duration;
 
 /// What somebody without the key sends, in pieces of different length. Nothing of it may be accepted.
 pub fn stranger(data: &[u8]) {
-    for initiator in [false, true] {
-        let Ok(mut end) = Secure::new(&JobKey([7; KEY_BYTES]), initiator) else {
-            return;
-        };
+    for end in ends(TREE) {
+        let Ok(mut end) = end else { return };
         let piece = 1 + data.len() % 97;
         let fed = data.chunks(piece).try_for_each(|part| end.feed(part));
         assert!(!end.is_authenticated() && (fed.is_err() || data.len() < 100));
     }
 }
 
+/// Both ends of a connection of which the other is somebody else's.
+fn ends(prologue: &[u8]) -> [Result<Secure, NoiseError>; 2] {
+    let key = JobKey([7; KEY_BYTES]);
+    [
+        Secure::responder(&key, prologue, Answered::default()),
+        Secure::initiator(&key, prologue),
+    ]
+}
+
 /// What a node that has the key sends: `data` is the stream inside the packets, and what the decoded messages do to a relay and to a root.
 pub fn node(data: &[u8]) {
-    let key = JobKey([7; KEY_BYTES]);
-    let (Ok(mut a), Ok(mut b)) = (Secure::new(&key, true), Secure::new(&key, false)) else {
-        return;
-    };
-    for _ in 0..2 {
+    let [Ok(mut b), Ok(mut a)] = ends(TREE) else { return };
+    for _ in 0..3 {
         let (x, y) = (std::mem::take(&mut a.out), std::mem::take(&mut b.out));
         assert!(b.feed(&x).is_ok() && a.feed(&y).is_ok());
     }
@@ -51,9 +56,6 @@ pub fn node(data: &[u8]) {
 
 /// Gives the messages that can be understood to a service without connections.
 fn service(messages: &[Vec<u8>], root: bool) {
-    let Ok(listener) = TcpListener::bind("127.0.0.1:0") else {
-        return;
-    };
     let (Ok(wake), Ok(bell)) = (Bell::new(), Bell::new()) else {
         return;
     };
@@ -72,7 +74,7 @@ fn service(messages: &[Vec<u8>], root: bool) {
         node: u64::from(!root),
         fan_out: 2,
         info,
-        listener,
+        listeners: Listeners::default(),
         parent: (!root).then(|| (None, Vec::new())),
         root: Vec::new(),
         root_seen: None,
@@ -101,13 +103,15 @@ const LIMIT: Duration = Duration::from_secs(30);
 pub fn direct_stranger(data: &[u8]) {
     // More than a handshake is never read.
     let data = &data[..data.len().min(4096)];
-    for initiator in [false, true] {
-        let Ok((mut peer, end)) = UnixStream::pair() else { return };
+    for secure in ends(DIRECT) {
+        let (Ok((mut peer, end)), Ok(secure)) = (UnixStream::pair(), secure) else {
+            return;
+        };
         if peer.write_all(data).and_then(|()| peer.shutdown(Shutdown::Write)).is_err() {
             return;
         }
         let end = TcpStream::from(OwnedFd::from(end));
-        assert!(Direct::over(&JobKey([7; KEY_BYTES]), end, initiator, LIMIT).is_err());
+        assert!(Direct::over(end, secure, LIMIT).is_err());
     }
 }
 
@@ -116,21 +120,25 @@ pub fn direct_node(data: &[u8]) {
     // As much as a socket takes before anybody reads.
     const MOST: usize = 100 << 10;
     let data = &data[..data.len().min(MOST)];
-    let key = JobKey([7; KEY_BYTES]);
-    let (Ok((mut peer, end)), Ok(mut secure)) = (UnixStream::pair(), Secure::bound(&key, true, DIRECT)) else {
+    let (Ok((mut peer, end)), [Ok(responder), Ok(mut secure)]) = (UnixStream::pair(), ends(DIRECT)) else {
         return;
     };
-    let mut direct = {
-        let hello = std::mem::take(&mut secure.out);
-        let end = TcpStream::from(OwnedFd::from(end));
-        match peer.write_all(&hello).and_then(|()| Direct::over(&key, end, false, LIMIT)) {
-            Ok(direct) => direct,
-            Err(e) => panic!("who has the key is not let in: {e}"),
-        }
-    };
+    let end = TcpStream::from(OwnedFd::from(end));
+    let accepted = std::thread::spawn(move || Direct::over(end, responder, LIMIT));
     let mut reply = [0; 512];
-    let fed = peer.read(&mut reply).map(|n| secure.feed(&reply[..n]).is_ok());
-    assert!(fed.is_ok_and(|ok| ok) && secure.is_authenticated());
+    while !secure.is_authenticated() {
+        let said = peer.write_all(&std::mem::take(&mut secure.out));
+        let heard = said.and_then(|()| peer.read(&mut reply)).unwrap_or(0);
+        assert!(
+            heard > 0 && secure.feed(&reply[..heard]).is_ok(),
+            "who has the key is not answered"
+        );
+    }
+    // What proves that is still to be sent.
+    assert!(peer.write_all(&std::mem::take(&mut secure.out)).is_ok());
+    let Ok(Ok(mut direct)) = accepted.join() else {
+        panic!("who has the key is not let in")
+    };
     for part in data.chunks(1 + data.len() % 977) {
         if secure.send_raw(part).is_err() {
             return;

@@ -2,9 +2,10 @@
 
 use crate::key::JobKey;
 use crate::link::{Link, LinkError};
+use crate::listening::{beside, Listeners};
 use crate::message::{Contribution, Down, Failed, NodeInfo, Up, Values};
 use crate::service::{Command, Service, Start, Traffic};
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::{mpsc, Arc};
@@ -18,6 +19,8 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 /// First pause between attempts; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
+/// Connections that may end without an answer before joining is given up.
+const UNANSWERED: u32 = 8;
 
 /// Why a tree cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -107,7 +110,7 @@ pub struct Joining {
 #[derive(Debug)]
 struct Ends {
     node: u64,
-    addresses: Vec<String>,
+    listeners: Listeners,
     commands: mpsc::Sender<Command>,
     wake: Arc<Bell>,
     events: mpsc::Receiver<Event>,
@@ -116,40 +119,45 @@ struct Ends {
     traffic: Arc<Traffic>,
 }
 
+impl Ends {
+    fn command(&self, command: Command) {
+        // The thread ends only after a command to do so.
+        let _ = self.commands.send(command);
+        self.wake.ring();
+    }
+
+    fn listen_at(&mut self, addresses: &[IpAddr]) -> Result<(), TreeError> {
+        self.listeners = self.listeners.moved(addresses)?;
+        self.command(Command::Listen(self.listeners.clone()));
+        Ok(())
+    }
+}
+
 impl std::fmt::Debug for Joining {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Joining as node {}", self.ends.node)
     }
 }
 
-pub(crate) fn listen() -> Result<(TcpListener, Vec<String>), TreeError> {
-    let failed = |e| TreeError::System("listen for other nodes", e);
-    let any: [SocketAddr; 2] = [(IpAddr::from([0u16; 8]), 0).into(), (IpAddr::from([0u8; 4]), 0).into()];
-    let listener = TcpListener::bind(&any[..]).map_err(failed)?;
-    // The default backlog is too short for a thousand nodes that start at once.
-    // SAFETY: takes numbers only.
-    if unsafe { libc::listen(listener.as_raw_fd(), 4096) } != 0 {
-        return Err(failed(std::io::Error::last_os_error()));
-    }
-    listener.set_nonblocking(true).map_err(failed)?;
-    let port = listener.local_addr().map_err(failed)?.port();
-    let addresses = belay_kernel::net::addresses()
-        .into_iter()
-        .map(|ip| SocketAddr::from((ip, port)).to_string());
-    Ok((listener, addresses.collect()))
-}
-
 /// What the root orders when all nodes have joined.
 const ALL_JOINED: &str = "all have joined";
 
 impl Joining {
-    /// The root of a new tree.
+    /// The root of a new tree. It listens at all of its host's addresses until [`Joining::listen_at`] says otherwise.
     pub fn root(key: JobKey, fan_out: u64, host: String) -> Result<Self, TreeError> {
-        let (listener, addresses) = listen()?;
+        Self::root_at(key, fan_out, host, &belay_kernel::net::addresses())
+    }
+
+    /// The same, listening at `addresses` of this host.
+    pub fn root_at(key: JobKey, fan_out: u64, host: String, addresses: &[IpAddr]) -> Result<Self, TreeError> {
+        let listeners = match addresses {
+            [] => Listeners::default(),
+            some => Listeners::open(some)?,
+        };
         let info = NodeInfo {
             node: Some(0),
             host,
-            addresses,
+            addresses: listeners.addresses(),
             tag: 0,
             processes: 0,
         };
@@ -158,7 +166,7 @@ impl Joining {
             node: 0,
             fan_out,
             info,
-            listener,
+            listeners,
             parent: None,
             root: Vec::new(),
             root_seen: None,
@@ -167,38 +175,53 @@ impl Joining {
         })
     }
 
-    /// Joins the tree whose root listens at one of `root`: `tag` says what the root started this node for.
+    /// Joins the tree whose root listens at one of `root`: `tag` says what the root started this node for. It listens where it has reached the root from.
     pub fn connect(key: JobKey, root: &[String], host: String, tag: u64, processes: u64) -> Result<Self, TreeError> {
-        let (listener, addresses) = listen()?;
-        let mut info = NodeInfo {
-            node: None,
-            host,
-            addresses,
-            tag,
-            processes,
-        };
-        let mut link = reach(&key, root).map_err(|why| TreeError::Join(root.join(" or "), why))?;
-        let (node, parent, ordered, early) =
-            welcome(&mut link, &info).map_err(|e| TreeError::Join(root.join(" or "), e.to_string()))?;
-        info.node = Some(node);
-        let root_seen = link.peer();
-        // A parent other than the root is connected to by the service, which knows what to do when it is gone.
-        let (link, parent) = match parent {
-            None => (Some(link), root.to_vec()),
-            Some((_, addresses)) => (None, addresses),
-        };
-        Self::prepare(Start {
-            key,
-            node,
-            fan_out: 0,
-            info,
-            listener,
-            parent: Some((link, parent)),
-            root: root.to_vec(),
-            root_seen,
-            ordered,
-            early,
-        })
+        let failed = |why: String| TreeError::Join(root.join(" or "), why);
+        let begin = Instant::now();
+        let mut pause = FIRST_PAUSE;
+        let mut unanswered = 0;
+        loop {
+            let mut link = reach(&key, root, begin).map_err(failed)?;
+            let listeners = Listeners::open(&beside(link.local()))?;
+            let mut info = NodeInfo {
+                node: None,
+                host: host.clone(),
+                addresses: listeners.addresses(),
+                tag,
+                processes,
+            };
+            let (node, parent, ordered, early) = match welcome(&mut link, &info) {
+                Ok(welcomed) => welcomed,
+                // Where many connect, one that has proved nothing yet may have to make room.
+                Err(_) if !link.is_authenticated() && unanswered < UNANSWERED => {
+                    unanswered += 1;
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(LAST_PAUSE);
+                    continue;
+                }
+                Err(e) => return Err(failed(e.to_string())),
+            };
+            info.node = Some(node);
+            let root_seen = link.peer();
+            // A parent other than the root is connected to by the service, which knows what to do when it is gone.
+            let (link, parent) = match parent {
+                None => (Some(link), root.to_vec()),
+                Some((_, addresses)) => (None, addresses),
+            };
+            return Self::prepare(Start {
+                key,
+                node,
+                fan_out: 0,
+                info,
+                listeners,
+                parent: Some((link, parent)),
+                root: root.to_vec(),
+                root_seen,
+                ordered,
+                early,
+            });
+        }
     }
 
     fn prepare(start: Start) -> Result<Self, TreeError> {
@@ -210,7 +233,7 @@ impl Joining {
         let bell = Arc::new(Bell::new().map_err(failed)?);
         let ends = Ends {
             node: start.node,
-            addresses: start.info.addresses.clone(),
+            listeners: start.listeners.clone(),
             commands,
             wake: wake.clone(),
             events,
@@ -226,8 +249,18 @@ impl Joining {
     }
 
     /// Where this node listens.
-    pub fn addresses(&self) -> &[String] {
-        &self.ends.addresses
+    pub fn addresses(&self) -> Vec<String> {
+        self.ends.listeners.addresses()
+    }
+
+    /// Listens at these addresses of the host from now on, and nowhere else.
+    pub fn listen_at(&mut self, addresses: &[IpAddr]) -> Result<(), TreeError> {
+        self.ends.listen_at(addresses)
+    }
+
+    /// Addresses of this node at which others have joined.
+    pub fn reached(&self) -> Vec<IpAddr> {
+        self.ends.traffic.reached()
     }
 
     /// This node's number.
@@ -307,9 +340,8 @@ impl Joining {
     }
 }
 
-/// A connection to one of `addresses`, tried in turn until the limit.
-fn reach(key: &JobKey, addresses: &[String]) -> Result<Link, String> {
-    let begin = Instant::now();
+/// A connection to one of `addresses`, tried in turn until the limit since `begin`.
+fn reach(key: &JobKey, addresses: &[String], begin: Instant) -> Result<Link, String> {
     let mut pause = FIRST_PAUSE;
     let mut why = "no address".to_owned();
     loop {
@@ -366,8 +398,13 @@ impl Tree {
     }
 
     /// Where this node listens.
-    pub fn addresses(&self) -> &[String] {
-        &self.ends.addresses
+    pub fn addresses(&self) -> Vec<String> {
+        self.ends.listeners.addresses()
+    }
+
+    /// Listens at these addresses of the host from now on, and nowhere else.
+    pub fn listen_at(&mut self, addresses: &[IpAddr]) -> Result<(), TreeError> {
+        self.ends.listen_at(addresses)
     }
 
     /// Messages that passed through this node.
@@ -376,9 +413,7 @@ impl Tree {
     }
 
     fn command(&self, command: Command) {
-        // The thread ends only after a command to do so.
-        let _ = self.ends.commands.send(command);
-        self.ends.wake.ring();
+        self.ends.command(command);
     }
 
     /// The next event, if there is one. The descriptor of this object is readable when there may be.

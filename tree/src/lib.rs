@@ -10,8 +10,9 @@
 //! the answer carries to each node just the facts that it asked for. So barrier and name service are one mechanism, and the root
 //! handles one message per child and step, whatever the number of nodes and processes.
 //!
-//! `shape`, `merge` and `crowd` are pure; `noise` turns bytes into messages and back without I/O; `link` is a connection, `service` the thread that attends to a
-//! node's connections, `direct` a connection of two nodes beside the tree, and `handle` what the rest of the program sees.
+//! `shape`, `merge` and `crowd` are pure; `noise` turns bytes into messages and back without I/O; `link` is a connection, `listening` where they come in, `strangers` those that have not
+//! proved yet that they know the key, `service` the thread that attends to a node's connections, `direct` a connection of two nodes beside the tree, and `handle` what the rest of
+//! the program sees.
 
 mod crowd;
 mod direct;
@@ -20,13 +21,14 @@ pub mod fuzzing;
 mod handle;
 mod key;
 mod link;
+mod listening;
 mod merge;
 mod message;
 mod noise;
 mod service;
 pub mod shape;
+mod strangers;
 
-pub use crowd::who_goes;
 pub use direct::{beating, Direct, Door};
 pub use handle::{Broken, Event, Joining, Tree, TreeError};
 pub use key::JobKey;

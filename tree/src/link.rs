@@ -1,10 +1,10 @@
 //! One authenticated connection that never blocks.
 
 use crate::key::JobKey;
-use crate::noise::{NoiseError, Secure};
+use crate::noise::{NoiseError, Secure, TREE};
 use serde::{de::DeserializeOwned, Serialize};
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,8 @@ pub(crate) const BEAT: Duration = Duration::from_secs(1);
 /// A peer that lets this much pile up is gone.
 const MAX_QUEUED: usize = 128 << 20;
 const READ_BYTES: usize = 64 << 10;
+/// What is read at once from a peer that is not known yet.
+const PROOF_BYTES: usize = 4 << 10;
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
@@ -51,22 +53,33 @@ pub(crate) struct Link {
 impl Link {
     /// Connects, waiting `limit` at most.
     pub(crate) fn connect(key: &JobKey, to: SocketAddr, limit: Duration) -> Result<Self, LinkError> {
-        Self::new(key, TcpStream::connect_timeout(&to, limit)?, true)
+        let stream = TcpStream::connect_timeout(&to, limit)?;
+        Self::over(stream, Secure::initiator(key, TREE)?)
     }
 
     /// Takes a connection over.
-    pub(crate) fn new(key: &JobKey, stream: TcpStream, initiator: bool) -> Result<Self, LinkError> {
+    pub(crate) fn over(stream: TcpStream, secure: Secure) -> Result<Self, LinkError> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         let now = Instant::now();
         let mut link = Self {
             stream,
-            secure: Secure::new(key, initiator)?,
+            secure,
             heard: now,
             sent: now,
         };
         link.flush()?;
         Ok(link)
+    }
+
+    /// What it is made of.
+    pub(crate) fn into_parts(self) -> (TcpStream, Secure) {
+        (self.stream, self.secure)
+    }
+
+    /// This end's address.
+    pub(crate) fn local(&self) -> Option<IpAddr> {
+        self.stream.local_addr().ok().map(|a| a.ip())
     }
 
     /// The other end, while there is a connection.
@@ -111,22 +124,41 @@ impl Link {
         Ok(())
     }
 
-    /// Reads what has arrived: whole messages. Those that came before the end of a connection are returned before the error.
-    pub(crate) fn receive<T: DeserializeOwned>(&mut self, into: &mut Vec<T>) -> Result<(), LinkError> {
-        let mut buffer = vec![0u8; READ_BYTES];
+    /// Reads from a peer that has not proved yet that it knows the key; whether it has by now. Little is read: what follows stays in the kernel.
+    pub(crate) fn prove(&mut self) -> Result<bool, LinkError> {
+        let mut buffer = [0u8; PROOF_BYTES];
+        self.read(&mut buffer)?;
+        self.flush()?;
+        Ok(self.is_authenticated())
+    }
+
+    /// Reads into `buffer` what has arrived, once; whether there was something.
+    fn read(&mut self, buffer: &mut [u8]) -> Result<bool, LinkError> {
         loop {
-            match self.stream.read(&mut buffer) {
+            match self.stream.read(buffer) {
                 Ok(0) => return Err(LinkError::Ended),
                 Ok(n) => {
                     self.heard = Instant::now();
                     self.secure.feed(&buffer[..n])?;
-                    while let Some(message) = self.secure.next()? {
-                        into.push(serde_json::from_slice(&message)?);
-                    }
+                    return Ok(true);
                 }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return self.flush(),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// Reads what has arrived: whole messages. Those that came before the end of a connection are returned before the error.
+    pub(crate) fn receive<T: DeserializeOwned>(&mut self, into: &mut Vec<T>) -> Result<(), LinkError> {
+        let mut buffer = vec![0u8; READ_BYTES];
+        loop {
+            // The first may have come together with the proof.
+            while let Some(message) = self.secure.next()? {
+                into.push(serde_json::from_slice(&message)?);
+            }
+            if !self.read(&mut buffer)? {
+                return self.flush();
             }
         }
     }
@@ -171,6 +203,7 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::noise::Answered;
     use std::net::TcpListener;
 
     #[test]
@@ -178,7 +211,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let key = JobKey::random().unwrap();
-        let mut link = Link::new(&key, listener.accept().unwrap().0, false).unwrap();
+        let secure = Secure::responder(&key, TREE, Answered::default()).unwrap();
+        let mut link = Link::over(listener.accept().unwrap().0, secure).unwrap();
         link.heard = Instant::now().checked_sub(SILENCE * 2).unwrap();
         assert!(matches!(link.keep_alive(&()), Err(LinkError::Silent)));
         peer.write_all(b"x").unwrap();

@@ -1,8 +1,9 @@
 //! The thread that attends to a node's connections: to its parent, to its children, and to those who want to become children.
 //!
 //! ```text
-//! stranger ──(Hello with a number)──> child ──(connection ends)──> missing ──(Hello again)──> child
-//!     └─ Hello without one, at the root: gets a number and a parent  └─(after GRACE)──> lost: an event at the root, a failure of the step under way
+//! stranger ──(proves that it knows the key)──> guest
+//! guest ──(Hello with a number)──> child ──(connection ends)──> missing ──(Hello again)──> child
+//!   └─ Hello without one, at the root: gets a number and a parent  └─(after GRACE)──> lost: an event at the root, a failure of the step under way
 //! ```
 //! A node whose parent is gone connects again, with growing pauses; after a while, or when nobody listens any more where the parent was, to the root, which adopts it. A root
 //! at whose place nobody listens is lost as a child is, one that cannot be reached or says nothing later (ROOT_LIMIT). All that could have been lost with a
@@ -10,17 +11,19 @@
 
 mod members;
 
-use crate::crowd::who_goes;
 use crate::handle::{Bell, Event, Released};
 use crate::key::JobKey;
 use crate::link::Link;
+use crate::listening::Listeners;
 use crate::merge::{decide, Step, Who};
 use crate::message::{Contribution, Down, Failed, NodeInfo, Up, Values};
-use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use crate::noise::TREE;
+use crate::strangers::Strangers;
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{mpsc, Arc};
+use std::sync::{mpsc, Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a child may be without a connection before it is lost.
@@ -30,12 +33,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const IDLE: Duration = Duration::from_millis(500);
 /// Orders kept for children that reconnect.
 const ORDERS: usize = 8;
-/// Connections that have not said yet who they are; a quarter of the descriptors that the agent may have, if that is less.
-const MAX_STRANGERS: usize = 4096;
-/// Connections accepted before those that exist are attended to again.
-const ACCEPTED_AT_ONCE: usize = 64;
-/// How long nobody is let in when a connection could not be accepted.
-const DEAF: Duration = Duration::from_secs(1);
 /// Nodes that join at the same time connect to their parents one after the other.
 const STAGGER: Duration = Duration::from_micros(300);
 
@@ -45,7 +42,7 @@ pub(crate) struct Start {
     pub(crate) node: u64,
     pub(crate) fan_out: u64,
     pub(crate) info: NodeInfo,
-    pub(crate) listener: TcpListener,
+    pub(crate) listeners: Listeners,
     /// Connection to the parent, if there is one already, and its addresses. None at the root.
     pub(crate) parent: Option<(Option<Link>, Vec<String>)>,
     /// The root's addresses.
@@ -64,20 +61,33 @@ pub(crate) enum Command {
     HoldJoins(bool),
     Arrive(u64, Contribution),
     EndWith(i32),
+    Listen(Listeners),
     Leave,
 }
 
-/// Messages that passed through a node.
+/// Messages that passed through a node, and where it was come to.
 #[derive(Debug, Default)]
 pub struct Traffic {
     received: AtomicU64,
     sent: AtomicU64,
+    reached: Mutex<BTreeSet<IpAddr>>,
 }
 
 impl Traffic {
     /// Messages received.
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
+    }
+
+    /// Addresses of this node at which others have joined.
+    pub fn reached(&self) -> Vec<IpAddr> {
+        let reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
+        reached.iter().copied().collect()
+    }
+
+    fn note_reached(&self, at: Option<IpAddr>) {
+        let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
+        reached.extend(at);
     }
 
     /// Messages sent.
@@ -93,9 +103,9 @@ struct Child {
     released: Option<Released>,
 }
 
-struct Stranger {
+/// Who has the key, and has not said yet who it is, or waits until it is let in.
+struct Guest {
     link: Link,
-    from: IpAddr,
     since: Instant,
     hello: Option<NodeInfo>,
 }
@@ -128,18 +138,14 @@ pub(crate) struct Service {
     node: u64,
     fan_out: u64,
     info: NodeInfo,
-    listener: TcpListener,
+    listeners: Listeners,
     above: Option<Above>,
     root: Vec<String>,
     root_seen: Option<SocketAddr>,
     children: BTreeMap<u64, Child>,
+    strangers: Strangers,
     /// Oldest first.
-    strangers: Vec<Stranger>,
-    max_strangers: usize,
-    /// Connections that were no node's.
-    turned_away: u64,
-    /// No connection is accepted until then: there are no descriptors left.
-    deaf_until: Option<Instant>,
+    guests: Vec<Guest>,
     hold_joins: bool,
     /// The program is done with the tree.
     left: bool,
@@ -156,19 +162,6 @@ pub(crate) struct Service {
     releases: mpsc::Sender<Released>,
     bell: Arc<Bell>,
     traffic: Arc<Traffic>,
-}
-
-/// Descriptors that this process may have.
-fn descriptors() -> usize {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: `limit` is valid for writing.
-    match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } {
-        0 => usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX),
-        _ => MAX_STRANGERS,
-    }
 }
 
 type Inbox = (mpsc::Receiver<Command>, Arc<Bell>);
@@ -189,19 +182,17 @@ impl Service {
             given_up: false,
         });
         let mut service = Self {
+            strangers: Strangers::new(start.key.clone(), TREE),
             key: start.key,
             node: start.node,
             fan_out: start.fan_out,
             info: start.info,
-            listener: start.listener,
+            listeners: start.listeners,
             above,
             root: start.root,
             root_seen: start.root_seen,
             children: BTreeMap::new(),
-            strangers: Vec::new(),
-            max_strangers: MAX_STRANGERS.min(descriptors() / 4).max(1),
-            turned_away: 0,
-            deaf_until: None,
+            guests: Vec::new(),
             hold_joins: false,
             left: false,
             status: 0,
@@ -259,16 +250,16 @@ impl Service {
     /// Waits for something to happen, for so long at most; the descriptors that are ready.
     fn wait(&mut self, limit: Duration) -> Vec<RawFd> {
         let entry = |fd: RawFd, events: i16| libc::pollfd { fd, events, revents: 0 };
+        let let_in = self.strangers.are_let_in();
         let links = self.children.values().filter_map(|c| c.link.as_ref());
-        let links = links.chain(self.strangers.iter().map(|s| &s.link));
+        let links = links.chain(self.guests.iter().map(|g| &g.link));
         let links = links.chain(self.above.as_ref().and_then(|a| a.link.as_ref()));
         let now = Instant::now();
-        self.deaf_until = self.deaf_until.filter(|until| *until > now);
-        let listener = self.deaf_until.map_or(self.listener.as_raw_fd(), |_| -1);
-        let mut polls: Vec<libc::pollfd> = [self.wake.as_raw_fd(), listener]
+        let listeners = self.listeners.raw().filter(|_| let_in);
+        let mut polls: Vec<libc::pollfd> = std::iter::once(self.wake.as_raw_fd())
+            .chain(listeners)
             .map(|fd| entry(fd, libc::POLLIN))
-            .into_iter()
-            .chain(links.map(|l| entry(l.raw(), l.interest())))
+            .chain(links.chain(self.strangers.links()).map(|l| entry(l.raw(), l.interest())))
             .collect();
         let retry = self
             .above
@@ -305,6 +296,10 @@ impl Service {
                 self.step.arrive(step, Who::Own, contribution);
             }
             Command::EndWith(status) => self.status = status,
+            Command::Listen(listeners) => {
+                self.info.addresses = listeners.addresses();
+                self.listeners = listeners;
+            }
             Command::Leave => self.left = true,
         }
     }
@@ -354,7 +349,7 @@ impl Service {
 
     /// Reads from everything that is ready, and accepts.
     fn hear(&mut self, ready: &[RawFd]) {
-        let ready: std::collections::HashSet<RawFd> = ready.iter().copied().collect();
+        let ready: HashSet<RawFd> = ready.iter().copied().collect();
         let nodes: Vec<u64> = self
             .children
             .iter()
@@ -386,56 +381,20 @@ impl Service {
                 }
             }
         }
-        self.hear_strangers(&ready);
-        if ready.contains(&self.listener.as_raw_fd()) {
-            self.accept();
-        }
-    }
-
-    /// Accepts connections. Where there are too many, one that has said nothing makes room: a node proves that it is one in an instant.
-    fn accept(&mut self) {
-        for _ in 0..ACCEPTED_AT_ONCE {
-            let (stream, from) = match self.listener.accept() {
-                Ok(accepted) => accepted,
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
-                Err(e) => {
-                    // The connection stays where it is, and the listener ready: looking again at once would keep a processor busy.
-                    self.turn_away(&format_args!("accept a connection: {e}"));
-                    self.deaf_until = Some(Instant::now() + DEAF);
-                    return;
-                }
-            };
-            if self.strangers.len() >= self.max_strangers && !self.make_room() {
-                self.turn_away(&format_args!("{from}: too many connections at once"));
-                continue;
-            }
-            match Link::new(&self.key, stream, false) {
-                Ok(link) => self.strangers.push(Stranger {
+        self.hear_guests(&ready);
+        for link in self.strangers.hear(&ready) {
+            let since = Instant::now();
+            self.hear_guest(
+                Guest {
                     link,
-                    from: from.ip(),
-                    since: Instant::now(),
+                    since,
                     hello: None,
-                }),
-                Err(error) => self.turn_away(&format_args!("{from}: {error}")),
-            }
+                },
+                true,
+            );
         }
-    }
-
-    /// Gives up one of those who have not proved yet that they are nodes; whether there was one.
-    fn make_room(&mut self) -> bool {
-        let silent = self.strangers.iter().enumerate().filter(|(_, s)| !s.link.is_authenticated());
-        let (places, addresses): (Vec<usize>, Vec<IpAddr>) = silent.map(|(at, s)| (at, s.from)).unzip();
-        let Some(goes) = who_goes(&addresses) else { return false };
-        let Stranger { from, .. } = self.strangers.remove(places[goes]);
-        self.turn_away(&format_args!("{from}: too many connections that say nothing"));
-        true
-    }
-
-    /// Notes a connection that led to nothing. Whoever makes many of them must not fill the log: after the first few every second power is told.
-    fn turn_away(&mut self, why: &dyn std::fmt::Display) {
-        self.turned_away += 1;
-        if self.turned_away <= 16 || self.turned_away.is_power_of_two() {
-            tracing::warn!(count = self.turned_away, %why, "a connection that was no node");
+        for listener in self.listeners.ready(|fd| ready.contains(&fd)) {
+            self.strangers.accept(|| listener.accept());
         }
     }
 

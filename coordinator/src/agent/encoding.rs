@@ -213,8 +213,8 @@ impl Agent {
             return Err(failed(format!("the part on {} is not there any more", row.host())));
         }
         let key = JobKey::read(nodes.key())?;
-        let door = Door::open()?;
-        let root = door.addresses().to_vec();
+        let door = Door::open(key, &nodes.at()?)?;
+        let root = door.addresses();
         let hosts: BTreeMap<u64, String> = rows
             .iter()
             .map(|r| (r.tag, r.host().to_owned()))
@@ -225,7 +225,6 @@ impl Agent {
         (record.scheme, record.parity) = (settings.scheme, settings.parity);
         let cancel = Arc::new(AtomicBool::new(false));
         let round = Round {
-            key,
             door,
             generation,
             hosts,
@@ -273,7 +272,7 @@ impl Agent {
     fn start_share(&mut self, generation: u64, root: Vec<String>) -> Result<(), Failure> {
         let Some(nodes) = &self.nodes else { return Ok(()) };
         let (key, tag) = (JobKey::read(nodes.key())?, nodes.part.unwrap_or(0));
-        let addresses = serve_part(&mut self.encoding.server, &key, tag, self.dir.path())?;
+        let addresses = serve_part(&mut self.encoding.server, (&key, nodes.at()?), tag, self.dir.path())?;
         let share = Share {
             key,
             root,

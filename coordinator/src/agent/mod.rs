@@ -295,7 +295,7 @@ impl Agent {
             }
             let stored = self.description.config.redundancy.scheme.is_some();
             let restarts = self.losses.restarts();
-            let tree = (&self.dir, self.description.config.tree.fan_out());
+            let tree = (&self.dir, &self.description.config.tree);
             self.nodes = Some(Nodes::restart(tree, (&rows, stored), number, (hosts, restarts))?);
         }
         self.nodes.as_mut().map_or(Ok(None), Nodes::reunion)

@@ -106,6 +106,7 @@ impl Agent {
         let stdio = descriptors_of(standin, [0, 1, 2]).map_err(|e| Failure::system("take the stand-in's descriptors", &e))?;
         let first = nodes.next_tag();
         let tags: Vec<u64> = (first..first + words.parts()).collect();
+        nodes.listen_for_parts()?;
         let command = again::agent_command(self.dir.path(), nodes, &tags, &words, &words.program_words())?;
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut child = Some(words.spawn(&command, (Some(stdio), Some(standin)), &path)?);
@@ -190,6 +191,7 @@ impl Agent {
                 if let (Some(remote), Some(node)) = (remote, info.node) {
                     remote.life = Life::Joined(node);
                 }
+                self.nodes.iter_mut().for_each(Nodes::listen_to_parts);
             }
             TreeEvent::Left(node, status) => self.node_gone(node, Ok(status)),
             TreeEvent::Lost(node, why) => self.node_gone(node, Err(&why)),

@@ -47,8 +47,19 @@ fn the_tree_has_a_fan_out_of_its_own_or_the_usual_one() {
         c.add("[tree]").unwrap();
         assert_eq!(c.tree.fan_out(), n);
     }
+    c.add("[tree]\nlisten = [\"ib0\", \"10.0.0.0/8\"]").unwrap();
+    c.add("[tree]").unwrap();
+    assert!(c
+        .add("[tree]\nlisten = [\"10.0.0.0/99\"]")
+        .unwrap_err()
+        .what
+        .contains("0 to 32 bits"));
     let stored = serde_json::to_string(&c).unwrap();
     assert_eq!(serde_json::from_str::<Config>(&stored).unwrap().tree.fan_out(), 1024);
+    assert_eq!(
+        serde_json::from_str::<Config>(&stored).unwrap().tree.listen(),
+        ["ib0", "10.0.0.0/8"]
+    );
     assert_eq!(serde_json::from_str::<Config>("{}").unwrap().tree.fan_out(), 16);
 }
 

@@ -5,7 +5,7 @@ use super::remote::{quote, Life, Remote, RemoteShell};
 use super::table::Row;
 use super::{failure, Nodes, Starter};
 use crate::jobdir::JobDir;
-use crate::Failure;
+use crate::{config, Failure};
 use belay_plugins::{Facts, Group};
 use belay_tree::{Contribution, Event, Joining};
 use belay_wire::Exit;
@@ -67,15 +67,16 @@ fn absent(remotes: &BTreeMap<u64, Remote>, addresses: &[String], limit: Duration
 }
 
 impl Nodes {
-    /// Starts the parts in `rows` again, `stored` on their hosts or not, and waits until all have joined. `hosts` replaces the hosts that they had, in order; there may be fewer or more. The tree has this `fan_out`.
+    /// Starts the parts in `rows` again, `stored` on their hosts or not, and waits until all have joined. `hosts` replaces the hosts that they had, in order; there may be fewer or more. The tree is as configured.
     pub(crate) fn restart(
-        (dir, fan_out): (&JobDir, u64),
+        (dir, config): (&JobDir, &config::Tree),
         (rows, stored): (&[Row], bool),
         number: u64,
         (hosts, restarts): (&[String], bool),
     ) -> Result<Self, Failure> {
         let key = dir.path().join("key");
-        let mut nodes = Self::new(Self::root_of(&key, fan_out)?, key, None);
+        let mut nodes = Self::root_of(key, config)?;
+        nodes.listen_for_parts()?;
         nodes.restarts = restarts;
         let path = std::env::var_os("PATH").unwrap_or_default();
         let places = hosts_of(rows, hosts, stored);
@@ -107,6 +108,7 @@ impl Nodes {
         }
         match nodes.await_parts() {
             Ok(()) => {
+                nodes.listen_to_parts();
                 nodes.joining.iter_mut().for_each(Joining::all_joined);
                 Ok(nodes)
             }

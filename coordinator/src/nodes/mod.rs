@@ -12,6 +12,7 @@ pub mod allocation;
 pub(crate) mod gathering;
 pub(crate) mod helper;
 pub mod hosts;
+pub(crate) mod listening;
 mod names;
 pub(crate) mod prefix;
 pub(crate) mod remote;
@@ -22,7 +23,7 @@ pub(crate) mod table;
 
 use crate::jobdir::{Description, JobDir};
 use crate::tiers::local::Seat;
-use crate::{sys, Failure};
+use crate::{config, sys, Failure};
 use belay_kernel::{pidfd, proc};
 use belay_plugins::mpi::DAEMONS;
 use belay_restart::Shell;
@@ -128,6 +129,10 @@ pub struct Nodes {
     called: Option<String>,
     /// Remote shells that have started parts for a restart.
     pub(crate) starters: Vec<Starter>,
+    /// At the root: where it may listen.
+    listen: Vec<String>,
+    /// It does so wherever it may.
+    listens_widely: bool,
 }
 
 /// A remote shell that has started parts for a restart.
@@ -216,11 +221,13 @@ impl Nodes {
             part,
             called: None,
             starters: Vec::new(),
+            listen: Vec::new(),
+            listens_widely: false,
         }
     }
 
-    /// The root of a job that may get parts on other hosts, in a tree of this `fan_out`: makes the job key and the stand-ins for remote shells.
-    pub fn root(dir: &JobDir, fan_out: u64) -> Result<Self, Failure> {
+    /// The root of a job that may get parts on other hosts, in a tree as configured: makes the job key and the stand-ins for remote shells.
+    pub fn root(dir: &JobDir, config: &config::Tree) -> Result<Self, Failure> {
         for old in [&dir.path().join("nodes"), &dir.path().join(STANDINS)] {
             match std::fs::remove_dir_all(old) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
@@ -230,8 +237,7 @@ impl Nodes {
             }
         }
         let key = Self::furnish(dir)?;
-        let joining = Self::root_of(&key, fan_out)?;
-        Ok(Self::new(joining, key, None))
+        Self::root_of(key, config)
     }
 
     /// Puts into a job directory what a job needs that may get parts: the job key, whose path is returned, and stand-ins for remote shells.
@@ -245,10 +251,15 @@ impl Nodes {
         Ok(key)
     }
 
-    fn root_of(key: &Path, fan_out: u64) -> Result<Joining, Failure> {
-        JobKey::read(key)
-            .and_then(|key| Joining::root(key, fan_out, name_here()))
-            .map_err(failure)
+    /// The root of a tree, which listens nowhere until parts are started.
+    fn root_of(key: PathBuf, config: &config::Tree) -> Result<Self, Failure> {
+        let joining = JobKey::read(&key)
+            .and_then(|key| Joining::root_at(key, config.fan_out(), name_here(), &[]))
+            .map_err(failure)?;
+        Ok(Self {
+            listen: config.listen().to_vec(),
+            ..Self::new(joining, key, None)
+        })
     }
 
     /// A part on this host, which the root has `called` so: joins the tree whose root listens at one of `root`.
@@ -399,9 +410,9 @@ impl Nodes {
 
     /// Where the root listens, for parts.
     pub(crate) fn addresses(&self) -> Vec<String> {
-        let joining = self.joining.as_ref().map(|j| j.addresses().to_vec());
+        let joining = self.joining.as_ref().map(Joining::addresses);
         joining
-            .or_else(|| self.tree.as_ref().map(|t| t.addresses().to_vec()))
+            .or_else(|| self.tree.as_ref().map(Tree::addresses))
             .unwrap_or_default()
     }
 }

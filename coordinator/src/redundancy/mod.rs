@@ -19,7 +19,6 @@ pub mod record;
 pub(crate) mod round;
 pub mod serve;
 mod settings;
-mod strangers;
 pub mod verify;
 
 pub use settings::{Redundancy, Settings};

@@ -6,8 +6,7 @@
 //! A connection that ends, or on which nothing is heard, is a failure of the round, and the round's end is noticed by every part whose connection it is: nobody waits for ever.
 
 use super::encode::Work;
-use super::serve::Server;
-use super::strangers::{visitor, Strangers};
+use super::serve::{next_node, Server};
 use super::Settings;
 use crate::Failure;
 use belay_redundancy::{groups, Layout};
@@ -16,6 +15,7 @@ use belay_tree::{Direct, Door, JobKey};
 use belay_wire::Exit;
 use serde::{de::DeserializeOwned, Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{mpsc, Arc};
@@ -130,7 +130,6 @@ impl Share {
 
 /// Who takes part in a round, for whom it is led.
 pub(crate) struct Round {
-    pub(crate) key: JobKey,
     pub(crate) door: Door,
     pub(crate) generation: u64,
     /// The parts that are expected, and what the user calls their hosts.
@@ -142,7 +141,7 @@ pub(crate) struct Round {
 
 impl Round {
     /// Leads the round; the parts of each group, when all have written what they are to hold.
-    pub(crate) fn lead(self) -> Result<Vec<Vec<u64>>, Failure> {
+    pub(crate) fn lead(mut self) -> Result<Vec<Vec<u64>>, Failure> {
         let mut members = self.gather()?;
         let s = &self.settings;
         let domains: Vec<String> = members
@@ -175,9 +174,9 @@ impl Round {
     }
 
     /// Waits until every part has said hello.
-    fn gather(&self) -> Result<BTreeMap<u64, (Seat, Direct)>, Failure> {
+    fn gather(&mut self) -> Result<BTreeMap<u64, (Seat, Direct)>, Failure> {
         let (found, hellos) = mpsc::channel();
-        let (mut members, strangers) = (BTreeMap::new(), Strangers::default());
+        let mut members = BTreeMap::new();
         let begin = Instant::now();
         while members.len() < self.hosts.len() {
             if begin.elapsed() > LIMIT || self.cancel.load(Ordering::Relaxed) {
@@ -189,16 +188,12 @@ impl Round {
                     .collect();
                 return Err(failed(format!("no word from {}", missing.join(", "))));
             }
-            if let Some((room, stream)) = visitor(&strangers, STEP, || self.door.accept(Some(STEP))) {
-                let (key, found) = (self.key.clone(), found.clone());
-                // A stranger must not keep the others waiting.
+            if let Some(mut direct) = next_node(&mut self.door, Some(STEP)) {
+                let found = found.clone();
+                // One that says nothing must not keep the others waiting.
                 let hear = move || {
-                    let accepted = Direct::accepted(&key, stream);
-                    drop(room);
-                    if let Ok(mut direct) = accepted {
-                        if let Ok(hello) = receive::<Hello>(&mut direct, Direct::SILENCE) {
-                            drop(found.send((hello, direct)));
-                        }
+                    if let Ok(hello) = receive::<Hello>(&mut direct, Direct::SILENCE) {
+                        drop(found.send((hello, direct)));
                     }
                 };
                 std::thread::Builder::new()
@@ -217,15 +212,18 @@ impl Round {
     }
 }
 
-/// A share of a round for the part `tag` of the job, whose server is started where there is none yet.
+/// A share of a round for the part `tag` of the job, whose server is started where there is none yet at these addresses.
 pub(crate) fn serve_part(
     server: &mut Option<Server>,
-    key: &JobKey,
+    (key, at): (&JobKey, Vec<IpAddr>),
     tag: u64,
     dir: &std::path::Path,
 ) -> Result<Vec<String>, Failure> {
-    if server.is_none() {
-        *server = Some(Server::start(key.clone(), vec![(tag, dir.to_owned())])?);
-    }
-    Ok(server.as_ref().map(|s| s.addresses().to_vec()).unwrap_or_default())
+    // Parts that came since may reach this host at another address.
+    let known = server.take().filter(|s| s.is_at(&at));
+    let server = match known {
+        Some(known) => server.insert(known),
+        None => server.insert(Server::start(key.clone(), vec![(tag, dir.to_owned())], at)?),
+    };
+    Ok(server.addresses().to_vec())
 }

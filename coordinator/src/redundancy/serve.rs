@@ -1,9 +1,8 @@
 //! Lets other hosts of the job read what this one holds: one thread for each connection, nothing is ever written.
 
-use super::strangers::{visitor, Stranger, Strangers};
 use super::{content, Settings};
 use crate::jobdir::JobDir;
-use crate::nodes::helper;
+use crate::nodes::{helper, listening};
 use crate::Failure;
 use belay_redundancy::layout::blocks;
 use belay_redundancy::{Index, Part, BLOCK};
@@ -11,14 +10,16 @@ use belay_storage::flush::yield_processors;
 use belay_tree::{Direct, Door, JobKey};
 use belay_wire::Exit;
 use serde::{Deserialize, Serialize};
-use std::io::{self, Read};
-use std::net::TcpStream;
+use std::io::Read;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Bytes of an answer, at most.
 const MAX_ANSWER: usize = Direct::MAX_MESSAGE - 1;
+/// When nobody can be let in, until the next attempt.
+const PAUSE: Duration = Duration::from_millis(100);
 /// Characters of a checksum in an index, at most.
 const SUM_TEXT: u64 = 21;
 
@@ -80,34 +81,22 @@ pub(super) struct Holder {
 /// A server. Its threads end with the process.
 #[derive(Debug)]
 pub(crate) struct Server {
+    at: Vec<IpAddr>,
     addresses: Vec<String>,
 }
 
 impl Server {
-    /// Serves the stores (tag, directory).
-    pub(crate) fn start(key: JobKey, stores: Vec<(u64, PathBuf)>) -> Result<Self, Failure> {
-        let door = Door::open()?;
-        let addresses = door.addresses().to_vec();
-        Self::at(addresses, key, stores, move || door.accept(None))
-    }
-
-    /// Serves whom `accept` lets in.
-    fn at(
-        addresses: Vec<String>,
-        key: JobKey,
-        stores: Vec<(u64, PathBuf)>,
-        mut accept: impl FnMut() -> io::Result<Option<TcpStream>> + Send + 'static,
-    ) -> Result<Self, Failure> {
+    /// Serves the stores (tag, directory) at these addresses of the host.
+    pub(crate) fn start(key: JobKey, stores: Vec<(u64, PathBuf)>, at: Vec<IpAddr>) -> Result<Self, Failure> {
+        let mut door = Door::open(key, &at)?;
+        let addresses = door.addresses();
         let holder = Arc::new(Holder::of(stores, None));
         let serve = move || {
             yield_processors();
-            let strangers = Strangers::default();
             loop {
-                let Some((stranger, stream)) = visitor(&strangers, Duration::MAX, &mut accept) else {
-                    continue;
-                };
-                let (key, holder) = (key.clone(), holder.clone());
-                let one = move || attend(&key, stream, &holder, stranger);
+                let Some(visitor) = next_node(&mut door, None) else { continue };
+                let holder = holder.clone();
+                let one = move || attend(visitor, &holder);
                 if let Err(e) = std::thread::Builder::new().name("belay-blocks".into()).spawn(one) {
                     tracing::warn!(error = %e, "a visitor could not be served");
                 }
@@ -115,21 +104,31 @@ impl Server {
         };
         let started = std::thread::Builder::new().name("belay-blocks".into()).spawn(serve);
         started.map_err(|e| Failure::system("start the thread that serves blocks", &e))?;
-        Ok(Self { addresses })
+        Ok(Self { at, addresses })
     }
 
     pub(crate) fn addresses(&self) -> &[String] {
         &self.addresses
     }
+
+    /// Whether it was started for these addresses.
+    pub(crate) fn is_at(&self, at: &[IpAddr]) -> bool {
+        self.at == at
+    }
+}
+
+/// The next node that comes to `door`, within `limit`. One that could not be let in, because it has gone again, is no reason to close it.
+pub(super) fn next_node(door: &mut Door, limit: Option<Duration>) -> Option<Direct> {
+    door.accept(limit).unwrap_or_else(|e| {
+        tracing::warn!(error = %e, "a visitor could not be let in");
+        std::thread::sleep(PAUSE);
+        None
+    })
 }
 
 /// Answers until the visitor goes.
-fn attend(key: &JobKey, stream: TcpStream, holder: &Holder, stranger: Stranger) {
+fn attend(mut visitor: Direct, holder: &Holder) {
     yield_processors();
-    let Ok(mut visitor) = Direct::accepted(key, stream) else {
-        return;
-    };
-    drop(stranger);
     while let Ok(question) = visitor.receive_within(None) {
         let answer = match serde_json::from_slice::<Ask>(&question) {
             Ok(q) if q.takes_long() => visitor.busy(|| holder.answer(&q)),
@@ -293,8 +292,10 @@ impl Peer {
 /// `belay store serve`: says where it can be reached, and serves what this host has of the job in `job` until its input ends.
 pub fn run(job: &JobDir, settings: &Settings) -> Result<(), Failure> {
     let key = JobKey::read(&job.path().join("key"))?;
-    let stores = super::local::here(settings, job.path(), &job.description()?.id);
-    let server = Server::start(key, stores)?;
+    let description = job.description()?;
+    let stores = super::local::here(settings, job.path(), &description.id);
+    let at = listening::addresses(description.config.tree.listen())?;
+    let server = Server::start(key, stores, at)?;
     helper::answer(&server.addresses().join(",")).map_err(|e| Failure::io("say where to reach this host", &e))?;
     let mut rest = [0; 64];
     while std::io::stdin().read(&mut rest).is_ok_and(|n| n > 0) {}
@@ -353,20 +354,12 @@ mod tests {
     }
 
     #[test]
-    fn visitors_who_cannot_be_let_in_do_not_end_the_server() {
-        let (key, door) = (JobKey::random().unwrap(), Door::open().unwrap());
-        let addresses = door.addresses().to_vec();
-        let mut failures = 3;
-        let accept = move || {
-            if failures > 0 {
-                failures -= 1;
-                return Err(io::Error::from_raw_os_error(libc::EMFILE));
-            }
-            door.accept(None)
-        };
-        let server = Server::at(addresses, key.clone(), vec![(4, PathBuf::from("/nowhere"))], accept).unwrap();
+    fn who_knows_the_key_is_answered() {
+        let key = JobKey::random().unwrap();
+        let server = Server::start(key.clone(), vec![(4, PathBuf::from("/nowhere"))], vec![[127, 0, 0, 1].into()]).unwrap();
         let mut peer = Peer::connect(&key, "here", server.addresses()).unwrap();
         peer.say(&Ask::Held).unwrap();
         assert_eq!(peer.hear_json::<Vec<u64>>().unwrap(), [4]);
+        assert!(Peer::connect(&JobKey::random().unwrap(), "here", server.addresses()).is_err());
     }
 }

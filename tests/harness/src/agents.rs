@@ -40,7 +40,16 @@ pub fn agent(job: &Job, part: usize) -> Result<i32, Failure> {
 
 /// TCP connections that process `pid` has. Those of an agent are to other agents.
 pub fn connections(pid: i32) -> usize {
-    const ESTABLISHED: &str = "01";
+    sockets(pid, "01").len()
+}
+
+/// Where process `pid` listens, its addresses as the kernel's tables name them: an agent for other agents.
+pub fn listening(pid: i32) -> BTreeSet<String> {
+    sockets(pid, "0A").into_iter().collect()
+}
+
+/// The address of this host's end of each TCP socket of `pid` in `state`, in hexadecimal digits.
+fn sockets(pid: i32, state: &str) -> Vec<String> {
     let held: BTreeSet<String> = std::fs::read_dir(format!("/proc/{pid}/fd"))
         .into_iter()
         .flatten()
@@ -51,11 +60,12 @@ pub fn connections(pid: i32) -> usize {
         .iter()
         .map(|table| std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default())
         .flat_map(|table| table.lines().skip(1).map(str::to_owned).collect::<Vec<_>>())
-        .filter(|line| {
-            let mut words = line.split_whitespace();
-            let state = words.nth(3);
-            let inode = words.nth(5).unwrap_or_default();
-            state == Some(ESTABLISHED) && held.contains(&format!("socket:[{inode}]"))
+        .filter_map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let inode = words.get(9)?;
+            let is = words.get(3) == Some(&state) && held.contains(&format!("socket:[{inode}]"));
+            let (address, _) = words.get(1)?.split_once(':')?;
+            is.then(|| address.to_owned())
         })
-        .count()
+        .collect()
 }

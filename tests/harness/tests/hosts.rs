@@ -22,6 +22,8 @@ use std::time::Duration;
 
 #[path = "hosts/durable.rs"]
 mod durable;
+#[path = "hosts/listening.rs"]
+mod listening;
 #[path = "hosts/local.rs"]
 mod local;
 #[path = "hosts/relays.rs"]
@@ -426,7 +428,7 @@ fn main() {
     let mut target = Target::over_hosts("hosts");
     or_end(Server::prepare(target.place()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 40] = [
+    let tests: [(&str, Run); 42] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -456,6 +458,8 @@ fn main() {
         ("user::mpich::mpi_cg", |p, r| of_a_user(p, Kind::Mpich, "mpi/mpi_cg", r)),
         ("relays::chain", |p, r| relays::rounds(p, 1, r)),
         ("relays::two_each", |p, r| relays::rounds(p, 2, r)),
+        ("listening::where_reached", listening::where_reached),
+        ("listening::configured", listening::configured),
         ("shared_memory", shared_memory),
         ("numbers", numbers),
         ("past_standins", past_standins),

@@ -1,10 +1,11 @@
 //! Who belongs to a node: letting new nodes in, children that come back or are lost, the way back to a parent.
 
-use super::{Child, Registered, Service, Stranger, FIRST_PAUSE, GRACE};
+use super::{Child, Guest, Registered, Service, FIRST_PAUSE, GRACE};
 use crate::handle::Event;
 use crate::link::{Link, LinkError};
 use crate::message::{Down, NodeInfo, Up};
-use crate::shape;
+use crate::{shape, strangers};
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
@@ -18,47 +19,51 @@ const REFUSALS: u32 = 5;
 const ROOT_LIMIT: Duration = Duration::from_secs(15);
 const CONNECT_LIMIT: Duration = Duration::from_millis(500);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
-/// How long they may take to do so.
-const STRANGER_LIMIT: Duration = Duration::from_secs(5);
 
 impl Service {
-    pub(super) fn hear_strangers(&mut self, ready: &std::collections::HashSet<RawFd>) {
-        for mut stranger in std::mem::take(&mut self.strangers) {
-            if stranger.hello.is_some() && self.may_let_in() {
-                self.let_in(stranger);
-                continue;
+    pub(super) fn hear_guests(&mut self, ready: &HashSet<RawFd>) {
+        for guest in std::mem::take(&mut self.guests) {
+            let is_ready = ready.contains(&guest.link.raw());
+            self.hear_guest(guest, is_ready);
+        }
+    }
+
+    /// Lets `guest` in, hears who it is where it has something to say, or leaves it where it is.
+    pub(super) fn hear_guest(&mut self, mut guest: Guest, is_ready: bool) {
+        if guest.hello.is_some() && self.may_let_in() {
+            return self.let_in(guest);
+        }
+        let mut got: Vec<Up> = Vec::new();
+        if is_ready {
+            if let Err(error) = guest.link.receive(&mut got) {
+                tracing::warn!(%error, "a node went away before it was let in");
+                return;
             }
-            let mut got: Vec<Up> = Vec::new();
-            if ready.contains(&stranger.link.raw()) {
-                if let Err(error) = stranger.link.receive(&mut got) {
-                    self.turn_away(&error);
-                    continue;
+        }
+        let mut got = got.into_iter();
+        let Some(Up::Hello { info, released, ordered }) = got.next() else {
+            if guest.hello.is_some() || guest.since.elapsed() < strangers::LIMIT {
+                self.guests.push(guest);
+            }
+            return;
+        };
+        self.traffic.received.fetch_add(1, Ordering::Relaxed);
+        self.traffic.note_reached(guest.link.local());
+        match info.node {
+            Some(node) => {
+                self.attach(node, info, guest.link, released, ordered);
+                // What came together with it.
+                got.for_each(|message| self.hear_child(node, message));
+            }
+            None if self.is_root() => {
+                guest.hello = Some(info);
+                if self.may_let_in() {
+                    self.let_in(guest);
+                } else {
+                    self.guests.push(guest);
                 }
             }
-            let mut got = got.into_iter();
-            let Some(Up::Hello { info, released, ordered }) = got.next() else {
-                if stranger.hello.is_some() || stranger.since.elapsed() < STRANGER_LIMIT {
-                    self.strangers.push(stranger);
-                }
-                continue;
-            };
-            self.traffic.received.fetch_add(1, Ordering::Relaxed);
-            match info.node {
-                Some(node) => {
-                    self.attach(node, info, stranger.link, released, ordered);
-                    // What came together with it.
-                    got.for_each(|message| self.hear_child(node, message));
-                }
-                None if self.is_root() => {
-                    stranger.hello = Some(info);
-                    if self.may_let_in() {
-                        self.let_in(stranger);
-                    } else {
-                        self.strangers.push(stranger);
-                    }
-                }
-                None => tracing::warn!("a new node came to a relay"),
-            }
+            None => tracing::warn!("a new node came to a relay"),
         }
     }
 
@@ -69,8 +74,8 @@ impl Service {
     }
 
     /// At the root: gives a new node its number and its parent.
-    pub(super) fn let_in(&mut self, mut stranger: Stranger) {
-        let Some(mut info) = stranger.hello.take() else { return };
+    pub(super) fn let_in(&mut self, mut guest: Guest) {
+        let Some(mut info) = guest.hello.take() else { return };
         let node = self.next_node;
         self.next_node += 1;
         info.node = Some(node);
@@ -87,13 +92,13 @@ impl Service {
         self.traffic.sent.fetch_add(1, Ordering::Relaxed);
         let here = parent.is_none();
         let ordered = self.ordered;
-        if let Err(error) = stranger.link.send(&Down::Welcome { node, parent, ordered }) {
+        if let Err(error) = guest.link.send(&Down::Welcome { node, parent, ordered }) {
             tracing::warn!(node, %error, "a node went away while it was let in");
             self.registry.remove(&node);
             return;
         }
         if here {
-            self.attach(node, info, stranger.link, 0, ordered);
+            self.attach(node, info, guest.link, 0, ordered);
         }
     }
 
