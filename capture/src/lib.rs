@@ -69,7 +69,7 @@ pub struct Options {
     pub standins: Option<Vec<i32>>,
     /// What this node has been called since the job was launched.
     pub names: Names,
-    /// The job's processes ask about calls with addresses (see [`belay_plugins::lead`]): the one system call filter that they have is of the restart's making.
+    /// The job's processes ask about calls (see [`belay_plugins::lead`]): the one system call filter that they have is of the restart's making.
     pub led: bool,
     /// Number of writer threads per process snapshot.
     pub writers: u32,
@@ -395,6 +395,7 @@ fn take(
         arch: std::env::consts::ARCH.into(),
         kernel: read_line("/proc/sys/kernel/osrelease"),
         host: read_line("/proc/sys/kernel/hostname"),
+        boot_id: read_line("/proc/sys/kernel/random/boot_id"),
         time_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
         vdso_xxh3,
         kernel_pages,

@@ -212,6 +212,8 @@ fn attempt(
             agent_main(a, g.number, restored, ended, report)
         })
     };
+    // The job may not call it so.
+    tracing::debug!(host = sys::host(), "this host");
     let group = reunion.as_ref().map(|r| -> &dyn Group { r });
     let without_agent = WithoutAgent {
         ends: &|| fallback.is_there(),

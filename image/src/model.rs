@@ -15,6 +15,9 @@ pub struct Job {
     pub kernel: String,
     /// Host name at capture.
     pub host: String,
+    /// Number of its boot, as processes saw it; empty in images of before.
+    #[serde(default)]
+    pub boot_id: String,
     /// Time of capture, seconds since the epoch.
     pub time_unix_s: u64,
     /// Bytes of the vDSO at capture: the same bytes at restart mean that the restorer's own vDSO can be moved into place.

@@ -5,6 +5,7 @@
 use crate::contents::Contents;
 use crate::control::{Shared, RESTORER_STEP};
 use crate::fail::{Outcome, RestartError};
+use crate::lead::Questions;
 use crate::memory::Special;
 use crate::namespace::Way;
 use crate::process::{self, Context};
@@ -20,10 +21,12 @@ use belay_image::extents::Extent;
 use belay_image::model::{AgentIdentity, Job, Process, ProcessState, VmaKind};
 use belay_kernel::blob::Blob;
 use belay_kernel::{pidfd, proc};
+use belay_plugins::mpi::{DAEMONS, LAUNCHERS};
 use belay_plugins::{Facts, Group, Names, Rebuilder};
 use belay_wire::Phase;
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -75,14 +78,17 @@ pub(crate) fn restart(
     let specials = specials(std::process::id().cast_signed()).map_err(|e| RestartError::at("read own mappings", e))?;
     let places = foreign.as_ref().map(|f| f.place(&mut job.processes, &specials)).transpose();
     let places = places.map_err(|e| RestartError::at("vdso", e))?.unwrap_or_default();
-    let shown = Shown::new(way);
+    let shown = Shown::new(way, &job.processes);
     let pages = Contents::new(&contents, &chunks, group);
     let rebuilder = Rebuilder::rebuild(descriptors, (&blobs, &pages), way != Way::Initial, group, &sys::say)?;
     connects::finish(&mut job.processes, |pid, tid, fd| rebuilder.is_connected(pid, tid, fd));
     open_shared_objects(&rebuilder, &job);
     let programs = job.processes.iter().map(|p| p.mm.start_stack).collect();
     let names = rebuilder.book().names(&programs);
-    let led = rebuilder.book().is_needed() && may_lead(way);
+    let questions = Questions {
+        addresses: rebuilder.book().is_needed() && may_lead(way),
+        programs: shown.is_some() && (group.is_some() || job.processes.iter().any(is_of_mpi)),
+    };
     let shared = Shared::new(tree.nodes.len(), &rebuilder.room()).map_err(|e| RestartError::at("spawn", e))?;
     let stopped = stopped_children(&job);
     let live = live(&tree, &job);
@@ -117,8 +123,9 @@ pub(crate) fn restart(
         shared: &shared,
         rebuilder: &context.rebuilder,
         ordinary: way.is_ordinary(),
-        led,
+        questions,
         programs: &programs,
+        shown: shown.as_ref(),
         settle: &settle,
     };
     let mut living = Living {
@@ -146,7 +153,7 @@ pub(crate) fn restart(
         let resuming = Instant::now();
         let stopped = resume::seize(&job, &shared, &tree, &live, blob)?;
         if let Some(shown) = shown {
-            shown.show(job.processes.iter().filter(|p| tree::is_live(p)));
+            shown.show(job.processes.iter().filter(|p| tree::is_live(p)).map(|p| p.pid));
         }
         if way != Way::Initial {
             set_last_pid(tree.max_pid);
@@ -169,13 +176,20 @@ pub(crate) fn restart(
         Ok(Restarted {
             phases: phases(rebuilt, spawned, &live, &shared, resuming.elapsed()),
             names,
-            led,
+            led: questions.any(),
         })
     });
     result.map_err(|e| {
         living.kill();
         explain_restorer(e, &job, &tree, &shared, &extents)
     })
+}
+
+/// Whether the process starts ranks, which compare the namespaces that they see.
+fn is_of_mpi(p: &Process) -> bool {
+    let file = Path::new(&p.exe).file_name();
+    let mut all = DAEMONS.iter().chain(&LAUNCHERS);
+    file.is_some_and(|file| all.any(|name| file == *name))
 }
 
 /// Whether processes can be made to ask about addresses.
@@ -260,14 +274,14 @@ fn spawn(forest: &Forest<'_>, job: &Job, living: &mut Living<'_>) -> Outcome<()>
     let mut glance = || living.glance(shared, tree);
     let settled = live(tree, job);
     shared.await_all(&settled, SETTLED, &mut glance)?;
-    if forest.led {
+    if forest.questions.any() {
         let mut listeners = Vec::new();
         for (i, pid, process) in living.pidfds.iter().filter(|(i, ..)| settled.contains(i)) {
             let fd = shared.slot(*i).area[0].load(Ordering::Acquire);
             let taken = lead::take(process, fd);
             listeners.push(taken.map_err(|e| RestartError::at("spawn", format!("process {pid}: take its questions: {e}")))?);
         }
-        lead::begin(listeners, forest.rebuilder.book(), forest.programs)?;
+        lead::begin(listeners, forest.rebuilder.book(), forest.programs, forest.shown)?;
     }
     for (i, pid) in zombies(tree, job) {
         let fd = pidfd::open(pid).map_err(|e| RestartError::at("spawn", format!("zombie {pid}: {e}")))?;

@@ -5,6 +5,7 @@
 
 use crate::channel::{Channel, Message};
 use crate::fail::{Outcome, RestartError};
+use crate::identity::Identity;
 use crate::namespace::Way;
 use crate::{initial, namespace, shown, sys, Shell};
 use belay_image::model::AgentIdentity;
@@ -105,6 +106,8 @@ pub(crate) struct Setup<'a> {
     /// PID of the command.
     pub(crate) root: i32,
     pub(crate) way: Way,
+    /// What it is to keep of the host on which it was.
+    pub(crate) identity: Identity,
     /// Value of the monotonic clock at the checkpoint.
     pub(crate) monotonic_ns: u64,
     pub(crate) uid: u32,
@@ -145,6 +148,7 @@ fn start(setup: &Setup<'_>, agent: &mut dyn FnMut()) -> Outcome<Option<i32>> {
     } else {
         namespace::enter(setup.way, setup.uid, setup.gid)?;
         shown::begin(setup.shown.take());
+        setup.identity.keep(setup.way)?;
         if let Err(error) = namespace::continue_clock(setup.monotonic_ns) {
             tracing::warn!(%error, "no time namespace: the monotonic clock jumps");
         }

@@ -1,9 +1,12 @@
-//! The process that answers for the addresses of a job that has been restarted elsewhere, see `belay_plugins::lead`.
+//! The process that answers for the addresses of a job that has been restarted elsewhere, see `belay_plugins::lead`, and shows new programs of the job the namespaces that those before them are shown.
 //!
+//! A process that was started after the restart asks before it executes its program, so that the program sees nothing else from its first instruction on.
 //! It is no part of the job and no child of the agent, so that the job can go on when the agent is killed. It ends when nobody is left who could ask.
 
 use crate::fail::{Outcome, RestartError};
+use crate::shown::Shown;
 use crate::sys;
+use belay_kernel::seccomp::Answer;
 use belay_kernel::{pidfd, proc, seccomp};
 use belay_plugins::{lead, Book};
 use std::collections::HashSet;
@@ -11,9 +14,33 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
-/// In a process of the job, before it has threads: its calls with addresses ask from now on. The descriptor's number is in `room`.
-pub(crate) fn ask(room: &Range<RawFd>) -> io::Result<OwnedFd> {
-    let listener = seccomp::ask_about(&lead::CALLS)?;
+/// Calls that execute a program.
+const EXECUTIONS: [i64; 2] = [libc::SYS_execve, libc::SYS_execveat];
+
+/// What the processes of a job ask about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Questions {
+    /// Calls with addresses.
+    pub(crate) addresses: bool,
+    /// Executions.
+    pub(crate) programs: bool,
+}
+
+impl Questions {
+    pub(crate) fn any(self) -> bool {
+        self.addresses || self.programs
+    }
+
+    fn calls(self) -> Vec<i64> {
+        let addresses = lead::CALLS.iter().filter(|_| self.addresses);
+        let programs = EXECUTIONS.iter().filter(|_| self.programs);
+        addresses.chain(programs).copied().collect()
+    }
+}
+
+/// In a process of the job, before it has threads: these calls ask from now on. The descriptor's number is in `room`.
+pub(crate) fn ask(questions: Questions, room: &Range<RawFd>) -> io::Result<OwnedFd> {
+    let listener = seccomp::ask_about(&questions.calls())?;
     sys::dup_into(listener.as_raw_fd(), room)
 }
 
@@ -22,17 +49,17 @@ pub(crate) fn take(process: &OwnedFd, fd: u64) -> io::Result<OwnedFd> {
     pidfd::getfd(process.as_fd(), i32::try_from(fd).map_err(io::Error::other)?)
 }
 
-/// In the agent: makes the process that answers; the restarted programs have stacks that begin at `programs`.
-pub(crate) fn begin(listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>) -> Outcome<()> {
+/// In the agent: makes the process that answers; the restarted programs have stacks that begin at `programs`, and new ones are shown the namespaces in `shown`.
+pub(crate) fn begin(listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>, shown: Option<&Shown>) -> Outcome<()> {
     // SAFETY: the agent has one thread.
     match unsafe { sys::fork(libc::CLONE_PARENT as u64, 0, 0) } {
-        Ok(0) => answer_all(listeners, book, programs),
+        Ok(0) => answer_all(listeners, book, programs, shown),
         Ok(_) => Ok(()),
         Err(e) => Err(RestartError::at("make the process that answers for addresses", e)),
     }
 }
 
-fn answer_all(mut listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>) -> ! {
+fn answer_all(mut listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>, shown: Option<&Shown>) -> ! {
     sys::block_signals();
     // Neither the terminal's signals nor the job's end by its group are meant for it.
     let _ = sys::setsid();
@@ -54,7 +81,13 @@ fn answer_all(mut listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>)
             if poll.revents & libc::POLLIN != 0 {
                 // A thread that has been killed meanwhile asks nothing.
                 if let Ok(question) = seccomp::receive(listener) {
-                    let _ = seccomp::send(listener, &question, lead::answer(book, programs, &question));
+                    let answer = if EXECUTIONS.contains(&question.number.into()) {
+                        shown.into_iter().for_each(|s| s.show_new(question.tid));
+                        Answer::Kernel
+                    } else {
+                        lead::answer(book, programs, &question)
+                    };
+                    let _ = seccomp::send(listener, &question, answer);
                 }
             }
         }

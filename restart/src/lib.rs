@@ -24,6 +24,7 @@ mod fail;
 mod front;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod identity;
 mod init;
 mod initial;
 mod layout;
@@ -50,6 +51,7 @@ use belay_kernel::blob::Blob;
 use belay_plugins::Group;
 use channel::{Channel, Message};
 use front::Front;
+use identity::Identity;
 use namespace::Way;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -75,7 +77,7 @@ pub struct Restored {
     pub phases: Vec<(belay_wire::Phase, Duration)>,
     /// What this node has been called.
     pub names: belay_plugins::Names,
-    /// Its processes ask about calls with addresses, which have changed.
+    /// Its processes ask about calls (a system call filter): those with addresses, which have changed, or executions.
     pub led: bool,
 }
 
@@ -136,9 +138,13 @@ pub fn restart(
     without_agent: &WithoutAgent<'_>,
 ) -> Result<End, RestartError> {
     let mut loaded = Some(verify::load(dir, options.any_cpu)?);
-    let (identity, root, monotonic_ns) = match &loaded {
+    let (agent, root, monotonic_ns) = match &loaded {
         Some(l) => (l.job.agent, l.job.root_pid, l.job.monotonic_ns),
         None => return Err(RestartError::at("restart", "nothing loaded")),
+    };
+    let identity = match (&loaded, group) {
+        (Some(l), Some(group)) => Identity::of(&l.job, group)?,
+        _ => Identity::default(),
     };
     let blob = Blob::load(&options.restorer).map_err(|e| RestartError::at("load the restorer", e))?;
     let failed = |e: std::io::Error| RestartError::at("restart", e);
@@ -176,9 +182,10 @@ pub fn restart(
     drop(channel);
     let setup = init::Setup {
         channel: &inside,
-        agent: identity,
+        agent,
         root,
         way,
+        identity,
         monotonic_ns,
         uid,
         gid,
@@ -195,7 +202,7 @@ pub fn restart(
             Way::Namespaces | Way::UserNamespace => Ok(()),
         };
         let result = bound(true)
-            .and_then(|()| agent::join_groups(&identity, setup.session))
+            .and_then(|()| agent::join_groups(&agent, setup.session))
             .and_then(|()| {
                 inside.send(&Message::Hello);
                 let loaded = loaded.take().ok_or_else(|| RestartError::at("restart", "nothing loaded"))?;

@@ -4,6 +4,7 @@ use crate::fail::{Outcome, RestartError};
 use crate::sys;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 
 /// Capability to make namespaces without a user namespace.
 const CAP_SYS_ADMIN: u64 = 1 << 21;
@@ -188,6 +189,31 @@ pub(crate) fn follow_clock() -> io::Result<()> {
     let children = std::fs::File::open(OF_CHILDREN)?;
     // SAFETY: takes numbers only.
     sys::libc_result(unsafe { libc::setns(children.as_raw_fd(), CLONE_NEWTIME) }).map(drop)
+}
+
+/// Mounts a memory file system upon `target` in which, as in `/tmp`, everybody may make files.
+pub(crate) fn mount_memory(target: &str) -> io::Result<()> {
+    mount(Some("tmpfs"), target, Some("tmpfs"), libc::MS_NOSUID | libc::MS_NODEV)?;
+    std::fs::set_permissions(target, std::fs::Permissions::from_mode(0o1777))
+}
+
+/// Shows `text` as what can be read in `target`, a file in `/proc`.
+pub(crate) fn show_text(text: &str, target: &str) -> io::Result<()> {
+    // The memory file system lives on under what is mounted of it.
+    let file = format!("{UNHIDDEN}/text");
+    mount(
+        Some("tmpfs"),
+        UNHIDDEN,
+        Some("tmpfs"),
+        libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC,
+    )?;
+    let written =
+        std::fs::write(&file, text).and_then(|()| std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o444)));
+    let shown = written.and_then(|()| mount(Some(&file), target, None, libc::MS_BIND));
+    let place = std::ffi::CString::new(UNHIDDEN).map_err(io::Error::other)?;
+    // SAFETY: a live, terminated string.
+    sys::libc_result(unsafe { libc::umount2(place.as_ptr(), libc::MNT_DETACH) })?;
+    shown
 }
 
 fn mount(source: Option<&str>, target: &str, kind: Option<&str>, flags: libc::c_ulong) -> io::Result<()> {

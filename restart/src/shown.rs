@@ -2,11 +2,12 @@
 //!
 //! Programs compare their numbers (`stat` of `/proc/self/ns/KIND`) with those which others told them: ranks of Open MPI (user) and of MPICH (UCX: IPC and PID) by them
 //! decide in MPI_Init how they exchange messages. A mount upon that name shows what another `/proc` tells, one mount for each kind and process; the kernel removes it
-//! when the process ends. The namespaces themselves stay what they are, and `/proc/PID/task/TID/ns/KIND` says so.
+//! when the process ends. One that is started later gets its mounts before it executes a program (`lead`). The namespaces themselves stay what they are, and `/proc/PID/task/TID/ns/KIND` says so.
 
 use crate::namespace::Way;
-use crate::sys;
+use crate::{sys, tree};
 use belay_image::model::Process;
+use belay_kernel::proc::Status;
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -41,21 +42,25 @@ pub(crate) fn begin(outer: Outer) {
 
 /// In the agent, before descriptors are opened.
 pub(crate) struct Shown {
-    /// The kinds of which the job is in another one than the restarting command, with the number of that.
-    kinds: Vec<(Kind, u64)>,
+    /// The kinds of which the job is in another one than the restarting command, and has seen the number of that, which is told.
+    kinds: Vec<(&'static str, u64)>,
 }
 
 impl Shown {
-    /// Shows the agent what its processes will be shown; none where they are in the same namespaces as before.
-    pub(crate) fn new(way: Way) -> Option<Self> {
+    /// Shows the agent what the processes of the job will be shown; none where they are in the same namespaces as before. What none of them has seen helps nobody: parts of a job that meet on one
+    /// host would be taken for one.
+    pub(crate) fn new(way: Way, processes: &[Process]) -> Option<Self> {
         let agent = std::process::id().cast_signed();
-        let begin = |kind: &Kind| -> io::Result<Option<(Kind, u64)>> {
-            let outer = number(1, kind.0)?;
-            if number(agent, kind.0)? == outer {
+        let begin = |(name, saw): &Kind| -> io::Result<Option<(&'static str, u64)>> {
+            let outer = number(1, name)?;
+            // Images of before do not say.
+            let mut live = processes.iter().filter(|p| tree::is_live(p));
+            let is_known = live.any(|p| [0, outer].contains(&saw(p)));
+            if number(agent, name)? == outer || !is_known {
                 return Ok(None);
             }
-            copy_to(agent, kind.0)?;
-            Ok(Some((*kind, outer)))
+            copy_to(agent, name)?;
+            Ok(Some((name, outer)))
         };
         let kinds = KINDS.iter().filter(|_| way != Way::Initial);
         let kinds: Vec<_> = kinds
@@ -64,17 +69,28 @@ impl Shown {
         (!kinds.is_empty()).then_some(Self { kinds })
     }
 
-    /// Shows each of the processes what it saw before.
-    pub(crate) fn show<'a>(&self, live: impl Iterator<Item = &'a Process>) {
-        let show = |p: &Process| {
-            // Images of before do not say.
-            let wanted = self.kinds.iter().filter(|((_, saw), outer)| [0, *outer].contains(&saw(p)));
-            let shown = wanted.map(|((name, _), _)| copy_to(p.pid, name));
+    /// Shows them to the processes with these numbers, all the same, whatever each of them saw.
+    pub(crate) fn show(&self, live: impl Iterator<Item = i32>) {
+        let show = |pid: i32| {
+            let shown = self.kinds.iter().map(|(name, _)| copy_to(pid, name));
             shown.fold(Ok(()), Result::and)
         };
         // One failure is as good as many.
         let shown = live.map(show).fold(Ok(()), Result::and);
         shown.unwrap_or_else(|e| report(&e));
+    }
+
+    /// Shows them to the process of thread `tid`, which is about to execute a program, unless they are shown to it.
+    pub(crate) fn show_new(&self, tid: u32) {
+        let status = Status::read(tid.cast_signed());
+        let Some(pid) = status.ok().and_then(|s| i32::try_from(*s.list("Tgid").first()?).ok()) else {
+            return;
+        };
+        for (name, outer) in &self.kinds {
+            if number(pid, name).is_ok_and(|n| n != *outer) {
+                copy_to(pid, name).unwrap_or_else(|e| report(&e));
+            }
+        }
     }
 }
 

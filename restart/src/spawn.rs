@@ -12,6 +12,7 @@
 use crate::companion::{self, Companion};
 use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
+use crate::shown::Shown;
 use crate::tree::{self, Node, NodeId, Role, Tree, AGENT};
 use crate::{lead, sys};
 use belay_image::model::{Process, ProcessState, Thread};
@@ -46,8 +47,10 @@ pub(crate) struct Forest<'a> {
     pub(crate) rebuilder: &'a Rebuilder,
     /// What capabilities there are serve the restart alone.
     pub(crate) ordinary: bool,
-    /// Processes ask about calls with addresses.
-    pub(crate) led: bool,
+    /// What processes ask about.
+    pub(crate) questions: lead::Questions,
+    /// The namespaces that they are shown, where that are others than they are in.
+    pub(crate) shown: Option<&'a Shown>,
     /// Where the stacks of the programs begin.
     pub(crate) programs: &'a HashSet<u64>,
     /// What a process does when it is settled, with the threads that exist by then; does not return.
@@ -186,8 +189,9 @@ impl Forest<'_> {
             }
             end_like(process, status);
         }
-        let asks = if self.led {
-            let listener = lead::ask(&self.rebuilder.room()).map_err(failed("ask about addresses (seccomp)"))?;
+        let asks = if self.questions.any() {
+            let listener = lead::ask(self.questions, &self.rebuilder.room());
+            let listener = listener.map_err(failed("ask about addresses and programs (seccomp)"))?;
             let number = u64::try_from(listener.as_raw_fd()).unwrap_or(u64::MAX);
             self.shared.slot(id).area[0].store(number, Ordering::Release);
             Some(listener)

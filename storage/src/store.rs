@@ -15,7 +15,7 @@ use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Name of the directory in the job directory.
 pub const DIRECTORY: &str = "chunks";
@@ -75,8 +75,13 @@ impl LocalTier {
     }
 }
 
-/// The name of this host.
+/// The name of this host: what it was when that was first asked, and in processes that were forked since. A restarted job, and its agent, may be called otherwise.
 pub fn this_host() -> String {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(host_name).clone()
+}
+
+fn host_name() -> String {
     // SAFETY: utsname is plain data, for which zero is a valid value.
     let mut name: libc::utsname = unsafe { std::mem::zeroed() };
     // SAFETY: `name` is valid for writing.

@@ -193,13 +193,7 @@ fn starts(place: &Place, kind: Kind, name: &str, used: usize, rng: &mut Rng) -> 
         let label = format!("hosts-starts-{used}{}", kind.suffix());
         let mut job = Job::of(place, &label, kind, used, 3 * used)?;
         let program = job.program(place, name)?;
-        let late = job.work.join("late");
-        let script = format!("#!/bin/sh\n[ \"${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}\" != 1 ] || sleep 0.7\nexec {program}\n");
-        let written = std::fs::write(&late, script);
-        written
-            .and_then(|()| std::fs::set_permissions(&late, std::fs::Permissions::from_mode(0o755)))
-            .map_err(|e| e.to_string())?;
-        let words = job.mpirun(&late.display().to_string());
+        let words = job.mpirun(&late(&job, &program)?);
         job.start_launch(&words.iter().map(String::as_str).collect::<Vec<_>>())?;
         want(job.answers()?, || format!("round {round}: ended: {}", job.said()))?;
         let ms = rng.below(1500);
@@ -217,6 +211,93 @@ fn starts(place: &Place, kind: Kind, name: &str, used: usize, rng: &mut Rng) -> 
             .map_err(|e| format!("round {round}, {ms} ms after the start: {e}"))?;
     }
     Ok(())
+}
+
+/// A job that is checkpointed at some moment of the first two seconds, and restarted where it was or with all its parts on one host: what is started there later is as what was there before, and
+/// stays apart from the other part.
+fn begins(place: &Place, user: User, kind: Kind, rng: &mut Rng) -> Result<(), Failure> {
+    for round in 0..rounds_wanted() {
+        let label = format!("hosts-begins-{}{}", user.name(), kind.suffix());
+        let mut job = Job::by(user, place, &label, kind, 2, 3)?;
+        let program = job.program(place, "mpi/mpi_p2p")?;
+        let words = job.mpirun(&late(&job, &program)?);
+        job.start_launch(&words.iter().map(String::as_str).collect::<Vec<_>>())?;
+        want(job.answers()?, || format!("round {round}: ended: {}", job.said()))?;
+        let (ms, together) = (rng.below(2000), rng.below(3) > 0);
+        std::thread::sleep(Duration::from_millis(ms));
+        let at = |e| format!("round {round}, {ms} ms after the start, together: {together}: {e}");
+        want(job.take().map_err(at)?, || at(format!("ended: {}", job.said())))?;
+        job.crash();
+        job.at = if together { vec![3, 3] } else { vec![1, 2] };
+        job.restart_at(&[])
+            .and_then(|()| job.settle())
+            .and_then(|()| job.verdict())
+            .map_err(at)?;
+        // Ranks of before and after the restart see the same namespaces.
+        want(!job.said().contains("CMA is not available"), || at(job.said()))?;
+    }
+    Ok(())
+}
+
+/// Programs that a part starts see the same host, namespaces and shared memory after restarts with the other part on one host as before.
+fn identity(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::by(user, place, &format!("hosts-identity-{}", user.name()), Kind::C, 2, 3)?;
+    if user == User::Root {
+        // Test hosts have one kernel. (Where a part of /proc is hidden, an ordinary user cannot restart.)
+        let other = "echo another > /tmp/boot; mount --bind /tmp/boot /proc/sys/kernel/random/boot_id";
+        job.on_host(2, &["sh", "-c", other])?;
+    }
+    let seen = |part: usize| job.work.join(format!("seen.{part}"));
+    let seen = [seen(1), seen(2)];
+    let look = |part: usize| {
+        // The shell is older than what it starts. Of two looks a restart on a host with other numbers may lie in the middle of one.
+        format!(
+            "numbers() {{ stat -Lc %i /proc/$1/ns/user /proc/$1/ns/ipc /proc/$1/ns/pid; }}; while [ ! -e {go} ]; do touch /dev/shm/part.{part}; \
+             [ \"$(numbers self)\" = \"$(numbers $$)\" ] || [ \"$(numbers self)\" = \"$(numbers $$)\" ]; status=$?; echo $(hostname) $status $(cat /proc/sys/kernel/random/boot_id) $(ls /dev/shm | grep -v part.{part}) >> {seen}; sleep 0.02; done",
+            go = job.work.join("go").display(),
+            seen = seen[part - 1].display()
+        )
+    };
+    let own = |part: usize| job.work.join(format!("look.{part}"));
+    for part in 1..=2 {
+        std::fs::write(own(part), look(part)).map_err(|e| e.to_string())?;
+    }
+    let script = format!("sh {} & ssh h2 sh {}; wait; echo PASS", own(1).display(), own(2).display());
+    job.start_launch(&["sh", "-c", &script])?;
+    let lines = |part: usize| -> Vec<String> {
+        let text = std::fs::read_to_string(&seen[part]).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    };
+    let more = |job: &mut Job, than: usize| {
+        job.comes_true("both parts look again", || (0..2).all(|part| lines(part).len() > than + 20))?;
+        Ok::<_, Failure>(())
+    };
+    more(&mut job, 0)?;
+    for at in [[3, 3], [2, 2], [1, 2]] {
+        std::thread::sleep(Duration::from_millis(rng.below(100)));
+        want(job.take()?, || format!("ended: {}", job.said()))?;
+        job.crash();
+        job.at = at.to_vec();
+        let before = lines(0).len().max(lines(1).len());
+        job.start_restart()?;
+        more(&mut job, before)?;
+        for part in 0..2 {
+            let all: BTreeSet<String> = lines(part).into_iter().collect();
+            want(all.len() == 1, || format!("{at:?}: part {part} has seen {all:?}"))?;
+        }
+    }
+    job.verdict()
+}
+
+/// A program that becomes `program`, as rank 1 only after a while.
+fn late(job: &Job, program: &str) -> Result<String, Failure> {
+    let late = job.work.join("late");
+    let script = format!("#!/bin/sh\n[ \"${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}\" != 1 ] || sleep 0.7\nexec {program}\n");
+    let written = std::fs::write(&late, script);
+    written
+        .and_then(|()| std::fs::set_permissions(&late, std::fs::Permissions::from_mode(0o755)))
+        .map_err(|e| e.to_string())?;
+    Ok(late.display().to_string())
 }
 
 /// A daemon of MPI that no stand-in has started, be it by what does not look like a remote shell or by another daemon, is named by the checkpoint, which is refused.
@@ -428,7 +509,7 @@ fn main() {
     let mut target = Target::over_hosts("hosts");
     or_end(Server::prepare(target.place()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 42] = [
+    let tests: [(&str, Run); 48] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -469,6 +550,12 @@ fn main() {
         ("starts::mpi_p2p", |p, r| starts(p, Kind::OpenMpi, "mpi/mpi_p2p", 2, r)),
         ("starts::mpi_lazy", |p, r| starts(p, Kind::OpenMpi, "mpi/mpi_lazy", 4, r)),
         ("mpich::starts::mpi_p2p", |p, r| starts(p, Kind::Mpich, "mpi/mpi_p2p", 2, r)),
+        ("identity::root", |p, r| identity(p, User::Root, r)),
+        ("identity::user", |p, r| identity(p, User::Ordinary, r)),
+        ("begins::root", |p, r| begins(p, User::Root, Kind::OpenMpi, r)),
+        ("begins::user", |p, r| begins(p, User::Ordinary, Kind::OpenMpi, r)),
+        ("begins::mpich::root", |p, r| begins(p, User::Root, Kind::Mpich, r)),
+        ("begins::mpich::user", |p, r| begins(p, User::Ordinary, Kind::Mpich, r)),
         ("durable", durable::directory),
         ("durable_objects", durable::objects),
         ("durable_server_lost", durable::server_lost),
