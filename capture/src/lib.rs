@@ -288,7 +288,7 @@ fn take(
     let begin = Instant::now();
     clock.enter(Phase::Suspend);
     let mut job = gather::suspend(prepared, agent, &options.outside)?;
-    if group.is_none() && job.is_empty() {
+    if job.is_empty() {
         return Err(CaptureError::Ended);
     }
     let root_had_ended = !job.processes.iter().any(|p| p.pid == root_pid);

@@ -83,7 +83,7 @@ fn service(messages: &[Vec<u8>], root: bool) {
     };
     let inbox = (orders, Arc::new(wake));
     let mut service = Service::new(start, inbox, (event_in, release_in, Arc::new(bell)), Arc::default());
-    service.command(Command::Arrive(1, Contribution::ready()));
+    service.command(Command::Arrive(1, Contribution::ready(), None));
     for message in messages {
         if let Ok(up) = serde_json::from_slice::<Up>(message) {
             service.hear_child(3, up);

@@ -5,6 +5,7 @@ use crate::link::{Link, LinkError};
 use crate::listening::{beside, Listeners};
 use crate::message::{Contribution, Down, Failed, NodeInfo, Up, Values};
 use crate::service::{Command, Service, Start, Traffic};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
@@ -308,7 +309,7 @@ impl Joining {
 
     /// As [`Tree::exchange`], attending to the connections on the calling thread meanwhile.
     pub fn exchange(&mut self, step: u64, contribution: Contribution) -> Result<Values, Broken> {
-        self.service.command(Command::Arrive(step, contribution));
+        self.service.command(Command::Arrive(step, contribution, None));
         self.service.advance();
         loop {
             // Where nobody else is left to wait for, there is nothing that a turn would wait for.
@@ -437,29 +438,36 @@ impl Tree {
         self.command(Command::EndWith(status));
     }
 
-    /// At the root: new nodes wait to be let in, so that the set of nodes stays the same during a sequence of steps.
-    pub fn hold_joins(&self, hold: bool) {
-        self.command(Command::HoldJoins(hold));
+    /// At the root: the steps that follow are those of `nodes`, besides the root: new nodes wait to be let in, and each step fails from which one of these is missing, whenever it was lost.
+    /// None ends that.
+    pub fn hold(&self, nodes: Option<BTreeSet<u64>>) {
+        self.command(Command::Hold(nodes));
     }
 
-    /// Takes part in collective step `step` without waiting for its end, of which [`Tree::released`] tells.
-    pub fn begin(&self, step: u64, contribution: Contribution) {
-        self.command(Command::Arrive(step, contribution));
+    /// Takes part in collective step `step` without waiting for its end, of which [`Tree::released`] tells. At the root, the step fails when others take longer than `patience`.
+    pub fn begin(&self, step: u64, contribution: Contribution, patience: Option<Duration>) {
+        self.command(Command::Arrive(step, contribution, patience));
     }
 
-    /// The end of a step begun with [`Tree::begin`], once it has come. The descriptor of this object is readable when it may have.
-    pub fn released(&self) -> Option<Result<Values, Broken>> {
-        let (_, failures, values) = self.ends.releases.try_recv().ok()?;
-        Some(if failures.is_empty() {
+    /// The number and the end of a step begun with [`Tree::begin`], once it has come. The descriptor of this object is readable when it may have.
+    pub fn released(&self) -> Option<(u64, Result<Values, Broken>)> {
+        let (step, failures, values) = self.ends.releases.try_recv().ok()?;
+        let end = if failures.is_empty() {
             Ok(values)
         } else {
             Err(Broken(failures))
-        })
+        };
+        Some((step, end))
     }
 
     /// Takes part in collective step `step`; returns the facts that `contribution` wants when all nodes have contributed. Step numbers grow.
     pub fn exchange(&self, step: u64, contribution: Contribution) -> Result<Values, Broken> {
-        self.command(Command::Arrive(step, contribution));
+        self.exchange_within(step, contribution, None)
+    }
+
+    /// The same; at the root, the step fails when others take longer than `patience`.
+    pub fn exchange_within(&self, step: u64, contribution: Contribution, patience: Option<Duration>) -> Result<Values, Broken> {
+        self.command(Command::Arrive(step, contribution, patience));
         loop {
             match self.ends.releases.recv() {
                 Ok((number, failures, values)) if number >= step => {

@@ -60,6 +60,21 @@ impl Step {
         !self.arrived.is_empty()
     }
 
+    /// Whether the node itself has come to it.
+    pub(crate) fn is_own_there(&self) -> bool {
+        self.arrived.contains_key(&Who::Own)
+    }
+
+    /// Whether child `node` has.
+    pub(crate) fn has_come(&self, node: u64) -> bool {
+        self.arrived.contains_key(&Who::Child(node))
+    }
+
+    /// What has been merged so far.
+    pub(crate) fn so_far(&self) -> Contribution {
+        self.merged.clone()
+    }
+
     /// The merged contribution, once, when the node itself and all of `children` have arrived.
     pub(crate) fn complete(&mut self, mut children: impl Iterator<Item = u64>) -> Option<Contribution> {
         let own = self.arrived.contains_key(&Who::Own);

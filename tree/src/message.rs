@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub type Values = BTreeMap<String, String>;
 
 /// Failures that one message carries at most; one is enough to give a step up.
-const MAX_FAILURES: usize = 8;
+pub(crate) const MAX_FAILURES: usize = 8;
 
 /// Why a node could not do its part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

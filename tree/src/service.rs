@@ -16,7 +16,7 @@ use crate::key::JobKey;
 use crate::link::Link;
 use crate::listening::Listeners;
 use crate::merge::{decide, Step, Who};
-use crate::message::{Contribution, Down, Failed, NodeInfo, Up, Values};
+use crate::message::{Contribution, Down, Failed, NodeInfo, Up, Values, MAX_FAILURES};
 use crate::noise::TREE;
 use crate::strangers::Strangers;
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
@@ -35,6 +35,8 @@ const IDLE: Duration = Duration::from_millis(500);
 const ORDERS: usize = 8;
 /// Nodes that join at the same time connect to their parents one after the other.
 const STAGGER: Duration = Duration::from_micros(300);
+/// Why a node is not there that has said farewell. The part of a job on its host has ended in good order, and it goes on without.
+const ENDED: &str = "it has ended; checkpoint again in a moment";
 
 /// What a service begins with.
 pub(crate) struct Start {
@@ -58,8 +60,8 @@ pub(crate) struct Start {
 /// What the program asks for.
 pub(crate) enum Command {
     Order(String),
-    HoldJoins(bool),
-    Arrive(u64, Contribution),
+    Hold(Option<BTreeSet<u64>>),
+    Arrive(u64, Contribution, Option<Duration>),
     EndWith(i32),
     Listen(Listeners),
     Leave,
@@ -93,6 +95,21 @@ impl Traffic {
     /// Messages sent.
     pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
+    }
+}
+
+/// A fixed set of nodes whose steps are under way, and why some of them are gone.
+struct Held {
+    nodes: BTreeSet<u64>,
+    gone: BTreeMap<u64, String>,
+}
+
+impl Held {
+    fn of(nodes: BTreeSet<u64>) -> Self {
+        Self {
+            nodes,
+            gone: BTreeMap::new(),
+        }
     }
 }
 
@@ -146,7 +163,10 @@ pub(crate) struct Service {
     strangers: Strangers,
     /// Oldest first.
     guests: Vec<Guest>,
-    hold_joins: bool,
+    /// At the root, during steps of a fixed set of nodes.
+    held: Option<Held>,
+    /// When this node has come to the step under way, and how long the others may take.
+    patience: Option<(Instant, Duration)>,
     /// The program is done with the tree.
     left: bool,
     /// What is said of this node when it leaves.
@@ -154,6 +174,8 @@ pub(crate) struct Service {
     next_node: u64,
     registry: BTreeMap<u64, Registered>,
     step: Step,
+    /// The last step that has failed, and why.
+    failed: (u64, Vec<Failed>),
     orders: VecDeque<(u64, String)>,
     ordered: u64,
     commands: mpsc::Receiver<Command>,
@@ -193,12 +215,14 @@ impl Service {
             root_seen: start.root_seen,
             children: BTreeMap::new(),
             guests: Vec::new(),
-            hold_joins: false,
+            held: None,
+            patience: None,
             left: false,
             status: 0,
             next_node: 1,
             registry: BTreeMap::new(),
             step: Step::default(),
+            failed: (0, Vec::new()),
             orders: VecDeque::new(),
             ordered: start.ordered,
             commands,
@@ -288,11 +312,12 @@ impl Service {
                 self.ordered += 1;
                 self.spread(self.ordered, &text);
             }
-            Command::HoldJoins(hold) => self.hold_joins = hold,
-            Command::Arrive(step, contribution) => {
+            Command::Hold(nodes) => self.held = nodes.map(Held::of),
+            Command::Arrive(step, contribution, patience) => {
                 if self.above.as_ref().is_some_and(|a| a.given_up) {
                     return self.refuse_step(step);
                 }
+                self.patience = patience.map(|p| (Instant::now(), p));
                 self.step.arrive(step, Who::Own, contribution);
             }
             Command::EndWith(status) => self.status = status,
@@ -410,10 +435,10 @@ impl Service {
             Up::Left { node: below, status } => {
                 if below == node {
                     self.children.remove(&node);
-                    self.step.lose(node, "it has ended");
+                    self.step.lose(node, ENDED);
                 }
                 if self.is_root() {
-                    self.gone(below);
+                    self.gone(below, ENDED);
                     self.tell(Event::Left(below, status));
                 } else {
                     self.send_up(&Up::Left { node: below, status });
@@ -440,8 +465,16 @@ impl Service {
         }
     }
 
-    /// Sends the step under way on, or at the root ends it, once everybody here has arrived.
+    /// Sends the step under way on, or at the root ends it, once everybody here has arrived, or somebody cannot come.
     pub(crate) fn advance(&mut self) {
+        let hopeless = self.hopeless();
+        if !hopeless.is_empty() {
+            let (mut failures, _) = decide(self.step.so_far());
+            let told: BTreeSet<u64> = failures.iter().map(|f| f.node).collect();
+            failures.extend(hopeless.into_iter().filter(|f| !told.contains(&f.node)));
+            failures.truncate(MAX_FAILURES);
+            return self.release(&failures, &Values::new());
+        }
         let Some(merged) = self.step.complete(self.children.keys().copied()) else {
             return;
         };
@@ -452,6 +485,7 @@ impl Service {
                 contribution: merged,
             });
         }
+        // That of a fixed set has all of it.
         let expected = 1 + self.registry.values().filter(|r| r.attached).count() as u64;
         let nodes = merged.nodes;
         let (mut failures, values) = decide(merged);
@@ -467,6 +501,9 @@ impl Service {
 
     fn release(&mut self, failures: &[Failed], values: &Values) {
         let step = self.step.number();
+        if !failures.is_empty() {
+            self.failed = (step, failures.to_vec());
+        }
         for (who, values) in self.step.release(values) {
             let released = (step, failures.to_vec(), values);
             match who {
@@ -493,6 +530,9 @@ impl Service {
             .and_then(|c| c.released.clone())
             .filter(|r| r.0 == step);
         let (step, failures, values) = heard.unwrap_or_else(|| {
+            if self.failed.0 == step {
+                return (step, self.failed.1.clone(), Values::new());
+            }
             let failure = Failed {
                 node,
                 kind: "absent".into(),

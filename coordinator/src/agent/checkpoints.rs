@@ -25,7 +25,8 @@ impl Agent {
     }
 
     pub(super) fn interval_checkpoint(&mut self) {
-        if self.ending.is_some() {
+        // What a command that has failed left behind is checkpointed only when that is asked for.
+        if self.ending.is_some() || self.root_status.is_some_and(|s| s != 0) {
             return;
         }
         if let Some(w) = &self.writing {
@@ -52,7 +53,15 @@ impl Agent {
         }
     }
 
+    /// Begins one, unless the job is being ended: what is captured while its processes are killed is no checkpoint of it.
     pub(super) fn begin_checkpoint(&mut self, wanted: Wanted) {
+        if self.ending.is_some() {
+            return self.refuse_at_end(&wanted);
+        }
+        if self.may_have_lost() {
+            let why = "the command has failed, and it is not known yet whether that is because a host is lost; checkpoint again in a moment";
+            return self.refuse(&wanted, Exit::CheckpointFailed, why);
+        }
         if self.nodes.as_ref().is_some_and(Nodes::has_others) {
             return self.begin_together(&wanted);
         }
@@ -73,6 +82,19 @@ impl Agent {
         }
         // Children may have ended while the tracer did not look for it.
         self.reap();
+    }
+
+    /// Tells those who want a checkpoint that there is none any more.
+    pub(super) fn refuse_at_end(&mut self, wanted: &Wanted) {
+        self.refuse(wanted, Exit::ProgramEnded, "the job is being ended");
+    }
+
+    fn refuse(&mut self, wanted: &Wanted, exit: Exit, why: &str) {
+        for (id, _) in &wanted.by {
+            self.flush.wants.remove(id);
+            self.encoding.wants.remove(id);
+            self.fail(*id, exit, why);
+        }
     }
 
     /// Captures the job into generation `number`; `group` are the other nodes, which do the same.
@@ -267,11 +289,7 @@ impl Agent {
         tracing::error!(generation = number, error = %failure, "checkpoint failed");
         self.phase = None;
         self.tell(Err(failure));
-        for (id, _) in &wanted.by {
-            self.flush.wants.remove(id);
-            self.encoding.wants.remove(id);
-            self.fail(*id, failure.exit, &failure.message);
-        }
+        self.refuse(wanted, failure.exit, &failure.message);
         self.note_failure(failure, wanted.by.is_empty());
         if self.description.interval == Interval::Auto {
             self.arm_interval();

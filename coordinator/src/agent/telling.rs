@@ -4,7 +4,7 @@ use super::Agent;
 use crate::checkpoint::Committed;
 use crate::exporter::{Exporter, Place};
 use crate::metrics::{Metrics, Now, Others};
-use crate::nodes::{Nodes, Stage, Together};
+use crate::nodes::{Nodes, Stage};
 use crate::{generations, processes, sys, Failure};
 use belay_tree::{Contribution, Values};
 use belay_wire::Exit;
@@ -20,10 +20,8 @@ pub(super) struct Telling {
 
 impl Telling {
     /// The parts have written, and told their numbers.
-    pub(super) fn hear(&mut self, values: &Values, together: &Together) {
-        if matches!(together.stage, Some(Stage::Written)) {
-            self.others = Others::of(together.number, values);
-        }
+    pub(super) fn hear(&mut self, number: u64, values: &Values) {
+        self.others = Others::of(number, values);
     }
 }
 
@@ -89,10 +87,10 @@ impl Agent {
     }
 
     /// What this node brings to the step of a checkpoint that `stage` waits for: a part its numbers, the root the wish for them.
-    pub(super) fn numbers_for(&self, stage: &Stage) -> Contribution {
+    pub(super) fn numbers_for(&self, stage: Stage) -> Contribution {
         let mut own = Contribution::ready();
         let together = self.nodes.as_ref().and_then(|n| n.together.as_ref());
-        let Some(together) = together.filter(|t| t.tell && matches!(stage, Stage::Written)) else {
+        let Some(together) = together.filter(|t| t.tell && stage == Stage::Written) else {
             return own;
         };
         if !self.nodes.as_ref().is_some_and(Nodes::is_part) {

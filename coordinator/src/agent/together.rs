@@ -1,14 +1,18 @@
 //! The job's other nodes: starting parts, checkpoints together, parts that are lost.
 //!
 //! ```text
-//! root: order ─ capture (all meet) ─ written? ─(all have)─ commit ─ committed
-//! part:         capture (all meet) ─ commit its own ─ written ─(all have)─ committed ─(yes)─ keep it; (no) remove it
+//!                                    Writing                          Written                                Committed
+//! root: order ─ capture (all meet) ─ writes ─ has, or could not ─ all have: commits; else drops it ─ tells which ─────────────> over
+//! part: order ─ capture (all meet) ─ commits its own, or drops it ─ whatever the others have ─ yes: keeps it; no: removes it ─> over
+//!                   └ fails anywhere: over everywhere                                        └ not known: keeps it as doubtful
 //! ```
+//! Every node comes to every step up to the last, whatever the one before has come to, so that nobody waits for one that has left: [`Agent::step_ended`] has all transitions. The steps are those
+//! of the nodes that were there at the order: from then on each fails that one of them is missing from, or that the root has waited for too long.
 
 use super::{stopped_after_checkpoint, Agent};
 use crate::checkpoint::Wanted;
 use crate::clients::ClientId;
-use crate::nodes::gathering::{self, Gathering, COMMITTED, STEPS, WRITTEN};
+use crate::nodes::gathering::{self, Gathering, COMMITTED, PATIENCE, STEPS, WRITTEN};
 use crate::nodes::remote::{descriptors_of, end_standin, run_errand, shell_code, Life, Remote, RemoteShell};
 use crate::nodes::{self, again, table, Nodes, Order, Stage, Together};
 use crate::{generations, sys, Failure};
@@ -166,17 +170,29 @@ impl Agent {
             end_standin(remote.standin, code);
         }
         let first = remote.first;
-        let remotes = self.nodes.iter_mut().flat_map(|n| n.remotes.values_mut());
-        remotes.filter(|r| r.first == first).for_each(|r| r.life = Life::Over);
+        let Some(nodes) = &mut self.nodes else { return true };
+        // Of a part that has joined the tree tells whether it has ended or is lost; it may also go on without its shell.
+        let there = &nodes.there;
+        let is_there = |r: &Remote| r.node().is_some_and(|n| there.contains_key(&n));
+        let its = nodes
+            .remotes
+            .values_mut()
+            .filter(|r| r.first == first && r.life != Life::Lost);
+        its.filter(|r| !is_there(r)).for_each(|r| r.life = Life::Over);
         true
     }
 
     pub(super) fn hear_nodes(&mut self) {
-        while let Some(event) = self.nodes.as_ref().and_then(|n| n.tree()?.event()) {
-            self.node_event(event);
-        }
-        while let Some(end) = self.nodes.as_ref().and_then(|n| n.tree()?.released()) {
-            self.step_ended(end);
+        loop {
+            let event = self.nodes.as_ref().and_then(|n| n.tree()?.event());
+            // The end of a checkpoint comes before the order of the next one, through another channel.
+            while let Some((step, end)) = self.nodes.as_ref().and_then(|n| n.tree()?.released()) {
+                self.step_ended(step, end);
+            }
+            match event {
+                Some(event) => self.node_event(event),
+                None => break,
+            }
         }
     }
 
@@ -268,6 +284,7 @@ impl Agent {
                 self.flush.of_root = pinned;
                 self.description.keep = keep;
                 self.next_number = number + 1;
+                self.leave_unfinished(number);
                 let wanted = Wanted {
                     by: Vec::new(),
                     then_stop,
@@ -290,17 +307,30 @@ impl Agent {
         }
     }
 
-    fn hold_joins(&self, hold: bool) {
+    /// The nodes of the steps that follow are those that are there now.
+    fn hold(&self) {
+        if let Some((nodes, tree)) = self.nodes.as_ref().and_then(|n| Some((n, n.tree()?))) {
+            tree.hold(Some(nodes.there.keys().copied().collect()));
+        }
+    }
+
+    fn release(&self) {
         if let Some(tree) = self.nodes.as_ref().and_then(Nodes::tree) {
-            tree.hold_joins(hold);
+            tree.hold(None);
         }
     }
 
     /// At the root: a checkpoint of all nodes.
     pub(super) fn begin_together(&mut self, wanted: &Wanted) {
-        self.hold_joins(true);
         self.end_errands();
         for attempt in 1..=TRIES {
+            // Who has come or gone since the last attempt.
+            self.hear_nodes();
+            if self.ending.is_some() {
+                self.refuse_at_end(wanted);
+                break;
+            }
+            self.hold();
             let number = self.next_number;
             self.next_number += 1;
             let absent = |r: &&Remote| matches!(r.life, Life::Errand | Life::Starting | Life::Lost);
@@ -345,10 +375,12 @@ impl Agent {
                 }
                 Err(failure) => {
                     self.checkpoint_failed(number, wanted, &failure);
-                    self.hold_joins(false);
                     break;
                 }
             }
+        }
+        if !self.is_together() {
+            self.release();
         }
         self.reap();
     }
@@ -373,7 +405,7 @@ impl Agent {
                 number,
                 then_stop: wanted.then_stop,
                 tell,
-                stage: None,
+                stage: Stage::Writing,
                 own: None,
             });
             self.nodes = Some(nodes);
@@ -393,25 +425,26 @@ impl Agent {
         } else {
             self.writing.as_mut().map_or(Ok(()), |w| w.settle())
         };
-        self.arrive(Stage::Written, WRITTEN, outcome.err());
+        self.arrive(Stage::Written, outcome.err());
     }
 
-    fn arrive(&mut self, stage: Stage, step: u64, failure: Option<Failure>) {
-        let mut contribution = self.numbers_for(&stage);
+    /// Comes to the step of this stage, with the `failure` that stands against it here.
+    fn arrive(&mut self, stage: Stage, failure: Option<Failure>) {
+        let Some(step) = step_of(stage) else { return };
+        let mut contribution = self.numbers_for(stage);
         self.add_rest(step, &mut contribution);
         let Some(nodes) = &mut self.nodes else { return };
-        let Some(base) = nodes.together.as_ref().map(|t| t.base) else {
-            return;
-        };
-        if let Some(together) = &mut nodes.together {
-            together.stage = Some(stage);
-        }
+        let Some(together) = &mut nodes.together else { return };
+        together.stage = stage;
+        let base = together.base;
         if let Some(tree) = nodes.tree() {
             let contribution = match failure {
                 None => contribution,
                 Some(f) => gathering::refusal(tree.node(), &f),
             };
-            tree.begin(base + step, contribution);
+            // To write takes as long as it takes: the programs run.
+            let patience = (stage != Stage::Written).then_some(PATIENCE);
+            tree.begin(base + step, contribution, patience);
         }
     }
 
@@ -464,40 +497,46 @@ impl Agent {
         Ok(())
     }
 
-    fn step_ended(&mut self, end: Result<Values, Broken>) {
-        let Some(nodes) = &mut self.nodes else { return };
-        let Some(together) = &mut nodes.together else { return };
-        let refused = end.as_ref().err().is_some_and(gathering::is_refused);
-        if let (Some(telling), None, Ok(values)) = (&mut self.telling, nodes.part, &end) {
-            telling.hear(values, together);
+    /// The end of a step: all transitions of a checkpoint of all nodes between its capture and its end.
+    fn step_ended(&mut self, step: u64, end: Result<Values, Broken>) {
+        let Some(nodes) = &self.nodes else { return };
+        let Some(together) = &nodes.together else { return };
+        let (stage, is_part, number) = (together.stage, nodes.is_part(), together.number);
+        if step_of(stage).is_none_or(|s| together.base + s != step) {
+            // Of a checkpoint that was given up.
+            return;
         }
-        let (stage, part, number) = (together.stage.take(), nodes.part, together.number);
-        match (&end, &stage, part) {
-            (Ok(said), Some(Stage::Written), None) => self.hear_of_rest(said),
-            (Ok(said), Some(Stage::Committed), Some(_)) => {
-                self.at_rest = said.get(AT_REST).and_then(|n| n.parse().ok()).or(self.at_rest);
+        match (is_part, stage, end) {
+            // Nobody has come to a step yet.
+            (_, Stage::Writing, _) => {}
+            (false, Stage::Written, Ok(said)) => {
+                if let Some(telling) = &mut self.telling {
+                    telling.hear(number, &said);
+                }
+                self.hear_of_rest(&said);
+                let failed = self.finish_checkpoint();
+                self.arrive(Stage::Committed, failed);
             }
-            _ => {}
-        }
-        let failure = end.err().map(|b| gathering::failure(&b));
-        match (part, stage, failure) {
-            (Some(_), Some(Stage::Written), None) => self.arrive(Stage::Committed, COMMITTED, None),
-            (Some(_), Some(Stage::Committed), None) => self.keep_part(),
-            (Some(_), _, Some(failure)) => self.undo_part(&failure, refused),
-            (None, Some(Stage::Written), failure) => {
-                if let (Some(writing), Some(failure)) = (&mut self.writing, failure) {
-                    writing.spoil(failure);
+            (false, Stage::Written, Err(broken)) => {
+                if let Some(writing) = &mut self.writing {
+                    writing.spoil(gathering::failure(&broken));
                 }
                 let failed = self.finish_checkpoint();
-                self.arrive(Stage::Committed, COMMITTED, failed);
+                self.arrive(Stage::Committed, failed);
             }
-            (None, _, failure) => {
-                if failure.is_none() {
-                    self.encode_newest(number);
-                }
+            (false, Stage::Committed, Ok(_)) => {
+                self.encode_newest(number);
                 self.end_together();
             }
-            (_, None, None) => {}
+            // Committed or not, the clients know; a part that has not heard of it asks when the next one is committed.
+            (false, Stage::Committed, Err(_)) => self.end_together(),
+            // What has become of it the root tells next, also where this node was not connected, or others have failed.
+            (true, Stage::Written, _) => self.arrive(Stage::Committed, None),
+            (true, Stage::Committed, Ok(said)) => {
+                self.at_rest = said.get(AT_REST).and_then(|n| n.parse().ok()).or(self.at_rest);
+                self.keep_part();
+            }
+            (true, Stage::Committed, Err(broken)) => self.undo_part(&gathering::failure(&broken), gathering::is_refused(&broken)),
         }
     }
 
@@ -505,7 +544,7 @@ impl Agent {
         if let Some(nodes) = &mut self.nodes {
             nodes.together = None;
         }
-        self.hold_joins(false);
+        self.release();
         self.phase = None;
         self.set_tick();
         self.reap();
@@ -530,6 +569,24 @@ impl Agent {
             self.force_end();
         }
         self.end_together();
+    }
+
+    /// At a part: the root begins checkpoint `number`. It has given up what this node has not heard the end of, and what has that number here is of a root that was lost before its commit.
+    fn leave_unfinished(&mut self, number: u64) {
+        if self.is_together() {
+            if let Some(writing) = &mut self.writing {
+                writing.spoil(Failure::new(Exit::CheckpointFailed, "the root has given it up"));
+                drop(self.writing.take());
+            }
+            self.undo_part(&Failure::new(Exit::CheckpointFailed, "its end was not heard"), false);
+        }
+        let gen = self.dir.generations();
+        if gen.join(generations::name(number)).exists() {
+            tracing::warn!(generation = number, "of a root that was lost before it has committed it");
+            if let Err(f) = generations::remove(&gen, number) {
+                self.note_failure(&f, false);
+            }
+        }
     }
 
     /// At a part: of generations that the root may have committed, those that it has not, now that it has committed `number`, if that can be seen from here.
@@ -566,6 +623,15 @@ impl Agent {
         }
         drop(together);
         self.end_together();
+    }
+}
+
+/// The step at which a stage ends, counted from where those of its checkpoint begin.
+fn step_of(stage: Stage) -> Option<u64> {
+    match stage {
+        Stage::Writing => None,
+        Stage::Written => Some(WRITTEN),
+        Stage::Committed => Some(COMMITTED),
     }
 }
 

@@ -7,6 +7,7 @@ use belay_wire::Exit;
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
+use std::time::Duration;
 
 /// Steps that a checkpoint may have; numbers of one begin at its number times this.
 pub(crate) const STEPS: u64 = 16;
@@ -14,6 +15,9 @@ pub(crate) const STEPS: u64 = 16;
 pub(crate) const WRITTEN: u64 = 14;
 /// The root has committed.
 pub(crate) const COMMITTED: u64 = 15;
+
+/// How long the others may take to come to a step for which programs stand still, or to hear of one that is over. An agent that is gone is noticed sooner: this is for one that hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Begins the kind of failure of a node that has not done its share, and no generation comes of the checkpoint; the exit status follows.
 const REFUSED: &str = "checkpoint ";
@@ -82,7 +86,8 @@ impl<'a> Gathering<'a> {
     pub(crate) fn fail(&self, failure: &Failure) {
         if !self.broken.replace(true) {
             // It fails, of course.
-            drop(self.tree.exchange(self.step(), refusal(self.tree.node(), failure)));
+            let refusal = refusal(self.tree.node(), failure);
+            drop(self.tree.exchange_within(self.step(), refusal, Some(PATIENCE)));
         }
     }
 
@@ -90,6 +95,14 @@ impl<'a> Gathering<'a> {
     pub(crate) fn judge(&self, failure: Failure) -> Failure {
         match self.exit.get() {
             Some(exit) => Failure { exit, ..failure },
+            // The job has not: its root would know.
+            None if failure.exit == Exit::ProgramEnded && self.tree.node() != 0 => Failure::new(
+                Exit::CheckpointFailed,
+                format!(
+                    "the part on {} has just ended; checkpoint again in a moment",
+                    crate::sys::host()
+                ),
+            ),
             None => failure,
         }
     }
@@ -100,11 +113,13 @@ impl Group for Gathering<'_> {
         let mut contribution = Contribution::ready();
         contribution.publish = publish;
         contribution.want = want;
-        self.tree.exchange(self.step(), contribution).map_err(|b| {
-            self.broken.set(true);
-            self.exit.set(Some(exit(&b)));
-            line(&b)
-        })
+        self.tree
+            .exchange_within(self.step(), contribution, Some(PATIENCE))
+            .map_err(|b| {
+                self.broken.set(true);
+                self.exit.set(Some(exit(&b)));
+                line(&b)
+            })
     }
 
     fn job(&self) -> u64 {

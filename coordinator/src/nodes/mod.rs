@@ -85,12 +85,14 @@ pub(crate) enum Order {
     End { grace_ms: u64 },
 }
 
-/// How far a checkpoint of all nodes has come.
-#[derive(Debug)]
+/// How far a checkpoint of all nodes has come at this one, after its capture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// This node has written its part; waiting for the others.
+    /// This node writes its part.
+    Writing,
+    /// It has written, or could not, and waits for the others.
     Written,
-    /// The root commits.
+    /// The root has committed, or could not, and tells the others.
     Committed,
 }
 
@@ -102,7 +104,7 @@ pub(crate) struct Together {
     pub(crate) then_stop: bool,
     /// The root tells numbers about the job, those of the parts among them.
     pub(crate) tell: bool,
-    pub(crate) stage: Option<Stage>,
+    pub(crate) stage: Stage,
     /// At a part: what it has committed for itself, and the processes that must not run past the checkpoint.
     pub(crate) own: Option<(crate::checkpoint::Committed, Option<belay_capture::Held>)>,
 }

@@ -12,6 +12,9 @@ const FILE: &str = "nodes.json";
 /// Longest file that is read.
 const MAX_BYTES: u64 = 64 << 20;
 
+/// The number of no process.
+const NOBODY: i32 = 0;
+
 /// One part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Row {
@@ -55,7 +58,8 @@ pub(crate) fn of(nodes: &Nodes) -> Vec<Row> {
     rows.map(|(tag, r)| Row {
         tag: *tag,
         words: r.words.clone(),
-        standin: r.standin,
+        // A part may go on when its remote shell has ended, and the number be another process's by then.
+        standin: if r.has_standin() { r.standin } else { NOBODY },
         first: r.first,
         on: r.node().and_then(|n| nodes.there.get(&n)).cloned().unwrap_or_default(),
     })

@@ -45,6 +45,7 @@ pub mod slurm;
 pub mod stepper;
 pub mod target;
 pub mod terminal;
+pub mod traced;
 pub mod ways;
 
 /// What went wrong, for the reader of the test's output.

@@ -3,7 +3,7 @@
 use super::{Child, Guest, Registered, Service, FIRST_PAUSE, GRACE};
 use crate::handle::Event;
 use crate::link::{Link, LinkError};
-use crate::message::{Down, NodeInfo, Up};
+use crate::message::{Down, Failed, NodeInfo, Up, MAX_FAILURES};
 use crate::{shape, strangers};
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -70,7 +70,7 @@ impl Service {
     /// Whether the next new node can be let in: its parent-to-be is not about to connect itself.
     fn may_let_in(&self) -> bool {
         let parent = shape::parent(self.next_node, self.fan_out).unwrap_or(0);
-        !self.hold_joins && self.registry.get(&parent).is_none_or(|r| r.attached)
+        self.held.is_none() && self.registry.get(&parent).is_none_or(|r| r.attached)
     }
 
     /// At the root: gives a new node its number and its parent.
@@ -212,18 +212,51 @@ impl Service {
         self.try_parent(now);
     }
 
+    /// At the root, which has come to a step of a fixed set of nodes: why that cannot end well any more. Who has not come by then hears so when it does.
+    pub(super) fn hopeless(&self) -> Vec<Failed> {
+        let Some(held) = self.held.as_ref().filter(|_| self.step.is_own_there()) else {
+            return Vec::new();
+        };
+        let failed = |node, kind: &str, reason: &str| Failed {
+            node,
+            kind: kind.into(),
+            reason: reason.into(),
+        };
+        let is_there = |node: &u64| self.registry.get(node).is_some_and(|r| r.attached);
+        let missing = held.nodes.iter().filter(|n| !is_there(n)).map(|n| {
+            let reason = held.gone.get(n).map_or("its agent is gone", String::as_str);
+            failed(*n, "lost", reason)
+        });
+        let new = self.registry.iter().filter(|(n, r)| r.attached && !held.nodes.contains(n));
+        let new = new.map(|(n, _)| failed(*n, "absent", "it has just joined; checkpoint again in a moment"));
+        let late = self.patience.filter(|(since, patience)| since.elapsed() > *patience);
+        let silent = late.iter().flat_map(|(_, patience)| {
+            let awaited = self.children.keys().filter(|n| !self.step.has_come(**n));
+            awaited.map(move |n| {
+                let host = self.registry.get(n).map_or("its host", |r| r.info.host.as_str());
+                let within = patience.as_secs();
+                let reason = format!("the agent on {host} has not answered within {within} s, or one connected through it; see whether it hangs (DIR/nodes/*/log)");
+                failed(*n, "silent", &reason)
+            })
+        });
+        missing.chain(new).chain(silent).take(MAX_FAILURES).collect()
+    }
+
     /// At the root: `node` is gone; those below it are expected here.
     pub(super) fn lost(&mut self, node: u64, reason: &str) {
         if self.children.get(&node).is_some_and(|c| c.link.is_some()) {
             return; // it came to the root meanwhile
         }
-        if self.gone(node) {
+        if self.gone(node, reason) {
             self.tell(Event::Lost(node, reason.to_owned()));
         }
     }
 
     /// Forgets `node`; whether it was known. Its children must find another parent.
-    pub(super) fn gone(&mut self, node: u64) -> bool {
+    pub(super) fn gone(&mut self, node: u64, reason: &str) -> bool {
+        if let Some(held) = &mut self.held {
+            held.gone.insert(node, reason.to_owned());
+        }
         let until = Instant::now() + REHOME;
         for r in self.registry.values_mut().filter(|r| r.parent == node && r.attached) {
             r.awaited = Some(until);
