@@ -6,7 +6,7 @@
 //! So a name without `.tmp-` is a whole generation, whatever was killed when. The chunks that it refers to have got their names just before; those that no generation
 //! refers to any more are removed by [`needed_chunks`] and the store.
 
-use crate::{sys, Failure};
+use crate::{state, sys, Failure};
 use belay_image::manifest::{FileEntry, Manifest, Taken, MANIFEST_FILE};
 use belay_image::{sections, ImageError};
 use belay_storage::session::Session;
@@ -166,6 +166,23 @@ pub fn list(dir: &Path) -> Result<Vec<Generation>, Failure> {
     Ok(numbers.into_iter().map(|n| Generation::open(n, dir.join(name(n)))).collect())
 }
 
+/// The order in which a restart tries generations `numbers` of `dir`: the newest first, and last those that hold only what the command left behind when it failed, which nobody wants to go on
+/// in place of the command.
+pub(crate) fn order(dir: &Path, numbers: BTreeSet<u64>) -> Vec<u64> {
+    let has_failed = |n: &u64| state::has_failed(&dir.join(name(*n)));
+    let (left, mut order): (Vec<u64>, Vec<u64>) = numbers.into_iter().rev().partition(has_failed);
+    order.extend(left);
+    order
+}
+
+/// The newest whole one of `generations`, oldest first, that holds most of the job: its command, unless that had failed by then, and as many parts on other hosts as any.
+pub(crate) fn fullest(generations: &[Generation]) -> Option<u64> {
+    let whole = generations.iter().filter(|g| g.is_whole());
+    let parts = |g: &Generation| crate::nodes::table::read(&g.path).map_or(0, |rows| rows.len());
+    let held = whole.map(|g| (!state::has_failed(&g.path), parts(g), g.number));
+    held.max().map(|(.., number)| number)
+}
+
 /// Which of `generations` (number, whole), oldest first, retention removes: all that are older than the `keep` newest whole ones. While there are
 /// not that many whole ones, nothing is removed; the newest whole one always stays, and so do those in `pinned`.
 pub fn condemned(generations: &[(u64, bool)], keep: u32, pinned: &[u64]) -> Vec<u64> {
@@ -183,10 +200,12 @@ pub fn condemned(generations: &[(u64, bool)], keep: u32, pinned: &[u64]) -> Vec<
         .collect()
 }
 
-/// Removes generations beyond `keep` that are not `pinned`; returns their numbers.
+/// Removes generations beyond `keep` that are not `pinned`; returns their numbers. The newest one from which most of the job goes on stays too, however many come after it.
 pub fn retain(dir: &Path, keep: u32, pinned: &[u64]) -> Result<Vec<u64>, Failure> {
-    let found: Vec<(u64, bool)> = list(dir)?.iter().map(|g| (g.number, g.is_whole())).collect();
-    let gone = condemned(&found, keep, pinned);
+    let all = list(dir)?;
+    let found: Vec<(u64, bool)> = all.iter().map(|g| (g.number, g.is_whole())).collect();
+    let pinned: Vec<u64> = pinned.iter().copied().chain(fullest(&all)).collect();
+    let gone = condemned(&found, keep, &pinned);
     remove_all(dir, &gone)?;
     Ok(gone)
 }
@@ -464,6 +483,23 @@ mod tests {
         }
         assert_eq!(retain(&s.0, 2, &[]).unwrap(), [1, 2]);
         assert_eq!(list(&s.0).unwrap().iter().map(|g| g.number).collect::<Vec<_>>(), [3, 4]);
+    }
+
+    #[test]
+    fn what_a_failed_command_left_behind_pushes_nothing_out_and_comes_last() {
+        let s = Scratch::new("left");
+        for n in 1..=6 {
+            commit(&s.0, n);
+        }
+        for n in [3, 5, 6] {
+            state::write(&s.0.join(name(n)), libc::SIGKILL).unwrap();
+        }
+        // A command that has done its work.
+        state::write(&s.0.join(name(4)), 0).unwrap();
+        assert_eq!(order(&s.0, (1..=6).collect()), [4, 2, 1, 6, 5, 3]);
+        assert_eq!(retain(&s.0, 1, &[]).unwrap(), [1, 2, 3, 5]);
+        std::fs::write(s.0.join("000004").join(MANIFEST_FILE), b"{").unwrap();
+        assert_eq!(fullest(&list(&s.0).unwrap()), Some(6));
     }
 
     #[test]

@@ -267,7 +267,20 @@ pub fn candidates(
             ));
         }
     }
-    Ok(found.into_iter().rev().collect())
+    let gen = dir.generations();
+    let order = generations::order(&gen, found);
+    if let (Some(first), Some(newest)) = (order.first(), order.iter().max()) {
+        if first < newest {
+            tell(
+                Notice::Warning,
+                &format!(
+                    "generation {newest} holds only what the command left behind when it failed (--generation {newest} restarts that); using generation {first}{}",
+                    age(dir, *first)
+                ),
+            );
+        }
+    }
+    Ok(order)
 }
 
 /// Runs in the agent of the restarted job.

@@ -127,7 +127,12 @@ impl Agent {
         let awaited = self.flush.awaiting.iter().filter(|a| self.is_awaiting(a));
         // Also what comes next: parts are told with the order of a checkpoint, during which its flush may begin.
         let of_root = self.flush.of_root.iter().copied().chain(self.flush.newest);
-        under.chain(awaited.map(|a| a.generation)).chain(of_root).collect()
+        let known = under.chain(awaited.map(|a| a.generation)).chain(of_root);
+        // Parts keep theirs of it.
+        let fullest = generations::list(&self.dir.generations())
+            .ok()
+            .and_then(|all| generations::fullest(&all));
+        known.chain(fullest).collect()
     }
 
     /// Whether somebody still waits: clients come and go.

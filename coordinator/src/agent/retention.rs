@@ -82,6 +82,9 @@ impl Agent {
             };
             // Also what is being flushed: a flush must not stand in the way of a checkpoint.
             let gone = generations::retain(&gen, keep, &[])?;
+            if gone.is_empty() {
+                return Ok(());
+            }
             tracing::info!(generations = ?gone, limit, "removed for want of room (--max-bytes)");
             self.collect()?;
         }

@@ -90,7 +90,8 @@ pub(super) fn rows(dir: &JobDir, wanted: Option<u64>) -> Result<Option<Vec<Row>>
     }
     let here = generations::numbers(&dir.generations())?;
     let known: BTreeSet<u64> = here.into_iter().chain(record::numbers(dir.path())).collect();
-    let mut found = known.into_iter().rev().map(|number| rows_of(dir, number));
+    let order = generations::order(&dir.generations(), known);
+    let mut found = order.into_iter().map(|number| rows_of(dir, number));
     let newest = found.next().transpose();
     newest.or_else(|failure| found.find_map(Result::ok).map(Some).ok_or(failure))
 }

@@ -79,6 +79,36 @@ pub(super) fn command_ending(place: &Place, user: User, rng: &mut Rng) -> Result
     Ok(())
 }
 
+/// The command is killed and leaves something behind: however often that is checkpointed, the last checkpoint of the command itself stays, and is what a restart goes on from.
+pub(super) fn left_behind(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "left_behind", user)?;
+    let script = "sleep 100000 & echo started; sleep 100000";
+    job.launch(&["--keep".into(), "1".into()], &["sh".into(), "-c".into(), script.into()])?;
+    want(job.answers(LIMIT)?, || "the job has ended".into())?;
+    let beside = || job.output_text().contains("started");
+    let begin = Instant::now();
+    while !beside() {
+        want(begin.elapsed() < LIMIT, || "nothing was started".into())?;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    job.checkpoint()?;
+    let command = job.status()?["root_pid"].as_i64().ok_or("no command")? as i32;
+    procs::signal(command, libc::SIGKILL);
+    let status = job.wait(LIMIT)?;
+    want(!status.success(), || format!("ended with {}", show(status)))?;
+    for _ in 0..3 {
+        job.checkpoint()?;
+    }
+    let stopped = output(job.belay(&["stop", &job.dir().display().to_string()]), LIMIT)?;
+    want(stopped.status.success(), || text(&stopped))?;
+    job.restart(&[])?;
+    want(job.answers(LIMIT)?, || format!("not restarted: {}", job.output_text()))?;
+    let (state, said) = (job.status()?, job.output_text());
+    want(state["state"] == "running", || format!("{}: {said}", state["state"]))?;
+    want(said.contains("holds only what the command left behind"), || said.clone())?;
+    job.kill_all()
+}
+
 /// The agent is killed in the middle of a checkpoint: the program goes on without it, and the last generation restarts.
 pub(super) fn agent_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = target(place, user, "agentkill", "16")?;

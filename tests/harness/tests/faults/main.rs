@@ -49,8 +49,9 @@ fn restart_refused(job: &Job, words: &[&str]) -> Result<(), Failure> {
 
 fn main() {
     let mut target = Target::new("faults", &["fault_target"]);
-    let tests: [(&str, Test); 13] = [
+    let tests: [(&str, Test); 14] = [
         ("command_ending", kills::command_ending),
+        ("left_behind", kills::left_behind),
         ("command_killed", kills::command_killed),
         ("agent_killed", kills::agent_killed),
         ("snapshot_killed", kills::snapshot_killed),
