@@ -48,6 +48,16 @@ impl Book {
         View::Since(self.own.names.since(stack))
     }
 
+    /// What a program with this view knows that binds a socket to `ip`. One that was restarted in the first moments of its life may have asked for the addresses of its host, and told others, only after that.
+    pub(crate) fn of_binder(&self, ip: IpAddr, view: View) -> View {
+        let has = |view: View| self.own.called(view).contains(&ip);
+        let later = [View::Now].into_iter().chain(self.own.names.eras().map(View::Since));
+        if has(view) {
+            return view;
+        }
+        later.filter(|v| has(*v)).min().unwrap_or(view)
+    }
+
     /// Whether anything is not where it was.
     pub fn is_needed(&self) -> bool {
         let is_elsewhere = |p: &Page| p.names.hosts.iter().flatten().any(|ip| !p.now.contains(ip));
@@ -341,6 +351,38 @@ mod tests {
             }
         }
         assert_eq!(other.share(VIEW), None, "it has not moved");
+    }
+
+    #[test]
+    fn a_program_that_asks_for_its_address_after_the_restart_is_called_so() {
+        // It was started on 1 and has learnt that it is on 3; its peer has been told so.
+        let (a, b) = (page(&[1], 3, &[]), page(&[2], 3, &[]));
+        let (own, other) = (book_of(a.clone(), vec![b.clone()]), book_of(b, vec![a]));
+        let views = [1, 3, 9].map(|n| own.of_binder(ip(n), VIEW));
+        assert_eq!(views, [VIEW, View::Now, VIEW]);
+        let share = own.share(views[1]).unwrap();
+        let port = (40_000..).find(|port| share.has(*port)).unwrap();
+        assert_eq!(other.shown_peer(at(3, port), true, VIEW), None, "it is what it is called");
+        // And after the next one.
+        let launched = book_of(page(&[1], 1, &[]), Vec::new()).names(&HashSet::from([40]));
+        let names = launched
+            .with(&[ip(1)])
+            .in_era(5)
+            .with(&[ip(3)])
+            .with_programs([40].into_iter());
+        let again = Page {
+            names: Names {
+                started: BTreeMap::from([(40, 0)]),
+                ..names
+            },
+            ..page(&[], 4, &[])
+        };
+        let own = book_of(again.clone(), Vec::new());
+        let view = own.of_binder(ip(3), own.view(40));
+        let share = own.share(view).unwrap();
+        let port = (40_000..).find(|port| share.has(*port)).unwrap();
+        let other = book_of(page(&[7], 7, &[]), vec![again]);
+        assert_eq!(other.shown_peer(at(4, port), true, VIEW), Some(at(3, port)));
     }
 
     #[test]

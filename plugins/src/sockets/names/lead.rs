@@ -63,6 +63,7 @@ fn with_address(book: &Book, question: &Question, view: impl Fn() -> io::Result<
     vm::read(question.tid.cast_signed(), question.args[1], &mut raw)?;
     let to = Addr(raw);
     let Some(at) = internet(&to) else { return Ok(Answer::Kernel) };
+    let view = || view().map(|v| if connects { v } else { book.of_binder(at.ip(), v) });
     let mut instead = if connects { book.lead(at, view()?) } else { book.place(at) };
     if let (true, Some(likely)) = (connects, book.likely(at, view()?)) {
         let socket = socket(question)?;

@@ -108,6 +108,12 @@ impl Names {
         self.hosts.get(first.map_or(0, |(n, _)| n)).map_or(&[], Vec::as_slice)
     }
 
+    /// The eras whose addresses a program may know: those in which programs were started, and those that came while they ran.
+    fn eras(&self) -> impl Iterator<Item = Era> + '_ {
+        let begun = self.begun.iter().filter(|era| **era != Era::MAX);
+        self.started.values().chain(begun).copied()
+    }
+
     /// What the program calls port `port`.
     fn of_port(&self, port: u16) -> Vec<u16> {
         let moved = self.ports.iter().filter(|(_, is)| *is == port);
@@ -189,7 +195,7 @@ impl Page {
 
     /// All that it is called by its own programs, each addresses by which it is known to those that they have told.
     fn own_names(&self) -> impl Iterator<Item = &[IpAddr]> {
-        let eras: BTreeSet<Era> = self.names.started.values().copied().chain([0]).collect();
+        let eras: BTreeSet<Era> = self.names.eras().chain([0]).collect();
         let old = eras.into_iter().map(|era| self.called(View::Since(era)));
         old.chain([self.called(View::Now)])
     }
