@@ -1,5 +1,6 @@
 //! The system calls this crate makes, with Rust types. Decisions are made by the callers.
 
+pub(crate) mod apart;
 pub(crate) mod diag;
 pub(crate) mod fd;
 pub(crate) mod fdinfo;

@@ -2,10 +2,12 @@
 
 use super::{drain, Pty, Side, Terminals, Termios, TIOCGDEV, TIOCGEXCL, TIOCGPKT, TIOCGPTLCK, TIOCGPTN};
 use crate::capture::Session;
-use crate::fault::{refuse, At, Fault};
+use crate::fault::{not_now, At, Fault};
 use crate::model::{DescId, FsPath, Holder, Kind};
 use crate::sys::fd;
 use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 
 const TTY_MAJOR: u32 = 4;
@@ -106,6 +108,7 @@ fn pty(s: &mut Session<'_>, index: u32, master: DescId) -> Result<Pty, Fault> {
         session: fd::ioctl_get(raw, libc::TIOCGSID).unwrap_or(0),
         foreground: fd::ioctl_get(raw, libc::TIOCGPGRP).unwrap_or(0),
         input: None,
+        lines: None,
         output: None,
     };
     if let Ok(st) = fd::stat(Path::new(&format!("/dev/pts/{index}")), true) {
@@ -116,14 +119,43 @@ fn pty(s: &mut Session<'_>, index: u32, master: DescId) -> Result<Pty, Fault> {
         // Nobody has opened the slave yet, so nothing can be in flight that somebody could read.
         return Ok(pty);
     }
-    let data = drain::copy(raw, &pty.termios, packet)?;
-    if data.lost {
-        return refuse("its data in flight could not be put back completely; the program may have lost output");
+    if packet && fd::poll(raw, libc::POLLPRI).at("poll")? & libc::POLLPRI != 0 {
+        return not_now("its master has not read yet what has become of the terminal (packet mode)");
     }
+    let slave = drain::slave_of(raw).at("open the slave")?;
+    let data = drain::copy(&drain::Line::new(raw, slave, pty.termios, packet)?)?;
+    if !data.is_back() {
+        return put_back_later(raw, &data);
+    }
+    pty.lines = Some(data.lines);
     for (bytes, place) in [(&data.input, &mut pty.input), (&data.output, &mut pty.output)] {
         if !bytes.is_empty() {
             *place = Some(s.blobs.put(bytes)?);
         }
     }
     Ok(pty)
+}
+
+/// Not all of what was read went back at once: a thread of the agent writes the rest as soon as there is room.
+fn put_back_later<T>(master: RawFd, data: &drain::InFlight) -> Result<T, Fault> {
+    let (input, output) = data.left();
+    for (to, rest) in [
+        (fd::dup_from(master, 0).at("duplicate the master")?, input.to_vec()),
+        (drain::slave_of(master).at("open the slave")?, output.to_vec()),
+    ] {
+        std::thread::spawn(move || {
+            let mut rest = &rest[..];
+            while !rest.is_empty() && fd::wait(to.as_raw_fd(), libc::POLLOUT, -1).is_ok() {
+                match fd::write(to.as_raw_fd(), &rest[..rest.len().min(256)]) {
+                    Ok(n) => rest = &rest[n..],
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(error) => return tracing::error!(%error, bytes = rest.len(), "data of a terminal is lost"),
+                }
+            }
+        });
+    }
+    not_now(format!(
+        "{} bytes in flight did not fit into it again at once; they follow as soon as there is room",
+        input.len() + output.len()
+    ))
 }

@@ -1,20 +1,31 @@
-//! Data in flight in a pseudo-terminal. A terminal has no way to look at data without reading it, so it is read and written back at once,
-//! with all interpretation switched off meanwhile; the settings are set back afterwards.
+//! Data in flight in a pseudo-terminal. It has no way to look at data without reading it, so all is read and written back at once, by a process that outlives
+//! the agent ([`apart`]); what is held, and how much of it is back, stands in memory of both, so whoever is left carries on.
+//!
+//! In each direction the reader's line discipline holds up to [`HELD`] bytes, and the kernel queues what does not fit there ("flip buffer"). Towards the
+//! slave, what is queued has not been looked at yet: erased characters, signals, echo. So what was taken in goes back with all that switched off,
+//! and what was queued afterwards under the program's own settings. A worker of the kernel takes in, in its own time; a stop character behind the
+//! bytes tells when it has: the master's packet mode reports it.
 
-use super::{Termios, TIOCGPTPEER};
+use super::{Lines, Termios, TIOCGPTPEER};
 use crate::fault::{At, Fault};
-use crate::sys::fd;
+use crate::sys::{apart, check, fd};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// What was in flight.
-#[derive(Debug, Default)]
-pub(super) struct InFlight {
-    pub(super) input: Vec<u8>,
-    pub(super) output: Vec<u8>,
-    /// Something could not be put back.
-    pub(super) lost: bool,
-}
+/// Most that a line discipline takes in before it is read.
+const HELD: usize = 4095;
+/// Most of it that goes back with interpretation off: the stop character behind it must find room. The one byte more is looked at twice.
+pub(super) const TAKEN_IN: usize = HELD - 1;
+/// More than both directions can hold, with echo that waits.
+const ROOM: usize = 64 << 10;
+/// Longest wait for the kernel's worker, milliseconds.
+const WORKER_MS: i32 = 10_000;
+const TIOCPKT_STOP: u8 = 4;
+/// Sizes of pieces that fill the kernel's queue as far as it can be: it takes one more piece while it holds 8,192 bytes or fewer.
+const PIECES: [usize; 17] = [
+    255, 512, 512, 512, 512, 512, 512, 512, 512, 512, 512, 512, 512, 512, 512, 512, 1792,
+];
+const SMALL_PIECE: usize = 256;
 
 /// A descriptor of the agent's own on the slave.
 pub(super) fn slave_of(master: RawFd) -> io::Result<OwnedFd> {
@@ -24,53 +35,300 @@ pub(super) fn slave_of(master: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
-/// Copies what is in flight in both directions. Packet mode is off meanwhile: reads would begin with a status byte, and the changes of settings
-/// would be reported to the program.
-pub(super) fn copy(master: RawFd, termios: &Termios, packet: bool) -> Result<InFlight, Fault> {
-    if packet {
-        fd::ioctl_set(master, libc::TIOCPKT, &0i32).at("leave packet mode")?;
-    }
-    let data = copy_plain(master, termios);
-    if packet {
-        fd::ioctl_set(master, libc::TIOCPKT, &1i32).at("enter packet mode")?;
-    }
-    data
+/// What is in flight, and how much of it is (again) in the terminal.
+#[derive(Debug, Default)]
+pub(super) struct InFlight {
+    pub(super) input: Vec<u8>,
+    pub(super) output: Vec<u8>,
+    pub(super) lines: Lines,
+    output_back: usize,
+    input_back: usize,
+    widening: bool,
 }
 
-fn copy_plain(master: RawFd, termios: &Termios) -> Result<InFlight, Fault> {
-    let slave = slave_of(master).at("open the slave")?;
-    let s = slave.as_raw_fd();
-    let mut data = InFlight {
-        output: read_all(master).at("read its output")?,
-        ..InFlight::default()
-    };
-    if !data.output.is_empty() {
-        termios.transparent().set(s).at("change its settings")?;
-        data.lost |= !write_all(s, &data.output);
-        termios.set(s).at("set its settings back")?;
+impl InFlight {
+    /// Of an image.
+    pub(super) fn of(input: Vec<u8>, output: Vec<u8>, lines: Lines) -> Self {
+        let lines = Lines {
+            taken_in: lines.taken_in.min(input.len()).min(TAKEN_IN),
+            ..lines
+        };
+        Self {
+            input,
+            output,
+            lines,
+            output_back: 0,
+            input_back: 0,
+            widening: false,
+        }
     }
-    let edited = termios.lflag & libc::ICANON != 0;
-    if edited {
-        termios.unedited().set(s).at("change its settings")?;
+
+    /// Whether all is in the terminal.
+    pub(super) fn is_back(&self) -> bool {
+        self.input_back == self.input.len() && self.output_back == self.output.len()
     }
-    data.input = read_all(s).at("read its input")?;
-    if !data.input.is_empty() {
-        termios.transparent().set(s).at("change its settings")?;
-        data.lost |= !write_all(master, &data.input);
-        // Writing to the master is asynchronous; polling the slave makes the line discipline take it in before the settings change back.
-        fd::poll(s, libc::POLLIN).at("poll")?;
+
+    /// Takes out what [`widen`] may have left.
+    fn clear(&self, line: &Line) -> io::Result<()> {
+        if self.widening {
+            discard(line.master)?;
+            discard(line.slave())?;
+        }
+        Ok(())
     }
-    if edited || !data.input.is_empty() {
-        termios.set(s).at("set its settings back")?;
+
+    /// What did not fit: from the master to the slave, and the other way round.
+    pub(super) fn left(&self) -> (&[u8], &[u8]) {
+        (&self.input[self.input_back..], &self.output[self.output_back..])
     }
-    Ok(data)
 }
 
-/// Reads until nothing is left; polling makes the kernel deliver what it still has queued.
-fn read_all(raw: RawFd) -> io::Result<Vec<u8>> {
-    let mut out = Vec::new();
+/// A pseudo-terminal, and the settings it has outside of this module.
+#[derive(Debug)]
+pub(super) struct Line {
+    master: RawFd,
+    slave: OwnedFd,
+    termios: Termios,
+    packet: bool,
+    flags: i32,
+    /// Tells when something arrives at the master: an epoll instance, since what is there already must not count.
+    news: OwnedFd,
+}
+
+impl Line {
+    pub(super) fn new(master: RawFd, slave: OwnedFd, termios: Termios, packet: bool) -> Result<Self, Fault> {
+        // SAFETY: epoll_create1 takes a number.
+        let raw = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).at("make an epoll instance")?;
+        // SAFETY: the kernel has just returned this number.
+        let news = unsafe { OwnedFd::from_raw_fd(raw) };
+        let events = libc::EPOLLIN | libc::EPOLLPRI | libc::EPOLLET;
+        let mut event = libc::epoll_event {
+            events: events.cast_unsigned(),
+            u64: 0,
+        };
+        // SAFETY: `event` is valid for reading.
+        check(unsafe { libc::epoll_ctl(raw, libc::EPOLL_CTL_ADD, master, &mut event) }).at("watch the master")?;
+        let flags = fd::flags(master).at("read its flags")?;
+        Ok(Self {
+            master,
+            slave,
+            termios,
+            packet,
+            flags,
+            news,
+        })
+    }
+
+    fn slave(&self) -> RawFd {
+        self.slave.as_raw_fd()
+    }
+
+    /// Neither direction can hold anything, as far as that can be told without touching it: of an unfinished line it cannot.
+    fn is_empty(&self) -> io::Result<bool> {
+        let waits = |raw| fd::poll(raw, libc::POLLIN).map(|e| e & libc::POLLIN != 0);
+        Ok(!self.termios.edits() && !waits(self.master)? && !waits(self.slave())? && fd::readable_bytes(self.slave())? == 0)
+    }
+
+    /// Reads all that is in flight into `held`, without allocating.
+    fn take(&self, held: &mut InFlight) -> io::Result<()> {
+        self.hold()?;
+        read_all(self.master, &mut held.output)?;
+        loop {
+            // A write, though of nothing, brings out echo that has waited for room.
+            fd::write(self.slave(), &[])?;
+            if read_all(self.master, &mut held.output)? == 0 {
+                break;
+            }
+        }
+        fd::poll(self.slave(), libc::POLLIN)?;
+        let seen = fd::readable_bytes(self.slave())?;
+        self.termios.unedited().set(self.slave())?;
+        // With editing off all of it counts, an unfinished line too.
+        let taken_in = if self.termios.edits() {
+            fd::readable_bytes(self.slave())?
+        } else {
+            seen
+        };
+        read_all(self.slave(), &mut held.input)?;
+        let taken_in = taken_in.min(held.input.len()).min(HELD);
+        held.lines = Lines {
+            taken_in: taken_in.min(TAKEN_IN),
+            ..Lines::default()
+        };
+        if self.termios.edits() {
+            held.lines.find(&held.input[..taken_in], seen, &self.termios);
+            if taken_in > TAKEN_IN && held.lines.is_end(TAKEN_IN, held.input[TAKEN_IN]) {
+                held.input[TAKEN_IN] = self.termios.cc[libc::VEOF];
+            }
+        }
+        Ok(())
+    }
+
+    /// The master does not block, and shows no status bytes and no changes of settings.
+    fn hold(&self) -> io::Result<()> {
+        fd::set_flags(self.master, self.flags | libc::O_NONBLOCK)?;
+        self.packet(false)
+    }
+
+    fn packet(&self, on: bool) -> io::Result<()> {
+        fd::ioctl_set(self.master, libc::TIOCPKT, &i32::from(on)).map(drop)
+    }
+
+    /// Puts back what is not there yet, without allocating. Settings are set back in any case.
+    pub(super) fn put(&self, held: &mut InFlight) -> io::Result<()> {
+        self.hold()?;
+        let done = self.put_taken_in(held);
+        let set = self.termios.set(self.slave());
+        // What was queued goes back under the program's settings, as it came.
+        if done.is_ok() && set.is_ok() {
+            pour(self.master, &held.input, &mut held.input_back);
+        }
+        self.packet(self.packet)?;
+        fd::set_flags(self.master, self.flags)?;
+        done.and(set)
+    }
+
+    /// What goes to the line discipline's own memory, and all output.
+    fn put_taken_in(&self, held: &mut InFlight) -> io::Result<()> {
+        self.termios.unedited().set(self.slave())?;
+        let stopped = self.start()?;
+        for (from, to, data, back) in [
+            (self.slave(), self.master, &held.output, held.output_back),
+            (self.master, self.slave(), &held.input, held.input_back),
+        ] {
+            if back == 0 && data.len() > HELD {
+                held.widening = true;
+                widen(from, to)?;
+                held.widening = false;
+            }
+        }
+        let head = held.output.len().min(HELD);
+        while held.output_back < head {
+            let piece = (head - held.output_back).min(SMALL_PIECE);
+            held.output_back += fd::write(self.slave(), &held.output[held.output_back..][..piece])?;
+        }
+        self.wait(|| Ok(fd::readable_bytes(self.master)? >= head))?;
+        pour(self.slave(), &held.output, &mut held.output_back);
+        while held.input_back < held.lines.taken_in {
+            self.segment(held)?;
+            self.start()?;
+        }
+        match stopped {
+            Stopped::No => {}
+            Stopped::ByCall => drop(fd::ioctl_num(self.slave(), libc::TCXONC, libc::TCOOFF as libc::c_ulong)?),
+            Stopped::ByKey => self.segment(held)?,
+        }
+        Ok(())
+    }
+
+    /// Lets output go where it has been stopped: nothing could be put back. With nothing in flight there is always room.
+    fn start(&self) -> io::Result<Stopped> {
+        let stopped = || fd::poll(self.slave(), libc::POLLOUT).map(|e| e & libc::POLLOUT == 0);
+        let flow = |action: i32| fd::ioctl_num(self.slave(), libc::TCXONC, action as libc::c_ulong);
+        if !stopped()? {
+            return Ok(Stopped::No);
+        }
+        flow(libc::TCOON)?;
+        if !stopped()? {
+            return Ok(Stopped::ByCall);
+        }
+        flow(libc::TCOOFF)?;
+        flow(libc::TCOON)?;
+        Ok(Stopped::ByKey)
+    }
+
+    /// Writes bytes that had been taken in, up to where all values but two have occurred: these two stand for the end of a line without a newline, and, behind
+    /// the bytes, for the stop that tells that they have been taken in.
+    fn segment(&self, held: &mut InFlight) -> io::Result<()> {
+        let all = &held.input[held.input_back..held.lines.taken_in];
+        let (len, stop, end) = free_values(all, &self.termios);
+        self.packet(false)?;
+        self.termios.literal(stop, end).set(self.slave())?;
+        self.packet(true)?;
+        let mut piece = [0; SMALL_PIECE];
+        let mut filled = 0;
+        let mut push = |byte: u8, flush: bool| -> io::Result<()> {
+            piece[filled] = byte;
+            filled += 1;
+            if filled == SMALL_PIECE || flush {
+                let n = fd::write(self.master, &piece[..filled])?;
+                piece.copy_within(n..filled, 0);
+                filled -= n;
+            }
+            Ok(())
+        };
+        for at in held.input_back..held.input_back + len {
+            let byte = if held.lines.is_end(at, held.input[at]) {
+                end
+            } else {
+                held.input[at]
+            };
+            push(byte, false)?;
+            if held.lines.ends_behind(at) {
+                push(end, false)?;
+            }
+        }
+        push(stop, true)?;
+        held.input_back += len;
+        self.wait(|| {
+            let mut status = [0];
+            let news = fd::poll(self.master, libc::POLLPRI)? & libc::POLLPRI != 0;
+            Ok(news && fd::read(self.master, &mut status)? == 1 && status[0] & TIOCPKT_STOP != 0)
+        })?;
+        self.packet(false)
+    }
+
+    /// Waits until `there` says so, which the kernel's worker brings about.
+    fn wait(&self, there: impl Fn() -> io::Result<bool>) -> io::Result<()> {
+        while !there()? {
+            let mut event = libc::epoll_event { events: 0, u64: 0 };
+            // SAFETY: `event` has room for the one event asked for.
+            match check(unsafe { libc::epoll_wait(self.news.as_raw_fd(), &mut event, 1, WORKER_MS) }) {
+                Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+                done => drop(done?),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether and how output had been stopped.
+#[derive(Debug, Clone, Copy)]
+enum Stopped {
+    No,
+    /// `tcflow`.
+    ByCall,
+    /// The stop character.
+    ByKey,
+}
+
+/// Copies what is in flight in both directions; it is there again afterwards, or in what is returned as `left`.
+pub(super) fn copy(line: &Line) -> Result<InFlight, Fault> {
+    if line.is_empty().at("look for data in flight")? {
+        return Ok(InFlight::default());
+    }
+    let mut held = InFlight::of(Vec::with_capacity(ROOM), Vec::with_capacity(ROOM), Lines::default());
+    let mut done = Err(io::ErrorKind::Interrupted.into());
+    let ran = apart::run(&mut || {
+        let taken = line.take(&mut held);
+        done = taken.and(line.put(&mut held));
+    });
+    // Somebody has killed that process, or it came to a step that failed: what is held goes back from here.
+    if done.is_err() || !held.is_back() {
+        done = done.and(held.clear(line)).and(line.put(&mut held));
+    }
+    ran.at("start a process that reads it")?;
+    if held.is_back() {
+        done.at("read it and write it back")?;
+    }
+    Ok(held)
+}
+
+/// Reads until nothing is left or the room is; polling makes the kernel deliver what it still has queued.
+fn read_all(raw: RawFd, out: &mut Vec<u8>) -> io::Result<usize> {
+    let before = out.len();
     let mut buf = [0u8; 4096];
-    while fd::poll(raw, libc::POLLIN)? & libc::POLLIN != 0 {
+    while out.capacity() - out.len() >= buf.len() && fd::poll(raw, libc::POLLIN)? & libc::POLLIN != 0 {
         match fd::read(raw, &mut buf) {
             Ok(0) => break,
             Ok(n) => out.extend_from_slice(&buf[..n]),
@@ -78,19 +336,55 @@ fn read_all(raw: RawFd) -> io::Result<Vec<u8>> {
             Err(e) => return Err(e),
         }
     }
-    Ok(out)
+    Ok(out.len() - before)
 }
 
-/// Writes as long as there is room; whether all fitted.
-pub(super) fn write_all(raw: RawFd, mut data: &[u8]) -> bool {
-    while !data.is_empty() {
-        if !fd::poll(raw, libc::POLLOUT).is_ok_and(|e| e & libc::POLLOUT != 0) {
-            return false;
-        }
-        match fd::write(raw, &data[..data.len().min(1024)]) {
-            Ok(n) if n > 0 => data = &data[n..],
-            _ => return false,
+/// Fills the queue from `from` to `to` with small pieces and empties it. The kernel keeps their memory, and takes more than its limit into it: so it had come
+/// about where the queue held more than that.
+fn widen(from: RawFd, to: RawFd) -> io::Result<()> {
+    while fd::write(from, &[0; SMALL_PIECE]).is_ok_and(|n| n > 0) {}
+    discard(to)
+}
+
+fn discard(raw: RawFd) -> io::Result<()> {
+    let mut buf = [0; 4096];
+    while fd::poll(raw, libc::POLLIN)? & libc::POLLIN != 0 && fd::read(raw, &mut buf)? > 0 {}
+    Ok(())
+}
+
+/// Writes `data` from `done` on, as far as there is room.
+fn pour(raw: RawFd, data: &[u8], done: &mut usize) {
+    let write = |done: &mut usize, piece: usize| {
+        let rest = &data[*done..];
+        let n = fd::write(raw, &rest[..rest.len().min(piece)]).unwrap_or(0);
+        *done += n;
+        n > 0
+    };
+    for piece in PIECES {
+        if *done == data.len() || !write(done, piece) {
+            break;
         }
     }
-    true
+    while *done < data.len() && write(done, SMALL_PIECE) {}
+}
+
+/// How many of `bytes` leave two values free, and these: neither zero, which stands for none, nor one that ends a line.
+fn free_values(bytes: &[u8], termios: &Termios) -> (usize, u8, u8) {
+    let mut taken = [false; 256];
+    for end in [0, b'\n', termios.cc[libc::VEOL], termios.cc[libc::VEOL2]] {
+        taken[usize::from(end)] = true;
+    }
+    let mut free = taken.iter().filter(|t| !**t).count();
+    let mut len = 0;
+    for byte in bytes {
+        let new = !taken[usize::from(*byte)];
+        if new && free == 2 {
+            break;
+        }
+        free -= usize::from(new);
+        taken[usize::from(*byte)] = true;
+        len += 1;
+    }
+    let mut values = (1..=u8::MAX).filter(|v| !taken[usize::from(*v)]);
+    (len, values.next().unwrap_or(0), values.next().unwrap_or(0))
 }

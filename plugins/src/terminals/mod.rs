@@ -64,6 +64,9 @@ pub(crate) struct Pty {
     foreground: i32,
     /// Written to the master and not read from the slave.
     input: Option<BlobRef>,
+    /// Where its lines end; images of before do not tell.
+    #[serde(default)]
+    lines: Option<Lines>,
     /// Written to the slave and not read from the master.
     output: Option<BlobRef>,
 }
@@ -91,21 +94,101 @@ impl Termios {
         crate::sys::fd::ioctl_set(raw, TCSETS2, self).map(drop)
     }
 
-    /// The same terminal with line editing off: everything written can be read at once.
-    fn unedited(self) -> Self {
-        Self {
-            lflag: self.lflag & !libc::ICANON,
-            ..self
-        }
+    /// Whether lines are edited before they can be read.
+    fn edits(&self) -> bool {
+        self.lflag & (libc::ICANON | libc::EXTPROC) == libc::ICANON
     }
 
-    /// The same terminal without any interpretation of what is written to either side; lines still end with a newline.
-    fn transparent(mut self) -> Self {
-        self.iflag = 0;
+    /// The same terminal without any interpretation of what is written to either side: everything can be read at once. Output that has been stopped stays so.
+    fn unedited(mut self) -> Self {
+        self.iflag &= libc::IXON;
         self.oflag &= !libc::OPOST;
-        self.lflag &= libc::ICANON;
+        self.lflag &= libc::EXTPROC;
         self.cc = [0; 19];
         self.cc[libc::VMIN] = 1;
         self
+    }
+
+    /// The same, but lines end where they ended, or with `end`, and `stop` stops the output.
+    fn literal(self, stop: u8, end: u8) -> Self {
+        let mut t = self.unedited();
+        t.iflag |= libc::IXON;
+        t.lflag |= self.lflag & (libc::ICANON | libc::IEXTEN);
+        t.cc[libc::VSTOP] = stop;
+        if self.edits() {
+            t.cc[libc::VEOF] = end;
+            t.cc[libc::VEOL] = self.cc[libc::VEOL];
+            t.cc[libc::VEOL2] = self.cc[libc::VEOL2];
+        }
+        t
+    }
+}
+
+/// Where lines end among the bytes that the line discipline of a slave has taken in.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+struct Lines {
+    /// So many bytes it has taken in; those behind are queued.
+    taken_in: usize,
+    /// So many of these belong to finished lines.
+    finished: usize,
+    /// A zero byte among these is an end of file that was typed.
+    zero_ends: bool,
+    /// The last of these lines ends without a byte that says so.
+    pushed: bool,
+}
+
+impl Lines {
+    /// Finds the ends, where `count` bytes of `taken_in` can be read, not counting ends of file. Those are zero bytes there; a zero that was typed looks alike, but then
+    /// lines would end where no line can.
+    fn find(&mut self, taken_in: &[u8], count: usize, termios: &Termios) {
+        let ends = |at: usize| at == 0 || [b'\n', termios.cc[libc::VEOL], termios.cc[libc::VEOL2]].contains(&taken_in[at - 1]);
+        let mut read = 0;
+        let with_zeros = taken_in.iter().take_while(|b| {
+            read += usize::from(**b != 0);
+            **b == 0 || read <= count
+        });
+        let with_zeros = with_zeros.count();
+        self.zero_ends = read >= count && with_zeros > count && (ends(with_zeros) || taken_in[with_zeros - 1] == 0);
+        self.finished = if self.zero_ends {
+            with_zeros
+        } else {
+            count.min(taken_in.len())
+        };
+        self.pushed = !self.zero_ends && !ends(self.finished);
+    }
+
+    /// Whether `byte` at `at` stands for the end of a line.
+    fn is_end(&self, at: usize, byte: u8) -> bool {
+        self.zero_ends && byte == 0 && at < self.finished
+    }
+
+    /// Whether a line ends behind `at` without a byte that says so.
+    fn ends_behind(&self, at: usize) -> bool {
+        self.pushed && at + 1 == self.finished
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(taken_in: &[u8], count: usize) -> (usize, bool, bool) {
+        let mut lines = Lines {
+            taken_in: taken_in.len(),
+            ..Lines::default()
+        };
+        lines.find(taken_in, count, &Termios::default());
+        (lines.finished, lines.zero_ends, lines.pushed)
+    }
+
+    #[test]
+    fn a_line_ends_with_a_newline_an_end_of_file_or_where_editing_was_switched_on() {
+        assert_eq!(found(b"one\ntw", 4), (4, false, false), "a line and the beginning of one");
+        assert_eq!(found(b"one\0two\ntyped", 7), (8, true, false), "an end of file in it");
+        assert_eq!(found(b"one\0", 3), (4, true, false), "an end of file behind it");
+        assert_eq!(found(b"\0", 0), (1, true, false), "nothing but an end of file");
+        assert_eq!(found(b"a\0\0b\nxyz", 5), (5, false, false), "zeros that were typed");
+        assert_eq!(found(b"half", 4), (4, false, true), "typed before editing was switched on");
+        assert_eq!(found(b"half", 0), (0, false, false), "not finished");
     }
 }

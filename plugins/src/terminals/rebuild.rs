@@ -1,11 +1,11 @@
 //! Rebuild of terminals.
 
-use super::{drain, Pty, Side, Terminals, TIOCGPTN, TIOCSPTLCK};
+use super::{drain, Lines, Pty, Side, Terminals, TIOCGPTN, TIOCSPTLCK};
 use crate::fault::{refuse, At, Fault};
 use crate::model::Description;
 use crate::rebuild::lift;
 use crate::sys::fd;
-use belay_image::blobs::BlobReader;
+use belay_image::blobs::{BlobReader, BlobRef};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -46,8 +46,8 @@ pub(crate) fn prepare(t: &Terminals, blobs: &BlobReader, room: &Range<RawFd>) ->
         };
         // The settings are the slave's; without one they are set through the master, which stands for it.
         let side = slave.as_ref().map_or(raw, AsRawFd::as_raw_fd);
-        p.termios.transparent().set(side).at("change its settings")?;
-        fill(raw, slave.as_ref(), p, blobs)?;
+        p.termios.set(side).at("set its settings")?;
+        fill(raw, p, blobs)?;
         p.termios.set(side).at("set its settings")?;
         fd::ioctl_set(raw, libc::TIOCSWINSZ, &p.winsize).at("set its size")?;
         access(p, index)?;
@@ -93,17 +93,22 @@ fn access(p: &Pty, index: u32) -> Result<(), Fault> {
 }
 
 /// Puts data in flight back.
-fn fill(master: RawFd, slave: Option<&OwnedFd>, p: &Pty, blobs: &BlobReader) -> Result<(), Fault> {
-    let Some(slave) = slave else { return Ok(()) };
-    for (data, into) in [(&p.input, master), (&p.output, slave.as_raw_fd())] {
-        if let Some(data) = data {
-            if !drain::write_all(into, &blobs.get(data)?) {
-                return refuse("its data in flight does not fit into it any more");
-            }
-        }
+fn fill(master: RawFd, p: &Pty, blobs: &BlobReader) -> Result<(), Fault> {
+    if p.input.is_none() && p.output.is_none() {
+        return Ok(());
     }
-    // As at capture: taken in before the settings change.
-    fd::poll(slave.as_raw_fd(), libc::POLLIN).at("poll")?;
+    let get = |data: &Option<BlobRef>| data.as_ref().map_or(Ok(Vec::new()), |d| blobs.get(d));
+    let lines = p.lines.unwrap_or(Lines {
+        taken_in: drain::TAKEN_IN,
+        ..Lines::default()
+    });
+    let mut data = drain::InFlight::of(get(&p.input)?, get(&p.output)?, lines);
+    let slave = drain::slave_of(master).at("open the slave")?;
+    let line = drain::Line::new(master, slave, p.termios, false)?;
+    line.put(&mut data).at("put its data in flight back")?;
+    if !data.is_back() {
+        return refuse("its data in flight does not fit into it any more");
+    }
     Ok(())
 }
 

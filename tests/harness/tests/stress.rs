@@ -13,7 +13,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Programs of tests/programs with their arguments.
-const PROGRAMS: [&str; 12] = [
+const PROGRAMS: [&str; 15] = [
     "thr_create",
     "thr_crowd churn",
     "thr_crowd exec",
@@ -26,6 +26,9 @@ const PROGRAMS: [&str; 12] = [
     "fd_tcp backlog",
     "fd_unix rights",
     "blocked condvar 32",
+    "fd_flood in",
+    "fd_flood out",
+    "fd_flood canon",
 ];
 
 /// Checkpoints again and again; each fourth round everything is killed and restarted.
