@@ -209,12 +209,14 @@ fn put(job: &Job, text: &str, bits: u32) -> Result<(), Failure> {
     io("give it its name", std::fs::rename(new, job.work.join("theirs")))
 }
 
-/// A job that has a file of root's open.
+/// A job that has a file of root's open. It is made after the launch: older ones are input, which is not saved unasked.
 fn reader(place: &Place, user: User, label: &str, bits: u32) -> Result<Job, Failure> {
-    const PROGRAM: &str = "exec 3< theirs; : > open; while [ ! -e go ]; do sleep 0.02; done; read -r line <&3; echo \"got $line\"";
+    const PROGRAM: &str = ": > ready; while [ ! -e theirs ]; do sleep 0.02; done; exec 3< theirs; : > open; while [ ! -e go ]; do sleep 0.02; done; read -r line <&3; echo \"got $line\"";
     let mut job = Job::new(place, label, user)?;
+    job.launch(&[], &["/bin/sh", "-c", PROGRAM].map(str::to_owned))?;
+    made(&job, "ready")?;
     put(&job, "what they wrote\n", bits)?;
-    launch_opened(&mut job, &["/bin/sh", "-c", PROGRAM])?;
+    made(&job, "open")?;
     Ok(job)
 }
 
@@ -222,9 +224,14 @@ fn reader(place: &Place, user: User, label: &str, bits: u32) -> Result<Job, Fail
 fn launch_opened(job: &mut Job, program: &[&str]) -> Result<(), Failure> {
     let program: Vec<String> = program.iter().map(|w| (*w).to_owned()).collect();
     job.launch(&[], &program)?;
+    made(job, "open")
+}
+
+/// Waits until the job's program has made the file `name`.
+fn made(job: &Job, name: &str) -> Result<(), Failure> {
     let end = Instant::now() + LIMIT;
-    while !job.work.join("open").exists() {
-        want(Instant::now() < end, || format!("not opened; {}", job.output_text()))?;
+    while !job.work.join(name).exists() {
+        want(Instant::now() < end, || format!("no file {name}; {}", job.output_text()))?;
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
