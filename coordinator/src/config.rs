@@ -39,6 +39,7 @@ mod values;
 
 use crate::nodes::listening;
 use crate::redundancy::Redundancy;
+use crate::sys;
 use crate::Failure;
 use belay_storage::flush::compress::Compression;
 use belay_storage::place::rule::Policy;
@@ -47,7 +48,10 @@ use belay_wire::Exit;
 use limits::RawCheckpoints;
 pub use limits::{Limits, Use};
 use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
 use std::ops::Range;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 pub use values::Size;
 
@@ -214,20 +218,14 @@ impl Config {
     /// Reads the site's file, the user's, and `file`, which alone must be there.
     pub fn load(file: Option<&Path>) -> Result<(Self, Limits), Failure> {
         let (mut config, mut limits) = (Self::default(), Limits::default());
-        for path in [Some(PathBuf::from(SITE)), user_file()].into_iter().flatten() {
-            match std::fs::metadata(&path) {
-                Err(e) if matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {}
-                Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied && path != Path::new(SITE) => {
-                    let why =
-                        "permission denied: HOME or XDG_CONFIG_HOME names a directory of somebody else; set it to one of your own";
-                    return Err(Failure::new(Exit::Io, format!("read {}: {why}", path.display())));
-                }
-                Err(e) => return Err(Failure::io(format!("read {}", path.display()), &e)),
-                Ok(_) => config.add_file(&mut limits, &path)?,
-            }
-            if path == Path::new(SITE) {
-                limits.note_site(&config);
-            }
+        match std::fs::metadata(SITE) {
+            Err(e) if is_absent(&e) => {}
+            Err(e) => return Err(Failure::io(format!("read {SITE}"), &e)),
+            Ok(_) => config.add_file(&mut limits, Path::new(SITE))?,
+        }
+        limits.note_site(&config);
+        if let Some(path) = user_file() {
+            config.add_user_file(&mut limits, &path)?;
         }
         if let Some(path) = file {
             config.add_file(&mut limits, path)?;
@@ -250,13 +248,47 @@ impl Config {
     }
 
     fn add_file(&mut self, limits: &mut Limits, path: &Path) -> Result<(), Failure> {
-        let fail = |e: &std::io::Error| Failure::io(format!("read {}", path.display()), e);
-        let bytes = std::fs::metadata(path).map_err(|e| fail(&e))?.len();
-        if bytes > MAX_FILE {
-            let why = format!("{}: {bytes} bytes, more than any configuration", path.display());
+        let file = open(path).map_err(|e| Failure::io(format!("read {}", path.display()), &e))?;
+        self.add_open(limits, path, &file)
+    }
+
+    /// The user's file. One that cannot be reached is left out: whoever became another user by `setpriv`, or in a batch job, may still have the HOME of the one before. One that others can write would
+    /// decide where the checkpoints go.
+    fn add_user_file(&mut self, limits: &mut Limits, path: &Path) -> Result<(), Failure> {
+        let fail = |e: &io::Error| Failure::io(format!("read {}", path.display()), e);
+        let file = match open(path) {
+            Ok(file) => file,
+            Err(e) if is_absent(&e) => return Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                let at = path.display();
+                sys::say(&format!(
+                    "{at} is left out: HOME or XDG_CONFIG_HOME names a directory of somebody else; set it to one of your own"
+                ));
+                return Ok(());
+            }
+            Err(e) => return Err(fail(&e)),
+        };
+        let m = file.metadata().map_err(|e| fail(&e))?;
+        if ![0, sys::euid()].contains(&m.uid()) || m.mode() & 0o002 != 0 {
+            let at = path.display();
+            let why = format!(
+                "{at} belongs to user {} and has mode {:03o}: it is not yours alone; set HOME or XDG_CONFIG_HOME to a directory of your own",
+                m.uid(),
+                m.mode() & 0o777
+            );
+            return Err(Failure::new(Exit::NotOurs, why));
+        }
+        self.add_open(limits, path, &file)
+    }
+
+    fn add_open(&mut self, limits: &mut Limits, path: &Path, file: &File) -> Result<(), Failure> {
+        let mut text = String::new();
+        let read = file.take(MAX_FILE + 1).read_to_string(&mut text);
+        read.map_err(|e| Failure::io(format!("read {}", path.display()), &e))?;
+        if text.len() as u64 > MAX_FILE {
+            let why = format!("{}: more than {MAX_FILE} bytes, as no configuration has", path.display());
             return Err(Failure::new(Exit::Usage, why));
         }
-        let text = std::fs::read_to_string(path).map_err(|e| fail(&e))?;
         self.lay(limits, path, &text)
     }
 
@@ -327,6 +359,15 @@ impl Config {
     pub fn local(&self) -> impl Iterator<Item = &Tier> {
         self.tiers.iter().filter(|t| matches!(t.kind, Kind::Memory | Kind::Local))
     }
+}
+
+/// Opens a file; a FIFO in its place does not keep the caller waiting.
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
+
+fn is_absent(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 fn user_file() -> Option<PathBuf> {

@@ -420,13 +420,35 @@ fn state_for_owner_and_root(place: &Place, user: User) -> Result<(), Failure> {
     is(&job, "finished false")
 }
 
+/// A HOME of root's that the user may not enter is told and left out; a file of somebody else's that can be read there is refused.
+fn home_of_others(place: &Place, user: User) -> Result<(), Failure> {
+    if user == User::Root {
+        return Ok(());
+    }
+    let mut job = Job::new(place, "home", user)?;
+    let home = job.work.join("theirs");
+    let config = home.join(".config/belay/belay.toml");
+    io("make a home", std::fs::create_dir_all(home.join(".config/belay")))?;
+    io("write a file", std::fs::write(&config, "[checkpoints]\nkeep = 7\n"))?;
+    job.set("HOME", &home.display().to_string());
+    let dir = job.dir().display().to_string();
+    let launch = |job: &Job| output(job.belay(&["launch", "--ckpt-dir", &dir, "--", "true"]), LIMIT);
+    io("chown", std::os::unix::fs::chown(&config, Some(STRANGER), Some(STRANGER)))?;
+    refused(&launch(&job)?, &["belay.toml", "not yours alone"])?;
+    mode(&home, 0o700)?;
+    let o = launch(&job)?;
+    want(o.status.success() && text(&o).contains("is left out"), || {
+        format!("{}: {}", show(o.status), text(&o))
+    })
+}
+
 fn main() {
     if !am_root() {
-        println!("\ntest result: ok. 0 passed; 0 failed; 9 ignored (only root can become other users)");
+        println!("\ntest result: ok. 0 passed; 0 failed; 10 ignored (only root can become other users)");
         return;
     }
     let mut target = Target::new("users", &["fault_target"]);
-    let tests: [(&str, Test); 9] = [
+    let tests: [(&str, Test); 10] = [
         ("nothing_can_be_read", nothing_can_be_read),
         ("nothing_can_be_commanded", nothing_can_be_commanded),
         ("what_strangers_put_in_the_way", what_strangers_put_in_the_way),
@@ -436,6 +458,7 @@ fn main() {
         ("program_of_others", program_of_others),
         ("objects_of_others", objects_of_others),
         ("state_for_owner_and_root", state_for_owner_and_root),
+        ("home_of_others", home_of_others),
     ];
     for (name, test) in tests {
         target.by_user(name, |_| true, move |place, user, _| test(place, user));
