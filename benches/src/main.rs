@@ -1,9 +1,10 @@
 //! Paired measurements: what belay costs against what the bare kernel costs, taken in turn in the same run.
 //!
-//! `belay-bench [NAME...] [--size-gib N] [--runs N] [--dir TMPFS]`. Each line shows median, smallest and largest of the runs; a claim is
+//! `belay-bench [NAME...] [--size-gib N] [--runs N] [--dir TMPFS] [--other BELAY]`. Each line shows median, smallest and largest of the runs; a claim is
 //! a ratio of two medians of one run, never one absolute time. The program is its own workload: `belay-bench worker ...`.
 
 mod application;
+mod busy;
 mod differential;
 mod encode;
 mod measure;
@@ -22,6 +23,8 @@ use std::path::PathBuf;
 pub(crate) struct Plan {
     /// The `belay` to measure.
     pub(crate) belay: PathBuf,
+    /// Another one to measure beside it.
+    pub(crate) other: Option<PathBuf>,
     /// This program, as workload.
     pub(crate) me: PathBuf,
     /// Work directory on tmpfs.
@@ -32,14 +35,28 @@ pub(crate) struct Plan {
     pub(crate) size: usize,
 }
 
+impl Plan {
+    /// The same with another `belay`.
+    pub(crate) fn with(&self, belay: PathBuf) -> Self {
+        Self {
+            belay,
+            other: None,
+            me: self.me.clone(),
+            dir: self.dir.clone(),
+            ..*self
+        }
+    }
+}
+
 type Bench = fn(&Plan) -> Result<(), String>;
 
-const BENCHES: [(&str, Bench); 14] = [
+const BENCHES: [(&str, Bench); 15] = [
     ("launch", overhead::launch),
     ("overhead", overhead::loops),
     ("pingpong", overhead::pingpong),
     ("small", small::small),
     ("threads", small::threads),
+    ("busy", busy::busy),
     ("blocked", memory::blocked),
     ("write", memory::write),
     ("restart", memory::restart),
@@ -56,6 +73,7 @@ fn plan(args: &[String]) -> Result<(Plan, Vec<String>), String> {
     let belay = me.with_file_name("belay");
     let mut p = Plan {
         belay,
+        other: None,
         me,
         dir: PathBuf::from("/dev/shm"),
         runs: 5,
@@ -69,6 +87,7 @@ fn plan(args: &[String]) -> Result<(Plan, Vec<String>), String> {
             "--size-gib" => p.size = value()?.parse::<usize>().map_err(|e| format!("--size-gib: {e}"))? << 30,
             "--size-mib" => p.size = value()?.parse::<usize>().map_err(|e| format!("--size-mib: {e}"))? << 20,
             "--runs" => p.runs = value()?.parse().map_err(|e| format!("--runs: {e}"))?,
+            "--other" => p.other = Some(value()?.into()),
             "--dir" => p.dir = value()?.into(),
             _ if BENCHES.iter().any(|(n, _)| n == a) => names.push(a.clone()),
             _ => {

@@ -171,7 +171,17 @@ impl Job {
 
     /// The same with further options of `belay launch`.
     pub(crate) fn launch_with(p: &Plan, options: &[&str], args: &[&str]) -> Result<Self, String> {
-        let mut c = Command::new(&p.belay);
+        Self::launch_by(Command::new(&p.belay), p, options, args)
+    }
+
+    /// `belay launch` of the worker with `args` in a session of its own: what it computes and what is asked from here share the processors as two users' shells do.
+    pub(crate) fn launch_apart(p: &Plan, args: &[&str]) -> Result<Self, String> {
+        let mut c = Command::new("setsid");
+        c.arg("--wait").arg(&p.belay);
+        Self::launch_by(c, p, &[], args)
+    }
+
+    fn launch_by(mut c: Command, p: &Plan, options: &[&str], args: &[&str]) -> Result<Self, String> {
         c.arg("launch")
             .arg("--ckpt-dir")
             .arg(p.dir.join("job"))

@@ -116,6 +116,54 @@ fn dirty(bytes: usize) {
     }
 }
 
+/// `processes` processes of `threads` threads each that compute or wait, as the last line has said; answers each when all have been told.
+fn busy(processes: usize, threads: usize) {
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    // SAFETY: a fresh anonymous mapping; a failure is checked below.
+    let p = unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    assert!(p != libc::MAP_FAILED, "mmap of a page");
+    // SAFETY: the page is zero filled, aligned, and lives until the process ends; all processes use it through an atomic only.
+    let computes: &'static AtomicU32 = unsafe { &*p.cast() };
+    let futex = |op: i32, value: u32| {
+        // SAFETY: the word lives until the process ends.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                computes.as_ptr(),
+                op,
+                value,
+                std::ptr::null::<libc::timespec>(),
+            )
+        };
+    };
+    let work = move || loop {
+        while computes.load(Relaxed) == 1 {
+            std::hint::black_box((0..1000u64).fold(0, |a: u64, b| a.rotate_left(7) ^ b));
+        }
+        futex(libc::FUTEX_WAIT, 0);
+    };
+    let others = |count: usize| {
+        let small = || std::thread::Builder::new().stack_size(65536);
+        (0..count).for_each(|_| drop(small().spawn(work)));
+    };
+    for _ in 0..processes {
+        // SAFETY: the process has one thread; the child starts its own.
+        if unsafe { libc::fork() } == 0 {
+            // SAFETY: takes numbers only; asks for an end with the parent.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            others(threads - 1);
+            work();
+        }
+    }
+    say("ready");
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        computes.store(u32::from(line == "compute"), Relaxed);
+        futex(libc::FUTEX_WAKE, i32::MAX.cast_unsigned());
+        say(&line);
+    }
+}
+
 /// Two ranks, each with `bytes` of its own, that change all of it all the time; answers each line with the units of work done.
 fn compute(bytes: usize) {
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -200,6 +248,7 @@ pub(crate) fn main(args: &[String]) {
                 std::thread::sleep(std::time::Duration::from_secs(1000));
             }
         }
+        Some("busy") => busy(n, number(args, 2)),
         Some("syscalls") => pieces(|| syscalls(n)),
         Some("mallocs") => pieces(|| mallocs(n)),
         Some("forks") => pieces(|| forks(n)),

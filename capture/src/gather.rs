@@ -69,15 +69,15 @@ pub(crate) fn prepare(listing: Listing, agent: i32) -> Result<Prepared, CaptureE
     })
 }
 
-/// Stops all tasks of the list, and all that they have made since.
-pub(crate) fn suspend(prepared: Prepared, agent: i32, outside: &[i32]) -> Result<Suspended, CaptureError> {
+/// Stops all tasks of the list, and all that they have made since; also tells when the first was asked to.
+pub(crate) fn suspend(prepared: Prepared, agent: i32, outside: &[i32]) -> Result<(Suspended, Instant), CaptureError> {
     let Prepared {
         listing,
         mut gathering,
         reaper,
         seized,
     } = prepared;
-    gathering.interrupt();
+    let first = gathering.interrupt();
     let result = seized
         .and_then(|()| gathering.run(listing, agent, outside))
         .and_then(|()| gathering.check_leaders());
@@ -87,7 +87,7 @@ pub(crate) fn suspend(prepared: Prepared, agent: i32, outside: &[i32]) -> Result
     // From now on ends are noticed where they matter.
     drop(reaper);
     let suspended = gathering.finish();
-    result.map(|()| suspended)
+    result.map(|()| (suspended, first))
 }
 
 /// Where a task is on its way to the stop.
@@ -225,15 +225,27 @@ impl Gathering {
         Ok(news)
     }
 
-    /// Asks all to stop that have been seized.
-    fn interrupt(&mut self) {
+    /// Asks all to stop that have been seized; returns when the first one was. A helper may have to wait for a processor until others of the program have had theirs: the caller's own do not stand
+    /// still so long, but are asked when the helpers have been heard.
+    fn interrupt(&mut self) -> Instant {
         let seized = self.tasks.iter().filter(|(_, known)| matches!(known.state, State::Seized));
-        let seized: Vec<Of> = seized.map(|(tid, known)| known.of(*tid)).collect();
-        for (of, ()) in self.tracers.each(seized, |of| interrupt(*of)) {
-            if let Some(known) = self.tasks.get_mut(&of.tid) {
-                known.state = State::Pending(Instant::now());
+        let seized = seized.map(|(tid, known)| known.of(*tid));
+        let (own, others): (Vec<Of>, Vec<Of>) = seized.partition(|of| of.tracer == 0);
+        let mut first = None;
+        for part in [others, own] {
+            let asked = self.tracers.each(part, |of| {
+                let now = Instant::now();
+                interrupt(*of);
+                now
+            });
+            for (of, at) in asked {
+                first = Some(first.map_or(at, |f: Instant| f.min(at)));
+                if let Some(known) = self.tasks.get_mut(&of.tid) {
+                    known.state = State::Pending(at);
+                }
             }
         }
+        first.unwrap_or_else(Instant::now)
     }
 
     /// Notes the outcome of [`seize`]; says whether the task is ours now.

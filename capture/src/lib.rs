@@ -48,7 +48,7 @@ use belay_image::manifest::FileEntry;
 use belay_image::model::{AgentIdentity, Job, KernelPages, Processor};
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{blobs::BlobWriter, checksum, extent_file, BLOB_FILE, JOB_FILE};
-use belay_kernel::{proc, vdso};
+use belay_kernel::{proc, prompt, vdso};
 use belay_plugins::{Facts, Group, Names, Refusal};
 use belay_storage::session::Session;
 use belay_wire::Phase;
@@ -197,6 +197,11 @@ impl Clock<'_> {
         self.current = Some((phase, Instant::now()));
     }
 
+    /// The current phase began later.
+    fn began_at(&mut self, begin: Instant) {
+        self.current = self.current.map(|(phase, _)| (phase, begin));
+    }
+
     fn leave(&mut self) {
         self.leave_at(Instant::now());
     }
@@ -274,6 +279,7 @@ fn take(
     on_phase: &mut dyn FnMut(Phase),
 ) -> Result<(Snapshot, Option<Held>), CaptureError> {
     let agent = std::process::id().cast_signed();
+    let _first = prompt::First::now();
     let blob = injected::program()?;
     let mut blobs = BlobWriter::create(&dir.join(BLOB_FILE))?;
     let mut clock = Clock {
@@ -285,9 +291,9 @@ fn take(
     let _signals = signals::ChildSignals::block();
 
     let prepared = gather::prepare(vfork::outlast(agent, &options.outside)?, agent)?;
-    let begin = Instant::now();
     clock.enter(Phase::Suspend);
-    let mut job = gather::suspend(prepared, agent, &options.outside)?;
+    let (mut job, begin) = gather::suspend(prepared, agent, &options.outside)?;
+    clock.began_at(begin);
     if job.is_empty() {
         return Err(CaptureError::Ended);
     }

@@ -11,7 +11,7 @@
 //! A helper that ends, by a panic or with the agent, lets go what it traces, which then finds its way back by itself as after the agent's death. That is also the
 //! quickest way to let many tasks go on: see [`Tracers::end`].
 
-use belay_kernel::{pidfd, waking};
+use belay_kernel::{pidfd, proc, prompt, waking};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{channel, Receiver, Sender};
@@ -76,7 +76,12 @@ impl Tracers {
     /// As many as a job of `tasks` tasks is worth.
     pub(crate) fn for_job(tasks: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let helpers = if tasks < WORTH_HELP { 0 } else { cores.min(MOST) };
+        // Where more want processors than there are, helpers would wait for each other: the first that is done, or ends, leaves its processor to what it is to stop, or has let go.
+        let helpers = match tasks {
+            0..WORTH_HELP => 0,
+            _ if proc::runnable().is_some_and(|n| n > cores) => 1,
+            _ => cores.min(MOST),
+        };
         // Fewer are no failure.
         Self((0..helpers).map_while(|_| Helper::start().ok()).collect())
     }
@@ -185,8 +190,10 @@ impl Helper {
             .name("belay-tracer".into())
             .stack_size(STACK)
             .spawn(move || {
+                prompt::short_turns();
                 // SAFETY: takes nothing and returns a number.
                 let _ = tell.send(unsafe { libc::gettid() });
+                let _first = prompt::First::now();
                 queue.iter().for_each(|job| job());
             })?;
         let gone = told.recv().ok().and_then(|tid| pidfd::open_thread(tid).ok());

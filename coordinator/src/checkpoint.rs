@@ -14,6 +14,7 @@ use crate::Failure;
 use belay_capture::headroom::{self, Advice, Watch};
 use belay_capture::{Armed, CaptureError, Held, Options, Snapshot, Tracking};
 use belay_image::manifest::{FileEntry, Taken};
+use belay_kernel::prompt;
 use belay_plugins::Group;
 use belay_storage::session::Session;
 use belay_wire::{Exit, GenerationStatus, Phase, Progress};
@@ -288,6 +289,8 @@ fn spawn_writer(
     done: Wake,
 ) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("belay-write".into()).spawn(move || {
+        prompt::short_turns();
+        let _first = prompt::First::now();
         let written = snapshot.write(&mut session, &|bytes, expected| {
             counters.bytes.store(bytes, Ordering::Relaxed);
             counters.expected.store(expected, Ordering::Relaxed);

@@ -11,6 +11,7 @@ pub mod net;
 pub mod pagemap;
 pub mod pidfd;
 pub mod proc;
+pub mod prompt;
 pub mod ptrace;
 pub mod room;
 pub mod seccomp;

@@ -108,6 +108,12 @@ impl Stat {
     }
 }
 
+/// How many tasks of the machine run at this moment or could, where that is told.
+pub fn runnable() -> Option<usize> {
+    let all = text("/proc/loadavg").ok()?;
+    all.split_ascii_whitespace().nth(3)?.split('/').next()?.parse().ok()
+}
+
 /// Reads `/proc/PID/stat`, or that of a thread with `tid`.
 pub fn stat(pid: i32) -> io::Result<Stat> {
     parse_stat(&read_whole(format!("/proc/{pid}/stat"))?).ok_or_else(|| invalid("/proc/PID/stat"))

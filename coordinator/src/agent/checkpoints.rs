@@ -6,6 +6,7 @@ use crate::generations::{self, ms};
 use crate::interval::{self, Interval};
 use crate::nodes::{Nodes, Ways};
 use crate::{sys, Failure};
+use belay_kernel::prompt::First;
 use belay_plugins::Group;
 use belay_storage::session::Stats;
 use belay_wire::{AutoInterval, Checkpointed, Event, Exit, LastError, Phase};
@@ -159,6 +160,7 @@ impl Agent {
     /// Commits what was written; why it could not be.
     pub(super) fn finish_checkpoint(&mut self) -> Option<Failure> {
         let writing = self.writing.take()?;
+        let first = First::now();
         let number = writing.number();
         let waited = writing.is_done();
         self.enter(Phase::Commit, &writing.wanted);
@@ -200,6 +202,7 @@ impl Agent {
                 }
                 self.tell(Ok(&c));
                 self.answer(&wanted, &c);
+                drop(first);
                 self.flush_newest(c.generation.generation);
                 if self.description.interval == Interval::Auto {
                     self.choose_interval(&c);

@@ -335,6 +335,7 @@ impl Agent {
     pub(crate) fn serve(mut self, root_pid: i32, ended: Option<i32>, channel: Option<Channel>, report: &dyn Fn(News)) -> i32 {
         // Not before: the command has what its launcher was given.
         sys::write_large_files();
+        belay_kernel::prompt::short_turns();
         self.pid = std::process::id().cast_signed();
         self.root_pid = root_pid;
         self.root_status = ended;
