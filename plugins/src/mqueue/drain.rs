@@ -143,6 +143,9 @@ fn helper(shared: &Shared, reader: RawFd, writer: RawFd, max: usize) -> ! {
                 unsafe { shared.entry(received).write(Entry { priority, bytes }) };
                 offset += bytes;
                 received += 1;
+                // Now, not in the end: the agent sends again what this process, killed, has not.
+                // SAFETY: the board is in the mapping, and the agent reads it after the end of this process.
+                unsafe { board.write(Board { received, sent, error }) };
             }
             Err(e) => {
                 error = e.raw_os_error().unwrap_or(0);
@@ -161,6 +164,8 @@ fn helper(shared: &Shared, reader: RawFd, writer: RawFd, max: usize) -> ! {
         }
         offset += e.bytes;
         sent += 1;
+        // SAFETY: as above.
+        unsafe { board.write(Board { received, sent, error }) };
     }
     // SAFETY: the board is in the mapping, and the agent reads it after the end of this process.
     unsafe { board.write(Board { received, sent, error }) };
