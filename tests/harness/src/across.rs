@@ -17,6 +17,11 @@ use std::time::{Duration, Instant};
 /// Longer than anything takes here, also where much else runs.
 pub const LIMIT: Duration = Duration::from_secs(180);
 
+/// Takes away what is mounted on `disk`, if something is.
+fn unmount(disk: &Path) {
+    drop(Command::new("umount").arg("-ql").arg(disk).stderr(Stdio::null()).status());
+}
+
 /// Writes the site's file of the hosts that share the directory `work`.
 fn configure(work: &Path, configuration: &str) -> Result<(), Failure> {
     let dir = work.join("etc/belay");
@@ -60,6 +65,21 @@ impl Job {
     /// The same, launched and restarted by `user`.
     pub fn by(user: User, place: &Place, label: &str, kind: Kind, parts: usize, all: usize) -> Result<Self, Failure> {
         Self::made(place.work(label, user)?, place, user, kind, (parts, all))
+    }
+
+    /// The same as root, its job directory on a disk of this size, which all hosts see.
+    pub fn on_disk(size: &str, place: &Place, label: &str, kind: Kind, parts: usize, all: usize) -> Result<Self, Failure> {
+        let work = place.work(label, User::Root)?;
+        let disk = work.join("job");
+        std::fs::create_dir(&disk).map_err(|e| e.to_string())?;
+        let mut mount = Command::new("mount");
+        mount
+            .args(["-t", "tmpfs", "-o", &format!("size={size},mode=700"), "tmpfs"])
+            .arg(&disk);
+        let o = output(mount, LIMIT)?;
+        want(o.status.success(), || format!("mount a disk: {}", text(&o)))?;
+        let made = Self::made(work, place, User::Root, kind, (parts, all));
+        made.inspect_err(|_| unmount(&disk))
     }
 
     /// The same on hosts whose site has `configuration` in its file, see [`Job::configure`].
@@ -429,6 +449,7 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         self.crash();
+        unmount(&self.work.join("job"));
         if std::env::var_os("BELAY_KEEP").is_none() {
             std::fs::remove_dir_all(&self.work).ok();
         }

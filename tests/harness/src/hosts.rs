@@ -255,7 +255,7 @@ impl Hosts {
         let (name, dir) = (format!("h{n}"), self.dir.display());
         let init = format!(
             "set -e; hostname {name}; mount -t proc proc /proc; exec 9<'{dir}'; mount -t tmpfs -o mode=1777 tmpfs /tmp; \
-             mkdir -p '{dir}'; mount -c --bind /proc/self/fd/9 '{dir}'; exec 9<&-; mount -t tmpfs -o mode=1777 tmpfs /dev/shm; \
+             mkdir -p '{dir}'; mount -c --rbind /proc/self/fd/9 '{dir}'; exec 9<&-; mount -t tmpfs -o mode=1777 tmpfs /dev/shm; \
              for f in '{dir}'/etc/*; do \
                [ -e \"/etc/${{f##*/}}\" ] && continue; \
                [ -e /tmp/etc ] || {{ mkdir /tmp/etc; cp -a /etc/. /tmp/etc; mount --bind /tmp/etc /etc; }}; \

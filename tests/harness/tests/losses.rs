@@ -14,7 +14,7 @@ use belay_tests::stepper::{step, step_each, Step, Verdict, PHASES};
 use belay_tests::target::Target;
 use belay_tests::Failure;
 use std::path::Path;
-use std::process::{Output, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
 #[path = "losses/relay.rs"]
@@ -502,6 +502,37 @@ fn spare(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
+/// A host dies while one checkpoint after the other is asked for: none is taken of what is left of the job while that ends, and it goes on from one that has all of it.
+fn dying(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::of(place, "losses-dying", Kind::C, 2, 3)?;
+    let program = job.program(place, "net/net_alone")?;
+    let words = run_words(&job, &["--keep", "2", "--hosts", "h2,h3"], &[program, "h2".into()]);
+    start(&mut job, &words)?;
+    both_go_on(&mut job)?;
+    job.checkpoint()?;
+    let asked: Vec<Child> = (0..3)
+        .map(|_| {
+            let dir = job.dir();
+            let script = format!("while {} checkpoint --quiet {dir}; do :; done", job.belay);
+            let mut c = job.command(1, &["sh", "-c", &script]);
+            c.stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .map_err(|e| e.to_string())
+        })
+        .collect::<Result<_, _>>()?;
+    std::thread::sleep(Duration::from_millis(100 + rng.below(200)));
+    job.hosts.hide(2)?;
+    job.hosts.kill_host(2);
+    for mut asked in asked {
+        asked.wait().map_err(|e| e.to_string())?;
+    }
+    job.says(" (1 of 2 restarts)")?;
+    both_go_on(&mut job)?;
+    want(!job.said().contains("left behind"), || job.said())?;
+    job.verdict()
+}
+
 fn main() {
     let mut target = Target::over_hosts("losses");
     target.once("killed_part", |p, r| killed(p, 1, r));
@@ -531,6 +562,7 @@ fn main() {
     if Path::new("/dev/fuse").exists() {
         target.once("hung", hung);
     }
+    target.once("dying", dying);
     target.once("spare", spare);
     target.run();
 }

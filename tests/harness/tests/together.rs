@@ -14,6 +14,9 @@ use belay_tests::Failure;
 use std::process::Output;
 use std::time::{Duration, Instant};
 
+#[path = "together/random.rs"]
+mod random;
+
 /// A checkpoint that fails has its end by then, also one that waits until an agent is taken for lost.
 const END: Duration = Duration::from_secs(120);
 /// Bytes that the chunks of one part may take.
@@ -208,5 +211,6 @@ fn main() {
     target.once("stopped", stopped);
     target.once("hangs::part", |p, _| hangs(p, 1));
     target.once("cut", cut);
+    target.once("random", random::faults);
     target.run();
 }
