@@ -1,12 +1,13 @@
 //! The capture flow: tables, then descriptions, then the objects behind several descriptions.
 //!
-//! Every descriptor of every process is duplicated into the agent with `pidfd_getfd`; numbers that refer to the same description are found with
-//! `kcmp`, whose order makes each look-up a binary search. Descriptors in flight in sockets join the list as they are found, so the loop over
-//! descriptions ends when there are no new ones. The agent's duplicates are closed when the flow returns, which changes nothing for the processes.
+//! A descriptor of a process is duplicated into the agent with `pidfd_getfd` while it is looked at, and no longer: a job may have more than one process
+//! may. Numbers that refer to the same description are found with `kcmp`, which is told them as the processes have them, and whose order makes each look-up a binary search.
+//! Descriptors in flight in sockets have no number in the job: the agent keeps those. They join the list as they are found, so the loop over descriptions ends when there are
+//! no new ones.
 
 use crate::content::Contents;
 use crate::fault::{refuse, At, Fault};
-use crate::model::{DescId, Description, Descriptors, FsPath, Holder, Kind, Owner, Slot, Table};
+use crate::model::{DescId, Description, Descriptors, FsPath, Holder, Kind, Owner, Slot, Table, IN_FLIGHT};
 use crate::renamed::Renamed;
 use crate::sys::{fd, fdinfo::FdInfo};
 use crate::{epoll, eventfd, files, inotify, locks, mqueue, pidfd, pipes, shm, signalfd, sockets, terminals, timerfd};
@@ -20,11 +21,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// A description found in the job, held by a descriptor of the agent.
+/// A description found in the job.
 #[derive(Debug)]
 pub(crate) struct Found {
-    /// The agent's descriptor.
-    pub(crate) fd: OwnedFd,
+    /// The agent's descriptor of one that is in flight in a socket.
+    pub(crate) kept: Option<OwnedFd>,
     /// Where it was found first.
     pub(crate) holder: Holder,
     /// Target of its `/proc` link.
@@ -38,15 +39,64 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Number of the agent's descriptor.
-    pub(crate) fn raw(&self) -> RawFd {
-        self.fd.as_raw_fd()
-    }
-
     /// Access mode: O_RDONLY, O_WRONLY or O_RDWR.
     pub(crate) fn access(&self) -> i32 {
         self.flags & libc::O_ACCMODE
     }
+}
+
+/// A descriptor of the agent on a description, for as long as it looks at that.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    raw: RawFd,
+    _own: Option<OwnedFd>,
+}
+
+impl Taken {
+    /// Its number.
+    pub(crate) fn raw(&self) -> RawFd {
+        self.raw
+    }
+}
+
+/// The way to a descriptor table.
+#[derive(Debug)]
+pub(crate) struct Door<'a> {
+    /// A task that has it.
+    task: i32,
+    pidfd: Pidfd<'a>,
+}
+
+/// The pidfd of a task.
+#[derive(Debug)]
+enum Pidfd<'a> {
+    Process(BorrowedFd<'a>),
+    Thread(OwnedFd),
+}
+
+impl Door<'_> {
+    /// A pidfd of the task.
+    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
+        match &self.pidfd {
+            Pidfd::Process(fd) => *fd,
+            Pidfd::Thread(fd) => fd.as_fd(),
+        }
+    }
+}
+
+/// The ways to all tables, by process and, where a thread is its first user, by that.
+pub(crate) type Doors<'a> = HashMap<i32, Door<'a>>;
+
+/// Where `kcmp` finds a description: task and number.
+pub(crate) fn place(found: &Found, doors: &Doors<'_>) -> (i32, RawFd) {
+    match &found.kept {
+        Some(fd) => (std::process::id().cast_signed(), fd.as_raw_fd()),
+        None => (task_of(doors, found.holder.pid), found.holder.fd),
+    }
+}
+
+fn task_of(doors: &Doors<'_>, pid: i32) -> i32 {
+    doors.get(&pid).map_or(pid, |d| d.task)
 }
 
 /// State of one capture.
@@ -88,6 +138,10 @@ pub(crate) struct Session<'a> {
     pub(crate) diag: Option<crate::sys::diag::Diag>,
     /// Does what only the processes themselves can do.
     pub(crate) inside: Option<&'a mut dyn crate::Inside>,
+    /// The ways to the tables.
+    pub(crate) doors: Doors<'a>,
+    /// Indices of the tables in the order of `kcmp`.
+    ordered: Vec<usize>,
     /// For each inode the descriptions on it, in the order of `kcmp`.
     buckets: HashMap<(u64, u64), Vec<DescId>>,
 }
@@ -100,10 +154,14 @@ impl Session<'_> {
             stat => stat.at("stat")?,
         };
         let bucket = self.buckets.entry((stat.st_dev, stat.st_ino)).or_default();
-        let me = std::process::id().cast_signed();
+        let here = match holder.fd {
+            IN_FLIGHT => (std::process::id().cast_signed(), fd.as_raw_fd()),
+            number => (task_of(&self.doors, holder.pid), number),
+        };
         let mut failed = None;
         let place = bucket.binary_search_by(|known| {
-            kcmp::compare_files(me, self.found[*known].raw(), me, fd.as_raw_fd()).unwrap_or_else(|e| {
+            let known = place(&self.found[*known], &self.doors);
+            kcmp::compare_files(known.0, known.1, here.0, here.1).unwrap_or_else(|e| {
                 failed = Some(e);
                 Ordering::Less
             })
@@ -120,7 +178,7 @@ impl Session<'_> {
                 let info = FdInfo::read(0, fd.as_raw_fd()).at("read fdinfo")?;
                 let flags = fd::flags(fd.as_raw_fd()).at("read its flags")?;
                 self.found.push(Found {
-                    fd,
+                    kept: (holder.fd == IN_FLIGHT).then_some(fd),
                     holder,
                     link,
                     stat,
@@ -134,7 +192,35 @@ impl Session<'_> {
 
     /// The thread of process `pid` under whose number `/proc` shows what is the process's.
     pub(crate) fn task_of(&self, pid: i32) -> i32 {
-        self.processes.iter().find(|p| p.pid == pid).map_or(pid, |p| p.task)
+        task_of(&self.doors, pid)
+    }
+
+    /// A descriptor of the agent on description `id`.
+    pub(crate) fn take(&self, id: DescId) -> Result<Taken, Fault> {
+        let found = &self.found[id];
+        if let Some(kept) = &found.kept {
+            let raw = kept.as_raw_fd();
+            return Ok(Taken { raw, _own: None });
+        }
+        let own = self.duplicate(found.holder)?;
+        Ok(Taken {
+            raw: own.as_raw_fd(),
+            _own: Some(own),
+        })
+    }
+
+    /// A duplicate of a descriptor of the job.
+    fn duplicate(&self, holder: Holder) -> Result<OwnedFd, Fault> {
+        match self.doors.get(&holder.pid) {
+            Some(door) => belay_kernel::pidfd::getfd(door.pidfd(), holder.fd).at("duplicate into the agent (pidfd_getfd)"),
+            None => refuse("its process is not known"),
+        }
+    }
+
+    /// What the kernel says about description `id` now.
+    pub(crate) fn info(&self, id: DescId) -> Result<FdInfo, Fault> {
+        let (task, number) = place(&self.found[id], &self.doors);
+        FdInfo::read(task, number).at("read fdinfo")
     }
 
     /// Whether process or thread `pid` is there after a restart too.
@@ -186,15 +272,16 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
         renamed: Renamed::default(),
         diag: None,
         inside: env.inside,
+        doors: Doors::new(),
+        ordered: Vec::new(),
         buckets: HashMap::new(),
     };
     let names = env.names.with(&sockets::names::addresses());
     let names = names.with_programs(env.processes.iter().map(|p| p.stack));
     let mut refusals = Vec::new();
     tables(&mut session, &mut refusals);
-    let stdio = launcher_stdio(&mut session);
+    let stdio = launcher_stdio(&session);
     if !refusals.is_empty() {
-        // There may be too many descriptors: to look at each would keep the job waiting for nothing.
         return Err(refusals);
     }
     let mut out = Descriptors::default();
@@ -202,6 +289,7 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
     while id < session.found.len() {
         match describe(&mut session, id, &stdio) {
             Ok(d) => out.descriptions.push(d),
+            Err(e) if e.is_for_want_of_descriptors() => refusals.push(refusal(&session.found[id], &too_many())),
             Err(e) => refusals.push(refusal(&session.found[id], &e)),
         }
         id += 1;
@@ -219,8 +307,11 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
         out.tables = session.tables;
         out.names = names;
         out.notes = session.notes;
-        out.notes.extend(crate::rebuild::shortage(&out, RaisedLimit::highest()));
-        Ok(out)
+        let mapped = session.files.objects.iter().filter(|f| !f.windows.is_empty()).count();
+        match crate::rebuild::shortage(&out, mapped, RaisedLimit::highest()) {
+            Some(refusal) => Err(vec![refusal]),
+            None => Ok(out),
+        }
     } else {
         Err(refusals)
     }
@@ -259,7 +350,7 @@ fn contents(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refus
 /// A refusal that names the descriptor.
 fn refusal(found: &Found, fault: &Fault) -> Refusal {
     let object = match found.holder.fd {
-        -1 => format!("descriptor in flight ({})", found.link.display()),
+        IN_FLIGHT => format!("descriptor in flight ({})", found.link.display()),
         fd => format!("fd {fd} ({})", found.link.display()),
     };
     fault.of(found.holder.pid, object)
@@ -268,10 +359,8 @@ fn refusal(found: &Found, fault: &Fault) -> Refusal {
 /// Reads the tables of all processes, then those of threads that have another one.
 fn tables(s: &mut Session<'_>, refusals: &mut Vec<Refusal>) {
     for p in s.processes {
-        match known_table(s, p.task) {
-            Ok(Some(at)) => s.tables[at].pids.push(p.pid),
-            Ok(None) => table(s, (p.pid, p.task), p.pidfd.as_fd(), refusals),
-            Err(e) => refusals.push(e.of(p.pid, "descriptor table")),
+        if let Err(e) = process_table(s, p, refusals) {
+            refusals.push(e.of(p.pid, "descriptor table"));
         }
     }
     for p in s.processes {
@@ -282,22 +371,50 @@ fn tables(s: &mut Session<'_>, refusals: &mut Vec<Refusal>) {
     }
 }
 
-/// Index of a known table that `task` uses too.
-fn known_table(s: &Session<'_>, task: i32) -> Result<Option<usize>, Fault> {
-    for (at, t) in s.tables.iter().enumerate() {
-        if kcmp::compare(task, s.task_of(t.pids[0]), kcmp::Object::Files).at("compare descriptor tables")? == Ordering::Equal {
-            return Ok(Some(at));
-        }
+/// Whether a known table is what `task` uses too: its index, else its place in the order of `kcmp`.
+fn known_table(s: &Session<'_>, task: i32) -> Result<Result<usize, usize>, Fault> {
+    let mut failed = None;
+    let place = s.ordered.binary_search_by(|known| {
+        let first = s.task_of(s.tables[*known].pids[0]);
+        kcmp::compare(first, task, kcmp::Object::Files).unwrap_or_else(|e| {
+            failed = Some(e);
+            Ordering::Less
+        })
+    });
+    match failed {
+        Some(e) => Err(e).at("compare descriptor tables"),
+        None => Ok(place.map(|at| s.ordered[at])),
     }
-    Ok(None)
+}
+
+/// Reads the table of process `p`, unless it is known.
+fn process_table<'a>(s: &mut Session<'a>, p: &'a ProcessView, refusals: &mut Vec<Refusal>) -> Result<(), Fault> {
+    let door = Door {
+        task: p.task,
+        pidfd: Pidfd::Process(p.pidfd.as_fd()),
+    };
+    s.doors.insert(p.pid, door);
+    match known_table(s, p.task)? {
+        Ok(at) => s.tables[at].pids.push(p.pid),
+        Err(place) => table(s, p.pid, place, refusals),
+    }
+    Ok(())
 }
 
 /// Reads the table of thread `tid`, which is not that of its process.
 fn thread_table(s: &mut Session<'_>, p: &ProcessView, tid: i32, refusals: &mut Vec<Refusal>) -> Result<(), Fault> {
-    let Some(at) = known_table(s, tid)? else {
-        let pidfd = belay_kernel::pidfd::open_thread(tid).at(format!("open thread {tid} (needs Linux 6.9)"))?;
-        table(s, (tid, tid), pidfd.as_fd(), refusals);
-        return Ok(());
+    let at = match known_table(s, tid)? {
+        Ok(at) => at,
+        Err(place) => {
+            let pidfd = belay_kernel::pidfd::open_thread(tid).at(format!("open thread {tid} (needs Linux 6.9)"))?;
+            let door = Door {
+                task: tid,
+                pidfd: Pidfd::Thread(pidfd),
+            };
+            s.doors.insert(tid, door);
+            table(s, tid, place, refusals);
+            return Ok(());
+        }
     };
     let first = s.tables[at].pids[0];
     let of_process = s.processes.iter().any(|p| p.pid == first);
@@ -310,42 +427,40 @@ fn thread_table(s: &mut Session<'_>, p: &ProcessView, tid: i32, refusals: &mut V
     Ok(())
 }
 
-/// Reads a table as task `task` has it; `user` is what its first user is called.
-fn table(s: &mut Session<'_>, (user, task): (i32, i32), pidfd: BorrowedFd<'_>, refusals: &mut Vec<Refusal>) {
+/// Reads the table whose first user is `user`; it comes at `place` in the order of tables.
+fn table(s: &mut Session<'_>, user: i32, place: usize, refusals: &mut Vec<Refusal>) {
     let mut slots = Vec::new();
-    match belay_kernel::proc::fds(task).at("list descriptors") {
+    match belay_kernel::proc::fds(s.task_of(user)).at("list descriptors") {
         Ok(mut numbers) => {
             numbers.sort_unstable();
             for number in numbers {
-                match slot(s, (user, task), pidfd, number) {
+                match slot(s, user, number) {
                     Ok(slot) => slots.push(slot),
-                    Err(e) if e.is_for_want_of_descriptors() => {
-                        refusals.push(too_many().of(user, format!("fd {number}")));
-                        break;
-                    }
                     Err(e) => refusals.push(e.of(user, format!("fd {number}"))),
                 }
             }
         }
         Err(e) => refusals.push(e.of(user, "descriptor table")),
     }
+    s.ordered.insert(place, s.tables.len());
     let pids = vec![user];
     s.tables.push(Table { pids, slots });
 }
 
-/// The agent holds a duplicate of each description.
+/// The agent keeps what is in flight.
 fn too_many() -> Fault {
     let limit = RaisedLimit::highest();
     Fault::Refused(format!(
-        "the job has more open files in all than a process of this user may ({limit}, the hard limit RLIMIT_NOFILE), and the agent must hold each: raise it before `belay launch` (limits.conf, ulimit -Hn)"
+        "more descriptors are in flight in sockets than the agent, which must hold them, may have ({limit}, the hard limit RLIMIT_NOFILE): raise it before `belay launch` (limits.conf, ulimit -Hn), or let the program receive them"
     ))
 }
 
-fn slot(s: &mut Session<'_>, (user, task): (i32, i32), pidfd: BorrowedFd<'_>, number: RawFd) -> Result<Slot, Fault> {
-    let local = belay_kernel::pidfd::getfd(pidfd, number).at("duplicate into the agent (pidfd_getfd)")?;
-    let info = FdInfo::read(task, number).at("read fdinfo")?;
+fn slot(s: &mut Session<'_>, user: i32, number: RawFd) -> Result<Slot, Fault> {
+    let holder = Holder { pid: user, fd: number };
+    let local = s.duplicate(holder)?;
+    let info = FdInfo::read(s.task_of(user), number).at("read fdinfo")?;
     let cloexec = info.flags().at("read fdinfo")? & libc::O_CLOEXEC != 0;
-    let desc = s.intern(local, Holder { pid: user, fd: number })?;
+    let desc = s.intern(local, holder)?;
     Ok(Slot {
         fd: number,
         desc,
@@ -354,7 +469,7 @@ fn slot(s: &mut Session<'_>, (user, task): (i32, i32), pidfd: BorrowedFd<'_>, nu
 }
 
 /// For each description that the agent has as descriptor 0, 1 or 2: those numbers.
-fn launcher_stdio(s: &mut Session<'_>) -> HashMap<DescId, Vec<RawFd>> {
+fn launcher_stdio(s: &Session<'_>) -> HashMap<DescId, Vec<RawFd>> {
     let me = std::process::id().cast_signed();
     let mut out: HashMap<DescId, Vec<RawFd>> = HashMap::new();
     for number in 0..3 {
@@ -362,7 +477,10 @@ fn launcher_stdio(s: &mut Session<'_>) -> HashMap<DescId, Vec<RawFd>> {
         let Some(bucket) = s.buckets.get(&(stat.st_dev, stat.st_ino)) else {
             continue;
         };
-        let same = |id: &&DescId| kcmp::compare_files(me, s.found[**id].raw(), me, number).is_ok_and(Ordering::is_eq);
+        let same = |id: &&DescId| {
+            let (task, held) = place(&s.found[**id], &s.doors);
+            kcmp::compare_files(task, held, me, number).is_ok_and(Ordering::is_eq)
+        };
         if let Some(id) = bucket.iter().find(same) {
             out.entry(*id).or_default().push(number);
         }
@@ -372,9 +490,10 @@ fn launcher_stdio(s: &mut Session<'_>) -> HashMap<DescId, Vec<RawFd>> {
 
 /// Captures one description.
 fn describe(s: &mut Session<'_>, id: DescId, stdio: &HashMap<DescId, Vec<RawFd>>) -> Result<Description, Fault> {
+    let taken = s.take(id)?;
     let kind = match stdio.get(&id) {
         Some(numbers) => Kind::LauncherStdio(numbers.clone()),
-        None => classify(s, id)?,
+        None => classify(s, id, taken.raw())?,
     };
     let found = &s.found[id];
     let path_only = found.flags & libc::O_PATH != 0;
@@ -383,7 +502,7 @@ fn describe(s: &mut Session<'_>, id: DescId, stdio: &HashMap<DescId, Vec<RawFd>>
         name: FsPath::from(found.link.as_path()),
         flags: found.flags,
         pos: found.info.pos().at("read fdinfo")?,
-        owner: if path_only { None } else { owner(found.raw())? },
+        owner: if path_only { None } else { owner(taken.raw())? },
         locks: locks::of_description(found)?,
         kind,
     })
@@ -403,8 +522,8 @@ fn owner(raw: RawFd) -> Result<Option<Owner>, Fault> {
     }))
 }
 
-/// Decides what a description is and captures it.
-fn classify(s: &mut Session<'_>, id: DescId) -> Result<Kind, Fault> {
+/// Decides what a description is, which the agent has as `raw`, and captures it.
+fn classify(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Kind, Fault> {
     let found = &s.found[id];
     let link = found.link.to_string_lossy().into_owned();
     if found.flags & libc::O_PATH != 0 {
@@ -416,7 +535,7 @@ fn classify(s: &mut Session<'_>, id: DescId) -> Result<Kind, Fault> {
             "signalfd" => signalfd::capture(found).map(Kind::Signalfd),
             "timerfd" => timerfd::capture(found).map(Kind::Timerfd),
             "eventpoll" => epoll::capture(s, id).map(Kind::Epoll),
-            "inotify" => inotify::capture(s, id).map(Kind::Inotify),
+            "inotify" => inotify::capture(s, id, raw).map(Kind::Inotify),
             "pidfd" => pidfd::capture(s, id).map(Kind::Pidfd),
             other => refuse(format!(
                 "{other} descriptors cannot be checkpointed; close it or run without it"
@@ -427,17 +546,17 @@ fn classify(s: &mut Session<'_>, id: DescId) -> Result<Kind, Fault> {
         return pidfd::capture(s, id).map(Kind::Pidfd);
     }
     match found.stat.st_mode & libc::S_IFMT {
-        libc::S_IFREG => files::capture(s, id),
+        libc::S_IFREG => files::capture(s, id, raw),
         libc::S_IFDIR => files::path::capture(s, id).map(Kind::Path),
         libc::S_IFIFO => pipes::capture(s, id).map(Kind::Pipe),
-        libc::S_IFSOCK => sockets::capture(s, id),
-        libc::S_IFCHR => files::path::capture_device(s, id),
+        libc::S_IFSOCK => sockets::capture(s, id, raw),
+        libc::S_IFCHR => files::path::capture_device(s, id, raw),
         libc::S_IFBLK => refuse("block devices cannot be checkpointed; open it for the time of access only"),
         other => refuse(format!("files of type {other:#o} cannot be checkpointed")),
     }
 }
 
-/// The soft limit on descriptors raised to the hard one while the agent holds a duplicate of every description.
+/// The soft limit on descriptors raised to the hard one.
 #[derive(Debug)]
 pub(crate) struct RaisedLimit(Option<libc::rlimit>);
 

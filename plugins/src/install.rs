@@ -1,6 +1,7 @@
 //! Lays out the descriptor table of one restarted task, in that task: a process, or a thread that has another table than its process.
 
 use crate::fault::{At, Fault};
+use crate::keep::Lent;
 use crate::model::{Description, Descriptors, Kind, Slot, Table};
 use crate::rebuild::{refusal, Built};
 use crate::sys::fd;
@@ -19,17 +20,22 @@ pub(crate) fn install(d: &Descriptors, built: &Built, pid: i32, keep: &[RawFd]) 
     }
     for (id, desc) in d.descriptions.iter().enumerate() {
         if desc.holder.pid == pid {
-            if let (Kind::Epoll(e), Some(Some(own))) = (&desc.kind, built.made.get(id)) {
-                epoll::restore_interest(e, own.as_raw_fd(), |id| source(d, built, id)).map_err(|e| refusal(d, id, &e))?;
+            if let Kind::Epoll(e) = &desc.kind {
+                let restored = built.made.lend(id).and_then(|own| match own {
+                    Some(own) => epoll::restore_interest(e, own.raw(), |id| source(d, built, id)),
+                    None => Ok(()),
+                });
+                restored.map_err(|e| refusal(d, id, &e))?;
             }
         }
     }
     let mut placed = BTreeSet::new();
     for slot in &table.slots {
-        if let Some(from) = slot_source(d, built, slot) {
-            fd::dup_to(from, slot.fd, slot.cloexec)
-                .at("put at its number")
-                .map_err(|e| refusal(d, slot.desc, &e))?;
+        let placed_there = slot_source(d, built, slot).and_then(|from| {
+            let put = from.map(|from| from.put_at(slot.fd, slot.cloexec).at("put at its number"));
+            put.transpose()
+        });
+        if placed_there.map_err(|e| refusal(d, slot.desc, &e))?.is_some() {
             placed.insert(slot.fd);
         }
     }
@@ -95,25 +101,25 @@ fn late(desc: &Description, slot: &Slot) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The agent's descriptor for an entry.
-fn slot_source(d: &Descriptors, built: &Built, slot: &Slot) -> Option<RawFd> {
+/// What an entry is made from.
+fn slot_source(d: &Descriptors, built: &Built, slot: &Slot) -> Result<Option<Lent>, Fault> {
     match d.descriptions.get(slot.desc).map(|d| &d.kind) {
-        Some(Kind::LauncherStdio(numbers)) if numbers.contains(&slot.fd) => stdio(built, slot.fd),
+        Some(Kind::LauncherStdio(numbers)) if numbers.contains(&slot.fd) => Ok(stdio(built, slot.fd)),
         _ => source(d, built, slot.desc),
     }
 }
 
-/// The agent's descriptor for a description.
-fn source(d: &Descriptors, built: &Built, id: usize) -> Option<RawFd> {
+/// What a description is put at its numbers from.
+fn source(d: &Descriptors, built: &Built, id: usize) -> Result<Option<Lent>, Fault> {
     match d.descriptions.get(id).map(|d| &d.kind) {
-        Some(Kind::LauncherStdio(numbers)) => numbers.iter().find_map(|n| stdio(built, *n)),
-        _ => built.made.get(id)?.as_ref().map(AsRawFd::as_raw_fd),
+        Some(Kind::LauncherStdio(numbers)) => Ok(numbers.iter().find_map(|n| stdio(built, *n))),
+        _ => built.made.lend(id),
     }
 }
 
-fn stdio(built: &Built, number: RawFd) -> Option<RawFd> {
+fn stdio(built: &Built, number: RawFd) -> Option<Lent> {
     let at = usize::try_from(number).ok()?;
-    built.stdio.get(at)?.as_ref().map(AsRawFd::as_raw_fd)
+    built.stdio.get(at)?.as_ref().map(|fd| Lent::Own(fd.as_raw_fd()))
 }
 
 /// Whether `pid` is not the first user of its table and really shares it, so that there is nothing left to do.

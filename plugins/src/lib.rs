@@ -23,6 +23,7 @@ pub mod fuzzing;
 mod group;
 mod inotify;
 mod install;
+mod keep;
 mod locks;
 mod model;
 pub mod mpi;
@@ -44,6 +45,7 @@ use belay_image::blobs::{BlobReader, BlobWriter};
 use belay_image::model::ObjectId;
 pub use content::{PageSink, PageSource};
 pub use group::{Facts, Group};
+pub use keep::Fork;
 pub use model::Descriptors;
 use serde::{Deserialize, Serialize};
 pub use sockets::names::{lead, Book, Names};
@@ -207,19 +209,19 @@ pub struct Rebuilder {
 
 impl Rebuilder {
     /// Called in the agent of the restarted job, before any process is forked: creates every open description, every shared object and
-    /// System V segment, and refills data in flight. All are held by descriptors of the agent at numbers in [`Rebuilder::room`]. `own_ipc`: the
-    /// IPC namespace is the job's own. `tell` is given a line for the user where the restart must wait for something.
+    /// System V segment, and refills data in flight. What the agent holds is at numbers in [`Rebuilder::room`]; where that would be more than one process may, further ones made by `fork`, at most
+    /// [`Descriptors::keepers`], hold it until the value is dropped. `own_ipc`: the IPC namespace is the job's own. `tell` is given a line for the user where the restart must wait for something.
     pub fn rebuild(
         descriptors: Descriptors,
         (blobs, pages): (&BlobReader, &dyn PageSource),
         own_ipc: bool,
         group: Option<&dyn Group>,
-        tell: &dyn Fn(&str),
+        (tell, fork): (&dyn Fn(&str), &mut Fork<'_>),
     ) -> Result<Self, Refusal> {
         if own_ipc {
             shm::sysv::owns_namespace(&descriptors.sysv);
         }
-        let built = rebuild::rebuild(&descriptors, (blobs, pages), group, tell)?;
+        let built = rebuild::rebuild(&descriptors, (blobs, pages), group, (tell, fork))?;
         Ok(Self {
             descriptors,
             built,
@@ -241,7 +243,7 @@ impl Rebuilder {
             return Some(fd.as_raw_fd());
         }
         let flags = if may_write { libc::O_RDWR } else { libc::O_RDONLY };
-        let opened = self.built.files.get(at)?.open(flags);
+        let opened = self.built.files.get(at)?.open(flags, &self.built.made);
         match opened.and_then(|fd| rebuild::lift(fd, &self.room())) {
             Ok(fd) => {
                 let raw = fd.as_raw_fd();
@@ -301,7 +303,9 @@ impl Rebuilder {
     pub fn finish(&self) -> Result<(), Refusal> {
         self.built.scaffold.remove();
         for (object, built) in self.descriptors.files.iter().zip(&self.built.files) {
-            built.seal(object).map_err(|e| e.of(0, format!("memfd {}", object.path)))?;
+            built
+                .seal(object, &self.built.made)
+                .map_err(|e| e.of(0, format!("memfd {}", object.path)))?;
         }
         shm::sysv::remove_pending(&self.descriptors.sysv).map_err(|e| e.of(0, "System V segment"))
     }
@@ -312,9 +316,8 @@ impl Rebuilder {
         let table = d.table(tid).or_else(|| d.table(pid));
         let slot = table.and_then(|t| t.slots.iter().find(|s| s.fd == fd));
         let Some(slot) = slot else { return false };
-        let made = self.built.made.get(slot.desc).and_then(Option::as_ref);
-        match (d.descriptions.get(slot.desc).map(|d| &d.kind), made) {
-            (Some(model::Kind::Tcp(t)), Some(made)) => t.is_connected(made),
+        match d.descriptions.get(slot.desc).map(|d| &d.kind) {
+            Some(model::Kind::Tcp(t)) => matches!(self.built.made.lend(slot.desc), Ok(Some(made)) if t.is_connected(made.raw())),
             _ => false,
         }
     }

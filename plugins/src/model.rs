@@ -49,6 +49,11 @@ impl Descriptors {
         }
     }
 
+    /// How many processes [`crate::Rebuilder::rebuild`] makes at most.
+    pub fn keepers(&self) -> usize {
+        crate::rebuild::keepers(self)
+    }
+
     /// The table of a task, where it is known by that number.
     pub(crate) fn table(&self, task: i32) -> Option<&Table> {
         self.tables.iter().find(|t| t.pids.contains(&task))
@@ -110,9 +115,12 @@ pub(crate) struct Slot {
 pub(crate) struct Holder {
     /// The first task of the table that has it.
     pub(crate) pid: i32,
-    /// Its number there, -1 for a description that is in flight in a socket.
+    /// Its number there, [`IN_FLIGHT`] for a description that is in flight in a socket.
     pub(crate) fd: RawFd,
 }
+
+/// See [`Holder`].
+pub(crate) const IN_FLIGHT: RawFd = -1;
 
 /// An open file description.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -1,16 +1,17 @@
 //! The rebuild flow, in the agent of the restarted job: objects first, then descriptions on them, then data in flight.
 //!
-//! Everything made is moved to descriptors in [`Builder::room`], numbers that no process of the job uses, so that laying out a process's table
-//! (`install`) never overwrites what is still to be installed.
+//! What is made is held by a [`Store`] until the processes have it: at numbers that no process of the job uses, so that laying out a process's table
+//! (`install`) never overwrites what is still to be installed, or by processes of its own where that is too much for one.
 
 use crate::capture::RaisedLimit;
 use crate::content::PageSource;
 use crate::fault::{refuse, At, Fault};
 use crate::group::Group;
+use crate::keep::{Fork, HoldId, Lent, Store};
 use crate::model::{DescId, Description, Descriptors, Kind};
 use crate::sockets::names::Book;
 use crate::sys::fd;
-use crate::{epoll, eventfd, files, locks, mqueue, pipes, shm, signalfd, sockets, terminals, timerfd};
+use crate::{epoll, eventfd, files, keep, locks, mqueue, pipes, shm, signalfd, sockets, terminals, timerfd};
 use crate::{inotify, pidfd, Refusal};
 use belay_image::blobs::BlobReader;
 use std::cell::Cell;
@@ -26,15 +27,15 @@ pub(crate) struct Builder<'a> {
     pub(crate) descriptors: &'a Descriptors,
     /// Byte strings.
     pub(crate) blobs: &'a BlobReader,
-    /// Descriptor numbers to hold things at.
-    pub(crate) room: Range<RawFd>,
     /// The other nodes of the job.
     pub(crate) group: Option<&'a dyn Group>,
     /// Where the addresses of the job are now; known when all listening sockets exist.
     pub(crate) book: Option<Book>,
     /// Tells the user what the restart waits for.
     pub(crate) tell: &'a dyn Fn(&str),
-    made: Vec<Option<OwnedFd>>,
+    /// Descriptions, and behind them what else is held until the end.
+    made: Store,
+    fork: &'a mut Fork<'a>,
     /// See [`Waits::spare`].
     spare: Cell<Duration>,
 }
@@ -84,18 +85,27 @@ impl Builder<'_> {
 
     /// Takes the descriptor of description `id`.
     pub(crate) fn put(&mut self, id: DescId, fd: OwnedFd) -> Result<(), Fault> {
-        self.made[id] = Some(lift(fd, &self.room)?);
-        Ok(())
+        self.made.put(id, fd, self.fork)
+    }
+
+    /// Holds what is no description of the job.
+    pub(crate) fn hold(&mut self, fd: OwnedFd) -> Result<HoldId, Fault> {
+        self.made.add(fd, self.fork)
+    }
+
+    /// Puts `fd` into a store that ends earlier.
+    pub(crate) fn hold_in(&mut self, store: &mut Store, fd: OwnedFd) -> Result<HoldId, Fault> {
+        store.add(fd, self.fork)
     }
 
     /// Whether description `id` exists.
     pub(crate) fn has(&self, id: DescId) -> bool {
-        self.made.get(id).is_some_and(Option::is_some)
+        self.made.has(id)
     }
 
-    /// The descriptor of description `id`.
-    pub(crate) fn raw(&self, id: DescId) -> Option<RawFd> {
-        self.made.get(id)?.as_ref().map(AsRawFd::as_raw_fd)
+    /// A descriptor of description `id`, or of what else is held, where that exists.
+    pub(crate) fn lend(&self, id: HoldId) -> Result<Option<Lent>, Fault> {
+        self.made.lend(id)
     }
 }
 
@@ -115,8 +125,8 @@ pub(crate) fn lift(fd: OwnedFd, room: &Range<RawFd>) -> Result<OwnedFd, Fault> {
 /// What has been made.
 #[derive(Debug)]
 pub(crate) struct Built {
-    /// Descriptor of each description; `None` for what is made in the processes.
-    pub(crate) made: Vec<Option<OwnedFd>>,
+    /// Descriptions, but for those that are made in the processes, and what files need.
+    pub(crate) made: Store,
     /// Files and shared memory.
     pub(crate) files: Vec<files::BuiltFile>,
     /// Terminals.
@@ -152,20 +162,27 @@ fn room(d: &Descriptors, limit: RawFd) -> Range<RawFd> {
     best
 }
 
-/// Descriptors of a restart that hold nothing of the job.
-const OWN: usize = 5;
+/// Numbers in a row that a process needs beside its own while it is restarted: for the files that its memory lies in, and for what it is restarted with.
+pub(crate) const NEEDED: usize = 64;
 
-/// A line for people, where a restart under this limit of descriptors may fail for want of numbers.
-pub(crate) fn shortage(d: &Descriptors, limit: RawFd) -> Option<String> {
+/// Why a restart under this limit of descriptors would fail for want of numbers, and the process that has most; `mapped` files are mapped shared.
+pub(crate) fn shortage(d: &Descriptors, mapped: usize, limit: RawFd) -> Option<Refusal> {
     let room = room(d, limit);
     let there = usize::try_from(room.end.min(limit) - room.start).unwrap_or_default();
-    // One for each description, and for each process.
-    let needed = d.descriptions.len() + d.tables.len() + OWN;
-    (needed > there).then(|| {
-        format!(
-            "a restart needs about {needed} descriptors beside those of the job, and the hard limit here (RLIMIT_NOFILE, {limit}) leaves it {there} numbers in a row: raise it before `belay restart` (limits.conf, ulimit -Hn)"
-        )
-    })
+    // Each of them is opened at most twice, for reading and for writing.
+    let needed = NEEDED + 2 * mapped;
+    let fault = Fault::Refused(format!(
+        "a restart needs {needed} numbers in a row that no process of the job uses, and there are {there} below {limit}, the hard limit RLIMIT_NOFILE: raise it (limits.conf, ulimit -Hn)"
+    ));
+    let largest = d.tables.iter().max_by_key(|t| t.slots.len());
+    (there < needed).then(|| fault.of(largest.map_or(0, |t| t.pids[0]), "descriptor table"))
+}
+
+/// So many processes at most hold descriptors while a job is rebuilt.
+pub(crate) fn keepers(d: &Descriptors) -> usize {
+    let ends = d.descriptions.iter().filter(|d| matches!(d.kind, Kind::Unix(_))).count();
+    let limit = RaisedLimit::highest();
+    keep::keepers(d.descriptions.len() + d.files.len(), limit) + keep::keepers(ends, limit) + 1
 }
 
 /// Rebuilds everything that needs no process.
@@ -173,18 +190,19 @@ pub(crate) fn rebuild(
     d: &Descriptors,
     (blobs, pages): (&BlobReader, &dyn PageSource),
     group: Option<&dyn Group>,
-    tell: &dyn Fn(&str),
+    (tell, fork): (&dyn Fn(&str), &mut Fork<'_>),
 ) -> Result<Built, Refusal> {
     let limit = RaisedLimit::raise();
-    let room = room(d, RaisedLimit::highest());
+    let highest = RaisedLimit::highest();
+    let room = room(d, highest);
     let mut b = Builder {
         descriptors: d,
         blobs,
-        room: room.clone(),
         group,
         book: None,
         tell,
-        made: d.descriptions.iter().map(|_| None).collect(),
+        made: Store::new(d.descriptions.len(), highest),
+        fork,
         spare: Cell::new(SPARE),
     };
     let stdio = [0, 1, 2].map(|n| fd::dup_from(n, room.start).ok());
@@ -199,16 +217,19 @@ pub(crate) fn rebuild(
         }
     }
     shm::sysv::rebuild(&d.sysv, (blobs, pages), tell).map_err(|e| e.of(0, "System V objects"))?;
-    let files = objects(&d.files, |o| files::prepare(o, pages), |o| format!("file {}", o.path))?;
-    let pipes = objects(&d.pipes, |o| pipes::prepare(o, blobs), |_| "pipe".into())?;
+    let mut files = Vec::with_capacity(d.files.len());
+    for o in &d.files {
+        let made = files::prepare(o, pages).and_then(|f| f.held(&mut b));
+        files.push(made.map_err(|e| e.of(0, format!("file {}", o.path)))?);
+    }
+    pipes::rebuild(&mut b).map_err(|(id, e)| id.map_or_else(|| e.of(0, "pipe"), |id| refusal(d, id, &e)))?;
     let queues = mqueue::prepare(&d.queues, blobs).map_err(|(name, e)| e.of(0, name))?;
     let terminals = terminals::prepare(&d.terminals, blobs, &room).map_err(|e| e.of(0, "terminal"))?;
     for (id, desc) in d.descriptions.iter().enumerate() {
         let made = match &desc.kind {
-            Kind::File(at) => file(desc, entry(&files, *at)).map(Some),
+            Kind::File(at) => file(desc, entry(&files, *at), &b.made).map(Some),
             Kind::Path(p) if p.needs_process.is_some() => Ok(None),
             Kind::Path(p) => files::path::rebuild(desc, p).map(Some),
-            Kind::Pipe(at) => entry(&pipes, *at).and_then(|p| p.open(desc)).map(Some),
             Kind::Queue(at) => entry(&queues, *at).and_then(|q| q.open(desc)).map(Some),
             Kind::Terminal(side) => terminals::open(desc, side, &terminals).map(Some),
             Kind::Udp(u) => sockets::udp::rebuild(u).map(Some),
@@ -221,7 +242,7 @@ pub(crate) fn rebuild(
             Kind::Pidfd(p) => pidfd::rebuild(p),
             // Also for what refers to it from elsewhere: a message in flight, an epoll instance.
             Kind::LauncherStdio(numbers) => standard(&stdio, numbers),
-            Kind::Unix(_) | Kind::Tcp(_) => Ok(None),
+            Kind::Pipe(_) | Kind::Unix(_) | Kind::Tcp(_) => Ok(None),
         };
         if let Some(fd) = made.map_err(|e| refusal(d, id, &e))? {
             b.put(id, fd).map_err(|e| refusal(d, id, &e))?;
@@ -233,18 +254,21 @@ pub(crate) fn rebuild(
     sockets::unix::refill(&b, build).map_err(|(id, e)| refusal(d, id, &e))?;
     sockets::udp::refill(&b).map_err(|(id, e)| refusal(d, id, &e))?;
     for (id, desc) in d.descriptions.iter().enumerate() {
-        if let (Some(raw), false) = (b.raw(id), matches!(desc.kind, Kind::LauncherStdio(_))) {
-            settle(desc, raw).map_err(|e| refusal(d, id, &e))?;
+        if !matches!(desc.kind, Kind::LauncherStdio(_)) {
+            let lent = b.lend(id);
+            let settled = lent.and_then(|lent| lent.map_or(Ok(()), |lent| settle(desc, lent.raw())));
+            settled.map_err(|e| refusal(d, id, &e))?;
         }
     }
-    let lifted = files.into_iter().map(|f| f.lifted(&room)).collect::<Result<_, _>>();
+    let settled = b.made.settle(&room, highest, b.fork);
+    settled.map_err(|e| e.of(0, "descriptors"))?;
     let book = b
         .book
         .ok_or_else(|| Fault::Refused("the addresses are not known".into()).of(0, "network"))?;
     Ok(Built {
         book,
         made: b.made,
-        files: lifted.map_err(|e| e.of(0, "files"))?,
+        files,
         terminals,
         stdio,
         room,
@@ -260,8 +284,8 @@ fn standard(stdio: &[Option<OwnedFd>; 3], numbers: &[RawFd]) -> Result<Option<Ow
 }
 
 /// A rebuilt regular file at its offset.
-fn file(d: &Description, built: Result<&files::BuiltFile, Fault>) -> Result<OwnedFd, Fault> {
-    let fd = built?.open(d.flags)?;
+fn file(d: &Description, built: Result<&files::BuiltFile, Fault>, made: &Store) -> Result<OwnedFd, Fault> {
+    let fd = built?.open(d.flags, made)?;
     if d.pos != 0 {
         fd::seek(fd.as_raw_fd(), d.pos, libc::SEEK_SET).at("set the offset")?;
     }
@@ -286,14 +310,6 @@ fn entry<T>(list: &[T], at: usize) -> Result<&T, Fault> {
         Some(v) => Ok(v),
         None => refuse("the image refers to an object that it does not have"),
     }
-}
-
-fn objects<T, B>(
-    list: &[T],
-    mut prepare: impl FnMut(&T) -> Result<B, Fault>,
-    name: impl Fn(&T) -> String,
-) -> Result<Vec<B>, Refusal> {
-    list.iter().map(|o| prepare(o).map_err(|e| e.of(0, name(o)))).collect()
 }
 
 /// A refusal that names the descriptor.
@@ -324,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_under_which_a_restart_would_fail_is_told() {
+    fn a_limit_under_which_a_restart_would_fail_is_refused() {
         let job = |numbers: &[RawFd]| {
             let slot = |fd: &RawFd| Slot {
                 fd: *fd,
@@ -341,13 +357,13 @@ mod tests {
             }
         };
         let many: Vec<RawFd> = (0..120).collect();
-        let told = |numbers: &[RawFd], limit| shortage(&job(numbers), limit);
-        let least = 120 + 121 + i32::try_from(OWN).unwrap();
+        let told = |numbers: &[RawFd], limit| shortage(&job(numbers), 0, limit).map(|refusal| refusal.to_string());
+        let least = 120 + i32::try_from(NEEDED).unwrap();
         assert_eq!(told(&many, least), None);
-        let note = told(&many, least - 1).unwrap();
-        assert!(note.contains("126 descriptors") && note.contains("125 numbers"), "{note}");
+        let refusal = told(&many, least - 1).unwrap();
+        assert!(refusal.contains("process 1") && refusal.contains("63 below 183"), "{refusal}");
         // They must lie together.
-        let apart: Vec<RawFd> = many.iter().copied().chain([200]).collect();
-        assert!(told(&apart, 300).is_some() && told(&apart, 400).is_none());
+        let apart: Vec<RawFd> = many.iter().copied().chain([150]).collect();
+        assert!(told(&apart, 200).is_some() && told(&apart, 220).is_none());
     }
 }

@@ -68,19 +68,32 @@ pub(crate) fn restart(
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map_err(|e| RestartError::at("become reaper", e))?;
     raise_descriptor_limit();
     let helpers = helper_counts(&job, &extents);
+    let helping: usize = helpers.iter().sum();
     let taken = if way == Way::Initial {
         initial::taken()
     } else {
         BTreeSet::new()
     };
-    let tree = tree::plan(&job.agent, &job.processes, helpers.iter().sum(), pid_max(), &taken)
+    let tree = tree::plan(&job.agent, &job.processes, helping + descriptors.keepers(), pid_max(), &taken)
         .map_err(|e| RestartError::at("spawn", e))?;
     let specials = specials(std::process::id().cast_signed()).map_err(|e| RestartError::at("read own mappings", e))?;
     let places = foreign.as_ref().map(|f| f.place(&mut job.processes, &specials)).transpose();
     let places = places.map_err(|e| RestartError::at("vdso", e))?.unwrap_or_default();
     let shown = Shown::new(way, &job.processes);
     let pages = Contents::new(&contents, &chunks, group);
-    let rebuilder = Rebuilder::rebuild(descriptors, (&blobs, &pages), way != Way::Initial, group, &sys::say)?;
+    let mut keepers = tree.helper_tids[helping..].iter();
+    let mut fork = || {
+        let pid = *keepers.next().ok_or(std::io::ErrorKind::QuotaExceeded)?;
+        // SAFETY: the new process issues system calls only.
+        unsafe { sys::fork(0, 0, pid) }
+    };
+    let rebuilder = Rebuilder::rebuild(
+        descriptors,
+        (&blobs, &pages),
+        way != Way::Initial,
+        group,
+        (&sys::say, &mut fork),
+    )?;
     connects::finish(&mut job.processes, |pid, tid, fd| rebuilder.is_connected(pid, tid, fd));
     open_shared_objects(&rebuilder, &job);
     let programs = job.processes.iter().map(|p| p.mm.start_stack).collect();

@@ -29,7 +29,7 @@ pub(crate) fn libc_result(ret: libc::c_int) -> io::Result<libc::c_int> {
 /// libc keeps the thread identifier in its thread descriptor; the kernel is asked to update it there, as libc's own `fork` does.
 ///
 /// # Safety
-/// The process must have one thread, so that no lock is held by a thread that the child lacks.
+/// The process must have one thread, so that no lock is held by a thread that the child lacks; or the child must issue system calls only.
 pub(crate) unsafe fn fork(flags: u64, exit_signal: i32, set_tid: i32) -> io::Result<i32> {
     let mut tid_address = 0u64;
     // SAFETY: the kernel writes one word to a live variable.

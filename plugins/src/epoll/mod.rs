@@ -5,14 +5,17 @@
 //! the number under which it was added. A level-triggered entry reports anew by itself; an edge-triggered one reports again only if it had
 //! something to report.
 
-use crate::capture::Session;
+use crate::capture::{place, Doors, Found, Session};
 use crate::fault::{refuse, At, Fault};
+use crate::keep::Lent;
 use crate::model::{DescId, Descriptors, Kind, Table};
 use crate::sys::fdinfo::number;
 use crate::sys::{check, fd};
 use serde::{Deserialize, Serialize};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// An epoll instance.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -77,12 +80,12 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<EpollState, Fau
         .map(line)
         .collect::<io::Result<Vec<_>>>()
         .at("read fdinfo")?;
-    let (raw, pid) = (found.raw(), found.holder.pid);
+    let pid = found.holder.pid;
     let mut interest: Vec<Interest> = Vec::new();
     for l in lines {
         // Several entries may have one number; the kernel tells them apart by their order.
         let offset = interest.iter().filter(|i| i.number == l.number).count();
-        let desc = target(s, raw, pid, &l, offset)?;
+        let desc = target(s, id, pid, &l, offset)?;
         interest.push(Interest {
             number: l.number,
             desc,
@@ -96,7 +99,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<EpollState, Fau
         // Such an entry cannot be armed again, so nothing may be taken from this instance: every edge reports once more.
         interest.iter_mut().for_each(|i| i.pending = is_edge(i.events));
     } else if interest.iter().any(|i| is_edge(i.events)) {
-        pending(s, raw, &mut interest)?;
+        pending(s, id, &mut interest)?;
     }
     Ok(EpollState { interest })
 }
@@ -110,24 +113,83 @@ fn is_edge(events: u32) -> bool {
 ///
 /// Only waiting tells, and it consumes: what was reported is armed again, which makes the kernel look at the description's state anew; that is
 /// what it was, as the processes are stopped. Arming needs the entry's number, so it is done in a thread with a table of its own.
-fn pending(s: &Session<'_>, epoll: RawFd, interest: &mut [Interest]) -> Result<(), Fault> {
-    if fd::poll(epoll, libc::POLLIN).at("poll")? & libc::POLLIN == 0 {
+fn pending(s: &Session<'_>, id: DescId, interest: &mut [Interest]) -> Result<(), Fault> {
+    let taken = s.take(id)?;
+    if fd::poll(taken.raw(), libc::POLLIN).at("poll")? & libc::POLLIN == 0 {
         return Ok(());
     }
-    let found = &s.found;
+    let (found, doors) = (&s.found, &s.doors);
     let looked = in_own_table(|| -> io::Result<()> {
+        let sources = Sources::new(taken.raw(), interest, found, doors)?;
+        let epoll = sources.epoll.as_raw_fd();
         let reported = wait(epoll, interest.len())?;
         for i in interest.iter_mut() {
             let came = reported.contains(&i.data);
             i.pending = came && is_edge(i.events);
             if came && (is_edge(i.events) || i.events & libc::EPOLLONESHOT as u32 != 0) && !is_used(i.events) {
-                fd::dup_to(found[i.desc].raw(), i.number, true)?;
+                sources.put(&found[i.desc], i)?;
                 arm(epoll, i)?;
             }
         }
         Ok(())
     });
     looked.at("look which entries report")
+}
+
+/// What entries are armed with, at numbers that no entry has.
+struct Sources {
+    epoll: OwnedFd,
+    /// Pidfds of those who have the descriptions.
+    doors: HashMap<i32, OwnedFd>,
+    /// Descriptions that the agent keeps.
+    kept: HashMap<DescId, OwnedFd>,
+}
+
+impl Sources {
+    fn new(epoll: RawFd, interest: &[Interest], found: &[Found], doors: &Doors<'_>) -> io::Result<Self> {
+        let numbers: BTreeSet<RawFd> = interest.iter().map(|i| i.number).collect();
+        let mut this = Self {
+            epoll: beside(epoll, &numbers)?,
+            doors: HashMap::new(),
+            kept: HashMap::new(),
+        };
+        for i in interest {
+            let of = &found[i.desc];
+            if let Some(kept) = &of.kept {
+                this.kept.insert(i.desc, beside(kept.as_raw_fd(), &numbers)?);
+            } else if let (Entry::Vacant(entry), Some(door)) = (this.doors.entry(of.holder.pid), doors.get(&of.holder.pid)) {
+                entry.insert(beside(door.pidfd().as_raw_fd(), &numbers)?);
+            }
+        }
+        Ok(this)
+    }
+
+    /// Puts the description of entry `i` at its number.
+    fn put(&self, found: &Found, i: &Interest) -> io::Result<()> {
+        if let Some(kept) = self.kept.get(&i.desc) {
+            return fd::dup_to(kept.as_raw_fd(), i.number, true);
+        }
+        let door = self.doors.get(&found.holder.pid).ok_or(io::ErrorKind::NotFound)?;
+        let own = belay_kernel::pidfd::getfd(door.as_fd(), found.holder.fd)?;
+        fd::dup_to(own.as_raw_fd(), i.number, true)?;
+        if own.as_raw_fd() == i.number {
+            // It stays where it came by itself.
+            std::mem::forget(own);
+        }
+        Ok(())
+    }
+}
+
+/// A duplicate of `raw` at a number that is none of `numbers`.
+fn beside(raw: RawFd, numbers: &BTreeSet<RawFd>) -> io::Result<OwnedFd> {
+    let mut from = 0;
+    loop {
+        let fd = fd::dup_from(raw, from)?;
+        if !numbers.contains(&fd.as_raw_fd()) {
+            return Ok(fd);
+        }
+        from = fd.as_raw_fd() + 1;
+    }
 }
 
 /// Runs `f` in a thread whose descriptor table is a copy: numbers can be given other meanings there.
@@ -163,11 +225,12 @@ fn arm(epoll: RawFd, i: &Interest) -> io::Result<()> {
 }
 
 /// The description behind an entry: usually the one that has its number in the process; else any with that inode.
-fn target(s: &Session<'_>, epoll: RawFd, pid: i32, l: &Line, offset: usize) -> Result<DescId, Fault> {
+fn target(s: &Session<'_>, epoll: DescId, pid: i32, l: &Line, offset: usize) -> Result<DescId, Fault> {
     let usual = s.lookup(pid, l.number);
+    let own = place(&s.found[epoll], &s.doors);
     let elsewhere = (0..s.found.len()).filter(|id| s.found[*id].stat.st_ino == l.ino);
     for id in usual.into_iter().chain(elsewhere) {
-        if is_target(epoll, l.number, offset, s.found[id].raw()).at("compare with an entry (kcmp)")? {
+        if is_target(own, l.number, offset, place(&s.found[id], &s.doors)).at("compare with an entry (kcmp)")? {
             return Ok(id);
         }
     }
@@ -177,7 +240,7 @@ fn target(s: &Session<'_>, epoll: RawFd, pid: i32, l: &Line, offset: usize) -> R
     ))
 }
 
-fn is_target(epoll: RawFd, number: RawFd, offset: usize, candidate: RawFd) -> io::Result<bool> {
+fn is_target(epoll: (i32, RawFd), number: RawFd, offset: usize, candidate: (i32, RawFd)) -> io::Result<bool> {
     #[repr(C)]
     struct Slot {
         epoll: u32,
@@ -185,13 +248,21 @@ fn is_target(epoll: RawFd, number: RawFd, offset: usize, candidate: RawFd) -> io
         offset: u32,
     }
     let slot = Slot {
-        epoll: epoll.cast_unsigned(),
+        epoll: epoll.1.cast_unsigned(),
         number: number.cast_unsigned(),
         offset: u32::try_from(offset).map_err(io::Error::other)?,
     };
-    let me = std::process::id();
     // SAFETY: `slot` is valid for reading; the other arguments are numbers.
-    let r = unsafe { libc::syscall(libc::SYS_kcmp, me, me, KCMP_EPOLL_TFD, candidate, &raw const slot) };
+    let r = unsafe {
+        libc::syscall(
+            libc::SYS_kcmp,
+            candidate.0,
+            epoll.0,
+            KCMP_EPOLL_TFD,
+            candidate.1,
+            &raw const slot,
+        )
+    };
     if r == -1 {
         return Err(io::Error::last_os_error());
     }
@@ -206,20 +277,31 @@ pub(crate) fn rebuild() -> Result<OwnedFd, Fault> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Adds the entries again, in a process whose table is about to be laid out. `source` gives the agent's descriptor of a description; what
+/// Adds the entries again, in a process whose table is about to be laid out. `source` gives a descriptor of a description; what
 /// has none yet (pidfds) is added by [`restore_late`].
-pub(crate) fn restore_interest(e: &EpollState, own: RawFd, source: impl Fn(DescId) -> Option<RawFd>) -> Result<(), Fault> {
-    let here: Vec<(&Interest, RawFd)> = e.interest.iter().filter_map(|i| Some((i, source(i.desc)?))).collect();
-    for (i, from) in &here {
-        fd::dup_to(*from, i.number, true).at(format!("put at number {}", i.number))?;
-        add(own, i)?;
+pub(crate) fn restore_interest(
+    e: &EpollState,
+    own: RawFd,
+    source: impl Fn(DescId) -> Result<Option<Lent>, Fault>,
+) -> Result<(), Fault> {
+    let put = |i: &Interest| -> Result<bool, Fault> {
+        let Some(from) = source(i.desc)? else { return Ok(false) };
+        from.put_at(i.number, true).at(format!("put at number {}", i.number))?;
+        Ok(true)
+    };
+    let mut here: Vec<&Interest> = Vec::with_capacity(e.interest.len());
+    for i in &e.interest {
+        if put(i)? {
+            add(own, i)?;
+            here.push(i);
+        }
     }
-    if !here.iter().any(|(i, _)| is_edge(i.events) || is_used(i.events)) {
+    if !here.iter().any(|i| is_edge(i.events) || is_used(i.events)) {
         return Ok(());
     }
     // Every new entry reports its state once. That is wrong for a used one-shot entry, and for an edge that had been seen.
     let reported = wait(own, here.len()).at("take first reports")?;
-    for (i, from) in &here {
+    for i in here {
         let again = match (
             is_used(i.events),
             is_edge(i.events),
@@ -231,7 +313,7 @@ pub(crate) fn restore_interest(e: &EpollState, own: RawFd, source: impl Fn(DescI
             (false, false, one_shot) => one_shot && reported.contains(&i.data),
         };
         if again {
-            fd::dup_to(*from, i.number, true).at(format!("put at number {}", i.number))?;
+            put(i)?;
             arm(own, i).at("arm an entry")?;
         }
     }

@@ -10,7 +10,7 @@ use crate::sys::fd;
 use belay_image::model::ObjectId;
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -85,9 +85,9 @@ impl FileSet {
 }
 
 /// Captures a description of a regular file.
-pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<Kind, Fault> {
+pub(crate) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Kind, Fault> {
     let found = &s.found[id];
-    let magic = fd::fs_magic(found.raw()).at("read the type of its file system")?;
+    let magic = fd::fs_magic(raw).at("read the type of its file system")?;
     match magic {
         PIDFS_MAGIC => return crate::pidfd::capture(s, id).map(Kind::Pidfd),
         MQUEUE_MAGIC => return Ok(crate::mqueue::capture(s, id)),
@@ -104,7 +104,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<Kind, Fault> {
     let at = match s.files.find(oid) {
         Some(at) => at,
         None => {
-            let object = object_of(found, oid, magic, &mut s.renamed)?;
+            let object = object_of((found, raw), oid, magic, &mut s.renamed)?;
             let holder = found.holder;
             s.files.add(Sought {
                 object,
@@ -120,8 +120,8 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<Kind, Fault> {
 }
 
 /// The object behind a description.
-fn object_of(found: &Found, oid: ObjectId, magic: i64, renamed: &mut Renamed) -> Result<FileObject, Fault> {
-    let (path, origin) = locate(found, oid, magic, renamed)?;
+fn object_of((found, raw): (&Found, RawFd), oid: ObjectId, magic: i64, renamed: &mut Renamed) -> Result<FileObject, Fault> {
+    let (path, origin) = locate((found, raw), oid, magic, renamed)?;
     Ok(FileObject {
         ids: vec![oid],
         path: FsPath(path),
@@ -139,12 +139,12 @@ fn object_of(found: &Found, oid: ObjectId, magic: i64, renamed: &mut Renamed) ->
 }
 
 /// Splits the name the kernel shows into path and origin.
-fn locate(found: &Found, oid: ObjectId, magic: i64, renamed: &mut Renamed) -> Result<(PathBuf, Origin), Fault> {
+fn locate((found, raw): (&Found, RawFd), oid: ObjectId, magic: i64, renamed: &mut Renamed) -> Result<(PathBuf, Origin), Fault> {
     let shown = found.link.as_path();
     let bare = without_deleted(shown);
     if found.stat.st_nlink == 0 || bare != shown {
         if let Some(name) = bare.as_os_str().as_bytes().strip_prefix(b"/memfd:") {
-            let seals = fd::fcntl(found.raw(), libc::F_GET_SEALS, 0).at("read seals")?;
+            let seals = fd::fcntl(raw, libc::F_GET_SEALS, 0).at("read seals")?;
             let huge = if magic == HUGETLBFS_MAGIC {
                 let size = u64::try_from(found.stat.st_blksize).unwrap_or(0).max(1);
                 libc::MFD_HUGETLB | (size.ilog2() << 26)
@@ -242,9 +242,9 @@ fn read(s: &mut Session<'_>, at: usize) -> Result<FileObject, Fault> {
 fn reader(s: &Session<'_>, sought: &Sought) -> Result<OwnedFd, std::io::Error> {
     let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY;
     if let Some(id) = sought.desc {
-        let found = &s.found[id];
-        return match fd::open_unnoticed(&fd::self_path(found.raw()), flags) {
-            Err(_) if found.access() != libc::O_WRONLY => fd::dup_from(found.raw(), 0).and_then(detached),
+        let taken = s.take(id).map_err(std::io::Error::other)?;
+        return match fd::open_unnoticed(&fd::self_path(taken.raw()), flags) {
+            Err(_) if s.found[id].access() != libc::O_WRONLY => fd::dup_from(taken.raw(), 0).and_then(detached),
             opened => opened,
         };
     }

@@ -8,7 +8,7 @@ use crate::pidfd;
 use crate::sys::fd;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -108,14 +108,14 @@ fn in_process(path: &Path, pid: i32) -> PathBuf {
 }
 
 /// Captures a character device: a terminal, or one without state.
-pub(crate) fn capture_device(s: &mut Session<'_>, id: DescId) -> Result<Kind, Fault> {
+pub(crate) fn capture_device(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Kind, Fault> {
     let found = &s.found[id];
     let (major, minor) = (libc::major(found.stat.st_rdev), libc::minor(found.stat.st_rdev));
     if major == 1 && STATELESS_MINORS.contains(&minor) {
         return capture(s, id).map(Kind::Path);
     }
     if crate::terminals::is_terminal(major, minor) {
-        return crate::terminals::capture(s, id).map(Kind::Terminal);
+        return crate::terminals::capture(s, id, raw).map(Kind::Terminal);
     }
     refuse(format!(
         "device {major}:{minor} has state that cannot be saved; close it before the checkpoint or run without it"

@@ -3,6 +3,8 @@
 use super::{make_parents, owner, FileObject, Origin, Print};
 use crate::content::{Content, PageSource};
 use crate::fault::{refuse, At, Fault};
+use crate::keep::{HoldId, Lent, Store};
+use crate::rebuild::Builder;
 use crate::sys::fd;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -11,8 +13,10 @@ use std::path::{Path, PathBuf};
 /// An inode in its captured state.
 #[derive(Debug)]
 pub(crate) struct BuiltFile {
-    /// For an inode without name: a descriptor on it.
+    /// For an inode without name: a descriptor on it,
     anchor: Option<OwnedFd>,
+    /// which is held with the descriptions later.
+    held: Option<HoldId>,
     path: PathBuf,
     mode: u32,
 }
@@ -51,6 +55,7 @@ pub(crate) fn prepare(object: &FileObject, pages: &dyn PageSource) -> Result<Bui
     }
     Ok(BuiltFile {
         anchor,
+        held: None,
         path: path.to_owned(),
         mode: object.mode,
     })
@@ -58,7 +63,14 @@ pub(crate) fn prepare(object: &FileObject, pages: &dyn PageSource) -> Result<Bui
 
 impl BuiltFile {
     /// A new description on it.
-    pub(crate) fn open(&self, flags: i32) -> Result<OwnedFd, Fault> {
+    pub(crate) fn open(&self, flags: i32, made: &Store) -> Result<OwnedFd, Fault> {
+        match self.anchor(made)? {
+            Some(a) => self.open_at(&fd::self_path(a.raw()), flags),
+            None => self.open_at(&self.path, flags),
+        }
+    }
+
+    fn open_at(&self, path: &Path, flags: i32) -> Result<OwnedFd, Fault> {
         // O_PATH and creation flags have no place here; O_ASYNC is set with the owner.
         const KEPT: i32 = libc::O_ACCMODE
             | libc::O_APPEND
@@ -69,12 +81,8 @@ impl BuiltFile {
             | libc::O_NOATIME
             | libc::O_LARGEFILE;
         let flags = (flags & KEPT) | libc::O_NOCTTY;
-        let path = match &self.anchor {
-            Some(a) => fd::self_path(a.as_raw_fd()),
-            None => self.path.clone(),
-        };
-        match fd::open(&path, flags, 0) {
-            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => self.open_protected(&path, flags),
+        match fd::open(path, flags, 0) {
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => self.open_protected(path, flags),
             opened => opened,
         }
         .at("open")
@@ -89,20 +97,34 @@ impl BuiltFile {
         opened
     }
 
-    /// The same, held at a descriptor in `room`.
-    pub(crate) fn lifted(self, room: &std::ops::Range<std::os::fd::RawFd>) -> Result<Self, Fault> {
-        let anchor = self.anchor.map(|a| crate::rebuild::lift(a, room)).transpose()?;
-        Ok(Self { anchor, ..self })
+    /// The same, with its descriptor among those that `b` holds.
+    pub(crate) fn held(self, b: &mut Builder<'_>) -> Result<Self, Fault> {
+        let held = self.anchor.map(|a| b.hold(a)).transpose()?;
+        Ok(Self {
+            anchor: None,
+            held,
+            ..self
+        })
+    }
+
+    /// A descriptor on an inode without name.
+    fn anchor(&self, made: &Store) -> Result<Option<Lent>, Fault> {
+        match (&self.anchor, self.held) {
+            (Some(own), _) => Ok(Some(Lent::Own(own.as_raw_fd()))),
+            (None, Some(held)) => made.lend(held),
+            (None, None) => Ok(None),
+        }
     }
 
     /// Adds the seals that forbid writing, and the seal against more seals.
-    pub(crate) fn seal(&self, object: &FileObject) -> Result<(), Fault> {
-        let (Some(a), Origin::Memfd { seals, .. }) = (&self.anchor, &object.origin) else {
+    pub(crate) fn seal(&self, object: &FileObject, made: &Store) -> Result<(), Fault> {
+        let Origin::Memfd { seals, .. } = &object.origin else {
             return Ok(());
         };
-        let has = fd::fcntl(a.as_raw_fd(), libc::F_GET_SEALS, 0).at("read seals")?;
+        let Some(a) = self.anchor(made)? else { return Ok(()) };
+        let has = fd::fcntl(a.raw(), libc::F_GET_SEALS, 0).at("read seals")?;
         if seals & !has != 0 {
-            fd::fcntl(a.as_raw_fd(), libc::F_ADD_SEALS, seals & !has).at("add seals")?;
+            fd::fcntl(a.raw(), libc::F_ADD_SEALS, seals & !has).at("add seals")?;
         }
         Ok(())
     }
@@ -117,6 +139,7 @@ fn restore_named(object: &FileObject, content: &Content, pages: &dyn PageSource)
     let path = object.path.as_path();
     let built = BuiltFile {
         anchor: None,
+        held: None,
         path: path.to_owned(),
         mode: object.mode,
     };
@@ -138,7 +161,7 @@ fn restore_named(object: &FileObject, content: &Content, pages: &dyn PageSource)
             made => return made,
         }
     }
-    let file = match built.open(libc::O_RDWR) {
+    let file = match built.open_at(path, libc::O_RDWR) {
         // It is somebody else's by now: given away, or another file with the number of the old one.
         Err(Fault::Call { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
             return make_new(object, content, pages, |_| false);
@@ -182,6 +205,7 @@ fn make_new(
     let (mode, named) = done?;
     Ok(BuiltFile {
         anchor: (!named).then_some(file),
+        held: None,
         path: object.path.as_path().to_owned(),
         mode: mode.unwrap_or(owner::private(object.mode)),
     })
@@ -236,10 +260,11 @@ fn check_named(object: &FileObject) -> Result<(), Fault> {
         if bytes > object.bytes {
             let built = BuiltFile {
                 anchor: None,
+                held: None,
                 path: path.to_owned(),
                 mode: object.mode,
             };
-            let file = built.open(libc::O_WRONLY)?;
+            let file = built.open_at(path, libc::O_WRONLY)?;
             fd::truncate(file.as_raw_fd(), object.bytes).at("cut it to its length at the checkpoint")?;
             set_mtime(&file, object.mtime_ns)?;
         }

@@ -69,7 +69,7 @@ fn line(text: &str) -> io::Result<Line> {
 }
 
 /// Captures an instance.
-pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<InotifyState, Fault> {
+pub(crate) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<InotifyState, Fault> {
     let found = &s.found[id];
     let lines = found
         .info
@@ -78,7 +78,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<InotifyState, F
         .collect::<io::Result<Vec<_>>>()
         .at("read fdinfo")?;
     let pid = found.holder.pid;
-    let events = fd::readable_bytes(found.raw()).at("ask for events")? > 0;
+    let events = fd::readable_bytes(raw).at("ask for events")? > 0;
     if events {
         let text = format!(
             "process {pid}: fd {}: inotify events not yet read are replaced by IN_Q_OVERFLOW at a restart",

@@ -74,15 +74,15 @@ pub(crate) fn finish(s: &mut Session<'_>, out: &mut Vec<QueueObject>) -> Result<
 
 fn object(s: &mut Session<'_>, at: usize) -> Result<QueueObject, Fault> {
     let users = &s.queues.users[at];
-    let first = &s.found[users[0]];
+    let taken = s.take(users[0])?;
     let through = |access: i32| -> Result<OwnedFd, Fault> {
-        let other = |f: &&crate::capture::Found| f.access() == access || f.access() == libc::O_RDWR;
-        match users.iter().map(|id| &s.found[*id]).find(other) {
-            Some(f) => fd::dup_from(f.raw(), 0).at("duplicate"),
-            None => fd::reopen(first.raw(), access).at("open the queue for reading and writing (its mode forbids it?)"),
+        let other = |id: &&DescId| s.found[**id].access() == access || s.found[**id].access() == libc::O_RDWR;
+        match users.iter().find(other) {
+            Some(id) => fd::dup_from(s.take(*id)?.raw(), 0).at("duplicate"),
+            None => fd::reopen(taken.raw(), access).at("open the queue for reading and writing (its mode forbids it?)"),
         }
     };
-    let attributes = attributes(first.raw())?;
+    let attributes = attributes(taken.raw())?;
     let reader = through(libc::O_RDONLY)?;
     let state = state(reader.as_raw_fd())?;
     let bytes = |n: i64| usize::try_from(n).map_err(|_| Fault::Refused("its limits are out of range".into()));

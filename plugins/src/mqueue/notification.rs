@@ -51,7 +51,10 @@ pub(super) fn renew(
     let netlink = |raw: RawFd| sock::get::<i32>(raw, libc::SOL_SOCKET, libc::SO_DOMAIN).is_ok_and(|d| d == libc::AF_NETLINK);
     let (how, signal) = state.how;
     let sockets = if how == libc::SIGEV_THREAD {
-        let of = table.slots.iter().filter(|slot| netlink(s.found[slot.desc].raw()));
+        let of = table
+            .slots
+            .iter()
+            .filter(|slot| s.take(slot.desc).is_ok_and(|taken| netlink(taken.raw())));
         of.map(|slot| slot.fd).collect()
     } else {
         Vec::new()

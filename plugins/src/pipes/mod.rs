@@ -6,6 +6,7 @@ use crate::capture::Session;
 use crate::fault::{refuse, At, Fault};
 use crate::files::{make_beside, make_parents, owner, parents, Directory};
 use crate::model::{DescId, Description, FsPath, Holder, Kind};
+use crate::rebuild::Builder;
 use crate::sys::fd;
 use belay_image::blobs::{BlobReader, BlobRef};
 use serde::{Deserialize, Serialize};
@@ -79,23 +80,26 @@ pub(crate) fn finish(s: &mut Session<'_>, out: &mut Vec<PipeObject>) -> Result<(
 fn object(s: &mut Session<'_>, at: usize) -> Result<PipeObject, Fault> {
     let ends: Vec<_> = s.pipes.ends[at].iter().map(|id| &s.found[*id]).collect();
     let first = ends[0];
+    let taken = s.take(s.pipes.ends[at][0])?;
+    let raw = taken.raw();
     let has = |access: i32| ends.iter().any(|f| f.access() == access || f.access() == libc::O_RDWR);
     let (reads, writes) = (has(libc::O_RDONLY), has(libc::O_WRONLY));
     let fifo = fifo(first.link.as_path(), &first.stat);
     let what = match (&fifo, reads, writes) {
-        (None, false, true) if fd::poll(first.raw(), libc::POLLOUT).at("poll")? & libc::POLLERR == 0 => Some("read"),
-        (None, true, false) if fd::poll(first.raw(), libc::POLLIN).at("poll")? & libc::POLLHUP == 0 => Some("write"),
+        (None, false, true) if fd::poll(raw, libc::POLLOUT).at("poll")? & libc::POLLERR == 0 => Some("read"),
+        (None, true, false) if fd::poll(raw, libc::POLLIN).at("poll")? & libc::POLLHUP == 0 => Some("write"),
         _ => None,
     };
-    let capacity = fd::fcntl(first.raw(), libc::F_GETPIPE_SZ, 0).at("read its capacity")?;
+    let capacity = fd::fcntl(raw, libc::F_GETPIPE_SZ, 0).at("read its capacity")?;
     let packets = ends
         .iter()
         .any(|f| f.flags & libc::O_DIRECT != 0 && f.access() != libc::O_RDONLY);
-    let pieces = match (ends.iter().find(|f| f.access() != libc::O_WRONLY), &fifo) {
-        (Some(f), _) => copy(f.raw(), capacity, packets)?,
+    let reads = |id: &&DescId| s.found[**id].access() != libc::O_WRONLY;
+    let pieces = match (s.pipes.ends[at].iter().find(reads), &fifo) {
+        (Some(id), _) => copy(s.take(*id)?.raw(), capacity, packets)?,
         // Another program may yet open the FIFO for reading.
         (None, Some(_)) => {
-            let reader = fd::reopen(first.raw(), libc::O_RDONLY | libc::O_NONBLOCK).at("open it for reading")?;
+            let reader = fd::reopen(raw, libc::O_RDONLY | libc::O_NONBLOCK).at("open it for reading")?;
             copy(reader.as_raw_fd(), capacity, packets)?
         }
         // What is in there belongs to a reader outside the job, or to nobody.
@@ -172,16 +176,38 @@ fn copy(reader: RawFd, capacity: i32, packets: bool) -> Result<Vec<Vec<u8>>, Fau
     Ok(pieces)
 }
 
-/// A pipe made again: descriptors of both directions, kept until every description has been opened.
-#[derive(Debug)]
-pub(crate) struct BuiltPipe {
+/// A pipe made again: descriptors of both directions, until every description has been opened.
+struct BuiltPipe {
     read: OwnedFd,
-    _write: OwnedFd,
-    write_path: RawFd,
+    write: OwnedFd,
+}
+
+/// Makes all pipes with their descriptions, the large ones first: while a user has few pages in pipes, what a new one may have is not less than it had.
+pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<(), (Option<DescId>, Fault)> {
+    let d = b.descriptors;
+    let mut ends: Vec<Vec<DescId>> = d.pipes.iter().map(|_| Vec::new()).collect();
+    for (id, desc) in d.descriptions.iter().enumerate() {
+        if let Kind::Pipe(at) = &desc.kind {
+            match ends.get_mut(*at) {
+                Some(ends) => ends.push(id),
+                None => return refuse("the image refers to a pipe that it does not have").map_err(|e| (Some(id), e)),
+            }
+        }
+    }
+    let mut all: Vec<(&PipeObject, Vec<DescId>)> = d.pipes.iter().zip(ends).collect();
+    all.sort_by_key(|(object, _)| std::cmp::Reverse(object.capacity));
+    for (object, ends) in all {
+        let built = prepare(object, b.blobs).map_err(|e| (ends.first().copied(), e))?;
+        for id in ends {
+            let opened = built.open(&d.descriptions[id]).and_then(|fd| b.put(id, fd));
+            opened.map_err(|e| (Some(id), e))?;
+        }
+    }
+    Ok(())
 }
 
 /// Makes the pipe and puts its data back.
-pub(crate) fn prepare(object: &PipeObject, blobs: &BlobReader) -> Result<BuiltPipe, Fault> {
+fn prepare(object: &PipeObject, blobs: &BlobReader) -> Result<BuiltPipe, Fault> {
     let (read, write) = match &object.fifo {
         None => fd::pipe(libc::O_NONBLOCK).at("make a pipe")?,
         Some(f) => open_fifo(f)?,
@@ -208,11 +234,7 @@ pub(crate) fn prepare(object: &PipeObject, blobs: &BlobReader) -> Result<BuiltPi
             return refuse(format!("only {n} of {} bytes in flight fit into it", data.len()));
         }
     }
-    Ok(BuiltPipe {
-        write_path: write.as_raw_fd(),
-        read,
-        _write: write,
-    })
+    Ok(BuiltPipe { read, write })
 }
 
 fn open_fifo(f: &Fifo) -> Result<(OwnedFd, OwnedFd), Fault> {
@@ -248,11 +270,11 @@ fn open_fifo(f: &Fifo) -> Result<(OwnedFd, OwnedFd), Fault> {
 
 impl BuiltPipe {
     /// A new description on it.
-    pub(crate) fn open(&self, d: &Description) -> Result<OwnedFd, Fault> {
+    fn open(&self, d: &Description) -> Result<OwnedFd, Fault> {
         debug_assert!(matches!(d.kind, Kind::Pipe(_)));
         let access = d.flags & libc::O_ACCMODE;
         let end = if access == libc::O_WRONLY {
-            self.write_path
+            self.write.as_raw_fd()
         } else {
             self.read.as_raw_fd()
         };

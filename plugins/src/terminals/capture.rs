@@ -35,18 +35,18 @@ pub(crate) fn is_terminal(major: u32, minor: u32) -> bool {
 }
 
 /// Captures a description; slaves find their masters in [`finish`].
-pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<Side, Fault> {
+pub(crate) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Side, Fault> {
     let found = &s.found[id];
     let rdev = found.stat.st_rdev;
     if (libc::major(rdev), libc::minor(rdev)) == (TTYAUX_MAJOR, PTMX_MINOR) {
-        let index: u32 = fd::ioctl_get(found.raw(), TIOCGPTN).at("ask for its number")?;
+        let index: u32 = fd::ioctl_get(raw, TIOCGPTN).at("ask for its number")?;
         let at = s.terminals.masters.len();
         s.terminals.masters.insert(index, (at, id));
         return Ok(Side::Master(at));
     }
     // Through /dev/tty the terminal itself answers.
     // One that has hung up does not answer: nobody can tell any more which it was, and nothing can be done with it.
-    let real: u32 = fd::ioctl_get(found.raw(), TIOCGDEV).unwrap_or_default();
+    let real: u32 = fd::ioctl_get(raw, TIOCGDEV).unwrap_or_default();
     // The kernel's encoding of a device number in 32 bits.
     let (major, minor) = (real >> 8 & 0xfff, (real & 0xff) | (real >> 12 & 0xf_ff00));
     let index = PTS_MAJORS.contains(&major).then_some(minor);
@@ -88,7 +88,8 @@ pub(crate) fn finish(
 }
 
 fn pty(s: &mut Session<'_>, index: u32, master: DescId) -> Result<Pty, Fault> {
-    let raw = s.found[master].raw();
+    let taken = s.take(master)?;
+    let raw = taken.raw();
     let slave_open = s.terminals.slaves.iter().any(|(_, i)| *i == Some(index));
     let slave_closed = fd::poll(raw, libc::POLLIN).at("poll")? & libc::POLLHUP != 0;
     let number = |request| fd::ioctl_get::<i32>(raw, request).at("read its state");

@@ -56,9 +56,9 @@ pub(crate) fn finish(s: &Session<'_>, descriptions: &mut [Description]) -> Resul
         return Ok(());
     }
     std::thread::sleep(DUE);
-    for (d, found) in descriptions.iter_mut().zip(&s.found).filter(|(d, _)| idle(d)) {
-        let again = FdInfo::read(0, found.raw()).at("read fdinfo").and_then(|info| state(&info));
-        d.kind = Kind::Timerfd(again.map_err(|e| (d.holder, found.link.display().to_string(), e))?);
+    for (id, d) in descriptions.iter_mut().enumerate().filter(|(_, d)| idle(d)) {
+        let again = s.info(id).and_then(|info| state(&info));
+        d.kind = Kind::Timerfd(again.map_err(|e| (d.holder, d.name.to_string(), e))?);
     }
     Ok(())
 }

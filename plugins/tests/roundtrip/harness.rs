@@ -360,7 +360,9 @@ fn restart(
     }
     let descriptors: Descriptors = serde_json::from_str(descriptors).unwrap();
     let blobs = BlobReader::open(blobs).unwrap();
-    let rebuilder = match Rebuilder::rebuild(descriptors, (&blobs, pages), true, None, &|_| ()) {
+    // SAFETY: the new process issues system calls only.
+    let mut fork = || Ok(unsafe { libc::fork() });
+    let rebuilder = match Rebuilder::rebuild(descriptors, (&blobs, pages), true, None, (&|_| (), &mut fork)) {
         Ok(r) => r,
         Err(e) => panic!("rebuild: {e}"),
     };

@@ -10,7 +10,7 @@ use crate::sockets::options::{self, Options, When};
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
 use serde::{Deserialize, Serialize};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 const SOL_NETLINK: i32 = 270;
 const ADD_MEMBERSHIP: i32 = 1;
@@ -27,8 +27,8 @@ pub(crate) struct NetlinkState {
 }
 
 /// Captures it.
-pub(crate) fn capture(s: &mut Session<'_>, id: DescId, kind: i32, protocol: i32) -> Result<NetlinkState, Fault> {
-    let (raw, holder) = (s.found[id].raw(), s.found[id].holder);
+pub(crate) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), kind: i32, protocol: i32) -> Result<NetlinkState, Fault> {
+    let holder = s.found[id].holder;
     let groups = sock::get_bytes(raw, SOL_NETLINK, LIST_MEMBERSHIPS, 128).unwrap_or_default();
     let unread = fd::poll(raw, libc::POLLIN).at("poll")? & libc::POLLIN != 0;
     if unread && groups.iter().all(|g| *g == 0) {

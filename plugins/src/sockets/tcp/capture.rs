@@ -26,12 +26,13 @@ const CLOSING: u8 = 11;
 #[derive(Debug, Default)]
 pub(crate) struct TcpSet {
     sockets: Vec<Seen>,
+    by_id: HashMap<DescId, usize>,
 }
 
 impl TcpSet {
     /// State of description `id`.
     fn state(&self, id: DescId) -> Option<u8> {
-        self.sockets.iter().find(|t| t.id == id).map(|t| t.state)
+        self.by_id.get(&id).map(|at| self.sockets[*at].state)
     }
 }
 
@@ -58,8 +59,7 @@ impl Seen {
 }
 
 /// Captures addresses, state and options.
-pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<TcpState, Fault> {
-    let raw = s.found[id].raw();
+pub(crate) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<TcpState, Fault> {
     let info = Info::of(raw).at("read its state (TCP_INFO)")?;
     let local = sock::local(raw).at("read its address")?;
     let peer = match sock::peer(raw).at("read its peer")? {
@@ -79,6 +79,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<TcpState, Fault
         _ => Role::Reset,
     };
     keep_port_available(raw)?;
+    s.tcp.by_id.insert(id, s.tcp.sockets.len());
     s.tcp.sockets.push(Seen {
         id,
         state: info.state,
@@ -103,7 +104,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<TcpState, Fault
 
 /// Whom socket `id` tries to connect to: `getpeername` tells only when it has succeeded.
 fn attempted(s: &mut Session<'_>, id: DescId, local: &Addr) -> Result<Option<Addr>, Fault> {
-    let inode = fd::fstat(s.found[id].raw()).at("stat")?.st_ino;
+    let inode = s.found[id].stat.st_ino;
     let all = s.diag()?.tcp(local.family(), 1 << SYN_SENT);
     let all = all.at("ask the kernel for its peer (sock_diag)")?;
     Ok(all.into_iter().find(|o| u64::from(o.inode) == inode).map(|o| o.peer))
@@ -181,7 +182,7 @@ pub(crate) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> R
     for t in &sockets {
         let alone = matches!(&descriptions[t.id].kind, Kind::Tcp(x) if matches!(x.role, Role::PeerClosed | Role::Reset));
         if alone {
-            let data = drain::peek(s.found[t.id].raw());
+            let data = s.take(t.id).and_then(|taken| drain::peek(taken.raw()));
             let data = data.map_err(|e| (s.found[t.id].holder, s.found[t.id].link.display().to_string(), e))?;
             store(s, descriptions, t.id, &data).map_err(|e| (s.found[t.id].holder, "data in flight".into(), e))?;
         }
@@ -213,24 +214,31 @@ fn requeue(s: &mut Session<'_>, all: &[Seen], descriptions: &mut [Description]) 
         let clients: Vec<&Seen> = all.iter().filter(is_client).collect();
         let named = |e: Fault| (s.found[l.id].holder, s.found[l.id].link.display().to_string(), e);
         let carries = |t: &&Seen| {
-            let queued: i32 = fd::ioctl_get(s.found[t.id].raw(), libc::TIOCOUTQ).unwrap_or(0);
-            t.data_segments_sent > 0 || queued > 0
+            let queued = || Some(fd::ioctl_get::<i32>(s.take(t.id).ok()?.raw(), libc::TIOCOUTQ).unwrap_or(0));
+            t.data_segments_sent > 0 || queued().is_some_and(|bytes| bytes > 0)
         };
         if !clients.iter().any(carries) {
             continue;
         }
+        let taken = |id: DescId| s.take(id).map_err(named);
+        let (listener, held) = (
+            taken(l.id)?,
+            clients.iter().map(|t| taken(t.id)).collect::<Result<Vec<_>, _>>()?,
+        );
         let ends: Vec<requeue::Client> = clients
             .iter()
-            .filter_map(|t| {
+            .zip(&held)
+            .filter_map(|(t, taken)| {
                 Some(requeue::Client {
-                    raw: s.found[t.id].raw(),
+                    raw: taken.raw(),
                     local: t.local.clone(),
                     peer: t.peer.clone()?,
                     closing: matches!(t.state, FIN_WAIT1 | FIN_WAIT2),
                 })
             })
             .collect();
-        let data = requeue::requeue(s.found[l.id].raw(), &ends).map_err(named)?;
+        let data = requeue::requeue(listener.raw(), &ends).map_err(named)?;
+        drop((listener, held));
         let named = |e: Fault| (s.found[l.id].holder, "data in flight".to_string(), e);
         for (t, data) in clients.iter().zip(data) {
             if let (Kind::Tcp(c), false) = (&mut descriptions[t.id].kind, data.is_empty()) {
@@ -297,14 +305,15 @@ fn alone(all: &[Seen], t: &Seen, peer: &Addr, orphan: Option<&InetSocket>) -> Re
 
 /// Records what `from` has sent and `to` has not read.
 fn transfer(s: &mut Session<'_>, descriptions: &mut [Description], from: DescId, to: DescId) -> Result<(), Fault> {
-    let end = |id: DescId| End {
-        raw: s.found[id].raw(),
+    let (sender, receiver) = (s.take(from)?, s.take(to)?);
+    let end = |id: DescId, raw: RawFd| End {
+        raw,
         closing: matches!(&descriptions[id].kind, Kind::Tcp(t) if t.sent_fin),
         closed: matches!(s.tcp.state(id), Some(CLOSE_WAIT | LAST_ACK | CLOSING)),
     };
     let data = drain::in_flight(drain::Direction {
-        sender: end(from),
-        receiver: end(to),
+        sender: end(from, sender.raw()),
+        receiver: end(to, receiver.raw()),
     })?;
     store(s, descriptions, to, &data)
 }

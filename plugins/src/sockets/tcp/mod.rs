@@ -17,7 +17,7 @@ use crate::model::DescId;
 use crate::sys::sock::{self, Addr};
 use belay_image::blobs::BlobRef;
 use serde::{Deserialize, Serialize};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 
 pub(crate) use capture::{capture, finish, TcpSet};
 pub(crate) use rebuild::rebuild;
@@ -89,10 +89,10 @@ enum Role {
 
 impl TcpState {
     /// Whether the rebuilt socket `made` is connected. An attempt that was under way may have succeeded at once.
-    pub(crate) fn is_connected(&self, made: &OwnedFd) -> bool {
+    pub(crate) fn is_connected(&self, made: RawFd) -> bool {
         match self.role {
             Role::Pair(_) | Role::Waiting(_) | Role::PeerClosed | Role::Reset | Role::Remote => true,
-            Role::Connecting => sock::peer(made.as_raw_fd()).is_ok_and(|peer| peer.is_some()),
+            Role::Connecting => sock::peer(made).is_ok_and(|peer| peer.is_some()),
             Role::Unconnected | Role::Listening(_) => false,
         }
     }

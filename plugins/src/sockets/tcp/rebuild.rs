@@ -3,6 +3,7 @@
 use super::listening::{self, Bound, Claim};
 use super::{connection, drain, remote, Role, TcpState};
 use crate::fault::{refuse, At, Fault};
+use crate::keep::Lent;
 use crate::model::{DescId, Kind};
 use crate::rebuild::{Builder, Waits};
 use crate::sockets::names::{self, Listening, Page, View};
@@ -55,13 +56,14 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
     // From here on, what lies on this node has the addresses of this node.
     let all: All = all.iter().map(|(id, t)| (*id, placed(b, t))).collect();
     let states: HashMap<DescId, &TcpState> = all.iter().map(|(id, t)| (*id, t)).collect();
+    let listening: Vec<&(DescId, TcpState)> = all.iter().filter(|(_, t)| matches!(t.role, Role::Listening(_))).collect();
     for (id, t) in &all {
         if b.has(*id) {
             continue;
         }
         let made = match t.role {
             Role::Pair(other) => match states.get(&other) {
-                Some(o) => pair(b, &all, (*id, t), (other, o)),
+                Some(o) => pair(b, &listening, (*id, t), (other, o)),
                 None => refuse("the image names another end that it does not have"),
             },
             // Restarted without the other nodes, what led there is reset.
@@ -83,9 +85,8 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
         made.map_err(|e| (*id, e))?;
     }
     for (id, t) in &all {
-        if let Some(raw) = b.raw(*id) {
-            settle(t, raw).map_err(|e| (*id, e))?;
-        }
+        let settled = b.lend(*id).and_then(|fd| fd.map_or(Ok(()), |fd| settle(t, fd.raw())));
+        settled.map_err(|e| (*id, e))?;
     }
     Ok(())
 }
@@ -191,18 +192,25 @@ fn connecting(b: &Builder<'_>, t: &TcpState) -> Result<OwnedFd, Fault> {
 }
 
 /// A pair, with data in flight both ways.
-fn pair(b: &mut Builder<'_>, all: &All, x: (DescId, &TcpState), y: (DescId, &TcpState)) -> Result<(), Fault> {
+fn pair(
+    b: &mut Builder<'_>,
+    listening: &[&(DescId, TcpState)],
+    x: (DescId, &TcpState),
+    y: (DescId, &TcpState),
+) -> Result<(), Fault> {
     // The accepted side is the one whose port a socket of the job listens on; without one, the lower port: clients' ports are chosen high.
     let x_serves = match (
-        listeners(b, all, &x.1.local).is_empty(),
-        listeners(b, all, &y.1.local).is_empty(),
+        listeners(listening, &x.1.local).next().is_none(),
+        listeners(listening, &y.1.local).next().is_none(),
     ) {
         (false, true) => true,
         (true, false) => false,
         _ => x.1.local.port() <= y.1.local.port(),
     };
     let (server, client) = if x_serves { (x, y) } else { (y, x) };
-    let own = listeners(b, all, &server.1.local);
+    let own: Vec<Lent> = listeners(listening, &server.1.local)
+        .filter_map(|id| b.lend(id).transpose())
+        .collect::<Result<_, _>>()?;
     let (s, c) = match connect(&own, server.1, client.1, &b.waits()) {
         Ok(made) => made,
         Err(e) if b.has(server.0) => return Err(e),
@@ -251,17 +259,17 @@ fn exchange(b: &Builder<'_>, state: &TcpState, to: &OwnedFd, from: &OwnedFd) -> 
     Ok(())
 }
 
-/// Listening sockets of the job that accept connections to `local`.
-fn listeners(b: &Builder<'_>, all: &All, local: &Addr) -> Vec<RawFd> {
-    all.iter()
-        .filter(|(_, l)| matches!(l.role, Role::Listening(_)) && l.local.port() == local.port())
+/// Those of the job's listening sockets that accept connections to `local`.
+fn listeners<'a>(listening: &'a [&'a (DescId, TcpState)], local: &'a Addr) -> impl Iterator<Item = DescId> + 'a {
+    listening
+        .iter()
+        .filter(|(_, l)| l.local.port() == local.port())
         .filter(|(_, l)| l.local.ip() == local.ip() || l.local.ip().is_some_and(|ip| ip.is_unspecified()))
-        .filter_map(|(id, _)| b.raw(*id))
-        .collect()
+        .map(|(id, _)| *id)
 }
 
 /// Connects the pair through the job's own listening sockets or one made for the moment: (server, client).
-fn connect(own: &[RawFd], server: &TcpState, client: &TcpState, waits: &Waits<'_>) -> Result<(OwnedFd, OwnedFd), Fault> {
+fn connect(own: &[Lent], server: &TcpState, client: &TcpState, waits: &Waits<'_>) -> Result<(OwnedFd, OwnedFd), Fault> {
     let temporary = if own.is_empty() {
         let moment = Bound {
             family: server.family,
@@ -279,7 +287,7 @@ fn connect(own: &[RawFd], server: &TcpState, client: &TcpState, waits: &Waits<'_
     };
     let raws: Vec<RawFd> = own
         .iter()
-        .copied()
+        .map(Lent::raw)
         .chain(temporary.as_ref().map(AsRawFd::as_raw_fd))
         .collect();
     let to = match &temporary {

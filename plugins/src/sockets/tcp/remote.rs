@@ -8,7 +8,7 @@ use super::capture::Seen;
 use super::info::{Counters, End};
 use super::unread::{Shelf, Unread};
 use super::{connection, drain, Role, TcpState, TCP_LISTEN};
-use crate::capture::Session;
+use crate::capture::{Session, Taken};
 use crate::fault::{refuse, At, Fault};
 use crate::group::{Facts, Group};
 use crate::model::{DescId, Description, Kind};
@@ -50,12 +50,23 @@ fn is_local(at: &Addr) -> bool {
 /// An end whose other end is not on this node.
 struct Candidate {
     id: DescId,
-    raw: RawFd,
     mine: String,
     theirs: String,
     peer: Addr,
     counters: Counters,
-    end: End,
+    closing: bool,
+    closed: bool,
+}
+
+impl Candidate {
+    /// The end, held by the agent as `taken`.
+    fn end(&self, taken: &Taken) -> End {
+        End {
+            raw: taken.raw(),
+            closing: self.closing,
+            closed: self.closed,
+        }
+    }
 }
 
 /// Finds the connections that lead to other nodes of the job and keeps what is in flight on them; the rest of `capture` leaves these alone.
@@ -85,13 +96,13 @@ pub(super) fn capture(
         if is_local(peer) || is_pair(t) {
             continue;
         }
-        let raw = s.found[t.id].raw();
+        let taken = s.take(t.id).map_err(|e| (t.id, e))?;
         let end = End {
-            raw,
+            raw: taken.raw(),
             closing: matches!(&descriptions[t.id].kind, Kind::Tcp(c) if c.sent_fin),
             closed: t.is_closed_by_peer(),
         };
-        let counters = push(raw)
+        let counters = push(end.raw)
             .and_then(|()| Counters::of(end))
             .at("read its counters")
             .map_err(|e| (t.id, e))?;
@@ -102,12 +113,12 @@ pub(super) fn capture(
         want.insert(format!("listen {theirs}"));
         candidates.push(Candidate {
             id: t.id,
-            raw,
             mine,
             theirs,
             peer: peer.clone(),
             counters,
-            end,
+            closing: end.closing,
+            closed: end.closed,
         });
     }
     let first = candidates.first().map_or(0, |c| c.id);
@@ -119,7 +130,7 @@ pub(super) fn capture(
                 let other: Counters = serde_json::from_str(told).map_err(|e| (c.id, odd(e)))?;
                 remote.push((c, other));
             }
-            None if facts.contains_key(&format!("listen {}", c.theirs)) && !c.end.closed => {
+            None if facts.contains_key(&format!("listen {}", c.theirs)) && !c.closed => {
                 return Err((c.id, passing(format!("{} has not accepted this connection yet", c.peer))));
             }
             None => {}
@@ -156,8 +167,10 @@ fn keep(
     let mut want = BTreeSet::new();
     for (c, other) in remote {
         let named = |e: Fault| (c.id, e);
-        await_arrival(c, other).at("wait for what is under way").map_err(&named)?;
-        let (data, received) = arrived(c).map_err(&named)?;
+        let taken = s.take(c.id).map_err(&named)?;
+        let end = c.end(&taken);
+        await_arrival(end, other).at("wait for what is under way").map_err(&named)?;
+        let (data, received) = arrived(end).map_err(&named)?;
         if let (Kind::Tcp(t), false) = (&mut descriptions[c.id].kind, data.is_empty()) {
             t.received = Some(s.blobs.put(&data).map_err(|e| named(e.into()))?);
         }
@@ -173,11 +186,12 @@ fn keep(
             .and_then(|n| n.parse::<i64>().ok());
         let got = got.ok_or_else(|| named(odd("its other end told nothing of what it received")))?;
         let there = Counters { received: got, ..*other };
-        let left = c.counters.undelivered(&there).map_err(named)?;
+        let left = c.counters.undelivered(&there).map_err(&named)?;
         if left == 0 {
             continue;
         }
-        let rest = match drain::peek_sent(c.raw, left) {
+        let taken = s.take(c.id).map_err(&named)?;
+        let rest = match drain::peek_sent(taken.raw(), left) {
             Ok(rest) => rest,
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
                 let reason = format!("{left} bytes wait for a reader on another host, which cannot be read without CAP_NET_ADMIN");
@@ -197,28 +211,28 @@ fn keep(
 }
 
 /// Waits until all that `other` has sent has arrived, or nothing more arrives because the window is full.
-fn await_arrival(c: &Candidate, other: &Counters) -> io::Result<()> {
+fn await_arrival(end: End, other: &Counters) -> io::Result<()> {
     let begin = Instant::now();
-    let mut last = (Counters::of(c.end)?.received, Instant::now());
+    let mut last = (Counters::of(end)?.received, Instant::now());
     while begin.elapsed() < ARRIVAL && last.1.elapsed() < STALL {
-        let now = Counters::of(c.end)?;
+        let now = Counters::of(end)?;
         if other.undelivered(&now).is_ok_and(|n| n == 0) {
             return Ok(());
         }
         if now.received != last.0 {
             last = (now.received, Instant::now());
         }
-        fd::wait(c.raw, 0, 1)?;
+        fd::wait(end.raw, 0, 1)?;
     }
     Ok(())
 }
 
 /// What the socket holds, and how much it has received in all at that moment.
-fn arrived(c: &Candidate) -> Result<(Vec<u8>, i64), Fault> {
+fn arrived(end: End) -> Result<(Vec<u8>, i64), Fault> {
     loop {
-        let before = Counters::of(c.end).at("read its counters")?.received;
-        let data = drain::peek(c.raw)?;
-        if Counters::of(c.end).at("read its counters")?.received == before {
+        let before = Counters::of(end).at("read its counters")?.received;
+        let data = drain::peek(end.raw)?;
+        if Counters::of(end).at("read its counters")?.received == before {
             return Ok((data, before));
         }
     }
@@ -321,34 +335,37 @@ fn rebuild_with(b: &mut Builder<'_>, all: &[(DescId, TcpState)], group: &dyn Gro
         tokens.insert(token, e.id);
     }
     let facts = meet(group, publish, want).map_err(named)?;
-    let mut made: HashMap<DescId, OwnedFd> = HashMap::new();
     for e in ends.iter().filter(|e| !e.serves()) {
         let told = facts.get(&format!("at {} - {}", e.theirs, e.mine));
         let fd = match told {
             Some(told) => connect(e.state, told, e.state.share(b.book.as_ref())).map_err(|f| (e.id, f))?,
             None => return Err((e.id, odd("its other end was not restored on any node"))),
         };
-        made.insert(e.id, fd);
+        b.put(e.id, fd).map_err(|f| (e.id, f))?;
     }
-    accept_all(&listeners, &mut tokens, &mut made).map_err(named)?;
+    accept_all(&listeners, &mut tokens, b).map_err(named)?;
     for e in &ends {
-        let fd = made[&e.id].as_raw_fd();
-        e.state.options.restore(fd, When::Early).map_err(|f| (e.id, f))?;
-        drain::grow_receiver(fd);
+        let Some(fd) = b.lend(e.id).map_err(|f| (e.id, f))? else {
+            continue;
+        };
+        e.state.options.restore(fd.raw(), When::Early).map_err(|f| (e.id, f))?;
+        drain::grow_receiver(fd.raw());
     }
     // Every receiver has room now.
     meet(group, Facts::new(), BTreeSet::new()).map_err(named)?;
     for e in &ends {
-        let Some(fd) = made.remove(&e.id) else { continue };
-        refill(b, e, &fd, facts.get(&format!("unread {} - {}", e.theirs, e.mine))).map_err(|f| (e.id, f))?;
-        b.put(e.id, fd).map_err(|f| (e.id, f))?;
+        let Some(fd) = b.lend(e.id).map_err(|f| (e.id, f))? else {
+            continue;
+        };
+        let unread = facts.get(&format!("unread {} - {}", e.theirs, e.mine));
+        refill(b, e, fd.raw(), unread).map_err(|f| (e.id, f))?;
     }
     // Everybody has got what they asked for.
     meet(group, Facts::new(), BTreeSet::new()).map_err(named).map(drop)
 }
 
 /// Sends what the peer had not read, and what had not even left.
-fn refill(b: &Builder<'_>, e: &Reunion<'_>, fd: &OwnedFd, unread: Option<&String>) -> Result<(), Fault> {
+fn refill(b: &Builder<'_>, e: &Reunion<'_>, raw: RawFd, unread: Option<&String>) -> Result<(), Fault> {
     let mut data = Vec::new();
     if let Some(text) = unread {
         data = serde_json::from_str::<Unread>(text).map_err(odd)?.get()?;
@@ -356,12 +373,12 @@ fn refill(b: &Builder<'_>, e: &Reunion<'_>, fd: &OwnedFd, unread: Option<&String
     if let Some(unsent) = &e.state.unsent {
         data.extend_from_slice(&b.blobs.get(unsent)?);
     }
-    let n = drain::send_again(fd.as_raw_fd(), fd.as_raw_fd(), &data).at("put data in flight back")?;
+    let n = drain::send_again(raw, raw, &data).at("put data in flight back")?;
     if n != data.len() {
         return refuse(format!("only {n} of {} bytes in flight could be put back", data.len()));
     }
     if e.state.sent_fin {
-        sock::shutdown(fd.as_raw_fd(), libc::SHUT_WR).at("shut writing down")?;
+        sock::shutdown(raw, libc::SHUT_WR).at("shut writing down")?;
     }
     Ok(())
 }
@@ -406,7 +423,7 @@ fn connect(t: &TcpState, told: &str, share: Option<Share>) -> Result<OwnedFd, Fa
 fn accept_all(
     listeners: &HashMap<(i32, Option<Share>), OwnedFd>,
     tokens: &mut HashMap<String, DescId>,
-    made: &mut HashMap<DescId, OwnedFd>,
+    b: &mut Builder<'_>,
 ) -> Result<(), Fault> {
     let begin = Instant::now();
     while !tokens.is_empty() {
@@ -419,7 +436,7 @@ fn accept_all(
                 let fd = sock::accept(listener.as_raw_fd()).at("accept")?;
                 let id = said(&fd).and_then(|t| tokens.remove(&t));
                 if let Some(id) = id {
-                    made.insert(id, fd);
+                    b.put(id, fd)?;
                 }
             }
         }

@@ -21,8 +21,7 @@ pub(crate) struct UdpState {
 }
 
 /// Captures it.
-pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<UdpState, Fault> {
-    let raw = s.found[id].raw();
+pub(crate) fn capture(s: &mut Session<'_>, raw: RawFd) -> Result<UdpState, Fault> {
     let mut queue = Vec::new();
     for m in queue::peek(raw, libc::SOCK_DGRAM)? {
         queue.push((s.blobs.put(&m.data)?, m.from));
@@ -50,24 +49,25 @@ pub(crate) fn rebuild(u: &UdpState) -> Result<OwnedFd, Fault> {
 
 /// Puts datagrams back, then connects and sets the remaining options.
 pub(crate) fn refill(b: &Builder<'_>) -> Result<(), (DescId, Fault)> {
-    let all: Vec<(DescId, RawFd, &UdpState)> = b
+    let all: Vec<(DescId, &UdpState)> = b
         .descriptors
         .descriptions
         .iter()
         .enumerate()
-        .filter_map(|(id, d)| match (&d.kind, b.raw(id)) {
-            (Kind::Udp(u), Some(raw)) => Some((id, raw, u)),
+        .filter_map(|(id, d)| match &d.kind {
+            Kind::Udp(u) => Some((id, u)),
             _ => None,
         })
         .collect();
-    for (id, _, u) in &all {
+    for (id, u) in &all {
         for (data, from) in &u.queue {
             let data = b.blobs.get(data).map_err(|e| (*id, e.into()))?;
             let own = all
                 .iter()
-                .find(|(_, _, s)| s.local.port() == from.port() && s.local.ip() == from.ip());
+                .find(|(_, s)| s.local.port() == from.port() && s.local.ip() == from.ip());
+            let own = own.map_or(Ok(None), |(own, _)| b.lend(*own)).map_err(|e| (*id, e))?;
             let sent = match own {
-                Some((_, raw, _)) => sock::send(*raw, &data, &[], Some(&reachable(&u.local))).map(drop),
+                Some(own) => sock::send(own.raw(), &data, &[], Some(&reachable(&u.local))).map(drop),
                 None => imitate(&data, from, &u.local),
             };
             if let Err(error) = sent {
@@ -76,15 +76,19 @@ pub(crate) fn refill(b: &Builder<'_>) -> Result<(), (DescId, Fault)> {
             }
         }
     }
-    for (id, raw, u) in &all {
-        let done = u
-            .peer
-            .as_ref()
-            .map_or(Ok(()), |p| sock::connect(*raw, p).at(format!("connect to {p}")));
-        done.and_then(|()| u.options.restore(*raw, When::Late))
-            .map_err(|e| (*id, e))?;
+    for (id, u) in &all {
+        let done = b.lend(*id).and_then(|fd| fd.map_or(Ok(()), |fd| settle(u, fd.raw())));
+        done.map_err(|e| (*id, e))?;
     }
     Ok(())
+}
+
+/// Connects it and sets the remaining options.
+fn settle(u: &UdpState, raw: RawFd) -> Result<(), Fault> {
+    if let Some(peer) = &u.peer {
+        sock::connect(raw, peer).at(format!("connect to {peer}"))?;
+    }
+    u.options.restore(raw, When::Late)
 }
 
 /// Sends a datagram from an address of this host that no socket of the job has.

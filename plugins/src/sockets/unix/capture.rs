@@ -4,15 +4,16 @@ use super::{BoundFile, Message, Peer, UnixState};
 use crate::capture::{Found, Session};
 use crate::fault::{not_now, At, Fault};
 use crate::files::{parents, without_deleted};
-use crate::model::{DescId, FsPath, Holder};
+use crate::model::{DescId, FsPath, Holder, IN_FLIGHT};
 use crate::renamed::Renamed;
 use crate::sockets::{options, queue};
 use crate::sys::{fd, sock};
+use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 
 /// Captures it with its queue.
-pub(crate) fn capture(s: &mut Session<'_>, id: DescId, kind: i32) -> Result<UnixState, Fault> {
-    let (raw, holder) = (s.found[id].raw(), s.found[id].holder);
+pub(crate) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), kind: i32) -> Result<UnixState, Fault> {
+    let holder = s.found[id].holder;
     let ino = u32::try_from(s.found[id].stat.st_ino).map_err(|_| Fault::Refused("socket inode out of range".into()))?;
     let info = s.diag()?.unix(ino).at("ask the kernel for its peer (sock_diag)")?;
     let name = sock::local(raw).at("read its name")?;
@@ -51,8 +52,8 @@ fn pending(s: &mut Session<'_>, clients: &[u32]) -> Result<(), Fault> {
         if *ino == 0 {
             return not_now("a connection waits to be accepted whose client has gone; what it sent cannot be read before that");
         }
-        if let Some((pid, number, found)) = socket(s, *ino) {
-            let queued: i32 = fd::ioctl_get(found.raw(), libc::TIOCOUTQ).at("ask for unread data (SIOCOUTQ)")?;
+        if let Some((pid, number, id)) = socket(s, *ino) {
+            let queued: i32 = fd::ioctl_get(s.take(id)?.raw(), libc::TIOCOUTQ).at("ask for unread data (SIOCOUTQ)")?;
             if queued > 0 {
                 return not_now(format!(
                     "a connection waits to be accepted with data in it (from process {pid}, fd {number}), which cannot be read before that"
@@ -64,14 +65,14 @@ fn pending(s: &mut Session<'_>, clients: &[u32]) -> Result<(), Fault> {
 }
 
 /// The socket with inode `ino`, and who has it under which number.
-fn socket<'a>(s: &'a Session<'_>, ino: u32) -> Option<(i32, i32, &'a Found)> {
+fn socket(s: &Session<'_>, ino: u32) -> Option<(i32, i32, DescId)> {
     let is_socket = |f: &Found| f.stat.st_mode & libc::S_IFMT == libc::S_IFSOCK;
     let all = s
         .tables
         .iter()
-        .flat_map(|t| t.slots.iter().map(|slot| (t.pids[0], slot.fd, &s.found[slot.desc])));
+        .flat_map(|t| t.slots.iter().map(|slot| (t.pids[0], slot.fd, slot.desc)));
     all.into_iter()
-        .find(|(_, _, f)| is_socket(f) && f.stat.st_ino == u64::from(ino))
+        .find(|(_, _, id)| is_socket(&s.found[*id]) && s.found[*id].stat.st_ino == u64::from(ino))
 }
 
 /// A working directory without the mark of a deleted one.
@@ -114,7 +115,10 @@ fn queue(s: &mut Session<'_>, raw: i32, kind: i32, holder: Holder) -> Result<Vec
     let mut out = Vec::new();
     for m in queue::peek(raw, kind)? {
         let data = s.blobs.put(&m.data)?;
-        let in_flight = Holder { pid: holder.pid, fd: -1 };
+        let in_flight = Holder {
+            pid: holder.pid,
+            fd: IN_FLIGHT,
+        };
         let fds = m
             .fds
             .into_iter()

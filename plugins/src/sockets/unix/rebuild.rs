@@ -4,29 +4,36 @@
 //! first: by connecting to a listener of that name, the job's own or one made for the moment. Pairs without names come from `socketpair`.
 
 use super::{BoundFile, Peer, UnixState};
+use crate::capture::RaisedLimit;
 use crate::fault::{refuse, At, Fault};
 use crate::files::{make_parents, owner};
+use crate::keep::{HoldId, Store};
 use crate::model::{DescId, Kind};
 use crate::rebuild::Builder;
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
+/// A socket of the job.
+type Socket = (DescId, UnixState);
+
 /// What the refill needs beside the sockets themselves.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct UnixBuild {
     /// For a socket whose peer is not in the job: the other end, closed after the refill.
-    pub(super) other_ends: HashMap<DescId, OwnedFd>,
+    pub(super) other_ends: HashMap<DescId, HoldId>,
+    /// These.
+    pub(super) ends: Store,
     /// For a connected socket: the description at the other end, where messages for it can be sent from without address.
     pub(super) peers: HashMap<DescId, DescId>,
 }
 
 /// Makes all `AF_UNIX` sockets of the job.
 pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<UnixBuild, (DescId, Fault)> {
-    let mut all: Vec<(DescId, UnixState)> = Vec::new();
+    let mut all: Vec<Socket> = Vec::new();
     for (id, d) in b.descriptors.descriptions.iter().enumerate() {
         if let Kind::Unix(u) = &d.kind {
             all.push((id, u.clone()));
@@ -34,7 +41,12 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<UnixBuild, (DescId, Fault)>
     }
     let by_ino: HashMap<u32, usize> = all.iter().enumerate().map(|(at, (_, u))| (u.ino, at)).collect();
     let mut waiting: HashMap<u32, usize> = HashMap::new();
-    let mut build = UnixBuild::default();
+    let mut build = UnixBuild {
+        other_ends: HashMap::new(),
+        ends: Store::new(0, RaisedLimit::highest()),
+        peers: HashMap::new(),
+    };
+    let listening: Vec<&Socket> = all.iter().filter(|(_, l)| l.listening.is_some()).collect();
     for (at, (id, u)) in all.iter().enumerate() {
         if let Some((backlog, clients)) = &u.listening {
             let fd = listener(u, *backlog).map_err(|e| (*id, e))?;
@@ -46,7 +58,7 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<UnixBuild, (DescId, Fault)>
         if b.has(*id) || waiting.contains_key(&u.ino) {
             continue;
         }
-        connected(b, &mut build, &all, &by_ino, *id, u).map_err(|e| (*id, e))?;
+        connected(b, &mut build, (&all, &listening), &by_ino, *id, u).map_err(|e| (*id, e))?;
     }
     for (listener_id, l) in &all {
         for client in l.listening.iter().flat_map(|(_, clients)| clients) {
@@ -62,15 +74,16 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<UnixBuild, (DescId, Fault)>
 }
 
 /// Renames the files that had other names than their sockets, and removes those that were gone, now that nobody needs to connect through them.
-fn rename(all: &[(DescId, UnixState)]) -> Result<(), (DescId, Fault)> {
+fn rename(all: &[Socket]) -> Result<(), (DescId, Fault)> {
+    let shown: HashSet<_> = all
+        .iter()
+        .filter_map(|(_, o)| Some((&o.name.0, &o.file.as_ref().filter(|f| f.exists)?.cwd)))
+        .collect();
     for (id, u) in all {
         let (Some(file), Some(path)) = (&u.file, u.name.unix_path()) else {
             continue;
         };
-        let shown = all
-            .iter()
-            .any(|(_, o)| o.name == u.name && o.file.as_ref().is_some_and(|f| f.exists && f.cwd == file.cwd));
-        if file.exists || shown {
+        if shown.contains(&(&u.name.0, &file.cwd)) {
             continue;
         }
         let moved = in_directory(Some(file), || match &file.renamed {
@@ -115,7 +128,7 @@ fn waiting_client(u: &UnixState, to: &Addr) -> Result<OwnedFd, Fault> {
 fn connected(
     b: &mut Builder<'_>,
     build: &mut UnixBuild,
-    all: &[(DescId, UnixState)],
+    (all, listening): (&[Socket], &[&Socket]),
     by_ino: &HashMap<u32, usize>,
     id: DescId,
     u: &UnixState,
@@ -129,7 +142,7 @@ fn connected(
     match (mutual, u.peer) {
         (Some((other, p)), _) if pairs || u.name.is_unnamed() || p.name.is_unnamed() => {
             let (a, c) = if pairs {
-                pair(b, all, u, Some(p))?
+                pair(b, listening, u, Some(p))?
             } else {
                 bound_pair(u, Some(p))?
             };
@@ -139,14 +152,14 @@ fn connected(
             build.peers.insert(*other, id);
         }
         (None, Peer::Gone | Peer::Inode(_)) if pairs => {
-            let (a, c) = pair(b, all, u, None)?;
+            let (a, c) = pair(b, listening, u, None)?;
             b.put(id, a)?;
-            build.other_ends.insert(id, c);
+            build.other_ends.insert(id, b.hold_in(&mut build.ends, c)?);
         }
         (None, Peer::Gone) => {
             let (a, c) = bound_pair(u, None)?;
             b.put(id, a)?;
-            build.other_ends.insert(id, c);
+            build.other_ends.insert(id, b.hold_in(&mut build.ends, c)?);
         }
         _ => {
             let fd = sock::socket(libc::AF_UNIX, u.kind, 0).at("socket")?;
@@ -168,10 +181,11 @@ fn bound_pair(u: &UnixState, p: Option<&UnixState>) -> Result<(OwnedFd, OwnedFd)
 }
 
 /// A connected pair of stream or seqpacket sockets: (`u`, its peer).
-fn pair(b: &Builder<'_>, all: &[(DescId, UnixState)], u: &UnixState, p: Option<&UnixState>) -> Result<(OwnedFd, OwnedFd), Fault> {
+fn pair(b: &Builder<'_>, listening: &[&Socket], u: &UnixState, p: Option<&UnixState>) -> Result<(OwnedFd, OwnedFd), Fault> {
     let of_listener = |name: &Addr| {
-        all.iter()
-            .find(|(id, l)| l.listening.is_some() && l.kind == u.kind && l.name == *name && !name.is_unnamed() && b.has(*id))
+        listening
+            .iter()
+            .find(|(id, l)| l.kind == u.kind && l.name == *name && !name.is_unnamed() && b.has(*id))
             .map(|(id, _)| *id)
     };
     let peer_named = p.is_some_and(|p| !p.name.is_unnamed());
@@ -187,8 +201,9 @@ fn pair(b: &Builder<'_>, all: &[(DescId, UnixState)], u: &UnixState, p: Option<&
         Some(_) => None,
         None => Some(listener(server, 1)?),
     };
-    let at = match (own.and_then(|id| b.raw(id)), &temporary) {
-        (Some(raw), _) => raw,
+    let own = own.map_or(Ok(None), |id| b.lend(id))?;
+    let at = match (&own, &temporary) {
+        (Some(own), _) => own.raw(),
         (None, Some(t)) => t.as_raw_fd(),
         (None, None) => return refuse("no listener to connect to"),
     };

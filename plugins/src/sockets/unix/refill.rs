@@ -3,6 +3,7 @@
 use super::rebuild::{bind, connect, UnixBuild};
 use super::{Message, Peer, UnixState};
 use crate::fault::{refuse, At, Fault};
+use crate::keep::Lent;
 use crate::model::{DescId, Kind};
 use crate::rebuild::Builder;
 use crate::sockets::options::When;
@@ -15,7 +16,7 @@ const SHUT_READ: u8 = 1;
 const SHUT_WRITE: u8 = 2;
 
 /// Refills all queues, then connects datagram sockets, shuts down directions, closes peers outside the job and sets options.
-pub(crate) fn refill(b: &Builder<'_>, mut build: UnixBuild) -> Result<(), (DescId, Fault)> {
+pub(crate) fn refill(b: &Builder<'_>, build: UnixBuild) -> Result<(), (DescId, Fault)> {
     let sockets = |b: &Builder<'_>| -> Vec<(DescId, UnixState)> {
         let all = b.descriptors.descriptions.iter().enumerate();
         all.filter_map(|(id, d)| match &d.kind {
@@ -33,7 +34,7 @@ pub(crate) fn refill(b: &Builder<'_>, mut build: UnixBuild) -> Result<(), (DescI
     for (id, u) in &all {
         settle(b, &build, *id, u).map_err(|e| (*id, e))?;
     }
-    build.other_ends.clear();
+    drop(build.ends);
     Ok(())
 }
 
@@ -47,14 +48,20 @@ fn message(
     m: &Message,
 ) -> Result<(), Fault> {
     let data = b.blobs.get(&m.data)?;
-    let fds: Vec<RawFd> = m.fds.iter().filter_map(|fd| b.raw(*fd)).collect();
+    let carried: Vec<Lent> = m
+        .fds
+        .iter()
+        .filter_map(|fd| b.lend(*fd).transpose())
+        .collect::<Result<_, _>>()?;
+    let fds: Vec<RawFd> = carried.iter().map(Lent::raw).collect();
     if fds.len() != m.fds.len() {
         return refuse("a descriptor in flight could not be rebuilt in time to be sent");
     }
     let other = match build.other_ends.get(&id) {
-        Some(end) => Some(end.as_raw_fd()),
-        None => build.peers.get(&id).and_then(|p| b.raw(*p)),
+        Some(end) => build.ends.lend(*end)?,
+        None => build.peers.get(&id).map_or(Ok(None), |p| b.lend(*p))?,
     };
+    let other = other.as_ref().map(Lent::raw);
     if u.kind != libc::SOCK_DGRAM {
         return match other {
             Some(raw) => send_all(raw, &data, &fds, None, u.kind == libc::SOCK_STREAM),
@@ -64,7 +71,7 @@ fn message(
     let sender = sender(b, all, other, &m.from)?;
     let (raw, to) = match &sender {
         Sender::Peer(raw) => (*raw, None),
-        Sender::Socket(raw) => (*raw, Some(&u.name)),
+        Sender::Socket(own) => (own.raw(), Some(&u.name)),
         Sender::Temporary(fd) => (fd.as_raw_fd(), Some(&u.name)),
     };
     send_all(raw, &data, &fds, to, false)
@@ -72,7 +79,7 @@ fn message(
 
 enum Sender {
     Peer(RawFd),
-    Socket(RawFd),
+    Socket(Lent),
     Temporary(OwnedFd),
 }
 
@@ -86,8 +93,8 @@ fn sender(b: &Builder<'_>, all: &[(DescId, UnixState)], peer: Option<RawFd>, fro
     let named = all
         .iter()
         .find(|(_, s)| !from.is_unnamed() && s.kind == libc::SOCK_DGRAM && s.name == *from);
-    if let Some(raw) = named.and_then(|(id, _)| b.raw(*id)) {
-        return Ok(Sender::Socket(raw));
+    if let Some(own) = named.map_or(Ok(None), |(id, _)| b.lend(*id))? {
+        return Ok(Sender::Socket(own));
     }
     let fd = sock::socket(libc::AF_UNIX, libc::SOCK_DGRAM, 0).at("socket")?;
     if from.unix_path().is_none() {
@@ -123,7 +130,8 @@ fn send_all(raw: RawFd, data: &[u8], fds: &[RawFd], to: Option<&Addr>, stream: b
 
 /// Everything that must come after the data.
 fn settle(b: &Builder<'_>, build: &UnixBuild, id: DescId, u: &UnixState) -> Result<(), Fault> {
-    let Some(raw) = b.raw(id) else { return Ok(()) };
+    let Some(own) = b.lend(id)? else { return Ok(()) };
+    let raw = own.raw();
     let by_name = u.kind == libc::SOCK_DGRAM && u.peer != Peer::None && !build.peers.contains_key(&id);
     if by_name && !build.other_ends.contains_key(&id) && !u.peer_name.is_unnamed() {
         // A peer outside the job (a log daemon, say) may be there again or not; without it sends fail as they do when it dies.

@@ -50,12 +50,40 @@ pub(super) fn file_size(place: &Place, user: User) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
-/// A job with more open files than the agent may have is refused, with the limit, and goes on.
+/// A process that leaves a restart no numbers for descriptors is refused, with the limit, and goes on.
 pub(super) fn open_files(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = running(place, user, "open_files", &[], &["fd_many"])?;
     limit(&job, "--nofile=300:300")?;
     let o = output(job.belay(&["checkpoint", &job.dir().display().to_string()]), LIMIT)?;
     refused(&o, &["300, the hard limit rlimit_nofile", "ulimit"])?;
     job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+/// A job that has many times as many open files as one process may, each of its processes three quarters of that, is checkpointed and restarted under that limit.
+pub(super) fn crowd(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = Job::new(place, "crowd", user)?;
+    let (dir, program) = (
+        job.dir().display().to_string(),
+        place.programs().join("fd_crowd").display().to_string(),
+    );
+    let limited = |job: &Job, line: &[&str]| {
+        let belay = place.belay().display().to_string();
+        let words = ["prlimit", "--nofile=400:400", &belay]
+            .into_iter()
+            .chain(line.iter().copied());
+        job.command(&words.map(str::to_owned).collect::<Vec<_>>())
+    };
+    let launch = limited(&job, &["launch", "--ckpt-dir", &dir, "--", &program, "16", "42"]);
+    job.start(launch)?;
+    job.progress(LIMIT)?;
+    for _ in 0..2 {
+        job.checkpoint()?;
+        job.progress(LIMIT)?;
+        job.kill_all()?;
+        let restart = limited(&job, &["restart", &dir]);
+        job.start(restart)?;
+        job.progress(LIMIT)?;
+    }
     job.verdict(false, LIMIT)
 }

@@ -28,8 +28,8 @@ fn running(place: &Place, user: User, label: &str, options: &[&str], line: &[&st
 }
 
 fn main() {
-    let mut target = Target::new("cli", &["fault_target", "fd_many", "mem_private"]);
-    let tests: [(&str, Test); 22] = [
+    let mut target = Target::new("cli", &["fault_target", "fd_crowd", "fd_many", "mem_private"]);
+    let tests: [(&str, Test); 23] = [
         ("exit_status", streams::exit_status),
         ("streams", streams::streams),
         ("no_command", streams::no_command),
@@ -49,6 +49,7 @@ fn main() {
         ("restart_streams", streams::restart_streams),
         ("setuid", limits::setuid),
         ("open_files", limits::open_files),
+        ("crowd", limits::crowd),
         ("replaced", jobs::replaced),
         ("file_size", limits::file_size),
         ("help", |place, user| {
@@ -77,7 +78,7 @@ fn main() {
         target.by_user(
             name,
             // Root may open and raise everything.
-            |u| !["setuid", "open_files"].contains(&name) || u == User::Ordinary,
+            |u| !["setuid", "open_files", "crowd"].contains(&name) || u == User::Ordinary,
             move |place, user, _| test(place, user),
         );
     }
