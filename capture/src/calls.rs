@@ -6,6 +6,7 @@
 //! read: so it is remembered from checkpoint to checkpoint, or found in the code in front of the `syscall` instruction.
 
 use crate::waits::Wait;
+use belay_kernel::masks::ERESTARTNOHAND;
 use belay_kernel::ptrace::Regs;
 use belay_kernel::vm;
 use std::collections::HashMap;
@@ -13,7 +14,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 
 const EINTR: i64 = -4;
-const ERESTARTNOHAND: i64 = -514;
 const ERESTART_RESTARTBLOCK: i64 = -516;
 const RESTART_SYSCALL: u64 = 219;
 /// The calls that use a restart block: poll, nanosleep, futex, clock_nanosleep.

@@ -9,6 +9,7 @@ use crate::sharing::Guest;
 use crate::tracers::{Traced, Tracers};
 use crate::waits::Wait;
 use crate::CaptureError;
+use belay_kernel::masks;
 use belay_kernel::proc;
 use belay_kernel::ptrace::{self, Event, Regs};
 use std::sync::{Arc, Mutex};
@@ -36,6 +37,8 @@ pub(crate) struct Task {
     pub(crate) rseq: (u64, u32, u32),
     /// How long it still had to wait, where that is known.
     pub(crate) wait: Option<Wait>,
+    /// Mask that is in force in the call that it begins anew, where that blocks more.
+    pub(crate) call_mask: Option<u64>,
     /// Signal that stopped the process by job control.
     pub(crate) group_stop: Option<i32>,
     /// Signal to be delivered when the task goes on.
@@ -215,6 +218,7 @@ impl Suspended {
         );
         let all = self.processes.iter_mut().enumerate();
         all.filter(|(i, _)| Some(*i) != stays).for_each(|(_, p)| p.put_back());
+        self.enter_calls(stays);
         // Those stopped by job control first, until they stand still again: nobody may see them run.
         let stopped = |p: &Process| p.group_stop.is_some();
         let still: Vec<bool> = self.processes.iter().map(stopped).collect();
@@ -249,6 +253,29 @@ impl Suspended {
             crate::calls::resumed();
         }
         last
+    }
+}
+
+impl Suspended {
+    /// Leads the threads of all processes but number `stays` into the calls in which other signals are blocked.
+    fn enter_calls(&mut self, stays: Option<usize>) {
+        let goes: Vec<bool> = self
+            .processes
+            .iter()
+            .enumerate()
+            .map(|(i, p)| Some(i) != stays && p.group_stop.is_none())
+            .collect();
+        let masked = |(p, goes): (&Process, &bool)| *goes && p.tasks.iter().any(|t| t.call_mask.is_some());
+        if self.processes.iter().zip(&goes).any(masked) {
+            self.each_task(
+                |process, _, _| goes[process],
+                |task, goes| {
+                    if *goes {
+                        task.enter_call()
+                    }
+                },
+            );
+        }
     }
 }
 
@@ -334,6 +361,19 @@ impl Task {
         }
     }
 
+    /// Leads the task, which has its own registers and mask, into the call that it begins anew, where other signals are blocked there. Should the agent die before it is inside, it keeps the call's mask.
+    fn enter_call(&mut self) {
+        let Some(mask) = self.call_mask.take().filter(|_| self.deferred == 0) else {
+            return;
+        };
+        match masks::enter(self.tid, &self.regs, mask, self.sigmask) {
+            Ok(Event::Signal(signal)) => self.deferred = signal,
+            Ok(Event::Ended(status)) => ended(self.tid, status),
+            // Inside; of a task that cannot be asked there is nothing left.
+            Ok(_) | Err(_) => {}
+        }
+    }
+
     /// Gives the stopped task its extended state back, if code of ours may have used it.
     pub(crate) fn put_vectors_back(&mut self) {
         if std::mem::take(&mut self.vectors_used) {
@@ -412,6 +452,7 @@ mod tests {
             sigmask: 0,
             rseq: (0, 0, 0),
             wait: None,
+            call_mask: None,
             group_stop,
             deferred: 0,
             borrowed: false,

@@ -7,6 +7,7 @@ pub mod cpu;
 pub mod direct;
 pub mod hugepages;
 pub mod kcmp;
+pub mod masks;
 pub mod net;
 pub mod pagemap;
 pub mod pidfd;

@@ -8,8 +8,10 @@ use crate::sys;
 use crate::tree::{Role, Tree};
 use belay_image::model::{Job, Process, ProcessState, Processor, Thread};
 use belay_kernel::blob::Blob;
+use belay_kernel::masks;
 use belay_kernel::proc;
 use belay_kernel::ptrace::{self, Event};
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -58,7 +60,7 @@ pub(crate) fn seize<'a>(job: &'a Job, shared: &Shared, tree: &Tree, live: &[usiz
         }
         unmap(runner(p), base + syscall, base, end - base)
             .map_err(|e| RestartError::at("resume", format!("process {} ({}): unmap the restorer: {e}", p.pid, p.comm)))?;
-        for t in p.threads.iter().filter(|t| t.exited.is_none()) {
+        for t in alive(p) {
             set_state(t, then, &now).map_err(|e| failed(p, t, "set registers", &e))?;
             sched::thread(t, &defaults);
         }
@@ -73,7 +75,7 @@ impl Stopped<'_> {
     /// Lets everything go on. Processes stopped by job control stay stopped; they are let go first, so that nobody sees them traced.
     pub(crate) fn resume(self) {
         let (stopped, running): (Vec<&Process>, Vec<&Process>) = self.live.iter().partition(|p| stopped(p));
-        stopped.iter().for_each(|p| detach(p));
+        stopped.iter().for_each(|p| detach(p, &HashMap::new()));
         for p in stopped {
             // They stop again before their first instruction, but only once they have run.
             let deadline = Instant::now() + SETTLE;
@@ -81,13 +83,30 @@ impl Stopped<'_> {
                 std::thread::yield_now();
             }
         }
-        running.iter().for_each(|p| detach(p));
+        let signals: HashMap<i32, i32> = running.iter().flat_map(|p| alive(p)).filter_map(enter_call).collect();
+        running.iter().for_each(|p| detach(p, &signals));
+    }
+}
+
+/// The threads of `p` that live.
+fn alive(p: &Process) -> impl Iterator<Item = &Thread> {
+    p.threads.iter().filter(|t| t.exited.is_none())
+}
+
+/// Leads a thread into the call that it begins anew, where other signals are blocked there. Returns its number with the signal that it is to receive instead.
+fn enter_call(t: &Thread) -> Option<(i32, i32)> {
+    let regs = ptrace::words_to_regs(&t.regs)?;
+    let mask = masks::of_call(t.tid, &regs, t.sigmask)?;
+    match masks::enter(t.tid, &regs, mask, t.sigmask) {
+        Ok(Event::Signal(signal)) => Some((t.tid, signal)),
+        // An end is seen by who waits for it.
+        _ => None,
     }
 }
 
 /// A thread of `p` that lives.
 fn runner(p: &Process) -> i32 {
-    p.threads.iter().find(|t| t.exited.is_none()).map_or(p.pid, |t| t.tid)
+    alive(p).next().map_or(p.pid, |t| t.tid)
 }
 
 /// A main thread that had exited does so again, and is seen on its way.
@@ -99,9 +118,10 @@ fn stopped(p: &Process) -> bool {
     matches!(p.state, ProcessState::Stopped(_))
 }
 
-fn detach(p: &Process) {
-    for t in p.threads.iter().filter(|t| t.exited.is_none()) {
-        match ptrace::detach(t.tid, 0) {
+/// Lets the threads of `p` go, each with the signal that it is to receive.
+fn detach(p: &Process, signals: &HashMap<i32, i32>) {
+    for t in alive(p) {
+        match ptrace::detach(t.tid, signals.get(&t.tid).copied().unwrap_or(0)) {
             // The job runs already: another of its tasks has ended this one.
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
             Err(e) => tracing::error!(tid = t.tid, error = %e, "cannot let a thread go on"),

@@ -5,6 +5,7 @@ use crate::suspend::Task;
 use crate::tracers::Traced;
 use crate::waits::Sleepers;
 use crate::CaptureError;
+use belay_kernel::masks;
 use belay_kernel::proc;
 use belay_kernel::ptrace::{self, Event};
 
@@ -101,6 +102,7 @@ fn stopped(of: Of, group_stop: Option<i32>, sleepers: &Sleepers) -> Look {
         sigmask,
         rseq,
         wait: sleepers.wait(tid, &regs),
+        call_mask: None,
         group_stop,
         deferred: 0,
         borrowed: false,
@@ -119,6 +121,7 @@ fn stopped(of: Of, group_stop: Option<i32>, sleepers: &Sleepers) -> Look {
         // At once, so that the call is restarted even if the agent dies.
         let _ = ptrace::set_regs(tid, &task.regs);
     }
+    task.call_mask = masks::of_call(tid, &task.regs, sigmask);
     Look::Stopped(task)
 }
 

@@ -56,6 +56,8 @@ fn cases() -> Vec<Case> {
         prog("sig_altstack"),
         prog("sig_handler"),
         prog("sig_storm"),
+        prog("sig_masked"),
+        prog("sig_masked aio"),
         prog("timer_itimer"),
         prog("timer_alarm"),
         prog("timer_posix"),
