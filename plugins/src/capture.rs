@@ -190,6 +190,12 @@ impl Session<'_> {
         }
     }
 
+    /// The descriptions of the same inode as description `id`.
+    pub(crate) fn on_same_inode(&self, id: DescId) -> &[DescId] {
+        let stat = &self.found[id].stat;
+        self.buckets.get(&(stat.st_dev, stat.st_ino)).map_or(&[], Vec::as_slice)
+    }
+
     /// The thread of process `pid` under whose number `/proc` shows what is the process's.
     pub(crate) fn task_of(&self, pid: i32) -> i32 {
         task_of(&self.doors, pid)

@@ -2,6 +2,7 @@
 
 use crate::fault::{refuse, At, Fault};
 use crate::sys::fd;
+use crate::sys::view::Source;
 use crate::Inside;
 use belay_image::extents::{Extent, PAGE};
 use belay_image::ImageError;
@@ -87,13 +88,13 @@ impl Content {
         Ok(())
     }
 
-    /// Reads `bytes` bytes through `file`, a description of the caller's own (its offset moves).
-    pub(crate) fn of_file(file: RawFd, bytes: u64, all: &mut Contents<'_>) -> Result<Self, Fault> {
+    /// Reads `bytes` bytes of `file`.
+    pub(crate) fn of_file(file: &dyn Source, bytes: u64, all: &mut Contents<'_>) -> Result<Self, Fault> {
         let out = all.place(bytes)?;
         let mut buf = vec![0u8; PIECE.min(usize::try_from(bytes).unwrap_or(PIECE).next_multiple_of(UNIT))];
         let mut at = 0;
         while at < bytes {
-            let (from, to) = match data_range(file, at, bytes).at("find data")? {
+            let (from, to) = match file.data(at, bytes).at("find data")? {
                 Some(range) => range,
                 None => break,
             };
@@ -103,7 +104,7 @@ impl Content {
                 let want = usize::try_from(bytes.min(to.next_multiple_of(PAGE)) - at)
                     .unwrap_or(PIECE)
                     .min(buf.len());
-                let n = fd::read_at(file, &mut buf[..want], at).at("read contents")?;
+                let n = file.read_at(&mut buf[..want], at).at("read contents")?;
                 if n == 0 {
                     return Ok(out);
                 }
@@ -315,24 +316,6 @@ pub(crate) fn is_zero(data: &[u8]) -> bool {
     head.iter().all(|b| *b == 0) && words.iter().all(|w| *w == 0) && tail.iter().all(|b| *b == 0)
 }
 
-/// The next range of `file` at or behind `at` that may hold data.
-fn data_range(file: RawFd, at: u64, bytes: u64) -> io::Result<Option<(u64, u64)>> {
-    let start = i64::try_from(at).map_err(io::Error::other)?;
-    let from = match fd::seek(file, start, libc::SEEK_DATA) {
-        Ok(from) => from,
-        Err(e) => {
-            return match e.raw_os_error() {
-                Some(libc::ENXIO) => Ok(None),
-                Some(libc::EINVAL) => Ok(Some((at, bytes))),
-                _ => Err(e),
-            }
-        }
-    };
-    let to = fd::seek(file, from, libc::SEEK_HOLE)?;
-    let (from, to) = (from.unsigned_abs(), to.unsigned_abs().min(bytes));
-    Ok((from < to).then_some((from, to)))
-}
-
 /// Reads memory of process `pid`. A short count means that what follows lies behind the end of the mapped object.
 fn read_memory(pid: i32, buf: &mut [u8], address: u64) -> io::Result<usize> {
     // The kernel transfers whole remote elements only: all at once, or else as far as the pages go.
@@ -399,8 +382,8 @@ mod tests {
         let second = file(bytes, &[(12345, &a), (bytes - 3, &b)]);
         let mut kept = Kept::default();
         let mut all = Contents::new(&mut kept);
-        let one = Content::of_file(first.as_raw_fd(), 100, &mut all).unwrap();
-        let two = Content::of_file(second.as_raw_fd(), bytes, &mut all).unwrap();
+        let one = Content::of_file(&first, 100, &mut all).unwrap();
+        let two = Content::of_file(&second, bytes, &mut all).unwrap();
         assert_eq!(kept.within(0..u64::MAX).len(), 1 + 2 + 1);
         let copy = file(0, &[(0, &[1; 100_000])]);
         two.restore(copy.as_raw_fd(), &kept).unwrap();

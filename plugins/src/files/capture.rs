@@ -4,12 +4,15 @@ use super::{Directory, FileObject, Origin, Print};
 use crate::capture::{Found, Session};
 use crate::content::{may_be_swapped_out, Content, Window};
 use crate::fault::{refuse, At, Fault};
+use crate::locks;
 use crate::model::{DescId, FsPath, Holder, Kind};
 use crate::renamed::Renamed;
 use crate::sys::fd;
+use crate::sys::view::{Source, View};
 use belay_image::model::ObjectId;
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -191,8 +194,8 @@ pub(crate) fn finish(s: &mut Session<'_>, out: &mut Vec<FileObject>) -> Result<(
 fn read(s: &mut Session<'_>, at: usize) -> Result<FileObject, Fault> {
     let sought = &s.files.objects[at];
     let mut object = sought.object.clone();
-    let reader = reader(s, sought);
-    if let (None, Ok(fd)) = (sought.desc, &reader) {
+    let file = look(s, sought);
+    if let (None, Ok(fd)) = (sought.desc, &file) {
         let stat = fd::fstat(fd.as_raw_fd()).at("stat")?;
         object.bytes = u64::try_from(stat.st_size).unwrap_or(0);
         object.mode = stat.st_mode & 0o7777;
@@ -200,12 +203,12 @@ fn read(s: &mut Session<'_>, at: usize) -> Result<FileObject, Fault> {
     }
     let keep = match object.origin {
         Origin::Named => {
-            let volatile = is_volatile(object.path.as_path(), reader.as_ref().ok());
+            let volatile = is_volatile(object.path.as_path(), file.as_ref().ok());
             let mapped = !sought.windows.is_empty();
             // A file that nobody has open for writing is checked at restart, not put back, where it was there before the job: it is input.
             // One that the job has made it may delete as well, when it has read it. Such files are small, as a rule; the copy of a large one
             // would keep the job waiting at every checkpoint, so it needs the user's word.
-            let made = reader.as_ref().is_ok_and(|f| made_since(f, s.launched));
+            let made = file.as_ref().is_ok_and(|f| made_since(f, s.launched));
             let small = s.save_open_files || object.bytes <= UNASKED_LIMIT;
             let ours = sought.desc.is_some() && (object.written || (made && small));
             sought.mapped_writable || ((s.save_open_files || volatile) && ours) || (volatile && (object.written || mapped))
@@ -213,8 +216,8 @@ fn read(s: &mut Session<'_>, at: usize) -> Result<FileObject, Fault> {
         Origin::Deleted { .. } | Origin::Memfd { .. } | Origin::Anonymous => true,
     };
     if keep {
-        let content = match &reader {
-            Ok(fd) => Content::of_file(fd.as_raw_fd(), object.bytes, &mut s.contents)?,
+        let content = match file.and_then(|file| source(s, sought, &file, object.bytes)) {
+            Ok(source) => Content::of_file(&*source, object.bytes, &mut s.contents)?,
             Err(_) if !sought.windows.is_empty() => {
                 // Where the object ends is known for these only, and a page of another one that nobody has may lie behind its end.
                 let inside = s
@@ -231,37 +234,33 @@ fn read(s: &mut Session<'_>, at: usize) -> Result<FileObject, Fault> {
             object.parents = super::parents(object.path.as_path());
         }
     } else if !object.written {
-        if let Ok(fd) = &reader {
-            object.print = Some(Print::of(fd.as_raw_fd(), object.bytes).at("read the beginning and the end")?);
+        if let Ok(source) = file.and_then(|file| source(s, sought, &file, object.bytes)) {
+            object.print = Some(Print::of(&*source, object.bytes).at("read the beginning and the end")?);
         }
     }
     Ok(object)
 }
 
-/// A description of the agent's own through which the object can be read; its offset may move.
-fn reader(s: &Session<'_>, sought: &Sought) -> Result<OwnedFd, std::io::Error> {
-    let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY;
+/// A descriptor that leads to the object, to look at it: nobody is told of that.
+fn look(s: &Session<'_>, sought: &Sought) -> io::Result<OwnedFd> {
     if let Some(id) = sought.desc {
-        let taken = s.take(id).map_err(std::io::Error::other)?;
-        return match fd::open_unnoticed(&fd::self_path(taken.raw()), flags) {
-            Err(_) if s.found[id].access() != libc::O_WRONLY => fd::dup_from(taken.raw(), 0).and_then(detached),
-            opened => opened,
-        };
+        let taken = s.take(id).map_err(io::Error::other)?;
+        return fd::dup_from(taken.raw(), 0);
     }
-    let is_it = |fd: OwnedFd| -> std::io::Result<OwnedFd> {
+    let is_it = |fd: OwnedFd| -> io::Result<OwnedFd> {
         let st = fd::fstat(fd.as_raw_fd())?;
         let same = |id: &ObjectId| id.ino == st.st_ino && (id.dev == st.st_dev || sought.object.origin == Origin::Named);
         if sought.object.ids.iter().any(same) {
             Ok(fd)
         } else {
-            Err(std::io::Error::from_raw_os_error(libc::ESTALE))
+            Err(io::Error::from_raw_os_error(libc::ESTALE))
         }
     };
     if sought.object.origin == Origin::Named {
-        return fd::open_unnoticed(sought.object.path.as_path(), flags).and_then(is_it);
+        return fd::open(sought.object.path.as_path(), libc::O_PATH, 0).and_then(is_it);
     }
     // Needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE in the initial user namespace.
-    let w = sought.windows.first().ok_or(std::io::ErrorKind::NotFound)?;
+    let w = sought.windows.first().ok_or(io::ErrorKind::NotFound)?;
     let (start, end) = s
         .processes
         .iter()
@@ -269,13 +268,43 @@ fn reader(s: &Session<'_>, sought: &Sought) -> Result<OwnedFd, std::io::Error> {
         .flat_map(|p| &p.shared)
         .find(|m| m.start == w.address)
         .map(|m| (m.start, m.end))
-        .ok_or(std::io::ErrorKind::NotFound)?;
-    fd::open_unnoticed(Path::new(&format!("/proc/{}/map_files/{start:x}-{end:x}", w.pid)), flags).and_then(is_it)
+        .ok_or(io::ErrorKind::NotFound)?;
+    let mapping = format!("/proc/{}/map_files/{start:x}-{end:x}", w.pid);
+    fd::open(Path::new(&mapping), libc::O_PATH, 0).and_then(is_it)
+}
+
+/// What the first `bytes` bytes of the object, to which `file` leads, are read from: a description of the job's own where one is open for reading, else a new one.
+fn source(s: &Session<'_>, sought: &Sought, file: &OwnedFd, bytes: u64) -> io::Result<Box<dyn Source>> {
+    let on_it = || sought.desc.into_iter().flat_map(|id| s.on_same_inode(id));
+    let may_read = |id: &&DescId| s.found[**id].flags & libc::O_PATH == 0 && s.found[**id].access() != libc::O_WRONLY;
+    let readable = on_it().find(may_read).map(|id| s.take(*id).map_err(io::Error::other));
+    let readable = readable.transpose()?;
+    // To map a file in huge pages would take some of them.
+    let mappable = readable
+        .as_ref()
+        .filter(|f| fd::fs_magic(f.raw()).is_ok_and(|m| m != HUGETLBFS_MAGIC));
+    if let Some(view) = mappable.and_then(|f| View::of(f.raw(), bytes).ok()) {
+        return Ok(Box::new(view));
+    }
+    if on_it().any(|id| locks::is_leased_for_writing(&s.found[*id])) {
+        return Err(io::Error::other(
+            "a process holds a write lease on it, which another opening would break; open it for reading too before the lease is taken",
+        ));
+    }
+    let opened = fd::open_unnoticed(
+        &fd::self_path(file.as_raw_fd()),
+        libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY,
+    );
+    let source = match readable {
+        Some(readable) if opened.is_err() => detached(fd::dup_from(readable.raw(), 0)?)?,
+        _ => opened?,
+    };
+    Ok(Box::new(source))
 }
 
 /// A copy of a description that cannot be opened anew: reading it must not move the processes' offset, so only files that need no
 /// `lseek` to be read pass here.
-fn detached(fd: OwnedFd) -> std::io::Result<OwnedFd> {
+fn detached(fd: OwnedFd) -> io::Result<OwnedFd> {
     let copy = fd::memfd(Path::new("copy"), 0)?;
     let mut buf = vec![0u8; 1 << 20];
     let mut at = 0;

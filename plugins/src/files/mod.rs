@@ -12,6 +12,7 @@ mod sessions;
 
 use crate::content::Content;
 use crate::model::FsPath;
+use crate::sys::view::Source;
 use belay_image::model::ObjectId;
 use serde::{Deserialize, Serialize};
 
@@ -84,10 +85,10 @@ pub(crate) struct Print {
 
 impl Print {
     /// Computes it for the first `bytes` bytes of `file`.
-    pub(crate) fn of(file: std::os::fd::RawFd, bytes: u64) -> std::io::Result<Self> {
+    pub(crate) fn of(file: &dyn Source, bytes: u64) -> std::io::Result<Self> {
         let mut buf = vec![0u8; usize::try_from(bytes.min(64 * 1024)).map_err(std::io::Error::other)?];
         let mut sum = |at| -> std::io::Result<u64> {
-            let n = crate::sys::fd::read_at(file, &mut buf, at)?;
+            let n = file.read_at(&mut buf, at)?;
             Ok(belay_image::checksum(&buf[..n]))
         };
         Ok(Self {

@@ -277,7 +277,7 @@ fn check_named(object: &FileObject) -> Result<(), Fault> {
         return refuse(format!("has changed since the checkpoint; {advice}"));
     };
     let file = fd::open(path, libc::O_RDONLY, 0).at("open")?;
-    if Print::of(file.as_raw_fd(), object.bytes).at("read")? != print {
+    if Print::of(&file, object.bytes).at("read")? != print {
         return refuse(format!("has changed since the checkpoint; {advice}"));
     }
     Ok(())

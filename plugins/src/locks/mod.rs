@@ -75,6 +75,12 @@ pub(crate) fn of_description(found: &Found) -> Result<Vec<Lock>, Fault> {
     Ok(locks.into_iter().filter(|l| l.kind != LockKind::Posix).collect())
 }
 
+/// Whether the description holds a lease that an opening for reading would break.
+pub(crate) fn is_leased_for_writing(found: &Found) -> bool {
+    let mut locks = found.info.all("lock:").filter_map(|text| parse(text).ok());
+    locks.any(|l| l.kind == LockKind::Lease && l.write)
+}
+
 /// POSIX locks of all processes: they show only in the `fdinfo` of the process that owns them.
 pub(crate) fn capture_posix(s: &mut Session<'_>, out: &mut Vec<PosixLock>) -> Result<(), (Holder, String, Fault)> {
     for t in &s.tables {

@@ -5,6 +5,7 @@ pub(crate) mod diag;
 pub(crate) mod fd;
 pub(crate) mod fdinfo;
 pub(crate) mod sock;
+pub(crate) mod view;
 
 use std::io;
 

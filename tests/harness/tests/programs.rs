@@ -140,6 +140,7 @@ fn cases() -> Vec<Case> {
         prog("fd_events ended"),
         prog("fd_dup"),
         prog("fd_locks"),
+        prog("fd_unseen"),
         prog("fd_many"),
         prog("fd_async"),
         prog("ipc_sysv"),
