@@ -209,6 +209,10 @@ pub struct ProcessTable {
     pub thp_disable: i32,
     /// `PR_GET_SECUREBITS`.
     pub securebits: i32,
+    /// `PR_GET_MDWE`, or an error on kernels that do not have it.
+    pub mdwe: i32,
+    /// Padding.
+    pub pad: u32,
     /// Number of timers in `timers`.
     pub timer_count: u32,
     /// Of `untouched_page`: 1 where it is locked, and 2 more where it is there.
@@ -288,6 +292,8 @@ pub const STATE_ABANDONED: u32 = 3;
 
 /// [`Range::flags`]: the range must be made readable first.
 pub const RANGE_UNREADABLE: u64 = 1;
+/// [`Range::flags`], set by a writer: the range could not be made readable, and has not been stored.
+pub const RANGE_REFUSED: u64 = 4;
 /// [`Range::flags`]: pages that hold only zeros are stored too, because without them the file behind the mapping would show.
 pub const RANGE_KEEP_ZEROS: u64 = 2;
 

@@ -147,7 +147,8 @@ pub struct Fill {
     pub bytes: u64,
     pub offset: u64,
     pub fd: u32,
-    pub reserved: u32,
+    /// 1 where the kernel may drop the pages at any time: what is zero is not damaged.
+    pub droppable: u32,
     /// Address of the XXH3-64 of each page.
     pub sums: u64,
 }

@@ -7,7 +7,7 @@
 //! over when its writer is done with it, and the extents when the child has ended.
 
 use crate::CaptureError;
-use belay_abi::inject::{Control, Loan, Range, StoredExtent, Writer, STATE_ABANDONED, STATE_GO};
+use belay_abi::inject::{Control, Loan, Range, StoredExtent, Writer, RANGE_REFUSED, STATE_ABANDONED, STATE_GO};
 use belay_image::extents::Extent;
 use belay_kernel::check;
 use belay_storage::session::{self, Session};
@@ -36,6 +36,8 @@ fn stage_bytes(bytes: u64) -> u64 {
 #[derive(Debug)]
 pub(crate) struct Work {
     ranges: u32,
+    /// Where the table of ranges is.
+    range_table: u64,
     /// Offset of the loans.
     loan_table: u64,
     /// What may be lent, and the offset of the hashes of its pages.
@@ -144,6 +146,7 @@ impl ControlMemory {
         let capacity: u64 = ranges.iter().map(|r| (r.end - r.start) / PAGE).sum();
         let work = Work {
             ranges: u32::try_from(ranges.len()).map_err(other)?,
+            range_table,
             loan_table,
             loans: loans.iter().map(|l| (*l, place(u64::from(l.pages) * 16))).collect(),
             lent: if at_once { loans.len() } else { 0 },
@@ -214,6 +217,18 @@ impl ControlMemory {
         }
     }
 
+    /// The numbers of the ranges that the writers, which are done, could not make readable.
+    pub(crate) fn refused(&self, work: &Work) -> Vec<usize> {
+        let flags = |i: usize| {
+            // SAFETY: the mapping is live and covers the table of ranges. What the child makes of it decides only whether a range is read here too.
+            unsafe {
+                let range = self.base.add(work.range_table as usize).cast::<Range>().add(i);
+                (&raw const (*range).flags).read_volatile()
+            }
+        };
+        (0..work.ranges as usize).filter(|i| flags(*i) & RANGE_REFUSED != 0).collect()
+    }
+
     /// Lets the child end.
     pub(crate) fn release(&self) {
         let head = self.control();
@@ -249,6 +264,16 @@ impl ControlMemory {
         let hashes = unsafe { std::slice::from_raw_parts(self.base.add(hashes as usize).cast::<u128>(), used as usize) };
         session.give_back(lent.id, hashes.iter().copied())?;
         work.back[i] = true;
+        Ok(())
+    }
+
+    /// Takes all loans back from the writers, which are done.
+    pub(crate) fn take_back(&self, work: &mut Work, pid: i32, session: &mut Session) -> Result<(), CaptureError> {
+        for i in 0..work.loans.len() {
+            if !work.back[i] {
+                self.give_back(work, i, pid, session)?;
+            }
+        }
         Ok(())
     }
 
@@ -331,11 +356,7 @@ impl ControlMemory {
             if (*head).next.load(Acquire) < work.ranges || (*head).left.load(Acquire) == 0 {
                 return Err(ended_early(pid));
             }
-            for i in 0..work.loans.len() {
-                if !work.back[i] {
-                    self.give_back(work, i, pid, session)?;
-                }
-            }
+            self.take_back(work, pid, session)?;
             table.extend(extents.into_iter().flatten().map(|e| Extent {
                 vaddr: e.vaddr,
                 bytes: e.bytes,

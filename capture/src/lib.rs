@@ -8,9 +8,12 @@
 mod calls;
 mod contents;
 mod control;
+mod copy;
+mod flags;
 mod frame;
 mod frames;
 mod gather;
+mod guards;
 pub mod headroom;
 mod inject;
 mod injected;

@@ -19,16 +19,26 @@ use std::thread::Scope;
 const PIECE_BYTES: u64 = 256 << 20;
 
 /// Whose memory is looked at.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Request {
     /// The snapshot child.
     pub(crate) child: i32,
     /// Where pages of its own can be, with the flags that ranges of such pages get.
     pub(crate) mappings: Vec<Range>,
+    /// Mappings in which only guard regions are looked for.
+    pub(crate) others: Vec<(u64, u64)>,
 }
 
-/// Ranges that hold data.
-type Found = io::Result<Vec<Range>>;
+/// What was found, in ascending order.
+#[derive(Debug, Default)]
+pub(crate) struct Pages {
+    /// Ranges that hold data.
+    pub(crate) data: Vec<Range>,
+    /// Guard regions.
+    pub(crate) guards: Vec<(u64, u64)>,
+}
+
+type Found = io::Result<Pages>;
 
 /// What was found, of one child after the other.
 #[derive(Debug)]
@@ -71,8 +81,8 @@ impl Looks {
         }
     }
 
-    /// The ranges of the next child that was asked for, a copy of process `pid`, that hold data of its own.
-    pub(crate) fn found(&self, pid: i32) -> Result<Vec<Range>, CaptureError> {
+    /// The pages of the next child that was asked for, a copy of process `pid`, that hold data of its own, or are guarded.
+    pub(crate) fn found(&self, pid: i32) -> Result<Pages, CaptureError> {
         let gone = || io::Error::other("nobody has looked at it");
         let found = match &self.ahead {
             Some((_, found)) => found.recv().map_err(|_| gone()).flatten(),
@@ -96,12 +106,13 @@ impl Request {
         let look = || {
             let mut pagemap = Pagemap::open(self.child)?;
             let mut found = Vec::new();
-            let mut out = Vec::new();
+            let mut out = Pages::default();
             while let Some(piece) = pieces.get(next.fetch_add(1, Relaxed)) {
                 // Where one fails the others need not go on.
-                let looked = pagemap.data_ranges(piece.start, piece.end, &mut found);
+                let looked = pagemap.data_and_guards(piece.start, piece.end, &mut found, &mut out.guards);
                 looked.inspect_err(|_| next.store(pieces.len(), Relaxed))?;
-                out.extend(found.drain(..).map(|(start, end)| Range { start, end, ..*piece }));
+                out.data
+                    .extend(found.drain(..).map(|(start, end)| Range { start, end, ..*piece }));
             }
             Ok::<_, io::Error>(out)
         };
@@ -114,11 +125,19 @@ impl Request {
             let others: Vec<_> = (1..threads).map(start).map_while(Result::ok).collect();
             let own = look();
             others.into_iter().try_fold(own?, |mut all, other| {
-                all.extend(other.join().map_err(|_| io::Error::other("a thread failed"))??);
+                let more = other.join().map_err(|_| io::Error::other("a thread failed"))??;
+                all.data.extend(more.data);
+                all.guards.extend(more.guards);
                 Ok::<_, io::Error>(all)
             })
         })?;
-        all.sort_unstable_by_key(|r| r.start);
+        // The copy has page tables there only where it has guards.
+        let mut pagemap = Pagemap::open(self.child)?;
+        for (start, end) in &self.others {
+            pagemap.guards(*start, *end, &mut all.guards)?;
+        }
+        all.data.sort_unstable_by_key(|r| r.start);
+        all.guards.sort_unstable();
         Ok(all)
     }
 

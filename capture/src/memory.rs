@@ -1,5 +1,6 @@
 //! Mappings: what each one is, and which of its pages must be stored.
 
+use crate::flags;
 use belay_image::model::{FileIdentity, ObjectId, Vma, VmaKind};
 use belay_kernel::hugepages;
 use belay_kernel::proc::Map;
@@ -9,8 +10,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 const DELETED: &str = " (deleted)";
-/// `VmFlags` that restart puts back; the others follow from protection and kind.
-const KEPT_FLAGS: [&str; 13] = ["hg", "nh", "dc", "wf", "dd", "lo", "lf", "gd", "nr", "um", "mg", "ht", "sr"];
 
 /// Identities of mapped files, each computed once.
 #[derive(Debug, Default)]
@@ -83,8 +82,8 @@ pub(crate) fn zeros_count(map: &Map) -> bool {
     map.ino != 0 && pages(map) == Pages::Own && huge(map).is_none()
 }
 
-/// The mapping for the image. `flags` are its `VmFlags`.
-pub(crate) fn vma(map: &Map, flags: &[String], identities: &mut Identities) -> Vma {
+/// The mapping for the image, or why it cannot be restored. `flags` are its `VmFlags`.
+pub(crate) fn vma(map: &Map, flags: &[String], identities: &mut Identities) -> Result<Vma, String> {
     let name = map.name.as_str();
     let kind = match name {
         "[vdso]" | "[vvar]" | "[vvar_vclock]" => VmaKind::Vdso(name.trim_matches(['[', ']']).to_owned()),
@@ -117,14 +116,20 @@ pub(crate) fn vma(map: &Map, flags: &[String], identities: &mut Identities) -> V
             identity: if file_is_there(map) { identities.of(name) } else { None },
         },
     };
-    let flags = flags.iter().filter(|f| KEPT_FLAGS.contains(&f.as_str())).cloned().collect();
-    Vma {
+    Ok(Vma {
         start: map.start,
         end: map.end,
         prot: map.prot,
+        flags: flags::kept(flags, &kind)?,
         kind,
-        flags,
-    }
+        guards: Vec::new(),
+    })
+}
+
+/// A mapping in words.
+pub(crate) fn named(map: &Map) -> String {
+    let name = if map.name.is_empty() { "memory" } else { map.name.as_str() };
+    format!("{name} at {:#x}", map.start)
 }
 
 /// The shared mappings, for the plugins.

@@ -217,6 +217,7 @@ mod tests {
                 prot: 3,
                 kind: belay_image::model::VmaKind::Heap,
                 flags: vec!["rd".into()],
+                guards: Vec::new(),
             };
             locks.tell(&mut vma);
             vma.flags

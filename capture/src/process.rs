@@ -187,6 +187,7 @@ impl Draft {
                 keepcaps: table.keepcaps > 0,
                 thp_disable: table.thp_disable > 0,
                 securebits: table.securebits.unsigned_abs(),
+                mdwe: table.mdwe.max(0).unsigned_abs(),
             },
             sigactions: table
                 .sigactions

@@ -1,12 +1,14 @@
 //! Snapshot children: made while the application is stopped, written afterwards.
 
-use crate::control::{self, ControlMemory};
+use crate::control::{self, ControlMemory, Work};
+use crate::copy::{covers, end, inherited, is_copy_of, is_whole, kill, may_write};
+use crate::guards::{self, may_have_guards};
 use crate::headroom::Plan;
 use crate::inject::{self, Area, Made};
-use crate::looks::{Looks, Request};
+use crate::looks::{self, Looks, Request};
 use crate::memory::{self, Identities, Pages};
 use crate::mlock::Locks;
-use crate::process::{rlimit, set_rlimit, Draft};
+use crate::process::Draft;
 use crate::reader;
 use crate::suspend::Suspended;
 use crate::tracking::{self, Armed, Clean, Tracking, Wish};
@@ -48,6 +50,8 @@ pub(crate) struct Child {
     flags: Vec<Map>,
     /// Those of mappings that the child does not have, such as explicit huge pages.
     huge: Vec<Map>,
+    /// Guard regions, as far as they are known.
+    guards: Vec<(u64, u64)>,
     /// What the process has locked: the child inherits no locks.
     locks: Locks,
     /// What has not changed since the last checkpoint.
@@ -161,33 +165,6 @@ fn left_out(draft: &Draft) -> Result<Vec<[u64; 2]>, CaptureError> {
     Ok(out)
 }
 
-/// Whether snapshot child `pid` has inherited all mappings of the stopped thread `task`: it has as many pages of address space, and the one page of control memory that it maps as the first thing. Had it mapped that and
-/// lacked another, or not mapped it yet, it would have less: then its mappings say which.
-fn is_whole(pid: i32, task: i32) -> std::io::Result<bool> {
-    Ok(proc::pages(pid)? == proc::pages(task)? + 1)
-}
-
-/// Addresses of the mappings that snapshot child `pid` has inherited. Its control memory, with inode number `control`, may lie where one that was left out has been.
-fn inherited(pid: i32, control: u64) -> std::io::Result<Vec<(u64, u64)>> {
-    let maps = proc::maps(pid)?;
-    let inherited = maps
-        .iter()
-        .filter(|m| m.ino != control || !m.name.starts_with("/memfd:belay-control"));
-    Ok(inherited.map(|m| (m.start, m.end)).collect())
-}
-
-/// Whether `pid` is a child of the agent with the user of the process in `draft`, as its snapshot child is.
-fn is_copy_of(pid: i32, draft: &Draft) -> bool {
-    let agent = std::process::id().cast_signed();
-    let user = proc::Status::read(pid).map(|s| s.list("Uid"));
-    proc::stat(pid).is_ok_and(|s| s.ppid == agent) && user.is_ok_and(|u| u == draft.status.list("Uid"))
-}
-
-fn kill(pid: i32) {
-    // SAFETY: a signal to a snapshot child of ours, which we have not waited for.
-    unsafe { libc::kill(pid, libc::SIGKILL) };
-}
-
 impl Child {
     fn new(
         draft: &Draft,
@@ -218,6 +195,7 @@ impl Child {
             gone: Vec::new(),
             flags: Vec::new(),
             huge: draft.huge.clone(),
+            guards: Vec::new(),
             locks: draft.locks.clone(),
             clean: Clean::default(),
             armed: None,
@@ -254,9 +232,7 @@ impl Child {
                 let (armed, clean) = tracking::arm(key, child.task, inherited, wish, uffd);
                 child.armed = Some(armed);
                 child.clean = clean;
-                if !child.not_inherited.is_empty() {
-                    child.store_early(session, true)?;
-                }
+                child.store_early(session, true)?;
             }
             made => {
                 child.missing = match made {
@@ -307,22 +283,29 @@ impl Child {
         }
     }
 
-    /// Stores mappings from the stopped process itself: those not inherited, or all.
+    /// Stores mappings from the stopped process itself, and notes their guard regions: of those not inherited, or of all.
     fn store_early(&mut self, session: &mut Session, only_not_inherited: bool) -> Result<(), CaptureError> {
+        let lacks = |start: &u64| self.not_inherited.contains(start) || self.missing_in_child.binary_search(start).is_ok();
+        let here = |m: &&Map| (!only_not_inherited || lacks(&m.start)) && (memory::pages(m) != Pages::None || may_have_guards(m));
+        let maps: Vec<Map> = self.maps.iter().filter(here).cloned().collect();
+        if maps.is_empty() {
+            return Ok(());
+        }
         let fail = |e| CaptureError::failed(format!("read the memory of process {}", self.pid), e);
         let memory = Memory::open(self.task).map_err(fail)?;
         let mut pagemap = Pagemap::open(self.task).map_err(fail)?;
-        for map in self
-            .maps
-            .iter()
-            .filter(|m| !only_not_inherited || self.not_inherited.contains(&m.start))
-        {
+        for map in &maps {
+            let (start, end, guards) = (map.start, map.end, &mut self.guards);
             let mut ranges = Vec::new();
             match memory::pages(map) {
-                Pages::Own => pagemap.data_ranges(map.start, map.end, &mut ranges).map_err(fail)?,
-                Pages::All => ranges.push((map.start, map.end)),
-                Pages::None => {}
+                Pages::Own => pagemap.data_and_guards(start, end, &mut ranges, guards),
+                Pages::All => {
+                    ranges.push((start, end));
+                    pagemap.guards(start, end, guards)
+                }
+                Pages::None => pagemap.guards(start, end, guards),
             }
+            .map_err(fail)?;
             for range in ranges {
                 reader::store(session, &memory, range, memory::zeros_count(map), &mut self.early)?;
             }
@@ -362,13 +345,20 @@ impl Child {
     /// What is to be read of the snapshot child: where its own pages are. Of mappings whose file is gone all pages are stored.
     pub(crate) fn request(&mut self) -> Option<Request> {
         let (child, ..) = self.snapshot.as_ref()?;
-        let mut mappings = Vec::new();
+        let mut request = Request {
+            child: *child,
+            ..Request::default()
+        };
         for m in self.maps.iter().filter(|m| !self.not_inherited.contains(&m.start)) {
-            match memory::pages(m) {
+            let pages = memory::pages(m);
+            if pages != Pages::Own && may_have_guards(m) && self.missing_in_child.binary_search(&m.start).is_err() {
+                request.others.push((m.start, m.end));
+            }
+            match pages {
                 Pages::Own => {
                     let unreadable = if m.prot & 1 == 0 { RANGE_UNREADABLE } else { 0 };
                     let zeros = if memory::zeros_count(m) { RANGE_KEEP_ZEROS } else { 0 };
-                    mappings.push(Range {
+                    request.mappings.push(Range {
                         start: m.start,
                         end: m.end,
                         flags: unreadable | zeros,
@@ -378,7 +368,7 @@ impl Child {
                 Pages::None => {}
             }
         }
-        Some(Request { child: *child, mappings })
+        Some(request)
     }
 
     /// Stores the memory; `looks` has, of all children, what was asked for by [`Self::request`]. Returns the mappings, and what the next checkpoint will need to know about writes.
@@ -403,6 +393,7 @@ impl Child {
         progress.done += self.resident_bytes;
         progress.now(0);
         self.locks.look(self.task);
+        self.guards.sort_unstable();
         let (none, none_there) = (Vec::new(), Vec::new());
         let vmas = self
             .maps
@@ -417,14 +408,16 @@ impl Child {
                 let is_it = |f: &&Map| f.start <= m.start && m.start < f.end;
                 let there = in_child.iter().chain(&self.huge).find(is_it);
                 let flags = there.map_or(&none, |f| &f.flags);
-                let mut vma = memory::vma(m, flags, identities);
+                let refuse = |why: String| CaptureError::refuse(self.pid, memory::named(m), why);
+                let mut vma = memory::vma(m, flags, identities).map_err(refuse)?;
                 self.locks.tell(&mut vma);
+                vma.guards = guards::within(&self.guards, (m.start, m.end));
                 if self.not_inherited.contains(&m.start) && there.is_none() {
                     vma.flags.push("dc".into());
                 }
-                vma
+                Ok(vma)
             })
-            .collect();
+            .collect::<Result<_, CaptureError>>()?;
         Ok((vmas, self.armed.take()))
     }
 
@@ -438,7 +431,8 @@ impl Child {
     ) -> Result<(), CaptureError> {
         let pid = self.pid;
         self.store_gone(*child, session)?;
-        let found = looks.found(pid)?;
+        let looks::Pages { data: found, guards } = looks.found(pid)?;
+        self.guards.extend(guards);
         if let Some(armed) = &mut self.armed {
             let all = found.iter().map(|r| (r.end - r.start) / PAGE).sum();
             self.clean.look(*child, all, armed);
@@ -466,17 +460,25 @@ impl Child {
             .map_err(|e| CaptureError::failed(format!("prepare the snapshot of process {pid}"), e))?;
         // Writers that wait for a place must not wait for us.
         let period = Duration::from_millis(if tiered { 1 } else { 100 });
-        let mut tick = || {
-            progress.now(control.written(&work));
-            let busy = control.serve(&mut work, pid, session)?;
+        let tick = |work: &mut Work, session: &mut Session, progress: &Progress<'_>| {
+            progress.now(control.written(work));
+            let busy = control.serve(work, pid, session)?;
             Ok::<_, CaptureError>(if busy { Duration::ZERO } else { period })
         };
-        while !control.wait_written(tick()?) && !pidfd::gone_within(pidfd.as_fd(), Duration::ZERO) {}
-        let flags = self.read_flags(*child);
+        while !control.wait_written(tick(&mut work, session, progress)?) && !pidfd::gone_within(pidfd.as_fd(), Duration::ZERO) {}
+        let refused = control.refused(&work);
+        let refused: Vec<Range> = refused.into_iter().filter_map(|i| ranges.get(i).copied()).collect();
+        let read = if refused.is_empty() {
+            Ok(())
+        } else {
+            let settled = control.take_back(&mut work, pid, session);
+            settled.and_then(|()| self.read_for(*child, session, &refused, table, progress))
+        };
+        let read = read.and_then(|()| self.read_flags(*child));
         control.release();
-        while !pidfd::gone_within(pidfd.as_fd(), tick()?) {}
+        while !pidfd::gone_within(pidfd.as_fd(), tick(&mut work, session, progress)?) {}
         control.collect(&mut work, pid, session, table)?;
-        flags
+        read
     }
 
     /// Reads the `VmFlags` of the child's mappings. The kernel goes through all of its page table for that: when the child has written its pages it has given them back, and little is left but what was clean.
@@ -546,21 +548,6 @@ impl Child {
     }
 }
 
-/// Whether snapshot child `pid` may write files of any size: it has the limit of its process (RLIMIT_FSIZE), which is lifted where that is allowed.
-fn may_write(pid: i32) -> bool {
-    const NONE: u64 = libc::RLIM_INFINITY;
-    let (soft, hard) = rlimit(pid, libc::RLIMIT_FSIZE);
-    soft == NONE
-        || set_rlimit(pid, libc::RLIMIT_FSIZE, (NONE, NONE))
-        || (hard == NONE && set_rlimit(pid, libc::RLIMIT_FSIZE, (NONE, hard)))
-}
-
-/// Whether `at` lies in one of `ranges`, which are in ascending order. Two mappings of the process can be one in its copy, where the injected area lay beside one like it.
-fn covers(ranges: &[(u64, u64)], at: u64) -> bool {
-    let next = ranges.partition_point(|r| r.1 <= at);
-    ranges.get(next).is_some_and(|r| r.0 <= at)
-}
-
 /// Cuts ranges so that the writers are busy to the end.
 fn cut(found: &[Range], pages: u64, writers: u32) -> Vec<Range> {
     let piece = (pages * PAGE / (u64::from(writers) * 16))
@@ -576,15 +563,6 @@ fn cut(found: &[Range], pages: u64, writers: u32) -> Vec<Range> {
         }
     }
     out
-}
-
-/// Ends a snapshot child that is not needed, and waits for its end: the agent must not take it for a process of the job.
-fn end(pid: i32, pidfd: &OwnedFd) {
-    // Where it has ended by itself its number may be somebody else's.
-    if let Err(error) = pidfd::send_signal(pidfd.as_fd(), libc::SIGKILL) {
-        tracing::debug!(pid, %error, "snapshot process was not ended");
-    }
-    pidfd::wait_gone(pidfd.as_fd());
 }
 
 impl Drop for Child {

@@ -244,6 +244,9 @@ pub struct ProcessPrctl {
     pub thp_disable: bool,
     /// `PR_GET_SECUREBITS`.
     pub securebits: u32,
+    /// `PR_GET_MDWE`.
+    #[serde(default)]
+    pub mdwe: u32,
 }
 
 /// Kernel's `struct sigaction`.
@@ -334,8 +337,11 @@ pub struct Vma {
     /// What is mapped.
     pub kind: VmaKind,
     /// `madvise` and `mlock` state worth restoring, as the two-letter codes of `VmFlags` in `/proc/PID/smaps` (for example
-    /// `hg`, `nh`, `dc`, `wf`, `dd`, `lo`, `gd`, `nr`, `um`).
+    /// `hg`, `nh`, `dc`, `wf`, `dd`, `lo`, `gd`, `nr`, `dp`, `sl`).
     pub flags: Vec<String>,
+    /// Guard regions in it (MADV_GUARD_INSTALL), in ascending order: first address and first behind it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guards: Vec<(u64, u64)>,
 }
 
 /// What a mapping maps.

@@ -16,6 +16,7 @@ pub(crate) const PR_SET_CHILD_SUBREAPER: usize = 36;
 const PR_GET_CHILD_SUBREAPER: usize = 37;
 const PR_GET_TID_ADDRESS: usize = 40;
 const PR_GET_THP_DISABLE: usize = 42;
+const PR_GET_MDWE: usize = 66;
 const MEMBARRIER_CMD_GET_REGISTRATIONS: usize = 512;
 
 /// Fills in the thread's table.
@@ -72,6 +73,7 @@ pub(crate) unsafe fn process(p: *mut ProcessTable) {
         (*p).keepcaps = syscall!(nr::PRCTL, PR_GET_KEEPCAPS) as i32;
         (*p).thp_disable = syscall!(nr::PRCTL, PR_GET_THP_DISABLE) as i32;
         (*p).securebits = syscall!(nr::PRCTL, PR_GET_SECUREBITS) as i32;
+        (*p).mdwe = syscall!(nr::PRCTL, PR_GET_MDWE, 0usize, 0usize, 0usize, 0usize) as i32;
         (*p).future_locks = 0;
         if locks::is_locked((*p).untouched_page, 4096) {
             let mut there = 0u8;

@@ -7,7 +7,8 @@ use crate::writer::{open_in_agent, FUTEX_WAIT, MAP_SHARED, O_RDWR, PROT_READ_WRI
 use belay_abi::hash::{Page, PageHash};
 use belay_abi::index::{location, Entry, Table};
 use belay_abi::inject::{
-    Control, Loan, Range, StoredExtent, Writer, BATCH_BYTES, BATCH_PAGES, GIVE_BACK_BYTES, RANGE_KEEP_ZEROS, RANGE_UNREADABLE,
+    Control, Loan, Range, StoredExtent, Writer, BATCH_BYTES, BATCH_PAGES, GIVE_BACK_BYTES, RANGE_KEEP_ZEROS, RANGE_REFUSED,
+    RANGE_UNREADABLE,
 };
 use belay_abi::{syscall, PAGE};
 use core::ptr::{addr_of, null, null_mut};
@@ -88,10 +89,12 @@ impl Output {
     }
 
     /// Stores the pages of `range`. Returns an error number or 0.
-    pub(crate) unsafe fn write_range(&mut self, range: &Range) -> i32 {
+    pub(crate) unsafe fn write_range(&mut self, range: &mut Range) -> i32 {
         unsafe {
-            if range.flags & RANGE_UNREADABLE != 0 {
-                syscall!(nr::MPROTECT, range.start, range.end - range.start, 1usize);
+            if range.flags & RANGE_UNREADABLE != 0 && syscall!(nr::MPROTECT, range.start, range.end - range.start, 1usize) < 0 {
+                // It is sealed; the agent can read it.
+                range.flags |= RANGE_REFUSED;
+                return 0;
             }
             let zeros = range.flags & RANGE_KEEP_ZEROS != 0;
             // Extents are joined within a range only: ranges belong to different mappings.

@@ -157,7 +157,7 @@ unsafe fn write_ranges(job: &Job) {
             if i >= (*control).ranges {
                 break;
             }
-            error = out.write_range(&*ranges.add(i as usize));
+            error = out.write_range(&mut *ranges.add(i as usize));
         }
         if error == 0 {
             error = out.end();

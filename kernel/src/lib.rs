@@ -5,6 +5,7 @@
 pub mod blob;
 pub mod cpu;
 pub mod direct;
+pub mod guards;
 pub mod hugepages;
 pub mod kcmp;
 pub mod masks;

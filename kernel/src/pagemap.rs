@@ -1,5 +1,7 @@
 //! Which pages of a process hold data of its own: `PAGEMAP_SCAN`, or `/proc/PID/pagemap` where the kernel is older than 6.7.
 
+use crate::guards::{self, Guards};
+use crate::vm::Memory;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -18,10 +20,12 @@ const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
+const PAGE_IS_GUARD: u64 = 1 << 8;
 /// Bits of an entry of `/proc/PID/pagemap`.
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 const FILE: u64 = 1 << 61;
+const GUARD: u64 = 1 << 58;
 const UFFD_WP: u64 = 1 << 57;
 const SOFT_DIRTY: u64 = 1 << 55;
 
@@ -53,8 +57,11 @@ struct ScanArg {
 /// The page table of a process.
 #[derive(Debug)]
 pub struct Pagemap {
+    pid: i32,
     file: File,
     scan: bool,
+    /// What the kernel tells of guard regions.
+    guards: Guards,
     /// Room for the answers of a scan.
     regions: Vec<Region>,
 }
@@ -63,26 +70,91 @@ impl Pagemap {
     /// Opens the page table of `pid`.
     pub fn open(pid: i32) -> io::Result<Self> {
         Ok(Self {
+            pid,
             file: File::open(format!("/proc/{pid}/pagemap"))?,
             scan: true,
+            guards: guards::support(),
             regions: vec![Region::default(); 1024],
         })
     }
 
-    /// Appends to `out` the ranges of `start..end` that hold anonymous data (present or swapped, not the zero page, not unmodified file pages). Neighbouring
+    /// Appends to `out` the ranges of `start..end` that hold anonymous data (present or swapped, not the zero page, not unmodified file pages, not guarded). Neighbouring
     /// ranges are merged.
     pub fn data_ranges(&mut self, start: u64, end: u64, out: &mut Vec<(u64, u64)>) -> io::Result<()> {
-        if self.scan {
-            match self.scan(start, end, out) {
-                Err(e) if e.raw_os_error() == Some(libc::ENOTTY) => self.scan = false,
-                done => return done,
-            }
+        self.data_and_guards(start, end, out, &mut Vec::new())
+    }
+
+    /// As [`Pagemap::data_ranges`], and appends the guard regions (MADV_GUARD_INSTALL) to `guards`: who reads there gets a signal.
+    pub fn data_and_guards(
+        &mut self,
+        start: u64,
+        end: u64,
+        out: &mut Vec<(u64, u64)>,
+        guards: &mut Vec<(u64, u64)>,
+    ) -> io::Result<()> {
+        let mut found = Sorted::default();
+        let scanned = self.scan && self.scan_sorted(start, end, &mut found)?;
+        if !scanned {
+            let told = self.guards;
+            self.entries(start, end, |at, entry| {
+                let list = match told {
+                    Guards::Told if entry & GUARD != 0 => &mut found.guards,
+                    _ if !is_data(entry) => return,
+                    Guards::Silent if entry & PRESENT == 0 => &mut found.swapped,
+                    _ => &mut found.data,
+                };
+                push(list, at, at + PAGE);
+            })?;
         }
-        self.read_entries(start, end, out)
+        found.sort_out(self.pid)?;
+        out.append(&mut found.data);
+        guards.append(&mut found.guards);
+        Ok(())
+    }
+
+    /// Finds what `start..end` has by a scan, where the kernel has that.
+    fn scan_sorted(&mut self, start: u64, end: u64, found: &mut Sorted) -> io::Result<bool> {
+        let mut arg = scan_arg(start, end, &mut self.regions);
+        arg.return_mask = match self.guards {
+            Guards::None => 0,
+            Guards::Told => PAGE_IS_GUARD,
+            Guards::Silent => PAGE_IS_SWAPPED,
+        };
+        let done = self.carry_out(arg, end, &mut |r| {
+            let list = match r.categories {
+                0 => &mut found.data,
+                PAGE_IS_GUARD => &mut found.guards,
+                _ => &mut found.swapped,
+            };
+            push(list, r.start, r.end);
+        });
+        match done {
+            Err(e) if e.raw_os_error() == Some(libc::ENOTTY) => {
+                self.scan = false;
+                Ok(false)
+            }
+            done => done.map(|()| true),
+        }
+    }
+
+    /// Appends the guard regions of `start..end`, of whatever kind of mapping.
+    pub fn guards(&mut self, start: u64, end: u64, guards: &mut Vec<(u64, u64)>) -> io::Result<()> {
+        match self.guards {
+            Guards::None => Ok(()),
+            Guards::Told => {
+                let mut arg = scan_arg(start, end, &mut self.regions);
+                (arg.category_inverted, arg.category_mask, arg.category_anyof_mask) = (0, PAGE_IS_GUARD, 0);
+                let mut found = Vec::new();
+                self.carry_out(arg, end, &mut |r| push(&mut found, r.start, r.end))?;
+                guards.append(&mut found);
+                Ok(())
+            }
+            Guards::Silent => self.data_and_guards(start, end, &mut Vec::new(), guards),
+        }
     }
 
     /// Which of `ranges` hold data, in the sense of [`Pagemap::data_ranges`]: for each whether one of its pages does. `ranges` are in ascending order and do not overlap. Of one that
-    /// holds data only the first pages are looked at.
+    /// holds data only the first pages are looked at. Guards count as data.
     pub fn with_data(&mut self, ranges: &[(u64, u64)]) -> io::Result<Vec<bool>> {
         let mut out = vec![false; ranges.len()];
         let Some((_, end)) = ranges.last().copied() else {
@@ -128,24 +200,26 @@ impl Pagemap {
             }
         }
         let stop = end.min(start + ENTRIES * PAGE);
-        self.read_entries(start, stop, out)?;
+        self.entries(start, stop, |at, entry| {
+            if is_data(entry) {
+                push(out, at, at + PAGE);
+            }
+        })?;
         Ok(stop)
     }
 
-    fn scan(&mut self, start: u64, end: u64, out: &mut Vec<(u64, u64)>) -> io::Result<()> {
-        let regions = &mut self.regions;
-        let mut at = start;
-        while at < end {
-            let mut arg = scan_arg(at, end, regions);
+    /// Scans up to `end`.
+    fn carry_out(&mut self, mut arg: ScanArg, end: u64, found: &mut dyn FnMut(Region)) -> io::Result<()> {
+        while arg.start < end {
             // SAFETY: `arg` and the vector it points to live across the call and have the sizes it states.
             let n = crate::check(unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) }.into())?;
-            for r in &regions[..usize::try_from(n).unwrap_or(0).min(regions.len())] {
-                push(out, r.start, r.end);
+            for r in &self.regions[..usize::try_from(n).unwrap_or(0).min(self.regions.len())] {
+                found(*r);
             }
-            if arg.walk_end <= at {
+            if arg.walk_end <= arg.start {
                 return Err(io::Error::other("PAGEMAP_SCAN made no progress"));
             }
-            at = arg.walk_end;
+            arg.start = arg.walk_end;
         }
         Ok(())
     }
@@ -158,6 +232,10 @@ impl Pagemap {
         while at < end {
             let mut arg = scan_arg(at, end, regions);
             arg.flags = PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC;
+            if self.guards == Guards::Told {
+                arg.category_mask |= PAGE_IS_GUARD;
+                arg.category_inverted |= PAGE_IS_GUARD;
+            }
             arg.return_mask = PAGE_IS_WRITTEN;
             // SAFETY: `arg` and the vector it points to live across the call and have the sizes it states.
             let n = crate::check(unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) }.into())?;
@@ -204,14 +282,6 @@ impl Pagemap {
         Ok(found)
     }
 
-    fn read_entries(&self, start: u64, end: u64, out: &mut Vec<(u64, u64)>) -> io::Result<()> {
-        self.entries(start, end, |at, entry| {
-            if is_data(entry) {
-                push(out, at, at + PAGE);
-            }
-        })
-    }
-
     /// Calls `each` with every page of `start..end` and its entry.
     fn entries(&self, start: u64, end: u64, mut each: impl FnMut(u64, u64)) -> io::Result<()> {
         let mut buf = vec![0u8; ((end - start) / PAGE).min(ENTRIES) as usize * 8];
@@ -226,6 +296,39 @@ impl Pagemap {
                 each(at, u64::from_le_bytes(entry));
                 at += PAGE;
             }
+        }
+        Ok(())
+    }
+}
+
+/// What a range has, each list in ascending order.
+#[derive(Default)]
+struct Sorted {
+    data: Vec<(u64, u64)>,
+    guards: Vec<(u64, u64)>,
+    /// Pages that are not in memory: swapped out, or guarded.
+    swapped: Vec<(u64, u64)>,
+}
+
+impl Sorted {
+    /// Tells swapped and guarded pages of process `pid` apart: what cannot be read is guarded.
+    fn sort_out(&mut self, pid: i32) -> io::Result<()> {
+        if self.swapped.is_empty() {
+            return Ok(());
+        }
+        let memory = Memory::open(pid)?;
+        let swapped = std::mem::take(&mut self.swapped);
+        for at in swapped.iter().flat_map(|(start, end)| (*start..*end).step_by(PAGE as usize)) {
+            match memory.read(at, &mut [0]) {
+                Ok(()) => self.data.push((at, at + PAGE)),
+                // The process is gone.
+                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Err(e),
+                Err(_) => push(&mut self.guards, at, at + PAGE),
+            }
+        }
+        self.data.sort_unstable();
+        for (start, end) in std::mem::take(&mut self.data) {
+            push(&mut self.data, start, end);
         }
         Ok(())
     }
@@ -347,6 +450,44 @@ mod tests {
             map.scan = scan;
             assert_eq!(map.with_data(&ranges).unwrap(), [false, true]);
             assert_eq!(map.with_data(&[(base, base + pages * PAGE)]).unwrap(), [true]);
+        }
+        // SAFETY: our mapping, not used any more.
+        unsafe { libc::munmap(p, len) };
+    }
+
+    #[test]
+    fn guards_are_told_from_data_in_every_way() {
+        if guards::support() == Guards::None {
+            return; // there are none
+        }
+        let len = 64 * PAGE as usize;
+        // SAFETY: a fresh anonymous mapping.
+        let p = unsafe { libc::mmap(std::ptr::null_mut(), len, 3, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
+        assert_ne!(p, libc::MAP_FAILED);
+        let base = p as u64;
+        let at = |page: u64| base + page * PAGE;
+        for page in 2..20 {
+            // SAFETY: within the mapping.
+            unsafe { (at(page) as *mut u8).write_volatile(1) };
+        }
+        for (page, count) in [(5, 2), (19, 3), (63, 1)] {
+            // SAFETY: within the mapping; nothing touches these pages any more.
+            let r = unsafe { libc::madvise(at(page) as *mut libc::c_void, (count * PAGE) as usize, guards::INSTALL) };
+            assert_eq!(r, 0);
+        }
+        let mut map = Pagemap::open(std::process::id().cast_signed()).unwrap();
+        for known in [map.guards, Guards::Silent] {
+            for scan in [map.scan, false] {
+                (map.scan, map.guards) = (scan, known);
+                let (mut data, mut found) = (Vec::new(), vec![(u64::MAX - 1, u64::MAX)]);
+                map.data_and_guards(base, base + len as u64, &mut data, &mut found).unwrap();
+                assert_eq!(data, [(at(2), at(5)), (at(7), at(19))], "{known:?} {scan}");
+                let guards = [(at(5), at(7)), (at(19), at(22)), (at(63), at(64))];
+                assert_eq!(found[1..], guards, "{known:?} {scan}");
+                found.clear();
+                map.guards(base, base + len as u64, &mut found).unwrap();
+                assert_eq!(found, guards, "{known:?} {scan}");
+            }
         }
         // SAFETY: our mapping, not used any more.
         unsafe { libc::munmap(p, len) };

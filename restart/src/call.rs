@@ -42,6 +42,7 @@ pub(crate) mod nr {
     pub(crate) const MLOCK2: u32 = 325;
     pub(crate) const RSEQ: u32 = 334;
     pub(crate) const CLOSE_RANGE: u32 = 436;
+    pub(crate) const MSEAL: u32 = 462;
 }
 
 /// A call that must succeed.

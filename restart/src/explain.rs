@@ -52,6 +52,7 @@ pub(crate) fn restorer(p: &Process, extents: &[Extent], slot: &Slot) -> RestartE
         Step::Pending => ("threads", format!("queue pending signal {index}: {errno}")),
         Step::Itimer => ("threads", format!("interval timer {index}: {errno}")),
         Step::Timer => ("threads", format!("POSIX timer {index}: {errno}")),
+        Step::Process if index == 6 => ("map", format!("PR_SET_MDWE (since Linux 6.3): {errno}")),
         Step::Process => ("threads", format!("process settings ({index}): {errno}")),
         Step::Close => ("threads", format!("close descriptors: {errno}")),
         Step::Lock => ("threads", format!("file lock {index}: {errno}: another program holds it now")),
@@ -94,5 +95,17 @@ fn describe(v: &belay_image::model::Vma) -> String {
         VmaKind::Ring => "a ring of asynchronous I/O".to_owned(),
         VmaKind::Vsyscall => "[vsyscall]".to_owned(),
     };
-    format!("{what} at {:#x}-{:#x}", v.start, v.end)
+    let has = |flag: &str| v.flags.iter().any(|f| f == flag);
+    let needs = [
+        (!v.guards.is_empty(), "guard regions need Linux 6.13, those of files 6.15"),
+        (has("dp"), "MAP_DROPPABLE needs Linux 6.11"),
+        (has("sl"), "mseal needs Linux 6.10"),
+    ];
+    let needs: Vec<&str> = needs.iter().filter(|(has, _)| *has).map(|(_, need)| *need).collect();
+    let needs = if needs.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", needs.join("; "))
+    };
+    format!("{what} at {:#x}-{:#x}{needs}", v.start, v.end)
 }

@@ -2,7 +2,7 @@
 //!
 //! Order: the kernel's own pages are moved out of the way, everything outside the restorer's area is unmapped, System V segments are attached and
 //! trimmed, mappings are made, the kernel's pages are moved to their old addresses; then (by the restorer) pages are read; then protections, advice,
-//! locks and names are set. A mapping that pages are read into is writable until then. Under a kernel with another vDSO the old one is such a mapping, see `vdso`.
+//! locks and names are set, and last of all mappings are sealed. A mapping that pages are read into is writable until then. Under a kernel with another vDSO the old one is such a mapping, see `vdso`.
 
 use crate::arena::Arena;
 use crate::call::{call, nr, signed, With};
@@ -10,13 +10,15 @@ use crate::layout::{uncovered, Range, TASK_SIZE};
 use crate::vdso::{self, Foreign};
 use belay_abi::restore::{Call, Fill, Step, CALL_EXPECT_ARG0, CALL_KEEP, CALL_MAY_FAIL, CALL_USE_KEPT_ARG0, CALL_USE_KEPT_ARG4};
 use belay_image::model::{ObjectId, Vma, VmaKind};
-use belay_kernel::hugepages;
+use belay_kernel::{guards, hugepages};
 
 const PROT_READ: u64 = 1;
 const PROT_WRITE: u64 = 2;
 const PROT_EXEC: u64 = 4;
 const MAP_SHARED: u64 = 1;
 const MAP_PRIVATE: u64 = 2;
+/// Instead of [`MAP_PRIVATE`].
+const MAP_DROPPABLE: u64 = 8;
 const MAP_FIXED: u64 = 0x10;
 const MAP_ANONYMOUS: u64 = 0x20;
 const MAP_GROWSDOWN: u64 = 0x100;
@@ -26,6 +28,7 @@ const MREMAP_MAYMOVE_FIXED: u64 = 3;
 const SHM_RDONLY: u64 = 0o10000;
 const SHM_EXEC: u64 = 0o100000;
 const MADV_HUGEPAGE: u64 = 14;
+const MADV_GUARD_INSTALL: u64 = guards::INSTALL as u64;
 const PR_SET_VMA: u64 = 0x5356_4d41;
 const O_RDONLY_CLOEXEC: u64 = 0o2000000;
 /// With `lazy`, shorter pieces are read at once.
@@ -92,8 +95,9 @@ pub(crate) fn plan(input: Input<'_>, arena: &mut Arena) -> Result<MemoryPlan, Me
     let mut fills = input.fills.iter().copied().peekable();
     for (i, vma) in input.vmas.iter().enumerate() {
         let mut own = Vec::new();
+        let droppable = u32::from(is_droppable(vma));
         while let Some(f) = fills.next_if(|f| f.vaddr < vma.end) {
-            own.push(f);
+            own.push(Fill { droppable, ..f });
         }
         map(&input, i, vma, own, arena, &mut p)?;
     }
@@ -101,7 +105,13 @@ pub(crate) fn plan(input: Input<'_>, arena: &mut Arena) -> Result<MemoryPlan, Me
         None => specials(&input, &mut p)?,
         Some(foreign) => bridge(&input, foreign, arena, &mut p)?,
     }
+    seal(input.vmas, &mut p);
     Ok(p)
+}
+
+/// Whether the kernel may drop the pages of a mapping.
+fn is_droppable(vma: &Vma) -> bool {
+    vma.flags.iter().any(|f| f == "dp")
 }
 
 /// Whether stored pages may lie in a mapping.
@@ -279,7 +289,6 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
         ("ht", "a file in huge pages (hugetlbfs)"),
         ("ss", "a shadow stack"),
         ("um", "userfaultfd"),
-        ("uw", "userfaultfd"),
     ] {
         if has(flag) && (flag != "ht" || private_file) {
             return Err(MemoryError::Mapping(
@@ -309,7 +318,8 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
                 flags |= MAP_GROWSDOWN;
                 lazy = false;
             }
-            p.before.push(fixed(flags | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+            let private = if is_droppable(vma) { MAP_DROPPABLE } else { MAP_PRIVATE };
+            p.before.push(fixed(flags | private | MAP_ANONYMOUS, -1, 0));
         }
         VmaKind::HugeTlb { page_bytes } => {
             lazy = false; // page files are in ordinary pages
@@ -359,6 +369,14 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
     Ok(())
 }
 
+/// Seals mappings (`mseal`): nothing can be changed afterwards.
+fn seal(vmas: &[Vma], p: &mut MemoryPlan) {
+    for (i, vma) in vmas.iter().enumerate().filter(|(_, v)| v.flags.iter().any(|f| f == "sl")) {
+        p.after
+            .push(call(Step::Advise, i, nr::MSEAL, &[vma.start, vma.end - vma.start, 0]));
+    }
+}
+
 /// Maps page files over the mapping instead of reading them.
 fn map_pages(i: usize, prot: u64, fills: Vec<Fill>, p: &mut MemoryPlan) {
     let mut runs: Vec<(Fill, Vec<Fill>)> = Vec::new();
@@ -396,6 +414,11 @@ fn advise(i: usize, vma: &Vma, protect: bool, arena: &mut Arena, p: &mut MemoryP
         let args = [start, bytes, u64::from(vma.prot)];
         p.after.push(call(Step::Advise, i, nr::MPROTECT, &args));
     }
+    for (from, to) in &vma.guards {
+        // While nothing is locked yet: what is locked can have none.
+        let args = [*from, to - from, MADV_GUARD_INSTALL];
+        p.after.push(call(Step::Advise, i, nr::MADVISE, &args));
+    }
     for flag in &vma.flags {
         let advice = match flag.as_str() {
             "rr" => 1,
@@ -405,7 +428,8 @@ fn advise(i: usize, vma: &Vma, protect: bool, arena: &mut Arena, p: &mut MemoryP
             "hg" => MADV_HUGEPAGE,
             "nh" => 15,
             "dd" => 16,
-            "wf" => 18,
+            // Droppable memory is so by itself, and cannot be told.
+            "wf" if !is_droppable(vma) => 18,
             "lo" => {
                 // Only how fast the program runs depends on it; a lower limit here must not end it.
                 let on_fault = vma.flags.iter().any(|f| f == "lf");

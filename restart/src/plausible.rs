@@ -120,6 +120,14 @@ fn mapping(v: &Vma, behind: u64) -> Result<(), &'static str> {
     if v.end > TASK_SIZE && v.kind != VmaKind::Vsyscall {
         return Err("lies outside the address space of a process");
     }
+    let mut free = v.start;
+    for (from, to) in &v.guards {
+        let aligned = from.is_multiple_of(PAGE) && to.is_multiple_of(PAGE);
+        if !aligned || *from < free || from >= to || *to > v.end {
+            return Err("has guard regions that cannot be");
+        }
+        free = *to;
+    }
     let length = v.end - v.start;
     match &v.kind {
         VmaKind::SysvShm { offset, .. } if *offset > v.start => Err("begins before the segment it is a part of"),
@@ -182,6 +190,7 @@ mod tests {
             prot: 3,
             kind,
             flags: Vec::new(),
+            guards: Vec::new(),
         }
     }
 
@@ -209,6 +218,21 @@ mod tests {
         assert!(!ok(&vma(0x1000, 0x2000, file(u64::MAX - 0xfff))));
         assert!(!ok(&vma(0x1000, 0x2000, file(1 << 63))));
         assert!(!ok(&vma(0x1000, 0x2000, VmaKind::HugeTlb { page_bytes: 0 })));
+        let guarded = |guards: &[(u64, u64)]| Vma {
+            guards: guards.to_vec(),
+            ..vma(0x2000, 0x9000, VmaKind::Heap)
+        };
+        assert!(ok(&guarded(&[(0x2000, 0x3000), (0x3000, 0x5000), (0x8000, 0x9000)])));
+        for bad in [
+            &[(0x1000, 0x3000)][..],
+            &[(0x8000, 0xa000)],
+            &[(0x3000, 0x3000)],
+            &[(0x3001, 0x5000)],
+            &[(0x3000, 0x4fff)],
+            &[(0x4000, 0x6000), (0x5000, 0x7000)],
+        ] {
+            assert!(!ok(&guarded(bad)), "{bad:x?}");
+        }
     }
 
     #[test]

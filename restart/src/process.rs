@@ -369,7 +369,7 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
             bytes: e.bytes,
             offset: e.offset(),
             fd: files.pages.get(&e.chunk).map_or(u32::MAX, |f| f.as_raw_fd() as u32),
-            reserved: 0,
+            droppable: 0,
             sums: arena.table(&sums).addr,
         });
     }
@@ -397,6 +397,7 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
     if !guest {
         state::layout(&p.mm, files.exe.as_ref().map(AsRawFd::as_raw_fd), &mut arena, &mut after);
         state::membarrier(p.membarrier, &mut after);
+        state::no_new_code(p.prctl.mdwe, &mut after);
     }
     state::process_early(p, &mut arena, &mut after);
     if !p.shares_handlers {

@@ -16,6 +16,7 @@ const PR_SET_TIMERSLACK: u64 = 29;
 const PR_SET_MM: u64 = 35;
 const PR_SET_MM_MAP: u64 = 14;
 const PR_SET_THP_DISABLE: u64 = 41;
+const PR_SET_MDWE: u64 = 65;
 const PR_CAP_AMBIENT: u64 = 47;
 const PR_CAP_AMBIENT_RAISE: u64 = 2;
 const PR_TIMER_CREATE_RESTORE_IDS: u64 = 77;
@@ -62,6 +63,13 @@ pub(crate) fn layout(mm: &Mm, exe_fd: Option<i32>, arena: &mut Arena, out: &mut 
         // As with the locks of mappings, only how fast the program runs depends on it.
         let c = call(Step::Layout, 0, nr::MLOCKALL, &[mm.mlockall.into()]);
         out.push(c.with(CALL_MAY_FAIL));
+    }
+}
+
+/// The promise to make nothing executable that is or was writable, once everything is as it was.
+pub(crate) fn no_new_code(mdwe: u32, out: &mut Vec<Call>) {
+    if mdwe != 0 {
+        out.push(call(Step::Process, 6, nr::PRCTL, &[PR_SET_MDWE, mdwe.into(), 0, 0, 0]));
     }
 }
 

@@ -1,5 +1,6 @@
 //! What is mapped into a process for the operations: the program, their tables, a frame and a stack for each thread; and how a thread enters one.
 
+use super::on_main;
 use crate::mlock;
 use crate::rescue::Gate;
 use crate::suspend::{Process, Task};
@@ -126,7 +127,7 @@ impl Area {
             at = start + bytes;
             start
         };
-        let process_table = take(size_of::<ProcessTable>() as u64, 64);
+        let process_table = take(size_of::<ProcessTable>() as u64, PAGE);
         let snapshot_table = take(size_of::<SnapshotTable>() as u64, 64);
         let notification_table = take(size_of::<NotificationTable>() as u64, 64);
         let rings_table = take(size_of::<RingsTable>() as u64, 64);
@@ -138,7 +139,7 @@ impl Area {
         let writer_stack_top = take(writers, 64) + writers;
         let slots = Slots::new(take(0, PAGE), threads, xstate);
         let bytes = slots.end();
-        let base = mlock::map(process, bytes, libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC, 0)?;
+        let base = map_code(process, bytes, process_table)?;
         process.area = Some((base, bytes));
         let mut image = blob.placed_at(base);
         image.resize(program_end as usize, 0);
@@ -295,6 +296,19 @@ impl Area {
             uses_vectors: !matches!(op, OP_THREAD | OP_WAIT),
         }
     }
+}
+
+/// Maps `bytes` into `process`, of which the first `code` are executable and the rest is writable: all of it both, or, where that is forbidden (PR_SET_MDWE), each part the one.
+fn map_code(process: &mut Process, bytes: u64, code: u64) -> Result<u64, CaptureError> {
+    let (read_write, execute) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_EXEC);
+    let base = match mlock::map(process, bytes, read_write | execute, 0) {
+        Err(CaptureError::Call { errno: libc::EACCES, .. }) => mlock::map(process, bytes, libc::PROT_READ | execute, 0)?,
+        done => return done,
+    };
+    process.area = Some((base, bytes));
+    let data = [base + code, bytes - code, read_write as u64, 0, 0, 0];
+    on_main(process, libc::SYS_mprotect, data)?;
+    Ok(base)
 }
 
 /// Writes equal pieces of `data` to `places` in the memory of thread `task`: with one call, or, where a filter for system calls refuses that, one by one.

@@ -17,6 +17,7 @@ fn vma(start: u64, pages: u64, prot: u32, kind: VmaKind) -> Vma {
         prot,
         kind,
         flags: Vec::new(),
+        guards: Vec::new(),
     }
 }
 
@@ -43,7 +44,7 @@ fn fill(vaddr: u64, pages: u64, offset: u64) -> Fill {
         bytes: pages * 4096,
         offset,
         fd: 9,
-        reserved: 0,
+        droppable: 0,
         sums: 0,
     }
 }

@@ -33,6 +33,8 @@ pub struct Case {
     pub outside: bool,
     /// Needs explicit huge pages; the machine is made to give some while it runs, where the harness may do that.
     pub huge_pages: bool,
+    /// The kernel that first has what it is about (major, minor); on older ones there is no such check.
+    pub since: (u32, u32),
     /// At most so many milliseconds pass before a checkpoint, at random.
     pub spread_ms: u64,
     /// More environment.
@@ -55,6 +57,7 @@ fn base(name: &str, program: &str, kind: Kind) -> Case {
         patience_s: 20,
         outside: false,
         huge_pages: false,
+        since: (0, 0),
         spread_ms: 120,
         env: Vec::new(),
     }
@@ -157,6 +160,11 @@ impl Case {
     /// Needs explicit huge pages.
     pub fn huge_pages(mut self) -> Self {
         self.huge_pages = true;
+        self
+    }
+    /// Is about what this kernel and later ones have.
+    pub fn since(mut self, major: u32, minor: u32) -> Self {
+        self.since = (major, minor);
         self
     }
     /// Longest time without a heartbeat.

@@ -80,6 +80,15 @@ fn cases() -> Vec<Case> {
         prog("mem_file").launch(&["--save-open-files"]),
         prog("mem_filegone"),
         prog("mem_guard"),
+        prog("mem_regions").since(6, 15),
+        prog("mem_regions written")
+            .since(6, 15)
+            .launch(&["--differential", "written"]),
+        prog("mem_marked droppable").since(6, 11),
+        prog("mem_marked sealed").since(6, 10),
+        prog("mem_marked random"),
+        prog("mem_marked mdwe").since(6, 3),
+        prog("mem_marked mdwe-own").since(6, 6),
         prog("mem_sparse"),
         prog("mem_sparse shared"),
         prog("mem_brk"),
