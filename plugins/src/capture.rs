@@ -134,6 +134,8 @@ pub(crate) struct Session<'a> {
     pub(crate) claims: Vec<OwnedFd>,
     /// What files are called now.
     pub(crate) renamed: Renamed,
+    /// What is known of UDP sockets and multicast groups.
+    pub(crate) udp: sockets::udp::UdpSet,
     /// Kernel's socket diagnosis, opened when first needed.
     pub(crate) diag: Option<crate::sys::diag::Diag>,
     /// Does what only the processes themselves can do.
@@ -274,6 +276,7 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
         queues: mqueue::QueueSet::default(),
         terminals: terminals::TerminalSet::default(),
         tcp: sockets::tcp::TcpSet::default(),
+        udp: sockets::udp::UdpSet::default(),
         claims: Vec::new(),
         renamed: Renamed::default(),
         diag: None,

@@ -28,8 +28,34 @@ static int interfaces(int s, uint32_t seq) {
         }
     }
 }
+// A socket that is connected to itself keeps its address, its peer's, and gets what it sends.
+static int own(void) {
+    int s = (int)OK(socket(AF_NETLINK, SOCK_DGRAM, NETLINK_USERSOCK));
+    struct sockaddr_nl a = {.nl_family = AF_NETLINK};
+    OK(bind(s, (struct sockaddr *)&a, sizeof a));
+    socklen_t l = sizeof a;
+    OK(getsockname(s, (struct sockaddr *)&a, &l));
+    OK(connect(s, (struct sockaddr *)&a, sizeof a));
+    return s;
+}
+static void talk(int s, uint32_t pid, uint32_t seq) {
+    struct sockaddr_nl a;
+    socklen_t l = sizeof a;
+    OK(getsockname(s, (struct sockaddr *)&a, &l));
+    EQ(a.nl_pid, pid);
+    OK(getpeername(s, (struct sockaddr *)&a, &l));
+    EQ(a.nl_pid, pid);
+    struct nlmsghdr h = {sizeof h, 0x1234, NLM_F_REQUEST, seq, 0}, got;
+    EQ(send(s, &h, sizeof h, 0), sizeof h);
+    EQ(recv(s, &got, sizeof got, 0), sizeof got);
+    EQ(got.nlmsg_seq, seq);
+}
 int main(void) {
     begin("fd_netlink");
+    int self = own();
+    struct sockaddr_nl mine;
+    socklen_t length = sizeof mine;
+    OK(getsockname(self, (struct sockaddr *)&mine, &length));
     int s = (int)OK(socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE));
     struct sockaddr_nl me = {.nl_family = AF_NETLINK}, now;
     OK(bind(s, (struct sockaddr *)&me, sizeof me));
@@ -38,6 +64,7 @@ int main(void) {
     CHECK(n > 0);
     while (running()) {
         EQ(interfaces(s, ++seq), n);
+        talk(self, mine.nl_pid, seq);
         nap_us(2000);
         socklen_t l = sizeof now;
         OK(getsockname(s, (struct sockaddr *)&now, &l));

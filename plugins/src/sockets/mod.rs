@@ -22,7 +22,9 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Kin
     match (family, kind, protocol) {
         (libc::AF_UNIX, _, _) => unix::capture(s, (id, raw), kind).map(Kind::Unix),
         (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, libc::IPPROTO_TCP) => tcp::capture(s, id, raw).map(Kind::Tcp),
-        (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, libc::IPPROTO_UDP) => udp::capture(s, raw).map(Kind::Udp),
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, libc::IPPROTO_UDP | libc::IPPROTO_UDPLITE) => {
+            udp::capture(s, (id, raw), protocol).map(Kind::Udp)
+        }
         (libc::AF_NETLINK, _, _) => netlink::capture(s, (id, raw), kind, protocol).map(Kind::Netlink),
         _ => refuse(format!(
             "sockets of family {family}, type {kind}, protocol {protocol} cannot be checkpointed; close it before the checkpoint"

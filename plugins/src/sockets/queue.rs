@@ -65,7 +65,14 @@ fn datagrams(raw: RawFd) -> Result<Vec<Peeked>, Fault> {
         match whole(raw, offset, &mut buf) {
             Ok(r) => {
                 offset += r.len;
-                out.push(message(r, &buf));
+                match r.segment.filter(|segment| *segment < r.len) {
+                    Some(segment) => out.extend(buf[..r.len].chunks(segment).map(|data| Peeked {
+                        data: data.to_vec(),
+                        fds: Vec::new(),
+                        from: r.from.clone(),
+                    })),
+                    None => out.push(message(r, &buf)),
+                }
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(out),
             Err(e) => return Err(e).at("read its queue"),

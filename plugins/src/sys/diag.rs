@@ -25,6 +25,8 @@ const ATTR_PEER: u16 = 2;
 const ATTR_ICONS: u16 = 3;
 const ATTR_RQLEN: u16 = 4;
 const ATTR_SHUTDOWN: u16 = 6;
+/// The same of an internet socket.
+const INET_SHUTDOWN: u16 = 8;
 
 /// What the kernel says about a `AF_UNIX` socket.
 #[derive(Debug, Clone, Default)]
@@ -85,6 +87,8 @@ pub(crate) struct InetSocket {
     pub(crate) expires: Duration,
     /// Inode, 0 when no descriptor is left.
     pub(crate) inode: u32,
+    /// Bit 0: no more reading, bit 1: no more writing.
+    pub(crate) shutdown: u8,
     /// `struct inet_diag_sockid`: what the kernel knows it by.
     id: [u8; 48],
 }
@@ -115,6 +119,19 @@ fn u32_at(raw: &[u8], at: usize) -> io::Result<u32> {
 
 fn short() -> io::Error {
     io::Error::other("socket diagnosis: answer too short")
+}
+
+/// The data of the first attribute of this kind in `msg`, whose attributes begin at `at`.
+fn attribute(msg: &[u8], at: usize, kind: u16) -> io::Result<Option<&[u8]>> {
+    let mut attrs = msg.get(at..).unwrap_or_default();
+    while attrs.len() >= 4 {
+        let len = (u16_at(attrs, 0)? as usize).clamp(4, attrs.len());
+        if u16_at(attrs, 2)? == kind {
+            return Ok(Some(&attrs[4..len]));
+        }
+        attrs = attrs.get(align4(len)..).unwrap_or_default();
+    }
+    Ok(None)
 }
 
 fn align4(n: usize) -> usize {
@@ -207,7 +224,12 @@ impl Diag {
 
     /// All sockets of `family` (AF_INET or AF_INET6) and protocol TCP whose state is in the bit set `states`.
     pub(crate) fn tcp(&mut self, family: i32, states: u32) -> io::Result<Vec<InetSocket>> {
-        let mut req = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];
+        self.internet(family, libc::IPPROTO_TCP, states)
+    }
+
+    /// The same of another protocol.
+    pub(crate) fn internet(&mut self, family: i32, protocol: i32, states: u32) -> io::Result<Vec<InetSocket>> {
+        let mut req = vec![family as u8, protocol as u8, 0, 0];
         req.extend_from_slice(&states.to_ne_bytes());
         req.extend_from_slice(&[0; 48]);
         let mut out = Vec::new();
@@ -221,11 +243,25 @@ impl Diag {
                 expires: Duration::from_millis(u32_at(msg, 52)?.into()),
                 write_queue: u32_at(msg, 60)?,
                 inode: u32_at(msg, 68)?,
+                shutdown: attribute(msg, 72, INET_SHUTDOWN)?
+                    .and_then(|a| a.first().copied())
+                    .unwrap_or(0),
                 id: msg.get(4..52).and_then(|b| b.try_into().ok()).ok_or_else(short)?,
             });
             Ok(())
         })?;
         Ok(out)
+    }
+
+    /// Whether [`Diag::destroy`] can take sockets away: this user may, and this kernel knows how.
+    pub(crate) fn may_destroy(&mut self) -> bool {
+        let mut nobody = vec![libc::AF_INET as u8, libc::IPPROTO_TCP as u8, 0, 0];
+        nobody.extend_from_slice(&[0; 52]);
+        let tried = self.ask((SOCK_DESTROY, NLM_F_ACK), &nobody, |_| Ok(()));
+        let known = tried.is_err_and(|e| e.raw_os_error() == Some(libc::ENOENT));
+        // This needs the same right, and does no harm.
+        let size = sock::get::<i32>(self.fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(0) / 2;
+        known && sock::set(self.fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &size).is_ok()
     }
 
     /// Takes a TCP socket of `family` away from whoever has it; needs CAP_NET_ADMIN.

@@ -259,11 +259,23 @@ pub(crate) fn get<T: Default>(fd: RawFd, level: i32, option: i32) -> io::Result<
 /// Reads an option whose length varies.
 pub(crate) fn get_bytes(fd: RawFd, level: i32, option: i32, max: usize) -> io::Result<Vec<u8>> {
     let mut raw = vec![0u8; max];
-    let mut len = max as libc::socklen_t;
-    // SAFETY: `raw` has `len` bytes.
-    check(unsafe { libc::getsockopt(fd, level, option, raw.as_mut_ptr().cast(), &mut len) })?;
-    raw.truncate(len as usize);
-    Ok(raw)
+    get_into(fd, level, option, &mut raw).map(<[u8]>::to_vec)
+}
+
+/// The same into `buf`: the part that has been written.
+pub(crate) fn get_into(fd: RawFd, level: i32, option: i32, buf: &mut [u8]) -> io::Result<&[u8]> {
+    let mut len = libc::socklen_t::try_from(buf.len()).map_err(io::Error::other)?;
+    // SAFETY: `buf` has `len` bytes.
+    check(unsafe { libc::getsockopt(fd, level, option, buf.as_mut_ptr().cast(), &mut len) })?;
+    Ok(&buf[..(len as usize).min(buf.len())])
+}
+
+/// Reads instructions of a filter, of 8 bytes each, into `buf`: how many there are, of which as many are read as it has room for, if there is any.
+pub(crate) fn get_counted(fd: RawFd, level: i32, option: i32, buf: &mut [u8]) -> io::Result<usize> {
+    let mut len = libc::socklen_t::try_from(buf.len() / 8).map_err(io::Error::other)?;
+    // SAFETY: for this option the length is counted in instructions, for which `buf` has room.
+    check(unsafe { libc::getsockopt(fd, level, option, buf.as_mut_ptr().cast(), &mut len) })?;
+    Ok(len as usize)
 }
 
 /// Sets an option of plain type `T`.
@@ -298,6 +310,8 @@ pub(crate) struct Received {
     pub(crate) fds: Vec<OwnedFd>,
     /// `MSG_*` flags of the message.
     pub(crate) flags: i32,
+    /// Where several datagrams have come as one (UDP_GRO): how long each is, but for the last.
+    pub(crate) segment: Option<usize>,
 }
 
 /// `recvmsg` into `buf`, never blocking.
@@ -319,7 +333,7 @@ pub(crate) fn receive(fd: RawFd, buf: &mut [u8], flags: i32) -> io::Result<Recei
     // SAFETY: every pointer in `msg` is valid for the length beside it.
     let len = check_len(unsafe { libc::recvmsg(fd, &mut msg, flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) })?;
     addr.truncate(msg.msg_namelen as usize);
-    let mut fds = Vec::new();
+    let (mut fds, mut segment) = (Vec::new(), None);
     // SAFETY: `msg` describes the control buffer as the kernel left it.
     let mut head = unsafe { libc::CMSG_FIRSTHDR(&msg) };
     // SAFETY: a non-null header lies within the control buffer.
@@ -334,6 +348,11 @@ pub(crate) fn receive(fd: RawFd, buf: &mut [u8], flags: i32) -> io::Result<Recei
                 fds.push(own(fd));
             }
         }
+        if h.cmsg_level == libc::SOL_UDP && h.cmsg_type == libc::UDP_GRO {
+            // SAFETY: the data begins behind the header, and is a number.
+            let length = unsafe { libc::CMSG_DATA(h).cast::<i32>().read_unaligned() };
+            segment = usize::try_from(length).ok().filter(|n| *n > 0);
+        }
         // SAFETY: `head` is a header of `msg`.
         head = unsafe { libc::CMSG_NXTHDR(&msg, head) };
     }
@@ -342,6 +361,7 @@ pub(crate) fn receive(fd: RawFd, buf: &mut [u8], flags: i32) -> io::Result<Recei
         from: Addr(addr),
         fds,
         flags: msg.msg_flags,
+        segment,
     })
 }
 

@@ -136,6 +136,8 @@ fn cases() -> Vec<Case> {
         prog("fd_netlink"),
         prog("fd_outside").outside(),
         prog("fd_udp"),
+        prog("fd_options set"),
+        prog("fd_options fresh"),
         prog("fd_pty"),
         prog("fd_epoll"),
         prog("fd_events eventfd"),

@@ -24,6 +24,9 @@ pub(crate) struct NetlinkState {
     local: Addr,
     groups: Vec<u8>,
     options: Options,
+    /// Whom it sends to where a message names nobody; an image of before does not tell.
+    #[serde(default)]
+    peer: Addr,
 }
 
 /// Captures it.
@@ -45,7 +48,8 @@ pub(crate) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), kind: i32
         protocol,
         local: sock::local(raw).at("read its address")?,
         groups,
-        options: options::capture(raw)?,
+        options: options::capture(raw, false)?,
+        peer: sock::peer(raw).at("read its peer")?.unwrap_or_default(),
     })
 }
 
@@ -66,6 +70,10 @@ pub(crate) fn rebuild(n: &NetlinkState) -> Result<OwnedFd, Fault> {
             let group = u32::try_from(word * 32 + bit + 1).unwrap_or(0);
             sock::set(raw, SOL_NETLINK, ADD_MEMBERSHIP, &group).at(format!("join group {group}"))?;
         }
+    }
+    // Not the kernel, to whom every socket sends.
+    if n.peer.0.get(4..12).is_some_and(|to| to != [0; 8]) {
+        sock::connect(raw, &n.peer).at("connect")?;
     }
     n.options.restore_buffers(raw);
     n.options.restore(raw, When::Late)?;

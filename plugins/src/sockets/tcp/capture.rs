@@ -21,12 +21,18 @@ const FIN_WAIT2: u8 = 5;
 const CLOSE_WAIT: u8 = 8;
 const LAST_ACK: u8 = 9;
 const CLOSING: u8 = 11;
+/// Options of TCP.
+const TCP_REPAIR: i32 = 19;
+const TCP_ULP: i32 = 31;
+const TCP_AO_INFO: i32 = 40;
 
 /// TCP sockets found so far.
 #[derive(Debug, Default)]
 pub(crate) struct TcpSet {
     sockets: Vec<Seen>,
     by_id: HashMap<DescId, usize>,
+    /// See [`may_destroy`].
+    may_destroy: Option<bool>,
 }
 
 impl TcpSet {
@@ -69,6 +75,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Tcp
     let hangup = fd::poll(raw, libc::POLLRDHUP).at("poll")?;
     let no_more = hangup & libc::POLLRDHUP != 0;
     let dead = info.state == CLOSE && no_more;
+    unknown_state(raw)?;
     let role = match info.state {
         TCP_LISTEN => Role::Listening(i32::try_from(info.backlog).unwrap_or(i32::MAX)),
         SYN_SENT => Role::Connecting,
@@ -78,7 +85,9 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Tcp
         // Until `finish` finds the other end.
         _ => Role::Reset,
     };
-    keep_port_available(raw)?;
+    if local.port() != 0 && !may_destroy(s)? {
+        keep_port_available(raw)?;
+    }
     s.tcp.by_id.insert(id, s.tcp.sockets.len());
     s.tcp.sockets.push(Seen {
         id,
@@ -98,8 +107,27 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Tcp
         early: None,
         unsent: None,
         since: 0,
-        options: options::capture(raw)?,
+        options: options::capture(raw, !matches!(info.state, CLOSE | TCP_LISTEN))?,
     })
+}
+
+/// Refuses what a connection can have that nobody can give it again.
+fn unknown_state(raw: RawFd) -> Result<(), Fault> {
+    let protocol = sock::get_bytes(raw, libc::IPPROTO_TCP, TCP_ULP, 16).unwrap_or_default();
+    if let [name @ .., 0] = protocol.as_slice() {
+        let name = String::from_utf8_lossy(name);
+        return refuse(format!(
+            "uses {} in the kernel (TCP_ULP), whose state cannot be saved; run the program without it",
+            name.trim_end_matches('\0')
+        ));
+    }
+    if sock::get::<i32>(raw, libc::IPPROTO_TCP, TCP_REPAIR).unwrap_or(0) != 0 {
+        return refuse("is being repaired (TCP_REPAIR), which cannot be saved");
+    }
+    if sock::get_bytes(raw, libc::IPPROTO_TCP, TCP_AO_INFO, 64).is_ok() {
+        return refuse("has keys of TCP_AO, which the kernel does not give out; run the program without it");
+    }
+    Ok(())
 }
 
 /// Whom socket `id` tries to connect to: `getpeername` tells only when it has succeeded.
@@ -110,9 +138,19 @@ fn attempted(s: &mut Session<'_>, id: DescId, local: &Addr) -> Result<Option<Add
     Ok(all.into_iter().find(|o| u64::from(o.inode) == inode).map(|o| o.peer))
 }
 
+/// Whether a restart by this user can take away what the killed job has left in TIME_WAIT.
+fn may_destroy(s: &mut Session<'_>) -> Result<bool, Fault> {
+    if let Some(known) = s.tcp.may_destroy {
+        return Ok(known);
+    }
+    let may = s.diag()?.may_destroy();
+    s.tcp.may_destroy = Some(may);
+    Ok(may)
+}
+
 /// Sets SO_REUSEADDR, before the options are recorded.
 ///
-/// When the job is killed, its connections linger in TIME_WAIT for a minute. A lingering connection lets its port be bound again only if it had this option itself, so
+/// When the job is killed, its connections linger in TIME_WAIT for a minute. Where they cannot be taken away, such a connection lets its port be bound again only if it had this option itself, so
 /// a restart within that minute depends on it. For a socket that is already bound it changes nothing else; sockets accepted from it inherit it.
 fn keep_port_available(raw: RawFd) -> Result<(), Fault> {
     sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32).at("set SO_REUSEADDR")

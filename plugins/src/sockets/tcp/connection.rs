@@ -1,5 +1,6 @@
 //! Makes a connected pair of TCP sockets with given addresses on this host.
 
+use super::listening;
 use crate::fault::{refuse, At, Fault};
 use crate::sockets::names::Share;
 use crate::sockets::options::{Options, When};
@@ -29,13 +30,25 @@ pub(super) fn anywhere(family: i32, share: Option<Share>) -> Result<OwnedFd, Fau
 /// A socket connected to `to` from `local` where that is possible, else from another port.
 pub(super) fn client(family: i32, local: &Addr, to: &Addr, options: &Options) -> Result<OwnedFd, Fault> {
     let start = Instant::now();
+    let mut cleared = false;
+    // A socket that was bound to an address of IPv6 speaks that only.
+    let unbound = options.speak_both() && local.ip().is_some_and(|ip| ip.is_ipv6() && !ip.is_unspecified());
+    let ways: &[Way] = if unbound {
+        &[Way::Unbound, Way::Bind, Way::PortRange]
+    } else {
+        &[Way::Bind, Way::PortRange]
+    };
     loop {
-        for way in [Way::Bind, Way::PortRange] {
+        for way in ways {
             let fd = sock::socket(family, libc::SOCK_STREAM, 0).at("socket")?;
             options.restore(fd.as_raw_fd(), When::Early)?;
             if way.connect(fd.as_raw_fd(), local, to).is_ok() {
                 return Ok(fd);
             }
+        }
+        // What is left of it in TIME_WAIT, taken away where that is allowed.
+        if !std::mem::replace(&mut cleared, true) && listening::clear(local).at("ask the kernel who has the port (sock_diag)")? {
+            continue;
         }
         if start.elapsed() > REUSE_DELAY {
             break;
@@ -55,6 +68,8 @@ enum Way {
     Bind,
     /// Let the kernel choose a port from a range of one: possible when earlier users of the port did not bind it themselves.
     PortRange,
+    /// The same without an address of its own, if it gets the right one nevertheless.
+    Unbound,
 }
 
 impl Way {
@@ -64,19 +79,31 @@ impl Way {
                 sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32)?;
                 sock::bind(raw, local)?;
             }
+            Way::Unbound => only_port(raw, local.port())?,
             Way::PortRange => {
-                let port = u32::from(local.port());
-                sock::set(raw, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &(port << 16 | port))?;
+                only_port(raw, local.port())?;
                 sock::set(raw, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, &1i32)?;
                 sock::bind(raw, &local.with_port(0))?;
             }
         }
         sock::connect(raw, to)?;
-        if let Way::PortRange = self {
-            sock::set(raw, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &0u32)?;
+        if let Way::Bind = self {
+            return Ok(());
         }
-        Ok(())
+        sock::set(raw, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &0u32)?;
+        let now = sock::local(raw)?;
+        if (now.ip(), now.port()) == (local.ip(), local.port()) {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::AddrNotAvailable.into())
+        }
     }
+}
+
+/// Lets the kernel choose this port only.
+fn only_port(raw: RawFd, port: u16) -> io::Result<()> {
+    let port = u32::from(port);
+    sock::set(raw, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &(port << 16 | port))
 }
 
 /// Accepts the connection whose client is `client` from one of `listeners`; connections of other programs are closed.

@@ -66,9 +66,10 @@ pub(super) fn bind_all(sockets: &[Bound<'_>], claim: Claim, waits: &Waits<'_>) -
     let own = sockets.first().map_or(0, |s| s.at.port());
     let mut order: Vec<usize> = (0..sockets.len()).collect();
     order.sort_by_key(|i| sockets[*i].rank());
-    let (mut port, mut freed, mut others) = (own, Vec::new(), 0);
+    let (mut port, mut freed, mut others, mut told) = (own, Vec::new(), 0, None);
     // The other nodes wait for this one.
     let mut patience = if waits.group.is_some() { PATIENCE } else { Duration::MAX };
+    let mut lingering: Option<Instant> = None;
     loop {
         let taken = match try_bind(sockets, &order, port, claim.alone)? {
             Ok(mut made) => {
@@ -96,9 +97,25 @@ pub(super) fn bind_all(sockets: &[Bound<'_>], claim: Claim, waits: &Waits<'_>) -
             ));
         }
         // Each address may be held by closed connections. (What has a port without listening is in the kernel's lists from Linux 6.8 on only.)
-        if free_port(&taken, waits)? == Freed::Yes && !freed.contains(&taken) {
-            freed.push(taken);
-            continue;
+        match holders(&taken).at("ask the kernel who has the port (sock_diag)")?.0 {
+            Holders::Nobody if !freed.contains(&taken) => {
+                freed.push(taken);
+                continue;
+            }
+            // Whether one of them really keeps the port is not told: that is tried again and again.
+            Holders::Lingering(connections, longest) => {
+                if lingering.get_or_insert_with(Instant::now).elapsed() > LINGERING {
+                    return refuse(format!(
+                        "bind {taken}: address in use: {connections} closed connections of this job, or of another program at that port, have not ended; restart again in a minute"
+                    ));
+                }
+                if told.replace(taken.port()).is_none() {
+                    tell(&taken, connections, longest, waits);
+                }
+                waits.linger(STEP);
+                continue;
+            }
+            Holders::Nobody | Holders::Program => {}
         }
         if claim.movable {
             port = 0;
@@ -110,6 +127,16 @@ pub(super) fn bind_all(sockets: &[Bound<'_>], claim: Claim, waits: &Waits<'_>) -
             patience = patience.saturating_sub(STEP);
         }
     }
+}
+
+/// Says that closed connections are waited for.
+fn tell(local: &Addr, connections: usize, longest: Duration, waits: &Waits<'_>) {
+    let seconds = longest.as_millis().div_ceil(1000);
+    tracing::warn!(%local, connections, seconds, "waiting for closed connections to leave TIME_WAIT");
+    (waits.tell)(&format!(
+        "port {} is held by {connections} closed connections (TIME_WAIT) of this job, or of another program at that port; the restart goes on in {seconds} s at most",
+        local.port()
+    ));
 }
 
 /// Makes `sockets` in this order, with this port or, for 0, with one that the kernel chooses; the error is an address that somebody else has.
@@ -151,7 +178,7 @@ fn covers(own: IpAddr, dual: bool, ip: IpAddr) -> bool {
 fn try_listen(s: &Bound<'_>, at: &Addr, hides: bool) -> Result<Option<OwnedFd>, Fault> {
     let fd = sock::socket(s.family, libc::SOCK_STREAM, 0).at("socket")?;
     let raw = fd.as_raw_fd();
-    s.options.restore(raw, When::Early)?;
+    s.options.restore(raw, When::Unconnected)?;
     // Connections of the job that have just died stay in TIME_WAIT under this port.
     sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32).at("set SO_REUSEADDR")?;
     let shares: i32 = sock::get(raw, libc::SOL_SOCKET, libc::SO_REUSEPORT).at("read SO_REUSEPORT")?;
@@ -178,61 +205,54 @@ fn try_listen(s: &Bound<'_>, at: &Addr, hides: bool) -> Result<Option<OwnedFd>, 
     Ok(Some(fd))
 }
 
-/// Whether a port can be bound.
+/// Who has a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Freed {
-    Yes,
-    /// Another program has it.
-    Taken,
+enum Holders {
+    Nobody,
+    /// A program that lives.
+    Program,
+    /// So many closed connections, the last of which leaves the port in so long.
+    Lingering(usize, Duration),
 }
 
-/// Waits until no connection that the killed job has left blocks the port of `local`; with the right to do so, takes them away.
+/// Finds out who has the port of `local`. With the right to do so, takes closed connections away.
 ///
-/// A connection that was closed before the first checkpoint stays in TIME_WAIT for a minute and keeps its port from being bound, where the program did not set SO_REUSEADDR.
-fn free_port(local: &Addr, waits: &Waits<'_>) -> Result<Freed, Fault> {
-    let mut diag = Diag::open().at("ask the kernel who has the port (sock_diag)")?;
-    let start = Instant::now();
-    let mut told = false;
+/// A connection whose end here was the first to be closed stays in TIME_WAIT for a minute and keeps its port from being bound, where the program did not set SO_REUSEADDR.
+fn holders(local: &Addr) -> io::Result<(Holders, bool)> {
+    let mut diag = Diag::open()?;
     let is_there = |at: &Addr| match (at.ip(), local.ip()) {
         // Whether one of any IPv6 address has IPv4 ones too is not told.
         (Some(a), Some(b)) => covers(a, true, b) || covers(b, true, a),
         _ => false,
     };
-    loop {
-        let (mut left, mut longest) = (0, Duration::ZERO);
-        for family in [libc::AF_INET, libc::AF_INET6] {
-            let all = diag.tcp(family, u32::MAX).at("ask the kernel who has the port (sock_diag)")?;
-            for socket in all.iter().filter(|s| s.local.port() == local.port() && is_there(&s.local)) {
-                if socket.inode != 0 || socket.state == TCP_LISTEN {
-                    return Ok(Freed::Taken);
-                }
-                // In these states nothing of its data is on its way any more.
-                let over = matches!(socket.state, TIME_WAIT | FIN_WAIT2);
-                if !over || diag.destroy(family, socket).is_err() {
-                    left += 1;
-                    longest = longest.max(socket.expires);
-                }
+    let (mut left, mut longest, mut taken) = (0, Duration::ZERO, false);
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        let all = diag.tcp(family, u32::MAX)?;
+        for socket in all.iter().filter(|s| s.local.port() == local.port() && is_there(&s.local)) {
+            if socket.inode != 0 || socket.state == TCP_LISTEN {
+                return Ok((Holders::Program, taken));
+            }
+            // In these states nothing of its data is on its way any more.
+            let over = matches!(socket.state, TIME_WAIT | FIN_WAIT2);
+            if over && diag.destroy(family, socket).is_ok() {
+                taken = true;
+            } else {
+                left += 1;
+                longest = longest.max(socket.expires);
             }
         }
-        if left == 0 {
-            return Ok(Freed::Yes);
-        }
-        if start.elapsed() > LINGERING {
-            return refuse(format!(
-                "bind {local}: address in use: {left} connections of the killed job have not ended; restart again in a minute"
-            ));
-        }
-        if !told {
-            told = true;
-            let seconds = longest.as_millis().div_ceil(1000);
-            tracing::warn!(%local, connections = left, seconds, "waiting for connections of the killed job to leave TIME_WAIT");
-            (waits.tell)(&format!(
-                "port {} is held by {left} closed connections of the killed job (TIME_WAIT); the restart goes on in {seconds} s",
-                local.port()
-            ));
-        }
-        waits.linger(STEP);
     }
+    let who = if left == 0 {
+        Holders::Nobody
+    } else {
+        Holders::Lingering(left, longest)
+    };
+    Ok((who, taken))
+}
+
+/// Takes closed connections away from the port of `local`, where that is allowed; says whether there were any.
+pub(super) fn clear(local: &Addr) -> io::Result<bool> {
+    holders(local).map(|(_, taken)| taken)
 }
 
 #[cfg(test)]
@@ -292,7 +312,7 @@ mod tests {
     fn sharing() -> Options {
         let model = sock::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
         sock::set(model.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, &1i32).unwrap();
-        crate::sockets::options::capture(model.as_raw_fd()).unwrap()
+        crate::sockets::options::capture(model.as_raw_fd(), false).unwrap()
     }
 
     #[test]
@@ -360,13 +380,13 @@ mod tests {
         // A program at another address of this host is none of our business.
         let _beside = make(beside("127.8.1.6", at.port()), &Options::default(), NODE).unwrap();
         assert_eq!(ports(STILL), BTreeSet::from([at.port()]));
-        for (ip, freed) in [
-            ("127.8.1.5", Freed::Yes),
-            ("127.8.1.6", Freed::Taken),
-            ("0.0.0.0", Freed::Taken),
+        for (ip, who) in [
+            ("127.8.1.5", Holders::Nobody),
+            ("127.8.1.6", Holders::Program),
+            ("0.0.0.0", Holders::Program),
         ] {
             let at = Addr::of(beside(ip, at.port()), libc::AF_INET);
-            assert_eq!(patiently(|waits| free_port(&at, waits)).unwrap(), freed, "{ip}");
+            assert_eq!(holders(&at).unwrap().0, who, "{ip}");
         }
     }
 

@@ -74,6 +74,17 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
         made.map_err(|e| (*id, e))?;
     }
     for (id, t) in &all {
+        // What waits to be accepted has got its options from the socket that listens.
+        if matches!(t.role, Role::Listening(_)) {
+            let listens = |raw| {
+                t.options.restore_buffers(raw);
+                t.options.restore(raw, When::Listening)
+            };
+            let done = b.lend(*id).and_then(|fd| fd.map_or(Ok(()), |fd| listens(fd.raw())));
+            done.map_err(|e| (*id, e))?;
+        }
+    }
+    for (id, t) in &all {
         let made = match t.role {
             Role::Waiting(_) => t.peer.as_ref().map_or_else(
                 || refuse("the image names no peer"),
@@ -149,14 +160,20 @@ fn placed(b: &Builder<'_>, t: &TcpState) -> TcpState {
 /// Options last: they were used for the making.
 fn settle(t: &TcpState, raw: RawFd) -> Result<(), Fault> {
     t.options.restore_buffers(raw);
-    t.options.restore_reuse(raw)?;
-    t.options.restore(raw, When::Late)
+    match (t.options.restore(raw, When::Late), t.role) {
+        // Some options cannot be set where there is no connection any more.
+        (Err(error), Role::PeerClosed | Role::Reset | Role::Remote) => {
+            tracing::warn!(%error, "an option of a connection that has ended is lost");
+            Ok(())
+        }
+        (done, _) => done,
+    }
 }
 
 /// A socket without address.
 fn unconnected(t: &TcpState) -> Result<OwnedFd, Fault> {
     let fd = sock::socket(t.family, libc::SOCK_STREAM, 0).at("socket")?;
-    t.options.restore(fd.as_raw_fd(), When::Early)?;
+    t.options.restore(fd.as_raw_fd(), When::Unconnected)?;
     Ok(fd)
 }
 
@@ -299,6 +316,9 @@ fn connect(own: &[Lent], server: &TcpState, client: &TcpState, waits: &Waits<'_>
     } else {
         client.peer.clone().unwrap_or(to)
     };
+    for listener in &raws {
+        server.options.restore(*listener, When::Accepting)?;
+    }
     let c = connection::client(client.family, &client.local, &to, &client.options)?;
     let s = connection::accept(&raws, c.as_raw_fd())?;
     Ok((s, c))
@@ -322,6 +342,7 @@ fn alone(b: &mut Builder<'_>, id: DescId, t: &TcpState) -> Result<(), Fault> {
     let any = TcpState {
         local: loopback(t.family),
         peer: None,
+        options: t.options.of_any_device(),
         ..t.clone()
     };
     let (gone, own) = match connect(&[], &any, &any, &b.waits()) {

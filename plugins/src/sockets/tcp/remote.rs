@@ -14,7 +14,6 @@ use crate::group::{Facts, Group};
 use crate::model::{DescId, Description, Kind};
 use crate::rebuild::Builder;
 use crate::sockets::names::{Book, Page, Share};
-use crate::sockets::options::When;
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -345,11 +344,9 @@ fn rebuild_with(b: &mut Builder<'_>, all: &[(DescId, TcpState)], group: &dyn Gro
     }
     accept_all(&listeners, &mut tokens, b).map_err(named)?;
     for e in &ends {
-        let Some(fd) = b.lend(e.id).map_err(|f| (e.id, f))? else {
-            continue;
-        };
-        e.state.options.restore(fd.raw(), When::Early).map_err(|f| (e.id, f))?;
-        drain::grow_receiver(fd.raw());
+        if let Some(fd) = b.lend(e.id).map_err(|f| (e.id, f))? {
+            drain::grow_receiver(fd.raw());
+        }
     }
     // Every receiver has room now.
     meet(group, Facts::new(), BTreeSet::new()).map_err(named)?;

@@ -1,15 +1,24 @@
-//! UDP sockets: addresses, options, datagrams not yet read with their senders' addresses.
+//! UDP and UDP-Lite sockets: addresses, options, multicast groups, datagrams not yet read with their senders' addresses.
+
+mod groups;
 
 use crate::capture::Session;
-use crate::fault::{At, Fault};
+use crate::fault::{not_now, At, Fault};
 use crate::model::{DescId, Kind};
 use crate::rebuild::Builder;
 use crate::sockets::options::{self, Options, When};
 use crate::sockets::queue;
+use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
 use belay_image::blobs::BlobRef;
+use groups::{Groups, Membership};
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+const UDP_CORK: i32 = 1;
+const SHUT_READ: u8 = 1;
 
 /// A UDP socket.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -18,33 +27,121 @@ pub(crate) struct UdpState {
     peer: Option<Addr>,
     queue: Vec<(BlobRef, Addr)>,
     options: Options,
+    /// IPPROTO_UDP, or IPPROTO_UDPLITE.
+    #[serde(default = "plain")]
+    protocol: i32,
+    /// Bit 0: no more reading, bit 1: no more writing.
+    #[serde(default)]
+    shutdown: u8,
+    /// Multicast groups.
+    #[serde(default)]
+    groups: Vec<Membership>,
+}
+
+fn plain() -> i32 {
+    libc::IPPROTO_UDP
+}
+
+/// What the kernel tells of all UDP sockets at once, and of the groups of the host.
+#[derive(Debug, Default)]
+pub(crate) struct UdpSet {
+    /// For a family and protocol that has been asked for, what is shut down, by inode.
+    shut: HashMap<(i32, i32), HashMap<u32, u8>>,
+    groups: Option<Groups>,
 }
 
 /// Captures it.
-pub(crate) fn capture(s: &mut Session<'_>, raw: RawFd) -> Result<UdpState, Fault> {
+pub(crate) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), protocol: i32) -> Result<UdpState, Fault> {
+    let local = sock::local(raw).at("read its address")?;
+    let corked = sock::get::<i32>(raw, protocol, UDP_CORK).unwrap_or(0) != 0;
+    if corked && fd::ioctl_get::<i32>(raw, libc::TIOCOUTQ).at("ask what it holds back (SIOCOUTQ)")? > 0 {
+        return not_now("a datagram that is written in pieces (UDP_CORK) has not been sent");
+    }
+    let shutdown = shutdown(s, (id, raw), local.family(), protocol)?;
+    let groups = s.udp.groups.get_or_insert_with(Groups::of_host).joined(raw, local.family())?;
     let mut queue = Vec::new();
     for m in queue::peek(raw, libc::SOCK_DGRAM)? {
         queue.push((s.blobs.put(&m.data)?, m.from));
     }
     Ok(UdpState {
-        local: sock::local(raw).at("read its address")?,
+        local,
         peer: sock::peer(raw).at("read its peer")?,
         queue,
-        options: options::capture(raw)?,
+        options: options::capture(raw, false)?,
+        protocol,
+        shutdown,
+        groups,
+    })
+}
+
+/// Which directions are shut down. That nothing more may be sent is known to socket diagnosis only.
+fn shutdown(s: &mut Session<'_>, (id, raw): (DescId, RawFd), family: i32, protocol: i32) -> Result<u8, Fault> {
+    if !s.udp.shut.contains_key(&(family, protocol)) {
+        let all = s.diag()?.internet(family, protocol, u32::MAX).unwrap_or_else(|error| {
+            tracing::debug!(%error, "the kernel does not tell of UDP sockets");
+            Vec::new()
+        });
+        let shut = all.into_iter().filter(|u| u.shutdown != 0).map(|u| (u.inode, u.shutdown));
+        s.udp.shut.insert((family, protocol), shut.collect());
+    }
+    let found = &s.found[id];
+    let known = u32::try_from(found.stat.st_ino)
+        .ok()
+        .and_then(|ino| s.udp.shut[&(family, protocol)].get(&ino).copied());
+    let no_more = fd::poll(raw, libc::POLLRDHUP).at("poll")?;
+    let both = SHUT_READ | SHUT_READ << 1;
+    Ok(match (known, no_more) {
+        (Some(shut), _) => shut,
+        (None, events) if events & libc::POLLHUP != 0 => both,
+        (None, events) if events & libc::POLLRDHUP != 0 => SHUT_READ,
+        (None, _) => 0,
     })
 }
 
 /// Makes it again, bound and not yet connected.
 pub(crate) fn rebuild(u: &UdpState) -> Result<OwnedFd, Fault> {
-    let fd = sock::socket(u.local.family(), libc::SOCK_DGRAM, 0).at("socket")?;
+    // Tied to a device it could not be sent again what it has not read; where it shares its address with another socket, it must be.
+    let fd = match bound(u, &u.options.of_any_device())? {
+        Some(fd) => fd,
+        None => match bound(u, &u.options)? {
+            Some(fd) => fd,
+            None => return Err(io::Error::from_raw_os_error(libc::EADDRINUSE)).at(format!("bind {}", u.local)),
+        },
+    };
+    u.options.restore_buffers(fd.as_raw_fd());
+    Ok(fd)
+}
+
+/// A socket with these options at the address of `u`; `None` where another one has it.
+fn bound(u: &UdpState, options: &Options) -> Result<Option<OwnedFd>, Fault> {
+    let fd = sock::socket(u.local.family(), libc::SOCK_DGRAM, u.protocol).at("socket")?;
     let raw = fd.as_raw_fd();
-    u.options.restore(raw, When::Early)?;
+    options.restore(raw, When::Early)?;
     if u.local.port() != 0 {
         // Before it was connected its own address may have been open; connecting sets it again.
-        sock::bind(raw, &u.local).at(format!("bind {}", u.local))?;
+        let at = if chosen_by_route(u)? {
+            Addr::internet(u.local.family(), u.local.port(), [0; 16], 0)
+        } else {
+            u.local.clone()
+        };
+        match sock::bind(raw, &at) {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => return Ok(None),
+            done => done.at(format!("bind {}", u.local))?,
+        }
     }
-    u.options.restore_buffers(raw);
-    Ok(fd)
+    Ok(Some(fd))
+}
+
+/// Whether connecting gives `u` its address. (Bound to an address of IPv6 a socket speaks that only; this one did not.)
+fn chosen_by_route(u: &UdpState) -> Result<bool, Fault> {
+    let Some(peer) = u.peer.as_ref().filter(|_| u.options.speak_both()) else {
+        return Ok(false);
+    };
+    let probe = sock::socket(u.local.family(), libc::SOCK_DGRAM, u.protocol).at("socket")?;
+    let connected = sock::connect(probe.as_raw_fd(), peer).is_ok();
+    Ok(connected
+        && u.local.ip().is_some_and(|ip| ip.is_ipv6())
+        && sock::local(probe.as_raw_fd()).at("read an address")?.ip() == u.local.ip())
 }
 
 /// Puts datagrams back, then connects and sets the remaining options.
@@ -64,11 +161,11 @@ pub(crate) fn refill(b: &Builder<'_>) -> Result<(), (DescId, Fault)> {
             let data = b.blobs.get(data).map_err(|e| (*id, e.into()))?;
             let own = all
                 .iter()
-                .find(|(_, s)| s.local.port() == from.port() && s.local.ip() == from.ip());
+                .find(|(_, s)| s.protocol == u.protocol && s.local.port() == from.port() && s.local.ip() == from.ip());
             let own = own.map_or(Ok(None), |(own, _)| b.lend(*own)).map_err(|e| (*id, e))?;
             let sent = match own {
                 Some(own) => sock::send(own.raw(), &data, &[], Some(&reachable(&u.local))).map(drop),
-                None => imitate(&data, from, &u.local),
+                None => imitate(u, &data, from),
             };
             if let Err(error) = sent {
                 // As on any network: a datagram may be lost.
@@ -83,19 +180,31 @@ pub(crate) fn refill(b: &Builder<'_>) -> Result<(), (DescId, Fault)> {
     Ok(())
 }
 
-/// Connects it and sets the remaining options.
+/// Connects it, and does everything else that must come after the data.
 fn settle(u: &UdpState, raw: RawFd) -> Result<(), Fault> {
     if let Some(peer) = &u.peer {
         sock::connect(raw, peer).at(format!("connect to {peer}"))?;
     }
-    u.options.restore(raw, When::Late)
+    u.groups.iter().try_for_each(|m| groups::join(raw, m))?;
+    u.options.restore(raw, When::Late)?;
+    for (bit, how) in [(SHUT_READ, libc::SHUT_RD), (SHUT_READ << 1, libc::SHUT_WR)] {
+        if u.shutdown & bit == 0 {
+            continue;
+        }
+        match sock::shutdown(raw, how) {
+            // It is shut down nevertheless.
+            Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => {}
+            done => done.at("shut a direction down")?,
+        }
+    }
+    Ok(())
 }
 
-/// Sends a datagram from an address of this host that no socket of the job has.
-fn imitate(data: &[u8], from: &Addr, to: &Addr) -> std::io::Result<()> {
-    let fd = sock::socket(from.family(), libc::SOCK_DGRAM, 0)?;
+/// Sends a datagram to `u` from an address of this host that no socket of the job has.
+fn imitate(u: &UdpState, data: &[u8], from: &Addr) -> io::Result<()> {
+    let fd = sock::socket(from.family(), libc::SOCK_DGRAM, u.protocol)?;
     sock::bind(fd.as_raw_fd(), from)?;
-    sock::send(fd.as_raw_fd(), data, &[], Some(&reachable(to))).map(drop)
+    sock::send(fd.as_raw_fd(), data, &[], Some(&reachable(&u.local))).map(drop)
 }
 
 /// An address under which a socket bound to `local` can be reached from this host.

@@ -147,6 +147,5 @@ fn settle(b: &Builder<'_>, build: &UnixBuild, id: DescId, u: &UnixState) -> Resu
         }
     }
     u.options.restore_buffers(raw);
-    u.options.restore_reuse(raw)?;
     u.options.restore(raw, When::Late)
 }
