@@ -25,8 +25,10 @@ pub const OP_WAIT: u64 = 6;
 /// Operation: look into a registration for notification and renew it, see [`NotificationTable`].
 pub const OP_NOTIFICATION: u64 = 4;
 
-/// Operation: find out which mappings are locked, see [`LocksTable`].
+/// Operation: find out which mappings are locked, see [`RangesTable`].
 pub const OP_LOCKS: u64 = 7;
+/// Operation: find out which policy each mapping has, see [`RangesTable`].
+pub const OP_POLICIES: u64 = 8;
 
 /// Tells agents and injected programs of different versions apart: the version, and the sizes of what both lay out (FNV-1a).
 pub const FINGERPRINT: u64 = {
@@ -35,7 +37,7 @@ pub const FINGERPRINT: u64 = {
         size_of::<WaitTable>(),
         size_of::<ThreadTable>(),
         size_of::<ProcessTable>(),
-        size_of::<LocksTable>(),
+        size_of::<RangesTable>(),
         size_of::<SnapshotTable>(),
         size_of::<NotificationTable>(),
         size_of::<RingsTable>(),
@@ -76,8 +78,8 @@ pub struct Mark {
     pub frame: u64,
     /// 1 when PR_SET_CHILD_SUBREAPER has been switched off and the thread, should the agent have died, must switch it on again.
     pub subreaper: u32,
-    /// Padding.
-    pub pad: u32,
+    /// [`OP_THREAD`]: a process that the thread is to look into, 0 for none.
+    pub witness: i32,
 }
 
 /// `stack_t`.
@@ -123,8 +125,8 @@ pub struct ThreadTable {
     pub tid_address: u64,
     /// `PR_GET_PDEATHSIG`.
     pub pdeathsig: i32,
-    /// Padding.
-    pub pad: u32,
+    /// `PR_GET_SECUREBITS`.
+    pub securebits: u32,
     /// `PR_GET_TIMERSLACK`.
     pub timer_slack: u64,
     /// `PR_GET_NAME`.
@@ -139,12 +141,37 @@ pub struct ThreadTable {
     pub affinity: [u64; AFFINITY_WORDS],
     /// See `affinity`.
     pub affinity_bytes: i64,
+    /// `PR_MCE_KILL_GET`.
+    pub machine_checks: i32,
+    /// `PR_GET_TSC`.
+    pub tsc: i32,
+    /// `ARCH_GET_CPUID`, or a negative error number.
+    pub cpuid: i32,
+    /// `PR_GET_IO_FLUSHER`, or a negative error number.
+    pub io_flusher: i32,
+    /// `PR_GET_SPECULATION_CTRL` of each kind, or a negative error number.
+    pub speculation: [i32; SPECULATIONS],
+    /// The error number with which looking into [`Mark::witness`] was refused, 0 where it was not.
+    pub blind: i32,
+    /// Cookie of core scheduling (`PR_SCHED_CORE_GET`), 0 for none.
+    pub core: u64,
+    /// `get_mempolicy`: the mode, and the nodes.
+    pub policy: i32,
+    /// Padding.
+    pub pad: u32,
+    /// See `policy`.
+    pub nodes: [u64; NODE_WORDS],
 }
+
+/// Kinds of speculation that a thread can have a say in.
+pub const SPECULATIONS: usize = 3;
+/// Words of a mask of memory nodes: 1024, the most that kernels are built for.
+pub const NODE_WORDS: usize = 16;
 
 /// Words of a processor mask: 1024 processors.
 pub const AFFINITY_WORDS: usize = 16;
 
-/// `struct sched_attr`, the first version.
+/// `struct sched_attr`, the second version.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 #[allow(missing_docs)]
@@ -157,6 +184,8 @@ pub struct SchedAttr {
     pub runtime: u64,
     pub deadline: u64,
     pub period: u64,
+    pub util_min: u32,
+    pub util_max: u32,
 }
 
 /// Largest number of POSIX timers of one process that can be captured.
@@ -207,12 +236,14 @@ pub struct ProcessTable {
     pub keepcaps: i32,
     /// `PR_GET_THP_DISABLE`.
     pub thp_disable: i32,
-    /// `PR_GET_SECUREBITS`.
-    pub securebits: i32,
+    /// `PR_GET_MEMORY_MERGE`, or a negative error number.
+    pub merge: i32,
+    /// Bytes of the first segment descriptor of its own (`modify_ldt`): 0 where it has none.
+    pub segment_bytes: i32,
     /// `PR_GET_MDWE`, or an error on kernels that do not have it.
     pub mdwe: i32,
-    /// Padding.
-    pub pad: u32,
+    /// That descriptor.
+    pub segment: u64,
     /// Number of timers in `timers`.
     pub timer_count: u32,
     /// Of `untouched_page`: 1 where it is locked, and 2 more where it is there.
@@ -223,19 +254,19 @@ pub struct ProcessTable {
     pub timers: [TimerSlot; MAX_TIMERS],
 }
 
-/// Most mappings in a [`LocksTable`].
-pub const MAX_LOCK_RANGES: usize = 256;
+/// Most mappings in a [`RangesTable`].
+pub const MAX_RANGES: usize = 256;
 
-/// Which mappings are locked.
+/// What is so with each of some mappings.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct LocksTable {
+pub struct RangesTable {
     /// End of operation.
     pub mark: Mark,
     /// Number of `ranges`.
     pub count: u64,
-    /// First address and length of each; instead of the length afterwards 1 where it is locked, else 0.
-    pub ranges: [[u64; 2]; MAX_LOCK_RANGES],
+    /// First address and length of each; instead of the length afterwards 1 where it is locked, else 0, or the mode of its policy (`MPOL_*`, with flags).
+    pub ranges: [[u64; 2]; MAX_RANGES],
 }
 
 /// A userfaultfd with asynchronous write protection.

@@ -18,16 +18,19 @@ pub mod headroom;
 mod inject;
 mod injected;
 mod inside;
+mod landlock;
 mod listing;
 mod looks;
 mod memory;
 mod mlock;
 mod namespaces;
+mod placements;
 mod process;
 mod reader;
 mod reaper;
 mod remote;
 mod rescue;
+mod rights;
 mod rings;
 mod sequences;
 mod sharing;
@@ -40,6 +43,7 @@ mod tracking;
 mod undo;
 mod vfork;
 mod waits;
+mod witness;
 
 pub use injected::load as load_injected;
 pub use suspend::{release, take_ended};
@@ -309,7 +313,8 @@ fn take(
     let read = |job: &mut suspend::Suspended| job.processes.iter().map(process::Draft::read).collect::<Result<Vec<_>, _>>();
     let (seen, drafts) = threads::look(&mut job, read);
     let (seen, mut drafts) = (seen?, drafts?);
-    process::check_supported(&job, &drafts, (options, group.is_some()))?;
+    process::check_supported(&job, (&drafts, &seen), (options, group.is_some()))?;
+    namespaces::check(&drafts)?;
     rings::check(&drafts)?;
     sharing::find(&mut job.processes, &drafts)?;
     let areas = job
@@ -318,7 +323,8 @@ fn take(
         .zip(drafts.iter().zip(&seen))
         .map(|(p, (d, seen))| inject::Area::map(p, &d.maps, &d.status, threads::pending_signals(seen), blob))
         .collect::<Result<Vec<_>, _>>()?;
-    let (thread_tables, mut processes) = inject::collect_threads(&mut job, &areas, |job| {
+    let witnesses = landlock::Witnesses::find(&job, &drafts, &seen)?;
+    let (thread_tables, mut processes) = inject::collect_threads(&mut job, &areas, &witnesses.of, |job| {
         let timers: Vec<Vec<i32>> = drafts.iter().map(process::Draft::timer_ids).collect();
         let tables = inject::collect_processes(job, &areas, &timers)?;
         let own = job.processes.iter().zip(&mut drafts).filter(|(p, _)| p.guest.is_none());
@@ -328,6 +334,10 @@ fn take(
         let ended = job.zombies.iter().filter_map(|zombie| process::zombie(*zombie));
         live.chain(ended.map(Ok)).collect::<Result<Vec<_>, _>>()
     })?;
+    witnesses.check(&job, &thread_tables)?;
+    drop(witnesses);
+    threads::check(&job, &thread_tables)?;
+    process::tell_sessions(&mut processes);
     waits::shorten(&mut job, &thread_tables, drafts.iter().map(|d| d.maps.as_slice()));
     let shifted = namespaces::shifts_clocks();
     for (at, ((process, draft), area)) in processes.iter_mut().zip(&mut drafts).zip(&areas).enumerate() {
@@ -335,6 +345,10 @@ fn take(
         // Those of memory that several processes share are told once.
         if job.processes[at].guest.is_none() {
             draft.locks = Locks::of(&mut job, (at, area), draft, process.mm.mlockall)?;
+            process.placements = placements::of_memory(&mut job.processes[at], area, draft)?;
+            if !process.segments.is_empty() {
+                process.segments = placements::segments(&mut job.processes[at], draft.task)?;
+            }
             process.rings = rings::settle(&mut job, (at, area), draft, group)?;
             if draft.has_rings() {
                 // What it has waited for may have been written since.
@@ -342,7 +356,6 @@ fn take(
             }
         }
     }
-    namespaces::check(&drafts)?;
 
     clock.enter(Phase::Drain);
     let views = drafts.iter().zip(&job.processes).zip(&seen);
@@ -395,7 +408,8 @@ fn take(
 
     let known = states.into_iter().zip(seen).zip(&thread_tables);
     for (process, ((states, seen), tables)) in processes.iter_mut().zip(known) {
-        process.threads.extend(threads::models(states, seen, tables));
+        let threads = threads::models(process, states, seen, tables);
+        process.threads.extend(threads);
     }
     let mut sections = SectionFile::new();
     sections.push_json(Kind::Descriptors, &descriptors)?;

@@ -2,6 +2,7 @@
 
 use crate::process::Draft;
 use crate::CaptureError;
+use belay_kernel::proc::Status;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -13,6 +14,10 @@ const KINDS: [(&str, &str); 5] = [
     ("ipc", "IPC"),
     ("user", "user"),
 ];
+
+/// Of these, those that a single thread can enter; its directories, with which it must begin for a mount namespace, are looked at anyway.
+const OF_THREADS: [&str; 3] = ["net", "uts", "ipc"];
+const CAP_SYS_ADMIN: u64 = 1 << 21;
 
 /// The time namespace of the machine, which always has this number (`PROC_TIME_INIT_INO`).
 const MACHINE_TIME: &str = "time:[4026531834]";
@@ -41,6 +46,33 @@ pub(crate) fn shifts_clocks() -> bool {
 /// Whether process `pid` is in another time namespace than the agent.
 pub(crate) fn has_own_clocks(pid: i32) -> bool {
     namespace(pid, "time").is_some_and(|n| namespace(own(), "time").is_some_and(|own| n != own))
+}
+
+/// The agent's namespaces, of those that a single thread can enter.
+#[derive(Debug)]
+pub(crate) struct OfThreads([Option<PathBuf>; OF_THREADS.len()]);
+
+impl OfThreads {
+    /// `None` where no thread of the job can have entered another one: that takes CAP_SYS_ADMIN, which none has got where the agent has not, or else a user namespace of its own, which only a process
+    /// with one thread can enter.
+    pub(crate) fn own() -> Option<Self> {
+        let held = Status::read(own()).ok().and_then(|s| s.hex("CapPrm")).unwrap_or(u64::MAX);
+        (held & CAP_SYS_ADMIN != 0).then(|| Self(OF_THREADS.map(|kind| namespace(own(), kind))))
+    }
+
+    /// Why a thread cannot be restored where it is, or where what it makes will be. Where the `first` one of a process is, is looked at with the process.
+    pub(crate) fn unsupported(&self, pid: i32, tid: i32, first: bool) -> Option<&'static str> {
+        let directory = format!("/proc/{pid}/task/{tid}/ns");
+        let of = |kind: &str| std::fs::read_link(format!("{directory}/{kind}")).ok();
+        let apart = |(kind, own): (&str, &Option<PathBuf>)| of(kind).is_some_and(|n| own.as_ref().is_some_and(|own| n != *own));
+        if !first && OF_THREADS.into_iter().zip(&self.0).any(apart) {
+            return Some("is in a namespace of its own (unshare, setns), which cannot be restored; launch belay inside it");
+        }
+        // What nobody has entered yet cannot be looked at.
+        let inside = |kind: &str| of(&format!("{kind}_for_children")).map(|n| of(kind).is_some_and(|own| n != own));
+        let made = of("pid").is_some() && inside("pid").unwrap_or(true) || inside("time").unwrap_or(false);
+        made.then_some("has made a namespace for the children that it will have (unshare), which cannot be restored")
+    }
 }
 
 fn own() -> i32 {

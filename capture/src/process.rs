@@ -4,8 +4,9 @@ use crate::memory;
 use crate::mlock::{self, Locks};
 use crate::namespaces;
 use crate::remote;
+use crate::rights;
 use crate::suspend::{Process, Suspended, Zombie};
-use crate::threads;
+use crate::threads::{self, Seen};
 use crate::{CaptureError, Options};
 use belay_abi::inject::ProcessTable;
 use belay_image::model;
@@ -13,8 +14,11 @@ use belay_kernel::pagemap::Pagemap;
 use belay_kernel::proc::{self, Map, Stat, Status};
 use belay_kernel::{kcmp, pidfd};
 use belay_plugins::ProcessView;
+use std::collections::BTreeSet;
 
 const RLIMITS: u32 = 16;
+/// In what PR_GET_THP_DISABLE says (Linux 6.18).
+const THP_EXCEPT_ADVISED: i32 = 2;
 
 /// What has been read of a process so far.
 #[derive(Debug)]
@@ -171,22 +175,27 @@ impl Draft {
             cwd: proc::link(task, "cwd"),
             root: self.root.clone(),
             umask: threads::umask(&self.status),
-            personality: hex_file(task, "personality"),
+            personality: hex_file(task, "personality").unwrap_or(0),
             user_namespace: namespaces::shown(pid, "user"),
             pid_namespace: namespaces::shown(pid, "pid"),
             ipc_namespace: namespaces::shown(pid, "ipc"),
-            creds: credentials(&self.status),
+            creds: rights::credentials(&self.status),
             rlimits: (0..RLIMITS).map(|r| rlimit(pid, r)).collect(),
             oom_score_adj: proc::text(format!("/proc/{pid}/oom_score_adj"))
                 .ok()
                 .and_then(|t| t.trim().parse().ok())
                 .unwrap_or(0),
+            coredump_filter: hex_file(task, "coredump_filter").and_then(|f| u32::try_from(f).ok()),
+            session_nice: None,
             prctl: model::ProcessPrctl {
                 dumpable: table.dumpable,
                 child_subreaper: table.child_subreaper > 0,
                 keepcaps: table.keepcaps > 0,
                 thp_disable: table.thp_disable > 0,
-                securebits: table.securebits.unsigned_abs(),
+                thp_advised: table.thp_disable & THP_EXCEPT_ADVISED != 0,
+                merge: table.merge > 0,
+                // The first thread tells.
+                securebits: 0,
                 mdwe: table.mdwe.max(0).unsigned_abs(),
             },
             sigactions: table
@@ -233,6 +242,9 @@ impl Draft {
                     .map(|c| c.iter().rev().fold(0, |v, b| v << 8 | u64::from(*b)))
                     .collect(),
             },
+            // Of the first one is known whether there is any; the others follow.
+            segments: (table.segment_bytes > 0).then_some(table.segment).into_iter().collect(),
+            placements: Vec::new(),
             vmas: Vec::new(),
             rings: Vec::new(),
             threads: main.into_iter().collect(),
@@ -246,7 +258,11 @@ fn shares(process: &Process, object: kcmp::Object) -> bool {
 }
 
 /// Refuses, before anything is injected, what cannot be restored.
-pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft], (options, grouped): (&Options, bool)) -> Result<(), CaptureError> {
+pub(crate) fn check_supported(
+    job: &Suspended,
+    (drafts, seen): (&[Draft], &[Vec<Seen>]),
+    (options, grouped): (&Options, bool),
+) -> Result<(), CaptureError> {
     // Only the root of several nodes has stand-ins.
     let of_part = grouped && options.standins.is_none();
     let own = proc::link(std::process::id().cast_signed(), "exe");
@@ -270,7 +286,7 @@ pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft], (options, group
             damage: false,
         });
     };
-    for (process, draft) in job.processes.iter().zip(drafts) {
+    for ((process, draft), seen) in job.processes.iter().zip(drafts).zip(seen) {
         let pid = process.pid;
         if draft.root != "/" && shares(process, kcmp::Object::Fs) {
             let reason = format!(
@@ -279,13 +295,17 @@ pub(crate) fn check_supported(job: &Suspended, drafts: &[Draft], (options, group
             );
             refuse(pid, &draft.stat.comm, &reason);
         }
-        let ours = options.led && draft.status.list("Seccomp_filters") == [1];
-        if draft.status.text("Seccomp").is_some_and(|s| s != "0") && !ours {
-            refuse(
-                pid,
-                &draft.stat.comm,
-                "runs under a seccomp filter, which cannot be saved; start it without its sandbox",
-            );
+        if let Some(reason) = rights::unsupported(&draft.status, options.led) {
+            refuse(pid, &draft.stat.comm, reason);
+        }
+        for (task, seen) in process.tasks.iter().zip(seen) {
+            let rights = seen
+                .rights
+                .as_ref()
+                .and_then(|status| rights::unsupported(status, options.led));
+            if let Some(reason) = rights.or(seen.unsupported) {
+                refuse(pid, &format!("thread {}", task.tid), reason);
+            }
         }
         if draft.status.list("NSpid").len() > depth {
             refuse(
@@ -345,6 +365,8 @@ pub(crate) fn zombie(z: Zombie) -> Option<model::Process> {
         creds: model::Credentials::default(),
         rlimits: Vec::new(),
         oom_score_adj: 0,
+        coredump_filter: None,
+        session_nice: None,
         prctl: model::ProcessPrctl::default(),
         sigactions: Vec::new(),
         pending: Vec::new(),
@@ -357,6 +379,8 @@ pub(crate) fn zombie(z: Zombie) -> Option<model::Process> {
         own_clocks: false,
         vdso_frames: Vec::new(),
         mm: model::Mm::default(),
+        segments: Vec::new(),
+        placements: Vec::new(),
         vmas: Vec::new(),
         rings: Vec::new(),
         threads: Vec::new(),
@@ -367,34 +391,29 @@ fn nanoseconds(t: [i64; 2]) -> u64 {
     t[0].unsigned_abs() * 1_000_000_000 + t[1].unsigned_abs()
 }
 
-fn hex_file(pid: i32, name: &str) -> u64 {
-    proc::text(format!("/proc/{pid}/{name}"))
-        .ok()
-        .and_then(|t| u64::from_str_radix(t.trim(), 16).ok())
-        .unwrap_or(0)
+fn hex_file(pid: i32, name: &str) -> Option<u64> {
+    let text = proc::text(format!("/proc/{pid}/{name}")).ok()?;
+    u64::from_str_radix(text.trim(), 16).ok()
 }
 
-fn credentials(status: &Status) -> model::Credentials {
-    let four = |key: &str| {
-        let l = status.list(key);
-        [0, 1, 2, 3].map(|i| l.get(i).and_then(|v| u32::try_from(*v).ok()).unwrap_or(0))
-    };
-    let cap = |key: &str| status.hex(key).unwrap_or(0);
-    model::Credentials {
-        uids: four("Uid"),
-        gids: four("Gid"),
-        groups: status
-            .list("Groups")
-            .into_iter()
-            .filter_map(|g| u32::try_from(g).ok())
-            .collect(),
-        cap_inheritable: cap("CapInh"),
-        cap_permitted: cap("CapPrm"),
-        cap_effective: cap("CapEff"),
-        cap_bounding: cap("CapBnd"),
-        cap_ambient: cap("CapAmb"),
-        no_new_privs: status.text("NoNewPrivs") == Some("1"),
+/// Notes the nice value of each session with the first process of it. That of the agent's own session is not the job's.
+pub(crate) fn tell_sessions(processes: &mut [model::Process]) {
+    let own = proc::stat(std::process::id().cast_signed()).map_or(0, |s| s.session);
+    let mut seen = BTreeSet::from([own]);
+    for p in processes
+        .iter_mut()
+        .filter(|p| !matches!(p.state, model::ProcessState::Zombie(_)))
+    {
+        if seen.insert(p.sid) {
+            p.session_nice = autogroup(p.pid);
+        }
     }
+}
+
+/// What `/proc/PID/autogroup` says: `/autogroup-13 nice 0`. Not every kernel has it.
+fn autogroup(pid: i32) -> Option<i32> {
+    let text = proc::text(format!("/proc/{pid}/autogroup")).ok()?;
+    text.rsplit_once(' ')?.1.trim().parse().ok()
 }
 
 /// Soft and hard limit `resource` of a process.

@@ -3,16 +3,28 @@
 //! Everything that is done to each of several hundred threads while the program waits is done by their tracers, side by side; what needs no stopped program is left for afterwards
 //! ([`models`]).
 
+use crate::namespaces::OfThreads;
+use crate::placements;
+use crate::rights;
 use crate::suspend::{Process, Suspended, Task};
 use crate::waits::Wait;
 use crate::CaptureError;
-use belay_abi::inject::ThreadTable;
+use belay_abi::inject::{SchedAttr, ThreadTable};
+use belay_image::attributes::{Own, SchedMore, ThreadPrctl};
 use belay_image::model;
 use belay_kernel::kcmp;
 use belay_kernel::proc::{self, Status};
 use belay_kernel::ptrace::{self, Regs};
 
 const SCHED_FLAG_RESET_ON_FORK: u64 = 1;
+const SCHED_FLAG_RECLAIM: u64 = 2;
+const SCHED_FLAG_DL_OVERRUN: u64 = 4;
+const SCHED_DEADLINE: u32 = 6;
+/// What is assumed of a task that has no bounds of its own.
+const NO_CLAMPS: (u32, u32) = (0, 1024);
+const PR_MCE_KILL_DEFAULT: i32 = 2;
+const PR_TSC_SIGSEGV: i32 = 2;
+const PR_SPEC_PRCTL: i32 = 1;
 
 /// What the agent has seen of a thread.
 #[derive(Debug)]
@@ -23,6 +35,10 @@ pub(crate) struct Seen {
     directories: Option<(String, u32)>,
     /// Whether its descriptor table is not that of the first thread.
     apart: bool,
+    /// The lines of its status that [`rights`] go by; `None` of the first thread, whose status is read as a whole.
+    pub(crate) rights: Option<Status>,
+    /// Why it cannot be saved.
+    pub(crate) unsupported: Option<&'static str>,
 }
 
 /// Looks at every thread; returns what was seen, by process and thread, and what `meanwhile` said, see [`Suspended::each_task_while`].
@@ -41,7 +57,8 @@ pub(crate) fn look<M>(
         let apart = |(first, tids): (&(i32, i32), &Vec<i32>)| apart_from_first(*first, tids);
         (meanwhile(job), first.iter().zip(&tids).map(apart).collect::<Vec<_>>())
     };
-    let see = |task: &mut Task, first: &(i32, i32)| see(*first, task.tid);
+    let namespaces = OfThreads::own();
+    let see = move |task: &mut Task, first: &(i32, i32)| see(*first, task.tid, namespaces.as_ref());
     let (all, (done, apart)) = job.each_task_while(|process, _, _| first[process], see, both);
     let seen = all.into_iter().zip(apart).map(|(seen, apart)| {
         let mut seen = seen.into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -55,7 +72,7 @@ pub(crate) fn look<M>(
 
 /// This is the first that is asked of each thread when all of the job stands still. One that has ended nevertheless, by a signal or because one that nobody knew of has called exec, is not to be had any
 /// more, and then the list of its process may not have been whole.
-fn see((pid, first): (i32, i32), tid: i32) -> Result<Seen, CaptureError> {
+fn see((pid, first): (i32, i32), tid: i32, namespaces: Option<&OfThreads>) -> Result<Seen, CaptureError> {
     let pending = pending(pid, tid, false);
     if ptrace::dispatches_syscalls(tid).is_ok_and(|on| on) {
         let reason = "handles its system calls itself (PR_SET_SYSCALL_USER_DISPATCH), also those that a checkpoint needs; run the program without that";
@@ -69,6 +86,17 @@ fn see((pid, first): (i32, i32), tid: i32) -> Result<Seen, CaptureError> {
             None
         },
         apart: false,
+        rights: if tid == first {
+            None
+        } else {
+            Some(Status::read_only(pid, tid, &rights::KEYS).map_err(|_| has_ended(pid, tid))?)
+        },
+        // Both need a capability.
+        unsupported: namespaces.and_then(|own| {
+            let ports = ptrace::has_ports(tid).unwrap_or(false);
+            let ports = ports.then_some("may use I/O ports (ioperm, iopl), which cannot be restored");
+            own.unsupported(pid, tid, tid == first).or(ports)
+        }),
     })
 }
 
@@ -168,12 +196,20 @@ pub(crate) fn states(job: &mut Suspended) -> Vec<Vec<State>> {
 }
 
 /// The threads of a process for the image, after it has gone on: where each one was interrupted is known since the frames were written.
-pub(crate) fn models(states: Vec<State>, seen: Vec<Seen>, tables: &[ThreadTable]) -> Vec<model::Thread> {
+pub(crate) fn models(
+    process: &mut model::Process,
+    states: Vec<State>,
+    seen: Vec<Seen>,
+    tables: &[ThreadTable],
+) -> Vec<model::Thread> {
+    process.prctl.securebits = tables.first().map_or(0, |table| table.securebits);
+    let usual = SchedUsual::own();
     let all = states.into_iter().zip(seen).zip(tables);
-    all.map(|((state, seen), table)| thread(state, seen, table)).collect()
+    all.map(|((state, seen), table)| thread(process, state, seen, table, usual))
+        .collect()
 }
 
-fn thread(state: State, seen: Seen, table: &ThreadTable) -> model::Thread {
+fn thread(process: &model::Process, state: State, seen: Seen, table: &ThreadTable, usual: SchedUsual) -> model::Thread {
     let regs = crate::calls::without_restart_block(state.tid, &state.regs, state.wait.as_ref());
     let name = table.comm.split(|b| *b == 0).next().unwrap_or_default();
     model::Thread {
@@ -194,11 +230,89 @@ fn thread(state: State, seen: Seen, table: &ThreadTable) -> model::Thread {
             nice: table.sched.nice,
             rt_priority: i32::try_from(table.sched.priority).unwrap_or(0),
             reset_on_fork: table.sched.flags & SCHED_FLAG_RESET_ON_FORK != 0,
+            more: usual.besides(table),
         },
         affinity: affinity(table),
         ioprio: i32::try_from(table.ioprio).unwrap_or(0).max(0),
         exited: None,
         directories: seen.directories,
+        own: own(process, seen.rights.as_ref(), table.securebits),
+        prctl: prctl(table),
+        policy: placements::of_thread(table),
+    }
+}
+
+/// Whose a thread is with these `rights`, where that is not what is said of its process.
+fn own(process: &model::Process, rights: Option<&Status>, securebits: u32) -> Option<Own<model::Credentials>> {
+    let creds = rights::credentials(rights?);
+    (creds != process.creds || securebits != process.prctl.securebits).then_some(Own { creds, securebits })
+}
+
+fn prctl(table: &ThreadTable) -> ThreadPrctl {
+    let speculation = (0..).zip(table.speculation);
+    ThreadPrctl {
+        machine_checks: (table.machine_checks != PR_MCE_KILL_DEFAULT)
+            .then(|| u32::try_from(table.machine_checks).ok())
+            .flatten(),
+        no_tsc: table.tsc == PR_TSC_SIGSEGV,
+        no_cpuid: table.cpuid == 0,
+        io_flusher: table.io_flusher > 0,
+        // What a thread has no say in is the machine's.
+        speculation: speculation
+            .filter(|(_, how)| *how > 0 && how & PR_SPEC_PRCTL != 0)
+            .map(|(what, how)| (what, (how & !PR_SPEC_PRCTL).unsigned_abs()))
+            .collect(),
+    }
+}
+
+/// Refuses what threads have told of themselves and cannot be restored.
+pub(crate) fn check(job: &Suspended, tables: &[Vec<ThreadTable>]) -> Result<(), CaptureError> {
+    let all = job.processes.iter().zip(tables);
+    for (process, (task, table)) in all.flat_map(|(p, tables)| std::iter::repeat(p).zip(p.tasks.iter().zip(tables))) {
+        if table.core != 0 {
+            let reason =
+                "shares processor cores with chosen others only (PR_SCHED_CORE), which cannot be restored; run it without that";
+            return Err(CaptureError::refuse(process.pid, format!("thread {}", task.tid), reason));
+        }
+    }
+    Ok(())
+}
+
+/// What the scheduler says of a task that has asked for nothing.
+#[derive(Debug, Clone, Copy)]
+struct SchedUsual {
+    /// Its time slice; 0 where the kernel does not tell.
+    slice: u64,
+    /// Whether tasks can have bounds for their utilization.
+    clamps: bool,
+}
+
+impl SchedUsual {
+    /// What it says of the agent.
+    fn own() -> Self {
+        let mut own = SchedAttr::default();
+        // SAFETY: a live structure of the size that is named.
+        let asked = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut own, size_of::<SchedAttr>(), 0) };
+        Self {
+            slice: if asked == 0 { own.runtime } else { 0 },
+            clamps: std::path::Path::new("/proc/sys/kernel/sched_util_clamp_max").exists(),
+        }
+    }
+
+    /// What else a thread has asked for.
+    fn besides(self, table: &ThreadTable) -> SchedMore {
+        let sched = &table.sched;
+        let fair = [libc::SCHED_OTHER, libc::SCHED_BATCH].contains(&sched.policy.cast_signed());
+        let clamps = (sched.util_min, sched.util_max);
+        SchedMore {
+            times: match sched.policy {
+                SCHED_DEADLINE => [sched.runtime, sched.deadline, sched.period],
+                _ if fair && sched.runtime != self.slice => [sched.runtime, 0, 0],
+                _ => [0; 3],
+            },
+            flags: sched.flags & (SCHED_FLAG_RECLAIM | SCHED_FLAG_DL_OVERRUN),
+            clamps: (self.clamps && clamps != NO_CLAMPS).then_some(clamps),
+        }
     }
 }
 
@@ -236,5 +350,8 @@ pub(crate) fn exited_main(pid: i32, comm: &str) -> Result<model::Thread, Capture
         ioprio: 0,
         exited: Some(stat.exit_code),
         directories: None,
+        own: None,
+        prctl: ThreadPrctl::default(),
+        policy: None,
     })
 }

@@ -14,6 +14,7 @@
 //!
 //! Everything read back is untrusted: lengths are checked before allocation, checksums before use.
 
+pub mod attributes;
 pub mod blobs;
 pub mod extents;
 pub mod files;

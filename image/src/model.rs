@@ -3,6 +3,7 @@
 //! Descriptors, their descriptions and shared memory objects are not here: the `plugins` crate owns their types and stores them
 //! in a section of their own. A [`Vma`] refers to a shared object by [`ObjectId`], as the descriptors do.
 
+use crate::attributes::{Own, Placement, Policy, SchedMore, ThreadPrctl};
 use crate::blobs::BlobRef;
 use serde::{Deserialize, Serialize};
 
@@ -139,6 +140,12 @@ pub struct Process {
     pub rlimits: Vec<(u64, u64)>,
     /// `/proc/PID/oom_score_adj`.
     pub oom_score_adj: i32,
+    /// `/proc/PID/coredump_filter`; `None` where nobody has looked.
+    #[serde(default)]
+    pub coredump_filter: Option<u32>,
+    /// The nice value of its session (`/proc/PID/autogroup`), with the first process of each session that is not the agent's.
+    #[serde(default)]
+    pub session_nice: Option<i32>,
     /// Process-wide `prctl` settings.
     pub prctl: ProcessPrctl,
     /// Signal dispositions, for signals 1 to 64.
@@ -168,6 +175,12 @@ pub struct Process {
     pub vdso_frames: Vec<(u64, u64)>,
     /// Layout values of the address space.
     pub mm: Mm,
+    /// Segment descriptors of its own (`modify_ldt`), as the kernel has them.
+    #[serde(default)]
+    pub segments: Vec<u64>,
+    /// Private memory that has a policy of its own.
+    #[serde(default)]
+    pub placements: Vec<Placement>,
     /// Mappings in ascending order.
     pub vmas: Vec<Vma>,
     /// Rings of native asynchronous I/O; the other mappings of kind [`VmaKind::Ring`] belong to no context.
@@ -209,7 +222,7 @@ pub struct FileIdentity {
 }
 
 /// User and group identity and capability sets.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Credentials {
     /// Real, effective, saved and file system user identifiers.
     pub uids: [u32; 4],
@@ -242,6 +255,12 @@ pub struct ProcessPrctl {
     pub keepcaps: bool,
     /// `PR_GET_THP_DISABLE`.
     pub thp_disable: bool,
+    /// Not where huge pages are asked for (`PR_THP_DISABLE_EXCEPT_ADVISED`).
+    #[serde(default)]
+    pub thp_advised: bool,
+    /// `PR_GET_MEMORY_MERGE`.
+    #[serde(default)]
+    pub merge: bool,
     /// `PR_GET_SECUREBITS`.
     pub securebits: u32,
     /// `PR_GET_MDWE`.
@@ -435,6 +454,15 @@ pub struct Thread {
     /// Working directory and file mode creation mask of its own (`unshare(CLONE_FS)`), else those of the process.
     #[serde(default)]
     pub directories: Option<(String, u32)>,
+    /// Whose it is, where that is not what is said of the process.
+    #[serde(default)]
+    pub own: Option<Own<Credentials>>,
+    /// What it has set for itself.
+    #[serde(default)]
+    pub prctl: ThreadPrctl,
+    /// Where its memory shall lie, unless it is left to the kernel.
+    #[serde(default)]
+    pub policy: Option<Policy>,
 }
 
 /// Scheduling attributes of a thread.
@@ -448,4 +476,7 @@ pub struct Sched {
     pub rt_priority: i32,
     /// Whether SCHED_RESET_ON_FORK is set.
     pub reset_on_fork: bool,
+    /// What else is set.
+    #[serde(default)]
+    pub more: SchedMore,
 }

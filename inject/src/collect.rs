@@ -2,7 +2,8 @@
 
 use crate::libc_nr as nr;
 use crate::locks;
-use belay_abi::inject::{ProcessTable, SchedAttr, ThreadTable, AFFINITY_WORDS, MAX_TIMERS};
+use crate::policies::NODES;
+use belay_abi::inject::{ProcessTable, SchedAttr, ThreadTable, AFFINITY_WORDS, MAX_TIMERS, SPECULATIONS};
 use belay_abi::syscall;
 use core::ptr::{addr_of, addr_of_mut, null};
 
@@ -10,13 +11,23 @@ const PR_GET_PDEATHSIG: usize = 2;
 const PR_GET_DUMPABLE: usize = 3;
 const PR_GET_KEEPCAPS: usize = 7;
 const PR_GET_NAME: usize = 16;
+const PR_GET_TSC: usize = 25;
 const PR_GET_SECUREBITS: usize = 27;
 const PR_GET_TIMERSLACK: usize = 30;
+const PR_MCE_KILL_GET: usize = 34;
 pub(crate) const PR_SET_CHILD_SUBREAPER: usize = 36;
 const PR_GET_CHILD_SUBREAPER: usize = 37;
 const PR_GET_TID_ADDRESS: usize = 40;
 const PR_GET_THP_DISABLE: usize = 42;
+const PR_GET_SPECULATION_CTRL: usize = 52;
+const PR_GET_IO_FLUSHER: usize = 58;
+const PR_SCHED_CORE: usize = 62;
+const PR_SCHED_CORE_GET: usize = 0;
 const PR_GET_MDWE: usize = 66;
+const PR_GET_MEMORY_MERGE: usize = 68;
+const ARCH_GET_CPUID: usize = 0x1011;
+/// `kcmp`: address spaces.
+const KCMP_VM: usize = 1;
 const MEMBARRIER_CMD_GET_REGISTRATIONS: usize = 512;
 
 /// Fills in the thread's table.
@@ -40,6 +51,30 @@ pub(crate) unsafe fn thread(t: *mut ThreadTable) {
         let robust = addr_of_mut!((*t).robust_list).cast::<u64>();
         syscall!(nr::GET_ROBUST_LIST, 0usize, robust, robust.add(1));
         (*t).ioprio = syscall!(nr::IOPRIO_GET, 1usize, 0usize) as i64;
+        (*t).securebits = syscall!(nr::PRCTL, PR_GET_SECUREBITS) as u32;
+        (*t).machine_checks = syscall!(nr::PRCTL, PR_MCE_KILL_GET) as i32;
+        syscall!(nr::PRCTL, PR_GET_TSC, addr_of_mut!((*t).tsc));
+        (*t).cpuid = syscall!(nr::ARCH_PRCTL, ARCH_GET_CPUID, 0usize) as i32;
+        (*t).io_flusher = syscall!(nr::PRCTL, PR_GET_IO_FLUSHER) as i32;
+        let speculation = addr_of_mut!((*t).speculation).cast::<i32>();
+        for kind in 0..SPECULATIONS {
+            *speculation.add(kind) = syscall!(nr::PRCTL, PR_GET_SPECULATION_CTRL, kind) as i32;
+        }
+        syscall!(
+            nr::PRCTL,
+            PR_SCHED_CORE,
+            PR_SCHED_CORE_GET,
+            0usize,
+            0usize,
+            addr_of_mut!((*t).core)
+        );
+        let (policy, nodes) = (addr_of_mut!((*t).policy), addr_of_mut!((*t).nodes));
+        syscall!(nr::GET_MEMPOLICY, policy, nodes, NODES, 0usize, 0usize);
+        let witness = *addr_of!((*t).mark.witness);
+        if witness != 0 {
+            // What is compared tells nothing; whether it may be does.
+            (*t).blind = -(syscall!(nr::KCMP, witness, witness, KCMP_VM, 0usize, 0usize) as i32);
+        }
         (*t).affinity_bytes = syscall!(nr::SCHED_GETAFFINITY, 0usize, 8 * AFFINITY_WORDS, addr_of_mut!((*t).affinity)) as i64;
     }
 }
@@ -72,8 +107,9 @@ pub(crate) unsafe fn process(p: *mut ProcessTable) {
         }
         (*p).keepcaps = syscall!(nr::PRCTL, PR_GET_KEEPCAPS) as i32;
         (*p).thp_disable = syscall!(nr::PRCTL, PR_GET_THP_DISABLE) as i32;
-        (*p).securebits = syscall!(nr::PRCTL, PR_GET_SECUREBITS) as i32;
         (*p).mdwe = syscall!(nr::PRCTL, PR_GET_MDWE, 0usize, 0usize, 0usize, 0usize) as i32;
+        (*p).merge = syscall!(nr::PRCTL, PR_GET_MEMORY_MERGE) as i32;
+        (*p).segment_bytes = syscall!(nr::MODIFY_LDT, 0usize, addr_of_mut!((*p).segment), 8usize) as i32;
         (*p).future_locks = 0;
         if locks::is_locked((*p).untouched_page, 4096) {
             let mut there = 0u8;

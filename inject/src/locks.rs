@@ -1,7 +1,7 @@
 //! Which memory is locked.
 
 use crate::libc_nr as nr;
-use belay_abi::inject::{LocksTable, MAX_LOCK_RANGES};
+use belay_abi::inject::{RangesTable, MAX_RANGES};
 use belay_abi::syscall;
 use core::ptr::addr_of_mut;
 
@@ -13,10 +13,10 @@ const EBUSY: isize = 16;
 ///
 /// # Safety
 /// `t` points to a table in the injected area.
-pub(crate) unsafe fn run(t: *mut LocksTable) {
+pub(crate) unsafe fn run(t: *mut RangesTable) {
     unsafe {
         let ranges = addr_of_mut!((*t).ranges).cast::<[u64; 2]>();
-        for i in 0..((*t).count as usize).min(MAX_LOCK_RANGES) {
+        for i in 0..((*t).count as usize).min(MAX_RANGES) {
             let range = ranges.add(i);
             let [start, bytes] = *range;
             *range = [start, u64::from(is_locked(start, bytes))];

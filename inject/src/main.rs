@@ -4,7 +4,7 @@
 //! application: no libc, no thread-local storage, no allocator, no descriptor. Signals are blocked while it runs.
 //!
 //! * `thread`, `process`: ask the kernel what only the task itself may ask.
-//! * `locks`: which memory is locked.
+//! * `locks`, `policies`: which memory is locked, and where it shall lie.
 //! * `turn`: threads wait until another one's operation is over.
 //! * `notification`: what a process will be told about a message queue.
 //! * `rings`: requests of native asynchronous I/O are waited for.
@@ -18,6 +18,7 @@ mod collect;
 mod locks;
 mod notification;
 mod output;
+mod policies;
 mod rings;
 mod sink;
 mod snapshot;
@@ -25,7 +26,9 @@ mod turn;
 mod writer;
 
 use crate::collect::PR_SET_CHILD_SUBREAPER;
-use belay_abi::inject::{Mark, FINGERPRINT, OP_LOCKS, OP_NOTIFICATION, OP_PROCESS, OP_RINGS, OP_SNAPSHOT, OP_THREAD, OP_WAIT};
+use belay_abi::inject::{
+    Mark, FINGERPRINT, OP_LOCKS, OP_NOTIFICATION, OP_POLICIES, OP_PROCESS, OP_RINGS, OP_SNAPSHOT, OP_THREAD, OP_WAIT,
+};
 use belay_abi::syscall;
 
 belay_abi::freestanding!();
@@ -63,6 +66,7 @@ unsafe extern "C" fn inject_main(op: u64, table: *mut Mark) -> ! {
             OP_THREAD => collect::thread(table.cast()),
             OP_PROCESS => collect::process(table.cast()),
             OP_LOCKS => locks::run(table.cast()),
+            OP_POLICIES => policies::run(table.cast()),
             OP_SNAPSHOT => snapshot::run(table.cast()),
             OP_RINGS => rings::run(table.cast()),
             OP_WAIT => turn::wait(table.cast()),
@@ -111,7 +115,9 @@ mod libc_nr {
     pub(crate) const RT_SIGTIMEDWAIT: usize = 128;
     pub(crate) const RT_SIGQUEUEINFO: usize = 129;
     pub(crate) const SIGALTSTACK: usize = 131;
+    pub(crate) const MODIFY_LDT: usize = 154;
     pub(crate) const PRCTL: usize = 157;
+    pub(crate) const ARCH_PRCTL: usize = 158;
     pub(crate) const FUTEX: usize = 202;
     pub(crate) const SCHED_GETAFFINITY: usize = 204;
     pub(crate) const IO_DESTROY: usize = 207;
@@ -122,6 +128,7 @@ mod libc_nr {
     pub(crate) const CLOCK_GETTIME: usize = 228;
     pub(crate) const EXIT_GROUP: usize = 231;
     pub(crate) const TGKILL: usize = 234;
+    pub(crate) const GET_MEMPOLICY: usize = 239;
     pub(crate) const MQ_TIMEDSEND: usize = 242;
     pub(crate) const MQ_TIMEDRECEIVE: usize = 243;
     pub(crate) const MQ_NOTIFY: usize = 244;
@@ -130,6 +137,7 @@ mod libc_nr {
     pub(crate) const SYNC_FILE_RANGE: usize = 277;
     pub(crate) const VMSPLICE: usize = 278;
     pub(crate) const PROCESS_VM_READV: usize = 310;
+    pub(crate) const KCMP: usize = 312;
     pub(crate) const SCHED_GETATTR: usize = 315;
     pub(crate) const USERFAULTFD: usize = 323;
     pub(crate) const PIPE2: usize = 293;

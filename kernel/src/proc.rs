@@ -176,12 +176,23 @@ impl Status {
         Ok(Self::parse(&read_whole(format!("/proc/{pid}/status"))?))
     }
 
+    /// Reads of thread `tid` of `pid` what it says of `keys`.
+    pub fn read_only(pid: i32, tid: i32, keys: &[&str]) -> io::Result<Self> {
+        let raw = read_whole(format!("/proc/{pid}/task/{tid}/status"))?;
+        Ok(Self::of(&raw, |key| keys.contains(&key)))
+    }
+
     /// Parses its contents.
     pub fn parse(raw: &[u8]) -> Self {
+        Self::of(raw, |_| true)
+    }
+
+    fn of(raw: &[u8], wanted: impl Fn(&str) -> bool) -> Self {
         let text = String::from_utf8_lossy(raw);
+        let lines = text.lines().filter_map(|l| l.split_once(':'));
         Self(
-            text.lines()
-                .filter_map(|l| l.split_once(':'))
+            lines
+                .filter(|(k, _)| wanted(k))
                 .map(|(k, v)| (k.to_owned(), v.trim().to_owned()))
                 .collect(),
         )

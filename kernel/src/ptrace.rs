@@ -16,6 +16,7 @@ const PEEKSIGINFO_SHARED: u32 = 1;
 /// Words in the list that [`regs_to_words`] makes.
 pub const REG_WORDS: usize = 27;
 const NT_PRSTATUS: usize = 1;
+const NT_386_IOPERM: usize = 0x201;
 const NT_X86_XSTATE: usize = 0x202;
 /// Largest XSAVE area accepted (AMX included).
 const MAX_XSTATE: usize = 16 * 1024;
@@ -173,6 +174,20 @@ pub fn set_xstate(tid: i32, xstate: &[u8]) -> io::Result<()> {
         iov_len: xstate.len(),
     };
     request(libc::PTRACE_SETREGSET, tid, NT_X86_XSTATE, (&raw const iov) as usize).map(drop)
+}
+
+/// Whether the task may use some I/O ports (`ioperm`).
+pub fn has_ports(tid: i32) -> io::Result<bool> {
+    let mut map = [0u64; 1];
+    let mut iov = libc::iovec {
+        iov_base: map.as_mut_ptr().cast(),
+        iov_len: size_of_val(&map),
+    };
+    match request(libc::PTRACE_GETREGSET, tid, NT_386_IOPERM, (&raw mut iov) as usize) {
+        // It has no such map; the kernel knows none.
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENXIO | libc::EINVAL | libc::ENODEV)) => Ok(false),
+        asked => asked.map(|_| true),
+    }
 }
 
 /// Reads the mask of blocked signals.

@@ -28,12 +28,16 @@ pub(crate) mod nr {
     pub(crate) const SIGALTSTACK: u32 = 131;
     pub(crate) const PERSONALITY: u32 = 135;
     pub(crate) const MLOCKALL: u32 = 151;
+    pub(crate) const MODIFY_LDT: u32 = 154;
     pub(crate) const PRCTL: u32 = 157;
+    pub(crate) const ARCH_PRCTL: u32 = 158;
     pub(crate) const CHROOT: u32 = 161;
     pub(crate) const SET_TID_ADDRESS: u32 = 218;
     pub(crate) const TIMER_CREATE: u32 = 222;
     pub(crate) const TIMER_SETTIME: u32 = 223;
     pub(crate) const TIMER_DELETE: u32 = 226;
+    pub(crate) const MBIND: u32 = 237;
+    pub(crate) const SET_MEMPOLICY: u32 = 238;
     pub(crate) const UNSHARE: u32 = 272;
     pub(crate) const SET_ROBUST_LIST: u32 = 273;
     pub(crate) const RT_TGSIGQUEUEINFO: u32 = 297;

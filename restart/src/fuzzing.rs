@@ -4,7 +4,7 @@ use crate::arena::Arena;
 use crate::layout::{find_gap, TASK_SIZE};
 use crate::state::Own;
 use crate::vdso::{bridge::Bridge, frozen};
-use crate::{memory, plausible, state, tree, verify};
+use crate::{attributes, memory, plausible, state, tree, verify};
 use belay_abi::restore::Fill;
 use belay_image::extents::Extent;
 use belay_image::model::Job;
@@ -54,6 +54,8 @@ pub fn decide(job: &Job, extents: &[Extent]) {
         }
         let mut calls = Vec::new();
         state::layout(&p.mm, Some(3), &mut arena, &mut calls);
+        attributes::placements(&p.placements, &mut arena, &mut calls);
+        attributes::segments(&p.segments, &mut arena, &mut calls);
         state::membarrier(p.membarrier, &mut calls);
         state::process_early(p, &mut arena, &mut calls);
         state::sigactions(&p.sigactions, &mut arena, &mut calls);
@@ -64,8 +66,9 @@ pub fn decide(job: &Job, extents: &[Extent]) {
         state::stop_signal(p);
         for (i, t) in p.threads.iter().enumerate() {
             state::thread(i, t, &mut arena, &mut calls);
-            state::credentials(&p.creds, p.prctl.securebits, &own, &mut arena, &mut calls);
-            state::thread_late(i, t, &mut calls);
+            let (creds, securebits) = state::whose(p, t);
+            state::credentials(creds, securebits, &own, &mut arena, &mut calls);
+            state::thread_late(i, t, creds, &mut calls);
             state::pending(p.pid, Some(t.tid), &t.pending, &mut arena, &mut calls);
         }
     }

@@ -13,6 +13,7 @@
 mod agent;
 mod arch;
 mod arena;
+mod attributes;
 mod call;
 mod channel;
 mod companion;

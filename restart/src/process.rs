@@ -1,6 +1,7 @@
 //! One process becomes the restored one: descriptors and settings in ordinary code, then the plan for the restorer, then the jump.
 
 use crate::arena::Arena;
+use crate::attributes;
 use crate::companion;
 use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
@@ -159,9 +160,6 @@ pub(crate) fn become_process(
 
 /// In thread `tid`: gives it its own descriptor table.
 fn lay_out(cx: &Context<'_>, slot: usize, p: &Process, tid: i32) {
-    if let Err(e) = no_new_privileges(p) {
-        cx.shared.fail(slot, &e); // the threads that it makes have this from it
-    }
     let done = cx.rebuilder.install(tid, &[]).and_then(|()| cx.rebuilder.install_late(tid));
     if let Err(e) = done {
         let of = format!("process {} ({}) thread {tid}: descriptors", p.pid, p.comm);
@@ -260,16 +258,7 @@ fn settings(p: &Process) -> Outcome<()> {
     std::env::set_current_dir(cwd).map_err(|e| at(&format!("working directory {cwd}"), e))?;
     // SAFETY: takes a number and cannot fail.
     unsafe { libc::umask(p.umask) };
-    no_new_privileges(p)
-}
-
-/// Sets what each thread has for itself and those that it makes.
-fn no_new_privileges(p: &Process) -> Outcome<()> {
-    if !p.creds.no_new_privs {
-        return Ok(());
-    }
-    let failed = |e| RestartError::at(format!("process {} ({})", p.pid, p.comm), format!("no_new_privs: {e}"));
-    sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0).map(drop).map_err(failed)
+    Ok(())
 }
 
 /// What the area must keep clear of, and the sizes of its parts.
@@ -395,6 +384,15 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
     let rings = rings(p, &mut arena);
     let mut after = std::mem::take(&mut memory.after);
     if !guest {
+        // Pages are read by the first thread and its helpers.
+        attributes::policy(
+            p.threads.first().and_then(|t| t.policy.as_ref()),
+            0,
+            &mut arena,
+            &mut memory.before,
+        );
+        attributes::placements(&p.placements, &mut arena, &mut memory.before);
+        attributes::segments(&p.segments, &mut arena, &mut after);
         state::layout(&p.mm, files.exe.as_ref().map(AsRawFd::as_raw_fd), &mut arena, &mut after);
         state::membarrier(p.membarrier, &mut after);
         state::no_new_code(p.prctl.mdwe, &mut after);
@@ -468,8 +466,9 @@ fn threads(cx: &Context<'_>, p: &Process, area: &Area, helpers: usize, plan: u64
     for (i, t) in p.threads.iter().enumerate() {
         let mut calls = Vec::new();
         state::thread(i, t, arena, &mut calls);
-        state::credentials(&p.creds, p.prctl.securebits, &cx.own, arena, &mut calls);
-        state::thread_late(i, t, &mut calls);
+        let (creds, securebits) = state::whose(p, t);
+        state::credentials(creds, securebits, &cx.own, arena, &mut calls);
+        state::thread_late(i, t, creds, &mut calls);
         if i == 0 {
             state::pending(p.pid, None, &p.pending, arena, &mut calls);
         }

@@ -46,6 +46,7 @@ pub(crate) fn seize<'a>(job: &'a Job, shared: &Shared, tree: &Tree, live: &[usiz
         out.push((*slot, p));
     }
     let defaults = sched::Defaults::own();
+    let nodes = sched::memory_nodes();
     let now = Processor::own();
     let then = job.processor.as_ref().unwrap_or(&now);
     for (slot, p) in &out {
@@ -65,6 +66,7 @@ pub(crate) fn seize<'a>(job: &'a Job, shared: &Shared, tree: &Tree, live: &[usiz
             sched::thread(t, &defaults);
         }
         sched::process(p);
+        sched::nodes(p, &nodes);
     }
     Ok(Stopped {
         live: out.into_iter().map(|(_, p)| p).collect(),

@@ -1,10 +1,16 @@
 //! Scheduling, limits and other attributes that the agent may set from outside. A value that this machine or user does not allow is noted, not fatal:
 //! it changes how fast the job runs, not what it computes.
 
+use belay_image::attributes::{Policy, SchedMore};
 use belay_image::model::{Process, Thread};
+use belay_kernel::proc::Status;
 use std::io;
+use std::time::Duration;
 
 const SCHED_FLAG_RESET_ON_FORK: u64 = 1;
+const SCHED_FLAG_UTIL_CLAMP: u64 = 0x60;
+/// How often the kernel lets ordinary users set the nice value of a session.
+const AGAIN: Duration = Duration::from_millis(110);
 const IOPRIO_WHO_PROCESS: i32 = 1;
 const AFFINITY_WORDS: usize = 128;
 
@@ -19,11 +25,14 @@ struct SchedAttr {
     runtime: u64,
     deadline: u64,
     period: u64,
+    util_min: u32,
+    util_max: u32,
 }
 
 /// What every restored thread has inherited from the agent.
 pub(crate) struct Defaults {
     nice: i32,
+    ioprio: i32,
     affinity: Vec<u64>,
 }
 
@@ -32,11 +41,17 @@ impl Defaults {
     pub(crate) fn own() -> Self {
         // SAFETY: takes numbers only.
         let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+        // SAFETY: takes numbers only.
+        let ioprio = unsafe { libc::syscall(libc::SYS_ioprio_get, IOPRIO_WHO_PROCESS, 0) };
         let mut mask = vec![0u64; AFFINITY_WORDS];
         // SAFETY: the kernel writes at most the length given.
         let n = unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, mask.len() * 8, mask.as_mut_ptr()) };
         mask.truncate(usize::try_from(n).unwrap_or(0) / 8);
-        Self { nice, affinity: mask }
+        Self {
+            nice,
+            ioprio: i32::try_from(ioprio).unwrap_or(0).max(0),
+            affinity: mask,
+        }
     }
 }
 
@@ -59,14 +74,21 @@ pub(crate) fn thread(t: &Thread, defaults: &Defaults) {
         let r = unsafe { libc::setpriority(libc::PRIO_PROCESS, t.tid.unsigned_abs(), s.nice) };
         note(check(r.into()), t.tid, "nice value");
     }
-    if s.policy != 0 || s.reset_on_fork {
+    if s.policy != 0 || s.reset_on_fork || s.more != SchedMore::default() {
+        let [runtime, deadline, period] = s.more.times;
+        let clamps = if s.more.clamps.is_some() { SCHED_FLAG_UTIL_CLAMP } else { 0 };
+        let (util_min, util_max) = s.more.clamps.unwrap_or_default();
         let attr = SchedAttr {
             size: size_of::<SchedAttr>() as u32,
             policy: s.policy.unsigned_abs(),
-            flags: if s.reset_on_fork { SCHED_FLAG_RESET_ON_FORK } else { 0 },
+            flags: s.more.flags | clamps | if s.reset_on_fork { SCHED_FLAG_RESET_ON_FORK } else { 0 },
             nice: s.nice,
             priority: s.rt_priority.unsigned_abs(),
-            ..SchedAttr::default()
+            runtime,
+            deadline,
+            period,
+            util_min,
+            util_max,
         };
         // SAFETY: a live structure of the size it names.
         let r = unsafe { libc::syscall(libc::SYS_sched_setattr, t.tid, &raw const attr, 0) };
@@ -86,7 +108,7 @@ pub(crate) fn thread(t: &Thread, defaults: &Defaults) {
             "processor affinity (not available here; the thread may run on all)",
         );
     }
-    if t.ioprio != 0 {
+    if t.ioprio != defaults.ioprio {
         // SAFETY: takes numbers only.
         let r = unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, t.tid, t.ioprio) };
         note(check(r), t.tid, "I/O priority");
@@ -106,6 +128,53 @@ pub(crate) fn process(p: &Process) {
     let now = std::fs::read_to_string(&path).ok().and_then(|s| s.trim().parse::<i32>().ok());
     if now != Some(p.oom_score_adj) {
         note(std::fs::write(&path, p.oom_score_adj.to_string()), p.pid, "oom_score_adj");
+    }
+    if let Some(filter) = p.coredump_filter {
+        let path = format!("/proc/{}/coredump_filter", p.pid);
+        note(std::fs::write(path, filter.to_string()), p.pid, "what a core dump holds");
+    }
+    if let Some(nice) = p.session_nice.filter(|nice| *nice != 0) {
+        note(session(p.pid, nice), p.pid, "nice value of the session (autogroup)");
+    }
+}
+
+/// Says where memory of `p` shall lie on nodes that are not to be had here: it lies on the others that are named, or where the kernel puts it.
+pub(crate) fn nodes(p: &Process, here: &[u64]) {
+    let policies = p.threads.iter().filter_map(|t| t.policy.as_ref());
+    let named = policies.chain(p.placements.iter().map(|placement| &placement.policy));
+    let lacks = |policy: &Policy| {
+        let mut words = policy.nodes.iter().zip(here.iter().chain(std::iter::repeat(&0)));
+        words.any(|(wanted, here)| wanted & !here != 0)
+    };
+    if named.into_iter().any(lacks) {
+        tracing::warn!(
+            task = p.pid,
+            "memory policy not restored as it was: it names nodes that are not to be had here"
+        );
+    }
+}
+
+/// The memory nodes that may be used here.
+pub(crate) fn memory_nodes() -> Vec<u64> {
+    let status = Status::read(std::process::id().cast_signed()).ok();
+    let text = status.as_ref().and_then(|s| s.text("Mems_allowed")).unwrap_or_default();
+    // Groups of 32 nodes, the highest first.
+    let groups: Vec<u64> = text.rsplit(',').map(|g| u64::from_str_radix(g, 16).unwrap_or(0)).collect();
+    groups
+        .chunks(2)
+        .map(|pair| pair.iter().rev().fold(0, |w, g| w << 32 | g))
+        .collect()
+}
+
+/// Sets the nice value of the session that process `pid` is in. An ordinary user may do so to one session of the machine in a tenth of a second, and is told to come again.
+fn session(pid: i32, nice: i32) -> io::Result<()> {
+    let set = || std::fs::write(format!("/proc/{pid}/autogroup"), nice.to_string());
+    match set() {
+        Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => {
+            std::thread::sleep(AGAIN);
+            set()
+        }
+        done => done,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Kernel state of a process and its threads as lists of system calls. Pure.
 
 use crate::arena::Arena;
+use crate::attributes;
 use crate::call::{call, nr, signed, With};
 use belay_abi::restore::{Call, Step, CALL_COMPARE, CALL_MAY_FAIL};
 use belay_image::model::{Credentials, Mm, PosixTimer, Process, ProcessState, SigAction, Thread};
@@ -15,16 +16,23 @@ const PR_SET_SECUREBITS: u64 = 28;
 const PR_SET_TIMERSLACK: u64 = 29;
 const PR_SET_MM: u64 = 35;
 const PR_SET_MM_MAP: u64 = 14;
+const PR_SET_NO_NEW_PRIVS: u64 = 38;
 const PR_SET_THP_DISABLE: u64 = 41;
-const PR_SET_MDWE: u64 = 65;
+/// Linux 6.18.
+const PR_THP_DISABLE_EXCEPT_ADVISED: u64 = 2;
 const PR_CAP_AMBIENT: u64 = 47;
 const PR_CAP_AMBIENT_RAISE: u64 = 2;
+const PR_SET_MDWE: u64 = 65;
+const PR_SET_MEMORY_MERGE: u64 = 67;
 const PR_TIMER_CREATE_RESTORE_IDS: u64 = 77;
 const SIG_IGN: u64 = 1;
 const SIGKILL: i32 = 9;
 const SIGSTOP: i32 = 19;
 const SS_DISABLE: i32 = 2;
 const SS_AUTODISARM: i32 = i32::MIN;
+/// That of the bits of `PR_SET_SECUREBITS` which takes no capability.
+const SECBIT_KEEP_CAPS: u32 = 1 << 4;
+const CAP_SETPCAP: u32 = 8;
 const CAP_VERSION_3: u64 = 0x2008_0522;
 /// Timers that may be made and deleted to reach a wanted identifier on a kernel that cannot be asked for it.
 const TIMER_TRIES: i32 = 20_000;
@@ -161,6 +169,8 @@ pub(crate) fn thread(index: usize, t: &Thread, arena: &mut Arena, out: &mut Vec<
     if t.timer_slack_ns != 0 {
         out.push(c(nr::PRCTL, &[PR_SET_TIMERSLACK, t.timer_slack_ns]));
     }
+    attributes::policy(t.policy.as_ref(), index, arena, out);
+    attributes::thread(index, &t.prctl, out);
     if let Some((cwd, umask)) = &t.directories {
         let cwd = arena.string(cwd);
         out.push(c(nr::UNSHARE, &[libc::CLONE_FS as u64]));
@@ -169,8 +179,8 @@ pub(crate) fn thread(index: usize, t: &Thread, arena: &mut Arena, out: &mut Vec<
     }
 }
 
-/// What a thread sets after its credentials, which would clear it: signal at the parent's death.
-pub(crate) fn thread_late(index: usize, t: &Thread, out: &mut Vec<Call>) {
+/// What a thread sets after its credentials: what these would clear, and what makes them final.
+pub(crate) fn thread_late(index: usize, t: &Thread, c: &Credentials, out: &mut Vec<Call>) {
     if t.pdeathsig != 0 {
         out.push(call(
             Step::ThreadState,
@@ -179,6 +189,10 @@ pub(crate) fn thread_late(index: usize, t: &Thread, out: &mut Vec<Call>) {
             &[PR_SET_PDEATHSIG, signed(t.pdeathsig)],
         ));
     }
+    if c.no_new_privs {
+        out.push(call(Step::ThreadState, index, nr::PRCTL, &[PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0]));
+    }
+    attributes::thread_late(index, &t.prctl, out);
 }
 
 /// Queues pending signals with their `siginfo`: from the process itself, as the kernel demands where `si_code` says that the kernel sent them.
@@ -206,13 +220,20 @@ pub(crate) struct Own {
     pub(crate) ordinary: bool,
 }
 
+/// Whose thread `t` of `p` is: credentials and PR_GET_SECUREBITS.
+pub(crate) fn whose<'a>(p: &'a Process, t: &'a Thread) -> (&'a Credentials, u32) {
+    let own = t.own.as_ref().map(|own| (&own.creds, own.securebits));
+    own.unwrap_or((&p.creds, p.prctl.securebits))
+}
+
 /// What a thread does to get the saved credentials. Per thread, and after everything that needs privilege.
 pub(crate) fn credentials(c: &Credentials, securebits: u32, own: &Own, arena: &mut Arena, out: &mut Vec<Call>) {
     let mut push = |index: usize, nr: u32, args: &[u64]| out.push(call(Step::Credentials, index, nr, args));
     let caps = [c.cap_permitted, c.cap_effective, c.cap_inheritable, c.cap_ambient];
     let same_ids = own.uids == c.uids && own.gids == c.gids && (own.ordinary || own.groups == c.groups);
     let plain = caps[0] == own.permitted && caps[1] == own.permitted && caps[2] == 0 && caps[3] == 0;
-    let dropped = own.bounding & !c.cap_bounding;
+    // An ordinary user has what it takes for that in a user namespace of its own only.
+    let dropped = own.bounding & !c.cap_bounding & if own.permitted >> CAP_SETPCAP & 1 == 1 { u64::MAX } else { 0 };
     if same_ids && plain && dropped == 0 && securebits == 0 {
         return;
     }
@@ -224,10 +245,8 @@ pub(crate) fn credentials(c: &Credentials, securebits: u32, own: &Own, arena: &m
         let data = arena.words(&[low(e) | low(p) << 32, low(i) | (e >> 32) << 32, (p >> 32) | (i >> 32) << 32]);
         [header, data]
     };
-    if !own.ordinary {
-        for cap in (0..64).filter(|b| dropped & (1 << b) != 0) {
-            push(0, nr::PRCTL, &[PR_CAPBSET_DROP, cap]);
-        }
+    for cap in (0..64).filter(|b| dropped & (1 << b) != 0) {
+        push(0, nr::PRCTL, &[PR_CAPBSET_DROP, cap]);
     }
     if !same_ids {
         push(1, nr::PRCTL, &[PR_SET_KEEPCAPS, 1]);
@@ -243,10 +262,10 @@ pub(crate) fn credentials(c: &Credentials, securebits: u32, own: &Own, arena: &m
         let all = capset(own.permitted, own.permitted, 0, arena);
         push(7, nr::CAPSET, &all);
     }
-    if securebits != 0 {
+    if securebits & !SECBIT_KEEP_CAPS != 0 {
         push(8, nr::PRCTL, &[PR_SET_SECUREBITS, u64::from(securebits)]);
-    } else if !same_ids {
-        push(9, nr::PRCTL, &[PR_SET_KEEPCAPS, 0]);
+    } else if !same_ids || securebits != 0 {
+        push(9, nr::PRCTL, &[PR_SET_KEEPCAPS, u64::from(securebits != 0)]);
     }
     let last = capset(c.cap_permitted, c.cap_effective, c.cap_inheritable, arena);
     push(10, nr::CAPSET, &last);
@@ -322,7 +341,16 @@ pub(crate) fn posix_timers(timers: &[PosixTimer], restore_ids: bool, arena: &mut
 /// Settings of the whole address space, once its pages are there.
 pub(crate) fn process_early(p: &Process, arena: &mut Arena, out: &mut Vec<Call>) {
     if p.prctl.thp_disable {
-        out.push(call(Step::Process, 0, nr::PRCTL, &[PR_SET_THP_DISABLE, 1, 0, 0, 0]));
+        let flags = if p.prctl.thp_advised {
+            PR_THP_DISABLE_EXCEPT_ADVISED
+        } else {
+            0
+        };
+        out.push(call(Step::Process, 0, nr::PRCTL, &[PR_SET_THP_DISABLE, 1, flags, 0, 0]));
+    }
+    if p.prctl.merge {
+        // What it has advised for each mapping is done again anyway.
+        out.push(call(Step::Process, 7, nr::PRCTL, &[PR_SET_MEMORY_MERGE, 1, 0, 0, 0]).with(CALL_MAY_FAIL));
     }
     if p.root != "/" && !p.root.is_empty() {
         let root = arena.string(&p.root);
@@ -332,9 +360,6 @@ pub(crate) fn process_early(p: &Process, arena: &mut Arena, out: &mut Vec<Call>)
 
 /// Settings of the process that must come last: execution domain, dumpable flag; every descriptor in `room` is closed.
 pub(crate) fn process_late(p: &Process, room: &Range<i32>, out: &mut Vec<Call>) {
-    if p.prctl.keepcaps {
-        out.push(call(Step::Process, 2, nr::PRCTL, &[PR_SET_KEEPCAPS, 1]));
-    }
     if p.personality != 0 {
         out.push(call(Step::Process, 3, nr::PERSONALITY, &[p.personality]));
     }

@@ -151,13 +151,14 @@ fn check_processes(job: &Job) -> Outcome<()> {
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     for p in job.processes.iter().filter(|p| tree::is_live(p)) {
         let refuse = |reason: String| Err(RestartError::at(format!("process {} ({})", p.pid, p.comm), reason));
-        if user && (p.creds.uids != [uid; 4] || p.creds.gids != [gid; 4]) {
+        let all = || p.threads.iter().map(|t| crate::state::whose(p, t).0).chain([&p.creds]);
+        if let Some(creds) = all().find(|c| user && (c.uids != [uid; 4] || c.gids != [gid; 4])) {
             return refuse(format!(
                 "it ran as uid {} gid {}, which user {uid} group {gid} cannot become: restart as that user or as root",
-                p.creds.uids[1], p.creds.gids[1]
+                creds.uids[1], creds.gids[1]
             ));
         }
-        if user && p.creds.cap_permitted != 0 {
+        if user && all().any(|c| c.cap_permitted != 0) {
             return refuse("it held capabilities, which an ordinary user cannot give: restart as root".into());
         }
     }

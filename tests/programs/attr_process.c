@@ -1,4 +1,5 @@
-// What belongs to a process: nice, affinity, limits, umask, cwd, comm, prctl settings, personality, I/O priority, scheduler, oom adjustment.
+// What belongs to a process: nice, affinity, limits, umask, cwd, comm, prctl settings, personality, I/O priority, scheduler, oom adjustment, what a core dump holds, the nice value of its session; for root
+// also whether equal pages are merged, and what it can never do (capability bounding set).
 #include "check.h"
 #include <sys/personality.h>
 #include <sys/resource.h>
@@ -6,13 +7,36 @@
 #define PR_SET_THP_DISABLE 41
 #define PR_GET_THP_DISABLE 42
 #endif
-static int oom(void) {
-    int fd = (int)OK(open("/proc/self/oom_score_adj", O_RDONLY)), v;
-    char b[16] = {0};
-    CHECK(read(fd, b, 15) > 0);
+#ifndef PR_SET_MEMORY_MERGE
+#define PR_SET_MEMORY_MERGE 67
+#define PR_GET_MEMORY_MERGE 68
+#endif
+// Linux 6.18
+#define THP_EXCEPT_ADVISED 2
+static void get(const char *path, char text[64]) {
+    int fd = (int)OK(open(path, O_RDONLY));
+    ssize_t n = read(fd, text, 63);
+    CHECK(n > 0);
+    text[n] = 0;
     close(fd);
-    v = atoi(b);
-    return v;
+}
+static void set(const char *path, const char *text) {
+    int fd = (int)OK(open(path, O_WRONLY));
+    full_write(fd, text, strlen(text));
+    close(fd);
+}
+static int oom(void) {
+    char b[64];
+    get("/proc/self/oom_score_adj", b);
+    return atoi(b);
+}
+// The nice value of the session, where the kernel has one.
+static int session(void) {
+    char b[64], *nice;
+    if (access("/proc/self/autogroup", F_OK)) return 0;
+    get("/proc/self/autogroup", b);
+    nice = strstr(b, "nice");
+    return nice ? atoi(nice + 4) : 0;
 }
 int main(void) {
     begin("attr_process");
@@ -50,9 +74,28 @@ int main(void) {
     OK(syscall(SYS_ioprio_set, 1, 0, 2 << 13 | 6));
     struct sched_param sp = {0};
     OK(sched_setscheduler(0, SCHED_BATCH, &sp));
-    int fd = (int)OK(open("/proc/self/oom_score_adj", O_WRONLY));
-    full_write(fd, "321", 3);
-    close(fd);
+    set("/proc/self/oom_score_adj", "321");
+    set("/proc/self/coredump_filter", "0x7b");
+    OK(prctl(PR_MCE_KILL, PR_MCE_KILL_SET, PR_MCE_KILL_EARLY, 0, 0));
+    // A session of its own, so that no other process changes its value; without autogroups there is none.
+    pid_t leader = fork();
+    if (leader == 0) {
+        begin_child();
+        OK(setsid());
+        int nice = access("/proc/self/autogroup", F_OK) ? 0 : 5;
+        if (nice) set("/proc/self/autogroup", "5");
+        while (running()) {
+            nap_us(3000);
+            EQ(session(), nice);
+        }
+        _exit(0);
+    }
+    int thp = prctl(PR_SET_THP_DISABLE, 1, THP_EXCEPT_ADVISED, 0, 0) ? 1 : 1 | THP_EXCEPT_ADVISED;
+    int root = geteuid() == 0, merge = 0;
+    if (root) {
+        OK(prctl(PR_CAPBSET_DROP, 16 /* CAP_SYS_MODULE */));
+        merge = prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) == 0;
+    }
     while (running()) {
         nap_us(3000);
         EQ(getpriority(PRIO_PROCESS, 0), nice);
@@ -75,13 +118,20 @@ int main(void) {
         EQ(prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0), 1);
         OK(prctl(PR_GET_CHILD_SUBREAPER, &v));
         EQ(v, 1);
-        EQ(prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0), 1);
+        EQ(prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0), thp);
+        char filter[64];
+        get("/proc/self/coredump_filter", filter);
+        EQ(strtol(filter, NULL, 16), 0x7b);
+        EQ(prctl(PR_MCE_KILL_GET, 0, 0, 0, 0), PR_MCE_KILL_EARLY);
+        if (root) EQ(prctl(PR_CAPBSET_READ, 16), 0);
+        if (merge) EQ(prctl(PR_GET_MEMORY_MERGE, 0, 0, 0, 0), 1);
         EQ(prctl(PR_GET_DUMPABLE), 1);
         EQ(personality(0xffffffff), pers);
         EQ(syscall(SYS_ioprio_get, 1, 0), 2 << 13 | 6);
         EQ(sched_getscheduler(0), SCHED_BATCH);
         EQ(oom(), 321);
     }
+    reap(leader, 0);
     OK(chdir(".."));
     OK(rmdir(dir));
     return finish();

@@ -1,8 +1,12 @@
 // Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, userfaultfd, ptrace, namespace, remote, dispatch, compat (a thread in 32-bit code), urgent, ended (a file in /proc of a descriptor of a process that has ended), signals (20,000 pending); locks (more memory than the limit of now allows, and what is mapped would be
-// locked too). They must go on undisturbed.
+// locked too); landlock, scope (domains of Landlock), of a thread other than the first: landlocked, filter, strict (seccomp), apart (a host name of its own); children (a PID namespace for them). They
+// must go on undisturbed.
 #include "check.h"
 #include <linux/capability.h>
+#include <linux/filter.h>
 #include <linux/io_uring.h>
+#include <linux/landlock.h>
+#include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
@@ -48,6 +52,38 @@ static void *count(void *page) {
     run();
     return NULL;
 }
+// Enters a domain of Landlock that forbids to execute files, or (what headers may not know yet) only signals to processes outside of it.
+static void enter_domain(int scope) {
+    struct {
+        uint64_t files, ports, scoped;
+    } rules = {scope ? 0 : LANDLOCK_ACCESS_FS_EXECUTE, 0, scope ? 2 : 0};
+    int fd = (int)syscall(SYS_landlock_create_ruleset, &rules, scope ? 24 : 8, 0);
+    if (fd < 0) fail("there is no Landlock here: %s", strerror(errno));
+    OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+    OK(syscall(SYS_landlock_restrict_self, fd, 0));
+    close(fd);
+}
+// A thread that lives in a sandbox of its own. It can do little more than read.
+static _Atomic int boxed;
+static int box[2];
+static void *live_in_a_box(void *kind) {
+    char byte;
+    if (!strcmp(kind, "landlocked")) enter_domain(0);
+    else if (!strcmp(kind, "strict")) OK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT));
+    else if (!strcmp(kind, "apart")) OK(unshare(CLONE_NEWUTS));
+    else {
+        struct sock_filter allow[] = {{BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW}};
+        struct sock_fprog all = {1, allow};
+        OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+        OK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &all));
+    }
+    boxed = 1;
+    // The C library's own end of a thread is not allowed in a strict one.
+    syscall(SYS_read, box[0], &byte, 1);
+    boxed = 2;
+    syscall(SYS_exit, 0);
+    return NULL;
+}
 int main(int argc, char **argv) {
     if (argc > 2 && !strcmp(argv[2], "orted"))
         for (;;) pause();
@@ -87,6 +123,15 @@ int main(int argc, char **argv) {
         }
         char made;
         full_read(p[0], &made, 1);
+    } else if (!strcmp(kind, "landlock") || !strcmp(kind, "scope")) {
+        enter_domain(kind[0] == 's');
+    } else if (!strcmp(kind, "children")) {
+        OK(unshare(CLONE_NEWPID));
+    } else if (!strcmp(kind, "landlocked") || !strcmp(kind, "strict") || !strcmp(kind, "apart") || !strcmp(kind, "filter")) {
+        pthread_t t;
+        OK(pipe(box));
+        CHECK(pthread_create(&t, NULL, live_in_a_box, (void *)kind) == 0);
+        while (!boxed) nap_us(100);
     } else if (!strcmp(kind, "remote")) {
         c = fork();
         if (c == 0) {
@@ -155,6 +200,10 @@ int main(int argc, char **argv) {
     if (counter) {
         counted[1] = 1;
         CHECK(pthread_join(counter, NULL) == 0);
+    }
+    if (boxed) {
+        full_write(box[1], "", 1);
+        while (boxed != 2) nap_us(100);
     }
     if (pair[0] >= 0) {
         char b[8];

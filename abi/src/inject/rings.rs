@@ -86,7 +86,7 @@ mod tests {
             done: 0,
             frame: 0,
             subreaper: 0,
-            pad: 0,
+            witness: 0,
         };
         let mut sent = RingsTable {
             mark,

@@ -6,7 +6,7 @@ use crate::rescue::Gate;
 use crate::suspend::{Process, Task};
 use crate::CaptureError;
 use belay_abi::inject::{
-    LocksTable, Mark, NotificationTable, ProcessTable, RingsTable, SnapshotTable, ThreadTable, WaitTable, MAX_WRITERS, OP_THREAD,
+    Mark, NotificationTable, ProcessTable, RangesTable, RingsTable, SnapshotTable, ThreadTable, WaitTable, MAX_WRITERS, OP_THREAD,
     OP_WAIT, WRITER_STACK,
 };
 use belay_kernel::blob::Blob;
@@ -81,7 +81,7 @@ pub(crate) struct Area {
     pub(super) snapshot_table: u64,
     pub(super) notification_table: u64,
     pub(super) rings_table: u64,
-    pub(super) locks_table: u64,
+    pub(super) ranges_table: u64,
     slots: Slots,
     pub(super) large_stack_top: u64,
     pub(super) intermediary_stack_top: u64,
@@ -131,7 +131,7 @@ impl Area {
         let snapshot_table = take(size_of::<SnapshotTable>() as u64, 64);
         let notification_table = take(size_of::<NotificationTable>() as u64, 64);
         let rings_table = take(size_of::<RingsTable>() as u64, 64);
-        let locks_table = take(size_of::<LocksTable>() as u64, 64);
+        let ranges_table = take(size_of::<RangesTable>() as u64, 64);
         let program_end = take(0, PAGE);
         let large_stack_top = take(LARGE_STACK, 64) + LARGE_STACK;
         let intermediary_stack_top = take(LARGE_STACK, 64) + LARGE_STACK;
@@ -164,7 +164,7 @@ impl Area {
             snapshot_table,
             notification_table,
             rings_table,
-            locks_table,
+            ranges_table,
             slots,
             large_stack_top,
             intermediary_stack_top,
@@ -196,7 +196,7 @@ impl Area {
             done: 0,
             frame: self.base + self.slots.frame(index as u64) + crate::frame::RSP_OFFSET,
             subreaper: 0,
-            pad: 0,
+            witness: 0,
         }
     }
 

@@ -9,7 +9,7 @@ use crate::suspend::{Process, Task};
 use crate::CaptureError;
 pub(crate) use area::Area;
 use belay_kernel::ptrace::{self, Event, Regs};
-pub(crate) use operations::{collect_processes, collect_threads, locked, snapshot, Made};
+pub(crate) use operations::{collect_processes, collect_threads, locked, policies, snapshot, Made};
 pub(crate) use turns::{notification, rings};
 
 /// Flags that the program may have set and that code of ours must not find: single steps (TF), string instructions that run backwards (DF), and traps for unaligned addresses (AC).

@@ -4,8 +4,8 @@ use super::area::{Area, Entry};
 use crate::suspend::{Process, Suspended, Task};
 use crate::CaptureError;
 use belay_abi::inject::{
-    LocksTable, Mark, ProcessTable, SnapshotTable, ThreadTable, MAX_LEFT_OUT, MAX_LOCK_RANGES, OP_LOCKS, OP_PROCESS, OP_SNAPSHOT,
-    OP_THREAD,
+    Mark, ProcessTable, RangesTable, SnapshotTable, ThreadTable, MAX_LEFT_OUT, MAX_RANGES, OP_LOCKS, OP_POLICIES, OP_PROCESS,
+    OP_SNAPSHOT, OP_THREAD,
 };
 
 /// Lets the main thread of every process that `who` names begin an operation as `prepare` says (areas are those of the named ones), waits for the end of all that began, and lets `collect` read each one's result. An
@@ -39,17 +39,22 @@ fn in_all(
     failed.map_or(Ok(()), Err)
 }
 
-/// Runs OP_THREAD on every task; returns the results by process and task. As with the other operations, what began is waited for. All but the first of each process, which are
+/// Runs OP_THREAD on every task, each of which tries to look into its one of `witnesses`, by process and task; returns the results by process and task. As with the other operations, what began is waited for. All but the first of each process, which are
 /// needed for nothing more, get their registers back at once. While the others are busy, `meanwhile` is done with the first ones.
 pub(crate) fn collect_threads<M>(
     job: &mut Suspended,
     areas: &[Area],
+    witnesses: &[Vec<i32>],
     meanwhile: impl FnOnce(&mut Suspended) -> Result<M, CaptureError>,
 ) -> Result<(Vec<Vec<ThreadTable>>, M), CaptureError> {
-    for (process, area) in job.processes.iter().zip(areas) {
-        let tasks = process.tasks.iter().enumerate();
+    for ((process, area), witnesses) in job.processes.iter().zip(areas).zip(witnesses) {
+        let tasks = process.tasks.iter().zip(witnesses).enumerate();
         // The rest of each table is as the kernel has given the memory.
-        let marks: Vec<Mark> = tasks.map(|(i, task)| area.mark(process.pid, task.tid, i)).collect();
+        let mark = |(i, (task, witness)): (usize, (&Task, &i32))| Mark {
+            witness: *witness,
+            ..area.mark(process.pid, task.tid, i)
+        };
+        let marks: Vec<Mark> = tasks.map(mark).collect();
         area.put_thread_tables(&marks)?;
     }
     let entry = |process: usize, number: usize, task: &Task| {
@@ -132,26 +137,37 @@ pub(crate) fn collect_processes(
 
 /// Which of the mappings at `ranges` of `process` are locked.
 pub(crate) fn locked(process: &mut Process, area: &Area, ranges: &[(u64, u64)]) -> Result<Vec<bool>, CaptureError> {
-    let mut out = Vec::new();
-    for some in ranges.chunks(MAX_LOCK_RANGES) {
-        let mut table = LocksTable {
+    let told = of_each(process, area, OP_LOCKS, ranges)?;
+    Ok(told.into_iter().map(|locked| locked != 0).collect())
+}
+
+/// The mode of the policy of each of the mappings at `ranges` of `process`.
+pub(crate) fn policies(process: &mut Process, area: &Area, ranges: &[(u64, u64)]) -> Result<Vec<u64>, CaptureError> {
+    of_each(process, area, OP_POLICIES, ranges)
+}
+
+/// What operation `op` says of each of the mappings at `ranges` of `process`.
+fn of_each(process: &mut Process, area: &Area, op: u64, ranges: &[(u64, u64)]) -> Result<Vec<u64>, CaptureError> {
+    let mut out = Vec::with_capacity(ranges.len());
+    for some in ranges.chunks(MAX_RANGES) {
+        let mut table = RangesTable {
             mark: area.main_mark(process),
             count: some.len() as u64,
-            ranges: [[0; 2]; MAX_LOCK_RANGES],
+            ranges: [[0; 2]; MAX_RANGES],
         };
         for (slot, (start, end)) in table.ranges.iter_mut().zip(some) {
             *slot = [*start, end - start];
         }
-        area.put(area.locks_table, &[table])?;
-        let entry = area.entry(&process.tasks[0], OP_LOCKS, area.locks_table, area.large_stack_top);
+        area.put(area.ranges_table, &[table])?;
+        let entry = area.entry(&process.tasks[0], op, area.ranges_table, area.large_stack_top);
         entry.begin(&mut process.tasks[0])?;
         entry.end(&mut process.tasks[0])?;
-        let told: LocksTable = area.get(area.locks_table)?;
+        let told: RangesTable = area.get(area.ranges_table)?;
         if told.mark.done == 0 {
             let reason = "got a signal from outside the job at this moment";
             return Err(CaptureError::refuse_for_now(process.pid, "process", reason));
         }
-        out.extend(told.ranges[..some.len()].iter().map(|range| range[1] != 0));
+        out.extend(told.ranges[..some.len()].iter().map(|range| range[1]));
     }
     Ok(out)
 }

@@ -70,16 +70,41 @@ fn an_ordinary_user_ends_without_capabilities() {
         uids: [1000; 4],
         gids: [1000; 4],
         groups: vec![27, 1000],
+        cap_bounding: 0xfe,
         ..Credentials::default()
     };
     let (mut a, mut out) = (arena(), Vec::new());
     credentials(&c, 0, &own, &mut a, &mut out);
     assert_eq!(
         numbers(&out),
-        vec![nr::CAPSET],
-        "groups and bounding set cannot and need not be changed"
+        vec![nr::PRCTL, nr::CAPSET],
+        "groups cannot and need not be changed"
     );
-    assert_eq!(words(a, out[0].args[1], 3), vec![0; 3]);
+    assert_eq!((out[0].args[0], out[0].args[1]), (PR_CAPBSET_DROP, 0));
+    assert_eq!(words(a, out[1].args[1], 3), vec![0; 3]);
+    // Without namespaces there is no capability for that.
+    out.clear();
+    credentials(&c, 0, &Own { permitted: 0, ..own }, &mut arena(), &mut out);
+    assert!(out.is_empty());
+}
+
+#[test]
+fn capabilities_are_kept_over_a_change_of_user_as_the_thread_has_it() {
+    let c = Credentials {
+        groups: vec![0],
+        cap_permitted: 0xff,
+        cap_effective: 0xff,
+        cap_bounding: 0xff,
+        ..Credentials::default()
+    };
+    let settings = |bits: u32| {
+        let mut out = Vec::new();
+        credentials(&c, bits, &own(0xff), &mut arena(), &mut out);
+        let prctl = out.iter().filter(|c| c.nr == nr::PRCTL);
+        prctl.map(|c| (c.args[0], c.args[1])).collect::<Vec<_>>()
+    };
+    assert_eq!(settings(0x10), vec![(PR_SET_KEEPCAPS, 1)], "takes no capability");
+    assert_eq!(settings(0x30), vec![(PR_SET_SECUREBITS, 0x30)], "which is final");
 }
 
 #[test]
@@ -94,7 +119,7 @@ fn another_user_gets_groups_before_users_and_capabilities_last() {
         ..Credentials::default()
     };
     let (mut a, mut out) = (arena(), Vec::new());
-    credentials(&c, 0, &own(0xff), &mut a, &mut out);
+    credentials(&c, 0, &own(0x1ff), &mut a, &mut out);
     let order = numbers(&out);
     let at = |nr: u32| order.iter().position(|n| *n == nr).unwrap();
     assert_eq!((out[0].args[0], out[0].args[1]), (PR_CAPBSET_DROP, 0));

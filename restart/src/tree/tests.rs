@@ -172,6 +172,8 @@ fn process(pid: i32, t: &Task) -> Process {
         creds: Default::default(),
         rlimits: Vec::new(),
         oom_score_adj: 0,
+        coredump_filter: None,
+        session_nice: None,
         prctl: belay_image::model::ProcessPrctl {
             child_subreaper: t.reaper && !t.zombie,
             ..Default::default()
@@ -187,6 +189,8 @@ fn process(pid: i32, t: &Task) -> Process {
         own_clocks: false,
         vdso_frames: Vec::new(),
         mm: Default::default(),
+        segments: Vec::new(),
+        placements: Vec::new(),
         vmas: Vec::new(),
         rings: Vec::new(),
         threads: Vec::new(),
