@@ -6,6 +6,7 @@
 //! Must be called from one thread only, the agent's main thread, because the kernel ties a traced task to the thread that traces it.
 
 mod calls;
+mod code;
 mod contents;
 mod control;
 mod copy;
@@ -45,9 +46,10 @@ mod vfork;
 mod waits;
 mod witness;
 
+pub use code::{adopt, Code};
 pub use injected::load as load_injected;
 pub use suspend::{release, take_ended};
-pub use tracking::{Armed, Tracking};
+pub use tracking::{Findings, Tracking};
 
 use crate::mlock::Locks;
 use belay_image::extents;
@@ -56,7 +58,7 @@ use belay_image::model::{AgentIdentity, Job, KernelPages, Processor};
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{blobs::BlobWriter, checksum, extent_file, BLOB_FILE, JOB_FILE};
 use belay_kernel::{proc, prompt, vdso};
-use belay_plugins::{Facts, Group, Names, Refusal};
+use belay_plugins::{Descriptors, Facts, Group, Names, Refusal};
 use belay_storage::session::Session;
 use belay_wire::Phase;
 use std::collections::BTreeSet;
@@ -78,6 +80,8 @@ pub struct Options {
     pub names: Names,
     /// The job's processes ask about calls (see [`belay_plugins::lead`]): the one system call filter that they have is of the restart's making.
     pub led: bool,
+    /// Save the programs and libraries that the processes map.
+    pub save_code: bool,
     /// Number of writer threads per process snapshot.
     pub writers: u32,
     /// The processes stay stopped after the snapshot.
@@ -185,6 +189,9 @@ pub struct Snapshot {
     dir: PathBuf,
     job: Job,
     sections: SectionFile,
+    descriptors: Descriptors,
+    code: Code,
+    save_code: bool,
     children: Vec<snapshot::Child>,
     writers: u32,
     watch: Option<headroom::Watch>,
@@ -427,6 +434,7 @@ fn take(
         root_pid,
         processes,
         monotonic_ns: monotonic_ns(),
+        code: Vec::new(),
     };
     let snapshot = Snapshot {
         blocked,
@@ -434,7 +442,10 @@ fn take(
         root_had_ended,
         processes: u32::try_from(live).unwrap_or(u32::MAX),
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
-        notes: descriptors.notes,
+        notes: descriptors.notes.clone(),
+        descriptors,
+        code: tracking.code.clone(),
+        save_code: options.save_code,
         mode,
         reason,
         dir: dir.to_owned(),
@@ -465,11 +476,7 @@ impl Snapshot {
 
     /// Stores the snapshots in `session`; may run on any thread. `progress` receives (bytes dealt with, bytes expected). Returns the files of the generation,
     /// all of them, and the chunks, synced to the device, and what [`Tracking::commit`] is to be given after the commit.
-    pub fn write(
-        mut self,
-        session: &mut Session,
-        progress: &dyn Fn(u64, u64),
-    ) -> Result<(Vec<FileEntry>, Vec<Armed>), CaptureError> {
+    pub fn write(mut self, session: &mut Session, progress: &dyn Fn(u64, u64)) -> Result<(Vec<FileEntry>, Findings), CaptureError> {
         let mut progress = snapshot::Progress::new(progress);
         let mut identities = memory::Identities::default();
         for child in &self.children {
@@ -494,14 +501,17 @@ impl Snapshot {
                 armed.extend(arms);
                 if let Some(p) = self.job.processes.iter_mut().find(|p| p.pid == pid) {
                     p.vmas = vmas;
-                    p.exe_identity = identities.of(&p.exe);
+                    p.exe_identity = code::identity_of_program(p, &mut identities);
                 }
             }
             Ok::<(), CaptureError>(())
         })?;
         for p in self.job.processes.iter_mut().filter(|p| p.shares_mm_with != 0) {
-            p.exe_identity = identities.of(&p.exe);
+            p.exe_identity = code::identity_of_program(p, &mut identities);
         }
+        let restored = |path: &Path| self.descriptors.restores(path);
+        let place = (&mut *session, &mut identities);
+        self.job.code = self.code.store(&self.job.processes, self.save_code, restored, place)?;
         session.compact()?;
         session.seal()?;
         let mut files = Vec::new();
@@ -519,7 +529,8 @@ impl Snapshot {
             .into_iter()
             .map(|name| entry(&self.dir, name))
             .collect::<Result<_, _>>()?;
-        Ok((files, armed))
+        let code = self.code;
+        Ok((files, Findings { armed, code }))
     }
 }
 

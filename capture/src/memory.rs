@@ -1,6 +1,8 @@
 //! Mappings: what each one is, and which of its pages must be stored.
 
+use crate::code::{self, Inode};
 use crate::flags;
+use belay_image::identity;
 use belay_image::model::{FileIdentity, ObjectId, Vma, VmaKind};
 use belay_kernel::hugepages;
 use belay_kernel::proc::Map;
@@ -9,21 +11,32 @@ use std::collections::{BTreeSet, HashMap};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-const DELETED: &str = " (deleted)";
+pub(crate) const DELETED: &str = " (deleted)";
 
 /// Identities of mapped files, each computed once.
 #[derive(Debug, Default)]
-pub(crate) struct Identities(HashMap<String, Option<FileIdentity>>);
+pub(crate) struct Identities(HashMap<String, Option<(FileIdentity, Inode)>>);
 
 impl Identities {
     /// Identity of the file at `path`, `None` when it cannot be read.
     pub(crate) fn of(&mut self, path: &str) -> Option<FileIdentity> {
         if let Some(known) = self.0.get(path) {
-            return known.clone();
+            return known.as_ref().map(|k| k.0.clone());
         }
-        let identity = FileIdentity::of(Path::new(path)).ok();
-        self.0.insert(path.to_owned(), identity.clone());
+        let look = || {
+            let file = identity::open(Path::new(path))?;
+            let inode = Inode::of(&file.metadata()?);
+            Ok::<_, std::io::Error>((FileIdentity::of_open(&file)?, inode))
+        };
+        let looked = look().ok();
+        let identity = looked.as_ref().map(|k| k.0.clone());
+        self.0.insert(path.to_owned(), looked);
         identity
+    }
+
+    /// Which file it was, where it has been looked at.
+    pub(crate) fn inode(&self, path: &str) -> Option<Inode> {
+        Some(self.0.get(path)?.as_ref()?.1)
     }
 }
 
@@ -54,9 +67,9 @@ fn object(map: &Map) -> ObjectId {
     }
 }
 
-/// Whether the path of a private file mapping still leads to the mapped file.
+/// Whether the file of a private file mapping can still be had: its path leads to it, or the agent has it open.
 fn file_is_there(map: &Map) -> bool {
-    !map.name.ends_with(DELETED) && std::fs::metadata(&map.name).is_ok_and(|m| m.ino() == map.ino)
+    code::is_held(map) || !map.name.ends_with(DELETED) && std::fs::metadata(&map.name).is_ok_and(|m| m.ino() == map.ino)
 }
 
 /// Whether `map` is a piece of a chunk, as a lazy restart maps them: private memory of the program, whose pages have not been read yet.
@@ -110,11 +123,15 @@ pub(crate) fn vma(map: &Map, flags: &[String], identities: &mut Identities) -> R
                 .and_then(|n| n.strip_suffix(']'))
                 .map(str::to_owned),
         },
-        _ => VmaKind::FilePrivate {
-            path: name.strip_suffix(DELETED).unwrap_or(name).to_owned(),
-            offset: map.offset,
-            identity: if file_is_there(map) { identities.of(name) } else { None },
-        },
+        _ => {
+            let (path, identity) = match code::of_map(map) {
+                Some((path, identity)) => (path, Some(identity)),
+                None if file_is_there(map) => (name.to_owned(), identities.of(name)),
+                None => (name.strip_suffix(DELETED).unwrap_or(name).to_owned(), None),
+            };
+            let offset = map.offset;
+            VmaKind::FilePrivate { path, offset, identity }
+        }
     };
     Ok(Vma {
         start: map.start,

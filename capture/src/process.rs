@@ -1,5 +1,6 @@
 //! One process: what `/proc` and system calls by the agent tell, joined with what the process told about itself.
 
+use crate::code;
 use crate::memory;
 use crate::mlock::{self, Locks};
 use crate::namespaces;
@@ -73,7 +74,7 @@ impl Draft {
             locks: Locks::default(),
             with_data: Vec::new(),
             root: proc::link(task, "root"),
-            exe: proc::link(task, "exe"),
+            exe: code::executable(task),
             timers: posix_timers(task),
         })
     }

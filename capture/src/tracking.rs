@@ -17,6 +17,7 @@
 //! do not show is seen otherwise: that a page was given back and is the zero page now (`move_pages`), that an equal page was put in its place (mappings marked as mergeable are
 //! left out), that somebody else has taken the bits away, and that the userfaultfd belongs to another address space (both by the [canary](Tracked::canary)).
 
+use crate::code::Code;
 use crate::memory::{self, Pages};
 use belay_abi::inject::{UFFD_ASYNC, UFFD_PLAIN};
 use belay_image::extents::Extent;
@@ -94,11 +95,20 @@ pub struct Tracking {
     disturbed: bool,
     method: Method,
     off: bool,
+    /// The files that the processes map.
+    pub(crate) code: Code,
+}
+
+/// What a checkpoint has found out, which holds once it is committed.
+#[derive(Debug)]
+pub struct Findings {
+    pub(crate) armed: Vec<Armed>,
+    pub(crate) code: Code,
 }
 
 /// A process at the snapshot: to be tracked from here on, if the checkpoint is committed.
 #[derive(Debug)]
-pub struct Armed {
+pub(crate) struct Armed {
     key: Key,
     uffd: Option<OwnedFd>,
     policy: Policy,
@@ -161,6 +171,11 @@ impl Tracking {
         tracking
     }
 
+    /// The job has been restarted: these files are stored already.
+    pub fn knows(&mut self, code: Code) {
+        self.code = code;
+    }
+
     /// How written pages are found where there is no [hindrance](Tracking::hindrance).
     pub fn method(&self) -> &'static str {
         match self.method {
@@ -220,7 +235,10 @@ impl Tracking {
     }
 
     /// Takes over what the snapshot armed, now that its checkpoint is committed with these extents.
-    pub fn commit(&mut self, armed: Vec<Armed>, tables: &BTreeMap<i32, Vec<Extent>>) {
+    pub fn commit(&mut self, found: Findings, tables: &BTreeMap<i32, Vec<Extent>>) {
+        let Findings { armed, code } = found;
+        self.code = code;
+        self.code.commit(tables);
         self.tracked.clear();
         self.paused.clear();
         self.disturbed = armed.iter().any(|a| a.disturbed);

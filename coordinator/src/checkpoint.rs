@@ -12,7 +12,7 @@ use crate::nodes::table::Row;
 use crate::sys::Wake;
 use crate::Failure;
 use belay_capture::headroom::{self, Advice, Watch};
-use belay_capture::{Armed, CaptureError, Held, Options, Snapshot, Tracking};
+use belay_capture::{CaptureError, Findings, Held, Options, Snapshot, Tracking};
 use belay_image::manifest::{FileEntry, Taken};
 use belay_kernel::prompt;
 use belay_plugins::Group;
@@ -43,7 +43,7 @@ struct Counters {
 #[derive(Debug)]
 struct Written {
     files: Vec<FileEntry>,
-    armed: Vec<Armed>,
+    found: Findings,
     session: Session,
 }
 
@@ -51,7 +51,7 @@ struct Written {
 #[derive(Debug)]
 pub(crate) struct Learned {
     pub(crate) session: Session,
-    pub(crate) armed: Vec<Armed>,
+    pub(crate) found: Findings,
     /// The generation's directory.
     pub(crate) path: PathBuf,
 }
@@ -257,7 +257,7 @@ impl Writing {
         let commit = |written: Written| {
             let Written {
                 mut files,
-                armed,
+                found,
                 mut session,
             } = written;
             if let Some(status) = ended.or(root_status.filter(|_| ended_meanwhile)) {
@@ -273,7 +273,7 @@ impl Writing {
                 blocked: facts.blocked,
                 write,
                 notes,
-                learned: Some(Learned { session, armed, path }),
+                learned: Some(Learned { session, found, path }),
             })
         };
         let committed = written.and_then(commit);
@@ -296,7 +296,7 @@ fn spawn_writer(
             counters.expected.store(expected, Ordering::Relaxed);
         });
         // The receiver lives until this thread is joined.
-        drop(send.send(written.map(|(files, armed)| Written { files, armed, session })));
+        drop(send.send(written.map(|(files, found)| Written { files, found, session })));
         done.wake();
     })
 }

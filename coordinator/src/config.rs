@@ -18,6 +18,7 @@
 //!
 //! [checkpoints]               # of each job, see `limits`
 //! keep = 3                    # unless --keep says otherwise
+//! save_code = true            # with the programs and libraries that processes map, unless --no-save-code says otherwise
 //! max_bytes = "500G"          # in the site's file: more is not allowed
 //! roots = ["/scratch"]        # directories: checkpoints lie below these and nowhere else; object stores are not asked about
 //!

@@ -88,6 +88,9 @@ pub struct Description {
     pub differential: Differential,
     /// Save the contents of open files.
     pub save_open_files: bool,
+    /// Save the programs and libraries that its processes map.
+    #[serde(default = "yes")]
+    pub save_code: bool,
     /// The last restart was to go on whatever instructions the processor lacks; for the parts on other hosts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub any_cpu: bool,
@@ -105,6 +108,10 @@ pub struct Description {
     /// How the last run of the command ended: the status word as `wait` reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_status: Option<i32>,
+}
+
+pub(crate) fn yes() -> bool {
+    true
 }
 
 fn min_gap_s() -> f64 {
@@ -155,6 +162,7 @@ impl Description {
             allowed_bytes: None,
             differential: Differential::Hash,
             save_open_files: false,
+            save_code: true,
             any_cpu: false,
             log_level: "info".into(),
             metrics: None,

@@ -1,10 +1,11 @@
-//! Identity of a file that is mapped but not stored: its build id, else a hash, else length and time.
+//! Identity of a file that is mapped: its build id, else a hash, else length and time.
 
 use crate::model::FileIdentity;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 
 /// Files without a build id are hashed up to this length; of longer ones length and time must do.
 const HASH_LIMIT: u64 = 16 << 20;
@@ -13,20 +14,44 @@ const NT_GNU_BUILD_ID: u32 = 3;
 /// Longer note segments than this are not searched.
 const NOTE_LIMIT: u64 = 64 << 10;
 
+/// Opens the file at `path` to look at it.
+pub fn open(path: &Path) -> io::Result<File> {
+    // What has taken the file's place may be a FIFO, which would keep us waiting for a writer.
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let open = |flags| OpenOptions::new().read(true).custom_flags(flags).open(path);
+    // Its time of last access stays as it is, where that may be asked for: by its owner, and by root.
+    open(flags | libc::O_NOATIME).or_else(|_| open(flags))
+}
+
+/// A file that no path leads to, or to another one: the agent has it open.
+#[derive(Debug, Clone)]
+pub struct Nameless {
+    /// Its device,
+    pub dev: u64,
+    /// and its number there.
+    pub ino: u64,
+    /// The path that it had.
+    pub path: String,
+    /// What it is.
+    pub identity: FileIdentity,
+    /// Its permission bits.
+    pub mode: u32,
+    /// The file.
+    pub file: Arc<File>,
+}
+
 impl FileIdentity {
     /// The identity of the file at `path`.
     pub fn of(path: &Path) -> io::Result<Self> {
-        // What has taken the file's place may be a FIFO, which would keep us waiting for a writer.
-        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-        let open = |flags| OpenOptions::new().read(true).custom_flags(flags).open(path);
-        // Its time of last access stays as it is, where that may be asked for: by its owner, and by root.
-        let file = open(flags | libc::O_NOATIME).or_else(|_| open(flags))?;
+        Self::of_open(&open(path)?)
+    }
+
+    /// The identity of `file`, whose offset stays where it is.
+    pub fn of_open(file: &File) -> io::Result<Self> {
         let meta = file.metadata()?;
-        let build_id = meta.is_file().then(|| build_id(&file)).flatten();
+        let build_id = meta.is_file().then(|| build_id(file)).flatten();
         let xxh3 = if build_id.is_none() && meta.is_file() && meta.len() <= HASH_LIMIT {
-            let mut data = Vec::new();
-            (&file).take(HASH_LIMIT + 1).read_to_end(&mut data)?;
-            Some(crate::checksum(&data))
+            Some(crate::checksum(&start(file)?))
         } else {
             None
         };
@@ -48,6 +73,27 @@ impl FileIdentity {
             (None, None) => now.bytes == self.bytes && now.mtime_ns == self.mtime_ns,
         }
     }
+}
+
+/// What `file` begins with: all of it, unless it is longer than what is hashed.
+fn start(file: &File) -> io::Result<Vec<u8>> {
+    let mut data = Vec::new();
+    let mut piece = vec![0u8; 1 << 20];
+    while data.len() as u64 <= HASH_LIMIT {
+        match file.read_at(&mut piece, data.len() as u64) {
+            Ok(0) => break,
+            Ok(n) => data.extend_from_slice(&piece[..n]),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(data)
+}
+
+/// Whether `file` is a program or a library.
+pub fn is_elf(file: &File) -> bool {
+    let mut magic = [0u8; 4];
+    file.read_exact_at(&mut magic, 0).is_ok() && magic == *b"\x7fELF"
 }
 
 /// The GNU build id of a 64-bit ELF file.

@@ -9,6 +9,7 @@
 //!   blobs.bin           byte strings referenced from job.bimg: data in flight, the vDSO
 //!   pages-PID.bidx      section EXTENTS: in which chunk each stored page range of process PID lies
 //!   pages-0.bidx        the same for contents of shared memory and files, one behind the other; where they begin stands in DESCRIPTORS
+//!   pages-code.bidx     the same for programs, libraries and other files that processes map; where they begin stands in JOB
 //! ```
 //! Memory itself lies in the chunks of the store beside the generations (crate `belay-storage`), which generations share.
 //!
@@ -35,9 +36,15 @@ pub const BLOB_FILE: &str = "blobs.bin";
 /// In the place of a process number: contents of shared memory and files.
 pub const CONTENTS: i32 = 0;
 
-/// Name of the extent index of process `pid`, or of [`CONTENTS`].
+/// In the place of a process number: files that processes map, see [`model::MappedFile`].
+pub const CODE: i32 = -1;
+
+/// Name of the extent index of process `pid`, or of [`CONTENTS`] or [`CODE`].
 pub fn extent_file(pid: i32) -> String {
-    format!("pages-{pid}.bidx")
+    match pid {
+        CODE => "pages-code.bidx".into(),
+        pid => format!("pages-{pid}.bidx"),
+    }
 }
 
 /// XXH3-64 of `data`, the checksum of this format.

@@ -37,6 +37,37 @@ pub struct Job {
     pub processes: Vec<Process>,
     /// `clock_gettime(CLOCK_MONOTONIC)` at capture, nanoseconds.
     pub monotonic_ns: u64,
+    /// Files that processes map, stored for a restart that finds others in their places. Without `--no-save-code`, most of those with an identity.
+    #[serde(default)]
+    pub code: Vec<MappedFile>,
+}
+
+/// A program, a library or another file that processes map, with its contents.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MappedFile {
+    /// Its path, as in [`VmaKind::FilePrivate`] and [`Process::exe`].
+    pub path: String,
+    /// What it was.
+    pub identity: FileIdentity,
+    /// Its permission bits.
+    pub mode: u32,
+    /// Where its first byte lies among all of them, in the table of [`crate::CODE`]; a multiple of the page.
+    pub at: u64,
+    /// What is stored: ranges of whole pages, in ascending order. The last page of a file is filled up with zeros.
+    pub parts: Vec<(u64, u64)>,
+}
+
+impl MappedFile {
+    /// Bytes that are stored.
+    pub fn stored(&self) -> u64 {
+        let lengths = self.parts.iter().map(|(from, to)| to.saturating_sub(*from));
+        lengths.fold(0, u64::saturating_add)
+    }
+
+    /// Whether it is this one.
+    pub fn is(&self, path: &str, identity: &FileIdentity) -> bool {
+        self.path == path && self.identity == *identity
+    }
 }
 
 /// The pages that the kernel gives to every process, the same in all of them.

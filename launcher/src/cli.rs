@@ -133,6 +133,9 @@ pub(crate) struct Launch {
     /// Save the contents of the files that the job writes or has made, where they are open, not only of those that would otherwise be lost
     #[arg(long)]
     pub(crate) save_open_files: bool,
+    /// Do not save the programs and libraries that the job has mapped: a restart then needs the same ones (also save_code = false in belay.toml)
+    #[arg(long)]
+    pub(crate) no_save_code: bool,
     /// Take what the command starts on other hosts through ssh, rsh or srun into the job; the job directory must be on a file system that all hosts share
     #[arg(long)]
     pub(crate) across_hosts: bool,

@@ -3,7 +3,7 @@
 use crate::format;
 use belay_coordinator::{generations, Failure};
 use belay_image::manifest::{Manifest, MANIFEST_FILE};
-use belay_image::model::{Job, Process, ProcessState, VmaKind};
+use belay_image::model::{Job, MappedFile, Process, ProcessState, VmaKind};
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{extents, JOB_FILE};
 use belay_wire::Exit;
@@ -137,7 +137,28 @@ fn job_text(job: &Job) -> String {
     for p in &job.processes {
         out += &process_text(p);
     }
-    out
+    out + &code_text(&job.code)
+}
+
+/// The files that processes map, and what they cost, once for all generations that have them.
+fn code_text(files: &[MappedFile]) -> String {
+    if files.is_empty() {
+        return String::new();
+    }
+    let stored = files.iter().map(MappedFile::stored).fold(0, u64::saturating_add);
+    let rows: Vec<Vec<String>> = files
+        .iter()
+        .map(|f| {
+            let build = f.identity.build_id.clone().unwrap_or_default();
+            vec![format::bytes(f.stored()), f.path.clone(), build]
+        })
+        .collect();
+    let head = format!(
+        "\nmapped files stored, once for all checkpoints that have them: {}, {}\n",
+        files.len(),
+        format::bytes(stored)
+    );
+    head + &format::table(&[">size", "file", "build"], &rows)
 }
 
 fn process_text(p: &Process) -> String {

@@ -71,6 +71,7 @@ fn described(args: &Launch, limits: &Limits) -> Result<Description, Failure> {
             cli::Differential::Off => Differential::Off,
         },
         save_open_files: args.save_open_files,
+        save_code: limits.save_code(args.no_save_code),
         across_hosts: args.across_hosts,
         log_level: logging::level_name(args.log_level),
         metrics: args.metrics.clone().filter(|m| m != "off"),

@@ -84,7 +84,7 @@ impl Descriptors {
 
     /// Whether the job writes the file at `path`, or the checkpoint holds its contents: then it need not look now as it did then.
     pub fn restores(&self, path: &Path) -> bool {
-        let ours = |f: &files::FileObject| f.written || f.content.is_some();
+        let ours = |f: &files::FileObject| f.origin == files::Origin::Named && (f.written || f.content.is_some());
         self.files.iter().any(|f| f.path.as_path() == path && ours(f))
     }
 }

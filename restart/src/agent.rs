@@ -2,6 +2,7 @@
 //!
 //! It is a child of PID 1 in the new namespaces, with the PID that the agent had at the checkpoint, and the ancestor of every process of the job.
 
+use crate::code::{Copies, Mapped};
 use crate::contents::Contents;
 use crate::control::{Shared, RESTORER_STEP};
 use crate::fail::{Outcome, RestartError};
@@ -40,6 +41,7 @@ pub(crate) struct Restarted {
     pub(crate) phases: Phases,
     pub(crate) names: Names,
     pub(crate) led: bool,
+    pub(crate) code: Mapped,
 }
 
 /// Duration of each phase.
@@ -61,6 +63,7 @@ pub(crate) fn restart(
         descriptors,
         blobs,
         contents,
+        code,
         foreign,
         extents,
         chunks,
@@ -94,6 +97,7 @@ pub(crate) fn restart(
         group,
         (&sys::say, &mut fork),
     )?;
+    let copies = Copies::make(&code, &Contents::new(&code.table, &chunks, group), &rebuilder.room(), !lazy)?;
     connects::finish(&mut job.processes, |pid, tid, fd| rebuilder.is_connected(pid, tid, fd));
     open_shared_objects(&rebuilder, &job);
     let programs = job.processes.iter().map(|p| p.mm.start_stack).collect();
@@ -121,6 +125,7 @@ pub(crate) fn restart(
         restore_timer_ids: sys::prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_GET, 0).is_ok(),
         own: own_credentials(way.is_ordinary()).map_err(|e| RestartError::at("read own credentials", e))?,
         specials,
+        copies: &copies,
         foreign: foreign.as_ref(),
         places,
     };
@@ -162,36 +167,44 @@ pub(crate) fn restart(
     });
     let Context { rebuilder, .. } = context;
     release(rebuilder);
-    let result = parked.and_then(|spawned| {
-        let resuming = Instant::now();
-        let stopped = resume::seize(&job, &shared, &tree, &live, blob)?;
-        if let Some(shown) = shown {
-            shown.show(job.processes.iter().filter(|p| tree::is_live(p)).map(|p| p.pid));
-        }
-        if way != Way::Initial {
-            set_last_pid(tree.max_pid);
-        }
-        if foreground {
-            resume::hand_over_terminal(&job);
-        }
-        // The agent had capabilities while it rebuilt the job. Now it becomes what it was before: a process like those of the job, which may open its descriptors
-        // as their snapshots do.
-        if way.is_ordinary() {
-            sys::give_up_capabilities().map_err(|e| RestartError::at("resume", format!("give up capabilities: {e}")))?;
-        }
-        ready();
-        // Nobody goes on before everybody is whole.
-        if let Some(group) = group {
-            let met = group.meet(Facts::new(), BTreeSet::new());
-            met.map_err(|e| RestartError::at("restart together with the other nodes", e))?;
-        }
-        stopped.resume();
-        Ok(Restarted {
-            phases: phases(rebuilt, spawned, &live, &shared, resuming.elapsed()),
-            names,
-            led: questions.any(),
-        })
-    });
+    let copies = copies.keep().map_err(|e| RestartError::at("keep copies of mapped files", e));
+    let result = parked
+        .and_then(|spawned| Ok((spawned, copies?)))
+        .and_then(|(spawned, copies)| {
+            let resuming = Instant::now();
+            let stopped = resume::seize(&job, &shared, &tree, &live, blob)?;
+            if let Some(shown) = shown {
+                shown.show(job.processes.iter().filter(|p| tree::is_live(p)).map(|p| p.pid));
+            }
+            if way != Way::Initial {
+                set_last_pid(tree.max_pid);
+            }
+            if foreground {
+                resume::hand_over_terminal(&job);
+            }
+            // The agent had capabilities while it rebuilt the job. Now it becomes what it was before: a process like those of the job, which may open its descriptors
+            // as their snapshots do.
+            if way.is_ordinary() {
+                sys::give_up_capabilities().map_err(|e| RestartError::at("resume", format!("give up capabilities: {e}")))?;
+            }
+            ready();
+            // Nobody goes on before everybody is whole.
+            if let Some(group) = group {
+                let met = group.meet(Facts::new(), BTreeSet::new());
+                met.map_err(|e| RestartError::at("restart together with the other nodes", e))?;
+            }
+            stopped.resume();
+            Ok(Restarted {
+                phases: phases(rebuilt, spawned, &live, &shared, resuming.elapsed()),
+                names,
+                led: questions.any(),
+                code: Mapped {
+                    files: code.files,
+                    table: code.table,
+                    copies,
+                },
+            })
+        });
     result.map_err(|e| {
         living.kill();
         explain_restorer(e, &job, &tree, &shared, &extents)

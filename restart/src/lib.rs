@@ -16,6 +16,7 @@ mod arena;
 mod attributes;
 mod call;
 mod channel;
+mod code;
 mod companion;
 mod connects;
 mod contents;
@@ -45,6 +46,7 @@ mod tree;
 mod vdso;
 mod verify;
 
+pub use code::Mapped;
 pub use fail::RestartError;
 pub use front::{by_user, End};
 
@@ -80,6 +82,8 @@ pub struct Restored {
     pub names: belay_plugins::Names,
     /// Its processes ask about calls (a system call filter): those with addresses, which have changed, or executions.
     pub led: bool,
+    /// The files that they map, other than through descriptors.
+    pub code: Mapped,
 }
 
 /// What the agent of the restarted job tells its front.
@@ -215,6 +219,7 @@ pub fn restart(
                     phases: restarted.phases,
                     names: restarted.names,
                     led: restarted.led,
+                    code: restarted.code,
                 })
             });
         match result {

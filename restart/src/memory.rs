@@ -9,7 +9,7 @@ use crate::call::{call, nr, signed, With};
 use crate::layout::{uncovered, Range, TASK_SIZE};
 use crate::vdso::{self, Foreign};
 use belay_abi::restore::{Call, Fill, Step, CALL_EXPECT_ARG0, CALL_KEEP, CALL_MAY_FAIL, CALL_USE_KEPT_ARG0, CALL_USE_KEPT_ARG4};
-use belay_image::model::{ObjectId, Vma, VmaKind};
+use belay_image::model::{FileIdentity, ObjectId, Vma, VmaKind};
 use belay_kernel::{guards, hugepages};
 
 const PROT_READ: u64 = 1;
@@ -65,6 +65,8 @@ pub(crate) struct Input<'a> {
     pub(crate) ask_huge: bool,
     pub(crate) shared_fd: &'a dyn Fn(ObjectId, bool) -> Option<i32>,
     pub(crate) segment_bytes: &'a dyn Fn(i32) -> Option<u64>,
+    /// What is mapped in the place of a file that is not here.
+    pub(crate) copy: &'a dyn Fn(&str, &FileIdentity) -> Option<i32>,
 }
 
 /// The plan.
@@ -331,13 +333,18 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
             p.before
                 .push(fixed(flags | MAP_PRIVATE | MAP_ANONYMOUS | MAP_GROWSDOWN, -1, 0));
         }
-        VmaKind::FilePrivate { path, offset, .. } => {
-            let path = arena.string(path);
-            let open = call(Step::Map, i, nr::OPEN, &[path, O_RDONLY_CLOEXEC]).with(CALL_KEEP);
-            p.before.push(open);
-            p.before
-                .push(fixed(flags | MAP_PRIVATE, -1, *offset).with(CALL_USE_KEPT_ARG4));
-            p.before.push(call(Step::Map, i, nr::CLOSE, &[0]).with(CALL_USE_KEPT_ARG0));
+        VmaKind::FilePrivate { path, offset, identity } => {
+            let copy = identity.as_ref().and_then(|i| (input.copy)(path, i));
+            if let Some(copy) = copy {
+                p.before.push(fixed(flags | MAP_PRIVATE, copy, *offset));
+            } else {
+                let path = arena.string(path);
+                let open = call(Step::Map, i, nr::OPEN, &[path, O_RDONLY_CLOEXEC]).with(CALL_KEEP);
+                p.before.push(open);
+                p.before
+                    .push(fixed(flags | MAP_PRIVATE, -1, *offset).with(CALL_USE_KEPT_ARG4));
+                p.before.push(call(Step::Map, i, nr::CLOSE, &[0]).with(CALL_USE_KEPT_ARG0));
+            }
         }
         VmaKind::Shared {
             object,

@@ -1,6 +1,7 @@
 //! Whether a job's description can be one: what the plans made from it take for granted. A description with right checksums can still come from a defect, or from
 //! somebody else's hands, and must end in one line, not in a panic in the middle of a restart. Pure.
 
+use crate::code;
 use crate::layout::TASK_SIZE;
 use crate::tree::is_live;
 use belay_abi::aio::{RingPlan, EVENT_BYTES};
@@ -22,6 +23,7 @@ const SIGNALS: i32 = 64;
 
 /// Checks `job`; what is wrong with it.
 pub(crate) fn check(job: &Job) -> Result<(), String> {
+    code::check(&job.code)?;
     job.processes.iter().try_for_each(|p| {
         let checked = process(p)
             .and_then(|()| guest(p, &job.processes))

@@ -2,6 +2,7 @@
 
 use crate::arena::Arena;
 use crate::attributes;
+use crate::code::Copies;
 use crate::companion;
 use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
@@ -63,6 +64,8 @@ pub(crate) struct Context<'a> {
     pub(crate) restore_timer_ids: bool,
     pub(crate) own: Own,
     pub(crate) specials: Vec<Special>,
+    /// Files that this machine lacks.
+    pub(crate) copies: &'a Copies,
     /// The vDSO of the checkpoint, where this kernel has another or somebody was stopped in it,
     pub(crate) foreign: Option<&'a Foreign>,
     /// and where this kernel's goes in each process, by PID.
@@ -215,16 +218,23 @@ fn open_files(cx: &Context<'_>, p: &Process) -> Outcome<Files> {
             entry.insert(high(file.as_raw_fd())?);
         }
     }
-    let exe = match std::fs::File::open(&p.exe) {
+    let copy = p.exe_identity.as_ref().and_then(|identity| cx.copies.of(&p.exe, identity));
+    let exe = match (copy, std::fs::File::open(&p.exe)) {
         _ if tree::shares_memory(p) => None, // it belongs to the memory
-        Ok(f) => Some(high(f.as_raw_fd())?),
-        Err(_) => None, // /proc/PID/exe then shows belay; the program's own pages are checked and mapped elsewhere
+        (Some(copy), _) => Some(high(copy)?),
+        (None, Ok(f)) => Some(high(f.as_raw_fd())?),
+        (None, Err(_)) => None, // /proc/PID/exe then shows belay; the program's own pages are checked and mapped elsewhere
     };
     let mut shared: Vec<RawFd> = p
         .vmas
         .iter()
         .filter_map(|v| match &v.kind {
             VmaKind::Shared { object, may_write, .. } => cx.rebuilder.shared_fd(*object, *may_write),
+            VmaKind::FilePrivate {
+                path,
+                identity: Some(identity),
+                ..
+            } => cx.copies.of(path, identity),
             _ => None,
         })
         .collect();
@@ -375,6 +385,7 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
         ask_huge: cx.ask_huge,
         shared_fd: &|object, may_write| cx.rebuilder.shared_fd(object, may_write),
         segment_bytes: &segment_bytes,
+        copy: &|path, identity| cx.copies.of(path, identity),
     };
     let guest = tree::shares_memory(p);
     let mut memory = match guest {

@@ -1,6 +1,7 @@
 //! Reads a generation and checks, before any process is started, all that can be checked: files and checksums of the image, identity of the files
 //! that the processes had mapped, and what this machine must have in common with that of the checkpoint.
 
+use crate::code::Code;
 use crate::fail::{Outcome, RestartError};
 use crate::namespace;
 use crate::plausible;
@@ -11,11 +12,11 @@ use belay_image::extents::{self, Extent};
 use belay_image::manifest::Manifest;
 use belay_image::model::{FileIdentity, Job, Process, Processor, Vma, VmaKind};
 use belay_image::sections::{Kind, SectionFile};
-use belay_image::{blobs::BlobReader, checksum, extent_file, files, ImageError, BLOB_FILE, CONTENTS, JOB_FILE};
+use belay_image::{blobs::BlobReader, checksum, extent_file, files, ImageError, BLOB_FILE, CODE, CONTENTS, JOB_FILE};
 use belay_plugins::Descriptors;
 use belay_storage::chunk::Chunk;
 use belay_storage::store::Store;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
 /// A generation that has passed the checks.
@@ -25,6 +26,8 @@ pub(crate) struct Loaded {
     pub(crate) blobs: BlobReader,
     /// Where contents of shared memory and files lie.
     pub(crate) contents: Vec<Extent>,
+    /// The files that processes map.
+    pub(crate) code: Code,
     /// The vDSO of the checkpoint, where this kernel has another or somebody was stopped in it.
     pub(crate) foreign: Option<Foreign>,
     /// Extents of every process with memory, by PID; none spans two mappings or is longer than a helper thread should read at a time.
@@ -65,23 +68,30 @@ pub(crate) fn load(dir: &Path, any_cpu: bool) -> Outcome<Loaded> {
             .ok_or_else(|| ImageError::damaged(&path, "not listed in the manifest"))?;
         all.insert(p.pid, cut(&table(&path, bytes, &chunks)?, &p.vmas));
     }
-    let name = extent_file(CONTENTS);
-    let contents = files
-        .get(&name)
-        .map(|bytes| table(&dir.join(&name), bytes, &chunks))
-        .transpose()?;
+    let of_all = |number: i32| {
+        let name = extent_file(number);
+        let bytes = files.get(&name);
+        let found = bytes.map(|bytes| table(&dir.join(&name), bytes, &chunks)).transpose();
+        found.map(Option::unwrap_or_default)
+    };
+    let contents = of_all(CONTENTS)?;
     check_processes(&job)?;
     check_processor(&job, any_cpu)?;
     let descriptors: Descriptors = sections.get_json(Kind::Descriptors)?;
     let tables = descriptors.check_tables(&plausible::tasks(&job));
     tables.map_err(|reason| ImageError::damaged(&dir.join(JOB_FILE), reason))?;
-    check_mapped_files(&job, &descriptors)?;
+    let code = Code {
+        lacking: lacking(&job, &descriptors)?,
+        files: job.code.clone(),
+        table: of_all(CODE)?,
+    };
     let blobs = BlobReader::open(&dir.join(BLOB_FILE))?;
     Ok(Loaded {
         descriptors,
         foreign: foreign(&job, &blobs)?,
         blobs,
-        contents: contents.unwrap_or_default(),
+        contents,
+        code,
         job,
         extents: all,
         chunks,
@@ -195,39 +205,54 @@ fn foreign(job: &Job, blobs: &BlobReader) -> Outcome<Option<Foreign>> {
     })
 }
 
-/// Executables and libraries must be those of the checkpoint; their pages are not stored. Files that the job writes, or that the checkpoint restores, are
-/// another matter.
-fn check_mapped_files(job: &Job, descriptors: &Descriptors) -> Outcome<()> {
-    let mut known: HashMap<&str, FileIdentity> = HashMap::new();
-    let wanted = job.processes.iter().flat_map(mapped_files);
-    let wanted = wanted.filter(|(path, _)| !descriptors.restores(Path::new(path)));
-    for (path, then) in wanted {
-        if !known.contains_key(path) {
-            let now = FileIdentity::of(Path::new(path)).map_err(|e| RestartError::Changed {
-                path: path.to_owned(),
-                reason: format!("{e}; the job has it mapped: put it back as it was at the checkpoint"),
-            })?;
-            known.insert(path, now);
+/// Programs and libraries must be those of the checkpoint, or stored in it: which of the stored ones are others here. Files that the job writes, or that the checkpoint restores, are another matter.
+fn lacking(job: &Job, descriptors: &Descriptors) -> Outcome<Vec<usize>> {
+    let mut known: HashMap<&str, Result<FileIdentity, String>> = HashMap::new();
+    let mut lacking = BTreeSet::new();
+    let mapped = job.processes.iter().flat_map(mapped_files);
+    let mapped = mapped.map(|found| (found, !descriptors.restores(Path::new(found.0))));
+    let programs = job
+        .processes
+        .iter()
+        .filter_map(|p| Some((p.exe.as_str(), p.exe_identity.as_ref()?)));
+    let programs = programs.map(|found| (found, false));
+    for ((path, then), needed) in mapped.chain(programs) {
+        let look = || FileIdentity::of(Path::new(path)).map_err(|e| e.to_string());
+        let now = known.entry(path).or_insert_with(look);
+        if now.as_ref().is_ok_and(|now| then.accepts(now)) {
+            continue;
         }
-        let now = &known[path];
-        if !then.accepts(now) {
-            let reason = match (&then.build_id, &now.build_id) {
-                (Some(a), Some(b)) if a != b => format!("build id {b}, was {a} at the checkpoint: put that build back"),
-                _ if then.bytes != now.bytes => {
-                    format!(
-                        "{} bytes, was {} at the checkpoint: put that version back",
-                        now.bytes, then.bytes
-                    )
-                }
-                _ => "other contents than at the checkpoint: put that version back".to_owned(),
-            };
-            return Err(RestartError::Changed {
-                path: path.to_owned(),
-                reason,
-            });
+        match job.code.iter().position(|f| f.is(path, then)) {
+            Some(stored) => drop(lacking.insert(stored)),
+            None if needed => {
+                return Err(RestartError::Changed {
+                    path: path.to_owned(),
+                    reason: difference(then, now),
+                })
+            }
+            // Its own pages are among those of the process.
+            None => {}
         }
     }
-    Ok(())
+    Ok(lacking.into_iter().collect())
+}
+
+/// Why a file cannot stand in for the one that was mapped, and what to do.
+fn difference(then: &FileIdentity, now: &Result<FileIdentity, String>) -> String {
+    let now = match now {
+        Ok(now) => now,
+        Err(e) => return format!("{e}; the job has it mapped: put it back as it was at the checkpoint"),
+    };
+    match (&then.build_id, &now.build_id) {
+        (Some(a), Some(b)) if a != b => format!("build id {b}, was {a} at the checkpoint: put that build back"),
+        _ if then.bytes != now.bytes => {
+            format!(
+                "{} bytes, was {} at the checkpoint: put that version back",
+                now.bytes, then.bytes
+            )
+        }
+        _ => "other contents than at the checkpoint: put that version back".to_owned(),
+    }
 }
 
 fn mapped_files(p: &Process) -> impl Iterator<Item = (&str, &FileIdentity)> {

@@ -108,6 +108,7 @@ impl Agent {
     ) -> Result<Writing, Failure> {
         let options = belay_capture::Options {
             save_open_files: self.description.save_open_files,
+            save_code: self.description.save_code,
             launched: UNIX_EPOCH + Duration::from_secs(self.description.created_unix_s),
             outside: ways.outside,
             standins: ways.standins,
@@ -247,11 +248,11 @@ impl Agent {
 
     /// What the checkpoint has taught about the store holds from its commit on.
     pub(super) fn keep_session(&mut self, committed: &mut Committed) -> Stats {
-        let Some(Learned { session, armed, path }) = committed.learned.take() else {
+        let Some(Learned { session, found, path }) = committed.learned.take() else {
             return Stats::default();
         };
         let stats = session.stats;
-        self.tracking.commit(armed, session.tables());
+        self.tracking.commit(found, session.tables());
         self.engine.keep(session, &path);
         if let Err(failure) = self.tidy() {
             self.note_failure(&failure, true);

@@ -37,7 +37,7 @@ use crate::relay::{Channel, Message, Relay};
 use crate::sys::{self, SignalFd, Timer, Wake};
 use crate::tiers::local::Seat;
 use crate::{tiers, Failure};
-use belay_capture::Tracking;
+use belay_capture::{Code, Tracking};
 use belay_image::manifest::Manifest;
 use belay_kernel::proc;
 use belay_plugins::Names;
@@ -252,6 +252,12 @@ impl Agent {
     /// The job goes on from the generation in `path`, whose memory has been read and found whole: what it stored need not be stored again.
     pub(crate) fn build_on(&mut self, path: &std::path::Path) {
         self.engine.build_on(path);
+    }
+
+    /// After a restart: the files that the processes map.
+    pub(crate) fn maps(&mut self, code: &belay_restart::Mapped) {
+        belay_capture::adopt(code.copies.clone());
+        self.tracking.knows(Code::of(code.files.clone(), code.table.clone()));
     }
 
     /// Chunks made from now on have greater numbers than those of a generation that has been brought here.

@@ -274,6 +274,7 @@ impl Agent {
                 base,
                 then_stop,
                 save_open_files,
+                save_code,
                 keep,
                 pinned,
                 tell,
@@ -281,6 +282,7 @@ impl Agent {
             } => {
                 self.addresses.0 = self.addresses.0.clone().in_era(era);
                 self.description.save_open_files = save_open_files;
+                self.description.save_code = save_code;
                 self.flush.of_root = pinned;
                 self.description.keep = keep;
                 self.next_number = number + 1;
@@ -360,6 +362,7 @@ impl Agent {
                         base: number * STEPS,
                         then_stop: wanted.then_stop,
                         save_open_files: self.description.save_open_files,
+                        save_code: self.description.save_code,
                         keep: self.description.keep,
                         pinned: self.pinned(),
                         tell: self.telling.is_some(),

@@ -4,6 +4,7 @@
 //! |---|---|---|---|
 //! | `keep` | default | default instead | `--keep`, instead of both |
 //! | `max_bytes` | default and limit | default, where it is less | `--max-bytes`, refused above the limit |
+//! | `save_code` | default | default instead | `--no-save-code`, instead of both |
 //! | `roots` | directories below which checkpoints may lie | the same; both count | |
 //!
 //! A launch keeps in `job.json` what follows for `keep` and `max_bytes`. What the site allows is kept nowhere: every launch and every restart asks the files. Object stores lie in no
@@ -28,6 +29,7 @@ pub(super) struct RawCheckpoints {
     keep: Option<toml::Spanned<u32>>,
     max_bytes: Option<toml::Spanned<Size>>,
     roots: Option<toml::Spanned<Vec<PathBuf>>>,
+    save_code: Option<bool>,
 }
 
 impl RawCheckpoints {
@@ -91,6 +93,7 @@ pub enum Use {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Limits {
     keep: Option<u32>,
+    save_code: Option<bool>,
     /// The default.
     max_bytes: Option<u64>,
     /// The site's, above which nobody gets.
@@ -105,6 +108,7 @@ impl Limits {
     /// Adds what the file at `path`, with contents `text`, says.
     pub(super) fn add(&mut self, (path, text): (&Path, &str), raw: RawCheckpoints) {
         self.keep = raw.keep.map(toml::Spanned::into_inner).or(self.keep);
+        self.save_code = raw.save_code.or(self.save_code);
         if let Some(max_bytes) = raw.max_bytes {
             let (at, Size(bytes)) = (max_bytes.span().start, max_bytes.into_inner());
             if path == Path::new(SITE) {
@@ -127,6 +131,11 @@ impl Limits {
     /// Checkpoints to keep, with `asked` on the command line.
     pub fn keep(&self, asked: Option<u32>) -> u32 {
         asked.or(self.keep).unwrap_or(KEEP)
+    }
+
+    /// Whether programs and libraries are saved, where the command line has said `no` or nothing.
+    pub fn save_code(&self, no: bool) -> bool {
+        !no && self.save_code.unwrap_or(true)
     }
 
     /// Most bytes of all checkpoints, with `asked` on the command line.

@@ -64,6 +64,8 @@ pub(crate) enum Order {
         base: u64,
         then_stop: bool,
         save_open_files: bool,
+        #[serde(default = "crate::jobdir::yes")]
+        save_code: bool,
         keep: u32,
         /// Generations that the root copies to durable tiers: they stay.
         pinned: Vec<u64>,
