@@ -1,4 +1,4 @@
-// Deleted files, O_TMPFILE files and files renamed after opening keep contents, offset and link count.
+// Deleted files, O_TMPFILE files and files renamed after opening keep contents, offset and link count; those without a name, and a memfd, that nobody touches, also mode and times.
 #include "check.h"
 int main(void) {
     begin("fd_deleted");
@@ -22,6 +22,21 @@ int main(void) {
             full_write(fd[i], blk, 4096);
         }
     uint64_t len[3] = {16, 16, 16};
+    int still[3], kept = 0;
+    snprintf(path, sizeof path, "still.%d", getpid());
+    still[kept++] = (int)OK(open(path, O_RDWR | O_CREAT | O_EXCL, 0600));
+    OK(unlink(path));
+    t = open(".", O_RDWR | O_TMPFILE, 0600);
+    if (t >= 0) still[kept++] = t;
+    still[kept++] = (int)OK(memfd_create("still", MFD_CLOEXEC));
+    struct stat was[3];
+    for (int i = 0; i < kept; i++) {
+        full_write(still[i], blk, 4096);
+        OK(fchmod(still[i], i == 2 ? 0511 : 06711));
+        struct timespec times[2] = {{1000000000 + i, 123456789}, {1100000000 + i, 987654321}};
+        OK(futimens(still[i], times));
+        OK(fstat(still[i], &was[i]));
+    }
     while (running()) {
         nap_us(1000);
         for (int i = 0; i < n; i++) {
@@ -38,6 +53,15 @@ int main(void) {
                 full_write(fd[i], blk, 4096);
                 len[i]++;
             }
+        }
+        for (int i = 0; i < kept; i++) {
+            struct stat st;
+            OK(fstat(still[i], &st));
+            EQ(st.st_mode, was[i].st_mode);
+            EQ(st.st_atim.tv_sec, was[i].st_atim.tv_sec);
+            EQ(st.st_atim.tv_nsec, was[i].st_atim.tv_nsec);
+            EQ(st.st_mtim.tv_sec, was[i].st_mtim.tv_sec);
+            EQ(st.st_mtim.tv_nsec, was[i].st_mtim.tv_nsec);
         }
         EQ(lseek(dupfd, 0, SEEK_CUR), (off_t)len[0] * 4096);
         CHECK(access(path, F_OK) == -1);

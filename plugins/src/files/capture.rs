@@ -134,6 +134,7 @@ fn object_of((found, raw): (&Found, RawFd), oid: ObjectId, magic: i64, renamed: 
         links: found.stat.st_nlink,
         bytes: u64::try_from(found.stat.st_size).unwrap_or(0),
         mtime_ns: fd::mtime_ns(&found.stat),
+        atime_ns: Some(fd::atime_ns(&found.stat)),
         written: false,
         content: None,
         print: None,
@@ -200,6 +201,7 @@ fn read(s: &mut Session<'_>, at: usize) -> Result<FileObject, Fault> {
         object.bytes = u64::try_from(stat.st_size).unwrap_or(0);
         object.mode = stat.st_mode & 0o7777;
         object.owner = (stat.st_uid, stat.st_gid);
+        (object.mtime_ns, object.atime_ns) = (fd::mtime_ns(&stat), Some(fd::atime_ns(&stat)));
     }
     let keep = match object.origin {
         Origin::Named => {
@@ -350,6 +352,7 @@ impl Sought {
                 links: stat.as_ref().map_or(0, |s| s.st_nlink),
                 bytes: stat.as_ref().map_or(0, |s| u64::try_from(s.st_size).unwrap_or(0)),
                 mtime_ns: stat.as_ref().map_or(0, fd::mtime_ns),
+                atime_ns: stat.as_ref().map(fd::atime_ns),
                 written: false,
                 content: None,
                 print: None,

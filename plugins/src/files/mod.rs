@@ -40,6 +40,9 @@ pub(crate) struct FileObject {
     pub(crate) bytes: u64,
     /// Modification time at capture.
     pub(crate) mtime_ns: i64,
+    /// Time of last access, where that is known.
+    #[serde(default)]
+    pub(crate) atime_ns: Option<i64>,
     /// Whether some process has it open for writing or mapped shared and writable.
     pub(crate) written: bool,
     /// Contents, where they belong to the checkpoint.

@@ -45,6 +45,14 @@ pub(crate) fn prepare(object: &FileObject, pages: &dyn PageSource) -> Result<Bui
                 _ => content.fill(a.as_raw_fd(), pages)?,
             }
         }
+        if let Origin::Deleted { .. } = object.origin {
+            // Writing takes set-user-ID bits away.
+            own(a, object)?;
+        }
+        // Of some that nobody has open they are not known.
+        if object.atime_ns.is_some() {
+            set_times(a, object)?;
+        }
         if let Origin::Memfd { seals, .. } = object.origin {
             // Sealing against writing must wait until the processes have mapped it: see `Rebuilder::finish`.
             let now = seals & !(libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL);
@@ -169,7 +177,7 @@ fn restore_named(object: &FileObject, content: &Content, pages: &dyn PageSource)
         opened => opened?,
     };
     content.restore(file.as_raw_fd(), pages)?;
-    set_mtime(&file, object.mtime_ns)?;
+    set_times(&file, object)?;
     Ok(built)
 }
 
@@ -189,7 +197,7 @@ fn make_new(
     let done: Result<_, Fault> = (|| {
         content.restore(file.as_raw_fd(), pages)?;
         let mode = own(&file, object)?;
-        set_mtime(&file, object.mtime_ns)?;
+        set_times(&file, object)?;
         let named = named(mode.is_some());
         if named {
             std::fs::rename(&name, object.path.as_path()).at("move it to its place")?;
@@ -211,15 +219,13 @@ fn make_new(
     })
 }
 
-/// Sets the modification time, by which `make` and its like judge a file.
-fn set_mtime(file: &OwnedFd, ns: i64) -> Result<(), Fault> {
-    let times = [
-        libc::timespec {
-            tv_sec: 0,
-            tv_nsec: libc::UTIME_OMIT,
-        },
-        timespec(ns),
-    ];
+/// Sets the times of last access and modification; by the latter `make` and its like judge a file.
+fn set_times(file: &OwnedFd, object: &FileObject) -> Result<(), Fault> {
+    let as_it_is = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: libc::UTIME_OMIT,
+    };
+    let times = [object.atime_ns.map_or(as_it_is, timespec), timespec(object.mtime_ns)];
     // SAFETY: `times` holds the two entries the call reads.
     crate::sys::check(unsafe { libc::futimens(file.as_raw_fd(), times.as_ptr()) }).at("set its time")?;
     Ok(())
@@ -266,7 +272,7 @@ fn check_named(object: &FileObject) -> Result<(), Fault> {
             };
             let file = built.open_at(path, libc::O_WRONLY)?;
             fd::truncate(file.as_raw_fd(), object.bytes).at("cut it to its length at the checkpoint")?;
-            set_mtime(&file, object.mtime_ns)?;
+            set_times(&file, object)?;
         }
         return Ok(());
     }
@@ -298,7 +304,6 @@ fn make_deleted(object: &FileObject, tmpfile: bool) -> Result<OwnedFd, Fault> {
         std::fs::remove_file(&name).at(format!("delete {name:?} again"))?;
         file
     };
-    own(&file, object)?;
     Ok(file)
 }
 

@@ -133,6 +133,11 @@ pub(crate) fn mtime_ns(stat: &Stat) -> i64 {
     stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec)
 }
 
+/// Time of last access, nanoseconds since the epoch.
+pub(crate) fn atime_ns(stat: &Stat) -> i64 {
+    stat.st_atime.saturating_mul(1_000_000_000).saturating_add(stat.st_atime_nsec)
+}
+
 /// Type of the file system `fd` lies on (`*_SUPER_MAGIC`).
 pub(crate) fn fs_magic(fd: RawFd) -> io::Result<i64> {
     // SAFETY: all-zero bytes are a valid value of this plain C struct.
