@@ -40,7 +40,8 @@ pub(crate) fn install(d: &Descriptors, built: &Built, pid: i32, keep: &[RawFd]) 
         }
     }
     close_others(&placed, keep).map_err(|e| table_refusal(pid, &e))?;
-    locks::restore_posix(&d.posix_locks, pid).map_err(|(fd, e)| e.of(pid, format!("lock on fd {fd}")))
+    let locked = locks::restore_flocks(d, pid).and_then(|()| locks::restore_posix(&d.posix_locks, pid));
+    locked.map_err(|(fd, e)| e.of(pid, format!("lock on fd {fd}")))
 }
 
 /// What needs all processes: pidfds, files in `/proc/PID`, owners for signals.

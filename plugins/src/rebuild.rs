@@ -256,7 +256,7 @@ pub(crate) fn rebuild(
     for (id, desc) in d.descriptions.iter().enumerate() {
         if !matches!(desc.kind, Kind::LauncherStdio(_)) {
             let lent = b.lend(id);
-            let settled = lent.and_then(|lent| lent.map_or(Ok(()), |lent| settle(desc, lent.raw())));
+            let settled = lent.and_then(|lent| lent.map_or(Ok(()), |lent| settle(d, id, lent.raw())));
             settled.map_err(|e| refusal(d, id, &e))?;
         }
     }
@@ -293,16 +293,17 @@ fn file(d: &Description, built: Result<&files::BuiltFile, Fault>, made: &Store) 
 }
 
 /// What all kinds have in common: status flags, locks of the description.
-fn settle(d: &Description, raw: RawFd) -> Result<(), Fault> {
+fn settle(d: &Descriptors, id: DescId, raw: RawFd) -> Result<(), Fault> {
     const SETTABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME;
-    if d.flags & libc::O_PATH != 0 {
+    let wanted = d.descriptions[id].flags;
+    if wanted & libc::O_PATH != 0 {
         return Ok(());
     }
     let now = fd::flags(raw).at("read its flags")?;
-    if (now ^ d.flags) & SETTABLE != 0 {
-        fd::set_flags(raw, (now & !SETTABLE) | (d.flags & SETTABLE)).at("set its flags")?;
+    if (now ^ wanted) & SETTABLE != 0 {
+        fd::set_flags(raw, (now & !SETTABLE) | (wanted & SETTABLE)).at("set its flags")?;
     }
-    locks::restore_of_description(raw, &d.locks)
+    locks::restore_of_description(raw, id, d)
 }
 
 fn entry<T>(list: &[T], at: usize) -> Result<&T, Fault> {

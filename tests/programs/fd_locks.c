@@ -12,6 +12,17 @@ static void probe(int fd, off_t at, short want, pid_t who, off_t start, off_t le
     if (want == F_UNLCK) return;
     if (l.l_pid != who || l.l_start != start || l.l_len != len) fail("lock at %ld: pid %d start %ld len %ld, expected %d %ld %ld", (long)at, l.l_pid, (long)l.l_start, (long)l.l_len, who, (long)start, (long)len);
 }
+// The process that the kernel shows with the lock of `flock` on descriptor `fd` of process `pid`.
+static int shown(pid_t pid, int fd) {
+    char name[64], line[256];
+    snprintf(name, sizeof name, "/proc/%d/fdinfo/%d", pid, fd);
+    FILE *f = fopen(name, "r");
+    CHECK(f);
+    int who = -1, one;
+    while (fgets(line, sizeof line, f)) if (sscanf(line, "lock: %*d: FLOCK %*s %*s %d", &one) == 1) who = one;
+    fclose(f);
+    return who;
+}
 int main(void) {
     begin("fd_locks");
     char path[64];
@@ -24,9 +35,13 @@ int main(void) {
     int p[2], q[2];
     OK(pipe(p));
     OK(pipe(q));
+    // A description that both have, and the child has locked.
+    int childs = (int)OK(open("/tmp", O_RDWR | O_TMPFILE, 0600));
     pid_t owner = getpid(), k = fork();
     if (k == 0) {
         begin_child();
+        OK(flock(childs, LOCK_EX));
+        full_write(q[1], "l", 1);
         close(p[1]);
         char m;
         int mine = (int)OK(open(path, O_RDWR));
@@ -48,10 +63,13 @@ int main(void) {
     close(p[0]);
     close(q[1]);
     char b;
+    full_read(q[0], &b, 1);
     while (running()) {
         nap_us(2000);
         full_write(p[1], "x", 1);
         full_read(q[0], &b, 1);
+        EQ(shown(owner, fl), owner);
+        EQ(shown(owner, childs), k);
     }
     close(p[1]);
     reap(k, 0);

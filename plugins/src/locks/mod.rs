@@ -4,9 +4,10 @@
 
 use crate::capture::{Found, Session};
 use crate::fault::{not_now, refuse, At, Fault};
-use crate::model::Holder;
+use crate::model::{DescId, Descriptors, Holder, Kind, Table};
 use crate::sys::{check, fd, fdinfo::FdInfo};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::os::fd::RawFd;
 
 /// A lock.
@@ -17,6 +18,9 @@ pub(crate) struct Lock {
     start: i64,
     /// Last byte, `None` to the end of the file.
     end: Option<i64>,
+    /// The process that the kernel shows as the one that has taken it, 0 where there is none.
+    #[serde(default)]
+    pid: i32,
 }
 
 /// Kinds of lock.
@@ -40,7 +44,7 @@ pub(crate) struct PosixLock {
 fn parse(text: &str) -> Result<Lock, Fault> {
     let w: Vec<&str> = text.split_whitespace().collect();
     let bad = || Fault::Refused(format!("cannot read its lock {text:?}"));
-    let [_, kind, strength, access, _, _, start, end] = w[..] else {
+    let [_, kind, strength, access, pid, _, start, end] = w[..] else {
         return Err(bad());
     };
     let kind = match kind {
@@ -66,6 +70,7 @@ fn parse(text: &str) -> Result<Lock, Fault> {
         } else {
             Some(end.parse().map_err(|_| bad())?)
         },
+        pid: pid.parse().map_err(|_| bad())?,
     })
 }
 
@@ -124,16 +129,56 @@ fn set(raw: RawFd, cmd: i32, lock: &Lock) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Sets the locks of a description again.
-pub(crate) fn restore_of_description(raw: RawFd, locks: &[Lock]) -> Result<(), Fault> {
-    for lock in locks {
+/// Takes the lock of `flock`.
+fn take(raw: RawFd, lock: &Lock) -> Result<(), Fault> {
+    let how = if lock.write { libc::LOCK_EX } else { libc::LOCK_SH };
+    // SAFETY: flock takes numbers only.
+    check(unsafe { libc::flock(raw, how | libc::LOCK_NB) }).at("lock it again (does another program hold the lock now?)")?;
+    Ok(())
+}
+
+/// The task that takes the locks of `flock` on description `id` again, and its descriptor: the one that the kernel is to show, where it still has the description, else any that has it. `None` where
+/// none has, as it is on its way through a socket.
+fn taker(d: &Descriptors, id: DescId) -> Option<(i32, RawFd)> {
+    // What the launcher's standard streams are now is not the job's to lock.
+    let desc = d
+        .descriptions
+        .get(id)
+        .filter(|desc| !matches!(desc.kind, Kind::LauncherStdio(_)))?;
+    let pid = desc.locks.iter().find(|l| l.kind == LockKind::Flock)?.pid;
+    let of = |table: &Table| {
+        let slot = table.slots.iter().find(|s| s.desc == id)?;
+        Some((*table.pids.first()?, slot.fd))
+    };
+    let holder = (desc.holder.fd >= 0).then_some((desc.holder.pid, desc.holder.fd));
+    d.table(pid).and_then(of).or(holder)
+}
+
+/// Takes the locks of `flock` that task `pid` is shown with, when its descriptors are laid out; called in it.
+pub(crate) fn restore_flocks(d: &Descriptors, pid: i32) -> Result<(), (RawFd, Fault)> {
+    for id in d
+        .table(pid)
+        .into_iter()
+        .flat_map(|t| &t.slots)
+        .map(|s| s.desc)
+        .collect::<BTreeSet<_>>()
+    {
+        let Some((_, fd)) = taker(d, id).filter(|(task, _)| *task == pid) else {
+            continue;
+        };
+        for lock in d.descriptions[id].locks.iter().filter(|l| l.kind == LockKind::Flock) {
+            take(fd, lock).map_err(|e| (fd, e))?;
+        }
+    }
+    Ok(())
+}
+
+/// Sets the locks of description `id` again; those of `flock` only where no task has it.
+pub(crate) fn restore_of_description(raw: RawFd, id: DescId, d: &Descriptors) -> Result<(), Fault> {
+    for lock in d.descriptions.get(id).into_iter().flat_map(|desc| &desc.locks) {
         match lock.kind {
-            LockKind::Flock => {
-                let how = if lock.write { libc::LOCK_EX } else { libc::LOCK_SH };
-                // SAFETY: flock takes numbers only.
-                check(unsafe { libc::flock(raw, how | libc::LOCK_NB) })
-                    .at("lock it again (does another program hold the lock now?)")?;
-            }
+            LockKind::Flock if taker(d, id).is_some() => {}
+            LockKind::Flock => take(raw, lock)?,
             LockKind::Ofd => set(raw, libc::F_OFD_SETLK, lock)?,
             LockKind::Lease => {
                 let kind = if lock.write { libc::F_WRLCK } else { libc::F_RDLCK };
@@ -171,7 +216,10 @@ mod tests {
         let l = parse("1: POSIX  ADVISORY  WRITE 123 00:2b:1234 10 19").unwrap();
         assert_eq!((l.kind, l.write, l.start, l.end), (LockKind::Posix, true, 10, Some(19)));
         let l = parse("2: FLOCK  ADVISORY  READ 123 00:2b:1234 0 EOF").unwrap();
-        assert_eq!((l.kind, l.write, l.start, l.end), (LockKind::Flock, false, 0, None));
+        assert_eq!(
+            (l.kind, l.write, l.start, l.end, l.pid),
+            (LockKind::Flock, false, 0, None, 123)
+        );
         assert!(parse("1: POSIX").is_err());
         assert!(parse("1: LEASE  BREAKING  READ 123 00:2b:1234 0 EOF").is_err());
         assert!(parse("1: DELEG  ACTIVE    READ 123 00:2b:1234 0 EOF").is_err());
