@@ -2,9 +2,10 @@
 
 use crate::fail::{Outcome, RestartError};
 use crate::sys;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 
 /// Capability to make namespaces without a user namespace.
 const CAP_SYS_ADMIN: u64 = 1 << 21;
@@ -124,7 +125,7 @@ pub(crate) fn enter(way: Way, uid: u32, gid: u32) -> Outcome<()> {
         write("uid_map", format!("{uid} {uid} 1"))?;
         write("gid_map", format!("{gid} {gid} 1"))?;
     }
-    mount(None, "/", None, libc::MS_REC | libc::MS_PRIVATE).map_err(|e| RestartError::Forbidden {
+    make_private().map_err(|e| RestartError::Forbidden {
         reason: format!("make mounts private: {e}"),
     })?;
     let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
@@ -143,6 +144,36 @@ pub(crate) fn enter(way: Way, uid: u32, gid: u32) -> Outcome<()> {
     }
     show_queues();
     Ok(())
+}
+
+/// Makes the mounts of the new namespace private: what is mounted here from now on shows nowhere else.
+fn make_private() -> io::Result<()> {
+    let private = || mount(None, "/", None, libc::MS_REC | libc::MS_PRIVATE);
+    match private() {
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
+        done => return done,
+    }
+    // In a chroot "/" is no mount. Who enters a mount namespace, though it be the own one, stands at its root; from there the way back is by descriptors.
+    let directory = |path: &str| {
+        OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_PATH | libc::O_DIRECTORY)
+            .open(path)
+    };
+    let (root, here) = (directory("/")?, directory(".")?);
+    let own = File::open("/proc/self/ns/mnt")?;
+    let enter = |dir: &File| {
+        // SAFETY: takes a number only.
+        sys::libc_result(unsafe { libc::fchdir(dir.as_raw_fd()) })
+    };
+    // SAFETY: takes numbers only.
+    sys::libc_result(unsafe { libc::setns(own.as_raw_fd(), libc::CLONE_NEWNS) })?;
+    let made = private();
+    enter(&root)?;
+    // SAFETY: a live, terminated string.
+    sys::libc_result(unsafe { libc::chroot(c".".as_ptr()) })?;
+    enter(&here)?;
+    made
 }
 
 /// Shows the message queues of the new IPC namespace where those of the old one were shown.

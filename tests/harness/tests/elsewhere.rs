@@ -1,4 +1,4 @@
-//! Restarts in the middle of reading clocks, on another kernel build and on another processor, without either: the checkpoint is changed as if it had been taken there. Its vDSO gets another byte behind its last
+//! Restarts in a chroot, in the middle of reading clocks, on another kernel build and on another processor, without either: the checkpoint is changed as if it had been taken there. Its vDSO gets another byte behind its last
 //! function, so that it is not this kernel's and its code still right; its processor gets features that this one lacks, or another layout of the registers.
 
 use belay_image::manifest::{Manifest, MANIFEST_FILE};
@@ -7,7 +7,7 @@ use belay_image::sections::{Kind, SectionFile};
 use belay_image::{checksum, BLOB_FILE, JOB_FILE};
 use belay_tests::expect::{io, refused, want};
 use belay_tests::job::{output, Job};
-use belay_tests::place::{Place, User};
+use belay_tests::place::{am_root, Place, User};
 use belay_tests::rng::Rng;
 use belay_tests::target::Target;
 use belay_tests::Failure;
@@ -201,6 +201,56 @@ fn processor_layout(place: &Place, user: User, _: &mut Rng) -> Result<(), Failur
     job.verdict(false, LIMIT)
 }
 
+/// The directories of the machine that are shown in a chroot.
+const SHOWN: &str = "usr bin sbin lib lib64 etc dev sys proc tmp";
+
+/// Everything inside a chroot whose "/" is a directory like any other, not a mount.
+fn in_a_chroot(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    // Beside the place, which is shown inside it.
+    let root = std::env::temp_dir().join(format!("belay-chroot-{}", std::process::id()));
+    io("make a directory", std::fs::create_dir(&root))?;
+    let result = chrooted(place, &root);
+    // What was mounted there has gone with its namespace.
+    for shown in SHOWN.split(' ') {
+        drop(std::fs::remove_dir(root.join(shown)));
+    }
+    result.and(io("remove the chroot", std::fs::remove_dir(&root)))
+}
+
+fn chrooted(place: &Place, root: &std::path::Path) -> Result<(), Failure> {
+    const INSIDE: &str = r#"set -e
+R=$1 SHOWN=$2; shift 2
+for d in $SHOWN; do
+    [ -d /$d ] || continue
+    mkdir -p $R/$d
+    mount --rbind /$d $R/$d
+done
+exec chroot $R sh -c 'cd "$1"; shift; exec "$@"' sh "$PWD" "$@""#;
+    let inside = |job: &Job, words: &[String]| {
+        let enter = ["unshare", "-m", "sh", "-c", INSIDE, "sh"].map(str::to_owned);
+        let mut all = enter.to_vec();
+        all.extend([root.display().to_string(), SHOWN.to_owned()]);
+        all.extend_from_slice(words);
+        job.command(&all)
+    };
+    let mut job = Job::new(place, "chroot", User::Root)?;
+    let (belay, dir) = (place.belay().display().to_string(), job.dir().display().to_string());
+    let program = place.programs().join("compute_regs").display().to_string();
+    let launch = ["launch", "--ckpt-dir", &dir, "--", &program].map(str::to_owned);
+    let c = inside(&job, &[std::slice::from_ref(&belay), launch.as_slice()].concat());
+    job.start(c)?;
+    for _ in 0..2 {
+        job.progress(LIMIT)?;
+        job.checkpoint()?;
+        job.kill_all()?;
+        job.clear_beat()?;
+        let c = inside(&job, &[belay.clone(), "restart".into(), dir.clone()]);
+        job.start(c)?;
+    }
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
 fn main() {
     let mut target = Target::new("elsewhere", &["time_vdso", "time_steps", "proc_forkexec", "compute_regs"]);
     let tests: [(&str, Test); 6] = [
@@ -213,6 +263,9 @@ fn main() {
     ];
     for (name, test) in tests {
         target.by_user(name, |_| true, test);
+    }
+    if am_root() {
+        target.once("in_a_chroot", in_a_chroot);
     }
     target.run();
 }
