@@ -126,10 +126,13 @@ fn answering(words: &RemoteShell, hosts: &[String]) -> Result<Vec<String>, Failu
     Ok(hosts.iter().filter(|h| alive.contains(h)).cloned().collect())
 }
 
-/// A host for each part: the one that it has `used`, if that is `alive`; else one that is, and has no part; else that of others that were on the same one; else any; where none is, `own`.
+/// A host for each part: the one that it has `used`, if that is `alive`; else one that is, and has no part; else that of others that were on the same one; else any; where none is, `own`. Here the first part
+/// runs already: this host comes behind all others.
 pub(super) fn places<'a>(used: &[&'a str], alive: &'a [String], own: &str) -> Vec<String> {
     // What a part has on its host is known under the name of before.
-    let alive = as_used(alive, used);
+    let mut alive = as_used(alive, used);
+    let here = spelled(&[own], &alive).concat();
+    alive.sort_by_key(|host| *host == here);
     let mut spare = alive.iter().copied().filter(|h| !used.contains(h));
     let mut any = alive.iter().copied().cycle();
     let mut instead: BTreeMap<&str, &str> = BTreeMap::new();
@@ -156,6 +159,10 @@ mod tests {
         let used = ["a", "b", "c"];
         assert_eq!(places(&used, &alive("a c d e"), "own"), ["a", "d", "c"]);
         assert_eq!(places(&used, &alive("d e a"), "own"), ["a", "d", "e"]);
+        // This host has a part already; it is taken where it is named and no other one is left.
+        assert_eq!(places(&used, &alive("own a c d e"), "own"), ["a", "d", "c"]);
+        assert_eq!(places(&used, &alive("own.x a c d e"), "own"), ["a", "d", "c"]);
+        assert_eq!(places(&used, &alive("own a c"), "own"), ["a", "own", "c"]);
         // No spare is left: hosts get several parts.
         assert_eq!(places(&used, &alive("c"), "own"), ["c", "c", "c"]);
         assert_eq!(places(&used, &alive("a d"), "own"), ["a", "d", "a"]);
