@@ -6,6 +6,7 @@
 //! kind = "pfs"                # memory, local, pfs or object
 //! path = "/scratch/me"        # pfs: a directory that is there
 //! capacity = "2T"             # most bytes for one job
+//! timeout = "60s"             # object: how long a request may take, and is tried again
 //!
 //! [placement]
 //! policy = "adaptive"         # how a local tier is chosen for a chunk
@@ -54,7 +55,7 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-pub use values::Size;
+pub use values::{Size, Time};
 
 /// The site's file.
 const SITE: &str = "/etc/belay/belay.toml";
@@ -110,6 +111,9 @@ pub struct Tier {
     /// Whether the object store is talked to without encryption.
     #[serde(default)]
     pub allow_http: bool,
+    /// How long the object store may keep a request waiting, and for how long one that fails is tried again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<Time>,
     /// Most bytes that one job may use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Size>,
@@ -420,6 +424,7 @@ fn check(t: &Tier) -> Result<(), String> {
                 !OBJECT_SCHEMES.iter().any(|s| url.starts_with(s)),
                 &format!("url: {OBJECT_URLS} is needed for kind = \"object\""),
             ))
+            .or(says(t.timeout.is_some_and(|t| t.0.as_secs() < 1), "timeout: at least 1 s"))
             .or(says(
                 t.region.is_some() && !url.starts_with("s3://"),
                 "region: only for s3:// (elsewhere the bucket or account has one)",
@@ -427,8 +432,8 @@ fn check(t: &Tier) -> Result<(), String> {
         ],
         Kind::Memory | Kind::Local | Kind::Pfs => [
             says(
-                t.url.is_some() || t.endpoint.is_some() || t.region.is_some(),
-                "url, endpoint and region are only for kind = \"object\"",
+                t.url.is_some() || t.endpoint.is_some() || t.region.is_some() || t.timeout.is_some(),
+                "url, endpoint, region and timeout are only for kind = \"object\"",
             ),
             says(
                 !absolute,

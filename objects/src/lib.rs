@@ -19,7 +19,7 @@ use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{ClientOptions, MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig};
+use object_store::{BackoffConfig, ClientOptions, MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig};
 use std::future::Future;
 use std::io;
 use std::ops::Range;
@@ -33,10 +33,10 @@ use reqwest as _;
 const PART: usize = 8 << 20;
 /// A store that does not connect within this is not reachable.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Longest time for one request.
-const REQUEST: Duration = Duration::from_secs(120);
-/// How often, and for how long, a request is tried again.
-const RETRIES: (usize, Duration) = (4, Duration::from_secs(30));
+/// How long a store may keep a request waiting, and for how long one that it refuses for the moment is tried again, where nothing else is said.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest pause before a request is tried again; the pauses grow up to this, and differ at random.
+const PAUSE: Duration = Duration::from_secs(3);
 
 /// Where a store is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -49,6 +49,8 @@ pub struct Location {
     pub region: Option<String>,
     /// Talk to it without encryption.
     pub allow_http: bool,
+    /// How long it may keep a request waiting, and for how long a request that fails is tried again.
+    pub timeout: Option<Duration>,
 }
 
 /// A tier in an object store.
@@ -144,14 +146,19 @@ impl Objects {
 fn client(location: &Location) -> (ClientOptions, RetryConfig) {
     // Whoever installed a provider before has chosen one that serves as well.
     drop(rustls::crypto::ring::default_provider().install_default());
+    let patience = location.timeout.unwrap_or(PATIENCE);
     let client = ClientOptions::new()
-        .with_connect_timeout(CONNECT)
-        .with_timeout(REQUEST)
+        .with_connect_timeout(CONNECT.min(patience))
+        .with_timeout(patience)
         .with_allow_http(location.allow_http);
+    // Time bounds them, not their number: half of the requests may fail.
     let retry = RetryConfig {
-        max_retries: RETRIES.0,
-        retry_timeout: RETRIES.1,
-        ..RetryConfig::default()
+        backoff: BackoffConfig {
+            max_backoff: PAUSE,
+            ..BackoffConfig::default()
+        },
+        max_retries: usize::MAX,
+        retry_timeout: patience,
     };
     (client, retry)
 }

@@ -2,9 +2,10 @@
 
 use belay_objects::{Location, Objects};
 use belay_storage::tier::{conformance, write_whole, Tier};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 struct Scratch(PathBuf);
 
@@ -59,6 +60,7 @@ fn an_s3_server_conforms_and_refuses_strangers() {
         endpoint: Some(server.1.clone()),
         region: Some("us-east-1".into()),
         allow_http: true,
+        timeout: None,
     };
     // No other test of this program reads these.
     std::env::set_var("AWS_ACCESS_KEY_ID", "belay-test");
@@ -160,4 +162,46 @@ fn an_address_that_is_none_is_refused() {
     };
     let e = Objects::open("odd", &location, "job-1").unwrap_err().to_string();
     assert!(e.contains("AZURE_STORAGE_ACCOUNT_NAME"), "{e}");
+}
+
+/// A store that answers its first `refusals` requests with "come again", and then that there is no such object; `None`: it answers nothing. Its location.
+fn odd_store(refusals: Option<usize>) -> Location {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        let mut held = Vec::new();
+        for (n, stream) in listener.incoming().flatten().enumerate() {
+            let Some(refusals) = refusals else {
+                held.push(stream);
+                continue;
+            };
+            let mut lines = BufReader::new(&stream).lines();
+            while lines.next().is_some_and(|line| !line.unwrap_or_default().is_empty()) {}
+            let status = if n < refusals { "503 Slow Down" } else { "404 Not Found" };
+            let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+            (&stream).write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    Location {
+        url: "s3://bucket".into(),
+        endpoint: Some(endpoint),
+        region: Some("us-east-1".into()),
+        allow_http: true,
+        ..Location::default()
+    }
+}
+
+#[test]
+fn a_store_that_refuses_for_the_moment_is_asked_again_and_one_that_hangs_is_noticed_in_time() {
+    std::env::set_var("AWS_ACCESS_KEY_ID", "belay-test");
+    std::env::set_var("AWS_SECRET_ACCESS_KEY", "belay-secret");
+    let refuses = Objects::open("s3", &odd_store(Some(7)), "job-1").unwrap();
+    assert_eq!(refuses.length("packs/1").unwrap(), None);
+    let hangs = Location {
+        timeout: Some(Duration::from_secs(1)),
+        ..odd_store(None)
+    };
+    let begin = Instant::now();
+    Objects::open("s3", &hangs, "job-1").unwrap().length("packs/1").unwrap_err();
+    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
 }

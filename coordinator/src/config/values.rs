@@ -1,9 +1,28 @@
 //! Values that people write in more than one way.
 
+use crate::interval::parse_duration;
 use belay_storage::flush::compress::Compression;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
+use std::time::Duration;
+
+/// A time, written as people write intervals: `30s`, `2m`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Time(pub Duration);
+
+impl Serialize for Time {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(&format!("{}s", self.0.as_secs_f64()))
+    }
+}
+
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(d)?;
+        parse_duration(&text).map(Self).map_err(D::Error::custom)
+    }
+}
 
 /// A number of bytes, written as a number or with a unit of 1024: `500M`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -76,6 +76,7 @@ fn open_object_store(t: &config::Tier, folder: &str) -> Result<Box<dyn Tier>, Fa
         endpoint: t.endpoint.clone(),
         region: t.region.clone(),
         allow_http: t.allow_http,
+        timeout: t.timeout.map(|t| t.0),
     };
     Ok(Box::new(belay_objects::Objects::open(&t.name, &location, folder)?))
 }
