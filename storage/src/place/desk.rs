@@ -9,7 +9,9 @@
 use super::claims::Claims;
 use super::model::Model;
 use super::rule::{choose, Policy, View};
+use crate::tier::directory::free_bytes;
 use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -71,6 +73,8 @@ struct State {
 pub struct Desk {
     policy: Policy,
     tiers: Vec<Spec>,
+    /// Their directories, where the file system is to have room too.
+    dirs: Vec<PathBuf>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -86,9 +90,22 @@ impl Desk {
         Self {
             policy,
             tiers,
+            dirs: Vec::new(),
             state: Mutex::new(state),
             changed: Condvar::new(),
         }
+    }
+
+    /// The same for tiers in these directories, whose file systems may have less room than the tiers may use.
+    #[must_use]
+    pub fn at(self, dirs: Vec<PathBuf>) -> Self {
+        Self { dirs, ..self }
+    }
+
+    /// Whether the file system of `tier` has room for `bytes`, and for as much for each of `writers`, who may not have begun to write. One that does not say is taken to have it.
+    fn has_space(&self, tier: usize, bytes: u64, writers: u32) -> bool {
+        let free = self.dirs.get(tier).and_then(|dir| free_bytes(dir).ok());
+        free.is_none_or(|free| bytes.saturating_mul(u64::from(writers) + 1) <= free)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -97,14 +114,17 @@ impl Desk {
 
     /// The tier for `bytes` that somebody wants who waits behind `ahead` others; none to wait.
     fn choose(&self, state: &State, bytes: u64, ahead: u32) -> Option<usize> {
-        let view = |(t, l): (&Spec, &Load)| View {
+        let view = |(i, (t, l)): (usize, (&Spec, &Load))| View {
             alone: t.model.per_writer(1),
             next: t.model.per_writer(l.writers + 1),
             crowd: (l.writers >= t.model.useful()).then(|| t.model.total(l.writers)),
-            room: !l.closed && l.used + bytes <= t.capacity && (!t.memory || bytes <= state.memory_left),
+            room: !l.closed
+                && l.used + bytes <= t.capacity
+                && (!t.memory || bytes <= state.memory_left)
+                && self.has_space(i, bytes, l.writers),
             memory: t.memory,
         };
-        let mut views: Vec<View> = self.tiers.iter().zip(&state.loads).map(view).collect();
+        let mut views: Vec<View> = self.tiers.iter().zip(&state.loads).enumerate().map(view).collect();
         loop {
             let tier = choose(self.policy, &views, state.flush, ahead)?;
             let (spec, used) = (&self.tiers[tier], state.loads[tier].used);
@@ -379,6 +399,17 @@ mod tests {
 
     fn desk(policy: Policy) -> Desk {
         Desk::new(policy, vec![spec(20, true, 1000.0), spec(1000, false, 100.0)])
+    }
+
+    #[test]
+    fn a_tier_has_no_more_room_than_its_file_system() {
+        let bytes = 1 << 60;
+        let desk = || Desk::new(Policy::default(), vec![spec(u64::MAX, false, 1e9)]);
+        assert_eq!(desk().now(bytes), Place::Tier(0));
+        let there = desk().at(vec![std::env::temp_dir()]);
+        assert_eq!((there.now(bytes), there.now(4096)), (Place::Home, Place::Tier(0)));
+        // One that cannot be asked says nothing.
+        assert_eq!(desk().at(vec!["/proc/nowhere".into()]).now(bytes), Place::Tier(0));
     }
 
     #[test]

@@ -57,7 +57,7 @@ impl Mover {
     /// For the tiers of `store`, of which `specs` says more; finds what lies in them.
     pub fn new(store: Store, specs: Vec<Spec>, policy: Policy, rate: Option<u64>) -> Result<Arc<Self>, StorageError> {
         let mover = Arc::new(Self {
-            desk: Desk::new(policy, specs),
+            desk: Desk::new(policy, specs).at(store.tiers().iter().map(|t| t.dir.clone()).collect()),
             items: Mutex::default(),
             tickets: AtomicU32::default(),
             rate: Rate::new(rate),
