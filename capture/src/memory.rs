@@ -182,7 +182,7 @@ pub(crate) fn unsupported(maps: &[Map]) -> BTreeSet<(String, &'static str)> {
     let reason = |m: &Map| {
         match m.name.as_str() {
         n if n.contains("[io_uring]") => Some(
-            "io_uring cannot be saved; turn it off in the program (MariaDB: innodb_use_native_aio=0, libuv: UV_USE_IO_URING=0), or for all with sysctl kernel.io_uring_disabled=2",
+            "io_uring cannot be saved; turn it off in the program (MariaDB: innodb_use_native_aio=0; libuv before 1.50, and with it uvloop up to 0.22: UV_USE_IO_URING=0; later ones heed no variable: asyncio's own loop instead of uvloop), or for all with sysctl kernel.io_uring_disabled=2",
         ),
         n if n.starts_with("/dev/infiniband") => Some("InfiniBand verbs are not supported; let MPI use TCP (UCX_TLS=tcp,sm,self)"),
         n if n.starts_with("/dev/nvidia") || n.starts_with("/dev/kfd") || n.starts_with("/dev/dri") => {
