@@ -1,9 +1,10 @@
 //! Progress of a command: where standard error is a terminal, one line on it that is updated; elsewhere plain lines on standard output, as part of the
-//! command's report (standard error is for failures).
+//! command's report (standard error is for failures): of a checkpoint only where it takes long, a line now and then.
 
 use crate::format;
 use belay_wire::{Event, Phase, Progress};
 use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
 
 /// Shows the phases of a checkpoint.
 #[derive(Debug)]
@@ -11,7 +12,12 @@ pub(crate) struct Show {
     terminal: bool,
     quiet: bool,
     shown: bool,
+    /// When the last line was due.
+    last: Instant,
 }
+
+/// Without a terminal a checkpoint is told of after so long, and again each time so much has passed.
+const SELDOM: Duration = Duration::from_secs(10);
 
 impl Show {
     /// Progress for this process's standard error.
@@ -20,16 +26,22 @@ impl Show {
             terminal: std::io::stderr().is_terminal(),
             quiet,
             shown: false,
+            last: Instant::now(),
         }
     }
 
     /// Shows an event that is not the result.
     pub(crate) fn event(&mut self, event: &Event) {
-        match event {
-            Event::Phase { phase } => self.line(&phase_line(*phase)),
-            Event::Progress(p) => self.line(&progress_line(p)),
-            _ => {}
+        let line = match event {
+            Event::Phase { phase } => phase_line(*phase),
+            Event::Progress(p) => progress_line(p),
+            _ => return,
+        };
+        if !self.terminal && self.last.elapsed() < SELDOM {
+            return;
         }
+        self.last = Instant::now();
+        self.line(&line);
     }
 
     /// Shows `text` as the current state.
