@@ -289,8 +289,20 @@ fn check_named(object: &FileObject) -> Result<(), Fault> {
     Ok(())
 }
 
-/// A file without name in the directory where it was.
+/// A file without name in the directory where it was. One that is only read may have been the system's, in a directory that is not the job's to write: then it is a memfd.
 fn make_deleted(object: &FileObject, tmpfile: bool) -> Result<OwnedFd, Fault> {
+    match make_nameless(object, tmpfile) {
+        Err(Fault::Call { source, .. })
+            if !tmpfile && !object.written && matches!(source.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS)) =>
+        {
+            let name = object.path.as_path().file_name().unwrap_or_default();
+            make_memfd(Path::new(name), libc::F_SEAL_SEAL, 0, object.mode)
+        }
+        made => made,
+    }
+}
+
+fn make_nameless(object: &FileObject, tmpfile: bool) -> Result<OwnedFd, Fault> {
     make_parents(&object.parents)?;
     let path = object.path.as_path();
     let dir = path.parent().unwrap_or(Path::new("/"));

@@ -8,7 +8,7 @@ use belay_tests::rng::Rng;
 use belay_tests::target::Target;
 use belay_tests::Failure;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -44,12 +44,6 @@ impl Files {
         let dir = job.work.join("own");
         io("make a directory", fs::create_dir(&dir))?;
         io("chmod", fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)))?;
-        // One that the program has open at the checkpoint, and that is gone, is made again there.
-        let owner = io("look at the work directory", fs::metadata(&job.work))?;
-        io(
-            "give away",
-            std::os::unix::fs::chown(&dir, Some(owner.uid()), Some(owner.gid())),
-        )?;
         let copy = |from: &Path, name: &str| {
             let to = dir.join(name);
             io("copy", fs::copy(from, &to))?;
