@@ -6,6 +6,8 @@ use crate::code::{Copies, Mapped};
 use crate::contents::Contents;
 use crate::control::{Shared, RESTORER_STEP};
 use crate::fail::{Outcome, RestartError};
+use crate::kin;
+use crate::layout::Range;
 use crate::lead::Questions;
 use crate::memory::Special;
 use crate::namespace::Way;
@@ -65,7 +67,7 @@ pub(crate) fn restart(
         contents,
         code,
         foreign,
-        extents,
+        mut extents,
         chunks,
     } = loaded;
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map_err(|e| RestartError::at("become reaper", e))?;
@@ -108,6 +110,16 @@ pub(crate) fn restart(
     };
     let shared = Shared::new(tree.nodes.len(), &rebuilder.room()).map_err(|e| RestartError::at("spawn", e))?;
     let stopped = stopped_children(&job);
+    let shares = if lazy {
+        HashMap::new()
+    } else {
+        let own = proc::maps(std::process::id().cast_signed()).map_err(|e| RestartError::at("read own mappings", e))?;
+        let own: Vec<Range> = own.iter().map(|m| m.start..m.end).collect();
+        kin::plan(&tree, &job.processes, &extents, &own)
+    };
+    for (pid, share) in &shares {
+        extents.insert(*pid, share.rest.clone());
+    }
     let live = live(&tree, &job);
     let context = Context {
         direct: process::read_directly(&extents, &chunks),
@@ -120,6 +132,7 @@ pub(crate) fn restart(
         rebuilder,
         shared: &shared,
         extents: &extents,
+        shares: &shares,
         lazy,
         ask_huge: asks_for_huge_pages(),
         restore_timer_ids: sys::prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_GET, 0).is_ok(),
@@ -144,6 +157,7 @@ pub(crate) fn restart(
         questions,
         programs: &programs,
         shown: shown.as_ref(),
+        kin: (&shares, &chunks),
         settle: &settle,
     };
     let mut living = Living {
@@ -207,7 +221,7 @@ pub(crate) fn restart(
         });
     result.map_err(|e| {
         living.kill();
-        explain_restorer(e, &job, &tree, &shared, &extents)
+        explain_restorer(e, &job, &tree, &shared, &|pid| kin::numbered(&extents, &shares, pid))
     })
 }
 
@@ -395,7 +409,13 @@ impl Living<'_> {
 }
 
 /// Turns numbers reported by the restorer into words.
-fn explain_restorer(e: RestartError, job: &Job, tree: &Tree, shared: &Shared, extents: &HashMap<i32, Vec<Extent>>) -> RestartError {
+fn explain_restorer(
+    e: RestartError,
+    job: &Job,
+    tree: &Tree,
+    shared: &Shared,
+    extents: &dyn Fn(i32) -> Vec<Extent>,
+) -> RestartError {
     let RestartError::Failed { step, reason } = &e else { return e };
     let slot = reason.parse::<usize>().ok().filter(|_| step == RESTORER_STEP);
     let Some(Role::Process(i)) = slot.and_then(|s| tree.nodes.get(s)).map(|n| n.role) else {
@@ -403,7 +423,7 @@ fn explain_restorer(e: RestartError, job: &Job, tree: &Tree, shared: &Shared, ex
     };
     let slot: &Slot = shared.slot(slot.unwrap_or(0));
     let p = &job.processes[i];
-    explain::restorer(p, extents.get(&p.pid).map_or(&[], Vec::as_slice), slot)
+    explain::restorer(p, &extents(p.pid), slot)
 }
 
 /// How many helper threads read each process's pages: as many as there are processors, all processes together.

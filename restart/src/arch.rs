@@ -31,6 +31,18 @@ pub(crate) fn map_fixed(base: u64, bytes: u64, prot: i32, fd: Option<RawFd>) -> 
     Ok(())
 }
 
+/// Maps memory where a process of the job had some; fails when something is mapped there.
+pub(crate) fn map_early(base: u64, bytes: u64, flags: i32) -> io::Result<()> {
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE | flags;
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: MAP_FIXED_NOREPLACE touches no existing mapping.
+    let at = unsafe { libc::mmap(base as *mut libc::c_void, bytes as usize, prot, kind, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// Unmaps a part of the restorer's area.
 pub(crate) fn unmap(base: u64, bytes: u64) -> io::Result<()> {
     // SAFETY: callers pass parts of the area, which no Rust object lives in.

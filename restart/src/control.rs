@@ -3,7 +3,7 @@
 use crate::companion;
 use crate::fail::{Outcome, RestartError};
 use crate::sys;
-use belay_abi::restore::{Control, Slot, STAGE_ABORT, STATE_FAILED, TEXT_BYTES};
+use belay_abi::restore::{Control, Slot, Step, STAGE_ABORT, STATE_FAILED, TEXT_BYTES};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -97,6 +97,16 @@ impl Shared {
             std::ptr::copy_nonoverlapping(text.as_ptr(), (&raw const slot.text).cast::<u8>().cast_mut(), n);
         }
         slot.text_bytes.store(n as u32, Ordering::Release);
+        self.report(i, STATE_FAILED);
+        sys::exit_now(127)
+    }
+
+    /// In a process: reports a failure in the restorer's numbers and ends the process.
+    pub(crate) fn fail_at(&self, i: usize, step: Step, index: usize, errno: i32) -> ! {
+        let slot = self.slot(i);
+        slot.step.store(step as u32, Ordering::Relaxed);
+        slot.index.store(u32::try_from(index).unwrap_or(u32::MAX), Ordering::Relaxed);
+        slot.errno.store(errno, Ordering::Relaxed);
         self.report(i, STATE_FAILED);
         sys::exit_now(127)
     }

@@ -4,10 +4,10 @@ use crate::arena::Arena;
 use crate::layout::{find_gap, TASK_SIZE};
 use crate::state::Own;
 use crate::vdso::{bridge::Bridge, frozen};
-use crate::{attributes, memory, plausible, state, tree, verify};
+use crate::{attributes, kin, memory, plausible, state, tree, verify};
 use belay_abi::restore::Fill;
 use belay_image::extents::Extent;
-use belay_image::model::Job;
+use belay_image::model::{Job, Process};
 use std::collections::BTreeSet;
 
 /// Decides how `job` would be restarted, with `extents` as the memory of each process.
@@ -15,7 +15,11 @@ pub fn decide(job: &Job, extents: &[Extent]) {
     if plausible::check(job).is_err() {
         return;
     }
-    drop(tree::plan(&job.agent, &job.processes, 2, 32768, &BTreeSet::from([5, 77])));
+    if let Ok(tree) = tree::plan(&job.agent, &job.processes, 2, 32768, &BTreeSet::from([5, 77])) {
+        let own = |p: &Process| (p.pid, verify::cut(extents, &p.vmas));
+        let tables = job.processes.iter().filter(|p| tree::is_live(p)).map(own).collect();
+        drop(kin::plan(&tree, &job.processes, &tables, &[0..1 << 20, TASK_SIZE..u64::MAX]));
+    }
     let own = Own {
         uids: [0; 4],
         gids: [0; 4],
@@ -46,6 +50,8 @@ pub fn decide(job: &Job, extents: &[Extent]) {
                 foreign: None,
                 pid: p.pid,
                 lazy,
+                kept: &[],
+                drops: &[],
                 ask_huge: lazy,
                 shared_fd: &|object, _| (object.ino % 3 != 0).then_some(5),
                 segment_bytes: &|id| (id % 3 != 0).then_some(8192),

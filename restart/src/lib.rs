@@ -29,6 +29,7 @@ pub mod fuzzing;
 mod identity;
 mod init;
 mod initial;
+mod kin;
 mod layout;
 mod lead;
 mod memory;

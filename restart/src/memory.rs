@@ -27,6 +27,7 @@ const MAP_HUGETLB: u64 = 0x40000;
 const MREMAP_MAYMOVE_FIXED: u64 = 3;
 const SHM_RDONLY: u64 = 0o10000;
 const SHM_EXEC: u64 = 0o100000;
+const MADV_DONTNEED: u64 = 4;
 const MADV_HUGEPAGE: u64 = 14;
 const MADV_GUARD_INSTALL: u64 = guards::INSTALL as u64;
 const PR_SET_VMA: u64 = 0x5356_4d41;
@@ -61,6 +62,10 @@ pub(crate) struct Input<'a> {
     /// PID of the process itself.
     pub(crate) pid: i32,
     pub(crate) lazy: bool,
+    /// What of its memory is mapped already, inherited from its maker or read for those that it has made; ascending.
+    pub(crate) kept: &'a [Range],
+    /// Pages in it that it does not have.
+    pub(crate) drops: &'a [Range],
     /// The system gives huge pages only where they are asked for.
     pub(crate) ask_huge: bool,
     pub(crate) shared_fd: &'a dyn Fn(ObjectId, bool) -> Option<i32>,
@@ -145,9 +150,14 @@ fn clear(input: &Input<'_>, p: &mut MemoryPlan) {
     }
     let mut kept = input.others.clone();
     kept.push(input.area.clone());
+    kept.extend(input.kept.iter().cloned());
     kept.sort_by_key(|r| r.start);
     for (i, r) in uncovered(0..TASK_SIZE, &kept).iter().enumerate() {
         p.before.push(call(Step::Clear, i, nr::MUNMAP, &[r.start, r.end - r.start]));
+    }
+    for (i, r) in input.drops.iter().enumerate() {
+        let args = [r.start, r.end - r.start, MADV_DONTNEED];
+        p.before.push(call(Step::Clear, i, nr::MADVISE, &args));
     }
 }
 
@@ -302,7 +312,9 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
     if matches!(vma.kind, VmaKind::Vdso(_) | VmaKind::Vsyscall) {
         return Ok(());
     }
-    let filled = !fills.is_empty();
+    let missing = uncovered(start..vma.end, input.kept);
+    // What is there can be written; the rest becomes one mapping with it.
+    let filled = !fills.is_empty() || missing.first() != Some(&(start..vma.end));
     let first_prot = if filled { prot | PROT_READ | PROT_WRITE } else { prot };
     let mut flags = MAP_FIXED | if has("nr") { MAP_NORESERVE } else { 0 };
     let fixed = |flags: u64, fd: i32, offset: u64| {
@@ -321,7 +333,11 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
                 lazy = false;
             }
             let private = if is_droppable(vma) { MAP_DROPPABLE } else { MAP_PRIVATE };
-            p.before.push(fixed(flags | private | MAP_ANONYMOUS, -1, 0));
+            for r in missing {
+                let flags = flags | private | MAP_ANONYMOUS;
+                let args = [r.start, r.end - r.start, first_prot, flags, signed(-1), 0];
+                p.before.push(call(Step::Map, i, nr::MMAP, &args).with(CALL_EXPECT_ARG0));
+            }
         }
         VmaKind::HugeTlb { page_bytes } => {
             lazy = false; // page files are in ordinary pages

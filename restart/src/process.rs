@@ -6,6 +6,7 @@ use crate::code::Copies;
 use crate::companion;
 use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
+use crate::kin::Share;
 use crate::layout::{find_gap, pages_up, Range, TASK_SIZE};
 use crate::memory::{self, Special};
 use crate::spawn::{Companions, INSTALLED, LOADED};
@@ -59,6 +60,8 @@ pub(crate) struct Context<'a> {
     /// Processes wait for each other before their timers start.
     pub(crate) hold: bool,
     pub(crate) extents: &'a HashMap<i32, Vec<Extent>>,
+    /// What processes have in common, by PID.
+    pub(crate) shares: &'a HashMap<i32, Share>,
     pub(crate) lazy: bool,
     pub(crate) ask_huge: bool,
     pub(crate) restore_timer_ids: bool,
@@ -372,6 +375,7 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
             sums: arena.table(&sums).addr,
         });
     }
+    let share = cx.shares.get(&p.pid);
     let input = memory::Input {
         vmas: &p.vmas,
         fills,
@@ -382,6 +386,8 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
         foreign: cx.foreign.zip(cx.places.get(&p.pid)),
         pid: p.pid,
         lazy: cx.lazy,
+        kept: share.map_or(&[], |s| s.kept.as_slice()),
+        drops: share.map_or(&[], |s| s.drops.as_slice()),
         ask_huge: cx.ask_huge,
         shared_fd: &|object, may_write| cx.rebuilder.shared_fd(object, may_write),
         segment_bytes: &segment_bytes,

@@ -12,12 +12,14 @@
 use crate::companion::{self, Companion};
 use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
+use crate::kin::{self, Share, Unread};
 use crate::shown::Shown;
 use crate::tree::{self, Node, NodeId, Role, Tree, AGENT};
 use crate::{lead, sys};
 use belay_image::model::{Process, ProcessState, Thread};
 use belay_plugins::Rebuilder;
-use std::collections::HashSet;
+use belay_storage::chunk::Chunk;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
@@ -51,6 +53,8 @@ pub(crate) struct Forest<'a> {
     pub(crate) questions: lead::Questions,
     /// The namespaces that they are shown, where that are others than they are in.
     pub(crate) shown: Option<&'a Shown>,
+    /// What processes have in common, and where it is stored.
+    pub(crate) kin: (&'a HashMap<i32, Share>, &'a HashMap<u32, Chunk>),
     /// Where the stacks of the programs begin.
     pub(crate) programs: &'a HashSet<u64>,
     /// What a process does when it is settled, with the threads that exist by then; does not return.
@@ -149,6 +153,7 @@ impl Forest<'_> {
                 sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map_err(failed("become reaper"))?;
             }
         }
+        self.read_common(id)?;
         self.make(node, &node.before)?;
         if node.leads_session {
             sys::setsid().map_err(failed("setsid"))?;
@@ -204,6 +209,20 @@ impl Forest<'_> {
         // The agent has taken it.
         drop(asks);
         (self.settle)(id, process, &companions).map(|never| match never {})
+    }
+
+    /// Reads the memory that the process of node `id` has in common with those that it makes.
+    fn read_common(&self, id: NodeId) -> Outcome<()> {
+        let (shares, chunks) = self.kin;
+        let Role::Process(i) = self.tree.nodes[id].role else {
+            return Ok(());
+        };
+        let share = self.processes.get(i).and_then(|p| shares.get(&p.pid));
+        match share.map_or(Ok(()), |share| kin::read(share, chunks)) {
+            Ok(()) => Ok(()),
+            Err(Unread::Failed(e)) => Err(e),
+            Err(Unread::Pages(step, index, errno)) => self.shared.fail_at(id, step, index, errno),
+        }
     }
 
     /// Makes the threads for which descriptor tables are laid out. No process has laid out its own yet.

@@ -504,4 +504,4 @@ pub(crate) fn is_live(p: &Process) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -63,6 +63,8 @@ fn make(vmas: &[Vma], fills: Vec<Fill>, lazy: bool) -> Result<MemoryPlan, Memory
         foreign: None,
         pid: 1,
         lazy,
+        kept: &[],
+        drops: &[],
         ask_huge: true,
         shared_fd: &|object, may_write| (object.ino == 7).then_some(if may_write { 1001 } else { 1000 }),
         segment_bytes: &|shmid| (shmid == 3).then_some(0x4000),

@@ -197,7 +197,19 @@ fn process(pid: i32, t: &Task) -> Process {
     }
 }
 
-fn agent() -> AgentIdentity {
+/// A process that runs, a child of `ppid`.
+pub(crate) fn running(pid: i32, ppid: i32) -> Process {
+    let task = Task {
+        ppid,
+        pgid: 90,
+        sid: 80,
+        reaper: false,
+        zombie: false,
+    };
+    process(pid, &task)
+}
+
+pub(crate) fn agent() -> AgentIdentity {
     AgentIdentity {
         pid: AGENT_PID,
         pgid: 90,

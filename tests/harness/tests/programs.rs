@@ -37,6 +37,7 @@ fn cases() -> Vec<Case> {
         static_prog("proc_forkexec fork"),
         prog("proc_vforkheld"),
         prog("proc_zombie"),
+        prog("proc_kin 32"),
         prog("proc_daemon"),
         prog("proc_session"),
         prog("proc_stopped"),
