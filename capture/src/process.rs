@@ -1,6 +1,7 @@
 //! One process: what `/proc` and system calls by the agent tell, joined with what the process told about itself.
 
 use crate::code;
+use crate::inject::{on_main, Area};
 use crate::memory;
 use crate::mlock::{self, Locks};
 use crate::namespaces;
@@ -169,6 +170,7 @@ impl Draft {
             state: process
                 .group_stop
                 .map_or(model::ProcessState::Running, model::ProcessState::Stopped),
+            stop_untold: false,
             exit_signal: s.exit_signal,
             comm: s.comm.clone(),
             exe: proc::link(task, "exe"),
@@ -352,6 +354,7 @@ pub(crate) fn zombie(z: Zombie) -> Option<model::Process> {
         tty: 0,
         tty_pgrp: -1,
         state: model::ProcessState::Zombie(s.exit_code),
+        stop_untold: false,
         exit_signal: s.exit_signal,
         comm: s.comm,
         exe: String::new(),
@@ -395,6 +398,30 @@ fn nanoseconds(t: [i64; 2]) -> u64 {
 fn hex_file(pid: i32, name: &str) -> Option<u64> {
     let text = proc::text(format!("/proc/{pid}/{name}")).ok()?;
     u64::from_str_radix(text.trim(), 16).ok()
+}
+
+/// Notes of which stopped processes their parents have not been told yet that they are. A parent of the job is asked to look, in a way that leaves it untold.
+pub(crate) fn untold_stops(job: &mut Suspended, areas: &[Area], processes: &mut [model::Process]) -> Result<(), CaptureError> {
+    const FLAGS: i32 = libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    let stopped = processes
+        .iter_mut()
+        .filter(|p| matches!(p.state, model::ProcessState::Stopped(_)));
+    for child in stopped {
+        let Some(parent) = job.processes.iter().position(|p| p.pid == child.ppid) else {
+            continue;
+        };
+        let area = &areas[parent];
+        let pid = u64::from(child.pid.unsigned_abs());
+        let args = [libc::P_PID.into(), pid, area.scratch(), FLAGS as u64, 0, 0];
+        match on_main(&mut job.processes[parent], libc::SYS_waitid, args) {
+            // `si_signo` is the first word: none where there is nothing to tell.
+            Ok(_) => child.stop_untold = area.get_scratch(1)? != [0],
+            // Whoever waits for it is another.
+            Err(CaptureError::Call { .. }) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
 }
 
 /// Notes the nice value of each session with the first process of it. That of the agent's own session is not the job's.

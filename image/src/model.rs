@@ -140,6 +140,9 @@ pub struct Process {
     pub tty_pgrp: i32,
     /// State.
     pub state: ProcessState,
+    /// It is stopped, and its parent has not been told so yet.
+    #[serde(default)]
+    pub stop_untold: bool,
     /// Signal sent to the parent when this process ends (usually SIGCHLD).
     pub exit_signal: i32,
     /// Name of the main thread.

@@ -252,12 +252,12 @@ fn open_shared_objects(rebuilder: &Rebuilder, job: &Job) {
     }
 }
 
-/// PIDs of processes that are stopped by job control, by their parent's.
-fn stopped_children(job: &Job) -> HashMap<i32, Vec<i32>> {
-    let mut out: HashMap<i32, Vec<i32>> = HashMap::new();
+/// PIDs of processes that are stopped by job control, by their parent's, and whether that has been told so.
+fn stopped_children(job: &Job) -> HashMap<i32, Vec<(i32, bool)>> {
+    let mut out: HashMap<i32, Vec<(i32, bool)>> = HashMap::new();
     for p in &job.processes {
         if matches!(p.state, ProcessState::Stopped(_)) {
-            out.entry(p.ppid).or_default().push(p.pid);
+            out.entry(p.ppid).or_default().push((p.pid, !p.stop_untold));
         }
     }
     out

@@ -55,8 +55,8 @@ pub(crate) struct Context<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) tree: &'a Tree,
     pub(crate) processes: &'a [Process],
-    /// PIDs of processes stopped by job control, by their parent's.
-    pub(crate) stopped: &'a HashMap<i32, Vec<i32>>,
+    /// PIDs of processes stopped by job control, by their parent's, and whether that has been told so.
+    pub(crate) stopped: &'a HashMap<i32, Vec<(i32, bool)>>,
     /// Processes wait for each other before their timers start.
     pub(crate) hold: bool,
     pub(crate) extents: &'a HashMap<i32, Vec<Extent>>,

@@ -123,9 +123,9 @@ pub(crate) fn stop_signal(p: &Process) -> i32 {
     }
 }
 
-/// In the parent of `children`, which have just stopped again: takes notice of it, so that the program does not hear of the same stop twice.
-pub(crate) fn forget_stops(p: &Process, children: &[i32], arena: &mut Arena, out: &mut Vec<Call>) {
-    for child in children {
+/// In the parent of `children`, which have just stopped again: takes notice of it where it had been told so, so that the program does not hear of the same stop twice.
+pub(crate) fn forget_stops(p: &Process, children: &[(i32, bool)], arena: &mut Arena, out: &mut Vec<Call>) {
+    for (child, _) in children.iter().filter(|(_, told)| *told) {
         let options = (libc::WUNTRACED | libc::WNOHANG | libc::__WALL) as u64;
         out.push(call(Step::Process, 5, nr::WAIT4, &[signed(*child), 0, options, 0]).with(CALL_MAY_FAIL));
     }

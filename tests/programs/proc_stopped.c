@@ -1,4 +1,4 @@
-// A stopped child stays stopped across a checkpoint, is seen by WUNTRACED once, and continues on SIGCONT.
+// A stopped child stays stopped across a checkpoint, is seen by WUNTRACED once, whenever its parent asks, and continues on SIGCONT.
 #include "check.h"
 static char state(pid_t p) {
     char path[64], b[512];
@@ -15,9 +15,21 @@ int main(void) {
     _Atomic uint64_t *c = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t p = fork();
     if (p == 0) for (;;) { (*c)++; nap_us(500); }
+    int odd = 0;
     while (running()) {
         OK(kill(p, SIGSTOP));
         int st;
+        // Every other stop is looked at, but not taken notice of for a while.
+        siginfo_t info;
+        for (int i = 0; odd && i < 20; i++) {
+            memset(&info, 0, sizeof info);
+            OK(waitid(P_PID, (id_t)p, &info, WSTOPPED | WNOWAIT));
+            EQ(info.si_pid, p);
+            EQ(info.si_status, SIGSTOP);
+            nap_us(4000);
+            running();
+        }
+        odd = !odd;
         EQ(waitpid(p, &st, WUNTRACED), p);
         CHECK(WIFSTOPPED(st) && WSTOPSIG(st) == SIGSTOP);
         uint64_t v = *c;

@@ -158,6 +158,7 @@ fn process(pid: i32, t: &Task) -> Process {
         } else {
             ProcessState::Running
         },
+        stop_untold: false,
         exit_signal: 17,
         comm: String::new(),
         exe: String::new(),
