@@ -1,15 +1,18 @@
 //! Verify: reads every byte of a generation and compares it with its checksums.
+//!
+//! The generation may be anybody's, and hold anything: what is in memory meanwhile does not grow with the files, and each page and byte string is read once, however often it is referred to.
+
+mod refs;
 
 use belay_image::blobs::{BlobReader, BlobRef};
-use belay_image::extents;
+use belay_image::extents::{self, Extent, EXTENT_BYTES};
 use belay_image::manifest::{FileEntry, Manifest};
-use belay_image::sections::{Kind, SectionFile};
+use belay_image::sections::{self, Kind};
 use belay_image::{files, ImageError, BLOB_FILE, JOB_FILE};
 use belay_kernel::direct::Buffer;
 use belay_storage::chunk::Chunk;
 use belay_storage::store::Store;
-use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
@@ -28,7 +31,58 @@ pub struct Verified {
 
 /// Pages of chunks that have been read and found whole: generations share them, and one reading does for all.
 #[derive(Debug, Default)]
-pub struct Known(BTreeSet<(u32, u32)>);
+pub struct Known(BTreeMap<u32, Pages>);
+
+/// Pages of a chunk, as ranges.
+#[derive(Debug, Default, Clone)]
+struct Pages {
+    ranges: Vec<(u32, u32)>,
+    /// So many of the ranges, the first ones, are in order and apart.
+    settled: usize,
+}
+
+impl Pages {
+    /// Adds the pages from `first` to before `end`.
+    fn add(&mut self, first: u32, end: u32) {
+        match self.ranges.last_mut() {
+            Some(last) if last.1 == first => last.1 = end,
+            _ => self.ranges.push((first, end)),
+        }
+        if self.ranges.len() > 2 * self.settled + UNSETTLED {
+            self.settle();
+        }
+    }
+
+    /// Puts the ranges in order and joins those that touch.
+    fn settle(&mut self) {
+        self.ranges.sort_unstable();
+        self.ranges.dedup_by(|next, last| {
+            let joined = next.0 <= last.1;
+            if joined {
+                last.1 = last.1.max(next.1);
+            }
+            joined
+        });
+        self.settled = self.ranges.len();
+    }
+
+    /// Those that are not in `known`, in pieces; both are settled.
+    fn without(&self, known: &Pages) -> Vec<(u32, u32)> {
+        let mut out = Vec::new();
+        for &(mut first, end) in &self.ranges {
+            let from = known.ranges.partition_point(|k| k.1 <= first);
+            for k in known.ranges[from..].iter().take_while(|k| k.0 < end) {
+                out.extend((first < k.0).then_some((first, k.0)));
+                first = first.max(k.1);
+            }
+            out.extend((first < end).then_some((first, end)));
+        }
+        out
+    }
+}
+
+/// So many ranges are kept before they are joined.
+const UNSETTLED: usize = 1 << 16;
 
 /// Verifies the generation in `dir`; every fault found.
 pub fn generation(dir: &Path, known: &mut Known) -> Result<Verified, Vec<ImageError>> {
@@ -42,19 +96,15 @@ pub fn generation(dir: &Path, known: &mut Known) -> Result<Verified, Vec<ImageEr
         }
     }
     let store = Store::of_generation(dir);
-    let mut chunks = BTreeMap::new();
-    for c in &manifest.chunks {
-        match store.open(c) {
-            Ok(chunk) => drop(chunks.insert(c.id, chunk)),
-            Err(e) => faults.push(e),
-        }
-    }
+    let chunks: BTreeMap<u32, _> = manifest.chunks.iter().map(|c| (c.id, c)).collect();
+    let mut wanted: BTreeMap<u32, Pages> = BTreeMap::new();
     if faults.is_empty() {
         for f in &manifest.files {
             let result = if f.name.ends_with(".bidx") {
-                memory(&dir.join(&f.name), &chunks, known, &mut seen)
+                let listed = |chunk| chunks.contains_key(&chunk);
+                memory(&dir.join(&f.name), &listed, &mut wanted, &mut seen)
             } else if f.name == JOB_FILE {
-                blobs(dir, &mut seen)
+                byte_strings_of(dir, &mut seen)
             } else {
                 Ok(())
             };
@@ -63,6 +113,13 @@ pub fn generation(dir: &Path, known: &mut Known) -> Result<Verified, Vec<ImageEr
         if !manifest.files.iter().any(|f| f.name == JOB_FILE) {
             faults.push(ImageError::damaged(dir, format!("the manifest lists no {JOB_FILE}")));
         }
+    }
+    for c in &manifest.chunks {
+        let pages = wanted.remove(&c.id).unwrap_or_default();
+        let result = store
+            .open(c)
+            .and_then(|chunk| compare(&chunk, pages, known.0.entry(c.id).or_default(), &mut seen));
+        faults.extend(result.err());
     }
     if faults.is_empty() {
         Ok(seen)
@@ -99,88 +156,169 @@ fn file(dir: &Path, entry: &FileEntry, seen: &mut Verified) -> Result<(), ImageE
     Ok(())
 }
 
-/// Every page of a process against its hash.
-fn memory(path: &Path, chunks: &BTreeMap<u32, Chunk>, known: &mut Known, seen: &mut Verified) -> Result<(), ImageError> {
-    let table = extents::decode(path, SectionFile::read(path)?.get(Kind::Extents)?)?;
-    let mut buffer = Buffer::default();
-    for e in &table {
-        let chunk = chunks.get(&e.chunk).ok_or_else(|| {
-            let reason = format!(
-                "memory at {:#x} lies in chunk {}, which the manifest does not list",
-                e.vaddr, e.chunk
-            );
-            ImageError::damaged(path, reason)
-        })?;
-        let mut page = e.page;
-        let end = u64::from(e.page) + e.pages();
-        while u64::from(page) < end {
-            let run = (end - u64::from(page)).min(PIECE_PAGES) as u32;
-            if !(page..page + run).all(|p| known.0.contains(&(e.chunk, p))) {
-                chunk.read(page, run, &mut buffer)?;
-                known.0.extend((page..page + run).map(|p| (e.chunk, p)));
-                seen.bytes += buffer.len() as u64;
-            }
-            page += run;
+/// Which pages of which chunks a process has; `listed` says whether the manifest has a chunk.
+fn memory(
+    path: &Path,
+    listed: &dyn Fn(u32) -> bool,
+    wanted: &mut BTreeMap<u32, Pages>,
+    seen: &mut Verified,
+) -> Result<(), ImageError> {
+    let mut take = |e: &Extent| {
+        if !listed(e.chunk) {
+            let (at, chunk) = (e.vaddr, e.chunk);
+            let reason = format!("memory at {at:#x} lies in chunk {chunk}, which the manifest does not list");
+            return Err(ImageError::damaged(path, reason));
         }
+        // The table has been checked: no extent ends behind the largest page.
+        let end = u32::try_from(u64::from(e.page) + e.pages()).unwrap_or(u32::MAX);
+        wanted.entry(e.chunk).or_default().add(e.page, end);
         seen.extents += 1;
+        Ok(())
+    };
+    let mut found = false;
+    sections::each(path, &mut |kind, payload| {
+        if kind != Kind::Extents as u32 {
+            return Ok(());
+        }
+        found = true;
+        extents_of(path, payload, &mut take)
+    })?;
+    if found {
+        Ok(())
+    } else {
+        Err(ImageError::damaged(path, "no section Extents"))
     }
+}
+
+/// Gives each extent of the table that `payload` holds to `take`.
+fn extents_of(
+    path: &Path,
+    payload: &mut dyn Read,
+    take: &mut dyn FnMut(&Extent) -> Result<(), ImageError>,
+) -> Result<(), ImageError> {
+    let mut buffer = Vec::with_capacity(EXTENTS * EXTENT_BYTES);
+    let mut behind = 0;
+    loop {
+        buffer.clear();
+        let piece = payload.take((EXTENTS * EXTENT_BYTES) as u64).read_to_end(&mut buffer);
+        if piece.map_err(|e| ImageError::io("read", path, e))? == 0 {
+            return Ok(());
+        }
+        let table = extents::decode(path, &buffer)?;
+        if table.first().is_some_and(|e| e.vaddr < behind) {
+            return Err(ImageError::damaged(path, "its extents are out of order"));
+        }
+        behind = table.last().map_or(behind, Extent::end);
+        table.iter().try_for_each(&mut *take)?;
+    }
+}
+
+/// Extents that are looked at together.
+const EXTENTS: usize = 1 << 16;
+
+/// Compares `pages` of a chunk, but those that are known to be whole, with their hashes.
+fn compare(chunk: &Chunk, mut pages: Pages, known: &mut Pages, seen: &mut Verified) -> Result<(), ImageError> {
+    let mut buffer = Buffer::default();
+    pages.settle();
+    for (mut first, end) in pages.without(known) {
+        while first < end {
+            let run = (end - first).min(PIECE_PAGES);
+            chunk.read(first, run, &mut buffer)?;
+            seen.bytes += buffer.len() as u64;
+            first += run;
+        }
+    }
+    known.ranges.append(&mut pages.ranges);
+    known.settle();
     Ok(())
 }
 
 /// Pages read at a time.
-const PIECE_PAGES: u64 = 1024;
+const PIECE_PAGES: u32 = 1024;
 
 /// Compares the byte strings of the generation in `dir` with their checksums: the manifest has none for the file that holds them.
 pub(crate) fn byte_strings(dir: &Path) -> Result<(), ImageError> {
-    blobs(dir, &mut Verified::default())
+    byte_strings_of(dir, &mut Verified::default())
 }
 
 /// Every byte string that a JSON section of the job file refers to.
-fn blobs(dir: &Path, seen: &mut Verified) -> Result<(), ImageError> {
+fn byte_strings_of(dir: &Path, seen: &mut Verified) -> Result<(), ImageError> {
     let path = dir.join(JOB_FILE);
-    let job = SectionFile::read(&path)?;
-    let mut refs = Vec::new();
-    for section in job.sections() {
-        if section.kind == Kind::Extents as u32 {
-            continue;
+    let mut all: Vec<BlobRef> = Vec::new();
+    sections::each(&path, &mut |kind, payload| {
+        if kind != Kind::Extents as u32 {
+            let found = refs::find(payload).map_err(|e| ImageError::damaged(&path, format!("section {kind}: {e}")))?;
+            all.extend(found);
         }
-        let value: Value = serde_json::from_slice(&section.payload)
-            .map_err(|e| ImageError::damaged(&path, format!("section {}: {e}", section.kind)))?;
-        collect_refs(&value, &mut refs);
-    }
-    if refs.is_empty() {
+        Ok(())
+    })?;
+    if all.is_empty() {
         return Ok(());
     }
-    let reader = BlobReader::open(&dir.join(BLOB_FILE))?;
-    for r in &refs {
-        reader.get(r)?;
+    // They lie one behind the other: together they are no longer than their file, and each is read once.
+    all.sort_unstable_by_key(|r| (r.offset, r.bytes, r.xxh3));
+    all.dedup();
+    let blobs = dir.join(BLOB_FILE);
+    let reader = BlobReader::open(&blobs)?;
+    let mut behind = 0;
+    for r in &all {
+        if r.offset < behind {
+            return Err(ImageError::damaged(&blobs, format!("two byte strings lie at {}", r.offset)));
+        }
+        reader.check(r)?;
+        behind = r.offset + r.bytes;
         seen.blobs += 1;
     }
     Ok(())
-}
-
-/// A reference is known by its fields, so that this works for every kind of descriptor.
-fn collect_refs(value: &Value, out: &mut Vec<BlobRef>) {
-    match value {
-        Value::Object(fields) => {
-            let is_ref = fields.len() == 3
-                && ["offset", "bytes", "xxh3"]
-                    .iter()
-                    .all(|k| fields.get(*k).is_some_and(Value::is_u64));
-            match serde_json::from_value(value.clone()) {
-                Ok(r) if is_ref => out.push(r),
-                _ => fields.values().for_each(|v| collect_refs(v, out)),
-            }
-        }
-        Value::Array(items) => items.iter().for_each(|v| collect_refs(v, out)),
-        _ => {}
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use belay_image::blobs::BlobWriter;
+    use belay_image::sections::SectionFile;
+
+    #[test]
+    fn pages_are_read_once_whoever_refers_to_them() {
+        let pages = |ranges: &[(u32, u32)]| {
+            let mut p = Pages::default();
+            ranges.iter().for_each(|r| p.add(r.0, r.1));
+            p.settle();
+            p
+        };
+        assert_eq!(pages(&[(5, 9), (0, 2), (2, 3), (8, 12), (6, 7)]).ranges, [(0, 3), (5, 12)]);
+        let known = pages(&[(1, 2), (6, 8), (20, 30)]);
+        let without = |ranges: &[(u32, u32)]| pages(ranges).without(&known);
+        assert_eq!(without(&[(0, 10), (22, 25), (29, 31)]), [(0, 1), (2, 6), (8, 10), (30, 31)]);
+        assert_eq!(without(&[(6, 8)]), []);
+        let mut many = Pages::default();
+        for i in 0..1 << 20 {
+            many.add(i % 1000 * 2, 1 << 22);
+        }
+        assert!(many.ranges.len() <= UNSETTLED + 2000, "{}", many.ranges.len());
+    }
+
+    #[test]
+    fn byte_strings_that_lie_over_each_other_are_no_jobs() {
+        let dir = std::env::temp_dir().join(format!("belay-verify-twice-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let mut blobs = BlobWriter::create(&dir.join(BLOB_FILE)).unwrap();
+        let whole = blobs.put(b"abcdef").unwrap();
+        let part = BlobRef {
+            offset: whole.offset + 1,
+            bytes: 2,
+            xxh3: belay_image::checksum(b"bc"),
+        };
+        let check = |refs: &[BlobRef]| {
+            let mut job = SectionFile::new();
+            job.push_json(Kind::Job, &refs).unwrap();
+            job.write(&dir.join(JOB_FILE)).unwrap();
+            byte_strings(&dir)
+        };
+        check(&[whole, whole]).unwrap();
+        assert!(check(&[whole, part]).is_err());
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 
     #[test]
     fn a_byte_string_that_is_damaged_is_found() {

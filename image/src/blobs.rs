@@ -6,6 +6,10 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::Xxh3;
+
+/// Bytes that are read at a time where they are only looked at.
+const PIECE: usize = 1 << 20;
 
 /// Where a byte string lies in the blob file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,15 +84,44 @@ impl BlobReader {
         &self.path
     }
 
-    /// Reads and verifies the byte string at `at`.
-    pub fn get(&self, at: &BlobRef) -> Result<Vec<u8>, ImageError> {
-        let end = at.offset.checked_add(at.bytes).filter(|end| *end <= self.bytes);
-        let (Some(_), Ok(len)) = (end, usize::try_from(at.bytes)) else {
-            return Err(ImageError::damaged(
+    /// Verifies the byte string at `at`, piece by piece.
+    pub fn check(&self, at: &BlobRef) -> Result<(), ImageError> {
+        self.check_place(at)?;
+        let mut piece = vec![0; PIECE.min(usize::try_from(at.bytes).unwrap_or(PIECE))];
+        let (mut sum, mut done) = (Xxh3::new(), 0);
+        while done < at.bytes {
+            let n = piece.len().min(usize::try_from(at.bytes - done).unwrap_or(PIECE));
+            self.file
+                .read_exact_at(&mut piece[..n], at.offset + done)
+                .map_err(|e| ImageError::io("read", &self.path, e))?;
+            sum.update(&piece[..n]);
+            done += n as u64;
+        }
+        self.check_sum(at, sum.digest())
+    }
+
+    fn check_place(&self, at: &BlobRef) -> Result<(), ImageError> {
+        match at.offset.checked_add(at.bytes) {
+            Some(end) if end <= self.bytes => Ok(()),
+            _ => Err(ImageError::damaged(
                 &self.path,
                 "a reference points behind the end of the file",
-            ));
-        };
+            )),
+        }
+    }
+
+    fn check_sum(&self, at: &BlobRef, found: u64) -> Result<(), ImageError> {
+        if found == at.xxh3 {
+            return Ok(());
+        }
+        let reason = format!("checksum of {} bytes at {} does not match", at.bytes, at.offset);
+        Err(ImageError::damaged(&self.path, reason))
+    }
+
+    /// Reads and verifies the byte string at `at`.
+    pub fn get(&self, at: &BlobRef) -> Result<Vec<u8>, ImageError> {
+        self.check_place(at)?;
+        let len = usize::try_from(at.bytes).map_err(|_| ImageError::damaged(&self.path, "a reference is too long"))?;
         let mut data = Vec::new();
         data.try_reserve_exact(len)
             .map_err(|_| ImageError::io("read", &self.path, std::io::ErrorKind::OutOfMemory.into()))?;
@@ -96,12 +129,7 @@ impl BlobReader {
         self.file
             .read_exact_at(&mut data, at.offset)
             .map_err(|e| ImageError::io("read", &self.path, e))?;
-        if checksum(&data) != at.xxh3 {
-            return Err(ImageError::damaged(
-                &self.path,
-                format!("checksum of {} bytes at {} does not match", at.bytes, at.offset),
-            ));
-        }
+        self.check_sum(at, checksum(&data))?;
         Ok(data)
     }
 }
@@ -119,8 +147,19 @@ mod tests {
         let r = BlobReader::open(&dir).unwrap();
         assert_eq!(r.get(&a).unwrap(), b"one");
         assert_eq!(r.get(&b).unwrap(), b"two and more");
-        assert!(r.get(&BlobRef { xxh3: 0, ..b }).is_err());
-        assert!(r.get(&BlobRef { bytes: u64::MAX, ..b }).is_err());
+        let long = vec![9; 2 * PIECE + 1];
+        let c = w.put(&long).unwrap();
+        let r = BlobReader::open(&dir).unwrap();
+        assert_eq!(r.get(&c).unwrap(), long);
+        [a, b, c].iter().for_each(|at| r.check(at).unwrap());
+        for bad in [
+            BlobRef { xxh3: 0, ..b },
+            BlobRef { xxh3: 0, ..c },
+            BlobRef { bytes: u64::MAX, ..b },
+            BlobRef { bytes: 1 << 40, ..b },
+        ] {
+            assert!(r.get(&bad).is_err() && r.check(&bad).is_err(), "{bad:?}");
+        }
         std::fs::remove_file(&dir).unwrap();
     }
 }

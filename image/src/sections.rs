@@ -14,8 +14,9 @@
 
 use crate::{checksum, files, ImageError, FORMAT_VERSION};
 use serde::{de::DeserializeOwned, Serialize};
-use std::io::Write;
+use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::Xxh3;
 
 const MAGIC: &[u8; 8] = b"BELAYIMG";
 const HEADER: usize = 16;
@@ -136,25 +137,7 @@ impl SectionFile {
     /// Decodes `bytes`, naming `path` in errors.
     pub fn decode(path: &Path, bytes: &[u8]) -> Result<Self, ImageError> {
         let damaged = |reason: &str| ImageError::damaged(path, reason);
-        if bytes.len() < HEADER || &bytes[..8] != MAGIC {
-            return Err(damaged("not a belay image"));
-        }
-        let version = u32_at(bytes, 8);
-        if version != FORMAT_VERSION {
-            return Err(ImageError::Version {
-                path: path.display().to_string(),
-                found: version,
-                expected: FORMAT_VERSION,
-            });
-        }
-        let machine = u32_at(bytes, 12);
-        if machine != MACHINE {
-            return Err(ImageError::Architecture {
-                path: path.display().to_string(),
-                found: format!("ELF machine {machine}"),
-                expected: format!("ELF machine {MACHINE} ({})", std::env::consts::ARCH),
-            });
-        }
+        check_header(path, bytes)?;
         let mut sections = Vec::new();
         let mut at = HEADER;
         while at < bytes.len() {
@@ -195,6 +178,83 @@ impl SectionFile {
     /// Reads and verifies the file.
     pub fn read(path: &Path) -> Result<Self, ImageError> {
         Self::decode(path, &files::read(path, MAX_FILE_BYTES)?)
+    }
+}
+
+/// Whether `bytes` begin like a file of this format, written for this architecture.
+fn check_header(path: &Path, bytes: &[u8]) -> Result<(), ImageError> {
+    if bytes.len() < HEADER || &bytes[..8] != MAGIC {
+        return Err(ImageError::damaged(path, "not a belay image"));
+    }
+    let version = u32_at(bytes, 8);
+    if version != FORMAT_VERSION {
+        return Err(ImageError::Version {
+            path: path.display().to_string(),
+            found: version,
+            expected: FORMAT_VERSION,
+        });
+    }
+    let machine = u32_at(bytes, 12);
+    if machine != MACHINE {
+        return Err(ImageError::Architecture {
+            path: path.display().to_string(),
+            found: format!("ELF machine {machine}"),
+            expected: format!("ELF machine {MACHINE} ({})", std::env::consts::ARCH),
+        });
+    }
+    Ok(())
+}
+
+/// Gives the kind and the payload of each section of the file at `path` to `look`, piece by piece, whatever their length. Their checksums are compared behind that: what `look` has found counts only when all is
+/// well.
+pub fn each(path: &Path, look: &mut dyn FnMut(u32, &mut dyn Read) -> Result<(), ImageError>) -> Result<(), ImageError> {
+    let (file, length) = files::open(path)?;
+    let failed = |e: std::io::Error| match e.kind() {
+        std::io::ErrorKind::UnexpectedEof => ImageError::damaged(path, "it ends within a section"),
+        _ => ImageError::io("read", path, e),
+    };
+    let mut input = BufReader::with_capacity(1 << 20, file);
+    let mut head = [0; SECTION_HEADER];
+    input.read_exact(&mut head[..HEADER]).map_err(failed)?;
+    check_header(path, &head[..HEADER])?;
+    let mut left = length - HEADER as u64;
+    while left > 0 {
+        input.read_exact(&mut head).map_err(failed)?;
+        let (kind, payload) = (u32_at(&head, 0), u64_at(&head, 8));
+        left = left.saturating_sub(SECTION_HEADER as u64);
+        if payload > left {
+            return Err(ImageError::damaged(path, "section reaches behind the end of the file"));
+        }
+        let mut section = Summed {
+            input: (&mut input).take(payload),
+            sum: Xxh3::new(),
+        };
+        look(kind, &mut section)?;
+        std::io::copy(&mut section, &mut std::io::sink()).map_err(failed)?;
+        if section.input.limit() > 0 || section.sum.digest() != u64_at(&head, 16) {
+            return Err(ImageError::damaged(
+                path,
+                format!("checksum of section {kind} does not match"),
+            ));
+        }
+        let padding = (payload.next_multiple_of(8) - payload).min(left - payload);
+        left -= payload + padding;
+        std::io::copy(&mut (&mut input).take(padding), &mut std::io::sink()).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// A payload, with the checksum of what has been read of it.
+struct Summed<R> {
+    input: R,
+    sum: Xxh3,
+}
+
+impl<R: Read> Read for Summed<R> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let n = self.input.read(into)?;
+        self.sum.update(&into[..n]);
+        Ok(n)
     }
 }
 
@@ -292,6 +352,41 @@ mod tests {
         let back = SectionFile::decode(Path::new("x"), &f.encode()).unwrap();
         assert!(back.get(Kind::Job).unwrap_err().to_string().contains("version 2"));
         assert!(back.get(Kind::Extents).is_ok());
+    }
+
+    #[test]
+    fn what_is_read_piece_by_piece_is_the_same() {
+        let path = std::env::temp_dir().join(format!("belay-each-{}", std::process::id()));
+        let read = |bytes: &[u8], most: u64| {
+            std::fs::write(&path, bytes).unwrap();
+            let mut found = Vec::new();
+            let done = each(&path, &mut |kind, payload| {
+                let mut data = Vec::new();
+                payload.take(most).read_to_end(&mut data).unwrap();
+                found.push((kind, data));
+                Ok(())
+            });
+            done.map(|()| found)
+        };
+        let whole = sample().encode();
+        let all: Vec<_> = sample().sections.into_iter().map(|s| (s.kind, s.payload)).collect();
+        assert_eq!(read(&whole, u64::MAX).unwrap(), all);
+        assert_eq!(read(&whole, 1).unwrap()[1].1, [7]);
+        for at in 0..whole.len() {
+            let mut bad = whole.clone();
+            bad[at] ^= 1;
+            assert_eq!(
+                read(&bad, u64::MAX).is_err(),
+                SectionFile::decode(&path, &bad).is_err(),
+                "bit of byte {at}"
+            );
+            assert_eq!(
+                read(&whole[..at], 3).is_err(),
+                SectionFile::decode(&path, &whole[..at]).is_err(),
+                "{at} bytes"
+            );
+        }
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -23,7 +23,7 @@ const MAGIC: &[u8; 8] = b"BELAYCHK";
 const FOOTER: usize = 24;
 const HASH: usize = 16;
 /// A chunk with more pages than this (1 TiB) is refused.
-const MAX_PAGES: u32 = 1 << 28;
+const MAX_PAGES: u32 = 1 << 22;
 
 /// Length of a chunk file with `pages` pages.
 pub fn file_bytes(pages: u32) -> u64 {
