@@ -44,6 +44,7 @@ mod timerfd;
 use belay_image::blobs::{BlobReader, BlobWriter};
 use belay_image::model::ObjectId;
 pub use content::{PageSink, PageSource};
+pub use files::way::{check_path, Sights};
 pub use group::{Facts, Group};
 pub use keep::Fork;
 pub use model::Descriptors;
@@ -195,6 +196,11 @@ pub fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> {
     capture::capture(env)
 }
 
+/// Looks, before a restart begins and before it enters any namespace, at the files that it is going to open, write or make by their paths: what another user may have put there since is refused.
+pub fn look(descriptors: &Descriptors) -> Result<Sights, Refusal> {
+    files::way::look(descriptors)
+}
+
 /// Rebuilds descriptors and shared objects in a restarted job.
 ///
 /// A process forked from the agent inherits the value; it must end by `execve`, `_exit` or by replacing its memory, never by dropping
@@ -211,8 +217,9 @@ impl Rebuilder {
     /// Called in the agent of the restarted job, before any process is forked: creates every open description, every shared object and
     /// System V segment, and refills data in flight. What the agent holds is at numbers in [`Rebuilder::room`]; where that would be more than one process may, further ones made by `fork`, at most
     /// [`Descriptors::keepers`], hold it until the value is dropped. `own_ipc`: the IPC namespace is the job's own. `tell` is given a line for the user where the restart must wait for something.
+    /// `sights` are what [`look`] has found before.
     pub fn rebuild(
-        descriptors: Descriptors,
+        (descriptors, sights): (Descriptors, &Sights),
         (blobs, pages): (&BlobReader, &dyn PageSource),
         own_ipc: bool,
         group: Option<&dyn Group>,
@@ -221,7 +228,7 @@ impl Rebuilder {
         if own_ipc {
             shm::sysv::owns_namespace(&descriptors.sysv);
         }
-        let built = rebuild::rebuild(&descriptors, (blobs, pages), group, (tell, fork))?;
+        let built = rebuild::rebuild((&descriptors, sights), (blobs, pages), group, (tell, fork))?;
         Ok(Self {
             descriptors,
             built,

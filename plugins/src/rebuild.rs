@@ -187,7 +187,7 @@ pub(crate) fn keepers(d: &Descriptors) -> usize {
 
 /// Rebuilds everything that needs no process.
 pub(crate) fn rebuild(
-    d: &Descriptors,
+    (d, sights): (&Descriptors, &files::Sights),
     (blobs, pages): (&BlobReader, &dyn PageSource),
     group: Option<&dyn Group>,
     (tell, fork): (&dyn Fn(&str), &mut Fork<'_>),
@@ -218,8 +218,8 @@ pub(crate) fn rebuild(
     }
     shm::sysv::rebuild(&d.sysv, (blobs, pages), tell).map_err(|e| e.of(0, "System V objects"))?;
     let mut files = Vec::with_capacity(d.files.len());
-    for o in &d.files {
-        let made = files::prepare(o, pages).and_then(|f| f.held(&mut b));
+    for (at, o) in d.files.iter().enumerate() {
+        let made = files::prepare(o, sights.get(at), pages).and_then(|f| f.held(&mut b));
         files.push(made.map_err(|e| e.of(0, format!("file {}", o.path)))?);
     }
     pipes::rebuild(&mut b).map_err(|(id, e)| id.map_or_else(|| e.of(0, "pipe"), |id| refusal(d, id, &e)))?;

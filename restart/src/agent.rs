@@ -63,6 +63,7 @@ pub(crate) fn restart(
     let Loaded {
         mut job,
         descriptors,
+        sights,
         blobs,
         contents,
         code,
@@ -93,7 +94,7 @@ pub(crate) fn restart(
         unsafe { sys::fork(0, 0, pid) }
     };
     let rebuilder = Rebuilder::rebuild(
-        descriptors,
+        (descriptors, &sights),
         (&blobs, &pages),
         way != Way::Initial,
         group,

@@ -13,7 +13,7 @@ use belay_image::manifest::Manifest;
 use belay_image::model::{FileIdentity, Job, Process, Processor, Vma, VmaKind};
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{blobs::BlobReader, checksum, extent_file, files, ImageError, BLOB_FILE, CODE, CONTENTS, JOB_FILE};
-use belay_plugins::Descriptors;
+use belay_plugins::{check_path, look, Descriptors, Sights};
 use belay_storage::chunk::Chunk;
 use belay_storage::store::Store;
 use std::collections::{BTreeSet, HashMap};
@@ -23,6 +23,8 @@ use std::path::Path;
 pub(crate) struct Loaded {
     pub(crate) job: Job,
     pub(crate) descriptors: Descriptors,
+    /// What lies at the paths of the job's files.
+    pub(crate) sights: Sights,
     pub(crate) blobs: BlobReader,
     /// Where contents of shared memory and files lie.
     pub(crate) contents: Vec<Extent>,
@@ -85,9 +87,11 @@ pub(crate) fn load(dir: &Path, any_cpu: bool) -> Outcome<Loaded> {
         files: job.code.clone(),
         table: of_all(CODE)?,
     };
+    let sights = check_paths(&job, &descriptors)?;
     let blobs = BlobReader::open(&dir.join(BLOB_FILE))?;
     Ok(Loaded {
         descriptors,
+        sights,
         foreign: foreign(&job, &blobs)?,
         blobs,
         contents,
@@ -194,6 +198,16 @@ fn check_processor(job: &Job, any_cpu: bool) -> Outcome<()> {
             missing.join(", ")
         ),
     ))
+}
+
+/// What another user has put on the way to the job's files and directories is refused by name.
+fn check_paths(job: &Job, descriptors: &Descriptors) -> Outcome<Sights> {
+    let live = job.processes.iter().filter(|p| tree::is_live(p));
+    let of_threads = |p: &'_ Process| p.threads.iter().filter_map(|t| t.directories.clone()).collect::<Vec<_>>();
+    let mut all: BTreeSet<String> = live.clone().flat_map(of_threads).map(|(cwd, _)| cwd).collect();
+    all.extend(live.flat_map(|p| [p.cwd.clone(), p.root.clone()]));
+    all.iter().try_for_each(|path| check_path(Path::new(path)))?;
+    Ok(look(descriptors)?)
 }
 
 /// What the job needs where this kernel's vDSO is another than it had, or somebody was stopped in it.

@@ -9,6 +9,7 @@ pub(crate) mod owner;
 pub(crate) mod path;
 mod rebuild;
 mod sessions;
+pub(crate) mod way;
 
 use crate::content::Content;
 use crate::model::FsPath;
@@ -20,6 +21,7 @@ pub(crate) use capture::{capture, finish, is_named, is_volatile, without_deleted
 pub(crate) use directories::{make_parents, parents, working, Directory, Scaffold};
 pub(crate) use rebuild::{make_beside, prepare, BuiltFile};
 pub(crate) use sessions::sessions;
+pub(crate) use way::Sights;
 
 /// One inode.
 #[derive(Debug, Clone, Serialize, Deserialize)]

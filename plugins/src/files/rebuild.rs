@@ -1,5 +1,6 @@
 //! Rebuild of files: bring each inode to its captured state, then open descriptions on it.
 
+use super::way::{Seen, Sight, Way};
 use super::{make_parents, owner, FileObject, Origin, Print};
 use crate::content::{Content, PageSource};
 use crate::fault::{refuse, At, Fault};
@@ -17,24 +18,21 @@ pub(crate) struct BuiltFile {
     anchor: Option<OwnedFd>,
     /// which is held with the descriptions later.
     held: Option<HoldId>,
+    /// For one with a name: which file it is.
+    seen: Option<Seen>,
     path: PathBuf,
     mode: u32,
 }
 
-/// Brings one inode to its captured state.
-pub(crate) fn prepare(object: &FileObject, pages: &dyn PageSource) -> Result<BuiltFile, Fault> {
+/// Brings one inode to its captured state; `sight` is what was at its path before the restart began.
+pub(crate) fn prepare(object: &FileObject, sight: Sight, pages: &dyn PageSource) -> Result<BuiltFile, Fault> {
     let path = object.path.as_path();
-    if let (Origin::Named, Some(content)) = (&object.origin, &object.content) {
-        return restore_named(object, content, pages);
-    }
-    let anchor = match &object.origin {
-        Origin::Named => {
-            check_named(object)?;
-            None
-        }
-        Origin::Deleted { tmpfile } => Some(make_deleted(object, *tmpfile)?),
-        Origin::Memfd { seals, huge } => Some(make_memfd(path, *seals, *huge, object.mode)?),
-        Origin::Anonymous => Some(make_memfd(Path::new(super::ANONYMOUS), libc::F_SEAL_SEAL, 0, 0o600)?),
+    let anchor = match (&object.origin, &object.content) {
+        (Origin::Named, Some(content)) => return restore_named(object, content, sight, pages),
+        (Origin::Named, None) => return cut_back(object, sight),
+        (Origin::Deleted { tmpfile }, _) => Some(make_deleted(object, *tmpfile, sight)?),
+        (Origin::Memfd { seals, huge }, _) => Some(make_memfd(path, *seals, *huge, object.mode)?),
+        (Origin::Anonymous, _) => Some(make_memfd(Path::new(super::ANONYMOUS), libc::F_SEAL_SEAL, 0, 0o600)?),
     };
     if let Some(a) = &anchor {
         if let Some(content) = &object.content {
@@ -64,6 +62,7 @@ pub(crate) fn prepare(object: &FileObject, pages: &dyn PageSource) -> Result<Bui
     Ok(BuiltFile {
         anchor,
         held: None,
+        seen: None,
         path: path.to_owned(),
         mode: object.mode,
     })
@@ -74,8 +73,17 @@ impl BuiltFile {
     pub(crate) fn open(&self, flags: i32, made: &Store) -> Result<OwnedFd, Fault> {
         match self.anchor(made)? {
             Some(a) => self.open_at(&fd::self_path(a.raw()), flags),
-            None => self.open_at(&self.path, flags),
+            None => self.open_seen(flags),
         }
+    }
+
+    /// The same of one with a name, which must be the file that was seen.
+    fn open_seen(&self, flags: i32) -> Result<OwnedFd, Fault> {
+        let Some(seen) = self.seen else {
+            return refuse("there is no file of that name");
+        };
+        let found = seen.find(&self.path)?;
+        self.open_at(&fd::self_path(found.as_raw_fd()), flags)
     }
 
     fn open_at(&self, path: &Path, flags: i32) -> Result<OwnedFd, Fault> {
@@ -143,14 +151,8 @@ impl BuiltFile {
 /// Contents are written into the file itself only where it is the file of the checkpoint under no more names than then. Otherwise the name
 /// belongs to another file by now, or this one got a second name: what it holds under that name was made after the checkpoint and is not
 /// ours to change, so a new file takes the old name; one that may not be written any more keeps it, and the new file has none.
-fn restore_named(object: &FileObject, content: &Content, pages: &dyn PageSource) -> Result<BuiltFile, Fault> {
+fn restore_named(object: &FileObject, content: &Content, sight: Sight, pages: &dyn PageSource) -> Result<BuiltFile, Fault> {
     let path = object.path.as_path();
-    let built = BuiltFile {
-        anchor: None,
-        held: None,
-        path: path.to_owned(),
-        mode: object.mode,
-    };
     make_parents(&object.parents)?;
     let here = match fd::stat(path, false) {
         Ok(stat) if stat.st_mode & libc::S_IFMT != libc::S_IFREG => return refuse("is not a regular file any more; move it away"),
@@ -158,21 +160,32 @@ fn restore_named(object: &FileObject, content: &Content, pages: &dyn PageSource)
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,
         Err(e) => return Err(e).at("stat"),
     };
-    let same = |st: &fd::Stat| object.ids.iter().any(|id| id.ino == st.st_ino) && st.st_nlink <= object.links;
+    // What may be written: the file of the checkpoint, or one that nobody else can have put there.
+    let seen = sight
+        .file
+        .filter(|seen| here.as_ref().is_some_and(|st| Seen::from(st) == *seen));
+    let built = BuiltFile {
+        anchor: None,
+        held: None,
+        seen,
+        path: path.to_owned(),
+        mode: object.mode,
+    };
+    let same = |st: &fd::Stat| seen.is_some() && object.ids.iter().any(|id| id.ino == st.st_ino) && st.st_nlink <= object.links;
     if !object.written && here.as_ref().is_some_and(|st| same(st) && unchanged(object, st)) {
         return Ok(built);
     }
     if !here.as_ref().is_some_and(same) {
-        match make_fresh(object, content, pages, here.is_some()) {
+        match make_fresh(object, content, (sight, pages), here.is_some()) {
             // The directory may be one in which the job cannot make files; then what is there is overwritten.
-            Err(Fault::Call { source, .. }) if here.is_some() && source.kind() == io::ErrorKind::PermissionDenied => {}
+            Err(Fault::Call { source, .. }) if seen.is_some() && source.kind() == io::ErrorKind::PermissionDenied => {}
             made => return made,
         }
     }
-    let file = match built.open_at(path, libc::O_RDWR) {
+    let file = match built.open_seen(libc::O_RDWR) {
         // It is somebody else's by now: given away, or another file with the number of the old one.
         Err(Fault::Call { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
-            return make_new(object, content, pages, |_| false);
+            return make_new(object, content, (sight, pages), |_| false);
         }
         opened => opened?,
     };
@@ -182,39 +195,43 @@ fn restore_named(object: &FileObject, content: &Content, pages: &dyn PageSource)
 }
 
 /// Makes the file anew. Where it was somebody else's and its name is `taken`, it stays without one: what others have put there is not ours to replace.
-fn make_fresh(object: &FileObject, content: &Content, pages: &dyn PageSource, taken: bool) -> Result<BuiltFile, Fault> {
-    make_new(object, content, pages, |is_ours| is_ours || !taken)
+fn make_fresh(object: &FileObject, content: &Content, from: (Sight, &dyn PageSource), taken: bool) -> Result<BuiltFile, Fault> {
+    make_new(object, content, from, |is_ours| is_ours || !taken)
 }
 
 /// Makes the file anew beside its place, and moves it there if it is `named`, which is told whether it is ours, so that a restart that is killed leaves no half of it.
 fn make_new(
     object: &FileObject,
     content: &Content,
-    pages: &dyn PageSource,
+    (sight, pages): (Sight, &dyn PageSource),
     named: impl Fn(bool) -> bool,
 ) -> Result<BuiltFile, Fault> {
-    let (file, name) = file_beside(object.path.as_path())?;
+    let path = object.path.as_path();
+    let above = sight.above(path)?;
+    let (file, name) = file_beside(&above, path)?;
     let done: Result<_, Fault> = (|| {
         content.restore(file.as_raw_fd(), pages)?;
         let mode = own(&file, object)?;
         set_times(&file, object)?;
         let named = named(mode.is_some());
         if named {
-            std::fs::rename(&name, object.path.as_path()).at("move it to its place")?;
+            fd::rename_at(&above, &name, path).at("move it to its place")?;
         } else {
-            std::fs::remove_file(&name).at(format!("delete {name:?} again"))?;
+            fd::unlink_at(&above, &name).at(format!("delete {name:?} again"))?;
         }
         Ok((mode, named))
     })();
     if done.is_err() {
         // The first error is the one to report.
-        let _ = std::fs::remove_file(&name);
+        let _ = fd::unlink_at(&above, &name);
     }
     let (mode, named) = done?;
+    let seen = Seen::of(&file).at("stat")?;
     Ok(BuiltFile {
         anchor: (!named).then_some(file),
         held: None,
-        path: object.path.as_path().to_owned(),
+        seen: named.then_some(seen),
+        path: path.to_owned(),
         mode: mode.unwrap_or(owner::private(object.mode)),
     })
 }
@@ -243,17 +260,20 @@ fn unchanged(object: &FileObject, stat: &fd::Stat) -> bool {
     u64::try_from(stat.st_size) == Ok(object.bytes) && fd::mtime_ns(stat) == object.mtime_ns
 }
 
-/// Verifies a file whose contents are not in the checkpoint, and cuts off what was appended since.
-fn check_named(object: &FileObject) -> Result<(), Fault> {
+/// Verifies a file whose contents are not in the checkpoint, and that it is the file which the job had open, where it is going to be written.
+pub(super) fn check_named(object: &FileObject) -> Result<Sight, Fault> {
     let path = object.path.as_path();
     let advice = if object.written {
         "bring it back, or launch with --save-open-files"
     } else {
         "bring it back; one that the job has made is saved with --save-open-files"
     };
-    let stat = match fd::stat(path, true) {
-        Ok(stat) => stat,
+    let way = match Way::to(path, !object.written) {
+        Ok(way) => way,
         Err(e) => return refuse(format!("the file was open and is gone ({e}); {advice}")),
+    };
+    let Some(stat) = &way.last else {
+        return refuse(format!("the file was open and is gone; {advice}"));
     };
     if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
         return refuse(format!("is not a regular file any more; {advice}"));
@@ -262,36 +282,59 @@ fn check_named(object: &FileObject) -> Result<(), Fault> {
     if bytes < object.bytes {
         return refuse(format!("has {bytes} bytes, {} at the checkpoint; {advice}", object.bytes));
     }
+    let known = way.leads_to(object, stat);
+    let sight = Sight {
+        file: Some(Seen::from(stat)),
+        dir: way.dir,
+    };
     if object.written {
-        if bytes > object.bytes {
-            let built = BuiltFile {
-                anchor: None,
-                held: None,
-                path: path.to_owned(),
-                mode: object.mode,
-            };
-            let file = built.open_at(path, libc::O_WRONLY)?;
-            fd::truncate(file.as_raw_fd(), object.bytes).at("cut it to its length at the checkpoint")?;
-            set_times(&file, object)?;
-        }
-        return Ok(());
+        return if known { Ok(sight) } else { refuse(way.doubts(object, stat)) };
     }
-    if unchanged(object, &stat) {
-        return Ok(());
+    if known && unchanged(object, stat) {
+        return Ok(sight);
     }
     let Some(print) = object.print else {
         return refuse(format!("has changed since the checkpoint; {advice}"));
     };
-    let file = fd::open(path, libc::O_RDONLY, 0).at("open")?;
+    let found = Seen::from(stat).find(path)?;
+    let file = fd::reopen(found.as_raw_fd(), libc::O_RDONLY).at("open")?;
     if Print::of(&file, object.bytes).at("read")? != print {
         return refuse(format!("has changed since the checkpoint; {advice}"));
     }
-    Ok(())
+    Ok(sight)
+}
+
+/// Cuts off what was appended since the checkpoint to a file whose contents are not in it.
+fn cut_back(object: &FileObject, sight: Sight) -> Result<BuiltFile, Fault> {
+    let path = object.path.as_path();
+    let replaced = |seen: Seen| !object.written && seen.find(path).is_err();
+    let seen = match sight.file {
+        // Another part of the job, which restarts here too, may have made it anew. It is only read.
+        Some(seen) if !replaced(seen) => Some(seen),
+        _ => check_named(object)?.file,
+    };
+    let built = BuiltFile {
+        anchor: None,
+        held: None,
+        seen,
+        path: path.to_owned(),
+        mode: object.mode,
+    };
+    let Some(found) = seen.map(|seen| seen.find(path)).transpose()? else {
+        return refuse("there is no file of that name");
+    };
+    let bytes = fd::fstat(found.as_raw_fd()).at("stat")?.st_size;
+    if object.written && u64::try_from(bytes).is_ok_and(|bytes| bytes > object.bytes) {
+        let file = built.open_seen(libc::O_WRONLY)?;
+        fd::truncate(file.as_raw_fd(), object.bytes).at("cut it to its length at the checkpoint")?;
+        set_times(&file, object)?;
+    }
+    Ok(built)
 }
 
 /// A file without name in the directory where it was. One that is only read may have been the system's, in a directory that is not the job's to write: then it is a memfd.
-fn make_deleted(object: &FileObject, tmpfile: bool) -> Result<OwnedFd, Fault> {
-    match make_nameless(object, tmpfile) {
+fn make_deleted(object: &FileObject, tmpfile: bool, sight: Sight) -> Result<OwnedFd, Fault> {
+    match make_nameless(object, tmpfile, sight) {
         Err(Fault::Call { source, .. })
             if !tmpfile && !object.written && matches!(source.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS)) =>
         {
@@ -302,18 +345,19 @@ fn make_deleted(object: &FileObject, tmpfile: bool) -> Result<OwnedFd, Fault> {
     }
 }
 
-fn make_nameless(object: &FileObject, tmpfile: bool) -> Result<OwnedFd, Fault> {
+fn make_nameless(object: &FileObject, tmpfile: bool, sight: Sight) -> Result<OwnedFd, Fault> {
     make_parents(&object.parents)?;
     let path = object.path.as_path();
-    let dir = path.parent().unwrap_or(Path::new("/"));
+    let above = sight.above(path)?;
     let file = if tmpfile {
-        fd::open(dir, libc::O_RDWR | libc::O_TMPFILE, 0o600).at(format!("make a file without name in {dir:?}"))?
+        let dir = fd::self_path(above.as_raw_fd());
+        fd::open(&dir, libc::O_RDWR | libc::O_TMPFILE, 0o600).at(format!("make a file without name beside {path:?}"))?
     } else {
-        let (file, name) = match fd::open(path, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW, 0o600) {
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => file_beside(path)?,
+        let (file, name) = match fd::create_at(&above, path) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => file_beside(&above, path)?,
             made => (made.at("make the deleted file again")?, path.to_owned()),
         };
-        std::fs::remove_file(&name).at(format!("delete {name:?} again"))?;
+        fd::unlink_at(&above, &name).at(format!("delete {name:?} again"))?;
         file
     };
     Ok(file)
@@ -331,25 +375,24 @@ fn beside(path: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// A new file beside `path`, with its name.
-fn file_beside(path: &Path) -> Result<(OwnedFd, PathBuf), Fault> {
-    make_beside(path, |name| {
-        fd::open(name, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW, 0o600)
-    })
+/// A new file beside `path`, in directory `above`, with its name.
+fn file_beside(above: &OwnedFd, path: &Path) -> Result<(OwnedFd, PathBuf), Fault> {
+    make_beside(above, path, |name| fd::create_at(above, name))
 }
 
-/// What `make` makes, and fails to make where something is, under a name beside `path`; with that name. In a directory where others may make files they know that name beforehand: what is there already is never opened,
+/// What `make` makes, and fails to make where something is, under a name beside `path` in directory `above`; with that name. In a directory where others may make files they know that name beforehand: what is there already is never opened,
 /// and removed only where it is our own, left behind by a restart that was killed.
-pub(crate) fn make_beside<T>(path: &Path, make: impl Fn(&Path) -> io::Result<T>) -> Result<(T, PathBuf), Fault> {
+pub(crate) fn make_beside<T>(above: &OwnedFd, path: &Path, make: impl Fn(&Path) -> io::Result<T>) -> Result<(T, PathBuf), Fault> {
     let name = beside(path);
     let made = match make(&name) {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
             // SAFETY: has no preconditions.
             let me = unsafe { libc::geteuid() };
-            if fd::stat(&name, false).at(format!("stat {name:?}"))?.st_uid != me {
+            let there = fd::find_at(above, &name).and_then(|there| fd::fstat(there.as_raw_fd()));
+            if there.at(format!("stat {name:?}"))?.st_uid != me {
                 return refuse(format!("{name:?} belongs to another user and is in the way; move it away"));
             }
-            std::fs::remove_file(&name).at(format!("remove {name:?}"))?;
+            fd::unlink_at(above, &name).at(format!("remove {name:?}"))?;
             make(&name)
         }
         made => made,
@@ -379,6 +422,104 @@ fn make_memfd(name: &Path, seals: i32, huge: u32, mode: u32) -> Result<OwnedFd, 
 mod tests {
     use super::*;
 
+    /// A file that the job has open for writing, without contents in the checkpoint.
+    fn written(path: &Path) -> FileObject {
+        let stat = fd::stat(path, false).unwrap();
+        FileObject {
+            ids: vec![belay_image::model::ObjectId {
+                dev: stat.st_dev,
+                ino: stat.st_ino,
+            }],
+            path: path.into(),
+            origin: Origin::Named,
+            mode: stat.st_mode & 0o7777,
+            owner: (stat.st_uid, stat.st_gid),
+            links: stat.st_nlink,
+            bytes: u64::try_from(stat.st_size).unwrap(),
+            mtime_ns: fd::mtime_ns(&stat),
+            atime_ns: None,
+            written: true,
+            content: None,
+            print: None,
+            parents: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_another_user_may_have_put_in_the_place_of_an_open_file_is_not_written() {
+        let dir = std::env::temp_dir().join(format!("belay-replaced-{}", std::process::id()));
+        let (shared, path, victim) = (dir.join("shared"), dir.join("shared/out"), dir.join("out"));
+        std::fs::create_dir_all(&shared).unwrap();
+        std::fs::write(&path, "job's").unwrap();
+        std::fs::write(&victim, "the user's other file").unwrap();
+        let object = written(&path);
+        let mode = |mode| std::fs::set_permissions(&shared, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        let restarted = || -> Result<(), Fault> {
+            let built = prepare(&object, check_named(&object)?, &crate::testing::Kept::default())?;
+            let file = built.open_seen(libc::O_WRONLY | libc::O_APPEND)?;
+            fd::write_at(file.as_raw_fd(), b", more", 0).at("write")
+        };
+        let holds = |path: &Path| std::fs::read_to_string(path).unwrap();
+        mode(0o777);
+        for _ in 0..2 {
+            restarted().unwrap();
+            assert_eq!(
+                holds(&path),
+                "job's, more",
+                "the same file is cut back, whoever may write beside it"
+            );
+        }
+        let refused = |what: &str, part: &str| {
+            let why = restarted().unwrap_err().to_string();
+            assert!(why.contains(part), "{what}: {why}");
+            assert_eq!(holds(&victim), "the user's other file", "{what}");
+        };
+        std::fs::rename(&path, shared.join("away")).unwrap();
+        std::os::unix::fs::symlink(&victim, &path).unwrap();
+        refused("a link", "not a regular file");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::hard_link(&victim, &path).unwrap();
+        refused("another file's second name", "more names");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "copied back").unwrap();
+        refused("another file", "others can have put it");
+        mode(0o755);
+        restarted().unwrap();
+        assert_eq!(
+            holds(&path),
+            "copie, more",
+            "what only the user can have put there may be written"
+        );
+        std::fs::rename(&shared, dir.join("moved")).unwrap();
+        std::os::unix::fs::symlink(&dir, &shared).unwrap();
+        if owner::me() == 0 {
+            std::os::unix::fs::lchown(&shared, Some(4242), Some(4242)).unwrap();
+            refused("a link on the way", "another user's");
+        }
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn what_is_exchanged_during_the_restart_is_not_written() {
+        let dir = std::env::temp_dir().join(format!("belay-exchanged-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let (path, other) = (dir.join("out"), dir.join("other"));
+        std::fs::write(&path, "job's").unwrap();
+        std::fs::write(&other, "the user's other file").unwrap();
+        let object = written(&path);
+        let sight = check_named(&object).unwrap();
+        std::fs::rename(&path, dir.join("away")).unwrap();
+        for plant in [std::os::unix::fs::symlink::<&Path, &Path>, std::fs::hard_link] {
+            plant(&other, &path).unwrap();
+            let why = prepare(&object, sight, &crate::testing::Kept::default()).map(drop);
+            let why = why.unwrap_err().to_string();
+            assert!(why.contains("another file has taken its place"), "{why}");
+            assert_eq!(std::fs::read_to_string(&other).unwrap(), "the user's other file");
+            std::fs::remove_file(&path).unwrap();
+        }
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
     #[test]
     fn a_name_that_is_known_beforehand_is_never_opened() {
         let dir = std::env::temp_dir().join(format!("belay-beside-{}", std::process::id()));
@@ -388,7 +529,8 @@ mod tests {
         // A file that somebody holds open, or has linked to another, must not become the job's.
         std::fs::write(&name, b"old").unwrap();
         let held = std::fs::File::open(&name).unwrap();
-        let (file, made) = file_beside(&path).unwrap();
+        let above = fd::above(&path).unwrap();
+        let (file, made) = file_beside(&above, &path).unwrap();
         fd::write_at(file.as_raw_fd(), b"secret", 0).unwrap();
         assert_eq!(made, name);
         assert_eq!(held.metadata().unwrap().len(), 3);
@@ -396,12 +538,12 @@ mod tests {
         std::fs::remove_file(&name).unwrap();
         std::fs::write(dir.join("victim"), b"victim").unwrap();
         std::os::unix::fs::symlink(dir.join("victim"), &name).unwrap();
-        file_beside(&path).unwrap();
+        file_beside(&above, &path).unwrap();
         assert_eq!(std::fs::read(dir.join("victim")).unwrap(), b"victim");
         // SAFETY: has no preconditions.
         if unsafe { libc::geteuid() } == 0 {
             std::os::unix::fs::lchown(&name, Some(65534), Some(65534)).unwrap();
-            let refused = file_beside(&path).unwrap_err().to_string();
+            let refused = file_beside(&above, &path).unwrap_err().to_string();
             assert!(refused.contains("another user"), "{refused}");
         }
         std::fs::remove_dir_all(&dir).unwrap();

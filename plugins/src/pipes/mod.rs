@@ -29,6 +29,11 @@ pub(crate) struct PipeObject {
 }
 
 impl PipeObject {
+    /// The path of a FIFO.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.fifo.as_ref().map(|f| f.path.as_path())
+    }
+
     /// The directories above a FIFO.
     pub(crate) fn parents(&self) -> &[Directory] {
         self.fifo.as_ref().map_or(&[], |f| &f.parents)
@@ -245,7 +250,7 @@ fn open_fifo(f: &Fifo) -> Result<(OwnedFd, OwnedFd), Fault> {
     let (fresh, path) = match make(path) {
         Ok(()) => (true, path.to_owned()),
         // Its name belongs to something else now, for which it must not be taken.
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && f.deleted => (true, make_beside(path, make)?.1),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && f.deleted => (true, make_beside(&above, path, make)?.1),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => (false, path.to_owned()),
         Err(e) => return Err(e).at("make the FIFO again"),
     };
@@ -254,11 +259,14 @@ fn open_fifo(f: &Fifo) -> Result<(OwnedFd, OwnedFd), Fault> {
         owner::give_made(&fifo, libc::S_IFIFO, Some(f.owner), f.mode, false).at("set its owner and mode")?;
         fifo
     } else {
-        fd::open(&path, libc::O_PATH, 0).at("look for it")?
+        fd::find_at(&above, &path).at("look for it")?
     };
     let stat = fd::fstat(fifo.as_raw_fd()).at("stat")?;
     if stat.st_mode & libc::S_IFMT != libc::S_IFIFO {
         return refuse("is not a FIFO any more; move it away");
+    }
+    if ![f.owner.0, owner::me()].contains(&stat.st_uid) {
+        return refuse(format!("is a FIFO of user {} now; move it away", stat.st_uid));
     }
     let read = fd::reopen(fifo.as_raw_fd(), libc::O_RDONLY | libc::O_NONBLOCK).at("open it for reading")?;
     let write = fd::reopen(fifo.as_raw_fd(), libc::O_WRONLY | libc::O_NONBLOCK).at("open it for writing")?;

@@ -1,10 +1,10 @@
 //! Calls on descriptors: open, flags, offsets, data.
 
 use super::{check, check_len};
-use std::ffi::CString;
+use std::ffi::{CString, OsStr, OsString};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 /// `fcntl` commands that the libc crate lacks.
@@ -45,7 +45,12 @@ pub(crate) fn above(path: &Path) -> io::Result<OwnedFd> {
 
 /// Opens what has the last name of `path` in directory `dir`, and is not a symbolic link, to look at it or to open it again.
 pub(crate) fn find_at(dir: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
-    let name = last_name(path)?;
+    find_in(dir, path.file_name().ok_or(io::ErrorKind::InvalidInput)?)
+}
+
+/// The same of `name`.
+pub(crate) fn find_in(dir: &OwnedFd, name: &OsStr) -> io::Result<OwnedFd> {
+    let name = c_path(name.as_ref())?;
     // SAFETY: `name` is a valid C string for the call, and `dir` a live descriptor.
     let fd = unsafe {
         libc::openat(
@@ -69,6 +74,21 @@ pub(crate) fn mkfifo_at(dir: &OwnedFd, path: &Path) -> io::Result<()> {
     let name = last_name(path)?;
     // SAFETY: as above.
     check(unsafe { libc::mkfifoat(dir.as_raw_fd(), name.as_ptr(), 0o600) }).map(drop)
+}
+
+/// Makes a file with the last name of `path` in directory `dir`, where nothing has that name, for this user alone.
+pub(crate) fn create_at(dir: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
+    let name = last_name(path)?;
+    let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: as above.
+    check(unsafe { libc::openat(dir.as_raw_fd(), name.as_ptr(), flags, 0o600) }).map(own)
+}
+
+/// Gives what has the last name of `from` in directory `dir` the last name of `to` there.
+pub(crate) fn rename_at(dir: &OwnedFd, from: &Path, to: &Path) -> io::Result<()> {
+    let (from, to) = (last_name(from)?, last_name(to)?);
+    // SAFETY: both are valid C strings for the call, and `dir` a live descriptor.
+    check(unsafe { libc::renameat(dir.as_raw_fd(), from.as_ptr(), dir.as_raw_fd(), to.as_ptr()) }).map(drop)
 }
 
 /// Removes what has the last name of `path` in directory `dir`, and is not a directory.
@@ -314,6 +334,15 @@ pub(crate) fn memfd(name: &Path, flags: u32) -> io::Result<OwnedFd> {
     let name = c_path(name)?;
     // SAFETY: `name` is a valid C string.
     check(unsafe { libc::memfd_create(name.as_ptr(), flags | libc::MFD_CLOEXEC) }).map(own)
+}
+
+/// Target of the symbolic link that `link` is open on (O_PATH).
+pub(crate) fn readlink_of(link: &OwnedFd) -> io::Result<PathBuf> {
+    let mut target = vec![0u8; libc::PATH_MAX as usize];
+    // SAFETY: the path is a valid C string, and `target` is valid for writing its length.
+    let n = unsafe { libc::readlinkat(link.as_raw_fd(), c"".as_ptr(), target.as_mut_ptr().cast(), target.len()) };
+    target.truncate(check_len(n)?);
+    Ok(PathBuf::from(OsString::from_vec(target)))
 }
 
 /// Target of the symbolic link `path`.

@@ -13,6 +13,7 @@ use crate::model::{DescId, FsPath};
 use crate::sys::sock::Addr;
 use belay_image::blobs::BlobRef;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 pub(crate) use capture::capture;
 pub(crate) use rebuild::rebuild;
@@ -41,6 +42,14 @@ pub(crate) struct UnixState {
     pub(crate) queue: Vec<Message>,
     /// Options.
     pub(crate) options: Options,
+}
+
+impl UnixState {
+    /// The path of the file it is bound to.
+    pub(crate) fn full_path(&self) -> Option<PathBuf> {
+        let (file, path) = (self.file.as_ref()?, self.name.unix_path()?);
+        Some(file.cwd.as_ref().map_or(path.clone(), |cwd| cwd.as_path().join(&path)))
+    }
 }
 
 /// Whether and to whom a socket is connected.

@@ -1,0 +1,298 @@
+//! Who could have chosen what lies at a path: looked at before a restart begins, outside its namespaces, in which the owners of most things cannot be told.
+//!
+//! The paths of a checkpoint led through no symbolic links: the kernel says where a file lies. What another user may have put there since, a link, another file, a second name of a third one, must not be taken for the
+//! job's, and least of all be written.
+
+use super::owner::me;
+use super::{FileObject, Origin};
+use crate::fault::{refuse, At, Fault};
+use crate::model::{Descriptors, Kind};
+use crate::sys::fd;
+use crate::Refusal;
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+/// Symbolic links that are followed on one way, as many as the kernel follows.
+const MOST_LINKS: usize = 40;
+/// Whoever is not known in a user namespace.
+const UNKNOWN: u32 = 65534;
+
+/// A file as it was found: what is opened later must be this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seen {
+    dev: u64,
+    ino: u64,
+    mine: bool,
+}
+
+impl Seen {
+    /// What `file` is open on.
+    pub(crate) fn of(file: &OwnedFd) -> io::Result<Self> {
+        Ok(Self::from(&fd::fstat(file.as_raw_fd())?))
+    }
+
+    pub(super) fn from(stat: &fd::Stat) -> Self {
+        Self {
+            dev: stat.st_dev,
+            ino: stat.st_ino,
+            mine: stat.st_uid == me(),
+        }
+    }
+
+    /// Finds it at `path` again, to open it.
+    pub(crate) fn find(self, path: &Path) -> Result<OwnedFd, Fault> {
+        let found = fd::open(path, libc::O_PATH, 0).at("look for it")?;
+        if Self::of(&found).at("stat")? == self {
+            return Ok(found);
+        }
+        refuse("another file has taken its place while the job was being restarted; look at it, move it away and restart again")
+    }
+}
+
+/// What lies at the path of a file of the job.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Sight {
+    /// The file, where it may be taken for the job's.
+    pub(crate) file: Option<Seen>,
+    /// The directory.
+    pub(crate) dir: Option<Seen>,
+}
+
+impl Sight {
+    /// Opens the directory of `path`, which must be the one that was seen, or have been missing.
+    pub(crate) fn above(self, path: &Path) -> Result<OwnedFd, Fault> {
+        let above = fd::above(path).at("open its directory")?;
+        let now = Seen::of(&above).at("stat")?;
+        if self.dir.is_some_and(|dir| dir != now) {
+            return refuse("another directory has taken the place of its own while the job was being restarted; restart again");
+        }
+        Ok(above)
+    }
+}
+
+/// What [`look`] has found, for each file of the job.
+#[derive(Debug, Clone, Default)]
+pub struct Sights(Vec<Sight>);
+
+impl Sights {
+    /// What lies at the path of that file.
+    pub(crate) fn get(&self, at: usize) -> Sight {
+        self.0.get(at).copied().unwrap_or_default()
+    }
+}
+
+/// Looks at all that the rebuild of `d` is going to open or make by its path.
+pub(crate) fn look(d: &Descriptors) -> Result<Sights, Refusal> {
+    let mut seen = Vec::new();
+    for object in &d.files {
+        let found = match (&object.origin, &object.content) {
+            (Origin::Named, None) => super::rebuild::check_named(object),
+            (Origin::Named | Origin::Deleted { .. }, _) => to_overwrite(object),
+            (Origin::Memfd { .. } | Origin::Anonymous, _) => Ok(Sight::default()),
+        };
+        seen.push(found.map_err(|e| e.of(0, format!("file {}", object.path)))?);
+    }
+    let fifos = d.pipes.iter().filter_map(|p| p.path()).map(Path::to_owned);
+    let opened = d.descriptions.iter().filter_map(|d| match &d.kind {
+        Kind::Path(p) if p.file_type == libc::S_IFDIR && p.needs_process.is_none() => Some(p.path.as_path().to_owned()),
+        Kind::Unix(u) => u.full_path(),
+        _ => None,
+    });
+    let made = d
+        .working
+        .iter()
+        .filter_map(|list| Some(list.last()?.path.as_path().to_owned()));
+    let all: BTreeSet<PathBuf> = fifos.chain(opened).chain(made).collect();
+    for path in all {
+        check(&path).map_err(|e| e.of(0, path.display().to_string()))?;
+    }
+    Ok(Sights(seen))
+}
+
+/// The file that has the name of `object`, whose contents are in the checkpoint, where those may be written into it.
+fn to_overwrite(object: &FileObject) -> Result<Sight, Fault> {
+    let path = object.path.as_path();
+    check(path)?;
+    let way = Way::to(path, false).unwrap_or_default();
+    let file = way.last.as_ref().filter(|stat| way.leads_to(object, stat)).map(Seen::from);
+    Ok(Sight { file, dir: way.dir })
+}
+
+/// Refuses a path on which another user has put a symbolic link.
+pub fn check_path(path: &Path) -> Result<(), Refusal> {
+    check(path).map_err(|e| e.of(0, path.display().to_string()))
+}
+
+fn check(path: &Path) -> Result<(), Fault> {
+    // One that cannot be looked at is somebody else's to report.
+    match Way::to(path, false) {
+        Ok(Way { link: Some(link), .. }) => refuse(format!(
+            "the symbolic link {} on the way to it is another user's; remove it, or make it your own (chown -h)",
+            link.display()
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// How a path leads to what is there.
+#[derive(Debug, Default)]
+pub(super) struct Way {
+    /// What is there, if anything.
+    pub(super) last: Option<fd::Stat>,
+    /// The first directory on it in which others could have chosen what is there.
+    pub(super) doubt: Option<PathBuf>,
+    /// The first symbolic link on it that is another user's.
+    pub(super) link: Option<PathBuf>,
+    /// The directory of what is there.
+    pub(super) dir: Option<Seen>,
+}
+
+impl Way {
+    /// Goes along `path`, as far as it leads, where `follow` is set through a link at its end too.
+    pub(super) fn to(path: &Path, follow: bool) -> io::Result<Self> {
+        // What is mounted only when somebody comes along (autofs) is not mounted for a descriptor that is none for reading.
+        let _ = fd::stat(path, follow);
+        let mut way = Self::default();
+        let mut rest: Vec<OsString> = parts(path);
+        let (mut dir, mut at) = (root()?, PathBuf::from("/"));
+        let mut links = 0;
+        while let Some(name) = rest.pop() {
+            let above = fd::fstat(dir.as_raw_fd())?;
+            way.dir = rest.is_empty().then(|| Seen::from(&above));
+            let next = match fd::find_in(&dir, &name) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                    way.judge(&above, None, &at);
+                    return Ok(way);
+                }
+                found => found?,
+            };
+            let stat = fd::fstat(next.as_raw_fd())?;
+            way.judge(&above, Some(&stat), &at);
+            let is_link = stat.st_mode & libc::S_IFMT == libc::S_IFLNK;
+            if is_link && (follow || !rest.is_empty()) {
+                links += 1;
+                if links > MOST_LINKS {
+                    return Err(io::Error::from_raw_os_error(libc::ELOOP));
+                }
+                if ![0, me()].contains(&stat.st_uid) {
+                    way.link.get_or_insert(at.join(&name));
+                }
+                let target = fd::readlink_of(&next)?;
+                if target.is_absolute() {
+                    (dir, at) = (root()?, PathBuf::from("/"));
+                }
+                rest.extend(parts(&target));
+                continue;
+            }
+            if rest.is_empty() {
+                way.last = Some(stat);
+                return Ok(way);
+            }
+            at.push(&name);
+            dir = next;
+        }
+        way.last = Some(fd::fstat(dir.as_raw_fd())?);
+        Ok(way)
+    }
+
+    /// Takes note of whether others could have put what `found` is into directory `above`.
+    fn judge(&mut self, above: &fd::Stat, found: Option<&fd::Stat>, at: &Path) {
+        let trusted = |stat: &fd::Stat| [0, me()].contains(&stat.st_uid);
+        let kept = above.st_mode & libc::S_ISVTX != 0 && found.is_some_and(trusted);
+        if !trusted(above) || above.st_mode & 0o022 != 0 && !kept {
+            self.doubt.get_or_insert(at.to_owned());
+        }
+    }
+
+    /// What is said of `stat`, to which it leads and which may not be taken for `object`.
+    pub(super) fn doubts(&self, object: &FileObject, stat: &fd::Stat) -> String {
+        let why = match (&self.link, &self.doubt) {
+            (Some(link), _) => format!("the symbolic link {} on the way to it is another user's", link.display()),
+            _ if stat.st_nlink > object.links.max(1) => "it has more names than then".to_owned(),
+            (None, Some(dir)) => format!("others can have put it into {}", dir.display()),
+            (None, None) => format!("it belongs to user {}", stat.st_uid),
+        };
+        format!(
+            "is another file than at the checkpoint, and {why}: it is not written; look at it, and bring the old one back, or let nobody else write there and restart again"
+        )
+    }
+
+    /// Whether what it leads to is the file of the checkpoint, or one that only the user or root can have put in its place.
+    pub(super) fn leads_to(&self, object: &FileObject, stat: &fd::Stat) -> bool {
+        if stat.st_mode & libc::S_IFMT != libc::S_IFREG || self.link.is_some() {
+            return false;
+        }
+        let then = object.owner.0;
+        let whose = stat.st_uid == then || stat.st_uid == me() || then == UNKNOWN;
+        // File systems have other numbers on another host, and after another start.
+        let same = whose && object.ids.iter().any(|id| id.ino == stat.st_ino);
+        let put = self.doubt.is_none() && (whose || stat.st_uid == 0) && stat.st_nlink <= object.links.max(1);
+        same || put
+    }
+}
+
+fn root() -> io::Result<OwnedFd> {
+    fd::open(Path::new("/"), libc::O_PATH | libc::O_DIRECTORY, 0)
+}
+
+/// The names in `path`, the last one first.
+fn parts(path: &Path) -> Vec<OsString> {
+    let names = path.components().rev().filter_map(|c| match c {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some(OsString::from("..")),
+        _ => None,
+    });
+    names.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{chown, lchown, symlink, PermissionsExt};
+
+    /// A directory in which only this user makes anything, and on the way to which nobody else does.
+    fn place(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("belay-{name}-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        dir
+    }
+
+    #[test]
+    fn it_is_known_where_others_could_have_chosen_what_lies_there() {
+        let dir = place("way");
+        let inner = dir.join("inner");
+        std::fs::create_dir(&inner).unwrap();
+        std::fs::write(inner.join("file"), "x").unwrap();
+        let doubt = |path: &str| Way::to(&dir.join(path), false).unwrap().doubt;
+        let mode = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+        assert_eq!((doubt("inner/file"), doubt("inner/gone")), (None, None));
+        mode(&inner, 0o777);
+        assert_eq!(doubt("inner/file"), Some(inner.clone()));
+        mode(&inner, 0o1777);
+        assert_eq!((doubt("inner/file"), doubt("inner/gone")), (None, Some(inner.clone())));
+        mode(&inner, 0o755);
+        symlink("inner", dir.join("link")).unwrap();
+        assert_eq!(doubt("link/file"), None);
+        assert!(Way::to(&dir.join("link"), false)
+            .unwrap()
+            .last
+            .is_some_and(|s| s.st_mode & libc::S_IFMT == libc::S_IFLNK));
+        symlink("loop", dir.join("loop")).unwrap();
+        assert!(Way::to(&dir.join("loop/file"), false).is_err());
+        if me() == 0 {
+            chown(&inner, Some(4242), None).unwrap();
+            assert_eq!(doubt("inner/file"), Some(inner.clone()));
+            chown(&inner, Some(0), None).unwrap();
+            lchown(dir.join("link"), Some(4242), None).unwrap();
+            assert!(check(&dir.join("link/file"))
+                .unwrap_err()
+                .to_string()
+                .contains("another user's"));
+            assert!(check(&dir.join("inner/file")).is_ok());
+        }
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}
