@@ -147,7 +147,13 @@ pub(crate) struct Built {
 /// program can also use the last numbers that its limit allows (valgrind does).
 fn room(d: &Descriptors, limit: RawFd) -> Range<RawFd> {
     const FIRST: RawFd = 64;
-    let used: BTreeSet<RawFd> = d.tables.iter().flat_map(|t| t.slots.iter().map(|s| s.fd)).collect();
+    let open = d.tables.iter().flat_map(|t| t.slots.iter().map(|s| s.fd));
+    // Where a descriptor has been closed since, its number is needed for the moment too.
+    let watched = d.descriptions.iter().filter_map(|d| match &d.kind {
+        Kind::Epoll(e) => Some(e.numbers()),
+        _ => None,
+    });
+    let used: BTreeSet<RawFd> = open.chain(watched.flatten()).collect();
     let mut from = FIRST;
     let mut best = FIRST..FIRST;
     for fd in used.iter().copied().filter(|fd| *fd >= FIRST) {

@@ -26,8 +26,24 @@ int main(void) {
     EQ(epoll_wait(on, e, 8, 0), 1);  // consumes the first edge of the socket: writable
     int dupd = (int)OK(dup(edge[0]));  // the entry stays though its descriptor is closed: the description lives
     (void)dupd;
+    // Many files, registered two and two under the same number, which is closed again. (Numbers at which a restart would put something of its own.)
+    enum { PAIRS = 60, NUMBER = 430 };
+    int many = (int)OK(epoll_create1(0)), files[2 * PAIRS];
+    for (int i = 0; i < 2 * PAIRS; i++) {
+        files[i] = (int)OK(eventfd(0, EFD_NONBLOCK));
+        files[i] = (int)OK(fcntl(files[i], F_DUPFD, 300 + i));
+        OK(dup2(files[i], NUMBER + i / 2));
+        add(many, NUMBER + i / 2, EPOLLIN, (uint64_t)i);
+    }
+    for (int i = 0; i < 2 * PAIRS; i++) close(NUMBER + i / 2);
     char b[64];
     while (running()) {
+        int which = (int)(check_round % (2 * PAIRS));
+        uint64_t told = 1;
+        full_write(files[which], &told, 8);
+        EQ(epoll_wait(many, e, 8, 0), 1);
+        EQ(e[0].data.u64, which);
+        full_read(files[which], &told, 8);
         EQ(epoll_wait(outer, e, 8, 0), 0);
         full_write(lvl[1], "a", 1);
         full_write(edge[1], "b", 1);

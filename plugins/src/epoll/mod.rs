@@ -23,6 +23,13 @@ pub(crate) struct EpollState {
     interest: Vec<Interest>,
 }
 
+impl EpollState {
+    /// The numbers under which entries have been added.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = RawFd> + '_ {
+        self.interest.iter().map(|i| i.number)
+    }
+}
+
 /// One entry of the interest list.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Interest {
