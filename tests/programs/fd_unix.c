@@ -1,5 +1,5 @@
 // UNIX sockets. fd_unix KIND: stream, dgram, seqpacket (pairs with data in flight both ways), named (listening with backlog), renamed
-// (the file has another name than its socket), rights
+// (the file has another name than its socket), reused (several sockets have been bound to one path), rights
 // (descriptors in flight), half (shutdown), creds. fd_unix KIND crowd: beside many others, each with something in it.
 #include "check.h"
 #include <sys/ioctl.h>
@@ -115,6 +115,57 @@ int main(int argc, char **argv) {
             nap_us(8000);  // nobody waits: a checkpoint can be taken
         }
         if (!abs) unlink(ad.sun_path);
+    } else if (!strcmp(kind, "reused")) {  // one path, to which several sockets have been bound, one after the other
+        struct sockaddr_un path = {.sun_family = AF_UNIX}, who;
+        snprintf(path.sun_path, sizeof path.sun_path, "reused.%d", getpid());
+        enum { DATAGRAMS = 3, LISTENERS = 3 };
+        int to[DATAGRAMS], from[DATAGRAMS], ls[LISTENERS], cl[LISTENERS], sv[LISTENERS];
+        for (int i = 0; i < DATAGRAMS; i++) {
+            to[i] = (int)OK(socket(AF_UNIX, SOCK_DGRAM, 0));
+            from[i] = (int)OK(socket(AF_UNIX, SOCK_DGRAM, 0));
+            OK(bind(to[i], (struct sockaddr *)&path, sizeof path));
+            OK(connect(from[i], (struct sockaddr *)&path, sizeof path));
+            OK(unlink(path.sun_path));
+        }
+        for (int i = 0; i < LISTENERS; i++) {
+            if (i) OK(unlink(path.sun_path));
+            ls[i] = (int)OK(socket(AF_UNIX, SOCK_STREAM, 0));
+            cl[i] = (int)OK(socket(AF_UNIX, SOCK_STREAM, 0));
+            OK(bind(ls[i], (struct sockaddr *)&path, sizeof path));
+            OK(listen(ls[i], 5));
+            OK(connect(cl[i], (struct sockaddr *)&path, sizeof path));
+            sv[i] = (int)OK(accept(ls[i], NULL, NULL));
+        }
+        OK(chmod(path.sun_path, 0640));
+        for (uint64_t r = 0; running(); r++) {
+            for (int i = 0; i < DATAGRAMS; i++) {
+                a[0] = r * 10 + (uint64_t)i;
+                EQ(send(from[i], a, 8, 0), 8);
+            }
+            nap_us(4000);
+            for (int i = 0; i < DATAGRAMS; i++) {
+                EQ(recv(to[i], b, 16, MSG_DONTWAIT), 8);
+                EQ(b[0], r * 10 + (uint64_t)i);
+            }
+            for (int i = 0; i < LISTENERS; i++) {
+                fill(a, 800, r);
+                full_write(cl[i], a, 800);
+                full_read(sv[i], b, 800);
+                verify(b, 800, r, "data of a connection");
+                socklen_t l = sizeof who;
+                OK(getsockname(ls[i], (struct sockaddr *)&who, &l));
+                CHECK(!strcmp(who.sun_path, path.sun_path));
+            }
+            // The last one has the file.
+            struct stat st;
+            OK(stat(path.sun_path, &st));
+            EQ(st.st_mode, S_IFSOCK | 0640);
+            int c = (int)OK(socket(AF_UNIX, SOCK_STREAM, 0));
+            OK(connect(c, (struct sockaddr *)&path, sizeof path));
+            close((int)OK(accept(ls[LISTENERS - 1], NULL, NULL)));
+            close(c);
+        }
+        unlink(path.sun_path);
     } else if (!strcmp(kind, "renamed")) {
         struct sockaddr_un first = {.sun_family = AF_UNIX}, now = first, who;
         snprintf(first.sun_path, sizeof first.sun_path, "first.%d", getpid());

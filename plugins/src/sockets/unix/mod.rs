@@ -4,6 +4,7 @@
 
 mod capture;
 
+mod places;
 mod rebuild;
 mod refill;
 

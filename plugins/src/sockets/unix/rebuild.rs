@@ -3,19 +3,16 @@
 //! A socket that was accepted has its listener's name, and two sockets cannot be bound to one name; so such a pair is made as it was made
 //! first: by connecting to a listener of that name, the job's own or one made for the moment. Pairs without names come from `socketpair`.
 
-use super::{BoundFile, Peer, UnixState};
+use super::places::Places;
+use super::{Peer, UnixState};
 use crate::capture::RaisedLimit;
 use crate::fault::{refuse, At, Fault};
-use crate::files::{make_parents, owner};
 use crate::keep::{HoldId, Store};
 use crate::model::{DescId, Kind};
 use crate::rebuild::Builder;
-use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
-use std::collections::{HashMap, HashSet};
-use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::path::Path;
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// A socket of the job.
 type Socket = (DescId, UnixState);
@@ -29,6 +26,8 @@ pub(crate) struct UnixBuild {
     pub(super) ends: Store,
     /// For a connected socket: the description at the other end, where messages for it can be sent from without address.
     pub(super) peers: HashMap<DescId, DescId>,
+    /// The files of bound sockets.
+    pub(super) places: Places,
 }
 
 /// Makes all `AF_UNIX` sockets of the job.
@@ -45,11 +44,12 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<UnixBuild, (DescId, Fault)>
         other_ends: HashMap::new(),
         ends: Store::new(0, RaisedLimit::highest()),
         peers: HashMap::new(),
+        places: Places::default(),
     };
     let listening: Vec<&Socket> = all.iter().filter(|(_, l)| l.listening.is_some()).collect();
     for (at, (id, u)) in all.iter().enumerate() {
         if let Some((backlog, clients)) = &u.listening {
-            let fd = listener(u, *backlog).map_err(|e| (*id, e))?;
+            let fd = listener(&build.places, u, *backlog).map_err(|e| (*id, e))?;
             b.put(*id, fd).map_err(|e| (*id, e))?;
             waiting.extend(clients.iter().map(|c| (*c, at)));
         }
@@ -65,62 +65,30 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<UnixBuild, (DescId, Fault)>
             let Some((id, u)) = by_ino.get(client).map(|at| &all[*at]) else {
                 continue; // A client outside the job: gone.
             };
-            let fd = waiting_client(u, &l.name).map_err(|e| (*listener_id, e))?;
+            let fd = waiting_client(b, &build.places, u, (*listener_id, l)).map_err(|e| (*listener_id, e))?;
             b.put(*id, fd).map_err(|e| (*id, e))?;
         }
     }
-    rename(&all)?;
     Ok(build)
 }
 
-/// Renames the files that had other names than their sockets, and removes those that were gone, now that nobody needs to connect through them.
-fn rename(all: &[Socket]) -> Result<(), (DescId, Fault)> {
-    let shown: HashSet<_> = all
-        .iter()
-        .filter_map(|(_, o)| Some((&o.name.0, &o.file.as_ref().filter(|f| f.exists)?.cwd)))
-        .collect();
-    for (id, u) in all {
-        let (Some(file), Some(path)) = (&u.file, u.name.unix_path()) else {
-            continue;
-        };
-        if shown.contains(&(&u.name.0, &file.cwd)) {
-            continue;
-        }
-        let moved = in_directory(Some(file), || match &file.renamed {
-            // Gone already where several sockets share the name.
-            _ if !is_socket(&path) => Ok(()),
-            Some(to) => rename_file(&path, to.as_path(), u.kind, file),
-            None => {
-                let _ = std::fs::remove_file(&path); // only a name too many
-                Ok(())
-            }
-        });
-        moved.at(format!("rename {}", u.name)).map_err(|e| (*id, e))?;
-    }
-    Ok(())
-}
-
-fn rename_file(from: &Path, to: &Path, kind: i32, file: &BoundFile) -> io::Result<()> {
-    if fd::stat(to, false).is_ok() && !is_stale(kind, to, &Addr::unix(to))? {
-        return Err(io::ErrorKind::AddrInUse.into());
-    }
-    owner::give_path(from, libc::S_IFSOCK, file.owner, file.mode)?;
-    std::fs::rename(from, to)
-}
-
 /// A listening socket.
-fn listener(u: &UnixState, backlog: u32) -> Result<OwnedFd, Fault> {
+fn listener(places: &Places, u: &UnixState, backlog: u32) -> Result<OwnedFd, Fault> {
     let fd = sock::socket(libc::AF_UNIX, u.kind, 0).at("socket")?;
-    bind(fd.as_raw_fd(), &u.name, u.file.as_ref())?;
+    places.bind(fd.as_raw_fd(), &u.name, u.file.as_ref())?;
     sock::listen(fd.as_raw_fd(), i32::try_from(backlog).unwrap_or(i32::MAX)).at("listen")?;
     Ok(fd)
 }
 
 /// A client whose connection waits to be accepted.
-fn waiting_client(u: &UnixState, to: &Addr) -> Result<OwnedFd, Fault> {
+fn waiting_client(b: &Builder<'_>, places: &Places, u: &UnixState, (id, l): (DescId, &UnixState)) -> Result<OwnedFd, Fault> {
     let fd = sock::socket(libc::AF_UNIX, u.kind | libc::SOCK_NONBLOCK, 0).at("socket")?;
-    bind(fd.as_raw_fd(), &u.name, u.file.as_ref())?;
-    connect(fd.as_raw_fd(), to, None).at(format!("connect to {to}"))?;
+    places.bind(fd.as_raw_fd(), &u.name, u.file.as_ref())?;
+    let Some(to) = b.lend(id)? else {
+        return refuse("no listener to connect to");
+    };
+    let connected = places.reach(to.raw(), &l.name, |at| sock::connect(fd.as_raw_fd(), at));
+    connected.at(format!("connect to {}", l.name))?;
     Ok(fd)
 }
 
@@ -142,9 +110,9 @@ fn connected(
     match (mutual, u.peer) {
         (Some((other, p)), _) if pairs || u.name.is_unnamed() || p.name.is_unnamed() => {
             let (a, c) = if pairs {
-                pair(b, listening, u, Some(p))?
+                pair((b, &build.places), listening, u, Some(p))?
             } else {
-                bound_pair(u, Some(p))?
+                bound_pair(&build.places, u, Some(p))?
             };
             b.put(id, a)?;
             b.put(*other, c)?;
@@ -152,18 +120,18 @@ fn connected(
             build.peers.insert(*other, id);
         }
         (None, Peer::Gone | Peer::Inode(_)) if pairs => {
-            let (a, c) = pair(b, listening, u, None)?;
+            let (a, c) = pair((b, &build.places), listening, u, None)?;
             b.put(id, a)?;
             build.other_ends.insert(id, b.hold_in(&mut build.ends, c)?);
         }
         (None, Peer::Gone) => {
-            let (a, c) = bound_pair(u, None)?;
+            let (a, c) = bound_pair(&build.places, u, None)?;
             b.put(id, a)?;
             build.other_ends.insert(id, b.hold_in(&mut build.ends, c)?);
         }
         _ => {
             let fd = sock::socket(libc::AF_UNIX, u.kind, 0).at("socket")?;
-            bind(fd.as_raw_fd(), &u.name, u.file.as_ref())?;
+            build.places.bind(fd.as_raw_fd(), &u.name, u.file.as_ref())?;
             b.put(id, fd)?;
         }
     }
@@ -171,17 +139,22 @@ fn connected(
 }
 
 /// A pair from `socketpair`, then bound: datagram sockets may each have a name of their own.
-fn bound_pair(u: &UnixState, p: Option<&UnixState>) -> Result<(OwnedFd, OwnedFd), Fault> {
+fn bound_pair(places: &Places, u: &UnixState, p: Option<&UnixState>) -> Result<(OwnedFd, OwnedFd), Fault> {
     let (a, c) = sock::pair(u.kind).at("socketpair")?;
-    bind(a.as_raw_fd(), &u.name, u.file.as_ref())?;
+    places.bind(a.as_raw_fd(), &u.name, u.file.as_ref())?;
     if let Some(p) = p {
-        bind(c.as_raw_fd(), &p.name, p.file.as_ref())?;
+        places.bind(c.as_raw_fd(), &p.name, p.file.as_ref())?;
     }
     Ok((a, c))
 }
 
 /// A connected pair of stream or seqpacket sockets: (`u`, its peer).
-fn pair(b: &Builder<'_>, listening: &[&Socket], u: &UnixState, p: Option<&UnixState>) -> Result<(OwnedFd, OwnedFd), Fault> {
+fn pair(
+    (b, places): (&Builder<'_>, &Places),
+    listening: &[&Socket],
+    u: &UnixState,
+    p: Option<&UnixState>,
+) -> Result<(OwnedFd, OwnedFd), Fault> {
     let of_listener = |name: &Addr| {
         listening
             .iter()
@@ -199,7 +172,7 @@ fn pair(b: &Builder<'_>, listening: &[&Socket], u: &UnixState, p: Option<&UnixSt
     let own = of_listener(&server.name);
     let temporary = match own {
         Some(_) => None,
-        None => Some(listener(server, 1)?),
+        None => Some(listener(places, server, 1)?),
     };
     let own = own.map_or(Ok(None), |id| b.lend(id))?;
     let at = match (&own, &temporary) {
@@ -209,72 +182,14 @@ fn pair(b: &Builder<'_>, listening: &[&Socket], u: &UnixState, p: Option<&UnixSt
     };
     let c = sock::socket(libc::AF_UNIX, server.kind, 0).at("socket")?;
     if let Some(client) = client {
-        bind(c.as_raw_fd(), &client.name, client.file.as_ref())?;
+        places.bind(c.as_raw_fd(), &client.name, client.file.as_ref())?;
     }
     let name = sock::local(at).at("read a name")?;
-    connect(c.as_raw_fd(), &name, server.file.as_ref()).at(format!("connect to {name}"))?;
+    let connected = places.reach(at, &name, |to| sock::connect(c.as_raw_fd(), to));
+    connected.at(format!("connect to {name}"))?;
     let s = sock::accept(at).at("accept")?;
+    if let Some(temporary) = &temporary {
+        places.let_go(temporary.as_raw_fd()).at("stat")?;
+    }
     Ok(if u_serves { (s, c) } else { (c, s) })
-}
-
-/// `connect`, in the directory to which a relative name belongs.
-pub(super) fn connect(raw: RawFd, to: &Addr, file: Option<&BoundFile>) -> io::Result<()> {
-    in_directory(file, || sock::connect(raw, to))
-}
-
-/// Runs `f` in the directory to which a relative socket name belongs.
-fn in_directory<T>(file: Option<&BoundFile>, f: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    let Some(dir) = file.and_then(|f| f.cwd.as_ref()) else {
-        return f();
-    };
-    let here = std::env::current_dir()?;
-    std::env::set_current_dir(dir.as_path())?;
-    let done = f();
-    std::env::set_current_dir(here)?;
-    done
-}
-
-/// Gives a socket its name. A file that a dead socket has left under that name is replaced.
-pub(super) fn bind(raw: RawFd, name: &Addr, file: Option<&BoundFile>) -> Result<(), Fault> {
-    if name.is_unnamed() {
-        return Ok(());
-    }
-    let Some(file) = file else {
-        return sock::bind(raw, name).at(format!("bind {name}"));
-    };
-    make_parents(&file.parents)?;
-    let bound = in_directory(Some(file), || bind_file(raw, name, file));
-    bound.at(format!("bind {name}"))
-}
-
-fn bind_file(raw: RawFd, name: &Addr, file: &BoundFile) -> io::Result<()> {
-    let path = name.unix_path().ok_or(io::ErrorKind::InvalidInput)?;
-    match sock::bind(raw, name) {
-        Err(e) if e.kind() == io::ErrorKind::AddrInUse && is_stale(kind_of(raw)?, &path, name)? => {
-            std::fs::remove_file(&path)?;
-            sock::bind(raw, name)?;
-        }
-        bound => bound?,
-    }
-    if file.exists {
-        owner::give_path(&path, libc::S_IFSOCK, file.owner, file.mode)?;
-    }
-    Ok(())
-}
-
-fn kind_of(raw: RawFd) -> io::Result<i32> {
-    sock::get(raw, libc::SOL_SOCKET, libc::SO_TYPE)
-}
-
-fn is_socket(path: &Path) -> bool {
-    fd::stat(path, false).is_ok_and(|st| st.st_mode & libc::S_IFMT == libc::S_IFSOCK)
-}
-
-/// Whether the file at `path`, of address `name`, is a socket that nobody has bound any more.
-fn is_stale(kind: i32, path: &Path, name: &Addr) -> io::Result<bool> {
-    if !is_socket(path) {
-        return Ok(false);
-    }
-    let probe = sock::socket(libc::AF_UNIX, kind | libc::SOCK_NONBLOCK, 0)?;
-    Ok(sock::connect(probe.as_raw_fd(), name).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused))
 }

@@ -1,6 +1,7 @@
 //! Puts messages in flight back and brings the sockets to their final state.
 
-use super::rebuild::{bind, connect, UnixBuild};
+use super::places::in_directory;
+use super::rebuild::UnixBuild;
 use super::{Message, Peer, UnixState};
 use crate::fault::{refuse, At, Fault};
 use crate::keep::Lent;
@@ -32,9 +33,11 @@ pub(crate) fn refill(b: &Builder<'_>, build: UnixBuild) -> Result<(), (DescId, F
         }
     }
     for (id, u) in &all {
-        settle(b, &build, *id, u).map_err(|e| (*id, e))?;
+        settle(b, &build, &all, *id, u).map_err(|e| (*id, e))?;
     }
     drop(build.ends);
+    // Nobody needs to connect through them any more.
+    build.places.settle().map_err(|e| (all.first().map_or(0, |(id, _)| *id), e))?;
     Ok(())
 }
 
@@ -69,12 +72,18 @@ fn message(
         };
     }
     let sender = sender(b, all, other, &m.from)?;
-    let (raw, to) = match &sender {
-        Sender::Peer(raw) => (*raw, None),
-        Sender::Socket(own) => (own.raw(), Some(&u.name)),
-        Sender::Temporary(fd) => (fd.as_raw_fd(), Some(&u.name)),
+    let raw = match &sender {
+        Sender::Peer(raw) => return send_all(*raw, &data, &fds, None, false),
+        Sender::Socket(own) => own.raw(),
+        Sender::Temporary(fd) => fd.as_raw_fd(),
     };
-    send_all(raw, &data, &fds, to, false)
+    let Some(own) = b.lend(id)? else { return Ok(()) };
+    let mut sent = Ok(());
+    let reached = build.places.reach(own.raw(), &u.name, |to| {
+        sent = send_all(raw, &data, &fds, Some(to), false);
+        Ok(())
+    });
+    reached.at("find it").and(sent)
 }
 
 enum Sender {
@@ -99,7 +108,7 @@ fn sender(b: &Builder<'_>, all: &[(DescId, UnixState)], peer: Option<RawFd>, fro
     let fd = sock::socket(libc::AF_UNIX, libc::SOCK_DGRAM, 0).at("socket")?;
     if from.unix_path().is_none() {
         // A sender that has gone is imitated; where its name is taken now, the datagram comes without one.
-        let _ = bind(fd.as_raw_fd(), from, None);
+        let _ = sock::bind(fd.as_raw_fd(), from);
     }
     Ok(Sender::Temporary(fd))
 }
@@ -129,13 +138,20 @@ fn send_all(raw: RawFd, data: &[u8], fds: &[RawFd], to: Option<&Addr>, stream: b
 }
 
 /// Everything that must come after the data.
-fn settle(b: &Builder<'_>, build: &UnixBuild, id: DescId, u: &UnixState) -> Result<(), Fault> {
+fn settle(b: &Builder<'_>, build: &UnixBuild, all: &[(DescId, UnixState)], id: DescId, u: &UnixState) -> Result<(), Fault> {
     let Some(own) = b.lend(id)? else { return Ok(()) };
     let raw = own.raw();
     let by_name = u.kind == libc::SOCK_DGRAM && u.peer != Peer::None && !build.peers.contains_key(&id);
     if by_name && !build.other_ends.contains_key(&id) && !u.peer_name.is_unnamed() {
-        // A peer outside the job (a log daemon, say) may be there again or not; without it sends fail as they do when it dies.
-        let connected = connect(raw, &u.peer_name, u.file.as_ref());
+        let own = all.iter().find(|(_, p)| u.peer == Peer::Inode(p.ino));
+        let own = own.map_or(Ok(None), |(id, _)| b.lend(*id))?;
+        let connected = match own {
+            Some(peer) => build.places.reach(peer.raw(), &u.peer_name, |to| sock::connect(raw, to)),
+            // A peer outside the job (a log daemon, say) may be there again or not; without it sends fail as they do when it dies.
+            None => in_directory(u.file.as_ref().and_then(|f| f.cwd.as_ref()).map(|d| d.as_path()), || {
+                sock::connect(raw, &u.peer_name)
+            }),
+        };
         if let Err(error) = connected {
             tracing::warn!(%error, to = %u.peer_name, "could not connect a datagram socket again");
         }
