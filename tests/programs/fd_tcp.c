@@ -1,5 +1,5 @@
 // TCP inside the job. fd_tcp KIND: flow (both directions, buffers full), backlog, half, options, v6, big, interrupted (a connect that
-// succeeds while its caller is stopped in it), lingering (closed connections hold the port).
+// succeeds while its caller is stopped in it), lingering (closed connections hold the port), full and closing (as much on its way as fits).
 #include "check.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -207,6 +207,40 @@ int main(int argc, char **argv) {
                     seen[k] += (uint64_t)r;
                 }
             }
+        }
+    } else if (!strcmp(kind, "full") || !strcmp(kind, "closing")) {  // as much on its way as fits, in small pieces; closing: the sender has closed by then
+        int closing = !strcmp(kind, "closing"), c = -1, s = -1;
+        while (running()) {
+            if (c < 0) {
+                c = dial(&ad, al);
+                s = (int)OK(accept(ls, NULL, NULL));
+                OK(fcntl(c, F_SETFL, O_NONBLOCK));
+                int large = 100 << 20, small = 50000;  // as much as the system allows, or most of it left with the sender
+                OK(setsockopt(c, SOL_SOCKET, SO_SNDBUF, &large, sizeof large));
+                OK(setsockopt(s, SOL_SOCKET, SO_RCVBUF, closing ? &small : &large, sizeof large));
+            }
+            uint32_t sent = 0, seen = 0;
+            for (ssize_t n = 0; n >= 0; sent += n > 0 ? (uint32_t)n : 0) {
+                unsigned char piece[20];
+                for (uint32_t i = 0; i < sizeof piece; i++) piece[i] = (unsigned char)((sent + i) * 2654435761u >> 13);
+                n = write(c, piece, sizeof piece);
+                if (n < 0) EQ(errno, EAGAIN);
+            }
+            if (closing) OK(shutdown(c, SHUT_WR));
+            for (int i = 0; i < 400 && running(); i++) nap_us(4000);  // longer than a checkpoint is tried again
+            while (seen < sent) {
+                unsigned char *got = (unsigned char *)b;
+                ssize_t n = OK(read(s, got, sizeof b));
+                if (n <= 0 || (uint32_t)n > sent - seen) fail("%zd bytes came behind %u of %u", n, seen, sent);
+                for (uint32_t i = 0; i < (uint32_t)n; i++)
+                    if (got[i] != (unsigned char)((seen + i) * 2654435761u >> 13)) fail("byte %u is damaged", seen + i);
+                seen += (uint32_t)n;
+            }
+            if (!closing) continue;
+            EQ(read(s, b, 1), 0);
+            close(s);
+            close(c);
+            c = -1;
         }
     } else if (!strcmp(kind, "interrupted")) {
         int full = listener(&ad, &al, 0);  // one connection fills it; the next attempt waits

@@ -122,6 +122,7 @@ fn cases() -> Vec<Case> {
         prog("fd_unix named").transient("waits to be accepted"),
         prog("fd_unix abstract").transient("waits to be accepted"),
         prog("fd_unix renamed"),
+        prog("fd_unix reused"),
         prog("fd_unix rights"),
         prog("fd_unix half"),
         // So many that they are looked at together.
@@ -134,6 +135,8 @@ fn cases() -> Vec<Case> {
         prog("fd_tcp half"),
         prog("fd_tcp options"),
         prog("fd_tcp big"),
+        prog("fd_tcp full"),
+        prog("fd_tcp closing"),
         prog("fd_tcp interrupted"),
         prog("fd_tcp lingering").patience(90),
         prog("fd_netlink"),

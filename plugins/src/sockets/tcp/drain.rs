@@ -6,7 +6,7 @@
 
 use super::info::{undelivered, End};
 use crate::fault::{not_now, refuse, At, Fault};
-use crate::sockets::send_buffer::Enlarged;
+use crate::sockets::send_buffer::{Buffer, Enlarged, SO_BUF_LOCK};
 use crate::sys::fd;
 use crate::sys::sock;
 use std::io;
@@ -23,6 +23,8 @@ const SEND_QUEUE: i32 = 2;
 const SEGMENT_MAX: usize = 1 << 20;
 /// Longest wait for one step of the exchange, milliseconds.
 const STEP_MS: i32 = 300;
+/// Longest wait for what nothing keeps from arriving but a busy machine, milliseconds.
+const ARRIVAL_MS: i32 = 30_000;
 
 fn opt(raw: RawFd, option: i32) -> io::Result<i32> {
     sock::get(raw, libc::IPPROTO_TCP, option)
@@ -61,9 +63,7 @@ pub(super) fn in_flight(d: Direction) -> Result<Vec<u8>, Fault> {
             Ok(data)
         }
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied && !d.sender.closing => exchange(d),
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => not_now(format!(
-            "{left} bytes wait for a reader on a connection that is being closed, which cannot be read without privilege"
-        )),
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => arrive(d, left),
         Err(e) => Err(e).at("read the send queue (TCP_REPAIR)"),
     }
 }
@@ -126,6 +126,28 @@ pub(super) fn peek_sent(sender: RawFd, bytes: usize) -> io::Result<Vec<u8>> {
     data
 }
 
+/// Makes all arrive that a sender has left behind which sends no more, and copies it. (It could not be sent again.)
+fn arrive(d: Direction, left: usize) -> Result<Vec<u8>, Fault> {
+    let receiver = d.receiver.raw;
+    let _larger = larger(receiver);
+    open_window(receiver);
+    // The end of the data is the last to come.
+    if !wait(receiver, libc::POLLRDHUP).at("poll")? {
+        return not_now(format!(
+            "{left} bytes wait for a reader on a connection that is being closed, and its buffer cannot be made large enough for them without privilege"
+        ));
+    }
+    let end = End {
+        closed: true,
+        ..d.receiver
+    };
+    let left = undelivered(d.sender, end)?;
+    if left > 0 {
+        return not_now(format!("{left} bytes are still on their way"));
+    }
+    peek(receiver)
+}
+
 /// Reads everything at the receiver and sends it again.
 fn exchange(d: Direction) -> Result<Vec<u8>, Fault> {
     let (sender, receiver) = (d.sender.raw, d.receiver.raw);
@@ -137,10 +159,14 @@ fn exchange(d: Direction) -> Result<Vec<u8>, Fault> {
             Ok(r) if r.len > 0 => data.extend_from_slice(&buf[..r.len]),
             Ok(_) => break,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                // Reading has opened the window; the rest arrives within the step or not at all.
-                let waiting = d.left()? > 0;
-                if !waiting || !wait(receiver, libc::POLLIN).at("poll")? {
+                // Reading has opened the window, so the rest arrives.
+                if d.left()? == 0 {
                     break;
+                }
+                if !fd::wait(receiver, libc::POLLIN, ARRIVAL_MS).at("poll")? {
+                    // What has been read could not be put in front of it again.
+                    sock::shutdown(sender, libc::SHUT_RDWR).at("shut the connection down")?;
+                    return refuse("the connection was shut down: data in flight did not arrive although there was room for it");
                 }
             }
             Err(e) => return Err(e).at("read what has arrived"),
@@ -167,6 +193,19 @@ pub(super) fn grow_receiver(receiver: RawFd) {
     }
 }
 
+/// Where the program has chosen the size of the receiver's buffer, the kernel may choose while this lives.
+fn larger(receiver: RawFd) -> Option<Enlarged> {
+    let chosen = sock::get::<i32>(receiver, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(0) & 2 != 0;
+    chosen.then(|| Enlarged::of(Buffer::Receive, receiver))
+}
+
+/// Gives the receiver as much room, and lets its peer know.
+fn open_window(receiver: RawFd) {
+    grow_receiver(receiver);
+    // Whoever looks at what has come tells the sender how much may follow.
+    let _ = sock::receive(receiver, &mut [0], libc::MSG_PEEK);
+}
+
 /// Sends `data`, enlarging the sender's buffer for the moment where needed. Returns how much went.
 pub(super) fn send_again(sender: RawFd, receiver: RawFd, data: &[u8]) -> io::Result<usize> {
     let mut done = 0;
@@ -176,14 +215,14 @@ pub(super) fn send_again(sender: RawFd, receiver: RawFd, data: &[u8]) -> io::Res
             Ok(n) => done += n,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 set(receiver, libc::TCP_QUICKACK, 1)?;
+                open_window(receiver);
                 if wait(sender, libc::POLLOUT)? {
                     continue;
                 }
                 if grown.is_some() {
                     break;
                 }
-                grow_receiver(receiver);
-                grown = Some(Enlarged::new(sender));
+                grown = Some((Enlarged::new(sender), larger(receiver)));
             }
             Err(e) => return Err(e),
         }

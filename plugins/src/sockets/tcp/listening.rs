@@ -151,7 +151,13 @@ fn try_bind(sockets: &[Bound<'_>], order: &[usize], port: u16, alone: bool) -> R
         let at = s.at.with_port(port);
         // Where an own one listens, that keeps the others away, and shares with this one.
         let hides = alone && s.backlog.is_some() && !made.iter().any(|m| m.is_beside(s.at.ip()));
-        let Some(fd) = try_listen(s, &at, hides)? else {
+        // Sockets that listen at one address can be made together only while all of them allow that, whatever has been set since.
+        let listens_there = |o: &Bound<'_>| {
+            let ips = o.at.ip().zip(s.at.ip());
+            o.backlog.is_some() && ips.is_some_and(|(a, b)| covers(a, true, b) || covers(b, true, a))
+        };
+        let crowd = s.backlog.is_some() && sockets.iter().filter(|o| listens_there(o)).count() > 1;
+        let Some(fd) = try_listen(s, &at, (hides, crowd))? else {
             return Ok(Err(at));
         };
         let dual = s.family == libc::AF_INET6
@@ -175,12 +181,15 @@ fn covers(own: IpAddr, dual: bool, ip: IpAddr) -> bool {
 }
 
 /// A socket at `at`, which listens if it is to; `None`: somebody else has that address.
-fn try_listen(s: &Bound<'_>, at: &Addr, hides: bool) -> Result<Option<OwnedFd>, Fault> {
+fn try_listen(s: &Bound<'_>, at: &Addr, (hides, crowd): (bool, bool)) -> Result<Option<OwnedFd>, Fault> {
     let fd = sock::socket(s.family, libc::SOCK_STREAM, 0).at("socket")?;
     let raw = fd.as_raw_fd();
     s.options.restore(raw, When::Unconnected)?;
     // Connections of the job that have just died stay in TIME_WAIT under this port.
     sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32).at("set SO_REUSEADDR")?;
+    if crowd {
+        sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEPORT, &1i32).at("set SO_REUSEPORT")?;
+    }
     let shares: i32 = sock::get(raw, libc::SOL_SOCKET, libc::SO_REUSEPORT).at("read SO_REUSEPORT")?;
     if hides {
         sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEPORT, &0i32).at("set SO_REUSEPORT")?;
