@@ -37,7 +37,21 @@ int main(void) {
     }
     close(flow[1]);
     char msgs = 0;
+    // One opened by its name has O_LARGEFILE, an end from pipe() has not.
+    int named[2], ends[] = {held[0], held[1], pkt[0], pkt[1], big[0], big[1], eof[0], flow[0], full[0], full[1]}, flags[10];
+    for (int i = 0; i < 2; i++) {
+        char path[40];
+        snprintf(path, sizeof path, "/proc/self/fd/%d", held[i]);
+        named[i] = (int)OK(open(path, i ? O_WRONLY : O_RDONLY));
+        CHECK(fcntl(named[i], F_GETFL) & 0100000);
+    }
+    for (int i = 0; i < 10; i++) {
+        flags[i] = fcntl(ends[i], F_GETFL);
+        CHECK(!(flags[i] & 0100000));
+    }
     for (uint64_t r = 0; running(); r++) {
+        for (int i = 0; i < 10; i++) EQ(fcntl(ends[i], F_GETFL), flags[i]);
+        for (int i = 0; i < 2; i++) EQ(fcntl(named[i], F_GETFL), 0100000 | i);
         uint64_t blk[1000];
         full_read(flow[0], blk, sizeof blk);
         verify(blk, sizeof blk, r, "a pipe's stream");

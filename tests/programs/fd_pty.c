@@ -24,6 +24,11 @@ int main(void) {
     t.c_cc[VINTR] = 'Q' - 64;
     OK(tcsetattr(s, TCSANOW, &t));
     OK(tcgetattr(s, &t));
+    struct stat own, is;
+    // (An ordinary user's terminal is that user's.)
+    if (!geteuid()) OK(fchown(s, 12345, 23456));
+    OK(fchmod(s, 0612));
+    OK(fstat(s, &own));
     pid_t c = fork();
     if (c == 0) {
         begin_child();
@@ -46,6 +51,10 @@ int main(void) {
     }
     char line[64], back[64];
     while (running()) {
+        OK(fstat(s, &is));
+        EQ(is.st_uid, own.st_uid);
+        EQ(is.st_gid, own.st_gid);
+        EQ(is.st_mode, own.st_mode);
         int n = snprintf(line, sizeof line, "line %lu of many\n", check_round);
         full_write(m, line, 4);  // half a line waits in the line discipline
         nap_us(3000);

@@ -10,10 +10,14 @@ use crate::rebuild::Builder;
 use crate::sys::fd;
 use belay_image::blobs::{BlobReader, BlobRef};
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
+
+/// As the kernel knows it; the C library of 64-bit programs calls it 0.
+const O_LARGEFILE: i32 = 0o100_000;
 
 /// One pipe.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -185,6 +189,8 @@ fn copy(reader: RawFd, capacity: i32, packets: bool) -> Result<Vec<Vec<u8>>, Fau
 struct BuiltPipe {
     read: OwnedFd,
     write: OwnedFd,
+    /// Whether the ends themselves, as `pipe` makes them, are descriptions of the job already: (that for reading, that for writing).
+    given: (Cell<bool>, Cell<bool>),
 }
 
 /// Makes all pipes with their descriptions, the large ones first: while a user has few pages in pipes, what a new one may have is not less than it had.
@@ -239,7 +245,12 @@ fn prepare(object: &PipeObject, blobs: &BlobReader) -> Result<BuiltPipe, Fault> 
             return refuse(format!("only {n} of {} bytes in flight fit into it", data.len()));
         }
     }
-    Ok(BuiltPipe { read, write })
+    let opened = object.fifo.is_some();
+    Ok(BuiltPipe {
+        read,
+        write,
+        given: (Cell::new(opened), Cell::new(opened)),
+    })
 }
 
 fn open_fifo(f: &Fifo) -> Result<(OwnedFd, OwnedFd), Fault> {
@@ -281,12 +292,18 @@ impl BuiltPipe {
     fn open(&self, d: &Description) -> Result<OwnedFd, Fault> {
         debug_assert!(matches!(d.kind, Kind::Pipe(_)));
         let access = d.flags & libc::O_ACCMODE;
-        let end = if access == libc::O_WRONLY {
-            self.write.as_raw_fd()
+        let (end, given) = if access == libc::O_WRONLY {
+            (&self.write, &self.given.1)
         } else {
-            self.read.as_raw_fd()
+            (&self.read, &self.given.0)
         };
-        let fd = fd::reopen(end, access | libc::O_NONBLOCK).at("open")?;
+        // What has been opened by name has this flag, an end from `pipe` has not, and it cannot be changed.
+        let itself = d.flags & O_LARGEFILE == 0 && access != libc::O_RDWR && !given.replace(true);
+        let fd = if itself {
+            fd::dup_from(end.as_raw_fd(), 0).at("duplicate")?
+        } else {
+            fd::reopen(end.as_raw_fd(), access | libc::O_NONBLOCK).at("open")?
+        };
         fd::set_flags(fd.as_raw_fd(), d.flags & !libc::O_ASYNC).at("set its flags")?;
         Ok(fd)
     }

@@ -85,6 +85,12 @@ fn master(want: u32) -> Result<(OwnedFd, u32), Fault> {
 fn access(p: &Pty, index: u32) -> Result<(), Fault> {
     let name = format!("/dev/pts/{index}");
     let path = Path::new(&name);
+    if fd::stat(path, true).is_ok_and(|st| (st.st_uid, st.st_gid) != p.owner) {
+        // (An ordinary user's are that user's.)
+        if let Err(error) = std::os::unix::fs::chown(path, Some(p.owner.0), Some(p.owner.1)) {
+            tracing::debug!(%error, name, "a terminal has another owner than before");
+        }
+    }
     if fd::stat(path, true).is_ok_and(|st| st.st_mode & 0o7777 != p.mode) {
         let mode = std::os::unix::fs::PermissionsExt::from_mode(p.mode);
         std::fs::set_permissions(path, mode).at(format!("set mode of {name}"))?;
