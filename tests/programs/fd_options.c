@@ -124,7 +124,13 @@ static void set_all(int at) {
         // Behind what changes them too.
         {SOL_SOCKET, SO_PRIORITY, 3}, {SOL_SOCKET, SO_TIMESTAMPNS, 1}, {SOL_SOCKET, 42 /* SO_PEEK_OFF */, 0},
     };
-    for (size_t i = 0; i < sizeof plain / sizeof *plain; i++) num(at, plain[i].level, plain[i].option, plain[i].value);
+    for (size_t i = 0; i < sizeof plain / sizeof *plain; i++) {
+        // Every second socket keeps the sizes that the kernel has chosen for its buffers, but for good.
+        int size = plain[i].level == SOL_SOCKET && (plain[i].option == SO_SNDBUF || plain[i].option == SO_RCVBUF);
+        if (size && at % 2) continue;
+        num(at, plain[i].level, plain[i].option, plain[i].value);
+    }
+    if (at % 2) num(at, SOL_SOCKET, 72 /* SO_BUF_LOCK */, 1 + at % 4);
     int family = all[at].family, lo = (int)if_nametoindex("lo");
     struct timeval t = {17, 250000};
     struct linger linger = {1, 11};

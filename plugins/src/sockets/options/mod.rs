@@ -175,6 +175,12 @@ impl Options {
                 }
             }
         }
+        let lock = i32::from(send != 0) | i32::from(receive != 0) << 1;
+        if sock::get(raw, libc::SOL_SOCKET, SO_BUF_LOCK).is_ok_and(|now: i32| now != lock) {
+            if let Err(error) = sock::set(raw, libc::SOL_SOCKET, SO_BUF_LOCK, &lock) {
+                tracing::debug!(%error, "could not say who has chosen the sizes of socket buffers");
+            }
+        }
     }
 }
 
