@@ -100,8 +100,11 @@ static void k_pidfd(void) {
 }
 static void k_inotify(void) {
     char dir[64], f[128];
-    snprintf(dir, sizeof dir, "watch.%d", getpid());
-    OK(mkdir(dir, 0700));
+    // Deep below what the program has open.
+    for (int depth = 0; depth < 4; depth++) {
+        snprintf(dir, sizeof dir, "watch.%d%.*s", getpid(), 2 * depth, "/a/b/c");
+        OK(mkdir(dir, 0700));
+    }
     snprintf(f, sizeof f, "%s/file", dir);
     int in = (int)OK(inotify_init1(IN_NONBLOCK));
     int gone = (int)OK(inotify_add_watch(in, ".", IN_DELETE_SELF));
@@ -133,7 +136,10 @@ static void k_inotify(void) {
         EQ(errno, EAGAIN);
         if (seen < 3 && ++lost > 8) fail("events get lost: %d of 3 in this round", seen);
     }
-    rmdir(dir);
+    for (int depth = 3; depth >= 0; depth--) {
+        snprintf(dir, sizeof dir, "watch.%d%.*s", getpid(), 2 * depth, "/a/b/c");
+        rmdir(dir);
+    }
 }
 static void k_opath(void) {
     char f[64];

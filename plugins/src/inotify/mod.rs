@@ -9,13 +9,16 @@ use crate::model::{DescId, Description, FsPath};
 use crate::sys::fdinfo::number;
 use crate::sys::{check, fd};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
 /// `INOTIFY_IOC_SETNEXTWD`.
 const SET_NEXT_WD: libc::c_ulong = 0x4004_4900;
+
+/// How many entries of directories are looked at for the names of one instance's watches, at most: that takes a fraction of a second, in which the job stands still.
+const ENTRIES: usize = 200_000;
 
 /// An inotify instance.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -87,6 +90,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Ino
         s.notes.push(text);
     }
     let mut candidates: Option<BTreeSet<PathBuf>> = None;
+    let mut entries = ENTRIES;
     let mut watches = Vec::new();
     for l in lines {
         let is_it = |p: &Path| fd::stat(p, false).is_ok_and(|st| st.st_ino == l.ino && st.st_dev == l.dev);
@@ -95,7 +99,8 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Ino
             None => {
                 let known = candidates.get_or_insert_with(|| likely(s, pid));
                 let direct = known.iter().find(|p| is_it(p)).cloned();
-                match direct.or_else(|| known.iter().find_map(|d| within(d, &l, &is_it))) {
+                let near = direct.or_else(|| known.iter().find_map(|d| within(d, &l, &is_it)));
+                match near.or_else(|| below(known, &l, &mut entries, &is_it)) {
                     Some(p) => p,
                     None => {
                         return refuse(format!(
@@ -191,6 +196,39 @@ fn within(dir: &Path, l: &Line, is_it: &impl Fn(&Path) -> bool) -> Option<PathBu
     use std::os::unix::fs::DirEntryExt;
     let entries = std::fs::read_dir(dir).ok()?.take(100_000).flatten();
     entries.filter(|e| e.ino() == l.ino).map(|e| e.path()).find(|p| is_it(p))
+}
+
+/// A file anywhere below the directories of the same file system where programs watch, or below its root, breadth first; at most so many `entries` are looked at.
+fn below(known: &BTreeSet<PathBuf>, l: &Line, entries: &mut usize, is_it: &impl Fn(&Path) -> bool) -> Option<PathBuf> {
+    use std::os::unix::fs::DirEntryExt;
+    let mut from: Vec<PathBuf> = known.iter().cloned().collect();
+    from.sort_by_key(|p| std::cmp::Reverse(p.components().count()));
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let device = format!("{}:{}", libc::major(l.dev), libc::minor(l.dev));
+    let roots = mounts.lines().map(|m| m.split(' ').collect::<Vec<_>>());
+    from.extend(
+        roots
+            .filter(|m| m.get(2) == Some(&device.as_str()))
+            .filter_map(|m| m.get(4).map(PathBuf::from)),
+    );
+    let mut next: VecDeque<PathBuf> = from.into();
+    let mut seen = HashSet::new();
+    while let Some(dir) = next.pop_front() {
+        let there = fd::stat(&dir, false)
+            .is_ok_and(|st| st.st_mode & libc::S_IFMT == libc::S_IFDIR && st.st_dev == l.dev && seen.insert(st.st_ino));
+        let Ok(list) = std::fs::read_dir(&dir) else { continue };
+        for entry in list.flatten().take_while(|_| there) {
+            *entries = entries.checked_sub(1)?;
+            let path = entry.path();
+            if entry.ino() == l.ino && is_it(&path) {
+                return Some(path);
+            }
+            if entry.file_type().is_ok_and(|t| t.is_dir()) {
+                next.push_back(path);
+            }
+        }
+    }
+    None
 }
 
 /// Makes it again with the same watch numbers.
