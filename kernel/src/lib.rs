@@ -4,9 +4,11 @@
 
 pub mod blob;
 pub mod cpu;
+pub mod dir;
 pub mod direct;
 pub mod guards;
 pub mod hugepages;
+pub mod identity;
 pub mod kcmp;
 pub mod masks;
 pub mod net;
@@ -18,6 +20,7 @@ pub mod ptrace;
 pub mod room;
 pub mod seccomp;
 pub mod softdirty;
+pub mod trust;
 pub mod uffd;
 pub mod vdso;
 pub mod vm;

@@ -1,0 +1,147 @@
+//! A directory by its descriptor: what is opened, made or renamed in it lies in this one, whatever its path leads to meanwhile.
+
+use crate::check;
+use std::ffi::CString;
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path};
+
+/// A name that leads nowhere else: one part, no link is followed, nothing is waited for, and no terminal becomes this process's own.
+const PLAIN: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
+
+/// An open directory.
+#[derive(Debug)]
+pub struct Dir(File);
+
+pub(crate) fn c_string(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| io::ErrorKind::InvalidInput.into())
+}
+
+/// `openat` with the flags as they are.
+pub(crate) fn open_at(dir: RawFd, path: &Path, flags: i32, mode: u32) -> io::Result<OwnedFd> {
+    let path = c_string(path)?;
+    // SAFETY: the path is a zero-terminated string that lives as long as the call.
+    let fd = check(unsafe { libc::openat(dir, path.as_ptr(), flags | libc::O_CLOEXEC, mode) }.into())?;
+    // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// `name`, if it is one part of a path.
+fn part(name: &Path) -> io::Result<&Path> {
+    let mut parts = name.components();
+    match (parts.next(), parts.next()) {
+        (Some(Component::Normal(one)), None) if one == name.as_os_str() => Ok(name),
+        _ => Err(io::ErrorKind::InvalidInput.into()),
+    }
+}
+
+impl Dir {
+    /// The directory at `path`, of which nothing but its metadata is asked: no right to read it is needed. Links are followed.
+    pub fn find(path: &Path) -> io::Result<Self> {
+        let flags = libc::O_PATH | libc::O_DIRECTORY;
+        open_at(libc::AT_FDCWD, path, flags, 0).map(Self::of)
+    }
+
+    pub(crate) fn of(fd: OwnedFd) -> Self {
+        Self(fd.into())
+    }
+
+    /// The same, opened for reading with the rights that this process has now.
+    pub fn reopened(&self) -> io::Result<Self> {
+        let flags = libc::O_RDONLY | libc::O_DIRECTORY;
+        open_at(self.as_raw_fd(), Path::new("."), flags, 0).map(Self::of)
+    }
+
+    /// What is known of the directory itself.
+    pub fn metadata(&self) -> io::Result<Metadata> {
+        self.0.metadata()
+    }
+
+    /// Makes the names in it durable.
+    pub fn sync(&self) -> io::Result<()> {
+        self.0.sync_all()
+    }
+
+    /// Opens `name` in it, which is not a link, with `flags` of `open`; what it makes has `mode`.
+    pub fn open(&self, name: &Path, flags: i32, mode: u32) -> io::Result<File> {
+        open_at(self.as_raw_fd(), part(name)?, flags | PLAIN, mode).map(File::from)
+    }
+
+    /// Whether `name` is in it, whatever it is.
+    pub fn has(&self, name: &Path) -> bool {
+        self.open(name, libc::O_PATH, 0).is_ok()
+    }
+
+    /// Makes directory `name` in it.
+    pub fn make(&self, name: &Path, mode: u32) -> io::Result<()> {
+        let name = c_string(part(name)?)?;
+        // SAFETY: the name is a zero-terminated string that lives as long as the call.
+        check(unsafe { libc::mkdirat(self.as_raw_fd(), name.as_ptr(), mode) }.into()).map(drop)
+    }
+
+    /// Gives `old` in it the name `new`.
+    pub fn rename(&self, old: &Path, new: &Path) -> io::Result<()> {
+        let (old, new) = (c_string(part(old)?)?, c_string(part(new)?)?);
+        let dir = self.as_raw_fd();
+        // SAFETY: both names are zero-terminated strings that live as long as the call.
+        check(unsafe { libc::renameat(dir, old.as_ptr(), dir, new.as_ptr()) }.into()).map(drop)
+    }
+
+    /// Removes `name` from it, which is no directory; one that is not there is no error.
+    pub fn remove(&self, name: &Path) -> io::Result<()> {
+        let name = c_string(part(name)?)?;
+        // SAFETY: the name is a zero-terminated string that lives as long as the call.
+        match check(unsafe { libc::unlinkat(self.as_raw_fd(), name.as_ptr(), 0) }.into()) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    /// Changes the directory's mode.
+    pub fn set_mode(&self, mode: u32) -> io::Result<()> {
+        // SAFETY: takes numbers only.
+        check(unsafe { libc::fchmod(self.as_raw_fd(), mode) }.into()).map(drop)
+    }
+}
+
+impl AsRawFd for Dir {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn names_stay_in_the_directory_whatever_its_path_leads_to() {
+        let base = std::env::temp_dir().join(format!("belay-dir-{}", std::process::id()));
+        let (path, other) = (base.join("job"), base.join("other"));
+        std::fs::create_dir_all(&path).unwrap();
+        let dir = Dir::find(&path).unwrap().reopened().unwrap();
+        std::fs::rename(&path, base.join("moved")).unwrap();
+        std::fs::create_dir(&other).unwrap();
+        symlink(&other, &path).unwrap();
+        let create = libc::O_RDWR | libc::O_CREAT;
+        dir.open("x".as_ref(), create, 0o600).unwrap();
+        dir.rename("x".as_ref(), "y".as_ref()).unwrap();
+        dir.make("sub".as_ref(), 0o700).unwrap();
+        assert!(base.join("moved/y").is_file() && base.join("moved/sub").is_dir());
+        assert_eq!(std::fs::read_dir(&other).unwrap().count(), 0);
+        for bad in ["", ".", "..", "a/b", "/x", "../other", "y/"] {
+            assert!(dir.open(bad.as_ref(), create, 0o600).is_err(), "{bad:?}");
+        }
+        // No link is followed, and none is written through.
+        symlink(other.join("victim"), base.join("moved/link")).unwrap();
+        assert!(dir.open("link".as_ref(), create, 0o600).is_err() && !other.join("victim").exists());
+        assert!(dir.has("link".as_ref()) && !dir.has("z".as_ref()));
+        dir.remove("link".as_ref()).unwrap();
+        dir.remove("link".as_ref()).unwrap();
+        dir.sync().unwrap();
+        std::fs::remove_dir_all(base).unwrap();
+    }
+}
