@@ -50,6 +50,7 @@ use belay_wire::Exit;
 use limits::RawCheckpoints;
 pub use limits::{Limits, Use};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::ops::Range;
@@ -137,6 +138,18 @@ pub struct Flush {
     pub verify: Option<bool>,
 }
 
+impl Flush {
+    fn check(&self) -> Result<(), String> {
+        if self.threads.is_some_and(|n| !(1..=64).contains(&n)) {
+            return Err("threads: 1 to 64 are allowed".into());
+        }
+        match self.zstd {
+            Some(Compression::Level(level)) if !(1..=19).contains(&level) => Err("zstd: levels from 1 to 19 are allowed".into()),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// `[placement]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -167,6 +180,13 @@ impl Tree {
     /// Children of an agent.
     pub fn fan_out(&self) -> u64 {
         self.fan_out.unwrap_or(FAN_OUT).into()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.fan_out.is_some_and(|n| !(1..=MAX_FAN_OUT).contains(&n)) {
+            return Err(format!("fan_out: 1 to {MAX_FAN_OUT} are allowed"));
+        }
+        listening::check(self.listen()).map_err(|why| format!("listen: {why}"))
     }
 
     /// Where the root may listen; everywhere, where nothing is said.
@@ -322,26 +342,16 @@ impl Config {
         self.placement = raw.placement.unwrap_or(self.placement);
         if let Some(flush) = raw.flush {
             let (at, flush) = (Some(flush.span()), flush.into_inner());
-            if flush.threads.is_some_and(|n| !(1..=64).contains(&n)) {
-                let what = "threads: 1 to 64 are allowed".into();
-                return Err(Fault { at, what });
-            }
             let f = &mut self.flush;
             f.threads = flush.threads.or(f.threads);
             f.rate = flush.rate.or(f.rate);
             f.zstd = flush.zstd.or(f.zstd);
             f.verify = flush.verify.or(f.verify);
+            f.check().map_err(|what| Fault { at, what })?;
         }
         if let Some(tree) = raw.tree {
             let (at, tree) = (Some(tree.span()), tree.into_inner());
-            if tree.fan_out.is_some_and(|n| !(1..=MAX_FAN_OUT).contains(&n)) {
-                let what = format!("fan_out: 1 to {MAX_FAN_OUT} are allowed");
-                return Err(Fault { at, what });
-            }
-            if let Err(why) = listening::check(tree.listen()) {
-                let what = format!("listen: {why}");
-                return Err(Fault { at, what });
-            }
+            tree.check().map_err(|what| Fault { at, what })?;
             self.tree.fan_out = tree.fan_out.or(self.tree.fan_out);
             self.tree.listen = tree.listen.or(self.tree.listen.take());
         }
@@ -353,6 +363,20 @@ impl Config {
         let checkpoints = raw.checkpoints.unwrap_or_default();
         checkpoints.check()?;
         Ok(checkpoints)
+    }
+
+    /// What cannot be in a configuration that was kept: the same as in a file.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let mut names = BTreeSet::new();
+        for tier in &self.tiers {
+            check(tier)?;
+            if !names.insert(&tier.name) {
+                return Err(format!("name: two tiers are called {}", tier.name));
+            }
+        }
+        self.flush.check()?;
+        self.tree.check()?;
+        self.redundancy.check().map_err(|why| format!("redundancy: {why}"))
     }
 
     /// The tiers that outlive the node.

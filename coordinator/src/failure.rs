@@ -20,7 +20,7 @@ pub struct Failure {
 impl Failure {
     /// A failure of kind `exit`.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
-        let message = plain(&message.into());
+        let message = plain(&message.into()).replace('\n', " ");
         Self { exit, message }
     }
 
@@ -35,11 +35,13 @@ impl Failure {
     }
 }
 
-/// `text` as one line without control characters: names of files and programs that it quotes may hold any byte, and it goes to somebody's terminal.
-fn plain(text: &str) -> String {
+/// `text` without what commands a terminal or turns the direction of writing, other than the ends of its lines: names of files, programs and tiers that it quotes may hold any
+/// character, may be another user's, and go to somebody's terminal.
+pub fn plain(text: &str) -> String {
+    let turns = |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let shown = |c: char| match c {
-        '\n' => ' ',
-        c if c.is_control() => char::REPLACEMENT_CHARACTER,
+        '\n' => c,
+        c if c.is_control() || turns(c) => char::REPLACEMENT_CHARACTER,
         c => c,
     };
     text.chars().map(shown).collect()
@@ -183,6 +185,12 @@ mod tests {
             reason: "task 7 vanished".into(),
         };
         assert_eq!(Failure::from(other).exit, Exit::CheckpointFailed);
+    }
+
+    #[test]
+    fn nothing_commands_the_terminal() {
+        assert_eq!(plain("a\x1b[2Jb\tc\r\nd\u{9b}"), "a\u{fffd}[2Jb\u{fffd}c\u{fffd}\nd\u{fffd}");
+        assert_eq!(plain("\u{202e}txt.exe \u{2067}"), "\u{fffd}txt.exe \u{fffd}");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! refers to any more are removed by [`needed_chunks`] and the store.
 
 use crate::{state, sys, Failure};
-use belay_image::manifest::{FileEntry, Manifest, Taken, MANIFEST_FILE};
+use belay_image::manifest::{FileEntry, Manifest, Taken, MANIFEST_FILE, MAX_NUMBER};
 use belay_image::{sections, ImageError};
 use belay_storage::session::Session;
 use belay_storage::store::Store;
@@ -20,8 +20,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const TEMPORARY: &str = ".tmp-";
-/// Names of larger numbers are no generations: there must always be a next one.
-const MAX_NUMBER: u64 = 1 << 48;
 
 /// Name of generation `number`'s directory.
 pub fn name(number: u64) -> String {

@@ -24,8 +24,8 @@ impl History {
     /// A run begins now. The one before, if its end was not recorded, was interrupted after `last_sign_unix_s`.
     pub fn begin(&mut self, now_unix_s: u64, last_sign_unix_s: u64) {
         if let Some(since) = self.since_unix_s.take() {
-            self.run_s += last_sign_unix_s.saturating_sub(since);
-            self.interrupts += 1;
+            self.run_s = self.run_s.saturating_add(last_sign_unix_s.saturating_sub(since));
+            self.interrupts = self.interrupts.saturating_add(1);
         }
         self.since_unix_s = Some(now_unix_s);
     }
@@ -33,14 +33,15 @@ impl History {
     /// The current run has come to its end.
     pub fn end(&mut self, now_unix_s: u64) {
         if let Some(since) = self.since_unix_s.take() {
-            self.run_s += now_unix_s.saturating_sub(since);
+            self.run_s = self.run_s.saturating_add(now_unix_s.saturating_sub(since));
         }
     }
 
     /// Mean time to interrupt as observed so far, where one interruption in a day was expected before anything was known.
     pub fn mtti(&self, now_unix_s: u64) -> Duration {
         let current = self.since_unix_s.map_or(0, |since| now_unix_s.saturating_sub(since));
-        (ASSUMED + Duration::from_secs(self.run_s + current)) / (self.interrupts + 1)
+        let run = Duration::from_secs(self.run_s.saturating_add(current));
+        ASSUMED.saturating_add(run) / self.interrupts.saturating_add(1)
     }
 }
 

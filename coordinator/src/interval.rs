@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -21,6 +22,9 @@ pub enum Interval {
     /// As often as loses the least time, see [`optimum`].
     Auto,
 }
+
+/// Seconds that a duration may have: from a millisecond to a year.
+pub(crate) const SPANS: RangeInclusive<f64> = 0.001..=366.0 * 86400.0;
 
 /// Shortest time between the end of one automatic checkpoint and the begin of the next, unless the user names another.
 pub const MIN_GAP: Duration = Duration::from_secs(30);
@@ -104,7 +108,7 @@ pub fn parse_duration(s: &str) -> Result<Duration, String> {
         .parse::<f64>()
         .map_err(|_| format!("`{s}` is not a duration; write for example 2s, 500ms, 5m, 1h"))?
         * factor;
-    if !(0.001..=366.0 * 86400.0).contains(&seconds) {
+    if !SPANS.contains(&seconds) {
         return Err(format!("`{s}` is out of range; from 1ms to a year"));
     }
     Ok(Duration::from_secs_f64(seconds))

@@ -12,6 +12,7 @@ pub mod agent;
 mod checkpoint;
 mod clients;
 pub mod config;
+mod description;
 mod document;
 pub mod exporter;
 mod failure;
@@ -36,5 +37,5 @@ pub mod tiers;
 pub mod verify;
 
 pub use belay_restart::End;
-pub use failure::Failure;
+pub use failure::{plain, Failure};
 pub use processes::host_pids;

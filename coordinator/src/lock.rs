@@ -3,10 +3,12 @@
 //! The lock is the kernel's, so it ends with its holders: who took it, and the processes that inherited it. What is written there tells a user who is in the way and how far it is, and nothing else.
 
 use crate::{sys, Failure};
-use std::fs::{File, OpenOptions};
+use belay_kernel::dir::Dir;
+use belay_wire::Exit;
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -91,17 +93,18 @@ fn own_word() -> String {
 }
 
 impl LockFile {
-    /// The file at `path`, which is made where there is none.
-    pub(crate) fn open(path: &Path) -> Result<Self, Failure> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)
-            .map_err(|e| Failure::io(format!("lock {}", path.display()), &e))?;
-        let path = path.to_owned();
+    /// The file `name` in `dir`, which lies at `at`; it is made where there is none. What the lock's holder writes never goes through a link, or into somebody else's file.
+    pub(crate) fn open(dir: &Dir, at: &Path, name: &str) -> Result<Self, Failure> {
+        let path = at.join(name);
+        let fail = |e: &io::Error| Failure::io(format!("lock {}", path.display()), e);
+        let file = dir
+            .open(name.as_ref(), libc::O_RDWR | libc::O_CREAT, 0o600)
+            .map_err(|e| fail(&e))?;
+        let m = file.metadata().map_err(|e| fail(&e))?;
+        if !m.is_file() || m.uid() != sys::euid() {
+            let why = format!("{} is no file of user {}; remove it", path.display(), sys::euid());
+            return Err(Failure::new(Exit::NotOurs, why));
+        }
         Ok(Self { path, file })
     }
 
@@ -170,8 +173,11 @@ mod tests {
 
     #[test]
     fn one_at_a_time_holds_a_lock_and_the_others_hear_who() {
-        let path = std::env::temp_dir().join(format!("belay-lock-{}", std::process::id()));
-        let (a, b) = (LockFile::open(&path).unwrap(), LockFile::open(&path).unwrap());
+        let at = std::env::temp_dir().join(format!("belay-lock-{}", std::process::id()));
+        std::fs::create_dir(&at).unwrap();
+        let dir = Dir::find(&at).unwrap();
+        let open = || LockFile::open(&dir, &at, "lock").unwrap();
+        let (a, b) = (open(), open());
         assert_eq!(b.holder().word, "another belay");
         assert_eq!(held_by(&b.file).unwrap(), None);
         let lock = a.take().unwrap().unwrap();
@@ -185,7 +191,21 @@ mod tests {
         assert_eq!(b.holder(), Holder { serving: true, ..holder });
         lock.release();
         assert!(b.take().unwrap().is_some());
-        std::fs::remove_file(path).unwrap();
+        std::fs::remove_dir_all(at).unwrap();
+    }
+
+    #[test]
+    fn nothing_is_written_through_a_link_or_into_what_is_no_file() {
+        let at = std::env::temp_dir().join(format!("belay-lock-links-{}", std::process::id()));
+        std::fs::create_dir(&at).unwrap();
+        let (dir, victim) = (Dir::find(&at).unwrap(), at.join("victim"));
+        std::fs::write(&victim, "theirs").unwrap();
+        std::os::unix::fs::symlink(&victim, at.join("lock")).unwrap();
+        assert!(LockFile::open(&dir, &at, "lock").is_err());
+        std::fs::create_dir(at.join("moves.lock")).unwrap();
+        assert!(LockFile::open(&dir, &at, "moves.lock").is_err());
+        assert_eq!(std::fs::read_to_string(victim).unwrap(), "theirs");
+        std::fs::remove_dir_all(at).unwrap();
     }
 
     #[test]

@@ -101,8 +101,8 @@ pub fn restart(
 /// How long ago generation `number` was made, as the end of a sentence: what the program has done since is lost.
 fn age(dir: &JobDir, number: u64) -> String {
     let g = Generation::at(&dir.generations(), number);
-    let made = g.manifest().ok().map(|m| UNIX_EPOCH + Duration::from_secs(m.time_unix_s));
-    made.and_then(|t| t.elapsed().ok())
+    let made = g.manifest().ok().map(|m| Duration::from_secs(m.time_unix_s));
+    made.and_then(|t| UNIX_EPOCH.checked_add(t)?.elapsed().ok())
         .map_or_else(String::new, |t| format!(", made {} s ago", t.as_secs()))
 }
 

@@ -15,16 +15,32 @@ pub fn open(path: &Path) -> Result<(File, u64), ImageError> {
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
         .open(path)
         .map_err(|e| ImageError::io("open", path, e))?;
+    let length = length(&file, path)?;
+    Ok((file, length))
+}
+
+/// Length of `file`, a regular one.
+fn length(file: &File, path: &Path) -> Result<u64, ImageError> {
     let meta = file.metadata().map_err(|e| ImageError::io("stat", path, e))?;
     if !meta.is_file() {
         return Err(ImageError::damaged(path, "not a regular file"));
     }
-    Ok((file, meta.len()))
+    Ok(meta.len())
 }
 
 /// Reads the regular file at `path`, which must not be longer than `limit`, also if it grows meanwhile.
 pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, ImageError> {
     let (file, length) = open(path)?;
+    read_to(file, (path, length), limit)
+}
+
+/// The same of a file that is open, and was opened without waiting; `path` is what errors call it.
+pub fn read_open(file: File, path: &Path, limit: u64) -> Result<Vec<u8>, ImageError> {
+    let length = length(&file, path)?;
+    read_to(file, (path, length), limit)
+}
+
+fn read_to(file: File, (path, length): (&Path, u64), limit: u64) -> Result<Vec<u8>, ImageError> {
     let too_long = |n: u64| ImageError::damaged(path, format!("{n} bytes, more than any file of this kind"));
     if length > limit {
         return Err(too_long(length));

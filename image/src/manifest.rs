@@ -7,6 +7,9 @@ use std::path::Path;
 /// Name of the manifest in a generation's directory.
 pub const MANIFEST_FILE: &str = "manifest.json";
 
+/// Generations have numbers below this one: there must always be a next one.
+pub const MAX_NUMBER: u64 = 1 << 48;
+
 /// A manifest longer than this is refused: it would list millions of chunks.
 pub const MAX_BYTES: u64 = 256 << 20;
 
@@ -131,6 +134,12 @@ impl Manifest {
                 expected: std::env::consts::ARCH.into(),
             });
         }
+        if m.generation >= MAX_NUMBER {
+            return Err(ImageError::damaged(
+                path,
+                format!("{} is the number of no generation", m.generation),
+            ));
+        }
         if !m.chunks.is_sorted_by(|a, b| a.id < b.id) {
             return Err(ImageError::damaged(path, "its chunks are out of order"));
         }
@@ -185,6 +194,11 @@ mod tests {
             bad.files[0].name = name.into();
             assert!(Manifest::decode(path, &bad.encode().unwrap()).is_err(), "{name:?}");
         }
+        let last = Manifest {
+            generation: u64::MAX,
+            ..sample()
+        };
+        assert!(Manifest::decode(path, &last.encode().unwrap()).is_err());
         let mut twice = sample();
         twice.chunks.push(twice.chunks[0]);
         assert!(Manifest::decode(path, &twice.encode().unwrap()).is_err());

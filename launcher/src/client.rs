@@ -1,42 +1,52 @@
 //! Requests to the agent of a running job.
 
-use belay_coordinator::jobdir::{is_suspended, Access, Holder, JobDir};
-use belay_coordinator::sys::{self, AsUser};
+use belay_coordinator::jobdir::{is_foreign, is_suspended, Access, Holder, JobDir};
+use belay_coordinator::sys;
 use belay_coordinator::{host_pids, Failure};
-use belay_wire::socket::{self, Events};
+use belay_wire::socket::{self, Events, Patience};
 use belay_wire::{Event, Exit, Request, Status};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::time::Duration;
 
 /// How often a job is looked at that begins or ends each time.
 const MOST_LOOKS: u32 = 100;
+
+/// How long an agent may take to say how its job is, or to accept a connection.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// How long the agent of another user's job may be silent: what a checkpoint needs has no limit, but root does not wait for somebody's silence for ever.
+const SILENCE: Duration = Duration::from_secs(600);
 
 /// A request under way.
 #[derive(Debug)]
 pub(crate) struct Call {
     /// The job.
-    pub(crate) dir: JobDir,
+    dir: JobDir,
     /// The agent's PID as this process sees it.
     agent: i32,
     events: Events,
 }
 
 /// Sends `request` to the agent of the job in `dir`.
+///
+/// Root asks as the owner, as whom it has opened the directory: an agent in a user namespace, as after the owner's restart, could not tell root from any other user.
 pub(crate) fn call(dir: &Path, request: &Request) -> Result<Call, Failure> {
-    let dir = JobDir::open(dir, Access::OwnOrRoot)?;
+    call_in(&JobDir::open(dir, Access::OwnOrRoot)?, request)
+}
+
+fn call_in(dir: &JobDir, request: &Request) -> Result<Call, Failure> {
     let at = dir.path().display().to_string();
-    let lost = |e: &io::Error| Failure::io(format!("talk to the agent of {at}"), e);
-    let before = dir.holder();
-    // Root asks as the owner: an agent in a user namespace, as after the owner's restart, cannot tell root from any other user.
-    let connected = {
-        let _owner = AsUser::new(dir.owner().map_err(|e| lost(&e))?);
-        socket::connect(&dir.socket())
+    let lost = |e: &io::Error| match e.kind() {
+        io::ErrorKind::TimedOut => silent(&at),
+        _ => Failure::io(format!("talk to the agent of {at}"), e),
     };
-    let stream = match connected {
+    let before = dir.holder();
+    let stream = match dir.connect(LIMIT) {
         Ok(s) => s,
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-            return Err(nobody(&dir, before))
+            return Err(nobody(dir, before))
         }
         Err(e) => return Err(lost(&e)),
     };
@@ -47,8 +57,20 @@ pub(crate) fn call(dir: &Path, request: &Request) -> Result<Call, Failure> {
             format!("the job in {at} is suspended; continue it with fg or bg in its shell"),
         ));
     }
-    let events = socket::request(stream, request).map_err(|e| if is_end(&e) { ended(&dir) } else { lost(&e) })?;
+    let patience = match request {
+        Request::Status => Patience::Whole(LIMIT),
+        _ if is_foreign() => Patience::Each(SILENCE),
+        _ => Patience::Endless,
+    };
+    let events = socket::request(stream, request, patience).map_err(|e| if is_end(&e) { ended(dir) } else { lost(&e) })?;
+    let dir = dir.clone();
     Ok(Call { dir, agent, events })
+}
+
+/// The agent of the job in `at` has not answered in time.
+fn silent(at: &str) -> Failure {
+    let message = format!("the agent of {at} does not answer; see {at}/log, and try again");
+    Failure::new(Exit::Protocol, message)
 }
 
 /// Nobody listened at the control socket, when `before` had just been found to have the job's lock.
@@ -86,6 +108,7 @@ impl Call {
                 Ok(event) if event.is_last() => return Ok(event),
                 Ok(event) => progress(&event),
                 Err(e) if is_end(&e) => break,
+                Err(e) if e.kind() == io::ErrorKind::TimedOut => return Err(silent(&at.to_string())),
                 Err(e) => return Err(Failure::new(Exit::Protocol, format!("answer of the agent of {at}: {e}"))),
             }
         }
@@ -115,8 +138,9 @@ impl Call {
 
 /// The status of the job in `dir`, running or not.
 pub(crate) fn status(dir: &Path) -> Result<Status, Failure> {
+    let job = JobDir::open(dir, Access::OwnOrRoot)?;
     let asked = || {
-        call(dir, &Request::Status).and_then(|mut call| {
+        call_in(&job, &Request::Status).and_then(|mut call| {
             let status = call.expect(&mut |_| {}, |e| match e {
                 Event::Status(s) => Ok(*s),
                 other => Err(Box::new(other)),
@@ -124,7 +148,6 @@ pub(crate) fn status(dir: &Path) -> Result<Status, Failure> {
             Ok((status, call.agent))
         })
     };
-    let job = JobDir::open(dir, Access::OwnOrRoot)?;
     let mut holder = job.holder();
     let mut tries = 0;
     loop {

@@ -5,10 +5,10 @@ use crate::client::{call, status};
 use crate::progress::Show;
 use crate::{format, inspect, start};
 use belay_coordinator::config::{Config, Use};
-use belay_coordinator::jobdir::{Access, JobDir};
+use belay_coordinator::jobdir::{is_foreign, Access, JobDir};
 use belay_coordinator::redundancy::{record, verify as parity, Redundancy};
-use belay_coordinator::tiers::local;
-use belay_coordinator::{generations, tiers, verify, Failure};
+use belay_coordinator::tiers::{local, To};
+use belay_coordinator::{generations, plain, tiers, verify, Failure};
 use belay_storage::flush::Control;
 use belay_storage::store::{Removed, Store};
 use belay_wire::{Checkpointed, Event, Exit, GenerationStatus, JobState, Level, OnTier, Request, Status};
@@ -28,7 +28,7 @@ pub(crate) fn run(command: Command) -> Result<u8, Failure> {
         Command::Flush(args) => flush(&args),
         Command::Calibrate(args) => calibrate(&args),
         Command::Verify(args) => verify_all(&args),
-        Command::Inspect(args) => print(&format::plain(&inspect::describe(&args.image)?)),
+        Command::Inspect(args) => print(&inspect::describe(&args.image)?),
         Command::Stop(args) => stop(&args),
         Command::Gc(args) => gc(&args),
         Command::Agent(args) => start::agent(args),
@@ -38,8 +38,12 @@ pub(crate) fn run(command: Command) -> Result<u8, Failure> {
     }
 }
 
-/// Writes to standard output. A reader that has gone away is no failure.
+/// Writes to standard output, without what would command the terminal. A reader that has gone away is no failure.
 fn print(text: &str) -> Result<u8, Failure> {
+    print_raw(&plain(text))
+}
+
+fn print_raw(text: &str) -> Result<u8, Failure> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::io("write to standard output", &e)),
@@ -53,8 +57,17 @@ fn json<T: serde::Serialize>(value: &T, pretty: bool) -> Result<String, Failure>
     } else {
         serde_json::to_string(value)
     };
-    text.map(|t| t + "\n")
+    text.map(|t| escaped(&t) + "\n")
         .map_err(|e| Failure::new(Exit::Internal, format!("encode the answer: {e}")))
+}
+
+/// `json` with all escaped that [`plain`] would replace: the encoder leaves some of it as it is. It stands within strings only.
+fn escaped(json: &str) -> String {
+    let one = |(c, shown): (char, char)| match c == shown {
+        true => c.to_string(),
+        false => format!("\\u{:04x}", u32::from(c)),
+    };
+    json.chars().zip(plain(json).chars()).map(one).collect()
 }
 
 fn checkpoint(args: &cli::Checkpoint) -> Result<u8, Failure> {
@@ -77,7 +90,7 @@ fn checkpoint(args: &cli::Checkpoint) -> Result<u8, Failure> {
     if args.json {
         return print(&json(&done, true)?);
     }
-    print(&format::plain(&checkpoint_line(&done)))
+    print(&checkpoint_line(&done))
 }
 
 fn checkpoint_line(c: &Checkpointed) -> String {
@@ -121,13 +134,9 @@ fn show_status(args: &cli::Status) -> Result<u8, Failure> {
     let terminal = std::io::stdout().is_terminal();
     loop {
         let s = status(&args.target.dir)?;
-        let text = if args.json {
-            json(&s, !args.watch)?
-        } else {
-            format::plain(&status_text(&s))
-        };
+        let text = if args.json { json(&s, !args.watch)? } else { status_text(&s) };
         if args.watch && terminal && !args.json {
-            print("\x1b[H\x1b[2J")?;
+            print_raw("\x1b[H\x1b[2J")?;
         }
         print(&text)?;
         if !args.watch || !s.running {
@@ -260,7 +269,7 @@ fn list(args: &cli::List) -> Result<u8, Failure> {
     if args.json {
         return print(&json(&serde_json::json!({ "generations": found }), true)?);
     }
-    print(&format::plain(&generations_text(&found)))
+    print(&generations_text(&found))
 }
 
 fn verify_all(args: &cli::Target) -> Result<u8, Failure> {
@@ -283,7 +292,7 @@ fn verify_all(args: &cli::Target) -> Result<u8, Failure> {
             }
             Err(faults) => {
                 for f in &faults {
-                    print(&format::plain(&format!("generation {}: {f}\n", g.number)))?;
+                    print(&format!("generation {}: {f}\n", g.number))?;
                 }
                 first_fault = first_fault.or(faults.into_iter().next());
             }
@@ -296,7 +305,7 @@ fn verify_all(args: &cli::Target) -> Result<u8, Failure> {
                 format::bytes(bytes)
             ))?,
             Err(f) => {
-                let code = print(&format::plain(&format!("generation {number}: {f}\n")))?;
+                let code = print(&format!("generation {number}: {f}\n"))?;
                 parity_fault.get_or_insert(f);
                 code
             }
@@ -323,7 +332,17 @@ fn verify_all(args: &cli::Target) -> Result<u8, Failure> {
 fn verify_tiers(dir: &JobDir) -> Result<(usize, Option<Failure>), Failure> {
     let mut whole = 0;
     let description = dir.description()?;
-    let read = tiers::for_each(&description, |durable| {
+    if is_foreign() {
+        let names: Vec<&str> = description.config.durable().map(|t| t.name.as_str()).collect();
+        if !names.is_empty() {
+            print(&format!(
+                "tier {}: not read: only the job's owner opens its tiers\n",
+                names.join(", ")
+            ))?;
+        }
+        return Ok((0, None));
+    }
+    let read = tiers::for_each(&description, To::Look, |durable| {
         let (bytes, faults) = durable.verify(&description)?;
         let name = &durable.config.name;
         for f in &faults {
@@ -361,7 +380,8 @@ fn flush(args: &cli::Flush) -> Result<u8, Failure> {
             Event::Flushed { generation } => Ok(generation),
             other => Err(Box::new(other)),
         }),
-        Err(f) if f.exit == Exit::NotRunning => flush_here(args, &mut show),
+        // Only the owner opens a job's tiers.
+        Err(f) if f.exit == Exit::NotRunning && !is_foreign() => flush_here(args, &mut show),
         Err(f) => Err(f),
     };
     show.clear();
@@ -377,7 +397,7 @@ fn flush_here(args: &cli::Flush, show: &mut Show) -> Result<u64, Failure> {
     let at = dir.path().display();
     let none = || Failure::new(Exit::NoCheckpoint, format!("{at} holds no whole checkpoint"));
     let newest = all.iter().rfind(|g| g.is_whole()).ok_or_else(none)?;
-    let flushed = tiers::for_each(&description, |durable| {
+    let flushed = tiers::for_each(&description, To::Use, |durable| {
         show.line(&format!(
             "belay: flush generation {} to {}",
             newest.number, durable.config.name
@@ -439,7 +459,7 @@ fn gc(args: &cli::Gc) -> Result<u8, Failure> {
     }
     record::tidy(dir.path(), dir.path(), true)?;
     let keep = (!args.all).then_some(keep);
-    let tidied = tiers::for_each(&dir.description()?, |durable| {
+    let tidied = tiers::for_each(&dir.description()?, To::Use, |durable| {
         let freed = durable.collect(&dir, keep)?;
         print(&format!("tier {}: {} removed\n", durable.config.name, format::bytes(freed))).map(drop)
     });
@@ -486,4 +506,19 @@ fn generate(args: &cli::Generate) -> Result<u8, Failure> {
         }
     }
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_commands_no_terminal_and_means_the_same() {
+        let value = serde_json::json!({ "name": "a\x1b]0;x\x07\u{9b}2J\u{7f}\u{202e}ü\n\"" });
+        for pretty in [false, true] {
+            let text = json(&value, pretty).unwrap();
+            assert_eq!(plain(&text), text);
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
+        }
+    }
 }

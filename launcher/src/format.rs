@@ -92,19 +92,6 @@ pub(crate) fn cut(text: &str, max: usize) -> String {
     kept + "…"
 }
 
-/// `text` without control characters other than the ends of its lines: names that it quotes come from a job, which may be another user's, and must not command the
-/// terminal that they are shown on.
-pub(crate) fn plain(text: &str) -> String {
-    let shown = |c: char| {
-        if c.is_control() && c != '\n' {
-            char::REPLACEMENT_CHARACTER
-        } else {
-            c
-        }
-    };
-    text.chars().map(shown).collect()
-}
-
 /// A wait status in words.
 pub(crate) fn wait_status(status: i32) -> String {
     if libc::WIFSIGNALED(status) {
@@ -141,11 +128,6 @@ mod tests {
     fn tables_line_up() {
         let rows = vec![vec!["1".into(), "a".into()], vec!["10".into(), "bcd".into()]];
         assert_eq!(table(&[">gen", "x"], &rows), "gen  x\n  1  a\n 10  bcd\n");
-    }
-
-    #[test]
-    fn nothing_commands_the_terminal() {
-        assert_eq!(plain("a\x1b[2Jb\tc\r\nd\u{9b}"), "a\u{fffd}[2Jb\u{fffd}c\u{fffd}\nd\u{fffd}");
     }
 
     #[test]

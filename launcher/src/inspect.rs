@@ -1,17 +1,21 @@
 //! `belay inspect`: what an image holds, as text.
 
 use crate::format;
-use belay_coordinator::{generations, Failure};
+use belay_coordinator::jobdir::become_owner;
+use belay_coordinator::{generations, sys, Failure};
 use belay_image::manifest::{Manifest, MANIFEST_FILE};
 use belay_image::model::{Job, MappedFile, Process, ProcessState, VmaKind};
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{extents, JOB_FILE};
+use belay_kernel::trust::{self, Untrusted};
 use belay_wire::Exit;
 use std::fmt::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Describes `image`: a generation's directory, a job directory (its newest generation), or one file.
 pub(crate) fn describe(image: &Path) -> Result<String, Failure> {
+    look_as_owner(image)?;
     if image.is_dir() {
         return directory(&generation_of(image)?);
     }
@@ -20,6 +24,26 @@ pub(crate) fn describe(image: &Path) -> Result<String, Failure> {
         Some(name) if name.ends_with(".bidx") => index(image),
         Some(name) if name.ends_with(".bpar") => group(image),
         _ => sections(image),
+    }
+}
+
+/// Root looks at what another user has written as that user.
+fn look_as_owner(image: &Path) -> Result<(), Failure> {
+    let fail = |e| Failure::io(format!("stat {}", image.display()), &e);
+    if sys::euid() != 0 {
+        return Ok(());
+    }
+    let owner = std::fs::metadata(image).map_err(fail)?.uid();
+    if owner != 0 {
+        return become_owner(image, owner);
+    }
+    let absolute = std::path::absolute(image).map_err(fail)?;
+    match trust::holder(absolute.parent().unwrap_or(&absolute)) {
+        Err(others @ Untrusted::Others { .. }) => {
+            let why = format!("{} is root\'s, but {others}", image.display());
+            Err(Failure::new(Exit::NotOurs, why))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -2,6 +2,7 @@
 //! command's report (standard error is for failures): of a checkpoint only where it takes long, a line now and then.
 
 use crate::format;
+use belay_coordinator::plain;
 use belay_wire::{Event, Phase, Progress};
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -49,6 +50,7 @@ impl Show {
         if self.quiet {
             return;
         }
+        let text = plain(text);
         let mut err = std::io::stderr().lock();
         // Nobody to read progress is no failure.
         if self.terminal {

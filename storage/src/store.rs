@@ -8,6 +8,7 @@ use crate::place::desk::Place;
 use belay_image::manifest::ChunkEntry;
 use belay_image::sections::create_private;
 use belay_image::{files, ImageError};
+use belay_kernel::trust;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -349,7 +350,7 @@ pub(crate) fn decode_list(path: &Path, text: &[u8]) -> Result<Vec<LocalTier>, Im
     serde_json::from_slice(text).map_err(|e| ImageError::damaged(path, e.to_string()))
 }
 
-/// Those of `tiers` that are there and belong to whom the job belongs.
+/// Those of `tiers` that are there, belong to whom the job belongs, and cannot be exchanged by others.
 fn own(job: &Path, tiers: Vec<LocalTier>) -> Vec<LocalTier> {
     if tiers.is_empty() {
         return tiers;
@@ -357,7 +358,8 @@ fn own(job: &Path, tiers: Vec<LocalTier>) -> Vec<LocalTier> {
     let owner = std::fs::metadata(job).map(|m| m.uid()).ok();
     let own = |t: &LocalTier| {
         let there = std::fs::symlink_metadata(&t.dir).ok();
-        there.is_some_and(|m| m.is_dir() && Some(m.uid()) == owner && m.mode() & 0o022 == 0)
+        let is_own = there.is_some_and(|m| m.is_dir() && Some(m.uid()) == owner && m.mode() & 0o022 == 0);
+        is_own && t.dir.parent().is_some_and(|above| trust::holder(above).is_ok())
     };
     tiers.into_iter().filter(own).collect()
 }

@@ -134,13 +134,13 @@ impl Exit {
         ),
         row(
             Exit::Protocol,
-            "the agent gave an answer that could not be understood",
-            "use the same version of belay for both",
+            "the agent gave no answer in time, or one that could not be understood",
+            "try again; use the same version of belay for both",
         ),
         row(
             Exit::NotOurs,
-            "the job directory belongs to another user, or others may enter it",
-            "run as its owner, or `chmod 700 DIR`",
+            "the job directory belongs to another user, or others may enter it or exchange it for another",
+            "run as its owner, or `chmod 700 DIR`; the message names a directory above it that others may write",
         ),
         row(
             Exit::NoJob,

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Longest line that is accepted as a request.
 pub const MAX_REQUEST: usize = 16 << 10;
@@ -68,6 +69,63 @@ pub fn listen_again(listener: &UnixListener) -> io::Result<()> {
 pub fn connect(path: &Path) -> io::Result<UnixStream> {
     let (short, _dir) = short_path(path)?;
     UnixStream::connect(short)
+}
+
+/// The same, but waits no longer than `limit` for one who does not accept.
+pub fn connect_within(path: &Path, limit: Duration) -> io::Result<UnixStream> {
+    let (short, _dir) = short_path(path)?;
+    // SAFETY: takes numbers only.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just opened and belongs to nobody else.
+    let stream = unsafe { UnixStream::from_raw_fd(fd) };
+    // Also how long a connection waits for its place.
+    stream.set_write_timeout(Some(limit))?;
+    let mut address = libc::sockaddr_un {
+        sun_family: libc::AF_UNIX as libc::sa_family_t,
+        sun_path: [0; 108],
+    };
+    for (to, from) in address.sun_path.iter_mut().zip(short.as_os_str().as_bytes()) {
+        *to = from.cast_signed();
+    }
+    let length = std::mem::size_of::<libc::sockaddr_un>() as libc::socklen_t;
+    // SAFETY: the address is valid for reading its length, and its path ends with a zero.
+    match unsafe { libc::connect(stream.as_raw_fd(), (&raw const address).cast(), length) } {
+        0 => Ok(stream),
+        _ => Err(in_time(io::Error::last_os_error())),
+    }
+}
+
+/// What a time limit of a socket makes of `WouldBlock`.
+fn in_time(e: io::Error) -> io::Error {
+    match e.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            io::Error::new(io::ErrorKind::TimedOut, "it has not answered in time")
+        }
+        _ => e,
+    }
+}
+
+/// How long an answer is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// Until it comes.
+    Endless,
+    /// So long for all of it.
+    Whole(Duration),
+    /// So long for each event of it.
+    Each(Duration),
+}
+
+impl Patience {
+    fn ends(self) -> Option<Instant> {
+        match self {
+            Patience::Endless => None,
+            Patience::Whole(limit) | Patience::Each(limit) => Some(Instant::now() + limit),
+        }
+    }
 }
 
 /// Who is at the other end, as the kernel says.
@@ -156,8 +214,8 @@ impl Lines {
     }
 }
 
-/// Sends `request` and returns a reader of the events.
-pub fn request(mut stream: UnixStream, request: &crate::Request) -> io::Result<Events> {
+/// Sends `request` and returns a reader of the events, which fails with `TimedOut` where an answer takes too long.
+pub fn request(mut stream: UnixStream, request: &crate::Request, patience: Patience) -> io::Result<Events> {
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
     match stream.write_all(&line) {
@@ -168,6 +226,8 @@ pub fn request(mut stream: UnixStream, request: &crate::Request) -> io::Result<E
     Ok(Events {
         stream,
         lines: Lines::new(MAX_EVENT),
+        patience,
+        ends: patience.ends(),
     })
 }
 
@@ -176,6 +236,22 @@ pub fn request(mut stream: UnixStream, request: &crate::Request) -> io::Result<E
 pub struct Events {
     stream: UnixStream,
     lines: Lines,
+    patience: Patience,
+    ends: Option<Instant>,
+}
+
+impl Events {
+    /// Reads once, within the time that is left.
+    fn fill(&mut self) -> io::Result<bool> {
+        if let Some(ends) = self.ends {
+            let left = ends.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(in_time(io::ErrorKind::TimedOut.into()));
+            }
+            self.stream.set_read_timeout(Some(left))?;
+        }
+        self.lines.fill(&mut self.stream).map_err(in_time)
+    }
 }
 
 impl Iterator for Events {
@@ -186,10 +262,15 @@ impl Iterator for Events {
         loop {
             match self.lines.next_line() {
                 Err(e) => return Some(Err(e)),
-                Ok(Some(line)) => return Some(serde_json::from_slice(&line).map_err(io::Error::from)),
+                Ok(Some(line)) => {
+                    if let Patience::Each(_) = self.patience {
+                        self.ends = self.patience.ends();
+                    }
+                    return Some(serde_json::from_slice(&line).map_err(io::Error::from));
+                }
                 Ok(None) => {}
             }
-            match self.lines.fill(&mut self.stream) {
+            match self.fill() {
                 Ok(true) => {}
                 Ok(false) => return None,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -243,6 +324,42 @@ mod tests {
         assert_eq!(peer(client.as_fd()).unwrap(), expected);
         assert_eq!(peer(server.as_fd()).unwrap(), expected);
         std::fs::remove_dir_all(dir.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_silent_or_slow_agent_is_not_waited_for() {
+        let path = std::env::temp_dir().join(format!("belay-silent-{}.sock", std::process::id()));
+        let listener = listen(&path).unwrap();
+        listener.set_nonblocking(false).unwrap();
+        let limit = Duration::from_millis(100);
+        let ask = |patience| {
+            let stream = connect_within(&path, limit).unwrap();
+            request(stream, &crate::Request::Status, patience).unwrap()
+        };
+        let is_late = |r: Option<io::Result<crate::Event>>| matches!(r, Some(Err(e)) if e.kind() == io::ErrorKind::TimedOut);
+        assert!(is_late(ask(Patience::Whole(limit)).next()));
+        // One byte after the other is no answer.
+        let mut events = ask(Patience::Each(limit));
+        let ((_, _), (mut server, _)) = (listener.accept().unwrap(), listener.accept().unwrap());
+        let begin = Instant::now();
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                while begin.elapsed() < Duration::from_secs(60) && io::Write::write_all(&mut server, b" ").is_ok() {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            });
+            assert!(is_late(events.next()));
+            drop(events);
+        });
+        // One who accepts nothing at all.
+        let waiting: Vec<_> = (0..1000).map_while(|_| connect_within(&path, limit).ok()).collect();
+        assert_eq!(
+            connect_within(&path, limit).unwrap_err().kind(),
+            io::ErrorKind::TimedOut,
+            "{}",
+            waiting.len()
+        );
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]

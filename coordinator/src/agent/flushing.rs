@@ -11,7 +11,7 @@ use super::Agent;
 use crate::clients::ClientId;
 use crate::nodes::Nodes;
 use crate::sys::{Timer, Wake};
-use crate::tiers::{self, Durable};
+use crate::tiers::{self, Durable, To};
 use crate::{generations, Failure};
 use belay_image::files;
 use belay_image::manifest::{Manifest, MANIFEST_FILE, MAX_BYTES};
@@ -417,7 +417,7 @@ impl Work {
             if self.durable.iter().any(|d| d.config == *t) {
                 continue;
             }
-            match Durable::open(t, &self.description) {
+            match Durable::open(t, &self.description, To::Use) {
                 Ok(durable) => self.durable.push(durable),
                 // It is tried again by the next flush.
                 Err(e) => {

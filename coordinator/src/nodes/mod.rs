@@ -64,7 +64,7 @@ pub(crate) enum Order {
         base: u64,
         then_stop: bool,
         save_open_files: bool,
-        #[serde(default = "crate::jobdir::yes")]
+        #[serde(default = "crate::description::yes")]
         save_code: bool,
         keep: u32,
         /// Generations that the root copies to durable tiers: they stay.

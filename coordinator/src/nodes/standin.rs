@@ -7,7 +7,8 @@ use super::STANDINS;
 use crate::jobdir::JobDir;
 use crate::sys::{self, Disposition, SignalSet};
 use crate::Failure;
-use belay_wire::{socket, Event, Exit, Request};
+use belay_wire::socket::{self, Patience};
+use belay_wire::{Event, Exit, Request};
 use std::io::{Read, Seek};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -140,7 +141,7 @@ fn ask(dir: &Path, request: &Request) -> Result<(), Failure> {
     // A question that was under way at a checkpoint gets no answer after the restart: the agent of now has not heard it.
     for _ in 0..TRIES {
         let stream = socket::connect(&dir.join("control.sock")).map_err(|e| fail(&e))?;
-        let answer = socket::request(stream, request).map(Iterator::last);
+        let answer = socket::request(stream, request, Patience::Endless).map(Iterator::last);
         match answer {
             Ok(Some(Ok(Event::Accepted))) => return Ok(()),
             Ok(Some(Ok(Event::Failed { exit, message }))) => return Err(Failure::new(exit, message)),

@@ -10,6 +10,7 @@ use crate::jobdir::JobDir;
 use crate::lock::{Lock, LockFile};
 use crate::nodes::helper;
 use crate::{sys, Failure};
+use belay_kernel::dir::Dir;
 use belay_redundancy::index::Place;
 use belay_redundancy::layout::{block_range, blocks};
 use belay_redundancy::{checksum, code, index, Index, Layout, Member, Part};
@@ -49,7 +50,9 @@ pub fn run(job: &JobDir, settings: &Settings, tag: u64, number: u64, sources: &[
 fn own_store(job: &JobDir, settings: &Settings, tag: u64, limit: Duration) -> Result<Lock, Failure> {
     let id = job.description()?.id;
     // Beside the store, which a new part removes.
-    let file = LockFile::open(&local::home(settings, job.path(), &id)?.join(format!("{tag}.lock")))?;
+    let home = local::home(settings, job.path(), &id)?;
+    let dir = Dir::find(&home).map_err(|e| Failure::io(format!("find {}", home.display()), &e))?;
+    let file = LockFile::open(&dir, &home, &format!("{tag}.lock"))?;
     let lock = match file.take()? {
         Some(lock) => Ok(lock),
         None => file.take_within(limit)?.ok_or_else(|| {

@@ -8,6 +8,7 @@
 
 use super::{Settings, PARITY};
 use crate::{sys, Failure};
+use belay_kernel::trust::{self, Untrusted};
 use belay_wire::Exit;
 use std::fs::{DirBuilder, Metadata};
 use std::io;
@@ -81,6 +82,10 @@ fn check(path: &Path) -> Result<(), Failure> {
 
 /// The same, which is made where it is not there.
 pub(crate) fn home(s: &Settings, job: &Path, id: &str) -> Result<PathBuf, Failure> {
+    trust::holder(&s.local).map_err(|e| match e {
+        Untrusted::Io(e) => Failure::io(format!("find {} on {}", s.local.display(), sys::host()), &e),
+        others => Failure::new(Exit::NotOurs, format!("--local-dir on {}: {others}", sys::host())),
+    })?;
     let all = stores(s, job, id);
     make(&all).map(|()| all)
 }

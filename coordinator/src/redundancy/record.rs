@@ -4,6 +4,7 @@
 use super::parity_file;
 use crate::nodes::table::Row;
 use crate::{generations, nodes, Failure};
+use belay_image::manifest::MAX_NUMBER;
 use belay_image::{files, ImageError};
 use belay_redundancy::Scheme;
 use belay_wire::{Exit, GenerationStatus, Level, OnTier};
@@ -109,7 +110,7 @@ impl Record {
 pub(crate) fn numbers(dir: &Path) -> Vec<u64> {
     let entries = std::fs::read_dir(dir.join(DIRECTORY)).into_iter().flatten().flatten();
     let number = |e: std::fs::DirEntry| e.file_name().to_str()?.strip_suffix(".json")?.parse().ok();
-    let mut out: Vec<u64> = entries.filter_map(number).collect();
+    let mut out: Vec<u64> = entries.filter_map(number).filter(|n| *n < MAX_NUMBER).collect();
     out.sort_unstable();
     out
 }
@@ -123,7 +124,10 @@ pub(crate) fn begin(dir: &Path, number: u64) -> Result<(), Failure> {
 pub(crate) fn last(dir: &Path) -> u64 {
     let noted = files::read(&dir.join(DIRECTORY).join(LAST), 64).ok();
     let noted = noted.and_then(|b| String::from_utf8(b).ok()?.trim().parse().ok());
-    noted.unwrap_or(0).max(numbers(dir).last().copied().unwrap_or(0))
+    noted
+        .filter(|n| *n < MAX_NUMBER)
+        .unwrap_or(0)
+        .max(numbers(dir).last().copied().unwrap_or(0))
 }
 
 /// Whether there have been checkpoints, and their data lies on another host: the links lead nowhere.

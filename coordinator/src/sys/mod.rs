@@ -15,6 +15,7 @@ pub use signals::{wait_for, Disposition, Signal, SignalFd, SignalSet};
 
 pub use belay_storage::store::this_host as host;
 
+use crate::failure::plain;
 use belay_kernel::check;
 use std::ffi::{CStr, CString};
 use std::io;
@@ -117,33 +118,6 @@ pub fn euid() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// The calling thread has another effective user as long as this lives.
-#[derive(Debug)]
-pub struct AsUser(Option<u32>);
-
-impl AsUser {
-    /// Makes `uid` the effective user, where that is allowed: nobody who is not root already can do more by it.
-    pub fn new(uid: u32) -> Self {
-        let own = euid();
-        Self((own != uid && set_euid(uid)).then_some(own))
-    }
-}
-
-impl Drop for AsUser {
-    fn drop(&mut self) {
-        if let Some(own) = self.0 {
-            // Its real and saved user are what they were: always allowed.
-            set_euid(own);
-        }
-    }
-}
-
-/// The system call and not the library's function, which changes all threads.
-fn set_euid(uid: u32) -> bool {
-    // SAFETY: takes numbers only.
-    unsafe { libc::syscall(libc::SYS_setresuid, u32::MAX, uid, u32::MAX) == 0 }
-}
-
 /// The effective group.
 pub fn egid() -> u32 {
     // SAFETY: has no preconditions.
@@ -194,7 +168,7 @@ pub fn now_unix_s() -> u64 {
 /// Writes one line to standard error. A terminal in `tostop` mode must not stop the agent for it.
 pub fn say(line: &str) {
     let mask = SignalSet::of([libc::SIGTTOU]).block();
-    let text = format!("belay: {line}\n");
+    let text = format!("belay: {}\n", plain(line));
     // SAFETY: the buffer is valid for reading its length. What cannot be said (descriptor closed, disk full) is in the log.
     unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
     mask.set_mask();

@@ -1,6 +1,6 @@
 //! Bringing things back from durable tiers, each in a child process: what the tiers hold, a generation, the job directory itself.
 
-use super::{child, open_one, parts, Durable, JOB, MAX_JOB};
+use super::{child, open_one, parts, Durable, To, JOB, MAX_JOB};
 use crate::config::{Config, Kind, Limits, Use};
 use crate::jobdir::{Access, Description, JobDir};
 use crate::nodes::again::part_dir;
@@ -19,7 +19,7 @@ pub fn refresh(dir: &JobDir, d: &Description) -> Result<Vec<(Exit, String)>, Fai
     let work = |_: &Control| {
         let mut problems = Vec::new();
         for t in d.config.durable() {
-            let looked = Durable::open(t, d).and_then(|mut durable| durable.look(dir, d).map(|()| durable));
+            let looked = Durable::open(t, d, To::Use).and_then(|mut durable| durable.look(dir, d).map(|()| durable));
             match looked {
                 Ok(durable) => problems.extend(durable.faults().into_iter().map(|f| (Exit::Damaged, f))),
                 Err(f) => problems.push((f.exit, format!("{f}; going on without this tier"))),
@@ -39,7 +39,7 @@ fn fetch_here(dir: &JobDir, d: &Description, number: u64, control: &Control) -> 
     let mut open: Vec<Durable> = Vec::new();
     let mut failure = None;
     for t in d.config.durable() {
-        let looked = Durable::open(t, d).and_then(|mut durable| durable.look(dir, d).map(|()| durable));
+        let looked = Durable::open(t, d, To::Use).and_then(|mut durable| durable.look(dir, d).map(|()| durable));
         match looked {
             Ok(durable) => open.push(durable),
             Err(f) => {
@@ -116,7 +116,7 @@ pub fn find_job(dir: &Path, config: &Config, limits: &Limits) -> Result<bool, Fa
         let (mut found, mut failure): (Option<Description>, _) = (None, None);
         for t in config.durable() {
             let descriptions = match t.kind {
-                Kind::Object => open_one(t, "").and_then(|tier| in_store(&*tier)),
+                Kind::Object => open_one(t, "", To::Look).and_then(|tier| in_store(&*tier)),
                 Kind::Memory | Kind::Local | Kind::Pfs => in_directory(t, t.path.as_deref().unwrap_or(Path::new("/"))),
             };
             match descriptions {
@@ -156,7 +156,7 @@ fn in_directory(t: &crate::config::Tier, path: &Path) -> Result<Vec<Description>
             continue;
         }
         // Other users' jobs lie beside ours.
-        let Some(Ok(tier)) = folder.to_str().map(|f| open_one(t, f)) else {
+        let Some(Ok(tier)) = folder.to_str().map(|f| open_one(t, f, To::Look)) else {
             continue;
         };
         out.extend(describe(&*tier, JOB)?);
@@ -176,7 +176,7 @@ fn in_store(tier: &dyn Tier) -> Result<Vec<Description>, Failure> {
 
 fn describe(tier: &dyn Tier, key: &str) -> Result<Option<Description>, Failure> {
     match read_whole(tier, key, MAX_JOB) {
-        Ok(text) => Ok(serde_json::from_slice(&text).ok().filter(Description::has_good_id)),
+        Ok(text) => Ok(Description::decode(key.as_ref(), &text).ok().filter(Description::has_good_id)),
         Err(StorageError::TierDamaged { .. }) => Ok(None),
         Err(e) => Err(e.into()),
     }

@@ -7,6 +7,7 @@ use crate::redundancy::Redundancy;
 use crate::{generations, sys, Failure};
 use belay_image::manifest::Manifest;
 use belay_image::ImageError;
+use belay_kernel::trust;
 use belay_storage::engine::Engine;
 use belay_storage::place::calibrate::{self, Plan};
 use belay_storage::place::claims::{self, Claims};
@@ -229,7 +230,11 @@ fn is_usable(t: &Tier) -> bool {
     if !usable {
         tracing::warn!(tier = t.name, path = ?t.path, "local tier is left out: no directory that may be written");
     }
-    usable
+    let trusted = t.path.as_deref().map_or(Ok(()), |p| trust::holder(p).map(drop));
+    if let (true, Err(why)) = (usable, &trusted) {
+        sys::say(&format!("local tier {} is left out: {why}", t.name));
+    }
+    usable && trusted.is_ok()
 }
 
 /// What of the chunks of generation `g` lies in local tiers, of the job's own part and of those on other hosts; and what some of them lack.

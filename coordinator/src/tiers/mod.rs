@@ -19,12 +19,13 @@ pub use notes::{held, known, statuses, Known};
 
 use crate::config::{self, Kind};
 use crate::jobdir::{Description, JobDir};
-use crate::{sys, verify, Failure};
+use crate::{jobdir, sys, verify, Failure};
+use belay_kernel::trust;
 use belay_storage::catalogue::{Catalogue, Part};
 use belay_storage::fetch as fetching;
 use belay_storage::flush::{self, Control, Flushed};
 use belay_storage::tier::directory::Directory;
-use belay_storage::tier::{read_whole, write_whole, Tier};
+use belay_storage::tier::{read_whole, write_whole, ReadOnly, Tier};
 use belay_wire::Exit;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -41,6 +42,7 @@ const MAX_JOB: u64 = 16 << 20;
 pub struct Durable {
     /// Its configuration.
     pub config: config::Tier,
+    to: To,
     /// The tier, below the job's folder.
     pub tier: Box<dyn Tier>,
     /// What it holds, as far as it has been read.
@@ -49,10 +51,29 @@ pub struct Durable {
     parts: BTreeMap<u64, Durable>,
 }
 
+/// What is done with a tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum To {
+    /// What a job needs.
+    Use,
+    /// Nothing on it is changed.
+    Look,
+}
+
 /// Opens what `folder` of the tier is.
-fn open_one(t: &config::Tier, folder: &str) -> Result<Box<dyn Tier>, Failure> {
+fn open_one(t: &config::Tier, folder: &str, to: To) -> Result<Box<dyn Tier>, Failure> {
+    if jobdir::is_foreign() {
+        let why = format!("tier {}: only the owner of a job opens its tiers; run as its owner", t.name);
+        return Err(Failure::new(Exit::NotOurs, why));
+    }
     let path = t.path.as_deref().unwrap_or(Path::new("/"));
     match t.kind {
+        Kind::Memory | Kind::Local | Kind::Pfs if to == To::Look => {
+            // One that is gone is no empty one.
+            std::fs::metadata(path).map_err(|e| Failure::io(format!("tier {}: open {}", t.name, path.display()), &e))?;
+            Ok(Box::new(Directory::find(&t.name, &path.join(folder))?))
+        }
+        Kind::Object if to == To::Look => Ok(Box::new(ReadOnly(open_object_store(t, folder)?))),
         Kind::Memory | Kind::Local | Kind::Pfs => {
             let above: Vec<&Path> = Path::new(folder)
                 .ancestors()
@@ -94,10 +115,11 @@ fn open_object_store(t: &config::Tier, _: &str) -> Result<Box<dyn Tier>, Failure
 
 impl Durable {
     /// Opens tier `t` of the job that `d` describes.
-    pub fn open(t: &config::Tier, d: &Description) -> Result<Self, Failure> {
+    pub fn open(t: &config::Tier, d: &Description, to: To) -> Result<Self, Failure> {
         Ok(Self {
             config: t.clone(),
-            tier: open_one(t, &d.folder())?,
+            to,
+            tier: open_one(t, &d.folder(), to)?,
             catalogue: Catalogue::default(),
             parts: BTreeMap::new(),
         })
@@ -190,7 +212,8 @@ impl Durable {
         faults
     }
 
-    /// Reads every byte that the tier holds and compares it with its checksums: the bytes read, and every fault. Packs that are damaged are suspect from then on, for all who read the tier, and those that are not any more.
+    /// Reads every byte that the tier holds and compares it with its checksums: the bytes read, and every fault. Packs that are damaged are suspect from then on, and those that are whole are not any more: for all who read
+    /// the tier, unless it was opened to be looked at.
     pub fn verify(&mut self, d: &Description) -> Result<(u64, Vec<String>), Failure> {
         let (mut bytes, mut faults) = self.verify_own()?;
         for tag in self.tags() {
@@ -283,10 +306,10 @@ fn remove_empty(path: &Path) {
 }
 
 /// Has `work` done with each durable tier of a job, whatever becomes of the others; the first failure.
-pub fn for_each(d: &Description, mut work: impl FnMut(&mut Durable) -> Result<(), Failure>) -> Result<(), Failure> {
+pub fn for_each(d: &Description, to: To, mut work: impl FnMut(&mut Durable) -> Result<(), Failure>) -> Result<(), Failure> {
     let mut failure = None;
     for t in d.config.durable() {
-        if let Err(e) = Durable::open(t, d).and_then(|mut durable| work(&mut durable)) {
+        if let Err(e) = Durable::open(t, d, to).and_then(|mut durable| work(&mut durable)) {
             tracing::warn!(tier = t.name, error = %e, "going on without this tier");
             failure.get_or_insert(e);
         }
@@ -311,7 +334,7 @@ pub fn check(d: &Description) -> Result<(), Failure> {
         match std::fs::metadata(path) {
             Ok(m) if !m.is_dir() => return Err(cannot("not a directory")),
             Ok(_) if !sys::may_write(path) => return Err(cannot("not writable")),
-            Ok(_) => {}
+            Ok(_) => drop(trust::holder(path).map_err(|e| cannot(&e.to_string()))?),
             Err(e) => return Err(cannot(&crate::failure::reason(&e))),
         }
     }

@@ -6,7 +6,7 @@ use crate::jobdir::{Description, JobDir};
 use crate::redundancy::record;
 use crate::Failure;
 use belay_image::files;
-use belay_image::manifest::{Manifest, MANIFEST_FILE, MAX_BYTES};
+use belay_image::manifest::{Manifest, MANIFEST_FILE, MAX_BYTES, MAX_NUMBER};
 use belay_wire::{Exit, GenerationStatus, Level, OnTier};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -89,7 +89,7 @@ pub(crate) fn decode(text: &[u8]) -> Option<Known> {
     };
     (notes.format == FORMAT).then(|| Known {
         generations: notes.manifests.into_iter().filter_map(decode).collect(),
-        doubtful: notes.doubtful,
+        doubtful: notes.doubtful.into_iter().filter(|n| *n < MAX_NUMBER).collect(),
     })
 }
 

@@ -62,7 +62,7 @@ impl Durable {
             Entry::Vacant(e) => {
                 let folder = Some(format!("{}/nodes/{tag}", d.folder()));
                 let of_part = Description { folder, ..d.clone() };
-                Ok(e.insert(Durable::open(&self.config, &of_part)?))
+                Ok(e.insert(Durable::open(&self.config, &of_part, self.to)?))
             }
         }
     }

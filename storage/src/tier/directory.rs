@@ -9,10 +9,11 @@
 //! The directory is the caller's own and closed to others: a restart executes what lies here.
 
 use super::gather::Gather;
-use super::{failed, is_key, Object, Put, Tier};
+use super::{failed, is_key, Object, Put, ReadOnly, Tier};
 use crate::{StorageError, PAGE};
 use belay_kernel::direct::{self, Buffer};
 use belay_kernel::room::{self, Gauges};
+use belay_kernel::trust;
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -42,9 +43,13 @@ pub struct Directory {
 /// Makes `path` with mode 0700, or accepts one that belongs to the caller and that nobody else can write.
 pub fn own_directory(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-        other => return other,
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => check_own(path),
+        other => other,
     }
+}
+
+/// Refuses `path` where it is no directory of the caller's that nobody else can write.
+fn check_own(path: &Path) -> io::Result<()> {
     let m = std::fs::symlink_metadata(path)?;
     // SAFETY: has no preconditions.
     let me = unsafe { libc::geteuid() };
@@ -92,7 +97,12 @@ impl Directory {
     /// The tier `name` in directory `root`, which is made where its parent is there.
     pub fn open(name: &str, root: &Path) -> Result<Self, StorageError> {
         let at = root.display().to_string();
-        own_directory(root).map_err(|e| failed(name, "open", &at, e))?;
+        let trusted = root
+            .parent()
+            .map_or(Ok(()), |above| trust::holder(above).map(drop))
+            .map_err(io::Error::from);
+        let made = trusted.and_then(|()| own_directory(root));
+        made.map_err(|e| failed(name, "open", &at, e))?;
         // An agent that was killed has synced none of the names that it made.
         let mut unsynced = BTreeSet::from([root.to_owned(), root.join("packs"), root.join("gen")]);
         unsynced.extend(root.parent().map(Path::to_owned));
@@ -101,6 +111,19 @@ impl Directory {
             root: root.to_owned(),
             unsynced: Mutex::new(unsynced),
         })
+    }
+
+    /// The same, to be looked at only: one that is not there holds nothing, and is not made.
+    pub fn find(name: &str, root: &Path) -> Result<ReadOnly, StorageError> {
+        match check_own(root) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(name, "open", &root.display().to_string(), e)),
+            _ => {}
+        }
+        Ok(ReadOnly(Box::new(Self {
+            name: name.to_owned(),
+            root: root.to_owned(),
+            unsynced: Mutex::default(),
+        })))
     }
 
     fn path(&self, step: &'static str, key: &str) -> Result<PathBuf, StorageError> {
@@ -176,6 +199,7 @@ impl Tier for Directory {
             .create(true)
             .truncate(true)
             .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
             .open(&temporary)
             .map_err(fail)?;
         Ok(Box::new(Writing {
@@ -192,8 +216,14 @@ impl Tier for Directory {
 
     fn get(&self, key: &str, range: Range<u64>, buf: &mut Buffer) -> Result<(), StorageError> {
         let fail = |e| failed(&self.name, "read", key, e);
-        let file = File::open(self.path("read", key)?).map_err(fail)?;
-        let bytes = file.metadata().map_err(fail)?.len();
+        let mut options = OpenOptions::new();
+        let options = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        let file = options.open(self.path("read", key)?).map_err(fail)?;
+        let m = file.metadata().map_err(fail)?;
+        if !m.is_file() {
+            return Err(fail(io::Error::other("not a regular file")));
+        }
+        let bytes = m.len();
         if range.end > bytes || range.start > range.end {
             return Err(fail(io::ErrorKind::UnexpectedEof.into()));
         }
@@ -210,7 +240,7 @@ impl Tier for Directory {
     }
 
     fn length(&self, key: &str) -> Result<Option<u64>, StorageError> {
-        match std::fs::metadata(self.path("stat", key)?) {
+        match std::fs::symlink_metadata(self.path("stat", key)?) {
             Ok(m) => Ok(m.is_file().then_some(m.len())),
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
             Err(e) => Err(failed(&self.name, "stat", key, e)),

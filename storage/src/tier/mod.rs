@@ -9,6 +9,9 @@
 pub mod conformance;
 pub mod directory;
 pub mod gather;
+mod seen;
+
+pub use seen::ReadOnly;
 
 use crate::StorageError;
 use belay_kernel::direct::Buffer;

@@ -12,6 +12,7 @@
 //! ways     the four ways in which each case is run
 //! stepper  the agent's system calls during a checkpoint, one by one
 //! calls    those of all its threads that change files or make them durable
+//! witness  what a command changes, and whom it connects to
 //! disk     what a power cut leaves of these files
 //! terminal a pseudo-terminal for tests of job control
 //! runner   filters, two workers, one line per check, summary
@@ -47,6 +48,7 @@ pub mod target;
 pub mod terminal;
 pub mod traced;
 pub mod ways;
+pub mod witness;
 
 /// What went wrong, for the reader of the test's output.
 pub type Failure = String;

@@ -252,16 +252,20 @@ fn bit_flips(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
         bytes[..half].iter_mut().step_by(4096).for_each(|b| *b ^= 1);
         io("write", std::fs::write(&pack, bytes))?;
     }
+    let before = files(&job.work);
     let o = output(job.belay(&["verify", &dir]), LIMIT)?;
     want(
         o.status.code() == Some(88) && text(&o).contains("tier a") && text(&o).contains("tier b: whole"),
         || format!("verify: {}: {}", show(o.status), text(&o)),
     )?;
-    want(files(&a).iter().any(|p| p.to_string_lossy().contains("/suspect/")), || {
-        format!("nobody left word that packs are damaged: {:?}", files(&a))
+    want(files(&job.work) == before, || {
+        format!("verify has changed something: {before:?}")
     })?;
     goes_on(&mut job)?;
     job.kill_all()?;
+    want(files(&a).iter().any(|p| p.to_string_lossy().contains("/suspect/")), || {
+        format!("nobody left word that packs are damaged: {:?}", files(&a))
+    })?;
     // What was damaged on the first tier is copied again from here.
     belay(&job, &["flush", "--check", &dir])?;
     belay(&job, &["verify", &dir])?;
