@@ -6,6 +6,7 @@
 //! read: so it is remembered from checkpoint to checkpoint, or found in the code in front of the `syscall` instruction.
 
 use crate::waits::Wait;
+use belay_kernel::futex::{self, RESTART_SYSCALL};
 use belay_kernel::masks::ERESTARTNOHAND;
 use belay_kernel::ptrace::Regs;
 use belay_kernel::vm;
@@ -15,7 +16,6 @@ use std::sync::Mutex;
 
 const EINTR: i64 = -4;
 const ERESTART_RESTARTBLOCK: i64 = -516;
-const RESTART_SYSCALL: u64 = 219;
 /// The calls that use a restart block: poll, nanosleep, futex, clock_nanosleep.
 const RESTARTABLE: [u64; 4] = [7, 35, 202, 230];
 /// How far in front of the instruction `mov $number, %eax` is looked for, bytes.
@@ -55,6 +55,11 @@ pub(crate) fn hide_interruption(regs: &mut Regs) -> bool {
 /// Whether the call in which a task stands is issued anew when it goes on.
 pub(crate) fn begins_anew(regs: &Regs) -> bool {
     regs.orig_rax.cast_signed() >= 0 && regs.rax.cast_signed() == ERESTARTNOHAND
+}
+
+/// Whether task `tid` was stopped in a wait for a futex, into which it goes back.
+pub(crate) fn waits_for_futex(tid: i32, regs: &Regs) -> bool {
+    original_number(tid, regs).is_some_and(|number| futex::goes_back(number, regs))
 }
 
 /// Notes that the job has been let go.

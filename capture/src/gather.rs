@@ -19,6 +19,7 @@ use crate::suspend::{ended, Process, Suspended, Task, Zombie};
 use crate::tracers::{Traced, Tracers};
 use crate::waits::Sleepers;
 use crate::{vfork, CaptureError};
+use belay_kernel::futex;
 use belay_kernel::proc;
 use belay_kernel::ptrace::{self, Event};
 use look::{look_or_let_go, Look, Standing};
@@ -77,11 +78,16 @@ pub(crate) fn suspend(prepared: Prepared, agent: i32, outside: &[i32]) -> Result
         reaper,
         seized,
     } = prepared;
-    let first = gathering.interrupt();
+    let first = if gathering.sleepers.take_turns() {
+        gathering.interrupt(|of| !futex::sleeps_in_wait(of.tid))
+    } else {
+        gathering.interrupt(|_| true)
+    };
     let result = seized
         .and_then(|()| gathering.run(listing, agent, outside))
         .and_then(|()| gathering.check_leaders());
     if result.is_err() {
+        gathering.interrupt(|_| true);
         gathering.settle();
     }
     // From now on ends are noticed where they matter.
@@ -142,7 +148,14 @@ struct Gathering {
 impl Gathering {
     fn run(&mut self, mut listing: Listing, agent: i32, outside: &[i32]) -> Result<(), CaptureError> {
         let begin = Instant::now();
-        self.seize_new(listing.processes.iter(), agent, seize)?;
+        if self.sleepers.take_turns() {
+            self.seize_new(listing.processes.iter(), agent, seize_unless_waiting)?;
+            // Whoever wakes those that wait for a futex stands still before they do: once they are stopped, nobody is found there.
+            self.wait_for_stops(begin)?;
+            self.interrupt(|_| true);
+        } else {
+            self.seize_new(listing.processes.iter(), agent, seize)?;
+        }
         loop {
             self.wait_for_stops(begin)?;
             self.changed = false;
@@ -225,20 +238,22 @@ impl Gathering {
         Ok(news)
     }
 
-    /// Asks all to stop that have been seized; returns when the first one was. A helper may have to wait for a processor until others of the program have had theirs: the caller's own do not stand
+    /// Asks those to stop that have been seized and of which `who` is true by then; returns when the first one was. A helper may have to wait for a processor until others of the program have had theirs: the caller's own do not stand
     /// still so long, but are asked when the helpers have been heard.
-    fn interrupt(&mut self) -> Instant {
+    fn interrupt(&mut self, who: fn(&Of) -> bool) -> Instant {
         let seized = self.tasks.iter().filter(|(_, known)| matches!(known.state, State::Seized));
         let seized = seized.map(|(tid, known)| known.of(*tid));
         let (own, others): (Vec<Of>, Vec<Of>) = seized.partition(|of| of.tracer == 0);
         let mut first = None;
         for part in [others, own] {
-            let asked = self.tracers.each(part, |of| {
-                let now = Instant::now();
-                interrupt(*of);
-                now
+            let asked = self.tracers.each(part, move |of| {
+                who(of).then(|| {
+                    let now = Instant::now();
+                    interrupt(*of);
+                    now
+                })
             });
-            for (of, at) in asked {
+            for (of, at) in asked.into_iter().filter_map(|(of, at)| Some((of, at?))) {
                 first = Some(first.map_or(at, |f: Instant| f.min(at)));
                 if let Some(known) = self.tasks.get_mut(&of.tid) {
                     known.state = State::Pending(at);
@@ -499,6 +514,16 @@ struct Unseized {
 /// Seizes a task, adds it to the list, and asks it to stop.
 fn seize(of: Of, list: &Seized) -> Result<State, Unseized> {
     seize_running(of, list)?;
+    interrupt(of);
+    Ok(State::Pending(Instant::now()))
+}
+
+/// As [`seize`], but one that waits for a futex is not asked to stop yet.
+fn seize_unless_waiting(of: Of, list: &Seized) -> Result<State, Unseized> {
+    let seized = seize_running(of, list)?;
+    if futex::sleeps_in_wait(of.tid) {
+        return Ok(seized);
+    }
     interrupt(of);
     Ok(State::Pending(Instant::now()))
 }

@@ -7,8 +7,9 @@ use crate::mlock::{self, Locked};
 use crate::rescue::Gate;
 use crate::sharing::Guest;
 use crate::tracers::{Traced, Tracers};
-use crate::waits::Wait;
+use crate::waits::{Wait, MOST_WAITERS};
 use crate::CaptureError;
+use belay_kernel::futex::Returning;
 use belay_kernel::masks;
 use belay_kernel::proc;
 use belay_kernel::ptrace::{self, Event, Regs};
@@ -17,6 +18,9 @@ use std::time::{Duration, Instant};
 
 /// How long the processes wait for one that was stopped by job control to stand still again.
 const STOP_LIMIT: Duration = Duration::from_millis(100);
+
+/// How long all others wait for those that go back into their waits for a futex.
+const RETURN_LIMIT: Duration = Duration::from_millis(100);
 
 /// Most that is waited for one announcement of a stop: two may become one.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -37,6 +41,10 @@ pub(crate) struct Task {
     pub(crate) rseq: (u64, u32, u32),
     /// How long it still had to wait, where that is known.
     pub(crate) wait: Option<Wait>,
+    /// Whether it has been let go already.
+    pub(crate) gone: bool,
+    /// Whether it was stopped in a wait for a futex, into which it goes back.
+    pub(crate) waits: bool,
     /// Mask that is in force in the call that it begins anew, where that blocks more.
     pub(crate) call_mask: Option<u64>,
     /// Signal that stopped the process by job control.
@@ -219,6 +227,7 @@ impl Suspended {
         let all = self.processes.iter_mut().enumerate();
         all.filter(|(i, _)| Some(*i) != stays).for_each(|(_, p)| p.put_back());
         self.enter_calls(stays);
+        self.let_waiters_go(stays);
         // Those stopped by job control first, until they stand still again: nobody may see them run.
         let stopped = |p: &Process| p.group_stop.is_some();
         let still: Vec<bool> = self.processes.iter().map(stopped).collect();
@@ -232,7 +241,8 @@ impl Suspended {
             let let_go = self.each_task(
                 |number, _, _| still[number] == first && Some(number) != stays,
                 move |task, now| {
-                    if *now && (!end || task.tracer == 0 || task.deferred != 0) {
+                    let still_ours = !task.gone;
+                    if *now && still_ours && (!end || task.tracer == 0 || task.deferred != 0) {
                         drop(ptrace::detach(task.tid, task.deferred));
                     }
                     Instant::now()
@@ -257,14 +267,38 @@ impl Suspended {
 }
 
 impl Suspended {
+    /// Which processes run on when all but number `stays` are let go: those that job control has stopped do not.
+    fn run_on(&self, stays: Option<usize>) -> Vec<bool> {
+        let all = self.processes.iter().enumerate();
+        all.map(|(i, p)| Some(i) != stays && p.group_stop.is_none()).collect()
+    }
+
+    /// Lets those go first that wait for a futex, and waits until they are back in their waits: a wake-up that found nobody there would be lost. Where they are too many to be waited for, all go together.
+    fn let_waiters_go(&mut self, stays: Option<usize>) {
+        let goes = self.run_on(stays);
+        let tasks = self.processes.iter().zip(&goes).filter(|(_, goes)| **goes);
+        let tasks = tasks.flat_map(|(p, _)| &p.tasks);
+        let waiters: Vec<i32> = tasks.clone().filter(|t| t.goes_first()).map(|t| t.tid).collect();
+        if !(1..=MOST_WAITERS).contains(&waiters.len()) || waiters.len() == tasks.count() {
+            return;
+        }
+        let mut returning = Returning::default();
+        waiters.into_iter().for_each(|tid| returning.add(tid));
+        self.each_task(
+            |process, _, task| goes[process] && task.goes_first(),
+            |task, now| {
+                if *now {
+                    drop(ptrace::detach(task.tid, 0));
+                    task.gone = true;
+                }
+            },
+        );
+        returning.wait(RETURN_LIMIT);
+    }
+
     /// Leads the threads of all processes but number `stays` into the calls in which other signals are blocked.
     fn enter_calls(&mut self, stays: Option<usize>) {
-        let goes: Vec<bool> = self
-            .processes
-            .iter()
-            .enumerate()
-            .map(|(i, p)| Some(i) != stays && p.group_stop.is_none())
-            .collect();
+        let goes = self.run_on(stays);
         let masked = |(p, goes): (&Process, &bool)| *goes && p.tasks.iter().any(|t| t.call_mask.is_some());
         if self.processes.iter().zip(&goes).any(masked) {
             self.each_task(
@@ -361,6 +395,11 @@ impl Task {
         }
     }
 
+    /// Whether others wait until it is back in its wait for a futex.
+    fn goes_first(&self) -> bool {
+        self.waits && self.deferred == 0
+    }
+
     /// Leads the task, which has its own registers and mask, into the call that it begins anew, where other signals are blocked there. Should the agent die before it is inside, it keeps the call's mask.
     fn enter_call(&mut self) {
         let Some(mask) = self.call_mask.take().filter(|_| self.deferred == 0) else {
@@ -452,6 +491,8 @@ mod tests {
             sigmask: 0,
             rseq: (0, 0, 0),
             wait: None,
+            gone: false,
+            waits: false,
             call_mask: None,
             group_stop,
             deferred: 0,

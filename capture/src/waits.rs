@@ -9,6 +9,7 @@
 
 use crate::suspend::{Suspended, Task};
 use belay_abi::inject::ThreadTable;
+use belay_kernel::futex::{self, RESTART_SYSCALL};
 use belay_kernel::proc::{self, Map};
 use belay_kernel::ptrace::Regs;
 use belay_kernel::vm;
@@ -22,8 +23,6 @@ const TIMER_ABSTIME: u64 = 1;
 const FUTEX_WAIT: u64 = 0;
 /// `FUTEX_PRIVATE_FLAG` and `FUTEX_CLOCK_REALTIME`.
 const FUTEX_FLAGS: u64 = 128 | 256;
-/// `restart_syscall`.
-const RESTART_SYSCALL: u64 = 219;
 /// The instruction `ret`.
 const RET: u8 = 0xc3;
 /// Libraries whose functions load the arguments of each system call: beginnings of file names.
@@ -135,9 +134,17 @@ struct Sleeper {
     timeout: Option<u64>,
 }
 
-/// Threads that wait with a time-out.
+/// So many threads that wait for a futex are stopped after all others, and let go before them: more would take longer than the program may stand still.
+pub(crate) const MOST_WAITERS: usize = 64;
+
+/// Threads that wait.
 #[derive(Debug, Default)]
-pub(crate) struct Sleepers(HashMap<i32, Sleeper>);
+pub(crate) struct Sleepers {
+    /// With a time-out.
+    timed: HashMap<i32, Sleeper>,
+    /// How many wait for a futex.
+    futex: usize,
+}
 
 /// How long a stopped thread would have waited yet.
 #[derive(Debug, Clone, Copy)]
@@ -156,6 +163,7 @@ impl Sleepers {
     /// Looks at the threads of processes (process, its threads) that have not been stopped yet.
     pub(crate) fn among<'a>(processes: impl Iterator<Item = (i32, &'a [i32])>) -> Self {
         let mut asleep: Vec<(i32, Sleeper, i32)> = Vec::new();
+        let mut waiters = 0;
         for (pid, tids) in processes {
             let mut code = Code::of(pid);
             asleep.extend(tids.iter().filter_map(|tid| {
@@ -163,7 +171,11 @@ impl Sleepers {
                     RESTART_SYSCALL => Some(None),
                     _ => call.timeout_of(*tid).map(Some),
                 };
-                timeout_of(&Call::of_sleeping(*tid)?)?;
+                let call = Call::of_sleeping(*tid)?;
+                if call.number == RESTART_SYSCALL || futex::is_wait(call.number, call.args[1]) {
+                    waiters += 1;
+                }
+                timeout_of(&call)?;
                 // Before the call that counts: what the thread does from here on, other than to wait in that, is told by another number of switches at its stop.
                 let schedule = Schedule::read(&tid.to_string())?;
                 let call = Call::of_sleeping(*tid)?;
@@ -193,12 +205,20 @@ impl Sleepers {
             let plausible = sleeper.began <= now && sleeper.timeout.is_none_or(|t| now - sleeper.began < t);
             plausible.then_some((tid, sleeper))
         });
-        Self(known.collect())
+        Self {
+            timed: known.collect(),
+            futex: waiters,
+        }
+    }
+
+    /// Whether those that wait for a futex are stopped after all others.
+    pub(crate) fn take_turns(&self) -> bool {
+        (1..=MOST_WAITERS).contains(&self.futex)
     }
 
     /// What task `tid`, which has just stopped with these registers, still had to wait, if it is known.
     pub(crate) fn wait(&self, tid: i32, regs: &Regs) -> Option<Wait> {
-        let sleeper = self.0.get(&tid)?;
+        let sleeper = self.timed.get(&tid)?;
         if sleeper.call != Call::of(regs) || Schedule::read(&tid.to_string())?.switches != sleeper.switches + 1 {
             return None;
         }
@@ -479,7 +499,7 @@ mod tests {
         std::thread::sleep(std::time::Duration::from_millis(400));
         let me = std::process::id().cast_signed();
         let sleepers = Sleepers::among([(me, [tid].as_slice())].into_iter());
-        let deadline = sleepers.0.get(&tid).and_then(|s| Some(s.began + s.timeout?));
+        let deadline = sleepers.timed.get(&tid).and_then(|s| Some(s.began + s.timeout?));
         thread.join().unwrap();
         let late = deadline.expect("seen").checked_sub(began + 900_000_000).expect("not early");
         assert!(late < 200_000_000, "{late} ns late");
@@ -503,7 +523,7 @@ mod tests {
         // Until it sleeps, and a processor was to be had to compare its clock.
         let sleepers = loop {
             let sleepers = Sleepers::among([(pid, [pid].as_slice())].into_iter());
-            if sleepers.0.contains_key(&pid) {
+            if sleepers.timed.contains_key(&pid) {
                 break sleepers;
             }
             assert!(begin.elapsed() < Duration::from_secs(30), "it does not sleep");

@@ -6,6 +6,7 @@ pub mod blob;
 pub mod cpu;
 pub mod dir;
 pub mod direct;
+pub mod futex;
 pub mod guards;
 pub mod hugepages;
 pub mod identity;

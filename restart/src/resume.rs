@@ -8,6 +8,7 @@ use crate::sys;
 use crate::tree::{Role, Tree};
 use belay_image::model::{Job, Process, ProcessState, Processor, Thread};
 use belay_kernel::blob::Blob;
+use belay_kernel::futex::{self, Returning};
 use belay_kernel::masks;
 use belay_kernel::proc;
 use belay_kernel::ptrace::{self, Event};
@@ -22,6 +23,8 @@ const EXIT: u64 = 60;
 
 /// How long a stopped process may take to be stopped again, a thread to end.
 const SETTLE: Duration = Duration::from_millis(100);
+/// How long all others wait for those that go back into their waits for a futex.
+const RETURN_LIMIT: Duration = Duration::from_millis(100);
 const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
 
 /// Every thread of the job, in ptrace stop with its final state.
@@ -77,7 +80,7 @@ impl Stopped<'_> {
     /// Lets everything go on. Processes stopped by job control stay stopped; they are let go first, so that nobody sees them traced.
     pub(crate) fn resume(self) {
         let (stopped, running): (Vec<&Process>, Vec<&Process>) = self.live.iter().partition(|p| stopped(p));
-        stopped.iter().for_each(|p| detach(p, &HashMap::new()));
+        stopped.iter().flat_map(|p| alive(p)).for_each(|t| detach(t, 0));
         for p in stopped {
             // They stop again before their first instruction, but only once they have run.
             let deadline = Instant::now() + SETTLE;
@@ -86,8 +89,26 @@ impl Stopped<'_> {
             }
         }
         let signals: HashMap<i32, i32> = running.iter().flat_map(|p| alive(p)).filter_map(enter_call).collect();
-        running.iter().for_each(|p| detach(p, &signals));
+        let (waiters, others): (Vec<&Thread>, Vec<&Thread>) = running
+            .iter()
+            .flat_map(|p| alive(p))
+            .partition(|t| waits_for_futex(t) && !signals.contains_key(&t.tid));
+        let mut returning = Returning::default();
+        for t in waiters {
+            returning.add(t.tid);
+            detach(t, 0);
+        }
+        // Whoever wakes them must find them.
+        returning.wait(RETURN_LIMIT);
+        others
+            .iter()
+            .for_each(|t| detach(t, signals.get(&t.tid).copied().unwrap_or(0)));
     }
+}
+
+/// Whether a thread goes back into a wait for a futex.
+fn waits_for_futex(t: &Thread) -> bool {
+    ptrace::words_to_regs(&t.regs).is_some_and(|regs| futex::goes_back(regs.orig_rax, &regs))
 }
 
 /// The threads of `p` that live.
@@ -120,15 +141,13 @@ fn stopped(p: &Process) -> bool {
     matches!(p.state, ProcessState::Stopped(_))
 }
 
-/// Lets the threads of `p` go, each with the signal that it is to receive.
-fn detach(p: &Process, signals: &HashMap<i32, i32>) {
-    for t in alive(p) {
-        match ptrace::detach(t.tid, signals.get(&t.tid).copied().unwrap_or(0)) {
-            // The job runs already: another of its tasks has ended this one.
-            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
-            Err(e) => tracing::error!(tid = t.tid, error = %e, "cannot let a thread go on"),
-            Ok(()) => {}
-        }
+/// Lets a thread go, which receives `signal` unless that is 0.
+fn detach(t: &Thread, signal: i32) {
+    match ptrace::detach(t.tid, signal) {
+        // The job runs already: another of its tasks has ended this one.
+        Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
+        Err(e) => tracing::error!(tid = t.tid, error = %e, "cannot let a thread go on"),
+        Ok(()) => {}
     }
 }
 

@@ -102,6 +102,8 @@ fn stopped(of: Of, group_stop: Option<i32>, sleepers: &Sleepers) -> Look {
         sigmask,
         rseq,
         wait: sleepers.wait(tid, &regs),
+        gone: false,
+        waits: false,
         call_mask: None,
         group_stop,
         deferred: 0,
@@ -110,6 +112,7 @@ fn stopped(of: Of, group_stop: Option<i32>, sleepers: &Sleepers) -> Look {
         running: false,
     });
     crate::calls::note(tid, &task.regs, task.wait.as_ref());
+    task.waits = crate::calls::waits_for_futex(tid, &task.regs);
     if crate::calls::hide_interruption(&mut task.regs) {
         if let Some(wait) = task.wait {
             wait.shorten(&mut task.regs);

@@ -26,6 +26,8 @@ fn cases() -> Vec<Case> {
         prog("thr_rseq"),
         prog("thr_rseq_sections"),
         prog("thr_locks"),
+        prog("thr_wakes 8"),
+        prog("thr_wakes 60"),
         prog("thr_attrs"),
         prog("thr_raw"),
         prog("thr_leader_gone"),

@@ -1,0 +1,158 @@
+//! Threads that wait for a futex. A stop takes them out of its queue: whoever wakes before they are back finds nobody there.
+
+use crate::proc;
+use crate::ptrace::Regs;
+use std::time::{Duration, Instant};
+
+/// System calls: futex, futex_waitv, futex_wait.
+const FUTEX: u64 = 202;
+const FUTEX_WAITV: u64 = 449;
+const FUTEX2_WAIT: u64 = 455;
+/// Operations of `futex` that wait for a wake-up: FUTEX_WAIT, FUTEX_WAIT_BITSET, FUTEX_WAIT_REQUEUE_PI.
+const WAITS: [u64; 3] = [0, 9, 11];
+/// FUTEX_PRIVATE_FLAG and FUTEX_CLOCK_REALTIME.
+const FLAGS: u64 = 128 | 256;
+/// `restart_syscall`, which carries a wait with a time-out on.
+pub const RESTART_SYSCALL: u64 = 219;
+/// A thread that has run for so long since it was let go is not on its way back into its wait any more, nanoseconds.
+const ON_THE_WAY: u64 = 5_000_000;
+
+/// What they take where nobody else wants a processor.
+const SOON: Duration = Duration::from_micros(200);
+
+/// Whether system call `number` with second argument `operation` waits for a futex.
+pub fn is_wait(number: u64, operation: u64) -> bool {
+    matches!(number, FUTEX_WAITV | FUTEX2_WAIT) || number == FUTEX && WAITS.contains(&(operation & !FLAGS))
+}
+
+/// Whether thread `tid` sleeps in such a call, or in one that is carried on and may be one.
+pub fn sleeps_in_wait(tid: i32) -> bool {
+    let text = proc::text(format!("/proc/{tid}/syscall"));
+    text.is_ok_and(|text| call(&text).is_some_and(|(number, operation)| number == RESTART_SYSCALL || is_wait(number, operation)))
+}
+
+/// Number and second argument in `/proc/TID/syscall`; nothing of a thread that runs.
+fn call(text: &str) -> Option<(u64, u64)> {
+    let mut fields = text.split_ascii_whitespace();
+    let number = fields.next()?.parse().ok()?;
+    let operation = fields.nth(1)?.strip_prefix("0x")?;
+    Some((number, u64::from_str_radix(operation, 16).ok()?))
+}
+
+/// Whether a thread, stopped with these registers, goes back into a wait for a futex: into call `number`, or what carries that on.
+pub fn goes_back(number: u64, regs: &Regs) -> bool {
+    let begins_anew = matches!(regs.rax.cast_signed(), -516 | -514 | -512) && regs.orig_rax.cast_signed() >= 0;
+    begins_anew && is_wait(number, regs.rsi)
+}
+
+/// Threads that have been let go, on their way back into their waits.
+#[derive(Debug, Default)]
+pub struct Returning(Vec<(i32, Turns)>);
+
+impl Returning {
+    /// Notes thread `tid`, which is stopped and about to be let go.
+    pub fn add(&mut self, tid: i32) {
+        self.0.extend(Turns::of(tid).map(|before| (tid, before)));
+    }
+
+    /// Waits until each of them sleeps again, has ended, or has gone on to something else, for at most `limit`.
+    pub fn wait(mut self, limit: Duration) {
+        let begin = Instant::now();
+        loop {
+            self.0.retain(|(tid, before)| is_on_its_way(*tid, before));
+            match begin.elapsed() {
+                _ if self.0.is_empty() => return,
+                passed if passed >= limit => return,
+                passed if passed < SOON => std::thread::yield_now(),
+                // The processor may be what they lack.
+                _ => std::thread::sleep(SOON),
+            }
+        }
+    }
+}
+
+/// A thread's use of processors, from `/proc/TID/schedstat`.
+#[derive(Debug, Clone, Copy)]
+struct Turns {
+    /// Nanoseconds in all.
+    time: u64,
+    /// How often it has got one.
+    count: u64,
+}
+
+impl Turns {
+    fn of(tid: i32) -> Option<Self> {
+        let text = proc::text(format!("/proc/{tid}/schedstat")).ok()?;
+        let mut fields = text.split_ascii_whitespace().map(str::parse);
+        let time = fields.next()?.ok()?;
+        let count = fields.nth(1)?.ok()?;
+        Some(Self { time, count })
+    }
+}
+
+/// Before it gets a processor, a thread that has been let go looks as if it slept where it was stopped.
+fn is_on_its_way(tid: i32, before: &Turns) -> bool {
+    let Some(now) = Turns::of(tid) else { return false };
+    let runs = || proc::text(format!("/proc/{tid}/syscall")).is_ok_and(|text| text.starts_with("running"));
+    // A kernel that does not count says 0.
+    let waits_for_processor = now.count == before.count && now.count > 0;
+    waits_for_processor || now.time.saturating_sub(before.time) < ON_THE_WAY && runs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn waits_are_told_from_other_operations() {
+        assert!(is_wait(FUTEX, 0) && is_wait(FUTEX, 128) && is_wait(FUTEX, 9 | 128 | 256) && is_wait(FUTEX_WAITV, 5));
+        // FUTEX_WAKE, FUTEX_LOCK_PI, read.
+        assert!(!is_wait(FUTEX, 1) && !is_wait(FUTEX, 6 | 128) && !is_wait(0, 0));
+        assert_eq!(call("202 0x7f00 0x80 0x0 0x0 0x0 0x0 0x7ffe 0x7f01"), Some((FUTEX, 128)));
+        assert_eq!(call("running"), None);
+        assert_eq!(call("-1 0x7ffe 0x7f01"), None);
+    }
+
+    #[test]
+    fn one_that_sleeps_has_returned_and_one_that_computes_is_not_waited_for_long() {
+        static WORD: AtomicU32 = AtomicU32::new(0);
+        let (tell, told) = channel();
+        let computes = tell.clone();
+        let sleeper = std::thread::spawn(move || {
+            // SAFETY: takes nothing; then a futex that lives as long as the program.
+            unsafe {
+                tell.send(libc::gettid()).unwrap();
+                libc::syscall(
+                    libc::SYS_futex,
+                    WORD.as_ptr(),
+                    libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+                    0,
+                    0,
+                );
+            }
+        });
+        let tid = told.recv().unwrap();
+        while !sleeps_in_wait(tid) {
+            std::thread::yield_now();
+        }
+        let before = Turns { time: 0, count: 0 };
+        assert!(!is_on_its_way(tid, &before));
+        assert!(is_on_its_way(tid, &Turns::of(tid).unwrap()));
+        Returning(vec![(tid, before)]).wait(Duration::from_secs(60));
+        let busy = std::thread::spawn(move || {
+            // SAFETY: takes nothing and cannot fail.
+            computes.send(unsafe { libc::gettid() }).unwrap();
+            while WORD.load(Ordering::Relaxed) == 0 {
+                std::hint::spin_loop();
+            }
+        });
+        Returning(vec![(told.recv().unwrap(), before)]).wait(Duration::from_secs(60));
+        WORD.store(1, Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { libc::syscall(libc::SYS_futex, WORD.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1) };
+        sleeper.join().unwrap();
+        busy.join().unwrap();
+    }
+}
