@@ -58,6 +58,10 @@ fn look(of: &Of, sleepers: &Sleepers) -> Look {
         // A signal was on its way before our stop: let it be delivered; the stop follows before the handler's first instruction. `wait` would take the signal out of the task's hands, and should
         // the agent die then it would be lost.
         Ok(Some(Event::Signal(sig))) => {
+            // It has interrupted a call, which stands under another number when our stop comes.
+            if let Ok(regs) = ptrace::get_regs(of.tid) {
+                crate::calls::note(of.tid, &regs, None);
+            }
             drop(ptrace::cont(of.tid, sig));
             return Look::Nothing;
         }
