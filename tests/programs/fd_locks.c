@@ -36,11 +36,11 @@ int main(void) {
     OK(pipe(p));
     OK(pipe(q));
     // A description that both have, and the child has locked.
-    int childs = (int)OK(open("/tmp", O_RDWR | O_TMPFILE, 0600));
+    int kids = (int)OK(open("/tmp", O_RDWR | O_TMPFILE, 0600));
     pid_t owner = getpid(), k = fork();
     if (k == 0) {
         begin_child();
-        OK(flock(childs, LOCK_EX));
+        OK(flock(kids, LOCK_EX));
         full_write(q[1], "l", 1);
         close(p[1]);
         char m;
@@ -69,7 +69,7 @@ int main(void) {
         full_write(p[1], "x", 1);
         full_read(q[0], &b, 1);
         EQ(shown(owner, fl), owner);
-        EQ(shown(owner, childs), k);
+        EQ(shown(owner, kids), k);
     }
     close(p[1]);
     reap(k, 0);

@@ -481,13 +481,13 @@ mod tests {
         std::fs::hard_link(&victim, &path).unwrap();
         refused("another file's second name", "more names");
         std::fs::remove_file(&path).unwrap();
-        std::fs::write(&path, "copied back").unwrap();
+        std::fs::write(&path, "other file").unwrap();
         refused("another file", "others can have put it");
         mode(0o755);
         restarted().unwrap();
         assert_eq!(
             holds(&path),
-            "copie, more",
+            "other, more",
             "what only the user can have put there may be written"
         );
         std::fs::rename(&shared, dir.join("moved")).unwrap();
