@@ -22,7 +22,11 @@ pub(crate) fn install(d: &Descriptors, built: &Built, pid: i32, keep: &[RawFd]) 
         if desc.holder.pid == pid {
             if let Kind::Epoll(e) = &desc.kind {
                 let restored = built.made.lend(id).and_then(|own| match own {
-                    Some(own) => epoll::restore_interest(e, own.raw(), |id| source(d, built, id)),
+                    // At a number that no entry is put at.
+                    Some(own) => {
+                        let own = own.lifted(&built.room)?;
+                        epoll::restore_interest(e, own.raw(), |id| source(d, built, id))
+                    }
                     None => Ok(()),
                 });
                 restored.map_err(|e| refusal(d, id, &e))?;

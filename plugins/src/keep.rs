@@ -58,6 +58,14 @@ impl Lent {
         }
     }
 
+    /// The same at a number in `room`, where the agent has its own already.
+    pub(crate) fn lifted(self, room: &Range<RawFd>) -> Result<Self, Fault> {
+        match self {
+            Lent::Taken(fd) => crate::rebuild::lift(fd, room).map(Lent::Taken),
+            own @ Lent::Own(_) => Ok(own),
+        }
+    }
+
     /// Puts it at number `to`, as [`fd::dup_to`].
     pub(crate) fn put_at(self, to: RawFd, cloexec: bool) -> io::Result<()> {
         fd::dup_to(self.raw(), to, cloexec)?;
