@@ -40,6 +40,12 @@ impl Identities {
     }
 }
 
+/// The one of `maps`, in ascending order, that `address` lies in.
+pub(crate) fn at(maps: &[Map], address: u64) -> Option<&Map> {
+    let next = maps.partition_point(|m| m.end <= address);
+    maps.get(next).filter(|m| m.start <= address)
+}
+
 /// How the pages of a mapping are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pages {

@@ -228,7 +228,10 @@ impl Child {
                     .map_err(fail)?;
                 child.flags_not_inherited(&inherited);
                 let key = (pid, draft.stat.starttime);
-                let inherited = child.maps.iter().filter(|m| !child.not_inherited.contains(&m.start));
+                let inherited = child
+                    .maps
+                    .iter()
+                    .filter(|m| child.not_inherited.binary_search(&m.start).is_err());
                 let (armed, clean) = tracking::arm(key, child.task, inherited, wish, uffd);
                 child.armed = Some(armed);
                 child.clean = clean;
@@ -270,16 +273,19 @@ impl Child {
             .iter()
             .zip(copied)
             .filter(|(range, copied)| !copied && covers(inherited, range.0));
-        Ok(left_out.chain(emptied.map(|(range, _)| range.0)).collect())
+        let mut all: Vec<u64> = left_out.chain(emptied.map(|(range, _)| range.0)).collect();
+        all.sort_unstable();
+        Ok(all)
     }
 
     /// Notes the `VmFlags` of mappings that the copy does not have: those not in `inherited`.
     fn flags_not_inherited(&mut self, inherited: &[(u64, u64)]) {
         let known: Vec<u64> = self.huge.iter().map(|m| m.start).collect();
-        let lacks = |m: &Map| !covers(inherited, m.start) && !known.contains(&m.start) && !memory::sysv(m);
+        let lacks = |m: &Map| !covers(inherited, m.start) && known.binary_search(&m.start).is_err() && !memory::sysv(m);
         if self.maps.iter().any(lacks) {
             let own = proc::smaps(self.task).unwrap_or_default();
             self.huge.extend(own.into_iter().filter(lacks));
+            self.huge.sort_by_key(|m| m.start);
         }
     }
 
@@ -349,7 +355,11 @@ impl Child {
             child: *child,
             ..Request::default()
         };
-        for m in self.maps.iter().filter(|m| !self.not_inherited.contains(&m.start)) {
+        for m in self
+            .maps
+            .iter()
+            .filter(|m| self.not_inherited.binary_search(&m.start).is_err())
+        {
             let pages = memory::pages(m);
             if pages != Pages::Own && may_have_guards(m) && self.missing_in_child.binary_search(&m.start).is_err() {
                 request.others.push((m.start, m.end));
@@ -405,14 +415,13 @@ impl Child {
                     Ok(_) => &none_there,
                     Err(_) => &self.flags,
                 };
-                let is_it = |f: &&Map| f.start <= m.start && m.start < f.end;
-                let there = in_child.iter().chain(&self.huge).find(is_it);
+                let there = memory::at(in_child, m.start).or_else(|| memory::at(&self.huge, m.start));
                 let flags = there.map_or(&none, |f| &f.flags);
                 let refuse = |why: String| CaptureError::refuse(self.pid, memory::named(m), why);
                 let mut vma = memory::vma(m, flags, identities).map_err(refuse)?;
                 self.locks.tell(&mut vma);
                 vma.guards = guards::within(&self.guards, (m.start, m.end));
-                if self.not_inherited.contains(&m.start) && there.is_none() {
+                if self.not_inherited.binary_search(&m.start).is_ok() && there.is_none() {
                     vma.flags.push("dc".into());
                 }
                 Ok(vma)

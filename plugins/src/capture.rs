@@ -7,9 +7,11 @@
 
 use crate::content::Contents;
 use crate::fault::{refuse, At, Fault};
-use crate::model::{DescId, Description, Descriptors, FsPath, Holder, Kind, Owner, Slot, Table, IN_FLIGHT};
+use crate::look::Look;
+use crate::model::{DescId, Description, Descriptors, FsPath, Holder, Kind, Owner, Table, IN_FLIGHT};
 use crate::renamed::Renamed;
 use crate::sys::{fd, fdinfo::FdInfo};
+use crate::tables::{place, tables, task_of, Doors};
 use crate::{epoll, eventfd, files, inotify, locks, mqueue, pidfd, pipes, shm, signalfd, sockets, terminals, timerfd};
 use crate::{CaptureEnv, ProcessView, Refusal};
 use belay_image::blobs::BlobWriter;
@@ -17,7 +19,7 @@ use belay_kernel::kcmp;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -36,7 +38,14 @@ pub(crate) struct Found {
     pub(crate) info: FdInfo,
     /// Status flags and access mode.
     pub(crate) flags: i32,
+    /// Who is signalled when I/O is possible.
+    owner: Option<Owner>,
+    /// What all with this description have in common, and few others.
+    key: Key,
 }
+
+/// Device, inode, and what else is known to tell apart.
+type Key = (u64, u64, u64);
 
 impl Found {
     /// Access mode: O_RDONLY, O_WRONLY or O_RDWR.
@@ -57,46 +66,6 @@ impl Taken {
     pub(crate) fn raw(&self) -> RawFd {
         self.raw
     }
-}
-
-/// The way to a descriptor table.
-#[derive(Debug)]
-pub(crate) struct Door<'a> {
-    /// A task that has it.
-    task: i32,
-    pidfd: Pidfd<'a>,
-}
-
-/// The pidfd of a task.
-#[derive(Debug)]
-enum Pidfd<'a> {
-    Process(BorrowedFd<'a>),
-    Thread(OwnedFd),
-}
-
-impl Door<'_> {
-    /// A pidfd of the task.
-    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
-        match &self.pidfd {
-            Pidfd::Process(fd) => *fd,
-            Pidfd::Thread(fd) => fd.as_fd(),
-        }
-    }
-}
-
-/// The ways to all tables, by process and, where a thread is its first user, by that.
-pub(crate) type Doors<'a> = HashMap<i32, Door<'a>>;
-
-/// Where `kcmp` finds a description: task and number.
-pub(crate) fn place(found: &Found, doors: &Doors<'_>) -> (i32, RawFd) {
-    match &found.kept {
-        Some(fd) => (std::process::id().cast_signed(), fd.as_raw_fd()),
-        None => (task_of(doors, found.holder.pid), found.holder.fd),
-    }
-}
-
-fn task_of(doors: &Doors<'_>, pid: i32) -> i32 {
-    doors.get(&pid).map_or(pid, |d| d.task)
 }
 
 /// State of one capture.
@@ -143,23 +112,31 @@ pub(crate) struct Session<'a> {
     /// The ways to the tables.
     pub(crate) doors: Doors<'a>,
     /// Indices of the tables in the order of `kcmp`.
-    ordered: Vec<usize>,
-    /// For each inode the descriptions on it, in the order of `kcmp`.
-    buckets: HashMap<(u64, u64), Vec<DescId>>,
+    pub(crate) ordered: Vec<usize>,
+    /// The descriptions that have the same key, in the order of `kcmp`.
+    buckets: HashMap<Key, Vec<DescId>>,
 }
 
 impl Session<'_> {
-    /// Adds the description behind `fd`, or finds it among those already known.
-    pub(crate) fn intern(&mut self, fd: OwnedFd, holder: Holder) -> Result<DescId, Fault> {
-        let stat = match fd::fstat(fd.as_raw_fd()) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => fd::lost_directory(),
-            stat => stat.at("stat")?,
+    /// Adds the description that `look` shows and `holder` has, or finds it among those already known. One that is in flight is `kept` by the agent.
+    pub(crate) fn intern(&mut self, look: Look, kept: Option<OwnedFd>, holder: Holder) -> Result<DescId, Fault> {
+        let found = Found {
+            kept,
+            holder,
+            link: look.link,
+            stat: look.stat,
+            flags: look.flags,
+            owner: look.owner,
+            // An eventfd has one description only, and all of them one inode.
+            key: (
+                look.stat.st_dev,
+                look.stat.st_ino,
+                look.info.number("eventfd-id:", 10).unwrap_or(0),
+            ),
+            info: look.info,
         };
-        let bucket = self.buckets.entry((stat.st_dev, stat.st_ino)).or_default();
-        let here = match holder.fd {
-            IN_FLIGHT => (std::process::id().cast_signed(), fd.as_raw_fd()),
-            number => (task_of(&self.doors, holder.pid), number),
-        };
+        let bucket = self.buckets.entry(found.key).or_default();
+        let here = place(&found, &self.doors);
         let mut failed = None;
         let place = bucket.binary_search_by(|known| {
             let known = place(&self.found[*known], &self.doors);
@@ -171,31 +148,17 @@ impl Session<'_> {
         if let Some(e) = failed {
             return Err(e).at("compare descriptions (kcmp)");
         }
-        match place {
-            Ok(at) => Ok(bucket[at]),
-            Err(at) => {
-                let id = self.found.len();
-                bucket.insert(at, id);
-                let link = fd::readlink(&fd::self_path(fd.as_raw_fd())).at("read its name")?;
-                let info = FdInfo::read(0, fd.as_raw_fd()).at("read fdinfo")?;
-                let flags = fd::flags(fd.as_raw_fd()).at("read its flags")?;
-                self.found.push(Found {
-                    kept: (holder.fd == IN_FLIGHT).then_some(fd),
-                    holder,
-                    link,
-                    stat,
-                    info,
-                    flags,
-                });
-                Ok(id)
-            }
-        }
+        place.map(|at| bucket[at]).or_else(|at| {
+            let id = self.found.len();
+            bucket.insert(at, id);
+            self.found.push(found);
+            Ok(id)
+        })
     }
 
     /// The descriptions of the same inode as description `id`.
     pub(crate) fn on_same_inode(&self, id: DescId) -> &[DescId] {
-        let stat = &self.found[id].stat;
-        self.buckets.get(&(stat.st_dev, stat.st_ino)).map_or(&[], Vec::as_slice)
+        self.buckets.get(&self.found[id].key).map_or(&[], Vec::as_slice)
     }
 
     /// The thread of process `pid` under whose number `/proc` shows what is the process's.
@@ -365,97 +328,6 @@ fn refusal(found: &Found, fault: &Fault) -> Refusal {
     fault.of(found.holder.pid, object)
 }
 
-/// Reads the tables of all processes, then those of threads that have another one.
-fn tables(s: &mut Session<'_>, refusals: &mut Vec<Refusal>) {
-    for p in s.processes {
-        if let Err(e) = process_table(s, p, refusals) {
-            refusals.push(e.of(p.pid, "descriptor table"));
-        }
-    }
-    for p in s.processes {
-        let apart = p.apart.iter().try_for_each(|tid| thread_table(s, p, *tid, refusals));
-        if let Err(e) = apart {
-            refusals.push(e.of(p.pid, "descriptor table"));
-        }
-    }
-}
-
-/// Whether a known table is what `task` uses too: its index, else its place in the order of `kcmp`.
-fn known_table(s: &Session<'_>, task: i32) -> Result<Result<usize, usize>, Fault> {
-    let mut failed = None;
-    let place = s.ordered.binary_search_by(|known| {
-        let first = s.task_of(s.tables[*known].pids[0]);
-        kcmp::compare(first, task, kcmp::Object::Files).unwrap_or_else(|e| {
-            failed = Some(e);
-            Ordering::Less
-        })
-    });
-    match failed {
-        Some(e) => Err(e).at("compare descriptor tables"),
-        None => Ok(place.map(|at| s.ordered[at])),
-    }
-}
-
-/// Reads the table of process `p`, unless it is known.
-fn process_table<'a>(s: &mut Session<'a>, p: &'a ProcessView, refusals: &mut Vec<Refusal>) -> Result<(), Fault> {
-    let door = Door {
-        task: p.task,
-        pidfd: Pidfd::Process(p.pidfd.as_fd()),
-    };
-    s.doors.insert(p.pid, door);
-    match known_table(s, p.task)? {
-        Ok(at) => s.tables[at].pids.push(p.pid),
-        Err(place) => table(s, p.pid, place, refusals),
-    }
-    Ok(())
-}
-
-/// Reads the table of thread `tid`, which is not that of its process.
-fn thread_table(s: &mut Session<'_>, p: &ProcessView, tid: i32, refusals: &mut Vec<Refusal>) -> Result<(), Fault> {
-    let at = match known_table(s, tid)? {
-        Ok(at) => at,
-        Err(place) => {
-            let pidfd = belay_kernel::pidfd::open_thread(tid).at(format!("open thread {tid} (needs Linux 6.9)"))?;
-            let door = Door {
-                task: tid,
-                pidfd: Pidfd::Thread(pidfd),
-            };
-            s.doors.insert(tid, door);
-            table(s, tid, place, refusals);
-            return Ok(());
-        }
-    };
-    let first = s.tables[at].pids[0];
-    let of_process = s.processes.iter().any(|p| p.pid == first);
-    if of_process || !belay_kernel::proc::tasks(p.pid).at("list threads")?.contains(&first) {
-        return refuse(format!(
-            "thread {tid} shares the descriptor table of task {first} of another process, and not that of its own (CLONE_FILES), which cannot be restored"
-        ));
-    }
-    s.tables[at].pids.push(tid);
-    Ok(())
-}
-
-/// Reads the table whose first user is `user`; it comes at `place` in the order of tables.
-fn table(s: &mut Session<'_>, user: i32, place: usize, refusals: &mut Vec<Refusal>) {
-    let mut slots = Vec::new();
-    match belay_kernel::proc::fds(s.task_of(user)).at("list descriptors") {
-        Ok(mut numbers) => {
-            numbers.sort_unstable();
-            for number in numbers {
-                match slot(s, user, number) {
-                    Ok(slot) => slots.push(slot),
-                    Err(e) => refusals.push(e.of(user, format!("fd {number}"))),
-                }
-            }
-        }
-        Err(e) => refusals.push(e.of(user, "descriptor table")),
-    }
-    s.ordered.insert(place, s.tables.len());
-    let pids = vec![user];
-    s.tables.push(Table { pids, slots });
-}
-
 /// The agent keeps what is in flight.
 fn too_many() -> Fault {
     let limit = RaisedLimit::highest();
@@ -464,34 +336,20 @@ fn too_many() -> Fault {
     ))
 }
 
-fn slot(s: &mut Session<'_>, user: i32, number: RawFd) -> Result<Slot, Fault> {
-    let holder = Holder { pid: user, fd: number };
-    let local = s.duplicate(holder)?;
-    let info = FdInfo::read(s.task_of(user), number).at("read fdinfo")?;
-    let cloexec = info.flags().at("read fdinfo")? & libc::O_CLOEXEC != 0;
-    let desc = s.intern(local, holder)?;
-    Ok(Slot {
-        fd: number,
-        desc,
-        cloexec,
-    })
-}
-
 /// For each description that the agent has as descriptor 0, 1 or 2: those numbers.
 fn launcher_stdio(s: &Session<'_>) -> HashMap<DescId, Vec<RawFd>> {
     let me = std::process::id().cast_signed();
     let mut out: HashMap<DescId, Vec<RawFd>> = HashMap::new();
     for number in 0..3 {
         let Ok(stat) = fd::fstat(number) else { continue };
-        let Some(bucket) = s.buckets.get(&(stat.st_dev, stat.st_ino)) else {
-            continue;
+        let same = |id: &DescId| {
+            let found = &s.found[*id];
+            let (task, held) = place(found, &s.doors);
+            let alike = (found.stat.st_dev, found.stat.st_ino) == (stat.st_dev, stat.st_ino);
+            alike && kcmp::compare_files(task, held, me, number).is_ok_and(Ordering::is_eq)
         };
-        let same = |id: &&DescId| {
-            let (task, held) = place(&s.found[**id], &s.doors);
-            kcmp::compare_files(task, held, me, number).is_ok_and(Ordering::is_eq)
-        };
-        if let Some(id) = bucket.iter().find(same) {
-            out.entry(*id).or_default().push(number);
+        if let Some(id) = (0..s.found.len()).find(same) {
+            out.entry(id).or_default().push(number);
         }
     }
     out
@@ -499,40 +357,24 @@ fn launcher_stdio(s: &Session<'_>) -> HashMap<DescId, Vec<RawFd>> {
 
 /// Captures one description.
 fn describe(s: &mut Session<'_>, id: DescId, stdio: &HashMap<DescId, Vec<RawFd>>) -> Result<Description, Fault> {
-    let taken = s.take(id)?;
     let kind = match stdio.get(&id) {
         Some(numbers) => Kind::LauncherStdio(numbers.clone()),
-        None => classify(s, id, taken.raw())?,
+        None => classify(s, id)?,
     };
     let found = &s.found[id];
-    let path_only = found.flags & libc::O_PATH != 0;
     Ok(Description {
         holder: found.holder,
         name: FsPath::from(found.link.as_path()),
         flags: found.flags,
         pos: found.info.pos().at("read fdinfo")?,
-        owner: if path_only { None } else { owner(taken.raw())? },
+        owner: found.owner,
         locks: locks::of_description(found)?,
         kind,
     })
 }
 
-/// `F_GETOWN_EX` and `F_GETSIG`.
-fn owner(raw: RawFd) -> Result<Option<Owner>, Fault> {
-    let mut ex = [0i32; 2];
-    // SAFETY: F_GETOWN_EX writes two integers.
-    let got = unsafe { libc::fcntl(raw, fd::F_GETOWN_EX, ex.as_mut_ptr()) };
-    crate::sys::check(got).at("read its owner")?;
-    let signal = fd::fcntl(raw, fd::F_GETSIG, 0).at("read its signal")?;
-    Ok((ex[1] != 0 || signal != 0).then_some(Owner {
-        kind: ex[0],
-        id: ex[1],
-        signal,
-    }))
-}
-
-/// Decides what a description is, which the agent has as `raw`, and captures it.
-fn classify(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Kind, Fault> {
+/// Decides what a description is and captures it.
+fn classify(s: &mut Session<'_>, id: DescId) -> Result<Kind, Fault> {
     let found = &s.found[id];
     let link = found.link.to_string_lossy().into_owned();
     if found.flags & libc::O_PATH != 0 {
@@ -544,7 +386,10 @@ fn classify(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Kind, Fault> 
             "signalfd" => signalfd::capture(found).map(Kind::Signalfd),
             "timerfd" => timerfd::capture(found).map(Kind::Timerfd),
             "eventpoll" => epoll::capture(s, id).map(Kind::Epoll),
-            "inotify" => inotify::capture(s, id, raw).map(Kind::Inotify),
+            "inotify" => s
+                .take(id)
+                .and_then(|taken| inotify::capture(s, id, taken.raw()))
+                .map(Kind::Inotify),
             "pidfd" => pidfd::capture(s, id).map(Kind::Pidfd),
             other => refuse(format!(
                 "{other} descriptors cannot be checkpointed; close it or run without it"
@@ -555,11 +400,11 @@ fn classify(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Kind, Fault> 
         return pidfd::capture(s, id).map(Kind::Pidfd);
     }
     match found.stat.st_mode & libc::S_IFMT {
-        libc::S_IFREG => files::capture(s, id, raw),
+        libc::S_IFREG => s.take(id).and_then(|taken| files::capture(s, id, taken.raw())),
         libc::S_IFDIR => files::path::capture(s, id).map(Kind::Path),
         libc::S_IFIFO => pipes::capture(s, id).map(Kind::Pipe),
-        libc::S_IFSOCK => sockets::capture(s, id, raw),
-        libc::S_IFCHR => files::path::capture_device(s, id, raw),
+        libc::S_IFSOCK => s.take(id).and_then(|taken| sockets::capture(s, id, taken.raw())),
+        libc::S_IFCHR => s.take(id).and_then(|taken| files::path::capture_device(s, id, taken.raw())),
         libc::S_IFBLK => refuse("block devices cannot be checkpointed; open it for the time of access only"),
         other => refuse(format!("files of type {other:#o} cannot be checkpointed")),
     }

@@ -25,6 +25,7 @@ mod inotify;
 mod install;
 mod keep;
 mod locks;
+mod look;
 mod model;
 pub mod mpi;
 mod mqueue;
@@ -36,6 +37,7 @@ mod shm;
 mod signalfd;
 mod sockets;
 mod sys;
+mod tables;
 mod terminals;
 #[doc(hidden)]
 pub mod testing;

@@ -5,12 +5,13 @@
 //! the number under which it was added. A level-triggered entry reports anew by itself; an edge-triggered one reports again only if it had
 //! something to report.
 
-use crate::capture::{place, Doors, Found, Session};
+use crate::capture::{Found, Session};
 use crate::fault::{refuse, At, Fault};
 use crate::keep::Lent;
 use crate::model::{DescId, Descriptors, Kind, Table};
 use crate::sys::fdinfo::number;
 use crate::sys::{check, fd};
+use crate::tables::{place, Doors};
 use serde::{Deserialize, Serialize};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
@@ -53,6 +54,7 @@ struct Line {
     events: u32,
     data: u64,
     ino: u64,
+    dev: u64,
 }
 
 fn line(text: &str) -> io::Result<Line> {
@@ -65,6 +67,7 @@ fn line(text: &str) -> io::Result<Line> {
             .copied()
             .ok_or_else(|| io::Error::other(format!("fdinfo: {text:?}")))
     };
+    let sdev = number(after("sdev:")?, 16)?;
     let bad = |_| io::Error::other(format!("fdinfo: {text:?}"));
     Ok(Line {
         number: words
@@ -75,6 +78,7 @@ fn line(text: &str) -> io::Result<Line> {
         events: number(after("events:")?, 16).and_then(|v| u32::try_from(v).map_err(io::Error::other))?,
         data: number(after("data:")?, 16)?,
         ino: number(after("ino:")?, 16)?,
+        dev: libc::makedev((sdev >> 20) as u32, (sdev & 0xf_ffff) as u32),
     })
 }
 
@@ -235,6 +239,13 @@ fn arm(epoll: RawFd, i: &Interest) -> io::Result<()> {
 fn target(s: &Session<'_>, epoll: DescId, pid: i32, l: &Line, offset: usize) -> Result<DescId, Fault> {
     let usual = s.lookup(pid, l.number);
     let own = place(&s.found[epoll], &s.doors);
+    // A socket has one description only. To find an entry by its number the kernel searches all of an instance.
+    let is_it = |found: &Found| {
+        found.stat.st_mode & libc::S_IFMT == libc::S_IFSOCK && (found.stat.st_dev, found.stat.st_ino) == (l.dev, l.ino)
+    };
+    if let Some(id) = usual.filter(|id| is_it(&s.found[*id])) {
+        return Ok(id);
+    }
     let elsewhere = (0..s.found.len()).filter(|id| s.found[*id].stat.st_ino == l.ino);
     for id in usual.into_iter().chain(elsewhere) {
         if is_target(own, l.number, offset, place(&s.found[id], &s.doors)).at("compare with an entry (kcmp)")? {
@@ -367,7 +378,10 @@ mod tests {
     #[test]
     fn lines_of_all_kernels_are_read() {
         let l = line("        3 events:       1d data:                a  pos:0 ino:40e sdev:10").unwrap();
-        assert_eq!((l.number, l.events, l.data, l.ino), (3, 0x1d, 10, 0x40e));
+        assert_eq!(
+            (l.number, l.events, l.data, l.ino, l.dev),
+            (3, 0x1d, 10, 0x40e, libc::makedev(0, 0x10))
+        );
         let l = line("7 events: 8000001d data: ffffffffffffffff pos:0 ino:1 sdev:9").unwrap();
         assert_eq!((l.number, l.events, l.data, l.ino), (7, 0x8000_001d, u64::MAX, 1));
         assert!(line("x").is_err() && line("").is_err());

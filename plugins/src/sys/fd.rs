@@ -338,10 +338,24 @@ pub(crate) fn memfd(name: &Path, flags: u32) -> io::Result<OwnedFd> {
 
 /// Target of the symbolic link that `link` is open on (O_PATH).
 pub(crate) fn readlink_of(link: &OwnedFd) -> io::Result<PathBuf> {
+    readlink_at(link, "")
+}
+
+/// Opens `name` in `directory`.
+pub(crate) fn open_at(directory: &OwnedFd, name: &str, flags: i32) -> io::Result<OwnedFd> {
+    let name = c_path(Path::new(name))?;
+    // SAFETY: `name` is a valid C string for the call, and `directory` a live descriptor.
+    check(unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags | libc::O_CLOEXEC) }).map(own)
+}
+
+/// Target of the symbolic link `name` in `directory`.
+pub(crate) fn readlink_at(directory: &OwnedFd, name: &str) -> io::Result<PathBuf> {
+    let name = c_path(Path::new(name))?;
     let mut target = vec![0u8; libc::PATH_MAX as usize];
-    // SAFETY: the path is a valid C string, and `target` is valid for writing its length.
-    let n = unsafe { libc::readlinkat(link.as_raw_fd(), c"".as_ptr(), target.as_mut_ptr().cast(), target.len()) };
-    target.truncate(check_len(n)?);
+    // SAFETY: as above; `target` is valid for writing its length.
+    let n = check_len(unsafe { libc::readlinkat(directory.as_raw_fd(), name.as_ptr(), target.as_mut_ptr().cast(), target.len()) })?;
+    target.truncate(n);
+    target.shrink_to_fit();
     Ok(PathBuf::from(OsString::from_vec(target)))
 }
 

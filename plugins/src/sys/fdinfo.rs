@@ -1,6 +1,8 @@
 //! `/proc/PID/fdinfo/N`: what the kernel says about a descriptor beyond `fcntl` and `fstat`.
 
+use super::fd;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// One `fdinfo` file.
 #[derive(Debug, Clone, Default)]
@@ -24,6 +26,23 @@ impl FdInfo {
         Ok(Self {
             text: belay_kernel::proc::text(path)?,
         })
+    }
+
+    /// Reads file `name` of an open directory `fdinfo`.
+    pub(crate) fn read_at(directory: &OwnedFd, name: &str) -> io::Result<Self> {
+        let file = fd::open_at(directory, name, libc::O_RDONLY)?;
+        let mut text = vec![0u8; 1024];
+        let mut filled = 0;
+        // It is made as a whole: what does not fill the buffer is its end.
+        while filled == 0 || filled == text.len() {
+            text.resize(filled * 4 + 1024, 0);
+            match fd::read(file.as_raw_fd(), &mut text[filled..])? {
+                0 => break,
+                n => filled += n,
+            }
+        }
+        text.truncate(filled);
+        String::from_utf8(text).map_err(io::Error::other).map(|text| Self { text })
     }
 
     /// The rest of every line that begins with `key` (give the colon, where there is one, as part of it), trimmed.

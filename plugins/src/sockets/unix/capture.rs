@@ -4,11 +4,12 @@ use super::{BoundFile, Message, Peer, UnixState};
 use crate::capture::{Found, Session};
 use crate::fault::{not_now, At, Fault};
 use crate::files::{parents, without_deleted};
+use crate::look::Look;
 use crate::model::{DescId, FsPath, Holder, IN_FLIGHT};
 use crate::renamed::Renamed;
 use crate::sockets::{options, queue};
 use crate::sys::{fd, sock};
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 
 /// Captures it with its queue.
@@ -122,7 +123,7 @@ fn queue(s: &mut Session<'_>, raw: i32, kind: i32, holder: Holder) -> Result<Vec
         let fds = m
             .fds
             .into_iter()
-            .map(|fd| s.intern(fd, in_flight))
+            .map(|fd| s.intern(Look::of_own(fd.as_raw_fd())?, Some(fd), in_flight))
             .collect::<Result<Vec<_>, _>>()?;
         out.push(Message { data, fds, from: m.from });
     }
