@@ -8,6 +8,7 @@ use crate::CaptureError;
 use belay_image::extents::{self, Extent, PAGE};
 use belay_image::identity::{self, Nameless};
 use belay_image::model::{FileIdentity, MappedFile, Process, Vma, VmaKind};
+use belay_image::name::Name;
 use belay_image::CODE;
 use belay_kernel::proc::{self, Map};
 use belay_storage::session::Session;
@@ -15,8 +16,9 @@ use belay_storage::StorageError;
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// A file of up to this length is stored whole, bytes. Of a longer program or library what is mapped is, and other files must be what they were.
@@ -38,7 +40,7 @@ pub fn adopt(files: Vec<Nameless>) {
 }
 
 /// The path that the mapped file had, and what it is, where the agent has it open.
-pub(crate) fn of_map(map: &Map) -> Option<(String, FileIdentity)> {
+pub(crate) fn of_map(map: &Map) -> Option<(Name, FileIdentity)> {
     nameless(
         |n| (n.dev, n.ino) == (map.dev, map.ino),
         |n| (n.path.clone(), n.identity.clone()),
@@ -51,18 +53,22 @@ pub(crate) fn is_held(map: &Map) -> bool {
 }
 
 /// The path of the program of `task`. One that has been deleted is opened.
-pub(crate) fn executable(task: i32) -> String {
+pub(crate) fn executable(task: i32) -> PathBuf {
     let link = proc::link(task, "exe");
     let none = NAMELESS.read().unwrap_or_else(PoisonError::into_inner).is_empty();
-    if none && !link.ends_with(DELETED) {
+    let deleted = link.as_os_str().as_bytes().ends_with(DELETED);
+    if none && !deleted {
         return link;
     }
     let path = format!("/proc/{task}/exe");
     let Ok(meta) = std::fs::metadata(&path) else { return link };
-    if let Some(path) = nameless(|n| (n.dev, n.ino) == (meta.dev(), meta.ino()), |n| n.path.clone()) {
+    if let Some(path) = nameless(
+        |n| (n.dev, n.ino) == (meta.dev(), meta.ino()),
+        |n| n.path.as_path().to_owned(),
+    ) {
         return path;
     }
-    if link.ends_with(DELETED) {
+    if deleted {
         match hold(&link, Path::new(&path)) {
             Ok(n) => adopt(vec![n]),
             Err(error) => tracing::debug!(task, %error, "the deleted program cannot be opened"),
@@ -72,13 +78,13 @@ pub(crate) fn executable(task: i32) -> String {
 }
 
 /// Opens the file that has had the name `name`, and is at `path` now.
-fn hold(name: &str, path: &Path) -> io::Result<Nameless> {
+fn hold(name: &Path, path: &Path) -> io::Result<Nameless> {
     let file = identity::open(path)?;
     let meta = file.metadata()?;
     Ok(Nameless {
         dev: meta.dev(),
         ino: meta.ino(),
-        path: name.to_owned(),
+        path: name.to_owned().into(),
         identity: FileIdentity::of_open(&file)?,
         mode: meta.mode() & 0o777,
         file: Arc::new(file),
@@ -87,13 +93,13 @@ fn hold(name: &str, path: &Path) -> io::Result<Nameless> {
 
 /// What the program of `p` is: what its path leads to, unless its mappings know better.
 pub(crate) fn identity_of_program(p: &Process, identities: &mut Identities) -> Option<FileIdentity> {
-    let mapped = p.vmas.iter().filter_map(mapped).find(|(path, _)| *path == p.exe);
+    let mapped = p.vmas.iter().filter_map(mapped).find(|(path, _)| **path == p.exe);
     let mapped = mapped.map(|(_, identity)| identity.clone());
     let held = || nameless(|n| n.path == p.exe, |n| n.identity.clone());
-    mapped.or_else(held).or_else(|| identities.of(&p.exe))
+    mapped.or_else(held).or_else(|| identities.of(p.exe.as_os_str()))
 }
 
-fn mapped(v: &Vma) -> Option<(&str, &FileIdentity)> {
+fn mapped(v: &Vma) -> Option<(&Name, &FileIdentity)> {
     match &v.kind {
         VmaKind::FilePrivate {
             path,
@@ -139,7 +145,7 @@ pub struct Code {
 
 /// A file to be stored, and which parts of it processes have mapped.
 struct Want<'a> {
-    path: &'a str,
+    path: &'a Name,
     identity: &'a FileIdentity,
     ranges: Vec<(u64, u64)>,
 }
@@ -168,11 +174,15 @@ impl Code {
         let (mut files, mut table) = (Vec::new(), Vec::new());
         let mut end = self.files.iter().map(|k| end_of(&k.file)).max().unwrap_or(0);
         for want in wants {
-            let held = nameless(|n| n.path == want.path && n.identity == *want.identity, Nameless::clone);
-            if held.is_none() && (!all || restored(Path::new(want.path))) {
+            let held = nameless(|n| n.path == *want.path && n.identity == *want.identity, Nameless::clone);
+            if held.is_none() && (!all || restored(want.path.as_path())) {
                 continue;
             }
-            let inode = if held.is_none() { identities.inode(want.path) } else { None };
+            let inode = if held.is_none() {
+                identities.inode(want.path.as_os_str())
+            } else {
+                None
+            };
             if let Some(known) = self.known(&want, inode, session) {
                 extents::within(&self.table, known.file.at, end_of(&known.file), &mut table);
                 files.push(known);
@@ -187,7 +197,7 @@ impl Code {
                 Ok(None) => table.truncate(stored),
                 // What may stay where it is is no reason to fail.
                 Err(CaptureError::Storage(e @ (StorageError::Quota { .. } | StorageError::Memory { .. }))) if held.is_none() => {
-                    tracing::warn!(path = want.path, error = %e, "not stored: a restart needs it as it is now");
+                    tracing::warn!(path = %want.path, error = %e, "not stored: a restart needs it as it is now");
                     table.truncate(stored);
                 }
                 Err(e) => return Err(e),
@@ -229,7 +239,7 @@ fn forget_unused(files: &[Known]) {
 /// The files that processes map or execute, each once.
 fn wants(processes: &[Process]) -> Vec<Want<'_>> {
     let mut out: Vec<Want<'_>> = Vec::new();
-    let mut places: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    let mut places: BTreeMap<&Name, Vec<usize>> = BTreeMap::new();
     let mut add = |path, identity, range: Option<(u64, u64)>| {
         let same = places.entry(path).or_default();
         let at = same.iter().copied().find(|i| out[*i].identity == identity);
@@ -282,7 +292,7 @@ fn put(
     let opened;
     let file: &File = match held {
         Some(held) => &held.file,
-        None => match identity::open(Path::new(want.path)) {
+        None => match identity::open(want.path.as_path()) {
             Ok(file) => {
                 opened = file;
                 &opened
@@ -315,7 +325,7 @@ fn put(
         return Ok(None);
     }
     let file = MappedFile {
-        path: want.path.to_owned(),
+        path: want.path.clone(),
         identity: want.identity.clone(),
         mode: held.map_or(before.mode() & 0o777, |h| h.mode),
         at,

@@ -15,7 +15,7 @@ pub(crate) fn inherited(pid: i32, control: u64) -> std::io::Result<Vec<(u64, u64
     let maps = proc::maps(pid)?;
     let inherited = maps
         .iter()
-        .filter(|m| m.ino != control || !m.name.starts_with("/memfd:belay-control"));
+        .filter(|m| m.ino != control || !m.name.as_encoded_bytes().starts_with(b"/memfd:belay-control"));
     Ok(inherited.map(|m| (m.start, m.end)).collect())
 }
 

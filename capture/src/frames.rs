@@ -113,7 +113,10 @@ mod tests {
         let [rip, rsp] = FOUND.each_ref().map(|f| f.load(Ordering::SeqCst));
         let maps = belay_kernel::proc::maps(std::process::id().cast_signed()).unwrap();
         let of_libc = maps.iter().find(|m| (m.start..m.end).contains(&rip)).map(|m| m.name.clone());
-        assert!(of_libc.is_some_and(|name| name.contains("libc")), "{rip:#x}");
+        assert!(
+            of_libc.is_some_and(|name| name.to_string_lossy().contains("libc")),
+            "{rip:#x}"
+        );
         assert!(rsp.abs_diff(&raw const here as u64) < 64 << 10, "{rsp:#x}");
     }
 }

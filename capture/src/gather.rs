@@ -584,5 +584,5 @@ fn not_traceable(pid: i32, tid: i32, refused: &std::io::Error) -> CaptureError {
         format!("cannot be traced ({refused}): a setuid or undumpable program; keep it out of the job or run belay as root")
     };
     let comm = proc::stat(pid).map(|s| s.comm).unwrap_or_default();
-    CaptureError::refuse(pid, comm, reason)
+    CaptureError::refuse(pid, comm.to_string_lossy(), reason)
 }

@@ -6,7 +6,7 @@ use belay_kernel::proc::Map;
 
 /// Whether `map` may have guard regions: not the kernel's own pages, nor memory in explicit huge pages.
 pub(crate) fn may_have_guards(map: &Map) -> bool {
-    let special = map.name.starts_with("[v") || memory::is_ring(map) || memory::huge(map).is_some();
+    let special = map.name.as_encoded_bytes().starts_with(b"[v") || memory::is_ring(map) || memory::huge(map).is_some();
     guards::support() != Guards::None && !special
 }
 

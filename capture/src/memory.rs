@@ -8,18 +8,21 @@ use belay_kernel::hugepages;
 use belay_kernel::proc::Map;
 use belay_plugins::SharedMapping;
 use std::collections::{BTreeSet, HashMap};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-pub(crate) const DELETED: &str = " (deleted)";
+/// What the kernel puts behind the name of a file that has been removed.
+pub(crate) const DELETED: &[u8] = b" (deleted)";
 
 /// Identities of mapped files, each computed once.
 #[derive(Debug, Default)]
-pub(crate) struct Identities(HashMap<String, Option<(FileIdentity, Inode)>>);
+pub(crate) struct Identities(HashMap<OsString, Option<(FileIdentity, Inode)>>);
 
 impl Identities {
     /// Identity of the file at `path`, `None` when it cannot be read.
-    pub(crate) fn of(&mut self, path: &str) -> Option<FileIdentity> {
+    pub(crate) fn of(&mut self, path: &OsStr) -> Option<FileIdentity> {
         if let Some(known) = self.0.get(path) {
             return known.as_ref().map(|k| k.0.clone());
         }
@@ -35,7 +38,7 @@ impl Identities {
     }
 
     /// Which file it was, where it has been looked at.
-    pub(crate) fn inode(&self, path: &str) -> Option<Inode> {
+    pub(crate) fn inode(&self, path: &OsStr) -> Option<Inode> {
         Some(self.0.get(path)?.as_ref()?.1)
     }
 }
@@ -57,13 +60,29 @@ pub(crate) enum Pages {
     None,
 }
 
+/// Whether the name of `map` begins so.
+fn starts(map: &Map, with: &str) -> bool {
+    map.name.as_bytes().starts_with(with.as_bytes())
+}
+
+/// What the kernel calls `map`, where that is no path of somebody's choice.
+fn shown(map: &Map) -> &str {
+    map.name.to_str().unwrap_or_default()
+}
+
+/// The name of `map` without the mark of a deleted file.
+fn bare(map: &Map) -> &OsStr {
+    let name = map.name.as_bytes();
+    OsStr::from_bytes(name.strip_suffix(DELETED).unwrap_or(name))
+}
+
 /// Whether `map` is a ring of native asynchronous I/O.
 pub(crate) fn is_ring(map: &Map) -> bool {
-    map.shared && map.name.starts_with("/[aio]")
+    map.shared && starts(map, "/[aio]")
 }
 
 pub(crate) fn sysv(map: &Map) -> bool {
-    map.shared && map.name.starts_with("/SYSV")
+    map.shared && starts(map, "/SYSV")
 }
 
 fn object(map: &Map) -> ObjectId {
@@ -75,23 +94,22 @@ fn object(map: &Map) -> ObjectId {
 
 /// Whether the file of a private file mapping can still be had: its path leads to it, or the agent has it open.
 fn file_is_there(map: &Map) -> bool {
-    code::is_held(map) || !map.name.ends_with(DELETED) && std::fs::metadata(&map.name).is_ok_and(|m| m.ino() == map.ino)
+    code::is_held(map) || bare(map) == map.name && std::fs::metadata(&map.name).is_ok_and(|m| m.ino() == map.ino)
 }
 
 /// Whether `map` is a piece of a chunk, as a lazy restart maps them: private memory of the program, whose pages have not been read yet.
 fn is_page_file(map: &Map) -> bool {
-    let name = map.name.strip_suffix(DELETED).unwrap_or(&map.name);
-    let file = name.rsplit('/').next().unwrap_or_default();
-    !map.shared && file.starts_with("pages-") && file.ends_with(".bpg")
+    let file = Path::new(bare(map)).file_name().unwrap_or_default().as_bytes();
+    !map.shared && file.starts_with(b"pages-") && file.ends_with(b".bpg")
 }
 
 /// Which pages of `map` are stored in chunks.
 pub(crate) fn pages(map: &Map) -> Pages {
-    match map.name.as_str() {
+    match shown(map) {
         "[vdso]" | "[vvar]" | "[vvar_vclock]" | "[vsyscall]" => Pages::None,
         _ if map.shared => Pages::None,
         _ if is_page_file(map) => Pages::All,
-        _ if map.ino != 0 && !file_is_there(map) && !map.name.starts_with("/anon_hugepage") => Pages::All,
+        _ if map.ino != 0 && !file_is_there(map) && !starts(map, "/anon_hugepage") => Pages::All,
         _ => Pages::Own,
     }
 }
@@ -103,7 +121,7 @@ pub(crate) fn zeros_count(map: &Map) -> bool {
 
 /// The mapping for the image, or why it cannot be restored. `flags` are its `VmFlags`.
 pub(crate) fn vma(map: &Map, flags: &[String], identities: &mut Identities) -> Result<Vma, String> {
-    let name = map.name.as_str();
+    let name = shown(map);
     let kind = match name {
         "[vdso]" | "[vvar]" | "[vvar_vclock]" => VmaKind::Vdso(name.trim_matches(['[', ']']).to_owned()),
         "[vsyscall]" => VmaKind::Vsyscall,
@@ -132,8 +150,8 @@ pub(crate) fn vma(map: &Map, flags: &[String], identities: &mut Identities) -> R
         _ => {
             let (path, identity) = match code::of_map(map) {
                 Some((path, identity)) => (path, Some(identity)),
-                None if file_is_there(map) => (name.to_owned(), identities.of(name)),
-                None => (name.strip_suffix(DELETED).unwrap_or(name).to_owned(), None),
+                None if file_is_there(map) => (map.name.clone().into(), identities.of(&map.name)),
+                None => (bare(map).to_owned().into(), None),
             };
             let offset = map.offset;
             VmaKind::FilePrivate { path, offset, identity }
@@ -151,7 +169,11 @@ pub(crate) fn vma(map: &Map, flags: &[String], identities: &mut Identities) -> R
 
 /// A mapping in words.
 pub(crate) fn named(map: &Map) -> String {
-    let name = if map.name.is_empty() { "memory" } else { map.name.as_str() };
+    let name = if map.name.is_empty() {
+        "memory".into()
+    } else {
+        map.name.to_string_lossy()
+    };
     format!("{name} at {:#x}", map.start)
 }
 
@@ -173,7 +195,7 @@ pub(crate) fn shared_mappings(maps: &[Map]) -> Vec<SharedMapping> {
 
 /// Page size of private memory in explicit huge pages, `None` for other memory.
 pub(crate) fn huge(map: &Map) -> Option<u64> {
-    let internal = || map.name.starts_with("/anon_hugepage") || map.name.starts_with("/memfd:");
+    let internal = || starts(map, "/anon_hugepage") || starts(map, "/memfd:");
     (!map.shared && internal()).then(|| hugepages::page_bytes(map.dev)).flatten()
 }
 
@@ -186,7 +208,7 @@ pub(crate) fn not_for_child(map: &Map) -> bool {
 /// Mappings that cannot be restored: (name, reason), each once.
 pub(crate) fn unsupported(maps: &[Map]) -> BTreeSet<(String, &'static str)> {
     let reason = |m: &Map| {
-        match m.name.as_str() {
+        match shown(m) {
         n if n.contains("[io_uring]") => Some(
             "io_uring cannot be saved; turn it off in the program (MariaDB: innodb_use_native_aio=0; libuv before 1.50, and with it uvloop up to 0.22: UV_USE_IO_URING=0; later ones heed no variable: asyncio's own loop instead of uvloop), or for all with sysctl kernel.io_uring_disabled=2",
         ),
@@ -203,6 +225,6 @@ pub(crate) fn unsupported(maps: &[Map]) -> BTreeSet<(String, &'static str)> {
         huge.then_some("a System V segment in huge pages (SHM_HUGETLB) cannot be saved; use MAP_HUGETLB or ordinary pages")
     };
     maps.iter()
-        .filter_map(|m| Some((m.name.clone(), reason(m).or_else(|| segment(m))?)))
+        .filter_map(|m| Some((m.name.display().to_string(), reason(m).or_else(|| segment(m))?)))
         .collect()
 }

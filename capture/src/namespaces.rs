@@ -32,7 +32,7 @@ pub(crate) fn check(drafts: &[Draft]) -> Result<(), CaptureError> {
             let reason = format!(
                 "is in a {name} namespace of its own (unshare, a container or sandbox), which cannot be restored; launch belay inside it"
             );
-            return Err(CaptureError::refuse(draft.pid, draft.stat.comm.clone(), reason));
+            return Err(CaptureError::refuse(draft.pid, draft.stat.comm.to_string_lossy(), reason));
         }
     }
     Ok(())

@@ -12,11 +12,13 @@ use crate::threads::{self, Seen};
 use crate::{CaptureError, Options};
 use belay_abi::inject::ProcessTable;
 use belay_image::model;
+use belay_image::name::Name;
 use belay_kernel::pagemap::Pagemap;
 use belay_kernel::proc::{self, Map, Stat, Status};
 use belay_kernel::{kcmp, pidfd};
 use belay_plugins::ProcessView;
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 const RLIMITS: u32 = 16;
 /// In what PR_GET_THP_DISABLE says (Linux 6.18).
@@ -31,9 +33,9 @@ pub(crate) struct Draft {
     pub(crate) stat: Stat,
     pub(crate) status: Status,
     pub(crate) maps: Vec<Map>,
-    pub(crate) root: String,
+    pub(crate) root: PathBuf,
     /// The program's file.
-    pub(crate) exe: String,
+    pub(crate) exe: PathBuf,
     /// Mappings of explicit huge pages, with their `VmFlags`.
     pub(crate) huge: Vec<Map>,
     /// What it has locked; known once the injected program has told.
@@ -118,7 +120,7 @@ impl Draft {
             task: self.task,
             pidfd,
             apart,
-            exe: self.exe.clone().into(),
+            exe: self.exe.clone(),
             stack: self.stat.start_stack,
             shared: if own {
                 memory::shared_mappings(&self.maps)
@@ -142,7 +144,7 @@ impl Draft {
                 .is_some_and(|id| agent.list(key).iter().all(|a| a == id))
         };
         let enough = agent.hex("CapPrm").is_some_and(|held| held & !capabilities == 0);
-        self.root == "/" && (capabilities & CAP_SYS_PTRACE != 0 || (same("Uid") && same("Gid") && enough))
+        self.root == Path::new("/") && (capabilities & CAP_SYS_PTRACE != 0 || (same("Uid") && same("Gid") && enough))
     }
 
     /// Joins everything into the model; its rings follow, its threads that live when it has gone on, and its mappings when the snapshot is written.
@@ -172,11 +174,11 @@ impl Draft {
                 .map_or(model::ProcessState::Running, model::ProcessState::Stopped),
             stop_untold: false,
             exit_signal: s.exit_signal,
-            comm: s.comm.clone(),
-            exe: proc::link(task, "exe"),
+            comm: s.comm.clone().into(),
+            exe: proc::link(task, "exe").into(),
             exe_identity: None,
-            cwd: proc::link(task, "cwd"),
-            root: self.root.clone(),
+            cwd: proc::link(task, "cwd").into(),
+            root: self.root.clone().into(),
             umask: threads::umask(&self.status),
             personality: hex_file(task, "personality").unwrap_or(0),
             user_namespace: namespaces::shown(pid, "user"),
@@ -272,7 +274,7 @@ pub(crate) fn check_supported(
     if let Some(standins) = &options.standins {
         let programs: Vec<_> = drafts
             .iter()
-            .map(|d| (d.pid, d.stat.ppid, d.exe.as_str(), d.stat.comm.as_str()))
+            .map(|d| (d.pid, d.stat.ppid, d.exe.as_path(), d.stat.comm.as_os_str()))
             .collect();
         if let Some((pid, why)) = remote::starting(&programs, &own, standins) {
             return Err(CaptureError::refuse_for_now(pid, command_line(pid).join(" "), why));
@@ -291,15 +293,15 @@ pub(crate) fn check_supported(
     };
     for ((process, draft), seen) in job.processes.iter().zip(drafts).zip(seen) {
         let pid = process.pid;
-        if draft.root != "/" && shares(process, kcmp::Object::Fs) {
+        if draft.root != Path::new("/") && shares(process, kcmp::Object::Fs) {
             let reason = format!(
                 "shares its directories with process {} (CLONE_FS) and has another root",
                 process.ppid
             );
-            refuse(pid, &draft.stat.comm, &reason);
+            refuse(pid, &draft.stat.comm.to_string_lossy(), &reason);
         }
         if let Some(reason) = rights::unsupported(&draft.status, options.led) {
-            refuse(pid, &draft.stat.comm, reason);
+            refuse(pid, &draft.stat.comm.to_string_lossy(), reason);
         }
         for (task, seen) in process.tasks.iter().zip(seen) {
             let rights = seen
@@ -313,7 +315,7 @@ pub(crate) fn check_supported(
         if draft.status.list("NSpid").len() > depth {
             refuse(
                 pid,
-                &draft.stat.comm,
+                &draft.stat.comm.to_string_lossy(),
                 "has made a PID namespace of its own (a container or sandbox)",
             );
         }
@@ -356,11 +358,11 @@ pub(crate) fn zombie(z: Zombie) -> Option<model::Process> {
         state: model::ProcessState::Zombie(s.exit_code),
         stop_untold: false,
         exit_signal: s.exit_signal,
-        comm: s.comm,
-        exe: String::new(),
+        comm: s.comm.into(),
+        exe: Name::default(),
         exe_identity: None,
-        cwd: String::new(),
-        root: String::new(),
+        cwd: Name::default(),
+        root: Name::default(),
         umask: 0,
         personality: 0,
         user_namespace: 0,

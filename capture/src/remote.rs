@@ -4,6 +4,8 @@
 //! agent: a checkpoint without it would restart into connections that are dead.
 
 use belay_plugins::mpi::{DAEMONS, LAUNCHERS};
+use std::ffi::OsStr;
+use std::path::Path;
 
 /// What stand-ins for remote shells are called.
 const SHELLS: [&str; 4] = ["ssh", "rsh", "remsh", SRUN];
@@ -18,6 +20,11 @@ const BY_PART: &str = "only the host of mpirun can start parts of the job; where
 /// The same of tasks.
 const UNHEARD_SRUN: &str = "what srun starts is no part of the job where it is called by its path, without a number of tasks, or with --pty or --multi-prog; launch the job with --across-hosts, and call it as srun -n NUMBER";
 
+/// The name of a program's file.
+fn file(exe: &Path) -> &OsStr {
+    exe.file_name().unwrap_or_default()
+}
+
 fn base(word: &str) -> &str {
     let word = word.trim_matches(['"', '\'', ';']);
     word.rsplit('/').next().unwrap_or(word)
@@ -25,7 +32,7 @@ fn base(word: &str) -> &str {
 
 /// What the process with file `exe` and command line `words` has started on other hosts, with the words that say where, and why that cannot be; in a job on one host, at the root of one on several,
 /// or in a part of one (`of_part`).
-pub(crate) fn part(exe: &str, words: &[String], of_part: bool) -> Option<(String, &'static str)> {
+pub(crate) fn part(exe: &Path, words: &[String], of_part: bool) -> Option<(String, &'static str)> {
     let (program, arguments) = words.split_first()?;
     // The daemon itself, and a shell that runs it here.
     if DAEMONS.contains(&base(program)) || arguments.first().is_some_and(|a| a == "-c") {
@@ -40,11 +47,11 @@ pub(crate) fn part(exe: &str, words: &[String], of_part: bool) -> Option<(String
         // A debugger or tracer is no way to another host; a remote shell names one before the command, and a batch system's may leave it to that.
         let host: Vec<&str> = before.iter().copied().filter(|w| !w.starts_with('-')).take(3).collect();
         let shown = if host.is_empty() { &before } else { &host };
-        let leads = !host.is_empty() || SHELLS.contains(&base(program)) || base(exe) == SRUN;
+        let leads = !host.is_empty() || SHELLS.contains(&base(program)) || file(exe) == SRUN;
         let way = format!("{daemon} on another host ({} {})", base(program), shown.join(" "));
         return leads.then_some((way, if of_part { BY_PART } else { UNHEARD }));
     }
-    (base(exe) == SRUN).then(|| {
+    (file(exe) == SRUN).then(|| {
         let line: Vec<&str> = std::iter::once(program.as_str()).chain(all.into_iter().take(6)).collect();
         let tasks = format!("tasks on other hosts ({})", line.join(" "));
         (tasks, UNHEARD_SRUN)
@@ -53,9 +60,9 @@ pub(crate) fn part(exe: &str, words: &[String], of_part: bool) -> Option<(String
 
 /// The process that keeps the job (each with its parent, its file and its name) from going on elsewhere as it stands, and why: what it starts on another host after a restart would know
 /// addresses of before, and nobody there would lead it. `own` is belay's file, `known` are the stand-ins for remote shells whose parts are known.
-pub(crate) fn starting(job: &[(i32, i32, &str, &str)], own: &str, known: &[i32]) -> Option<(i32, &'static str)> {
+pub(crate) fn starting(job: &[(i32, i32, &Path, &OsStr)], own: &Path, known: &[i32]) -> Option<(i32, &'static str)> {
     // The job may call belay, and a program whose file was gone at a restart has belay's.
-    let stands_in = |exe: &str, comm: &str| exe == own && SHELLS.contains(&comm);
+    let stands_in = |exe: &Path, comm: &OsStr| exe == own && SHELLS.iter().any(|shell| comm == *shell);
     let unheard = job
         .iter()
         .find(|(pid, _, exe, comm)| stands_in(exe, comm) && !known.contains(pid));
@@ -68,7 +75,8 @@ pub(crate) fn starting(job: &[(i32, i32, &str, &str)], own: &str, known: &[i32])
     let launcher = job.iter().find(|(pid, _, exe, _)| {
         let mut children = job.iter().filter(|(_, parent, ..)| parent == pid).peekable();
         // One that has not called exec yet may become a remote shell.
-        LAUNCHERS.contains(&base(exe)) && (children.peek().is_none() || children.any(|(_, _, child, _)| child == exe))
+        LAUNCHERS.iter().any(|launcher| file(exe) == *launcher)
+            && (children.peek().is_none() || children.any(|(_, _, child, _)| child == exe))
     });
     launcher.map(|(pid, ..)| {
         (
@@ -91,7 +99,11 @@ mod tests {
         const FORKED: (i32, i32, &str, &str) = (5, 2, "/usr/bin/orterun", "mpirun");
         const CALLED: (i32, i32, &str, &str) = (6, 1, "/opt/belay", "belay");
         const REBUILT: (i32, i32, &str, &str) = (7, 2, "/opt/belay", "sim");
-        let waits_for = |job: &[_], known: &[i32]| starting(job, "/opt/belay", known).map(|(pid, _)| pid);
+        let waits_for = |job: &[(i32, i32, &'static str, &'static str)], known: &[i32]| {
+            let of = |(pid, parent, exe, comm): &(_, _, _, _)| (*pid, *parent, Path::new(*exe), OsStr::new(*comm));
+            let job: Vec<_> = job.iter().map(of).collect();
+            starting(&job, Path::new("/opt/belay"), known).map(|(pid, _)| pid)
+        };
         assert_eq!(waits_for(&[SHELL], &[]), None);
         assert_eq!(waits_for(&[SHELL, MPIRUN], &[]), Some(2));
         assert_eq!(waits_for(&[SHELL, MPIRUN, FORKED], &[]), Some(2));
@@ -103,7 +115,7 @@ mod tests {
 
     fn found(line: &[&str]) -> Option<String> {
         let words: Vec<String> = line.iter().map(|w| (*w).to_owned()).collect();
-        part(&format!("/usr/bin/{}", base(&words[0])), &words, false).map(|(what, _)| what)
+        part(&Path::new("/usr/bin").join(base(&words[0])), &words, false).map(|(what, _)| what)
     }
 
     #[test]
@@ -133,8 +145,8 @@ mod tests {
             Some("tasks on other hosts (srun -n 2 ./sim)")
         );
         let renamed = ["step".to_owned(), "./sim".to_owned()];
-        assert!(part("/opt/slurm/bin/srun", &renamed, false).is_some());
-        assert!(part("/opt/slurm/bin/salloc", &renamed, false).is_none());
+        assert!(part(Path::new("/opt/slurm/bin/srun"), &renamed, false).is_some());
+        assert!(part(Path::new("/opt/slurm/bin/salloc"), &renamed, false).is_none());
     }
 
     #[test]
@@ -144,6 +156,6 @@ mod tests {
         assert_eq!(found(&["strace", "-f", "orted"]), None);
         assert_eq!(found(&["ssh", "n2", "ls"]), None);
         assert_eq!(found(&["./sim", "--help"]), None);
-        assert_eq!(part("", &[], false), None);
+        assert_eq!(part(Path::new(""), &[], false), None);
     }
 }

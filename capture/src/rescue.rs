@@ -12,6 +12,8 @@ use belay_kernel::proc::Map;
 use belay_kernel::ptrace::Regs;
 use belay_kernel::vm::Memory;
 use std::collections::HashMap;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Mutex;
 
 /// `syscall; ret`.
@@ -41,7 +43,7 @@ impl Gate {
     pub(crate) fn prepare(process: &Process, maps: &[Map], memory: &Memory) -> Option<Self> {
         let executable: Vec<&Map> = maps.iter().filter(|m| m.prot & 5 == 5 && m.name != "[vsyscall]").collect();
         // The C library first. A static program, and one whose runtime does without it, has the same code in its own text.
-        let is_libc = |m: &&&Map| m.name.contains("/libc.so") || m.name.contains("/libc-") || m.name.contains("/ld-");
+        let is_libc = |m: &&&Map| is_named(m, &["libc.so", "libc-", "ld-"]);
         let code = || {
             executable
                 .iter()
@@ -109,6 +111,12 @@ fn write_frame(memory: &Memory, place: u64, trampoline: u64, regs: &Regs, sigmas
     Some(covered)
 }
 
+/// Whether the name of the file behind `map` begins with one of these.
+fn is_named(map: &Map, names: &[&str]) -> bool {
+    let file = Path::new(&map.name).file_name().unwrap_or_default().as_bytes();
+    names.iter().any(|name| file.starts_with(name.as_bytes()))
+}
+
 /// Whether nothing has ever been written to the place for a frame at `low`.
 fn is_unused(memory: &Memory, low: u64) -> bool {
     let mut there = vec![1; MARGIN as usize];
@@ -124,10 +132,7 @@ pub(crate) fn frame_bytes(xstate: usize) -> u64 {
 pub(crate) fn learn_own_libraries() {
     let me = std::process::id().cast_signed();
     if let (Ok(maps), Ok(memory)) = (belay_kernel::proc::maps(me), Memory::open(me)) {
-        for map in maps
-            .iter()
-            .filter(|m| m.prot & 5 == 5 && (m.name.contains("/ld-") || m.name.contains("/libc.so")))
-        {
+        for map in maps.iter().filter(|m| m.prot & 5 == 5 && is_named(m, &["ld-", "libc.so"])) {
             find(&memory, map, &SYSCALL_RET);
             find(&memory, map, &TRAMPOLINE);
         }

@@ -36,7 +36,7 @@ pub(crate) fn find(processes: &mut [Process], drafts: &[Draft]) -> Result<(), Ca
         for (i, place) in guests.into_iter().zip(1..) {
             let refuse = |reason: &str| {
                 let reason = format!("shares its memory with process {} (CLONE_VM), {reason}", pid(first));
-                CaptureError::refuse(pid(i), drafts[i].stat.comm.as_str(), reason)
+                CaptureError::refuse(pid(i), drafts[i].stat.comm.to_string_lossy(), reason)
             };
             let (own, firsts) = (&drafts[i].stat, &drafts[first].stat);
             let session = own.session == pid(i) || own.session == firsts.session;

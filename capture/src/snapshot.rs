@@ -160,7 +160,7 @@ fn left_out(draft: &Draft) -> Result<Vec<[u64; 2]>, CaptureError> {
     });
     if out.len() > MAX_LEFT_OUT && !draft.huge.is_empty() {
         let reason = format!("more than {MAX_LEFT_OUT} separate mappings of explicit huge pages and System V segments");
-        return Err(CaptureError::refuse(draft.pid, draft.stat.comm.as_str(), reason));
+        return Err(CaptureError::refuse(draft.pid, draft.stat.comm.to_string_lossy(), reason));
     }
     Ok(out)
 }

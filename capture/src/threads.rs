@@ -12,9 +12,13 @@ use crate::CaptureError;
 use belay_abi::inject::{SchedAttr, ThreadTable};
 use belay_image::attributes::{Own, SchedMore, ThreadPrctl};
 use belay_image::model;
+use belay_image::name::Name;
 use belay_kernel::kcmp;
 use belay_kernel::proc::{self, Status};
 use belay_kernel::ptrace::{self, Regs};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 const SCHED_FLAG_RESET_ON_FORK: u64 = 1;
 const SCHED_FLAG_RECLAIM: u64 = 2;
@@ -32,7 +36,7 @@ pub(crate) struct Seen {
     /// The `siginfo_t` of each signal that is pending for it alone.
     pending: Vec<Vec<u8>>,
     /// Working directory and mask, where they are not those of the first thread of its process.
-    directories: Option<(String, u32)>,
+    directories: Option<(Name, u32)>,
     /// Whether its descriptor table is not that of the first thread.
     apart: bool,
     /// The lines of its status that [`rights`] go by; `None` of the first thread, whose status is read as a whole.
@@ -131,14 +135,14 @@ fn has_ended(pid: i32, tid: i32) -> CaptureError {
 }
 
 /// Working directory and mask of thread `tid`, which are its own.
-fn directories(tid: i32) -> Result<(String, u32), CaptureError> {
+fn directories(tid: i32) -> Result<(Name, u32), CaptureError> {
     let status = Status::read(tid).map_err(|e| CaptureError::failed(format!("read status of thread {tid}"), e))?;
     let cwd = proc::link(tid, "cwd");
-    if proc::link(tid, "root") != "/" || cwd.ends_with(" (deleted)") {
+    if proc::link(tid, "root") != Path::new("/") || cwd.as_os_str().as_bytes().ends_with(b" (deleted)") {
         let reason = "has directories of its own (unshare(CLONE_FS)): another root, or a working directory that was removed";
         return Err(CaptureError::refuse(tid, "thread", reason));
     }
-    Ok((cwd, umask(&status)))
+    Ok((cwd.into(), umask(&status)))
 }
 
 /// The mask for new files.
@@ -214,7 +218,7 @@ fn thread(process: &model::Process, state: State, seen: Seen, table: &ThreadTabl
     let name = table.comm.split(|b| *b == 0).next().unwrap_or_default();
     model::Thread {
         tid: state.tid,
-        comm: String::from_utf8_lossy(name).into_owned(),
+        comm: name.into(),
         regs: ptrace::regs_to_words(&regs),
         xstate: state.xstate,
         sigmask: state.sigmask,
@@ -330,11 +334,11 @@ fn affinity(table: &ThreadTable) -> Vec<u64> {
 }
 
 /// The model of a main thread that has exited while others run.
-pub(crate) fn exited_main(pid: i32, comm: &str) -> Result<model::Thread, CaptureError> {
+pub(crate) fn exited_main(pid: i32, comm: &OsStr) -> Result<model::Thread, CaptureError> {
     let stat = proc::task_stat(pid, pid).map_err(|e| CaptureError::failed(format!("read stat of thread {pid}"), e))?;
     Ok(model::Thread {
         tid: pid,
-        comm: comm.to_owned(),
+        comm: comm.to_owned().into(),
         regs: vec![0; ptrace::REG_WORDS],
         xstate: Vec::new(),
         sigmask: u64::MAX,

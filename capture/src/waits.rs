@@ -14,6 +14,8 @@ use belay_kernel::proc::{self, Map};
 use belay_kernel::ptrace::Regs;
 use belay_kernel::vm;
 use std::collections::HashMap;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
@@ -260,8 +262,8 @@ impl Code {
         }
         let maps = self.maps.get_or_insert_with(|| proc::maps(self.pid).unwrap_or_default());
         let map = maps.iter().find(|m| (m.start..m.end).contains(&rip));
-        let file = map.and_then(|m| m.name.rsplit('/').next()).unwrap_or_default();
-        LIBRARIES.iter().any(|l| file.starts_with(l))
+        let file = map.and_then(|m| Path::new(&m.name).file_name()).unwrap_or_default();
+        LIBRARIES.iter().any(|l| file.as_bytes().starts_with(l.as_bytes()))
     }
 }
 

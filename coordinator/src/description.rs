@@ -4,6 +4,7 @@ use crate::config::Config;
 use crate::history::History;
 use crate::interval::{Interval, MIN_GAP, SPANS};
 use crate::{sys, Failure};
+use belay_image::name::Name;
 use belay_wire::Exit;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -50,9 +51,9 @@ pub struct Description {
     #[serde(default)]
     pub across_hosts: bool,
     /// The command.
-    pub command: Vec<String>,
+    pub command: Vec<Name>,
     /// Directory in which it was launched.
-    pub cwd: String,
+    pub cwd: Name,
     /// Host on which it was launched.
     pub host: String,
     /// When it was launched.
@@ -162,10 +163,11 @@ impl Description {
     }
 
     /// A new job.
-    pub fn new(name: Option<String>, command: Vec<String>) -> Self {
-        let program = command.first().map(String::as_str).unwrap_or_default();
+    pub fn new(name: Option<String>, command: Vec<Name>) -> Self {
         let name = name.unwrap_or_else(|| {
-            Path::new(program)
+            let program = command.first().cloned().unwrap_or_default();
+            program
+                .as_path()
                 .file_name()
                 .unwrap_or_default()
                 .to_string_lossy()
@@ -179,7 +181,7 @@ impl Description {
             folder: None,
             across_hosts: false,
             command,
-            cwd: std::env::current_dir().unwrap_or_default().to_string_lossy().into_owned(),
+            cwd: std::env::current_dir().unwrap_or_default().into(),
             host: sys::host(),
             created_unix_s: sys::now_unix_s(),
             interval: Interval::Never,

@@ -32,7 +32,7 @@ pub(crate) fn describe(agent: i32, outside: &[i32]) -> Vec<ProcessStatus> {
         .into_iter()
         .filter_map(|pid| {
             let stat = proc::stat(pid).ok()?;
-            let command = proc::command_line(pid).unwrap_or_else(|| format!("[{}]", stat.comm));
+            let command = proc::command_line(pid).unwrap_or_else(|| format!("[{}]", stat.comm.display()));
             Some(ProcessStatus {
                 pid,
                 host_pid: None,

@@ -1,6 +1,7 @@
 //! Identity of a file that is mapped: its build id, else a hash, else length and time.
 
 use crate::model::FileIdentity;
+use crate::name::Name;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -31,7 +32,7 @@ pub struct Nameless {
     /// and its number there.
     pub ino: u64,
     /// The path that it had.
-    pub path: String,
+    pub path: Name,
     /// What it is.
     pub identity: FileIdentity,
     /// Its permission bits.

@@ -22,6 +22,7 @@ pub mod files;
 pub mod identity;
 pub mod manifest;
 pub mod model;
+pub mod name;
 mod processor;
 pub mod sections;
 

@@ -5,6 +5,7 @@
 
 use crate::attributes::{Own, Placement, Policy, SchedMore, ThreadPrctl};
 use crate::blobs::BlobRef;
+use crate::name::Name;
 use serde::{Deserialize, Serialize};
 
 /// Contents of section JOB.
@@ -46,7 +47,7 @@ pub struct Job {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MappedFile {
     /// Its path, as in [`VmaKind::FilePrivate`] and [`Process::exe`].
-    pub path: String,
+    pub path: Name,
     /// What it was.
     pub identity: FileIdentity,
     /// Its permission bits.
@@ -65,8 +66,8 @@ impl MappedFile {
     }
 
     /// Whether it is this one.
-    pub fn is(&self, path: &str, identity: &FileIdentity) -> bool {
-        self.path == path && self.identity == *identity
+    pub fn is(&self, path: &Name, identity: &FileIdentity) -> bool {
+        self.path == *path && self.identity == *identity
     }
 }
 
@@ -146,15 +147,15 @@ pub struct Process {
     /// Signal sent to the parent when this process ends (usually SIGCHLD).
     pub exit_signal: i32,
     /// Name of the main thread.
-    pub comm: String,
+    pub comm: Name,
     /// Target of `/proc/PID/exe`.
-    pub exe: String,
+    pub exe: Name,
     /// Identity of the executable file.
     pub exe_identity: Option<FileIdentity>,
     /// Working directory.
-    pub cwd: String,
+    pub cwd: Name,
     /// Root directory.
-    pub root: String,
+    pub root: Name,
     /// File mode creation mask.
     pub umask: u32,
     /// Execution domain (`/proc/PID/personality`).
@@ -417,7 +418,7 @@ pub enum VmaKind {
     /// Private mapping of a file; pages that differ from the file are in the page files.
     FilePrivate {
         /// Path of the file.
-        path: String,
+        path: Name,
         /// Offset in the file, bytes.
         offset: u64,
         /// Identity of the file, checked at restart. `None`: the file was deleted, and all pages are in the page files.
@@ -455,7 +456,7 @@ pub struct Thread {
     /// Thread identifier.
     pub tid: i32,
     /// Name.
-    pub comm: String,
+    pub comm: Name,
     /// `struct user_regs_struct`, 27 words, already adjusted so that an interrupted system call is issued anew.
     pub regs: Vec<u64>,
     /// The XSAVE area as PTRACE_GETREGSET(NT_X86_XSTATE) returns it.
@@ -487,7 +488,7 @@ pub struct Thread {
     pub exited: Option<i32>,
     /// Working directory and file mode creation mask of its own (`unshare(CLONE_FS)`), else those of the process.
     #[serde(default)]
-    pub directories: Option<(String, u32)>,
+    pub directories: Option<(Name, u32)>,
     /// Whose it is, where that is not what is said of the process.
     #[serde(default)]
     pub own: Option<Own<Credentials>>,

@@ -7,7 +7,10 @@ pub use family::{children, descendants, Family};
 pub use outside::{hung, Dying, Outside, END_LIMIT};
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
 
 /// Reads a whole file of procfs. Such a file says that its length is 0: a reader that goes by that begins with a few bytes and doubles, eight system calls in place of
 /// four, while the job stands still.
@@ -53,10 +56,8 @@ pub fn pages(pid: i32) -> io::Result<u64> {
 }
 
 /// Where the link `name` of `pid` leads (`cwd`, `exe`, `root`); empty when it cannot be read.
-pub fn link(pid: i32, name: &str) -> String {
-    std::fs::read_link(format!("/proc/{pid}/{name}"))
-        .map(|p| p.to_string_lossy().into_owned())
-        .unwrap_or_default()
+pub fn link(pid: i32, name: &str) -> PathBuf {
+    std::fs::read_link(format!("/proc/{pid}/{name}")).unwrap_or_default()
 }
 
 /// `/proc/PID/stat`, the fields that capture needs.
@@ -64,7 +65,7 @@ pub fn link(pid: i32, name: &str) -> String {
 #[allow(missing_docs)] // names of proc(5)
 pub struct Stat {
     pub pid: i32,
-    pub comm: String,
+    pub comm: OsString,
     pub state: char,
     pub ppid: i32,
     pub pgrp: i32,
@@ -130,16 +131,16 @@ pub fn task_stat(pid: i32, tid: i32) -> io::Result<Stat> {
 }
 
 fn parse_stat(raw: &[u8]) -> Option<Stat> {
-    let text = String::from_utf8_lossy(raw);
-    let open = text.find('(')?;
-    let close = text.rfind(')')?;
-    let rest: Vec<&str> = text.get(close + 2..)?.split_whitespace().collect();
+    // The name is whatever bytes the program has chosen; the rest is the kernel's.
+    let open = raw.iter().position(|b| *b == b'(')?;
+    let close = raw.iter().rposition(|b| *b == b')')?;
+    let rest: Vec<&str> = std::str::from_utf8(raw.get(close + 2..)?).ok()?.split_whitespace().collect();
     let field = |n: usize| rest.get(n - 3).copied(); // fields are numbered as in proc(5), `state` is 3
     let signed = |n: usize| field(n)?.parse::<i32>().ok();
     let unsigned = |n: usize| field(n)?.parse::<u64>().ok();
     Some(Stat {
-        pid: text.get(..open)?.trim().parse().ok()?,
-        comm: text.get(open + 1..close)?.to_owned(),
+        pid: std::str::from_utf8(raw.get(..open)?).ok()?.trim().parse().ok()?,
+        comm: OsStr::from_bytes(raw.get(open + 1..close)?).to_owned(),
         state: field(3)?.chars().next()?,
         ppid: signed(4)?,
         pgrp: signed(5)?,
@@ -234,7 +235,7 @@ pub struct Map {
     /// Inode number, 0 for anonymous memory.
     pub ino: u64,
     /// Path or pseudo name; octal escapes undone.
-    pub name: String,
+    pub name: OsString,
     /// `VmFlags`, when read from `smaps`.
     pub flags: Vec<String>,
 }
@@ -293,7 +294,7 @@ fn parse_map(line: &[u8]) -> Option<Map> {
         offset,
         dev: libc::makedev(u32::try_from(major).ok()?, u32::try_from(minor).ok()?),
         ino,
-        name: unescape(&String::from_utf8_lossy(rest.trim_ascii_start())),
+        name: unescape(rest.trim_ascii_start()),
         flags: Vec::new(),
     })
 }
@@ -311,8 +312,16 @@ fn number(rest: &mut &[u8], radix: u32, end: u8) -> Option<u64> {
 }
 
 /// Undoes the kernel's octal escapes (`\012` for a newline).
-fn unescape(s: &str) -> String {
-    s.replace("\\012", "\n")
+fn unescape(mut s: &[u8]) -> OsString {
+    const NEWLINE: &[u8] = b"\\012";
+    let mut out = Vec::with_capacity(s.len());
+    while let Some(at) = s.windows(NEWLINE.len()).position(|w| w == NEWLINE) {
+        out.extend_from_slice(&s[..at]);
+        out.push(b'\n');
+        s = &s[at + NEWLINE.len()..];
+    }
+    out.extend_from_slice(s);
+    OsString::from_vec(out)
 }
 
 /// Thread identifiers of process `pid`, ascending.
@@ -360,7 +369,7 @@ mod tests {
         let s = parse_stat(line).unwrap();
         assert_eq!(
             (
-                s.comm.as_str(),
+                s.comm.to_str().unwrap(),
                 s.ppid,
                 s.num_threads,
                 s.exit_signal,
@@ -380,7 +389,7 @@ mod tests {
         .unwrap();
         assert_eq!(m.len(), 2);
         assert_eq!(
-            (m[0].prot, m[0].shared, m[0].offset, m[0].ino, m[0].name.as_str()),
+            (m[0].prot, m[0].shared, m[0].offset, m[0].ino, m[0].name.to_str().unwrap()),
             (5, false, 0x1000, 1234, "/lib/a b")
         );
         assert_eq!(m[0].flags, ["rd", "ex", "mr"]);

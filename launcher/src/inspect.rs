@@ -174,7 +174,7 @@ fn code_text(files: &[MappedFile]) -> String {
         .iter()
         .map(|f| {
             let build = f.identity.build_id.clone().unwrap_or_default();
-            vec![format::bytes(f.stored()), f.path.clone(), build]
+            vec![format::bytes(f.stored()), f.path.to_string(), build]
         })
         .collect();
     let head = format!(

@@ -14,6 +14,7 @@ use belay_coordinator::redundancy::{heal, local, record, serve, Redundancy};
 use belay_coordinator::restart::Notice;
 use belay_coordinator::tiers::gather;
 use belay_coordinator::{agent, launch, restart, sys, tiers, End, Failure};
+use belay_image::name::Name;
 use belay_wire::Exit;
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -58,7 +59,7 @@ fn configured(args: &Launch) -> Result<(Config, Redundancy, Limits), Failure> {
 
 /// What the options of a launch say about the job, within these limits.
 fn described(args: &Launch, limits: &Limits) -> Result<Description, Failure> {
-    let words = args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect();
+    let words = args.command.iter().cloned().map(Name::from).collect();
     Ok(Description {
         interval: args.ckpt_interval.unwrap_or_default(),
         mtti_s: args.mtti.map(|d| d.as_secs_f64()),
@@ -233,7 +234,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
             Exit::HoldsCheckpoints,
             format!(
                 "{at} holds {held} checkpoints of another command ({}); continue that with belay restart {at}, or use another directory",
-                old.command.join(" ")
+                old.command.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
             ),
         )),
         Some(old) if held > 0 => {
@@ -477,7 +478,7 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
         JobDir::make_parts(parts)?;
     }
     let dir = JobDir::create(&args.dir)?;
-    let words = args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect();
+    let words = args.command.iter().cloned().map(Name::from).collect();
     let mut description = Description::new(None, words);
     if let Some(job) = args.dir.parent().and_then(Path::parent) {
         let root = JobDir::open(job, Access::Own)?.description()?;

@@ -53,6 +53,7 @@ pub use model::Descriptors;
 use serde::{Deserialize, Serialize};
 pub use sockets::names::{lead, Book, Names};
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
@@ -73,7 +74,7 @@ pub struct SharedMapping {
     /// Identity of the object.
     pub object: ObjectId,
     /// Name as `/proc/PID/maps` shows it, with " (deleted)" where the kernel appended it.
-    pub name: String,
+    pub name: OsString,
     /// Set for attached System V segments.
     pub sysv_shmid: Option<i32>,
 }

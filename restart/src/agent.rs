@@ -29,7 +29,6 @@ use belay_plugins::{Facts, Group, Names, Rebuilder};
 use belay_wire::Phase;
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -228,7 +227,7 @@ pub(crate) fn restart(
 
 /// Whether the process starts ranks, which compare the namespaces that they see.
 fn is_of_mpi(p: &Process) -> bool {
-    let file = Path::new(&p.exe).file_name();
+    let file = p.exe.as_path().file_name();
     let mut all = DAEMONS.iter().chain(&LAUNCHERS);
     file.is_some_and(|file| all.any(|name| file == *name))
 }
@@ -511,10 +510,10 @@ fn specials(pid: i32) -> std::io::Result<Vec<Special>> {
     let maps = proc::maps(pid)?;
     let kernel = maps
         .into_iter()
-        .filter(|m| m.name.starts_with("[v") && m.name != "[vsyscall]");
+        .filter(|m| m.name.as_encoded_bytes().starts_with(b"[v") && m.name != "[vsyscall]");
     Ok(kernel
         .map(|m| Special {
-            name: m.name.trim_matches(['[', ']']).to_owned(),
+            name: m.name.to_string_lossy().trim_matches(['[', ']']).to_owned(),
             range: m.start..m.end,
         })
         .collect())

@@ -45,8 +45,8 @@ impl Arena {
     }
 
     /// Puts a string with a terminating zero.
-    pub(crate) fn string(&mut self, s: &str) -> u64 {
-        let mut data = s.as_bytes().to_vec();
+    pub(crate) fn string(&mut self, s: &[u8]) -> u64 {
+        let mut data = s.to_vec();
         data.push(0);
         self.bytes(&data)
     }

@@ -9,6 +9,7 @@ use crate::sys;
 use belay_image::extents::{Extent, PAGE};
 use belay_image::identity::Nameless;
 use belay_image::model::{FileIdentity, MappedFile};
+use belay_image::name::Name;
 use belay_image::ImageError;
 use belay_kernel::direct::Buffer;
 use belay_plugins::PageSource;
@@ -22,7 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 /// What the kernel puts behind the name of a file that has been removed.
-const DELETED: &str = " (deleted)";
+const DELETED: &[u8] = b" (deleted)";
 /// What is read at once.
 const PIECE: u64 = 1 << 20;
 /// The end of all places.
@@ -64,7 +65,7 @@ pub(crate) fn check(files: &[MappedFile]) -> Result<(), String> {
         let inside = f.parts.iter().all(|p| whole(p) && Some(p.1) <= end);
         let ascending = f.parts.windows(2).all(|w| w[0].1 <= w[1].0);
         if !placed || !f.at.is_multiple_of(PAGE) || !inside || !ascending {
-            return Err(format!("the place of file {} is none", f.path.escape_debug()));
+            return Err(format!("the place of file {:?} is none", f.path.as_path()));
         }
     }
     Ok(())
@@ -89,7 +90,7 @@ impl Copies {
                 let stored = stored(f, pages)?;
                 let file = copy(f, |file| fill(file, f, &stored, pages))?;
                 let held = sys::dup_into(file.as_raw_fd(), room).map_err(fail)?;
-                tracing::info!(path = f.path, "not here as it was: the one of the checkpoint is mapped");
+                tracing::info!(path = %f.path, "not here as it was: the one of the checkpoint is mapped");
                 Ok((f.clone(), held))
             })
             .collect::<Outcome<_>>()
@@ -97,7 +98,7 @@ impl Copies {
     }
 
     /// The copy of this file.
-    pub(crate) fn of(&self, path: &str, identity: &FileIdentity) -> Option<RawFd> {
+    pub(crate) fn of(&self, path: &Name, identity: &FileIdentity) -> Option<RawFd> {
         let found = self.0.iter().find(|(f, _)| f.is(path, identity));
         found.map(|(_, fd)| fd.as_raw_fd())
     }
@@ -126,7 +127,7 @@ fn stored(f: &MappedFile, pages: &Contents<'_>) -> Outcome<Vec<Extent>> {
     let all: Vec<Extent> = all.collect();
     if all.iter().map(|e| e.bytes).sum::<u64>() != f.stored() {
         return Err(ImageError::Damaged {
-            path: f.path.clone(),
+            path: f.path.to_string(),
             reason: "not all of it is stored".into(),
         }
         .into());
@@ -167,18 +168,18 @@ fn copy(f: &MappedFile, fill: impl Fn(&File) -> Outcome<()>) -> Outcome<File> {
         };
         at.map_or(Ok(()), |at| file.set_modified(at))
     };
-    let place = match Place::named(&f.path) {
+    let place = match Place::named(f.path.as_bytes()) {
         Ok(place) => place,
         Err(error) => {
-            tracing::debug!(path = f.path, %error, "no file system for a copy");
-            Place::memfd(&f.path).map_err(fail)?
+            tracing::debug!(path = %f.path, %error, "no file system for a copy");
+            Place::memfd(f.path.as_bytes()).map_err(fail)?
         }
     };
     fill(&place.file)?;
     modified(&place.file).map_err(fail)?;
     // SAFETY: takes numbers only.
     sys::libc_result(unsafe { libc::fchmod(place.file.as_raw_fd(), f.mode & 0o555 | 0o400) }).map_err(fail)?;
-    place.finish(f.path.ends_with(DELETED)).map_err(fail)
+    place.finish(f.path.as_bytes().ends_with(DELETED)).map_err(fail)
 }
 
 /// Where a copy is made.
@@ -190,11 +191,11 @@ struct Place {
 
 impl Place {
     /// A file with this path, in a file system of its own.
-    fn named(path: &str) -> io::Result<Self> {
+    fn named(path: &[u8]) -> io::Result<Self> {
         let path = path.strip_suffix(DELETED).unwrap_or(path);
-        let mut parts: Vec<&str> = path.split('/').filter(|p| !p.is_empty()).collect();
-        let odd = |p: &&str| matches!(*p, "." | "..");
-        let name = parts.pop().filter(|_| path.starts_with('/'));
+        let mut parts: Vec<&[u8]> = path.split(|b| *b == b'/').filter(|p| !p.is_empty()).collect();
+        let odd = |p: &&[u8]| matches!(*p, b"." | b"..");
+        let name = parts.pop().filter(|_| path.starts_with(b"/"));
         let Some(name) = name.filter(|n| !odd(n) && !parts.iter().any(odd)) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
@@ -214,12 +215,8 @@ impl Place {
     }
 
     /// A memfd that is called by its path.
-    fn memfd(path: &str) -> io::Result<Self> {
-        let mut end = path.len().min(MEMFD_NAME);
-        while !path.is_char_boundary(end) {
-            end -= 1;
-        }
-        let name = CString::new(&path[..end])?;
+    fn memfd(path: &[u8]) -> io::Result<Self> {
+        let name = CString::new(&path[..path.len().min(MEMFD_NAME)])?;
         let make = |flags| {
             // SAFETY: a string that ends in a zero.
             let fd = sys::libc_result(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | flags) })?;

@@ -55,7 +55,7 @@ pub fn decide(job: &Job, extents: &[Extent]) {
                 ask_huge: lazy,
                 shared_fd: &|object, _| (object.ino % 3 != 0).then_some(5),
                 segment_bytes: &|id| (id % 3 != 0).then_some(8192),
-                copy: &|path, _| path.len().is_multiple_of(3).then_some(6),
+                copy: &|path, _| path.as_bytes().len().is_multiple_of(3).then_some(6),
             };
             drop(memory::plan(input, &mut arena));
         }

@@ -85,14 +85,18 @@ fn holders() -> BTreeMap<i32, Holder> {
         let Ok(s) = proc::stat(pid) else { continue };
         for tid in proc::tasks(pid).unwrap_or_default() {
             let kind = if tid == pid { "process" } else { "a thread of process" };
-            add(tid, format!("{kind} {pid} ({})", s.comm), s.is_dead());
+            add(tid, format!("{kind} {pid} ({})", s.comm.display()), s.is_dead());
         }
         add(
             s.pgrp,
-            format!("the process group of process {pid} ({})", s.comm),
+            format!("the process group of process {pid} ({})", s.comm.display()),
             s.is_dead(),
         );
-        add(s.session, format!("the session of process {pid} ({})", s.comm), s.is_dead());
+        add(
+            s.session,
+            format!("the session of process {pid} ({})", s.comm.display()),
+            s.is_dead(),
+        );
     }
     out
 }

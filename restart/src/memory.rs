@@ -10,6 +10,7 @@ use crate::layout::{uncovered, Range, TASK_SIZE};
 use crate::vdso::{self, Foreign};
 use belay_abi::restore::{Call, Fill, Step, CALL_EXPECT_ARG0, CALL_KEEP, CALL_MAY_FAIL, CALL_USE_KEPT_ARG0, CALL_USE_KEPT_ARG4};
 use belay_image::model::{FileIdentity, ObjectId, Vma, VmaKind};
+use belay_image::name::Name;
 use belay_kernel::{guards, hugepages};
 
 const PROT_READ: u64 = 1;
@@ -71,7 +72,7 @@ pub(crate) struct Input<'a> {
     pub(crate) shared_fd: &'a dyn Fn(ObjectId, bool) -> Option<i32>,
     pub(crate) segment_bytes: &'a dyn Fn(i32) -> Option<u64>,
     /// What is mapped in the place of a file that is not here.
-    pub(crate) copy: &'a dyn Fn(&str, &FileIdentity) -> Option<i32>,
+    pub(crate) copy: &'a dyn Fn(&Name, &FileIdentity) -> Option<i32>,
 }
 
 /// The plan.
@@ -354,7 +355,7 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
             if let Some(copy) = copy {
                 p.before.push(fixed(flags | MAP_PRIVATE, copy, *offset));
             } else {
-                let path = arena.string(path);
+                let path = arena.string(path.as_bytes());
                 let open = call(Step::Map, i, nr::OPEN, &[path, O_RDONLY_CLOEXEC]).with(CALL_KEEP);
                 p.before.push(open);
                 p.before
@@ -468,7 +469,7 @@ fn advise(i: usize, vma: &Vma, protect: bool, arena: &mut Arena, p: &mut MemoryP
         p.after.push(c.with(if optional { CALL_MAY_FAIL } else { 0 }));
     }
     if let VmaKind::Anonymous { name: Some(name) } = &vma.kind {
-        let name = arena.string(name);
+        let name = arena.string(name.as_bytes());
         let args = [PR_SET_VMA, 0, start, bytes, name];
         p.after.push(call(Step::Advise, i, nr::PRCTL, &args).with(CALL_MAY_FAIL));
     }

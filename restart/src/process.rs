@@ -24,7 +24,10 @@ use belay_plugins::Rebuilder;
 use belay_storage::chunk::Chunk;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 
 /// Where the parts of the restorer's area lie.
@@ -222,7 +225,7 @@ fn open_files(cx: &Context<'_>, p: &Process) -> Outcome<Files> {
         }
     }
     let copy = p.exe_identity.as_ref().and_then(|identity| cx.copies.of(&p.exe, identity));
-    let exe = match (copy, std::fs::File::open(&p.exe)) {
+    let exe = match (copy, std::fs::File::open(p.exe.as_path())) {
         _ if tree::shares_memory(p) => None, // it belongs to the memory
         (Some(copy), _) => Some(high(copy)?),
         (None, Ok(f)) => Some(high(f.as_raw_fd())?),
@@ -265,10 +268,11 @@ fn settings(p: &Process) -> Outcome<()> {
     // One that had been deleted exists for the time of the rebuild, under the name it had.
     let deleted = p
         .cwd
-        .strip_suffix(" (deleted)")
-        .filter(|_| !std::path::Path::new(&p.cwd).exists());
-    let cwd = deleted.unwrap_or(&p.cwd);
-    std::env::set_current_dir(cwd).map_err(|e| at(&format!("working directory {cwd}"), e))?;
+        .as_bytes()
+        .strip_suffix(b" (deleted)")
+        .filter(|_| !p.cwd.as_path().exists());
+    let cwd = deleted.map_or(p.cwd.as_path(), |bare| Path::new(OsStr::from_bytes(bare)));
+    std::env::set_current_dir(cwd).map_err(|e| at(&format!("working directory {}", cwd.display()), e))?;
     // SAFETY: takes a number and cannot fail.
     unsafe { libc::umask(p.umask) };
     Ok(())

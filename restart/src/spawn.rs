@@ -263,7 +263,7 @@ extern "C" fn be_born(birth: usize) -> ! {
 
 /// Ends with the wait status that the zombie has.
 fn end_like(process: &Process, status: i32) -> ! {
-    let mut comm = process.comm.clone().into_bytes();
+    let mut comm = process.comm.as_bytes().to_vec();
     comm.truncate(15);
     comm.push(0);
     // SAFETY: a live, terminated string.

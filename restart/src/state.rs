@@ -172,7 +172,7 @@ pub(crate) fn thread(index: usize, t: &Thread, arena: &mut Arena, out: &mut Vec<
     attributes::policy(t.policy.as_ref(), index, arena, out);
     attributes::thread(index, &t.prctl, out);
     if let Some((cwd, umask)) = &t.directories {
-        let cwd = arena.string(cwd);
+        let cwd = arena.string(cwd.as_bytes());
         out.push(c(nr::UNSHARE, &[libc::CLONE_FS as u64]));
         out.push(c(nr::CHDIR, &[cwd]));
         out.push(c(nr::UMASK, &[u64::from(*umask)]));
@@ -353,7 +353,7 @@ pub(crate) fn process_early(p: &Process, arena: &mut Arena, out: &mut Vec<Call>)
         out.push(call(Step::Process, 7, nr::PRCTL, &[PR_SET_MEMORY_MERGE, 1, 0, 0, 0]).with(CALL_MAY_FAIL));
     }
     if p.root != "/" && !p.root.is_empty() {
-        let root = arena.string(&p.root);
+        let root = arena.string(p.root.as_bytes());
         out.push(call(Step::Process, 1, nr::CHROOT, &[root]));
     }
 }

@@ -11,6 +11,7 @@ use crate::vdso::{Foreign, Refused};
 use belay_image::extents::{self, Extent};
 use belay_image::manifest::Manifest;
 use belay_image::model::{FileIdentity, Job, Process, Processor, Vma, VmaKind};
+use belay_image::name::Name;
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{blobs::BlobReader, checksum, extent_file, files, ImageError, BLOB_FILE, CODE, CONTENTS, JOB_FILE};
 use belay_plugins::{check_path, look, Descriptors, Sights};
@@ -204,9 +205,9 @@ fn check_processor(job: &Job, any_cpu: bool) -> Outcome<()> {
 fn check_paths(job: &Job, descriptors: &Descriptors) -> Outcome<Sights> {
     let live = job.processes.iter().filter(|p| tree::is_live(p));
     let of_threads = |p: &'_ Process| p.threads.iter().filter_map(|t| t.directories.clone()).collect::<Vec<_>>();
-    let mut all: BTreeSet<String> = live.clone().flat_map(of_threads).map(|(cwd, _)| cwd).collect();
+    let mut all: BTreeSet<Name> = live.clone().flat_map(of_threads).map(|(cwd, _)| cwd).collect();
     all.extend(live.flat_map(|p| [p.cwd.clone(), p.root.clone()]));
-    all.iter().try_for_each(|path| check_path(Path::new(path)))?;
+    all.iter().try_for_each(|path| check_path(path.as_path()))?;
     Ok(look(descriptors)?)
 }
 
@@ -221,17 +222,14 @@ fn foreign(job: &Job, blobs: &BlobReader) -> Outcome<Option<Foreign>> {
 
 /// Programs and libraries must be those of the checkpoint, or stored in it: which of the stored ones are others here. Files that the job writes, or that the checkpoint restores, are another matter.
 fn lacking(job: &Job, descriptors: &Descriptors) -> Outcome<Vec<usize>> {
-    let mut known: HashMap<&str, Result<FileIdentity, String>> = HashMap::new();
+    let mut known: HashMap<&Name, Result<FileIdentity, String>> = HashMap::new();
     let mut lacking = BTreeSet::new();
     let mapped = job.processes.iter().flat_map(mapped_files);
-    let mapped = mapped.map(|found| (found, !descriptors.restores(Path::new(found.0))));
-    let programs = job
-        .processes
-        .iter()
-        .filter_map(|p| Some((p.exe.as_str(), p.exe_identity.as_ref()?)));
+    let mapped = mapped.map(|found| (found, !descriptors.restores(found.0.as_path())));
+    let programs = job.processes.iter().filter_map(|p| Some((&p.exe, p.exe_identity.as_ref()?)));
     let programs = programs.map(|found| (found, false));
     for ((path, then), needed) in mapped.chain(programs) {
-        let look = || FileIdentity::of(Path::new(path)).map_err(|e| e.to_string());
+        let look = || FileIdentity::of(path.as_path()).map_err(|e| e.to_string());
         let now = known.entry(path).or_insert_with(look);
         if now.as_ref().is_ok_and(|now| then.accepts(now)) {
             continue;
@@ -240,7 +238,7 @@ fn lacking(job: &Job, descriptors: &Descriptors) -> Outcome<Vec<usize>> {
             Some(stored) => drop(lacking.insert(stored)),
             None if needed => {
                 return Err(RestartError::Changed {
-                    path: path.to_owned(),
+                    path: path.to_string(),
                     reason: difference(then, now),
                 })
             }
@@ -269,13 +267,13 @@ fn difference(then: &FileIdentity, now: &Result<FileIdentity, String>) -> String
     }
 }
 
-fn mapped_files(p: &Process) -> impl Iterator<Item = (&str, &FileIdentity)> {
+fn mapped_files(p: &Process) -> impl Iterator<Item = (&Name, &FileIdentity)> {
     p.vmas.iter().filter_map(|v| match &v.kind {
         VmaKind::FilePrivate {
             path,
             identity: Some(identity),
             ..
-        } => Some((path.as_str(), identity)),
+        } => Some((path, identity)),
         _ => None,
     })
 }

@@ -85,7 +85,7 @@ fn unasked(holder: Option<&Holder>, d: &Description, restarts: bool) -> JobState
 fn document(dir: &JobDir, d: &Description) -> Status {
     Status {
         name: d.name.clone(),
-        command: d.command.clone(),
+        command: d.command.iter().map(ToString::to_string).collect(),
         dir: dir.path().display().to_string(),
         state: JobState::Killed,
         running: false,

@@ -107,7 +107,7 @@ pub fn hung(pids: impl Iterator<Item = i32>) -> io::Error {
     let stuck: Vec<_> = all.iter().filter(|(_, s)| s.state == 'D').collect();
     let named = if stuck.is_empty() { all.iter().collect() } else { stuck };
     let each = named.iter().map(|(pid, s)| {
-        let command = super::command_line(*pid).unwrap_or_else(|| format!("[{}]", s.comm));
+        let command = super::command_line(*pid).unwrap_or_else(|| format!("[{}]", s.comm.display()));
         let at = super::text(format!("/proc/{pid}/wchan")).ok().filter(|at| at.len() > 1);
         let at = at.map_or(String::new(), |at| format!(", in {at}"));
         format!("{pid} ({command}; state {}{at})", s.state)

@@ -181,7 +181,7 @@ fn likely(s: &Session<'_>, pid: i32) -> BTreeSet<PathBuf> {
         }
     }
     for m in belay_kernel::proc::maps(s.task_of(pid)).unwrap_or_default() {
-        if m.name.starts_with('/') {
+        if Path::new(&m.name).is_absolute() {
             add(Path::new(&m.name));
         }
     }

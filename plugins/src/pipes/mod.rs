@@ -4,7 +4,7 @@
 
 use crate::capture::Session;
 use crate::fault::{refuse, At, Fault};
-use crate::files::{make_beside, make_parents, owner, parents, Directory};
+use crate::files::{make_beside, make_parents, owner, parents, without_deleted, Directory};
 use crate::model::{DescId, Description, FsPath, Holder, Kind};
 use crate::rebuild::Builder;
 use crate::sys::fd;
@@ -14,6 +14,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// As the kernel knows it; the C library of 64-bit programs calls it 0.
@@ -134,14 +135,11 @@ fn object(s: &mut Session<'_>, at: usize) -> Result<PipeObject, Fault> {
 
 /// Name of the FIFO behind the link `shown`; `None` for a pipe.
 fn fifo(shown: &Path, stat: &fd::Stat) -> Option<Fifo> {
-    if shown.to_string_lossy().starts_with("pipe:[") {
+    if shown.as_os_str().as_bytes().starts_with(b"pipe:[") {
         return None;
     }
     let here = fd::stat(shown, false).is_ok_and(|st| st.st_dev == stat.st_dev && st.st_ino == stat.st_ino);
-    let path = match shown.to_str().and_then(|p| p.strip_suffix(" (deleted)")) {
-        Some(bare) if !here => Path::new(bare),
-        _ => shown,
-    };
+    let path = if here { shown } else { without_deleted(shown) };
     Some(Fifo {
         path: FsPath::from(path),
         mode: stat.st_mode & 0o7777,

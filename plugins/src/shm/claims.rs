@@ -13,6 +13,7 @@ use crate::SharedMapping;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -37,7 +38,7 @@ pub(crate) fn claim(s: &mut Session<'_>) -> Result<(), (Holder, String, Fault)> 
             let holder = Holder { pid: p.pid, fd: -1 };
             let known = objects
                 .entry(name(job, m, p.task))
-                .or_insert((false, holder, format!("mapping of {}", m.name)));
+                .or_insert((false, holder, format!("mapping of {}", m.name.display())));
             known.0 |= m.prot & libc::PROT_WRITE as u32 != 0;
         }
     }
@@ -69,9 +70,10 @@ pub(crate) fn claim(s: &mut Session<'_>) -> Result<(), (Holder, String, Fault)> 
 /// Whether only memory, or a file that does not go with the job, holds what is written there.
 fn is_memory(m: &SharedMapping) -> bool {
     let shown = Path::new(&m.name);
-    let in_memory = m.name.is_empty() || OBJECTS.iter().any(|o| m.name.starts_with(o)) || files::is_volatile(shown, None);
+    let in_memory =
+        m.name.is_empty() || OBJECTS.iter().any(|o| m.name.as_bytes().starts_with(o.as_bytes())) || files::is_volatile(shown, None);
     // `stat` and the maps file disagree about the device on some file systems, so only the name tells.
-    m.sysv_shmid.is_some() || in_memory || m.name.ends_with(" (deleted)") && !files::is_named(shown, m.object)
+    m.sysv_shmid.is_some() || in_memory || m.name.as_bytes().ends_with(b" (deleted)") && !files::is_named(shown, m.object)
 }
 
 fn hold(name: &str) -> io::Result<OwnedFd> {

@@ -10,6 +10,8 @@ use crate::files::{self, Origin, Sought};
 use crate::model::Holder;
 use crate::SharedMapping;
 use belay_kernel::hugepages;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Adds the objects behind all shared mappings to the session's files.
@@ -19,7 +21,7 @@ pub(crate) fn finish(s: &mut Session<'_>) -> Result<(), (Holder, String, Fault)>
             let holder = Holder { pid: p.pid, fd: -1 };
             if is_device(&m.name) {
                 let reason = "a mapped device has state that cannot be saved; run without it".to_string();
-                return Err((holder, format!("mapping of {}", m.name), Fault::Refused(reason)));
+                return Err((holder, format!("mapping of {}", m.name.display()), Fault::Refused(reason)));
             }
             let at = match s.files.find(m.object) {
                 Some(at) => at,
@@ -43,9 +45,10 @@ pub(crate) fn finish(s: &mut Session<'_>) -> Result<(), (Holder, String, Fault)>
     Ok(())
 }
 
-fn is_device(name: &str) -> bool {
-    let shm = name.starts_with("/dev/shm/") || name.starts_with("/dev/zero") || name.starts_with("/dev/hugepages/");
-    name.starts_with("/dev/") && !shm && !name.starts_with("/dev/mqueue/")
+fn is_device(name: &OsStr) -> bool {
+    let starts = |with: &str| name.as_bytes().starts_with(with.as_bytes());
+    let shm = starts("/dev/shm/") || starts("/dev/zero") || starts("/dev/hugepages/");
+    starts("/dev/") && !shm && !starts("/dev/mqueue/")
 }
 
 /// The object behind a mapping that no descriptor leads to.
@@ -53,15 +56,16 @@ fn object(s: &mut Session<'_>, m: &SharedMapping, holder: Holder) -> usize {
     let shown = Path::new(&m.name);
     let bare = files::without_deleted(shown);
     let deleted = bare != shown;
-    let name = bare.to_string_lossy().into_owned();
+    let name = bare.as_os_str().as_bytes();
+    let memfd = name.strip_prefix(b"/memfd:").map(OsStr::from_bytes);
     let huge = || hugepages::page_bytes(m.object.dev).map_or(0, |size| libc::MFD_HUGETLB | hugepages::size_flags(size));
-    let restored = name.strip_prefix("/memfd:") == Some(files::ANONYMOUS) && hugepages::page_bytes(m.object.dev).is_none();
-    let (path, origin) = if m.name.is_empty() || (deleted && (name == "/dev/zero" || restored)) {
+    let restored = memfd.is_some_and(|memfd| memfd == files::ANONYMOUS) && hugepages::page_bytes(m.object.dev).is_none();
+    let (path, origin) = if m.name.is_empty() || (deleted && (name == b"/dev/zero" || restored)) {
         (PathBuf::from(files::ANONYMOUS), Origin::Anonymous)
-    } else if name == "/anon_hugepage" {
+    } else if name == b"/anon_hugepage" {
         let memfd = Origin::Memfd { seals: 0, huge: huge() };
         (PathBuf::from("anon_hugepage"), memfd)
-    } else if let Some(memfd) = name.strip_prefix("/memfd:") {
+    } else if let Some(memfd) = memfd {
         // Nobody holds a descriptor, so nobody can add or ask for seals any more.
         (PathBuf::from(memfd), Origin::Memfd { seals: 0, huge: huge() })
     } else if deleted && !files::is_named(shown, m.object) {

@@ -284,7 +284,7 @@ fn view(pid: i32) -> ProcessView {
         task: pid,
         pidfd: belay_kernel::pidfd::open(pid).unwrap(),
         apart: Vec::new(),
-        exe: belay_kernel::proc::link(pid, "exe").into(),
+        exe: belay_kernel::proc::link(pid, "exe"),
         stack: 0,
         shared,
     }
@@ -315,7 +315,7 @@ fn mapping(line: &str) -> Option<SharedMapping> {
             dev: libc::makedev(hex(major) as u32, hex(minor) as u32),
             ino: ino.parse().unwrap(),
         },
-        name,
+        name: name.into(),
         sysv_shmid: sysv,
     })
 }
@@ -436,7 +436,7 @@ fn remap(m: &SharedMapping, fd: Option<i32>) {
             (Some(fd), _) => {
                 let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE;
                 let p = libc::mmap(at, (m.end - m.start) as usize, m.prot as i32, flags, fd, m.offset as i64);
-                assert_eq!(p, at, "mmap {}: {}", m.name, std::io::Error::last_os_error());
+                assert_eq!(p, at, "mmap {}: {}", m.name.display(), std::io::Error::last_os_error());
             }
             (None, Some(id)) => {
                 let p = libc::shmat(id, at, if m.prot & 2 == 0 { libc::SHM_RDONLY } else { 0 });

@@ -2,6 +2,7 @@
 //! must end in the same tree.
 
 use super::*;
+use belay_image::name::Name;
 use std::collections::BTreeMap;
 
 const AGENT_PID: i32 = 100;
@@ -160,11 +161,11 @@ fn process(pid: i32, t: &Task) -> Process {
         },
         stop_untold: false,
         exit_signal: 17,
-        comm: String::new(),
-        exe: String::new(),
+        comm: Name::default(),
+        exe: Name::default(),
         exe_identity: None,
-        cwd: String::new(),
-        root: String::new(),
+        cwd: Name::default(),
+        root: Name::default(),
         umask: 0,
         personality: 0,
         user_namespace: 0,

@@ -17,7 +17,7 @@ impl Copied {
         let maps = belay_kernel::proc::maps(std::process::id().cast_signed()).unwrap();
         let own: Vec<_> = maps
             .iter()
-            .filter(|m| m.name.starts_with("[v") && m.name != "[vsyscall]")
+            .filter(|m| m.name.as_encoded_bytes().starts_with(b"[v") && m.name != "[vsyscall]")
             .collect();
         let at = |name: &str| own.iter().find(|m| m.name == name).unwrap().start;
         let whole = span(own.iter().map(|m| m.start..m.end));

@@ -181,6 +181,7 @@ fn cases() -> Vec<Case> {
         prog("aio_served other").refused("io_setup").root_only(),
         prog("blocked mq 8"),
         prog("odd_bare").verdict_file(),
+        prog("odd_names"),
         prog("refuse io_uring").refused("io_uring"),
         prog("refuse userfaultfd").refused("userfaultfd"),
         prog("refuse ptrace").refused("traced"),
