@@ -220,7 +220,11 @@ fn attempt(
         shells: &shells,
         farewell: &|standin, status| end_standin(standin, shell_code(status)),
     };
-    belay_restart::restart(&g.path, options, group, &mut listen, &mut serve, &without_agent).map_err(Failure::from)
+    let options = Options {
+        ended: ended.is_some(),
+        ..options.clone()
+    };
+    belay_restart::restart(&g.path, &options, group, &mut listen, &mut serve, &without_agent).map_err(Failure::from)
 }
 
 /// Numbers of the generations to try, in this order: `wanted`, or all from the newest, in the job directory and on its durable tiers.

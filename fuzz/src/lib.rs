@@ -12,3 +12,4 @@ pub mod engine;
 pub mod guard;
 pub mod mutate;
 pub mod targets;
+mod values;

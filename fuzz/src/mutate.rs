@@ -6,7 +6,7 @@ use fastrand::Rng;
 pub const MAX: usize = 256 << 10;
 
 /// Numbers at which arithmetic errs.
-const NUMBERS: [u64; 16] = [
+pub(crate) const NUMBERS: [u64; 16] = [
     0,
     1,
     7,

@@ -1,5 +1,6 @@
 //! The targets. Each takes bytes that come from disk, from the network or from another process, and does with them what belay does until it trusts them.
 
+use crate::values;
 use belay_coordinator::config::{Config, Limits};
 use belay_coordinator::fuzzing as from_coordinator;
 use belay_coordinator::jobdir::Description;
@@ -43,9 +44,10 @@ const fn main(target: Target) -> Target {
 }
 
 /// All of them.
-pub const ALL: [Target; 28] = [
+pub const ALL: [Target; 29] = [
     main(target("image", "image", image)),
     main(target("image-resealed", "image", image_resealed)),
+    main(target("values", "values", values::values)),
     target("job", "job", job),
     target("vdso", "vdso", belay_restart::fuzzing::vdso),
     target("descriptors", "descriptors", descriptors),
@@ -153,7 +155,7 @@ fn descriptors(data: &[u8]) {
         // The processes of the corpus, and two threads of the first.
         let threads = [3866, 3867, 3868, 3869].map(|pid| (pid, pid));
         let threads = threads.into_iter().chain([(4866, 3866), (4867, 3866)]).collect();
-        drop(d.check_tables(&threads));
+        drop(d.check(&threads));
         assert!(d.of_ipc_namespace().is_none_or(|what| !what.is_empty()));
     }
 }

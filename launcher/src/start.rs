@@ -431,6 +431,7 @@ fn restart_options(lazy: bool, any_cpu: bool) -> Result<belay_restart::Options, 
     Ok(belay_restart::Options {
         lazy,
         any_cpu,
+        ended: false,
         restorer: belay_kernel::blob::find("belay-restorer")
             .map_err(|e| Failure::new(Exit::System, format!("{e}; install belay completely")))?,
     })

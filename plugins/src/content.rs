@@ -73,6 +73,14 @@ pub(crate) struct Content {
 }
 
 impl Content {
+    /// Whether contents of this length can lie there.
+    pub(crate) fn is_possible(&self) -> bool {
+        let length = self.bytes.checked_next_multiple_of(PAGE);
+        length
+            .and_then(|length| self.at.checked_add(length))
+            .is_some_and(|end| end <= LAST)
+    }
+
     /// Stores the pages of `data` that are not zero; it lies at `offset`, where a page begins.
     fn add(&self, offset: u64, data: &[u8], all: &mut Contents<'_>) -> Result<(), Fault> {
         let mut from = 0;

@@ -31,6 +31,7 @@ pub mod mpi;
 mod mqueue;
 mod pidfd;
 mod pipes;
+mod plausible;
 mod rebuild;
 mod renamed;
 mod shm;

@@ -61,7 +61,7 @@ impl Descriptors {
 
     /// What is wrong with the tables, where the threads of the job are `threads`, by process, and each task's table is made by itself or by one that can: a process makes its
     /// children, a thread the other threads of its process.
-    pub fn check_tables(&self, threads: &HashMap<i32, i32>) -> Result<(), String> {
+    pub(crate) fn check_tables(&self, threads: &HashMap<i32, i32>) -> Result<(), String> {
         let mut seen = BTreeSet::new();
         for t in &self.tables {
             let Some(first) = t.pids.first() else {
@@ -79,7 +79,10 @@ impl Descriptors {
                 }
             }
         }
-        Ok(())
+        match threads.values().find(|process| !seen.contains(process)) {
+            Some(process) => Err(format!("process {process} has no descriptor table")),
+            None => Ok(()),
+        }
     }
 
     /// Whether the job writes the file at `path`, or the checkpoint holds its contents: then it need not look now as it did then.
@@ -269,8 +272,16 @@ mod tests {
             d.check_tables(&threads).is_ok()
         };
         assert!(check(&[&[10, 20]]));
+        assert!(!check(&[&[10]]) && !check(&[&[20], &[11]]));
         assert!(check(&[&[10], &[20], &[12, 11], &[21]]));
-        let bad: [&[&[i32]]; 6] = [&[&[]], &[&[10], &[10]], &[&[10, 11]], &[&[11, 10]], &[&[11, 21]], &[&[30]]];
+        let bad: [&[&[i32]]; 6] = [
+            &[&[10, 20], &[]],
+            &[&[10, 20], &[10]],
+            &[&[10, 20, 11]],
+            &[&[11, 10], &[20]],
+            &[&[10, 20], &[11, 21]],
+            &[&[10, 20], &[30]],
+        ];
         for users in bad {
             assert!(!check(users), "{users:?}");
         }

@@ -64,7 +64,8 @@ pub(crate) fn check(files: &[MappedFile]) -> Result<(), String> {
         let whole = |p: &(u64, u64)| p.0.is_multiple_of(PAGE) && p.1.is_multiple_of(PAGE) && p.0 < p.1;
         let inside = f.parts.iter().all(|p| whole(p) && Some(p.1) <= end);
         let ascending = f.parts.windows(2).all(|w| w[0].1 <= w[1].0);
-        if !placed || !f.at.is_multiple_of(PAGE) || !inside || !ascending {
+        let named = !f.path.is_empty() && !f.path.as_bytes().contains(&0);
+        if !named || !placed || !f.at.is_multiple_of(PAGE) || !inside || !ascending {
             return Err(format!("the place of file {:?} is none", f.path.as_path()));
         }
     }
@@ -317,6 +318,8 @@ mod tests {
             change(&mut f);
             check(&[f]).unwrap_err();
         };
+        bad(|f| f.path = "".into());
+        bad(|f| f.path = "/a\0b".into());
         bad(|f| f.at = 1);
         bad(|f| f.at = u64::MAX - PAGE + 1);
         bad(|f| f.identity.bytes = u64::MAX);

@@ -4,15 +4,30 @@ use crate::arena::Arena;
 use crate::layout::{find_gap, TASK_SIZE};
 use crate::state::Own;
 use crate::vdso::{bridge::Bridge, frozen};
-use crate::{attributes, kin, memory, plausible, state, tree, verify};
+use crate::{attributes, kin, memory, plausible, processor, state, tree, verify};
 use belay_abi::restore::Fill;
 use belay_image::extents::Extent;
-use belay_image::model::{Job, Process};
+use belay_image::model::{Job, Process, Processor};
+use belay_image::sections::SectionFile;
 use std::collections::BTreeSet;
+use std::path::Path;
+
+/// All that is checked and decided before anything of the job whose sections these are is made; whether it may be.
+pub fn check(sections: &SectionFile, extents: &[Extent]) -> bool {
+    let Ok((job, descriptors)) = verify::decode(Path::new("input"), sections, false) else {
+        return false;
+    };
+    drop(processor::missing(&job, &Processor::own(), false));
+    drop(belay_plugins::look(&descriptors));
+    let _ = descriptors.keepers();
+    assert!(descriptors.of_ipc_namespace().is_none_or(|what| !what.is_empty()));
+    decide(&job, extents);
+    true
+}
 
 /// Decides how `job` would be restarted, with `extents` as the memory of each process.
 pub fn decide(job: &Job, extents: &[Extent]) {
-    if plausible::check(job).is_err() {
+    if plausible::check(job, true).is_err() {
         return;
     }
     if let Ok(tree) = tree::plan(&job.agent, &job.processes, 2, 32768, &BTreeSet::from([5, 77])) {

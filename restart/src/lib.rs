@@ -68,6 +68,8 @@ pub struct Options {
     pub lazy: bool,
     /// Restart on a processor that lacks instructions which the job may have chosen to use.
     pub any_cpu: bool,
+    /// The command had ended at the checkpoint: what it left behind is restarted.
+    pub ended: bool,
     /// The restorer program's file.
     pub restorer: PathBuf,
 }
@@ -143,7 +145,7 @@ pub fn restart(
     agent_main: &mut AgentMain<'_>,
     without_agent: &WithoutAgent<'_>,
 ) -> Result<End, RestartError> {
-    let mut loaded = Some(verify::load(dir, options.any_cpu)?);
+    let mut loaded = Some(verify::load(dir, options)?);
     let (agent, root, monotonic_ns) = match &loaded {
         Some(l) => (l.job.agent, l.job.root_pid, l.job.monotonic_ns),
         None => return Err(RestartError::at("restart", "nothing loaded")),

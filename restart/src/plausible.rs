@@ -21,8 +21,16 @@ const WRITE: u32 = libc::PROT_WRITE.cast_unsigned();
 /// Largest signal.
 const SIGNALS: i32 = 64;
 
-/// Checks `job`; what is wrong with it.
-pub(crate) fn check(job: &Job) -> Result<(), String> {
+/// Checks `job`; what is wrong with it. `ended`: its command had ended at the checkpoint, and is not part of it.
+pub(crate) fn check(job: &Job, ended: bool) -> Result<(), String> {
+    // The agent waits for the command, and hears of its own children only.
+    let is_command = |p: &Process| p.pid == job.root_pid && p.ppid == job.agent.pid;
+    if !ended && !job.processes.iter().any(is_command) {
+        return Err(format!(
+            "process {}, the command, is none of the agent's children",
+            job.root_pid
+        ));
+    }
     code::check(&job.code)?;
     job.processes.iter().try_for_each(|p| {
         let checked = process(p)
@@ -78,6 +86,20 @@ pub(crate) fn tasks(job: &Job) -> HashMap<i32, i32> {
 }
 
 fn process(p: &Process) -> Result<(), String> {
+    if let ProcessState::Zombie(status) = p.state {
+        if !is_end(status) {
+            return Err(format!("has ended with status {status:#x}, which none does"));
+        }
+    }
+    let own = p.threads.iter().filter_map(|t| t.directories.as_ref()).map(|(cwd, _)| cwd);
+    let mapped = p.vmas.iter().filter_map(|v| match &v.kind {
+        VmaKind::FilePrivate { path, .. } => Some(path),
+        _ => None,
+    });
+    let mut names = [&p.comm, &p.exe, &p.cwd, &p.root].into_iter().chain(own).chain(mapped);
+    if let Some(name) = names.find(|name| name.as_bytes().contains(&0)) {
+        return Err(format!("a name with a zero byte: {name}"));
+    }
     if let ProcessState::Stopped(signal) = p.state {
         if ![libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU].contains(&signal) {
             return Err(format!("stopped by signal {signal}"));
@@ -109,6 +131,23 @@ fn process(p: &Process) -> Result<(), String> {
     p.threads
         .iter()
         .try_for_each(|t| thread(t).map_err(|what| format!("thread {}: {what}", t.tid)))
+}
+
+/// Whether a process can end so that its parent is told this: it has exited, or been killed by a signal that kills.
+fn is_end(status: i32) -> bool {
+    const NEVER: [i32; 8] = [
+        libc::SIGCHLD,
+        libc::SIGCONT,
+        libc::SIGURG,
+        libc::SIGWINCH,
+        libc::SIGSTOP,
+        libc::SIGTSTP,
+        libc::SIGTTIN,
+        libc::SIGTTOU,
+    ];
+    let signal = libc::WTERMSIG(status);
+    let known = status & !0xffff == 0;
+    known && (libc::WIFEXITED(status) || libc::WIFSIGNALED(status) && signal <= SIGNALS && !NEVER.contains(&signal))
 }
 
 /// A mapping that follows one that ends at `behind`.
@@ -193,6 +232,26 @@ mod tests {
             kind,
             flags: Vec::new(),
             guards: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn ends_that_no_process_has_are_refused() {
+        for status in [0, 0xff00, libc::SIGKILL, libc::SIGSEGV | 0x80, 64] {
+            assert!(is_end(status), "{status:#x}");
+        }
+        for status in [
+            libc::SIGSTOP,
+            libc::SIGTSTP,
+            libc::SIGCHLD,
+            0x7f,
+            0x137f,
+            0xffff,
+            65,
+            0x1_0000,
+            -1,
+        ] {
+            assert!(!is_end(status), "{status:#x}");
         }
     }
 

@@ -8,6 +8,7 @@ use crate::plausible;
 use crate::processor;
 use crate::tree;
 use crate::vdso::{Foreign, Refused};
+use crate::Options;
 use belay_image::extents::{self, Extent};
 use belay_image::manifest::Manifest;
 use belay_image::model::{FileIdentity, Job, Process, Processor, Vma, VmaKind};
@@ -43,22 +44,13 @@ pub(crate) struct Loaded {
 const PIECE_BYTES: u64 = 4 << 20;
 
 /// Reads and checks the generation in `dir`.
-pub(crate) fn load(dir: &Path, any_cpu: bool) -> Outcome<Loaded> {
+pub(crate) fn load(dir: &Path, options: &Options) -> Outcome<Loaded> {
     // The job's processes change directory; the image must still be found.
     let dir = dir.canonicalize().map_err(|e| ImageError::io("open", dir, e))?;
     let manifest = Manifest::read(&dir)?;
     let files = check_files(&dir, &manifest)?;
     let sections = SectionFile::decode(&dir.join(JOB_FILE), files.get(JOB_FILE).map_or(&[], Vec::as_slice))?;
-    let job: Job = sections.get_json(Kind::Job)?;
-    if job.arch != std::env::consts::ARCH {
-        return Err(ImageError::Architecture {
-            path: dir.join(JOB_FILE).display().to_string(),
-            found: job.arch,
-            expected: std::env::consts::ARCH.into(),
-        }
-        .into());
-    }
-    plausible::check(&job).map_err(|reason| ImageError::damaged(&dir.join(JOB_FILE), reason))?;
+    let (job, descriptors) = decode(&dir.join(JOB_FILE), &sections, options.ended)?;
     let store = Store::of_generation(&dir);
     let open = |c| store.open(c).map(|chunk| (c.id, chunk));
     let chunks = manifest.chunks.iter().map(open).collect::<Result<HashMap<_, _>, _>>()?;
@@ -79,10 +71,7 @@ pub(crate) fn load(dir: &Path, any_cpu: bool) -> Outcome<Loaded> {
     };
     let contents = of_all(CONTENTS)?;
     check_processes(&job)?;
-    check_processor(&job, any_cpu)?;
-    let descriptors: Descriptors = sections.get_json(Kind::Descriptors)?;
-    let tables = descriptors.check_tables(&plausible::tasks(&job));
-    tables.map_err(|reason| ImageError::damaged(&dir.join(JOB_FILE), reason))?;
+    check_processor(&job, options.any_cpu)?;
     let code = Code {
         lacking: lacking(&job, &descriptors)?,
         files: job.code.clone(),
@@ -101,6 +90,23 @@ pub(crate) fn load(dir: &Path, any_cpu: bool) -> Outcome<Loaded> {
         extents: all,
         chunks,
     })
+}
+
+/// What `sections`, those of the file at `path`, say of the job. All that the restart takes for granted of it is checked here.
+pub(crate) fn decode(path: &Path, sections: &SectionFile, ended: bool) -> Result<(Job, Descriptors), ImageError> {
+    let job: Job = sections.get_json(Kind::Job)?;
+    if job.arch != std::env::consts::ARCH {
+        return Err(ImageError::Architecture {
+            path: path.display().to_string(),
+            found: job.arch,
+            expected: std::env::consts::ARCH.into(),
+        });
+    }
+    plausible::check(&job, ended).map_err(|reason| ImageError::damaged(path, reason))?;
+    let descriptors: Descriptors = sections.get_json(Kind::Descriptors)?;
+    let checked = descriptors.check(&plausible::tasks(&job));
+    checked.map_err(|reason| ImageError::damaged(path, reason))?;
+    Ok((job, descriptors))
 }
 
 /// Every listed file must be there with its length; those with a checksum are read and checked.

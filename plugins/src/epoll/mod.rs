@@ -29,6 +29,11 @@ impl EpollState {
     pub(crate) fn numbers(&self) -> impl Iterator<Item = RawFd> + '_ {
         self.interest.iter().map(|i| i.number)
     }
+
+    /// The descriptions that it watches.
+    pub(crate) fn watched(&self) -> impl Iterator<Item = DescId> + '_ {
+        self.interest.iter().map(|i| i.desc)
+    }
 }
 
 /// One entry of the interest list.

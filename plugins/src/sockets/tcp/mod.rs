@@ -55,6 +55,14 @@ pub(crate) struct TcpState {
 }
 
 impl TcpState {
+    /// The description of the other end, or of the listening socket.
+    pub(crate) fn refers_to(&self) -> Option<DescId> {
+        match self.role {
+            Role::Pair(id) | Role::Waiting(id) => Some(id),
+            _ => None,
+        }
+    }
+
     /// It is held by a program that was started then.
     pub(crate) fn held_since(&mut self, era: Era) {
         self.since = era;
