@@ -128,7 +128,8 @@ mod tests {
             d.check(&HashMap::from([(10, 10)]))
         };
         assert_eq!(check(&|_| ()), Ok(()));
-        let bad: [(&str, &dyn Fn(&mut Descriptors)); 8] = [
+        type Change<'a> = &'a dyn Fn(&mut Descriptors);
+        let bad: [(&str, Change<'_>); 8] = [
             ("unknown", &|d| d.tables[0].slots[1].desc = 1),
             ("out of order", &|d| d.tables[0].slots[1].fd = 0),
             ("no possible number", &|d| d.tables[0].slots[1].fd = i32::MAX),
