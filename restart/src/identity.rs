@@ -12,6 +12,7 @@ use belay_plugins::{Facts, Group};
 use std::collections::BTreeSet;
 use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 /// Where programs share memory by names.
 const SHARED: &str = "/dev/shm";
@@ -46,6 +47,11 @@ impl Identity {
             boot: job.boot_id.clone(),
             apart: is_apart(&here, &job.host),
         })
+    }
+
+    /// The directory in whose place the part gets one of its own.
+    pub(crate) fn own_directory(&self) -> Option<&'static Path> {
+        self.apart.then(|| Path::new(SHARED))
     }
 
     /// In PID 1 of the part, which has a `/proc`.

@@ -154,6 +154,9 @@ pub fn restart(
         (Some(l), Some(group)) => Identity::of(&l.job, group)?,
         _ => Identity::default(),
     };
+    if let (Some(l), Some(dir)) = (&mut loaded, identity.own_directory()) {
+        l.sights.forget_below(&l.descriptors, dir);
+    }
     let blob = Blob::load(&options.restorer).map_err(|e| RestartError::at("load the restorer", e))?;
     let failed = |e: std::io::Error| RestartError::at("restart", e);
     let (channel, inside) = Channel::pair().map_err(failed)?;

@@ -163,7 +163,7 @@ fn restore_named(object: &FileObject, content: &Content, sight: Sight, pages: &d
     // What may be written: the file of the checkpoint, or one that nobody else can have put there.
     let seen = sight
         .file
-        .filter(|seen| here.as_ref().is_some_and(|st| Seen::from(st) == *seen));
+        .filter(|seen| here.as_ref().is_some_and(|st| seen.is(Seen::from(st))));
     let built = BuiltFile {
         anchor: None,
         held: None,

@@ -21,7 +21,7 @@ const MOST_LINKS: usize = 40;
 const UNKNOWN: u32 = 65534;
 
 /// A file as it was found: what is opened later must be this one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Seen {
     dev: u64,
     ino: u64,
@@ -42,10 +42,15 @@ impl Seen {
         }
     }
 
+    /// Whether `now` is the same one. In a user namespace everything of others seems to belong to [`UNKNOWN`], which may be the user's own number.
+    pub(super) fn is(self, now: Self) -> bool {
+        (self.dev, self.ino) == (now.dev, now.ino) && (self.mine == now.mine || me() == UNKNOWN)
+    }
+
     /// Finds it at `path` again, to open it.
     pub(crate) fn find(self, path: &Path) -> Result<OwnedFd, Fault> {
         let found = fd::open(path, libc::O_PATH, 0).at("look for it")?;
-        if Self::of(&found).at("stat")? == self {
+        if self.is(Self::of(&found).at("stat")?) {
             return Ok(found);
         }
         refuse("another file has taken its place while the job was being restarted; look at it, move it away and restart again")
@@ -66,7 +71,7 @@ impl Sight {
     pub(crate) fn above(self, path: &Path) -> Result<OwnedFd, Fault> {
         let above = fd::above(path).at("open its directory")?;
         let now = Seen::of(&above).at("stat")?;
-        if self.dir.is_some_and(|dir| dir != now) {
+        if self.dir.is_some_and(|dir| !dir.is(now)) {
             return refuse("another directory has taken the place of its own while the job was being restarted; restart again");
         }
         Ok(above)
@@ -78,6 +83,15 @@ impl Sight {
 pub struct Sights(Vec<Sight>);
 
 impl Sights {
+    /// Takes back what was seen of the files of `d` below `dir`, in whose place the restart has made another directory, which nobody else reaches.
+    pub fn forget_below(&mut self, d: &Descriptors, dir: &Path) {
+        for (sight, file) in self.0.iter_mut().zip(&d.files) {
+            if file.path.as_path().starts_with(dir) {
+                *sight = Sight::default();
+            }
+        }
+    }
+
     /// What lies at the path of that file.
     pub(crate) fn get(&self, at: usize) -> Sight {
         self.0.get(at).copied().unwrap_or_default()
