@@ -354,7 +354,10 @@ fn store_part(
         let piece = &mut buf[..bytes];
         let read = read_full(file, piece, offset).map_err(Fault::Read)?;
         piece[read..].fill(0);
+        // Together, so that they are written past the page cache.
+        session.hold_back(PIECE as u64);
         session.store_pages(at + offset, piece, table).map_err(Fault::Store)?;
+        session.write_held().map_err(Fault::Store)?;
         offset += bytes as u64;
     }
     Ok(())
