@@ -42,11 +42,17 @@ fn directories_of_others_and_open_ones_are_refused() {
         s.command("setpriv", &all).output().unwrap()
     };
     assert_failed(&nobody(&["status"]), 77, "belongs to user 0");
-    std::os::unix::fs::chown(s.job(), Some(65534), Some(65534)).unwrap();
+    let give = |user| {
+        let inside = std::fs::read_dir(s.job()).unwrap().map(|e| e.unwrap().path());
+        for path in inside.chain([s.job()]) {
+            std::os::unix::fs::lchown(path, Some(user), Some(user)).unwrap();
+        }
+    };
+    give(65534);
     assert_failed(&s.belay(&["launch", "true"]), 77, "belongs to user 65534");
     assert_failed(&s.belay(&["restart"]), 77, "belongs to user 65534");
     assert!(s.belay(&["status"]).status.success(), "root may look");
-    std::os::unix::fs::chown(s.job(), Some(0), Some(0)).unwrap();
+    give(0);
 }
 
 #[test]
