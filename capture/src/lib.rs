@@ -321,7 +321,7 @@ fn take(
     let (seen, drafts) = threads::look(&mut job, read);
     let (seen, mut drafts) = (seen?, drafts?);
     process::check_supported(&job, (&drafts, &seen), (options, group.is_some()))?;
-    namespaces::check(&drafts)?;
+    namespaces::check_users(&drafts)?;
     rings::check(&drafts)?;
     sharing::find(&mut job.processes, &drafts)?;
     let areas = job
@@ -364,6 +364,7 @@ fn take(
             }
         }
     }
+    namespaces::check(&drafts)?;
 
     clock.enter(Phase::Drain);
     let views = drafts.iter().zip(&job.processes).zip(&seen);

@@ -22,6 +22,16 @@ const CAP_SYS_ADMIN: u64 = 1 << 21;
 /// The time namespace of the machine, which always has this number (`PROC_TIME_INIT_INO`).
 const MACHINE_TIME: &str = "time:[4026531834]";
 
+/// The same as [`check`] where one is in another user namespace, which says who may look into whom: before anything is asked about that.
+pub(crate) fn check_users(drafts: &[Draft]) -> Result<(), CaptureError> {
+    let own = namespace(own(), "user");
+    let apart = |d: &Draft| namespace(d.task, "user").is_some_and(|n| own.as_ref().is_some_and(|own| n != *own));
+    match drafts.iter().any(apart) {
+        true => check(drafts),
+        false => Ok(()),
+    }
+}
+
 /// Refuses processes in other namespaces than the agent's, which are the job's.
 pub(crate) fn check(drafts: &[Draft]) -> Result<(), CaptureError> {
     for (kind, name) in KINDS {
