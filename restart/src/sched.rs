@@ -11,6 +11,8 @@ const SCHED_FLAG_RESET_ON_FORK: u64 = 1;
 const SCHED_FLAG_UTIL_CLAMP: u64 = 0x60;
 /// How often the kernel lets ordinary users set the nice value of a session.
 const AGAIN: Duration = Duration::from_millis(110);
+/// How often it comes again: others, who do the same, may have been first.
+const TIMES: u32 = 10;
 const IOPRIO_WHO_PROCESS: i32 = 1;
 const AFFINITY_WORDS: usize = 128;
 
@@ -168,13 +170,15 @@ pub(crate) fn memory_nodes() -> Vec<u64> {
 
 /// Sets the nice value of the session that process `pid` is in. An ordinary user may do so to one session of the machine in a tenth of a second, and is told to come again.
 fn session(pid: i32, nice: i32) -> io::Result<()> {
-    let set = || std::fs::write(format!("/proc/{pid}/autogroup"), nice.to_string());
-    match set() {
-        Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => {
-            std::thread::sleep(AGAIN);
-            set()
+    let mut left = TIMES;
+    loop {
+        match std::fs::write(format!("/proc/{pid}/autogroup"), nice.to_string()) {
+            Err(e) if e.raw_os_error() == Some(libc::EAGAIN) && left > 0 => {
+                left -= 1;
+                std::thread::sleep(AGAIN);
+            }
+            done => return done,
         }
-        done => done,
     }
 }
 

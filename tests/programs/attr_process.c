@@ -83,7 +83,15 @@ int main(void) {
         begin_child();
         OK(setsid());
         int nice = access("/proc/self/autogroup", F_OK) ? 0 : 5;
-        if (nice) set("/proc/self/autogroup", "5");
+        // One session of the machine in a tenth of a second, for all ordinary users together.
+        if (nice) {
+            int fd = (int)OK(open("/proc/self/autogroup", O_WRONLY));
+            while (write(fd, "5", 1) < 0) {
+                EQ(errno, EAGAIN);
+                nap_us(30000);
+            }
+            close(fd);
+        }
         while (running()) {
             nap_us(3000);
             EQ(session(), nice);
