@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 const STEP: Duration = Duration::from_millis(50);
 /// A closed connection keeps its port for 60 s (TCP_TIMEWAIT_LEN): a rule of the kernel, not a race.
 const LINGERING: Duration = Duration::from_secs(65);
+/// How long connections that nobody has any more may go on to deliver what they hold: a peer that is there answers within milliseconds. Of one that is cut off the kernel would try for minutes.
+const DELIVERY: Duration = Duration::from_secs(5);
 /// How long somebody who has a port is waited for: it may be another node that restarts on this host, and gives it back.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Ports tried in place of one that is taken.
@@ -97,7 +99,8 @@ pub(super) fn bind_all(sockets: &[Bound<'_>], claim: Claim, waits: &Waits<'_>) -
             ));
         }
         // Each address may be held by closed connections. (What has a port without listening is in the kernel's lists from Linux 6.8 on only.)
-        match holders(&taken).at("ask the kernel who has the port (sock_diag)")?.0 {
+        let late = lingering.is_some_and(|since| since.elapsed() > DELIVERY);
+        match holders(&taken, late).at("ask the kernel who has the port (sock_diag)")?.0 {
             Holders::Nobody if !freed.contains(&taken) => {
                 freed.push(taken);
                 continue;
@@ -224,10 +227,10 @@ enum Holders {
     Lingering(usize, Duration),
 }
 
-/// Finds out who has the port of `local`. With the right to do so, takes closed connections away.
+/// Finds out who has the port of `local`. With the right to do so, takes closed connections away: those that have delivered all, and where it is `late` the others.
 ///
 /// A connection whose end here was the first to be closed stays in TIME_WAIT for a minute and keeps its port from being bound, where the program did not set SO_REUSEADDR.
-fn holders(local: &Addr) -> io::Result<(Holders, bool)> {
+fn holders(local: &Addr, late: bool) -> io::Result<(Holders, bool)> {
     let mut diag = Diag::open()?;
     let is_there = |at: &Addr| match (at.ip(), local.ip()) {
         // Whether one of any IPv6 address has IPv4 ones too is not told.
@@ -242,7 +245,7 @@ fn holders(local: &Addr) -> io::Result<(Holders, bool)> {
                 return Ok((Holders::Program, taken));
             }
             // In these states nothing of its data is on its way any more.
-            let over = matches!(socket.state, TIME_WAIT | FIN_WAIT2);
+            let over = late || matches!(socket.state, TIME_WAIT | FIN_WAIT2);
             if over && diag.destroy(family, socket).is_ok() {
                 taken = true;
             } else {
@@ -261,7 +264,7 @@ fn holders(local: &Addr) -> io::Result<(Holders, bool)> {
 
 /// Takes closed connections away from the port of `local`, where that is allowed; says whether there were any.
 pub(super) fn clear(local: &Addr) -> io::Result<bool> {
-    holders(local).map(|(_, taken)| taken)
+    holders(local, false).map(|(_, taken)| taken)
 }
 
 #[cfg(test)]
@@ -395,7 +398,7 @@ mod tests {
             ("0.0.0.0", Holders::Program),
         ] {
             let at = Addr::of(beside(ip, at.port()), libc::AF_INET);
-            assert_eq!(holders(&at).unwrap().0, who, "{ip}");
+            assert_eq!(holders(&at, false).unwrap().0, who, "{ip}");
         }
     }
 
@@ -417,6 +420,27 @@ mod tests {
         all.iter().for_each(|(at, _)| close_at(*at));
         let made = make_all(&all, &Options::default(), NODE).unwrap();
         assert!(made.iter().all(|fd| port_of(fd) == at.port()));
+    }
+
+    /// Its data are on their way to somebody who does not read them; a connection without SO_REUSEADDR keeps the port meanwhile.
+    #[test]
+    fn what_is_not_delivered_gives_way_later() {
+        let at = free(12);
+        let server = sock::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+        let local = Addr::of(at, libc::AF_INET);
+        sock::bind(server.as_raw_fd(), &local).unwrap();
+        sock::listen(server.as_raw_fd(), 1).unwrap();
+        let server = std::net::TcpListener::from(server);
+        let _reader = std::net::TcpStream::connect(at).unwrap();
+        let (mut writer, _) = server.accept().unwrap();
+        writer.set_nonblocking(true).unwrap();
+        while io::Write::write(&mut writer, &[0; 1 << 16]).is_ok() {}
+        drop((server, writer));
+        assert!(matches!(holders(&local, false).unwrap().0, Holders::Lingering(1, _)));
+        if Diag::open().unwrap().may_destroy() {
+            assert_eq!(holders(&local, true).unwrap(), (Holders::Nobody, true));
+            make(at, &Options::default(), STILL).unwrap();
+        }
     }
 
     #[test]
