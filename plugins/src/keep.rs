@@ -179,14 +179,12 @@ impl Keeper {
             next = n + 1;
         }
         gaps.push((next, RawFd::MAX));
+        let maker = std::process::id();
         let pid = fork()?;
         if pid == 0 {
-            stand(&gaps);
+            stand(&gaps, maker);
         }
-        let this = Self {
-            pid,
-            maker: std::process::id(),
-        };
+        let this = Self { pid, maker };
         // It has closed the others when it stands: whoever looks at the other end of one must not see it as open.
         match this.wait(libc::WUNTRACED)? {
             status if libc::WIFSTOPPED(status) => Ok(this),
@@ -224,7 +222,7 @@ impl Drop for Keeper {
 }
 
 /// The life of a keeper, in a fork of a process that may have threads: system calls only.
-fn stand(gaps: &[(RawFd, RawFd)]) -> ! {
+fn stand(gaps: &[(RawFd, RawFd)], maker: u32) -> ! {
     const PR_SET_PTRACER: i32 = 0x5961_6d61;
     // SAFETY: these take numbers only. (Without Yama the last one is not known, and not needed.)
     unsafe {
@@ -232,8 +230,12 @@ fn stand(gaps: &[(RawFd, RawFd)]) -> ! {
         libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0);
         libc::prctl(PR_SET_PTRACER, libc::c_ulong::MAX, 0, 0, 0);
     }
+    // SAFETY: has no preconditions.
+    let parent = unsafe { libc::getppid() };
+    // Who had ended before could not have ended this one too.
+    let orphan = u32::try_from(parent) != Ok(maker);
     for (first, last) in gaps {
-        if fd::close_range(*first, *last).is_err() {
+        if orphan || fd::close_range(*first, *last).is_err() {
             // SAFETY: ends the process.
             unsafe { libc::_exit(1) };
         }
