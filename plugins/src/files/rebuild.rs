@@ -69,6 +69,17 @@ pub(crate) fn prepare(object: &FileObject, sight: Sight, pages: &dyn PageSource)
 }
 
 impl BuiltFile {
+    /// That of `object` at its path, where what may be taken for it was `seen`.
+    fn named(object: &FileObject, seen: Option<Seen>) -> Self {
+        Self {
+            anchor: None,
+            held: None,
+            seen,
+            path: object.path.as_path().to_owned(),
+            mode: object.mode,
+        }
+    }
+
     /// A new description on it.
     pub(crate) fn open(&self, flags: i32, made: &Store) -> Result<OwnedFd, Fault> {
         match self.anchor(made)? {
@@ -164,13 +175,7 @@ fn restore_named(object: &FileObject, content: &Content, sight: Sight, pages: &d
     let seen = sight
         .file
         .filter(|seen| here.as_ref().is_some_and(|st| seen.is(Seen::from(st))));
-    let built = BuiltFile {
-        anchor: None,
-        held: None,
-        seen,
-        path: path.to_owned(),
-        mode: object.mode,
-    };
+    let built = BuiltFile::named(object, seen);
     let same = |st: &fd::Stat| seen.is_some() && object.ids.iter().any(|id| id.ino == st.st_ino) && st.st_nlink <= object.links;
     if !object.written && here.as_ref().is_some_and(|st| same(st) && unchanged(object, st)) {
         return Ok(built);
@@ -313,13 +318,7 @@ fn cut_back(object: &FileObject, sight: Sight) -> Result<BuiltFile, Fault> {
         Some(seen) if !replaced(seen) => Some(seen),
         _ => check_named(object)?.file,
     };
-    let built = BuiltFile {
-        anchor: None,
-        held: None,
-        seen,
-        path: path.to_owned(),
-        mode: object.mode,
-    };
+    let built = BuiltFile::named(object, seen);
     let Some(found) = seen.map(|seen| seen.find(path)).transpose()? else {
         return refuse("there is no file of that name");
     };
