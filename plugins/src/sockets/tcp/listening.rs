@@ -16,7 +16,7 @@ const STEP: Duration = Duration::from_millis(50);
 /// A closed connection keeps its port for 60 s (TCP_TIMEWAIT_LEN): a rule of the kernel, not a race.
 const LINGERING: Duration = Duration::from_secs(65);
 /// How long connections that nobody has any more may go on to deliver what they hold: a peer that is there answers within milliseconds. Of one that is cut off the kernel would try for minutes.
-const DELIVERY: Duration = Duration::from_secs(5);
+const DELIVERY: Duration = Duration::from_secs(2);
 /// How long somebody who has a port is waited for: it may be another node that restarts on this host, and gives it back.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Ports tried in place of one that is taken.
@@ -112,7 +112,7 @@ pub(super) fn bind_all(sockets: &[Bound<'_>], claim: Claim, waits: &Waits<'_>) -
                         "bind {taken}: address in use: {connections} closed connections of this job, or of another program at that port, have not ended; restart again in a minute"
                     ));
                 }
-                if told.replace(taken.port()).is_none() {
+                if late && told.replace(taken.port()).is_none() {
                     tell(&taken, connections, longest, waits);
                 }
                 waits.linger(STEP);
