@@ -17,7 +17,14 @@ use std::time::{Duration, Instant};
 /// Longest run of any program, disturbed or not, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(150);
 
-const HEAD: &str = "exec >result 2>&1 </dev/null\n";
+/// What every script begins with.
+const HEAD: &str = r#"exec >result 2>&1 </dev/null
+answers() {
+    for socket; do
+        until python3 -c 'import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])' "$socket" 2>>refused; do sleep 0.05; done
+    done
+}
+"#;
 
 /// One entry of the table.
 struct Program {
@@ -107,8 +114,12 @@ impl Run<'_> {
     }
 
     fn outcome(&self, job: &mut Job) -> Result<Outcome, Failure> {
-        let status = job.wait(PATIENCE)?;
-        let result = std::fs::read(job.work.join("result")).unwrap_or_default();
+        let written = job.work.join("result");
+        let status = job.wait(PATIENCE).map_err(|e| {
+            let said = std::fs::read_to_string(&written).unwrap_or_default();
+            format!("{e}; it has written:\n{}", tail(&said))
+        })?;
+        let result = std::fs::read(written).unwrap_or_default();
         job.left_behind()?;
         let said = job.output_text();
         // What the killed job had connected after the checkpoint keeps its port for a minute; a checkpoint may come when the program has ended, but not yet its helpers.
