@@ -310,7 +310,7 @@ impl Rebuilder {
     }
 
     /// Called in the agent when every process has mapped its memory: adds seals against writing, and marks System V segments for removal that
-    /// were so at the checkpoint. Removes directories that had been deleted at the checkpoint.
+    /// were so at the checkpoint. Removes directories that had been deleted at the checkpoint. Sets exclusive mode of terminals.
     pub fn finish(&self) -> Result<(), Refusal> {
         self.built.scaffold.remove();
         for (object, built) in self.descriptors.files.iter().zip(&self.built.files) {
@@ -318,6 +318,7 @@ impl Rebuilder {
                 .seal(object, &self.built.made)
                 .map_err(|e| e.of(0, format!("memfd {}", object.path)))?;
         }
+        terminals::finish_rebuild(&self.descriptors.terminals, &self.built.terminals).map_err(|e| e.of(0, "terminal"))?;
         shm::sysv::remove_pending(&self.descriptors.sysv).map_err(|e| e.of(0, "System V segment"))
     }
 

@@ -28,6 +28,13 @@ int main(void) {
     // (An ordinary user's terminal is that user's.)
     if (!geteuid()) OK(fchown(s, 12345, 23456));
     OK(fchmod(s, 0612));
+    // A second one, which nobody else may open any more.
+    int m2, s2, exclusive;
+    OK(openpty(&m2, &s2, NULL, NULL, NULL));
+    OK(ioctl(s2, TIOCEXCL));
+    full_write(m2, "kept\n", 5);
+    full_write(s2, "held", 4);
+    OK(ioctl(m2, TIOCEXCL));
     OK(fstat(s, &own));
     pid_t c = fork();
     if (c == 0) {
@@ -55,6 +62,12 @@ int main(void) {
         EQ(is.st_uid, own.st_uid);
         EQ(is.st_gid, own.st_gid);
         EQ(is.st_mode, own.st_mode);
+        OK(ioctl(s2, TIOCGEXCL, &exclusive));
+        EQ(exclusive, 1);
+        OK(ioctl(m2, TIOCGEXCL, &exclusive));
+        EQ(exclusive, 1);
+        OK(ioctl(s, TIOCGEXCL, &exclusive));
+        EQ(exclusive, 0);
         int n = snprintf(line, sizeof line, "line %lu of many\n", check_round);
         full_write(m, line, 4);  // half a line waits in the line discipline
         nap_us(3000);
@@ -71,6 +84,9 @@ int main(void) {
         OK(fstat(s, &st));
         CHECK(S_ISCHR(st.st_mode));
     }
+    char kept[16];
+    EQ(read(s2, kept, sizeof kept), 5);
+    CHECK(!memcmp(kept, "kept\n", 5));
     full_write(m, "end\n", 4);
     reap(c, 12 << 8);
     return finish();

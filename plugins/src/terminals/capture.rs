@@ -2,12 +2,12 @@
 
 use super::{drain, Pty, Side, Terminals, Termios, TIOCGDEV, TIOCGEXCL, TIOCGPKT, TIOCGPTLCK, TIOCGPTN};
 use crate::capture::Session;
-use crate::fault::{not_now, At, Fault};
+use crate::fault::{not_now, refuse, At, Fault};
 use crate::model::{DescId, FsPath, Holder, Kind};
 use crate::sys::fd;
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 const TTY_MAJOR: u32 = 4;
@@ -102,6 +102,7 @@ fn pty(s: &mut Session<'_>, index: u32, master: DescId) -> Result<Pty, Fault> {
         packet,
         locked: number(TIOCGPTLCK)? != 0,
         exclusive: number(TIOCGEXCL)? != 0,
+        slave_exclusive: false,
         slave_open,
         slave_closed,
         mode: 0o620,
@@ -123,7 +124,8 @@ fn pty(s: &mut Session<'_>, index: u32, master: DescId) -> Result<Pty, Fault> {
     if packet && fd::poll(raw, libc::POLLPRI).at("poll")? & libc::POLLPRI != 0 {
         return not_now("its master has not read yet what has become of the terminal (packet mode)");
     }
-    let slave = drain::slave_of(raw).at("open the slave")?;
+    let slave = slave(s, index, raw)?;
+    pty.slave_exclusive = exclusive(slave.as_raw_fd())?;
     let data = drain::copy(&drain::Line::new(raw, slave, pty.termios, packet)?)?;
     if !data.is_back() {
         return put_back_later(raw, &data);
@@ -135,6 +137,27 @@ fn pty(s: &mut Session<'_>, index: u32, master: DescId) -> Result<Pty, Fault> {
         }
     }
     Ok(pty)
+}
+
+fn exclusive(raw: RawFd) -> Result<bool, Fault> {
+    Ok(fd::ioctl_get::<i32>(raw, TIOCGEXCL).at("read its state")? != 0)
+}
+
+/// A descriptor of the agent's own on the slave. Exclusive mode keeps an ordinary user out: it is lifted for that moment, through a description that the job has open.
+fn slave(s: &mut Session<'_>, index: u32, master: RawFd) -> Result<OwnedFd, Fault> {
+    match drain::slave_of(master) {
+        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
+        opened => return opened.at("open the slave"),
+    }
+    let open = s.terminals.slaves.iter().find(|(_, i)| *i == Some(index)).map(|(id, _)| *id);
+    let Some(id) = open else {
+        return refuse("it is in exclusive mode (TIOCEXCL), and nobody has its slave open; run belay as root");
+    };
+    let held = s.take(id)?;
+    fd::ioctl_num(held.raw(), libc::TIOCNXCL, 0).at("end its exclusive mode")?;
+    let opened = drain::slave_of(master);
+    fd::ioctl_num(held.raw(), libc::TIOCEXCL, 0).at("set its exclusive mode")?;
+    opened.at("open the slave")
 }
 
 /// Not all of what was read went back at once: a thread of the agent writes the rest as soon as there is room.

@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::RawFd;
 
 pub(crate) use capture::{capture, finish, is_terminal, TerminalSet};
-pub(crate) use rebuild::{foreground, open, prepare, take_session, BuiltTerminals};
+pub(crate) use rebuild::{finish as finish_rebuild, foreground, open, prepare, take_session, BuiltTerminals};
 
 const TCGETS2: libc::c_ulong = 0x802c_542a;
 const TCSETS2: libc::c_ulong = 0x402c_542b;
@@ -49,10 +49,12 @@ pub(crate) struct Pty {
     termios: Termios,
     /// Rows, columns, width and height in pixels.
     winsize: [u16; 4],
-    /// Packet mode of the master, lock of the slave, exclusive mode.
+    /// Packet mode of the master, lock of the slave, exclusive mode of the master, which says nothing but itself, and of the slave, which keeps others out.
     packet: bool,
     locked: bool,
     exclusive: bool,
+    #[serde(default)]
+    slave_exclusive: bool,
     /// Whether the slave was open, and whether it had ever been.
     slave_open: bool,
     slave_closed: bool,

@@ -63,6 +63,17 @@ pub(crate) fn prepare(t: &Terminals, blobs: &BlobReader, room: &Range<RawFd>) ->
     Ok(BuiltTerminals { ptys })
 }
 
+/// Exclusive mode, when nobody has to open the slaves any more: it would keep an ordinary user out.
+pub(crate) fn finish(t: &Terminals, built: &BuiltTerminals) -> Result<(), Fault> {
+    for (p, made) in t.ptys.iter().zip(&built.ptys) {
+        let slave = made.slave.as_ref().filter(|_| p.slave_exclusive);
+        for side in slave.into_iter().chain(p.exclusive.then_some(&made.master)) {
+            fd::ioctl_num(side.as_raw_fd(), libc::TIOCEXCL, 0).at("set its exclusive mode")?;
+        }
+    }
+    Ok(())
+}
+
 /// A master whose slave is `/dev/pts/N` with N = `want` where that is free: the kernel hands out the smallest free number.
 fn master(want: u32) -> Result<(OwnedFd, u32), Fault> {
     let mut spare = Vec::new();
