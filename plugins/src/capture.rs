@@ -304,6 +304,7 @@ fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal
     step(sockets::tcp::finish(s, &mut out.descriptions));
     step(locks::capture_posix(s, &mut out.posix_locks));
     step(mqueue::finish(s, &mut out.queues));
+    refusals.extend(files::path::lost_working(s));
     if refusals.is_empty() {
         contents(s, out, refusals);
     }

@@ -1,4 +1,4 @@
-// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, userfaultfd, ptrace, namespace, remote, dispatch, compat (a thread in 32-bit code), urgent, ended (a file in /proc of a descriptor of a process that has ended), signals (20,000 pending); locks (more memory than the limit of now allows, and what is mapped would be
+// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, userfaultfd, ptrace, namespace, remote, dispatch, compat (a thread in 32-bit code), urgent, ended (a file in /proc of a descriptor of a process that has ended), cwd (a working directory in /proc of one), signals (20,000 pending); locks (more memory than the limit of now allows, and what is mapped would be
 // locked too); landlock, scope (domains of Landlock), of a thread other than the first: landlocked, filter, strict (seccomp), apart (a host name of its own); children (a PID namespace for them). They
 // must go on undisturbed.
 #include "check.h"
@@ -169,6 +169,16 @@ int main(int argc, char **argv) {
         char path[64];
         snprintf(path, sizeof path, "/proc/%d/fdinfo/1", c);
         OK(open(path, O_RDONLY));
+        kill(c, SIGKILL);
+        reap(c, SIGKILL);
+        c = 0;
+    } else if (!strcmp(kind, "cwd")) {
+        c = fork();
+        if (c == 0)
+            for (;;) pause();
+        char path[64];
+        snprintf(path, sizeof path, "/proc/%d", c);
+        OK(chdir(path));
         kill(c, SIGKILL);
         reap(c, SIGKILL);
         c = 0;

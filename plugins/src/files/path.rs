@@ -6,6 +6,7 @@ use crate::fault::{not_now, refuse, At, Fault};
 use crate::model::{DescId, Description, FsPath, Kind};
 use crate::pidfd;
 use crate::sys::fd;
+use crate::{ProcessView, Refusal};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -78,6 +79,24 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<PathState, Faul
         needs_process: process.filter(|_| !of_ended),
         of_ended,
     })
+}
+
+/// Working directories in the `/proc` directory of a process that a restart does not have.
+pub(crate) fn lost_working(s: &Session<'_>) -> Vec<Refusal> {
+    let lost = |p: &ProcessView| {
+        let shown = fd::readlink(Path::new(&format!("/proc/{}/cwd", p.task))).ok()?;
+        let pid = process_of(&shown)?;
+        let bare = super::capture::without_deleted(&shown);
+        // Its number may be another process's by now. (Names below `net` are forgotten while the process lives.)
+        let forgotten = bare != shown && bare.iter().count() == 3;
+        let ended = forgotten || fd::stat(bare, false).is_err() || !s.will_have(pid);
+        ended.then(|| {
+            let reason =
+                format!("is in /proc of process {pid}, which has ended or is not part of the job; leave it before the checkpoint");
+            Fault::Refused(reason).of(p.pid, format!("working directory ({})", shown.display()))
+        })
+    };
+    s.processes.iter().filter_map(lost).collect()
 }
 
 /// Process in whose `/proc` directory `path` lies, as the kernel shows it.

@@ -188,6 +188,7 @@ fn cases() -> Vec<Case> {
         prog("refuse dispatch").refused("pr_set_syscall_user_dispatch"),
         prog("refuse compat").refused("32-bit"),
         prog("refuse ended").refused("cannot be opened again"),
+        prog("refuse cwd").refused("working directory (/proc/"),
         prog("refuse urgent").refused("urgent data"),
         prog("refuse namespace").refused("(uts) namespace of its own"),
         prog("refuse landlock").refused("landlock domain"),
