@@ -90,9 +90,7 @@ pub(crate) fn suspend(prepared: Prepared, agent: i32, outside: &[i32]) -> Result
         gathering.interrupt(|_| true);
         gathering.settle();
     }
-    // From now on ends are noticed where they matter.
-    drop(reaper);
-    let suspended = gathering.finish();
+    let suspended = gathering.finish(reaper);
     result.map(|()| (suspended, first))
 }
 
@@ -475,7 +473,7 @@ impl Gathering {
         });
     }
 
-    fn finish(self) -> Suspended {
+    fn finish(self, reaper: Reaper) -> Suspended {
         let mut by_pid: BTreeMap<i32, Vec<Task>> = BTreeMap::new();
         for known in self.tasks.into_values() {
             if let State::Stopped(task) = known.state {
@@ -489,7 +487,7 @@ impl Gathering {
             processes.push(Process::stopped(pid, ppid, tasks));
         }
         let zombies = self.zombies.into_iter().map(|pid| Zombie { pid }).collect();
-        Suspended::new(processes, zombies, self.tracers)
+        Suspended::new(processes, zombies, self.tracers, Some(reaper))
     }
 }
 

@@ -1,15 +1,17 @@
-//! Reaper: waits for tasks that end while others are being seized.
+//! Reaper: waits for tasks that end while others are being seized, or while all of the job is stopped.
 //!
 //! A thread that calls exec waits until all other threads of its process are gone, and a traced one is gone only when it has been waited for. Until then the kernel lets nobody
 //! seize a thread of that process: the request sleeps (`cred_guard_mutex`, ptrace(2) under "BUGS"). A tracer that has seized one thread and is about to seize the next would wait for the
 //! exec, and the exec for the tracer. So a thread that seizes nothing itself waits for what has ended, once seizing takes long.
+//!
+//! Likewise a main thread that was killed is said to have ended only when nobody has to wait for another thread of its process any more: who waits for the end of what a main thread is doing would wait for ever.
 
 use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long seizing may take before ended tasks are looked for, and again after each look.
+/// How long that may take before ended tasks are looked for, and again after each look.
 const PERIOD: Duration = Duration::from_millis(10);
 
 /// The tasks seized so far, but for main threads: what calls exec takes the place of the main thread itself, and nobody need wait for that.

@@ -4,6 +4,7 @@
 
 use crate::inject::on_main;
 use crate::mlock::{self, Locked};
+use crate::reaper::Reaper;
 use crate::rescue::Gate;
 use crate::sharing::Guest;
 use crate::tracers::{Traced, Tracers};
@@ -100,6 +101,8 @@ pub(crate) struct Suspended {
     pub(crate) processes: Vec<Process>,
     pub(crate) zombies: Vec<Zombie>,
     tracers: Tracers,
+    /// While they are stopped: nobody is told that a main thread has been killed before the other threads of its process have been waited for.
+    reaper: Option<Reaper>,
 }
 
 /// Processes that ended while they were traced, with their wait status: for the tracer's own children the trace's wait was the only one.
@@ -124,12 +127,13 @@ pub fn release(tid: i32) {
 }
 
 impl Suspended {
-    /// A job whose tasks have been stopped by `tracers`.
-    pub(crate) fn new(processes: Vec<Process>, zombies: Vec<Zombie>, tracers: Tracers) -> Self {
+    /// A job whose tasks have been stopped by `tracers`; `reaper` knows them.
+    pub(crate) fn new(processes: Vec<Process>, zombies: Vec<Zombie>, tracers: Tracers, reaper: Option<Reaper>) -> Self {
         Self {
             processes,
             zombies,
             tracers,
+            reaper,
         }
     }
 
@@ -260,6 +264,8 @@ impl Suspended {
         all.filter(|(i, _)| Some(*i) != stays).for_each(|(_, p)| p.tasks.clear());
         if stays.is_none() && !self.processes.is_empty() {
             self.processes.clear();
+            // Their numbers may be those of others now.
+            self.reaper = None;
             crate::calls::resumed();
         }
         last
@@ -437,9 +443,13 @@ impl Task {
     /// Waits until the task stops with `expected` while it runs code of ours. Signals that cannot be blocked are kept for later.
     pub(crate) fn wait_for(&mut self, expected: Event) -> Result<(), CaptureError> {
         loop {
-            let event =
-                ptrace::wait(self.tid, true).map_err(|e| CaptureError::failed(format!("wait for thread {}", self.tid), e))?;
-            let Some(event) = event else { continue };
+            let event = match ptrace::wait(self.tid, true) {
+                Ok(None) => continue,
+                Ok(Some(event)) => event,
+                // The reaper has waited for it: it was killed.
+                Err(e) if e.raw_os_error() == Some(libc::ECHILD) => Event::Ended(libc::SIGKILL),
+                Err(e) => return Err(CaptureError::failed(format!("wait for thread {}", self.tid), e)),
+            };
             if let Event::Ended(status) = event {
                 ended(self.tid, status);
             }
@@ -506,7 +516,7 @@ mod tests {
     fn a_stop_that_another_than_the_first_task_tells_of_is_known_while_the_others_are_away() {
         let tasks = vec![task(i32::MAX - 1, None), task(i32::MAX, Some(libc::SIGTSTP))];
         let process = Process::stopped(i32::MAX - 1, 1, tasks);
-        let mut job = Suspended::new(vec![process], Vec::new(), Tracers::default());
+        let mut job = Suspended::new(vec![process], Vec::new(), Tracers::default(), None);
         let seen = |job: &mut Suspended| (job.processes[0].tasks.len(), job.processes[0].group_stop);
         let (tids, meanwhile) = job.each_task_while(|_, number, _| number, |task, number| (task.tid, *number), seen);
         assert_eq!(meanwhile, (1, Some(libc::SIGTSTP)));

@@ -135,6 +135,11 @@ static void *alarmed(void *a) {
     return NULL;
 }
 
+static void *idler(void *arg) {
+    for (;;) pause();
+    return arg;
+}
+
 int main(void) {
     begin("kill_target");
     sigset_t all;
@@ -144,6 +149,9 @@ int main(void) {
     pid_t victim = (pid_t)OK(fork());
     if (!victim) {
         begin_child();
+        // A main thread that is killed is not seen to have ended before its threads are.
+        pthread_t idle;
+        EQ(pthread_create(&idle, NULL, idler, NULL), 0);
         for (;;) nap_us(1000);
     }
     FILE *f = fopen("victim", "w");
