@@ -380,7 +380,9 @@ fn welcome(link: &mut Link, info: &NodeInfo) -> Result<Welcomed, LinkError> {
             return Ok((node, parent, ordered, got.collect()));
         }
         result?;
-        let left = JOIN_LIMIT.checked_sub(begin.elapsed()).ok_or(LinkError::Silent)?;
+        let left = JOIN_LIMIT
+            .checked_sub(begin.elapsed())
+            .ok_or(LinkError::Silent(JOIN_LIMIT.as_secs()))?;
         link.wait(left)?;
     }
 }

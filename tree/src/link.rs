@@ -23,8 +23,8 @@ const PROOF_BYTES: usize = 4 << 10;
 pub(crate) enum LinkError {
     #[error("the connection ended")]
     Ended,
-    #[error("silent for {} s", SILENCE.as_secs())]
-    Silent,
+    #[error("silent for {0} s")]
+    Silent(u64),
     #[error("{0}")]
     Io(#[from] io::Error),
     #[error("{0}")]
@@ -163,10 +163,10 @@ impl Link {
         }
     }
 
-    /// Sends `beat` when nothing else was sent for a while; an error when the peer was silent too long. Who has said something that has not been read is not silent: it was this process that did not run.
-    pub(crate) fn keep_alive<T: Serialize>(&mut self, beat: &T) -> Result<(), LinkError> {
-        if self.heard.elapsed() > SILENCE && !self.polled(libc::POLLIN, Duration::ZERO)? {
-            return Err(LinkError::Silent);
+    /// Sends `beat` when nothing else was sent for a while; an error when the peer was silent for longer than `limit`. Who has said something that has not been read is not silent: it was this process that did not run.
+    pub(crate) fn keep_alive<T: Serialize>(&mut self, beat: &T, limit: Duration) -> Result<(), LinkError> {
+        if self.heard.elapsed() > limit && !self.polled(libc::POLLIN, Duration::ZERO)? {
+            return Err(LinkError::Silent(limit.as_secs()));
         }
         if self.sent.elapsed() >= BEAT {
             self.send(beat)?;
@@ -214,10 +214,10 @@ mod tests {
         let secure = Secure::responder(&key, TREE, Answered::default()).unwrap();
         let mut link = Link::over(listener.accept().unwrap().0, secure).unwrap();
         link.heard = Instant::now().checked_sub(SILENCE * 2).unwrap();
-        assert!(matches!(link.keep_alive(&()), Err(LinkError::Silent)));
+        assert!(matches!(link.keep_alive(&(), SILENCE), Err(LinkError::Silent(10))));
         peer.write_all(b"x").unwrap();
         assert!(link.wait(SILENCE).unwrap());
         link.sent = Instant::now();
-        assert!(link.keep_alive(&()).is_ok());
+        assert!(link.keep_alive(&(), SILENCE).is_ok());
     }
 }

@@ -13,7 +13,7 @@ mod members;
 
 use crate::handle::{Bell, Event, Released};
 use crate::key::JobKey;
-use crate::link::Link;
+use crate::link::{Link, SILENCE};
 use crate::listening::Listeners;
 use crate::merge::{decide, Step, Who};
 use crate::message::{Contribution, Down, Failed, NodeInfo, Up, Values, MAX_FAILURES};
@@ -26,6 +26,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{mpsc, Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+/// How long nodes may be silent that have no thread for the tree yet: between two steps of a restart they attend to it now and then only, and may have to wait for a processor meanwhile. One that ends is noticed at once.
+const BETWEEN_STEPS: Duration = Duration::from_secs(60);
 /// How long a child may be without a connection before it is lost.
 const GRACE: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -184,6 +186,8 @@ pub(crate) struct Service {
     releases: mpsc::Sender<Released>,
     bell: Arc<Bell>,
     traffic: Arc<Traffic>,
+    /// Who says nothing for longer is lost.
+    silence: Duration,
 }
 
 type Inbox = (mpsc::Receiver<Command>, Arc<Bell>);
@@ -231,6 +235,7 @@ impl Service {
             releases,
             bell,
             traffic,
+            silence: BETWEEN_STEPS,
         };
         start.early.into_iter().for_each(|message| service.hear_parent(message));
         service
@@ -248,6 +253,7 @@ impl Service {
 
     /// Attends to everything until the program leaves.
     pub(crate) fn run(&mut self) {
+        self.silence = SILENCE;
         while !self.left {
             self.turn();
         }

@@ -175,7 +175,7 @@ impl Service {
         let mut broken = Vec::new();
         for (node, child) in &mut self.children {
             if let Some(link) = &mut child.link {
-                if let Err(e) = link.keep_alive(&Down::Beat) {
+                if let Err(e) = link.keep_alive(&Down::Beat, self.silence) {
                     broken.push((*node, e));
                 }
             }
@@ -205,7 +205,7 @@ impl Service {
             self.lost(node, "it did not come back after its parent was lost");
         }
         if let Some(link) = self.above.as_mut().and_then(|a| a.link.as_mut()) {
-            if let Err(e) = link.keep_alive(&Up::Beat) {
+            if let Err(e) = link.keep_alive(&Up::Beat, self.silence) {
                 self.parent_broke(&e);
             }
         }
