@@ -5,11 +5,12 @@ use belay_coordinator::jobdir::become_owner;
 use belay_coordinator::{generations, sys, Failure};
 use belay_image::manifest::{Manifest, MANIFEST_FILE};
 use belay_image::model::{Job, MappedFile, Process, ProcessState, VmaKind};
-use belay_image::sections::{Kind, SectionFile};
-use belay_image::{extents, JOB_FILE};
+use belay_image::sections::{self, Kind};
+use belay_image::{extents, ImageError, JOB_FILE};
 use belay_kernel::trust::{self, Untrusted};
 use belay_wire::Exit;
 use std::fmt::Write;
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -117,35 +118,46 @@ fn directory(dir: &Path) -> Result<String, Failure> {
     Ok(out)
 }
 
+/// Longest section whose contents are shown: they are in memory as a whole then, more than once, and the image may be anybody's.
+const MOST_SHOWN: u64 = 16 << 20;
+
+/// Gives the kind and the payload of each section to `show`; none of one that is too long to be shown.
+fn each_section(path: &Path, show: &mut dyn FnMut(u32, Option<&[u8]>) -> Result<(), ImageError>) -> Result<(), ImageError> {
+    sections::each(path, &mut |kind, payload| {
+        let mut data = Vec::new();
+        let read = payload.take(MOST_SHOWN + 1).read_to_end(&mut data);
+        let length = read.map_err(|e| ImageError::io("read", path, e))? as u64;
+        show(kind, (length <= MOST_SHOWN).then_some(&data))
+    })
+}
+
 fn sections(path: &Path) -> Result<String, Failure> {
-    let file = SectionFile::read(path)?;
-    let mut out = String::new();
-    for s in file.sections() {
-        let name = match s.kind {
+    let (mut out, mut texts) = (String::new(), String::new());
+    each_section(path, &mut |kind, payload| {
+        let name = match kind {
             k if k == Kind::Job as u32 => "job",
             k if k == Kind::Descriptors as u32 => "descriptors",
             k if k == Kind::Extents as u32 => "extents",
             _ => "unknown",
         };
-        let _ = writeln!(
-            out,
-            "section {name} (kind {}, version {}, {})",
-            s.kind,
-            s.version,
-            format::bytes(s.payload.len() as u64)
-        );
-    }
-    if file.get(Kind::Job).is_ok() {
-        let job: Job = file.get_json(Kind::Job)?;
-        out.push('\n');
-        out += &job_text(&job);
-    }
-    if file.get(Kind::Descriptors).is_ok() {
-        let value: serde_json::Value = file.get_json(Kind::Descriptors)?;
-        let text = serde_json::to_string_pretty(&value).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
-        let _ = writeln!(out, "\ndescriptors and shared objects:\n{text}");
-    }
-    Ok(out)
+        let Some(payload) = payload else {
+            let most = format::bytes(MOST_SHOWN);
+            let _ = writeln!(out, "section {name} (kind {kind}, longer than {most}: not shown)");
+            return Ok(());
+        };
+        let _ = writeln!(out, "section {name} (kind {kind}, {})", format::bytes(payload.len() as u64));
+        let damaged = |e: serde_json::Error| ImageError::damaged(path, format!("section {name}: {e}"));
+        if kind == Kind::Job as u32 {
+            let job: Job = serde_json::from_slice(payload).map_err(damaged)?;
+            let _ = write!(texts, "\n{}", job_text(&job));
+        } else if kind == Kind::Descriptors as u32 {
+            let value: serde_json::Value = serde_json::from_slice(payload).map_err(damaged)?;
+            let text = serde_json::to_string_pretty(&value).map_err(damaged)?;
+            let _ = writeln!(texts, "\ndescriptors and shared objects:\n{text}");
+        }
+        Ok(())
+    })?;
+    Ok(out + &texts)
 }
 
 fn job_text(job: &Job) -> String {
@@ -255,7 +267,15 @@ fn process_text(p: &Process) -> String {
 }
 
 fn index(path: &Path) -> Result<String, Failure> {
-    let table = extents::decode(path, SectionFile::read(path)?.get(Kind::Extents)?)?;
+    let mut table = None;
+    each_section(path, &mut |kind, payload| {
+        if kind == Kind::Extents as u32 {
+            let payload = payload.ok_or_else(|| ImageError::damaged(path, "its table is too long to be shown"))?;
+            table = Some(extents::decode(path, payload)?);
+        }
+        Ok(())
+    })?;
+    let table = table.ok_or_else(|| ImageError::damaged(path, "no section Extents"))?;
     let total: u64 = table.iter().map(|e| e.bytes).sum();
     let rows: Vec<Vec<String>> = table
         .iter()

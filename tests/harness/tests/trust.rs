@@ -352,6 +352,31 @@ fn exchanged(place: &Place, user: User) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
+/// Whatever length an image pretends to have, looking at it takes little memory.
+fn long_images(place: &Place, user: User) -> Result<(), Failure> {
+    /// Far less than the image is long.
+    const MEMORY: &str = "ulimit -v 300000; exec \"$@\"";
+    let (job, _) = killed(place, user, "long")?;
+    let root = Job::new(place, "long-root", User::Root)?;
+    let file = job.dir().join("gen/000001/job.bimg");
+    let mut image = io("read", std::fs::read(&file))?;
+    // A section of a kind that nobody knows, of which nothing is stored but its head.
+    let length: u64 = 512 << 20;
+    image.extend([99u32.to_le_bytes(), 1u32.to_le_bytes()].concat());
+    image.extend(length.to_le_bytes());
+    image.extend(0u64.to_le_bytes());
+    io("write", std::fs::write(&file, &image))?;
+    let open = std::fs::OpenOptions::new().write(true).open(&file);
+    io("lengthen", io("open", open)?.set_len(image.len() as u64 + length))?;
+    let belay = place.belay().display().to_string();
+    for who in [&root, &job] {
+        let words = ["sh", "-c", MEMORY, "sh", &belay, "inspect", &file.display().to_string()];
+        let o = output(who.command(&words.map(str::to_owned)), LIMIT)?;
+        refused(&o, &["job.bimg", "checksum"])?;
+    }
+    Ok(())
+}
+
 /// A group that is the user's alone may write above the job directory, one of others may not.
 fn groups(place: &Place, _: User) -> Result<(), Failure> {
     // A user with a group of the same name on every system.
@@ -412,11 +437,12 @@ fn main() {
         return;
     }
     let mut target = Target::new("trust", &["fault_target"]);
-    let tests: [(&str, Test); 4] = [
+    let tests: [(&str, Test); 5] = [
         ("looking_changes_nothing", looking_changes_nothing),
         ("values_that_lie", values_that_lie),
         ("links_in_the_way", links_in_the_way),
         ("exchanged", exchanged),
+        ("long_images", long_images),
     ];
     for (name, test) in tests {
         target.by_user(name, |_| true, move |place, user, _| test(place, user));
