@@ -211,6 +211,9 @@ fn main() {
     target.once("stopped", stopped);
     target.once("hangs::part", |p, _| hangs(p, 1));
     target.once("cut", cut);
-    target.once("random", random::faults);
+    for (name, parts, all, local) in [("two", 2, 3, false), ("three", 3, 5, false), ("tiers", 3, 4, true)] {
+        let shape = random::Shape { name, parts, all, local };
+        target.once(&format!("random::{name}"), move |p, r| random::faults(p, shape, r));
+    }
     target.run();
 }

@@ -1,4 +1,5 @@
-//! Faults at random moments of checkpoints: hosts, agents and ranks are killed, and the disk is full. What is called whole restarts, and nothing that was promised is lost.
+//! Faults at random moments of checkpoints and restarts: hosts, agents and ranks are killed, hosts are cut off, disks and local tiers are full. What is called whole restarts, nothing that was promised is
+//! lost, and a program of which only a checkpoint has failed goes on.
 //!
 //! BELAY_STRESS (8) rounds.
 
@@ -19,11 +20,33 @@ use std::process::Output;
 use std::time::Duration;
 
 /// Holds the checkpoints many times.
-const DISK: &str = "256m";
+const DISK: &str = "600m";
+/// On every host, a file system of its own.
+const RAM: &str = "/tmp/ram";
 /// What comes to pass falls within this time after a checkpoint was asked for, in milliseconds; most are over by then.
 const WITHIN: u64 = 200;
+/// The same for a restart.
+const WITHIN_RESTART: u64 = 1000;
+/// A host that is cut off for less is not taken for lost.
+const SHORT_CUT: u64 = 2500;
+/// One that is cut off for so long is.
+const LONG_CUT: u64 = 20_000;
 /// One generation in so many rounds is restarted that is not the newest.
 const OLDER: u64 = 4;
+/// One round in so many has a fault in its restart too.
+const AGAIN: u64 = 4;
+/// After so many rounds the program ends, and another one begins.
+const VERDICT: u64 = 4;
+
+/// Where the job runs, and what of it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    pub(super) name: &'static str,
+    pub(super) parts: usize,
+    pub(super) all: usize,
+    /// Chunks lie in memory of the hosts first.
+    pub(super) local: bool,
+}
 
 /// What comes to pass.
 #[derive(Debug, Clone, Copy)]
@@ -33,21 +56,35 @@ enum Fault {
     Agent(usize),
     Rank(usize),
     DiskFull,
+    /// The host of the part, for so many milliseconds.
+    Cut(usize, u64),
+    TierFull(usize),
 }
 
 impl Fault {
-    fn any(rng: &mut Rng) -> Self {
-        let part = rng.below(2) as usize;
-        match rng.below(9) {
+    fn any(shape: Shape, rng: &mut Rng) -> Self {
+        let part = rng.below(shape.parts as u64) as usize;
+        match rng.below(if shape.local { 14 } else { 11 }) {
             0 => Self::Nothing,
             1 | 2 => Self::Host(part),
             3 | 4 => Self::Agent(part),
             5 | 6 => Self::Rank(part),
-            _ => Self::DiskFull,
+            7 | 8 => Self::DiskFull,
+            9 | 10 if rng.below(4) == 0 => Self::Cut(part, LONG_CUT),
+            9 | 10 => Self::Cut(part, rng.below(SHORT_CUT)),
+            _ => Self::TierFull(part),
         }
     }
 
-    fn strike(self, job: &Job, agents: [i32; 2]) -> Result<(), Failure> {
+    /// Only the checkpoint is concerned, not the program.
+    fn spares_program(self) -> bool {
+        matches!(
+            self,
+            Self::Nothing | Self::DiskFull | Self::TierFull(_) | Self::Cut(_, ..SHORT_CUT)
+        )
+    }
+
+    fn strike(self, job: &Job, agents: &[i32]) -> Result<(), Failure> {
         match self {
             Self::Nothing => {}
             Self::Host(part) => job.hosts.kill_host(job.at[part]),
@@ -60,7 +97,26 @@ impl Fault {
                 }
             }
             // It is full when nothing more can be written.
-            Self::DiskFull => drop(std::fs::write(filler(job), vec![1; 256 << 20])),
+            Self::DiskFull => drop(std::fs::write(filler(job), vec![1; 600 << 20])),
+            Self::Cut(part, for_ms) => {
+                job.hosts.cut(job.at[part], true)?;
+                std::thread::sleep(Duration::from_millis(for_ms));
+                job.hosts.cut(job.at[part], false)?;
+            }
+            Self::TierFull(part) => {
+                let fill = format!("cat /dev/zero > {RAM}/filler 2> /dev/null; true");
+                job.on_host(job.at[part], &["sh", "-c", &fill])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// There is room again.
+    fn pass(self, job: &Job) -> Result<(), Failure> {
+        match self {
+            Self::DiskFull => drop(std::fs::remove_file(filler(job))),
+            Self::TierFull(part) => drop(job.on_host(job.at[part], &["rm", &format!("{RAM}/filler")])?),
+            _ => {}
         }
         Ok(())
     }
@@ -86,16 +142,43 @@ fn whole(job: &Job) -> Result<Vec<u64>, Failure> {
 
 /// A checkpoint during which something comes to pass; what it has said.
 fn struck(job: &Job, fault: Fault, rng: &mut Rng) -> Result<Output, Failure> {
-    let agents = [agent(job, 0)?, agent(job, 1)?];
+    let agents = (0..job.at.len())
+        .map(|part| agent(job, part))
+        .collect::<Result<Vec<_>, _>>()?;
     let taking = job.command(job.at[0], &[&job.belay, "checkpoint", "--quiet", &job.dir()]);
     let taken = std::thread::spawn(move || output(taking, END));
     std::thread::sleep(Duration::from_millis(rng.below(WITHIN)));
-    fault.strike(job, agents)?;
-    taken.join().map_err(|_| "the command's thread failed")?
+    let done = fault.strike(job, &agents);
+    let taken = taken.join().map_err(|_| "the command's thread failed")?;
+    done.and(taken)
+}
+
+/// Hosts for the parts: different ones, in any order, or, now and then, one for all.
+fn places(shape: Shape, rng: &mut Rng) -> Vec<usize> {
+    let first = rng.below(shape.all as u64) as usize;
+    let step = rng.below(shape.all as u64) as usize;
+    let mut at: Vec<usize> = (0..shape.parts).map(|n| (first + n * step) % shape.all + 1).collect();
+    if step > 0 && at.iter().collect::<BTreeSet<_>>().len() < shape.parts {
+        at = (0..shape.parts).map(|n| (first + n) % shape.all + 1).collect();
+    }
+    at
+}
+
+/// A restart in which a host dies, or everything, at some moment, also one at which it is over.
+fn struck_restart(job: &mut Job, rng: &mut Rng) -> Result<(), Failure> {
+    job.start_restart()?;
+    std::thread::sleep(Duration::from_millis(rng.below(WITHIN_RESTART)));
+    if rng.below(2) == 0 {
+        let host = job.at[rng.below(job.at.len() as u64) as usize];
+        job.hosts.kill_host(host);
+        std::thread::sleep(Duration::from_millis(rng.below(300)));
+    }
+    job.crash();
+    Ok(())
 }
 
 /// `doomed` are generations of a program whose rank was killed: they restart, and it ends as it does without belay.
-fn round(job: &mut Job, fault: Fault, doomed: &mut BTreeSet<u64>, rng: &mut Rng) -> Result<(), Failure> {
+fn round(job: &mut Job, shape: Shape, fault: Fault, doomed: &mut BTreeSet<u64>, rng: &mut Rng) -> Result<(), Failure> {
     let before = whole(job)?;
     let taken = struck(job, fault, rng)?;
     let said = text(&taken);
@@ -104,9 +187,11 @@ fn round(job: &mut Job, fault: Fault, doomed: &mut BTreeSet<u64>, rng: &mut Rng)
     want(taken.status.success() || killed || said.contains("belay:"), || {
         format!("no reason: {said}")
     })?;
-    if matches!(fault, Fault::DiskFull) {
-        drop(std::fs::remove_file(filler(job)));
-        want(job.take()?, || "the job has ended".into())?;
+    if fault.spares_program() {
+        job.progress()
+            .map_err(|e| format!("before there is room again: {e}: {said}"))?;
+        fault.pass(job)?;
+        want(job.take()?, || format!("the job has ended: {said}: {}", job.said()))?;
     } else if rng.below(2) == 0 {
         // Another one after the fault is good, or none.
         job.belay(&["checkpoint", "--quiet", &job.dir()])?;
@@ -120,34 +205,73 @@ fn round(job: &mut Job, fault: Fault, doomed: &mut BTreeSet<u64>, rng: &mut Rng)
     if matches!(fault, Fault::Rank(_)) {
         doomed.extend(now.iter().filter(|n| !before.contains(n)));
     }
-    let now: Vec<u64> = now.into_iter().filter(|n| !doomed.contains(n)).collect();
-    want(!now.is_empty(), || format!("none but {doomed:?} are left of {before:?}"))?;
+    let good: Vec<u64> = now.iter().copied().filter(|n| !doomed.contains(n)).collect();
+    want(!good.is_empty(), || format!("none but {doomed:?} are left of {before:?}"))?;
     let at = if rng.below(OLDER) == 0 {
-        rng.below(now.len() as u64) as usize
+        rng.below(good.len() as u64) as usize
     } else {
-        now.len() - 1
+        good.len() - 1
     };
-    job.at = match rng.below(3) {
-        0 => vec![1, 2],
-        1 => vec![2, 3],
-        _ => vec![3, 1],
-    };
-    job.restart_at(&["--generation", &now[at].to_string()])
-        .map_err(|e| format!("generation {} of {now:?}: {e}", now[at]))?;
+    job.at = places(shape, rng);
+    if rng.below(AGAIN) == 0 {
+        struck_restart(job, rng)?;
+        let left = whole(job)?;
+        want(left == now, || {
+            format!("a restart that was killed leaves {left:?} of {now:?}")
+        })?;
+    }
+    job.restart_at(&["--generation", &good[at].to_string()])
+        .map_err(|e| format!("generation {} of {now:?} at {:?}: {e}", good[at], job.at))?;
     // What is newer than that stays whole, and the next one is newer.
     job.checkpoint()
 }
 
-pub(super) fn faults(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::on_disk(DISK, place, "together-random", Kind::OpenMpi, 2, 3)?;
+/// The program ends well, and another one begins in the same job directory.
+fn relaunch(job: &mut Job, shape: Shape, program: &str) -> Result<(), Failure> {
+    job.verdict()?;
+    job.crash();
+    std::fs::remove_file(job.work.join("go")).map_err(|e| e.to_string())?;
+    job.must(&["gc", "--all"])?;
+    job.at = (1..=shape.parts).collect();
+    begin(job, program)
+}
+
+fn begin(job: &mut Job, program: &str) -> Result<(), Failure> {
+    job.launch(program)?;
+    job.checkpoint()
+}
+
+/// Memory of each host that is full after a few checkpoints, from which chunks are moved at some speed.
+fn with_tiers(job: &mut Job) -> Result<(), Failure> {
+    for host in 1..=job.all {
+        let make = format!("mkdir {RAM} && mount -t tmpfs -o size=24m,mode=1777 tmpfs {RAM}");
+        job.on_host(host, &["sh", "-c", &make])?;
+    }
+    let tier = format!("[[tier]]\nname = \"ram\"\nkind = \"local\"\npath = \"{RAM}\"\ncapacity = \"64M\"\n");
+    let file = job.work.join("belay.toml");
+    std::fs::write(&file, format!("[flush]\nrate = \"20M\"\n{tier}")).map_err(|e| e.to_string())?;
+    job.options.extend(["--config".into(), file.display().to_string()]);
+    Ok(())
+}
+
+pub(super) fn faults(place: &Place, shape: Shape, rng: &mut Rng) -> Result<(), Failure> {
+    let label = format!("together-random-{}", shape.name);
+    let mut job = Job::on_disk(DISK, place, &label, Kind::OpenMpi, shape.parts, shape.all)?;
     let program = job.program(place, "mpi/mpi_p2p")?;
     job.options = vec!["--keep".into(), "3".into()];
-    job.launch(&program)?;
-    job.checkpoint()?;
+    if shape.local {
+        with_tiers(&mut job)?;
+    }
+    begin(&mut job, &program)?;
     let mut doomed = BTreeSet::new();
     for n in 0..rounds(8) {
-        let fault = Fault::any(rng);
-        round(&mut job, fault, &mut doomed, rng).map_err(|e| format!("round {n}, {fault:?}: {e}"))?;
+        if n % VERDICT == VERDICT - 1 {
+            relaunch(&mut job, shape, &program).map_err(|e| format!("the end after round {n}: {e}"))?;
+            doomed.clear();
+        }
+        let fault = Fault::any(shape, rng);
+        println!("{} round {n}: {fault:?} at {:?}", shape.name, job.at);
+        round(&mut job, shape, fault, &mut doomed, rng).map_err(|e| format!("round {n}, {fault:?}: {e}"))?;
     }
     job.verdict()
 }
