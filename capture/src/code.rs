@@ -300,7 +300,7 @@ fn put(
             Err(_) => return Ok(None),
         },
     };
-    let fail = |e| CaptureError::failed(format!("read {}, which is mapped", want.path), e);
+    let fail = |e| CaptureError::system(format!("read {}, which is mapped", want.path), e);
     let before = file.metadata().map_err(fail)?;
     if held.is_none() && (!before.is_file() || FileIdentity::of_open(file).map_err(fail)? != *want.identity) {
         return Ok(None);

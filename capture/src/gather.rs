@@ -46,7 +46,7 @@ pub(crate) struct Prepared {
 
 /// Prepares the suspension of the processes in the list.
 pub(crate) fn prepare(listing: Listing, agent: i32) -> Result<Prepared, CaptureError> {
-    let reaper = Reaper::start().map_err(|e| CaptureError::failed("start a thread of the agent", e))?;
+    let reaper = Reaper::start().map_err(|e| CaptureError::system("start a thread of the agent", e))?;
     let tracers = Tracers::for_job(listing.tasks());
     let sleepers = Sleepers::among(listing.processes.iter().map(|(pid, _, tids)| (*pid, tids.as_slice())));
     let mut gathering = Gathering {
@@ -570,11 +570,7 @@ fn not_traceable(pid: i32, tid: i32, refused: &std::io::Error) -> CaptureError {
         .and_then(|s| s.text("TracerPid").map(str::to_owned))
         .unwrap_or_default();
     if std::path::Path::new(&format!("/proc/self/task/{tracer}")).exists() {
-        return CaptureError::refuse_for_now(
-            pid,
-            format!("thread {tid}"),
-            "is still being let go by the attempt before; checkpoint again in a moment",
-        );
+        return CaptureError::refuse_for_now(pid, format!("thread {tid}"), "is still being let go by the attempt before");
     }
     let reason = if tracer != "0" && !tracer.is_empty() {
         format!("is traced by process {tracer} (ptrace); end the debugger and try again")

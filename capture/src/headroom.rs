@@ -216,7 +216,7 @@ fn gauges(drafts: &[Draft]) -> Result<Gauges, CaptureError> {
     for pid in drafts.iter().map(|d| d.task).chain([agent]) {
         gauges
             .add(pid)
-            .map_err(|e| CaptureError::failed(format!("read the control groups of process {pid}"), e))?;
+            .map_err(|e| CaptureError::system(format!("read the control groups of process {pid}"), e))?;
     }
     Ok(gauges)
 }

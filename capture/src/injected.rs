@@ -17,8 +17,8 @@ pub(crate) fn program() -> Result<&'static Blob, CaptureError> {
     if let Some(program) = PROGRAM.get() {
         return Ok(program);
     }
-    let path = blob::find("belay-inject").map_err(|e| CaptureError::failed("find belay-inject", e))?;
-    let program = Blob::load(&path).map_err(|e| CaptureError::failed("load belay-inject", e))?;
+    let path = blob::find("belay-inject").map_err(|e| CaptureError::system("find belay-inject", e))?;
+    let program = Blob::load(&path).map_err(|e| CaptureError::system("load belay-inject", e))?;
     if program.mark() != Some(FINGERPRINT) {
         let reason = format!(
             "{} is of another version than belay; install belay completely",

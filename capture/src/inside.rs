@@ -89,10 +89,7 @@ impl Inside for Stopped<'_> {
                 unsent: messages.len().saturating_sub(t.sent as usize),
                 messages,
             }),
-            RENEW_NOT_NOW => Err(refusal(
-                "is about to be told about a message already; checkpoint again in a moment".into(),
-                true,
-            )),
+            RENEW_NOT_NOW => Err(refusal("is about to be told about a message already".into(), true)),
             RENEW_NO_ACCESS => Err(refusal(
                 format!("its queue cannot be read and written ({reason}); let its owner do both"),
                 false,
@@ -146,7 +143,7 @@ impl Inside for Stopped<'_> {
 
 /// The messages in the room, in the order in which they were received.
 fn messages(t: &NotificationTable, memory: &Memory) -> Result<Vec<(u32, Vec<u8>)>, CaptureError> {
-    let fail = |e| CaptureError::failed("read the messages of a queue from the application", e);
+    let fail = |e| CaptureError::system("read the messages of a queue from the application", e);
     let mut out = Vec::new();
     for i in 0..u64::from(t.received.min(t.capacity)) {
         let at = t.room + t.stride * i;

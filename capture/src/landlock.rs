@@ -35,7 +35,7 @@ impl Witnesses {
             let of = statuses.take(process.tasks.len()).map(|status| out.witness(&agent, status));
             let of = of.collect::<io::Result<Vec<i32>>>();
             out.of
-                .push(of.map_err(|e| CaptureError::failed("look for Landlock domains: make a process for that", e))?);
+                .push(of.map_err(|e| CaptureError::system("look for Landlock domains: make a process for that", e))?);
         }
         Ok(out)
     }
@@ -96,7 +96,7 @@ impl Agent {
         // SAFETY: without a structure this call tells its version only.
         let version = unsafe { libc::syscall(CREATE_RULESET, std::ptr::null::<u8>(), 0, VERSION) };
         Ok(Self {
-            status: status.map_err(|e| CaptureError::failed("read the agent's own status", e))?,
+            status: status.map_err(|e| CaptureError::system("read the agent's own status", e))?,
             dumpable,
             exists: version > 0,
         })

@@ -97,6 +97,14 @@ pub enum CaptureError {
     /// Nothing of the job is left.
     #[error("the program ended before the checkpoint was taken")]
     Ended,
+    /// A system call of the agent failed.
+    #[error("{step}: {source}")]
+    System {
+        /// What was being done.
+        step: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
     /// A step failed.
     #[error("{step}: {reason}")]
     Failed {
@@ -138,6 +146,13 @@ fn named(refusals: &[Refusal]) -> String {
 }
 
 impl CaptureError {
+    fn system(step: impl Into<String>, source: std::io::Error) -> Self {
+        CaptureError::System {
+            step: step.into(),
+            source,
+        }
+    }
+
     fn failed(step: impl Into<String>, reason: impl std::fmt::Display) -> Self {
         CaptureError::Failed {
             step: step.into(),
@@ -553,7 +568,7 @@ fn entry(dir: &Path, name: String) -> Result<FileEntry, CaptureError> {
 
 /// Stores the kernel's pages; returns the checksum of the code too. This process has the same ones as those of the job.
 fn kernel_pages(blobs: &mut BlobWriter) -> Result<(u64, Option<KernelPages>), CaptureError> {
-    let code = vdso::code().map_err(|e| CaptureError::failed("read the vDSO", e))?;
+    let code = vdso::code().map_err(|e| CaptureError::system("read the vDSO", e))?;
     let data = match vdso::data() {
         Ok(data) if !code.is_empty() => data,
         Ok(_) => return Ok((checksum(&code), None)),
@@ -568,7 +583,7 @@ fn kernel_pages(blobs: &mut BlobWriter) -> Result<(u64, Option<KernelPages>), Ca
 }
 
 fn agent_identity(pid: i32) -> Result<AgentIdentity, CaptureError> {
-    let s = proc::stat(pid).map_err(|e| CaptureError::failed("read the agent's own state", e))?;
+    let s = proc::stat(pid).map_err(|e| CaptureError::system("read the agent's own state", e))?;
     Ok(AgentIdentity {
         pid,
         pgid: s.pgrp,

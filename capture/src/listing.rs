@@ -34,7 +34,7 @@ impl Listing {
         known: impl Fn(i32) -> Option<&'a [i32]>,
     ) -> Result<Self, CaptureError> {
         let list = family.descendants_but(agent, outside);
-        let list = list.map_err(|e| CaptureError::failed("list the processes of the job", e))?;
+        let list = list.map_err(|e| CaptureError::system("list the processes of the job", e))?;
         // Numbers begin anew some day, so the main thread's need not be the lowest.
         let with_threads = |(pid, ppid)| {
             let list = || {

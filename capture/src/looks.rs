@@ -91,7 +91,7 @@ impl Looks {
                 next.ok_or_else(gone).and_then(|r| r.own_pages(self.threads))
             }
         };
-        found.map_err(|e| CaptureError::failed(format!("read the page table of the snapshot of process {pid}"), e))
+        found.map_err(|e| CaptureError::system(format!("read the page table of the snapshot of process {pid}"), e))
     }
 }
 

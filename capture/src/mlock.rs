@@ -126,7 +126,7 @@ pub(crate) fn map(process: &mut Process, bytes: u64, protection: i32, flags: i32
 
 /// Unlocks `bytes` of what `process` has locked. The pages stay where they are: nothing runs there, and nothing takes them within milliseconds but a system that is out of memory.
 fn make_room(process: &mut Process, bytes: u64) -> Result<(), CaptureError> {
-    let fail = |e| CaptureError::failed(format!("read the memory locks of process {}", process.pid), e);
+    let fail = |e| CaptureError::system(format!("read the memory locks of process {}", process.pid), e);
     let locked = locked_kib(&Status::read(process.task()).map_err(fail)?).unsigned_abs() * 1024;
     let (limit, _) = rlimit(process.pid, libc::RLIMIT_MEMLOCK);
     // One that has locked more than it may by now could not lock again what is taken away.

@@ -52,7 +52,7 @@ fn policy(mode: u32, nodes: impl Iterator<Item = u64>) -> Option<Policy> {
 pub(crate) fn segments(process: &mut Process, task: i32) -> Result<Vec<u64>, CaptureError> {
     let room = mlock::map(process, SEGMENTS, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_NORESERVE)?;
     let told = on_main(process, libc::SYS_modify_ldt, [0, room, SEGMENTS, 0, 0, 0]).and_then(|bytes| {
-        let fail = |e| CaptureError::failed("read segment descriptors of the application", e);
+        let fail = |e| CaptureError::system("read segment descriptors of the application", e);
         let mut out = vec![0; usize::try_from(bytes.min(SEGMENTS)).unwrap_or(0)];
         let memory = Memory::open(task).map_err(fail)?;
         memory.read(room, &mut out).map_err(fail)?;

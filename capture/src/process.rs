@@ -54,7 +54,7 @@ impl Draft {
     /// Reads what can be read before anything runs in the process.
     pub(crate) fn read(process: &Process) -> Result<Self, CaptureError> {
         let (pid, task) = (process.pid, process.task());
-        let fail = |what: &str, e: std::io::Error| CaptureError::failed(format!("read {what} of process {pid}"), e);
+        let fail = |what: &str, e: std::io::Error| CaptureError::system(format!("read {what} of process {pid}"), e);
         let mut stat = proc::stat(task).map_err(|e| fail("stat", e))?;
         if task != pid {
             let main = proc::stat(pid).map_err(|e| fail("stat", e))?;
@@ -90,7 +90,7 @@ impl Draft {
             .filter(|m| m.ino == 0 && memory::pages(m) != memory::Pages::None);
         let anonymous: Vec<_> = anonymous.map(|m| (m.start, m.end)).collect();
         let data = Pagemap::open(self.task).and_then(|mut pagemap| pagemap.with_data(&anonymous));
-        let data = data.map_err(|e| CaptureError::failed(format!("read the page table of process {}", self.pid), e))?;
+        let data = data.map_err(|e| CaptureError::system(format!("read the page table of process {}", self.pid), e))?;
         let with_data = anonymous.into_iter().zip(data).filter(|(_, data)| *data);
         self.with_data = with_data.map(|(range, _)| range).collect();
         Ok(())
@@ -114,7 +114,7 @@ impl Draft {
             // Needs Linux 6.9: the main thread has exited, and has no descriptors any more.
             pidfd::open_thread(self.task)
         };
-        let pidfd = pidfd.map_err(|e| CaptureError::failed(format!("open thread {} of process {}", self.task, self.pid), e))?;
+        let pidfd = pidfd.map_err(|e| CaptureError::system(format!("open thread {} of process {}", self.task, self.pid), e))?;
         Ok(ProcessView {
             pid: self.pid,
             task: self.task,

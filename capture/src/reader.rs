@@ -53,7 +53,7 @@ fn pages(
     while at < end {
         let want = usize::try_from((end - at).min(BATCH_BYTES)).unwrap_or(PAGE);
         let readable = readable_prefix(memory, at, &mut buf[..want])
-            .map_err(|e| CaptureError::failed("read memory of a process that has ended meanwhile", e))?;
+            .map_err(|e| CaptureError::system("read memory of a process that has ended meanwhile", e))?;
         let mut page = 0;
         while page < readable {
             let run = if keep_zeros {

@@ -69,7 +69,7 @@ pub(crate) fn starting(job: &[(i32, i32, &Path, &OsStr)], own: &Path, known: &[i
     if let Some((pid, ..)) = unheard {
         return Some((
             *pid,
-            "is about to start a part of the job on another host, or about to end with it; checkpoint again in a moment",
+            "is about to start a part of the job on another host, or about to end with it",
         ));
     }
     let launcher = job.iter().find(|(pid, _, exe, _)| {
@@ -78,12 +78,7 @@ pub(crate) fn starting(job: &[(i32, i32, &Path, &OsStr)], own: &Path, known: &[i
         LAUNCHERS.iter().any(|launcher| file(exe) == *launcher)
             && (children.peek().is_none() || children.any(|(_, _, child, _)| child == exe))
     });
-    launcher.map(|(pid, ..)| {
-        (
-            *pid,
-            "is just starting, and has not started all its daemons and ranks yet; checkpoint again in a moment",
-        )
-    })
+    launcher.map(|(pid, ..)| (*pid, "is just starting, and has not started all its daemons and ranks yet"))
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ fn ring(pid: i32, slot: &RingSlot, memory: &Memory) -> Result<Ring, CaptureError
     if slot.outcome != RING_DONE {
         return Err(CaptureError::Refused(vec![refusal(pid, slot)]));
     }
-    let fail = |e| CaptureError::failed(format!("read the ring of asynchronous I/O of process {pid}"), e);
+    let fail = |e| CaptureError::system(format!("read the ring of asynchronous I/O of process {pid}"), e);
     let mut head = [0u8; size_of::<RingHead>()];
     memory.read(slot.address, &mut head).map_err(fail)?;
     let word = |at: usize| u32::from_ne_bytes(std::array::from_fn(|b| head[at + b]));

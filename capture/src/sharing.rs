@@ -90,7 +90,7 @@ fn is_crowded(processes: &[Process], group: &[usize], first: &Draft) -> Result<b
 }
 
 fn compare(a: &Process, b: &Process, object: Object) -> Result<Ordering, CaptureError> {
-    let fail = |e| CaptureError::failed(format!("compare processes {} and {} (kcmp)", a.pid, b.pid), e);
+    let fail = |e| CaptureError::system(format!("compare processes {} and {} (kcmp)", a.pid, b.pid), e);
     kcmp::compare(a.task(), b.task(), object).map_err(fail)
 }
 

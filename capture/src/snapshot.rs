@@ -102,12 +102,12 @@ pub(crate) fn take(
         .iter()
         .map(|_| ControlMemory::create())
         .collect::<Result<Vec<_>, _>>()
-        .map_err(|e| CaptureError::failed("create control memory", e))?;
+        .map_err(|e| CaptureError::system("create control memory", e))?;
     let names = controls
         .iter()
         .map(ControlMemory::name)
         .collect::<std::io::Result<Vec<_>>>()
-        .map_err(|e| CaptureError::failed("create control memory", e))?;
+        .map_err(|e| CaptureError::system("create control memory", e))?;
     let left_out = drafts.iter().map(left_out).collect::<Result<Vec<_>, _>>()?;
     let wishes: Vec<Wish> = drafts.iter().map(|d| tracking.wish((d.pid, d.stat.starttime))).collect();
     let want_uffd: Vec<i32> = wishes.iter().map(|w| w.make).collect();
@@ -206,8 +206,8 @@ impl Child {
             Ok(made) if draft.can_snapshot() => {
                 let snapshot_pid = made.pid;
                 let pidfd = pidfd::open(snapshot_pid)
-                    .map_err(|e| CaptureError::failed(format!("open the snapshot of process {pid}"), e))?;
-                let fail = |e| CaptureError::failed(format!("compare the snapshot of process {pid} with it"), e);
+                    .map_err(|e| CaptureError::system(format!("open the snapshot of process {pid}"), e))?;
+                let fail = |e| CaptureError::system(format!("compare the snapshot of process {pid} with it"), e);
                 // From here on it ends with us.
                 let (_, pidfd, control) = child.snapshot.insert((snapshot_pid, pidfd, control));
                 // A userfaultfd that cannot be taken over is no reason to fail.
@@ -297,7 +297,7 @@ impl Child {
         if maps.is_empty() {
             return Ok(());
         }
-        let fail = |e| CaptureError::failed(format!("read the memory of process {}", self.pid), e);
+        let fail = |e| CaptureError::system(format!("read the memory of process {}", self.pid), e);
         let memory = Memory::open(self.task).map_err(fail)?;
         let mut pagemap = Pagemap::open(self.task).map_err(fail)?;
         for map in &maps {
@@ -466,7 +466,7 @@ impl Child {
         let tiered = session.is_tiered();
         let mut work = control
             .start(&ranges, &loans, !tiered, index, (writers, self.frugal))
-            .map_err(|e| CaptureError::failed(format!("prepare the snapshot of process {pid}"), e))?;
+            .map_err(|e| CaptureError::system(format!("prepare the snapshot of process {pid}"), e))?;
         // Writers that wait for a place must not wait for us.
         let period = Duration::from_millis(if tiered { 1 } else { 100 });
         let tick = |work: &mut Work, session: &mut Session, progress: &Progress<'_>| {
@@ -492,7 +492,7 @@ impl Child {
 
     /// Reads the `VmFlags` of the child's mappings. The kernel goes through all of its page table for that: when the child has written its pages it has given them back, and little is left but what was clean.
     fn read_flags(&mut self, child: i32) -> Result<(), CaptureError> {
-        let fail = |e| CaptureError::failed(format!("read the mappings of the snapshot of process {}", self.pid), e);
+        let fail = |e| CaptureError::system(format!("read the mappings of the snapshot of process {}", self.pid), e);
         self.flags = proc::smaps(child).map_err(fail)?;
         Ok(())
     }
@@ -506,7 +506,7 @@ impl Child {
         table: &mut Vec<Extent>,
         progress: &Progress<'_>,
     ) -> Result<(), CaptureError> {
-        let fail = |e| CaptureError::failed(format!("read the memory of the snapshot of process {}", self.pid), e);
+        let fail = |e| CaptureError::system(format!("read the memory of the snapshot of process {}", self.pid), e);
         let memory = Memory::open(child).map_err(fail)?;
         let mut read = 0;
         for r in found {
@@ -548,7 +548,7 @@ impl Child {
         if self.gone.is_empty() {
             return Ok(());
         }
-        let fail = |e| CaptureError::failed(format!("read the memory of the snapshot of process {}", self.pid), e);
+        let fail = |e| CaptureError::system(format!("read the memory of the snapshot of process {}", self.pid), e);
         let memory = Memory::open(child).map_err(fail)?;
         for range in std::mem::take(&mut self.gone) {
             reader::store(session, &memory, range, false, &mut self.early)?;

@@ -448,7 +448,7 @@ impl Task {
                 Ok(Some(event)) => event,
                 // The reaper has waited for it: it was killed.
                 Err(e) if e.raw_os_error() == Some(libc::ECHILD) => Event::Ended(libc::SIGKILL),
-                Err(e) => return Err(CaptureError::failed(format!("wait for thread {}", self.tid), e)),
+                Err(e) => return Err(CaptureError::system(format!("wait for thread {}", self.tid), e)),
             };
             if let Event::Ended(status) = event {
                 ended(self.tid, status);
@@ -465,7 +465,7 @@ impl Task {
                     } else {
                         ptrace::cont(self.tid, 0)
                     };
-                    again.map_err(|e| CaptureError::failed(format!("continue thread {}", self.tid), e))?;
+                    again.map_err(|e| CaptureError::system(format!("continue thread {}", self.tid), e))?;
                 }
                 Event::Interrupted | Event::GroupStop(_) | Event::Other(_) => {
                     let again = if expected == Event::Syscall {
@@ -473,7 +473,7 @@ impl Task {
                     } else {
                         ptrace::cont(self.tid, 0)
                     };
-                    again.map_err(|e| CaptureError::failed(format!("continue thread {}", self.tid), e))?;
+                    again.map_err(|e| CaptureError::system(format!("continue thread {}", self.tid), e))?;
                 }
                 other => {
                     self.running = false;

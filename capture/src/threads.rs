@@ -113,7 +113,7 @@ fn apart_from_first(first: (i32, i32), tids: &[i32]) -> Result<Vec<bool>, Captur
 fn is_own((pid, first): (i32, i32), tid: i32, object: kcmp::Object) -> Result<bool, CaptureError> {
     let fail = |e: std::io::Error| match e.raw_os_error() {
         Some(libc::ESRCH) => has_ended(pid, tid),
-        _ => CaptureError::failed(format!("compare descriptors and directories of thread {tid}"), e),
+        _ => CaptureError::system(format!("compare descriptors and directories of thread {tid}"), e),
     };
     Ok(tid != first && kcmp::compare(first, tid, object).map_err(fail)?.is_ne())
 }
@@ -126,7 +126,7 @@ pub(crate) fn pending(pid: i32, tid: i32, shared: bool) -> Result<Vec<Vec<u8>>, 
             let reason = format!("more than {} signals are pending", ptrace::MOST_PENDING);
             CaptureError::refuse(pid, format!("thread {tid}"), reason)
         }
-        _ => CaptureError::failed(format!("read pending signals of thread {tid}"), e),
+        _ => CaptureError::system(format!("read pending signals of thread {tid}"), e),
     })
 }
 
@@ -136,7 +136,7 @@ fn has_ended(pid: i32, tid: i32) -> CaptureError {
 
 /// Working directory and mask of thread `tid`, which are its own.
 fn directories(tid: i32) -> Result<(Name, u32), CaptureError> {
-    let status = Status::read(tid).map_err(|e| CaptureError::failed(format!("read status of thread {tid}"), e))?;
+    let status = Status::read(tid).map_err(|e| CaptureError::system(format!("read status of thread {tid}"), e))?;
     let cwd = proc::link(tid, "cwd");
     if proc::link(tid, "root") != Path::new("/") || cwd.as_os_str().as_bytes().ends_with(b" (deleted)") {
         let reason = "has directories of its own (unshare(CLONE_FS)): another root, or a working directory that was removed";
@@ -335,7 +335,7 @@ fn affinity(table: &ThreadTable) -> Vec<u64> {
 
 /// The model of a main thread that has exited while others run.
 pub(crate) fn exited_main(pid: i32, comm: &OsStr) -> Result<model::Thread, CaptureError> {
-    let stat = proc::task_stat(pid, pid).map_err(|e| CaptureError::failed(format!("read stat of thread {pid}"), e))?;
+    let stat = proc::task_stat(pid, pid).map_err(|e| CaptureError::system(format!("read stat of thread {pid}"), e))?;
     Ok(model::Thread {
         tid: pid,
         comm: comm.to_owned().into(),

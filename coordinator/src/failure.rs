@@ -9,24 +9,52 @@ use std::io;
 
 /// A failure of a belay command.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
+#[error("{message}{}", if *passing { AGAIN } else { "" })]
 pub struct Failure {
     /// Kind of failure, which is also the exit status.
     pub exit: Exit,
-    /// One line.
-    pub message: String,
+    /// One line. What the user reads is the value as text, which adds what to do.
+    pub(crate) message: String,
+    /// Whether the reason passes by itself when the program runs on for a moment.
+    pub(crate) passing: bool,
 }
+
+/// What to do where the reason passes by itself.
+const AGAIN: &str = "; checkpoint again in a moment";
 
 impl Failure {
     /// A failure of kind `exit`.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
         let message = plain(&message.into()).replace('\n', " ");
-        Self { exit, message }
+        Self {
+            exit,
+            message,
+            passing: false,
+        }
+    }
+
+    /// A failure of kind `exit`, for a reason that passes by itself.
+    pub(crate) fn passing(exit: Exit, message: impl Into<String>) -> Self {
+        Self {
+            passing: true,
+            ..Self::new(exit, message)
+        }
     }
 
     /// A failed operation on a file.
     pub fn io(step: impl std::fmt::Display, error: &io::Error) -> Self {
         Self::new(exit_of_io(error, Exit::Io), format!("{step}: {}", reason(error)))
+    }
+
+    /// A failed step of a checkpoint.
+    fn of_capture(step: &str, error: &io::Error) -> Self {
+        let exit = exit_of_io(error, Exit::CheckpointFailed);
+        let next = if exit == Exit::DiskFull {
+            "; make room, the next checkpoint tries again"
+        } else {
+            ""
+        };
+        Self::new(exit, format!("{step}: {}{next}", without_number(&error.to_string())))
     }
 
     /// A failed system call that has nothing to do with files.
@@ -69,17 +97,6 @@ fn exit_of_io(error: &io::Error, otherwise: Exit) -> Exit {
     }
 }
 
-/// Flows that report a reason as text lose the error number; the text of a full disk is still known.
-fn exit_of_text(text: &str, otherwise: Exit) -> Exit {
-    let full = [libc::ENOSPC, libc::EDQUOT].map(|e| reason(&io::Error::from_raw_os_error(e)));
-    let text = text.to_lowercase();
-    if full.iter().any(|f| text.contains(f.as_str())) {
-        Exit::DiskFull
-    } else {
-        otherwise
-    }
-}
-
 pub(crate) fn exit_of_image(error: &ImageError, io: Exit) -> Exit {
     match error {
         // A sector that cannot be read is as lost as one with wrong bytes: another copy is looked for.
@@ -119,16 +136,11 @@ impl From<ImageError> for Failure {
 
 impl From<CaptureError> for Failure {
     fn from(e: CaptureError) -> Self {
-        if let CaptureError::Failed { step, reason } = &e {
-            let (reason, exit) = (without_number(reason), exit_of_text(reason, Exit::CheckpointFailed));
-            let next = if exit == Exit::DiskFull {
-                "; make room, the next checkpoint tries again"
-            } else {
-                ""
-            };
-            return Self::new(exit, format!("{step}: {reason}{next}"));
-        }
         let exit = match &e {
+            CaptureError::System { step, source } => return Self::of_capture(step, source),
+            CaptureError::Refused(reasons) if reasons.iter().all(|r| r.passing) => {
+                return Self::passing(Exit::Refused, e.to_string())
+            }
             CaptureError::Refused(_) | CaptureError::NoMemory(_) => Exit::Refused,
             CaptureError::Ended => Exit::ProgramEnded,
             CaptureError::Failed { .. } => Exit::CheckpointFailed,
@@ -143,7 +155,7 @@ impl From<CaptureError> for Failure {
 impl From<RestartError> for Failure {
     fn from(e: RestartError) -> Self {
         let exit = match &e {
-            RestartError::Failed { .. } => Exit::RestartFailed,
+            RestartError::Failed { .. } | RestartError::Reported { .. } => Exit::RestartFailed,
             RestartError::Changed { .. } => Exit::Changed,
             RestartError::Forbidden { .. } => Exit::Forbidden,
             RestartError::Image(e) => exit_of_image(e, Exit::RestartFailed),
@@ -167,9 +179,9 @@ mod tests {
         let bad_sector = || io::Error::from_raw_os_error(libc::EIO);
         assert_eq!(Failure::from(ImageError::io("read", path, bad_sector())).exit, Exit::Damaged);
         assert_eq!(Failure::from(ImageError::io("write", path, bad_sector())).exit, Exit::Io);
-        let failed = CaptureError::Failed {
-            step: "write".into(),
-            reason: format!("pages-1-0.bpg: {}", full()),
+        let failed = CaptureError::System {
+            step: "create control memory".into(),
+            source: full(),
         };
         let failed = Failure::from(failed);
         assert_eq!(failed.exit, Exit::DiskFull);

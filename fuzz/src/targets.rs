@@ -252,7 +252,7 @@ fn config(data: &[u8]) {
                 let stored = serde_json::to_vec(&known).unwrap_or_default();
                 assert!(serde_json::from_slice::<Config>(&stored).is_ok_and(|c| c == known));
             }
-            Err(failure) => assert!(failure.message.starts_with("input: "), "{}", failure.message),
+            Err(failure) => assert!(failure.to_string().starts_with("input: "), "{failure}"),
         }
     }
     if let Some(model) = serde_json::from_slice::<Model>(data).ok().and_then(Model::checked) {

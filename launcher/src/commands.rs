@@ -409,7 +409,7 @@ fn flush_here(args: &cli::Flush, show: &mut Show) -> Result<u64, Failure> {
         }
         durable.flush(&dir, &description, &newest.path, &Control::default()).map(drop)
     });
-    flushed.map_err(|f| Failure::new(Exit::NotDurable, f.message))?;
+    flushed.map_err(|f| Failure::new(Exit::NotDurable, f.to_string()))?;
     Ok(newest.number)
 }
 

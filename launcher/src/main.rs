@@ -36,7 +36,7 @@ pub extern "C" fn main(_argc: i32, _argv: *const *const u8) -> i32 {
         return match words.map_err(refused).and_then(|words| standin::run(&path, &words)) {
             Ok(code) => code.into(),
             Err(failure) => {
-                sys::say(&failure.message);
+                sys::say(&failure.to_string());
                 255
             }
         };
@@ -61,7 +61,7 @@ pub extern "C" fn main(_argc: i32, _argv: *const *const u8) -> i32 {
         Ok(code) => code.into(),
         Err(failure) => {
             tracing::error!(exit = failure.exit.code(), error = %failure, "failed");
-            sys::say(&failure.message);
+            sys::say(&failure.to_string());
             failure.exit.code().into()
         }
     }

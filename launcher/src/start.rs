@@ -307,7 +307,7 @@ fn note_loss(dir: &JobDir) {
     });
     // A full disk is no reason not to go on from a checkpoint.
     if let Err(failure) = noted {
-        sys::say(&failure.message);
+        sys::say(&failure.to_string());
         alive::await_fence(noticed);
     }
 }
@@ -410,7 +410,7 @@ fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) 
         .into_iter()
         .filter_map(Result::err)
     {
-        sys::say(&failure.message);
+        sys::say(&failure.to_string());
     }
     let options = restart_options(how.lazy, how.any_cpu)?;
     restart::restart(

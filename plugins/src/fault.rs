@@ -19,7 +19,7 @@ pub(crate) enum Fault {
     #[error("{0}")]
     Refused(String),
     /// As `Refused`, but the state passes by itself when the program runs on.
-    #[error("{0}; checkpoint again in a moment")]
+    #[error("{0}")]
     Passing(String),
     /// The image could not be read or written.
     #[error(transparent)]

@@ -4,7 +4,7 @@
 
 use crate::code::{Copies, Mapped};
 use crate::contents::Contents;
-use crate::control::{Shared, RESTORER_STEP};
+use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
 use crate::kin;
 use crate::layout::Range;
@@ -416,14 +416,12 @@ fn explain_restorer(
     shared: &Shared,
     extents: &dyn Fn(i32) -> Vec<Extent>,
 ) -> RestartError {
-    let RestartError::Failed { step, reason } = &e else { return e };
-    let slot = reason.parse::<usize>().ok().filter(|_| step == RESTORER_STEP);
-    let Some(Role::Process(i)) = slot.and_then(|s| tree.nodes.get(s)).map(|n| n.role) else {
+    let RestartError::Reported { slot } = e else { return e };
+    let Some(Role::Process(i)) = tree.nodes.get(slot).map(|n| n.role) else {
         return e;
     };
-    let slot: &Slot = shared.slot(slot.unwrap_or(0));
     let p = &job.processes[i];
-    explain::restorer(p, &extents(p.pid), slot)
+    explain::restorer(p, &extents(p.pid), shared.slot(slot))
 }
 
 /// How many helper threads read each process's pages: as many as there are processors, all processes together.

@@ -52,6 +52,8 @@ impl Message {
             RestartError::Forbidden { reason } => (2, String::new(), reason.clone()),
             RestartError::Image(ImageError::Damaged { path, reason }) => (3, path.clone(), reason.clone()),
             RestartError::Image(e) => (0, "image".to_owned(), e.to_string()),
+            // Those of this kind have been put into words before they come here.
+            RestartError::Reported { .. } => (0, "restart".to_owned(), e.to_string()),
         };
         let (step, reason) = (cut(&step), cut(&reason));
         Message::Failed { kind, step, reason }

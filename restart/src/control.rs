@@ -172,21 +172,15 @@ impl Shared {
         }
     }
 
-    /// The error that process `i` reported as text, or a placeholder to be explained by the caller.
+    /// The error that process `i` reported as text, or where it has reported numbers.
     fn failure(&self, i: usize) -> RestartError {
         let slot = self.slot(i);
         let n = (slot.text_bytes.load(Ordering::Acquire) as usize).min(TEXT_BYTES);
         if n == 0 {
-            return RestartError::Failed {
-                step: RESTORER_STEP.into(),
-                reason: i.to_string(),
-            };
+            return RestartError::Reported { slot: i };
         }
         let text = String::from_utf8_lossy(&slot.text[..n]).into_owned();
         let (step, reason) = text.split_once('\0').unwrap_or(("restart", &text));
         RestartError::at(step, reason)
     }
 }
-
-/// Step of an error that the restorer reported by numbers; its reason is the slot's index.
-pub(crate) const RESTORER_STEP: &str = "\0restorer";

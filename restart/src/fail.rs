@@ -14,6 +14,12 @@ pub enum RestartError {
         /// The reason and what to do.
         reason: String,
     },
+    /// The program that restores a process from inside has reported its failure by numbers; `explain` puts them into words.
+    #[error("process {slot} of the restart could not be restored")]
+    Reported {
+        /// Where its report is.
+        slot: usize,
+    },
     /// A file that the job uses is missing or is not the one it used at the checkpoint.
     #[error("changed file: {path}: {reason}")]
     Changed {

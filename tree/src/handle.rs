@@ -3,7 +3,7 @@
 use crate::key::JobKey;
 use crate::link::{Link, LinkError};
 use crate::listening::{beside, Listeners};
-use crate::message::{Contribution, Down, Failed, NodeInfo, Up, Values};
+use crate::message::{Contribution, Down, Failed, FailureKind, NodeInfo, Up, Values};
 use crate::service::{Command, Service, Start, Traffic};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -485,7 +485,7 @@ impl Tree {
                     let node = self.ends.node;
                     return Err(Broken(vec![Failed {
                         node,
-                        kind: "internal".into(),
+                        kind: FailureKind::Internal,
                         reason,
                     }]));
                 }

@@ -32,5 +32,5 @@ mod strangers;
 pub use direct::{beating, Direct, Door};
 pub use handle::{Broken, Event, Joining, Tree, TreeError};
 pub use key::JobKey;
-pub use message::{Contribution, Failed, NodeInfo, Values};
+pub use message::{Contribution, Failed, FailureKind, NodeInfo, Values};
 pub use service::Traffic;

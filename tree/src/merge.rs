@@ -5,7 +5,7 @@
 //! ```
 //! Pure: no I/O, no clock. A child that is lost counts as arrived with a failure, so a step always ends.
 
-use crate::message::{Contribution, Failed, Values};
+use crate::message::{Contribution, Failed, FailureKind, Values};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
@@ -48,10 +48,10 @@ impl Step {
     }
 
     /// A child is gone: the step, if one is under way, fails.
-    pub(crate) fn lose(&mut self, node: u64, reason: &str) {
+    pub(crate) fn lose(&mut self, node: u64, kind: FailureKind, reason: &str) {
         if self.is_under_way() && !self.arrived.contains_key(&Who::Child(node)) {
             self.arrived.insert(Who::Child(node), BTreeSet::new());
-            self.merged.merge(Contribution::failed(node, "lost", reason));
+            self.merged.merge(Contribution::failed(node, kind, reason));
         }
     }
 
@@ -181,7 +181,7 @@ mod tests {
             fails in prop::collection::btree_set(0u64..60, 0..3),
         ) {
             let mut all: Vec<Contribution> = (0..count).map(|n| {
-                let mut c = if fails.contains(&n) { Contribution::failed(n, "test", "no") } else { Contribution::ready() };
+                let mut c = if fails.contains(&n) { Contribution::failed(n, FailureKind::Silent, "no") } else { Contribution::ready() };
                 c.publish.insert(format!("fact{n}"), format!("of {n}"));
                 c.sums.insert("ones".into(), 1);
                 c.greatest.insert("number".into(), n);
@@ -217,8 +217,8 @@ mod tests {
         step.arrive(3, Who::Own, Contribution::ready());
         assert!(step.complete([1, 2].into_iter()).is_none());
         step.arrive(3, Who::Child(1), Contribution::ready());
-        step.lose(2, "killed");
-        step.lose(2, "killed");
+        step.lose(2, FailureKind::Lost, "killed");
+        step.lose(2, FailureKind::Lost, "killed");
         let merged = step.complete([1, 2].into_iter()).unwrap();
         assert_eq!(merged.failures.len(), 1);
         assert_eq!(merged.nodes, 3);

@@ -14,10 +14,31 @@ pub(crate) const MAX_FAILURES: usize = 8;
 pub struct Failed {
     /// The node.
     pub node: u64,
-    /// A word for the kind of failure, chosen by the user of the tree.
-    pub kind: String,
+    /// What kind of failure it is.
+    pub kind: FailureKind,
     /// One line.
     pub reason: String,
+}
+
+/// Kinds of failure of a node at a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureKind {
+    /// It is gone.
+    Lost,
+    /// It was not there for this step, and may be for the next one.
+    Absent,
+    /// Its agent does not answer.
+    Silent,
+    /// Its thread for the tree has ended.
+    Internal,
+    /// It is there, and has not done its part.
+    Refused {
+        /// The exit status that says why.
+        exit: u8,
+        /// Whether the reason passes by itself.
+        passing: bool,
+    },
 }
 
 /// What a node knows of another.
@@ -64,10 +85,10 @@ impl Contribution {
     }
 
     /// One node's, which has failed.
-    pub fn failed(node: u64, kind: &str, reason: impl Into<String>) -> Self {
+    pub fn failed(node: u64, kind: FailureKind, reason: impl Into<String>) -> Self {
         let failure = Failed {
             node,
-            kind: kind.into(),
+            kind,
             reason: reason.into(),
         };
         Self {

@@ -16,7 +16,7 @@ use crate::key::JobKey;
 use crate::link::{Link, SILENCE};
 use crate::listening::Listeners;
 use crate::merge::{decide, Step, Who};
-use crate::message::{Contribution, Down, Failed, NodeInfo, Up, Values, MAX_FAILURES};
+use crate::message::{Contribution, Down, Failed, FailureKind, NodeInfo, Up, Values, MAX_FAILURES};
 use crate::noise::TREE;
 use crate::strangers::Strangers;
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
@@ -38,7 +38,7 @@ const ORDERS: usize = 8;
 /// Nodes that join at the same time connect to their parents one after the other.
 const STAGGER: Duration = Duration::from_micros(300);
 /// Why a node is not there that has said farewell. The part of a job on its host has ended in good order, and it goes on without.
-const ENDED: &str = "it has ended; checkpoint again in a moment";
+const ENDED: &str = "it has ended";
 
 /// What a service begins with.
 pub(crate) struct Start {
@@ -103,7 +103,7 @@ impl Traffic {
 /// A fixed set of nodes whose steps are under way, and why some of them are gone.
 struct Held {
     nodes: BTreeSet<u64>,
-    gone: BTreeMap<u64, String>,
+    gone: BTreeMap<u64, (FailureKind, String)>,
 }
 
 impl Held {
@@ -338,7 +338,7 @@ impl Service {
     fn refuse_step(&self, step: u64) {
         let failure = Failed {
             node: 0,
-            kind: "lost".into(),
+            kind: FailureKind::Lost,
             reason: "the root of the job is gone".into(),
         };
         let _ = self.releases.send((step, vec![failure], Values::new()));
@@ -441,10 +441,10 @@ impl Service {
             Up::Left { node: below, status } => {
                 if below == node {
                     self.children.remove(&node);
-                    self.step.lose(node, ENDED);
+                    self.step.lose(node, FailureKind::Absent, ENDED);
                 }
                 if self.is_root() {
-                    self.gone(below, ENDED);
+                    self.gone(below, FailureKind::Absent, ENDED);
                     self.tell(Event::Left(below, status));
                 } else {
                     self.send_up(&Up::Left { node: below, status });
@@ -498,8 +498,8 @@ impl Service {
         if failures.is_empty() && nodes != expected {
             failures.push(Failed {
                 node: 0,
-                kind: "absent".into(),
-                reason: format!("{nodes} of {expected} nodes took part: some were just being connected; try again"),
+                kind: FailureKind::Absent,
+                reason: format!("{nodes} of {expected} nodes took part: some were just being connected"),
             });
         }
         self.release(&failures, &values);
@@ -541,8 +541,8 @@ impl Service {
             }
             let failure = Failed {
                 node,
-                kind: "absent".into(),
-                reason: "the step ended while this node was not connected; try again".into(),
+                kind: FailureKind::Absent,
+                reason: "the step ended while this node was not connected".into(),
             };
             (step, vec![failure], Values::new())
         });

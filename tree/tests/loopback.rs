@@ -1,9 +1,13 @@
 //! Whole trees over loopback: steps, orders, and what happens when nodes are lost.
 
-use belay_tree::{Contribution, Event, JobKey, Joining, Tree};
+use belay_tree::{Contribution, Event, FailureKind, JobKey, Joining, Tree};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+const REFUSED: FailureKind = FailureKind::Refused {
+    exit: 80,
+    passing: false,
+};
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// The root and `count - 1` other nodes, all attached.
@@ -132,7 +136,7 @@ fn an_order_that_a_lost_relay_has_not_passed_on_is_heard_from_the_root() {
         root.all_joined();
         drop(relay);
         let broken = root.exchange(1, Contribution::ready()).unwrap_err();
-        assert_eq!((broken.0[0].node, broken.0[0].kind.as_str()), (1, "lost"));
+        assert_eq!((broken.0[0].node, broken.0[0].kind), (1, FailureKind::Lost));
         while !below.is_finished() {
             root.await_event(Duration::from_millis(10));
         }
@@ -208,7 +212,7 @@ fn an_order_reaches_everybody_and_a_failure_too() {
         for node in &mut nodes {
             s.spawn(move || {
                 let c = if node.node() == 5 {
-                    Contribution::failed(5, "refused", "a device")
+                    Contribution::failed(5, REFUSED, "a device")
                 } else {
                     Contribution::ready()
                 };

@@ -116,7 +116,7 @@ impl Area {
         let signo =
             mark_signal(status, pending).ok_or_else(|| refuse("SIGURG, SIGWINCH and SIGCHLD are all pending; try again"))?;
         let memory =
-            Memory::open(process.task()).map_err(|e| CaptureError::failed(format!("open the memory of process {pid}"), e))?;
+            Memory::open(process.task()).map_err(|e| CaptureError::system(format!("open the memory of process {pid}"), e))?;
         let gate = Gate::prepare(process, maps, &memory);
         process.gate = Some(gate.ok_or_else(|| refuse("no system call instruction in its memory"))?);
         let threads = process.tasks.len() as u64;
@@ -153,7 +153,7 @@ impl Area {
         memory
             .write(base, &image)
             .and_then(|()| write_each(process.task(), &memory, &places, &frames))
-            .map_err(|e| CaptureError::failed(format!("write the injected program into process {pid}"), e))?;
+            .map_err(|e| CaptureError::system(format!("write the injected program into process {pid}"), e))?;
         Ok(Self {
             task: process.task(),
             base,
@@ -216,7 +216,7 @@ impl Area {
     /// Writes the tables of all threads.
     pub(super) fn put_thread_tables<T: Copy>(&self, tables: &[T]) -> Result<(), CaptureError> {
         write_each(self.task, &self.memory, &self.places(tables.len()), bytes_of(tables))
-            .map_err(|e| CaptureError::failed("write tables into the application", e))
+            .map_err(|e| CaptureError::system("write tables into the application", e))
     }
 
     /// Reads the tables of all threads.
@@ -241,7 +241,7 @@ impl Area {
     pub(super) fn put<T: Copy>(&self, offset: u64, tables: &[T]) -> Result<(), CaptureError> {
         self.memory
             .write(self.base + offset, bytes_of(tables))
-            .map_err(|e| CaptureError::failed("write a table into the application", e))
+            .map_err(|e| CaptureError::system("write a table into the application", e))
     }
 
     /// Address of room for arguments and results of single system calls: the table of OP_PROCESS, which has been read.
@@ -333,7 +333,7 @@ fn read_all<T: Copy>(count: usize, read: impl FnOnce(&mut [u8]) -> std::io::Resu
     unsafe {
         std::ptr::write_bytes(out.as_mut_ptr(), 0, count);
         let bytes = std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<u8>(), count * size_of::<T>());
-        read(bytes).map_err(|e| CaptureError::failed("read a table from the application", e))?;
+        read(bytes).map_err(|e| CaptureError::system("read a table from the application", e))?;
         out.set_len(count);
     }
     Ok(out)
@@ -357,7 +357,7 @@ impl Entry {
 
     /// Leads the task to the operation: it is the next that it does, even without the agent.
     pub(super) fn prepare(&self, task: &mut Task) -> Result<(), CaptureError> {
-        let fail = |e| CaptureError::failed(format!("prepare thread {}", task.tid), e);
+        let fail = |e| CaptureError::system(format!("prepare thread {}", task.tid), e);
         task.borrowed = true;
         task.vectors_used |= self.uses_vectors;
         ptrace::set_regs(task.tid, &self.regs).map_err(fail)?;
@@ -365,7 +365,7 @@ impl Entry {
     }
 
     pub(super) fn let_run(task: &mut Task) -> Result<(), CaptureError> {
-        let fail = |e| CaptureError::failed(format!("run thread {}", task.tid), e);
+        let fail = |e| CaptureError::system(format!("run thread {}", task.tid), e);
         ptrace::cont(task.tid, 0).map_err(fail)?;
         task.running = true;
         Ok(())

@@ -24,7 +24,7 @@ fn borrowed(task: &Task) -> Regs {
 
 /// Lets `task` issue one system call.
 pub(crate) fn remote_syscall(gate: &Gate, task: &mut Task, nr: i64, args: [u64; 6]) -> Result<u64, CaptureError> {
-    let fail = |step: &str, e: std::io::Error| CaptureError::failed(format!("{step} of thread {}", task.tid), e);
+    let fail = |step: &str, e: std::io::Error| CaptureError::system(format!("{step} of thread {}", task.tid), e);
     let mut regs = borrowed(task);
     regs.rip = gate.syscall_at;
     regs.rsp = gate.stack.unwrap_or(regs.rsp);
@@ -35,11 +35,11 @@ pub(crate) fn remote_syscall(gate: &Gate, task: &mut Task, nr: i64, args: [u64; 
     ptrace::set_sigmask(task.tid, u64::MAX).map_err(|e| fail("set signal mask", e))?;
     task.borrowed = true;
     for _ in 0..2 {
-        ptrace::cont_to_syscall(task.tid).map_err(|e| CaptureError::failed(format!("continue thread {}", task.tid), e))?;
+        ptrace::cont_to_syscall(task.tid).map_err(|e| CaptureError::system(format!("continue thread {}", task.tid), e))?;
         task.wait_for(Event::Syscall)?;
     }
     let ret = ptrace::get_regs(task.tid)
-        .map_err(|e| CaptureError::failed(format!("read registers of thread {}", task.tid), e))?
+        .map_err(|e| CaptureError::system(format!("read registers of thread {}", task.tid), e))?
         .rax;
     match ret.cast_signed() {
         e @ -4095..=-1 => Err(CaptureError::Call {

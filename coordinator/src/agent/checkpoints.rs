@@ -60,8 +60,8 @@ impl Agent {
             return self.refuse_at_end(&wanted);
         }
         if self.may_have_lost() {
-            let why = "the command has failed, and it is not known yet whether that is because a host is lost; checkpoint again in a moment";
-            return self.refuse(&wanted, Exit::CheckpointFailed, why);
+            let why = "the command has failed, and it is not known yet whether that is because a host is lost";
+            return self.refuse(&wanted, &Failure::passing(Exit::CheckpointFailed, why));
         }
         if self.nodes.as_ref().is_some_and(Nodes::has_others) {
             return self.begin_together(&wanted);
@@ -87,14 +87,14 @@ impl Agent {
 
     /// Tells those who want a checkpoint that there is none any more.
     pub(super) fn refuse_at_end(&mut self, wanted: &Wanted) {
-        self.refuse(wanted, Exit::ProgramEnded, "the job is being ended");
+        self.refuse(wanted, &Failure::new(Exit::ProgramEnded, "the job is being ended"));
     }
 
-    fn refuse(&mut self, wanted: &Wanted, exit: Exit, why: &str) {
+    fn refuse(&mut self, wanted: &Wanted, failure: &Failure) {
         for (id, _) in &wanted.by {
             self.flush.wants.remove(id);
             self.encoding.wants.remove(id);
-            self.fail(*id, exit, why);
+            self.fail(*id, failure.exit, &failure.to_string());
         }
     }
 
@@ -293,7 +293,7 @@ impl Agent {
         tracing::error!(generation = number, error = %failure, "checkpoint failed");
         self.phase = None;
         self.tell(Err(failure));
-        self.refuse(wanted, failure.exit, &failure.message);
+        self.refuse(wanted, failure);
         self.note_failure(failure, wanted.by.is_empty());
         if self.description.interval == Interval::Auto {
             self.arm_interval();
@@ -305,7 +305,7 @@ impl Agent {
         self.last_error = Some(LastError {
             time_unix_s: sys::now_unix_s(),
             exit: failure.exit,
-            message: failure.message.clone(),
+            message: failure.to_string(),
         });
         let noteworthy = say && failure.exit != Exit::ProgramEnded;
         if noteworthy && self.said != Some(failure.exit) {

@@ -76,7 +76,7 @@ impl Agent {
         }
         let failure = Failure::system(format!("end the job on {}", sys::host()), &proc::hung(left.into_iter()));
         tracing::error!(error = %failure, "given up");
-        sys::say(&failure.message);
+        sys::say(&failure.to_string());
         self.end_without_restart();
         // What was to be stopped after its checkpoint has one.
         self.result.get_or_insert(i32::from(failure.exit.code()) << 8);

@@ -327,7 +327,7 @@ impl Agent {
     /// `belay flush` of a running job.
     pub(super) fn flush_on_request(&mut self, id: ClientId) {
         if let Err(failure) = self.check_level(Level::Durable, false) {
-            return self.fail(id, failure.exit, &failure.message);
+            return self.fail(id, failure.exit, &failure.to_string());
         }
         let held = generations::list(&self.dir.generations()).unwrap_or_default();
         let Some(newest) = held.iter().rfind(|g| g.is_whole()) else {

@@ -26,7 +26,7 @@ impl Agent {
                     return self.fail(id, Exit::ProgramEnded, "the job is being ended");
                 }
                 if let Err(failure) = self.check_level(level, then_stop) {
-                    return self.fail(id, failure.exit, &failure.message);
+                    return self.fail(id, failure.exit, &failure.to_string());
                 }
                 if level == Level::Durable {
                     self.flush.wants.insert(id);

@@ -31,8 +31,6 @@ const AT_REST: &str = "at-rest";
 pub(super) const NO_GENERATION: u64 = 0;
 /// Exit status of a remote shell whose host is lost.
 const LOST: i32 = 255;
-/// Part of every such reason.
-const PASSING: &str = "again in a moment";
 
 impl Agent {
     /// Whether a checkpoint of all nodes is between its capture and its end.
@@ -49,7 +47,7 @@ impl Agent {
         let standin = self.clients.pid(id);
         match self.try_start_remote(standin, &program, words) {
             Ok(()) => self.clients.send(id, &Event::Accepted),
-            Err(f) => self.fail(id, f.exit, &f.message),
+            Err(f) => self.fail(id, f.exit, &f.to_string()),
         }
     }
 
@@ -85,7 +83,7 @@ impl Agent {
                 nodes.remotes.insert(tag, remote);
                 self.clients.send(id, &Event::Accepted);
             }
-            Err(f) => self.fail(id, f.exit, &f.message),
+            Err(f) => self.fail(id, f.exit, &f.to_string()),
         }
     }
 
@@ -345,16 +343,13 @@ impl Agent {
                         r.words.host
                     ),
                 )),
-                Some(r) if r.life == Life::Errand => Err(Failure::new(
+                Some(r) if r.life == Life::Errand => Err(Failure::passing(
                     Exit::CheckpointFailed,
-                    format!(
-                        "{} is being asked about the tasks of srun; checkpoint {PASSING}",
-                        r.words.program
-                    ),
+                    format!("{} is being asked about the tasks of srun", r.words.program),
                 )),
-                Some(r) => Err(Failure::new(
+                Some(r) => Err(Failure::passing(
                     Exit::CheckpointFailed,
-                    format!("the part on {} is just being started; checkpoint {PASSING}", r.words.host),
+                    format!("the part on {} is just being started", r.words.host),
                 )),
                 None => self.note_number(number).and_then(|()| {
                     self.order(&Order::Checkpoint {
@@ -373,7 +368,7 @@ impl Agent {
             };
             match begun {
                 Ok(()) => break,
-                Err(f) if f.message.contains(PASSING) && attempt < TRIES && starting_over(attempt) => {
+                Err(f) if f.passing && attempt < TRIES && starting_over(attempt) => {
                     tracing::debug!(attempt, error = %f, "refused for the moment");
                 }
                 Err(failure) => {

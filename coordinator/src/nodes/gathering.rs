@@ -2,7 +2,7 @@
 
 use crate::Failure;
 use belay_plugins::{Facts, Group};
-use belay_tree::{Broken, Contribution, Tree};
+use belay_tree::{Broken, Contribution, FailureKind, Tree};
 use belay_wire::Exit;
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -19,32 +19,62 @@ pub(crate) const COMMITTED: u64 = 15;
 /// How long the others may take to come to a step for which programs stand still, or to hear of one that is over. An agent that is gone is noticed sooner: this is for one that hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Begins the kind of failure of a node that has not done its share, and no generation comes of the checkpoint; the exit status follows.
-const REFUSED: &str = "checkpoint ";
-
-/// What `node` tells the others about its `failure`.
+/// What `node` tells the others about its `failure`: no generation comes of the checkpoint.
 pub(crate) fn refusal(node: u64, failure: &Failure) -> Contribution {
-    Contribution::failed(node, &format!("{REFUSED}{}", failure.exit.code()), &failure.message)
+    let kind = FailureKind::Refused {
+        exit: failure.exit.code(),
+        passing: failure.passing,
+    };
+    Contribution::failed(node, kind, &failure.message)
 }
 
 /// Whether some node has not done its share; otherwise one was lost.
 pub(crate) fn is_refused(broken: &Broken) -> bool {
-    broken.0.iter().any(|f| f.kind.starts_with(REFUSED))
+    broken.0.iter().any(|f| matches!(f.kind, FailureKind::Refused { .. }))
 }
 
-/// The failure of a checkpoint that has failed at other nodes: of their kind, where they agree.
+/// The failure of a checkpoint that has failed at other nodes.
 pub(crate) fn failure(broken: &Broken) -> Failure {
-    Failure::new(exit(broken), line(broken))
+    Kind::of(broken).failure(line(broken))
 }
 
-fn exit(broken: &Broken) -> Exit {
-    let told = |kind: &str| kind.strip_prefix(REFUSED)?.parse().ok().and_then(Exit::of_code);
-    let mut kinds = broken.0.iter().map(|f| told(&f.kind).unwrap_or(Exit::CheckpointFailed));
-    let first = kinds.next().unwrap_or(Exit::CheckpointFailed);
-    if kinds.all(|kind| kind == first) {
-        first
-    } else {
-        Exit::CheckpointFailed
+/// What sort of failure the nodes have told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Kind {
+    /// That of all, where they agree.
+    exit: Exit,
+    /// The reasons of all pass by themselves.
+    passing: bool,
+}
+
+impl Kind {
+    fn of(broken: &Broken) -> Self {
+        let kinds = broken.0.iter().map(|f| match f.kind {
+            FailureKind::Refused { exit, passing } => (Exit::of_code(exit), passing),
+            kind => (None, kind == FailureKind::Absent),
+        });
+        let mut told = kinds.map(|(exit, passing)| Self {
+            exit: exit.unwrap_or(Exit::CheckpointFailed),
+            passing,
+        });
+        let none = Self {
+            exit: Exit::CheckpointFailed,
+            passing: false,
+        };
+        let first = told.next().unwrap_or(none);
+        told.fold(first, |all, one| Self {
+            exit: if all.exit == one.exit {
+                all.exit
+            } else {
+                Exit::CheckpointFailed
+            },
+            passing: all.passing && one.passing,
+        })
+    }
+
+    fn failure(self, message: String) -> Failure {
+        let build = if self.passing { Failure::passing } else { Failure::new };
+        build(self.exit, message)
     }
 }
 
@@ -55,8 +85,8 @@ pub(crate) struct Gathering<'a> {
     base: u64,
     next: Cell<u64>,
     broken: Cell<bool>,
-    /// The kind of failure of other nodes.
-    exit: Cell<Option<Exit>>,
+    /// What sort of failure other nodes have told.
+    others: Cell<Option<Kind>>,
     job: u64,
 }
 
@@ -73,7 +103,7 @@ impl<'a> Gathering<'a> {
             base,
             next: Cell::new(1),
             broken: Cell::new(false),
-            exit: Cell::new(None),
+            others: Cell::new(None),
             job,
         }
     }
@@ -91,17 +121,14 @@ impl<'a> Gathering<'a> {
         }
     }
 
-    /// This node's `failure`, which is of the kind of that of others where it comes from there.
+    /// This node's `failure`, which is of the sort that others have told where it comes from there.
     pub(crate) fn judge(&self, failure: Failure) -> Failure {
-        match self.exit.get() {
-            Some(exit) => Failure { exit, ..failure },
+        match self.others.get() {
+            Some(kind) => kind.failure(failure.message),
             // The job has not: its root would know.
-            None if failure.exit == Exit::ProgramEnded && self.tree.node() != 0 => Failure::new(
+            None if failure.exit == Exit::ProgramEnded && self.tree.node() != 0 => Failure::passing(
                 Exit::CheckpointFailed,
-                format!(
-                    "the part on {} has just ended; checkpoint again in a moment",
-                    crate::sys::host()
-                ),
+                format!("the part on {} has just ended", crate::sys::host()),
             ),
             None => failure,
         }
@@ -117,7 +144,7 @@ impl Group for Gathering<'_> {
             .exchange_within(self.step(), contribution, Some(PATIENCE))
             .map_err(|b| {
                 self.broken.set(true);
-                self.exit.set(Some(exit(&b)));
+                self.others.set(Some(Kind::of(&b)));
                 line(&b)
             })
     }
@@ -149,7 +176,19 @@ mod tests {
             failure(&broken(&[Exit::DiskFull, Exit::Refused])).exit,
             Exit::CheckpointFailed
         );
-        let lost = Broken(Contribution::failed(3, "lost", "connection closed").failures);
+        let lost = Broken(Contribution::failed(3, FailureKind::Lost, "connection closed").failures);
         assert_eq!((failure(&lost).exit, is_refused(&lost)), (Exit::CheckpointFailed, false));
+    }
+
+    #[test]
+    fn what_passes_at_all_nodes_passes() {
+        let told = |failures: &[Failure]| failures.iter().flat_map(|f| refusal(3, f).failures).collect();
+        let (busy, no) = (Failure::passing(Exit::Refused, "busy"), Failure::new(Exit::Refused, "no"));
+        let both = failure(&Broken(told(&[busy.clone(), busy.clone()])));
+        assert!(both.passing);
+        assert_eq!(both.to_string(), "node 3: busy; node 3: busy; checkpoint again in a moment");
+        assert!(!failure(&Broken(told(&[busy, no]))).passing);
+        let new = Broken(Contribution::failed(4, FailureKind::Absent, "it has just joined").failures);
+        assert!(failure(&new).passing);
     }
 }

@@ -3,7 +3,7 @@
 use super::{Child, Guest, Registered, Service, FIRST_PAUSE, GRACE};
 use crate::handle::Event;
 use crate::link::{Link, LinkError};
-use crate::message::{Down, Failed, NodeInfo, Up, MAX_FAILURES};
+use crate::message::{Down, Failed, FailureKind, NodeInfo, Up, MAX_FAILURES};
 use crate::{shape, strangers};
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -188,7 +188,7 @@ impl Service {
         for node in lost {
             let reason = "its agent is gone, or its host cannot be reached";
             self.children.remove(&node);
-            self.step.lose(node, reason);
+            self.step.lose(node, FailureKind::Lost, reason);
             if self.is_root() {
                 self.lost(node, reason);
             } else {
@@ -217,18 +217,21 @@ impl Service {
         let Some(held) = self.held.as_ref().filter(|_| self.step.is_own_there()) else {
             return Vec::new();
         };
-        let failed = |node, kind: &str, reason: &str| Failed {
+        let failed = |node, kind, reason: &str| Failed {
             node,
-            kind: kind.into(),
+            kind,
             reason: reason.into(),
         };
         let is_there = |node: &u64| self.registry.get(node).is_some_and(|r| r.attached);
         let missing = held.nodes.iter().filter(|n| !is_there(n)).map(|n| {
-            let reason = held.gone.get(n).map_or("its agent is gone", String::as_str);
-            failed(*n, "lost", reason)
+            let (kind, reason) = held
+                .gone
+                .get(n)
+                .map_or((FailureKind::Lost, "its agent is gone"), |(kind, reason)| (*kind, reason));
+            failed(*n, kind, reason)
         });
         let new = self.registry.iter().filter(|(n, r)| r.attached && !held.nodes.contains(n));
-        let new = new.map(|(n, _)| failed(*n, "absent", "it has just joined; checkpoint again in a moment"));
+        let new = new.map(|(n, _)| failed(*n, FailureKind::Absent, "it has just joined"));
         let late = self.patience.filter(|(since, patience)| since.elapsed() > *patience);
         let silent = late.iter().flat_map(|(_, patience)| {
             let awaited = self.children.keys().filter(|n| !self.step.has_come(**n));
@@ -236,7 +239,7 @@ impl Service {
                 let host = self.registry.get(n).map_or("its host", |r| r.info.host.as_str());
                 let within = patience.as_secs();
                 let reason = format!("the agent on {host} has not answered within {within} s, or one connected through it; see whether it hangs (DIR/nodes/*/log)");
-                failed(*n, "silent", &reason)
+                failed(*n, FailureKind::Silent, &reason)
             })
         });
         missing.chain(new).chain(silent).take(MAX_FAILURES).collect()
@@ -247,15 +250,15 @@ impl Service {
         if self.children.get(&node).is_some_and(|c| c.link.is_some()) {
             return; // it came to the root meanwhile
         }
-        if self.gone(node, reason) {
+        if self.gone(node, FailureKind::Lost, reason) {
             self.tell(Event::Lost(node, reason.to_owned()));
         }
     }
 
     /// Forgets `node`; whether it was known. Its children must find another parent.
-    pub(super) fn gone(&mut self, node: u64, reason: &str) -> bool {
+    pub(super) fn gone(&mut self, node: u64, kind: FailureKind, reason: &str) -> bool {
         if let Some(held) = &mut self.held {
-            held.gone.insert(node, reason.to_owned());
+            held.gone.insert(node, (kind, reason.to_owned()));
         }
         let until = Instant::now() + REHOME;
         for r in self.registry.values_mut().filter(|r| r.parent == node && r.attached) {
