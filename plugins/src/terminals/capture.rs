@@ -126,9 +126,10 @@ fn pty(s: &mut Session<'_>, index: u32, master: DescId) -> Result<Pty, Fault> {
     }
     let slave = slave(s, index, raw)?;
     pty.slave_exclusive = exclusive(slave.as_raw_fd())?;
+    let later = slave.try_clone().at("duplicate the slave")?;
     let data = drain::copy(&drain::Line::new(raw, slave, pty.termios, packet)?)?;
     if !data.is_back() {
-        return put_back_later(raw, &data);
+        return put_back_later(raw, later, &data);
     }
     pty.lines = Some(data.lines);
     for (bytes, place) in [(&data.input, &mut pty.input), (&data.output, &mut pty.output)] {
@@ -161,11 +162,11 @@ fn slave(s: &mut Session<'_>, index: u32, master: RawFd) -> Result<OwnedFd, Faul
 }
 
 /// Not all of what was read went back at once: a thread of the agent writes the rest as soon as there is room.
-fn put_back_later<T>(master: RawFd, data: &drain::InFlight) -> Result<T, Fault> {
+fn put_back_later<T>(master: RawFd, slave: OwnedFd, data: &drain::InFlight) -> Result<T, Fault> {
     let (input, output) = data.left();
     for (to, rest) in [
         (fd::dup_from(master, 0).at("duplicate the master")?, input.to_vec()),
-        (drain::slave_of(master).at("open the slave")?, output.to_vec()),
+        (slave, output.to_vec()),
     ] {
         std::thread::spawn(move || {
             let mut rest = &rest[..];
