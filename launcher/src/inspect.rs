@@ -121,8 +121,11 @@ fn directory(dir: &Path) -> Result<String, Failure> {
 /// Longest section whose contents are shown: they are in memory as a whole then, more than once, and the image may be anybody's.
 const MOST_SHOWN: u64 = 16 << 20;
 
+/// Is given the kind and the payload of a section.
+type Show<'a> = &'a mut dyn FnMut(u32, Option<&[u8]>) -> Result<(), ImageError>;
+
 /// Gives the kind and the payload of each section to `show`; none of one that is too long to be shown.
-fn each_section(path: &Path, show: &mut dyn FnMut(u32, Option<&[u8]>) -> Result<(), ImageError>) -> Result<(), ImageError> {
+fn each_section(path: &Path, show: Show<'_>) -> Result<(), ImageError> {
     sections::each(path, &mut |kind, payload| {
         let mut data = Vec::new();
         let read = payload.take(MOST_SHOWN + 1).read_to_end(&mut data);
