@@ -1,7 +1,8 @@
-//! Programs that nobody here wrote, as a user starts them: what they print and how they end must be the same natively, checkpointed, and killed and
-//! restarted at random moments. The table is tests/suites/foreign.txt; programs that are not installed are left out, and said so.
+//! Programs that nobody here wrote, as a user starts them: what they print and how they end must be the same natively, checkpointed, killed and
+//! restarted at random moments, and under one checkpoint after the other. The table is tests/suites/foreign.txt; programs that are not installed are left out, and said so.
 //!
-//! Each program runs as one of the users, by chance. With BELAY_FOREIGN=N it runs as each, N rounds. BELAY_FOREIGN_TABLE names another table.
+//! Each program runs as one of the users, by chance. With BELAY_FOREIGN=N it runs as each, N rounds of the first two ways. With BELAY_FOREIGN_MINUTES=N it lives for N
+//! minutes, again and again, under checkpoints that begin BELAY_FOREIGN_EVERY_MS (100) after the one before has ended; else once. BELAY_FOREIGN_TABLE names another table.
 
 use belay_tests::job::{show, Job};
 use belay_tests::outcome::{compare, tail, take_unless_ended, Outcome};
@@ -16,6 +17,9 @@ use std::time::{Duration, Instant};
 
 /// Longest run of any program, disturbed or not, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(150);
+
+/// Lives of a program until it must have lived long enough for a checkpoint.
+const LIVES: u64 = 20;
 
 /// What every script begins with.
 const HEAD: &str = r#"exec >result 2>&1 </dev/null
@@ -157,6 +161,19 @@ impl Run<'_> {
         self.outcome(&mut job)
     }
 
+    /// One life under one checkpoint after the other, `every` between them; returns how many there were.
+    fn incessantly(&self, every: Duration) -> Result<(Outcome, u64), Failure> {
+        let (mut job, argv) = self.job("incessantly")?;
+        job.launch(&self.options(), &argv)?;
+        job.answers(PATIENCE)?;
+        let mut taken = 0;
+        while self.checkpoint(&mut job, &[])? {
+            taken += 1;
+            std::thread::sleep(every);
+        }
+        Ok((self.outcome(&mut job)?, taken))
+    }
+
     fn restarted(&self, rng: &mut Rng, whole: Duration) -> Result<Outcome, Failure> {
         let (mut job, argv) = self.job("restarted")?;
         job.launch(&self.options(), &argv)?;
@@ -180,6 +197,30 @@ impl Run<'_> {
         }
         self.outcome(&mut job)
     }
+}
+
+/// A number in an environment variable.
+fn number(var: &str) -> Option<u64> {
+    std::env::var(var).ok().and_then(|v| v.parse().ok())
+}
+
+/// Lives of a program under checkpoints without end: as many minutes of them as BELAY_FOREIGN_MINUTES says, and until there has been a checkpoint.
+fn lives(run: &Run, expected: &Outcome) -> Result<(), Failure> {
+    let every = Duration::from_millis(number("BELAY_FOREIGN_EVERY_MS").unwrap_or(100));
+    let begin = Instant::now();
+    let minutes = Duration::from_secs(60 * number("BELAY_FOREIGN_MINUTES").unwrap_or(0));
+    let mut taken = 0;
+    for life in 1.. {
+        let (got, n) = run.incessantly(every).map_err(|e| format!("life {life}: {e}"))?;
+        compare(expected, &got, &format!("life {life} with {n} checkpoints"))?;
+        taken += n;
+        if begin.elapsed() >= minutes && (taken > 0 || life >= LIVES) {
+            break;
+        }
+    }
+    (taken > 0)
+        .then_some(())
+        .ok_or_else(|| format!("no checkpoint fell into {LIVES} lives"))
 }
 
 fn check(program: &Program, place: &Place, user: User, rounds: u64, seed: u64) -> Result<(), Failure> {
@@ -206,11 +247,11 @@ fn check(program: &Program, place: &Place, user: User, rounds: u64, seed: u64) -
             "restarted",
         )?;
     }
-    Ok(())
+    lives(&run, &expected)
 }
 
 fn main() {
-    let rounds: Option<u64> = std::env::var("BELAY_FOREIGN").ok().and_then(|v| v.parse().ok());
+    let rounds = number("BELAY_FOREIGN");
     let fail = |e: Failure| -> ! {
         println!("{e}");
         std::process::exit(1);
