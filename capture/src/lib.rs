@@ -361,6 +361,7 @@ fn take(
     threads::check(&job, &thread_tables)?;
     process::tell_sessions(&mut processes);
     process::untold_stops(&mut job, &areas, &mut processes)?;
+    process::untold_continuations(&mut processes);
     waits::shorten(&mut job, &thread_tables, drafts.iter().map(|d| d.maps.as_slice()));
     let shifted = namespaces::shifts_clocks();
     for (at, ((process, draft), area)) in processes.iter_mut().zip(&mut drafts).zip(&areas).enumerate() {

@@ -15,7 +15,7 @@ use belay_image::model;
 use belay_image::name::Name;
 use belay_kernel::pagemap::Pagemap;
 use belay_kernel::proc::{self, Map, Stat, Status};
-use belay_kernel::{kcmp, pidfd};
+use belay_kernel::{kcmp, pidfd, ptrace};
 use belay_plugins::ProcessView;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -173,6 +173,7 @@ impl Draft {
                 .group_stop
                 .map_or(model::ProcessState::Running, model::ProcessState::Stopped),
             stop_untold: false,
+            continue_untold: false,
             exit_signal: s.exit_signal,
             comm: s.comm.clone().into(),
             exe: proc::link(task, "exe").into(),
@@ -357,6 +358,7 @@ pub(crate) fn zombie(z: Zombie) -> Option<model::Process> {
         tty_pgrp: -1,
         state: model::ProcessState::Zombie(s.exit_code),
         stop_untold: false,
+        continue_untold: false,
         exit_signal: s.exit_signal,
         comm: s.comm.into(),
         exe: Name::default(),
@@ -424,6 +426,15 @@ pub(crate) fn untold_stops(job: &mut Suspended, areas: &[Area], processes: &mut 
         }
     }
     Ok(())
+}
+
+/// Notes of which processes their parents, of the job too, have not been told yet that they have been continued. A tracer is told the same, and leaves it untold.
+pub(crate) fn untold_continuations(processes: &mut [model::Process]) {
+    let parents: BTreeSet<i32> = processes.iter().map(|p| p.pid).collect();
+    let running = processes.iter_mut().filter(|p| p.state == model::ProcessState::Running);
+    for child in running.filter(|p| parents.contains(&p.ppid)) {
+        child.continue_untold = ptrace::was_continued(child.pid);
+    }
 }
 
 /// Notes the nice value of each session with the first process of it. That of the agent's own session is not the job's.

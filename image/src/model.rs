@@ -144,6 +144,9 @@ pub struct Process {
     /// It is stopped, and its parent has not been told so yet.
     #[serde(default)]
     pub stop_untold: bool,
+    /// It has been continued after a stop, and its parent has not been told so yet.
+    #[serde(default)]
+    pub continue_untold: bool,
     /// Signal sent to the parent when this process ends (usually SIGCHLD).
     pub exit_signal: i32,
     /// Name of the main thread.

@@ -106,15 +106,24 @@ pub fn wait(tid: i32, block: bool) -> io::Result<Option<Event>> {
     }
 }
 
-/// What [`wait`] for `tid` would say at once; it stays to be said.
-pub fn peek(tid: i32) -> io::Result<Option<Event>> {
+/// What `waitid` says about `tid` at once; it stays to be said.
+fn look(tid: i32, what: i32) -> io::Result<libc::siginfo_t> {
     // SAFETY: all-zero bytes are a valid value of this plain C struct.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    let flags = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    let flags = what | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
     // SAFETY: `info` is live.
-    if unsafe { libc::waitid(libc::P_PID, tid.cast_unsigned(), &mut info, flags) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    crate::check(unsafe { libc::waitid(libc::P_PID, tid.cast_unsigned(), &mut info, flags) }.into())?;
+    Ok(info)
+}
+
+/// Whether process `pid`, whose stop has been waited for, has been continued after a stop of job control, and its parent has not been told so.
+pub fn was_continued(pid: i32) -> bool {
+    look(pid, libc::WCONTINUED).is_ok_and(|info| info.si_code == libc::CLD_CONTINUED)
+}
+
+/// What [`wait`] for `tid` would say at once; it stays to be said.
+pub fn peek(tid: i32) -> io::Result<Option<Event>> {
+    let info = look(tid, libc::WEXITED | libc::WSTOPPED)?;
     // SAFETY: these fields are what `waitid` has filled in, or zero.
     let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
     Ok((pid != 0).then(|| match info.si_code {

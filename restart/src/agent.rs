@@ -23,11 +23,12 @@ use belay_abi::restore::{Slot, MAX_HELPERS, STAGE_FINISH, STATE_FAILED, STATE_PA
 use belay_image::extents::Extent;
 use belay_image::model::{AgentIdentity, Job, Process, ProcessState, VmaKind};
 use belay_kernel::blob::Blob;
-use belay_kernel::{pidfd, proc};
+use belay_kernel::{pidfd, proc, ptrace};
 use belay_plugins::mpi::{DAEMONS, LAUNCHERS};
 use belay_plugins::{Facts, Group, Names, Rebuilder};
 use belay_wire::Phase;
 use std::collections::{BTreeSet, HashMap};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -299,6 +300,9 @@ fn spawn(forest: &Forest<'_>, job: &Job, living: &mut Living<'_>) -> Outcome<()>
         let fd = pidfd::open(pid).map_err(|e| RestartError::at("spawn", format!("process {pid}: {e}")))?;
         living.pidfds.push((*i, pid, fd));
     }
+    for p in job.processes.iter().filter(|p| p.continue_untold) {
+        stop_and_continue(p.pid).map_err(|e| RestartError::at("spawn", format!("process {}: stop and continue it: {e}", p.pid)))?;
+    }
     let mut glance = || living.glance(shared, tree);
     shared.begin(EXISTS);
     shared.await_all(&lasting, LEADS, &mut glance)?;
@@ -333,6 +337,19 @@ fn spawn(forest: &Forest<'_>, job: &Job, living: &mut Living<'_>) -> Outcome<()>
         }
     }
     Ok(())
+}
+
+/// Stops a process and continues it, of which nobody takes notice before its parent asks. Signals that this sends are discarded with those that the restart itself causes.
+fn stop_and_continue(pid: i32) -> io::Result<()> {
+    let send = |signal| {
+        // SAFETY: takes numbers only.
+        belay_kernel::check(unsafe { libc::kill(pid, signal) }.into()).map(drop)
+    };
+    ptrace::seize(pid, libc::PTRACE_O_EXITKILL)?;
+    send(libc::SIGSTOP)?;
+    resume::group_stop(pid)?;
+    send(libc::SIGCONT)?;
+    ptrace::detach(pid, 0)
 }
 
 fn zombies<'a>(tree: &'a Tree, job: &'a Job) -> impl Iterator<Item = (usize, i32)> + 'a {

@@ -166,7 +166,8 @@ pub(crate) fn await_stops(job: &Job, tree: &Tree, slots: &[usize]) -> Outcome<()
     Ok(())
 }
 
-fn group_stop(tid: i32) -> io::Result<()> {
+/// Waits until a traced task is stopped by job control.
+pub(crate) fn group_stop(tid: i32) -> io::Result<()> {
     loop {
         match ptrace::wait(tid, true)? {
             Some(Event::GroupStop(_)) => return Ok(()),

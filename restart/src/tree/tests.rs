@@ -160,6 +160,7 @@ fn process(pid: i32, t: &Task) -> Process {
             ProcessState::Running
         },
         stop_untold: false,
+        continue_untold: false,
         exit_signal: 17,
         comm: Name::default(),
         exe: Name::default(),

@@ -43,6 +43,7 @@ fn cases() -> Vec<Case> {
         prog("proc_daemon"),
         prog("proc_session"),
         prog("proc_stopped"),
+        prog("proc_continued"),
         prog("proc_subreaper"),
         prog("proc_nochld"),
         prog("proc_clonefiles"),
