@@ -238,6 +238,8 @@ pub struct ProcessTable {
     pub thp_disable: i32,
     /// `PR_GET_MEMORY_MERGE`, or a negative error number.
     pub merge: i32,
+    /// `PR_TIMER_CREATE_RESTORE_IDS_GET`, or a negative error number.
+    pub timer_ids: i32,
     /// Bytes of the first segment descriptor of its own (`modify_ldt`): 0 where it has none.
     pub segment_bytes: i32,
     /// `PR_GET_MDWE`, or an error on kernels that do not have it.

@@ -200,6 +200,7 @@ impl Draft {
                 thp_disable: table.thp_disable > 0,
                 thp_advised: table.thp_disable & THP_EXCEPT_ADVISED != 0,
                 merge: table.merge > 0,
+                timer_ids: table.timer_ids > 0,
                 // The first thread tells.
                 securebits: 0,
                 mdwe: table.mdwe.max(0).unsigned_abs(),

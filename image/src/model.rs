@@ -299,6 +299,9 @@ pub struct ProcessPrctl {
     /// `PR_GET_MEMORY_MERGE`.
     #[serde(default)]
     pub merge: bool,
+    /// The process chooses the numbers of its POSIX timers (`PR_TIMER_CREATE_RESTORE_IDS`).
+    #[serde(default)]
+    pub timer_ids: bool,
     /// `PR_GET_SECUREBITS`.
     pub securebits: u32,
     /// `PR_GET_MDWE`.

@@ -28,6 +28,8 @@ const PR_GET_MEMORY_MERGE: usize = 68;
 const ARCH_GET_CPUID: usize = 0x1011;
 /// `kcmp`: address spaces.
 const KCMP_VM: usize = 1;
+const PR_TIMER_CREATE_RESTORE_IDS: usize = 77;
+const PR_TIMER_CREATE_RESTORE_IDS_GET: usize = 2;
 const MEMBARRIER_CMD_GET_REGISTRATIONS: usize = 512;
 
 /// Fills in the thread's table.
@@ -109,6 +111,14 @@ pub(crate) unsafe fn process(p: *mut ProcessTable) {
         (*p).thp_disable = syscall!(nr::PRCTL, PR_GET_THP_DISABLE) as i32;
         (*p).mdwe = syscall!(nr::PRCTL, PR_GET_MDWE, 0usize, 0usize, 0usize, 0usize) as i32;
         (*p).merge = syscall!(nr::PRCTL, PR_GET_MEMORY_MERGE) as i32;
+        (*p).timer_ids = syscall!(
+            nr::PRCTL,
+            PR_TIMER_CREATE_RESTORE_IDS,
+            PR_TIMER_CREATE_RESTORE_IDS_GET,
+            0usize,
+            0usize,
+            0usize
+        ) as i32;
         (*p).segment_bytes = syscall!(nr::MODIFY_LDT, 0usize, addr_of_mut!((*p).segment), 8usize) as i32;
         (*p).future_locks = 0;
         if locks::is_locked((*p).untouched_page, 4096) {

@@ -310,7 +310,7 @@ impl Rebuilder {
     }
 
     /// Called in the agent when every process has mapped its memory: adds seals against writing, and marks System V segments for removal that
-    /// were so at the checkpoint. Removes directories that had been deleted at the checkpoint. Sets exclusive mode of terminals.
+    /// were so at the checkpoint. Removes directories that had been deleted at the checkpoint. Closes terminals for whom they were closed.
     pub fn finish(&self) -> Result<(), Refusal> {
         self.built.scaffold.remove();
         for (object, built) in self.descriptors.files.iter().zip(&self.built.files) {

@@ -82,8 +82,20 @@ pub fn decide(job: &Job, extents: &[Extent]) {
         state::process_early(p, &mut arena, &mut calls);
         state::sigactions(&p.sigactions, &mut arena, &mut calls);
         state::itimers(p, &mut arena, &mut calls);
-        drop(state::posix_timers(&p.posix_timers, true, &mut arena, &mut calls));
-        drop(state::posix_timers(&p.posix_timers, false, &mut arena, &mut calls));
+        drop(state::posix_timers(
+            &p.posix_timers,
+            true,
+            p.prctl.timer_ids,
+            &mut arena,
+            &mut calls,
+        ));
+        drop(state::posix_timers(
+            &p.posix_timers,
+            false,
+            p.prctl.timer_ids,
+            &mut arena,
+            &mut calls,
+        ));
         state::process_late(p, &(1000..2000), &mut calls);
         state::stop_signal(p);
         for (i, t) in p.threads.iter().enumerate() {

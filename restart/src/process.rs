@@ -426,7 +426,14 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
     if let Some(children) = cx.stopped.get(&p.pid) {
         state::forget_stops(p, children, &mut arena, &mut last);
     }
-    state::posix_timers(&p.posix_timers, cx.restore_timer_ids, &mut arena, &mut last).map_err(|e| at(&e))?;
+    state::posix_timers(
+        &p.posix_timers,
+        cx.restore_timer_ids,
+        p.prctl.timer_ids,
+        &mut arena,
+        &mut last,
+    )
+    .map_err(|e| at(&e))?;
     state::itimers(p, &mut arena, &mut last);
     state::process_late(p, &cx.rebuilder.room(), &mut last);
     state::locks(&cx.rebuilder.posix_locks(p.pid), &mut arena, &mut last);

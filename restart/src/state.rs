@@ -291,9 +291,15 @@ pub(crate) fn itimers(p: &Process, arena: &mut Arena, out: &mut Vec<Call>) {
     }
 }
 
-/// POSIX timers with their identifiers. `restore_ids`: the kernel can be asked for an identifier.
-pub(crate) fn posix_timers(timers: &[PosixTimer], restore_ids: bool, arena: &mut Arena, out: &mut Vec<Call>) -> Result<(), String> {
-    if timers.is_empty() {
+/// POSIX timers with their identifiers. `restore_ids`: the kernel can be asked for an identifier; `chosen`: the program does so itself.
+pub(crate) fn posix_timers(
+    timers: &[PosixTimer],
+    restore_ids: bool,
+    chosen: bool,
+    arena: &mut Arena,
+    out: &mut Vec<Call>,
+) -> Result<(), String> {
+    if timers.is_empty() && !(chosen && restore_ids) {
         return Ok(());
     }
     let mut timers: Vec<&PosixTimer> = timers.iter().collect();
@@ -332,8 +338,8 @@ pub(crate) fn posix_timers(timers: &[PosixTimer], restore_ids: bool, arena: &mut
         }
     }
     if restore_ids {
-        let off = [PR_TIMER_CREATE_RESTORE_IDS, 0, 0, 0, 0];
-        out.push(call(Step::Timer, 0, nr::PRCTL, &off));
+        let after = [PR_TIMER_CREATE_RESTORE_IDS, chosen.into(), 0, 0, 0];
+        out.push(call(Step::Timer, 0, nr::PRCTL, &after));
     }
     Ok(())
 }

@@ -1,6 +1,8 @@
 //! Capture of terminals.
 
-use super::{drain, Pty, Side, Terminals, Termios, TIOCGDEV, TIOCGEXCL, TIOCGPKT, TIOCGPTLCK, TIOCGPTN};
+use super::{
+    drain, Fixed, Pty, Side, Terminals, Termios, N_TTY, TIOCGDEV, TIOCGEXCL, TIOCGLCKTRMIOS, TIOCGPKT, TIOCGPTLCK, TIOCGPTN,
+};
 use crate::capture::Session;
 use crate::fault::{not_now, refuse, At, Fault};
 use crate::model::{DescId, FsPath, Holder, Kind};
@@ -88,12 +90,20 @@ pub(crate) fn finish(
 }
 
 fn pty(s: &mut Session<'_>, index: u32, master: DescId) -> Result<Pty, Fault> {
+    let open = s.terminals.slaves.iter().find(|(_, i)| *i == Some(index)).map(|(id, _)| *id);
+    if let Some(id) = open {
+        let taken = s.take(id)?;
+        if fd::ioctl_get::<i32>(taken.raw(), libc::TIOCGETD).at("read its line discipline")? != N_TTY {
+            return refuse("has another line discipline than the usual one (TIOCSETD), which cannot be saved; close it");
+        }
+    }
     let taken = s.take(master)?;
     let raw = taken.raw();
-    let slave_open = s.terminals.slaves.iter().any(|(_, i)| *i == Some(index));
+    let slave_open = open.is_some();
     let slave_closed = fd::poll(raw, libc::POLLIN).at("poll")? & libc::POLLHUP != 0;
     let number = |request| fd::ioctl_get::<i32>(raw, request).at("read its state");
     let packet = number(TIOCGPKT)? != 0;
+    let fixed: Fixed = fd::ioctl_get(raw, TIOCGLCKTRMIOS).at("read which of its settings are fixed")?;
     let mut pty = Pty {
         index,
         // The master answers for the slave.
@@ -103,6 +113,11 @@ fn pty(s: &mut Session<'_>, index: u32, master: DescId) -> Result<Pty, Fault> {
         locked: number(TIOCGPTLCK)? != 0,
         exclusive: number(TIOCGEXCL)? != 0,
         slave_exclusive: false,
+        fixed: if fixed == Fixed::default() {
+            Vec::new()
+        } else {
+            fixed.to_vec()
+        },
         slave_open,
         slave_closed,
         mode: 0o620,

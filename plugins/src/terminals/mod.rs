@@ -17,6 +17,12 @@ const TCGETS2: libc::c_ulong = 0x802c_542a;
 const TCSETS2: libc::c_ulong = 0x402c_542b;
 const TIOCGPTN: libc::c_ulong = 0x8004_5430;
 const TIOCSPTLCK: libc::c_ulong = 0x4004_5431;
+const TIOCGLCKTRMIOS: libc::c_ulong = 0x5456;
+const TIOCSLCKTRMIOS: libc::c_ulong = 0x5457;
+/// The usual line discipline.
+const N_TTY: i32 = 0;
+/// The kernel's `struct termios`, of which every bit that is set is fixed.
+type Fixed = [u32; 9];
 const TIOCGDEV: libc::c_ulong = 0x8004_5432;
 const TIOCGPKT: libc::c_ulong = 0x8004_5438;
 const TIOCGPTLCK: libc::c_ulong = 0x8004_5439;
@@ -55,6 +61,9 @@ pub(crate) struct Pty {
     exclusive: bool,
     #[serde(default)]
     slave_exclusive: bool,
+    /// Which of its settings only root may change (TIOCSLCKTRMIOS): none where this is empty.
+    #[serde(default)]
+    fixed: Vec<u32>,
     /// Whether the slave was open, and whether it had ever been.
     slave_open: bool,
     slave_closed: bool,

@@ -1,6 +1,6 @@
 //! Rebuild of terminals.
 
-use super::{drain, Lines, Pty, Side, Terminals, TIOCGPTN, TIOCSPTLCK};
+use super::{drain, Fixed, Lines, Pty, Side, Terminals, TIOCGPTN, TIOCSLCKTRMIOS, TIOCSPTLCK};
 use crate::fault::{refuse, At, Fault};
 use crate::model::Description;
 use crate::rebuild::lift;
@@ -51,7 +51,6 @@ pub(crate) fn prepare(t: &Terminals, blobs: &BlobReader, room: &Range<RawFd>) ->
         p.termios.set(side).at("set its settings")?;
         fd::ioctl_set(raw, libc::TIOCSWINSZ, &p.winsize).at("set its size")?;
         access(p, index)?;
-        fd::ioctl_set(raw, TIOCSPTLCK, &i32::from(p.locked)).at("lock the slave")?;
         fd::ioctl_set(raw, libc::TIOCPKT, &i32::from(p.packet)).at("set packet mode")?;
         ptys.push(BuiltPty {
             master: lift(master, room)?,
@@ -63,12 +62,17 @@ pub(crate) fn prepare(t: &Terminals, blobs: &BlobReader, room: &Range<RawFd>) ->
     Ok(BuiltTerminals { ptys })
 }
 
-/// Exclusive mode, when nobody has to open the slaves any more: it would keep an ordinary user out.
+/// What keeps others from opening or changing a terminal, when nobody has to do so any more.
 pub(crate) fn finish(t: &Terminals, built: &BuiltTerminals) -> Result<(), Fault> {
     for (p, made) in t.ptys.iter().zip(&built.ptys) {
+        let master = made.master.as_raw_fd();
+        fd::ioctl_set(master, TIOCSPTLCK, &i32::from(p.locked)).at("lock the slave")?;
         let slave = made.slave.as_ref().filter(|_| p.slave_exclusive);
         for side in slave.into_iter().chain(p.exclusive.then_some(&made.master)) {
             fd::ioctl_num(side.as_raw_fd(), libc::TIOCEXCL, 0).at("set its exclusive mode")?;
+        }
+        if let Ok(fixed) = Fixed::try_from(p.fixed.as_slice()) {
+            fd::ioctl_set(master, TIOCSLCKTRMIOS, &fixed).at("fix its settings")?;
         }
     }
     Ok(())

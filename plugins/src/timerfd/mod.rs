@@ -63,13 +63,22 @@ pub(crate) fn finish(s: &Session<'_>, descriptions: &mut [Description]) -> Resul
     Ok(())
 }
 
+/// A clock that tells the time of this one: without a hardware clock that can wake the machine, alarm clocks do not, but their timers run.
+fn readable(clock: i32) -> i32 {
+    match clock {
+        libc::CLOCK_REALTIME_ALARM => libc::CLOCK_REALTIME,
+        libc::CLOCK_BOOTTIME_ALARM => libc::CLOCK_BOOTTIME,
+        other => other,
+    }
+}
+
 fn state(info: &FdInfo) -> Result<TimerfdState, Fault> {
     let read = || -> io::Result<TimerfdState> {
         let number = |key, radix| i32::try_from(info.number(key, radix)?).map_err(io::Error::other);
         let clock = number("clockid:", 10)?;
         let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: `now` is valid for writing.
-        check(unsafe { libc::clock_gettime(clock, &mut now) })?;
+        check(unsafe { libc::clock_gettime(readable(clock), &mut now) })?;
         Ok(TimerfdState {
             clock,
             flags: number("settime flags:", 8)?,

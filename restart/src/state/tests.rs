@@ -133,7 +133,7 @@ fn another_user_gets_groups_before_users_and_capabilities_last() {
 #[test]
 fn timers_get_their_identifiers_with_and_without_help() {
     let (mut a, mut out) = (arena(), Vec::new());
-    posix_timers(&[timer(3), timer(1)], true, &mut a, &mut out).unwrap();
+    posix_timers(&[timer(3), timer(1)], true, false, &mut a, &mut out).unwrap();
     let made: Vec<&Call> = out.iter().filter(|c| c.nr == nr::TIMER_CREATE).collect();
     assert_eq!(made.len(), 2);
     let (event, id) = (made[0].args[1], made[0].args[2]);
@@ -152,7 +152,7 @@ fn timers_get_their_identifiers_with_and_without_help() {
     );
 
     let (mut a, mut out) = (arena(), Vec::new());
-    posix_timers(&[timer(2)], false, &mut a, &mut out).unwrap();
+    posix_timers(&[timer(2)], false, false, &mut a, &mut out).unwrap();
     // 0 and 1 are made and deleted on the way.
     let order = numbers(&out);
     assert_eq!(
@@ -166,7 +166,7 @@ fn timers_get_their_identifiers_with_and_without_help() {
         ]
     );
     assert_eq!(out[5].flags, CALL_COMPARE);
-    assert!(posix_timers(&[timer(TIMER_TRIES)], false, &mut arena(), &mut Vec::new()).is_err());
+    assert!(posix_timers(&[timer(TIMER_TRIES)], false, false, &mut arena(), &mut Vec::new()).is_err());
 }
 
 #[test]

@@ -11,6 +11,8 @@ use std::io;
 use std::path::Path;
 
 const SHM_DEST: u32 = 0o1000;
+/// In the mode of a segment: locked in memory.
+const SHM_LOCKED: u32 = 0o2000;
 const SHM_INFO: i32 = 14;
 const SHM_STAT_ANY: i32 = 15;
 
@@ -21,6 +23,9 @@ pub(super) struct Segment {
     content: Content,
     /// Marked for removal when the last process detaches.
     removed: bool,
+    /// Its pages stay in memory (SHM_LOCK).
+    #[serde(default)]
+    locked: bool,
 }
 
 /// Captures the segments that the job has attached, and those that one of its processes made or used last.
@@ -78,6 +83,7 @@ fn segment(s: &mut Session<'_>, id: i32) -> Result<Segment, Fault> {
         common: common(id, &ds.shm_perm),
         content,
         removed: u32::from(ds.shm_perm.mode) & SHM_DEST != 0,
+        locked: u32::from(ds.shm_perm.mode) & SHM_LOCKED != 0,
     })
 }
 
@@ -115,6 +121,12 @@ impl Segment {
             let map = Attached::new(c.id, 0).at("attach (shmat)")?;
             // SAFETY: the attachment is a new segment of `content.bytes` zero bytes.
             unsafe { self.content.fill_memory(map.0, pages)? };
+        }
+        if self.locked {
+            // As with other memory, as far as the limits allow.
+            if let Err(error) = shm_stat(c.id, libc::SHM_LOCK) {
+                tracing::warn!(%error, id = c.id, "a System V segment is not locked in memory any more");
+            }
         }
         let (_, mut ds) = shm_stat(c.id, libc::IPC_STAT).at("shmctl")?;
         let set = set_perm(c, |mode, owner| {
