@@ -314,8 +314,9 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
         return Ok(());
     }
     let missing = uncovered(start..vma.end, input.kept);
-    // What is there can be written; the rest becomes one mapping with it.
-    let filled = !fills.is_empty() || missing.first() != Some(&(start..vma.end));
+    // What is inherited can be read and written; the rest becomes one mapping with it.
+    let inherited = missing.first() != Some(&(start..vma.end));
+    let filled = !fills.is_empty() || inherited;
     let first_prot = if filled { prot | PROT_READ | PROT_WRITE } else { prot };
     let mut flags = MAP_FIXED | if has("nr") { MAP_NORESERVE } else { 0 };
     let fixed = |flags: u64, fd: i32, offset: u64| {
@@ -389,7 +390,8 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
     } else {
         p.fills.extend(fills);
     }
-    advise(i, vma, first_prot != prot, arena, p);
+    let protect = first_prot != prot || inherited && prot != PROT_READ | PROT_WRITE;
+    advise(i, vma, protect, arena, p);
     Ok(())
 }
 

@@ -1,10 +1,10 @@
 // Memory that processes have in common because one has forked the other stays in memory once: several levels of children, that write to some of it, give some back, and have some for themselves.
-// What all of them together take (Pss) is no more than before, and their contents are their own.
+// What all of them together take (Pss) is no more than before, and their contents are their own. Code that was made before all of them runs in each, as in emulators and compilers at run time.
 // usage: proc_kin MIB
 #include "check.h"
 #define P 4096
-enum { N = 6, ROUNDS = 40 };
-static char *m, *late;
+enum { N = 6, CODE = 2 << 20 };
+static char *m, *late, *code;
 static size_t pages;
 static int told[N][2], answers[2];
 static pid_t kids[N];
@@ -41,6 +41,19 @@ static void check(int who) {
         verify(m + i * P + P - 64, 64, seed_of(who, i) + 1, "the end of common memory");
     }
     verify(late, 16 * P, (uint64_t)who, "memory that came later");
+    for (size_t at = 0; at < CODE; at += 64 * P) EQ(((int (*)(void))(void *)(code + at))(), (int)at);
+}
+// Functions that say where they are, in memory that can be written, too.
+static void compile(void) {
+    code = mmap(NULL, CODE, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(code != MAP_FAILED);
+    OK(madvise(code, CODE, MADV_NOHUGEPAGE));
+    fill(code, CODE, 5);
+    for (int at = 0; at < CODE; at += 64 * P) {
+        code[at] = (char)0xb8; // mov $at, %eax; ret
+        memcpy(code + at + 1, &at, 4);
+        code[at + 5] = (char)0xc3;
+    }
 }
 static void put(int who) {
     for (size_t i = 0; i < pages; i++) {
@@ -101,6 +114,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < N; i++) OK(pipe(told[i]));
     OK(pipe(answers));
     put(0);
+    compile();
     for (int i = 1; i <= 3; i++) make(i);
     hear();
     tell('c');
