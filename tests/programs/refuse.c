@@ -1,4 +1,4 @@
-// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, userfaultfd, ptrace, namespace, remote, dispatch, compat (a thread in 32-bit code), urgent, ended (a file in /proc of a descriptor of a process that has ended), cwd (a working directory in /proc of one), signals (20,000 pending); locks (more memory than the limit of now allows, and what is mapped would be
+// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, discipline (of a terminal), userfaultfd, ptrace, namespace, remote, dispatch, compat (a thread in 32-bit code), urgent, ended (a file in /proc of a descriptor of a process that has ended), cwd (a working directory in /proc of one), signals (20,000 pending); locks (more memory than the limit of now allows, and what is mapped would be
 // locked too); landlock, scope (domains of Landlock), of a thread other than the first: landlocked, filter, strict (seccomp), apart (a host name of its own); children (a PID namespace for them). They
 // must go on undisturbed.
 #include "check.h"
@@ -8,6 +8,7 @@
 #include <linux/landlock.h>
 #include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -182,6 +183,10 @@ int main(int argc, char **argv) {
         kill(c, SIGKILL);
         reap(c, SIGKILL);
         c = 0;
+    } else if (!strcmp(kind, "discipline")) {
+        int m = (int)OK(open("/dev/ptmx", O_RDWR | O_NOCTTY)), discipline = 27 /* N_NULL */;
+        OK(unlockpt(m));
+        OK(ioctl(OK(open(ptsname(m), O_RDWR | O_NOCTTY)), TIOCSETD, &discipline));
     } else if (!strcmp(kind, "urgent")) {
         OK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
         EQ(send(pair[0], "ab", 2, 0), 2);

@@ -5,6 +5,7 @@
 //! place    a world-readable directory with copies of belay and of the test programs; work directories
 //! build    compiles tests/programs
 //! case     what to run: one line of a table
+//! catalogue what the kernel lets a program set (tests/catalogue.txt), and which case looks at it
 //! procs    finds and kills the processes of one job, and nothing else
 //! beat     heartbeats of the programs
 //! job      a running job: launch, checkpoint, kill, restart, heartbeat, verdict
@@ -30,6 +31,7 @@ pub mod beat;
 pub mod build;
 pub mod calls;
 pub mod case;
+pub mod catalogue;
 pub mod disk;
 pub mod expect;
 pub mod group;

@@ -2,6 +2,7 @@
 
 use belay_tests::build::Kind;
 use belay_tests::case::{mpi, mpirun, prog, static_prog, Case};
+use belay_tests::catalogue;
 use belay_tests::place::Place;
 use belay_tests::runner;
 use std::sync::Arc;
@@ -69,11 +70,13 @@ fn cases() -> Vec<Case> {
         prog("time_vdso"),
         prog("time_steps"),
         prog("attr_process"),
+        prog("attr_settings"),
         prog("attr_identity"),
         prog("attr_notrace"),
         prog("attr_namespace"),
         prog("mem_private"),
         prog("mem_policy"),
+        prog("mem_settings"),
         prog("mem_ldt"),
         prog("mem_file_limit"),
         prog("mem_shared anon"),
@@ -148,6 +151,7 @@ fn cases() -> Vec<Case> {
         prog("fd_options set"),
         prog("fd_options fresh"),
         prog("fd_pty"),
+        prog("fd_terminals"),
         prog("fd_epoll"),
         prog("fd_events eventfd"),
         prog("fd_events signalfd"),
@@ -190,6 +194,7 @@ fn cases() -> Vec<Case> {
         prog("refuse compat").refused("32-bit"),
         prog("refuse ended").refused("cannot be opened again"),
         prog("refuse cwd").refused("working directory (/proc/"),
+        prog("refuse discipline").refused("line discipline"),
         prog("refuse urgent").refused("urgent data"),
         prog("refuse namespace").refused("(uts) namespace of its own"),
         prog("refuse landlock").refused("landlock domain"),
@@ -273,7 +278,8 @@ fn main() {
         println!("{e}");
         std::process::exit(1);
     }
-    let checks = runner::checks(&place, cases);
+    let mut checks = catalogue::checks(&cases);
+    checks.extend(runner::checks(&place, cases));
     drop(place);
     runner::main(checks);
 }
