@@ -10,6 +10,7 @@ mod code;
 mod contents;
 mod control;
 mod copy;
+mod error;
 mod flags;
 mod frame;
 mod frames;
@@ -47,6 +48,7 @@ mod waits;
 mod witness;
 
 pub use code::{adopt, Code};
+pub use error::CaptureError;
 pub use injected::load as load_injected;
 pub use suspend::{release, take_ended};
 pub use tracking::{Findings, Tracking};
@@ -58,7 +60,7 @@ use belay_image::model::{AgentIdentity, Job, KernelPages, Processor};
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{blobs::BlobWriter, checksum, extent_file, BLOB_FILE, JOB_FILE};
 use belay_kernel::{proc, prompt, vdso};
-use belay_plugins::{Descriptors, Facts, Group, Names, Refusal};
+use belay_plugins::{Descriptors, Facts, Group, Names};
 use belay_storage::session::Session;
 use belay_wire::Phase;
 use std::collections::BTreeSet;
@@ -86,100 +88,6 @@ pub struct Options {
     pub writers: u32,
     /// The processes stay stopped after the snapshot.
     pub hold: bool,
-}
-
-/// Why a checkpoint failed. The application goes on undisturbed.
-#[derive(Debug, thiserror::Error)]
-pub enum CaptureError {
-    /// Something cannot be checkpointed.
-    #[error("cannot checkpoint: {}", named(.0))]
-    Refused(Vec<Refusal>),
-    /// Nothing of the job is left.
-    #[error("the program ended before the checkpoint was taken")]
-    Ended,
-    /// A system call of the agent failed.
-    #[error("{step}: {source}")]
-    System {
-        /// What was being done.
-        step: String,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// A step failed.
-    #[error("{step}: {reason}")]
-    Failed {
-        /// The step.
-        step: String,
-        /// The reason.
-        reason: String,
-    },
-    /// A system call failed that a process of the program was to issue.
-    #[error("system call {nr} in thread {tid}: {}", std::io::Error::from_raw_os_error(*errno))]
-    Call {
-        /// The thread.
-        tid: i32,
-        /// Number of the system call.
-        nr: i64,
-        /// Error number.
-        errno: i32,
-    },
-    /// Too little memory is free.
-    #[error("too little memory for a checkpoint: {0}")]
-    NoMemory(String),
-    /// The image could not be written.
-    #[error(transparent)]
-    Image(#[from] belay_image::ImageError),
-    /// The memory could not be stored.
-    #[error(transparent)]
-    Storage(#[from] belay_storage::StorageError),
-}
-
-/// Most refusals that a message names.
-const NAMED: usize = 8;
-
-fn named(refusals: &[Refusal]) -> String {
-    let mut out: Vec<String> = refusals.iter().take(NAMED).map(ToString::to_string).collect();
-    if refusals.len() > NAMED {
-        out.push(format!("and {} more", refusals.len() - NAMED));
-    }
-    out.join("; ")
-}
-
-impl CaptureError {
-    fn system(step: impl Into<String>, source: std::io::Error) -> Self {
-        CaptureError::System {
-            step: step.into(),
-            source,
-        }
-    }
-
-    fn failed(step: impl Into<String>, reason: impl std::fmt::Display) -> Self {
-        CaptureError::Failed {
-            step: step.into(),
-            reason: reason.to_string(),
-        }
-    }
-
-    fn refuse(pid: i32, object: impl Into<String>, reason: impl Into<String>) -> Self {
-        CaptureError::Refused(vec![Refusal {
-            pid,
-            object: object.into(),
-            reason: reason.into(),
-            passing: false,
-            damage: false,
-        }])
-    }
-
-    /// A refusal for a reason that passes by itself.
-    fn refuse_for_now(pid: i32, object: impl Into<String>, reason: impl Into<String>) -> Self {
-        CaptureError::Refused(vec![Refusal {
-            pid,
-            object: object.into(),
-            reason: reason.into(),
-            passing: true,
-            damage: false,
-        }])
-    }
 }
 
 /// What has been captured while the application was stopped, and the snapshot processes still to be written.

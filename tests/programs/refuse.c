@@ -163,23 +163,15 @@ int main(int argc, char **argv) {
         pthread_attr_init(&at);
         CHECK(pthread_attr_setstack(&at, m + 65536, (1 << 20) - 65536) == 0);
         CHECK(pthread_create(&counter, &at, count, m) == 0);
-    } else if (!strcmp(kind, "ended")) {
+    } else if (!strcmp(kind, "ended") || !strcmp(kind, "cwd")) {
         c = fork();
         if (c == 0)
             for (;;) pause();
         char path[64];
         snprintf(path, sizeof path, "/proc/%d/fdinfo/1", c);
-        OK(open(path, O_RDONLY));
-        kill(c, SIGKILL);
-        reap(c, SIGKILL);
-        c = 0;
-    } else if (!strcmp(kind, "cwd")) {
-        c = fork();
-        if (c == 0)
-            for (;;) pause();
-        char path[64];
-        snprintf(path, sizeof path, "/proc/%d", c);
-        OK(chdir(path));
+        if (!strcmp(kind, "ended")) OK(open(path, O_RDONLY));
+        *strstr(path, "/fdinfo") = 0;
+        if (!strcmp(kind, "cwd")) OK(chdir(path));
         kill(c, SIGKILL);
         reap(c, SIGKILL);
         c = 0;

@@ -10,7 +10,6 @@ use belay_tests::expect::want;
 use belay_tests::job::{output, text};
 use belay_tests::place::{Place, User};
 use belay_tests::rng::Rng;
-use belay_tests::runner::until_hit;
 use belay_tests::stepper::{step, step_each, Step, Verdict, PHASES};
 use belay_tests::target::Target;
 use belay_tests::Failure;
@@ -20,6 +19,8 @@ use std::time::{Duration, Instant};
 
 #[path = "losses/relay.rs"]
 mod relay;
+#[path = "losses/slow.rs"]
+mod slow;
 
 /// A phase is hit at one of so many steps at its beginning.
 const FIRST_STEPS: u64 = 3;
@@ -178,46 +179,6 @@ fn partition(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
         goes_on_elsewhere(&mut job, 1, before, &taken).map_err(|e| format!("{moment:?}: {e}"))?;
         job.hosts.cut(cut, false)?;
     }
-    job.verdict()
-}
-
-/// Stops the processes of part 1 as soon as the one is there that makes its descriptors again; all of them.
-fn stopped_in_rebuild(job: &Job) -> Vec<i32> {
-    let stands = |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| s.contains(") T "));
-    loop {
-        let its = job.hosts.find(2, "belay agent");
-        // The front, PID 1 of the restart, a leader of its session, and the agent.
-        if its.len() >= 4 {
-            its.iter().for_each(|pid| belay_tests::procs::signal(*pid, libc::SIGSTOP));
-            if its.iter().all(stands) {
-                return its;
-            }
-        }
-    }
-}
-
-/// The agent of a part gets no processor for a while between two steps of a restart, as on a host where much else runs: it is not taken for lost.
-fn slow_in_restart(place: &Place, _: &mut Rng) -> Result<(), Failure> {
-    /// Longer than agents may be silent while the job runs.
-    const AWAY: Duration = Duration::from_secs(13);
-    let mut job = Job::new(place, "losses-slow", 2, 2)?;
-    let program = job.program(place, "mpi/mpi_p2p")?;
-    job.launch(&program)?;
-    job.checkpoint()?;
-    until_hit(1, |_| {
-        job.crash();
-        let began = said_in_logs(&job, 1, "\"restarting\"");
-        let serving = said_in_logs(&job, 1, "\"serving\"");
-        job.start_restart()?;
-        job.comes_true("the part begins", || said_in_logs(&job, 1, "\"restarting\"") > began)?;
-        let its = stopped_in_rebuild(&job);
-        let hit = said_in_logs(&job, 1, "\"serving\"") == serving;
-        std::thread::sleep(AWAY);
-        its.iter().for_each(|pid| belay_tests::procs::signal(*pid, libc::SIGCONT));
-        job.progress()?;
-        want(!job.said().contains("belay:"), || job.said())?;
-        Ok(hit)
-    })?;
     job.verdict()
 }
 
@@ -581,7 +542,7 @@ fn main() {
     target.once("killed_relay", relay::killed);
     target.once("committed", committed);
     target.once("partition", partition);
-    target.once("slow_in_restart", slow_in_restart);
+    target.once("slow_in_restart", slow::in_restart);
     // Each waits twice for hosts that may only be cut off.
     target.once("agents::of_root_first::root", |p, r| agents(p, User::Root, 0, r));
     target.once("agents::of_part_first::user", |p, r| agents(p, User::Ordinary, 1, r));
