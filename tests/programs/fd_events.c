@@ -54,6 +54,9 @@ static void k_timerfd(void) {
     struct itimerspec it = {{0, 5000000}, {0, 5000000}}, f = {{11, 0}, {700, 0}}, now;
     OK(timerfd_settime(p, 0, &it, NULL));
     OK(timerfd_settime(far, 0, &f, NULL));
+    // A clock that wakes the machine: for those who may.
+    int alarm = timerfd_create(CLOCK_BOOTTIME_ALARM, TFD_NONBLOCK);
+    if (alarm >= 0) OK(timerfd_settime(alarm, 0, &f, NULL));
     double left = 701;
     while (running()) {
         uint64_t v = 0;
@@ -67,6 +70,10 @@ static void k_timerfd(void) {
         double l = (double)now.it_value.tv_sec + (double)now.it_value.tv_nsec / 1e9;
         if (l > left + 0.5 || l < 200) fail("a far timer has %f s left, had %f", l, left);
         left = l;
+        if (alarm >= 0) {
+            OK(timerfd_gettime(alarm, &now));
+            if (now.it_interval.tv_sec != 11 || now.it_value.tv_sec < 200 || now.it_value.tv_sec > 700) fail("an alarm has %ld s left", (long)now.it_value.tv_sec);
+        }
         OK(timerfd_gettime(off, &now));
         EQ(now.it_value.tv_sec | now.it_value.tv_nsec, 0);
         EQ(read(off, &v, 8), -1);
