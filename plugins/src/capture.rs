@@ -309,6 +309,7 @@ fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal
         contents(s, out, refusals);
     }
     out.working = files::working(s.processes);
+    out.entered = files::entered(s.processes);
     out.sessions = files::sessions(s.processes);
 }
 

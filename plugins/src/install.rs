@@ -75,7 +75,7 @@ pub(crate) fn install_late(d: &Descriptors, pid: i32) -> Result<(), Refusal> {
 fn late(desc: &Description, slot: &Slot) -> Result<(), Fault> {
     let made: Option<OwnedFd> = match &desc.kind {
         Kind::Pidfd(p) => pidfd::late(p)?,
-        Kind::Path(p) if p.needs_process.is_some() => Some(files::path::rebuild(desc, p)?),
+        Kind::Path(p) if p.needs_process.is_some() => Some(files::path::rebuild(desc, p, files::Sight::default())?),
         _ => None,
     };
     if let Some(fd) = made {

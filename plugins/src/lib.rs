@@ -47,6 +47,7 @@ mod timerfd;
 use belay_image::blobs::{BlobReader, BlobWriter};
 use belay_image::model::ObjectId;
 pub use content::{PageSink, PageSource};
+use fault::At;
 pub use files::way::{check_path, Sights};
 pub use group::{Facts, Group};
 pub use keep::Fork;
@@ -57,7 +58,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::SystemTime;
 
@@ -212,6 +213,7 @@ pub fn look(descriptors: &Descriptors) -> Result<Sights, Refusal> {
 #[derive(Debug)]
 pub struct Rebuilder {
     descriptors: Descriptors,
+    sights: Sights,
     built: rebuild::Built,
     /// Descriptors handed out by [`Rebuilder::shared_fd`], by file and whether they allow writing.
     shared: Mutex<HashMap<(usize, bool), OwnedFd>>,
@@ -235,9 +237,19 @@ impl Rebuilder {
         let built = rebuild::rebuild((&descriptors, sights), (blobs, pages), group, (tell, fork))?;
         Ok(Self {
             descriptors,
+            sights: sights.clone(),
             built,
             shared: Mutex::new(HashMap::new()),
         })
+    }
+
+    /// Makes `path` the working directory, which must be the one that [`look`] has found.
+    pub fn enter(&self, path: &Path) -> Result<(), Refusal> {
+        let entered = || {
+            std::env::set_current_dir(path).at("enter it")?;
+            self.sights.at(path).is(&sys::fd::stat(Path::new("."), true).at("stat")?)
+        };
+        entered().map_err(|e: fault::Fault| e.of(0, format!("working directory {}", path.display())))
     }
 
     /// Numbers that no process of the job uses for a descriptor. Descriptors to be kept across [`Rebuilder::install`] must be among them.

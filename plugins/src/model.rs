@@ -32,6 +32,9 @@ pub struct Descriptors {
     /// Directories that the job's MPI keeps for its ranks, likewise.
     #[serde(default)]
     pub(crate) sessions: Vec<Vec<files::Directory>>,
+    /// All directories that are the working or root directory of a process, and whose they are.
+    #[serde(default)]
+    pub(crate) entered: Vec<files::Directory>,
     /// What this node has been called.
     #[serde(default)]
     pub(crate) names: crate::sockets::names::Names,

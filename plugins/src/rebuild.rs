@@ -25,6 +25,8 @@ use std::time::Duration;
 pub(crate) struct Builder<'a> {
     /// What to rebuild.
     pub(crate) descriptors: &'a Descriptors,
+    /// What was at the paths of its files before the restart began.
+    pub(crate) sights: &'a files::Sights,
     /// Byte strings.
     pub(crate) blobs: &'a BlobReader,
     /// The other nodes of the job.
@@ -203,6 +205,7 @@ pub(crate) fn rebuild(
     let room = room(d, highest);
     let mut b = Builder {
         descriptors: d,
+        sights,
         blobs,
         group,
         book: None,
@@ -235,7 +238,7 @@ pub(crate) fn rebuild(
         let made = match &desc.kind {
             Kind::File(at) => file(desc, entry(&files, *at), &b.made).map(Some),
             Kind::Path(p) if p.needs_process.is_some() => Ok(None),
-            Kind::Path(p) => files::path::rebuild(desc, p).map(Some),
+            Kind::Path(p) => files::path::rebuild(desc, p, sights.at(p.path.as_path())).map(Some),
             Kind::Queue(at) => entry(&queues, *at).and_then(|q| q.open(desc)).map(Some),
             Kind::Terminal(side) => terminals::open(desc, side, &terminals).map(Some),
             Kind::Udp(u) => sockets::udp::rebuild(u).map(Some),

@@ -133,7 +133,7 @@ pub(crate) fn become_process(
     let files = open_files(cx, p)?;
     install(cx, p, &files)?;
     cx.shared.report(slot, INSTALLED);
-    settings(p)?;
+    settings(cx, p)?;
     cx.rebuilder
         .install_late(p.pid)
         .map_err(|e| RestartError::at(at("descriptors"), e))?;
@@ -256,7 +256,7 @@ fn install(cx: &Context<'_>, p: &Process, files: &Files) -> Outcome<()> {
 }
 
 /// Settings that the process makes in ordinary code.
-fn settings(p: &Process) -> Outcome<()> {
+fn settings(cx: &Context<'_>, p: &Process) -> Outcome<()> {
     if p.shares_handlers {
         // The one whose dispositions these are does this for itself alone: what the restart itself caused is discarded.
         for action in [libc::SIG_IGN, libc::SIG_DFL] {
@@ -264,7 +264,6 @@ fn settings(p: &Process) -> Outcome<()> {
             unsafe { libc::signal(libc::SIGCHLD, action) };
         }
     }
-    let at = |what: &str, e: std::io::Error| RestartError::at(format!("process {} ({})", p.pid, p.comm), format!("{what}: {e}"));
     // One that had been deleted exists for the time of the rebuild, under the name it had.
     let deleted = p
         .cwd
@@ -272,7 +271,13 @@ fn settings(p: &Process) -> Outcome<()> {
         .strip_suffix(b" (deleted)")
         .filter(|_| !p.cwd.as_path().exists());
     let cwd = deleted.map_or(p.cwd.as_path(), |bare| Path::new(OsStr::from_bytes(bare)));
-    std::env::set_current_dir(cwd).map_err(|e| at(&format!("working directory {}", cwd.display()), e))?;
+    let entered = cx.rebuilder.enter(cwd);
+    entered.map_err(|e| {
+        RestartError::at(
+            format!("process {} ({})", p.pid, p.comm),
+            format!("{}: {}", e.object, e.reason),
+        )
+    })?;
     // SAFETY: takes a number and cannot fail.
     unsafe { libc::umask(p.umask) };
     Ok(())

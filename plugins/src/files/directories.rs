@@ -52,9 +52,8 @@ fn directory(path: &Path) -> Option<Directory> {
 /// Working directories of the processes that a restart must make again: those that had been deleted, and those that may be cleaned away.
 /// Any other must be there.
 pub(crate) fn working(processes: &[ProcessView]) -> Vec<Vec<Directory>> {
-    let cwd = |p: &ProcessView| fd::readlink(Path::new(&format!("/proc/{}/cwd", p.task))).ok();
-    let distinct: BTreeSet<PathBuf> = processes.iter().filter_map(cwd).collect();
-    let lists = distinct.iter().map(|shown| {
+    let lists = linked(processes, &["cwd"]);
+    let lists = lists.iter().map(|shown| {
         let deleted = fd::stat(shown, false).is_err();
         let path = if deleted { super::without_deleted(shown) } else { shown };
         parents(&path.join("x"))
@@ -62,6 +61,21 @@ pub(crate) fn working(processes: &[ProcessView]) -> Vec<Vec<Directory>> {
     lists
         .filter(|l| l.last().is_some_and(|d| d.gone || super::is_volatile(d.path.as_path(), None)))
         .collect()
+}
+
+/// Directories that are the working or root directory of a process, as they are now.
+pub(crate) fn entered(processes: &[ProcessView]) -> Vec<Directory> {
+    let all = linked(processes, &["cwd", "root"]);
+    all.iter().filter_map(|path| directory(path)).filter(|d| !d.gone).collect()
+}
+
+/// To where these links in `/proc/PID` lead.
+fn linked(processes: &[ProcessView], links: &[&str]) -> BTreeSet<PathBuf> {
+    let of = |p: &ProcessView, link: &str| fd::readlink(Path::new(&format!("/proc/{}/{link}", p.task))).ok();
+    let all = processes
+        .iter()
+        .flat_map(|p| links.iter().filter_map(move |link| of(p, link)));
+    all.collect()
 }
 
 /// Makes the directories that are gone.

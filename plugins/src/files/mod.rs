@@ -18,10 +18,10 @@ use belay_image::model::ObjectId;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use capture::{capture, finish, is_named, is_volatile, without_deleted, FileSet, Sought};
-pub(crate) use directories::{make_parents, parents, working, Directory, Scaffold};
+pub(crate) use directories::{entered, make_parents, parents, working, Directory, Scaffold};
 pub(crate) use rebuild::{make_beside, prepare, BuiltFile};
 pub(crate) use sessions::sessions;
-pub(crate) use way::Sights;
+pub(crate) use way::{Seen, Sight, Sights};
 
 /// One inode.
 #[derive(Debug, Clone, Serialize, Deserialize)]

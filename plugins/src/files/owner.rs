@@ -6,7 +6,6 @@ use crate::sys::fd;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 
 /// What is left of the mode of what cannot be given back.
 const PRIVATE: u32 = 0o700;
@@ -65,12 +64,6 @@ pub(crate) fn give_made(made: &OwnedFd, kind: u32, owner: Option<(u32, u32)>, mo
     Ok(())
 }
 
-/// The same for what has the name `path`.
-pub(crate) fn give_path(path: &Path, kind: u32, owner: (u32, u32), mode: u32) -> io::Result<()> {
-    let made = fd::open(path, libc::O_PATH | libc::O_NOFOLLOW, 0)?;
-    give_made(&made, kind, Some(owner), mode, false)
-}
-
 fn set_mode(raw: RawFd, mode: u32) -> io::Result<()> {
     std::fs::set_permissions(fd::self_path(raw), PermissionsExt::from_mode(mode))
 }
@@ -85,6 +78,12 @@ fn chown(raw: RawFd, owner: (u32, u32)) -> io::Result<()> {
 mod tests {
     use super::*;
     use std::os::unix::fs::{symlink, MetadataExt};
+    use std::path::Path;
+
+    fn give_path(path: &Path, kind: u32, owner: (u32, u32), mode: u32) -> io::Result<()> {
+        let made = fd::open(path, libc::O_PATH | libc::O_NOFOLLOW, 0)?;
+        give_made(&made, kind, Some(owner), mode, false)
+    }
 
     #[test]
     fn what_somebody_has_put_in_its_place_is_not_given_away() {

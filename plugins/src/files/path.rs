@@ -1,6 +1,6 @@
 //! Descriptors that are a name and nothing else: directories, harmless devices, kernel files, namespaces, O_PATH.
 
-use super::{make_parents, parents, Directory};
+use super::{make_parents, parents, Directory, Sight};
 use crate::capture::Session;
 use crate::fault::{not_now, refuse, At, Fault};
 use crate::model::{DescId, Description, FsPath, Kind};
@@ -163,14 +163,16 @@ pub(crate) fn capture_namespace(s: &mut Session<'_>, id: DescId) -> Result<PathS
 }
 
 /// Opens it again.
-pub(crate) fn rebuild(d: &Description, state: &PathState) -> Result<OwnedFd, Fault> {
+pub(crate) fn rebuild(d: &Description, state: &PathState, sight: Sight) -> Result<OwnedFd, Fault> {
     let path = state.path.as_path();
     if state.of_ended {
         // One that has been read in part takes its offset while there is something to read.
         return pidfd::with_short_lived(|pid| reopen(d, state, &in_process(path, pid)));
     }
     make_parents(&state.directories)?;
-    reopen(d, state, path)
+    let opened = reopen(d, state, path)?;
+    sight.is(&fd::fstat(opened.as_raw_fd()).at("stat")?)?;
+    Ok(opened)
 }
 
 fn reopen(d: &Description, state: &PathState, path: &Path) -> Result<OwnedFd, Fault> {

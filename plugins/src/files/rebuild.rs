@@ -291,6 +291,7 @@ pub(super) fn check_named(object: &FileObject) -> Result<Sight, Fault> {
     let sight = Sight {
         file: Some(Seen::from(stat)),
         dir: way.dir,
+        doubtful: way.doubt.is_some(),
     };
     if object.written {
         return if known { Ok(sight) } else { refuse(way.doubts(object, stat)) };

@@ -4,12 +4,12 @@
 //! job's, and least of all be written.
 
 use super::owner::me;
-use super::{FileObject, Origin};
+use super::{Directory, FileObject, Origin};
 use crate::fault::{refuse, At, Fault};
 use crate::model::{Descriptors, Kind};
 use crate::sys::fd;
 use crate::Refusal;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -43,7 +43,7 @@ impl Seen {
     }
 
     /// Whether `now` is the same one. In a user namespace everything of others seems to belong to [`UNKNOWN`], which may be the user's own number.
-    pub(super) fn is(self, now: Self) -> bool {
+    pub(crate) fn is(self, now: Self) -> bool {
         (self.dev, self.ino) == (now.dev, now.ino) && (self.mine == now.mine || me() == UNKNOWN)
     }
 
@@ -57,16 +57,26 @@ impl Seen {
     }
 }
 
-/// What lies at the path of a file of the job.
+/// What lies at a path of the job.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sight {
-    /// The file, where it may be taken for the job's.
+    /// The file or directory, where it may be taken for the job's; a directory only where others could exchange it.
     pub(crate) file: Option<Seen>,
     /// The directory.
     pub(crate) dir: Option<Seen>,
+    /// Others could exchange it, or a directory on the way to it.
+    pub(crate) doubtful: bool,
 }
 
 impl Sight {
+    /// Makes sure that `now` is what was seen, where anything was.
+    pub(crate) fn is(self, now: &fd::Stat) -> Result<(), Fault> {
+        if self.file.is_some_and(|seen| !seen.is(Seen::from(now))) {
+            return refuse("another one has taken its place while the job was being restarted; restart again");
+        }
+        Ok(())
+    }
+
     /// Opens the directory of `path`, which must be the one that was seen, or have been missing.
     pub(crate) fn above(self, path: &Path) -> Result<OwnedFd, Fault> {
         let above = fd::above(path).at("open its directory")?;
@@ -78,23 +88,34 @@ impl Sight {
     }
 }
 
-/// What [`look`] has found, for each file of the job.
+/// What [`look`] has found.
 #[derive(Debug, Clone, Default)]
-pub struct Sights(Vec<Sight>);
+pub struct Sights {
+    /// For each file of the job.
+    files: Vec<Sight>,
+    /// For FIFOs, the files of sockets and directories, by their paths.
+    places: HashMap<PathBuf, Sight>,
+}
 
 impl Sights {
     /// Takes back what was seen of the files of `d` below `dir`, in whose place the restart has made another directory, which nobody else reaches.
     pub fn forget_below(&mut self, d: &Descriptors, dir: &Path) {
-        for (sight, file) in self.0.iter_mut().zip(&d.files) {
+        for (sight, file) in self.files.iter_mut().zip(&d.files) {
             if file.path.as_path().starts_with(dir) {
                 *sight = Sight::default();
             }
         }
+        self.places.retain(|path, _| !path.starts_with(dir));
     }
 
     /// What lies at the path of that file.
     pub(crate) fn get(&self, at: usize) -> Sight {
-        self.0.get(at).copied().unwrap_or_default()
+        self.files.get(at).copied().unwrap_or_default()
+    }
+
+    /// The same of a FIFO, the file of a socket or a directory.
+    pub(crate) fn at(&self, path: &Path) -> Sight {
+        self.places.get(path).copied().unwrap_or_default()
     }
 }
 
@@ -109,45 +130,94 @@ pub(crate) fn look(d: &Descriptors) -> Result<Sights, Refusal> {
         };
         seen.push(found.map_err(|e| e.of(0, format!("file {}", object.path)))?);
     }
-    let fifos = d.pipes.iter().filter_map(|p| p.path()).map(Path::to_owned);
-    let opened = d.descriptions.iter().filter_map(|d| match &d.kind {
-        Kind::Path(p) if p.file_type == libc::S_IFDIR && p.needs_process.is_none() => Some(p.path.as_path().to_owned()),
-        Kind::Unix(u) => u.full_path(),
-        _ => None,
-    });
-    let made = d
-        .working
-        .iter()
-        .filter_map(|list| Some(list.last()?.path.as_path().to_owned()));
-    let all: BTreeSet<PathBuf> = fifos.chain(opened).chain(made).collect();
-    for path in all {
-        check(&path).map_err(|e| e.of(0, path.display().to_string()))?;
+    let mut places: BTreeMap<PathBuf, Vec<u32>> = BTreeMap::new();
+    for (path, owner) in d.pipes.iter().filter_map(|p| p.place()) {
+        places.entry(path.to_owned()).or_default().push(owner);
     }
-    Ok(Sights(seen))
+    let mut dirs: Vec<&Directory> = d.working.iter().filter_map(|list| list.last()).chain(&d.entered).collect();
+    for d in &d.descriptions {
+        match &d.kind {
+            Kind::Path(p) if p.file_type == libc::S_IFDIR && p.needs_process.is_none() => dirs.extend(p.directories.last()),
+            Kind::Unix(u) => {
+                if let Some((path, owner)) = u.place() {
+                    places.entry(path).or_default().push(owner);
+                }
+            }
+            _ => {}
+        }
+    }
+    let mut sights = Sights {
+        files: seen,
+        places: HashMap::new(),
+    };
+    for dir in dirs {
+        let path = dir.path.as_path();
+        let sight = directory(dir).map_err(|e| e.of(0, path.display().to_string()))?;
+        sights.places.insert(path.to_owned(), sight);
+    }
+    for (path, owners) in places {
+        let way = check(&path).map_err(|e| e.of(0, path.display().to_string()))?;
+        let is_ours = |stat: &&fd::Stat| stat.st_uid == me() || owners.contains(&stat.st_uid);
+        let sight = Sight {
+            file: way.last.as_ref().filter(is_ours).map(Seen::from),
+            dir: way.dir,
+            doubtful: way.doubt.is_some(),
+        };
+        sights.places.insert(path, sight);
+    }
+    Ok(sights)
+}
+
+/// What lies where directory `then` was. One that somebody else can have put there, and that belongs to somebody else, is refused: what the job makes in it by relative names would be led wherever they like.
+fn directory(then: &Directory) -> Result<Sight, Fault> {
+    let path = then.path.as_path();
+    let way = check(path)?;
+    let (Some(stat), Some(doubt)) = (&way.last, &way.doubt) else {
+        return Ok(Sight::default());
+    };
+    if then.gone || path.starts_with("/proc") {
+        return Ok(Sight::default());
+    }
+    if ![then.owner.0, me()].contains(&stat.st_uid) && then.owner.0 != UNKNOWN {
+        return refuse(format!(
+            "this directory belongs to user {} now, and others can have put it into {}; look at it, and bring the old one back, or let nobody else write there and restart again",
+            stat.st_uid,
+            doubt.display()
+        ));
+    }
+    Ok(Sight {
+        file: Some(Seen::from(stat)),
+        dir: way.dir,
+        doubtful: true,
+    })
 }
 
 /// The file that has the name of `object`, whose contents are in the checkpoint, where those may be written into it.
 fn to_overwrite(object: &FileObject) -> Result<Sight, Fault> {
     let path = object.path.as_path();
-    check(path)?;
-    let way = Way::to(path, false).unwrap_or_default();
+    let way = check(path)?;
     let file = way.last.as_ref().filter(|stat| way.leads_to(object, stat)).map(Seen::from);
-    Ok(Sight { file, dir: way.dir })
+    Ok(Sight {
+        file,
+        dir: way.dir,
+        doubtful: way.doubt.is_some(),
+    })
 }
 
 /// Refuses a path on which another user has put a symbolic link.
 pub fn check_path(path: &Path) -> Result<(), Refusal> {
-    check(path).map_err(|e| e.of(0, path.display().to_string()))
+    check(path).map(drop).map_err(|e| e.of(0, path.display().to_string()))
 }
 
-fn check(path: &Path) -> Result<(), Fault> {
+fn check(path: &Path) -> Result<Way, Fault> {
     // One that cannot be looked at is somebody else's to report.
-    match Way::to(path, false) {
-        Ok(Way { link: Some(link), .. }) => refuse(format!(
+    let way = Way::to(path, false).unwrap_or_default();
+    match &way.link {
+        Some(link) => refuse(format!(
             "the symbolic link {} on the way to it is another user's; remove it, or make it your own (chown -h)",
             link.display()
         )),
-        _ => Ok(()),
+        None => Ok(way),
     }
 }
 

@@ -4,7 +4,7 @@
 
 use crate::capture::Session;
 use crate::fault::{refuse, At, Fault};
-use crate::files::{make_beside, make_parents, owner, parents, without_deleted, Directory};
+use crate::files::{make_beside, make_parents, owner, parents, without_deleted, Directory, Sight, Sights};
 use crate::model::{DescId, Description, FsPath, Holder, Kind};
 use crate::rebuild::Builder;
 use crate::sys::fd;
@@ -34,9 +34,9 @@ pub(crate) struct PipeObject {
 }
 
 impl PipeObject {
-    /// The path of a FIFO.
-    pub(crate) fn path(&self) -> Option<&Path> {
-        self.fifo.as_ref().map(|f| f.path.as_path())
+    /// The path of a FIFO, and whose that is.
+    pub(crate) fn place(&self) -> Option<(&Path, u32)> {
+        self.fifo.as_ref().map(|f| (f.path.as_path(), f.owner.0))
     }
 
     /// The directories above a FIFO.
@@ -206,7 +206,7 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<(), (Option<DescId>, Fault)
     let mut all: Vec<(&PipeObject, Vec<DescId>)> = d.pipes.iter().zip(ends).collect();
     all.sort_by_key(|(object, _)| std::cmp::Reverse(object.capacity));
     for (object, ends) in all {
-        let built = prepare(object, b.blobs).map_err(|e| (ends.first().copied(), e))?;
+        let built = prepare(object, b.sights, b.blobs).map_err(|e| (ends.first().copied(), e))?;
         for id in ends {
             let opened = built.open(&d.descriptions[id]).and_then(|fd| b.put(id, fd));
             opened.map_err(|e| (Some(id), e))?;
@@ -216,10 +216,10 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<(), (Option<DescId>, Fault)
 }
 
 /// Makes the pipe and puts its data back.
-fn prepare(object: &PipeObject, blobs: &BlobReader) -> Result<BuiltPipe, Fault> {
+fn prepare(object: &PipeObject, sights: &Sights, blobs: &BlobReader) -> Result<BuiltPipe, Fault> {
     let (read, write) = match &object.fifo {
         None => fd::pipe(libc::O_NONBLOCK).at("make a pipe")?,
-        Some(f) => open_fifo(f)?,
+        Some(f) => open_fifo(f, sights.at(f.path.as_path()))?,
     };
     if fd::fcntl(write.as_raw_fd(), libc::F_GETPIPE_SZ, 0).at("read its capacity")? != object.capacity {
         match fd::fcntl(write.as_raw_fd(), libc::F_SETPIPE_SZ, object.capacity) {
@@ -251,10 +251,10 @@ fn prepare(object: &PipeObject, blobs: &BlobReader) -> Result<BuiltPipe, Fault> 
     })
 }
 
-fn open_fifo(f: &Fifo) -> Result<(OwnedFd, OwnedFd), Fault> {
+fn open_fifo(f: &Fifo, sight: Sight) -> Result<(OwnedFd, OwnedFd), Fault> {
     let path = f.path.as_path();
     make_parents(&f.parents)?;
-    let above = fd::above(path).at("open its directory")?;
+    let above = sight.above(path)?;
     let make = |name: &Path| fd::mkfifo_at(&above, name);
     let (fresh, path) = match make(path) {
         Ok(()) => (true, path.to_owned()),

@@ -3,6 +3,9 @@
 //!
 //! Only root can become other users, so these checks need a harness that is root's.
 
+#[path = "trust/ways.rs"]
+mod ways;
+
 use belay_tests::expect::{io, refused, want};
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{am_root, Place, User, NOBODY};
@@ -437,12 +440,15 @@ fn main() {
         return;
     }
     let mut target = Target::new("trust", &["fault_target"]);
-    let tests: [(&str, Test); 5] = [
+    let tests: [(&str, Test); 8] = [
         ("looking_changes_nothing", looking_changes_nothing),
         ("values_that_lie", values_that_lie),
         ("links_in_the_way", links_in_the_way),
         ("exchanged", exchanged),
         ("long_images", long_images),
+        ("ways_sockets", ways::sockets),
+        ("ways_fifos", ways::fifos),
+        ("ways_directories", ways::directories),
     ];
     for (name, test) in tests {
         target.by_user(name, |_| true, move |place, user, _| test(place, user));

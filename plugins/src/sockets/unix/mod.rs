@@ -14,7 +14,7 @@ use crate::model::{DescId, FsPath};
 use crate::sys::sock::Addr;
 use belay_image::blobs::BlobRef;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 pub(crate) use capture::capture;
 pub(crate) use rebuild::rebuild;
@@ -46,10 +46,10 @@ pub(crate) struct UnixState {
 }
 
 impl UnixState {
-    /// The path of the file it is bound to.
-    pub(crate) fn full_path(&self) -> Option<PathBuf> {
+    /// The path of the file it is bound to, and whose that is.
+    pub(crate) fn place(&self) -> Option<(PathBuf, u32)> {
         let (file, path) = (self.file.as_ref()?, self.name.unix_path()?);
-        Some(file.cwd.as_ref().map_or(path.clone(), |cwd| cwd.as_path().join(&path)))
+        Some((file.at(&path), file.owner.0))
     }
 }
 
@@ -80,6 +80,15 @@ pub(crate) struct BoundFile {
     pub(crate) owner: (u32, u32),
     /// Directories above it.
     pub(crate) parents: Vec<Directory>,
+}
+
+impl BoundFile {
+    /// Where `path`, the name to which it was bound, lies.
+    fn at(&self, path: &Path) -> PathBuf {
+        self.cwd
+            .as_ref()
+            .map_or_else(|| path.to_owned(), |cwd| cwd.as_path().join(path))
+    }
 }
 
 /// A message in flight: a datagram, a packet, or a run of bytes of a stream.

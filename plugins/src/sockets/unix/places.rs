@@ -2,21 +2,31 @@
 //!
 //! Several sockets of a job can have been bound to one path, one after the other, when the file of the one before had been removed or renamed. So a file that is in the way of another
 //! socket's lies aside meanwhile, under a name of its own in the same directory, and its socket is reached there. At the end each has the name that it had, or none.
+//!
+//! Another user who may write a directory on the way can exchange it at any moment. Only `bind` itself goes by path, because the kernel keeps the path as the socket's name: what it makes is looked
+//! for in the directory that was seen before the restart began, and where it is not there, the restart is refused. All else is done in that directory, with that file.
 
 use super::BoundFile;
-use crate::fault::{At, Fault};
-use crate::files::{make_parents, owner};
+use crate::fault::{refuse, At, Fault};
+use crate::files::{make_parents, owner, Seen, Sight, Sights};
+use crate::sys::diag::Diag;
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
+const EXCHANGED: &str =
+    "it lies in another directory than its own, which somebody has exchanged while the job was being restarted; restart again";
+
 /// The files of all sockets that have been bound, by the inodes of these.
-#[derive(Debug, Default)]
-pub(super) struct Places(RefCell<HashMap<u64, Placed>>);
+#[derive(Debug)]
+pub(super) struct Places<'a> {
+    bound: RefCell<HashMap<u64, Placed>>,
+    sights: &'a Sights,
+}
 
 /// The file of one socket.
 #[derive(Debug)]
@@ -24,143 +34,234 @@ struct Placed {
     kind: i32,
     /// Where it was bound.
     path: PathBuf,
-    /// Where it lies.
+    /// Where it lies: in the same directory,
     now: PathBuf,
+    /// which is this one.
+    dir: Sight,
+    /// Which file it is.
+    seen: Seen,
     file: BoundFile,
     /// The socket is there no more; its file may stay.
     dead: bool,
 }
 
-impl Places {
+impl Placed {
+    /// Opens its directory.
+    fn above(&self) -> Result<OwnedFd, Fault> {
+        self.dir.above(&self.path)
+    }
+
+    /// Opens the file in its directory, where it still lies there.
+    fn find(&self, above: &OwnedFd) -> Result<Option<OwnedFd>, Fault> {
+        let Some(found) = look_for(above, &self.now)? else {
+            return Ok(None);
+        };
+        let is_it = self.seen.is(Seen::of(&found).at("stat")?);
+        Ok(is_it.then_some(found))
+    }
+
+    /// Gives it the last name of `to`.
+    fn rename(&self, above: &OwnedFd, to: &Path) -> Result<(), Fault> {
+        if let Some(other) = look_for(above, to)? {
+            if !is_stale(self.kind, &other).at("look at what has its name")? {
+                return Err(io::ErrorKind::AddrInUse.into()).at(format!("rename {}", self.path.display()));
+            }
+        }
+        fd::rename_at(above, &self.now, to).at(format!("rename {}", self.path.display()))
+    }
+}
+
+impl<'a> Places<'a> {
+    /// No socket is bound yet.
+    pub(super) fn new(sights: &'a Sights) -> Self {
+        Self {
+            bound: RefCell::default(),
+            sights,
+        }
+    }
+
     /// Gives a socket its name. A file that a dead socket has left under that name is replaced.
     pub(super) fn bind(&self, raw: RawFd, name: &Addr, file: Option<&BoundFile>) -> Result<(), Fault> {
         if name.is_unnamed() {
             return Ok(());
         }
-        let Some(file) = file else {
+        let (Some(file), Some(path)) = (file, name.unix_path()) else {
             return sock::bind(raw, name).at(format!("bind {name}"));
         };
         make_parents(&file.parents)?;
-        let bound = in_directory(file.cwd.as_ref().map(|d| d.as_path()), || self.bind_file(raw, name, file));
-        bound.at(format!("bind {name}"))
-    }
-
-    fn bind_file(&self, raw: RawFd, name: &Addr, file: &BoundFile) -> io::Result<()> {
-        let path = name.unix_path().ok_or(io::ErrorKind::InvalidInput)?;
-        let full = file.cwd.as_ref().map_or_else(|| path.clone(), |d| d.as_path().join(&path));
-        let kind = kind_of(raw)?;
-        match sock::bind(raw, name) {
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-                // Those of this rebuild are not tried: whoever listens would have one visitor more.
-                if !self.move_aside(&full)? {
-                    if !is_stale(kind, &path, name)? {
-                        return Err(e);
-                    }
-                    std::fs::remove_file(&path)?;
-                }
-                sock::bind(raw, name)?;
-            }
-            bound => bound?,
-        }
+        let full = file.at(&path);
+        let sight = self.sights.at(&full);
+        let above = sight.above(&full)?;
+        // By the directory itself, where the name has no other in it.
+        let cwd = file.cwd.as_ref().map(|cwd| match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => cwd.as_path().to_owned(),
+            _ => fd::self_path(above.as_raw_fd()),
+        });
+        let bind = || in_directory(cwd.as_deref(), || private(|| sock::bind(raw, name)));
+        let kind = kind_of(raw).at("read its type")?;
+        let bound = match bind() {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse && self.make_room(kind, &above, &full, sight)? => bind(),
+            bound => bound,
+        };
+        bound.at(format!("bind {name}"))?;
+        let made = made(raw, &above, &full, sight)?;
         if file.exists {
-            owner::give_path(&path, libc::S_IFSOCK, file.owner, file.mode)?;
+            give(&made, file).at(format!("set the owner and mode of {name}"))?;
         }
         let placed = Placed {
             kind,
             path: full.clone(),
             now: full,
+            dir: Sight {
+                dir: Some(Seen::of(&above).at("stat")?),
+                ..sight
+            },
+            seen: Seen::of(&made).at("stat")?,
             file: file.clone(),
             dead: false,
         };
-        self.0.borrow_mut().insert(fd::fstat(raw)?.st_ino, placed);
+        let socket = fd::fstat(raw).at("stat")?.st_ino;
+        self.bound.borrow_mut().insert(socket, placed);
         Ok(())
     }
 
     /// Says that socket `raw`, which was made for the moment only, is about to be closed.
     pub(super) fn let_go(&self, raw: RawFd) -> io::Result<()> {
-        if let Some(placed) = self.0.borrow_mut().get_mut(&fd::fstat(raw)?.st_ino) {
+        if let Some(placed) = self.bound.borrow_mut().get_mut(&fd::fstat(raw)?.st_ino) {
             placed.dead = true;
         }
         Ok(())
     }
 
-    /// Makes room at `path`, where the file of a socket lies that has been made before; says whether one does.
-    fn move_aside(&self, path: &Path) -> io::Result<bool> {
-        let mut all = self.0.borrow_mut();
-        let count = all.len();
-        if let Some(dead) = all.iter().find(|(_, p)| p.now == path && p.dead).map(|(socket, _)| *socket) {
-            all.remove(&dead);
-            return std::fs::remove_file(path).map(|()| true);
+    /// Makes room for the file `path` in directory `above`, where one lies; says whether that could be done.
+    fn make_room(&self, kind: i32, above: &OwnedFd, path: &Path, sight: Sight) -> Result<bool, Fault> {
+        // Those of this rebuild are not tried: whoever listens would have one visitor more.
+        if self.move_aside(above, path)? {
+            return Ok(true);
         }
-        let Some(placed) = all.values_mut().find(|p| p.now == path) else {
+        let (Some(seen), Some(found)) = (sight.file, look_for(above, path)?) else {
             return Ok(false);
         };
+        // What somebody else has left there, or put there since, is not ours to remove.
+        if !seen.is(Seen::of(&found).at("stat")?) || !is_stale(kind, &found).at("look at what has its name")? {
+            return Ok(false);
+        }
+        fd::unlink_at(above, path).at("remove what a dead socket has left")?;
+        Ok(true)
+    }
+
+    /// Makes room where the file of a socket lies that has been made before; says whether one does.
+    fn move_aside(&self, above: &OwnedFd, path: &Path) -> Result<bool, Fault> {
+        let mut all = self.bound.borrow_mut();
+        let count = all.len();
+        let Some((socket, placed)) = all.iter_mut().find(|(_, p)| p.now == path) else {
+            return Ok(false);
+        };
+        if placed.find(above)?.is_none() {
+            return Ok(false);
+        }
+        if placed.dead {
+            let socket = *socket;
+            all.remove(&socket);
+            fd::unlink_at(above, path).at("remove what a dead socket has left")?;
+            return Ok(true);
+        }
         let aside = path.with_file_name(format!(".belay-{}-{count}", std::process::id()));
-        std::fs::rename(&placed.now, &aside)?;
+        fd::rename_at(above, path, &aside).at(format!("rename {}", path.display()))?;
         placed.now = aside;
         Ok(true)
     }
 
-    /// Does `task` with the name by which socket `raw`, called `name`, is reached now.
-    pub(super) fn reach<T>(&self, raw: RawFd, name: &Addr, task: impl FnOnce(&Addr) -> io::Result<T>) -> io::Result<T> {
-        let socket = fd::fstat(raw)?.st_ino;
-        let all = self.0.borrow();
-        match all.get(&socket) {
-            // By the last part of its name: the whole may be too long for an address.
-            Some(placed) => {
-                let last = placed.now.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-                in_directory(placed.now.parent(), || task(&Addr::unix(Path::new(last))))
-            }
-            None => task(name),
+    /// Does `task` with a name by which socket `raw`, called `name`, is reached now.
+    pub(super) fn reach<T>(&self, raw: RawFd, name: &Addr, task: impl FnOnce(&Addr) -> io::Result<T>) -> Result<T, Fault> {
+        let socket = fd::fstat(raw).at("stat")?.st_ino;
+        let all = self.bound.borrow();
+        let Some(placed) = all.get(&socket) else {
+            return task(name).at(format!("connect to {name}"));
+        };
+        match placed.find(&placed.above()?)? {
+            Some(found) => task(&address(&found)).at(format!("connect to {name}")),
+            None => refuse(format!("connect to {name}: another file has taken its place; restart again")),
         }
     }
 
     /// Gives each file the name that it had at the checkpoint, and removes those that had none.
     pub(super) fn settle(&self) -> Result<(), Fault> {
-        let all = self.0.borrow();
-        for p in all.values().filter(|p| !p.file.exists && is_socket(&p.now)) {
+        let all = self.bound.borrow();
+        for p in all.values().filter(|p| !p.file.exists) {
+            let above = p.above()?;
+            let Some(found) = p.find(&above)? else { continue };
             match &p.file.renamed {
                 Some(to) => {
-                    let to = p
-                        .file
-                        .cwd
-                        .as_ref()
-                        .map_or_else(|| to.0.clone(), |d| d.as_path().join(to.as_path()));
-                    rename(p, &to).at(format!("rename {}", p.path.display()))?;
+                    give(&found, &p.file).at(format!("set the owner and mode of {}", p.path.display()))?;
+                    p.rename(&above, to.as_path())?;
                 }
                 // Only a name too many.
-                None => drop(std::fs::remove_file(&p.now)),
+                None => drop(fd::unlink_at(&above, &p.now)),
             }
         }
         for p in all.values().filter(|p| p.file.exists && p.now != p.path) {
-            std::fs::rename(&p.now, &p.path).at(format!("rename {}", p.now.display()))?;
+            let above = p.above()?;
+            if p.find(&above)?.is_none() {
+                return refuse(format!(
+                    "{}: another file has taken its place; restart again",
+                    p.path.display()
+                ));
+            }
+            p.rename(&above, &p.path)?;
         }
         Ok(())
     }
 }
 
-fn rename(p: &Placed, to: &Path) -> io::Result<()> {
-    if fd::stat(to, false).is_ok() {
-        let last = to.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-        if !in_directory(to.parent(), || {
-            is_stale(p.kind, Path::new(last), &Addr::unix(Path::new(last)))
-        })? {
-            return Err(io::ErrorKind::AddrInUse.into());
+/// Opens what has the last name of `path` in directory `above`.
+fn look_for(above: &OwnedFd, path: &Path) -> Result<Option<OwnedFd>, Fault> {
+    match fd::find_at(above, path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        found => found.at(format!("look for {}", path.display())).map(Some),
+    }
+}
+
+/// Opens the file that socket `raw` has just been bound to, which has the last name of `path` in directory `above`.
+fn made(raw: RawFd, above: &OwnedFd, path: &Path, sight: Sight) -> Result<OwnedFd, Fault> {
+    let Some(found) = look_for(above, path)? else {
+        return refuse(EXCHANGED);
+    };
+    if sight.doubtful {
+        let socket = fd::fstat(raw).at("stat")?.st_ino as u32;
+        let known = Diag::open().and_then(|mut diag| diag.unix(socket));
+        let file = known.at("ask the kernel for its file (sock_diag)")?.file;
+        // The kernel tells no more of its number.
+        if file != Some(fd::fstat(found.as_raw_fd()).at("stat")?.st_ino as u32) {
+            return refuse(EXCHANGED);
         }
     }
-    owner::give_path(&p.now, libc::S_IFSOCK, p.file.owner, p.file.mode)?;
-    std::fs::rename(&p.now, to)
+    Ok(found)
+}
+
+fn give(made: &OwnedFd, file: &BoundFile) -> io::Result<()> {
+    owner::give_made(made, libc::S_IFSOCK, Some(file.owner), file.mode, false)
+}
+
+/// Runs `f`, which makes a file that is for nobody else until it has its owner and mode.
+fn private<T>(f: impl FnOnce() -> T) -> T {
+    // SAFETY: has no preconditions.
+    let mask = unsafe { libc::umask(0o177) };
+    let done = f();
+    // SAFETY: as above.
+    unsafe { libc::umask(mask) };
+    done
 }
 
 /// Runs `f` in the directory to which a relative socket name belongs.
 pub(super) fn in_directory<T>(dir: Option<&Path>, f: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    let Some(dir) = dir.filter(|d| !d.as_os_str().is_empty()) else {
+    let Some(dir) = dir else {
         return f();
     };
-    let here = std::env::current_dir()?;
+    let here = fd::open(Path::new("."), libc::O_PATH | libc::O_DIRECTORY, 0)?;
     std::env::set_current_dir(dir)?;
     let done = f();
-    std::env::set_current_dir(here)?;
+    std::env::set_current_dir(fd::self_path(here.as_raw_fd()))?;
     done
 }
 
@@ -168,15 +269,17 @@ fn kind_of(raw: RawFd) -> io::Result<i32> {
     sock::get(raw, libc::SOL_SOCKET, libc::SO_TYPE)
 }
 
-fn is_socket(path: &Path) -> bool {
-    fd::stat(path, false).is_ok_and(|st| st.st_mode & libc::S_IFMT == libc::S_IFSOCK)
+/// An address that leads to the socket whose file `found` is open on, wherever it lies.
+fn address(found: &OwnedFd) -> Addr {
+    Addr::unix(&fd::self_path(found.as_raw_fd()))
 }
 
-/// Whether the file at `path`, of address `name`, is a socket that nobody has bound any more.
-fn is_stale(kind: i32, path: &Path, name: &Addr) -> io::Result<bool> {
-    if !is_socket(path) {
+/// Whether `found` is the file of a socket that nobody has bound any more.
+fn is_stale(kind: i32, found: &OwnedFd) -> io::Result<bool> {
+    if fd::fstat(found.as_raw_fd())?.st_mode & libc::S_IFMT != libc::S_IFSOCK {
         return Ok(false);
     }
     let probe = sock::socket(libc::AF_UNIX, kind | libc::SOCK_NONBLOCK, 0)?;
-    Ok(sock::connect(probe.as_raw_fd(), name).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused))
+    let tried = sock::connect(probe.as_raw_fd(), &address(found));
+    Ok(tried.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused))
 }

@@ -19,7 +19,7 @@ type Socket = (DescId, UnixState);
 
 /// What the refill needs beside the sockets themselves.
 #[derive(Debug)]
-pub(crate) struct UnixBuild {
+pub(crate) struct UnixBuild<'a> {
     /// For a socket whose peer is not in the job: the other end, closed after the refill.
     pub(super) other_ends: HashMap<DescId, HoldId>,
     /// These.
@@ -27,11 +27,11 @@ pub(crate) struct UnixBuild {
     /// For a connected socket: the description at the other end, where messages for it can be sent from without address.
     pub(super) peers: HashMap<DescId, DescId>,
     /// The files of bound sockets.
-    pub(super) places: Places,
+    pub(super) places: Places<'a>,
 }
 
 /// Makes all `AF_UNIX` sockets of the job.
-pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<UnixBuild, (DescId, Fault)> {
+pub(crate) fn rebuild<'a>(b: &mut Builder<'a>) -> Result<UnixBuild<'a>, (DescId, Fault)> {
     let mut all: Vec<Socket> = Vec::new();
     for (id, d) in b.descriptors.descriptions.iter().enumerate() {
         if let Kind::Unix(u) = &d.kind {
@@ -44,7 +44,7 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<UnixBuild, (DescId, Fault)>
         other_ends: HashMap::new(),
         ends: Store::new(0, RaisedLimit::highest()),
         peers: HashMap::new(),
-        places: Places::default(),
+        places: Places::new(b.sights),
     };
     let listening: Vec<&Socket> = all.iter().filter(|(_, l)| l.listening.is_some()).collect();
     for (at, (id, u)) in all.iter().enumerate() {
@@ -73,7 +73,7 @@ pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<UnixBuild, (DescId, Fault)>
 }
 
 /// A listening socket.
-fn listener(places: &Places, u: &UnixState, backlog: u32) -> Result<OwnedFd, Fault> {
+fn listener(places: &Places<'_>, u: &UnixState, backlog: u32) -> Result<OwnedFd, Fault> {
     let fd = sock::socket(libc::AF_UNIX, u.kind, 0).at("socket")?;
     places.bind(fd.as_raw_fd(), &u.name, u.file.as_ref())?;
     sock::listen(fd.as_raw_fd(), i32::try_from(backlog).unwrap_or(i32::MAX)).at("listen")?;
@@ -81,21 +81,20 @@ fn listener(places: &Places, u: &UnixState, backlog: u32) -> Result<OwnedFd, Fau
 }
 
 /// A client whose connection waits to be accepted.
-fn waiting_client(b: &Builder<'_>, places: &Places, u: &UnixState, (id, l): (DescId, &UnixState)) -> Result<OwnedFd, Fault> {
+fn waiting_client(b: &Builder<'_>, places: &Places<'_>, u: &UnixState, (id, l): (DescId, &UnixState)) -> Result<OwnedFd, Fault> {
     let fd = sock::socket(libc::AF_UNIX, u.kind | libc::SOCK_NONBLOCK, 0).at("socket")?;
     places.bind(fd.as_raw_fd(), &u.name, u.file.as_ref())?;
     let Some(to) = b.lend(id)? else {
         return refuse("no listener to connect to");
     };
-    let connected = places.reach(to.raw(), &l.name, |at| sock::connect(fd.as_raw_fd(), at));
-    connected.at(format!("connect to {}", l.name))?;
+    places.reach(to.raw(), &l.name, |at| sock::connect(fd.as_raw_fd(), at))?;
     Ok(fd)
 }
 
 /// A socket that is neither listening nor waiting: with its peer where that is in the job.
 fn connected(
     b: &mut Builder<'_>,
-    build: &mut UnixBuild,
+    build: &mut UnixBuild<'_>,
     (all, listening): (&[Socket], &[&Socket]),
     by_ino: &HashMap<u32, usize>,
     id: DescId,
@@ -139,7 +138,7 @@ fn connected(
 }
 
 /// A pair from `socketpair`, then bound: datagram sockets may each have a name of their own.
-fn bound_pair(places: &Places, u: &UnixState, p: Option<&UnixState>) -> Result<(OwnedFd, OwnedFd), Fault> {
+fn bound_pair(places: &Places<'_>, u: &UnixState, p: Option<&UnixState>) -> Result<(OwnedFd, OwnedFd), Fault> {
     let (a, c) = sock::pair(u.kind).at("socketpair")?;
     places.bind(a.as_raw_fd(), &u.name, u.file.as_ref())?;
     if let Some(p) = p {
@@ -150,7 +149,7 @@ fn bound_pair(places: &Places, u: &UnixState, p: Option<&UnixState>) -> Result<(
 
 /// A connected pair of stream or seqpacket sockets: (`u`, its peer).
 fn pair(
-    (b, places): (&Builder<'_>, &Places),
+    (b, places): (&Builder<'_>, &Places<'_>),
     listening: &[&Socket],
     u: &UnixState,
     p: Option<&UnixState>,
@@ -185,8 +184,7 @@ fn pair(
         places.bind(c.as_raw_fd(), &client.name, client.file.as_ref())?;
     }
     let name = sock::local(at).at("read a name")?;
-    let connected = places.reach(at, &name, |to| sock::connect(c.as_raw_fd(), to));
-    connected.at(format!("connect to {name}"))?;
+    places.reach(at, &name, |to| sock::connect(c.as_raw_fd(), to))?;
     let s = sock::accept(at).at("accept")?;
     if let Some(temporary) = &temporary {
         places.let_go(temporary.as_raw_fd()).at("stat")?;

@@ -17,7 +17,7 @@ const SHUT_READ: u8 = 1;
 const SHUT_WRITE: u8 = 2;
 
 /// Refills all queues, then connects datagram sockets, shuts down directions, closes peers outside the job and sets options.
-pub(crate) fn refill(b: &Builder<'_>, build: UnixBuild) -> Result<(), (DescId, Fault)> {
+pub(crate) fn refill(b: &Builder<'_>, build: UnixBuild<'_>) -> Result<(), (DescId, Fault)> {
     let sockets = |b: &Builder<'_>| -> Vec<(DescId, UnixState)> {
         let all = b.descriptors.descriptions.iter().enumerate();
         all.filter_map(|(id, d)| match &d.kind {
@@ -44,7 +44,7 @@ pub(crate) fn refill(b: &Builder<'_>, build: UnixBuild) -> Result<(), (DescId, F
 /// Sends one message into the queue of `id`.
 fn message(
     b: &Builder<'_>,
-    build: &UnixBuild,
+    build: &UnixBuild<'_>,
     all: &[(DescId, UnixState)],
     id: DescId,
     u: &UnixState,
@@ -83,7 +83,7 @@ fn message(
         sent = send_all(raw, &data, &fds, Some(to), false);
         Ok(())
     });
-    reached.at("find it").and(sent)
+    reached.and(sent)
 }
 
 enum Sender {
@@ -138,7 +138,7 @@ fn send_all(raw: RawFd, data: &[u8], fds: &[RawFd], to: Option<&Addr>, stream: b
 }
 
 /// Everything that must come after the data.
-fn settle(b: &Builder<'_>, build: &UnixBuild, all: &[(DescId, UnixState)], id: DescId, u: &UnixState) -> Result<(), Fault> {
+fn settle(b: &Builder<'_>, build: &UnixBuild<'_>, all: &[(DescId, UnixState)], id: DescId, u: &UnixState) -> Result<(), Fault> {
     let Some(own) = b.lend(id)? else { return Ok(()) };
     let raw = own.raw();
     let by_name = u.kind == libc::SOCK_DGRAM && u.peer != Peer::None && !build.peers.contains_key(&id);
@@ -150,7 +150,8 @@ fn settle(b: &Builder<'_>, build: &UnixBuild, all: &[(DescId, UnixState)], id: D
             // A peer outside the job (a log daemon, say) may be there again or not; without it sends fail as they do when it dies.
             None => in_directory(u.file.as_ref().and_then(|f| f.cwd.as_ref()).map(|d| d.as_path()), || {
                 sock::connect(raw, &u.peer_name)
-            }),
+            })
+            .at("connect"),
         };
         if let Err(error) = connected {
             tracing::warn!(%error, to = %u.peer_name, "could not connect a datagram socket again");

@@ -1,0 +1,190 @@
+//! Somebody who can write a directory on the way to what a job has open, and exchanges it while the job is down, or in the middle of its restart.
+
+use super::{mode, LIMIT, STRANGER};
+use belay_tests::expect::{io, want};
+use belay_tests::job::{show, Job};
+use belay_tests::place::{Place, User};
+use belay_tests::Failure;
+use std::os::unix::fs::chown;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// More than a restart makes again before somebody can have exchanged the directory.
+const MANY: usize = 400;
+
+/// An ordinary user whom no user namespace shows as somebody else.
+const DAEMON: u32 = 1;
+
+/// Gives `path` to the job's user.
+fn owned(user: User, path: &Path) -> Result<(), Failure> {
+    let id = if user == User::Ordinary { DAEMON } else { 0 };
+    io("chown", chown(path, Some(id), Some(id)))
+}
+
+/// `shared`, where everybody may write, and in it `d`, which is the user's.
+fn shared(job: &Job, user: User) -> Result<PathBuf, Failure> {
+    let shared = job.work.join("shared");
+    io("make", std::fs::create_dir_all(shared.join("d")))?;
+    mode(&shared, 0o777)?;
+    mode(&shared.join("d"), 0o755)?;
+    owned(user, &shared.join("d"))?;
+    Ok(shared)
+}
+
+/// Launches a program in python, which makes the file `open` when it is ready, and makes a checkpoint.
+fn launched(place: &Place, user: User, label: &str, program: &str) -> Result<(Job, PathBuf), Failure> {
+    let mut job = match user {
+        User::Root => Job::new(place, label, user)?,
+        User::Ordinary => Job::of_user(place, label, DAEMON)?,
+    };
+    let shared = shared(&job, user)?;
+    job.launch(&[], &["/usr/bin/python3", "-c", program].map(str::to_owned))?;
+    let end = Instant::now() + LIMIT;
+    while !job.work.join("open").exists() {
+        want(Instant::now() < end && !job.has_ended()?, || job.output_text())?;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    job.checkpoint()?;
+    job.kill_all()?;
+    Ok((job, shared))
+}
+
+/// What the stranger runs in `shared`.
+struct Stranger(Child);
+
+impl Stranger {
+    fn start(shared: &Path, script: &str) -> Result<Self, Failure> {
+        let mut c = Command::new("setpriv");
+        c.arg(format!("--reuid={STRANGER}"))
+            .arg(format!("--regid={STRANGER}"))
+            .args(["--clear-groups", "--", "/usr/bin/python3", "-c", script])
+            .stdin(Stdio::null())
+            .current_dir(shared);
+        io("start", c.spawn()).map(Self)
+    }
+
+    /// Waits until it has done its work.
+    fn done(mut self) -> Result<(), Failure> {
+        let status = io("wait", self.0.wait())?;
+        want(status.success(), || format!("the stranger: {}", show(status)))
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// Restarts, while a stranger puts a link to a directory of the user's in the place of `d` as soon as the first of what is made again is there. The restart is refused, and the directory is as it was, but for so
+/// many empty files at most.
+fn exchanged_in_the_middle(place: &Place, user: User, label: &str, program: &str, strays: usize) -> Result<(), Failure> {
+    let (mut job, shared) = launched(place, user, label, program)?;
+    let victim = job.work.join("victim");
+    io("make", std::fs::create_dir(&victim))?;
+    // A server of the user's that has nothing to do with the job.
+    let server = io("bind", UnixDatagram::bind(victim.join("0")))?;
+    for path in [&victim, &victim.join("0")] {
+        owned(user, path)?;
+    }
+    let d = shared.join("d");
+    for e in io("list", std::fs::read_dir(&d))?.flatten() {
+        io("remove", std::fs::remove_file(e.path()))?;
+    }
+    // Ends when nobody restarts anything.
+    let script = format!(
+        "import os, time
+os.symlink({:?}, 'trap')
+end = time.monotonic() + 60
+while not os.path.lexists('d/0'):
+    assert time.monotonic() < end
+os.rename('d', 'away')
+os.rename('trap', 'd')",
+        victim.display().to_string()
+    );
+    let stranger = Stranger::start(&shared, &script)?;
+    let end = Instant::now() + LIMIT;
+    while std::fs::symlink_metadata(shared.join("trap")).is_err() {
+        want(Instant::now() < end, || "no stranger".into())?;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    job.restart(&[])?;
+    stranger.done()?;
+    let goes_on = job.answers(LIMIT)?;
+    let said = job.output_text();
+    let mut names: Vec<_> = io("list", std::fs::read_dir(&victim))?
+        .flatten()
+        .map(|e| e.file_name())
+        .collect();
+    names.retain(|name| name != "0");
+    want(victim.join("0").exists() && names.len() <= strays, || {
+        format!("what the link leads to has lost its file, or holds {names:?}: {said}")
+    })?;
+    drop(server);
+    want(!goes_on && said.contains("restart again"), || {
+        format!("the job goes on: {goes_on}: {said}")
+    })
+}
+
+/// Names of sockets that their program has removed. `bind` goes by path: it may just have begun.
+pub(crate) fn sockets(place: &Place, user: User) -> Result<(), Failure> {
+    let program = format!(
+        "
+import os, socket, time
+all = []
+for n in range({MANY}):
+    all.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    all[-1].bind('shared/d/%d' % n)
+    os.unlink('shared/d/%d' % n)
+open('open', 'w')
+while True: time.sleep(1)"
+    );
+    exchanged_in_the_middle(place, user, "way-sockets", &program, 1)
+}
+
+/// FIFOs that are gone.
+pub(crate) fn fifos(place: &Place, user: User) -> Result<(), Failure> {
+    let program = format!(
+        "
+import os, time
+for n in range({MANY}):
+    os.mkfifo('shared/d/%d' % n)
+    os.open('shared/d/%d' % n, os.O_RDWR)
+open('open', 'w')
+while True: time.sleep(1)"
+    );
+    exchanged_in_the_middle(place, user, "way-fifos", &program, 0)
+}
+
+/// A directory in which a process stands, or that it has open, is somebody else's after the restart only where it was before.
+pub(crate) fn directories(place: &Place, user: User) -> Result<(), Failure> {
+    for (label, enter) in [
+        ("way-cwd", "os.chdir('shared/d')"),
+        ("way-open", "f = os.open('shared/d', os.O_RDONLY | os.O_DIRECTORY)"),
+    ] {
+        let program = format!("import os, time\n{enter}\nopen(os.environ['HOME'] + '/open', 'w')\nwhile True: time.sleep(1)");
+        let (mut job, shared) = launched(place, user, label, &program)?;
+        Stranger::start(&shared, "import os\nos.rename('d', 'away')\nos.mkdir('d')")?.done()?;
+        job.restart(&[])?;
+        let ended = job.answers(LIMIT).map(|answers| !answers)?;
+        want(ended, || {
+            format!(
+                "{label}: the job goes on in a directory of another user's: {}",
+                job.output_text()
+            )
+        })?;
+        let (status, said) = (job.wait(LIMIT)?, job.output_text());
+        let named = said.contains("belongs to user") && said.contains("shared/d");
+        want(!status.success() && named, || format!("{label}: {}: {said}", show(status)))?;
+        // The old one is as good as ever.
+        io("remove", std::fs::remove_dir(shared.join("d")))?;
+        io("bring back", std::fs::rename(shared.join("away"), shared.join("d")))?;
+        job.restart(&[])?;
+        want(job.answers(LIMIT)?, || job.output_text())?;
+        job.kill_all()?;
+    }
+    Ok(())
+}
