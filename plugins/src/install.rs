@@ -44,7 +44,7 @@ pub(crate) fn install(d: &Descriptors, built: &Built, pid: i32, keep: &[RawFd]) 
         }
     }
     close_others(&placed, keep).map_err(|e| table_refusal(pid, &e))?;
-    let locked = locks::restore_flocks(d, pid).and_then(|()| locks::restore_posix(&d.posix_locks, pid));
+    let locked = locks::restore_signed(d, pid).and_then(|()| locks::restore_posix(&d.posix_locks, pid));
     locked.map_err(|(fd, e)| e.of(pid, format!("lock on fd {fd}")))
 }
 

@@ -129,33 +129,42 @@ fn set(raw: RawFd, cmd: i32, lock: &Lock) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Takes the lock of `flock`.
+/// Takes a lock of `flock`, or a lease.
 fn take(raw: RawFd, lock: &Lock) -> Result<(), Fault> {
+    if lock.kind == LockKind::Lease {
+        let kind = if lock.write { libc::F_WRLCK } else { libc::F_RDLCK };
+        fd::fcntl(raw, libc::F_SETLEASE, kind).at("take its lease again")?;
+        return Ok(());
+    }
     let how = if lock.write { libc::LOCK_EX } else { libc::LOCK_SH };
     // SAFETY: flock takes numbers only.
     check(unsafe { libc::flock(raw, how | libc::LOCK_NB) }).at("lock it again (does another program hold the lock now?)")?;
     Ok(())
 }
 
-/// The task that takes the locks of `flock` on description `id` again, and its descriptor: the one that the kernel is to show, where it still has the description, else any that has it. `None` where
+/// Whether the kernel shows who has taken it, although it belongs to the description.
+fn is_signed(lock: &&Lock) -> bool {
+    matches!(lock.kind, LockKind::Flock | LockKind::Lease)
+}
+
+/// The task that takes `lock`, one of `flock` or a lease, on description `id` again, and its descriptor: the one that the kernel is to show, where it still has the description, else any that has it. `None` where
 /// none has, as it is on its way through a socket.
-fn taker(d: &Descriptors, id: DescId) -> Option<(i32, RawFd)> {
+fn taker(d: &Descriptors, id: DescId, lock: &Lock) -> Option<(i32, RawFd)> {
     // What the launcher's standard streams are now is not the job's to lock.
     let desc = d
         .descriptions
         .get(id)
         .filter(|desc| !matches!(desc.kind, Kind::LauncherStdio(_)))?;
-    let pid = desc.locks.iter().find(|l| l.kind == LockKind::Flock)?.pid;
     let of = |table: &Table| {
         let slot = table.slots.iter().find(|s| s.desc == id)?;
         Some((*table.pids.first()?, slot.fd))
     };
     let holder = (desc.holder.fd >= 0).then_some((desc.holder.pid, desc.holder.fd));
-    d.table(pid).and_then(of).or(holder)
+    d.table(lock.pid).and_then(of).or(holder)
 }
 
-/// Takes the locks of `flock` that task `pid` is shown with, when its descriptors are laid out; called in it.
-pub(crate) fn restore_flocks(d: &Descriptors, pid: i32) -> Result<(), (RawFd, Fault)> {
+/// Takes the locks of `flock` and the leases that task `pid` is shown with, when its descriptors are laid out; called in it.
+pub(crate) fn restore_signed(d: &Descriptors, pid: i32) -> Result<(), (RawFd, Fault)> {
     for id in d
         .table(pid)
         .into_iter()
@@ -163,27 +172,22 @@ pub(crate) fn restore_flocks(d: &Descriptors, pid: i32) -> Result<(), (RawFd, Fa
         .map(|s| s.desc)
         .collect::<BTreeSet<_>>()
     {
-        let Some((_, fd)) = taker(d, id).filter(|(task, _)| *task == pid) else {
-            continue;
-        };
-        for lock in d.descriptions[id].locks.iter().filter(|l| l.kind == LockKind::Flock) {
-            take(fd, lock).map_err(|e| (fd, e))?;
+        for lock in d.descriptions[id].locks.iter().filter(is_signed) {
+            if let Some((_, fd)) = taker(d, id, lock).filter(|(task, _)| *task == pid) {
+                take(fd, lock).map_err(|e| (fd, e))?;
+            }
         }
     }
     Ok(())
 }
 
-/// Sets the locks of description `id` again; those of `flock` only where no task has it.
+/// Sets the locks of description `id` again; those of `flock` and leases only where no task has it.
 pub(crate) fn restore_of_description(raw: RawFd, id: DescId, d: &Descriptors) -> Result<(), Fault> {
     for lock in d.descriptions.get(id).into_iter().flat_map(|desc| &desc.locks) {
         match lock.kind {
-            LockKind::Flock if taker(d, id).is_some() => {}
-            LockKind::Flock => take(raw, lock)?,
+            LockKind::Flock | LockKind::Lease if taker(d, id, lock).is_some() => {}
+            LockKind::Flock | LockKind::Lease => take(raw, lock)?,
             LockKind::Ofd => set(raw, libc::F_OFD_SETLK, lock)?,
-            LockKind::Lease => {
-                let kind = if lock.write { libc::F_WRLCK } else { libc::F_RDLCK };
-                fd::fcntl(raw, libc::F_SETLEASE, kind).at("take its lease again")?;
-            }
             LockKind::Posix => {}
         }
     }
