@@ -72,20 +72,25 @@ fn readable(clock: i32) -> i32 {
     }
 }
 
+/// The time of this clock.
+fn now(clock: i32) -> io::Result<(i64, i64)> {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is valid for writing.
+    check(unsafe { libc::clock_gettime(readable(clock), &mut now) })?;
+    Ok((now.tv_sec, now.tv_nsec))
+}
+
 fn state(info: &FdInfo) -> Result<TimerfdState, Fault> {
     let read = || -> io::Result<TimerfdState> {
         let number = |key, radix| i32::try_from(info.number(key, radix)?).map_err(io::Error::other);
         let clock = number("clockid:", 10)?;
-        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: `now` is valid for writing.
-        check(unsafe { libc::clock_gettime(readable(clock), &mut now) })?;
         Ok(TimerfdState {
             clock,
             flags: number("settime flags:", 8)?,
             ticks: info.number("ticks:", 10)?,
             value: pair(info.one("it_value:")?)?,
             interval: pair(info.one("it_interval:")?)?,
-            now: (now.tv_sec, now.tv_nsec),
+            now: now(clock)?,
         })
     };
     read().at("read fdinfo")
@@ -103,25 +108,22 @@ pub(crate) fn rebuild(d: &Description, t: &TimerfdState) -> Result<OwnedFd, Faul
     };
     // SAFETY: the kernel has just returned this number.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let absolute = t.flags & ABSTIME != 0 && matches!(t.clock, libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_ALARM);
+    let absolute = t.flags & ABSTIME != 0;
     // A periodic timer that has expired stands still until that is read: it is made to expire at once.
     let overdue = t.value == (0, 0) && t.interval != (0, 0) && t.ticks > 0;
     let value = match (t.value, absolute) {
         _ if overdue => (0, 1),
         ((0, 0), _) | (_, false) => t.value,
-        (_, true) => sum(t.now, t.value),
+        // The real-time clock has gone on meanwhile; of the others what remained remains.
+        (_, true) if matches!(t.clock, libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_ALARM) => sum(t.now, t.value),
+        (_, true) => sum(now(t.clock).at("read its clock")?, t.value),
     };
     let spec = libc::itimerspec {
         it_interval: timespec(t.interval),
         it_value: timespec(value),
     };
-    let settime_flags = if absolute {
-        t.flags
-    } else {
-        t.flags & !ABSTIME & !libc::TFD_TIMER_CANCEL_ON_SET
-    };
     // SAFETY: `spec` is valid for reading, and the old setting is not wanted.
-    let set = check(unsafe { libc::timerfd_settime(fd.as_raw_fd(), settime_flags, &spec, std::ptr::null_mut()) });
+    let set = check(unsafe { libc::timerfd_settime(fd.as_raw_fd(), t.flags, &spec, std::ptr::null_mut()) });
     set.at("arm the timer")?;
     if overdue {
         fd::wait(fd.as_raw_fd(), libc::POLLIN, 1000).at("wait for a timer that expires at once")?;
