@@ -17,6 +17,7 @@ pub(super) enum Who {
     V6Datagrams,
     /// TCP.
     Stream,
+    /// UDP, and UDP-Lite, which has all of its options.
     Udp,
     UdpLite,
     Netlink,
@@ -47,7 +48,7 @@ impl Who {
             Datagrams => inet && !stream,
             V6Datagrams => s.family == libc::AF_INET6 && !stream,
             Stream => stream,
-            Udp => inet && s.protocol == libc::IPPROTO_UDP,
+            Udp => inet && matches!(s.protocol, libc::IPPROTO_UDP | libc::IPPROTO_UDPLITE),
             UdpLite => inet && s.protocol == libc::IPPROTO_UDPLITE,
             Netlink => s.family == libc::AF_NETLINK,
             Unix => s.family == libc::AF_UNIX,
@@ -204,7 +205,7 @@ pub(super) const TABLE: &[Entry] = &[
     o(TCP, 18, "TCP_USER_TIMEOUT", Late, Stream),
     o(TCP, 25, "TCP_NOTSENT_LOWAT", Late, Stream),
     o(TCP, 27, "TCP_SAVE_SYN", Late, Stream),
-    o(TCP, 33, "TCP_FASTOPEN_KEY", Late, Listed),
+    o(TCP, 33, "TCP_FASTOPEN_KEY", Late, Stream),
     o(TCP, 36, "TCP_INQ", Late, Stream),
     o(TCP, 37, "TCP_TX_DELAY", Late, Stream),
     o(TCP, 44, "TCP_RTO_MAX_MS", Late, Stream),
@@ -216,7 +217,6 @@ pub(super) const TABLE: &[Entry] = &[
     o(UDP, 102, "UDP_NO_CHECK6_RX", Late, Udp),
     o(UDP, 103, "UDP_SEGMENT", Late, Udp),
     o(UDP, 104, "UDP_GRO", Late, Udp),
-    o(LITE, 1, "UDP_CORK", Late, UdpLite),
     o(LITE, 10, "UDPLITE_SEND_CSCOV", Late, UdpLite),
     o(LITE, 11, "UDPLITE_RECV_CSCOV", Late, UdpLite),
     o(NETLINK, 3, "NETLINK_PKTINFO", Late, Netlink),
