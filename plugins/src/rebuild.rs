@@ -246,7 +246,7 @@ pub(crate) fn rebuild(
             Kind::Eventfd(e) => eventfd::rebuild(desc, e).map(Some),
             Kind::Signalfd(s) => signalfd::rebuild(desc, s).map(Some),
             Kind::Timerfd(t) => timerfd::rebuild(desc, t).map(Some),
-            Kind::Epoll(_) => epoll::rebuild().map(Some),
+            Kind::Epoll(e) => epoll::rebuild(e).map(Some),
             Kind::Inotify(i) => inotify::rebuild(desc, i).map(Some),
             Kind::Pidfd(p) => pidfd::rebuild(p),
             // Also for what refers to it from elsewhere: a message in flight, an epoll instance.

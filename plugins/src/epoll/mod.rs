@@ -22,6 +22,19 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct EpollState {
     interest: Vec<Interest>,
+    #[serde(default)]
+    busy: Busy,
+}
+
+/// How it polls network devices (`struct epoll_params`).
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Busy {
+    microseconds: u32,
+    budget: u16,
+    prefer: u8,
+    /// Zero.
+    pad: u8,
 }
 
 impl EpollState {
@@ -48,6 +61,9 @@ struct Interest {
     pending: bool,
 }
 
+/// `EPIOCSPARAMS` and `EPIOCGPARAMS` (Linux 6.9).
+const SET_BUSY: libc::c_ulong = 0x4008_8a01;
+const GET_BUSY: libc::c_ulong = 0x8008_8a02;
 const KCMP_EPOLL_TFD: i32 = 7;
 const CTL_ADD: i32 = libc::EPOLL_CTL_ADD;
 /// Bits that are not events.
@@ -117,7 +133,9 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<EpollState, Fau
     } else if interest.iter().any(|i| is_edge(i.events)) {
         pending(s, id, &mut interest)?;
     }
-    Ok(EpollState { interest })
+    // A kernel that does not tell has nothing to tell.
+    let busy = fd::ioctl_get(s.take(id)?.raw(), GET_BUSY).unwrap_or_default();
+    Ok(EpollState { interest, busy })
 }
 
 /// Whether an entry reports changes only.
@@ -293,11 +311,18 @@ fn is_target(epoll: (i32, RawFd), number: RawFd, offset: usize, candidate: (i32,
 }
 
 /// Makes an empty instance.
-pub(crate) fn rebuild() -> Result<OwnedFd, Fault> {
+pub(crate) fn rebuild(e: &EpollState) -> Result<OwnedFd, Fault> {
     // SAFETY: epoll_create1 takes a number.
     let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).at("epoll_create")?;
     // SAFETY: the kernel has just returned this number.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    if e.busy != Busy::default() {
+        // Who polls less waits longer, and for the same.
+        if let Err(error) = fd::ioctl_set(fd.as_raw_fd(), SET_BUSY, &e.busy) {
+            tracing::warn!(%error, "an epoll instance polls network devices as the system does (EPIOCSPARAMS)");
+        }
+    }
+    Ok(fd)
 }
 
 /// Adds the entries again, in a process whose table is about to be laid out. `source` gives a descriptor of a description; what
