@@ -228,7 +228,7 @@ pub(crate) fn rebuild(
     shm::sysv::rebuild(&d.sysv, (blobs, pages), tell).map_err(|e| e.of(0, "System V objects"))?;
     let mut files = Vec::with_capacity(d.files.len());
     for (at, o) in d.files.iter().enumerate() {
-        let made = files::prepare(o, sights.get(at), pages).and_then(|f| f.held(&mut b));
+        let made = files::prepare(o, files::maker(d, at), sights.get(at), pages).and_then(|f| f.held(&mut b));
         files.push(made.map_err(|e| e.of(0, format!("file {}", o.path)))?);
     }
     pipes::rebuild(&mut b).map_err(|(id, e)| id.map_or_else(|| e.of(0, "pipe"), |id| refusal(d, id, &e)))?;

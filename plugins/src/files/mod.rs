@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use capture::{capture, finish, is_named, is_volatile, without_deleted, FileSet, Sought};
 pub(crate) use directories::{entered, make_parents, parents, working, Directory, Scaffold};
-pub(crate) use rebuild::{make_beside, prepare, BuiltFile};
+pub(crate) use rebuild::{make_beside, maker, prepare, BuiltFile};
 pub(crate) use sessions::sessions;
 pub(crate) use way::{Seen, Sight, Sights};
 

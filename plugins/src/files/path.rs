@@ -182,6 +182,8 @@ fn reopen(d: &Description, state: &PathState, path: &Path) -> Result<OwnedFd, Fa
         | libc::O_NOFOLLOW
         | libc::O_APPEND
         | libc::O_NONBLOCK
+        | libc::O_DSYNC
+        | libc::O_SYNC
         | libc::O_NOATIME
         | libc::O_DIRECT;
     let fd = fd::open(path, (d.flags & KEPT) | libc::O_NOCTTY, 0).at("open")?;

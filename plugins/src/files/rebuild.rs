@@ -5,11 +5,15 @@ use super::{make_parents, owner, FileObject, Origin, Print};
 use crate::content::{Content, PageSource};
 use crate::fault::{refuse, At, Fault};
 use crate::keep::{HoldId, Lent, Store};
+use crate::model::{Description, Descriptors, Kind};
 use crate::rebuild::Builder;
 use crate::sys::fd;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+
+/// Linux 6.3. On an executable file it is one against writing too.
+const F_SEAL_EXEC: i32 = 0x20;
 
 /// An inode in its captured state.
 #[derive(Debug)]
@@ -20,17 +24,30 @@ pub(crate) struct BuiltFile {
     held: Option<HoldId>,
     /// For one with a name: which file it is.
     seen: Option<Seen>,
+    /// The descriptor is that of the description which made it (O_TMPFILE).
+    is_maker: bool,
     path: PathBuf,
     mode: u32,
 }
 
-/// Brings one inode to its captured state; `sight` is what was at its path before the restart began.
-pub(crate) fn prepare(object: &FileObject, sight: Sight, pages: &dyn PageSource) -> Result<BuiltFile, Fault> {
+/// Flags of the description that made file `at` without a name (O_TMPFILE): it has them as long as it lives.
+pub(crate) fn maker(d: &Descriptors, at: usize) -> Option<i32> {
+    if !matches!(d.files.get(at)?.origin, Origin::Deleted { tmpfile: true }) {
+        return None;
+    }
+    let is_it = |desc: &&Description| {
+        matches!(desc.kind, Kind::File(file) if file == at) && desc.flags & libc::O_TMPFILE == libc::O_TMPFILE
+    };
+    d.descriptions.iter().find(is_it).map(|desc| desc.flags)
+}
+
+/// Brings one inode to its captured state; `sight` is what was at its path before the restart began, `maker` as of [`maker`].
+pub(crate) fn prepare(object: &FileObject, maker: Option<i32>, sight: Sight, pages: &dyn PageSource) -> Result<BuiltFile, Fault> {
     let path = object.path.as_path();
     let anchor = match (&object.origin, &object.content) {
         (Origin::Named, Some(content)) => return restore_named(object, content, sight, pages),
         (Origin::Named, None) => return cut_back(object, sight),
-        (Origin::Deleted { tmpfile }, _) => Some(make_deleted(object, *tmpfile, sight)?),
+        (Origin::Deleted { tmpfile }, _) => Some(make_deleted(object, (*tmpfile, maker), sight)?),
         (Origin::Memfd { seals, huge }, _) => Some(make_memfd(path, *seals, *huge, object.mode)?),
         (Origin::Anonymous, _) => Some(make_memfd(Path::new(super::ANONYMOUS), libc::F_SEAL_SEAL, 0, 0o600)?),
     };
@@ -53,7 +70,7 @@ pub(crate) fn prepare(object: &FileObject, sight: Sight, pages: &dyn PageSource)
         }
         if let Origin::Memfd { seals, .. } = object.origin {
             // Sealing against writing must wait until the processes have mapped it: see `Rebuilder::finish`.
-            let now = seals & !(libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL);
+            let now = seals & !(libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE | F_SEAL_EXEC | libc::F_SEAL_SEAL);
             if now != 0 {
                 fd::fcntl(a.as_raw_fd(), libc::F_ADD_SEALS, now).at("add seals")?;
             }
@@ -63,6 +80,7 @@ pub(crate) fn prepare(object: &FileObject, sight: Sight, pages: &dyn PageSource)
         anchor,
         held: None,
         seen: None,
+        is_maker: maker.is_some(),
         path: path.to_owned(),
         mode: object.mode,
     })
@@ -75,6 +93,7 @@ impl BuiltFile {
             anchor: None,
             held: None,
             seen,
+            is_maker: false,
             path: object.path.as_path().to_owned(),
             mode: object.mode,
         }
@@ -83,7 +102,9 @@ impl BuiltFile {
     /// A new description on it.
     pub(crate) fn open(&self, flags: i32, made: &Store) -> Result<OwnedFd, Fault> {
         match self.anchor(made)? {
-            Some(a) => self.open_at(&fd::self_path(a.raw()), flags),
+            Some(a) if self.is_maker && flags & libc::O_TMPFILE == libc::O_TMPFILE => fd::dup_from(a.raw(), 0).at("duplicate"),
+            // What has no name is opened by a link of the kernel's.
+            Some(a) => self.open_at(&fd::self_path(a.raw()), flags & !libc::O_NOFOLLOW),
             None => self.open_seen(flags),
         }
     }
@@ -94,7 +115,13 @@ impl BuiltFile {
             return refuse("there is no file of that name");
         };
         let found = seen.find(&self.path)?;
-        self.open_at(&fd::self_path(found.as_raw_fd()), flags)
+        if flags & libc::O_NOFOLLOW == 0 {
+            return self.open_at(&fd::self_path(found.as_raw_fd()), flags);
+        }
+        // Only a name can be opened so, and something else may have it by now, which must not keep us waiting.
+        let opened = self.open_at(&self.path, flags | libc::O_NONBLOCK)?;
+        seen.must_be(&opened)?;
+        Ok(opened)
     }
 
     fn open_at(&self, path: &Path, flags: i32) -> Result<OwnedFd, Fault> {
@@ -106,6 +133,7 @@ impl BuiltFile {
             | libc::O_SYNC
             | libc::O_DIRECT
             | libc::O_NOATIME
+            | libc::O_NOFOLLOW
             | libc::O_LARGEFILE;
         let flags = (flags & KEPT) | libc::O_NOCTTY;
         match fd::open(path, flags, 0) {
@@ -236,6 +264,7 @@ fn make_new(
         anchor: (!named).then_some(file),
         held: None,
         seen: named.then_some(seen),
+        is_maker: false,
         path: path.to_owned(),
         mode: mode.unwrap_or(owner::private(object.mode)),
     })
@@ -333,10 +362,10 @@ fn cut_back(object: &FileObject, sight: Sight) -> Result<BuiltFile, Fault> {
 }
 
 /// A file without name in the directory where it was. One that is only read may have been the system's, in a directory that is not the job's to write: then it is a memfd.
-fn make_deleted(object: &FileObject, tmpfile: bool, sight: Sight) -> Result<OwnedFd, Fault> {
-    match make_nameless(object, tmpfile, sight) {
+fn make_deleted(object: &FileObject, made: (bool, Option<i32>), sight: Sight) -> Result<OwnedFd, Fault> {
+    match make_nameless(object, made, sight) {
         Err(Fault::Call { source, .. })
-            if !tmpfile && !object.written && matches!(source.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS)) =>
+            if !made.0 && !object.written && matches!(source.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS)) =>
         {
             let name = object.path.as_path().file_name().unwrap_or_default();
             make_memfd(Path::new(name), libc::F_SEAL_SEAL, 0, object.mode)
@@ -345,13 +374,20 @@ fn make_deleted(object: &FileObject, tmpfile: bool, sight: Sight) -> Result<Owne
     }
 }
 
-fn make_nameless(object: &FileObject, tmpfile: bool, sight: Sight) -> Result<OwnedFd, Fault> {
+fn make_nameless(object: &FileObject, (tmpfile, maker): (bool, Option<i32>), sight: Sight) -> Result<OwnedFd, Fault> {
     make_parents(&object.parents)?;
     let path = object.path.as_path();
     let above = sight.above(path)?;
     let file = if tmpfile {
+        // Those that can be set later would be in the way of filling it.
+        const KEPT: i32 = libc::O_ACCMODE | libc::O_DSYNC | libc::O_SYNC | libc::O_LARGEFILE;
         let dir = fd::self_path(above.as_raw_fd());
-        fd::open(&dir, libc::O_RDWR | libc::O_TMPFILE, 0o600).at(format!("make a file without name beside {path:?}"))?
+        fd::open(
+            &dir,
+            maker.map_or(libc::O_RDWR, |flags| flags & KEPT) | libc::O_TMPFILE,
+            0o600,
+        )
+        .at(format!("make a file without name beside {path:?}"))?
     } else {
         let (file, name) = match fd::create_at(&above, path) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => file_beside(&above, path)?,
@@ -455,7 +491,7 @@ mod tests {
         let object = written(&path);
         let mode = |mode| std::fs::set_permissions(&shared, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
         let restarted = || -> Result<(), Fault> {
-            let built = prepare(&object, check_named(&object)?, &crate::testing::Kept::default())?;
+            let built = prepare(&object, None, check_named(&object)?, &crate::testing::Kept::default())?;
             let file = built.open_seen(libc::O_WRONLY | libc::O_APPEND)?;
             fd::write_at(file.as_raw_fd(), b", more", 0).at("write")
         };
@@ -511,7 +547,7 @@ mod tests {
         std::fs::rename(&path, dir.join("away")).unwrap();
         for plant in [std::os::unix::fs::symlink::<&Path, &Path>, std::fs::hard_link] {
             plant(&other, &path).unwrap();
-            let why = prepare(&object, sight, &crate::testing::Kept::default()).map(drop);
+            let why = prepare(&object, None, sight, &crate::testing::Kept::default()).map(drop);
             let why = why.unwrap_err().to_string();
             assert!(why.contains("another file has taken its place"), "{why}");
             assert_eq!(std::fs::read_to_string(&other).unwrap(), "the user's other file");

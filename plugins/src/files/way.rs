@@ -50,8 +50,14 @@ impl Seen {
     /// Finds it at `path` again, to open it.
     pub(crate) fn find(self, path: &Path) -> Result<OwnedFd, Fault> {
         let found = fd::open(path, libc::O_PATH, 0).at("look for it")?;
-        if self.is(Self::of(&found).at("stat")?) {
-            return Ok(found);
+        self.must_be(&found)?;
+        Ok(found)
+    }
+
+    /// Refuses what `file` is open on where that is another one.
+    pub(super) fn must_be(self, file: &OwnedFd) -> Result<(), Fault> {
+        if self.is(Self::of(file).at("stat")?) {
+            return Ok(());
         }
         refuse("another file has taken its place while the job was being restarted; look at it, move it away and restart again")
     }
