@@ -10,7 +10,7 @@
 #ifndef SO_GET_FILTER
 #define SO_GET_FILTER SO_ATTACH_FILTER
 #endif
-enum { SOCKETS = 40, LONGEST = 64, NUMBERS = 96 };
+enum { SOCKETS = 40, LONGEST = 64, NUMBERS = 128 };
 enum { LEVEL_TCP = 6, LEVEL_UDP = 17, LEVEL_V6 = 41, LEVEL_UDPLITE = 136, LEVEL_NETLINK = 270 };
 static const int levels[] = {SOL_SOCKET, IPPROTO_IP, LEVEL_TCP, LEVEL_UDP, LEVEL_V6, LEVEL_UDPLITE, LEVEL_NETLINK};
 enum { LEVELS = sizeof levels / sizeof *levels };
@@ -94,7 +94,7 @@ static void num(int at, int level, int o, int v) { set(at, level, o, &v, sizeof 
 // Gives everything that can be set a value of its own. What needs privilege is set where there is some.
 static void set_all(int at) {
     static const struct { int level, option, value; } plain[] = {
-        {SOL_SOCKET, SO_REUSEADDR, 1}, {SOL_SOCKET, SO_DONTROUTE, 1}, {SOL_SOCKET, SO_BROADCAST, 1}, {SOL_SOCKET, SO_SNDBUF, 70000}, {SOL_SOCKET, SO_RCVBUF, 60000},
+        {SOL_SOCKET, SO_REUSEADDR, 1}, {SOL_SOCKET, SO_REUSEPORT, 1}, {SOL_SOCKET, SO_DONTROUTE, 1}, {SOL_SOCKET, SO_BROADCAST, 1}, {SOL_SOCKET, SO_SNDBUF, 70000}, {SOL_SOCKET, SO_RCVBUF, 60000},
         {SOL_SOCKET, SO_KEEPALIVE, 1}, {SOL_SOCKET, SO_OOBINLINE, 1}, {SOL_SOCKET, SO_NO_CHECK, 1}, {SOL_SOCKET, SO_DEBUG, 1}, {SOL_SOCKET, SO_PASSCRED, 1}, {SOL_SOCKET, SO_RCVLOWAT, 7},
         {SOL_SOCKET, 34 /* SO_PASSSEC */, 1}, {SOL_SOCKET, SO_MARK, 77}, {SOL_SOCKET, 40 /* SO_RXQ_OVFL */, 1}, {SOL_SOCKET, 41 /* SO_WIFI_STATUS */, 1}, {SOL_SOCKET, 43 /* SO_NOFCS */, 1},
         {SOL_SOCKET, 45 /* SO_SELECT_ERR_QUEUE */, 1}, {SOL_SOCKET, 46 /* SO_BUSY_POLL */, 33}, {SOL_SOCKET, 60 /* SO_ZEROCOPY */, 1}, {SOL_SOCKET, 69 /* SO_PREFER_BUSY_POLL */, 1},
@@ -112,12 +112,12 @@ static void set_all(int at) {
         {LEVEL_V6, 56 /* IPV6_RECVRTHDR */, 1}, {LEVEL_V6, 58 /* IPV6_RECVDSTOPTS */, 1}, {LEVEL_V6, 60 /* IPV6_RECVPATHMTU */, 1}, {LEVEL_V6, 62 /* IPV6_DONTFRAG */, 1}, {LEVEL_V6, 66 /* IPV6_RECVTCLASS */, 1},
         {LEVEL_V6, 67 /* IPV6_TCLASS */, 0x20}, {LEVEL_V6, 70 /* IPV6_AUTOFLOWLABEL */, 0}, {LEVEL_V6, 72 /* IPV6_ADDR_PREFERENCES */, 2}, {LEVEL_V6, 73 /* IPV6_MINHOPCOUNT */, 4},
         {LEVEL_V6, 74 /* IPV6_RECVORIGDSTADDR */, 1}, {LEVEL_V6, 75 /* IPV6_TRANSPARENT */, 1}, {LEVEL_V6, 77 /* IPV6_RECVFRAGSIZE */, 1}, {LEVEL_V6, 78 /* IPV6_FREEBIND */, 1},
-        {LEVEL_TCP, 1 /* TCP_NODELAY */, 1}, {LEVEL_TCP, 2 /* TCP_MAXSEG */, 1000}, {LEVEL_TCP, 4 /* TCP_KEEPIDLE */, 71}, {LEVEL_TCP, 5 /* TCP_KEEPINTVL */, 13}, {LEVEL_TCP, 6 /* TCP_KEEPCNT */, 5},
+        {LEVEL_TCP, 1 /* TCP_NODELAY */, 1}, {LEVEL_TCP, 3 /* TCP_CORK */, 1}, {LEVEL_TCP, 2 /* TCP_MAXSEG */, 1000}, {LEVEL_TCP, 4 /* TCP_KEEPIDLE */, 71}, {LEVEL_TCP, 5 /* TCP_KEEPINTVL */, 13}, {LEVEL_TCP, 6 /* TCP_KEEPCNT */, 5},
         {LEVEL_TCP, 7 /* TCP_SYNCNT */, 3}, {LEVEL_TCP, 8 /* TCP_LINGER2 */, 9}, {LEVEL_TCP, 9 /* TCP_DEFER_ACCEPT */, 3}, {LEVEL_TCP, 10 /* TCP_WINDOW_CLAMP */, 50000}, {LEVEL_TCP, 16 /* TCP_THIN_LINEAR_TIMEOUTS */, 1},
         {LEVEL_TCP, 18 /* TCP_USER_TIMEOUT */, 12345}, {LEVEL_TCP, 23 /* TCP_FASTOPEN */, 5}, {LEVEL_TCP, 25 /* TCP_NOTSENT_LOWAT */, 4000}, {LEVEL_TCP, 27 /* TCP_SAVE_SYN */, 1},
         {LEVEL_TCP, 30 /* TCP_FASTOPEN_CONNECT */, 1}, {LEVEL_TCP, 34 /* TCP_FASTOPEN_NO_COOKIE */, 1}, {LEVEL_TCP, 36 /* TCP_INQ */, 1}, {LEVEL_TCP, 37 /* TCP_TX_DELAY */, 500},
         {LEVEL_TCP, 44 /* TCP_RTO_MAX_MS */, 50000}, {LEVEL_TCP, 45 /* TCP_RTO_MIN_US */, 100000}, {LEVEL_TCP, 46 /* TCP_DELACK_MAX_US */, 30000},
-        {LEVEL_UDP, 1 /* UDP_CORK */, 1}, {LEVEL_UDP, 101 - 0 /* UDP_NO_CHECK6_TX */, 1}, {LEVEL_UDP, 102 /* UDP_NO_CHECK6_RX */, 1}, {LEVEL_UDP, 103 /* UDP_SEGMENT */, 700}, {LEVEL_UDP, 104 /* UDP_GRO */, 1},
+        {LEVEL_UDP, 1 /* UDP_CORK */, 1}, {LEVEL_UDP, 100 /* UDP_ENCAP */, 2 /* UDP_ENCAP_ESPINUDP */}, {LEVEL_UDP, 101 /* UDP_NO_CHECK6_TX */, 1}, {LEVEL_UDP, 102 /* UDP_NO_CHECK6_RX */, 1}, {LEVEL_UDP, 103 /* UDP_SEGMENT */, 700}, {LEVEL_UDP, 104 /* UDP_GRO */, 1},
         {LEVEL_UDPLITE, 1 /* UDP_CORK */, 1}, {LEVEL_UDPLITE, 10 /* UDPLITE_SEND_CSCOV */, 20}, {LEVEL_UDPLITE, 11 /* UDPLITE_RECV_CSCOV */, 24},
         {LEVEL_NETLINK, 3 /* NETLINK_PKTINFO */, 1}, {LEVEL_NETLINK, 4 /* NETLINK_BROADCAST_ERROR */, 1}, {LEVEL_NETLINK, 5 /* NETLINK_NO_ENOBUFS */, 1}, {LEVEL_NETLINK, 8 /* NETLINK_LISTEN_ALL_NSID */, 1},
         {LEVEL_NETLINK, 10 /* NETLINK_CAP_ACK */, 1}, {LEVEL_NETLINK, 11 /* NETLINK_EXT_ACK */, 1}, {LEVEL_NETLINK, 12 /* NETLINK_GET_STRICT_CHK */, 1},
@@ -155,6 +155,7 @@ static void set_all(int at) {
         set(at, LEVEL_V6, 76 /* IPV6_UNICAST_IF */, &on, sizeof on);
         set(at, LEVEL_V6, 59 /* IPV6_DSTOPTS */, "\0\0\x01\x04\0\0\0", 8);
     }
+    set(at, LEVEL_TCP, 33 /* TCP_FASTOPEN_KEY */, "a key of sixteen", 16);
     if (all[at].connected != 2) set(at, LEVEL_TCP, 13 /* TCP_CONGESTION */, "reno", 5);
     // Lets everything pass.
     struct sock_filter pass[] = {BPF_STMT(BPF_LD | BPF_W | BPF_LEN, 0), BPF_STMT(BPF_RET | BPF_K, 0x7fffffff)};

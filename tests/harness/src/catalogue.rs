@@ -193,7 +193,7 @@ fn wrong(fate: &str, tests: &HashMap<String, bool>, limits: &str) -> Option<Stri
         named(list, true)
     } else if let Some(phrase) = fate.strip_prefix("limits: ") {
         (!limits.contains(&plain(phrase))).then(|| format!("docs/limits.md does not say: {phrase}"))
-    } else if fate.starts_with("nothing to keep: ") || fate == "open" {
+    } else if fate.starts_with("nothing to keep: ") {
         None
     } else {
         Some(format!("no fate: {fate}"))
@@ -299,13 +299,7 @@ mod tests {
     fn a_fate_is_what_it_says() {
         let tests = HashMap::from([("kept".to_owned(), false), ("refused".to_owned(), true)]);
         let is = |fate: &str| wrong(fate, &tests, "one two three").is_none();
-        assert!(
-            is("restored by kept")
-                && is("refused by refused")
-                && is("limits: two  three")
-                && is("nothing to keep: why")
-                && is("open")
-        );
+        assert!(is("restored by kept") && is("refused by refused") && is("limits: two  three") && is("nothing to keep: why"));
         assert!(
             !is("restored by refused")
                 && !is("refused by kept")

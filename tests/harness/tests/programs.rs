@@ -150,6 +150,7 @@ fn cases() -> Vec<Case> {
         prog("fd_udp"),
         prog("fd_options set"),
         prog("fd_options fresh"),
+        prog("fd_settings"),
         prog("fd_pty"),
         prog("fd_terminals"),
         prog("fd_epoll"),
