@@ -309,6 +309,7 @@ fn take(
         }),
     });
     let descriptors = contents.finish(descriptors)?;
+    drafts.iter_mut().for_each(|d| d.restore(&descriptors.private));
 
     clock.enter(Phase::Snapshot);
     // From here on, one process of those that share their memory stands for it.

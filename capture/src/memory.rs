@@ -85,7 +85,7 @@ pub(crate) fn sysv(map: &Map) -> bool {
     map.shared && starts(map, "/SYSV")
 }
 
-fn object(map: &Map) -> ObjectId {
+pub(crate) fn object(map: &Map) -> ObjectId {
     ObjectId {
         dev: map.dev,
         ino: map.ino,
@@ -109,9 +109,20 @@ pub(crate) fn pages(map: &Map) -> Pages {
         "[vdso]" | "[vvar]" | "[vvar_vclock]" | "[vsyscall]" => Pages::None,
         _ if map.shared => Pages::None,
         _ if is_page_file(map) => Pages::All,
+        _ if map.restored => Pages::Own,
         _ if map.ino != 0 && !file_is_there(map) && !starts(map, "/anon_hugepage") => Pages::All,
         _ => Pages::Own,
     }
+}
+
+/// Whether `map` is a private mapping of a file to which no path leads: a memfd, a deleted file.
+pub(crate) fn is_nameless(map: &Map) -> bool {
+    !map.shared && bare(map) != map.name && pages(map) == Pages::All && !is_page_file(map) && huge(map).is_none()
+}
+
+/// The files of such mappings.
+pub(crate) fn nameless(maps: &[Map]) -> Vec<ObjectId> {
+    maps.iter().filter(|m| is_nameless(m)).map(object).collect()
 }
 
 /// Whether a page of `map` that holds only zeros must be stored: without it the file behind the mapping would show.
@@ -140,6 +151,10 @@ pub(crate) fn vma(map: &Map, flags: &[String], identities: &mut Identities) -> R
         },
         _ if huge(map).is_some() => VmaKind::HugeTlb {
             page_bytes: huge(map).unwrap_or_default(),
+        },
+        _ if map.restored => VmaKind::PrivateObject {
+            object: object(map),
+            offset: map.offset,
         },
         _ if map.ino == 0 || is_page_file(map) => VmaKind::Anonymous {
             name: name

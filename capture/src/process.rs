@@ -11,7 +11,7 @@ use crate::suspend::{Process, Suspended, Zombie};
 use crate::threads::{self, Seen};
 use crate::{CaptureError, Options};
 use belay_abi::inject::ProcessTable;
-use belay_image::model;
+use belay_image::model::{self, ObjectId};
 use belay_image::name::Name;
 use belay_kernel::pagemap::Pagemap;
 use belay_kernel::proc::{self, Map, Stat, Status};
@@ -96,6 +96,12 @@ impl Draft {
         Ok(())
     }
 
+    /// Notes which mappings of files without a name are restored as such: those of `files`.
+    pub(crate) fn restore(&mut self, files: &BTreeSet<ObjectId>) {
+        let nameless = self.maps.iter_mut().filter(|m| memory::is_nameless(m));
+        nameless.for_each(|m| m.restored = files.contains(&memory::object(m)));
+    }
+
     /// Whether it has rings of native asynchronous I/O.
     pub(crate) fn has_rings(&self) -> bool {
         self.maps.iter().any(memory::is_ring)
@@ -127,6 +133,7 @@ impl Draft {
             } else {
                 Vec::new()
             },
+            private: if own { memory::nameless(&self.maps) } else { Vec::new() },
         })
     }
 

@@ -430,6 +430,13 @@ pub enum VmaKind {
         /// Identity of the file, checked at restart. `None`: the file was deleted, and all pages are in the page files.
         identity: Option<FileIdentity>,
     },
+    /// Private mapping of a file without a name that the plugins capture and rebuild (memfd, deleted file); pages that differ from it are in the page files.
+    PrivateObject {
+        /// The object.
+        object: ObjectId,
+        /// Offset in it, bytes.
+        offset: u64,
+    },
     /// Shared mapping of an object that the plugins capture and rebuild (shared anonymous, memfd, POSIX shm, file).
     Shared {
         /// The object.

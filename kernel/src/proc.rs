@@ -238,6 +238,8 @@ pub struct Map {
     pub name: OsString,
     /// `VmFlags`, when read from `smaps`.
     pub flags: Vec<String>,
+    /// What only a checkpoint knows: its file, to which no path leads, is restored as such.
+    pub restored: bool,
 }
 
 impl Map {
@@ -296,6 +298,7 @@ fn parse_map(line: &[u8]) -> Option<Map> {
         ino,
         name: unescape(rest.trim_ascii_start()),
         flags: Vec::new(),
+        restored: false,
     })
 }
 

@@ -250,6 +250,7 @@ fn process_text(p: &Process) -> String {
             VmaKind::Stack => "[stack]".into(),
             VmaKind::Heap => "[heap]".into(),
             VmaKind::FilePrivate { path, offset, .. } => format!("{path} +{offset:#x}"),
+            VmaKind::PrivateObject { object, offset } => format!("private {:x}:{} +{offset:#x}", object.dev, object.ino),
             VmaKind::Shared { object, offset, .. } => format!("shared {:x}:{} +{offset:#x}", object.dev, object.ino),
             VmaKind::SysvShm { shmid, .. } => format!("System V segment {shmid}"),
             VmaKind::Vdso(name) => format!("[{name}]"),

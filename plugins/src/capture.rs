@@ -279,7 +279,9 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
         out.tables = session.tables;
         out.names = names;
         out.notes = session.notes;
-        let mapped = session.files.objects.iter().filter(|f| !f.windows.is_empty()).count();
+        out.private = session.files.private(env.processes);
+        let is_mapped = |f: &&files::Sought| !f.windows.is_empty() || f.object.ids.iter().any(|id| out.private.contains(id));
+        let mapped = session.files.objects.iter().filter(is_mapped).count();
         match crate::rebuild::shortage(&out, mapped, RaisedLimit::highest()) {
             Some(refusal) => Err(vec![refusal]),
             None => Ok(out),

@@ -98,6 +98,8 @@ pub struct ProcessView {
     pub stack: u64,
     /// Its shared mappings.
     pub shared: Vec<SharedMapping>,
+    /// Files of its private mappings to which no path leads.
+    pub private: Vec<ObjectId>,
 }
 
 /// What capture may use.

@@ -5,6 +5,7 @@
 //! own data is defined beside the code that captures and rebuilds it.
 
 use crate::{epoll, eventfd, files, inotify, locks, mqueue, pidfd, pipes, shm, signalfd, sockets, terminals, timerfd};
+use belay_image::model::ObjectId;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
@@ -38,6 +39,9 @@ pub struct Descriptors {
     /// What this node has been called.
     #[serde(default)]
     pub(crate) names: crate::sockets::names::Names,
+    /// Of the files of private mappings to which no path leads, those that are restored as such. Only the capture that has made this knows them.
+    #[serde(skip)]
+    pub private: BTreeSet<ObjectId>,
     /// What will not be exactly as it was after a restart, one line each, for people.
     pub notes: Vec<String>,
 }

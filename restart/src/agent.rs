@@ -241,12 +241,15 @@ fn may_lead(way: Way) -> bool {
     way != Way::Initial
 }
 
-/// Opens every object that is mapped shared, once for all processes.
+/// Opens every object that is mapped, once for all processes.
 fn open_shared_objects(rebuilder: &Rebuilder, job: &Job) {
     for v in job.processes.iter().flat_map(|p| &p.vmas) {
-        if let VmaKind::Shared { object, may_write, .. } = &v.kind {
-            rebuilder.shared_fd(*object, *may_write); // one that is missing is reported by the process that maps it
-        }
+        // One that is missing is reported by the process that maps it.
+        let _ = match &v.kind {
+            VmaKind::Shared { object, may_write, .. } => rebuilder.shared_fd(*object, *may_write),
+            VmaKind::PrivateObject { object, .. } => rebuilder.shared_fd(*object, false),
+            _ => None,
+        };
     }
     for note in rebuilder.notes() {
         tracing::info!("{note}");

@@ -89,6 +89,7 @@ fn describe(v: &belay_image::model::Vma) -> String {
         VmaKind::Stack => "the stack".to_owned(),
         VmaKind::Heap => "the heap".to_owned(),
         VmaKind::FilePrivate { path, .. } => path.to_string(),
+        VmaKind::PrivateObject { object, .. } => format!("file without a name {:x}:{}", object.dev, object.ino),
         VmaKind::Shared { object, .. } => format!("shared object {:x}:{}", object.dev, object.ino),
         VmaKind::SysvShm { shmid, .. } => format!("System V segment {shmid}"),
         VmaKind::Vdso(name) => format!("[{name}]"),

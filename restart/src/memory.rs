@@ -126,7 +126,12 @@ fn is_droppable(vma: &Vma) -> bool {
 fn holds_pages(kind: &VmaKind) -> bool {
     matches!(
         kind,
-        VmaKind::Anonymous { .. } | VmaKind::HugeTlb { .. } | VmaKind::Stack | VmaKind::Heap | VmaKind::FilePrivate { .. }
+        VmaKind::Anonymous { .. }
+            | VmaKind::HugeTlb { .. }
+            | VmaKind::Stack
+            | VmaKind::Heap
+            | VmaKind::FilePrivate { .. }
+            | VmaKind::PrivateObject { .. }
     )
 }
 
@@ -369,9 +374,12 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
             offset,
             may_write,
         } => {
-            let fd = (input.shared_fd)(*object, *may_write)
-                .ok_or_else(|| MemoryError::Mapping(start, format!("its shared object {object:?} was not rebuilt")))?;
+            let fd = rebuilt(input, start, *object, *may_write)?;
             p.before.push(fixed(flags | MAP_SHARED, fd, *offset));
+        }
+        VmaKind::PrivateObject { object, offset } => {
+            let fd = rebuilt(input, start, *object, false)?;
+            p.before.push(fixed(flags | MAP_PRIVATE, fd, *offset));
         }
         VmaKind::SysvShm { .. } => {
             // Attached with what its parts need together; each part then gets its own protection.
@@ -393,6 +401,12 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
     let protect = first_prot != prot || inherited && prot != PROT_READ | PROT_WRITE;
     advise(i, vma, protect, arena, p);
     Ok(())
+}
+
+/// A descriptor of the object that is mapped at `start`.
+fn rebuilt(input: &Input<'_>, start: u64, object: ObjectId, may_write: bool) -> Result<i32, MemoryError> {
+    let fd = (input.shared_fd)(object, may_write);
+    fd.ok_or_else(|| MemoryError::Mapping(start, format!("its object {object:?} was not rebuilt")))
 }
 
 /// Seals mappings (`mseal`): nothing can be changed afterwards.

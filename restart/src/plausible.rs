@@ -172,7 +172,7 @@ fn mapping(v: &Vma, behind: u64) -> Result<(), &'static str> {
     let length = v.end - v.start;
     match &v.kind {
         VmaKind::SysvShm { offset, .. } if *offset > v.start => Err("begins before the segment it is a part of"),
-        VmaKind::FilePrivate { offset, .. } | VmaKind::Shared { offset, .. }
+        VmaKind::FilePrivate { offset, .. } | VmaKind::PrivateObject { offset, .. } | VmaKind::Shared { offset, .. }
             if offset.checked_add(length).is_none_or(|end| i64::try_from(end).is_err()) =>
         {
             Err("reaches behind the end of any file")

@@ -236,6 +236,7 @@ fn open_files(cx: &Context<'_>, p: &Process) -> Outcome<Files> {
         .iter()
         .filter_map(|v| match &v.kind {
             VmaKind::Shared { object, may_write, .. } => cx.rebuilder.shared_fd(*object, *may_write),
+            VmaKind::PrivateObject { object, .. } => cx.rebuilder.shared_fd(*object, false),
             VmaKind::FilePrivate {
                 path,
                 identity: Some(identity),

@@ -9,8 +9,9 @@ use crate::model::{DescId, FsPath, Holder, Kind};
 use crate::renamed::Renamed;
 use crate::sys::fd;
 use crate::sys::view::{Source, View};
+use crate::ProcessView;
 use belay_image::model::ObjectId;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -62,12 +63,24 @@ pub(crate) struct Sought {
     pub(crate) mapped_writable: bool,
     /// A user, for messages.
     pub(crate) holder: Holder,
+    /// The checkpoint has all of its contents.
+    pub(crate) whole: bool,
 }
 
 impl FileSet {
     /// The object with this identity.
     pub(crate) fn find(&self, id: ObjectId) -> Option<usize> {
         self.by_id.get(&id).copied()
+    }
+
+    /// Those without a name that `processes` map privately, and whose contents the checkpoint has.
+    pub(crate) fn private(&self, processes: &[ProcessView]) -> BTreeSet<ObjectId> {
+        let mapped = processes.iter().flat_map(|p| &p.private);
+        let is_whole = |id: &&ObjectId| {
+            let found = self.find(**id).map(|at| &self.objects[at]);
+            found.is_some_and(|f| f.whole && f.object.origin != Origin::Named)
+        };
+        mapped.filter(is_whole).copied().collect()
     }
 
     /// Adds an object.
@@ -115,6 +128,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Kin
                 windows: Vec::new(),
                 mapped_writable: false,
                 holder,
+                whole: false,
             })
         }
     };
@@ -217,9 +231,13 @@ fn read(s: &mut Session<'_>, at: usize) -> Result<FileObject, Fault> {
         }
         Origin::Deleted { .. } | Origin::Memfd { .. } | Origin::Anonymous => true,
     };
+    let mut whole = false;
     if keep {
         let content = match file.and_then(|file| source(s, sought, &file, object.bytes)) {
-            Ok(source) => Content::of_file(&*source, object.bytes, &mut s.contents)?,
+            Ok(source) => {
+                whole = true;
+                Content::of_file(&*source, object.bytes, &mut s.contents)?
+            }
             Err(_) if !sought.windows.is_empty() => {
                 // Where the object ends is known for these only, and a page of another one that nobody has may lie behind its end.
                 let inside = s
@@ -240,6 +258,7 @@ fn read(s: &mut Session<'_>, at: usize) -> Result<FileObject, Fault> {
             object.print = Some(Print::of(&*source, object.bytes).at("read the beginning and the end")?);
         }
     }
+    s.files.objects[at].whole = whole;
     Ok(object)
 }
 
@@ -362,6 +381,7 @@ impl Sought {
             windows: Vec::new(),
             mapped_writable: false,
             holder,
+            whole: false,
         }
     }
 }

@@ -287,6 +287,7 @@ fn view(pid: i32) -> ProcessView {
         exe: belay_kernel::proc::link(pid, "exe"),
         stack: 0,
         shared,
+        private: Vec::new(),
     }
 }
 
