@@ -20,6 +20,7 @@ pub mod headroom;
 mod inject;
 mod injected;
 mod inside;
+mod kin;
 mod landlock;
 mod listing;
 mod looks;
@@ -412,7 +413,8 @@ impl Snapshot {
         }
         session.write_held()?;
         let mut armed = Vec::new();
-        let children = std::mem::take(&mut self.children);
+        let mut children = std::mem::take(&mut self.children);
+        kin::find(&mut children, &self.job.processes);
         session.expect(children.iter().map(snapshot::Child::pages).sum());
         std::thread::scope(|scope| {
             let looks = looks::Looks::begin(scope, self.writers, children.len() > 1);

@@ -5,6 +5,7 @@ use crate::copy::{covers, end, inherited, is_copy_of, is_whole, kill, may_write}
 use crate::guards::{self, may_have_guards};
 use crate::headroom::Plan;
 use crate::inject::{self, Area, Made};
+use crate::kin::Kin;
 use crate::looks::{self, Looks, Request};
 use crate::memory::{self, Identities, Pages};
 use crate::mlock::Locks;
@@ -58,6 +59,8 @@ pub(crate) struct Child {
     clean: Clean,
     /// What will tell the next one.
     armed: Option<Armed>,
+    /// What is stored with the pages of its maker.
+    kin: Kin,
     /// Memory is short, see `headroom`.
     frugal: bool,
     /// Why there is no snapshot child although one was wanted.
@@ -199,6 +202,7 @@ impl Child {
             locks: draft.locks.clone(),
             clean: Clean::default(),
             armed: None,
+            kin: Kin::default(),
             frugal: false,
             missing: None,
         };
@@ -333,9 +337,21 @@ impl Child {
     pub(crate) fn pages(&self) -> u64 {
         let early = self.early.iter().map(Extent::pages).sum::<u64>();
         match self.snapshot {
-            Some(_) => self.own_pages.saturating_sub(early + self.clean.pages()),
+            Some(_) => self.own_pages.saturating_sub(early + self.clean.pages() + self.kin.pages()),
             None => 0,
         }
+    }
+
+    /// Anonymous mappings whose pages its writers will deal with.
+    pub(crate) fn anonymous(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let inherited = |m: &&Map| self.not_inherited.binary_search(&m.start).is_err();
+        let anonymous = self.own().filter(|m| m.ino == 0).filter(inherited);
+        anonymous.map(|m| (m.start, m.end))
+    }
+
+    /// Its pages in `kin` are those of another one, which is written before.
+    pub(crate) fn shares(&mut self, kin: Kin) {
+        self.kin = kin;
     }
 
     /// Why its memory was written before the process goes on, where a copy of it was wanted.
@@ -447,6 +463,7 @@ impl Child {
             self.clean.look(*child, all, armed);
         }
         let found = self.without_clean(found, session, table);
+        let found = self.kin.without(found, session, table);
         if !may_write(*child) {
             self.read_for(*child, session, &found, table, progress)?;
             self.read_flags(*child)?;

@@ -28,6 +28,8 @@ const FILE: u64 = 1 << 61;
 const GUARD: u64 = 1 << 58;
 const UFFD_WP: u64 = 1 << 57;
 const SOFT_DIRTY: u64 = 1 << 55;
+/// Where a page lies in the memory of the machine. Only root is told; for others it is 0.
+const FRAME: u64 = (1 << 55) - 1;
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
@@ -282,6 +284,29 @@ impl Pagemap {
         Ok(found)
     }
 
+    /// Appends to `out` the ranges of `start..end` in which `other` has the very same pages of anonymous memory; where this process may not be told, there are none. Neither of the two may write there meanwhile.
+    pub fn common(&self, other: &Self, start: u64, end: u64, out: &mut Vec<(u64, u64)>) -> io::Result<()> {
+        let mut at = start;
+        while at < end {
+            let stop = end.min(at + ENTRIES * PAGE);
+            let frames = |of: &Self| {
+                let mut frames = Vec::with_capacity(ENTRIES as usize);
+                of.entries(at, stop, |_, entry| frames.push(frame(entry)))?;
+                Ok::<_, io::Error>(frames)
+            };
+            // The kernel may move a page between two looks: what was in one place before and after has been there.
+            let (before, others, after) = (frames(self)?, frames(other)?, frames(self)?);
+            let all = before.into_iter().zip(others).zip(after);
+            for (page, ((before, other), after)) in (at..).step_by(PAGE as usize).zip(all) {
+                if before.is_some() && before == other && before == after {
+                    push(out, page, page + PAGE);
+                }
+            }
+            at = stop;
+        }
+        Ok(())
+    }
+
     /// Calls `each` with every page of `start..end` and its entry.
     fn entries(&self, start: u64, end: u64, mut each: impl FnMut(u64, u64)) -> io::Result<()> {
         let mut buf = vec![0u8; ((end - start) / PAGE).min(ENTRIES) as usize * 8];
@@ -337,6 +362,11 @@ impl Sorted {
 /// Whether an entry is one of anonymous data.
 fn is_data(entry: u64) -> bool {
     entry & (PRESENT | SWAPPED) != 0 && entry & FILE == 0
+}
+
+/// Where the page of an entry of anonymous memory lies, as far as that is told.
+fn frame(entry: u64) -> Option<u64> {
+    (entry & PRESENT != 0 && entry & FILE == 0 && entry & FRAME != 0).then_some(entry & FRAME)
 }
 
 /// A scan of `start..end` for anonymous data, with room for the regions found.
@@ -491,6 +521,48 @@ mod tests {
         }
         // SAFETY: our mapping, not used any more.
         unsafe { libc::munmap(p, len) };
+    }
+
+    #[test]
+    fn what_a_forked_process_has_written_is_not_in_common() {
+        let (len, me) = (20 * PAGE as usize, std::process::id().cast_signed());
+        // SAFETY: a fresh anonymous mapping.
+        let p = unsafe { libc::mmap(std::ptr::null_mut(), len, 3, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
+        assert_ne!(p, libc::MAP_FAILED);
+        let base = p as u64;
+        // SAFETY: our own mapping; a huge page would be copied as a whole.
+        unsafe { libc::madvise(p, len, libc::MADV_NOHUGEPAGE) };
+        let write = |page: usize, value: u8| {
+            // SAFETY: within the mapping.
+            unsafe { p.cast::<u8>().add(page * PAGE as usize).write_volatile(value) };
+        };
+        (2..18).for_each(|page| write(page, 1));
+        let (mut ready, tell) = io::pipe().unwrap();
+        // SAFETY: the child writes to memory, says so and waits for its end.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            [4, 5, 9, 19].into_iter().for_each(|page| write(page, 2));
+            io::Write::write_all(&mut &tell, &[1]).ok();
+            loop {
+                // SAFETY: has no preconditions.
+                unsafe { libc::pause() };
+            }
+        }
+        io::Read::read_exact(&mut ready, &mut [0]).unwrap();
+        let (own, other) = (Pagemap::open(me).unwrap(), Pagemap::open(child).unwrap());
+        let mut told = false;
+        own.entries(base + 2 * PAGE, base + 3 * PAGE, |_, entry| told = frame(entry).is_some())
+            .unwrap();
+        let mut found = Vec::new();
+        own.common(&other, base, base + len as u64, &mut found).unwrap();
+        let expected = [(2, 4), (6, 9), (10, 18)].map(|(from, to)| (base + from * PAGE, base + to * PAGE));
+        assert_eq!(found, if told { expected.to_vec() } else { Vec::new() });
+        // SAFETY: our own child, which is waited for; and our own mapping, which nobody uses any more.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+            libc::munmap(p, len);
+        }
     }
 
     #[test]

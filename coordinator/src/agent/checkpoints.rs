@@ -184,6 +184,7 @@ impl Agent {
                     pages_written = stored.written,
                     pages_found = stored.found,
                     pages_clean = stored.clean,
+                    pages_common = stored.common,
                     pages_moved = stored.moved,
                     pages_looked_for = stored.looked,
                     pages_timed = stored.timed_pages,

@@ -47,6 +47,8 @@ pub struct Stats {
     pub found: u64,
     /// Pages known not to have changed, which were not looked at.
     pub clean: u64,
+    /// Pages that a process has in common with one that is stored already, which were not looked at.
+    pub common: u64,
     /// Pages moved out of chunks that were mostly dead.
     pub moved: u64,
     /// Time that the writers of snapshots spent writing, and the pages that they wrote.

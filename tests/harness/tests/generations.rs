@@ -212,6 +212,32 @@ fn clean_pages(program: &str, place: &Place, user: User, rng: &mut Rng) -> Resul
     job.verdict(false, PATIENCE)
 }
 
+/// What processes have in common with the one that has forked them is read once at a checkpoint where root takes it: others are not told what is common.
+fn read_once(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    // With six children, which write a hundredth each, and 2 MiB of code.
+    const MIB: u64 = 32;
+    let mut job = Job::new(place, "once", user)?;
+    launch(&mut job, place, &["--differential", "hash"], &["proc_kin", &MIB.to_string()])?;
+    for _ in 0..2 {
+        job.checkpoint()?;
+    }
+    let pages = (MIB + 2) << 8;
+    for line in committed(&job) {
+        let number = |name: &str| line[name].as_u64().unwrap_or_default();
+        let (looked, common) = (number("pages_looked_for"), number("pages_common"));
+        println!("    {looked} pages read, {common} in common with another process");
+        want(
+            user == User::Ordinary || (looked < pages * 3 / 2 && common > pages * 5),
+            || format!("{looked} of {pages} pages were read, {common} not again"),
+        )?;
+    }
+    job.kill_all()?;
+    job.clear_beat()?;
+    job.restart(&[])?;
+    job.progress(PATIENCE)?;
+    job.verdict(false, PATIENCE)
+}
+
 /// What the newest checkpoint has done.
 struct Newest {
     written: u64,
@@ -383,8 +409,11 @@ fn auto_interval(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> 
 }
 
 fn main() {
-    let mut target = Target::new("generations", &["gen_steps", "mem_diff", "mem_moved", "mem_twins"]);
-    let tests: [(&str, Test); 11] = [
+    let mut target = Target::new(
+        "generations",
+        &["gen_steps", "mem_diff", "mem_moved", "mem_twins", "proc_kin"],
+    );
+    let tests: [(&str, Test); 12] = [
         ("every_generation_hash", |p, u, r| {
             every_generation("hash", &["gen_steps", "12"], p, u, r)
         }),
@@ -400,6 +429,7 @@ fn main() {
         ("damaged_contents", damaged_contents),
         ("clean_pages_diff", |p, u, r| clean_pages("mem_diff", p, u, r)),
         ("clean_pages_moved", |p, u, r| clean_pages("mem_moved", p, u, r)),
+        ("read_once", read_once),
         ("hashing_pays", hashing_pays),
         ("auto_interval", auto_interval),
     ];
