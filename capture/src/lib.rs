@@ -293,7 +293,10 @@ fn take(
 
     clock.enter(Phase::Drain);
     let views = drafts.iter().zip(&job.processes).zip(&seen);
-    let views = views.map(|((draft, process), seen)| draft.view(threads::apart(process, seen), process.guest.is_none()));
+    let views = views.map(|((draft, process), seen)| {
+        let threads = (threads::apart(process, seen), threads::standing(seen));
+        draft.view(threads, process.guest.is_none())
+    });
     let views = views.collect::<Result<Vec<_>, _>>()?;
     let mut contents = contents::Contents::new(session, &drafts);
     let descriptors = belay_plugins::capture(belay_plugins::CaptureEnv {

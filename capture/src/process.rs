@@ -112,8 +112,8 @@ impl Draft {
         self.timers.iter().map(|t| t.id).collect()
     }
 
-    /// The process as the plugins see it; `apart` are threads of it that have another descriptor table, `own` says that its memory is not another's, which tells the mappings.
-    pub(crate) fn view(&self, apart: Vec<i32>, own: bool) -> Result<ProcessView, CaptureError> {
+    /// The process as the plugins see it; `apart` are threads of it that have another descriptor table, `standing` the working directories that are threads' own, `own` says that its memory is not another's, which tells the mappings.
+    pub(crate) fn view(&self, (apart, standing): (Vec<i32>, Vec<PathBuf>), own: bool) -> Result<ProcessView, CaptureError> {
         let pidfd = if self.task == self.pid {
             pidfd::open(self.pid)
         } else {
@@ -126,6 +126,7 @@ impl Draft {
             task: self.task,
             pidfd,
             apart,
+            standing,
             exe: self.exe.clone(),
             stack: self.stat.start_stack,
             shared: if own {

@@ -18,7 +18,7 @@ use belay_kernel::proc::{self, Status};
 use belay_kernel::ptrace::{self, Regs};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const SCHED_FLAG_RESET_ON_FORK: u64 = 1;
 const SCHED_FLAG_RECLAIM: u64 = 2;
@@ -166,6 +166,12 @@ pub(crate) fn pending_signals(threads: &[Seen]) -> u64 {
 pub(crate) fn apart(process: &Process, seen: &[Seen]) -> Vec<i32> {
     let apart = process.tasks.iter().zip(seen).filter(|(_, seen)| seen.apart);
     apart.map(|(task, _)| task.tid).collect()
+}
+
+/// The working directories that are a thread's own.
+pub(crate) fn standing(seen: &[Seen]) -> Vec<PathBuf> {
+    let own = seen.iter().filter_map(|s| s.directories.as_ref());
+    own.map(|(cwd, _)| cwd.as_path().to_owned()).collect()
 }
 
 /// What the registers and masks of a thread were when it was stopped.

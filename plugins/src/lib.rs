@@ -92,6 +92,8 @@ pub struct ProcessView {
     pub pidfd: OwnedFd,
     /// Threads that do not use its descriptor table (`unshare(CLONE_FILES)`).
     pub apart: Vec<i32>,
+    /// Working directories of threads that have their own (`unshare(CLONE_FS)`).
+    pub standing: Vec<PathBuf>,
     /// The program's file.
     pub exe: PathBuf,
     /// Where its stack begins.

@@ -33,7 +33,7 @@ pub struct Descriptors {
     /// Directories that the job's MPI keeps for its ranks, likewise.
     #[serde(default)]
     pub(crate) sessions: Vec<Vec<files::Directory>>,
-    /// All directories that are the working or root directory of a process, and whose they are.
+    /// All directories that are the working or root directory of a process or thread, and whose they are.
     #[serde(default)]
     pub(crate) entered: Vec<files::Directory>,
     /// What this node has been called.

@@ -63,9 +63,10 @@ pub(crate) fn working(processes: &[ProcessView]) -> Vec<Vec<Directory>> {
         .collect()
 }
 
-/// Directories that are the working or root directory of a process, as they are now.
+/// Directories that are the working or root directory of a process or thread, as they are now.
 pub(crate) fn entered(processes: &[ProcessView]) -> Vec<Directory> {
-    let all = linked(processes, &["cwd", "root"]);
+    let mut all = linked(processes, &["cwd", "root"]);
+    all.extend(processes.iter().flat_map(|p| p.standing.iter().cloned()));
     all.iter().filter_map(|path| directory(path)).filter(|d| !d.gone).collect()
 }
 

@@ -280,6 +280,7 @@ fn view(pid: i32) -> ProcessView {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let shared = maps.lines().filter_map(mapping).collect();
     ProcessView {
+        standing: Vec::new(),
         pid,
         task: pid,
         pidfd: belay_kernel::pidfd::open(pid).unwrap(),

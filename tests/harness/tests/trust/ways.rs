@@ -163,6 +163,10 @@ while True: time.sleep(1)"
 pub(crate) fn directories(place: &Place, user: User) -> Result<(), Failure> {
     for (label, enter) in [
         ("way-cwd", "os.chdir('shared/d')"),
+        (
+            "way-thread",
+            "import ctypes, threading\nready = threading.Event()\ndef stand():\n ctypes.CDLL(None).unshare(0x200)\n os.chdir('shared/d')\n ready.set()\n time.sleep(1000)\nthreading.Thread(target=stand, daemon=True).start()\nready.wait()",
+        ),
         ("way-open", "f = os.open('shared/d', os.O_RDONLY | os.O_DIRECTORY)"),
     ] {
         let program = format!("import os, time\n{enter}\nopen(os.environ['HOME'] + '/open', 'w')\nwhile True: time.sleep(1)");
