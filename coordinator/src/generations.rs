@@ -11,7 +11,7 @@ use belay_image::manifest::{FileEntry, Manifest, Taken, MANIFEST_FILE, MAX_NUMBE
 use belay_image::{sections, ImageError};
 use belay_storage::session::Session;
 use belay_storage::store::Store;
-use belay_wire::{Exit, GenerationStatus, Level, Phase, SnapshotStatus};
+use belay_wire::{Exit, GenerationStatus, HostShare, Level, Phase, SnapshotStatus};
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
@@ -43,7 +43,7 @@ impl Generation {
         Self::open(number, dir.join(name(number)))
     }
 
-    fn open(number: u64, path: PathBuf) -> Self {
+    pub(crate) fn open(number: u64, path: PathBuf) -> Self {
         let manifest = Manifest::read(&path).and_then(|m| {
             for f in &m.files {
                 let file = path.join(&f.name);
@@ -133,7 +133,31 @@ pub fn status(m: &Manifest) -> GenerationStatus {
         without_hashes: m.without_hashes.as_deref().map(Into::into),
         whole: true,
         damage: None,
+        hosts: Vec::new(),
         tiers: Vec::new(),
+    }
+}
+
+/// Adds to `status`, that of the root of generation `g`, what the parts of the job have of it.
+pub(crate) fn add_parts(status: &mut GenerationStatus, g: &Generation) {
+    let rows = crate::nodes::table::read(&g.path).unwrap_or_default();
+    let Some(m) = g.manifest.as_ref().ok().filter(|_| !rows.is_empty()) else {
+        return;
+    };
+    status.hosts.push(HostShare {
+        host: m.host.clone(),
+        ranks: Some(m.processes),
+    });
+    for row in rows {
+        status.hosts.push(HostShare {
+            host: if row.on.is_empty() { row.host() } else { &row.on }.to_owned(),
+            ranks: row.share.as_ref().map(|s| s.processes),
+        });
+        let share = row.share.unwrap_or_default();
+        status.ranks = status.ranks.saturating_add(share.processes);
+        status.threads = status.threads.saturating_add(share.threads);
+        status.bytes = status.bytes.saturating_add(share.bytes);
+        status.new_bytes = status.new_bytes.saturating_add(share.new_bytes);
     }
 }
 
@@ -326,6 +350,7 @@ impl Draft {
         let manifest = Manifest {
             generation: self.number,
             time_unix_s: sys::now_unix_s(),
+            host: sys::host(),
             arch: std::env::consts::ARCH.into(),
             blocked_ms: ms(facts.blocked),
             phases_ms: facts.phases.iter().map(|(p, d)| (p.name().into(), ms(*d))).collect(),

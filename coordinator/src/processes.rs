@@ -25,8 +25,8 @@ pub(crate) fn live(agent: i32, outside: &[i32]) -> Vec<i32> {
         .collect()
 }
 
-/// Describes the live descendants of `agent`.
-pub(crate) fn describe(agent: i32, outside: &[i32]) -> Vec<ProcessStatus> {
+/// Describes the live descendants of `agent`, which are those of `part`.
+pub(crate) fn describe(agent: i32, outside: &[i32], part: u64) -> Vec<ProcessStatus> {
     let host = crate::sys::host();
     live(agent, outside)
         .into_iter()
@@ -37,6 +37,7 @@ pub(crate) fn describe(agent: i32, outside: &[i32]) -> Vec<ProcessStatus> {
                 pid,
                 host_pid: None,
                 host: host.clone(),
+                part,
                 command,
                 threads: stat.num_threads,
                 resident_bytes: stat.rss_pages * 4096,
@@ -57,7 +58,7 @@ pub fn host_pids(status: &mut Status, agent: i32) {
             host.insert(i, pid);
         }
     }
-    for p in &mut status.processes {
+    for p in status.processes.iter_mut().filter(|p| p.part == 0) {
         p.host_pid = host.get(&i64::from(p.pid)).copied();
     }
     if let Some(a) = &mut status.agent {

@@ -39,6 +39,9 @@ pub struct Manifest {
     pub generation: u64,
     /// Time of the commit, seconds since the epoch.
     pub time_unix_s: u64,
+    /// The host on which it was made; earlier versions did not say.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub host: String,
     /// Processor architecture.
     pub arch: String,
     /// Time the processes were blocked, milliseconds.
@@ -163,6 +166,7 @@ mod tests {
             without_hashes: None,
             generation: 3,
             time_unix_s: 1,
+            host: String::new(),
             arch: std::env::consts::ARCH.into(),
             blocked_ms: 1.0,
             phases_ms: vec![("suspend".into(), 0.5)],

@@ -11,8 +11,9 @@ use belay_coordinator::tiers::{local, To};
 use belay_coordinator::{generations, plain, tiers, verify, Failure};
 use belay_storage::flush::Control;
 use belay_storage::store::{Removed, Store};
-use belay_wire::{Checkpointed, Event, Exit, GenerationStatus, JobState, Level, OnTier, Request, Status};
+use belay_wire::{Checkpointed, Event, Exit, GenerationStatus, HostShare, JobState, Level, OnTier, Request, Status};
 use clap::CommandFactory;
+use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
@@ -187,6 +188,9 @@ fn status_text(s: &Status) -> String {
     if let Some(e) = &s.last_error {
         out += &format!("  last error  {}: {}\n", format::time(e.time_unix_s), e.message);
     }
+    if !s.unheard.is_empty() {
+        out += &format!("  no answer   {}: processes there are not listed\n", s.unheard.join(", "));
+    }
     out.push('\n');
     out += &generations_text(&s.generations);
     if !s.processes.is_empty() {
@@ -228,23 +232,39 @@ fn generations_text(generations: &[GenerationStatus]) -> String {
                 format::millis(g.blocked_ms),
                 g.damage.as_ref().map_or("whole".into(), |d| format!("damaged: {d}")),
                 where_text(g),
+                hosts_text(&g.hosts),
             ]
         })
         .collect();
-    format::table(
-        &[
-            ">generation",
-            "time",
-            ">processes",
-            ">threads",
-            ">size",
-            ">new",
-            ">blocked",
-            "state",
-            "where",
-        ],
-        &rows,
-    )
+    let heads = [
+        ">generation",
+        "time",
+        ">processes",
+        ">threads",
+        ">size",
+        ">new",
+        ">blocked",
+        "state",
+        "where",
+        "processes on",
+    ];
+    // A job on one host has no need to say on which.
+    let shown = heads.len() - usize::from(generations.iter().all(|g| g.hosts.is_empty()));
+    let rows: Vec<Vec<String>> = rows.into_iter().map(|r| r.into_iter().take(shown).collect()).collect();
+    format::table(&heads[..shown], &rows)
+}
+
+/// `n1 4, n2 4, n3 ?`: the processes of each host.
+fn hosts_text(hosts: &[HostShare]) -> String {
+    let mut by_host: BTreeMap<&str, Option<u32>> = BTreeMap::new();
+    for h in hosts {
+        by_host
+            .entry(&h.host)
+            .and_modify(|all| *all = all.zip(h.ranks).map(|(a, b)| a.saturating_add(b)))
+            .or_insert(h.ranks);
+    }
+    let one = |(host, n): (&&str, &Option<u32>)| format!("{host} {}", n.map_or("?".into(), |n| n.to_string()));
+    by_host.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
 /// `job 1.2 GiB, scratch (durable)`.

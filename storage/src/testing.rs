@@ -69,6 +69,7 @@ impl Scratch {
             without_hashes: None,
             generation: number,
             time_unix_s: 1_000_000 + number,
+            host: String::new(),
             arch: std::env::consts::ARCH.into(),
             blocked_ms: 1.0,
             phases_ms: Vec::new(),

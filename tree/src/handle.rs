@@ -54,6 +54,8 @@ pub enum Event {
     Left(u64, i32),
     /// At the root: a node is gone.
     Lost(u64, String),
+    /// At the root: what a node has to say.
+    Said(u64, String),
     /// Everywhere but at the root: an order.
     Order(String),
     /// The root is gone and did not come back.
@@ -433,6 +435,11 @@ impl Tree {
     /// At the root: `text` for every node.
     pub fn order(&self, text: String) {
         self.command(Command::Order(text));
+    }
+
+    /// Everywhere but at the root: `text` for the root. It is lost where the way to the root is being made anew.
+    pub fn say(&self, text: String) {
+        self.command(Command::Say(text));
     }
 
     /// The status word with which this node's program has ended, for the root; 0 unless it is said before this object is dropped.

@@ -146,6 +146,8 @@ pub(crate) enum Up {
         #[serde(default)]
         status: i32,
     },
+    /// What a node has to say to the root.
+    Said { node: u64, text: String },
     /// Nothing, so that silence means trouble.
     Beat,
 }

@@ -62,6 +62,7 @@ pub(crate) struct Start {
 /// What the program asks for.
 pub(crate) enum Command {
     Order(String),
+    Say(String),
     Hold(Option<BTreeSet<u64>>),
     Arrive(u64, Contribution, Option<Duration>),
     EndWith(i32),
@@ -318,6 +319,7 @@ impl Service {
                 self.ordered += 1;
                 self.spread(self.ordered, &text);
             }
+            Command::Say(text) => self.send_up(&Up::Said { node: self.node, text }),
             Command::Hold(nodes) => self.held = nodes.map(Held::of),
             Command::Arrive(step, contribution, patience) => {
                 if self.above.as_ref().is_some_and(|a| a.given_up) {
@@ -450,7 +452,8 @@ impl Service {
                     self.send_up(&Up::Left { node: below, status });
                 }
             }
-            Up::Attached { .. } | Up::Lost { .. } => self.send_up(&message),
+            Up::Said { node, text } if self.is_root() => self.tell(Event::Said(node, text)),
+            Up::Attached { .. } | Up::Lost { .. } | Up::Said { .. } => self.send_up(&message),
             Up::Hello { .. } | Up::Beat => {}
         }
     }

@@ -11,7 +11,7 @@ pub mod socket;
 
 pub use exit::{Exit, ExitRow};
 pub use message::{
-    AgentStatus, AutoInterval, Checkpointed, Event, GenerationStatus, JobState, LastError, Level, OnTier, ProcessStatus, Progress,
-    Request, SnapshotStatus, Status,
+    AgentStatus, AutoInterval, Checkpointed, Event, GenerationStatus, HostShare, JobState, LastError, Level, OnTier, ProcessStatus,
+    Progress, Request, SnapshotStatus, Status,
 };
 pub use phase::Phase;

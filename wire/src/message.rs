@@ -178,9 +178,21 @@ pub struct GenerationStatus {
     /// What is wrong with it, when it is not whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,
+    /// What of it is each host's, where the job has more than one: `ranks`, `threads`, `bytes` and `new_bytes` are those of all that are known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<HostShare>,
     /// Which tier holds what of it. The job directory is called `job`.
     #[serde(default)]
     pub tiers: Vec<OnTier>,
+}
+
+/// What one host has in a generation.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct HostShare {
+    /// The host.
+    pub host: String,
+    /// Processes; none where what it holds cannot be read from here.
+    pub ranks: Option<u32>,
 }
 
 /// What one tier holds of a generation.
@@ -208,6 +220,9 @@ pub struct ProcessStatus {
     pub host_pid: Option<i32>,
     /// Host.
     pub host: String,
+    /// The part of the job that it belongs to: 0 for what runs beside the agent that was asked.
+    #[serde(default)]
+    pub part: u64,
     /// Command line.
     pub command: String,
     /// Threads.
@@ -315,8 +330,11 @@ pub struct Status {
     pub last_error: Option<LastError>,
     /// Generations, oldest first.
     pub generations: Vec<GenerationStatus>,
-    /// Live processes.
+    /// Live processes, on all hosts.
     pub processes: Vec<ProcessStatus>,
+    /// Hosts with parts of the job whose agents have not told their processes in time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unheard: Vec<String>,
 }
 
 #[cfg(test)]

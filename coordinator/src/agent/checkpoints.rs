@@ -2,7 +2,7 @@
 
 use super::{stopped_after_checkpoint, Agent, WRITERS};
 use crate::checkpoint::{Committed, Learned, Wanted, Writing};
-use crate::generations::{self, ms};
+use crate::generations::{self, ms, Generation};
 use crate::interval::{self, Interval};
 use crate::nodes::{Nodes, Ways};
 use crate::{sys, Failure};
@@ -270,9 +270,15 @@ impl Agent {
     }
 
     pub(super) fn answer(&mut self, wanted: &Wanted, committed: &Committed) {
+        let mut generation = committed.generation.clone();
+        if self.nodes.is_some() {
+            let number = generation.generation;
+            let path = self.dir.generations().join(generations::name(number));
+            generations::add_parts(&mut generation, &Generation::open(number, path));
+        }
         for (id, since) in &wanted.by {
             let event = Event::Checkpointed(Checkpointed {
-                generation: committed.generation.clone(),
+                generation: generation.clone(),
                 total_ms: ms(since.elapsed()),
                 stopped: wanted.then_stop,
                 notes: committed.notes.clone(),

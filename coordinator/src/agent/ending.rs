@@ -1,6 +1,6 @@
 //! Time passing, and the end of the job.
 
-use super::{Agent, Ending, KILL_PERIOD, PROGRESS_PERIOD, STDIO_PERIOD};
+use super::{asking, Agent, Ending, KILL_PERIOD, PROGRESS_PERIOD, STDIO_PERIOD};
 use crate::jobdir::Lock;
 use crate::nodes::Nodes;
 use crate::relay::Message;
@@ -15,6 +15,8 @@ impl Agent {
             Some(KILL_PERIOD)
         } else if self.writing.is_some() || self.flush.is_awaited() {
             Some(PROGRESS_PERIOD)
+        } else if self.asking.is_open() {
+            Some(asking::PERIOD)
         } else if self.root_status.is_some() {
             Some(STDIO_PERIOD)
         } else {
@@ -32,6 +34,7 @@ impl Agent {
             self.give_up_hung();
         }
         self.tell_flush_progress();
+        self.look_for_answers();
         if let Some(writing) = &self.writing {
             let progress = Event::Progress(writing.progress());
             for (id, _) in &writing.wanted.by {

@@ -7,6 +7,7 @@
 //!    └──────────────────────────> Stopping ─── nothing left ───> Ended
 //! ```
 
+mod asking;
 mod checkpoints;
 mod encoding;
 mod ending;
@@ -22,6 +23,7 @@ mod together;
 pub(crate) use losing::Fallback;
 pub use status::at_rest;
 
+use asking::Asking;
 use encoding::Encoding;
 use flushing::Flush;
 use losing::Losses;
@@ -143,6 +145,7 @@ pub struct Agent {
     flush: Flush,
     encoding: Encoding,
     losses: Losses,
+    asking: Asking,
 }
 
 impl Agent {
@@ -246,6 +249,7 @@ impl Agent {
             flush: Flush::new()?,
             encoding: Encoding::new(settings, redundant)?,
             losses: Losses::new(restarts),
+            asking: Asking::default(),
         })
     }
 

@@ -6,7 +6,7 @@ use crate::interval::Interval;
 use crate::jobdir::{Description, Differential, Holder, JobDir};
 use crate::{processes, sys, tiers};
 use belay_kernel::proc;
-use belay_wire::{AgentStatus, JobState, Status};
+use belay_wire::{AgentStatus, JobState, ProcessStatus, Status};
 
 impl Agent {
     /// The status document; PIDs as the agent sees them.
@@ -42,8 +42,14 @@ impl Agent {
             status.differential += &format!("; hash is off for now: {why}");
         }
         status.last_error.clone_from(&self.last_error);
-        status.processes = processes::describe(self.pid, &self.outside());
+        status.processes = self.processes();
         status
+    }
+
+    /// The live processes beside this agent.
+    pub(super) fn processes(&self) -> Vec<ProcessStatus> {
+        let part = self.nodes.as_ref().and_then(|n| n.part).unwrap_or(0);
+        processes::describe(self.pid, &self.outside(), part)
     }
 }
 
@@ -104,6 +110,7 @@ fn document(dir: &JobDir, d: &Description) -> Status {
         last_error: None,
         generations: tiers::statuses(dir, d),
         processes: Vec::new(),
+        unheard: Vec::new(),
     }
 }
 

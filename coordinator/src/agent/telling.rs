@@ -4,8 +4,9 @@ use super::Agent;
 use crate::checkpoint::Committed;
 use crate::exporter::{Exporter, Place};
 use crate::metrics::{Metrics, Now, Others};
-use crate::nodes::{Nodes, Stage};
-use crate::{generations, processes, sys, Failure};
+use crate::nodes::table::Share;
+use crate::nodes::Stage;
+use crate::{generations, sys, Failure};
 use belay_tree::{Contribution, Values};
 use belay_wire::Exit;
 
@@ -86,17 +87,24 @@ impl Agent {
         }
     }
 
-    /// What this node brings to the step of a checkpoint that `stage` waits for: a part its numbers, the root the wish for them.
+    /// What this node brings to the step of a checkpoint that `stage` waits for: a part what it has of it and, where that is wanted, its other numbers, the root the wish for them.
     pub(super) fn numbers_for(&self, stage: Stage) -> Contribution {
         let mut own = Contribution::ready();
-        let together = self.nodes.as_ref().and_then(|n| n.together.as_ref());
-        let Some(together) = together.filter(|t| t.tell && stage == Stage::Written) else {
+        let nodes = self.nodes.as_ref();
+        let together = nodes.and_then(|n| n.together.as_ref());
+        let Some(together) = together.filter(|_| stage == Stage::Written) else {
             return own;
         };
-        if !self.nodes.as_ref().is_some_and(Nodes::is_part) {
-            own.want = Others::wishes();
-        } else if let Some((committed, _)) = &together.own {
-            Others::add_to(&mut own, &self.now(), committed);
+        let Some(tag) = nodes.and_then(|n| n.part) else {
+            own.want.insert(Share::wish());
+            own.want.extend(Others::wishes().into_iter().filter(|_| together.tell));
+            return own;
+        };
+        if let Some((committed, _)) = &together.own {
+            Share::add_to(&mut own, tag, &committed.generation);
+            if together.tell {
+                Others::add_to(&mut own, &self.now(), committed);
+            }
         }
         own
     }
@@ -105,7 +113,7 @@ impl Agent {
         let dir = self.dir.generations();
         let all = generations::list(&dir).unwrap_or_default();
         let whole = || all.iter().filter_map(|g| Some((g.number, g.manifest.as_ref().ok()?)));
-        let live = processes::describe(self.pid, &self.outside());
+        let live = self.processes();
         let parts = self.nodes.as_ref().map_or(0, |n| n.there.len() as u64);
         // Those that have ended have no processes.
         let others = self.telling.as_ref().map(|t| t.others).filter(|_| parts > 0);

@@ -209,6 +209,7 @@ impl Agent {
             }
             TreeEvent::Left(node, status) => self.node_gone(node, Ok(status)),
             TreeEvent::Lost(node, why) => self.node_gone(node, Err(&why)),
+            TreeEvent::Said(node, text) => self.hear_answer(node, &text),
             TreeEvent::Order(text) => match serde_json::from_str(&text) {
                 Ok(order) => self.obey(order),
                 Err(e) => tracing::error!(error = %e, "an order that cannot be understood"),
@@ -233,6 +234,7 @@ impl Agent {
                 sys::say(&format!("the part of the job on {host} is lost: {why}"));
             }
         }
+        self.needs_no_answer(node);
         self.look_after_remote(node, how.ok().map(shell_code));
         if how.is_err() {
             self.lose(at);
@@ -295,6 +297,7 @@ impl Agent {
                 self.reap();
             }
             Order::Encode { number, root, redundant } => self.take_share(number, root, redundant),
+            Order::Describe { question } => self.describe(question),
             Order::NotRestarted => self.is_not_restarted(),
             Order::End { grace_ms } => self.ask_end(Duration::from_millis(grace_ms)),
         }
@@ -512,6 +515,9 @@ impl Agent {
                     telling.hear(number, &said);
                 }
                 self.hear_of_rest(&said);
+                if let Some(writing) = &mut self.writing {
+                    table::hear_shares(&mut writing.parts, &said);
+                }
                 let failed = self.finish_checkpoint();
                 self.arrive(Stage::Committed, failed);
             }

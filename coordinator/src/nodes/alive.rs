@@ -203,6 +203,7 @@ mod tests {
             tasks: 3,
         };
         let row = |(n, on): (u64, &str)| Row {
+            share: None,
             tag: n,
             words: words.clone(),
             standin: 9,
@@ -250,6 +251,7 @@ mod tests {
             let manifest = Manifest {
                 generation: number,
                 time_unix_s: 0,
+                host: String::new(),
                 arch: std::env::consts::ARCH.into(),
                 blocked_ms: 0.0,
                 phases_ms: Vec::new(),

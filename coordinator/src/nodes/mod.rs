@@ -81,6 +81,8 @@ pub(crate) enum Order {
         root: Vec<String>,
         redundant: Option<u64>,
     },
+    /// Tell the root which processes this part has.
+    Describe { question: u64 },
     /// The user has ended the job: what an agent leaves that is killed goes on.
     NotRestarted,
     /// End the program.

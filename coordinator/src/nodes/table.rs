@@ -5,6 +5,8 @@ use super::Nodes;
 use crate::{document, Failure};
 use belay_image::manifest::{FileEntry, Manifest};
 use belay_image::ImageError;
+use belay_tree::{Contribution, Values};
+use belay_wire::GenerationStatus;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -30,6 +32,52 @@ pub(crate) struct Row {
     /// What the host is called on which it ran ([`super::name_here`]); empty in tables of before.
     #[serde(default)]
     pub(crate) on: String,
+    /// What it has of the generation; absent in tables of before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) share: Option<Share>,
+}
+
+/// What a part has of a generation.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct Share {
+    pub(crate) processes: u32,
+    pub(crate) threads: u32,
+    pub(crate) bytes: u64,
+    pub(crate) new_bytes: u64,
+}
+
+/// Under what the parts tell their shares.
+const SHARE: &str = "share/";
+
+impl Share {
+    fn of(g: &GenerationStatus) -> Self {
+        Self {
+            processes: g.ranks,
+            threads: g.threads,
+            bytes: g.bytes,
+            new_bytes: g.new_bytes,
+        }
+    }
+
+    /// Adds to what part `tag` brings to a step that it has `g`.
+    pub(crate) fn add_to(own: &mut Contribution, tag: u64, g: &GenerationStatus) {
+        if let Ok(text) = serde_json::to_string(&Self::of(g)) {
+            own.publish.insert(format!("{SHARE}{tag}"), text);
+        }
+    }
+
+    /// The wish for those of all parts.
+    pub(crate) fn wish() -> String {
+        format!("{SHARE}*")
+    }
+}
+
+/// Takes from `said` what each part has.
+pub(crate) fn hear_shares(rows: &mut [Row], said: &Values) {
+    for row in rows {
+        let text = said.get(&format!("{SHARE}{}", row.tag));
+        row.share = text.and_then(|text| serde_json::from_str(text).ok());
+    }
 }
 
 impl Row {
@@ -61,6 +109,7 @@ pub(crate) fn of(nodes: &Nodes) -> Vec<Row> {
         // A part may go on when its remote shell has ended, and the number be another process's by then.
         standin: if r.has_standin() { r.standin } else { NOBODY },
         first: r.first,
+        share: None,
         on: r.node().and_then(|n| nodes.there.get(&n)).cloned().unwrap_or_default(),
     })
     .collect()

@@ -309,6 +309,7 @@ mod tests {
             without_hashes: None,
             generation: 1,
             time_unix_s: 1,
+            host: String::new(),
             arch: std::env::consts::ARCH.into(),
             blocked_ms: 1.0,
             phases_ms: Vec::new(),

@@ -149,13 +149,15 @@ pub fn statuses(dir: &JobDir, d: &Description) -> Vec<GenerationStatus> {
 
 /// A generation in the job directory.
 fn here(dir: &JobDir, g: &Generation) -> GenerationStatus {
-    let status = g.status();
+    let mut status = g.status();
+    let own = status.bytes;
+    generations::add_parts(&mut status, g);
     let (local, lacking) = super::local::holdings(dir.path(), g);
     let damage = status.damage.or(lacking);
     let on = OnTier {
         tier: "job".into(),
         kind: "local".into(),
-        bytes: status.bytes,
+        bytes: own,
         whole: damage.is_none(),
         host: None,
     };

@@ -163,6 +163,7 @@ fn write_manifest(dir: &Path, chunks: &[ChunkEntry]) {
         without_hashes: None,
         generation: 1,
         time_unix_s: 0,
+        host: String::new(),
         arch: std::env::consts::ARCH.into(),
         blocked_ms: 0.0,
         phases_ms: Vec::new(),

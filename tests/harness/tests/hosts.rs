@@ -434,17 +434,43 @@ fn numbers(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     for n in 0..2 {
         std::thread::sleep(Duration::from_millis(rng.below(300)));
         job.checkpoint()?;
-        let (mut new, mut size, mut blocked, mut ranks) = (0.0, 0.0, 0.0_f64, 0.0);
-        for part in 0..3 {
+        let newest = |part: usize| {
             let said = job.on_host(job.at[part], &[&job.belay, "list", "--json", &job.dir_of(part)])?;
             let list: serde_json::Value = serde_json::from_str(&said).map_err(|e| format!("{e}: {said}"))?;
-            let newest = list["generations"].as_array().and_then(|all| all.last());
-            let of = |field: &str| newest.and_then(|g| g[field].as_f64()).ok_or(format!("no {field}: {said}"));
-            new += of("new_bytes")?;
-            size += of("bytes")?;
-            blocked = blocked.max(of("blocked_ms")? / 1e3);
-            ranks += of("ranks")?;
+            let newest = list["generations"].as_array().and_then(|all| all.last()).cloned();
+            newest.ok_or(format!("no generation: {said}"))
+        };
+        // The root's list counts all hosts, that of a part what is there.
+        let all = newest(0)?;
+        let of = |g: &serde_json::Value, field: &str| g[field].as_f64().ok_or(format!("no {field}: {g}"));
+        let (new, size, ranks) = (of(&all, "new_bytes")?, of(&all, "bytes")?, of(&all, "ranks")?);
+        let mut blocked = of(&all, "blocked_ms")? / 1e3;
+        let doc = job.on_host(job.at[0], &[&job.belay, "status", "--json", &job.dir()])?;
+        let doc: serde_json::Value = serde_json::from_str(&doc).map_err(|e| format!("{e}: {doc}"))?;
+        let (mut told, mut on) = (0.0, BTreeSet::new());
+        for part in 0..3 {
+            on.insert(job.on_host(job.at[part], &["hostname"])?.trim().to_owned());
+            let share = &all["hosts"][part];
+            let live = doc["processes"].as_array().into_iter().flatten();
+            let live = live.filter(|p| p["host"] == share["host"] && p["part"] == part).count() as f64;
+            let own = if part == 0 {
+                of(share, "ranks")?
+            } else {
+                let g = newest(part)?;
+                blocked = blocked.max(of(&g, "blocked_ms")? / 1e3);
+                of(&g, "ranks")?
+            };
+            told += own;
+            want(share["ranks"].as_f64() == Some(own) && live == own, || {
+                format!("round {n}: part {part} has {own} processes, of which the status shows {live}: {share}: {doc}")
+            })?;
         }
+        let shares = all["hosts"].as_array().into_iter().flatten();
+        let listed: BTreeSet<String> = shares.filter_map(|h| Some(h["host"].as_str()?.to_owned())).collect();
+        want(listed == on, || format!("round {n}: on {on:?}, not {listed:?}"))?;
+        want(told == ranks && doc["unheard"].is_null(), || {
+            format!("round {n}: {told} of {ranks} processes: {doc}")
+        })?;
         // The parts are told not to look for what is stored already.
         want(new > 0.8 * size, || format!("round {n}: {new} bytes are new of {size}"))?;
         let text = std::fs::read_to_string(&file).map_err(|e| e.to_string())?;

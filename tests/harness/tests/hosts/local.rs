@@ -133,10 +133,14 @@ pub(super) fn host_gone(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     lies_there(&job)?;
     let told = std::fs::read_to_string(&numbers).map_err(|e| e.to_string())?;
     let said: serde_json::Value = serde_json::from_str(&job.must(&["list", "--json"])?).map_err(|e| e.to_string())?;
-    let of_root = said["generations"].as_array().and_then(|all| all.last()?["ranks"].as_f64());
+    let last = said["generations"]
+        .as_array()
+        .and_then(|all| all.last())
+        .ok_or("no generations")?;
+    let (of_root, listed) = (last["hosts"][0]["ranks"].as_f64(), last["ranks"].as_f64());
     let all = metric(&told, "belay_processes", "")?;
-    want(of_root.is_some_and(|own| own < all), || {
-        format!("of {all} processes the root has {of_root:?}")
+    want(of_root.is_some_and(|own| own < all) && listed == Some(all), || {
+        format!("of {all} processes {listed:?} are listed, and the root has {of_root:?}")
     })?;
     let newest = job.newest();
     job.crash();
