@@ -77,6 +77,7 @@ impl Clients {
                 &Event::Failed {
                     exit: Exit::NotOurs,
                     message,
+                    passing: false,
                 },
             );
         }
@@ -134,6 +135,7 @@ impl Clients {
             &Event::Failed {
                 exit: Exit::Protocol,
                 message: failure,
+                passing: false,
             },
         );
         None

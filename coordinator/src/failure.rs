@@ -4,7 +4,7 @@ use belay_capture::CaptureError;
 use belay_image::ImageError;
 use belay_restart::RestartError;
 use belay_storage::StorageError;
-use belay_wire::Exit;
+use belay_wire::{Event, Exit};
 use std::io;
 
 /// A failure of a belay command.
@@ -16,11 +16,11 @@ pub struct Failure {
     /// One line. What the user reads is the value as text, which adds what to do.
     pub(crate) message: String,
     /// Whether the reason passes by itself when the program runs on for a moment.
-    pub(crate) passing: bool,
+    pub passing: bool,
 }
 
 /// What to do where the reason passes by itself.
-const AGAIN: &str = "; checkpoint again in a moment";
+const AGAIN: &str = "; try again in a moment";
 
 impl Failure {
     /// A failure of kind `exit`.
@@ -34,10 +34,19 @@ impl Failure {
     }
 
     /// A failure of kind `exit`, for a reason that passes by itself.
-    pub(crate) fn passing(exit: Exit, message: impl Into<String>) -> Self {
+    pub fn passing(exit: Exit, message: impl Into<String>) -> Self {
         Self {
             passing: true,
             ..Self::new(exit, message)
+        }
+    }
+
+    /// As the agent answers it.
+    pub(crate) fn event(&self) -> Event {
+        Event::Failed {
+            exit: self.exit,
+            message: self.message.clone(),
+            passing: self.passing,
         }
     }
 

@@ -208,6 +208,9 @@ pub(crate) struct Checkpoint {
     /// Level to reach
     #[arg(long, default_value = "local")]
     pub(crate) level: Level,
+    /// Wait where the job is just starting, or cannot be taken for another reason that passes by itself
+    #[arg(long)]
+    pub(crate) wait: bool,
     /// Print one JSON document
     #[arg(long)]
     pub(crate) json: bool,

@@ -80,7 +80,10 @@ fn nobody(dir: &JobDir, before: Option<Holder>) -> Failure {
     let changed = after != before;
     let why = match after.or(before).filter(Holder::runs) {
         None => format!("is not running; continue it with belay restart {at}"),
-        Some(h) if !h.serving || changed => format!("is just starting or ending ({}); see belay status {at}, and try again", h.word),
+        Some(h) if !h.serving || changed => {
+            let message = format!("the job in {at} is just starting or ending ({}); see belay status {at}", h.word);
+            return Failure::passing(Exit::NotRunning, message);
+        }
         Some(h) if h.host().is_some_and(|host| host != sys::host()) => format!("runs on another host ({}); ask there", h.word),
         Some(h) => format!("runs without its agent, which was killed ({}); belay restart {at} goes on from its newest checkpoint when it has ended", h.word),
     };
@@ -104,7 +107,10 @@ impl Call {
         let at = self.dir.path().display();
         for event in self.events.by_ref() {
             match event {
-                Ok(Event::Failed { exit, message }) => return Err(Failure::new(exit, message)),
+                Ok(Event::Failed { exit, message, passing }) => {
+                    let build = if passing { Failure::passing } else { Failure::new };
+                    return Err(build(exit, message));
+                }
                 Ok(event) if event.is_last() => return Ok(event),
                 Ok(event) => progress(&event),
                 Err(e) if is_end(&e) => break,

@@ -17,6 +17,9 @@ use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
+/// How long a job that cannot be taken yet runs on before it is asked again.
+const PAUSE: Duration = Duration::from_millis(200);
+
 /// Runs one command; its exit status.
 pub(crate) fn run(command: Command) -> Result<u8, Failure> {
     match command {
@@ -80,12 +83,18 @@ fn checkpoint(args: &cli::Checkpoint) -> Result<u8, Failure> {
             cli::Level::Durable => Level::Durable,
         },
     };
-    let mut call = call(&args.target.dir, &request)?;
     let mut show = Show::new(args.quiet || args.json);
-    let result = call.expect(&mut |e| show.event(e), |e| match e {
-        Event::Checkpointed(c) => Ok(c),
-        other => Err(Box::new(other)),
-    });
+    let mut once = || {
+        call(&args.target.dir, &request)?.expect(&mut |e| show.event(e), |e| match e {
+            Event::Checkpointed(c) => Ok(c),
+            other => Err(Box::new(other)),
+        })
+    };
+    let mut result = once();
+    while args.wait && result.as_ref().is_err_and(|f| f.passing) {
+        std::thread::sleep(PAUSE);
+        result = once();
+    }
     show.clear();
     let done = result?;
     if args.json {

@@ -95,6 +95,9 @@ pub enum Event {
         exit: Exit,
         /// One line: object, reason, next step.
         message: String,
+        /// Whether the reason passes by itself when the program runs on for a moment; the line does not say so.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        passing: bool,
     },
 }
 
@@ -373,6 +376,7 @@ mod tests {
         let failed = Event::Failed {
             exit: Exit::DiskFull,
             message: "x".into(),
+            passing: false,
         };
         let line = serde_json::to_string(&failed).unwrap();
         assert_eq!(line, r#"{"event":"failed","exit":"disk_full","message":"x"}"#);

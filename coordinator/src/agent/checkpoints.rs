@@ -94,7 +94,7 @@ impl Agent {
         for (id, _) in &wanted.by {
             self.flush.wants.remove(id);
             self.encoding.wants.remove(id);
-            self.fail(*id, failure.exit, &failure.to_string());
+            self.clients.send(*id, &failure.event());
         }
     }
 

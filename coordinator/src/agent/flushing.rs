@@ -285,6 +285,7 @@ impl Agent {
             let event = Event::Failed {
                 exit: Exit::NotDurable,
                 message: message.clone(),
+                passing: false,
             };
             self.answer_awaiting(&a, &event);
         }
@@ -366,6 +367,7 @@ impl Agent {
                     "generation {} is committed in the job directory, but is not durable: the job has ended; belay flush continues",
                     a.generation
                 ),
+                passing: false,
             };
             self.clients.send(a.client, &event);
         }

@@ -54,6 +54,7 @@ impl Agent {
         let event = Event::Failed {
             exit,
             message: message.into(),
+            passing: false,
         };
         self.clients.send(id, &event);
     }

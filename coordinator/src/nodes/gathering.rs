@@ -186,7 +186,7 @@ mod tests {
         let (busy, no) = (Failure::passing(Exit::Refused, "busy"), Failure::new(Exit::Refused, "no"));
         let both = failure(&Broken(told(&[busy.clone(), busy.clone()])));
         assert!(both.passing);
-        assert_eq!(both.to_string(), "node 3: busy; node 3: busy; checkpoint again in a moment");
+        assert_eq!(both.to_string(), "node 3: busy; node 3: busy; try again in a moment");
         assert!(!failure(&Broken(told(&[busy, no]))).passing);
         let new = Broken(Contribution::failed(4, FailureKind::Absent, "it has just joined").failures);
         assert!(failure(&new).passing);

@@ -144,7 +144,7 @@ fn ask(dir: &Path, request: &Request) -> Result<(), Failure> {
         let answer = socket::request(stream, request, Patience::Endless).map(Iterator::last);
         match answer {
             Ok(Some(Ok(Event::Accepted))) => return Ok(()),
-            Ok(Some(Ok(Event::Failed { exit, message }))) => return Err(Failure::new(exit, message)),
+            Ok(Some(Ok(Event::Failed { exit, message, .. }))) => return Err(Failure::new(exit, message)),
             Ok(Some(Ok(other))) => return Err(fail(&format!("unexpected answer {other:?}"))),
             Ok(Some(Err(e))) => unanswered = fail(&e),
             Err(e) => unanswered = fail(&e),

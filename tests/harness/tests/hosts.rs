@@ -352,9 +352,18 @@ fn launcher_starts(place: &Place, _: &mut Rng) -> Result<(), Failure> {
         o.status.code() == Some(80) && said.contains("orterun -c") && said.contains("is just starting"),
         || format!("a checkpoint at the start: {}: {said}", show(o.status)),
     )?;
+    // Who waits gets one as soon as it can be taken.
+    let mut waiting = job.command(1, &[&job.belay, "checkpoint", "--quiet", "--wait", &job.dir()]);
+    let mut waiting = waiting.spawn().map_err(|e| e.to_string())?;
+    std::thread::sleep(Duration::from_secs(2));
+    want(waiting.try_wait().is_ok_and(|ended| ended.is_none()), || {
+        "nobody waits".into()
+    })?;
     job.on_host(1, &["sh", "-c", &format!("echo > {start}")])?;
-    // Between two children it has none.
-    job.comes_true("a checkpoint is taken", || job.checkpoint().is_ok())?;
+    let status = waiting.wait().map_err(|e| e.to_string())?;
+    want(status.success(), || {
+        format!("the checkpoint that was waited for: {}", show(status))
+    })?;
     job.verdict()
 }
 
