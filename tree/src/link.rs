@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 pub(crate) const SILENCE: Duration = Duration::from_secs(10);
 /// Something is sent at least this often.
 pub(crate) const BEAT: Duration = Duration::from_secs(1);
+/// What has been sent again so often was not acknowledged for at least three seconds: this process was not the one that slept.
+const UNANSWERED: u8 = 4;
 /// A peer that lets this much pile up is gone.
 const MAX_QUEUED: usize = 128 << 20;
 const READ_BYTES: usize = 64 << 10;
@@ -163,15 +165,31 @@ impl Link {
         }
     }
 
-    /// Sends `beat` when nothing else was sent for a while; an error when the peer was silent for longer than `limit`. Who has said something that has not been read is not silent: it was this process that did not run.
+    /// Sends `beat` when nothing else was sent for a while; an error when the peer was silent for longer than `limit`, or its host too for
+    /// longer than `SILENCE`. Who has said something that has not been read is not silent: it was this process that did not run.
     pub(crate) fn keep_alive<T: Serialize>(&mut self, beat: &T, limit: Duration) -> Result<(), LinkError> {
-        if self.heard.elapsed() > limit && !self.polled(libc::POLLIN, Duration::ZERO)? {
-            return Err(LinkError::Silent(limit.as_secs()));
+        let silent = self.heard.elapsed();
+        if silent > SILENCE && !self.polled(libc::POLLIN, Duration::ZERO)? && (silent > limit || !self.host_answers()?) {
+            return Err(LinkError::Silent(silent.as_secs()));
         }
         if self.sent.elapsed() >= BEAT {
             self.send(beat)?;
         }
         Ok(())
+    }
+
+    /// Whether the kernel at the other end acknowledges what it is sent, which it does for a process that gets no processor too.
+    fn host_answers(&self) -> io::Result<bool> {
+        // SAFETY: of plain integers.
+        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+        let mut length = std::mem::size_of_val(&info) as libc::socklen_t;
+        let (at, length) = ((&raw mut info).cast(), &raw mut length);
+        // SAFETY: the kernel writes at most as much as there is room for.
+        if unsafe { libc::getsockopt(self.raw(), libc::IPPROTO_TCP, libc::TCP_INFO, at, length) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let acknowledged = Duration::from_millis(info.tcpi_last_ack_recv.into());
+        Ok(info.tcpi_retransmits < UNANSWERED || acknowledged <= SILENCE)
     }
 
     /// Waits for readiness, `limit` at most.
