@@ -1,4 +1,4 @@
-//! Each target for some time, with random numbers from `BELAY_SEED`: those of manifests, chunks and images for `BELAY_FUZZ_SECONDS` (30 unless given), the others for a thirtieth of that.
+//! Each target for some time, with random numbers from `BELAY_SEED`: those of manifests, chunks and images for `BELAY_FUZZ_SECONDS` (10 unless given), the others for a thirtieth of that.
 
 use belay_fuzz::{engine, guard, targets};
 use std::process::Command;
@@ -36,7 +36,7 @@ fn no_input_does_harm() {
 
 fn run(share: usize, seed: u64) {
     guard::install();
-    let time = Duration::from_secs(number("BELAY_FUZZ_SECONDS").unwrap_or(30));
+    let time = Duration::from_secs(number("BELAY_FUZZ_SECONDS").unwrap_or(10));
     for main in [true, false] {
         let all = targets::ALL.iter().filter(|t| t.main == main);
         for target in all.skip(share).step_by(AT_A_TIME) {
