@@ -36,17 +36,14 @@ impl Target {
         }
     }
 
-    /// A target of checks on test hosts, one after the other: the hosts of two would have the same addresses and halve the processors. Where there can be
-    /// no test hosts the process says so and ends.
+    /// A target of checks on test hosts, which those of another check do not see. Where there can be no test hosts the process says so and ends.
     pub fn over_hosts(name: &'static str) -> Self {
         crate::hosts::serve_if_asked();
         if let Some(why) = crate::hosts::unavailable() {
             println!("skipped: no test hosts here: {why}");
             std::process::exit(0);
         }
-        let mut target = Self::new(name, &[]);
-        target.in_turn();
-        target
+        Self::new(name, &[])
     }
 
     /// Lets the checks added from here on run one after the other.

@@ -184,6 +184,8 @@ fn check(place: &Place, program: Program, parts: usize, rng: &mut Rng) -> Result
 
 fn main() {
     let mut target = Target::over_hosts("hpc");
+    // Each has use for all processors.
+    target.in_turn();
     for program in [LAMMPS, HPCC] {
         if !installed(program.words[0]) {
             println!("left out: {} ({} not installed)", program.name, program.words[0]);
