@@ -10,6 +10,7 @@ use crate::sharing::Guest;
 use crate::tracers::{Traced, Tracers};
 use crate::waits::{Wait, MOST_WAITERS};
 use crate::CaptureError;
+use belay_kernel::cut;
 use belay_kernel::futex::Returning;
 use belay_kernel::masks;
 use belay_kernel::proc;
@@ -231,6 +232,7 @@ impl Suspended {
         let all = self.processes.iter_mut().enumerate();
         all.filter(|(i, _)| Some(*i) != stays).for_each(|(_, p)| p.put_back());
         self.enter_calls(stays);
+        self.carry_calls_on(stays);
         self.let_waiters_go(stays);
         // Those stopped by job control first, until they stand still again: nobody may see them run.
         let stopped = |p: &Process| p.group_stop.is_some();
@@ -312,6 +314,25 @@ impl Suspended {
                 |task, goes| {
                     if *goes {
                         task.enter_call()
+                    }
+                },
+            );
+        }
+    }
+}
+
+impl Suspended {
+    /// Has the threads of all processes but number `stays` issue the rest of the calls that the stop has cut short.
+    fn carry_calls_on(&mut self, stays: Option<usize>) {
+        let goes = self.run_on(stays);
+        let cut = |(p, goes): (&Process, &bool)| *goes && p.tasks.iter().any(|t| cut::may_be(&t.regs));
+        if self.processes.iter().zip(&goes).any(cut) {
+            self.each_task(
+                |process, _, task| goes[process] && task.deferred == 0 && cut::may_be(&task.regs),
+                |task, now| {
+                    // Of a task that has ended there is nothing left; where anything else fails, the call has done a part.
+                    if *now {
+                        drop(cut::carry_on(task.tid, &task.regs));
                     }
                 },
             );

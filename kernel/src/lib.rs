@@ -4,6 +4,7 @@
 
 pub mod blob;
 pub mod cpu;
+pub mod cut;
 pub mod dir;
 pub mod direct;
 pub mod futex;

@@ -140,6 +140,15 @@ pub fn has_changed(tid: i32) -> bool {
     !matches!(peek(tid), Ok(None))
 }
 
+/// Writes `code`, whole words, at `addr` of a stopped task, also where it may not write itself.
+pub fn write_code(tid: i32, addr: u64, code: &[u8]) -> io::Result<()> {
+    for (at, word) in (addr as usize..).step_by(8).zip(code.chunks_exact(8)) {
+        let word = usize::from_le_bytes(word.try_into().map_err(io::Error::other)?);
+        request(libc::PTRACE_POKETEXT, tid, at, word)?;
+    }
+    Ok(())
+}
+
 /// Reads the general registers.
 pub fn get_regs(tid: i32) -> io::Result<Regs> {
     // SAFETY: all-zero bytes are a valid value of this plain C struct.

@@ -8,6 +8,7 @@ use crate::sys;
 use crate::tree::{Role, Tree};
 use belay_image::model::{Job, Process, ProcessState, Processor, Thread};
 use belay_kernel::blob::Blob;
+use belay_kernel::cut;
 use belay_kernel::futex::{self, Returning};
 use belay_kernel::masks;
 use belay_kernel::proc;
@@ -89,6 +90,11 @@ impl Stopped<'_> {
             }
         }
         let signals: HashMap<i32, i32> = running.iter().flat_map(|p| alive(p)).filter_map(enter_call).collect();
+        let cut = running
+            .iter()
+            .flat_map(|p| alive(p))
+            .filter(|t| !signals.contains_key(&t.tid));
+        cut.for_each(carry_call_on);
         let (waiters, others): (Vec<&Thread>, Vec<&Thread>) = running
             .iter()
             .flat_map(|p| alive(p))
@@ -124,6 +130,14 @@ fn enter_call(t: &Thread) -> Option<(i32, i32)> {
         Ok(Event::Signal(signal)) => Some((t.tid, signal)),
         // An end is seen by who waits for it.
         _ => None,
+    }
+}
+
+/// Has a thread issue the rest of a call that the checkpoint has cut short.
+fn carry_call_on(t: &Thread) {
+    let regs = ptrace::words_to_regs(&t.regs).filter(cut::may_be);
+    if let Some(Err(e)) = regs.map(|regs| cut::carry_on(t.tid, &regs)) {
+        tracing::warn!(tid = t.tid, error = %e, "a call that was cut short returns what it has done");
     }
 }
 

@@ -5,6 +5,7 @@ use crate::suspend::Task;
 use crate::tracers::Traced;
 use crate::waits::Sleepers;
 use crate::CaptureError;
+use belay_kernel::cut;
 use belay_kernel::masks;
 use belay_kernel::proc;
 use belay_kernel::ptrace::{self, Event};
@@ -93,10 +94,13 @@ fn seen(of: &Of, event: Event, sleepers: &Sleepers) -> Look {
 fn stopped(of: Of, group_stop: Option<i32>, sleepers: &Sleepers) -> Look {
     let Of { tid, tracer, .. } = of;
     let read = || Ok((ptrace::get_regs(tid)?, ptrace::get_xstate(tid)?, ptrace::get_sigmask(tid)?));
-    let (regs, xstate, sigmask) = match read() {
+    let (mut regs, xstate, sigmask) = match read() {
         Ok(state) => state,
         Err(e) => return unreadable(of, &e),
     };
+    if let Err(e) = cut::take_back(tid, &mut regs) {
+        return unreadable(of, &e);
+    }
     let rseq = ptrace::rseq(tid).unwrap_or((0, 0, 0));
     let mut task = Box::new(Task {
         tid,

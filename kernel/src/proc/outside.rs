@@ -33,10 +33,11 @@ impl Default for Dying {
 }
 
 impl Dying {
-    /// Whether none of those that are left, `pids`, has done anything for `limit`.
+    /// Whether none of those that are left, `pids`, has done anything for `limit`. One that waits for a processor does not hang.
     pub fn is_stuck(&mut self, pids: &[i32], limit: Duration) -> bool {
-        let left: Vec<(i32, u64)> = pids.iter().filter_map(|pid| Some((*pid, stat(*pid).ok()?.ticks))).collect();
-        if left != self.left {
+        let stats: Vec<(i32, super::Stat)> = pids.iter().filter_map(|pid| Some((*pid, stat(*pid).ok()?))).collect();
+        let left: Vec<(i32, u64)> = stats.iter().map(|(pid, s)| (*pid, s.ticks)).collect();
+        if left != self.left || stats.iter().any(|(_, s)| s.state == 'R') {
             self.since = Instant::now();
             self.left = left;
         }
@@ -129,11 +130,11 @@ mod tests {
     #[test]
     fn only_what_does_nothing_is_stuck() {
         let limit = Duration::from_millis(300);
-        let stuck_after = |script: &str| {
+        let stuck_within = |script: &str, time: Duration| {
             let mut child = Command::new("sh").args(["-c", script]).spawn().unwrap();
             let (mut dying, begin) = (Dying::default(), Instant::now());
             let mut stuck = false;
-            while !stuck && begin.elapsed() < limit * 5 {
+            while !stuck && begin.elapsed() < time {
                 stuck = dying.is_stuck(&[child.id().cast_signed()], limit);
                 std::thread::sleep(limit / 10);
             }
@@ -141,8 +142,8 @@ mod tests {
             child.wait().unwrap();
             stuck
         };
-        assert!(stuck_after("exec sleep 100000"));
-        assert!(!stuck_after("while :; do :; done"));
+        assert!(stuck_within("exec sleep 100000", END_LIMIT));
+        assert!(!stuck_within("while :; do :; done", limit * 5));
     }
 
     /// In a process of its own, since it ends all but one of its descendants.

@@ -63,6 +63,7 @@ fn cases() -> Vec<Case> {
         prog("sig_storm"),
         prog("sig_masked"),
         prog("sig_masked aio"),
+        prog("call_cut"),
         prog("timer_itimer"),
         prog("timer_alarm"),
         prog("timer_posix"),
