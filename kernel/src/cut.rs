@@ -8,6 +8,7 @@ mod done;
 mod place;
 mod rest;
 
+use crate::masks::ERESTARTNOHAND;
 use crate::ptrace::{self, Regs};
 use crate::vm;
 use place::Slot;
@@ -18,7 +19,7 @@ use std::sync::{Mutex, PoisonError};
 /// Where a rest was issued, by thread. Held while a place is looked for, too: tasks of other tracers may have the same memory.
 static ISSUED: Mutex<Option<HashMap<i32, u64>>> = Mutex::new(None);
 
-/// Room that kernel and compiler use below a stack pointer is not looked at: only what lies above. This many bytes of another stack than the call's.
+/// How much of another stack than the call's is looked at, above its pointer, bytes.
 const OTHER_STACK: u64 = 64 * 1024;
 /// Most that is looked at of the call's own stack, bytes.
 const OWN_STACK: u64 = 1024 * 1024;
@@ -36,12 +37,12 @@ pub fn carry_on(tid: i32, regs: &Regs) -> io::Result<()> {
     let Some(at) = place::free(tid) else { return Ok(()) };
     ptrace::write_code(tid, at, &Slot::new(tid, regs).code())?;
     issued.get_or_insert_default().insert(tid, at);
+    // As if the rest had been interrupted: a handler that is to run before it has begun ends it, too.
     ptrace::set_regs(
         tid,
         &Regs {
-            rip: at,
-            rax: rest.orig_rax,
-            orig_rax: u64::MAX,
+            rip: at + place::SYSCALL_BYTES,
+            rax: ERESTARTNOHAND.cast_unsigned(),
             ..rest
         },
     )

@@ -6,6 +6,8 @@ use crate::vm;
 
 /// Length of one place.
 pub(super) const BYTES: usize = 120;
+/// Length of the instruction `syscall`.
+pub(super) const SYSCALL_BYTES: u64 = 2;
 /// So many zeros at the end of the vDSO may belong to it, bytes.
 const MARGIN: usize = 64;
 /// `syscall`; `test %rax,%rax`; `jns .+2`; `xor %eax,%eax`; `add $.., %rax`.
