@@ -5,10 +5,10 @@
 //! exec, and the exec for the tracer. So a thread that seizes nothing itself waits for what has ended, once seizing takes long.
 //!
 //! Likewise a main thread that was killed is said to have ended only when nobody has to wait for another thread of its process any more: who waits for the end of what a main thread is doing would wait for ever.
-
+use belay_kernel::prompt;
 use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 /// How long that may take before ended tasks are looked for, and again after each look.
@@ -71,14 +71,11 @@ impl Reaper {
         let seized = Seized::default();
         let list = seized.clone();
         let (end, ending) = channel::<()>();
-        let thread = std::thread::Builder::new()
-            .name("belay-reaper".into())
-            .stack_size(64 * 1024)
-            .spawn(move || {
-                while ending.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-                    list.reap();
-                }
-            })?;
+        let thread = prompt::spawn(Builder::new().name("belay-reaper".into()).stack_size(64 * 1024), move || {
+            while ending.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+                list.reap();
+            }
+        })?;
         Ok(Self {
             seized,
             end: Some(end),

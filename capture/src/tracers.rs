@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Jobs with fewer tasks are left to the calling thread: dividing them would take longer.
@@ -186,16 +186,11 @@ impl Helper {
     fn start() -> std::io::Result<Self> {
         let (jobs, queue) = channel::<Job>();
         let (tell, told) = channel();
-        let thread = std::thread::Builder::new()
-            .name("belay-tracer".into())
-            .stack_size(STACK)
-            .spawn(move || {
-                prompt::short_turns();
-                // SAFETY: takes nothing and returns a number.
-                let _ = tell.send(unsafe { libc::gettid() });
-                let _first = prompt::First::now();
-                queue.iter().for_each(|job| job());
-            })?;
+        let thread = prompt::spawn(Builder::new().name("belay-tracer".into()).stack_size(STACK), move || {
+            // SAFETY: takes nothing and returns a number.
+            let _ = tell.send(unsafe { libc::gettid() });
+            queue.iter().for_each(|job| job());
+        })?;
         let gone = told.recv().ok().and_then(|tid| pidfd::open_thread(tid).ok());
         Ok(Self {
             jobs: Some(jobs),
@@ -207,10 +202,9 @@ impl Helper {
 
 /// Waits for the end of the thread behind `gone`, in a thread that sleeps by then: the moment at which that was woken is the one.
 fn watch(gone: OwnedFd) -> std::io::Result<JoinHandle<Instant>> {
-    std::thread::Builder::new()
-        .name("belay-watch".into())
-        .stack_size(STACK)
-        .spawn(move || waking::moment_of(|| pidfd::wait_gone(gone.as_fd())))
+    prompt::spawn(Builder::new().name("belay-watch".into()).stack_size(STACK), move || {
+        waking::moment_of(|| pidfd::wait_gone(gone.as_fd()))
+    })
 }
 
 impl Drop for Helper {

@@ -288,9 +288,7 @@ fn spawn_writer(
     send: mpsc::Sender<Result<Written, CaptureError>>,
     done: Wake,
 ) -> std::io::Result<JoinHandle<()>> {
-    std::thread::Builder::new().name("belay-write".into()).spawn(move || {
-        prompt::short_turns();
-        let _first = prompt::First::now();
+    prompt::spawn(std::thread::Builder::new().name("belay-write".into()), move || {
         let written = snapshot.write(&mut session, &|bytes, expected| {
             counters.bytes.store(bytes, Ordering::Relaxed);
             counters.expected.store(expected, Ordering::Relaxed);

@@ -346,6 +346,7 @@ impl Agent {
         // Not before: the command has what its launcher was given.
         sys::write_large_files();
         belay_kernel::prompt::short_turns();
+        belay_kernel::prompt::prepare();
         self.pid = std::process::id().cast_signed();
         self.root_pid = root_pid;
         self.root_status = ended;
