@@ -232,7 +232,7 @@ mod tests {
         let secure = Secure::responder(&key, TREE, Answered::default()).unwrap();
         let mut link = Link::over(listener.accept().unwrap().0, secure).unwrap();
         link.heard = Instant::now().checked_sub(SILENCE * 2).unwrap();
-        assert!(matches!(link.keep_alive(&(), SILENCE), Err(LinkError::Silent(10))));
+        assert!(matches!(link.keep_alive(&(), SILENCE), Err(LinkError::Silent(20))));
         peer.write_all(b"x").unwrap();
         assert!(link.wait(SILENCE).unwrap());
         link.sent = Instant::now();
