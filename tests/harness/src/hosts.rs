@@ -278,6 +278,8 @@ impl Hosts {
             .args(unshare)
             .args(["--", "sh", "-c", &init])
             .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+            // A host's temporary files are its own.
+            .env_remove("TMPDIR")
             .stdin(Stdio::null())
             .spawn()
             .map_err(|e| format!("unshare: {e}"))?;
