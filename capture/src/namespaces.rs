@@ -2,6 +2,7 @@
 
 use crate::process::Draft;
 use crate::CaptureError;
+use belay_kernel::dir::{read_link_at, Dir};
 use belay_kernel::proc::Status;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -58,30 +59,38 @@ pub(crate) fn has_own_clocks(pid: i32) -> bool {
     namespace(pid, "time").is_some_and(|n| namespace(own(), "time").is_some_and(|own| n != own))
 }
 
-/// The agent's namespaces, of those that a single thread can enter.
+/// The agent's namespaces, of those that a single thread can enter, and that of its processes, which is that of the job's.
 #[derive(Debug)]
-pub(crate) struct OfThreads([Option<PathBuf>; OF_THREADS.len()]);
+pub(crate) struct OfThreads {
+    entered: [Option<PathBuf>; OF_THREADS.len()],
+    processes: Option<PathBuf>,
+}
 
 impl OfThreads {
-    /// `None` where no thread of the job can have entered another one: that takes CAP_SYS_ADMIN, which none has got where the agent has not, or else a user namespace of its own, which only a process
-    /// with one thread can enter.
+    /// `None` where no thread of the job can have entered another one: that takes CAP_SYS_ADMIN, which none has got where the agent has not,
+    /// or else a user namespace of its own, which only a process with one thread can enter.
     pub(crate) fn own() -> Option<Self> {
         let held = Status::read(own()).ok().and_then(|s| s.hex("CapPrm")).unwrap_or(u64::MAX);
-        (held & CAP_SYS_ADMIN != 0).then(|| Self(OF_THREADS.map(|kind| namespace(own(), kind))))
+        (held & CAP_SYS_ADMIN != 0).then(|| Self {
+            entered: OF_THREADS.map(|kind| namespace(own(), kind)),
+            processes: namespace(own(), "pid"),
+        })
     }
 
-    /// Why a thread cannot be restored where it is, or where what it makes will be. Where the `first` one of a process is, is looked at with the process.
+    /// Why a thread cannot be restored where it is, or where what it makes will be. Where the `first` one of a process is, is looked at with
+    /// the process. Each link is asked for at its directory, whose path would take longer than the link.
     pub(crate) fn unsupported(&self, pid: i32, tid: i32, first: bool) -> Option<&'static str> {
-        let directory = format!("/proc/{pid}/task/{tid}/ns");
-        let of = |kind: &str| std::fs::read_link(format!("{directory}/{kind}")).ok();
+        let directory = Dir::find(format!("/proc/{pid}/task/{tid}/ns").as_ref()).ok()?;
+        let of = |kind: &str| read_link_at(&directory, kind.as_ref()).ok();
         let apart = |(kind, own): (&str, &Option<PathBuf>)| of(kind).is_some_and(|n| own.as_ref().is_some_and(|own| n != *own));
-        if !first && OF_THREADS.into_iter().zip(&self.0).any(apart) {
+        if !first && OF_THREADS.into_iter().zip(&self.entered).any(apart) {
             return Some("is in a namespace of its own (unshare, setns), which cannot be restored; launch belay inside it");
         }
         // What nobody has entered yet cannot be looked at.
-        let inside = |kind: &str| of(&format!("{kind}_for_children")).map(|n| of(kind).is_some_and(|own| n != own));
-        let made = of("pid").is_some() && inside("pid").unwrap_or(true) || inside("time").unwrap_or(false);
-        made.then_some("has made a namespace for the children that it will have (unshare), which cannot be restored")
+        let processes = self.processes.is_some() && of("pid_for_children") != self.processes;
+        let clocks = || of("time_for_children").is_some_and(|made| of("time").is_some_and(|own| made != own));
+        (processes || clocks())
+            .then_some("has made a namespace for the children that it will have (unshare), which cannot be restored")
     }
 }
 

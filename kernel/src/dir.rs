@@ -1,12 +1,12 @@
 //! A directory by its descriptor: what is opened, made or renamed in it lies in this one, whatever its path leads to meanwhile.
 
 use crate::check;
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 /// A name that leads nowhere else: one part, no link is followed, nothing is waited for, and no terminal becomes this process's own.
 const PLAIN: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
@@ -26,6 +26,18 @@ pub(crate) fn open_at(dir: RawFd, path: &Path, flags: i32, mode: u32) -> io::Res
     let fd = check(unsafe { libc::openat(dir, path.as_ptr(), flags | libc::O_CLOEXEC, mode) }.into())?;
     // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// Where the symbolic link `name` in `dir` leads; the one on which `dir` itself is open where `name` is empty.
+pub fn read_link_at(dir: &impl AsRawFd, name: &Path) -> io::Result<PathBuf> {
+    let name = c_string(name)?;
+    let mut target = [0u8; libc::PATH_MAX as usize];
+    // SAFETY: the name is a zero-terminated string, the buffer is valid for writing its length.
+    let n = unsafe { libc::readlinkat(dir.as_raw_fd(), name.as_ptr(), target.as_mut_ptr().cast(), target.len()) };
+    match target.get(..check(n as libc::c_long)? as usize) {
+        Some(path) if path.len() < target.len() => Ok(OsStr::from_bytes(path).into()),
+        _ => Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG)),
+    }
 }
 
 /// `name`, if it is one part of a path.

@@ -3,13 +3,12 @@
 //! Each directory on the way belongs to this user or to root, and nobody else may write it, unless its sticky bit keeps others from renaming what is not theirs (`/tmp`). Links are followed
 //! where they are this user's or root's. A group that is this user's alone (the same name, no other members), and root's, may write.
 
-use crate::dir::{open_at, Dir};
+use crate::dir::{open_at, read_link_at, Dir};
 use std::ffi::{CStr, CString, OsString};
 use std::fmt;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -119,7 +118,7 @@ impl Walk {
                     );
                     return Err(Untrusted::Others { at: link, why });
                 }
-                let target = read_link(&next)?;
+                let target = read_link_at(&next, Path::new(""))?;
                 if target.is_absolute() {
                     (at, way) = (root()?, PathBuf::from("/"));
                 }
@@ -206,21 +205,6 @@ fn maps(map: &str, id: u32) -> bool {
             _ => false,
         }
     })
-}
-
-/// Where the link leads that `link` is open on.
-fn read_link(link: &OwnedFd) -> io::Result<PathBuf> {
-    let mut target = vec![0u8; libc::PATH_MAX as usize];
-    // SAFETY: the name is a zero-terminated string, the buffer is valid for writing its length.
-    let n = unsafe { libc::readlinkat(link.as_raw_fd(), c"".as_ptr(), target.as_mut_ptr().cast(), target.len()) };
-    match usize::try_from(n) {
-        Ok(n) if n < target.len() => {
-            target.truncate(n);
-            Ok(OsString::from_vec(target).into())
-        }
-        Ok(_) => Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG)),
-        Err(_) => Err(io::Error::last_os_error()),
-    }
 }
 
 /// Whether `dir` has a list of further users and groups with rights; also where that cannot be told.

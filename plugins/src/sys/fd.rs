@@ -1,10 +1,10 @@
 //! Calls on descriptors: open, flags, offsets, data.
 
 use super::{check, check_len};
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CString, OsStr};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// `fcntl` commands that the libc crate lacks.
@@ -350,13 +350,7 @@ pub(crate) fn open_at(directory: &OwnedFd, name: &str, flags: i32) -> io::Result
 
 /// Target of the symbolic link `name` in `directory`.
 pub(crate) fn readlink_at(directory: &OwnedFd, name: &str) -> io::Result<PathBuf> {
-    let name = c_path(Path::new(name))?;
-    let mut target = vec![0u8; libc::PATH_MAX as usize];
-    // SAFETY: as above; `target` is valid for writing its length.
-    let n = check_len(unsafe { libc::readlinkat(directory.as_raw_fd(), name.as_ptr(), target.as_mut_ptr().cast(), target.len()) })?;
-    target.truncate(n);
-    target.shrink_to_fit();
-    Ok(PathBuf::from(OsString::from_vec(target)))
+    belay_kernel::dir::read_link_at(directory, Path::new(name))
 }
 
 /// Target of the symbolic link `path`.
