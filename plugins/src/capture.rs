@@ -19,7 +19,7 @@ use belay_kernel::kcmp;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -103,6 +103,8 @@ pub(crate) struct Session<'a> {
     pub(crate) claims: Vec<OwnedFd>,
     /// What files are called now.
     pub(crate) renamed: Renamed,
+    /// Options of sockets that have been read already.
+    pub(crate) options: HashMap<DescId, sockets::options::Options>,
     /// What is known of UDP sockets and multicast groups.
     pub(crate) udp: sockets::udp::UdpSet,
     /// Kernel's socket diagnosis, opened when first needed.
@@ -180,6 +182,12 @@ impl Session<'_> {
         })
     }
 
+    /// Where a description is to be had, that is not in flight: a pidfd and the number.
+    pub(crate) fn sight(&self, found: &Found) -> Option<(BorrowedFd<'_>, RawFd)> {
+        let door = self.doors.get(&found.holder.pid).filter(|_| found.kept.is_none())?;
+        Some((door.pidfd(), found.holder.fd))
+    }
+
     /// A duplicate of a descriptor of the job.
     fn duplicate(&self, holder: Holder) -> Result<OwnedFd, Fault> {
         match self.doors.get(&holder.pid) {
@@ -239,6 +247,7 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
         queues: mqueue::QueueSet::default(),
         terminals: terminals::TerminalSet::default(),
         tcp: sockets::tcp::TcpSet::default(),
+        options: HashMap::new(),
         udp: sockets::udp::UdpSet::default(),
         claims: Vec::new(),
         renamed: Renamed::default(),
@@ -256,6 +265,7 @@ pub(crate) fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> 
     if !refusals.is_empty() {
         return Err(refusals);
     }
+    session.options = sockets::options::read_ahead(&session);
     let mut out = Descriptors::default();
     let mut id = 0;
     while id < session.found.len() {

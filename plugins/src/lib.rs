@@ -37,6 +37,7 @@ mod renamed;
 mod shm;
 mod signalfd;
 mod sockets;
+mod spread;
 mod sys;
 mod tables;
 mod terminals;

@@ -7,7 +7,6 @@ use belay_kernel::pidfd;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// So many descriptors of one table a thread takes at once.
 const PIECE: usize = 256;
@@ -118,26 +117,9 @@ pub(crate) fn look(tables: &[Sight<'_>]) -> Vec<Vec<Result<Look, Fault>>> {
             numbers.chunks(PIECE).map(piece)
         })
         .collect();
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut done = Vec::new();
-        while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-            done.push((piece.table, piece.numbers, piece.look()));
-        }
-        done
-    };
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let helpers = processors.min(pieces.len().div_ceil(4)).saturating_sub(1);
-    let mut done = std::thread::scope(|scope| {
-        let helpers: Vec<_> = (0..helpers).map(|_| scope.spawn(work)).collect();
-        let mut done = work();
-        done.extend(helpers.into_iter().flat_map(|h| h.join().unwrap_or_default()));
-        done
-    });
-    done.sort_by_key(|(table, numbers, _)| (*table, numbers.first().copied()));
     let mut out: Vec<Vec<_>> = tables.iter().map(|_| Vec::new()).collect();
-    for (table, _, looks) in done {
-        out[table].extend(looks);
+    for (piece, looks) in pieces.iter().zip(crate::spread::each(&pieces, Piece::look)) {
+        out[piece.table].extend(looks);
     }
     out
 }

@@ -48,7 +48,7 @@ pub(crate) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), kind: i32
         protocol,
         local: sock::local(raw).at("read its address")?,
         groups,
-        options: options::capture(raw, false)?,
+        options: options::of(s, (id, raw), false)?,
         peer: sock::peer(raw).at("read its peer")?.unwrap_or_default(),
     })
 }

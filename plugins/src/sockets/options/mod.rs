@@ -4,12 +4,16 @@ mod filter;
 mod table;
 
 use super::send_buffer::SO_BUF_LOCK;
+use crate::capture::{Found, Session};
 use crate::fault::{At, Fault};
+use crate::model::DescId;
+use crate::spread;
 use crate::sys::sock;
+use belay_kernel::pidfd;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::os::fd::RawFd;
-use table::{Entry, Sort, TABLE};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use table::{Entry, Sort, Who, TABLE};
 
 /// When an option is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,17 +72,55 @@ pub(crate) struct Options {
     buffers: (i32, i32),
 }
 
-/// Reads the options of a socket, which has a connection of TCP, or tries to have one, if it is `connected`.
-pub(crate) fn capture(raw: RawFd, connected: bool) -> Result<Options, Fault> {
-    let opt = |o| sock::get::<i32>(raw, libc::SOL_SOCKET, o).at("read its type");
-    let sort = Sort {
-        family: opt(libc::SO_DOMAIN)?,
-        protocol: opt(libc::SO_PROTOCOL)?,
-        connected,
+/// Sockets that one of several threads takes at once.
+const PIECE: usize = 64;
+
+/// The options of all sockets found so far but those of TCP sockets that only unconnected ones have: reading them takes most of a socket's
+/// time, so several threads do. What cannot be read is left out, and is refused when its turn comes.
+pub(crate) fn read_ahead(s: &Session<'_>) -> HashMap<DescId, Options> {
+    let is_socket = |found: &Found| found.stat.st_mode & libc::S_IFMT == libc::S_IFSOCK && found.flags & libc::O_PATH == 0;
+    let sights = s.found.iter().enumerate().filter(|(_, found)| is_socket(found));
+    let sights: Vec<_> = sights.filter_map(|(id, found)| Some((id, s.sight(found)?))).collect();
+    let pieces: Vec<_> = sights.chunks(PIECE).collect();
+    let read = |(id, (pidfd, number)): &(DescId, (BorrowedFd<'_>, RawFd))| {
+        let own = pidfd::getfd(*pidfd, *number).ok()?;
+        Some((*id, capture(own.as_raw_fd(), true).ok()?))
     };
+    let read = spread::each(&pieces, |piece| piece.iter().filter_map(read).collect::<Vec<_>>());
+    read.into_iter().flatten().collect()
+}
+
+/// The options of socket `id`, which has a connection of TCP, or tries to have one, if it is `connected`.
+pub(crate) fn of(s: &mut Session<'_>, (id, raw): (DescId, RawFd), connected: bool) -> Result<Options, Fault> {
+    let Some(mut options) = s.options.remove(&id) else {
+        return capture(raw, connected);
+    };
+    if !connected {
+        options
+            .values
+            .extend(read(raw, Sort::of(raw, false)?, |who| who == Who::Listed)?);
+    }
+    Ok(options)
+}
+
+/// Reads all options of a socket.
+pub(crate) fn capture(raw: RawFd, connected: bool) -> Result<Options, Fault> {
+    let values = read(raw, Sort::of(raw, connected)?, |_| true)?;
+    let opt = |o| sock::get::<i32>(raw, libc::SOL_SOCKET, o).at("read its buffers");
+    // Kernels before 5.14 do not tell; there a size that differs from a fresh socket's is taken for chosen.
+    let lock = sock::get::<i32>(raw, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(3);
+    let chosen = |bit: i32, option: i32| if lock & bit == 0 { Ok(0) } else { opt(option) };
+    Ok(Options {
+        values,
+        buffers: (chosen(1, libc::SO_SNDBUF)?, chosen(2, libc::SO_RCVBUF)?),
+    })
+}
+
+/// Reads the options that such a socket has, of those that are `wanted`.
+fn read(raw: RawFd, sort: Sort, wanted: impl Fn(Who) -> bool) -> Result<Vec<(i32, i32, Vec<u8>)>, Fault> {
     let mut values = Vec::new();
     let mut buf = [0u8; LONGEST];
-    for entry in TABLE.iter().filter(|e| e.who.are(sort)) {
+    for entry in TABLE.iter().filter(|e| wanted(e.who) && e.who.are(sort)) {
         let value = if entry.id() == FILTER {
             filter::read(raw)?
         } else {
@@ -89,13 +131,18 @@ pub(crate) fn capture(raw: RawFd, connected: bool) -> Result<Options, Fault> {
         };
         values.extend(value.map(|v| (entry.level, entry.number, v)));
     }
-    // Kernels before 5.14 do not tell; there a size that differs from a fresh socket's is taken for chosen.
-    let lock = sock::get::<i32>(raw, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(3);
-    let chosen = |bit: i32, option: i32| if lock & bit == 0 { Ok(0) } else { opt(option) };
-    Ok(Options {
-        values,
-        buffers: (chosen(1, libc::SO_SNDBUF)?, chosen(2, libc::SO_RCVBUF)?),
-    })
+    Ok(values)
+}
+
+impl Sort {
+    fn of(raw: RawFd, connected: bool) -> Result<Self, Fault> {
+        let opt = |o| sock::get::<i32>(raw, libc::SOL_SOCKET, o).at("read its type");
+        Ok(Self {
+            family: opt(libc::SO_DOMAIN)?,
+            protocol: opt(libc::SO_PROTOCOL)?,
+            connected,
+        })
+    }
 }
 
 impl Entry {

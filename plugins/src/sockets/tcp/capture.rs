@@ -107,7 +107,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Tcp
         early: None,
         unsent: None,
         since: 0,
-        options: options::capture(raw, !matches!(info.state, CLOSE | TCP_LISTEN))?,
+        options: options::of(s, (id, raw), !matches!(info.state, CLOSE | TCP_LISTEN))?,
     })
 }
 

@@ -67,7 +67,7 @@ pub(crate) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), protocol:
         local,
         peer: sock::peer(raw).at("read its peer")?,
         queue,
-        options: options::capture(raw, false)?,
+        options: options::of(s, (id, raw), false)?,
         protocol,
         shutdown,
         groups,

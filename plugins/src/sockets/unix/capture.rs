@@ -20,7 +20,7 @@ pub(crate) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), kind: i32
     let name = sock::local(raw).at("read its name")?;
     let peer_name = sock::peer(raw).at("read its peer's name")?.unwrap_or_default();
     let accepts = sock::get::<i32>(raw, libc::SOL_SOCKET, libc::SO_ACCEPTCONN).at("read its state")? != 0;
-    let options = options::capture(raw, false)?;
+    let options = options::of(s, (id, raw), false)?;
     let listening = if accepts {
         pending(s, &info.pending)?;
         Some((info.backlog, info.pending.clone()))
