@@ -31,13 +31,26 @@ impl Witnesses {
         let agent = Agent::own()?;
         let mut out = Self::default();
         for ((process, draft), seen) in job.processes.iter().zip(drafts).zip(seen) {
-            let statuses = seen.iter().map(|seen| seen.rights.as_ref().unwrap_or(&draft.status));
-            let of = statuses.take(process.tasks.len()).map(|status| out.witness(&agent, status));
-            let of = of.collect::<io::Result<Vec<i32>>>();
+            let statuses = seen.iter().map(|seen| seen.rights.as_deref().unwrap_or(&draft.status));
+            let of = out.witnesses(&agent, statuses.take(process.tasks.len()));
             out.of
                 .push(of.map_err(|e| CaptureError::system("look for Landlock domains: make a process for that", e))?);
         }
         Ok(out)
+    }
+
+    /// Threads that may do the same have one status in common.
+    fn witnesses<'a>(&mut self, agent: &Agent, threads: impl Iterator<Item = &'a Status>) -> io::Result<Vec<i32>> {
+        let mut last: Option<(&Status, i32)> = None;
+        let witness = |status: &'a Status| {
+            let witness = match last {
+                Some((before, witness)) if std::ptr::eq(before, status) => witness,
+                _ => self.witness(agent, status)?,
+            };
+            last = Some((status, witness));
+            Ok(witness)
+        };
+        threads.map(witness).collect()
     }
 
     fn witness(&mut self, agent: &Agent, thread: &Status) -> io::Result<i32> {

@@ -77,11 +77,10 @@ impl OfThreads {
         })
     }
 
-    /// Why a thread cannot be restored where it is, or where what it makes will be. Where the `first` one of a process is, is looked at with
-    /// the process. Each link is asked for at its directory, whose path would take longer than the link.
-    pub(crate) fn unsupported(&self, pid: i32, tid: i32, first: bool) -> Option<&'static str> {
-        let directory = Dir::find(format!("/proc/{pid}/task/{tid}/ns").as_ref()).ok()?;
-        let of = |kind: &str| read_link_at(&directory, kind.as_ref()).ok();
+    /// Why the thread whose directory in `/proc` is `task` cannot be restored where it is, or where what it makes will be. Where the `first` one
+    /// of a process is, is looked at with the process.
+    pub(crate) fn unsupported(&self, task: &Dir, first: bool) -> Option<&'static str> {
+        let of = |kind: &str| read_link_at(task, format!("ns/{kind}").as_ref()).ok();
         let apart = |(kind, own): (&str, &Option<PathBuf>)| of(kind).is_some_and(|n| own.as_ref().is_some_and(|own| n != *own));
         if !first && OF_THREADS.into_iter().zip(&self.entered).any(apart) {
             return Some("is in a namespace of its own (unshare, setns), which cannot be restored; launch belay inside it");

@@ -316,7 +316,7 @@ pub(crate) fn check_supported(
         for (task, seen) in process.tasks.iter().zip(seen) {
             let rights = seen
                 .rights
-                .as_ref()
+                .as_deref()
                 .and_then(|status| rights::unsupported(status, options.led));
             if let Some(reason) = rights.or(seen.unsupported) {
                 refuse(pid, &format!("thread {}", task.tid), reason);

@@ -13,12 +13,14 @@ use belay_abi::inject::{SchedAttr, ThreadTable};
 use belay_image::attributes::{Own, SchedMore, ThreadPrctl};
 use belay_image::model;
 use belay_image::name::Name;
+use belay_kernel::dir::Dir;
 use belay_kernel::kcmp;
 use belay_kernel::proc::{self, Status};
 use belay_kernel::ptrace::{self, Regs};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const SCHED_FLAG_RESET_ON_FORK: u64 = 1;
 const SCHED_FLAG_RECLAIM: u64 = 2;
@@ -40,7 +42,7 @@ pub(crate) struct Seen {
     /// Whether its descriptor table is not that of the first thread.
     apart: bool,
     /// The lines of its status that [`rights`] go by; `None` of the first thread, whose status is read as a whole.
-    pub(crate) rights: Option<Status>,
+    pub(crate) rights: Option<Arc<Status>>,
     /// Why it cannot be saved.
     pub(crate) unsupported: Option<&'static str>,
 }
@@ -64,44 +66,72 @@ pub(crate) fn look<M>(
     let namespaces = OfThreads::own();
     let see = move |task: &mut Task, first: &(i32, i32)| see(*first, task.tid, namespaces.as_ref());
     let (all, (done, apart)) = job.each_task_while(|process, _, _| first[process], see, both);
+    let mut rights = Rights::default();
     let seen = all.into_iter().zip(apart).map(|(seen, apart)| {
-        let mut seen = seen.into_iter().collect::<Result<Vec<_>, _>>()?;
-        for (seen, apart) in seen.iter_mut().zip(apart?) {
+        let mut out = Vec::with_capacity(seen.len());
+        for (seen, apart) in seen.into_iter().zip(apart?) {
+            let (mut seen, lines) = seen?;
             seen.apart = apart;
+            seen.rights = lines.map(|lines| rights.of(lines));
+            out.push(seen);
         }
-        Ok(seen)
+        Ok(out)
     });
     (seen.collect(), done)
 }
 
+/// What threads may do, by the lines that say so: usually all threads have the same, which is read into words once.
+#[derive(Default)]
+struct Rights(Vec<(Vec<u8>, Arc<Status>)>);
+
+impl Rights {
+    fn of(&mut self, lines: Vec<u8>) -> Arc<Status> {
+        if let Some((_, known)) = self.0.iter().rev().find(|(known, _)| *known == lines) {
+            return known.clone();
+        }
+        let status = Arc::new(Status::parse(&lines));
+        self.0.push((lines, status.clone()));
+        status
+    }
+}
+
 /// This is the first that is asked of each thread when all of the job stands still. One that has ended nevertheless, by a signal or because one that nobody knew of has called exec, is not to be had any
 /// more, and then the list of its process may not have been whole.
-fn see((pid, first): (i32, i32), tid: i32, namespaces: Option<&OfThreads>) -> Result<Seen, CaptureError> {
+fn see((pid, first): (i32, i32), tid: i32, namespaces: Option<&OfThreads>) -> Result<(Seen, Option<Vec<u8>>), CaptureError> {
     let pending = pending(pid, tid, false);
     if ptrace::dispatches_syscalls(tid).is_ok_and(|on| on) {
         let reason = "handles its system calls itself (PR_SET_SYSCALL_USER_DISPATCH), also those that a checkpoint needs; run the program without that";
         return Err(CaptureError::refuse(pid, format!("thread {tid}"), reason));
     }
-    Ok(Seen {
-        pending: pending?,
-        directories: if is_own((pid, first), tid, kcmp::Object::Fs)? {
-            Some(directories(tid)?)
-        } else {
-            None
-        },
-        apart: false,
-        rights: if tid == first {
-            None
-        } else {
-            Some(Status::read_only(pid, tid, &rights::KEYS).map_err(|_| has_ended(pid, tid))?)
-        },
+    let pending = pending?;
+    let directories = if is_own((pid, first), tid, kcmp::Object::Fs)? {
+        Some(directories(tid)?)
+    } else {
+        None
+    };
+    // What is asked by name is asked at its directory, whose path would take longer than the name.
+    let task = || Dir::find(format!("/proc/{pid}/task/{tid}").as_ref()).map_err(|_| has_ended(pid, tid));
+    let (mut lines, mut unsupported) = (None, None);
+    if tid != first || namespaces.is_some() {
+        let task = task()?;
+        if tid != first {
+            lines = Some(Status::lines_of(&task, &rights::KEYS).map_err(|_| has_ended(pid, tid))?);
+        }
         // Both need a capability.
-        unsupported: namespaces.and_then(|own| {
+        unsupported = namespaces.and_then(|own| {
             let ports = ptrace::has_ports(tid).unwrap_or(false);
             let ports = ports.then_some("may use I/O ports (ioperm, iopl), which cannot be restored");
-            own.unsupported(pid, tid, tid == first).or(ports)
-        }),
-    })
+            own.unsupported(&task, tid == first).or(ports)
+        });
+    }
+    let seen = Seen {
+        pending,
+        directories,
+        apart: false,
+        rights: None,
+        unsupported,
+    };
+    Ok((seen, lines))
 }
 
 /// Which of the threads `tids` of a process have another descriptor table than the first.
@@ -246,7 +276,7 @@ fn thread(process: &model::Process, state: State, seen: Seen, table: &ThreadTabl
         ioprio: i32::try_from(table.ioprio).unwrap_or(0).max(0),
         exited: None,
         directories: seen.directories,
-        own: own(process, seen.rights.as_ref(), table.securebits),
+        own: own(process, seen.rights.as_deref(), table.securebits),
         prctl: prctl(table),
         policy: placements::of_thread(table),
     }

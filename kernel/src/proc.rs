@@ -6,6 +6,7 @@ mod outside;
 pub use family::{children, descendants, Family};
 pub use outside::{hung, Dying, Outside, END_LIMIT};
 
+use crate::dir::Dir;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -15,9 +16,12 @@ use std::path::PathBuf;
 /// Reads a whole file of procfs. Such a file says that its length is 0: a reader that goes by that begins with a few bytes and doubles, eight system calls in place of
 /// four, while the job stands still.
 pub fn read_whole(path: impl AsRef<std::path::Path>) -> io::Result<Vec<u8>> {
+    whole(&std::fs::File::open(path)?)
+}
+
+fn whole(mut file: &std::fs::File) -> io::Result<Vec<u8>> {
     use std::io::Read;
     const STEP: usize = 4096;
-    let mut file = std::fs::File::open(path)?;
     let mut out = Vec::new();
     let mut filled = 0;
     loop {
@@ -177,26 +181,22 @@ impl Status {
         Ok(Self::parse(&read_whole(format!("/proc/{pid}/status"))?))
     }
 
-    /// Reads of thread `tid` of `pid` what it says of `keys`.
-    pub fn read_only(pid: i32, tid: i32, keys: &[&str]) -> io::Result<Self> {
-        let raw = read_whole(format!("/proc/{pid}/task/{tid}/status"))?;
-        Ok(Self::of(&raw, |key| keys.contains(&key)))
-    }
-
     /// Parses its contents.
     pub fn parse(raw: &[u8]) -> Self {
-        Self::of(raw, |_| true)
-    }
-
-    fn of(raw: &[u8], wanted: impl Fn(&str) -> bool) -> Self {
         let text = String::from_utf8_lossy(raw);
         let lines = text.lines().filter_map(|l| l.split_once(':'));
-        Self(
-            lines
-                .filter(|(k, _)| wanted(k))
-                .map(|(k, v)| (k.to_owned(), v.trim().to_owned()))
-                .collect(),
-        )
+        Self(lines.map(|(k, v)| (k.to_owned(), v.trim().to_owned())).collect())
+    }
+
+    /// The lines of `keys` in the status of the thread whose directory in `/proc` is `task`, as they are.
+    pub fn lines_of(task: &Dir, keys: &[&str]) -> io::Result<Vec<u8>> {
+        let raw = whole(&task.open("status".as_ref(), libc::O_RDONLY, 0)?)?;
+        let wanted = |line: &[u8]| {
+            keys.iter()
+                .any(|key| line.strip_prefix(key.as_bytes()).is_some_and(|rest| rest.starts_with(b":")))
+        };
+        let lines = raw.split_inclusive(|b| *b == b'\n').filter(|line| wanted(line));
+        Ok(lines.flatten().copied().collect())
     }
 
     /// A value as text.
