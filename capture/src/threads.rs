@@ -109,11 +109,10 @@ fn see((pid, first): (i32, i32), tid: i32, namespaces: Option<&OfThreads>) -> Re
     } else {
         None
     };
-    // What is asked by name is asked at its directory, whose path would take longer than the name.
-    let task = || Dir::find(format!("/proc/{pid}/task/{tid}").as_ref()).map_err(|_| has_ended(pid, tid));
     let (mut lines, mut unsupported) = (None, None);
     if tid != first || namespaces.is_some() {
-        let task = task()?;
+        // What is asked by name is asked at its directory, whose path would take longer than the name.
+        let task = Dir::find(format!("/proc/{pid}/task/{tid}").as_ref()).map_err(|_| has_ended(pid, tid))?;
         if tid != first {
             lines = Some(Status::lines_of(&task, &rights::KEYS).map_err(|_| has_ended(pid, tid))?);
         }

@@ -191,12 +191,12 @@ impl Status {
     /// The lines of `keys` in the status of the thread whose directory in `/proc` is `task`, as they are.
     pub fn lines_of(task: &Dir, keys: &[&str]) -> io::Result<Vec<u8>> {
         let raw = whole(&task.open("status".as_ref(), libc::O_RDONLY, 0)?)?;
-        let wanted = |line: &[u8]| {
-            keys.iter()
-                .any(|key| line.strip_prefix(key.as_bytes()).is_some_and(|rest| rest.starts_with(b":")))
+        let wanted = |line: &&[u8]| {
+            let key = line.iter().position(|b| *b == b':').map(|end| &line[..end]);
+            key.is_some_and(|key| keys.iter().any(|wanted| wanted.as_bytes() == key))
         };
-        let lines = raw.split_inclusive(|b| *b == b'\n').filter(|line| wanted(line));
-        Ok(lines.flatten().copied().collect())
+        let lines = raw.split_inclusive(|b| *b == b'\n').filter(wanted);
+        Ok(lines.collect::<Vec<_>>().concat())
     }
 
     /// A value as text.
