@@ -7,6 +7,7 @@
 
 pub mod affinity;
 pub mod aio;
+pub mod control;
 pub mod hash;
 pub mod index;
 pub mod inject;

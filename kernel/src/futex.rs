@@ -2,6 +2,7 @@
 
 use crate::proc;
 use crate::ptrace::Regs;
+use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
 /// System calls: futex, futex_waitv, futex_wait.
@@ -19,6 +20,22 @@ const ON_THE_WAY: u64 = 5_000_000;
 
 /// What they take where nobody else wants a processor.
 const SOON: Duration = Duration::from_micros(200);
+
+/// Waits, while `word` of memory that processes share has this value, until it is woken, a signal comes or `limit` has passed: who calls looks at it again.
+pub fn wait(word: &AtomicU32, value: u32, limit: Duration) {
+    let limit = libc::timespec {
+        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: limit.subsec_nanos().into(),
+    };
+    // SAFETY: a live word and a live time.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const limit) };
+}
+
+/// Wakes all that wait for `word` of memory that processes share.
+pub fn wake(word: &AtomicU32) {
+    // SAFETY: a live word.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+}
 
 /// Whether system call `number` with second argument `operation` waits for a futex.
 pub fn is_wait(number: u64, operation: u64) -> bool {
@@ -102,7 +119,7 @@ fn is_on_its_way(tid: i32, before: &Turns) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::Ordering;
     use std::sync::mpsc::channel;
 
     #[test]

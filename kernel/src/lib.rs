@@ -9,6 +9,7 @@ pub mod dir;
 pub mod direct;
 pub mod futex;
 pub mod guards;
+pub mod held;
 pub mod hugepages;
 pub mod identity;
 pub mod kcmp;

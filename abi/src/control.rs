@@ -1,0 +1,182 @@
+//! The control page: how the agent asks a cooperating library inside a process to come to rest before a checkpoint,
+//! and to go on after it.
+//!
+//! The library makes a memfd called [`NAME`], sealed against shrinking, maps its first page shared and fills in a
+//! [`Control`]. A thread of the library serves it; the agent finds the page in `/proc/PID/maps` and takes the
+//! descriptor named there. Each side holds a word that the other one waits for, in the way of robust futexes
+//! (`set_robust_list`): the number of the thread that holds it, with [`WAITERS`]. When that thread dies, for whatever
+//! reason, the kernel sets [`DIED`] in it and wakes who waits. Orders are numbered; the word of an order is the one
+//! whose place is its number's lowest bit, so that the word on which somebody waits changes with each order and each
+//! answer.
+//!
+//! ```text
+//! agent    hold[n] = own thread, order = n CLOSE, wake order ┄┄ waits for serve[n]
+//! library  waits for order ── serve[n] = own thread ── comes to rest ── serve[n+1] = own thread, answer = n, serve[n] = 0
+//! agent    hold[m] = own thread, order = m REBUILD, hold[n] = 0 ┄┄ or order = m OPEN, hold[n] = 0
+//! library  waits for hold[n] ── order m
+//! ```
+//! An order may be withdrawn by a later one; the library answers the last one.
+//!
+//! The gate is shut as long as `hold` of the last order is held by a thread that lives: the threads that wait at it
+//! wait for that word, and go on when it is 0 or has [`DIED`]. (The kernel wakes one of them, which wakes the
+//! others.) So a gate opens with the death of the agent, and without the help of the library's own thread.
+
+use core::ffi::CStr;
+use core::sync::atomic::AtomicU32;
+
+/// Name of the memfd.
+pub const NAME: &CStr = c"belay-control";
+/// How `/proc/PID/maps` shows it.
+pub const MAPPED: &str = "/memfd:belay-control (deleted)";
+/// `Control::magic`.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"belayctl");
+/// `Control::version`.
+pub const VERSION: u32 = 1;
+
+/// In a held word: somebody may wait for it (`FUTEX_WAITERS`).
+pub const WAITERS: u32 = 0x8000_0000;
+/// In a held word: the thread that held it has died (`FUTEX_OWNER_DIED`).
+pub const DIED: u32 = 0x4000_0000;
+
+/// Kind of an order: come to rest, and stay there.
+pub const CLOSE: u32 = 1;
+/// Go on.
+pub const OPEN: u32 = 2;
+/// At rest still, in a process that was restarted: make again what the restart has not.
+pub const REBUILD: u32 = 3;
+
+/// `Control::outcome`: done.
+pub const DONE: u32 = 0;
+/// It cannot be done.
+pub const REFUSED: u32 = 1;
+/// It cannot be done for a reason that passes by itself.
+pub const BUSY: u32 = 2;
+
+/// Longest text in `Control::fault`, bytes.
+pub const MAX_FAULT: u64 = 240;
+
+/// A held word. Its place in the page is a multiple of 8, as is that of its link in the holder's list.
+#[repr(C, align(8))]
+#[derive(Debug, Default)]
+pub struct Word {
+    /// 0; or the thread that holds it, with [`WAITERS`]; or [`DIED`], with anything.
+    pub value: AtomicU32,
+}
+
+/// Memory of the process.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Span {
+    /// First address.
+    pub address: u64,
+    /// Length.
+    pub bytes: u64,
+}
+
+/// The page. All that the library writes is to be checked by who reads it.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Control {
+    /// [`MAGIC`], stored last.
+    pub magic: u64,
+    /// [`VERSION`].
+    pub version: u32,
+    /// The process, which a fork does not change: one with another number has inherited the page, and takes no part
+    /// by it.
+    pub owner: i32,
+    /// The memfd's descriptor in that process.
+    pub descriptor: i32,
+    /// Reserved, 0.
+    pub reserved: u32,
+    /// Name of the library, ended by a zero byte.
+    pub library: [u8; 40],
+    /// Held by the agent.
+    pub hold: [Word; 2],
+    /// Held by the library's thread: that of the order that it is going to answer.
+    pub serve: [Word; 2],
+    /// The last order: its number, shifted by 8, and its kind.
+    pub order: AtomicU32,
+    /// How long that may take, milliseconds.
+    pub limit_ms: AtomicU32,
+    /// The order that was answered last.
+    pub answer: AtomicU32,
+    /// How.
+    pub outcome: AtomicU32,
+    /// Why not, in words.
+    pub fault: Span,
+}
+
+/// Order `number`, of this kind.
+pub const fn order(number: u32, kind: u32) -> u32 {
+    number << 8 | kind
+}
+
+/// The number of an order.
+pub const fn number(order: u32) -> u32 {
+    order >> 8
+}
+
+/// Its kind.
+pub const fn kind(order: u32) -> u32 {
+    order & 0xff
+}
+
+/// Whether the order has a lower number than `than`, where numbers begin anew after the greatest.
+pub const fn is_older(order: u32, than: u32) -> bool {
+    let ahead = number(than).wrapping_sub(number(order)) & 0xff_ffff;
+    ahead != 0 && ahead < 0x80_0000
+}
+
+/// Which of two words is that of an order.
+pub const fn place(order: u32) -> usize {
+    (number(order) & 1) as usize
+}
+
+/// Whether a word with this value is held by a thread that lives.
+pub const fn is_held(value: u32) -> bool {
+    value != 0 && value & DIED == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::mem::offset_of;
+
+    #[test]
+    fn libraries_in_c_rely_on_the_layout() {
+        let places = [
+            offset_of!(Control, version),
+            offset_of!(Control, owner),
+            offset_of!(Control, descriptor),
+            offset_of!(Control, library),
+            offset_of!(Control, hold),
+            offset_of!(Control, serve),
+            offset_of!(Control, order),
+            offset_of!(Control, limit_ms),
+            offset_of!(Control, answer),
+            offset_of!(Control, outcome),
+            offset_of!(Control, fault),
+        ];
+        assert_eq!(places, [8, 12, 16, 24, 64, 80, 96, 100, 104, 108, 112]);
+        assert_eq!(
+            (size_of::<Control>(), align_of::<Control>(), MAGIC),
+            (128, 8, 0x6c74_6379_616c_6562)
+        );
+        let shown = MAPPED.strip_prefix("/memfd:").and_then(|m| m.strip_suffix(" (deleted)"));
+        assert_eq!(shown, NAME.to_str().ok());
+    }
+
+    #[test]
+    fn numbers_of_orders_begin_anew() {
+        let last = order(0xff_ffff, CLOSE);
+        assert_eq!((number(last), kind(last), place(last)), (0xff_ffff, CLOSE, 1));
+        let next = order(number(last).wrapping_add(1), OPEN);
+        assert_eq!((number(next), kind(next), place(next)), (0, OPEN, 0));
+        assert!(is_older(last, next) && !is_older(next, last) && !is_older(next, next));
+    }
+
+    #[test]
+    fn who_has_died_holds_nothing() {
+        assert!(is_held(WAITERS | 7) && !is_held(WAITERS | DIED | 7) && !is_held(0));
+    }
+}
