@@ -8,6 +8,9 @@ pub enum CaptureError {
     /// Something cannot be checkpointed.
     #[error("cannot checkpoint: {}", named(.0))]
     Refused(Vec<Refusal>),
+    /// A process has a library that must be asked to come to rest first.
+    #[error("cannot checkpoint: {0}")]
+    NotAsked(Refusal),
     /// Nothing of the job is left.
     #[error("the program ended before the checkpoint was taken")]
     Ended,

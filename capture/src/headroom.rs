@@ -329,7 +329,7 @@ pub fn stop(outside: &[i32]) -> Result<Held, CaptureError> {
     let agent = std::process::id().cast_signed();
     // Now: there is no time to outlast a vfork.
     let prepared = gather::prepare(Listing::make(agent, outside)?, agent)?;
-    gather::suspend(prepared, agent, outside).map(|(job, _)| Held(job))
+    gather::suspend(prepared, agent, outside).map(|(job, _)| Held { job, gate: None })
 }
 
 /// Lets the snapshot children `copies` go before others, at the processors and at the disk, as far as the system allows it.

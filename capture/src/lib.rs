@@ -1,4 +1,4 @@
-//! The checkpoint flow: suspend, capture, snapshot, resume, write.
+//! The checkpoint flow: gate, suspend, capture, drain, snapshot, resume, reopen, write.
 //!
 //! [`capture`] is the part that the application waits for, and reads as a table of contents; [`Snapshot::write`] is the part that runs beside it. A failure before
 //! `resume` drops the `Suspended` guard, which puts every task back as it was: the application goes on, the generation is dropped.
@@ -14,6 +14,7 @@ mod error;
 mod flags;
 mod frame;
 mod frames;
+mod gate;
 mod gather;
 mod guards;
 pub mod headroom;
@@ -89,15 +90,21 @@ pub struct Options {
     pub writers: u32,
     /// The processes stay stopped after the snapshot.
     pub hold: bool,
+    /// Libraries in the processes are known to take part: they are asked to come to rest first.
+    pub gate: bool,
+    /// How long that may take.
+    pub gate_limit: Duration,
 }
 
 /// What has been captured while the application was stopped, and the snapshot processes still to be written.
 #[derive(Debug)]
 pub struct Snapshot {
-    /// Time from the first stop to the last resume.
+    /// Time from the first stop to the last resume; where a library takes part, from its order to come to rest until it goes on.
     pub blocked: Duration,
     /// Duration of each phase so far.
     pub phases: Vec<(Phase, Duration)>,
+    /// Somewhere in the job a library takes part, which is to be asked the next time too.
+    pub gated: bool,
     /// The command was no more among the processes: it had ended.
     pub root_had_ended: bool,
     /// Number of live processes.
@@ -160,7 +167,8 @@ const TRIES: u32 = 10;
 /// Where the processes must not go on yet ([`Options::hold`], or too little memory is free for copies on write) they stay stopped until [`Held`] is dropped, which must happen
 /// on the calling thread.
 ///
-/// Where only passing reasons stand against it, the program runs on for a moment and it is tried again. The moments grow from 1 to 256 ms.
+/// Where only passing reasons stand against it, the program runs on for a moment and it is tried again. The moments grow from 1 to 256 ms. It is tried again at once, and with the gate, where a
+/// library is found that was not asked to come to rest.
 ///
 /// SIGCHLD is consumed while tasks are waited for; one is raised at the end so that the caller's loop looks for ended children.
 pub fn capture(
@@ -173,18 +181,23 @@ pub fn capture(
 ) -> Result<(Snapshot, Option<Held>), CaptureError> {
     // Several nodes can only try again together.
     let tries = if group.is_some() { 1 } else { TRIES };
+    let mut gate = options.gate;
     for attempt in 1..tries {
         session.reset();
-        match take(root_pid, dir, options, (session, tracking), group, on_phase) {
+        match take(root_pid, dir, (options, gate), (session, tracking), group, on_phase) {
             Err(CaptureError::Refused(reasons)) if reasons.iter().all(|r| r.passing) => {
                 tracing::debug!(attempt, ?reasons, "refused for the moment");
                 std::thread::sleep(Duration::from_millis(1 << (attempt - 1)));
+            }
+            Err(CaptureError::NotAsked(reason)) => {
+                tracing::debug!(attempt, %reason, "once more, with the gate");
+                gate = true;
             }
             done => return done,
         }
     }
     session.reset();
-    take(root_pid, dir, options, (session, tracking), group, on_phase)
+    take(root_pid, dir, (options, gate), (session, tracking), group, on_phase)
 }
 
 fn meet(group: Option<&dyn Group>) -> Result<(), CaptureError> {
@@ -194,24 +207,37 @@ fn meet(group: Option<&dyn Group>) -> Result<(), CaptureError> {
         .map_err(|e| CaptureError::failed("checkpoint together with the other nodes", e))
 }
 
-/// The processes of a job, stopped since their capture. Dropped, it lets them go on as if they had never been stopped.
+/// The processes of a job, stopped since their capture. Dropped, it lets them go on as if they had never been stopped, and opens the gates.
 #[derive(Debug)]
-pub struct Held(suspend::Suspended);
+pub struct Held {
+    job: suspend::Suspended,
+    gate: Option<gate::Shut>,
+}
 
 impl Held {
     /// Ends every process where it stands: none of them executes another instruction.
     pub fn kill(mut self) {
-        for process in std::mem::take(&mut self.0.processes) {
+        for process in std::mem::take(&mut self.job.processes) {
             // SAFETY: takes numbers only. The process is traced by this thread, so its PID cannot have been given to another.
             unsafe { libc::kill(process.pid, libc::SIGKILL) };
         }
+    }
+
+    /// Lets them go on; how long the gates took to open, where there are any.
+    pub fn go_on(self) -> Option<Duration> {
+        self.job.resume();
+        self.gate.map(|gate| {
+            let begin = Instant::now();
+            gate.open();
+            begin.elapsed()
+        })
     }
 }
 
 fn take(
     root_pid: i32,
     dir: &Path,
-    options: &Options,
+    (options, gate): (&Options, bool),
     (session, tracking): (&mut Session, &mut Tracking),
     group: Option<&dyn Group>,
     on_phase: &mut dyn FnMut(Phase),
@@ -228,10 +254,18 @@ fn take(
     rescue::learn_own_libraries();
     let _signals = signals::ChildSignals::block();
 
+    // Lives longer than what holds the processes: who waits at a gate runs when it opens.
+    let mut shut = None;
+    if gate {
+        clock.enter(Phase::Gate);
+        shut = Some(gate::shut((agent, &options.outside), options.gate_limit, group)?);
+        clock.leave();
+    }
     let prepared = gather::prepare(vfork::outlast(agent, &options.outside)?, agent)?;
     clock.enter(Phase::Suspend);
     let (mut job, begin) = gather::suspend(prepared, agent, &options.outside)?;
     clock.began_at(begin);
+    let begin = shut.as_ref().map_or(begin, |s| s.since);
     if job.is_empty() {
         return Err(CaptureError::Ended);
     }
@@ -245,6 +279,7 @@ fn take(
     let (seen, drafts) = threads::look(&mut job, read);
     let (seen, mut drafts) = (seen?, drafts?);
     process::check_supported(&job, (&drafts, &seen), (options, group.is_some()))?;
+    gate::check(shut.as_ref(), &drafts)?;
     namespaces::check_users(&drafts)?;
     rings::check(&drafts)?;
     sharing::find(&mut job.processes, &drafts)?;
@@ -336,12 +371,20 @@ fn take(
     clock.enter(Phase::Resume);
     let (live, threads) = (job.processes.len(), job.tasks());
     let states = threads::states(&mut job);
-    let (held, end) = if stay {
-        (Some(Held(job)), Instant::now())
+    let gated = shut.as_ref().is_some_and(|s| s.is_needed);
+    let (held, mut end) = if stay {
+        let gate = shut.take();
+        (Some(Held { job, gate }), Instant::now())
     } else {
         (None, job.resume())
     };
     clock.leave_at(end);
+    if let Some(shut) = shut {
+        clock.enter(Phase::Reopen);
+        shut.open();
+        end = Instant::now();
+        clock.leave_at(end);
+    }
     let blocked = end.saturating_duration_since(begin);
 
     let known = states.into_iter().zip(seen).zip(&thread_tables);
@@ -370,6 +413,7 @@ fn take(
     let snapshot = Snapshot {
         blocked,
         phases: clock.phases,
+        gated,
         root_had_ended,
         processes: u32::try_from(live).unwrap_or(u32::MAX),
         threads: u32::try_from(threads).unwrap_or(u32::MAX),

@@ -68,6 +68,8 @@ pub(crate) struct Writing {
     held: Option<(Held, Instant)>,
     /// Looks after the memory that is left, where that may not be enough.
     watch: Option<Watch>,
+    /// Libraries take part, which are to be asked the next time too.
+    pub(crate) gated: bool,
     /// The snapshot children.
     copies: Vec<i32>,
     draft: Draft,
@@ -121,7 +123,7 @@ impl Writing {
                 stops: 0,
             },
         };
-        let notes = snapshot.notes.clone();
+        let (notes, gated) = (snapshot.notes.clone(), snapshot.gated);
         let ended_meanwhile = ended.is_none() && snapshot.root_had_ended;
         on_phase(Phase::Write);
         let counters = Arc::new(Counters::default());
@@ -136,6 +138,7 @@ impl Writing {
             ended_meanwhile,
             held: held.map(|h| (h, Instant::now())),
             watch,
+            gated,
             copies,
             draft,
             facts,
@@ -191,7 +194,8 @@ impl Writing {
 
     fn let_go(&mut self) {
         if let Some((held, since)) = self.held.take() {
-            drop(held);
+            let reopened = held.go_on();
+            self.facts.phases.extend(reopened.map(|time| (Phase::Reopen, time)));
             self.facts.blocked += since.elapsed();
         }
     }

@@ -27,6 +27,9 @@
 //! fan_out = 16                # agents that are connected to one agent from below
 //! listen = ["ib0", "10.0.0.0/8"]   # interfaces, networks or addresses at which they may listen for each other
 //!
+//! [gate]                      # libraries in the program that come to rest before a checkpoint
+//! limit = "5s"                # how long that may take
+//!
 //! [redundancy]                # jobs on several hosts, see docs/redundancy.md
 //! scheme = "xor"              # partner, xor or reed-solomon
 //! group = 4                   # hosts
@@ -56,6 +59,7 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 pub use values::{Size, Time};
 
 /// The site's file.
@@ -195,6 +199,33 @@ impl Tree {
     }
 }
 
+/// The least and the most time that a library may have to come to rest.
+const GATE_LIMITS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(3600));
+
+/// `[gate]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gate {
+    /// How long libraries may take to come to rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Time>,
+}
+
+impl Gate {
+    /// How long they may take.
+    pub fn limit(&self) -> Duration {
+        self.limit.map_or(belay_plugins::gate::LIMIT, |t| t.0)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let (least, most) = GATE_LIMITS;
+        if (least..=most).contains(&self.limit()) {
+            return Ok(());
+        }
+        Err("limit: 1ms to 1h are allowed".into())
+    }
+}
+
 /// `[flush]` as people write it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -216,6 +247,7 @@ struct Raw {
     placement: Option<Placement>,
     checkpoints: Option<RawCheckpoints>,
     tree: Option<toml::Spanned<Tree>>,
+    gate: Option<toml::Spanned<Gate>>,
     redundancy: Option<toml::Spanned<Redundancy>>,
 }
 
@@ -234,6 +266,9 @@ pub struct Config {
     /// How the agents of jobs on several hosts are connected.
     #[serde(default)]
     pub tree: Tree,
+    /// How long libraries in the program may take to come to rest.
+    #[serde(default)]
+    pub gate: Gate,
     /// How jobs on several hosts are made redundant.
     #[serde(default)]
     pub redundancy: Redundancy,
@@ -355,6 +390,11 @@ impl Config {
             self.tree.fan_out = tree.fan_out.or(self.tree.fan_out);
             self.tree.listen = tree.listen.or(self.tree.listen.take());
         }
+        if let Some(gate) = raw.gate {
+            let (at, gate) = (Some(gate.span()), gate.into_inner());
+            gate.check().map_err(|what| Fault { at, what })?;
+            self.gate.limit = gate.limit.or(self.gate.limit);
+        }
         if let Some(redundancy) = raw.redundancy {
             let at = Some(redundancy.span());
             self.redundancy.add(redundancy.into_inner());
@@ -376,6 +416,7 @@ impl Config {
         }
         self.flush.check()?;
         self.tree.check()?;
+        self.gate.check()?;
         self.redundancy.check().map_err(|why| format!("redundancy: {why}"))
     }
 

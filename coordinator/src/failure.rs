@@ -17,6 +17,8 @@ pub struct Failure {
     pub(crate) message: String,
     /// Whether the reason passes by itself when the program runs on for a moment.
     pub passing: bool,
+    /// A library is there that was not asked to come to rest: the next attempt asks.
+    pub(crate) not_asked: bool,
 }
 
 /// What to do where the reason passes by itself.
@@ -30,6 +32,7 @@ impl Failure {
             exit,
             message,
             passing: false,
+            not_asked: false,
         }
     }
 
@@ -149,6 +152,13 @@ impl From<CaptureError> for Failure {
             CaptureError::System { step, source } => return Self::of_capture(step, source),
             CaptureError::Refused(reasons) if reasons.iter().all(|r| r.passing) => {
                 return Self::passing(Exit::Refused, e.to_string())
+            }
+            CaptureError::NotAsked(_) => {
+                let not_asked = true;
+                return Self {
+                    not_asked,
+                    ..Self::passing(Exit::Refused, e.to_string())
+                };
             }
             CaptureError::Refused(_) | CaptureError::NoMemory(_) => Exit::Refused,
             CaptureError::Ended => Exit::ProgramEnded,

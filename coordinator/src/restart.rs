@@ -301,6 +301,7 @@ fn agent_main(mut agent: Agent, number: u64, restored: Restored, ended: Option<i
         sys::say(&format!("{failure}; the program runs without"));
     }
     agent.maps(&restored.code);
+    agent.is_gated(restored.gated);
     agent.called(restored.names.in_era(number), restored.led);
     agent.serve(restored.root_pid, ended, None, report)
 }

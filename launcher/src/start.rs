@@ -412,7 +412,7 @@ fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) 
     {
         sys::say(&failure.to_string());
     }
-    let options = restart_options(how.lazy, how.any_cpu)?;
+    let options = restart_options(how.lazy, how.any_cpu, &description)?;
     restart::restart(
         Setup {
             dir: dir.clone(),
@@ -427,11 +427,12 @@ fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) 
     )
 }
 
-fn restart_options(lazy: bool, any_cpu: bool) -> Result<belay_restart::Options, Failure> {
+fn restart_options(lazy: bool, any_cpu: bool, description: &Description) -> Result<belay_restart::Options, Failure> {
     Ok(belay_restart::Options {
         lazy,
         any_cpu,
         ended: false,
+        gate_limit: description.config.gate.limit(),
         restorer: belay_kernel::blob::find("belay-restorer")
             .map_err(|e| Failure::new(Exit::System, format!("{e}; install belay completely")))?,
     })
@@ -464,7 +465,7 @@ pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
             nodes,
             restarts: args.ends_with_root,
         };
-        let options = restart_options(false, root.any_cpu)?;
+        let options = restart_options(false, root.any_cpu, &root)?;
         let end = restart::restart(
             setup,
             (vec![number], &gather::Gathered::default()),

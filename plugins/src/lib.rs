@@ -9,7 +9,7 @@
 //! process     install(pid, keep)          descriptors at their numbers, everything else closed (fork children first: they do the same)
 //! thread      install(tid), install_late  as for a process, where the thread has another table than its process, and before that has laid out its own
 //! process     install_late(pid)           when all processes exist: pidfds, /proc files, signal owners, foreground groups
-//! agent       finish                      when all memory is mapped: write seals, removal of System V segments; then drop the Rebuilder
+//! agent       finish, gates               when all memory is mapped: write seals, removal of System V segments; control pages; then drop the Rebuilder
 //! ```
 
 mod capture;
@@ -20,6 +20,7 @@ mod fault;
 mod files;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+pub mod gate;
 mod group;
 mod inotify;
 mod install;
@@ -45,11 +46,14 @@ mod terminals;
 pub mod testing;
 mod timerfd;
 
+use belay_abi::control::NAME;
 use belay_image::blobs::{BlobReader, BlobWriter};
 use belay_image::model::ObjectId;
 pub use content::{PageSink, PageSource};
 use fault::At;
 pub use files::way::{check_path, Sights};
+use files::{FileObject, Origin};
+use gate::Gates;
 pub use group::{Facts, Group};
 pub use keep::Fork;
 pub use model::Descriptors;
@@ -58,7 +62,8 @@ pub use sockets::names::{lead, Book, Names};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::SystemTime;
@@ -283,6 +288,26 @@ impl Rebuilder {
                 None
             }
         }
+    }
+
+    /// The gates of the processes that have these mappings, each of an object from its first byte on. Call it in the agent after [`Rebuilder::finish`].
+    pub fn gates(&self, mappings: impl Iterator<Item = (i32, ObjectId)>) -> Result<Gates, Refusal> {
+        let named =
+            |f: &&FileObject| matches!(f.origin, Origin::Memfd { .. }) && f.path.0.as_os_str().as_bytes() == NAME.to_bytes();
+        let may_be: Vec<ObjectId> = self
+            .descriptors
+            .files
+            .iter()
+            .filter(named)
+            .flat_map(|f| f.ids.clone())
+            .collect();
+        let pages = mappings.filter(|(_, object)| may_be.contains(object));
+        let files = pages.filter_map(|(pid, object)| {
+            let fd = self.shared_fd(object, true)?;
+            // SAFETY: it stays open as long as `self`.
+            Some((pid, unsafe { BorrowedFd::borrow_raw(fd) }))
+        });
+        Gates::of_restart(files)
     }
 
     /// The process whose descriptor table `pid` shares (CLONE_FILES), `pid` itself where it has its own. The owner must be created first.

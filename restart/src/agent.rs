@@ -18,14 +18,14 @@ use crate::spawn::{Companions, Forest, EXISTS, JOINED, LEADS, SETTLED};
 use crate::state::Own;
 use crate::tree::{self, Role, Tree};
 use crate::verify::Loaded;
-use crate::{connects, explain, initial, lead, sys};
+use crate::{connects, explain, initial, lead, reopen, sys, Options};
 use belay_abi::restore::{Slot, MAX_HELPERS, STAGE_FINISH, STATE_FAILED, STATE_PARKED, STATE_READY};
 use belay_image::extents::Extent;
 use belay_image::model::{AgentIdentity, Job, Process, ProcessState, VmaKind};
 use belay_kernel::blob::Blob;
 use belay_kernel::{pidfd, proc, ptrace};
 use belay_plugins::mpi::{DAEMONS, LAUNCHERS};
-use belay_plugins::{Facts, Group, Names, Rebuilder};
+use belay_plugins::{Group, Names, Rebuilder};
 use belay_wire::Phase;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -43,6 +43,7 @@ pub(crate) struct Restarted {
     pub(crate) phases: Phases,
     pub(crate) names: Names,
     pub(crate) led: bool,
+    pub(crate) gated: bool,
     pub(crate) code: Mapped,
 }
 
@@ -53,13 +54,14 @@ pub(crate) type Phases = Vec<(Phase, Duration)>;
 pub(crate) fn restart(
     loaded: Loaded,
     blob: &Blob,
-    lazy: bool,
+    options: &Options,
     way: Way,
     foreground: bool,
     group: Option<&dyn Group>,
     ready: &mut dyn FnMut(),
 ) -> Outcome<Restarted> {
     let begin = Instant::now();
+    let lazy = options.lazy;
     let Loaded {
         mut job,
         descriptors,
@@ -178,14 +180,15 @@ pub(crate) fn restart(
         }
         shared.await_all(&running, STATE_PARKED, glance)?;
         context.rebuilder.finish().map_err(|e| RestartError::at("rebuild", e))?;
-        Ok(spawned)
+        let gates = reopen::find(&job, &context.rebuilder)?;
+        Ok((spawned, gates))
     });
     let Context { rebuilder, .. } = context;
     release(rebuilder);
     let copies = copies.keep().map_err(|e| RestartError::at("keep copies of mapped files", e));
     let result = parked
-        .and_then(|spawned| Ok((spawned, copies?)))
-        .and_then(|(spawned, copies)| {
+        .and_then(|(spawned, gates)| Ok((spawned, gates, copies?)))
+        .and_then(|(spawned, mut gates, copies)| {
             let resuming = Instant::now();
             let stopped = resume::seize(&job, &shared, &tree, &live, blob)?;
             if let Some(shown) = shown {
@@ -202,17 +205,19 @@ pub(crate) fn restart(
             if way.is_ordinary() {
                 sys::give_up_capabilities().map_err(|e| RestartError::at("resume", format!("give up capabilities: {e}")))?;
             }
+            // From here on the agent has further threads.
+            gates.hold().map_err(|e| RestartError::at("reopen", e))?;
             ready();
             // Nobody goes on before everybody is whole.
-            if let Some(group) = group {
-                let met = group.meet(Facts::new(), BTreeSet::new());
-                met.map_err(|e| RestartError::at("restart together with the other nodes", e))?;
-            }
+            let gated = reopen::meet(&gates, group)?;
             stopped.resume();
+            let resumed = resuming.elapsed();
+            let reopened = gated.then(|| reopen::reopen(gates, options.gate_limit, group)).transpose()?;
             Ok(Restarted {
-                phases: phases(rebuilt, spawned, &live, &shared, resuming.elapsed()),
+                phases: phases(rebuilt, spawned, &live, &shared, (resumed, reopened)),
                 names,
                 led: questions.any(),
+                gated,
                 code: Mapped {
                     files: code.files,
                     table: code.table,
@@ -454,7 +459,13 @@ fn helper_counts(job: &Job, extents: &HashMap<i32, Vec<Extent>>) -> Vec<usize> {
     job.processes.iter().map(|p| count(p.pid)).collect()
 }
 
-fn phases(rebuilt: Duration, spawned: Duration, live: &[usize], shared: &Shared, resume: Duration) -> Phases {
+fn phases(
+    rebuilt: Duration,
+    spawned: Duration,
+    live: &[usize],
+    shared: &Shared,
+    (resume, reopen): (Duration, Option<Duration>),
+) -> Phases {
     let longest = |from: usize, to: usize| {
         let time = |s: &Slot, i: usize| s.times[i].load(Ordering::Relaxed);
         let each = live
@@ -463,7 +474,7 @@ fn phases(rebuilt: Duration, spawned: Duration, live: &[usize], shared: &Shared,
             .map(|s| time(s, to).saturating_sub(time(s, from)));
         Duration::from_nanos(each.max().unwrap_or(0))
     };
-    let out = vec![
+    let mut out = vec![
         (Phase::Rebuild, rebuilt),
         (Phase::Spawn, spawned.saturating_sub(rebuilt)),
         (Phase::Map, longest(0, 1)),
@@ -471,6 +482,7 @@ fn phases(rebuilt: Duration, spawned: Duration, live: &[usize], shared: &Shared,
         (Phase::Threads, longest(2, 3)),
         (Phase::Resume, resume),
     ];
+    out.extend(reopen.map(|time| (Phase::Reopen, time)));
     for (phase, time) in &out {
         tracing::info!(phase = phase.name(), ms = time.as_secs_f64() * 1e3, "restart phase");
     }

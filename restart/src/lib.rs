@@ -1,4 +1,4 @@
-//! The restart flow: namespace, process tree, descriptors, memory, threads, resume.
+//! The restart flow: namespace, process tree, descriptors, memory, threads, resume, reopen.
 //!
 //! ```text
 //! front (the user's shell sees it)
@@ -37,6 +37,7 @@ mod namespace;
 mod plausible;
 mod process;
 mod processor;
+mod reopen;
 mod resume;
 mod sched;
 mod shown;
@@ -72,6 +73,8 @@ pub struct Options {
     pub ended: bool,
     /// The restorer program's file.
     pub restorer: PathBuf,
+    /// How long libraries that take part may need to make again what a restart does not bring back.
+    pub gate_limit: Duration,
 }
 
 /// What the agent of the restarted job learns.
@@ -85,6 +88,8 @@ pub struct Restored {
     pub names: belay_plugins::Names,
     /// Its processes ask about calls (a system call filter): those with addresses, which have changed, or executions.
     pub led: bool,
+    /// Somewhere in the job a library takes part in checkpoints.
+    pub gated: bool,
     /// The files that they map, other than through descriptors.
     pub code: Mapped,
 }
@@ -218,13 +223,14 @@ pub fn restart(
                 inside.send(&Message::Hello);
                 let loaded = loaded.take().ok_or_else(|| RestartError::at("restart", "nothing loaded"))?;
                 let root_pid = loaded.job.root_pid;
-                let restarted = agent::restart(loaded, &blob, options.lazy, way, front.foreground, group, ready)?;
+                let restarted = agent::restart(loaded, &blob, options, way, front.foreground, group, ready)?;
                 bound(false)?;
                 Ok(Restored {
                     root_pid,
                     phases: restarted.phases,
                     names: restarted.names,
                     led: restarted.led,
+                    gated: restarted.gated,
                     code: restarted.code,
                 })
             });

@@ -38,6 +38,9 @@ pub enum FailureKind {
         exit: u8,
         /// Whether the reason passes by itself.
         passing: bool,
+        /// Whether something is there that must be asked before the next attempt.
+        #[serde(default)]
+        not_asked: bool,
     },
 }
 

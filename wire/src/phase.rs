@@ -4,16 +4,20 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
+    /// Libraries that take part come to rest.
+    Gate,
     /// Every task is stopped.
     Suspend,
-    /// Data in flight is captured.
-    Drain,
-    /// Descriptors and kernel state are captured.
+    /// Kernel state is captured.
     Capture,
+    /// Descriptors and data in flight are captured.
+    Drain,
     /// Copy-on-write snapshots are taken.
     Snapshot,
     /// The tasks go on.
     Resume,
+    /// Libraries that were at rest go on.
+    Reopen,
     /// Snapshots are written.
     Write,
     /// Copies to slower tiers.
@@ -22,36 +26,38 @@ pub enum Phase {
     Commit,
     /// Restart: what is not local is fetched.
     Fetch,
+    /// Restart: descriptors, sockets, shared memory, data in flight.
+    Rebuild,
     /// Restart: process tree.
     Spawn,
-    /// Restart: descriptors, sockets, shared memory.
-    Rebuild,
     /// Restart: memory.
     Map,
+    /// Restart: pages are read.
+    Refill,
     /// Restart: threads.
     Threads,
-    /// Restart: data in flight.
-    Refill,
 }
 
 impl Phase {
     /// The phase's name.
     pub fn name(self) -> &'static str {
         match self {
+            Phase::Gate => "gate",
             Phase::Suspend => "suspend",
-            Phase::Drain => "drain",
             Phase::Capture => "capture",
+            Phase::Drain => "drain",
             Phase::Snapshot => "snapshot",
             Phase::Resume => "resume",
+            Phase::Reopen => "reopen",
             Phase::Write => "write",
             Phase::Flush => "flush",
             Phase::Commit => "commit",
             Phase::Fetch => "fetch",
-            Phase::Spawn => "spawn",
             Phase::Rebuild => "rebuild",
+            Phase::Spawn => "spawn",
             Phase::Map => "map",
-            Phase::Threads => "threads",
             Phase::Refill => "refill",
+            Phase::Threads => "threads",
         }
     }
 }

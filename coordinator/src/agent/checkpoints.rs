@@ -116,6 +116,8 @@ impl Agent {
             led: self.addresses.1,
             writers: WRITERS,
             hold: wanted.then_stop,
+            gate: self.gated,
+            gate_limit: self.description.config.gate.limit(),
         };
         if !self.durable {
             self.dir.sync()?;
@@ -136,7 +138,7 @@ impl Agent {
         };
         let root = (self.root_pid, self.root_status);
         let tracking = &mut self.tracking;
-        session.and_then(|session| {
+        let begun = session.and_then(|session| {
             Writing::begin(
                 (&gen, number),
                 root,
@@ -146,7 +148,12 @@ impl Agent {
                 &self.done,
                 &mut on_phase,
             )
-        })
+        });
+        self.gated = match &begun {
+            Ok(writing) => writing.gated,
+            Err(failure) => self.gated || failure.not_asked,
+        };
+        begun
     }
 
     /// While a checkpoint is written for which memory may not be enough: looks at what is left.
@@ -301,7 +308,8 @@ impl Agent {
         self.phase = None;
         self.tell(Err(failure));
         self.refuse(wanted, failure);
-        self.note_failure(failure, wanted.by.is_empty());
+        // Who is to be asked first is asked at once.
+        self.note_failure(failure, wanted.by.is_empty() && !failure.not_asked);
         if self.description.interval == Interval::Auto {
             self.arm_interval();
         }

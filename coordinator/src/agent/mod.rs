@@ -142,6 +142,8 @@ pub struct Agent {
     at_rest: Option<u64>,
     /// What this node has been called, and whether the job's processes ask about addresses because that has changed.
     addresses: (Names, bool),
+    /// Libraries in the job's processes are known to take part in checkpoints.
+    gated: bool,
     flush: Flush,
     encoding: Encoding,
     losses: Losses,
@@ -246,6 +248,7 @@ impl Agent {
             seat,
             at_rest: None,
             addresses: (Names::default(), false),
+            gated: false,
             flush: Flush::new()?,
             encoding: Encoding::new(settings, redundant)?,
             losses: Losses::new(restarts),
@@ -319,6 +322,11 @@ impl Agent {
     /// After a restart: the addresses under which the job knows this node.
     pub(crate) fn called(&mut self, names: Names, led: bool) {
         self.addresses = (names, led);
+    }
+
+    /// After a restart: whether libraries take part.
+    pub(crate) fn is_gated(&mut self, gated: bool) {
+        self.gated = gated;
     }
 
     /// After a restart: the tree that was used for it.

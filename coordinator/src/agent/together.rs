@@ -12,6 +12,7 @@
 use super::{stopped_after_checkpoint, Agent};
 use crate::checkpoint::Wanted;
 use crate::clients::ClientId;
+use crate::config::Time;
 use crate::nodes::gathering::{self, Gathering, COMMITTED, PATIENCE, STEPS, WRITTEN};
 use crate::nodes::remote::{descriptors_of, end_standin, run_errand, shell_code, Life, Remote, RemoteShell};
 use crate::nodes::{self, again, table, Nodes, Order, Stage, Together};
@@ -279,7 +280,10 @@ impl Agent {
                 pinned,
                 tell,
                 era,
+                gate_ms,
             } => {
+                self.gated = gate_ms.is_some();
+                self.description.config.gate.limit = gate_ms.map(|ms| Time(Duration::from_millis(ms)));
                 self.addresses.0 = self.addresses.0.clone().in_era(era);
                 self.description.save_open_files = save_open_files;
                 self.description.save_code = save_code;
@@ -365,10 +369,12 @@ impl Agent {
                         pinned: self.pinned(),
                         tell: self.telling.is_some(),
                         era: self.addresses.0.era(),
+                        gate_ms: self.gate_ms(),
                     });
                     self.take_part((number, number * STEPS), wanted, self.telling.is_some())
                 }),
             };
+            self.gated |= begun.as_ref().is_err_and(|f| f.not_asked);
             match begun {
                 Ok(()) => break,
                 Err(f) if f.passing && attempt < TRIES && starting_over(attempt) => {
@@ -384,6 +390,12 @@ impl Agent {
             self.release();
         }
         self.reap();
+    }
+
+    /// What the parts are told about libraries that take part.
+    fn gate_ms(&self) -> Option<u64> {
+        let limit = self.description.config.gate.limit().as_millis();
+        self.gated.then(|| u64::try_from(limit).unwrap_or(u64::MAX))
     }
 
     /// Captures this node's part together with the others.

@@ -64,6 +64,19 @@ fn the_tree_has_a_fan_out_of_its_own_or_the_usual_one() {
 }
 
 #[test]
+fn the_gate_has_a_limit_of_its_own_or_the_usual_one() {
+    let mut c = Config::default();
+    assert_eq!(c.gate.limit(), belay_plugins::gate::LIMIT);
+    c.add("[gate]\nlimit = \"500ms\"").unwrap();
+    c.add("[gate]").unwrap();
+    let stored = serde_json::to_string(&c).unwrap();
+    let kept: Config = serde_json::from_str(&stored).unwrap();
+    assert_eq!(kept.gate.limit().as_millis(), 500);
+    assert!(c.add("[gate]\nlimit = \"2h\"").unwrap_err().what.contains("1ms to 1h"));
+    assert_eq!(serde_json::from_str::<Config>("{}").unwrap().gate, Gate::default());
+}
+
+#[test]
 fn every_object_store_can_be_named() {
     for url in ["gs://b/p", "az://c", "abfs://c/p", "abfss://c@a.dfs.core.windows.net/p"] {
         let mut c = Config::default();

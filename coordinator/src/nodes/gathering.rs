@@ -24,6 +24,7 @@ pub(crate) fn refusal(node: u64, failure: &Failure) -> Contribution {
     let kind = FailureKind::Refused {
         exit: failure.exit.code(),
         passing: failure.passing,
+        not_asked: failure.not_asked,
     };
     Contribution::failed(node, kind, &failure.message)
 }
@@ -45,21 +46,29 @@ struct Kind {
     exit: Exit,
     /// The reasons of all pass by themselves.
     passing: bool,
+    /// Somewhere a library was not asked to come to rest.
+    not_asked: bool,
 }
 
 impl Kind {
     fn of(broken: &Broken) -> Self {
         let kinds = broken.0.iter().map(|f| match f.kind {
-            FailureKind::Refused { exit, passing } => (Exit::of_code(exit), passing),
-            kind => (None, kind == FailureKind::Absent),
+            FailureKind::Refused {
+                exit,
+                passing,
+                not_asked,
+            } => (Exit::of_code(exit), passing, not_asked),
+            kind => (None, kind == FailureKind::Absent, false),
         });
-        let mut told = kinds.map(|(exit, passing)| Self {
+        let mut told = kinds.map(|(exit, passing, not_asked)| Self {
             exit: exit.unwrap_or(Exit::CheckpointFailed),
             passing,
+            not_asked,
         });
         let none = Self {
             exit: Exit::CheckpointFailed,
             passing: false,
+            not_asked: false,
         };
         let first = told.next().unwrap_or(none);
         told.fold(first, |all, one| Self {
@@ -69,12 +78,16 @@ impl Kind {
                 Exit::CheckpointFailed
             },
             passing: all.passing && one.passing,
+            not_asked: all.not_asked || one.not_asked,
         })
     }
 
     fn failure(self, message: String) -> Failure {
         let build = if self.passing { Failure::passing } else { Failure::new };
-        build(self.exit, message)
+        Failure {
+            not_asked: self.not_asked,
+            ..build(self.exit, message)
+        }
     }
 }
 
@@ -187,7 +200,13 @@ mod tests {
         let both = failure(&Broken(told(&[busy.clone(), busy.clone()])));
         assert!(both.passing);
         assert_eq!(both.to_string(), "node 3: busy; node 3: busy; try again in a moment");
-        assert!(!failure(&Broken(told(&[busy, no]))).passing);
+        assert!(!failure(&Broken(told(&[busy.clone(), no]))).passing);
+        assert!(!both.not_asked);
+        let not_asked = Failure {
+            not_asked: true,
+            ..busy.clone()
+        };
+        assert!(failure(&Broken(told(&[busy, not_asked]))).not_asked);
         let new = Broken(Contribution::failed(4, FailureKind::Absent, "it has just joined").failures);
         assert!(failure(&new).passing);
     }

@@ -74,6 +74,9 @@ pub(crate) enum Order {
         /// The generation from which the job was restarted last; 0 since the launch.
         #[serde(default)]
         era: u64,
+        /// Libraries are asked to come to rest first, and have so many milliseconds for that.
+        #[serde(default)]
+        gate_ms: Option<u64>,
     },
     /// Take a share in making checkpoint `number` redundant; the round is led at one of `root`. Until it is, the newest that is stays.
     Encode {

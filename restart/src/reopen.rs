@@ -1,0 +1,53 @@
+//! The end of a restart where libraries take part: at rest since the checkpoint, they make again what a restart does
+//! not bring back, and when all have, on all nodes, the gates open.
+//!
+//! This needs their threads, so the job runs by then. What waits at a gate does not; a failure ends all of it, as
+//! before.
+
+use crate::fail::{Outcome, RestartError};
+use belay_image::model::{Job, VmaKind};
+use belay_plugins::gate::Gates;
+use belay_plugins::{Facts, Group, Rebuilder};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+/// Made known by a node that has gates.
+const FACT: &str = "gate";
+
+/// The gates of the job's processes, which are shut in the image.
+pub(crate) fn find(job: &Job, rebuilder: &Rebuilder) -> Outcome<Gates> {
+    let mappings = job.processes.iter().flat_map(|p| p.vmas.iter().map(|v| (p.pid, &v.kind)));
+    let objects = mappings.filter_map(|(pid, kind)| match kind {
+        VmaKind::Shared { object, offset: 0, .. } => Some((pid, *object)),
+        _ => None,
+    });
+    rebuilder.gates(objects).map_err(|e| RestartError::at("reopen", e))
+}
+
+/// Meets the other nodes before anything runs; whether there are gates, here or on another one.
+pub(crate) fn meet(gates: &Gates, group: Option<&dyn Group>) -> Outcome<bool> {
+    let here = !gates.is_empty();
+    let Some(group) = group else { return Ok(here) };
+    let fact: Facts = here.then(|| (FACT.to_owned(), String::new())).into_iter().collect();
+    let met = group.meet(fact, BTreeSet::from([FACT.to_owned()]));
+    let facts = met.map_err(|e| RestartError::at("restart together with the other nodes", e))?;
+    Ok(facts.contains_key(FACT))
+}
+
+/// Opens the gates, here and on all other nodes; how long that has taken.
+pub(crate) fn reopen(mut gates: Gates, limit: Duration, group: Option<&dyn Group>) -> Outcome<Duration> {
+    let begin = Instant::now();
+    let attend = || group.into_iter().for_each(Group::attend);
+    gates.rebuild(limit, &attend).map_err(|refusals| {
+        let each: Vec<String> = refusals.iter().map(ToString::to_string).collect();
+        RestartError::at("reopen", each.join("; "))
+    })?;
+    if let Some(group) = group {
+        let met = group.meet(Facts::new(), BTreeSet::new());
+        met.map_err(|e| RestartError::at("reopen together with the other nodes", e))?;
+    }
+    for late in gates.open(limit) {
+        tracing::warn!(%late, "the gate is open, and a library has not taken note");
+    }
+    Ok(begin.elapsed())
+}
