@@ -73,10 +73,8 @@ pub fn build(place: &Place, source: &str, kind: Kind) -> Result<PathBuf, Failure
     let cache = build_dir()?.join("test-programs");
     std::fs::create_dir_all(&cache).map_err(|e| format!("create {}: {e}", cache.display()))?;
     let object = cache.join(&name);
-    let newest = [src.clone(), dir.join("check.h"), dir.join("mpi/mpicheck.h")]
-        .iter()
-        .filter_map(|p| modified(p))
-        .max();
+    let headers = ["check.h", "gate.h", "mpi/mpicheck.h"].map(|h| dir.join(h));
+    let newest = [src.clone()].iter().chain(&headers).filter_map(|p| modified(p)).max();
     if modified(&object).is_none() || modified(&object) < newest {
         let unfinished = cache.join(format!(".{name}"));
         let mut c = Command::new(kind.compiler());

@@ -21,8 +21,10 @@ pub struct Step {
     pub phase: Option<&'static str>,
 }
 
-/// The phases of a checkpoint that agents announce, in their order.
+/// The phases that every checkpoint has, in their order.
 pub const PHASES: [&str; 7] = ["suspend", "capture", "drain", "snapshot", "resume", "write", "commit"];
+/// Those that it has besides where libraries take part.
+pub const OF_GATES: [&str; 2] = ["gate", "reopen"];
 
 /// What to do at a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,7 +97,7 @@ fn announced(tid: i32, [_, at, length, ..]: [u64; 6]) -> Option<&'static str> {
         return None;
     }
     let (_, rest) = text.rsplit_once("\"phase\":\"")?;
-    PHASES.into_iter().find(|p| rest.starts_with(p))
+    PHASES.into_iter().chain(OF_GATES).find(|p| rest.starts_with(p))
 }
 
 /// The call's name when it changes something about the processes of the job, or waits for such a change.

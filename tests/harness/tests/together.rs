@@ -14,6 +14,8 @@ use belay_tests::Failure;
 use std::process::Output;
 use std::time::{Duration, Instant};
 
+#[path = "together/gates.rs"]
+mod gates;
 #[path = "together/random.rs"]
 mod random;
 
@@ -211,6 +213,29 @@ fn main() {
     target.once("stopped", stopped);
     target.once("hangs::part", |p, _| hangs(p, 1));
     target.once("cut", cut);
+    target.once("gates::taken", |p, _| gates::taken(p, "here"));
+    target.once("gates::taken_of_several", |p, _| gates::taken(p, "there kids"));
+    for side in ["here", "there"] {
+        let puts_off = move |p: &Place, words: &str, reason| gates::put_off(p, &format!("{side} {words}"), reason);
+        target.once(&format!("gates::late_{side}"), move |p, _| {
+            puts_off(p, "late close ready", "has not come to rest within 0.5 s")
+        });
+        target.once(&format!("gates::says_no_{side}"), move |p, _| {
+            puts_off(
+                p,
+                "refuses close ready",
+                "libgate_test.so: the test library has something better to do",
+            )
+        });
+        for edge in ["asked", "ready", "answered"] {
+            target.once(&format!("gates::agent_dies_{side}::{edge}"), move |p, _| {
+                gates::agent_dies(p, &format!("{side} agent close {edge} 9"))
+            });
+        }
+        target.once(&format!("gates::rebuild_refused_{side}"), move |p, _| {
+            gates::rebuild_refused(p, &format!("{side} refuses rebuild ready 9"))
+        });
+    }
     for (name, parts, all, local) in [("two", 2, 3, false), ("three", 3, 5, false), ("tiers", 3, 4, true)] {
         let shape = random::Shape { name, parts, all, local };
         target.once(&format!("random::{name}"), move |p, r| random::faults(p, shape, r));
