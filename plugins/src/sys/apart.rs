@@ -1,8 +1,12 @@
-//! Runs what must not be left half done in a process of its own, which goes on when the agent is killed. The process shares the agent's memory, and the
-//! calling thread stands still meanwhile; so nothing is copied, however large the agent is.
+//! Runs what must not be left half done in a process of its own, which goes on when the agent is killed.
+//!
+//! [`run`]: the process shares the agent's memory, and the calling thread stands still meanwhile; so nothing is copied, however large the agent is. [`fork`]: it has a copy, and may allocate.
 
-use super::check;
+use super::{check, fd};
 use std::io;
+use std::os::fd::AsRawFd;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::path::Path;
 
 /// Room for the stack of such a process.
 const STACK_BYTES: usize = 256 << 10;
@@ -30,6 +34,40 @@ pub(crate) fn run<W: FnMut()>(work: &mut W) -> io::Result<()> {
             _ => return Ok(()),
         }
     }
+}
+
+/// Runs `work` in a copy of this process, and returns what it has to say.
+pub(crate) fn fork(work: impl FnOnce() -> Vec<u8>) -> io::Result<Vec<u8>> {
+    let said = fd::memfd(Path::new("belay-apart"), 0)?;
+    let blocked = Blocked::all()?;
+    // SAFETY: the child runs `work` and ends without returning; the C library makes its allocator usable there.
+    let pid = check(unsafe { libc::fork() })?;
+    if pid == 0 {
+        let done = catch_unwind(AssertUnwindSafe(|| fd::write_at(said.as_raw_fd(), &work(), 0).is_ok()));
+        // SAFETY: ends the process at once, without what the original still has to do.
+        unsafe { libc::_exit(i32::from(!done.unwrap_or(false))) };
+    }
+    let mut status = 0;
+    loop {
+        // SAFETY: `status` is valid for writing.
+        match check(unsafe { libc::waitpid(pid, &mut status, 0) }) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            waited => {
+                waited?;
+                break;
+            }
+        }
+    }
+    drop(blocked);
+    if status != 0 {
+        return Err(io::Error::other(format!(
+            "the process that did it has ended with status {status:#x}"
+        )));
+    }
+    let bytes = usize::try_from(fd::fstat(said.as_raw_fd())?.st_size).map_err(io::Error::other)?;
+    let mut all = vec![0; bytes];
+    fd::read_at(said.as_raw_fd(), &mut all, 0)?;
+    Ok(all)
 }
 
 /// All signals of this thread, and of what it makes, are blocked while this lives.

@@ -99,6 +99,12 @@ pub fn comm(pid: i32) -> String {
     name.trim().to_owned()
 }
 
+/// The letter that says what process `pid` does (`proc(5)`).
+pub fn state(pid: i32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
 /// The parent of process `pid`.
 pub fn parent(pid: i32) -> Option<i32> {
     let s = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

@@ -120,6 +120,7 @@ fn counted(number: i64, first: u64) -> Option<&'static str> {
         libc::SYS_kill | libc::SYS_tgkill | libc::SYS_pidfd_send_signal => Some("kill"),
         libc::SYS_memfd_create => Some("make memory"),
         libc::SYS_rename => Some("rename"),
+        libc::SYS_connect => Some("connect"),
         _ => None,
     }
 }

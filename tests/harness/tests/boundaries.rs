@@ -220,6 +220,39 @@ fn agent_killed_while_context_is_away(place: &Place, user: User) -> Result<(), F
     Ok(())
 }
 
+/// Whether a process of the agent's own does something beside it.
+fn has_helper(agent: i32) -> bool {
+    let is_helper = |pid: i32| pid != agent && procs::comm(pid) == procs::comm(agent) && procs::state(pid) != Some('Z');
+    procs::tree(agent).into_iter().any(is_helper)
+}
+
+/// The agent is killed while connections that wait to be accepted, and carry data, are out of their queue: they get back there.
+fn agent_killed_while_connections_are_away(place: &Place, user: User) -> Result<(), Failure> {
+    const TARGET: &str = "fd_tcp backlog";
+    let mut job = job(place, user, "agent-connections", TARGET, false)?;
+    let (program, agent) = program_and_agent(&job, TARGET)?;
+    let mut killed = false;
+    for _ in 0..LATE {
+        checkpoint_by_steps(&job, agent, |s| {
+            // Whoever connects them again has taken them out.
+            killed = s.name == "connect" || s.name == "wait" && has_helper(agent);
+            if killed {
+                Verdict::Kill
+            } else {
+                Verdict::On
+            }
+        })?;
+        if killed {
+            break;
+        }
+    }
+    if !killed {
+        return Err("no connection was ever away".into());
+    }
+    passes(&mut job, TARGET, program)?;
+    no_snapshots(&job)
+}
+
 fn report(failures: &[String], visited: usize) -> Result<(), Failure> {
     if failures.is_empty() {
         return Ok(());
@@ -310,8 +343,8 @@ fn snapshot_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failu
 type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
 
 fn main() {
-    let mut target = Target::new("boundaries", &[ALL, "aio", "ipc_notify", "proc_vmshare"]);
-    let tests: [(&str, Test); 9] = [
+    let mut target = Target::new("boundaries", &[ALL, "aio", "ipc_notify", "proc_vmshare", "fd_tcp"]);
+    let tests: [(&str, Test); 10] = [
         ("agent_killed", |p, u, r| agent_killed(p, u, (ALL, SAMPLE), false, r)),
         ("agent_of_restarted_job_killed", |p, u, r| {
             agent_killed(p, u, (ALL, SAMPLE), true, r)
@@ -330,6 +363,9 @@ fn main() {
         }),
         ("agent_killed_while_context_is_away", |p, u, _| {
             agent_killed_while_context_is_away(p, u)
+        }),
+        ("agent_killed_while_connections_are_away", |p, u, _| {
+            agent_killed_while_connections_are_away(p, u)
         }),
         ("rank_killed", rank_killed),
         ("snapshot_killed", snapshot_killed),

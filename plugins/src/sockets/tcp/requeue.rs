@@ -3,12 +3,14 @@
 //! Their data can be read only by accepting them. So all connections of the queue are accepted, their data is read, and each client's socket
 //! is disconnected and connected again from the same port: a TCP socket can do that and stays the same socket for its program. Then its
 //! data is sent again. The order of the queue is kept. This is possible when both ends are the job's.
+//!
+//! A process of its own does so: connections that the agent held would end with it, when it is killed.
 
 use super::drain::{self, Direction};
 use super::info::{End, Info};
 use crate::fault::{not_now, refuse, At, Fault};
-use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
+use crate::sys::{apart, fd};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
@@ -31,6 +33,68 @@ pub(super) struct Client {
 
 /// Takes the connections of `clients` out of the queue of `listener` and puts them back; returns what each had sent.
 pub(super) fn requeue(listener: RawFd, clients: &[Client]) -> Result<Vec<Vec<u8>>, Fault> {
+    let said = apart::fork(|| Said::of(here(listener, clients)).encode()).at("put connections back into their queue")?;
+    match Said::decode(&said) {
+        Some(Said::Data(data)) if data.len() == clients.len() => Ok(data),
+        Some(Said::Refused(reason)) => refuse(reason),
+        Some(Said::Passing(reason)) => not_now(reason),
+        _ => refuse("put connections back into their queue: not understood"),
+    }
+}
+
+/// What the process says that has done so.
+#[derive(Debug, PartialEq, Eq)]
+enum Said {
+    Data(Vec<Vec<u8>>),
+    Refused(String),
+    Passing(String),
+}
+
+impl Said {
+    fn of(done: Result<Vec<Vec<u8>>, Fault>) -> Self {
+        match done {
+            Ok(data) => Self::Data(data),
+            Err(Fault::Passing(reason)) => Self::Passing(reason),
+            Err(fault) => Self::Refused(fault.to_string()),
+        }
+    }
+
+    /// A letter, then byte strings, each after its length.
+    fn encode(&self) -> Vec<u8> {
+        let strings = |kind: u8, all: &[&[u8]]| {
+            let mut out = vec![kind];
+            for one in all {
+                out.extend_from_slice(&(one.len() as u64).to_le_bytes());
+                out.extend_from_slice(one);
+            }
+            out
+        };
+        match self {
+            Self::Data(all) => strings(b'd', &all.iter().map(Vec::as_slice).collect::<Vec<_>>()),
+            Self::Refused(reason) => strings(b'r', &[reason.as_bytes()]),
+            Self::Passing(reason) => strings(b'p', &[reason.as_bytes()]),
+        }
+    }
+
+    fn decode(said: &[u8]) -> Option<Self> {
+        let (kind, mut rest) = said.split_first()?;
+        let mut all = Vec::new();
+        while let Some((length, behind)) = rest.split_first_chunk() {
+            let (one, next) = behind.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+            all.push(one.to_vec());
+            rest = next;
+        }
+        let reason = || Some(String::from_utf8_lossy(all.first()?).into_owned());
+        match kind {
+            b'd' => Some(Self::Data(all)),
+            b'r' => reason().map(Self::Refused),
+            b'p' => reason().map(Self::Passing),
+            _ => None,
+        }
+    }
+}
+
+fn here(listener: RawFd, clients: &[Client]) -> Result<Vec<Vec<u8>>, Fault> {
     let waiting = Info::of(listener).at("read its state (TCP_INFO)")?.waiting;
     if waiting as usize != clients.len() {
         return not_now(format!(
@@ -125,5 +189,24 @@ fn connect(c: &Client) -> io::Result<()> {
             }
         }
         done => done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_understood() {
+        for said in [
+            Said::Data(vec![b"some".to_vec(), Vec::new(), b"more".to_vec()]),
+            Said::Data(Vec::new()),
+            Said::Refused("no".into()),
+            Said::Passing("not now".into()),
+        ] {
+            assert_eq!(Said::decode(&said.encode()), Some(said));
+        }
+        assert_eq!(Said::decode(b""), None);
+        assert_eq!(Said::decode(b"d\x09\0\0\0\0\0\0\0short"), None);
     }
 }
