@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const REFUSED: FailureKind = FailureKind::Refused {
+    not_asked: false,
     exit: 80,
     passing: false,
 };
