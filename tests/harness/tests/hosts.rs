@@ -419,6 +419,8 @@ fn signalled(place: &Place, _: &mut Rng) -> Result<(), Failure> {
             job.crash();
             job.shift(1);
             job.restart_at(&[])?;
+            // A signal before that gives the restart up.
+            want(job.answers()?, || "the job has ended".into())?;
         }
         signal(job.front_pid()?, libc::SIGTERM);
         let status = job.end()?;
