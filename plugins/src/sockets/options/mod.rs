@@ -180,6 +180,12 @@ impl Options {
         self.values.iter().any(off)
     }
 
+    /// Whether others may have its port too (SO_REUSEPORT).
+    pub(crate) fn share_port(&self) -> bool {
+        let on = |v: &(i32, i32, Vec<u8>)| (v.0, v.1) == (libc::SOL_SOCKET, libc::SO_REUSEPORT) && v.2.iter().any(|b| *b != 0);
+        self.values.iter().any(on)
+    }
+
     /// Sets the options of one stage. The first failure is returned, with the option named, when all others are set.
     pub(crate) fn restore(&self, raw: RawFd, when: When) -> Result<(), Fault> {
         let values: HashMap<(i32, i32), &[u8]> = self.values.iter().map(|(l, o, v)| ((*l, *o), v.as_slice())).collect();

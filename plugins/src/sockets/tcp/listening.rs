@@ -65,6 +65,9 @@ struct Made {
 
 /// Makes `sockets`, which have one port: that, or, if another program has taken it for one of them and `claim` says so, all of them another.
 pub(super) fn bind_all(sockets: &[Bound<'_>], claim: Claim, waits: &Waits<'_>) -> Result<Vec<OwnedFd>, Fault> {
+    if !claim.alone {
+        outlast(sockets, waits)?;
+    }
     let own = sockets.first().map_or(0, |s| s.at.port());
     let mut order: Vec<usize> = (0..sockets.len()).collect();
     order.sort_by_key(|i| sockets[*i].rank());
@@ -130,6 +133,20 @@ pub(super) fn bind_all(sockets: &[Bound<'_>], claim: Claim, waits: &Waits<'_>) -
             patience = patience.saturating_sub(STEP);
         }
     }
+}
+
+/// Waits for those to go who listen at a port that they share (SO_REUSEPORT). They do not keep it from being bound: where they are what is left of the killed job, they would only take the connections that are made to it now.
+fn outlast(sockets: &[Bound<'_>], waits: &Waits<'_>) -> Result<(), Fault> {
+    let mut patience = PATIENCE;
+    for s in sockets.iter().filter(|s| s.backlog.is_some() && s.options.share_port()) {
+        let is_taken = || -> Result<bool, Fault> {
+            Ok(holders(&s.at, false).at("ask the kernel who has the port (sock_diag)")?.0 == Holders::Program)
+        };
+        while !patience.is_zero() && is_taken()? && waits.spend(STEP) {
+            patience = patience.saturating_sub(STEP);
+        }
+    }
+    Ok(())
 }
 
 /// Says that closed connections are waited for.
@@ -364,6 +381,23 @@ mod tests {
             let beside = SocketAddr::new(at.ip(), port_of(fd));
             assert_eq!(port_of(&make(beside, &options, shared).unwrap()), port_of(fd));
         }
+    }
+
+    #[test]
+    fn who_is_about_to_give_a_shared_port_up_is_waited_for() {
+        let options = sharing();
+        let at = free(13);
+        let shared = Claim { alone: false, ..STILL };
+        let holder = make(at, &options, NODE).unwrap();
+        let own = options.clone();
+        let waiter = std::thread::spawn(move || make(at, &own, shared));
+        std::thread::sleep(PATIENCE / 4);
+        assert!(!waiter.is_finished());
+        drop(holder);
+        let first = waiter.join().unwrap().unwrap();
+        // Who stays is shared with.
+        let second = make(at, &options, shared).unwrap();
+        assert_eq!((port_of(&first), port_of(&second)), (at.port(), at.port()));
     }
 
     #[test]
