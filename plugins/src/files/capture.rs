@@ -224,7 +224,10 @@ fn read(s: &mut Session<'_>, at: usize) -> Result<FileObject, Fault> {
             // A file that nobody has open for writing is checked at restart, not put back, where it was there before the job: it is input.
             // One that the job has made it may delete as well, when it has read it. Such files are small, as a rule; the copy of a large one
             // would keep the job waiting at every checkpoint, so it needs the user's word.
-            let made = file.as_ref().is_ok_and(|f| made_since(f, s.launched));
+            // What is another user's is not made by the job, however young it is.
+            // SAFETY: has no preconditions.
+            let me = unsafe { libc::geteuid() };
+            let made = [0, object.owner.0].contains(&me) && file.as_ref().is_ok_and(|f| made_since(f, s.launched));
             let small = s.save_open_files || object.bytes <= UNASKED_LIMIT;
             let ours = sought.desc.is_some() && (object.written || (made && small));
             sought.mapped_writable || ((s.save_open_files || volatile) && ours) || (volatile && (object.written || mapped))
