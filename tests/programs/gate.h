@@ -45,7 +45,6 @@ static _Atomic unsigned long gate_before, gate_after;
 enum { EDGE_ASKED, EDGE_READY, EDGE_ANSWERED };
 static void (*gate_hook)(uint32_t kind, int edge);
 // What a library may do that does not keep what it promises: it waits for nobody, or refuses.
-static int gate_careless;
 static uint32_t gate_outcome;
 
 static long gate_futex(_Atomic uint32_t *word, int op, uint32_t value) { return syscall(SYS_futex, word, op, value, NULL, NULL, 0); }
@@ -111,7 +110,7 @@ static void gate_leave(void) {
 
 static void gate_come_to_rest(uint32_t order) {
     gate_shut = order;
-    for (unsigned i = 1; i <= gate_threads && !gate_careless; i++)
+    for (unsigned i = 1; i <= gate_threads; i++)
         while (gate_in[i]) gate_futex(&gate_in[i], FUTEX_WAIT, 1);
 }
 

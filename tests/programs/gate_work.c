@@ -69,7 +69,6 @@ static void lie(void) {
         OK(dup3(other, gate_page->descriptor, O_CLOEXEC));
         OK(close(other));
     }
-    gate_careless = is("careless");
 }
 
 // Starts the program on another host, where it goes wrong if it is to do so there.

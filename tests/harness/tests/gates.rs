@@ -79,17 +79,6 @@ fn taken(place: &Place, user: User, words: &str) -> Result<(), Failure> {
     })
 }
 
-/// The program sees a library that says that it is at rest, and is not: so it would see one that was not asked.
-fn careless(place: &Place, user: User) -> Result<(), Failure> {
-    let job = launched(place, user, "careless")?;
-    let end = Instant::now() + LIMIT;
-    while !job.output_text().contains("FAIL gate_work: before it opens") {
-        want(Instant::now() < end, || format!("nobody notices: {}", job.output_text()))?;
-        drop(job.checkpoint_raw(&[])?);
-    }
-    Ok(())
-}
-
 /// Nothing is asked, and nothing counted, where no library takes part.
 fn nothing(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = Job::new(place, "gates-none", user)?;
@@ -283,7 +272,6 @@ fn main() {
     target.in_turn();
     target.by_user("taken", |_| true, |p, u, _| taken(p, u, ""));
     target.by_user("taken_of_several", |_| true, |p, u, _| taken(p, u, "kids"));
-    target.by_user("careless", |_| true, |p, u, _| careless(p, u));
     target.by_user("none", |_| true, |p, u, _| nothing(p, u));
     let late = ["libgate_test.so", "has not come to rest within 0.5 s", "[gate]"];
     target.by_user("mute", |_| true, move |p, u, _| refuses(p, u, "mute close ready", &late));
