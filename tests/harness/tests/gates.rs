@@ -225,14 +225,11 @@ fn rebuild_refused(place: &Place, user: User, words: &str, reason: &str) -> Resu
 }
 
 /// The agent is killed at some of its calls in the phases of the gate, also in a restarted job.
-fn agent_killed(place: &Place, user: User, restarted: bool, rng: &mut Rng) -> Result<(), Failure> {
+fn agent_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let prepare = || -> Result<Job, Failure> {
-        let mut job = launched(place, user, "kids")?;
+        let job = launched(place, user, "kids")?;
         // It is known by now that there is a library.
         job.checkpoint()?;
-        if restarted {
-            crash_and_restart(&mut job)?;
-        }
         Ok(job)
     };
     let of_gate = |s: &Step| matches!(s.phase, Some("gate" | "reopen"));
@@ -350,11 +347,6 @@ fn main() {
         |_| true,
         |p, u, _| rebuild_refused(p, u, "mute rebuild ready", "has not made again"),
     );
-    target.by_user("agent_killed", |_| true, |p, u, r| agent_killed(p, u, false, r));
-    target.by_user(
-        "agent_of_restarted_job_killed",
-        |_| true,
-        |p, u, r| agent_killed(p, u, true, r),
-    );
+    target.by_user("agent_killed", |_| true, agent_killed);
     target.run();
 }
