@@ -18,8 +18,8 @@
 //! An order may be withdrawn by a later one; the library answers the last one.
 //!
 //! The gate is shut as long as `hold` of the last order is held by a thread that lives: the threads that wait at it
-//! wait for that word, and go on when it is 0 or has [`DIED`]. (The kernel wakes one of them, which wakes the
-//! others.) So a gate opens with the death of the agent, and without the help of the library's own thread.
+//! wait for that word, and go on when it is 0 or has [`DIED`]. Of those that wait for a word of a dead thread the
+//! kernel wakes one: whoever wakes and finds the word changed wakes all the others before it does anything else. So a gate opens with the death of the agent, and without the help of the library's own thread.
 
 use core::ffi::CStr;
 use core::sync::atomic::AtomicU32;

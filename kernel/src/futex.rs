@@ -37,6 +37,27 @@ pub fn wake(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
 
+/// Wakes all that wait for `word`, and, where `held` is not 0, makes it 0 and wakes all that wait for that: by one
+/// system call, so that a thread which is killed at any moment has done all of it or nothing. (The kernel's list of what
+/// a dead thread holds passes over words that are 0.)
+pub fn wake_and_release(word: &AtomicU32, held: &AtomicU32) {
+    // As FUTEX_OP in linux/futex.h: the operation, the comparison, and their arguments, which are 0.
+    const SET_ZERO_IF_NOT: i32 = libc::FUTEX_OP_SET << 28 | libc::FUTEX_OP_CMP_NE << 24;
+    let all = i32::MAX;
+    // SAFETY: live words, which the call changes as an atomic operation does.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAKE_OP,
+            all,
+            libc::c_long::from(all),
+            held.as_ptr(),
+            SET_ZERO_IF_NOT,
+        )
+    };
+}
+
 /// Whether system call `number` with second argument `operation` waits for a futex.
 pub fn is_wait(number: u64, operation: u64) -> bool {
     matches!(number, FUTEX_WAITV | FUTEX2_WAIT) || number == FUTEX && WAITS.contains(&(operation & !FLAGS))
@@ -130,6 +151,36 @@ mod tests {
         assert_eq!(call("202 0x7f00 0x80 0x0 0x0 0x0 0x0 0x7ffe 0x7f01"), Some((FUTEX, 128)));
         assert_eq!(call("running"), None);
         assert_eq!(call("-1 0x7ffe 0x7f01"), None);
+    }
+
+    #[test]
+    fn who_waits_for_either_word_is_woken_by_its_release() {
+        static ORDER: AtomicU32 = AtomicU32::new(1);
+        static HELD: AtomicU32 = AtomicU32::new(7);
+        let (tell, told) = channel();
+        let sleepers = [(&ORDER, 1), (&HELD, 7), (&HELD, 7)].map(|(word, value)| {
+            let tell = tell.clone();
+            std::thread::spawn(move || {
+                // SAFETY: takes nothing.
+                tell.send(unsafe { libc::gettid() }).unwrap();
+                wait(word, value, Duration::from_secs(60));
+            })
+        });
+        let begin = Instant::now();
+        for _ in &sleepers {
+            let tid = told.recv().unwrap();
+            while !sleeps_in_wait(tid) {
+                std::thread::yield_now();
+            }
+        }
+        wake_and_release(&ORDER, &HELD);
+        for sleeper in sleepers {
+            sleeper.join().unwrap();
+        }
+        assert!(begin.elapsed() < Duration::from_secs(30));
+        assert_eq!((ORDER.load(Ordering::SeqCst), HELD.load(Ordering::SeqCst)), (1, 0));
+        wake_and_release(&ORDER, &HELD);
+        assert_eq!(HELD.load(Ordering::SeqCst), 0);
     }
 
     #[test]

@@ -34,7 +34,8 @@ struct gate_links { struct robust_list link[2]; struct robust_list_head head; };
 static gate_control *gate_page;
 static struct gate_links *gate_links;
 static pthread_t gate_thread;
-// The order that has shut the gate, 0 while it is open; whether each thread is inside.
+// The order that has shut the gate, 0 while it is open; where each thread is.
+enum { GATE_OUTSIDE, GATE_KNOCKS, GATE_INSIDE };
 static _Atomic uint32_t gate_shut, gate_in[GATE_THREADS];
 static _Atomic unsigned gate_threads;
 static __thread unsigned gate_slot;
@@ -45,6 +46,7 @@ static _Atomic unsigned long gate_before, gate_after;
 enum { EDGE_ASKED, EDGE_READY, EDGE_ANSWERED };
 static void (*gate_hook)(uint32_t kind, int edge);
 // What a library may do that does not keep what it promises: it waits for nobody, or refuses.
+static int gate_careless;
 static uint32_t gate_outcome;
 
 static long gate_futex(_Atomic uint32_t *word, int op, uint32_t value) { return syscall(SYS_futex, word, op, value, NULL, NULL, 0); }
@@ -55,7 +57,7 @@ static void gate_edge(uint32_t kind, int edge) { if (gate_hook) gate_hook(kind, 
 // Nobody is inside, and all that was begun there has been finished.
 static void gate_check(const char *when) {
     for (unsigned i = 1; i <= gate_threads; i++)
-        if (gate_in[i]) fail("%s: thread %u is inside", when, i);
+        if (gate_in[i] == GATE_INSIDE) fail("%s: thread %u is inside", when, i);
     if (gate_before != gate_after) fail("%s: %lu begun, %lu finished", when, gate_before, gate_after);
 }
 
@@ -86,32 +88,38 @@ static void gate_wait(uint32_t by) {
         if (order == gate_page->order && atomic_compare_exchange_strong(hold, &value, 0)) gate_orphaned++;
         gate_wake(hold);
     }
-    if (value && !(value & GATE_DIED)) gate_futex(hold, FUTEX_WAIT, value);
-    else if (order == gate_page->order) gate_open(by);
+    if (value && !(value & GATE_DIED)) {
+        gate_futex(hold, FUTEX_WAIT, value);
+        // Perhaps the kernel has woken this thread alone.
+        if (*hold != value) gate_wake(hold);
+    } else if (order == gate_page->order) gate_open(by);
 }
 
 static void gate_enter(void) {
     if (!gate_slot) gate_slot = ++gate_threads;
     CHECK(gate_slot < GATE_THREADS);
     for (;;) {
-        gate_in[gate_slot] = 1;
+        gate_in[gate_slot] = GATE_KNOCKS;
         uint32_t by = gate_shut;
-        if (!by) return;
-        gate_in[gate_slot] = 0;
+        if (!by) {
+            gate_in[gate_slot] = GATE_INSIDE;
+            return;
+        }
+        gate_in[gate_slot] = GATE_OUTSIDE;
         gate_wake(&gate_in[gate_slot]);
         gate_wait(by);
     }
 }
 
 static void gate_leave(void) {
-    gate_in[gate_slot] = 0;
+    gate_in[gate_slot] = GATE_OUTSIDE;
     if (gate_shut) gate_wake(&gate_in[gate_slot]);
 }
 
 static void gate_come_to_rest(uint32_t order) {
     gate_shut = order;
-    for (unsigned i = 1; i <= gate_threads; i++)
-        while (gate_in[i]) gate_futex(&gate_in[i], FUTEX_WAIT, 1);
+    for (unsigned i = 1; i <= gate_threads && !gate_careless; i++)
+        for (uint32_t at; (at = gate_in[i]);) gate_futex(&gate_in[i], FUTEX_WAIT, at);
 }
 
 static uint32_t gate_self(void) { return (uint32_t)syscall(SYS_gettid) | GATE_WAITERS; }
@@ -194,7 +202,7 @@ static void gate_after_fork(void) {
     memcpy(library, gate_page->library, sizeof library);
     OK(munmap((char *)gate_page - 4096, 2 * 4096));
     OK(close(fd));
-    for (unsigned i = 0; i < GATE_THREADS; i++) gate_in[i] = 0;
+    for (unsigned i = 0; i < GATE_THREADS; i++) gate_in[i] = GATE_OUTSIDE;
     gate_threads = gate_slot = 0;
     gate_start(library);
 }

@@ -52,6 +52,8 @@ static void *work(void *arg) {
         gate_enter();
         gate_before++;
         if (n % 3 == 0) nap_us(700);
+        // From before it is asked to come to rest until it is told to go on.
+        while (gate_careless && !over) nap_us(700);
         gate_after++;
         gate_leave();
         if (++n % 5 == 0) nap_us(100);
@@ -69,6 +71,7 @@ static void lie(void) {
         OK(dup3(other, gate_page->descriptor, O_CLOEXEC));
         OK(close(other));
     }
+    gate_careless = is("careless");
 }
 
 // Starts the program on another host, where it goes wrong if it is to do so there.

@@ -232,9 +232,8 @@ impl Page {
         let limit_ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
         self.word(offset_of!(Control, limit_ms)).store(limit_ms, Ordering::SeqCst);
         self.order().store(next, Ordering::SeqCst);
-        self.held(last).store(0, Ordering::SeqCst);
-        futex::wake(self.order());
-        futex::wake(self.held(last));
+        // In one call: whoever is killed between a release and its wake leaves threads asleep that nobody wakes.
+        futex::wake_and_release(self.order(), self.held(last));
         self.given = next;
     }
 

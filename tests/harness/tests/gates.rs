@@ -79,6 +79,17 @@ fn taken(place: &Place, user: User, words: &str) -> Result<(), Failure> {
     })
 }
 
+/// The program sees a library that says that it is at rest, and is not: so it would see one that was not asked.
+fn careless(place: &Place, user: User) -> Result<(), Failure> {
+    let job = launched(place, user, "careless")?;
+    let end = Instant::now() + LIMIT;
+    while !job.output_text().contains("FAIL gate_work: before it opens") {
+        want(Instant::now() < end, || format!("nobody notices: {}", job.output_text()))?;
+        drop(job.checkpoint_raw(&[])?);
+    }
+    Ok(())
+}
+
 /// Nothing is asked, and nothing counted, where no library takes part.
 fn nothing(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = Job::new(place, "gates-none", user)?;
@@ -225,11 +236,14 @@ fn rebuild_refused(place: &Place, user: User, words: &str, reason: &str) -> Resu
 }
 
 /// The agent is killed at some of its calls in the phases of the gate, also in a restarted job.
-fn agent_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+fn agent_killed(place: &Place, user: User, restarted: bool, rng: &mut Rng) -> Result<(), Failure> {
     let prepare = || -> Result<Job, Failure> {
-        let job = launched(place, user, "kids")?;
+        let mut job = launched(place, user, "kids")?;
         // It is known by now that there is a library.
         job.checkpoint()?;
+        if restarted {
+            crash_and_restart(&mut job)?;
+        }
         Ok(job)
     };
     let of_gate = |s: &Step| matches!(s.phase, Some("gate" | "reopen"));
@@ -269,6 +283,7 @@ fn main() {
     target.in_turn();
     target.by_user("taken", |_| true, |p, u, _| taken(p, u, ""));
     target.by_user("taken_of_several", |_| true, |p, u, _| taken(p, u, "kids"));
+    target.by_user("careless", |_| true, |p, u, _| careless(p, u));
     target.by_user("none", |_| true, |p, u, _| nothing(p, u));
     let late = ["libgate_test.so", "has not come to rest within 0.5 s", "[gate]"];
     target.by_user("mute", |_| true, move |p, u, _| refuses(p, u, "mute close ready", &late));
@@ -347,6 +362,11 @@ fn main() {
         |_| true,
         |p, u, _| rebuild_refused(p, u, "mute rebuild ready", "has not made again"),
     );
-    target.by_user("agent_killed", |_| true, agent_killed);
+    target.by_user("agent_killed", |_| true, |p, u, r| agent_killed(p, u, false, r));
+    target.by_user(
+        "agent_of_restarted_job_killed",
+        |_| true,
+        |p, u, r| agent_killed(p, u, true, r),
+    );
     target.run();
 }
