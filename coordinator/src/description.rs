@@ -8,6 +8,7 @@ use belay_image::name::Name;
 use belay_wire::Exit;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Version of `job.json`.
 const FORMAT: u32 = 1;
@@ -58,6 +59,9 @@ pub struct Description {
     pub host: String,
     /// When it was launched.
     pub created_unix_s: u64,
+    /// The fraction of that second, nanoseconds: files as young as the job are told from older ones by it.
+    #[serde(default)]
+    pub created_ns: u32,
     /// Checkpoint interval.
     pub interval: Interval,
     /// Mean time to interrupt, where the user has named one.
@@ -156,14 +160,23 @@ impl Description {
         if let Some((key, _)) = times.into_iter().chain(lost).find(|(_, time)| *time > MAX_TIME) {
             return Err(format!("{key}: later than {MAX_TIME} s after 1970"));
         }
+        if self.created_ns >= 1_000_000_000 {
+            return Err("created_ns: not less than a second".into());
+        }
         if self.keep == 0 {
             return Err("keep: at least 1".into());
         }
         self.config.check().map_err(|why| format!("config: {why}"))
     }
 
+    /// When it was launched.
+    pub(crate) fn created(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::new(self.created_unix_s, self.created_ns)
+    }
+
     /// A new job.
     pub fn new(name: Option<String>, command: Vec<Name>) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let name = name.unwrap_or_else(|| {
             let program = command.first().cloned().unwrap_or_default();
             program
@@ -183,7 +196,8 @@ impl Description {
             command,
             cwd: std::env::current_dir().unwrap_or_default().into(),
             host: sys::host(),
-            created_unix_s: sys::now_unix_s(),
+            created_unix_s: now.as_secs(),
+            created_ns: now.subsec_nanos(),
             interval: Interval::Never,
             mtti_s: None,
             min_gap_s: min_gap_s(),
@@ -244,12 +258,13 @@ mod tests {
         let good = Description::new(Some("a name".into()), vec!["x".into()]);
         dir.describe(&good).unwrap();
         assert_eq!(dir.description().unwrap(), good);
-        let bad: [fn(&mut Description); 6] = [
+        let bad: [fn(&mut Description); 7] = [
             |d| d.id = "../x".into(),
             |d| d.name = "x".repeat(MAX_NAME + 1),
             |d| d.min_gap_s = f64::INFINITY,
             |d| d.mtti_s = Some(-5.0),
             |d| d.created_unix_s = u64::MAX,
+            |d| d.created_ns = 1_000_000_000,
             |d| d.keep = 0,
         ];
         for (n, change) in bad.iter().enumerate() {

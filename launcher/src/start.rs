@@ -244,6 +244,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
                 cwd: old.cwd,
                 host: old.host,
                 created_unix_s: old.created_unix_s,
+                created_ns: old.created_ns,
                 history: old.history,
                 id: old.id,
                 dir: old.dir,

@@ -10,7 +10,7 @@ use belay_kernel::prompt::First;
 use belay_plugins::Group;
 use belay_storage::session::Stats;
 use belay_wire::{AutoInterval, Checkpointed, Event, Exit, LastError, Phase};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 impl Agent {
     pub(super) fn arm_interval(&mut self) {
@@ -109,7 +109,7 @@ impl Agent {
         let options = belay_capture::Options {
             save_open_files: self.description.save_open_files,
             save_code: self.description.save_code,
-            launched: UNIX_EPOCH + Duration::from_secs(self.description.created_unix_s),
+            launched: self.description.created(),
             outside: ways.outside,
             standins: ways.standins,
             names: self.addresses.0.clone(),

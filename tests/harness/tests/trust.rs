@@ -207,6 +207,7 @@ fn values_that_lie(place: &Place, user: User) -> Result<(), Failure> {
         ("/mtti_s", json!(-5)),
         ("/mtti_s", json!(1e308)),
         ("/created_unix_s", json!(u64::MAX)),
+        ("/created_ns", json!(u32::MAX)),
         ("/history/run_s", json!(u64::MAX)),
         ("/history/since_unix_s", json!(u64::MAX)),
         ("/lost", json!([["host", u64::MAX]])),
