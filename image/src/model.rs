@@ -5,6 +5,7 @@
 
 use crate::attributes::{Own, Placement, Policy, SchedMore, ThreadPrctl};
 use crate::blobs::BlobRef;
+use crate::extents::PAGE;
 use crate::name::Name;
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +64,11 @@ impl MappedFile {
     pub fn stored(&self) -> u64 {
         let lengths = self.parts.iter().map(|(from, to)| to.saturating_sub(*from));
         lengths.fold(0, u64::saturating_add)
+    }
+
+    /// Whether all of it is stored.
+    pub fn is_whole(&self) -> bool {
+        self.identity.bytes.checked_next_multiple_of(PAGE) == Some(self.stored())
     }
 
     /// Whether it is this one.

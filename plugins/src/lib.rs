@@ -51,7 +51,7 @@ use belay_image::blobs::{BlobReader, BlobWriter};
 use belay_image::model::ObjectId;
 pub use content::{PageSink, PageSource};
 use fault::At;
-pub use files::way::{check_path, Sights};
+pub use files::way::{check_path, Copies, Key, Sights, Stored};
 use files::{FileObject, Origin};
 use gate::Gates;
 pub use group::{Facts, Group};
@@ -212,8 +212,9 @@ pub fn capture(env: CaptureEnv<'_>) -> Result<Descriptors, Vec<Refusal>> {
 }
 
 /// Looks, before a restart begins and before it enters any namespace, at the files that it is going to open, write or make by their paths: what another user may have put there since is refused.
-pub fn look(descriptors: &Descriptors) -> Result<Sights, Refusal> {
-    files::way::look(descriptors)
+/// A file that is only read need not be there where it is `stored`.
+pub fn look(descriptors: &Descriptors, stored: &Stored<'_>) -> Result<Sights, Refusal> {
+    files::way::look(descriptors, stored)
 }
 
 /// Rebuilds descriptors and shared objects in a restarted job.
@@ -233,10 +234,10 @@ impl Rebuilder {
     /// Called in the agent of the restarted job, before any process is forked: creates every open description, every shared object and
     /// System V segment, and refills data in flight. What the agent holds is at numbers in [`Rebuilder::room`]; where that would be more than one process may, further ones made by `fork`, at most
     /// [`Descriptors::keepers`], hold it until the value is dropped. `own_ipc`: the IPC namespace is the job's own. `tell` is given a line for the user where the restart must wait for something.
-    /// `sights` are what [`look`] has found before.
+    /// `sights` are what [`look`] has found before, `copies` of what it has found stored.
     pub fn rebuild(
         (descriptors, sights): (Descriptors, &Sights),
-        (blobs, pages): (&BlobReader, &dyn PageSource),
+        (blobs, pages, copies): (&BlobReader, &dyn PageSource, &Copies<'_>),
         own_ipc: bool,
         group: Option<&dyn Group>,
         (tell, fork): (&dyn Fn(&str), &mut Fork<'_>),
@@ -244,7 +245,7 @@ impl Rebuilder {
         if own_ipc {
             shm::sysv::owns_namespace(&descriptors.sysv);
         }
-        let built = rebuild::rebuild((&descriptors, sights), (blobs, pages), group, (tell, fork))?;
+        let built = rebuild::rebuild((&descriptors, sights), (blobs, pages, copies), group, (tell, fork))?;
         Ok(Self {
             descriptors,
             sights: sights.clone(),

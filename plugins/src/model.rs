@@ -4,11 +4,13 @@
 //! refers to it; objects behind several descriptions (files, pipes, terminals) are in lists of their own, referred to by index. Each kind's
 //! own data is defined beside the code that captures and rebuilds it.
 
+use crate::capture::RaisedLimit;
 use crate::{epoll, eventfd, files, inotify, locks, mqueue, pidfd, pipes, shm, signalfd, sockets, terminals, timerfd};
 use belay_image::model::ObjectId;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -54,6 +56,11 @@ impl Descriptors {
         } else {
             Some("System V shared memory, semaphores or message queues")
         }
+    }
+
+    /// Numbers that no process of the job uses for a descriptor, in an agent that may have as many as its hard limit allows.
+    pub fn room(&self) -> Range<RawFd> {
+        crate::rebuild::room(self, RaisedLimit::highest())
     }
 
     /// How many processes [`crate::Rebuilder::rebuild`] makes at most.

@@ -147,7 +147,7 @@ pub(crate) struct Built {
 
 /// The numbers at which the agent holds what it makes: the largest range that no process of the job uses. Mostly that is all above the highest; a
 /// program can also use the last numbers that its limit allows (valgrind does).
-fn room(d: &Descriptors, limit: RawFd) -> Range<RawFd> {
+pub(crate) fn room(d: &Descriptors, limit: RawFd) -> Range<RawFd> {
     const FIRST: RawFd = 64;
     let open = d.tables.iter().flat_map(|t| t.slots.iter().map(|s| s.fd));
     // Where a descriptor has been closed since, its number is needed for the moment too.
@@ -196,7 +196,7 @@ pub(crate) fn keepers(d: &Descriptors) -> usize {
 /// Rebuilds everything that needs no process.
 pub(crate) fn rebuild(
     (d, sights): (&Descriptors, &files::Sights),
-    (blobs, pages): (&BlobReader, &dyn PageSource),
+    (blobs, pages, copies): (&BlobReader, &dyn PageSource, &files::Copies<'_>),
     group: Option<&dyn Group>,
     (tell, fork): (&dyn Fn(&str), &mut Fork<'_>),
 ) -> Result<Built, Refusal> {
@@ -228,7 +228,7 @@ pub(crate) fn rebuild(
     shm::sysv::rebuild(&d.sysv, (blobs, pages), tell).map_err(|e| e.of(0, "System V objects"))?;
     let mut files = Vec::with_capacity(d.files.len());
     for (at, o) in d.files.iter().enumerate() {
-        let made = files::prepare(o, files::maker(d, at), sights.get(at), pages).and_then(|f| f.held(&mut b));
+        let made = files::prepare(o, files::maker(d, at), sights.get(at), (pages, copies)).and_then(|f| f.held(&mut b));
         files.push(made.map_err(|e| e.of(0, format!("file {}", o.path)))?);
     }
     pipes::rebuild(&mut b).map_err(|(id, e)| id.map_or_else(|| e.of(0, "pipe"), |id| refusal(d, id, &e)))?;

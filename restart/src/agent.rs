@@ -95,14 +95,15 @@ pub(crate) fn restart(
         // SAFETY: the new process issues system calls only.
         unsafe { sys::fork(0, 0, pid) }
     };
+    let code_pages = Contents::new(&code.table, &chunks, group);
+    let copies = Copies::make(&code, &code_pages, &descriptors.room(), !lazy)?;
     let rebuilder = Rebuilder::rebuild(
         (descriptors, &sights),
-        (&blobs, &pages),
+        (&blobs, &pages, &|key| copies.of_open(key)),
         way != Way::Initial,
         group,
         (&sys::say, &mut fork),
     )?;
-    let copies = Copies::make(&code, &Contents::new(&code.table, &chunks, group), &rebuilder.room(), !lazy)?;
     connects::finish(&mut job.processes, |pid, tid, fd| rebuilder.is_connected(pid, tid, fd));
     open_shared_objects(&rebuilder, &job);
     let programs = job.processes.iter().map(|p| p.mm.start_stack).collect();

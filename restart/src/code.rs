@@ -12,7 +12,7 @@ use belay_image::model::{FileIdentity, MappedFile};
 use belay_image::name::Name;
 use belay_image::ImageError;
 use belay_kernel::direct::Buffer;
-use belay_plugins::PageSource;
+use belay_plugins::{Key, PageSource};
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
@@ -43,6 +43,18 @@ pub(crate) struct Code {
     pub(crate) files: Vec<MappedFile>,
     pub(crate) table: Vec<Extent>,
     pub(crate) lacking: Vec<usize>,
+}
+
+impl Code {
+    /// Whether this machine lacks the file that was at this path, and all of it is stored.
+    pub(crate) fn has(&self, key: &Key<'_>) -> bool {
+        let lacking = self.lacking.iter().filter_map(|i| self.files.get(*i));
+        lacking.into_iter().any(|f| is(f, key))
+    }
+}
+
+fn is(f: &MappedFile, (path, bytes, mtime_ns): &Key<'_>) -> bool {
+    f.path.as_path() == *path && (f.identity.bytes, f.identity.mtime_ns) == (*bytes, *mtime_ns) && f.is_whole()
 }
 
 /// What the processes of a restarted job map.
@@ -101,6 +113,12 @@ impl Copies {
     /// The copy of this file.
     pub(crate) fn of(&self, path: &Name, identity: &FileIdentity) -> Option<RawFd> {
         let found = self.0.iter().find(|(f, _)| f.is(path, identity));
+        found.map(|(_, fd)| fd.as_raw_fd())
+    }
+
+    /// The copy of a file that was open.
+    pub(crate) fn of_open(&self, key: &Key<'_>) -> Option<RawFd> {
+        let found = self.0.iter().find(|(f, _)| is(f, key));
         found.map(|(_, fd)| fd.as_raw_fd())
     }
 

@@ -77,7 +77,7 @@ pub(crate) fn load(dir: &Path, options: &Options) -> Outcome<Loaded> {
         files: job.code.clone(),
         table: of_all(CODE)?,
     };
-    let sights = check_paths(&job, &descriptors)?;
+    let sights = check_paths(&job, &descriptors, &code)?;
     let blobs = BlobReader::open(&dir.join(BLOB_FILE))?;
     Ok(Loaded {
         descriptors,
@@ -208,13 +208,13 @@ fn check_processor(job: &Job, any_cpu: bool) -> Outcome<()> {
 }
 
 /// What another user has put on the way to the job's files and directories is refused by name.
-fn check_paths(job: &Job, descriptors: &Descriptors) -> Outcome<Sights> {
+fn check_paths(job: &Job, descriptors: &Descriptors, code: &Code) -> Outcome<Sights> {
     let live = job.processes.iter().filter(|p| tree::is_live(p));
     let of_threads = |p: &'_ Process| p.threads.iter().filter_map(|t| t.directories.clone()).collect::<Vec<_>>();
     let mut all: BTreeSet<Name> = live.clone().flat_map(of_threads).map(|(cwd, _)| cwd).collect();
     all.extend(live.flat_map(|p| [p.cwd.clone(), p.root.clone()]));
     all.iter().try_for_each(|path| check_path(path.as_path()))?;
-    Ok(look(descriptors)?)
+    Ok(look(descriptors, &|key| code.has(key))?)
 }
 
 /// What the job needs where this kernel's vDSO is another than it had, or somebody was stopped in it.

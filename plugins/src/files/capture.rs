@@ -1,6 +1,6 @@
 //! Capture of files: one object per inode, contents where they would otherwise be lost.
 
-use super::{Directory, FileObject, Origin, Print};
+use super::{Directory, FileObject, Origin, Print, PROC};
 use crate::capture::{Found, Session};
 use crate::content::{may_be_swapped_out, Content, Window};
 use crate::fault::{refuse, At, Fault};
@@ -20,6 +20,8 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 const TMPFS_MAGIC: i64 = 0x0102_1994;
+const PROC_MAGIC: i64 = 0x9fa0;
+const FUSE_MAGIC: i64 = 0x6573_5546;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 /// File systems whose files are views into the kernel: reopened by name, nothing to save.
 const KERNEL_FILESYSTEMS: [i64; 7] = [
@@ -224,13 +226,13 @@ fn read(s: &mut Session<'_>, at: usize) -> Result<FileObject, Fault> {
             // A file that nobody has open for writing is checked at restart, not put back, where it was there before the job: it is input.
             // One that the job has made it may delete as well, when it has read it. Such files are small, as a rule; the copy of a large one
             // would keep the job waiting at every checkpoint, so it needs the user's word.
-            // What is another user's is not made by the job, however young it is.
-            // SAFETY: has no preconditions.
-            let me = unsafe { libc::geteuid() };
-            let made = [0, object.owner.0].contains(&me) && file.as_ref().is_ok_and(|f| made_since(f, s.launched));
+            let made = file.as_ref().is_ok_and(|f| made_since(f, s.launched));
             let small = s.save_open_files || object.bytes <= UNASKED_LIMIT;
             let ours = sought.desc.is_some() && (object.written || (made && small));
-            sought.mapped_writable || ((s.save_open_files || volatile) && ours) || (volatile && (object.written || mapped))
+            let over = !object.written
+                && object.bytes <= UNASKED_LIMIT
+                && file.as_ref().is_ok_and(|f| is_over_proc(object.path.as_path(), f));
+            over || sought.mapped_writable || ((s.save_open_files || volatile) && ours) || (volatile && (object.written || mapped))
         }
         Origin::Deleted { .. } | Origin::Memfd { .. } | Origin::Anonymous => true,
     };
@@ -352,6 +354,13 @@ fn made_since(file: &OwnedFd, start: SystemTime) -> bool {
 pub(crate) fn is_volatile(path: &Path, file: Option<&OwnedFd>) -> bool {
     VOLATILE.iter().any(|d| path.starts_with(d))
         || file.is_some_and(|f| fd::fs_magic(f.as_raw_fd()).is_ok_and(|m| m == TMPFS_MAGIC))
+}
+
+/// Whether the file is mounted over a name of the kernel's, as a restart does to keep what a host is to the job: another machine, and the next restart, have another one there.
+fn is_over_proc(path: &Path, file: &OwnedFd) -> bool {
+    // File systems in user space make up anew what is read (lxcfs).
+    let stays = |magic| ![PROC_MAGIC, FUSE_MAGIC].contains(&magic);
+    path.starts_with(PROC) && fd::fs_magic(file.as_raw_fd()).is_ok_and(stays)
 }
 
 /// Whether the file `id` still has the name `path`.

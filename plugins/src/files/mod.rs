@@ -21,7 +21,7 @@ pub(crate) use capture::{capture, finish, is_named, is_volatile, without_deleted
 pub(crate) use directories::{entered, make_parents, parents, working, Directory, Scaffold};
 pub(crate) use rebuild::{make_beside, maker, prepare, BuiltFile};
 pub(crate) use sessions::sessions;
-pub(crate) use way::{Seen, Sight, Sights};
+pub(crate) use way::{Copies, Key, Seen, Sight, Sights};
 
 /// One inode.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -54,6 +54,16 @@ pub(crate) struct FileObject {
     /// Directories above it, outermost first, to be made again where they are gone. Only with contents.
     pub(crate) parents: Vec<Directory>,
 }
+
+impl FileObject {
+    /// As what the checkpoint may have it for another reason.
+    pub(crate) fn key(&self) -> Key<'_> {
+        (self.path.as_path(), self.bytes, self.mtime_ns)
+    }
+}
+
+/// Where names are the kernel's.
+const PROC: &str = "/proc";
 
 /// Name of the memfd that stands for shared anonymous memory after a restart.
 pub(crate) const ANONYMOUS: &str = "anonymous";

@@ -1,7 +1,7 @@
 //! Rebuild of files: bring each inode to its captured state, then open descriptions on it.
 
-use super::way::{Seen, Sight, Way};
-use super::{make_parents, owner, FileObject, Origin, Print};
+use super::way::{Copies, Seen, Sight, Way};
+use super::{make_parents, owner, FileObject, Origin, Print, PROC};
 use crate::content::{Content, PageSource};
 use crate::fault::{refuse, At, Fault};
 use crate::keep::{HoldId, Lent, Store};
@@ -42,9 +42,19 @@ pub(crate) fn maker(d: &Descriptors, at: usize) -> Option<i32> {
 }
 
 /// Brings one inode to its captured state; `sight` is what was at its path before the restart began, `maker` as of [`maker`].
-pub(crate) fn prepare(object: &FileObject, maker: Option<i32>, sight: Sight, pages: &dyn PageSource) -> Result<BuiltFile, Fault> {
+pub(crate) fn prepare(
+    object: &FileObject,
+    maker: Option<i32>,
+    sight: Sight,
+    (pages, copies): (&dyn PageSource, &Copies<'_>),
+) -> Result<BuiltFile, Fault> {
     let path = object.path.as_path();
+    if sight.stored {
+        return copied(object, copies);
+    }
     let anchor = match (&object.origin, &object.content) {
+        // Was mounted over a name of the kernel's, where no file can be made.
+        (Origin::Named, Some(_)) if path.starts_with(PROC) => Some(make_memfd(path, 0, 0, object.mode)?),
         (Origin::Named, Some(content)) => return restore_named(object, content, sight, pages),
         (Origin::Named, None) => return cut_back(object, sight),
         (Origin::Deleted { tmpfile }, _) => Some(make_deleted(object, (*tmpfile, maker), sight)?),
@@ -83,6 +93,17 @@ pub(crate) fn prepare(object: &FileObject, maker: Option<i32>, sight: Sight, pag
         is_maker: maker.is_some(),
         path: path.to_owned(),
         mode: object.mode,
+    })
+}
+
+/// A file that is not here as it was, but mapped, so that the checkpoint has it.
+fn copied(object: &FileObject, copies: &Copies<'_>) -> Result<BuiltFile, Fault> {
+    let Some(copy) = copies(&object.key()) else {
+        return refuse("the file was open and is gone, and its copy too");
+    };
+    Ok(BuiltFile {
+        anchor: Some(fd::dup_from(copy, 0).at("duplicate")?),
+        ..BuiltFile::named(object, None)
     })
 }
 
@@ -321,6 +342,7 @@ pub(super) fn check_named(object: &FileObject) -> Result<Sight, Fault> {
         file: Some(Seen::from(stat)),
         dir: way.dir,
         doubtful: way.doubt.is_some(),
+        stored: false,
     };
     if object.written {
         return if known { Ok(sight) } else { refuse(way.doubts(object, stat)) };
@@ -491,7 +513,12 @@ mod tests {
         let object = written(&path);
         let mode = |mode| std::fs::set_permissions(&shared, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
         let restarted = || -> Result<(), Fault> {
-            let built = prepare(&object, None, check_named(&object)?, &crate::testing::Kept::default())?;
+            let built = prepare(
+                &object,
+                None,
+                check_named(&object)?,
+                (&crate::testing::Kept::default(), &|_| None),
+            )?;
             let file = built.open_seen(libc::O_WRONLY | libc::O_APPEND)?;
             fd::write_at(file.as_raw_fd(), b", more", 0).at("write")
         };
@@ -547,7 +574,7 @@ mod tests {
         std::fs::rename(&path, dir.join("away")).unwrap();
         for plant in [std::os::unix::fs::symlink::<&Path, &Path>, std::fs::hard_link] {
             plant(&other, &path).unwrap();
-            let why = prepare(&object, None, sight, &crate::testing::Kept::default()).map(drop);
+            let why = prepare(&object, None, sight, (&crate::testing::Kept::default(), &|_| None)).map(drop);
             let why = why.unwrap_err().to_string();
             assert!(why.contains("another file has taken its place"), "{why}");
             assert_eq!(std::fs::read_to_string(&other).unwrap(), "the user's other file");

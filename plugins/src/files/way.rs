@@ -4,7 +4,7 @@
 //! job's, and least of all be written.
 
 use super::owner::me;
-use super::{Directory, FileObject, Origin};
+use super::{Directory, FileObject, Origin, PROC};
 use crate::fault::{refuse, At, Fault};
 use crate::model::{Descriptors, Kind};
 use crate::sys::fd;
@@ -12,7 +12,7 @@ use crate::Refusal;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Component, Path, PathBuf};
 
 /// Symbolic links that are followed on one way, as many as the kernel follows.
@@ -72,6 +72,8 @@ pub(crate) struct Sight {
     pub(crate) dir: Option<Seen>,
     /// Others could exchange it, or a directory on the way to it.
     pub(crate) doubtful: bool,
+    /// The file is not here as it was, and the checkpoint has a copy of it.
+    pub(crate) stored: bool,
 }
 
 impl Sight {
@@ -93,6 +95,13 @@ impl Sight {
         Ok(above)
     }
 }
+
+/// A file that the checkpoint may have because it is mapped: its path, length and time of last change (nanoseconds).
+pub type Key<'a> = (&'a Path, u64, i64);
+/// Whether this machine lacks it, and the checkpoint has all of it.
+pub type Stored<'a> = dyn Fn(&Key<'_>) -> bool + 'a;
+/// The copy of it.
+pub type Copies<'a> = dyn Fn(&Key<'_>) -> Option<RawFd> + 'a;
 
 /// What [`look`] has found.
 #[derive(Debug, Clone, Default)]
@@ -126,11 +135,17 @@ impl Sights {
 }
 
 /// Looks at all that the rebuild of `d` is going to open or make by its path.
-pub(crate) fn look(d: &Descriptors) -> Result<Sights, Refusal> {
+pub(crate) fn look(d: &Descriptors, stored: &Stored<'_>) -> Result<Sights, Refusal> {
     let mut seen = Vec::new();
     for object in &d.files {
         let found = match (&object.origin, &object.content) {
-            (Origin::Named, None) => super::rebuild::check_named(object),
+            (Origin::Named, None) => super::rebuild::check_named(object).or_else(|e| match stored(&object.key()) {
+                true if !object.written => Ok(Sight {
+                    stored: true,
+                    ..Sight::default()
+                }),
+                _ => Err(e),
+            }),
             (Origin::Named | Origin::Deleted { .. }, _) => to_overwrite(object),
             (Origin::Memfd { .. } | Origin::Anonymous, _) => Ok(Sight::default()),
         };
@@ -168,6 +183,7 @@ pub(crate) fn look(d: &Descriptors) -> Result<Sights, Refusal> {
             file: way.last.as_ref().filter(is_ours).map(Seen::from),
             dir: way.dir,
             doubtful: way.doubt.is_some(),
+            stored: false,
         };
         sights.places.insert(path, sight);
     }
@@ -181,7 +197,7 @@ fn directory(then: &Directory) -> Result<Sight, Fault> {
     let (Some(stat), Some(doubt)) = (&way.last, &way.doubt) else {
         return Ok(Sight::default());
     };
-    if then.gone || path.starts_with("/proc") {
+    if then.gone || path.starts_with(PROC) {
         return Ok(Sight::default());
     }
     if ![then.owner.0, me()].contains(&stat.st_uid) && then.owner.0 != UNKNOWN {
@@ -195,6 +211,7 @@ fn directory(then: &Directory) -> Result<Sight, Fault> {
         file: Some(Seen::from(stat)),
         dir: way.dir,
         doubtful: true,
+        stored: false,
     })
 }
 
@@ -207,6 +224,7 @@ fn to_overwrite(object: &FileObject) -> Result<Sight, Fault> {
         file,
         dir: way.dir,
         doubtful: way.doubt.is_some(),
+        stored: false,
     })
 }
 

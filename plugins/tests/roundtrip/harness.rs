@@ -361,11 +361,17 @@ fn restart(
         assert_eq!(done, 0, "mount /proc: {}", std::io::Error::last_os_error());
     }
     let descriptors: Descriptors = serde_json::from_str(descriptors).unwrap();
-    let sights = belay_plugins::look(&descriptors).unwrap_or_else(|e| panic!("look: {e}"));
+    let sights = belay_plugins::look(&descriptors, &|_| false).unwrap_or_else(|e| panic!("look: {e}"));
     let blobs = BlobReader::open(blobs).unwrap();
     // SAFETY: the new process issues system calls only.
     let mut fork = || Ok(unsafe { libc::fork() });
-    let rebuilder = match Rebuilder::rebuild((descriptors, &sights), (&blobs, pages), true, None, (&|_| (), &mut fork)) {
+    let rebuilder = match Rebuilder::rebuild(
+        (descriptors, &sights),
+        (&blobs, pages, &|_| None),
+        true,
+        None,
+        (&|_| (), &mut fork),
+    ) {
         Ok(r) => r,
         Err(e) => panic!("rebuild: {e}"),
     };

@@ -252,8 +252,8 @@ fn identity(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let look = |part: usize| {
         // The shell is older than what it starts. Of two looks a restart on a host with other numbers may lie in the middle of one.
         format!(
-            "numbers() {{ stat -Lc %i /proc/$1/ns/user /proc/$1/ns/ipc /proc/$1/ns/pid; }}; while [ ! -e {go} ]; do touch /dev/shm/part.{part}; \
-             [ \"$(numbers self)\" = \"$(numbers $$)\" ] || [ \"$(numbers self)\" = \"$(numbers $$)\" ]; status=$?; echo $(hostname) $status $(cat /proc/sys/kernel/random/boot_id) $(ls /dev/shm | grep -v part.{part}) >> {seen}; sleep 0.02; done",
+            "exec 5< /proc/sys/kernel/random/boot_id; numbers() {{ stat -Lc %i /proc/$1/ns/user /proc/$1/ns/ipc /proc/$1/ns/pid; }}; while [ ! -e {go} ]; do touch /dev/shm/part.{part}; \
+             [ \"$(numbers self)\" = \"$(numbers $$)\" ] || [ \"$(numbers self)\" = \"$(numbers $$)\" ]; status=$?; echo $(hostname) $status $(cat /proc/sys/kernel/random/boot_id) $(ls /dev/shm | grep -v part.{part}) >> {seen}; sleep 0.02; done; cat <&5 > {seen}.open",
             go = job.work.join("go").display(),
             seen = seen[part - 1].display()
         )
@@ -286,7 +286,16 @@ fn identity(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
             want(all.len() == 1, || format!("{at:?}: part {part} has seen {all:?}"))?;
         }
     }
-    job.verdict()
+    job.verdict()?;
+    // What was open all the time, and is read now.
+    for (part, all) in seen.iter().enumerate() {
+        let open = std::fs::read_to_string(format!("{}.open", all.display())).map_err(|e| e.to_string())?;
+        let boot = open.trim_end();
+        want(lines(part)[0].contains(boot) && !boot.is_empty(), || {
+            format!("part {part} reads {open:?}")
+        })?;
+    }
+    Ok(())
 }
 
 /// A program that becomes `program`, as rank 1 only after a while.
