@@ -22,7 +22,7 @@ pub enum Kind {
     Ready,
 }
 
-const FLAGS: [&str; 8] = [
+pub(crate) const FLAGS: [&str; 8] = [
     "-O1",
     "-g",
     "-std=gnu11",

@@ -19,6 +19,7 @@
 //! runner   filters, two workers, one line per check, summary
 //! hosts    hosts made of namespaces, joined by a bridge
 //! across   a job over several of them
+//! fabric   InfiniBand without adapters: tests/fake-verbs
 //! s3       an S3 server
 //! slurm    a real Slurm on such hosts
 //! ```
@@ -34,6 +35,7 @@ pub mod case;
 pub mod catalogue;
 pub mod disk;
 pub mod expect;
+pub mod fabric;
 pub mod group;
 pub mod hosts;
 pub mod job;
