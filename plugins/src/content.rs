@@ -1,9 +1,9 @@
 //! Contents of files and shared memory, as pages of the checkpoint like those of processes: what is stored already is not stored again. Holes and zero pages are left out.
 
 use crate::fault::{refuse, At, Fault};
+use crate::inside::Inside;
 use crate::sys::fd;
 use crate::sys::view::Source;
-use crate::Inside;
 use belay_image::extents::{Extent, PAGE};
 use belay_image::ImageError;
 use belay_kernel::direct::Buffer;

@@ -1,7 +1,7 @@
 //! Why one object could not be captured or rebuilt. The flows add which process and descriptor it was.
 
-use crate::Refusal;
 use belay_image::ImageError;
+use serde::{Deserialize, Serialize};
 use std::io;
 
 /// A failed step or an unsupported state of one object.
@@ -67,4 +67,22 @@ pub(crate) fn not_now<T>(reason: impl Into<String>) -> Result<T, Fault> {
 /// A refusal with this text.
 pub(crate) fn refuse<T>(reason: impl Into<String>) -> Result<T, Fault> {
     Err(Fault::Refused(reason.into()))
+}
+
+/// Something that cannot be checkpointed or restarted, with the reason.
+#[derive(Debug, Clone, Serialize, Deserialize, thiserror::Error)]
+#[error("process {pid}: {object}: {reason}")]
+pub struct Refusal {
+    /// Process, 0 where the object belongs to no particular one.
+    pub pid: i32,
+    /// The object, for example `fd 7 (anon_inode:[io_uring])`.
+    pub object: String,
+    /// Why not, and what to do.
+    pub reason: String,
+    /// Whether the reason passes by itself when the program runs on for a moment.
+    #[serde(default)]
+    pub passing: bool,
+    /// Whether the reason is damage of the image.
+    #[serde(default)]
+    pub damage: bool,
 }

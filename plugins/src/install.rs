@@ -1,14 +1,17 @@
 //! Lays out the descriptor table of one restarted task, in that task: a process, or a thread that has another table than its process.
 
-use crate::fault::{At, Fault};
+use crate::builder::Built;
+use crate::fault::{At, Fault, Refusal};
 use crate::keep::Lent;
-use crate::model::{Description, Descriptors, Kind, Slot, Table};
-use crate::rebuild::{refusal, Built};
+use crate::kind::Place;
+use crate::kinds::KINDS;
+use crate::launcher::Numbers;
+use crate::locks;
+use crate::model::{Descriptors, Slot, Table};
 use crate::sys::fd;
-use crate::{epoll, files, locks, mqueue, pidfd, shm, Refusal};
 use belay_kernel::kcmp;
 use std::collections::BTreeSet;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 
 /// Puts every descriptor of `pid` at its number and closes all others except `keep`.
 pub(crate) fn install(d: &Descriptors, built: &Built, pid: i32, keep: &[RawFd]) -> Result<(), Refusal> {
@@ -18,20 +21,8 @@ pub(crate) fn install(d: &Descriptors, built: &Built, pid: i32, keep: &[RawFd]) 
     if shares_with_first(table, pid) {
         return Ok(());
     }
-    for (id, desc) in d.descriptions.iter().enumerate() {
-        if desc.holder.pid == pid {
-            if let Kind::Epoll(e) = &desc.kind {
-                let restored = built.made.lend(id).and_then(|own| match own {
-                    // At a number that no entry is put at.
-                    Some(own) => {
-                        let own = own.lifted(&built.room)?;
-                        epoll::restore_interest(e, own.raw(), |id| source(d, built, id))
-                    }
-                    None => Ok(()),
-                });
-                restored.map_err(|e| refusal(d, id, &e))?;
-            }
-        }
+    for at in places(d, built, pid) {
+        at.install().map_err(|e| d.refusal(at.id, &e))?;
     }
     let mut placed = BTreeSet::new();
     for slot in &table.slots {
@@ -39,46 +30,50 @@ pub(crate) fn install(d: &Descriptors, built: &Built, pid: i32, keep: &[RawFd]) 
             let put = from.map(|from| from.put_at(slot.fd, slot.cloexec).at("put at its number"));
             put.transpose()
         });
-        if placed_there.map_err(|e| refusal(d, slot.desc, &e))?.is_some() {
+        if placed_there.map_err(|e| d.refusal(slot.desc, &e))?.is_some() {
             placed.insert(slot.fd);
         }
     }
     close_others(&placed, keep).map_err(|e| table_refusal(pid, &e))?;
-    let locked = locks::restore_signed(d, pid).and_then(|()| locks::restore_posix(&d.posix_locks, pid));
+    let locked = locks::restore_signed(d, pid).and_then(|()| locks::restore_posix(d.list(), pid));
     locked.map_err(|(fd, e)| e.of(pid, format!("lock on fd {fd}")))
 }
 
+/// The descriptions that were found first in task `pid`.
+fn places<'a>(d: &'a Descriptors, built: &'a Built, pid: i32) -> impl Iterator<Item = Place<'a>> {
+    let all = d
+        .descriptions
+        .iter()
+        .enumerate()
+        .filter(move |(_, desc)| desc.holder.pid == pid);
+    all.map(move |(id, desc)| Place { d, built, id, desc })
+}
+
 /// What needs all processes: pidfds, files in `/proc/PID`, owners for signals.
-pub(crate) fn install_late(d: &Descriptors, pid: i32) -> Result<(), Refusal> {
-    // From now on this process closes no descriptor of a queue: that would end its registration.
-    mqueue::install(d, pid)?;
-    shm::sysv::install(&d.sysv, pid)?;
-    let Some(table) = d.table(pid) else {
-        return Ok(());
-    };
-    if shares_with_first(table, pid) {
-        return Ok(());
-    }
-    for slot in &table.slots {
-        let Some(desc) = d.descriptions.get(slot.desc) else { continue };
-        late(desc, slot).map_err(|e| refusal(d, slot.desc, &e))?;
-    }
-    for (id, desc) in d.descriptions.iter().enumerate() {
-        if let (Kind::Epoll(e), true) = (&desc.kind, desc.holder.pid == pid && desc.holder.fd >= 0) {
-            epoll::restore_late(d, e, desc.holder.fd, table).map_err(|e| refusal(d, id, &e))?;
+pub(crate) fn install_late(d: &Descriptors, built: &Built, pid: i32) -> Result<(), Refusal> {
+    if let Some(table) = d.table(pid).filter(|table| !shares_with_first(table, pid)) {
+        for slot in &table.slots {
+            let Some(desc) = d.descriptions.get(slot.desc) else { continue };
+            let at = Place {
+                d,
+                built,
+                id: slot.desc,
+                desc,
+            };
+            late(&at, slot).map_err(|e| d.refusal(slot.desc, &e))?;
+        }
+        for at in places(d, built, pid) {
+            at.settle().map_err(|e| d.refusal(at.id, &e))?;
         }
     }
-    Ok(())
+    // From now on this process closes no descriptor: that might end what one of them is registered for.
+    KINDS.iter().try_for_each(|kind| (kind.install_own)(d, built, pid))
 }
 
 /// Makes a descriptor that needs a process, and sets who is signalled when I/O is possible.
-fn late(desc: &Description, slot: &Slot) -> Result<(), Fault> {
-    let made: Option<OwnedFd> = match &desc.kind {
-        Kind::Pidfd(p) => pidfd::late(p)?,
-        Kind::Path(p) if p.needs_process.is_some() => Some(files::path::rebuild(desc, p, files::Sight::default())?),
-        _ => None,
-    };
-    if let Some(fd) = made {
+fn late(at: &Place<'_>, slot: &Slot) -> Result<(), Fault> {
+    let desc = at.desc;
+    if let Some(fd) = at.install_late(slot)? {
         fd::dup_to(fd.as_raw_fd(), slot.fd, slot.cloexec).at("put at its number")?;
         if fd.as_raw_fd() == slot.fd {
             // It was opened at its own number already, and stays.
@@ -108,23 +103,10 @@ fn late(desc: &Description, slot: &Slot) -> Result<(), Fault> {
 
 /// What an entry is made from.
 fn slot_source(d: &Descriptors, built: &Built, slot: &Slot) -> Result<Option<Lent>, Fault> {
-    match d.descriptions.get(slot.desc).map(|d| &d.kind) {
-        Some(Kind::LauncherStdio(numbers)) if numbers.contains(&slot.fd) => Ok(stdio(built, slot.fd)),
-        _ => source(d, built, slot.desc),
+    match d.descriptions.get(slot.desc).and_then(|d| d.kind.get::<Numbers>()) {
+        Some(stream) => Ok(stream.at(slot.fd, built)),
+        None => built.made.lend(slot.desc),
     }
-}
-
-/// What a description is put at its numbers from.
-fn source(d: &Descriptors, built: &Built, id: usize) -> Result<Option<Lent>, Fault> {
-    match d.descriptions.get(id).map(|d| &d.kind) {
-        Some(Kind::LauncherStdio(numbers)) => Ok(numbers.iter().find_map(|n| stdio(built, *n))),
-        _ => built.made.lend(id),
-    }
-}
-
-fn stdio(built: &Built, number: RawFd) -> Option<Lent> {
-    let at = usize::try_from(number).ok()?;
-    built.stdio.get(at)?.as_ref().map(|fd| Lent::Own(fd.as_raw_fd()))
 }
 
 /// Whether `pid` is not the first user of its table and really shares it, so that there is nothing left to do.

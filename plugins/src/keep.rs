@@ -4,6 +4,7 @@
 //! duplicate (`pidfd_getfd`). Each keeper has the limit of one process to itself. They end with the agent at the latest.
 
 use crate::fault::{At, Fault};
+use crate::limit::NEEDED;
 use crate::sys::{check, fd};
 use belay_kernel::pidfd;
 use std::io;
@@ -61,7 +62,7 @@ impl Lent {
     /// The same at a number in `room`, where the agent has its own already.
     pub(crate) fn lifted(self, room: &Range<RawFd>) -> Result<Self, Fault> {
         match self {
-            Lent::Taken(fd) => crate::rebuild::lift(fd, room).map(Lent::Taken),
+            Lent::Taken(fd) => lift(fd, room).map(Lent::Taken),
             own @ Lent::Own(_) => Ok(own),
         }
     }
@@ -124,12 +125,12 @@ impl Store {
     /// or there are keepers, all is theirs.
     pub(crate) fn settle(&mut self, room: &Range<RawFd>, limit: RawFd, fork: &mut Fork<'_>) -> Result<(), Fault> {
         let numbers = usize::try_from(room.end.min(limit) - room.start).unwrap_or(0);
-        if !self.keepers.is_empty() || self.own + crate::rebuild::NEEDED > numbers {
+        if !self.keepers.is_empty() || self.own + NEEDED > numbers {
             return self.keep(fork);
         }
         for held in &mut self.held {
             *held = match held.take() {
-                Some(Held::Own(fd)) => Some(Held::Own(crate::rebuild::lift(fd, room)?)),
+                Some(Held::Own(fd)) => Some(Held::Own(lift(fd, room)?)),
                 other => other,
             };
         }
@@ -244,4 +245,16 @@ fn stand(gaps: &[(RawFd, RawFd)], maker: u32) -> ! {
         // SAFETY: stops the calling process.
         unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
     }
+}
+/// Moves `fd` to a number in `room`.
+pub(crate) fn lift(fd: OwnedFd, room: &Range<RawFd>) -> Result<OwnedFd, Fault> {
+    if room.contains(&fd.as_raw_fd()) {
+        return Ok(fd);
+    }
+    let what = || format!("move to a descriptor from {} (is RLIMIT_NOFILE large enough?)", room.start);
+    let moved = fd::dup_from(fd.as_raw_fd(), room.start).at(what())?;
+    if room.contains(&moved.as_raw_fd()) {
+        return Ok(moved);
+    }
+    Err(io::Error::from_raw_os_error(libc::EMFILE)).at(what())
 }

@@ -4,13 +4,14 @@
 //! refers to it; objects behind several descriptions (files, pipes, terminals) are in lists of their own, referred to by index. Each kind's
 //! own data is defined beside the code that captures and rebuilds it.
 
-use crate::capture::RaisedLimit;
-use crate::{epoll, eventfd, files, inotify, locks, mqueue, pidfd, pipes, shm, signalfd, sockets, terminals, timerfd};
+use crate::fault::{Fault, Refusal};
+use crate::state::{Described, Part, Parts, State};
 use belay_image::model::ObjectId;
+use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use std::collections::{BTreeSet, HashMap};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
-use std::ops::Range;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -19,53 +20,102 @@ use std::path::{Path, PathBuf};
 pub(crate) type DescId = usize;
 
 /// Everything about descriptors and shared objects; contents of section DESCRIPTORS.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(try_from = "Stored")]
 pub struct Descriptors {
     pub(crate) tables: Vec<Table>,
     pub(crate) descriptions: Vec<Description>,
-    pub(crate) files: Vec<files::FileObject>,
-    pub(crate) pipes: Vec<pipes::PipeObject>,
-    #[serde(default)]
-    pub(crate) queues: Vec<mqueue::QueueObject>,
-    pub(crate) terminals: terminals::Terminals,
-    pub(crate) sysv: shm::sysv::SysV,
-    pub(crate) posix_locks: Vec<locks::PosixLock>,
     /// Working directories of the processes, each with those above it.
-    pub(crate) working: Vec<Vec<files::Directory>>,
+    pub(crate) working: Vec<Vec<Directory>>,
     /// Directories that the job's MPI keeps for its ranks, likewise.
-    #[serde(default)]
-    pub(crate) sessions: Vec<Vec<files::Directory>>,
+    pub(crate) sessions: Vec<Vec<Directory>>,
     /// All directories that are the working or root directory of a process or thread, and whose they are.
-    #[serde(default)]
-    pub(crate) entered: Vec<files::Directory>,
-    /// What this node has been called.
-    #[serde(default)]
-    pub(crate) names: crate::sockets::names::Names,
+    pub(crate) entered: Vec<Directory>,
+    /// What kinds have beside descriptions.
+    pub(crate) parts: Parts,
     /// Of the files of private mappings to which no path leads, those that are restored as such. Only the capture that has made this knows them.
-    #[serde(skip)]
     pub private: BTreeSet<ObjectId>,
     /// What will not be exactly as it was after a restart, one line each, for people.
     pub notes: Vec<String>,
+    /// For each kind that occurs, the version of what it has written.
+    pub(crate) versions: BTreeMap<&'static str, u32>,
+}
+
+/// [`Descriptors`] as they are read: what belongs to a kind, that has to read. (See `kinds`.)
+#[derive(Debug, Deserialize)]
+pub(crate) struct Stored {
+    pub(crate) tables: Vec<Table>,
+    pub(crate) descriptions: Vec<Description<BTreeMap<String, Value>>>,
+    pub(crate) working: Vec<Vec<Directory>>,
+    #[serde(default)]
+    pub(crate) sessions: Vec<Vec<Directory>>,
+    #[serde(default)]
+    pub(crate) entered: Vec<Directory>,
+    pub(crate) notes: Vec<String>,
+    /// Images of before do not tell: they have the first version of each.
+    #[serde(default)]
+    pub(crate) versions: BTreeMap<String, u32>,
+    #[serde(flatten)]
+    pub(crate) parts: BTreeMap<String, Value>,
+}
+
+impl Serialize for Descriptors {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        let mut map = s.serialize_map(None)?;
+        map.serialize_entry("tables", &self.tables)?;
+        map.serialize_entry("descriptions", &self.descriptions)?;
+        map.serialize_entry("working", &self.working)?;
+        map.serialize_entry("sessions", &self.sessions)?;
+        map.serialize_entry("entered", &self.entered)?;
+        map.serialize_entry("notes", &self.notes)?;
+        map.serialize_entry("versions", &self.versions)?;
+        for (key, part) in self.parts.all() {
+            map.serialize_entry(key, part)?;
+        }
+        map.end()
+    }
 }
 
 impl Descriptors {
-    /// What lives in an IPC namespace and not in processes, where the job has such objects.
-    pub fn of_ipc_namespace(&self) -> Option<&'static str> {
-        if self.sysv.is_empty() {
-            (!self.queues.is_empty()).then_some("POSIX message queues")
-        } else {
-            Some("System V shared memory, semaphores or message queues")
+    /// Each description of a kind with state of this type.
+    pub(crate) fn each<T: State>(&self) -> impl Iterator<Item = (DescId, &T)> {
+        let all = self.descriptions.iter().enumerate();
+        all.filter_map(|(id, d)| Some((id, d.kind.get::<T>()?)))
+    }
+
+    /// That a description refers to another one, which must be there.
+    pub(crate) fn is_description(&self, id: DescId) -> Result<(), String> {
+        match self.descriptions.get(id) {
+            Some(_) => Ok(()),
+            None => Err(format!("description {id} is unknown")),
         }
     }
 
-    /// Numbers that no process of the job uses for a descriptor, in an agent that may have as many as its hard limit allows.
-    pub fn room(&self) -> Range<RawFd> {
-        crate::rebuild::room(self, RaisedLimit::highest())
+    /// That it refers to an object, which must be one of these.
+    pub(crate) fn is_one_of<T>(at: usize, objects: &[T]) -> Result<(), String> {
+        if at < objects.len() {
+            Ok(())
+        } else {
+            Err("refers to an object that is unknown".to_owned())
+        }
     }
 
-    /// How many processes [`crate::Rebuilder::rebuild`] makes at most.
-    pub fn keepers(&self) -> usize {
-        crate::rebuild::keepers(self)
+    /// A refusal that names the descriptor.
+    pub(crate) fn refusal(&self, id: DescId, fault: &Fault) -> Refusal {
+        let (pid, object) = match self.descriptions.get(id) {
+            Some(d) if d.holder.fd >= 0 => (d.holder.pid, format!("fd {} ({})", d.holder.fd, d.name)),
+            Some(d) => (d.holder.pid, format!("descriptor in flight ({})", d.name)),
+            None => (0, "descriptor".into()),
+        };
+        fault.of(pid, object)
+    }
+
+    /// The objects of this type, which one kind has beside descriptions.
+    pub(crate) fn list<T>(&self) -> &[T]
+    where
+        Vec<T>: Part,
+    {
+        self.parts.get::<Vec<T>>().map_or(&[], Vec::as_slice)
     }
 
     /// The table of a task, where it is known by that number.
@@ -97,12 +147,6 @@ impl Descriptors {
             Some(process) => Err(format!("process {process} has no descriptor table")),
             None => Ok(()),
         }
-    }
-
-    /// Whether the job writes the file at `path`, or the checkpoint holds its contents: then it need not look now as it did then.
-    pub fn restores(&self, path: &Path) -> bool {
-        let ours = |f: &files::FileObject| f.origin == files::Origin::Named && (f.written || f.content.is_some());
-        self.files.iter().any(|f| f.path.as_path() == path && ours(f))
     }
 }
 
@@ -141,7 +185,7 @@ pub(crate) const IN_FLIGHT: RawFd = -1;
 
 /// An open file description.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Description {
+pub(crate) struct Description<K = Described> {
     /// Where it was found.
     pub(crate) holder: Holder,
     /// What `/proc/PID/fd/N` pointed to.
@@ -153,9 +197,9 @@ pub(crate) struct Description {
     /// Who is signalled when I/O is possible.
     pub(crate) owner: Option<Owner>,
     /// Locks that belong to the description.
-    pub(crate) locks: Vec<locks::Lock>,
+    pub(crate) locks: Vec<Lock>,
     /// What it is.
-    pub(crate) kind: Kind,
+    pub(crate) kind: K,
 }
 
 /// `F_SETOWN_EX` and `F_SETSIG` settings.
@@ -169,41 +213,39 @@ pub(crate) struct Owner {
     pub(crate) signal: i32,
 }
 
-/// What a description is.
+/// A lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Lock {
+    pub(crate) kind: LockKind,
+    pub(crate) write: bool,
+    pub(crate) start: i64,
+    /// Last byte, `None` to the end of the file.
+    pub(crate) end: Option<i64>,
+    /// The process that the kernel shows as the one that has taken it, 0 where there is none.
+    #[serde(default)]
+    pub(crate) pid: i32,
+}
+
+/// Kinds of lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum LockKind {
+    Flock,
+    Posix,
+    Ofd,
+    Lease,
+}
+
+/// A directory above a file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) enum Kind {
-    /// The same description as the launcher's standard input, output or error; all numbers that it has there.
-    LauncherStdio(Vec<RawFd>),
-    /// Regular file, memfd; index into [`Descriptors::files`].
-    File(usize),
-    /// Directory, harmless device, kernel file, or anything opened with O_PATH.
-    Path(files::path::PathState),
-    /// End of a pipe or FIFO; index into [`Descriptors::pipes`].
-    Pipe(usize),
-    /// POSIX message queue; index into [`Descriptors::queues`].
-    Queue(usize),
-    /// Terminal.
-    Terminal(terminals::Side),
-    /// `AF_UNIX` socket.
-    Unix(sockets::unix::UnixState),
-    /// TCP socket.
-    Tcp(sockets::tcp::TcpState),
-    /// UDP socket.
-    Udp(sockets::udp::UdpState),
-    /// Netlink socket.
-    Netlink(sockets::netlink::NetlinkState),
-    /// eventfd.
-    Eventfd(eventfd::EventfdState),
-    /// signalfd.
-    Signalfd(signalfd::SignalfdState),
-    /// timerfd.
-    Timerfd(timerfd::TimerfdState),
-    /// epoll instance.
-    Epoll(epoll::EpollState),
-    /// inotify instance.
-    Inotify(inotify::InotifyState),
-    /// pidfd.
-    Pidfd(pidfd::PidfdState),
+pub(crate) struct Directory {
+    /// Its path.
+    pub(crate) path: FsPath,
+    /// Permission bits.
+    pub(crate) mode: u32,
+    /// Owner and group.
+    pub(crate) owner: (u32, u32),
+    /// It had been deleted at the checkpoint.
+    pub(crate) gone: bool,
 }
 
 /// A file name: any bytes, stored as a string in which a byte that is not part of valid UTF-8, and the backslash, is written as `\xNN`.

@@ -1,8 +1,8 @@
 //! Whether what is told of descriptors can be so: what the rebuild takes for granted, checked before anything is made. Pure.
 
-use crate::model::{Descriptors, Kind};
-use crate::terminals::Side;
-use std::collections::{BTreeSet, HashMap};
+use crate::kinds::KINDS;
+use crate::model::Descriptors;
+use std::collections::HashMap;
 
 /// Largest number of a descriptor: the kernel's limit of limits (`fs.nr_open`).
 const MOST: i32 = 0x7fff_ffc0;
@@ -13,19 +13,10 @@ impl Descriptors {
         self.check_tables(threads)?;
         self.check_slots()?;
         self.descriptions.iter().enumerate().try_for_each(|(id, d)| {
-            let checked = self.check_kind(&d.kind);
+            let checked = d.kind.check(self);
             checked.map_err(|what| format!("description {id} ({}): {what}", d.name))
         })?;
-        for file in &self.files {
-            if file.path.as_path().as_os_str().as_encoded_bytes().contains(&0) {
-                return Err(format!("file {}: no path of a file", file.path));
-            }
-            let bytes = file.content.map_or(file.bytes, |content| content.bytes.max(file.bytes));
-            if i64::try_from(bytes).is_err() || file.content.is_some_and(|content| !content.is_possible()) {
-                return Err(format!("file {}: {bytes} bytes, more than any file", file.path));
-            }
-        }
-        Ok(())
+        KINDS.iter().try_for_each(|kind| (kind.check_part)(self))
     }
 
     /// Each number stands once in its table, for a description that there is.
@@ -47,53 +38,17 @@ impl Descriptors {
         }
         Ok(())
     }
-
-    fn is_description(&self, id: usize) -> Result<(), String> {
-        match self.descriptions.get(id) {
-            Some(_) => Ok(()),
-            None => Err(format!("description {id} is unknown")),
-        }
-    }
-
-    /// What a description refers to is there.
-    fn check_kind(&self, kind: &Kind) -> Result<(), String> {
-        let one_of = |at: usize, there: usize| {
-            if at < there {
-                Ok(())
-            } else {
-                Err("refers to an object that is unknown".to_owned())
-            }
-        };
-        match kind {
-            Kind::File(at) => one_of(*at, self.files.len()),
-            Kind::Pipe(at) => one_of(*at, self.pipes.len()),
-            Kind::Queue(at) => one_of(*at, self.queues.len()),
-            Kind::Terminal(Side::Master(at) | Side::Slave(at)) => one_of(*at, self.terminals.ptys.len()),
-            Kind::LauncherStdio(numbers) => {
-                let known: BTreeSet<i32> = [0, 1, 2].into();
-                let any = !numbers.is_empty() && numbers.iter().all(|n| known.contains(n));
-                if any {
-                    Ok(())
-                } else {
-                    Err("is none of the three of a launcher".into())
-                }
-            }
-            Kind::Unix(u) => u
-                .queue
-                .iter()
-                .flat_map(|m| &m.fds)
-                .try_for_each(|id| self.is_description(*id)),
-            Kind::Tcp(t) => t.refers_to().map_or(Ok(()), |id| self.is_description(id)),
-            Kind::Epoll(e) => e.watched().try_for_each(|id| self.is_description(id)),
-            _ => Ok(()),
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kind::Kind;
+    use crate::launcher::{Launcher, Numbers};
     use crate::model::{Description, FsPath, Holder, Slot, Table};
+    use crate::pipes::{End, Pipes};
+    use crate::state::Described;
+    use crate::terminals::{Side, Terminal};
 
     /// A process whose descriptors 0 and 5 are one end of a pipe.
     fn descriptors() -> Descriptors {
@@ -114,7 +69,7 @@ mod tests {
                 pos: 0,
                 owner: None,
                 locks: Vec::new(),
-                kind: Kind::LauncherStdio(vec![0]),
+                kind: Described::new(Launcher::NAME, Numbers(vec![0])),
             }],
             ..Descriptors::default()
         }
@@ -135,10 +90,12 @@ mod tests {
             ("no possible number", &|d| d.tables[0].slots[1].fd = i32::MAX),
             ("no possible number", &|d| d.tables[0].slots[0].fd = -1),
             ("no descriptor table", &|d| d.tables.clear()),
-            ("unknown", &|d| d.descriptions[0].kind = Kind::Pipe(0)),
-            ("unknown", &|d| d.descriptions[0].kind = Kind::Terminal(Side::Slave(3))),
+            ("unknown", &|d| d.descriptions[0].kind = Described::new(Pipes::NAME, End(0))),
+            ("unknown", &|d| {
+                d.descriptions[0].kind = Described::new(Terminal::NAME, Side::Slave(3))
+            }),
             ("none of the three", &|d| {
-                d.descriptions[0].kind = Kind::LauncherStdio(vec![3])
+                d.descriptions[0].kind = Described::new(Launcher::NAME, Numbers(vec![3]))
             }),
         ];
         for (part, change) in bad {

@@ -3,147 +3,26 @@
 //! What is made is held by a [`Store`] until the processes have it: at numbers that no process of the job uses, so that laying out a process's table
 //! (`install`) never overwrites what is still to be installed, or by processes of its own where that is too much for one.
 
-use crate::capture::RaisedLimit;
+use crate::builder::{Builder, Built, SPARE};
 use crate::content::PageSource;
-use crate::fault::{refuse, At, Fault};
+use crate::fault::{At, Fault, Refusal};
+use crate::files::sight::{Copies, Sights};
+use crate::files::{make_parents, FileObject, Scaffold};
 use crate::group::Group;
-use crate::keep::{Fork, HoldId, Lent, Store};
-use crate::model::{DescId, Description, Descriptors, Kind};
-use crate::sockets::names::Book;
+use crate::keep::{self, Fork, Store};
+use crate::kinds::{self, KINDS};
+use crate::launcher::Numbers;
+use crate::limit::{RaisedLimit, NEEDED};
+use crate::locks;
+use crate::model::{DescId, Descriptors};
+use crate::sets::Sets;
+use crate::sockets::unix::UnixState;
 use crate::sys::fd;
-use crate::{epoll, eventfd, files, keep, locks, mqueue, pipes, shm, signalfd, sockets, terminals, timerfd};
-use crate::{inotify, pidfd, Refusal};
 use belay_image::blobs::BlobReader;
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::time::Duration;
-
-/// State of one rebuild.
-pub(crate) struct Builder<'a> {
-    /// What to rebuild.
-    pub(crate) descriptors: &'a Descriptors,
-    /// What was at the paths of its files before the restart began.
-    pub(crate) sights: &'a files::Sights,
-    /// Byte strings.
-    pub(crate) blobs: &'a BlobReader,
-    /// The other nodes of the job.
-    pub(crate) group: Option<&'a dyn Group>,
-    /// Where the addresses of the job are now; known when all listening sockets exist.
-    pub(crate) book: Option<Book>,
-    /// Tells the user what the restart waits for.
-    pub(crate) tell: &'a dyn Fn(&str),
-    /// Descriptions, and behind them what else is held until the end.
-    made: Store,
-    fork: &'a mut Fork<'a>,
-    /// See [`Waits::spare`].
-    spare: Cell<Duration>,
-}
-
-/// For so long in all, what another node that restarts on this host needs for the moment is waited for.
-const SPARE: Duration = Duration::from_secs(2);
-
-/// What a wait during the rebuild needs.
-pub(crate) struct Waits<'a> {
-    /// Tells the user what the restart waits for.
-    pub(crate) tell: &'a dyn Fn(&str),
-    /// The other nodes, which wait for this one.
-    pub(crate) group: Option<&'a dyn Group>,
-    /// How long may still be waited for what is not a rule of the kernel.
-    pub(crate) spare: &'a Cell<Duration>,
-}
-
-impl Waits<'_> {
-    /// Lets time pass, if there is any to spare; says whether there was.
-    pub(crate) fn spend(&self, time: Duration) -> bool {
-        let left = self.spare.get().checked_sub(time);
-        if let Some(left) = left {
-            self.spare.set(left);
-            self.linger(time);
-        }
-        left.is_some()
-    }
-
-    /// Lets time pass.
-    pub(crate) fn linger(&self, time: Duration) {
-        match self.group {
-            Some(group) => group.linger(time),
-            None => std::thread::sleep(time),
-        }
-    }
-}
-
-impl Builder<'_> {
-    /// For what waits.
-    pub(crate) fn waits(&self) -> Waits<'_> {
-        Waits {
-            tell: self.tell,
-            group: self.group,
-            spare: &self.spare,
-        }
-    }
-
-    /// Takes the descriptor of description `id`.
-    pub(crate) fn put(&mut self, id: DescId, fd: OwnedFd) -> Result<(), Fault> {
-        self.made.put(id, fd, self.fork)
-    }
-
-    /// Holds what is no description of the job.
-    pub(crate) fn hold(&mut self, fd: OwnedFd) -> Result<HoldId, Fault> {
-        self.made.add(fd, self.fork)
-    }
-
-    /// Puts `fd` into a store that ends earlier.
-    pub(crate) fn hold_in(&mut self, store: &mut Store, fd: OwnedFd) -> Result<HoldId, Fault> {
-        store.add(fd, self.fork)
-    }
-
-    /// Whether description `id` exists.
-    pub(crate) fn has(&self, id: DescId) -> bool {
-        self.made.has(id)
-    }
-
-    /// A descriptor of description `id`, or of what else is held, where that exists.
-    pub(crate) fn lend(&self, id: HoldId) -> Result<Option<Lent>, Fault> {
-        self.made.lend(id)
-    }
-}
-
-/// Moves `fd` to a number in `room`.
-pub(crate) fn lift(fd: OwnedFd, room: &Range<RawFd>) -> Result<OwnedFd, Fault> {
-    if room.contains(&fd.as_raw_fd()) {
-        return Ok(fd);
-    }
-    let what = || format!("move to a descriptor from {} (is RLIMIT_NOFILE large enough?)", room.start);
-    let moved = fd::dup_from(fd.as_raw_fd(), room.start).at(what())?;
-    if room.contains(&moved.as_raw_fd()) {
-        return Ok(moved);
-    }
-    Err(io::Error::from_raw_os_error(libc::EMFILE)).at(what())
-}
-
-/// What has been made.
-#[derive(Debug)]
-pub(crate) struct Built {
-    /// Descriptions, but for those that are made in the processes, and what files need.
-    pub(crate) made: Store,
-    /// Files and shared memory.
-    pub(crate) files: Vec<files::BuiltFile>,
-    /// Terminals.
-    pub(crate) terminals: terminals::BuiltTerminals,
-    /// Where the addresses of the job are now.
-    pub(crate) book: Book,
-    /// The agent's standard input, output and error.
-    pub(crate) stdio: [Option<OwnedFd>; 3],
-    /// Where all these descriptors are.
-    pub(crate) room: Range<RawFd>,
-    /// Directories that are there for the time of the rebuild only.
-    pub(crate) scaffold: files::Scaffold,
-    /// The raised descriptor limit.
-    pub(crate) _limit: RaisedLimit,
-}
+use std::os::fd::RawFd;
 
 /// The numbers at which the agent holds what it makes: the largest range that no process of the job uses. Mostly that is all above the highest; a
 /// program can also use the last numbers that its limit allows (valgrind does).
@@ -151,11 +30,8 @@ pub(crate) fn room(d: &Descriptors, limit: RawFd) -> Range<RawFd> {
     const FIRST: RawFd = 64;
     let open = d.tables.iter().flat_map(|t| t.slots.iter().map(|s| s.fd));
     // Where a descriptor has been closed since, its number is needed for the moment too.
-    let watched = d.descriptions.iter().filter_map(|d| match &d.kind {
-        Kind::Epoll(e) => Some(e.numbers()),
-        _ => None,
-    });
-    let used: BTreeSet<RawFd> = open.chain(watched.flatten()).collect();
+    let others = d.descriptions.iter().flat_map(|desc| desc.kind.numbers());
+    let used: BTreeSet<RawFd> = open.chain(others).collect();
     let mut from = FIRST;
     let mut best = FIRST..FIRST;
     for fd in used.iter().copied().filter(|fd| *fd >= FIRST) {
@@ -169,9 +45,6 @@ pub(crate) fn room(d: &Descriptors, limit: RawFd) -> Range<RawFd> {
     }
     best
 }
-
-/// Numbers in a row that a process needs beside its own while it is restarted: for the files that its memory lies in, and for what it is restarted with.
-pub(crate) const NEEDED: usize = 64;
 
 /// Why a restart under this limit of descriptors would fail for want of numbers, and the process that has most; `mapped` files are mapped shared.
 pub(crate) fn shortage(d: &Descriptors, mapped: usize, limit: RawFd) -> Option<Refusal> {
@@ -188,15 +61,15 @@ pub(crate) fn shortage(d: &Descriptors, mapped: usize, limit: RawFd) -> Option<R
 
 /// So many processes at most hold descriptors while a job is rebuilt.
 pub(crate) fn keepers(d: &Descriptors) -> usize {
-    let ends = d.descriptions.iter().filter(|d| matches!(d.kind, Kind::Unix(_))).count();
+    let ends = d.each::<UnixState>().count();
     let limit = RaisedLimit::highest();
-    keep::keepers(d.descriptions.len() + d.files.len(), limit) + keep::keepers(ends, limit) + 1
+    keep::keepers(d.descriptions.len() + d.list::<FileObject>().len(), limit) + keep::keepers(ends, limit) + 1
 }
 
 /// Rebuilds everything that needs no process.
 pub(crate) fn rebuild(
-    (d, sights): (&Descriptors, &files::Sights),
-    (blobs, pages, copies): (&BlobReader, &dyn PageSource, &files::Copies<'_>),
+    (d, sights): (&Descriptors, &Sights),
+    (blobs, pages, copies): (&BlobReader, &dyn PageSource, &Copies<'_>),
     group: Option<&dyn Group>,
     (tell, fork): (&dyn Fn(&str), &mut Fork<'_>),
 ) -> Result<Built, Refusal> {
@@ -207,69 +80,37 @@ pub(crate) fn rebuild(
         descriptors: d,
         sights,
         blobs,
+        pages,
+        copies,
         group,
         book: None,
         tell,
+        stdio: [0, 1, 2].map(|n| fd::dup_from(n, room.start).ok()),
+        room,
+        sets: Sets::default(),
         made: Store::new(d.descriptions.len(), highest),
         fork,
         spare: Cell::new(SPARE),
     };
-    let stdio = [0, 1, 2].map(|n| fd::dup_from(n, room.start).ok());
-    let scaffold = files::Scaffold::of(d);
-    for directories in &d.working {
-        files::make_parents(directories).map_err(|e| e.of(0, "working directory"))?;
-    }
-    for directories in &d.sessions {
-        // What really needs one says so when it misses it.
-        if let Err(error) = files::make_parents(directories) {
-            tracing::warn!(%error, "a session directory could not be made");
-        }
-    }
-    shm::sysv::rebuild(&d.sysv, (blobs, pages), tell).map_err(|e| e.of(0, "System V objects"))?;
-    let mut files = Vec::with_capacity(d.files.len());
-    for (at, o) in d.files.iter().enumerate() {
-        let made = files::prepare(o, files::maker(d, at), sights.get(at), (pages, copies)).and_then(|f| f.held(&mut b));
-        files.push(made.map_err(|e| e.of(0, format!("file {}", o.path)))?);
-    }
-    pipes::rebuild(&mut b).map_err(|(id, e)| id.map_or_else(|| e.of(0, "pipe"), |id| refusal(d, id, &e)))?;
-    let queues = mqueue::prepare(&d.queues, blobs).map_err(|(name, e)| e.of(0, name))?;
-    let terminals = terminals::prepare(&d.terminals, blobs, &room).map_err(|e| e.of(0, "terminal"))?;
+    let parents = kinds::ways(d).parents;
+    let scaffold = Scaffold::of(parents.iter().chain(d.working.iter().flatten()));
+    directories(d)?;
+    KINDS.iter().rev().try_for_each(|kind| (kind.prepare)(&mut b))?;
     for (id, desc) in d.descriptions.iter().enumerate() {
-        let made = match &desc.kind {
-            Kind::File(at) => file(desc, entry(&files, *at), &b.made).map(Some),
-            Kind::Path(p) if p.needs_process.is_some() => Ok(None),
-            Kind::Path(p) => files::path::rebuild(desc, p, sights.at(p.path.as_path())).map(Some),
-            Kind::Queue(at) => entry(&queues, *at).and_then(|q| q.open(desc)).map(Some),
-            Kind::Terminal(side) => terminals::open(desc, side, &terminals).map(Some),
-            Kind::Udp(u) => sockets::udp::rebuild(u).map(Some),
-            Kind::Netlink(n) => sockets::netlink::rebuild(n).map(Some),
-            Kind::Eventfd(e) => eventfd::rebuild(desc, e).map(Some),
-            Kind::Signalfd(s) => signalfd::rebuild(desc, s).map(Some),
-            Kind::Timerfd(t) => timerfd::rebuild(desc, t).map(Some),
-            Kind::Epoll(e) => epoll::rebuild(e).map(Some),
-            Kind::Inotify(i) => inotify::rebuild(desc, i).map(Some),
-            Kind::Pidfd(p) => pidfd::rebuild(p),
-            // Also for what refers to it from elsewhere: a message in flight, an epoll instance.
-            Kind::LauncherStdio(numbers) => standard(&stdio, numbers),
-            Kind::Pipe(_) | Kind::Unix(_) | Kind::Tcp(_) => Ok(None),
-        };
-        if let Some(fd) = made.map_err(|e| refusal(d, id, &e))? {
-            b.put(id, fd).map_err(|e| refusal(d, id, &e))?;
-        }
+        let made = kinds::rebuild(&mut b, desc).and_then(|fd| fd.map_or(Ok(()), |fd| b.put(id, fd)));
+        made.map_err(|e| d.refusal(id, &e))?;
     }
-    mqueue::finish_rebuild(&d.queues, &queues).map_err(|(name, e)| e.of(0, name))?;
-    let build = sockets::unix::rebuild(&mut b).map_err(|(id, e)| refusal(d, id, &e))?;
-    sockets::tcp::rebuild(&mut b).map_err(|(id, e)| refusal(d, id, &e))?;
-    sockets::unix::refill(&b, build).map_err(|(id, e)| refusal(d, id, &e))?;
-    sockets::udp::refill(&b).map_err(|(id, e)| refusal(d, id, &e))?;
+    KINDS.iter().rev().try_for_each(|kind| (kind.join)(&mut b))?;
+    KINDS.iter().rev().try_for_each(|kind| (kind.refill)(&mut b))?;
     for (id, desc) in d.descriptions.iter().enumerate() {
-        if !matches!(desc.kind, Kind::LauncherStdio(_)) {
+        // What the launcher's standard streams are now is not the job's to change.
+        if desc.kind.get::<Numbers>().is_none() {
             let lent = b.lend(id);
             let settled = lent.and_then(|lent| lent.map_or(Ok(()), |lent| settle(d, id, lent.raw())));
-            settled.map_err(|e| refusal(d, id, &e))?;
+            settled.map_err(|e| d.refusal(id, &e))?;
         }
     }
-    let settled = b.made.settle(&room, highest, b.fork);
+    let settled = b.made.settle(&b.room, highest, b.fork);
     settled.map_err(|e| e.of(0, "descriptors"))?;
     let book = b
         .book
@@ -277,28 +118,26 @@ pub(crate) fn rebuild(
     Ok(Built {
         book,
         made: b.made,
-        files,
-        terminals,
-        stdio,
-        room,
+        sets: b.sets,
+        stdio: b.stdio,
+        room: b.room,
         scaffold,
         _limit: limit,
     })
 }
 
-/// The agent's standard input, output or error in place of the old launcher's.
-fn standard(stdio: &[Option<OwnedFd>; 3], numbers: &[RawFd]) -> Result<Option<OwnedFd>, Fault> {
-    let held = numbers.iter().find_map(|n| stdio.get(usize::try_from(*n).ok()?)?.as_ref());
-    held.map(|fd| fd::dup_from(fd.as_raw_fd(), 0).at("duplicate")).transpose()
-}
-
-/// A rebuilt regular file at its offset.
-fn file(d: &Description, built: Result<&files::BuiltFile, Fault>, made: &Store) -> Result<OwnedFd, Fault> {
-    let fd = built?.open(d.flags, made)?;
-    if d.pos != 0 {
-        fd::seek(fd.as_raw_fd(), d.pos, libc::SEEK_SET).at("set the offset")?;
+/// Makes the directories that belong to no description.
+fn directories(d: &Descriptors) -> Result<(), Refusal> {
+    for directories in &d.working {
+        make_parents(directories).map_err(|e| e.of(0, "working directory"))?;
     }
-    Ok(fd)
+    for directories in &d.sessions {
+        // What really needs one says so when it misses it.
+        if let Err(error) = make_parents(directories) {
+            tracing::warn!(%error, "a session directory could not be made");
+        }
+    }
+    Ok(())
 }
 
 /// What all kinds have in common: status flags, locks of the description.
@@ -315,27 +154,14 @@ fn settle(d: &Descriptors, id: DescId, raw: RawFd) -> Result<(), Fault> {
     locks::restore_of_description(raw, id, d)
 }
 
-fn entry<T>(list: &[T], at: usize) -> Result<&T, Fault> {
-    match list.get(at) {
-        Some(v) => Ok(v),
-        None => refuse("the image refers to an object that it does not have"),
-    }
-}
-
-/// A refusal that names the descriptor.
-pub(crate) fn refusal(d: &Descriptors, id: DescId, fault: &Fault) -> Refusal {
-    let (pid, object) = match d.descriptions.get(id) {
-        Some(d) if d.holder.fd >= 0 => (d.holder.pid, format!("fd {} ({})", d.holder.fd, d.name)),
-        Some(d) => (d.holder.pid, format!("descriptor in flight ({})", d.name)),
-        None => (0, "descriptor".into()),
-    };
-    fault.of(pid, object)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Description, FsPath, Holder, Kind, Slot, Table};
+    use crate::kind::Kind;
+    use crate::launcher::{Launcher, Numbers};
+    use crate::limit::NEEDED;
+    use crate::model::{Description, FsPath, Holder, Slot, Table};
+    use crate::state::Described;
 
     fn description(fd: RawFd) -> Description {
         Description {
@@ -345,7 +171,7 @@ mod tests {
             pos: 0,
             owner: None,
             locks: Vec::new(),
-            kind: Kind::LauncherStdio(vec![fd]),
+            kind: Described::new(Launcher::NAME, Numbers(vec![fd])),
         }
     }
 

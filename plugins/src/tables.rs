@@ -1,54 +1,14 @@
 //! The descriptor tables of the job: who has which, and what each number leads to.
 
-use crate::capture::{Found, Session};
-use crate::fault::{refuse, At, Fault};
+use crate::doors::{Door, Pidfd};
+use crate::env::ProcessView;
+use crate::fault::{refuse, At, Fault, Refusal};
 use crate::look::look;
 use crate::model::{Holder, Slot, Table};
-use crate::{ProcessView, Refusal};
+use crate::session::Session;
 use belay_kernel::kcmp;
 use std::cmp::Ordering;
-use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-
-/// The way to a descriptor table.
-#[derive(Debug)]
-pub(crate) struct Door<'a> {
-    /// A task that has it.
-    task: i32,
-    pidfd: Pidfd<'a>,
-}
-
-/// The pidfd of a task.
-#[derive(Debug)]
-enum Pidfd<'a> {
-    Process(BorrowedFd<'a>),
-    Thread(OwnedFd),
-}
-
-impl Door<'_> {
-    /// A pidfd of the task.
-    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
-        match &self.pidfd {
-            Pidfd::Process(fd) => *fd,
-            Pidfd::Thread(fd) => fd.as_fd(),
-        }
-    }
-}
-
-/// The ways to all tables, by process and, where a thread is its first user, by that.
-pub(crate) type Doors<'a> = HashMap<i32, Door<'a>>;
-
-/// Where `kcmp` finds a description: task and number.
-pub(crate) fn place(found: &Found, doors: &Doors<'_>) -> (i32, RawFd) {
-    match &found.kept {
-        Some(fd) => (std::process::id().cast_signed(), fd.as_raw_fd()),
-        None => (task_of(doors, found.holder.pid), found.holder.fd),
-    }
-}
-
-pub(crate) fn task_of(doors: &Doors<'_>, pid: i32) -> i32 {
-    doors.get(&pid).map_or(pid, |d| d.task)
-}
+use std::os::fd::{AsFd, RawFd};
 
 /// Reads the tables of all processes, and those of threads that have another one.
 pub(crate) fn tables(s: &mut Session<'_>, refusals: &mut Vec<Refusal>) {

@@ -5,13 +5,15 @@
 //! the number under which it was added. A level-triggered entry reports anew by itself; an edge-triggered one reports again only if it had
 //! something to report.
 
-use crate::capture::{Found, Session};
+use crate::builder::Builder;
+use crate::doors::Doors;
 use crate::fault::{refuse, At, Fault};
 use crate::keep::Lent;
-use crate::model::{DescId, Descriptors, Kind, Table};
+use crate::kind::{nothing, Candidate, Kind, Look, NoPart, Place};
+use crate::model::{DescId, Description, Descriptors};
+use crate::session::{place, Found, Session};
 use crate::sys::fdinfo::number;
 use crate::sys::{check, fd};
-use crate::tables::{place, Doors};
 use serde::{Deserialize, Serialize};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
@@ -35,18 +37,6 @@ struct Busy {
     prefer: u8,
     /// Zero.
     pad: u8,
-}
-
-impl EpollState {
-    /// The numbers under which entries have been added.
-    pub(crate) fn numbers(&self) -> impl Iterator<Item = RawFd> + '_ {
-        self.interest.iter().map(|i| i.number)
-    }
-
-    /// The descriptions that it watches.
-    pub(crate) fn watched(&self) -> impl Iterator<Item = DescId> + '_ {
-        self.interest.iter().map(|i| i.desc)
-    }
 }
 
 /// One entry of the interest list.
@@ -103,8 +93,88 @@ fn line(text: &str) -> io::Result<Line> {
     })
 }
 
-/// Captures an instance.
-pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<EpollState, Fault> {
+/// The kind.
+pub(crate) struct Epoll;
+
+impl Kind for Epoll {
+    const NAME: &'static str = "Epoll";
+    const VERSION: u32 = 1;
+    type State = EpollState;
+    type Part = NoPart;
+
+    fn recognise(look: &Look<'_>) -> bool {
+        matches!(look, Look::Anonymous(name) if *name == "eventpoll")
+    }
+
+    fn capture(s: &mut Session<'_>, seen: &Candidate<'_>) -> Result<EpollState, Fault> {
+        capture(s, seen.id)
+    }
+
+    fn check(state: &EpollState, d: &Descriptors) -> Result<(), String> {
+        state.interest.iter().try_for_each(|i| d.is_description(i.desc))
+    }
+
+    /// Those under which entries have been added.
+    fn numbers(state: &EpollState) -> Vec<RawFd> {
+        state.interest.iter().map(|i| i.number).collect()
+    }
+
+    /// Makes an empty instance.
+    fn rebuild(_: &mut Builder<'_>, _: &Description, e: &EpollState) -> Result<Option<OwnedFd>, Fault> {
+        // SAFETY: epoll_create1 takes a number.
+        let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).at("epoll_create")?;
+        // SAFETY: the kernel has just returned this number.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        if e.busy != Busy::default() {
+            // Who polls less waits longer, and for the same.
+            if let Err(error) = fd::ioctl_set(fd.as_raw_fd(), SET_BUSY, &e.busy) {
+                tracing::warn!(%error, "an epoll instance polls network devices as the system does (EPIOCSPARAMS)");
+            }
+        }
+        Ok(Some(fd))
+    }
+
+    /// Adds the entries again, in a process whose table is about to be laid out, but for what has no descriptor yet.
+    fn install(at: &Place<'_>, state: &EpollState) -> Result<(), Fault> {
+        let Some(own) = at.built.made.lend(at.id)? else {
+            return Ok(());
+        };
+        // At a number that no entry is put at.
+        let own = own.lifted(&at.built.room)?;
+        restore_interest(state, own.raw(), |id| at.built.made.lend(id))
+    }
+
+    /// Adds entries for descriptions that exist only now, under the numbers they have in this process.
+    fn settle(at: &Place<'_>, state: &EpollState) -> Result<(), Fault> {
+        let holder = at.desc.holder;
+        let Some(table) = at.d.table(holder.pid).filter(|_| holder.fd >= 0) else {
+            return Ok(());
+        };
+        let is_late = |i: &&Interest| !at.built.made.has(i.desc) && fd::flags(i.number).is_ok();
+        for i in state.interest.iter().filter(is_late) {
+            if table.slots.iter().any(|s| s.fd == i.number && s.desc == i.desc) {
+                add(holder.fd, i)?;
+            }
+        }
+        Ok(())
+    }
+
+    nothing!(
+        survey,
+        finish,
+        contents,
+        check_part,
+        ways,
+        prepare,
+        join,
+        refill,
+        install_late,
+        install_own,
+        complete
+    );
+}
+
+fn capture(s: &mut Session<'_>, id: DescId) -> Result<EpollState, Fault> {
     let found = &s.found[id];
     let lines = found
         .info
@@ -310,28 +380,8 @@ fn is_target(epoll: (i32, RawFd), number: RawFd, offset: usize, candidate: (i32,
     Ok(r == 0)
 }
 
-/// Makes an empty instance.
-pub(crate) fn rebuild(e: &EpollState) -> Result<OwnedFd, Fault> {
-    // SAFETY: epoll_create1 takes a number.
-    let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).at("epoll_create")?;
-    // SAFETY: the kernel has just returned this number.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    if e.busy != Busy::default() {
-        // Who polls less waits longer, and for the same.
-        if let Err(error) = fd::ioctl_set(fd.as_raw_fd(), SET_BUSY, &e.busy) {
-            tracing::warn!(%error, "an epoll instance polls network devices as the system does (EPIOCSPARAMS)");
-        }
-    }
-    Ok(fd)
-}
-
-/// Adds the entries again, in a process whose table is about to be laid out. `source` gives a descriptor of a description; what
-/// has none yet (pidfds) is added by [`restore_late`].
-pub(crate) fn restore_interest(
-    e: &EpollState,
-    own: RawFd,
-    source: impl Fn(DescId) -> Result<Option<Lent>, Fault>,
-) -> Result<(), Fault> {
+/// Adds the entries again; `source` gives a descriptor of a description.
+fn restore_interest(e: &EpollState, own: RawFd, source: impl Fn(DescId) -> Result<Option<Lent>, Fault>) -> Result<(), Fault> {
     let put = |i: &Interest| -> Result<bool, Fault> {
         let Some(from) = source(i.desc)? else { return Ok(false) };
         from.put_at(i.number, true).at(format!("put at number {}", i.number))?;
@@ -363,21 +413,6 @@ pub(crate) fn restore_interest(
         if again {
             put(i)?;
             arm(own, i).at("arm an entry")?;
-        }
-    }
-    Ok(())
-}
-
-/// Adds entries for descriptions that exist only now, under the numbers they have in this process.
-pub(crate) fn restore_late(d: &Descriptors, e: &EpollState, own: RawFd, table: &Table) -> Result<(), Fault> {
-    for i in &e.interest {
-        let late = match d.descriptions.get(i.desc).map(|d| &d.kind) {
-            Some(Kind::Pidfd(p)) => p.is_late(),
-            Some(Kind::Path(p)) => p.needs_process.is_some(),
-            _ => false,
-        };
-        if late && table.slots.iter().any(|s| s.fd == i.number && s.desc == i.desc) {
-            add(own, i)?;
         }
     }
     Ok(())

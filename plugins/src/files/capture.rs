@@ -1,15 +1,15 @@
 //! Capture of files: one object per inode, contents where they would otherwise be lost.
 
-use super::{Directory, FileObject, Origin, Print, PROC};
-use crate::capture::{Found, Session};
+use super::{FileObject, Origin, Print, PROC};
 use crate::content::{may_be_swapped_out, Content, Window};
-use crate::fault::{refuse, At, Fault};
+use crate::env::ProcessView;
+use crate::fault::{refuse, At, Fault, Refusal};
 use crate::locks;
-use crate::model::{DescId, FsPath, Holder, Kind};
+use crate::model::{DescId, Directory, FsPath, Holder};
 use crate::renamed::Renamed;
+use crate::session::{Found, Session};
 use crate::sys::fd;
 use crate::sys::view::{Source, View};
-use crate::ProcessView;
 use belay_image::model::ObjectId;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -23,20 +23,8 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 const PROC_MAGIC: i64 = 0x9fa0;
 const FUSE_MAGIC: i64 = 0x6573_5546;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
-/// File systems whose files are views into the kernel: reopened by name, nothing to save.
-const KERNEL_FILESYSTEMS: [i64; 7] = [
-    0x9fa0,      // proc
-    0x6265_6572, // sysfs
-    0x6367_7270, // cgroup2
-    0x0027_e0eb, // cgroup
-    0x6462_6720, // debugfs
-    0x7472_6163, // tracefs
-    0x7363_6673, // securityfs
-];
-const NSFS_MAGIC: i64 = 0x6e73_6673;
-const PIDFS_MAGIC: i64 = 0x5049_4446;
-const MQUEUE_MAGIC: i64 = 0x1980_0202;
-const SECRETMEM_MAGIC: i64 = 0x5345_434d;
+/// `memfd_secret`: nobody but its process can read it.
+pub(crate) const SECRETMEM_MAGIC: i64 = 0x5345_434d;
 
 /// Directories whose files do not outlive the program, a reboot or a cleaner.
 const VOLATILE: [&str; 4] = ["/tmp", "/dev/shm", "/run", "/var/tmp"];
@@ -102,29 +90,21 @@ impl FileSet {
     }
 }
 
-/// Captures a description of a regular file.
-pub(crate) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Kind, Fault> {
+/// Captures a description of a regular file: its place among the files.
+pub(super) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), magic: i64) -> Result<usize, Fault> {
     let found = &s.found[id];
-    let magic = fd::fs_magic(raw).at("read the type of its file system")?;
-    match magic {
-        PIDFS_MAGIC => return crate::pidfd::capture(s, id).map(Kind::Pidfd),
-        MQUEUE_MAGIC => return Ok(crate::mqueue::capture(s, id)),
-        SECRETMEM_MAGIC => return refuse("secret memory (memfd_secret) cannot be read, by design"),
-        NSFS_MAGIC => return super::path::capture_namespace(s, id).map(Kind::Path),
-        m if KERNEL_FILESYSTEMS.contains(&m) => return super::path::capture(s, id).map(Kind::Path),
-        _ => {}
-    }
     let writes = found.access() != libc::O_RDONLY;
     let oid = ObjectId {
         dev: found.stat.st_dev,
         ino: found.stat.st_ino,
     };
-    let at = match s.files.find(oid) {
+    let files: &mut FileSet = s.sets.of();
+    let at = match files.find(oid) {
         Some(at) => at,
         None => {
             let object = object_of((found, raw), oid, magic, &mut s.renamed)?;
             let holder = found.holder;
-            s.files.add(Sought {
+            files.add(Sought {
                 object,
                 desc: Some(id),
                 windows: Vec::new(),
@@ -134,8 +114,8 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Kin
             })
         }
     };
-    s.files.objects[at].object.written |= writes;
-    Ok(Kind::File(at))
+    files.objects[at].object.written |= writes;
+    Ok(at)
 }
 
 /// The object behind a description.
@@ -196,20 +176,17 @@ pub(crate) fn without_deleted(path: &Path) -> &Path {
 }
 
 /// Reads what must be read, when all descriptions and mappings are known.
-pub(crate) fn finish(s: &mut Session<'_>, out: &mut Vec<FileObject>) -> Result<(), (Holder, String, Fault)> {
-    for at in 0..s.files.objects.len() {
-        let sought = &s.files.objects[at];
-        let (holder, name) = (sought.holder, sought.object.path.to_string());
-        match read(s, at) {
-            Ok(object) => out.push(object),
-            Err(e) => return Err((holder, format!("file {name}"), e)),
-        }
+pub(super) fn contents(s: &mut Session<'_>, out: &mut Vec<FileObject>) -> Result<(), Refusal> {
+    let mut set: FileSet = s.sets.take().unwrap_or_default();
+    for sought in &mut set.objects {
+        let (pid, name) = (sought.holder.pid, format!("file {}", sought.object.path));
+        out.push(read(s, sought).map_err(|e| e.of(pid, name))?);
     }
+    s.sets.put(set);
     Ok(())
 }
 
-fn read(s: &mut Session<'_>, at: usize) -> Result<FileObject, Fault> {
-    let sought = &s.files.objects[at];
+fn read(s: &mut Session<'_>, sought: &mut Sought) -> Result<FileObject, Fault> {
     let mut object = sought.object.clone();
     let file = look(s, sought);
     if let (None, Ok(fd)) = (sought.desc, &file) {
@@ -263,7 +240,7 @@ fn read(s: &mut Session<'_>, at: usize) -> Result<FileObject, Fault> {
             object.print = Some(Print::of(&*source, object.bytes).at("read the beginning and the end")?);
         }
     }
-    s.files.objects[at].whole = whole;
+    sought.whole = whole;
     Ok(object)
 }
 

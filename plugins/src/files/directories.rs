@@ -4,29 +4,15 @@
 //! only: what was in it is made, and loses its name again. [`Scaffold`] removes it.
 
 use super::owner;
+use crate::env::ProcessView;
 use crate::fault::{At, Fault};
-use crate::model::{Descriptors, FsPath, Kind};
+use crate::model::{Directory, FsPath};
 use crate::sys::fd;
-use crate::ProcessView;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-
-/// A directory above a file.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Directory {
-    /// Its path.
-    pub(crate) path: FsPath,
-    /// Permission bits.
-    pub(crate) mode: u32,
-    /// Owner and group.
-    pub(crate) owner: (u32, u32),
-    /// It had been deleted at the checkpoint.
-    pub(crate) gone: bool,
-}
 
 /// Directories above `path` as they are now, outermost first.
 pub(crate) fn parents(path: &Path) -> Vec<Directory> {
@@ -140,23 +126,13 @@ fn others_may_rename(dir: &OwnedFd) -> io::Result<bool> {
 }
 
 /// Directories that exist only while the job is rebuilt, innermost first; removed at the end of the rebuild, or when it fails.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Scaffold(Mutex<Vec<PathBuf>>);
 
 impl Scaffold {
-    /// Those that the rebuild of `d` is going to make: they had been deleted at the checkpoint and are not there now.
-    pub(crate) fn of(d: &Descriptors) -> Self {
-        let of_kind = |k: &Kind| match k {
-            Kind::Path(p) => p.directories.clone(),
-            Kind::Unix(u) => u.file.as_ref().map(|f| f.parents.clone()).unwrap_or_default(),
-            _ => Vec::new(),
-        };
-        let mut all: Vec<Directory> = d.descriptions.iter().flat_map(|d| of_kind(&d.kind)).collect();
-        all.extend(d.files.iter().flat_map(|f| f.parents.iter().cloned()));
-        all.extend(d.pipes.iter().flat_map(|p| p.parents().iter().cloned()));
-        all.extend(d.working.iter().flatten().cloned());
-        let gone = all.into_iter().filter(|d| d.gone).map(|d| d.path.0);
-        Self(Mutex::new(missing(gone)))
+    /// Those of `parents` that the rebuild is going to make for that time: they had been deleted at the checkpoint and are not there now.
+    pub(crate) fn of<'a>(parents: impl Iterator<Item = &'a Directory>) -> Self {
+        Self(Mutex::new(missing(parents.filter(|d| d.gone).map(|d| d.path.0.clone()))))
     }
 
     /// Removes them. One that is not empty stays: something in it has its name.

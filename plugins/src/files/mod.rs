@@ -4,24 +4,32 @@
 //! from shared mappings (`shm`), and decides at the end, when it is known who writes, whether the contents must be in the checkpoint.
 
 mod capture;
-mod directories;
+pub(crate) mod directories;
 pub(crate) mod owner;
 pub(crate) mod path;
 mod rebuild;
 mod sessions;
+pub(crate) mod sight;
 pub(crate) mod way;
 
+use crate::builder::{Builder, Built};
 use crate::content::Content;
-use crate::model::FsPath;
+use crate::fault::{refuse, At, Fault, Refusal};
+use crate::kind::{nothing, Candidate, Kind, Look, Ways};
+use crate::model::{Description, Descriptors, Directory, FsPath};
+use crate::session::Session;
+use crate::state::Part;
+use crate::sys::fd;
 use crate::sys::view::Source;
 use belay_image::model::ObjectId;
 use serde::{Deserialize, Serialize};
+use std::os::fd::{AsRawFd, OwnedFd};
 
-pub(crate) use capture::{capture, finish, is_named, is_volatile, without_deleted, FileSet, Sought};
-pub(crate) use directories::{entered, make_parents, parents, working, Directory, Scaffold};
-pub(crate) use rebuild::{make_beside, maker, prepare, BuiltFile};
+pub(crate) use capture::{is_named, is_volatile, without_deleted, FileSet, Sought, SECRETMEM_MAGIC};
+pub(crate) use directories::{entered, make_parents, parents, working, Scaffold};
+pub(crate) use rebuild::{make_beside, BuiltFile};
 pub(crate) use sessions::sessions;
-pub(crate) use way::{Copies, Key, Seen, Sight, Sights};
+pub(crate) use sight::{Key, Seen, Sight, Sights};
 
 /// One inode.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -55,7 +63,122 @@ pub(crate) struct FileObject {
     pub(crate) parents: Vec<Directory>,
 }
 
+impl Part for Vec<FileObject> {
+    const KEY: &'static str = "files";
+}
+
+/// A description of a file: which of them.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct File(usize);
+
+/// The kind.
+pub(crate) struct Files;
+
+impl Kind for Files {
+    const NAME: &'static str = "File";
+    const VERSION: u32 = 1;
+    type State = File;
+    type Part = Vec<FileObject>;
+
+    fn recognise(look: &Look<'_>) -> bool {
+        matches!(look, Look::Regular(file_system) if *file_system != SECRETMEM_MAGIC)
+    }
+
+    fn capture(s: &mut Session<'_>, seen: &Candidate<'_>) -> Result<File, Fault> {
+        let Look::Regular(file_system) = seen.look else {
+            return refuse("is no regular file");
+        };
+        capture::capture(s, (seen.id, seen.raw()), file_system).map(File)
+    }
+
+    fn contents(s: &mut Session<'_>, out: &mut Descriptors) -> Result<(), Refusal> {
+        capture::contents(s, out.parts.of())
+    }
+
+    fn check(File(at): &File, d: &Descriptors) -> Result<(), String> {
+        Descriptors::is_one_of(*at, d.list::<FileObject>())
+    }
+
+    fn check_part(files: &Vec<FileObject>, _: &Descriptors) -> Result<(), String> {
+        files.iter().try_for_each(FileObject::check)
+    }
+
+    fn ways(d: &Descriptors, out: &mut Ways) {
+        let parents = d.list::<FileObject>().iter().flat_map(|f| f.parents.iter().cloned());
+        out.parents.extend(parents);
+    }
+
+    fn prepare(b: &mut Builder<'_>) -> Result<(), Refusal> {
+        let d = b.descriptors;
+        let mut built = Vec::new();
+        for (at, o) in d.list::<FileObject>().iter().enumerate() {
+            let made = rebuild::prepare(o, maker(d, at), b.sights.get(at), (b.pages, b.copies)).and_then(|f| f.held(b));
+            built.push(made.map_err(|e| e.of(0, format!("file {}", o.path)))?);
+        }
+        b.sets.put(built);
+        Ok(())
+    }
+
+    /// A new description on it, at its offset.
+    fn rebuild(b: &mut Builder<'_>, desc: &Description, File(at): &File) -> Result<Option<OwnedFd>, Fault> {
+        let Some(built) = b.sets.get::<Vec<BuiltFile>>().and_then(|all| all.get(*at)) else {
+            return refuse("the image refers to an object that it does not have");
+        };
+        let fd = built.open(desc.flags, &b.made)?;
+        if desc.pos != 0 {
+            fd::seek(fd.as_raw_fd(), desc.pos, libc::SEEK_SET).at("set the offset")?;
+        }
+        Ok(Some(fd))
+    }
+
+    /// Adds seals against writing.
+    fn complete(d: &Descriptors, built: &Built) -> Result<(), Refusal> {
+        let all = built.sets.get::<Vec<BuiltFile>>().map_or(&[][..], Vec::as_slice);
+        let mut both = d.list::<FileObject>().iter().zip(all);
+        both.try_for_each(|(object, file)| {
+            let sealed = file.seal(object, &built.made);
+            sealed.map_err(|e| e.of(0, format!("memfd {}", object.path)))
+        })
+    }
+
+    nothing!(
+        survey,
+        finish,
+        numbers,
+        join,
+        refill,
+        install,
+        install_late,
+        settle,
+        install_own
+    );
+}
+
+/// Flags of the description that made file `at` without a name (O_TMPFILE): it has them as long as it lives.
+fn maker(d: &Descriptors, at: usize) -> Option<i32> {
+    if !matches!(d.list::<FileObject>().get(at)?.origin, Origin::Deleted { tmpfile: true }) {
+        return None;
+    }
+    let flags = d
+        .each::<File>()
+        .filter(|(_, file)| file.0 == at)
+        .map(|(id, _)| d.descriptions[id].flags);
+    flags.into_iter().find(|flags| flags & libc::O_TMPFILE == libc::O_TMPFILE)
+}
+
 impl FileObject {
+    /// What is wrong with what is told of it.
+    fn check(&self) -> Result<(), String> {
+        if self.path.as_path().as_os_str().as_encoded_bytes().contains(&0) {
+            return Err(format!("file {}: no path of a file", self.path));
+        }
+        let bytes = self.content.map_or(self.bytes, |content| content.bytes.max(self.bytes));
+        if i64::try_from(bytes).is_err() || self.content.is_some_and(|content| !content.is_possible()) {
+            return Err(format!("file {}: {bytes} bytes, more than any file", self.path));
+        }
+        Ok(())
+    }
+
     /// As what the checkpoint may have it for another reason.
     pub(crate) fn key(&self) -> Key<'_> {
         (self.path.as_path(), self.bytes, self.mtime_ns)

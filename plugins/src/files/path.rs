@@ -1,41 +1,123 @@
 //! Descriptors that are a name and nothing else: directories, harmless devices, kernel files, namespaces, O_PATH.
 
-use super::{make_parents, parents, Directory, Sight};
-use crate::capture::Session;
-use crate::fault::{not_now, refuse, At, Fault};
-use crate::model::{DescId, Description, FsPath, Kind};
+use super::{make_parents, parents, Sight};
+use crate::builder::Builder;
+use crate::env::ProcessView;
+use crate::fault::{not_now, refuse, At, Fault, Refusal};
+use crate::kind::{nothing, Candidate, Kind, Look, NoPart, Place, Ways};
+use crate::model::{DescId, Description, Descriptors, Directory, FsPath, Slot};
 use crate::pidfd;
+use crate::session::Session;
 use crate::sys::fd;
-use crate::{ProcessView, Refusal};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 /// Memory devices (major 1) without state: null, zero, full, random, urandom, kmsg.
 const STATELESS_MINORS: [u32; 6] = [3, 5, 7, 8, 9, 11];
 
+/// File systems whose files are views into the kernel: reopened by name, nothing to save.
+const KERNEL_FILESYSTEMS: [i64; 7] = [
+    0x9fa0,      // proc
+    0x6265_6572, // sysfs
+    0x6367_7270, // cgroup2
+    0x0027_e0eb, // cgroup
+    0x6462_6720, // debugfs
+    0x7472_6163, // tracefs
+    0x7363_6673, // securityfs
+];
+const NSFS_MAGIC: i64 = 0x6e73_6673;
+
 /// A descriptor that is reopened by name.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct PathState {
     /// The name.
-    pub(crate) path: FsPath,
+    path: FsPath,
     /// File type bits, checked at restart.
-    pub(crate) file_type: u32,
+    file_type: u32,
     /// Device number of a device file, checked at restart.
-    pub(crate) rdev: u64,
+    rdev: u64,
     /// For a directory: it and those above it, to be made again where they are gone.
-    pub(crate) directories: Vec<Directory>,
+    directories: Vec<Directory>,
     /// Process whose `/proc` directory it lies in: it can be opened only when that process exists.
-    pub(crate) needs_process: Option<i32>,
+    needs_process: Option<i32>,
     /// It lies in the `/proc` directory of a process that is not there after a restart.
     #[serde(default)]
-    pub(crate) of_ended: bool,
+    of_ended: bool,
+}
+
+/// The kind.
+pub(crate) struct Paths;
+
+impl Kind for Paths {
+    const NAME: &'static str = "Path";
+    const VERSION: u32 = 1;
+    type State = PathState;
+    type Part = NoPart;
+
+    fn recognise(look: &Look<'_>) -> bool {
+        match look {
+            Look::Name | Look::Directory => true,
+            Look::Regular(file_system) => *file_system == NSFS_MAGIC || KERNEL_FILESYSTEMS.contains(file_system),
+            Look::Device(major, minor) => *major == 1 && STATELESS_MINORS.contains(minor),
+            _ => false,
+        }
+    }
+
+    fn capture(s: &mut Session<'_>, seen: &Candidate<'_>) -> Result<PathState, Fault> {
+        match seen.look {
+            Look::Regular(NSFS_MAGIC) => capture_namespace(s, seen.id),
+            _ => capture(s, seen.id),
+        }
+    }
+
+    fn finish(s: &mut Session<'_>, _: &mut Descriptors, refusals: &mut Vec<Refusal>) {
+        refusals.extend(lost_working(s));
+    }
+
+    fn ways(d: &Descriptors, out: &mut Ways) {
+        for (_, p) in d.each::<PathState>() {
+            out.parents.extend(p.directories.iter().cloned());
+            if p.file_type == libc::S_IFDIR && p.needs_process.is_none() {
+                out.opened.extend(p.directories.last().cloned());
+            }
+        }
+    }
+
+    fn rebuild(b: &mut Builder<'_>, desc: &Description, state: &PathState) -> Result<Option<OwnedFd>, Fault> {
+        if state.needs_process.is_some() {
+            return Ok(None);
+        }
+        open(desc, state, b.sights.at(state.path.as_path())).map(Some)
+    }
+
+    fn install_late(at: &Place<'_>, _: &Slot, state: &PathState) -> Result<Option<OwnedFd>, Fault> {
+        state
+            .needs_process
+            .map(|_| open(at.desc, state, Sight::default()))
+            .transpose()
+    }
+
+    nothing!(
+        survey,
+        contents,
+        check,
+        check_part,
+        numbers,
+        prepare,
+        join,
+        refill,
+        install,
+        settle,
+        install_own,
+        complete
+    );
 }
 
 /// Captures a directory, a kernel file, or anything opened with O_PATH.
-pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<PathState, Fault> {
+fn capture(s: &mut Session<'_>, id: DescId) -> Result<PathState, Fault> {
     let found = &s.found[id];
     let file_type = found.stat.st_mode & libc::S_IFMT;
     let directory = file_type == libc::S_IFDIR;
@@ -82,7 +164,7 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<PathState, Faul
 }
 
 /// Working directories in the `/proc` directory of a process that a restart does not have.
-pub(crate) fn lost_working(s: &Session<'_>) -> Vec<Refusal> {
+fn lost_working(s: &Session<'_>) -> Vec<Refusal> {
     let lost = |p: &ProcessView| {
         let shown = fd::readlink(Path::new(&format!("/proc/{}/cwd", p.task))).ok()?;
         let pid = process_of(&shown)?;
@@ -126,23 +208,8 @@ fn in_process(path: &Path, pid: i32) -> PathBuf {
         .collect()
 }
 
-/// Captures a character device: a terminal, or one without state.
-pub(crate) fn capture_device(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Kind, Fault> {
-    let found = &s.found[id];
-    let (major, minor) = (libc::major(found.stat.st_rdev), libc::minor(found.stat.st_rdev));
-    if major == 1 && STATELESS_MINORS.contains(&minor) {
-        return capture(s, id).map(Kind::Path);
-    }
-    if crate::terminals::is_terminal(major, minor) {
-        return crate::terminals::capture(s, id, raw).map(Kind::Terminal);
-    }
-    refuse(format!(
-        "device {major}:{minor} has state that cannot be saved; close it before the checkpoint or run without it"
-    ))
-}
-
 /// Captures a namespace descriptor, which is supported where it is the agent's own namespace.
-pub(crate) fn capture_namespace(s: &mut Session<'_>, id: DescId) -> Result<PathState, Fault> {
+fn capture_namespace(s: &mut Session<'_>, id: DescId) -> Result<PathState, Fault> {
     let found = &s.found[id];
     let name = found.link.to_string_lossy().into_owned();
     // `KIND:[NUMBER]`, or where a restart shows another one than the job's own, the name upon which it does.
@@ -163,7 +230,7 @@ pub(crate) fn capture_namespace(s: &mut Session<'_>, id: DescId) -> Result<PathS
 }
 
 /// Opens it again.
-pub(crate) fn rebuild(d: &Description, state: &PathState, sight: Sight) -> Result<OwnedFd, Fault> {
+fn open(d: &Description, state: &PathState, sight: Sight) -> Result<OwnedFd, Fault> {
     let path = state.path.as_path();
     if state.of_ended {
         // One that has been read in part takes its offset while there is something to read.

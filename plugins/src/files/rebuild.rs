@@ -1,12 +1,12 @@
 //! Rebuild of files: bring each inode to its captured state, then open descriptions on it.
 
-use super::way::{Copies, Seen, Sight, Way};
+use super::sight::{Copies, Seen, Sight};
+use super::way::Way;
 use super::{make_parents, owner, FileObject, Origin, Print, PROC};
+use crate::builder::Builder;
 use crate::content::{Content, PageSource};
 use crate::fault::{refuse, At, Fault};
 use crate::keep::{HoldId, Lent, Store};
-use crate::model::{Description, Descriptors, Kind};
-use crate::rebuild::Builder;
 use crate::sys::fd;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -30,19 +30,8 @@ pub(crate) struct BuiltFile {
     mode: u32,
 }
 
-/// Flags of the description that made file `at` without a name (O_TMPFILE): it has them as long as it lives.
-pub(crate) fn maker(d: &Descriptors, at: usize) -> Option<i32> {
-    if !matches!(d.files.get(at)?.origin, Origin::Deleted { tmpfile: true }) {
-        return None;
-    }
-    let is_it = |desc: &&Description| {
-        matches!(desc.kind, Kind::File(file) if file == at) && desc.flags & libc::O_TMPFILE == libc::O_TMPFILE
-    };
-    d.descriptions.iter().find(is_it).map(|desc| desc.flags)
-}
-
-/// Brings one inode to its captured state; `sight` is what was at its path before the restart began, `maker` as of [`maker`].
-pub(crate) fn prepare(
+/// Brings one inode to its captured state; `sight` is what was at its path before the restart began, `maker` the flags of the description that made it (O_TMPFILE).
+pub(super) fn prepare(
     object: &FileObject,
     maker: Option<i32>,
     sight: Sight,

@@ -1,7 +1,8 @@
 //! Session directories of Open MPI: its daemons make them when they start, and their ranks put files there later. A restart on another host makes them again, also where nothing in them is open.
 
-use super::directories::{parents, Directory};
-use crate::ProcessView;
+use super::directories::parents;
+use crate::env::ProcessView;
+use crate::model::Directory;
 use belay_kernel::proc;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -10,7 +10,7 @@
 
 mod page;
 
-use crate::Refusal;
+use crate::fault::Refusal;
 use belay_abi::control::{CLOSE, MAPPED, OPEN, REBUILD};
 use belay_kernel::held::{Holder, MOST};
 use belay_kernel::proc::{self, Map};

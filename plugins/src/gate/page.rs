@@ -1,6 +1,6 @@
 //! One control page: what its library says in it, checked where it is used, and the orders that it is given.
 
-use crate::Refusal;
+use crate::fault::Refusal;
 use belay_abi::control::{self, Control, Span, Word};
 use belay_abi::PAGE;
 use belay_kernel::held::SharedPage;

@@ -3,9 +3,11 @@
 //! The kernel tells which inode a watch is on, not its name. The name is found through the file handle where that is allowed, else by looking
 //! where programs watch: their working directories, open files and mapped files, the directories above those, and what lies directly in them.
 
-use crate::capture::Session;
+use crate::builder::Builder;
 use crate::fault::{refuse, At, Fault};
+use crate::kind::{nothing, Candidate, Kind, Look, NoPart};
 use crate::model::{DescId, Description, FsPath};
+use crate::session::Session;
 use crate::sys::fdinfo::number;
 use crate::sys::{check, fd};
 use serde::{Deserialize, Serialize};
@@ -71,8 +73,33 @@ fn line(text: &str) -> io::Result<Line> {
     })
 }
 
-/// Captures an instance.
-pub(crate) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<InotifyState, Fault> {
+/// The kind.
+pub(crate) struct Inotify;
+
+impl Kind for Inotify {
+    const NAME: &'static str = "Inotify";
+    const VERSION: u32 = 1;
+    type State = InotifyState;
+    type Part = NoPart;
+
+    fn recognise(look: &Look<'_>) -> bool {
+        matches!(look, Look::Anonymous(name) if *name == "inotify")
+    }
+
+    fn capture(s: &mut Session<'_>, seen: &Candidate<'_>) -> Result<InotifyState, Fault> {
+        let taken = s.take(seen.id)?;
+        capture(s, seen.id, taken.raw())
+    }
+
+    fn rebuild(_: &mut Builder<'_>, d: &Description, state: &InotifyState) -> Result<Option<OwnedFd>, Fault> {
+        make(d, state).map(Some)
+    }
+
+    nothing!(survey, finish, contents, check, check_part, numbers, ways, prepare, join, refill);
+    nothing!(install, install_late, settle, install_own, complete);
+}
+
+fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<InotifyState, Fault> {
     let found = &s.found[id];
     let lines = found
         .info
@@ -232,7 +259,7 @@ fn below(known: &BTreeSet<PathBuf>, l: &Line, entries: &mut usize, is_it: &impl 
 }
 
 /// Makes it again with the same watch numbers.
-pub(crate) fn rebuild(d: &Description, state: &InotifyState) -> Result<OwnedFd, Fault> {
+fn make(d: &Description, state: &InotifyState) -> Result<OwnedFd, Fault> {
     let flags = libc::IN_CLOEXEC | (d.flags & libc::O_NONBLOCK);
     // SAFETY: inotify_init1 takes a number.
     let raw = check(unsafe { libc::inotify_init1(flags) }).at("inotify_init")?;

@@ -2,35 +2,16 @@
 //!
 //! Locks that belong to a description are set by the agent; POSIX locks belong to a descriptor table and are set by the task for which it is laid out.
 
-use crate::capture::{Found, Session};
-use crate::fault::{not_now, refuse, At, Fault};
-use crate::model::{DescId, Descriptors, Holder, Kind, Table};
+use crate::fault::{not_now, refuse, At, Fault, Refusal};
+use crate::kind::{nothing, Kind, Never};
+use crate::launcher::Numbers;
+use crate::model::{DescId, Descriptors, Lock, LockKind, Table};
+use crate::session::{Found, Session};
+use crate::state::Part;
 use crate::sys::{check, fd, fdinfo::FdInfo};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::os::fd::RawFd;
-
-/// A lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Lock {
-    kind: LockKind,
-    write: bool,
-    start: i64,
-    /// Last byte, `None` to the end of the file.
-    end: Option<i64>,
-    /// The process that the kernel shows as the one that has taken it, 0 where there is none.
-    #[serde(default)]
-    pid: i32,
-}
-
-/// Kinds of lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-enum LockKind {
-    Flock,
-    Posix,
-    Ofd,
-    Lease,
-}
 
 /// A POSIX lock.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -86,21 +67,39 @@ pub(crate) fn is_leased_for_writing(found: &Found) -> bool {
     locks.any(|l| l.kind == LockKind::Lease && l.write)
 }
 
-/// POSIX locks of all processes: they show only in the `fdinfo` of the process that owns them.
-pub(crate) fn capture_posix(s: &mut Session<'_>, out: &mut Vec<PosixLock>) -> Result<(), (Holder, String, Fault)> {
+impl Part for Vec<PosixLock> {
+    const KEY: &'static str = "posix_locks";
+}
+
+/// The kind: record locks, which belong to a descriptor table.
+pub(crate) struct PosixLocks;
+
+impl Kind for PosixLocks {
+    const NAME: &'static str = "PosixLock";
+    const VERSION: u32 = 1;
+    type State = Never;
+    type Part = Vec<PosixLock>;
+
+    /// They show only in the `fdinfo` of the process that owns them.
+    fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal>) {
+        refusals.extend(capture_posix(s, out.parts.of()).err());
+    }
+
+    nothing!(survey, recognise, capture, contents, check, check_part, numbers, ways, prepare, rebuild, join, refill);
+    nothing!(install, install_late, settle, install_own, complete);
+}
+
+fn capture_posix(s: &mut Session<'_>, out: &mut Vec<PosixLock>) -> Result<(), Refusal> {
     for t in &s.tables {
         for slot in &t.slots {
             if s.found[slot.desc].stat.st_mode & libc::S_IFMT != libc::S_IFREG {
                 continue;
             }
             let pid = t.pids[0];
-            let holder = Holder { pid, fd: slot.fd };
-            let name = || format!("lock on fd {}", slot.fd);
-            let info = FdInfo::read(s.task_of(pid), slot.fd)
-                .at("read fdinfo")
-                .map_err(|e| (holder, name(), e))?;
+            let named = |e: Fault| e.of(pid, format!("lock on fd {}", slot.fd));
+            let info = FdInfo::read(s.task_of(pid), slot.fd).at("read fdinfo").map_err(named)?;
             for text in info.all("lock:") {
-                let lock = parse(text).map_err(|e| (holder, name(), e))?;
+                let lock = parse(text).map_err(named)?;
                 // A lock shows under every number of the description in the process: once is enough.
                 let known = |l: &PosixLock| l.pid == pid && l.lock == lock && s.lookup(pid, l.fd) == Some(slot.desc);
                 if lock.kind == LockKind::Posix && !out.iter().any(known) {
@@ -151,10 +150,7 @@ fn is_signed(lock: &&Lock) -> bool {
 /// none has, as it is on its way through a socket.
 fn taker(d: &Descriptors, id: DescId, lock: &Lock) -> Option<(i32, RawFd)> {
     // What the launcher's standard streams are now is not the job's to lock.
-    let desc = d
-        .descriptions
-        .get(id)
-        .filter(|desc| !matches!(desc.kind, Kind::LauncherStdio(_)))?;
+    let desc = d.descriptions.get(id).filter(|desc| desc.kind.get::<Numbers>().is_none())?;
     let of = |table: &Table| {
         let slot = table.slots.iter().find(|s| s.desc == id)?;
         Some((*table.pids.first()?, slot.fd))

@@ -6,12 +6,14 @@
 mod drain;
 mod notification;
 
-use crate::capture::Session;
-use crate::fault::{not_now, refuse, At, Fault};
-use crate::model::{DescId, Description, FsPath, Holder, Kind};
+use crate::builder::{Builder, Built};
+use crate::fault::{not_now, refuse, At, Fault, Refusal};
+use crate::kind::{nothing, Candidate, Kind, Look};
+use crate::model::{DescId, Description, Descriptors, FsPath};
+use crate::session::Session;
+use crate::state::Part;
 use crate::sys::{check, fd};
 use belay_image::blobs::{BlobReader, BlobRef};
-pub(crate) use notification::install;
 use notification::Notification;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -42,38 +44,108 @@ pub(crate) struct QueueObject {
 
 /// The queues found so far.
 #[derive(Debug, Default)]
-pub(crate) struct QueueSet {
+struct QueueSet {
     by_id: HashMap<(u64, u64), usize>,
     users: Vec<Vec<DescId>>,
 }
 
-/// Captures a description of a queue.
-pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Kind {
-    let stat = &s.found[id].stat;
-    let set = &mut s.queues;
-    let at = *set.by_id.entry((stat.st_dev, stat.st_ino)).or_insert_with(|| {
-        set.users.push(Vec::new());
-        set.users.len() - 1
-    });
-    set.users[at].push(id);
-    Kind::Queue(at)
+impl Part for Vec<QueueObject> {
+    const KEY: &'static str = "queues";
 }
 
-/// Reads the queues, when all descriptions of them are known.
-pub(crate) fn finish(s: &mut Session<'_>, out: &mut Vec<QueueObject>) -> Result<(), (Holder, String, Fault)> {
-    for at in 0..s.queues.users.len() {
-        let first = &s.found[s.queues.users[at][0]];
-        let (holder, name) = (first.holder, format!("fd {} ({})", first.holder.fd, first.link.display()));
-        match object(s, at) {
-            Ok(o) => out.push(o),
-            Err(e) => return Err((holder, name, e)),
+/// A description of a queue: which of them.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Opened(usize);
+
+/// `MQUEUE_MAGIC`.
+const FILE_SYSTEM: i64 = 0x1980_0202;
+
+/// The kind.
+pub(crate) struct Queues;
+
+impl Kind for Queues {
+    const NAME: &'static str = "Queue";
+    const VERSION: u32 = 1;
+    type State = Opened;
+    type Part = Vec<QueueObject>;
+
+    fn recognise(look: &Look<'_>) -> bool {
+        matches!(look, Look::Regular(file_system) if *file_system == FILE_SYSTEM)
+    }
+
+    fn capture(s: &mut Session<'_>, seen: &Candidate<'_>) -> Result<Opened, Fault> {
+        let stat = &s.found[seen.id].stat;
+        let set: &mut QueueSet = s.sets.of();
+        let at = *set.by_id.entry((stat.st_dev, stat.st_ino)).or_insert_with(|| {
+            set.users.push(Vec::new());
+            set.users.len() - 1
+        });
+        set.users[at].push(seen.id);
+        Ok(Opened(at))
+    }
+
+    /// Reads the queues, when all descriptions of them are known.
+    fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal>) {
+        let set: QueueSet = s.sets.take().unwrap_or_default();
+        let out: &mut Vec<QueueObject> = out.parts.of();
+        for users in &set.users {
+            match object(s, users) {
+                Ok(o) => out.push(o),
+                Err(e) => {
+                    let first = &s.found[users[0]];
+                    let name = format!("fd {} ({})", first.holder.fd, first.link.display());
+                    return refusals.push(e.of(first.holder.pid, name));
+                }
+            }
         }
     }
-    Ok(())
+
+    fn check(Opened(at): &Opened, d: &Descriptors) -> Result<(), String> {
+        Descriptors::is_one_of(*at, d.list::<QueueObject>())
+    }
+
+    /// Makes all queues in the present (fresh) IPC namespace, without owner and mode, which come last.
+    fn prepare(b: &mut Builder<'_>) -> Result<(), Refusal> {
+        let list = b.descriptors.list::<QueueObject>();
+        let built = prepare(list, b.blobs).map_err(|(name, e)| e.of(0, name))?;
+        b.sets.put(built);
+        Ok(())
+    }
+
+    fn rebuild(b: &mut Builder<'_>, desc: &Description, Opened(at): &Opened) -> Result<Option<OwnedFd>, Fault> {
+        let built = b.sets.of::<Vec<BuiltQueue>>().get(*at);
+        built
+            .map(|q| fd::reopen(q.0.as_raw_fd(), desc.flags & libc::O_ACCMODE).at("open it again"))
+            .transpose()
+    }
+
+    /// Sets owners and modes, when all descriptions are open.
+    fn join(b: &mut Builder<'_>) -> Result<(), Refusal> {
+        let built = b.sets.take::<Vec<BuiltQueue>>().unwrap_or_default();
+        let mut both = b.descriptors.list::<QueueObject>().iter().zip(&built);
+        both.try_for_each(|(q, b)| settle(q, b.0.as_raw_fd()).map_err(|e| e.of(0, format!("message queue {}", q.name))))
+    }
+
+    /// Registers for notification, when the process has its descriptors.
+    fn install_own(d: &Descriptors, _: &Built, pid: i32) -> Result<(), Refusal> {
+        notification::install(d, pid)
+    }
+
+    nothing!(
+        survey,
+        contents,
+        check_part,
+        numbers,
+        ways,
+        refill,
+        install,
+        install_late,
+        settle,
+        complete
+    );
 }
 
-fn object(s: &mut Session<'_>, at: usize) -> Result<QueueObject, Fault> {
-    let users = &s.queues.users[at];
+fn object(s: &mut Session<'_>, users: &[DescId]) -> Result<QueueObject, Fault> {
     let taken = s.take(users[0])?;
     let through = |access: i32| -> Result<OwnedFd, Fault> {
         let other = |id: &&DescId| s.found[**id].access() == access || s.found[**id].access() == libc::O_RDWR;
@@ -92,8 +164,8 @@ fn object(s: &mut Session<'_>, at: usize) -> Result<QueueObject, Fault> {
     }
     let mut notification = None;
     let messages = if ours {
-        let (writer, ids) = (through(libc::O_WRONLY), users.clone());
-        let (found, messages) = notification::renew(s, &ids, &state, &attributes, writer)?;
+        let writer = through(libc::O_WRONLY);
+        let (found, messages) = notification::renew(s, users, &state, &attributes, writer)?;
         notification = Some(found);
         messages
     } else if attributes.mq_curmsgs > 0 {
@@ -112,7 +184,7 @@ fn object(s: &mut Session<'_>, at: usize) -> Result<QueueObject, Fault> {
         .into_iter()
         .map(|(priority, text)| Ok((priority, s.blobs.put(&text)?)))
         .collect::<Result<Vec<_>, Fault>>()?;
-    let first = &s.found[s.queues.users[at][0]];
+    let first = &s.found[users[0]];
     let deleted = first.stat.st_nlink == 0;
     let shown = if deleted {
         crate::files::without_deleted(&first.link)
@@ -184,10 +256,9 @@ fn limit(name: &str) -> Result<u64, Fault> {
 
 /// A queue made again.
 #[derive(Debug)]
-pub(crate) struct BuiltQueue(OwnedFd);
+struct BuiltQueue(OwnedFd);
 
-/// Makes all queues in the present (fresh) IPC namespace, without owner and mode, which come last ([`finish_rebuild`]).
-pub(crate) fn prepare(list: &[QueueObject], blobs: &BlobReader) -> Result<Vec<BuiltQueue>, (String, Fault)> {
+fn prepare(list: &[QueueObject], blobs: &BlobReader) -> Result<Vec<BuiltQueue>, (String, Fault)> {
     let named = |q: &QueueObject| format!("message queue {}", q.name);
     if let Some(q) = list.first() {
         set_limits(&q.limits).map_err(|e| (named(q), e))?;
@@ -227,20 +298,6 @@ fn make(q: &QueueObject, blobs: &BlobReader) -> Result<BuiltQueue, Fault> {
         check(unsafe { libc::mq_send(queue.as_raw_fd(), text.as_ptr().cast(), text.len(), *priority) }).at("put a message back")?;
     }
     Ok(BuiltQueue(queue))
-}
-
-impl BuiltQueue {
-    /// A description of it.
-    pub(crate) fn open(&self, d: &Description) -> Result<OwnedFd, Fault> {
-        fd::reopen(self.0.as_raw_fd(), d.flags & libc::O_ACCMODE).at("open it again")
-    }
-}
-
-/// Sets owners and modes, when all descriptions are open.
-pub(crate) fn finish_rebuild(list: &[QueueObject], built: &[BuiltQueue]) -> Result<(), (String, Fault)> {
-    list.iter()
-        .zip(built)
-        .try_for_each(|(q, b)| settle(q, b.0.as_raw_fd()).map_err(|e| (format!("message queue {}", q.name), e)))
 }
 
 fn settle(q: &QueueObject, raw: RawFd) -> Result<(), Fault> {

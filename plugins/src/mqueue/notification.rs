@@ -1,11 +1,11 @@
 //! Who waits to be notified about a queue (`mq_notify`), and of what he will be told.
 
 use super::State;
-use crate::capture::Session;
-use crate::fault::{refuse, At, Fault};
+use crate::fault::{refuse, At, Fault, Refusal};
+use crate::inside::Registration;
 use crate::model::{DescId, Descriptors};
+use crate::session::Session;
 use crate::sys::{check, sock};
-use crate::{Refusal, Registration};
 use serde::{Deserialize, Serialize};
 use std::os::fd::{OwnedFd, RawFd};
 
@@ -98,7 +98,7 @@ pub(super) fn renew(
 
 /// In process `pid`, whose descriptors are in place: registers as before.
 pub(crate) fn install(d: &Descriptors, pid: i32) -> Result<(), Refusal> {
-    for q in &d.queues {
+    for q in d.list::<super::QueueObject>() {
         if let Some(n) = q.notification.as_ref().filter(|n| n.pid == pid) {
             n.register().map_err(|e| e.of(pid, format!("message queue {}", q.name)))?;
         }

@@ -3,9 +3,11 @@
 //! It can be opened only when that process exists, so it is made in each process that has it once all processes exist; one whose process has
 //! ended and been waited for is made from a child of the agent that then ends.
 
-use crate::capture::Session;
+use crate::builder::Builder;
 use crate::fault::{At, Fault};
-use crate::model::DescId;
+use crate::kind::{nothing, Candidate, Kind, Look, NoPart, Place};
+use crate::model::{DescId, Description, Slot};
+use crate::session::Session;
 use crate::sys::check;
 use serde::{Deserialize, Serialize};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -19,15 +21,48 @@ pub(crate) struct PidfdState {
     flags: i32,
 }
 
-impl PidfdState {
-    /// Whether it is made when all processes exist.
-    pub(crate) fn is_late(&self) -> bool {
-        self.pid.is_some()
+/// The kind.
+pub(crate) struct Pidfd;
+
+/// `PID_FS_MAGIC`: where they are files (Linux 6.9).
+const PIDFS: i64 = 0x5049_4446;
+
+impl Kind for Pidfd {
+    const NAME: &'static str = "Pidfd";
+    const VERSION: u32 = 1;
+    type State = PidfdState;
+    type Part = NoPart;
+
+    fn recognise(look: &Look<'_>) -> bool {
+        match look {
+            Look::Anonymous(name) => *name == "pidfd",
+            Look::Regular(file_system) => *file_system == PIDFS,
+            _ => false,
+        }
     }
+
+    fn capture(s: &mut Session<'_>, seen: &Candidate<'_>) -> Result<PidfdState, Fault> {
+        capture(s, seen.id)
+    }
+
+    /// Makes the one of a process that is gone.
+    fn rebuild(_: &mut Builder<'_>, _: &Description, state: &PidfdState) -> Result<Option<OwnedFd>, Fault> {
+        if state.pid.is_some() {
+            return Ok(None);
+        }
+        with_short_lived(|pid| open(pid, state.flags & libc::O_NONBLOCK)).map(Some)
+    }
+
+    /// Makes one whose process exists now.
+    fn install_late(_: &Place<'_>, _: &Slot, state: &PidfdState) -> Result<Option<OwnedFd>, Fault> {
+        state.pid.map(|pid| open(pid, state.flags)).transpose()
+    }
+
+    nothing!(survey, finish, contents, check, check_part, numbers, ways, prepare, join, refill);
+    nothing!(install, settle, install_own, complete);
 }
 
-/// Captures it.
-pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<PidfdState, Fault> {
+fn capture(s: &mut Session<'_>, id: DescId) -> Result<PidfdState, Fault> {
     let found = &s.found[id];
     let text = found.info.one("Pid:").at("read fdinfo")?;
     let pid: i32 = text
@@ -45,14 +80,6 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<PidfdState, Fau
         pid: (pid > 0 && known).then_some(pid),
         flags: (found.flags & libc::O_NONBLOCK) | thread,
     })
-}
-
-/// Makes the one of a process that is gone; `None` for others.
-pub(crate) fn rebuild(state: &PidfdState) -> Result<Option<OwnedFd>, Fault> {
-    if state.pid.is_some() {
-        return Ok(None);
-    }
-    with_short_lived(|pid| open(pid, state.flags & libc::O_NONBLOCK)).map(Some)
 }
 
 /// What `make` makes of a process that has ended and been waited for when this function returns.
@@ -75,11 +102,6 @@ pub(crate) fn with_short_lived<T>(make: impl FnOnce(i32) -> Result<T, Fault>) ->
     // SAFETY: as above.
     check(unsafe { libc::waitpid(child, &mut status, 0) }).at("wait for a child")?;
     made
-}
-
-/// Makes one whose process exists now.
-pub(crate) fn late(state: &PidfdState) -> Result<Option<OwnedFd>, Fault> {
-    state.pid.map(|pid| open(pid, state.flags)).transpose()
 }
 
 fn open(pid: i32, flags: i32) -> Result<OwnedFd, Fault> {

@@ -2,11 +2,13 @@
 //!
 //! Data is copied with `tee(2)` into a pipe of the agent's own, so the job's pipe is never read.
 
-use crate::capture::Session;
-use crate::fault::{refuse, At, Fault};
-use crate::files::{make_beside, make_parents, owner, parents, without_deleted, Directory, Sight, Sights};
-use crate::model::{DescId, Description, FsPath, Holder, Kind};
-use crate::rebuild::Builder;
+use crate::builder::Builder;
+use crate::fault::{refuse, At, Fault, Refusal};
+use crate::files::{make_beside, make_parents, owner, parents, without_deleted, Sight, Sights};
+use crate::kind::{nothing, Candidate, Kind, Look, Ways};
+use crate::model::{DescId, Description, Descriptors, Directory, FsPath};
+use crate::session::Session;
+use crate::state::Part;
 use crate::sys::fd;
 use belay_image::blobs::{BlobReader, BlobRef};
 use serde::{Deserialize, Serialize};
@@ -33,17 +35,13 @@ pub(crate) struct PipeObject {
     packets: bool,
 }
 
-impl PipeObject {
-    /// The path of a FIFO, and whose that is.
-    pub(crate) fn place(&self) -> Option<(&Path, u32)> {
-        self.fifo.as_ref().map(|f| (f.path.as_path(), f.owner.0))
-    }
-
-    /// The directories above a FIFO.
-    pub(crate) fn parents(&self) -> &[Directory] {
-        self.fifo.as_ref().map_or(&[], |f| &f.parents)
-    }
+impl Part for Vec<PipeObject> {
+    const KEY: &'static str = "pipes";
 }
+
+/// A description of an end: which of the pipes.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct End(pub(crate) usize);
 
 /// Name of a FIFO.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -62,35 +60,89 @@ pub(crate) struct PipeSet {
     ends: Vec<Vec<DescId>>,
 }
 
-/// Captures one end.
-pub(crate) fn capture(s: &mut Session<'_>, id: DescId) -> Result<usize, Fault> {
-    let stat = &s.found[id].stat;
-    let set = &mut s.pipes;
-    let at = *set.by_id.entry((stat.st_dev, stat.st_ino)).or_insert_with(|| {
-        set.ends.push(Vec::new());
-        set.ends.len() - 1
-    });
-    set.ends[at].push(id);
-    Ok(at)
-}
+/// The kind.
+pub(crate) struct Pipes;
 
-/// Reads the data in flight, when all ends are known.
-pub(crate) fn finish(s: &mut Session<'_>, out: &mut Vec<PipeObject>) -> Result<(), (Holder, String, Fault)> {
-    for at in 0..s.pipes.ends.len() {
-        let first = &s.found[s.pipes.ends[at][0]];
-        let (holder, name) = (first.holder, first.link.display().to_string());
-        match object(s, at) {
-            Ok(o) => out.push(o),
-            Err(e) => return Err((holder, name, e)),
+impl Kind for Pipes {
+    const NAME: &'static str = "Pipe";
+    const VERSION: u32 = 1;
+    type State = End;
+    type Part = Vec<PipeObject>;
+
+    fn recognise(look: &Look<'_>) -> bool {
+        matches!(look, Look::Fifo)
+    }
+
+    fn capture(s: &mut Session<'_>, seen: &Candidate<'_>) -> Result<End, Fault> {
+        let stat = &s.found[seen.id].stat;
+        let set: &mut PipeSet = s.sets.of();
+        let at = *set.by_id.entry((stat.st_dev, stat.st_ino)).or_insert_with(|| {
+            set.ends.push(Vec::new());
+            set.ends.len() - 1
+        });
+        set.ends[at].push(seen.id);
+        Ok(End(at))
+    }
+
+    /// Reads the data in flight, when all ends are known.
+    fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal>) {
+        let set: PipeSet = s.sets.take().unwrap_or_default();
+        let out: &mut Vec<PipeObject> = out.parts.of();
+        for ends in &set.ends {
+            match object(s, ends) {
+                Ok(o) => out.push(o),
+                Err(e) => {
+                    let first = &s.found[ends[0]];
+                    return refusals.push(e.of(first.holder.pid, first.link.display().to_string()));
+                }
+            }
         }
     }
-    Ok(())
+
+    fn check(End(at): &End, d: &Descriptors) -> Result<(), String> {
+        Descriptors::is_one_of(*at, d.list::<PipeObject>())
+    }
+
+    fn ways(d: &Descriptors, out: &mut Ways) {
+        for f in d.list::<PipeObject>().iter().filter_map(|p| p.fifo.as_ref()) {
+            out.places.push((f.path.0.clone(), f.owner.0));
+            out.parents.extend(f.parents.iter().cloned());
+        }
+    }
+
+    /// Makes all pipes with their descriptions, the large ones first: while a user has few pages in pipes, what a new one may have is not less than it had.
+    fn prepare(b: &mut Builder<'_>) -> Result<(), Refusal> {
+        let d = b.descriptors;
+        let objects = d.list::<PipeObject>();
+        let mut ends: Vec<Vec<DescId>> = objects.iter().map(|_| Vec::new()).collect();
+        for (id, End(at)) in d.each() {
+            if let Some(ends) = ends.get_mut(*at) {
+                ends.push(id);
+            }
+        }
+        let mut all: Vec<(&PipeObject, Vec<DescId>)> = objects.iter().zip(ends).collect();
+        all.sort_by_key(|(object, _)| std::cmp::Reverse(object.capacity));
+        for (object, ends) in all {
+            let built = prepare(object, b.sights, b.blobs).map_err(|e| match ends.first() {
+                Some(id) => d.refusal(*id, &e),
+                None => e.of(0, "pipe"),
+            })?;
+            for id in ends {
+                let opened = built.open(&d.descriptions[id]).and_then(|fd| b.put(id, fd));
+                opened.map_err(|e| d.refusal(id, &e))?;
+            }
+        }
+        Ok(())
+    }
+
+    nothing!(survey, contents, check_part, numbers, rebuild, join, refill);
+    nothing!(install, install_late, settle, install_own, complete);
 }
 
-fn object(s: &mut Session<'_>, at: usize) -> Result<PipeObject, Fault> {
-    let ends: Vec<_> = s.pipes.ends[at].iter().map(|id| &s.found[*id]).collect();
+fn object(s: &mut Session<'_>, ids: &[DescId]) -> Result<PipeObject, Fault> {
+    let ends: Vec<_> = ids.iter().map(|id| &s.found[*id]).collect();
     let first = ends[0];
-    let taken = s.take(s.pipes.ends[at][0])?;
+    let taken = s.take(ids[0])?;
     let raw = taken.raw();
     let has = |access: i32| ends.iter().any(|f| f.access() == access || f.access() == libc::O_RDWR);
     let (reads, writes) = (has(libc::O_RDONLY), has(libc::O_WRONLY));
@@ -105,7 +157,7 @@ fn object(s: &mut Session<'_>, at: usize) -> Result<PipeObject, Fault> {
         .iter()
         .any(|f| f.flags & libc::O_DIRECT != 0 && f.access() != libc::O_RDONLY);
     let reads = |id: &&DescId| s.found[**id].access() != libc::O_WRONLY;
-    let pieces = match (s.pipes.ends[at].iter().find(reads), &fifo) {
+    let pieces = match (ids.iter().find(reads), &fifo) {
         (Some(id), _) => copy(s.take(*id)?.raw(), capacity, packets)?,
         // Another program may yet open the FIFO for reading.
         (None, Some(_)) => {
@@ -191,30 +243,6 @@ struct BuiltPipe {
     given: (Cell<bool>, Cell<bool>),
 }
 
-/// Makes all pipes with their descriptions, the large ones first: while a user has few pages in pipes, what a new one may have is not less than it had.
-pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<(), (Option<DescId>, Fault)> {
-    let d = b.descriptors;
-    let mut ends: Vec<Vec<DescId>> = d.pipes.iter().map(|_| Vec::new()).collect();
-    for (id, desc) in d.descriptions.iter().enumerate() {
-        if let Kind::Pipe(at) = &desc.kind {
-            match ends.get_mut(*at) {
-                Some(ends) => ends.push(id),
-                None => return refuse("the image refers to a pipe that it does not have").map_err(|e| (Some(id), e)),
-            }
-        }
-    }
-    let mut all: Vec<(&PipeObject, Vec<DescId>)> = d.pipes.iter().zip(ends).collect();
-    all.sort_by_key(|(object, _)| std::cmp::Reverse(object.capacity));
-    for (object, ends) in all {
-        let built = prepare(object, b.sights, b.blobs).map_err(|e| (ends.first().copied(), e))?;
-        for id in ends {
-            let opened = built.open(&d.descriptions[id]).and_then(|fd| b.put(id, fd));
-            opened.map_err(|e| (Some(id), e))?;
-        }
-    }
-    Ok(())
-}
-
 /// Makes the pipe and puts its data back.
 fn prepare(object: &PipeObject, sights: &Sights, blobs: &BlobReader) -> Result<BuiltPipe, Fault> {
     let (read, write) = match &object.fifo {
@@ -288,7 +316,6 @@ fn open_fifo(f: &Fifo, sight: Sight) -> Result<(OwnedFd, OwnedFd), Fault> {
 impl BuiltPipe {
     /// A new description on it.
     fn open(&self, d: &Description) -> Result<OwnedFd, Fault> {
-        debug_assert!(matches!(d.kind, Kind::Pipe(_)));
         let access = d.flags & libc::O_ACCMODE;
         let (end, given) = if access == libc::O_WRONLY {
             (&self.write, &self.given.1)

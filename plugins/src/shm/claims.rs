@@ -3,13 +3,14 @@
 //! While the nodes capture, each holds a socket name for every such object in the host's list of abstract names, and then looks through the list. No node lets go before
 //! all have looked, so of two that claim one object at least one sees the other.
 
-use crate::capture::Session;
-use crate::fault::{At, Fault};
+use crate::env::SharedMapping;
+use crate::fault::{At, Fault, Refusal};
 use crate::files;
-use crate::model::Holder;
+use crate::kind::{nothing, Kind, Never, NoPart};
+use crate::model::Descriptors;
+use crate::session::Session;
 use crate::sockets::tcp::token;
 use crate::sys::sock;
-use crate::SharedMapping;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -28,40 +29,60 @@ fn name(job: u64, m: &SharedMapping, task: i32) -> String {
     format!("belay {job:016x} {:x} {:x} {space:x} ", m.object.dev, m.object.ino)
 }
 
-/// Claims what the processes have mapped and only memory holds. To be called before the nodes meet, and the session kept until after it.
-pub(crate) fn claim(s: &mut Session<'_>) -> Result<(), (Holder, String, Fault)> {
+/// The kind. Nodes meet when TCP connections are captured: claims come before, and last as long as the session.
+pub(crate) struct Claims;
+
+/// Shared memory that is this node's.
+#[derive(Debug, Default)]
+struct Held(Vec<OwnedFd>);
+
+impl Kind for Claims {
+    const NAME: &'static str = "Claim";
+    const VERSION: u32 = 1;
+    type State = Never;
+    type Part = NoPart;
+
+    fn finish(s: &mut Session<'_>, _: &mut Descriptors, refusals: &mut Vec<Refusal>) {
+        refusals.extend(claim(s).err());
+    }
+
+    nothing!(survey, recognise, capture, contents, check, check_part, numbers, ways, prepare, rebuild, join, refill);
+    nothing!(install, install_late, settle, install_own, complete);
+}
+
+/// Claims what the processes have mapped and only memory holds.
+fn claim(s: &mut Session<'_>) -> Result<(), Refusal> {
     let Some(job) = s.group.map(|g| g.job()) else { return Ok(()) };
     // Each object, whether it is written here, and one of its mappings.
-    let mut objects: BTreeMap<String, (bool, Holder, String)> = BTreeMap::new();
+    let mut objects: BTreeMap<String, (bool, i32, String)> = BTreeMap::new();
     for p in s.processes {
         for m in p.shared.iter().filter(|m| is_memory(m)) {
-            let holder = Holder { pid: p.pid, fd: -1 };
             let known = objects
                 .entry(name(job, m, p.task))
-                .or_insert((false, holder, format!("mapping of {}", m.name.display())));
+                .or_insert((false, p.pid, format!("mapping of {}", m.name.display())));
             known.0 |= m.prot & libc::PROT_WRITE as u32 != 0;
         }
     }
-    let Some((_, holder, shown)) = objects.values().next().cloned() else {
+    let Some((_, pid, shown)) = objects.values().next().cloned() else {
         return Ok(());
     };
-    let failed = |e: Fault| (holder, shown.clone(), e);
+    let failed = |e: Fault| e.of(pid, shown.clone());
     let own = token().at("make a name for shared memory").map_err(&failed)?;
     for (object, (written, ..)) in &objects {
         let name = format!("{object}{} {own}", if *written { 'w' } else { 'r' });
-        s.claims.push(hold(&name).at("claim shared memory").map_err(&failed)?);
+        let held = hold(&name).at("claim shared memory").map_err(&failed)?;
+        s.sets.of::<Held>().0.push(held);
     }
     let names = std::fs::read_to_string("/proc/self/net/unix").at("read the list of sockets");
     for claimed in names.map_err(&failed)?.lines().filter_map(|l| l.split_once(" @belay ")) {
         let claimed = format!("belay {}", claimed.1);
-        let Some((object, (written, holder, shown))) = objects.iter().find(|(o, _)| claimed.starts_with(*o)) else {
+        let Some((object, (written, pid, shown))) = objects.iter().find(|(o, _)| claimed.starts_with(*o)) else {
             continue;
         };
         let other = &claimed[object.len()..];
         if !other.ends_with(&own) && (*written || other.starts_with('w')) {
-            return Err((*holder, shown.clone(), Fault::Refused(
-                "another part of the job on this host shares this memory; start what shares memory through one ssh or one daemon of mpirun, not as tasks of srun".into(),
-            )));
+            let reason = "another part of the job on this host shares this memory; start what shares memory through one ssh or one daemon of mpirun, not as tasks of srun";
+            return Err(Fault::Refused(reason.into()).of(*pid, shown.clone()));
         }
     }
     Ok(())

@@ -3,46 +3,64 @@
 pub(crate) mod claims;
 pub(crate) mod sysv;
 
-use crate::capture::Session;
 use crate::content::Window;
-use crate::fault::Fault;
-use crate::files::{self, Origin, Sought};
-use crate::model::Holder;
-use crate::SharedMapping;
+use crate::env::{ProcessView, SharedMapping};
+use crate::fault::{Fault, Refusal};
+use crate::files::{self, FileSet, Origin, Sought};
+use crate::kind::{nothing, Kind, Never, NoPart};
+use crate::model::{Descriptors, Holder};
+use crate::session::Session;
 use belay_kernel::hugepages;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Adds the objects behind all shared mappings to the session's files.
-pub(crate) fn finish(s: &mut Session<'_>) -> Result<(), (Holder, String, Fault)> {
-    for p in s.processes {
-        for m in p.shared.iter().filter(|m| m.sysv_shmid.is_none()) {
-            let holder = Holder { pid: p.pid, fd: -1 };
-            if is_device(&m.name) {
-                let reason = "a mapped device has state that cannot be saved; run without it".to_string();
-                return Err((holder, format!("mapping of {}", m.name.display()), Fault::Refused(reason)));
-            }
-            let at = match s.files.find(m.object) {
-                Some(at) => at,
-                None => object(s, m, holder),
-            };
-            let sought = &mut s.files.objects[at];
-            sought.windows.push(Window {
-                pid: p.task,
-                address: m.start,
-                offset: m.offset,
-                bytes: m.end - m.start,
-            });
-            let writable = m.prot & libc::PROT_WRITE as u32 != 0;
-            sought.mapped_writable |= writable;
-            sought.object.written |= writable;
-            if sought.object.origin == Origin::Anonymous {
-                sought.object.bytes = sought.object.bytes.max(m.offset + (m.end - m.start));
+/// The kind: shared mappings.
+pub(crate) struct Mappings;
+
+impl Kind for Mappings {
+    const NAME: &'static str = "Mapping";
+    const VERSION: u32 = 1;
+    type State = Never;
+    type Part = NoPart;
+
+    /// Adds the objects behind all of them to the session's files.
+    fn finish(s: &mut Session<'_>, _: &mut Descriptors, refusals: &mut Vec<Refusal>) {
+        for p in s.processes {
+            for m in p.shared.iter().filter(|m| m.sysv_shmid.is_none()) {
+                if is_device(&m.name) {
+                    let reason = "a mapped device has state that cannot be saved; run without it".to_string();
+                    let refusal = Fault::Refused(reason).of(p.pid, format!("mapping of {}", m.name.display()));
+                    return refusals.push(refusal);
+                }
+                add(s, p, m);
             }
         }
     }
-    Ok(())
+
+    nothing!(survey, recognise, capture, contents, check, check_part, numbers, ways, prepare, rebuild, join, refill);
+    nothing!(install, install_late, settle, install_own, complete);
+}
+
+/// Adds the object behind mapping `m` of process `p`, and that it is mapped so.
+fn add(s: &mut Session<'_>, p: &ProcessView, m: &SharedMapping) {
+    let at = match s.sets.of::<FileSet>().find(m.object) {
+        Some(at) => at,
+        None => object(s, m, Holder { pid: p.pid, fd: -1 }),
+    };
+    let sought = &mut s.sets.of::<FileSet>().objects[at];
+    sought.windows.push(Window {
+        pid: p.task,
+        address: m.start,
+        offset: m.offset,
+        bytes: m.end - m.start,
+    });
+    let writable = m.prot & libc::PROT_WRITE as u32 != 0;
+    sought.mapped_writable |= writable;
+    sought.object.written |= writable;
+    if sought.object.origin == Origin::Anonymous {
+        sought.object.bytes = sought.object.bytes.max(m.offset + (m.end - m.start));
+    }
 }
 
 fn is_device(name: &OsStr) -> bool {
@@ -77,17 +95,17 @@ fn object(s: &mut Session<'_>, m: &SharedMapping, holder: Holder) -> usize {
     } else {
         (shown.to_owned(), Origin::Named)
     };
+    let files: &mut FileSet = s.sets.of();
     if origin == Origin::Named {
         // On overlayfs and btrfs `stat` and the maps file disagree about the device: the name decides.
-        let by_name = s
-            .files
+        let by_name = files
             .objects
             .iter()
             .position(|o| o.object.origin == Origin::Named && o.object.path.as_path() == path);
         if let Some(at) = by_name {
-            s.files.alias(m.object, at);
+            files.alias(m.object, at);
             return at;
         }
     }
-    s.files.add(Sought::mapped(m.object, path, origin, holder))
+    files.add(Sought::mapped(m.object, path, origin, holder))
 }

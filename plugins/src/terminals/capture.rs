@@ -3,9 +3,9 @@
 use super::{
     drain, Fixed, Pty, Side, Terminals, Termios, N_TTY, TIOCGDEV, TIOCGEXCL, TIOCGLCKTRMIOS, TIOCGPKT, TIOCGPTLCK, TIOCGPTN,
 };
-use crate::capture::Session;
-use crate::fault::{not_now, refuse, At, Fault};
-use crate::model::{DescId, FsPath, Holder, Kind};
+use crate::fault::{not_now, refuse, At, Fault, Refusal};
+use crate::model::{DescId, Descriptors, FsPath};
+use crate::session::Session;
 use crate::sys::fd;
 use std::collections::HashMap;
 use std::io;
@@ -20,7 +20,7 @@ const PTS_MAJORS: std::ops::RangeInclusive<u32> = 136..=143;
 
 /// Terminals found so far.
 #[derive(Debug, Default)]
-pub(crate) struct TerminalSet {
+pub(super) struct TerminalSet {
     /// Masters: index of the pseudo-terminal, in order of their place in the list.
     masters: HashMap<u32, (usize, DescId)>,
     /// Slaves: description, index of the pseudo-terminal if it is one.
@@ -28,7 +28,7 @@ pub(crate) struct TerminalSet {
 }
 
 /// Whether a character device is a terminal.
-pub(crate) fn is_terminal(major: u32, minor: u32) -> bool {
+pub(super) fn is_terminal(major: u32, minor: u32) -> bool {
     match major {
         TTY_MAJOR => true,
         TTYAUX_MAJOR => minor <= PTMX_MINOR,
@@ -37,13 +37,14 @@ pub(crate) fn is_terminal(major: u32, minor: u32) -> bool {
 }
 
 /// Captures a description; slaves find their masters in [`finish`].
-pub(crate) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Side, Fault> {
+pub(super) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Side, Fault> {
     let found = &s.found[id];
     let rdev = found.stat.st_rdev;
     if (libc::major(rdev), libc::minor(rdev)) == (TTYAUX_MAJOR, PTMX_MINOR) {
         let index: u32 = fd::ioctl_get(raw, TIOCGPTN).at("ask for its number")?;
-        let at = s.terminals.masters.len();
-        s.terminals.masters.insert(index, (at, id));
+        let masters = &mut s.sets.of::<TerminalSet>().masters;
+        let at = masters.len();
+        masters.insert(index, (at, id));
         return Ok(Side::Master(at));
     }
     // Through /dev/tty the terminal itself answers.
@@ -52,19 +53,17 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Sid
     // The kernel's encoding of a device number in 32 bits.
     let (major, minor) = (real >> 8 & 0xfff, (real & 0xff) | (real >> 12 & 0xf_ff00));
     let index = PTS_MAJORS.contains(&major).then_some(minor);
-    s.terminals.slaves.push((id, index));
-    Ok(Side::Outside(FsPath::from(found.link.as_path())))
+    let link = FsPath::from(found.link.as_path());
+    s.sets.of::<TerminalSet>().slaves.push((id, index));
+    Ok(Side::Outside(link))
 }
 
 /// Pairs slaves with masters, reads settings and data.
-pub(crate) fn finish(
-    s: &mut Session<'_>,
-    out: &mut Terminals,
-    descriptions: &mut [crate::model::Description],
-) -> Result<(), (Holder, String, Fault)> {
-    for (id, index) in &s.terminals.slaves {
-        let master = index.and_then(|i| s.terminals.masters.get(&i));
-        let Kind::Terminal(side) = &mut descriptions[*id].kind else {
+pub(super) fn finish(s: &mut Session<'_>, out: &mut Descriptors) -> Result<(), Refusal> {
+    let set: TerminalSet = s.sets.take().unwrap_or_default();
+    for (id, index) in &set.slaves {
+        let master = index.and_then(|i| set.masters.get(&i));
+        let Some(side) = out.descriptions[*id].kind.get_mut::<Side>() else {
             continue;
         };
         match master {
@@ -80,17 +79,20 @@ pub(crate) fn finish(
             }
         }
     }
-    let mut masters: Vec<_> = s.terminals.masters.iter().map(|(i, (at, id))| (*at, *i, *id)).collect();
+    let mut masters: Vec<_> = set.masters.iter().map(|(i, (at, id))| (*at, *i, *id)).collect();
     masters.sort_unstable();
+    let out: &mut Terminals = out.parts.of();
     for (_, index, id) in masters {
-        let (holder, name) = (s.found[id].holder, format!("terminal /dev/pts/{index}"));
-        out.ptys.push(pty(s, index, id).map_err(|e| (holder, name, e))?);
+        let holder = s.found[id].holder;
+        let captured = pty(s, &set, index, id);
+        out.ptys
+            .push(captured.map_err(|e| e.of(holder.pid, format!("terminal /dev/pts/{index}")))?);
     }
     Ok(())
 }
 
-fn pty(s: &mut Session<'_>, index: u32, master: DescId) -> Result<Pty, Fault> {
-    let open = s.terminals.slaves.iter().find(|(_, i)| *i == Some(index)).map(|(id, _)| *id);
+fn pty(s: &mut Session<'_>, set: &TerminalSet, index: u32, master: DescId) -> Result<Pty, Fault> {
+    let open = set.slaves.iter().find(|(_, i)| *i == Some(index)).map(|(id, _)| *id);
     if let Some(id) = open {
         let taken = s.take(id)?;
         if fd::ioctl_get::<i32>(taken.raw(), libc::TIOCGETD).at("read its line discipline")? != N_TTY {
@@ -139,7 +141,7 @@ fn pty(s: &mut Session<'_>, index: u32, master: DescId) -> Result<Pty, Fault> {
     if packet && fd::poll(raw, libc::POLLPRI).at("poll")? & libc::POLLPRI != 0 {
         return not_now("its master has not read yet what has become of the terminal (packet mode)");
     }
-    let slave = slave(s, index, raw)?;
+    let slave = slave(s, open, raw)?;
     pty.slave_exclusive = exclusive(slave.as_raw_fd())?;
     let later = slave.try_clone().at("duplicate the slave")?;
     let data = drain::copy(&drain::Line::new(raw, slave, pty.termios, packet)?)?;
@@ -160,12 +162,11 @@ fn exclusive(raw: RawFd) -> Result<bool, Fault> {
 }
 
 /// A descriptor of the agent's own on the slave. Exclusive mode keeps an ordinary user out: it is lifted for that moment, through a description that the job has open.
-fn slave(s: &mut Session<'_>, index: u32, master: RawFd) -> Result<OwnedFd, Fault> {
+fn slave(s: &mut Session<'_>, open: Option<DescId>, master: RawFd) -> Result<OwnedFd, Fault> {
     match drain::slave_of(master) {
         Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
         opened => return opened.at("open the slave"),
     }
-    let open = s.terminals.slaves.iter().find(|(_, i)| *i == Some(index)).map(|(id, _)| *id);
     let Some(id) = open else {
         return refuse("it is in exclusive mode (TIOCEXCL), and nobody has its slave open; run belay as root");
     };

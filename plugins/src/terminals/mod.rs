@@ -4,14 +4,18 @@ mod capture;
 mod drain;
 mod rebuild;
 
-use crate::model::FsPath;
+use crate::builder::{Builder, Built};
+use crate::fault::{Fault, Refusal};
+use crate::kind::{nothing, Candidate, Kind, Look};
+use crate::model::{Description, Descriptors, FsPath};
+use crate::session::Session;
+use crate::state::Part;
 use belay_image::blobs::BlobRef;
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 
-pub(crate) use capture::{capture, finish, is_terminal, TerminalSet};
-pub(crate) use rebuild::{finish as finish_rebuild, foreground, open, prepare, take_session, BuiltTerminals};
+pub(crate) use rebuild::take_session;
 
 const TCGETS2: libc::c_ulong = 0x802c_542a;
 const TCSETS2: libc::c_ulong = 0x402c_542b;
@@ -44,6 +48,78 @@ pub(crate) enum Side {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Terminals {
     pub(crate) ptys: Vec<Pty>,
+}
+
+impl Part for Terminals {
+    const KEY: &'static str = "terminals";
+}
+
+/// The kind.
+pub(crate) struct Terminal;
+
+impl Kind for Terminal {
+    const NAME: &'static str = "Terminal";
+    const VERSION: u32 = 1;
+    type State = Side;
+    type Part = Terminals;
+
+    fn recognise(look: &Look<'_>) -> bool {
+        matches!(look, Look::Device(major, minor) if capture::is_terminal(*major, *minor))
+    }
+
+    fn capture(s: &mut Session<'_>, seen: &Candidate<'_>) -> Result<Side, Fault> {
+        capture::capture(s, seen.id, seen.raw())
+    }
+
+    fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal>) {
+        refusals.extend(capture::finish(s, out).err());
+    }
+
+    fn check(side: &Side, d: &Descriptors) -> Result<(), String> {
+        let ptys = d.parts.get::<Terminals>().map_or(&[][..], |t| &t.ptys);
+        match side {
+            Side::Master(at) | Side::Slave(at) => Descriptors::is_one_of(*at, ptys),
+            Side::Outside(_) => Ok(()),
+        }
+    }
+
+    fn prepare(b: &mut Builder<'_>) -> Result<(), Refusal> {
+        let Some(t) = b.descriptors.parts.get::<Terminals>() else {
+            return Ok(());
+        };
+        let built = rebuild::prepare(t, b.blobs, &b.room).map_err(|e| e.of(0, "terminal"))?;
+        b.sets.put(built);
+        Ok(())
+    }
+
+    fn rebuild(b: &mut Builder<'_>, desc: &Description, side: &Side) -> Result<Option<OwnedFd>, Fault> {
+        rebuild::open(desc, side, b.sets.of()).map(Some)
+    }
+
+    fn install_own(d: &Descriptors, _: &Built, pid: i32) -> Result<(), Refusal> {
+        let all = d.parts.get().map_or(Ok(()), |t| rebuild::foreground(t, pid));
+        all.map_err(|e| e.of(pid, "controlling terminal"))
+    }
+
+    fn complete(d: &Descriptors, built: &Built) -> Result<(), Refusal> {
+        match (d.parts.get(), built.sets.get()) {
+            (Some(t), Some(built)) => rebuild::finish(t, built).map_err(|e| e.of(0, "terminal")),
+            _ => Ok(()),
+        }
+    }
+
+    nothing!(
+        survey,
+        contents,
+        check_part,
+        numbers,
+        ways,
+        join,
+        refill,
+        install,
+        install_late,
+        settle
+    );
 }
 
 /// A pseudo-terminal.

@@ -2,8 +2,8 @@
 
 use super::{drain, Fixed, Lines, Pty, Side, Terminals, TIOCGPTN, TIOCSLCKTRMIOS, TIOCSPTLCK};
 use crate::fault::{refuse, At, Fault};
+use crate::keep::lift;
 use crate::model::Description;
-use crate::rebuild::lift;
 use crate::sys::fd;
 use belay_image::blobs::{BlobReader, BlobRef};
 use std::io;
@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 /// Pseudo-terminals made again.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct BuiltTerminals {
     ptys: Vec<BuiltPty>,
 }
@@ -26,7 +26,7 @@ struct BuiltPty {
 }
 
 /// Makes all pseudo-terminals again.
-pub(crate) fn prepare(t: &Terminals, blobs: &BlobReader, room: &Range<RawFd>) -> Result<BuiltTerminals, Fault> {
+pub(super) fn prepare(t: &Terminals, blobs: &BlobReader, room: &Range<RawFd>) -> Result<BuiltTerminals, Fault> {
     let mut ptys = Vec::new();
     for p in &t.ptys {
         let (master, index) = master(p.index)?;
@@ -63,7 +63,7 @@ pub(crate) fn prepare(t: &Terminals, blobs: &BlobReader, room: &Range<RawFd>) ->
 }
 
 /// What keeps others from opening or changing a terminal, when nobody has to do so any more.
-pub(crate) fn finish(t: &Terminals, built: &BuiltTerminals) -> Result<(), Fault> {
+pub(super) fn finish(t: &Terminals, built: &BuiltTerminals) -> Result<(), Fault> {
     for (p, made) in t.ptys.iter().zip(&built.ptys) {
         let master = made.master.as_raw_fd();
         fd::ioctl_set(master, TIOCSPTLCK, &i32::from(p.locked)).at("lock the slave")?;
@@ -134,7 +134,7 @@ fn fill(master: RawFd, p: &Pty, blobs: &BlobReader) -> Result<(), Fault> {
 }
 
 /// A description on a terminal.
-pub(crate) fn open(d: &Description, side: &Side, t: &BuiltTerminals) -> Result<OwnedFd, Fault> {
+pub(super) fn open(d: &Description, side: &Side, t: &BuiltTerminals) -> Result<OwnedFd, Fault> {
     let flags = (d.flags & (libc::O_ACCMODE | libc::O_NONBLOCK)) | libc::O_NOCTTY;
     let pty = |at: usize| match t.ptys.get(at) {
         Some(p) => Ok(p),
@@ -190,7 +190,7 @@ pub(crate) fn take_session(t: &BuiltTerminals, pid: i32) -> Result<bool, Fault> 
 }
 
 /// Sets the foreground process group of the terminal of session `pid`; called in the session's leader when all groups exist.
-pub(crate) fn foreground(t: &Terminals, pid: i32) -> Result<(), Fault> {
+pub(super) fn foreground(t: &Terminals, pid: i32) -> Result<(), Fault> {
     for p in t.ptys.iter().filter(|p| p.session == pid && pid != 0 && p.foreground != 0) {
         let tty = fd::open(Path::new("/dev/tty"), libc::O_RDWR | libc::O_NOCTTY, 0).at("open /dev/tty")?;
         // A group that has ended since cannot be in the foreground; then the leader's own stays.

@@ -2,9 +2,11 @@
 //!
 //! A timer keeps its remaining time; one set to an absolute time of the real-time clock keeps that time.
 
-use crate::capture::{Found, Session};
-use crate::fault::{refuse, At, Fault};
-use crate::model::{Description, Holder, Kind};
+use crate::builder::Builder;
+use crate::fault::{refuse, At, Fault, Refusal};
+use crate::kind::{nothing, Candidate, Kind, Look, NoPart};
+use crate::model::{Description, Descriptors};
+use crate::session::Session;
 use crate::sys::fdinfo::FdInfo;
 use crate::sys::{check, fd};
 use serde::{Deserialize, Serialize};
@@ -44,23 +46,47 @@ fn pair(text: &str) -> io::Result<(i64, i64)> {
     }
 }
 
-/// Captures it.
-pub(crate) fn capture(found: &Found) -> Result<TimerfdState, Fault> {
-    state(&found.info)
-}
+/// The kind.
+pub(crate) struct Timerfd;
 
-/// Looks again at timers that were disarmed or due at the first look, which is the same to see: a due one has been counted meanwhile.
-pub(crate) fn finish(s: &Session<'_>, descriptions: &mut [Description]) -> Result<(), (Holder, String, Fault)> {
-    let idle = |d: &Description| matches!(&d.kind, Kind::Timerfd(t) if t.value == (0, 0) && t.ticks == 0);
-    if !descriptions.iter().any(idle) {
-        return Ok(());
+impl Kind for Timerfd {
+    const NAME: &'static str = "Timerfd";
+    const VERSION: u32 = 1;
+    type State = TimerfdState;
+    type Part = NoPart;
+
+    fn recognise(look: &Look<'_>) -> bool {
+        matches!(look, Look::Anonymous(name) if *name == "timerfd")
     }
-    std::thread::sleep(DUE);
-    for (id, d) in descriptions.iter_mut().enumerate().filter(|(_, d)| idle(d)) {
-        let again = s.info(id).and_then(|info| state(&info));
-        d.kind = Kind::Timerfd(again.map_err(|e| (d.holder, d.name.to_string(), e))?);
+
+    fn capture(s: &mut Session<'_>, seen: &Candidate<'_>) -> Result<TimerfdState, Fault> {
+        state(&s.found[seen.id].info)
     }
-    Ok(())
+
+    /// Looks again at timers that were disarmed or due at the first look, which is the same to see: a due one has been counted meanwhile.
+    fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal>) {
+        let idle = |t: &TimerfdState| t.value == (0, 0) && t.ticks == 0;
+        if !out.each().any(|(_, t)| idle(t)) {
+            return;
+        }
+        std::thread::sleep(DUE);
+        for (id, d) in out.descriptions.iter_mut().enumerate() {
+            let Some(t) = d.kind.get_mut().filter(|t| idle(t)) else {
+                continue;
+            };
+            match s.info(id).and_then(|info| state(&info)) {
+                Ok(again) => *t = again,
+                Err(e) => refusals.push(e.of(d.holder.pid, d.name.to_string())),
+            }
+        }
+    }
+
+    fn rebuild(_: &mut Builder<'_>, d: &Description, t: &TimerfdState) -> Result<Option<OwnedFd>, Fault> {
+        make(d, t).map(Some)
+    }
+
+    nothing!(survey, contents, check, check_part, numbers, ways, prepare, join, refill);
+    nothing!(install, install_late, settle, install_own, complete);
 }
 
 /// A clock that tells the time of this one: without a hardware clock that can wake the machine, alarm clocks do not, but their timers run.
@@ -96,8 +122,7 @@ fn state(info: &FdInfo) -> Result<TimerfdState, Fault> {
     read().at("read fdinfo")
 }
 
-/// Makes it again.
-pub(crate) fn rebuild(d: &Description, t: &TimerfdState) -> Result<OwnedFd, Fault> {
+fn make(d: &Description, t: &TimerfdState) -> Result<OwnedFd, Fault> {
     let flags = libc::TFD_CLOEXEC | (d.flags & libc::O_NONBLOCK);
     // SAFETY: timerfd_create takes numbers only.
     let fd = match check(unsafe { libc::timerfd_create(t.clock, flags) }) {

@@ -1,7 +1,7 @@
 //! System V shared memory, semaphores and message queues.
 //!
 //! At restart the job has an IPC namespace of its own, so every object gets its old identifier through `/proc/sys/kernel/*_next_id`. A segment
-//! that was removed while attached is made with its identifier, attached by the processes, and removed again by [`remove_pending`].
+//! that was removed while attached is made with its identifier, attached by the processes, and removed again.
 
 mod lists;
 mod queues;
@@ -9,11 +9,12 @@ mod segments;
 mod semaphores;
 mod undo;
 
-use crate::capture::Session;
-use crate::content::PageSource;
-use crate::fault::{refuse, At, Fault};
-use crate::model::Holder;
-use belay_image::blobs::BlobReader;
+use crate::builder::{Builder, Built};
+use crate::fault::{refuse, At, Fault, Refusal};
+use crate::kind::{nothing, Kind, Never};
+use crate::model::Descriptors;
+use crate::session::Session;
+use crate::state::Part;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io;
@@ -40,6 +41,56 @@ impl SysV {
     pub(crate) fn share_undo(&self, pid: i32, other: i32) -> bool {
         self.sharers.iter().any(|list| list.contains(&pid) && list.contains(&other))
     }
+}
+
+impl Part for SysV {
+    const KEY: &'static str = "sysv";
+}
+
+/// The kind.
+pub(crate) struct SystemV;
+
+impl Kind for SystemV {
+    const NAME: &'static str = "SystemV";
+    const VERSION: u32 = 1;
+    type State = Never;
+    type Part = SysV;
+
+    /// Captures the segments the job has attached, and every object of the namespace that a process of the job made or used last.
+    fn contents(s: &mut Session<'_>, out: &mut Descriptors) -> Result<(), Refusal> {
+        let out: &mut SysV = out.parts.of();
+        let pids: BTreeSet<i32> = s.processes.iter().map(|p| p.pid).collect();
+        semaphores::capture(s, &pids, out)?;
+        queues::capture(s, &pids, &mut out.queues)?;
+        segments::capture(s, &pids, &mut out.segments)
+    }
+
+    /// Makes everything again in the present (fresh) IPC namespace.
+    fn prepare(b: &mut Builder<'_>) -> Result<(), Refusal> {
+        let Some(v) = b.descriptors.parts.get::<SysV>() else {
+            return Ok(());
+        };
+        let made = v.segments.iter().try_for_each(|s| s.rebuild(b.pages));
+        let made = made.and_then(|()| v.semaphores.iter().try_for_each(|s| s.rebuild(b.tell)));
+        let made = made.and_then(|()| v.queues.iter().try_for_each(|q| q.rebuild(b.blobs)));
+        made.map_err(|e| e.of(0, "System V objects"))
+    }
+
+    /// Notes down what the process had for semaphores.
+    fn install_own(d: &Descriptors, _: &Built, pid: i32) -> Result<(), Refusal> {
+        let sets = d.parts.get::<SysV>().map_or(&[][..], |v| &v.semaphores);
+        sets.iter().try_for_each(|set| set.install(pid))
+    }
+
+    /// Marks the segments for removal again that were so at capture, now that the processes have attached them.
+    fn complete(d: &Descriptors, _: &Built) -> Result<(), Refusal> {
+        let segments = d.parts.get::<SysV>().map_or(&[][..], |v| &v.segments);
+        let marked = segments.iter().try_for_each(segments::Segment::remove_pending);
+        marked.map_err(|e| e.of(0, "System V segment"))
+    }
+
+    nothing!(survey, recognise, capture, finish, check, check_part, numbers, ways, rebuild, join, refill);
+    nothing!(install, install_late, settle);
 }
 
 /// Identity common to all kinds.
@@ -69,19 +120,8 @@ pub(crate) fn owns_namespace(v: &SysV) {
     OWN_NAMESPACE.get_or_init(|| guessed.collect());
 }
 
-/// An object that could not be captured.
-type Failed = (Holder, String, Fault);
-
-/// Captures the segments the job has attached, and every object of the namespace that a process of the job made or used last.
-pub(crate) fn capture(s: &mut Session<'_>, out: &mut SysV) -> Result<(), Failed> {
-    let pids: BTreeSet<i32> = s.processes.iter().map(|p| p.pid).collect();
-    semaphores::capture(s, &pids, out)?;
-    queues::capture(s, &pids, &mut out.queues)?;
-    segments::capture(s, &pids, &mut out.segments)
-}
-
 /// Takes what was found out about `name`; where it is none of the job's after all, a note is.
-fn taken<T>(s: &mut Session<'_>, name: String, found: Result<T, Fault>) -> Result<Option<T>, Failed> {
+fn taken<T>(s: &mut Session<'_>, name: String, found: Result<T, Fault>) -> Result<Option<T>, Refusal> {
     match found {
         Ok(object) => Ok(Some(object)),
         Err(e) if is_foreign(&e) => {
@@ -92,8 +132,8 @@ fn taken<T>(s: &mut Session<'_>, name: String, found: Result<T, Fault>) -> Resul
     }
 }
 
-fn failed(name: impl Into<String>, e: Fault) -> Failed {
-    (Holder { pid: 0, fd: -1 }, name.into(), e)
+fn failed(name: impl Into<String>, e: Fault) -> Refusal {
+    e.of(0, name)
 }
 
 /// Whether an object that no process has attached is none of the job's after all: its mode keeps the job's user out, or it is gone. (Whose it is can
@@ -111,23 +151,6 @@ fn is_own(owner: i64, creator: i64) -> bool {
 
 fn one_of(pids: &BTreeSet<i32>, pid: i64) -> bool {
     i32::try_from(pid).is_ok_and(|pid| pids.contains(&pid))
-}
-
-/// Makes everything again in the present (fresh) IPC namespace. `tell` is given a line for the user where something is not as it was.
-pub(crate) fn rebuild(v: &SysV, (blobs, pages): (&BlobReader, &dyn PageSource), tell: &dyn Fn(&str)) -> Result<(), Fault> {
-    v.segments.iter().try_for_each(|s| s.rebuild(pages))?;
-    v.semaphores.iter().try_for_each(|s| s.rebuild(tell))?;
-    v.queues.iter().try_for_each(|q| q.rebuild(blobs))
-}
-
-/// In process `pid`: notes down what it had for semaphores.
-pub(crate) fn install(v: &SysV, pid: i32) -> Result<(), crate::Refusal> {
-    v.semaphores.iter().try_for_each(|set| set.install(pid))
-}
-
-/// Marks the segments for removal again that were so at capture, now that the processes have attached them.
-pub(crate) fn remove_pending(v: &SysV) -> Result<(), Fault> {
-    v.segments.iter().try_for_each(segments::Segment::remove_pending)
 }
 
 /// Lets `set` give an object its mode and owner. An owner that does not exist in the user namespace of a restart cannot be given; then the object stays the user's own.

@@ -1,9 +1,9 @@
 //! Message queues.
 
 use super::lists::{each, list, LISTS};
-use super::{change, common, one_of, same_id, set_perm, taken, Common, Failed, OWN_NAMESPACE};
-use crate::capture::Session;
-use crate::fault::{At, Fault};
+use super::{change, common, one_of, same_id, set_perm, taken, Common, OWN_NAMESPACE};
+use crate::fault::{At, Fault, Refusal};
+use crate::session::Session;
 use belay_image::blobs::{BlobReader, BlobRef};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -23,7 +23,7 @@ pub(super) struct Queue {
 }
 
 /// Captures the queues that a process of the job used last.
-pub(super) fn capture(s: &mut Session<'_>, pids: &BTreeSet<i32>, out: &mut Vec<Queue>) -> Result<(), Failed> {
+pub(super) fn capture(s: &mut Session<'_>, pids: &BTreeSet<i32>, out: &mut Vec<Queue>) -> Result<(), Refusal> {
     for id in queues_of(pids) {
         let queue = queue(s, id);
         out.extend(taken(s, format!("System V message queue {id}"), queue)?);

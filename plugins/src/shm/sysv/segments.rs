@@ -1,10 +1,10 @@
 //! Shared memory segments.
 
 use super::lists::{each, list, LISTS};
-use super::{change, common, failed, is_own, one_of, same_id, set_perm, taken, Common, Failed, OWN_NAMESPACE};
-use crate::capture::Session;
+use super::{change, common, failed, is_own, one_of, same_id, set_perm, taken, Common, OWN_NAMESPACE};
 use crate::content::{Content, PageSource};
-use crate::fault::{At, Fault};
+use crate::fault::{At, Fault, Refusal};
+use crate::session::Session;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io;
@@ -29,7 +29,7 @@ pub(super) struct Segment {
 }
 
 /// Captures the segments that the job has attached, and those that one of its processes made or used last.
-pub(super) fn capture(s: &mut Session<'_>, pids: &BTreeSet<i32>, out: &mut Vec<Segment>) -> Result<(), Failed> {
+pub(super) fn capture(s: &mut Session<'_>, pids: &BTreeSet<i32>, out: &mut Vec<Segment>) -> Result<(), Refusal> {
     let attached = s.processes.iter().flat_map(|p| &p.shared).filter_map(|m| m.sysv_shmid);
     let attached: BTreeSet<i32> = attached.collect();
     let used = segments_of(pids).into_iter().collect::<BTreeSet<i32>>();

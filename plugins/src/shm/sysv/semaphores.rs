@@ -6,9 +6,9 @@
 
 use super::lists::{each, list, LISTS};
 use super::undo::{self, Noted};
-use super::{change, common, failed, is_own, same_id, set_perm, taken, Common, Failed, SysV, OWN_NAMESPACE};
-use crate::capture::Session;
-use crate::fault::{At, Fault};
+use super::{change, common, failed, is_own, same_id, set_perm, taken, Common, SysV, OWN_NAMESPACE};
+use crate::fault::{At, Fault, Refusal};
+use crate::session::Session;
 use belay_kernel::proc;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -40,7 +40,7 @@ struct Candidate {
 }
 
 /// Captures the sets that are the job's and those that may be.
-pub(super) fn capture(s: &mut Session<'_>, pids: &BTreeSet<i32>, out: &mut SysV) -> Result<(), Failed> {
+pub(super) fn capture(s: &mut Session<'_>, pids: &BTreeSet<i32>, out: &mut SysV) -> Result<(), Refusal> {
     let candidates = candidates(pids, s.launched);
     let mut lists = Vec::new();
     if candidates.iter().any(|c| c.used) {
@@ -232,7 +232,7 @@ impl SemaphoreSet {
     }
 
     /// In process `pid`: notes down what it had.
-    pub(super) fn install(&self, pid: i32) -> Result<(), crate::Refusal> {
+    pub(super) fn install(&self, pid: i32) -> Result<(), crate::fault::Refusal> {
         let id = self.common.id;
         for noted in self.undo.iter().filter(|n| n.pid == pid) {
             undo::note(id, noted).map_err(|e| e.of(pid, format!("System V semaphore set {id}")))?;

@@ -1,8 +1,8 @@
 //! What processes have noted down for System V semaphores (SEM_UNDO), to be carried out when they end.
 
-use crate::capture::Session;
 use crate::fault::{At, Fault};
-use crate::Unreadable;
+use crate::inside::Unreadable;
+use crate::session::Session;
 use belay_kernel::kcmp::{self, Object};
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;

@@ -3,9 +3,11 @@
 //! Messages not yet read cannot be put back: only the kernel may send them. An answer is waited for by whoever asked, so the checkpoint waits until it has been read.
 //! News of a group can be lost at any time, and programs that subscribe to them know; so those are dropped with a note.
 
-use crate::capture::Session;
-use crate::fault::{not_now, At, Fault};
-use crate::model::DescId;
+use crate::builder::Builder;
+use crate::fault::{not_now, refuse, At, Fault};
+use crate::kind::{nothing, Candidate, Kind, Look, NoPart};
+use crate::model::{DescId, Description};
+use crate::session::Session;
 use crate::sockets::options::{self, Options, When};
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
@@ -29,8 +31,35 @@ pub(crate) struct NetlinkState {
     peer: Addr,
 }
 
-/// Captures it.
-pub(crate) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), kind: i32, protocol: i32) -> Result<NetlinkState, Fault> {
+/// The kind.
+pub(crate) struct Netlink;
+
+impl Kind for Netlink {
+    const NAME: &'static str = "Netlink";
+    const VERSION: u32 = 1;
+    type State = NetlinkState;
+    type Part = NoPart;
+
+    fn recognise(look: &Look<'_>) -> bool {
+        matches!(look, Look::Socket(libc::AF_NETLINK, ..))
+    }
+
+    fn capture(s: &mut Session<'_>, seen: &Candidate<'_>) -> Result<NetlinkState, Fault> {
+        let Look::Socket(_, kind, protocol) = seen.look else {
+            return refuse("is no socket");
+        };
+        capture(s, (seen.id, seen.raw()), kind, protocol)
+    }
+
+    fn rebuild(_: &mut Builder<'_>, _: &Description, state: &NetlinkState) -> Result<Option<OwnedFd>, Fault> {
+        make(state).map(Some)
+    }
+
+    nothing!(survey, finish, contents, check, check_part, numbers, ways, prepare, join, refill);
+    nothing!(install, install_late, settle, install_own, complete);
+}
+
+fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), kind: i32, protocol: i32) -> Result<NetlinkState, Fault> {
     let holder = s.found[id].holder;
     let groups = sock::get_bytes(raw, SOL_NETLINK, LIST_MEMBERSHIPS, 128).unwrap_or_default();
     let unread = fd::poll(raw, libc::POLLIN).at("poll")? & libc::POLLIN != 0;
@@ -53,8 +82,7 @@ pub(crate) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), kind: i32
     })
 }
 
-/// Makes it again.
-pub(crate) fn rebuild(n: &NetlinkState) -> Result<OwnedFd, Fault> {
+fn make(n: &NetlinkState) -> Result<OwnedFd, Fault> {
     let fd = sock::socket(libc::AF_NETLINK, n.kind, n.protocol).at("socket")?;
     let raw = fd.as_raw_fd();
     let bound = n.local.0.get(4..8).is_some_and(|port| port != [0; 4]);

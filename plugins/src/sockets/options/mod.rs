@@ -4,9 +4,10 @@ mod filter;
 mod table;
 
 use super::send_buffer::SO_BUF_LOCK;
-use crate::capture::{Found, Session};
 use crate::fault::{At, Fault};
+use crate::kind::{nothing, Kind, Never, NoPart};
 use crate::model::DescId;
+use crate::session::{Found, Session};
 use crate::spread;
 use crate::sys::sock;
 use belay_kernel::pidfd;
@@ -75,9 +76,31 @@ pub(crate) struct Options {
 /// Sockets that one of several threads takes at once.
 const PIECE: usize = 64;
 
+/// The kind: options of sockets of all families, which are read ahead.
+pub(crate) struct Ahead;
+
+/// What has been read.
+#[derive(Debug, Default)]
+struct Known(HashMap<DescId, Options>);
+
+impl Kind for Ahead {
+    const NAME: &'static str = "SocketOptions";
+    const VERSION: u32 = 1;
+    type State = Never;
+    type Part = NoPart;
+
+    fn survey(s: &mut Session<'_>) {
+        let read = read_ahead(s);
+        s.sets.put(Known(read));
+    }
+
+    nothing!(recognise, capture, finish, contents, check, check_part, numbers, ways, prepare, rebuild, join, refill);
+    nothing!(install, install_late, settle, install_own, complete);
+}
+
 /// The options of all sockets found so far but those of TCP sockets that only unconnected ones have: reading them takes most of a socket's
 /// time, so several threads do. What cannot be read is left out, and is refused when its turn comes.
-pub(crate) fn read_ahead(s: &Session<'_>) -> HashMap<DescId, Options> {
+fn read_ahead(s: &Session<'_>) -> HashMap<DescId, Options> {
     let is_socket = |found: &Found| found.stat.st_mode & libc::S_IFMT == libc::S_IFSOCK && found.flags & libc::O_PATH == 0;
     let sights = s.found.iter().enumerate().filter(|(_, found)| is_socket(found));
     let sights: Vec<_> = sights.filter_map(|(id, found)| Some((id, s.sight(found)?))).collect();
@@ -92,7 +115,7 @@ pub(crate) fn read_ahead(s: &Session<'_>) -> HashMap<DescId, Options> {
 
 /// The options of socket `id`, which has a connection of TCP, or tries to have one, if it is `connected`.
 pub(crate) fn of(s: &mut Session<'_>, (id, raw): (DescId, RawFd), connected: bool) -> Result<Options, Fault> {
-    let Some(mut options) = s.options.remove(&id) else {
+    let Some(mut options) = s.sets.of::<Known>().0.remove(&id) else {
         return capture(raw, connected);
     };
     if !connected {

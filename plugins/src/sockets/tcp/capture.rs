@@ -2,10 +2,10 @@
 
 use super::info::{End, Info};
 use super::{drain, remote, requeue, Role, TcpState, TCP_CLOSE as CLOSE, TCP_LISTEN};
-use crate::capture::Session;
 use crate::fault::{not_now, refuse, At, Fault};
-use crate::model::{DescId, Description, Holder, Kind};
+use crate::model::{DescId, Description, Holder};
 use crate::mpi::{DAEMONS, LAUNCHERS};
+use crate::session::Session;
 use crate::sockets::options;
 use crate::sys::diag::InetSocket;
 use crate::sys::fd;
@@ -28,7 +28,7 @@ const TCP_AO_INFO: i32 = 40;
 
 /// TCP sockets found so far.
 #[derive(Debug, Default)]
-pub(crate) struct TcpSet {
+pub(super) struct TcpSet {
     sockets: Vec<Seen>,
     by_id: HashMap<DescId, usize>,
     /// See [`may_destroy`].
@@ -65,7 +65,7 @@ impl Seen {
 }
 
 /// Captures addresses, state and options.
-pub(crate) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<TcpState, Fault> {
+pub(super) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<TcpState, Fault> {
     let info = Info::of(raw).at("read its state (TCP_INFO)")?;
     let local = sock::local(raw).at("read its address")?;
     let peer = match sock::peer(raw).at("read its peer")? {
@@ -88,8 +88,9 @@ pub(crate) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Tcp
     if local.port() != 0 && !may_destroy(s)? {
         keep_port_available(raw)?;
     }
-    s.tcp.by_id.insert(id, s.tcp.sockets.len());
-    s.tcp.sockets.push(Seen {
+    let set: &mut TcpSet = s.sets.of();
+    set.by_id.insert(id, set.sockets.len());
+    set.sockets.push(Seen {
         id,
         state: info.state,
         local: local.clone(),
@@ -140,11 +141,11 @@ fn attempted(s: &mut Session<'_>, id: DescId, local: &Addr) -> Result<Option<Add
 
 /// Whether a restart by this user can take away what the killed job has left in TIME_WAIT.
 fn may_destroy(s: &mut Session<'_>) -> Result<bool, Fault> {
-    if let Some(known) = s.tcp.may_destroy {
+    if let Some(known) = s.sets.of::<TcpSet>().may_destroy {
         return Ok(known);
     }
     let may = s.diag()?.may_destroy();
-    s.tcp.may_destroy = Some(may);
+    s.sets.of::<TcpSet>().may_destroy = Some(may);
     Ok(may)
 }
 
@@ -164,8 +165,8 @@ fn tuple(local: &Addr, peer: &Addr) -> Tuple {
 }
 
 /// Finds the other ends, then reads what is in flight.
-pub(crate) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> Result<(), (Holder, String, Fault)> {
-    let sockets = s.tcp.sockets.clone();
+pub(super) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> Result<(), (Holder, String, Fault)> {
+    let sockets = s.sets.of::<TcpSet>().sockets.clone();
     let by_tuple: HashMap<Tuple, usize> = sockets
         .iter()
         .enumerate()
@@ -208,7 +209,7 @@ pub(crate) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> R
                 h.pid, h.fd, t.local
             ));
         }
-        if let Kind::Tcp(state) = &mut descriptions[t.id].kind {
+        if let Some(state) = descriptions[t.id].kind.get_mut::<TcpState>() {
             state.role = role;
         }
     }
@@ -218,7 +219,7 @@ pub(crate) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> R
         done.map_err(|e| (s.found[to].holder, s.found[to].link.display().to_string(), e))?;
     }
     for t in &sockets {
-        let alone = matches!(&descriptions[t.id].kind, Kind::Tcp(x) if matches!(x.role, Role::PeerClosed | Role::Reset));
+        let alone = matches!(role(&descriptions[t.id]), Some(Role::PeerClosed | Role::Reset));
         if alone {
             let data = s.take(t.id).and_then(|taken| drain::peek(taken.raw()));
             let data = data.map_err(|e| (s.found[t.id].holder, s.found[t.id].link.display().to_string(), e))?;
@@ -248,7 +249,7 @@ fn no_daemon_elsewhere(s: &Session<'_>, t: &Seen, peer: &Addr) -> Result<(), Fau
 fn requeue(s: &mut Session<'_>, all: &[Seen], descriptions: &mut [Description]) -> Result<(), (Holder, String, Fault)> {
     let listeners: Vec<&Seen> = all.iter().filter(|t| t.state == TCP_LISTEN).collect();
     for l in listeners {
-        let is_client = |t: &&Seen| matches!(&descriptions[t.id].kind, Kind::Tcp(c) if c.role == Role::Waiting(l.id));
+        let is_client = |t: &&Seen| role(&descriptions[t.id]) == Some(Role::Waiting(l.id));
         let clients: Vec<&Seen> = all.iter().filter(is_client).collect();
         let named = |e: Fault| (s.found[l.id].holder, s.found[l.id].link.display().to_string(), e);
         let carries = |t: &&Seen| {
@@ -279,7 +280,7 @@ fn requeue(s: &mut Session<'_>, all: &[Seen], descriptions: &mut [Description]) 
         drop((listener, held));
         let named = |e: Fault| (s.found[l.id].holder, "data in flight".to_string(), e);
         for (t, data) in clients.iter().zip(data) {
-            if let (Kind::Tcp(c), false) = (&mut descriptions[t.id].kind, data.is_empty()) {
+            if let (Some(c), false) = (descriptions[t.id].kind.get_mut::<TcpState>(), data.is_empty()) {
                 c.early = Some(s.blobs.put(&data).map_err(|e| named(e.into()))?);
             }
         }
@@ -346,8 +347,11 @@ fn transfer(s: &mut Session<'_>, descriptions: &mut [Description], from: DescId,
     let (sender, receiver) = (s.take(from)?, s.take(to)?);
     let end = |id: DescId, raw: RawFd| End {
         raw,
-        closing: matches!(&descriptions[id].kind, Kind::Tcp(t) if t.sent_fin),
-        closed: matches!(s.tcp.state(id), Some(CLOSE_WAIT | LAST_ACK | CLOSING)),
+        closing: has_sent_fin(&descriptions[id]),
+        closed: matches!(
+            s.sets.get::<TcpSet>().and_then(|set| set.state(id)),
+            Some(CLOSE_WAIT | LAST_ACK | CLOSING)
+        ),
     };
     let data = drain::in_flight(drain::Direction {
         sender: end(from, sender.raw()),
@@ -357,8 +361,18 @@ fn transfer(s: &mut Session<'_>, descriptions: &mut [Description], from: DescId,
 }
 
 fn store(s: &mut Session<'_>, descriptions: &mut [Description], id: DescId, data: &[u8]) -> Result<(), Fault> {
-    if let (Kind::Tcp(t), false) = (&mut descriptions[id].kind, data.is_empty()) {
+    if let (Some(t), false) = (descriptions[id].kind.get_mut::<TcpState>(), data.is_empty()) {
         t.received = Some(s.blobs.put(data)?);
     }
     Ok(())
+}
+
+/// What a description is, where it is a TCP socket.
+fn role(d: &Description) -> Option<Role> {
+    d.kind.get::<TcpState>().map(|t| t.role)
+}
+
+/// Whether it is a TCP socket that sends no more.
+pub(super) fn has_sent_fin(d: &Description) -> bool {
+    d.kind.get::<TcpState>().is_some_and(|t| t.sent_fin)
 }

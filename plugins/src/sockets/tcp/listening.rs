@@ -1,8 +1,8 @@
 //! Gives sockets their ports again: those that listen, and those that are bound only.
 
 use super::TCP_LISTEN;
+use crate::builder::Waits;
 use crate::fault::{refuse, At, Fault};
-use crate::rebuild::Waits;
 use crate::sockets::options::{Options, When};
 use crate::sys::diag::Diag;
 use crate::sys::sock::{self, Addr};

@@ -11,19 +11,79 @@ mod remote;
 mod requeue;
 mod unread;
 
-use super::names::{Book, Era, Share, View};
+use super::names::{Book, Era, Names, Share, View};
 use super::options::Options;
-use crate::model::DescId;
+use crate::builder::Builder;
+use crate::fault::{Fault, Refusal};
+use crate::kind::{nothing, Candidate, Kind, Look};
+use crate::model::{DescId, Descriptors};
+use crate::session::Session;
+use crate::state::Part;
 use crate::sys::sock::{self, Addr};
 use belay_image::blobs::BlobRef;
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::os::fd::RawFd;
 
-pub(crate) use capture::{capture, finish, TcpSet};
-pub(crate) use rebuild::rebuild;
 pub(crate) use remote::token;
 #[cfg(feature = "fuzzing")]
 pub(crate) use {info::Counters, remote::Told, unread::Unread};
+
+impl Part for Names {
+    const KEY: &'static str = "names";
+}
+
+/// The kind. The addresses of the job belong to it as well: who connects later is led by them.
+pub(crate) struct Tcp;
+
+impl Kind for Tcp {
+    const NAME: &'static str = "Tcp";
+    const VERSION: u32 = 1;
+    type State = TcpState;
+    type Part = Names;
+
+    fn recognise(look: &Look<'_>) -> bool {
+        let of_internet = |family: &i32| [libc::AF_INET, libc::AF_INET6].contains(family);
+        matches!(look, Look::Socket(family, libc::SOCK_STREAM, libc::IPPROTO_TCP) if of_internet(family))
+    }
+
+    fn capture(s: &mut Session<'_>, seen: &Candidate<'_>) -> Result<TcpState, Fault> {
+        capture::capture(s, seen.id, seen.raw())
+    }
+
+    fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal>) {
+        let done = capture::finish(s, &mut out.descriptions);
+        refusals.extend(done.err().map(|(holder, object, e)| e.of(holder.pid, object)));
+    }
+
+    /// Notes down for each socket when the program that holds it was started.
+    fn contents(s: &mut Session<'_>, out: &mut Descriptors) -> Result<(), Refusal> {
+        let stacks: HashMap<i32, u64> = s.processes.iter().map(|p| (p.pid, p.stack)).collect();
+        let Some(names) = out.parts.get::<Names>() else {
+            return Ok(());
+        };
+        for d in &mut out.descriptions {
+            if let Some(t) = d.kind.get_mut::<TcpState>() {
+                t.since = names.since(stacks.get(&d.holder.pid).copied().unwrap_or_default());
+            }
+        }
+        Ok(())
+    }
+
+    fn check(t: &TcpState, d: &Descriptors) -> Result<(), String> {
+        match t.role {
+            Role::Pair(id) | Role::Waiting(id) => d.is_description(id),
+            _ => Ok(()),
+        }
+    }
+
+    fn join(b: &mut Builder<'_>) -> Result<(), Refusal> {
+        rebuild::rebuild(b).map_err(|(id, e)| b.descriptors.refusal(id, &e))
+    }
+
+    nothing!(survey, check_part, numbers, ways, prepare, rebuild, refill);
+    nothing!(install, install_late, settle, install_own, complete);
+}
 
 /// A TCP socket.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -55,19 +115,6 @@ pub(crate) struct TcpState {
 }
 
 impl TcpState {
-    /// The description of the other end, or of the listening socket.
-    pub(crate) fn refers_to(&self) -> Option<DescId> {
-        match self.role {
-            Role::Pair(id) | Role::Waiting(id) => Some(id),
-            _ => None,
-        }
-    }
-
-    /// It is held by a program that was started then.
-    pub(crate) fn held_since(&mut self, era: Era) {
-        self.since = era;
-    }
-
     /// Ports from which that program connects, where they tell something.
     fn share(&self, book: Option<&Book>) -> Option<Share> {
         book?.share(View::Since(self.since))

@@ -2,11 +2,11 @@
 
 use super::listening::{self, Bound, Claim};
 use super::{connection, drain, remote, Role, TcpState};
+use crate::builder::{Builder, Waits};
 use crate::fault::{refuse, At, Fault};
 use crate::keep::Lent;
-use crate::model::{DescId, Kind};
-use crate::rebuild::{Builder, Waits};
-use crate::sockets::names::{self, Listening, Page, View};
+use crate::model::DescId;
+use crate::sockets::names::{self, Listening, Names, Page, View};
 use crate::sockets::options::When;
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
@@ -19,19 +19,10 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 type All = Vec<(DescId, TcpState)>;
 
 /// Makes all TCP sockets of the job, with data in flight.
-pub(crate) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
-    let all: All = b
-        .descriptors
-        .descriptions
-        .iter()
-        .enumerate()
-        .filter_map(|(id, d)| match &d.kind {
-            Kind::Tcp(t) => Some((id, t.clone())),
-            _ => None,
-        })
-        .collect();
+pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
+    let all: All = b.descriptors.each().map(|(id, t)| (id, TcpState::clone(t))).collect();
     let mut page = Page {
-        names: b.descriptors.names.clone(),
+        names: b.descriptors.parts.get::<Names>().cloned().unwrap_or_default(),
         now: names::addresses(),
         listening: Vec::new(),
         bound: Vec::new(),

@@ -4,15 +4,16 @@
 //! has arrived that can arrive, keeps what it holds and tells how much that was; the sending node keeps the rest, from its send queue.
 //! Rebuild: one end listens at an address that it tells the others, the other end connects; then each end sends what its peer had not read.
 
+use super::capture::has_sent_fin;
 use super::capture::Seen;
 use super::info::{Counters, End};
 use super::unread::{Shelf, Unread};
 use super::{connection, drain, Role, TcpState, TCP_LISTEN};
-use crate::capture::{Session, Taken};
+use crate::builder::Builder;
 use crate::fault::{refuse, At, Fault};
 use crate::group::{Facts, Group};
-use crate::model::{DescId, Description, Kind};
-use crate::rebuild::Builder;
+use crate::model::{DescId, Description};
+use crate::session::{Session, Taken};
 use crate::sockets::names::{Book, Page, Share};
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
@@ -98,7 +99,7 @@ pub(super) fn capture(
         let taken = s.take(t.id).map_err(|e| (t.id, e))?;
         let end = End {
             raw: taken.raw(),
-            closing: matches!(&descriptions[t.id].kind, Kind::Tcp(c) if c.sent_fin),
+            closing: has_sent_fin(&descriptions[t.id]),
             closed: t.is_closed_by_peer(),
         };
         let counters = push(end.raw)
@@ -137,7 +138,7 @@ pub(super) fn capture(
     }
     keep(s, group, descriptions, &remote)?;
     for (c, _) in &remote {
-        if let Kind::Tcp(t) = &mut descriptions[c.id].kind {
+        if let Some(t) = descriptions[c.id].kind.get_mut::<TcpState>() {
             t.role = Role::Remote;
         }
     }
@@ -170,7 +171,7 @@ fn keep(
         let end = c.end(&taken);
         await_arrival(end, other).at("wait for what is under way").map_err(&named)?;
         let (data, received) = arrived(end).map_err(&named)?;
-        if let (Kind::Tcp(t), false) = (&mut descriptions[c.id].kind, data.is_empty()) {
+        if let (Some(t), false) = (descriptions[c.id].kind.get_mut::<TcpState>(), data.is_empty()) {
             t.received = Some(s.blobs.put(&data).map_err(|e| named(e.into()))?);
         }
         publish.insert(format!("got {} - {}", c.mine, c.theirs), received.to_string());
@@ -202,7 +203,7 @@ fn keep(
             }
         };
         let stored = s.blobs.put(&rest).map_err(|e| named(e.into()))?;
-        if let Kind::Tcp(t) = &mut descriptions[c.id].kind {
+        if let Some(t) = descriptions[c.id].kind.get_mut::<TcpState>() {
             t.unsent = Some(stored);
         }
     }

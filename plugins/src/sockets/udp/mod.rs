@@ -2,10 +2,11 @@
 
 mod groups;
 
-use crate::capture::Session;
-use crate::fault::{not_now, At, Fault};
-use crate::model::{DescId, Kind};
-use crate::rebuild::Builder;
+use crate::builder::Builder;
+use crate::fault::{not_now, refuse, At, Fault, Refusal};
+use crate::kind::{nothing, Candidate, Kind, Look, NoPart};
+use crate::model::{DescId, Description};
+use crate::session::Session;
 use crate::sockets::options::{self, Options, When};
 use crate::sockets::queue;
 use crate::sys::fd;
@@ -44,21 +45,56 @@ fn plain() -> i32 {
 
 /// What the kernel tells of all UDP sockets at once, and of the groups of the host.
 #[derive(Debug, Default)]
-pub(crate) struct UdpSet {
+struct UdpSet {
     /// For a family and protocol that has been asked for, what is shut down, by inode.
     shut: HashMap<(i32, i32), HashMap<u32, u8>>,
     groups: Option<Groups>,
 }
 
-/// Captures it.
-pub(crate) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), protocol: i32) -> Result<UdpState, Fault> {
+/// The kind.
+pub(crate) struct Udp;
+
+impl Kind for Udp {
+    const NAME: &'static str = "Udp";
+    const VERSION: u32 = 1;
+    type State = UdpState;
+    type Part = NoPart;
+
+    fn recognise(look: &Look<'_>) -> bool {
+        const PROTOCOLS: [i32; 2] = [libc::IPPROTO_UDP, libc::IPPROTO_UDPLITE];
+        let of_internet = |family: &i32| [libc::AF_INET, libc::AF_INET6].contains(family);
+        matches!(look, Look::Socket(family, libc::SOCK_DGRAM, protocol) if of_internet(family) && PROTOCOLS.contains(protocol))
+    }
+
+    fn capture(s: &mut Session<'_>, seen: &Candidate<'_>) -> Result<UdpState, Fault> {
+        let Look::Socket(_, _, protocol) = seen.look else {
+            return refuse("is no socket");
+        };
+        capture(s, (seen.id, seen.raw()), protocol)
+    }
+
+    /// Makes it again, bound and not yet connected.
+    fn rebuild(_: &mut Builder<'_>, _: &Description, state: &UdpState) -> Result<Option<OwnedFd>, Fault> {
+        make(state).map(Some)
+    }
+
+    fn refill(b: &mut Builder<'_>) -> Result<(), Refusal> {
+        refill(b).map_err(|(id, e)| b.descriptors.refusal(id, &e))
+    }
+
+    nothing!(survey, finish, contents, check, check_part, numbers, ways, prepare, join);
+    nothing!(install, install_late, settle, install_own, complete);
+}
+
+fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), protocol: i32) -> Result<UdpState, Fault> {
     let local = sock::local(raw).at("read its address")?;
     let corked = sock::get::<i32>(raw, protocol, UDP_CORK).unwrap_or(0) != 0;
     if corked && fd::ioctl_get::<i32>(raw, libc::TIOCOUTQ).at("ask what it holds back (SIOCOUTQ)")? > 0 {
         return not_now("a datagram that is written in pieces (UDP_CORK) has not been sent");
     }
     let shutdown = shutdown(s, (id, raw), local.family(), protocol)?;
-    let groups = s.udp.groups.get_or_insert_with(Groups::of_host).joined(raw, local.family())?;
+    let groups = &mut s.sets.of::<UdpSet>().groups;
+    let groups = groups.get_or_insert_with(Groups::of_host).joined(raw, local.family())?;
     let mut queue = Vec::new();
     for m in queue::peek(raw, libc::SOCK_DGRAM)? {
         queue.push((s.blobs.put(&m.data)?, m.from));
@@ -76,18 +112,19 @@ pub(crate) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), protocol:
 
 /// Which directions are shut down. That nothing more may be sent is known to socket diagnosis only.
 fn shutdown(s: &mut Session<'_>, (id, raw): (DescId, RawFd), family: i32, protocol: i32) -> Result<u8, Fault> {
-    if !s.udp.shut.contains_key(&(family, protocol)) {
+    if !s.sets.of::<UdpSet>().shut.contains_key(&(family, protocol)) {
         let all = s.diag()?.internet(family, protocol, u32::MAX).unwrap_or_else(|error| {
             tracing::debug!(%error, "the kernel does not tell of UDP sockets");
             Vec::new()
         });
         let shut = all.into_iter().filter(|u| u.shutdown != 0).map(|u| (u.inode, u.shutdown));
-        s.udp.shut.insert((family, protocol), shut.collect());
+        let shut = shut.collect();
+        s.sets.of::<UdpSet>().shut.insert((family, protocol), shut);
     }
-    let found = &s.found[id];
-    let known = u32::try_from(found.stat.st_ino)
+    let shut = &s.sets.of::<UdpSet>().shut[&(family, protocol)];
+    let known = u32::try_from(s.found[id].stat.st_ino)
         .ok()
-        .and_then(|ino| s.udp.shut[&(family, protocol)].get(&ino).copied());
+        .and_then(|ino| shut.get(&ino).copied());
     let no_more = fd::poll(raw, libc::POLLRDHUP).at("poll")?;
     let both = SHUT_READ | SHUT_READ << 1;
     Ok(match (known, no_more) {
@@ -98,8 +135,7 @@ fn shutdown(s: &mut Session<'_>, (id, raw): (DescId, RawFd), family: i32, protoc
     })
 }
 
-/// Makes it again, bound and not yet connected.
-pub(crate) fn rebuild(u: &UdpState) -> Result<OwnedFd, Fault> {
+fn make(u: &UdpState) -> Result<OwnedFd, Fault> {
     // Tied to a device it could not be sent again what it has not read; where it shares its address with another socket, it must be.
     let fd = match bound(u, &u.options.of_any_device())? {
         Some(fd) => fd,
@@ -145,17 +181,8 @@ fn chosen_by_route(u: &UdpState) -> Result<bool, Fault> {
 }
 
 /// Puts datagrams back, then connects and sets the remaining options.
-pub(crate) fn refill(b: &Builder<'_>) -> Result<(), (DescId, Fault)> {
-    let all: Vec<(DescId, &UdpState)> = b
-        .descriptors
-        .descriptions
-        .iter()
-        .enumerate()
-        .filter_map(|(id, d)| match &d.kind {
-            Kind::Udp(u) => Some((id, u)),
-            _ => None,
-        })
-        .collect();
+fn refill(b: &Builder<'_>) -> Result<(), (DescId, Fault)> {
+    let all: Vec<(DescId, &UdpState)> = b.descriptors.each().collect();
     for (id, u) in &all {
         for (data, from) in &u.queue {
             let data = b.blobs.get(data).map_err(|e| (*id, e.into()))?;

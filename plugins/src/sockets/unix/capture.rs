@@ -1,19 +1,19 @@
 //! Capture of a `AF_UNIX` socket.
 
 use super::{BoundFile, Message, Peer, UnixState};
-use crate::capture::{Found, Session};
 use crate::fault::{not_now, At, Fault};
 use crate::files::{parents, without_deleted};
 use crate::look::Look;
 use crate::model::{DescId, FsPath, Holder, IN_FLIGHT};
 use crate::renamed::Renamed;
+use crate::session::{Found, Session};
 use crate::sockets::{options, queue};
 use crate::sys::{fd, sock};
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 
 /// Captures it with its queue.
-pub(crate) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), kind: i32) -> Result<UnixState, Fault> {
+pub(super) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), kind: i32) -> Result<UnixState, Fault> {
     let holder = s.found[id].holder;
     let ino = u32::try_from(s.found[id].stat.st_ino).map_err(|_| Fault::Refused("socket inode out of range".into()))?;
     let info = s.diag()?.unix(ino).at("ask the kernel for its peer (sock_diag)")?;

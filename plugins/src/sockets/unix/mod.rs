@@ -3,22 +3,67 @@
 //! Peers are found with the kernel's socket diagnosis, queues are read with MSG_PEEK at increasing SO_PEEK_OFF, so nothing is consumed.
 
 mod capture;
-
 mod places;
 mod rebuild;
 mod refill;
 
 use super::options::Options;
-use crate::files::Directory;
-use crate::model::{DescId, FsPath};
+use crate::builder::Builder;
+use crate::fault::{refuse, Fault, Refusal};
+use crate::kind::{nothing, Candidate, Kind, Look, NoPart, Ways};
+use crate::model::{DescId, Descriptors, Directory, FsPath};
+use crate::session::Session;
 use crate::sys::sock::Addr;
 use belay_image::blobs::BlobRef;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-pub(crate) use capture::capture;
-pub(crate) use rebuild::rebuild;
-pub(crate) use refill::refill;
+/// The kind.
+pub(crate) struct Unix;
+
+impl Kind for Unix {
+    const NAME: &'static str = "Unix";
+    const VERSION: u32 = 1;
+    type State = UnixState;
+    type Part = NoPart;
+
+    fn recognise(look: &Look<'_>) -> bool {
+        matches!(look, Look::Socket(libc::AF_UNIX, ..))
+    }
+
+    fn capture(s: &mut Session<'_>, seen: &Candidate<'_>) -> Result<UnixState, Fault> {
+        let Look::Socket(_, kind, _) = seen.look else {
+            return refuse("is no socket");
+        };
+        capture::capture(s, (seen.id, seen.raw()), kind)
+    }
+
+    fn check(u: &UnixState, d: &Descriptors) -> Result<(), String> {
+        let carried = u.queue.iter().flat_map(|m| &m.fds);
+        carried.into_iter().try_for_each(|id| d.is_description(*id))
+    }
+
+    fn ways(d: &Descriptors, out: &mut Ways) {
+        for (_, u) in d.each::<UnixState>() {
+            out.places.extend(u.place());
+            out.parents.extend(u.file.iter().flat_map(|f| f.parents.iter().cloned()));
+        }
+    }
+
+    fn join(b: &mut Builder<'_>) -> Result<(), Refusal> {
+        let made = rebuild::rebuild(b).map_err(|(id, e)| b.descriptors.refusal(id, &e))?;
+        b.sets.put(made);
+        Ok(())
+    }
+
+    fn refill(b: &mut Builder<'_>) -> Result<(), Refusal> {
+        let Some(made) = b.sets.take() else { return Ok(()) };
+        refill::refill(b, made).map_err(|(id, e)| b.descriptors.refusal(id, &e))
+    }
+
+    nothing!(survey, finish, contents, check_part, numbers, prepare, rebuild);
+    nothing!(install, install_late, settle, install_own, complete);
+}
 
 /// One socket.
 #[derive(Debug, Clone, Serialize, Deserialize)]

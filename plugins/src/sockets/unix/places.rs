@@ -23,9 +23,9 @@ const EXCHANGED: &str =
 
 /// The files of all sockets that have been bound, by the inodes of these.
 #[derive(Debug)]
-pub(super) struct Places<'a> {
+pub(super) struct Places {
     bound: RefCell<HashMap<u64, Placed>>,
-    sights: &'a Sights,
+    sights: Sights,
 }
 
 /// The file of one socket.
@@ -71,9 +71,9 @@ impl Placed {
     }
 }
 
-impl<'a> Places<'a> {
+impl Places {
     /// No socket is bound yet.
-    pub(super) fn new(sights: &'a Sights) -> Self {
+    pub(super) fn new(sights: Sights) -> Self {
         Self {
             bound: RefCell::default(),
             sights,

@@ -5,11 +5,11 @@
 
 use super::places::Places;
 use super::{Peer, UnixState};
-use crate::capture::RaisedLimit;
+use crate::builder::Builder;
 use crate::fault::{refuse, At, Fault};
 use crate::keep::{HoldId, Store};
-use crate::model::{DescId, Kind};
-use crate::rebuild::Builder;
+use crate::limit::RaisedLimit;
+use crate::model::DescId;
 use crate::sys::sock::{self, Addr};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -19,7 +19,7 @@ type Socket = (DescId, UnixState);
 
 /// What the refill needs beside the sockets themselves.
 #[derive(Debug)]
-pub(crate) struct UnixBuild<'a> {
+pub(super) struct UnixBuild {
     /// For a socket whose peer is not in the job: the other end, closed after the refill.
     pub(super) other_ends: HashMap<DescId, HoldId>,
     /// These.
@@ -27,24 +27,19 @@ pub(crate) struct UnixBuild<'a> {
     /// For a connected socket: the description at the other end, where messages for it can be sent from without address.
     pub(super) peers: HashMap<DescId, DescId>,
     /// The files of bound sockets.
-    pub(super) places: Places<'a>,
+    pub(super) places: Places,
 }
 
 /// Makes all `AF_UNIX` sockets of the job.
-pub(crate) fn rebuild<'a>(b: &mut Builder<'a>) -> Result<UnixBuild<'a>, (DescId, Fault)> {
-    let mut all: Vec<Socket> = Vec::new();
-    for (id, d) in b.descriptors.descriptions.iter().enumerate() {
-        if let Kind::Unix(u) = &d.kind {
-            all.push((id, u.clone()));
-        }
-    }
+pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<UnixBuild, (DescId, Fault)> {
+    let all: Vec<Socket> = b.descriptors.each().map(|(id, u)| (id, UnixState::clone(u))).collect();
     let by_ino: HashMap<u32, usize> = all.iter().enumerate().map(|(at, (_, u))| (u.ino, at)).collect();
     let mut waiting: HashMap<u32, usize> = HashMap::new();
     let mut build = UnixBuild {
         other_ends: HashMap::new(),
         ends: Store::new(0, RaisedLimit::highest()),
         peers: HashMap::new(),
-        places: Places::new(b.sights),
+        places: Places::new(b.sights.clone()),
     };
     let listening: Vec<&Socket> = all.iter().filter(|(_, l)| l.listening.is_some()).collect();
     for (at, (id, u)) in all.iter().enumerate() {
@@ -73,7 +68,7 @@ pub(crate) fn rebuild<'a>(b: &mut Builder<'a>) -> Result<UnixBuild<'a>, (DescId,
 }
 
 /// A listening socket.
-fn listener(places: &Places<'_>, u: &UnixState, backlog: u32) -> Result<OwnedFd, Fault> {
+fn listener(places: &Places, u: &UnixState, backlog: u32) -> Result<OwnedFd, Fault> {
     let fd = sock::socket(libc::AF_UNIX, u.kind, 0).at("socket")?;
     places.bind(fd.as_raw_fd(), &u.name, u.file.as_ref())?;
     sock::listen(fd.as_raw_fd(), i32::try_from(backlog).unwrap_or(i32::MAX)).at("listen")?;
@@ -81,7 +76,7 @@ fn listener(places: &Places<'_>, u: &UnixState, backlog: u32) -> Result<OwnedFd,
 }
 
 /// A client whose connection waits to be accepted.
-fn waiting_client(b: &Builder<'_>, places: &Places<'_>, u: &UnixState, (id, l): (DescId, &UnixState)) -> Result<OwnedFd, Fault> {
+fn waiting_client(b: &Builder<'_>, places: &Places, u: &UnixState, (id, l): (DescId, &UnixState)) -> Result<OwnedFd, Fault> {
     let fd = sock::socket(libc::AF_UNIX, u.kind | libc::SOCK_NONBLOCK, 0).at("socket")?;
     places.bind(fd.as_raw_fd(), &u.name, u.file.as_ref())?;
     let Some(to) = b.lend(id)? else {
@@ -94,7 +89,7 @@ fn waiting_client(b: &Builder<'_>, places: &Places<'_>, u: &UnixState, (id, l): 
 /// A socket that is neither listening nor waiting: with its peer where that is in the job.
 fn connected(
     b: &mut Builder<'_>,
-    build: &mut UnixBuild<'_>,
+    build: &mut UnixBuild,
     (all, listening): (&[Socket], &[&Socket]),
     by_ino: &HashMap<u32, usize>,
     id: DescId,
@@ -138,7 +133,7 @@ fn connected(
 }
 
 /// A pair from `socketpair`, then bound: datagram sockets may each have a name of their own.
-fn bound_pair(places: &Places<'_>, u: &UnixState, p: Option<&UnixState>) -> Result<(OwnedFd, OwnedFd), Fault> {
+fn bound_pair(places: &Places, u: &UnixState, p: Option<&UnixState>) -> Result<(OwnedFd, OwnedFd), Fault> {
     let (a, c) = sock::pair(u.kind).at("socketpair")?;
     places.bind(a.as_raw_fd(), &u.name, u.file.as_ref())?;
     if let Some(p) = p {
@@ -149,7 +144,7 @@ fn bound_pair(places: &Places<'_>, u: &UnixState, p: Option<&UnixState>) -> Resu
 
 /// A connected pair of stream or seqpacket sockets: (`u`, its peer).
 fn pair(
-    (b, places): (&Builder<'_>, &Places<'_>),
+    (b, places): (&Builder<'_>, &Places),
     listening: &[&Socket],
     u: &UnixState,
     p: Option<&UnixState>,

@@ -3,10 +3,10 @@
 use super::places::in_directory;
 use super::rebuild::UnixBuild;
 use super::{Message, Peer, UnixState};
+use crate::builder::Builder;
 use crate::fault::{refuse, At, Fault};
 use crate::keep::Lent;
-use crate::model::{DescId, Kind};
-use crate::rebuild::Builder;
+use crate::model::DescId;
 use crate::sockets::options::When;
 use crate::sockets::send_buffer::Enlarged;
 use crate::sys::sock::{self, Addr};
@@ -17,16 +17,8 @@ const SHUT_READ: u8 = 1;
 const SHUT_WRITE: u8 = 2;
 
 /// Refills all queues, then connects datagram sockets, shuts down directions, closes peers outside the job and sets options.
-pub(crate) fn refill(b: &Builder<'_>, build: UnixBuild<'_>) -> Result<(), (DescId, Fault)> {
-    let sockets = |b: &Builder<'_>| -> Vec<(DescId, UnixState)> {
-        let all = b.descriptors.descriptions.iter().enumerate();
-        all.filter_map(|(id, d)| match &d.kind {
-            Kind::Unix(u) => Some((id, u.clone())),
-            _ => None,
-        })
-        .collect()
-    };
-    let all = sockets(b);
+pub(super) fn refill(b: &Builder<'_>, build: UnixBuild) -> Result<(), (DescId, Fault)> {
+    let all: Vec<(DescId, UnixState)> = b.descriptors.each().map(|(id, u)| (id, UnixState::clone(u))).collect();
     for (id, u) in &all {
         for m in &u.queue {
             message(b, &build, &all, *id, u, m).map_err(|e| (*id, e))?;
@@ -44,7 +36,7 @@ pub(crate) fn refill(b: &Builder<'_>, build: UnixBuild<'_>) -> Result<(), (DescI
 /// Sends one message into the queue of `id`.
 fn message(
     b: &Builder<'_>,
-    build: &UnixBuild<'_>,
+    build: &UnixBuild,
     all: &[(DescId, UnixState)],
     id: DescId,
     u: &UnixState,
@@ -138,7 +130,7 @@ fn send_all(raw: RawFd, data: &[u8], fds: &[RawFd], to: Option<&Addr>, stream: b
 }
 
 /// Everything that must come after the data.
-fn settle(b: &Builder<'_>, build: &UnixBuild<'_>, all: &[(DescId, UnixState)], id: DescId, u: &UnixState) -> Result<(), Fault> {
+fn settle(b: &Builder<'_>, build: &UnixBuild, all: &[(DescId, UnixState)], id: DescId, u: &UnixState) -> Result<(), Fault> {
     let Some(own) = b.lend(id)? else { return Ok(()) };
     let raw = own.raw();
     let by_name = u.kind == libc::SOCK_DGRAM && u.peer != Peer::None && !build.peers.contains_key(&id);
