@@ -64,7 +64,7 @@ pub(crate) fn waits_for_futex(tid: i32, regs: &Regs) -> bool {
 
 /// Notes that the job has been let go.
 pub(crate) fn resumed() {
-    RESUMED.store(crate::monotonic_ns(), Ordering::Relaxed);
+    RESUMED.store(crate::clock::monotonic_ns(), Ordering::Relaxed);
 }
 
 /// How long task `tid` still has to wait, which the kernel carries on after an earlier stop and which has slept since `began`: since then, and so in the same call.
@@ -91,7 +91,7 @@ pub(crate) fn note(tid: i32, regs: &Regs, wait: Option<&Wait>) {
             rip: regs.rip,
             rsp: regs.rsp,
             number,
-            stopped: crate::monotonic_ns(),
+            stopped: crate::clock::monotonic_ns(),
             deadline: wait.map(|w| w.deadline),
         },
     );

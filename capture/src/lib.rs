@@ -1,17 +1,19 @@
 //! The checkpoint flow: gate, suspend, capture, drain, snapshot, resume, reopen, write.
 //!
-//! [`capture`] is the part that the application waits for, and reads as a table of contents; [`Snapshot::write`] is the part that runs beside it. A failure before
+//! [`capture`] is the part that the application waits for (see `flow`); [`Snapshot::write`] is the part that runs beside it. A failure before
 //! `resume` drops the `Suspended` guard, which puts every task back as it was: the application goes on, the generation is dropped.
 //!
 //! Must be called from one thread only, the agent's main thread, because the kernel ties a traced task to the thread that traces it.
 
 mod calls;
+mod clock;
 mod code;
 mod contents;
 mod control;
 mod copy;
 mod error;
 mod flags;
+mod flow;
 mod frame;
 mod frames;
 mod gate;
@@ -55,19 +57,17 @@ pub use injected::load as load_injected;
 pub use suspend::{release, take_ended};
 pub use tracking::{Findings, Tracking};
 
-use crate::mlock::Locks;
+use crate::flow::Order;
 use belay_image::extents;
 use belay_image::manifest::FileEntry;
-use belay_image::model::{AgentIdentity, Job, KernelPages, Processor};
+use belay_image::model::Job;
 use belay_image::sections::{Kind, SectionFile};
-use belay_image::{blobs::BlobWriter, checksum, extent_file, BLOB_FILE, JOB_FILE};
-use belay_kernel::{proc, prompt, vdso};
-use belay_plugins::{Descriptors, Facts, Group, Names};
+use belay_image::{checksum, extent_file, BLOB_FILE, JOB_FILE};
+use belay_plugins::{Descriptors, Group, Names};
 use belay_storage::session::Session;
 use belay_wire::Phase;
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Choices for one checkpoint.
 #[derive(Debug, Clone)]
@@ -128,36 +128,6 @@ pub struct Snapshot {
     watch: Option<headroom::Watch>,
 }
 
-/// Measures the phases.
-struct Clock<'a> {
-    phases: Vec<(Phase, Duration)>,
-    current: Option<(Phase, Instant)>,
-    announce: &'a mut dyn FnMut(Phase),
-}
-
-impl Clock<'_> {
-    fn enter(&mut self, phase: Phase) {
-        self.leave();
-        (self.announce)(phase);
-        self.current = Some((phase, Instant::now()));
-    }
-
-    /// The current phase began later.
-    fn began_at(&mut self, begin: Instant) {
-        self.current = self.current.map(|(phase, _)| (phase, begin));
-    }
-
-    fn leave(&mut self) {
-        self.leave_at(Instant::now());
-    }
-
-    fn leave_at(&mut self, end: Instant) {
-        if let Some((phase, begin)) = self.current.take() {
-            self.phases.push((phase, end.saturating_duration_since(begin)));
-        }
-    }
-}
-
 /// How often a capture is tried that is refused for reasons that pass by themselves, such as a connection about to be accepted.
 const TRIES: u32 = 10;
 
@@ -182,9 +152,16 @@ pub fn capture(
     // Several nodes can only try again together.
     let tries = if group.is_some() { 1 } else { TRIES };
     let mut gate = options.gate;
+    let order = Order {
+        root_pid,
+        dir,
+        options,
+        gate,
+        group,
+    };
     for attempt in 1..tries {
         session.reset();
-        match take(root_pid, dir, (options, gate), (session, tracking), group, on_phase) {
+        match flow::take(Order { gate, ..order }, (session, tracking), on_phase) {
             Err(CaptureError::Refused(reasons)) if reasons.iter().all(|r| r.passing) => {
                 tracing::debug!(attempt, ?reasons, "refused for the moment");
                 std::thread::sleep(Duration::from_millis(1 << (attempt - 1)));
@@ -197,14 +174,7 @@ pub fn capture(
         }
     }
     session.reset();
-    take(root_pid, dir, (options, gate), (session, tracking), group, on_phase)
-}
-
-fn meet(group: Option<&dyn Group>) -> Result<(), CaptureError> {
-    let done = group.map(|g| g.meet(Facts::new(), BTreeSet::new()));
-    done.transpose()
-        .map(drop)
-        .map_err(|e| CaptureError::failed("checkpoint together with the other nodes", e))
+    flow::take(Order { gate, ..order }, (session, tracking), on_phase)
 }
 
 /// The processes of a job, stopped since their capture. Dropped, it lets them go on as if they had never been stopped, and opens the gates.
@@ -232,205 +202,6 @@ impl Held {
             begin.elapsed()
         })
     }
-}
-
-fn take(
-    root_pid: i32,
-    dir: &Path,
-    (options, gate): (&Options, bool),
-    (session, tracking): (&mut Session, &mut Tracking),
-    group: Option<&dyn Group>,
-    on_phase: &mut dyn FnMut(Phase),
-) -> Result<(Snapshot, Option<Held>), CaptureError> {
-    let agent = std::process::id().cast_signed();
-    let _first = prompt::First::now();
-    let blob = injected::program()?;
-    let mut blobs = BlobWriter::create(&dir.join(BLOB_FILE))?;
-    let mut clock = Clock {
-        phases: Vec::new(),
-        current: None,
-        announce: on_phase,
-    };
-    rescue::learn_own_libraries();
-    let _signals = signals::ChildSignals::block();
-
-    // Lives longer than what holds the processes: who waits at a gate runs when it opens.
-    let mut shut = None;
-    if gate {
-        clock.enter(Phase::Gate);
-        shut = Some(gate::shut((agent, &options.outside), options.gate_limit, group)?);
-        clock.leave();
-    }
-    let prepared = gather::prepare(vfork::outlast(agent, &options.outside)?, agent)?;
-    clock.enter(Phase::Suspend);
-    let (mut job, begin) = gather::suspend(prepared, agent, &options.outside)?;
-    clock.began_at(begin);
-    let begin = shut.as_ref().map_or(begin, |s| s.since);
-    if job.is_empty() {
-        return Err(CaptureError::Ended);
-    }
-    let root_had_ended = !job.processes.iter().any(|p| p.pid == root_pid);
-    meet(group)?;
-    calls::forget(|tid| job.processes.iter().any(|p| p.tasks.iter().any(|t| t.tid == tid)));
-
-    clock.enter(Phase::Capture);
-    sequences::abort(&mut job);
-    let read = |job: &mut suspend::Suspended| job.processes.iter().map(process::Draft::read).collect::<Result<Vec<_>, _>>();
-    let (seen, drafts) = threads::look(&mut job, read);
-    let (seen, mut drafts) = (seen?, drafts?);
-    process::check_supported(&job, (&drafts, &seen), (options, group.is_some()))?;
-    gate::check(shut.as_ref(), &drafts)?;
-    namespaces::check_users(&drafts)?;
-    rings::check(&drafts)?;
-    sharing::find(&mut job.processes, &drafts)?;
-    let areas = job
-        .processes
-        .iter_mut()
-        .zip(drafts.iter().zip(&seen))
-        .map(|(p, (d, seen))| inject::Area::map(p, &d.maps, &d.status, threads::pending_signals(seen), blob))
-        .collect::<Result<Vec<_>, _>>()?;
-    let witnesses = landlock::Witnesses::find(&job, &drafts, &seen)?;
-    let (thread_tables, mut processes) = inject::collect_threads(&mut job, &areas, &witnesses.of, |job| {
-        let timers: Vec<Vec<i32>> = drafts.iter().map(process::Draft::timer_ids).collect();
-        let tables = inject::collect_processes(job, &areas, &timers)?;
-        let own = job.processes.iter().zip(&mut drafts).filter(|(p, _)| p.guest.is_none());
-        own.map(|(_, draft)| draft).try_for_each(process::Draft::look_for_data)?;
-        let live = job.processes.iter().zip(&mut drafts).zip(&tables);
-        let live = live.map(|((process, draft), table)| draft.finish(process, table));
-        let ended = job.zombies.iter().filter_map(|zombie| process::zombie(*zombie));
-        live.chain(ended.map(Ok)).collect::<Result<Vec<_>, _>>()
-    })?;
-    witnesses.check(&job, &thread_tables)?;
-    drop(witnesses);
-    threads::check(&job, &thread_tables)?;
-    process::tell_sessions(&mut processes);
-    process::untold_stops(&mut job, &areas, &mut processes)?;
-    process::untold_continuations(&mut processes);
-    waits::shorten(&mut job, &thread_tables, drafts.iter().map(|d| d.maps.as_slice()));
-    let shifted = namespaces::shifts_clocks();
-    for (at, ((process, draft), area)) in processes.iter_mut().zip(&mut drafts).zip(&areas).enumerate() {
-        process.vdso_frames = frames::into_vdso(&job.processes[at], &draft.maps, shifted);
-        // Those of memory that several processes share are told once.
-        if job.processes[at].guest.is_none() {
-            draft.locks = Locks::of(&mut job, (at, area), draft, process.mm.mlockall)?;
-            process.placements = placements::of_memory(&mut job.processes[at], area, draft)?;
-            if !process.segments.is_empty() {
-                process.segments = placements::segments(&mut job.processes[at], draft.task)?;
-            }
-            process.rings = rings::settle(&mut job, (at, area), draft, group)?;
-            if draft.has_rings() {
-                // What it has waited for may have been written since.
-                draft.look_for_data()?;
-            }
-        }
-    }
-    namespaces::check(&drafts)?;
-
-    clock.enter(Phase::Drain);
-    let views = drafts.iter().zip(&job.processes).zip(&seen);
-    let views = views.map(|((draft, process), seen)| {
-        let threads = (threads::apart(process, seen), threads::standing(seen));
-        draft.view(threads, process.guest.is_none())
-    });
-    let views = views.collect::<Result<Vec<_>, _>>()?;
-    let mut contents = contents::Contents::new(session, &drafts);
-    let descriptors = belay_plugins::capture(belay_plugins::CaptureEnv {
-        processes: &views,
-        blobs: &mut blobs,
-        pages: &mut contents,
-        save_open_files: options.save_open_files,
-        launched: options.launched,
-        group,
-        names: &options.names,
-        inside: Some(&mut inside::Stopped {
-            job: &mut job,
-            areas: &areas,
-        }),
-    });
-    let descriptors = contents.finish(descriptors)?;
-    drafts.iter_mut().for_each(|d| d.restore(&descriptors.private));
-
-    clock.enter(Phase::Snapshot);
-    // From here on, one process of those that share their memory stands for it.
-    let own = drafts
-        .into_iter()
-        .zip(areas)
-        .zip(&job.processes)
-        .filter(|(_, p)| p.guest.is_none());
-    let (drafts, areas): (Vec<_>, Vec<_>) = own.map(|(own, _)| own).unzip();
-    let (plan, gauges) = headroom::Plan::make(&drafts, session, options.hold)?;
-    plan.apply(session);
-    let children = snapshot::take(&mut job, &areas, &drafts, (session, tracking), &plan)?;
-    let missing = children.iter().find_map(snapshot::Child::missing);
-    let (mode, reason) = plan.manner(missing);
-    let stay = options.hold || (plan.mode == headroom::Mode::BeforeResume && children.iter().any(|c| c.copy().is_some()));
-    let watch = (plan.mode == headroom::Mode::Capped).then(|| headroom::Watch::new(&plan, gauges));
-
-    // Nobody goes on before everybody has captured.
-    meet(group)?;
-    clock.enter(Phase::Resume);
-    let (live, threads) = (job.processes.len(), job.tasks());
-    let states = threads::states(&mut job);
-    let gated = shut.as_ref().is_some_and(|s| s.is_needed);
-    let (held, mut end) = if stay {
-        let gate = shut.take();
-        (Some(Held { job, gate }), Instant::now())
-    } else {
-        (None, job.resume())
-    };
-    clock.leave_at(end);
-    if let Some(shut) = shut {
-        clock.enter(Phase::Reopen);
-        shut.open();
-        end = Instant::now();
-        clock.leave_at(end);
-    }
-    let blocked = end.saturating_duration_since(begin);
-
-    let known = states.into_iter().zip(seen).zip(&thread_tables);
-    for (process, ((states, seen), tables)) in processes.iter_mut().zip(known) {
-        let threads = threads::models(process, states, seen, tables);
-        process.threads.extend(threads);
-    }
-    let mut sections = SectionFile::new();
-    sections.push_json(Kind::Descriptors, &descriptors)?;
-    let (vdso_xxh3, kernel_pages) = kernel_pages(&mut blobs)?;
-    let job = Job {
-        arch: std::env::consts::ARCH.into(),
-        kernel: read_line("/proc/sys/kernel/osrelease"),
-        host: read_line("/proc/sys/kernel/hostname"),
-        boot_id: read_line("/proc/sys/kernel/random/boot_id"),
-        time_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-        vdso_xxh3,
-        kernel_pages,
-        processor: Some(Processor::own()),
-        agent: agent_identity(agent)?,
-        root_pid,
-        processes,
-        monotonic_ns: monotonic_ns(),
-        code: Vec::new(),
-    };
-    let snapshot = Snapshot {
-        blocked,
-        phases: clock.phases,
-        gated,
-        root_had_ended,
-        processes: u32::try_from(live).unwrap_or(u32::MAX),
-        threads: u32::try_from(threads).unwrap_or(u32::MAX),
-        notes: descriptors.notes.clone(),
-        descriptors,
-        code: tracking.code.clone(),
-        save_code: options.save_code,
-        mode,
-        reason,
-        dir: dir.to_owned(),
-        job,
-        sections,
-        children,
-        writers: options.writers.clamp(1, belay_abi::inject::MAX_WRITERS as u32),
-        watch,
-    };
-    Ok((snapshot, held))
 }
 
 impl Snapshot {
@@ -523,41 +294,4 @@ fn entry(dir: &Path, name: String) -> Result<FileEntry, CaptureError> {
         Some(checksum(&std::fs::read(&path).map_err(|e| fail("read", e))?))
     };
     Ok(FileEntry { name, bytes, xxh3 })
-}
-
-/// Stores the kernel's pages; returns the checksum of the code too. This process has the same ones as those of the job.
-fn kernel_pages(blobs: &mut BlobWriter) -> Result<(u64, Option<KernelPages>), CaptureError> {
-    let code = vdso::code().map_err(|e| CaptureError::system("read the vDSO", e))?;
-    let data = match vdso::data() {
-        Ok(data) if !code.is_empty() => data,
-        Ok(_) => return Ok((checksum(&code), None)),
-        Err(e) => {
-            tracing::warn!(error = %e, "the data of the vDSO cannot be read: this checkpoint can be restarted on this kernel only");
-            return Ok((checksum(&code), None));
-        }
-    };
-    let code = blobs.put(&code)?;
-    let data = blobs.put(&data)?;
-    Ok((code.xxh3, Some(KernelPages { code, data })))
-}
-
-fn agent_identity(pid: i32) -> Result<AgentIdentity, CaptureError> {
-    let s = proc::stat(pid).map_err(|e| CaptureError::system("read the agent's own state", e))?;
-    Ok(AgentIdentity {
-        pid,
-        pgid: s.pgrp,
-        sid: s.session,
-        tty: s.tty_nr,
-    })
-}
-
-fn read_line(path: &str) -> String {
-    std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
-}
-
-fn monotonic_ns() -> u64 {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `t` is live.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
-    t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
 }

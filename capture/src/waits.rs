@@ -200,7 +200,7 @@ impl Sleepers {
         processors.sort_unstable();
         processors.dedup();
         let ahead = Clocks::compare(processors);
-        let now = crate::monotonic_ns();
+        let now = crate::clock::monotonic_ns();
         let known = asleep.into_iter().filter_map(|(tid, mut sleeper, processor)| {
             sleeper.began = sleeper.began.checked_add(*ahead.0.get(&processor)?)?;
             // The kernel would have ended a wait whose time has passed.
@@ -232,7 +232,7 @@ impl Sleepers {
             return None;
         }
         // The clock of a run queue may be faster than the other, by as much as clocks are corrected.
-        let slower = crate::monotonic_ns().saturating_sub(sleeper.began) / DRIFT;
+        let slower = crate::clock::monotonic_ns().saturating_sub(sleeper.began) / DRIFT;
         let deadline = sleeper.began.checked_add(timeout)?.checked_add(slower)?;
         let wait = Wait::until(deadline, regs.orig_rax, regs)?;
         Some(Wait {
@@ -274,7 +274,7 @@ impl Wait {
         Some(Self {
             argument,
             form,
-            left: deadline.saturating_sub(crate::monotonic_ns()),
+            left: deadline.saturating_sub(crate::clock::monotonic_ns()),
             deadline,
             written: None,
         })
@@ -406,7 +406,7 @@ impl Clocks {
 /// early.
 fn ahead() -> Option<u64> {
     let since = Schedule::read("thread-self")?.since;
-    crate::monotonic_ns().checked_sub(since)
+    crate::clock::monotonic_ns().checked_sub(since)
 }
 
 /// Has the calling thread run on `processor` alone.
@@ -486,7 +486,7 @@ mod tests {
         let (tell, told) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
             // SAFETY: takes nothing and cannot fail.
-            tell.send((unsafe { libc::gettid() }, crate::monotonic_ns())).unwrap();
+            tell.send((unsafe { libc::gettid() }, crate::clock::monotonic_ns())).unwrap();
             // SAFETY: no descriptors are given.
             unsafe {
                 libc::epoll_wait(

@@ -6,7 +6,7 @@ use crate::code::{Copies, Mapped};
 use crate::contents::Contents;
 use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
-use crate::kin;
+use crate::kin::{self, Share};
 use crate::layout::Range;
 use crate::lead::Questions;
 use crate::memory::Special;
@@ -17,6 +17,7 @@ use crate::shown::Shown;
 use crate::spawn::{Companions, Forest, EXISTS, JOINED, LEADS, SETTLED};
 use crate::state::Own;
 use crate::tree::{self, Role, Tree};
+use crate::vdso::{Foreign, Place};
 use crate::verify::Loaded;
 use crate::{connects, explain, initial, lead, reopen, sys, Options};
 use belay_abi::restore::{Slot, MAX_HELPERS, STAGE_FINISH, STATE_FAILED, STATE_PARKED, STATE_READY};
@@ -24,6 +25,7 @@ use belay_image::extents::Extent;
 use belay_image::model::{AgentIdentity, Job, Process, ProcessState, VmaKind};
 use belay_kernel::blob::Blob;
 use belay_kernel::{pidfd, proc, ptrace};
+use belay_plugins::gate::Gates;
 use belay_plugins::mpi::{DAEMONS, LAUNCHERS};
 use belay_plugins::{Group, Names, Rebuilder};
 use belay_wire::Phase;
@@ -75,34 +77,23 @@ pub(crate) fn restart(
     } = loaded;
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map_err(|e| RestartError::at("become reaper", e))?;
     raise_descriptor_limit();
-    let helpers = helper_counts(&job, &extents);
-    let helping: usize = helpers.iter().sum();
-    let taken = if way == Way::Initial {
-        initial::taken()
-    } else {
-        BTreeSet::new()
-    };
-    let tree = tree::plan(&job.agent, &job.processes, helping + descriptors.keepers(), pid_max(), &taken)
-        .map_err(|e| RestartError::at("spawn", e))?;
-    let specials = specials(std::process::id().cast_signed()).map_err(|e| RestartError::at("read own mappings", e))?;
-    let places = foreign.as_ref().map(|f| f.place(&mut job.processes, &specials)).transpose();
-    let places = places.map_err(|e| RestartError::at("vdso", e))?.unwrap_or_default();
-    let shown = Shown::new(way, &job.processes);
-    let pages = Contents::new(&contents, &chunks, group);
-    let mut keepers = tree.helper_tids[helping..].iter();
-    let mut fork = || {
-        let pid = *keepers.next().ok_or(std::io::ErrorKind::QuotaExceeded)?;
-        // SAFETY: the new process issues system calls only.
-        unsafe { sys::fork(0, 0, pid) }
-    };
+    let Plan {
+        tree,
+        helpers,
+        specials,
+        places,
+        shown,
+    } = Plan::make(&mut job, descriptors.keepers(), (&extents, foreign.as_ref()), way)?;
+
+    // Descriptors, shared objects, data in flight.
     let code_pages = Contents::new(&code.table, &chunks, group);
     let copies = Copies::make(&code, &code_pages, &descriptors.room(), !lazy)?;
     let rebuilder = Rebuilder::rebuild(
         (descriptors, &sights),
-        (&blobs, &pages, &|key| copies.of_open(key)),
+        (&blobs, &Contents::new(&contents, &chunks, group), &|key| copies.of_open(key)),
         way != Way::Initial,
         group,
-        (&sys::say, &mut fork),
+        (&sys::say, &mut keeper_maker(&tree, &helpers)),
     )?;
     connects::finish(&mut job.processes, |pid, tid, fd| rebuilder.is_connected(pid, tid, fd));
     open_shared_objects(&rebuilder, &job);
@@ -112,18 +103,11 @@ pub(crate) fn restart(
         addresses: rebuilder.book().is_needed() && may_lead(way),
         programs: shown.is_some() && (group.is_some() || job.processes.iter().any(is_of_mpi)),
     };
+
+    // The process tree, memory, threads.
     let shared = Shared::new(tree.nodes.len(), &rebuilder.room()).map_err(|e| RestartError::at("spawn", e))?;
     let stopped = stopped_children(&job);
-    let shares = if lazy {
-        HashMap::new()
-    } else {
-        let own = proc::maps(std::process::id().cast_signed()).map_err(|e| RestartError::at("read own mappings", e))?;
-        let own: Vec<Range> = own.iter().map(|m| m.start..m.end).collect();
-        kin::plan(&tree, &job.processes, &extents, &own)
-    };
-    for (pid, share) in &shares {
-        extents.insert(*pid, share.rest.clone());
-    }
+    let shares = share_memory(&tree, &job, &mut extents, lazy)?;
     let live = live(&tree, &job);
     let context = Context {
         direct: process::read_directly(&extents, &chunks),
@@ -168,68 +152,138 @@ pub(crate) fn restart(
         pidfds: Vec::new(),
         group,
     };
-    let parked = spawn(&forest, &job, &mut living).and_then(|()| {
-        let spawned = begin.elapsed();
-        shared.begin(SETTLED);
-        let glance = &mut || living.glance(&shared, &tree);
-        let (stopping, running): (Vec<usize>, Vec<usize>) = live.iter().partition(|i| is_stopped(&tree, &job, **i));
-        shared.await_all(&stopping, STATE_PARKED, glance)?;
-        resume::await_stops(&job, &tree, &stopping)?;
-        if context.hold {
-            shared.await_all(&running, STATE_READY, glance)?;
-            shared.begin(STAGE_FINISH);
-        }
-        shared.await_all(&running, STATE_PARKED, glance)?;
-        context.rebuilder.finish().map_err(|e| RestartError::at("rebuild", e))?;
-        let gates = reopen::find(&job, &context.rebuilder)?;
-        Ok((spawned, gates))
-    });
+    let spawned = spawn(&forest, &job, &mut living).map(|()| begin.elapsed());
+    let parked = spawned.and_then(|spawned| Ok((spawned, park(&context, &job, &live, &living)?)));
     let Context { rebuilder, .. } = context;
     release(rebuilder);
     let copies = copies.keep().map_err(|e| RestartError::at("keep copies of mapped files", e));
-    let result = parked
-        .and_then(|(spawned, gates)| Ok((spawned, gates, copies?)))
-        .and_then(|(spawned, mut gates, copies)| {
-            let resuming = Instant::now();
-            let stopped = resume::seize(&job, &shared, &tree, &live, blob)?;
-            if let Some(shown) = shown {
-                shown.show(job.processes.iter().filter(|p| tree::is_live(p)).map(|p| p.pid));
-            }
-            if way != Way::Initial {
-                set_last_pid(tree.max_pid);
-            }
-            if foreground {
-                resume::hand_over_terminal(&job);
-            }
-            // The agent had capabilities while it rebuilt the job. Now it becomes what it was before: a process like those of the job, which may open its descriptors
-            // as their snapshots do.
-            if way.is_ordinary() {
-                sys::give_up_capabilities().map_err(|e| RestartError::at("resume", format!("give up capabilities: {e}")))?;
-            }
-            // From here on the agent has further threads.
-            gates.hold().map_err(|e| RestartError::at("reopen", e))?;
-            ready();
-            // Nobody goes on before everybody is whole.
-            let gated = reopen::meet(&gates, group)?;
-            stopped.resume();
-            let resumed = resuming.elapsed();
-            let reopened = gated.then(|| reopen::reopen(gates, options.gate_limit, group)).transpose()?;
-            Ok(Restarted {
-                phases: phases(rebuilt, spawned, &live, &shared, (resumed, reopened)),
-                names,
-                led: questions.any(),
-                gated,
-                code: Mapped {
-                    files: code.files,
-                    table: code.table,
-                    copies,
-                },
-            })
-        });
-    result.map_err(|e| {
+    let parked = parked.and_then(|parked| Ok((parked, copies?)));
+
+    let going = parked.and_then(|((spawned, mut gates), copies)| {
+        let resuming = Instant::now();
+        let stopped = resume::seize(&job, &shared, &tree, &live, blob)?;
+        if let Some(shown) = shown {
+            shown.show(job.processes.iter().filter(|p| tree::is_live(p)).map(|p| p.pid));
+        }
+        become_ordinary(&job, way, tree.max_pid, foreground)?;
+        // From here on the agent has further threads.
+        gates.hold().map_err(|e| RestartError::at("reopen", e))?;
+        ready();
+        // Nobody goes on before everybody is whole.
+        let gated = reopen::meet(&gates, group)?;
+        stopped.resume();
+        let resumed = resuming.elapsed();
+        let reopened = gated.then(|| reopen::reopen(gates, options.gate_limit, group)).transpose()?;
+        Ok(Restarted {
+            phases: phases(rebuilt, spawned, &live, &shared, (resumed, reopened)),
+            names,
+            led: questions.any(),
+            gated,
+            code: Mapped {
+                files: code.files,
+                table: code.table,
+                copies,
+            },
+        })
+    });
+    going.map_err(|e| {
         living.kill();
         explain_restorer(e, &job, &tree, &shared, &|pid| kin::numbered(&extents, &shares, pid))
     })
+}
+
+/// What is settled before anything is made.
+struct Plan {
+    tree: Tree,
+    /// How many threads help each process to read its pages.
+    helpers: Vec<usize>,
+    /// The kernel's own mappings.
+    specials: Vec<Special>,
+    /// Where the vDSO of this kernel goes in each process, by PID.
+    places: HashMap<i32, Place>,
+    /// The namespaces that processes are shown, where that are others than they are in.
+    shown: Option<Shown>,
+}
+
+impl Plan {
+    fn make(
+        job: &mut Job,
+        keepers: usize,
+        (extents, foreign): (&HashMap<i32, Vec<Extent>>, Option<&Foreign>),
+        way: Way,
+    ) -> Outcome<Self> {
+        let helpers = helper_counts(job, extents);
+        let taken = match way {
+            Way::Initial => initial::taken(),
+            Way::Namespaces | Way::UserNamespace => BTreeSet::new(),
+        };
+        let others = helpers.iter().sum::<usize>() + keepers;
+        let tree = tree::plan(&job.agent, &job.processes, others, pid_max(), &taken).map_err(|e| RestartError::at("spawn", e))?;
+        let specials = specials(std::process::id().cast_signed()).map_err(|e| RestartError::at("read own mappings", e))?;
+        let places = foreign.map(|f| f.place(&mut job.processes, &specials)).transpose();
+        Ok(Self {
+            tree,
+            helpers,
+            specials,
+            places: places.map_err(|e| RestartError::at("vdso", e))?.unwrap_or_default(),
+            shown: Shown::new(way, &job.processes),
+        })
+    }
+}
+
+/// Makes processes that hold descriptors, under the numbers that are left when each helper has its own.
+fn keeper_maker<'a>(tree: &'a Tree, helpers: &[usize]) -> impl FnMut() -> io::Result<i32> + 'a {
+    let mut numbers = tree.helper_tids[helpers.iter().sum()..].iter();
+    move || {
+        let pid = *numbers.next().ok_or(io::ErrorKind::QuotaExceeded)?;
+        // SAFETY: the new process issues system calls only.
+        unsafe { sys::fork(0, 0, pid) }
+    }
+}
+
+/// What processes have in common and inherit; `extents` are what is left to be read by each.
+fn share_memory(tree: &Tree, job: &Job, extents: &mut HashMap<i32, Vec<Extent>>, lazy: bool) -> Outcome<HashMap<i32, Share>> {
+    if lazy {
+        return Ok(HashMap::new());
+    }
+    let own = proc::maps(std::process::id().cast_signed()).map_err(|e| RestartError::at("read own mappings", e))?;
+    let own: Vec<Range> = own.iter().map(|m| m.start..m.end).collect();
+    let shares = kin::plan(tree, &job.processes, extents, &own);
+    for (pid, share) in &shares {
+        extents.insert(*pid, share.rest.clone());
+    }
+    Ok(shares)
+}
+
+/// Waits until every process has its memory and its threads, and stands where it was; the gates of those that have one.
+fn park(context: &Context<'_>, job: &Job, live: &[usize], living: &Living<'_>) -> Outcome<Gates> {
+    let (shared, tree) = (context.shared, context.tree);
+    shared.begin(SETTLED);
+    let glance = &mut || living.glance(shared, tree);
+    let (stopping, running): (Vec<usize>, Vec<usize>) = live.iter().partition(|i| is_stopped(tree, job, **i));
+    shared.await_all(&stopping, STATE_PARKED, glance)?;
+    resume::await_stops(job, tree, &stopping)?;
+    if context.hold {
+        shared.await_all(&running, STATE_READY, glance)?;
+        shared.begin(STAGE_FINISH);
+    }
+    shared.await_all(&running, STATE_PARKED, glance)?;
+    context.rebuilder.finish().map_err(|e| RestartError::at("rebuild", e))?;
+    reopen::find(job, &context.rebuilder)
+}
+
+/// The agent had capabilities while it rebuilt the job. Now it becomes what it was before: a process like those of the job, which may open its descriptors as their snapshots do.
+fn become_ordinary(job: &Job, way: Way, last: i32, foreground: bool) -> Outcome<()> {
+    if way != Way::Initial {
+        set_last_pid(last);
+    }
+    if foreground {
+        resume::hand_over_terminal(job);
+    }
+    if way.is_ordinary() {
+        sys::give_up_capabilities().map_err(|e| RestartError::at("resume", format!("give up capabilities: {e}")))?;
+    }
+    Ok(())
 }
 
 /// Whether the process starts ranks, which compare the namespaces that they see.

@@ -1,0 +1,397 @@
+//! What the application waits for: [`take`] reads as a table of contents, a function for each phase.
+
+use crate::clock::{monotonic_ns, Clock};
+use crate::error::CaptureError;
+use crate::gate::{self, Shut};
+use crate::inject::{self, Area};
+use crate::mlock::Locks;
+use crate::process::{self, Draft};
+use crate::suspend::Suspended;
+use crate::{
+    calls, contents, frames, gather, headroom, injected, inside, landlock, namespaces, placements, rescue, rings, sequences,
+    sharing, signals, snapshot, threads, vfork, waits,
+};
+use crate::{Held, Options, Snapshot, Tracking};
+use belay_abi::inject::ThreadTable;
+use belay_image::model::{AgentIdentity, Job, KernelPages, Process, Processor};
+use belay_image::sections::{Kind, SectionFile};
+use belay_image::{blobs::BlobWriter, checksum, BLOB_FILE};
+use belay_kernel::{blob::Blob, proc, prompt, vdso};
+use belay_plugins::{Descriptors, Facts, Group};
+use belay_storage::session::Session;
+use belay_wire::Phase;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// What is to be captured, and how.
+#[derive(Clone, Copy)]
+pub(crate) struct Order<'a> {
+    /// The command.
+    pub(crate) root_pid: i32,
+    /// Where the generation is made.
+    pub(crate) dir: &'a Path,
+    pub(crate) options: &'a Options,
+    /// Libraries are asked to come to rest.
+    pub(crate) gate: bool,
+    /// The other nodes of the job.
+    pub(crate) group: Option<&'a dyn Group>,
+}
+
+/// Captures the job once.
+pub(crate) fn take(
+    order: Order<'_>,
+    (session, tracking): (&mut Session, &mut Tracking),
+    on_phase: &mut dyn FnMut(Phase),
+) -> Result<(Snapshot, Option<Held>), CaptureError> {
+    let _first = prompt::First::now();
+    let blob = injected::program()?;
+    let mut blobs = BlobWriter::create(&order.dir.join(BLOB_FILE))?;
+    let mut clock = Clock::new(on_phase);
+    rescue::learn_own_libraries();
+    let _signals = signals::ChildSignals::block();
+
+    // Lives longer than what holds the processes: who waits at a gate runs when it opens.
+    let shut = come_to_rest(order, &mut clock)?;
+    let (mut job, begin) = suspend(order, &mut clock)?;
+    let begin = shut.as_ref().map_or(begin, |s| s.since);
+    let root_had_ended = !job.processes.iter().any(|p| p.pid == order.root_pid);
+    clock.enter(Phase::Capture);
+    let mut captured = capture(&mut job, order, shut.as_ref(), blob)?;
+    clock.enter(Phase::Drain);
+    let descriptors = drain(&mut job, order, &mut captured, (&mut blobs, session))?;
+    clock.enter(Phase::Snapshot);
+    let (mut captured, copies) = copy(&mut job, captured, order, (session, tracking))?;
+    // Nobody goes on before everybody has captured.
+    meet(order.group)?;
+    clock.enter(Phase::Resume);
+    let (processes, threads) = (job.processes.len(), job.tasks());
+    let gated = shut.as_ref().is_some_and(|s| s.is_needed);
+    let states = threads::states(&mut job);
+    let (held, end) = go_on(job, shut, copies.stay, &mut clock);
+
+    captured.join(states);
+    let (sections, job) = image(order.root_pid, captured.processes, &descriptors, &mut blobs)?;
+    let snapshot = Snapshot {
+        blocked: end.saturating_duration_since(begin),
+        phases: clock.phases,
+        gated,
+        root_had_ended,
+        processes: u32::try_from(processes).unwrap_or(u32::MAX),
+        threads: u32::try_from(threads).unwrap_or(u32::MAX),
+        notes: descriptors.notes.clone(),
+        descriptors,
+        code: tracking.code.clone(),
+        save_code: order.options.save_code,
+        mode: copies.mode,
+        reason: copies.reason,
+        dir: order.dir.to_owned(),
+        job,
+        sections,
+        children: copies.children,
+        writers: order.options.writers.clamp(1, belay_abi::inject::MAX_WRITERS as u32),
+        watch: copies.watch,
+    };
+    Ok((snapshot, held))
+}
+
+/// Asks libraries that take part to come to rest, where there may be any.
+fn come_to_rest(order: Order<'_>, clock: &mut Clock<'_>) -> Result<Option<Shut>, CaptureError> {
+    if !order.gate {
+        return Ok(None);
+    }
+    clock.enter(Phase::Gate);
+    let shut = gate::shut((agent(), &order.options.outside), order.options.gate_limit, order.group)?;
+    clock.leave();
+    Ok(Some(shut))
+}
+
+/// Stops every task; since when.
+fn suspend(order: Order<'_>, clock: &mut Clock<'_>) -> Result<(Suspended, Instant), CaptureError> {
+    let outside = &order.options.outside;
+    let prepared = gather::prepare(vfork::outlast(agent(), outside)?, agent())?;
+    clock.enter(Phase::Suspend);
+    let (job, begin) = gather::suspend(prepared, agent(), outside)?;
+    clock.began_at(begin);
+    if job.is_empty() {
+        return Err(CaptureError::Ended);
+    }
+    meet(order.group)?;
+    calls::forget(|tid| job.processes.iter().any(|p| p.tasks.iter().any(|t| t.tid == tid)));
+    Ok((job, begin))
+}
+
+/// What is known of the stopped processes.
+struct Captured {
+    /// What can be seen from outside: of each process, and of each of its threads.
+    drafts: Vec<Draft>,
+    seen: Vec<Vec<threads::Seen>>,
+    /// Where injected code runs in each.
+    areas: Vec<Area>,
+    /// What that has told of each thread.
+    tables: Vec<Vec<ThreadTable>>,
+    /// As the image has them, those too that have ended and were not waited for.
+    processes: Vec<Process>,
+}
+
+/// Captures registers, `/proc`, and by injected code what only a process itself can ask.
+fn capture(job: &mut Suspended, order: Order<'_>, shut: Option<&Shut>, blob: &'static Blob) -> Result<Captured, CaptureError> {
+    sequences::abort(job);
+    let read = |job: &mut Suspended| job.processes.iter().map(Draft::read).collect::<Result<Vec<_>, _>>();
+    let (seen, drafts) = threads::look(job, read);
+    let (seen, mut drafts) = (seen?, drafts?);
+    check(job, order, (&drafts, &seen), shut)?;
+    sharing::find(&mut job.processes, &drafts)?;
+    let areas = job.processes.iter_mut().zip(drafts.iter().zip(&seen));
+    let areas = areas.map(|(p, (d, seen))| Area::map(p, &d.maps, &d.status, threads::pending_signals(seen), blob));
+    let areas = areas.collect::<Result<Vec<_>, _>>()?;
+    let witnesses = landlock::Witnesses::find(job, &drafts, &seen)?;
+    let ask = |job: &mut Suspended| ask_processes(job, &areas, &mut drafts);
+    let (tables, processes) = inject::collect_threads(job, &areas, &witnesses.of, ask)?;
+    witnesses.check(job, &tables)?;
+    drop(witnesses);
+    threads::check(job, &tables)?;
+    let mut captured = Captured {
+        drafts,
+        seen,
+        areas,
+        tables,
+        processes,
+    };
+    captured.tell_stops(job)?;
+    captured.look_into_memory(job, order.group)?;
+    namespaces::check(&captured.drafts)?;
+    Ok(captured)
+}
+
+/// Refuses what cannot be restored, as far as it can be seen from outside.
+fn check(
+    job: &Suspended,
+    order: Order<'_>,
+    (drafts, seen): (&[Draft], &[Vec<threads::Seen>]),
+    shut: Option<&Shut>,
+) -> Result<(), CaptureError> {
+    process::check_supported(job, (drafts, seen), (order.options, order.group.is_some()))?;
+    gate::check(shut, drafts)?;
+    namespaces::check_users(drafts)?;
+    rings::check(drafts)
+}
+
+/// What each process tells of itself, while its threads are asked.
+fn ask_processes(job: &mut Suspended, areas: &[Area], drafts: &mut [Draft]) -> Result<Vec<Process>, CaptureError> {
+    let timers: Vec<Vec<i32>> = drafts.iter().map(Draft::timer_ids).collect();
+    let tables = inject::collect_processes(job, areas, &timers)?;
+    let own = job.processes.iter().zip(&mut *drafts).filter(|(p, _)| p.guest.is_none());
+    own.map(|(_, draft)| draft).try_for_each(Draft::look_for_data)?;
+    let live = job.processes.iter().zip(drafts).zip(&tables);
+    let live = live.map(|((process, draft), table)| draft.finish(process, table));
+    let ended = job.zombies.iter().filter_map(|zombie| process::zombie(*zombie));
+    live.chain(ended.map(Ok)).collect()
+}
+
+impl Captured {
+    /// Sessions, and stops and continuations of which a parent has not been told.
+    fn tell_stops(&mut self, job: &mut Suspended) -> Result<(), CaptureError> {
+        process::tell_sessions(&mut self.processes);
+        process::untold_stops(job, &self.areas, &mut self.processes)?;
+        process::untold_continuations(&mut self.processes);
+        waits::shorten(job, &self.tables, self.drafts.iter().map(|d| d.maps.as_slice()));
+        Ok(())
+    }
+
+    /// What belongs to a process's memory: of what several of them share, it is told once.
+    fn look_into_memory(&mut self, job: &mut Suspended, group: Option<&dyn Group>) -> Result<(), CaptureError> {
+        let shifted = namespaces::shifts_clocks();
+        let all = self.processes.iter_mut().zip(&mut self.drafts).zip(&self.areas);
+        for (at, ((process, draft), area)) in all.enumerate() {
+            process.vdso_frames = frames::into_vdso(&job.processes[at], &draft.maps, shifted);
+            if job.processes[at].guest.is_some() {
+                continue;
+            }
+            draft.locks = Locks::of(job, (at, area), draft, process.mm.mlockall)?;
+            process.placements = placements::of_memory(&mut job.processes[at], area, draft)?;
+            if !process.segments.is_empty() {
+                process.segments = placements::segments(&mut job.processes[at], draft.task)?;
+            }
+            process.rings = rings::settle(job, (at, area), draft, group)?;
+            if draft.has_rings() {
+                // What it has waited for may have been written since.
+                draft.look_for_data()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the threads, in these states.
+    fn join(&mut self, states: Vec<Vec<threads::State>>) {
+        let seen = std::mem::take(&mut self.seen);
+        let known = states.into_iter().zip(seen).zip(&self.tables);
+        for (process, ((states, seen), tables)) in self.processes.iter_mut().zip(known) {
+            let threads = threads::models(process, states, seen, tables);
+            process.threads.extend(threads);
+        }
+    }
+}
+
+/// Captures descriptors, shared objects, and what is in flight between them.
+fn drain(
+    job: &mut Suspended,
+    order: Order<'_>,
+    captured: &mut Captured,
+    (blobs, session): (&mut BlobWriter, &mut Session),
+) -> Result<Descriptors, CaptureError> {
+    let views = captured.drafts.iter().zip(&job.processes).zip(&captured.seen);
+    let views = views.map(|((draft, process), seen)| {
+        let threads = (threads::apart(process, seen), threads::standing(seen));
+        draft.view(threads, process.guest.is_none())
+    });
+    let views = views.collect::<Result<Vec<_>, _>>()?;
+    let mut contents = contents::Contents::new(session, &captured.drafts);
+    let descriptors = belay_plugins::capture(belay_plugins::CaptureEnv {
+        processes: &views,
+        blobs,
+        pages: &mut contents,
+        save_open_files: order.options.save_open_files,
+        launched: order.options.launched,
+        group: order.group,
+        names: &order.options.names,
+        inside: Some(&mut inside::Stopped {
+            job,
+            areas: &captured.areas,
+        }),
+    });
+    let descriptors = contents.finish(descriptors)?;
+    captured.drafts.iter_mut().for_each(|d| d.restore(&descriptors.private));
+    Ok(descriptors)
+}
+
+/// Copies of the processes' memory, to be written.
+struct Copies {
+    children: Vec<snapshot::Child>,
+    mode: headroom::Mode,
+    reason: String,
+    /// The processes stay stopped.
+    stay: bool,
+    watch: Option<headroom::Watch>,
+}
+
+/// Takes them. From here on, one process of those that share their memory stands for it.
+fn copy(
+    job: &mut Suspended,
+    captured: Captured,
+    order: Order<'_>,
+    (session, tracking): (&mut Session, &mut Tracking),
+) -> Result<(Captured, Copies), CaptureError> {
+    let hold = order.options.hold;
+    let own = captured.drafts.into_iter().zip(captured.areas).zip(&job.processes);
+    let own = own.filter(|(_, p)| p.guest.is_none()).map(|(own, _)| own);
+    let (drafts, areas): (Vec<_>, Vec<_>) = own.unzip();
+    let (plan, gauges) = headroom::Plan::make(&drafts, session, hold)?;
+    plan.apply(session);
+    let children = snapshot::take(job, &areas, &drafts, (session, tracking), &plan)?;
+    let missing = children.iter().find_map(snapshot::Child::missing);
+    let (mode, reason) = plan.manner(missing);
+    let copied = || children.iter().any(|c| c.copy().is_some());
+    let copies = Copies {
+        mode,
+        reason,
+        stay: hold || (plan.mode == headroom::Mode::BeforeResume && copied()),
+        watch: (plan.mode == headroom::Mode::Capped).then(|| headroom::Watch::new(&plan, gauges)),
+        children,
+    };
+    Ok((
+        Captured {
+            drafts,
+            areas,
+            ..captured
+        },
+        copies,
+    ))
+}
+
+/// Lets the processes go on, and then opens the gates, unless they `stay`; when that was done.
+fn go_on(job: Suspended, shut: Option<Shut>, stay: bool, clock: &mut Clock<'_>) -> (Option<Held>, Instant) {
+    if stay {
+        let end = Instant::now();
+        clock.leave_at(end);
+        return (Some(Held { job, gate: shut }), end);
+    }
+    let end = job.resume();
+    clock.leave_at(end);
+    let Some(shut) = shut else { return (None, end) };
+    clock.enter(Phase::Reopen);
+    shut.open();
+    let end = Instant::now();
+    clock.leave_at(end);
+    (None, end)
+}
+
+/// What the image says of the job.
+fn image(
+    root_pid: i32,
+    processes: Vec<Process>,
+    descriptors: &Descriptors,
+    blobs: &mut BlobWriter,
+) -> Result<(SectionFile, Job), CaptureError> {
+    let mut sections = SectionFile::new();
+    sections.push_json(Kind::Descriptors, descriptors)?;
+    let (vdso_xxh3, kernel_pages) = kernel_pages(blobs)?;
+    let job = Job {
+        arch: std::env::consts::ARCH.into(),
+        kernel: read_line("/proc/sys/kernel/osrelease"),
+        host: read_line("/proc/sys/kernel/hostname"),
+        boot_id: read_line("/proc/sys/kernel/random/boot_id"),
+        time_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        vdso_xxh3,
+        kernel_pages,
+        processor: Some(Processor::own()),
+        agent: agent_identity(agent())?,
+        root_pid,
+        processes,
+        monotonic_ns: monotonic_ns(),
+        code: Vec::new(),
+    };
+    Ok((sections, job))
+}
+
+/// Waits for the other nodes.
+fn meet(group: Option<&dyn Group>) -> Result<(), CaptureError> {
+    let done = group.map(|g| g.meet(Facts::new(), BTreeSet::new()));
+    done.transpose()
+        .map(drop)
+        .map_err(|e| CaptureError::failed("checkpoint together with the other nodes", e))
+}
+
+fn agent() -> i32 {
+    std::process::id().cast_signed()
+}
+
+/// Stores the kernel's pages; returns the checksum of the code too. This process has the same ones as those of the job.
+fn kernel_pages(blobs: &mut BlobWriter) -> Result<(u64, Option<KernelPages>), CaptureError> {
+    let code = vdso::code().map_err(|e| CaptureError::system("read the vDSO", e))?;
+    let data = match vdso::data() {
+        Ok(data) if !code.is_empty() => data,
+        Ok(_) => return Ok((checksum(&code), None)),
+        Err(e) => {
+            tracing::warn!(error = %e, "the data of the vDSO cannot be read: this checkpoint can be restarted on this kernel only");
+            return Ok((checksum(&code), None));
+        }
+    };
+    let code = blobs.put(&code)?;
+    let data = blobs.put(&data)?;
+    Ok((code.xxh3, Some(KernelPages { code, data })))
+}
+
+fn agent_identity(pid: i32) -> Result<AgentIdentity, CaptureError> {
+    let s = proc::stat(pid).map_err(|e| CaptureError::system("read the agent's own state", e))?;
+    Ok(AgentIdentity {
+        pid,
+        pgid: s.pgrp,
+        sid: s.session,
+        tty: s.tty_nr,
+    })
+}
+
+fn read_line(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+}
