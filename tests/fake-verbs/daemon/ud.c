@@ -79,7 +79,7 @@ static void write_header(struct datagram *d, const union ibv_gid *sgid, bool v2)
     struct ibv_grh *g = (struct ibv_grh *)d->bytes;
     g->version_tclass_flow = htonl(6u << 28 | (uint32_t)d->to.traffic_class << 20 | (d->to.flow_label & 0xfffff));
     g->paylen = htons((uint16_t)d->length);
-    g->next_hdr = 0x1b;
+    g->next_hdr = v2 ? 17 : 0x1b;
     g->hop_limit = d->to.hop_limit;
     g->sgid = *sgid;
     g->dgid = d->to.dgid;

@@ -24,11 +24,11 @@ int ibv_destroy_ah(struct ibv_ah *ah) {
     return 0;
 }
 
-static int index_of(struct ibv_context *c, const union ibv_gid *gid) {
-    for (int i = 0; i < FV_GIDS; i++) {
-        union ibv_gid have;
-        if (!ibv_query_gid(c, 1, i, &have) && !memcmp(&have, gid, sizeof have)) return i;
-    }
+// The same GID may be there for both versions of RoCE: the header says which it was.
+static int index_of(struct ibv_context *c, const union ibv_gid *gid, bool v2) {
+    struct ibv_gid_entry e;
+    for (uint32_t i = 0; !ibv_query_gid_ex(c, 1, i, &e, 0); i++)
+        if (!memcmp(&e.gid, gid, sizeof *gid) && (e.gid_type == IBV_GID_TYPE_ROCE_V2) == v2) return (int)i;
     return -1;
 }
 
@@ -38,16 +38,17 @@ static void mapped(union ibv_gid *gid, const uint8_t *ipv4) {
     memcpy(gid->raw + 12, ipv4, 4);
 }
 
-// On Ethernet an IPv4 header may stand in the last 20 bytes of the 40.
-static void ends(const struct ibv_grh *grh, union ibv_gid *from, union ibv_gid *to) {
+// On Ethernet an IPv4 header may stand in the last 20 bytes of the 40. True for RoCE v2.
+static bool ends(const struct ibv_grh *grh, union ibv_gid *from, union ibv_gid *to) {
     const uint8_t *raw = (const uint8_t *)grh;
     if (raw[0] >> 4 != 6 && raw[20] == 0x45) {
         mapped(from, raw + 32);
         mapped(to, raw + 36);
-        return;
+        return true;
     }
     *from = grh->sgid;
     *to = grh->dgid;
+    return grh->next_hdr == 17;
 }
 
 int ibv_init_ah_from_wc(struct ibv_context *context, uint8_t port, struct ibv_wc *wc, struct ibv_grh *grh,
@@ -59,8 +60,8 @@ int ibv_init_ah_from_wc(struct ibv_context *context, uint8_t port, struct ibv_wc
     a->port_num = port;
     if (!(wc->wc_flags & IBV_WC_GRH)) return 0;
     union ibv_gid from, to;
-    ends(grh, &from, &to);
-    int index = index_of(context, &to);
+    bool v2 = ends(grh, &from, &to);
+    int index = index_of(context, &to, v2);
     if (index < 0) return -1;
     uint32_t flow = ntohl(grh->version_tclass_flow);
     a->is_global = 1;

@@ -14,6 +14,8 @@ pub enum Kind {
     C,
     /// `cc -static`.
     Static,
+    /// `cc`, with the verbs of InfiniBand.
+    Verbs,
     /// `mpicc.openmpi`.
     OpenMpi,
     /// `mpicc.mpich`.
@@ -38,14 +40,14 @@ impl Kind {
         match self {
             Kind::OpenMpi => "mpicc.openmpi",
             Kind::Mpich => "mpicc.mpich",
-            Kind::C | Kind::Static | Kind::Ready => "cc",
+            Kind::C | Kind::Static | Kind::Verbs | Kind::Ready => "cc",
         }
     }
 
     /// Suffix that tells builds of one source apart.
     pub fn suffix(self) -> &'static str {
         match self {
-            Kind::C | Kind::Ready => "",
+            Kind::C | Kind::Verbs | Kind::Ready => "",
             Kind::Static => ".static",
             Kind::OpenMpi => ".openmpi",
             Kind::Mpich => ".mpich",
@@ -73,7 +75,14 @@ pub fn build(place: &Place, source: &str, kind: Kind) -> Result<PathBuf, Failure
     let cache = build_dir()?.join("test-programs");
     std::fs::create_dir_all(&cache).map_err(|e| format!("create {}: {e}", cache.display()))?;
     let object = cache.join(&name);
-    let headers = ["check.h", "gate.h", "mpi/mpicheck.h"].map(|h| dir.join(h));
+    let headers = [
+        "check.h",
+        "gate.h",
+        "mpi/mpicheck.h",
+        "verbs/verbscheck.h",
+        "verbs/verbsends.h",
+    ]
+    .map(|h| dir.join(h));
     let newest = [src.clone()].iter().chain(&headers).filter_map(|p| modified(p)).max();
     if modified(&object).is_none() || modified(&object) < newest {
         let unfinished = cache.join(format!(".{name}"));
@@ -81,6 +90,9 @@ pub fn build(place: &Place, source: &str, kind: Kind) -> Result<PathBuf, Failure
         c.args(FLAGS).arg("-o").arg(&unfinished).arg(&src);
         if kind == Kind::Static {
             c.arg("-static");
+        }
+        if kind == Kind::Verbs {
+            c.args(["-Werror", "-libverbs"]);
         }
         c.args(["-lm", "-lrt", "-ldl", "-lutil"]);
         let out = c

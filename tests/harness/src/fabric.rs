@@ -53,7 +53,8 @@ fn compile(to: &Path, from: &[PathBuf], options: &[&str]) -> Result<(), Failure>
     std::fs::rename(&unfinished, to).map_err(|e| format!("rename {}: {e}", unfinished.display()))
 }
 
-/// Makes the library and the daemon and puts them into `place`. Returns their directory, which belongs into LD_LIBRARY_PATH.
+/// Makes the library and the daemon and puts them into `place`. Returns their directory, which belongs into
+/// LD_LIBRARY_PATH.
 pub fn build(place: &Place) -> Result<PathBuf, Failure> {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let from = repository().join("tests/fake-verbs");
@@ -139,9 +140,14 @@ impl Fabric {
         c
     }
 
+    /// The daemon's program.
+    pub fn daemon(&self) -> PathBuf {
+        self.library.join(DAEMON)
+    }
+
     /// Asks the daemon: `verb` and its words.
     pub fn ask(&self, verb: &str, words: &[&str]) -> Result<String, Failure> {
-        let mut c = Command::new(self.library.join(DAEMON));
+        let mut c = Command::new(self.daemon());
         c.arg(verb).arg(&self.dir).args(words);
         let o = output(c, LIMIT)?;
         if !o.status.success() {

@@ -1,5 +1,7 @@
-//! The stand-in for libibverbs (tests/fake-verbs) natively: programs of Debian's ibverbs-utils as they are, and self-checking ones.
+//! The stand-in for libibverbs (tests/fake-verbs) natively: programs of Debian's ibverbs-utils as they are, and
+//! self-checking ones.
 
+use belay_tests::build::{build, Kind};
 use belay_tests::expect::{io, want};
 use belay_tests::fabric::{Fabric, LIBRARY};
 use belay_tests::job::{output, patient, show, text};
@@ -133,7 +135,8 @@ fn devinfo(fabric: &Fabric, host: &str) -> Result<BTreeSet<String>, Failure> {
         .collect())
 }
 
-/// Two hosts have different names; a host that is started anew has others, and so has everybody after a new start of the daemon.
+/// Two hosts have different names; a host that is started anew has others, and so has everybody after a new start of
+/// the daemon.
 fn numbers(place: &Place, user: User) -> Result<(), Failure> {
     let mut fabric = Fabric::new(place, "numbers", user, &[])?;
     let [one, two] = [devinfo(&fabric, "one")?, devinfo(&fabric, "two")?];
@@ -185,14 +188,113 @@ fn symbols(place: &Place, _: User) -> Result<(), Failure> {
     })
 }
 
+/// Runs a self-checking program on this fabric, native.
+fn program(place: &Place, fabric: &Fabric, words: &[&str], environment: &[(&str, &str)]) -> Result<(), Failure> {
+    let path = build(place, &format!("verbs/{}", words[0]), Kind::Verbs)?
+        .display()
+        .to_string();
+    let mut c = fabric.on("one", &[&[path.as_str()], &words[1..]].concat());
+    let fault = format!("{} set {}", fabric.daemon().display(), fabric.dir.display());
+    c.env("VERBS_FAULT", fault).envs(environment.iter().copied());
+    let o = output(c, LIMIT)?;
+    let passed = text(&o).lines().any(|l| l.starts_with("PASS "));
+    want(o.status.success() && passed, || {
+        format!("{words:?}: {}: {}", show(o.status), text(&o))
+    })
+}
+
+/// Random operations between all ranks, in each way in which a program can go about them.
+fn connections(place: &Place, user: User) -> Result<(), Failure> {
+    let fabric = Fabric::new(place, "rc", user, &[])?;
+    for way in [
+        &["verbs_rc", "3"][..],
+        &["verbs_rc", "3", "event"],
+        &["verbs_rc", "3", "ex"],
+        &["verbs_rc", "3", "srq"],
+        &["verbs_rc", "4", "event", "ex", "srq"],
+        &["verbs_rc", "32", "event"],
+    ] {
+        program(place, &fabric, way, &[])?;
+    }
+    want(fabric.counter("contexts")? == 0 && fabric.counter("overruns")? == 0, || {
+        fabric.ask("stats", &[]).unwrap_or_default()
+    })
+}
+
+/// Datagrams on a fabric that loses none, with addresses of every kind.
+fn datagrams(place: &Place, user: User) -> Result<(), Failure> {
+    let fabric = Fabric::new(place, "ud", user, &[])?;
+    for way in [&[][..], &["event"], &["mcast"], &["4", "event", "mcast"]] {
+        let words = [&["verbs_ud", "lossless"][..], way].concat();
+        program(place, &fabric, &words, &[])?;
+        program(place, &fabric, &words, &[("VERBS_GID", "0")])?;
+    }
+    let fabric = Fabric::new(place, "ud-roce", user, &["--roce"])?;
+    for gid in ["0", "1", "2", "3"] {
+        program(place, &fabric, &["verbs_ud", "lossless"], &[("VERBS_GID", gid)])?;
+        program(place, &fabric, &["verbs_rc", "event"], &[("VERBS_GID", gid)])?;
+    }
+    Ok(())
+}
+
+/// The same under each fault, which must have struck.
+fn faults(place: &Place, user: User) -> Result<(), Failure> {
+    for (fault, counter) in [
+        (&["latency_us=200", "jitter_us=400"][..], "messages"),
+        (&["ack_us=2000"], "messages"),
+        (&["ack_drop=30", "retry_us=3000"], "acks_lost"),
+        (&["rnr=30"], "rnr"),
+        (&["bandwidth_mb=200"], "messages"),
+        (&["ud_drop=20", "jitter_us=300"], "dropped"),
+        (
+            &[
+                "latency_us=50",
+                "jitter_us=100",
+                "ack_us=200",
+                "ack_drop=10",
+                "rnr=10",
+                "ud_drop=10",
+            ],
+            "acks_lost",
+        ),
+    ] {
+        let fabric = Fabric::new(place, "faults", user, fault)?;
+        let step = || -> Result<(), Failure> {
+            program(place, &fabric, &["verbs_rc", "event"], &[])?;
+            program(place, &fabric, &["verbs_rc", "ex", "srq"], &[])?;
+            program(place, &fabric, &["verbs_ud", "mcast"], &[])?;
+            let struck = fabric.counter(counter)?;
+            want(struck > 20, || format!("{counter} {struck}"))
+        };
+        step().map_err(|e| format!("{fault:?}: {e}"))?;
+    }
+    Ok(())
+}
+
+/// What the verbs promise where something goes wrong.
+fn rules(place: &Place, user: User) -> Result<(), Failure> {
+    let fabric = Fabric::new(place, "rules", user, &[])?;
+    for check in [
+        "keys", "zero", "rnr", "nobody", "flush", "drained", "states", "length", "full", "overrun", "events", "shared", "resize",
+        "held", "stopped", "killed",
+    ] {
+        program(place, &fabric, &["verbs_rules", check], &[])?;
+    }
+    Ok(())
+}
+
 fn main() {
     let mut target = Target::new("verbs", &[]);
-    let tests: [(&str, Test); 5] = [
+    let tests: [(&str, Test); 9] = [
         ("symbols", symbols),
         ("numbers", numbers),
         ("infiniband", infiniband),
         ("infiniband_global", infiniband_global),
         ("roce", roce),
+        ("connections", connections),
+        ("datagrams", datagrams),
+        ("faults", faults),
+        ("rules", rules),
     ];
     for (name, test) in tests {
         target.by_user(name, |_| true, move |place, user, _| test(place, user));
