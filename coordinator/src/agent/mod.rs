@@ -370,6 +370,7 @@ impl Agent {
         self.arm_interval();
         self.publish();
         self.flush_what_is_left();
+        self.clear_tiers();
         self.move_what_is_left();
         // A restarted process may have ended before the signals were blocked.
         self.reap();

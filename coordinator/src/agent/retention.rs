@@ -1,7 +1,7 @@
 //! Which checkpoints stay: as many as were asked for, and no more than there is room for.
 
 use super::Agent;
-use crate::{generations, Failure};
+use crate::{generations, tiers, Failure};
 use belay_storage::store;
 
 impl Agent {
@@ -63,6 +63,13 @@ impl Agent {
         let all = generations::list(&gen)?;
         let mut lost = all.iter().filter(|g| !g.is_whole());
         lost.try_for_each(|g| generations::remove(&gen, g.number))
+    }
+
+    /// At the start: what nobody needs any more in the local tiers of this host goes.
+    pub(super) fn clear_tiers(&self) {
+        if let Some(seat) = &self.seat {
+            tiers::local::clear(&self.dir, seat);
+        }
     }
 
     /// At the start: chunks that earlier agents have left in local tiers go home.

@@ -163,20 +163,22 @@ fn owner(path: &Path, job: &str) -> io::Result<Owner> {
     })
 }
 
+/// An error at `path` in a tier, for the part at `seat`.
+fn failure(path: &Path, seat: &Seat) -> impl FnOnce(io::Error) -> Failure {
+    let what = format!("use {} on {}", path.display(), seat.host.name);
+    move |e| Failure::io(what, &e)
+}
+
 /// Makes the directory, in tier `t`, of the job in directory `dir`. What the part has left in its own there before it went to another host is removed: its chunks have got the same
-/// numbers elsewhere since. So is what other parts have left that are not here any more, and earlier jobs in the same job directory; but nothing of whoever may still be there.
+/// numbers elsewhere since. Its own is made when it is noted ([`store::set_local_tiers`]), so that nobody who sees it takes it for one that was left.
 fn prepare(t: &LocalTier, known: &[LocalTier], dir: &Path, seat: &Seat) -> Result<(), Failure> {
-    let fail = |path: &Path| {
-        let what = format!("use {} on {}", path.display(), seat.host.name);
-        move |e: io::Error| Failure::io(what, &e)
-    };
     let (job, dir_name) = (of_job(t), dir.display().to_string());
-    claims::make_own(job).map_err(fail(job))?;
-    let whose = owner(job, &dir_name).map_err(fail(job))?;
+    claims::make_own(job).map_err(failure(job, seat))?;
+    let whose = owner(job, &dir_name).map_err(failure(job, seat))?;
     if whose == Owner::Unknown {
-        let marker = claims::make_file(&job.join(MARKER)).map_err(fail(job))?;
+        let marker = claims::make_file(&job.join(MARKER)).map_err(failure(job, seat))?;
         let written = marker.set_len(0).and_then(|()| marker.write_all_at(dir_name.as_bytes(), 0));
-        written.map_err(fail(job))?;
+        written.map_err(failure(job, seat))?;
     }
     if !known.iter().any(|k| k.is_here() && k.dir == t.dir) && t.dir.exists() {
         let in_use = match &whose {
@@ -185,11 +187,31 @@ fn prepare(t: &LocalTier, known: &[LocalTier], dir: &Path, seat: &Seat) -> Resul
             _ => None,
         };
         if let Some(why) = in_use {
-            return Err(fail(&t.dir)(io::Error::other(why)));
+            return Err(failure(&t.dir, seat)(io::Error::other(why)));
         }
-        remove(&t.dir).map_err(fail(&t.dir))?;
+        remove(&t.dir).map_err(failure(&t.dir, seat))?;
     }
-    claims::make_own(&t.dir).map_err(fail(&t.dir))?;
+    match claims::is_own(&t.dir) {
+        Ok(false) => Err(failure(&t.dir, seat)(claims::not_own("a directory"))),
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failure(&t.dir, seat)(e)),
+        _ => Ok(()),
+    }
+}
+
+/// Removes from the local tiers of this host what parts that are not here any more, and earlier jobs in the same job directory, have left; but nothing of whoever may still be there. `dir` is the job
+/// directory of the part at `seat`. Only when the job runs: after a restart its other parts on this host have noted by then that they are.
+pub(crate) fn clear(dir: &JobDir, seat: &Seat) {
+    let tiers = store::listed(dir.path()).unwrap_or_default();
+    for t in tiers.iter().filter(|t| t.host.is_some() && t.is_here()) {
+        if let Err(failure) = clear_tier(t, whole_job(dir.path(), seat.tag), seat) {
+            tracing::warn!(error = %failure, "what was left there stays");
+        }
+    }
+}
+
+fn clear_tier(t: &LocalTier, dir: &Path, seat: &Seat) -> Result<(), Failure> {
+    let (job, dir_name) = (of_job(t), dir.display().to_string());
+    let whose = owner(job, &dir_name).map_err(failure(job, seat))?;
     let others = tags_in(job)
         .into_iter()
         .filter(|tag| whose == Owner::This && *tag != seat.tag);
@@ -198,7 +220,7 @@ fn prepare(t: &LocalTier, known: &[LocalTier], dir: &Path, seat: &Seat) -> Resul
         // Another part that begins here has noted that before it makes its directory. Where that cannot be read it may be here.
         let gone = store::listed(&part_dir(dir, tag)).is_ok_and(|its| !its.iter().any(|k| k.is_here() && k.dir == part));
         if gone && !claims::is_held(job, tag) {
-            remove(&part).map_err(fail(&part))?;
+            remove(&part).map_err(failure(&part, seat))?;
             drop(std::fs::remove_file(claims::file(job, tag)));
         }
     }
@@ -207,7 +229,7 @@ fn prepare(t: &LocalTier, known: &[LocalTier], dir: &Path, seat: &Seat) -> Resul
         let own = claims::is_own(&other).unwrap_or(false);
         let of_same = own && owner(&other, &dir_name).is_ok_and(|o| o == Owner::This);
         if of_same && !tags_in(&other).iter().any(|tag| claims::is_held(&other, *tag)) {
-            remove(&other).map_err(fail(&other))?;
+            remove(&other).map_err(failure(&other, seat))?;
         }
     }
     Ok(())
@@ -360,8 +382,10 @@ mod tests {
         Seat { tag, host }
     }
 
+    /// The root begins here again, and runs.
     fn begin(t: &LocalTier, dir: &Path) -> Result<(), Failure> {
-        prepare(t, std::slice::from_ref(t), dir, &seat(0))
+        prepare(t, std::slice::from_ref(t), dir, &seat(0))?;
+        clear_tier(t, dir, &seat(0))
     }
 
     #[test]
@@ -382,6 +406,29 @@ mod tests {
         drop(held);
         begin(&root, &job).unwrap();
         assert_eq!([1, 2].map(|tag| at(tag).dir.exists()), [true, false]);
+    }
+
+    #[test]
+    fn parts_that_begin_here_together_leave_each_other_alone() {
+        let (_s, job, at) = scratch("together", &[0, 1, 2]);
+        for round in 0..100 {
+            let meet = std::sync::Barrier::new(3);
+            std::thread::scope(|scope| {
+                for tag in 0..3 {
+                    let (t, dir, meet, job) = (at(tag), part_dir(&job, tag), &meet, &job);
+                    scope.spawn(move || {
+                        // They were elsewhere, and have left something here before.
+                        std::fs::create_dir_all(&t.dir).unwrap();
+                        std::fs::write(t.dir.join("chunk"), "1").unwrap();
+                        store::set_local_tiers(&dir, &[], &[]).unwrap();
+                        meet.wait();
+                        prepare(&t, &[], job, &seat(tag)).unwrap();
+                        store::set_local_tiers(&dir, std::slice::from_ref(&t), std::slice::from_ref(&t)).unwrap();
+                        assert!(t.dir.exists() && !t.dir.join("chunk").exists(), "round {round}");
+                    });
+                }
+            });
+        }
     }
 
     #[test]

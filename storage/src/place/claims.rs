@@ -20,7 +20,8 @@ pub const PREFIX: &str = "claim-";
 /// Digits of the greatest number.
 const DIGITS: usize = 20;
 
-fn not_own(what: &str) -> io::Error {
+/// The error where something is there that is not `what` of this user alone.
+pub fn not_own(what: &str) -> io::Error {
     io::Error::other(format!("not {what} of this user's own"))
 }
 
