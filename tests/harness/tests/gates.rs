@@ -16,12 +16,14 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Calls of an agent in a phase at which it is killed.
 const SAMPLE: usize = 6;
 
-/// A job whose library does this; one that is to come to rest has half a second.
+/// A job whose library does this; one of which something goes wrong has half a second to come to rest.
 fn launched(place: &Place, user: User, words: &str) -> Result<Job, Failure> {
     let mut job = Job::new(place, &format!("gates-{}", words.replace(' ', "-")), user)?;
     job.set("BELAY_TEST_QUIET_PARENT", "1");
     let config = job.work.join("belay.toml");
-    std::fs::write(&config, "[gate]\nlimit = \"500ms\"\n").map_err(|e| format!("write {}: {e}", config.display()))?;
+    // Where nothing goes wrong, a busy machine may take longer.
+    let limit = if ["", "kids"].contains(&words) { "30s" } else { "500ms" };
+    std::fs::write(&config, format!("[gate]\nlimit = \"{limit}\"\n")).map_err(|e| format!("write {}: {e}", config.display()))?;
     let program = place.programs().join(PROGRAM).display().to_string();
     let argv: Vec<String> = std::iter::once(program)
         .chain(words.split_whitespace().map(str::to_owned))
