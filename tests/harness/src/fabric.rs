@@ -135,9 +135,13 @@ impl Fabric {
     pub fn on(&self, host: &str, command: &[&str]) -> Command {
         let words = [self.user.words(), command].concat();
         let mut c = Command::new(words[0]);
-        c.args(&words[1..]).env("LD_LIBRARY_PATH", &self.library);
-        c.env("FAKE_VERBS_DIR", &self.dir).env("FAKE_VERBS_HOST", host);
+        c.args(&words[1..]).envs(self.environment()).env("FAKE_VERBS_HOST", host);
         c
+    }
+
+    /// What leads a program to the library and to the fabric.
+    pub fn environment(&self) -> [(&'static str, &Path); 2] {
+        [("LD_LIBRARY_PATH", &self.library), ("FAKE_VERBS_DIR", &self.dir)]
     }
 
     /// The daemon's program.

@@ -365,6 +365,59 @@ static void held(void) {
     EQ(*(uint64_t *)b.memory, 42);
 }
 
+static void restart_both(void) {
+    restart_host("rules0");
+    restart_host("rules1");
+}
+
+// A host that goes down and comes back: its devices are dead, and none of its old numbers is of any use.
+static void reopened(void) {
+    restart_both();
+    make_both();
+    struct address old = address_of(&b.port, b.qp, b.psn);
+    uint32_t keys[] = {a.mr->lkey, a.mr->rkey, b.mr->lkey, b.mr->rkey};
+    // Numbers of two hosts coincide, as those of two adapters do.
+    EQ(a.qp->qp_num, b.qp->qp_num);
+    EQ(a.mr->rkey, b.mr->rkey);
+    CHECK(a.port.attr.lid != b.port.attr.lid && a.mr->lkey != a.mr->rkey);
+    restart_both();
+    expect_event(&a, IBV_EVENT_DEVICE_FATAL);
+    struct end dead_a = a, dead_b = b;
+    struct ibv_send_wr w = request(&a, IBV_WR_RDMA_WRITE, 1, 8);
+    post(&a, &w);
+    nothing(&a);
+    EQ(ibv_query_port(a.port.context, 1, &a.port.attr), EIO);
+    make_both();
+    CHECK(a.port.attr.lid != dead_a.port.attr.lid && b.port.attr.lid != dead_b.port.attr.lid);
+    CHECK(a.qp->qp_num != old.qpn && b.qp->qp_num != old.qpn);
+    for (size_t i = 0; i < 4; i++)
+        CHECK(keys[i] != a.mr->lkey && keys[i] != a.mr->rkey && keys[i] != b.mr->lkey && keys[i] != b.mr->rkey);
+    do_post(&a, IBV_WR_RDMA_WRITE, 2, 8);
+    expect(&a, 2, IBV_WC_SUCCESS);
+    w = request(&a, IBV_WR_RDMA_WRITE, 3, 8);
+    w.wr.rdma.rkey = keys[3];
+    Z(post(&a, &w));
+    expect(&a, 3, IBV_WC_REM_ACCESS_ERR);
+    again();
+    one_sge.lkey = keys[0];
+    Z(post(&a, &w));
+    expect(&a, 3, IBV_WC_LOC_PROT_ERR);
+    // The old number at the new address, and the new number at the old one.
+    for (int i = 0; i < 2; i++) {
+        again();
+        Z(go_to(&a, IBV_QPS_RESET));
+        rc_init(a.qp);
+        struct address mixed = address_of(&b.port, b.qp, b.psn);
+        if (i) mixed.lid = old.lid;
+        else mixed.qpn = old.qpn;
+        connect_to(&a, &mixed);
+        do_post(&a, IBV_WR_SEND, 4, 8);
+        expect(&a, 4, IBV_WC_RETRY_EXC_ERR);
+    }
+    Z(ibv_close_device(dead_a.port.context));
+    Z(ibv_close_device(dead_b.port.context));
+}
+
 // The other end in a child: it tells its address and keys, and then does `then`.
 struct far {
     struct address at;
@@ -479,10 +532,10 @@ static const struct {
     const char *name;
     void (*run)(void);
 } checks[] = {
-    {"keys", keys},     {"zero", zero},       {"rnr", rnr},         {"nobody", nobody},
-    {"flush", flush},   {"drained", drained}, {"states", states},   {"length", length},
-    {"full", full},     {"overrun", overrun}, {"events", events},   {"shared", shared},
-    {"resize", resize}, {"held", held},       {"stopped", stopped}, {"killed", killed},
+    {"keys", keys},       {"zero", zero},     {"rnr", rnr},       {"nobody", nobody}, {"flush", flush},
+    {"drained", drained}, {"states", states}, {"length", length}, {"full", full},     {"overrun", overrun},
+    {"events", events},   {"shared", shared}, {"resize", resize}, {"held", held},     {"reopened", reopened},
+    {"stopped", stopped}, {"killed", killed},
 };
 
 int main(int argc, char **argv) {

@@ -1,6 +1,7 @@
 // Two ends of a reliable connection, on two hosts of a fabric without adapters, both in this process.
 //
-// VERBS_FAULT is a command that takes faults of the fabric as words.
+// VERBS_FAULT is a command that takes faults of the fabric as words, VERBS_RESTART one that takes a host that is to
+// go down and come back.
 #ifndef VERBSENDS_H
 #define VERBSENDS_H
 #include "verbscheck.h"
@@ -26,6 +27,14 @@ static void fault(const char *words) {
     const char *command = getenv("VERBS_FAULT");
     if (!command) fail("VERBS_FAULT is not set");
     snprintf(line, sizeof line, "%s %s", command, words);
+    EQ(system(line), 0);
+}
+
+static void restart_host(const char *host) {
+    char line[512];
+    const char *command = getenv("VERBS_RESTART");
+    if (!command) fail("VERBS_RESTART is not set");
+    snprintf(line, sizeof line, "%s %s", command, host);
     EQ(system(line), 0);
 }
 
