@@ -42,8 +42,8 @@ impl Pinned {
         (got == 0 && set(&here)).then_some(Self { before })
     }
 
-    /// May run where it might before. What a thread chooses the kernel remembers beyond what its cpuset allows today: one that may run on all that this allows is taken for one that
-    /// has chosen nothing.
+    /// May run where it might before. What a thread chooses the kernel remembers beyond what its cpuset allows today:
+    /// one that may run on all that this allows is taken for one that has chosen nothing.
     pub fn release(self) {
         let all = set(&[u64::MAX; WORDS]) && mask() == Some(self.before);
         if !all {

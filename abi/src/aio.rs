@@ -1,7 +1,8 @@
 //! Rings of native asynchronous I/O (`io_setup`), and how one is made that stands where another stood.
 //!
-//! The kernel keeps the place of the next event to itself, and what has been reaped it learns from the ring's head. So a new ring is turned to the wanted place by requests that
-//! complete at once and are reaped; those that shall stay unread follow; then their events are overwritten. The requests are polls of an eventfd that is ready.
+//! The kernel keeps the place of the next event to itself, and what has been reaped it learns from the ring's head. So
+//! a new ring is turned to the wanted place by requests that complete at once and are reaped; those that shall stay
+//! unread follow; then their events are overwritten. The requests are polls of an eventfd that is ready.
 
 use crate::syscall;
 
@@ -107,8 +108,9 @@ impl RingPlan {
         u32::try_from(self.bytes / EVENT_BYTES).unwrap_or(u32::MAX).saturating_sub(1)
     }
 
-    /// The smallest number of events to ask the kernel for that fills as many pages: the kernel doubles it, and adds two and the head. What is asked for counts in `fs.aio-nr`, so
-    /// that it is never more than the program has asked for.
+    /// The smallest number of events to ask the kernel for that fills as many pages: the kernel doubles it, and adds
+    /// two and the head. What is asked for counts in `fs.aio-nr`, so that it is never more than the program has asked
+    /// for.
     fn request(&self) -> u64 {
         let before = (self.bytes / crate::PAGE).saturating_sub(1);
         (before * (crate::PAGE / EVENT_BYTES / 2)).saturating_sub(1).max(1)
@@ -146,7 +148,8 @@ pub struct Turning {
 }
 
 impl Turning {
-    /// Makes a ring for which `plan` is plausible, turned to the head and with as many events as the plan says, their contents undefined. Returns a negative error number where that cannot be; then there is none.
+    /// Makes a ring for which `plan` is plausible, turned to the head and with as many events as the plan says, their
+    /// contents undefined. Returns a negative error number where that cannot be; then there is none.
     ///
     /// # Safety
     /// Nobody else uses what the kernel maps here.
@@ -265,8 +268,9 @@ impl Turning {
         Err(EIO)
     }
 
-    /// Submits the requests of the `count` events at `polls` again. One that the kernel does not take any more, because the program has closed the descriptor since, is told as such and
-    /// goes to the end of the list. Returns how many stand before those. Descriptors of our own would be taken for the program's: none is open meanwhile.
+    /// Submits the requests of the `count` events at `polls` again. One that the kernel does not take any more, because
+    /// the program has closed the descriptor since, is told as such and goes to the end of the list. Returns how many
+    /// stand before those. Descriptors of our own would be taken for the program's: none is open meanwhile.
     ///
     /// # Safety
     /// The list is valid; nobody reads the ring; what the requests do is what the program wants.

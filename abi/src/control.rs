@@ -17,12 +17,18 @@
 //! ```
 //! An order may be withdrawn by a later one; the library answers the last one.
 //!
+//! An answer of [`MORE`] begins a round: the agent reads what the library has [`told`](Control::told), all hosts meet,
+//! the agent writes what the others have told into the library's [`room`](Control::room) and gives the order again. All
+//! libraries that have said so get it at the same time; the rounds end when none says so any more. What travels is a
+//! row of entries: kind, 0, length of the key (2 bytes), length of the value (4 bytes), key, value.
+//!
 //! The gate is shut as long as `hold` of the last order is held by a thread that lives: the threads that wait at it
 //! wait for that word, and go on when it is 0 or has [`DIED`]. Of those that wait for a word of a dead thread the
-//! kernel wakes one: whoever wakes and finds the word changed wakes all the others before it does anything else. So a gate opens with the death of the agent, and without the help of the library's own thread.
+//! kernel wakes one: whoever wakes and finds the word changed wakes all the others before it does anything else. So a
+//! gate opens with the death of the agent, and without the help of the library's own thread.
 
 use core::ffi::CStr;
-use core::sync::atomic::AtomicU32;
+use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Name of the memfd.
 pub const NAME: &CStr = c"belay-control";
@@ -31,7 +37,7 @@ pub const MAPPED: &str = "/memfd:belay-control (deleted)";
 /// `Control::magic`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"belayctl");
 /// `Control::version`.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// In a held word: somebody may wait for it (`FUTEX_WAITERS`).
 pub const WAITERS: u32 = 0x8000_0000;
@@ -51,9 +57,26 @@ pub const DONE: u32 = 0;
 pub const REFUSED: u32 = 1;
 /// It cannot be done for a reason that passes by itself.
 pub const BUSY: u32 = 2;
+/// At rest so far: give the order again when all, on all hosts, have told each other what they have to tell.
+pub const MORE: u32 = 3;
 
 /// Longest text in `Control::fault`, bytes.
 pub const MAX_FAULT: u64 = 240;
+/// Longest that one library tells or hears in a round, bytes.
+pub const MAX_TOLD: u64 = 8 << 20;
+/// Longest key of an entry, bytes.
+pub const MAX_KEY: usize = 256;
+/// Longest value of an entry, bytes.
+pub const MAX_VALUE: usize = 4096;
+
+/// Kind of an entry: the value of this key, made known; in an answer, what somebody has made known.
+pub const FACT: u8 = 1;
+/// The value of this key is wished; where it ends with `*`, those of all keys that begin with what is before.
+pub const WISH: u8 = 2;
+/// A number of 8 bytes, which is added up over all libraries of this name; in the answer to who has told it, the sum.
+pub const SUM: u8 = 3;
+/// Length of an entry without its key and value.
+pub const ENTRY: usize = 8;
 
 /// A held word. Its place in the page is a multiple of 8, as is that of its link in the holder's list.
 #[repr(C, align(8))]
@@ -89,7 +112,7 @@ pub struct Control {
     /// Reserved, 0.
     pub reserved: u32,
     /// Name of the library, ended by a zero byte.
-    pub library: [u8; 40],
+    pub name: [u8; 40],
     /// Held by the agent.
     pub hold: [Word; 2],
     /// Held by the library's thread: that of the order that it is going to answer.
@@ -104,6 +127,14 @@ pub struct Control {
     pub outcome: AtomicU32,
     /// Why not, in words.
     pub fault: Span,
+    /// With [`MORE`]: what the library tells.
+    pub told: Span,
+    /// Where the agent may write what the library has wished for.
+    pub room: Span,
+    /// How many bytes it has written there, before it gives the order again.
+    pub heard: AtomicU64,
+    /// How often the order has been given again: 0 where all begins.
+    pub round: AtomicU32,
 }
 
 /// Order `number`, of this kind.
@@ -148,7 +179,7 @@ mod tests {
             offset_of!(Control, version),
             offset_of!(Control, owner),
             offset_of!(Control, descriptor),
-            offset_of!(Control, library),
+            offset_of!(Control, name),
             offset_of!(Control, hold),
             offset_of!(Control, serve),
             offset_of!(Control, order),
@@ -156,11 +187,15 @@ mod tests {
             offset_of!(Control, answer),
             offset_of!(Control, outcome),
             offset_of!(Control, fault),
+            offset_of!(Control, told),
+            offset_of!(Control, room),
+            offset_of!(Control, heard),
+            offset_of!(Control, round),
         ];
-        assert_eq!(places, [8, 12, 16, 24, 64, 80, 96, 100, 104, 108, 112]);
+        assert_eq!(places, [8, 12, 16, 24, 64, 80, 96, 100, 104, 108, 112, 128, 144, 160, 168]);
         assert_eq!(
             (size_of::<Control>(), align_of::<Control>(), MAGIC),
-            (128, 8, 0x6c74_6379_616c_6562)
+            (176, 8, 0x6c74_6379_616c_6562)
         );
         let shown = MAPPED.strip_prefix("/memfd:").and_then(|m| m.strip_suffix(" (deleted)"));
         assert_eq!(shown, NAME.to_str().ok());

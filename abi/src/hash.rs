@@ -1,7 +1,9 @@
 //! The hash of a page: XXH3-128 with the default secret and seed 0. Its low half is the page's XXH3-64.
 //!
-//! The library `xxhash-rust` chooses its instructions when it is compiled, and must run everywhere: its 128-bit vectors take twice as long as the 256-bit ones here, which are chosen when the program runs. The arithmetic
-//! follows the description of the algorithm (<https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>, XXH3, inputs longer than 240 bytes) for inputs of one page.
+//! The library `xxhash-rust` chooses its instructions when it is compiled, and must run everywhere: its 128-bit vectors
+//! take twice as long as the 256-bit ones here, which are chosen when the program runs. The arithmetic follows the
+//! description of the algorithm (<https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>, XXH3, inputs longer
+//! than 240 bytes) for inputs of one page.
 
 use crate::PAGE;
 use core::arch::x86_64::*;
@@ -46,7 +48,8 @@ impl PageHash {
         Self { wide }
     }
 
-    /// Whether it uses the wide vectors, for a process on the same processor that cannot ask: a program can have switched the instruction off.
+    /// Whether it uses the wide vectors, for a process on the same processor that cannot ask: a program can have
+    /// switched the instruction off.
     pub fn is_wide(self) -> bool {
         self.wide
     }

@@ -1,14 +1,17 @@
-//! The table that finds a stored page by the hash of its contents. It lies in memory shared by the agent and the writers of a snapshot, which look
-//! up and insert at the same time, without locks.
+//! The table that finds a stored page by the hash of its contents. It lies in memory shared by the agent and the
+//! writers of a snapshot, which look up and insert at the same time, without locks.
 //!
 //! ```text
 //! empty (key 0) ── compare-and-swap of the key ──> taken, location 0 ── store of the location ──> found by everyone
 //! ```
-//! An entry that is only taken counts as not found: its page may then be stored twice, which is harmless. Entries are never removed while writers run; between checkpoints the agent takes out those of removed chunks.
+//! An entry that is only taken counts as not found: its page may then be stored twice, which is harmless. Entries are
+//! never removed while writers run; between checkpoints the agent takes out those of removed chunks.
 //!
-//! A search begins at a place in proportion to the hash, so a table of any size is used evenly, and entries in order of their places are nearly in order of their hashes: a larger table is filled from one end to the other.
+//! A search begins at a place in proportion to the hash, so a table of any size is used evenly, and entries in order of
+//! their places are nearly in order of their hashes: a larger table is filled from one end to the other.
 //!
-//! A table can be of a sample of all pages, chosen by their hashes: so the same contents are in the sample wherever and whenever they occur.
+//! A table can be of a sample of all pages, chosen by their hashes: so the same contents are in the sample wherever and
+//! whenever they occur.
 
 use core::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
 use core::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};

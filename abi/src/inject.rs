@@ -1,10 +1,11 @@
 //! Tables the capture flow shares with the injected program.
 //!
-//! The agent maps one anonymous area into the stopped process, writes the program, the tables and stacks into it, points a thread's
-//! registers at the program's entry with `rdi` = operation and `rsi` = address of that operation's table, and lets the thread run.
-//! When the operation is done the program sends `Mark::signo` to its own thread. The agent has chosen a signal that the process neither
-//! catches nor waits for: a traced thread stops before such a signal is delivered, and if the agent has died meanwhile, the signal is
-//! discarded and the program goes on to `rt_sigreturn` from `Mark::frame`, which holds the thread's original state.
+//! The agent maps one anonymous area into the stopped process, writes the program, the tables and stacks into it,
+//! points a thread's registers at the program's entry with `rdi` = operation and `rsi` = address of that operation's
+//! table, and lets the thread run. When the operation is done the program sends `Mark::signo` to its own thread. The
+//! agent has chosen a signal that the process neither catches nor waits for: a traced thread stops before such a signal
+//! is delivered, and if the agent has died meanwhile, the signal is discarded and the program goes on to `rt_sigreturn`
+//! from `Mark::frame`, which holds the thread's original state.
 
 mod notification;
 mod rings;
@@ -93,7 +94,8 @@ pub struct AltStack {
     pub size: u64,
 }
 
-/// Whether an operation may begin, and whether it is over. While the agent lives no other thread of the process runs; should it die, all do, so those others wait here ([`OP_WAIT`]).
+/// Whether an operation may begin, and whether it is over. While the agent lives no other thread of the process runs;
+/// should it die, all do, so those others wait here ([`OP_WAIT`]).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Turn {
@@ -229,8 +231,8 @@ pub struct ProcessTable {
     pub membarrier: i32,
     /// `PR_GET_DUMPABLE`.
     pub dumpable: i32,
-    /// `PR_GET_CHILD_SUBREAPER`. The attribute is switched off until the process goes on, or snapshot children would become children of
-    /// the program instead of the agent's.
+    /// `PR_GET_CHILD_SUBREAPER`. The attribute is switched off until the process goes on, or snapshot children would
+    /// become children of the program instead of the agent's.
     pub child_subreaper: i32,
     /// `PR_GET_KEEPCAPS`.
     pub keepcaps: i32,
@@ -267,7 +269,8 @@ pub struct RangesTable {
     pub mark: Mark,
     /// Number of `ranges`.
     pub count: u64,
-    /// First address and length of each; instead of the length afterwards 1 where it is locked, else 0, or the mode of its policy (`MPOL_*`, with flags).
+    /// First address and length of each; instead of the length afterwards 1 where it is locked, else 0, or the mode of
+    /// its policy (`MPOL_*`, with flags).
     pub ranges: [[u64; 2]; MAX_RANGES],
 }
 
@@ -290,7 +293,8 @@ pub struct SnapshotTable {
     pub agent_pid: i32,
     /// Descriptor of the control memory in the agent.
     pub control_fd: i32,
-    /// Inode number of the control memory: the descriptor may have been closed, and its number used again, when the child comes to open it.
+    /// Inode number of the control memory: the descriptor may have been closed, and its number used again, when the
+    /// child comes to open it.
     pub control_ino: u64,
     /// PID of the snapshot child, or a negative error number.
     pub child: i32,
@@ -300,7 +304,8 @@ pub struct SnapshotTable {
     pub want_uffd: i32,
     /// Its descriptor in the child, or a negative error number.
     pub uffd: i32,
-    /// Ranges that the child must not inherit, unused ones empty: attachments of System V segments, whose number a program can ask for.
+    /// Ranges that the child must not inherit, unused ones empty: attachments of System V segments, whose number a
+    /// program can ask for.
     pub left_out: [[u64; 2]; MAX_LEFT_OUT],
 }
 
@@ -311,7 +316,8 @@ pub const MAX_LEFT_OUT: usize = 64;
 pub const WRITER_STACK: u64 = 16 * 1024;
 /// Largest number of writer threads.
 pub const MAX_WRITERS: usize = 8;
-/// Longest run of memory that is hashed before it is written, bytes: small enough to stay in the second-level cache from the hash to the copy.
+/// Longest run of memory that is hashed before it is written, bytes: small enough to stay in the second-level cache
+/// from the hash to the copy.
 pub const BATCH_BYTES: u64 = 256 * 1024;
 /// The same in pages.
 pub const BATCH_PAGES: usize = (BATCH_BYTES / crate::PAGE) as usize;

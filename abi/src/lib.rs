@@ -5,10 +5,12 @@
 //! somebody else.
 #![no_std]
 
+pub mod access;
 pub mod affinity;
 pub mod aio;
 pub mod control;
 pub mod hash;
+pub mod histories;
 pub mod index;
 pub mod inject;
 pub mod restore;

@@ -1,9 +1,9 @@
 //! Tables the restart flow prepares for the restorer.
 //!
-//! The restorer lies, with its tables and stacks, in one *area*: an address range that neither the agent's nor the restored process's
-//! mappings use. It is given a [`Plan`]. Nearly everything a process needs is a list of system calls whose arguments are known before the
-//! restorer runs, so a plan is mostly [`Call`] lists, made and tested in ordinary Rust; the restorer only adds what needs code: reading pages
-//! and checking them, and making threads.
+//! The restorer lies, with its tables and stacks, in one *area*: an address range that neither the agent's nor the
+//! restored process's mappings use. It is given a [`Plan`]. Nearly everything a process needs is a list of system calls
+//! whose arguments are known before the restorer runs, so a plan is mostly [`Call`] lists, made and tested in ordinary
+//! Rust; the restorer only adds what needs code: reading pages and checking them, and making threads.
 //!
 //! ```text
 //! arrivals ─► before ─► fill (extents, several threads) ─► after ─► threads (each its own calls, then parks) ─► main's calls ─► last ─► park
@@ -248,7 +248,8 @@ pub struct Plan {
     pub arrivals: u32,
     /// 1 when the memory is that of another process, which makes it.
     pub guest: u32,
-    /// Address of the [`Slot`] of the process that makes the memory: there the tasks that share it arrive, and learn that it is there.
+    /// Address of the [`Slot`] of the process that makes the memory: there the tasks that share it arrive, and learn
+    /// that it is there.
     pub first: u64,
 }
 

@@ -7,8 +7,8 @@ use core::arch::asm;
 /// Issues a system call with six arguments.
 ///
 /// # Safety
-/// The call must be sound for the arguments given: memory the kernel reads or writes is valid, and mappings that Rust code relies on
-/// stay in place.
+/// The call must be sound for the arguments given: memory the kernel reads or writes is valid, and mappings that Rust
+/// code relies on stay in place.
 #[inline(always)]
 pub unsafe fn raw6(nr: usize, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
     let ret: isize;

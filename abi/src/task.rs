@@ -11,7 +11,8 @@ const CLONE3: usize = 435;
 /// The stack is nobody else's, `args` are valid, and `entry` never returns.
 pub unsafe fn spawn(args: &CloneArgs, entry: extern "C" fn(usize) -> !, arg: usize) -> isize {
     let ret: isize;
-    // SAFETY: the parent continues behind the block with all other registers intact; the child starts on its own stack and calls `entry`.
+    // SAFETY: the parent continues behind the block with all other registers intact; the child starts on its own stack
+    // and calls `entry`.
     unsafe {
         asm!("syscall",
              "test rax, rax",

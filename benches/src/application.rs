@@ -1,4 +1,5 @@
-//! What a computing application loses while it is checkpointed and the checkpoint is copied to a durable tier: two ranks that change all of their memory all the time.
+//! What a computing application loses while it is checkpointed and the checkpoint is copied to a durable tier: two
+//! ranks that change all of their memory all the time.
 
 use crate::measure::{run, Job, Samples};
 use crate::Plan;

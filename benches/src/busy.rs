@@ -1,4 +1,5 @@
-//! Checkpoints of programs that compute on all processors, beside those of the same program while it waits: in turn, in one run of it, since the machine is others' too.
+//! Checkpoints of programs that compute on all processors, beside those of the same program while it waits: in turn, in
+//! one run of it, since the machine is others' too.
 //!
 //! With `--other BELAY` the same with another build in turn.
 

@@ -1,4 +1,5 @@
-//! Differential checkpoints: what is written, how long the program stands still and what hashing costs when 1, 10, 50 and 100 % of its pages have changed; and the collision test of the FTI paper.
+//! Differential checkpoints: what is written, how long the program stands still and what hashing costs when 1, 10, 50
+//! and 100 % of its pages have changed; and the collision test of the FTI paper.
 
 use crate::measure::{fetch_memory, ms, run, Job, Samples, PAGE};
 use crate::Plan;

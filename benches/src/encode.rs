@@ -28,7 +28,8 @@ enum Way {
     Bare,
     /// The same, and the checksums of all blocks.
     Summed,
-    /// What a member of a group does, but for the network: data read from a file and checked, the parity encoded, and one block of it checked and written.
+    /// What a member of a group does, but for the network: data read from a file and checked, the parity encoded, and
+    /// one block of it checked and written.
     Whole,
 }
 

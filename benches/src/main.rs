@@ -1,19 +1,23 @@
 //! Paired measurements: what belay costs against what the bare kernel costs, taken in turn in the same run.
 //!
-//! `belay-bench [NAME...] [--size-gib N] [--runs N] [--dir TMPFS] [--other BELAY]`. Each line shows median, smallest and largest of the runs; a claim is
-//! a ratio of two medians of one run, never one absolute time. The program is its own workload: `belay-bench worker ...`.
+//! `belay-bench [NAME...] [--size-gib N] [--runs N] [--dir TMPFS] [--other BELAY]`. Each line shows median, smallest
+//! and largest of the runs; a claim is a ratio of two medians of one run, never one absolute time. The program is its
+//! own workload: `belay-bench worker ...`.
 
 mod application;
 mod busy;
 mod differential;
 mod encode;
+mod history;
 mod measure;
 mod memory;
 mod overhead;
 mod placement;
 mod policies;
+mod sealing;
 mod small;
 mod tree;
+mod verbs;
 mod worker;
 
 use std::path::PathBuf;
@@ -33,6 +37,8 @@ pub(crate) struct Plan {
     pub(crate) runs: usize,
     /// Bytes of the large process.
     pub(crate) size: usize,
+    /// Draws of what simulations draw at random.
+    pub(crate) seeds: u64,
 }
 
 impl Plan {
@@ -50,7 +56,7 @@ impl Plan {
 
 type Bench = fn(&Plan) -> Result<(), String>;
 
-const BENCHES: [(&str, Bench); 15] = [
+const BENCHES: [(&str, Bench); 18] = [
     ("launch", overhead::launch),
     ("overhead", overhead::loops),
     ("pingpong", overhead::pingpong),
@@ -62,10 +68,13 @@ const BENCHES: [(&str, Bench); 15] = [
     ("restart", memory::restart),
     ("tree", tree::tree),
     ("placement", placement::placement),
+    ("history", history::history),
     ("policies", policies::policies),
     ("differential", differential::differential),
     ("application", application::application),
     ("encode", encode::encode),
+    ("sealing", sealing::sealing),
+    ("verbs", verbs::verbs),
 ];
 
 fn plan(args: &[String]) -> Result<(Plan, Vec<String>), String> {
@@ -78,6 +87,7 @@ fn plan(args: &[String]) -> Result<(Plan, Vec<String>), String> {
         dir: PathBuf::from("/dev/shm"),
         runs: 5,
         size: 4 << 30,
+        seeds: 1,
     };
     let mut names = Vec::new();
     let mut it = args.iter();
@@ -87,6 +97,7 @@ fn plan(args: &[String]) -> Result<(Plan, Vec<String>), String> {
             "--size-gib" => p.size = value()?.parse::<usize>().map_err(|e| format!("--size-gib: {e}"))? << 30,
             "--size-mib" => p.size = value()?.parse::<usize>().map_err(|e| format!("--size-mib: {e}"))? << 20,
             "--runs" => p.runs = value()?.parse().map_err(|e| format!("--runs: {e}"))?,
+            "--seeds" => p.seeds = value()?.parse().map_err(|e| format!("--seeds: {e}"))?,
             "--other" => p.other = Some(value()?.into()),
             "--dir" => p.dir = value()?.into(),
             _ if BENCHES.iter().any(|(n, _)| n == a) => names.push(a.clone()),

@@ -18,7 +18,8 @@ impl Samples {
         self.0.push(v);
     }
 
-    /// The median: of an even number of values the mean of the two in the middle. The upper one of them would be too large on average, by a per cent for six pieces of a loop.
+    /// The median: of an even number of values the mean of the two in the middle. The upper one of them would be too
+    /// large on average, by a per cent for six pieces of a loop.
     pub(crate) fn median(&self) -> f64 {
         let mut v = self.0.clone();
         v.sort_by(f64::total_cmp);
@@ -36,8 +37,8 @@ impl Samples {
         self.0.iter().copied().fold(f64::NAN, f64::max)
     }
 
-    /// Bounds that hold the median of the distribution with 95 % confidence: order statistics by the binomial distribution (Conover, Practical
-    /// Nonparametric Statistics, 3.2), no assumption about its shape.
+    /// Bounds that hold the median of the distribution with 95 % confidence: order statistics by the binomial
+    /// distribution (Conover, Practical Nonparametric Statistics, 3.2), no assumption about its shape.
     pub(crate) fn confidence(&self) -> (f64, f64) {
         let mut v = self.0.clone();
         v.sort_by(f64::total_cmp);
@@ -81,8 +82,9 @@ pub(crate) fn ms<T>(f: impl FnOnce() -> Result<T, String>) -> Result<(f64, T), S
 const LEFT_FREE: usize = 1 << 30;
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Has the host of a virtual machine give back the memory that it has taken since it became free (free page reporting of the balloon device): to whom it is given first it would cost
-/// more than the work that is measured. On this machine 1 GiB that was free for half a minute takes 2.4 s to touch, in huge pages; before that, 0.06 s.
+/// Has the host of a virtual machine give back the memory that it has taken since it became free (free page reporting
+/// of the balloon device): to whom it is given first it would cost more than the work that is measured. On this machine
+/// 1 GiB that was free for half a minute takes 2.4 s to touch, in huge pages; before that, 0.06 s.
 pub(crate) fn fetch_memory() -> Result<(), String> {
     let text = std::fs::read_to_string("/proc/meminfo").map_err(|e| e.to_string())?;
     let free = text.lines().find_map(|l| l.strip_prefix("MemFree:"));
@@ -174,7 +176,8 @@ impl Job {
         Self::launch_by(Command::new(&p.belay), p, options, args)
     }
 
-    /// `belay launch` of the worker with `args` in a session of its own: what it computes and what is asked from here share the processors as two users' shells do.
+    /// `belay launch` of the worker with `args` in a session of its own: what it computes and what is asked from here
+    /// share the processors as two users' shells do.
     pub(crate) fn launch_apart(p: &Plan, args: &[&str]) -> Result<Self, String> {
         let mut c = Command::new("setsid");
         c.arg("--wait").arg(&p.belay);

@@ -28,7 +28,8 @@ pub(crate) fn launch(p: &Plan) -> Result<(), String> {
     Ok(())
 }
 
-/// Pieces of a loop that two processes run in turn. Few: what a pair of processes differs by for as long as it lives outweighs what its pieces differ by.
+/// Pieces of a loop that two processes run in turn. Few: what a pair of processes differs by for as long as it lives
+/// outweighs what its pieces differ by.
 const PIECES: usize = 6;
 
 /// Loops of system calls, allocations and fork with exec, native and launched.
@@ -45,8 +46,9 @@ pub(crate) fn pingpong(p: &Plan) -> Result<(), String> {
     whole(p, "MPI ping-pong", &["mpirun.openmpi", "-n", "2", &program, "100"])
 }
 
-/// A native and a launched process run pieces of about 10 ms in turn on one processor, so that whatever slows the machine slows both. Where their memory lies makes two processes differ by a per cent
-/// for as long as they live: the figure is the median over many pairs of processes, of the median over the pairs of pieces of each.
+/// A native and a launched process run pieces of about 10 ms in turn on one processor, so that whatever slows the
+/// machine slows both. Where their memory lies makes two processes differ by a per cent for as long as they live: the
+/// figure is the median over many pairs of processes, of the median over the pairs of pieces of each.
 fn in_pieces(p: &Plan, name: &str, count: &str) -> Result<(), String> {
     let (mut native, mut under, mut ratios) = (Samples::default(), Samples::default(), Samples::default());
     for pair in 0..p.runs * 40 {

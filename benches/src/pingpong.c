@@ -1,4 +1,5 @@
-// Two ranks send a message to and fro, in pieces; rank 0 prints the milliseconds that the median piece took: what takes a processor away for a moment hits a few of them only.
+// Two ranks send a message to and fro, in pieces; rank 0 prints the milliseconds that the median piece took: what takes
+// a processor away for a moment hits a few of them only.
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,10 @@
-//! The experiment of the VELOC paper with as many writers as a large node has, in virtual time: the desk that gives places in the agent, asked by simulated writers and flushers of simulated devices.
+//! The experiment of the VELOC paper with as many writers as a large node has, in virtual time: the desk that gives
+//! places in the agent, asked by simulated writers and flushers of simulated devices.
 //!
-//! Writers that have more to write than memory holds, a slow local tier that loses throughput when many write it at once, and an external tier. The desk knows the tiers by a calibration of the simulated devices. All who
-//! use a device at a time get equal shares of what it gives then (max-min fair over all devices that a move uses), so a run is exact, and the same each time. No policy can be faster than
+//! Writers that have more to write than memory holds, a slow local tier that loses throughput when many write it at
+//! once, and an external tier. The desk knows the tiers by a calibration of the simulated devices. All who use a device
+//! at a time get equal shares of what it gives then (max-min fair over all devices that a move uses), so a run is
+//! exact, and the same each time. No policy can be faster than
 //!
 //! ```text
 //! local phase   (data - memory) / (external + slow)      with the slow tier at its best number of writers
@@ -311,7 +314,8 @@ fn most(values: impl Iterator<Item = f64>) -> f64 {
     values.fold(0.0, f64::max)
 }
 
-/// All policies in all cells; then adaptive with calibrations that are wrong, and with an external tier that becomes slower or faster.
+/// All policies in all cells; then adaptive with calibrations that are wrong, and with an external tier that becomes
+/// slower or faster.
 pub(crate) fn placement(_: &Plan) -> Result<(), String> {
     println!(
         "virtual time; each writer {CHUNKS} chunks of {} MiB, memory for a quarter; local phase and flush, s",

@@ -1,7 +1,9 @@
-//! The experiment of the VELOC paper: writers that have more to write than memory holds, a slow local tier and an external one, each policy in turn.
+//! The experiment of the VELOC paper: writers that have more to write than memory holds, a slow local tier and an
+//! external one, each policy in turn.
 //!
-//! The tiers are files in memory behind token buckets, so that their speeds are known: the slow one's is shared by those who write and read it, as a device's is. Which chunk goes where is decided by the code that decides
-//! it in the agent (`belay_storage::place`), with the model that a calibration of these tiers gives. No policy can be faster than
+//! The tiers are files in memory behind token buckets, so that their speeds are known: the slow one's is shared by
+//! those who write and read it, as a device's is. Which chunk goes where is decided by the code that decides it in the
+//! agent (`belay_storage::place`), with the model that a calibration of these tiers gives. No policy can be faster than
 //!
 //! ```text
 //! local phase   (data - memory) / (external + slow)      what does not fit into memory must go to the slow tier, or leave memory through the external one

@@ -67,7 +67,8 @@ fn blocked(p: &Plan, args: &[&str]) -> Result<Samples, String> {
     Ok(s)
 }
 
-/// The least that a tracer needs for the threads of a native worker with `args`: one tracer stops them, reads registers, extended state and mask of each, and lets them go by its end.
+/// The least that a tracer needs for the threads of a native worker with `args`: one tracer stops them, reads
+/// registers, extended state and mask of each, and lets them go by its end.
 fn bare_stops(p: &Plan, args: &[&str]) -> Result<Samples, String> {
     let mut job = Job::native(p, args)?;
     job.line()?;

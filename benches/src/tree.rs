@@ -1,5 +1,6 @@
-//! The tree of agents with simulated agents, which speak the real protocol over loopback from a process of their own: all join, then take part in
-//! whole empty checkpoint cycles. For each figure a fresh process is the root, so its memory and its messages are the root's.
+//! The tree of agents with simulated agents, which speak the real protocol over loopback from a process of their own:
+//! all join, then take part in whole empty checkpoint cycles. For each figure a fresh process is the root, so its
+//! memory and its messages are the root's.
 
 use crate::measure::Samples;
 use crate::Plan;
@@ -51,7 +52,8 @@ impl Figures {
     }
 }
 
-/// Registration, time of a step, messages at the root and its memory, for a tree and a star in turn: a table for docs/benchmarks.md.
+/// Registration, time of a step, messages at the root and its memory, for a tree and a star in turn: a table for
+/// docs/benchmarks.md.
 pub(crate) fn tree(plan: &Plan) -> Result<(), String> {
     println!(
         "Up to {ALONE} ranks each is alone on its node, more are {RANKS_PER_NODE} on each; the root has none. {} roots of each size and shape, {CYCLES} cycles of {STEPS} steps with each. Medians, in brackets the least; memory: the most that the root's process had.",
@@ -90,8 +92,9 @@ pub(crate) fn tree(plan: &Plan) -> Result<(), String> {
     Ok(())
 }
 
-/// `belay-bench worker root DIR NODES RANKS-OF-EACH FAN-OUT`: the root of so many simulated agents. Prints the milliseconds of the registration, messages received a step, its
-/// greatest memory in MiB, and the milliseconds of a step in each cycle.
+/// `belay-bench worker root DIR NODES RANKS-OF-EACH FAN-OUT`: the root of so many simulated agents. Prints the
+/// milliseconds of the registration, messages received a step, its greatest memory in MiB, and the milliseconds of a
+/// step in each cycle.
 pub(crate) fn root(args: &[String]) -> Result<(), String> {
     let [dir, numbers @ ..] = args else {
         return Err("no directory".into());

@@ -89,7 +89,8 @@ fn pieces(piece: impl Fn()) {
     }
 }
 
-/// Changes as many percent of its pages as a line says, all over its memory; answers with their number. To `fork` it answers with the time of one.
+/// Changes as many percent of its pages as a line says, all over its memory; answers with their number. To `fork` it
+/// answers with the time of one.
 fn dirty(bytes: usize) {
     const WORDS: usize = 4096 / 8;
     let m = filled(bytes, false);
@@ -116,7 +117,8 @@ fn dirty(bytes: usize) {
     }
 }
 
-/// `processes` processes of `threads` threads each that compute or wait, as the last line has said; answers each when all have been told.
+/// `processes` processes of `threads` threads each that compute or wait, as the last line has said; answers each when
+/// all have been told.
 fn busy(processes: usize, threads: usize) {
     use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;

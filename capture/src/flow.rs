@@ -1,26 +1,48 @@
 //! What the application waits for: [`take`] reads as a table of contents, a function for each phase.
 
+use crate::access::sites::Wanted;
 use crate::clock::{monotonic_ns, Clock};
 use crate::error::CaptureError;
 use crate::gate::{self, Shut};
+use crate::inject::injected;
+use crate::inject::inside;
+use crate::inject::rescue;
 use crate::inject::{self, Area};
-use crate::mlock::Locks;
-use crate::process::{self, Draft};
-use crate::suspend::Suspended;
-use crate::{
-    calls, contents, frames, gather, headroom, injected, inside, landlock, namespaces, placements, rescue, rings, sequences,
-    sharing, signals, snapshot, threads, vfork, waits,
-};
-use crate::{Held, Options, Snapshot, Tracking};
+use crate::memory::contents;
+use crate::memory::headroom;
+use crate::memory::mlock::Locks;
+use crate::memory::snapshot;
+use crate::state::calls;
+use crate::state::draft::Draft;
+use crate::state::frames;
+use crate::state::histories;
+use crate::state::landlock;
+use crate::state::namespaces;
+use crate::state::placements;
+use crate::state::process;
+use crate::state::rings;
+use crate::state::sequences;
+use crate::state::sharing;
+use crate::state::threads;
+use crate::state::waits;
+use crate::stop::gather;
+use crate::stop::listing::Listing;
+use crate::stop::signals;
+use crate::stop::stopped::Suspended;
+use crate::stop::vfork;
+use crate::Access;
+use crate::Held;
+use crate::Options;
+use crate::Snapshot;
+use crate::Tracking;
 use belay_abi::inject::ThreadTable;
 use belay_image::model::{AgentIdentity, Job, KernelPages, Process, Processor};
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{blobs::BlobWriter, checksum, BLOB_FILE};
 use belay_kernel::{blob::Blob, proc, prompt, vdso};
-use belay_plugins::{Descriptors, Facts, Group};
+use belay_plugins::{Brought, Descriptors, Group};
 use belay_storage::session::Session;
 use belay_wire::Phase;
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -53,13 +75,17 @@ pub(crate) fn take(
 
     // Lives longer than what holds the processes: who waits at a gate runs when it opens.
     let shut = come_to_rest(order, &mut clock)?;
+    let wanted = wait_at_sites(order, tracking)?;
     let (mut job, begin) = suspend(order, &mut clock)?;
-    let begin = shut.as_ref().map_or(begin, |s| s.since);
+    // While all stand: nobody waits any more when they go on, or after a restart.
+    let begin = wanted.and_then(|w| w.since).map_or(begin, |since| since.min(begin));
+    let begin = shut.as_ref().map_or(begin, |s| s.since.min(begin));
     let root_had_ended = !job.processes.iter().any(|p| p.pid == order.root_pid);
     clock.enter(Phase::Capture);
     let mut captured = capture(&mut job, order, shut.as_ref(), blob)?;
     clock.enter(Phase::Drain);
-    let descriptors = drain(&mut job, order, &mut captured, (&mut blobs, session))?;
+    let descriptors = drain(&mut job, order, (&mut captured, shut.as_ref()), (&mut blobs, session))?;
+    histories::note(&descriptors, order.dir)?;
     clock.enter(Phase::Snapshot);
     let (mut captured, copies) = copy(&mut job, captured, order, (session, tracking))?;
     // Nobody goes on before everybody has captured.
@@ -106,9 +132,20 @@ fn come_to_rest(order: Order<'_>, clock: &mut Clock<'_>) -> Result<Option<Shut>,
     Ok(Some(shut))
 }
 
+/// Where programs have declared what their loops do, has them wait before one at which little is alive.
+fn wait_at_sites(order: Order<'_>, tracking: &Tracking) -> Result<Option<Wanted>, CaptureError> {
+    // Where libraries are at rest already, processes that wait for each other cannot come there.
+    // Nor where processes on other hosts, which they may wait for, are stopped at other moments.
+    if order.gate || order.group.is_some() || !tracking.declares || order.options.access != Access::LeaveOut || order.options.hold {
+        return Ok(None);
+    }
+    let listing = Listing::make(agent(), &gate::outside(&order.options.outside))?;
+    Ok(Some(Wanted::ask(listing.processes.iter().map(|(pid, ..)| *pid))))
+}
+
 /// Stops every task; since when.
 fn suspend(order: Order<'_>, clock: &mut Clock<'_>) -> Result<(Suspended, Instant), CaptureError> {
-    let outside = &order.options.outside;
+    let outside = &gate::outside(&order.options.outside);
     let prepared = gather::prepare(vfork::outlast(agent(), outside)?, agent())?;
     clock.enter(Phase::Suspend);
     let (job, begin) = gather::suspend(prepared, agent(), outside)?;
@@ -171,8 +208,10 @@ fn check(
     (drafts, seen): (&[Draft], &[Vec<threads::Seen>]),
     shut: Option<&Shut>,
 ) -> Result<(), CaptureError> {
-    process::check_supported(job, (drafts, seen), (order.options, order.group.is_some()))?;
     gate::check(shut, drafts)?;
+    process::check_supported(job, (drafts, seen), (order.options, order.group.is_some()), &|pid| {
+        gate::libraries(shut, pid)
+    })?;
     namespaces::check_users(drafts)?;
     rings::check(drafts)
 }
@@ -208,7 +247,7 @@ impl Captured {
             if job.processes[at].guest.is_some() {
                 continue;
             }
-            draft.locks = Locks::of(job, (at, area), draft, process.mm.mlockall)?;
+            draft.locks = Locks::of(job, (at, area), (&draft.status, &draft.maps), process.mm.mlockall)?;
             process.placements = placements::of_memory(&mut job.processes[at], area, draft)?;
             if !process.segments.is_empty() {
                 process.segments = placements::segments(&mut job.processes[at], draft.task)?;
@@ -237,13 +276,13 @@ impl Captured {
 fn drain(
     job: &mut Suspended,
     order: Order<'_>,
-    captured: &mut Captured,
+    (captured, shut): (&mut Captured, Option<&Shut>),
     (blobs, session): (&mut BlobWriter, &mut Session),
 ) -> Result<Descriptors, CaptureError> {
     let views = captured.drafts.iter().zip(&job.processes).zip(&captured.seen);
     let views = views.map(|((draft, process), seen)| {
         let threads = (threads::apart(process, seen), threads::standing(seen));
-        draft.view(threads, process.guest.is_none())
+        draft.view(threads, process.guest.is_none(), gate::partakers(shut, draft.pid))
     });
     let views = views.collect::<Result<Vec<_>, _>>()?;
     let mut contents = contents::Contents::new(session, &captured.drafts);
@@ -288,7 +327,11 @@ fn copy(
     let (drafts, areas): (Vec<_>, Vec<_>) = own.unzip();
     let (plan, gauges) = headroom::Plan::make(&drafts, session, hold)?;
     plan.apply(session);
-    let children = snapshot::take(job, &areas, &drafts, (session, tracking), &plan)?;
+    let access = match order.options.access {
+        Access::LeaveOut if hold => Access::Watch,
+        access => access,
+    };
+    let children = snapshot::take(job, &areas, &drafts, (session, tracking), (&plan, access))?;
     let missing = children.iter().find_map(snapshot::Child::missing);
     let (mode, reason) = plan.manner(missing);
     let copied = || children.iter().any(|c| c.copy().is_some());
@@ -356,7 +399,7 @@ fn image(
 
 /// Waits for the other nodes.
 fn meet(group: Option<&dyn Group>) -> Result<(), CaptureError> {
-    let done = group.map(|g| g.meet(Facts::new(), BTreeSet::new()));
+    let done = group.map(|g| g.meet(Brought::default()));
     done.transpose()
         .map(drop)
         .map_err(|e| CaptureError::failed("checkpoint together with the other nodes", e))
@@ -389,6 +432,9 @@ fn agent_identity(pid: i32) -> Result<AgentIdentity, CaptureError> {
         pgid: s.pgrp,
         sid: s.session,
         tty: s.tty_nr,
+        started: s.starttime,
+        front: s.ppid,
+        front_started: proc::born(s.ppid).unwrap_or_default(),
     })
 }
 

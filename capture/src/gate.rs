@@ -4,16 +4,12 @@
 //! Whether a job has any is seen when the mappings of its processes are read while they are stopped, as they are in
 //! any case: the first checkpoint of such a job is begun again, with the gate. A job without pays nothing.
 
-use crate::listing::Listing;
-use crate::process::Draft;
+use crate::state::draft::Draft;
+use crate::stop::listing::Listing;
 use crate::CaptureError;
-use belay_plugins::gate::{Gates, Unready};
-use belay_plugins::{Facts, Group};
-use std::collections::BTreeSet;
+use belay_plugins::gate::{Apart, Gates, Unready};
+use belay_plugins::Group;
 use std::time::{Duration, Instant};
-
-/// Made known by a node that has libraries which take part.
-const FACT: &str = "gate";
 
 /// Gates that are shut, on all nodes. Dropped, those of this one open.
 #[derive(Debug)]
@@ -29,25 +25,37 @@ pub(crate) struct Shut {
 /// Shuts the gates of all descendants of `agent` but its children `outside` and what they have started, together with
 /// the other nodes.
 pub(crate) fn shut((agent, outside): (i32, &[i32]), limit: Duration, group: Option<&dyn Group>) -> Result<Shut, CaptureError> {
+    let listing = Listing::make(agent, &self::outside(outside))?;
+    let pids = listing.processes.iter().map(|(pid, ..)| *pid);
+    let mut gates = Gates::find(pids, limit).map_err(|r| CaptureError::Refused(vec![r]))?;
+    // Nobody has been asked before.
     let since = Instant::now();
-    let listing = Listing::make(agent, outside)?;
-    let mut gates = Gates::find(listing.processes.iter().map(|(pid, ..)| *pid)).map_err(|r| CaptureError::Refused(vec![r]))?;
-    gates.close(limit).map_err(CaptureError::Refused)?;
-    let here = (!gates.is_empty()).then(|| (FACT.to_owned(), String::new()));
-    let is_needed = match group {
-        None => here.is_some(),
-        Some(group) => {
-            let facts = group.meet(here.into_iter().collect(), BTreeSet::from([FACT.to_owned()]));
-            let facts: Facts = facts.map_err(|e| CaptureError::failed("come to rest together with the other nodes", e))?;
-            facts.contains_key(FACT)
-        }
-    };
+    let is_needed = gates.close(limit, group).map_err(|apart| match apart {
+        Apart::Refused(refusals) => CaptureError::Refused(refusals),
+        Apart::Group(e) => CaptureError::failed("come to rest together with the other nodes", e),
+    })?;
     Ok(Shut {
         gates,
         since,
         limit,
         is_needed,
     })
+}
+
+/// Children of the agent that are no part of the job: those that it names, and those that ask a GPU's driver.
+pub(crate) fn outside(named: &[i32]) -> Vec<i32> {
+    named.iter().copied().chain(belay_plugins::gate::gpu::askers()).collect()
+}
+
+/// The libraries in process `pid` that take part.
+pub(crate) fn libraries(shut: Option<&Shut>, pid: i32) -> Vec<String> {
+    shut.map(|s| s.gates.libraries(pid)).unwrap_or_default()
+}
+
+/// The same, and the GPUs that it has left.
+pub(crate) fn partakers(shut: Option<&Shut>, pid: i32) -> (Vec<String>, Vec<String>) {
+    let left = shut.map(|s| s.gates.left(pid));
+    (libraries(shut, pid), left.unwrap_or_default())
 }
 
 /// Looks, while all are stopped, whether every library that takes part is at rest.
@@ -61,6 +69,11 @@ pub(crate) fn check(shut: Option<&Shut>, drafts: &[Draft]) -> Result<(), Capture
 }
 
 impl Shut {
+    /// No process of the job goes on.
+    pub(crate) fn abandon(self) {
+        self.gates.abandon();
+    }
+
     /// Opens the gates, now that everything runs.
     pub(crate) fn open(self) {
         for late in self.gates.open(self.limit) {

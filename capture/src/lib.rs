@@ -1,68 +1,41 @@
 //! The checkpoint flow: gate, suspend, capture, drain, snapshot, resume, reopen, write.
 //!
-//! [`capture`] is the part that the application waits for (see `flow`); [`Snapshot::write`] is the part that runs beside it. A failure before
-//! `resume` drops the `Suspended` guard, which puts every task back as it was: the application goes on, the generation is dropped.
+//! [`capture`] is the part that the application waits for (see `flow`); [`Snapshot::write`] is the part that runs
+//! beside it. A failure before `resume` drops the `Suspended` guard, which puts every task back as it was: the
+//! application goes on, the generation is dropped.
 //!
-//! Must be called from one thread only, the agent's main thread, because the kernel ties a traced task to the thread that traces it.
+//! `flow` is the order of the phases. `stop` seizes, stops and lets go; `inject` runs code of ours in a stopped
+//! process; `state` is what a process is, `memory` what its memory is and how it comes into the store.
+//!
+//! Must be called from one thread only, the agent's main thread, because the kernel ties a traced task to the thread
+//! that traces it.
 
-mod calls;
+mod access;
 mod clock;
-mod code;
-mod contents;
-mod control;
-mod copy;
 mod error;
-mod flags;
 mod flow;
-mod frame;
-mod frames;
 mod gate;
-mod gather;
-mod guards;
-pub mod headroom;
 mod inject;
-mod injected;
-mod inside;
-mod kin;
-mod landlock;
-mod listing;
-mod looks;
 mod memory;
-mod mlock;
-mod namespaces;
-mod placements;
-mod process;
-mod reader;
-mod reaper;
-mod remote;
-mod rescue;
-mod rights;
-mod rings;
-mod sequences;
-mod sharing;
-mod signals;
-mod snapshot;
-mod suspend;
-mod threads;
-mod tracers;
-mod tracking;
-mod undo;
-mod vfork;
-mod waits;
-mod witness;
+mod state;
+mod stop;
 
-pub use code::{adopt, Code};
 pub use error::CaptureError;
-pub use injected::load as load_injected;
-pub use suspend::{release, take_ended};
-pub use tracking::{Findings, Tracking};
+pub use inject::injected::load as load_injected;
+pub use memory::code::Code;
+pub use memory::headroom;
+pub use memory::held::adopt;
+pub use memory::tracking::{Findings, Tracking};
+pub use stop::stopped::{release, take_ended};
 
 use crate::flow::Order;
+use crate::memory::{code, family, looks, mappings, snapshot};
+use crate::stop::stopped;
 use belay_image::extents;
 use belay_image::manifest::FileEntry;
 use belay_image::model::Job;
 use belay_image::sections::{Kind, SectionFile};
-use belay_image::{checksum, extent_file, BLOB_FILE, JOB_FILE};
+use belay_image::{checksum, BLOB_FILE, JOB_FILE};
 use belay_plugins::{Descriptors, Group, Names};
 use belay_storage::session::Session;
 use belay_wire::Phase;
@@ -82,7 +55,8 @@ pub struct Options {
     pub standins: Option<Vec<i32>>,
     /// What this node has been called since the job was launched.
     pub names: Names,
-    /// The job's processes ask about calls (see [`belay_plugins::lead`]): the one system call filter that they have is of the restart's making.
+    /// The job's processes ask about calls (see [`belay_plugins::lead`]): the one system call filter that they have is
+    /// of the restart's making.
     pub led: bool,
     /// Save the programs and libraries that the processes map.
     pub save_code: bool,
@@ -94,6 +68,19 @@ pub struct Options {
     pub gate: bool,
     /// How long that may take.
     pub gate_limit: Duration,
+    /// What becomes of data of which programs declare what they do to it.
+    pub access: Access,
+}
+
+/// What becomes of declared data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// It is stored.
+    Off,
+    /// It is stored, and programs are asked to record what they do to it.
+    Watch,
+    /// What they overwrite before they read it is not stored.
+    LeaveOut,
 }
 
 /// What has been captured while the application was stopped, and the snapshot processes still to be written.
@@ -131,14 +118,17 @@ pub struct Snapshot {
 /// How often a capture is tried that is refused for reasons that pass by themselves, such as a connection about to be accepted.
 const TRIES: u32 = 10;
 
-/// Stops every descendant of the calling process, captures its state into `dir` (which exists and is empty), takes snapshots and lets the
-/// processes go on. Call from the agent's main thread. `session` stores what must be stored at once, `tracking` knows what has not been written since the last commit; `on_phase` is called at the start of each phase.
+/// Stops every descendant of the calling process, captures its state into `dir` (which exists and is empty), takes
+/// snapshots and lets the processes go on. Call from the agent's main thread. `session` stores what must be stored at
+/// once, `tracking` knows what has not been written since the last commit; `on_phase` is called at the start of each
+/// phase.
 ///
-/// Where the processes must not go on yet ([`Options::hold`], or too little memory is free for copies on write) they stay stopped until [`Held`] is dropped, which must happen
-/// on the calling thread.
+/// Where the processes must not go on yet ([`Options::hold`], or too little memory is free for copies on write) they
+/// stay stopped until [`Held`] is dropped, which must happen on the calling thread.
 ///
-/// Where only passing reasons stand against it, the program runs on for a moment and it is tried again. The moments grow from 1 to 256 ms. It is tried again at once, and with the gate, where a
-/// library is found that was not asked to come to rest.
+/// Where only passing reasons stand against it, the program runs on for a moment and it is tried again. The moments
+/// grow from 1 to 256 ms. It is tried again at once, and with the gate, where a library is found that was not asked to
+/// come to rest.
 ///
 /// SIGCHLD is consumed while tasks are waited for; one is raised at the end so that the caller's loop looks for ended children.
 pub fn capture(
@@ -177,10 +167,11 @@ pub fn capture(
     flow::take(Order { gate, ..order }, (session, tracking), on_phase)
 }
 
-/// The processes of a job, stopped since their capture. Dropped, it lets them go on as if they had never been stopped, and opens the gates.
+/// The processes of a job, stopped since their capture. Dropped, it lets them go on as if they had never been stopped,
+/// and opens the gates.
 #[derive(Debug)]
 pub struct Held {
-    job: suspend::Suspended,
+    job: stopped::Suspended,
     gate: Option<gate::Shut>,
 }
 
@@ -190,6 +181,9 @@ impl Held {
         for process in std::mem::take(&mut self.job.processes) {
             // SAFETY: takes numbers only. The process is traced by this thread, so its PID cannot have been given to another.
             unsafe { libc::kill(process.pid, libc::SIGKILL) };
+        }
+        if let Some(gate) = self.gate.take() {
+            gate.abandon();
         }
     }
 
@@ -220,19 +214,20 @@ impl Snapshot {
         self.watch.take()
     }
 
-    /// Stores the snapshots in `session`; may run on any thread. `progress` receives (bytes dealt with, bytes expected). Returns the files of the generation,
-    /// all of them, and the chunks, synced to the device, and what [`Tracking::commit`] is to be given after the commit.
+    /// Stores the snapshots in `session`; may run on any thread. `progress` receives (bytes dealt with, bytes
+    /// expected). Returns the files of the generation, all of them, and the chunks, synced to the device, and what
+    /// [`Tracking::commit`] is to be given after the commit.
     pub fn write(mut self, session: &mut Session, progress: &dyn Fn(u64, u64)) -> Result<(Vec<FileEntry>, Findings), CaptureError> {
         let mut progress = snapshot::Progress::new(progress);
-        let mut identities = memory::Identities::default();
+        let mut identities = mappings::Identities::default();
         for child in &self.children {
             progress.expect(child.resident_bytes());
             child.copy().into_iter().for_each(headroom::offer);
         }
         session.write_held()?;
-        let mut armed = Vec::new();
+        let (mut armed, mut left_out) = (Vec::new(), 0);
         let mut children = std::mem::take(&mut self.children);
-        kin::find(&mut children, &self.job.processes);
+        family::find(&mut children, &self.job.processes);
         session.expect(children.iter().map(snapshot::Child::pages).sum());
         std::thread::scope(|scope| {
             let looks = looks::Looks::begin(scope, self.writers, children.len() > 1);
@@ -244,10 +239,12 @@ impl Snapshot {
                 next = rest.next();
                 next.iter_mut().for_each(ask);
                 let pid = child.pid();
-                let (vmas, arms) = child.write(session, &looks, self.writers, &mut identities, &mut progress)?;
-                armed.extend(arms);
+                let written = child.write(session, &looks, self.writers, &mut identities, &mut progress)?;
+                armed.extend(written.armed);
+                left_out = written.spared_bytes.saturating_add(left_out);
                 if let Some(p) = self.job.processes.iter_mut().find(|p| p.pid == pid) {
-                    p.vmas = vmas;
+                    p.vmas = written.vmas;
+                    p.left_out = written.left_out;
                     p.exe_identity = code::identity_of_program(p, &mut identities);
                 }
             }
@@ -262,11 +259,11 @@ impl Snapshot {
         session.compact()?;
         session.seal()?;
         let mut files = Vec::new();
-        for (pid, table) in session.tables() {
+        for (id, table) in session.tables() {
             let mut index = SectionFile::new();
             index.push(Kind::Extents, extents::encode(table));
-            index.write(&self.dir.join(extent_file(*pid)))?;
-            files.push(extent_file(*pid));
+            index.write(&self.dir.join(id.file_name()))?;
+            files.push(id.file_name());
         }
         self.sections.push_json(Kind::Job, &self.job)?;
         self.sections.write(&self.dir.join(JOB_FILE))?;
@@ -277,11 +274,12 @@ impl Snapshot {
             .map(|name| entry(&self.dir, name))
             .collect::<Result<_, _>>()?;
         let code = self.code;
-        Ok((files, Findings { armed, code }))
+        Ok((files, Findings { armed, code, left_out }))
     }
 }
 
-/// Makes file `name` durable and describes it for the manifest. The references to the blob file carry a checksum each; it is not read again.
+/// Makes file `name` durable and describes it for the manifest. The references to the blob file carry a checksum each;
+/// it is not read again.
 fn entry(dir: &Path, name: String) -> Result<FileEntry, CaptureError> {
     let path = dir.join(&name);
     let fail = |step, e| belay_image::ImageError::io(step, &path, e);

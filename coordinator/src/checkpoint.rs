@@ -1,4 +1,5 @@
-//! A checkpoint under way: captured on the agent's main thread (which is the tracer), written on a thread of its own, committed on the main thread.
+//! A checkpoint under way: captured on the agent's main thread (which is the tracer), written on a thread of its own,
+//! committed on the main thread.
 //!
 //! ```text
 //! begin ──(capture: program blocked)──> Writing ──(thread)──> finish ──(commit)──> generation
@@ -31,6 +32,8 @@ pub(crate) struct Wanted {
     pub(crate) by: Vec<(ClientId, Instant)>,
     /// End the program after the commit.
     pub(crate) then_stop: bool,
+    /// What programs have declared that they overwrite need not be stored.
+    pub(crate) leave_out: bool,
 }
 
 #[derive(Debug, Default)]
@@ -83,6 +86,8 @@ pub(crate) struct Writing {
     written: Option<Result<Written, Failure>>,
     /// Parts of the job on other hosts.
     pub(crate) parts: Vec<Row>,
+    /// Bytes that these have left out.
+    pub(crate) left_out_elsewhere: u64,
 }
 
 /// A committed checkpoint.
@@ -122,6 +127,7 @@ impl Writing {
                 reason: snapshot.reason.clone(),
                 stops: 0,
             },
+            left_out: None,
         };
         let (notes, gated) = (snapshot.notes.clone(), snapshot.gated);
         let ended_meanwhile = ended.is_none() && snapshot.root_had_ended;
@@ -149,6 +155,7 @@ impl Writing {
             thread: Some(thread),
             written: None,
             parts: Vec::new(),
+            left_out_elsewhere: 0,
         })
     }
 
@@ -200,7 +207,8 @@ impl Writing {
         }
     }
 
-    /// Looks after the memory that is left; `outside` are children of the agent that are no part of the job. Returns after what time to look again.
+    /// Looks after the memory that is left; `outside` are children of the agent that are no part of the job. Returns
+    /// after what time to look again.
     pub(crate) fn watch_memory(&mut self, outside: &[i32]) -> Option<Duration> {
         const SOON: Duration = Duration::from_millis(2);
         if self.is_done() {
@@ -238,7 +246,8 @@ impl Writing {
         }
     }
 
-    /// Commits what was written; `root_status` is the status word of the command where it has ended by now. Held processes must not go on after a commit.
+    /// Commits what was written; `root_status` is the status word of the command where it has ended by now. Held
+    /// processes must not go on after a commit.
     pub(crate) fn finish(mut self, root_status: Option<i32>) -> (Wanted, Result<Committed, Failure>, Option<Held>) {
         // Its failure is in `written`.
         drop(self.settle());
@@ -253,6 +262,7 @@ impl Writing {
             started,
             written,
             parts,
+            left_out_elsewhere,
             ..
         } = self;
         let written = written.unwrap_or_else(|| Err(Failure::new(Exit::Internal, "nothing was written")));
@@ -270,6 +280,7 @@ impl Writing {
             if !parts.is_empty() {
                 files.push(crate::nodes::table::write(&draft.path, &parts)?);
             }
+            facts.left_out = Some(found.left_out.saturating_add(left_out_elsewhere)).filter(|bytes| *bytes > 0);
             let path = draft.target();
             let generation = draft.commit(files, &mut session, &facts)?;
             Ok(Committed {

@@ -141,7 +141,8 @@ impl Clients {
         None
     }
 
-    /// Sends `event` as far as the socket takes it now; the rest follows. After the last event of an answer the connection is closed.
+    /// Sends `event` as far as the socket takes it now; the rest follows. After the last event of an answer the
+    /// connection is closed.
     pub(crate) fn send(&mut self, id: ClientId, event: &Event) {
         let Some(client) = self.list.get_mut(&id) else {
             return; // it has hung up

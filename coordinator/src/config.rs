@@ -17,6 +17,9 @@
 //! zstd = "auto"               # "off", "auto" or a level from 1 to 19
 //! verify = true               # read everything back
 //!
+//! [encryption]                # what goes to tiers of kind pfs and object is sealed, see `keys`
+//! key_file = "/home/me/.config/belay/keys"   # or key_command = ["COMMAND", "ARGUMENT"]
+//!
 //! [checkpoints]               # of each job, see `limits`
 //! keep = 3                    # unless --keep says otherwise
 //! save_code = true            # with the programs and libraries that processes map, unless --no-save-code says otherwise
@@ -30,6 +33,13 @@
 //! [gate]                      # libraries in the program that come to rest before a checkpoint
 //! limit = "5s"                # how long that may take
 //!
+//! [verbs]                     # the library for InfiniBand in the programs of the job
+//! enable = "auto"             # "off", "auto" where the host has adapters (the default), or "on"
+//!
+//! [levels]                    # how often a checkpoint also becomes that
+//! redundant = "every 1"       # the number of checkpoints, or a time
+//! durable = "every 6"         # or "auto", with durable_mtti
+//!
 //! [redundancy]                # jobs on several hosts, see docs/redundancy.md
 //! scheme = "xor"              # partner, xor or reed-solomon
 //! group = 4                   # hosts
@@ -37,14 +47,18 @@
 //! local = "/local/scratch"    # a directory on every host's own disk
 //! domains = [["n1", "n2"], ["n3", "n4"]]   # hosts that fail together
 //! ```
-//! An error names file, line and key, and what is allowed. What a launch has read is kept in `job.json`, so that a restart finds the tiers again.
+//! An error names file, line and key, and what is allowed. What a launch has read is kept in `job.json`, so that a
+//! restart finds the tiers again.
 
 mod limits;
 mod values;
 
-use crate::nodes::listening;
-use crate::redundancy::Redundancy;
+use crate::keys::Encryption;
+use crate::levels::Levels;
+use crate::nodes::addresses;
+use crate::redundancy::settings::Redundancy;
 use crate::sys;
+use crate::verbs::Verbs;
 use crate::Failure;
 use belay_storage::flush::compress::Compression;
 use belay_storage::place::rule::Policy;
@@ -190,7 +204,7 @@ impl Tree {
         if self.fan_out.is_some_and(|n| !(1..=MAX_FAN_OUT).contains(&n)) {
             return Err(format!("fan_out: 1 to {MAX_FAN_OUT} are allowed"));
         }
-        listening::check(self.listen()).map_err(|why| format!("listen: {why}"))
+        addresses::check(self.listen()).map_err(|why| format!("listen: {why}"))
     }
 
     /// Where the root may listen; everywhere, where nothing is said.
@@ -248,7 +262,10 @@ struct Raw {
     checkpoints: Option<RawCheckpoints>,
     tree: Option<toml::Spanned<Tree>>,
     gate: Option<toml::Spanned<Gate>>,
+    verbs: Option<Verbs>,
     redundancy: Option<toml::Spanned<Redundancy>>,
+    levels: Option<Levels>,
+    encryption: Option<toml::Spanned<Encryption>>,
 }
 
 /// Everything configured.
@@ -269,9 +286,18 @@ pub struct Config {
     /// How long libraries in the program may take to come to rest.
     #[serde(default)]
     pub gate: Gate,
+    /// Whether programs have the library for InfiniBand in front of libibverbs.
+    #[serde(default)]
+    pub verbs: Verbs,
     /// How jobs on several hosts are made redundant.
     #[serde(default)]
     pub redundancy: Redundancy,
+    /// How often.
+    #[serde(default)]
+    pub levels: Levels,
+    /// How what goes to durable tiers is sealed.
+    #[serde(default)]
+    pub encryption: Encryption,
 }
 
 impl Config {
@@ -293,18 +319,10 @@ impl Config {
         Ok((config, limits))
     }
 
-    /// The same for a job that is made redundant so: where hosts are, it has no tiers, as its chunks have their place.
+    /// The same for a job that is made redundant so.
     #[must_use]
     pub fn of_job(self, redundancy: Redundancy) -> Self {
-        let tiers = match redundancy.scheme {
-            Some(_) => Vec::new(),
-            None => self.tiers,
-        };
-        Self {
-            tiers,
-            redundancy,
-            ..self
-        }
+        Self { redundancy, ..self }
     }
 
     fn add_file(&mut self, limits: &mut Limits, path: &Path) -> Result<(), Failure> {
@@ -312,8 +330,8 @@ impl Config {
         self.add_open(limits, path, &file)
     }
 
-    /// The user's file. One that cannot be reached is left out: whoever became another user by `setpriv`, or in a batch job, may still have the HOME of the one before. One that others can write would
-    /// decide where the checkpoints go.
+    /// The user's file. One that cannot be reached is left out: whoever became another user by `setpriv`, or in a batch
+    /// job, may still have the HOME of the one before. One that others can write would decide where the checkpoints go.
     fn add_user_file(&mut self, limits: &mut Limits, path: &Path) -> Result<(), Failure> {
         let fail = |e: &io::Error| Failure::io(format!("read {}", path.display()), e);
         let file = match open(path) {
@@ -395,10 +413,23 @@ impl Config {
             gate.check().map_err(|what| Fault { at, what })?;
             self.gate.limit = gate.limit.or(self.gate.limit);
         }
+        if let Some(verbs) = raw.verbs {
+            self.verbs.enable = verbs.enable.or(self.verbs.enable);
+        }
+        self.levels.add(raw.levels.unwrap_or_default());
         if let Some(redundancy) = raw.redundancy {
             let at = Some(redundancy.span());
             self.redundancy.add(redundancy.into_inner());
             self.redundancy.check().map_err(|what| Fault { at, what })?;
+        }
+        if let Some(encryption) = raw.encryption {
+            let (at, encryption) = (Some(encryption.span()), encryption.into_inner());
+            let what = match encryption.is_on() {
+                true => encryption.check(),
+                false => Err("key_file or key_command is needed".into()),
+            };
+            what.map_err(|what| Fault { at, what })?;
+            self.encryption = encryption;
         }
         let checkpoints = raw.checkpoints.unwrap_or_default();
         checkpoints.check()?;
@@ -417,6 +448,8 @@ impl Config {
         self.flush.check()?;
         self.tree.check()?;
         self.gate.check()?;
+        self.levels.check().map_err(|why| format!("levels: {why}"))?;
+        self.encryption.check().map_err(|why| format!("encryption: {why}"))?;
         self.redundancy.check().map_err(|why| format!("redundancy: {why}"))
     }
 

@@ -1,4 +1,5 @@
-//! What a job is, and the choices that hold for it: the contents of `job.json`. One validation for all who read it, wherever it lies.
+//! What a job is, and the choices that hold for it: the contents of `job.json`. One validation for all who read it,
+//! wherever it lies.
 
 use crate::config::Config;
 use crate::history::History;
@@ -89,6 +90,9 @@ pub struct Description {
     /// Save the programs and libraries that its processes map.
     #[serde(default = "yes")]
     pub save_code: bool,
+    /// What its programs declare that they overwrite is not stored.
+    #[serde(default = "yes")]
+    pub leave_out: bool,
     /// The last restart was to go on whatever instructions the processor lacks; for the parts on other hosts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub any_cpu: bool,
@@ -103,6 +107,10 @@ pub struct Description {
     /// Hosts whose parts were lost during the last run, where it was ended for that, and when that was noticed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<(String, u64)>,
+    /// It has ended as programs do that touch memory which a checkpoint has left out: the next restart is from one in
+    /// which nothing was.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub astray: bool,
     /// How the last run of the command ended: the status word as `wait` reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_status: Option<i32>,
@@ -132,7 +140,8 @@ impl Description {
         Ok(d)
     }
 
-    /// What no belay has written, and no other code is to meet: ids and names that lead elsewhere as parts of paths, times that are none.
+    /// What no belay has written, and no other code is to meet: ids and names that lead elsewhere as parts of paths,
+    /// times that are none.
     pub(crate) fn check(&self) -> Result<(), String> {
         if self.id.len() > MAX_ID || !self.id.chars().all(|c| c.is_ascii_hexdigit()) {
             return Err(format!("id: no number of at most {MAX_ID} hexadecimal digits"));
@@ -208,11 +217,13 @@ impl Description {
             differential: Differential::Hash,
             save_open_files: false,
             save_code: true,
+            leave_out: true,
             any_cpu: false,
             log_level: "info".into(),
             metrics: None,
             config: Config::default(),
             lost: Vec::new(),
+            astray: false,
             wait_status: None,
         }
     }

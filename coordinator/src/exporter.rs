@@ -1,14 +1,16 @@
-//! Where the numbers of a job are to be had: over HTTP at a TCP port or a UNIX socket, or in a file for the node exporter's text file collector.
+//! Where the numbers of a job are to be had: over HTTP at a TCP port or a UNIX socket, or in a file for the node
+//! exporter's text file collector.
 //!
-//! Whoever reaches the port may read; nothing can be changed through it. What a peer sends is bounded, and a slow one costs a descriptor for some seconds at most.
+//! Whoever reaches the port may read; nothing can be changed through it. What a peer sends is bounded, and a slow one
+//! costs a descriptor for some seconds at most.
 
 use crate::Failure;
+use belay_kernel::dir::Dir;
 use belay_wire::Exit;
-use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -70,8 +72,15 @@ struct Connection {
 #[derive(Debug)]
 enum Door {
     Tcp(TcpListener),
-    Unix(UnixListener, PathBuf),
-    File(PathBuf),
+    Unix(UnixListener, Spot),
+    File(Spot),
+}
+
+/// A name in a directory, which stays this one whatever its path leads to later.
+#[derive(Debug)]
+struct Spot {
+    dir: Dir,
+    name: PathBuf,
 }
 
 /// Hands out the numbers at one place.
@@ -94,10 +103,13 @@ impl Exporter {
                 let listener = bound.and_then(|l| l.set_nonblocking(true).map(|()| l));
                 Door::Tcp(listener.map_err(fail(what))?)
             }
-            Place::Unix(path) => Door::Unix(listen(path).map_err(fail(path.display().to_string()))?, path.clone()),
+            Place::Unix(path) => {
+                let listen = |spot: Spot| Ok(Door::Unix(spot.listen()?, spot));
+                Spot::of(path).and_then(listen).map_err(fail(path.display().to_string()))?
+            }
             Place::File(path) => {
-                replace(path, "").map_err(fail(path.display().to_string()))?;
-                Door::File(path.clone())
+                let begin = |spot: Spot| spot.replace("").map(|()| Door::File(spot));
+                Spot::of(path).and_then(begin).map_err(fail(path.display().to_string()))?
             }
         };
         Ok(Self {
@@ -176,7 +188,7 @@ impl Exporter {
     /// After a checkpoint: writes the file, where that is the place.
     pub(crate) fn publish(&self, text: impl FnOnce() -> String) -> io::Result<()> {
         match &self.door {
-            Door::File(path) => replace(path, &text()),
+            Door::File(spot) => spot.replace(&text()),
             _ => Ok(()),
         }
     }
@@ -186,7 +198,7 @@ impl Exporter {
     /// The job has ended: no name leads here any more.
     pub(crate) fn close(self) {
         let gone = match &self.door {
-            Door::Unix(_, path) | Door::File(path) => std::fs::remove_file(path),
+            Door::Unix(_, spot) | Door::File(spot) => spot.dir.remove(&spot.name),
             Door::Tcp(_) => Ok(()),
         };
         if let Err(e) = gone {
@@ -250,18 +262,47 @@ pub(crate) fn understand(request: &[u8]) -> Option<(&'static str, bool)> {
     })
 }
 
-/// Listens at `path`, in place of a socket of the caller's own that nobody listens at.
-fn listen(path: &Path) -> io::Result<UnixListener> {
-    let listener = match UnixListener::bind(path) {
-        Err(e) if e.kind() == ErrorKind::AddrInUse && is_stale(path)? => {
-            std::fs::remove_file(path)?;
-            UnixListener::bind(path)?
+impl Spot {
+    /// Where `path` leads now.
+    fn of(path: &Path) -> io::Result<Self> {
+        let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(ErrorKind::InvalidInput.into());
+        };
+        Ok(Self {
+            dir: Dir::find(dir)?,
+            name: name.into(),
+        })
+    }
+
+    /// Listens there, in place of a socket of the caller's own that nobody listens at.
+    fn listen(&self) -> io::Result<UnixListener> {
+        let path = PathBuf::from(format!("/proc/self/fd/{}", self.dir.as_raw_fd())).join(&self.name);
+        let listener = match belay_wire::socket::bind(&path) {
+            Err(e) if e.kind() == ErrorKind::AddrInUse && is_stale(&path)? => {
+                self.dir.remove(&self.name)?;
+                belay_wire::socket::bind(&path)?
+            }
+            bound => bound?,
+        };
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    }
+
+    /// Gives the file there new contents; a reader sees the old or the new ones. The collector is another user: everybody may read.
+    fn replace(&self, text: &str) -> io::Result<()> {
+        let mut name = self.name.as_os_str().to_owned();
+        name.push(format!(".{}", std::process::id()));
+        let new = Path::new(&name);
+        // Left behind by an agent that was killed and had the same number.
+        self.dir.remove(new)?;
+        let mut file = self.dir.open(new, libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL, 0o644)?;
+        let written = file.write_all(text.as_bytes());
+        let done = written.and_then(|()| self.dir.rename(new, &self.name));
+        if done.is_err() {
+            let _ = self.dir.remove(new);
         }
-        bound => bound?,
-    };
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
+        done
+    }
 }
 
 fn is_stale(path: &Path) -> io::Result<bool> {
@@ -270,25 +311,6 @@ fn is_stale(path: &Path) -> io::Result<bool> {
     Ok(m.file_type().is_socket()
         && m.uid() == crate::sys::euid()
         && std::os::unix::net::UnixStream::connect(path).is_err_and(refused))
-}
-
-/// Gives the file at `path` new contents; a reader sees the old or the new ones. The collector is another user: everybody may read.
-fn replace(path: &Path, text: &str) -> io::Result<()> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}", std::process::id()));
-    let new = PathBuf::from(name);
-    // Left behind by an agent that was killed and had the same number.
-    match std::fs::remove_file(&new) {
-        Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
-        _ => {}
-    }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&new)?;
-    let written = file.write_all(text.as_bytes());
-    let done = written.and_then(|()| std::fs::rename(&new, path));
-    if done.is_err() {
-        let _ = std::fs::remove_file(&new);
-    }
-    done
 }
 
 #[cfg(test)]
@@ -378,5 +400,29 @@ mod tests {
         assert!(Exporter::open(&Place::Unix(path.clone())).is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"somebody's file");
         std::fs::remove_file(&path).unwrap();
+    }
+
+    /// Whoever may write a directory on the way can put a link in its place at any moment.
+    #[test]
+    fn what_is_exchanged_on_the_way_leads_to_no_other_file() {
+        let top = std::env::temp_dir().join(format!("belay-exporter-{}", std::process::id()));
+        let (dir, away, victim) = (top.join("d"), top.join("away"), top.join("victim"));
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::create_dir(&victim).unwrap();
+        for (name, place) in [("x", Place::File(dir.join("x"))), ("s", Place::Unix(dir.join("s")))] {
+            std::fs::write(victim.join(name), "own").unwrap();
+            let e = Exporter::open(&place).unwrap();
+            std::fs::rename(&dir, &away).unwrap();
+            std::os::unix::fs::symlink(&victim, &dir).unwrap();
+            e.publish(|| "one\n".into()).unwrap();
+            assert!(away.join(name).exists());
+            e.close();
+            assert_eq!(std::fs::read(victim.join(name)).unwrap(), b"own");
+            assert!(!away.join(name).exists());
+            std::fs::remove_file(&dir).unwrap();
+            std::fs::rename(&away, &dir).unwrap();
+        }
+        assert_eq!(std::fs::read_dir(&victim).unwrap().count(), 2);
+        std::fs::remove_dir_all(top).unwrap();
     }
 }

@@ -75,8 +75,9 @@ impl Failure {
     }
 }
 
-/// `text` without what commands a terminal or turns the direction of writing, other than the ends of its lines: names of files, programs and tiers that it quotes may hold any
-/// character, may be another user's, and go to somebody's terminal.
+/// `text` without what commands a terminal or turns the direction of writing, other than the ends of its lines: names
+/// of files, programs and tiers that it quotes may hold any character, may be another user's, and go to somebody's
+/// terminal.
 pub fn plain(text: &str) -> String {
     let turns = |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let shown = |c: char| match c {
@@ -129,6 +130,7 @@ fn exit_of_storage(error: &StorageError, io: Exit) -> Exit {
         StorageError::System { source, .. } => exit_of_io(source, Exit::System),
         StorageError::Tier { source, .. } => exit_of_io(source, io),
         StorageError::TierDamaged { .. } => Exit::Damaged,
+        StorageError::Locked { .. } => Exit::NoKey,
         StorageError::TierFull { .. } => Exit::DiskFull,
         StorageError::Cancelled => Exit::ProgramEnded,
     }
@@ -177,6 +179,7 @@ impl From<RestartError> for Failure {
             RestartError::Failed { .. } | RestartError::Reported { .. } => Exit::RestartFailed,
             RestartError::Changed { .. } => Exit::Changed,
             RestartError::Forbidden { .. } => Exit::Forbidden,
+            RestartError::Lives { .. } => Exit::AlreadyRunning,
             RestartError::Image(e) => exit_of_image(e, Exit::RestartFailed),
         };
         Self::new(exit, e.to_string())

@@ -1,6 +1,6 @@
-//! The front: the process that the caller's shell waits for. It reports the signals sent to it to the agent, stops when the command stops itself,
-//! and ends as the command ended. When the agent is killed, the command goes on, and the front still waits for it; where the job is restarted then, it ends all of it that is on
-//! this host instead.
+//! The front: the process that the caller's shell waits for. It reports the signals sent to it to the agent, stops when
+//! the command stops itself, and ends as the command ended. When the agent is killed, the command goes on, and the
+//! front still waits for it; where the job is restarted then, it ends all of it that is on this host instead.
 
 use crate::nodes::remote::{end_standin, shell_code};
 use crate::relay::{Channel, Message};
@@ -12,8 +12,8 @@ use belay_wire::Exit;
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 
-/// Signals that front and agent take through a descriptor. Left out are those that mean a fault of the process itself, those that cannot be
-/// taken, and the stop signals of the terminal, which stop front, agent and command alike.
+/// Signals that front and agent take through a descriptor. Left out are those that mean a fault of the process itself,
+/// those that cannot be taken, and the stop signals of the terminal, which stop front, agent and command alike.
 pub fn handled() -> SignalSet {
     let not = [
         libc::SIGKILL,
@@ -42,7 +42,8 @@ pub fn handled() -> SignalSet {
 /// Remote shells that the agent has started, who stands in for them, and when that was started.
 type Shells = BTreeMap<i32, (i32, Option<u64>)>;
 
-/// Waits until the command has ended. `outside` are children that this process has had before. When the agent is killed, `ends_with_agent` tells whether nothing of the job may go on.
+/// Waits until the command has ended. `outside` are children that this process has had before. When the agent is
+/// killed, `ends_with_agent` tells whether nothing of the job may go on.
 pub(crate) fn wait(
     channel: &Channel,
     (signals, mut outside): (&SignalFd, Outside),
@@ -82,7 +83,8 @@ pub(crate) fn wait(
                 report(channel, take(signals, &mut not_restarted));
                 channel.send(Message::FencePassed);
             }
-            // The command stopped itself; the shell sees its own child only. The group is not signalled: whoever is in it and runs, runs.
+            // The command stopped itself; the shell sees its own child only. The group is not signalled: whoever is in
+            // it and runs, runs.
             Ok(Some(Message::Suspended(signal))) => sys::kill(std::process::id().cast_signed(), signal),
             Ok(Some(Message::NotRestarted)) => not_restarted = true,
             Ok(Some(Message::Shell(pid, standin))) => drop(shells.insert(pid, (standin, born(standin)))),
@@ -137,7 +139,8 @@ fn end_without_agent(outside: &Outside, agent: i32) -> Result<End, Failure> {
     Ok(End::Agent(status))
 }
 
-/// The agent was killed: its children are the front's now, and who stands in for those of `shells` hears from the front how they end. Signals of which the agent has not heard were received `late`.
+/// The agent was killed: its children are the front's now, and who stands in for those of `shells` hears from the front
+/// how they end. Signals of which the agent has not heard were received `late`.
 fn without_agent(
     signals: &SignalFd,
     late: Vec<Signal>,

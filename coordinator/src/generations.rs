@@ -3,10 +3,11 @@
 //! ```text
 //! gen/.tmp-000008/ ──(files, manifest.json, fsync)── rename, fsync ──> gen/000008/ ── rename, fsync ──> gen/.tmp-000008 ── removed
 //! ```
-//! So a name without `.tmp-` is a whole generation, whatever was killed when. The chunks that it refers to have got their names just before; those that no generation
-//! refers to any more are removed by [`needed_chunks`] and the store.
+//! So a name without `.tmp-` is a whole generation, whatever was killed when. The chunks that it refers to have got
+//! their names just before; those that no generation refers to any more are removed by [`needed_chunks`] and the store.
 
 use crate::{state, sys, Failure};
+use belay_abi::histories::TEMPORARY;
 use belay_image::manifest::{FileEntry, Manifest, Taken, MANIFEST_FILE, MAX_NUMBER};
 use belay_image::{sections, ImageError};
 use belay_storage::session::Session;
@@ -18,8 +19,6 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-const TEMPORARY: &str = ".tmp-";
 
 /// Name of generation `number`'s directory.
 pub fn name(number: u64) -> String {
@@ -130,6 +129,7 @@ pub fn status(m: &Manifest) -> GenerationStatus {
                 stops: t.stops,
             })
         }),
+        left_out: m.left_out,
         without_hashes: m.without_hashes.as_deref().map(Into::into),
         whole: true,
         damage: None,
@@ -188,8 +188,8 @@ pub fn list(dir: &Path) -> Result<Vec<Generation>, Failure> {
     Ok(numbers.into_iter().map(|n| Generation::open(n, dir.join(name(n)))).collect())
 }
 
-/// The order in which a restart tries generations `numbers` of `dir`: the newest first, and last those that hold only what the command left behind when it failed, which nobody wants to go on
-/// in place of the command.
+/// The order in which a restart tries generations `numbers` of `dir`: the newest first, and last those that hold only
+/// what the command left behind when it failed, which nobody wants to go on in place of the command.
 pub(crate) fn order(dir: &Path, numbers: BTreeSet<u64>) -> Vec<u64> {
     let has_failed = |n: &u64| state::has_failed(&dir.join(name(*n)));
     let (left, mut order): (Vec<u64>, Vec<u64>) = numbers.into_iter().rev().partition(has_failed);
@@ -197,7 +197,8 @@ pub(crate) fn order(dir: &Path, numbers: BTreeSet<u64>) -> Vec<u64> {
     order
 }
 
-/// The newest whole one of `generations`, oldest first, that holds most of the job: its command, unless that had failed by then, and as many parts on other hosts as any.
+/// The newest whole one of `generations`, oldest first, that holds most of the job: its command, unless that had failed
+/// by then, and as many parts on other hosts as any.
 pub(crate) fn fullest(generations: &[Generation]) -> Option<u64> {
     let whole = generations.iter().filter(|g| g.is_whole());
     let parts = |g: &Generation| crate::nodes::table::read(&g.path).map_or(0, |rows| rows.len());
@@ -205,8 +206,16 @@ pub(crate) fn fullest(generations: &[Generation]) -> Option<u64> {
     held.max().map(|(.., number)| number)
 }
 
-/// Which of `generations` (number, whole), oldest first, retention removes: all that are older than the `keep` newest whole ones. While there are
-/// not that many whole ones, nothing is removed; the newest whole one always stays, and so do those in `pinned`.
+/// The newest whole one of `generations`, oldest first, in which nothing was left out: to go back to, should the program
+/// take another way after a restart from a newer one.
+pub(crate) fn complete(generations: &[Generation]) -> Option<u64> {
+    let complete = |g: &&Generation| g.manifest.as_ref().is_ok_and(|m| m.left_out.is_none()) && !state::has_failed(&g.path);
+    generations.iter().rev().find(complete).map(|g| g.number)
+}
+
+/// Which of `generations` (number, whole), oldest first, retention removes: all that are older than the `keep` newest
+/// whole ones. While there are not that many whole ones, nothing is removed; the newest whole one always stays, and so
+/// do those in `pinned`.
 pub fn condemned(generations: &[(u64, bool)], keep: u32, pinned: &[u64]) -> Vec<u64> {
     let keep = keep.max(1) as usize;
     let oldest_kept = generations
@@ -222,11 +231,13 @@ pub fn condemned(generations: &[(u64, bool)], keep: u32, pinned: &[u64]) -> Vec<
         .collect()
 }
 
-/// Removes generations beyond `keep` that are not `pinned`; returns their numbers. The newest one from which most of the job goes on stays too, however many come after it.
+/// Removes generations beyond `keep` that are not `pinned`; returns their numbers. The newest one from which most of
+/// the job goes on stays too, however many come after it, and the newest one that is complete.
 pub fn retain(dir: &Path, keep: u32, pinned: &[u64]) -> Result<Vec<u64>, Failure> {
     let all = list(dir)?;
     let found: Vec<(u64, bool)> = all.iter().map(|g| (g.number, g.is_whole())).collect();
-    let pinned: Vec<u64> = pinned.iter().copied().chain(fullest(&all)).collect();
+    let pinned = pinned.iter().copied().chain(fullest(&all)).chain(complete(&all));
+    let pinned: Vec<u64> = pinned.collect();
     let gone = condemned(&found, keep, &pinned);
     remove_all(dir, &gone)?;
     Ok(gone)
@@ -237,8 +248,8 @@ pub fn remove(dir: &Path, number: u64) -> Result<(), Failure> {
     remove_all(dir, &[number])
 }
 
-/// Removes generations. That they are none any more is on the device before anything of them, or a chunk that they need, is removed: a power cut leaves no half of one. What cannot be removed does
-/// not keep the others from it.
+/// Removes generations. That they are none any more is on the device before anything of them, or a chunk that they
+/// need, is removed: a power cut leaves no half of one. What cannot be removed does not keep the others from it.
 pub fn remove_all(dir: &Path, numbers: &[u64]) -> Result<(), Failure> {
     let hidden = |n: u64| dir.join(format!("{TEMPORARY}{}", name(n)));
     let mut failed = None;
@@ -266,8 +277,9 @@ pub fn own_bytes(dir: &Path) -> Result<u64, Failure> {
     Ok(list(dir)?.into_iter().map(sizes).sum())
 }
 
-/// The chunks that the generations in `dir` refer to. `None` while a manifest cannot be read: what it refers to is not known, and it may be repaired from a
-/// copy as long as its chunks are there. A damaged generation goes with the retention of those after it.
+/// The chunks that the generations in `dir` refer to. `None` while a manifest cannot be read: what it refers to is not
+/// known, and it may be repaired from a copy as long as its chunks are there. A damaged generation goes with the
+/// retention of those after it.
 pub fn needed_chunks(dir: &Path) -> Result<Option<BTreeSet<u32>>, Failure> {
     let mut needed = BTreeSet::new();
     for g in list(dir)? {
@@ -315,6 +327,8 @@ pub struct Facts {
     pub threads: u32,
     /// How the memory was taken.
     pub taken: Taken,
+    /// Bytes that were not stored, where programs have declared that they are not needed.
+    pub left_out: Option<u64>,
 }
 
 /// A duration in milliseconds.
@@ -342,7 +356,8 @@ impl Draft {
         self.dir.join(name(self.number))
     }
 
-    /// Makes the draft a generation: names of its chunks, manifest, fsync, rename, fsync. `files` and the chunks of `session` are synced already.
+    /// Makes the draft a generation: names of its chunks, manifest, fsync, rename, fsync. `files` and the chunks of
+    /// `session` are synced already.
     pub fn commit(self, files: Vec<FileEntry>, session: &mut Session, facts: &Facts) -> Result<GenerationStatus, Failure> {
         session.publish()?;
         let own: u64 = files.iter().map(|f| f.bytes).sum();
@@ -357,6 +372,7 @@ impl Draft {
             processes: facts.processes,
             threads: facts.threads,
             taken: Some(facts.taken.clone()),
+            left_out: facts.left_out,
             without_hashes: session.why_without().map(str::to_owned),
             bytes: own + memory,
             new_bytes: own + session.new_bytes(),
@@ -442,6 +458,7 @@ mod tests {
                 reason: "enough".into(),
                 stops: 1,
             },
+            left_out: None,
         }
     }
 

@@ -1,6 +1,7 @@
 //! How long a job has run and how often it was interrupted: what the mean time to interrupt is taken from.
 //!
-//! A run whose end nobody has recorded was interrupted: its agent went with it, by a crash, a kill or the end of an allocation. It counts up to its last sign of life.
+//! A run whose end nobody has recorded was interrupted: its agent went with it, by a crash, a kill or the end of an
+//! allocation. It counts up to its last sign of life.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;

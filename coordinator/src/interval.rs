@@ -1,8 +1,9 @@
 //! When to take checkpoints: durations as the command line writes them, and the automatic interval.
 //!
-//! The automatic interval is the one that loses the least time to checkpoints and to work done again after interruptions: J. T. Daly, A higher order estimate of the optimum
-//! checkpoint interval for restart dumps, FGCS 22 (2006), equation 37, which for cheap checkpoints is J. W. Young's √(2CM) (A first order approximation to the optimum checkpoint
-//! interval, CACM 17 (1974)).
+//! The automatic interval is the one that loses the least time to checkpoints and to work done again after
+//! interruptions: J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22
+//! (2006), equation 37, which for cheap checkpoints is J. W. Young's √(2CM) (A first order approximation to the optimum
+//! checkpoint interval, CACM 17 (1974)).
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -40,7 +41,8 @@ pub fn optimum(cost: Duration, mtti: Duration) -> Duration {
     Duration::from_secs_f64(t.max(0.0))
 }
 
-/// What a checkpoint costs the program: the time that it was blocked, and of the time of writing, which goes on beside it, the share of the processors that the writers take.
+/// What a checkpoint costs the program: the time that it was blocked, and of the time of writing, which goes on beside
+/// it, the share of the processors that the writers take.
 pub fn cost(blocked: Duration, write: Duration, writers: u32, processors: u32) -> Duration {
     blocked + write.mul_f64((f64::from(writers) / f64::from(processors.max(1))).min(1.0))
 }
@@ -163,8 +165,8 @@ mod tests {
         let near = |a: f64, b: f64| (a - b).abs() <= b * 0.005;
         // Young's first order, for a cost that is small against the mean time to interrupt: √(2·1·10⁶) = 1414.2 s.
         assert!(near(t(1.0, 1e6), 1414.2), "{}", t(1.0, 1e6));
-        // Daly's series, worked out by hand for 5 minutes and 24 hours (7200·(1 + 1/72 + 1/5184) − 300) and for 5 minutes and 6 hours
-        // (3600·(1 + 1/36 + 1/1296) − 300).
+        // Daly's series, worked out by hand for 5 minutes and 24 hours (7200·(1 + 1/72 + 1/5184) − 300) and for 5
+        // minutes and 6 hours (3600·(1 + 1/36 + 1/1296) − 300).
         assert!(near(t(300.0, 86_400.0), 7001.4), "{}", t(300.0, 86_400.0));
         assert!(near(t(300.0, 21_600.0), 3402.8), "{}", t(300.0, 21_600.0));
         // Checkpoints that cost more than twice the mean time to interrupt: nothing better than that time.

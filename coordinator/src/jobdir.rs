@@ -1,6 +1,7 @@
 //! The job directory: `job.json`, `lock`, `control.sock`, `log/`, `gen/`. See docs/job-directory.md.
 //!
-//! Whoever holds the lock is the job's agent (and the processes that started it). The lock is the kernel's, so it ends with its holders.
+//! Whoever holds the lock is the job's agent (and the processes that started it). The lock is the kernel's, so it ends
+//! with its holders.
 
 pub use crate::description::{Description, Differential};
 use crate::lock::{held_by, LockFile};
@@ -43,7 +44,8 @@ pub struct JobDir {
 /// This process has been root's and is now that of another user, at whose job it looks.
 static IS_FOREIGN: AtomicBool = AtomicBool::new(false);
 
-/// Whether this process looks at another user's job, as that user. It brings what belongs to its own user (the keys of object stores in its environment), and so does nothing with the job's tiers.
+/// Whether this process looks at another user's job, as that user. It brings what belongs to its own user (the keys of
+/// object stores in its environment), and so does nothing with the job's tiers.
 pub fn is_foreign() -> bool {
     IS_FOREIGN.load(Ordering::Relaxed)
 }
@@ -257,7 +259,8 @@ impl JobDir {
         write().map_err(|e| Failure::io(format!("write {}", self.description_file().display()), &e))
     }
 
-    /// Makes the job's description and the names of its directories durable: without them no checkpoint in it would be found after a power cut.
+    /// Makes the job's description and the names of its directories durable: without them no checkpoint in it would be
+    /// found after a power cut.
     pub fn sync(&self) -> Result<(), Failure> {
         let fail = |e: io::Error| Failure::io(format!("sync {}", self.path.display()), &e);
         let description = self.dir.open(JOB.as_ref(), libc::O_RDONLY, 0);
@@ -284,11 +287,13 @@ impl JobDir {
         if self.answers() {
             return Err(self.already_running());
         }
-        // The holder has no socket any more, or not yet, or never: who tidies or flushes has none. If it is ending, its lock ends within moments; a deadline tells the two apart.
+        // The holder has no socket any more, or not yet, or never: who tidies or flushes has none. If it is ending, its
+        // lock ends within moments; a deadline tells the two apart.
         file.take_within(limit)?.ok_or_else(|| self.held(&file.holder()))
     }
 
-    /// The lock of whoever moves chunks here from other hosts for a restart, which holds the other lock; waits for it, but no longer than `limit`.
+    /// The lock of whoever moves chunks here from other hosts for a restart, which holds the other lock; waits for it,
+    /// but no longer than `limit`.
     pub(crate) fn lock_moves_within(&self, limit: Duration) -> Result<Lock, Failure> {
         let file = LockFile::open(&self.dir, &self.path, "moves.lock")?;
         file.take_within(limit)?.ok_or_else(|| self.held(&file.holder()))
@@ -333,7 +338,8 @@ impl JobDir {
         let Ok(stream) = self.connect(PATIENCE) else {
             return false;
         };
-        // A suspended agent accepts connections without answering: it runs, for this purpose. So does one that is silent for other reasons.
+        // A suspended agent accepts connections without answering: it runs, for this purpose. So does one that is
+        // silent for other reasons.
         if socket::peer(stream.as_fd()).is_ok_and(|p| is_suspended(p.pid)) {
             return true;
         }

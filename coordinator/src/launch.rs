@@ -1,5 +1,5 @@
-//! Launch: find the command, make front and agent, and execute the command with exactly the signal mask, dispositions and descriptors that the
-//! launcher was given.
+//! Launch: find the command, make front and agent, and execute the command with exactly the signal mask, dispositions
+//! and descriptors that the launcher was given.
 
 use crate::agent::{Agent, Fallback, Setup};
 use crate::nodes::prefix;
@@ -63,6 +63,7 @@ fn start(argv: &[CString], setup: Setup, set: &SignalSet, inherited: &Inherited)
     let signals = SignalFd::new(set).map_err(system("make a signal descriptor"))?;
     let (front_end, agent_end) = Channel::pair().map_err(system("make a channel to the agent"))?;
     let fallback = Fallback::of(&setup);
+    let preload = setup.description.config.verbs.variable()?;
     let mut agent = Agent::new(setup)?;
     agent.open_metrics()?;
     agent.listen()?;
@@ -80,13 +81,13 @@ fn start(argv: &[CString], setup: Setup, set: &SignalSet, inherited: &Inherited)
         None => {
             drop(front_end);
             drop(signals);
-            std::process::exit(run_agent(argv, agent, agent_end, inherited))
+            std::process::exit(run_agent((argv, preload), agent, agent_end, inherited))
         }
     }
 }
 
 /// The agent's process: starts the command and serves the job.
-fn run_agent(argv: &[CString], agent: Agent, channel: Channel, inherited: &Inherited) -> i32 {
+fn run_agent((argv, preload): (&[CString], Option<CString>), agent: Agent, channel: Channel, inherited: &Inherited) -> i32 {
     // A front that dies this early leaves nothing behind: the command is not started yet.
     let mut name = None;
     if let Some(path) = agent.path_for_command() {
@@ -99,7 +100,7 @@ fn run_agent(argv: &[CString], agent: Agent, channel: Channel, inherited: &Inher
         }
     }
     agent.listen_here();
-    let started = sys::become_subreaper().and_then(|()| spawn(argv, name.as_deref(), inherited));
+    let started = sys::become_subreaper().and_then(|()| spawn(argv, (name.as_deref(), preload), inherited));
     match started {
         Ok(pid) => {
             channel.send(Message::Started(pid));
@@ -117,8 +118,8 @@ fn run_agent(argv: &[CString], agent: Agent, channel: Channel, inherited: &Inher
 
 /// Forks and executes the command; returns when it runs, or the error of `execvp`.
 ///
-/// It is called by `name`, or as it is found.
-fn spawn(argv: &[CString], name: Option<&CStr>, inherited: &Inherited) -> io::Result<i32> {
+/// It is called by `name`, or as it is found, and has this variable in its environment.
+fn spawn(argv: &[CString], (name, variable): (Option<&CStr>, Option<CString>), inherited: &Inherited) -> io::Result<i32> {
     let mut pointers: Vec<*const libc::c_char> = argv.iter().map(|a| a.as_ptr()).collect();
     pointers.push(std::ptr::null());
     let program = pointers[0];
@@ -140,6 +141,10 @@ fn spawn(argv: &[CString], name: Option<&CStr>, inherited: &Inherited) -> io::Re
         }
         None => {
             inherited.restore();
+            if let Some(variable) = variable {
+                // SAFETY: this process has one thread; the text is given away and never freed.
+                unsafe { libc::putenv(variable.into_raw()) };
+            }
             // SAFETY: the pointers are zero-terminated strings, the last one is null.
             unsafe { libc::execvp(program, pointers.as_ptr()) };
             let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0).to_ne_bytes();

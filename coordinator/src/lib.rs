@@ -5,8 +5,9 @@
 //!                  │         └─ (orphans of the job, snapshot children while a checkpoint is written)
 //!                  └ waits in the caller's shell, mirrors the command's exit status
 //! ```
-//! The *front* is the process the shell waits for. The *agent* is its child, the parent of the command and the subreaper of everything the
-//! command starts; so it may trace all of it, and it can stay when the command has ended but processes that it left behind run on.
+//! The *front* is the process the shell waits for. The *agent* is its child, the parent of the command and the
+//! subreaper of everything the command starts; so it may trace all of it, and it can stay when the command has ended
+//! but processes that it left behind run on.
 
 pub mod agent;
 mod checkpoint;
@@ -23,7 +24,9 @@ pub mod generations;
 pub mod history;
 pub mod interval;
 pub mod jobdir;
+pub mod keys;
 pub mod launch;
+pub mod levels;
 mod lock;
 mod metrics;
 pub mod nodes;
@@ -34,6 +37,7 @@ pub mod restart;
 mod state;
 pub mod sys;
 pub mod tiers;
+pub mod verbs;
 pub mod verify;
 
 pub use belay_restart::End;

@@ -1,6 +1,7 @@
 //! Files by whose lock (`flock`) processes keep others out, and in which the holder has written who it is.
 //!
-//! The lock is the kernel's, so it ends with its holders: who took it, and the processes that inherited it. What is written there tells a user who is in the way and how far it is, and nothing else.
+//! The lock is the kernel's, so it ends with its holders: who took it, and the processes that inherited it. What is
+//! written there tells a user who is in the way and how far it is, and nothing else.
 
 use crate::{sys, Failure};
 use belay_kernel::dir::Dir;
@@ -93,7 +94,8 @@ fn own_word() -> String {
 }
 
 impl LockFile {
-    /// The file `name` in `dir`, which lies at `at`; it is made where there is none. What the lock's holder writes never goes through a link, or into somebody else's file.
+    /// The file `name` in `dir`, which lies at `at`; it is made where there is none. What the lock's holder writes
+    /// never goes through a link, or into somebody else's file.
     pub(crate) fn open(dir: &Dir, at: &Path, name: &str) -> Result<Self, Failure> {
         let path = at.join(name);
         let fail = |e: &io::Error| Failure::io(format!("lock {}", path.display()), e);
@@ -155,7 +157,8 @@ fn holder(file: &File) -> Holder {
     Holder::of(&word[..n])
 }
 
-/// Who holds the lock of `file`, which is only looked at; `None` when nobody does. Whoever wants it for itself in this very moment waits for that moment.
+/// Who holds the lock of `file`, which is only looked at; `None` when nobody does. Whoever wants it for itself in this
+/// very moment waits for that moment.
 pub(crate) fn held_by(file: &File) -> io::Result<Option<Holder>> {
     match sys::lock_shared(file.as_fd()) {
         Ok(()) => {

@@ -1,4 +1,5 @@
-//! What a running job tells its site: numbers in the text format of OpenMetrics, which Prometheus reads. Table and meaning: docs/metrics.md.
+//! What a running job tells its site: numbers in the text format of OpenMetrics, which Prometheus reads. Table and
+//! meaning: docs/metrics.md.
 
 use crate::checkpoint::Committed;
 use crate::Failure;
@@ -32,7 +33,8 @@ pub(crate) struct Now {
     pub(crate) stored_bytes: u64,
 }
 
-/// What the parts on other hosts tell at a checkpoint, merged on its way up the tree: added up, but for times, of which the longest counts.
+/// What the parts on other hosts tell at a checkpoint, merged on its way up the tree: added up, but for times, of which
+/// the longest counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Others {
     pub(crate) processes: u64,

@@ -46,7 +46,8 @@ pub(crate) fn describe(agent: i32, outside: &[i32], part: u64) -> Vec<ProcessSta
         .collect()
 }
 
-/// Fills in what only the caller can see: the PIDs that agent and processes have in the caller's PID namespace. `agent` is the agent's PID there.
+/// Fills in what only the caller can see: the PIDs that agent and processes have in the caller's PID namespace. `agent`
+/// is the agent's PID there.
 pub fn host_pids(status: &mut Status, agent: i32) {
     if agent <= 0 {
         return;

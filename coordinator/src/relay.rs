@@ -1,8 +1,9 @@
 //! The channel between front and agent, and which signals are sent on to the command.
 //!
-//! The command shares its process group with front and agent, so what the terminal or a shell sends to the group reaches it by itself; only a signal
-//! sent to the front (or the agent) alone must be passed on. The two are told apart by the other process as witness: a signal that both
-//! received was sent to the group. The witness is asked only after [`sys::group_barrier`], so the answer is exact, not a matter of timing:
+//! The command shares its process group with front and agent, so what the terminal or a shell sends to the group
+//! reaches it by itself; only a signal sent to the front (or the agent) alone must be passed on. The two are told apart
+//! by the other process as witness: a signal that both received was sent to the group. The witness is asked only after
+//! [`sys::group_barrier`], so the answer is exact, not a matter of timing:
 //!
 //! ```text
 //! front receives S:  barrier, report S ──> agent: drains its own signals; S among them? both drop it : pass S on
@@ -111,7 +112,8 @@ impl Channel {
                     .ok_or_else(|| io::ErrorKind::InvalidData.into())
             }
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
-            // The other end has gone without reading all we sent. The kernel says so once, in front of what that end had sent before.
+            // The other end has gone without reading all we sent. The kernel says so once, in front of what that end
+            // had sent before.
             Err(e) if e.kind() == io::ErrorKind::ConnectionReset => self.receive(wait),
             Err(e) => Err(e),
         }

@@ -11,6 +11,7 @@ use crate::sys::{self, Disposition};
 use crate::tiers::gather::Gathered;
 use crate::tiers::{self, Known};
 use crate::{front, state, Failure};
+use belay_image::manifest::Manifest;
 use belay_plugins::Group;
 use belay_restart::{End, News, Options, Restored, WithoutAgent};
 use belay_wire::{Exit, Phase};
@@ -34,68 +35,194 @@ pub fn restart(
     (options, hosts): (&Options, &[String]),
     tell: &mut dyn FnMut(Notice, &str),
 ) -> Result<End, Failure> {
-    // Remote shells keep their numbers until they have been waited for.
-    Disposition::replace(libc::SIGCHLD, libc::SIG_DFL);
-    let (dir, description) = (setup.dir.clone(), setup.description.clone());
-    let fallback = Fallback::of(&setup);
-    let redundant = description.config.redundancy.settings()?;
-    let mut agent = Some(Agent::new(setup)?);
+    let mut attempts = Attempts::new(setup, gathered, (options, hosts))?;
     let mut damaged: Vec<(u64, Failure)> = Vec::new();
     for number in numbers {
-        if let Some((damaged, failure)) = damaged.last() {
-            let age = age(&dir, number);
-            tell(
-                Notice::Warning,
-                &format!("generation {damaged} is damaged ({failure}); using generation {number}{age}"),
-            );
+        if let Some(last) = damaged.last() {
+            attempts.turn_to(number, last, tell);
         }
-        let try_it = |agent: &mut Option<Agent>, tell: &mut dyn FnMut(Notice, &str)| {
-            let g = Generation::at(&dir.generations(), number);
-            attempt(&g, (options, hosts, &fallback), agent, tell)
-        };
-        let prepared = match &redundant {
-            Some(_) => again::prepare(&dir, number, hosts, &mut |line| tell(Notice::Progress, line)),
-            None => Ok(()),
-        };
-        // Where chunks lie on their hosts, those have been asked by now.
-        let there = |r: Result<(), Failure>| match &redundant {
-            None => r.and_then(|()| gathered.check(&dir, number)),
-            Some(_) => r,
-        };
-        let mut result = there(prepared).and_then(|()| try_it(&mut agent, tell));
-        if let Err(failure) = &result {
-            let damage = is_damage(failure, &agent);
-            // A part may have found what is damaged, and this process not know it.
-            let suspicion = failure.exit == Exit::RestartFailed && agent.is_some() && has_parts(&dir, number);
-            if (damage || suspicion) && is_on_a_tier(&dir, &description, number) {
-                tracing::warn!(generation = number, error = %failure, "not whole here");
-                match bring(&dir, &description, number, tell) {
-                    Ok(0) if !damage => {}
-                    Ok(_) => result = try_it(&mut agent, tell),
-                    Err(failure) => result = Err(failure),
-                }
-            }
-        }
-        let failure = match result {
+        let failure = match attempts.with(number, tell) {
             Ok(end) => return Ok(end),
             Err(failure) => failure,
         };
         tracing::error!(generation = number, error = %failure, "restart failed");
-        let go_on = is_damage(&failure, &agent);
+        let go_on = attempts.is_damage(&failure);
         damaged.push((number, failure));
         if !go_on {
             break;
         }
     }
-    let all_damaged = damaged.iter().all(|(_, failure)| is_damage(failure, &agent));
-    if let Some(agent) = agent {
-        agent.abandon();
+    Err(attempts.give_up(damaged))
+}
+
+/// What the attempts with one generation after the other have in common.
+struct Attempts<'a> {
+    dir: JobDir,
+    description: Description,
+    redundant: bool,
+    gathered: &'a Gathered,
+    options: &'a Options,
+    hosts: &'a [String],
+    fallback: Fallback,
+    /// Who serves the job; none here once it does.
+    agent: Option<Agent>,
+}
+
+impl<'a> Attempts<'a> {
+    fn new(setup: Setup, gathered: &'a Gathered, (options, hosts): (&'a Options, &'a [String])) -> Result<Self, Failure> {
+        // Remote shells keep their numbers until they have been waited for.
+        Disposition::replace(libc::SIGCHLD, libc::SIG_DFL);
+        Ok(Self {
+            dir: setup.dir.clone(),
+            description: setup.description.clone(),
+            redundant: setup.description.config.redundancy.settings()?.is_some(),
+            gathered,
+            options,
+            hosts,
+            fallback: Fallback::of(&setup),
+            agent: Some(Agent::new(setup)?),
+        })
     }
-    if all_damaged && damaged.len() > 1 {
-        return Err(none_whole(&dir, &damaged));
+
+    /// The last one that was tried is damaged: says which is next.
+    fn turn_to(&self, number: u64, (damaged, failure): &(u64, Failure), tell: &mut dyn FnMut(Notice, &str)) {
+        let age = age(&self.dir, number);
+        tell(
+            Notice::Warning,
+            &format!("generation {damaged} is damaged ({failure}); using generation {number}{age}"),
+        );
     }
-    let last = damaged.pop().map(|(_, failure)| failure);
-    Err(last.unwrap_or_else(|| Failure::new(Exit::NoCheckpoint, "no checkpoint")))
+
+    /// Restarts generation `number`. What is not whole here is brought from a durable tier, where one has it, and tried again.
+    fn with(&mut self, number: u64, tell: &mut dyn FnMut(Notice, &str)) -> Result<End, Failure> {
+        let failure = match self.prepare(number, tell).and_then(|()| self.attempt(number, tell)) {
+            Ok(end) => return Ok(end),
+            Err(failure) => failure,
+        };
+        let damage = self.is_damage(&failure);
+        if !(damage || self.is_suspect(number, &failure)) || !tiers::is_on_a_tier(&self.dir, &self.description, number) {
+            return Err(failure);
+        }
+        tracing::warn!(generation = number, error = %failure, "not whole here");
+        match bring(&self.dir, &self.description, number, tell)? {
+            0 if !damage => return Err(failure),
+            _ if self.redundant => self.prepare(number, tell)?,
+            _ => {}
+        }
+        self.attempt(number, tell)
+    }
+
+    /// What lies on other hosts is made again or asked for there.
+    fn prepare(&self, number: u64, tell: &mut dyn FnMut(Notice, &str)) -> Result<(), Failure> {
+        if self.redundant {
+            again::prepare(&self.dir, number, self.hosts, &mut |line| tell(Notice::Progress, line))
+        } else {
+            // Where chunks lie on their hosts, those have been asked by now.
+            self.gathered.check(&self.dir, number)
+        }
+    }
+
+    /// Whether the failed attempt leaves others to be tried.
+    fn is_damage(&self, failure: &Failure) -> bool {
+        failure.exit == Exit::Damaged && self.agent.is_some()
+    }
+
+    /// A part may have found what is damaged, and this process not know it.
+    fn is_suspect(&self, number: u64, failure: &Failure) -> bool {
+        failure.exit == Exit::RestartFailed && self.agent.is_some() && has_parts(&self.dir, number)
+    }
+
+    fn attempt(&mut self, number: u64, tell: &mut dyn FnMut(Notice, &str)) -> Result<End, Failure> {
+        let g = Generation::at(&self.dir.generations(), number);
+        let m = g.manifest()?;
+        if let Some(a) = &mut self.agent {
+            a.number_from(m.next_chunk);
+            a.goes_back_to(g.number);
+        }
+        g.check_owner()?;
+        let ended = state::read(&g.path)?;
+        announce(&g, m, ended.is_some(), tell);
+        tracing::info!(generation = g.number, lazy = self.options.lazy, "restarting");
+        let reunion = match &mut self.agent {
+            Some(a) => a.other_nodes(&g.path, g.number, self.hosts)?,
+            None => None,
+        };
+        self.hand_over(&g, ended, reunion.as_ref())
+    }
+
+    /// Has the processes made again; the agent goes to serve them.
+    fn hand_over(&mut self, g: &Generation, ended: Option<i32>, reunion: Option<&Reunion>) -> Result<End, Failure> {
+        let shells = self.agent.as_ref().map(Agent::shells).unwrap_or_default();
+        let (agent, fallback) = (RefCell::new(&mut self.agent), &self.fallback);
+        let options = Options {
+            ended: ended.is_some(),
+            ..self.options.clone()
+        };
+        // Whoever sees the program run can command it.
+        let mut listen = || {
+            if let Some(Err(failure)) = agent.borrow_mut().as_mut().map(Agent::listen) {
+                tracing::error!(error = %failure, "no control socket");
+                sys::say(&format!("{failure}; the program cannot be commanded"));
+            }
+        };
+        let mut serve = |restored: Restored, report: &dyn Fn(News)| {
+            let agent = agent.borrow_mut().take();
+            agent.map_or(0, |mut a| {
+                a.goes_on_from(g);
+                // Pages that are only mapped have not been compared with their checksums: damage must not spread to the
+                // generations that follow.
+                if !options.lazy {
+                    a.build_on(&g.path);
+                }
+                if let Some(joining) = reunion.and_then(Reunion::take_joining) {
+                    a.rejoin(joining);
+                }
+                agent_main(a, g.number, restored, ended, report)
+            })
+        };
+        // The job may not call it so.
+        tracing::debug!(host = sys::host(), "this host");
+        let group = reunion.map(|r| -> &dyn Group { r });
+        let without_agent = WithoutAgent {
+            ends: &|| fallback.is_there(),
+            shells: &shells,
+            farewell: &|standin, status| end_standin(standin, shell_code(status)),
+        };
+        belay_restart::restart(&g.path, &options, group, &mut listen, &mut serve, &without_agent).map_err(Failure::from)
+    }
+
+    /// What the user is told when none of `damaged` could be restarted.
+    fn give_up(self, mut damaged: Vec<(u64, Failure)>) -> Failure {
+        let all_damaged = damaged.iter().all(|(_, failure)| self.is_damage(failure));
+        if let Some(agent) = self.agent {
+            agent.abandon();
+        }
+        if all_damaged && damaged.len() > 1 {
+            return none_whole(&self.dir, &damaged);
+        }
+        let last = damaged.pop().map(|(_, failure)| failure);
+        last.unwrap_or_else(|| Failure::new(Exit::NoCheckpoint, "no checkpoint"))
+    }
+}
+
+/// Says which generation is restarted, and what of the job it holds.
+fn announce(g: &Generation, m: &Manifest, ended: bool, tell: &mut dyn FnMut(Notice, &str)) {
+    tell(
+        Notice::Progress,
+        &format!(
+            "restarting generation {} ({} processes, {} threads)",
+            g.number, m.processes, m.threads
+        ),
+    );
+    if ended {
+        tell(
+            Notice::Warning,
+            &format!(
+                "generation {} holds what the command left behind when it ended; it goes on in the background",
+                g.number
+            ),
+        );
+    }
 }
 
 /// How long ago generation `number` was made, as the end of a sentence: what the program has done since is lost.
@@ -119,23 +246,13 @@ fn none_whole(dir: &JobDir, damaged: &[(u64, Failure)]) -> Failure {
     )
 }
 
-/// Whether a failed attempt leaves others to be tried.
-fn is_damage(failure: &Failure, agent: &Option<Agent>) -> bool {
-    failure.exit == Exit::Damaged && agent.is_some()
-}
-
 fn has_parts(dir: &JobDir, number: u64) -> bool {
     let path = dir.generations().join(generations::name(number));
     table::read(&path).is_ok_and(|rows| !rows.is_empty())
 }
 
-pub(crate) fn is_on_a_tier(dir: &JobDir, d: &Description, number: u64) -> bool {
-    let known = tiers::known(dir, d);
-    let mut held = known.iter().flatten().flat_map(Known::numbers);
-    held.any(|n| n == number)
-}
-
-/// The fetch phase: what of generation `number` is missing or damaged here comes from the durable tiers; how many chunks and files that was.
+/// The fetch phase: what of generation `number` is missing or damaged here comes from the durable tiers; how many
+/// chunks and files that was.
 fn bring(dir: &JobDir, d: &Description, number: u64, tell: &mut dyn FnMut(Notice, &str)) -> Result<u64, Failure> {
     let phase = Phase::Fetch.name();
     tell(Notice::Progress, &format!("{phase} generation {number}"));
@@ -156,78 +273,8 @@ fn bring(dir: &JobDir, d: &Description, number: u64, tell: &mut dyn FnMut(Notice
     Ok(items)
 }
 
-fn attempt(
-    g: &Generation,
-    (options, hosts, fallback): (&Options, &[String], &Fallback),
-    agent: &mut Option<Agent>,
-    tell: &mut dyn FnMut(Notice, &str),
-) -> Result<End, Failure> {
-    let m = g.manifest()?;
-    if let Some(a) = agent {
-        a.number_from(m.next_chunk);
-        a.goes_back_to(g.number);
-    }
-    g.check_owner()?;
-    tell(
-        Notice::Progress,
-        &format!(
-            "restarting generation {} ({} processes, {} threads)",
-            g.number, m.processes, m.threads
-        ),
-    );
-    tracing::info!(generation = g.number, lazy = options.lazy, "restarting");
-    let ended = state::read(&g.path)?;
-    if ended.is_some() {
-        tell(
-            Notice::Warning,
-            &format!(
-                "generation {} holds what the command left behind when it ended; it goes on in the background",
-                g.number
-            ),
-        );
-    }
-    let reunion = match agent {
-        Some(a) => a.other_nodes(&g.path, g.number, hosts)?,
-        None => None,
-    };
-    let shells = agent.as_ref().map(Agent::shells).unwrap_or_default();
-    let agent = RefCell::new(agent);
-    // Whoever sees the program run can command it.
-    let mut listen = || {
-        if let Some(Err(failure)) = agent.borrow_mut().as_mut().map(Agent::listen) {
-            tracing::error!(error = %failure, "no control socket");
-            sys::say(&format!("{failure}; the program cannot be commanded"));
-        }
-    };
-    let mut serve = |restored: Restored, report: &dyn Fn(News)| {
-        let agent = agent.borrow_mut().take();
-        agent.map_or(0, |mut a| {
-            // Pages that are only mapped have not been compared with their checksums: damage must not spread to the generations that follow.
-            if !options.lazy {
-                a.build_on(&g.path);
-            }
-            if let Some(joining) = reunion.as_ref().and_then(Reunion::take_joining) {
-                a.rejoin(joining);
-            }
-            agent_main(a, g.number, restored, ended, report)
-        })
-    };
-    // The job may not call it so.
-    tracing::debug!(host = sys::host(), "this host");
-    let group = reunion.as_ref().map(|r| -> &dyn Group { r });
-    let without_agent = WithoutAgent {
-        ends: &|| fallback.is_there(),
-        shells: &shells,
-        farewell: &|standin, status| end_standin(standin, shell_code(status)),
-    };
-    let options = Options {
-        ended: ended.is_some(),
-        ..options.clone()
-    };
-    belay_restart::restart(&g.path, &options, group, &mut listen, &mut serve, &without_agent).map_err(Failure::from)
-}
-
-/// Numbers of the generations to try, in this order: `wanted`, or all from the newest, in the job directory and on its durable tiers.
+/// Numbers of the generations to try, in this order: `wanted`, or all from the newest, in the job directory and on its
+/// durable tiers.
 pub fn candidates(
     dir: &JobDir,
     d: &Description,
@@ -249,15 +296,8 @@ pub fn candidates(
     }
     let mut found = found(&known);
     found.extend(record::numbers(dir.path()));
-    let at = dir.path().display();
     if found.is_empty() {
-        return Err(match problems.into_iter().next() {
-            Some((exit, problem)) => Failure::new(exit, format!("{at} holds no checkpoint, and {problem}")),
-            None => Failure::new(
-                Exit::NoCheckpoint,
-                format!("{at} holds no checkpoint; start the program with belay launch"),
-            ),
-        });
+        return Err(no_checkpoint(dir, problems.into_iter().next()));
     }
     for (_, problem) in problems {
         tell(Notice::Warning, &problem);
@@ -265,26 +305,73 @@ pub fn candidates(
     if let Some(number) = wanted {
         found.retain(|n| *n == number);
         if found.is_empty() {
+            let at = dir.path().display();
             return Err(Failure::new(
                 Exit::NoGeneration,
                 format!("{at} has no generation {number}; see belay list {at}"),
             ));
         }
     }
-    let gen = dir.generations();
-    let order = generations::order(&gen, found);
-    if let (Some(first), Some(newest)) = (order.first(), order.iter().max()) {
-        if first < newest {
+    let mut order = generations::order(&dir.generations(), found);
+    tell_of_leftovers(dir, &order, tell);
+    if d.astray && wanted.is_none() {
+        prefer_complete(dir, &known, &mut order, tell);
+    }
+    Ok(order)
+}
+
+/// Puts generations in which nothing was left out first, in the job directory or on a tier; not those that hold only
+/// what the command left behind when it failed.
+fn prefer_complete(dir: &JobDir, known: &[Option<Known>], order: &mut Vec<u64>, tell: &mut dyn FnMut(Notice, &str)) {
+    let is_complete = |n: &u64| {
+        let at = Generation::at(&dir.generations(), *n);
+        let mut there = known.iter().flatten().flat_map(|k| &k.generations).map(|(_, m)| m);
+        let complete = |m: &Manifest| m.generation == *n && m.left_out.is_none();
+        !state::has_failed(&at.path) && (at.manifest.as_ref().is_ok_and(complete) || there.any(complete))
+    };
+    let newest = order.first().copied();
+    let (complete, others): (Vec<u64>, Vec<u64>) = order.iter().partition(|n| is_complete(n));
+    *order = [complete, others].concat();
+    if let (Some(newest), Some(first)) = (newest, order.first()) {
+        if *first != newest {
+            let age = age(dir, *first);
             tell(
                 Notice::Warning,
                 &format!(
-                    "generation {newest} holds only what the command left behind when it failed (--generation {newest} restarts that); using generation {first}{}",
-                    age(dir, *first)
+                    "the program failed after it had gone on from a generation that lacks what it declared that it \
+                     overwrites: using generation {first}, which lacks nothing{age} (--generation {newest} for the newest)"
                 ),
             );
         }
     }
-    Ok(order)
+}
+
+/// The failure where there is nothing to restart, and perhaps a `problem` with a tier.
+fn no_checkpoint(dir: &JobDir, problem: Option<(Exit, String)>) -> Failure {
+    let at = dir.path().display();
+    match problem {
+        Some((exit, problem)) => Failure::new(exit, format!("{at} holds no checkpoint, and {problem}")),
+        None => Failure::new(
+            Exit::NoCheckpoint,
+            format!("{at} holds no checkpoint; start the program with belay launch"),
+        ),
+    }
+}
+
+/// Says so where the first in `order` is not the newest, which holds only what the command left behind.
+fn tell_of_leftovers(dir: &JobDir, order: &[u64], tell: &mut dyn FnMut(Notice, &str)) {
+    let (Some(first), Some(newest)) = (order.first(), order.iter().max()) else {
+        return;
+    };
+    if first < newest {
+        tell(
+            Notice::Warning,
+            &format!(
+                "generation {newest} holds only what the command left behind when it failed (--generation {newest} restarts that); using generation {first}{}",
+                age(dir, *first)
+            ),
+        );
+    }
 }
 
 /// Runs in the agent of the restarted job.

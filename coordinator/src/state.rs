@@ -26,7 +26,8 @@ pub(crate) fn read(dir: &Path) -> Result<Option<i32>, Failure> {
     Ok(state.map(|s| s.wait_status))
 }
 
-/// Whether the command of the generation in `dir` had failed before the checkpoint: that holds what it left behind, and not what is to be done.
+/// Whether the command of the generation in `dir` had failed before the checkpoint: that holds what it left behind, and
+/// not what is to be done.
 pub(crate) fn has_failed(dir: &Path) -> bool {
     read(dir).is_ok_and(|status| status.is_some_and(|s| s != 0))
 }

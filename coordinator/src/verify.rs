@@ -1,6 +1,7 @@
 //! Verify: reads every byte of a generation and compares it with its checksums.
 //!
-//! The generation may be anybody's, and hold anything: what is in memory meanwhile does not grow with the files, and each page and byte string is read once, however often it is referred to.
+//! The generation may be anybody's, and hold anything: what is in memory meanwhile does not grow with the files, and
+//! each page and byte string is read once, however often it is referred to.
 
 mod refs;
 

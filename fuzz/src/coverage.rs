@@ -35,8 +35,8 @@ pub extern "C" fn __sanitizer_cov_pcs_init(_start: *const usize, _stop: *const u
 fn counters() -> impl Iterator<Item = &'static mut [u8]> {
     START.iter().zip(&BYTES).filter_map(|(start, bytes)| {
         let start = start.load(Relaxed);
-        // SAFETY: the part's own counters, see `__sanitizer_cov_8bit_counters_init`. They are plain bytes; the fuzzer looks at them on one thread, between
-        // executions.
+        // SAFETY: the part's own counters, see `__sanitizer_cov_8bit_counters_init`. They are plain bytes; the fuzzer
+        // looks at them on one thread, between executions.
         (!start.is_null()).then(|| unsafe { std::slice::from_raw_parts_mut(start, bytes.load(Relaxed)) })
     })
 }

@@ -1,4 +1,5 @@
-//! What must not happen during an execution: a panic, a hang, more memory than the input can justify. Whatever it is, the input is kept and the program ends.
+//! What must not happen during an execution: a panic, a hang, more memory than the input can justify. Whatever it is,
+//! the input is kept and the program ends.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::PathBuf;

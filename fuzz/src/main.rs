@@ -1,4 +1,5 @@
-//! `belay-fuzz [--seconds N] [--seed S] [--input FILE] [TARGET...]`: runs the targets one after the other; with a file, executes just that.
+//! `belay-fuzz [--seconds N] [--seed S] [--input FILE] [TARGET...]`: runs the targets one after the other; with a file,
+//! executes just that.
 
 use belay_fuzz::{engine, guard, targets};
 use std::time::Duration;

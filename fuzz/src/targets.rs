@@ -1,4 +1,5 @@
-//! The targets. Each takes bytes that come from disk, from the network or from another process, and does with them what belay does until it trusts them.
+//! The targets. Each takes bytes that come from disk, from the network or from another process, and does with them what
+//! belay does until it trusts them.
 
 use crate::values;
 use belay_coordinator::config::{Config, Limits};
@@ -44,7 +45,7 @@ const fn main(target: Target) -> Target {
 }
 
 /// All of them.
-pub const ALL: [Target; 29] = [
+pub const ALL: [Target; 30] = [
     main(target("image", "image", image)),
     main(target("image-resealed", "image", image_resealed)),
     main(target("values", "values", values::values)),
@@ -58,6 +59,7 @@ pub const ALL: [Target; 29] = [
     target("pack", "pack", belay_storage::fuzzing::pack),
     target("piece", "piece", belay_storage::fuzzing::piece),
     target("record", "record", belay_storage::fuzzing::record),
+    target("sealed", "sealed", belay_storage::fuzzing::sealed),
     target("places", "places", belay_storage::fuzzing::places),
     target("documents", "documents", from_coordinator::documents),
     target("identity", "identity", identity),

@@ -1,4 +1,5 @@
-//! Images that are right but for the values in them: a real one is decoded, values are changed, and it is encoded again, checksums and all.
+//! Images that are right but for the values in them: a real one is decoded, values are changed, and it is encoded
+//! again, checksums and all.
 
 use crate::mutate::NUMBERS;
 use belay_image::extents::{self, Extent, PAGE};

@@ -21,3 +21,13 @@ fn images_are_of_todays_format() {
     let tables = tables.filter(|raw| extents::decode(here, raw).is_ok());
     assert_eq!((jobs.count(), tables.count()), (2, files.len() - 2));
 }
+
+#[test]
+fn what_is_sealed_opens() {
+    let target = targets::ALL.iter().find(|t| t.name == "sealed").unwrap();
+    let open = engine::corpus(target)
+        .iter()
+        .filter(|data| belay_storage::fuzzing::opens(data))
+        .count();
+    assert_eq!(open, 1);
+}

@@ -1,4 +1,5 @@
-//! Each target for some time, with random numbers from `BELAY_SEED`: those of manifests, chunks and images for `BELAY_FUZZ_SECONDS` (10 unless given), the others for a thirtieth of that.
+//! Each target for some time, with random numbers from `BELAY_SEED`: those of manifests, chunks and images for
+//! `BELAY_FUZZ_SECONDS` (10 unless given), the others for a thirtieth of that.
 
 use belay_fuzz::{engine, guard, targets};
 use std::process::Command;

@@ -1,7 +1,8 @@
 //! The extent table: in which chunk each stored range of a process's memory lies.
 //!
-//! A range without an extent is zero (anonymous memory) or equal to the mapped file. Extents say nothing about the data's checksums: every chunk
-//! carries those of its own pages, so that a page is described once, however many generations and processes refer to it.
+//! A range without an extent is zero (anonymous memory) or equal to the mapped file. Extents say nothing about the
+//! data's checksums: every chunk carries those of its own pages, so that a page is described once, however many
+//! generations and processes refer to it.
 
 use crate::ImageError;
 use std::path::Path;

@@ -1,5 +1,6 @@
-//! Opening and reading files that may be anything: whoever looks at a job directory that belongs to another user (root may) must not be kept waiting by
-//! a FIFO or made to read a device without end. Only regular files are opened, and nothing is read beyond a limit.
+//! Opening and reading files that may be anything: whoever looks at a job directory that belongs to another user (root
+//! may) must not be kept waiting by a FIFO or made to read a device without end. Only regular files are opened, and
+//! nothing is read beyond a limit.
 
 use crate::ImageError;
 use std::fs::{File, OpenOptions};

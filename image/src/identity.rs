@@ -65,8 +65,8 @@ impl FileIdentity {
         })
     }
 
-    /// Whether a file of identity `now` can stand in for the one that was mapped: by build id where there was one, else by hash, else by length
-    /// and modification time.
+    /// Whether a file of identity `now` can stand in for the one that was mapped: by build id where there was one, else
+    /// by hash, else by length and modification time.
     pub fn accepts(&self, now: &FileIdentity) -> bool {
         match (&self.build_id, self.xxh3) {
             (Some(id), _) => now.build_id.as_ref() == Some(id) && now.bytes == self.bytes,

@@ -23,6 +23,7 @@ pub mod identity;
 pub mod manifest;
 pub mod model;
 pub mod name;
+pub mod packed;
 mod processor;
 pub mod sections;
 
@@ -34,17 +35,35 @@ pub const JOB_FILE: &str = "job.bimg";
 /// Name of the file that holds byte strings referenced from the sections.
 pub const BLOB_FILE: &str = "blobs.bin";
 
-/// In the place of a process number: contents of shared memory and files.
-pub const CONTENTS: i32 = 0;
+/// Whose bytes a table of extents leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TableId {
+    /// Files that processes map, see [`model::MappedFile`].
+    Code,
+    /// Contents of shared memory and files.
+    Contents,
+    /// The memory of the process with this number.
+    Process(i32),
+}
 
-/// In the place of a process number: files that processes map, see [`model::MappedFile`].
-pub const CODE: i32 = -1;
+impl TableId {
+    /// Name of the file that holds the table.
+    pub fn file_name(self) -> String {
+        match self {
+            TableId::Code => "pages-code.bidx".into(),
+            TableId::Contents => "pages-0.bidx".into(),
+            TableId::Process(pid) => format!("pages-{pid}.bidx"),
+        }
+    }
+}
 
-/// Name of the extent index of process `pid`, or of [`CONTENTS`] or [`CODE`].
-pub fn extent_file(pid: i32) -> String {
-    match pid {
-        CODE => "pages-code.bidx".into(),
-        pid => format!("pages-{pid}.bidx"),
+impl std::fmt::Display for TableId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            TableId::Code => f.write_str("files that processes map"),
+            TableId::Contents => f.write_str("contents of shared memory and files"),
+            TableId::Process(pid) => write!(f, "memory of process {pid}"),
+        }
     }
 }
 
@@ -112,5 +131,16 @@ impl ImageError {
             path: path.display().to_string(),
             reason: reason.into(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::TableId;
+
+    #[test]
+    fn tables_keep_their_file_names() {
+        let names = [TableId::Code, TableId::Contents, TableId::Process(17)].map(TableId::file_name);
+        assert_eq!(names, ["pages-code.bidx", "pages-0.bidx", "pages-17.bidx"]);
     }
 }

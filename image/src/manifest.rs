@@ -55,6 +55,10 @@ pub struct Manifest {
     /// How the memory was taken; earlier versions did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taken: Option<Taken>,
+    /// Bytes that were not stored, because the programs have declared that they overwrite them before they read them
+    /// (`docs/access.md`); none where all is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_out: Option<u64>,
     /// Why only a sample of the pages was looked for by their contents, where that did not pay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub without_hashes: Option<String>,
@@ -66,8 +70,8 @@ pub struct Manifest {
     pub files: Vec<FileEntry>,
     /// The chunks that hold the memory, by number.
     pub chunks: Vec<ChunkEntry>,
-    /// A number that no chunk had when this generation was committed, and none with a smaller one has been made since: numbers are never used again, because copies of
-    /// a chunk may be elsewhere when it is gone here.
+    /// A number that no chunk had when this generation was committed, and none with a smaller one has been made since:
+    /// numbers are never used again, because copies of a chunk may be elsewhere when it is gone here.
     #[serde(default)]
     pub next_chunk: u32,
 }
@@ -163,6 +167,7 @@ mod tests {
     fn sample() -> Manifest {
         Manifest {
             taken: None,
+            left_out: None,
             without_hashes: None,
             generation: 3,
             time_unix_s: 1,

@@ -25,7 +25,8 @@ pub struct Job {
     pub time_unix_s: u64,
     /// Bytes of the vDSO at capture: the same bytes at restart mean that the restorer's own vDSO can be moved into place.
     pub vdso_xxh3: u64,
-    /// These bytes and what they work on, for a restart where they are others; `None` where they could not be read, and in images of before.
+    /// These bytes and what they work on, for a restart where they are others; `None` where they could not be read, and
+    /// in images of before.
     #[serde(default)]
     pub kernel_pages: Option<KernelPages>,
     /// The processor; `None` in images of before.
@@ -39,7 +40,8 @@ pub struct Job {
     pub processes: Vec<Process>,
     /// `clock_gettime(CLOCK_MONOTONIC)` at capture, nanoseconds.
     pub monotonic_ns: u64,
-    /// Files that processes map, stored for a restart that finds others in their places. Without `--no-save-code`, most of those with an identity.
+    /// Files that processes map, stored for a restart that finds others in their places. Without `--no-save-code`, most
+    /// of those with an identity.
     #[serde(default)]
     pub code: Vec<MappedFile>,
 }
@@ -53,6 +55,9 @@ pub struct MappedFile {
     pub identity: FileIdentity,
     /// Its permission bits.
     pub mode: u32,
+    /// To whom it belonged, where that is known.
+    #[serde(default)]
+    pub owner: Option<u32>,
     /// Where its first byte lies among all of them, in the table of [`crate::CODE`]; a multiple of the page.
     pub at: u64,
     /// What is stored: ranges of whole pages, in ascending order. The last page of a file is filled up with zeros.
@@ -117,6 +122,15 @@ pub struct AgentIdentity {
     pub sid: i32,
     /// Device number (as in field 7 of `/proc/PID/stat`) of the controlling terminal it shares with the command, 0 if none.
     pub tty: u64,
+    /// When it was started (field 22); 0 where nobody has looked.
+    #[serde(default)]
+    pub started: u64,
+    /// Its parent, which waits for it.
+    #[serde(default)]
+    pub front: i32,
+    /// When that was started.
+    #[serde(default)]
+    pub front_started: u64,
 }
 
 /// Whether a process runs, is stopped by job control, or has ended without being waited for.
@@ -143,6 +157,9 @@ pub struct Process {
     pub sid: i32,
     /// Controlling terminal device number (field 7 of `/proc/PID/stat`), 0 if none.
     pub tty: u64,
+    /// When it was started (field 22); 0 where nobody has looked.
+    #[serde(default)]
+    pub started: u64,
     /// Foreground process group of that terminal (field 8), -1 if none.
     pub tty_pgrp: i32,
     /// State.
@@ -202,10 +219,12 @@ pub struct Process {
     pub posix_timers: Vec<PosixTimer>,
     /// `membarrier` registrations (bit mask of commands, as returned by MEMBARRIER_CMD_GET_REGISTRATIONS).
     pub membarrier: u32,
-    /// Process whose address space this process shares (CLONE_VM without CLONE_THREAD); 0 for its own. That one is the first of the group: its parent is none of those who share.
-    /// Mappings, rings and pages are in its description alone.
+    /// Process whose address space this process shares (CLONE_VM without CLONE_THREAD); 0 for its own. That one is the
+    /// first of the group: its parent is none of those who share. Mappings, rings and pages are in its description
+    /// alone.
     pub shares_mm_with: i32,
-    /// The process shares its signal dispositions too (CLONE_SIGHAND): with its parent, or where that does not share the memory, with the first of the group.
+    /// The process shares its signal dispositions too (CLONE_SIGHAND): with its parent, or where that does not share
+    /// the memory, with the first of the group.
     #[serde(default)]
     pub shares_handlers: bool,
     /// The parent, where this process shares its working directory, root and file mode creation mask (CLONE_FS); 0 for its own.
@@ -214,7 +233,8 @@ pub struct Process {
     /// Its time namespace is not the agent's: the pages in [`Job::kernel_pages`] are not its own.
     #[serde(default)]
     pub own_clocks: bool,
-    /// Where its time namespace is not the machine's, or a thread stood in the vDSO, frames of signal handlers that will return into the vDSO: (address of the return address, return address).
+    /// Where its time namespace is not the machine's, or a thread stood in the vDSO, frames of signal handlers that
+    /// will return into the vDSO: (address of the return address, return address).
     #[serde(default)]
     pub vdso_frames: Vec<(u64, u64)>,
     /// Layout values of the address space.
@@ -227,11 +247,32 @@ pub struct Process {
     pub placements: Vec<Placement>,
     /// Mappings in ascending order.
     pub vmas: Vec<Vma>,
+    /// What was not stored, because the program has declared that it overwrites it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_out: Option<LeftOut>,
     /// Rings of native asynchronous I/O; the other mappings of kind [`VmaKind::Ring`] belong to no context.
     #[serde(default)]
     pub rings: Vec<Ring>,
     /// Threads, the main thread first.
     pub threads: Vec<Thread>,
+}
+
+/// Memory that was not stored, because the program overwrote it after the checkpoint before it read it
+/// (`belay_abi::access`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// Where the page is on which the program has declared so.
+    pub page: u64,
+    /// Whole pages, which have no access rights after a restart until they are overwritten: first address, first
+    /// behind, and the `PROT_*` bits that they had. In ascending order.
+    pub dead: Vec<(u64, u64, u32)>,
+    /// When the program's records have come so far, it has overwritten all of it.
+    pub whole_at: u64,
+    /// The records up to there, without time stamps: a program that records others takes another way.
+    #[serde(default)]
+    pub way: Vec<u64>,
+    /// Length of the stream of packed pages ([`crate::packed`]), bytes.
+    pub packed_bytes: u64,
 }
 
 /// A ring of native asynchronous I/O (`io_setup`).
@@ -436,7 +477,8 @@ pub enum VmaKind {
         /// Identity of the file, checked at restart. `None`: the file was deleted, and all pages are in the page files.
         identity: Option<FileIdentity>,
     },
-    /// Private mapping of a file without a name that the plugins capture and rebuild (memfd, deleted file); pages that differ from it are in the page files.
+    /// Private mapping of a file without a name that the plugins capture and rebuild (memfd, deleted file); pages that
+    /// differ from it are in the page files.
     PrivateObject {
         /// The object.
         object: ObjectId,
@@ -467,6 +509,8 @@ pub enum VmaKind {
     Ring,
     /// `[vsyscall]`; nothing to do.
     Vsyscall,
+    /// Memory of a device, by its file, that a library in the process maps again elsewhere. Its place is kept, without access.
+    Device(Name),
 }
 
 /// One thread.
@@ -502,7 +546,8 @@ pub struct Thread {
     pub affinity: Vec<u64>,
     /// `ioprio_get` value.
     pub ioprio: i32,
-    /// For a main thread that has exited while others run: its exit code as `wait` reports it. Of the rest only name and identifier mean anything.
+    /// For a main thread that has exited while others run: its exit code as `wait` reports it. Of the rest only name
+    /// and identifier mean anything.
     #[serde(default)]
     pub exited: Option<i32>,
     /// Working directory and file mode creation mask of its own (`unshare(CLONE_FS)`), else those of the process.

@@ -7,7 +7,8 @@ use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// Any bytes, shown as text. Stored as a string where they are UTF-8, as all of them were in images of before, and else as a list of numbers.
+/// Any bytes, shown as text. Stored as a string where they are UTF-8, as all of them were in images of before, and else
+/// as a list of numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name(OsString);
 

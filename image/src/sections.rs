@@ -205,8 +205,8 @@ fn check_header(path: &Path, bytes: &[u8]) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Gives the kind and the payload of each section of the file at `path` to `look`, piece by piece, whatever their length. Their checksums are compared behind that: what `look` has found counts only when all is
-/// well.
+/// Gives the kind and the payload of each section of the file at `path` to `look`, piece by piece, whatever their
+/// length. Their checksums are compared behind that: what `look` has found counts only when all is well.
 pub fn each(path: &Path, look: &mut dyn FnMut(u32, &mut dyn Read) -> Result<(), ImageError>) -> Result<(), ImageError> {
     let (file, length) = files::open(path)?;
     let failed = |e: std::io::Error| match e.kind() {
@@ -258,7 +258,8 @@ impl<R: Read> Read for Summed<R> {
     }
 }
 
-/// Creates `path` anew with mode 0600. What lies there is removed, never written to: in a directory where others can write it may be a link of theirs, or a file that they have open.
+/// Creates `path` anew with mode 0600. What lies there is removed, never written to: in a directory where others can
+/// write it may be a link of theirs, or a file that they have open.
 pub fn create_private(path: &Path) -> Result<std::fs::File, ImageError> {
     use std::os::unix::fs::OpenOptionsExt;
     let create = || {

@@ -1,14 +1,16 @@
 //! The program that runs inside a stopped process for a moment.
 //!
-//! It runs on a thread whose registers the agent has saved, on a stack of its own, in an area that is unmapped afterwards. It may use nothing of the
-//! application: no libc, no thread-local storage, no allocator, no descriptor. Signals are blocked while it runs.
+//! It runs on a thread whose registers the agent has saved, on a stack of its own, in an area that is unmapped
+//! afterwards. It may use nothing of the application: no libc, no thread-local storage, no allocator, no descriptor.
+//! Signals are blocked while it runs.
 //!
 //! * `thread`, `process`: ask the kernel what only the task itself may ask.
 //! * `locks`, `policies`: which memory is locked, and where it shall lie.
 //! * `turn`: threads wait until another one's operation is over.
 //! * `notification`: what a process will be told about a message queue.
 //! * `rings`: requests of native asynchronous I/O are waited for.
-//! * `snapshot`: make the copy-on-write child; `writer`: what that child does, with which pages (`output`), and how they reach the files (`sink`).
+//! * `snapshot`: make the copy-on-write child; `writer`: what that child does, with which pages (`output`), and how
+//!   they reach the files (`sink`).
 #![no_std]
 #![no_main]
 // Everything here is raw system calls on tables that the agent has laid out; one comment per function states the contract.
@@ -20,8 +22,10 @@ mod notification;
 mod output;
 mod policies;
 mod rings;
+mod shared;
 mod sink;
 mod snapshot;
+mod stack;
 mod turn;
 mod writer;
 

@@ -1,8 +1,10 @@
 //! What a process that has registered with `mq_notify` will be told, and the messages of that queue.
 //!
-//! The kernel shows how a process will be notified and by which signal, but not the value that the signal carries, nor what `SIGEV_THREAD` sends to its netlink socket. Both come to
-//! light only when the registration ends: by a message that arrives in the empty queue, or by taking it back. So it ends here, where no other thread of the process runs (see `turn`) and all signals are
-//! blocked, what it brings is taken before anybody sees it, and the process registers again. Nothing is begun that cannot be finished without the agent.
+//! The kernel shows how a process will be notified and by which signal, but not the value that the signal carries, nor
+//! what `SIGEV_THREAD` sends to its netlink socket. Both come to light only when the registration ends: by a message
+//! that arrives in the empty queue, or by taking it back. So it ends here, where no other thread of the process runs
+//! (see `turn`) and all signals are blocked, what it brings is taken before anybody sees it, and the process registers
+//! again. Nothing is begun that cannot be finished without the agent.
 
 use crate::libc_nr as nr;
 use crate::turn;

@@ -1,9 +1,10 @@
-//! What a writer of the snapshot child does with pages: those that hold only zeros are left out, those that the store has already are looked up by their hash, the others get a place in the chunk that the
-//! writer has been lent, and go there by way of the [`crate::sink`].
+//! What a writer of the snapshot child does with pages: those that hold only zeros are left out, those that the store
+//! has already are looked up by their hash, the others get a place in the chunk that the writer has been lent, and go
+//! there by way of the [`crate::sink`].
 
 use crate::libc_nr as nr;
+use crate::shared::{open_in_agent, FUTEX_WAIT, MAP_SHARED, O_RDWR, PROT_READ_WRITE};
 use crate::sink::Sink;
-use crate::writer::{open_in_agent, FUTEX_WAIT, MAP_SHARED, O_RDWR, PROT_READ_WRITE};
 use belay_abi::hash::{Page, PageHash};
 use belay_abi::index::{location, Entry, Table};
 use belay_abi::inject::{
@@ -19,7 +20,8 @@ const EDQUOT: i32 = 122;
 const CLOCK_MONOTONIC: usize = 1;
 const CLOCK_THREAD_CPUTIME_ID: usize = 3;
 const MADV_DONTNEED: usize = 4;
-/// Less is given back only where memory is short: what has been gathered must be written first, and small pieces are better gathered with others.
+/// Less is given back only where memory is short: what has been gathered must be written first, and small pieces are
+/// better gathered with others.
 const WORTH_GIVING_BACK: u64 = 64 * 1024;
 /// The time of one batch in so many is taken: the clock is a system call.
 const TIMED: u32 = 4;
@@ -115,7 +117,8 @@ impl Output {
                     if error != 0 {
                         return error;
                     }
-                    // Pages that the application has written meanwhile are free from here on, and the others are its own again: it writes them without a copy. Where the kernel does not want to, nothing is lost.
+                    // Pages that the application has written meanwhile are free from here on, and the others are its
+                    // own again: it writes them without a copy. Where the kernel does not want to, nothing is lost.
                     syscall!(nr::MADVISE, kept, at - kept, MADV_DONTNEED);
                     kept = at;
                 }
@@ -125,7 +128,8 @@ impl Output {
         }
     }
 
-    /// Stores the pages of a batch: first all hashes are made, meanwhile the entries of the index come into the cache, then they are looked up.
+    /// Stores the pages of a batch: first all hashes are made, meanwhile the entries of the index come into the cache,
+    /// then they are looked up.
     unsafe fn store_batch(&mut self, start: u64, end: u64, zeros: bool, last: &mut *mut StoredExtent) -> i32 {
         unsafe {
             if end - start >= BATCH_BYTES / 4 {

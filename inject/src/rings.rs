@@ -1,11 +1,13 @@
 //! Waits for the requests of native asynchronous I/O that are on their way.
 //!
-//! The kernel tells nobody how many there are. But `io_destroy` waits until there are none, and what they have brought is then in the pages of the ring, although it is unmapped: a pipe
-//! keeps these pages (`vmsplice`). So a new ring is made first, turned to the place where the old one stands; then the old one is taken away, its last events are read from the pipe and put
-//! into the new one, and that is moved to the old one's address, which is the name by which the program knows it. Polls do not end by themselves: the kernel gives them up, and they are
-//! submitted again.
+//! The kernel tells nobody how many there are. But `io_destroy` waits until there are none, and what they have brought
+//! is then in the pages of the ring, although it is unmapped: a pipe keeps these pages (`vmsplice`). So a new ring is
+//! made first, turned to the place where the old one stands; then the old one is taken away, its last events are read
+//! from the pipe and put into the new one, and that is moved to the old one's address, which is the name by which the
+//! program knows it. Polls do not end by themselves: the kernel gives them up, and they are submitted again.
 //!
-//! No other thread of the process runs (see `turn`) and all signals are blocked. Nothing is taken away before all that can fail has been done.
+//! No other thread of the process runs (see `turn`) and all signals are blocked. Nothing is taken away before all that
+//! can fail has been done.
 
 use crate::libc_nr as nr;
 use crate::turn;
@@ -162,7 +164,8 @@ unsafe fn with(slot: *mut RingSlot, tid: i32, pages: &mut Pages) -> Result<(), (
     }
 }
 
-/// Whether the request at `address` is a poll. The program may have reused the memory, or unmapped it. The main thread, whose memory `/proc` shows no more, may have ended: `tid` is our own.
+/// Whether the request at `address` is a poll. The program may have reused the memory, or unmapped it. The main thread,
+/// whose memory `/proc` shows no more, may have ended: `tid` is our own.
 unsafe fn is_poll(tid: i32, address: u64) -> bool {
     let mut request = Request::default();
     let bytes = size_of::<Request>();

@@ -4,11 +4,12 @@
 //! pages ── gathered from wherever they lie ──┬── pwritev: into the page cache
 //!          up to BATCH_BYTES                 └── copied, while they are in the processor's cache, to the stage ── full: pwrite past the page cache
 //! ```
-//! Pages are not written past the page cache from where they lie: the kernel would pin them, and it copies a page that is shared with the application before it pins it (`FAULT_FLAG_UNSHARE`), so that the
-//! child would end up with memory of its own for all that it writes.
+//! Pages are not written past the page cache from where they lie: the kernel would pin them, and it copies a page that
+//! is shared with the application before it pins it (`FAULT_FLAG_UNSHARE`), so that the child would end up with memory
+//! of its own for all that it writes.
 
 use crate::libc_nr as nr;
-use crate::writer::{open_in_agent, PROT_READ_WRITE};
+use crate::shared::{open_in_agent, PROT_READ_WRITE};
 use belay_abi::inject::{Loan, BATCH_BYTES, ON_THE_WAY_BYTES};
 use belay_abi::{syscall, PAGE};
 use core::sync::atomic::Ordering::Relaxed;
@@ -41,7 +42,8 @@ pub(crate) struct Sink {
     pieces: [[u64; 2]; PIECES],
     count: usize,
     pending: u64,
-    /// Memory from which is written past the page cache: address, 0 while there is none; its length; and what of it is waiting to be written.
+    /// Memory from which is written past the page cache: address, 0 while there is none; its length; and what of it is
+    /// waiting to be written.
     stage: u64,
     stage_bytes: u64,
     staged: u64,
@@ -252,7 +254,8 @@ impl Sink {
         }
     }
 
-    /// Sends what lies before `end` on its way to the disk, and waits for and forgets what was sent before. A failure shows when the agent syncs the chunk.
+    /// Sends what lies before `end` on its way to the disk, and waits for and forgets what was sent before. A failure
+    /// shows when the agent syncs the chunk.
     unsafe fn leave_cache(&mut self, end: u64) {
         unsafe {
             let [done, sent] = self.synced;

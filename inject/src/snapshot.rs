@@ -1,13 +1,17 @@
 //! Making the snapshot child so that the application never sees a child, a SIGCHLD or an open descriptor.
 //!
-//! The thread makes an *intermediary* with CLONE_VM | CLONE_VFORK and no exit signal: it shares the memory, so nothing is copied, and the thread sleeps
-//! until it is gone. The intermediary closes every descriptor (its table is its own copy) and forks the snapshot child, the only copy of
-//! the page tables; then it exits and the thread collects it. The child has lost its parent and belongs to the agent, the subreaper.
+//! The thread makes an *intermediary* with CLONE_VM | CLONE_VFORK and no exit signal: it shares the memory, so nothing
+//! is copied, and the thread sleeps until it is gone. The intermediary closes every descriptor (its table is its own
+//! copy) and forks the snapshot child, the only copy of the page tables; then it exits and the thread collects it. The
+//! child has lost its parent and belongs to the agent, the subreaper.
 //!
-//! A userfaultfd belongs to the address space of the task that makes it, its descriptor to that task's table. Made by the intermediary it is one of the application's memory, and
-//! yet the application never has it; the child inherits it and the agent takes it from there.
+//! A userfaultfd belongs to the address space of the task that makes it, its descriptor to that task's table. Made by
+//! the intermediary it is one of the application's memory, and yet the application never has it; the child inherits it
+//! and the agent takes it from there.
 
 use crate::libc_nr as nr;
+use crate::shared::{open_in_agent, O_RDWR};
+use crate::stack::belay_clone_on_stack;
 use crate::writer;
 use belay_abi::inject::{SnapshotTable, MAX_LEFT_OUT, UFFD_ASYNC};
 use belay_abi::syscall;
@@ -25,38 +29,6 @@ const UFFD_API: u64 = 0xaa;
 const UFFD_FEATURE_WP_ASYNC: u64 = 1 << 15;
 const MADV_DONTFORK: usize = 10;
 const MADV_DOFORK: usize = 11;
-
-core::arch::global_asm!(
-    // clone_on_stack(flags, stack top, function, argument): the child runs function(argument) on its own stack.
-    ".globl belay_clone_on_stack",
-    "belay_clone_on_stack:",
-    "  mov [rsi-8], rdx",
-    "  mov [rsi-16], rcx",
-    "  sub rsi, 16",
-    "  xor edx, edx",
-    "  xor r10d, r10d",
-    "  xor r8d, r8d",
-    "  mov eax, 56",
-    "  syscall",
-    "  test rax, rax",
-    "  jz 1f",
-    "  ret",
-    "1: xor ebp, ebp",
-    "  pop rdi",
-    "  pop rax",
-    "  call rax",
-    "  ud2",
-);
-
-extern "C" {
-    /// Returns the child's PID or a negative error in the parent. In the child `function` must not return.
-    pub(crate) fn belay_clone_on_stack(
-        flags: usize,
-        stack_top: u64,
-        function: unsafe extern "C" fn(*mut u8) -> !,
-        argument: *mut u8,
-    ) -> isize;
-}
 
 /// Makes the snapshot child.
 ///
@@ -134,11 +106,12 @@ unsafe extern "C" fn intermediary(t: *mut u8) -> ! {
     }
 }
 
-/// 0 while the agent can inherit the child; else a negative error. A killed agent loses its descriptors before its tracees are let go. Its heir could be
-/// the program itself, where that is a subreaper, and would be told of a child that it never made.
+/// 0 while the agent can inherit the child; else a negative error. A killed agent loses its descriptors before its
+/// tracees are let go. Its heir could be the program itself, where that is a subreaper, and would be told of a child
+/// that it never made.
 unsafe fn agent_lives(t: *const SnapshotTable) -> isize {
     unsafe {
-        let fd = writer::open_in_agent((*t).agent_pid, (*t).control_fd, writer::O_RDWR);
+        let fd = open_in_agent((*t).agent_pid, (*t).control_fd, O_RDWR);
         if fd < 0 {
             return fd;
         }

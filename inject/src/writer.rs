@@ -1,20 +1,18 @@
 //! The snapshot child: writes the process's memory to chunks, and exits when the agent has read its mappings.
 //!
-//! It is a fork of the application with all signals blocked, in a session of its own, without descriptors. The agent fills the control memory with
-//! the ranges that hold data and with room in chunks; writers take range after range ([`crate::output`]).
+//! It is a fork of the application with all signals blocked, in a session of its own, without descriptors. The agent
+//! fills the control memory with the ranges that hold data and with room in chunks; writers take range after range
+//! ([`crate::output`]).
 
 use crate::libc_nr as nr;
 use crate::output::Output;
-use crate::snapshot::belay_clone_on_stack;
+use crate::shared::{open_in_agent, FUTEX_WAIT, MAP_SHARED, O_RDWR, PROT_READ_WRITE};
+use crate::stack::belay_clone_on_stack;
 use belay_abi::inject::{Control, Range, SnapshotTable, Writer, MAX_WRITERS, STATE_ABANDONED, STATE_GO, STATE_READY, WRITER_STACK};
 use belay_abi::{syscall, PAGE};
 use core::ptr::{addr_of, addr_of_mut, null, null_mut};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-pub(crate) const O_RDWR: usize = 2;
-pub(crate) const PROT_READ_WRITE: usize = 3;
-pub(crate) const MAP_SHARED: usize = 1;
-pub(crate) const FUTEX_WAIT: usize = 0;
 const FUTEX_WAKE: usize = 1;
 const PR_SET_PDEATHSIG: usize = 1;
 const PR_SET_NAME: usize = 15;
@@ -166,37 +164,4 @@ unsafe fn write_ranges(job: &Job) {
         (*writer).done.store(1, Release);
         syscall!(nr::FUTEX, addr_of!((*writer).done), FUTEX_WAKE, i32::MAX);
     }
-}
-
-/// Opens descriptor `fd` of the agent anew through `/proc`, which any process of the same user may do with a file it may open.
-pub(crate) unsafe fn open_in_agent(agent: i32, fd: i32, flags: usize) -> isize {
-    let mut path = [0u8; 48];
-    let mut at = 0;
-    let mut text = |s: &[u8]| {
-        for b in s {
-            if let Some(slot) = path.get_mut(at) {
-                *slot = *b;
-            }
-            at += 1;
-        }
-    };
-    let mut digits = [0u8; 10];
-    text(b"/proc/");
-    text(decimal(agent as u32, &mut digits));
-    text(b"/fd/");
-    text(decimal(fd as u32, &mut digits));
-    unsafe { syscall!(nr::OPEN, path.as_ptr(), flags, 0usize) }
-}
-
-fn decimal(mut v: u32, digits: &mut [u8; 10]) -> &[u8] {
-    let mut at = digits.len();
-    while at > 0 {
-        at -= 1;
-        digits[at] = b'0' + (v % 10) as u8;
-        v /= 10;
-        if v == 0 {
-            break;
-        }
-    }
-    &digits[at..]
 }

@@ -23,7 +23,7 @@ mod libc_nr {
     pub(crate) const PWRITEV: usize = 296;
 }
 
-mod writer {
+mod shared {
     pub(crate) const PROT_READ_WRITE: usize = 3;
 
     /// The "agent" is this process.
@@ -53,7 +53,8 @@ fn loan(file: &File, first: u32, direct: bool) -> Loan {
     }
 }
 
-/// Writes all pages, after `first` of them what is in the file already; a flush comes after each number of pages in `flushes`, besides those that the sink asks for.
+/// Writes all pages, after `first` of them what is in the file already; a flush comes after each number of pages in
+/// `flushes`, besides those that the sink asks for.
 fn write(stage_bytes: u64, direct: bool, frugal: bool, first: u32, flushes: &[usize]) {
     let mut memory = Box::new(Memory([[0; PAGE]; PAGES]));
     for (i, page) in memory.0.iter_mut().enumerate() {
@@ -96,7 +97,8 @@ fn all_pages_arrive_in_order() {
     }
 }
 
-/// A stage that is no whole number of blocks is refused by the disk when it is full for the first time: in the middle of what was gathered.
+/// A stage that is no whole number of blocks is refused by the disk when it is full for the first time: in the middle
+/// of what was gathered.
 #[test]
 fn what_the_disk_refuses_goes_through_the_page_cache() {
     for stage in [(1 << 20) + 100, (256 << 10) + 8, 5000] {

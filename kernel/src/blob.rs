@@ -1,7 +1,8 @@
 //! Loading of the two position-independent programs that run inside the application (`belay-inject`, `belay-restorer`).
 //!
-//! They are static-pie ELF files without imports: a few segments and RELATIVE relocations. The loader lays them out as one flat image that can
-//! be copied to any page-aligned address. Only this project's own programs are loaded, but the file is still checked, not trusted.
+//! They are static-pie ELF files without imports: a few segments and RELATIVE relocations. The loader lays them out as
+//! one flat image that can be copied to any page-aligned address. Only this project's own programs are loaded, but the
+//! file is still checked, not trusted.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -37,7 +38,8 @@ pub fn find(name: &str) -> io::Result<PathBuf> {
     })?;
     // SAFETY: takes a number only.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
-        // The file of this program gives capabilities. A link to it in a directory of the caller's must not lend them to a program of the caller's.
+        // The file of this program gives capabilities. A link to it in a directory of the caller's must not lend them
+        // to a program of the caller's.
         let (own, other) = (std::fs::metadata(&exe)?, std::fs::metadata(&found)?);
         check_trusted((own.uid(), other.uid()), other.mode()).map_err(|why| {
             let text = format!("{} {why}; install belay completely", found.display());

@@ -1,4 +1,5 @@
-//! The processor: which instructions programs may choose by asking it (`cpuid`), and how it lays out registers beyond the general ones (XSAVE).
+//! The processor: which instructions programs may choose by asking it (`cpuid`), and how it lays out registers beyond
+//! the general ones (XSAVE).
 
 use std::arch::x86_64::{__cpuid_count, _xgetbv, CpuidResult};
 use std::sync::OnceLock;
@@ -25,8 +26,9 @@ enum Register {
 
 use Register::{A, B, C, D};
 
-/// Instructions that libraries choose by asking: leaf, part, register, bit, name as Linux has it. Not what only the kernel can use, nor what merely says that something is fast, nor
-/// what leaves a trace in the extended state of each thread that uses it (protection keys, AMX).
+/// Instructions that libraries choose by asking: leaf, part, register, bit, name as Linux has it. Not what only the
+/// kernel can use, nor what merely says that something is fast, nor what leaves a trace in the extended state of each
+/// thread that uses it (protection keys, AMX).
 const FEATURES: [(u32, u32, Register, u32, &str); 72] = [
     (1, 0, C, 0, "pni"),
     (1, 0, C, 1, "pclmulqdq"),

@@ -1,8 +1,11 @@
-//! System calls that a stop has cut short: they have returned what they had done by then, where without the stop they would have done all.
+//! System calls that a stop has cut short: they have returned what they had done by then, where without the stop they
+//! would have done all.
 //!
-//! A task cannot be made to carry such a call on from outside: nobody who could add up what both parts have done may stay until it has ended. So it issues the rest of the call from a few
-//! instructions in the unused end of its vDSO, which add what was done before, put the arguments back and return to where the call was issued. They need nobody. At the next stop the task is
-//! taken out of there again, and stands in its own call, which has been cut later: an image knows of none of this. A signal handler that has interrupted the rest returns into the call's end.
+//! A task cannot be made to carry such a call on from outside: nobody who could add up what both parts have done may
+//! stay until it has ended. So it issues the rest of the call from a few instructions in the unused end of its vDSO,
+//! which add what was done before, put the arguments back and return to where the call was issued. They need nobody. At
+//! the next stop the task is taken out of there again, and stands in its own call, which has been cut later: an image
+//! knows of none of this. A signal handler that has interrupted the rest returns into the call's end.
 
 mod done;
 mod place;
@@ -29,8 +32,9 @@ pub fn may_be(regs: &Regs) -> bool {
     rest::asked(regs).is_some_and(|asked| (1..asked).contains(&regs.rax)) || rest::in_pieces(regs)
 }
 
-/// Makes stopped task `tid`, whose registers are `regs`, issue the rest of the call that was cut short, when it goes on. Nothing happens where the call would have ended there by itself, where a
-/// signal has ended it, or where there is no room.
+/// Makes stopped task `tid`, whose registers are `regs`, issue the rest of the call that was cut short, when it goes
+/// on. Nothing happens where the call would have ended there by itself, where a signal has ended it, or where there is
+/// no room.
 pub fn carry_on(tid: i32, regs: &Regs) -> io::Result<()> {
     let Some(rest) = rest::of(tid, regs) else { return Ok(()) };
     let mut issued = ISSUED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,7 +52,8 @@ pub fn carry_on(tid: i32, regs: &Regs) -> io::Result<()> {
     )
 }
 
-/// Takes task `tid`, stopped with `regs`, out of the rest of a call, and changes `regs` so that it stands in its own call. A handler that has interrupted the rest is led back into the call's end.
+/// Takes task `tid`, stopped with `regs`, out of the rest of a call, and changes `regs` so that it stands in its own
+/// call. A handler that has interrupted the rest is led back into the call's end.
 pub fn take_back(tid: i32, regs: &mut Regs) -> io::Result<()> {
     let mut issued = ISSUED.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(at) = issued.as_mut().and_then(|all| all.remove(&tid)) else {

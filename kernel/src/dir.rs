@@ -8,7 +8,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-/// A name that leads nowhere else: one part, no link is followed, nothing is waited for, and no terminal becomes this process's own.
+/// A name that leads nowhere else: one part, no link is followed, nothing is waited for, and no terminal becomes this
+/// process's own.
 const PLAIN: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
 
 /// An open directory.
@@ -93,6 +94,19 @@ impl Dir {
         check(unsafe { libc::mkdirat(self.as_raw_fd(), name.as_ptr(), mode) }.into()).map(drop)
     }
 
+    /// Directory `name` in it, of which nothing but its metadata is asked, and which is no link.
+    pub fn inner(&self, name: &Path) -> io::Result<Self> {
+        let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+        open_at(self.as_raw_fd(), part(name)?, flags, 0).map(Self::of)
+    }
+
+    /// Makes symbolic link `name` in it, which leads to `target`.
+    pub fn link(&self, name: &Path, target: &Path) -> io::Result<()> {
+        let (name, target) = (c_string(part(name)?)?, c_string(target)?);
+        // SAFETY: both are zero-terminated strings that live as long as the call.
+        check(unsafe { libc::symlinkat(target.as_ptr(), self.as_raw_fd(), name.as_ptr()) }.into()).map(drop)
+    }
+
     /// Gives `old` in it the name `new`.
     pub fn rename(&self, old: &Path, new: &Path) -> io::Result<()> {
         let (old, new) = (c_string(part(old)?)?, c_string(part(new)?)?);
@@ -151,8 +165,11 @@ mod tests {
         symlink(other.join("victim"), base.join("moved/link")).unwrap();
         assert!(dir.open("link".as_ref(), create, 0o600).is_err() && !other.join("victim").exists());
         assert!(dir.has("link".as_ref()) && !dir.has("z".as_ref()));
+        assert!(dir.inner("link".as_ref()).is_err() && dir.inner("../other".as_ref()).is_err());
         dir.remove("link".as_ref()).unwrap();
         dir.remove("link".as_ref()).unwrap();
+        dir.inner("sub".as_ref()).unwrap().link("to".as_ref(), &other).unwrap();
+        assert_eq!(std::fs::read_link(base.join("moved/sub/to")).unwrap(), other);
         dir.sync().unwrap();
         std::fs::remove_dir_all(base).unwrap();
     }

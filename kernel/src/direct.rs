@@ -1,7 +1,8 @@
 //! Files that are read and written past the page cache (`O_DIRECT`, open(2)), in whole pages.
 //!
-//! What a checkpoint writes is read again by a restart or a flush at most. In the page cache it would cost a copy, and memory that the application needs: on a disk that takes 1.6 GB/s the way through the
-//! cache ends at 0.4 GB/s and takes forty times the processor time (docs/benchmarks.md).
+//! What a checkpoint writes is read again by a restart or a flush at most. In the page cache it would cost a copy, and
+//! memory that the application needs: on a disk that takes 1.6 GB/s the way through the cache ends at 0.4 GB/s and
+//! takes forty times the processor time (docs/benchmarks.md).
 
 use std::alloc::{handle_alloc_error, Layout};
 use std::fs::File;
@@ -12,11 +13,13 @@ use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 
 const PAGE: usize = 4096;
-/// From this size on a buffer that is filled at once asks for huge pages. One that was reserved, to be filled little by little while a program stands still, does not: the first byte would cost 2 MiB of zeros.
+/// From this size on a buffer that is filled at once asks for huge pages. One that was reserved, to be filled little by
+/// little while a program stands still, does not: the first byte would cost 2 MiB of zeros.
 const HUGE: usize = 2 << 20;
 
-/// Bytes that begin with a page of memory, so that files can be written from it and read into it directly. Its memory is a mapping of its own, which goes back to the system with it: pieces of a
-/// megabyte that come and go between small objects would leave the heap many times as large as what is in it.
+/// Bytes that begin with a page of memory, so that files can be written from it and read into it directly. Its memory
+/// is a mapping of its own, which goes back to the system with it: pieces of a megabyte that come and go between small
+/// objects would leave the heap many times as large as what is in it.
 #[derive(Debug)]
 pub struct Buffer {
     /// Valid for `room` bytes; dangling while that is zero.
@@ -96,7 +99,8 @@ impl Buffer {
                 handle_alloc_error(Layout::from_size_align(bytes, PAGE).unwrap_or(Layout::new::<u8>()));
             }
             if bytes >= HUGE {
-                // SAFETY: the mapping is this object's, and advice changes no contents. Where it is refused, the kernel does more for each page: faults, and pins for direct transfers.
+                // SAFETY: the mapping is this object's, and advice changes no contents. Where it is refused, the kernel
+                // does more for each page: faults, and pins for direct transfers.
                 unsafe { libc::madvise(self.base.as_ptr().cast(), self.room, libc::MADV_HUGEPAGE) };
             }
         }
@@ -138,7 +142,8 @@ impl DerefMut for Buffer {
     }
 }
 
-/// Whether whole pages of `file` can be read and written directly, according to its file system (`STATX_DIOALIGN`, Linux 6.1). Those in memory, and most on other machines, do not say so.
+/// Whether whole pages of `file` can be read and written directly, according to its file system (`STATX_DIOALIGN`,
+/// Linux 6.1). Those in memory, and most on other machines, do not say so.
 pub fn is_possible(file: &File) -> bool {
     // SAFETY: statx is plain data, for which zero is a valid value.
     let mut s: libc::statx = unsafe { std::mem::zeroed() };
@@ -193,7 +198,8 @@ fn whole_pages(bytes: &[u8], at: u64) -> usize {
     }
 }
 
-/// Writes `data` at `at`, as far as that is possible past the page cache: best from a [`Buffer`] to a multiple of the page size. Nobody else may use this description of the file meanwhile.
+/// Writes `data` at `at`, as far as that is possible past the page cache: best from a [`Buffer`] to a multiple of the
+/// page size. Nobody else may use this description of the file meanwhile.
 pub fn write_all_at(file: &File, data: &[u8], at: u64) -> io::Result<()> {
     let whole = whole_pages(data, at);
     let direct = whole > 0 && enable(file) && {

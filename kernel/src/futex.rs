@@ -1,9 +1,9 @@
 //! Threads that wait for a futex. A stop takes them out of its queue: whoever wakes before they are back finds nobody there.
 
-use crate::proc;
 use crate::ptrace::Regs;
+use crate::{patience, proc};
 use std::sync::atomic::AtomicU32;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// System calls: futex, futex_waitv, futex_wait.
 const FUTEX: u64 = 202;
@@ -18,10 +18,8 @@ pub const RESTART_SYSCALL: u64 = 219;
 /// A thread that has run for so long since it was let go is not on its way back into its wait any more, nanoseconds.
 const ON_THE_WAY: u64 = 5_000_000;
 
-/// What they take where nobody else wants a processor.
-const SOON: Duration = Duration::from_micros(200);
-
-/// Waits, while `word` of memory that processes share has this value, until it is woken, a signal comes or `limit` has passed: who calls looks at it again.
+/// Waits, while `word` of memory that processes share has this value, until it is woken, a signal comes or `limit` has
+/// passed: who calls looks at it again.
 pub fn wait(word: &AtomicU32, value: u32, limit: Duration) {
     let limit = libc::timespec {
         tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
@@ -95,17 +93,10 @@ impl Returning {
 
     /// Waits until each of them sleeps again, has ended, or has gone on to something else, for at most `limit`.
     pub fn wait(mut self, limit: Duration) {
-        let begin = Instant::now();
-        loop {
+        patience::within(limit, || {
             self.0.retain(|(tid, before)| is_on_its_way(*tid, before));
-            match begin.elapsed() {
-                _ if self.0.is_empty() => return,
-                passed if passed >= limit => return,
-                passed if passed < SOON => std::thread::yield_now(),
-                // The processor may be what they lack.
-                _ => std::thread::sleep(SOON),
-            }
-        }
+            self.0.is_empty()
+        });
     }
 }
 
@@ -142,6 +133,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::Ordering;
     use std::sync::mpsc::channel;
+    use std::time::Instant;
 
     #[test]
     fn waits_are_told_from_other_operations() {

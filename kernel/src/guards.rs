@@ -1,4 +1,5 @@
-//! Guard regions (`madvise(MADV_GUARD_INSTALL)`, Linux 6.13): pages in the middle of a mapping that nobody may touch. They take no mapping of their own, so only the page table knows of them.
+//! Guard regions (`madvise(MADV_GUARD_INSTALL)`, Linux 6.13): pages in the middle of a mapping that nobody may touch.
+//! They take no mapping of their own, so only the page table knows of them.
 
 use std::os::unix::fs::FileExt;
 use std::ptr::null_mut;

@@ -1,6 +1,7 @@
 //! Explicit huge pages (hugetlbfs): memory in them is recognised by its device.
 //!
-//! The kernel keeps one internal file system for each page size, to which anonymous mappings, memory files and System V segments of that size belong.
+//! The kernel keeps one internal file system for each page size, to which anonymous mappings, memory files and System V
+//! segments of that size belong.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;

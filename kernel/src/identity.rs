@@ -29,8 +29,9 @@ fn groups(id: u32) -> (u32, Vec<u32>) {
     }
 }
 
-/// Makes this process, all its threads, one of user `id` with that user's groups and no rights of before: there is no way back. What others of that user's processes may look at it does not become: it
-/// may hold what only its own user should know.
+/// Makes this process, all its threads, one of user `id` with that user's groups and no rights of before: there is no
+/// way back. What others of that user's processes may look at it does not become: it may hold what only its own user
+/// should know.
 pub fn become_user(id: u32) -> io::Result<()> {
     let (first, groups) = groups(id);
     // SAFETY: the list is valid for reading its length.

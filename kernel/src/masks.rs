@@ -1,7 +1,9 @@
-//! System calls that have another mask of blocked signals in force while they wait (`ppoll`, `pselect`, `epoll_pwait`, `io_pgetevents`, `sigsuspend`).
+//! System calls that have another mask of blocked signals in force while they wait (`ppoll`, `pselect`, `epoll_pwait`,
+//! `io_pgetevents`, `sigsuspend`).
 //!
-//! A call that a stop has interrupted is begun anew by its task, and until it is inside again the task's own mask is in force: a signal that only the call blocks would be delivered
-//! there. So the task goes back into the call under the call's mask, and gets its own one where the kernel has not begun the call yet.
+//! A call that a stop has interrupted is begun anew by its task, and until it is inside again the task's own mask is in
+//! force: a signal that only the call blocks would be delivered there. So the task goes back into the call under the
+//! call's mask, and gets its own one where the kernel has not begun the call yet.
 
 use crate::proc::Status;
 use crate::ptrace::{self, Event, Regs};
@@ -35,7 +37,8 @@ fn place(regs: &Regs) -> Option<Place> {
     }
 }
 
-/// The mask of the call that task `tid`, stopped with these registers, will begin anew, where it blocks what the task's own mask does not.
+/// The mask of the call that task `tid`, stopped with these registers, will begin anew, where it blocks what the task's
+/// own mask does not.
 pub fn of_call(tid: i32, regs: &Regs, own: u64) -> Option<u64> {
     let place = place(regs).filter(|_| regs.rax.cast_signed() == ERESTARTNOHAND)?;
     let word = |address: u64| {
@@ -51,8 +54,9 @@ pub fn of_call(tid: i32, regs: &Regs, own: u64) -> Option<u64> {
     (mask & !own & !never_blocked != 0).then_some(mask)
 }
 
-/// Leads stopped task `tid`, whose registers are `regs`, into the call that it begins anew, with `mask` in force, and stops it there, before the kernel has begun the call, with its `own` mask. Returns
-/// the stop in which it stands: at the call, or where it is about to receive a signal that ends the call.
+/// Leads stopped task `tid`, whose registers are `regs`, into the call that it begins anew, with `mask` in force, and
+/// stops it there, before the kernel has begun the call, with its `own` mask. Returns the stop in which it stands: at
+/// the call, or where it is about to receive a signal that ends the call.
 pub fn enter(tid: i32, regs: &Regs, mask: u64, own: u64) -> io::Result<Event> {
     // As the kernel does it, which is not asked to where the task stands at the end of another call.
     let again = Regs {

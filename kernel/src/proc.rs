@@ -3,7 +3,7 @@
 mod family;
 mod outside;
 
-pub use family::{children, descendants, Family};
+pub use family::{children, children_of_thread, descendants, Family};
 pub use outside::{hung, Dying, Outside, END_LIMIT};
 
 use crate::dir::Dir;
@@ -13,8 +13,8 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-/// Reads a whole file of procfs. Such a file says that its length is 0: a reader that goes by that begins with a few bytes and doubles, eight system calls in place of
-/// four, while the job stands still.
+/// Reads a whole file of procfs. Such a file says that its length is 0: a reader that goes by that begins with a few
+/// bytes and doubles, eight system calls in place of four, while the job stands still.
 pub fn read_whole(path: impl AsRef<std::path::Path>) -> io::Result<Vec<u8>> {
     whole(&std::fs::File::open(path)?)
 }
@@ -255,7 +255,8 @@ pub fn maps(pid: i32) -> io::Result<Vec<Map>> {
     parse_maps(&raw).ok_or_else(|| invalid("/proc/PID/maps"))
 }
 
-/// Reads `/proc/PID/smaps`: the mappings with their `VmFlags`. Walks the page tables, so it takes time in proportion to resident memory.
+/// Reads `/proc/PID/smaps`: the mappings with their `VmFlags`. Walks the page tables, so it takes time in proportion to
+/// resident memory.
 pub fn smaps(pid: i32) -> io::Result<Vec<Map>> {
     let raw = read_whole(format!("/proc/{pid}/smaps"))?;
     parse_maps(&raw).ok_or_else(|| invalid("/proc/PID/smaps"))

@@ -1,41 +1,30 @@
 //! Threads that are to get a processor soon, among others that want all of them.
 //!
-//! Both ways concern the calling thread alone. Neither is handed on: threads and processes that it starts are as if it had taken none
-//! (`SCHED_FLAG_RESET_ON_FORK`). A thread could ask for them only when it has had its first turn, for which it waits behind all others; so one
-//! that is to go before others from its birth is started by a thread that has them to hand on ([`spawn`]).
+//! Both ways concern the calling thread alone. Neither is handed on: threads and processes that it starts are as if it
+//! had taken none (`SCHED_FLAG_RESET_ON_FORK`), but for a place behind others (a nice value above 0), which is lost
+//! with it. A thread could ask for them only when it has had its first turn, for which it waits behind all others; so
+//! one that is to go before others from its birth is started by a thread that has them to hand on ([`spawn`]).
 
+use crate::sched::{self, Attributes, RESET_ON_FORK};
 use std::io;
 use std::sync::mpsc::{channel, Sender};
 use std::sync::OnceLock;
 use std::thread::{Builder, JoinHandle};
 
-/// `struct sched_attr`, first version.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-struct Attributes {
-    size: u32,
-    policy: u32,
-    flags: u64,
-    nice: i32,
-    priority: u32,
-    runtime: u64,
-    deadline: u64,
-    period: u64,
-}
-
-/// `SCHED_FLAG_RESET_ON_FORK`
-const RESET_ON_FORK: u64 = 1;
-/// The shortest turn that the kernel gives. Who asks for short turns gets the next one early; what a thread gets of the processor in all does not change.
+/// The shortest turn that the kernel gives. Who asks for short turns gets the next one early; what a thread gets of the
+/// processor in all does not change.
 const SHORT_NS: u64 = 100_000;
 /// The lowest.
 const FIRST: i32 = -20;
 
-/// The calling thread gets its turns early, and short ones, from now on. Before Linux 6.12, and for a thread that has another policy than the usual one or goes before others already, nothing changes.
+/// The calling thread gets its turns early, and short ones, from now on. Before Linux 6.12, and for a thread that has
+/// another policy than the usual one or goes before others already, nothing changes.
 pub fn short_turns() {
     change(|a| a.runtime = SHORT_NS);
 }
 
-/// The calling thread goes before others as long as this lives, where it may (CAP_SYS_NICE, RLIMIT_NICE). Start nothing meanwhile that is to outlive it.
+/// The calling thread goes before others as long as this lives, where it may (CAP_SYS_NICE, RLIMIT_NICE). Start nothing
+/// meanwhile that is to outlive it.
 #[derive(Debug)]
 pub struct First(Option<i32>);
 
@@ -81,7 +70,8 @@ pub fn prepare() {
     });
 }
 
-/// Starts a thread that goes before others where it may, as [`First`], and gets short turns, for as long as it lives: from its birth.
+/// Starts a thread that goes before others where it may, as [`First`], and gets short turns, for as long as it lives:
+/// from its birth.
 pub fn spawn<T: Send + 'static>(thread: Builder, work: impl FnOnce() -> T + Send + 'static) -> io::Result<JoinHandle<T>> {
     prepare();
     let work = move || {
@@ -99,13 +89,10 @@ pub fn spawn<T: Send + 'static>(thread: Builder, work: impl FnOnce() -> T + Send
     started.recv().map_err(|_| gone())?
 }
 
-/// The attributes of the calling thread, where they are those of the usual policy. The library has no functions for them.
+/// The attributes of the calling thread, where they are those of the usual policy.
 fn own() -> Option<Attributes> {
-    let size = size_of::<Attributes>() as u32;
-    let mut a = Attributes::default();
-    // SAFETY: `a` is live and of the size that is given.
-    let got = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut a, size, 0) } == 0;
-    (got && a.policy == libc::SCHED_OTHER as u32).then_some(a)
+    let own = sched::get(0).ok()?;
+    (own.policy == libc::SCHED_OTHER as u32).then_some(own)
 }
 
 /// Changes attributes of the calling thread; whether that was allowed.
@@ -117,10 +104,9 @@ fn change(f: impl FnOnce(&mut Attributes)) -> bool {
 /// The same, whatever it has been given, with these `flags`.
 fn set(flags: u64, f: impl FnOnce(&mut Attributes)) -> bool {
     let Some(mut a) = own() else { return false };
-    (a.size, a.flags) = (size_of::<Attributes>() as u32, flags);
+    a.flags = flags;
     f(&mut a);
-    // SAFETY: `a` is live and says its size.
-    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const a, 0) == 0 }
+    sched::set(0, &a).is_ok()
 }
 
 #[cfg(test)]
@@ -141,7 +127,9 @@ mod tests {
         let allowed = std::thread::spawn(|| First::now().0.is_some()).join().unwrap();
         assert_eq!(started.nice, if allowed { FIRST } else { usual.nice });
         assert!([usual.runtime, SHORT_NS].contains(&started.runtime));
-        assert_eq!((after.nice, after.runtime), (usual.nice, usual.runtime));
+        // Who gives a place before others back has none behind them either.
+        let nice = if allowed { 0 } else { usual.nice };
+        assert_eq!((after.nice, after.runtime), (nice, usual.runtime));
     }
 
     #[test]

@@ -116,7 +116,8 @@ fn look(tid: i32, what: i32) -> io::Result<libc::siginfo_t> {
     Ok(info)
 }
 
-/// Whether process `pid`, whose stop has been waited for, has been continued after a stop of job control, and its parent has not been told so.
+/// Whether process `pid`, whose stop has been waited for, has been continued after a stop of job control, and its
+/// parent has not been told so.
 pub fn was_continued(pid: i32) -> bool {
     look(pid, libc::WCONTINUED).is_ok_and(|info| info.si_code == libc::CLD_CONTINUED)
 }
@@ -220,10 +221,12 @@ pub fn set_sigmask(tid: i32, mask: u64) -> io::Result<()> {
     request(PTRACE_SETSIGMASK, tid, 8, (&raw const mask) as usize).map(drop)
 }
 
-/// Most pending signals that [`pending`] reads: the kernel goes through all before it for each one, and 90,000 of them, as many as a process may have, take a minute.
+/// Most pending signals that [`pending`] reads: the kernel goes through all before it for each one, and 90,000 of them,
+/// as many as a process may have, take a minute.
 pub const MOST_PENDING: usize = 16_384;
 
-/// Reads the `siginfo_t` of every signal pending for the task, or for its process when `shared`. Fails with E2BIG where they are more than [`MOST_PENDING`].
+/// Reads the `siginfo_t` of every signal pending for the task, or for its process when `shared`. Fails with E2BIG where
+/// they are more than [`MOST_PENDING`].
 pub fn pending(tid: i32, shared: bool) -> io::Result<Vec<Vec<u8>>> {
     #[repr(C)]
     struct Args {
@@ -272,7 +275,8 @@ pub fn rseq(tid: i32) -> io::Result<(u64, u32, u32)> {
     Ok((c.pointer, c.size, c.signature))
 }
 
-/// Whether system calls of the task may be handed to the program itself (PR_SET_SYSCALL_USER_DISPATCH). Linux before 6.4 does not tell: `false` there.
+/// Whether system calls of the task may be handed to the program itself (PR_SET_SYSCALL_USER_DISPATCH). Linux before
+/// 6.4 does not tell: `false` there.
 pub fn dispatches_syscalls(tid: i32) -> io::Result<bool> {
     // Mode, selector, offset and length of what is excepted; mode 0 is off.
     let mut config = [0u64; 4];

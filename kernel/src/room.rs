@@ -1,7 +1,8 @@
-//! How much memory is free: on the node (`/proc/meminfo`) and at every level of the control groups of a process, version 2 (`memory.max`, `memory.high`, `memory.current`) and
-//! version 1 (`memory.limit_in_bytes`, `memory.memsw.*`).
+//! How much memory is free: on the node (`/proc/meminfo`) and at every level of the control groups of a process,
+//! version 2 (`memory.max`, `memory.high`, `memory.current`) and version 1 (`memory.limit_in_bytes`, `memory.memsw.*`).
 //!
-//! What can be had at once counts as free: besides what nobody uses, the page cache of files that is neither mapped, dirty nor on its way to the disk. Swap does not count.
+//! What can be had at once counts as free: besides what nobody uses, the page cache of files that is neither mapped,
+//! dirty nor on its way to the disk. Swap does not count.
 
 use std::collections::BTreeSet;
 use std::io;

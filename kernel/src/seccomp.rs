@@ -52,8 +52,8 @@ struct Response {
     flags: u32,
 }
 
-/// From now on the calls `numbers` of the calling thread, and of all threads and processes that it makes, ask whoever holds the returned descriptor. Needs CAP_SYS_ADMIN in
-/// the user namespace.
+/// From now on the calls `numbers` of the calling thread, and of all threads and processes that it makes, ask whoever
+/// holds the returned descriptor. Needs CAP_SYS_ADMIN in the user namespace.
 pub fn ask_about(numbers: &[i64]) -> io::Result<OwnedFd> {
     let statement = |code: u32, k: u32, jt: usize, jf: usize| libc::sock_filter {
         code: code as u16,

@@ -1,5 +1,6 @@
-//! Soft-dirty bits: the kernel marks each page that a process writes, and takes all marks away on request (`/proc/PID/clear_refs`). Mappings that are made later count as marked as a
-//! whole. Not so the zero page, nor memory whose page table `mremap` has moved as a whole: the callers must know these otherwise.
+//! Soft-dirty bits: the kernel marks each page that a process writes, and takes all marks away on request
+//! (`/proc/PID/clear_refs`). Mappings that are made later count as marked as a whole. Not so the zero page, nor memory
+//! whose page table `mremap` has moved as a whole: the callers must know these otherwise.
 
 use crate::pagemap::Pagemap;
 use std::fs::OpenOptions;
@@ -18,7 +19,8 @@ pub fn clear(pid: i32) -> io::Result<()> {
         .write_all(b"4")
 }
 
-/// The pages of `ranges` in process `pid` that have memory of their own now: not the zero page, not swapped out. Neighbouring ranges are merged.
+/// The pages of `ranges` in process `pid` that have memory of their own now: not the zero page, not swapped out.
+/// Neighbouring ranges are merged.
 pub fn with_memory(pid: i32, ranges: &[(u64, u64)]) -> io::Result<Vec<(u64, u64)>> {
     let mut out: Vec<(u64, u64)> = Vec::new();
     let mut pages = ranges.iter().flat_map(|(start, end)| (*start..*end).step_by(PAGE));

@@ -1,7 +1,9 @@
-//! Whether the path of a directory can be trusted: whoever may write a directory on the way can put something else in the place of what lies in it, between any two looks.
+//! Whether the path of a directory can be trusted: whoever may write a directory on the way can put something else in
+//! the place of what lies in it, between any two looks.
 //!
-//! Each directory on the way belongs to this user or to root, and nobody else may write it, unless its sticky bit keeps others from renaming what is not theirs (`/tmp`). Links are followed
-//! where they are this user's or root's. A group that is this user's alone (the same name, no other members), and root's, may write.
+//! Each directory on the way belongs to this user or to root, and nobody else may write it, unless its sticky bit keeps
+//! others from renaming what is not theirs (`/tmp`). Links are followed where they are this user's or root's. A group
+//! that is this user's alone (the same name, no other members), and root's, may write.
 
 use crate::dir::{open_at, read_link_at, Dir};
 use std::ffi::{CStr, CString, OsString};
@@ -57,12 +59,14 @@ impl From<Untrusted> for io::Error {
     }
 }
 
-/// Finds the directory at `path`, an absolute one, on a way that nobody else can change. Whose the directory itself is, and who may write it, the caller asks.
+/// Finds the directory at `path`, an absolute one, on a way that nobody else can change. Whose the directory itself is,
+/// and who may write it, the caller asks.
 pub fn find(path: &Path) -> Result<Dir, Untrusted> {
     Walk::new()?.to(path).map(Dir::of)
 }
 
-/// Finds `dir`, an absolute path, where this process is going to make things of its own by name; refuses one in which others could exchange them.
+/// Finds `dir`, an absolute path, where this process is going to make things of its own by name; refuses one in which
+/// others could exchange them.
 pub fn holder(dir: &Path) -> Result<Dir, Untrusted> {
     let walk = Walk::new()?;
     let found = File::from(walk.to(dir)?);
@@ -70,8 +74,60 @@ pub fn holder(dir: &Path) -> Result<Dir, Untrusted> {
     Ok(Dir::of(found.into()))
 }
 
+/// Refuses the file at `path`, an absolute one, that others than root, this user and user `also` could exchange or write.
+pub fn file(path: &Path, also: Option<u32>) -> Result<(), Untrusted> {
+    let walk = Walk { also, ..Walk::new()? };
+    let found = File::from(walk.along(path, false)?);
+    let m = found.metadata()?;
+    if !walk.is_trusted(m.uid()) || walk.may_others_write(&m, &found) {
+        let why = format!(
+            "belongs to user {} and has mode {:03o}: others can write it",
+            m.uid(),
+            m.mode() & 0o7777
+        );
+        return Err(Untrusted::Others {
+            at: path.to_owned(),
+            why,
+        });
+    }
+    Ok(())
+}
+
+/// Opens the file at `path`, an absolute one, which holds a secret, to read it: no link, of this user's or root's, in a
+/// place where nobody else can exchange it, and closed to others. One of root's may be read by a group.
+pub fn secret(path: &Path) -> Result<File, Untrusted> {
+    let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput).into());
+    };
+    let refuse = |why: String| {
+        Err(Untrusted::Others {
+            at: path.to_owned(),
+            why,
+        })
+    };
+    let file = match holder(above)?.open(Path::new(name), libc::O_RDONLY, 0) {
+        Err(e) if e.raw_os_error() == Some(libc::ELOOP) => return refuse("is a symbolic link; name the file itself".into()),
+        other => other?,
+    };
+    let (walk, m) = (Walk::new()?, file.metadata()?);
+    if !m.is_file() {
+        return refuse("is not a regular file".into());
+    }
+    if !walk.is_trusted(m.uid()) {
+        return refuse(format!("belongs to user {}, who knows it and can change it", m.uid()));
+    }
+    let others = if m.uid() == walk.me { 0o077 } else { 0o037 };
+    if m.mode() & others != 0 {
+        let mode = m.mode() & 0o7777;
+        return refuse(format!("has mode {mode:03o}, so others may know or change it; chmod 600 it"));
+    }
+    Ok(file)
+}
+
 struct Walk {
     me: u32,
+    /// Who is trusted too.
+    also: Option<u32>,
     /// Users whom this user namespace does not map are shown as nobody: of root's outside nothing else can be seen.
     is_partial: bool,
 }
@@ -83,15 +139,21 @@ impl Walk {
         let map = std::fs::read_to_string("/proc/self/uid_map")?;
         Ok(Self {
             me,
+            also: None,
             is_partial: !maps(&map, OVERFLOW),
         })
     }
 
     fn is_trusted(&self, user: u32) -> bool {
-        user == 0 || user == self.me || (user == OVERFLOW && self.is_partial)
+        user == 0 || user == self.me || Some(user) == self.also || (user == OVERFLOW && self.is_partial)
     }
 
     fn to(&self, path: &Path) -> Result<OwnedFd, Untrusted> {
+        self.along(path, true)
+    }
+
+    /// What `path` leads to: a directory, or where none is asked for whatever is there.
+    fn along(&self, path: &Path, directory: bool) -> Result<OwnedFd, Untrusted> {
         let flags = libc::O_PATH | libc::O_NOFOLLOW;
         let root = || open_at(libc::AT_FDCWD, Path::new("/"), flags | libc::O_DIRECTORY, 0);
         if !path.is_absolute() {
@@ -126,6 +188,9 @@ impl Walk {
                 continue;
             }
             if !m.is_dir() {
+                if !directory && left.is_empty() {
+                    return Ok(next);
+                }
                 return Err(io::Error::from_raw_os_error(libc::ENOTDIR).into());
             }
             at = next;
@@ -148,10 +213,7 @@ impl Walk {
             ));
         }
         let (mode, shown) = (m.mode(), m.mode() & 0o7777);
-        if mode & 0o022 == 0 || mode & 0o1000 != 0 {
-            return Ok(());
-        }
-        if mode & 0o002 == 0 && self.is_private(&m, dir) {
+        if mode & 0o1000 != 0 || !self.may_others_write(&m, dir) {
             return Ok(());
         }
         let who = if mode & 0o002 != 0 {
@@ -165,6 +227,12 @@ impl Walk {
         refuse(format!(
             "has mode {shown:03o}, so {who} could put something else in the place of what lies in it; chmod go-w it, or chmod +t it, or use another directory"
         ))
+    }
+
+    /// Whether its mode lets others than its owner write `file`.
+    fn may_others_write(&self, m: &Metadata, file: &File) -> bool {
+        let mode = m.mode();
+        mode & 0o002 != 0 || mode & 0o020 != 0 && !self.is_private(m, file)
     }
 
     /// Whether the group that may write this directory is this user alone, or root's.
@@ -243,7 +311,8 @@ fn group(id: u32) -> Option<(CString, Vec<CString>)> {
         // SAFETY: all of them are valid for writing, the buffer for its length.
         |buffer| unsafe { libc::getgrgid_r(id, found, buffer.as_mut_ptr(), buffer.len(), result) },
         || {
-            // SAFETY: where a group was found the call has filled the structure with pointers to zero-terminated strings, and a list of them that ends with null, which live in the buffer.
+            // SAFETY: where a group was found the call has filled the structure with pointers to zero-terminated
+            // strings, and a list of them that ends with null, which live in the buffer.
             unsafe {
                 if (*result).is_null() {
                     return None;
@@ -278,7 +347,8 @@ pub(crate) fn user(id: u32) -> Option<(CString, u32)> {
         // SAFETY: all of them are valid for writing, the buffer for its length.
         |buffer| unsafe { libc::getpwuid_r(id, found, buffer.as_mut_ptr(), buffer.len(), result) },
         || {
-            // SAFETY: where a user was found the call has filled the structure with pointers to zero-terminated strings, which live in the buffer.
+            // SAFETY: where a user was found the call has filled the structure with pointers to zero-terminated
+            // strings, which live in the buffer.
             unsafe { (!(*result).is_null()).then(|| (CStr::from_ptr((*found).pw_name).to_owned(), (*found).pw_gid)) }
         },
     )
@@ -378,5 +448,37 @@ mod tests {
         assert!(maps("         0          0 4294967295\n", OVERFLOW));
         assert!(!maps("1000 1000 1\n", OVERFLOW) && maps("65534 65534 1\n", OVERFLOW));
         assert!(!maps("", OVERFLOW) && !maps("x y z", OVERFLOW));
+    }
+
+    #[test]
+    fn a_file_is_kept_where_only_trusted_users_can_exchange_or_write_it() {
+        let top = std::env::temp_dir().join(format!("belay-kept-{}", std::process::id()));
+        let (dir, path) = (top.join("d"), top.join("d/program"));
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(&path, "x").unwrap();
+        let mode = |path: &Path, bits| std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(bits)).unwrap();
+        let kept = |also| file(&path, also).is_ok();
+        for (of_dir, of_file, expected) in [
+            (0o755, 0o755, true),
+            (0o1777, 0o755, true),
+            (0o777, 0o755, false),
+            (0o755, 0o757, false),
+            (0o755, 0o1757, false),
+        ] {
+            mode(&dir, of_dir);
+            mode(&path, of_file);
+            assert_eq!(kept(None), expected, "{of_dir:o} {of_file:o}");
+        }
+        mode(&path, 0o755);
+        assert!(file(&top.join("d/none"), None).is_err());
+        // SAFETY: has no preconditions.
+        if unsafe { libc::geteuid() } == 0 {
+            // As software that somebody keeps for all.
+            for path in [&dir, &path] {
+                std::os::unix::fs::chown(path, Some(4242), None).unwrap();
+            }
+            assert_eq!([None, Some(4242), Some(4243)].map(kept), [false, true, false]);
+        }
+        std::fs::remove_dir_all(top).unwrap();
     }
 }

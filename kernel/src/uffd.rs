@@ -1,7 +1,9 @@
-//! userfaultfd for write protection that the kernel takes away by itself at the first write (`WP_ASYNC`), so that a later scan of the page
-//! table tells which pages have been written. Nobody ever waits for a fault, and a write by the kernel itself counts like one by the program.
+//! userfaultfd for write protection that the kernel takes away by itself at the first write (`WP_ASYNC`), so that a
+//! later scan of the page table tells which pages have been written. Nobody ever waits for a fault, and a write by the
+//! kernel itself counts like one by the program.
 //!
-//! Older kernels have no such protection. There registration alone serves: it says which mappings are still the same and have not been moved.
+//! Older kernels have no such protection. There registration alone serves: it says which mappings are still the same
+//! and have not been moved.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -52,8 +54,8 @@ pub fn is_asynchronous() -> io::Result<bool> {
     }
 }
 
-/// Protects the page at `at` against writes, or ends that; `false` where its mapping is not registered with `uffd`. Nobody may write to a protected page: without asynchronous
-/// protection, who did would wait for ever.
+/// Protects the page at `at` against writes, or ends that; `false` where its mapping is not registered with `uffd`.
+/// Nobody may write to a protected page: without asynchronous protection, who did would wait for ever.
 pub fn protect(uffd: BorrowedFd<'_>, at: u64, protected: bool) -> io::Result<bool> {
     let mut arg = WriteProtect {
         start: at,

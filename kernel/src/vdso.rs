@@ -1,5 +1,5 @@
-//! The pages that the kernel gives to every process: `[vdso]`, code that reads clocks without a system call, and `[vvar]`, the data of that code. Those of this process, which
-//! are the same in all processes of this kernel.
+//! The pages that the kernel gives to every process: `[vdso]`, code that reads clocks without a system call, and
+//! `[vvar]`, the data of that code. Those of this process, which are the same in all processes of this kernel.
 
 use crate::proc::{self, Map};
 use std::io;
@@ -22,8 +22,8 @@ pub fn code() -> io::Result<Vec<u8>> {
     Ok(code)
 }
 
-/// The bytes of `[vvar]`, as they were at one moment between two changes; zeros for pages that this machine has no use for, empty where this process has none. Fails with `TimedOut` where
-/// the data never stands still.
+/// The bytes of `[vvar]`, as they were at one moment between two changes; zeros for pages that this machine has no use
+/// for, empty where this process has none. Fails with `TimedOut` where the data never stands still.
 pub fn data() -> io::Result<Vec<u8>> {
     let Some(map) = own("[vvar]")? else { return Ok(Vec::new()) };
     for _ in 0..TRIES {

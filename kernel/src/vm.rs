@@ -1,4 +1,5 @@
-//! Memory of another process: `process_vm_readv` and `process_vm_writev`, and writing through `/proc/PID/mem`, which a tracer may do whatever the protection.
+//! Memory of another process: `process_vm_readv` and `process_vm_writev`, and writing through `/proc/PID/mem`, which a
+//! tracer may do whatever the protection.
 
 use std::fs::File;
 use std::io;

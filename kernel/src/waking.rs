@@ -3,8 +3,10 @@
 use crate::proc;
 use std::time::{Duration, Instant};
 
-/// Does `sleep`, in which the calling thread sleeps until something has happened, and returns when that was: the thread itself may have got a processor later, with many others before it. The moment is the true one or
-/// a later one, never an earlier one: unless the kernel tells, and the thread has slept just once and kept its processor else, it is the end of `sleep`.
+/// Does `sleep`, in which the calling thread sleeps until something has happened, and returns when that was: the thread
+/// itself may have got a processor later, with many others before it. The moment is the true one or a later one, never
+/// an earlier one: unless the kernel tells, and the thread has slept just once and kept its processor else, it is the
+/// end of `sleep`.
 pub fn moment_of(sleep: impl FnOnce()) -> Instant {
     let (slept, preempted) = switches();
     let waited = run_delay();
@@ -48,7 +50,8 @@ mod tests {
         }
     }
 
-    /// When something happened of which a thread was told among others that want its processor, what is said of that, and when it went on.
+    /// When something happened of which a thread was told among others that want its processor, what is said of that,
+    /// and when it went on.
     fn among_others() -> [Instant; 3] {
         let over = Arc::new(AtomicBool::new(false));
         let (tell, told) = channel();

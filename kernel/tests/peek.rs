@@ -1,4 +1,5 @@
-//! What `ptrace::peek` says of a task is what `wait` says afterwards, and is not taken away by looking: an agent that is killed in between must not have swallowed a signal.
+//! What `ptrace::peek` says of a task is what `wait` says afterwards, and is not taken away by looking: an agent that
+//! is killed in between must not have swallowed a signal.
 
 use belay_kernel::ptrace::{cont, cont_to_syscall, interrupt, peek, seize, wait, Event};
 

@@ -1,19 +1,25 @@
 //! The command line, as one table: parsing, help, man pages and completions come from it.
 
+mod inner;
+mod values;
+
 use belay_coordinator::config::Size;
 use belay_coordinator::exporter::Place;
 use belay_coordinator::interval::{parse_duration, Interval};
+use belay_coordinator::levels::Pace;
 use belay_coordinator::redundancy::Redundancy;
 use belay_storage::place::rule::Policy;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+pub(crate) use inner::{Agent, Gpu, Rank, Store, Upkeep};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
+pub(crate) use values::{Access, Differential};
 
 /// Checkpoint and restart of unmodified Linux programs.
 ///
-/// A job lives in a job directory (./belay-job unless given, or $BELAY_DIR). `belay launch` runs a command there, `belay checkpoint` saves it, and
-/// `belay restart` continues it from the newest checkpoint.
+/// A job lives in a job directory (./belay-job unless given, or $BELAY_DIR). `belay launch` runs a command there,
+/// `belay checkpoint` saves it, and `belay restart` continues it from the newest checkpoint.
 #[derive(Debug, Parser)]
 #[command(name = "belay", version, max_term_width = 100, disable_help_subcommand = false)]
 pub(crate) struct Cli {
@@ -27,8 +33,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run a command so that it can be checkpointed
     ///
-    /// The command gets the launcher's own standard input, output and error, terminal, process group, signals and environment. The exit status is the
-    /// command's; when a signal ended it, launch ends by the same signal.
+    /// The command gets the launcher's own standard input, output and error, terminal, process group, signals and
+    /// environment. The exit status is the command's; when a signal ended it, launch ends by the same signal.
     Launch(Launch),
     /// Take a checkpoint of a running job
     ///
@@ -36,27 +42,34 @@ pub(crate) enum Command {
     Checkpoint(Checkpoint),
     /// Continue a job from a checkpoint, in the foreground
     ///
-    /// Uses the newest generation that is whole. The exit status is the program's. Needs root, or unprivileged user namespaces, or the capability
-    /// cap_checkpoint_restore on the program file; with the last, the job's old process numbers must be free.
+    /// Uses the newest generation that is whole. The exit status is the program's. Needs root, or unprivileged user
+    /// namespaces, or the capability cap_checkpoint_restore on the program file; with the last, the job's old process
+    /// numbers must be free.
     Restart(Restart),
     /// Restart the job if it has a checkpoint, else launch it: one command for batch scripts
     ///
-    /// With a whole checkpoint in the job directory this is `belay restart`, without one `belay launch`; the options hold for both. A job that has ended with exit
-    /// status 0 is not run again, so a script that a batch system starts anew can have several of these in a row. Another command than the one that the job
-    /// directory belongs to is refused.
+    /// With a whole checkpoint in the job directory this is `belay restart`, without one `belay launch`; the options
+    /// hold for both. A job that has ended with exit status 0 is not run again, so a script that a batch system starts
+    /// anew can have several of these in a row. Another command than the one that the job directory belongs to is
+    /// refused.
     Run(Run),
     /// Show what a job is doing
     Status(Status),
     /// List a job's checkpoints
     List(List),
+    /// Write a page about a job: its checkpoints over time, how long they stopped it, what they wrote
+    ///
+    /// One HTML file that needs nothing else, on standard output or in FILE.
+    Report(Report),
     /// Copy the newest checkpoint to the durable tiers and wait for it
     ///
-    /// The agent of a running job does that by itself after every checkpoint. Exits 0 when a tier of kind pfs or object holds the checkpoint.
+    /// The agent of a running job does that by itself after every checkpoint. Exits 0 when a tier of kind pfs or object
+    /// holds the checkpoint.
     Flush(Flush),
     /// Measure the local tiers, so that chunks go where they are written fastest
     ///
-    /// Writes and removes some files in each tier of kind memory or local, with one to nine writers at a time, and keeps the result there. Do it once, while nothing else
-    /// uses the tiers.
+    /// Writes and removes some files in each tier of kind memory or local, with one to nine writers at a time, and
+    /// keeps the result there. Do it once, while nothing else uses the tiers.
     Calibrate(Calibrate),
     /// Read every byte of a job's checkpoints and compare it with its checksums
     Verify(Target),
@@ -79,6 +92,9 @@ pub(crate) enum Command {
     /// Look after what one host holds of a job on several hosts (started by belay itself)
     #[command(hide = true)]
     Store(Store),
+    /// Have the GPU driver bring programs to rest (started by belay itself)
+    #[command(hide = true)]
+    Gpu(Gpu),
     /// Write man pages or shell completions
     #[command(hide = true)]
     Generate(Generate),
@@ -124,30 +140,51 @@ pub(crate) struct Launch {
     /// Checkpoints to keep [default: keep in belay.toml, else 2]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) keep: Option<u32>,
-    /// Most bytes that the checkpoints may take: 500M, 20G; older ones are removed first, the newest whole one never [default: max_bytes in belay.toml; a site's is also the most]
+    /// Most bytes that the checkpoints may take: 500M, 20G; older ones are removed first, the newest whole one never
+    /// [default: max_bytes in belay.toml; a site's is also the most]
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub(crate) max_bytes: Option<u64>,
     /// How to find what need not be stored again
     #[arg(long, value_name = "HOW", default_value = "hash")]
     pub(crate) differential: Differential,
-    /// Save the contents of the files that the job writes or has made, where they are open, not only of those that would otherwise be lost
+    /// Save the contents of the files that the job writes or has made, where they are open, not only of those that
+    /// would otherwise be lost
     #[arg(long)]
     pub(crate) save_open_files: bool,
-    /// Do not save the programs and libraries that the job has mapped: a restart then needs the same ones (also save_code = false in belay.toml)
+    /// What becomes of data of which programs have declared what they do to it
+    #[arg(long, value_name = "HOW", default_value = "off")]
+    pub(crate) access: Access,
+    /// Do not save the programs and libraries that the job has mapped: a restart then needs the same ones (also
+    /// save_code = false in belay.toml)
     #[arg(long)]
     pub(crate) no_save_code: bool,
-    /// Take what the command starts on other hosts through ssh, rsh or srun into the job; the job directory must be on a file system that all hosts share
+    /// Take what the command starts on other hosts through ssh, rsh or srun into the job; the job directory must be on
+    /// a file system that all hosts share
     #[arg(long)]
     pub(crate) across_hosts: bool,
-    /// With --across-hosts: make checkpoints survive the loss of hosts: partner, xor or reed-solomon, then :HOSTS of a group, then :LOSSES (docs/redundancy.md)
+    /// With --across-hosts: make checkpoints survive the loss of hosts: partner, xor or reed-solomon, then :HOSTS of a
+    /// group, then :LOSSES (docs/redundancy.md)
     #[arg(long, value_name = "SCHEME", value_parser = Redundancy::parse)]
     pub(crate) redundancy: Option<Redundancy>,
     /// With --redundancy: a directory on every host's own disk, where the checkpoints go
     #[arg(long, value_name = "DIR")]
     pub(crate) local_dir: Option<PathBuf>,
-    /// Tiers, flushing and all else of the configuration, over what /etc/belay/belay.toml and ~/.config/belay/belay.toml say (docs/tiers.md)
+    /// With --redundancy: one of N checkpoints, or one in so much time, becomes redundant; auto: as often as loses the
+    /// least time [default: redundant in [levels] of belay.toml, else every one for which there is time]
+    #[arg(long, value_name = "N|DUR|auto")]
+    pub(crate) redundant_every: Option<Pace>,
+    /// One of N checkpoints, or one in so much time, is copied to the durable tiers; auto: as often as loses the least
+    /// time [default: durable in [levels] of belay.toml, else every one for which there is time]
+    #[arg(long, value_name = "N|DUR|auto")]
+    pub(crate) durable_every: Option<Pace>,
+    /// Tiers, flushing and all else of the configuration, over what /etc/belay/belay.toml and
+    /// ~/.config/belay/belay.toml say (docs/tiers.md)
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// Seal what goes to tiers of kind pfs and object with the keys in FILE, over what [encryption] of the
+    /// configuration says (docs/tiers.md)
+    #[arg(long, value_name = "FILE", env = "BELAY_KEY_FILE")]
+    pub(crate) key_file: Option<PathBuf>,
     /// How a local tier is chosen for a chunk, over what the configuration says: adaptive, fastest-only, local-only or naive
     #[arg(long, value_name = "POLICY")]
     pub(crate) placement: Option<Policy>,
@@ -165,17 +202,6 @@ pub(crate) struct Launch {
         value_name = "COMMAND"
     )]
     pub(crate) command: Vec<OsString>,
-}
-
-/// How a checkpoint finds out what the ones before have stored already.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Differential {
-    /// By the contents of its pages
-    Hash,
-    /// Also by the kernel's record of written pages, where it has one: a program could notice (see docs/limits.md)
-    Written,
-    /// Not at all: every checkpoint stores everything
-    Off,
 }
 
 /// What follows a checkpoint.
@@ -231,7 +257,8 @@ pub(crate) struct Restart {
     /// Read memory on demand, so that the program runs at once whatever its size
     #[arg(long)]
     pub(crate) lazy: bool,
-    /// Restart although this processor lacks instructions that the job may have chosen to use: right where none of its programs does
+    /// Restart although this processor lacks instructions that the job may have chosen to use: right where none of its
+    /// programs does
     #[arg(long)]
     pub(crate) any_cpu: bool,
     #[command(flatten)]
@@ -243,6 +270,9 @@ pub(crate) struct Restart {
     /// Read the configuration anew, with FILE over what /etc/belay/belay.toml and ~/.config/belay/belay.toml say
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// The file of the keys that seal what lies on tiers of kind pfs and object, where that is another one by now
+    #[arg(long, value_name = "FILE", env = "BELAY_KEY_FILE")]
+    pub(crate) key_file: Option<PathBuf>,
     /// Change how much goes to the log
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log_level: Option<LogLevel>,
@@ -257,7 +287,9 @@ pub(crate) struct Restart {
 /// Where the parts of a job on several hosts go at a restart.
 #[derive(Debug, Args)]
 pub(crate) struct Hosts {
-    /// At a restart: hosts for the parts of a job on several hosts (all but that of belay itself), in the order in which these were started; fewer hosts get several parts each. Without this the nodes of Slurm's allocation where belay is in one, else the hosts of before
+    /// At a restart: hosts for the parts of a job on several hosts (all but that of belay itself), in the order in
+    /// which these were started; fewer hosts get several parts each. Without this the nodes of Slurm's allocation where
+    /// belay is in one, else the hosts of before
     #[arg(long = "hosts", value_name = "HOST", value_delimiter = ',')]
     pub(crate) list: Vec<String>,
     /// At a restart: the same from a file, one host in each line
@@ -268,7 +300,8 @@ pub(crate) struct Hosts {
 /// `belay run`.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
-    /// With --across-hosts: when a part of the job is lost, end the rest and restart it from the newest checkpoint, on those of --hosts that answer, N times at most
+    /// With --across-hosts: when a part of the job is lost, end the rest and restart it from the newest checkpoint, on
+    /// those of --hosts that answer, N times at most
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) restarts: u32,
     /// Which of these restarts this is (said by belay itself)
@@ -277,7 +310,8 @@ pub(crate) struct Run {
     /// At a restart: read memory on demand
     #[arg(long)]
     pub(crate) lazy: bool,
-    /// At a restart: go on although this processor lacks instructions that the job may have chosen to use: right where none of its programs does
+    /// At a restart: go on although this processor lacks instructions that the job may have chosen to use: right where
+    /// none of its programs does
     #[arg(long)]
     pub(crate) any_cpu: bool,
     #[command(flatten)]
@@ -335,6 +369,17 @@ pub(crate) struct List {
     pub(crate) json: bool,
 }
 
+/// `belay report`.
+#[derive(Debug, Args)]
+pub(crate) struct Report {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub(crate) target: Target,
+    /// The file to write
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+}
+
 /// `belay inspect`.
 #[derive(Debug, Args)]
 pub(crate) struct Inspect {
@@ -389,74 +434,6 @@ pub(crate) struct Gc {
     /// Checkpoints to keep [default: as given at launch]
     #[arg(long, value_name = "N", conflicts_with = "all", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) keep: Option<u32>,
-}
-
-/// `belay agent`.
-#[derive(Debug, Args)]
-pub(crate) struct Agent {
-    /// Job directory of this part
-    #[arg(long)]
-    pub(crate) dir: PathBuf,
-    /// The job key
-    #[arg(long)]
-    pub(crate) key: PathBuf,
-    /// What the root calls this part
-    #[arg(long)]
-    pub(crate) tag: u64,
-    /// Where the root listens
-    #[arg(long, value_delimiter = ',')]
-    pub(crate) join: Vec<String>,
-    /// What the remote shell was told to reach this host
-    #[arg(long)]
-    pub(crate) called: Option<String>,
-    /// Restart from this generation
-    #[arg(long)]
-    pub(crate) generation: Option<u64>,
-    /// End the program when the root is lost: it is restarted elsewhere
-    #[arg(long)]
-    pub(crate) ends_with_root: bool,
-    /// The command and its arguments
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub(crate) command: Vec<OsString>,
-}
-
-/// `belay rank`.
-#[derive(Debug, Args)]
-pub(crate) struct Rank {
-    /// What to execute, and as which tasks
-    pub(crate) spec: String,
-}
-
-/// `belay store`.
-#[derive(Debug, Args)]
-pub(crate) struct Store {
-    /// What to do
-    pub(crate) what: Upkeep,
-    /// Job directory of the whole job
-    #[arg(long)]
-    pub(crate) dir: PathBuf,
-    /// Part of the job
-    #[arg(long, default_value_t = 0)]
-    pub(crate) tag: u64,
-    /// Generation to make whole
-    #[arg(long, default_value_t = 0)]
-    pub(crate) generation: u64,
-    /// Addresses of each host that serves what it has
-    #[arg(long, value_delimiter = ',')]
-    pub(crate) sources: Vec<String>,
-}
-
-/// What `belay store` does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Upkeep {
-    /// Let other hosts read what this one has, until standard input ends.
-    Serve,
-    /// Make a generation of a part whole on this host.
-    Heal,
-    /// Say which chunks of a part lie in the local tiers of this host.
-    Look,
-    /// Move them to the job directory.
-    Home,
 }
 
 /// `belay generate`.

@@ -16,7 +16,8 @@ const MOST_LOOKS: u32 = 100;
 /// How long an agent may take to say how its job is, or to accept a connection.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How long the agent of another user's job may be silent: what a checkpoint needs has no limit, but root does not wait for somebody's silence for ever.
+/// How long the agent of another user's job may be silent: what a checkpoint needs has no limit, but root does not wait
+/// for somebody's silence for ever.
 const SILENCE: Duration = Duration::from_secs(600);
 
 /// A request under way.
@@ -31,7 +32,8 @@ pub(crate) struct Call {
 
 /// Sends `request` to the agent of the job in `dir`.
 ///
-/// Root asks as the owner, as whom it has opened the directory: an agent in a user namespace, as after the owner's restart, could not tell root from any other user.
+/// Root asks as the owner, as whom it has opened the directory: an agent in a user namespace, as after the owner's
+/// restart, could not tell root from any other user.
 pub(crate) fn call(dir: &Path, request: &Request) -> Result<Call, Failure> {
     call_in(&JobDir::open(dir, Access::OwnOrRoot)?, request)
 }
@@ -166,7 +168,8 @@ pub(crate) fn status(dir: &Path) -> Result<Status, Failure> {
             Err(f) => return Err(f),
         }
         let status = belay_coordinator::agent::at_rest(&job, &job.description()?, holder.as_ref());
-        // The job may have begun or ended between these looks at it: they belong together when its lock tells the same before and after.
+        // The job may have begun or ended between these looks at it: they belong together when its lock tells the same
+        // before and after.
         let now = job.holder();
         tries += 1;
         if now == holder || tries == MOST_LOOKS {

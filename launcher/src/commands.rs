@@ -3,15 +3,14 @@
 use crate::cli::{self, Command, Generated};
 use crate::client::{call, status};
 use crate::progress::Show;
-use crate::{format, inspect, start};
+use crate::{format, inspect, report, start};
 use belay_coordinator::config::{Config, Use};
 use belay_coordinator::jobdir::{is_foreign, Access, JobDir};
 use belay_coordinator::redundancy::{record, verify as parity, Redundancy};
 use belay_coordinator::tiers::{local, To};
 use belay_coordinator::{generations, plain, tiers, verify, Failure};
-use belay_storage::flush::Control;
 use belay_storage::store::{Removed, Store};
-use belay_wire::{Checkpointed, Event, Exit, GenerationStatus, HostShare, JobState, Level, OnTier, Request, Status};
+use belay_wire::{Checkpointed, Event, Exit, GenerationStatus, HostShare, Level, OnTier, Request, Status};
 use clap::CommandFactory;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
@@ -29,15 +28,17 @@ pub(crate) fn run(command: Command) -> Result<u8, Failure> {
         Command::Checkpoint(args) => checkpoint(&args),
         Command::Status(args) => show_status(&args),
         Command::List(args) => list(&args),
+        Command::Report(args) => report::report(&args),
         Command::Flush(args) => flush(&args),
         Command::Calibrate(args) => calibrate(&args),
         Command::Verify(args) => verify_all(&args),
         Command::Inspect(args) => print(&inspect::describe(&args.image)?),
         Command::Stop(args) => stop(&args),
         Command::Gc(args) => gc(&args),
-        Command::Agent(args) => start::agent(args),
+        Command::Agent(args) => start::part::agent(args),
         Command::Rank(args) => start::rank(&args),
         Command::Store(args) => start::store(args),
+        Command::Gpu(args) => start::gpu(args),
         Command::Generate(args) => generate(&args),
     }
 }
@@ -123,10 +124,12 @@ fn checkpoint_line(c: &Checkpointed) -> String {
     }
     notes
         + &format!(
-            "generation {}: {} ({} new), {}, {}, blocked {}, took {}{}{}\n",
+            "generation {}: {} ({} new{}), {}, {}, blocked {}, took {}{}{}\n",
             g.generation,
             format::bytes(g.bytes),
             format::bytes(g.new_bytes),
+            g.left_out
+                .map_or_else(String::new, |n| format!(", {} left out", format::bytes(n))),
             format::count(g.ranks, "process", "es"),
             format::count(g.threads, "thread", "s"),
             format::millis(g.blocked_ms),
@@ -157,19 +160,7 @@ fn show_status(args: &cli::Status) -> Result<u8, Failure> {
 }
 
 fn status_text(s: &Status) -> String {
-    let state = match s.state {
-        JobState::Running => "running",
-        JobState::Checkpointing => "running, checkpoint under way",
-        JobState::Background => "command ended, other processes run on",
-        JobState::Stopping => "being stopped",
-        JobState::Starting => "being launched",
-        JobState::Restarting => "being restarted",
-        JobState::Unattended => "running without its agent, which was killed: no more checkpoints",
-        JobState::Stopped => "stopped after a checkpoint",
-        JobState::Finished => "not running",
-        JobState::Killed => "not running, was killed",
-    };
-    let mut out = format!("{}: {state}", s.name);
+    let mut out = format!("{}: {}", s.name, format::state(s.state));
     if let Some(a) = &s.agent {
         out += &format!(", agent {}", a.host_pid.unwrap_or(a.pid));
     }
@@ -239,13 +230,13 @@ fn generations_text(generations: &[GenerationStatus]) -> String {
                 format::bytes(g.bytes),
                 format::bytes(g.new_bytes),
                 format::millis(g.blocked_ms),
-                g.damage.as_ref().map_or("whole".into(), |d| format!("damaged: {d}")),
+                state_text(g),
                 where_text(g),
                 hosts_text(&g.hosts),
             ]
         })
         .collect();
-    let heads = [
+    let mut heads = vec![
         ">generation",
         "time",
         ">processes",
@@ -259,8 +250,17 @@ fn generations_text(generations: &[GenerationStatus]) -> String {
     ];
     // A job on one host has no need to say on which.
     let shown = heads.len() - usize::from(generations.iter().all(|g| g.hosts.is_empty()));
-    let rows: Vec<Vec<String>> = rows.into_iter().map(|r| r.into_iter().take(shown).collect()).collect();
-    format::table(&heads[..shown], &rows)
+    heads.truncate(shown);
+    let mut rows: Vec<Vec<String>> = rows.into_iter().map(|r| r.into_iter().take(shown).collect()).collect();
+    // Nor has one that declares nothing, what is left out.
+    if generations.iter().any(|g| g.left_out.is_some()) {
+        const BEHIND_NEW: usize = 6;
+        heads.insert(BEHIND_NEW, ">left out");
+        for (row, g) in rows.iter_mut().zip(generations) {
+            row.insert(BEHIND_NEW, g.left_out.map_or_else(|| "-".into(), format::bytes));
+        }
+    }
+    format::table(&heads, &rows)
 }
 
 /// `n1 4, n2 4, n3 ?`: the processes of each host.
@@ -276,6 +276,15 @@ fn hosts_text(hosts: &[HostShare]) -> String {
     by_host.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
+fn state_text(g: &GenerationStatus) -> String {
+    let locked = g.tiers.iter().find_map(|t| t.locked.as_ref());
+    match (&g.damage, locked) {
+        (Some(damage), _) => format!("damaged: {damage}"),
+        (None, Some(why)) if !g.whole => format!("locked: {why}"),
+        _ => "whole".into(),
+    }
+}
+
 /// `job 1.2 GiB, scratch (durable)`.
 fn where_text(g: &GenerationStatus) -> String {
     let durable = |kind: &str| matches!(kind, "pfs" | "object");
@@ -287,7 +296,15 @@ fn where_text(g: &GenerationStatus) -> String {
             _ => "",
         };
         let host = t.host.as_ref().map_or(String::new(), |h| format!(" on {h}"));
-        format!("{}{host} ({size}{more})", t.tier)
+        if t.locked.is_some() {
+            return format!("{}{host} (locked)", t.tier);
+        }
+        let keys = match &*t.keys {
+            [] => String::new(),
+            [one] => format!(", key {one}"),
+            several => format!(", keys {}", several.join(" and ")),
+        };
+        format!("{}{host} ({size}{more}{keys})", t.tier)
     };
     g.tiers.iter().map(one).collect::<Vec<_>>().join(", ")
 }
@@ -357,9 +374,10 @@ fn verify_all(args: &cli::Target) -> Result<u8, Failure> {
     }
 }
 
-/// Reads all that the durable tiers hold; how many whole generations they have, and the first fault. One that cannot be read is one too.
+/// Reads all that the durable tiers hold; how many whole generations they have, and the first fault. One that cannot be
+/// read is one too.
 fn verify_tiers(dir: &JobDir) -> Result<(usize, Option<Failure>), Failure> {
-    let mut whole = 0;
+    let (mut whole, mut shown) = (0, None);
     let description = dir.description()?;
     if is_foreign() {
         let names: Vec<&str> = description.config.durable().map(|t| t.name.as_str()).collect();
@@ -377,7 +395,7 @@ fn verify_tiers(dir: &JobDir) -> Result<(usize, Option<Failure>), Failure> {
         for f in &faults {
             print(&format!("{f}\n"))?;
         }
-        if faults.is_empty() {
+        if faults.is_empty() && durable.locked().next().is_none() {
             let generations = &durable.catalogue.generations;
             whole += generations.len();
             let numbers: Vec<String> = generations.iter().map(|g| g.manifest.generation.to_string()).collect();
@@ -387,10 +405,21 @@ fn verify_tiers(dir: &JobDir) -> Result<(usize, Option<Failure>), Failure> {
                 format::bytes(bytes)
             ))?;
         }
-        let fault = faults.into_iter().next();
-        fault.map_or(Ok(()), |f| Err(Failure::new(Exit::Damaged, f)))
+        for f in durable.locked() {
+            print(&format!("{f}\n"))?;
+        }
+        let fault = faults.into_iter().next().map(|f| Failure::new(Exit::Damaged, f));
+        // Those that are printed already.
+        fault.or_else(|| durable.locked().next()).map_or(Ok(()), |f| {
+            shown.get_or_insert(f.clone());
+            Err(f)
+        })
     });
-    if let Some(f) = read.as_ref().err().filter(|f| f.exit != Exit::Damaged) {
+    if let Some(f) = read
+        .as_ref()
+        .err()
+        .filter(|f| f.exit != Exit::Damaged && shown.as_ref() != Some(f))
+    {
         print(&format!("{f}\n"))?;
     }
     Ok((whole, read.err()))
@@ -404,14 +433,16 @@ fn flush(args: &cli::Flush) -> Result<u8, Failure> {
     } else {
         call(&args.target.dir, &Request::Flush)
     };
-    let result = match running {
-        Ok(mut call) => call.expect(&mut |e| show.event(e), |e| match e {
+    let result = running.and_then(|mut call| {
+        call.expect(&mut |e| show.event(e), |e| match e {
             Event::Flushed { generation } => Ok(generation),
             other => Err(Box::new(other)),
-        }),
-        // Only the owner opens a job's tiers.
-        Err(f) if f.exit == Exit::NotRunning && !is_foreign() => flush_here(args, &mut show),
-        Err(f) => Err(f),
+        })
+    });
+    let result = match result {
+        // Killed before it was asked, or while it flushed. Only the owner opens a job's tiers.
+        Err(f) if matches!(f.exit, Exit::NotRunning | Exit::ProgramEnded) && !is_foreign() => flush_here(args, &mut show),
+        other => other,
     };
     show.clear();
     print(&format!("generation {} is durable\n", result?))
@@ -426,7 +457,7 @@ fn flush_here(args: &cli::Flush, show: &mut Show) -> Result<u64, Failure> {
     let at = dir.path().display();
     let none = || Failure::new(Exit::NoCheckpoint, format!("{at} holds no whole checkpoint"));
     let newest = all.iter().rfind(|g| g.is_whole()).ok_or_else(none)?;
-    let flushed = tiers::for_each(&description, To::Use, |durable| {
+    let flushed = tiers::flush_at_rest(&dir, &description, newest, |durable| {
         show.line(&format!(
             "belay: flush generation {} to {}",
             newest.number, durable.config.name
@@ -436,7 +467,7 @@ fn flush_here(args: &cli::Flush, show: &mut Show) -> Result<u64, Failure> {
                 show.line(&format!("belay: {fault}"));
             }
         }
-        durable.flush(&dir, &description, &newest.path, &Control::default()).map(drop)
+        Ok(())
     });
     flushed.map_err(|f| Failure::new(Exit::NotDurable, f.to_string()))?;
     Ok(newest.number)

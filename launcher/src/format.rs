@@ -1,5 +1,9 @@
 //! Numbers, times and tables as people read them.
 
+use belay_wire::JobState;
+use time::macros::format_description;
+use time::OffsetDateTime;
+
 /// `1536` → `1.5 KiB`.
 pub(crate) fn bytes(n: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
@@ -21,6 +25,22 @@ pub(crate) fn count(n: u32, noun: &str, plural: &str) -> String {
     format!("{n} {noun}{}", if n == 1 { "" } else { plural })
 }
 
+/// What a job is doing.
+pub(crate) fn state(state: JobState) -> &'static str {
+    match state {
+        JobState::Running => "running",
+        JobState::Checkpointing => "running, checkpoint under way",
+        JobState::Background => "command ended, other processes run on",
+        JobState::Stopping => "being stopped",
+        JobState::Starting => "being launched",
+        JobState::Restarting => "being restarted",
+        JobState::Unattended => "running without its agent, which was killed: no more checkpoints",
+        JobState::Stopped => "stopped after a checkpoint",
+        JobState::Finished => "not running",
+        JobState::Killed => "not running, was killed",
+    }
+}
+
 /// Milliseconds in a unit that suits their size.
 pub(crate) fn millis(ms: f64) -> String {
     if ms < 1.0 {
@@ -36,38 +56,31 @@ pub(crate) fn millis(ms: f64) -> String {
 
 /// Seconds since the epoch as UTC.
 pub(crate) fn time(unix_s: u64) -> String {
-    // Days to a civil date: Howard Hinnant's algorithm, for days after 1970.
-    let (days, second) = (unix_s / 86400, unix_s % 86400);
-    let z = days + 719_468;
-    let (era, doe) = (z / 146_097, z % 146_097);
-    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
-    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
-    let mp = (5 * doy + 2) / 153;
-    let day = doy - (153 * mp + 2) / 5 + 1;
-    let month = if mp < 10 { mp + 3 } else { mp - 9 };
-    let year = yoe + era * 400 + u64::from(month <= 2);
-    format!(
-        "{year}-{month:02}-{day:02} {:02}:{:02}:{:02}Z",
-        second / 3600,
-        second / 60 % 60,
-        second % 60
-    )
+    let time = i64::try_from(unix_s)
+        .ok()
+        .and_then(|s| OffsetDateTime::from_unix_timestamp(s).ok());
+    let shape = format_description!("[year]-[month]-[day] [hour]:[minute]:[second]Z");
+    // What no calendar has is told as it is.
+    time.and_then(|t| t.format(shape).ok())
+        .unwrap_or_else(|| format!("{unix_s} s"))
 }
+
+/// Columns are filled up to this width at most, characters.
+const WIDEST: usize = 80;
 
 /// Rows as columns; those whose head begins with `>` are aligned to the right.
 pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let titles: Vec<&str> = head.iter().map(|h| h.trim_start_matches('>')).collect();
+    // What is longer than others ever are, whoever wrote it into the job directory, does not make every row as long.
     let width = |c: usize| {
-        rows.iter()
-            .map(|r| r[c].chars().count())
-            .chain([titles[c].len()])
-            .max()
-            .unwrap_or(0)
+        let all = rows.iter().map(|r| r[c].chars().count()).chain([titles[c].len()]);
+        all.map(|width| width.min(WIDEST)).max().unwrap_or(0)
     };
+    let widths: Vec<usize> = (0..titles.len()).map(width).collect();
     let line = |cells: Vec<&str>| {
         let mut out = String::new();
         for (c, cell) in cells.iter().enumerate() {
-            let pad = " ".repeat(width(c).saturating_sub(cell.chars().count()));
+            let pad = " ".repeat(widths[c].saturating_sub(cell.chars().count()));
             match (head[c].starts_with('>'), c + 1 == cells.len()) {
                 (true, _) => out += &format!("{pad}{cell}  "),
                 (false, true) => out += cell,
@@ -128,6 +141,15 @@ mod tests {
     fn tables_line_up() {
         let rows = vec![vec!["1".into(), "a".into()], vec!["10".into(), "bcd".into()]];
         assert_eq!(table(&[">gen", "x"], &rows), "gen  x\n  1  a\n 10  bcd\n");
+    }
+
+    #[test]
+    fn one_long_cell_does_not_make_all_rows_long() {
+        let mut rows = vec![vec!["x".to_owned(), "y".to_owned()]; 10_000];
+        rows[0][0] = "x".repeat(1 << 20);
+        let text = table(&["a", ">b"], &rows);
+        assert!(text.len() < (1 << 20) + 10_000 * 100, "{} bytes", text.len());
+        assert!(text.contains(&rows[0][0]));
     }
 
     #[test]

@@ -102,6 +102,13 @@ fn directory(dir: &Path) -> Result<String, Failure> {
         format::bytes(m.bytes),
         format::millis(m.blocked_ms)
     );
+    if let Some(bytes) = m.left_out {
+        let _ = writeln!(
+            out,
+            "  {} left out: the programs have declared that they overwrite it",
+            format::bytes(bytes)
+        );
+    }
     let phases: Vec<String> = m
         .phases_ms
         .iter()
@@ -231,6 +238,16 @@ fn process_text(p: &Process) -> String {
         p.vmas.len(),
         format::bytes(mapped)
     );
+    if let Some(l) = &p.left_out {
+        let lengths = l.dead.iter().map(|(start, end, _)| end.saturating_sub(*start));
+        let _ = writeln!(
+            out,
+            "  {} in {} ranges without access rights until they are overwritten, {} of packed pages",
+            format::bytes(lengths.fold(0u64, u64::saturating_add)),
+            l.dead.len(),
+            format::bytes(l.packed_bytes)
+        );
+    }
     for t in &p.threads {
         let rip = t.regs.get(16).copied().unwrap_or(0);
         let _ = writeln!(
@@ -256,6 +273,7 @@ fn process_text(p: &Process) -> String {
             VmaKind::Vdso(name) => format!("[{name}]"),
             VmaKind::Ring => "[aio]".into(),
             VmaKind::Vsyscall => "[vsyscall]".into(),
+            VmaKind::Device(path) => format!("place of {path}"),
         };
         let _ = writeln!(
             out,

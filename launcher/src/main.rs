@@ -1,7 +1,7 @@
 //! The `belay` command line: what the user typed becomes a call into the coordinator, and its outcome an exit status.
 //!
-//! There is no Rust `main`: the runtime's start would set SIGPIPE to be ignored and open closed standard descriptors, and the launched command must
-//! inherit both exactly as the launcher was given them.
+//! There is no Rust `main`: the runtime's start would set SIGPIPE to be ignored and open closed standard descriptors,
+//! and the launched command must inherit both exactly as the launcher was given them.
 
 #![cfg_attr(not(test), no_main)]
 
@@ -12,6 +12,7 @@ mod format;
 mod inspect;
 mod logging;
 mod progress;
+mod report;
 mod start;
 
 use belay_coordinator::nodes::standin;

@@ -1,5 +1,6 @@
-//! Progress of a command: where standard error is a terminal, one line on it that is updated; elsewhere plain lines on standard output, as part of the
-//! command's report (standard error is for failures): of a checkpoint only where it takes long, a line now and then.
+//! Progress of a command: where standard error is a terminal, one line on it that is updated; elsewhere plain lines on
+//! standard output, as part of the command's report (standard error is for failures): of a checkpoint only where it
+//! takes long, a line now and then.
 
 use crate::format;
 use belay_coordinator::plain;

@@ -1,23 +1,26 @@
 //! `belay launch`, `belay restart` and `belay run`: prepare the job directory, then become the front of the job.
 
-use crate::cli::{self, Agent, Launch, Rank, Restart, Run, Store, Upkeep};
+pub(crate) mod part;
+
+use crate::cli::{self, Gpu, Launch, Rank, Restart, Run, Store, Upkeep};
 use crate::logging;
 use belay_coordinator::agent::Setup;
 use belay_coordinator::config::{Config, Limits, Use};
 use belay_coordinator::jobdir::{Access, Description, Differential, JobDir, Lock};
-use belay_coordinator::nodes::again::LOCK_LIMIT;
+use belay_coordinator::keys::{self, Encryption};
+use belay_coordinator::levels::Levels;
 use belay_coordinator::nodes::alive;
 use belay_coordinator::nodes::allocation::Allocation;
 use belay_coordinator::nodes::hosts::read_file;
 use belay_coordinator::nodes::{is_daemon, step, Nodes};
-use belay_coordinator::redundancy::{heal, local, record, serve, Redundancy};
+use belay_coordinator::redundancy::{heal, local, serve, Redundancy};
 use belay_coordinator::restart::Notice;
 use belay_coordinator::tiers::gather;
 use belay_coordinator::{agent, launch, restart, sys, tiers, End, Failure};
 use belay_image::name::Name;
 use belay_wire::Exit;
 use std::ffi::OsString;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -46,13 +49,26 @@ pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
     finish(&dir, end.status())
 }
 
-/// The configuration files, with what the options of a launch say instead, and how the job is to be made redundant. A job directory that they do not allow is refused.
+/// The configuration files, with what the options of a launch say instead, and how the job is to be made redundant. A
+/// job directory that they do not allow is refused.
 fn configured(args: &Launch) -> Result<(Config, Redundancy, Limits), Failure> {
     let (mut config, limits) = Config::load(args.config.as_deref())?;
     limits.check_job(&args.ckpt_dir, Use::New)?;
     if let Some(policy) = args.placement {
         config.placement.policy = policy;
     }
+    if let Some(file) = &args.key_file {
+        config.encryption = Encryption::by_file(file)?;
+    }
+    config.levels.add(Levels {
+        redundant: args.redundant_every,
+        durable: args.durable_every,
+        ..Levels::default()
+    });
+    config
+        .levels
+        .check()
+        .map_err(|what| Failure::new(Exit::Usage, format!("levels: {what}")))?;
     let redundancy = redundancy(&config, args)?;
     Ok((config, redundancy, limits))
 }
@@ -73,6 +89,7 @@ fn described(args: &Launch, limits: &Limits) -> Result<Description, Failure> {
         },
         save_open_files: args.save_open_files,
         save_code: limits.save_code(args.no_save_code),
+        leave_out: args.access == cli::Access::Deferred,
         across_hosts: args.across_hosts,
         log_level: logging::level_name(args.log_level),
         metrics: args.metrics.clone().filter(|m| m != "off"),
@@ -94,6 +111,7 @@ fn launch_in(
     }
     description.config = config;
     tiers::check(&description)?;
+    keys::prepare(&description.config)?;
     description.history.begin(sys::now_unix_s(), 0);
     dir.describe(&description)?;
     logging::start(dir, &description.log_level)?;
@@ -142,6 +160,7 @@ pub(crate) fn store(args: Store) -> Result<u8, Failure> {
     match args.what {
         Upkeep::Look => gather::run(&dir, args.tag, gather::How::Look)?,
         Upkeep::Home => gather::run(&dir, args.tag, gather::How::Home)?,
+        Upkeep::Flush => tiers::hosts::run(&dir, (args.tag, args.generation), &args.sources)?,
         Upkeep::Serve => serve::run(&dir, &settings()?)?,
         Upkeep::Heal => {
             let sources: Vec<Vec<String>> = args
@@ -155,11 +174,34 @@ pub(crate) fn store(args: Store) -> Result<u8, Failure> {
     Ok(0)
 }
 
+/// Asks the GPU driver. What goes wrong is said on standard output, where the agent listens.
+pub(crate) fn gpu(args: Gpu) -> Result<u8, Failure> {
+    sys::close_inherited();
+    let task = belay_gpu::Task {
+        pids: args.processes,
+        limit: Duration::from_millis(args.limit),
+        restarted: args.restarted,
+        had: args.had,
+        list: args.list,
+        recover: args.recover,
+    };
+    match belay_gpu::serve(task) {
+        Ok(()) => Ok(0),
+        Err(why) => {
+            // Nobody may listen any more.
+            let _ = writeln!(std::io::stdout(), "{why}");
+            Ok(1)
+        }
+    }
+}
+
 /// Continues a job; ends this process as its command ended.
 pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
     // The job's descriptors come from the checkpoint; what this process inherited would only be held open.
     sys::close_inherited();
-    let (config, limits) = Config::load(args.config.as_deref())?;
+    let (mut config, limits) = Config::load(args.config.as_deref())?;
+    let by_file = args.key_file.as_deref().map(Encryption::by_file).transpose()?;
+    config.encryption = by_file.clone().unwrap_or(config.encryption);
     let dir = match JobDir::open(&args.target.dir, Access::Own) {
         // The whole directory may be lost.
         Err(f) if f.exit == Exit::NoJob && tiers::find_job(&args.target.dir, &config, &limits)? => {
@@ -171,10 +213,12 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
     let mut description = dir.description()?;
     let mut what = Use::Old;
     if args.config.is_some() {
+        keys::check_goes_on(&description.config, &config)?;
         // Where the checkpoints of a redundant job lie does not change.
         description.config = config.of_job(description.config.redundancy);
         what = Use::Anew;
     }
+    description.config.encryption = by_file.unwrap_or(description.config.encryption);
     limits.check_tiers(&description.config, what)?;
     if let Some((most, why)) = limits.lowered(description.max_bytes) {
         if !args.quiet {
@@ -202,6 +246,7 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
         hosts,
         quiet: args.quiet,
         restarts: false,
+        ends_remains: false,
     };
     let end = restart_in(&dir, lock, description, how)?;
     finish(&dir, end.status())
@@ -239,6 +284,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
         )),
         Some(old) if held > 0 => {
             sys::close_inherited();
+            keys::check_goes_on(&old.config, &config)?;
             // Where, when and as what it was launched stays; the choices are those of this command line.
             let description = Description {
                 cwd: old.cwd,
@@ -269,6 +315,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
                 },
                 quiet: false,
                 restarts,
+                ends_remains: true,
             };
             match restart_in(&dir, lock, description, how) {
                 // A further host may be gone.
@@ -331,7 +378,8 @@ fn without_lost(dir: &JobDir, given: &[String], count: (u32, u32)) -> Result<Vec
     Ok(hosts)
 }
 
-/// Executes this command line once more in this process, for which the caller waits, as the restart of that number; returns why it could not.
+/// Executes this command line once more in this process, for which the caller waits, as the restart of that number;
+/// returns why it could not.
 fn begin_again(number: u32) -> Failure {
     let me = match std::env::current_exe() {
         Ok(me) => me,
@@ -385,6 +433,8 @@ struct How {
     quiet: bool,
     /// When a part is lost the job is ended, and the caller restarts it.
     restarts: bool,
+    /// What lives on of the job unattended is ended.
+    ends_remains: bool,
 }
 
 fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) -> Result<End, Failure> {
@@ -396,6 +446,13 @@ fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) 
     };
     if let Some(s) = description.config.redundancy.settings()? {
         local::lay(&s, dir.path(), (&description.id, 0), false)?;
+    }
+    match keys::prepare(&description.config) {
+        Err(f) if f.exit == Exit::NoKey => {
+            let why = format!("{f}; checkpoints in the job directory can be used, and until then none becomes durable");
+            tell(Notice::Warning, &why);
+        }
+        other => other?,
     }
     let gathered = gather::gather(dir, &description, (how.generation, &how.hosts), &mut |line| {
         tell(Notice::Progress, line);
@@ -413,7 +470,7 @@ fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) 
     {
         sys::say(&failure.to_string());
     }
-    let options = restart_options(how.lazy, how.any_cpu, &description)?;
+    let options = restart_options(how.lazy, how.any_cpu, how.ends_remains, &description)?;
     restart::restart(
         Setup {
             dir: dir.clone(),
@@ -428,10 +485,16 @@ fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) 
     )
 }
 
-fn restart_options(lazy: bool, any_cpu: bool, description: &Description) -> Result<belay_restart::Options, Failure> {
+fn restart_options(
+    lazy: bool,
+    any_cpu: bool,
+    ends_remains: bool,
+    description: &Description,
+) -> Result<belay_restart::Options, Failure> {
     Ok(belay_restart::Options {
         lazy,
         any_cpu,
+        ends_remains,
         ended: false,
         gate_limit: description.config.gate.limit(),
         restorer: belay_kernel::blob::find("belay-restorer")
@@ -439,78 +502,8 @@ fn restart_options(lazy: bool, any_cpu: bool, description: &Description) -> Resu
     })
 }
 
-/// Runs a part of a job of which the root is on another host; ends this process as its command ended.
-pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
-    if let Some(number) = args.generation {
-        sys::close_inherited();
-        let dir = JobDir::open(&args.dir, Access::Own)?;
-        let mut description = dir.description()?;
-        let limit = if args.ends_with_root {
-            LOCK_LIMIT
-        } else {
-            Duration::from_secs(2)
-        };
-        let lock = dir.lock_within(limit)?;
-        description.wait_status = None;
-        dir.describe(&description)?;
-        logging::start(&dir, &description.log_level)?;
-        let job = args.dir.parent().and_then(Path::parent).unwrap_or(&args.dir);
-        record::drop_uncommitted(job, &dir.generations(), number)?;
-        let root = JobDir::open(job, Access::Own)?.description()?;
-        tiers::local::adopt(&mut description, &root);
-        let nodes = Some(Nodes::part(&args.key, &args.join, args.tag, args.called)?);
-        let setup = Setup {
-            dir: dir.clone(),
-            lock,
-            description,
-            nodes,
-            restarts: args.ends_with_root,
-        };
-        let options = restart_options(false, root.any_cpu, &root)?;
-        let end = restart::restart(
-            setup,
-            (vec![number], &gather::Gathered::default()),
-            (&options, &[]),
-            &mut |_, _| {},
-        )?;
-        sys::exit_like(end.status())
-    }
-    launch::check(&args.command)?;
-    refuse_plugin_of_srun(&args.command)?;
-    if let Some(parts) = args.dir.parent() {
-        JobDir::make_parts(parts)?;
-    }
-    let dir = JobDir::create(&args.dir)?;
-    let words = args.command.iter().cloned().map(Name::from).collect();
-    let mut description = Description::new(None, words);
-    if let Some(job) = args.dir.parent().and_then(Path::parent) {
-        let root = JobDir::open(job, Access::Own)?.description()?;
-        if let Some(s) = root.config.redundancy.settings()? {
-            local::lay(&s, job, (&root.id, args.tag), true)?;
-        }
-        tiers::local::adopt(&mut description, &root);
-        tiers::check(&description)?;
-        description.differential = root.differential;
-        description.log_level = root.log_level;
-    }
-    let lock = dir.lock()?;
-    dir.describe(&description)?;
-    logging::start(&dir, &description.log_level)?;
-    let nodes = Some(Nodes::part(&args.key, &args.join, args.tag, args.called)?);
-    let setup = Setup {
-        dir: dir.clone(),
-        lock,
-        description,
-        nodes,
-        restarts: args.ends_with_root,
-    };
-    let end = launch::launch(args.command, setup)?;
-    // What the user is told, the root says.
-    sys::exit_like(end.status())
-}
-
-/// The rank of a program that `srun --mpi=pmix` or `--mpi=pmi2` starts would be connected to Slurm's own daemon, which is in no checkpoint. (Where the stand-in for `srun` knows of
-/// the plugin, it has become `mpirun` instead.)
+/// The rank of a program that `srun --mpi=pmix` or `--mpi=pmi2` starts would be connected to Slurm's own daemon, which
+/// is in no checkpoint. (Where the stand-in for `srun` knows of the plugin, it has become `mpirun` instead.)
 fn refuse_plugin_of_srun(command: &[OsString]) -> Result<(), Failure> {
     let program = command.first().map(Path::new).unwrap_or(Path::new(""));
     let offered = ["PMIX_NAMESPACE", "PMI_FD"].iter().any(|v| std::env::var_os(v).is_some());

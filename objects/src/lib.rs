@@ -1,10 +1,12 @@
-//! A tier in an object store: S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage; for tests also a local directory, which is not made durable and which no configuration can name.
+//! A tier in an object store: S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage; for tests also
+//! a local directory, which is not made durable and which no configuration can name.
 //!
 //! ```text
 //! put ── parts of 8 MiB, uploaded one after the other ──> finish: the object is there
 //! ```
-//! The store makes objects appear whole or not at all. An upload that a kill interrupts is invisible and is removed by the store itself, where its owner has told it to (a
-//! lifecycle rule for incomplete uploads). Credentials come from the environment (`AWS_…`, `GOOGLE_…`, `AZURE_…`) or the machine, never from belay's files.
+//! The store makes objects appear whole or not at all. An upload that a kill interrupts is invisible and is removed by
+//! the store itself, where its owner has told it to (a lifecycle rule for incomplete uploads). Credentials come from
+//! the environment (`AWS_…`, `GOOGLE_…`, `AZURE_…`) or the machine, never from belay's files.
 //!
 //! The runtime has one thread, made when the tier is opened and ended when it is dropped.
 
@@ -33,7 +35,8 @@ use reqwest as _;
 const PART: usize = 8 << 20;
 /// A store that does not connect within this is not reachable.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long a store may keep a request waiting, and for how long one that it refuses for the moment is tried again, where nothing else is said.
+/// How long a store may keep a request waiting, and for how long one that it refuses for the moment is tried again,
+/// where nothing else is said.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest pause before a request is tried again; the pauses grow up to this, and differ at random.
 const PAUSE: Duration = Duration::from_secs(3);
@@ -43,7 +46,8 @@ const PAUSE: Duration = Duration::from_secs(3);
 pub struct Location {
     /// One of [`OBJECT_URLS`], or for tests `file:///directory`.
     pub url: String,
-    /// Address of the service, where it is not that of Amazon, Google or Azure; for Azure with the account, where that is part of the path.
+    /// Address of the service, where it is not that of Amazon, Google or Azure; for Azure with the account, where that
+    /// is part of the path.
     pub endpoint: Option<String>,
     /// Its region (S3).
     pub region: Option<String>,

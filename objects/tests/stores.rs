@@ -96,7 +96,8 @@ fn an_s3_server_conforms_and_refuses_strangers() {
     assert!(e.contains("tier s3"), "a server that is gone is an error: {e}");
 }
 
-/// Google's client speaks the XML interface, as S3's does, so that the server serves it as well. How it gets its tokens is not tested.
+/// Google's client speaks the XML interface, as S3's does, so that the server serves it as well. How it gets its tokens
+/// is not tested.
 #[test]
 fn google_cloud_storage_conforms() {
     let scratch = Scratch::new("gs");
@@ -120,7 +121,8 @@ fn google_cloud_storage_conforms() {
     assert!(e.contains("tier gs"), "a server that is gone is an error: {e}");
 }
 
-/// By hand: `npx azurite-blob --skipApiVersionCheck`, a container `bucket` in it, and AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY as it has them.
+/// By hand: `npx azurite-blob --skipApiVersionCheck`, a container `bucket` in it, and AZURE_STORAGE_ACCOUNT_NAME and
+/// AZURE_STORAGE_ACCOUNT_KEY as it has them.
 #[test]
 #[ignore = "needs Azurite at 127.0.0.1:10000"]
 fn azure_blob_storage_conforms() {
@@ -164,7 +166,8 @@ fn an_address_that_is_none_is_refused() {
     assert!(e.contains("AZURE_STORAGE_ACCOUNT_NAME"), "{e}");
 }
 
-/// A store that answers its first `refusals` requests with "come again", and then that there is no such object; `None`: it answers nothing. Its location.
+/// A store that answers its first `refusals` requests with "come again", and then that there is no such object; `None`:
+/// it answers nothing. Its location.
 fn odd_store(refusals: Option<usize>) -> Location {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());

@@ -36,6 +36,8 @@ pub(crate) struct Builder<'a> {
     pub(crate) tell: &'a dyn Fn(&str),
     /// The agent's standard input, output and error.
     pub(crate) stdio: [Option<OwnedFd>; 3],
+    /// The IPC and mount namespaces are the job's own.
+    pub(crate) own_namespaces: bool,
     /// Numbers that no process of the job uses.
     pub(crate) room: Range<RawFd>,
     /// What each kind has made, or notes down.

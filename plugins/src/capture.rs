@@ -1,9 +1,10 @@
 //! The capture flow: tables, then descriptions, then the objects behind several descriptions.
 //!
-//! A descriptor of a process is duplicated into the agent with `pidfd_getfd` while it is looked at, and no longer: a job may have more than one process
-//! may. Numbers that refer to the same description are found with `kcmp`, which is told them as the processes have them, and whose order makes each look-up a binary search.
-//! Descriptors in flight in sockets have no number in the job: the agent keeps those. They join the list as they are found, so the loop over descriptions ends when there are
-//! no new ones.
+//! A descriptor of a process is duplicated into the agent with `pidfd_getfd` while it is looked at, and no longer: a
+//! job may have more than one process may. Numbers that refer to the same description are found with `kcmp`, which is
+//! told them as the processes have them, and whose order makes each look-up a binary search. Descriptors in flight in
+//! sockets have no number in the job: the agent keeps those. They join the list as they are found, so the loop over
+//! descriptions ends when there are no new ones.
 
 use crate::env::CaptureEnv;
 use crate::fault::{refuse, At, Fault, Refusal};

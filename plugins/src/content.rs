@@ -1,4 +1,5 @@
-//! Contents of files and shared memory, as pages of the checkpoint like those of processes: what is stored already is not stored again. Holes and zero pages are left out.
+//! Contents of files and shared memory, as pages of the checkpoint like those of processes: what is stored already is
+//! not stored again. Holes and zero pages are left out.
 
 use crate::fault::{refuse, At, Fault};
 use crate::inside::Inside;
@@ -125,8 +126,8 @@ impl Content {
         Ok(out)
     }
 
-    /// Reads the object, which has at least `least` bytes, through the memory of processes that map it; where `inside` can ask them, without touching pages that it does not have:
-    /// to read those would make them.
+    /// Reads the object, which has at least `least` bytes, through the memory of processes that map it; where `inside`
+    /// can ask them, without touching pages that it does not have: to read those would make them.
     pub(crate) fn of_memory(
         windows: &[Window],
         least: u64,
@@ -200,8 +201,8 @@ impl Content {
             for (from, to) in runs(&resident[..len / UNIT]) {
                 let (from, to) = (from as usize, to as usize);
                 let run = &mut buf[..to - from];
-                // SAFETY: the pages lie within the mapping, which has whole pages, and `run` is as long. A program outside the job may write them meanwhile: whatever is
-                // copied is what is stored.
+                // SAFETY: the pages lie within the mapping, which has whole pages, and `run` is as long. A program
+                // outside the job may write them meanwhile: whatever is copied is what is stored.
                 unsafe { std::ptr::copy_nonoverlapping(piece.add(from), run.as_mut_ptr(), run.len()) };
                 out.add((at + from) as u64, run, all)?;
             }

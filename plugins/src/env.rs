@@ -51,6 +51,10 @@ pub struct ProcessView {
     pub shared: Vec<SharedMapping>,
     /// Files of its private mappings to which no path leads.
     pub private: Vec<ObjectId>,
+    /// Libraries in it that take part in this checkpoint, and are at rest.
+    pub libraries: Vec<String>,
+    /// The GPUs that it has left for the checkpoint, as `UUID NAME`.
+    pub left_gpus: Vec<String>,
 }
 
 /// What capture may use.

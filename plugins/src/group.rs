@@ -6,15 +6,27 @@ use std::time::Duration;
 /// Facts by name.
 pub type Facts = BTreeMap<String, String>;
 
+/// What a node brings to a meeting.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Brought {
+    /// Facts made known.
+    pub publish: Facts,
+    /// Names of facts wanted, or, with a `*` at the end, the beginnings of those.
+    pub want: BTreeSet<String>,
+    /// Numbers that are added up over all nodes; that of `x` can be wanted as `sum x`.
+    pub sums: BTreeMap<String, u64>,
+}
+
 /// The nodes of a job that do the same thing at the same time.
 pub trait Group: std::fmt::Debug {
-    /// Waits until every node has come here, makes `publish` known, and returns those facts that are wanted: by their names, or, with a `*` at the end, by the beginnings of those. Fails when a node has failed or is lost.
-    fn meet(&self, publish: Facts, want: BTreeSet<String>) -> Result<Facts, String>;
+    /// Waits until every node has come here and returns the facts that this one wants. Fails when a node has failed or is lost.
+    fn meet(&self, brought: Brought) -> Result<Facts, String>;
 
     /// A number that all nodes know, and nobody else before they meet.
     fn job(&self) -> u64;
 
-    /// Tells the others that this node cannot go on with the checkpoint, before it has let go all of its processes; they let theirs go. There are no meetings afterwards.
+    /// Tells the others that this node cannot go on with the checkpoint, before it has let go all of its processes;
+    /// they let theirs go. There are no meetings afterwards.
     fn give_up(&self, _reason: &str) {}
 
     /// Lets time pass before the node comes to the next meeting; the others hear meanwhile that it is there.
@@ -25,6 +37,7 @@ pub trait Group: std::fmt::Debug {
     /// Lets the others hear that the node is there, before it goes on with something long. Called now and then.
     fn attend(&self) {}
 
-    /// In a process that was forked from the node's: closes what it has inherited of the node's connections, which would not end with the node otherwise.
+    /// In a process that was forked from the node's: closes what it has inherited of the node's connections, which
+    /// would not end with the node otherwise.
     fn leave(&self) {}
 }

@@ -5,13 +5,16 @@ use std::os::fd::RawFd;
 
 /// What a stopped process can be made to do, without a trace in it afterwards.
 pub trait Inside: std::fmt::Debug {
-    /// Finds out what a process has registered for with `mq_notify`, and reads the queue. The registration is there afterwards, as the messages are.
+    /// Finds out what a process has registered for with `mq_notify`, and reads the queue. The registration is there
+    /// afterwards, as the messages are.
     fn renew(&mut self, registration: &Registration) -> Result<Renewed, Refusal>;
 
-    /// What process `pid` has noted down, to be carried out when it ends (SEM_UNDO), for semaphores of `set`, whose values these are.
+    /// What process `pid` has noted down, to be carried out when it ends (SEM_UNDO), for semaphores of `set`, whose
+    /// values these are.
     fn undo(&mut self, pid: i32, set: i32, values: &[u16]) -> Result<Vec<(u16, i16)>, Unreadable>;
 
-    /// For each page of the `bytes` bytes at `address` in the memory of `task`'s process, bit 0: whether the mapped object has that page (`mincore`), in memory.
+    /// For each page of the `bytes` bytes at `address` in the memory of `task`'s process, bit 0: whether the mapped
+    /// object has that page (`mincore`), in memory.
     fn resident(&mut self, task: i32, address: u64, bytes: u64) -> std::io::Result<Vec<u8>>;
 }
 

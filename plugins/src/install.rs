@@ -1,4 +1,5 @@
-//! Lays out the descriptor table of one restarted task, in that task: a process, or a thread that has another table than its process.
+//! Lays out the descriptor table of one restarted task, in that task: a process, or a thread that has another table
+//! than its process.
 
 use crate::builder::Built;
 use crate::fault::{At, Fault, Refusal};
@@ -7,10 +8,10 @@ use crate::kind::Place;
 use crate::kinds::KINDS;
 use crate::launcher::Numbers;
 use crate::locks;
-use crate::model::{Descriptors, Slot, Table};
+use crate::model::{Description, Descriptors, Slot, Table, IN_FLIGHT};
 use crate::sys::fd;
 use belay_kernel::kcmp;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsRawFd, RawFd};
 
 /// Puts every descriptor of `pid` at its number and closes all others except `keep`.
@@ -35,8 +36,7 @@ pub(crate) fn install(d: &Descriptors, built: &Built, pid: i32, keep: &[RawFd]) 
         }
     }
     close_others(&placed, keep).map_err(|e| table_refusal(pid, &e))?;
-    let locked = locks::restore_signed(d, pid).and_then(|()| locks::restore_posix(d.list(), pid));
-    locked.map_err(|(fd, e)| e.of(pid, format!("lock on fd {fd}")))
+    locks::restore_signed(d, built, pid).map_err(|(fd, e)| e.of(pid, format!("lock on fd {fd}")))
 }
 
 /// The descriptions that were found first in task `pid`.
@@ -49,54 +49,89 @@ fn places<'a>(d: &'a Descriptors, built: &'a Built, pid: i32) -> impl Iterator<I
     all.map(move |(id, desc)| Place { d, built, id, desc })
 }
 
-/// What needs all processes: pidfds, files in `/proc/PID`, owners for signals.
+/// What needs all processes: pidfds, files in `/proc/PID`, owners for signals; and record locks, which need all descriptors.
 pub(crate) fn install_late(d: &Descriptors, built: &Built, pid: i32) -> Result<(), Refusal> {
     if let Some(table) = d.table(pid).filter(|table| !shares_with_first(table, pid)) {
+        let mut made = HashMap::new();
         for slot in &table.slots {
             let Some(desc) = d.descriptions.get(slot.desc) else { continue };
+            if let Some(first) = made.get(&slot.desc) {
+                let same = fd::dup_to(*first, slot.fd, slot.cloexec).at("put at its number");
+                same.map_err(|e| d.refusal(slot.desc, &e))?;
+                continue;
+            }
             let at = Place {
                 d,
                 built,
                 id: slot.desc,
                 desc,
             };
-            late(&at, slot).map_err(|e| d.refusal(slot.desc, &e))?;
+            if late(&at, slot, pid).map_err(|e| d.refusal(slot.desc, &e))? {
+                made.insert(slot.desc, slot.fd);
+            }
         }
         for at in places(d, built, pid) {
             at.settle().map_err(|e| d.refusal(at.id, &e))?;
         }
+        locks::restore_posix(d, pid).map_err(|(fd, e)| e.of(pid, format!("lock on fd {fd}")))?;
     }
     // From now on this process closes no descriptor: that might end what one of them is registered for.
     KINDS.iter().try_for_each(|kind| (kind.install_own)(d, built, pid))
 }
 
-/// Makes a descriptor that needs a process, and sets who is signalled when I/O is possible.
-fn late(at: &Place<'_>, slot: &Slot) -> Result<(), Fault> {
+/// Makes a descriptor that needs a process, and sets who is signalled when I/O is possible; says whether it has made one.
+fn late(at: &Place<'_>, slot: &Slot, pid: i32) -> Result<bool, Fault> {
     let desc = at.desc;
-    if let Some(fd) = at.install_late(slot)? {
+    let made = at.install_late(slot)?;
+    let is_made = made.is_some();
+    if let Some(fd) = made {
         fd::dup_to(fd.as_raw_fd(), slot.fd, slot.cloexec).at("put at its number")?;
         if fd.as_raw_fd() == slot.fd {
             // It was opened at its own number already, and stays.
             std::mem::forget(fd);
         }
+        if (desc.holder.pid, desc.holder.fd) == (pid, slot.fd) {
+            locks::restore_of_late(slot.fd, &desc.locks)?;
+        }
     }
-    let Some(owner) = desc.owner.filter(|_| desc.holder.fd == slot.fd) else {
-        return Ok(());
-    };
-    if owner.signal != 0 {
-        fd::fcntl(slot.fd, fd::F_SETSIG, owner.signal).at("set its signal")?;
+    // Where it is made here, it is another one in each task.
+    if is_made || desc.holder.fd == slot.fd {
+        signals(slot.fd, desc)?;
     }
-    let ex = [owner.kind, owner.id];
-    // SAFETY: F_SETOWN_EX reads two integers.
-    let set = unsafe { libc::fcntl(slot.fd, fd::F_SETOWN_EX, ex.as_ptr()) };
-    match crate::sys::check(set) {
-        // The owner had ended before the checkpoint.
-        Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
-        set => drop(set.at("set its owner")?),
+    Ok(is_made)
+}
+
+/// Sets who is signalled when I/O is possible, and that somebody is: that can be set without.
+fn signals(raw: RawFd, desc: &Description) -> Result<(), Fault> {
+    if let Some(owner) = desc.owner {
+        if owner.signal != 0 {
+            fd::fcntl(raw, fd::F_SETSIG, owner.signal).at("set its signal")?;
+        }
+        let ex = [owner.kind, owner.id];
+        // SAFETY: F_SETOWN_EX reads two integers.
+        let set = unsafe { libc::fcntl(raw, fd::F_SETOWN_EX, ex.as_ptr()) };
+        match crate::sys::check(set) {
+            // The owner had ended before the checkpoint.
+            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
+            set => drop(set.at("set its owner")?),
+        }
     }
-    if desc.flags & libc::O_ASYNC != 0 {
-        let flags = fd::flags(slot.fd).at("read its flags")?;
-        fd::set_flags(slot.fd, flags | libc::O_ASYNC).at("set O_ASYNC")?;
+    // What the launcher's standard streams are now is not the job's to change.
+    let is_ours = desc.owner.is_some() || desc.kind.get::<Numbers>().is_none();
+    if desc.flags & libc::O_ASYNC != 0 && is_ours {
+        let flags = fd::flags(raw).at("read its flags")?;
+        fd::set_flags(raw, flags | libc::O_ASYNC).at("set O_ASYNC")?;
+    }
+    Ok(())
+}
+
+/// The same for descriptions in flight, which no process has; called in the agent when all processes exist.
+pub(crate) fn in_flight(d: &Descriptors, built: &Built) -> Result<(), Refusal> {
+    let all = d.descriptions.iter().enumerate();
+    for (id, desc) in all.filter(|(_, desc)| desc.holder.fd == IN_FLIGHT) {
+        let lent = built.made.lend(id);
+        let set = lent.and_then(|lent| lent.map_or(Ok(()), |lent| signals(lent.raw(), desc)));
+        set.map_err(|e| d.refusal(id, &e))?;
     }
     Ok(())
 }

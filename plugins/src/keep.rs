@@ -1,7 +1,9 @@
-//! Where a rebuild holds descriptors until the processes have theirs: the agent has some, and *keepers* the rest, because a job has more in all than one process may.
+//! Where a rebuild holds descriptors until the processes have theirs: the agent has some, and *keepers* the rest,
+//! because a job has more in all than one process may.
 //!
-//! A keeper is a stopped fork of the agent that has closed all but what it is to keep, each at the number that it had in the agent, which then closes its own. Whoever needs one takes a
-//! duplicate (`pidfd_getfd`). Each keeper has the limit of one process to itself. They end with the agent at the latest.
+//! A keeper is a stopped fork of the agent that has closed all but what it is to keep, each at the number that it had
+//! in the agent, which then closes its own. Whoever needs one takes a duplicate (`pidfd_getfd`). Each keeper has the
+//! limit of one process to itself. They end with the agent at the latest.
 
 use crate::fault::{At, Fault};
 use crate::limit::NEEDED;
@@ -121,8 +123,9 @@ impl Store {
         }
     }
 
-    /// Makes the store ready for forks of the agent that lay out their tables: what the agent has is at numbers in `room`, which none of them overwrites; where there are not enough below `limit`,
-    /// or there are keepers, all is theirs.
+    /// Makes the store ready for forks of the agent that lay out their tables: what the agent has is at numbers in
+    /// `room`, which none of them overwrites; where there are not enough below `limit`, or there are keepers, all is
+    /// theirs.
     pub(crate) fn settle(&mut self, room: &Range<RawFd>, limit: RawFd, fork: &mut Fork<'_>) -> Result<(), Fault> {
         let numbers = usize::try_from(room.end.min(limit) - room.start).unwrap_or(0);
         if !self.keepers.is_empty() || self.own + NEEDED > numbers {

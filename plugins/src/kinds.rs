@@ -6,7 +6,6 @@ use crate::kind::{Candidate, Kind, Look, Place, Ways};
 use crate::model::{DescId, Description, Descriptors, Slot, Stored};
 use crate::session::Session;
 use crate::state::{Described, Part, Parts};
-use crate::{epoll, eventfd, files, inotify, launcher, locks, mqueue, pidfd, pipes, shm, signalfd, sockets, terminals, timerfd};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::os::fd::{OwnedFd, RawFd};
@@ -14,27 +13,30 @@ use std::os::fd::{OwnedFd, RawFd};
 /// All kinds. The first that recognises a description has it. The steps of a checkpoint go through them in this order,
 /// those of a restart in the reverse one: what is captured last (contents of files) is made first.
 pub(crate) static KINDS: &[Entry] = &[
-    entry::<launcher::Launcher>(),
-    entry::<eventfd::Eventfd>(),
-    entry::<signalfd::Signalfd>(),
-    entry::<timerfd::Timerfd>(),
-    entry::<epoll::Epoll>(),
-    entry::<inotify::Inotify>(),
-    entry::<pidfd::Pidfd>(),
-    entry::<pipes::Pipes>(),
-    entry::<terminals::Terminal>(),
-    entry::<shm::Mappings>(),
-    entry::<shm::claims::Claims>(),
-    entry::<sockets::netlink::Netlink>(),
-    entry::<sockets::udp::Udp>(),
-    entry::<sockets::tcp::Tcp>(),
-    entry::<sockets::unix::Unix>(),
-    entry::<sockets::options::Ahead>(),
-    entry::<locks::PosixLocks>(),
-    entry::<mqueue::Queues>(),
-    entry::<files::path::Paths>(),
-    entry::<shm::sysv::SystemV>(),
-    entry::<files::Files>(),
+    entry::<crate::launcher::Launcher>(),
+    entry::<crate::eventfd::Eventfd>(),
+    entry::<crate::signalfd::Signalfd>(),
+    entry::<crate::timerfd::Timerfd>(),
+    entry::<crate::epoll::Epoll>(),
+    entry::<crate::inotify::Inotify>(),
+    entry::<crate::pidfd::Pidfd>(),
+    entry::<crate::perf::Perf>(),
+    entry::<crate::infiniband::Infiniband>(),
+    entry::<crate::cuda::Cuda>(),
+    entry::<crate::pipes::Pipes>(),
+    entry::<crate::terminals::Terminal>(),
+    entry::<crate::shm::Mappings>(),
+    entry::<crate::shm::claims::Claims>(),
+    entry::<crate::sockets::netlink::Netlink>(),
+    entry::<crate::sockets::udp::Udp>(),
+    entry::<crate::sockets::tcp::Tcp>(),
+    entry::<crate::sockets::unix::Unix>(),
+    entry::<crate::sockets::options::Ahead>(),
+    entry::<crate::locks::PosixLocks>(),
+    entry::<crate::mqueue::Queues>(),
+    entry::<crate::files::path::Paths>(),
+    entry::<crate::shm::sysv::SystemV>(),
+    entry::<crate::files::Files>(),
 ];
 
 /// The steps of one kind, with its types put away. See [`Kind`].
@@ -270,7 +272,7 @@ mod tests {
     fn what_a_newer_belay_has_written_is_refused() {
         let pipe = json!({"Pipe": 0});
         for (description, versions, why) in [
-            (&pipe, json!({"Pipe": 2}), "Pipe of version 2, and this belay knows version 1"),
+            (&pipe, json!({"Pipe": 3}), "Pipe of version 3, and this belay knows version 2"),
             (
                 &pipe,
                 json!({"Hologram": 1}),

@@ -3,7 +3,8 @@
 use std::io;
 use std::os::fd::RawFd;
 
-/// Numbers in a row that a process needs beside its own while it is restarted: for the files that its memory lies in, and for what it is restarted with.
+/// Numbers in a row that a process needs beside its own while it is restarted: for the files that its memory lies in,
+/// and for what it is restarted with.
 pub(crate) const NEEDED: usize = 64;
 
 /// The soft limit on descriptors raised to the hard one.

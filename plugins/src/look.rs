@@ -1,4 +1,5 @@
-//! The first look at a descriptor: all that is asked of the kernel whatever it turns out to be. Looks need nothing of each other, so several threads take them.
+//! The first look at a descriptor: all that is asked of the kernel whatever it turns out to be. Looks need nothing of
+//! each other, so several threads take them.
 
 use crate::fault::{At, Fault};
 use crate::model::Owner;

@@ -1,8 +1,8 @@
 //! What a checkpoint knows about descriptors and shared objects, as plain data.
 //!
-//! A [`Table`] gives numbers to descriptions; a [`Description`] is one open file description, shared by every number of every process that
-//! refers to it; objects behind several descriptions (files, pipes, terminals) are in lists of their own, referred to by index. Each kind's
-//! own data is defined beside the code that captures and rebuilds it.
+//! A [`Table`] gives numbers to descriptions; a [`Description`] is one open file description, shared by every number of
+//! every process that refers to it; objects behind several descriptions (files, pipes, terminals) are in lists of their
+//! own, referred to by index. Each kind's own data is defined beside the code that captures and rebuilds it.
 
 use crate::fault::{Fault, Refusal};
 use crate::state::{Described, Part, Parts, State};
@@ -33,7 +33,8 @@ pub struct Descriptors {
     pub(crate) entered: Vec<Directory>,
     /// What kinds have beside descriptions.
     pub(crate) parts: Parts,
-    /// Of the files of private mappings to which no path leads, those that are restored as such. Only the capture that has made this knows them.
+    /// Of the files of private mappings to which no path leads, those that are restored as such. Only the capture that
+    /// has made this knows them.
     pub private: BTreeSet<ObjectId>,
     /// What will not be exactly as it was after a restart, one line each, for people.
     pub notes: Vec<String>,
@@ -123,8 +124,8 @@ impl Descriptors {
         self.tables.iter().find(|t| t.pids.contains(&task))
     }
 
-    /// What is wrong with the tables, where the threads of the job are `threads`, by process, and each task's table is made by itself or by one that can: a process makes its
-    /// children, a thread the other threads of its process.
+    /// What is wrong with the tables, where the threads of the job are `threads`, by process, and each task's table is
+    /// made by itself or by one that can: a process makes its children, a thread the other threads of its process.
     pub(crate) fn check_tables(&self, threads: &HashMap<i32, i32>) -> Result<(), String> {
         let mut seen = BTreeSet::new();
         for t in &self.tables {
@@ -153,8 +154,8 @@ impl Descriptors {
 /// A descriptor table.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Table {
-    /// The tasks that use it: processes, and threads whose table is not that of their process. More than one only where they share it (CLONE_FILES); the first one's table is
-    /// laid out, the others get it from that.
+    /// The tasks that use it: processes, and threads whose table is not that of their process. More than one only where
+    /// they share it (CLONE_FILES); the first one's table is laid out, the others get it from that.
     pub(crate) pids: Vec<i32>,
     /// Its entries in ascending order of number.
     pub(crate) slots: Vec<Slot>,
@@ -248,7 +249,8 @@ pub(crate) struct Directory {
     pub(crate) gone: bool,
 }
 
-/// A file name: any bytes, stored as a string in which a byte that is not part of valid UTF-8, and the backslash, is written as `\xNN`.
+/// A file name: any bytes, stored as a string in which a byte that is not part of valid UTF-8, and the backslash, is
+/// written as `\xNN`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct FsPath(pub(crate) PathBuf);
 

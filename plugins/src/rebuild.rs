@@ -1,7 +1,8 @@
 //! The rebuild flow, in the agent of the restarted job: objects first, then descriptions on them, then data in flight.
 //!
-//! What is made is held by a [`Store`] until the processes have it: at numbers that no process of the job uses, so that laying out a process's table
-//! (`install`) never overwrites what is still to be installed, or by processes of its own where that is too much for one.
+//! What is made is held by a [`Store`] until the processes have it: at numbers that no process of the job uses, so that
+//! laying out a process's table (`install`) never overwrites what is still to be installed, or by processes of its own
+//! where that is too much for one.
 
 use crate::builder::{Builder, Built, SPARE};
 use crate::content::PageSource;
@@ -24,8 +25,8 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::os::fd::RawFd;
 
-/// The numbers at which the agent holds what it makes: the largest range that no process of the job uses. Mostly that is all above the highest; a
-/// program can also use the last numbers that its limit allows (valgrind does).
+/// The numbers at which the agent holds what it makes: the largest range that no process of the job uses. Mostly that
+/// is all above the highest; a program can also use the last numbers that its limit allows (valgrind does).
 pub(crate) fn room(d: &Descriptors, limit: RawFd) -> Range<RawFd> {
     const FIRST: RawFd = 64;
     let open = d.tables.iter().flat_map(|t| t.slots.iter().map(|s| s.fd));
@@ -46,7 +47,8 @@ pub(crate) fn room(d: &Descriptors, limit: RawFd) -> Range<RawFd> {
     best
 }
 
-/// Why a restart under this limit of descriptors would fail for want of numbers, and the process that has most; `mapped` files are mapped shared.
+/// Why a restart under this limit of descriptors would fail for want of numbers, and the process that has most;
+/// `mapped` files are mapped shared.
 pub(crate) fn shortage(d: &Descriptors, mapped: usize, limit: RawFd) -> Option<Refusal> {
     let room = room(d, limit);
     let there = usize::try_from(room.end.min(limit) - room.start).unwrap_or_default();
@@ -70,6 +72,7 @@ pub(crate) fn keepers(d: &Descriptors) -> usize {
 pub(crate) fn rebuild(
     (d, sights): (&Descriptors, &Sights),
     (blobs, pages, copies): (&BlobReader, &dyn PageSource, &Copies<'_>),
+    own_namespaces: bool,
     group: Option<&dyn Group>,
     (tell, fork): (&dyn Fn(&str), &mut Fork<'_>),
 ) -> Result<Built, Refusal> {
@@ -85,6 +88,7 @@ pub(crate) fn rebuild(
         group,
         book: None,
         tell,
+        own_namespaces,
         stdio: [0, 1, 2].map(|n| fd::dup_from(n, room.start).ok()),
         room,
         sets: Sets::default(),
@@ -93,8 +97,8 @@ pub(crate) fn rebuild(
         spare: Cell::new(SPARE),
     };
     let parents = kinds::ways(d).parents;
-    let scaffold = Scaffold::of(parents.iter().chain(d.working.iter().flatten()));
-    directories(d)?;
+    let scaffold = Scaffold::of(parents.iter().chain(d.working.iter().flatten()), sights);
+    directories(d, sights)?;
     KINDS.iter().rev().try_for_each(|kind| (kind.prepare)(&mut b))?;
     for (id, desc) in d.descriptions.iter().enumerate() {
         let made = kinds::rebuild(&mut b, desc).and_then(|fd| fd.map_or(Ok(()), |fd| b.put(id, fd)));
@@ -127,13 +131,13 @@ pub(crate) fn rebuild(
 }
 
 /// Makes the directories that belong to no description.
-fn directories(d: &Descriptors) -> Result<(), Refusal> {
+fn directories(d: &Descriptors, sights: &Sights) -> Result<(), Refusal> {
     for directories in &d.working {
-        make_parents(directories).map_err(|e| e.of(0, "working directory"))?;
+        make_parents(directories, sights).map_err(|e| e.of(0, "working directory"))?;
     }
     for directories in &d.sessions {
         // What really needs one says so when it misses it.
-        if let Err(error) = make_parents(directories) {
+        if let Err(error) = make_parents(directories, sights) {
             tracing::warn!(%error, "a session directory could not be made");
         }
     }

@@ -2,7 +2,9 @@
 
 use crate::builder::Built;
 use crate::content::PageSource;
+use crate::cuda::OffGpu;
 use crate::fault::{At, Fault, Refusal};
+use crate::files::path::PathState;
 use crate::files::sight::{Copies, Sights};
 use crate::files::{BuiltFile, FileObject, Origin};
 use crate::gate::Gates;
@@ -12,6 +14,7 @@ use crate::kinds::KINDS;
 use crate::limit::RaisedLimit;
 use crate::model::Descriptors;
 use crate::mqueue::QueueObject;
+use crate::pidfd::PidfdState;
 use crate::shm::sysv::{self, SysV};
 use crate::sockets::names::Book;
 use crate::sockets::tcp::TcpState;
@@ -21,7 +24,7 @@ use crate::{install, locks, rebuild};
 use belay_abi::control::NAME;
 use belay_image::blobs::BlobReader;
 use belay_image::model::ObjectId;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -57,8 +60,8 @@ impl Descriptors {
 
 /// Rebuilds descriptors and shared objects in a restarted job.
 ///
-/// A process forked from the agent inherits the value; it must end by `execve`, `_exit` or by replacing its memory, never by dropping
-/// it, because the descriptors it owns have been closed by `install`.
+/// A process forked from the agent inherits the value; it must end by `execve`, `_exit` or by replacing its memory,
+/// never by dropping it, because the descriptors it owns have been closed by `install`.
 #[derive(Debug)]
 pub struct Rebuilder {
     descriptors: Descriptors,
@@ -69,23 +72,31 @@ pub struct Rebuilder {
 }
 
 impl Rebuilder {
-    /// Called in the agent of the restarted job, before any process is forked: creates every open description, every shared object and
-    /// System V segment, and refills data in flight. What the agent holds is at numbers in [`Rebuilder::room`]; where that would be more than one process may, further ones made by `fork`, at most
-    /// [`Descriptors::keepers`], hold it until the value is dropped. `own_ipc`: the IPC namespace is the job's own. `tell` is given a line for the user where the restart must wait for something.
-    /// `sights` are what [`look`] has found before, `copies` of what it has found stored.
+    /// Called in the agent of the restarted job, before any process is forked: creates every open description, every
+    /// shared object and System V segment, and refills data in flight. What the agent holds is at numbers in
+    /// [`Rebuilder::room`]; where that would be more than one process may, further ones made by `fork`, at most
+    /// [`Descriptors::keepers`], hold it until the value is dropped. `own_namespaces`: the IPC and mount namespaces are
+    /// the job's own. `tell` is given a line for the user where the restart must wait for something. `sights` are what
+    /// [`look`] has found before, `copies` of what it has found stored.
     pub fn rebuild(
         (descriptors, sights): (Descriptors, &Sights),
         (blobs, pages, copies): (&BlobReader, &dyn PageSource, &Copies<'_>),
-        own_ipc: bool,
+        own_namespaces: bool,
         group: Option<&dyn Group>,
         (tell, fork): (&dyn Fn(&str), &mut Fork<'_>),
     ) -> Result<Self, Refusal> {
-        if own_ipc {
+        if own_namespaces {
             if let Some(v) = descriptors.parts.get() {
                 sysv::owns_namespace(v);
             }
         }
-        let built = rebuild::rebuild((&descriptors, sights), (blobs, pages, copies), group, (tell, fork))?;
+        let built = rebuild::rebuild(
+            (&descriptors, sights),
+            (blobs, pages, copies),
+            own_namespaces,
+            group,
+            (tell, fork),
+        )?;
         Ok(Self {
             descriptors,
             sights: sights.clone(),
@@ -103,13 +114,15 @@ impl Rebuilder {
         entered().map_err(|e: Fault| e.of(0, format!("working directory {}", path.display())))
     }
 
-    /// Numbers that no process of the job uses for a descriptor. Descriptors to be kept across [`Rebuilder::install`] must be among them.
+    /// Numbers that no process of the job uses for a descriptor. Descriptors to be kept across [`Rebuilder::install`]
+    /// must be among them.
     pub fn room(&self) -> Range<RawFd> {
         self.built.room.clone()
     }
 
-    /// Descriptor through which a shared mapping of `object` is made, opened for writing where `may_write` is set. Call it in the agent; it stays
-    /// open as long as the `Rebuilder`, at a number in [`Rebuilder::room`], and is inherited by processes forked later.
+    /// Descriptor through which a shared mapping of `object` is made, opened for writing where `may_write` is set. Call
+    /// it in the agent; it stays open as long as the `Rebuilder`, at a number in [`Rebuilder::room`], and is inherited
+    /// by processes forked later.
     pub fn shared_fd(&self, object: ObjectId, may_write: bool) -> Option<RawFd> {
         let at = self
             .descriptors
@@ -120,13 +133,8 @@ impl Rebuilder {
         if let Some(fd) = shared.get(&(at, may_write)) {
             return Some(fd.as_raw_fd());
         }
-        let flags = if may_write { libc::O_RDWR } else { libc::O_RDONLY };
-        let opened = self
-            .built
-            .sets
-            .get::<Vec<BuiltFile>>()?
-            .get(at)?
-            .open(flags, &self.built.made);
+        let file = self.built.sets.get::<Vec<BuiltFile>>()?.get(at)?;
+        let opened = file.open_to_map(self.descriptors.list::<FileObject>().get(at)?, may_write, &self.built.made);
         match opened.and_then(|fd| lift(fd, &self.room())) {
             Ok(fd) => {
                 let raw = fd.as_raw_fd();
@@ -140,7 +148,8 @@ impl Rebuilder {
         }
     }
 
-    /// The gates of the processes that have these mappings, each of an object from its first byte on. Call it in the agent after [`Rebuilder::finish`].
+    /// The gates of the processes that have these mappings, each of an object from its first byte on. Call it in the
+    /// agent after [`Rebuilder::finish`].
     pub fn gates(&self, mappings: impl Iterator<Item = (i32, ObjectId)>) -> Result<Gates, Refusal> {
         let named =
             |f: &&FileObject| matches!(f.origin, Origin::Memfd { .. }) && f.path.0.as_os_str().as_bytes() == NAME.to_bytes();
@@ -152,10 +161,11 @@ impl Rebuilder {
             // SAFETY: it stays open as long as `self`.
             Some((pid, unsafe { BorrowedFd::borrow_raw(fd) }))
         });
-        Gates::of_restart(files)
+        Gates::of_restart(files, self.descriptors.parts.get::<OffGpu>())
     }
 
-    /// The process whose descriptor table `pid` shares (CLONE_FILES), `pid` itself where it has its own. The owner must be created first.
+    /// The process whose descriptor table `pid` shares (CLONE_FILES), `pid` itself where it has its own. The owner must
+    /// be created first.
     pub fn table_owner(&self, pid: i32) -> i32 {
         self.descriptors.table(pid).map_or(pid, |t| t.pids[0])
     }
@@ -165,41 +175,55 @@ impl Rebuilder {
         self.descriptors.parts.get::<SysV>().is_some_and(|v| v.share_undo(pid, other))
     }
 
-    /// The thread for which the table of thread `tid` of process `pid` is laid out; `None` where it uses that of its process. The others of its users are made by that thread.
+    /// The thread for which the table of thread `tid` of process `pid` is laid out; `None` where it uses that of its
+    /// process. The others of its users are made by that thread.
     pub fn thread_table(&self, pid: i32, tid: i32) -> Option<i32> {
         let own = (tid != pid).then(|| self.descriptors.table(tid)).flatten();
         own.map(|t| t.pids[0])
     }
 
-    /// Called in session leader `pid` right after `setsid` and before [`Rebuilder::install`]: makes the job's own pseudo-terminal that controlled
-    /// the session its controlling terminal again. Returns whether there was one.
+    /// The tasks that must exist when [`Rebuilder::install_late`] is called, because a descriptor leads to them or
+    /// signals them: processes, and some of their threads.
+    pub fn tasks(&self) -> HashSet<i32> {
+        let d = &self.descriptors;
+        let paths = d.each::<PathState>().flat_map(|(_, path)| path.tasks());
+        let pidfds = d.each::<PidfdState>().filter_map(|(_, pidfd)| pidfd.task());
+        let owners = d.descriptions.iter().filter_map(|desc| desc.owner);
+        paths.chain(pidfds).chain(owners.map(|owner| owner.id)).collect()
+    }
+
+    /// Called in session leader `pid` right after `setsid` and before [`Rebuilder::install`]: makes the job's own
+    /// pseudo-terminal that controlled the session its controlling terminal again. Returns whether there was one.
     pub fn install_session(&self, pid: i32) -> Result<bool, Refusal> {
         let taken = self.built.sets.get().map_or(Ok(false), |t| take_session(t, pid));
         taken.map_err(|e| e.of(pid, "controlling terminal"))
     }
 
-    /// Called in process `pid`, or in the thread of that number for which a table of its own is laid out, after its fork from the agent (before its memory is replaced): puts every descriptor at its number and closes all
-    /// others except `keep`. Does what needs numbers or process identity (epoll interest lists, POSIX locks). Closing a kept descriptor of a file
-    /// later releases the process's POSIX locks on that file, as always.
+    /// Called in process `pid`, or in the thread of that number for which a table of its own is laid out, after its
+    /// fork from the agent (before its memory is replaced): puts every descriptor at its number and closes all others
+    /// except `keep`. Does what needs numbers or process identity (epoll interest lists, locks of `flock`).
     pub fn install(&self, pid: i32, keep: &[RawFd]) -> Result<(), Refusal> {
         install::install(&self.descriptors, &self.built, pid, keep)
     }
 
-    /// The POSIX locks of process `pid`, as descriptor and argument of F_SETLK. `install` sets them, but they must be set once more after any
-    /// descriptor of a locked file has been closed.
-    pub fn posix_locks(&self, pid: i32) -> Vec<(RawFd, libc::flock)> {
-        locks::posix(self.descriptors.list(), pid)
+    /// The POSIX locks of process `pid`, as descriptor, argument of F_SETLK, and whether nothing depends on it.
+    /// `install_late` sets them, but they must be set once more after any descriptor of a locked file has been closed.
+    pub fn posix_locks(&self, pid: i32) -> Vec<(RawFd, libc::flock, bool)> {
+        locks::posix(&self.descriptors, pid)
     }
 
-    /// Called in task `pid` when all processes of the job exist: pidfds, files in `/proc/PID`, F_SETOWN, foreground groups.
+    /// Called in task `pid` when all processes of the job exist: pidfds, files in `/proc/PID`, F_SETOWN, POSIX locks,
+    /// foreground groups.
     pub fn install_late(&self, pid: i32) -> Result<(), Refusal> {
         install::install_late(&self.descriptors, &self.built, pid)
     }
 
-    /// Called in the agent when every process has mapped its memory: adds seals against writing, and marks System V segments for removal that
-    /// were so at the checkpoint. Removes directories that had been deleted at the checkpoint. Closes terminals for whom they were closed.
+    /// Called in the agent when every process has mapped its memory: adds seals against writing, and marks System V
+    /// segments for removal that were so at the checkpoint. Removes directories that had been deleted at the
+    /// checkpoint. Closes terminals for whom they were closed. Sets who is signalled for descriptions in flight.
     pub fn finish(&self) -> Result<(), Refusal> {
         self.built.scaffold.remove();
+        install::in_flight(&self.descriptors, &self.built)?;
         KINDS
             .iter()
             .rev()

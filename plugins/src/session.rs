@@ -126,7 +126,8 @@ impl<'a> Session<'a> {
 }
 
 impl Session<'_> {
-    /// Adds the description that `look` shows and `holder` has, or finds it among those already known. One that is in flight is `kept` by the agent.
+    /// Adds the description that `look` shows and `holder` has, or finds it among those already known. One that is in
+    /// flight is `kept` by the agent.
     pub(crate) fn intern(&mut self, look: Look, kept: Option<OwnedFd>, holder: Holder) -> Result<DescId, Fault> {
         let found = Found {
             kept,

@@ -3,6 +3,7 @@
 use crate::doors::{Door, Pidfd};
 use crate::env::ProcessView;
 use crate::fault::{refuse, At, Fault, Refusal};
+use crate::locks::{self, TableLocks};
 use crate::look::look;
 use crate::model::{Holder, Slot, Table};
 use crate::session::Session;
@@ -54,7 +55,9 @@ fn slots(s: &mut Session<'_>, refusals: &mut Vec<Refusal>) {
             let holder = Holder { pid, fd };
             let slot = look.and_then(|look| {
                 let cloexec = look.cloexec;
+                let locks = locks::of_table(&look.info)?;
                 let desc = s.intern(look, None, holder)?;
+                s.sets.of::<TableLocks>().note(holder, desc, locks);
                 Ok(Slot { fd, desc, cloexec })
             });
             match slot {

@@ -1,4 +1,5 @@
-//! One stripe: parity from data, and lost data from what is left. One block of parity is the XOR of the data, more are a Reed-Solomon code.
+//! One stripe: parity from data, and lost data from what is left. One block of parity is the XOR of the data, more are
+//! a Reed-Solomon code.
 
 use crate::RedundancyError;
 use reed_solomon_simd::{EncoderResult, ReedSolomonEncoder};
@@ -14,7 +15,8 @@ fn xor(sum: &mut [u8], other: &[u8]) {
     }
 }
 
-/// Encodes stripe after stripe in the same memory. With fresh memory for each, the allocator may give it back to the kernel after each as well, and touching it anew takes several times as long as the code.
+/// Encodes stripe after stripe in the same memory. With fresh memory for each, the allocator may give it back to the
+/// kernel after each as well, and touching it anew takes several times as long as the code.
 pub struct Encoder {
     parity: usize,
     /// The XOR of the data.

@@ -3,8 +3,9 @@
 use crate::RedundancyError;
 use std::collections::BTreeMap;
 
-/// Puts parts of a job into groups of `size` (or a few more, where they do not come out even; fewer where a domain has so many that there must be more groups; all in one
-/// where there are fewer), such that no group has two of one domain. `domains` are the domains of the parts; the groups hold positions in it. A group has at least `fewest` members.
+/// Puts parts of a job into groups of `size` (or a few more, where they do not come out even; fewer where a domain has
+/// so many that there must be more groups; all in one where there are fewer), such that no group has two of one domain.
+/// `domains` are the domains of the parts; the groups hold positions in it. A group has at least `fewest` members.
 pub fn form(domains: &[String], size: usize, fewest: usize) -> Result<Vec<Vec<usize>>, RedundancyError> {
     if domains.len() < fewest {
         return Err(RedundancyError::Groups(format!(

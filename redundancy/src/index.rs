@@ -8,8 +8,9 @@
 //!     length of the index                u64
 //!     XXH3-64 of all from the index on   u64
 //! ```
-//! All numbers are little endian. The index names every file of every member and has the checksum of every block, so that whoever is left can make a lost member's files again
-//! and notices each damaged block. The file is written under a temporary name and never changed once it has its own.
+//! All numbers are little endian. The index names every file of every member and has the checksum of every block, so
+//! that whoever is left can make a lost member's files again and notices each damaged block. The file is written under
+//! a temporary name and never changed once it has its own.
 
 use crate::layout::{blocks, Layout};
 use crate::{checksum, RedundancyError, ALIGN};

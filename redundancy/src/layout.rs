@@ -1,4 +1,5 @@
-//! Who holds what: `data` segments of each member, spread over as many stripes as there are members, so that everybody holds as much parity.
+//! Who holds what: `data` segments of each member, spread over as many stripes as there are members, so that everybody
+//! holds as much parity.
 //!
 //! Stripe `s` has its parity on members `s`, `s + 1`, … and its data on those that follow; all modulo the number of members.
 

@@ -1,8 +1,8 @@
-//! Redundancy across hosts, without I/O: which host holds what of whom (`layout`), groups of hosts in distinct failure domains (`groups`), the code itself
-//! (`code`), and the format of what is stored (`index`).
+//! Redundancy across hosts, without I/O: which host holds what of whom (`layout`), groups of hosts in distinct failure
+//! domains (`groups`), the code itself (`code`), and the format of what is stored (`index`).
 //!
-//! What one host has of a generation is a *stream*: its files one after the other. Streams of a group have different lengths; each is thought to be
-//! followed by zeros up to `data` segments of one length.
+//! What one host has of a generation is a *stream*: its files one after the other. Streams of a group have different
+//! lengths; each is thought to be followed by zeros up to `data` segments of one length.
 //!
 //! ```text
 //! three hosts, XOR (data = 2, parity = 1)
@@ -11,7 +11,8 @@
 //! stripe 1   segment 1   parity      segment 0
 //! stripe 2   segment 0   segment 1   parity
 //! ```
-//! Segments and parity are cut into blocks of [`BLOCK`] bytes. Each block has a checksum, so a block that is damaged is treated like one that is lost.
+//! Segments and parity are cut into blocks of [`BLOCK`] bytes. Each block has a checksum, so a block that is damaged is
+//! treated like one that is lost.
 
 pub mod code;
 pub mod groups;

@@ -1,6 +1,9 @@
 //! The agent of the restarted job: rebuilds everything, then lets everything go on at once.
 //!
-//! It is a child of PID 1 in the new namespaces, with the PID that the agent had at the checkpoint, and the ancestor of every process of the job.
+//! It is a child of PID 1 in the new namespaces, with the PID that the agent had at the checkpoint, and the ancestor of
+//! every process of the job.
+
+mod living;
 
 use crate::code::{Copies, Mapped};
 use crate::contents::Contents;
@@ -9,26 +12,28 @@ use crate::fail::{Outcome, RestartError};
 use crate::kin::{self, Share};
 use crate::layout::Range;
 use crate::lead::Questions;
-use crate::memory::Special;
+use crate::leftout;
 use crate::namespace::Way;
 use crate::process::{self, Context};
 use crate::resume;
 use crate::shown::Shown;
 use crate::spawn::{Companions, Forest, EXISTS, JOINED, LEADS, SETTLED};
+use crate::special::{self, Special};
 use crate::state::Own;
 use crate::tree::{self, Role, Tree};
-use crate::vdso::{Foreign, Place};
+use crate::vdso::Place;
 use crate::verify::Loaded;
-use crate::{connects, explain, initial, lead, reopen, sys, Options};
-use belay_abi::restore::{Slot, MAX_HELPERS, STAGE_FINISH, STATE_FAILED, STATE_PARKED, STATE_READY};
+use crate::{companion, connects, explain, inherited, initial, lead, reopen, sys, Options};
+use belay_abi::restore::{Slot, MAX_HELPERS, STAGE_FINISH, STATE_PARKED, STATE_READY};
 use belay_image::extents::Extent;
-use belay_image::model::{AgentIdentity, Job, Process, ProcessState, VmaKind};
+use belay_image::model::{Job, Process, ProcessState, VmaKind};
 use belay_kernel::blob::Blob;
 use belay_kernel::{pidfd, proc, ptrace};
 use belay_plugins::gate::Gates;
 use belay_plugins::mpi::{DAEMONS, LAUNCHERS};
 use belay_plugins::{Group, Names, Rebuilder};
 use belay_wire::Phase;
+use living::Living;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -52,9 +57,10 @@ pub(crate) struct Restarted {
 /// Duration of each phase.
 pub(crate) type Phases = Vec<(Phase, Duration)>;
 
-/// Rebuilds the job of `loaded` and lets it go on; `ready` is called just before the first process goes on, here or on another node. On failure every process of it has been killed.
+/// Rebuilds the job of `loaded` and lets it go on; `ready` is called just before the first process goes on, here or on
+/// another node. On failure every process of it has been killed.
 pub(crate) fn restart(
-    loaded: Loaded,
+    mut loaded: Loaded,
     blob: &Blob,
     options: &Options,
     way: Way,
@@ -64,60 +70,36 @@ pub(crate) fn restart(
 ) -> Outcome<Restarted> {
     let begin = Instant::now();
     let lazy = options.lazy;
-    let Loaded {
-        mut job,
-        descriptors,
-        sights,
-        blobs,
-        contents,
-        code,
-        foreign,
-        mut extents,
-        chunks,
-    } = loaded;
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map_err(|e| RestartError::at("become reaper", e))?;
     raise_descriptor_limit();
-    let Plan {
-        tree,
-        helpers,
-        specials,
-        places,
-        shown,
-    } = Plan::make(&mut job, descriptors.keepers(), (&extents, foreign.as_ref()), way)?;
-
-    // Descriptors, shared objects, data in flight.
-    let code_pages = Contents::new(&code.table, &chunks, group);
-    let copies = Copies::make(&code, &code_pages, &descriptors.room(), !lazy)?;
-    let rebuilder = Rebuilder::rebuild(
-        (descriptors, &sights),
-        (&blobs, &Contents::new(&contents, &chunks, group), &|key| copies.of_open(key)),
-        way != Way::Initial,
-        group,
-        (&sys::say, &mut keeper_maker(&tree, &helpers)),
-    )?;
-    connects::finish(&mut job.processes, |pid, tid, fd| rebuilder.is_connected(pid, tid, fd));
-    open_shared_objects(&rebuilder, &job);
+    inherited::give_up();
+    let plan = Plan::make(&mut loaded, way)?;
+    let (rebuilder, copies) = rebuild(&mut loaded, &plan, (way, lazy), group)?;
+    let (job, chunks, mut extents) = (loaded.job, loaded.chunks, loaded.extents);
+    let streams = loaded.streams;
+    let tree = &plan.tree;
     let programs = job.processes.iter().map(|p| p.mm.start_stack).collect();
     let names = rebuilder.book().names(&programs);
     let questions = Questions {
         addresses: rebuilder.book().is_needed() && may_lead(way),
-        programs: shown.is_some() && (group.is_some() || job.processes.iter().any(is_of_mpi)),
+        programs: plan.shown.is_some() && (group.is_some() || job.processes.iter().any(is_of_mpi)),
     };
 
     // The process tree, memory, threads.
     let shared = Shared::new(tree.nodes.len(), &rebuilder.room()).map_err(|e| RestartError::at("spawn", e))?;
-    let stopped = stopped_children(&job);
-    let shares = share_memory(&tree, &job, &mut extents, lazy)?;
-    let live = live(&tree, &job);
+    let shares = share_memory(tree, &job, &mut extents, lazy)?;
+    let live = live(tree, &job);
+    let early = companion::early(&job.processes, &rebuilder);
     let context = Context {
         direct: process::read_directly(&extents, &chunks),
         chunks: &chunks,
         blob,
-        tree: &tree,
+        tree,
         processes: &job.processes,
         hold: must_hold(&job, &rebuilder),
-        stopped: &stopped,
+        stopped: stopped_children(&job),
         rebuilder,
+        early: &early,
         shared: &shared,
         extents: &extents,
         shares: &shares,
@@ -125,26 +107,25 @@ pub(crate) fn restart(
         ask_huge: asks_for_huge_pages(),
         restore_timer_ids: sys::prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_GET, 0).is_ok(),
         own: own_credentials(way.is_ordinary()).map_err(|e| RestartError::at("read own credentials", e))?,
-        specials,
+        specials: &plan.specials,
         copies: &copies,
-        foreign: foreign.as_ref(),
-        places,
+        foreign: loaded.foreign.as_ref(),
+        places: &plan.places,
     };
     let rebuilt = begin.elapsed();
     let settle = |slot: usize, p: &Process, companions: &Companions| {
-        let i = job.processes.iter().position(|q| q.pid == p.pid).unwrap_or(0);
-        let first: usize = helpers[..i].iter().sum();
-        process::become_process(&context, slot, p, &tree.helper_tids[first..first + helpers[i]], companions)
+        process::become_process(&context, slot, p, plan.helpers_of(&job, p), companions)
     };
     let forest = Forest {
-        tree: &tree,
+        tree,
         processes: &job.processes,
         shared: &shared,
         rebuilder: &context.rebuilder,
+        early: &early,
         ordinary: way.is_ordinary(),
         questions,
         programs: &programs,
-        shown: shown.as_ref(),
+        shown: plan.shown.as_ref(),
         kin: (&shares, &chunks),
         settle: &settle,
     };
@@ -153,42 +134,93 @@ pub(crate) fn restart(
         group,
     };
     let spawned = spawn(&forest, &job, &mut living).map(|()| begin.elapsed());
-    let parked = spawned.and_then(|spawned| Ok((spawned, park(&context, &job, &live, &living)?)));
+    let parked = spawned.and_then(|spawned| {
+        let gates = park(&context, &job, &live, &living)?;
+        leftout::fill(&job, &streams, &Contents::new(&[], &chunks, group))?;
+        Ok((spawned, gates))
+    });
     let Context { rebuilder, .. } = context;
     release(rebuilder);
     let copies = copies.keep().map_err(|e| RestartError::at("keep copies of mapped files", e));
     let parked = parked.and_then(|parked| Ok((parked, copies?)));
 
-    let going = parked.and_then(|((spawned, mut gates), copies)| {
-        let resuming = Instant::now();
-        let stopped = resume::seize(&job, &shared, &tree, &live, blob)?;
-        if let Some(shown) = shown {
-            shown.show(job.processes.iter().filter(|p| tree::is_live(p)).map(|p| p.pid));
-        }
-        become_ordinary(&job, way, tree.max_pid, foreground)?;
-        // From here on the agent has further threads.
-        gates.hold().map_err(|e| RestartError::at("reopen", e))?;
-        ready();
-        // Nobody goes on before everybody is whole.
-        let gated = reopen::meet(&gates, group)?;
-        stopped.resume();
-        let resumed = resuming.elapsed();
-        let reopened = gated.then(|| reopen::reopen(gates, options.gate_limit, group)).transpose()?;
+    // They open when nobody waits at them any more who cannot go on.
+    let mut gates = None;
+    let going = parked.and_then(|((spawned, found), copies)| {
+        let stopped = (&job, &plan, &shared, &live[..]);
+        gates = Some(found);
+        let last = go_on(
+            stopped,
+            blob,
+            (way, foreground),
+            (&mut gates, options.gate_limit, group),
+            ready,
+        )?;
         Ok(Restarted {
-            phases: phases(rebuilt, spawned, &live, &shared, (resumed, reopened)),
+            gated: last.reopened.is_some(),
+            phases: phases(rebuilt, spawned, &live, &shared, &last),
             names,
             led: questions.any(),
-            gated,
             code: Mapped {
-                files: code.files,
-                table: code.table,
+                files: loaded.code.files,
+                table: loaded.code.table,
                 copies,
             },
         })
     });
-    going.map_err(|e| {
-        living.kill();
-        explain_restorer(e, &job, &tree, &shared, &|pid| kin::numbered(&extents, &shares, pid))
+    let going = going.inspect_err(|_| living.kill());
+    drop(gates);
+    going.map_err(|e| explain_restorer(e, &job, tree, &shared, &|pid| kin::numbered(&extents, &shares, pid)))
+}
+
+/// Makes descriptors and shared objects, with the data in flight, and copies of mapped files that this machine lacks.
+fn rebuild(loaded: &mut Loaded, plan: &Plan, (way, lazy): (Way, bool), group: Option<&dyn Group>) -> Outcome<(Rebuilder, Copies)> {
+    let descriptors = std::mem::take(&mut loaded.descriptors);
+    let contents = |table| Contents::new(table, &loaded.chunks, group);
+    let copies = Copies::make(&loaded.code, &contents(&loaded.code.table), &descriptors.room(), !lazy)?;
+    let rebuilder = Rebuilder::rebuild(
+        (descriptors, &loaded.sights),
+        (&loaded.blobs, &contents(&loaded.contents), &|key| copies.of_open(key)),
+        way != Way::Initial,
+        group,
+        (&sys::say, &mut keeper_maker(&plan.tree, &plan.helpers)),
+    )?;
+    connects::finish(&mut loaded.job.processes, |pid, tid, fd| rebuilder.is_connected(pid, tid, fd));
+    open_shared_objects(&rebuilder, &loaded.job);
+    Ok((rebuilder, copies))
+}
+
+/// How long the last phases took.
+struct Last {
+    resumed: Duration,
+    /// Where libraries take part.
+    reopened: Option<Duration>,
+}
+
+/// Everybody is parked: lets all go on, and opens the gates.
+fn go_on(
+    (job, plan, shared, live): (&Job, &Plan, &Shared, &[usize]),
+    blob: &Blob,
+    (way, foreground): (Way, bool),
+    (gates, limit, group): (&mut Option<Gates>, Duration, Option<&dyn Group>),
+    ready: &mut dyn FnMut(),
+) -> Outcome<Last> {
+    let begin = Instant::now();
+    let stopped = resume::seize(job, shared, &plan.tree, live, blob)?;
+    if let Some(shown) = &plan.shown {
+        shown.show(job.processes.iter().filter(|p| tree::is_live(p)).map(|p| p.pid));
+    }
+    become_ordinary(job, way, plan.tree.max_pid, foreground)?;
+    // From here on the agent has further threads.
+    let held = gates.as_mut().map_or(Ok(()), Gates::hold);
+    held.map_err(|e| RestartError::at("reopen", e))?;
+    ready();
+    // Nobody goes on before everybody is whole.
+    let gated = reopen::meet(gates.as_ref(), group)?;
+    stopped.resume();
+    Ok(Last {
+        resumed: begin.elapsed(),
+        reopened: gated.then(|| reopen::reopen(gates, limit, group)).transpose()?,
     })
 }
 
@@ -206,20 +238,17 @@ struct Plan {
 }
 
 impl Plan {
-    fn make(
-        job: &mut Job,
-        keepers: usize,
-        (extents, foreign): (&HashMap<i32, Vec<Extent>>, Option<&Foreign>),
-        way: Way,
-    ) -> Outcome<Self> {
+    fn make(loaded: &mut Loaded, way: Way) -> Outcome<Self> {
+        let Loaded { job, extents, .. } = loaded;
         let helpers = helper_counts(job, extents);
         let taken = match way {
             Way::Initial => initial::taken(),
             Way::Namespaces | Way::UserNamespace => BTreeSet::new(),
         };
-        let others = helpers.iter().sum::<usize>() + keepers;
+        let others = helpers.iter().sum::<usize>() + loaded.descriptors.keepers();
         let tree = tree::plan(&job.agent, &job.processes, others, pid_max(), &taken).map_err(|e| RestartError::at("spawn", e))?;
-        let specials = specials(std::process::id().cast_signed()).map_err(|e| RestartError::at("read own mappings", e))?;
+        let specials = special::of(std::process::id().cast_signed()).map_err(|e| RestartError::at("read own mappings", e))?;
+        let foreign = loaded.foreign.as_ref();
         let places = foreign.map(|f| f.place(&mut job.processes, &specials)).transpose();
         Ok(Self {
             tree,
@@ -228,6 +257,13 @@ impl Plan {
             places: places.map_err(|e| RestartError::at("vdso", e))?.unwrap_or_default(),
             shown: Shown::new(way, &job.processes),
         })
+    }
+
+    /// The numbers of the threads that help `p`.
+    fn helpers_of(&self, job: &Job, p: &Process) -> &[i32] {
+        let i = job.processes.iter().position(|q| q.pid == p.pid).unwrap_or(0);
+        let first: usize = self.helpers[..i].iter().sum();
+        &self.tree.helper_tids[first..first + self.helpers[i]]
     }
 }
 
@@ -272,7 +308,8 @@ fn park(context: &Context<'_>, job: &Job, live: &[usize], living: &Living<'_>) -
     reopen::find(job, &context.rebuilder)
 }
 
-/// The agent had capabilities while it rebuilt the job. Now it becomes what it was before: a process like those of the job, which may open its descriptors as their snapshots do.
+/// The agent had capabilities while it rebuilt the job. Now it becomes what it was before: a process like those of the
+/// job, which may open its descriptors as their snapshots do.
 fn become_ordinary(job: &Job, way: Way, last: i32, foreground: bool) -> Outcome<()> {
     if way != Way::Initial {
         set_last_pid(last);
@@ -331,8 +368,8 @@ fn is_stopped(tree: &Tree, job: &Job, slot: usize) -> bool {
     matches!(tree.nodes[slot].role, Role::Process(i) if matches!(job.processes[i].state, ProcessState::Stopped(_)))
 }
 
-/// Whether processes must wait for each other before they finish: timers that would run while another process is still being read, descriptor tables
-/// or memory that two of them use, parents of stopped processes.
+/// Whether processes must wait for each other before they finish: timers that would run while another process is still
+/// being read, descriptor tables or memory that two of them use, parents of stopped processes.
 fn must_hold(job: &Job, rebuilder: &Rebuilder) -> bool {
     let timers = |p: &Process| !p.posix_timers.is_empty() || p.itimers.iter().any(|t| t.value_us != 0);
     // The memory of those that share it is called private as long as one of them changes what it may do.
@@ -402,7 +439,8 @@ fn spawn(forest: &Forest<'_>, job: &Job, living: &mut Living<'_>) -> Outcome<()>
     Ok(())
 }
 
-/// Stops a process and continues it, of which nobody takes notice before its parent asks. Signals that this sends are discarded with those that the restart itself causes.
+/// Stops a process and continues it, of which nobody takes notice before its parent asks. Signals that this sends are
+/// discarded with those that the restart itself causes.
 fn stop_and_continue(pid: i32) -> io::Result<()> {
     let send = |signal| {
         // SAFETY: takes numbers only.
@@ -432,62 +470,6 @@ fn wait_for_end(pidfd: &OwnedFd) {
     unsafe { libc::poll(&mut poll, 1, -1) };
 }
 
-/// The processes made so far.
-struct Living<'a> {
-    pidfds: Vec<(usize, i32, OwnedFd)>,
-    group: Option<&'a dyn Group>,
-}
-
-impl Living<'_> {
-    /// Forgets those that are meant to end.
-    fn expect_end(&mut self, ends: impl Fn(usize) -> bool) {
-        self.pidfds.retain(|(i, _, _)| !ends(*i));
-    }
-
-    /// Fails when a process has died without reporting why. Other nodes hear that this one is there: they may have come to the next meeting long before it.
-    fn glance(&self, shared: &Shared, tree: &Tree) -> Outcome<()> {
-        if let Some(group) = self.group {
-            group.attend();
-        }
-        let mut polls: Vec<libc::pollfd> = self
-            .pidfds
-            .iter()
-            .map(|(_, _, fd)| libc::pollfd {
-                fd: fd.as_raw_fd(),
-                events: libc::POLLIN,
-                revents: 0,
-            })
-            .collect();
-        // SAFETY: a live array of that length.
-        unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, 0) };
-        for ((i, pid, _), poll) in self.pidfds.iter().zip(&polls) {
-            if poll.revents != 0 && shared.slot(*i).state.load(Ordering::Acquire) != STATE_FAILED {
-                let status = proc::stat(*pid).map_or(0, |s| s.exit_code);
-                let how = if libc::WIFSIGNALED(status) {
-                    format!("was killed by signal {}", libc::WTERMSIG(status))
-                } else {
-                    format!("ended with status {}", libc::WEXITSTATUS(status))
-                };
-                let stage = shared.slot(*i).state.load(Ordering::Acquire);
-                return Err(RestartError::at(
-                    "restart",
-                    format!(
-                        "process {} {how} while it was being restored (stage {stage})",
-                        tree.nodes[*i].pid
-                    ),
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    fn kill(&self) {
-        for (_, _, fd) in &self.pidfds {
-            let _ = pidfd::send_signal(std::os::fd::AsFd::as_fd(fd), libc::SIGKILL);
-        }
-    }
-}
-
 /// Turns numbers reported by the restorer into words.
 fn explain_restorer(
     e: RestartError,
@@ -514,13 +496,7 @@ fn helper_counts(job: &Job, extents: &HashMap<i32, Vec<Extent>>) -> Vec<usize> {
     job.processes.iter().map(|p| count(p.pid)).collect()
 }
 
-fn phases(
-    rebuilt: Duration,
-    spawned: Duration,
-    live: &[usize],
-    shared: &Shared,
-    (resume, reopen): (Duration, Option<Duration>),
-) -> Phases {
+fn phases(rebuilt: Duration, spawned: Duration, live: &[usize], shared: &Shared, last: &Last) -> Phases {
     let longest = |from: usize, to: usize| {
         let time = |s: &Slot, i: usize| s.times[i].load(Ordering::Relaxed);
         let each = live
@@ -535,9 +511,9 @@ fn phases(
         (Phase::Map, longest(0, 1)),
         (Phase::Refill, longest(1, 2)),
         (Phase::Threads, longest(2, 3)),
-        (Phase::Resume, resume),
+        (Phase::Resume, last.resumed),
     ];
-    out.extend(reopen.map(|time| (Phase::Reopen, time)));
+    out.extend(last.reopened.map(|time| (Phase::Reopen, time)));
     for (phase, time) in &out {
         tracing::info!(phase = phase.name(), ms = time.as_secs_f64() * 1e3, "restart phase");
     }
@@ -588,45 +564,4 @@ fn own_credentials(ordinary: bool) -> std::io::Result<Own> {
         bounding: s.hex("CapBnd").unwrap_or(0),
         ordinary,
     })
-}
-
-/// The kernel's own mappings in this process, the same in all its forks.
-fn specials(pid: i32) -> std::io::Result<Vec<Special>> {
-    let maps = proc::maps(pid)?;
-    let kernel = maps
-        .into_iter()
-        .filter(|m| m.name.as_encoded_bytes().starts_with(b"[v") && m.name != "[vsyscall]");
-    Ok(kernel
-        .map(|m| Special {
-            name: m.name.to_string_lossy().trim_matches(['[', ']']).to_owned(),
-            range: m.start..m.end,
-        })
-        .collect())
-}
-
-/// Puts the agent into the process group (and, without a terminal, the session) it had. `session` is set when PID 1 recreates sessions.
-pub(crate) fn join_groups(agent: &AgentIdentity, session: bool) -> Outcome<()> {
-    let failed = |e: std::io::Error| RestartError::at("spawn", format!("process group {} of the agent: {e}", agent.pgid));
-    if session && agent.sid == agent.pid {
-        return sys::setsid().map_err(failed);
-    }
-    if agent.pgid == agent.pid {
-        return sys::setpgid(0, 0).map_err(failed);
-    }
-    if agent.pgid <= 0 || sys::setpgid(0, agent.pgid).is_ok() {
-        return Ok(());
-    }
-    // The leader is not part of the job: a process with its PID leads until we have joined.
-    // SAFETY: the agent has one thread.
-    let leader = unsafe { sys::fork(0, libc::SIGCHLD, agent.pgid) }.map_err(failed)?;
-    if leader == 0 {
-        loop {
-            // SAFETY: waits for a signal.
-            unsafe { libc::pause() };
-        }
-    }
-    let joined = sys::setpgid(leader, leader).and_then(|()| sys::setpgid(0, leader));
-    let _ = sys::kill(leader, libc::SIGKILL);
-    let _ = sys::wait(leader, libc::__WALL);
-    joined.map_err(failed)
 }

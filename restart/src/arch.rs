@@ -64,7 +64,8 @@ pub(crate) unsafe fn copy_to(base: u64, data: &[u8]) {
     unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), base as *mut u8, data.len()) }
 }
 
-/// Takes back the registration for restartable sequences that libc made: the kernel kills a process whose registered area is unmapped.
+/// Takes back the registration for restartable sequences that libc made: the kernel kills a process whose registered
+/// area is unmapped.
 pub(crate) fn unregister_rseq() -> io::Result<()> {
     let symbol = |name: &std::ffi::CStr| {
         // SAFETY: a live, terminated name.

@@ -1,4 +1,5 @@
-//! Smaller attributes as lists of system calls: memory policies, segments of the program's own, what threads set with `prctl`. Pure.
+//! Smaller attributes as lists of system calls: memory policies, segments of the program's own, what threads set with
+//! `prctl`. Pure.
 
 use crate::arena::Arena;
 use crate::call::{call, nr, With};
@@ -18,7 +19,8 @@ const MODIFY_LDT_WRITE: u64 = 0x11;
 /// Most segment descriptors.
 const SEGMENTS: usize = 8192;
 
-/// Where the memory of the calling thread shall lie, and of those that it makes; without a policy the kernel decides, whatever the maker's is. It is no part of what the program computes.
+/// Where the memory of the calling thread shall lie, and of those that it makes; without a policy the kernel decides,
+/// whatever the maker's is. It is no part of what the program computes.
 pub(crate) fn policy(policy: Option<&Policy>, index: usize, arena: &mut Arena, out: &mut Vec<Call>) {
     let [nodes, bits] = policy.map_or([0, 0], |policy| mask(policy, arena));
     let mode = policy.map_or(0, |policy| policy.mode);

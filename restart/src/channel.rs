@@ -1,5 +1,5 @@
-//! Messages from the agent and from PID 1 to the front process, over one SOCK_SEQPACKET pair. The kernel adds the sender's PID as the front
-//! process sees it.
+//! Messages from the agent and from PID 1 to the front process, over one SOCK_SEQPACKET pair. The kernel adds the
+//! sender's PID as the front process sees it.
 
 use crate::fail::RestartError;
 use belay_image::ImageError;
@@ -52,8 +52,9 @@ impl Message {
             RestartError::Forbidden { reason } => (2, String::new(), reason.clone()),
             RestartError::Image(ImageError::Damaged { path, reason }) => (3, path.clone(), reason.clone()),
             RestartError::Image(e) => (0, "image".to_owned(), e.to_string()),
-            // Those of this kind have been put into words before they come here.
-            RestartError::Reported { .. } => (0, "restart".to_owned(), e.to_string()),
+            // Those of the first kind have been put into words before they come here, the others are found before there
+            // is a channel.
+            RestartError::Reported { .. } | RestartError::Lives { .. } => (0, "restart".to_owned(), e.to_string()),
         };
         let (step, reason) = (cut(&step), cut(&reason));
         Message::Failed { kind, step, reason }

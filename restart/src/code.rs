@@ -1,7 +1,9 @@
-//! Programs, libraries and other files that the job had mapped, where those in their places are others now, or gone: copies of them, from the checkpoint.
+//! Programs, libraries and other files that the job had mapped, where those in their places are others now, or gone:
+//! copies of them, from the checkpoint.
 //!
-//! A copy lies in memory, in a file system of its own that is mounted nowhere: so mappings of it have the path of before, and nobody reaches it who could not reach the memory of the job. Where
-//! that cannot be had it is a memfd. It is never executed with other rights than those of whoever maps it, and nobody can write it.
+//! A copy lies in memory, in a file system of its own that is mounted nowhere: so mappings of it have the path of
+//! before, and nobody reaches it who could not reach the memory of the job. Where that cannot be had it is a memfd. It
+//! is never executed with other rights than those of whoever maps it, and nobody can write it.
 
 use crate::contents::Contents;
 use crate::fail::{Outcome, RestartError};
@@ -89,7 +91,8 @@ pub(crate) fn check(files: &[MappedFile]) -> Result<(), String> {
 pub(crate) struct Copies(Vec<(MappedFile, OwnedFd)>);
 
 impl Copies {
-    /// Makes a copy of each file that is lacking. Where they are `compared`, the others are read too: later checkpoints refer to what is stored, and damage must not spread.
+    /// Makes a copy of each file that is lacking. Where they are `compared`, the others are read too: later checkpoints
+    /// refer to what is stored, and damage must not spread.
     pub(crate) fn make(code: &Code, pages: &Contents<'_>, room: &Range<RawFd>, compared: bool) -> Outcome<Self> {
         for (i, f) in code.files.iter().enumerate() {
             if compared && !code.lacking.contains(&i) {
@@ -307,6 +310,7 @@ mod tests {
                 xxh3: None,
             },
             mode,
+            owner: None,
             at: 0,
             parts: vec![(0, PAGE)],
         }

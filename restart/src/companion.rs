@@ -1,24 +1,33 @@
-//! Tasks that share the memory of a process while that still runs ordinary code: threads whose descriptor table is not that of their process, and processes that share their memory with
-//! it. Laying out a table takes ordinary code, and the descriptors it is laid out from are there before the process has laid out its own.
+//! Tasks that share the memory of a process while that still runs ordinary code: threads whose descriptor table is not
+//! that of their process, threads that descriptors and working directories are about ([`early`]), and processes that
+//! share their memory with it. Laying out a table takes ordinary code, and the descriptors it is laid out from are
+//! there before the process has laid out its own.
 //!
 //! ```text
 //! process     make ───────────────► work ─────────► own descriptors ... ───► leave (names the place) ─► restorer
 //! companion   waits                 lays out        waits                    jumps to the restorer, as a thread
 //! ```
-//! libc knows nothing of such a task: it runs with the thread-local storage of the process's own thread. So only one of those that share memory runs ordinary code at a time; the others
-//! wait in [`wait_while`], which touches nothing of libc's. A process takes its *turn* for all that it does but wait for others ([`let_others`]); a companion works in its process's turn.
+//! libc knows nothing of such a task: it runs with the thread-local storage of the process's own thread. So only one of
+//! those that share memory runs ordinary code at a time; the others wait in [`wait_while`], which touches nothing of
+//! libc's. A process takes its *turn* for all that it does but wait for others ([`let_others`]); a companion works in
+//! its process's turn.
 
 use crate::arch;
 use crate::sys;
 use belay_abi::restore::CloneArgs;
 use belay_abi::task;
+use belay_image::model::{Process, Thread};
+use belay_plugins::{tasks_of, Rebuilder};
 use std::cell::UnsafeCell;
+use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A thread that shares all with its process but the descriptor table.
 const THREAD: u64 = (libc::CLONE_FS | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_SYSVSEM) as u64;
 const STACK_BYTES: usize = 4 << 20;
+/// For one that has nothing to do here.
+const SMALL_STACK_BYTES: usize = 64 << 10;
 
 const WAITS: u32 = 0;
 const WORKS: u32 = 1;
@@ -55,27 +64,51 @@ pub(crate) fn take_turn() {
 /// Where it goes in the end: entry of the restorer, address of the plan, address of the thread's plan, end of its stack there.
 pub(crate) type Place = [u64; 4];
 
+/// The threads of `processes` that exist before the restorer runs: those that lay out a descriptor table, and those to
+/// which a descriptor or a working directory leads.
+pub(crate) fn early(processes: &[Process], rebuilder: &Rebuilder) -> HashSet<i32> {
+    let mut led_to = rebuilder.tasks();
+    let own = |t: &Thread| t.directories.as_ref().map(|(cwd, _)| cwd.as_path().to_owned());
+    let of_threads = processes.iter().flat_map(|p| p.threads.iter().filter_map(own));
+    for path in processes.iter().map(|p| p.cwd.as_path().to_owned()).chain(of_threads) {
+        led_to.extend(tasks_of(&path));
+    }
+    let threads = |p: &Process| p.threads.iter().skip(1).map(|t| (p.pid, t.tid)).collect::<Vec<_>>();
+    let all = processes.iter().flat_map(threads);
+    let early = all.filter(|(pid, tid)| led_to.contains(tid) || rebuilder.thread_table(*pid, *tid) == Some(*tid));
+    early.map(|(_, tid)| tid).collect()
+}
+
 /// A task that waits to be told what to do.
 #[derive(Debug)]
 pub(crate) struct Companion {
     pub(crate) tid: i32,
+    /// It has a descriptor table of its own, and lays it out.
+    pub(crate) lays_out: bool,
     state: AtomicU32,
     work: UnsafeCell<Option<*const dyn Fn()>>,
     place: [AtomicU64; 4],
 }
 
 impl Companion {
-    /// Makes thread `tid` of the calling process, with a copy of its descriptor table.
-    pub(crate) fn make(tid: i32) -> io::Result<&'static Self> {
+    /// Makes thread `tid` of the calling process, with a copy of the caller's descriptor table where it `lays_out` one,
+    /// else with that table itself.
+    pub(crate) fn make(tid: i32, lays_out: bool) -> io::Result<&'static Self> {
         // Never freed: the restorer unmaps all this.
         let own: &'static Self = Box::leak(Box::new(Self {
             tid,
+            lays_out,
             state: AtomicU32::new(WAITS),
             work: UnsafeCell::new(None),
             place: [const { AtomicU64::new(0) }; 4],
         }));
+        let (flags, stack) = if lays_out {
+            (THREAD, STACK_BYTES)
+        } else {
+            (THREAD | libc::CLONE_FILES as u64, SMALL_STACK_BYTES)
+        };
         // SAFETY: `life` never returns; `own` lives for ever.
-        unsafe { spawn(THREAD, 0, tid, life, (&raw const *own) as usize) }?;
+        unsafe { spawn((flags, stack), 0, tid, life, (&raw const *own) as usize) }?;
         Ok(own)
     }
 
@@ -101,12 +134,13 @@ impl Companion {
     }
 }
 
-/// Makes task `tid`, which shares the caller's memory and whatever else `flags` say, and runs `entry(arg)`.
+/// Makes task `tid`, which shares the caller's memory and whatever else `flags` say, and runs `entry(arg)` on a stack
+/// of `stack` bytes.
 ///
 /// # Safety
 /// `entry` never returns, and may use `arg`.
-pub(crate) unsafe fn spawn(
-    flags: u64,
+unsafe fn spawn(
+    (flags, stack): (u64, usize),
     exit_signal: i32,
     tid: i32,
     entry: extern "C" fn(usize) -> !,
@@ -115,14 +149,29 @@ pub(crate) unsafe fn spawn(
     let args = CloneArgs {
         flags: flags | libc::CLONE_VM as u64,
         exit_signal: exit_signal as u64,
-        stack: sys::stack(STACK_BYTES)?,
-        stack_size: STACK_BYTES as u64,
+        stack: sys::stack(stack)?,
+        stack_size: stack as u64,
         set_tid: (&raw const tid) as u64,
         set_tid_size: 1,
         ..CloneArgs::default()
     };
     // SAFETY: the stack is new; the caller vouches for the rest.
     sys::raw(unsafe { task::spawn(&args, entry, arg) }).map(|pid| pid as i32)
+}
+
+/// Makes process `pid`, which shares the caller's memory and whatever else `flags` say, and runs `entry(arg)`.
+///
+/// # Safety
+/// `entry` never returns, and may use `arg`.
+pub(crate) unsafe fn spawn_process(
+    flags: u64,
+    exit_signal: i32,
+    pid: i32,
+    entry: extern "C" fn(usize) -> !,
+    arg: usize,
+) -> io::Result<i32> {
+    // SAFETY: the caller vouches for it.
+    unsafe { spawn((flags, STACK_BYTES), exit_signal, pid, entry, arg) }
 }
 
 /// The life of a companion.

@@ -1,7 +1,8 @@
 //! Interrupted `connect` calls.
 //!
-//! A blocking `connect` that was interrupted waits on when it is issued anew, because the kernel remembers that the attempt is under way. A socket that the restart has
-//! connected does not remember: it would answer EISCONN. So such a call has returned when the program goes on.
+//! A blocking `connect` that was interrupted waits on when it is issued anew, because the kernel remembers that the
+//! attempt is under way. A socket that the restart has connected does not remember: it would answer EISCONN. So such a
+//! call has returned when the program goes on.
 
 use belay_image::model::Process;
 
@@ -10,7 +11,8 @@ const ERESTARTNOHAND: i64 = -514;
 const CONNECT: u64 = 42;
 /// Length of the `syscall` instruction.
 const SYSCALL_BYTES: u64 = 2;
-/// Positions in `struct user_regs_struct` of rax, of the first argument (rdi), of the call's number (orig_rax), of the instruction pointer.
+/// Positions in `struct user_regs_struct` of rax, of the first argument (rdi), of the call's number (orig_rax), of the
+/// instruction pointer.
 const RAX: usize = 10;
 const RDI: usize = 14;
 const ORIG_RAX: usize = 15;

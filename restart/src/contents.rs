@@ -23,7 +23,8 @@ pub(crate) struct Contents<'a> {
 }
 
 impl<'a> Contents<'a> {
-    /// What `table` places in `chunks`. To read all of it may take this node much longer than others of `group`, which wait at the next meeting.
+    /// What `table` places in `chunks`. To read all of it may take this node much longer than others of `group`, which
+    /// wait at the next meeting.
     pub(crate) fn new(table: &'a [Extent], chunks: &'a HashMap<u32, Chunk>, group: Option<&'a dyn Group>) -> Self {
         Self {
             table,
@@ -65,8 +66,7 @@ impl PageSource for Contents<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use belay_plugins::Facts;
-    use std::collections::BTreeSet;
+    use belay_plugins::{Brought, Facts};
     use std::fs::File;
 
     const PAGE: usize = extents::PAGE as usize;
@@ -76,7 +76,7 @@ mod tests {
     struct Counter(Cell<u32>);
 
     impl Group for Counter {
-        fn meet(&self, _: Facts, _: BTreeSet<String>) -> Result<Facts, String> {
+        fn meet(&self, _: Brought) -> Result<Facts, String> {
             unreachable!("nobody meets while contents are read")
         }
 

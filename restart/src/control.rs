@@ -1,4 +1,5 @@
-//! The memory that the agent shares with all processes being restored: the stage they may enter, and a slot per process for what it reports.
+//! The memory that the agent shares with all processes being restored: the stage they may enter, and a slot per process
+//! for what it reports.
 
 use crate::companion;
 use crate::fail::{Outcome, RestartError};

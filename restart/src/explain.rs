@@ -95,6 +95,7 @@ fn describe(v: &belay_image::model::Vma) -> String {
         VmaKind::Vdso(name) => format!("[{name}]"),
         VmaKind::Ring => "a ring of asynchronous I/O".to_owned(),
         VmaKind::Vsyscall => "[vsyscall]".to_owned(),
+        VmaKind::Device(path) => format!("the place of {path}"),
     };
     let has = |flag: &str| v.flags.iter().any(|f| f == flag);
     let needs = [

@@ -28,6 +28,12 @@ pub enum RestartError {
         /// What differs and what to do.
         reason: String,
     },
+    /// Processes of the job are there.
+    #[error("{reason}")]
+    Lives {
+        /// Which, and what to do.
+        reason: String,
+    },
     /// The kernel or the site's settings do not allow the namespaces that a restart needs.
     #[error("namespaces: {reason}")]
     Forbidden {

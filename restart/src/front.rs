@@ -1,8 +1,10 @@
 //! The front process: what the user's shell sees of the restarted job.
 //!
-//! It stays outside the new namespaces, in the shell's process group. The job is in a group of its own, as at the checkpoint, so the front process
-//! hands it the terminal while it is itself in the foreground, stops when the job is stopped, lets the job go on when it is continued, forwards
-//! signals sent to it alone, and ends like the job. When the agent is killed, the command goes on, and the front still waits for it; where the job is to be restarted, it ends what is left instead.
+//! It stays outside the new namespaces, in the shell's process group. The job is in a group of its own, as at the
+//! checkpoint, so the front process hands it the terminal while it is itself in the foreground, stops when the job is
+//! stopped, lets the job go on when it is continued, forwards signals sent to it alone, and ends like the job. When the
+//! agent is killed, the command goes on, and the front still waits for it; where the job is to be restarted, it ends
+//! what is left instead.
 
 use crate::channel::{Channel, Message};
 use crate::fail::{Outcome, RestartError};
@@ -185,8 +187,8 @@ impl Front {
         self.old_mask
     }
 
-    /// Attends to the job until it has ended. `init` is PID 1 of the namespaces, unless the restart is `initial`; `root` is the command's PID inside. `orphan` is asked
-    /// when the agent was killed.
+    /// Attends to the job until it has ended. `init` is PID 1 of the namespaces, unless the restart is `initial`;
+    /// `root` is the command's PID inside. `orphan` is asked when the agent was killed.
     pub(crate) fn attend(
         mut self,
         (init, initial): (i32, bool),

@@ -108,7 +108,8 @@ pub fn decide(job: &Job, extents: &[Extent]) {
     }
 }
 
-/// Takes `data`, and this kernel's vDSO with changes at the places that `data` names, for the vDSO of a checkpoint, as a restart does under another kernel; and for its data.
+/// Takes `data`, and this kernel's vDSO with changes at the places that `data` names, for the vDSO of a checkpoint, as
+/// a restart does under another kernel; and for its data.
 pub fn vdso(data: &[u8]) {
     let own = belay_kernel::vdso::code().unwrap_or_default();
     let mut changed = own.clone();

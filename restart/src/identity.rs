@@ -1,14 +1,16 @@
 //! What a job on several hosts takes for its host: each part keeps its own, on whatever host it goes on.
 //!
-//! Programs of a part tell what is theirs from what is others' by the name of the host (Open MPI's ranks share memory in `/dev/shm/vader_segment.HOST...`), by the number of its boot (those of MPICH, to
-//! know who is on their host), or only by numbers that are unique on a host (PIDs, which two parts on one host have both). So a part that comes to another host keeps the name and the boot of its own, and parts of several
-//! hosts that come to one get each a `/dev/shm` of their own.
+//! Programs of a part tell what is theirs from what is others' by the name of the host (Open MPI's ranks share memory
+//! in `/dev/shm/vader_segment.HOST...`), by the number of its boot (those of MPICH, to know who is on their host), or
+//! only by numbers that are unique on a host (PIDs, which two parts on one host have both). So a part that comes to
+//! another host keeps the name and the boot of its own, and parts of several hosts that come to one get each a
+//! `/dev/shm` of their own.
 
 use crate::fail::{Outcome, RestartError};
 use crate::namespace::{self, Way};
 use crate::sys;
 use belay_image::model::Job;
-use belay_plugins::{Facts, Group};
+use belay_plugins::{Brought, Facts, Group};
 use std::collections::BTreeSet;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -36,8 +38,11 @@ impl Identity {
         let shared = std::fs::metadata(SHARED).map_or(0, |m| m.dev());
         let own = std::fs::metadata("/proc/self/ns/pid").map_err(fail)?.ino();
         let place = format!("host {} {shared}", boot.trim_end());
-        let publish = Facts::from([(format!("{place} {own} {}", std::process::id()), job.host.clone())]);
-        let met = group.meet(publish, BTreeSet::from([format!("{place} *")]));
+        let met = group.meet(Brought {
+            publish: Facts::from([(format!("{place} {own} {}", std::process::id()), job.host.clone())]),
+            want: BTreeSet::from([format!("{place} *")]),
+            ..Brought::default()
+        });
         let here: Vec<String> = met
             .map_err(|e| RestartError::at("restart together with the other nodes", e))?
             .into_values()
@@ -81,7 +86,8 @@ impl Identity {
     }
 }
 
-/// Whether a part of `host` needs a `/dev/shm` for itself, where the parts here are of these hosts. Those of one host go on sharing what they share, so they stay in what the machine has.
+/// Whether a part of `host` needs a `/dev/shm` for itself, where the parts here are of these hosts. Those of one host
+/// go on sharing what they share, so they stay in what the machine has.
 fn is_apart(here: &[String], host: &str) -> bool {
     let of_it = here.iter().filter(|h| *h == host).count();
     of_it < 2 && here.len() > of_it

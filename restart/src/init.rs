@@ -1,7 +1,9 @@
-//! PID 1 of the new namespaces: mounts `/proc`, makes the agent, inherits and reaps what nobody else does, and ends when nothing is left.
+//! PID 1 of the new namespaces: mounts `/proc`, makes the agent, inherits and reaps what nobody else does, and ends
+//! when nothing is left.
 //!
-//! Until the job runs, the end of the agent is the end of everything: when PID 1 exits, the kernel kills the whole namespace. In the machine's own namespaces the same
-//! process is an ordinary reaper, and kills what a failed restart leaves itself.
+//! Until the job runs, the end of the agent is the end of everything: when PID 1 exits, the kernel kills the whole
+//! namespace. In the machine's own namespaces the same process is an ordinary reaper, and kills what a failed restart
+//! leaves itself.
 
 use crate::channel::{Channel, Message};
 use crate::fail::{Outcome, RestartError};
@@ -62,7 +64,8 @@ impl Common {
     }
 
     fn words(&self) -> &Words {
-        // SAFETY: the mapping is never unmapped, has this size and a page's alignment, was zeroed by the kernel, and holds atomics only.
+        // SAFETY: the mapping is never unmapped, has this size and a page's alignment, was zeroed by the kernel, and
+        // holds atomics only.
         unsafe { &*self.0 }
     }
 

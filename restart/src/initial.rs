@@ -1,8 +1,10 @@
-//! Restart without namespaces of its own: in the machine's, with CAP_CHECKPOINT_RESTORE, where an ordinary user may not make user namespaces.
+//! Restart without namespaces of its own: in the machine's, with CAP_CHECKPOINT_RESTORE, where an ordinary user may not
+//! make user namespaces.
 //!
-//! Every process and thread gets its old number among all others of the machine, so each number must be free; that is checked first, and the check names the
-//! one that is not. What namespaces would give is missing: the monotonic clock is the machine's, and System V objects and POSIX message queues, which would
-//! mix with those of others, are refused. No PID 1 ends what a failed restart leaves, so the front does.
+//! Every process and thread gets its old number among all others of the machine, so each number must be free; that is
+//! checked first, and the check names the one that is not. What namespaces would give is missing: the monotonic clock
+//! is the machine's, and System V objects and POSIX message queues, which would mix with those of others, are refused.
+//! No PID 1 ends what a failed restart leaves, so the front does.
 
 use crate::fail::{Outcome, RestartError};
 use crate::sys;
@@ -38,8 +40,9 @@ pub(crate) fn check(job: &Job, descriptors: &Descriptors) -> Outcome<()> {
     wanted.into_iter().try_for_each(|id| until_free(id, begin))
 }
 
-/// Makes sure that `id` is free. The processes of a job that has just been killed are there until their parents have noticed, and their numbers for a moment longer
-/// than can be seen, so only a process that is given the number proves it.
+/// Makes sure that `id` is free. The processes of a job that has just been killed are there until their parents have
+/// noticed, and their numbers for a moment longer than can be seen, so only a process that is given the number proves
+/// it.
 fn until_free(id: i32, begin: Instant) -> Outcome<()> {
     loop {
         // SAFETY: the front process has one thread.
@@ -101,8 +104,8 @@ fn holders() -> BTreeMap<i32, Holder> {
     out
 }
 
-/// Every number that the job needs: processes and threads, and groups and sessions, whose leaders are made again for a moment. The agent's own session is the
-/// present one whatever its number was.
+/// Every number that the job needs: processes and threads, and groups and sessions, whose leaders are made again for a
+/// moment. The agent's own session is the present one whatever its number was.
 fn numbers(job: &Job) -> BTreeSet<i32> {
     let of = |p: &Process| {
         let threads = p.threads.iter().map(|t| t.tid);

@@ -1,6 +1,7 @@
-//! Memory that processes have in common because one has forked the other: it is read once, by the maker, before it makes the others, at the addresses where all of them had it. They inherit it as
-//! they had, each page once for all until somebody writes to it; the restorer then adds what a process has for itself. What is common is told by where the pages are stored: pages of the same
-//! contents, at the same address, are stored in one place. The plan is pure.
+//! Memory that processes have in common because one has forked the other: it is read once, by the maker, before it
+//! makes the others, at the addresses where all of them had it. They inherit it as they had, each page once for all
+//! until somebody writes to it; the restorer then adds what a process has for itself. What is common is told by where
+//! the pages are stored: pages of the same contents, at the same address, are stored in one place. The plan is pure.
 //!
 //! ```text
 //! maker        ▓▓▓▓▓▓▓▓░░      ▓ read before its children are made     ░ read by its restorer
@@ -57,7 +58,8 @@ struct Heritage {
     pages: Vec<Extent>,
 }
 
-/// Makes the plan: what each process of the job with memory has in common with those that it makes, by PID. `extents` are all its pages; `own` is what the agent has mapped.
+/// Makes the plan: what each process of the job with memory has in common with those that it makes, by PID. `extents`
+/// are all its pages; `own` is what the agent has mapped.
 pub(crate) fn plan(tree: &Tree, processes: &[Process], extents: &HashMap<i32, Vec<Extent>>, own: &[Range]) -> HashMap<i32, Share> {
     let families = Families {
         tree,

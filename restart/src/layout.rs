@@ -13,8 +13,8 @@ pub(crate) fn pages_up(bytes: u64) -> u64 {
     bytes.next_multiple_of(belay_abi::PAGE)
 }
 
-/// Finds `bytes` bytes that overlap none of `taken`, as high as possible below the main thread's stack area but never next to a mapping, so that
-/// neither merges with the restorer's area.
+/// Finds `bytes` bytes that overlap none of `taken`, as high as possible below the main thread's stack area but never
+/// next to a mapping, so that neither merges with the restorer's area.
 pub(crate) fn find_gap(taken: &[Range], bytes: u64) -> Option<u64> {
     const MARGIN: u64 = 2 << 20; // also keeps the area out of the huge page of a neighbour
     let mut taken = taken.to_vec();

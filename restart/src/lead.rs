@@ -1,7 +1,9 @@
-//! The process that answers for the addresses of a job that has been restarted elsewhere, see `belay_plugins::lead`, and shows new programs of the job the namespaces that those before them are shown.
+//! The process that answers for the addresses of a job that has been restarted elsewhere, see `belay_plugins::lead`,
+//! and shows new programs of the job the namespaces that those before them are shown.
 //!
-//! A process that was started after the restart asks before it executes its program, so that the program sees nothing else from its first instruction on.
-//! It is no part of the job and no child of the agent, so that the job can go on when the agent is killed. It ends when nobody is left who could ask.
+//! A process that was started after the restart asks before it executes its program, so that the program sees nothing
+//! else from its first instruction on. It is no part of the job and no child of the agent, so that the job can go on
+//! when the agent is killed. It ends when nobody is left who could ask.
 
 use crate::fail::{Outcome, RestartError};
 use crate::shown::Shown;
@@ -49,7 +51,8 @@ pub(crate) fn take(process: &OwnedFd, fd: u64) -> io::Result<OwnedFd> {
     pidfd::getfd(process.as_fd(), i32::try_from(fd).map_err(io::Error::other)?)
 }
 
-/// In the agent: makes the process that answers; the restarted programs have stacks that begin at `programs`, and new ones are shown the namespaces in `shown`.
+/// In the agent: makes the process that answers; the restarted programs have stacks that begin at `programs`, and new
+/// ones are shown the namespaces in `shown`.
 pub(crate) fn begin(listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>, shown: Option<&Shown>) -> Outcome<()> {
     // SAFETY: the agent has one thread.
     match unsafe { sys::fork(libc::CLONE_PARENT as u64, 0, 0) } {

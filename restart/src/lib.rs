@@ -6,9 +6,9 @@
 //!        └─ agent, with the PID it had                agent
 //!             └─ the job's processes, with theirs     spawn → process → restorer program → resume
 //! ```
-//! `verify` checks all it can before any process exists. `tree`, `layout`, `memory`, `state` and `arena` decide, without side effects, what is to be
-//! done; `spawn`, `process` and the restorer do it. Nothing of the job runs before all of it is there: until then any failure ends every process
-//! made, and the checkpoint stays as it was.
+//! `verify` checks all it can before any process exists. `tree`, `layout`, `memory`, `state` and `arena` decide,
+//! without side effects, what is to be done; `spawn`, `process` and the restorer do it. Nothing of the job runs before
+//! all of it is there: until then any failure ends every process made, and the checkpoint stays as it was.
 
 mod agent;
 mod arch;
@@ -26,22 +26,27 @@ mod fail;
 mod front;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod groups;
 mod identity;
+mod inherited;
 mod init;
 mod initial;
 mod kin;
 mod layout;
 mod lead;
+mod leftout;
 mod memory;
 mod namespace;
 mod plausible;
 mod process;
 mod processor;
+mod remains;
 mod reopen;
 mod resume;
 mod sched;
 mod shown;
 mod spawn;
+mod special;
 mod state;
 mod sys;
 mod tree;
@@ -61,6 +66,7 @@ use namespace::Way;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use verify::Loaded;
 
 /// Choices for a restart.
 #[derive(Debug, Clone)]
@@ -69,6 +75,9 @@ pub struct Options {
     pub lazy: bool,
     /// Restart on a processor that lacks instructions which the job may have chosen to use.
     pub any_cpu: bool,
+    /// Processes of the job that live on, because who attended to them was killed, are ended. Otherwise they keep the
+    /// job from being restarted.
+    pub ends_remains: bool,
     /// The command had ended at the checkpoint: what it left behind is restarted.
     pub ended: bool,
     /// The restorer program's file.
@@ -136,12 +145,18 @@ fn leave(group: Option<&dyn Group>) {
     }
 }
 
-/// Restarts the generation in `dir`. Call from the single-threaded front process. Makes the namespaces, their PID 1 and, inside, the agent, which
-/// rebuilds the job, lets it go on, and then runs `agent_main` with all signals blocked, whose result (a wait status word) becomes the result of this call in the front process.
-/// When the agent is killed, the job goes on without it, or is ended, as `without_agent` says.
-/// `group` are the other nodes of the job, which restart at the same time. `ready` is called in the agent when all is rebuilt, before the first process goes on, here or on another node.
-/// The front process forwards terminal job control and termination signals meanwhile. `agent_main` may call its second argument with a wait status
-/// word to make this call return in the front process before the job has ended: the command has, and what it left behind runs on in the background.
+/// Restarts the generation in `dir`. Call from the single-threaded front process.
+///
+/// Makes the namespaces, their PID 1 and, inside, the agent, which rebuilds the job, lets it go on, and then runs
+/// `agent_main` with all signals blocked, whose result (a wait status word) becomes the result of this call in the front
+/// process. When the agent is killed, the job goes on without it, or is ended, as `without_agent` says.
+///
+/// `group` are the other nodes of the job, which restart at the same time. `ready` is called in the agent when all is
+/// rebuilt, before the first process goes on, here or on another node.
+///
+/// The front process forwards terminal job control and termination signals meanwhile. `agent_main` may call its second
+/// argument with a wait status word to make this call return in the front process before the job has ended: the command
+/// has, and what it left behind runs on in the background.
 pub fn restart(
     dir: &Path,
     options: &Options,
@@ -150,33 +165,14 @@ pub fn restart(
     agent_main: &mut AgentMain<'_>,
     without_agent: &WithoutAgent<'_>,
 ) -> Result<End, RestartError> {
-    let mut loaded = Some(verify::load(dir, options)?);
-    let (agent, root, monotonic_ns) = match &loaded {
-        Some(l) => (l.job.agent, l.job.root_pid, l.job.monotonic_ns),
-        None => return Err(RestartError::at("restart", "nothing loaded")),
-    };
-    let identity = match (&loaded, group) {
-        (Some(l), Some(group)) => Identity::of(&l.job, group)?,
-        _ => Identity::default(),
-    };
-    if let (Some(l), Some(dir)) = (&mut loaded, identity.own_directory()) {
-        l.sights.forget_below(&l.descriptors, dir);
-    }
+    let (loaded, identity) = load(dir, options, group)?;
+    remains::clear(&loaded.job, options.ends_remains)?;
+    let (agent, root, monotonic_ns) = (loaded.job.agent, loaded.job.root_pid, loaded.job.monotonic_ns);
     let blob = Blob::load(&options.restorer).map_err(|e| RestartError::at("load the restorer", e))?;
-    let failed = |e: std::io::Error| RestartError::at("restart", e);
     let (channel, inside) = Channel::pair().map_err(failed)?;
     let common = init::Common::new().map_err(failed)?;
     let front = Front::new().map_err(failed)?;
-    if namespace::is_ordinary() {
-        // A program with file capabilities may not look into itself by default, and could not enter its own user namespace.
-        sys::prctl(libc::PR_SET_DUMPABLE, 1, 0).map_err(failed)?;
-    }
-    let way = Way::choose();
-    if let (Way::Initial, Some(l)) = (way, &loaded) {
-        tracing::warn!("no user namespaces here: restarting in the machine's own, with the machine's monotonic clock");
-        initial::check(&l.job, &l.descriptors)?;
-        initial::become_reaper().map_err(failed)?;
-    }
+    let way = choose_way(&loaded)?;
     let shown = shown::outer(way);
     // SAFETY: these calls cannot fail and touch no memory.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
@@ -211,30 +207,11 @@ pub fn restart(
         common: &common,
         farewell: without_agent.farewell,
     };
+    let mut loaded = Some(loaded);
     init::run(&setup, &mut || {
         sys::block_signals();
-        let bound = |on| match way {
-            Way::Initial => initial::end_with_parent(on).map_err(failed),
-            Way::Namespaces | Way::UserNamespace => Ok(()),
-        };
-        let result = bound(true)
-            .and_then(|()| agent::join_groups(&agent, setup.session))
-            .and_then(|()| {
-                inside.send(&Message::Hello);
-                let loaded = loaded.take().ok_or_else(|| RestartError::at("restart", "nothing loaded"))?;
-                let root_pid = loaded.job.root_pid;
-                let restarted = agent::restart(loaded, &blob, options, way, front.foreground, group, ready)?;
-                bound(false)?;
-                Ok(Restored {
-                    root_pid,
-                    phases: restarted.phases,
-                    names: restarted.names,
-                    led: restarted.led,
-                    gated: restarted.gated,
-                    code: restarted.code,
-                })
-            });
-        match result {
+        let made = loaded.take().ok_or_else(|| RestartError::at("restart", "nothing loaded"));
+        match made.and_then(|loaded| make(&setup, loaded, (&blob, options), front.foreground, ready)) {
             Err(e) => {
                 inside.send(&Message::failed(&e));
                 sys::exit_now(1)
@@ -242,17 +219,82 @@ pub fn restart(
             Ok(restored) => {
                 common.set_running();
                 inside.send(&Message::Resumed);
-                let status = agent_main(restored, &|news| match news {
-                    News::Background(status) => inside.send(&Message::Background(status)),
-                    News::NotRestarted => inside.send(&Message::NotRestarted),
-                    News::Shell(shell) => common.note(shell),
-                    News::Signal(shell, signal) => inside.send(&Message::Signal {
-                        shell: shell.pid,
-                        signal,
-                    }),
-                });
+                let status = agent_main(restored, &|news| tell(&inside, &common, news));
                 inside.send(&Message::Ended(status));
             }
         }
     })
+}
+
+fn failed(e: std::io::Error) -> RestartError {
+    RestartError::at("restart", e)
+}
+
+/// What is restarted, checked, and what it is to keep of its host.
+fn load(dir: &Path, options: &Options, group: Option<&dyn Group>) -> Result<(Loaded, Identity), RestartError> {
+    let mut loaded = verify::load(dir, options)?;
+    let identity = group
+        .map(|group| Identity::of(&loaded.job, group))
+        .transpose()?
+        .unwrap_or_default();
+    if let Some(dir) = identity.own_directory() {
+        loaded.sights.forget_below(&loaded.descriptors, dir);
+    }
+    Ok((loaded, identity))
+}
+
+/// In which namespaces the job can come back.
+fn choose_way(loaded: &Loaded) -> Result<Way, RestartError> {
+    if namespace::is_ordinary() {
+        // A program with file capabilities may not look into itself by default, and could not enter its own user namespace.
+        sys::prctl(libc::PR_SET_DUMPABLE, 1, 0).map_err(failed)?;
+    }
+    let way = Way::choose();
+    if way == Way::Initial {
+        tracing::warn!("no user namespaces here: restarting in the machine's own, with the machine's monotonic clock");
+        initial::check(&loaded.job, &loaded.descriptors)?;
+        initial::become_reaper().map_err(failed)?;
+    }
+    Ok(way)
+}
+
+/// In the agent: makes the job, and lets it go on.
+fn make(
+    setup: &init::Setup<'_>,
+    loaded: Loaded,
+    (blob, options): (&Blob, &Options),
+    foreground: bool,
+    ready: &mut dyn FnMut(),
+) -> Result<Restored, RestartError> {
+    let bound = |on| match setup.way {
+        Way::Initial => initial::end_with_parent(on).map_err(failed),
+        Way::Namespaces | Way::UserNamespace => Ok(()),
+    };
+    bound(true)?;
+    groups::join(&setup.agent, setup.session)?;
+    setup.channel.send(&Message::Hello);
+    let root_pid = loaded.job.root_pid;
+    let restarted = agent::restart(loaded, blob, options, setup.way, foreground, setup.group, ready)?;
+    bound(false)?;
+    Ok(Restored {
+        root_pid,
+        phases: restarted.phases,
+        names: restarted.names,
+        led: restarted.led,
+        gated: restarted.gated,
+        code: restarted.code,
+    })
+}
+
+/// In the agent: passes `news` on to the front, or to PID 1.
+fn tell(front: &Channel, common: &init::Common, news: News) {
+    match news {
+        News::Background(status) => front.send(&Message::Background(status)),
+        News::NotRestarted => front.send(&Message::NotRestarted),
+        News::Shell(shell) => common.note(shell),
+        News::Signal(shell, signal) => front.send(&Message::Signal {
+            shell: shell.pid,
+            signal,
+        }),
+    }
 }

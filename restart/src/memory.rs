@@ -1,12 +1,15 @@
 //! The memory of a process as a list of system calls and of extents to read. Pure.
 //!
-//! Order: the kernel's own pages are moved out of the way, everything outside the restorer's area is unmapped, System V segments are attached and
-//! trimmed, mappings are made, the kernel's pages are moved to their old addresses; then (by the restorer) pages are read; then protections, advice,
-//! locks and names are set, and last of all mappings are sealed. A mapping that pages are read into is writable until then. Under a kernel with another vDSO the old one is such a mapping, see `vdso`.
+//! Order: the kernel's own pages are moved out of the way, everything outside the restorer's area is unmapped, System V
+//! segments are attached and trimmed, mappings are made, the kernel's pages are moved to their old addresses; then (by
+//! the restorer) pages are read; then protections, advice, locks and names are set, and last of all mappings are
+//! sealed. A mapping that pages are read into is writable until then. Under a kernel with another vDSO the old one is
+//! such a mapping, see `vdso`.
 
 use crate::arena::Arena;
 use crate::call::{call, nr, signed, With};
 use crate::layout::{uncovered, Range, TASK_SIZE};
+use crate::special::Special;
 use crate::vdso::{self, Foreign};
 use belay_abi::restore::{Call, Fill, Step, CALL_EXPECT_ARG0, CALL_KEEP, CALL_MAY_FAIL, CALL_USE_KEPT_ARG0, CALL_USE_KEPT_ARG4};
 use belay_image::model::{FileIdentity, ObjectId, Vma, VmaKind};
@@ -39,13 +42,6 @@ const LAZY_PIECE_BYTES: u64 = 256 << 10;
 const LAZY_PIECES: usize = 16_000;
 /// Mappings at least this long and nearly full are filled as huge pages.
 const HUGE_BYTES: u64 = 4 << 20;
-
-/// One of the kernel's own mappings (`vdso`, `vvar`, ...) in the process that becomes the restored one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Special {
-    pub(crate) name: String,
-    pub(crate) range: Range,
-}
 
 /// What the plan is made from.
 pub(crate) struct Input<'a> {
@@ -302,19 +298,7 @@ fn attach(input: &Input<'_>, p: &mut MemoryPlan) -> Result<(), MemoryError> {
 fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Arena, p: &mut MemoryPlan) -> Result<(), MemoryError> {
     let (start, bytes, prot) = (vma.start, vma.end - vma.start, u64::from(vma.prot));
     let has = |f: &str| vma.flags.iter().any(|x| x == f);
-    let private_file = !matches!(vma.kind, VmaKind::HugeTlb { .. } | VmaKind::Shared { .. });
-    for (flag, what) in [
-        ("ht", "a file in huge pages (hugetlbfs)"),
-        ("ss", "a shadow stack"),
-        ("um", "userfaultfd"),
-    ] {
-        if has(flag) && (flag != "ht" || private_file) {
-            return Err(MemoryError::Mapping(
-                start,
-                format!("it uses {what}, which cannot be restored yet"),
-            ));
-        }
-    }
+    check_supported(vma)?;
     if matches!(vma.kind, VmaKind::Vdso(_) | VmaKind::Vsyscall) {
         return Ok(());
     }
@@ -329,8 +313,8 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
     };
     let mut lazy = input.lazy && !has("wf"); // only anonymous memory can have this
     match &vma.kind {
-        // The restorer puts a ring there.
-        VmaKind::Ring => {
+        // The restorer puts a ring there; that of a device is only kept.
+        VmaKind::Ring | VmaKind::Device(_) => {
             lazy = false;
             p.before.push(fixed(flags | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
         }
@@ -401,6 +385,24 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
     let protect = first_prot != prot || inherited && prot != PROT_READ | PROT_WRITE;
     advise(i, vma, protect, arena, p);
     Ok(())
+}
+
+/// A checkpoint refuses these; an image can hold them all the same.
+fn check_supported(vma: &Vma) -> Result<(), MemoryError> {
+    let private_file = !matches!(vma.kind, VmaKind::HugeTlb { .. } | VmaKind::Shared { .. });
+    let unsupported = [
+        ("ht", "a file in huge pages (hugetlbfs)"),
+        ("ss", "a shadow stack"),
+        ("um", "userfaultfd"),
+    ];
+    let uses = |flag: &str| vma.flags.iter().any(|f| f == flag) && (flag != "ht" || private_file);
+    match unsupported.into_iter().find(|(flag, _)| uses(flag)) {
+        None => Ok(()),
+        Some((_, what)) => {
+            let reason = format!("it uses {what}, which cannot be restored yet");
+            Err(MemoryError::Mapping(vma.start, reason))
+        }
+    }
 }
 
 /// A descriptor of the object that is mapped at `start`.

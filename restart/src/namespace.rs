@@ -109,8 +109,9 @@ fn refused(e: &io::Error, user: bool) -> RestartError {
     RestartError::Forbidden { reason }
 }
 
-/// Where a second `/proc` is mounted, upon which nothing is: a directory of PID 1 that nobody looks into. In a user namespace of its own (a sandbox) a program may mount a `/proc`
-/// only where its mount namespace has one that no other mount hides a part of, as those of `shown` do.
+/// Where a second `/proc` is mounted, upon which nothing is: a directory of PID 1 that nobody looks into. In a user
+/// namespace of its own (a sandbox) a program may mount a `/proc` only where its mount namespace has one that no other
+/// mount hides a part of, as those of `shown` do.
 const UNHIDDEN: &str = "/proc/1/map_files";
 
 /// In the child: maps the user and group to themselves, makes mounts private and mounts a `/proc` of the new PID namespace.
@@ -124,6 +125,8 @@ pub(crate) fn enter(way: Way, uid: u32, gid: u32) -> Outcome<()> {
         write("setgroups", "deny".into())?;
         write("uid_map", format!("{uid} {uid} 1"))?;
         write("gid_map", format!("{gid} {gid} 1"))?;
+        // All of them: that takes no privilege. Only quotas of projects need it.
+        let _ = std::fs::write("/proc/self/projid_map", "0 0 4294967295");
     }
     make_private().map_err(|e| RestartError::Forbidden {
         reason: format!("make mounts private: {e}"),
@@ -153,7 +156,8 @@ fn make_private() -> io::Result<()> {
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
         done => return done,
     }
-    // In a chroot "/" is no mount. Who enters a mount namespace, though it be the own one, stands at its root; from there the way back is by descriptors.
+    // In a chroot "/" is no mount. Who enters a mount namespace, though it be the own one, stands at its root; from
+    // there the way back is by descriptors.
     let directory = |path: &str| {
         OpenOptions::new()
             .read(true)
@@ -191,8 +195,9 @@ fn show_queues() {
     }
 }
 
-/// In PID 1, before the agent is forked: gives all later processes a time namespace in which the monotonic clock goes on from `monotonic_ns`, its value at the
-/// checkpoint. Time-outs and absolute timers of the job then mean what they meant, on a machine that has been booted since, too.
+/// In PID 1, before the agent is forked: gives all later processes a time namespace in which the monotonic clock goes
+/// on from `monotonic_ns`, its value at the checkpoint. Time-outs and absolute timers of the job then mean what they
+/// meant, on a machine that has been booted since, too.
 ///
 /// Without such namespaces (kernels before 5.6) the clock jumps; returns why.
 ///
@@ -210,7 +215,8 @@ pub(crate) fn continue_clock(monotonic_ns: u64) -> io::Result<()> {
     std::fs::write("/proc/self/timens_offsets", text)
 }
 
-/// Gives the calling process, which has one thread, the clock that its children have been given: when a process was started is told in the time of who asks.
+/// Gives the calling process, which has one thread, the clock that its children have been given: when a process was
+/// started is told in the time of who asks.
 pub(crate) fn follow_clock() -> io::Result<()> {
     const OF_CHILDREN: &str = "/proc/self/ns/time_for_children";
     let namespace = |link| std::fs::read_link(link).ok();

@@ -1,5 +1,6 @@
-//! Whether a job's description can be one: what the plans made from it take for granted. A description with right checksums can still come from a defect, or from
-//! somebody else's hands, and must end in one line, not in a panic in the middle of a restart. Pure.
+//! Whether a job's description can be one: what the plans made from it take for granted. A description with right
+//! checksums can still come from a defect, or from somebody else's hands, and must end in one line, not in a panic in
+//! the middle of a restart. Pure.
 
 use crate::code;
 use crate::layout::TASK_SIZE;

@@ -11,7 +11,8 @@ const KEYS: u32 = 9;
 /// and what they are in a program that has no keys.
 const NO_KEYS: [u8; 8] = [0x54, 0x55, 0x55, 0x55, 0, 0, 0, 0];
 
-/// What `job` needs and `own` lacks, by name: instructions that its programs may have chosen, unless `any`, and registers that its threads use. Empty where it can go on.
+/// What `job` needs and `own` lacks, by name: instructions that its programs may have chosen, unless `any`, and
+/// registers that its threads use. Empty where it can go on.
 pub(crate) fn missing(job: &Job, own: &Processor, any: bool) -> Vec<String> {
     let Some(then) = &job.processor else { return Vec::new() };
     let lacks = |f: &&String| !any && !own.features.contains(f);
@@ -49,7 +50,8 @@ impl std::fmt::Display for Missing {
     }
 }
 
-/// The extended state `saved`, laid out as `then`, in the layout of `now` with `bytes` bytes; what lies behind them has no place there. Parts in their initial state need none.
+/// The extended state `saved`, laid out as `then`, in the layout of `now` with `bytes` bytes; what lies behind them has
+/// no place there. Parts in their initial state need none.
 pub(crate) fn convert(saved: &[u8], then: &[StateComponent], now: &[StateComponent], bytes: usize) -> Result<Vec<u8>, Missing> {
     let now: Vec<StateComponent> = now
         .iter()

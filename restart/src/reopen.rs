@@ -6,8 +6,8 @@
 
 use crate::fail::{Outcome, RestartError};
 use belay_image::model::{Job, VmaKind};
-use belay_plugins::gate::Gates;
-use belay_plugins::{Facts, Group, Rebuilder};
+use belay_plugins::gate::{Apart, Gates};
+use belay_plugins::{Brought, Facts, Group, Rebuilder};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -25,28 +25,31 @@ pub(crate) fn find(job: &Job, rebuilder: &Rebuilder) -> Outcome<Gates> {
 }
 
 /// Meets the other nodes before anything runs; whether there are gates, here or on another one.
-pub(crate) fn meet(gates: &Gates, group: Option<&dyn Group>) -> Outcome<bool> {
-    let here = !gates.is_empty();
+pub(crate) fn meet(gates: Option<&Gates>, group: Option<&dyn Group>) -> Outcome<bool> {
+    let here = gates.is_some_and(|g| !g.is_empty());
     let Some(group) = group else { return Ok(here) };
     let fact: Facts = here.then(|| (FACT.to_owned(), String::new())).into_iter().collect();
-    let met = group.meet(fact, BTreeSet::from([FACT.to_owned()]));
+    let met = group.meet(Brought {
+        publish: fact,
+        want: BTreeSet::from([FACT.to_owned()]),
+        ..Brought::default()
+    });
     let facts = met.map_err(|e| RestartError::at("restart together with the other nodes", e))?;
     Ok(facts.contains_key(FACT))
 }
 
-/// Opens the gates, here and on all other nodes; how long that has taken.
-pub(crate) fn reopen(mut gates: Gates, limit: Duration, group: Option<&dyn Group>) -> Outcome<Duration> {
+/// Opens the gates, here and on all other nodes; how long that has taken. They are left where that fails.
+pub(crate) fn reopen(gates: &mut Option<Gates>, limit: Duration, group: Option<&dyn Group>) -> Outcome<Duration> {
     let begin = Instant::now();
-    let attend = || group.into_iter().for_each(Group::attend);
-    gates.rebuild(limit, &attend).map_err(|refusals| {
-        let each: Vec<String> = refusals.iter().map(ToString::to_string).collect();
-        RestartError::at("reopen", each.join("; "))
+    let rebuilt = gates.as_mut().map_or(Ok(()), |g| g.rebuild(limit, group));
+    rebuilt.map_err(|apart| match apart {
+        Apart::Refused(refusals) => {
+            let each: Vec<String> = refusals.iter().map(ToString::to_string).collect();
+            RestartError::at("reopen", each.join("; "))
+        }
+        Apart::Group(e) => RestartError::at("reopen together with the other nodes", e),
     })?;
-    if let Some(group) = group {
-        let met = group.meet(Facts::new(), BTreeSet::new());
-        met.map_err(|e| RestartError::at("reopen together with the other nodes", e))?;
-    }
-    for late in gates.open(limit) {
+    for late in gates.take().map(|g| g.open(limit)).unwrap_or_default() {
         tracing::warn!(%late, "the gate is open, and a library has not taken note");
     }
     Ok(begin.elapsed())

@@ -1,4 +1,5 @@
-//! The end of a restart: every thread is parked in the restorer; its registers are set from outside, the restorer is unmapped, everything goes on.
+//! The end of a restart: every thread is parked in the restorer; its registers are set from outside, the restorer is
+//! unmapped, everything goes on.
 
 use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
@@ -11,21 +12,17 @@ use belay_kernel::blob::Blob;
 use belay_kernel::cut;
 use belay_kernel::futex::{self, Returning};
 use belay_kernel::masks;
+use belay_kernel::patience;
 use belay_kernel::proc;
 use belay_kernel::ptrace::{self, Event};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 const MUNMAP: u64 = 11;
 const EXIT: u64 = 60;
 
-/// How long a stopped process may take to be stopped again, a thread to end.
-const SETTLE: Duration = Duration::from_millis(100);
-/// How long all others wait for those that go back into their waits for a futex.
-const RETURN_LIMIT: Duration = Duration::from_millis(100);
 const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
 
 /// Every thread of the job, in ptrace stop with its final state.
@@ -78,17 +75,12 @@ pub(crate) fn seize<'a>(job: &'a Job, shared: &Shared, tree: &Tree, live: &[usiz
 }
 
 impl Stopped<'_> {
-    /// Lets everything go on. Processes stopped by job control stay stopped; they are let go first, so that nobody sees them traced.
+    /// Lets everything go on. Processes stopped by job control stay stopped; they are let go first, so that nobody sees
+    /// them traced.
     pub(crate) fn resume(self) {
         let (stopped, running): (Vec<&Process>, Vec<&Process>) = self.live.iter().partition(|p| stopped(p));
         stopped.iter().flat_map(|p| alive(p)).for_each(|t| detach(t, 0));
-        for p in stopped {
-            // They stop again before their first instruction, but only once they have run.
-            let deadline = Instant::now() + SETTLE;
-            while proc::stat(runner(p)).is_ok_and(|s| s.state != 'T') && Instant::now() < deadline {
-                std::thread::yield_now();
-            }
-        }
+        patience::until_stopped(stopped.into_iter().map(runner));
         let signals: HashMap<i32, i32> = running.iter().flat_map(|p| alive(p)).filter_map(enter_call).collect();
         let cut = running
             .iter()
@@ -105,7 +97,7 @@ impl Stopped<'_> {
             detach(t, 0);
         }
         // Whoever wakes them must find them.
-        returning.wait(RETURN_LIMIT);
+        returning.wait(patience::LIMIT);
         others
             .iter()
             .for_each(|t| detach(t, signals.get(&t.tid).copied().unwrap_or(0)));
@@ -122,7 +114,8 @@ fn alive(p: &Process) -> impl Iterator<Item = &Thread> {
     p.threads.iter().filter(|t| t.exited.is_none())
 }
 
-/// Leads a thread into the call that it begins anew, where other signals are blocked there. Returns its number with the signal that it is to receive instead.
+/// Leads a thread into the call that it begins anew, where other signals are blocked there. Returns its number with the
+/// signal that it is to receive instead.
 fn enter_call(t: &Thread) -> Option<(i32, i32)> {
     let regs = ptrace::words_to_regs(&t.regs)?;
     let mask = masks::of_call(t.tid, &regs, t.sigmask)?;
@@ -212,8 +205,8 @@ fn find_syscall(blob: &Blob) -> Option<u64> {
     image.windows(2).position(|w| w == [0x0f, 0x05]).map(|at| at as u64)
 }
 
-/// Makes a stopped thread exit. It is seen once more inside the kernel, and never runs in the restorer's area any more; then it is a zombie, before
-/// any other thread of the job can look at it.
+/// Makes a stopped thread exit. It is seen once more inside the kernel, and never runs in the restorer's area any more;
+/// then it is a zombie, before any other thread of the job can look at it.
 fn exit(tid: i32, syscall: u64, code: i32) -> io::Result<()> {
     let mut regs = ptrace::get_regs(tid)?;
     regs.rip = syscall;
@@ -225,10 +218,7 @@ fn exit(tid: i32, syscall: u64, code: i32) -> io::Result<()> {
     expect(tid, Event::Other(libc::PTRACE_EVENT_EXIT))?;
     ptrace::detach(tid, 0)?;
     // Nobody can wait for a main thread while others live.
-    let deadline = Instant::now() + SETTLE;
-    while proc::stat(tid)?.state != 'Z' && Instant::now() < deadline {
-        std::thread::yield_now();
-    }
+    patience::within(patience::LIMIT, || proc::stat(tid).map_or(true, |s| s.is_dead()));
     Ok(())
 }
 
@@ -256,7 +246,8 @@ fn set_state(t: &Thread, then: &Processor, now: &Processor) -> io::Result<()> {
         ptrace::set_xstate(t.tid, &xstate)?;
     }
     let regs = ptrace::words_to_regs(&t.regs).ok_or_else(|| io::Error::other("damaged image: not 27 registers"))?;
-    // A thread that was in a system call has `orig_rax` and an ERESTART code: the kernel issues the call anew, or runs a pending handler first.
+    // A thread that was in a system call has `orig_rax` and an ERESTART code: the kernel issues the call anew, or runs
+    // a pending handler first.
     ptrace::set_regs(t.tid, &regs)?;
     ptrace::set_sigmask(t.tid, t.sigmask)
 }
@@ -265,7 +256,8 @@ fn set_state(t: &Thread, then: &Processor, now: &Processor) -> io::Result<()> {
 pub(crate) fn hand_over_terminal(job: &Job) {
     let Some(tty) = sys::terminal() else { return };
     let own = |g: i32| job.processes.iter().any(|p| p.pgid == g);
-    let of_terminal = |p: &&Process| p.tty != 0 && p.tty == job.agent.tty && p.tty_pgrp > 0;
+    // A terminal of the job's own can have the same number, in a devpts of the job's own.
+    let of_terminal = |p: &&Process| p.tty != 0 && (p.tty, p.sid) == (job.agent.tty, job.agent.sid) && p.tty_pgrp > 0;
     let group = job.processes.iter().find(of_terminal).map(|p| p.tty_pgrp).filter(|g| own(*g));
     // SAFETY: takes nothing and cannot fail.
     let mine = unsafe { libc::getpgrp() };

@@ -1,35 +1,19 @@
-//! Scheduling, limits and other attributes that the agent may set from outside. A value that this machine or user does not allow is noted, not fatal:
-//! it changes how fast the job runs, not what it computes.
+//! Scheduling, limits and other attributes that the agent may set from outside. A value that this machine or user does
+//! not allow is noted, not fatal: it changes how fast the job runs, not what it computes.
 
 use belay_image::attributes::{Policy, SchedMore};
 use belay_image::model::{Process, Thread};
 use belay_kernel::proc::Status;
+use belay_kernel::sched::{self, Attributes, RESET_ON_FORK, UTIL_CLAMP};
 use std::io;
 use std::time::Duration;
 
-const SCHED_FLAG_RESET_ON_FORK: u64 = 1;
-const SCHED_FLAG_UTIL_CLAMP: u64 = 0x60;
 /// How often the kernel lets ordinary users set the nice value of a session.
 const AGAIN: Duration = Duration::from_millis(110);
 /// How often it comes again: others, who do the same, may have been first.
 const TIMES: u32 = 10;
 const IOPRIO_WHO_PROCESS: i32 = 1;
 const AFFINITY_WORDS: usize = 128;
-
-#[repr(C)]
-#[derive(Default)]
-struct SchedAttr {
-    size: u32,
-    policy: u32,
-    flags: u64,
-    nice: i32,
-    priority: u32,
-    runtime: u64,
-    deadline: u64,
-    period: u64,
-    util_min: u32,
-    util_max: u32,
-}
 
 /// What every restored thread has inherited from the agent.
 pub(crate) struct Defaults {
@@ -78,12 +62,11 @@ pub(crate) fn thread(t: &Thread, defaults: &Defaults) {
     }
     if s.policy != 0 || s.reset_on_fork || s.more != SchedMore::default() {
         let [runtime, deadline, period] = s.more.times;
-        let clamps = if s.more.clamps.is_some() { SCHED_FLAG_UTIL_CLAMP } else { 0 };
+        let clamps = if s.more.clamps.is_some() { UTIL_CLAMP } else { 0 };
         let (util_min, util_max) = s.more.clamps.unwrap_or_default();
-        let attr = SchedAttr {
-            size: size_of::<SchedAttr>() as u32,
+        let wanted = Attributes {
             policy: s.policy.unsigned_abs(),
-            flags: s.more.flags | clamps | if s.reset_on_fork { SCHED_FLAG_RESET_ON_FORK } else { 0 },
+            flags: s.more.flags | clamps | if s.reset_on_fork { RESET_ON_FORK } else { 0 },
             nice: s.nice,
             priority: s.rt_priority.unsigned_abs(),
             runtime,
@@ -91,10 +74,9 @@ pub(crate) fn thread(t: &Thread, defaults: &Defaults) {
             period,
             util_min,
             util_max,
+            ..Attributes::default()
         };
-        // SAFETY: a live structure of the size it names.
-        let r = unsafe { libc::syscall(libc::SYS_sched_setattr, t.tid, &raw const attr, 0) };
-        note(check(r), t.tid, "scheduling policy");
+        note(sched::set(t.tid, &wanted), t.tid, "scheduling policy");
     }
     let trim = |m: &[u64]| m.iter().rposition(|w| *w != 0).map_or(0, |n| n + 1);
     let (wanted, have) = (
@@ -140,7 +122,8 @@ pub(crate) fn process(p: &Process) {
     }
 }
 
-/// Says where memory of `p` shall lie on nodes that are not to be had here: it lies on the others that are named, or where the kernel puts it.
+/// Says where memory of `p` shall lie on nodes that are not to be had here: it lies on the others that are named, or
+/// where the kernel puts it.
 pub(crate) fn nodes(p: &Process, here: &[u64]) {
     let policies = p.threads.iter().filter_map(|t| t.policy.as_ref());
     let named = policies.chain(p.placements.iter().map(|placement| &placement.policy));
@@ -168,7 +151,8 @@ pub(crate) fn memory_nodes() -> Vec<u64> {
         .collect()
 }
 
-/// Sets the nice value of the session that process `pid` is in. An ordinary user may do so to one session of the machine in a tenth of a second, and is told to come again.
+/// Sets the nice value of the session that process `pid` is in. An ordinary user may do so to one session of the
+/// machine in a tenth of a second, and is told to come again.
 fn session(pid: i32, nice: i32) -> io::Result<()> {
     let mut left = TIMES;
     loop {

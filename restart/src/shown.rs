@@ -1,8 +1,10 @@
 //! The user, IPC and PID namespaces that restored processes are shown: those of before, though a restart puts them into others.
 //!
-//! Programs compare their numbers (`stat` of `/proc/self/ns/KIND`) with those which others told them: ranks of Open MPI (user) and of MPICH (UCX: IPC and PID) by them
-//! decide in MPI_Init how they exchange messages. A mount upon that name shows what another `/proc` tells, one mount for each kind and process; the kernel removes it
-//! when the process ends. One that is started later gets its mounts before it executes a program (`lead`). The namespaces themselves stay what they are, and `/proc/PID/task/TID/ns/KIND` says so.
+//! Programs compare their numbers (`stat` of `/proc/self/ns/KIND`) with those which others told them: ranks of Open MPI
+//! (user) and of MPICH (UCX: IPC and PID) by them decide in MPI_Init how they exchange messages. A mount upon that name
+//! shows what another `/proc` tells, one mount for each kind and process; the kernel removes it when the process ends.
+//! One that is started later gets its mounts before it executes a program (`lead`). The namespaces themselves stay what
+//! they are, and `/proc/PID/task/TID/ns/KIND` says so.
 
 use crate::namespace::Way;
 use crate::{sys, tree};
@@ -34,7 +36,8 @@ pub(crate) fn outer(way: Way) -> Outer {
     kinds.filter_map(|(name, _)| open(*name)).collect()
 }
 
-/// In PID 1, once there is a `/proc` of the new PID namespace: shows `outer` as its own. What other processes are shown is taken from here.
+/// In PID 1, once there is a `/proc` of the new PID namespace: shows `outer` as its own. What other processes are shown
+/// is taken from here.
 pub(crate) fn begin(outer: Outer) {
     let shown = outer.iter().map(|(name, fd)| put(fd.as_raw_fd(), c"", 1, name));
     shown.fold(Ok(()), Result::and).unwrap_or_else(|e| report(&e));
@@ -47,8 +50,8 @@ pub(crate) struct Shown {
 }
 
 impl Shown {
-    /// Shows the agent what the processes of the job will be shown; none where they are in the same namespaces as before. What none of them has seen helps nobody: parts of a job that meet on one
-    /// host would be taken for one.
+    /// Shows the agent what the processes of the job will be shown; none where they are in the same namespaces as
+    /// before. What none of them has seen helps nobody: parts of a job that meet on one host would be taken for one.
     pub(crate) fn new(way: Way, processes: &[Process]) -> Option<Self> {
         let agent = std::process::id().cast_signed();
         let begin = |(name, saw): &Kind| -> io::Result<Option<(&'static str, u64)>> {

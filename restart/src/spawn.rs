@@ -19,6 +19,7 @@ use crate::{lead, sys};
 use belay_image::model::{Process, ProcessState, Thread};
 use belay_plugins::Rebuilder;
 use belay_storage::chunk::Chunk;
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -47,6 +48,8 @@ pub(crate) struct Forest<'a> {
     pub(crate) processes: &'a [Process],
     pub(crate) shared: &'a Shared,
     pub(crate) rebuilder: &'a Rebuilder,
+    /// See [`companion::early`].
+    pub(crate) early: &'a HashSet<i32>,
     /// What capabilities there are serve the restart alone.
     pub(crate) ordinary: bool,
     /// What processes ask about.
@@ -117,7 +120,7 @@ impl Forest<'_> {
         // Never freed: the restorer unmaps it.
         let birth = Box::into_raw(Box::new(Birth { forest: self, id }));
         // SAFETY: `live` never returns; forest and box live as long as this program, which the maker of the memory leaves last.
-        let made = unsafe { companion::spawn((flags | handlers) as u64, signal, p.pid, be_born, birth as usize) };
+        let made = unsafe { companion::spawn_process((flags | handlers) as u64, signal, p.pid, be_born, birth as usize) };
         made.map(drop).map_err(|e| self.cannot_make(&self.tree.nodes[id], &e))
     }
 
@@ -225,14 +228,25 @@ impl Forest<'_> {
         }
     }
 
-    /// Makes the threads for which descriptor tables are laid out. No process has laid out its own yet.
+    /// Makes the threads that exist before the restorer runs. No process has laid out its own descriptor table yet.
     fn companions(&self, process: &Process) -> Outcome<Companions> {
-        let lays_out = |t: &&Thread| self.rebuilder.thread_table(process.pid, t.tid) == Some(t.tid);
-        let make = |t: &Thread| {
-            let failed = |e| RestartError::at("spawn", format!("thread {} of process {}: {e}", t.tid, process.pid));
-            Companion::make(t.tid).map_err(failed)
-        };
-        process.threads.iter().filter(lays_out).map(make).collect()
+        let early = process.threads.iter().filter(|t| self.early.contains(&t.tid));
+        let table = |t: &&Thread| self.rebuilder.thread_table(process.pid, t.tid);
+        let (own, others): (Vec<_>, Vec<_>) = early.partition(|t| table(t) == Some(t.tid));
+        let failed = |t: &Thread, e| RestartError::at("spawn", format!("thread {} of process {}: {e}", t.tid, process.pid));
+        let make = |t: &Thread, lays_out| Companion::make(t.tid, lays_out).map_err(|e| failed(t, e));
+        let mut made: Companions = own.iter().map(|t| make(t, true)).collect::<Outcome<_>>()?;
+        for t in others {
+            // Who has the table of another thread is made by that.
+            let maker = table(&t).and_then(|first| made.iter().find(|c| c.tid == first));
+            let one = Cell::new(None);
+            match maker {
+                Some(maker) => maker.work(&|| one.set(Some(make(t, false)))),
+                None => one.set(Some(make(t, false))),
+            }
+            made.extend(one.take().transpose()?);
+        }
+        Ok(made)
     }
 
     fn reap_temporary(&self, node: &Node) -> Outcome<()> {

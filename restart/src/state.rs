@@ -89,7 +89,8 @@ pub(crate) fn membarrier(registered: u32, out: &mut Vec<Call>) {
     }
 }
 
-/// Signal dispositions. Each signal is ignored first, which discards what the restart itself caused (SIGCHLD of temporary processes).
+/// Signal dispositions. Each signal is ignored first, which discards what the restart itself caused (SIGCHLD of
+/// temporary processes).
 pub(crate) fn sigactions(actions: &[SigAction], arena: &mut Arena, out: &mut Vec<Call>) {
     let ignore = arena.words(&[SIG_IGN, 0, 0, 0]);
     for (signal, action) in (1..).zip(actions) {
@@ -110,8 +111,9 @@ pub(crate) fn sigactions(actions: &[SigAction], arena: &mut Arena, out: &mut Vec
     }
 }
 
-/// The signal by which a process that was stopped by job control stops itself again, 0 for one that was not: the same signal, unless it would now be
-/// handled or ignored, or the process that it shares its dispositions with may ignore it for a moment.
+/// The signal by which a process that was stopped by job control stops itself again, 0 for one that was not: the same
+/// signal, unless it would now be handled or ignored, or the process that it shares its dispositions with may ignore it
+/// for a moment.
 pub(crate) fn stop_signal(p: &Process) -> i32 {
     let ProcessState::Stopped(signal) = p.state else { return 0 };
     let index = usize::try_from(signal - 1).unwrap_or(usize::MAX);
@@ -123,7 +125,8 @@ pub(crate) fn stop_signal(p: &Process) -> i32 {
     }
 }
 
-/// In the parent of `children`, which have just stopped again: takes notice of it where it had been told so, so that the program does not hear of the same stop twice.
+/// In the parent of `children`, which have just stopped again: takes notice of it where it had been told so, so that
+/// the program does not hear of the same stop twice.
 pub(crate) fn forget_stops(p: &Process, children: &[(i32, bool)], arena: &mut Arena, out: &mut Vec<Call>) {
     for (child, _) in children.iter().filter(|(_, told)| *told) {
         let options = (libc::WUNTRACED | libc::WNOHANG | libc::__WALL) as u64;
@@ -195,7 +198,8 @@ pub(crate) fn thread_late(index: usize, t: &Thread, c: &Credentials, out: &mut V
     attributes::thread_late(index, &t.prctl, out);
 }
 
-/// Queues pending signals with their `siginfo`: from the process itself, as the kernel demands where `si_code` says that the kernel sent them.
+/// Queues pending signals with their `siginfo`: from the process itself, as the kernel demands where `si_code` says
+/// that the kernel sent them.
 pub(crate) fn pending(pid: i32, tid: Option<i32>, infos: &[Vec<u8>], arena: &mut Arena, out: &mut Vec<Call>) {
     for info in infos {
         let signal = info.first_chunk::<4>().map_or(0, |b| i32::from_le_bytes(*b));
@@ -277,8 +281,9 @@ pub(crate) fn credentials(c: &Credentials, securebits: u32, own: &Own, arena: &m
 /// Interval timers, relative to now.
 pub(crate) fn itimers(p: &Process, arena: &mut Arena, out: &mut Vec<Call>) {
     for (which, t) in p.itimers.iter().enumerate() {
-        // ITIMER_REAL with a period but no time left has just expired; the kernel starts the next period when the pending SIGALRM is taken. It
-        // cannot be put into that state, so it expires once more at once: SIGALRM is pending only once.
+        // ITIMER_REAL with a period but no time left has just expired; the kernel starts the next period when the
+        // pending SIGALRM is taken. It cannot be put into that state, so it expires once more at once: SIGALRM is
+        // pending only once.
         let expired = which == 0 && t.value_us == 0 && t.interval_us != 0;
         let value_us = if expired { 1 } else { t.value_us };
         if value_us == 0 {
@@ -291,7 +296,8 @@ pub(crate) fn itimers(p: &Process, arena: &mut Arena, out: &mut Vec<Call>) {
     }
 }
 
-/// POSIX timers with their identifiers. `restore_ids`: the kernel can be asked for an identifier; `chosen`: the program does so itself.
+/// POSIX timers with their identifiers. `restore_ids`: the kernel can be asked for an identifier; `chosen`: the program
+/// does so itself.
 pub(crate) fn posix_timers(
     timers: &[PosixTimer],
     restore_ids: bool,
@@ -382,11 +388,12 @@ pub(crate) fn process_late(p: &Process, room: &Range<i32>, out: &mut Vec<Call>) 
 }
 
 /// POSIX locks, once more: closing any descriptor of a file has released them.
-pub(crate) fn locks(locks: &[(i32, libc::flock)], arena: &mut Arena, out: &mut Vec<Call>) {
-    for (i, (fd, lock)) in locks.iter().enumerate() {
+pub(crate) fn locks(locks: &[(i32, libc::flock, bool)], arena: &mut Arena, out: &mut Vec<Call>) {
+    for (i, (fd, lock, may_fail)) in locks.iter().enumerate() {
         let kind = u64::from(lock.l_type.cast_unsigned()) | u64::from(lock.l_whence.cast_unsigned()) << 16;
         let at = arena.words(&[kind, lock.l_start.cast_unsigned(), lock.l_len.cast_unsigned(), 0]);
-        out.push(call(Step::Lock, i, nr::FCNTL, &[signed(*fd), libc::F_SETLK as u64, at]));
+        let set = call(Step::Lock, i, nr::FCNTL, &[signed(*fd), libc::F_SETLK as u64, at]);
+        out.push(set.with(if *may_fail { CALL_MAY_FAIL } else { 0 }));
     }
 }
 

@@ -29,7 +29,8 @@ pub(crate) fn libc_result(ret: libc::c_int) -> io::Result<libc::c_int> {
 /// libc keeps the thread identifier in its thread descriptor; the kernel is asked to update it there, as libc's own `fork` does.
 ///
 /// # Safety
-/// The process must have one thread, so that no lock is held by a thread that the child lacks; or the child must issue system calls only.
+/// The process must have one thread, so that no lock is held by a thread that the child lacks; or the child must issue
+/// system calls only.
 pub(crate) unsafe fn fork(flags: u64, exit_signal: i32, set_tid: i32) -> io::Result<i32> {
     let mut tid_address = 0u64;
     // SAFETY: the kernel writes one word to a live variable.
@@ -42,7 +43,8 @@ pub(crate) unsafe fn fork(flags: u64, exit_signal: i32, set_tid: i32) -> io::Res
         set_tid_size: u64::from(set_tid != 0),
         ..CloneArgs::default()
     };
-    // SAFETY: without CLONE_VM this is a fork: both sides return here, each with its own copy of memory; the caller vouches for one thread.
+    // SAFETY: without CLONE_VM this is a fork: both sides return here, each with its own copy of memory; the caller
+    // vouches for one thread.
     let r = unsafe { belay_abi::syscall!(libc::SYS_clone3 as usize, &raw const args, size_of::<CloneArgs>()) };
     raw(r).map(|pid| pid as i32)
 }

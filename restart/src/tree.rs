@@ -1,9 +1,11 @@
 //! The process tree as a plan: who creates whom, in which session, and which temporary processes that takes. Pure.
 //!
-//! A child gets its creator's session at birth and can only leave it by `setsid`. So a child is created before or after its parent's own
-//! `setsid`, whichever gives it the session it had. Where no order does, its parent is a reaper that inherited it:
+//! A child gets its creator's session at birth and can only leave it by `setsid`. So a child is created before or after
+//! its parent's own `setsid`, whichever gives it the session it had. Where no order does, its parent is a reaper that
+//! inherited it:
 //! * *orphan*: a process of the session exists below the reaper; it makes a temporary process that makes the child and ends;
-//! * *dead leader*: the session's leader is gone; a temporary process with its PID becomes leader and makes the child as its own sibling.
+//! * *dead leader*: the session's leader is gone; a temporary process with its PID becomes leader and makes the child
+//!   as its own sibling.
 //!
 //! A process group whose leader is gone gets a temporary leader too. Temporary processes end before anything of the job runs.
 
@@ -77,7 +79,8 @@ pub(crate) enum TreeError {
 }
 
 impl Tree {
-    /// Whether node `id` or one that it descends from shares its maker's memory. What the C library registers with the kernel for its threads is lost there, and below.
+    /// Whether node `id` or one that it descends from shares its maker's memory. What the C library registers with the
+    /// kernel for its threads is lost there, and below.
     pub(crate) fn is_below_guest(&self, id: NodeId, processes: &[Process]) -> bool {
         let mut at = id;
         while at != AGENT {
@@ -91,7 +94,8 @@ impl Tree {
     }
 }
 
-/// Plans the tree of `processes` below `agent`. `helpers` unused identifiers are set aside as well. Those in `taken` belong to others.
+/// Plans the tree of `processes` below `agent`. `helpers` unused identifiers are set aside as well. Those in `taken`
+/// belong to others.
 pub(crate) fn plan(
     agent: &AgentIdentity,
     processes: &[Process],
@@ -274,7 +278,8 @@ impl<'a> Planner<'a> {
                 continue;
             }
             let inherited = self.is_reaper(parent.pid) && self.host(birth, parent.pid, p.pid).is_some();
-            // Seen outside the parent's descendants, the session is older than the parent's own; else the parent, a reaper, has inherited all of it.
+            // Seen outside the parent's descendants, the session is older than the parent's own; else the parent, a
+            // reaper, has inherited all of it.
             let below = |q: &Process| self.ancestors(q.pid).contains(&parent.pid);
             let outside = birth == self.agent.sid || self.processes.iter().any(|q| q.sid == birth && !below(q));
             if !inherited && (outside || !self.is_reaper(parent.pid)) {

@@ -1,8 +1,10 @@
-//! Reads a generation and checks, before any process is started, all that can be checked: files and checksums of the image, identity of the files
-//! that the processes had mapped, and what this machine must have in common with that of the checkpoint.
+//! Reads a generation and checks, before any process is started, all that can be checked: files and checksums of the
+//! image, identity of the files that the processes had mapped, and what this machine must have in common with that of
+//! the checkpoint.
 
 use crate::code::Code;
 use crate::fail::{Outcome, RestartError};
+use crate::leftout::{self, Streams};
 use crate::namespace;
 use crate::plausible;
 use crate::processor;
@@ -14,7 +16,7 @@ use belay_image::manifest::Manifest;
 use belay_image::model::{FileIdentity, Job, Process, Processor, Vma, VmaKind};
 use belay_image::name::Name;
 use belay_image::sections::{Kind, SectionFile};
-use belay_image::{blobs::BlobReader, checksum, extent_file, files, ImageError, BLOB_FILE, CODE, CONTENTS, JOB_FILE};
+use belay_image::{blobs::BlobReader, checksum, files, packed, ImageError, TableId, BLOB_FILE, JOB_FILE};
 use belay_plugins::{check_path, look, Descriptors, Sights};
 use belay_storage::chunk::Chunk;
 use belay_storage::store::Store;
@@ -34,8 +36,11 @@ pub(crate) struct Loaded {
     pub(crate) code: Code,
     /// The vDSO of the checkpoint, where this kernel has another or somebody was stopped in it.
     pub(crate) foreign: Option<Foreign>,
-    /// Extents of every process with memory, by PID; none spans two mappings or is longer than a helper thread should read at a time.
+    /// Extents of every process with memory, by PID; none spans two mappings or is longer than a helper thread should
+    /// read at a time.
     pub(crate) extents: HashMap<i32, Vec<Extent>>,
+    /// What is kept of their packed pages.
+    pub(crate) streams: Streams,
     /// The chunks they lie in, by number.
     pub(crate) chunks: HashMap<u32, Chunk>,
 }
@@ -45,37 +50,43 @@ const PIECE_BYTES: u64 = 4 << 20;
 
 /// Reads and checks the generation in `dir`.
 pub(crate) fn load(dir: &Path, options: &Options) -> Outcome<Loaded> {
-    // The job's processes change directory; the image must still be found.
+    // The job's processes change directory; the image must still be found. Where `gen` is a link, only the job
+    // directory knows the local tiers.
+    let named = std::path::absolute(dir).map_err(|e| ImageError::io("open", dir, e))?;
+    let store = Store::of_generation(&named);
     let dir = dir.canonicalize().map_err(|e| ImageError::io("open", dir, e))?;
     let manifest = Manifest::read(&dir)?;
     let files = check_files(&dir, &manifest)?;
     let sections = SectionFile::decode(&dir.join(JOB_FILE), files.get(JOB_FILE).map_or(&[], Vec::as_slice))?;
     let (job, descriptors) = decode(&dir.join(JOB_FILE), &sections, options.ended)?;
-    let store = Store::of_generation(&dir);
     let open = |c| store.open(c).map(|chunk| (c.id, chunk));
     let chunks = manifest.chunks.iter().map(open).collect::<Result<HashMap<_, _>, _>>()?;
-    let mut all = HashMap::new();
+    let (mut all, mut streams) = (HashMap::new(), Streams::new());
     for p in job.processes.iter().filter(|p| tree::is_live(p) && !tree::shares_memory(p)) {
-        let name = extent_file(p.pid);
+        let name = TableId::Process(p.pid).file_name();
         let path = dir.join(&name);
         let bytes = files
             .get(&name)
             .ok_or_else(|| ImageError::damaged(&path, "not listed in the manifest"))?;
-        all.insert(p.pid, cut(&table(&path, bytes, &chunks)?, &p.vmas));
+        let mut table = table(&path, bytes, &chunks)?;
+        let stream = packed::split(&mut table);
+        leftout::is_plausible(p, &stream).map_err(|why| ImageError::damaged(&path, format!("process {} {why}", p.pid)))?;
+        streams.extend((!stream.is_empty()).then_some((p.pid, stream)));
+        all.insert(p.pid, cut(&table, &p.vmas));
     }
-    let of_all = |number: i32| {
-        let name = extent_file(number);
+    let of_all = |id: TableId| {
+        let name = id.file_name();
         let bytes = files.get(&name);
         let found = bytes.map(|bytes| table(&dir.join(&name), bytes, &chunks)).transpose();
         found.map(Option::unwrap_or_default)
     };
-    let contents = of_all(CONTENTS)?;
+    let contents = of_all(TableId::Contents)?;
     check_processes(&job)?;
     check_processor(&job, options.any_cpu)?;
     let code = Code {
         lacking: lacking(&job, &descriptors)?,
         files: job.code.clone(),
-        table: of_all(CODE)?,
+        table: of_all(TableId::Code)?,
     };
     let sights = check_paths(&job, &descriptors, &code)?;
     let blobs = BlobReader::open(&dir.join(BLOB_FILE))?;
@@ -88,6 +99,7 @@ pub(crate) fn load(dir: &Path, options: &Options) -> Outcome<Loaded> {
         code,
         job,
         extents: all,
+        streams,
         chunks,
     })
 }
@@ -226,23 +238,29 @@ fn foreign(job: &Job, blobs: &BlobReader) -> Outcome<Option<Foreign>> {
     })
 }
 
-/// Programs and libraries must be those of the checkpoint, or stored in it: which of the stored ones are others here. Files that the job writes, or that the checkpoint restores, are another matter.
+/// Programs and libraries must be those of the checkpoint, or stored in it: which of the stored ones are others here.
+/// Files that the job writes, or that the checkpoint restores, are another matter.
 fn lacking(job: &Job, descriptors: &Descriptors) -> Outcome<Vec<usize>> {
-    let mut known: HashMap<&Name, Result<FileIdentity, String>> = HashMap::new();
+    let mut known: HashMap<&Name, (Result<FileIdentity, String>, bool)> = HashMap::new();
     let mut lacking = BTreeSet::new();
     let mapped = job.processes.iter().flat_map(mapped_files);
     let mapped = mapped.map(|found| (found, !descriptors.restores(found.0.as_path())));
     let programs = job.processes.iter().filter_map(|p| Some((&p.exe, p.exe_identity.as_ref()?)));
     let programs = programs.map(|found| (found, false));
     for ((path, then), needed) in mapped.chain(programs) {
-        let look = || FileIdentity::of(path.as_path()).map_err(|e| e.to_string());
-        let now = known.entry(path).or_insert_with(look);
-        if now.as_ref().is_ok_and(|now| then.accepts(now)) {
+        let stored = || job.code.iter().position(|f| f.is(path, then));
+        let look = || {
+            let now = FileIdentity::of(path.as_path()).map_err(|e| e.to_string());
+            (now, is_kept(path, stored().and_then(|i| job.code[i].owner)))
+        };
+        let (now, kept) = known.entry(path).or_insert_with(look);
+        let same = now.as_ref().is_ok_and(|now| then.accepts(now));
+        if same && *kept {
             continue;
         }
-        match job.code.iter().position(|f| f.is(path, then)) {
+        match stored() {
             Some(stored) => drop(lacking.insert(stored)),
-            None if needed => {
+            None if needed && !same => {
                 return Err(RestartError::Changed {
                     path: path.to_string(),
                     reason: difference(then, now),
@@ -253,6 +271,17 @@ fn lacking(job: &Job, descriptors: &Descriptors) -> Outcome<Vec<usize>> {
         }
     }
     Ok(lacking.into_iter().collect())
+}
+
+/// Whether nobody can have put another file at `path`, or can do so yet, but for those whose word counted when it was
+/// mapped: root, the user, and its `owner` then. What a file says of itself (its build id) anybody can have written
+/// into it.
+fn is_kept(path: &Name, owner: Option<u32>) -> bool {
+    let kept = belay_kernel::trust::file(path.as_path(), owner);
+    if let Err(why) = &kept {
+        tracing::debug!(%path, %why, "not mapped where the checkpoint has it");
+    }
+    kept.is_ok()
 }
 
 /// Why a file cannot stand in for the one that was mapped, and what to do.

@@ -38,8 +38,8 @@ fn one(call: &Call, kept: &mut u64) -> isize {
     if call.flags & CALL_USE_KEPT_ARG4 != 0 {
         a[4] = *kept;
     }
-    // SAFETY: the agent made the list for exactly this address space; the restorer itself touches only the area, which no call of the list
-    // unmaps or changes.
+    // SAFETY: the agent made the list for exactly this address space; the restorer itself touches only the area, which
+    // no call of the list unmaps or changes.
     let r = unsafe {
         raw6(
             call.nr as usize,

@@ -1,8 +1,9 @@
 //! The program that becomes the process again.
 //!
-//! It runs in a fork of the agent, from an area that the restored process does not use, on a stack in that area. Once it has unmapped the
-//! agent's memory there is no libc, no thread-local storage and no allocator. All signals are blocked. It ends by parking every thread in
-//! [`park`]; the agent then sets their registers by ptrace and unmaps the area.
+//! It runs in a fork of the agent, from an area that the restored process does not use, on a stack in that area. Once
+//! it has unmapped the agent's memory there is no libc, no thread-local storage and no allocator. All signals are
+//! blocked. It ends by parking every thread in [`park`]; the agent then sets their registers by ptrace and unmaps the
+//! area.
 #![no_std]
 #![no_main]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -140,7 +141,8 @@ pub(crate) fn park() -> ! {
     }
 }
 
-/// Entry: the agent's fork jumps here, with the stack pointer in the area, `rdi` = address of the plan, and `rsi` = 0 or, in a thread that exists already, the address of its plan.
+/// Entry: the agent's fork jumps here, with the stack pointer in the area, `rdi` = address of the plan, and `rsi` = 0
+/// or, in a thread that exists already, the address of its plan.
 #[no_mangle]
 extern "C" fn _start(plan: *const Plan, thread: *const ThreadPlan) -> ! {
     let env = Env { plan };

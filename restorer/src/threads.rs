@@ -31,7 +31,8 @@ fn make(env: &Env, maker: &ThreadPlan) {
     }
 }
 
-/// Makes all threads but the first and those that exist, lets those go on, gives the first (the caller) its state, and waits until the others have parked.
+/// Makes all threads but the first and those that exist, lets those go on, gives the first (the caller) its state, and
+/// waits until the others have parked.
 pub(crate) fn run(env: &Env) {
     // SAFETY: the plan's thread table holds thread plans.
     let threads = unsafe { env.entries::<ThreadPlan>(env.plan().threads) };

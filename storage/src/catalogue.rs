@@ -6,8 +6,8 @@
 //! suspect/000007-5d0c….bpk      why that pack is not trusted
 //! job.json                      what is needed to make the job directory again
 //! ```
-//! A generation is durable when its record is there. Records name packs, never the other way round, so a kill leaves at most packs that no record names; what they
-//! hold is used by the next flush, or they are removed.
+//! A generation is durable when its record is there. Records name packs, never the other way round, so a kill leaves at
+//! most packs that no record names; what they hold is used by the next flush, or they are removed.
 
 use crate::pack::{self, Index, Item, PackRef};
 use crate::tier::{read_whole, write_whole, Tier};
@@ -111,7 +111,8 @@ fn mark_of(pack: &str) -> String {
     pack.replacen("packs", "suspect", 1)
 }
 
-/// Leaves word on the tier that pack `key` is damaged; whether that could be done. A failure is only logged: who reads it will find out anew.
+/// Leaves word on the tier that pack `key` is damaged; whether that could be done. A failure is only logged: who reads
+/// it will find out anew.
 pub fn mark(tier: &dyn Tier, key: &str, why: &str) -> bool {
     let why: String = why.chars().take(1000).collect();
     let marked = write_whole(tier, &mark_of(key), why.as_bytes()).and_then(|()| tier.sync());
@@ -126,6 +127,11 @@ pub fn record_key(generation: u64, manifest: &[u8]) -> String {
     format!("gen/{generation:06}-{:016x}.json", checksum(manifest))
 }
 
+/// The generation whose record has this key.
+fn number_of(key: &str) -> Option<u64> {
+    key.strip_prefix("gen/")?.split_once('-')?.0.parse().ok()
+}
+
 /// What a tier holds.
 #[derive(Debug, Clone, Default)]
 pub struct Catalogue {
@@ -135,30 +141,40 @@ pub struct Catalogue {
     pub packs: BTreeMap<PackRef, Index>,
     /// Records and packs that cannot be read, and why.
     pub faults: Vec<(String, String)>,
-    /// Packs of which some bytes are damaged, and why, for all who read the tier. No flush relies on them; a fetch does where there is nothing better. They stay until no record names
-    /// them, because the rest of them may be the only copy.
+    /// Records and packs that are sealed with keys that are not at hand: as good as ever, so they stay.
+    pub locked: Vec<(String, String)>,
+    /// Which key seals each record and pack, where they are sealed.
+    keys: BTreeMap<String, String>,
+    /// The key that seals what is written now.
+    sealing: Option<String>,
+    /// Packs of which some bytes are damaged, and why, for all who read the tier. No flush relies on them; a fetch does
+    /// where there is nothing better. They stay until no record names them, because the rest of them may be the only
+    /// copy.
     pub suspect: BTreeMap<String, String>,
     /// Suspect packs of which the tier has no mark: known here alone.
     unmarked: BTreeSet<String>,
-    /// Generations that need more than lies here, of which something is missing: keys of their records, and what. Who knows of it says so.
+    /// Generations that need more than lies here, of which something is missing: keys of their records, and what. Who
+    /// knows of it says so.
     pub incomplete: BTreeMap<String, String>,
     /// Bytes of all objects.
     pub bytes: u64,
 }
 
 impl Catalogue {
-    /// Reads what `tier` holds; packs whose index `known` has are not read again, and those that are suspect there without a mark on the tier stay so.
+    /// Reads what `tier` holds; packs whose index `known` has are not read again, and those that are suspect there
+    /// without a mark on the tier stay so.
     pub fn read(tier: &dyn Tier, known: &Catalogue) -> Result<Self, StorageError> {
         let mut out = Self {
             suspect: known.suspicions(),
             unmarked: known.unmarked.clone(),
             incomplete: known.incomplete.clone(),
+            sealing: tier.seals_with(),
             ..Self::default()
         };
         for o in tier.list("suspect")? {
             let why = match read_whole(tier, &o.key, MAX_REASON) {
                 Ok(why) => String::from_utf8_lossy(&why).into_owned(),
-                Err(StorageError::TierDamaged { reason, .. }) => reason,
+                Err(StorageError::TierDamaged { reason, .. } | StorageError::Locked { reason, .. }) => reason,
                 Err(e) => return Err(e),
             };
             out.suspect.entry(o.key.replacen("suspect", "packs", 1)).or_insert(why);
@@ -177,7 +193,12 @@ impl Catalogue {
                 None => Index::read(tier, &pack.key, pack.bytes),
             };
             match index {
-                Ok(index) => drop(out.packs.insert(pack, index)),
+                Ok(index) => {
+                    let seal = tier.key_of(&pack.key).or_else(|| known.keys.get(&pack.key).cloned());
+                    out.is_sealed_with(&pack.key, seal);
+                    out.packs.insert(pack, index);
+                }
+                Err(StorageError::Locked { key, reason, .. }) => out.locked.push((key, reason)),
                 Err(StorageError::TierDamaged { .. }) if out.suspect.contains_key(&pack.key) => {}
                 Err(StorageError::TierDamaged { key, reason, .. }) => out.faults.push((key, reason)),
                 Err(e) => return Err(e),
@@ -191,17 +212,70 @@ impl Catalogue {
                     out.faults.push((key, reason));
                     continue;
                 }
+                Err(StorageError::Locked { key, reason, .. }) => {
+                    out.locked.push((key, reason));
+                    continue;
+                }
                 Err(e) => return Err(e),
             };
+            out.is_sealed_with(&o.key, tier.key_of(&o.key));
             match Listed::decode(&o.key, &bytes) {
                 Ok(listed) => out.generations.push(listed),
                 Err(reason) => out.faults.push((o.key, reason)),
             }
         }
+        // Generations are named before packs.
+        out.locked.sort();
         // Numbers could be used twice if a job is copied; the later one counts.
         out.generations
             .sort_by_key(|g| (g.manifest.generation, g.manifest.time_unix_s));
         Ok(out)
+    }
+
+    /// Notes that record or pack `key` is sealed with key `seal`, if with any.
+    fn is_sealed_with(&mut self, key: &str, seal: Option<String>) {
+        self.keys.extend(seal.map(|seal| (key.to_owned(), seal)));
+    }
+
+    /// Notes what has been written now.
+    pub(crate) fn is_new(&mut self, key: &str) {
+        self.is_sealed_with(key, self.sealing.clone());
+    }
+
+    /// Generations of which nothing can be read for want of a key: numbers, by the names of their records, and why.
+    pub fn locked_generations(&self) -> impl Iterator<Item = (u64, &str)> + '_ {
+        self.locked.iter().filter_map(|(key, why)| Some((number_of(key)?, &**why)))
+    }
+
+    /// What of generation `number`, or else what at all, cannot be read for want of a key.
+    pub fn lock_of(&self, number: u64) -> Option<&(String, String)> {
+        let own = self.locked.iter().find(|(key, _)| number_of(key) == Some(number));
+        own.or(self.locked.first())
+    }
+
+    /// The newest generation of which there is a record, whole or not.
+    pub fn newest(&self) -> Option<u64> {
+        let read = self.generations.iter().map(|g| g.manifest.generation);
+        let others = self.locked.iter().chain(&self.faults).filter_map(|(key, _)| number_of(key));
+        read.chain(others).max()
+    }
+
+    /// The keys without which generation `g` cannot be read.
+    pub fn keys_of(&self, g: &Listed) -> BTreeSet<&str> {
+        let objects = g.record.packs.iter().map(|p| &p.key).chain([&g.key]);
+        objects.filter_map(|key| self.keys.get(key)).map(String::as_str).collect()
+    }
+
+    /// The first record or pack for which a key is missing: nothing can be added beside it by who does not know what it says.
+    pub fn check_open(&self, tier: &dyn Tier) -> Result<(), StorageError> {
+        let first = self.locked.first();
+        first.map_or(Ok(()), |(key, reason)| {
+            Err(StorageError::Locked {
+                tier: tier.name().to_owned(),
+                key: key.clone(),
+                reason: reason.clone(),
+            })
+        })
     }
 
     /// Where item `name` lies: in packs that are trusted, then in others.
@@ -233,11 +307,13 @@ impl Catalogue {
         !self.suspect.contains_key(&pack.key)
     }
 
-    /// Names of all items in packs that are trusted, each with its pack.
+    /// Names of all items that a new generation may use, each with its pack: those in packs that are trusted, and that
+    /// no older key seals, so that keys which are not used any more come to be of no use.
     pub fn names(&self) -> BTreeMap<&str, &PackRef> {
+        let is_current = |p: &PackRef| self.keys.get(&p.key) == self.sealing.as_ref();
         self.packs
             .iter()
-            .filter(|(p, _)| self.is_trusted(p))
+            .filter(|(p, _)| self.is_trusted(p) && is_current(p))
             .flat_map(|(p, index)| index.items.iter().map(move |i| (i.name.as_str(), p)))
             .collect()
     }
@@ -249,7 +325,8 @@ impl Catalogue {
         whole
     }
 
-    /// The generations of which something lies only in packs that are not trusted, perhaps in a part of them that is good, or is missing elsewhere.
+    /// The generations of which something lies only in packs that are not trusted, perhaps in a part of them that is
+    /// good, or is missing elsewhere.
     pub fn doubtful(&self) -> Vec<&Listed> {
         let whole = self.whole();
         let mut all = self.whole_in(&|_| true);
@@ -257,8 +334,9 @@ impl Catalogue {
         all
     }
 
-    /// Reads every pack and compares it with its checksums: the bytes read, and what is wrong. A pack that contradicts them is suspect from then on, for all who read the tier; one that is
-    /// out of reach only for who asks, now; one that was suspect and is whole is trusted again.
+    /// Reads every pack and compares it with its checksums: the bytes read, and what is wrong. A pack that contradicts
+    /// them is suspect from then on, for all who read the tier; one that is out of reach only for who asks, now; one
+    /// that was suspect and is whole is trusted again.
     pub fn check(&mut self, tier: &dyn Tier) -> Result<(u64, Vec<String>), StorageError> {
         let (mut bytes, mut faults) = (0, Vec::new());
         for p in self.packs.keys().cloned().collect::<Vec<_>>() {
@@ -328,9 +406,10 @@ impl Catalogue {
         })
     }
 
-    /// Removes all but the `keep` newest whole generations, then the packs that no record needs. Generation `newest` and later ones stay: it is the newest
-    /// of whoever asks, who may not know of others. Nothing is removed while no generation is whole, and no pack while a record cannot be read. Call while
-    /// nothing is being flushed.
+    /// Removes all but the `keep` newest whole generations and the newest complete one, then the packs that no record
+    /// needs. Generation `newest` and later ones stay: it is the newest of whoever asks, who may not know of others.
+    /// Nothing is removed while no generation is whole, and no pack while a record cannot be read. Call while nothing
+    /// is being flushed.
     pub fn retain(&mut self, tier: &dyn Tier, keep: u32, newest: u64) -> Result<u64, StorageError> {
         let whole: Vec<u64> = self.whole().iter().map(|g| g.manifest.generation).collect();
         if whole.is_empty() {
@@ -338,17 +417,28 @@ impl Catalogue {
         }
         let kept = whole.iter().rev().nth(keep.max(1) as usize - 1);
         let oldest = kept.map_or(0, |kept| newest.min(*kept));
-        for g in self.generations.iter().filter(|g| g.manifest.generation < oldest) {
+        let complete = self.complete();
+        let stays = |g: &Listed| g.manifest.generation >= oldest || Some(&g.key) == complete.as_ref();
+        for g in self.generations.iter().filter(|g| !stays(g)) {
             tier.delete(&g.key)?;
         }
-        self.generations.retain(|g| g.manifest.generation >= oldest);
+        self.generations.retain(stays);
         // Only when the records are gone may what they named go.
         tier.sync()?;
         self.collect(tier)
     }
 
-    /// Makes room for a newer generation, by the oldest one with its packs; whether there was one that may go. The newest whole one stays. Where none is whole, each may have what others
-    /// lack, and they go only when `newer_is_whole` says so: until the newer one has been copied, there is nothing else.
+    /// The key of the newest whole generation in which nothing was left out: to go back to, should a program take another
+    /// way after a restart from a newer one.
+    fn complete(&self) -> Option<String> {
+        let whole = self.whole();
+        let complete = whole.iter().rev().find(|g| g.manifest.left_out.is_none());
+        complete.map(|g| g.key.clone())
+    }
+
+    /// Makes room for a newer generation, by the oldest one with its packs; whether there was one that may go. The
+    /// newest whole one stays, and the newest complete one. Where none is whole, each may have what others lack, and
+    /// they go only when `newer_is_whole` says so: until the newer one has been copied, there is nothing else.
     pub fn give_way(
         &mut self,
         tier: &dyn Tier,
@@ -358,12 +448,17 @@ impl Catalogue {
         if self.has_unreadable_records() {
             return Ok(false);
         }
-        let stays = self.whole().last().map(|g| g.key.clone());
-        let Some(goes) = self.generations.iter().find(|g| Some(&g.key) != stays.as_ref()) else {
+        let newest = self.whole().last().map(|g| g.key.clone());
+        let stays = [newest, self.complete()];
+        let Some(goes) = self
+            .generations
+            .iter()
+            .find(|g| !stays.iter().flatten().any(|key| *key == g.key))
+        else {
             return Ok(false);
         };
         let goes = goes.key.clone();
-        if stays.is_none() {
+        if stays.iter().flatten().next().is_none() {
             newer_is_whole()?;
         }
         let bytes = tier.length(&goes)?.unwrap_or(0);
@@ -373,7 +468,8 @@ impl Catalogue {
         Ok(true)
     }
 
-    /// Removes the records of all generations but those that `keep` names; their packs go with [`Catalogue::collect`]. For who is told elsewhere which generations there are.
+    /// Removes the records of all generations but those that `keep` names; their packs go with [`Catalogue::collect`].
+    /// For who is told elsewhere which generations there are.
     pub fn forget(&mut self, tier: &dyn Tier, keep: &dyn Fn(&Listed) -> bool) -> Result<(), StorageError> {
         for g in self.generations.iter().filter(|g| !keep(g)) {
             tier.delete(&g.key)?;
@@ -385,7 +481,8 @@ impl Catalogue {
 
     /// Whether a generation's record cannot be read: then nobody knows which packs it needs.
     pub fn has_unreadable_records(&self) -> bool {
-        self.faults.iter().any(|(key, _)| key.starts_with("gen/"))
+        let mut unread = self.faults.iter().chain(&self.locked);
+        unread.any(|(key, _)| key.starts_with("gen/"))
     }
 
     /// Removes the packs that no record needs; the bytes freed.

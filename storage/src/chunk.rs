@@ -8,8 +8,9 @@
 //!              pages                                   u32
 //!              XXH3-64 of all from the first hash on   u64
 //! ```
-//! All numbers are little endian. The last word also stands in the manifest of every generation that refers to the chunk, so a chunk of another job or time is
-//! noticed. The file is written under a temporary name and never changed once it has its own.
+//! All numbers are little endian. The last word also stands in the manifest of every generation that refers to the
+//! chunk, so a chunk of another job or time is noticed. The file is written under a temporary name and never changed
+//! once it has its own.
 
 use crate::PAGE;
 use belay_image::manifest::ChunkEntry;
@@ -119,7 +120,8 @@ impl Chunk {
             return Err(ImageError::damaged(&self.path, format!("it has no page {first}")));
         };
         buf.resize(bytes);
-        // Whole pages into whole pages, so that it does not matter if somebody else who has this description of the file does the same.
+        // Whole pages into whole pages, so that it does not matter if somebody else who has this description of the
+        // file does the same.
         direct::read_exact_at(&self.file, buf, u64::from(first) * PAGE).map_err(|e| ImageError::io("read", &self.path, e))?;
         for ((page, data), hash) in (first..end)
             .zip(buf.chunks_exact(PAGE as usize))

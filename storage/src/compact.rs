@@ -1,7 +1,7 @@
 //! Which chunks are given up, and what that does to the extents. Pure.
 //!
-//! No chunk is ever changed: what a new generation still needs of a chunk that is mostly dead is copied into its own chunks. Older generations go on using the old
-//! chunk, which is removed with the last of them.
+//! No chunk is ever changed: what a new generation still needs of a chunk that is mostly dead is copied into its own
+//! chunks. Older generations go on using the old chunk, which is removed with the last of them.
 
 use belay_image::extents::{self, Extent, PAGE};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,8 +20,9 @@ pub struct Usage {
 /// Chunks more than twice as many as the data would fill are too many, and this many more are always allowed.
 const SPARE_CHUNKS: u64 = 16;
 
-/// The chunks to give up: the smallest while there are too many for the amount of data, then those less than half needed, the deadest first, while all together hold more than twice
-/// what is needed: a chunk that is left alone dies further, and costs less later. The copies come to at most `budget` pages.
+/// The chunks to give up: the smallest while there are too many for the amount of data, then those less than half
+/// needed, the deadest first, while all together hold more than twice what is needed: a chunk that is left alone dies
+/// further, and costs less later. The copies come to at most `budget` pages.
 pub fn choose(usage: &[Usage], chunk_pages: u32, budget: u64) -> Vec<u32> {
     let mut by_need: Vec<&Usage> = usage.iter().collect();
     by_need.sort_unstable_by_key(|u| (u.needed, u.id));
@@ -58,7 +59,8 @@ pub fn choose(usage: &[Usage], chunk_pages: u32, budget: u64) -> Vec<u32> {
 /// Pages between two that are needed, from which on they are not read together.
 const GAP: u32 = 8;
 
-/// Cuts `pages` into parts that lie in `span` consecutive pages each, without large gaps, so that a part can be read at once, with what lies between.
+/// Cuts `pages` into parts that lie in `span` consecutive pages each, without large gaps, so that a part can be read at
+/// once, with what lies between.
 pub fn windows(pages: &BTreeSet<u32>, span: u32) -> impl Iterator<Item = Vec<u32>> + '_ {
     let mut rest = pages.iter().copied().peekable();
     std::iter::from_fn(move || {

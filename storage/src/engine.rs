@@ -48,7 +48,8 @@ pub struct Engine {
     mover: Option<Arc<Mover>>,
     options: Options,
     pub(crate) chunk_bytes: u64,
-    /// The next chunk's number. Shared with the sessions, so that a number is used once also where its checkpoint fails: its chunk may still be on its way home.
+    /// The next chunk's number. Shared with the sessions, so that a number is used once also where its checkpoint
+    /// fails: its chunk may still be on its way home.
     next_id: Arc<AtomicU32>,
     kept: Option<Kept>,
     payoff: Payoff,

@@ -4,12 +4,13 @@
 //! chunks/.tmp-pages-… ── checked, fsync ── rename ──> chunks/pages-…   only those that are missing or damaged
 //! gen/.tmp-000007/ ── files, then the manifest, fsync ── rename ──> gen/000007/
 //! ```
-//! Each item is taken from the first tier that has it whole, and nothing gets its name before it has been compared with its checksums. A kill leaves chunks that are whole, which
-//! the next fetch uses, and left-overs, which the next agent removes.
+//! Each item is taken from the first tier that has it whole, and nothing gets its name before it has been compared with
+//! its checksums. A kill leaves chunks that are whole, which the next fetch uses, and left-overs, which the next agent
+//! removes.
 
 use crate::catalogue::{mark, Catalogue, Listed};
 use crate::chunk::Chunk;
-use crate::flush::Control;
+use crate::control::Control;
 use crate::pack::{self, read_piece};
 use crate::place::desk::Place;
 use crate::store::Store;

@@ -1,7 +1,8 @@
-//! Entries for the fuzzer: what lies on durable tiers, and the list of local ones.
+//! Entries for the fuzzer: what lies on durable tiers, sealed or not, and the list of local ones.
 
 use crate::catalogue::Listed;
 use crate::pack::{unpack, Index, Piece, FOOTER, PIECE};
+use crate::seal::{stored, Keys, Opener, HEADER};
 use crate::store::decode_list;
 use belay_image::checksum;
 use belay_kernel::direct::Buffer;
@@ -66,6 +67,32 @@ pub fn record(data: &[u8]) {
         let lists = listed.manifest.chunks.len() + listed.manifest.files.len();
         assert!(listed.items().len() <= lists);
     }
+}
+
+/// A sealed object, and a list of keys.
+pub fn sealed(data: &[u8]) {
+    if let Ok(keys) = Keys::parse(data) {
+        assert!(keys.newest().is_some());
+    }
+    opens(data);
+}
+
+/// Whether `data` is an object that the key of the corpus has sealed: then it holds what was sealed, and nothing else.
+pub fn opens(data: &[u8]) -> bool {
+    let Ok(keys) = Keys::parse("c".repeat(64).as_bytes()) else {
+        return false;
+    };
+    let header = &data[..data.len().min(HEADER)];
+    let Ok(opener) = Opener::new(&keys, "corpus/object", header, data.len() as u64) else {
+        return false;
+    };
+    let range = 0..opener.bytes();
+    let from = stored(&range, opener.bytes());
+    let mut buf = Buffer::default();
+    buf.extend_from_slice(&data[from.start as usize..from.end as usize]);
+    let opened = opener.open(&range, &mut buf, 0).is_ok();
+    assert!(!opened || *buf == *b"what was sealed", "forged");
+    opened
 }
 
 /// The list of local tiers.

@@ -1,6 +1,6 @@
-//! The agent's side of the table of page hashes (see `belay_abi::index`): memory that the writers of a snapshot can map, growth, and forgetting.
+//! The agent's side of the table of page hashes (see `belay_abi::index`): memory that the writers of a snapshot can
+//! map, growth, and forgetting.
 
-use crate::session::IndexShare;
 use crate::StorageError;
 use belay_abi::index::{location, Entry, Table};
 use std::collections::BTreeSet;
@@ -14,6 +14,17 @@ pub(crate) const NO_ROOM: &str = "no room for hashes: pages are not looked for b
 const MIN_ENTRIES: u64 = 4096;
 /// Bits of a hash that choose the sample: one page in 64.
 const SAMPLE: u64 = 63;
+
+/// The table of page hashes, for writers that map it.
+#[derive(Debug, Clone, Copy)]
+pub struct IndexShare {
+    /// The agent's descriptor of it, -1 where there is none.
+    pub fd: i32,
+    /// Its length.
+    pub bytes: u64,
+    /// Which pages it is of (`belay_abi::index::Table::new`).
+    pub sample: u64,
+}
 
 /// Hash of every page in the chunks of the newest generation, with the page's place.
 #[derive(Debug)]
@@ -37,7 +48,8 @@ impl Index {
         (pages / 5 * 8 + 8).max(MIN_ENTRIES)
     }
 
-    /// Pages for which the next table has room, where this one has none for `pages` more: that many, and enough that it is not made anew again and again.
+    /// Pages for which the next table has room, where this one has none for `pages` more: that many, and enough that it
+    /// is not made anew again and again.
     fn next_size(&self, pages: u64) -> u64 {
         (self.used + self.entries_of(pages)).max(self.slots as u64)
     }
@@ -46,7 +58,8 @@ impl Index {
         self.used + self.entries_of(pages) <= self.slots as u64 / 8 * 5
     }
 
-    /// Entries that `pages` pages take at most; of a sample twice as many as are likely, and should there be more, they are not noted.
+    /// Entries that `pages` pages take at most; of a sample twice as many as are likely, and should there be more, they
+    /// are not noted.
     fn entries_of(&self, pages: u64) -> u64 {
         match self.sample {
             0 => pages,
@@ -79,7 +92,8 @@ impl Index {
             }
             File::from_raw_fd(fd)
         };
-        // All of it is used soon, hashes being spread evenly. Taken at once it costs no fault for each page, and what the kernel cannot promise is an error, not a SIGBUS.
+        // All of it is used soon, hashes being spread evenly. Taken at once it costs no fault for each page, and what
+        // the kernel cannot promise is an error, not a SIGBUS.
         allocate(&file, bytes).map_err(fail("size the index"))?;
         let (slots, bytes) = match (usize::try_from(slots), usize::try_from(bytes)) {
             (Ok(s), Ok(b)) => (s, b),
@@ -103,7 +117,8 @@ impl Index {
     }
 
     fn entries(&self) -> &[Entry] {
-        // SAFETY: the mapping holds `slots` entries and lives as long as `self`; all bit patterns are valid, and every access is atomic.
+        // SAFETY: the mapping holds `slots` entries and lives as long as `self`; all bit patterns are valid, and every
+        // access is atomic.
         unsafe { std::slice::from_raw_parts(self.entries, self.slots) }
     }
 
@@ -171,7 +186,8 @@ impl Index {
         Ok(new)
     }
 
-    /// Forgets pages in chunks other than `alive`. In place: what has been forgotten leaves no trace that would fill the table, and it need not be made anew while the job stays as large as it is.
+    /// Forgets pages in chunks other than `alive`. In place: what has been forgotten leaves no trace that would fill
+    /// the table, and it need not be made anew while the job stays as large as it is.
     pub fn forget_others(&mut self, alive: &BTreeSet<u32>) {
         let (entries, table) = (self.entries(), self.table());
         let is_taken = |e: &Entry| e.key.load(Relaxed) != 0;

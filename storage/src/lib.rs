@@ -4,22 +4,25 @@
 //! belay-job/chunks/pages-0000001a.bpg   chunk 26: pages, then the table of their hashes (see `chunk`)
 //! belay-job/gen/000007/pages-PID.bidx   extents of a process: address → chunk and page
 //! ```
-//! A chunk is written once, under a temporary name, and never changed. A generation lists extents in chunks old and new, so it restarts without replaying
-//! others. A page is stored only where no chunk in use holds one with the same XXH3-128 already (`index`): pages rewritten with the same contents, contents
-//! that moved, and contents that several processes share cost nothing. Chunks that no generation refers to any more are removed (`store`); what is
-//! still needed of chunks that are mostly dead moves to new chunks with the next generation (`compact`).
+//! A chunk is written once, under a temporary name, and never changed. A generation lists extents in chunks old and
+//! new, so it restarts without replaying others. A page is stored only where no chunk in use holds one with the same
+//! XXH3-128 already (`index`): pages rewritten with the same contents, contents that moved, and contents that several
+//! processes share cost nothing. Chunks that no generation refers to any more are removed (`store`); what is still
+//! needed of chunks that are mostly dead moves to new chunks with the next generation (`compact`).
 //!
-//! A committed generation is copied to durable *tiers* (`tier`, `flush`), where chunks and files lie in large *packs* (`pack`, `catalogue`), and comes back from there when it is
-//! missing or damaged here (`fetch`).
+//! A committed generation is copied to durable *tiers* (`tier`, `flush`), where chunks and files lie in large *packs*
+//! (`pack`, `catalogue`), and comes back from there when it is missing or damaged here (`fetch`). What lies there may
+//! be sealed (`seal`, `tier::sealed`).
 //!
 //! Where the job has local tiers, chunks are written there first and moved to the job directory beside the program (`place`).
 //!
-//! * [`engine::Engine`] lives as long as the agent, [`session::Session`] as long as one checkpoint; what a session has learned counts only when its
-//!   generation is committed and the session is given back.
+//! * [`engine::Engine`] lives as long as the agent, [`session::Session`] as long as one checkpoint; what a session has
+//!   learned counts only when its generation is committed and the session is given back.
 
 pub mod catalogue;
 pub mod chunk;
 pub mod compact;
+mod control;
 pub mod engine;
 pub mod fetch;
 pub mod flush;
@@ -29,6 +32,7 @@ pub mod index;
 pub mod pack;
 pub mod payoff;
 pub mod place;
+pub mod seal;
 pub mod session;
 pub mod store;
 #[cfg(test)]
@@ -97,6 +101,16 @@ pub enum StorageError {
         /// What does not fit.
         reason: String,
     },
+    /// What lies on a tier is sealed, and what opens it is not at hand. It may be as good as ever.
+    #[error("tier {tier}: {key}: {reason}")]
+    Locked {
+        /// Its name.
+        tier: String,
+        /// The object.
+        key: String,
+        /// What is missing, and what to do.
+        reason: String,
+    },
     /// The tier may not hold as much.
     #[error("tier {tier}: {bytes} bytes do not fit: its capacity is {capacity} and {used} are in use; raise it, or keep fewer checkpoints")]
     TierFull {
@@ -152,7 +166,8 @@ mod tests {
         }
     }
 
-    /// The experiment of L. Bautista-Gomez and F. Cappello for differential checkpoints, for the hash used here: blocks that differ in few bits, at random places, must not have the same hash.
+    /// The experiment of L. Bautista-Gomez and F. Cappello for differential checkpoints, for the hash used here: blocks
+    /// that differ in few bits, at random places, must not have the same hash.
     #[test]
     fn blocks_that_differ_in_few_bits_have_different_hashes() {
         let mut state = 1u64;

@@ -8,9 +8,11 @@
 //!        format version                             u32
 //!        magic "BELAYPCK"                           8
 //! ```
-//! All numbers are little endian. An item is named by what it is, checksum included, so two items of one name have the same contents whoever wrote them when.
+//! All numbers are little endian. An item is named by what it is, checksum included, so two items of one name have the
+//! same contents whoever wrote them when.
 
-use crate::tier::{Put, Tier};
+use crate::seal::HEADER;
+use crate::tier::{locked, Put, Tier};
 use crate::StorageError;
 use belay_image::checksum;
 use belay_image::manifest::ChunkEntry;
@@ -132,7 +134,14 @@ impl Index {
         let mut buf = Buffer::default();
         let from = bytes.checked_sub(FOOTER).ok_or_else(|| damaged("it has no footer".into()))?;
         tier.get(key, from..bytes, &mut buf)?;
-        let (at, sum) = Self::locate(&buf, bytes).map_err(damaged)?;
+        let (at, sum) = match Self::locate(&buf, bytes) {
+            Ok(found) => found,
+            Err(reason) => {
+                tier.get(key, 0..bytes.min(HEADER as u64), &mut buf)?;
+                locked(tier, key, &buf)?;
+                return Err(damaged(reason));
+            }
+        };
         tier.get(key, at..from, &mut buf)?;
         Self::decode(&buf, sum, at).map_err(damaged)
     }

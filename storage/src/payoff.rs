@@ -3,8 +3,10 @@
 //! ```text
 //! On ── in the recent checkpoints, looking took longer than it saved ──> Off: a sample is looked for ── by the sample it would pay twice over ──> On
 //! ```
-//! Every page is hashed in any case, because its hash is its checksum. What can be saved is the look-up of each page, the entry of each new one and the growth of the table; what is gained is the writing of pages that were
-//! found. All of it is measured by the checkpoints themselves. A wrong choice costs time, never data: a page that was not looked for is stored.
+//! Every page is hashed in any case, because its hash is its checksum. What can be saved is the look-up of each page,
+//! the entry of each new one and the growth of the table; what is gained is the writing of pages that were found. All
+//! of it is measured by the checkpoints themselves. A wrong choice costs time, never data: a page that was not looked
+//! for is stored.
 
 use crate::session::Stats;
 
@@ -27,7 +29,8 @@ pub struct Payoff {
     /// Seconds that looking took and saved, of the recent checkpoints.
     took: f64,
     saved: f64,
-    /// Seconds for each page that is looked for, the least seen since it is on: one checkpoint that was disturbed must not keep it off for good.
+    /// Seconds for each page that is looked for, the least seen since it is on: one checkpoint that was disturbed must
+    /// not keep it off for good.
     look: f64,
     /// Seconds for each page that is written, as last seen.
     write: f64,
@@ -82,7 +85,8 @@ impl Payoff {
 
     fn learn_on(&mut self, costs: &Costs, pages: u64) {
         if self.write == 0.0 {
-            // What was found would have cost something that is not known: after a restart, perhaps, of a program that changes little.
+            // What was found would have cost something that is not known: after a restart, perhaps, of a program that
+            // changes little.
             return;
         }
         self.look = if self.seen == 0 {

@@ -1,7 +1,8 @@
 //! The directories of chunks: names, what is there, removal of what no generation needs.
 //!
-//! A chunk lies at home, in `chunks/` of the job directory, or in the directory of a local tier (see `place`), which `places.json` lists. Who looks for one looks at home first, then in the tiers, and once
-//! more at home, because it may have been moved meanwhile.
+//! A chunk lies at home, in `chunks/` of the job directory, or in the directory of a local tier (see `place`), which
+//! `places.json` lists. Who looks for one looks at home first, then in the tiers, and once more at home, because it may
+//! have been moved meanwhile.
 
 use crate::chunk;
 use crate::place::desk::Place;
@@ -76,7 +77,8 @@ impl LocalTier {
     }
 }
 
-/// The name of this host: what it was when that was first asked, and in processes that were forked since. A restarted job, and its agent, may be called otherwise.
+/// The name of this host: what it was when that was first asked, and in processes that were forked since. A restarted
+/// job, and its agent, may be called otherwise.
 pub fn this_host() -> String {
     static NAME: OnceLock<String> = OnceLock::new();
     NAME.get_or_init(host_name).clone()
@@ -200,6 +202,11 @@ impl Store {
     /// File of chunk `id`, wherever it lies; at home where it is nowhere.
     pub fn path(&self, id: u32) -> PathBuf {
         self.path_in(self.place_of(id), id)
+    }
+
+    /// The file called `name`, that of a chunk, wherever it lies; at home where it is nowhere.
+    pub fn path_of_file(&self, name: &str) -> PathBuf {
+        number(name).map_or_else(|| self.dir.join(name), |id| self.path(id))
     }
 
     /// Where chunk `id` lies; at home where it is nowhere.
@@ -335,7 +342,8 @@ impl Store {
     }
 }
 
-/// The local tiers of the job in directory `job`, whether they are there or not; none where there is no list. Fails where there is one that cannot be read.
+/// The local tiers of the job in directory `job`, whether they are there or not; none where there is no list. Fails
+/// where there is one that cannot be read.
 pub fn listed(job: &Path) -> Result<Vec<LocalTier>, ImageError> {
     let path = job.join(PLACES);
     match files::read(&path, MAX_PLACES) {
@@ -364,7 +372,8 @@ fn own(job: &Path, tiers: Vec<LocalTier>) -> Vec<LocalTier> {
     tiers.into_iter().filter(own).collect()
 }
 
-/// Notes the local tiers of the job in directory `job`, durably, and then makes the directories of those that are `used`: what is there is noted.
+/// Notes the local tiers of the job in directory `job`, durably, and then makes the directories of those that are
+/// `used`: what is there is noted.
 pub fn set_local_tiers(job: &Path, tiers: &[LocalTier], used: &[LocalTier]) -> Result<(), ImageError> {
     let path = job.join(PLACES);
     if tiers.is_empty() && !path.exists() {
@@ -380,8 +389,8 @@ pub fn set_local_tiers(job: &Path, tiers: &[LocalTier], used: &[LocalTier]) -> R
     Ok(())
 }
 
-/// Before the job in directory `job` writes a chunk: what may lie in local tiers of hosts that it has left is given up, because chunks get the same numbers from now on.
-/// Whether there were such tiers.
+/// Before the job in directory `job` writes a chunk: what may lie in local tiers of hosts that it has left is given up,
+/// because chunks get the same numbers from now on. Whether there were such tiers.
 pub fn forget_elsewhere(job: &Path) -> Result<bool, ImageError> {
     let (here, elsewhere): (Vec<_>, Vec<_>) = listed(job)?.into_iter().partition(LocalTier::is_here);
     if elsewhere.is_empty() {

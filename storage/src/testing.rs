@@ -5,6 +5,7 @@ use crate::store::Store;
 use crate::tier::directory::Directory;
 use belay_image::checksum;
 use belay_image::manifest::{FileEntry, Manifest, MANIFEST_FILE};
+use belay_image::TableId;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -53,7 +54,7 @@ impl Scratch {
         let mut session = engine.begin(0).unwrap();
         let mut table = Vec::new();
         session.store_pages(0x10000, memory, &mut table).unwrap();
-        session.set_table(1, table).unwrap();
+        session.set_table(TableId::Process(1), table).unwrap();
         session.seal().unwrap();
         session.publish().unwrap();
         let files = [("job.bimg", vec![number as u8; 5000]), ("blobs.bin", vec![7; 10])].map(|(name, data)| {
@@ -66,6 +67,7 @@ impl Scratch {
         });
         let manifest = Manifest {
             taken: None,
+            left_out: None,
             without_hashes: None,
             generation: number,
             time_unix_s: 1_000_000 + number,
@@ -84,6 +86,16 @@ impl Scratch {
         std::fs::write(dir.join(MANIFEST_FILE), manifest.encode().unwrap()).unwrap();
         engine.keep(session, &dir);
         manifest
+    }
+
+    /// Something of generation `number` was left out.
+    pub(crate) fn leave_out(&self, number: u64) {
+        let dir = self.generation(number);
+        let manifest = Manifest {
+            left_out: Some(4096),
+            ..Manifest::read(&dir).unwrap()
+        };
+        std::fs::write(dir.join(MANIFEST_FILE), manifest.encode().unwrap()).unwrap();
     }
 
     /// Memory of `pages` different pages, which begin with `seed`.

@@ -49,6 +49,7 @@ enum fv_op {
     FV_SET,
     FV_RESTART,
     FV_MOVE,
+    FV_READDRESS,
     FV_STATS,
     FV_OPS
 };
@@ -70,7 +71,7 @@ struct fv_port {
 
 // Limits and manners that the faults set.
 struct fv_limits {
-    uint32_t max_cqe, max_qp_wr, max_qp, zero_write;
+    uint32_t max_cqe, max_qp_wr, max_qp, zero_write, keep_cqes, any_qp;
 };
 
 struct fv_qp_make {
@@ -145,8 +146,11 @@ struct fv_bells {
     uint32_t ring[FV_BELLS];
 };
 
+// Of a completion whose queue pair is gone or was reset: nobody gets it, or who polls does all the same.
+enum fv_owner { FV_NOBODY, FV_GONE };
+
 struct fv_cqe {
-    uint64_t owner; // The library's object, or 0 once that is gone.
+    uint64_t owner; // The library's object, or one of fv_owner once that is gone.
     uint64_t wr_id, time_ns;
     uint32_t status, opcode, vendor_err, byte_len, imm, qp_num, src_qp, wc_flags;
     uint16_t pkey_index, slid;

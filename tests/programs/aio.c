@@ -1,6 +1,8 @@
-// Native asynchronous I/O (io_setup) without a library. aio reads: direct and buffered reads and writes, always some on their way, some complete and not reaped.
-// aio poll: polls that wait long, one of them for a descriptor that is closed, fsync, and an eventfd that counts completions. aio timers: polls that end at any moment, each once. aio threads: some
-// threads submit and reap in the same context while another one maps and unmaps memory wherever there is room. aio full: a ring in every state, full too, and turned; a child has inherited the mapping and must not have the context.
+// Native asynchronous I/O (io_setup) without a library. aio reads: direct and buffered reads and writes, always some on
+// their way, some complete and not reaped. aio poll: polls that wait long, one of them for a descriptor that is closed,
+// fsync, and an eventfd that counts completions. aio timers: polls that end at any moment, each once. aio threads: some
+// threads submit and reap in the same context while another one maps and unmaps memory wherever there is room. aio
+// full: a ring in every state, full too, and turned; a child has inherited the mapping and must not have the context.
 #include "check.h"
 #include <linux/aio_abi.h>
 #include <sys/eventfd.h>

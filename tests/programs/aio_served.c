@@ -1,5 +1,6 @@
-// Native asynchronous I/O (io_setup) on a file that another process of the job serves (FUSE), so that the requests of a stopped job never end. aio_served named: by the usual device. aio_served other:
-// by a device of another name, as a server of a kind that nobody knows. Needs root. Checkpoints are refused, and everything must go on.
+// Native asynchronous I/O (io_setup) on a file that another process of the job serves (FUSE), so that the requests of a
+// stopped job never end. aio_served named: by the usual device. aio_served other: by a device of another name, as a
+// server of a kind that nobody knows. Needs root. Checkpoints are refused, and everything must go on.
 #include "check.h"
 #include <linux/aio_abi.h>
 #include <linux/fuse.h>

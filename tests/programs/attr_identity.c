@@ -53,8 +53,12 @@ int main(int argc, char **argv) {
         CHECK(slurp("/proc/self/auxv", tmp, sizeof tmp) == al && !memcmp(tmp, aux, al));
         CHECK(!memcmp((void *)rnd, canary, 16));
         CHECK(!memcmp((void *)vdso, "\177ELF", 4));
-        // A checkpoint begins a few microseconds before the process stands still: the next look is after it.
-        CHECK(tracer() == 0 || tracer() == 0);
+        // A checkpoint begins a few microseconds before the process stands still, and longer where the agent loses its
+        // processor just then.
+        for (int looks = 0; tracer(); looks++) {
+            CHECK(looks < 100);
+            nap_us(1000);
+        }
         status_lines(now_st, sizeof now_st);
         if (strcmp(now_st, st)) fail("status changed from\n%sto\n%s", st, now_st);
     }

@@ -1,4 +1,5 @@
-// The numbers of the user, IPC and PID namespaces, as MPI libraries compare them: three processes, one of them with a second thread, each see their own and those of the others as before.
+// The numbers of the user, IPC and PID namespaces, as MPI libraries compare them: three processes, one of them with a
+// second thread, each see their own and those of the others as before.
 #include "check.h"
 #define PROCESSES 3
 #define KINDS 3

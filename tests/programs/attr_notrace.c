@@ -1,12 +1,13 @@
-// A checkpoint leaves nothing behind: same descriptors, threads, address ranges, children, no signal delivered, no environment added.
+// A checkpoint leaves nothing behind: same descriptors, threads, address ranges, children, no signal delivered, no
+// environment added.
 #include "check.h"
 #include <dirent.h>
 struct range { uint64_t a, b; char perm[5]; };
 static struct range base[512], cur[512];
 static char raw[262144];
-// Adjacent ranges of one permission are merged, because the kernel may split or merge them. The heap and the stack may grow.
-// The file is read in pieces: over a restart in between, these do not fit together, because names and inode numbers of other lengths shift what follows.
-// Then a line cannot be read, and -1 is returned.
+// Adjacent ranges of one permission are merged, because the kernel may split or merge them. The heap and the stack may
+// grow. The file is read in pieces: over a restart in between, these do not fit together, because names and inode
+// numbers of other lengths shift what follows. Then a line cannot be read, and -1 is returned.
 static int ranges(struct range *r) {
     int fd = (int)OK(open("/proc/self/maps", O_RDONLY)), n = 0;
     size_t d = 0;

@@ -1,5 +1,6 @@
-// What belongs to a process: nice, affinity, limits, umask, cwd, comm, prctl settings, personality, I/O priority, scheduler, oom adjustment, what a core dump holds, the nice value of its session; for root
-// also whether equal pages are merged, and what it can never do (capability bounding set).
+// What belongs to a process: nice, affinity, limits, umask, cwd, comm, prctl settings, personality, I/O priority,
+// scheduler, oom adjustment, what a core dump holds, the nice value of its session; for root also whether equal pages
+// are merged, and what it can never do (capability bounding set).
 #include "check.h"
 #include <sys/personality.h>
 #include <sys/resource.h>

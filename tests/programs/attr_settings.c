@@ -1,5 +1,6 @@
-// What a process or a thread can set for itself, beside what attr_process, thr_attrs and mem_policy look at: each setting of a table is made in a process of its own, and read back as text as long as the
-// program runs. A setting that this kernel or this user may not make is left out; those that any may make must be there. attr_settings
+// What a process or a thread can set for itself, beside what attr_process, thr_attrs and mem_policy look at: each
+// setting of a table is made in a process of its own, and read back as text as long as the program runs. A setting that
+// this kernel or this user may not make is left out; those that any may make must be there. attr_settings
 #include "check.h"
 #include <asm/prctl.h>
 #include <linux/sched.h>

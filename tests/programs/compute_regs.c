@@ -1,5 +1,7 @@
-// Vector registers, x87 state and control words stay live across a checkpoint inside a loop without system calls. compute_regs threads: in several
-// threads. compute_regs aio, compute_regs notify: the same, and the process has a context of native asynchronous I/O or is registered with mq_notify, for which its threads run more code at a checkpoint.
+// Vector registers, x87 state and control words stay live across a checkpoint inside a loop without system calls.
+// compute_regs threads: in several threads. compute_regs aio, compute_regs notify: the same, and the process has a
+// context of native asynchronous I/O or is registered with mq_notify, for which its threads run more code at a
+// checkpoint.
 #include "check.h"
 #include <immintrin.h>
 #include <linux/aio_abi.h>

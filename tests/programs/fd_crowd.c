@@ -1,5 +1,6 @@
-// Many processes with many descriptors each, in all more than one process may have: sockets, pipes, eventfds and memory files, data in flight in each, and an epoll instance that
-// watches them. argv: processes, groups of descriptors in each.
+// Many processes with many descriptors each, in all more than one process may have: sockets, pipes, eventfds and memory
+// files, data in flight in each, and an epoll instance that watches them. argv: processes, groups of descriptors in
+// each.
 #include "check.h"
 #include <sys/epoll.h>
 #include <sys/eventfd.h>

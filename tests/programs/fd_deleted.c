@@ -1,4 +1,6 @@
-// Deleted files, O_TMPFILE files and files renamed after opening keep contents, offset and link count; those without a name, and a memfd, that nobody touches, also mode and times.
+// Deleted files, O_TMPFILE files and files renamed after opening keep contents, offset and link count; those without a
+// name, and a memfd, that nobody touches, also mode and times. What is written to a file reaches the name that it has in
+// another directory.
 #include "check.h"
 int main(void) {
     begin("fd_deleted");
@@ -29,6 +31,25 @@ int main(void) {
     t = open(".", O_RDWR | O_TMPFILE, 0600);
     if (t >= 0) still[kept++] = t;
     still[kept++] = (int)OK(memfd_create("still", MFD_CLOEXEC));
+    // Files that have got a name in another directory instead of their first one, or of none.
+    char from[64], to[64], name[96], other[96];
+    int linked[2], links = 0;
+    snprintf(from, sizeof from, "from.%d", getpid());
+    snprintf(to, sizeof to, "to.%d", getpid());
+    OK(mkdir(from, 0700));
+    OK(mkdir(to, 0700));
+    snprintf(name, sizeof name, "%s/file", from);
+    snprintf(other, sizeof other, "%s/0", to);
+    linked[links++] = (int)OK(open(name, O_RDWR | O_CREAT | O_EXCL, 0600));
+    OK(link(name, other));
+    OK(unlink(name));
+    t = open(from, O_RDWR | O_TMPFILE, 0600);
+    if (t >= 0) {
+        snprintf(name, sizeof name, "/proc/self/fd/%d", t);
+        snprintf(other, sizeof other, "%s/1", to);
+        OK(linkat(AT_FDCWD, name, AT_FDCWD, other, AT_SYMLINK_FOLLOW));
+        linked[links++] = t;
+    }
     struct stat was[3];
     for (int i = 0; i < kept; i++) {
         full_write(still[i], blk, 4096);
@@ -38,6 +59,15 @@ int main(void) {
         OK(fstat(still[i], &was[i]));
     }
     while (running()) {
+        for (int i = 0; i < links; i++) {
+            struct stat st, there;
+            snprintf(other, sizeof other, "%s/%d", to, i);
+            full_write(linked[i], "z", 1);
+            OK(fstat(linked[i], &st));
+            OK(stat(other, &there));
+            EQ(st.st_ino, there.st_ino);
+            EQ(there.st_size, lseek(linked[i], 0, SEEK_CUR));
+        }
         nap_us(1000);
         for (int i = 0; i < n; i++) {
             struct stat st;
@@ -67,5 +97,11 @@ int main(void) {
         CHECK(access(path, F_OK) == -1);
     }
     unlink(moved);
+    for (int i = 0; i < links; i++) {
+        snprintf(other, sizeof other, "%s/%d", to, i);
+        OK(unlink(other));
+    }
+    OK(rmdir(to));
+    OK(rmdir(from));
     return finish();
 }

@@ -1,4 +1,5 @@
-// Shared descriptions: duplicates in one process and across processes share offset and flags, separate opens do not; close-on-exec is per descriptor.
+// Shared descriptions: duplicates in one process and across processes share offset and flags, separate opens do not;
+// close-on-exec is per descriptor.
 #include "check.h"
 #include <linux/kcmp.h>
 static int same(int a, int b) { return syscall(SYS_kcmp, getpid(), getpid(), KCMP_FILE, a, b) == 0; }

@@ -26,7 +26,8 @@ int main(void) {
     EQ(epoll_wait(on, e, 8, 0), 1);  // consumes the first edge of the socket: writable
     int dupd = (int)OK(dup(edge[0]));  // the entry stays though its descriptor is closed: the description lives
     (void)dupd;
-    // Many files, registered two and two under the same number, which is closed again. (Numbers at which a restart would put something of its own.)
+    // Many files, registered two and two under the same number, which is closed again. (Numbers at which a restart
+    // would put something of its own.)
     enum { PAIRS = 60, NUMBER = 430 };
     int many = (int)OK(epoll_create1(0)), files[2 * PAIRS];
     for (int i = 0; i < 2 * PAIRS; i++) {
@@ -36,8 +37,26 @@ int main(void) {
         add(many, NUMBER + i / 2, EPOLLIN, (uint64_t)i);
     }
     for (int i = 0; i < 2 * PAIRS; i++) close(NUMBER + i / 2);
+    // Entries that have the same data: one that always reports, a used one-shot, an edge that has been seen.
+    int same = (int)OK(epoll_create1(0)), always = (int)OK(eventfd(1, EFD_NONBLOCK)), used = (int)OK(eventfd(1, EFD_NONBLOCK)), seen = (int)OK(eventfd(1, EFD_NONBLOCK));
+    uint64_t count;
+    add(same, used, EPOLLIN | EPOLLONESHOT, 7);
+    EQ(epoll_wait(same, e, 8, 0), 1);
+    full_read(used, &count, 8);
+    add(same, seen, EPOLLIN | EPOLLET, 7);
+    EQ(epoll_wait(same, e, 8, 0), 1);
+    add(same, always, EPOLLIN, 7);
+    // Two edges that have, of which one comes at a time.
+    int twins = (int)OK(epoll_create1(0)), twin[2] = {(int)OK(eventfd(0, EFD_NONBLOCK)), (int)OK(eventfd(0, EFD_NONBLOCK))};
+    for (int i = 0; i < 2; i++) add(twins, twin[i], EPOLLIN | EPOLLET, 9);
     char b[64];
     while (running()) {
+        EQ(epoll_wait(same, e, 8, 0), 1);
+        count = 1;
+        full_write(used, &count, 8);
+        EQ(epoll_wait(same, e, 8, 0), 1);
+        full_read(used, &count, 8);
+        full_write(twin[check_round % 2], &count, 8);
         int which = (int)(check_round % (2 * PAIRS));
         uint64_t told = 1;
         full_write(files[which], &told, 8);
@@ -49,6 +68,9 @@ int main(void) {
         full_write(edge[1], "b", 1);
         full_write(once[1], "c", 1);
         nap_us(4000);
+        EQ(epoll_wait(twins, e, 8, 0), 1);
+        full_read(twin[check_round % 2], &count, 8);
+        EQ(epoll_wait(twins, e, 8, 0), 0);
         EQ(epoll_wait(outer, e, 8, 1000), 1);
         EQ(e[0].data.u64, 0xaaaa);
         EQ(epoll_wait(inner, e, 8, 0), 1);

@@ -2,7 +2,9 @@
 #include "check.h"
 #include <sys/eventfd.h>
 #include <sys/inotify.h>
+#include <sys/ioctl.h>
 #include <sys/signalfd.h>
+#include <sys/statfs.h>
 #include <sys/timerfd.h>
 static void k_eventfd(void) {
     int a = (int)OK(eventfd(5, EFD_NONBLOCK)), s = (int)OK(eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC | EFD_NONBLOCK));
@@ -58,8 +60,15 @@ static void k_timerfd(void) {
     int alarm = timerfd_create(CLOCK_BOOTTIME_ALARM, TFD_NONBLOCK);
     if (alarm >= 0) OK(timerfd_settime(alarm, 0, &f, NULL));
     double left = 701;
+    // One that nobody reads: all of its periods are told in the end, those too that had passed when it was set.
+    int64_t begun = now_ns() - 100000000000LL, period = 10000000;
+    if (begun < 1) begun = 1;
+    int unread = (int)OK(timerfd_create(CLOCK_MONOTONIC, 0));
+    struct itimerspec past = {{0, period}, {begun / 1000000000, begun % 1000000000}};
+    OK(timerfd_settime(unread, TFD_TIMER_ABSTIME, &past, NULL));
     while (running()) {
         uint64_t v = 0;
+        await(unread, POLLIN, "a timerfd that nobody reads");
         await(p, POLLIN, "timerfd");
         full_read(p, &v, 8);
         CHECK(v >= 1);
@@ -79,13 +88,50 @@ static void k_timerfd(void) {
         EQ(read(off, &v, 8), -1);
         EQ(errno, EAGAIN);
     }
+    uint64_t told = 0, passed = (uint64_t)((now_ns() - begun) / period);
+    full_read(unread, &told, 8);
+    // While a restart makes it again, it stands still.
+    if (told > passed + 2 || told + 1000 < passed) fail("a timer told %llu periods of %llu", (unsigned long long)told, (unsigned long long)passed);
+    EQ(timerfd_gettime(unread, &now), 0);
+    CHECK(now.it_value.tv_sec == 0 && now.it_value.tv_nsec <= period);
+}
+// Of two processes that have ended: pidfds of one have one inode, and tell how it ended, where the kernel tells.
+struct gone { int first, second, status; };
+static struct gone end_one(int status) {
+    pid_t p = (pid_t)OK(fork());
+    if (!p) {
+        if (WIFSIGNALED(status)) kill(getpid(), status);
+        _exit(WEXITSTATUS(status));
+    }
+    struct gone g = {(int)OK(syscall(SYS_pidfd_open, p, 0)), (int)OK(syscall(SYS_pidfd_open, p, O_NONBLOCK)), status};
+    reap(p, status);
+    return g;
+}
+static void check_gone(const struct gone *one, const struct gone *other) {
+    struct stat a, b, c;
+    OK(fstat(one->first, &a));
+    OK(fstat(one->second, &b));
+    OK(fstat(other->first, &c));
+    EQ(a.st_ino, b.st_ino);
+    struct statfs fs;
+    OK(fstatfs(one->first, &fs));
+    if (fs.f_type == 0x50494446) CHECK(a.st_ino != c.st_ino);  // since Linux 6.9 they are files
+    EQ(fcntl(one->first, F_GETFL) & O_NONBLOCK, 0);
+    EQ(fcntl(one->second, F_GETFL) & O_NONBLOCK, O_NONBLOCK);
+    EQ(syscall(SYS_pidfd_send_signal, one->first, 0, NULL, 0), -1);
+    EQ(errno, ESRCH);
+    struct { uint64_t mask, cgroup; uint32_t ids[11]; int32_t status; } info = {.mask = 8 /* PIDFD_INFO_EXIT */};
+    if (ioctl(one->second, _IOWR(0xff, 11, info), &info) == 0 && info.mask & 8) EQ(info.status, one->status);
 }
 static void k_pidfd(void) {
+    struct gone gone[] = {end_one(SIGTERM), end_one(7 << 8)};
     pid_t c = fork();
     if (c == 0) for (;;) pause();
     int f = (int)OK(syscall(SYS_pidfd_open, c, 0)), self = (int)OK(syscall(SYS_pidfd_open, getpid(), 0));
     while (running()) {
         nap_us(2000);
+        check_gone(&gone[0], &gone[1]);
+        check_gone(&gone[1], &gone[0]);
         OK(syscall(SYS_pidfd_send_signal, f, 0, NULL, 0));
         struct pollfd p = {f, POLLIN, 0};
         EQ(poll(&p, 1, 0), 0);
@@ -125,7 +171,8 @@ static void k_inotify(void) {
         nap_us(3000);  // events wait in the queue
         // After a restart it may be gone: no process had it open at the checkpoint, and it is as the crash left it.
         if (unlink(f)) EQ(errno, ENOENT);
-        // Events that nobody has read yet are lost at a restart (docs/limits.md); what comes is right and in order, and new ones come.
+        // Events that nobody has read yet are lost at a restart (docs/limits.md); what comes is right and in order, and
+        // new ones come.
         uint32_t want[] = {IN_CREATE, IN_CLOSE_WRITE, IN_DELETE};
         int next = 0, seen = 0;
         for (ssize_t n; (n = read(in, b, sizeof b)) > 0;)
@@ -174,6 +221,19 @@ static void k_opath(void) {
     unlink(f);
     unlink(link);
 }
+// What executing a file of memory fails with.
+static int execute(int fd) {
+    pid_t p = (pid_t)OK(fork());
+    if (!p) {
+        char *args[] = {"true", NULL}, *env[] = {NULL};
+        syscall(SYS_execveat, fd, "", args, env, AT_EMPTY_PATH);
+        _exit(errno);
+    }
+    int st;
+    EQ(waitpid(p, &st, 0), p);
+    CHECK(WIFEXITED(st));
+    return WEXITSTATUS(st);
+}
 static void k_memfd(void) {
     int f = (int)OK(memfd_create("table", MFD_ALLOW_SEALING | MFD_CLOEXEC)), ro;
     static uint64_t blk[4096];
@@ -184,8 +244,21 @@ static void k_memfd(void) {
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", f);
     ro = (int)OK(open(path, O_RDONLY));
+    // It can be executed as long as no second description writes it.
+    int run = (int)OK(memfd_create("run", 0)), more = (int)OK(memfd_create("more", 0));
+    full_write(run, "#!/bin/true", 11);
+    OK(fcntl(run, F_SETFL, O_APPEND));
+    OK(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, run, 0) == MAP_FAILED ? -1 : 0);
+    full_write(more, "#!/bin/true", 11);
+    char again[64];
+    snprintf(again, sizeof again, "/proc/self/fd/%d", more);
+    OK(open(again, O_RDWR | O_CLOEXEC));
+    int busy = execute(more);
     while (running()) {
         nap_us(2000);
+        EQ(execute(run), 0);
+        EQ(execute(more), busy);  // where the kernel forbids it at all
+        EQ(fcntl(run, F_GETFL) & O_APPEND, O_APPEND);
         EQ(lseek(f, 0, SEEK_CUR), sizeof blk);
         EQ(pread(ro, blk, sizeof blk, 0), sizeof blk);
         verify(blk, sizeof blk, 4, "a memfd");
@@ -225,7 +298,8 @@ static void k_devices(void) {
         CHECK(syscall(SYS_getdents64, dir, b, sizeof b) > 0);
     }
 }
-// Files in the /proc directory of a process that has ended, of a thread that has, and of a process outside the job, which is gone after a restart.
+// Files in the /proc directory of a process that has ended, of a thread that has, and of a process outside the job,
+// which is gone after a restart.
 static void *thread_until(void *arg) {
     pid_t tid = gettid();
     full_write(((int *)arg)[0], &tid, sizeof tid);
@@ -276,12 +350,32 @@ static void k_ended(void) {
         CHECK(n > 0 ? !memcmp(b, "1 (", 3) : errno == ESRCH);
     }
 }
+static size_t whole(char *to, size_t space) {
+    int fd = (int)OK(open("/proc/self/maps", O_RDONLY | O_CLOEXEC));
+    size_t n = 0;
+    for (ssize_t r; (r = OK(read(fd, to + n, space - n))) > 0;) n += (size_t)r;
+    CHECK(n < space);
+    OK(close(fd));
+    return n;
+}
+// A list that is read piece by piece goes on where it was, though another process opens it again.
+static void k_list(void) {
+    static char want[65536], got[65536];
+    while (running()) {
+        int fd = (int)OK(open("/proc/self/maps", O_RDONLY | O_CLOEXEC));
+        size_t n = 0;
+        for (ssize_t r; (r = OK(read(fd, got + n, sizeof got - n < 100 ? sizeof got - n : 100))) > 0; n += (size_t)r) nap_us(300);
+        OK(close(fd));
+        EQ(whole(want, sizeof want), n);
+        if (memcmp(got, want, n)) fail("a list that was read in pieces differs:\n%.*s", (int)n, got);
+    }
+}
 int main(int argc, char **argv) {
     const char *kind = argc > 1 ? argv[1] : "eventfd";
     char name[64];
     snprintf(name, sizeof name, "fd_%s", kind);
     begin(name);
-    struct { const char *k; void (*f)(void); } t[] = {{"eventfd", k_eventfd}, {"signalfd", k_signalfd}, {"timerfd", k_timerfd}, {"pidfd", k_pidfd}, {"inotify", k_inotify}, {"opath", k_opath}, {"memfd", k_memfd}, {"devices", k_devices}, {"ended", k_ended}};
+    struct { const char *k; void (*f)(void); } t[] = {{"eventfd", k_eventfd}, {"signalfd", k_signalfd}, {"timerfd", k_timerfd}, {"pidfd", k_pidfd}, {"inotify", k_inotify}, {"opath", k_opath}, {"memfd", k_memfd}, {"devices", k_devices}, {"ended", k_ended}, {"list", k_list}};
     for (size_t i = 0; i < sizeof t / sizeof *t; i++)
         if (!strcmp(kind, t[i].k)) {
             t[i].f();

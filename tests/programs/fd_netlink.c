@@ -1,5 +1,5 @@
-// Questions to the kernel over netlink, as every MPI library asks at start: the answer must come, whole, whenever a checkpoint is taken
-// between the question and the reading of the answer.
+// Questions to the kernel over netlink, as every MPI library asks at start: the answer must come, whole, whenever a
+// checkpoint is taken between the question and the reading of the answer.
 #include "check.h"
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>

@@ -1,5 +1,6 @@
-// Every option of a socket that the kernel lets one read has the value that it had: fd_options set (all that may be set have got a value of
-// their own) and fd_options fresh (nothing has been set: nothing may stay behind). All numbers of all levels are asked for, so what a newer kernel adds is looked at too.
+// Every option of a socket that the kernel lets one read has the value that it had: fd_options set (all that may be set
+// have got a value of their own) and fd_options fresh (nothing has been set: nothing may stay behind). All numbers of
+// all levels are asked for, so what a newer kernel adds is looked at too.
 #include "check.h"
 #include <arpa/inet.h>
 #include <linux/filter.h>

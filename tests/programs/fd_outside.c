@@ -1,5 +1,5 @@
-// TCP to a server outside the job (BELAY_TEST_OUTSIDE=port). It works on when the program continues; after a restart it is dead with
-// ECONNRESET (or end of file), at once, never a hang.
+// TCP to a server outside the job (BELAY_TEST_OUTSIDE=port). It works on when the program continues; after a restart it
+// is dead with ECONNRESET (or end of file), at once, never a hang.
 #include "check.h"
 #include <arpa/inet.h>
 #include <sys/socket.h>

@@ -1,4 +1,5 @@
-// Pipes: bytes in flight, full pipe, sizes, packet mode, non-blocking, a blocked writer, end of file after the writer closed.
+// Pipes: bytes in flight, full pipe, sizes, packet mode (also what a writer has left that is gone, or writes no packets
+// any more), non-blocking, a blocked writer, end of file after the writer closed.
 #include "check.h"
 int main(void) {
     begin("fd_pipe");
@@ -19,6 +20,17 @@ int main(void) {
     ssize_t capacity = 0, w;
     while ((w = write(full[1], junk, 4096)) > 0) capacity += w;
     EQ(errno, EAGAIN);
+    // Packets whose writer is gone, and packets before bytes that are none.
+    int left[2], mixed[2];
+    OK(pipe2(left, O_DIRECT | O_NONBLOCK));
+    full_write(left[1], "abc", 3);
+    full_write(left[1], "d", 1);
+    full_write(left[1], "ef", 2);
+    close(left[1]);
+    OK(pipe2(mixed, O_DIRECT | O_NONBLOCK));
+    full_write(mixed[1], "ghi", 3);
+    OK(fcntl(mixed[1], F_SETFL, 0));
+    full_write(mixed[1], "jklm", 4);
     pid_t c = fork();
     if (c == 0) {  // writes a stream for ever, mostly blocked in write on a full pipe
         begin_child();
@@ -81,8 +93,15 @@ int main(void) {
         EQ(write(full[1], junk, 4096), -1);
         EQ(errno, EAGAIN);
         EQ(fcntl(pkt[1], F_GETFL) & (O_DIRECT | O_NONBLOCK), O_DIRECT | O_NONBLOCK);
+        EQ(fcntl(mixed[1], F_GETFL) & O_DIRECT, 0);
     }
     char t[8];
+    for (int i = 0; i < 3; i++) EQ(read(left[0], t, sizeof t), i == 0 ? 3 : i);
+    EQ(read(left[0], t, sizeof t), 0);
+    EQ(read(mixed[0], t, sizeof t), 3);
+    EQ(read(mixed[0], t, 2), 2);
+    EQ(read(mixed[0], t, sizeof t), 2);
+    CHECK(!memcmp(t, "lm", 2));
     full_read(eof[0], t, 4);
     CHECK(!memcmp(t, "tail", 4));
     EQ(read(eof[0], t, 1), 0);

@@ -1,6 +1,6 @@
-// With --save-open-files a name leads to what it held at the checkpoint, whatever took its place since: the program replaces its data file (a
-// new one is moved there, the old one keeps another name) and gives a second name to the file it has open. What lies under those other names
-// was made after the checkpoint and must stay whole.
+// With --save-open-files a name leads to what it held at the checkpoint, whatever took its place since: the program
+// replaces its data file (a new one is moved there, the old one keeps another name) and gives a second name to the file
+// it has open. What lies under those other names was made after the checkpoint and must stay whole.
 #include "check.h"
 #define LEN 8192
 static char work[64], next[64], backup[64], copy[64];

@@ -1,6 +1,7 @@
-// What is open in a directory that is deleted keeps working: a file, a FIFO with data, a listening socket, the directory itself, and a process
-// that works in it. `gone`: it is deleted before the first checkpoint. `churn`: directories come and go all the time, as an MPI launcher's
-// session directories do, so that one which a process had open at the checkpoint may be gone by the time of the crash.
+// What is open in a directory that is deleted keeps working: a file, a FIFO with data, a listening socket, the
+// directory itself, and a process that works in it. `gone`: it is deleted before the first checkpoint. `churn`:
+// directories come and go all the time, as an MPI launcher's session directories do, so that one which a process had
+// open at the checkpoint may be gone by the time of the crash.
 #include "check.h"
 #include <sys/socket.h>
 #include <sys/un.h>

@@ -1,7 +1,8 @@
-// What can be set of an open description and of its number, beside what other programs look at: flags of open, status flags, owner and
-// signal, leases, seals, sizes of pipes, and what an instance of epoll, eventfd, signalfd, timerfd or pidfd has been told. Each is read back
-// as text as long as the program runs: fcntl, ioctl, and what the kernel says in fdinfo (but for numbers of mounts and inodes, and remaining
-// times). What this kernel or this user may not set is left out and named.
+// What can be set of an open description and of its number, beside what other programs look at: flags of open, status
+// flags, owner and signal, leases, seals, sizes of pipes, and what an instance of epoll, eventfd, signalfd, timerfd or
+// pidfd has been told. Each is read back as text as long as the program runs: fcntl, ioctl, and what the kernel says in
+// fdinfo (but for numbers of mounts and inodes, and remaining times). What this kernel or this user may not set is left
+// out and named.
 #include "check.h"
 #include <linux/fs.h>
 #include <sys/epoll.h>

@@ -1,5 +1,6 @@
-// TCP inside the job. fd_tcp KIND: flow (both directions, buffers full), backlog, half, options, v6, big, interrupted (a connect that
-// succeeds while its caller is stopped in it), lingering (closed connections hold the port), full and closing (as much on its way as fits).
+// TCP inside the job. fd_tcp KIND: flow (both directions, buffers full), backlog, half, options, v6, big, interrupted
+// (a connect that succeeds while its caller is stopped in it), lingering (closed connections hold the port), full and
+// closing (as much on its way as fits).
 #include "check.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>

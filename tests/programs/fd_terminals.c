@@ -1,5 +1,6 @@
-// Everything that can be set of a pseudo-terminal: one terminal for each flag and each control character of termios, one for each speed, and for each setting of another kind. Each is read back as long as
-// the program runs. What this kernel or this user may not set is left out and named.
+// Everything that can be set of a pseudo-terminal: one terminal for each flag and each control character of termios,
+// one for each speed, and for each setting of another kind. Each is read back as long as the program runs. What this
+// kernel or this user may not set is left out and named.
 #include "check.h"
 #include <sys/ioctl.h>
 #include <asm/termbits.h>
@@ -106,27 +107,60 @@ static void others(void) {
         OK(ioctl(all[i].s, TIOCSLCKTRMIOS, &locked));
     }
 }
-// Output that has been stopped stays where it is until it is started again.
-static void stopped(int i) {
-    char b[8];
-    struct pollfd p = {all[i].m, POLLIN, 0};
-    EQ(poll(&p, 1, 0), 0);
-    OK(ioctl(all[i].s, TCXONC, TCOON));
-    EQ(write(all[i].s, "x", 1), 1);
-    await(all[i].m, POLLIN, "a terminal that has been started");
-    EQ(read(all[i].m, b, sizeof b), 1);
-    OK(ioctl(all[i].s, TCXONC, TCOOFF));
-    OK(fcntl(all[i].s, F_SETFL, O_RDWR | O_NONBLOCK));
-    EQ(write(all[i].s, "y", 1), -1);
+// Whether one side takes what is written to it.
+static int takes(int fd) { return poll(&(struct pollfd){fd, POLLOUT, 0}, 1, 0) == 1; }
+static void is_stopped(int fd) {
+    int flags = fcntl(fd, F_GETFL);
+    CHECK(!takes(fd));
+    OK(fcntl(fd, F_SETFL, flags | O_NONBLOCK));
+    EQ(write(fd, "y", 1), -1);
     EQ(errno, EAGAIN);
-    OK(fcntl(all[i].s, F_SETFL, O_RDWR));
+    OK(fcntl(fd, F_SETFL, flags));
+}
+// What is written to a side that has been started comes out on the other.
+static void flows(int from, int to, char what) {
+    char b[8];
+    await(from, POLLOUT, "a terminal that has been started");
+    EQ(write(from, &what, 1), 1);
+    await(to, POLLIN, "a terminal that has been started");
+    EQ(read(to, b, sizeof b), 1);
+}
+// Output that has been stopped stays so until it is started again.
+static void stopped(int fd, int other, char what) {
+    is_stopped(fd);
+    OK(ioctl(fd, TCXONC, TCOON));
+    flows(fd, other, what);
+    OK(ioctl(fd, TCXONC, TCOOFF));
+    is_stopped(fd);
+}
+static void key(int i, char what) {
+    EQ(write(all[i].m, &what, 1), 1);
+    for (int64_t t0 = now_ns(); takes(all[i].s) != (what == 'Q' - 64);)
+        if (now_ns() - t0 > 10000000000LL) fail("key %d does nothing", what);
+}
+static void stopped_by_key(int i) {
+    is_stopped(all[i].s);
+    OK(ioctl(all[i].s, TCXONC, TCOON));
+    is_stopped(all[i].s);
+    key(i, 'Q' - 64);
+    flows(all[i].s, all[i].m, 'x');
+    key(i, 'S' - 64);
 }
 int main(void) {
     begin("fd_terminals");
     flags();
     others();
-    int stop = open_pair("TCOOFF", 0);
+    int stop = open_pair("TCOOFF", 0), master = open_pair("TCOOFF of the master", 0), raw = open_pair("TCOOFF without editing", 0), keyed = open_pair("Ctrl-S", 0);
+    struct termios2 quiet;
+    OK(ioctl(all[master].s, TCGETS2, &quiet));
+    quiet.c_lflag &= ~(tcflag_t)ECHO;
+    OK(ioctl(all[master].s, TCSETS2, &quiet));
+    quiet.c_lflag &= ~(tcflag_t)ICANON;
+    OK(ioctl(all[raw].s, TCSETS2, &quiet));
     OK(ioctl(all[stop].s, TCXONC, TCOOFF));
+    OK(ioctl(all[master].m, TCXONC, TCOOFF));
+    OK(ioctl(all[raw].s, TCXONC, TCOOFF));
+    key(keyed, 'S' - 64);
     for (int i = 0; i < n; i++) all[i].want = look(i);
     while (running()) {
         nap_us(3000);
@@ -141,7 +175,10 @@ int main(void) {
             snprintf(what + at, sizeof what - at, "%s is\n%s\nwas\n%s\n", all[i].name, is, was);
         }
         if (what[0]) fail("%s", what);
-        stopped(stop);
+        stopped(all[stop].s, all[stop].m, 'x');
+        stopped(all[raw].s, all[raw].m, 'x');
+        stopped(all[master].m, all[master].s, '\n');
+        stopped_by_key(keyed);
     }
     return finish();
 }

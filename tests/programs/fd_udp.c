@@ -1,5 +1,5 @@
-// UDP: bound and connected sockets, datagrams waiting with their senders' addresses, boundaries kept; multicast groups, directions shut down, and
-// datagrams that come as one (UDP_GRO).
+// UDP: bound and connected sockets, datagrams waiting with their senders' addresses, boundaries kept; multicast groups,
+// directions shut down, and datagrams that come as one (UDP_GRO).
 #include "check.h"
 #include <arpa/inet.h>
 #include <net/if.h>

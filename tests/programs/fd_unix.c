@@ -1,6 +1,7 @@
-// UNIX sockets. fd_unix KIND: stream, dgram, seqpacket (pairs with data in flight both ways), named (listening with backlog), renamed
-// (the file has another name than its socket), reused (several sockets have been bound to one path), rights
-// (descriptors in flight), half (shutdown), creds. fd_unix KIND crowd: beside many others, each with something in it.
+// UNIX sockets. fd_unix KIND: stream, dgram, seqpacket (pairs with data in flight both ways), named (listening with
+// backlog), renamed (the file has another name than its socket), reused (several sockets have been bound to one path),
+// rights (descriptors in flight), half (shutdown), creds. fd_unix KIND crowd: beside many others, each with something
+// in it.
 #include "check.h"
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -166,6 +167,61 @@ int main(int argc, char **argv) {
             close(c);
         }
         unlink(path.sun_path);
+    } else if (!strcmp(kind, "covered")) {  // the file has been removed, and a FIFO or a file of the program's has the name now
+        char cwd[PATH_MAX];
+        CHECK(getcwd(cwd, sizeof cwd));
+        struct sockaddr_un at[2] = {{.sun_family = AF_UNIX}, {.sun_family = AF_UNIX}}, who;
+        CHECK(snprintf(at[0].sun_path, sizeof at[0].sun_path, "covered.%d", getpid()) > 0);
+        // What is too long is done relatively.
+        if (snprintf(at[1].sun_path, sizeof at[1].sun_path, "%s/whole.%d", cwd, getpid()) >= (int)sizeof at[1].sun_path)
+            snprintf(at[1].sun_path, sizeof at[1].sun_path, "whole.%d", getpid());
+        int to[2], from[2], ls[2], cl[2], sv[2];
+        for (int i = 0; i < 2; i++) {
+            to[i] = (int)OK(socket(AF_UNIX, SOCK_DGRAM, 0));
+            from[i] = (int)OK(socket(AF_UNIX, SOCK_DGRAM, 0));
+            OK(bind(to[i], (struct sockaddr *)&at[i], sizeof at[i]));
+            OK(connect(from[i], (struct sockaddr *)&at[i], sizeof at[i]));
+            OK(unlink(at[i].sun_path));
+            ls[i] = (int)OK(socket(AF_UNIX, SOCK_STREAM, 0));
+            cl[i] = (int)OK(socket(AF_UNIX, SOCK_STREAM, 0));
+            OK(bind(ls[i], (struct sockaddr *)&at[i], sizeof at[i]));
+            OK(listen(ls[i], 5));
+            OK(connect(cl[i], (struct sockaddr *)&at[i], sizeof at[i]));
+            sv[i] = (int)OK(accept(ls[i], NULL, NULL));
+            OK(unlink(at[i].sun_path));
+        }
+        OK(mkfifo(at[0].sun_path, 0600));
+        int f = (int)OK(open(at[1].sun_path, O_CREAT | O_EXCL | O_RDWR, 0600));
+        full_write(f, "mine", 4);
+        OK(close(f));
+        for (uint64_t r = 0; running(); r++) {
+            for (int i = 0; i < 2; i++) EQ(send(from[i], &r, 8, 0), 8);
+            nap_us(4000);
+            for (int i = 0; i < 2; i++) {
+                EQ(recv(to[i], b, 16, MSG_DONTWAIT), 8);
+                EQ(b[0], r);
+                full_write(cl[i], &r, 8);
+                full_read(sv[i], b, 8);
+                EQ(b[0], r);
+                int all[] = {to[i], ls[i], sv[i]};
+                for (int k = 0; k < 3; k++) {
+                    socklen_t l = sizeof who;
+                    OK(getsockname(all[k], (struct sockaddr *)&who, &l));
+                    CHECK(!strcmp(who.sun_path, at[i].sun_path));
+                }
+                EQ(connect(from[i], (struct sockaddr *)&at[i], sizeof at[i]), -1);
+                EQ(errno, ECONNREFUSED);
+            }
+            struct stat st;
+            OK(stat(at[0].sun_path, &st));
+            EQ(st.st_mode, S_IFIFO | 0600);
+            f = (int)OK(open(at[1].sun_path, O_RDONLY));
+            full_read(f, b, 4);
+            CHECK(!memcmp(b, "mine", 4));
+            OK(close(f));
+        }
+        OK(unlink(at[0].sun_path));
+        OK(unlink(at[1].sun_path));
     } else if (!strcmp(kind, "renamed")) {
         struct sockaddr_un first = {.sun_family = AF_UNIX}, now = first, who;
         snprintf(first.sun_path, sizeof first.sun_path, "first.%d", getpid());
@@ -234,6 +290,23 @@ int main(int argc, char **argv) {
             for (int i = 0; i < 3; i++) close(got[i]);
             close(p[1]);
             close(in[1]);
+        }
+    } else if (!strcmp(kind, "handed")) {  // what needs a process is in flight at times
+        int s[2], got[8];
+        OK(socketpair(AF_UNIX, SOCK_STREAM, 0, s));
+        while (running()) {
+            char path[64], m[4], text[64] = {0};
+            snprintf(path, sizeof path, "/proc/%d/stat", getpid());
+            int fds[2] = {(int)OK(syscall(SYS_pidfd_open, getpid(), 0)), (int)OK(open(path, O_RDONLY))};
+            send_fds(s[0], "x", 1, fds, 2);
+            for (int i = 0; i < 2; i++) close(fds[i]);
+            nap_us(5000);
+            EQ(recv_fds(s[1], m, 1, got), 2);
+            OK(syscall(SYS_pidfd_send_signal, got[0], 0, NULL, 0));
+            CHECK(read(got[1], text, sizeof text - 1) > 0);
+            EQ(atoi(text), getpid());
+            for (int i = 0; i < 2; i++) close(got[i]);
+            nap_us(8000);  // nothing is in flight: a checkpoint can be taken
         }
     } else if (!strcmp(kind, "half")) {
         while (running()) {

@@ -1,4 +1,5 @@
-// What the program has open is not opened or read in a way that can be seen: leases are not broken, nobody who watches the files is told of anything, and offsets, flags and leases stay as they are.
+// What the program has open is not opened or read in a way that can be seen: leases are not broken, nobody who watches
+// the files is told of anything, and offsets, flags and leases stay as they are.
 #include "check.h"
 #include <sys/inotify.h>
 

@@ -12,7 +12,8 @@
 #define GATE_DIED 0x40000000u
 #define GATE_WAITERS 0x80000000u
 enum { GATE_CLOSE = 1, GATE_OPEN, GATE_REBUILD };
-enum { GATE_DONE, GATE_REFUSED, GATE_BUSY };
+enum { GATE_DONE, GATE_REFUSED, GATE_BUSY, GATE_MORE };
+enum { GATE_FACT = 1, GATE_WISH, GATE_SUM };
 
 typedef struct { _Alignas(8) _Atomic uint32_t value; } gate_word;
 typedef struct {
@@ -23,9 +24,11 @@ typedef struct {
     char library[40];
     gate_word hold[2], serve[2];
     _Atomic uint32_t order, limit_ms, answer, outcome;
-    struct { uint64_t address, bytes; } fault;
+    struct { uint64_t address, bytes; } fault, told, room;
+    _Atomic uint64_t heard;
+    _Atomic uint32_t round;
 } gate_control;
-_Static_assert(sizeof(gate_control) == 128 && offsetof(gate_control, hold) == 64 && offsetof(gate_control, order) == 96, "layout");
+_Static_assert(sizeof(gate_control) == 176 && offsetof(gate_control, hold) == 64 && offsetof(gate_control, order) == 96, "layout");
 
 // The list by which the kernel finds what a thread holds: a link for each word, as far before it.
 struct gate_links { struct robust_list link[2]; struct robust_list_head head; };
@@ -48,6 +51,9 @@ static void (*gate_hook)(uint32_t kind, int edge);
 // What a library may do that does not keep what it promises: it waits for nobody, or refuses.
 static int gate_careless;
 static uint32_t gate_outcome;
+// What it has to tell the others, by whose answer it decides how to answer itself.
+static uint32_t (*gate_talk)(uint32_t round);
+static char gate_told[1024], gate_room[65536];
 
 static long gate_futex(_Atomic uint32_t *word, int op, uint32_t value) { return syscall(SYS_futex, word, op, value, NULL, NULL, 0); }
 static void gate_wake(_Atomic uint32_t *word) { gate_futex(word, FUTEX_WAKE, INT_MAX); }
@@ -122,6 +128,38 @@ static void gate_come_to_rest(uint32_t order) {
         for (uint32_t at; (at = gate_in[i]);) gate_futex(&gate_in[i], FUTEX_WAIT, at);
 }
 
+// Adds an entry to what is told.
+static void gate_tell(uint8_t kind, const char *key, const void *value, uint32_t bytes) {
+    uint16_t length = (uint16_t)strlen(key);
+    char *at = gate_told + gate_page->told.bytes;
+    CHECK(at + 8 + length + bytes <= gate_told + sizeof gate_told);
+    memcpy(at, (uint8_t[]){kind, 0}, 2);
+    memcpy(at + 2, &length, 2);
+    memcpy(at + 4, &bytes, 4);
+    memcpy(at + 8, key, length);
+    if (bytes) memcpy(at + 8 + length, value, bytes);
+    gate_page->told.bytes += 8 + length + bytes;
+}
+
+// The entries of this kind in the answer whose keys begin so: how many, and what their numbers add up to.
+static unsigned gate_heard(uint8_t kind, const char *begin, uint64_t *sum) {
+    unsigned n = 0;
+    *sum = 0;
+    for (const char *at = gate_room, *end = at + gate_page->heard; at < end;) {
+        uint16_t length;
+        uint32_t bytes;
+        memcpy(&length, at + 2, 2);
+        memcpy(&bytes, at + 4, 4);
+        const char *value = at + 8 + length;
+        uint64_t number = 0;
+        CHECK(value + bytes <= end && bytes == sizeof number);
+        memcpy(&number, value, sizeof number);
+        if ((uint8_t)*at == kind && length >= strlen(begin) && memcmp(at + 8, begin, strlen(begin)) == 0) n++, *sum += number;
+        at = value + bytes;
+    }
+    return n;
+}
+
 static uint32_t gate_self(void) { return (uint32_t)syscall(SYS_gettid) | GATE_WAITERS; }
 
 static void gate_answer(uint32_t order, uint32_t outcome) {
@@ -138,9 +176,12 @@ static void gate_carry_out(uint32_t order) {
     gate_edge(kind, EDGE_ASKED);
     if (kind == GATE_CLOSE) gate_come_to_rest(order);
     if (kind == GATE_REBUILD) gate_check("after a restart");
-    if (kind == GATE_CLOSE) gate_closed++;
-    if (kind == GATE_REBUILD) gate_rebuilt++;
+    uint32_t outcome = GATE_DONE;
+    if (kind != GATE_OPEN && gate_talk) outcome = gate_talk(gate_page->round);
+    if (outcome == GATE_DONE && kind == GATE_CLOSE) gate_closed++;
+    if (outcome == GATE_DONE && kind == GATE_REBUILD) gate_rebuilt++;
     gate_edge(kind, EDGE_READY);
+    if (gate_outcome) outcome = gate_outcome;
     // The last order counts.
     if (order != gate_page->order) return;
     if (kind == GATE_OPEN) {
@@ -148,7 +189,7 @@ static void gate_carry_out(uint32_t order) {
         uint32_t by = gate_shut;
         if (by) gate_open(by);
     }
-    gate_answer(order, gate_outcome);
+    gate_answer(order, outcome);
     gate_edge(kind, EDGE_ANSWERED);
 }
 
@@ -184,7 +225,10 @@ static void gate_start(const char *library) {
     links[1].next = &l->head.list;
     l->head.list.next = &links[0];
     l->head.futex_offset = (long)page;
-    c->version = 1;
+    c->version = 2;
+    c->room.address = (uintptr_t)gate_room;
+    c->room.bytes = sizeof gate_room;
+    c->told.address = (uintptr_t)gate_told;
     c->owner = getpid();
     c->descriptor = fd;
     snprintf(c->library, sizeof c->library, "%s", library);

@@ -1,10 +1,12 @@
 // A library that takes part in checkpoints: no thread is inside when the program is stopped, and all go on whatever
 // becomes of the agent or of the library.
-// gate_work [host HOST here|there] [kids] [ACTION [close|open|rebuild asked|ready|answered [TIMES]]]: something goes
+// gate_work [host HOST here|there] [talks] [kids] [ACTION [close|open|rebuild asked|ready|answered [TIMES]]]: something goes
 // wrong so many times, as long as there is no file `spare` beside GO; in a child, where
-// there are some. With HOST the same program runs there too (below GO BEAT), started through ssh, and goes wrong on
+// there are some. One that talks tells the others how much it has done, and all find the same sums before they are at
+// rest. With HOST the same program runs there too (below GO BEAT), started through ssh, and goes wrong on
 // one of the two.
 #include "gate.h"
+#include <sys/random.h>
 
 static char action[16];
 static uint32_t at_kind;
@@ -38,11 +40,49 @@ static void hook(uint32_t kind, int edge) {
         gate_page->fault.address = is("wild") ? 16 : (uintptr_t)told;
         gate_page->fault.bytes = is("huge") ? 1ULL << 60 : strlen(told);
     }
+    if (is("wide")) gate_told[2] = (char)300, gate_told[3] = 300 >> 8;
+    if (is("endless")) gate_page->told.bytes = 1ULL << 60;
+    if (is("narrow")) gate_page->room.bytes = 5;
     if (is("early")) {
         gate_page->answer = gate_page->order + (9 << 8);
         nap_us(300000);
     }
     if (is("forges")) gate_page->hold[0].value = gate_page->hold[1].value = 1;
+}
+
+static _Atomic unsigned long talked;
+static uint64_t others, talker;
+static uint32_t talk(uint32_t round) {
+    static uint64_t one = 1;
+    uint64_t done = gate_before, heard, sum;
+    char key[60];
+    snprintf(key, sizeof key, "done of %d in %lx", getpid(), (unsigned long)talker);
+    gate_page->told.bytes = 0;
+    switch (round) {
+    case 0:
+        gate_tell(GATE_FACT, key, &done, sizeof done);
+        gate_tell(GATE_WISH, "done *", NULL, 0);
+        gate_tell(GATE_SUM, "those who talk", &one, sizeof one);
+        gate_tell(GATE_SUM, "done", &done, sizeof done);
+        return GATE_MORE;
+    case 1:
+        EQ(gate_heard(GATE_SUM, "those who talk", &others), 1);
+        EQ(gate_heard(GATE_SUM, "done", &sum), 1);
+        EQ(gate_heard(GATE_FACT, "done of", &heard), others);
+        EQ(heard, sum);
+        EQ(gate_heard(GATE_FACT, key, &heard), 1);
+        EQ(heard, done);
+        gate_tell(GATE_SUM, "agreed", &one, sizeof one);
+        gate_tell(GATE_WISH, "what nobody knows", NULL, 0);
+        return GATE_MORE;
+    default:
+        EQ(round, 2);
+        EQ(gate_heard(GATE_SUM, "agreed", &sum), 1);
+        EQ(sum, others);
+        EQ(gate_heard(GATE_FACT, "", &heard), 0);
+        talked++;
+        return GATE_DONE;
+    }
 }
 
 static _Atomic int over;
@@ -75,12 +115,13 @@ static void lie(void) {
 }
 
 // Starts the program on another host, where it goes wrong if it is to do so there.
-static pid_t start_on(const char *host, int there, char **words) {
+static pid_t start_on(const char *host, const char *first, char **words) {
     char line[4 * PATH_MAX], path[PATH_MAX];
     ssize_t n = OK(readlink("/proc/self/exe", path, sizeof path - 1));
     path[n] = 0;
     int at = snprintf(line, sizeof line, "exec %s below %s %s.below", path, check_go, check_beat);
-    for (; there && *words; words++) at += snprintf(line + at, sizeof line - (size_t)at, " %s", *words);
+    at += snprintf(line + at, sizeof line - (size_t)at, " %s", first);
+    for (; words && *words; words++) at += snprintf(line + at, sizeof line - (size_t)at, " %s", *words);
     pid_t shell = (pid_t)OK(fork());
     if (shell) return shell;
     execlp("ssh", "ssh", host, line, NULL);
@@ -101,11 +142,19 @@ int main(int argc, char **argv) {
     snprintf(spare, sizeof spare, "%s", check_go);
     snprintf(strrchr(spare, '/') ? strrchr(spare, '/') : spare, 8, "/spare");
     pid_t shell = 0;
+    int talks = 0;
+    OK(getrandom(&talker, sizeof talker, 0));
     if (a + 2 < argc && strcmp(argv[a], "host") == 0) {
         int there = strcmp(argv[a + 2], "there") == 0;
-        shell = start_on(argv[a + 1], there, argv + a + 3);
-        a = there ? argc : a + 3;
+        talks = a + 3 < argc && strcmp(argv[a + 3], "talks") == 0;
+        char **rest = argv + a + 3 + talks;
+        shell = start_on(argv[a + 1], talks ? "talks" : "", there ? rest : NULL);
+        a = there ? argc : a + 3 + talks;
+    } else if (a < argc && strcmp(argv[a], "talks") == 0) {
+        talks = 1;
+        a++;
     }
+    if (talks) gate_talk = talk;
     if (a < argc && strcmp(argv[a], "kids") == 0) has_kids = a++;
     if (a < argc) snprintf(action, sizeof action, "%s", argv[a++]);
     if (a + 1 < argc) {
@@ -148,6 +197,7 @@ int main(int argc, char **argv) {
         CHECK(st == 0 || (k == 0 && is("dies") && st == SIGKILL));
     }
     if (shell) reap(shell, 0);
+    if (talks && !talked && !*action) fail("nobody has talked");
     printf("closed %lu opened %lu rebuilt %lu orphaned %lu\n", gate_closed, gate_opened, gate_rebuilt, gate_orphaned);
     return is_child ? 0 : finish();
 }

@@ -1,6 +1,7 @@
-// gen_steps MEGABYTES [random | shared]: its memory is a function of one number, the step. The file `order` of its directory says which step to go to, or that all memory is to be compared with
-// what it must be at a step; the file `answer` says what was done. Between two steps many, few, all or no pages change; some are alike, some zero;
-// with `random` each step changes all of them, and no two are alike. With `shared` it is memory that could be shared.
+// gen_steps MEGABYTES [random | shared]: its memory is a function of one number, the step. The file `order` of its
+// directory says which step to go to, or that all memory is to be compared with what it must be at a step; the file
+// `answer` says what was done. Between two steps many, few, all or no pages change; some are alike, some zero; with
+// `random` each step changes all of them, and no two are alike. With `shared` it is memory that could be shared.
 #include "check.h"
 #define P 4096
 static const int share[] = {100, 1, 10, 50, 0, 60, 3, 100, 30};

@@ -1,7 +1,8 @@
-// Registrations with mq_notify that outlive checkpoints. ipc_notify signal: a realtime signal with a value, and one of standard kind, whose queue held messages when it was registered.
-// ipc_notify full: signals with a value cannot be queued for the time of the checkpoints (RLIMIT_SIGPENDING).
-// ipc_notify thread: SIGEV_THREAD, two queues. ipc_notify none: SIGEV_NONE, which keeps others from registering.
-// A child sends; the registering process has its queues open for reading only.
+// Registrations with mq_notify that outlive checkpoints. ipc_notify signal: a realtime signal with a value, and one of
+// standard kind, whose queue held messages when it was registered. ipc_notify full: signals with a value cannot be
+// queued for the time of the checkpoints (RLIMIT_SIGPENDING). ipc_notify thread: SIGEV_THREAD, two queues. ipc_notify
+// none: SIGEV_NONE, which keeps others from registering. A child sends; the registering process has its queues open for
+// reading only.
 #include "check.h"
 #include <mqueue.h>
 #include <sys/resource.h>

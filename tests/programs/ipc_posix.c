@@ -1,5 +1,5 @@
-// ipc_posix mq: message queues with waiting messages and priorities, one by name, one without, which is always full: a child waits to send.
-// ipc_posix sem: named semaphores shared by two processes, and with whoever opens one by its name.
+// ipc_posix mq: message queues with waiting messages and priorities, one by name, one without, which is always full: a
+// child waits to send. ipc_posix sem: named semaphores shared by two processes, and with whoever opens one by its name.
 #include "check.h"
 #include <mqueue.h>
 #include <semaphore.h>

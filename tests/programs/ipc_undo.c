@@ -1,5 +1,6 @@
-// System V semaphores with SEM_UNDO: what a process has noted down is carried out when it ends, neither more nor less, however it ends. "all": all there is, in one set of many semaphores.
-// "ended": another process has used the semaphore last and has ended. "left": nobody uses a set that an ended process has made.
+// System V semaphores with SEM_UNDO: what a process has noted down is carried out when it ends, neither more nor less,
+// however it ends. "all": all there is, in one set of many semaphores. "ended": another process has used the semaphore
+// last and has ended. "left": nobody uses a set that an ended process has made.
 #include "check.h"
 #include <sys/sem.h>
 // More than one call can ask about lie between them.

@@ -1,7 +1,8 @@
-// The program of the tests that kill belay itself at every step of a checkpoint: it must not notice anything but the death of its own child, which
-// those tests may also kill. Threads block in every way that an interruption could show: sleeps, futexes, poll, read, sigwait; signals arrive all
-// the time at one that has an alternate stack; masks, attributes and memory are checked. Early returns of epoll_wait are only counted: the kernel
-// has it answer EINTR, and a tracer that dies at that moment cannot turn this into a restart (docs/limits.md).
+// The program of the tests that kill belay itself at every step of a checkpoint: it must not notice anything but the
+// death of its own child, which those tests may also kill. Threads block in every way that an interruption could show:
+// sleeps, futexes, poll, read, sigwait; signals arrive all the time at one that has an alternate stack; masks,
+// attributes and memory are checked. Early returns of epoll_wait are only counted: the kernel has it answer EINTR, and
+// a tracer that dies at that moment cannot turn this into a restart (docs/limits.md).
 #include "check.h"
 #include <sys/epoll.h>
 #include <sys/time.h>

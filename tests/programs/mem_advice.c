@@ -1,5 +1,7 @@
-// Memory with special fork behaviour and locks: contents and flags of MADV_DONTFORK, MADV_WIPEONFORK and MADV_DONTDUMP ranges survive; locked memory
-// keeps its contents. Shared memory that is kept from children stays writable. Mappings of many sizes are kept from children: a copy of the process has holes there, in which the kernel puts what the copy maps.
+// Memory with special fork behaviour and locks: contents and flags of MADV_DONTFORK, MADV_WIPEONFORK and MADV_DONTDUMP
+// ranges survive; locked memory keeps its contents. Shared memory that is kept from children stays writable. Mappings
+// of many sizes are kept from children: a copy of the process has holes there, in which the kernel puts what the copy
+// maps.
 #include "check.h"
 #define LEN 65536
 static const size_t hole[] = {1, 1, 1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1024, 2048};

@@ -1,4 +1,5 @@
-// The address space changes all the time: maps, unmaps, mremap grow/move/shrink, holes, protection splits, between and during checkpoints.
+// The address space changes all the time: maps, unmaps, mremap grow/move/shrink, holes, protection splits, between and
+// during checkpoints.
 #include "check.h"
 #define N 64
 static struct { char *p; size_t len; uint64_t seed; } a[N];

@@ -1,5 +1,6 @@
-// Programs, libraries and data files that are mapped: they stay what they were, whatever becomes of the files. mem_code DATA [names]: DATA is mapped privately and has the pattern of seed 7;
-// with `names`, executable mappings keep their names.
+// Programs, libraries and data files that are mapped: they stay what they were, whatever becomes of the files. mem_code
+// DATA [names]: DATA is mapped privately and has the pattern of seed 7; with `names`, executable mappings keep their
+// names.
 #include "check.h"
 #define MOST 256
 static struct range { uintptr_t from, to; uint64_t sum; char name[PATH_MAX]; } ranges[MOST];

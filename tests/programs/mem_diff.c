@@ -1,7 +1,8 @@
-// What a differential checkpoint must not get wrong: few, some or all pages written between checkpoints, pages rewritten with what they held, pages swapped
-// with each other, zeroed, given back, moved and grown by mremap and realloc, copied by fork, mapped anew; a private page of a file that holds only zeros.
-// `mem_diff pieces` also moves memory that it has mapped in pieces, which needs --differential hash (docs/limits.md).
-// `mem_diff alone` has no file, so that a copy of it may run beside it.
+// What a differential checkpoint must not get wrong: few, some or all pages written between checkpoints, pages
+// rewritten with what they held, pages swapped with each other, zeroed, given back, moved and grown by mremap and
+// realloc, copied by fork, mapped anew; a private page of a file that holds only zeros. `mem_diff pieces` also moves
+// memory that it has mapped in pieces, which needs --differential hash (docs/limits.md). `mem_diff alone` has no file,
+// so that a copy of it may run beside it.
 #include "check.h"
 #define N 1024
 #define P 4096

@@ -1,4 +1,5 @@
-// File mappings: shared written and read through both mapping and descriptor; private with some pages changed; offset, tail page, closed descriptor.
+// File mappings: shared written and read through both mapping and descriptor; private with some pages changed; offset,
+// tail page, closed descriptor.
 #include "check.h"
 #define LEN (40 * 4096 + 1000)
 int main(void) {

@@ -1,5 +1,6 @@
-// Private mappings of files without a name, a memfd and a deleted file: pages that have not been written show what is written to the file,
-// also in a forked process, and where the file has grown; those that have been written, zeros too, are the program's own.
+// Private mappings of files without a name, a memfd and a deleted file: pages that have not been written show what is
+// written to the file, also in a forked process, and where the file has grown; those that have been written, zeros too,
+// are the program's own.
 #include "check.h"
 enum { PAGE = 4096, LENGTH = 12, MAPPED = 14, FIRST = 1, OWN = 4 };
 struct board { _Atomic uint64_t turn; uint64_t seed[2][LENGTH]; };

@@ -1,5 +1,6 @@
-// mem_full MEGABYTES [THREADS [alone]]: fills that much memory and rewrites all of it again and again, a page at a time; every page always holds what was written to it last.
-// With `alone` it allows itself no more processes: nobody can make a copy of it.
+// mem_full MEGABYTES [THREADS [alone]]: fills that much memory and rewrites all of it again and again, a page at a
+// time; every page always holds what was written to it last. With `alone` it allows itself no more processes: nobody
+// can make a copy of it.
 #include "check.h"
 #include <sys/resource.h>
 #define P 4096

@@ -1,5 +1,6 @@
-// Explicit huge pages (MAP_HUGETLB): private ones with a gap of untouched and one of forbidden pages, shared ones with a child, a memory file that is mapped but
-// no longer open. They must still be huge pages after a restart. Without a single huge page on the machine there is nothing to check.
+// Explicit huge pages (MAP_HUGETLB): private ones with a gap of untouched and one of forbidden pages, shared ones with
+// a child, a memory file that is mapped but no longer open. They must still be huge pages after a restart. Without a
+// single huge page on the machine there is nothing to check.
 #include "check.h"
 #include <linux/mman.h>
 #include <linux/memfd.h>

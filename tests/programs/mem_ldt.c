@@ -1,4 +1,5 @@
-// Segments of the program's own (modify_ldt, as Wine makes them): read through, also by a second thread, in use while it sleeps, and listed by the kernel.
+// Segments of the program's own (modify_ldt, as Wine makes them): read through, also by a second thread, in use while
+// it sleeps, and listed by the kernel.
 #include "check.h"
 #include <asm/ldt.h>
 #define SELECTOR(entry) ((entry) << 3 | 7)

@@ -1,5 +1,6 @@
-// Memory locks: mlock, mlock2(MLOCK_ONFAULT) and mlockall(MCL_FUTURE) hold, and a process whose locks have reached their limit, where new memory would be locked too, is
-// checkpointed all the same. mem_locks onfault: with MCL_ONFAULT. mem_locks first: nothing has been locked yet.
+// Memory locks: mlock, mlock2(MLOCK_ONFAULT) and mlockall(MCL_FUTURE) hold, and a process whose locks have reached
+// their limit, where new memory would be locked too, is checkpointed all the same. mem_locks onfault: with MCL_ONFAULT.
+// mem_locks first: nothing has been locked yet.
 #include "check.h"
 #include <sys/resource.h>
 #define PAGES (1L << 16)

@@ -1,6 +1,6 @@
-// Marks that the kernel keeps for a mapping or for all of them: memory that may be dropped (MAP_DROPPABLE) and is empty in children, sealed mappings (mseal), advice about the order of
-// access, and the promise to make nothing executable that is or was writable (PR_SET_MDWE).
-// usage: mem_marked droppable|sealed|random|mdwe|mdwe-own
+// Marks that the kernel keeps for a mapping or for all of them: memory that may be dropped (MAP_DROPPABLE) and is empty
+// in children, sealed mappings (mseal), advice about the order of access, and the promise to make nothing executable
+// that is or was writable (PR_SET_MDWE). usage: mem_marked droppable|sealed|random|mdwe|mdwe-own
 #include "check.h"
 #define P 4096
 #ifndef PR_SET_MDWE

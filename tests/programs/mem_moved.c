@@ -1,5 +1,5 @@
-// What a kernel's record of written pages may not show: memory that changes places with other memory by whole page tables (mremap, 2 MiB at a time), pages given back and read before
-// they are written again.
+// What a kernel's record of written pages may not show: memory that changes places with other memory by whole page
+// tables (mremap, 2 MiB at a time), pages given back and read before they are written again.
 #include "check.h"
 #define P 4096
 #define PART (2 << 20)

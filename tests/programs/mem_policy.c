@@ -1,4 +1,5 @@
-// On which nodes memory shall lie: the policy of the process (numactl), and those of pieces of its memory (mbind), also of memory that nobody has touched yet.
+// On which nodes memory shall lie: the policy of the process (numactl), and those of pieces of its memory (mbind), also
+// of memory that nobody has touched yet.
 #include "check.h"
 #include <linux/mempolicy.h>
 #define PAGE 4096UL

@@ -1,5 +1,6 @@
-// Guard regions (MADV_GUARD_INSTALL), as newer C libraries end their threads' stacks with: on anonymous memory, on private and shared mappings of files, beside what is kept from
-// children or locked. Each access faults, all around is as it was, and a region can be taken away and put back.
+// Guard regions (MADV_GUARD_INSTALL), as newer C libraries end their threads' stacks with: on anonymous memory, on
+// private and shared mappings of files, beside what is kept from children or locked. Each access faults, all around is
+// as it was, and a region can be taken away and put back.
 #include "check.h"
 #include <setjmp.h>
 #define P 4096

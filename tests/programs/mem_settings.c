@@ -1,5 +1,6 @@
-// What can be set of a mapping: how it is made (mmap), advice, locks, names. Each mapping of a table stands alone, and what the kernel says about it (access, a name of its own, VmFlags) is compared as long as the program
-// runs, but for marks of written pages. What this kernel or this user may not have is left out and named.
+// What can be set of a mapping: how it is made (mmap), advice, locks, names. Each mapping of a table stands alone, and
+// what the kernel says about it (access, a name of its own, VmFlags) is compared as long as the program runs, but for
+// marks of written pages. What this kernel or this user may not have is left out and named.
 #include "check.h"
 #include <sys/resource.h>
 #include <sys/shm.h>

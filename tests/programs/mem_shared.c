@@ -1,4 +1,5 @@
-// Memory shared between processes stays shared. mem_shared KIND: anon, file, memfd, shm (POSIX), shmgone (unlinked), sysv, sysvgone.
+// Memory shared between processes stays shared. mem_shared KIND: anon, file, memfd, shm (POSIX), shmgone (unlinked),
+// sysv, sysvgone.
 #include "check.h"
 #include <sys/ipc.h>
 #include <sys/shm.h>

@@ -1,4 +1,5 @@
-// mem_twins MEGABYTES: two processes, as two ranks on one node, that each have filled memory of their own with the same contents; no two of its pages are alike.
+// mem_twins MEGABYTES: two processes, as two ranks on one node, that each have filled memory of their own with the same
+// contents; no two of its pages are alike.
 #include "check.h"
 #define P 4096
 static char *make(size_t pages) {

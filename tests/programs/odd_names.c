@@ -1,4 +1,5 @@
-// Names that are not UTF-8: its own file, directory, arguments, environment and thread; a mapped file, an open file, a FIFO, a socket.
+// Names that are not UTF-8: its own file, directory, arguments, environment and thread; a mapped file, an open file, a
+// FIFO, a socket.
 #include "check.h"
 #include <sys/socket.h>
 #include <sys/un.h>

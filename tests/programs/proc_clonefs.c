@@ -1,4 +1,5 @@
-// Three processes that share working directory and file mode creation mask (CLONE_FS): each in turn changes both, and all see it. A fourth has its own.
+// Three processes that share working directory and file mode creation mask (CLONE_FS): each in turn changes both, and
+// all see it. A fourth has its own.
 #include "check.h"
 #define SHARING 3
 struct shared { _Atomic unsigned turn, seen[SHARING]; _Atomic int ending; };

@@ -1,4 +1,5 @@
-// A daemon made by double fork and setsid: its own session, reparented, talks to the main program through a FIFO-less file of counters.
+// A daemon made by double fork and setsid: its own session, reparented, talks to the main program through a FIFO-less
+// file of counters.
 #include "check.h"
 struct shared { _Atomic uint64_t asked, answered; _Atomic int pid, ppid, sid, ending; };
 int main(void) {

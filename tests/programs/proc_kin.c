@@ -1,6 +1,7 @@
-// Memory that processes have in common because one has forked the other stays in memory once: several levels of children, that write to some of it, give some back, and have some for themselves.
-// What all of them together take (Pss) is no more than before, and their contents are their own. Code that was made before all of them runs in each, as in emulators and compilers at run time.
-// usage: proc_kin MIB
+// Memory that processes have in common because one has forked the other stays in memory once: several levels of
+// children, that write to some of it, give some back, and have some for themselves. What all of them together take
+// (Pss) is no more than before, and their contents are their own. Code that was made before all of them runs in each,
+// as in emulators and compilers at run time. usage: proc_kin MIB
 #include "check.h"
 #define P 4096
 enum { N = 6, CODE = 2 << 20 };

@@ -1,5 +1,6 @@
-// Processes that share their memory (CLONE_VM without CLONE_THREAD): with own descriptors and signal handlers ("own"), with nothing of their own but the number ("all"),
-// below each other with threads ("deep"), and beside the first ("sibling"). All but the first use raw system calls only: libc's state is the first one's.
+// Processes that share their memory (CLONE_VM without CLONE_THREAD): with own descriptors and signal handlers ("own"),
+// with nothing of their own but the number ("all"), below each other with threads ("deep"), and beside the first
+// ("sibling"). All but the first use raw system calls only: libc's state is the first one's.
 #include "check.h"
 #include <asm/prctl.h>
 #include <linux/futex.h>

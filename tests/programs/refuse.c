@@ -1,11 +1,27 @@
-// Programs that use what cannot be checkpointed yet. refuse KIND: io_uring, discipline (of a terminal), userfaultfd, ptrace, namespace, remote, dispatch, compat (a thread in 32-bit code), urgent, ended (a file in /proc of a descriptor of a process that has ended), cwd (a working directory in /proc of one), signals (20,000 pending); locks (more memory than the limit of now allows, and what is mapped would be
-// locked too); landlock, scope (domains of Landlock), of a thread other than the first: landlocked, filter, strict (seccomp), apart (a host name of its own); children (a PID namespace for them). They
-// must go on undisturbed.
+// Programs that use what cannot be checkpointed yet, and must go on undisturbed. refuse KIND:
+//   io_uring, userfaultfd, ptrace, namespace, remote, dispatch
+//   perf        a performance counter
+//   ring        the memory of one that has no descriptor any more
+//   discipline  of a terminal
+//   compat      a thread in 32-bit code
+//   urgent      data in a socket
+//   unseen      what is written to a pseudo-terminal before its slave is opened
+//   pressure    a trigger
+//   detached    a mount without a place
+//   ended       a file in /proc of a descriptor of a process that has ended
+//   cwd         a working directory in /proc of one
+//   signals     20,000 pending
+//   locks       more memory than the limit of now allows, and what is mapped would be locked too
+//   landlock, scope                             domains of Landlock
+//   landlocked, filter and strict (seccomp)     of a thread other than the first
+//   apart       a host name of such a thread's own
+//   children    a PID namespace for the children
 #include "check.h"
 #include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/io_uring.h>
 #include <linux/landlock.h>
+#include <linux/perf_event.h>
 #include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
@@ -53,7 +69,8 @@ static void *count(void *page) {
     run();
     return NULL;
 }
-// Enters a domain of Landlock that forbids to execute files, or (what headers may not know yet) only signals to processes outside of it.
+// Enters a domain of Landlock that forbids to execute files, or (what headers may not know yet) only signals to
+// processes outside of it.
 static void enter_domain(int scope) {
     struct {
         uint64_t files, ports, scoped;
@@ -179,6 +196,13 @@ int main(int argc, char **argv) {
         int m = (int)OK(open("/dev/ptmx", O_RDWR | O_NOCTTY)), discipline = 27 /* N_NULL */;
         OK(unlockpt(m));
         OK(ioctl(OK(open(ptsname(m), O_RDWR | O_NOCTTY)), TIOCSETD, &discipline));
+    } else if (!strcmp(kind, "unseen")) {
+        OK(write(OK(open("/dev/ptmx", O_RDWR | O_NOCTTY)), "wait\n", 5));
+    } else if (!strcmp(kind, "pressure")) {
+        const char trigger[] = "some 200000 2000000";
+        OK(write(OK(open("/proc/pressure/memory", O_RDWR | O_NONBLOCK)), trigger, sizeof trigger));
+    } else if (!strcmp(kind, "detached")) {
+        OK(syscall(428 /* open_tree */, AT_FDCWD, "/tmp", 1 /* OPEN_TREE_CLONE */));
     } else if (!strcmp(kind, "urgent")) {
         OK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
         EQ(send(pair[0], "ab", 2, 0), 2);
@@ -190,6 +214,13 @@ int main(int argc, char **argv) {
         sigaddset(&s, SIGRTMIN);
         OK(sigprocmask(SIG_BLOCK, &s, NULL));
         for (int i = 0; i < 20000; i++) OK(sigqueue(getpid(), SIGRTMIN, (union sigval){.sival_int = i}));
+    } else if (!strcmp(kind, "perf") || !strcmp(kind, "ring")) {
+        struct perf_event_attr attr = {.type = PERF_TYPE_SOFTWARE, .size = sizeof attr, .config = PERF_COUNT_SW_TASK_CLOCK, .exclude_kernel = 1};
+        int fd = (int)OK(syscall(SYS_perf_event_open, &attr, 0, -1, -1, 0));
+        if (kind[0] == 'r') {
+            CHECK(mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) != MAP_FAILED);
+            close(fd);
+        }
     } else
         fail("unknown kind");
     while (running()) {

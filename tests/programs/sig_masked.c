@@ -1,4 +1,5 @@
-// Calls that block a signal only while they wait: it comes when the call has returned because of its own wakeup, never before, and the thread's own mask is in force again. sig_masked [aio]
+// Calls that block a signal only while they wait: it comes when the call has returned because of its own wakeup, never
+// before, and the thread's own mask is in force again. sig_masked [aio]
 #include "check.h"
 #include <linux/aio_abi.h>
 #include <sys/epoll.h>

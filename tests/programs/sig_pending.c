@@ -1,4 +1,5 @@
-// Pending signals: real-time queue with values in order, standard signals with their sender, thread-directed ones; none lost, none added.
+// Pending signals: real-time queue with values in order, standard signals with their sender, thread-directed ones; none
+// lost, none added.
 #include "check.h"
 int main(void) {
     begin("sig_pending");

@@ -1,4 +1,5 @@
-// A signal that is blocked by and pending for one thread alone, of the kind with which runtimes stop their threads (SIGURG), stays pending there; the thread keeps its alternate stack and its name.
+// A signal that is blocked by and pending for one thread alone, of the kind with which runtimes stop their threads
+// (SIGURG), stays pending there; the thread keeps its alternate stack and its name.
 #include "check.h"
 #include <sys/mman.h>
 static _Atomic int ready, ending, taken;

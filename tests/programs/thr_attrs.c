@@ -1,5 +1,6 @@
-// What belongs to a thread, not to the process: name, mask, affinity, scheduling, nice, alternate stack, timer slack, memory policy, what machine checks and the time stamp counter do, no_new_privs;
-// for root also users, groups, capabilities and the flag of those who serve I/O. All but the first have values of their own.
+// What belongs to a thread, not to the process: name, mask, affinity, scheduling, nice, alternate stack, timer slack,
+// memory policy, what machine checks and the time stamp counter do, no_new_privs; for root also users, groups,
+// capabilities and the flag of those who serve I/O. All but the first have values of their own.
 #include "check.h"
 #include <linux/capability.h>
 #include <linux/mempolicy.h>

@@ -1,4 +1,5 @@
-// Threads with a working directory and a file mode creation mask of their own (unshare(CLONE_FS)), beside threads that share those of the process.
+// Threads with a working directory and a file mode creation mask of their own (unshare(CLONE_FS)), beside threads that
+// share those of the process.
 #include "check.h"
 #define THREADS 4
 static char base[PATH_MAX];

@@ -1,4 +1,5 @@
-// Threads with a descriptor table of their own (unshare(CLONE_FILES)): one alone, and two that share one which is not the process's.
+// Threads with a descriptor table of their own (unshare(CLONE_FILES)): one alone, and two that share one which is not
+// the process's.
 #include "check.h"
 #include <dirent.h>
 #include <sys/epoll.h>

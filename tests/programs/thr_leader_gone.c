@@ -1,5 +1,6 @@
-// The main thread has ended with pthread_exit (a zombie leader); the other threads carry the process on, with its descriptors, memory and children.
-// So has that of a child. (Which thread's status is the child's in the end depends on the kernel: both have the same.)
+// The main thread has ended with pthread_exit (a zombie leader); the other threads carry the process on, with its
+// descriptors, memory and children. So has that of a child. (Which thread's status is the child's in the end depends on
+// the kernel: both have the same.)
 #include "check.h"
 static pthread_t main_thread;
 static int to_echo[2], to_child[2];

@@ -1,5 +1,6 @@
-// Restartable sequences: a thread that is stopped in the middle of one begins it anew, since others may have run on its processor meanwhile. Threads that share a processor count in a
-// word of that processor, each in a sequence that is long enough to be stopped in; a sequence that were carried on after a stop would undo what others have counted.
+// Restartable sequences: a thread that is stopped in the middle of one begins it anew, since others may have run on its
+// processor meanwhile. Threads that share a processor count in a word of that processor, each in a sequence that is
+// long enough to be stopped in; a sequence that were carried on after a stop would undo what others have counted.
 #include "check.h"
 #include <sys/rseq.h>
 #define THREADS 8

@@ -1,4 +1,5 @@
-// Threads and processes that wait for a futex whose value never changes: whoever has fallen asleep there is found there by all who wake, at every moment, and is woken by one wake-up. thr_wakes N
+// Threads and processes that wait for a futex whose value never changes: whoever has fallen asleep there is found there
+// by all who wake, at every moment, and is woken by one wake-up. thr_wakes N
 #include "check.h"
 #include <linux/futex.h>
 

@@ -1,5 +1,7 @@
-// Threads that are interrupted after the first, second, ... instruction of reading a clock (single steps, the trap flag), and wait in the signal handler: whenever a checkpoint comes, somebody stands
-// behind each instruction of the kernel's code for that (clock_gettime, time, clock_getres). What they read in the end is not before they began and not after they ended. time_steps [threads]
+// Threads that are interrupted after the first, second, ... instruction of reading a clock (single steps, the trap
+// flag), and wait in the signal handler: whenever a checkpoint comes, somebody stands behind each instruction of the
+// kernel's code for that (clock_gettime, time, clock_getres). What they read in the end is not before they began and
+// not after they ended. time_steps [threads]
 #include "check.h"
 #include <ucontext.h>
 #define MAX 256
@@ -14,7 +16,8 @@ static int64_t called(clockid_t c) {
     OK(syscall(SYS_clock_gettime, c, &t));
     return t.tv_sec * SECOND + t.tv_nsec;
 }
-// Whether this is a time namespace: before its first restart a job is in none, and what is behind some instructions of time() and clock_getres() then is not looked after (decision 0019).
+// Whether this is a time namespace: before its first restart a job is in none, and what is behind some instructions of
+// time() and clock_getres() then is not looked after (decision 0019).
 static int shifted(void) {
     char name[64] = "";
     OK(readlink("/proc/self/ns/time", name, sizeof name - 1));

@@ -1,5 +1,6 @@
-// Threads that read clocks all the time, through the code that the kernel gives to every process (vDSO): none goes back, none is frozen, all agree. Signals arrive in the middle of such
-// calls, and their handlers take long. time_vdso [threads]
+// Threads that read clocks all the time, through the code that the kernel gives to every process (vDSO): none goes
+// back, none is frozen, all agree. Signals arrive in the middle of such calls, and their handlers take long. time_vdso
+// [threads]
 #include "check.h"
 #include <sys/time.h>
 #define MAX 64

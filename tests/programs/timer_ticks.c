@@ -1,4 +1,5 @@
-// Ticks by a system call that the program issues itself: the compiler keeps the address of the time-out in a register from one to the next. None is shorter than it should be.
+// Ticks by a system call that the program issues itself: the compiler keeps the address of the time-out in a register
+// from one to the next. None is shorter than it should be.
 #include "check.h"
 enum { TICKS = 8, TICK_MS = 300 };
 static long wait_once(const sigset_t *set, const struct timespec *t) {

@@ -1,5 +1,5 @@
-// Calls with a relative time-out, one in each thread: each returns when that has passed, not before and not later than the given slack, however often the job is checkpointed meanwhile.
-// timer_waits MILLISECONDS SLACK
+// Calls with a relative time-out, one in each thread: each returns when that has passed, not before and not later than
+// the given slack, however often the job is checkpointed meanwhile. timer_waits MILLISECONDS SLACK
 #include "check.h"
 #include <linux/futex.h>
 #include <sys/epoll.h>

@@ -1,4 +1,5 @@
-//! Things that come from somewhere, in crowds: where there are too many, the oldest from where most come makes room, so that nobody is kept out by those of one address.
+//! Things that come from somewhere, in crowds: where there are too many, the oldest from where most come makes room, so
+//! that nobody is kept out by those of one address.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;

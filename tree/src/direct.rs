@@ -1,9 +1,11 @@
-//! Connections of two nodes beside the tree, for much data: authenticated and encrypted with the job key like those of the tree, but blocking, for threads that do nothing else.
+//! Connections of two nodes beside the tree, for much data: authenticated and encrypted with the job key like those of
+//! the tree, but blocking, for threads that do nothing else.
 //!
-//! An answer may take as long as reading a generation does; meanwhile an end that is busy says from time to time that it is there, by an empty message. A peer whose process
-//! has ended is noticed by the end of the connection, one whose host is gone by the kernel's probes within some seconds, one that is stuck by its silence.
+//! An answer may take as long as reading a generation does; meanwhile an end that is busy says from time to time that
+//! it is there, by an empty message. A peer whose process has ended is noticed by the end of the connection, one whose
+//! host is gone by the kernel's probes within some seconds, one that is stuck by its silence.
 
-use crate::handle::TreeError;
+use crate::error::TreeError;
 use crate::key::JobKey;
 use crate::link::Link;
 use crate::listening::Listeners;
@@ -187,8 +189,9 @@ impl Direct {
         self.receive_within(Some(Self::SILENCE))
     }
 
-    /// Waits for a message as long as nothing is heard for no longer than `limit`; without one, as long as there is a connection. What comes later than that is not
-    /// taken for the answer to another question: the connection is closed.
+    /// Waits for a message as long as nothing is heard for no longer than `limit`; without one, as long as there is a
+    /// connection. What comes later than that is not taken for the answer to another question: the connection is
+    /// closed.
     pub fn receive_within(&mut self, limit: Option<Duration>) -> io::Result<Vec<u8>> {
         self.stream.set_read_timeout(limit)?;
         loop {
@@ -241,7 +244,8 @@ impl Door {
         self.listeners.addresses()
     }
 
-    /// Waits for a node, `limit` at most where there is one; none when none came. Those who do not prove to be one are dealt with here.
+    /// Waits for a node, `limit` at most where there is one; none when none came. Those who do not prove to be one are
+    /// dealt with here.
     pub fn accept(&mut self, limit: Option<Duration>) -> io::Result<Option<Direct>> {
         let begin = Instant::now();
         loop {

@@ -1,7 +1,7 @@
 //! Entries for the fuzzer: what a peer of the tree can send, with and without the job's key.
 
 use crate::direct::Direct;
-use crate::handle::{Bell, Event, Released};
+use crate::event::{Bell, Event, Released};
 use crate::key::{JobKey, KEY_BYTES};
 use crate::listening::Listeners;
 use crate::message::{Contribution, Down, NodeInfo, Up};
@@ -33,7 +33,8 @@ fn ends(prologue: &[u8]) -> [Result<Secure, NoiseError>; 2] {
     ]
 }
 
-/// What a node that has the key sends: `data` is the stream inside the packets, and what the decoded messages do to a relay and to a root.
+/// What a node that has the key sends: `data` is the stream inside the packets, and what the decoded messages do to a
+/// relay and to a root.
 pub fn node(data: &[u8]) {
     let [Ok(mut b), Ok(mut a)] = ends(TREE) else { return };
     for _ in 0..3 {

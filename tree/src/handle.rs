@@ -1,5 +1,7 @@
 //! What the rest of the program sees of the tree: joining it, orders, collective steps, events.
 
+use crate::error::TreeError;
+use crate::event::{Bell, Broken, Event, Released};
 use crate::key::JobKey;
 use crate::link::{Link, LinkError};
 use crate::listening::{beside, Listeners};
@@ -7,8 +9,7 @@ use crate::message::{Contribution, Down, Failed, FailureKind, NodeInfo, Up, Valu
 use crate::service::{Command, Service, Start, Traffic};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::path::PathBuf;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{mpsc, Arc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -22,86 +23,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 /// Connections that may end without an answer before joining is given up.
 const UNANSWERED: u32 = 8;
-
-/// Why a tree cannot be had.
-#[derive(Debug, thiserror::Error)]
-pub enum TreeError {
-    /// The key file.
-    #[error("job key {}: {source}", path.display())]
-    Key {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        source: std::io::Error,
-    },
-    /// A system call.
-    #[error("{0}: {1}")]
-    System(&'static str, std::io::Error),
-    /// The root did not take us.
-    #[error("join the job at {0}: {1}")]
-    Join(String, String),
-    /// Others have not joined.
-    #[error("wait until all other nodes have joined: {0}")]
-    Absent(String),
-}
-
-/// What happens in the tree.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    /// At the root: a node has joined.
-    Joined(NodeInfo),
-    /// At the root: a node has ended in good order, and has said with which status word.
-    Left(u64, i32),
-    /// At the root: a node is gone.
-    Lost(u64, String),
-    /// At the root: what a node has to say.
-    Said(u64, String),
-    /// Everywhere but at the root: an order.
-    Order(String),
-    /// The root is gone and did not come back.
-    RootLost(String),
-}
-
-/// A collective step that failed, somewhere.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Broken(pub Vec<Failed>);
-
-/// The result of a step as the service reports it.
-pub(crate) type Released = (u64, Vec<Failed>, Values);
-
-/// A descriptor that one thread makes readable for another.
-#[derive(Debug)]
-pub(crate) struct Bell(OwnedFd);
-
-impl Bell {
-    pub(crate) fn new() -> std::io::Result<Self> {
-        // SAFETY: takes numbers only.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        // SAFETY: the kernel has just returned it, and nobody else owns it.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
-    }
-
-    pub(crate) fn ring(&self) {
-        let one = 1u64;
-        // SAFETY: the value is valid for reading. A counter that is full is as readable as it can be.
-        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
-    }
-
-    pub(crate) fn silence(&self) {
-        let mut count = 0u64;
-        // SAFETY: `count` is valid for writing. Nothing to read is no failure.
-        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
-    }
-}
-
-impl AsRawFd for Bell {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-}
 
 /// A place in the tree that nobody attends to yet: it can be made before a fork, and has no thread.
 pub struct Joining {
@@ -178,7 +99,8 @@ impl Joining {
         })
     }
 
-    /// Joins the tree whose root listens at one of `root`: `tag` says what the root started this node for. It listens where it has reached the root from.
+    /// Joins the tree whose root listens at one of `root`: `tag` says what the root started this node for. It listens
+    /// where it has reached the root from.
     pub fn connect(key: JobKey, root: &[String], host: String, tag: u64, processes: u64) -> Result<Self, TreeError> {
         let failed = |why: String| TreeError::Join(root.join(" or "), why);
         let begin = Instant::now();
@@ -290,8 +212,9 @@ impl Joining {
         self.service.command(Command::Order(ALL_JOINED.into()));
     }
 
-    /// Waits until the root says that all nodes have joined, `limit` at most, attending to the connections on the calling thread: nodes may have to join below this one, and a step to
-    /// which it came without them would be without them.
+    /// Waits until the root says that all nodes have joined, `limit` at most, attending to the connections on the
+    /// calling thread: nodes may have to join below this one, and a step to which it came without them would be without
+    /// them.
     pub fn await_all(&mut self, limit: Duration) -> Result<(), TreeError> {
         let begin = Instant::now();
         loop {
@@ -304,7 +227,8 @@ impl Joining {
         }
     }
 
-    /// Attends to the connections as they are, on the calling thread. Who does something long before the next step calls this every second at least, or is taken for lost.
+    /// Attends to the connections as they are, on the calling thread. Who does something long before the next step
+    /// calls this every second at least, or is taken for lost.
     pub fn attend(&mut self) {
         self.service.turn_within(Duration::ZERO);
     }
@@ -447,18 +371,20 @@ impl Tree {
         self.command(Command::EndWith(status));
     }
 
-    /// At the root: the steps that follow are those of `nodes`, besides the root: new nodes wait to be let in, and each step fails from which one of these is missing, whenever it was lost.
-    /// None ends that.
+    /// At the root: the steps that follow are those of `nodes`, besides the root: new nodes wait to be let in, and each
+    /// step fails from which one of these is missing, whenever it was lost. None ends that.
     pub fn hold(&self, nodes: Option<BTreeSet<u64>>) {
         self.command(Command::Hold(nodes));
     }
 
-    /// Takes part in collective step `step` without waiting for its end, of which [`Tree::released`] tells. At the root, the step fails when others take longer than `patience`.
+    /// Takes part in collective step `step` without waiting for its end, of which [`Tree::released`] tells. At the
+    /// root, the step fails when others take longer than `patience`.
     pub fn begin(&self, step: u64, contribution: Contribution, patience: Option<Duration>) {
         self.command(Command::Arrive(step, contribution, patience));
     }
 
-    /// The number and the end of a step begun with [`Tree::begin`], once it has come. The descriptor of this object is readable when it may have.
+    /// The number and the end of a step begun with [`Tree::begin`], once it has come. The descriptor of this object is
+    /// readable when it may have.
     pub fn released(&self) -> Option<(u64, Result<Values, Broken>)> {
         let (step, failures, values) = self.ends.releases.try_recv().ok()?;
         let end = if failures.is_empty() {
@@ -469,7 +395,8 @@ impl Tree {
         Some((step, end))
     }
 
-    /// Takes part in collective step `step`; returns the facts that `contribution` wants when all nodes have contributed. Step numbers grow.
+    /// Takes part in collective step `step`; returns the facts that `contribution` wants when all nodes have
+    /// contributed. Step numbers grow.
     pub fn exchange(&self, step: u64, contribution: Contribution) -> Result<Values, Broken> {
         self.exchange_within(step, contribution, None)
     }

@@ -1,6 +1,6 @@
 //! The job key: 256 random bits in a file that only the job's owner can read. Every connection of the tree proves that it knows it.
 
-use crate::handle::TreeError;
+use crate::error::TreeError;
 use std::hash::Hasher;
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};

@@ -126,7 +126,8 @@ impl Link {
         Ok(())
     }
 
-    /// Reads from a peer that has not proved yet that it knows the key; whether it has by now. Little is read: what follows stays in the kernel.
+    /// Reads from a peer that has not proved yet that it knows the key; whether it has by now. Little is read: what
+    /// follows stays in the kernel.
     pub(crate) fn prove(&mut self) -> Result<bool, LinkError> {
         let mut buffer = [0u8; PROOF_BYTES];
         self.read(&mut buffer)?;
@@ -165,8 +166,9 @@ impl Link {
         }
     }
 
-    /// Sends `beat` when nothing else was sent for a while; an error when the peer was silent for longer than `limit`, or its host too for
-    /// longer than `SILENCE`. Who has said something that has not been read is not silent: it was this process that did not run.
+    /// Sends `beat` when nothing else was sent for a while; an error when the peer was silent for longer than `limit`,
+    /// or its host too for longer than `SILENCE`. Who has said something that has not been read is not silent: it was
+    /// this process that did not run.
     pub(crate) fn keep_alive<T: Serialize>(&mut self, beat: &T, limit: Duration) -> Result<(), LinkError> {
         let silent = self.heard.elapsed();
         if silent > SILENCE && !self.polled(libc::POLLIN, Duration::ZERO)? && (silent > limit || !self.host_answers()?) {

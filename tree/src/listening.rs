@@ -1,6 +1,6 @@
 //! Where a node listens: at addresses that are named, each with a socket of its own, not at all that the host has or gets.
 
-use crate::handle::TreeError;
+use crate::error::TreeError;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -23,7 +23,8 @@ fn listen(at: SocketAddr) -> std::io::Result<(SocketAddr, Arc<TcpListener>)> {
 }
 
 impl Listeners {
-    /// Listens at each of `addresses` where that is possible, which must be one at least: at one port, unless somebody else has it at some.
+    /// Listens at each of `addresses` where that is possible, which must be one at least: at one port, unless somebody
+    /// else has it at some.
     pub(crate) fn open(addresses: &[IpAddr]) -> Result<Self, TreeError> {
         Self::default().moved(addresses)
     }
@@ -68,8 +69,8 @@ impl Listeners {
     }
 }
 
-/// Where a node listens that has reached another from its address `local`: there, as others of the job reach it so too. From the host itself nothing is known, and it listens
-/// at all addresses that it has.
+/// Where a node listens that has reached another from its address `local`: there, as others of the job reach it so too.
+/// From the host itself nothing is known, and it listens at all addresses that it has.
 pub(crate) fn beside(local: Option<IpAddr>) -> Vec<IpAddr> {
     match local.filter(|ip| !ip.is_loopback()) {
         Some(ip) => vec![ip],

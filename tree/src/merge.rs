@@ -1,4 +1,5 @@
-//! One collective step at one node: contributions of the node itself and of its children become one, and the answer is taken apart again.
+//! One collective step at one node: contributions of the node itself and of its children become one, and the answer is
+//! taken apart again.
 //!
 //! ```text
 //! own + children ──(all have arrived)──> Merged up ──> ... root ... ──> Release ──(by what each wanted)──> own, children
@@ -75,13 +76,14 @@ impl Step {
         self.merged.clone()
     }
 
-    /// The merged contribution, once, when the node itself and all of `children` have arrived.
-    pub(crate) fn complete(&mut self, mut children: impl Iterator<Item = u64>) -> Option<Contribution> {
-        let own = self.arrived.contains_key(&Who::Own);
-        if self.sent || !own || !children.all(|c| self.arrived.contains_key(&Who::Child(c))) {
+    /// The merged contribution, once, when the node itself, whose number is `own`, and all of `children` have arrived.
+    pub(crate) fn complete(&mut self, own: u64, mut children: impl Iterator<Item = u64>) -> Option<Contribution> {
+        let is_own_there = self.arrived.contains_key(&Who::Own);
+        if self.sent || !is_own_there || !children.all(|c| self.arrived.contains_key(&Who::Child(c))) {
             return None;
         }
         self.sent = true;
+        self.merged = std::mem::take(&mut self.merged).bounded(own);
         Some(self.merged.clone())
     }
 
@@ -143,7 +145,7 @@ mod tests {
         for n in order {
             let mut at = *n;
             steps[at as usize].arrive(1, Who::Own, contributions[at as usize].clone());
-            while let Some(merged) = steps[at as usize].complete(children(at)) {
+            while let Some(merged) = steps[at as usize].complete(at, children(at)) {
                 match shape::parent(at, fan_out) {
                     Some(above) => {
                         at_root += u64::from(above == 0);
@@ -215,17 +217,39 @@ mod tests {
     fn a_lost_child_ends_the_step_with_a_failure() {
         let mut step = Step::default();
         step.arrive(3, Who::Own, Contribution::ready());
-        assert!(step.complete([1, 2].into_iter()).is_none());
+        assert!(step.complete(0, [1, 2].into_iter()).is_none());
         step.arrive(3, Who::Child(1), Contribution::ready());
         step.lose(2, FailureKind::Lost, "killed");
         step.lose(2, FailureKind::Lost, "killed");
-        let merged = step.complete([1, 2].into_iter()).unwrap();
+        let merged = step.complete(0, [1, 2].into_iter()).unwrap();
         assert_eq!(merged.failures.len(), 1);
         assert_eq!(merged.nodes, 3);
-        assert!(step.complete([1, 2].into_iter()).is_none(), "sent once");
+        assert!(step.complete(0, [1, 2].into_iter()).is_none(), "sent once");
         assert!(step.unanswered().is_some());
         step.release(&Values::new());
         assert!(step.unanswered().is_none());
+    }
+
+    #[test]
+    fn facts_too_long_for_a_message_fail_the_step() {
+        let long = |node: u64| {
+            let mut c = Contribution::ready();
+            c.publish
+                .insert(format!("fact{node}"), "x".repeat(crate::noise::MAX_MESSAGE / 5));
+            c.want.insert("fact*".into());
+            c
+        };
+        let all = [long(0), long(1), long(2), long(3)];
+        let (failures, got, _) = run(2, 2, &[1, 0], &all[..2]);
+        assert!(failures.is_empty());
+        assert_eq!(got[1].len(), 2);
+        // 3 is below 1; together with 0 they have too much.
+        let (failures, got, _) = run(4, 2, &[3, 1, 2, 0], &all);
+        assert_eq!(
+            failures.iter().map(|f| (f.node, f.kind)).collect::<Vec<_>>(),
+            [(0, FailureKind::TooLong)]
+        );
+        assert!(got.iter().all(Values::is_empty));
     }
 
     #[test]
@@ -236,7 +260,7 @@ mod tests {
         step.arrive(1, Who::Child(1), with_number.clone());
         step.arrive(1, Who::Child(1), with_number);
         step.arrive(1, Who::Own, Contribution::ready());
-        let merged = step.complete([1].into_iter()).unwrap();
+        let merged = step.complete(0, [1].into_iter()).unwrap();
         assert_eq!((merged.nodes, merged.sums["bytes"]), (2, 5));
         step.release(&Values::new());
         step.arrive(1, Who::Child(1), Contribution::ready());

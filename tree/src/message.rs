@@ -8,6 +8,8 @@ pub type Values = BTreeMap<String, String>;
 
 /// Failures that one message carries at most; one is enough to give a step up.
 pub(crate) const MAX_FAILURES: usize = 8;
+/// Most that a branch may make known and want, bytes: some of them become two in a message.
+const MAX_FACTS: usize = crate::noise::MAX_MESSAGE / 2;
 
 /// Why a node could not do its part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +34,8 @@ pub enum FailureKind {
     Silent,
     /// Its thread for the tree has ended.
     Internal,
+    /// What it and the nodes below it make known is too long for a message.
+    TooLong,
     /// It is there, and has not done its part.
     Refused {
         /// The exit status that says why.
@@ -112,6 +116,28 @@ impl Contribution {
         join(&mut self.greatest, other.greatest, u64::max);
     }
 
+    /// What goes to the next node, of a branch that begins at `node`: itself, or where it would be too long for a
+    /// message its failure.
+    pub(crate) fn bounded(self, node: u64) -> Self {
+        let facts: usize = self.publish.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let numbers = self.sums.keys().chain(self.greatest.keys()).map(String::len).sum::<usize>();
+        let bytes = facts + numbers + self.want.iter().map(String::len).sum::<usize>();
+        let names = self.publish.len() + self.sums.len() + self.greatest.len() + self.want.len();
+        // Beside each name and its value stand quotes and, in numbers, up to 20 digits.
+        if bytes.saturating_add(names.saturating_mul(32)) <= MAX_FACTS {
+            return self;
+        }
+        let reason = format!(
+            "what {} nodes tell each other is {bytes} bytes in {names} parts, too long for a message ({MAX_FACTS} bytes)",
+            self.nodes
+        );
+        let mut failed = Self::failed(node, FailureKind::TooLong, reason);
+        failed.nodes = self.nodes;
+        failed.failures.extend(self.failures);
+        failed.failures.truncate(MAX_FAILURES);
+        failed
+    }
+
     /// What is known when all have arrived.
     pub(crate) fn facts(self) -> Values {
         let named = |how: &'static str, of: BTreeMap<String, u64>| {
@@ -135,7 +161,8 @@ fn join(all: &mut BTreeMap<String, u64>, more: BTreeMap<String, u64>, how: impl 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "up", rename_all = "snake_case")]
 pub(crate) enum Up {
-    /// First message of a connection. `released` is the last step that this node has seen the end of, `ordered` the last order it has heard.
+    /// First message of a connection. `released` is the last step that this node has seen the end of, `ordered` the
+    /// last order it has heard.
     Hello { info: NodeInfo, released: u64, ordered: u64 },
     /// This branch has arrived at a step.
     Arrive { step: u64, contribution: Contribution },
@@ -159,7 +186,8 @@ pub(crate) enum Up {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "down", rename_all = "snake_case")]
 pub(crate) enum Down {
-    /// The root's answer to a new node: its number, where its parent listens if that is another node, and the last order that is not for it, because it was given before.
+    /// The root's answer to a new node: its number, where its parent listens if that is another node, and the last
+    /// order that is not for it, because it was given before.
     Welcome {
         node: u64,
         parent: Option<(u64, Vec<String>)>,

@@ -9,8 +9,8 @@
 //! initiator <── e, ee ── responder  proves that the responder knows the key
 //! initiator ── empty ──> responder  sealed with what both have just made: proves that the initiator knows it
 //! ```
-//! Everything that comes from outside is bounded before it is kept: a packet of the handshake has exactly one length, and a peer that does not know
-//! the key fails at its first packet. A responder says nothing before the proof.
+//! Everything that comes from outside is bounded before it is kept: a packet of the handshake has exactly one length,
+//! and a peer that does not know the key fails at its first packet. A responder says nothing before the proof.
 
 use crate::key::JobKey;
 use snow::{Builder, HandshakeState, TransportState};
@@ -46,8 +46,8 @@ pub(crate) enum NoiseError {
     Crypto(#[from] snow::Error),
 }
 
-/// First packets that have been answered. Nobody who knows the key makes the same one twice, and the answer is what costs something: each is given once. So many are kept, then
-/// it begins anew.
+/// First packets that have been answered. Nobody who knows the key makes the same one twice, and the answer is what
+/// costs something: each is given once. So many are kept, then it begins anew.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Answered(Arc<Mutex<HashSet<[u8; HANDSHAKE_BYTES]>>>);
 

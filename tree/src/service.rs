@@ -5,13 +5,14 @@
 //! guest ──(Hello with a number)──> child ──(connection ends)──> missing ──(Hello again)──> child
 //!   └─ Hello without one, at the root: gets a number and a parent  └─(after GRACE)──> lost: an event at the root, a failure of the step under way
 //! ```
-//! A node whose parent is gone connects again, with growing pauses; after a while, or when nobody listens any more where the parent was, to the root, which adopts it. A root
-//! at whose place nobody listens is lost as a child is, one that cannot be reached or says nothing later (ROOT_LIMIT). All that could have been lost with a
-//! connection is said again on the next one: orders and releases have numbers, and what has been heard already is ignored.
+//! A node whose parent is gone connects again, with growing pauses; after a while, or when nobody listens any more
+//! where the parent was, to the root, which adopts it. A root at whose place nobody listens is lost as a child is, one
+//! that cannot be reached or says nothing later (ROOT_LIMIT). All that could have been lost with a connection is said
+//! again on the next one: orders and releases have numbers, and what has been heard already is ignored.
 
 mod members;
 
-use crate::handle::{Bell, Event, Released};
+use crate::event::{Bell, Event, Released};
 use crate::key::JobKey;
 use crate::link::{Link, SILENCE};
 use crate::listening::Listeners;
@@ -26,7 +27,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{mpsc, Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long nodes may be silent that have no thread for the tree yet: between two steps of a restart they attend to it now and then only, and may have to wait for a processor meanwhile. One that ends is noticed at once.
+/// How long nodes may be silent that have no thread for the tree yet: between two steps of a restart they attend to it
+/// now and then only, and may have to wait for a processor meanwhile. One that ends is noticed at once.
 const BETWEEN_STEPS: Duration = Duration::from_secs(60);
 /// How long a child may be without a connection before it is lost.
 const GRACE: Duration = Duration::from_secs(1);
@@ -484,7 +486,7 @@ impl Service {
             failures.truncate(MAX_FAILURES);
             return self.release(&failures, &Values::new());
         }
-        let Some(merged) = self.step.complete(self.children.keys().copied()) else {
+        let Some(merged) = self.step.complete(self.node, self.children.keys().copied()) else {
             return;
         };
         if !self.is_root() {

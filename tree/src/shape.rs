@@ -1,4 +1,5 @@
-//! Shape of the tree: nodes are numbered as they join, and node `n` is a child of node `(n - 1) / fan-out`, which has joined before it.
+//! Shape of the tree: nodes are numbered as they join, and node `n` is a child of node `(n - 1) / fan-out`, which has
+//! joined before it.
 
 /// The parent of `node`; the root has none.
 pub fn parent(node: u64, fan_out: u64) -> Option<u64> {

@@ -1,5 +1,6 @@
-//! Those who have connected and have not proved yet that they know the job key. They are bounded in number and in time; where there are too many, the oldest from where most
-//! come makes room: a node proves that it is one in an instant. Packets of nodes that somebody has seen and sends again prove nothing, and cost no more than a look into a table.
+//! Those who have connected and have not proved yet that they know the job key. They are bounded in number and in time;
+//! where there are too many, the oldest from where most come makes room: a node proves that it is one in an instant.
+//! Packets of nodes that somebody has seen and sends again prove nothing, and cost no more than a look into a table.
 
 use crate::crowd::Crowds;
 use crate::key::JobKey;
@@ -130,7 +131,8 @@ impl Strangers {
         nodes
     }
 
-    /// Notes a connection that led to nothing. Whoever makes many of them must not fill the log: after the first few every second power is told.
+    /// Notes a connection that led to nothing. Whoever makes many of them must not fill the log: after the first few
+    /// every second power is told.
     fn turn_away(&mut self, why: &dyn std::fmt::Display) {
         self.turned_away += 1;
         if self.turned_away <= 16 || self.turned_away.is_power_of_two() {

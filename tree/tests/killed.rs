@@ -1,4 +1,5 @@
-//! A node of 64 is killed in the middle of a step, the root or another on any level: all others are told within two seconds, in each of the steps of a checkpoint.
+//! A node of 64 is killed in the middle of a step, the root or another on any level: all others are told within two
+//! seconds, in each of the steps of a checkpoint.
 //!
 //! Which ones are killed is drawn anew in each run; `BELAY_SEED` repeats one.
 
@@ -25,7 +26,8 @@ const VICTIM: &str = "BELAY_TEST_VICTIM";
 const ROOT: &str = "root";
 const AT: &str = "the root is at ";
 
-/// Steps until one has all nodes: at first some are still being connected. Returns the number of the next; it is the same for all nodes, as the outcome of a step is.
+/// Steps until one has all nodes: at first some are still being connected. Returns the number of the next; it is the
+/// same for all nodes, as the outcome of a step is.
 fn gather(node: &Tree) -> u64 {
     let mut steps = 1..;
     steps
@@ -91,7 +93,8 @@ fn address_of(root: &mut Child) -> String {
     found.expect("the root says no address")
 }
 
-/// Kills the node that has joined as number `place`, or the root, 0, in step `last`; how long it took until the last of the others was told.
+/// Kills the node that has joined as number `place`, or the root, 0, in step `last`; how long it took until the last of
+/// the others was told.
 fn told_after(place: u64, last: u64) -> Duration {
     let key = JobKey::random().unwrap();
     let file = std::env::temp_dir().join(format!("belay-tree-{}-{place}-{last}", std::process::id()));

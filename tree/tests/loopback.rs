@@ -110,7 +110,8 @@ fn nobody_begins_before_those_below_have_joined() {
     });
 }
 
-/// At a restart a relay is killed before it has passed on that all have joined: whoever is below hears it from the root, and the step fails at once.
+/// At a restart a relay is killed before it has passed on that all have joined: whoever is below hears it from the
+/// root, and the step fails at once.
 #[test]
 fn an_order_that_a_lost_relay_has_not_passed_on_is_heard_from_the_root() {
     let key = JobKey::random().unwrap();

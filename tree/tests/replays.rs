@@ -1,4 +1,5 @@
-//! First packets of real nodes, sent again by somebody who has seen them on the wire: they prove nothing, and keep no node out. A process of its own, because its limit of descriptors is set.
+//! First packets of real nodes, sent again by somebody who has seen them on the wire: they prove nothing, and keep no
+//! node out. A process of its own, because its limit of descriptors is set.
 
 use belay_tree::{Contribution, Direct, Door, Event, JobKey, Joining};
 use std::collections::VecDeque;

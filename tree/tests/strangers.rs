@@ -1,4 +1,5 @@
-//! Connections that say nothing: a node with few descriptors keeps its own, and lets real nodes in. A process of its own, because its limit is lowered.
+//! Connections that say nothing: a node with few descriptors keeps its own, and lets real nodes in. A process of its
+//! own, because its limit is lowered.
 
 use belay_tree::{Contribution, Event, JobKey, Joining};
 use std::net::TcpStream;

@@ -40,6 +40,7 @@ pub enum Exit {
     NoTier = 91,
     NotDurable = 92,
     NotAllowed = 93,
+    NoKey = 94,
     NotExecutable = 126,
     NotFound = 127,
 }
@@ -99,8 +100,8 @@ impl Exit {
         ),
         row(
             Exit::AlreadyRunning,
-            "a job is already running in the job directory",
-            "`belay status DIR`, `belay stop DIR`, or another directory",
+            "a job is already running in the job directory, or processes of it are left that nobody of belay attends to",
+            "`belay status DIR`, `belay stop DIR`, or another directory; end the processes that are named",
         ),
         row(
             Exit::Internal,
@@ -221,6 +222,11 @@ impl Exit {
             Exit::NotAllowed,
             "the configuration does not allow checkpoints in that directory, or so many bytes of them",
             "the message names the file, the key and what is allowed; see docs/admin.md",
+        ),
+        row(
+            Exit::NoKey,
+            "what lies on a durable tier is sealed, and the key that opens it is not at hand, or the keys cannot be read",
+            "the message names the object and the key, or the file; put the key back, or name it in `[encryption]` (docs/tiers.md)",
         ),
         row(
             Exit::NotExecutable,

@@ -37,7 +37,8 @@ pub enum Request {
         /// Its arguments.
         words: Vec<String>,
     },
-    /// From such a process: run this outside of the job, with its environment, nothing to read, and what it prints going to a descriptor of it.
+    /// From such a process: run this outside of the job, with its environment, nothing to read, and what it prints
+    /// going to a descriptor of it.
     RemoteAsk {
         /// The program.
         program: String,
@@ -173,6 +174,9 @@ pub struct GenerationStatus {
     /// How its memory was taken; absent in generations of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<Box<SnapshotStatus>>,
+    /// Bytes that were not stored, because the programs have declared that they overwrite them; none where all is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_out: Option<u64>,
     /// Why only a sample of the pages was looked for by their contents (`--differential`), where that did not pay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub without_hashes: Option<Box<str>>,
@@ -181,7 +185,8 @@ pub struct GenerationStatus {
     /// What is wrong with it, when it is not whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,
-    /// What of it is each host's, where the job has more than one: `ranks`, `threads`, `bytes` and `new_bytes` are those of all that are known.
+    /// What of it is each host's, where the job has more than one: `ranks`, `threads`, `bytes` and `new_bytes` are
+    /// those of all that are known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<HostShare>,
     /// Which tier holds what of it. The job directory is called `job`.
@@ -212,6 +217,12 @@ pub struct OnTier {
     /// The host whose tier it is, where that is one of a host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
+    /// Ids of the keys without which it cannot be read there, where it is sealed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub keys: Vec<String>,
+    /// Why it cannot be read for want of a key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub locked: Option<String>,
 }
 
 /// One process in the status document.
@@ -297,6 +308,19 @@ pub struct AutoInterval {
     pub interrupts: u32,
 }
 
+/// How the pace of a level was chosen: how often a checkpoint reaches it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AutoLevel {
+    /// The level.
+    pub level: Level,
+    /// How often.
+    pub interval_s: f64,
+    /// What that cost the last time.
+    pub cost_ms: f64,
+    /// Mean time between losses that need it.
+    pub mtti_s: f64,
+}
+
 /// The status document.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
@@ -327,7 +351,11 @@ pub struct Status {
     /// How the automatic interval was chosen; none before the first checkpoint and without such an interval.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto_interval: Option<AutoInterval>,
-    /// How checkpoints find what the ones before have stored: `userfaultfd and hash`, `hash` (with the reason, where more was wanted) or `off`.
+    /// The same for levels with an automatic pace.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub auto_levels: Vec<AutoLevel>,
+    /// How checkpoints find what the ones before have stored: `userfaultfd and hash`, `hash` (with the reason, where
+    /// more was wanted) or `off`.
     pub differential: String,
     /// Last failure.
     pub last_error: Option<LastError>,

@@ -3,7 +3,6 @@
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,6 +11,9 @@ use std::time::{Duration, Instant};
 pub const MAX_REQUEST: usize = 16 << 10;
 /// Longest line that is accepted as an answer (a status of many thousand processes).
 pub const MAX_EVENT: usize = 64 << 20;
+
+/// So many clients wait for being accepted.
+const BACKLOG: libc::c_int = 128;
 
 /// Longest path that fits into a socket address, without the terminating zero.
 const MAX_SUN_PATH: usize = 107;
@@ -48,18 +50,60 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
         _ => {}
     }
     let (short, _dir) = short_path(path)?;
-    let listener = UnixListener::bind(&short)?;
-    // Connecting needs the right to write: a second lock beside the mode of the directory. It also holds where `SO_PEERCRED` cannot tell users apart, who
-    // are all the overflow user in a user namespace that does not map them.
-    std::fs::set_permissions(&short, std::fs::Permissions::from_mode(0o600))?;
+    let listener = bind(&short)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
+}
+
+/// Makes a listening socket at `path`, which fits into a socket address, for its owner alone: connecting needs the
+/// right to write. That holds also where `SO_PEERCRED` cannot tell users apart, who are all the overflow user in a user
+/// namespace that does not map them. The mode is the socket's before its file is made: whatever else has the name by
+/// the time keeps its own.
+pub fn bind(path: &Path) -> io::Result<UnixListener> {
+    let socket = stream()?;
+    let (address, length) = address(path)?;
+    let fd = socket.as_raw_fd();
+    // SAFETY: takes numbers only; then an address that is valid for reading its length; then numbers.
+    let failed = unsafe {
+        libc::fchmod(fd, 0o600) != 0 || libc::bind(fd, (&raw const address).cast(), length) != 0 || libc::listen(fd, BACKLOG) != 0
+    };
+    if failed {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(socket.into())
+}
+
+/// A socket without a name.
+fn stream() -> io::Result<OwnedFd> {
+    // SAFETY: takes numbers only.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just opened and belongs to nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The address of `path`, which ends with a zero.
+fn address(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
+    let path = path.as_os_str().as_bytes();
+    if path.is_empty() || path.len() > MAX_SUN_PATH || path.contains(&0) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut address = libc::sockaddr_un {
+        sun_family: libc::AF_UNIX as libc::sa_family_t,
+        sun_path: [0; 108],
+    };
+    for (to, from) in address.sun_path.iter_mut().zip(path) {
+        *to = from.cast_signed();
+    }
+    Ok((address, std::mem::size_of::<libc::sockaddr_un>() as libc::socklen_t))
 }
 
 /// Makes the calling process the one whose credentials clients of `listener` see: it may have been made by its parent.
 pub fn listen_again(listener: &UnixListener) -> io::Result<()> {
     // SAFETY: takes numbers only.
-    match unsafe { libc::listen(listener.as_raw_fd(), 128) } {
+    match unsafe { libc::listen(listener.as_raw_fd(), BACKLOG) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
@@ -74,24 +118,11 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
 /// The same, but waits no longer than `limit` for one who does not accept.
 pub fn connect_within(path: &Path, limit: Duration) -> io::Result<UnixStream> {
     let (short, _dir) = short_path(path)?;
-    // SAFETY: takes numbers only.
-    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just opened and belongs to nobody else.
-    let stream = unsafe { UnixStream::from_raw_fd(fd) };
+    let stream = UnixStream::from(stream()?);
     // Also how long a connection waits for its place.
     stream.set_write_timeout(Some(limit))?;
-    let mut address = libc::sockaddr_un {
-        sun_family: libc::AF_UNIX as libc::sa_family_t,
-        sun_path: [0; 108],
-    };
-    for (to, from) in address.sun_path.iter_mut().zip(short.as_os_str().as_bytes()) {
-        *to = from.cast_signed();
-    }
-    let length = std::mem::size_of::<libc::sockaddr_un>() as libc::socklen_t;
-    // SAFETY: the address is valid for reading its length, and its path ends with a zero.
+    let (address, length) = address(&short)?;
+    // SAFETY: the address is valid for reading its length.
     match unsafe { libc::connect(stream.as_raw_fd(), (&raw const address).cast(), length) } {
         0 => Ok(stream),
         _ => Err(in_time(io::Error::last_os_error())),
@@ -285,6 +316,7 @@ impl Iterator for Events {
 mod tests {
     use super::*;
     use std::os::fd::AsFd;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn lines_are_split_and_bounded() {

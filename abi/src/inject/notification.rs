@@ -2,8 +2,9 @@
 
 use super::{Mark, Turn};
 
-/// A registration for notification about a POSIX message queue (`mq_notify`). The kernel tells only by notifying what a process will be told: so it is notified, and registers again.
-/// The queue is emptied and filled meanwhile, because a message that returns to an empty queue would notify too.
+/// A registration for notification about a POSIX message queue (`mq_notify`). The kernel tells only by notifying what a
+/// process will be told: so it is notified, and registers again. The queue is emptied and filled meanwhile, because a
+/// message that returns to an empty queue would notify too.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct NotificationTable {
@@ -48,7 +49,8 @@ pub struct NotificationTable {
 }
 
 impl NotificationTable {
-    /// This table with what `done`, read back from the process, answers: any process of the same user can have written there, so sizes and addresses stay those that were sent.
+    /// This table with what `done`, read back from the process, answers: any process of the same user can have written
+    /// there, so sizes and addresses stay those that were sent.
     #[must_use]
     pub fn answered(&self, done: &Self) -> Self {
         Self {
@@ -77,7 +79,8 @@ pub const RENEW_NO_ACCESS: i32 = 2;
 pub const RENEW_LOST: i32 = 3;
 /// [`NotificationTable::outcome`]: nothing was touched, because a signal with a value cannot be queued.
 pub const RENEW_NO_ROOM: i32 = 4;
-/// [`NotificationTable::outcome`]: the message that was to tell went to a receiver. The process is registered as before, as long as `error` is 0; with the value 0 where it is not.
+/// [`NotificationTable::outcome`]: the message that was to tell went to a receiver. The process is registered as
+/// before, as long as `error` is 0; with the value 0 where it is not.
 pub const RENEW_TAKEN: i32 = 5;
 
 /// A message in the room of a [`NotificationTable`].

@@ -2,8 +2,9 @@
 
 use super::{Mark, Turn};
 
-/// Rings of native asynchronous I/O (`io_setup`). The kernel does not show requests on their way, but waits for them where a ring is taken away: so each is replaced by a new one in its place, with
-/// the same events and those of the requests that have ended meanwhile.
+/// Rings of native asynchronous I/O (`io_setup`). The kernel does not show requests on their way, but waits for them
+/// where a ring is taken away: so each is replaced by a new one in its place, with the same events and those of the
+/// requests that have ended meanwhile.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct RingsTable {
@@ -48,7 +49,8 @@ pub struct RingSlot {
     pub address: u64,
     /// Length of the mapping.
     pub bytes: u64,
-    /// A mapping of twice that length, to be unmapped, or 0. In its second half: an event (`aio::Event`) for each poll that was submitted anew.
+    /// A mapping of twice that length, to be unmapped, or 0. In its second half: an event (`aio::Event`) for each poll
+    /// that was submitted anew.
     pub scratch: u64,
     /// Number of those.
     pub polls: u64,

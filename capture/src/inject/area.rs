@@ -1,9 +1,10 @@
-//! What is mapped into a process for the operations: the program, their tables, a frame and a stack for each thread; and how a thread enters one.
+//! What is mapped into a process for the operations: the program, their tables, a frame and a stack for each thread;
+//! and how a thread enters one.
 
+use super::memory;
 use super::on_main;
-use crate::mlock;
-use crate::rescue::Gate;
-use crate::suspend::{Process, Task};
+use crate::stop::stopped::Gate;
+use crate::stop::stopped::{Process, Task};
 use crate::CaptureError;
 use belay_abi::inject::{
     Mark, NotificationTable, ProcessTable, RangesTable, RingsTable, SnapshotTable, ThreadTable, WaitTable, MAX_WRITERS, OP_THREAD,
@@ -15,8 +16,8 @@ use belay_kernel::ptrace::{self, Event, Regs};
 use belay_kernel::vm::{self, Memory};
 
 const PAGE: u64 = 4096;
-/// Stack of a thread that fills in a table: also of a handler of the program, should a signal come in the moment between the agent's death and the
-/// thread's way back. Only the top of it is touched otherwise.
+/// Stack of a thread that fills in a table: also of a handler of the program, should a signal come in the moment
+/// between the agent's death and the thread's way back. Only the top of it is touched otherwise.
 const SMALL_STACK: u64 = 16 * 1024;
 /// Table of a thread: any of those that every thread has.
 const TABLE_BYTES: u64 = {
@@ -26,7 +27,8 @@ const TABLE_BYTES: u64 = {
 /// Stack of the operations on a process.
 const LARGE_STACK: u64 = 16 * 1024;
 
-/// What each thread has in the area: a stack, which grows down from its table, and its frame behind that. Stack, table and frame of a thread that tells of itself share a page.
+/// What each thread has in the area: a stack, which grows down from its table, and its frame behind that. Stack, table
+/// and frame of a thread that tells of itself share a page.
 ///
 /// ```text
 /// ...stack │ table │ frame ║ ...stack │ table │ frame ║
@@ -45,7 +47,7 @@ struct Slots {
 impl Slots {
     /// For `threads` threads whose extended state has at most `xstate` bytes.
     fn new(start: u64, threads: u64, xstate: usize) -> Self {
-        let frame_bytes = crate::frame::bytes(xstate) as u64;
+        let frame_bytes = crate::inject::frame::bytes(xstate) as u64;
         Self {
             start,
             bytes: (SMALL_STACK + TABLE_BYTES + frame_bytes).next_multiple_of(PAGE),
@@ -89,8 +91,9 @@ pub(crate) struct Area {
     bytes: u64,
 }
 
-/// The signal that marks the end of an operation: one that is not pending and that the process does not catch, so that its delivery means nothing when nobody traces
-/// the process. Where all are caught (Go, some runtimes) SIGURG: were the agent to die in that moment, its handler would run once without reason.
+/// The signal that marks the end of an operation: one that is not pending and that the process does not catch, so that
+/// its delivery means nothing when nobody traces the process. Where all are caught (Go, some runtimes) SIGURG: were the
+/// agent to die in that moment, its handler would run once without reason.
 fn mark_signal(status: &Status, of_threads: u64) -> Option<i32> {
     let mask = |key: &str| status.hex(key).unwrap_or(u64::MAX);
     let free = |busy: u64| {
@@ -103,7 +106,8 @@ fn mark_signal(status: &Status, of_threads: u64) -> Option<i32> {
 }
 
 impl Area {
-    /// Maps the area into `process` and writes the program, the tables and the frames into it. `pending` are the signals that are pending for single threads.
+    /// Maps the area into `process` and writes the program, the tables and the frames into it. `pending` are the
+    /// signals that are pending for single threads.
     pub(crate) fn map(
         process: &mut Process,
         maps: &[Map],
@@ -146,8 +150,8 @@ impl Area {
         let mut frames = vec![0; (slots.frame_bytes * threads) as usize];
         let all = frames.chunks_exact_mut(slots.frame_bytes as usize).zip(&process.tasks);
         for (i, (frame, task)) in (0..).zip(all) {
-            let regs = crate::calls::without_restart_block(task.tid, &task.regs, task.wait.as_ref());
-            crate::frame::write(frame, base + slots.frame(i), &regs, task.sigmask, &task.xstate);
+            let regs = crate::state::calls::without_restart_block(task.tid, &task.regs, task.wait.as_ref());
+            crate::inject::frame::write(frame, base + slots.frame(i), &regs, task.sigmask, &task.xstate);
         }
         let places: Vec<u64> = (0..threads).map(|i| base + slots.frame(i)).collect();
         memory
@@ -194,7 +198,7 @@ impl Area {
             tid,
             signo: self.signo,
             done: 0,
-            frame: self.base + self.slots.frame(index as u64) + crate::frame::RSP_OFFSET,
+            frame: self.base + self.slots.frame(index as u64) + crate::inject::frame::RSP_OFFSET,
             subreaper: 0,
             witness: 0,
         }
@@ -298,11 +302,12 @@ impl Area {
     }
 }
 
-/// Maps `bytes` into `process`, of which the first `code` are executable and the rest is writable: all of it both, or, where that is forbidden (PR_SET_MDWE), each part the one.
+/// Maps `bytes` into `process`, of which the first `code` are executable and the rest is writable: all of it both, or,
+/// where that is forbidden (PR_SET_MDWE), each part the one.
 fn map_code(process: &mut Process, bytes: u64, code: u64) -> Result<u64, CaptureError> {
     let (read_write, execute) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_EXEC);
-    let base = match mlock::map(process, bytes, read_write | execute, 0) {
-        Err(CaptureError::Call { errno: libc::EACCES, .. }) => mlock::map(process, bytes, libc::PROT_READ | execute, 0)?,
+    let base = match memory::map(process, bytes, read_write | execute, 0) {
+        Err(CaptureError::Call { errno: libc::EACCES, .. }) => memory::map(process, bytes, libc::PROT_READ | execute, 0)?,
         done => return done,
     };
     process.area = Some((base, bytes));
@@ -311,7 +316,8 @@ fn map_code(process: &mut Process, bytes: u64, code: u64) -> Result<u64, Capture
     Ok(base)
 }
 
-/// Writes equal pieces of `data` to `places` in the memory of thread `task`: with one call, or, where a filter for system calls refuses that, one by one.
+/// Writes equal pieces of `data` to `places` in the memory of thread `task`: with one call, or, where a filter for
+/// system calls refuses that, one by one.
 fn write_each(task: i32, memory: &Memory, places: &[u64], data: &[u8]) -> std::io::Result<()> {
     vm::write_each(task, places, data).or_else(|_| {
         let pieces = data.chunks_exact((data.len() / places.len().max(1)).max(1));
@@ -321,15 +327,16 @@ fn write_each(task: i32, memory: &Memory, places: &[u64], data: &[u8]) -> std::i
 
 /// The bytes of plain C structs.
 fn bytes_of<T: Copy>(tables: &[T]) -> &[u8] {
-    // SAFETY: `T` is one of the plain C structs of `belay_abi::inject`, or an operation on a semaphore, which have no implicit padding; its bytes are only read.
+    // SAFETY: `T` is one of the plain C structs of `belay_abi::inject`, or an operation on a semaphore, which have no
+    // implicit padding; its bytes are only read.
     unsafe { std::slice::from_raw_parts(tables.as_ptr().cast::<u8>(), size_of_val(tables)) }
 }
 
 /// Plain C structs whose bytes `read` fills in.
 fn read_all<T: Copy>(count: usize, read: impl FnOnce(&mut [u8]) -> std::io::Result<()>) -> Result<Vec<T>, CaptureError> {
     let mut out = Vec::<T>::with_capacity(count);
-    // SAFETY: the slice covers the vector's spare capacity, which is made initialised first; every bit pattern is a value of the plain C structs
-    // used here, so `count` elements are initialised afterwards.
+    // SAFETY: the slice covers the vector's spare capacity, which is made initialised first; every bit pattern is a
+    // value of the plain C structs used here, so `count` elements are initialised afterwards.
     unsafe {
         std::ptr::write_bytes(out.as_mut_ptr(), 0, count);
         let bytes = std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<u8>(), count * size_of::<T>());
@@ -396,7 +403,7 @@ mod tests {
                 assert!(frame - table >= TABLE_BYTES, "{xstate}: table {i}");
                 assert_eq!((table % 64, frame % 64), (0, 0));
                 free = frame + slots.frame_bytes;
-                assert!(slots.frame_bytes >= crate::frame::bytes(xstate) as u64 && free.is_multiple_of(PAGE));
+                assert!(slots.frame_bytes >= crate::inject::frame::bytes(xstate) as u64 && free.is_multiple_of(PAGE));
             }
             assert_eq!(free, slots.end());
         }

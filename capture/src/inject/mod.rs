@@ -1,18 +1,23 @@
 //! Running code inside a stopped process: single system calls, and the operations of `belay-inject`.
 
 mod area;
+pub(crate) mod frame;
+pub(crate) mod injected;
+pub(crate) mod inside;
+pub(crate) mod memory;
 mod operations;
+pub(crate) mod rescue;
 mod turns;
 
-use crate::rescue::Gate;
-use crate::suspend::{Process, Task};
+use crate::stop::stopped::{Gate, Process, Task};
 use crate::CaptureError;
 pub(crate) use area::Area;
 use belay_kernel::ptrace::{self, Event, Regs};
 pub(crate) use operations::{collect_processes, collect_threads, locked, policies, snapshot, Made};
 pub(crate) use turns::{notification, rings};
 
-/// Flags that the program may have set and that code of ours must not find: single steps (TF), string instructions that run backwards (DF), and traps for unaligned addresses (AC).
+/// Flags that the program may have set and that code of ours must not find: single steps (TF), string instructions that
+/// run backwards (DF), and traps for unaligned addresses (AC).
 const FLAGS_OF_OTHERS: u64 = 1 << 8 | 1 << 10 | 1 << 18;
 
 /// The registers of `task` for code of ours.

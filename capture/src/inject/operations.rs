@@ -1,16 +1,17 @@
 //! Operations that every process does at the same time: telling about threads and processes, and copying itself.
 
 use super::area::{Area, Entry};
-use crate::suspend::{Process, Suspended, Task};
+use crate::stop::stopped::{Process, Suspended, Task};
 use crate::CaptureError;
 use belay_abi::inject::{
     Mark, ProcessTable, RangesTable, SnapshotTable, ThreadTable, MAX_LEFT_OUT, MAX_RANGES, OP_LOCKS, OP_POLICIES, OP_PROCESS,
     OP_SNAPSHOT, OP_THREAD,
 };
 
-/// Lets the main thread of every process that `who` names begin an operation as `prepare` says (areas are those of the named ones), waits for the end of all that began, and lets `collect` read each one's result. An
-/// operation that began is always waited for, whatever has failed meanwhile: a thread taken out of the middle of one would leave its process with a
-/// stray child or without an attribute. Returns the first failure.
+/// Lets the main thread of every process that `who` names begin an operation as `prepare` says (areas are those of the
+/// named ones), waits for the end of all that began, and lets `collect` read each one's result. An operation that began
+/// is always waited for, whatever has failed meanwhile: a thread taken out of the middle of one would leave its process
+/// with a stray child or without an attribute. Returns the first failure.
 fn in_all(
     job: &mut Suspended,
     areas: &[Area],
@@ -39,8 +40,10 @@ fn in_all(
     failed.map_or(Ok(()), Err)
 }
 
-/// Runs OP_THREAD on every task, each of which tries to look into its one of `witnesses`, by process and task; returns the results by process and task. As with the other operations, what began is waited for. All but the first of each process, which are
-/// needed for nothing more, get their registers back at once. While the others are busy, `meanwhile` is done with the first ones.
+/// Runs OP_THREAD on every task, each of which tries to look into its one of `witnesses`, by process and task; returns
+/// the results by process and task. As with the other operations, what began is waited for. All but the first of each
+/// process, which are needed for nothing more, get their registers back at once. While the others are busy, `meanwhile`
+/// is done with the first ones.
 pub(crate) fn collect_threads<M>(
     job: &mut Suspended,
     areas: &[Area],
@@ -180,8 +183,10 @@ pub(crate) struct Made {
     pub(crate) uffd: Option<i32>,
 }
 
-/// Makes a snapshot child of every process with memory of its own, whose `areas` and so on these are; `controls` are the agent's descriptors of their control memories and the inode numbers of these. `want_uffd` says whose child shall bring a userfaultfd, and which ([`SnapshotTable::want_uffd`]). Returns for each process its child or
-/// the error number that prevented it.
+/// Makes a snapshot child of every process with memory of its own, whose `areas` and so on these are; `controls` are
+/// the agent's descriptors of their control memories and the inode numbers of these. `want_uffd` says whose child shall
+/// bring a userfaultfd, and which ([`SnapshotTable::want_uffd`]). Returns for each process its child or the error
+/// number that prevented it.
 pub(crate) fn snapshot(
     job: &mut Suspended,
     areas: &[Area],

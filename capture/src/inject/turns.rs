@@ -1,9 +1,9 @@
 //! Operations that one process does while the others stand still, and that may have to wait.
 
 use super::area::{Area, Entry};
+use super::memory;
 use super::on_main;
-use crate::mlock;
-use crate::suspend::{Suspended, Task};
+use crate::stop::stopped::{Suspended, Task};
 use crate::CaptureError;
 use belay_abi::inject::{NotificationTable, RingsTable, Turn, WaitTable, OP_NOTIFICATION, OP_RINGS, OP_WAIT, RING_LOST};
 use belay_kernel::vm::Memory;
@@ -15,8 +15,10 @@ const LONGEST_TURN: Duration = Duration::from_secs(5);
 /// What it waits for: no other operation waits.
 const WAITED_FOR: &str = "a request of asynchronous I/O (io_setup)";
 
-/// Lets the main thread of process number `at` do operation `op` on the table at `table`, whose turn is at `turn`, while its other threads wait: should the agent die, they go on only when
-/// it is over. Where that takes longer than [`LONGEST_TURN`], all other processes are let go, since one of them may be what it waits for, and the end of the operation is a failure.
+/// Lets the main thread of process number `at` do operation `op` on the table at `table`, whose turn is at `turn`,
+/// while its other threads wait: should the agent die, they go on only when it is over. Where that takes longer than
+/// [`LONGEST_TURN`], all other processes are let go, since one of them may be what it waits for, and the end of the
+/// operation is a failure.
 fn take_turn(
     job: &mut Suspended,
     (at, area): (usize, &Area),
@@ -51,7 +53,8 @@ fn take_turn(
         });
         done.into_iter().flatten().collect::<Result<(), _>>()
     };
-    // Nobody runs before all are prepared: an agent that dies in between leaves a turn that does nothing. The main thread is the first, or the others would wait for ever.
+    // Nobody runs before all are prepared: an agent that dies in between leaves a turn that does nothing. The main
+    // thread is the first, or the others would wait for ever.
     let first = area.entry(&job.processes[at].tasks[0], op, table, area.large_stack_top);
     first.prepare(&mut job.processes[at].tasks[0])?;
     each(job, |task, entry| entry.prepare(task))?;
@@ -78,7 +81,8 @@ fn take_turn(
     Err(CaptureError::refuse(pid, WAITED_FOR, reason))
 }
 
-/// Runs OP_NOTIFICATION on the main thread of process number `at`, with `table` completed; `bytes` is the size of the room for messages, which `read` can read in the end.
+/// Runs OP_NOTIFICATION on the main thread of process number `at`, with `table` completed; `bytes` is the size of the
+/// room for messages, which `read` can read in the end.
 pub(crate) fn notification<R>(
     job: &mut Suspended,
     at: usize,
@@ -88,7 +92,7 @@ pub(crate) fn notification<R>(
     read: impl FnOnce(&NotificationTable, &Memory) -> Result<R, CaptureError>,
 ) -> Result<R, CaptureError> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    table.room = mlock::map(&mut job.processes[at], bytes, protection, libc::MAP_NORESERVE)?;
+    table.room = memory::map(&mut job.processes[at], bytes, protection, libc::MAP_NORESERVE)?;
     table.mark = area.main_mark(&job.processes[at]);
     let turn = area.notification_table + std::mem::offset_of!(NotificationTable, turn) as u64;
     let done = area

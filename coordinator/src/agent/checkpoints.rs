@@ -5,12 +5,16 @@ use crate::checkpoint::{Committed, Learned, Wanted, Writing};
 use crate::generations::{self, ms, Generation};
 use crate::interval::{self, Interval};
 use crate::nodes::{Nodes, Ways};
-use crate::{sys, Failure};
+use crate::{sys, tiers, Failure};
+use belay_capture::Access;
 use belay_kernel::prompt::First;
 use belay_plugins::Group;
 use belay_storage::session::Stats;
-use belay_wire::{AutoInterval, Checkpointed, Event, Exit, LastError, Phase};
-use std::time::Duration;
+use belay_wire::{AutoInterval, Checkpointed, Event, Exit, LastError, Level, Phase};
+use std::time::{Duration, Instant};
+
+/// Of so many generations one is complete, whatever programs declare.
+const COMPLETE_EVERY: u64 = 10;
 
 impl Agent {
     pub(super) fn arm_interval(&mut self) {
@@ -54,8 +58,14 @@ impl Agent {
         }
     }
 
+    /// Whether checkpoint `number` may lack what programs declare that they overwrite: not where none is complete yet, or
+    /// the last that is, is too old.
+    pub(super) fn may_leave_out(&self, number: u64) -> bool {
+        self.description.leave_out && self.since.complete.is_some_and(|n| number < n + COMPLETE_EVERY)
+    }
+
     /// Begins one, unless the job is being ended: what is captured while its processes are killed is no checkpoint of it.
-    pub(super) fn begin_checkpoint(&mut self, wanted: Wanted) {
+    pub(super) fn begin_checkpoint(&mut self, mut wanted: Wanted) {
         if self.ending.is_some() {
             return self.refuse_at_end(&wanted);
         }
@@ -64,11 +74,12 @@ impl Agent {
             return self.refuse(&wanted, &Failure::passing(Exit::CheckpointFailed, why));
         }
         if self.nodes.as_ref().is_some_and(Nodes::has_others) {
-            return self.begin_together(&wanted);
+            return self.begin_together(wanted);
         }
         // A number is used once, so that a log line names one attempt.
         let number = self.next_number;
         self.next_number += 1;
+        wanted.leave_out = self.may_leave_out(number);
         let ways = self.nodes.as_ref().map(Nodes::ways).unwrap_or_default();
         match self
             .note_number(number)
@@ -118,6 +129,11 @@ impl Agent {
             hold: wanted.then_stop,
             gate: self.gated,
             gate_limit: self.description.config.gate.limit(),
+            access: match (self.description.leave_out, wanted.leave_out) {
+                (false, _) => Access::Off,
+                (true, false) => Access::Watch,
+                (true, true) => Access::LeaveOut,
+            },
         };
         if !self.durable {
             self.dir.sync()?;
@@ -187,6 +203,7 @@ impl Agent {
                     processes = g.ranks,
                     threads = g.threads,
                     bytes = g.bytes,
+                    left_out = g.left_out,
                     new_bytes = g.new_bytes,
                     pages_written = stored.written,
                     pages_found = stored.found,
@@ -206,6 +223,9 @@ impl Agent {
                     "checkpoint committed"
                 );
                 self.said = None;
+                if g.left_out.is_none() {
+                    self.since.complete = Some(g.generation);
+                }
                 for note in &c.notes {
                     tracing::warn!(generation = g.generation, note, "will differ after a restart");
                 }
@@ -232,8 +252,7 @@ impl Agent {
 
     /// With an automatic interval: when the next checkpoint is due, now that this one is committed.
     fn choose_interval(&mut self, c: &Committed) {
-        let processors = std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
-        let cost = interval::cost(c.blocked, c.write, WRITERS, processors);
+        let cost = interval::cost(c.blocked, c.write, WRITERS, sys::processors());
         let configured = self.description.mtti_s.map(Duration::from_secs_f64);
         let mtti = configured.unwrap_or_else(|| self.description.history.mtti(sys::now_unix_s()));
         let optimum = interval::optimum(cost, mtti);
@@ -299,6 +318,17 @@ impl Agent {
             } else {
                 self.clients.send(*id, &event);
             }
+        }
+    }
+
+    /// Completes the answer to a client that has waited, `since` it asked, until `generation` reached `level`.
+    pub(super) fn tell_level(&self, answer: &mut Event, (generation, level): (u64, Level), since: Instant) {
+        let Event::Checkpointed(c) = answer else { return };
+        c.generation.level = level;
+        c.total_ms = ms(since.elapsed());
+        let statuses = tiers::statuses(&self.dir, &self.description);
+        if let Some(s) = statuses.into_iter().find(|s| s.generation == generation) {
+            c.generation.tiers = s.tiers;
         }
     }
 

@@ -5,13 +5,18 @@
 //! Idle ───────────────────────────> a round leads ────────────────────────> Idle, or the next: first those that clients wait for, then the newest
 //!                                       └── failed: clients are told; Idle. The generation stays `local`; the next one is tried again
 //! ```
-//! The root leads the round; it and every part take a share. On every host the generation of the last share stays until the next round, because only the
-//! root knows whether that one has succeeded, and so does the newest that is redundant: what can be lost is never all there is.
+//! The root leads the round; it and every part take a share. On every host the generation of the last share stays until
+//! the next round, because only the root knows whether that one has succeeded, and so does the newest that is
+//! redundant: what can be lost is never all there is.
 
 use super::Agent;
 use crate::clients::ClientId;
+use crate::levels::{Pace, Turn};
+use crate::nodes::meeting::{failed, Meeting};
 use crate::nodes::remote::Life;
-use crate::nodes::{self, table, Nodes, Order};
+use crate::nodes::seat::name_here;
+use crate::nodes::table::{self, Row};
+use crate::nodes::{self, Nodes, Order};
 use crate::redundancy::record::{self, Record};
 use crate::redundancy::round::{serve_part, Round, Share};
 use crate::redundancy::serve::Server;
@@ -20,7 +25,7 @@ use crate::sys::{self, Wake};
 use crate::{generations, Failure};
 use belay_tree::{Door, JobKey};
 use belay_wire::{Event, Exit, Level};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{mpsc, Arc};
 use std::time::Instant;
@@ -57,7 +62,9 @@ pub(super) struct Encoding {
     under: Option<Under>,
     /// This host's share: the generation, and whether it is over.
     share: Option<(u64, Arc<AtomicBool>)>,
+    /// The newest generation whose turn it is.
     newest: Option<u64>,
+    pub(super) turn: Turn,
     /// The newest redundant generation that this agent knows of.
     redundant: Option<u64>,
     awaiting: Vec<Awaiting>,
@@ -66,8 +73,8 @@ pub(super) struct Encoding {
 }
 
 impl Encoding {
-    /// `redundant`: the newest redundant generation.
-    pub(super) fn new(settings: Option<Settings>, redundant: Option<u64>) -> Result<Self, Failure> {
+    /// `redundant`: the newest redundant generation. `turn`: when the next one is to be that.
+    pub(super) fn new(settings: Option<Settings>, redundant: Option<u64>, turn: Turn) -> Result<Self, Failure> {
         Ok(Self {
             done: Wake::new().map_err(|e| Failure::system("make a wake-up channel", &e))?,
             wants: BTreeSet::new(),
@@ -76,6 +83,7 @@ impl Encoding {
             under: None,
             share: None,
             newest: None,
+            turn,
             redundant,
             awaiting: Vec::new(),
             rotten: Arc::default(),
@@ -120,8 +128,12 @@ impl Agent {
         Ok(())
     }
 
-    /// The job goes on from generation `number`, perhaps because newer ones are damaged: until another one is redundant, those up to there are what can be relied on.
+    /// The job goes on from generation `number`, perhaps because newer ones are damaged: until another one is
+    /// redundant, those up to there are what can be relied on.
     pub(crate) fn goes_back_to(&mut self, number: u64) {
+        if self.encoding.redundant.is_some_and(|newest| newest > number) {
+            self.encoding.turn.fails();
+        }
         self.encoding.redundant = record::newest_to(nodes::job_of(self.nodes.as_ref(), self.dir.path()), number);
     }
 
@@ -166,10 +178,16 @@ impl Agent {
     /// At the root: generation `number` has been committed on all hosts.
     pub(super) fn encode_newest(&mut self, number: u64) {
         let has_others = self.nodes.as_ref().is_some_and(Nodes::has_others);
-        if self.encoding.settings.is_some() && has_others {
-            self.encoding.newest = Some(number);
-            self.begin_encoding();
+        if self.encoding.settings.is_none() || !has_others {
+            return;
         }
+        let pace = self.description.config.levels.redundant.unwrap_or_default();
+        if self.encoding.awaiting.iter().any(|a| a.generation == number) {
+            self.encoding.turn.is_taken(sys::now_unix_s());
+        } else if self.encoding.turn.comes(pace, sys::now_unix_s()) {
+            self.encoding.newest = Some(number);
+        }
+        self.begin_encoding();
     }
 
     /// Client `id` gets `answer` when `generation` is redundant.
@@ -201,36 +219,39 @@ impl Agent {
         }
     }
 
-    fn start_round(&mut self, generation: u64) -> Result<Under, Failure> {
-        let failed = |why: String| Failure::new(Exit::NotDurable, why);
-        let (Some(settings), Some(nodes)) = (self.encoding.settings.clone(), &self.nodes) else {
-            return Err(failed("the job has no other hosts".into()));
+    /// Opens a door for all parts of generation `generation`: the parts, and the meeting.
+    pub(super) fn meet(&self, generation: u64) -> Result<(Vec<Row>, Meeting), Failure> {
+        let Some(nodes) = &self.nodes else {
+            return Err(failed("the job has no other hosts"));
         };
-        let path = self.dir.generations().join(generations::name(generation));
-        let rows = table::read(&path)?;
+        let rows = table::read(&self.dir.generations().join(generations::name(generation)))?;
         let joined = |tag: &u64| nodes.remotes.get(tag).is_some_and(|r| matches!(r.life, Life::Joined(_)));
         if let Some(row) = rows.iter().find(|r| !joined(&r.tag)) {
             return Err(failed(format!("the part on {} is not there any more", row.host())));
         }
-        let key = JobKey::read(nodes.key())?;
-        let door = Door::open(key, &nodes.at()?)?;
-        let root = door.addresses();
-        let hosts: BTreeMap<u64, String> = rows
-            .iter()
-            .map(|r| (r.tag, r.host().to_owned()))
-            .chain([(0, nodes::name_here())])
-            .collect();
-        let status = generations::Generation::at(&self.dir.generations(), generation).status();
-        let mut record = Record::new(status, nodes::name_here(), rows);
-        (record.scheme, record.parity) = (settings.scheme, settings.parity);
-        let cancel = Arc::new(AtomicBool::new(false));
-        let round = Round {
+        let door = Door::open(JobKey::read(nodes.key())?, &nodes.at()?)?;
+        let hosts = rows.iter().map(|r| (r.tag, r.host().to_owned())).collect();
+        let meeting = Meeting {
             door,
             generation,
             hosts,
-            settings,
-            cancel: cancel.clone(),
+            cancel: Arc::default(),
         };
+        Ok((rows, meeting))
+    }
+
+    fn start_round(&mut self, generation: u64) -> Result<Under, Failure> {
+        let Some(settings) = self.encoding.settings.clone() else {
+            return Err(failed("the job has no scheme"));
+        };
+        let (rows, mut meeting) = self.meet(generation)?;
+        meeting.hosts.insert(0, name_here());
+        let root = meeting.door.addresses();
+        let status = generations::Generation::at(&self.dir.generations(), generation).status();
+        let mut record = Record::new(status, name_here(), rows);
+        (record.scheme, record.parity) = (settings.scheme, settings.parity);
+        let cancel = meeting.cancel.clone();
+        let round = Round { meeting, settings };
         let (send, result) = mpsc::channel();
         let done = self
             .encoding
@@ -304,6 +325,7 @@ impl Agent {
         if let Some(under) = &self.encoding.under {
             under.cancel.store(true, Ordering::Relaxed);
         }
+        self.flush.lose_part();
     }
 
     /// At the root: the round is over.
@@ -325,15 +347,13 @@ impl Agent {
                     ms = generations::ms(under.started.elapsed()),
                     "generation is redundant"
                 );
+                let levels = self.description.config.levels;
+                if levels.redundant == Some(Pace::Auto) {
+                    let took = (under.started.elapsed(), sys::processors());
+                    self.encoding.turn.learns(Level::Redundant, took, levels.redundant_mtti);
+                }
                 for mut a in self.take_waiting(generation) {
-                    if let Event::Checkpointed(c) = &mut a.answer {
-                        c.generation.level = Level::Redundant;
-                        c.total_ms = generations::ms(a.since.elapsed());
-                        let statuses = crate::tiers::statuses(&self.dir, &self.description);
-                        if let Some(s) = statuses.into_iter().find(|s| s.generation == generation) {
-                            c.generation.tiers = s.tiers;
-                        }
-                    }
+                    self.tell_level(&mut a.answer, (generation, Level::Redundant), a.since);
                     self.clients.send(a.client, &a.answer);
                 }
             }
@@ -352,6 +372,7 @@ impl Agent {
     fn encoding_failed(&mut self, generation: u64, failure: &Failure) {
         let message = format!("generation {generation} is committed on every host, but is not redundant: {failure}");
         tracing::error!(generation, error = %failure, "not redundant");
+        self.encoding.turn.fails();
         for a in self.take_waiting(generation) {
             self.fail(a.client, Exit::NotDurable, &message);
         }
@@ -376,7 +397,7 @@ mod tests {
 
     #[test]
     fn what_may_be_the_only_redundant_generation_is_needed() {
-        let mut e = Encoding::new(None, Some(3)).unwrap();
+        let mut e = Encoding::new(None, Some(3), Turn::default()).unwrap();
         let over = Arc::new(AtomicBool::new(false));
         e.share = Some((7, over.clone()));
         assert_eq!(e.needed(), [7, 3]);

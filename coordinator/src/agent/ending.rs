@@ -109,12 +109,12 @@ impl Agent {
 
     /// Whether the parts of the job may have chunks in local tiers of their hosts.
     pub(super) fn uses_local_tiers(&self) -> bool {
-        let config = &self.description.config;
-        config.redundancy.scheme.is_none() && config.local().next().is_some()
+        self.description.config.local().next().is_some()
     }
 
-    /// At the root: whether parts are there that end, and so still empty their local tiers. Whoever waits for this agent may end all that is left on their hosts. Where the program hangs, they
-    /// have had their time, and may never end.
+    /// At the root: whether parts are there that end, and so still empty their local tiers. Whoever waits for this
+    /// agent may end all that is left on their hosts. Where the program hangs, they have had their time, and may never
+    /// end.
     pub(super) fn awaits_parts(&self) -> bool {
         let nodes = self.nodes.iter().filter(|n| !n.is_part());
         let mut joined = nodes.flat_map(|n| n.remotes.values().filter(|r| n.is_there(r)));
@@ -136,12 +136,28 @@ impl Agent {
         tiers::local::remove_empty(&self.dir, self.seat.as_ref().map(|s| s.tag));
     }
 
+    /// Whether the command has ended as programs do that touch memory which is not there, after a restart from a
+    /// generation in which some was left out, and nothing newer is there to go on from.
+    fn is_astray(&self) -> bool {
+        const ENDS: [i32; 3] = [libc::SIGABRT, libc::SIGBUS, libc::SIGSEGV];
+        let touched = self.root_status.is_some_and(|status| {
+            let by_signal = libc::WIFSIGNALED(status) && ENDS.contains(&libc::WTERMSIG(status));
+            // As shells and launchers of MPI tell it.
+            by_signal
+                || ENDS
+                    .iter()
+                    .any(|s| libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 128 + s)
+        });
+        self.since.complete.is_none() && (self.description.astray || touched && self.since.lacks)
+    }
+
     /// Nothing of the job is left: record how it ended, give the directory back, then tell everyone who waits for it.
     pub(super) fn end(mut self) -> i32 {
         self.give_up_flush();
         self.empty_local_tiers();
         self.give_up_encoding();
         self.description.wait_status = self.result.or(self.root_status);
+        self.description.astray = self.is_astray();
         self.description.history.end(sys::now_unix_s());
         let described = if self.losses.deposed {
             Ok(())

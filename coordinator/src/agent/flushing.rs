@@ -9,17 +9,21 @@
 
 use super::Agent;
 use crate::clients::ClientId;
-use crate::nodes::Nodes;
-use crate::sys::{Timer, Wake};
+use crate::levels::{Pace, Turn};
+use crate::nodes::meeting::Meeting;
+use crate::nodes::{Nodes, Order};
+use crate::sys::{self, Timer, Wake};
+use crate::tiers::hosts::{Members, Share};
 use crate::tiers::{self, Durable, To};
 use crate::{generations, Failure};
 use belay_image::files;
 use belay_image::manifest::{Manifest, MANIFEST_FILE, MAX_BYTES};
 use belay_storage::flush::Control;
+use belay_tree::JobKey;
 use belay_wire::{Event, Exit, Level, Phase, Progress};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{mpsc, Arc};
 use std::time::{Duration, Instant};
 
@@ -52,6 +56,8 @@ struct Under {
     generation: u64,
     control: Arc<Control>,
     started: Instant,
+    /// Makes it give up waiting for parts.
+    lost: Option<Arc<AtomicBool>>,
     result: mpsc::Receiver<Outcome>,
 }
 
@@ -65,8 +71,9 @@ pub(super) struct Flush {
     /// Clients whose checkpoint, not committed yet, is to be durable.
     pub(super) wants: BTreeSet<ClientId>,
     under: Option<Under>,
-    /// The newest generation, until it is flushed.
+    /// The newest generation whose turn it is, until it is flushed.
     newest: Option<u64>,
+    pub(super) turn: Turn,
     awaiting: Vec<Awaiting>,
     /// At a part: generations that the root copies or is to copy.
     pub(super) of_root: Vec<u64>,
@@ -75,13 +82,14 @@ pub(super) struct Flush {
 }
 
 impl Flush {
-    pub(super) fn new() -> Result<Self, Failure> {
+    pub(super) fn new(turn: Turn) -> Result<Self, Failure> {
         Ok(Self {
             done: Wake::new().map_err(|e| Failure::system("make a wake-up channel", &e))?,
             again: Timer::new().map_err(|e| Failure::system("make a timer", &e))?,
             wants: BTreeSet::new(),
             under: None,
             newest: None,
+            turn,
             awaiting: Vec::new(),
             of_root: Vec::new(),
             durable: Vec::new(),
@@ -90,6 +98,13 @@ impl Flush {
 
     pub(super) fn is_awaited(&self) -> bool {
         !self.awaiting.is_empty()
+    }
+
+    /// A part is gone: a flush that waits for its word would wait in vain.
+    pub(super) fn lose_part(&self) {
+        if let Some(lost) = self.under.as_ref().and_then(|u| u.lost.as_ref()) {
+            lost.store(true, Ordering::Relaxed);
+        }
     }
 
     /// How far the flush under way has come.
@@ -112,7 +127,16 @@ impl Agent {
         if level == Level::Redundant {
             return self.check_redundant(then_stop);
         }
+        if level == Level::Durable && then_stop && self.hosts_have_theirs() {
+            let why = "level durable: not together with --then stop, which ends the agents whose hosts hold the checkpoint; belay flush makes it durable then";
+            return Err(Failure::new(Exit::NoTier, why));
+        }
         tiers::check_level(&self.description, level)
+    }
+
+    /// Whether the checkpoints of the parts lie on their hosts' own disks, so that each must copy its own.
+    fn hosts_have_theirs(&self) -> bool {
+        self.description.config.redundancy.scheme.is_some() && self.nodes.as_ref().is_some_and(Nodes::has_others)
     }
 
     fn has_tiers(&self) -> bool {
@@ -128,11 +152,10 @@ impl Agent {
         // Also what comes next: parts are told with the order of a checkpoint, during which its flush may begin.
         let of_root = self.flush.of_root.iter().copied().chain(self.flush.newest);
         let known = under.chain(awaited.map(|a| a.generation)).chain(of_root);
-        // Parts keep theirs of it.
-        let fullest = generations::list(&self.dir.generations())
-            .ok()
-            .and_then(|all| generations::fullest(&all));
-        known.chain(fullest).collect()
+        // Parts keep theirs of these.
+        let all = generations::list(&self.dir.generations()).unwrap_or_default();
+        let whole = [generations::fullest(&all), generations::complete(&all)];
+        known.chain(whole.into_iter().flatten()).collect()
     }
 
     /// Whether somebody still waits: clients come and go.
@@ -154,7 +177,8 @@ impl Agent {
 
     /// At the start: the newest generation, where a tier lacks it.
     pub(super) fn flush_what_is_left(&mut self) {
-        if !self.has_tiers() {
+        // Parts that have their own may not be there yet.
+        if !self.has_tiers() || self.hosts_have_theirs() {
             return;
         }
         let newest = generations::list(&self.dir.generations()).unwrap_or_default();
@@ -165,16 +189,24 @@ impl Agent {
         let same = |(text, _): &(String, Manifest)| text.as_bytes() == manifest;
         let held = |k: &Option<tiers::Known>| k.as_ref().is_some_and(|k| k.generations.iter().any(same));
         if !tiers::known(&self.dir, &self.description).iter().all(held) {
-            self.flush_newest(newest.number);
+            self.flush.newest = Some(newest.number);
+            self.begin_flush();
         }
     }
 
     /// Generation `number` has been committed.
     pub(super) fn flush_newest(&mut self, number: u64) {
-        if self.has_tiers() {
-            self.flush.newest = Some(number);
-            self.begin_flush();
+        if !self.has_tiers() {
+            return;
         }
+        let pace = self.description.config.levels.durable.unwrap_or_default();
+        let awaited = self.flush.awaiting.iter().any(|a| a.generation == number);
+        if awaited {
+            self.flush.turn.is_taken(sys::now_unix_s());
+        } else if self.flush.turn.comes(pace, sys::now_unix_s()) {
+            self.flush.newest = Some(number);
+        }
+        self.begin_flush();
     }
 
     /// Begins the next flush, if there is something to flush and none is under way.
@@ -189,7 +221,8 @@ impl Agent {
         let Some(generation) = awaited.or(self.flush.newest) else {
             return;
         };
-        if self.flush.newest == Some(generation) {
+        // An older one need not follow: a tier does not take it behind a newer one.
+        if self.flush.newest.is_some_and(|n| n <= generation) {
             self.flush.newest = None;
         }
         match self.start_flush(generation) {
@@ -205,7 +238,19 @@ impl Agent {
         let control = Arc::new(Control::default());
         let done = self.flush.done.try_clone().map_err(system)?;
         let path = self.dir.generations().join(generations::name(generation));
+        let meeting = match self.hosts_have_theirs() {
+            true => Some(self.meet(generation)?.1),
+            false => None,
+        };
+        if let Some(meeting) = &meeting {
+            self.order(&Order::Flush {
+                number: generation,
+                root: meeting.door.addresses(),
+            });
+        }
+        let lost = meeting.as_ref().map(|m| m.cancel.clone());
         let work = Work {
+            meeting,
             durable: std::mem::take(&mut self.flush.durable),
             dir: self.dir.clone(),
             description: self.description.clone(),
@@ -225,8 +270,37 @@ impl Agent {
             generation,
             control,
             started: Instant::now(),
+            lost,
             result,
         })
+    }
+
+    /// At a part: does what the root, which is at one of `root`, asks of it to make generation `number` durable.
+    pub(super) fn flush_for_root(&self, number: u64, root: Vec<String>) {
+        if let Err(failure) = self.start_flush_for_root(number, root) {
+            // The root waits in vain, and says so.
+            tracing::error!(generation = number, error = %failure, "not flushed");
+        }
+    }
+
+    fn start_flush_for_root(&self, number: u64, root: Vec<String>) -> Result<(), Failure> {
+        let Some(nodes) = &self.nodes else { return Ok(()) };
+        let share = Share {
+            key: JobKey::read(nodes.key())?,
+            root,
+            generation: number,
+            tag: nodes.part.unwrap_or(0),
+            dir: self.dir.clone(),
+            description: self.description.clone(),
+        };
+        let work = move || {
+            if let Err(e) = share.run() {
+                tracing::warn!(generation = number, error = %e, "not flushed");
+            }
+        };
+        let started = std::thread::Builder::new().name("belay-flush".into()).spawn(work);
+        started.map_err(|e| Failure::system("start the flush thread", &e))?;
+        Ok(())
     }
 
     /// The flush thread is done.
@@ -255,20 +329,24 @@ impl Agent {
                     ms = generations::ms(under.started.elapsed()),
                     "generation is durable"
                 );
+                let levels = self.description.config.levels;
+                if levels.durable == Some(Pace::Auto) {
+                    let took = (under.started.elapsed(), sys::processors());
+                    self.flush.turn.learns(Level::Durable, took, levels.durable_mtti);
+                }
                 for mut a in self.take_awaiting(generation) {
-                    if let Event::Checkpointed(c) = &mut a.answer {
-                        c.generation.level = Level::Durable;
-                        c.total_ms = generations::ms(a.since.elapsed());
-                        let statuses = tiers::statuses(&self.dir, &self.description);
-                        if let Some(s) = statuses.into_iter().find(|s| s.generation == generation) {
-                            c.generation.tiers = s.tiers;
-                        }
-                    }
+                    self.tell_level(&mut a.answer, (generation, Level::Durable), a.since);
                     self.answer_awaiting(&a, &a.answer);
                 }
                 self.begin_flush();
             }
-            Err(failure) => self.flush_failed(generation, &failure),
+            Err(failure) => {
+                self.flush_failed(generation, &failure);
+                // Whoever waits for another one need not wait for the next attempt.
+                if self.flush.is_awaited() {
+                    self.begin_flush();
+                }
+            }
         }
         if self.writing.is_none() && !self.is_together() {
             if let Err(failure) = self.tidy() {
@@ -281,6 +359,7 @@ impl Agent {
     fn flush_failed(&mut self, generation: u64, failure: &Failure) {
         let message = format!("generation {generation} is committed in the job directory, but is not durable: {failure}");
         tracing::error!(generation, error = %failure, "flush failed");
+        self.flush.turn.fails();
         for a in self.take_awaiting(generation) {
             let event = Event::Failed {
                 exit: Exit::NotDurable,
@@ -376,6 +455,8 @@ impl Agent {
 
 /// What the flush thread needs.
 struct Work {
+    /// With parts that have their own.
+    meeting: Option<Meeting>,
     durable: Vec<Durable>,
     dir: crate::jobdir::JobDir,
     description: crate::jobdir::Description,
@@ -413,10 +494,19 @@ impl Work {
     }
 
     fn flush_all(&mut self) -> Result<(), Failure> {
-        self.await_parts()?;
+        let mut members = match self.meeting.take() {
+            Some(meeting) => Some(Members::gather(meeting, self.dir.path())?),
+            None => {
+                self.await_parts()?;
+                None
+            }
+        };
         let mut failure = None;
+        // One with another key from now on, and none without.
+        let keys = self.description.config.encryption.keys()?;
+        self.durable.retain(|d| d.is_open(&d.config, keys.as_ref()));
         for t in self.description.config.durable() {
-            if self.durable.iter().any(|d| d.config == *t) {
+            if self.durable.iter().any(|d| d.is_open(t, keys.as_ref())) {
                 continue;
             }
             match Durable::open(t, &self.description, To::Use) {
@@ -430,7 +520,7 @@ impl Work {
         }
         let mut held = false;
         for durable in &mut self.durable {
-            match durable.flush(&self.dir, &self.description, &self.path, &self.control) {
+            match durable.flush(&self.dir, &self.description, (&self.path, members.as_mut()), &self.control) {
                 Ok(flushed) => {
                     held = true;
                     tracing::info!(tier = durable.config.name, ?flushed, "flushed");

@@ -1,5 +1,6 @@
-//! A part is lost. Where the job is to be restarted without what it has lost (`belay run --restarts`), the root ends what is left; its front then begins again from the newest
-//! checkpoint, on the hosts that answer. Where only an agent is lost, its front ends what that leaves.
+//! A part is lost. Where the job is to be restarted without what it has lost (`belay run --restarts`), the root ends
+//! what is left; its front then begins again from the newest checkpoint, on the hosts that answer. Where only an agent
+//! is lost, its front ends what that leaves.
 //!
 //! ```text
 //! Running ── a part is lost ────────────────────────────────────────> all is being ended ── no part is there, or LIMIT ── remote shells too ──> Ended

@@ -13,6 +13,7 @@ mod encoding;
 mod ending;
 mod flushing;
 mod losing;
+mod remotes;
 mod requests;
 mod retention;
 mod signals;
@@ -30,18 +31,20 @@ use losing::Losses;
 
 use crate::checkpoint::{Wanted, Writing};
 use crate::clients::{ClientId, Clients};
-use crate::generations;
+use crate::generations::{self, Generation};
 use crate::jobdir::{Description, Differential, JobDir, Lock};
+use crate::levels::Turn;
 use crate::nodes::again::Reunion;
+use crate::nodes::seat::Seat;
 use crate::nodes::{self, Nodes, Order};
 use crate::redundancy::record;
 use crate::relay::{Channel, Message, Relay};
 use crate::sys::{self, SignalFd, Timer, Wake};
-use crate::tiers::local::Seat;
 use crate::{tiers, Failure};
 use belay_capture::{Code, Tracking};
 use belay_image::manifest::Manifest;
 use belay_kernel::proc;
+use belay_plugins::gate::gpu;
 use belay_plugins::Names;
 use belay_restart::{News, Shell};
 use belay_storage::engine::{Engine, Options};
@@ -49,6 +52,7 @@ use belay_storage::store::Store;
 use belay_wire::{AutoInterval, Event, Exit, LastError, Phase};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::time::Duration;
 
 /// Writer threads per process snapshot.
@@ -89,6 +93,64 @@ enum Ending {
     Forced,
 }
 
+/// The engine of the job, without the chunks that no generation needs any more. `job` is the directory of the whole
+/// job, and `seat` the part of it that is served.
+fn collected_engine(dir: &JobDir, d: &Description, (job, seat): (&Path, Option<&Seat>)) -> Result<Engine, Failure> {
+    let gen = dir.generations();
+    let needed = match record::missing(job, &gen)? {
+        Some(generation) => {
+            tracing::info!(generation, "not here; chunks are not collected");
+            None
+        }
+        None => generations::needed_chunks(&gen)?,
+    };
+    let options = Options {
+        max_bytes: d.limit(),
+        find_by_hash: d.differential != Differential::Off,
+    };
+    let make = |store: Store| {
+        if let Some(needed) = &needed {
+            store.collect(needed)?;
+        }
+        Ok(Engine::new(store, options)?)
+    };
+    tiers::local::engage(dir, d, seat, make)
+}
+
+/// The number of the next generation. No number is used twice, of a generation or of a chunk, wherever there may be one
+/// that has it.
+fn numbers_unused(dir: &JobDir, d: &Description, engine: &mut Engine) -> Result<u64, Failure> {
+    let held = generations::list(&dir.generations())?;
+    let mut next = held.last().map_or(1, |g| g.number + 1);
+    if d.config.redundancy.settings()?.is_some() {
+        next = next.max(record::last(dir.path()) + 1);
+    }
+    // Also those that lack something: the numbers of their chunks are used.
+    let here: Vec<Manifest> = held.iter().filter_map(|g| Manifest::read(&g.path).ok()).collect();
+    let known = tiers::known(dir, d);
+    let there = known.iter().flatten().flat_map(|k| &k.generations).map(|(_, m)| m);
+    for m in here.iter().chain(there) {
+        next = next.max(m.generation + 1);
+        engine.number_from(m.next_chunk);
+    }
+    Ok(next)
+}
+
+/// When the next generation is to reach a level of which `newest` is the newest that has.
+fn turn_after(dir: &JobDir, newest: Option<u64>) -> Result<Turn, Failure> {
+    let Some(newest) = newest else { return Ok(Turn::default()) };
+    let held = generations::list(&dir.generations())?;
+    let since = held.iter().filter(|g| g.number > newest && g.is_whole()).count();
+    let time = held
+        .iter()
+        .find(|g| g.number == newest)
+        .and_then(|g| g.manifest.as_ref().ok());
+    // What is not here any more is old.
+    Ok(time.map_or(Turn::default(), |m| {
+        Turn::after(u32::try_from(since).unwrap_or(u32::MAX), m.time_unix_s)
+    }))
+}
+
 /// The agent of one job.
 #[derive(Debug)]
 pub struct Agent {
@@ -114,6 +176,7 @@ pub struct Agent {
     relay: Relay,
     clients: Clients,
     next_number: u64,
+    since: Since,
     /// The job directory has been made durable.
     durable: bool,
     engine: Engine,
@@ -127,7 +190,8 @@ pub struct Agent {
     /// Some of them have not ended, and are not waited for any more.
     hung: bool,
     farewells: Vec<(ClientId, Event)>,
-    /// What the front does not know yet: remote shells that have just been started, as whoever outlives this agent must know them, and signals for those that are its children.
+    /// What the front does not know yet: remote shells that have just been started, as whoever outlives this agent must
+    /// know them, and signals for those that are its children.
     news: Vec<News>,
     skipped: u64,
     /// How the automatic interval was chosen last.
@@ -138,7 +202,8 @@ pub struct Agent {
     pub(crate) nodes: Option<Nodes>,
     /// The part of the job that this agent serves, where the job may have several hosts.
     seat: Option<Seat>,
-    /// The newest generation that depends on no host's tiers, of a job that may have several; [`together::NO_GENERATION`] where there is none. Not known until all have said.
+    /// The newest generation that depends on no host's tiers, of a job that may have several;
+    /// [`together::NO_GENERATION`] where there is none. Not known until all have said.
     at_rest: Option<u64>,
     /// What this node has been called, and whether the job's processes ask about addresses because that has changed.
     addresses: (Names, bool),
@@ -148,6 +213,15 @@ pub struct Agent {
     encoding: Encoding,
     losses: Losses,
     asking: Asking,
+}
+
+/// What was committed since the agent began, and what it began with.
+#[derive(Debug, Default)]
+struct Since {
+    /// The job went on from a generation in which something was left out.
+    lacks: bool,
+    /// The newest generation in which nothing was left out.
+    complete: Option<u64>,
 }
 
 impl Agent {
@@ -166,47 +240,19 @@ impl Agent {
         }
         // What fails here is told by the first checkpoint.
         drop(belay_capture::load_injected());
-        let gen = dir.generations();
-        generations::clear_leftovers(&gen)?;
-        let options = Options {
-            max_bytes: description.limit(),
-            find_by_hash: description.differential != Differential::Off,
-        };
+        generations::clear_leftovers(&dir.generations())?;
         let job = nodes::job_of(nodes.as_ref(), dir.path());
-        let needed = match record::missing(job, &gen)? {
-            Some(generation) => {
-                tracing::info!(generation, "not here; chunks are not collected");
-                None
-            }
-            None => generations::needed_chunks(&gen)?,
-        };
-        let make = |store: Store| {
-            if let Some(needed) = &needed {
-                store.collect(needed)?;
-            }
-            Ok(Engine::new(store, options)?)
-        };
         let seat = nodes::seat(nodes.as_ref(), &description);
-        let mut engine = tiers::local::engage(&dir, &description, seat.as_ref(), make)?;
+        let mut engine = collected_engine(&dir, &description, (job, seat.as_ref()))?;
+        let next_number = numbers_unused(&dir, &description, &mut engine)?;
+        let turn = |newest: Option<u64>| turn_after(&dir, newest);
+        let redundant = record::newest(job);
+        let encoding = Encoding::new(description.config.redundancy.settings()?, redundant, turn(redundant)?)?;
+        let flush = Flush::new(turn(tiers::newest_durable(&dir, &description))?)?;
         let tracking = match description.differential {
             Differential::Written => Tracking::written(),
             Differential::Hash | Differential::Off => Tracking::off(),
         };
-        let held = generations::list(&gen)?;
-        let mut next_number = held.last().map_or(1, |g| g.number + 1);
-        let settings = description.config.redundancy.settings()?;
-        let redundant = record::newest(job);
-        if settings.is_some() {
-            next_number = next_number.max(record::last(dir.path()) + 1);
-        }
-        // Also those that lack something: the numbers of their chunks are used.
-        let here: Vec<Manifest> = held.iter().filter_map(|g| Manifest::read(&g.path).ok()).collect();
-        let known = tiers::known(&dir, &description);
-        let there = known.iter().flatten().flat_map(|k| &k.generations).map(|(_, m)| m);
-        for m in here.iter().chain(there) {
-            next_number = next_number.max(m.generation + 1);
-            engine.number_from(m.next_chunk);
-        }
         Ok(Self {
             dir,
             lock: Some(lock),
@@ -228,6 +274,7 @@ impl Agent {
             relay: Relay::default(),
             clients: Clients::default(),
             next_number,
+            since: Since::default(),
             durable: false,
             engine,
             tracking,
@@ -249,16 +296,22 @@ impl Agent {
             at_rest: None,
             addresses: (Names::default(), false),
             gated: false,
-            flush: Flush::new()?,
-            encoding: Encoding::new(settings, redundant)?,
+            flush,
+            encoding,
             losses: Losses::new(restarts),
             asking: Asking::default(),
         })
     }
 
-    /// The job goes on from the generation in `path`, whose memory has been read and found whole: what it stored need not be stored again.
+    /// The job goes on from the generation in `path`, whose memory has been read and found whole: what it stored need
+    /// not be stored again.
     pub(crate) fn build_on(&mut self, path: &std::path::Path) {
         self.engine.build_on(path);
+    }
+
+    /// After a restart from `generation`, which may be gone when the job ends.
+    pub(crate) fn goes_on_from(&mut self, generation: &Generation) {
+        self.since.lacks = generation.manifest.as_ref().is_ok_and(|m| m.left_out.is_some());
     }
 
     /// After a restart: the files that the processes map.
@@ -280,7 +333,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Clients see the credentials of the process that listened last: from now on the calling one. Before anything of the job runs that could tell somebody to connect.
+    /// Clients see the credentials of the process that listened last: from now on the calling one. Before anything of
+    /// the job runs that could tell somebody to connect.
     pub(crate) fn listen_here(&self) {
         if let Some(Err(e)) = self.listener.as_ref().map(belay_wire::socket::listen_again) {
             tracing::warn!(error = %e, "listen on the control socket");
@@ -290,7 +344,9 @@ impl Agent {
     /// PATH for the command, where remote shells are stood in for.
     pub(crate) fn path_for_command(&self) -> Option<std::ffi::OsString> {
         let nodes = self.nodes.as_ref().filter(|n| !n.is_part())?;
-        nodes.joins_by_itself().then(|| crate::nodes::path_with_standins(&self.dir))
+        nodes
+            .joins_by_itself()
+            .then(|| crate::nodes::path::with_standins(self.dir.path()))
     }
 
     /// Before a restart of the generation in `path`: the job's other nodes, started again where this is the root.
@@ -346,10 +402,12 @@ impl Agent {
         self.close();
     }
 
-    /// Serves the job whose command is child `root_pid` in the calling process, which has the signals of [`crate::front::handled`] blocked, until nothing of it is left. Returns the status word with which the launch ends.
+    /// Serves the job whose command is child `root_pid` in the calling process, which has the signals of
+    /// [`crate::front::handled`] blocked, until nothing of it is left. Returns the status word with which the launch
+    /// ends.
     ///
-    /// `ended` is the command's status word where it had ended before the checkpoint from which the job was restarted. `report` is called with what
-    /// the front of a restarted job is to know.
+    /// `ended` is the command's status word where it had ended before the checkpoint from which the job was restarted.
+    /// `report` is called with what the front of a restarted job is to know.
     pub(crate) fn serve(mut self, root_pid: i32, ended: Option<i32>, channel: Option<Channel>, report: &dyn Fn(News)) -> i32 {
         // Not before: the command has what its launcher was given.
         sys::write_large_files();
@@ -413,7 +471,9 @@ impl Agent {
     }
 
     fn has_no_children(&self) -> bool {
-        proc::children(self.pid).unwrap_or_default().is_empty()
+        let askers = gpu::askers();
+        let mut children = proc::children(self.pid).unwrap_or_default().into_iter();
+        children.all(|pid| askers.contains(&pid))
     }
 
     /// Waits for something to happen and handles it.

@@ -5,7 +5,8 @@ use crate::{generations, tiers, Failure};
 use belay_storage::store;
 
 impl Agent {
-    /// Before a checkpoint: where a limit on storage would stand in its way, older generations go first, but never the newest whole one.
+    /// Before a checkpoint: where a limit on storage would stand in its way, older generations go first, but never the
+    /// newest whole one.
     pub(super) fn make_room(&mut self) -> Result<(), Failure> {
         let Some(limit) = self.description.limit() else {
             return Ok(());
@@ -16,7 +17,8 @@ impl Agent {
         self.shrink_to(limit.saturating_sub(expected))
     }
 
-    /// After a checkpoint, whether it succeeded or not: retention, and removal of chunks that are not needed any more. Not while one is being written.
+    /// After a checkpoint, whether it succeeded or not: retention, and removal of chunks that are not needed any more.
+    /// Not while one is being written.
     pub(super) fn tidy(&mut self) -> Result<(), Failure> {
         // Where several hosts have local tiers, it must be known first which generation depends on none of them.
         let is_alone = self.nodes.as_ref().is_none_or(|n| !n.is_part() && n.remotes.is_empty());
@@ -54,7 +56,8 @@ impl Agent {
         all.iter().filter(|g| is_home(g)).map(|g| g.number).collect()
     }
 
-    /// Before the first checkpoint of this run: what may lie in tiers of hosts that the job has left is not waited for any longer. A part's generations without it are none.
+    /// Before the first checkpoint of this run: what may lie in tiers of hosts that the job has left is not waited for
+    /// any longer. A part's generations without it are none.
     pub(super) fn forget_elsewhere(&self) -> Result<(), Failure> {
         if !store::forget_elsewhere(self.dir.path())? || self.seat.as_ref().is_none_or(|s| s.tag == 0) {
             return Ok(());

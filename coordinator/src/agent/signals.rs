@@ -140,7 +140,8 @@ impl Agent {
     fn has_job_children(&self) -> bool {
         let mut others = processes::snapshots(self.pid);
         others.extend(self.outside());
-        // Parts that end empty their local tiers first, or their shells have something to print yet, and whoever waits for the job may end all that is left on their hosts: stand-ins wait for them.
+        // Parts that end empty their local tiers first, or their shells have something to print yet, and whoever waits
+        // for the job may end all that is left on their hosts: stand-ins wait for them.
         others.extend(self.nodes.iter().flat_map(|nodes| match self.uses_local_tiers() {
             true => nodes.standins(),
             false => nodes.parting_standins(),
@@ -151,7 +152,8 @@ impl Agent {
             .any(|c| !others.contains(c))
     }
 
-    /// The command was stopped or continued by other means than the terminal: what the shell waits for must follow, or the terminal would be stuck.
+    /// The command was stopped or continued by other means than the terminal: what the shell waits for must follow, or
+    /// the terminal would be stuck.
     fn follow_job_control(&mut self, what: JobControl) {
         let Some(channel) = &self.channel else { return };
         match what {
@@ -180,7 +182,8 @@ impl Agent {
         self.set_tick();
     }
 
-    /// In the background, gives up the standard descriptors that no process of the job uses any more: whoever reads the other end must see its end.
+    /// In the background, gives up the standard descriptors that no process of the job uses any more: whoever reads the
+    /// other end must see its end.
     pub(super) fn release_stdio(&self) {
         let live = processes::live(self.pid, &self.outside());
         for fd in 0..3 {

@@ -33,6 +33,8 @@ impl Agent {
         }
         status.skipped = self.skipped;
         status.auto_interval.clone_from(&self.chosen);
+        let chosen = [self.encoding.turn.chosen.clone(), self.flush.turn.chosen.clone()];
+        status.auto_levels = chosen.into_iter().flatten().collect();
         status.differential = match (self.description.differential, self.tracking.hindrance()) {
             (Differential::Written, Some(reason)) => format!("hash: {reason}"),
             (Differential::Written, None) => format!("{} and hash", self.tracking.method()),
@@ -106,6 +108,7 @@ fn document(dir: &JobDir, d: &Description) -> Status {
         progress: None,
         skipped: 0,
         auto_interval: None,
+        auto_levels: Vec::new(),
         differential: method(d.differential).to_owned(),
         last_error: None,
         generations: tiers::statuses(dir, d),

@@ -10,6 +10,15 @@ use crate::{generations, sys, Failure};
 use belay_tree::{Contribution, Values};
 use belay_wire::Exit;
 
+/// What parts say that they have left out, bytes.
+const LEFT_OUT: &str = "left_out";
+
+/// What all parts together have left out, of what was `said` when all had written.
+pub(super) fn left_out(said: &Values) -> u64 {
+    let sum = said.get(&format!("sum {LEFT_OUT}"));
+    sum.and_then(|n| n.parse().ok()).unwrap_or(0)
+}
+
 /// The numbers and where they are to be had.
 #[derive(Debug)]
 pub(super) struct Telling {
@@ -87,7 +96,8 @@ impl Agent {
         }
     }
 
-    /// What this node brings to the step of a checkpoint that `stage` waits for: a part what it has of it and, where that is wanted, its other numbers, the root the wish for them.
+    /// What this node brings to the step of a checkpoint that `stage` waits for: a part what it has of it and, where
+    /// that is wanted, its other numbers, the root the wish for them.
     pub(super) fn numbers_for(&self, stage: Stage) -> Contribution {
         let mut own = Contribution::ready();
         let nodes = self.nodes.as_ref();
@@ -97,11 +107,14 @@ impl Agent {
         };
         let Some(tag) = nodes.and_then(|n| n.part) else {
             own.want.insert(Share::wish());
+            own.want.insert(format!("sum {LEFT_OUT}"));
             own.want.extend(Others::wishes().into_iter().filter(|_| together.tell));
             return own;
         };
         if let Some((committed, _)) = &together.own {
             Share::add_to(&mut own, tag, &committed.generation);
+            let left_out = committed.generation.left_out;
+            own.sums.extend(left_out.map(|bytes| (LEFT_OUT.to_owned(), bytes)));
             if together.tell {
                 Others::add_to(&mut own, &self.now(), committed);
             }

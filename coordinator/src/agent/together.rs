@@ -1,4 +1,4 @@
-//! The job's other nodes: starting parts, checkpoints together, parts that are lost.
+//! The job's other nodes: checkpoints together, parts that are lost.
 //!
 //! ```text
 //!                                    Writing                          Written                                Committed
@@ -6,21 +6,19 @@
 //! part: order ─ capture (all meet) ─ commits its own, or drops it ─ whatever the others have ─ yes: keeps it; no: removes it ─> over
 //!                   └ fails anywhere: over everywhere                                        └ not known: keeps it as doubtful
 //! ```
-//! Every node comes to every step up to the last, whatever the one before has come to, so that nobody waits for one that has left: [`Agent::step_ended`] has all transitions. The steps are those
-//! of the nodes that were there at the order: from then on each fails that one of them is missing from, or that the root has waited for too long.
+//! Every node comes to every step up to the last, whatever the one before has come to, so that nobody waits for one
+//! that has left: [`Agent::step_ended`] has all transitions. The steps are those of the nodes that were there at the
+//! order: from then on each fails that one of them is missing from, or that the root has waited for too long.
 
-use super::{stopped_after_checkpoint, Agent};
+use super::{stopped_after_checkpoint, telling, Agent};
 use crate::checkpoint::Wanted;
-use crate::clients::ClientId;
 use crate::config::Time;
 use crate::nodes::gathering::{self, Gathering, COMMITTED, PATIENCE, STEPS, WRITTEN};
-use crate::nodes::remote::{descriptors_of, end_standin, run_errand, shell_code, Life, Remote, RemoteShell};
-use crate::nodes::{self, again, table, Nodes, Order, Stage, Together};
+use crate::nodes::remote::{shell_code, Life, Remote};
+use crate::nodes::{self, table, Nodes, Order, Stage, Together};
 use crate::{generations, sys, Failure};
-use belay_kernel::proc::born;
-use belay_restart::{News, Shell};
 use belay_tree::{Broken, Contribution, Event as TreeEvent, Values};
-use belay_wire::{Event, Exit, Phase};
+use belay_wire::{Exit, Phase};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -30,155 +28,10 @@ const TRIES: u32 = 10;
 const AT_REST: &str = "at-rest";
 /// The number of none: all have said, and there is none.
 pub(super) const NO_GENERATION: u64 = 0;
-/// Exit status of a remote shell whose host is lost.
-const LOST: i32 = 255;
-
 impl Agent {
     /// Whether a checkpoint of all nodes is between its capture and its end.
     pub(super) fn is_together(&self) -> bool {
         self.nodes.as_ref().is_some_and(|n| n.together.is_some())
-    }
-
-    pub(super) fn outside(&self) -> Vec<i32> {
-        self.nodes.as_ref().map(Nodes::outside).unwrap_or_default()
-    }
-
-    /// A stand-in for a remote shell asks for the shell.
-    pub(super) fn start_remote(&mut self, id: ClientId, program: String, words: &[String]) {
-        let standin = self.clients.pid(id);
-        match self.try_start_remote(standin, &program, words) {
-            Ok(()) => self.clients.send(id, &Event::Accepted),
-            Err(f) => self.fail(id, f.exit, &f.to_string()),
-        }
-    }
-
-    /// A stand-in asks for something to be run that is no part of the job. A checkpoint waits for its end, as the restarted stand-in could not.
-    pub(super) fn ask_outside(&mut self, id: ClientId, (program, words): (String, Vec<String>), output: i32) {
-        let standin = self.clients.pid(id);
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let run = || {
-            let fail = |e| Failure::system("take the stand-in's descriptors", &e);
-            let [output, error] = descriptors_of(standin, [output, 2]).map_err(fail)?;
-            run_errand((&program, &words), standin, (output, error), &path)
-        };
-        let Some(nodes) = self.nodes.as_mut().filter(|n| !n.is_part()) else {
-            return self.fail(
-                id,
-                Exit::Protocol,
-                "run something for a stand-in: this is no root of a job with parts on other hosts",
-            );
-        };
-        match run() {
-            Ok(child) => {
-                tracing::info!(program, standin, pid = child.id(), "run for a stand-in");
-                let tag = nodes.next_tag();
-                let remote = Remote {
-                    words: RemoteShell::errand(&program),
-                    standin,
-                    born: born(standin),
-                    first: tag,
-                    child: Some(child),
-                    life: Life::Errand,
-                    code: 0,
-                };
-                nodes.remotes.insert(tag, remote);
-                self.clients.send(id, &Event::Accepted);
-            }
-            Err(f) => self.fail(id, f.exit, &f.to_string()),
-        }
-    }
-
-    /// Ends what is run for stand-ins that are not there any more, which nothing else would.
-    pub(super) fn end_errands(&mut self) {
-        let remotes = self.nodes.iter_mut().flat_map(|n| n.remotes.values_mut());
-        for errand in remotes.filter(|r| r.is_in_vain()) {
-            tracing::info!(program = errand.words.program, "nobody waits for it any more");
-            errand.life = Life::Over;
-            if let Some(pid) = errand.shell() {
-                // It has a process group of its own.
-                sys::kill(-pid, libc::SIGKILL);
-            }
-        }
-    }
-
-    fn try_start_remote(&mut self, standin: i32, program: &str, words: &[String]) -> Result<(), Failure> {
-        let refused = |why: &str| Failure::new(Exit::Protocol, format!("start a remote shell: {why}"));
-        let nodes = self.nodes.as_mut().filter(|n| !n.is_part());
-        let nodes = nodes.ok_or_else(|| refused("the job was not launched with --across-hosts, or this is a part"))?;
-        let words = RemoteShell::parse(program, words).ok_or_else(|| refused("no command for the other host"))?;
-        let stdio = descriptors_of(standin, [0, 1, 2]).map_err(|e| Failure::system("take the stand-in's descriptors", &e))?;
-        let first = nodes.next_tag();
-        let tags: Vec<u64> = (first..first + words.parts()).collect();
-        nodes.listen_for_parts()?;
-        let command = again::agent_command(self.dir.path(), nodes, &tags, &words, &words.program_words())?;
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let mut child = Some(words.spawn(&command, (Some(stdio), Some(standin)), &path)?);
-        // Its number was perhaps another's.
-        nodes.starters.retain(|s| s.standin != standin);
-        self.news.extend(child.as_ref().map(|shell| {
-            News::Shell(Shell {
-                pid: shell.id().cast_signed(),
-                standin,
-            })
-        }));
-        tracing::info!(
-            first,
-            parts = tags.len(),
-            host = words.host,
-            shell = child.as_ref().map(std::process::Child::id),
-            standin,
-            "parts started"
-        );
-        for tag in tags {
-            let remote = Remote {
-                words: words.clone(),
-                standin,
-                born: born(standin),
-                first,
-                child: child.take(),
-                life: Life::Starting,
-                code: 0,
-            };
-            nodes.remotes.insert(tag, remote);
-        }
-        Ok(())
-    }
-
-    /// The stand-in was signalled: so is the shell.
-    pub(super) fn signal_remote(&mut self, id: ClientId, signal: i32) {
-        let standin = self.clients.pid(id);
-        let remotes = self.nodes.iter().flat_map(|n| n.remotes.values());
-        for shell in remotes.filter(|r| r.standin == standin).filter_map(Remote::shell) {
-            sys::kill(shell, signal);
-        }
-        let starter = self.nodes.as_mut().and_then(|n| n.signal_starter(standin, signal));
-        self.news.extend(starter.map(|shell| News::Signal(shell, signal)));
-        self.clients.send(id, &Event::Accepted);
-    }
-
-    /// Child `pid` has ended; whether it was a remote shell.
-    pub(super) fn remote_ended(&mut self, pid: i32, status: i32) -> bool {
-        let mut remotes = self.nodes.iter_mut().flat_map(|n| n.remotes.values_mut());
-        let Some(remote) = remotes.find(|r| r.shell() == Some(pid)) else {
-            return false;
-        };
-        let code = shell_code(status);
-        tracing::info!(host = remote.words.host, code, "remote shell ended");
-        remote.child = None;
-        if remote.has_standin() {
-            end_standin(remote.standin, code);
-        }
-        let first = remote.first;
-        let Some(nodes) = &mut self.nodes else { return true };
-        // Of a part that has joined the tree tells whether it has ended or is lost; it may also go on without its shell.
-        let there = &nodes.there;
-        let is_there = |r: &Remote| r.node().is_some_and(|n| there.contains_key(&n));
-        let its = nodes
-            .remotes
-            .values_mut()
-            .filter(|r| r.first == first && r.life != Life::Lost);
-        its.filter(|r| !is_there(r)).for_each(|r| r.life = Life::Over);
-        true
     }
 
     pub(super) fn hear_nodes(&mut self) {
@@ -242,30 +95,6 @@ impl Agent {
         }
     }
 
-    /// What the loss of a node, or its end with exit status `code`, means for the remote shell that has started it.
-    fn look_after_remote(&mut self, node: u64, code: Option<i32>) {
-        self.cancel_round();
-        let mut remotes = self.nodes.iter_mut().flat_map(|n| n.remotes.values_mut());
-        let Some(remote) = remotes.find(|r| r.life == Life::Joined(node)) else {
-            return;
-        };
-        (remote.life, remote.code) = code.map_or((Life::Lost, LOST), |code| (Life::Over, code));
-        let (first, standin) = (remote.first, remote.has_standin().then_some(remote.standin));
-        let remotes = self.nodes.iter().flat_map(|n| n.remotes.values());
-        let same: Vec<&Remote> = remotes.filter(|r| r.first == first).collect();
-        // The shell tells better, where this agent has it.
-        if same.iter().all(|r| r.child.is_none()) && (code.is_none() || same.iter().all(|r| r.is_over())) {
-            // Of several tasks an srun tells the largest.
-            let told = same.iter().map(|r| r.code).max().unwrap_or(LOST);
-            match (standin, &mut self.nodes) {
-                (Some(standin), Some(nodes)) if code.is_some() => nodes.part_with(standin, told),
-                // A shell to a host that is lost may never end.
-                (Some(standin), _) => end_standin(standin, told),
-                (None, _) => {}
-            }
-        }
-    }
-
     /// At a part: the root orders something.
     fn obey(&mut self, order: Order) {
         tracing::debug!(?order, "ordered");
@@ -281,6 +110,8 @@ impl Agent {
                 tell,
                 era,
                 gate_ms,
+                declared,
+                leave_out,
             } => {
                 self.gated = gate_ms.is_some();
                 self.description.config.gate.limit = gate_ms.map(|ms| Time(Duration::from_millis(ms)));
@@ -294,13 +125,16 @@ impl Agent {
                 let wanted = Wanted {
                     by: Vec::new(),
                     then_stop,
+                    leave_out,
                 };
+                self.description.leave_out = declared;
                 if let Err(failure) = self.take_part((number, base), &wanted, tell) {
                     self.checkpoint_failed(number, &wanted, &failure);
                 }
                 self.reap();
             }
             Order::Encode { number, root, redundant } => self.take_share(number, root, redundant),
+            Order::Flush { number, root } => self.flush_for_root(number, root),
             Order::Describe { question } => self.describe(question),
             Order::NotRestarted => self.is_not_restarted(),
             Order::End { grace_ms } => self.ask_end(Duration::from_millis(grace_ms)),
@@ -328,18 +162,20 @@ impl Agent {
     }
 
     /// At the root: a checkpoint of all nodes.
-    pub(super) fn begin_together(&mut self, wanted: &Wanted) {
+    pub(super) fn begin_together(&mut self, mut wanted: Wanted) {
         self.end_errands();
         for attempt in 1..=TRIES {
             // Who has come or gone since the last attempt.
             self.hear_nodes();
             if self.ending.is_some() {
-                self.refuse_at_end(wanted);
+                self.refuse_at_end(&wanted);
                 break;
             }
             self.hold();
             let number = self.next_number;
             self.next_number += 1;
+            wanted.leave_out = self.may_leave_out(number);
+            let wanted = &wanted;
             let absent = |r: &&Remote| matches!(r.life, Life::Errand | Life::Starting | Life::Lost);
             let absent = self.nodes.iter().flat_map(|n| n.remotes.values()).find(absent);
             let begun = match absent {
@@ -370,6 +206,8 @@ impl Agent {
                         tell: self.telling.is_some(),
                         era: self.addresses.0.era(),
                         gate_ms: self.gate_ms(),
+                        declared: self.description.leave_out,
+                        leave_out: wanted.leave_out,
                     });
                     self.take_part((number, number * STEPS), wanted, self.telling.is_some())
                 }),
@@ -411,7 +249,7 @@ impl Agent {
             }
         };
         if let Ok(mut writing) = result {
-            writing.parts = table::of(&nodes);
+            writing.parts = nodes.rows();
             self.writing = Some(writing);
             nodes.together = Some(Together {
                 base,
@@ -461,8 +299,9 @@ impl Agent {
         }
     }
 
-    /// Adds what is said about local tiers to what this node brings to a step. Where the hosts have some, the parts tell the root when they have written which generations they have that lie in none,
-    /// and the root tells them, before they remove any, which is the newest of which that holds everywhere.
+    /// Adds what is said about local tiers to what this node brings to a step. Where the hosts have some, the parts
+    /// tell the root when they have written which generations they have that lie in none, and the root tells them,
+    /// before they remove any, which is the newest of which that holds everywhere.
     fn add_rest(&self, step: u64, contribution: &mut Contribution) {
         if !self.uses_local_tiers() {
             return;
@@ -482,7 +321,8 @@ impl Agent {
         }
     }
 
-    /// At the root, when all have written: the newest generation that lies in no local tier of any part. While a part has not said, the one that was before.
+    /// At the root, when all have written: the newest generation that lies in no local tier of any part. While a part
+    /// has not said, the one that was before.
     fn hear_of_rest(&mut self, said: &Values) {
         let parts = self.nodes.as_ref().map_or(0, |n| n.there.len());
         let of_part = |(name, all): (&String, &String)| {
@@ -529,6 +369,7 @@ impl Agent {
                 self.hear_of_rest(&said);
                 if let Some(writing) = &mut self.writing {
                     table::hear_shares(&mut writing.parts, &said);
+                    writing.left_out_elsewhere = telling::left_out(&said);
                 }
                 let failed = self.finish_checkpoint();
                 self.arrive(Stage::Committed, failed);
@@ -587,7 +428,8 @@ impl Agent {
         self.end_together();
     }
 
-    /// At a part: the root begins checkpoint `number`. It has given up what this node has not heard the end of, and what has that number here is of a root that was lost before its commit.
+    /// At a part: the root begins checkpoint `number`. It has given up what this node has not heard the end of, and
+    /// what has that number here is of a root that was lost before its commit.
     fn leave_unfinished(&mut self, number: u64) {
         if self.is_together() {
             if let Some(writing) = &mut self.writing {
@@ -605,7 +447,8 @@ impl Agent {
         }
     }
 
-    /// At a part: of generations that the root may have committed, those that it has not, now that it has committed `number`, if that can be seen from here.
+    /// At a part: of generations that the root may have committed, those that it has not, now that it has committed
+    /// `number`, if that can be seen from here.
     fn drop_doubtful(&mut self, number: u64) {
         let doubtful = self
             .nodes
@@ -621,8 +464,9 @@ impl Agent {
         }
     }
 
-    /// At a part: the checkpoint has failed somewhere; the processes go on. Unless somebody has `refused` it, the root may have committed it all the same, before a node was
-    /// lost or the root itself: then it is the newest checkpoint of the job, and stays.
+    /// At a part: the checkpoint has failed somewhere; the processes go on. Unless somebody has `refused` it, the root
+    /// may have committed it all the same, before a node was lost or the root itself: then it is the newest checkpoint
+    /// of the job, and stays.
     fn undo_part(&mut self, failure: &Failure, refused: bool) {
         let Some(together) = self.nodes.as_mut().and_then(|n| n.together.take()) else {
             return;

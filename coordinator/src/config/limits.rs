@@ -1,4 +1,5 @@
-//! `[checkpoints]` of the configuration: how many a job keeps and how large they may be unless its command line says otherwise, and what the site allows.
+//! `[checkpoints]` of the configuration: how many a job keeps and how large they may be unless its command line says
+//! otherwise, and what the site allows.
 //!
 //! | key | in the site's file | in the user's own | on the command line |
 //! |---|---|---|---|
@@ -7,8 +8,8 @@
 //! | `save_code` | default | default instead | `--no-save-code`, instead of both |
 //! | `roots` | directories below which checkpoints may lie | the same; both count | |
 //!
-//! A launch keeps in `job.json` what follows for `keep` and `max_bytes`. What the site allows is kept nowhere: every launch and every restart asks the files. Object stores lie in no
-//! directory, so `roots` says nothing about them.
+//! A launch keeps in `job.json` what follows for `keep` and `max_bytes`. What the site allows is kept nowhere: every
+//! launch and every restart asks the files. Object stores lie in no directory, so `roots` says nothing about them.
 
 use super::{Config, Fault, Size, SITE};
 use crate::failure::{reason, Failure};
@@ -171,7 +172,8 @@ impl Limits {
         self.check("job directory", dir, next)
     }
 
-    /// Refuses directories for tiers that lie nowhere below a root and that the site has not named itself: local tiers and those for redundancy on every host, and durable ones.
+    /// Refuses directories for tiers that lie nowhere below a root and that the site has not named itself: local tiers
+    /// and those for redundancy on every host, and durable ones.
     pub fn check_tiers(&self, config: &Config, what: Use) -> Result<(), Failure> {
         let check = |name: &str, path: &Path, next: &str| match self.of_site.iter().any(|p| p == path) {
             true => Ok(()),

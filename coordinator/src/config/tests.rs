@@ -1,4 +1,5 @@
 use super::*;
+use crate::verbs::Enable;
 
 const GOOD: &str = r#"
 [[tier]]
@@ -74,6 +75,39 @@ fn the_gate_has_a_limit_of_its_own_or_the_usual_one() {
     assert_eq!(kept.gate.limit().as_millis(), 500);
     assert!(c.add("[gate]\nlimit = \"2h\"").unwrap_err().what.contains("1ms to 1h"));
     assert_eq!(serde_json::from_str::<Config>("{}").unwrap().gate, Gate::default());
+}
+
+#[test]
+fn the_library_for_infiniband_is_off_unless_asked_for() {
+    let mut c = Config::default();
+    assert_eq!(c.verbs.enable.unwrap_or_default(), Enable::Auto);
+    c.add("[verbs]\nenable = \"on\"").unwrap();
+    c.add("[verbs]").unwrap();
+    let stored = serde_json::to_string(&c).unwrap();
+    let kept: Config = serde_json::from_str(&stored).unwrap();
+    assert_eq!(kept.verbs.enable, Some(Enable::On));
+    assert!(c.add("[verbs]\nenable = \"perhaps\"").unwrap_err().what.contains("auto"));
+}
+
+#[test]
+fn keys_come_from_one_place_that_a_later_file_may_change() {
+    let mut c = Config::default();
+    assert!(!c.encryption.is_on());
+    c.add("[encryption]\nkey_file = \"/etc/belay/keys\"").unwrap();
+    c.add("[encryption]\nkey_command = [\"vault\", \"read\"]").unwrap();
+    assert!(c.encryption.is_on() && c.encryption.key_file.is_none());
+    let stored = serde_json::to_string(&c).unwrap();
+    assert_eq!(serde_json::from_str::<Config>(&stored).unwrap(), c);
+    for (text, words) in [
+        ("key_file = \"keys\"", "absolute"),
+        ("", "is needed"),
+        ("key_command = []", "a command"),
+        ("key_command = [\"x\"]\nkey_file = \"/x\"", "one of them"),
+        ("key = \"0\"", "`key_file` or `key_command`"),
+    ] {
+        let message = refused(&format!("[encryption]\n{text}"));
+        assert!(message.contains(words), "{message}");
+    }
 }
 
 #[test]

@@ -2,12 +2,13 @@
 
 use super::alive::hosts_of;
 use super::remote::{quote, Life, Remote, RemoteShell};
+use super::seat::PARTS;
 use super::table::Row;
-use super::{failure, Nodes, Starter};
+use super::{failure, gathering, Nodes, Starter};
 use crate::jobdir::JobDir;
 use crate::{config, Failure};
-use belay_plugins::{Facts, Group};
-use belay_tree::{Contribution, Event, Joining};
+use belay_plugins::{Brought, Facts, Group};
+use belay_tree::{Event, Joining};
 use belay_wire::Exit;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,14 +17,15 @@ use std::time::{Duration, Instant};
 
 /// How long a part may take to come.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long it waits for one of before, on a host that is lost: a shared file system keeps locks of such hosts for a while (NFSv4: 90 s).
+/// How long it waits for one of before, on a host that is lost: a shared file system keeps locks of such hosts for a
+/// while (NFSv4: 90 s).
 pub const LOCK_LIMIT: Duration = Duration::from_secs(150);
 
-/// The command line, for the shell of another host, that makes it a part of the job in `dir`; one that several tasks of an `srun` execute has a tag for each.
+/// The command line, for the shell of another host, that makes it a part of the job in `dir`; one that several tasks of
+/// an `srun` execute has a tag for each.
 pub(crate) fn agent_command(dir: &Path, nodes: &Nodes, tags: &[u64], words: &RemoteShell, then: &str) -> Result<String, Failure> {
     let me = std::env::current_exe().map_err(|e| Failure::system("find belay", &e))?;
-    let (key, parts) = (nodes.key().display().to_string(), part_dir(dir, 0));
-    let parts = parts.parent().unwrap_or(dir).display().to_string();
+    let (key, parts) = (nodes.key().display().to_string(), dir.join(PARTS).display().to_string());
     let (me, parts, key) = (quote(&me.display().to_string()), quote(&parts), quote(&key));
     let (before, tag) = match tags {
         [tag] => (String::new(), tag.to_string()),
@@ -44,11 +46,6 @@ pub(crate) fn agent_command(dir: &Path, nodes: &Nodes, tags: &[u64], words: &Rem
     ))
 }
 
-/// The job directory of a part.
-pub(crate) fn part_dir(dir: &Path, tag: u64) -> std::path::PathBuf {
-    dir.join("nodes").join(tag.to_string())
-}
-
 /// Why a restart is given up to whose root, at one of `addresses`, not all parts have come.
 fn absent(remotes: &BTreeMap<u64, Remote>, addresses: &[String], limit: Duration) -> Failure {
     let missing = || remotes.values().filter(|r| r.life == Life::Starting);
@@ -67,7 +64,8 @@ fn absent(remotes: &BTreeMap<u64, Remote>, addresses: &[String], limit: Duration
 }
 
 impl Nodes {
-    /// Starts the parts in `rows` again, `stored` on their hosts or not, and waits until all have joined. `hosts` replaces the hosts that they had, in order; there may be fewer or more. The tree is as configured.
+    /// Starts the parts in `rows` again, `stored` on their hosts or not, and waits until all have joined. `hosts`
+    /// replaces the hosts that they had, in order; there may be fewer or more. The tree is as configured.
     pub(crate) fn restart(
         (dir, config): (&JobDir, &config::Tree),
         (rows, stored): (&[Row], bool),
@@ -155,7 +153,8 @@ impl Nodes {
         Ok(())
     }
 
-    /// Ends what has been started for a restart that has failed, so that another may follow: parts that lose the root end by themselves.
+    /// Ends what has been started for a restart that has failed, so that another may follow: parts that lose the root
+    /// end by themselves.
     pub(crate) fn give_up(mut self) {
         self.joining = None;
         let begin = Instant::now();
@@ -199,13 +198,12 @@ impl Reunion {
 }
 
 impl Group for Reunion {
-    fn meet(&self, publish: Facts, want: BTreeSet<String>) -> Result<Facts, String> {
+    fn meet(&self, brought: Brought) -> Result<Facts, String> {
         let step = self.next.replace(self.next.get() + 1);
-        let mut contribution = Contribution::ready();
-        contribution.publish = publish;
-        contribution.want = want;
         match self.joining.borrow_mut().as_mut() {
-            Some(joining) => joining.exchange(step, contribution).map_err(|b| super::gathering::line(&b)),
+            Some(joining) => joining
+                .exchange(step, gathering::contribution(brought))
+                .map_err(|b| gathering::line(&b)),
             None => Err("the tree has been handed over".into()),
         }
     }

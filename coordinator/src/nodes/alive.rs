@@ -1,8 +1,10 @@
-//! Which hosts a job goes on with when some have been lost: those that execute a command. Parts whose hosts answer stay there; the others get hosts that have none.
+//! Which hosts a job goes on with when some have been lost: those that execute a command. Parts whose hosts answer stay
+//! there; the others get hosts that have none.
 
 use super::hosts::of_part;
 use super::names::spelled;
 use super::remote::RemoteShell;
+use super::seat::{name_here, node_of_slurm};
 use super::table::{self, Row};
 use crate::jobdir::JobDir;
 use crate::redundancy::record::{self, Record};
@@ -17,7 +19,8 @@ const FENCE: Duration = Duration::from_secs(30);
 /// How long a host may take to execute a command.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Hosts for the parts of the newest generation of the job in `dir`, in their order: of those `given`, or else of those that they had, the ones that answer. `tell` hears of each that does not.
+/// Hosts for the parts of the newest generation of the job in `dir`, in their order: of those `given`, or else of those
+/// that they had, the ones that answer. `tell` hears of each that does not.
 pub fn choose(dir: &JobDir, given: &[String], tell: &mut dyn FnMut(&str)) -> Result<Vec<String>, Failure> {
     let rows = rows(dir, None).ok().flatten().unwrap_or_default();
     let Some(first) = rows.first() else {
@@ -35,12 +38,12 @@ pub fn choose(dir: &JobDir, given: &[String], tell: &mut dyn FnMut(&str)) -> Res
     {
         tell(host);
     }
-    Ok(places(&used, &with_own(alive, &used), &super::name_here()))
+    Ok(places(&used, &with_own(alive, &used), &name_here()))
 }
 
 /// `hosts` and this one, if it has been `used`: it answers.
 fn with_own(mut hosts: Vec<String>, used: &[&str]) -> Vec<String> {
-    let own = super::name_here();
+    let own = name_here();
     let own = spelled(&[&own], used).concat();
     if used.contains(&own.as_str()) && !as_used(&hosts, used).contains(&own.as_str()) {
         hosts.push(own);
@@ -54,18 +57,18 @@ pub(super) fn as_used<'a>(hosts: &'a [String], used: &[&'a str]) -> Vec<&'a str>
     spelled(&names, used)
 }
 
-/// The host of each of `rows` at a restart on `given` hosts, if any; none where it stays, or Slurm chooses. Where each has its data on the host on which it ran
-/// (`stored`), none is left to Slurm.
+/// The host of each of `rows` at a restart on `given` hosts, if any; none where it stays, or Slurm chooses. Where each
+/// has its data on the host on which it ran (`stored`), none is left to Slurm.
 pub(crate) fn hosts_of(rows: &[Row], given: &[String], stored: bool) -> Vec<Option<String>> {
     let by_slurm = |r: &Row| r.words.is_placed_by_slurm();
     let named = rows.iter().filter(|r| !by_slurm(r)).count();
     let used: Vec<&str> = rows.iter().filter(|r| by_slurm(r)).map(Row::host).collect();
-    let today = match (given, super::node_of_slurm()) {
+    let today = match (given, node_of_slurm()) {
         ([], _) => used.iter().map(|h| (*h).to_owned()).collect(),
         // What is given leaves out the first node of an allocation, on which tasks may run too.
         (given, own) => given.iter().cloned().chain(own).collect::<Vec<_>>(),
     };
-    let mut chosen = places(&used, &today, &super::name_here()).into_iter();
+    let mut chosen = places(&used, &today, &name_here()).into_iter();
     let mut at = 0..named;
     let place = |row: &Row| match (by_slurm(row), stored) {
         (true, true) => chosen.next(),
@@ -77,13 +80,15 @@ pub(crate) fn hosts_of(rows: &[Row], given: &[String], stored: bool) -> Vec<Opti
     rows.iter().map(place).collect()
 }
 
-/// Waits until parts that are only cut off have ended, that were lost since `noticed`, in seconds since the epoch: there must not be two of them.
+/// Waits until parts that are only cut off have ended, that were lost since `noticed`, in seconds since the epoch:
+/// there must not be two of them.
 pub fn await_fence(noticed: u64) {
     let since = Duration::from_secs(sys::now_unix_s().saturating_sub(noticed));
     std::thread::sleep(FENCE.saturating_sub(since));
 }
 
-/// The parts of generation `wanted`, or of the newest whose table is whole: a restart goes back behind one that is damaged. None where no generation is known here.
+/// The parts of generation `wanted`, or of the newest whose table is whole: a restart goes back behind one that is
+/// damaged. None where no generation is known here.
 pub(super) fn rows(dir: &JobDir, wanted: Option<u64>) -> Result<Option<Vec<Row>>, Failure> {
     if let Some(number) = wanted {
         return rows_of(dir, number).map(Some);
@@ -126,8 +131,9 @@ fn answering(words: &RemoteShell, hosts: &[String]) -> Result<Vec<String>, Failu
     Ok(hosts.iter().filter(|h| alive.contains(h)).cloned().collect())
 }
 
-/// A host for each part: the one that it has `used`, if that is `alive`; else one that is, and has no part; else that of others that were on the same one; else any; where none is, `own`. Here the first part
-/// runs already: this host comes behind all others.
+/// A host for each part: the one that it has `used`, if that is `alive`; else one that is, and has no part; else that
+/// of others that were on the same one; else any; where none is, `own`. Here the first part runs already: this host
+/// comes behind all others.
 pub(super) fn places<'a>(used: &[&'a str], alive: &'a [String], own: &str) -> Vec<String> {
     // What a part has on its host is known under the name of before.
     let mut alive = as_used(alive, used);
@@ -184,7 +190,7 @@ mod tests {
 
     #[test]
     fn this_host_answers_under_the_name_that_parts_know() {
-        let own = super::super::name_here();
+        let own = name_here();
         let long = format!("{own}.cluster");
         let of = |hosts: &[&str], used: &[&str]| with_own(hosts.iter().map(|h| (*h).to_owned()).collect(), used);
         assert_eq!(of(&["n1"], &["n1", &long]), ["n1", &long]);
@@ -258,6 +264,7 @@ mod tests {
                 processes: 1,
                 threads: 1,
                 taken: None,
+                left_out: None,
                 without_hashes: None,
                 bytes: 0,
                 new_bytes: 0,

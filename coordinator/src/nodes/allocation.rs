@@ -1,10 +1,12 @@
-//! The nodes that Slurm has allocated to the job in which this process runs, and which of them the parts of a job of belay get at a restart there.
+//! The nodes that Slurm has allocated to the job in which this process runs, and which of them the parts of a job of
+//! belay get at a restart there.
 //!
-//! A part stays on its node where the allocation has that; the others get nodes that have none. The node of belay itself, which has the first part, comes last.
+//! A part stays on its node where the allocation has that; the others get nodes that have none. The node of belay
+//! itself, which has the first part, comes last.
 
 use super::alive::{as_used, hosts_of, places, rows};
-use super::name_here;
 use super::names::spelled;
+use super::seat::name_here;
 use super::table::Row;
 use crate::jobdir::JobDir;
 use crate::Failure;
@@ -18,6 +20,8 @@ const OF_COMPONENT: &str = "_HET_GROUP_";
 const COMPONENTS: &str = "SLURM_HET_SIZE";
 /// Most nodes that a list may name: as many as Slurm lets one range have.
 const MOST: usize = 1 << 16;
+/// Most digits of a number in a name: as many as a host's name has characters.
+const MOST_DIGITS: usize = 64;
 
 /// The nodes of an allocation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,7 +89,8 @@ impl Allocation {
     }
 }
 
-/// The nodes of all components of the allocation, in their order; none where there is no allocation. `value` is that of a variable, empty where there is none.
+/// The nodes of all components of the allocation, in their order; none where there is no allocation. `value` is that of
+/// a variable, empty where there is none.
 fn nodes(value: &dyn Fn(&str) -> String) -> Result<Option<Vec<String>>, Failure> {
     let components: u32 = value(COMPONENTS).parse().unwrap_or(1);
     if components < 2 {
@@ -137,10 +142,10 @@ fn names(pattern: &str) -> Option<Vec<String>> {
     for range in ranges.split(',') {
         let (low, high) = range.split_once('-').unwrap_or((range, range));
         let (first, last) = (number(low)?, number(high)?);
-        if last < first || last - first >= MOST as u64 {
+        let width = low.len();
+        if last < first || last - first >= MOST as u64 || width > MOST_DIGITS || numbers.len() > MOST {
             return None;
         }
-        let width = low.len();
         numbers.extend((first..=last).map(|n| format!("{before}{n:0width$}")));
     }
     let ends = names(after)?;
@@ -192,8 +197,10 @@ mod tests {
             "h[0-99999999999999999999]",
             "h[0-9999999]",
             "h[0-999][0-999]",
+            &format!("h[{}1]", "0".repeat(70_000)),
+            &format!("h[{}]", ["0-65535"; 100].join(",")),
         ] {
-            assert_eq!(of(wrong), "?", "{wrong}");
+            assert_eq!(of(wrong), "?", "{wrong:.40}");
         }
     }
 

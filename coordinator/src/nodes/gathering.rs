@@ -1,22 +1,22 @@
 //! One checkpoint's steps at this node, up to its capture.
 
 use crate::Failure;
-use belay_plugins::{Facts, Group};
+use belay_plugins::{Brought, Facts, Group};
 use belay_tree::{Broken, Contribution, FailureKind, Tree};
 use belay_wire::Exit;
 use std::cell::Cell;
-use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
-/// Steps that a checkpoint may have; numbers of one begin at its number times this.
-pub(crate) const STEPS: u64 = 16;
+/// Steps that a checkpoint may have; numbers of one begin at its number times this. Libraries that take part may need many.
+pub(crate) const STEPS: u64 = 4096;
 /// All have written.
-pub(crate) const WRITTEN: u64 = 14;
+pub(crate) const WRITTEN: u64 = STEPS - 2;
 /// The root has committed.
-pub(crate) const COMMITTED: u64 = 15;
+pub(crate) const COMMITTED: u64 = STEPS - 1;
 
-/// How long the others may take to come to a step for which programs stand still, or to hear of one that is over. An agent that is gone is noticed sooner: this is for one that hangs.
+/// How long the others may take to come to a step for which programs stand still, or to hear of one that is over. An
+/// agent that is gone is noticed sooner: this is for one that hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What `node` tells the others about its `failure`: no generation comes of the checkpoint.
@@ -148,13 +148,20 @@ impl<'a> Gathering<'a> {
     }
 }
 
+/// What a node brings to a step.
+pub(crate) fn contribution(brought: Brought) -> Contribution {
+    Contribution {
+        publish: brought.publish,
+        want: brought.want,
+        sums: brought.sums,
+        ..Contribution::ready()
+    }
+}
+
 impl Group for Gathering<'_> {
-    fn meet(&self, publish: Facts, want: BTreeSet<String>) -> Result<Facts, String> {
-        let mut contribution = Contribution::ready();
-        contribution.publish = publish;
-        contribution.want = want;
+    fn meet(&self, brought: Brought) -> Result<Facts, String> {
         self.tree
-            .exchange_within(self.step(), contribution, Some(PATIENCE))
+            .exchange_within(self.step(), contribution(brought), Some(PATIENCE))
             .map_err(|b| {
                 self.broken.set(true);
                 self.others.set(Some(Kind::of(&b)));

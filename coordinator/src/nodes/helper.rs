@@ -1,6 +1,7 @@
 //! What a restart has done on hosts of the job, through the job's remote shell: `belay store ...` there.
 
 use super::remote::{quote, RemoteShell};
+use super::seat::name_here;
 use super::table::Row;
 use crate::{sys, Failure};
 use belay_tree::Direct;
@@ -56,7 +57,8 @@ impl Helper {
     }
 }
 
-/// What these answer. The first sign of life of each is waited for as long as is said with it, from now on; then each has [`Direct::SILENCE`] until its next one.
+/// What these answer. The first sign of life of each is waited for as long as is said with it, from now on; then each
+/// has [`Direct::SILENCE`] until its next one.
 pub(crate) fn hear<'a>(helpers: impl IntoIterator<Item = (&'a mut Helper, Duration)>) -> Vec<Heard> {
     let pipes = helpers.into_iter().map(|(helper, limit)| (&mut helper.said, limit));
     hear_pipes(pipes, Direct::SILENCE)
@@ -94,7 +96,7 @@ fn command(words: &[&str]) -> Result<String, Failure> {
 /// A remote shell to `host`, or, for this host, a local one.
 fn shell_to(rows: &[Row], host: &str) -> RemoteShell {
     let like = rows.iter().find(|r| r.host() == host).or(rows.first());
-    let here = super::name_here();
+    let here = name_here();
     let is_here = super::names::spelled(&[host], &[&here]) == [here.as_str()];
     match like.filter(|_| !is_here) {
         Some(row) => row.words.to(host),

@@ -6,7 +6,8 @@ use std::path::Path;
 
 /// The host of part `at` of `parts` (in the order in which they were started), given today's `hosts`; none for the one that it had.
 ///
-/// A part is never divided. With fewer hosts than parts neighbours share one, each host getting as many as the next or one more; with more hosts the last ones are left out.
+/// A part is never divided. With fewer hosts than parts neighbours share one, each host getting as many as the next or
+/// one more; with more hosts the last ones are left out.
 pub(crate) fn of_part(at: usize, parts: usize, hosts: &[String]) -> Option<&String> {
     hosts.get(if hosts.len() < parts { at * hosts.len() / parts } else { at })
 }

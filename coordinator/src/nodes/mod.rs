@@ -3,9 +3,11 @@
 //! ```text
 //! mpirun ── stand-in for ssh ┄┄ asks ┄┄> agent of the root ── ssh HOST belay agent ┄┄> agent on HOST ── sh -c 'orted ...'
 //! ```
-//! The agent of a further host, a *part*, is a whole agent with a job directory of its own, `DIR/nodes/TAG`; it takes checkpoints when the root orders one, together with all
-//! others. A generation of the job is the root's own generation with a list of the parts, each of which has a generation with the same number.
+//! The agent of a further host, a *part*, is a whole agent with a job directory of its own, `DIR/nodes/TAG`; it takes
+//! checkpoints when the root orders one, together with all others. A generation of the job is the root's own generation
+//! with a list of the parts, each of which has a generation with the same number.
 
+pub(crate) mod addresses;
 pub mod again;
 pub mod alive;
 pub mod allocation;
@@ -13,16 +15,18 @@ pub(crate) mod gathering;
 pub(crate) mod helper;
 pub mod hosts;
 pub(crate) mod listening;
+pub(crate) mod meeting;
 mod names;
+pub(crate) mod path;
 pub(crate) mod prefix;
 pub(crate) mod remote;
+pub(crate) mod seat;
 pub(crate) mod srun;
 pub mod standin;
 pub mod step;
 pub(crate) mod table;
 
 use crate::jobdir::{Description, JobDir};
-use crate::tiers::local::Seat;
 use crate::{config, sys, Failure};
 use belay_kernel::{pidfd, proc};
 use belay_plugins::mpi::DAEMONS;
@@ -30,17 +34,20 @@ use belay_restart::Shell;
 use belay_storage::store::Host;
 use belay_tree::{JobKey, Joining, Tree, TreeError};
 use belay_wire::Exit;
+use path::STANDINS;
 use remote::{Life, Remote};
+use seat::{name_here, node_of_slurm, Seat, PARTS};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::Child;
+use table::Row;
 
-/// Directory of the stand-ins for remote shells.
-pub(crate) const STANDINS: &str = "standins";
+/// The number of no process.
+const NOBODY: i32 = 0;
 
-/// Whether `program` is a daemon that an MPI launcher starts on another host. What an MPI plugin of `srun` offers it it leaves alone.
+/// Whether `program` is a daemon that an MPI launcher starts on another host. What an MPI plugin of `srun` offers it it
+/// leaves alone.
 pub fn is_daemon(program: &Path) -> bool {
     program.file_name().is_some_and(|name| DAEMONS.iter().any(|d| name == *d))
 }
@@ -77,13 +84,22 @@ pub(crate) enum Order {
         /// Libraries are asked to come to rest first, and have so many milliseconds for that.
         #[serde(default)]
         gate_ms: Option<u64>,
+        /// Programs are asked to record what they do to their datasets,
+        #[serde(default)]
+        declared: bool,
+        /// and what they overwrite before they read it is not stored.
+        #[serde(default)]
+        leave_out: bool,
     },
-    /// Take a share in making checkpoint `number` redundant; the round is led at one of `root`. Until it is, the newest that is stays.
+    /// Take a share in making checkpoint `number` redundant; the round is led at one of `root`. Until it is, the newest
+    /// that is stays.
     Encode {
         number: u64,
         root: Vec<String>,
         redundant: Option<u64>,
     },
+    /// Copy checkpoint `number` to the durable tiers, as is asked for at one of `root`.
+    Flush { number: u64, root: Vec<String> },
     /// Tell the root which processes this part has.
     Describe { question: u64 },
     /// The user has ended the job: what an agent leaves that is killed goes on.
@@ -153,7 +169,8 @@ pub(crate) struct Starter {
     pub(super) gone: OwnedFd,
     /// The process of the job that stands in for it.
     pub(crate) standin: i32,
-    /// The exit status with which that ends, once the shell has: then all that the parts have printed is there. None while nothing is known that ends it.
+    /// The exit status with which that ends, once the shell has: then all that the parts have printed is there. None
+    /// while nothing is known that ends it.
     pub(super) farewell: Option<i32>,
 }
 
@@ -195,16 +212,6 @@ pub(crate) fn seat(nodes: Option<&Nodes>, d: &Description) -> Option<Seat> {
     })
 }
 
-/// What this host is called where parts are started: the name of Slurm's node, in a job of Slurm; else its own.
-pub(crate) fn name_here() -> String {
-    node_of_slurm().unwrap_or_else(sys::host)
-}
-
-/// Slurm's name for this host, where this process belongs to a job of Slurm here.
-fn node_of_slurm() -> Option<String> {
-    std::env::var("SLURMD_NODENAME").ok().filter(|name| !name.is_empty())
-}
-
 fn failure(e: TreeError) -> Failure {
     let exit = match &e {
         TreeError::Key { .. } => Exit::Io,
@@ -215,6 +222,21 @@ fn failure(e: TreeError) -> Failure {
 }
 
 impl Nodes {
+    /// The parts of the job now.
+    pub(crate) fn rows(&self) -> Vec<Row> {
+        let rows = self.remotes.iter().filter(|(_, r)| !r.is_over());
+        rows.map(|(tag, r)| Row {
+            tag: *tag,
+            words: r.words.clone(),
+            // A part may go on when its remote shell has ended, and the number be another process's by then.
+            standin: if r.has_standin() { r.standin } else { NOBODY },
+            first: r.first,
+            share: None,
+            on: r.node().and_then(|n| self.there.get(&n)).cloned().unwrap_or_default(),
+        })
+        .collect()
+    }
+
     pub(crate) fn new(joining: Joining, key: PathBuf, part: Option<u64>) -> Self {
         Self {
             joining: Some(joining),
@@ -235,9 +257,10 @@ impl Nodes {
         }
     }
 
-    /// The root of a job that may get parts on other hosts, in a tree as configured: makes the job key and the stand-ins for remote shells.
+    /// The root of a job that may get parts on other hosts, in a tree as configured: makes the job key and the
+    /// stand-ins for remote shells.
     pub fn root(dir: &JobDir, config: &config::Tree) -> Result<Self, Failure> {
-        for old in [&dir.path().join("nodes"), &dir.path().join(STANDINS)] {
+        for old in [&dir.path().join(PARTS), &dir.path().join(STANDINS)] {
             match std::fs::remove_dir_all(old) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
                     return Err(Failure::io(format!("remove {}", old.display()), &e));
@@ -249,7 +272,8 @@ impl Nodes {
         Self::root_of(key, config)
     }
 
-    /// Puts into a job directory what a job needs that may get parts: the job key, whose path is returned, and stand-ins for remote shells.
+    /// Puts into a job directory what a job needs that may get parts: the job key, whose path is returned, and
+    /// stand-ins for remote shells.
     pub(crate) fn furnish(dir: &JobDir) -> Result<PathBuf, Failure> {
         let key = dir.path().join("key");
         if !key.exists() {
@@ -314,7 +338,8 @@ impl Nodes {
         self.starters.iter().map(Starter::shell).collect()
     }
 
-    /// All parts of stand-in `standin` have ended, and it is to end with `code`. Who has started them for a restart may be about to print what they have printed last.
+    /// All parts of stand-in `standin` have ended, and it is to end with `code`. Who has started them for a restart may
+    /// be about to print what they have printed last.
     pub(crate) fn part_with(&mut self, standin: i32, code: i32) {
         match self.starters.iter_mut().find(|s| s.standin == standin) {
             Some(starter) => starter.farewell = Some(code),
@@ -430,12 +455,4 @@ impl AsRawFd for Nodes {
     fn as_raw_fd(&self) -> RawFd {
         self.tree.as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }
-}
-
-/// The value of PATH for the command of a job whose remote shells are stood in for.
-pub(crate) fn path_with_standins(dir: &JobDir) -> OsString {
-    let old = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
-    let mut all = vec![dir.path().join(STANDINS)];
-    all.extend(std::env::split_paths(&old));
-    std::env::join_paths(all).unwrap_or(old)
 }

@@ -1,9 +1,11 @@
-//! Names of hosts, with their domain and without: `n3` and `n3.cluster` are one host. Aliases of another kind (`n3-ib`) are other hosts here. No input or output.
+//! Names of hosts, with their domain and without: `n3` and `n3.cluster` are one host. Aliases of another kind (`n3-ib`)
+//! are other hosts here. No input or output.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-/// `names`, each as `others` spell it: with a domain or without. Where one of the two lists has several that differ in their domains alone, these are what they are.
+/// `names`, each as `others` spell it: with a domain or without. Where one of the two lists has several that differ in
+/// their domains alone, these are what they are.
 pub(super) fn spelled<'a>(names: &[&'a str], others: &[&'a str]) -> Vec<&'a str> {
     let (same_here, same_there) = (by_host(names), by_host(others));
     let spell = |name: &&'a str| {

@@ -1,9 +1,10 @@
 //! Open MPI's launcher, called by its path.
 //!
-//! It takes the directory above its own for a prefix then, and looks for `srun` in `PREFIX/bin` before it does in PATH. Where there is one (`/usr/bin`), no stand-in would be found, and the daemons
-//! would be no parts of the job. So it is called by its name, and finds in its environment what it would have put there itself, behind the stand-ins.
+//! It takes the directory above its own for a prefix then, and looks for `srun` in `PREFIX/bin` before it does in PATH.
+//! Where there is one (`/usr/bin`), no stand-in would be found, and the daemons would be no parts of the job. So it is
+//! called by its name, and finds in its environment what it would have put there itself, behind the stand-ins.
 
-use super::remote::SRUN;
+use super::srun::SRUN;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 

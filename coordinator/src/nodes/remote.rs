@@ -1,6 +1,6 @@
 //! A part on another host, as the root knows it, and the remote shell that has started it.
 
-use super::srun::Srun;
+use super::srun::{Srun, SRUN};
 use crate::{sys, Failure};
 use belay_kernel::proc::born;
 use belay_wire::Exit;
@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// Options of ssh and rsh that take a value.
@@ -17,9 +17,6 @@ const WITH_VALUE: &str = "BbcDEeFIiJLlmOopQRSWw";
 
 /// In place of a host, where Slurm chooses one.
 const NODES_OF_SRUN: &str = "the nodes of srun";
-
-/// Slurm's, which starts one part or several.
-pub(crate) const SRUN: &str = "srun";
 
 /// A remote shell's command line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,7 +97,8 @@ impl RemoteShell {
         }
     }
 
-    /// The same for a command of belay itself on `host`. What the user wants of an `srun` is not wanted of this one: files for its output, say.
+    /// The same for a command of belay itself on `host`. What the user wants of an `srun` is not wanted of this one:
+    /// files for its output, say.
     pub(crate) fn to(&self, host: &str) -> Self {
         let mut shell = Self {
             host: host.to_owned(),
@@ -113,7 +111,8 @@ impl RemoteShell {
         shell
     }
 
-    /// Runs `command` on the host, with these for standard input, output and error; an `srun` has the environment of process `like`, or this one's.
+    /// Runs `command` on the host, with these for standard input, output and error; an `srun` has the environment of
+    /// process `like`, or this one's.
     pub(crate) fn spawn(
         &self,
         command: &str,
@@ -125,7 +124,8 @@ impl RemoteShell {
         if self.tasks == 0 {
             c.arg(&self.host).arg(command);
         } else {
-            // Processors to run on come with the program, from the checkpoint too. What was started on a node that is lost has its processors until Slurm gives it up.
+            // Processors to run on come with the program, from the checkpoint too. What was started on a node that is
+            // lost has its processors until Slurm gives it up.
             c.args(["/bin/sh", "-c", command])
                 .env("SLURM_CPU_BIND", "quiet,none")
                 .env("SLURM_OVERLAP", "1");
@@ -217,13 +217,6 @@ pub(crate) fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// The program `name` as found in PATH, leaving out the directory of stand-ins.
-pub(crate) fn find(name: &str, standins: &Path) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    let mut dirs = std::env::split_paths(&path).filter(|d| d != standins);
-    dirs.find_map(|d| Some(d.join(name)).filter(|p| p.is_file()))
-}
-
 /// These descriptors of process `pid`.
 pub(crate) fn descriptors_of<const N: usize>(pid: i32, numbers: [i32; N]) -> std::io::Result<[OwnedFd; N]> {
     let process = belay_kernel::pidfd::open(pid)?;
@@ -258,7 +251,8 @@ pub(crate) struct Remote {
     pub(crate) standin: i32,
     /// When that was started: its number may be another's later. None as long as it is not known.
     pub(crate) born: Option<u64>,
-    /// Tag of the first part that the same remote shell has started, which is this one itself unless that is an `srun` of several tasks.
+    /// Tag of the first part that the same remote shell has started, which is this one itself unless that is an `srun`
+    /// of several tasks.
     pub(crate) first: u64,
     /// The remote shell, where it is a child of this agent.
     pub(crate) child: Option<Child>,
@@ -304,12 +298,15 @@ pub(crate) fn shell_code(status: i32) -> i32 {
     }
 }
 
+/// Marks the value of the signal that ends a stand-in; the rest is its exit status.
+pub(crate) const FAREWELL: i32 = 0x5_0000;
+
 /// Lets the stand-in end with this exit status.
 pub(crate) fn end_standin(standin: i32, code: i32) {
     let farewell = sys::Signal {
         number: libc::SIGUSR1,
         code: libc::SI_QUEUE,
-        value: super::standin::FAREWELL | code,
+        value: FAREWELL | code,
     };
     sys::pass_on(standin, farewell);
 }

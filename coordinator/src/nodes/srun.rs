@@ -1,6 +1,10 @@
-//! Slurm's `srun` as a remote shell: its options are understood as far as needed to know how many tasks it starts and to start them on other nodes. No input or output.
+//! Slurm's `srun` as a remote shell: its options are understood as far as needed to know how many tasks it starts and
+//! to start them on other nodes. No input or output.
 //!
 //! Each task becomes a part of the job.
+
+/// Its name.
+pub(crate) const SRUN: &str = "srun";
 
 /// Long options without a value in a word of its own.
 const FLAGS: [&str; 29] = [

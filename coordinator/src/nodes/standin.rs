@@ -1,9 +1,11 @@
-//! A process that stands in for a remote shell inside the job. It asks the agent to start the shell, outside of the job, with its own standard descriptors, and waits
-//! to be told how that ended. It is checkpointed like any other process; after a restart the agent knows it by its PID, and the shell is another.
+//! A process that stands in for a remote shell inside the job. It asks the agent to start the shell, outside of the
+//! job, with its own standard descriptors, and waits to be told how that ended. It is checkpointed like any other
+//! process; after a restart the agent knows it by its PID, and the shell is another.
 
-use super::remote::{RemoteShell, SRUN};
+use super::path::{find, STANDINS};
+use super::remote::{RemoteShell, FAREWELL};
+use super::srun::SRUN;
 use super::step::{self, Outside, Plan};
-use super::STANDINS;
 use crate::jobdir::JobDir;
 use crate::sys::{self, Disposition, SignalSet};
 use crate::Failure;
@@ -19,8 +21,6 @@ use std::process::Command;
 
 /// Remote shells that are stood in for.
 const NAMES: [&str; 4] = ["ssh", "rsh", "remsh", SRUN];
-/// Marks the value of the signal that ends a stand-in; the rest is its exit status.
-pub(crate) const FAREWELL: i32 = 0x5_0000;
 
 /// Makes the directory of stand-ins: one for each remote shell that PATH leads to.
 pub(crate) fn install(dir: &JobDir) -> Result<(), Failure> {
@@ -28,7 +28,7 @@ pub(crate) fn install(dir: &JobDir) -> Result<(), Failure> {
     let fail = |e| Failure::io(format!("make {}", standins.display()), &e);
     std::fs::create_dir(&standins).map_err(fail)?;
     let me = std::env::current_exe().map_err(fail)?;
-    for name in NAMES.iter().filter(|n| super::remote::find(n, &standins).is_some()) {
+    for name in NAMES.iter().filter(|n| find(n, &standins).is_some()) {
         symlink(&me, standins.join(name)).map_err(fail)?;
     }
     Ok(())
@@ -53,7 +53,7 @@ pub fn run(path: &Path, words: &[String]) -> Result<u8, Failure> {
     let lost = || Failure::new(Exit::NotFound, format!("{}: no such remote shell in PATH", path.display()));
     let standins = path.parent().ok_or_else(lost)?;
     let name = path.file_name().and_then(|n| n.to_str()).ok_or_else(lost)?;
-    let program = super::remote::find(name, standins).ok_or_else(lost)?;
+    let program = find(name, standins).ok_or_else(lost)?;
     let dir = standins.parent().ok_or_else(lost)?;
     let program = program.display().to_string();
     let mut words = words.to_vec();

@@ -1,7 +1,7 @@
-//! `nodes.json` in a generation of the root: the parts of the job at that checkpoint. Each has a generation with the same number in `DIR/nodes/TAG`.
+//! `nodes.json` in a generation of the root: the parts of the job at that checkpoint. Each has a generation with the
+//! same number in `DIR/nodes/TAG`.
 
 use super::remote::RemoteShell;
-use super::Nodes;
 use crate::{document, Failure};
 use belay_image::manifest::{FileEntry, Manifest};
 use belay_image::ImageError;
@@ -13,9 +13,6 @@ use std::path::Path;
 const FILE: &str = "nodes.json";
 /// Longest file that is read.
 const MAX_BYTES: u64 = 64 << 20;
-
-/// The number of no process.
-const NOBODY: i32 = 0;
 
 /// One part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +26,7 @@ pub(crate) struct Row {
     /// The first part that the same remote shell has started; 0 for this one itself.
     #[serde(default)]
     pub(crate) first: u64,
-    /// What the host is called on which it ran ([`super::name_here`]); empty in tables of before.
+    /// What the host is called on which it ran ([`super::seat::name_here`]); empty in tables of before.
     #[serde(default)]
     pub(crate) on: String,
     /// What it has of the generation; absent in tables of before.
@@ -98,21 +95,6 @@ impl Row {
             &self.words.host
         }
     }
-}
-
-/// The parts of the job now.
-pub(crate) fn of(nodes: &Nodes) -> Vec<Row> {
-    let rows = nodes.remotes.iter().filter(|(_, r)| !r.is_over());
-    rows.map(|(tag, r)| Row {
-        tag: *tag,
-        words: r.words.clone(),
-        // A part may go on when its remote shell has ended, and the number be another process's by then.
-        standin: if r.has_standin() { r.standin } else { NOBODY },
-        first: r.first,
-        share: None,
-        on: r.node().and_then(|n| nodes.there.get(&n)).cloned().unwrap_or_default(),
-    })
-    .collect()
 }
 
 /// Writes the file into the generation in `dir` and makes it durable.

@@ -10,8 +10,9 @@ use super::record::Record;
 use crate::jobdir::JobDir;
 use crate::nodes::alive::hosts_of;
 use crate::nodes::helper::{self, Heard, Helper};
+use crate::nodes::seat::name_here;
 use crate::nodes::table::{self, Row};
-use crate::{generations, nodes, Failure};
+use crate::{generations, Failure};
 use belay_tree::Direct;
 use belay_wire::Exit;
 use std::collections::BTreeSet;
@@ -52,14 +53,15 @@ fn heal(rows: &[Row], host: &str, job: &Path, (tag, number): (u64, u64), sources
 /// What `belay store heal` says: bytes rebuilt, or why not.
 pub(super) type Healed = Result<u64, (Exit, String)>;
 
-/// Makes generation `number` whole on all hosts where it will be restarted: the root's part here, the others on the hosts `given`, or where they were.
+/// Makes generation `number` whole on all hosts where it will be restarted: the root's part here, the others on the
+/// hosts `given`, or where they were.
 pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dyn FnMut(&str)) -> Result<(), Failure> {
     let job = dir.path();
     let (rows, root) = match Record::read(job, number)? {
         Some(record) => (record.rows, record.root),
         None => {
             let rows = table::read(&dir.generations().join(generations::name(number)))?;
-            (rows, nodes::name_here())
+            (rows, name_here())
         }
     };
     if rows.is_empty() {
@@ -78,7 +80,7 @@ pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dy
         }
     }
     let reached = reached.join(",");
-    let mut all = vec![heal(&rows, &nodes::name_here(), job, (0, number), &reached)?];
+    let mut all = vec![heal(&rows, &name_here(), job, (0, number), &reached)?];
     for (row, host) in rows.iter().zip(hosts_of(&rows, given, true)) {
         let host = host.as_deref().unwrap_or(row.host());
         all.push(heal(&rows, host, job, (row.tag, number), &reached)?);

@@ -1,6 +1,5 @@
 //! What a host has of a generation, as one stream of bytes: the manifest, the files it lists, the chunks it lists.
 
-use super::parity_file;
 use crate::{generations, Failure};
 use belay_image::files;
 use belay_image::manifest::{Manifest, MANIFEST_FILE};
@@ -8,7 +7,7 @@ use belay_image::ImageError;
 use belay_redundancy::index::{Place, FOOTER};
 use belay_redundancy::layout::{block_range, blocks};
 use belay_redundancy::{checksum, Index, Part};
-use belay_storage::chunk::{file_bytes, Chunk};
+use belay_storage::chunk::file_bytes;
 use belay_storage::store::Store;
 use belay_storage::PAGE;
 use belay_wire::Exit;
@@ -17,6 +16,14 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
+
+/// Directory of the parity blocks beside `gen` and `chunks`.
+pub(crate) const PARITY: &str = "parity";
+
+/// The file with what `dir` holds of the group of generation `number`.
+pub(crate) fn parity_file(dir: &Path, number: u64) -> PathBuf {
+    dir.join(PARITY).join(format!("{}.bpar", generations::name(number)))
+}
 
 /// The stream of generation `number` in `dir`.
 pub(crate) fn parts(dir: &Path, number: u64) -> Result<Vec<Part>, Failure> {
@@ -46,11 +53,19 @@ pub(crate) fn parts(dir: &Path, number: u64) -> Result<Vec<Part>, Failure> {
     Ok(out)
 }
 
-/// The file of a part.
+/// The file of a part; that of a chunk may be moved from a local tier at any moment.
 pub(crate) fn path_of(dir: &Path, number: u64, part: &Part) -> PathBuf {
     match part.place {
         Place::Generation => dir.join("gen").join(generations::name(number)).join(&part.name),
-        Place::Chunks => Store::of_job(dir).directory().join(&part.name),
+        Place::Chunks => Store::of_job(dir).path_of_file(&part.name),
+    }
+}
+
+fn open(dir: &Path, number: u64, part: &Part) -> io::Result<File> {
+    match File::open(path_of(dir, number, part)) {
+        // Moved meanwhile, perhaps: then it stays where it is now.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => File::open(path_of(dir, number, part)),
+        other => other,
     }
 }
 
@@ -63,7 +78,7 @@ pub(crate) fn read(dir: &Path, number: u64, parts: &[Part], at: u64, bytes: usiz
         let next = begin.saturating_add(part.bytes);
         let (from, to) = (begin.max(at), next.min(end));
         if from < to {
-            let file = File::open(path_of(dir, number, part))?;
+            let file = open(dir, number, part)?;
             let range = usize::try_from(from - at).unwrap_or(0)..usize::try_from(to - at).unwrap_or(0);
             file.read_exact_at(&mut out[range], from - begin)?;
         }
@@ -72,7 +87,8 @@ pub(crate) fn read(dir: &Path, number: u64, parts: &[Part], at: u64, bytes: usiz
     Ok(out)
 }
 
-/// What `sum` says of each block, given as offset and length, of all `data` segments of `segment` bytes, in the order of the stream.
+/// What `sum` says of each block, given as offset and length, of all `data` segments of `segment` bytes, in the order
+/// of the stream.
 fn each_block<E>((segment, data): (u64, usize), mut sum: impl FnMut(u64, usize) -> Result<u64, E>) -> Result<Vec<u64>, E> {
     let mut out = Vec::new();
     for n in 0..data as u64 {
@@ -139,7 +155,8 @@ struct Check<'a> {
 
 /// The sum of a piece of the stream.
 enum Expected {
-    /// The manifest has been checked when it was read, a chunk's table of hashes too; pieces of the blob file are checked by who refers to them.
+    /// The manifest has been checked when it was read, a chunk's table of hashes too; pieces of the blob file are
+    /// checked by who refers to them.
     Nothing,
     File(u64),
     Page(u128),
@@ -187,7 +204,7 @@ impl<'a> Check<'a> {
             self.next += 1;
             match of_chunk {
                 Some(entry) => {
-                    let chunk = Chunk::open(self.path.clone(), entry)?;
+                    let chunk = Store::of_job(self.dir).open(entry)?;
                     self.rest = part.bytes - chunk.hashes.len() as u64 * PAGE;
                     self.pages = chunk.hashes.into_iter();
                     (0, Expected::Nothing)
@@ -281,6 +298,7 @@ pub(crate) fn read_parity(dir: &Path, number: u64, at: u64, bytes: usize) -> io:
 mod tests {
     use super::*;
     use belay_image::manifest::FileEntry;
+    use belay_image::TableId;
     use belay_storage::engine::{Engine, Options};
 
     /// Generation 1 of a job with a file, a blob file, an empty file and a chunk.
@@ -292,7 +310,7 @@ mod tests {
         let memory: Vec<u8> = (0..600 * PAGE).map(|i| (i * 7 + i / PAGE) as u8).collect();
         let mut table = Vec::new();
         session.store_pages(0x10000, &memory, &mut table).unwrap();
-        session.set_table(1, table).unwrap();
+        session.set_table(TableId::Process(1), table).unwrap();
         session.seal().unwrap();
         session.publish().unwrap();
         let files = [("job.bimg", 5000), ("none", 0), ("blobs.bin", 100)].map(|(name, bytes)| {
@@ -306,6 +324,7 @@ mod tests {
         });
         let manifest = Manifest {
             taken: None,
+            left_out: None,
             without_hashes: None,
             generation: 1,
             time_unix_s: 1,

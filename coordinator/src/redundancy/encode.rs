@@ -1,9 +1,7 @@
 //! One host's share of making a generation redundant: it reads the blocks of the others in its group and writes parity.
 
-use super::content::{self, Unfit};
-use super::round::Seat;
+use super::content::{self, parity_file, Unfit, PARITY};
 use super::serve::{self, Ask, Peer};
-use super::{parity_file, PARITY};
 use crate::{generations, Failure};
 use belay_image::sections::create_private;
 use belay_redundancy::code::Encoder;
@@ -11,10 +9,19 @@ use belay_redundancy::layout::{block_range, blocks};
 use belay_redundancy::{checksum, index, Index, Layout, Member, Part, RedundancyError};
 use belay_tree::JobKey;
 use belay_wire::Exit;
+use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A part in a round, and where its server is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Seat {
+    pub(crate) tag: u64,
+    pub(crate) host: String,
+    pub(crate) addresses: Vec<String>,
+}
 
 /// What is to be encoded, as a member of the group sees it.
 pub(crate) struct Work<'a> {
@@ -66,7 +73,8 @@ impl Work<'_> {
         if let Some((_, Err(failure))) = of_others.into_iter().find(|(_, sums)| sums.is_err()) {
             return Err(failure.clone());
         }
-        // What has rotted here must not count as redundant; the others look at theirs. Not while they answer: a connection on which nobody listens is given up.
+        // What has rotted here must not count as redundant; the others look at theirs. Not while they answer: a
+        // connection on which nobody listens is given up.
         match content::checked_sums(self.dir, generation, (segment, data)) {
             Ok(own) if matches!(heard.get(self.position), Some(Ok(sums)) if *sums == own) => {}
             Ok(_) => {

@@ -1,6 +1,9 @@
-//! Makes what a part has of a generation whole on this host before a restart: what is missing or damaged comes from the host that had it, or is reconstructed from the group.
+//! Makes what a part has of a generation whole on this host before a restart: what is missing or damaged comes from the
+//! host that had it, or is reconstructed from the group; where that cannot be, from a durable tier.
 //!
-//! One process at a time does this for a store, under its lock. Nothing whole is touched. Chunks are replaced one by one, the generation's own files all together, each by a rename: a kill in between leaves what the next attempt completes.
+//! One process at a time does this for a store, under its lock. Nothing whole is touched. Chunks are replaced one by
+//! one, the generation's own files all together, each by a rename: a kill in between leaves what the next attempt
+//! completes.
 
 use super::again::Healed;
 use super::serve::{Ask, Peer};
@@ -9,7 +12,8 @@ use crate::generations::{self, Generation};
 use crate::jobdir::JobDir;
 use crate::lock::{Lock, LockFile};
 use crate::nodes::helper;
-use crate::{sys, Failure};
+use crate::nodes::seat::part_dir;
+use crate::{sys, tiers, Failure};
 use belay_kernel::dir::Dir;
 use belay_redundancy::index::Place;
 use belay_redundancy::layout::{block_range, blocks};
@@ -31,7 +35,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// `belay store heal`: heals, and says how that went.
 pub fn run(job: &JobDir, settings: &Settings, tag: u64, number: u64, sources: &[Vec<String>]) -> Result<(), Failure> {
     let healed = own_store(job, settings, tag, PATIENCE).and_then(|_held| {
-        // Who waits for the result hears meanwhile that this process is there. Where nobody waits any more, another one will soon do this work.
+        // Who waits for the result hears meanwhile that this process is there. Where nobody waits any more, another one
+        // will soon do this work.
         let beat = || {
             helper::beat().inspect_err(|e| {
                 eprintln!("belay: generation {number} of part {tag} stays as it is: nobody waits for it any more: {e}");
@@ -45,8 +50,9 @@ pub fn run(job: &JobDir, settings: &Settings, tag: u64, number: u64, sources: &[
     helper::answer(&text).map_err(|e| Failure::io("say how that went", &e))
 }
 
-/// Keeps others who would heal the store of part `tag` out, while the lock lives, and lays it out here. One whose restart has been given up ends when it cannot say any more that it is
-/// there: it is waited for, no longer than `limit`.
+/// Keeps others who would heal the store of part `tag` out, while the lock lives, and lays it out here. One whose
+/// restart has been given up ends when it cannot say any more that it is there: it is waited for, no longer than
+/// `limit`.
 fn own_store(job: &JobDir, settings: &Settings, tag: u64, limit: Duration) -> Result<Lock, Failure> {
     let id = job.description()?.id;
     // Beside the store, which a new part removes.
@@ -64,14 +70,24 @@ fn own_store(job: &JobDir, settings: &Settings, tag: u64, limit: Duration) -> Re
             Failure::new(Exit::AlreadyRunning, why)
         }),
     }?;
+    tiers::describe_part(job, tag)?;
     local::lay(settings, job.path(), (&id, tag), false)?;
     Ok(lock)
 }
 
-/// Makes generation `number` of part `tag` whole here; `sources` are the servers of the hosts that are left. Returns the bytes that were rebuilt.
+/// Makes generation `number` of part `tag` whole here, from the cheapest source that is: this disk, the group
+/// (`sources` are the servers of the hosts that are left), a durable tier. Returns the bytes that were rebuilt.
 fn heal(job: &JobDir, tag: u64, number: u64, sources: &[Vec<String>]) -> Result<u64, Failure> {
+    match heal_from_group(job, tag, number, sources) {
+        // A tier that cannot be reached may have it whole: an older generation is not used for that.
+        Err(f) if f.exit == Exit::Damaged => tiers::fetch_part(job, tag, number)?.ok_or(f),
+        other => other,
+    }
+}
+
+fn heal_from_group(job: &JobDir, tag: u64, number: u64, sources: &[Vec<String>]) -> Result<u64, Failure> {
     let key = JobKey::read(&job.path().join("key"))?;
-    let dir = local::part(job.path(), tag);
+    let dir = part_dir(job.path(), tag);
     // A generation that was not made redundant, and that is here.
     let Some(mut healer) = Healer::open(&key, dir, tag, number, sources)? else {
         return Ok(0);
@@ -348,14 +364,16 @@ impl Healer {
             begin = end;
         }
         let gen = self.dir.join("gen");
-        let mut written = 0;
+        let (mut written, mut places) = (0, BTreeSet::new());
         for (part, at, _) in spans.iter().filter(|(p, _, lost)| p.place == Place::Chunks && *lost) {
             let path = content::path_of(&self.dir, self.number, part);
             let new = path.with_file_name(format!(".tmp-{}", part.name));
             written += self.copy(part, *at, &new)?;
             std::fs::rename(&new, &path).map_err(|e| Failure::io(format!("rebuild {}", path.display()), &e))?;
+            // At home, or in a local tier.
+            places.extend(path.parent().map(Path::to_owned));
         }
-        sync(&self.dir.join("chunks"))?;
+        places.iter().try_for_each(|place| sync(place))?;
         if spans.iter().any(|(p, _, lost)| p.place == Place::Generation && *lost) {
             let new = gen.join(format!(".tmp-heal-{}", generations::name(self.number)));
             let path = self.path();
@@ -414,8 +432,8 @@ fn right(data: Vec<u8>, sum: Option<u64>) -> Result<Vec<u8>, String> {
     Err("damaged".into())
 }
 
-/// Puts the directory `new` in the place of `old`, if there is one. Where the file system can, there is always one of them: a generation that is missing,
-/// even for a moment, is one whose chunks nobody seems to need.
+/// Puts the directory `new` in the place of `old`, if there is one. Where the file system can, there is always one of
+/// them: a generation that is missing, even for a moment, is one whose chunks nobody seems to need.
 fn replace(new: &Path, old: &Path) -> io::Result<()> {
     let name = |p: &Path| CString::new(p.as_os_str().as_bytes()).map_err(io::Error::from);
     let (from, to) = (name(new)?, name(old)?);

@@ -4,9 +4,13 @@
 //! DIR/gen         ──>  LOCAL/belay-UID-HASH-ID/0/gen       on the root's host
 //! DIR/nodes/1/gen ──>  LOCAL/belay-UID-HASH-ID/1/gen       on the host of part 1; the same for `chunks` and `parity`
 //! ```
-//! HASH is that of the job directory's path, ID the job's own: what an earlier job in the same directory has left on a host is never taken for this one's. On a host that never had the part the links lead nowhere, until the store is laid out there.
+//! HASH is that of the job directory's path, ID the job's own: what an earlier job in the same directory has left on a
+//! host is never taken for this one's. On a host that never had the part the links lead nowhere, until the store is
+//! laid out there.
 
-use super::{Settings, PARITY};
+use super::content::PARITY;
+use super::Settings;
+use crate::nodes::seat::part_dir;
 use crate::{sys, Failure};
 use belay_kernel::trust::{self, Untrusted};
 use belay_wire::Exit;
@@ -46,14 +50,6 @@ fn remove(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// The directory of the part `tag` of the job in `job`; the job's own is that of part 0.
-pub(crate) fn part(job: &Path, tag: u64) -> PathBuf {
-    if tag == 0 {
-        return job.to_owned();
-    }
-    crate::nodes::again::part_dir(job, tag)
-}
-
 fn make(path: &Path) -> Result<(), Failure> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(Failure::new(
@@ -90,7 +86,8 @@ pub(crate) fn home(s: &Settings, job: &Path, id: &str) -> Result<PathBuf, Failur
     make(&all).map(|()| all)
 }
 
-/// Makes the store of part `tag` of the job `id` on this host and the links to it; `fresh`: what earlier jobs in the directory have left there is removed.
+/// Makes the store of part `tag` of the job `id` on this host and the links to it; `fresh`: what earlier jobs in the
+/// directory have left there is removed.
 pub fn lay(s: &Settings, job: &Path, (id, tag): (&str, u64), fresh: bool) -> Result<(), Failure> {
     let store = home(s, job, id)?.join(tag.to_string());
     if fresh {
@@ -98,7 +95,7 @@ pub fn lay(s: &Settings, job: &Path, (id, tag): (&str, u64), fresh: bool) -> Res
         remove(&store)?;
     }
     make(&store)?;
-    let dir = part(job, tag);
+    let dir = part_dir(job, tag);
     for name in NAMES {
         let (target, link) = (store.join(name), dir.join(name));
         make(&target)?;

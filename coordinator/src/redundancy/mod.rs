@@ -1,12 +1,14 @@
-//! Level `redundant`: what each host has of a generation is encoded across groups of hosts, so that it can be made again when a host is lost.
+//! Level `redundant`: what each host has of a generation is encoded across groups of hosts, so that it can be made
+//! again when a host is lost.
 //!
 //! ```text
 //! root:    commit ── order ── groups, plan ─────────────────── all done? ── record ──> the generation is redundant
 //! member:             hello ┘      └ read blocks of the others ─ encode ─ write parity ─ done ┘
 //! restart: record ── servers on the hosts that are left ── each part's store healed on its host ── restart as always
 //! ```
-//! Members only read from each other; each writes only its own files, under temporary names until they are complete. Checkpoint data lies on the hosts' own
-//! disks (`local`), the record in the job directory. The code itself is crate `belay-redundancy`.
+//! Members only read from each other; each writes only its own files, under temporary names until they are complete.
+//! Checkpoint data lies on the hosts' own disks (`local`), the record in the job directory. The code itself is crate
+//! `belay-redundancy`.
 
 pub(crate) mod again;
 pub(crate) mod content;
@@ -18,7 +20,7 @@ pub mod local;
 pub mod record;
 pub(crate) mod round;
 pub mod serve;
-mod settings;
+pub(crate) mod settings;
 pub mod verify;
 
 pub use settings::{Redundancy, Settings};
@@ -26,15 +28,7 @@ pub use settings::{Redundancy, Settings};
 use crate::Failure;
 use belay_redundancy::RedundancyError;
 use belay_wire::Exit;
-use std::path::{Path, PathBuf};
-
-/// Directory of the parity blocks beside `gen` and `chunks`.
-pub(crate) const PARITY: &str = "parity";
-
-/// The file with what `dir` holds of the group of generation `number`.
-pub(crate) fn parity_file(dir: &Path, number: u64) -> PathBuf {
-    dir.join(PARITY).join(format!("{}.bpar", crate::generations::name(number)))
-}
+use std::path::Path;
 
 /// The index in the file `path`, which a host keeps of its group.
 pub fn index_of(path: &Path) -> Result<belay_redundancy::Index, Failure> {

@@ -1,9 +1,11 @@
-//! What the job knows of its redundant generations: `DIR/redundant/000007.json`, one for each, written when all members have confirmed; and `DIR/redundant/last`, the
-//! number of the newest checkpoint that was begun, because numbers must not be used twice when the host that knew them is lost.
+//! What the job knows of its redundant generations: `DIR/redundant/000007.json`, one for each, written when all members
+//! have confirmed; and `DIR/redundant/last`, the number of the newest checkpoint that was begun, because numbers must
+//! not be used twice when the host that knew them is lost.
 
-use super::parity_file;
+use super::content::{parity_file, PARITY};
+use crate::nodes::seat::name_here;
 use crate::nodes::table::Row;
-use crate::{generations, nodes, Failure};
+use crate::{generations, Failure};
 use belay_image::manifest::MAX_NUMBER;
 use belay_image::{files, ImageError};
 use belay_redundancy::Scheme;
@@ -153,14 +155,16 @@ pub fn newest(dir: &Path) -> Option<u64> {
     numbers(dir).pop()
 }
 
-/// A redundant generation of `job` that is not in `gen`: what lies beside may be chunks of it, left by a rebuilding that was killed.
+/// A redundant generation of `job` that is not in `gen`: what lies beside may be chunks of it, left by a rebuilding
+/// that was killed.
 pub fn missing(job: &Path, gen: &Path) -> Result<Option<u64>, Failure> {
     let here = generations::list(gen)?;
     Ok(numbers(job).into_iter().find(|n| here.iter().all(|g| g.number != *n)))
 }
 
-/// Removes from `gen`, that of a part of `job`, what is newer than `number` and no checkpoint of the job: the part has committed it, and the root has not. What the root
-/// has left out because it is damaged somewhere may be made whole yet.
+/// Removes from `gen`, that of a part of `job`, what is newer than `number` and no checkpoint of the job: the part has
+/// committed it, and the root has not. What the root has left out because it is damaged somewhere may be made whole
+/// yet.
 pub fn drop_uncommitted(job: &Path, gen: &Path, number: u64) -> Result<(), Failure> {
     let root = generations::list(&job.join("gen"))?;
     let committed: Vec<u64> = numbers(job).into_iter().chain(root.iter().map(|g| g.number)).collect();
@@ -174,9 +178,10 @@ pub(crate) fn newest_to(job: &Path, number: u64) -> Option<u64> {
     numbers(job).into_iter().rfind(|n| *n <= number)
 }
 
-/// Removes the parity in `dir` (that of `job` or of a part of it) that belongs to no generation there or with a record, and, where nobody writes, what was left unfinished.
+/// Removes the parity in `dir` (that of `job` or of a part of it) that belongs to no generation there or with a record,
+/// and, where nobody writes, what was left unfinished.
 pub fn tidy(job: &Path, dir: &Path, unfinished: bool) -> Result<(), Failure> {
-    let parity = dir.join(super::PARITY);
+    let parity = dir.join(PARITY);
     let here = generations::list(&dir.join("gen"))?;
     let known = here.iter().map(|g| g.number).chain(numbers(job));
     let kept: Vec<PathBuf> = known.map(|n| parity_file(dir, n)).collect();
@@ -189,17 +194,13 @@ pub fn tidy(job: &Path, dir: &Path, unfinished: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// At the agent of the root, after a checkpoint: also removes records that are older than all generations here, once there is one that was made from this host.
-/// What is merely not here, because another host led the job or a restart has failed, can be made again.
+/// At the agent of the root, after a checkpoint: also removes records that are older than all generations here, once
+/// there is one that was made from this host. What is merely not here, because another host led the job or a restart
+/// has failed, can be made again.
 pub(crate) fn tidy_root(dir: &Path, unfinished: bool) -> Result<(), Failure> {
     let here = generations::list(&dir.join("gen"))?;
     let numbers = numbers(dir);
-    let own = |n: u64| {
-        Record::read(dir, n)
-            .ok()
-            .flatten()
-            .is_some_and(|r| r.root == nodes::name_here())
-    };
+    let own = |n: u64| Record::read(dir, n).ok().flatten().is_some_and(|r| r.root == name_here());
     if let Some(oldest) = here.first().map(|g| g.number).filter(|o| numbers.iter().any(|n| n < o)) {
         let newest_own = numbers.iter().rev().copied().find(|n| own(*n)).unwrap_or(0);
         for number in numbers.into_iter().filter(|n| *n < oldest && *n <= newest_own) {
@@ -225,6 +226,8 @@ pub(crate) fn add_to(dir: &Path, statuses: &mut BTreeMap<u64, GenerationStatus>)
             bytes: record.status.bytes,
             whole: true,
             host: None,
+            keys: Vec::new(),
+            locked: None,
         });
     }
 }
@@ -252,7 +255,7 @@ mod tests {
         tidy_root(&dir, true).unwrap();
         assert_eq!((numbers(&dir), newest(&dir)), (vec![2, 3, 5], Some(5)));
         assert!(parity_file(&dir, 5).exists() && !parity_file(&dir, 1).exists());
-        write(4, &nodes::name_here());
+        write(4, &name_here());
         tidy_root(&dir, true).unwrap();
         assert_eq!(numbers(&dir), [4, 5]);
         assert_eq!(missing(&dir, &dir.join("gen")).unwrap(), Some(5));

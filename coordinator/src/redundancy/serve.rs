@@ -2,7 +2,9 @@
 
 use super::{content, Settings};
 use crate::jobdir::JobDir;
-use crate::nodes::{helper, listening};
+use crate::nodes::meeting::next_node;
+use crate::nodes::seat::part_dir;
+use crate::nodes::{addresses, helper};
 use crate::Failure;
 use belay_redundancy::layout::blocks;
 use belay_redundancy::{Index, Part, BLOCK};
@@ -14,12 +16,9 @@ use std::io::Read;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 /// Bytes of an answer, at most.
 const MAX_ANSWER: usize = Direct::MAX_MESSAGE - 1;
-/// When nobody can be let in, until the next attempt.
-const PAUSE: Duration = Duration::from_millis(100);
 /// Characters of a checksum in an index, at most.
 const SUM_TEXT: u64 = 21;
 
@@ -115,15 +114,6 @@ impl Server {
     pub(crate) fn is_at(&self, at: &[IpAddr]) -> bool {
         self.at == at
     }
-}
-
-/// The next node that comes to `door`, within `limit`. One that could not be let in, because it has gone again, is no reason to close it.
-pub(super) fn next_node(door: &mut Door, limit: Option<Duration>) -> Option<Direct> {
-    door.accept(limit).unwrap_or_else(|e| {
-        tracing::warn!(error = %e, "a visitor could not be let in");
-        std::thread::sleep(PAUSE);
-        None
-    })
 }
 
 /// Answers until the visitor goes.
@@ -293,8 +283,15 @@ impl Peer {
 pub fn run(job: &JobDir, settings: &Settings) -> Result<(), Failure> {
     let key = JobKey::read(&job.path().join("key"))?;
     let description = job.description()?;
+    // The job directory knows the local tiers, too.
+    let with_tiers = |(tag, store): (u64, PathBuf)| {
+        let part = part_dir(job.path(), tag);
+        let leads_here = std::fs::read_link(part.join("gen")).is_ok_and(|to| to.parent() == Some(&*store));
+        (tag, if leads_here { part } else { store })
+    };
     let stores = super::local::here(settings, job.path(), &description.id);
-    let at = listening::addresses(description.config.tree.listen())?;
+    let stores = stores.into_iter().map(with_tiers).collect();
+    let at = addresses::addresses(description.config.tree.listen())?;
     let server = Server::start(key, stores, at)?;
     helper::answer(&server.addresses().join(",")).map_err(|e| Failure::io("say where to reach this host", &e))?;
     let mut rest = [0; 64];

@@ -15,7 +15,7 @@ pub(crate) fn parity(dir: &Path, number: u64) -> Result<u64, Failure> {
         for block in 0..blocks(index.segment) {
             let (at, bytes) = block_range(index.segment, block);
             let at = slot as u64 * index.segment + at;
-            let path = super::parity_file(dir, number);
+            let path = content::parity_file(dir, number);
             let data = content::read_parity(dir, number, at, bytes);
             let data = data.map_err(|e| Failure::io(format!("read {}", path.display()), &e))?;
             if index.parity_sum(slot, block) != Some(checksum(&data)) {

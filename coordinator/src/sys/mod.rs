@@ -88,7 +88,8 @@ pub fn close_inherited() {
     }
 }
 
-/// Opens `/dev/null` in place of standard descriptors that are closed, so that nothing of ours lands there. The command sees them closed.
+/// Opens `/dev/null` in place of standard descriptors that are closed, so that nothing of ours lands there. The command
+/// sees them closed.
 pub fn fill_standard_descriptors() {
     for fd in 0..3 {
         // SAFETY: takes numbers only.
@@ -142,7 +143,8 @@ pub fn may_write(path: &Path) -> bool {
     unsafe { libc::eaccess(path.as_ptr(), libc::W_OK | libc::X_OK) == 0 }
 }
 
-/// Whether executing the file at `path` never changes identity: its file system is mounted `nosuid`, or this process may gain no privileges.
+/// Whether executing the file at `path` never changes identity: its file system is mounted `nosuid`, or this process
+/// may gain no privileges.
 pub fn ignores_setuid(path: &Path) -> bool {
     // SAFETY: takes numbers only.
     if unsafe { libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) } == 1 {
@@ -163,6 +165,11 @@ pub fn now_unix_s() -> u64 {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |d| d.as_secs())
+}
+
+/// Processors that this process may use.
+pub(crate) fn processors() -> u32 {
+    std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
 }
 
 /// Writes one line to standard error. A terminal in `tostop` mode must not stop the agent for it.

@@ -12,8 +12,9 @@ pub fn reap() -> Option<(i32, i32)> {
     (pid > 0).then_some((pid, status))
 }
 
-/// Lets the caller write files as large as it is allowed to be let (RLIMIT_FSIZE): a program may have been given a limit together with its agent (`ulimit -f`), whose files are
-/// larger than those of the program. What is too large for the hard limit as well is an error (EFBIG) and not the end of the agent.
+/// Lets the caller write files as large as it is allowed to be let (RLIMIT_FSIZE): a program may have been given a
+/// limit together with its agent (`ulimit -f`), whose files are larger than those of the program. What is too large for
+/// the hard limit as well is an error (EFBIG) and not the end of the agent.
 pub fn write_large_files() {
     const NONE: u64 = libc::RLIM_INFINITY;
     Disposition::replace(libc::SIGXFSZ, libc::SIG_IGN);
@@ -97,14 +98,15 @@ pub fn pass_on(pid: i32, signal: Signal) {
     }
 }
 
-/// When this returns, every signal to a process group that another process in it has received already was also sent to this process: the kernel
-/// sends to all members under the lock that `setpgid` takes, whether it succeeds or not.
+/// When this returns, every signal to a process group that another process in it has received already was also sent to
+/// this process: the kernel sends to all members under the lock that `setpgid` takes, whether it succeeds or not.
 pub fn group_barrier() {
     // SAFETY: takes numbers only, and changes nothing.
     unsafe { libc::setpgid(0, libc::getpgrp()) };
 }
 
-/// Gives up the capabilities that the program file has brought, and becomes a process again that its children may look at. Does nothing where it brought none.
+/// Gives up the capabilities that the program file has brought, and becomes a process again that its children may look
+/// at. Does nothing where it brought none.
 pub fn drop_file_capabilities() -> io::Result<()> {
     const VERSION_3: u32 = 0x2008_0522;
     // SAFETY: takes a number only.

@@ -1,33 +1,55 @@
 //! Bringing things back from durable tiers, each in a child process: what the tiers hold, a generation, the job directory itself.
 
-use super::{child, open_one, parts, Durable, To, JOB, MAX_JOB};
+use super::{child, is_on_a_tier, notes, open_one, parts, Durable, To, JOB, MAX_JOB};
 use crate::config::{Config, Kind, Limits, Use};
 use crate::jobdir::{Access, Description, JobDir};
-use crate::nodes::again::part_dir;
+use crate::nodes::seat::part_dir;
 use crate::nodes::Nodes;
 use crate::{generations, Failure};
 use belay_storage::catalogue::{Catalogue, Listed};
 use belay_storage::fetch::Fetched;
 use belay_storage::flush::Control;
+use belay_storage::seal::Keys;
 use belay_storage::tier::{read_whole, Tier};
 use belay_storage::StorageError;
 use belay_wire::Exit;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Asks every durable tier what it holds and notes it; what went wrong: tiers that did not answer, and what is damaged there.
 pub fn refresh(dir: &JobDir, d: &Description) -> Result<Vec<(Exit, String)>, Failure> {
     let work = |_: &Control| {
         let mut problems = Vec::new();
         for t in d.config.durable() {
+            let before = notes::newest(dir, &t.name);
             let looked = Durable::open(t, d, To::Use).and_then(|mut durable| durable.look(dir, d).map(|()| durable));
             match looked {
-                Ok(durable) => problems.extend(durable.faults().into_iter().map(|f| (Exit::Damaged, f))),
+                Ok(durable) => {
+                    problems.extend(durable.faults().into_iter().map(|f| (Exit::Damaged, f)));
+                    problems.extend(durable.locked().take(1).map(|f| (f.exit, f.message)));
+                    problems.extend(fallen_behind(&durable, before).map(|why| (Exit::Damaged, why)));
+                }
                 Err(f) => problems.push((f.exit, format!("{f}; going on without this tier"))),
             }
         }
         Ok(problems)
     };
     child::run(work, &mut |_, _| {})
+}
+
+/// What is to be said of a tier that has had generation `before`, and has not even one after that: a newest one is
+/// never removed, so somebody has, or has put back what was there long ago.
+fn fallen_behind(durable: &Durable, before: Option<u64>) -> Option<String> {
+    let before = before?;
+    let now = durable.catalogue.newest();
+    if now >= Some(before) {
+        return None;
+    }
+    let now = now.map_or_else(|| "nothing of this job".into(), |n| format!("generation {n} at most"));
+    Some(format!(
+        "tier {}: it held generation {before}, and now {now}: what was newer has been removed, or an older state has been put back; belay restart --generation {before} insists on it",
+        durable.config.name
+    ))
 }
 
 /// Brings generation `number` into the job directory, or heals it there; the chunks and files brought, and their bytes.
@@ -41,7 +63,10 @@ fn fetch_here(dir: &JobDir, d: &Description, number: u64, control: &Control) -> 
     for t in d.config.durable() {
         let looked = Durable::open(t, d, To::Use).and_then(|mut durable| durable.look(dir, d).map(|()| durable));
         match looked {
-            Ok(durable) => open.push(durable),
+            Ok(durable) => {
+                failure = durable.lock_of(number).or(failure);
+                open.push(durable);
+            }
             Err(f) => {
                 tracing::warn!(tier = t.name, error = %f, "tier not used");
                 failure = Some(f);
@@ -50,6 +75,10 @@ fn fetch_here(dir: &JobDir, d: &Description, number: u64, control: &Control) -> 
     }
     let own: Vec<&Durable> = open.iter().collect();
     let (mut items, mut bytes) = bring(dir.path(), &own, number, failure.clone(), control)?;
+    if d.config.redundancy.scheme.is_some() {
+        // The parts' lie on their hosts, which bring their own: `fetch_part`.
+        return Ok((items, bytes));
+    }
     let path = dir.generations().join(generations::name(number));
     for (tag, _) in parts::of_generation(dir.path(), &path)? {
         let named = |f: Failure| Failure::new(f.exit, format!("part {tag}: {f}"));
@@ -62,7 +91,49 @@ fn fetch_here(dir: &JobDir, d: &Description, number: u64, control: &Control) -> 
     Ok((items, bytes))
 }
 
-/// Brings generation `number` into the directory `job`; what one of `tiers` lacks may lie on the next. `failure` is why one of them could not be looked at.
+/// On the host of part `tag` of a job whose checkpoints lie on its hosts' own disks: brings the part's generation
+/// `number` there. The bytes brought; none where no tier is known to have it.
+pub(crate) fn fetch_part(dir: &JobDir, tag: u64, number: u64) -> Result<Option<u64>, Failure> {
+    let d = dir.description()?;
+    if !is_on_a_tier(dir, &d, number) {
+        return Ok(None);
+    }
+    let (tiers, failure) = open_for_part(&d, tag);
+    let theirs: Vec<&Durable> = tiers.iter().collect();
+    let (_, bytes) = bring(&part_dir(dir.path(), tag), &theirs, number, failure, &Control::default())?;
+    Ok(Some(bytes))
+}
+
+/// There: makes the part's directory in that of the job again, where both were lost and a tier knows it.
+pub(crate) fn describe_part(dir: &JobDir, tag: u64) -> Result<(), Failure> {
+    let d = dir.description()?;
+    if tag == 0 || d.config.durable().next().is_none() || part_dir(dir.path(), tag).exists() {
+        return Ok(());
+    }
+    let (tiers, failure) = open_for_part(&d, tag);
+    let made = directory_of_part(dir, tag, &tiers.iter().collect::<Vec<_>>());
+    made.map(drop).map_err(|f| failure.unwrap_or(f))
+}
+
+/// The durable tiers as part `tag` has them, and what is there; why one of them could not be looked at.
+fn open_for_part(d: &Description, tag: u64) -> (Vec<Durable>, Option<Failure>) {
+    let (mut open, mut failure) = (Vec::new(), None);
+    let of_part = match tag {
+        0 => d.clone(),
+        _ => parts::described(d, tag),
+    };
+    for t in d.config.durable() {
+        let read = Durable::open(t, &of_part, To::Use).and_then(|mut durable| durable.read().map(|()| durable));
+        match read {
+            Ok(durable) => open.push(durable),
+            Err(f) => failure = Some(f),
+        }
+    }
+    (open, failure)
+}
+
+/// Brings generation `number` into the directory `job`; what one of `tiers` lacks may lie on the next. `failure` is why
+/// one of them could not be looked at.
 fn bring(
     job: &Path,
     tiers: &[&Durable],
@@ -109,18 +180,22 @@ fn directory_of_part(dir: &JobDir, tag: u64, tiers: &[&Durable]) -> Result<JobDi
     Ok(made)
 }
 
-/// Looks in the durable tiers of `config` for the newest job whose directory was `dir`, and makes that again, where `limits` allow it; whether there was one.
+/// Looks in the durable tiers of `config` for the newest job whose directory was `dir`, and makes that again, where
+/// `limits` allow it; whether there was one.
 pub fn find_job(dir: &Path, config: &Config, limits: &Limits) -> Result<bool, Failure> {
     let dir = std::path::absolute(dir).map_err(|e| Failure::io(format!("find {}", dir.display()), &e))?;
+    let keys = config.encryption.keys()?;
+    let look = (To::Look, keys.as_ref());
     let work = |_: &Control| {
         let (mut found, mut failure): (Option<Description>, _) = (None, None);
         for t in config.durable() {
             let descriptions = match t.kind {
-                Kind::Object => open_one(t, "", To::Look).and_then(|tier| in_store(&*tier)),
-                Kind::Memory | Kind::Local | Kind::Pfs => in_directory(t, t.path.as_deref().unwrap_or(Path::new("/"))),
+                Kind::Object => open_one(t, "", look).and_then(|tier| in_store(&*tier)),
+                Kind::Memory | Kind::Local | Kind::Pfs => in_directory(t, look),
             };
             match descriptions {
-                Ok(all) => {
+                Ok((all, refused)) => {
+                    failure = failure.or(refused);
                     let ours = all.into_iter().filter(|d| Path::new(&d.dir) == dir);
                     found = ours.chain(found).max_by_key(|d| d.created_unix_s);
                 }
@@ -147,31 +222,44 @@ pub fn find_job(dir: &Path, config: &Config, limits: &Limits) -> Result<bool, Fa
     child::run(work, &mut |_, _| {})
 }
 
-fn in_directory(t: &crate::config::Tier, path: &Path) -> Result<Vec<Description>, Failure> {
+/// Descriptions of jobs on a tier, and why one of them cannot be read: other jobs may have other keys, so that counts
+/// only where what is looked for is not found.
+type Described = (Vec<Description>, Option<Failure>);
+
+fn in_directory(t: &crate::config::Tier, look: (To, Option<&Arc<Keys>>)) -> Result<Described, Failure> {
+    let path = t.path.as_deref().unwrap_or(Path::new("/"));
     let fail = |e| Failure::io(format!("tier {}: read {}", t.name, path.display()), &e);
-    let mut out = Vec::new();
+    let mut out = Described::default();
     for entry in std::fs::read_dir(path).map_err(fail)? {
         let folder = entry.map_err(fail)?.file_name();
         if !path.join(&folder).join(JOB).is_file() {
             continue;
         }
         // Other users' jobs lie beside ours.
-        let Some(Ok(tier)) = folder.to_str().map(|f| open_one(t, f, To::Look)) else {
+        let Some(Ok(tier)) = folder.to_str().map(|f| open_one(t, f, look)) else {
             continue;
         };
-        out.extend(describe(&*tier, JOB)?);
+        add(&mut out, describe(&*tier, JOB))?;
     }
     Ok(out)
 }
 
-fn in_store(tier: &dyn Tier) -> Result<Vec<Description>, Failure> {
-    let mut out = Vec::new();
+fn in_store(tier: &dyn Tier) -> Result<Described, Failure> {
+    let mut out = Described::default();
     for o in tier.list("")? {
         if o.key.split_once('/').is_some_and(|(_, name)| name == JOB) {
-            out.extend(describe(tier, &o.key)?);
+            add(&mut out, describe(tier, &o.key))?;
         }
     }
     Ok(out)
+}
+
+fn add(out: &mut Described, found: Result<Option<Description>, Failure>) -> Result<(), Failure> {
+    match found {
+        Err(f) if f.exit == Exit::NoKey => drop(out.1.get_or_insert(f)),
+        other => out.0.extend(other?),
+    }
+    Ok(())
 }
 
 fn describe(tier: &dyn Tier, key: &str) -> Result<Option<Description>, Failure> {

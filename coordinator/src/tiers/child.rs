@@ -1,4 +1,5 @@
-//! Work in a child process: clients of object stores have threads, and the process that makes a restart's namespaces must have none.
+//! Work in a child process: clients of object stores have threads, and the process that makes a restart's namespaces
+//! must have none.
 //!
 //! ```text
 //! child ── one JSON line each: progress …, then the result ──> pipe ──> this process
@@ -24,7 +25,8 @@ enum Line<T> {
     Failed(Exit, String),
 }
 
-/// Runs `work` in a child process and returns its result; `tell` receives bytes done and expected. Call from a process with one thread.
+/// Runs `work` in a child process and returns its result; `tell` receives bytes done and expected. Call from a process
+/// with one thread.
 pub(super) fn run<T: Serialize + DeserializeOwned>(
     work: impl FnOnce(&Control) -> Result<T, Failure>,
     tell: &mut dyn FnMut(u64, u64),

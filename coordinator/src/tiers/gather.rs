@@ -1,4 +1,5 @@
-//! Before a restart of a job on several hosts: what of its chunks lies only in local tiers of hosts is looked for there, and moved to the job directory where the part will run on another host.
+//! Before a restart of a job on several hosts: what of its chunks lies only in local tiers of hosts is looked for
+//! there, and moved to the job directory where the part will run on another host.
 //!
 //! ```text
 //! belay restart ─┬─ ssh HOST belay store look     for each part that stays on its host
@@ -13,9 +14,10 @@ use crate::lock::Lock;
 use crate::nodes::again::LOCK_LIMIT;
 use crate::nodes::alive::hosts_of;
 use crate::nodes::helper::{self, Heard, Helper};
+use crate::nodes::seat::{name_here, part_dir, PARTS};
 use crate::nodes::table::{self, Row};
-use crate::redundancy::local::part as part_dir;
-use crate::{generations, nodes, restart, sys, Failure};
+use crate::redundancy::record::{self, Record};
+use crate::{generations, sys, Failure};
 use belay_image::files;
 use belay_image::manifest::{ChunkEntry, Manifest};
 use belay_image::ImageError;
@@ -60,12 +62,13 @@ struct OfPart {
 
 /// Tags of the parts that have a directory, and 0.
 fn tags(job: &Path) -> Vec<u64> {
-    let entries = std::fs::read_dir(job.join("nodes")).into_iter().flatten().flatten();
+    let entries = std::fs::read_dir(job.join(PARTS)).into_iter().flatten().flatten();
     let others = entries.filter_map(|e| e.file_name().to_str()?.parse().ok());
     [0].into_iter().chain(others).collect()
 }
 
-/// Asks the hosts on which something of the generations may lie that is not in the job directory. `wanted` is the generation to be restarted, if one was named, and `given` the hosts for the parts.
+/// Asks the hosts on which something of the generations may lie that is not in the job directory. `wanted` is the
+/// generation to be restarted, if one was named, and `given` the hosts for the parts.
 pub fn gather(
     dir: &JobDir,
     d: &Description,
@@ -73,12 +76,20 @@ pub fn gather(
     tell: &mut dyn FnMut(&str),
 ) -> Result<Gathered, Failure> {
     let mut found = Gathered::default();
-    let numbers = generations::numbers(&dir.generations())?;
+    let mut numbers: BTreeSet<u64> = generations::numbers(&dir.generations())?.into_iter().collect();
+    // The host that led the job may be another one.
+    numbers.extend(record::numbers(dir.path()));
     if !d.across_hosts || wanted.or(numbers.last().copied()).is_none() {
         return Ok(found);
     }
     // The parts of a generation that is damaged are named by another one.
-    let of = |n: u64| table::read(&dir.generations().join(generations::name(n))).unwrap_or_default();
+    let of = |n: u64| {
+        let rows = table::read(&dir.generations().join(generations::name(n))).unwrap_or_default();
+        match Record::read(dir.path(), n) {
+            Ok(Some(record)) if rows.is_empty() => record.rows,
+            _ => rows,
+        }
+    };
     let mut known = wanted.into_iter().chain(numbers.into_iter().rev()).map(of);
     let rows = known.find(|rows| !rows.is_empty()).unwrap_or_default();
     let (mut asked, mut failure) = (Vec::new(), None);
@@ -88,7 +99,9 @@ pub fn gather(
         if listed.as_ref().is_ok_and(Vec::is_empty) {
             continue;
         }
-        let limit = if lacks(&part, wanted)? { LIMIT } else { TIDY_LIMIT };
+        // What does not come from there is made again, where the job is redundant.
+        let needed = d.config.redundancy.scheme.is_none() && lacks(&part, wanted)?;
+        let limit = if needed { LIMIT } else { TIDY_LIMIT };
         let listed = match listed {
             Err(e) if limit == TIDY_LIMIT => {
                 tracing::warn!(tag, error = %e, "what lies in local tiers is not known");
@@ -182,7 +195,7 @@ fn ask(rows: &[Row], job: &Path, (tag, host): (u64, &Host), how: How) -> Result<
         How::Home => "home",
     };
     let called = if host.is_here() {
-        nodes::name_here()
+        name_here()
     } else {
         host.called.clone().unwrap_or_else(|| host.name.clone())
     };
@@ -217,7 +230,8 @@ fn hear(mut asked: Vec<Asked<Helper>>) -> Vec<Asked<Answer>> {
 }
 
 impl Gathered {
-    /// Refuses generation `number` of a job on several hosts of which a part lacks something, as far as that can be seen without reading all of it.
+    /// Refuses generation `number` of a job on several hosts of which a part lacks something, as far as that can be
+    /// seen without reading all of it.
     pub(crate) fn check(&self, dir: &JobDir, number: u64) -> Result<(), Failure> {
         let path = dir.generations().join(generations::name(number));
         let root = self.0.contains_key(&0).then(|| (0, path.clone()));
@@ -259,13 +273,13 @@ impl Gathered {
 
     /// Refuses to begin where none of the generations `numbers` can be restarted with what the hosts have: later they may answer.
     pub fn check_some(&self, dir: &JobDir, d: &Description, numbers: &[u64]) -> Result<(), Failure> {
-        if self.0.is_empty() {
+        if self.0.is_empty() || d.config.redundancy.scheme.is_some() {
             return Ok(());
         }
         let mut first = None;
         for number in numbers {
             match self.check(dir, *number) {
-                Err(f) if !restart::is_on_a_tier(dir, d, *number) => {
+                Err(f) if !super::is_on_a_tier(dir, d, *number) => {
                     first.get_or_insert(Failure::new(f.exit, format!("generation {number}: {f}")));
                 }
                 _ => return Ok(()),
@@ -290,14 +304,16 @@ pub fn run(job: &JobDir, tag: u64, how: How) -> Result<(), Failure> {
 /// Moves what lies here of part `tag` to its job directory; the chunks moved.
 fn home(job: &JobDir, tag: u64) -> Result<BTreeSet<u32>, Failure> {
     let part = JobDir::open(&part_dir(job.path(), tag), Access::Own)?;
-    // An agent that still ends moves them itself. The root's is held by whoever asks, of several hosts, or has asked before and been killed.
+    // An agent that still ends moves them itself. The root's is held by whoever asks, of several hosts, or has asked
+    // before and been killed.
     let _held: Lock = match tag {
         0 => part.lock_moves_within(LOCK_LIMIT)?,
         _ => part.lock_within(LOCK_LIMIT)?,
     };
     let store = Store::of_job(part.path());
     store.create()?;
-    if let Some(needed) = generations::needed_chunks(&part.generations())? {
+    let gen = part.generations();
+    if let (Some(needed), None) = (generations::needed_chunks(&gen)?, record::missing(job.path(), &gen)?) {
         store.collect(&needed)?;
     }
     let moved = held(part.path())?;

@@ -2,7 +2,7 @@
 
 use crate::config::{Config, Kind, Tier};
 use crate::jobdir::{Description, JobDir};
-use crate::redundancy::local::part as part_dir;
+use crate::nodes::seat::{part_dir, Seat};
 use crate::redundancy::Redundancy;
 use crate::{generations, sys, Failure};
 use belay_image::manifest::Manifest;
@@ -13,7 +13,7 @@ use belay_storage::place::calibrate::{self, Plan};
 use belay_storage::place::claims::{self, Claims};
 use belay_storage::place::desk::{Place, Spec};
 use belay_storage::place::model::Model;
-use belay_storage::store::{self, Host, LocalTier, Store};
+use belay_storage::store::{self, LocalTier, Store};
 use belay_wire::{Exit, OnTier};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -33,39 +33,30 @@ const MAX_MARKER: u64 = 4096;
 const MIN_WRITERS: usize = 9;
 const MAX_WRITERS: usize = 256;
 
-/// A part of a job that may have several hosts: its tag, and where it is.
-#[derive(Debug, Clone)]
-pub(crate) struct Seat {
-    /// 0 for the root.
-    pub(crate) tag: u64,
-    /// This host.
-    pub(crate) host: Host,
-}
-
-/// Gives a part's description `d` the local tiers of the job that `root` describes. Durable tiers are the root's alone.
+/// Gives a part's description `d` the local tiers of the job that `root` describes. Durable tiers are the root's alone,
+/// unless the part's checkpoints lie on its own host's disk: then it copies them itself.
 pub fn adopt(d: &mut Description, root: &Description) {
     d.dir.clone_from(&root.dir);
     d.folder = Some(root.folder());
     d.config = Config {
         tiers: match root.config.redundancy.scheme {
             None => root.config.local().cloned().collect(),
-            Some(_) => Vec::new(),
+            Some(_) => root.config.tiers.clone(),
         },
         redundancy: Redundancy::default(),
         ..root.config.clone()
     };
 }
 
-/// Has the chunks of a job, or of a part of it, written to its local tiers first. Those that are out of reach are left out; one that the configuration does not name any more is emptied.
+/// Has the chunks of a job, or of a part of it, written to its local tiers first. Those that are out of reach are left
+/// out; one that the configuration does not name any more is emptied.
 pub(crate) fn engage(
     dir: &JobDir,
     d: &Description,
     seat: Option<&Seat>,
     engine: impl FnOnce(Store) -> Result<Engine, Failure>,
 ) -> Result<Engine, Failure> {
-    // Chunks that the hosts make redundant have their place.
-    let has = d.config.redundancy.scheme.is_none();
-    let named: Vec<&Tier> = d.config.local().filter(|t| has && is_usable(t)).collect();
+    let named: Vec<&Tier> = d.config.local().filter(|t| is_usable(t)).collect();
     let mut list: Vec<LocalTier> = named.iter().filter_map(|t| place(t, d, seat)).collect();
     let known = match store::listed(dir.path()) {
         Err(e @ ImageError::Damaged { .. }) => {
@@ -169,8 +160,9 @@ fn failure(path: &Path, seat: &Seat) -> impl FnOnce(io::Error) -> Failure {
     move |e| Failure::io(what, &e)
 }
 
-/// Makes the directory, in tier `t`, of the job in directory `dir`. What the part has left in its own there before it went to another host is removed: its chunks have got the same
-/// numbers elsewhere since. Its own is made when it is noted ([`store::set_local_tiers`]), so that nobody who sees it takes it for one that was left.
+/// Makes the directory, in tier `t`, of the job in directory `dir`. What the part has left in its own there before it
+/// went to another host is removed: its chunks have got the same numbers elsewhere since. Its own is made when it is
+/// noted ([`store::set_local_tiers`]), so that nobody who sees it takes it for one that was left.
 fn prepare(t: &LocalTier, known: &[LocalTier], dir: &Path, seat: &Seat) -> Result<(), Failure> {
     let (job, dir_name) = (of_job(t), dir.display().to_string());
     claims::make_own(job).map_err(failure(job, seat))?;
@@ -198,8 +190,9 @@ fn prepare(t: &LocalTier, known: &[LocalTier], dir: &Path, seat: &Seat) -> Resul
     }
 }
 
-/// Removes from the local tiers of this host what parts that are not here any more, and earlier jobs in the same job directory, have left; but nothing of whoever may still be there. `dir` is the job
-/// directory of the part at `seat`. Only when the job runs: after a restart its other parts on this host have noted by then that they are.
+/// Removes from the local tiers of this host what parts that are not here any more, and earlier jobs in the same job
+/// directory, have left; but nothing of whoever may still be there. `dir` is the job directory of the part at `seat`.
+/// Only when the job runs: after a restart its other parts on this host have noted by then that they are.
 pub(crate) fn clear(dir: &JobDir, seat: &Seat) {
     let tiers = store::listed(dir.path()).unwrap_or_default();
     for t in tiers.iter().filter(|t| t.host.is_some() && t.is_here()) {
@@ -259,7 +252,8 @@ fn is_usable(t: &Tier) -> bool {
     usable && trusted.is_ok()
 }
 
-/// What of the chunks of generation `g` lies in local tiers, of the job's own part and of those on other hosts; and what some of them lack.
+/// What of the chunks of generation `g` lies in local tiers, of the job's own part and of those on other hosts; and
+/// what some of them lack.
 pub(crate) fn holdings(job: &Path, g: &generations::Generation) -> (Vec<OnTier>, Option<String>) {
     let parts = super::parts::of_generation(job, &g.path).unwrap_or_default();
     let (mut on, mut lacking) = (BTreeMap::new(), None);
@@ -295,6 +289,8 @@ pub(crate) fn holdings(job: &Path, g: &generations::Generation) -> (Vec<OnTier>,
         bytes,
         whole: false,
         host,
+        keys: Vec::new(),
+        locked: None,
     });
     (on.collect(), lacking)
 }
@@ -375,7 +371,7 @@ mod tests {
     }
 
     fn seat(tag: u64) -> Seat {
-        let host = Host {
+        let host = store::Host {
             name: sys::host(),
             called: None,
         };

@@ -3,32 +3,44 @@
 //! ```text
 //! belay-job/tiers/NAME.json     notes: manifests of the generations that tier NAME holds, as of the last flush or look
 //! ```
-//! The notes are a copy of the truth, which lies on the tier: they answer `status` without asking it, and they are made again when they are missing.
+//! The notes are a copy of the truth, which lies on the tier: they answer `status` without asking it, and they are made
+//! again when they are missing.
 
 mod again;
 mod child;
 pub mod gather;
+pub mod hosts;
 pub mod local;
 pub(crate) mod notes;
 mod parts;
 
+pub(crate) use again::{describe_part, fetch_part};
 pub use again::{fetch, find_job, refresh};
+use hosts::Members;
 pub(crate) use parts::away;
+use parts::Source;
 
-pub use notes::{held, known, statuses, Known};
+pub(crate) use notes::newest_durable;
+pub use notes::{held, is_on_a_tier, known, statuses, Known};
 
 use crate::config::{self, Kind};
+use crate::generations::Generation;
 use crate::jobdir::{Description, JobDir};
+use crate::nodes::table;
 use crate::{jobdir, sys, verify, Failure};
 use belay_kernel::trust;
 use belay_storage::catalogue::{Catalogue, Part};
 use belay_storage::fetch as fetching;
-use belay_storage::flush::{self, Control, Flushed};
+use belay_storage::flush::{self, Control, Flushed, Parts};
+use belay_storage::seal::Keys;
 use belay_storage::tier::directory::Directory;
+use belay_storage::tier::sealed::Sealed;
 use belay_storage::tier::{read_whole, write_whole, ReadOnly, Tier};
+use belay_storage::StorageError;
 use belay_wire::Exit;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Most flush threads, where the configuration does not say.
 const THREADS: u32 = 4;
@@ -47,6 +59,8 @@ pub struct Durable {
     pub tier: Box<dyn Tier>,
     /// What it holds, as far as it has been read.
     pub catalogue: Catalogue,
+    /// What is there is sealed with these, if with any.
+    keys: Option<Arc<Keys>>,
     /// The same tier for the parts of a job on several hosts, as far as somebody has asked.
     parts: BTreeMap<u64, Durable>,
 }
@@ -60,8 +74,16 @@ pub enum To {
     Look,
 }
 
-/// Opens what `folder` of the tier is.
-fn open_one(t: &config::Tier, folder: &str, to: To) -> Result<Box<dyn Tier>, Failure> {
+/// Opens what `folder` of the tier is; with keys everything there is sealed, whoever asks.
+fn open_one(t: &config::Tier, folder: &str, (to, keys): (To, Option<&Arc<Keys>>)) -> Result<Box<dyn Tier>, Failure> {
+    let below = open_below(t, folder, to)?;
+    Ok(match keys {
+        Some(keys) => Box::new(Sealed::new(below, keys.clone(), folder)),
+        None => below,
+    })
+}
+
+fn open_below(t: &config::Tier, folder: &str, to: To) -> Result<Box<dyn Tier>, Failure> {
     if jobdir::is_foreign() {
         let why = format!("tier {}: only the owner of a job opens its tiers; run as its owner", t.name);
         return Err(Failure::new(Exit::NotOurs, why));
@@ -116,13 +138,25 @@ fn open_object_store(t: &config::Tier, _: &str) -> Result<Box<dyn Tier>, Failure
 impl Durable {
     /// Opens tier `t` of the job that `d` describes.
     pub fn open(t: &config::Tier, d: &Description, to: To) -> Result<Self, Failure> {
+        let named = |f: Failure| Failure::new(f.exit, format!("tier {}: {f}", t.name));
+        let keys = d.config.encryption.keys().map_err(named)?;
+        Self::open_with(t, d, (to, keys))
+    }
+
+    fn open_with(t: &config::Tier, d: &Description, (to, keys): (To, Option<Arc<Keys>>)) -> Result<Self, Failure> {
         Ok(Self {
             config: t.clone(),
             to,
-            tier: open_one(t, &d.folder(), to)?,
+            tier: open_one(t, &d.folder(), (to, keys.as_ref()))?,
             catalogue: Catalogue::default(),
+            keys,
             parts: BTreeMap::new(),
         })
+    }
+
+    /// Whether it was opened as `t` with the keys that there are now.
+    pub(crate) fn is_open(&self, t: &config::Tier, keys: Option<&Arc<Keys>>) -> bool {
+        self.config == *t && self.keys.as_ref() == keys
     }
 
     /// Reads what the tier holds, and notes it.
@@ -137,15 +171,32 @@ impl Durable {
         Ok(())
     }
 
-    /// Copies the generation in directory `generation` to this tier.
-    pub fn flush(&mut self, dir: &JobDir, d: &Description, generation: &Path, control: &Control) -> Result<Flushed, Failure> {
+    /// Copies the generation in directory `generation` to this tier. `members` are the parts, where they have theirs on
+    /// their hosts.
+    pub(crate) fn flush(
+        &mut self,
+        dir: &JobDir,
+        d: &Description,
+        (generation, members): (&Path, Option<&mut Members>),
+        control: &Control,
+    ) -> Result<Flushed, Failure> {
         let options = self.options(d);
         let flushed = if parts::may_be(d, generation)? {
-            self.copy_with_parts(dir, d, (generation, options), control)
+            let rows = parts::of_generation(dir.path(), generation)?;
+            let source = match members {
+                Some(members) => Source::There(members),
+                None if d.config.redundancy.scheme.is_some() && !rows.is_empty() => {
+                    let why = "each host holds its own part of the checkpoint, and its agent is not there; belay flush copies it when the job has ended";
+                    return Err(Failure::new(Exit::NotDurable, why));
+                }
+                None => Source::Here(rows),
+            };
+            self.copy_with_parts(dir, d, (generation, options), source, control)
         } else {
-            self.copy(d, (generation, &options), &[], control)
+            self.copy(d, (generation, &options), &mut &[][..], control)
         };
-        // Also after a failure: older generations may have been removed. The notes are a copy, without which the generation is durable all the same.
+        // Also after a failure: older generations may have been removed. The notes are a copy, without which the
+        // generation is durable all the same.
         if let Err(e) = notes::write(dir, self) {
             tracing::warn!(tier = self.config.name, error = %e, "not noted");
         }
@@ -169,14 +220,22 @@ impl Durable {
         &mut self,
         d: &Description,
         (generation, options): (&Path, &flush::Options),
-        parts: &[Part],
+        parts: &mut dyn Parts,
         control: &Control,
     ) -> Result<Flushed, Failure> {
         // The flush compares all else with its checksums on the way.
         verify::byte_strings(generation)?;
         let text = serde_json::to_vec(d).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
-        if self.tier.length(JOB)?.is_none() || read_whole(&*self.tier, JOB, MAX_JOB)? != text {
-            write_whole(&*self.tier, JOB, &text)?;
+        let there = match self.tier.length(JOB)? {
+            Some(_) => read_whole(&*self.tier, JOB, MAX_JOB),
+            None => Ok(Vec::new()),
+        };
+        match there {
+            // An older key is not to be needed for it.
+            Ok(there) if there == text && self.tier.key_of(JOB) == self.tier.seals_with() => {}
+            // Whoever put that there, the job knows what it is.
+            Ok(_) | Err(StorageError::TierDamaged { .. }) => write_whole(&*self.tier, JOB, &text)?,
+            Err(e) => return Err(e.into()),
         }
         Ok(flush::flush(
             generation,
@@ -212,8 +271,27 @@ impl Durable {
         faults
     }
 
-    /// Reads every byte that the tier holds and compares it with its checksums: the bytes read, and every fault. Packs that are damaged are suspect from then on, and those that are whole are not any more: for all who read
-    /// the tier, unless it was opened to be looked at.
+    /// What cannot be read for want of a key: as good as ever, for who has it.
+    pub fn locked(&self) -> impl Iterator<Item = Failure> + '_ {
+        let parts = self.parts.values().flat_map(|part| &part.catalogue.locked);
+        let all = self.catalogue.locked.iter().chain(parts);
+        all.map(|lock| self.lacks_key(lock))
+    }
+
+    /// Why generation `number` may not be readable for want of a key.
+    fn lock_of(&self, number: u64) -> Option<Failure> {
+        let mut parts = self.parts.values().filter_map(|part| part.catalogue.lock_of(number));
+        let lock = self.catalogue.lock_of(number).or_else(|| parts.next());
+        lock.map(|lock| self.lacks_key(lock))
+    }
+
+    fn lacks_key(&self, (key, why): &(String, String)) -> Failure {
+        Failure::new(Exit::NoKey, format!("tier {}: {key}: {why}", self.tier.name()))
+    }
+
+    /// Reads every byte that the tier holds and compares it with its checksums: the bytes read, and every fault. Packs
+    /// that are damaged are suspect from then on, and those that are whole are not any more: for all who read the tier,
+    /// unless it was opened to be looked at.
     pub fn verify(&mut self, d: &Description) -> Result<(u64, Vec<String>), Failure> {
         let (mut bytes, mut faults) = self.verify_own()?;
         for tag in self.tags() {
@@ -234,8 +312,9 @@ impl Durable {
         Ok((bytes, faults))
     }
 
-    /// Finds packs that are damaged, so that the next flush copies what it needs of them, and removes records that are; what is wrong. Packs go only when the
-    /// record that names others in their place is there. Call while nobody flushes.
+    /// Finds packs that are damaged, so that the next flush copies what it needs of them, and removes records that are;
+    /// what is wrong. Packs go only when the record that names others in their place is there. Call while nobody
+    /// flushes.
     pub fn distrust_damaged(&mut self, d: &Description) -> Result<Vec<String>, Failure> {
         let (_, faults) = self.verify(d)?;
         self.forget_unreadable()?;
@@ -275,6 +354,7 @@ impl Durable {
                     self.tier.sync()?;
                 }
                 self.remove_folder(dir);
+                notes::forget(dir, &self.config.name);
                 std::mem::take(&mut self.catalogue).bytes
             }
         };
@@ -315,6 +395,27 @@ pub fn for_each(d: &Description, to: To, mut work: impl FnMut(&mut Durable) -> R
         }
     }
     failure.map_or(Ok(()), Err)
+}
+
+/// Copies generation `g` of a job that does not run to its durable tiers, after `before` has been done with each.
+pub fn flush_at_rest(
+    dir: &JobDir,
+    d: &Description,
+    g: &Generation,
+    mut before: impl FnMut(&mut Durable) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let rows = table::read(&g.path)?;
+    let mut flush = |mut members: Option<&mut Members>| {
+        for_each(d, To::Use, |durable| {
+            before(durable)?;
+            let from = (&*g.path, members.as_deref_mut());
+            durable.flush(dir, d, from, &Control::default()).map(drop)
+        })
+    };
+    if d.config.redundancy.scheme.is_none() || rows.is_empty() {
+        return flush(None);
+    }
+    hosts::at_rest(dir, d, (g.number, &rows), |members| flush(Some(members)))
 }
 
 /// Refuses directories that are not there before a program is started; object stores are asked later.

@@ -7,6 +7,7 @@ use crate::redundancy::record;
 use crate::Failure;
 use belay_image::files;
 use belay_image::manifest::{Manifest, MANIFEST_FILE, MAX_BYTES, MAX_NUMBER};
+use belay_storage::catalogue::Listed;
 use belay_wire::{Exit, GenerationStatus, Level, OnTier};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +28,15 @@ struct Notes {
     /// Numbers of generations of which something lies in packs that are not trusted, or is missing at a part.
     #[serde(default)]
     doubtful: Vec<u64>,
+    /// Which keys seal what a generation consists of, where it is sealed.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    keys: BTreeMap<u64, BTreeSet<String>>,
+    /// Generations of which nothing can be read for want of a key, and why.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    locked: BTreeMap<u64, String>,
+    /// The newest one that was ever there.
+    #[serde(default)]
+    newest: Option<u64>,
 }
 
 /// What is known of one tier.
@@ -36,13 +46,18 @@ pub struct Known {
     pub generations: Vec<(String, Manifest)>,
     /// Numbers of generations of which perhaps enough can be read.
     pub doubtful: Vec<u64>,
+    /// Which keys seal what a generation consists of.
+    pub keys: BTreeMap<u64, BTreeSet<String>>,
+    /// Generations of which nothing can be read for want of a key, and why.
+    pub locked: BTreeMap<u64, String>,
+    newest: Option<u64>,
 }
 
 impl Known {
     /// Numbers of the generations that a restart may find there.
     pub fn numbers(&self) -> impl Iterator<Item = u64> + '_ {
         let whole = self.generations.iter().map(|(_, m)| m.generation);
-        whole.chain(self.doubtful.iter().copied())
+        whole.chain(self.doubtful.iter().copied()).chain(self.locked.keys().copied())
     }
 }
 
@@ -52,11 +67,23 @@ fn file(dir: &JobDir, tier: &str) -> PathBuf {
 
 /// Notes what `durable` holds.
 pub(super) fn write(dir: &JobDir, durable: &Durable) -> Result<(), Failure> {
-    let whole = durable.catalogue.whole();
+    let catalogue = &durable.catalogue;
+    let keys = |g: &Listed| {
+        let keys: BTreeSet<String> = catalogue.keys_of(g).into_iter().map(str::to_owned).collect();
+        (g.manifest.generation, keys)
+    };
     let notes = Notes {
         format: FORMAT,
-        manifests: whole.iter().map(|g| g.record.manifest.clone()).collect(),
-        doubtful: durable.catalogue.doubtful().iter().map(|g| g.manifest.generation).collect(),
+        manifests: catalogue.whole().iter().map(|g| g.record.manifest.clone()).collect(),
+        doubtful: catalogue.doubtful().iter().map(|g| g.manifest.generation).collect(),
+        keys: catalogue
+            .generations
+            .iter()
+            .map(keys)
+            .filter(|(_, k)| !k.is_empty())
+            .collect(),
+        locked: catalogue.locked_generations().map(|(n, why)| (n, why.to_owned())).collect(),
+        newest: newest(dir, &durable.config.name).max(catalogue.generations.last().map(|g| g.manifest.generation)),
     };
     let path = file(dir, &durable.config.name);
     let text = serde_json::to_vec(&notes).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
@@ -74,10 +101,38 @@ pub(super) fn write(dir: &JobDir, durable: &Durable) -> Result<(), Failure> {
     write().map_err(|e| Failure::io(format!("write {}", path.display()), &e))
 }
 
+/// The newest generation that tier `tier` is known to have held.
+pub(super) fn newest(dir: &JobDir, tier: &str) -> Option<u64> {
+    read(dir, tier)?.newest
+}
+
+/// Forgets what tier `tier` has held: all of it is to go.
+pub(super) fn forget(dir: &JobDir, tier: &str) {
+    // What is not there has nothing to say.
+    std::fs::remove_file(file(dir, tier)).ok();
+}
+
+fn read(dir: &JobDir, tier: &str) -> Option<Known> {
+    decode(&files::read(&file(dir, tier), MAX_NOTES).ok()?)
+}
+
 /// What is known of the job's durable tiers; `None` in place of one of which there are no notes.
 pub fn known(dir: &JobDir, d: &Description) -> Vec<Option<Known>> {
-    let read = |tier: &str| decode(&files::read(&file(dir, tier), MAX_NOTES).ok()?);
-    d.config.durable().map(|t| read(&t.name)).collect()
+    d.config.durable().map(|t| read(dir, &t.name)).collect()
+}
+
+/// The newest generation that a durable tier is known to hold.
+pub(crate) fn newest_durable(dir: &JobDir, d: &Description) -> Option<u64> {
+    let known = known(dir, d);
+    let whole = known.iter().flatten().flat_map(|k| &k.generations);
+    whole.map(|(_, m)| m.generation).max()
+}
+
+/// Whether a durable tier is known to hold generation `number`.
+pub fn is_on_a_tier(dir: &JobDir, d: &Description, number: u64) -> bool {
+    let known = known(dir, d);
+    let mut held = known.iter().flatten().flat_map(Known::numbers);
+    held.any(|n| n == number)
 }
 
 /// Decodes notes; `None` where they are none that this belay reads.
@@ -90,6 +145,9 @@ pub(crate) fn decode(text: &[u8]) -> Option<Known> {
     (notes.format == FORMAT).then(|| Known {
         generations: notes.manifests.into_iter().filter_map(decode).collect(),
         doubtful: notes.doubtful.into_iter().filter(|n| *n < MAX_NUMBER).collect(),
+        keys: notes.keys,
+        locked: notes.locked.into_iter().filter(|(n, _)| *n < MAX_NUMBER).collect(),
+        newest: notes.newest.filter(|n| *n < MAX_NUMBER),
     })
 }
 
@@ -122,15 +180,27 @@ pub fn statuses(dir: &JobDir, d: &Description) -> Vec<GenerationStatus> {
     }
     let notes = known(dir, d);
     for (t, known) in d.config.durable().zip(notes) {
-        for (text, manifest) in known.map(|k| k.generations).unwrap_or_default() {
+        let known = known.unwrap_or_default();
+        let on = |bytes: u64, keys: Vec<String>, locked: Option<String>| OnTier {
+            tier: t.name.clone(),
+            kind: t.kind.name().into(),
+            bytes,
+            whole: locked.is_none(),
+            host: None,
+            keys,
+            locked,
+        };
+        for (number, why) in known.locked {
+            let status = out.entry(number).or_insert_with(|| GenerationStatus {
+                generation: number,
+                ..GenerationStatus::default()
+            });
+            status.tiers.push(on(0, Vec::new(), Some(why)));
+        }
+        for (text, manifest) in known.generations {
             let number = manifest.generation;
-            let on = OnTier {
-                tier: t.name.clone(),
-                kind: t.kind.name().into(),
-                bytes: manifest.bytes,
-                whole: true,
-                host: None,
-            };
+            let keys = known.keys.get(&number).into_iter().flatten().cloned().collect();
+            let on = on(manifest.bytes, keys, None);
             let known = out.entry(number).or_insert_with(|| generations::status(&manifest));
             let local = files::read(
                 &dir.generations().join(generations::name(number)).join(MANIFEST_FILE),
@@ -160,6 +230,8 @@ fn here(dir: &JobDir, g: &Generation) -> GenerationStatus {
         bytes: own,
         whole: damage.is_none(),
         host: None,
+        keys: Vec::new(),
+        locked: None,
     };
     GenerationStatus {
         whole: damage.is_none(),

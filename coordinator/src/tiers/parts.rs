@@ -1,15 +1,19 @@
-//! The parts of a job on several hosts, on a durable tier. Each has a folder of its own below the job's, with packs and records like those of a job.
+//! The parts of a job on several hosts, on a durable tier. Each has a folder of its own below the job's, with packs and
+//! records like those of a job.
 //!
 //! ```text
 //! NAME-ID/nodes/1/{packs,gen,job.json}
 //! packs and records of the parts ──> packs of the root ──> record of the root, which names the parts' manifests
 //! ```
-//! Only the root's record makes a generation. What the parts hold for which the root has no record is removed by the next flush; until then it is of no consequence. So a kill at any
-//! instant leaves generations that are whole on all hosts, or none. All of it is copied by the agent of the root, from the job directory that the hosts share: it outlives the parts.
+//! Only the root's record makes a generation. What the parts hold for which the root has no record is removed by the
+//! next flush; until then it is of no consequence. So a kill at any instant leaves generations that are whole on all
+//! hosts, or none. All of it is copied by the agent of the root, from the job directory that the hosts share: it
+//! outlives the parts. Only where the checkpoints lie on the hosts' own disks each host copies its own (`hosts`).
 
+use super::hosts::Members;
 use super::{Durable, Part};
 use crate::jobdir::{Access, Description, JobDir};
-use crate::nodes::again::part_dir;
+use crate::nodes::seat::part_dir;
 use crate::nodes::table;
 use crate::Failure;
 use belay_image::files;
@@ -17,11 +21,39 @@ use belay_image::manifest::{Manifest, MANIFEST_FILE, MAX_BYTES};
 use belay_storage::catalogue::{record_key, Listed};
 use belay_storage::flush::{self, Control, Flushed};
 use belay_storage::store::Store;
-use belay_storage::StorageError;
+use belay_storage::{tier, StorageError};
 use belay_wire::Exit;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+
+/// The job that `d` describes, as its part `tag` has it on a tier.
+pub(super) fn described(d: &Description, tag: u64) -> Description {
+    let folder = Some(format!("{}/nodes/{tag}", d.folder()));
+    Description { folder, ..d.clone() }
+}
+
+/// Who has what the parts have of the generation that is flushed.
+pub(super) enum Source<'a> {
+    /// It lies here: tags and directories.
+    Here(Vec<(u64, PathBuf)>),
+    /// The parts, on their hosts.
+    There(&'a mut Members),
+}
+
+impl Source<'_> {
+    fn parts(&self) -> Result<Vec<Part>, Failure> {
+        let part = |(tag, own): &(u64, PathBuf)| {
+            let text = files::read(&own.join(MANIFEST_FILE), MAX_BYTES)?;
+            let manifest = belay_image::checksum(&text);
+            Ok(Part { tag: *tag, manifest })
+        };
+        match self {
+            Self::Here(rows) => rows.iter().map(part).collect(),
+            Self::There(members) => Ok(members.parts()),
+        }
+    }
+}
 
 /// Whether the generation in this directory, or an older one of the job, may have parts.
 pub(super) fn may_be(d: &Description, generation: &Path) -> Result<bool, Failure> {
@@ -59,11 +91,11 @@ impl Durable {
     pub(super) fn part(&mut self, d: &Description, tag: u64) -> Result<&mut Durable, Failure> {
         match self.parts.entry(tag) {
             Entry::Occupied(e) => Ok(e.into_mut()),
-            Entry::Vacant(e) => {
-                let folder = Some(format!("{}/nodes/{tag}", d.folder()));
-                let of_part = Description { folder, ..d.clone() };
-                Ok(e.insert(Durable::open(&self.config, &of_part, self.to)?))
-            }
+            Entry::Vacant(e) => Ok(e.insert(Durable::open_with(
+                &self.config,
+                &described(d, tag),
+                (self.to, self.keys.clone()),
+            )?)),
         }
     }
 
@@ -106,15 +138,18 @@ impl Durable {
         self.catalogue.incomplete = incomplete;
     }
 
-    /// Removes the records that these parts hold of generations for which the root has none, but for manifests in `coming`.
-    fn forget(&mut self, d: &Description, tags: &BTreeSet<u64>, coming: &BTreeSet<Vec<u8>>) -> Result<(), Failure> {
+    /// Removes the records that these parts hold of generations for which the root has none, but for manifests with the
+    /// checksums `coming`.
+    fn forget(&mut self, d: &Description, tags: &BTreeSet<u64>, coming: &BTreeSet<u64>) -> Result<(), Failure> {
         let numbers: BTreeSet<u64> = self.catalogue.generations.iter().map(|g| g.manifest.generation).collect();
         // A record that cannot be read may name any of them.
         let all = self.catalogue.has_unreadable_records();
-        let keep = |g: &Listed| all || numbers.contains(&g.manifest.generation) || coming.contains(g.record.manifest.as_bytes());
+        let is_coming = |g: &Listed| coming.contains(&belay_image::checksum(g.record.manifest.as_bytes()));
+        let keep = |g: &Listed| all || numbers.contains(&g.manifest.generation) || is_coming(g);
         for tag in tags {
             let part = self.part(d, *tag)?;
             part.read()?;
+            part.catalogue.check_open(&*part.tier)?;
             part.catalogue.forget(&*part.tier, &keep)?;
         }
         Ok(())
@@ -134,49 +169,60 @@ impl Durable {
         Ok(freed)
     }
 
-    /// Copies a generation of a job that may have parts: first theirs, then the root's own.
+    /// Copies a generation of a job that may have parts: first theirs, then the root's own; those that have theirs on
+    /// their hosts copy it meanwhile.
     pub(super) fn copy_with_parts(
         &mut self,
         dir: &JobDir,
         d: &Description,
         (generation, options): (&Path, flush::Options),
+        mut source: Source<'_>,
         control: &Control,
     ) -> Result<Flushed, Failure> {
         self.tier.clear()?;
         self.read()?;
-        let rows = of_generation(dir.path(), generation)?;
-        let tags: BTreeSet<u64> = self.tags().into_iter().chain(rows.iter().map(|(tag, _)| *tag)).collect();
+        self.catalogue.check_open(&*self.tier)?;
+        let parts = source.parts()?;
+        let tags: BTreeSet<u64> = self.tags().into_iter().chain(parts.iter().map(|p| p.tag)).collect();
         // What an interrupted flush has copied of this generation is used.
-        let text = |own: &Path| files::read(&own.join(MANIFEST_FILE), MAX_BYTES);
-        let coming = rows.iter().map(|(_, own)| text(own)).collect::<Result<BTreeSet<_>, _>>()?;
+        let coming = parts.iter().map(|p| p.manifest).collect();
         self.forget(d, &tags, &coming)?;
         self.compare_parts();
-        self.make_room(d, (generation, &options, control), &rows, &tags)?;
+        self.make_room(d, (generation, &options, control), &mut source, &tags)?;
         // Room has been made, and older generations go when the root says so.
         let of_part = flush::Options {
             keep: u32::MAX,
             capacity: None,
             ..options
         };
-        let (mut parts, mut sum) = (Vec::new(), Flushed::default());
-        for (tag, own) in &rows {
-            let named = |f: Failure| Failure::new(f.exit, format!("part {tag}: {f}"));
-            let theirs = JobDir::open(&part_dir(dir.path(), *tag), Access::Own)?.description()?;
-            let part = self.part(d, *tag)?;
-            sum += part.copy(&theirs, (own, &of_part), &[], control).map_err(named)?;
-            let manifest = belay_image::checksum(&text(own)?);
-            parts.push(Part { tag: *tag, manifest });
-        }
         let of_root = flush::Options {
             capacity: None,
             ..options
         };
-        sum += self.copy(d, (generation, &of_root), &parts, control)?;
+        let sum = match source {
+            Source::Here(rows) => {
+                let mut sum = Flushed::default();
+                for (tag, own) in &rows {
+                    let named = |f: Failure| Failure::new(f.exit, format!("part {tag}: {f}"));
+                    let theirs = JobDir::open(&part_dir(dir.path(), *tag), Access::Own)?.description()?;
+                    let part = self.part(d, *tag)?;
+                    let copied = part.copy(&theirs, (own, &of_part), &mut &[][..], control);
+                    sum += copied.map_err(named)?;
+                }
+                sum += self.copy(d, (generation, &of_root), &mut &parts[..], control)?;
+                sum
+            }
+            Source::There(members) => {
+                let name = self.config.name.clone();
+                let mut theirs = members.copy_to(&name);
+                self.copy(d, (generation, &of_root), &mut theirs, control)?
+            }
+        };
         // Another copy of the job directory may have flushed meanwhile, and removed what it does not know of.
         self.read_parts(d)?;
         let key = record_key(
-            belay_image::manifest::Manifest::read(generation)?.generation,
-            &text(generation)?,
+            Manifest::read(generation)?.generation,
+            &files::read(&generation.join(MANIFEST_FILE), MAX_BYTES)?,
         );
         if let Some(why) = self.catalogue.incomplete.get(&key) {
             let why = format!(
@@ -199,17 +245,30 @@ impl Durable {
         &mut self,
         d: &Description,
         (generation, options, control): (&Path, &flush::Options, &Control),
-        rows: &[(u64, PathBuf)],
+        source: &mut Source<'_>,
         tags: &BTreeSet<u64>,
     ) -> Result<(), Failure> {
         let Some(capacity) = options.capacity else { return Ok(()) };
-        let all = || [generation].into_iter().chain(rows.iter().map(|(_, own)| own.as_path()));
+        let name = self.config.name.clone();
+        let (beside, elsewhere) = match source {
+            Source::Here(rows) => (rows.clone(), None),
+            Source::There(members) => (Vec::new(), Some(members.are_whole())),
+        };
         let (mut pruned, mut whole) = (false, false);
         let mut is_whole = || {
             if !std::mem::replace(&mut whole, true) {
-                all().try_for_each(|own| flush::check_here(own, control))?;
+                let mut all = [generation].into_iter().chain(beside.iter().map(|(_, own)| own.as_path()));
+                all.try_for_each(|own| flush::check_here(own, control))?;
             }
-            Ok(())
+            match elsewhere {
+                Some(false) => {
+                    let why = std::io::Error::other(
+                        "nothing on the tier is whole, and it is not known whether the parts are: it is not redundant",
+                    );
+                    Err(tier::failed(&name, "make room for", &generation.display().to_string(), why))
+                }
+                _ => Ok(()),
+            }
         };
         loop {
             let mut used = self.catalogue.bytes;
@@ -217,9 +276,15 @@ impl Durable {
             for tag in tags {
                 used += self.part(d, *tag)?.catalogue.bytes;
             }
-            for (tag, own) in rows {
-                bytes += flush::lacking(own, &self.part(d, *tag)?.catalogue)?;
-            }
+            bytes += match source {
+                Source::Here(rows) => {
+                    let lacking = |(tag, own): &(u64, PathBuf)| -> Result<u64, Failure> {
+                        Ok(flush::lacking(own, &self.part(d, *tag)?.catalogue)?)
+                    };
+                    rows.iter().map(lacking).sum::<Result<u64, Failure>>()?
+                }
+                Source::There(members) => members.lacking(&name)?,
+            };
             if used + bytes <= capacity {
                 return Ok(());
             }
@@ -228,9 +293,8 @@ impl Durable {
                 continue;
             }
             if !self.catalogue.give_way(&*self.tier, &mut is_whole)? {
-                let tier = self.config.name.clone();
                 return Err(StorageError::TierFull {
-                    tier,
+                    tier: name,
                     capacity,
                     used,
                     bytes,

@@ -6,7 +6,8 @@ use crate::ptrace::Regs;
 /// Words of `struct sigcontext` up to `rip`, in its order.
 const WORDS: usize = 17;
 
-/// The saved registers on `stack` of a thread that a handler has taken out of place `at`, as they are in the call itself: offset and bytes.
+/// The saved registers on `stack` of a thread that a handler has taken out of place `at`, as they are in the call
+/// itself: offset and bytes.
 pub(super) fn frames(stack: &[u8], slot: &Slot, at: u64) -> Vec<(usize, Vec<u8>)> {
     let words: Vec<u64> = stack
         .chunks_exact(8)

@@ -42,7 +42,8 @@ pub(super) fn in_pieces(regs: &Regs) -> bool {
     regs.orig_rax == WRITEV && (1..MOST).contains(&regs.rax)
 }
 
-/// The registers with which task `tid` asks for the rest of the call, of which it has done a part: number of the call in `orig_rax`.
+/// The registers with which task `tid` asks for the rest of the call, of which it has done a part: number of the call
+/// in `orig_rax`.
 pub(super) fn of(tid: i32, regs: &Regs) -> Option<Regs> {
     let mut rest = *regs;
     if in_pieces(regs) {
@@ -151,7 +152,8 @@ impl Descriptor {
         !self.never_waits && (kind.is_fifo() || kind.is_socket() && self.carries_stream(tid))
     }
 
-    /// Whether MSG_WAITALL waits here until there is as much as was asked for: a UNIX socket that is told who sends also ends where another sender begins.
+    /// Whether MSG_WAITALL waits here until there is as much as was asked for: a UNIX socket that is told who sends
+    /// also ends where another sender begins.
     fn waits_for_all(&self, tid: i32) -> bool {
         let told = || self.option(tid, libc::SO_PASSCRED).is_ok_and(|on| on != 0);
         !self.never_waits && self.metadata.file_type().is_socket() && self.carries_stream(tid) && !told()

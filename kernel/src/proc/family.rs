@@ -16,6 +16,12 @@ pub fn children(pid: i32) -> io::Result<Vec<i32>> {
     Family::default().children(pid)
 }
 
+/// Children of thread `tid` of process `pid`, the oldest first; what is left to a process is a child of its main thread.
+pub fn children_of_thread(pid: i32, tid: i32) -> io::Result<Vec<i32>> {
+    let list = text(format!("/proc/{pid}/task/{tid}/children"))?;
+    Ok(list.split_whitespace().filter_map(|c| c.parse().ok()).collect())
+}
+
 /// Whose child each process is, as far as somebody has asked.
 #[derive(Debug, Default)]
 pub struct Family {
@@ -51,8 +57,9 @@ impl Family {
         Ok(out)
     }
 
-    /// What is still true a moment later, when `job` were the descendants of interest: the parents of processes outside it, who stay outside. The others are
-    /// read anew, those who have come since, and those whose parent was gone before it could be read: they may have been left to the job.
+    /// What is still true a moment later, when `job` were the descendants of interest: the parents of processes outside
+    /// it, who stay outside. The others are read anew, those who have come since, and those whose parent was gone
+    /// before it could be read: they may have been left to the job.
     pub fn later(&self, job: &[(i32, i32)]) -> Self {
         let parents = self.parents.clone().filter(|p| p.since.elapsed() < numbers_last());
         let parents = parents.and_then(|mut parents| {
@@ -67,8 +74,8 @@ impl Family {
         Self { parents }
     }
 
-    /// The kernel lists children by the thread that made them. Where there are more threads than processes on the machine, or no such lists, the parents of all
-    /// processes are read instead.
+    /// The kernel lists children by the thread that made them. Where there are more threads than processes on the
+    /// machine, or no such lists, the parents of all processes are read instead.
     fn children(&mut self, pid: i32) -> io::Result<Vec<i32>> {
         let tids = tasks(pid).unwrap_or_default();
         let no_lists = || !std::path::Path::new("/proc/thread-self/children").exists();
@@ -80,16 +87,13 @@ impl Family {
             return Ok(parents.children.get(&pid).cloned().unwrap_or_default());
         }
         // A task that ends meanwhile has no children any more: they belong to a sibling thread or to the reaper.
-        let lists = tids
-            .into_iter()
-            .filter_map(|tid| text(format!("/proc/{pid}/task/{tid}/children")).ok());
-        Ok(lists
-            .flat_map(|l| l.split_whitespace().filter_map(|c| c.parse().ok()).collect::<Vec<i32>>())
-            .collect())
+        let lists = tids.into_iter().filter_map(|tid| children_of_thread(pid, tid).ok());
+        Ok(lists.flatten().collect())
     }
 }
 
-/// How long a process number certainly means the same process, or none: the kernel gives numbers away in turn, and a processor needs more than 10 µs for a fork.
+/// How long a process number certainly means the same process, or none: the kernel gives numbers away in turn, and a
+/// processor needs more than 10 µs for a fork.
 fn numbers_last() -> Duration {
     const FORK: Duration = Duration::from_micros(10);
     static NUMBERS: OnceLock<u32> = OnceLock::new();

@@ -1,5 +1,5 @@
-//! Descendants of the calling process that are none of its business. A program that a shell executes in its own place (`exec`) has the shell's children; and a reaper is given what
-//! any of those leaves behind.
+//! Descendants of the calling process that are none of its business. A program that a shell executes in its own place
+//! (`exec`) has the shell's children; and a reaper is given what any of those leaves behind.
 
 use super::{stat, Family};
 use crate::pidfd;
@@ -14,7 +14,8 @@ pub const END_LIMIT: Duration = Duration::from_secs(20);
 /// How often is looked whether they do something.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Processes that were killed. To give back the memory of a large one takes long (7 GiB a second), in which the processor works for it.
+/// Processes that were killed. To give back the memory of a large one takes long (7 GiB a second), in which the
+/// processor works for it.
 #[derive(Debug)]
 pub struct Dying {
     /// When something was last seen to have changed.
@@ -69,7 +70,8 @@ impl Outside {
         self.0.extend(now.into_iter().filter_map(|(pid, _)| start_of(pid)));
     }
 
-    /// Kills all other descendants of the calling process, which must be a reaper, and waits until none is left; where nothing of them has moved for `limit`, the error names who is.
+    /// Kills all other descendants of the calling process, which must be a reaper, and waits until none is left; where
+    /// nothing of them has moved for `limit`, the error names who is.
     pub fn end_others(&self, limit: Duration) -> io::Result<()> {
         let mut dying = Dying::default();
         loop {
@@ -101,7 +103,8 @@ impl Outside {
     }
 }
 
-/// The error that processes `pids` have been killed and do not end. Those that can be seen to hang in the kernel are named, or else all.
+/// The error that processes `pids` have been killed and do not end. Those that can be seen to hang in the kernel are
+/// named, or else all.
 pub fn hung(pids: impl Iterator<Item = i32>) -> io::Error {
     let all: Vec<(i32, super::Stat)> = pids.filter_map(|pid| Some((pid, stat(pid).ok()?))).collect();
     let all: Vec<_> = all.iter().filter(|(_, s)| !s.is_dead()).collect();

@@ -1,4 +1,5 @@
-//! The launched command cannot tell that it was launched: signals, dispositions, descriptors, exit statuses, processes that it leaves behind.
+//! The launched command cannot tell that it was launched: signals, dispositions, descriptors, exit statuses, processes
+//! that it leaves behind.
 
 use crate::common::{assert_failed, kill, pid, require_helpers, wait_until, Scratch, BELAY};
 use std::os::unix::process::ExitStatusExt;

@@ -1,9 +1,9 @@
 //! epoll: interest lists, nested instances included.
 //!
-//! An entry is known by (description, number at the time it was added); the number may since have been closed or may refer to another
-//! description, while the description lives on elsewhere. Entries are added again in a process, where each description can be put at
-//! the number under which it was added. A level-triggered entry reports anew by itself; an edge-triggered one reports again only if it had
-//! something to report.
+//! An entry is known by (description, number at the time it was added); the number may since have been closed or may
+//! refer to another description, while the description lives on elsewhere. Entries are added again in a process, where
+//! each description can be put at the number under which it was added. A level-triggered entry reports anew by itself;
+//! an edge-triggered one reports again only if it had something to report.
 
 use crate::builder::Builder;
 use crate::doors::Doors;
@@ -16,8 +16,9 @@ use crate::sys::fdinfo::number;
 use crate::sys::{check, fd};
 use serde::{Deserialize, Serialize};
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// An epoll instance.
@@ -144,16 +145,23 @@ impl Kind for Epoll {
         restore_interest(state, own.raw(), |id| at.built.made.lend(id))
     }
 
-    /// Adds entries for descriptions that exist only now, under the numbers they have in this process.
+    /// Adds entries for descriptions that exist only now, of those that this process has.
     fn settle(at: &Place<'_>, state: &EpollState) -> Result<(), Fault> {
         let holder = at.desc.holder;
         let Some(table) = at.d.table(holder.pid).filter(|_| holder.fd >= 0) else {
             return Ok(());
         };
-        let is_late = |i: &&Interest| !at.built.made.has(i.desc) && fd::flags(i.number).is_ok();
-        for i in state.interest.iter().filter(is_late) {
-            if table.slots.iter().any(|s| s.fd == i.number && s.desc == i.desc) {
-                add(holder.fd, i)?;
+        let late: Vec<&Interest> = state.interest.iter().filter(|i| !at.built.made.has(i.desc)).collect();
+        if late.is_empty() {
+            return Ok(());
+        }
+        let own = fd::dup_from(holder.fd, at.built.room.start).at("duplicate")?;
+        for i in late {
+            let has = |number: RawFd| table.slots.iter().any(|s| s.fd == number && s.desc == i.desc);
+            if has(i.number) {
+                add(own.as_raw_fd(), i)?;
+            } else if let Some(slot) = table.slots.iter().find(|s| has(s.fd)) {
+                lent_number(slot.fd, i.number, &at.built.room, || add(own.as_raw_fd(), i))?;
             }
         }
         Ok(())
@@ -215,8 +223,9 @@ fn is_edge(events: u32) -> bool {
 
 /// Finds out which edge-triggered entries have something to report.
 ///
-/// Only waiting tells, and it consumes: what was reported is armed again, which makes the kernel look at the description's state anew; that is
-/// what it was, as the processes are stopped. Arming needs the entry's number, so it is done in a thread with a table of its own.
+/// Only waiting tells, and it consumes: what was reported is armed again, which makes the kernel look at the
+/// description's state anew; that is what it was, as the processes are stopped. Arming needs the entry's number, so it
+/// is done in a thread with a table of its own.
 fn pending(s: &Session<'_>, id: DescId, interest: &mut [Interest]) -> Result<(), Fault> {
     let taken = s.take(id)?;
     if fd::poll(taken.raw(), libc::POLLIN).at("poll")? & libc::POLLIN == 0 {
@@ -227,8 +236,8 @@ fn pending(s: &Session<'_>, id: DescId, interest: &mut [Interest]) -> Result<(),
         let sources = Sources::new(taken.raw(), interest, found, doors)?;
         let epoll = sources.epoll.as_raw_fd();
         let reported = wait(epoll, interest.len())?;
-        for i in interest.iter_mut() {
-            let came = reported.contains(&i.data);
+        let came = sources.came(&reported, interest, found)?;
+        for (i, came) in interest.iter_mut().zip(came) {
             i.pending = came && is_edge(i.events);
             if came && (is_edge(i.events) || i.events & libc::EPOLLONESHOT as u32 != 0) && !is_used(i.events) {
                 sources.put(&found[i.desc], i)?;
@@ -281,6 +290,44 @@ impl Sources {
             std::mem::forget(own);
         }
         Ok(())
+    }
+}
+
+impl Sources {
+    /// For each entry, whether it is one that has `reported`. That tells nothing but the data of entries. Among those
+    /// that have the same it is those that have something to report: where fewer edges than that have come, all of
+    /// them are taken for it, since one that comes twice does less harm than one that is lost.
+    fn came(&self, reported: &[u64], interest: &[Interest], found: &[Found]) -> io::Result<Vec<bool>> {
+        let mut members: HashMap<u64, Vec<usize>> = HashMap::new();
+        for (at, i) in interest.iter().enumerate() {
+            members.entry(i.data).or_default().push(at);
+        }
+        let mut came = vec![false; interest.len()];
+        for (data, members) in members {
+            let told = reported.iter().filter(|d| **d == data).count();
+            if let ([one], true) = (&members[..], told > 0) {
+                came[*one] = true;
+                continue;
+            }
+            let mut others = 0;
+            for at in members.iter().filter(|_| told > 0) {
+                let i = &interest[*at];
+                came[*at] = !is_used(i.events) && self.has_events(&found[i.desc], i)?;
+                others += usize::from(came[*at] && !is_edge(i.events));
+            }
+            if told <= others {
+                let edges = members.iter().filter(|at| is_edge(interest[**at].events));
+                edges.for_each(|at| came[*at] = false);
+            }
+        }
+        Ok(came)
+    }
+
+    /// Whether what entry `i` waits for is there.
+    fn has_events(&self, found: &Found, i: &Interest) -> io::Result<bool> {
+        self.put(found, i)?;
+        let wanted = (i.events & !PRIVATE & 0x7fff) as i16;
+        Ok(fd::poll(i.number, wanted)? != 0)
     }
 }
 
@@ -387,35 +434,58 @@ fn restore_interest(e: &EpollState, own: RawFd, source: impl Fn(DescId) -> Resul
         from.put_at(i.number, true).at(format!("put at number {}", i.number))?;
         Ok(true)
     };
-    let mut here: Vec<&Interest> = Vec::with_capacity(e.interest.len());
-    for i in &e.interest {
+    let one_shot = |i: &Interest| i.events & libc::EPOLLONESHOT as u32 != 0;
+    // Every new entry reports its state once. That is wrong for a used one-shot entry, and for an edge that had been
+    // seen. Reports tell entries apart by their data only: those that have the same are added one after the other.
+    let (mut left, others): (Vec<&Interest>, Vec<&Interest>) = e.interest.iter().partition(|i| is_edge(i.events) || one_shot(i));
+    let mut again = Vec::new();
+    while !left.is_empty() {
+        let mut data = HashSet::new();
+        let (round, later): (Vec<&Interest>, Vec<&Interest>) = left.into_iter().partition(|i| data.insert(i.data));
+        left = later;
+        let mut here = Vec::with_capacity(round.len());
+        for i in round {
+            if put(i)? {
+                add(own, i)?;
+                here.push(i);
+            }
+        }
+        let reported: HashSet<u64> = wait(own, here.len()).at("take first reports")?.into_iter().collect();
+        again.extend(here.into_iter().filter(|i| match (is_used(i.events), is_edge(i.events)) {
+            // It has reported and is silent, as it must be; otherwise its events are taken away.
+            (true, _) => !reported.contains(&i.data),
+            (false, true) => i.pending,
+            (false, false) => reported.contains(&i.data),
+        }));
+    }
+    for i in again {
+        put(i)?;
+        arm(own, i).at("arm an entry")?;
+    }
+    for i in others {
         if put(i)? {
             add(own, i)?;
-            here.push(i);
-        }
-    }
-    if !here.iter().any(|i| is_edge(i.events) || is_used(i.events)) {
-        return Ok(());
-    }
-    // Every new entry reports its state once. That is wrong for a used one-shot entry, and for an edge that had been seen.
-    let reported = wait(own, here.len()).at("take first reports")?;
-    for i in here {
-        let again = match (
-            is_used(i.events),
-            is_edge(i.events),
-            i.events & libc::EPOLLONESHOT as u32 != 0,
-        ) {
-            // It has reported and is silent, as it must be; otherwise its events are taken away.
-            (true, ..) => !reported.contains(&i.data),
-            (false, true, _) => i.pending,
-            (false, false, one_shot) => one_shot && reported.contains(&i.data),
-        };
-        if again {
-            put(i)?;
-            arm(own, i).at("arm an entry")?;
         }
     }
     Ok(())
+}
+
+/// Runs `f` while what descriptor `from` refers to has `number` too, which may be another's.
+fn lent_number(from: RawFd, number: RawFd, room: &Range<RawFd>, f: impl FnOnce() -> Result<(), Fault>) -> Result<(), Fault> {
+    let cloexec = fd::fcntl(number, libc::F_GETFD, 0).map(|flags| flags & libc::FD_CLOEXEC != 0);
+    let owner = match &cloexec {
+        Ok(_) => Some(fd::dup_from(number, room.start).at("duplicate")?),
+        Err(_) => None,
+    };
+    fd::dup_to(from, number, true).at(format!("put at number {number}"))?;
+    let done = f();
+    // What locks the process loses by this are set again in the end.
+    match (owner, cloexec) {
+        (Some(owner), Ok(cloexec)) => fd::dup_to(owner.as_raw_fd(), number, cloexec),
+        _ => fd::close_range(number, number),
+    }
+    .at(format!("put back number {number}"))?;
+    done
 }
 
 /// Whether a one-shot entry has reported and waits to be armed again.
@@ -425,7 +495,8 @@ fn is_used(events: u32) -> bool {
 
 fn add(own: RawFd, i: &Interest) -> Result<(), Fault> {
     let used = is_used(i.events);
-    // Adding always watches for errors and hang-up; only reporting once silences a one-shot entry, so a used one is made to report if it can.
+    // Adding always watches for errors and hang-up; only reporting once silences a one-shot entry, so a used one is
+    // made to report if it can.
     let any = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI) as u32;
     let mut event = libc::epoll_event {
         events: if used { i.events | any } else { i.events },

@@ -1,6 +1,6 @@
 //! Capture of files: one object per inode, contents where they would otherwise be lost.
 
-use super::{FileObject, Origin, Print, PROC};
+use super::{linked, FileObject, Origin, Print, PROC};
 use crate::content::{may_be_swapped_out, Content, Window};
 use crate::env::ProcessView;
 use crate::fault::{refuse, At, Fault, Refusal};
@@ -178,6 +178,7 @@ pub(crate) fn without_deleted(path: &Path) -> &Path {
 /// Reads what must be read, when all descriptions and mappings are known.
 pub(super) fn contents(s: &mut Session<'_>, out: &mut Vec<FileObject>) -> Result<(), Refusal> {
     let mut set: FileSet = s.sets.take().unwrap_or_default();
+    linked::find(s, &mut set)?;
     for sought in &mut set.objects {
         let (pid, name) = (sought.holder.pid, format!("file {}", sought.object.path));
         out.push(read(s, sought).map_err(|e| e.of(pid, name))?);
@@ -200,9 +201,10 @@ fn read(s: &mut Session<'_>, sought: &mut Sought) -> Result<FileObject, Fault> {
         Origin::Named => {
             let volatile = is_volatile(object.path.as_path(), file.as_ref().ok());
             let mapped = !sought.windows.is_empty();
-            // A file that nobody has open for writing is checked at restart, not put back, where it was there before the job: it is input.
-            // One that the job has made it may delete as well, when it has read it. Such files are small, as a rule; the copy of a large one
-            // would keep the job waiting at every checkpoint, so it needs the user's word.
+            // A file that nobody has open for writing is checked at restart, not put back, where it was there before
+            // the job: it is input. One that the job has made it may delete as well, when it has read it. Such files
+            // are small, as a rule; the copy of a large one would keep the job waiting at every checkpoint, so it needs
+            // the user's word.
             let made = file.as_ref().is_ok_and(|f| made_since(f, s.launched));
             let small = s.save_open_files || object.bytes <= UNASKED_LIMIT;
             let ours = sought.desc.is_some() && (object.written || (made && small));
@@ -245,7 +247,7 @@ fn read(s: &mut Session<'_>, sought: &mut Sought) -> Result<FileObject, Fault> {
 }
 
 /// A descriptor that leads to the object, to look at it: nobody is told of that.
-fn look(s: &Session<'_>, sought: &Sought) -> io::Result<OwnedFd> {
+pub(super) fn look(s: &Session<'_>, sought: &Sought) -> io::Result<OwnedFd> {
     if let Some(id) = sought.desc {
         let taken = s.take(id).map_err(io::Error::other)?;
         return fd::dup_from(taken.raw(), 0);
@@ -276,7 +278,8 @@ fn look(s: &Session<'_>, sought: &Sought) -> io::Result<OwnedFd> {
     fd::open(Path::new(&mapping), libc::O_PATH, 0).and_then(is_it)
 }
 
-/// What the first `bytes` bytes of the object, to which `file` leads, are read from: a description of the job's own where one is open for reading, else a new one.
+/// What the first `bytes` bytes of the object, to which `file` leads, are read from: a description of the job's own
+/// where one is open for reading, else a new one.
 fn source(s: &Session<'_>, sought: &Sought, file: &OwnedFd, bytes: u64) -> io::Result<Box<dyn Source>> {
     let on_it = || sought.desc.into_iter().flat_map(|id| s.on_same_inode(id));
     let may_read = |id: &&DescId| s.found[**id].flags & libc::O_PATH == 0 && s.found[**id].access() != libc::O_WRONLY;
@@ -333,7 +336,8 @@ pub(crate) fn is_volatile(path: &Path, file: Option<&OwnedFd>) -> bool {
         || file.is_some_and(|f| fd::fs_magic(f.as_raw_fd()).is_ok_and(|m| m == TMPFS_MAGIC))
 }
 
-/// Whether the file is mounted over a name of the kernel's, as a restart does to keep what a host is to the job: another machine, and the next restart, have another one there.
+/// Whether the file is mounted over a name of the kernel's, as a restart does to keep what a host is to the job:
+/// another machine, and the next restart, have another one there.
 fn is_over_proc(path: &Path, file: &OwnedFd) -> bool {
     // File systems in user space make up anew what is read (lxcfs).
     let stays = |magic| ![PROC_MAGIC, FUSE_MAGIC].contains(&magic);

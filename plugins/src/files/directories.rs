@@ -1,14 +1,15 @@
 //! Directories above files, FIFOs and sockets: noted at the checkpoint, made again where they are gone.
 //!
-//! One that had been deleted at the checkpoint already (a session directory whose owner is about to end) is made for the time of the rebuild
-//! only: what was in it is made, and loses its name again. [`Scaffold`] removes it.
+//! One that had been deleted at the checkpoint already (a session directory whose owner is about to end) is made for
+//! the time of the rebuild only: what was in it is made, and loses its name again. [`Scaffold`] removes it.
 
-use super::owner;
+use super::{owner, Seen, Sights};
 use crate::env::ProcessView;
-use crate::fault::{At, Fault};
+use crate::fault::{refuse, At, Fault};
 use crate::model::{Directory, FsPath};
 use crate::sys::fd;
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
@@ -35,8 +36,8 @@ fn directory(path: &Path) -> Option<Directory> {
     })
 }
 
-/// Working directories of the processes that a restart must make again: those that had been deleted, and those that may be cleaned away.
-/// Any other must be there.
+/// Working directories of the processes that a restart must make again: those that had been deleted, and those that may
+/// be cleaned away. Any other must be there.
 pub(crate) fn working(processes: &[ProcessView]) -> Vec<Vec<Directory>> {
     let lists = linked(processes, &["cwd"]);
     let lists = lists.iter().map(|shown| {
@@ -65,17 +66,23 @@ fn linked(processes: &[ProcessView], links: &[&str]) -> BTreeSet<PathBuf> {
     all.collect()
 }
 
-/// Makes the directories that are gone.
-pub(crate) fn make_parents(parents: &[Directory]) -> Result<(), Fault> {
-    // Whoever owns a directory can put another in the place of what is in it: what has been made is not looked for by its path again.
+/// Makes the directories that are gone. Those that were missing when they were looked at, where others may make some,
+/// are made in the directory in which they were missing, and found again in no other.
+pub(crate) fn make_parents(parents: &[Directory], sights: &Sights) -> Result<(), Fault> {
+    // Whoever owns a directory can put another in the place of what is in it: what has been made is not looked for by
+    // its path again.
     let mut last: Option<(&Path, OwnedFd)> = None;
+    let mut doubtful = false;
     for (n, d) in parents.iter().enumerate() {
         let path = d.path.as_path();
-        if last.is_none() && path.is_dir() {
+        let missing = sights.missing.get(path);
+        if last.is_none() && missing.is_none() && path.is_dir() {
             continue;
         }
-        // (`..`: of what is there by now.)
-        if path.file_name().is_none() {
+        doubtful |= missing.is_some();
+        let last_name = path.file_name();
+        if last_name.is_none() && !doubtful {
+            // (`..`: of what is there by now.)
             last = None;
             continue;
         }
@@ -83,33 +90,69 @@ pub(crate) fn make_parents(parents: &[Directory]) -> Result<(), Fault> {
             Some((above, fd)) if path.parent() == Some(above) => fd,
             _ => fd::above(path).at(format!("open the directory of {path:?}"))?,
         };
-        match fd::mkdir_at(&above, path) {
-            Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
-            Err(e) => return Err(e).at(format!("make directory {path:?}")),
+        if let Some(dir) = missing {
+            dir.must_be_directory(&above)?;
         }
-        let made = fd::find_at(&above, path).at(format!("open {path:?}"))?;
-        // Of one that had been deleted nobody knows the owner.
-        let (whose, mode) = match n.checked_sub(1).map(|n| &parents[n]) {
-            _ if d.gone => (None, d.mode),
-            Some(parent) if is_elsewhere(parent, d, path, &above).at(format!("look at the directory of {path:?}"))? => {
-                tracing::warn!(
-                    ?path,
-                    "the directory above belongs to another user than at the checkpoint; what is made in it is private"
-                );
-                (None, owner::private(d.mode))
-            }
-            _ => (Some(d.owner), d.mode),
+        let made = match last_name {
+            None => Some(fd::find_in(&above, OsStr::new("..")).at(format!("open {path:?}"))?),
+            Some(_) => match fd::mkdir_at(&above, path) {
+                Ok(()) => Some(give(&above, n.checked_sub(1).map(|n| &parents[n]), d)?),
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => doubtful.then(|| found(&above, d, sights)).transpose()?,
+                Err(e) => return Err(e).at(format!("make directory {path:?}")),
+            },
         };
-        let sure = !others_may_rename(&above).at(format!("look at the directory of {path:?}"))?;
-        owner::give_made(&made, libc::S_IFDIR, whose, mode, sure).at(format!("set owner and mode of {path:?}"))?;
-        last = Some((path, made));
+        if let Some(made) = made {
+            sights.note(path, Seen::of(&made).at("stat")?);
+            last = Some((path, made));
+        }
     }
     Ok(())
 }
 
-/// Whether `above`, in which directory `d` has been made, is none in which its owner could have made it: where `parent` was, somebody may have put a symbolic link. That is of concern only where something may be
-/// given away.
+/// Gives directory `d`, which has just been made in `above`, its owner and mode; `parent` is what was said of the latter.
+fn give(above: &OwnedFd, parent: Option<&Directory>, d: &Directory) -> Result<OwnedFd, Fault> {
+    let path = d.path.as_path();
+    let made = fd::find_at(above, path).at(format!("open {path:?}"))?;
+    // Of one that had been deleted nobody knows the owner.
+    let (whose, mode) = match parent {
+        _ if d.gone => (None, d.mode),
+        Some(parent) if is_elsewhere(parent, d, path, above).at(format!("look at the directory of {path:?}"))? => {
+            tracing::warn!(
+                ?path,
+                "the directory above belongs to another user than at the checkpoint; what is made in it is private"
+            );
+            (None, owner::private(d.mode))
+        }
+        _ => (Some(d.owner), d.mode),
+    };
+    let sure = !others_may_rename(above).at(format!("look at the directory of {path:?}"))?;
+    owner::give_made(&made, libc::S_IFDIR, whose, mode, sure).at(format!("set owner and mode of {path:?}"))?;
+    Ok(made)
+}
+
+/// The directory that has the last name of `d` in `above` by now: another part of the job may have made it. It is no
+/// link, nobody else's, and no other one than before.
+fn found(above: &OwnedFd, d: &Directory, sights: &Sights) -> Result<OwnedFd, Fault> {
+    let path = d.path.as_path();
+    let found = fd::find_at(above, path).at(format!("open {path:?}"))?;
+    let stat = fd::fstat(found.as_raw_fd()).at("stat")?;
+    if stat.st_mode & libc::S_IFMT != libc::S_IFDIR {
+        return refuse(format!("{path:?} was missing, and something else than a directory has its name by now; look at it, move it away and restart again"));
+    }
+    if !d.gone && ![d.owner.0, owner::me()].contains(&stat.st_uid) {
+        let whose = stat.st_uid;
+        return refuse(format!(
+            "{path:?} was missing, and is a directory of user {whose} by now; look at it, move it away and restart again"
+        ));
+    }
+    if let Some(made) = sights.made(path) {
+        made.must_be_directory(&found)?;
+    }
+    Ok(found)
+}
+
+/// Whether `above`, in which directory `d` has been made, is none in which its owner could have made it: where `parent`
+/// was, somebody may have put a symbolic link. That is of concern only where something may be given away.
 fn is_elsewhere(parent: &Directory, d: &Directory, path: &Path, above: &OwnedFd) -> io::Result<bool> {
     if Some(parent.path.as_path()) != path.parent() || parent.gone || owner::me() != 0 {
         return Ok(false);
@@ -126,24 +169,45 @@ fn others_may_rename(dir: &OwnedFd) -> io::Result<bool> {
 }
 
 /// Directories that exist only while the job is rebuilt, innermost first; removed at the end of the rebuild, or when it fails.
-#[derive(Debug, Default)]
-pub(crate) struct Scaffold(Mutex<Vec<PathBuf>>);
+#[derive(Debug)]
+pub(crate) struct Scaffold {
+    paths: Mutex<Vec<PathBuf>>,
+    sights: Sights,
+}
 
 impl Scaffold {
-    /// Those of `parents` that the rebuild is going to make for that time: they had been deleted at the checkpoint and are not there now.
-    pub(crate) fn of<'a>(parents: impl Iterator<Item = &'a Directory>) -> Self {
-        Self(Mutex::new(missing(parents.filter(|d| d.gone).map(|d| d.path.0.clone()))))
+    /// Those of `parents` that the rebuild is going to make for that time: they had been deleted at the checkpoint and
+    /// are not there now.
+    pub(crate) fn of<'a>(parents: impl Iterator<Item = &'a Directory>, sights: &Sights) -> Self {
+        Self {
+            paths: Mutex::new(missing(parents.filter(|d| d.gone).map(|d| d.path.0.clone()))),
+            sights: sights.clone(),
+        }
     }
 
     /// Removes them. One that is not empty stays: something in it has its name.
     pub(crate) fn remove(&self) {
-        for path in self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            if let Err(error) = std::fs::remove_dir(&path) {
+        for path in self.paths.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            if let Err(error) = self.remove_one(&path) {
                 if error.kind() != io::ErrorKind::NotFound {
                     tracing::warn!(%error, ?path, "a directory that had been deleted is there again");
                 }
             }
         }
+    }
+
+    /// Removes one: where others could have put something else in its place, the one that was made.
+    fn remove_one(&self, path: &Path) -> io::Result<()> {
+        let above = match self.sights.made(path) {
+            Some(made) => {
+                let above = fd::above(path)?;
+                let is_it = made.is(Seen::of(&fd::find_at(&above, path)?)?);
+                is_it.then_some(above).ok_or(io::ErrorKind::NotFound)?
+            }
+            None if self.sights.missing.keys().any(|missing| path.starts_with(missing)) => return Ok(()),
+            None => fd::above(path)?,
+        };
+        fd::rmdir_at(&above, path)
     }
 }
 
@@ -191,12 +255,12 @@ mod tests {
         let before = modes();
         for gone in ["x", "y"] {
             std::fs::remove_dir_all(dir.join(gone)).unwrap();
-            make_parents(&all).unwrap();
-            make_parents(&all).unwrap();
+            make_parents(&all, &Sights::default()).unwrap();
+            make_parents(&all, &Sights::default()).unwrap();
             assert_eq!(modes(), before);
         }
         std::fs::remove_dir(dir.join("y/z")).unwrap();
-        make_parents(&by_link).unwrap();
+        make_parents(&by_link, &Sights::default()).unwrap();
         assert_eq!(modes(), before);
         std::fs::remove_dir_all(dir).unwrap();
     }
@@ -224,7 +288,7 @@ mod tests {
                 for _ in 0..4 {
                     scope.spawn(|| {
                         start.wait();
-                        make_parents(&made).unwrap();
+                        make_parents(&made, &Sights::default()).unwrap();
                         assert!(inner.is_dir());
                     });
                 }
@@ -259,8 +323,11 @@ mod tests {
         // As at a checkpoint after `x` was deleted: nothing behind it can be looked at.
         let all = parents(&file);
         let gone = all.iter().filter(|d| d.gone).map(|d| d.path.0.clone());
-        let scaffold = Scaffold(Mutex::new(missing(gone)));
-        make_parents(&all).unwrap();
+        let scaffold = Scaffold {
+            paths: Mutex::new(missing(gone)),
+            sights: Sights::default(),
+        };
+        make_parents(&all, &Sights::default()).unwrap();
         let there = |name: &str| dir.join(name).is_dir();
         assert!(there("x") && there("y/z"));
         scaffold.remove();
@@ -284,11 +351,11 @@ mod tests {
         }
         let all = parents(&home.join("a/b/c/file"));
         std::fs::remove_dir_all(home.join("a")).unwrap();
-        make_parents(&all).unwrap();
+        make_parents(&all, &Sights::default()).unwrap();
         assert_eq!((whose(&home.join("a")), whose(&home.join("a/b/c"))), (user, user));
         std::fs::remove_dir_all(home.join("a")).unwrap();
         std::os::unix::fs::symlink(&system, home.join("a")).unwrap();
-        make_parents(&all).unwrap();
+        make_parents(&all, &Sights::default()).unwrap();
         let made = fd::stat(&system.join("b"), false).unwrap();
         assert_eq!((made.st_uid, made.st_mode & 0o077 != 0), (me, me == user));
         std::fs::remove_dir_all(dir).unwrap();

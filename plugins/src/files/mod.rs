@@ -1,15 +1,18 @@
 //! Regular files, memory files and shared anonymous memory: everything that is an inode with bytes.
 //!
-//! A [`FileObject`] is one inode, however many descriptions and mappings refer to it. Capture collects objects from descriptors (here) and
-//! from shared mappings (`shm`), and decides at the end, when it is known who writes, whether the contents must be in the checkpoint.
+//! A [`FileObject`] is one inode, however many descriptions and mappings refer to it. Capture collects objects from
+//! descriptors (here) and from shared mappings (`shm`), and decides at the end, when it is known who writes, whether
+//! the contents must be in the checkpoint.
 
 mod capture;
 pub(crate) mod directories;
+mod linked;
 pub(crate) mod owner;
 pub(crate) mod path;
 mod rebuild;
 mod sessions;
 pub(crate) mod sight;
+mod watched;
 pub(crate) mod way;
 
 use crate::builder::{Builder, Built};
@@ -24,6 +27,7 @@ use crate::sys::view::Source;
 use belay_image::model::ObjectId;
 use serde::{Deserialize, Serialize};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 
 pub(crate) use capture::{is_named, is_volatile, without_deleted, FileSet, Sought, SECRETMEM_MAGIC};
 pub(crate) use directories::{entered, make_parents, parents, working, Scaffold};
@@ -61,6 +65,15 @@ pub(crate) struct FileObject {
     pub(crate) print: Option<Print>,
     /// Directories above it, outermost first, to be made again where they are gone. Only with contents.
     pub(crate) parents: Vec<Directory>,
+}
+
+impl Descriptors {
+    /// The files that are open or mapped: the name of each, and what it is.
+    pub fn files(&self) -> impl Iterator<Item = (&Path, &[ObjectId])> {
+        self.list::<FileObject>()
+            .iter()
+            .map(|f| (f.path.0.as_path(), f.ids.as_slice()))
+    }
 }
 
 impl Part for Vec<FileObject> {
@@ -112,7 +125,8 @@ impl Kind for Files {
         let d = b.descriptors;
         let mut built = Vec::new();
         for (at, o) in d.list::<FileObject>().iter().enumerate() {
-            let made = rebuild::prepare(o, maker(d, at), b.sights.get(at), (b.pages, b.copies)).and_then(|f| f.held(b));
+            let made = rebuild::prepare(o, maker(d, at), (b.sights.get(at), b.sights), (b.pages, b.copies));
+            let made = made.and_then(|f| f.held(b));
             built.push(made.map_err(|e| e.of(0, format!("file {}", o.path)))?);
         }
         b.sets.put(built);
@@ -124,7 +138,10 @@ impl Kind for Files {
         let Some(built) = b.sets.get::<Vec<BuiltFile>>().and_then(|all| all.get(*at)) else {
             return refuse("the image refers to an object that it does not have");
         };
-        let fd = built.open(desc.flags, &b.made)?;
+        let fd = match is_maker_of_memory(b.descriptors, *at, desc) {
+            true => built.open_made(desc.flags, &b.made)?,
+            false => built.open(desc.flags, &b.made)?,
+        };
         if desc.pos != 0 {
             fd::seek(fd.as_raw_fd(), desc.pos, libc::SEEK_SET).at("set the offset")?;
         }
@@ -164,6 +181,24 @@ fn maker(d: &Descriptors, at: usize) -> Option<i32> {
         .filter(|(_, file)| file.0 == at)
         .map(|(id, _)| d.descriptions[id].flags);
     flags.into_iter().find(|flags| flags & libc::O_TMPFILE == libc::O_TMPFILE)
+}
+
+/// Whether a description is taken for the one that made file `at` of memory (`memfd_create`): the first that it may be.
+/// While there is no other that writes, such a file can be executed.
+fn is_maker_of_memory(d: &Descriptors, at: usize, desc: &Description) -> bool {
+    let may_be = |desc: &Description| desc.flags & (libc::O_ACCMODE | libc::O_DSYNC) == libc::O_RDWR;
+    let mut all = d
+        .each::<File>()
+        .filter(|(_, file)| file.0 == at)
+        .map(|(id, _)| &d.descriptions[id]);
+    let memory = matches!(
+        d.list::<FileObject>().get(at),
+        Some(FileObject {
+            origin: Origin::Memfd { .. },
+            ..
+        })
+    );
+    memory && all.find(|desc| may_be(desc)).is_some_and(|first| std::ptr::eq(first, desc))
 }
 
 impl FileObject {

@@ -1,6 +1,7 @@
 //! To whom what a restart makes again belongs.
 //!
-//! Only root may give things away. What belonged to somebody else becomes the user's own where it cannot be given back, and private: nobody else may read it, and least of all run it as its new owner.
+//! Only root may give things away. What belonged to somebody else becomes the user's own where it cannot be given back,
+//! and private: nobody else may read it, and least of all run it as its new owner.
 
 use crate::sys::fd;
 use std::io;
@@ -10,7 +11,8 @@ use std::os::unix::fs::PermissionsExt;
 /// What is left of the mode of what cannot be given back.
 const PRIVATE: u32 = 0o700;
 
-/// Gives what `raw` is open on (O_PATH is enough), and has just been made, its owner and group, and as much of `mode` as it may have then, which is returned. `None`: it could not be given back.
+/// Gives what `raw` is open on (O_PATH is enough), and has just been made, its owner and group, and as much of `mode`
+/// as it may have then, which is returned. `None`: it could not be given back.
 pub(crate) fn give(raw: RawFd, owner: (u32, u32), mode: u32) -> io::Result<Option<u32>> {
     let stat = fd::fstat(raw)?;
     let given = (stat.st_uid, stat.st_gid) == owner
@@ -35,9 +37,10 @@ pub(crate) fn private(mode: u32) -> u32 {
     mode & PRIVATE
 }
 
-/// Gives what has just been made, an object of type `kind` (`S_IFDIR`, ...), its mode, and `owner` where that is known. In a directory of others something else may have its name by the time it is looked for; that is
-/// refused where it can be told: by its type, its owner, another name that it has, or what lies in it. Not where it is `sure` that nobody else can have done so: then another part of the job, which restarts here too,
-/// may have made something in it.
+/// Gives what has just been made, an object of type `kind` (`S_IFDIR`, ...), its mode, and `owner` where that is known.
+/// In a directory of others something else may have its name by the time it is looked for; that is refused where it can
+/// be told: by its type, its owner, another name that it has, or what lies in it. Not where it is `sure` that nobody
+/// else can have done so: then another part of the job, which restarts here too, may have made something in it.
 pub(crate) fn give_made(made: &OwnedFd, kind: u32, owner: Option<(u32, u32)>, mode: u32, sure: bool) -> io::Result<()> {
     let stat = fd::fstat(made.as_raw_fd())?;
     let now = (stat.st_uid, stat.st_gid);

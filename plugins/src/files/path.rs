@@ -1,6 +1,7 @@
 //! Descriptors that are a name and nothing else: directories, harmless devices, kernel files, namespaces, O_PATH.
 
-use super::{make_parents, parents, Sight};
+use super::watched::Noted;
+use super::{make_parents, parents, Seen, Sights};
 use crate::builder::Builder;
 use crate::env::ProcessView;
 use crate::fault::{not_now, refuse, At, Fault, Refusal};
@@ -28,6 +29,8 @@ const KERNEL_FILESYSTEMS: [i64; 7] = [
     0x7472_6163, // tracefs
     0x7363_6673, // securityfs
 ];
+/// The device that shows the kernel's log.
+pub(super) const KERNEL_LOG: u64 = libc::makedev(1, 11);
 const NSFS_MAGIC: i64 = 0x6e73_6673;
 
 /// A descriptor that is reopened by name.
@@ -46,6 +49,8 @@ pub(crate) struct PathState {
     /// It lies in the `/proc` directory of a process that is not there after a restart.
     #[serde(default)]
     of_ended: bool,
+    #[serde(default)]
+    noted: Noted,
 }
 
 /// The kind.
@@ -69,6 +74,10 @@ impl Kind for Paths {
     fn capture(s: &mut Session<'_>, seen: &Candidate<'_>) -> Result<PathState, Fault> {
         match seen.look {
             Look::Regular(NSFS_MAGIC) => capture_namespace(s, seen.id),
+            Look::Regular(_) | Look::Device(..) => Ok(PathState {
+                noted: Noted::of(seen.raw(), &s.found[seen.id])?,
+                ..capture(s, seen.id)?
+            }),
             _ => capture(s, seen.id),
         }
     }
@@ -87,16 +96,16 @@ impl Kind for Paths {
     }
 
     fn rebuild(b: &mut Builder<'_>, desc: &Description, state: &PathState) -> Result<Option<OwnedFd>, Fault> {
-        if state.needs_process.is_some() {
+        if state.needs_process.is_some() || state.is_of_socket() {
             return Ok(None);
         }
-        open(desc, state, b.sights.at(state.path.as_path())).map(Some)
+        open(desc, state, b.sights).map(Some)
     }
 
     fn install_late(at: &Place<'_>, _: &Slot, state: &PathState) -> Result<Option<OwnedFd>, Fault> {
         state
             .needs_process
-            .map(|_| open(at.desc, state, Sight::default()))
+            .map(|_| open(at.desc, state, &Sights::default()))
             .transpose()
     }
 
@@ -129,7 +138,13 @@ fn capture(s: &mut Session<'_>, id: DescId) -> Result<PathState, Fault> {
         path = super::capture::without_deleted(path);
     }
     let there = fd::stat(path, false).is_ok();
+    if found.kept.is_some() && file_type == libc::S_IFSOCK {
+        return not_now("in flight in a socket, and the name of a socket, which cannot be opened before all are there");
+    }
     let of_ended = process.is_some_and(|pid| !there || !s.will_have(pid));
+    if found.kept.is_some() && process.is_some() && !of_ended {
+        return not_now("in flight in a socket, and in /proc of a process, so that it cannot be made before that is there");
+    }
     if of_ended && is_of_descriptor_or_mapping(path) {
         return not_now("in /proc it stands for a descriptor or a mapping that is gone, or of a process that is not part of the job, so it cannot be opened again; close it before the checkpoint");
     }
@@ -141,6 +156,9 @@ fn capture(s: &mut Session<'_>, id: DescId) -> Result<PathState, Fault> {
     }
     let deleted = !here && process.is_none();
     if deleted {
+        if directory && super::capture::without_deleted(path) == path && fd::stat(path, false).is_ok() {
+            return refuse("another directory has its name: it lies on a file system that is mounted nowhere, or that another one covers; close it before the checkpoint");
+        }
         if !directory {
             return refuse("the file it names has been deleted or renamed, so it cannot be found again");
         }
@@ -160,6 +178,7 @@ fn capture(s: &mut Session<'_>, id: DescId) -> Result<PathState, Fault> {
         directories,
         needs_process: process.filter(|_| !of_ended),
         of_ended,
+        noted: Noted::Nothing,
     })
 }
 
@@ -181,13 +200,61 @@ fn lost_working(s: &Session<'_>) -> Vec<Refusal> {
     s.processes.iter().filter_map(lost).collect()
 }
 
-/// Process in whose `/proc` directory `path` lies, as the kernel shows it.
-fn process_of(path: &Path) -> Option<i32> {
-    let path = super::capture::without_deleted(path);
-    path.strip_prefix("/proc").ok()?.iter().next()?.to_str()?.parse().ok()
+/// Opens names of sockets again, when these have their files, which are `made` by the restart.
+pub(crate) fn open_sockets(b: &mut Builder<'_>, made: &[Seen]) -> Result<(), (DescId, Fault)> {
+    let d = b.descriptors;
+    for (id, state) in d.each::<PathState>().filter(|(_, state)| state.is_of_socket()) {
+        let open = || {
+            let opened = reopen(&d.descriptions[id], state, state.path.as_path())?;
+            let seen = Seen::of(&opened).at("stat")?;
+            if !made.iter().any(|file| file.is_same_file(seen)) {
+                b.sights
+                    .at(state.path.as_path())
+                    .is(&fd::fstat(opened.as_raw_fd()).at("stat")?)?;
+            }
+            Ok(opened)
+        };
+        let opened = open().and_then(|fd| b.put(id, fd));
+        opened.map_err(|e| (id, e))?;
+    }
+    Ok(())
 }
 
-/// Whether `path`, in the `/proc` directory of a process, stands for one of its descriptors or mappings, which no other process has.
+impl PathState {
+    fn is_of_socket(&self) -> bool {
+        self.file_type == libc::S_IFSOCK && self.needs_process.is_none() && !self.of_ended
+    }
+
+    /// The tasks that must be there before it can be opened.
+    pub(crate) fn tasks(&self) -> Vec<i32> {
+        let needed = self.needs_process.map(|_| tasks_of(self.path.as_path()));
+        needed.unwrap_or_default()
+    }
+}
+
+/// Process in whose `/proc` directory `path` lies, as the kernel shows it.
+fn process_of(path: &Path) -> Option<i32> {
+    tasks_of(path).first().copied()
+}
+
+/// The tasks in whose `/proc` directories `path` lies, as the kernel shows it: a process, and behind it one of its threads.
+pub fn tasks_of(path: &Path) -> Vec<i32> {
+    let number = |name: &OsStr| name.to_str()?.parse().ok();
+    let Ok(below) = super::capture::without_deleted(path).strip_prefix("/proc") else {
+        return Vec::new();
+    };
+    let mut names = below.iter();
+    let process = names.next().and_then(number);
+    let thread = names
+        .next()
+        .filter(|name| *name == "task")
+        .and_then(|_| names.next())
+        .and_then(number);
+    process.map_or_else(Vec::new, |process| [process].into_iter().chain(thread).collect())
+}
+
+/// Whether `path`, in the `/proc` directory of a process, stands for one of its descriptors or mappings, which no other
+/// process has.
 fn is_of_descriptor_or_mapping(path: &Path) -> bool {
     let holds = |name: &str| ["fd", "fdinfo", "map_files"].contains(&name);
     let mut names = path.iter().skip(3).map(|name| name.to_str().unwrap_or_default());
@@ -226,20 +293,30 @@ fn capture_namespace(s: &mut Session<'_>, id: DescId) -> Result<PathState, Fault
         directories: Vec::new(),
         needs_process: None,
         of_ended: false,
+        noted: Noted::Nothing,
     })
 }
 
 /// Opens it again.
-fn open(d: &Description, state: &PathState, sight: Sight) -> Result<OwnedFd, Fault> {
+fn open(d: &Description, state: &PathState, sights: &Sights) -> Result<OwnedFd, Fault> {
     let path = state.path.as_path();
     if state.of_ended {
         // One that has been read in part takes its offset while there is something to read.
-        return pidfd::with_short_lived(|pid| reopen(d, state, &in_process(path, pid)));
+        return pidfd::with_short_lived(None, |pid| reopen(d, state, &in_process(path, pid)));
     }
-    make_parents(&state.directories)?;
+    make_parents(&state.directories, sights)?;
     let opened = reopen(d, state, path)?;
-    sight.is(&fd::fstat(opened.as_raw_fd()).at("stat")?)?;
+    sights.at(path).is(&fd::fstat(opened.as_raw_fd()).at("stat")?)?;
     Ok(opened)
+}
+
+/// Lets the kernel write the text of a file in `/proc` again when the program reads on.
+///
+/// To find an offset it has written what lies there, of a process that is not whole yet, and keeps it (`traverse` in
+/// `fs/seq_file.c`). A read elsewhere drops that and leaves the offset; where the file can't be read, nothing has been
+/// kept.
+fn forget_text(fd: &OwnedFd) {
+    let _ = fd::read_at(fd.as_raw_fd(), &mut [0], 0);
 }
 
 fn reopen(d: &Description, state: &PathState, path: &Path) -> Result<OwnedFd, Fault> {
@@ -265,6 +342,10 @@ fn reopen(d: &Description, state: &PathState, path: &Path) -> Result<OwnedFd, Fa
     }
     if d.pos != 0 && d.flags & libc::O_PATH == 0 {
         fd::seek(fd.as_raw_fd(), d.pos, libc::SEEK_SET).at("set the offset")?;
+        if state.needs_process.is_some() {
+            forget_text(&fd);
+        }
     }
+    state.noted.restore(fd.as_raw_fd())?;
     Ok(fd)
 }

@@ -1,15 +1,15 @@
 //! Rebuild of files: bring each inode to its captured state, then open descriptions on it.
 
 use super::sight::{Copies, Seen, Sight};
-use super::way::Way;
-use super::{make_parents, owner, FileObject, Origin, Print, PROC};
+use super::way::{check_named, unchanged};
+use super::{owner, FileObject, Origin, Sights, PROC};
 use crate::builder::Builder;
 use crate::content::{Content, PageSource};
 use crate::fault::{refuse, At, Fault};
 use crate::keep::{HoldId, Lent, Store};
 use crate::sys::fd;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
 /// Linux 6.3. On an executable file it is one against writing too.
@@ -30,11 +30,12 @@ pub(crate) struct BuiltFile {
     mode: u32,
 }
 
-/// Brings one inode to its captured state; `sight` is what was at its path before the restart began, `maker` the flags of the description that made it (O_TMPFILE).
+/// Brings one inode to its captured state; `sight` is what was at its path before the restart began, `maker` the flags
+/// of the description that made it (O_TMPFILE).
 pub(super) fn prepare(
     object: &FileObject,
     maker: Option<i32>,
-    sight: Sight,
+    (sight, sights): (Sight, &Sights),
     (pages, copies): (&dyn PageSource, &Copies<'_>),
 ) -> Result<BuiltFile, Fault> {
     let path = object.path.as_path();
@@ -44,9 +45,9 @@ pub(super) fn prepare(
     let anchor = match (&object.origin, &object.content) {
         // Was mounted over a name of the kernel's, where no file can be made.
         (Origin::Named, Some(_)) if path.starts_with(PROC) => Some(make_memfd(path, 0, 0, object.mode)?),
-        (Origin::Named, Some(content)) => return restore_named(object, content, sight, pages),
+        (Origin::Named, Some(content)) => return restore_named(object, content, sights.make(&object.parents, sight)?, pages),
         (Origin::Named, None) => return cut_back(object, sight),
-        (Origin::Deleted { tmpfile }, _) => Some(make_deleted(object, (*tmpfile, maker), sight)?),
+        (Origin::Deleted { tmpfile }, _) => Some(make_deleted(object, (*tmpfile, maker), sights.make(&object.parents, sight)?)?),
         (Origin::Memfd { seals, huge }, _) => Some(make_memfd(path, *seals, *huge, object.mode)?),
         (Origin::Anonymous, _) => Some(make_memfd(Path::new(super::ANONYMOUS), libc::F_SEAL_SEAL, 0, 0o600)?),
     };
@@ -114,27 +115,46 @@ impl BuiltFile {
         match self.anchor(made)? {
             Some(a) if self.is_maker && flags & libc::O_TMPFILE == libc::O_TMPFILE => fd::dup_from(a.raw(), 0).at("duplicate"),
             // What has no name is opened by a link of the kernel's.
-            Some(a) => self.open_at(&fd::self_path(a.raw()), flags & !libc::O_NOFOLLOW),
+            Some(a) => self.open_at(&fd::self_path(a.raw()), flags & !libc::O_NOFOLLOW, a.raw()),
             None => self.open_seen(flags),
         }
     }
 
-    /// The same of one with a name, which must be the file that was seen.
+    /// The description that made it, of a file of memory. The kernel does not count that one among those that write: a
+    /// second one keeps the file from being executed.
+    pub(super) fn open_made(&self, flags: i32, made: &Store) -> Result<OwnedFd, Fault> {
+        match self.anchor(made)? {
+            Some(a) => fd::dup_from(a.raw(), 0).at("duplicate"),
+            None => self.open(flags, made),
+        }
+    }
+
+    /// To be mapped shared.
+    pub(crate) fn open_to_map(&self, object: &FileObject, may_write: bool, made: &Store) -> Result<OwnedFd, Fault> {
+        match (&object.origin, may_write) {
+            (Origin::Memfd { .. }, true) => self.open_made(libc::O_RDWR, made),
+            (_, true) => self.open(libc::O_RDWR, made),
+            (_, false) => self.open(libc::O_RDONLY, made),
+        }
+    }
+
+    /// The same as [`BuiltFile::open`] of one with a name, which must be the file that was seen.
     fn open_seen(&self, flags: i32) -> Result<OwnedFd, Fault> {
         let Some(seen) = self.seen else {
             return refuse("there is no file of that name");
         };
         let found = seen.find(&self.path)?;
         if flags & libc::O_NOFOLLOW == 0 {
-            return self.open_at(&fd::self_path(found.as_raw_fd()), flags);
+            return self.open_at(&fd::self_path(found.as_raw_fd()), flags, found.as_raw_fd());
         }
         // Only a name can be opened so, and something else may have it by now, which must not keep us waiting.
-        let opened = self.open_at(&self.path, flags | libc::O_NONBLOCK)?;
+        let opened = self.open_at(&self.path, flags | libc::O_NONBLOCK, found.as_raw_fd())?;
         seen.must_be(&opened)?;
         Ok(opened)
     }
 
-    fn open_at(&self, path: &Path, flags: i32) -> Result<OwnedFd, Fault> {
+    /// Opens `path`, by which `found` has been found.
+    fn open_at(&self, path: &Path, flags: i32, found: RawFd) -> Result<OwnedFd, Fault> {
         // O_PATH and creation flags have no place here; O_ASYNC is set with the owner.
         const KEPT: i32 = libc::O_ACCMODE
             | libc::O_APPEND
@@ -147,15 +167,16 @@ impl BuiltFile {
             | libc::O_LARGEFILE;
         let flags = (flags & KEPT) | libc::O_NOCTTY;
         match fd::open(path, flags, 0) {
-            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => self.open_protected(path, flags),
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => self.open_protected(path, flags, found),
             opened => opened,
         }
         .at("open")
     }
 
-    /// Opens a file of our own whose mode forbids it (a program may create a read-only file and write it through the first descriptor).
-    fn open_protected(&self, path: &Path, flags: i32) -> io::Result<OwnedFd> {
-        let mode = |m: u32| std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(m));
+    /// Opens a file of our own whose mode forbids it (a program may create a read-only file and write it through the
+    /// first descriptor). Only what was `found` gets another mode, whatever `path` leads to by now.
+    fn open_protected(&self, path: &Path, flags: i32, found: RawFd) -> io::Result<OwnedFd> {
+        let mode = |m: u32| std::fs::set_permissions(fd::self_path(found), std::os::unix::fs::PermissionsExt::from_mode(m));
         mode(self.mode | 0o600)?;
         let opened = fd::open(path, flags, 0);
         mode(self.mode)?;
@@ -197,12 +218,12 @@ impl BuiltFile {
 
 /// Gives the file of the old name its saved contents, making it and the directories above it again where they are gone.
 ///
-/// Contents are written into the file itself only where it is the file of the checkpoint under no more names than then. Otherwise the name
-/// belongs to another file by now, or this one got a second name: what it holds under that name was made after the checkpoint and is not
-/// ours to change, so a new file takes the old name; one that may not be written any more keeps it, and the new file has none.
+/// Contents are written into the file itself only where it is the file of the checkpoint under no more names than then.
+/// Otherwise the name belongs to another file by now, or this one got a second name: what it holds under that name was
+/// made after the checkpoint and is not ours to change, so a new file takes the old name; one that may not be written
+/// any more keeps it, and the new file has none.
 fn restore_named(object: &FileObject, content: &Content, sight: Sight, pages: &dyn PageSource) -> Result<BuiltFile, Fault> {
     let path = object.path.as_path();
-    make_parents(&object.parents)?;
     let here = match fd::stat(path, false) {
         Ok(stat) if stat.st_mode & libc::S_IFMT != libc::S_IFREG => return refuse("is not a regular file any more; move it away"),
         Ok(stat) => Some(stat),
@@ -228,7 +249,7 @@ fn restore_named(object: &FileObject, content: &Content, sight: Sight, pages: &d
     let file = match built.open_seen(libc::O_RDWR) {
         // It is somebody else's by now: given away, or another file with the number of the old one.
         Err(Fault::Call { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
-            return make_new(object, content, (sight, pages), |_| false);
+            return make_new(object, content, (sight, pages), |_| Named::Not);
         }
         opened => opened?,
     };
@@ -237,17 +258,33 @@ fn restore_named(object: &FileObject, content: &Content, sight: Sight, pages: &d
     Ok(built)
 }
 
-/// Makes the file anew. Where it was somebody else's and its name is `taken`, it stays without one: what others have put there is not ours to replace.
+/// Makes the file anew. Where it was somebody else's and its name is `taken`, it stays without one: what others have
+/// put there is not ours to replace. Nor is what lies in a directory that was missing.
 fn make_fresh(object: &FileObject, content: &Content, from: (Sight, &dyn PageSource), taken: bool) -> Result<BuiltFile, Fault> {
-    make_new(object, content, from, |is_ours| is_ours || !taken)
+    let fresh = from.0.fresh;
+    make_new(object, content, from, |is_ours| match (taken, is_ours && !fresh) {
+        (false, _) => Named::New,
+        (true, true) => Named::Over,
+        (true, false) => Named::Not,
+    })
 }
 
-/// Makes the file anew beside its place, and moves it there if it is `named`, which is told whether it is ours, so that a restart that is killed leaves no half of it.
+/// How a file that was made anew gets its name.
+enum Named {
+    /// Where nothing has it.
+    New,
+    /// Whatever has it.
+    Over,
+    Not,
+}
+
+/// Makes the file anew beside its place, and moves it there if it is to be `named`, which is told whether it is ours,
+/// so that a restart that is killed leaves no half of it.
 fn make_new(
     object: &FileObject,
     content: &Content,
     (sight, pages): (Sight, &dyn PageSource),
-    named: impl Fn(bool) -> bool,
+    named: impl Fn(bool) -> Named,
 ) -> Result<BuiltFile, Fault> {
     let path = object.path.as_path();
     let above = sight.above(path)?;
@@ -256,10 +293,16 @@ fn make_new(
         content.restore(file.as_raw_fd(), pages)?;
         let mode = own(&file, object)?;
         set_times(&file, object)?;
-        let named = named(mode.is_some());
-        if named {
-            fd::rename_at(&above, &name, path).at("move it to its place")?;
-        } else {
+        let named = match named(mode.is_some()) {
+            Named::Over => fd::rename_at(&above, &name, path).map(|()| true),
+            Named::New => match fd::rename_new_at(&above, &name, path) {
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+                moved => moved.map(|()| true),
+            },
+            Named::Not => Ok(false),
+        };
+        let named = named.at("move it to its place")?;
+        if !named {
             fd::unlink_at(&above, &name).at(format!("delete {name:?} again"))?;
         }
         Ok((mode, named))
@@ -299,57 +342,6 @@ fn timespec(ns: i64) -> libc::timespec {
     }
 }
 
-/// Whether length and time are those of the checkpoint.
-fn unchanged(object: &FileObject, stat: &fd::Stat) -> bool {
-    u64::try_from(stat.st_size) == Ok(object.bytes) && fd::mtime_ns(stat) == object.mtime_ns
-}
-
-/// Verifies a file whose contents are not in the checkpoint, and that it is the file which the job had open, where it is going to be written.
-pub(super) fn check_named(object: &FileObject) -> Result<Sight, Fault> {
-    let path = object.path.as_path();
-    let advice = if object.written {
-        "bring it back, or launch with --save-open-files"
-    } else {
-        "bring it back; one that the job has made is saved with --save-open-files"
-    };
-    let way = match Way::to(path, !object.written) {
-        Ok(way) => way,
-        Err(e) => return refuse(format!("the file was open and is gone ({e}); {advice}")),
-    };
-    let Some(stat) = &way.last else {
-        return refuse(format!("the file was open and is gone; {advice}"));
-    };
-    if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
-        return refuse(format!("is not a regular file any more; {advice}"));
-    }
-    let bytes = u64::try_from(stat.st_size).unwrap_or(0);
-    if bytes < object.bytes {
-        return refuse(format!("has {bytes} bytes, {} at the checkpoint; {advice}", object.bytes));
-    }
-    let known = way.leads_to(object, stat);
-    let sight = Sight {
-        file: Some(Seen::from(stat)),
-        dir: way.dir,
-        doubtful: way.doubt.is_some(),
-        stored: false,
-    };
-    if object.written {
-        return if known { Ok(sight) } else { refuse(way.doubts(object, stat)) };
-    }
-    if known && unchanged(object, stat) {
-        return Ok(sight);
-    }
-    let Some(print) = object.print else {
-        return refuse(format!("has changed since the checkpoint; {advice}"));
-    };
-    let found = Seen::from(stat).find(path)?;
-    let file = fd::reopen(found.as_raw_fd(), libc::O_RDONLY).at("open")?;
-    if Print::of(&file, object.bytes).at("read")? != print {
-        return refuse(format!("has changed since the checkpoint; {advice}"));
-    }
-    Ok(sight)
-}
-
 /// Cuts off what was appended since the checkpoint to a file whose contents are not in it.
 fn cut_back(object: &FileObject, sight: Sight) -> Result<BuiltFile, Fault> {
     let path = object.path.as_path();
@@ -372,7 +364,8 @@ fn cut_back(object: &FileObject, sight: Sight) -> Result<BuiltFile, Fault> {
     Ok(built)
 }
 
-/// A file without name in the directory where it was. One that is only read may have been the system's, in a directory that is not the job's to write: then it is a memfd.
+/// A file without name in the directory where it was. One that is only read may have been the system's, in a directory
+/// that is not the job's to write: then it is a memfd.
 fn make_deleted(object: &FileObject, made: (bool, Option<i32>), sight: Sight) -> Result<OwnedFd, Fault> {
     match make_nameless(object, made, sight) {
         Err(Fault::Call { source, .. })
@@ -386,7 +379,6 @@ fn make_deleted(object: &FileObject, made: (bool, Option<i32>), sight: Sight) ->
 }
 
 fn make_nameless(object: &FileObject, (tmpfile, maker): (bool, Option<i32>), sight: Sight) -> Result<OwnedFd, Fault> {
-    make_parents(&object.parents)?;
     let path = object.path.as_path();
     let above = sight.above(path)?;
     let file = if tmpfile {
@@ -427,8 +419,9 @@ fn file_beside(above: &OwnedFd, path: &Path) -> Result<(OwnedFd, PathBuf), Fault
     make_beside(above, path, |name| fd::create_at(above, name))
 }
 
-/// What `make` makes, and fails to make where something is, under a name beside `path` in directory `above`; with that name. In a directory where others may make files they know that name beforehand: what is there already is never opened,
-/// and removed only where it is our own, left behind by a restart that was killed.
+/// What `make` makes, and fails to make where something is, under a name beside `path` in directory `above`; with that
+/// name. In a directory where others may make files they know that name beforehand: what is there already is never
+/// opened, and removed only where it is our own, left behind by a restart that was killed.
 pub(crate) fn make_beside<T>(above: &OwnedFd, path: &Path, make: impl Fn(&Path) -> io::Result<T>) -> Result<(T, PathBuf), Fault> {
     let name = beside(path);
     let made = match make(&name) {
@@ -466,138 +459,4 @@ fn make_memfd(name: &Path, seals: i32, huge: u32, mode: u32) -> Result<OwnedFd, 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A file that the job has open for writing, without contents in the checkpoint.
-    fn written(path: &Path) -> FileObject {
-        let stat = fd::stat(path, false).unwrap();
-        FileObject {
-            ids: vec![belay_image::model::ObjectId {
-                dev: stat.st_dev,
-                ino: stat.st_ino,
-            }],
-            path: path.into(),
-            origin: Origin::Named,
-            mode: stat.st_mode & 0o7777,
-            owner: (stat.st_uid, stat.st_gid),
-            links: stat.st_nlink,
-            bytes: u64::try_from(stat.st_size).unwrap(),
-            mtime_ns: fd::mtime_ns(&stat),
-            atime_ns: None,
-            written: true,
-            content: None,
-            print: None,
-            parents: Vec::new(),
-        }
-    }
-
-    #[test]
-    fn what_another_user_may_have_put_in_the_place_of_an_open_file_is_not_written() {
-        let dir = std::env::temp_dir().join(format!("belay-replaced-{}", std::process::id()));
-        let (shared, path, victim) = (dir.join("shared"), dir.join("shared/out"), dir.join("out"));
-        std::fs::create_dir_all(&shared).unwrap();
-        std::fs::write(&path, "job's").unwrap();
-        std::fs::write(&victim, "the user's other file").unwrap();
-        let object = written(&path);
-        let mode = |mode| std::fs::set_permissions(&shared, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
-        let restarted = || -> Result<(), Fault> {
-            let built = prepare(
-                &object,
-                None,
-                check_named(&object)?,
-                (&crate::testing::Kept::default(), &|_| None),
-            )?;
-            let file = built.open_seen(libc::O_WRONLY | libc::O_APPEND)?;
-            fd::write_at(file.as_raw_fd(), b", more", 0).at("write")
-        };
-        let holds = |path: &Path| std::fs::read_to_string(path).unwrap();
-        mode(0o777);
-        for _ in 0..2 {
-            restarted().unwrap();
-            assert_eq!(
-                holds(&path),
-                "job's, more",
-                "the same file is cut back, whoever may write beside it"
-            );
-        }
-        let refused = |what: &str, part: &str| {
-            let why = restarted().unwrap_err().to_string();
-            assert!(why.contains(part), "{what}: {why}");
-            assert_eq!(holds(&victim), "the user's other file", "{what}");
-        };
-        std::fs::rename(&path, shared.join("away")).unwrap();
-        std::os::unix::fs::symlink(&victim, &path).unwrap();
-        refused("a link", "not a regular file");
-        std::fs::remove_file(&path).unwrap();
-        std::fs::hard_link(&victim, &path).unwrap();
-        refused("another file's second name", "more names");
-        std::fs::remove_file(&path).unwrap();
-        std::fs::write(&path, "other file").unwrap();
-        refused("another file", "others can have put it");
-        mode(0o755);
-        restarted().unwrap();
-        assert_eq!(
-            holds(&path),
-            "other, more",
-            "what only the user can have put there may be written"
-        );
-        std::fs::rename(&shared, dir.join("moved")).unwrap();
-        std::os::unix::fs::symlink(&dir, &shared).unwrap();
-        if owner::me() == 0 {
-            std::os::unix::fs::lchown(&shared, Some(4242), Some(4242)).unwrap();
-            refused("a link on the way", "another user's");
-        }
-        std::fs::remove_dir_all(dir).unwrap();
-    }
-
-    #[test]
-    fn what_is_exchanged_during_the_restart_is_not_written() {
-        let dir = std::env::temp_dir().join(format!("belay-exchanged-{}", std::process::id()));
-        std::fs::create_dir(&dir).unwrap();
-        let (path, other) = (dir.join("out"), dir.join("other"));
-        std::fs::write(&path, "job's").unwrap();
-        std::fs::write(&other, "the user's other file").unwrap();
-        let object = written(&path);
-        let sight = check_named(&object).unwrap();
-        std::fs::rename(&path, dir.join("away")).unwrap();
-        for plant in [std::os::unix::fs::symlink::<&Path, &Path>, std::fs::hard_link] {
-            plant(&other, &path).unwrap();
-            let why = prepare(&object, None, sight, (&crate::testing::Kept::default(), &|_| None)).map(drop);
-            let why = why.unwrap_err().to_string();
-            assert!(why.contains("another file has taken its place"), "{why}");
-            assert_eq!(std::fs::read_to_string(&other).unwrap(), "the user's other file");
-            std::fs::remove_file(&path).unwrap();
-        }
-        std::fs::remove_dir_all(dir).unwrap();
-    }
-
-    #[test]
-    fn a_name_that_is_known_beforehand_is_never_opened() {
-        let dir = std::env::temp_dir().join(format!("belay-beside-{}", std::process::id()));
-        std::fs::create_dir(&dir).unwrap();
-        let path = dir.join("data");
-        let name = beside(&path);
-        // A file that somebody holds open, or has linked to another, must not become the job's.
-        std::fs::write(&name, b"old").unwrap();
-        let held = std::fs::File::open(&name).unwrap();
-        let above = fd::above(&path).unwrap();
-        let (file, made) = file_beside(&above, &path).unwrap();
-        fd::write_at(file.as_raw_fd(), b"secret", 0).unwrap();
-        assert_eq!(made, name);
-        assert_eq!(held.metadata().unwrap().len(), 3);
-        // A link is replaced, not followed.
-        std::fs::remove_file(&name).unwrap();
-        std::fs::write(dir.join("victim"), b"victim").unwrap();
-        std::os::unix::fs::symlink(dir.join("victim"), &name).unwrap();
-        file_beside(&above, &path).unwrap();
-        assert_eq!(std::fs::read(dir.join("victim")).unwrap(), b"victim");
-        // SAFETY: has no preconditions.
-        if unsafe { libc::geteuid() } == 0 {
-            std::os::unix::fs::lchown(&name, Some(65534), Some(65534)).unwrap();
-            let refused = file_beside(&above, &path).unwrap_err().to_string();
-            assert!(refused.contains("another user"), "{refused}");
-        }
-        std::fs::remove_dir_all(&dir).unwrap();
-    }
-}
+mod tests;

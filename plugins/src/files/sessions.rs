@@ -1,4 +1,5 @@
-//! Session directories of Open MPI: its daemons make them when they start, and their ranks put files there later. A restart on another host makes them again, also where nothing in them is open.
+//! Session directories of Open MPI: its daemons make them when they start, and their ranks put files there later. A
+//! restart on another host makes them again, also where nothing in them is open.
 
 use super::directories::parents;
 use crate::env::ProcessView;
@@ -64,7 +65,8 @@ fn add(path: &Path, owner: u32, all: &mut Vec<Vec<Directory>>) {
     }
 }
 
-/// What the session of a daemon is called that `mpirun` has started on another host: after the upper half of the number that it was told.
+/// What the session of a daemon is called that `mpirun` has started on another host: after the upper half of the number
+/// that it was told.
 fn family(line: &[u8]) -> Option<String> {
     let mut words = line.split(|b| *b == 0);
     words.find(|w| *w == b"ess_base_jobid")?;

@@ -1,12 +1,15 @@
 //! What lies at the paths of a job, as it was seen before its restart began.
 
+use super::make_parents;
 use super::owner::me;
 use crate::fault::{refuse, At, Fault};
+use crate::model::Directory;
 use crate::sys::fd;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Whoever is not known in a user namespace.
 pub(super) const UNKNOWN: u32 = 65534;
@@ -33,9 +36,15 @@ impl Seen {
         }
     }
 
-    /// Whether `now` is the same one. In a user namespace everything of others seems to belong to [`UNKNOWN`], which may be the user's own number.
+    /// Whether `now` is the same one. In a user namespace everything of others seems to belong to [`UNKNOWN`], which
+    /// may be the user's own number.
     pub(crate) fn is(self, now: Self) -> bool {
         (self.dev, self.ino) == (now.dev, now.ino) && (self.mine == now.mine || me() == UNKNOWN)
+    }
+
+    /// The same, whoever it belongs to by now.
+    pub(crate) fn is_same_file(self, now: Self) -> bool {
+        (self.dev, self.ino) == (now.dev, now.ino)
     }
 
     /// Finds it at `path` again, to open it.
@@ -43,6 +52,14 @@ impl Seen {
         let found = fd::open(path, libc::O_PATH, 0).at("look for it")?;
         self.must_be(&found)?;
         Ok(found)
+    }
+
+    /// The same of a directory.
+    pub(super) fn must_be_directory(self, dir: &OwnedFd) -> Result<(), Fault> {
+        if self.is(Self::of(dir).at("stat")?) {
+            return Ok(());
+        }
+        refuse("another directory has taken the place of its own while the job was being restarted; restart again")
     }
 
     /// Refuses what `file` is open on where that is another one.
@@ -63,6 +80,8 @@ pub(crate) struct Sight {
     pub(crate) dir: Option<Seen>,
     /// Others could exchange it, or a directory on the way to it.
     pub(crate) doubtful: bool,
+    /// The directory was missing: what has a name in it was made since.
+    pub(crate) fresh: bool,
     /// The file is not here as it was, and the checkpoint has a copy of it.
     pub(crate) stored: bool,
 }
@@ -79,9 +98,8 @@ impl Sight {
     /// Opens the directory of `path`, which must be the one that was seen, or have been missing.
     pub(crate) fn above(self, path: &Path) -> Result<OwnedFd, Fault> {
         let above = fd::above(path).at("open its directory")?;
-        let now = Seen::of(&above).at("stat")?;
-        if self.dir.is_some_and(|dir| !dir.is(now)) {
-            return refuse("another directory has taken the place of its own while the job was being restarted; restart again");
+        if let Some(dir) = self.dir {
+            dir.must_be_directory(&above)?;
         }
         Ok(above)
     }
@@ -101,9 +119,22 @@ pub struct Sights {
     pub(super) files: Vec<Sight>,
     /// For FIFOs, the files of sockets and directories, by their paths.
     pub(super) places: HashMap<PathBuf, Sight>,
+    /// For directories that were missing where others may make some: in which they were.
+    pub(super) missing: HashMap<PathBuf, Seen>,
+    /// Directories that were missing, as the restart has made them.
+    pub(super) made: Arc<Mutex<HashMap<PathBuf, Seen>>>,
 }
 
 impl Sights {
+    /// Only what lay at `path`.
+    #[cfg(test)]
+    pub(crate) fn with(path: &Path, sight: Sight) -> Self {
+        Self {
+            places: [(path.to_owned(), sight)].into(),
+            ..Self::default()
+        }
+    }
+
     /// What lies at the path of that file.
     pub(crate) fn get(&self, at: usize) -> Sight {
         self.files.get(at).copied().unwrap_or_default()
@@ -111,6 +142,33 @@ impl Sights {
 
     /// The same of a FIFO, the file of a socket or a directory.
     pub(crate) fn at(&self, path: &Path) -> Sight {
-        self.places.get(path).copied().unwrap_or_default()
+        let sight = self.places.get(path).copied().unwrap_or_default();
+        Sight {
+            file: sight.file.or_else(|| self.made(path)),
+            ..sight
+        }
+    }
+
+    /// Makes the directories above a file, where they are gone; `sight` is what was at its path before.
+    pub(crate) fn make(&self, parents: &[Directory], sight: Sight) -> Result<Sight, Fault> {
+        make_parents(parents, self)?;
+        let made = parents.last().and_then(|dir| self.made(dir.path.as_path()));
+        Ok(Sight {
+            dir: made.or(sight.dir),
+            fresh: made.is_some(),
+            ..sight
+        })
+    }
+
+    /// The directory that has been made at `path`.
+    pub(super) fn made(&self, path: &Path) -> Option<Seen> {
+        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        made.get(path).copied()
+    }
+
+    /// Takes note of one.
+    pub(super) fn note(&self, path: &Path, dir: Seen) {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        made.insert(path.to_owned(), dir);
     }
 }

@@ -1,16 +1,18 @@
-//! Who could have chosen what lies at a path: looked at before a restart begins, outside its namespaces, in which the owners of most things cannot be told.
+//! Who could have chosen what lies at a path: looked at before a restart begins, outside its namespaces, in which the
+//! owners of most things cannot be told.
 //!
-//! The paths of a checkpoint led through no symbolic links: the kernel says where a file lies. What another user may have put there since, a link, another file, a second name of a third one, must not be taken for the
-//! job's, and least of all be written.
+//! The paths of a checkpoint led through no symbolic links: the kernel says where a file lies. What another user may
+//! have put there since, a link, another file, a second name of a third one, must not be taken for the job's, and least
+//! of all be written.
 
 use super::owner::me;
 use super::sight::{Seen, Sight, Sights, Stored, UNKNOWN};
-use super::{FileObject, Origin, PROC};
-use crate::fault::{refuse, Fault, Refusal};
+use super::{FileObject, Origin, Print, PROC};
+use crate::fault::{refuse, At, Fault, Refusal};
 use crate::kind::Ways;
 use crate::model::{Descriptors, Directory};
 use crate::sys::fd;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -20,7 +22,8 @@ use std::path::{Component, Path, PathBuf};
 const MOST_LINKS: usize = 40;
 
 impl Sights {
-    /// Takes back what was seen of the files of `d` below `dir`, in whose place the restart has made another directory, which nobody else reaches.
+    /// Takes back what was seen of the files of `d` below `dir`, in whose place the restart has made another directory,
+    /// which nobody else reaches.
     pub fn forget_below(&mut self, d: &Descriptors, dir: &Path) {
         for (sight, file) in self.files.iter_mut().zip(d.list::<FileObject>()) {
             if file.path.as_path().starts_with(dir) {
@@ -28,6 +31,7 @@ impl Sights {
             }
         }
         self.places.retain(|path, _| !path.starts_with(dir));
+        self.missing.retain(|path, _| !path.starts_with(dir));
     }
 }
 
@@ -36,7 +40,7 @@ pub(crate) fn look(d: &Descriptors, ways: Ways, stored: &Stored<'_>) -> Result<S
     let mut seen = Vec::new();
     for object in d.list::<FileObject>() {
         let found = match (&object.origin, &object.content) {
-            (Origin::Named, None) => super::rebuild::check_named(object).or_else(|e| match stored(&object.key()) {
+            (Origin::Named, None) => check_named(object).or_else(|e| match stored(&object.key()) {
                 true if !object.written => Ok(Sight {
                     stored: true,
                     ..Sight::default()
@@ -56,12 +60,19 @@ pub(crate) fn look(d: &Descriptors, ways: Ways, stored: &Stored<'_>) -> Result<S
     let dirs = working.chain(&d.entered).chain(&ways.opened);
     let mut sights = Sights {
         files: seen,
-        places: HashMap::new(),
+        ..Sights::default()
     };
     for dir in dirs {
         let path = dir.path.as_path();
         let sight = directory(dir).map_err(|e| e.of(0, path.display().to_string()))?;
         sights.places.insert(path.to_owned(), sight);
+    }
+    let above = ways.parents.iter().chain(d.working.iter().chain(&d.sessions).flatten());
+    for path in above.map(|dir| dir.path.as_path()).collect::<BTreeSet<_>>() {
+        let way = check(path).map_err(|e| e.of(0, path.display().to_string()))?;
+        if let (None, Some(dir), Some(_)) = (&way.last, way.dir, &way.doubt) {
+            sights.missing.insert(path.to_owned(), dir);
+        }
     }
     for (path, owners) in places {
         let way = check(&path).map_err(|e| e.of(0, path.display().to_string()))?;
@@ -70,14 +81,15 @@ pub(crate) fn look(d: &Descriptors, ways: Ways, stored: &Stored<'_>) -> Result<S
             file: way.last.as_ref().filter(is_ours).map(Seen::from),
             dir: way.dir,
             doubtful: way.doubt.is_some(),
-            stored: false,
+            ..Sight::default()
         };
         sights.places.insert(path, sight);
     }
     Ok(sights)
 }
 
-/// What lies where directory `then` was. One that somebody else can have put there, and that belongs to somebody else, is refused: what the job makes in it by relative names would be led wherever they like.
+/// What lies where directory `then` was. One that somebody else can have put there, and that belongs to somebody else,
+/// is refused: what the job makes in it by relative names would be led wherever they like.
 fn directory(then: &Directory) -> Result<Sight, Fault> {
     let path = then.path.as_path();
     let way = check(path)?;
@@ -98,7 +110,7 @@ fn directory(then: &Directory) -> Result<Sight, Fault> {
         file: Some(Seen::from(stat)),
         dir: way.dir,
         doubtful: true,
-        stored: false,
+        ..Sight::default()
     })
 }
 
@@ -111,7 +123,7 @@ fn to_overwrite(object: &FileObject) -> Result<Sight, Fault> {
         file,
         dir: way.dir,
         doubtful: way.doubt.is_some(),
-        stored: false,
+        ..Sight::default()
     })
 }
 
@@ -241,6 +253,58 @@ fn parts(path: &Path) -> Vec<OsString> {
         _ => None,
     });
     names.collect()
+}
+
+/// Whether length and time are those of the checkpoint.
+pub(super) fn unchanged(object: &FileObject, stat: &fd::Stat) -> bool {
+    u64::try_from(stat.st_size) == Ok(object.bytes) && fd::mtime_ns(stat) == object.mtime_ns
+}
+
+/// Verifies a file whose contents are not in the checkpoint, and that it is the file which the job had open, where it
+/// is going to be written.
+pub(super) fn check_named(object: &FileObject) -> Result<Sight, Fault> {
+    let path = object.path.as_path();
+    let advice = if object.written {
+        "bring it back, or launch with --save-open-files"
+    } else {
+        "bring it back; one that the job has made is saved with --save-open-files"
+    };
+    let way = match Way::to(path, !object.written) {
+        Ok(way) => way,
+        Err(e) => return refuse(format!("the file was open and is gone ({e}); {advice}")),
+    };
+    let Some(stat) = &way.last else {
+        return refuse(format!("the file was open and is gone; {advice}"));
+    };
+    if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return refuse(format!("is not a regular file any more; {advice}"));
+    }
+    let bytes = u64::try_from(stat.st_size).unwrap_or(0);
+    if bytes < object.bytes {
+        return refuse(format!("has {bytes} bytes, {} at the checkpoint; {advice}", object.bytes));
+    }
+    let known = way.leads_to(object, stat);
+    let sight = Sight {
+        file: Some(Seen::from(stat)),
+        dir: way.dir,
+        doubtful: way.doubt.is_some(),
+        ..Sight::default()
+    };
+    if object.written {
+        return if known { Ok(sight) } else { refuse(way.doubts(object, stat)) };
+    }
+    if known && unchanged(object, stat) {
+        return Ok(sight);
+    }
+    let Some(print) = object.print else {
+        return refuse(format!("has changed since the checkpoint; {advice}"));
+    };
+    let found = Seen::from(stat).find(path)?;
+    let file = fd::reopen(found.as_raw_fd(), libc::O_RDONLY).at("open")?;
+    if Print::of(&file, object.bytes).at("read")? != print {
+        return refuse(format!("has changed since the checkpoint; {advice}"));
+    }
+    Ok(sight)
 }
 
 #[cfg(test)]

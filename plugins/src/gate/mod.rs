@@ -3,18 +3,25 @@
 //!
 //! ```text
 //! find ── close: all are asked, all are waited for ── [suspended: check] ── open                      checkpoint
-//!            └ one refuses, or is late: all open                    └ dropped: all open
-//! of_restart ── hold (nothing runs yet) ── [everything runs] ── rebuild ── open                       restart
+//!            │ └ one refuses, or is late: all open                    └ dropped: all open
+//!            └ rounds: some have to tell each other something first, on all hosts
+//! of_restart ── hold (nothing runs yet) ── [everything runs] ── rebuild, with rounds ── open          restart
 //! ```
 //! Whatever becomes of the agent, the gates open: the kernel sees to that when the threads end that hold them.
 
+pub mod gpu;
 mod page;
+mod rounds;
 
+use crate::cuda::OffGpu;
 use crate::fault::Refusal;
+use crate::group::{Facts, Group};
 use belay_abi::control::{CLOSE, MAPPED, OPEN, REBUILD};
 use belay_kernel::held::{Holder, MOST};
 use belay_kernel::proc::{self, Map};
+use gpu::{Gpus, Stand};
 use page::{head_of, look, Page, Standing, HOLD};
+use rounds::Round;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -25,9 +32,21 @@ pub const LIMIT: Duration = Duration::from_secs(5);
 /// What is said of a library whose thread has ended.
 const ENDED: &str = "does not answer any more: its thread, which serves the control page, has ended; restart the program from an earlier checkpoint";
 
+/// The same of the process that asks the GPU driver.
+const ASKER_ENDED: &str = "has lost the process that asks it; try again";
+
 /// Whether `map` may be a control page.
 pub fn is_page(map: &Map) -> bool {
     map.shared && map.offset == 0 && map.name == MAPPED
+}
+
+/// Why libraries do not come to rest, or do not go on, all together.
+#[derive(Debug)]
+pub enum Apart {
+    /// Some on this host refuse, or are late.
+    Refused(Vec<Refusal>),
+    /// The other nodes say this.
+    Group(String),
 }
 
 /// What stands against a checkpoint of a process that has a control page.
@@ -41,7 +60,7 @@ pub enum Unready {
 
 /// Pages whose gates one thread holds.
 #[derive(Debug)]
-struct Group {
+struct Held {
     pages: Vec<Page>,
     /// None before the gates are shut.
     holder: Option<Holder>,
@@ -50,17 +69,22 @@ struct Group {
 /// The gates of a job on this host. Dropped, they open.
 #[derive(Debug)]
 pub struct Gates {
-    groups: Vec<Group>,
+    groups: Vec<Held>,
     shut: bool,
+    /// Who takes part for the processes that use a GPU.
+    gpus: Option<Gpus>,
 }
 
 impl Gates {
-    /// Those of these processes, which run.
-    pub fn find(pids: impl Iterator<Item = i32>) -> Result<Self, Refusal> {
-        let mut pages = Vec::new();
+    /// Those of these processes, which run. Each may take so long to come to rest.
+    pub fn find(pids: impl Iterator<Item = i32>, limit: Duration) -> Result<Self, Refusal> {
+        let (mut pages, mut on_gpu) = (Vec::new(), Vec::new());
         for pid in pids {
             // One that has ended has none.
             let maps = proc::maps(pid).unwrap_or_default();
+            if maps.iter().any(gpu::is_mapping) || gpu::is_stranded(pid) {
+                on_gpu.push(pid);
+            }
             for map in maps.iter().filter(|m| is_page(m)) {
                 match look(pid, map) {
                     None => {}
@@ -70,11 +94,14 @@ impl Gates {
                 }
             }
         }
-        Ok(Self::of(pages))
+        Self::with_gpus(pages, on_gpu, (Stand::Run, limit))
     }
 
-    /// Those of processes that a restart has made, each with a file that may be a control page of it.
-    pub fn of_restart<'a>(files: impl Iterator<Item = (i32, BorrowedFd<'a>)>) -> Result<Self, Refusal> {
+    /// Those of processes that a restart has made, each with a file that may be a control page of it, and of those that use a GPU.
+    pub(crate) fn of_restart<'a>(
+        files: impl Iterator<Item = (i32, BorrowedFd<'a>)>,
+        off_gpu: Option<&OffGpu>,
+    ) -> Result<Self, Refusal> {
         let mut pages = Vec::new();
         for (pid, file) in files {
             match head_of(file).map_err(|e| page::refuse(pid, "control page", format!("read it: {e}"), false))? {
@@ -83,24 +110,55 @@ impl Gates {
                 Ok(head) => pages.push(Page::of(pid, head, file)?),
             }
         }
-        Ok(Self::of(pages))
+        let OffGpu { pids, devices } = off_gpu.cloned().unwrap_or_default();
+        Self::with_gpus(pages, pids, (Stand::Rest(devices), Duration::ZERO))
+    }
+
+    /// Those with these pages, and one more where there are processes that use a GPU.
+    fn with_gpus(mut pages: Vec<Page>, pids: Vec<i32>, (stand, limit): (Stand, Duration)) -> Result<Self, Refusal> {
+        let gpus = if pids.is_empty() {
+            None
+        } else {
+            let (gpus, page) = Gpus::start(pids, stand, limit)?;
+            pages.push(page);
+            Some(gpus)
+        };
+        let mut gates = Self::of(pages);
+        gates.gpus = gpus;
+        Ok(gates)
     }
 
     fn of(pages: Vec<Page>) -> Self {
         let mut pages = pages.into_iter().peekable();
         let mut groups = Vec::new();
         while pages.peek().is_some() {
-            groups.push(Group {
+            groups.push(Held {
                 pages: pages.by_ref().take(MOST).collect(),
                 holder: None,
             });
         }
-        Self { groups, shut: false }
+        Self {
+            groups,
+            shut: false,
+            gpus: None,
+        }
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty()
+    }
+
+    /// The process that asks the driver.
+    fn asker(&self) -> Option<i32> {
+        self.gpus.as_ref().map(Gpus::pid)
+    }
+
+    /// No process of the job goes on.
+    pub fn abandon(mut self) {
+        if let Some(gpus) = &mut self.gpus {
+            gpus.abandon();
+        }
     }
 
     fn pages(&self) -> impl Iterator<Item = (&Page, u32)> {
@@ -121,18 +179,20 @@ impl Gates {
         Ok(())
     }
 
-    /// Asks all to come to rest within `limit` and waits for all of them; who stands against it.
-    pub fn close(&mut self, limit: Duration) -> Result<(), Vec<Refusal>> {
+    /// Asks all to come to rest within `limit`, here and on the other nodes, and waits for all of them. Whether there
+    /// is any, here or on another node.
+    pub fn close(&mut self, limit: Duration, group: Option<&dyn Group>) -> Result<bool, Apart> {
         let failed = |e: io::Error| {
-            vec![page::refuse(
+            Apart::Refused(vec![page::refuse(
                 0,
                 "gates",
                 format!("make the thread that holds them: {e}"),
                 false,
-            )]
+            )])
         };
         self.make_holders().map_err(failed)?;
-        self.give(CLOSE, limit, &|| ())
+        let end = Instant::now() + limit;
+        self.agree(CLOSE, group, || (limit, end), &|| ())
     }
 
     /// In processes that were restarted and do not run yet: holds the gates, which are shut in the image.
@@ -143,22 +203,79 @@ impl Gates {
             let mark = group.mark();
             if let Some(open) = group.pages.iter_mut().find_map(|p| (!p.hold_on(mark)).then_some(&*p)) {
                 let why = "was not at rest when the checkpoint was taken";
-                return Err(page::refuse(open.pid, &open.library, why, false));
+                return Err(open.refuse(why));
             }
         }
         Ok(())
     }
 
     /// In processes that were restarted and run: lets the libraries make again, at rest, what a restart does not
-    /// bring back. Something else is done meanwhile, now and then.
-    pub fn rebuild(&mut self, limit: Duration, meanwhile: &dyn Fn()) -> Result<(), Vec<Refusal>> {
-        self.give(REBUILD, limit, meanwhile)?;
+    /// bring back; returns when all have, on all nodes. Each round may take `limit`.
+    pub fn rebuild(&mut self, limit: Duration, group: Option<&dyn Group>) -> Result<(), Apart> {
+        let attend = || group.into_iter().for_each(Group::attend);
+        self.agree(REBUILD, group, || (limit, Instant::now() + limit), &attend)?;
+        Ok(())
+    }
+
+    /// Gives an order, again and again while libraries have something to tell each other, until none has any more on
+    /// any node. `limit` says how long each time may take, and when it ends. Whether there is any library.
+    fn agree(
+        &mut self,
+        kind: u32,
+        group: Option<&dyn Group>,
+        limit: impl Fn() -> (Duration, Instant),
+        meanwhile: &dyn Fn(),
+    ) -> Result<bool, Apart> {
+        self.give((kind, 0), limit(), |p| p.standing != Standing::Ended, meanwhile)?;
+        let mut is_any = false;
+        for round in 1..rounds::MOST {
+            self.asker_lives()?;
+            if kind == REBUILD {
+                self.are_there()?;
+            }
+            let told = Round::of(self.pages().map(|(p, _)| p)).map_err(|r| Apart::Refused(vec![r]))?;
+            let met = told.meet(group).map_err(Apart::Group)?;
+            is_any |= rounds::has_any(&met);
+            if !rounds::goes_on(&met) {
+                return Ok(is_any);
+            }
+            self.hear(&told, &met).map_err(Apart::Refused)?;
+            self.give((kind, round), limit(), |p| p.standing == Standing::More, meanwhile)?;
+        }
+        let restless = self.pages().filter(|(p, _)| p.standing == Standing::More);
+        let why = format!(
+            "has more to tell after {} rounds: use the library that came with this belay",
+            rounds::MOST
+        );
+        let here: Vec<_> = restless.map(|(p, _)| p.refuse(why.clone())).collect();
+        if here.is_empty() {
+            return Err(Apart::Group(format!("a library on another host {why}")));
+        }
+        Err(Apart::Refused(here))
+    }
+
+    /// Without it the programs' state would not be taken off, or not put back.
+    fn asker_lives(&self) -> Result<(), Apart> {
+        let asker = self.asker();
+        let gone = self
+            .pages()
+            .find(|(p, _)| Some(p.pid) == asker && p.standing == Standing::Ended);
+        all(gone.map(|(p, _)| p.refuse(ASKER_ENDED)).into_iter().collect())
+    }
+
+    /// After a restart nothing can be made again by a library whose thread has ended.
+    fn are_there(&self) -> Result<(), Apart> {
         let gone = self.pages().filter(|(p, _)| p.standing == Standing::Ended);
-        let refusals: Vec<Refusal> = gone.map(|(p, _)| page::refuse(p.pid, &p.library, ENDED, false)).collect();
-        if refusals.is_empty() {
-            Ok(())
-        } else {
-            Err(refusals)
+        all(gone.map(|(p, _)| p.refuse(ENDED)).collect())
+    }
+
+    /// Writes to each library that waits for it what it has wished for.
+    fn hear(&self, told: &Round, met: &Facts) -> Result<(), Vec<Refusal>> {
+        let waiting = self.pages().filter(|(p, _)| p.standing == Standing::More);
+        let late = waiting.filter_map(|(p, _)| told.answer(p, met).and_then(|answer| p.hear(&answer)).err());
+        match late.collect::<Vec<_>>() {
+            none if none.is_empty() => Ok(()),
+            refusals => Err(refusals),
         }
     }
 
@@ -166,28 +283,93 @@ impl Gates {
     /// `limit` is returned.
     pub fn open(mut self, limit: Duration) -> Vec<Refusal> {
         self.shut = false;
-        self.give(OPEN, limit, &|| ()).err().unwrap_or_default()
+        let given = self.give(
+            (OPEN, 0),
+            (limit, Instant::now() + limit),
+            |p| p.standing != Standing::Ended,
+            &|| (),
+        );
+        match given {
+            Err(Apart::Refused(late)) => late,
+            _ => Vec::new(),
+        }
     }
 
-    /// Gives an order to all that are at rest or have not been asked yet, and waits for their answers.
-    fn give(&mut self, kind: u32, limit: Duration, meanwhile: &dyn Fn()) -> Result<(), Vec<Refusal>> {
-        let end = Instant::now() + limit;
+    /// Gives an order to those that are `able`, and waits for their answers.
+    fn give(
+        &mut self,
+        (kind, round): (u32, u32),
+        (limit, end): (Duration, Instant),
+        able: impl Fn(&Page) -> bool,
+        meanwhile: &dyn Fn(),
+    ) -> Result<(), Apart> {
+        let left = end.saturating_duration_since(Instant::now());
+        if let Some(gpus) = &mut self.gpus {
+            gpus.is_asked = true;
+        }
+        // The driver has longer than libraries.
+        let asker = self.asker();
+        let with_driver = end + gpu::LIMIT.saturating_sub(limit);
         for group in &mut self.groups {
             let mark = group.mark();
-            let able = group.pages.iter_mut().filter(|p| p.standing != Standing::Ended);
-            able.for_each(|p| p.give(kind, mark, limit));
+            let able = group.pages.iter_mut().filter(|p| able(p));
+            able.for_each(|p| p.give(kind, round, mark, left));
         }
-        let able = self.pages_mut().filter(|p| p.standing != Standing::Ended);
-        let refusals: Vec<Refusal> = able.filter_map(|p| p.await_answer(end, limit, meanwhile).err()).collect();
-        if refusals.is_empty() {
-            Ok(())
-        } else {
-            Err(refusals)
+        let asked = self.pages_mut().filter(|p| p.is_asked());
+        let wait = |p: &mut Page| match asker == Some(p.pid) {
+            true => p.await_answer(with_driver, limit.max(gpu::LIMIT), meanwhile),
+            false => p.await_answer(end, limit, meanwhile),
+        };
+        all(asked.filter_map(|p| wait(p).err()).collect())
+    }
+
+    /// The libraries in process `pid` that take part.
+    pub fn libraries(&self, pid: i32) -> Vec<String> {
+        let its = self.pages().filter(|(p, _)| p.pid == pid);
+        let on_gpu = self.gpus.iter().filter(|g| g.pids.contains(&pid));
+        its.map(|(p, _)| p.name.clone())
+            .chain(on_gpu.map(|_| gpu::DRIVER.to_owned()))
+            .collect()
+    }
+
+    /// The same of process `pid` and the GPUs, which it has no more.
+    fn check_gpus(gates: Option<&Self>, pid: i32, maps: &[Map]) -> Result<(), Unready> {
+        let device = maps.iter().find(|m| gpu::is_mapping(m));
+        let gates = gates.filter(|g| g.gpus.as_ref().is_some_and(|gpus| gpus.pids.contains(&pid)));
+        let of = |why: &str, passing| page::refuse(pid, gpu::DRIVER, why, passing);
+        match (device, gates) {
+            (None, None) if !gpu::is_stranded(pid) => Ok(()),
+            (_, None) => Err(Unready::NotAsked(of(
+                "has not been asked to take the process off the GPU",
+                true,
+            ))),
+            (Some(map), Some(_)) => {
+                let why = format!(
+                    "has left {} mapped: this driver cannot checkpoint the program",
+                    map.name.display()
+                );
+                Err(Unready::Restless(of(&why, false)))
+            }
+            (None, Some(gates)) => {
+                let asker = gates.asker();
+                let rests = |(p, mark): (&Page, u32)| Some(p.pid) == asker && p.is_at_rest(mark);
+                match gates.pages().any(rests) {
+                    true => Ok(()),
+                    false => Err(Unready::Restless(of(ASKER_ENDED, false))),
+                }
+            }
         }
+    }
+
+    /// The GPUs that process `pid` has left, as `UUID NAME`.
+    pub fn left(&self, pid: i32) -> Vec<String> {
+        let its = self.gpus.iter().filter(|g| g.pids.contains(&pid));
+        its.flat_map(|g| g.devices.clone()).collect()
     }
 
     /// Looks, while process `pid` is stopped, whether all of its control pages are at rest.
     pub fn check(gates: Option<&Self>, pid: i32, maps: &[Map]) -> Result<(), Unready> {
+        Self::check_gpus(gates, pid, maps)?;
         maps.iter().filter(|m| is_page(m)).try_for_each(|map| {
             let head = match look(pid, map) {
                 Some(Ok(head)) if head.owner != pid => return Ok(()),
@@ -196,11 +378,11 @@ impl Gates {
                 None => return Err(Unready::Restless(page::refuse(pid, "control page", "cannot be read", false))),
             };
             let known = gates.and_then(|g| g.pages().find(|(p, _)| p.pid == pid && p.file == (map.dev, map.ino)));
-            let restless = |why: &str| Err(Unready::Restless(page::refuse(pid, &head.library, why, false)));
+            let restless = |why: &str| Err(Unready::Restless(page::refuse(pid, &head.name, why, false)));
             match known {
                 None => Err(Unready::NotAsked(page::refuse(
                     pid,
-                    &head.library,
+                    &head.name,
                     "has not been asked to come to rest",
                     true,
                 ))),
@@ -214,7 +396,16 @@ impl Gates {
     }
 }
 
-impl Group {
+/// Nothing, where nobody refuses.
+fn all(refusals: Vec<Refusal>) -> Result<(), Apart> {
+    if refusals.is_empty() {
+        Ok(())
+    } else {
+        Err(Apart::Refused(refusals))
+    }
+}
+
+impl Held {
     fn mark(&self) -> u32 {
         self.holder.as_ref().map_or(0, Holder::mark)
     }
@@ -223,7 +414,7 @@ impl Group {
 impl Drop for Gates {
     fn drop(&mut self) {
         if self.shut {
-            self.pages_mut().for_each(|p| p.give(OPEN, 0, Duration::ZERO));
+            self.pages_mut().for_each(|p| p.give(OPEN, 0, 0, Duration::ZERO));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! One control page: what its library says in it, checked where it is used, and the orders that it is given.
 
 use crate::fault::Refusal;
+use crate::sys::fd::fs_magic;
 use belay_abi::control::{self, Control, Span, Word};
 use belay_abi::PAGE;
 use belay_kernel::held::SharedPage;
@@ -24,7 +25,7 @@ const TURN: Duration = Duration::from_millis(50);
 pub(super) struct Head {
     pub(super) owner: i32,
     pub(super) descriptor: i32,
-    pub(super) library: String,
+    pub(super) name: String,
 }
 
 /// Why a control page is none.
@@ -49,14 +50,14 @@ impl Head {
             0 => return Err(Strange::Unfinished),
             _ => return Err(Strange::Magic),
         }
-        let name = &page[offset_of!(Control, library)..offset_of!(Control, hold)];
-        let name = name.split(|b| *b == 0).next().unwrap_or_default();
+        let text = &page[offset_of!(Control, name)..offset_of!(Control, hold)];
+        let text = text.split(|b| *b == 0).next().unwrap_or_default();
         Ok(Self {
             owner: word(offset_of!(Control, owner)).cast_signed(),
             descriptor: word(offset_of!(Control, descriptor)).cast_signed(),
-            library: match name {
+            name: match text {
                 [] => "a library without a name".into(),
-                name => String::from_utf8_lossy(name).into_owned(),
+                text => String::from_utf8_lossy(text).into_owned(),
             },
         })
     }
@@ -103,8 +104,12 @@ pub(super) fn look(pid: i32, map: &Map) -> Option<Result<Head, Strange>> {
 /// Where a library stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// It has not been asked, or is being asked.
+    /// It has not been asked.
     Unknown,
+    /// It is being asked.
+    Asked,
+    /// At rest so far: it has something to tell the others, or to hear.
+    More,
     AtRest,
     /// The thread that serves the page has ended, perhaps with its process.
     Ended,
@@ -114,7 +119,7 @@ pub(super) enum Standing {
 #[derive(Debug)]
 pub(super) struct Page {
     pub(super) pid: i32,
-    pub(super) library: String,
+    pub(super) name: String,
     /// Device and number of the memfd.
     pub(super) file: (u64, u64),
     pub(super) standing: Standing,
@@ -137,7 +142,7 @@ impl Page {
         let lost = |why: &str| {
             refuse(
                 pid,
-                &head.library,
+                &head.name,
                 format!("its control page is not behind descriptor {descriptor} ({why})"),
                 false,
             )
@@ -156,11 +161,11 @@ impl Page {
 
     /// The page in `file`, of process `pid`.
     pub(super) fn of(pid: i32, head: Head, file: BorrowedFd<'_>) -> Result<Self, Refusal> {
-        let Head { library, descriptor, .. } = head;
+        let Head { name, descriptor, .. } = head;
         let fail = |what: &str, e: &std::io::Error| {
             refuse(
                 pid,
-                &library,
+                &name,
                 format!("{what} its control page (descriptor {descriptor}): {e}"),
                 false,
             )
@@ -170,7 +175,12 @@ impl Page {
         // Else the agent could be killed by a page that is not there any more.
         if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
             let why = format!("its control page (descriptor {descriptor}) is no memory that is sealed against shrinking");
-            return Err(refuse(pid, &library, why, false));
+            return Err(refuse(pid, &name, why, false));
+        }
+        // A mapping of huge pages covers more than the agent has room for, and their pool may be empty at any touch.
+        if fs_magic(file.as_raw_fd()).map_err(|e| fail("look at", &e))? == libc::HUGETLBFS_MAGIC {
+            let why = format!("its control page (descriptor {descriptor}) is in huge pages: make it of ordinary ones");
+            return Err(refuse(pid, &name, why, false));
         }
         let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
         // SAFETY: the kernel writes to a live structure.
@@ -180,17 +190,22 @@ impl Page {
         // SAFETY: the kernel has filled it in; before that it was zeros, which are valid.
         let stat = unsafe { stat.assume_init() };
         if stat.st_size < PAGE.cast_signed() {
-            return Err(refuse(pid, &library, "its control page is smaller than a page", false));
+            return Err(refuse(pid, &name, "its control page is smaller than a page", false));
         }
         let shared = SharedPage::map(file).map_err(|e| fail("map", &e))?;
         Ok(Self {
             pid,
-            library,
+            name,
             file: (stat.st_dev, stat.st_ino),
             standing: Standing::Unknown,
             given: 0,
             shared: Arc::new(shared),
         })
+    }
+
+    /// Why a checkpoint, or a restart, cannot be had with this library.
+    pub(super) fn refuse(&self, why: impl Into<String>) -> Refusal {
+        refuse(self.pid, &self.name, why, false)
     }
 
     /// The word at this place of [`Control`].
@@ -224,17 +239,23 @@ impl Page {
     }
 
     /// Gives an order; the gate is shut from now on, held by `mark`, or opens.
-    pub(super) fn give(&mut self, kind: u32, mark: u32, limit: Duration) {
+    pub(super) fn give(&mut self, kind: u32, round: u32, mark: u32, limit: Duration) {
         let last = self.order().load(Ordering::SeqCst);
         let next = control::order(control::number(last).wrapping_add(1), kind);
         let mark = if kind == control::OPEN { 0 } else { mark };
         self.held(next).store(mark, Ordering::SeqCst);
         let limit_ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
         self.word(offset_of!(Control, limit_ms)).store(limit_ms, Ordering::SeqCst);
+        self.word(offset_of!(Control, round)).store(round, Ordering::SeqCst);
         self.order().store(next, Ordering::SeqCst);
         // In one call: whoever is killed between a release and its wake leaves threads asleep that nobody wakes.
         futex::wake_and_release(self.order(), self.held(last));
-        self.given = next;
+        (self.given, self.standing) = (next, Standing::Asked);
+    }
+
+    /// Whether its answer is waited for.
+    pub(super) fn is_asked(&self) -> bool {
+        self.standing == Standing::Asked
     }
 
     /// In a process that was restarted and does not run yet: holds the gate, which is shut in the image; whether it
@@ -281,7 +302,7 @@ impl Page {
             // It may be about to answer an order that has been withdrawn.
             if answer != self.given && !control::is_older(answer, self.given) {
                 let why = "has answered what it was not asked: use the library that came with this belay";
-                return Err(refuse(self.pid, &self.library, why, false));
+                return Err(self.refuse(why));
             }
             if left.is_zero() {
                 return self.late(limit);
@@ -297,7 +318,11 @@ impl Page {
                 self.standing = Standing::AtRest;
                 Ok(())
             }
-            outcome => Err(refuse(self.pid, &self.library, self.fault(), outcome == control::BUSY)),
+            control::MORE if control::kind(self.given) != control::OPEN => {
+                self.standing = Standing::More;
+                Ok(())
+            }
+            outcome => Err(refuse(self.pid, &self.name, self.fault(), outcome == control::BUSY)),
         }
     }
 
@@ -320,7 +345,7 @@ impl Page {
             )),
         };
         match why {
-            Some(why) => Err(refuse(self.pid, &self.library, why, false)),
+            Some(why) => Err(self.refuse(why)),
             None => {
                 self.standing = Standing::Ended;
                 Ok(())
@@ -328,18 +353,55 @@ impl Page {
         }
     }
 
-    /// What the library says about its refusal.
-    fn fault(&self) -> String {
-        let at = offset_of!(Control, fault);
+    /// The span at this place of [`Control`].
+    fn span(&self, at: usize) -> Span {
         let half = |at: usize| -> u64 {
             let word = |at| u64::from(self.word(at).load(Ordering::SeqCst));
             word(at) | word(at + 4) << 32
         };
-        let span = Span {
+        Span {
             address: half(at),
             bytes: half(at + 8),
-        };
-        let told = read(self.pid, span, control::MAX_FAULT);
+        }
+    }
+
+    /// What the library has to tell the others.
+    pub(super) fn told(&self) -> Result<Vec<u8>, Refusal> {
+        let span = self.span(offset_of!(Control, told));
+        if span.bytes == 0 {
+            return Ok(Vec::new());
+        }
+        let told = read(self.pid, span, control::MAX_TOLD);
+        told.map_err(|why| self.refuse(format!("what it tells cannot be read ({why})")))
+    }
+
+    /// Gives the library the answer to what it has wished for.
+    pub(super) fn hear(&self, answer: &[u8]) -> Result<(), Refusal> {
+        let room = self.span(offset_of!(Control, room));
+        let bytes = answer.len() as u64;
+        if bytes > room.bytes {
+            let why = format!("has room for {} bytes of the {bytes} that it has wished for", room.bytes);
+            return Err(self.refuse(why));
+        }
+        if !answer.is_empty() {
+            let written = vm::write(self.pid, room.address, answer);
+            written.map_err(|e| {
+                self.refuse(format!(
+                    "write at {:#x}, where it wants to hear the others: {e}",
+                    room.address
+                ))
+            })?;
+        }
+        let at = offset_of!(Control, heard);
+        // Little-endian halves of one number, before the order that says that they are there.
+        self.word(at).store((bytes & 0xffff_ffff) as u32, Ordering::SeqCst);
+        self.word(at + 4).store((bytes >> 32) as u32, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// What the library says about its refusal.
+    fn fault(&self) -> String {
+        let told = read(self.pid, self.span(offset_of!(Control, fault)), control::MAX_FAULT);
         told.map_or_else(
             |why| format!("cannot come to rest, and does not say why ({why})"),
             |text| String::from_utf8_lossy(&text).into_owned(),
@@ -350,10 +412,10 @@ impl Page {
 /// What lies at `span` in the memory of process `pid`, at most so many bytes.
 fn read(pid: i32, span: Span, most: u64) -> Result<Vec<u8>, String> {
     if span.bytes == 0 || span.bytes > most {
-        return Err(format!("a text of {} bytes", span.bytes));
+        return Err(format!("{} bytes", span.bytes));
     }
     let mut bytes = vec![0; usize::try_from(span.bytes).unwrap_or(0)];
-    vm::read(pid, span.address, &mut bytes).map_err(|e| format!("a text at {:#x}: {e}", span.address))?;
+    vm::read(pid, span.address, &mut bytes).map_err(|e| format!("at {:#x}: {e}", span.address))?;
     Ok(bytes)
 }
 
@@ -368,6 +430,7 @@ pub(super) fn head_of(file: BorrowedFd<'_>) -> std::io::Result<Result<Head, Stra
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::FromRawFd;
 
     fn page(magic: u64, version: u32, name: &[u8]) -> [u8; size_of::<Control>()] {
         let mut page = [0xff; size_of::<Control>()];
@@ -382,14 +445,40 @@ mod tests {
     fn only_pages_of_this_version_are_control_pages() {
         let (magic, version) = (control::MAGIC, control::VERSION);
         let head = Head::parse(&page(magic, version, b"libx.so\0")).unwrap();
-        assert_eq!((head.owner, head.descriptor, head.library.as_str()), (7, -1, "libx.so"));
-        assert_eq!(Head::parse(&page(magic, 2, b"")), Err(Strange::Version(2)));
+        assert_eq!((head.owner, head.descriptor, head.name.as_str()), (7, -1, "libx.so"));
+        assert_eq!(
+            Head::parse(&page(magic, version + 1, b"")),
+            Err(Strange::Version(version + 1))
+        );
         assert_eq!(Head::parse(&page(magic + 1, version, b"")), Err(Strange::Magic));
         assert_eq!(Head::parse(&page(0, version, b"")), Err(Strange::Unfinished));
         // A name without end ends with its room; bytes that are no text do no harm.
-        let endless = Head::parse(&page(magic, version, b"x")).unwrap().library;
+        let endless = Head::parse(&page(magic, version, b"x")).unwrap().name;
         assert_eq!(endless.chars().count(), 40);
-        assert!(!Head::parse(&page(magic, version, b"\0")).unwrap().library.is_empty());
+        assert!(!Head::parse(&page(magic, version, b"\0")).unwrap().name.is_empty());
+    }
+
+    #[test]
+    fn a_control_page_is_of_ordinary_pages() {
+        let of = |flags| {
+            let flags = flags | libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+            // SAFETY: the name is a live string.
+            let fd = unsafe { libc::memfd_create(c"belay-page".as_ptr(), flags) };
+            // SAFETY: the kernel has just returned it, or said that it makes none.
+            let file = (fd >= 0).then(|| unsafe { std::fs::File::from_raw_fd(fd) })?;
+            file.set_len(2 << 20).unwrap();
+            // SAFETY: takes numbers only.
+            let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
+            assert_eq!(sealed, 0);
+            let head = Head::parse(&page(control::MAGIC, control::VERSION, b"libx.so\0")).unwrap();
+            Some(Page::of(1, head, file.as_fd()).map(|page| page.pid))
+        };
+        assert!(matches!(of(0), Some(Ok(1))));
+        // Not every kernel has huge pages.
+        if let Some(answer) = of(libc::MFD_HUGETLB | libc::MFD_HUGE_2MB) {
+            let why = answer.unwrap_err().reason;
+            assert!(why.contains("is in huge pages"), "{why}");
+        }
     }
 
     #[test]

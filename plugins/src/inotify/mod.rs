@@ -1,26 +1,23 @@
 //! inotify: watches with their descriptors' numbers.
 //!
-//! The kernel tells which inode a watch is on, not its name. The name is found through the file handle where that is allowed, else by looking
-//! where programs watch: their working directories, open files and mapped files, the directories above those, and what lies directly in them.
+//! The kernel tells which inode a watch is on, not its name. The name is found through the file handle where that is
+//! allowed, else by looking for it (`seek`).
 
-use crate::builder::Builder;
-use crate::fault::{refuse, At, Fault};
+use crate::builder::{Builder, Built};
+use crate::fault::{refuse, At, Fault, Refusal};
 use crate::kind::{nothing, Candidate, Kind, Look, NoPart};
-use crate::model::{DescId, Description, FsPath};
+use crate::model::{DescId, Description, Descriptors, FsPath};
+use crate::seek::Seeker;
 use crate::session::Session;
 use crate::sys::fdinfo::number;
 use crate::sys::{check, fd};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
 /// `INOTIFY_IOC_SETNEXTWD`.
 const SET_NEXT_WD: libc::c_ulong = 0x4004_4900;
-
-/// How many entries of directories are looked at for the names of one instance's watches, at most: that takes a fraction of a second, in which the job stands still.
-const ENTRIES: usize = 200_000;
 
 /// An inotify instance.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -91,12 +88,21 @@ impl Kind for Inotify {
         capture(s, seen.id, taken.raw())
     }
 
-    fn rebuild(_: &mut Builder<'_>, d: &Description, state: &InotifyState) -> Result<Option<OwnedFd>, Fault> {
-        make(d, state).map(Some)
+    /// Without watches: what else the rebuild makes, renames and removes is no news to anybody.
+    fn rebuild(_: &mut Builder<'_>, d: &Description, _: &InotifyState) -> Result<Option<OwnedFd>, Fault> {
+        make(d).map(Some)
+    }
+
+    fn complete(d: &Descriptors, built: &Built) -> Result<(), Refusal> {
+        d.each::<InotifyState>().try_for_each(|(id, state)| {
+            let lent = built.made.lend(id);
+            let watched = lent.and_then(|lent| lent.map_or(Ok(()), |lent| watch_all(lent.raw(), state)));
+            watched.map_err(|e| d.refusal(id, &e))
+        })
     }
 
     nothing!(survey, finish, contents, check, check_part, numbers, ways, prepare, join, refill);
-    nothing!(install, install_late, settle, install_own, complete);
+    nothing!(install, install_late, settle, install_own);
 }
 
 fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<InotifyState, Fault> {
@@ -116,18 +122,15 @@ fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<InotifyState, 
         );
         s.notes.push(text);
     }
-    let mut candidates: Option<BTreeSet<PathBuf>> = None;
-    let mut entries = ENTRIES;
+    let mut seeker: Option<Seeker> = None;
     let mut watches = Vec::new();
     for l in lines {
         let is_it = |p: &Path| fd::stat(p, false).is_ok_and(|st| st.st_ino == l.ino && st.st_dev == l.dev);
         let path = match by_handle(&l).filter(|p| is_it(p)) {
             Some(p) => p,
             None => {
-                let known = candidates.get_or_insert_with(|| likely(s, pid));
-                let direct = known.iter().find(|p| is_it(p)).cloned();
-                let near = direct.or_else(|| known.iter().find_map(|d| within(d, &l, &is_it)));
-                match near.or_else(|| below(known, &l, &mut entries, &is_it)) {
+                let seeker = seeker.get_or_insert_with(|| Seeker::new(s, pid));
+                match seeker.find(l.dev, l.ino) {
                     Some(p) => p,
                     None => {
                         return refuse(format!(
@@ -191,93 +194,28 @@ fn by_handle(l: &Line) -> Option<PathBuf> {
     None
 }
 
-/// Where programs watch.
-fn likely(s: &Session<'_>, pid: i32) -> BTreeSet<PathBuf> {
-    let mut out = BTreeSet::new();
-    let mut add = |p: &Path| out.extend(p.ancestors().map(Path::to_owned));
-    for p in s.processes {
-        for name in ["cwd", "exe", "root"] {
-            if let Ok(p) = fd::readlink(Path::new(&format!("/proc/{}/{name}", p.task))) {
-                add(&p);
-            }
-        }
-    }
-    for f in &s.found {
-        if f.link.is_absolute() {
-            add(&f.link);
-        }
-    }
-    for m in belay_kernel::proc::maps(s.task_of(pid)).unwrap_or_default() {
-        if Path::new(&m.name).is_absolute() {
-            add(Path::new(&m.name));
-        }
-    }
-    for p in ["/tmp", "/etc", "/var/tmp", "/run", "/dev", "/dev/shm", "/dev/pts", "/proc"] {
-        add(Path::new(p));
-    }
-    out
-}
-
-/// A file directly in `dir`.
-fn within(dir: &Path, l: &Line, is_it: &impl Fn(&Path) -> bool) -> Option<PathBuf> {
-    use std::os::unix::fs::DirEntryExt;
-    let entries = std::fs::read_dir(dir).ok()?.take(100_000).flatten();
-    entries.filter(|e| e.ino() == l.ino).map(|e| e.path()).find(|p| is_it(p))
-}
-
-/// A file anywhere below the directories of the same file system where programs watch, or below its root, breadth first; at most so many `entries` are looked at.
-fn below(known: &BTreeSet<PathBuf>, l: &Line, entries: &mut usize, is_it: &impl Fn(&Path) -> bool) -> Option<PathBuf> {
-    use std::os::unix::fs::DirEntryExt;
-    let mut from: Vec<PathBuf> = known.iter().cloned().collect();
-    from.sort_by_key(|p| std::cmp::Reverse(p.components().count()));
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let device = format!("{}:{}", libc::major(l.dev), libc::minor(l.dev));
-    let roots = mounts.lines().map(|m| m.split(' ').collect::<Vec<_>>());
-    from.extend(
-        roots
-            .filter(|m| m.get(2) == Some(&device.as_str()))
-            .filter_map(|m| m.get(4).map(PathBuf::from)),
-    );
-    let mut next: VecDeque<PathBuf> = from.into();
-    let mut seen = HashSet::new();
-    while let Some(dir) = next.pop_front() {
-        let there = fd::stat(&dir, false)
-            .is_ok_and(|st| st.st_mode & libc::S_IFMT == libc::S_IFDIR && st.st_dev == l.dev && seen.insert(st.st_ino));
-        let Ok(list) = std::fs::read_dir(&dir) else { continue };
-        for entry in list.flatten().take_while(|_| there) {
-            *entries = entries.checked_sub(1)?;
-            let path = entry.path();
-            if entry.ino() == l.ino && is_it(&path) {
-                return Some(path);
-            }
-            if entry.file_type().is_ok_and(|t| t.is_dir()) {
-                next.push_back(path);
-            }
-        }
-    }
-    None
-}
-
-/// Makes it again with the same watch numbers.
-fn make(d: &Description, state: &InotifyState) -> Result<OwnedFd, Fault> {
+fn make(d: &Description) -> Result<OwnedFd, Fault> {
     let flags = libc::IN_CLOEXEC | (d.flags & libc::O_NONBLOCK);
     // SAFETY: inotify_init1 takes a number.
     let raw = check(unsafe { libc::inotify_init1(flags) }).at("inotify_init")?;
     // SAFETY: the kernel has just returned this number.
-    let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-    for w in &state.watches {
-        watch(raw, w)?;
-    }
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
+/// Gives it its watches, with their numbers.
+fn watch_all(raw: RawFd, state: &InotifyState) -> Result<(), Fault> {
+    state.watches.iter().try_for_each(|w| watch(raw, w))?;
     if state.events {
         overflow(raw).at("tell that events were lost")?;
     }
-    Ok(fd)
+    Ok(())
 }
 
 /// Leaves exactly one event in the queue: IN_Q_OVERFLOW, by which inotify says that events were lost.
 ///
-/// The queue is filled with events of files of our own (two in turn, because equal neighbours are merged) until the kernel reports an overflow; the
-/// end of those watches then no longer fits either. Everything before the report is read.
+/// The queue is filled with events of files of our own (two in turn, because equal neighbours are merged) until the
+/// kernel reports an overflow; the end of those watches then no longer fits either. Everything before the report is
+/// read.
 fn overflow(raw: RawFd) -> io::Result<()> {
     const EVENT_BYTES: usize = 16;
     let text = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events")?;

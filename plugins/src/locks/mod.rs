@@ -1,11 +1,13 @@
 //! flock, POSIX record locks, open-file-description locks and leases, from the `lock:` lines of `fdinfo`.
 //!
-//! Locks that belong to a description are set by the agent; POSIX locks belong to a descriptor table and are set by the task for which it is laid out.
+//! Locks that belong to a description are set by the agent; POSIX locks belong to a descriptor table and are set by the
+//! task for which it is laid out.
 
+use crate::builder::Built;
 use crate::fault::{not_now, refuse, At, Fault, Refusal};
 use crate::kind::{nothing, Kind, Never};
 use crate::launcher::Numbers;
-use crate::model::{DescId, Descriptors, Lock, LockKind, Table};
+use crate::model::{DescId, Descriptors, Holder, Lock, LockKind, Table};
 use crate::session::{Found, Session};
 use crate::state::Part;
 use crate::sys::{check, fd, fdinfo::FdInfo};
@@ -61,6 +63,29 @@ pub(crate) fn of_description(found: &Found) -> Result<Vec<Lock>, Fault> {
     Ok(locks.into_iter().filter(|l| l.kind != LockKind::Posix).collect())
 }
 
+/// Locks that belong to the table whose `fdinfo` this is.
+pub(crate) fn of_table(info: &FdInfo) -> Result<Vec<Lock>, Fault> {
+    let locks = info.all("lock:").map(parse).collect::<Result<Vec<_>, _>>()?;
+    Ok(locks.into_iter().filter(|l| l.kind == LockKind::Posix).collect())
+}
+
+/// Record locks of all tables, with a description through which each is held. Those of any kind of file can be.
+#[derive(Debug, Default)]
+pub(crate) struct TableLocks(Vec<(DescId, PosixLock)>);
+
+impl TableLocks {
+    /// A lock shows under every number of the description in the table: once is enough.
+    pub(crate) fn note(&mut self, holder: Holder, desc: DescId, locks: Vec<Lock>) {
+        for lock in locks {
+            let known = |(of, l): &(DescId, PosixLock)| (*of, l.pid, l.lock) == (desc, holder.pid, lock);
+            if !self.0.iter().any(known) {
+                let Holder { pid, fd } = holder;
+                self.0.push((desc, PosixLock { pid, fd, lock }));
+            }
+        }
+    }
+}
+
 /// Whether the description holds a lease that an opening for reading would break.
 pub(crate) fn is_leased_for_writing(found: &Found) -> bool {
     let mut locks = found.info.all("lock:").filter_map(|text| parse(text).ok());
@@ -81,34 +106,14 @@ impl Kind for PosixLocks {
     type Part = Vec<PosixLock>;
 
     /// They show only in the `fdinfo` of the process that owns them.
-    fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal>) {
-        refusals.extend(capture_posix(s, out.parts.of()).err());
+    fn finish(s: &mut Session<'_>, out: &mut Descriptors, _: &mut Vec<Refusal>) {
+        let TableLocks(all) = s.sets.take().unwrap_or_default();
+        let locks = all.into_iter().map(|(_, lock)| lock);
+        out.parts.of::<Vec<PosixLock>>().extend(locks);
     }
 
     nothing!(survey, recognise, capture, contents, check, check_part, numbers, ways, prepare, rebuild, join, refill);
     nothing!(install, install_late, settle, install_own, complete);
-}
-
-fn capture_posix(s: &mut Session<'_>, out: &mut Vec<PosixLock>) -> Result<(), Refusal> {
-    for t in &s.tables {
-        for slot in &t.slots {
-            if s.found[slot.desc].stat.st_mode & libc::S_IFMT != libc::S_IFREG {
-                continue;
-            }
-            let pid = t.pids[0];
-            let named = |e: Fault| e.of(pid, format!("lock on fd {}", slot.fd));
-            let info = FdInfo::read(s.task_of(pid), slot.fd).at("read fdinfo").map_err(named)?;
-            for text in info.all("lock:") {
-                let lock = parse(text).map_err(named)?;
-                // A lock shows under every number of the description in the process: once is enough.
-                let known = |l: &PosixLock| l.pid == pid && l.lock == lock && s.lookup(pid, l.fd) == Some(slot.desc);
-                if lock.kind == LockKind::Posix && !out.iter().any(known) {
-                    out.push(PosixLock { pid, fd: slot.fd, lock });
-                }
-            }
-        }
-    }
-    Ok(())
 }
 
 fn flock(lock: &Lock) -> libc::flock {
@@ -146,8 +151,9 @@ fn is_signed(lock: &&Lock) -> bool {
     matches!(lock.kind, LockKind::Flock | LockKind::Lease)
 }
 
-/// The task that takes `lock`, one of `flock` or a lease, on description `id` again, and its descriptor: the one that the kernel is to show, where it still has the description, else any that has it. `None` where
-/// none has, as it is on its way through a socket.
+/// The task that takes `lock`, one of `flock` or a lease, on description `id` again, and its descriptor: the one that
+/// the kernel is to show, where it still has the description, else any that has it. `None` where none has, as it is on
+/// its way through a socket.
 fn taker(d: &Descriptors, id: DescId, lock: &Lock) -> Option<(i32, RawFd)> {
     // What the launcher's standard streams are now is not the job's to lock.
     let desc = d.descriptions.get(id).filter(|desc| desc.kind.get::<Numbers>().is_none())?;
@@ -160,14 +166,10 @@ fn taker(d: &Descriptors, id: DescId, lock: &Lock) -> Option<(i32, RawFd)> {
 }
 
 /// Takes the locks of `flock` and the leases that task `pid` is shown with, when its descriptors are laid out; called in it.
-pub(crate) fn restore_signed(d: &Descriptors, pid: i32) -> Result<(), (RawFd, Fault)> {
-    for id in d
-        .table(pid)
-        .into_iter()
-        .flat_map(|t| &t.slots)
-        .map(|s| s.desc)
-        .collect::<BTreeSet<_>>()
-    {
+pub(crate) fn restore_signed(d: &Descriptors, built: &Built, pid: i32) -> Result<(), (RawFd, Fault)> {
+    let slots = d.table(pid).into_iter().flat_map(|t| &t.slots);
+    let there = slots.map(|s| s.desc).filter(|id| built.made.has(*id));
+    for id in there.collect::<BTreeSet<_>>() {
         for lock in d.descriptions[id].locks.iter().filter(is_signed) {
             if let Some((_, fd)) = taker(d, id, lock).filter(|(task, _)| *task == pid) {
                 take(fd, lock).map_err(|e| (fd, e))?;
@@ -190,19 +192,38 @@ pub(crate) fn restore_of_description(raw: RawFd, id: DescId, d: &Descriptors) ->
     Ok(())
 }
 
-/// The POSIX locks of process `pid`: descriptor and argument of F_SETLK.
-pub(crate) fn posix(locks: &[PosixLock], pid: i32) -> Vec<(RawFd, libc::flock)> {
-    locks
-        .iter()
-        .filter(|l| l.pid == pid)
-        .map(|l| (l.fd, flock(&l.lock)))
-        .collect()
+/// Sets the locks of a description that has been made in the task that had it first, as `raw`; called in it.
+pub(crate) fn restore_of_late(raw: RawFd, locks: &[Lock]) -> Result<(), Fault> {
+    for lock in locks {
+        match lock.kind {
+            LockKind::Flock | LockKind::Lease => take(raw, lock)?,
+            LockKind::Ofd => set(raw, libc::F_OFD_SETLK, lock)?,
+            LockKind::Posix => {}
+        }
+    }
+    Ok(())
 }
 
-/// Sets the POSIX locks of process `pid` again; called in it.
-pub(crate) fn restore_posix(locks: &[PosixLock], pid: i32) -> Result<(), (RawFd, Fault)> {
-    for l in locks.iter().filter(|l| l.pid == pid) {
-        set(l.fd, libc::F_SETLK, &l.lock).map_err(|e| (l.fd, e))?;
+/// Whether a lock is on one of the launcher's standard streams. What that is now may be such that it cannot be locked.
+fn is_on_stream(d: &Descriptors, lock: &PosixLock) -> bool {
+    let slot = d.table(lock.pid).and_then(|t| t.slots.iter().find(|s| s.fd == lock.fd));
+    let desc = slot.and_then(|s| d.descriptions.get(s.desc));
+    desc.is_some_and(|desc| desc.kind.get::<Numbers>().is_some())
+}
+
+/// The POSIX locks of process `pid`: descriptor, argument of F_SETLK, whether nothing depends on it.
+pub(crate) fn posix(d: &Descriptors, pid: i32) -> Vec<(RawFd, libc::flock, bool)> {
+    let all = d.list::<PosixLock>().iter().filter(|l| l.pid == pid);
+    all.map(|l| (l.fd, flock(&l.lock), is_on_stream(d, l))).collect()
+}
+
+/// Sets the POSIX locks of process `pid` again, when it has all its descriptors; called in it.
+pub(crate) fn restore_posix(d: &Descriptors, pid: i32) -> Result<(), (RawFd, Fault)> {
+    for l in d.list::<PosixLock>().iter().filter(|l| l.pid == pid) {
+        match set(l.fd, libc::F_SETLK, &l.lock) {
+            Err(error) if is_on_stream(d, l) => tracing::debug!(%error, fd = l.fd, "a standard stream is not locked"),
+            done => done.map_err(|e| (l.fd, e))?,
+        }
     }
     Ok(())
 }

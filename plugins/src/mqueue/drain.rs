@@ -1,8 +1,8 @@
 //! Reads the messages of a queue, which the kernel only hands out for good: all are received and sent again in the same order.
 //!
-//! A helper process does this, with nothing but system calls on memory laid out before, so that the messages return even when the agent is killed
-//! in between. A program outside the job may take the room of a message that is out for these microseconds; what then does not fit is sent by a
-//! thread of the agent as soon as there is room.
+//! A helper process does this, with nothing but system calls on memory laid out before, so that the messages return
+//! even when the agent is killed in between. A program outside the job may take the room of a message that is out for
+//! these microseconds; what then does not fit is sent by a thread of the agent as soon as there is room.
 
 use crate::fault::{not_now, At, Fault};
 use crate::sys::{check, check_len, fd};

@@ -1,7 +1,8 @@
 //! POSIX message queues: name, limits, mode, owner, messages in order with their priorities.
 //!
-//! The kernel gives no view of the messages, so a queue is emptied and filled again while the job stands still (see `drain`). A restarted job has an IPC
-//! namespace of its own, where its queues are made again under their names; the namespace's limits become those of the checkpoint.
+//! The kernel gives no view of the messages, so a queue is emptied and filled again while the job stands still (see
+//! `drain`). A restarted job has an IPC namespace of its own, where its queues are made again under their names; the
+//! namespace's limits become those of the checkpoint.
 
 mod drain;
 mod notification;

@@ -1,16 +1,17 @@
 //! pidfd: the process it names.
 //!
-//! It can be opened only when that process exists, so it is made in each process that has it once all processes exist; one whose process has
-//! ended and been waited for is made from a child of the agent that then ends.
+//! It can be opened only when that process exists, so it is made in each process that has it once all processes exist;
+//! one whose process has ended and been waited for is made from a child of the agent that then ends.
 
 use crate::builder::Builder;
-use crate::fault::{At, Fault};
+use crate::fault::{not_now, At, Fault};
 use crate::kind::{nothing, Candidate, Kind, Look, NoPart, Place};
-use crate::model::{DescId, Description, Slot};
+use crate::model::{DescId, Description, Descriptors, Slot};
 use crate::session::Session;
-use crate::sys::check;
+use crate::sys::{check, fd};
 use serde::{Deserialize, Serialize};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// A pidfd.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -19,6 +20,42 @@ pub(crate) struct PidfdState {
     pid: Option<i32>,
     /// O_NONBLOCK and O_EXCL (PIDFD_THREAD), as `pidfd_open` takes them.
     flags: i32,
+    /// Of one that has ended, where the kernel tells.
+    #[serde(default)]
+    ended: Ended,
+}
+
+/// What can still be asked about a process that has ended and been waited for.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+struct Ended {
+    /// The inode that all its pidfds have, and no others (Linux 6.9).
+    inode: Option<u64>,
+    /// How it ended, as `wait` tells it (PIDFD_INFO_EXIT, Linux 6.15).
+    status: Option<i32>,
+}
+
+/// Pidfds of processes that have ended, by inode: made together, each is taken by one description.
+#[derive(Debug, Default)]
+struct Siblings(HashMap<u64, Vec<(i32, OwnedFd)>>);
+
+/// As much of `struct pidfd_info` as its first version has.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct Info {
+    mask: u64,
+    cgroup: u64,
+    ids: [u32; 11],
+    exit_code: i32,
+}
+
+const PIDFD_GET_INFO: libc::c_ulong = 0xc040_ff0b;
+const PIDFD_INFO_EXIT: u64 = 1 << 3;
+
+impl PidfdState {
+    /// The task that it names, if it must be there.
+    pub(crate) fn task(&self) -> Option<i32> {
+        self.pid
+    }
 }
 
 /// The kind.
@@ -45,12 +82,26 @@ impl Kind for Pidfd {
         capture(s, seen.id)
     }
 
-    /// Makes the one of a process that is gone.
-    fn rebuild(_: &mut Builder<'_>, _: &Description, state: &PidfdState) -> Result<Option<OwnedFd>, Fault> {
+    /// Makes the one of a process that is gone, with all others of that process.
+    fn rebuild(b: &mut Builder<'_>, _: &Description, state: &PidfdState) -> Result<Option<OwnedFd>, Fault> {
         if state.pid.is_some() {
             return Ok(None);
         }
-        with_short_lived(|pid| open(pid, state.flags & libc::O_NONBLOCK)).map(Some)
+        let Some(inode) = state.ended.inode else {
+            return with_short_lived(state.ended.status, |pid| open(pid, state.flags)).map(Some);
+        };
+        if !b.sets.of::<Siblings>().0.contains_key(&inode) {
+            let all = b.descriptors.each::<PidfdState>().map(|(_, state)| state);
+            let of_it = all.filter(|other| other.ended.inode == Some(inode));
+            let made = with_short_lived(state.ended.status, |pid| {
+                let each = of_it.map(|other| Ok((other.flags, open(pid, other.flags)?)));
+                each.collect::<Result<Vec<_>, Fault>>()
+            });
+            b.sets.of::<Siblings>().0.insert(inode, made?);
+        }
+        let siblings = b.sets.of::<Siblings>().0.entry(inode).or_default();
+        let at = siblings.iter().position(|(flags, _)| *flags == state.flags);
+        Ok(at.map(|at| siblings.swap_remove(at).1))
     }
 
     /// Makes one whose process exists now.
@@ -58,7 +109,17 @@ impl Kind for Pidfd {
         state.pid.map(|pid| open(pid, state.flags)).transpose()
     }
 
-    nothing!(survey, finish, contents, check, check_part, numbers, ways, prepare, join, refill);
+    /// That a process can have ended so.
+    fn check(state: &PidfdState, _: &Descriptors) -> Result<(), String> {
+        const NEVER: [i32; 4] = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
+        let ends = |status| libc::WIFEXITED(status) || libc::WIFSIGNALED(status) && !NEVER.contains(&libc::WTERMSIG(status));
+        match state.ended.status {
+            Some(status) if !ends(status) => Err(format!("no process ends with status {status}")),
+            _ => Ok(()),
+        }
+    }
+
+    nothing!(survey, finish, contents, check_part, numbers, ways, prepare, join, refill);
     nothing!(install, settle, install_own, complete);
 }
 
@@ -76,32 +137,77 @@ fn capture(s: &mut Session<'_>, id: DescId) -> Result<PidfdState, Fault> {
             found.holder.pid, found.holder.fd
         ));
     }
+    let lives = pid > 0 && known;
+    if lives && found.kept.is_some() {
+        return not_now("in flight in a socket, so that it cannot be made before its process is there");
+    }
+    let flags = (found.flags & libc::O_NONBLOCK) | thread;
+    let mut ended = Ended::default();
+    if !lives {
+        let taken = s.take(id)?;
+        let is_file = fd::fs_magic(taken.raw()).at("read the type of its file system")? == PIDFS;
+        ended.inode = is_file.then_some(found.stat.st_ino);
+        ended.status = status(taken.raw());
+    }
     Ok(PidfdState {
-        pid: (pid > 0 && known).then_some(pid),
-        flags: (found.flags & libc::O_NONBLOCK) | thread,
+        pid: lives.then_some(pid),
+        flags,
+        ended,
     })
 }
 
-/// What `make` makes of a process that has ended and been waited for when this function returns.
-pub(crate) fn with_short_lived<T>(make: impl FnOnce(i32) -> Result<T, Fault>) -> Result<T, Fault> {
+/// How the process of a pidfd has ended, where the kernel tells.
+fn status(pidfd: RawFd) -> Option<i32> {
+    let mut info = Info {
+        mask: PIDFD_INFO_EXIT,
+        ..Info::default()
+    };
+    // SAFETY: the request reads and writes as many bytes as its number says, which `Info` has.
+    let told = check(unsafe { libc::ioctl(pidfd, PIDFD_GET_INFO, &raw mut info) });
+    (told.is_ok() && info.mask & PIDFD_INFO_EXIT != 0).then_some(info.exit_code)
+}
+
+/// What `make` makes of a process that has ended, as `status` says (by SIGKILL, where it says nothing), and been waited
+/// for when this function returns.
+pub(crate) fn with_short_lived<T>(status: Option<i32>, make: impl FnOnce(i32) -> Result<T, Fault>) -> Result<T, Fault> {
+    let (until, told) = fd::pipe(libc::O_CLOEXEC).at("pipe")?;
     // SAFETY: the child runs nothing of the parent's.
     let child = check(unsafe { libc::fork() }).at("fork")?;
     if child == 0 {
-        // SAFETY: these calls take numbers only; the child ends by SIGKILL, at the latest when its parent does.
-        unsafe {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            loop {
-                libc::pause();
-            }
-        }
+        // What the parent closes must be closed here too.
+        drop(told);
+        end_after(until.as_raw_fd(), status.unwrap_or(libc::SIGKILL));
     }
     let made = make(child);
+    drop(told);
     let mut status = 0;
     // SAFETY: `status` is valid for writing; the child is ours.
-    check(unsafe { libc::kill(child, libc::SIGKILL) }).at("end a child")?;
-    // SAFETY: as above.
     check(unsafe { libc::waitpid(child, &mut status, 0) }).at("wait for a child")?;
     made
+}
+
+/// Ends as `status` says when nobody can write to the pipe any more: when the parent wants it or has ended.
+fn end_after(pipe: RawFd, status: i32) -> ! {
+    let signal = libc::WTERMSIG(status);
+    let no_core = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let mut byte = 0u8;
+    // SAFETY: these calls take numbers, a byte to be written and two structures of this function's.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_CORE, &no_core);
+        while libc::read(pipe, (&raw mut byte).cast(), 1) < 0 && *libc::__errno_location() == libc::EINTR {}
+        if libc::WIFSIGNALED(status) {
+            let mut set = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            libc::signal(signal, libc::SIG_DFL);
+            libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+            libc::kill(libc::getpid(), signal);
+            libc::kill(libc::getpid(), libc::SIGKILL);
+        }
+        libc::_exit(libc::WEXITSTATUS(status))
+    }
 }
 
 fn open(pid: i32, flags: i32) -> Result<OwnedFd, Fault> {

@@ -2,9 +2,11 @@
 //!
 //! Data is copied with `tee(2)` into a pipe of the agent's own, so the job's pipe is never read.
 
+mod packets;
+
 use crate::builder::Builder;
 use crate::fault::{refuse, At, Fault, Refusal};
-use crate::files::{make_beside, make_parents, owner, parents, without_deleted, Sight, Sights};
+use crate::files::{make_beside, owner, parents, without_deleted, Sights};
 use crate::kind::{nothing, Candidate, Kind, Look, Ways};
 use crate::model::{DescId, Description, Descriptors, Directory, FsPath};
 use crate::session::Session;
@@ -15,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -29,10 +31,13 @@ pub(crate) struct PipeObject {
     fifo: Option<Fifo>,
     /// Capacity in bytes.
     capacity: i32,
-    /// Data in flight; one piece per packet in packet mode.
+    /// Data in flight, each packet a piece of its own.
     data: Vec<BlobRef>,
     /// Whether pieces are packets.
     packets: bool,
+    /// Those pieces that are none even so.
+    #[serde(default)]
+    streams: Vec<usize>,
 }
 
 impl Part for Vec<PipeObject> {
@@ -65,7 +70,7 @@ pub(crate) struct Pipes;
 
 impl Kind for Pipes {
     const NAME: &'static str = "Pipe";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type State = End;
     type Part = Vec<PipeObject>;
 
@@ -110,7 +115,8 @@ impl Kind for Pipes {
         }
     }
 
-    /// Makes all pipes with their descriptions, the large ones first: while a user has few pages in pipes, what a new one may have is not less than it had.
+    /// Makes all pipes with their descriptions, the large ones first: while a user has few pages in pipes, what a new
+    /// one may have is not less than it had.
     fn prepare(b: &mut Builder<'_>) -> Result<(), Refusal> {
         let d = b.descriptors;
         let objects = d.list::<PipeObject>();
@@ -153,16 +159,13 @@ fn object(s: &mut Session<'_>, ids: &[DescId]) -> Result<PipeObject, Fault> {
         _ => None,
     };
     let capacity = fd::fcntl(raw, libc::F_GETPIPE_SZ, 0).at("read its capacity")?;
-    let packets = ends
-        .iter()
-        .any(|f| f.flags & libc::O_DIRECT != 0 && f.access() != libc::O_RDONLY);
     let reads = |id: &&DescId| s.found[**id].access() != libc::O_WRONLY;
     let pieces = match (ids.iter().find(reads), &fifo) {
-        (Some(id), _) => copy(s.take(*id)?.raw(), capacity, packets)?,
+        (Some(id), _) => packets::copy(s.take(*id)?.raw(), capacity)?,
         // Another program may yet open the FIFO for reading.
         (None, Some(_)) => {
             let reader = fd::reopen(raw, libc::O_RDONLY | libc::O_NONBLOCK).at("open it for reading")?;
-            copy(reader.as_raw_fd(), capacity, packets)?
+            packets::copy(reader.as_raw_fd(), capacity)?
         }
         // What is in there belongs to a reader outside the job, or to nobody.
         (None, None) => Vec::new(),
@@ -175,13 +178,16 @@ fn object(s: &mut Session<'_>, ids: &[DescId]) -> Result<PipeObject, Fault> {
             first.link.display()
         )
     });
-    let data = pieces.iter().map(|p| s.blobs.put(p)).collect::<Result<Vec<_>, _>>()?;
+    let data = pieces.iter().map(|p| s.blobs.put(&p.data)).collect::<Result<Vec<_>, _>>()?;
     s.notes.extend(note);
+    let streams = pieces.iter().enumerate().filter(|(_, p)| !p.packet).map(|(at, _)| at);
+    let packets = pieces.iter().any(|p| p.packet);
     Ok(PipeObject {
         fifo,
         capacity,
         data,
         packets,
+        streams: if packets { streams.collect() } else { Vec::new() },
     })
 }
 
@@ -201,45 +207,12 @@ fn fifo(shown: &Path, stat: &fd::Stat) -> Option<Fifo> {
     })
 }
 
-/// The data in a pipe, without consuming it.
-fn copy(reader: RawFd, capacity: i32, packets: bool) -> Result<Vec<Vec<u8>>, Fault> {
-    let bytes = fd::readable_bytes(reader).at("ask how much it holds")?;
-    if bytes == 0 {
-        return Ok(Vec::new());
-    }
-    let (r, w) = fd::pipe(libc::O_NONBLOCK).at("make a pipe")?;
-    // A user who has many pipes gets only small ones. They are mostly large enough for what is in flight.
-    let small = fd::fcntl(w.as_raw_fd(), libc::F_GETPIPE_SZ, 0).at("read a capacity")? < capacity;
-    let widened = if small {
-        fd::fcntl(w.as_raw_fd(), libc::F_SETPIPE_SZ, capacity)
-    } else {
-        Ok(capacity)
-    };
-    let copied = fd::tee(reader, w.as_raw_fd(), bytes).at("copy its data (tee)")?;
-    if copied != bytes {
-        widened.at("make a pipe of the same capacity (see /proc/sys/fs/pipe-user-pages-soft)")?;
-        return refuse(format!("holds {bytes} bytes, of which only {copied} could be copied"));
-    }
-    let mut pieces = Vec::new();
-    let mut left = bytes;
-    while left > 0 {
-        let mut piece = vec![0u8; if packets { left.min(4096) } else { left }];
-        let n = fd::read(r.as_raw_fd(), &mut piece).at("read the copy")?;
-        if n == 0 {
-            return refuse("its copy ended early");
-        }
-        piece.truncate(n);
-        pieces.push(piece);
-        left -= n;
-    }
-    Ok(pieces)
-}
-
 /// A pipe made again: descriptors of both directions, until every description has been opened.
 struct BuiltPipe {
     read: OwnedFd,
     write: OwnedFd,
-    /// Whether the ends themselves, as `pipe` makes them, are descriptions of the job already: (that for reading, that for writing).
+    /// Whether the ends themselves, as `pipe` makes them, are descriptions of the job already: (that for reading, that
+    /// for writing).
     given: (Cell<bool>, Cell<bool>),
 }
 
@@ -247,7 +220,7 @@ struct BuiltPipe {
 fn prepare(object: &PipeObject, sights: &Sights, blobs: &BlobReader) -> Result<BuiltPipe, Fault> {
     let (read, write) = match &object.fifo {
         None => fd::pipe(libc::O_NONBLOCK).at("make a pipe")?,
-        Some(f) => open_fifo(f, sights.at(f.path.as_path()))?,
+        Some(f) => open_fifo(f, sights)?,
     };
     if fd::fcntl(write.as_raw_fd(), libc::F_GETPIPE_SZ, 0).at("read its capacity")? != object.capacity {
         match fd::fcntl(write.as_raw_fd(), libc::F_SETPIPE_SZ, object.capacity) {
@@ -261,15 +234,10 @@ fn prepare(object: &PipeObject, sights: &Sights, blobs: &BlobReader) -> Result<B
             set => drop(set.at("set its capacity")?),
         }
     }
-    if object.packets {
-        fd::set_flags(write.as_raw_fd(), libc::O_WRONLY | libc::O_NONBLOCK | libc::O_DIRECT).at("set packet mode")?;
-    }
-    for piece in &object.data {
+    let is_packet = |at: usize| object.packets && at < object.data.len() && !object.streams.contains(&at);
+    for (at, piece) in object.data.iter().enumerate() {
         let data = blobs.get(piece)?;
-        let n = fd::write(write.as_raw_fd(), &data).at("put its data back")?;
-        if n != data.len() {
-            return refuse(format!("only {n} of {} bytes in flight fit into it", data.len()));
-        }
+        packets::put(write.as_raw_fd(), &data, is_packet(at), is_packet(at + 1))?;
     }
     let opened = object.fifo.is_some();
     Ok(BuiltPipe {
@@ -279,10 +247,9 @@ fn prepare(object: &PipeObject, sights: &Sights, blobs: &BlobReader) -> Result<B
     })
 }
 
-fn open_fifo(f: &Fifo, sight: Sight) -> Result<(OwnedFd, OwnedFd), Fault> {
+fn open_fifo(f: &Fifo, sights: &Sights) -> Result<(OwnedFd, OwnedFd), Fault> {
     let path = f.path.as_path();
-    make_parents(&f.parents)?;
-    let above = sight.above(path)?;
+    let above = sights.make(&f.parents, sights.at(path))?.above(path)?;
     let make = |name: &Path| fd::mkfifo_at(&above, name);
     let (fresh, path) = match make(path) {
         Ok(()) => (true, path.to_owned()),

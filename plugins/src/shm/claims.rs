@@ -1,7 +1,9 @@
-//! Memory that processes of two nodes of a job share on one host. Each node restores what it has captured, so they would share it no longer: the checkpoint is refused.
+//! Memory that processes of two nodes of a job share on one host. Each node restores what it has captured, so they
+//! would share it no longer: the checkpoint is refused.
 //!
-//! While the nodes capture, each holds a socket name for every such object in the host's list of abstract names, and then looks through the list. No node lets go before
-//! all have looked, so of two that claim one object at least one sees the other.
+//! While the nodes capture, each holds a socket name for every such object in the host's list of abstract names, and
+//! then looks through the list. No node lets go before all have looked, so of two that claim one object at least one
+//! sees the other.
 
 use crate::env::SharedMapping;
 use crate::fault::{At, Fault, Refusal};
@@ -23,7 +25,8 @@ const OBJECTS: [&str; 4] = ["/dev/shm/", "/dev/zero", "/memfd:", "/anon_hugepage
 
 /// An object in memory, as a name.
 fn name(job: u64, m: &SharedMapping, task: i32) -> String {
-    // The numbers of System V segments mean something within a namespace only: the true one, not that which a restart shows (`/proc/PID/ns`).
+    // The numbers of System V segments mean something within a namespace only: the true one, not that which a restart
+    // shows (`/proc/PID/ns`).
     let ipc = || Some(std::fs::metadata(format!("/proc/{task}/task/{task}/ns/ipc")).ok()?.ino());
     let space = m.sysv_shmid.and_then(|_| ipc()).unwrap_or(0);
     format!("belay {job:016x} {:x} {:x} {space:x} ", m.object.dev, m.object.ino)

@@ -1,7 +1,8 @@
 //! Reads a receive queue without consuming it.
 //!
-//! MSG_PEEK with SO_PEEK_OFF walks through the whole queue. The option is set back afterwards. A pending socket error would be consumed by a
-//! read that finds no data, so a stream is never read behind the bytes that FIONREAD announces.
+//! MSG_PEEK with SO_PEEK_OFF walks through the whole queue. The option is set back afterwards. A pending socket error
+//! would be consumed by a read that finds no data, so a stream is never read behind the bytes that FIONREAD announces;
+//! of datagrams and packets by any read, so those are left alone meanwhile.
 
 use crate::fault::{not_now, refuse, At, Fault};
 use crate::sys::fd;
@@ -21,11 +22,15 @@ pub(crate) struct Peeked {
 pub(crate) fn peek(raw: RawFd, kind: i32) -> Result<Vec<Peeked>, Fault> {
     let before: i32 = sock::get(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF).at("read SO_PEEK_OFF")?;
     let out = if kind == libc::SOCK_DGRAM {
+        without_error(raw)?;
         datagrams(raw)
     } else {
         let bytes = fd::readable_bytes(raw).at("ask how much it holds")?;
         if bytes == 0 {
             return Ok(Vec::new());
+        }
+        if kind == libc::SOCK_SEQPACKET {
+            without_error(raw)?;
         }
         if kind == libc::SOCK_STREAM && sock::receive(raw, &mut [0], libc::MSG_PEEK | libc::MSG_OOB).is_ok() {
             return not_now("urgent data (MSG_OOB) has not been read");
@@ -34,6 +39,19 @@ pub(crate) fn peek(raw: RawFd, kind: i32) -> Result<Vec<Peeked>, Fault> {
     };
     sock::set(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &before).at("set SO_PEEK_OFF back")?;
     out
+}
+
+/// Whether an error waits to be told to whoever uses the socket next.
+pub(crate) fn has_failed(raw: RawFd) -> Result<bool, Fault> {
+    Ok(fd::poll(raw, 0).at("poll")? & libc::POLLERR != 0)
+}
+
+/// Refuses to read where an error would be taken away.
+fn without_error(raw: RawFd) -> Result<(), Fault> {
+    if has_failed(raw)? {
+        return not_now("an error has not been read, without which what it has received cannot be read");
+    }
+    Ok(())
 }
 
 fn at_offset(raw: RawFd, offset: usize, buf: &mut [u8]) -> io::Result<Received> {
@@ -109,11 +127,12 @@ fn bytes_or_packets(raw: RawFd, kind: i32, bytes: usize) -> Result<Vec<Peeked>, 
     Ok(out)
 }
 
-/// A stream delivers descriptors with the first byte of the write that carried them, but one read may return the bytes of earlier writes too,
-/// and a peek shows descriptors even when it ends before their bytes. How many of the `len` bytes at `offset` belong to earlier writes.
+/// A stream delivers descriptors with the first byte of the write that carried them, but one read may return the bytes
+/// of earlier writes too, and a peek shows descriptors even when it ends before their bytes. How many of the `len`
+/// bytes at `offset` belong to earlier writes.
 ///
-/// The read ends with the write that carried the descriptors. The kernel copies write by write, so a peek into a buffer whose last byte
-/// cannot be written returns all writes but that one.
+/// The read ends with the write that carried the descriptors. The kernel copies write by write, so a peek into a buffer
+/// whose last byte cannot be written returns all writes but that one.
 fn before_descriptors(raw: RawFd, offset: usize, len: usize) -> io::Result<usize> {
     let offset = i32::try_from(offset).map_err(io::Error::other)?;
     sock::set(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &offset)?;

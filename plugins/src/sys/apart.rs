@@ -1,6 +1,7 @@
 //! Runs what must not be left half done in a process of its own, which goes on when the agent is killed.
 //!
-//! [`run`]: the process shares the agent's memory, and the calling thread stands still meanwhile; so nothing is copied, however large the agent is. [`fork`]: it has a copy, and may allocate.
+//! [`run`]: the process shares the agent's memory, and the calling thread stands still meanwhile; so nothing is copied,
+//! however large the agent is. [`fork`]: it has a copy, and may allocate.
 
 use super::{check, fd};
 use std::io;
@@ -23,7 +24,8 @@ pub(crate) fn run<W: FnMut()>(work: &mut W) -> io::Result<()> {
     let top = stack.as_mut_ptr_range().end.cast();
     let blocked = Blocked::all()?;
     let arg = std::ptr::from_mut(work).cast();
-    // SAFETY: the child runs on a stack of its own that lives until it has ended: with CLONE_VFORK the caller waits for it. It raises no signal when it ends.
+    // SAFETY: the child runs on a stack of its own that lives until it has ended: with CLONE_VFORK the caller waits for
+    // it. It raises no signal when it ends.
     let pid = check(unsafe { libc::clone(begin::<W>, top, libc::CLONE_VM | libc::CLONE_VFORK, arg) });
     drop(blocked);
     let pid = pid?;

@@ -190,7 +190,8 @@ impl Diag {
         }
     }
 
-    /// The `AF_UNIX` socket with inode `ino`. One that somebody outside of the job can change is shown as it was at some moment since this connection was made.
+    /// The `AF_UNIX` socket with inode `ino`. One that somebody outside of the job can change is shown as it was at
+    /// some moment since this connection was made.
     pub(crate) fn unix(&mut self, ino: u32) -> io::Result<UnixSocket> {
         self.asked += 1;
         if self.asked == MANY {

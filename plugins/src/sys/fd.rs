@@ -91,6 +91,22 @@ pub(crate) fn rename_at(dir: &OwnedFd, from: &Path, to: &Path) -> io::Result<()>
     check(unsafe { libc::renameat(dir.as_raw_fd(), from.as_ptr(), dir.as_raw_fd(), to.as_ptr()) }).map(drop)
 }
 
+/// The same where nothing has that name yet.
+pub(crate) fn rename_new_at(dir: &OwnedFd, from: &Path, to: &Path) -> io::Result<()> {
+    let (old, new, dir_fd) = (last_name(from)?, last_name(to)?, dir.as_raw_fd());
+    // SAFETY: both are valid C strings for the call, and `dir` a live descriptor.
+    let renamed = unsafe { libc::renameat2(dir_fd, old.as_ptr(), dir_fd, new.as_ptr(), libc::RENAME_NOREPLACE) };
+    match check(renamed) {
+        // Not every file system can do this.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            // SAFETY: as above.
+            check(unsafe { libc::linkat(dir_fd, old.as_ptr(), dir_fd, new.as_ptr(), 0) })?;
+            unlink_at(dir, from)
+        }
+        renamed => renamed.map(drop),
+    }
+}
+
 /// Removes what has the last name of `path` in directory `dir`, and is not a directory.
 pub(crate) fn unlink_at(dir: &OwnedFd, path: &Path) -> io::Result<()> {
     let name = last_name(path)?;
@@ -98,11 +114,19 @@ pub(crate) fn unlink_at(dir: &OwnedFd, path: &Path) -> io::Result<()> {
     check(unsafe { libc::unlinkat(dir.as_raw_fd(), name.as_ptr(), 0) }).map(drop)
 }
 
+/// Removes the empty directory that has the last name of `path` in directory `dir`.
+pub(crate) fn rmdir_at(dir: &OwnedFd, path: &Path) -> io::Result<()> {
+    let name = last_name(path)?;
+    // SAFETY: as above.
+    check(unsafe { libc::unlinkat(dir.as_raw_fd(), name.as_ptr(), libc::AT_REMOVEDIR) }).map(drop)
+}
+
 fn last_name(path: &Path) -> io::Result<CString> {
     c_path(path.file_name().ok_or(io::ErrorKind::InvalidInput)?.as_ref())
 }
 
-/// Opens `path` for reading with more `flags`. The program's file keeps its time of last access, where that may be asked for: with a file of another user only root may.
+/// Opens `path` for reading with more `flags`. The program's file keeps its time of last access, where that may be
+/// asked for: with a file of another user only root may.
 pub(crate) fn open_unnoticed(path: &Path, flags: i32) -> io::Result<OwnedFd> {
     match open(path, flags | libc::O_NOATIME, 0) {
         Err(e) if e.raw_os_error() == Some(libc::EPERM) => open(path, flags, 0),

@@ -4,7 +4,7 @@ use super::{check, check_len};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::ops::RangeInclusive;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 
 /// A socket address as the kernel wrote it; empty where there is none.
@@ -15,9 +15,12 @@ pub(crate) struct Addr(pub(crate) Vec<u8>);
 const ADDR_MAX: usize = size_of::<libc::sockaddr_storage>();
 /// Words of a control buffer that holds the most descriptors one message can carry (253) with room to spare.
 const CONTROL_WORDS: usize = 512;
+/// A message's sender, where SO_PASSPIDFD is set.
+const SCM_PIDFD: i32 = 4;
 
 impl Addr {
-    /// An internet address; `host` holds an IPv4 address in its first four bytes. The interface counts for link-local addresses only.
+    /// An internet address; `host` holds an IPv4 address in its first four bytes. The interface counts for link-local
+    /// addresses only.
     pub(crate) fn internet(family: i32, port: u16, host: [u8; 16], interface: u32) -> Self {
         let mut raw = u16::try_from(family).unwrap_or(0).to_ne_bytes().to_vec();
         raw.extend_from_slice(&port.to_be_bytes());
@@ -53,6 +56,11 @@ impl Addr {
         raw.push(0);
         raw.extend_from_slice(name.as_bytes());
         Self(raw)
+    }
+
+    /// Bound to it, a `AF_UNIX` socket gets an abstract name that nobody has.
+    pub(crate) fn any_unix() -> Self {
+        Self((libc::AF_UNIX as u16).to_ne_bytes().to_vec())
     }
 
     /// Address family, `AF_UNSPEC` where there is no address.
@@ -199,9 +207,29 @@ pub(crate) fn connect(fd: RawFd, addr: &Addr) -> io::Result<()> {
     check(unsafe { libc::connect(fd, addr.0.as_ptr().cast(), addr.0.len() as libc::socklen_t) }).map(drop)
 }
 
-/// Ends a connection, or the attempt to make one, so that another can be made.
-pub(crate) fn disconnect(fd: RawFd) -> io::Result<()> {
+/// Gives a socket the host of `addr`, and no port yet.
+pub(crate) fn bind_host(fd: RawFd, addr: &Addr) -> io::Result<()> {
+    set(fd, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, &1i32)?;
+    bind(fd, &addr.with_port(0))
+}
+
+/// The host from which a socket without address reaches `to`.
+pub(crate) fn source(to: &Addr) -> io::Result<Option<std::net::IpAddr>> {
+    let probe = socket(to.family(), libc::SOCK_DGRAM, 0)?;
+    connect(probe.as_raw_fd(), to)?;
+    Ok(local(probe.as_raw_fd())?.ip())
+}
+
+/// Ends the connection of a socket: for one of datagrams, that is all.
+pub(crate) fn dissolve(fd: RawFd) -> io::Result<()> {
     connect(fd, &Addr(vec![0; size_of::<libc::sockaddr>()]))
+}
+
+/// Ends a connection, or the attempt to make one, so that another can be made. The socket does not remember it: the kernel leaves
+/// ECONNRESET behind (`tcp_disconnect`), which who asks before the next attempt would hear.
+pub(crate) fn disconnect(fd: RawFd) -> io::Result<()> {
+    dissolve(fd)?;
+    get::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR).map(drop)
 }
 
 fn setting(name: &str) -> String {
@@ -270,7 +298,8 @@ pub(crate) fn get_into(fd: RawFd, level: i32, option: i32, buf: &mut [u8]) -> io
     Ok(&buf[..(len as usize).min(buf.len())])
 }
 
-/// Reads instructions of a filter, of 8 bytes each, into `buf`: how many there are, of which as many are read as it has room for, if there is any.
+/// Reads instructions of a filter, of 8 bytes each, into `buf`: how many there are, of which as many are read as it has
+/// room for, if there is any.
 pub(crate) fn get_counted(fd: RawFd, level: i32, option: i32, buf: &mut [u8]) -> io::Result<usize> {
     let mut len = libc::socklen_t::try_from(buf.len() / 8).map_err(io::Error::other)?;
     // SAFETY: for this option the length is counted in instructions, for which `buf` has room.
@@ -338,14 +367,16 @@ pub(crate) fn receive(fd: RawFd, buf: &mut [u8], flags: i32) -> io::Result<Recei
     let mut head = unsafe { libc::CMSG_FIRSTHDR(&msg) };
     // SAFETY: a non-null header lies within the control buffer.
     while let Some(h) = unsafe { head.as_ref() } {
-        if h.cmsg_level == libc::SOL_SOCKET && h.cmsg_type == libc::SCM_RIGHTS {
+        if h.cmsg_level == libc::SOL_SOCKET && [libc::SCM_RIGHTS, SCM_PIDFD].contains(&h.cmsg_type) {
             // SAFETY: the data begins behind the header.
             let data = unsafe { libc::CMSG_DATA(h) };
             let n = (h.cmsg_len - (data as usize - head as usize)) / size_of::<RawFd>();
             for i in 0..n {
                 // SAFETY: the message holds `n` numbers, possibly unaligned.
                 let fd = unsafe { data.cast::<RawFd>().add(i).read_unaligned() };
-                fds.push(own(fd));
+                // The kernel makes a pidfd of the sender with each reading; an error in place of one is no descriptor.
+                let received = (fd >= 0).then(|| own(fd));
+                fds.extend(received.filter(|_| h.cmsg_type == libc::SCM_RIGHTS));
             }
         }
         if h.cmsg_level == libc::SOL_UDP && h.cmsg_type == libc::UDP_GRO {
@@ -422,4 +453,49 @@ pub(crate) fn send(fd: RawFd, data: &[u8], fds: &[RawFd], to: Option<&Addr>) -> 
     }
     // SAFETY: every pointer in `msg` is valid for the length beside it.
     check_len(unsafe { libc::sendmsg(fd, &msg, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn an_attempt_that_was_given_up_is_forgotten() {
+        // Whose queue is full does not answer.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        // SAFETY: takes numbers only.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+        let to = Addr::of(listener.local_addr().unwrap(), libc::AF_INET);
+        let attempts = [0; 4].map(|_| {
+            let fd = socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0).unwrap();
+            assert_eq!(
+                connect(fd.as_raw_fd(), &to).unwrap_err().raw_os_error(),
+                Some(libc::EINPROGRESS)
+            );
+            fd
+        });
+        let raw = attempts[3].as_raw_fd();
+        disconnect(raw).unwrap();
+        assert_eq!(get::<i32>(raw, libc::SOL_SOCKET, libc::SO_ERROR).unwrap(), 0);
+    }
+
+    #[test]
+    fn the_sender_of_what_is_read_leaves_no_descriptor() {
+        const SO_PASSPIDFD: i32 = 76;
+        let left = crate::sys::apart::fork(|| {
+            let (a, b) = pair(libc::SOCK_STREAM).unwrap();
+            // Kernels before 6.5 do not have it.
+            let _ = set(b.as_raw_fd(), libc::SOL_SOCKET, SO_PASSPIDFD, &1i32);
+            send(a.as_raw_fd(), b"x", &[a.as_raw_fd()], None).unwrap();
+            let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+            let before = open();
+            let received = receive(b.as_raw_fd(), &mut [0], libc::MSG_PEEK).unwrap();
+            vec![
+                u8::try_from(received.fds.len()).unwrap(),
+                u8::try_from(open() - before).unwrap(),
+            ]
+        });
+        assert_eq!(left.unwrap(), [1, 1]);
+    }
 }

@@ -1,7 +1,9 @@
-//! A file as it is seen through a description that a process of the job has, without a trace: no second opening, which would break leases and be told to those who watch the file, no read, which would be
-//! told too, and neither the offset nor the time of the last access moves.
+//! A file as it is seen through a description that a process of the job has, without a trace: no second opening, which
+//! would break leases and be told to those who watch the file, no read, which would be told too, and neither the offset
+//! nor the time of the last access moves.
 //!
-//! The file is mapped, and the mapping is read by a system call: where the file ends, or cannot be read, that is an error and no signal.
+//! The file is mapped, and the mapping is read by a system call: where the file ends, or cannot be read, that is an
+//! error and no signal.
 
 use super::{apart, fd};
 use belay_kernel::vm;
@@ -56,7 +58,8 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// The first `bytes` bytes of the file behind `fd`, a duplicate of a description that is open for reading and that nobody uses at this moment.
+    /// The first `bytes` bytes of the file behind `fd`, a duplicate of a description that is open for reading and that
+    /// nobody uses at this moment.
     pub(crate) fn of(fd: RawFd, bytes: u64) -> io::Result<Self> {
         let stat = fd::fstat(fd)?;
         let bytes = bytes.min(u64::try_from(stat.st_size).unwrap_or(0));
@@ -112,7 +115,8 @@ impl Drop for View {
     }
 }
 
-/// Maps a file. That counts as an access unless the description says otherwise, which only the file's owner and root may have it say.
+/// Maps a file. That counts as an access unless the description says otherwise, which only the file's owner and root
+/// may have it say.
 fn map_unnoticed(fd: RawFd, bytes: usize) -> io::Result<*mut libc::c_void> {
     let flags = fd::flags(fd)?;
     let quiet = flags & libc::O_NOATIME == 0 && fd::set_flags(fd, flags | libc::O_NOATIME).is_ok();
@@ -126,7 +130,8 @@ fn map_unnoticed(fd: RawFd, bytes: usize) -> io::Result<*mut libc::c_void> {
     failed.map_or(Ok(base), Err)
 }
 
-/// The ranges of the first `bytes` bytes that may hold data. To ask moves the offset, which is the program's: it is put back whatever becomes of the caller.
+/// The ranges of the first `bytes` bytes that may hold data. To ask moves the offset, which is the program's: it is put
+/// back whatever becomes of the caller.
 fn ranges(fd: RawFd, bytes: u64) -> io::Result<Vec<(u64, u64)>> {
     let position = fd::seek(fd, 0, libc::SEEK_CUR)?;
     let mut out = Vec::new();

@@ -1,22 +1,21 @@
 //! Capture of terminals.
 
 use super::{
-    drain, Fixed, Pty, Side, Terminals, Termios, N_TTY, TIOCGDEV, TIOCGEXCL, TIOCGLCKTRMIOS, TIOCGPKT, TIOCGPTLCK, TIOCGPTN,
+    devpts, drain, names, Fixed, Pty, Side, Terminals, Termios, N_TTY, PTS_MAJOR, TIOCGDEV, TIOCGEXCL, TIOCGLCKTRMIOS, TIOCGPKT,
+    TIOCGPTLCK, TIOCGPTN,
 };
 use crate::fault::{not_now, refuse, At, Fault, Refusal};
 use crate::model::{DescId, Descriptors, FsPath};
 use crate::session::Session;
 use crate::sys::fd;
-use std::collections::HashMap;
+use belay_kernel::proc;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::path::Path;
 
 const TTY_MAJOR: u32 = 4;
 const TTYAUX_MAJOR: u32 = 5;
 const PTMX_MINOR: u32 = 2;
-/// Slaves of pseudo-terminals: majors 136 to 143, 2^20 minors in the first.
-const PTS_MAJORS: std::ops::RangeInclusive<u32> = 136..=143;
 
 /// Terminals found so far.
 #[derive(Debug, Default)]
@@ -32,7 +31,7 @@ pub(super) fn is_terminal(major: u32, minor: u32) -> bool {
     match major {
         TTY_MAJOR => true,
         TTYAUX_MAJOR => minor <= PTMX_MINOR,
-        m => PTS_MAJORS.contains(&m),
+        m => m == PTS_MAJOR,
     }
 }
 
@@ -44,7 +43,9 @@ pub(super) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Sid
         let index: u32 = fd::ioctl_get(raw, TIOCGPTN).at("ask for its number")?;
         let masters = &mut s.sets.of::<TerminalSet>().masters;
         let at = masters.len();
-        masters.insert(index, (at, id));
+        if masters.insert(index, (at, id)).is_some() {
+            return refuse("two terminals of the job have this number, in different devpts: close one");
+        }
         return Ok(Side::Master(at));
     }
     // Through /dev/tty the terminal itself answers.
@@ -52,7 +53,7 @@ pub(super) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Sid
     let real: u32 = fd::ioctl_get(raw, TIOCGDEV).unwrap_or_default();
     // The kernel's encoding of a device number in 32 bits.
     let (major, minor) = (real >> 8 & 0xfff, (real & 0xff) | (real >> 12 & 0xf_ff00));
-    let index = PTS_MAJORS.contains(&major).then_some(minor);
+    let index = (major == PTS_MAJOR).then_some(minor);
     let link = FsPath::from(found.link.as_path());
     s.sets.of::<TerminalSet>().slaves.push((id, index));
     Ok(Side::Outside(link))
@@ -60,38 +61,80 @@ pub(super) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Sid
 
 /// Pairs slaves with masters, reads settings and data.
 pub(super) fn finish(s: &mut Session<'_>, out: &mut Descriptors) -> Result<(), Refusal> {
-    let set: TerminalSet = s.sets.take().unwrap_or_default();
-    for (id, index) in &set.slaves {
-        let master = index.and_then(|i| set.masters.get(&i));
-        let Some(side) = out.descriptions[*id].kind.get_mut::<Side>() else {
-            continue;
-        };
-        match master {
-            Some((at, _)) => *side = Side::Slave(*at),
-            None => {
-                let found = &s.found[*id];
-                s.notes.push(format!(
-                    "process {}: fd {}: terminal {} is outside the job; after a restart it is the terminal of `belay restart`",
-                    found.holder.pid,
-                    found.holder.fd,
-                    found.link.display()
-                ));
+    let mut set: TerminalSet = s.sets.take().unwrap_or_default();
+    for (id, index) in &mut set.slaves {
+        let master = index.and_then(|i| Some((i, *set.masters.get(&i)?)));
+        let own = match master {
+            Some((number, (at, master))) => {
+                let is_of = is_of(s, *id, number, master);
+                let holder = s.found[*id].holder;
+                let is_of = is_of.map_err(|e| e.of(holder.pid, format!("terminal {}", names::path(number).display())))?;
+                is_of.then_some(at)
             }
+            None => None,
+        };
+        if let (Some(at), Some(side)) = (own, out.descriptions[*id].kind.get_mut::<Side>()) {
+            *side = Side::Slave(at);
+            continue;
         }
+        *index = None;
+        let found = &s.found[*id];
+        s.notes.push(format!(
+            "process {}: fd {}: terminal {} is outside the job; after a restart it is the terminal of `belay restart`",
+            found.holder.pid,
+            found.holder.fd,
+            found.link.display()
+        ));
     }
     let mut masters: Vec<_> = set.masters.iter().map(|(i, (at, id))| (*at, *i, *id)).collect();
     masters.sort_unstable();
+    let names = if masters.is_empty() { BTreeMap::new() } else { devpts::led() };
     let out: &mut Terminals = out.parts.of();
     for (_, index, id) in masters {
         let holder = s.found[id].holder;
-        let captured = pty(s, &set, index, id);
+        let captured = pty(s, &set, &names, (index, id));
         out.ptys
             .push(captured.map_err(|e| e.of(holder.pid, format!("terminal /dev/pts/{index}")))?);
     }
     Ok(())
 }
 
-fn pty(s: &mut Session<'_>, set: &TerminalSet, index: u32, master: DescId) -> Result<Pty, Fault> {
+/// Whether slave `id`, which has the number of `master`'s, is that: in a devpts of its own a restarted job can have a
+/// terminal with the number of one outside.
+fn is_of(s: &Session<'_>, id: DescId, number: u32, master: DescId) -> Result<bool, Fault> {
+    let found = &s.found[id];
+    let st = &found.stat;
+    if libc::major(st.st_rdev) == PTS_MAJOR {
+        let named = fd::stat(&names::path(number), true);
+        return Ok(named.map_or(true, |named| (named.st_dev, named.st_ino) == (st.st_dev, st.st_ino)));
+    }
+    // Opened as /dev/tty, which says no more than the number: the terminal of a session is one.
+    let stat = proc::stat(found.holder.pid).at("read whose it is")?;
+    if stat.tty_nr != libc::makedev(PTS_MAJOR, number) {
+        return Ok(true);
+    }
+    let session: i32 = fd::ioctl_get(s.take(master)?.raw(), libc::TIOCGSID).unwrap_or(0);
+    Ok(session != 0 && session == stat.session)
+}
+
+/// Refuses what may have been written to the master of a pseudo-terminal whose slave nobody has opened yet. It waits
+/// for who opens that; to look at it the slave must be opened, and to close that again is to hang up. What has been
+/// written is echoed, unless echo is off.
+fn unseen(master: RawFd) -> Result<(), Fault> {
+    let echoed: i32 = fd::ioctl_get(master, libc::FIONREAD).at("ask how much waits")?;
+    let echoes = Termios::get(master).at("read its settings")?.lflag & libc::ECHO != 0;
+    if echoed > 0 || !echoes {
+        return not_now("what has been written to it cannot be read, because nobody has opened its other side yet");
+    }
+    Ok(())
+}
+
+fn pty(
+    s: &mut Session<'_>,
+    set: &TerminalSet,
+    names: &BTreeMap<u32, Vec<u32>>,
+    (index, master): (u32, DescId),
+) -> Result<Pty, Fault> {
     let open = set.slaves.iter().find(|(_, i)| *i == Some(index)).map(|(id, _)| *id);
     if let Some(id) = open {
         let taken = s.take(id)?;
@@ -106,8 +149,12 @@ fn pty(s: &mut Session<'_>, set: &TerminalSet, index: u32, master: DescId) -> Re
     let number = |request| fd::ioctl_get::<i32>(raw, request).at("read its state");
     let packet = number(TIOCGPKT)? != 0;
     let fixed: Fixed = fd::ioctl_get(raw, TIOCGLCKTRMIOS).at("read which of its settings are fixed")?;
+    if !slave_open && !slave_closed {
+        unseen(raw)?;
+    }
     let mut pty = Pty {
         index,
+        names: names.get(&index).cloned().unwrap_or_default(),
         // The master answers for the slave.
         termios: Termios::get(raw).at("read its settings")?,
         winsize: fd::ioctl_get(raw, libc::TIOCGWINSZ).at("read its size")?,
@@ -129,13 +176,13 @@ fn pty(s: &mut Session<'_>, set: &TerminalSet, index: u32, master: DescId) -> Re
         input: None,
         lines: None,
         output: None,
+        stopped: Default::default(),
     };
-    if let Ok(st) = fd::stat(Path::new(&format!("/dev/pts/{index}")), true) {
+    if let Ok(st) = fd::stat(&names::path(index), true) {
         pty.mode = st.st_mode & 0o7777;
         pty.owner = (st.st_uid, st.st_gid);
     }
     if pty.locked || !(slave_open || slave_closed) {
-        // Nobody has opened the slave yet, so nothing can be in flight that somebody could read.
         return Ok(pty);
     }
     if packet && fd::poll(raw, libc::POLLPRI).at("poll")? & libc::POLLPRI != 0 {
@@ -149,6 +196,7 @@ fn pty(s: &mut Session<'_>, set: &TerminalSet, index: u32, master: DescId) -> Re
         return put_back_later(raw, later, &data);
     }
     pty.lines = Some(data.lines);
+    pty.stopped = data.stopped();
     for (bytes, place) in [(&data.input, &mut pty.input), (&data.output, &mut pty.output)] {
         if !bytes.is_empty() {
             *place = Some(s.blobs.put(bytes)?);
@@ -161,7 +209,8 @@ fn exclusive(raw: RawFd) -> Result<bool, Fault> {
     Ok(fd::ioctl_get::<i32>(raw, TIOCGEXCL).at("read its state")? != 0)
 }
 
-/// A descriptor of the agent's own on the slave. Exclusive mode keeps an ordinary user out: it is lifted for that moment, through a description that the job has open.
+/// A descriptor of the agent's own on the slave. Exclusive mode keeps an ordinary user out: it is lifted for that
+/// moment, through a description that the job has open.
 fn slave(s: &mut Session<'_>, open: Option<DescId>, master: RawFd) -> Result<OwnedFd, Fault> {
     match drain::slave_of(master) {
         Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}

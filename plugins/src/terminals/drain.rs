@@ -1,12 +1,14 @@
-//! Data in flight in a pseudo-terminal. It has no way to look at data without reading it, so all is read and written back at once, by a process that outlives
-//! the agent ([`apart`]); what is held, and how much of it is back, stands in memory of both, so whoever is left carries on.
+//! Data in flight in a pseudo-terminal. It has no way to look at data without reading it, so all is read and written
+//! back at once, by a process that outlives the agent ([`apart`]); what is held, and how much of it is back, stands in
+//! memory of both, so whoever is left carries on.
 //!
-//! In each direction the reader's line discipline holds up to [`HELD`] bytes, and the kernel queues what does not fit there ("flip buffer"). Towards the
-//! slave, what is queued has not been looked at yet: erased characters, signals, echo. So what was taken in goes back with all that switched off,
-//! and what was queued afterwards under the program's own settings. A worker of the kernel takes in, in its own time; a stop character behind the
-//! bytes tells when it has: the master's packet mode reports it.
+//! In each direction the reader's line discipline holds up to [`HELD`] bytes, and the kernel queues what does not fit
+//! there ("flip buffer"). Towards the slave, what is queued has not been looked at yet: erased characters, signals,
+//! echo. So what was taken in goes back with all that switched off, and what was queued afterwards under the program's
+//! own settings. A worker of the kernel takes in, in its own time; a stop character behind the bytes tells when it has:
+//! the master's packet mode reports it.
 
-use super::{Lines, Termios, TIOCGPTPEER};
+use super::{Lines, Stopped, Termios, TIOCGPTPEER};
 use crate::fault::{At, Fault};
 use crate::sys::{apart, check, fd};
 use std::io;
@@ -14,7 +16,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// Most that a line discipline takes in before it is read.
 const HELD: usize = 4095;
-/// Most of it that goes back with interpretation off: the stop character behind it must find room. The one byte more is looked at twice.
+/// Most of it that goes back with interpretation off: the stop character behind it must find room. The one byte more is
+/// looked at twice.
 pub(super) const TAKEN_IN: usize = HELD - 1;
 /// More than both directions can hold, with echo that waits.
 const ROOM: usize = 64 << 10;
@@ -41,6 +44,8 @@ pub(super) struct InFlight {
     pub(super) input: Vec<u8>,
     pub(super) output: Vec<u8>,
     pub(super) lines: Lines,
+    /// What had been stopped, once that is known.
+    stopped: Option<[Stopped; 2]>,
     output_back: usize,
     input_back: usize,
     widening: bool,
@@ -57,6 +62,7 @@ impl InFlight {
             input,
             output,
             lines,
+            stopped: None,
             output_back: 0,
             input_back: 0,
             widening: false,
@@ -66,6 +72,11 @@ impl InFlight {
     /// Whether all is in the terminal.
     pub(super) fn is_back(&self) -> bool {
         self.input_back == self.input.len() && self.output_back == self.output.len()
+    }
+
+    /// What had been stopped: what is written to the slave, and to the master.
+    pub(super) fn stopped(&self) -> [Stopped; 2] {
+        self.stopped.unwrap_or_default()
     }
 
     /// Takes out what [`widen`] may have left.
@@ -123,10 +134,13 @@ impl Line {
         self.slave.as_raw_fd()
     }
 
-    /// Neither direction can hold anything, as far as that can be told without touching it: of an unfinished line it cannot.
+    /// Neither direction can hold anything, as far as that can be told without touching it (of an unfinished line it
+    /// cannot), and none has been stopped.
     fn is_empty(&self) -> io::Result<bool> {
+        let (master, slave) = (self.master, self.slave());
         let waits = |raw| fd::poll(raw, libc::POLLIN).map(|e| e & libc::POLLIN != 0);
-        Ok(!self.termios.edits() && !waits(self.master)? && !waits(self.slave())? && fd::readable_bytes(self.slave())? == 0)
+        let goes = takes(master)? && takes(slave)?;
+        Ok(goes && !self.termios.edits() && !waits(master)? && !waits(slave)? && fd::readable_bytes(slave)? == 0)
     }
 
     /// Reads all that is in flight into `held`, without allocating.
@@ -183,15 +197,18 @@ impl Line {
         if done.is_ok() && set.is_ok() {
             pour(self.master, &held.input, &mut held.input_back);
         }
+        let stopped = self.stop_master(held.stopped());
         self.packet(self.packet)?;
         fd::set_flags(self.master, self.flags)?;
-        done.and(set)
+        done.and(set).and(stopped)
     }
 
     /// What goes to the line discipline's own memory, and all output.
     fn put_taken_in(&self, held: &mut InFlight) -> io::Result<()> {
         self.termios.unedited().set(self.slave())?;
-        let stopped = self.start()?;
+        // One who has come so far, and no further, has let it go.
+        let found = self.start()?;
+        let stopped = *held.stopped.get_or_insert(found);
         for (from, to, data, back) in [
             (self.slave(), self.master, &held.output, held.output_back),
             (self.master, self.slave(), &held.input, held.input_back),
@@ -213,32 +230,55 @@ impl Line {
             self.segment(held)?;
             self.start()?;
         }
-        match stopped {
-            Stopped::No => {}
-            Stopped::ByCall => drop(fd::ioctl_num(self.slave(), libc::TCXONC, libc::TCOOFF as libc::c_ulong)?),
-            Stopped::ByKey => self.segment(held)?,
-        }
-        Ok(())
+        self.stop_slave(held, stopped)
     }
 
-    /// Lets output go where it has been stopped: nothing could be put back. With nothing in flight there is always room.
-    fn start(&self) -> io::Result<Stopped> {
-        let stopped = || fd::poll(self.slave(), libc::POLLOUT).map(|e| e & libc::POLLOUT == 0);
-        let flow = |action: i32| fd::ioctl_num(self.slave(), libc::TCXONC, action as libc::c_ulong);
-        if !stopped()? {
-            return Ok(Stopped::No);
-        }
-        flow(libc::TCOON)?;
-        if !stopped()? {
-            return Ok(Stopped::ByCall);
-        }
-        flow(libc::TCOOFF)?;
-        flow(libc::TCOON)?;
-        Ok(Stopped::ByKey)
+    /// Lets go what has been stopped on either side: nothing could be put back. With nothing in flight there is always room.
+    fn start(&self) -> io::Result<[Stopped; 2]> {
+        let start = |raw| -> io::Result<Stopped> {
+            if takes(raw)? {
+                return Ok(Stopped::No);
+            }
+            flow(raw, libc::TCOON)?;
+            if takes(raw)? {
+                return Ok(Stopped::ByCall);
+            }
+            flow(raw, libc::TCOOFF)?;
+            flow(raw, libc::TCOON)?;
+            Ok(Stopped::ByKey)
+        };
+        Ok([start(self.slave())?, start(self.master)?])
     }
 
-    /// Writes bytes that had been taken in, up to where all values but two have occurred: these two stand for the end of a line without a newline, and, behind
-    /// the bytes, for the stop that tells that they have been taken in.
+    /// Stops the slave again, when all of `held` that goes to the line discipline's own memory is there.
+    fn stop_slave(&self, held: &mut InFlight, [slave, _]: [Stopped; 2]) -> io::Result<()> {
+        match slave {
+            Stopped::No => Ok(()),
+            Stopped::ByCall => flow(self.slave(), libc::TCOOFF),
+            Stopped::ByKey => self.segment(held),
+        }
+    }
+
+    /// Stops the master again, when all is there.
+    fn stop_master(&self, [_, master]: [Stopped; 2]) -> io::Result<()> {
+        match master {
+            Stopped::No => Ok(()),
+            Stopped::ByCall | Stopped::ByKey => flow(self.master, libc::TCOOFF),
+        }
+    }
+
+    /// Stops a terminal that has been made again, and has all its data.
+    pub(super) fn stop(&self, stopped: [Stopped; 2]) -> io::Result<()> {
+        self.hold()?;
+        let done = self.stop_slave(&mut InFlight::default(), stopped);
+        let set = self.termios.set(self.slave());
+        fd::set_flags(self.master, self.flags)?;
+        done.and(set)?;
+        self.stop_master(stopped)
+    }
+
+    /// Writes bytes that had been taken in, up to where all values but two have occurred: these two stand for the end
+    /// of a line without a newline, and, behind the bytes, for the stop that tells that they have been taken in.
     fn segment(&self, held: &mut InFlight) -> io::Result<()> {
         let all = &held.input[held.input_back..held.lines.taken_in];
         let (len, stop, end) = free_values(all, &self.termios);
@@ -292,14 +332,13 @@ impl Line {
     }
 }
 
-/// Whether and how output had been stopped.
-#[derive(Debug, Clone, Copy)]
-enum Stopped {
-    No,
-    /// `tcflow`.
-    ByCall,
-    /// The stop character.
-    ByKey,
+/// Whether a side takes what is written to it: with nothing in flight, one that has been stopped does not.
+fn takes(raw: RawFd) -> io::Result<bool> {
+    fd::poll(raw, libc::POLLOUT).map(|e| e & libc::POLLOUT != 0)
+}
+
+fn flow(raw: RawFd, action: i32) -> io::Result<()> {
+    fd::ioctl_num(raw, libc::TCXONC, action as libc::c_ulong).map(drop)
 }
 
 /// Copies what is in flight in both directions; it is there again afterwards, or in what is returned as `left`.
@@ -339,8 +378,8 @@ fn read_all(raw: RawFd, out: &mut Vec<u8>) -> io::Result<usize> {
     Ok(out.len() - before)
 }
 
-/// Fills the queue from `from` to `to` with small pieces and empties it. The kernel keeps their memory, and takes more than its limit into it: so it had come
-/// about where the queue held more than that.
+/// Fills the queue from `from` to `to` with small pieces and empties it. The kernel keeps their memory, and takes more
+/// than its limit into it: so it had come about where the queue held more than that.
 fn widen(from: RawFd, to: RawFd) -> io::Result<()> {
     while fd::write(from, &[0; SMALL_PIECE]).is_ok_and(|n| n > 0) {}
     discard(to)

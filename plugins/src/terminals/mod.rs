@@ -1,7 +1,9 @@
 //! Terminals: pseudo-terminals whose master is in the job, and terminals of the outside world.
 
 mod capture;
+mod devpts;
 mod drain;
+mod names;
 mod rebuild;
 
 use crate::builder::{Builder, Built};
@@ -23,6 +25,8 @@ const TIOCGPTN: libc::c_ulong = 0x8004_5430;
 const TIOCSPTLCK: libc::c_ulong = 0x4004_5431;
 const TIOCGLCKTRMIOS: libc::c_ulong = 0x5456;
 const TIOCSLCKTRMIOS: libc::c_ulong = 0x5457;
+/// Slaves of pseudo-terminals: their minor is the number in their name.
+const PTS_MAJOR: u32 = 136;
 /// The usual line discipline.
 const N_TTY: i32 = 0;
 /// The kernel's `struct termios`, of which every bit that is set is fixed.
@@ -87,7 +91,7 @@ impl Kind for Terminal {
         let Some(t) = b.descriptors.parts.get::<Terminals>() else {
             return Ok(());
         };
-        let built = rebuild::prepare(t, b.blobs, &b.room).map_err(|e| e.of(0, "terminal"))?;
+        let built = rebuild::prepare(t, b.blobs, &b.room, b.own_namespaces, b.tell).map_err(|e| e.of(0, "terminal"))?;
         b.sets.put(built);
         Ok(())
     }
@@ -127,11 +131,15 @@ impl Kind for Terminal {
 pub(crate) struct Pty {
     /// N in `/dev/pts/N`.
     index: u32,
+    /// Other numbers by which it is found, those it had before restarts that could not give it these.
+    #[serde(default)]
+    names: Vec<u32>,
     /// Settings.
     termios: Termios,
     /// Rows, columns, width and height in pixels.
     winsize: [u16; 4],
-    /// Packet mode of the master, lock of the slave, exclusive mode of the master, which says nothing but itself, and of the slave, which keeps others out.
+    /// Packet mode of the master, lock of the slave, exclusive mode of the master, which says nothing but itself, and
+    /// of the slave, which keeps others out.
     packet: bool,
     locked: bool,
     exclusive: bool,
@@ -156,6 +164,20 @@ pub(crate) struct Pty {
     lines: Option<Lines>,
     /// Written to the slave and not read from the master.
     output: Option<BlobRef>,
+    /// Whether what is written to the slave, and what to the master, has been stopped.
+    #[serde(default)]
+    stopped: [Stopped; 2],
+}
+
+/// Whether and how output had been stopped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+enum Stopped {
+    #[default]
+    No,
+    /// `tcflow`.
+    ByCall,
+    /// The stop character.
+    ByKey,
 }
 
 /// The kernel's `struct termios2`, as raw words and characters.
@@ -186,7 +208,8 @@ impl Termios {
         self.lflag & (libc::ICANON | libc::EXTPROC) == libc::ICANON
     }
 
-    /// The same terminal without any interpretation of what is written to either side: everything can be read at once. Output that has been stopped stays so.
+    /// The same terminal without any interpretation of what is written to either side: everything can be read at once.
+    /// Output that has been stopped stays so.
     fn unedited(mut self) -> Self {
         self.iflag &= libc::IXON;
         self.oflag &= !libc::OPOST;
@@ -225,8 +248,8 @@ struct Lines {
 }
 
 impl Lines {
-    /// Finds the ends, where `count` bytes of `taken_in` can be read, not counting ends of file. Those are zero bytes there; a zero that was typed looks alike, but then
-    /// lines would end where no line can.
+    /// Finds the ends, where `count` bytes of `taken_in` can be read, not counting ends of file. Those are zero bytes
+    /// there; a zero that was typed looks alike, but then lines would end where no line can.
     fn find(&mut self, taken_in: &[u8], count: usize, termios: &Termios) {
         let ends = |at: usize| at == 0 || [b'\n', termios.cc[libc::VEOL], termios.cc[libc::VEOL2]].contains(&taken_in[at - 1]);
         let mut read = 0;

@@ -1,6 +1,6 @@
 //! Rebuild of terminals.
 
-use super::{drain, Fixed, Lines, Pty, Side, Terminals, TIOCGPTN, TIOCSLCKTRMIOS, TIOCSPTLCK};
+use super::{drain, names, Fixed, Lines, Pty, Side, Stopped, Terminals, TIOCSLCKTRMIOS, TIOCSPTLCK};
 use crate::fault::{refuse, At, Fault};
 use crate::keep::lift;
 use crate::model::Description;
@@ -26,17 +26,18 @@ struct BuiltPty {
 }
 
 /// Makes all pseudo-terminals again.
-pub(super) fn prepare(t: &Terminals, blobs: &BlobReader, room: &Range<RawFd>) -> Result<BuiltTerminals, Fault> {
+pub(super) fn prepare(
+    t: &Terminals,
+    blobs: &BlobReader,
+    room: &Range<RawFd>,
+    own_mounts: bool,
+    tell: &dyn Fn(&str),
+) -> Result<BuiltTerminals, Fault> {
     let mut ptys = Vec::new();
+    let mut masters = names::masters(t, own_mounts, tell)?;
     for p in &t.ptys {
-        let (master, index) = master(p.index)?;
-        if index != p.index {
-            tracing::warn!(
-                old = p.index,
-                new = index,
-                "a pseudo-terminal got another number because its own is in use"
-            );
-        }
+        let found = masters.remove(&p.index).map(|master| (master, p.index));
+        let (master, index) = found.map_or_else(names::new_master, Ok)?;
         let raw = master.as_raw_fd();
         fd::ioctl_set(raw, TIOCSPTLCK, &0i32).at("unlock the slave")?;
         let slave = if p.slave_open || p.slave_closed || p.session != 0 {
@@ -49,6 +50,10 @@ pub(super) fn prepare(t: &Terminals, blobs: &BlobReader, room: &Range<RawFd>) ->
         p.termios.set(side).at("set its settings")?;
         fill(raw, p, blobs)?;
         p.termios.set(side).at("set its settings")?;
+        if p.stopped != <[Stopped; 2]>::default() {
+            let line = drain::Line::new(raw, drain::slave_of(raw).at("open the slave")?, p.termios, false)?;
+            line.stop(p.stopped).at("stop its output")?;
+        }
         fd::ioctl_set(raw, libc::TIOCSWINSZ, &p.winsize).at("set its size")?;
         access(p, index)?;
         fd::ioctl_set(raw, libc::TIOCPKT, &i32::from(p.packet)).at("set packet mode")?;
@@ -78,37 +83,18 @@ pub(super) fn finish(t: &Terminals, built: &BuiltTerminals) -> Result<(), Fault>
     Ok(())
 }
 
-/// A master whose slave is `/dev/pts/N` with N = `want` where that is free: the kernel hands out the smallest free number.
-fn master(want: u32) -> Result<(OwnedFd, u32), Fault> {
-    let mut spare = Vec::new();
-    loop {
-        let flags = libc::O_RDWR | libc::O_NOCTTY;
-        let fd = match fd::open(Path::new("/dev/ptmx"), flags, 0) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => fd::open(Path::new("/dev/pts/ptmx"), flags, 0),
-            opened => opened,
-        };
-        let fd = fd.at("open /dev/ptmx")?;
-        let index: u32 = fd::ioctl_get(fd.as_raw_fd(), TIOCGPTN).at("ask for its number")?;
-        if index >= want || spare.len() > 4096 {
-            return Ok((fd, index));
-        }
-        spare.push(fd);
-    }
-}
-
 /// Mode and owner of the slave's file; only its owner (or root) may set them, and a failure changes nothing for the job itself.
 fn access(p: &Pty, index: u32) -> Result<(), Fault> {
-    let name = format!("/dev/pts/{index}");
-    let path = Path::new(&name);
+    let path = &*names::path(index);
     if fd::stat(path, true).is_ok_and(|st| (st.st_uid, st.st_gid) != p.owner) {
         // (An ordinary user's are that user's.)
         if let Err(error) = std::os::unix::fs::chown(path, Some(p.owner.0), Some(p.owner.1)) {
-            tracing::debug!(%error, name, "a terminal has another owner than before");
+            tracing::debug!(%error, index, "a terminal has another owner than before");
         }
     }
     if fd::stat(path, true).is_ok_and(|st| st.st_mode & 0o7777 != p.mode) {
         let mode = std::os::unix::fs::PermissionsExt::from_mode(p.mode);
-        std::fs::set_permissions(path, mode).at(format!("set mode of {name}"))?;
+        std::fs::set_permissions(path, mode).at(format!("set mode of {}", path.display()))?;
     }
     Ok(())
 }
@@ -144,13 +130,10 @@ pub(super) fn open(d: &Description, side: &Side, t: &BuiltTerminals) -> Result<O
         // Opening a master anew would make another terminal: there is exactly one description.
         Side::Master(at) => fd::dup_from(pty(*at)?.master.as_raw_fd(), 0).at("duplicate"),
         Side::Slave(at) => match &pty(*at)?.slave {
-            Some(s) => {
-                let by_name = format!("/dev/pts/{}", pty(*at)?.index);
-                match fd::open(Path::new(&by_name), flags, 0) {
-                    Err(_) => fd::reopen(s.as_raw_fd(), flags).at("open the slave"),
-                    opened => opened.at("open the slave"),
-                }
-            }
+            Some(s) => match fd::open(&names::path(pty(*at)?.index), flags, 0) {
+                Err(_) => fd::reopen(s.as_raw_fd(), flags).at("open the slave"),
+                opened => opened.at("open the slave"),
+            },
             None => refuse("the slave was not open"),
         },
         Side::Outside(_) => outside(flags),
@@ -168,7 +151,7 @@ fn outside(flags: i32) -> Result<OwnedFd, Fault> {
             };
         }
     }
-    let (master, _) = master(0)?;
+    let (master, _) = names::new_master()?;
     fd::ioctl_set(master.as_raw_fd(), TIOCSPTLCK, &0i32).at("unlock the slave")?;
     drain::slave_of(master.as_raw_fd()).at("open a slave")
 }

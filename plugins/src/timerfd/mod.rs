@@ -5,7 +5,7 @@
 use crate::builder::Builder;
 use crate::fault::{refuse, At, Fault, Refusal};
 use crate::kind::{nothing, Candidate, Kind, Look, NoPart};
-use crate::model::{Description, Descriptors};
+use crate::model::{DescId, Description, Descriptors};
 use crate::session::Session;
 use crate::sys::fdinfo::FdInfo;
 use crate::sys::{check, fd};
@@ -60,10 +60,11 @@ impl Kind for Timerfd {
     }
 
     fn capture(s: &mut Session<'_>, seen: &Candidate<'_>) -> Result<TimerfdState, Fault> {
-        state(&s.found[seen.id].info)
+        counted(s, seen.id, state(&s.found[seen.id].info)?)
     }
 
-    /// Looks again at timers that were disarmed or due at the first look, which is the same to see: a due one has been counted meanwhile.
+    /// Looks again at timers that were disarmed or due at the first look, which is the same to see: a due one has been
+    /// counted meanwhile.
     fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal>) {
         let idle = |t: &TimerfdState| t.value == (0, 0) && t.ticks == 0;
         if !out.each().any(|(_, t)| idle(t)) {
@@ -74,7 +75,7 @@ impl Kind for Timerfd {
             let Some(t) = d.kind.get_mut().filter(|t| idle(t)) else {
                 continue;
             };
-            match s.info(id).and_then(|info| state(&info)) {
+            match s.info(id).and_then(|info| counted(s, id, state(&info)?)) {
                 Ok(again) => *t = again,
                 Err(e) => refusals.push(e.of(d.holder.pid, d.name.to_string())),
             }
@@ -89,7 +90,8 @@ impl Kind for Timerfd {
     nothing!(install, install_late, settle, install_own, complete);
 }
 
-/// A clock that tells the time of this one: without a hardware clock that can wake the machine, alarm clocks do not, but their timers run.
+/// A clock that tells the time of this one: without a hardware clock that can wake the machine, alarm clocks do not,
+/// but their timers run.
 fn readable(clock: i32) -> i32 {
     match clock {
         libc::CLOCK_REALTIME_ALARM => libc::CLOCK_REALTIME,
@@ -122,6 +124,29 @@ fn state(info: &FdInfo) -> Result<TimerfdState, Fault> {
     read().at("read fdinfo")
 }
 
+impl TimerfdState {
+    /// Whether it has a period, has expired and stands still until that is read.
+    fn is_overdue(&self) -> bool {
+        self.value == (0, 0) && self.interval != (0, 0) && self.ticks > 0
+    }
+}
+
+/// The same with all periods that have passed. The kernel counts those of a timer that has expired when that is read,
+/// or when it is asked for the time that is left: then the timer runs on too.
+fn counted(s: &Session<'_>, id: DescId, t: TimerfdState) -> Result<TimerfdState, Fault> {
+    if !t.is_overdue() {
+        return Ok(t);
+    }
+    let taken = s.take(id)?;
+    let mut left = libc::itimerspec {
+        it_interval: timespec((0, 0)),
+        it_value: timespec((0, 0)),
+    };
+    // SAFETY: `left` is valid for writing.
+    check(unsafe { libc::timerfd_gettime(taken.raw(), &mut left) }).at("let it count its periods")?;
+    state(&s.info(id)?)
+}
+
 fn make(d: &Description, t: &TimerfdState) -> Result<OwnedFd, Fault> {
     let flags = libc::TFD_CLOEXEC | (d.flags & libc::O_NONBLOCK);
     // SAFETY: timerfd_create takes numbers only.
@@ -134,10 +159,11 @@ fn make(d: &Description, t: &TimerfdState) -> Result<OwnedFd, Fault> {
     // SAFETY: the kernel has just returned this number.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let absolute = t.flags & ABSTIME != 0;
-    // A periodic timer that has expired stands still until that is read: it is made to expire at once.
-    let overdue = t.value == (0, 0) && t.interval != (0, 0) && t.ticks > 0;
+    // It has expired since its periods were counted: it is made to expire at once.
+    let overdue = t.is_overdue();
     let value = match (t.value, absolute) {
-        _ if overdue => (0, 1),
+        (_, true) if overdue => now(t.clock).at("read its clock")?,
+        (_, false) if overdue => (0, 1),
         ((0, 0), _) | (_, false) => t.value,
         // The real-time clock has gone on meanwhile; of the others what remained remains.
         (_, true) if matches!(t.clock, libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_ALARM) => sum(t.now, t.value),

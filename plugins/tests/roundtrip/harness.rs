@@ -289,6 +289,8 @@ fn view(pid: i32) -> ProcessView {
         stack: 0,
         shared,
         private: Vec::new(),
+        libraries: Vec::new(),
+        left_gpus: Vec::new(),
     }
 }
 

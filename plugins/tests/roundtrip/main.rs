@@ -1,6 +1,7 @@
-//! Capture and rebuild on real processes: each case makes descriptors in forked processes, which stop; the test captures them, and then either
-//! lets them go on (nothing may have changed) or kills them and rebuilds everything in new processes with the old PIDs, in namespaces of their
-//! own. Either way the same `verify` runs in them. As root, every case also runs as an ordinary user.
+//! Capture and rebuild on real processes: each case makes descriptors in forked processes, which stop; the test
+//! captures them, and then either lets them go on (nothing may have changed) or kills them and rebuilds everything in
+//! new processes with the old PIDs, in namespaces of their own. Either way the same `verify` runs in them. As root,
+//! every case also runs as an ordinary user.
 
 mod epolls;
 mod files;

@@ -1,4 +1,5 @@
-//! The plan, carried out on a model of memory that forks, must give every process exactly its own pages, whatever they have in common.
+//! The plan, carried out on a model of memory that forks, must give every process exactly its own pages, whatever they
+//! have in common.
 
 use super::*;
 use crate::tree::tests::{agent, running};

@@ -1,5 +1,5 @@
-//! Random process histories under the kernel's rules for fork, setsid, setpgid, exit and reparenting; the plan, carried out under the same rules,
-//! must end in the same tree.
+//! Random process histories under the kernel's rules for fork, setsid, setpgid, exit and reparenting; the plan, carried
+//! out under the same rules, must end in the same tree.
 
 use super::*;
 use belay_image::name::Name;
@@ -153,6 +153,7 @@ fn process(pid: i32, t: &Task) -> Process {
         pgid: t.pgid,
         sid: t.sid,
         tty: 0,
+        started: 0,
         tty_pgrp: -1,
         state: if t.zombie {
             ProcessState::Zombie(0)
@@ -193,6 +194,7 @@ fn process(pid: i32, t: &Task) -> Process {
         vdso_frames: Vec::new(),
         mm: Default::default(),
         segments: Vec::new(),
+        left_out: None,
         placements: Vec::new(),
         vmas: Vec::new(),
         rings: Vec::new(),
@@ -218,6 +220,9 @@ pub(crate) fn agent() -> AgentIdentity {
         pgid: 90,
         sid: 80,
         tty: 0,
+        started: 0,
+        front: 0,
+        front_started: 0,
     }
 }
 

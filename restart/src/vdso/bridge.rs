@@ -112,8 +112,8 @@ fn jump(from: u64, to: u64) -> Vec<u8> {
     }
 }
 
-/// Functions that never lead to the vDSO of another kernel. The state that `getrandom` keeps in the program's memory has the form that the old kernel gave it; a program that asks for that form
-/// is told that there is none.
+/// Functions that never lead to the vDSO of another kernel. The state that `getrandom` keeps in the program's memory
+/// has the form that the old kernel gave it; a program that asks for that form is told that there is none.
 fn always(name: &str) -> Option<Target> {
     let code = [
         &[0x49, 0x83, 0xf8, 0xff, 0x74, 8][..], // cmp $-1,%r8; je over the call

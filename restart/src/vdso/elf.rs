@@ -1,4 +1,5 @@
-//! The functions that a vDSO exports, from its dynamic symbol table. The bytes may come from an image: nothing in them is believed. Pure.
+//! The functions that a vDSO exports, from its dynamic symbol table. The bytes may come from an image: nothing in them
+//! is believed. Pure.
 
 /// Most symbols that are looked at; vDSOs have about a dozen.
 const MOST_SYMBOLS: usize = 1024;

@@ -1,8 +1,11 @@
-//! Restart under a kernel with another vDSO, and of processes that were stopped while they read a clock: the restart puts them into another time namespace. Pure.
+//! Restart under a kernel with another vDSO, and of processes that were stopped while they read a clock: the restart
+//! puts them into another time namespace. Pure.
 //!
-//! Programs keep the addresses of the vDSO's functions. So the old vDSO stays where it was, as ordinary memory of the process, and the entries of its functions lead to those of this
-//! kernel's, which is put at a free place with its data ([`bridge`]). What was interrupted inside the old code ends there, with old data ([`frozen`]): signal handlers
-//! may return to any place of it. A thread whose registers point into it goes on in a second copy, whose entries are whole; so does a handler that is known to return to where the jumps are.
+//! Programs keep the addresses of the vDSO's functions. So the old vDSO stays where it was, as ordinary memory of the
+//! process, and the entries of its functions lead to those of this kernel's, which is put at a free place with its data
+//! ([`bridge`]). What was interrupted inside the old code ends there, with old data ([`frozen`]): signal handlers may
+//! return to any place of it. A thread whose registers point into it goes on in a second copy, whose entries are whole;
+//! so does a handler that is known to return to where the jumps are.
 //!
 //! ```text
 //! [stack] ... old vvar, old vDSO with jumps ... vvar and vDSO of this kernel ... second copy, where a thread needs one
@@ -13,7 +16,7 @@ pub(crate) mod elf;
 pub(crate) mod frozen;
 
 use crate::layout::{find_gap, Range, TASK_SIZE};
-use crate::memory::Special;
+use crate::special::Special;
 use belay_image::blobs::BlobReader;
 use belay_image::model::{Job, Process, Thread, Vma, VmaKind};
 use belay_image::ImageError;
@@ -50,18 +53,21 @@ pub(crate) struct Place {
     pub(crate) new: u64,
     /// What must be added to an address in the old mappings to get to the second copy; 0 where there is none.
     pub(crate) copy: u64,
-    /// Return addresses in frames of signal handlers that led to where the jumps are now: (address of the return address, return address).
+    /// Return addresses in frames of signal handlers that led to where the jumps are now: (address of the return
+    /// address, return address).
     pub(crate) returns: Vec<(u64, u64)>,
 }
 
-/// Whether any process of `job` must keep its vDSO: each that has one, or where this kernel has the `same`, those that were stopped in it.
+/// Whether any process of `job` must keep its vDSO: each that has one, or where this kernel has the `same`, those that
+/// were stopped in it.
 fn is_needed(job: &Job, same: bool) -> bool {
     let all = &job.processes;
     all.iter().any(|p| vdso(p).is_some() && (!same || was_reading(all, p)))
 }
 
-/// Whether somebody who has the memory of `owner` was stopped in the vDSO, or in a signal handler that will return to there: of what is read, a part may be of one time namespace and a part of
-/// another then. Of those with clocks of their own the checkpoint does not have the data.
+/// Whether somebody who has the memory of `owner` was stopped in the vDSO, or in a signal handler that will return to
+/// there: of what is read, a part may be of one time namespace and a part of another then. Of those with clocks of
+/// their own the checkpoint does not have the data.
 fn was_reading(processes: &[Process], owner: &Process) -> bool {
     let Some(code) = vdso(owner) else { return false };
     let inside = |t: &Thread| rip(t).is_some_and(|rip| (code.start..code.end).contains(&rip));
@@ -78,8 +84,9 @@ pub(crate) fn olds(vmas: &[Vma]) -> impl Iterator<Item = &Vma> {
 }
 
 impl Foreign {
-    /// What `job` needs under a kernel whose vDSO is `own`; `None` where that is the one it had and nobody was stopped in it. `Err` says by name what cannot be. Damage is found on every
-    /// host, not first on the one where the old vDSO is needed.
+    /// What `job` needs under a kernel whose vDSO is `own`; `None` where that is the one it had and nobody was stopped
+    /// in it. `Err` says by name what cannot be. Damage is found on every host, not first on the one where the old vDSO
+    /// is needed.
     pub(crate) fn of(job: &Job, blobs: &BlobReader, own: &[u8]) -> Result<Option<Self>, Refused> {
         let same = job.vdso_xxh3 == belay_image::checksum(own);
         if !is_needed(job, same) || same && job.kernel_pages.is_none() {
@@ -125,7 +132,8 @@ impl Foreign {
         }))
     }
 
-    /// Finds places in the address space of each process that must keep the old vDSO, by PID. Threads that stand in it are sent to the second copy.
+    /// Finds places in the address space of each process that must keep the old vDSO, by PID. Threads that stand in it
+    /// are sent to the second copy.
     pub(crate) fn place(&self, processes: &mut [Process], specials: &[Special]) -> Result<HashMap<i32, Place>, String> {
         let new = span(specials.iter().map(|s| s.range.clone()));
         let mut out = HashMap::new();
@@ -160,7 +168,8 @@ impl Foreign {
         Ok(out)
     }
 
-    /// Whether `p` has all of the old mappings. Under the same kernel a process that has parts of them only goes on as if nobody had been stopped there.
+    /// Whether `p` has all of the old mappings. Under the same kernel a process that has parts of them only goes on as
+    /// if nobody had been stopped there.
     fn is_whole_in(&self, p: &Process) -> bool {
         let length = |v: &Vma| usize::try_from(v.end - v.start).unwrap_or(usize::MAX);
         olds(&p.vmas).all(|v| match &v.kind {
@@ -170,7 +179,8 @@ impl Foreign {
         })
     }
 
-    /// The bytes of `vma`, one of the old mappings: with the entries leading to the new vDSO at `new`, or in the second copy, where that is `None`, whole.
+    /// The bytes of `vma`, one of the old mappings: with the entries leading to the new vDSO at `new`, or in the second
+    /// copy, where that is `None`, whole.
     pub(crate) fn bytes(&self, name: &str, vma: &Range, new: Option<u64>) -> Result<Vec<u8>, String> {
         let length = usize::try_from(vma.end - vma.start).unwrap_or(usize::MAX);
         match name {

@@ -1,7 +1,8 @@
 //! Whether pieces are compressed, and how hard: by what it brings. Pure but for the clock.
 //!
-//! A piece costs the time to compress it and the time to move what is left. Both are measured, one level after the other, on the data of this flush; the cheapest wins and
-//! the others are measured again from time to time, because data and devices change.
+//! A piece costs the time to compress it and the time to move what is left. Both are measured, one level after the
+//! other, on the data of this flush; the cheapest wins and the others are measured again from time to time, because
+//! data and devices change.
 
 use serde::{Deserialize, Serialize};
 
@@ -100,7 +101,8 @@ impl Chooser {
 mod tests {
     use super::*;
 
-    /// How many of 1000 pieces are compressed when compressing takes `compress` seconds a byte at level 1, thrice that at level 3, and moving `moving`.
+    /// How many of 1000 pieces are compressed when compressing takes `compress` seconds a byte at level 1, thrice that
+    /// at level 3, and moving `moving`.
     fn compressed(left: f64, compress: f64, moving: f64) -> u32 {
         let mut c = Chooser::new(Compression::Auto);
         (0..1000)

@@ -2,9 +2,11 @@
 //!
 //! ```text
 //! read what the tier holds ──> threads: chunks and files it lacks, into packs, fsync, read back ──> record ──> older generations go
+//!                         └──> other hosts: the same for their parts ───────────────────────────┘
 //! ```
-//! What is copied is compared with its checksums on the way, so damage does not spread. A kill at any byte leaves unfinished objects, which the next flush removes, and
-//! finished packs, of which it uses what it needs. Runs beside the application: idle I/O priority, low CPU priority, rate limit.
+//! What is copied is compared with its checksums on the way, so damage does not spread. A kill at any byte leaves
+//! unfinished objects, which the next flush removes, and finished packs, of which it uses what it needs. Runs beside
+//! the application: idle I/O priority, low CPU priority, rate limit.
 
 pub mod compress;
 pub mod elastic;
@@ -12,6 +14,7 @@ pub(crate) mod rate;
 mod room;
 
 use crate::catalogue::{self, Catalogue, Listed, Part};
+pub use crate::control::Control;
 use crate::pack::{self, Index, PackRef, Writer, PIECE};
 use crate::store::Store;
 use crate::tier::{self, Tier};
@@ -26,7 +29,7 @@ pub use room::check_here;
 use std::collections::{BTreeSet, VecDeque};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -52,32 +55,6 @@ pub struct Options {
     pub capacity: Option<u64>,
 }
 
-/// How far a flush has come, and whether it is still wanted.
-#[derive(Debug, Default)]
-pub struct Control {
-    cancelled: AtomicBool,
-    /// Bytes read so far.
-    pub bytes: AtomicU64,
-    /// Bytes to read in all.
-    pub expected: AtomicU64,
-}
-
-impl Control {
-    /// Gives the flush up.
-    pub fn cancel(&self) {
-        self.cancelled.store(true, Ordering::Relaxed);
-    }
-
-    /// Fails once the flush has been given up.
-    pub fn check(&self) -> Result<(), StorageError> {
-        if self.cancelled.load(Ordering::Relaxed) {
-            Err(StorageError::Cancelled)
-        } else {
-            Ok(())
-        }
-    }
-}
-
 /// What a flush has done.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Flushed {
@@ -97,6 +74,25 @@ impl std::ops::AddAssign for Flushed {
         self.bytes += more.bytes;
         self.stored += more.stored;
         self.packs += more.packs;
+    }
+}
+
+/// What other hosts have of the generation. They copy it themselves, beside what is copied here.
+pub trait Parts {
+    /// What was left unfinished has been removed, and there is room: they may begin.
+    fn begin(&mut self) -> Result<(), StorageError>;
+    /// Waits until all of it is there.
+    fn finish(&mut self) -> Result<Vec<Part>, StorageError>;
+}
+
+/// Parts that are there already, if any.
+impl Parts for &[Part] {
+    fn begin(&mut self) -> Result<(), StorageError> {
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Vec<Part>, StorageError> {
+        Ok(self.to_vec())
     }
 }
 
@@ -138,110 +134,147 @@ pub fn lacking(generation: &Path, catalogue: &Catalogue) -> Result<u64, StorageE
     Ok(tasks.iter().map(task_bytes).sum())
 }
 
-/// Copies the generation in directory `generation` to `tier`, of which `catalogue` is what was known; it is brought up to date. `parts` are there already.
+/// Copies the generation in directory `generation` to `tier`, of which `catalogue` is what was known; it is brought up
+/// to date. The record names `parts`, and is written when they are there.
 pub fn flush(
     generation: &Path,
     tier: &dyn Tier,
     options: &Options,
     catalogue: &mut Catalogue,
-    parts: &[Part],
+    parts: &mut dyn Parts,
     control: &Control,
 ) -> Result<Flushed, StorageError> {
-    let path = generation.join(MANIFEST_FILE);
-    let text = files::read(&path, MAX_BYTES)?;
-    let manifest = Manifest::decode(&path, &text)?;
-    let manifest_sum = checksum(&text);
-    let text = String::from_utf8(text).map_err(|e| ImageError::damaged(&path, e.to_string()))?;
+    let source = Source::read(generation)?;
     tier.clear()?;
     *catalogue = Catalogue::read(tier, catalogue)?;
-    if catalogue.holds(text.as_bytes()) {
-        retain(tier, options.keep, manifest.generation, catalogue);
-        return Ok(Flushed::default());
+    catalogue.check_open(tier)?;
+    let mut done = Flushed::default();
+    if !catalogue.holds(source.text.as_bytes()) {
+        source.check_is_newest(tier, catalogue)?;
+        if let Some(capacity) = options.capacity {
+            let own = (generation, &source.manifest, source.sum);
+            room::make(tier, capacity, catalogue, own, control)?;
+        }
+        parts.begin()?;
+        done = source.copy(tier, options, catalogue, control)?;
+        control.check()?;
+        source.commit(tier, catalogue, parts.finish()?)?;
     }
-    let newest = catalogue.whole().last().map_or(0, |g| g.manifest.generation);
-    if newest >= manifest.generation {
+    retain(tier, options.keep, source.manifest.generation, catalogue);
+    Ok(done)
+}
+
+/// The generation that is flushed.
+struct Source<'a> {
+    dir: &'a Path,
+    manifest: Manifest,
+    /// The manifest as it lies there, and its checksum.
+    text: String,
+    sum: u64,
+}
+
+impl<'a> Source<'a> {
+    fn read(dir: &'a Path) -> Result<Self, StorageError> {
+        let path = dir.join(MANIFEST_FILE);
+        let text = files::read(&path, MAX_BYTES)?;
+        let manifest = Manifest::decode(&path, &text)?;
+        let sum = checksum(&text);
+        let text = String::from_utf8(text).map_err(|e| ImageError::damaged(&path, e.to_string()))?;
+        Ok(Self {
+            dir,
+            manifest,
+            text,
+            sum,
+        })
+    }
+
+    /// Refuses to flush beside the generations of another copy of the job directory that has gone on.
+    fn check_is_newest(&self, tier: &dyn Tier, catalogue: &Catalogue) -> Result<(), StorageError> {
+        let newest = catalogue.whole().last().map_or(0, |g| g.manifest.generation);
+        if newest < self.manifest.generation {
+            return Ok(());
+        }
         let why = format!("the tier holds generation {newest} of this job, which another job directory made");
-        let key = catalogue::record_key(manifest.generation, text.as_bytes());
-        return Err(tier::failed(tier.name(), "flush beside", &key, std::io::Error::other(why)));
+        let key = catalogue::record_key(self.manifest.generation, self.text.as_bytes());
+        Err(tier::failed(tier.name(), "flush beside", &key, std::io::Error::other(why)))
     }
-    let needed = catalogue::items(&manifest, manifest_sum);
-    if let Some(capacity) = options.capacity {
-        let own = (generation, &manifest, manifest_sum);
-        room::make(tier, capacity, catalogue, own, control)?;
+
+    /// Copies what the tier lacks, in packs, by several threads.
+    fn copy(
+        &self,
+        tier: &dyn Tier,
+        options: &Options,
+        catalogue: &mut Catalogue,
+        control: &Control,
+    ) -> Result<Flushed, StorageError> {
+        let tasks = missing(&self.manifest, self.sum, catalogue);
+        let bytes: u64 = tasks.iter().map(task_bytes).sum();
+        control.bytes.store(0, Ordering::Relaxed);
+        control.expected.store(bytes, Ordering::Relaxed);
+        let items = tasks.len() as u64;
+        let work = Work {
+            generation: self.dir,
+            manifest: &self.manifest,
+            manifest_sum: self.sum,
+            store: Store::of_generation(self.dir),
+            tier,
+            options,
+            control,
+            rate: Rate::new(options.rate),
+            state: Mutex::new(State {
+                tasks: tasks.into(),
+                elastic: Elastic::new(options.threads),
+                window: (Instant::now(), 0),
+                done: Vec::new(),
+                failed: None,
+            }),
+            changed: Condvar::new(),
+        };
+        work.run_all(options.threads.max(1).min(items.max(1) as u32));
+        let state = work.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let Some(failure) = state.failed {
+            return Err(failure);
+        }
+        let done = Flushed {
+            items,
+            bytes,
+            stored: state.done.iter().map(|(p, _)| p.bytes).sum(),
+            packs: state.done.len() as u64,
+        };
+        catalogue.bytes += done.stored;
+        state.done.iter().for_each(|(p, _)| catalogue.is_new(&p.key));
+        catalogue.packs.extend(state.done);
+        Ok(done)
     }
-    let tasks = missing(&manifest, manifest_sum, catalogue);
-    let bytes: u64 = tasks.iter().map(task_bytes).sum();
-    control.bytes.store(0, Ordering::Relaxed);
-    control.expected.store(bytes, Ordering::Relaxed);
-    let items = tasks.len() as u64;
-    let work = Work {
-        generation,
-        manifest: &manifest,
-        manifest_sum,
-        store: Store::of_generation(generation),
-        tier,
-        options,
-        control,
-        rate: Rate::new(options.rate),
-        state: Mutex::new(State {
-            tasks: tasks.into(),
-            elastic: Elastic::new(options.threads),
-            window: (Instant::now(), 0),
-            done: Vec::new(),
-            failed: None,
-        }),
-        changed: Condvar::new(),
-    };
-    std::thread::scope(|s| {
-        for n in 0..options.threads.max(1).min(items.max(1) as u32) {
-            let work = &work;
-            let started = std::thread::Builder::new()
-                .name(format!("belay-flush-{n}"))
-                .spawn_scoped(s, move || work.run(n));
-            if let Err(source) = started {
-                let step = "start a flush thread";
-                work.fail(StorageError::System { step, source });
+
+    /// Everything is there: writes the record that says so, and enters it in the catalogue.
+    fn commit(&self, tier: &dyn Tier, catalogue: &mut Catalogue, parts: Vec<Part>) -> Result<(), StorageError> {
+        let needed = catalogue::items(&self.manifest, self.sum);
+        let packs: BTreeSet<PackRef> = {
+            let names = catalogue.names();
+            let of_item = |n: &String| names.get(n.as_str()).copied().cloned();
+            needed.keys().filter_map(of_item).collect()
+        };
+        let text = self.text.clone();
+        let listed: Listed = Catalogue::commit(tier, text, packs.into_iter().collect(), parts)?;
+        for p in &listed.record.packs {
+            let bytes = tier.length(&p.key)?;
+            if bytes != Some(p.bytes) {
+                return Err(StorageError::TierDamaged {
+                    tier: tier.name().to_owned(),
+                    key: p.key.clone(),
+                    reason: format!("it had {} bytes, and now {bytes:?}", p.bytes),
+                });
             }
         }
-    });
-    let state = work.state.into_inner().unwrap_or_else(PoisonError::into_inner);
-    if let Some(failure) = state.failed {
-        return Err(failure);
+        catalogue.is_new(&listed.key);
+        catalogue.generations.retain(|g| g.key != listed.key);
+        catalogue.generations.push(listed);
+        catalogue
+            .generations
+            .sort_by_key(|g| (g.manifest.generation, g.manifest.time_unix_s));
+        Ok(())
     }
-    let done = Flushed {
-        items,
-        bytes,
-        stored: state.done.iter().map(|(p, _)| p.bytes).sum(),
-        packs: state.done.len() as u64,
-    };
-    catalogue.bytes += done.stored;
-    catalogue.packs.extend(state.done);
-    let packs: BTreeSet<PackRef> = {
-        let names = catalogue.names();
-        needed
-            .keys()
-            .filter_map(|n| names.get(n.as_str()).copied().cloned())
-            .collect()
-    };
-    control.check()?;
-    let listed: Listed = Catalogue::commit(tier, text, packs.into_iter().collect(), parts.to_vec())?;
-    for p in &listed.record.packs {
-        let bytes = tier.length(&p.key)?;
-        if bytes != Some(p.bytes) {
-            return Err(StorageError::TierDamaged {
-                tier: tier.name().to_owned(),
-                key: p.key.clone(),
-                reason: format!("it had {} bytes, and now {bytes:?}", p.bytes),
-            });
-        }
-    }
-    catalogue.generations.retain(|g| g.key != listed.key);
-    catalogue.generations.push(listed);
-    catalogue
-        .generations
-        .sort_by_key(|g| (g.manifest.generation, g.manifest.time_unix_s));
-    retain(tier, options.keep, manifest.generation, catalogue);
-    Ok(done)
 }
 
 /// Removes what is not to be kept. The generation is durable whether that succeeds or not; the next flush tries again.
@@ -279,7 +312,8 @@ pub fn step_back() {
     yield_processors();
 }
 
-/// Lets everybody else go first where the calling thread wants a processor. Not the lowest priority: programs that wait actively, as the ranks of MPI do, would stop it.
+/// Lets everybody else go first where the calling thread wants a processor. Not the lowest priority: programs that wait
+/// actively, as the ranks of MPI do, would stop it.
 pub fn yield_processors() {
     const NICE: libc::c_int = 10;
     // SAFETY: takes numbers only; 0 is the calling thread.
@@ -304,6 +338,21 @@ fn pack_key(generation: u64) -> Result<String, StorageError> {
 }
 
 impl Work<'_> {
+    /// Does everything by `threads` threads.
+    fn run_all(&self, threads: u32) {
+        std::thread::scope(|s| {
+            for n in 0..threads {
+                let started = std::thread::Builder::new()
+                    .name(format!("belay-flush-{n}"))
+                    .spawn_scoped(s, move || self.run(n));
+                if let Err(source) = started {
+                    let step = "start a flush thread";
+                    self.fail(StorageError::System { step, source });
+                }
+            }
+        });
+    }
+
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -454,5 +503,7 @@ impl Copier<'_> {
     }
 }
 
+#[cfg(test)]
+mod sealing;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,6 @@
 //! A limit on bytes per second that all threads of a flush share.
 
-use super::Control;
+use crate::control::Control;
 use crate::StorageError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -1,7 +1,8 @@
 //! Room on a tier whose capacity is limited: what no generation needs goes first, then the oldest generations.
 
-use super::{missing, task_bytes, Control};
+use super::{missing, task_bytes};
 use crate::catalogue::{items, Catalogue};
+use crate::control::Control;
 use crate::fetch::{check_pages, file_is_whole};
 use crate::pack::{Index, PackRef};
 use crate::store::Store;
@@ -104,7 +105,7 @@ mod tests {
             tier,
             &options,
             &mut catalogue,
-            &[],
+            &mut &[][..],
             &Control::default(),
         )?;
         Ok(catalogue)

@@ -6,7 +6,7 @@ use crate::tier::{read_whole, write_whole, Object, Put};
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 
-fn options() -> Options {
+pub(super) fn options() -> Options {
     Options {
         threads: 2,
         rate: None,
@@ -17,24 +17,24 @@ fn options() -> Options {
     }
 }
 
-fn run(s: &Scratch, number: u64, tier: &dyn Tier, options: &Options) -> Result<Flushed, StorageError> {
+pub(super) fn run(s: &Scratch, number: u64, tier: &dyn Tier, options: &Options) -> Result<Flushed, StorageError> {
     flush(
         &s.generation(number),
         tier,
         options,
         &mut Catalogue::default(),
-        &[],
+        &mut &[][..],
         &Control::default(),
     )
 }
 
-fn numbers(tier: &dyn Tier) -> Vec<u64> {
+pub(super) fn numbers(tier: &dyn Tier) -> Vec<u64> {
     let c = Catalogue::read(tier, &Catalogue::default()).unwrap();
     c.whole().iter().map(|g| g.manifest.generation).collect()
 }
 
 /// Everything of the job directory that a generation consists of.
-fn contents(s: &Scratch, number: u64) -> Vec<(String, Vec<u8>)> {
+pub(super) fn contents(s: &Scratch, number: u64) -> Vec<(String, Vec<u8>)> {
     let dir = s.generation(number);
     let m = Manifest::read(&dir).unwrap();
     let store = Store::of_job(&s.job());
@@ -45,7 +45,7 @@ fn contents(s: &Scratch, number: u64) -> Vec<(String, Vec<u8>)> {
 }
 
 /// Fetches the newest generation that `tiers` hold.
-fn bring(s: &Scratch, tiers: &[&dyn Tier]) -> Result<u64, StorageError> {
+pub(super) fn bring(s: &Scratch, tiers: &[&dyn Tier]) -> Result<u64, StorageError> {
     let catalogues: Vec<Catalogue> = tiers
         .iter()
         .map(|t| Catalogue::read(*t, &Catalogue::default()).unwrap())
@@ -60,7 +60,7 @@ fn bring(s: &Scratch, tiers: &[&dyn Tier]) -> Result<u64, StorageError> {
     Ok(newest.manifest.generation)
 }
 
-fn lose_job(s: &Scratch) {
+pub(super) fn lose_job(s: &Scratch) {
     for dir in ["gen", "chunks"] {
         std::fs::remove_dir_all(s.job().join(dir)).unwrap();
     }
@@ -108,6 +108,34 @@ fn older_generations_go_and_what_they_alone_needed() {
     }
     let bytes: u64 = tier.list("packs").unwrap().iter().map(|o| o.bytes).sum();
     assert!(bytes < 3 * 50 * 4200, "{bytes}");
+}
+
+#[test]
+fn the_newest_one_in_which_nothing_was_left_out_stays() {
+    let s = Scratch::new("complete");
+    let tier = s.tier("pfs");
+    let mut engine = s.engine();
+    let expected = [&[1][..], &[1, 2], &[2, 3], &[2, 3, 4], &[4, 5], &[5, 6], &[5, 6, 7]];
+    for (n, kept) in (1..).zip(expected) {
+        s.commit(&mut engine, n, &Scratch::memory(50, n));
+        if ![1, 2, 5].contains(&n) {
+            s.leave_out(n);
+        }
+        run(&s, n, &tier, &options()).unwrap();
+        assert_eq!(numbers(&tier), kept, "after {n}");
+    }
+    // Nor does it make room.
+    for n in 8..=9 {
+        s.commit(&mut engine, n, &Scratch::memory(50, n));
+        s.leave_out(n);
+        let limited = Options {
+            capacity: Some(700_000),
+            keep: 9,
+            ..options()
+        };
+        run(&s, n, &tier, &limited).unwrap();
+        assert_eq!(numbers(&tier), [5, n - 1, n]);
+    }
 }
 
 #[test]
@@ -235,8 +263,16 @@ fn a_suspect_pack_stays_until_what_replaces_it_is_there() {
     assert!(contents(&s, 2) == here);
     // A flush that cannot be completed takes nothing away.
     let dying = Dying::new(&tier, 100_000);
-    let again =
-        |tier: &dyn Tier, catalogue: &mut Catalogue| flush(&s.generation(2), tier, &options(), catalogue, &[], &Control::default());
+    let again = |tier: &dyn Tier, catalogue: &mut Catalogue| {
+        flush(
+            &s.generation(2),
+            tier,
+            &options(),
+            catalogue,
+            &mut &[][..],
+            &Control::default(),
+        )
+    };
     again(&dying, &mut catalogue).unwrap_err();
     // What is whole in packs that the record does not name is not durable yet: nothing keeps those.
     for left in (100_000..).step_by(1000) {
@@ -255,7 +291,15 @@ fn a_suspect_pack_stays_until_what_replaces_it_is_there() {
         "its record still names them"
     );
     s.commit(&mut engine, 3, &memory);
-    flush(&s.generation(3), &tier, &options(), &mut catalogue, &[], &Control::default()).unwrap();
+    flush(
+        &s.generation(3),
+        &tier,
+        &options(),
+        &mut catalogue,
+        &mut &[][..],
+        &Control::default(),
+    )
+    .unwrap();
     assert!(packs(&tier).iter().all(|key| !catalogue.suspect.contains_key(key)));
     assert!(!packs(&tier).iter().any(|key| key.starts_with("packs/000001")) && catalogue.suspect.is_empty());
     assert_eq!(tier.list("suspect").unwrap(), [], "marks go with their packs");

@@ -42,7 +42,8 @@ impl Plan {
     }
 }
 
-/// Measures the tier in directory `dir`; `progress` gets each sample: writers, and bytes per second that each got. What is written is removed.
+/// Measures the tier in directory `dir`; `progress` gets each sample: writers, and bytes per second that each got. What
+/// is written is removed.
 pub fn measure(dir: &Path, plan: Plan, mut progress: impl FnMut(u32, f64)) -> Result<Model, StorageError> {
     let mut samples = Vec::new();
     for i in 0..plan.samples.max(1) {

@@ -1,10 +1,12 @@
-//! What the parts of a job that are on one host have taken of a local tier, so that they do not take more together than it may hold.
+//! What the parts of a job that are on one host have taken of a local tier, so that they do not take more together than
+//! it may hold.
 //!
 //! ```text
 //! TIER/NAME-ID/claim-0, claim-1, ...     bytes that part 0, 1, ... has been granted or has chunks of, as a decimal number
 //! ```
-//! Who wants more says so in its own file first, then reads those of the others; where that is too much, it takes it back. So two who want the last bytes at the same
-//! time may both be refused, but never both be granted, and no lock that a stopped process could hold is waited for. What a killed part has claimed stays claimed, as its chunks are
+//! Who wants more says so in its own file first, then reads those of the others; where that is too much, it takes it
+//! back. So two who want the last bytes at the same time may both be refused, but never both be granted, and no lock
+//! that a stopped process could hold is waited for. What a killed part has claimed stays claimed, as its chunks are
 //! there. While a part is there its own file is locked (`flock`), so that nobody removes what it has.
 //!
 //! Others may write to the tier's directory (`/dev/shm`): nothing is opened there but regular files of this user.

@@ -4,7 +4,8 @@
 //! ask ──> Waiting ──granted──> writing ──written──> pending ──take──> being flushed ──flushed──> room
 //!            └─ home: no flush is under way that could make room
 //! ```
-//! Whenever something changes all who wait are looked at, the oldest first, so nobody gets a place that somebody who came before wanted. Knows numbers only, no chunk files.
+//! Whenever something changes all who wait are looked at, the oldest first, so nobody gets a place that somebody who
+//! came before wanted. Knows numbers only, no chunk files.
 
 use super::claims::Claims;
 use super::model::Model;
@@ -102,7 +103,8 @@ impl Desk {
         Self { dirs, ..self }
     }
 
-    /// Whether the file system of `tier` has room for `bytes`, and for as much for each of `writers`, who may not have begun to write. One that does not say is taken to have it.
+    /// Whether the file system of `tier` has room for `bytes`, and for as much for each of `writers`, who may not have
+    /// begun to write. One that does not say is taken to have it.
     fn has_space(&self, tier: usize, bytes: u64, writers: u32) -> bool {
         let free = self.dirs.get(tier).and_then(|dir| free_bytes(dir).ok());
         free.is_none_or(|free| bytes.saturating_mul(u64::from(writers) + 1) <= free)
@@ -289,7 +291,8 @@ impl Desk {
         let waited = !state.waiting.is_empty();
         let ready = || state.loads.iter().enumerate().filter(|(_, l)| !l.pending.is_empty());
         let speed = |i: usize| self.tiers[i].model.per_writer(1);
-        // While writers wait, room in the fastest tier helps them most. Else all tiers are read at once, so that none is read alone at the end, the slowest first.
+        // While writers wait, room in the fastest tier helps them most. Else all tiers are read at once, so that none
+        // is read alone at the end, the slowest first.
         let next = if waited {
             ready().max_by(|a, b| speed(a.0).total_cmp(&speed(b.0)))
         } else {
@@ -319,7 +322,8 @@ impl Desk {
         };
     }
 
-    /// A chunk of `bytes` is no longer in `tier`; where it could not be flushed (`done` is false) it stays there, and is not tried again.
+    /// A chunk of `bytes` is no longer in `tier`; where it could not be flushed (`done` is false) it stays there, and
+    /// is not tried again.
     pub fn flushed(&self, tier: usize, bytes: u64, done: bool) {
         let mut state = self.state();
         state.loads[tier].flushing -= 1;

@@ -1,7 +1,9 @@
-//! Predicted throughput of a local tier: what one of `w` concurrent writers gets, from measurements at equally spaced numbers of writers. Pure.
+//! Predicted throughput of a local tier: what one of `w` concurrent writers gets, from measurements at equally spaced
+//! numbers of writers. Pure.
 //!
-//! Between the samples, what all writers get together follows the uniform cubic B-spline that passes through the samples (natural ends); behind the last one it is taken to stay. Interpolating what each gets would be
-//! wrong by factors: that halves from one writer to two.
+//! Between the samples, what all writers get together follows the uniform cubic B-spline that passes through the
+//! samples (natural ends); behind the last one it is taken to stay. Interpolating what each gets would be wrong by
+//! factors: that halves from one writer to two.
 
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +34,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// The model that passes through `samples`, taken at 1, 1 + `step`, 1 + 2 `step` … writers. `None` where these are no measurements.
+    /// The model that passes through `samples`, taken at 1, 1 + `step`, 1 + 2 `step` … writers. `None` where these are
+    /// no measurements.
     pub fn new(step: u32, samples: Vec<f64>) -> Option<Self> {
         let good = step > 0 && !samples.is_empty() && samples.iter().all(|s| s.is_finite() && *s > 0.0);
         good.then(|| Self::through(step, samples))
@@ -68,7 +71,8 @@ impl Model {
         Self::new(self.step, self.samples)
     }
 
-    /// The fewest concurrent writers, but two at least, that get about as much together as any number of them; `u32::MAX` where no more than that have been measured.
+    /// The fewest concurrent writers, but two at least, that get about as much together as any number of them;
+    /// `u32::MAX` where no more than that have been measured.
     pub fn useful(&self) -> u32 {
         self.useful
     }

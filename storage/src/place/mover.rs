@@ -5,12 +5,14 @@
 //!                                            ├── published: renamed at home, directory synced; the one in the tier goes
 //!                                            └── given up, or not needed any more: home's copy goes
 //! ```
-//! A kill at any instant leaves the chunk in the tier whole, or at home whole, or both, and perhaps an unfinished `.tmp-` file. The lock orders the last step of a move against publishing,
-//! giving up and the removal of chunks that are not needed.
+//! A kill at any instant leaves the chunk in the tier whole, or at home whole, or both, and perhaps an unfinished
+//! `.tmp-` file. The lock orders the last step of a move against publishing, giving up and the removal of chunks that
+//! are not needed.
 
 use super::desk::{Desk, Place, Spec};
 use super::rule::Policy;
-use crate::flush::{rate::Rate, step_back, Control};
+use crate::control::Control;
+use crate::flush::{rate::Rate, step_back};
 use crate::store::{Removed, Store};
 use crate::{chunk, StorageError};
 use belay_image::sections::create_private;
@@ -101,7 +103,8 @@ impl Mover {
         &self.desk
     }
 
-    /// Starts the threads, where they are not running yet, and lets them try again what has failed. Not before the caller has done with forking.
+    /// Starts the threads, where they are not running yet, and lets them try again what has failed. Not before the
+    /// caller has done with forking.
     pub fn start(self: &Arc<Self>) -> Result<(), StorageError> {
         let again: Vec<(u32, Item)> = {
             let mut items = self.items();

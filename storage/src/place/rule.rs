@@ -1,8 +1,10 @@
 //! Where the next chunk goes. Pure.
 //!
-//! The adaptive rule is that of B. Nicolae et al. (*VeloC: Towards High Performance Adaptive Asynchronous Checkpointing at Large Scale*, IPDPS 2019): the fastest local tier that has room,
-//! if a further writer there is faster than the flush; else wait, because the flush will make room in a faster one. Who waits behind others has only a share of the flush to wait for, so the flush
-//! counts less for them: a slow tier is used by as many writers as gain by it, and by no more than it can use: with further ones all together would write no more, or less, and each would be done later.
+//! The adaptive rule is that of B. Nicolae et al. (*VeloC: Towards High Performance Adaptive Asynchronous Checkpointing
+//! at Large Scale*, IPDPS 2019): the fastest local tier that has room, if a further writer there is faster than the
+//! flush; else wait, because the flush will make room in a faster one. Who waits behind others has only a share of the
+//! flush to wait for, so the flush counts less for them: a slow tier is used by as many writers as gain by it, and by
+//! no more than it can use: with further ones all together would write no more, or less, and each would be done later.
 
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
@@ -62,7 +64,8 @@ pub struct View {
     pub memory: bool,
 }
 
-/// The tier for a chunk, or `None`: wait for a flush, or for a writer to be done. `flush` is the observed bandwidth of the flush, `ahead` the number of writers that wait for it already.
+/// The tier for a chunk, or `None`: wait for a flush, or for a writer to be done. `flush` is the observed bandwidth of
+/// the flush, `ahead` the number of writers that wait for it already.
 pub fn choose(policy: Policy, tiers: &[View], flush: f64, ahead: u32) -> Option<usize> {
     let all = || tiers.iter().enumerate();
     let best = |by: fn(&View) -> f64, of: &dyn Fn(&View) -> bool| {

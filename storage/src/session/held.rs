@@ -1,4 +1,5 @@
-//! Pages that are kept in memory while the program stands still: they have their places in chunks, and are written there when it goes on.
+//! Pages that are kept in memory while the program stands still: they have their places in chunks, and are written
+//! there when it goes on.
 
 use super::Session;
 use crate::{StorageError, PAGE};
@@ -56,7 +57,8 @@ impl Held {
 }
 
 impl Session {
-    /// Up to `bytes` of what [`Session::store_pages`] is given from now on stay in memory until [`Session::write_held`]: the program stands still, and must not wait for a disk.
+    /// Up to `bytes` of what [`Session::store_pages`] is given from now on stay in memory until
+    /// [`Session::write_held`]: the program stands still, and must not wait for a disk.
     pub fn hold_back(&mut self, bytes: u64) {
         self.held.room = bytes / PAGE;
     }

@@ -1,4 +1,5 @@
-//! Room in chunks for the writers of snapshots: lent, given its place when it is wanted, given back with the hashes of what was written.
+//! Room in chunks for the writers of snapshots: lent, given its place when it is wanted, given back with the hashes of
+//! what was written.
 
 use super::new::{New, Spot};
 use super::Session;
@@ -27,7 +28,8 @@ pub struct Loan {
 }
 
 impl Session {
-    /// The agent's descriptor of the file of chunk `id`, which has been lent, and whether it can be written past the page cache; `None` while it must wait for a place.
+    /// The agent's descriptor of the file of chunk `id`, which has been lent, and whether it can be written past the
+    /// page cache; `None` while it must wait for a place.
     pub fn place_loan(&mut self, id: u32) -> Result<Option<(i32, bool)>, StorageError> {
         let Some(at) = self.chunks.iter().position(|c| c.id == id) else {
             return Err(self.no_room());
@@ -58,8 +60,8 @@ impl Session {
         Ok(())
     }
 
-    /// Number of threads that should write `pages` pages, of at most `most`. Each holds a chunk of its own, so where room is limited one of them could find none while another has
-    /// plenty.
+    /// Number of threads that should write `pages` pages, of at most `most`. Each holds a chunk of its own, so where
+    /// room is limited one of them could find none while another has plenty.
     pub fn writers(&self, pages: u64, most: u32) -> u32 {
         let spare = u64::from(most.saturating_sub(1)) * self.capacity(pages);
         let tight = self

@@ -3,11 +3,13 @@
 //! ```text
 //! store_pages (+ write_held) / lend + give_back ──> seal (hashes, fsync) ──> publish (rename, fsync of the directory) ──> the generation's manifest
 //! ```
-//! Until `publish` all files have temporary names, and a session that is dropped removes them. So a kill at any instant leaves unfinished chunks, or finished ones
-//! that no generation names; both are removed by the next [`crate::store::Store::collect`].
+//! Until `publish` all files have temporary names, and a session that is dropped removes them. So a kill at any instant
+//! leaves unfinished chunks, or finished ones that no generation names; both are removed by the next
+//! [`crate::store::Store::collect`].
 //!
-//! A chunk is sealed as soon as it is full, while others are written. Where the job has local tiers, a loan gets its place, and with it its file, only when a writer wants it ([`Session::place_loan`]), and a chunk
-//! that is sealed is moved home.
+//! A chunk is sealed as soon as it is full, while others are written. Where the job has local tiers, a loan gets its
+//! place, and with it its file, only when a writer wants it ([`Session::place_loan`]), and a chunk that is sealed is
+//! moved home.
 
 mod held;
 mod loans;
@@ -15,7 +17,7 @@ mod new;
 
 pub use loans::Loan;
 
-use crate::index::Index;
+use crate::index::{Index, IndexShare};
 use crate::place::desk::Place;
 use crate::place::mover::Mover;
 use crate::store::Store;
@@ -23,7 +25,7 @@ use crate::{chunk, compact, StorageError, PAGE};
 use belay_image::extents::{self, Extent};
 use belay_image::manifest::ChunkEntry;
 use belay_image::sections::create_private;
-use belay_image::ImageError;
+use belay_image::{ImageError, TableId};
 use belay_kernel::direct::{self, Buffer};
 use held::Held;
 use new::{New, Open, Spot};
@@ -55,7 +57,8 @@ pub struct Stats {
     pub write_ns: u64,
     /// As above.
     pub write_pages: u64,
-    /// Pages of which the writers have taken the time, what their hashes took, and what it took to look for them and to note new ones.
+    /// Pages of which the writers have taken the time, what their hashes took, and what it took to look for them and to
+    /// note new ones.
     pub timed_pages: u64,
     /// As above.
     pub hash_ns: u64,
@@ -65,17 +68,6 @@ pub struct Stats {
     pub table_ns: u64,
     /// Time of the writers in all.
     pub writers_ns: u64,
-}
-
-/// The table of page hashes, for writers that map it.
-#[derive(Debug, Clone, Copy)]
-pub struct IndexShare {
-    /// The agent's descriptor of it, -1 where there is none.
-    pub fd: i32,
-    /// Its length.
-    pub bytes: u64,
-    /// Which pages it is of (`belay_abi::index::Table::new`).
-    pub sample: u64,
 }
 
 /// One checkpoint's part of the store.
@@ -94,7 +86,7 @@ pub struct Session {
     held: Held,
     pub(crate) live: BTreeMap<u32, ChunkEntry>,
     pub(crate) index: Option<Index>,
-    tables: BTreeMap<i32, Vec<Extent>>,
+    tables: BTreeMap<TableId, Vec<Extent>>,
     /// Why pages are not looked for by their contents, where that does not pay.
     pub(crate) without: Option<String>,
     /// What has been done so far.
@@ -396,23 +388,24 @@ impl Session {
         Ok(())
     }
 
-    /// The memory of process `pid`. A table that says two things about a page is refused: its generation could not be restarted.
-    pub fn set_table(&mut self, pid: i32, mut table: Vec<Extent>) -> Result<(), StorageError> {
+    /// Where the bytes of `id` lie. A table that says two things about a page is refused: its generation could not be restarted.
+    pub fn set_table(&mut self, id: TableId, mut table: Vec<Extent>) -> Result<(), StorageError> {
         extents::normalise(&mut table);
         if let Some(w) = table.windows(2).find(|w| w[0].end() > w[1].vaddr) {
-            let reason = format!("memory of process {pid} at {:#x} was stored twice", w[1].vaddr);
+            let reason = format!("{id} at {:#x}: stored twice", w[1].vaddr);
             return Err(ImageError::damaged(&self.store.path(w[1].chunk), reason).into());
         }
-        self.tables.insert(pid, table);
+        self.tables.insert(id, table);
         Ok(())
     }
 
-    /// The extents of every process.
-    pub fn tables(&self) -> &BTreeMap<i32, Vec<Extent>> {
+    /// All tables of this checkpoint.
+    pub fn tables(&self) -> &BTreeMap<TableId, Vec<Extent>> {
         &self.tables
     }
 
-    /// Moves what is needed of mostly dead chunks into this session's. Bounded: at most as much as this checkpoint wrote, and at least one chunk.
+    /// Moves what is needed of mostly dead chunks into this session's. Bounded: at most as much as this checkpoint
+    /// wrote, and at least one chunk.
     pub fn compact(&mut self) -> Result<(), StorageError> {
         let mut needed: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
         for e in self.tables.values().flatten().filter(|e| self.live.contains_key(&e.chunk)) {

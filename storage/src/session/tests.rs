@@ -2,6 +2,7 @@ use super::*;
 use crate::engine::{Engine, Options};
 use crate::store::tests::Scratch;
 use belay_image::manifest::Manifest;
+use belay_image::TableId;
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,7 @@ fn put(session: &mut Session, memory: &BTreeMap<u64, u64>) -> Result<(), Storage
     for (at, seed) in memory {
         session.store_pages(at * PAGE, &page(*seed), &mut table)?;
     }
-    session.set_table(1, table)?;
+    session.set_table(TableId::Process(1), table)?;
     session.compact()?;
     session.seal()
 }
@@ -47,7 +48,7 @@ fn get(store: &Store, chunks: &[ChunkEntry], table: &[Extent]) -> BTreeMap<u64, 
 
 fn commit(engine: &mut Engine, mut session: Session) -> (Vec<ChunkEntry>, Vec<Extent>) {
     session.publish().unwrap();
-    let committed = (session.entries().unwrap(), session.tables()[&1].clone());
+    let committed = (session.entries().unwrap(), session.tables()[&TableId::Process(1)].clone());
     engine.keep(session, Path::new("/nonexistent"));
     committed
 }
@@ -105,7 +106,7 @@ fn where_looking_does_not_pay_a_sample_is_looked_for_until_it_would() {
         let without = session.why_without().is_some();
         session.publish().unwrap();
         write_manifest(&dir, &session.entries().unwrap());
-        let table = session.tables()[&1].clone();
+        let table = session.tables()[&TableId::Process(1)].clone();
         let chunks = session.entries().unwrap();
         engine.keep(session, &dir);
         assert!(get(&store, &chunks, &table).iter().all(|(at, data)| *data == page(seed + at)));
@@ -160,6 +161,7 @@ fn write_manifest(dir: &Path, chunks: &[ChunkEntry]) {
     std::fs::create_dir_all(dir).unwrap();
     let m = Manifest {
         taken: None,
+        left_out: None,
         without_hashes: None,
         generation: 1,
         time_unix_s: 0,
@@ -205,7 +207,8 @@ type Kept = (Vec<ChunkEntry>, Vec<Extent>, BTreeMap<u64, u64>);
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
-    /// Random memory over many generations with chunks of 8 pages: every kept generation reads back as it was, whatever was collected, compacted or lost.
+    /// Random memory over many generations with chunks of 8 pages: every kept generation reads back as it was, whatever
+    /// was collected, compacted or lost.
     #[test]
     fn every_kept_generation_reads_back(steps in prop::collection::vec((0u64..60, 1u64..20, 0u64..25, any::<bool>()), 1..25)) {
         let (_s, store) = Scratch::new(&format!("generations-{}", std::thread::current().name().map_or(0, str::len)));

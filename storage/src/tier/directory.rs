@@ -3,7 +3,8 @@
 //! ```text
 //! ROOT/packs/.tmp-NAME ── write, fsync ── rename ──> ROOT/packs/NAME ── sync: fsync of ROOT/packs
 //! ```
-//! Outside of memory, what is written is gathered: each write begins and ends at a multiple of [`LARGE`], but for the last one, so that it meets whole stripes of a parallel file system, and goes past the page cache where that is
+//! Outside of memory, what is written is gathered: each write begins and ends at a multiple of [`LARGE`], but for the
+//! last one, so that it meets whole stripes of a parallel file system, and goes past the page cache where that is
 //! possible ([`direct`]).
 //!
 //! The directory is the caller's own and closed to others: a restart executes what lies here.
@@ -69,7 +70,8 @@ fn check_own(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The bytes of each write to files in `dir`: [`LARGE`], or a half or a quarter of it where memory is short. `None` where they shall be written as they come: memory is very short, or they lie in memory themselves.
+/// The bytes of each write to files in `dir`: [`LARGE`], or a half or a quarter of it where memory is short. `None`
+/// where they shall be written as they come: memory is very short, or they lie in memory themselves.
 fn write_bytes(dir: &Path) -> Option<usize> {
     if room::in_memory(dir) {
         return None;

@@ -9,11 +9,12 @@
 pub mod conformance;
 pub mod directory;
 pub mod gather;
+pub mod sealed;
 mod seen;
 
 pub use seen::ReadOnly;
 
-use crate::StorageError;
+use crate::{seal, StorageError};
 use belay_kernel::direct::Buffer;
 use std::fmt::Debug;
 use std::io;
@@ -62,6 +63,16 @@ pub trait Tier: Debug + Send + Sync {
 
     /// Removes what puts that were interrupted have left. Call while nobody writes to the tier.
     fn clear(&self) -> Result<u64, StorageError>;
+
+    /// The key with which what is written is sealed, if it is.
+    fn seals_with(&self) -> Option<String> {
+        None
+    }
+
+    /// The key with which object `key`, of which something has been read, is sealed, if it is.
+    fn key_of(&self, _key: &str) -> Option<String> {
+        None
+    }
 }
 
 /// An object being written. Dropped, it leaves nothing behind.
@@ -103,7 +114,20 @@ pub fn read_whole(tier: &dyn Tier, key: &str, most: u64) -> Result<Vec<u8>, Stor
     }
     let mut out = Buffer::default();
     tier.get(key, 0..bytes, &mut out)?;
+    locked(tier, key, &out)?;
     Ok(out.to_vec())
+}
+
+/// Refuses an object that begins with `data` where that is sealed, and the tier was opened without a key.
+pub(crate) fn locked(tier: &dyn Tier, key: &str, data: &[u8]) -> Result<(), StorageError> {
+    let why = seal::locked(data);
+    why.map_or(Ok(()), |why| {
+        Err(StorageError::Locked {
+            tier: tier.name().to_owned(),
+            key: key.to_owned(),
+            reason: why.to_string(),
+        })
+    })
 }
 
 /// Writes a whole object.

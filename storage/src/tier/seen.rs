@@ -52,4 +52,12 @@ impl Tier for ReadOnly {
     fn clear(&self) -> Result<u64, StorageError> {
         self.refused("clear", "")
     }
+
+    fn seals_with(&self) -> Option<String> {
+        self.0.seals_with()
+    }
+
+    fn key_of(&self, key: &str) -> Option<String> {
+        self.0.key_of(key)
+    }
 }

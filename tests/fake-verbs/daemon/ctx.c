@@ -78,6 +78,11 @@ static int moved_to(struct ctx *c, const struct fv_request *q, int *fds, struct 
     return host_move(q->text);
 }
 
+static int readdressed(struct ctx *c, const struct fv_request *q, int *fds, struct fv_reply *a) {
+    (void)c, (void)fds, (void)a;
+    return host_readdress(q->text);
+}
+
 static int report(struct ctx *c, const struct fv_request *q, int *fds, struct fv_reply *a) {
     (void)c, (void)q, (void)fds;
     unsigned int open = 0;
@@ -124,6 +129,7 @@ static const struct {
     [FV_SET] = {set, true},
     [FV_RESTART] = {restart, true},
     [FV_MOVE] = {moved_to, true},
+    [FV_READDRESS] = {readdressed, true},
     [FV_STATS] = {report, true},
 };
 

@@ -18,6 +18,7 @@ static const struct {
     {"ack_us", &faults.ack_us},
     {"ack_drop", &faults.ack_drop},
     {"hold_acks", &faults.hold_acks},
+    {"hold_messages", &faults.hold_messages},
     {"ud_drop", &faults.ud_drop},
     {"rnr", &faults.rnr},
     {"bandwidth_mb", &faults.bandwidth_mb},
@@ -26,6 +27,8 @@ static const struct {
     {"max_qp_wr", &faults.limits.max_qp_wr},
     {"max_qp", &faults.limits.max_qp},
     {"zero_write", &faults.limits.zero_write},
+    {"any_qp", &faults.limits.any_qp},
+    {"keep_cqes", &faults.limits.keep_cqes},
 };
 
 static uint64_t next(void) {

@@ -146,7 +146,7 @@ struct qp {
 };
 
 struct faults {
-    uint32_t latency_us, jitter_us, ack_us, ack_drop, hold_acks, ud_drop, rnr, bandwidth_mb, retry_us;
+    uint32_t latency_us, jitter_us, ack_us, ack_drop, hold_acks, hold_messages, ud_drop, rnr, bandwidth_mb, retry_us;
     struct fv_limits limits;
 };
 
@@ -168,6 +168,7 @@ struct host *host_named(const char *name);
 struct host *host_by_lid(uint16_t lid);
 struct host *host_by_gid(const union ibv_gid *gid);
 int host_move(const char *text);
+int host_readdress(const char *name);
 int host_restart(const char *name);
 uint32_t take_qpn(struct host *h, void *qp);
 uint32_t take_srqn(struct host *h, void *srq);

@@ -130,6 +130,18 @@ int host_restart(const char *name) {
     return 0;
 }
 
+// A subnet manager gives the port another LID; on Ethernet the host gets other addresses. What is open stays open.
+int host_readdress(const char *name) {
+    struct host *h = host_named(name);
+    bool ethernet = link_layer == IBV_LINK_LAYER_ETHERNET;
+    uint32_t serial = numbered++;
+    if (ethernet) set_gids(h, serial + 1);
+    else h->port.lid = (uint16_t)(0x10 + (epoch + serial) % 0xb000);
+    for (struct ctx *c = contexts; c; c = c->next)
+        if (c->host == h && !c->dead) tell(c, ethernet ? IBV_EVENT_GID_CHANGE : IBV_EVENT_LID_CHANGE, 1);
+    return 0;
+}
+
 static uint32_t take(struct map *m, void *object, uint32_t base, uint32_t *next, uint32_t room) {
     while (map_get(m, base + *next % room)) ++*next;
     uint32_t n = base + (*next)++ % room;

@@ -107,7 +107,7 @@ static void ask(const char *dir, enum fv_op op, const char *text) {
 
 static void usage(void) {
     fputs("usage: fake-verbsd serve DIR [--roce] [NAME=VALUE...] | set DIR NAME=VALUE... | restart DIR HOST | move DIR "
-          "FROM TO | stats DIR\n",
+          "FROM TO | readdress DIR HOST | stats DIR\n",
           stderr);
     exit(2);
 }
@@ -140,6 +140,7 @@ int main(int argc, char **argv) {
     } else if (!strcmp(argv[1], "set")) ask(argv[2], FV_SET, text);
     else if (!strcmp(argv[1], "restart")) ask(argv[2], FV_RESTART, text);
     else if (!strcmp(argv[1], "move")) ask(argv[2], FV_MOVE, text);
+    else if (!strcmp(argv[1], "readdress")) ask(argv[2], FV_READDRESS, text);
     else if (!strcmp(argv[1], "stats")) ask(argv[2], FV_STATS, text);
     else usage();
     return 0;

@@ -178,7 +178,7 @@ static void run(struct qp *q) {
             drained(q);
             break;
         }
-        if (q->next == q->seen || q->broken) break;
+        if (q->next == q->seen || q->broken || faults.hold_messages) break;
         uint64_t at = sent_at(q, q->next)->exec_at;
         if (q->stall != S_NONE && q->stall_until > at) at = q->stall_until;
         if (at <= now && budget == 0) {

@@ -4,7 +4,9 @@
 
 struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr) {
     static _Atomic uint32_t next;
-    if (attr->port_num != 1 || (attr->is_global && attr->grh.sgid_index >= FV_GIDS)) {
+    union ibv_gid from;
+    // As providers of Ethernet do, by the exported function.
+    if (attr->port_num != 1 || (attr->is_global && ibv_query_gid(pd->context, 1, attr->grh.sgid_index, &from))) {
         errno = EINVAL;
         return NULL;
     }

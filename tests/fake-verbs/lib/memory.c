@@ -1,6 +1,7 @@
 // Protection domains, memory regions, thread domains.
 #include "fv.h"
 #include <stdbool.h>
+#include <sys/mman.h>
 
 #undef ibv_reg_mr
 #undef ibv_reg_mr_iova
@@ -55,12 +56,19 @@ int fv_dealloc_td(struct ibv_td *td) {
     return 0;
 }
 
+// The pages of a region are pinned when it is made, so they must be there.
+static bool is_mapped(const void *addr, size_t length) {
+    uintptr_t first = (uintptr_t)addr & ~(uintptr_t)4095, end = (uintptr_t)addr + length;
+    return !length || !msync((void *)first, end - first, MS_ASYNC);
+}
+
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access) {
     const unsigned int remote = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
     struct fv_request q = {.op = FV_REG_MR};
     struct fv_reply a;
     if (access & remote && !(access & IBV_ACCESS_LOCAL_WRITE)) return refuse(EINVAL);
     if (access & IBV_ACCESS_ON_DEMAND) return refuse(EOPNOTSUPP);
+    if (!is_mapped(addr, length)) return refuse(EFAULT);
     struct fv_mr *mr = calloc(1, sizeof *mr);
     if (!mr) return NULL;
     q.mr.pd = pd->handle;

@@ -6,6 +6,7 @@
 // A completion that has been polled gives places in the queues back.
 static void account(const struct fv_cqe *e) {
     struct fv_qp *qp = (struct fv_qp *)(uintptr_t)e->owner;
+    if (e->owner == FV_GONE) return;
     if (e->is_srq) atomic_fetch_sub(&to_srq(qp->base.srq)->outstanding, 1);
     else atomic_store(e->is_send ? &qp->sq_done : &qp->rq_done, e->wqe + 1);
 }
@@ -17,7 +18,7 @@ static bool take(struct fv_cq *cq, struct fv_cqe *out) {
     while (head != atomic_load_explicit(&r->tail, memory_order_acquire)) {
         *out = r->entry[head & cq->mask];
         atomic_store_explicit(&r->head, ++head, memory_order_release);
-        if (!out->owner) continue;
+        if (out->owner == FV_NOBODY) continue;
         account(out);
         return true;
     }
@@ -56,7 +57,7 @@ int fv_poll_cq(struct ibv_cq *ibcq, int n, struct ibv_wc *wc) {
     return got;
 }
 
-// Forgets the completions of a queue pair that goes or is reset. What its shared receive queue has lent it comes back.
+// Forgets the completions of a queue pair that goes or is reset, unless they are to stay, as with rxe and siw. What its shared receive queue has lent it comes back.
 void fv_purge(struct fv_cq *cq, void *owner) {
     pthread_mutex_lock(&cq->lock);
     uint32_t tail = atomic_load_explicit(&cq->ring->tail, memory_order_acquire);
@@ -64,8 +65,12 @@ void fv_purge(struct fv_cq *cq, void *owner) {
         struct fv_cqe *e = &cq->ring->entry[i & cq->mask];
         if (e->owner != (uintptr_t)owner) continue;
         if (e->is_srq) account(e);
-        e->owner = 0;
+        e->owner = to_ctx(cq->base.context)->limits.keep_cqes ? FV_GONE : FV_NOBODY;
     }
+    // Their places are free again, as far as nothing is in front of them.
+    uint32_t head = atomic_load_explicit(&cq->ring->head, memory_order_relaxed);
+    while (head != tail && cq->ring->entry[head & cq->mask].owner == FV_NOBODY) head++;
+    atomic_store_explicit(&cq->ring->head, head, memory_order_release);
     pthread_mutex_unlock(&cq->lock);
 }
 

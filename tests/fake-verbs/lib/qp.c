@@ -13,7 +13,8 @@ static int make(struct fv_qp *qp, struct ibv_pd *pd, struct ibv_qp_init_attr_ex 
     struct fv_reply a;
     int fd;
     if (too_much(c, &init->cap) || !init->send_cq || !init->recv_cq) return EINVAL;
-    if (init->qp_type != IBV_QPT_RC && init->qp_type != IBV_QPT_UC && init->qp_type != IBV_QPT_UD) return EOPNOTSUPP;
+    if (init->qp_type != IBV_QPT_RC && init->qp_type != IBV_QPT_UC && init->qp_type != IBV_QPT_UD && !c->limits.any_qp)
+        return EOPNOTSUPP;
     if (init->srq) init->cap.max_recv_wr = init->cap.max_recv_sge = 0;
     qp->sq_slots = fv_slots(init->cap.max_send_wr);
     qp->rq_slots = fv_slots(init->cap.max_recv_wr);
@@ -92,9 +93,8 @@ struct ibv_qp *fv_create_qp_ex(struct ibv_context *c, struct ibv_qp_init_attr_ex
                          IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
     bool extended = init->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     bool flags = init->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS;
-    (void)c;
     if (!(init->comp_mask & IBV_QP_INIT_ATTR_PD) || init->comp_mask & ~known ||
-        (extended && init->send_ops_flags & ~ops) ||
+        (extended && init->send_ops_flags & ~ops && !to_ctx(c)->limits.any_qp) ||
         (flags && init->create_flags & ~(uint32_t)IBV_QP_CREATE_BLOCK_SELF_MCAST_LB)) {
         errno = EOPNOTSUPP;
         return NULL;

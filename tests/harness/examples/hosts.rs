@@ -1,5 +1,6 @@
-//! Test hosts for a shell script: `hosts DIR COUNT` makes hosts h1 to hCOUNT that share DIR, prints the PID of each one's PID 1 on a line of its own,
-//! and ends them with its standard input. A command runs on a host by `nsenter -t PID -a`, with `DIR/rsh` in front of PATH for `ssh`.
+//! Test hosts for a shell script: `hosts DIR COUNT` makes hosts h1 to hCOUNT that share DIR, prints the PID of each
+//! one's PID 1 on a line of its own, and ends them with its standard input. A command runs on a host by `nsenter -t PID
+//! -a`, with `DIR/rsh` in front of PATH for `ssh`.
 
 use belay_tests::hosts::{serve_if_asked, Hosts};
 use std::io::Read;

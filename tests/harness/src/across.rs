@@ -1,4 +1,5 @@
-//! A job over several test hosts: its parts on the first of them, or on chosen ones, checkpointed, killed, restarted with its parts on others.
+//! A job over several test hosts: its parts on the first of them, or on chosen ones, checkpointed, killed, restarted
+//! with its parts on others.
 
 use crate::beat::{self, Beats};
 use crate::build::{build, Kind};
@@ -284,7 +285,8 @@ impl Job {
         self.settle()
     }
 
-    /// Waits until everybody has connected to everybody: a connection that nobody has accepted at the first checkpoint would keep its port for a minute after the crash.
+    /// Waits until everybody has connected to everybody: a connection that nobody has accepted at the first checkpoint
+    /// would keep its port for a minute after the crash.
     pub fn settle(&mut self) -> Result<(), Failure> {
         (0..20).try_for_each(|_| self.progress())
     }
@@ -386,6 +388,21 @@ impl Job {
         if let Some(mut front) = self.front.take() {
             let _ = front.wait();
         }
+    }
+
+    /// Kills everything, restarts the job with its parts on other hosts, and waits until the programs that tell in each
+    /// of `beats` go on.
+    pub fn crash_and_shift(&mut self, shift: usize, beats: &[&str]) -> Result<(), Failure> {
+        self.crash();
+        beats.iter().try_for_each(|file| crate::beat::forget(&self.work.join(file)))?;
+        self.shift(shift);
+        self.start_restart()?;
+        self.progress_of_all(beats)
+    }
+
+    /// Waits for heartbeats in each of these files.
+    pub fn progress_of_all(&mut self, beats: &[&str]) -> Result<(), Failure> {
+        beats.iter().try_for_each(|file| self.progress_of(file))
     }
 
     /// The words that restart the job with its parts where `at` says.

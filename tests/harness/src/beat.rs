@@ -18,7 +18,8 @@ pub struct Beats {
     new: u32,
 }
 
-/// The number in `file`; 0 where there is none. A restart gives the file the length that it had at the checkpoint, which is no heartbeat.
+/// The number in `file`; 0 where there is none. A restart gives the file the length that it had at the checkpoint,
+/// which is no heartbeat.
 fn number(file: &Path) -> u64 {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     text.trim().parse().unwrap_or(0)
@@ -41,7 +42,8 @@ impl Beats {
         self.new
     }
 
-    /// Waits for two: the round in which the second was made has begun after the call of [`Beats::from_now`]. `look` is called between two looks, and its failure ends the waiting.
+    /// Waits for two: the round in which the second was made has begun after the call of [`Beats::from_now`]. `look` is
+    /// called between two looks, and its failure ends the waiting.
     pub fn wait(mut self, mut look: impl FnMut() -> Result<(), Failure>) -> Result<(), Failure> {
         while self.count() < 2 {
             look()?;

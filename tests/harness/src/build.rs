@@ -2,9 +2,10 @@
 
 use crate::place::{build_dir, repository, Place};
 use crate::Failure;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 /// How a program is built.
@@ -59,12 +60,42 @@ fn modified(p: &Path) -> Option<SystemTime> {
     std::fs::metadata(p).and_then(|m| m.modified()).ok()
 }
 
-/// Held while a program is made: checks that run at the same time may want the same one, and none is to find half of it.
-static TURN: Mutex<()> = Mutex::new(());
+/// Whether any of `from` is newer than `made`.
+fn stale(made: &Path, from: &[PathBuf]) -> bool {
+    let made = modified(made);
+    made.is_none() || from.iter().any(|f| modified(f) > made)
+}
+
+/// Compiles the C files among `from` into `to`, unless that is newer than all of them.
+pub(crate) fn compile(to: &Path, from: &[PathBuf], options: &[&str]) -> Result<(), Failure> {
+    if !stale(to, from) {
+        return Ok(());
+    }
+    let unfinished = to.with_extension("unfinished");
+    let mut c = Command::new("cc");
+    c.args(FLAGS).args(["-O2", "-Werror"]).args(options);
+    c.arg("-o").arg(&unfinished);
+    c.args(from.iter().filter(|f| f.extension().is_some_and(|e| e == "c")));
+    let out = c
+        .output()
+        .map_err(|e| format!("cc: {e}: run scripts/test, which installs what is missing"))?;
+    if !out.status.success() {
+        return Err(format!("compile {}: {}", to.display(), String::from_utf8_lossy(&out.stderr)));
+    }
+    std::fs::rename(&unfinished, to).map_err(|e| format!("rename {}: {e}", unfinished.display()))
+}
+
+/// One for each program, held while it is made: checks that run at the same time may want the same one, and none is to
+/// find half of it.
+static TURNS: Mutex<BTreeMap<String, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
+
+fn turn(name: &str) -> Arc<Mutex<()>> {
+    let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
+    Arc::clone(turns.entry(name.to_owned()).or_default())
+}
 
 /// Compiles `source` (a name in tests/programs, without `.c`) and puts the program into `place`. Returns its path.
 pub fn build(place: &Place, source: &str, kind: Kind) -> Result<PathBuf, Failure> {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = repository().join("tests/programs");
     let src = dir.join(format!("{source}.c"));
     let name = format!(
@@ -72,6 +103,8 @@ pub fn build(place: &Place, source: &str, kind: Kind) -> Result<PathBuf, Failure
         Path::new(source).file_name().unwrap_or_default().to_string_lossy(),
         kind.suffix()
     );
+    let turn = turn(&name);
+    let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = build_dir()?.join("test-programs");
     std::fs::create_dir_all(&cache).map_err(|e| format!("create {}: {e}", cache.display()))?;
     let object = cache.join(&name);
@@ -81,6 +114,7 @@ pub fn build(place: &Place, source: &str, kind: Kind) -> Result<PathBuf, Failure
         "mpi/mpicheck.h",
         "verbs/verbscheck.h",
         "verbs/verbsends.h",
+        "../fake-cuda/cuda.h",
     ]
     .map(|h| dir.join(h));
     let newest = [src.clone()].iter().chain(&headers).filter_map(|p| modified(p)).max();

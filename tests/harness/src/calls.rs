@@ -1,4 +1,5 @@
-//! Stops an agent, whichever of its threads, at the calls by which it changes the files below a directory or makes them durable: at the entry of each and at its exit.
+//! Stops an agent, whichever of its threads, at the calls by which it changes the files below a directory or makes them
+//! durable: at the entry of each and at its exit.
 
 use crate::stepper::{memory, request, stopped_at, At, Verdict};
 use crate::Failure;
@@ -131,7 +132,8 @@ impl Call {
     }
 }
 
-/// Traces all threads of `agent` while `command` runs; `at_call` decides at the entry of each call about a file below `dir`, and sees each exit. Returns what `command` returned.
+/// Traces all threads of `agent` while `command` runs; `at_call` decides at the entry of each call about a file below
+/// `dir`, and sees each exit. Returns what `command` returned.
 pub fn watch<T>(
     agent: i32,
     dir: &Path,

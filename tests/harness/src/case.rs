@@ -15,6 +15,8 @@ pub struct Case {
     pub args: Vec<String>,
     /// The program runs under this command (mpirun and its arguments).
     pub under: Vec<String>,
+    /// `belay restart` runs under this command. `{programs}` is replaced.
+    pub restart_under: Vec<String>,
     /// More arguments for `belay launch`.
     pub launch_args: Vec<String>,
     /// Run as root / as an ordinary user.
@@ -48,6 +50,7 @@ fn base(name: &str, program: &str, kind: Kind) -> Case {
         kind,
         args: Vec::new(),
         under: Vec::new(),
+        restart_under: Vec::new(),
         launch_args: Vec::new(),
         as_root: true,
         as_user: true,
@@ -155,6 +158,11 @@ impl Case {
     /// Needs a server outside the job; its port is in BELAY_TEST_OUTSIDE.
     pub fn outside(mut self) -> Self {
         self.outside = true;
+        self
+    }
+    /// `belay restart` runs under this command.
+    pub fn restarted_under(mut self, words: &[&str]) -> Self {
+        self.restart_under = words.iter().map(|w| (*w).to_owned()).collect();
         self
     }
     /// Needs explicit huge pages.

@@ -1,11 +1,12 @@
-//! `tests/catalogue.txt`: what the kernel lets a program set, by the kernel's own headers, and what becomes of each of it. A constant that is in the headers and not in the catalogue fails.
+//! `tests/catalogue.txt`: what the kernel lets a program set, by the kernel's own headers, and what becomes of each of
+//! it. A constant that is in the headers and not in the catalogue fails.
 
 use crate::case::Case;
 use crate::place::repository;
 use crate::runner::Check;
 use crate::Failure;
 use std::collections::{BTreeSet, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Attributes of one kind.
@@ -192,7 +193,7 @@ fn wrong(fate: &str, tests: &HashMap<String, bool>, limits: &str) -> Option<Stri
     } else if let Some(list) = fate.strip_prefix("refused by ") {
         named(list, true)
     } else if let Some(phrase) = fate.strip_prefix("limits: ") {
-        (!limits.contains(&plain(phrase))).then(|| format!("docs/limits.md does not say: {phrase}"))
+        (!limits.contains(&plain(phrase))).then(|| format!("neither docs/limits.md nor a README says: {phrase}"))
     } else if fate.starts_with("nothing to keep: ") {
         None
     } else {
@@ -237,9 +238,31 @@ fn headers() -> Result<(), Failure> {
     told(&faults)
 }
 
-/// What each line says is so: the test is there, docs/limits.md has the phrase.
+/// Adds what the READMEs in `dir` and below say.
+fn add_readmes(dir: &Path, text: &mut String) -> Result<(), Failure> {
+    for entry in std::fs::read_dir(dir).map_err(|e| format!("{}: {e}", dir.display()))? {
+        let path = entry.map_err(|e| format!("{}: {e}", dir.display()))?.path();
+        if path.is_dir() {
+            add_readmes(&path, text)?;
+        } else if path.file_name().is_some_and(|n| n == "README.md") {
+            *text += &std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// All that the documents say of limits: docs/limits.md, and the fine print beside the code.
+fn limits() -> Result<String, Failure> {
+    let mut text = read("docs/limits.md")?;
+    for room in ["capture", "restart", "coordinator", "plugins/src"] {
+        add_readmes(&repository().join(room), &mut text)?;
+    }
+    Ok(plain(&text))
+}
+
+/// What each line says is so: the test is there, docs/limits.md or a README has the phrase.
 fn fates(tests: &HashMap<String, bool>) -> Result<(), Failure> {
-    let limits = plain(&read("docs/limits.md")?);
+    let limits = limits()?;
     let mut faults = Vec::new();
     for family in parse(&read("tests/catalogue.txt")?)? {
         for entry in &family.entries {

@@ -3,9 +3,10 @@
 //! ```text
 //! calls ──> Recorder: after each call, which names have changed; at each fsync, what was in the file or directory ──> cuts: the states that a cut after each call can leave ──> State::make
 //! ```
-//! - The contents of a file are those of its last fsync. Without one it holds zeros, as long as it is: its length may be on the disk before its contents.
-//! - The names in a directory are those of its last fsync. Of later changes none may have reached the disk, or all, one alone, all but one, or the earlier ones. What one call
-//!   has changed is there as a whole or not at all.
+//! - The contents of a file are those of its last fsync. Without one it holds zeros, as long as it is: its length may
+//!   be on the disk before its contents.
+//! - The names in a directory are those of its last fsync. Of later changes none may have reached the disk, or all, one
+//!   alone, all but one, or the earlier ones. What one call has changed is there as a whole or not at all.
 
 use crate::calls::Call;
 use crate::Failure;
@@ -178,8 +179,8 @@ impl Recorder {
         format!("call {n} of {} ({})", self.events.len(), self.events[n].what)
     }
 
-    /// Each state that a cut after each call can leave, where the fsync with number `without` is not done: `check` is given that call's number and what had been promised before
-    /// the next one.
+    /// Each state that a cut after each call can leave, where the fsync with number `without` is not done: `check` is
+    /// given that call's number and what had been promised before the next one.
     pub fn cuts(
         &self,
         without: Option<usize>,

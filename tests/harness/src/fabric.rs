@@ -1,6 +1,6 @@
 //! An InfiniBand fabric without adapters: `tests/fake-verbs`, its library and its daemon.
 
-use crate::build::FLAGS;
+use crate::build::compile;
 use crate::job::output;
 use crate::place::{build_dir, repository, Place, User};
 use crate::Failure;
@@ -15,6 +15,12 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(60);
 /// The library's file name, which is that of the real one.
 pub const LIBRARY: &str = "libibverbs.so.1";
+/// A device file for which UCX looks; it never opens it.
+pub const WITH_DEVICE: &str = "mkdir /dev/infiniband; mknod -m 666 /dev/infiniband/uverbs0 c 1 3";
+/// Each rank on a host of its own.
+pub const ON_HOSTS: &str = "FAKE_VERBS_HOST=host${PMI_RANK-$OMPI_COMM_WORLD_RANK}; export FAKE_VERBS_HOST; exec \"$@\"";
+/// Belay's own library for the verbs.
+const SHADOWS: &str = "libbelay_verbs.so";
 const DAEMON: &str = "fake-verbsd";
 
 /// Held while the two are made.
@@ -26,31 +32,6 @@ fn sources(dir: &Path) -> Result<Vec<PathBuf>, Failure> {
     let mut all: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
     all.sort();
     Ok(all)
-}
-
-fn stale(made: &Path, from: &[PathBuf]) -> bool {
-    let time = |p: &Path| std::fs::metadata(p).and_then(|m| m.modified()).ok();
-    let made = time(made);
-    made.is_none() || from.iter().any(|f| time(f) > made)
-}
-
-/// Compiles the C files among `from` into `to`, unless that is newer than all of them.
-fn compile(to: &Path, from: &[PathBuf], options: &[&str]) -> Result<(), Failure> {
-    if !stale(to, from) {
-        return Ok(());
-    }
-    let unfinished = to.with_extension("unfinished");
-    let mut c = Command::new("cc");
-    c.args(FLAGS).args(["-O2", "-Werror"]).args(options);
-    c.arg("-o").arg(&unfinished);
-    c.args(from.iter().filter(|f| f.extension().is_some_and(|e| e == "c")));
-    let out = c
-        .output()
-        .map_err(|e| format!("cc: {e}: run scripts/test, which installs what is missing"))?;
-    if !out.status.success() {
-        return Err(format!("compile {}: {}", to.display(), String::from_utf8_lossy(&out.stderr)));
-    }
-    std::fs::rename(&unfinished, to).map_err(|e| format!("rename {}: {e}", unfinished.display()))
 }
 
 /// Makes the library and the daemon and puts them into `place`. Returns their directory, which belongs into
@@ -85,16 +66,18 @@ pub fn build(place: &Place) -> Result<PathBuf, Failure> {
 #[derive(Debug)]
 pub struct Fabric {
     /// Where the library lies.
-    pub library: PathBuf,
+    pub libs: PathBuf,
     /// What FAKE_VERBS_DIR names.
     pub dir: PathBuf,
     user: User,
     daemon: Child,
+    /// The library that programs have in front of it.
+    preload: Option<PathBuf>,
 }
 
-fn serve(library: &Path, dir: &Path, user: User, options: &[&str]) -> Result<Child, Failure> {
+fn serve(libs: &Path, dir: &Path, user: User, options: &[&str]) -> Result<Child, Failure> {
     let mut words: Vec<&str> = user.words().to_vec();
-    let program = library.join(DAEMON).display().to_string();
+    let program = libs.join(DAEMON).display().to_string();
     words.push(&program);
     let mut c = Command::new(words[0]);
     c.args(&words[1..]).arg("serve").arg(dir).args(options);
@@ -120,15 +103,26 @@ fn serve(library: &Path, dir: &Path, user: User, options: &[&str]) -> Result<Chi
 impl Fabric {
     /// A fabric of `user`'s, with these options and faults.
     pub fn new(place: &Place, label: &str, user: User, options: &[&str]) -> Result<Self, Failure> {
-        let library = build(place)?;
-        let dir = place.work(label, user)?;
-        let daemon = serve(&library, &dir, user, options)?;
+        Self::in_dir(place, place.work(label, user)?, user, options)
+    }
+
+    /// The same in a directory that is there.
+    pub fn in_dir(place: &Place, dir: PathBuf, user: User, options: &[&str]) -> Result<Self, Failure> {
+        let libs = build(place)?;
+        let daemon = serve(&libs, &dir, user, options)?;
         Ok(Self {
-            library,
+            libs,
             dir,
             user,
             daemon,
+            preload: None,
         })
+    }
+
+    /// Programs have belay's library in front of the stand-in, as under `belay launch`.
+    pub fn with_library(mut self, place: &Place) -> Self {
+        self.preload = Some(place.bin().join(SHADOWS));
+        self
     }
 
     /// `command` as the fabric's user, on the host of this name.
@@ -140,13 +134,15 @@ impl Fabric {
     }
 
     /// What leads a program to the library and to the fabric.
-    pub fn environment(&self) -> [(&'static str, &Path); 2] {
-        [("LD_LIBRARY_PATH", &self.library), ("FAKE_VERBS_DIR", &self.dir)]
+    pub fn environment(&self) -> Vec<(&'static str, &Path)> {
+        let mut all: Vec<(_, &Path)> = vec![("LD_LIBRARY_PATH", &self.libs), ("FAKE_VERBS_DIR", &self.dir)];
+        all.extend(self.preload.as_deref().map(|p| ("LD_PRELOAD", p)));
+        all
     }
 
     /// The daemon's program.
     pub fn daemon(&self) -> PathBuf {
-        self.library.join(DAEMON)
+        self.libs.join(DAEMON)
     }
 
     /// Asks the daemon: `verb` and its words.
@@ -170,7 +166,7 @@ impl Fabric {
     /// The daemon is killed and another takes its place: every host has other numbers.
     pub fn again(&mut self, options: &[&str]) -> Result<(), Failure> {
         self.end();
-        self.daemon = serve(&self.library, &self.dir, self.user, options)?;
+        self.daemon = serve(&self.libs, &self.dir, self.user, options)?;
         Ok(())
     }
 

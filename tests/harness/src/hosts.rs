@@ -1,8 +1,10 @@
-//! Test hosts: each is a set of namespaces (network, host name, IPC, PIDs, mounts) with an address on a bridge in a namespace of its own, its own `/tmp` and
-//! `/dev/shm`, and a small daemon as PID 1 that runs commands for the other hosts and their users, as sshd would. What lies in `etc` of the shared directory
-//! takes the place of the machine's files and directories of that name, or is there beside them where the machine has none.
+//! Test hosts: each is a set of namespaces (network, host name, IPC, PIDs, mounts) with an address on a bridge in a
+//! namespace of its own, its own `/tmp` and `/dev/shm`, and a small daemon as PID 1 that runs commands for the other
+//! hosts and their users, as sshd would. What lies in `etc` of the shared directory takes the place of the machine's
+//! files and directories of that name, or is there beside them where the machine has none.
 //!
-//! The daemon and its client are the test program itself, which is copied to where every host finds it, the client under the names `ssh` and `rsh`.
+//! The daemon and its client are the test program itself, which is copied to where every host finds it, the client
+//! under the names `ssh` and `rsh`.
 
 use crate::Failure;
 use std::io::{Read, Write};

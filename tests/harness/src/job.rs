@@ -82,7 +82,8 @@ impl Job {
         })
     }
 
-    /// A job of ordinary user `id`: a user namespace shows everybody whom it does not map as [`NOBODY`], and so hides who is taken for somebody else.
+    /// A job of ordinary user `id`: a user namespace shows everybody whom it does not map as [`NOBODY`], and so hides
+    /// who is taken for somebody else.
     pub fn of_user(place: &Place, label: &str, id: u32) -> Result<Self, Failure> {
         let mut job = Self::new(place, label, User::Ordinary)?;
         chown(&job.work, Some(id), Some(id)).map_err(|e| format!("give away {}: {e}", job.work.display()))?;
@@ -127,7 +128,13 @@ impl Job {
 
     /// `belay` with arguments.
     pub fn belay(&self, args: &[&str]) -> Command {
-        let mut argv = vec![self.belay.display().to_string()];
+        self.belay_under(&[], args)
+    }
+
+    /// The same, run by the command `under`.
+    fn belay_under(&self, under: &[String], args: &[&str]) -> Command {
+        let mut argv = under.to_vec();
+        argv.push(self.belay.display().to_string());
         argv.extend(args.iter().map(|s| (*s).to_owned()));
         self.command(&argv)
     }
@@ -179,11 +186,24 @@ impl Job {
 
     /// Starts `belay restart`.
     pub fn restart(&mut self, options: &[&str]) -> Result<(), Failure> {
+        self.restart_under(&[], options)
+    }
+
+    /// The same, run by the command `under`.
+    pub fn restart_under(&mut self, under: &[String], options: &[&str]) -> Result<(), Failure> {
         let dir = self.dir().display().to_string();
         let mut args = vec!["restart", dir.as_str()];
         args.extend(options);
-        let c = self.belay(&args);
+        let c = self.belay_under(under, &args);
         self.start(c)
+    }
+
+    /// Kills the job and restarts it from its newest checkpoint; returns when the program makes progress.
+    pub fn crash_and_restart(&mut self, patience: Duration) -> Result<(), Failure> {
+        self.kill_all()?;
+        self.clear_beat()?;
+        self.restart(&[])?;
+        self.progress(patience)
     }
 
     /// Runs `belay checkpoint`.
@@ -256,7 +276,8 @@ impl Job {
         beat::forget(&self.beat_file())
     }
 
-    /// Waits for two new heartbeats: the program makes progress. A restart that says that it waits for TIME_WAIT to end may have a minute more.
+    /// Waits for two new heartbeats: the program makes progress. A restart that says that it waits for TIME_WAIT to end
+    /// may have a minute more.
     pub fn progress(&mut self, patience: Duration) -> Result<(), Failure> {
         let start = Instant::now();
         let mut patience = patient(patience);
@@ -279,6 +300,13 @@ impl Job {
             }
             Ok(())
         })
+    }
+
+    /// Waits for two new heartbeats of a program that a shell has started.
+    pub fn beats(&self, patience: Duration) -> Result<(), Failure> {
+        let start = Instant::now();
+        let late = || Err(format!("no progress within {} s", patience.as_secs()));
+        Beats::from_now(self.beat_file()).wait(|| if start.elapsed() > patience { late() } else { Ok(()) })
     }
 
     /// What each process of the job is doing, for a hang's message.

@@ -11,7 +11,8 @@ pub type Outcome = (String, Vec<u8>);
 /// How long what passes by itself may take, also where much else runs.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Runs `take`, a `belay checkpoint`, until nothing stands against it that passes by itself; `false` when the program has ended before it.
+/// Runs `take`, a `belay checkpoint`, until nothing stands against it that passes by itself; `false` when the program
+/// has ended before it.
 pub fn take_unless_ended(
     take: impl Fn() -> Result<Output, Failure>,
     ended: impl Fn() -> Result<bool, Failure>,

@@ -111,7 +111,7 @@ impl Place {
             next: AtomicU32::new(0),
         };
         let from = build_dir()?;
-        for name in ["belay", "belay-inject", "belay-restorer"] {
+        for name in ["belay", "belay-inject", "belay-restorer", "libbelay_verbs.so"] {
             let (src, dst) = (from.join(name), place.bin().join(name));
             if !src.exists() {
                 return Err(format!("{} is missing: run `cargo build --workspace` first", src.display()));
@@ -199,4 +199,16 @@ impl Drop for Place {
             println!("kept {}", self.base.display());
         }
     }
+}
+
+/// For `sh -c`, in a mount namespace of its own: device files of its own, to which `more` adds. Then the words that follow.
+pub fn with_devices(more: &str) -> String {
+    format!(
+        "set -e; old=$(mktemp -d); trap 'rmdir $old' EXIT; mount --make-rprivate /; mount --rbind /dev $old
+        mount -t tmpfs -o mode=755 tmpfs /dev
+        for f in null zero full random urandom tty; do touch /dev/$f; mount --bind $old/$f /dev/$f; done
+        for f in shm pts; do mkdir /dev/$f; mount --rbind $old/$f /dev/$f; done
+        ln -s pts/ptmx /dev/ptmx; ln -s /proc/self/fd /dev/fd; umount -l $old; rmdir $old; trap - EXIT
+        {more}; exec \"$@\""
+    )
 }

@@ -1,8 +1,11 @@
 //! Processes of one job: found by walking the children of the launcher, killed by PID.
 //!
-//! A job that starts processes all the time is killed as a whole by stopping first everything, parents before children, until a scan finds
-//! nothing new; only then is everything killed, children before parents. So no process can slip away between the scan and the kill: a process group that
-//! loses its last parent is sent SIGHUP and SIGCONT by the kernel when it is stopped, and a server may answer that with new processes.
+//! A job that starts processes all the time is killed as a whole by stopping first everything, parents before children,
+//! until a scan finds nothing new; only then is everything killed, children before parents. So no process can slip away
+//! between the scan and the kill: a process group that loses its last parent is sent SIGHUP and SIGCONT by the kernel
+//! when it is stopped, and a server may answer that with new processes. A scan can miss a process that is made while
+//! another one ends; the kernel sends a signal to all of a process group at once, so each group is stopped and killed
+//! as a whole, too.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -61,9 +64,17 @@ fn depth(all: &HashMap<i32, (i32, char)>, pid: i32) -> usize {
     std::iter::successors(Some(pid), |p| all.get(p).map(|(up, _)| *up).filter(|up| *up > 0)).count()
 }
 
+/// The process group of `pid`, unless it is the caller's.
+fn group(pid: i32) -> Option<i32> {
+    // SAFETY: both take and return numbers.
+    let (group, own) = unsafe { (libc::getpgid(pid), libc::getpgrp()) };
+    (group > 1 && group != own).then_some(group)
+}
+
 /// Kills `root` and all its descendants with SIGKILL and waits until none of them runs any more.
 pub fn kill_tree(root: i32) {
     let mut seen = BTreeSet::new();
+    let mut groups = BTreeSet::new();
     loop {
         let mut fresh: Vec<i32> = tree(root).into_iter().filter(|p| !seen.contains(p)).collect();
         if fresh.is_empty() {
@@ -75,6 +86,9 @@ pub fn kill_tree(root: i32) {
         for p in fresh {
             signal(p, libc::SIGSTOP);
             seen.insert(p);
+            if let Some(group) = group(p).filter(|g| groups.insert(*g)) {
+                signal(-group, libc::SIGSTOP);
+            }
         }
     }
     let all = table();
@@ -82,6 +96,9 @@ pub fn kill_tree(root: i32) {
     deepest_first.sort_by_cached_key(|pid| std::cmp::Reverse(depth(&all, *pid)));
     for p in deepest_first {
         signal(p, libc::SIGKILL);
+    }
+    for group in groups {
+        signal(-group, libc::SIGKILL);
     }
     let end = Instant::now() + Duration::from_secs(10);
     while Instant::now() < end {

@@ -3,7 +3,7 @@
 use crate::build::{build, Kind};
 use crate::case::Case;
 use crate::place::{am_root, Place, User};
-use crate::rng::run_seed;
+use crate::rng::{run_seed, Rng};
 use crate::ways::{self, Way};
 use crate::Failure;
 use std::collections::BTreeSet;
@@ -22,7 +22,8 @@ pub struct Check {
     pub run: Box<dyn Fn() -> Result<(), Failure> + Send + Sync>,
 }
 
-/// Filters from the command line: any of these words in the name (all names when there is none); `--exact` and other flags are ignored.
+/// Filters from the command line: any of these words in the name (all names when there is none); `--exact` and other
+/// flags are ignored.
 fn selected(name: &str, words: &[String]) -> bool {
     words.is_empty() || words.iter().any(|w| name.contains(w.as_str()))
 }
@@ -53,7 +54,8 @@ pub fn rounds(usual: u64) -> u64 {
     asked.unwrap_or(usual)
 }
 
-/// Rounds of a check that hits what it is about by chance: each says whether it did. At least the usual number, and on until one has, for a quarter of an hour.
+/// Rounds of a check that hits what it is about by chance: each says whether it did. At least the usual number, and on
+/// until one has, for a quarter of an hour.
 pub fn until_hit(usual: u64, mut round: impl FnMut(u64) -> Result<bool, Failure>) -> Result<(), Failure> {
     let begin = Instant::now();
     let mut hit = false;
@@ -74,6 +76,14 @@ fn kernel() -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
+/// `users`, or with BELAY_DRAW one of them, by chance: half of the checks in half of the time.
+fn drawn(users: &[User], name: &str, seed: u64) -> Vec<User> {
+    match std::env::var_os("BELAY_DRAW") {
+        Some(_) if users.len() > 1 => vec![users[Rng::new(seed, name).below(users.len() as u64) as usize]],
+        _ => users.to_vec(),
+    }
+}
+
 /// The checks of a table of cases: each in four ways as each user.
 pub fn checks(place: &Arc<Place>, cases: Vec<Case>) -> Vec<Check> {
     let seed = run_seed();
@@ -82,14 +92,13 @@ pub fn checks(place: &Arc<Place>, cases: Vec<Case>) -> Vec<Check> {
     let kernel = kernel();
     for case in cases.into_iter().filter(|c| c.since <= kernel) {
         let case = Arc::new(case);
-        for user in users() {
-            if (user == User::Root && !case.as_root) || (user == User::Ordinary && !case.as_user) {
-                continue;
-            }
-            for way in Way::ALL.into_iter().filter(|w| way_selected(*w)) {
+        let mut users = users();
+        users.retain(|user| if *user == User::Root { case.as_root } else { case.as_user });
+        for way in Way::ALL.into_iter().filter(|w| way_selected(*w)) {
+            for user in drawn(&users, &format!("{}::{}", case.name, way.name()), seed) {
                 let (case, place) = (Arc::clone(&case), Arc::clone(place));
                 out.push(Check {
-                    name: format!("{}::{}::{}", case.name, way.name(), user.name()),
+                    name: check_name(&case, way, user),
                     run: Box::new(move || ways::run(&case, way, user, &place, seed)),
                 });
             }
@@ -98,19 +107,42 @@ pub fn checks(place: &Arc<Place>, cases: Vec<Case>) -> Vec<Check> {
     out
 }
 
-/// Compiles what the selected cases need.
+fn check_name(case: &Case, way: Way, user: User) -> String {
+    format!("{}::{}::{}", case.name, way.name(), user.name())
+}
+
+/// Compiles what the selected checks need, several programs at a time.
 pub fn build_all(place: &Place, cases: &[Case], more: &[(&str, Kind)]) -> Result<(), Failure> {
     let words: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let mut done = BTreeSet::new();
+    let runs = |case: &Case, way: Way| users().into_iter().any(|user| selected(&check_name(case, way, user), &words));
     let wanted = cases
         .iter()
-        .filter(|c| c.kind != Kind::Ready && (selected(&c.name, &words) || words.iter().any(|w| w.starts_with(&c.name))));
-    for (program, kind) in wanted.map(|c| (c.program.as_str(), c.kind)).chain(more.iter().copied()) {
-        if done.insert(format!("{program}{}", kind.suffix())) {
-            build(place, program, kind)?;
+        .filter(|c| c.kind != Kind::Ready && Way::ALL.into_iter().any(|way| runs(c, way)));
+    let wanted = wanted.map(|c| (c.program.as_str(), c.kind)).chain(more.iter().copied());
+    let wanted: Vec<_> = wanted
+        .filter(|(program, kind)| done.insert(format!("{program}{}", kind.suffix())))
+        .collect();
+    let next = AtomicUsize::new(0);
+    let some = || {
+        while let Some((program, kind)) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
+            build(place, program, *kind)?;
         }
-    }
-    Ok(())
+        Ok(())
+    };
+    std::thread::scope(|s| {
+        let compilers: Vec<_> = (0..workers()).map(|_| s.spawn(some)).collect();
+        let ended = compilers
+            .into_iter()
+            .map(|c| c.join().unwrap_or_else(|_| Err("a compiling thread has ended".into())));
+        ended.fold(Ok(()), Result::and)
+    })
+}
+
+/// Checks that run at the same time: BELAY_TEST_WORKERS, else [`WORKERS`].
+fn workers() -> usize {
+    let asked = std::env::var("BELAY_TEST_WORKERS").ok().and_then(|v| v.parse().ok());
+    asked.unwrap_or(WORKERS)
 }
 
 /// Runs the selected checks and ends the process: 0 when all passed.
@@ -123,13 +155,9 @@ pub fn main(checks: Vec<Check>) -> ! {
         std::process::exit(0);
     }
     println!("running {} tests", checks.len());
-    let workers = std::env::var("BELAY_TEST_WORKERS")
-        .ok()
-        .and_then(|v| v.parse().ok())
-        .unwrap_or(WORKERS);
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|s| {
-        for _ in 0..workers {
+        for _ in 0..workers() {
             s.spawn(|| {
                 while let Some(c) = checks.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let t0 = Instant::now();

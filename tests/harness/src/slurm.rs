@@ -1,6 +1,8 @@
-//! A real Slurm on test hosts: `munged` and `slurmctld` on the first, a `slurmd` on each other, and an ordinary user. All ends with the hosts.
+//! A real Slurm on test hosts: `munged` and `slurmctld` on the first, a `slurmd` on each other, and an ordinary user.
+//! All ends with the hosts.
 //!
-//! Credentials live for 5 s only, the least that Slurm takes, because a requeued job waits for as long before it is started again (two minutes by default).
+//! Credentials live for 5 s only, the least that Slurm takes, because a requeued job waits for as long before it is
+//! started again (two minutes by default).
 
 use crate::hosts::{unavailable, Hosts};
 use crate::job::{output, text};
@@ -64,8 +66,9 @@ fn configuration(dir: &Path, nodes: usize, more: &str) -> String {
 }
 
 impl Slurm {
-    /// Starts a cluster with `nodes` nodes, h2 and so on, in the shared directory `dir`, with `more` lines of configuration, and waits until the nodes are idle. Jobs in the
-    /// partition `urgent` preempt those in the other one, which have two minutes of grace and are requeued.
+    /// Starts a cluster with `nodes` nodes, h2 and so on, in the shared directory `dir`, with `more` lines of
+    /// configuration, and waits until the nodes are idle. Jobs in the partition `urgent` preempt those in the other
+    /// one, which have two minutes of grace and are requeued.
     pub fn new(dir: &Path, nodes: usize, more: &str) -> Result<Self, Failure> {
         for name in ["etc/slurm", "munge", "state", "spool", "user"] {
             io("make a directory", std::fs::create_dir_all(dir.join(name)))?;

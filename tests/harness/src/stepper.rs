@@ -1,7 +1,9 @@
-//! Stops an agent at chosen system calls of a checkpoint, so that every boundary between two of its steps can be visited one after the other.
+//! Stops an agent at chosen system calls of a checkpoint, so that every boundary between two of its steps can be
+//! visited one after the other.
 //!
-//! The agent's main thread, which takes the checkpoint, is traced from one system call to the next. What it does to the processes of the job, it
-//! does by a few calls; only those are counted, so that no number is spent on steps between which nothing changes.
+//! The agent's main thread, which takes the checkpoint, is traced from one system call to the next. What it does to the
+//! processes of the job, it does by a few calls; only those are counted, so that no number is spent on steps between
+//! which nothing changes.
 //!
 //! An agent that logs at level `debug` names each phase as it begins: that is a step too, and all that follow know their phase.
 
@@ -19,6 +21,8 @@ pub struct Step {
     pub name: &'static str,
     /// The phase that the agent has announced last.
     pub phase: Option<&'static str>,
+    /// A process of its own that the agent has made, and that stands at the call it was to be held at, until this step is decided.
+    pub helper: Option<i32>,
 }
 
 /// The phases that every checkpoint has, in their order.
@@ -120,7 +124,6 @@ fn counted(number: i64, first: u64) -> Option<&'static str> {
         libc::SYS_kill | libc::SYS_tgkill | libc::SYS_pidfd_send_signal => Some("kill"),
         libc::SYS_memfd_create => Some("make memory"),
         libc::SYS_rename => Some("rename"),
-        libc::SYS_connect => Some("connect"),
         _ => None,
     }
 }
@@ -128,14 +131,25 @@ fn counted(number: i64, first: u64) -> Option<&'static str> {
 /// Which calls are steps, by number and second argument, and what they are called.
 type Counted = fn(i64, u64) -> Option<&'static str>;
 
-/// Traces `agent` while `command` runs on another thread; `at_step` decides at each counted call. Returns the number of steps seen and what
-/// `command` returned.
+/// Traces `agent` while `command` runs on another thread; `at_step` decides at each counted call. Returns the number of
+/// steps seen and what `command` returned.
 pub fn step<T: Send>(
     agent: i32,
     command: impl FnOnce() -> T + Send,
     at_step: impl FnMut(Step) -> Verdict,
 ) -> Result<(u64, T), Failure> {
-    trace(agent, counted, command, at_step)
+    trace(agent, (counted, None), command, at_step)
+}
+
+/// The same; a process that the agent forks is held where it first enters the call `hold_at`, until the agent's next
+/// step is decided.
+pub fn step_holding<T: Send>(
+    agent: i32,
+    hold_at: i64,
+    command: impl FnOnce() -> T + Send,
+    at_step: impl FnMut(Step) -> Verdict,
+) -> Result<(u64, T), Failure> {
+    trace(agent, (counted, Some(hold_at)), command, at_step)
 }
 
 /// The same at each call of whatever kind.
@@ -144,17 +158,18 @@ pub fn step_each<T: Send>(
     command: impl FnOnce() -> T + Send,
     at_step: impl FnMut(Step) -> Verdict,
 ) -> Result<(u64, T), Failure> {
-    trace(agent, |_, _| Some("call"), command, at_step)
+    trace(agent, (|_, _| Some("call"), None), command, at_step)
 }
 
 fn trace<T: Send>(
     agent: i32,
-    counted: Counted,
+    (counted, hold_at): (Counted, Option<i64>),
     command: impl FnOnce() -> T + Send,
     mut at_step: impl FnMut(Step) -> Verdict,
 ) -> Result<(u64, T), Failure> {
     let fail = |what: &str, e: io::Error| format!("{what} the agent {agent}: {e}");
-    request(libc::PTRACE_SEIZE, agent, 0, libc::PTRACE_O_TRACESYSGOOD as usize).map_err(|e| fail("trace", e))?;
+    let forks = hold_at.map_or(0, |_| libc::PTRACE_O_TRACEFORK);
+    request(libc::PTRACE_SEIZE, agent, 0, (libc::PTRACE_O_TRACESYSGOOD | forks) as usize).map_err(|e| fail("trace", e))?;
     request(libc::PTRACE_INTERRUPT, agent, 0, 0).map_err(|e| fail("stop", e))?;
     let done = AtomicBool::new(false);
     std::thread::scope(|s| {
@@ -163,14 +178,42 @@ fn trace<T: Send>(
             done.store(true, Ordering::Release);
             r
         });
-        let steps = follow(agent, &done, counted, &mut at_step).map_err(|e| fail("trace", e));
+        let steps = follow(agent, &done, (counted, hold_at), &mut at_step).map_err(|e| fail("trace", e));
         let r = running.join().map_err(|_| "the command's thread failed".to_string())?;
         Ok((steps?, r))
     })
 }
 
-fn follow(agent: i32, done: &AtomicBool, counted: Counted, at_step: &mut dyn FnMut(Step) -> Verdict) -> io::Result<u64> {
+/// Takes the process that `agent` has just forked to where it first enters the call `hold_at`. None when it ends before.
+fn hold(agent: i32, hold_at: i64) -> io::Result<Option<i32>> {
+    let mut made: libc::c_ulong = 0;
+    request(libc::PTRACE_GETEVENTMSG, agent, 0, &raw mut made as usize)?;
+    let helper = i32::try_from(made).map_err(io::Error::other)?;
+    loop {
+        let mut status = 0;
+        // SAFETY: `status` is a live int.
+        if unsafe { libc::waitpid(helper, &mut status, libc::__WALL) } == -1 {
+            return Err(io::Error::last_os_error());
+        }
+        if !libc::WIFSTOPPED(status) {
+            return Ok(None);
+        }
+        let at_call = libc::WSTOPSIG(status) == libc::SIGTRAP | 0x80;
+        if at_call && matches!(stopped_at(helper)?, Some(At::Entry(number, _)) if number == hold_at) {
+            return Ok(Some(helper));
+        }
+        request(libc::PTRACE_SYSCALL, helper, 0, 0)?;
+    }
+}
+
+fn follow(
+    agent: i32,
+    done: &AtomicBool,
+    (counted, hold_at): (Counted, Option<i64>),
+    at_step: &mut dyn FnMut(Step) -> Verdict,
+) -> io::Result<u64> {
     let mut steps = 0;
+    let mut helper = None;
     let mut phase = None;
     let mut leaving = None;
     loop {
@@ -203,23 +246,30 @@ fn follow(agent: i32, done: &AtomicBool, counted: Counted, at_step: &mut dyn FnM
                 phase = begins.or(phase);
                 if let Some(name) = begins.map(|_| "begin a phase").or_else(|| counted(number, arguments[0])) {
                     steps += 1;
-                    match at_step(Step {
+                    let verdict = at_step(Step {
                         number: steps,
                         name,
                         phase,
-                    }) {
+                        helper,
+                    });
+                    if verdict == Verdict::Kill {
+                        crate::procs::signal(agent, libc::SIGKILL);
+                    }
+                    if let Some(helper) = helper.take() {
+                        request(libc::PTRACE_DETACH, helper, 0, 0)?;
+                    }
+                    match verdict {
                         Verdict::On => {}
                         Verdict::Leave => {
                             request(libc::PTRACE_DETACH, agent, 0, 0)?;
                             return Ok(steps);
                         }
-                        Verdict::Kill => {
-                            crate::procs::signal(agent, libc::SIGKILL);
-                            continue;
-                        }
+                        Verdict::Kill => continue,
                     }
                 }
             }
+        } else if let (libc::PTRACE_EVENT_FORK, Some(at)) = (status >> 16, hold_at) {
+            helper = hold(agent, at)?;
         } else if status >> 16 == 0 {
             deliver = signal;
         }

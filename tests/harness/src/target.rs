@@ -36,7 +36,8 @@ impl Target {
         }
     }
 
-    /// A target of checks on test hosts, which those of another check do not see. Where there can be no test hosts the process says so and ends.
+    /// A target of checks on test hosts, which those of another check do not see. Where there can be no test hosts the
+    /// process says so and ends.
     pub fn over_hosts(name: &'static str) -> Self {
         crate::hosts::serve_if_asked();
         if let Some(why) = crate::hosts::unavailable() {

@@ -1,11 +1,46 @@
 //! A pseudo-terminal with a shell in it, for tests of job control. The harness types and reads the screen.
 
 use crate::{procs, Failure};
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+fn opened(fd: i32, what: &str) -> Result<i32, Failure> {
+    (fd >= 0)
+        .then_some(fd)
+        .ok_or_else(|| format!("{what}: {}", std::io::Error::last_os_error()))
+}
+
+/// The master of a new terminal, and the number in its name.
+pub fn master() -> Result<(OwnedFd, u32), Failure> {
+    let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+    // SAFETY: a live, terminated string.
+    let fd = opened(unsafe { libc::open(c"/dev/ptmx".as_ptr(), flags) }, "open /dev/ptmx")?;
+    // SAFETY: the kernel has just returned it, and nobody else owns it.
+    let master = unsafe { OwnedFd::from_raw_fd(fd) };
+    let (mut number, unlocked) = (0, 0);
+    // SAFETY: writes a number.
+    let asked = unsafe { libc::ioctl(fd, libc::TIOCGPTN, &mut number) };
+    opened(asked, "ask for its number")?;
+    // SAFETY: reads a number.
+    let unlocked = unsafe { libc::ioctl(fd, libc::TIOCSPTLCK, &unlocked) };
+    opened(unlocked, "unlock its other side")?;
+    Ok((master, number))
+}
+
+/// Masters of terminals that nobody uses, by the numbers in their names, so that no other terminal is called by a
+/// number up to `last`.
+pub fn take_names(last: u32) -> Result<BTreeMap<u32, OwnedFd>, Failure> {
+    let mut taken = BTreeMap::new();
+    while taken.last_key_value().is_none_or(|(number, _)| *number < last) {
+        let (master, number) = master()?;
+        taken.insert(number, master);
+    }
+    Ok(taken)
+}
 
 /// A terminal and the process that leads its session.
 #[derive(Debug)]
@@ -17,17 +52,17 @@ pub struct Terminal {
 
 impl Terminal {
     /// Runs `c` as leader of a new session on a new terminal.
-    pub fn new(mut c: Command) -> Result<Self, Failure> {
-        let (mut m, mut s) = (-1, -1);
-        let none = std::ptr::null_mut();
-        // SAFETY: both numbers are written by openpty; the name, settings and size may be null.
-        if unsafe { libc::openpty(&mut m, &mut s, none, none.cast(), none.cast()) } != 0 {
-            return Err(format!("openpty: {}", std::io::Error::last_os_error()));
-        }
-        // SAFETY: openpty returned two descriptors that nobody else owns.
-        let (m, s) = unsafe { (OwnedFd::from_raw_fd(m), OwnedFd::from_raw_fd(s)) };
-        // SAFETY: fcntl on a descriptor that is open here: the child must not inherit the master side.
-        unsafe { libc::fcntl(m.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
+    pub fn new(c: Command) -> Result<Self, Failure> {
+        Self::on(master()?.0, c)
+    }
+
+    /// Runs `c` as leader of a new session on the terminal of `master`.
+    pub fn on(master: OwnedFd, mut c: Command) -> Result<Self, Failure> {
+        let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+        // SAFETY: takes numbers only.
+        let slave = unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCGPTPEER, flags) };
+        // SAFETY: the kernel has just returned it, and nobody else owns it.
+        let s = unsafe { OwnedFd::from_raw_fd(opened(slave, "open the other side of a terminal")?) };
         let dup = || s.try_clone().map(Stdio::from).map_err(|e| format!("duplicate terminal: {e}"));
         c.stdin(dup()?).stdout(dup()?).stderr(dup()?);
         // SAFETY: setsid and ioctl are async-signal-safe; the child's descriptor 0 is the terminal.
@@ -41,9 +76,9 @@ impl Terminal {
         let leader = c.spawn().map_err(|e| format!("start {:?}: {e}", c.get_program()))?;
         drop((c, s));
         // SAFETY: fcntl on a descriptor that is open here.
-        unsafe { libc::fcntl(m.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+        unsafe { libc::fcntl(master.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
         Ok(Terminal {
-            master: m.into(),
+            master: master.into(),
             leader,
             seen: String::new(),
         })

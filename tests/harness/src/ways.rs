@@ -88,13 +88,16 @@ impl Drop for HugePages {
     }
 }
 
+/// A word of a command line of a case.
+fn fill(word: &str, place: &Place, work: &Path) -> String {
+    word.replace("{programs}", &place.programs().display().to_string())
+        .replace("{suites}", &place.suites().display().to_string())
+        .replace("{work}", &work.display().to_string())
+}
+
 /// The command line of `case`.
 fn argv(case: &Case, place: &Place, work: &Path) -> Vec<String> {
-    let fill = |s: &String| {
-        s.replace("{programs}", &place.programs().display().to_string())
-            .replace("{suites}", &place.suites().display().to_string())
-            .replace("{work}", &work.display().to_string())
-    };
+    let fill = |s: &String| fill(s, place, work);
     let mut v: Vec<String> = case.under.iter().map(fill).collect();
     if case.kind == Kind::Ready {
         v.push(fill(&case.program));
@@ -128,7 +131,8 @@ fn checkpoint(job: &Job, case: &Case, rng: &mut Rng) -> Result<(), Failure> {
     Err("refused 100 times for a reason that should pass".into())
 }
 
-/// The turn of one job of Open MPI, which takes the first free port from 1024 on: a second job could sit on a port that a killed one needs again.
+/// The turn of one job of Open MPI, which takes the first free port from 1024 on: a second job could sit on a port that
+/// a killed one needs again.
 pub fn open_mpi_ports() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -155,6 +159,7 @@ fn run_now(case: &Case, way: Way, user: User, place: &Place, seed: u64) -> Resul
         job.set("BELAY_TEST_OUTSIDE", &port.to_string());
     }
     let argv = argv(case, place, &job.work);
+    let restart_under: Vec<String> = case.restart_under.iter().map(|w| fill(w, place, &job.work)).collect();
     let patience = Duration::from_secs(case.patience_s);
     match way {
         Way::Native => job.native(&argv)?,
@@ -198,7 +203,7 @@ fn run_now(case: &Case, way: Way, user: User, place: &Place, seed: u64) -> Resul
                 job.kill_all()?;
                 job.left_behind().map_err(|e| format!("after kill {n}: {e}"))?;
                 job.clear_beat()?;
-                job.restart(&[])?;
+                job.restart_under(&restart_under, &[])?;
                 job.progress(patience).map_err(|e| format!("restart {n}: {e}"))?;
                 rng.pause(case.spread_ms);
                 checkpoint(&job, case, &mut rng)

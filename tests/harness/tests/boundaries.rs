@@ -1,13 +1,14 @@
 //! Kills at every boundary of a checkpoint: the agent, a process of the job, the snapshot children, each at the agent's k-th step.
 //!
-//! A step is a system call by which the agent changes something about the processes of the job (see `stepper`); killing at the entry of every one of
-//! them visits every state in which the job can be left. By default a random sample is taken from each test's steps; BELAY_BOUNDARIES=all takes
-//! all of them, BELAY_BOUNDARIES=N about N, BELAY_BOUNDARIES=K- those from the K-th.
+//! A step is a system call by which the agent changes something about the processes of the job (see `stepper`); killing
+//! at the entry of every one of them visits every state in which the job can be left. By default a random sample is
+//! taken from each test's steps; BELAY_BOUNDARIES=all takes all of them, BELAY_BOUNDARIES=N about N,
+//! BELAY_BOUNDARIES=K- those from the K-th.
 
 use belay_tests::job::{output, text, Job};
 use belay_tests::place::{Place, User};
 use belay_tests::rng::Rng;
-use belay_tests::stepper::{step, Step, Verdict};
+use belay_tests::stepper::{step, step_holding, Step, Verdict};
 use belay_tests::target::Target;
 use belay_tests::{procs, Failure};
 use std::process::Output;
@@ -172,7 +173,8 @@ fn agent_killed(place: &Place, user: User, (target, usual): (&str, u64), restart
     report(&failures, visited.len())
 }
 
-/// Whether the main thread of `program`, as far as it runs code of the agent's, waits in `io_destroy`; waits until it does or stops.
+/// Whether the main thread of `program`, as far as it runs code of the agent's, waits in `io_destroy`; waits until it
+/// does or stops.
 fn context_is_away(program: i32) -> bool {
     const IO_DESTROY: &str = "207 ";
     loop {
@@ -190,7 +192,8 @@ fn context_is_away(program: i32) -> bool {
     }
 }
 
-/// The agent is killed while a context of asynchronous I/O is being replaced, which takes tens of milliseconds: no thread of the program finds it missing.
+/// The agent is killed while a context of asynchronous I/O is being replaced, which takes tens of milliseconds: no
+/// thread of the program finds it missing.
 fn agent_killed_while_context_is_away(place: &Place, user: User) -> Result<(), Failure> {
     const TARGET: &str = "aio threads";
     for restarted in [false, true] {
@@ -220,28 +223,31 @@ fn agent_killed_while_context_is_away(place: &Place, user: User) -> Result<(), F
     Ok(())
 }
 
-/// Whether a process of the agent's own does something beside it.
-fn has_helper(agent: i32) -> bool {
-    let is_helper = |pid: i32| pid != agent && procs::comm(pid) == procs::comm(agent) && procs::state(pid) != Some('Z');
-    procs::tree(agent).into_iter().any(is_helper)
-}
-
 /// The agent is killed while connections that wait to be accepted, and carry data, are out of their queue: they get back there.
 fn agent_killed_while_connections_are_away(place: &Place, user: User) -> Result<(), Failure> {
     const TARGET: &str = "fd_tcp backlog";
     let mut job = job(place, user, "agent-connections", TARGET, false)?;
     let (program, agent) = program_and_agent(&job, TARGET)?;
+    let dir = job.dir().display().to_string();
     let mut killed = false;
+    // At some moments no connection waits.
     for _ in 0..LATE {
-        checkpoint_by_steps(&job, agent, |s| {
-            // Whoever connects them again has taken them out.
-            killed = s.name == "connect" || s.name == "wait" && has_helper(agent);
-            if killed {
-                Verdict::Kill
-            } else {
-                Verdict::On
-            }
-        })?;
+        let command = job.belay(&["checkpoint", &dir]);
+        // Who connects them again has taken all of them out.
+        step_holding(
+            agent,
+            libc::SYS_connect,
+            move || output(command, LIMIT),
+            |s| {
+                killed = s.helper.is_some();
+                if killed {
+                    Verdict::Kill
+                } else {
+                    Verdict::On
+                }
+            },
+        )?
+        .1?;
         if killed {
             break;
         }

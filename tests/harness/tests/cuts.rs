@@ -1,4 +1,5 @@
-//! What is left of a checkpoint when the power is cut, or the agent killed, at any call by which it is written: the one before, or this one, whole.
+//! What is left of a checkpoint when the power is cut, or the agent killed, at any call by which it is written: the one
+//! before, or this one, whole.
 
 use belay_tests::calls::watch;
 use belay_tests::disk::{Recorder, State};
@@ -37,7 +38,8 @@ fn agent(job: &Job) -> Result<i32, Failure> {
         .ok_or_else(|| format!("no agent: {}", job.output_text()))
 }
 
-/// The generations in job directory `dir`, and whether `belay verify` finds each whole, none where it finds fault with the job; what it said.
+/// The generations in job directory `dir`, and whether `belay verify` finds each whole, none where it finds fault with
+/// the job; what it said.
 fn verified(place: &Place, dir: &Path) -> Result<(BTreeMap<u64, bool>, String), Failure> {
     let mut c = Command::new(place.belay());
     let o = output(
@@ -100,7 +102,8 @@ impl Checker<'_> {
     }
 }
 
-/// Whenever the power is cut, what was committed is there, and what has the name of a generation is whole. And each fsync is needed for that: without it, it is not so.
+/// Whenever the power is cut, what was committed is there, and what has the name of a generation is whole. And each
+/// fsync is needed for that: without it, it is not so.
 fn power_cut(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     const CHECKPOINTS: u64 = 3;
     let (mut job, agent) = launched(place, "power", "1", user)?;
@@ -147,7 +150,8 @@ fn power_cut(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     want(syncs.len() >= 8 * CHECKPOINTS as usize, || "too few calls were seen".into())
 }
 
-/// The agent is killed at the `nth` call of a checkpoint that changes a file, in the middle of it where that is a write. Whether there were so many calls.
+/// The agent is killed at the `nth` call of a checkpoint that changes a file, in the middle of it where that is a
+/// write. Whether there were so many calls.
 fn killed_at(job: &Job, nth: u64, rng: &mut Rng) -> Result<bool, Failure> {
     let mut calls = 0;
     let dir = job.dir();
@@ -173,7 +177,8 @@ fn killed_at(job: &Job, nth: u64, rng: &mut Rng) -> Result<bool, Failure> {
     Ok(calls >= nth)
 }
 
-/// Killed at any call of a checkpoint, the agent leaves the generation before or the new one, whole; the job restarts from it, and its next checkpoint leaves nothing unfinished.
+/// Killed at any call of a checkpoint, the agent leaves the generation before or the new one, whole; the job restarts
+/// from it, and its next checkpoint leaves nothing unfinished.
 fn killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let (mut job, _) = launched(place, "killed", "2", user)?;
     let dir = job.dir();

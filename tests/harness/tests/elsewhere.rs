@@ -1,5 +1,7 @@
-//! Restarts in a chroot, in the middle of reading clocks, on another kernel build and on another processor, without either: the checkpoint is changed as if it had been taken there. Its vDSO gets another byte behind its last
-//! function, so that it is not this kernel's and its code still right; its processor gets features that this one lacks, or another layout of the registers.
+//! Restarts in a chroot, in the middle of reading clocks, on another kernel build and on another processor, without
+//! either: the checkpoint is changed as if it had been taken there. Its vDSO gets another byte behind its last
+//! function, so that it is not this kernel's and its code still right; its processor gets features that this one lacks,
+//! or another layout of the registers.
 
 use belay_image::manifest::{Manifest, MANIFEST_FILE};
 use belay_image::model::{Job as Image, StateComponent, VmaKind};
@@ -100,7 +102,8 @@ fn again(job: &mut Job, options: &[&str]) -> Result<(), Failure> {
     job.progress(LIMIT)
 }
 
-/// Killed in the middle of calls to the vDSO and restarted under another again and again; each restart leads through one vDSO more. Every third is under the kernel of the checkpoint.
+/// Killed in the middle of calls to the vDSO and restarted under another again and again; each restart leads through
+/// one vDSO more. Every third is under the kernel of the checkpoint.
 fn kernel(place: &Place, user: User, rng: &mut Rng, program: &[&str]) -> Result<(), Failure> {
     let mut job = launch(place, user, &format!("kernel-{}", program[0]), program)?;
     for round in 0..ROUNDS {
@@ -124,7 +127,8 @@ fn kernel(place: &Place, user: User, rng: &mut Rng, program: &[&str]) -> Result<
     job.verdict(false, LIMIT)
 }
 
-/// Killed while a thread stands behind each instruction of reading a clock, and restarted under the same kernel: from the second time on with other offsets in a time namespace.
+/// Killed while a thread stands behind each instruction of reading a clock, and restarted under the same kernel: from
+/// the second time on with other offsets in a time namespace.
 fn interrupted(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = launch(place, user, "interrupted", &["time_steps"])?;
     for round in 0..INTERRUPTIONS {

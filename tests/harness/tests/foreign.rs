@@ -1,14 +1,17 @@
-//! Programs that nobody here wrote, as a user starts them: what they print and how they end must be the same natively, checkpointed, killed and
-//! restarted at random moments, and under one checkpoint after the other. The table is tests/suites/foreign.txt; programs that are not installed are left out, and said so.
+//! Programs that nobody here wrote, as a user starts them: what they print and how they end must be the same natively,
+//! checkpointed, killed and restarted at random moments, and under one checkpoint after the other. The table is
+//! tests/suites/foreign.txt; programs that are not installed are left out, and said so.
 //!
-//! Each program runs as one of the users, by chance. With BELAY_FOREIGN=N it runs as each, N rounds of the first two ways. With BELAY_FOREIGN_MINUTES=N it lives for N
-//! minutes, again and again, under checkpoints that begin BELAY_FOREIGN_EVERY_MS (100) after the one before has ended; else once. BELAY_FOREIGN_TABLE names another table.
+//! Each program runs as one of the users, by chance. With BELAY_FOREIGN=N it runs as each, N rounds of the first two
+//! ways. With BELAY_FOREIGN_MINUTES=N it lives for N minutes, again and again, under checkpoints that begin
+//! BELAY_FOREIGN_EVERY_MS (100) after the one before has ended; else once. BELAY_FOREIGN_TABLE names another table.
 
 use belay_tests::job::{show, Job};
 use belay_tests::outcome::{compare, tail, take_unless_ended, Outcome};
 use belay_tests::place::{installed, repository, Place, User};
 use belay_tests::rng::{run_seed, Rng};
 use belay_tests::runner::{self, Check};
+use belay_tests::terminal::take_names;
 use belay_tests::ways::open_mpi_ports;
 use belay_tests::Failure;
 use std::path::PathBuf;
@@ -35,7 +38,8 @@ struct Program {
     name: String,
     /// Run under `belay launch --save-open-files`: it overwrites files in place.
     save: bool,
-    /// Ended at the checkpoint itself (`--then stop`) instead of killed later: it does not bear to find files that it is about to make.
+    /// Ended at the checkpoint itself (`--then stop`) instead of killed later: it does not bear to find files that it
+    /// is about to make.
     stop: bool,
     as_user: bool,
     as_root: bool,
@@ -45,8 +49,8 @@ struct Program {
     script: String,
 }
 
-/// Reads the table. An entry is a line `== NAME COMMAND... [+save] [+stop] [+root] [+user]`, with the commands that it needs, and a script for sh; what
-/// stands above a line `---` is done before it is launched.
+/// Reads the table. An entry is a line `== NAME COMMAND... [+save] [+stop] [+root] [+user]`, with the commands that it
+/// needs, and a script for sh; what stands above a line `---` is done before it is launched.
 fn parse(text: &str) -> Vec<Program> {
     let mut out: Vec<Program> = Vec::new();
     let mut wanted = false;
@@ -126,7 +130,8 @@ impl Run<'_> {
         let result = std::fs::read(written).unwrap_or_default();
         job.left_behind()?;
         let said = job.output_text();
-        // What the killed job had connected after the checkpoint keeps its port for a minute; a checkpoint may come when the program has ended, but not yet its helpers.
+        // What the killed job had connected after the checkpoint keeps its port for a minute; a checkpoint may come
+        // when the program has ended, but not yet its helpers.
         let expected = ["(TIME_WAIT)", "holds what the command left behind"];
         if said.lines().any(|l| !expected.iter().any(|e| l.contains(e))) {
             return Err(format!("belay said: {said}"));
@@ -192,6 +197,8 @@ impl Run<'_> {
             }
             job.kill_all()?;
             job.left_behind()?;
+            // Terminals of others have the names of those of the job, until it goes on.
+            let _others = (share == 4).then(|| take_names(15)).transpose()?;
             job.restart(&[])?;
             job.answers(PATIENCE)?;
         }
@@ -204,7 +211,8 @@ fn number(var: &str) -> Option<u64> {
     std::env::var(var).ok().and_then(|v| v.parse().ok())
 }
 
-/// Lives of a program under checkpoints without end: as many minutes of them as BELAY_FOREIGN_MINUTES says, and until there has been a checkpoint.
+/// Lives of a program under checkpoints without end: as many minutes of them as BELAY_FOREIGN_MINUTES says, and until
+/// there has been a checkpoint.
 fn lives(run: &Run, expected: &Outcome) -> Result<(), Failure> {
     let every = Duration::from_millis(number("BELAY_FOREIGN_EVERY_MS").unwrap_or(100));
     let begin = Instant::now();

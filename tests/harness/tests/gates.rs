@@ -5,9 +5,8 @@ use belay_tests::expect::{refused, want};
 use belay_tests::job::{text, Job};
 use belay_tests::place::{Place, User};
 use belay_tests::rng::Rng;
-use belay_tests::stepper::{step_each, Step, Verdict};
 use belay_tests::target::Target;
-use belay_tests::{job, procs, Failure};
+use belay_tests::{edges, Failure};
 use std::time::{Duration, Instant};
 
 const PROGRAM: &str = "gate_work";
@@ -22,7 +21,11 @@ fn launched(place: &Place, user: User, words: &str) -> Result<Job, Failure> {
     job.set("BELAY_TEST_QUIET_PARENT", "1");
     let config = job.work.join("belay.toml");
     // Where nothing goes wrong, a busy machine may take longer.
-    let limit = if ["", "kids"].contains(&words) { "30s" } else { "500ms" };
+    let limit = if ["", "kids", "talks", "talks kids"].contains(&words) {
+        "30s"
+    } else {
+        "500ms"
+    };
     std::fs::write(&config, format!("[gate]\nlimit = \"{limit}\"\n")).map_err(|e| format!("write {}: {e}", config.display()))?;
     let program = place.programs().join(PROGRAM).display().to_string();
     let argv: Vec<String> = std::iter::once(program)
@@ -32,13 +35,6 @@ fn launched(place: &Place, user: User, words: &str) -> Result<Job, Failure> {
     job.launch(&options, &argv)?;
     job.progress(LIMIT)?;
     Ok(job)
-}
-
-fn crash_and_restart(job: &mut Job) -> Result<(), Failure> {
-    job.kill_all()?;
-    job.clear_beat()?;
-    job.restart(&[])?;
-    job.progress(LIMIT)
 }
 
 /// What the newest generation says of itself.
@@ -65,7 +61,7 @@ fn taken(place: &Place, user: User, words: &str) -> Result<(), Failure> {
         let parts = phase("gate")? + phase("suspend")? + phase("snapshot")? + phase("reopen")?;
         let blocked = last["blocked_ms"].as_f64().unwrap_or(0.0);
         want(blocked >= parts, || format!("round {round}: the gates do not count: {last}"))?;
-        crash_and_restart(&mut job)?;
+        job.crash_and_restart(LIMIT)?;
     }
     job.checkpoint()?;
     let o = job.checkpoint_raw(&["--then", "stop"])?;
@@ -128,7 +124,7 @@ fn put_off(place: &Place, user: User, words: &str, reasons: &[&str]) -> Result<(
     std::thread::sleep(Duration::from_millis(1500));
     job.checkpoint()?;
     job.progress(LIMIT)?;
-    crash_and_restart(&mut job)?;
+    job.crash_and_restart(LIMIT)?;
     job.verdict(false, LIMIT)
 }
 
@@ -137,7 +133,7 @@ fn passes_by(place: &Place, user: User, words: &str) -> Result<(), Failure> {
     let mut job = launched(place, user, words)?;
     job.checkpoint()?;
     job.progress(LIMIT)?;
-    crash_and_restart(&mut job)?;
+    job.crash_and_restart(LIMIT)?;
     job.checkpoint()?;
     job.verdict(false, LIMIT)
 }
@@ -165,30 +161,12 @@ fn dies(place: &Place, user: User, words: &str) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
-/// The program goes on and ends well without its agent.
-fn passes_alone(job: &Job, program: i32) -> Result<(), Failure> {
-    std::thread::sleep(Duration::from_millis(60));
-    job.tell_end()?;
-    let end = Instant::now() + job::patient(LIMIT);
-    loop {
-        let lives = procs::comm(program) == PROGRAM;
-        let said = job.output_text();
-        if said.contains("FAIL ") {
-            return Err(said);
-        }
-        if said.contains("PASS ") {
-            return Ok(());
-        }
-        want(lives && Instant::now() < end, || {
-            format!("the program has died or hangs; {}; {said}", job.stuck())
-        })?;
-        std::thread::sleep(Duration::from_millis(3));
-    }
+fn program_and_agent(job: &Job) -> Result<(i32, i32), Failure> {
+    edges::program_and_agent(job, PROGRAM)
 }
 
-fn program_and_agent(job: &Job) -> Result<(i32, i32), Failure> {
-    let front = job.pid().ok_or("no job")?;
-    procs::program_and_agent(front, PROGRAM).ok_or_else(|| format!("no program below {front}: {}", job.output_text()))
+fn passes_alone(job: &Job, program: i32) -> Result<(), Failure> {
+    edges::passes_alone(job, program, PROGRAM)
 }
 
 /// The library kills the agent at an edge: the gates open.
@@ -238,46 +216,17 @@ fn rebuild_refused(place: &Place, user: User, words: &str, reason: &str) -> Resu
 }
 
 /// The agent is killed at some of its calls in the phases of the gate, also in a restarted job.
-fn agent_killed(place: &Place, user: User, restarted: bool, rng: &mut Rng) -> Result<(), Failure> {
+fn agent_killed(place: &Place, user: User, (restarted, words): (bool, &str), rng: &mut Rng) -> Result<(), Failure> {
     let prepare = || -> Result<Job, Failure> {
-        let mut job = launched(place, user, "kids")?;
+        let mut job = launched(place, user, words)?;
         // It is known by now that there is a library.
         job.checkpoint()?;
         if restarted {
-            crash_and_restart(&mut job)?;
+            job.crash_and_restart(LIMIT)?;
         }
         Ok(job)
     };
-    let of_gate = |s: &Step| matches!(s.phase, Some("gate" | "reopen"));
-    let stepped = |job: &Job, agent: i32, at_step: &mut (dyn FnMut(Step) -> Verdict + Send)| {
-        let dir = job.dir().display().to_string();
-        let command = job.belay(&["checkpoint", "--quiet", &dir]);
-        step_each(agent, move || job::output(command, LIMIT), at_step).map(drop)
-    };
-    let mut job = prepare()?;
-    let mut calls = 0;
-    stepped(&job, program_and_agent(&job)?.1, &mut |s| {
-        calls += u64::from(of_gate(&s));
-        Verdict::On
-    })?;
-    job.verdict(false, LIMIT)?;
-    want(calls > 10, || format!("{calls} calls in these phases"))?;
-    for n in 0..SAMPLE as u64 {
-        let nth = calls * n / SAMPLE as u64 + rng.below(calls / SAMPLE as u64) + 1;
-        let job = prepare()?;
-        let (program, agent) = program_and_agent(&job)?;
-        let mut seen = 0;
-        stepped(&job, agent, &mut |s| {
-            seen += u64::from(of_gate(&s));
-            if seen == nth {
-                Verdict::Kill
-            } else {
-                Verdict::On
-            }
-        })?;
-        passes_alone(&job, program).map_err(|e| format!("killed at call {nth} of {calls}: {e}"))?;
-    }
-    Ok(())
+    edges::agent_killed(PROGRAM, &prepare, SAMPLE, rng)
 }
 
 fn main() {
@@ -285,6 +234,8 @@ fn main() {
     target.in_turn();
     target.by_user("taken", |_| true, |p, u, _| taken(p, u, ""));
     target.by_user("taken_of_several", |_| true, |p, u, _| taken(p, u, "kids"));
+    target.by_user("taken_in_rounds", |_| true, |p, u, _| taken(p, u, "talks"));
+    target.by_user("taken_in_rounds_of_several", |_| true, |p, u, _| taken(p, u, "talks kids"));
     target.by_user("careless", |_| true, |p, u, _| careless(p, u));
     target.by_user("none", |_| true, |p, u, _| nothing(p, u));
     let late = ["libgate_test.so", "has not come to rest within 0.5 s", "[gate]"];
@@ -299,7 +250,16 @@ fn main() {
     );
     target.by_user("says_later", |_| true, |p, u, _| passes_by(p, u, "busy close ready 3"));
     type Lie = (&'static str, &'static [&'static str]);
-    let lies: [Lie; 8] = [
+    let lies: [Lie; 11] = [
+        (
+            "talks wide close ready 9",
+            &["libgate_test.so", "an entry with a key of 300 bytes"],
+        ),
+        (
+            "talks endless close ready 9",
+            &["libgate_test.so", "what it tells cannot be read"],
+        ),
+        ("talks narrow close ready 9", &["libgate_test.so", "has room for 5 bytes"]),
         ("huge close ready 9", &["libgate_test.so", "does not say why", "bytes"]),
         ("wild close ready 9", &["libgate_test.so", "does not say why", "bad address"]),
         ("early close asked 9", &["libgate_test.so", "answered what it was not asked"]),
@@ -310,7 +270,7 @@ fn main() {
         ("swaps", &["libgate_test.so", "control page"]),
     ];
     for (words, reasons) in lies {
-        let name = words.split(' ').next().unwrap_or_default();
+        let name = words.trim_start_matches("talks ").split(' ').next().unwrap_or_default();
         target.by_user(
             &format!("lies::{name}"),
             |_| true,
@@ -334,12 +294,14 @@ fn main() {
             let words: &'static str = words.leak();
             target.by_user(&format!("{who}::{name}"), |_| true, move |p, u, _| dies(p, u, words));
         }
-        let words: &'static str = format!("kids agent {edge}").leak();
-        target.by_user(
-            &format!("agent_dies::{name}"),
-            |_| true,
-            move |p, u, _| agent_dies(p, u, words),
-        );
+        for (how, who) in [("", "kids"), ("in_rounds::", "talks kids")] {
+            let words: &'static str = format!("{who} agent {edge}").leak();
+            target.by_user(
+                &format!("agent_dies::{how}{name}"),
+                |_| true,
+                move |p, u, _| agent_dies(p, u, words),
+            );
+        }
     }
     for edge in ["asked", "ready"] {
         let words: &'static str = format!("agent rebuild {edge}").leak();
@@ -364,11 +326,16 @@ fn main() {
         |_| true,
         |p, u, _| rebuild_refused(p, u, "mute rebuild ready", "has not made again"),
     );
-    target.by_user("agent_killed", |_| true, |p, u, r| agent_killed(p, u, false, r));
+    target.by_user("agent_killed", |_| true, |p, u, r| agent_killed(p, u, (false, "kids"), r));
+    target.by_user(
+        "agent_killed_in_rounds",
+        |_| true,
+        |p, u, r| agent_killed(p, u, (false, "talks kids"), r),
+    );
     target.by_user(
         "agent_of_restarted_job_killed",
         |_| true,
-        |p, u, r| agent_killed(p, u, true, r),
+        |p, u, r| agent_killed(p, u, (true, "kids"), r),
     );
     target.run();
 }

@@ -135,7 +135,8 @@ fn past_the_page_cache(place: &Place, user: User, _: &mut Rng) -> Result<(), Fai
     job.verdict(false, PATIENCE)
 }
 
-/// What processes of a job have in common is stored once, and comes back in each of them; without the hashes it is stored as often as there is somebody who has it.
+/// What processes of a job have in common is stored once, and comes back in each of them; without the hashes it is
+/// stored as often as there is somebody who has it.
 fn stored_once(differential: &str, place: &Place, user: User) -> Result<(), Failure> {
     const MEGABYTES: &str = "12";
     const PAGES: u64 = 12 << 8;
@@ -185,8 +186,8 @@ fn damaged_contents(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fail
     job.verdict(false, PATIENCE)
 }
 
-/// Pages taken for clean hold what the program has in them: a program that checks all its memory itself is checkpointed again and again at random moments, and every one of these
-/// checkpoints restarts.
+/// Pages taken for clean hold what the program has in them: a program that checks all its memory itself is checkpointed
+/// again and again at random moments, and every one of these checkpoints restarts.
 fn clean_pages(program: &str, place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     const KEEP: u64 = 8;
     let mut job = Job::new(place, "clean", user)?;
@@ -212,7 +213,8 @@ fn clean_pages(program: &str, place: &Place, user: User, rng: &mut Rng) -> Resul
     job.verdict(false, PATIENCE)
 }
 
-/// What processes have in common with the one that has forked them is read once at a checkpoint where root takes it: others are not told what is common.
+/// What processes have in common with the one that has forked them is read once at a checkpoint where root takes it:
+/// others are not told what is common.
 fn read_once(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     // With six children, which write a hundredth each, and 2 MiB of code.
     const MIB: u64 = 32;
@@ -246,7 +248,8 @@ struct Newest {
     sampled: bool,
     /// The next one will.
     off: bool,
-    /// By the log's own numbers, what was found has saved more than looking took: by chance some pages are found always, which counts where writing is slow.
+    /// By the log's own numbers, what was found has saved more than looking took: by chance some pages are found
+    /// always, which counts where writing is slow.
     paid: bool,
 }
 
@@ -275,7 +278,8 @@ fn newest(job: &Job) -> Result<Newest, Failure> {
 /// Pages of gen_steps in the test below.
 const PAGES: u64 = 80 << 8;
 
-/// Has gen_steps rewrite all its memory until it is not looked through any more; the step, and whether that happened. It need not, where looking pays by what it measures.
+/// Has gen_steps rewrite all its memory until it is not looked through any more; the step, and whether that happened.
+/// It need not, where looking pays by what it measures.
 fn rewrite_until_off(job: &mut Job, mut step: u64) -> Result<(u64, bool), Failure> {
     let mut paid = 0;
     for _ in 0..12 {
@@ -297,7 +301,8 @@ fn rewrite_until_off(job: &mut Job, mut step: u64) -> Result<(u64, bool), Failur
     Ok((step, false))
 }
 
-/// A program of which nothing is found again is not looked through any more after some checkpoints, and again as soon as its memory stops changing; every generation is what it must be.
+/// A program of which nothing is found again is not looked through any more after some checkpoints, and again as soon
+/// as its memory stops changing; every generation is what it must be.
 fn hashing_pays(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "pays", user)?;
     job.set("BELAY_TEST_LONG", "1");

@@ -66,8 +66,8 @@ fn comes_back(job: &mut Job, group: Option<&Group>) -> Result<(), Failure> {
     job.verdict(false, PATIENCE)
 }
 
-/// A program that uses `percent` of the group's memory and rewrites all of it is checkpointed, killed and restarted, everything within the group; nothing in it is ever
-/// killed for want of memory.
+/// A program that uses `percent` of the group's memory and rewrites all of it is checkpointed, killed and restarted,
+/// everything within the group; nothing in it is ever killed for want of memory.
 fn at(percent: u64, modes_wanted: &[&str], place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let Some(group) = Group::new(LIMIT_MIB << 20)? else {
         println!("skipped: no memory control group can be made");
@@ -157,7 +157,8 @@ fn no_fork(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     comes_back(&mut job, None)
 }
 
-/// Bytes that the kernel can still promise to processes under strict overcommit; `None` where it promises anything (`vm.overcommit_memory` is not 2).
+/// Bytes that the kernel can still promise to processes under strict overcommit; `None` where it promises anything
+/// (`vm.overcommit_memory` is not 2).
 fn promisable() -> Option<u64> {
     let mode = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").ok()?;
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -173,7 +174,8 @@ fn promisable() -> Option<u64> {
     })
 }
 
-/// Under strict overcommit a program is copied where the kernel can promise the copy its memory, and is written before it goes on where it cannot; it comes back either way. `scripts/test-kernel` has a machine for it.
+/// Under strict overcommit a program is copied where the kernel can promise the copy its memory, and is written before
+/// it goes on where it cannot; it comes back either way. `scripts/test-kernel` has a machine for it.
 fn strict_overcommit(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     for (percent, copied) in [(10, true), (65, false)] {
         let mut job = Job::new(place, &format!("strict{percent}"), user)?;

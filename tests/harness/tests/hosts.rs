@@ -1,4 +1,5 @@
-//! Jobs over several hosts: Open MPI and MPICH through ssh, checkpointed at random moments, killed everywhere, restarted on the same and on other hosts.
+//! Jobs over several hosts: Open MPI and MPICH through ssh, checkpointed at random moments, killed everywhere,
+//! restarted on the same and on other hosts.
 //!
 //! BELAY_HOSTS_ROUNDS (3) restarts in each test.
 
@@ -28,6 +29,8 @@ mod listening;
 mod local;
 #[path = "hosts/relays.rs"]
 mod relays;
+#[path = "hosts/standins.rs"]
+mod standins;
 
 fn rounds_wanted() -> usize {
     let count = std::env::var("BELAY_HOSTS_ROUNDS").ok();
@@ -108,7 +111,8 @@ fn by_rsh(place: &Place, kind: Kind, rng: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
-/// Connections to addresses of before several restarts, which move both processes, the first time to where other programs have taken the ports.
+/// Connections to addresses of before several restarts, which move both processes, the first time to where other
+/// programs have taken the ports.
 fn late_connections(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "hosts-late", 2, 4)?;
     let program = job.program(place, "net/net_late")?;
@@ -186,8 +190,9 @@ fn packed(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
-/// A job that is killed while it is being started, its daemons, the ranks, of which one comes late, MPI_Init, and restarted on other hosts, where it is killed once more: what was started there knows other
-/// addresses than what was started before.
+/// A job that is killed while it is being started, its daemons, the ranks, of which one comes late, MPI_Init, and
+/// restarted on other hosts, where it is killed once more: what was started there knows other addresses than what was
+/// started before.
 fn starts(place: &Place, kind: Kind, name: &str, used: usize, rng: &mut Rng) -> Result<(), Failure> {
     for round in 0..rounds_wanted() {
         let label = format!("hosts-starts-{used}{}", kind.suffix());
@@ -213,8 +218,8 @@ fn starts(place: &Place, kind: Kind, name: &str, used: usize, rng: &mut Rng) -> 
     Ok(())
 }
 
-/// A job that is checkpointed at some moment of the first two seconds, and restarted where it was or with all its parts on one host: what is started there later is as what was there before, and
-/// stays apart from the other part.
+/// A job that is checkpointed at some moment of the first two seconds, and restarted where it was or with all its parts
+/// on one host: what is started there later is as what was there before, and stays apart from the other part.
 fn begins(place: &Place, user: User, kind: Kind, rng: &mut Rng) -> Result<(), Failure> {
     for round in 0..rounds_wanted() {
         let label = format!("hosts-begins-{}{}", user.name(), kind.suffix());
@@ -239,7 +244,8 @@ fn begins(place: &Place, user: User, kind: Kind, rng: &mut Rng) -> Result<(), Fa
     Ok(())
 }
 
-/// Programs that a part starts see the same host, namespaces and shared memory after restarts with the other part on one host as before.
+/// Programs that a part starts see the same host, namespaces and shared memory after restarts with the other part on
+/// one host as before.
 fn identity(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::by(user, place, &format!("hosts-identity-{}", user.name()), Kind::C, 2, 3)?;
     if user == User::Root {
@@ -309,141 +315,8 @@ fn late(job: &Job, program: &str) -> Result<String, Failure> {
     Ok(late.display().to_string())
 }
 
-/// A daemon of MPI that no stand-in has started, be it by what does not look like a remote shell or by another daemon, is named by the checkpoint, which is refused.
-fn past_standins(place: &Place, _: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "hosts-past-standins", 3, 3)?;
-    let program = job.program(place, "mpi/mpi_p2p")?;
-    // A site's own remote shell, whose command line does not tell what it runs.
-    let [own, shell] = ["own", "rsh/ssh"].map(|f| job.work.join(f));
-    let script = format!(
-        "#!/bin/sh\nhost=$1; shift; echo \"$@\" > {0}.$host; exec {1} $host sh {0}.$host\n",
-        own.display(),
-        shell.display()
-    );
-    let written =
-        std::fs::write(&own, script).and_then(|()| std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o755)));
-    written.map_err(|e| e.to_string())?;
-    let run = job.mpirun(&program);
-    for (agent, each, named) in [
-        (own.display().to_string(), "64", "orterun is connected to 10.99.0."),
-        // Each daemon starts the next one.
-        ("rsh".into(), "1", "orted on another host (rsh h"),
-    ] {
-        let options = ["--mca", "plm_rsh_agent", &agent, "--mca", "routed_radix", each];
-        let (first, rest) = run.split_at(1);
-        let rest = rest.iter().map(String::as_str);
-        let words: Vec<&str> = [first[0].as_str()].into_iter().chain(options).chain(rest).collect();
-        job.launch_words(&words)?;
-        let o = job.belay(&["checkpoint", "--quiet", &job.dir()])?;
-        want(o.status.code() == Some(80) && text(&o).contains(named), || {
-            format!("{agent}: {}: {}", show(o.status), text(&o))
-        })?;
-        job.crash();
-        std::fs::remove_dir_all(job.dir()).map_err(|e| e.to_string())?;
-    }
-    Ok(())
-}
-
-/// What mpirun has prepared before it starts anything would be missing on another host: a checkpoint waits for its first child, and says so when that takes long.
-fn launcher_starts(place: &Place, _: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "hosts-starting", 1, 1)?;
-    let (orterun, start) = (job.work.join("orterun"), job.work.join("start"));
-    std::fs::copy("/bin/sh", &orterun).map_err(|e| e.to_string())?;
-    let start = start.display().to_string();
-    job.on_host(1, &["mkfifo", &start])?;
-    // The shell itself reads, and has no child meanwhile.
-    let script = format!("read x < {start}; while [ ! -e $BELAY_TEST_GO ]; do sleep 0.05; done; echo PASS");
-    job.start_launch(&[&orterun.display().to_string(), "-c", &script])?;
-    want(job.answers()?, || format!("it has ended: {}", job.said()))?;
-    let o = job.belay(&["checkpoint", "--quiet", &job.dir()])?;
-    let said = text(&o);
-    want(
-        o.status.code() == Some(80) && said.contains("orterun -c") && said.contains("is just starting"),
-        || format!("a checkpoint at the start: {}: {said}", show(o.status)),
-    )?;
-    // Who waits gets one as soon as it can be taken.
-    let mut waiting = job.command(1, &[&job.belay, "checkpoint", "--quiet", "--wait", &job.dir()]);
-    let mut waiting = waiting.spawn().map_err(|e| e.to_string())?;
-    std::thread::sleep(Duration::from_secs(2));
-    want(waiting.try_wait().is_ok_and(|ended| ended.is_none()), || {
-        "nobody waits".into()
-    })?;
-    job.on_host(1, &["sh", "-c", &format!("echo > {start}")])?;
-    let status = waiting.wait().map_err(|e| e.to_string())?;
-    want(status.success(), || {
-        format!("the checkpoint that was waited for: {}", show(status))
-    })?;
-    job.verdict()
-}
-
-/// A stand-in ends when its remote shell has, also after a restart: what the shell prints after its part has ended comes before what the program prints then.
-fn last_words(place: &Place, _: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::of(place, "hosts-last-words", Kind::C, 2, 3)?;
-    let program = job.program(place, "net/net_alone")?;
-    let [shell, real, go, beat] = ["rsh/ssh", "real", "go", "beat"].map(|f| job.work.join(f));
-    let slow = format!(
-        "#!/bin/sh\n{}/ssh \"$@\"; status=$?; sleep 2; echo last words; exit $status\n",
-        real.display()
-    );
-    let replaced = std::fs::create_dir(&real)
-        .and_then(|()| std::fs::rename(&shell, real.join("ssh")))
-        .and_then(|()| std::fs::write(&shell, slow))
-        .and_then(|()| std::fs::set_permissions(&shell, std::fs::Permissions::from_mode(0o755)));
-    replaced.map_err(|e| format!("replace ssh: {e}"))?;
-    let script = format!(
-        "ssh h2 '{program} below {} {}; exit 7'; echo PASS after $?",
-        go.display(),
-        beat.display()
-    );
-    job.launch_words(&["sh", "-c", &script])?;
-    job.checkpoint()?;
-    job.crash();
-    job.shift(1);
-    job.restart_at(&[])?;
-    std::fs::write(&go, "").map_err(|e| e.to_string())?;
-    job.says("PASS net_alone below")?;
-    // What restarts from a checkpoint of now would wait for a shell that nobody starts again.
-    let mut refused = false;
-    while !refused {
-        let o = job.belay(&["checkpoint", "--quiet", &job.dir()])?;
-        refused = o.status.code() == Some(80) && text(&o).contains("about to end with it");
-        want(refused || o.status.success(), || text(&o))?;
-    }
-    job.verdict()?;
-    let said = job.said();
-    let at = |words: &str| said.find(words).ok_or_else(|| format!("no {words:?}: {said}"));
-    want(at("last words")? < at("PASS after 7")?, || said.clone())
-}
-
-/// A signal for a stand-in goes on to its remote shell, which has been started at the launch or at a restart.
-fn signalled(place: &Place, _: &mut Rng) -> Result<(), Failure> {
-    for restarted in [false, true] {
-        let mut job = Job::of(place, "hosts-signalled", Kind::C, 2, 3)?;
-        let program = job.program(place, "net/net_alone")?;
-        let [go, beat] = ["go", "beat"].map(|f| job.work.join(f));
-        let command = format!("{program} below {} {}", go.display(), beat.display());
-        job.launch_words(&["ssh", "h2", &command])?;
-        if restarted {
-            job.checkpoint()?;
-            job.crash();
-            job.shift(1);
-            job.restart_at(&[])?;
-            // A signal before that gives the restart up.
-            want(job.answers()?, || "the job has ended".into())?;
-        }
-        signal(job.front_pid()?, libc::SIGTERM);
-        let status = job.end()?;
-        want(status.code() == Some(128 + libc::SIGTERM), || {
-            format!("restarted: {restarted}; ended with {}: {}", show(status), job.said())
-        })?;
-        // Nobody has told the program on the other host to end.
-        std::fs::write(&go, "").map_err(|e| e.to_string())?;
-        job.comes_true("the program ends", || job.hosts_in_use().is_empty())?;
-    }
-    Ok(())
-}
-
-/// What the agents of the parts say of a checkpoint, in their own words, is in the numbers that the root tells; also after a restart on other hosts.
+/// What the agents of the parts say of a checkpoint, in their own words, is in the numbers that the root tells; also
+/// after a restart on other hosts.
 fn numbers(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "hosts-numbers-told", 3, 4)?;
     let program = job.program(place, "mpi/mpi_p2p")?;
@@ -589,10 +462,10 @@ fn main() {
         ("listening::configured", listening::configured),
         ("shared_memory", shared_memory),
         ("numbers", numbers),
-        ("past_standins", past_standins),
-        ("launcher_starts", launcher_starts),
-        ("last_words", last_words),
-        ("signalled", signalled),
+        ("past_standins", standins::past_standins),
+        ("launcher_starts", standins::launcher_starts),
+        ("last_words", standins::last_words),
+        ("signalled", standins::signalled),
         ("starts::mpi_p2p", |p, r| starts(p, Kind::OpenMpi, "mpi/mpi_p2p", 2, r)),
         ("starts::mpi_lazy", |p, r| starts(p, Kind::OpenMpi, "mpi/mpi_lazy", 4, r)),
         ("mpich::starts::mpi_p2p", |p, r| starts(p, Kind::Mpich, "mpi/mpi_p2p", 2, r)),

@@ -1,5 +1,5 @@
-//! HPC programs of Debian over several hosts: checkpointed at random moments, killed everywhere, restarted on other hosts and all on one. What they compute
-//! must be what they compute undisturbed.
+//! HPC programs of Debian over several hosts: checkpointed at random moments, killed everywhere, restarted on other
+//! hosts and all on one. What they compute must be what they compute undisturbed.
 //!
 //! BELAY_STRESS=N runs each N times.
 
@@ -63,7 +63,8 @@ const HPCC: Program = Program {
             .collect();
         io("write the input", std::fs::write(dir.join("hpccinf.txt"), input))
     },
-    // It opens its output for each line anew, so that lines written after a checkpoint are there twice after the restart: those of the summary at the end count.
+    // It opens its output for each line anew, so that lines written after a checkpoint are there twice after the
+    // restart: those of the summary at the end count.
     computes: |dir| read(dir, "hpccoutf.txt").contains("Begin of"),
     computed: |dir| {
         let said = read(dir, "hpccoutf.txt");
@@ -118,8 +119,9 @@ fn outcome(job: &mut Job, program: Program) -> Result<Outcome, Failure> {
     Ok((status, computed.into_bytes()))
 }
 
-/// Runs the program with crashes at random moments of the first `ms` milliseconds in which it computes: after one it comes back on other hosts, after another one as a whole
-/// on one. What it came to, and how many crashes there were before it ended.
+/// Runs the program with crashes at random moments of the first `ms` milliseconds in which it computes: after one it
+/// comes back on other hosts, after another one as a whole on one. What it came to, and how many crashes there were
+/// before it ended.
 fn disturbed(place: &Place, program: Program, parts: usize, ms: u64, rng: &mut Rng) -> Result<(Outcome, usize), Failure> {
     let (mut job, script) = prepared(place, program, "restarted", parts, 2 * parts + 1)?;
     job.start_launch(&["sh", "-c", &script])?;

@@ -1,7 +1,8 @@
 //! Restart without user namespaces: belay has cap_checkpoint_restore and puts the job into the PID namespace that it finds.
 //!
-//! The checks run as an ordinary user in a sandbox, where user namespaces are forbidden and the machine's own setting stays as it is: this program starts itself
-//! again in a user and PID namespace made for the purpose, which takes root. One check runs at a time, because numbers must stay free between kill and restart.
+//! The checks run as an ordinary user in a sandbox, where user namespaces are forbidden and the machine's own setting
+//! stays as it is: this program starts itself again in a user and PID namespace made for the purpose, which takes root.
+//! One check runs at a time, because numbers must stay free between kill and restart.
 
 use belay_tests::build::{build, Kind};
 use belay_tests::case::{prog, Case};
@@ -169,7 +170,8 @@ fn damaged_pages(place: &Place) -> Result<(), Failure> {
     job.left_behind()
 }
 
-/// The agent is killed, and nothing else: without a PID 1 whose end would end the rest, the front does it, and nothing that is no part of the job; the job is restarted.
+/// The agent is killed, and nothing else: without a PID 1 whose end would end the rest, the front does it, and nothing
+/// that is no part of the job; the job is restarted.
 fn agent_killed(place: &Place) -> Result<(), Failure> {
     let program = build(place, "compute_mem", Kind::C)?.display().to_string();
     let mut job = Job::new(place, "agent_killed", User::Ordinary)?;

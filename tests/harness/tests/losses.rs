@@ -1,6 +1,8 @@
-//! Parts of a job on several hosts are lost: an agent is killed, and a host is cut off, in each phase of a checkpoint; hosts die one after the other.
+//! Parts of a job on several hosts are lost: an agent is killed, and a host is cut off, in each phase of a checkpoint;
+//! hosts die one after the other.
 //!
-//! The agent concerned is traced, and names each phase in its log as it begins, so every phase is hit at one of its first steps, not by chance.
+//! The agent concerned is traced, and names each phase in its log as it begins, so every phase is hit at one of its
+//! first steps, not by chance.
 
 use belay_tests::across::{files, Job, LIMIT};
 use belay_tests::agents::{agent, number_inside};
@@ -25,10 +27,12 @@ mod slow;
 /// A phase is hit at one of so many steps at its beginning.
 const FIRST_STEPS: u64 = 3;
 
-/// The others hear of an agent that was killed within two seconds; here, where agents are stepped through and much else may run, within this, long before its silence would be noticed (10 s, the root's 15 s).
+/// The others hear of an agent that was killed within two seconds; here, where agents are stepped through and much else
+/// may run, within this, long before its silence would be noticed (10 s, the root's 15 s).
 const TOLD: Duration = Duration::from_secs(5);
 
-/// A checkpoint during which `strike` decides what becomes of the agent of `part`, at step `at` of `phase` or where the phase ends. What the command said.
+/// A checkpoint during which `strike` decides what becomes of the agent of `part`, at step `at` of `phase` or where the
+/// phase ends. What the command said.
 fn checkpoint_struck(
     job: &Job,
     part: usize,
@@ -64,7 +68,8 @@ fn roots_lost(job: &Job) -> usize {
     said_in_logs(job, 1, "the root is lost")
 }
 
-/// After a loss during a checkpoint, which has come to what `taken` says: it has an end, a reason, and the newest whole generation restarts on other hosts than that of `part`.
+/// After a loss during a checkpoint, which has come to what `taken` says: it has an end, a reason, and the newest whole
+/// generation restarts on other hosts than that of `part`.
 fn goes_on_elsewhere(job: &mut Job, part: usize, before: u64, taken: &Output) -> Result<(), Failure> {
     want(taken.status.success() || text(taken).contains("belay:"), || {
         format!("no reason: {}", text(taken))
@@ -95,7 +100,8 @@ fn started(place: &Place, label: &str) -> Result<Job, Failure> {
     Ok(job)
 }
 
-/// The agent of a part, or of the root, is killed in each phase: the others are told, nothing hangs, and the newest whole checkpoint restarts on other hosts.
+/// The agent of a part, or of the root, is killed in each phase: the others are told, nothing hangs, and the newest
+/// whole checkpoint restarts on other hosts.
 fn killed(place: &Place, part: usize, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = started(place, &format!("losses-killed{part}"))?;
     let mut longest = Duration::ZERO;
@@ -136,7 +142,8 @@ fn killed(place: &Place, part: usize, rng: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
-/// The agent of the root is killed when it has committed a checkpoint and nobody knows of that yet: the part keeps what it has of it, from which the job restarts.
+/// The agent of the root is killed when it has committed a checkpoint and nobody knows of that yet: the part keeps what
+/// it has of it, from which the job restarts.
 fn committed(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "losses-committed", 2, 2)?;
     let program = job.program(place, "mpi/mpi_p2p")?;
@@ -158,7 +165,8 @@ fn committed(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
-/// The host of a part is cut off in each phase: the user is told, the checkpoint has an end, and the newest whole one restarts on other hosts.
+/// The host of a part is cut off in each phase: the user is told, the checkpoint has an end, and the newest whole one
+/// restarts on other hosts.
 fn partition(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = started(place, "losses-partition")?;
     // The other side waits 15 s for the root to come back, so it is heard once.
@@ -194,7 +202,8 @@ fn start(job: &mut Job, words: &[String]) -> Result<(), Failure> {
     job.start(&words.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// Runs net_alone, with one process on h1 and one on h2, from a shell that has started a `sleep` and executes belay in its own place. The words that do it again.
+/// Runs net_alone, with one process on h1 and one on h2, from a shell that has started a `sleep` and executes belay in
+/// its own place. The words that do it again.
 fn run_alone(job: &mut Job, place: &Place) -> Result<Vec<String>, Failure> {
     let program = job.program(place, "net/net_alone")?;
     let shell = ["sh", "-c", r#"sleep 100000 & exec "$0" "$@""#].map(str::to_owned);
@@ -215,8 +224,9 @@ fn named(job: &Job, host: usize, name: &str) -> Vec<i32> {
     job.hosts.find(host, name).into_iter().filter(is).collect()
 }
 
-/// Agents are killed, and nothing else, first that of part `first` as it was launched, then the other one after a restart: `belay run` ends what each leaves, which would not end by
-/// itself, and restarts the job; what is beside it is not touched.
+/// Agents are killed, and nothing else, first that of part `first` as it was launched, then the other one after a
+/// restart: `belay run` ends what each leaves, which would not end by itself, and restarts the job; what is beside it
+/// is not touched.
 fn agents(place: &Place, user: User, first: usize, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::by(user, place, &format!("losses-agents{first}"), Kind::C, 2, 2)?;
     run_alone(&mut job, place)?;
@@ -254,7 +264,8 @@ fn agents(place: &Place, user: User, first: usize, rng: &mut Rng) -> Result<(), 
     job.verdict()
 }
 
-/// Who ends the job while `belay run` restarts it by itself ends it for good: while it ends what is left, while it waits for parts that may be cut off, and while parts are started.
+/// Who ends the job while `belay run` restarts it by itself ends it for good: while it ends what is left, while it
+/// waits for parts that may be cut off, and while parts are started.
 fn ended_in_restart(place: &Place, moment: &str, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::of(place, &format!("losses-ended-{moment}"), Kind::C, 2, 2)?;
     run_alone(&mut job, place)?;
@@ -289,7 +300,8 @@ fn ended_in_restart(place: &Place, moment: &str, rng: &mut Rng) -> Result<(), Fa
     })
 }
 
-/// The process that stands in for a remote shell is killed, and another one, which is none of the job's, gets its number: it is not told how the remote shell has ended.
+/// The process that stands in for a remote shell is killed, and another one, which is none of the job's, gets its
+/// number: it is not told how the remote shell has ended.
 fn number_used_again(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::of(place, "losses-number", Kind::C, 2, 2)?;
     let program = job.program(place, "net/net_alone")?;
@@ -411,7 +423,8 @@ fn hung(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     })
 }
 
-/// A job that its user has ended does not come back when its agent is killed then, and ends as the program does: as it was launched, and after a restart.
+/// A job that its user has ended does not come back when its agent is killed then, and ends as the program does: as it
+/// was launched, and after a restart.
 fn ended_by_user(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::by(user, place, &format!("losses-ended-{}", user.name()), Kind::C, 2, 2)?;
     let words = run_alone(&mut job, place)?;
@@ -460,7 +473,8 @@ fn ended_by_user(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure
     Ok(())
 }
 
-/// Hosts that die: `belay run` goes on by itself, on the spare host of its hostfile and on one that has come back, as often as it may; then it can be run again.
+/// Hosts that die: `belay run` goes on by itself, on the spare host of its hostfile and on one that has come back, as
+/// often as it may; then it can be run again.
 fn spare(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "losses-spare", 3, 4)?;
     let program = job.program(place, "mpi/mpi_p2p")?;
@@ -504,7 +518,8 @@ fn spare(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
-/// A host dies while one checkpoint after the other is asked for: none is taken of what is left of the job while that ends, and it goes on from one that has all of it.
+/// A host dies while one checkpoint after the other is asked for: none is taken of what is left of the job while that
+/// ends, and it goes on from one that has all of it.
 fn dying(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::of(place, "losses-dying", Kind::C, 2, 3)?;
     let program = job.program(place, "net/net_alone")?;

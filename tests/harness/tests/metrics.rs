@@ -2,9 +2,10 @@
 
 use belay_tests::expect::{io, metric as value, refused, want};
 use belay_tests::job::{output, Job};
-use belay_tests::place::{Place, User};
+use belay_tests::place::{repository, Place, User};
 use belay_tests::target::Target;
 use belay_tests::Failure;
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -89,6 +90,57 @@ fn check(text: &str, taken: f64, kept: f64) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The names of numbers in `text`, without what Prometheus adds to those of counters and histograms.
+fn names(text: &str) -> BTreeSet<String> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let ours = words.filter(|w| w.starts_with("belay_") && *w != "belay_job");
+    let bare = |w: &str| {
+        ["_bucket", "_sum", "_count", "_total"]
+            .iter()
+            .find_map(|end| w.strip_suffix(end))
+            .unwrap_or(w)
+            .to_owned()
+    };
+    ours.map(bare).collect()
+}
+
+/// What a site is given asks for numbers that there are, with labels that they have, and shows all that there are.
+fn site(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = start(place, user, "site", |work| format!("file:{}/job.prom", work.display()))?;
+    job.checkpoint()?;
+    let text = io("read the metrics", std::fs::read_to_string(job.work.join("job.prom")))?;
+    job.verdict(false, LIMIT)?;
+    let mut told = names(&text);
+    // It is told of kinds that there have been.
+    told.insert("belay_checkpoint_failures".into());
+    let read = |file: &str| io("read", std::fs::read_to_string(repository().join(file)));
+    let dashboard = read("scripts/site/grafana.json")?;
+    let parsed: serde_json::Value = serde_json::from_str(&dashboard).map_err(|e| format!("the dashboard: {e}"))?;
+    let panels = parsed["panels"].as_array().ok_or("a dashboard without panels")?;
+    let asks = |p: &serde_json::Value| p["targets"].as_array().is_some_and(|t| !t.is_empty());
+    want(!panels.is_empty() && panels.iter().all(asks), || {
+        "a panel asks for nothing".into()
+    })?;
+    let shown = names(&dashboard);
+    want(shown.len() > 10, || format!("the dashboard shows {shown:?}"))?;
+    for (file, asked) in [
+        ("the dashboard", shown.clone()),
+        ("the alerts", names(&read("scripts/site/alerts.yml")?)),
+        ("metrics.md", names(&read("docs/metrics.md")?)),
+    ] {
+        let unknown: Vec<_> = asked.difference(&told).collect();
+        want(!asked.is_empty() && unknown.is_empty(), || {
+            format!("{file}: nobody tells {unknown:?}")
+        })?;
+    }
+    let hidden: Vec<_> = told.difference(&shown).collect();
+    let live = ["belay_checkpoint_in_progress"];
+    want(hidden.iter().all(|n| live.contains(&n.as_str())), || {
+        format!("not on the dashboard: {hidden:?}")
+    })?;
+    Ok(())
+}
+
 fn belay_now() -> f64 {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
@@ -168,7 +220,8 @@ fn places_that_cannot_be_had(place: &Place, user: User) -> Result<(), Failure> {
 
 fn main() {
     let mut target = Target::new("metrics", &["fault_target"]);
-    let tests: [(&str, Test); 4] = [
+    let tests: [(&str, Test); 5] = [
+        ("site", site),
         ("over_http", over_http),
         ("at_a_socket", at_a_socket),
         ("in_a_file", in_a_file),

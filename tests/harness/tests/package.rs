@@ -16,10 +16,18 @@ type Test = fn(&Place) -> Result<(), Failure>;
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// What must be in each package.
-const FILES: [&str; 18] = [
+const FILES: [&str; 28] = [
     "usr/bin/belay",
     "usr/libexec/belay/belay-inject",
     "usr/libexec/belay/belay-restorer",
+    "usr/lib/belay/libbelay_verbs.so",
+    "usr/include/belay.h",
+    "usr/include/belay_access.h",
+    "usr/share/pkgconfig/belay.pc",
+    "usr/share/belay/fortran/belay.f90",
+    "usr/share/belay/python/belay.py",
+    "usr/share/doc/belay/docs/histories.md",
+    "usr/share/doc/belay/capi/examples/reverse.c",
     "usr/share/man/man1/belay.1.gz",
     "usr/share/man/man1/belay-launch.1.gz",
     "usr/share/bash-completion/completions/belay",
@@ -29,6 +37,8 @@ const FILES: [&str; 18] = [
     "usr/share/doc/belay/docs/admin.md",
     "usr/share/doc/belay/docs/metrics.md",
     "usr/share/belay/site/belay.sbatch",
+    "usr/share/belay/site/grafana.json",
+    "usr/share/belay/site/alerts.yml",
     "usr/share/belay/site/belay.toml",
     "usr/share/belay/site/epilog",
     "usr/share/belay/site/prolog",
@@ -96,6 +106,17 @@ fn is_used(place: &Place, job: &mut Job, root: &Path) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
+/// The example is compiled with what is installed below `root`, its library in `lib`, and runs.
+fn is_linked(job: &Job, root: &Path, lib: &str) -> Result<(), Failure> {
+    let (lib, include) = (root.join(lib), root.join("usr/include"));
+    let source = root.join("usr/share/doc/belay/capi/examples/reverse.c");
+    let [source, include, lib] = [source, include, lib].map(|p| p.display().to_string());
+    let program = job.work.join("linked").display().to_string();
+    let (path, here) = (format!("LD_LIBRARY_PATH={lib}"), job.work.display().to_string());
+    run(&["cc", &source, "-I", &include, "-L", &lib, "-lbelay", "-o", &program])?;
+    run(&["env", &path, &program, &here, "100"]).map(|_| ())
+}
+
 /// Lmod, which reads both kinds of module files.
 const LMOD: &str = "/usr/share/lmod/lmod/libexec/lmod";
 
@@ -134,7 +155,9 @@ fn deb(place: &Place) -> Result<(), Failure> {
     let package = package("deb", &job.work)?;
     let list = run(&["dpkg-deb", "-c", &package])?;
     holds_everything(&list)?;
-    let foreign = list.lines().find(|l| !l.contains(" root/root ") || l.contains("rwxrwx"));
+    let foreign = list
+        .lines()
+        .find(|l| !l.contains(" root/root ") || l.contains("rwxrwx") && !l.starts_with('l'));
     want(foreign.is_none(), || format!("wrong owner or mode: {foreign:?}"))?;
 
     let root = job.work.join("root");
@@ -147,6 +170,7 @@ fn deb(place: &Place) -> Result<(), Failure> {
     let dpkg = |what: &str, which: &str| run(&["dpkg", &at, &log, "--force-depends,not-root,bad-path", what, which]);
     dpkg("-i", &package)?;
     is_used(place, &mut job, &root)?;
+    is_linked(&job, &root, "usr/lib")?;
     load_modules(&root)?;
     dpkg("-r", "belay")?;
     let left = left(&root);
@@ -166,6 +190,7 @@ fn rpm(place: &Place) -> Result<(), Failure> {
     let rpm = |what: &str, which: &str| run(&["rpm", &at, "--nodeps", "--force-debian", what, which]);
     rpm("-i", &package)?;
     is_used(place, &mut job, &root)?;
+    is_linked(&job, &root, "usr/lib64")?;
     rpm("-e", "belay")?;
     // Directories that others use too belong to the system's own package.
     let left = left(&root.join("usr"));

@@ -1,6 +1,7 @@
 //! Local tiers: chunks that are written to memory or another disk first and moved to the job directory beside the program.
 //!
-//! The rules that every test here checks: whatever is killed when, what was committed restarts from wherever its chunks are; nothing is left in a tier when the job has ended.
+//! The rules that every test here checks: whatever is killed when, what was committed restarts from wherever its chunks
+//! are; nothing is left in a tier when the job has ended.
 
 use belay_tests::expect::{io, want};
 use belay_tests::job::{output, show, text, Job};
@@ -138,7 +139,8 @@ fn policies(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tiers far smaller than the program: writers wait for moves, or write to the job directory; everything is killed at random moments.
+/// Tiers far smaller than the program: writers wait for moves, or write to the job directory; everything is killed at
+/// random moments.
 fn small_and_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     for n in 0..rounds(8) {
         let policy = POLICIES[(n % 4) as usize];
@@ -168,7 +170,8 @@ fn small_and_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fail
     Ok(())
 }
 
-/// What lay in memory is gone, as after a power cut: the job goes on from the newest generation of which all is at rest, which is still there although newer ones were to be kept in its place.
+/// What lay in memory is gone, as after a power cut: the job goes on from the newest generation of which all is at
+/// rest, which is still there although newer ones were to be kept in its place.
 fn power_cut(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "cut", user)?;
     let program = place.programs().join("fault_target").display().to_string();

@@ -1,8 +1,12 @@
-//! Jobs over several hosts whose checkpoints lie on the hosts' own disks: hosts are lost with all they had, and the job restarts on spare hosts from what is left.
+//! Jobs over several hosts whose checkpoints lie on the hosts' own disks: hosts are lost with all they had, and the job
+//! restarts on spare hosts from what is left.
+
+#[path = "redundancy/levels.rs"]
+mod levels;
 
 use belay_tests::across::{Job, LIMIT};
 use belay_tests::expect::want;
-use belay_tests::job::{output, text};
+use belay_tests::job::{output, show, text};
 use belay_tests::place::Place;
 use belay_tests::rng::Rng;
 use belay_tests::target::Target;
@@ -37,7 +41,7 @@ fn checkpoint(job: &Job) -> Result<(), Failure> {
 
 /// Host `n` is gone with all it had; nobody reaches it any more.
 fn lose(job: &Job, n: usize) -> Result<(), Failure> {
-    job.on_host(n, &["sh", "-c", &format!("rm -r {LOCAL}/*")])?;
+    job.on_host(n, &["sh", "-c", &format!("rm -rf {LOCAL}/* {}/*", levels::RAM)])?;
     job.hosts.hide(n)
 }
 
@@ -84,8 +88,8 @@ fn lost_hosts(place: &Place, scheme: &str, (parts, all): (usize, usize), losses:
     job.verdict()
 }
 
-/// Two racks of three are lost one after the other, each at once with all that its hosts had: the job goes on on the hosts that are left. Without the domains, hosts 1 and 3 would
-/// be of one group, which survives the loss of one.
+/// Two racks of three are lost one after the other, each at once with all that its hosts had: the job goes on on the
+/// hosts that are left. Without the domains, hosts 1 and 3 would be of one group, which survives the loss of one.
 fn lost_domains(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "redundancy-domains", 6, 6)?;
     let program = job.program(place, "mpi/mpi_p2p")?;
@@ -111,7 +115,9 @@ fn lost_domains(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
-/// Bits change: in a chunk while the program runs, which is named, and of which the next checkpoint makes no use; in a chunk, which is rebuilt where it is; in parity, which `verify` finds, and which is not used, so that the loss of a host is then one too many.
+/// Bits change: in a chunk while the program runs, which is named, and of which the next checkpoint makes no use; in a
+/// chunk, which is rebuilt where it is; in parity, which `verify` finds, and which is not used, so that the loss of a
+/// host is then one too many.
 fn damage(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let mut job = launched(place, "redundancy-damage", (3, 4), "xor")?;
     checkpoint(&job)?;
@@ -193,13 +199,17 @@ fn killed_encoder(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
 fn main() {
     let mut target = Target::over_hosts("redundancy");
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 6] = [
+    let tests: [(&str, Run); 10] = [
         ("partner", |p, r| lost_hosts(p, "partner:3", (3, 4), 1, r)),
         ("xor", |p, r| lost_hosts(p, "xor", (3, 4), 1, r)),
         ("reed_solomon", |p, r| lost_hosts(p, "reed-solomon:4:2", (4, 6), 2, r)),
         ("domains", lost_domains),
         ("damage", damage),
         ("killed_encoder", killed_encoder),
+        ("with_durable", levels::cheapest),
+        ("levels", levels::at_random),
+        ("in_memory", levels::memory),
+        ("at_rest", levels::at_rest),
     ];
     for (name, test) in tests {
         target.once(name, test);

@@ -57,7 +57,8 @@ fn description(dir: &str) -> Result<serde_json::Value, Failure> {
     serde_json::from_slice(&read).map_err(|e| e.to_string())
 }
 
-/// How many checkpoints are kept and how large they may be: the site's file, options instead, and no more than the site allows, also when it changes its mind.
+/// How many checkpoints are kept and how large they may be: the site's file, options instead, and no more than the site
+/// allows, also when it changes its mind.
 fn retention(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = host(place, user, "retention")?;
     job.configure("[checkpoints]\nkeep = 3\nmax_bytes = \"64M\"\n")?;
@@ -111,7 +112,8 @@ fn make(job: &Job, names: &[&str]) -> Result<Vec<String>, Failure> {
         .collect()
 }
 
-/// Job directories lie below the roots of the site's file, and of the user's own, however they are named; nothing is made elsewhere.
+/// Job directories lie below the roots of the site's file, and of the user's own, however they are named; nothing is
+/// made elsewhere.
 fn roots(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = host(place, user, "roots")?;
     let [root, mine, other]: [String; 3] = make(&job, &["root", "root/mine", "other"])?
@@ -252,18 +254,19 @@ fn tiers(place: &Place, user: User) -> Result<(), Failure> {
     job.verdict()
 }
 
-/// A redundant job has no tiers, whatever the configuration of its restart names, and keeps its local directory.
+/// The site says where the tiers of a redundant job lie too; such a job keeps its local directory, whatever the
+/// configuration of its restart names.
 fn redundant(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = host(place, user, "redundant")?;
-    let [root, local, other]: [String; 3] = make(&job, &["root", "local", "other"])?
+    let [root, local, disk, other]: [String; 4] = make(&job, &["root", "local", "disk", "other"])?
         .try_into()
-        .map_err(|_| "three were made")?;
-    let site = |roots: &str| format!("[checkpoints]\nroots = [{roots}]\n");
-    let both = site(&format!("\"{root}\", \"{local}\""));
-    job.configure(&both)?;
+        .map_err(|_| "four were made")?;
+    let site = |roots: &[&String]| format!("[checkpoints]\nroots = {roots:?}\n");
+    let all = site(&[&root, &local, &disk]);
+    job.configure(&all)?;
     let (own, dir) = (job.work.join("own.toml").display().to_string(), format!("{root}/job"));
-    let tier = format!("[[tier]]\nname = \"mine\"\nkind = \"local\"\npath = \"{other}\"\n");
-    io("write", std::fs::write(&own, tier))?;
+    let tier = |path: &str| format!("[[tier]]\nname = \"mine\"\nkind = \"local\"\npath = \"{path}\"\n");
+    io("write", std::fs::write(&own, tier(&other)))?;
     let options = [
         "--across-hosts",
         "--redundancy",
@@ -275,12 +278,14 @@ fn redundant(place: &Place, user: User) -> Result<(), Failure> {
     ];
     let program = program(&job);
     let command = ["--", "sh", "-c", &program[2]];
-    let no_tiers = |how: &str| {
+    let both = |how: &str| {
         let d = description(&dir)?;
         want(d["config"]["redundancy"]["local"] == local.as_str(), || format!("{how}: {d}"))?;
-        want(d["config"].get("tiers").is_none(), || format!("{how}: {d}"))
+        want(d["config"]["tiers"][0]["path"] == disk.as_str(), || format!("{how}: {d}"))
     };
     let run = [&["run", "--ckpt-dir", &dir][..], &options, &command].concat();
+    not_allowed(&job, &run, &["tier mine:", &other, SITE, "for it in the configuration"])?;
+    io("write", std::fs::write(&own, tier(&disk)))?;
     for (how, words) in [
         ("launched", run.clone()),
         ("restarted", vec!["restart", "--config", &own, &dir]),
@@ -288,13 +293,13 @@ fn redundant(place: &Place, user: User) -> Result<(), Failure> {
     ] {
         start(&mut job, &words)?;
         job.progress()?;
-        no_tiers(how)?;
+        both(how)?;
         let o = job.belay(&["checkpoint", "--quiet", &dir])?;
         want(o.status.success(), || format!("{how}: {}", text(&o)))?;
         job.crash();
     }
     // It is not to be had elsewhere.
-    job.configure(&site(&format!("\"{root}\"")))?;
+    job.configure(&site(&[&root, &disk]))?;
     for words in [
         &["restart", &dir][..],
         &["restart", "--config", &own, &dir],
@@ -303,7 +308,7 @@ fn redundant(place: &Place, user: User) -> Result<(), Failure> {
         let said = ["local directory", &local, SITE, "have that file allow it"];
         not_allowed(&job, words, &said)?;
     }
-    job.configure(&both)?;
+    job.configure(&all)?;
     start(&mut job, &["restart", &dir])?;
     job.progress()?;
     job.verdict()

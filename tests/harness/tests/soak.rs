@@ -1,6 +1,8 @@
-//! Many checkpoints of a small program in one long run: storage stays within its limit, the agent stays as large as it was and does no more for each, and every hundredth generation restarts.
+//! Many checkpoints of a small program in one long run: storage stays within its limit, the agent stays as large as it
+//! was and does no more for each, and every hundredth generation restarts.
 //!
-//! BELAY_SOAK (300) checkpoints. What is restarted is a copy of the job directory, beside the job, whose agent lives from the first checkpoint to the last.
+//! BELAY_SOAK (300) checkpoints. What is restarted is a copy of the job directory, beside the job, whose agent lives
+//! from the first checkpoint to the last.
 
 use belay_tests::expect::want;
 use belay_tests::job::{output, show, text, Job};
@@ -81,7 +83,8 @@ fn naps(pid: i32) -> Option<u64> {
     (name == PROGRAM).then(|| count.trim().parse().ok()).flatten()
 }
 
-/// Restarts the newest generation from a copy of the job directory, beside the job, and kills it again once the program has gone through some rounds.
+/// Restarts the newest generation from a copy of the job directory, beside the job, and kills it again once the program
+/// has gone through some rounds.
 fn restart_copy(job: &Job) -> Result<(), Failure> {
     // Chunks and generations never change: links do.
     let script = "rm -rf copy && mkdir -m 700 copy copy/log && cp -al job/gen job/chunks copy && cp -a job/job.json copy";

@@ -1,7 +1,13 @@
-//! Tiers: checkpoints that are copied to a shared file system or an object store, and jobs that come back from there when nothing is left here.
+//! Tiers: checkpoints that are copied to a shared file system or an object store, and jobs that come back from there
+//! when nothing is left here.
 //!
-//! The rules that every test here checks: the program is never harmed, what a command has called durable restarts without the job directory, and what cannot be copied or read back is
-//! named.
+//! The rules that every test here checks: the program is never harmed, what a command has called durable restarts
+//! without the job directory, and what cannot be copied or read back is named.
+
+#[path = "tiers/pace.rs"]
+mod pace;
+#[path = "tiers/sealed.rs"]
+mod sealed;
 
 use belay_tests::expect::{io, want};
 use belay_tests::job::{output, show, text, Job};
@@ -296,7 +302,8 @@ fn bit_flips(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     job.left_behind()
 }
 
-/// A durable tier without room: the checkpoint stays local, the program goes on, the tier is named; with room again, the same generation becomes durable.
+/// A durable tier without room: the checkpoint stays local, the program goes on, the tier is named; with room again,
+/// the same generation becomes durable.
 fn tier_full(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "full", user)?;
     let scratch = directory(&job, user, "small")?;
@@ -365,7 +372,8 @@ fn io_class(tid: i32) -> i64 {
     priority >> 13
 }
 
-/// What copies to a tier leaves the disks to the program, and goes behind it on the processors, but not with the lowest priority: a program that keeps all processors busy would stop it.
+/// What copies to a tier leaves the disks to the program, and goes behind it on the processors, but not with the lowest
+/// priority: a program that keeps all processors busy would stop it.
 fn priority(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "priority", user)?;
     let scratch = directory(&job, user, "scratch")?;
@@ -398,7 +406,8 @@ fn priority(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
-/// Many generations: each tier keeps as many as were asked for, also with flushes that are slower than checkpoints; `gc --all` empties the tier too.
+/// Many generations: each tier keeps as many as were asked for, also with flushes that are slower than checkpoints; `gc
+/// --all` empties the tier too.
 fn retention(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "keep", user)?;
     let scratch = directory(&job, user, "scratch")?;
@@ -434,7 +443,8 @@ fn retention(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     want(left.is_empty(), || format!("left on the tier: {left:?}"))
 }
 
-/// The job goes on from a job directory restored from a backup: what it does not know of stays on the tier, is named, and what follows is durable.
+/// The job goes on from a job directory restored from a backup: what it does not know of stays on the tier, is named,
+/// and what follows is durable.
 fn left_behind(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "behind", user)?;
     let scratch = directory(&job, user, "scratch")?;
@@ -541,7 +551,7 @@ fn refusals(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 fn main() {
     let mut target = Target::new("tiers", &["fault_target"]);
     or_end(Server::prepare(target.place()));
-    let tests: [(&str, Test); 11] = [
+    let tests: [(&str, Test); 20] = [
         ("local_lost", local_lost),
         ("object_store", object_store),
         ("agent_killed", agent_killed),
@@ -550,9 +560,18 @@ fn main() {
         ("stopped", stopped),
         ("priority", priority),
         ("retention", retention),
+        ("pace", pace::counted),
+        ("auto_pace", pace::automatic),
+        ("behind_a_failure", pace::behind_a_failure),
         ("left_behind", left_behind),
         ("one_dead", one_dead),
         ("refusals", refusals),
+        ("sealed_lost", sealed::lost),
+        ("sealed_object_store", sealed::object_store),
+        ("sealed_hostile", sealed::hostile),
+        ("sealed_rotated", sealed::rotated),
+        ("sealed_later", sealed::later),
+        ("sealed_refusals", sealed::refusals),
     ];
     for (name, test) in tests {
         // Mounting the small file system needs root.

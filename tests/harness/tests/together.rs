@@ -1,4 +1,5 @@
-//! Checkpoints of a job on several hosts that fail, one test for each cause: the program goes on, and the next checkpoint is taken as soon as its cause is gone, or is refused with the true reason.
+//! Checkpoints of a job on several hosts that fail, one test for each cause: the program goes on, and the next
+//! checkpoint is taken as soon as its cause is gone, or is refused with the true reason.
 
 use belay_tests::across::Job;
 use belay_tests::agents::agent;
@@ -18,11 +19,14 @@ use std::time::{Duration, Instant};
 mod gates;
 #[path = "together/random.rs"]
 mod random;
+#[path = "together/verbs.rs"]
+mod verbs;
 
 /// A checkpoint that fails has its end by then, also one that waits until an agent is taken for lost.
 const END: Duration = Duration::from_secs(120);
-/// Bytes that the chunks of one part may take.
-const ROOM: &str = "size=64m,mode=700";
+/// Bytes that the chunks of one part may take. Among the programs that are stored is belay itself, which stands in for ssh:
+/// 62 MiB without optimisation.
+const ROOM: &str = "size=128m,mode=700";
 /// Failures in a row.
 const FAILURES: usize = 3;
 
@@ -140,7 +144,8 @@ fn refused(place: &Place, part: usize) -> Result<(), Failure> {
     pair.ends_well()
 }
 
-/// The agent of the part is killed: a checkpoint without it is refused by the name of its host, however often, and the one before restarts.
+/// The agent of the part is killed: a checkpoint without it is refused by the name of its host, however often, and the
+/// one before restarts.
 fn killed(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let mut pair = Pair::new(place, "killed")?;
     signal(agent(&pair.job, 1)?, libc::SIGKILL);
@@ -168,7 +173,8 @@ fn stopped(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     pair.ends_well()
 }
 
-/// The agent of this part hangs and still has its connections: the others do not wait for it for ever, their programs go on, and it counts again when it goes on.
+/// The agent of this part hangs and still has its connections: the others do not wait for it for ever, their programs
+/// go on, and it counts again when it goes on.
 fn hangs(place: &Place, part: usize) -> Result<(), Failure> {
     let mut pair = Pair::new(place, &format!("hangs{part}"))?;
     let halted = Traced::halted(agent(&pair.job, part)?)?;
@@ -215,6 +221,10 @@ fn main() {
     target.once("cut", cut);
     target.once("gates::taken", |p, _| gates::taken(p, "here"));
     target.once("gates::taken_of_several", |p, _| gates::taken(p, "there kids"));
+    target.once("gates::taken_in_rounds", |p, _| gates::taken(p, "here talks"));
+    target.once("gates::taken_in_rounds_of_several", |p, _| {
+        gates::taken(p, "there talks kids")
+    });
     for side in ["here", "there"] {
         let puts_off = move |p: &Place, words: &str, reason| gates::put_off(p, &format!("{side} {words}"), reason);
         target.once(&format!("gates::late_{side}"), move |p, _| {
@@ -240,5 +250,6 @@ fn main() {
         let shape = random::Shape { name, parts, all, local };
         target.once(&format!("random::{name}"), move |p, r| random::faults(p, shape, r));
     }
+    target.once("verbs", verbs::on_hosts);
     target.run();
 }

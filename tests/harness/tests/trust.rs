@@ -1,5 +1,6 @@
-//! What a job directory holds is its owner's word: whoever else looks at it changes nothing, connects to nobody, opens none of its tiers, and does not wait for it for ever. Nor does its
-//! owner believe what no belay has written, or use a directory that others can exchange.
+//! What a job directory holds is its owner's word: whoever else looks at it changes nothing, connects to nobody, opens
+//! none of its tiers, and does not wait for it for ever. Nor does its owner believe what no belay has written, or use a
+//! directory that others can exchange.
 //!
 //! Only root can become other users, so these checks need a harness that is root's.
 
@@ -80,7 +81,8 @@ fn everything(dir: &Path) -> Vec<(PathBuf, u64)> {
     out
 }
 
-/// Runs each command that only looks, as `who`: it changes nothing, connects to nobody but the job's agent, and commands no terminal.
+/// Runs each command that only looks, as `who`: it changes nothing, connects to nobody but the job's agent, and
+/// commands no terminal.
 fn only_looks(who: &Job, job: &Job, what: &str) -> Result<(), Failure> {
     let dir = job.dir().display().to_string();
     let gen = job.dir().join("gen/000001").display().to_string();
@@ -295,7 +297,8 @@ impl Drop for Exchanger {
     }
 }
 
-/// A job directory in one that others may write is refused by name; root's looks at it touch nothing, whatever is exchanged meanwhile.
+/// A job directory in one that others may write is refused by name; root's looks at it touch nothing, whatever is
+/// exchanged meanwhile.
 fn exchanged(place: &Place, user: User) -> Result<(), Failure> {
     let (mut job, _) = killed(place, user, "exchange")?;
     let root = Job::new(place, "exchange-root", User::Root)?;
@@ -441,7 +444,7 @@ fn main() {
         return;
     }
     let mut target = Target::new("trust", &["fault_target"]);
-    let tests: [(&str, Test); 8] = [
+    let tests: [(&str, Test); 10] = [
         ("looking_changes_nothing", looking_changes_nothing),
         ("values_that_lie", values_that_lie),
         ("links_in_the_way", links_in_the_way),
@@ -450,6 +453,8 @@ fn main() {
         ("ways_sockets", ways::sockets),
         ("ways_fifos", ways::fifos),
         ("ways_directories", ways::directories),
+        ("ways_missing", ways::missing),
+        ("ways_program", ways::program),
     ];
     for (name, test) in tests {
         target.by_user(name, |_| true, move |place, user, _| test(place, user));

@@ -1,4 +1,5 @@
-//! What a program does not notice of a checkpoint: time-outs pass as they would without, files keep their times of access, and it does not stand still for a minute.
+//! What a program does not notice of a checkpoint: time-outs pass as they would without, files keep their times of
+//! access, and it does not stand still for a minute.
 
 use belay_tests::expect::{io, refused, want};
 use belay_tests::job::{output, show, text, Job};
@@ -96,6 +97,24 @@ fn access_times(place: &Place, user: User) -> Result<(), Failure> {
     job.verdict(false, PATIENCE)
 }
 
+/// A program knows the name of its pseudo-terminal, and another program of the machine has that by the time of the restart.
+fn terminal_taken(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = Job::new(place, "terminal_taken", user)?;
+    let program = place.programs().join("fd_proc").display().to_string();
+    job.launch(&[], &[program, "named".into()])?;
+    let mut others = Vec::new();
+    for _ in 0..2 {
+        job.progress(PATIENCE)?;
+        job.checkpoint()?;
+        job.kill_all()?;
+        for _ in 0..64 {
+            others.push(io("open /dev/ptmx", std::fs::File::open("/dev/ptmx"))?);
+        }
+        job.restart(&[])?;
+    }
+    job.verdict(false, PATIENCE)
+}
+
 /// More pending signals than can be read in a moment: the checkpoint is refused.
 fn signals(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = Job::new(place, "signals", user)?;
@@ -111,7 +130,8 @@ fn signals(place: &Place, user: User) -> Result<(), Failure> {
     job.verdict(false, PATIENCE)
 }
 
-/// A child of `vfork` that takes its time does not make the program stand still; one that takes too long makes the checkpoint refused.
+/// A child of `vfork` that takes its time does not make the program stand still; one that takes too long makes the
+/// checkpoint refused.
 fn vfork(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = Job::new(place, "vfork", user)?;
     let program = place.programs().join(HELD).display().to_string();
@@ -176,12 +196,13 @@ fn sandboxes(place: &Place, user: User) -> Result<(), Failure> {
 }
 
 fn main() {
-    let mut target = Target::new("unnoticed", &[PROGRAM, TICKS, HELD, "mem_private", "refuse"]);
+    let mut target = Target::new("unnoticed", &[PROGRAM, TICKS, HELD, "mem_private", "fd_proc", "refuse"]);
     target.in_turn();
     target.by_user("waits_continued", |_| true, |place, user, _| waits_continued(place, user));
     target.by_user("waits_restarted", |_| true, |place, user, _| waits_restarted(place, user));
     target.by_user("ticks", |_| true, |place, user, _| ticks(place, user));
     target.by_user("access_times", |_| true, |place, user, _| access_times(place, user));
+    target.by_user("terminal_taken", |_| true, |place, user, _| terminal_taken(place, user));
     target.by_user("vfork", |_| true, |place, user, _| vfork(place, user));
     target.by_user("sandboxes", |_| am_root(), |place, user, _| sandboxes(place, user));
     target.by_user("signals", |_| true, |place, user, _| signals(place, user));

@@ -1,4 +1,5 @@
-//! Other users of the machine: they can neither read a job's checkpoints, nor command it, nor make its owner or root do harm by what they put in the way.
+//! Other users of the machine: they can neither read a job's checkpoints, nor command it, nor make its owner or root do
+//! harm by what they put in the way.
 //!
 //! Only root can become other users, so these checks need a harness that is root's.
 
@@ -253,7 +254,8 @@ fn has_read(mut job: Job) -> Result<(), Failure> {
     })
 }
 
-/// A file of root's that the job had open, and that root has replaced since the checkpoint, comes back at a restart; for an ordinary user without its name, so that root's new one stays.
+/// A file of root's that the job had open, and that root has replaced since the checkpoint, comes back at a restart;
+/// for an ordinary user without its name, so that root's new one stays.
 fn replaced_file_of_others(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = reader(place, user, "theirs", 0o644)?;
     for _ in 0..3 {
@@ -284,7 +286,8 @@ fn has_later(job: &Job, user: User) -> Result<(), Failure> {
     })
 }
 
-/// A program of root's that runs as root wherever it lies, and is gone at the restart, does not run as the job's user after it: its contents are somebody else's.
+/// A program of root's that runs as root wherever it lies, and is gone at the restart, does not run as the job's user
+/// after it: its contents are somebody else's.
 fn program_of_others(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = reader(place, user, "program", 0o4755)?;
     job.checkpoint()?;
@@ -302,7 +305,8 @@ fn program_of_others(place: &Place, user: User) -> Result<(), Failure> {
     has_read(job)
 }
 
-/// A directory of somebody else is gone at the restart, with a FIFO and the name of a socket in it that are theirs too: root's job makes them as they were, an ordinary user's as its own and closed to others.
+/// A directory of somebody else is gone at the restart, with a FIFO and the name of a socket in it that are theirs too:
+/// root's job makes them as they were, an ordinary user's as its own and closed to others.
 fn objects_of_others(place: &Place, user: User) -> Result<(), Failure> {
     const PROGRAM: &str = "
 import os, socket, time
@@ -359,7 +363,8 @@ print('got', server.accept()[0].recv(99).decode() + os.read(fifo, 99).decode(), 
     has_read(job)
 }
 
-/// `state` and `running` as the owner and as root see them, before and after restarts: finished, killed, restarting and running are four things, and root may command what it sees.
+/// `state` and `running` as the owner and as root see them, before and after restarts: finished, killed, restarting and
+/// running are four things, and root may command what it sees.
 fn state_for_owner_and_root(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = match user {
         User::Root => Job::new(place, "state", user)?,

@@ -1,11 +1,11 @@
-//! The stand-in for libibverbs (tests/fake-verbs) natively: programs of Debian's ibverbs-utils as they are, and
-//! self-checking ones.
+//! The stand-in for libibverbs (tests/fake-verbs), natively and with belay's library in front of it: programs of
+//! Debian's ibverbs-utils as they are, and self-checking ones.
 
 use belay_tests::build::{build, Kind};
 use belay_tests::expect::{io, want};
-use belay_tests::fabric::{Fabric, LIBRARY};
+use belay_tests::fabric::{Fabric, LIBRARY, ON_HOSTS, WITH_DEVICE};
 use belay_tests::job::{output, patient, show, text};
-use belay_tests::place::{am_root, Place, User};
+use belay_tests::place::{am_root, with_devices, Place, User};
 use belay_tests::target::Target;
 use belay_tests::Failure;
 use std::collections::BTreeSet;
@@ -14,7 +14,26 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-type Test = fn(&Place, User) -> Result<(), Failure>;
+type Test = fn(&Here) -> Result<(), Failure>;
+
+/// Where and how a test runs.
+struct Here<'a> {
+    place: &'a Place,
+    user: User,
+    /// Belay's library stands between the programs and the stand-in.
+    preloaded: bool,
+}
+
+impl Here<'_> {
+    fn fabric(&self, label: &str, options: &[&str]) -> Result<Fabric, Failure> {
+        let fabric = Fabric::new(self.place, label, self.user, options)?;
+        Ok(if self.preloaded {
+            fabric.with_library(self.place)
+        } else {
+            fabric
+        })
+    }
+}
 
 /// Longer than anything takes here, also where much else runs.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -86,8 +105,8 @@ fn pingpong(fabric: &Fabric, program: &str, options: &[&str]) -> Result<(), Fail
 /// Debian's programs with every option that they have for the verbs. (`-t` and `-e` are not given together:
 /// `ibv_rc_pingpong` takes an event for a completion that it has polled already for an error, and no adapter promises
 /// that there is none.)
-fn pingpongs(place: &Place, user: User, kind: &str, options: &[&str], faults: &[&str]) -> Result<(), Failure> {
-    let fabric = Fabric::new(place, &format!("pingpong-{kind}"), user, faults)?;
+fn pingpongs(here: &Here, kind: &str, options: &[&str], faults: &[&str]) -> Result<(), Failure> {
+    let fabric = here.fabric(&format!("pingpong-{kind}"), faults)?;
     for program in ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong"] {
         let mut ways: Vec<&[&str]> = vec![&[], &["-e"], &["-c"], &["-e", "-c"]];
         if program == "ibv_rc_pingpong" {
@@ -108,16 +127,16 @@ fn pingpongs(place: &Place, user: User, kind: &str, options: &[&str], faults: &[
     )
 }
 
-fn infiniband(place: &Place, user: User) -> Result<(), Failure> {
-    pingpongs(place, user, "ib", &[], &[])
+fn infiniband(here: &Here) -> Result<(), Failure> {
+    pingpongs(here, "ib", &[], &[])
 }
 
-fn infiniband_global(place: &Place, user: User) -> Result<(), Failure> {
-    pingpongs(place, user, "grh", &["-g", "0"], &[])
+fn infiniband_global(here: &Here) -> Result<(), Failure> {
+    pingpongs(here, "grh", &["-g", "0"], &[])
 }
 
-fn roce(place: &Place, user: User) -> Result<(), Failure> {
-    pingpongs(place, user, "roce", &["-g", "3"], &["--roce"])
+fn roce(here: &Here) -> Result<(), Failure> {
+    pingpongs(here, "roce", &["-g", "3"], &["--roce"])
 }
 
 /// What `ibv_devinfo -v` says on a host, by field.
@@ -137,8 +156,8 @@ fn devinfo(fabric: &Fabric, host: &str) -> Result<BTreeSet<String>, Failure> {
 
 /// Two hosts have different names; a host that is started anew has others, and so has everybody after a new start of
 /// the daemon.
-fn numbers(place: &Place, user: User) -> Result<(), Failure> {
-    let mut fabric = Fabric::new(place, "numbers", user, &[])?;
+fn numbers(here: &Here) -> Result<(), Failure> {
+    let mut fabric = here.fabric("numbers", &[])?;
     let [one, two] = [devinfo(&fabric, "one")?, devinfo(&fabric, "two")?];
     want(one.len() == 3 && one.is_disjoint(&two), || format!("{one:?} and {two:?}"))?;
     want(one == devinfo(&fabric, "one")?, || {
@@ -174,8 +193,8 @@ fn exported(library: &str) -> Result<BTreeSet<String>, Failure> {
 }
 
 /// The stand-in has every name of Debian's library in the same version, and no other.
-fn symbols(place: &Place, _: User) -> Result<(), Failure> {
-    let ours = belay_tests::fabric::build(place)?.join(LIBRARY);
+fn symbols(here: &Here) -> Result<(), Failure> {
+    let ours = belay_tests::fabric::build(here.place)?.join(LIBRARY);
     let real = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64"]
         .map(|d| format!("{d}/{LIBRARY}"))
         .into_iter()
@@ -189,8 +208,8 @@ fn symbols(place: &Place, _: User) -> Result<(), Failure> {
 }
 
 /// Runs a self-checking program on this fabric, native.
-fn program(place: &Place, fabric: &Fabric, words: &[&str], environment: &[(&str, &str)]) -> Result<(), Failure> {
-    let path = build(place, &format!("verbs/{}", words[0]), Kind::Verbs)?
+fn program(here: &Here, fabric: &Fabric, words: &[&str], environment: &[(&str, &str)]) -> Result<(), Failure> {
+    let path = build(here.place, &format!("verbs/{}", words[0]), Kind::Verbs)?
         .display()
         .to_string();
     let mut c = fabric.on("one", &[&[path.as_str()], &words[1..]].concat());
@@ -206,17 +225,19 @@ fn program(place: &Place, fabric: &Fabric, words: &[&str], environment: &[(&str,
 }
 
 /// Random operations between all ranks, in each way in which a program can go about them.
-fn connections(place: &Place, user: User) -> Result<(), Failure> {
-    let fabric = Fabric::new(place, "rc", user, &[])?;
+fn connections(here: &Here) -> Result<(), Failure> {
+    let fabric = here.fabric("rc", &[])?;
     for way in [
         &["verbs_rc", "3"][..],
         &["verbs_rc", "3", "event"],
         &["verbs_rc", "3", "ex"],
         &["verbs_rc", "3", "srq"],
         &["verbs_rc", "4", "event", "ex", "srq"],
+        &["verbs_rc", "3", "event", "renew"],
+        &["verbs_rc", "3", "srq", "renew"],
         &["verbs_rc", "64", "event"],
     ] {
-        program(place, &fabric, way, &[])?;
+        program(here, &fabric, way, &[])?;
     }
     want(fabric.counter("contexts")? == 0 && fabric.counter("overruns")? == 0, || {
         fabric.ask("stats", &[]).unwrap_or_default()
@@ -224,23 +245,23 @@ fn connections(place: &Place, user: User) -> Result<(), Failure> {
 }
 
 /// Datagrams on a fabric that loses none, with addresses of every kind.
-fn datagrams(place: &Place, user: User) -> Result<(), Failure> {
-    let fabric = Fabric::new(place, "ud", user, &[])?;
-    for way in [&[][..], &["event"], &["mcast"], &["4", "event", "mcast"]] {
+fn datagrams(here: &Here) -> Result<(), Failure> {
+    let fabric = here.fabric("ud", &[])?;
+    for way in [&[][..], &["event"], &["mcast"], &["renew"], &["4", "event", "mcast", "renew"]] {
         let words = [&["verbs_ud", "lossless"][..], way].concat();
-        program(place, &fabric, &words, &[])?;
-        program(place, &fabric, &words, &[("VERBS_GID", "0")])?;
+        program(here, &fabric, &words, &[])?;
+        program(here, &fabric, &words, &[("VERBS_GID", "0")])?;
     }
-    let fabric = Fabric::new(place, "ud-roce", user, &["--roce"])?;
+    let fabric = here.fabric("ud-roce", &["--roce"])?;
     for gid in ["0", "1", "2", "3"] {
-        program(place, &fabric, &["verbs_ud", "lossless"], &[("VERBS_GID", gid)])?;
-        program(place, &fabric, &["verbs_rc", "event"], &[("VERBS_GID", gid)])?;
+        program(here, &fabric, &["verbs_ud", "lossless"], &[("VERBS_GID", gid)])?;
+        program(here, &fabric, &["verbs_rc", "event"], &[("VERBS_GID", gid)])?;
     }
     Ok(())
 }
 
 /// The same under each fault, which must have struck.
-fn faults(place: &Place, user: User) -> Result<(), Failure> {
+fn faults(here: &Here) -> Result<(), Failure> {
     for (fault, counter) in [
         (&["latency_us=200", "jitter_us=400"][..], "messages"),
         (&["ack_us=2000"], "messages"),
@@ -260,11 +281,11 @@ fn faults(place: &Place, user: User) -> Result<(), Failure> {
             "acks_lost",
         ),
     ] {
-        let fabric = Fabric::new(place, "faults", user, fault)?;
+        let fabric = here.fabric("faults", fault)?;
         let step = || -> Result<(), Failure> {
-            program(place, &fabric, &["verbs_rc", "event"], &[])?;
-            program(place, &fabric, &["verbs_rc", "ex", "srq"], &[])?;
-            program(place, &fabric, &["verbs_ud", "mcast"], &[])?;
+            program(here, &fabric, &["verbs_rc", "event"], &[])?;
+            program(here, &fabric, &["verbs_rc", "ex", "srq"], &[])?;
+            program(here, &fabric, &["verbs_ud", "mcast"], &[])?;
             let struck = fabric.counter(counter)?;
             want(struck > 20, || format!("{counter} {struck}"))
         };
@@ -274,41 +295,37 @@ fn faults(place: &Place, user: User) -> Result<(), Failure> {
 }
 
 /// What the verbs promise where something goes wrong.
-fn rules(place: &Place, user: User) -> Result<(), Failure> {
-    let fabric = Fabric::new(place, "rules", user, &[])?;
+fn rules(here: &Here) -> Result<(), Failure> {
+    let fabric = here.fabric("rules", &[])?;
     for check in [
         "keys", "zero", "rnr", "nobody", "flush", "drained", "states", "length", "full", "overrun", "events", "shared", "resize",
-        "held", "reopened", "stopped", "killed",
+        "held", "reopened", "stopped", "killed", "ended", "signals",
     ] {
-        program(place, &fabric, &["verbs_rules", check], &[])?;
+        program(here, &fabric, &["verbs_rules", check], &[])?;
     }
-    Ok(())
+    ["gone", "stale", "registering"]
+        .iter()
+        .try_for_each(|check| program(here, &fabric, &["verbs_after", check], &[]))?;
+    let offered = if here.preloaded { "known" } else { "all" };
+    program(here, &fabric, &["verbs_offers", offered], &[])
 }
 
-/// A mount namespace of its own with a device file, for which UCX looks; it never opens it. Then the words that follow.
-const WITH_DEVICE: &str = "set -e; old=$(mktemp -d); trap 'rmdir $old' EXIT; mount --make-rprivate /; mount --rbind /dev $old
-    mount -t tmpfs -o mode=755 tmpfs /dev
-    for f in null zero full random urandom tty; do touch /dev/$f; mount --bind $old/$f /dev/$f; done
-    for f in shm pts; do mkdir /dev/$f; mount --rbind $old/$f /dev/$f; done
-    ln -s pts/ptmx /dev/ptmx; ln -s /proc/self/fd /dev/fd; umount -l $old; rmdir $old; trap - EXIT
-    mkdir /dev/infiniband; mknod -m 666 /dev/infiniband/uverbs0 c 1 3; exec \"$@\"";
-/// Each rank on a host of its own.
-const ON_HOSTS: &str = "FAKE_VERBS_HOST=host${PMI_RANK-$OMPI_COMM_WORLD_RANK}; export FAKE_VERBS_HOST; exec \"$@\"";
 const WITHOUT: &str = "-";
 
 /// The compiler, the program, how it is started, what the library is told, and the counter of what must have carried it.
 type Way<'a> = (Kind, &'a str, &'a [&'a str], &'a [(&'a str, &'a str)], &'a str);
 
 /// One MPI program over the fabric, where its library has no other way.
-fn mpi_program(place: &Place, user: User, way: &Way) -> Result<(), Failure> {
+fn mpi_program(here: &Here, way: &Way) -> Result<(), Failure> {
     let (kind, source, start, environment, counter) = way;
-    let fabric = Fabric::new(place, "mpi", user, if counter.contains("roce") { &["--roce"] } else { &[] })?;
-    let path = build(place, &format!("mpi/{source}"), *kind)?.display().to_string();
-    let device = ["unshare", "-m", "sh", "-c", WITH_DEVICE, WITHOUT];
+    let fabric = here.fabric("mpi", if counter.contains("roce") { &["--roce"] } else { &[] })?;
+    let path = build(here.place, &format!("mpi/{source}"), *kind)?.display().to_string();
+    let device = with_devices(WITH_DEVICE);
+    let device = ["unshare", "-m", "sh", "-c", &device, WITHOUT];
     // libfabric 1.17 dies in ofi_rxd with three ranks, over UDP too.
     let ranks = if start.contains(&"ofi") { "2" } else { "3" };
     let ranks = ["-n", ranks, "sh", "-c", ON_HOSTS, WITHOUT, &path];
-    let words = [&device[..], user.words(), start, &ranks].concat();
+    let words = [&device[..], here.user.words(), start, &ranks].concat();
     let mut c = Command::new(words[0]);
     c.args(&words[1..])
         .envs(fabric.environment())
@@ -333,7 +350,7 @@ fn mpi_program(place: &Place, user: User, way: &Way) -> Result<(), Failure> {
 }
 
 /// Unmodified MPI libraries over UCX and libfabric.
-fn mpi(place: &Place, user: User) -> Result<(), Failure> {
+fn mpi(here: &Here) -> Result<(), Failure> {
     let (rc, ud) = (("UCX_TLS", "rc_verbs,ud_verbs:aux,self"), ("UCX_TLS", "ud_verbs,self"));
     let mpich = &["mpirun.mpich"][..];
     let ucx = &["mpirun.openmpi", "--mca", "pml", "ucx"][..];
@@ -347,14 +364,14 @@ fn mpi(place: &Place, user: User) -> Result<(), Failure> {
         (Kind::OpenMpi, "mpi_alltoall", ucx, &[ud], "datagrams roce"),
         (Kind::OpenMpi, "mpi_alltoall", rxd, &[datagrams], "datagrams"),
     ] {
-        mpi_program(place, user, &way)?;
+        mpi_program(here, &way)?;
     }
     Ok(())
 }
 
 fn main() {
     let mut target = Target::new("verbs", &[]);
-    let tests: [(&str, Test); 9] = [
+    let tests: [(&str, Test); 10] = [
         ("symbols", symbols),
         ("numbers", numbers),
         ("infiniband", infiniband),
@@ -364,11 +381,23 @@ fn main() {
         ("datagrams", datagrams),
         ("faults", faults),
         ("rules", rules),
+        ("mpi", mpi),
     ];
-    for (name, test) in tests {
-        target.by_user(name, |_| true, move |place, user, _| test(place, user));
+    for preloaded in [false, true] {
+        for (name, test) in tests {
+            let name = if preloaded {
+                format!("library_{name}")
+            } else {
+                name.to_owned()
+            };
+            // The device file of `mpi` takes root.
+            let takes_root = name.ends_with("mpi");
+            target.by_user(
+                &name,
+                |_| !takes_root || am_root(),
+                move |place, user, _| test(&Here { place, user, preloaded }),
+            );
+        }
     }
-    // The device file takes root.
-    target.by_user("mpi", |_| am_root(), |place, user, _| mpi(place, user));
     target.run();
 }

@@ -1,8 +1,8 @@
 // Conjugate gradients on a distributed 2-D Poisson problem. mpi_cg [ITERATIONS [SIDE]]
 //
-// The solver prints its residual history (every bit of it, as hexadecimal floats) and a checksum of the answer, so that two runs can
-// be compared exactly. With BELAY_TEST_GO set it solves the same system again and again until told to end and checks that each solve
-// gives the same bits; without, it solves once.
+// The solver prints its residual history (every bit of it, as hexadecimal floats) and a checksum of the answer, so that
+// two runs can be compared exactly. With BELAY_TEST_GO set it solves the same system again and again until told to end
+// and checks that each solve gives the same bits; without, it solves once.
 #include "mpicheck.h"
 static int n = 256, rows, first, iterations = 60, pause_us;
 static double *x, *r, *p, *q;

@@ -1,4 +1,5 @@
-// Until the end only a tree of ranks talks (MPI_Bcast); then every rank talks to every other: most of these connections are opened only then.
+// Until the end only a tree of ranks talks (MPI_Bcast); then every rank talks to every other: most of these connections
+// are opened only then.
 #include "mpicheck.h"
 int main(int argc, char **argv) {
     mpi_begin("mpi_lazy", &argc, &argv);

@@ -1,9 +1,11 @@
-// Runs `mpirun ... mpi_once` again and again: mpi_loop RANKS MAY_HANG COMMAND... Each run must end well, and all its ranks must have said that their messages were right.
-// With MAY_HANG 1, one that does not come back from MPI_Finalize is ended: that of MPICH 4.0 may hang where UCX uses TCP (openucx/ucx#8738; one run in three with UCX_TLS=tcp,self), as it does between ranks restarted
-// in the midst of MPI_Init (docs/limits.md).
+// Runs `mpirun ... mpi_once` again and again: mpi_loop RANKS MAY_HANG COMMAND... Each run must end well, and all its
+// ranks must have said that their messages were right. With MAY_HANG 1, one that does not come back from MPI_Finalize
+// is ended: that of MPICH 4.0 may hang where UCX uses TCP (openucx/ucx#8738; one run in three with UCX_TLS=tcp,self),
+// as it does between ranks restarted in the midst of MPI_Init (docs/limits.md).
 #include "../check.h"
 enum { PATIENCE_S = 15 };
-// Takes in what the ranks have said by now: returns how many have said `+` (mpirun may put what several say in one line); other lines are the harness's to see.
+// Takes in what the ranks have said by now: returns how many have said `+` (mpirun may put what several say in one
+// line); other lines are the harness's to see.
 static int verified(int from) {
     static char line[4096];
     static size_t held;

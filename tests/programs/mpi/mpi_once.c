@@ -1,4 +1,5 @@
-// One short MPI job: init, an all-to-all, finalize. mpi_loop starts it again and again so that checkpoints fall inside init and finalize. Each rank prints a `+` when all messages have been right.
+// One short MPI job: init, an all-to-all, finalize. mpi_loop starts it again and again so that checkpoints fall inside
+// init and finalize. Each rank prints a `+` when all messages have been right.
 #include "mpicheck.h"
 int main(int argc, char **argv) {
     snprintf(check_name, sizeof check_name, "mpi_once");

@@ -5,7 +5,8 @@
 #include <mpi.h>
 static int rank, size;
 #define MPI(c) do { int r_ = (c); if (r_ != MPI_SUCCESS) fail("line " STR(__LINE__) ": %s returned %d", #c, r_); } while (0)
-// A rank that srun has started, or Belay in its place, is the task that it is told to be, on the node of that task. Rank 0 says where all are.
+// A rank that srun has started, or Belay in its place, is the task that it is told to be, on the node of that task.
+// Rank 0 says where all are.
 static void be_task(void) {
     enum { MOST = 64, LENGTH = 64 };
     static char all[MOST][LENGTH];
@@ -53,7 +54,8 @@ static int mpi_running(void) {
 }
 static int mpi_finish(void) {
     MPI(MPI_Barrier(MPI_COMM_WORLD));
-    // MPICH 4.0 over several hosts hangs in MPI_Finalize in every second or third run without any checkpointer (openucx/ucx#8738), so its verdict comes first.
+    // MPICH 4.0 over several hosts hangs in MPI_Finalize in every second or third run without any checkpointer
+    // (openucx/ucx#8738), so its verdict comes first.
     if (getenv("BELAY_TEST_EARLY") && rank == 0) finish();
     MPI(MPI_Finalize());
     no_children();

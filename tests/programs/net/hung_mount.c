@@ -1,4 +1,5 @@
-// A file system that does not answer: whoever looks a name up in it hangs in the kernel, where no signal ends it, until this program ends.
+// A file system that does not answer: whoever looks a name up in it hangs in the kernel, where no signal ends it, until
+// this program ends.
 //
 // hung_mount DIRECTORY
 #include <errno.h>

@@ -2,6 +2,7 @@
 //
 // net_late serve OWN-ADDRESS OTHER-HOST PORTS-FILE    starts, through ssh: net_late client ADDRESS PORT PORT
 // net_late squat READY-FILE PORT...                   takes these ports
+// net_late told ADDRESS PORT                          was started since, and has been told an address from before
 #include "../check.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -55,6 +56,25 @@ static int late(struct sockaddr_in to, struct sockaddr_in own, int mode) {
     EQ(peer.sin_port, to.sin_port);
     return fd;
 }
+// Who connects to where another process says that it listens.
+static int told(char **arg) {
+    struct sockaddr_in to = at(arg[0], atoi(arg[1]));
+    for (int mode = 0; mode < 2; mode++) {
+        int fd = (int)OK(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | (mode ? SOCK_NONBLOCK : 0), 0)), e = 0;
+        socklen_t n = sizeof e;
+        if (connect(fd, (void *)&to, sizeof to)) {
+            if (errno != EINPROGRESS) fail("connect, mode %d: %s", mode, strerror(errno));
+            struct pollfd p = {.fd = fd, .events = POLLOUT};
+            EQ(OK(poll(&p, 1, 20000)), 1);
+            OK(getsockopt(fd, SOL_SOCKET, SO_ERROR, &e, &n));
+            EQ(e, 0);
+        }
+        OK(fcntl(fd, F_SETFL, 0));
+        exchange(fd, 6);
+        OK(close(fd));
+    }
+    return 0;
+}
 static int client(char **arg) {
     struct sockaddr_in any = at(arg[0], atoi(arg[1])), mine = at(arg[0], atoi(arg[2]));
     int early = late(any, any, 0);
@@ -79,6 +99,14 @@ static int client(char **arg) {
         exchange(fd, 8);
         OK(close(fd));
     }
+    pid_t other = (pid_t)OK(fork());
+    if (!other) {
+        char number[8];
+        snprintf(number, sizeof number, "%d", (int)port);
+        execl("/proc/self/exe", "net_late", "told", arg[0], number, NULL);
+        fail("exec: %s", strerror(errno));
+    }
+    reap(other, 0);
     for (int mode = 0; mode < 3; mode++)
         for (int which = 0; which < 2; which++) {
             int fd = late(which ? mine : any, own, mode);
@@ -95,20 +123,24 @@ static void squat(const char *ready, char **port) {
     close((int)OK(open(ready, O_CREAT | O_WRONLY, 0666)));
     for (;;) pause();
 }
+static void answer(int c) {
+    uint64_t v;
+    full_read(c, &v, 8);
+    full_write(c, &v, 8);
+    OK(close(c));
+}
 static void served(int fd, struct sockaddr_in own, struct sockaddr_in peer) {
     int c = (int)OK(accept4(fd, NULL, NULL, SOCK_CLOEXEC));
     struct sockaddr_in a = name(c, 0), p = name(c, 1);
     SAME(a, own);
     EQ(a.sin_port, own.sin_port);
     SAME(p, peer);
-    uint64_t v;
-    full_read(c, &v, 8);
-    full_write(c, &v, 8);
-    OK(close(c));
+    answer(c);
 }
 int main(int argc, char **argv) {
     begin("net_late");
     if (argc > 4 && !strcmp(argv[1], "client")) return client(argv + 2);
+    if (argc > 3 && !strcmp(argv[1], "told")) return told(argv + 2);
     if (argc > 3 && !strcmp(argv[1], "squat")) squat(argv[2], argv + 3);
     CHECK(argc == 5 && !strcmp(argv[1], "serve"));
     int any = listener("0.0.0.0", 0), mine = listener(argv[2], 0), loop = listener("127.0.0.1", 0);
@@ -147,6 +179,7 @@ int main(int argc, char **argv) {
     uint64_t port = ntohs(own.sin_port);
     full_write(early, &port, 8);
     for (int mode = 0; mode < 3; mode++) served(fresh, own, peer);
+    for (int mode = 0; mode < 2; mode++) answer((int)OK(accept4(fresh, NULL, NULL, SOCK_CLOEXEC)));
     OK(close(fresh));
     for (int mode = 0; mode < 3; mode++)
         for (int which = 0; which < 2; which++) {

@@ -1,8 +1,8 @@
 // Reliable connections between all ranks: random operations, everything compared, exactly once and in order.
 //
-// verbs_rc [RANKS] [event] [ex] [srq]: with completion events, with extended queue pairs and completion queues, with a
-// shared receive queue. In each round every rank sends every other a number of messages that both know beforehand; both
-// sides compare all that comes.
+// verbs_rc [RANKS] [event] [ex] [srq] [renew]: with completion events, with extended queue pairs and completion queues,
+// with a shared receive queue, with new queue pairs and regions after some rounds. In each round every rank sends every
+// other a number of messages that both know beforehand; both sides compare all that comes.
 #include "verbscheck.h"
 
 enum { MESSAGES = 24, LARGEST = 16384, RECEIVES = 8, INLINE = 128, READABLE = 32768, SENDS = 32 };
@@ -34,7 +34,7 @@ struct peer {
 static struct port port;
 static struct ibv_cq *cq;
 static struct ibv_srq *srq;
-static struct ibv_mr *out_mr, *in_mr, *area_mr, *readable_mr, *counters_mr, *results_mr;
+static struct ibv_mr *out_mr, *in_mr, *area_mr, *readable_mr, *counters_mr, *results_mr, *gone_mr;
 static char *outs, *ins, *area, *readable;
 static uint64_t *counters, *results; // counters[0] is everybody's, then one of each rank.
 static struct peer peers[MOST_RANKS];
@@ -135,6 +135,27 @@ static void make_memory(void) {
     }
 }
 
+// What programs leave behind, on purpose or not: a device that was closed with all that was on it, and a region whose
+// memory is gone, in the middle and at its end.
+static void leave_something(void) {
+    struct port left;
+    open_port(&left, 1);
+    struct ibv_cq *of = V(ibv_create_cq(left.context, 4, NULL, left.channel, 0));
+    struct ibv_srq_init_attr shared = {.attr = {.max_wr = 4, .max_sge = 1}};
+    struct ibv_qp_init_attr init = {.send_cq = of,
+                                    .recv_cq = of,
+                                    .srq = V(ibv_create_srq(left.pd, &shared)),
+                                    .cap = {.max_send_wr = 4, .max_send_sge = 1},
+                                    .qp_type = IBV_QPT_RC};
+    rc_init(V(ibv_create_qp(left.pd, &init)));
+    V(ibv_reg_mr(left.pd, pages(4096), 4096, all_access()));
+    Z(ibv_close_device(left.context));
+    char *gone = pages(5 * 4096);
+    gone_mr = pinned(gone + 8, 5 * 4096 - 16);
+    OK(munmap(gone + 4096, 4096));
+    OK(munmap(gone + 3 * 4096, 2 * 4096));
+}
+
 static void make_queues(int events, int shared) {
     int room = size * (SENDS + RECEIVES);
     open_port(&port, events);
@@ -162,7 +183,8 @@ static void connect_all(void) {
         if (r == rank) continue;
         make_queue_pair(r);
         mine.to[r] = address_of(&port, peers[r].qp, peers[r].psn);
-        for (int i = 0; i < RECEIVES; i++) post_receive(r, i);
+        // Those of a shared queue outlive the queue pairs.
+        for (int i = 0; i < RECEIVES && !(srq && round_number); i++) post_receive(r, i);
     }
     gather(&mine, sizeof mine, told);
     for (int r = 0; r < size; r++) {
@@ -414,8 +436,23 @@ static void go_round(void) {
     compare_rest();
 }
 
+// Other queue pairs and other keys, in the middle of it.
+static void renew(void) {
+    struct ibv_mr **regions[] = {&area_mr, &readable_mr, &counters_mr};
+    barrier();
+    for (int r = 0; r < size; r++)
+        if (r != rank) Z(ibv_destroy_qp(peers[r].qp));
+    for (size_t i = 0; i < sizeof regions / sizeof *regions; i++) {
+        void *at = (*regions[i])->addr;
+        size_t n = (*regions[i])->length;
+        Z(ibv_dereg_mr(*regions[i]));
+        *regions[i] = pinned(at, n);
+    }
+    connect_all();
+}
+
 static void give_back(void) {
-    struct ibv_mr *regions[] = {out_mr, in_mr, area_mr, readable_mr, counters_mr, results_mr};
+    struct ibv_mr *regions[] = {out_mr, in_mr, area_mr, readable_mr, counters_mr, results_mr, gone_mr};
     barrier();
     for (int r = 0; r < size; r++)
         if (r != rank) Z(ibv_destroy_qp(peers[r].qp));
@@ -428,10 +465,15 @@ static void give_back(void) {
 int main(int argc, char **argv) {
     world_begin("verbs_rc", number_of_ranks(argc, argv, 3));
     extended = given(argc, argv, "ex");
+    int renews = given(argc, argv, "renew");
     make_queues(given(argc, argv, "event"), given(argc, argv, "srq"));
+    leave_something();
     make_memory();
     connect_all();
-    while (world_running()) go_round();
+    while (world_running()) {
+        go_round();
+        if (renews && round_number % 16 == 0) renew();
+    }
     give_back();
     return world_finish();
 }

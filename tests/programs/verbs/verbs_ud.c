@@ -1,11 +1,13 @@
 // Datagrams between all ranks: each may be lost, none comes twice, changed, or to the wrong one.
 //
-// verbs_ud [RANKS] [event] [mcast] [lossless]: with completion events, also to a multicast group, and on a fabric that
-// loses nothing as long as there are receives. In each round every rank asks every other, over and over until it has an
-// answer; answers go to where the question came from.
+// verbs_ud [RANKS] [event] [mcast] [lossless] [renew]: with completion events, also to a multicast group, on a fabric
+// that loses nothing as long as there are receives, with a new queue pair after some rounds. In each round every rank
+// asks every other, over and over until it has an answer; answers go to where the question came from.
 #include "verbscheck.h"
 
 enum { RECEIVES = 128, ROOM = 4096, GRH = 40, SENDS = 64, QKEY = 0x11223344, AGAIN_NS = 20000000 };
+// The memory for what comes is registered under addresses that are no pointers.
+#define ELSEWHERE 0x10000
 enum kind { QUESTION = 1, ANSWER, TO_ALL };
 
 struct datagram {
@@ -37,7 +39,7 @@ enum { SEEN = 1 << 16 };
 static uint64_t seen[MOST_RANKS][SEEN];
 
 static void post_receive(int slot) {
-    struct ibv_sge sge = {(uintptr_t)(in + (size_t)slot * (ROOM + GRH)), ROOM + GRH, in_mr->lkey};
+    struct ibv_sge sge = {ELSEWHERE + (size_t)slot * (ROOM + GRH), ROOM + GRH, in_mr->lkey};
     struct ibv_recv_wr wr = {.wr_id = (uint64_t)slot, .sg_list = &sge, .num_sge = 1}, *bad;
     Z(ibv_post_recv(qp, &wr, &bad));
 }
@@ -71,20 +73,25 @@ static void make_queue_pair(void) {
     Z(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_SQ_PSN));
 }
 
-static void set_up(int events, int mcast) {
-    open_port(&port, events);
-    cq = V(ibv_create_cq(port.context, SENDS + RECEIVES, NULL, port.channel, 0));
-    in = pages(RECEIVES * (ROOM + GRH));
-    out = pages(SENDS * ROOM);
-    in_mr = V(ibv_reg_mr(port.pd, in, RECEIVES * (ROOM + GRH), IBV_ACCESS_LOCAL_WRITE));
-    out_mr = V(ibv_reg_mr(port.pd, out, SENDS * ROOM, 0));
-    make_queue_pair();
+// Tells the others of the queue pair, and hears of theirs.
+static void meet(void) {
     struct told mine = {address_of(&port, qp, 0)};
     gather(&mine, sizeof mine, told);
     for (int r = 0; r < size; r++) {
         struct ibv_ah_attr a = ah_attr_to(&port, &told[r].at);
         to[r] = V(ibv_create_ah(port.pd, &a));
     }
+}
+
+static void set_up(int events, int mcast) {
+    open_port(&port, events);
+    cq = V(ibv_create_cq(port.context, SENDS + RECEIVES, NULL, port.channel, 0));
+    in = pages(RECEIVES * (ROOM + GRH));
+    out = pages(SENDS * ROOM);
+    in_mr = V(ibv_reg_mr_iova(port.pd, in, RECEIVES * (ROOM + GRH), ELSEWHERE, IBV_ACCESS_LOCAL_WRITE));
+    out_mr = V(ibv_reg_mr(port.pd, out, SENDS * ROOM, 0));
+    make_queue_pair();
+    meet();
     if (!mcast) return;
     struct ibv_ah_attr a = {.dlid = 0xc001, .port_num = 1, .is_global = 1, .grh = {.dgid = group, .hop_limit = 1}};
     group_ah = V(ibv_create_ah(port.pd, &a));
@@ -246,6 +253,19 @@ static void go_round(void) {
     }
 }
 
+// Another queue pair, in the middle of it. Answers to those of before are lost.
+static void renew(void) {
+    barrier();
+    while (completed != posted) wait_some();
+    if (group_ah) Z(ibv_detach_mcast(qp, &group, 0xc001));
+    Z(ibv_destroy_qp(qp));
+    for (int r = 0; r < size; r++) Z(ibv_destroy_ah(to[r]));
+    barrier();
+    make_queue_pair();
+    if (group_ah) Z(ibv_attach_mcast(qp, &group, 0xc001));
+    meet();
+}
+
 static void give_back(void) {
     barrier();
     while (completed != posted) wait_some();
@@ -265,7 +285,10 @@ int main(int argc, char **argv) {
     world_begin("verbs_ud", number_of_ranks(argc, argv, 3));
     lossless = given(argc, argv, "lossless");
     set_up(given(argc, argv, "event"), given(argc, argv, "mcast"));
-    while (world_running()) go_round();
+    while (world_running()) {
+        go_round();
+        if (given(argc, argv, "renew") && round_number % 16 == 0) renew();
+    }
     give_back();
     return world_finish();
 }

@@ -222,10 +222,13 @@ static void rc_ready(const struct port *p, struct ibv_qp *qp, const struct addre
                         IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 }
 
+// How long an adapter waits for an acknowledgement: 4.096 us, doubled so often.
+static uint8_t ack_timeout = 12;
+
 static void rc_send(struct ibv_qp *qp, uint32_t psn, uint8_t retry, uint8_t rnr_retry) {
     struct ibv_qp_attr a = {
         .qp_state = IBV_QPS_RTS,
-        .timeout = 12,
+        .timeout = ack_timeout,
         .retry_cnt = retry,
         .rnr_retry = rnr_retry,
         .sq_psn = psn,

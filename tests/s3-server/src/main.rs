@@ -1,5 +1,7 @@
-//! An S3 server for tests: `s3-server DIRECTORY [ADDRESS] [--anonymous]` serves the buckets that are directories there, at a port of this machine's own where no address is given, prints its address, and ends with its standard
-//! input. With `--anonymous` to everybody, whatever their credentials: the clients of Google Cloud Storage speak the same interface with others than those of S3.
+//! An S3 server for tests: `s3-server DIRECTORY [ADDRESS] [--anonymous]` serves the buckets that are directories there,
+//! at a port of this machine's own where no address is given, prints its address, and ends with its standard input.
+//! With `--anonymous` to everybody, whatever their credentials: the clients of Google Cloud Storage speak the same
+//! interface with others than those of S3.
 
 use hyper::body::Incoming;
 use hyper::header::{HeaderValue, AUTHORIZATION, ETAG};

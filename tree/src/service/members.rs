@@ -1,7 +1,7 @@
 //! Who belongs to a node: letting new nodes in, children that come back or are lost, the way back to a parent.
 
 use super::{Child, Guest, Registered, Service, FIRST_PAUSE, GRACE};
-use crate::handle::Event;
+use crate::event::Event;
 use crate::link::{Link, LinkError};
 use crate::message::{Down, Failed, FailureKind, NodeInfo, Up, MAX_FAILURES};
 use crate::{shape, strangers};
@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 /// How long a node whose parent was lost may take to come to the root.
 const REHOME: Duration = Duration::from_secs(5);
-/// So many refusals in a row, and one more when the grace is over, say that a root has ended. A firewall that is loaded anew refuses too.
+/// So many refusals in a row, and one more when the grace is over, say that a root has ended. A firewall that is loaded
+/// anew refuses too.
 const REFUSALS: u32 = 5;
 /// How long the root may be unreachable before its job is over for this node.
 const ROOT_LIMIT: Duration = Duration::from_secs(15);
@@ -113,7 +114,8 @@ impl Service {
                 released: again.clone(),
             },
         );
-        // What it missed, here or below a parent that was lost. A new node counts from the orders given before it was let in, which are not for it.
+        // What it missed, here or below a parent that was lost. A new node counts from the orders given before it was
+        // let in, which are not for it.
         let orders: Vec<(u64, String)> = self.orders.iter().filter(|(id, _)| *id > ordered).cloned().collect();
         for (id, text) in orders {
             self.send_down(node, &Down::Order { id, text });
@@ -212,7 +214,8 @@ impl Service {
         self.try_parent(now);
     }
 
-    /// At the root, which has come to a step of a fixed set of nodes: why that cannot end well any more. Who has not come by then hears so when it does.
+    /// At the root, which has come to a step of a fixed set of nodes: why that cannot end well any more. Who has not
+    /// come by then hears so when it does.
     pub(super) fn hopeless(&self) -> Vec<Failed> {
         let Some(held) = self.held.as_ref().filter(|_| self.step.is_own_there()) else {
             return Vec::new();

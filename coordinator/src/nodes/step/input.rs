@@ -1,4 +1,5 @@
-//! Standard input of the ranks: under `srun` all tasks get the same unless it is told otherwise, which a launcher cannot do. So each rank reads the file by itself.
+//! Standard input of the ranks: under `srun` all tasks get the same unless it is told otherwise, which a launcher
+//! cannot do. So each rank reads the file by itself.
 
 use crate::Failure;
 use belay_wire::Exit;

@@ -35,7 +35,7 @@ pub(super) struct Launcher {
 impl Launcher {
     /// The first in PATH.
     pub(super) fn find(kind: Kind, standins: &Path) -> Result<Self, Failure> {
-        let all = NAMES.iter().filter_map(|n| crate::nodes::remote::find(n, standins));
+        let all = NAMES.iter().filter_map(|n| crate::nodes::path::find(n, standins));
         let found = all.into_iter().find(|program| {
             let said = Command::new(program).arg("--version").stdin(Stdio::null()).output();
             said.is_ok_and(|o| kind_of(&String::from_utf8_lossy(&o.stdout)) == Some(kind))

@@ -146,7 +146,8 @@ impl Layout {
             .collect()
     }
 
-    /// Nodes and ranks for a launcher that fills each node with so many and begins again at the first; none where that gives another layout.
+    /// Nodes and ranks for a launcher that fills each node with so many and begins again at the first; none where that
+    /// gives another layout.
     pub(super) fn in_turns(&self) -> Option<Vec<(&Node, usize)>> {
         let first = |node| self.runs.iter().find(|(n, _)| *n == node).map_or(0, |(_, count)| *count);
         let counts: Vec<usize> = (0..self.nodes.len()).map(first).collect();

@@ -1,5 +1,6 @@
-//! `srun` with an MPI plugin. Its tasks would be connected to Slurm's own daemons, which are in no checkpoint; so the stand-in becomes the MPI's own launcher, whose daemons
-//! are parts of the job, with the ranks where `srun` would have them.
+//! `srun` with an MPI plugin. Its tasks would be connected to Slurm's own daemons, which are in no checkpoint; so the
+//! stand-in becomes the MPI's own launcher, whose daemons are parts of the job, with the ranks where `srun` would have
+//! them.
 //!
 //! ```text
 //! srun --mpi=pmi2 -n 4 ./program ── a step without MPI says where the tasks would be (layout) ── exec mpiexec -hosts h2:2,h3:2 -n 4 belay rank {...}
@@ -136,7 +137,7 @@ pub(super) fn plan(program: &str, words: Vec<String>, standins: &Path, outside: 
 
 /// What the site has configured under `key`.
 fn configured(key: &str, standins: &Path, outside: &dyn Outside) -> Option<String> {
-    let scontrol = super::remote::find("scontrol", standins)?.display().to_string();
+    let scontrol = super::path::find("scontrol", standins)?.display().to_string();
     let said = outside.ask(&scontrol, &["show".into(), "config".into()]).ok()?;
     value_of(key, &said)
 }

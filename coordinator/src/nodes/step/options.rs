@@ -1,4 +1,5 @@
-//! What of the options of an `srun` can be carried over to an MPI launcher. What cannot is refused by its name; nothing is dropped that a program or a user would miss.
+//! What of the options of an `srun` can be carried over to an MPI launcher. What cannot is refused by its name; nothing
+//! is dropped that a program or a user would miss.
 
 use crate::nodes::srun::Opt;
 use crate::Failure;

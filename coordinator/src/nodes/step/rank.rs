@@ -1,5 +1,5 @@
-//! `belay rank`: what a launcher starts in the place of each task of an `srun`. It makes sure that it is where `srun` would have it, gives the program the variables that it would
-//! have had as a task, and becomes the program.
+//! `belay rank`: what a launcher starts in the place of each task of an `srun`. It makes sure that it is where `srun`
+//! would have it, gives the program the variables that it would have had as a task, and becomes the program.
 
 use super::input::Input;
 use super::layout::Layout;
@@ -18,7 +18,8 @@ const NOT_FOR_RANKS: [&str; 4] = [
     "SLURM_CPU_BIND_VERBOSE",
 ];
 
-/// All that a rank has to know. It is one word of the launcher's command line, in JSON: launchers give words of their own a meaning in a program's arguments.
+/// All that a rank has to know. It is one word of the launcher's command line, in JSON: launchers give words of their
+/// own a meaning in a program's arguments.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Spec {
     /// What has started the rank.

@@ -6,8 +6,8 @@ use std::path::Path;
 /// Where the kernel lists the objects of the namespace.
 pub(super) const LISTS: &str = "/proc/sysvipc";
 
-/// The columns `names` of every row of the kernel's list at `path`: one call for all objects, however many others have. Where it cannot be read, or has been masked, `asked` asks for
-/// one object after the other.
+/// The columns `names` of every row of the kernel's list at `path`: one call for all objects, however many others have.
+/// Where it cannot be read, or has been masked, `asked` asks for one object after the other.
 pub(super) fn list<const N: usize>(path: &Path, names: [&str; N], asked: impl FnOnce() -> Vec<[i64; N]>) -> Vec<[i64; N]> {
     match std::fs::read_to_string(path) {
         Ok(text) => columns(&text, names).unwrap_or_else(asked),

@@ -1,13 +1,16 @@
 //! System V shared memory, semaphores and message queues.
 //!
-//! At restart the job has an IPC namespace of its own, so every object gets its old identifier through `/proc/sys/kernel/*_next_id`. A segment
-//! that was removed while attached is made with its identifier, attached by the processes, and removed again.
+//! At restart the job has an IPC namespace of its own, so every object gets its old identifier through
+//! `/proc/sys/kernel/*_next_id`. A segment that was removed while attached is made with its identifier, attached by the
+//! processes, and removed again.
 
+mod limits;
 mod lists;
 mod queues;
 mod segments;
 mod semaphores;
 mod undo;
+mod whose;
 
 use crate::builder::{Builder, Built};
 use crate::fault::{refuse, At, Fault, Refusal};
@@ -19,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::OnceLock;
+use whose::Guesses;
 
 /// All System V objects of the job.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -29,12 +33,16 @@ pub(crate) struct SysV {
     /// Processes that have one list of what is to be undone (CLONE_SYSVSEM).
     #[serde(default)]
     sharers: Vec<Vec<i32>>,
+    /// Of the namespace.
+    #[serde(default)]
+    limits: limits::Limits,
 }
 
 impl SysV {
     /// Whether there are no objects that are certainly the job's.
     pub(crate) fn is_empty(&self) -> bool {
-        self.segments.is_empty() && self.semaphores.iter().all(|s| s.guessed) && self.queues.is_empty()
+        let certain = self.segments.iter().any(|s| !s.guessed) || self.queues.iter().any(|q| !q.guessed);
+        !certain && self.semaphores.iter().all(|s| s.guessed)
     }
 
     /// Whether two processes have one list of what is to be undone.
@@ -56,10 +64,12 @@ impl Kind for SystemV {
     type State = Never;
     type Part = SysV;
 
-    /// Captures the segments the job has attached, and every object of the namespace that a process of the job made or used last.
+    /// Captures the segments the job has attached, every object of the namespace that a process of the job made or used
+    /// last, and those that are guessed to be the job's.
     fn contents(s: &mut Session<'_>, out: &mut Descriptors) -> Result<(), Refusal> {
         let out: &mut SysV = out.parts.of();
         let pids: BTreeSet<i32> = s.processes.iter().map(|p| p.pid).collect();
+        out.limits = limits::Limits::here();
         semaphores::capture(s, &pids, out)?;
         queues::capture(s, &pids, &mut out.queues)?;
         segments::capture(s, &pids, &mut out.segments)
@@ -70,9 +80,12 @@ impl Kind for SystemV {
         let Some(v) = b.descriptors.parts.get::<SysV>() else {
             return Ok(());
         };
-        let made = v.segments.iter().try_for_each(|s| s.rebuild(b.pages));
+        if OWN_NAMESPACE.get().is_some() {
+            v.limits.set();
+        }
+        let made = v.segments.iter().try_for_each(|s| s.rebuild(b.pages, b.tell));
         let made = made.and_then(|()| v.semaphores.iter().try_for_each(|s| s.rebuild(b.tell)));
-        let made = made.and_then(|()| v.queues.iter().try_for_each(|q| q.rebuild(b.blobs)));
+        let made = made.and_then(|()| v.queues.iter().try_for_each(|q| q.rebuild(b.blobs, b.tell)));
         made.map_err(|e| e.of(0, "System V objects"))
     }
 
@@ -111,19 +124,24 @@ fn common(id: i32, p: &libc::ipc_perm) -> Common {
     }
 }
 
-/// Set in the agent of a restarted job, which has an IPC namespace of its own: everything in it is the job's, but for these semaphore sets, which had only been guessed to be.
-static OWN_NAMESPACE: OnceLock<BTreeSet<i32>> = OnceLock::new();
+/// Set in the agent of a restarted job, which has an IPC namespace of its own: everything in it is the job's, but for
+/// what had only been guessed to be and that nobody has used since.
+static OWN_NAMESPACE: OnceLock<Guesses> = OnceLock::new();
 
 /// Called where the IPC namespace is the job's own.
 pub(crate) fn owns_namespace(v: &SysV) {
-    let guessed = v.semaphores.iter().filter(|s| s.guessed).map(|s| s.common.id);
-    OWN_NAMESPACE.get_or_init(|| guessed.collect());
+    OWN_NAMESPACE.get_or_init(|| Guesses::of(v));
 }
 
-/// Takes what was found out about `name`; where it is none of the job's after all, a note is.
-fn taken<T>(s: &mut Session<'_>, name: String, found: Result<T, Fault>) -> Result<Option<T>, Refusal> {
+/// Takes what was found out about `name`; where it is none of the job's after all, a note is. What is only guessed to
+/// be the job's is left where it cannot be had.
+fn taken<T>(s: &mut Session<'_>, (name, guessed): (String, bool), found: Result<T, Fault>) -> Result<Option<T>, Refusal> {
     match found {
         Ok(object) => Ok(Some(object)),
+        Err(error) if guessed => {
+            tracing::debug!(%error, "{name} is taken for that of another program");
+            Ok(None)
+        }
         Err(e) if is_foreign(&e) => {
             s.notes.push(format!("{name} is not readable: {e}; it is not restored"));
             Ok(None)
@@ -136,24 +154,22 @@ fn failed(name: impl Into<String>, e: Fault) -> Refusal {
     e.of(0, name)
 }
 
-/// Whether an object that no process has attached is none of the job's after all: its mode keeps the job's user out, or it is gone. (Whose it is can
-/// only be guessed from process numbers, which come around again.)
+/// Whether an object that no process has attached is none of the job's after all: its mode keeps the job's user out, or
+/// it is gone. (Whose it is can only be guessed from process numbers, which come around again.)
 fn is_foreign(e: &Fault) -> bool {
     matches!(e, Fault::Call { source, .. } if matches!(source.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EIDRM | libc::EINVAL)))
 }
 
-/// Whether an object belongs to the agent's user. Process numbers come around again: one of another user is none of ours, whoever had its maker's number.
+/// Whether an object belongs to the agent's user. Process numbers come around again: one of another user is none of
+/// ours, whoever had its maker's number.
 fn is_own(owner: i64, creator: i64) -> bool {
     // SAFETY: takes nothing and cannot fail.
     let me = i64::from(unsafe { libc::geteuid() });
     owner == me || creator == me
 }
 
-fn one_of(pids: &BTreeSet<i32>, pid: i64) -> bool {
-    i32::try_from(pid).is_ok_and(|pid| pids.contains(&pid))
-}
-
-/// Lets `set` give an object its mode and owner. An owner that does not exist in the user namespace of a restart cannot be given; then the object stays the user's own.
+/// Lets `set` give an object its mode and owner. An owner that does not exist in the user namespace of a restart cannot
+/// be given; then the object stays the user's own.
 fn set_perm(c: &Common, mut set: impl FnMut(u32, (u32, u32)) -> io::Result<i32>) -> io::Result<i32> {
     match set(c.mode, c.owner) {
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {

@@ -1,14 +1,16 @@
 //! Message queues.
 
 use super::lists::{each, list, LISTS};
-use super::{change, common, one_of, same_id, set_perm, taken, Common, OWN_NAMESPACE};
-use crate::fault::{At, Fault, Refusal};
+use super::whose::{is_guessed, processes, seconds, Traces};
+use super::{change, common, limits, same_id, set_perm, taken, whose, Common, OWN_NAMESPACE};
+use crate::fault::{refuse, At, Fault, Refusal};
 use crate::session::Session;
 use belay_image::blobs::{BlobReader, BlobRef};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
+use std::time::SystemTime;
 
 const MSG_COPY: i32 = 0o40000;
 const MSG_STAT_ANY: i32 = 13;
@@ -16,17 +18,20 @@ const MSG_STAT_ANY: i32 = 13;
 /// A message queue.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Queue {
-    common: Common,
+    pub(super) common: Common,
     max_bytes: u64,
     /// (type, text).
     messages: Vec<(i64, BlobRef)>,
+    /// It may be another program's.
+    #[serde(default)]
+    pub(super) guessed: bool,
 }
 
-/// Captures the queues that a process of the job used last.
+/// Captures the queues that are the job's and those that may be.
 pub(super) fn capture(s: &mut Session<'_>, pids: &BTreeSet<i32>, out: &mut Vec<Queue>) -> Result<(), Refusal> {
-    for id in queues_of(pids) {
-        let queue = queue(s, id);
-        out.extend(taken(s, format!("System V message queue {id}"), queue)?);
+    for (id, guessed) in candidates(pids, s.launched) {
+        let queue = queue(s, id, guessed);
+        out.extend(taken(s, (format!("System V message queue {id}"), guessed), queue)?);
     }
     Ok(())
 }
@@ -39,24 +44,53 @@ fn msg_stat(id: i32, cmd: i32) -> io::Result<(i32, libc::msqid_ds)> {
     Ok((r, ds))
 }
 
-/// Identifier, last sender and last receiver of every queue, as listed at `path`.
-pub(super) fn rows(path: &Path) -> Vec<[i64; 3]> {
-    list(path, ["msqid", "lspid", "lrpid"], || {
+/// Identifier, creator, last sender and receiver of every queue, and when that was, and the time of its last change, as
+/// listed at `path`.
+pub(super) fn rows(path: &Path) -> Vec<[i64; 7]> {
+    list(path, ["msqid", "cuid", "lspid", "lrpid", "stime", "rtime", "ctime"], || {
         each(msg_stat(0, libc::MSG_INFO).map(|(last, _)| last), |at| {
             let (id, ds) = msg_stat(at, MSG_STAT_ANY)?;
-            Ok([id.into(), ds.msg_lspid.into(), ds.msg_lrpid.into()])
+            let users = [ds.msg_lspid, ds.msg_lrpid].map(i64::from);
+            let creator = ds.msg_perm.cuid.into();
+            Ok([
+                id.into(),
+                creator,
+                users[0],
+                users[1],
+                ds.msg_stime,
+                ds.msg_rtime,
+                ds.msg_ctime,
+            ])
         })
     })
 }
 
-fn queues_of(pids: &BTreeSet<i32>) -> Vec<i32> {
-    let private = OWN_NAMESPACE.get().is_some();
-    let rows = rows(&Path::new(LISTS).join("msg")).into_iter();
-    let mine = rows.filter(|[_, sender, receiver]| private || one_of(pids, *sender) || one_of(pids, *receiver));
-    mine.filter_map(|row| i32::try_from(row[0]).ok()).collect()
+/// Each queue that the job may have, and whether that is only guessed.
+fn candidates(pids: &BTreeSet<i32>, launched: SystemTime) -> Vec<(i32, bool)> {
+    let launched = seconds(launched);
+    let candidate = |[id, creator, sender, receiver, sent, received, changed]: [i64; 7]| {
+        let id = i32::try_from(id).ok()?;
+        let traces = Traces {
+            creator,
+            last: processes(&[sender, receiver]),
+            used: sent.max(received).max(changed),
+            changed,
+        };
+        let me = std::process::id().into();
+        let guessed = match OWN_NAMESPACE.get() {
+            // Once somebody else than this agent has used such a queue here, it was the job.
+            Some(guesses) => [0, me].contains(&sender) && receiver == 0 && guesses.queues.contains(&id),
+            None => is_guessed(&traces, pids, launched)?,
+        };
+        Some((id, guessed))
+    };
+    rows(&Path::new(LISTS).join("msg"))
+        .into_iter()
+        .filter_map(candidate)
+        .collect()
 }
 
-fn queue(s: &mut Session<'_>, id: i32) -> Result<Queue, Fault> {
+fn queue(s: &mut Session<'_>, id: i32, guessed: bool) -> Result<Queue, Fault> {
     let (_, ds) = msg_stat(id, libc::IPC_STAT).at("msgctl")?;
     let mut buf = vec![0u64; usize::try_from(ds.__msg_cbytes).unwrap_or(0) / 8 + 2];
     let mut messages = Vec::new();
@@ -73,17 +107,47 @@ fn queue(s: &mut Session<'_>, id: i32) -> Result<Queue, Fault> {
         common: common(id, &ds.msg_perm),
         max_bytes: ds.msg_qbytes,
         messages,
+        guessed,
     })
 }
 
+/// Lets a queue hold `bytes` bytes, and gives it mode and owner of `c`.
+fn set(id: i32, bytes: u64, c: Option<&Common>) -> io::Result<()> {
+    let (_, mut ds) = msg_stat(id, libc::IPC_STAT)?;
+    ds.msg_qbytes = bytes;
+    let apply = |ds: &mut libc::msqid_ds| {
+        // SAFETY: `ds` is valid for reading.
+        crate::sys::check(unsafe { libc::msgctl(id, libc::IPC_SET, ds) })
+    };
+    match c {
+        None => apply(&mut ds),
+        Some(c) => set_perm(c, |mode, owner| {
+            change(&mut ds.msg_perm, mode, owner);
+            apply(&mut ds)
+        }),
+    }
+    .map(drop)
+}
+
 impl Queue {
-    /// Makes it again.
-    pub(super) fn rebuild(&self, blobs: &BlobReader) -> Result<(), Fault> {
+    /// Makes it again. `tell` is told of what is not as it was.
+    pub(super) fn rebuild(&self, blobs: &BlobReader, tell: &dyn Fn(&str)) -> Result<(), Fault> {
+        let id = self.common.id;
+        let remove = || {
+            // SAFETY: IPC_RMID takes no third argument.
+            unsafe { libc::msgctl(id, libc::IPC_RMID, std::ptr::null_mut()) };
+        };
+        let name = format!("message queue {id}");
+        whose::rebuild((&name, self.guessed), || self.make(blobs, tell), remove, tell)
+    }
+
+    fn make(&self, blobs: &BlobReader, tell: &dyn Fn(&str)) -> Result<(), Fault> {
         let c = &self.common;
         // SAFETY: msgget takes numbers only.
         same_id("msg", c.id, || unsafe {
             libc::msgget(c.key, libc::IPC_CREAT | libc::IPC_EXCL | 0o600)
         })?;
+        let room = self.widen()?;
         for (kind, text) in &self.messages {
             let mut msg = kind.to_ne_bytes().to_vec();
             msg.extend_from_slice(&blobs.get(text)?);
@@ -91,14 +155,35 @@ impl Queue {
             let sent = unsafe { libc::msgsnd(c.id, msg.as_ptr().cast(), msg.len() - 8, libc::IPC_NOWAIT) };
             crate::sys::check(sent).at("put a message back")?;
         }
-        let (_, mut ds) = msg_stat(c.id, libc::IPC_STAT).at("msgctl")?;
-        ds.msg_qbytes = ds.msg_qbytes.min(self.max_bytes);
-        let set = set_perm(c, |mode, owner| {
-            change(&mut ds.msg_perm, mode, owner);
-            // SAFETY: `ds` is valid for reading.
-            crate::sys::check(unsafe { libc::msgctl(c.id, libc::IPC_SET, &mut ds) })
-        });
-        set.at("set mode and owner of a queue")?;
-        Ok(())
+        if room < self.max_bytes {
+            tell(&format!(
+                "System V message queue {} holds {room} bytes at most (kernel.msgmnb), and not {}",
+                c.id, self.max_bytes
+            ));
+        }
+        set(c.id, self.max_bytes.min(room), Some(c)).at("set limit, mode and owner of a queue")
+    }
+
+    /// Gives the queue, which is new, room for what it may hold and for what it does hold: its limit may have been
+    /// lowered since that was sent. Returns the room.
+    fn widen(&self) -> Result<u64, Fault> {
+        let texts = self.messages.iter().map(|(_, text)| text.bytes);
+        let (held, longest) = (texts.clone().fold(0, u64::saturating_add), texts.max().unwrap_or(0));
+        let held = held.max(self.messages.len() as u64);
+        let (most, usual) = limits::of_messages()?;
+        if longest > most {
+            return refuse(format!(
+                "a message holds {longest} bytes, and {most} are allowed here (kernel.msgmax): restart as root"
+            ));
+        }
+        let wanted = self.max_bytes.max(held);
+        // More than usual takes a capability.
+        match set(self.common.id, wanted, None) {
+            Ok(()) => Ok(wanted),
+            Err(_) if held <= usual => Ok(usual),
+            Err(_) => refuse(format!(
+                "its messages hold {held} bytes, and {usual} are allowed here (kernel.msgmnb): restart as root"
+            )),
+        }
     }
 }

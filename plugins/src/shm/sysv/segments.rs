@@ -1,14 +1,18 @@
 //! Shared memory segments.
 
 use super::lists::{each, list, LISTS};
-use super::{change, common, failed, is_own, one_of, same_id, set_perm, taken, Common, OWN_NAMESPACE};
+use super::whose::{is_guessed, processes, seconds, Traces};
+use super::{change, common, failed, is_own, same_id, set_perm, taken, whose, Common, OWN_NAMESPACE};
 use crate::content::{Content, PageSource};
 use crate::fault::{At, Fault, Refusal};
 use crate::session::Session;
+use crate::sys::apart;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
 
 const SHM_DEST: u32 = 0o1000;
 /// In the mode of a segment: locked in memory.
@@ -19,29 +23,42 @@ const SHM_STAT_ANY: i32 = 15;
 /// A shared memory segment.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Segment {
-    common: Common,
+    pub(super) common: Common,
     content: Content,
     /// Marked for removal when the last process detaches.
     removed: bool,
     /// Its pages stay in memory (SHM_LOCK).
     #[serde(default)]
     locked: bool,
+    /// It may be another program's.
+    #[serde(default)]
+    pub(super) guessed: bool,
 }
 
-/// Captures the segments that the job has attached, and those that one of its processes made or used last.
+/// The segments that this agent has read, who is the last user of each since then, and whether it is only guessed to be
+/// the job's.
+static LOOKED_AT: Mutex<BTreeMap<i32, (i64, bool)>> = Mutex::new(BTreeMap::new());
+
+/// Captures the segments that the job has attached, and those that are the job's otherwise or may be.
 pub(super) fn capture(s: &mut Session<'_>, pids: &BTreeSet<i32>, out: &mut Vec<Segment>) -> Result<(), Refusal> {
     let attached = s.processes.iter().flat_map(|p| &p.shared).filter_map(|m| m.sysv_shmid);
     let attached: BTreeSet<i32> = attached.collect();
-    let used = segments_of(pids).into_iter().collect::<BTreeSet<i32>>();
-    for id in &used | &attached {
+    let mut all: BTreeMap<i32, bool> = candidates(pids, s.launched).into_iter().collect();
+    all.extend(attached.iter().map(|id| (*id, false)));
+    let mut looked_at = BTreeMap::new();
+    for (id, guessed) in &all {
         let name = format!("System V shared memory segment {id}");
-        let segment = segment(s, id);
-        if attached.contains(&id) {
+        let segment = segment(s, *id, *guessed);
+        if let Ok((_, ds)) = shm_stat(*id, libc::IPC_STAT) {
+            looked_at.insert(*id, (ds.shm_lpid.into(), *guessed));
+        }
+        if attached.contains(id) {
             out.push(segment.map_err(|e| failed(name, e))?);
         } else {
-            out.extend(taken(s, name, segment)?);
+            out.extend(taken(s, (name, *guessed), segment)?);
         }
     }
+    *LOOKED_AT.lock().unwrap_or_else(PoisonError::into_inner) = looked_at;
     Ok(())
 }
 
@@ -54,63 +71,136 @@ fn shm_stat(id: i32, cmd: i32) -> io::Result<(i32, libc::shmid_ds)> {
     Ok((r, ds))
 }
 
-/// Identifier, maker, who used it last, owner and creator of every segment, as listed at `path`.
-pub(super) fn rows(path: &Path) -> Vec<[i64; 5]> {
-    list(path, ["shmid", "cpid", "lpid", "uid", "cuid"], || {
+/// Identifier, owner, creator, maker, who used it last, how many have it attached, when it was attached and detached last
+/// and changed, of every segment, as listed at `path`.
+pub(super) fn rows(path: &Path) -> Vec<[i64; 9]> {
+    let names = ["shmid", "uid", "cuid", "cpid", "lpid", "nattch", "atime", "dtime", "ctime"];
+    list(path, names, || {
         each(shm_stat(0, SHM_INFO).map(|(last, _)| last), |at| {
             let (id, ds) = shm_stat(at, SHM_STAT_ANY)?;
             let (p, users) = (&ds.shm_perm, [ds.shm_cpid, ds.shm_lpid].map(i64::from));
-            Ok([id.into(), users[0], users[1], p.uid.into(), p.cuid.into()])
+            let attached = i64::try_from(ds.shm_nattch).map_err(io::Error::other)?;
+            let times = [ds.shm_atime, ds.shm_dtime, ds.shm_ctime];
+            Ok([
+                id.into(),
+                p.uid.into(),
+                p.cuid.into(),
+                users[0],
+                users[1],
+                attached,
+                times[0],
+                times[1],
+                times[2],
+            ])
         })
     })
 }
 
-fn segments_of(pids: &BTreeSet<i32>) -> Vec<i32> {
-    let private = OWN_NAMESPACE.get().is_some();
-    let rows = rows(&Path::new(LISTS).join("shm")).into_iter();
-    let mine = rows.filter(|[_, maker, last, owner, creator]| {
-        is_own(*owner, *creator) && (private || one_of(pids, *maker) || one_of(pids, *last))
-    });
-    mine.filter_map(|row| i32::try_from(row[0]).ok()).collect()
+/// Each segment that the job may have without having it attached, and whether that is only guessed.
+fn candidates(pids: &BTreeSet<i32>, launched: SystemTime) -> Vec<(i32, bool)> {
+    let launched = seconds(launched);
+    let looked_at = LOOKED_AT.lock().unwrap_or_else(PoisonError::into_inner);
+    let candidate = |[id, owner, creator, maker, last, attached, atime, dtime, changed]: [i64; 9]| {
+        let id = i32::try_from(id).ok().filter(|_| is_own(owner, creator))?;
+        let traces = Traces {
+            creator,
+            last: processes(&[maker, last]),
+            used: atime.max(dtime).max(changed),
+            changed,
+        };
+        let unused_since = looked_at.get(&id).filter(|(by, _)| *by == last);
+        let made_by_agent = maker == last && last == i64::from(std::process::id());
+        let guessed = match (OWN_NAMESPACE.get(), unused_since) {
+            (_, Some((_, guessed))) => *guessed,
+            // Once somebody has used such a segment here, it was the job.
+            (Some(guesses), None) => made_by_agent && guesses.segments.contains(&id),
+            // One that is only guessed is not another program's who has it attached.
+            (None, None) => is_guessed(&traces, pids, launched).filter(|guessed| !guessed || attached == 0)?,
+        };
+        Some((id, guessed))
+    };
+    rows(&Path::new(LISTS).join("shm"))
+        .into_iter()
+        .filter_map(candidate)
+        .collect()
 }
 
-fn segment(s: &mut Session<'_>, id: i32) -> Result<Segment, Fault> {
+fn segment(s: &mut Session<'_>, id: i32, guessed: bool) -> Result<Segment, Fault> {
     let (_, ds) = shm_stat(id, libc::IPC_STAT).at("shmctl")?;
     let bytes = ds.shm_segsz;
-    let map = Attached::new(id, libc::SHM_RDONLY).at("attach (shmat)")?;
-    let content = Content::of_mapping(map.0, bytes, &mut s.contents)?;
+    let map = Attached::apart(id).at("attach (shmat)")?;
+    let content = Content::of_mapping(map.at, bytes, &mut s.contents)?;
     Ok(Segment {
         common: common(id, &ds.shm_perm),
         content,
         removed: u32::from(ds.shm_perm.mode) & SHM_DEST != 0,
         locked: u32::from(ds.shm_perm.mode) & SHM_LOCKED != 0,
+        guessed,
     })
 }
 
 /// An attachment of the agent's own.
-struct Attached(*mut u8);
+struct Attached {
+    at: *mut u8,
+    /// Made and ended by processes that have ended: a living one that has used a segment last would be taken for one
+    /// that has it, by other jobs of the user.
+    apart: bool,
+}
+
+fn attach(id: i32, flags: i32) -> io::Result<*mut u8> {
+    // SAFETY: a null address lets the kernel choose a free range.
+    let p = unsafe { libc::shmat(id, std::ptr::null(), flags) };
+    if p.addr() == usize::MAX {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(p.cast())
+}
 
 impl Attached {
-    fn new(id: i32, flags: i32) -> io::Result<Self> {
-        // SAFETY: a null address lets the kernel choose a free range.
-        let p = unsafe { libc::shmat(id, std::ptr::null(), flags) };
-        if p.addr() == usize::MAX {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self(p.cast()))
+    /// For reading and writing.
+    fn new(id: i32) -> io::Result<Self> {
+        let at = attach(id, 0)?;
+        Ok(Self { at, apart: false })
+    }
+
+    /// For reading.
+    fn apart(id: i32) -> io::Result<Self> {
+        let mut attached = Err(io::ErrorKind::Interrupted.into());
+        apart::run(&mut || attached = attach(id, libc::SHM_RDONLY))?;
+        let at = attached?;
+        Ok(Self { at, apart: true })
     }
 }
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        // SAFETY: the address came from shmat, and nothing refers into the attachment any more.
-        unsafe { libc::shmdt(self.0.cast()) };
+        let mut detach = || {
+            // SAFETY: the address came from shmat, and nothing refers into the attachment any more.
+            unsafe { libc::shmdt(self.at.cast()) };
+        };
+        if self.apart {
+            if let Err(error) = apart::run(&mut detach) {
+                tracing::warn!(%error, "a System V segment stays attached");
+            }
+        } else {
+            detach();
+        }
     }
 }
 
 impl Segment {
-    /// Makes it again.
-    pub(super) fn rebuild(&self, pages: &dyn PageSource) -> Result<(), Fault> {
+    /// Makes it again. `tell` is told of what is not as it was.
+    pub(super) fn rebuild(&self, pages: &dyn PageSource, tell: &dyn Fn(&str)) -> Result<(), Fault> {
+        let id = self.common.id;
+        let remove = || {
+            // SAFETY: IPC_RMID takes no third argument.
+            unsafe { libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut()) };
+        };
+        let name = format!("shared memory segment {id}");
+        whose::rebuild((&name, self.guessed), || self.make(pages), remove, tell)
+    }
+
+    fn make(&self, pages: &dyn PageSource) -> Result<(), Fault> {
         let c = &self.common;
         let bytes = usize::try_from(self.content.bytes).map_err(|_| Fault::Refused("segment too large".into()))?;
         let key = if self.removed { libc::IPC_PRIVATE } else { c.key };
@@ -118,9 +208,9 @@ impl Segment {
         // SAFETY: shmget takes numbers only.
         same_id("shm", c.id, || unsafe { libc::shmget(key, bytes, flags) })?;
         {
-            let map = Attached::new(c.id, 0).at("attach (shmat)")?;
+            let map = Attached::new(c.id).at("attach (shmat)")?;
             // SAFETY: the attachment is a new segment of `content.bytes` zero bytes.
-            unsafe { self.content.fill_memory(map.0, pages)? };
+            unsafe { self.content.fill_memory(map.at, pages)? };
         }
         if self.locked {
             // As with other memory, as far as the limits allow.

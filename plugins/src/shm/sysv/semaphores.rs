@@ -1,15 +1,11 @@
 //! Semaphores: which sets are the job's, their values, and what processes have noted down for them.
-//!
-//! In an IPC namespace that others use, a set is the job's where a live process of the job was the last to use it, or has noted something down for it. One that was made since the launch by the job's user
-//! and whose last users have ended may be what ended processes of the job have left, or another program's: it is only guessed.
-//! It is there after a restart in an IPC namespace of its own, but stands in the way of nothing.
 
 use super::lists::{each, list, LISTS};
 use super::undo::{self, Noted};
-use super::{change, common, failed, is_own, same_id, set_perm, taken, Common, SysV, OWN_NAMESPACE};
+use super::whose::{is_guessed, seconds, Traces};
+use super::{change, common, failed, is_own, same_id, set_perm, taken, whose, Common, SysV, OWN_NAMESPACE};
 use crate::fault::{At, Fault, Refusal};
 use crate::session::Session;
-use belay_kernel::proc;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io;
@@ -49,10 +45,8 @@ pub(super) fn capture(s: &mut Session<'_>, pids: &BTreeSet<i32>, out: &mut SysV)
     for candidate in candidates {
         let name = format!("System V semaphore set {}", candidate.id);
         let ask = |values: &[u16]| undo::ask(s, &lists, candidate.id, values);
-        match set(&candidate, ask) {
-            Err(error) if candidate.guessed => tracing::debug!(%error, "{name} is taken for that of another program"),
-            found => out.semaphores.extend(taken(s, name, found)?),
-        }
+        let found = set(&candidate, ask);
+        out.semaphores.extend(taken(s, (name, candidate.guessed), found)?);
     }
     out.sharers = lists.into_iter().filter(|pids| pids.len() > 1).collect();
     Ok(())
@@ -81,7 +75,8 @@ fn sem_number(id: i32, at: usize, cmd: i32) -> io::Result<i32> {
     crate::sys::check(unsafe { libc::semctl(id, at, cmd, SemArg { val: 0 }) })
 }
 
-/// Identifier, number of semaphores, owner, creator, time of the last operation and of the last change of every set, as listed at `path`.
+/// Identifier, number of semaphores, owner, creator, time of the last operation and of the last change of every set, as
+/// listed at `path`.
 pub(super) fn rows(path: &Path) -> Vec<[i64; 6]> {
     list(path, ["semid", "nsems", "uid", "cuid", "otime", "ctime"], || {
         each(sem_stat(0, libc::SEM_INFO).map(|(last, _)| last), |at| {
@@ -94,63 +89,31 @@ pub(super) fn rows(path: &Path) -> Vec<[i64; 6]> {
 }
 
 fn candidates(pids: &BTreeSet<i32>, launched: SystemTime) -> Vec<Candidate> {
-    let launched = launched.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    let launched = i64::try_from(launched).unwrap_or(i64::MAX);
+    let launched = seconds(launched);
     let rows = rows(&Path::new(LISTS).join("sem")).into_iter();
     let rows = rows.filter(|[_, _, owner, creator, ..]| is_own(*owner, *creator));
-    let candidate = |[id, count, _, _, operated, changed]: [i64; 6]| {
+    let candidate = |[id, count, _, creator, operated, changed]: [i64; 6]| {
         let id = i32::try_from(id).ok()?;
+        let last = || {
+            let count = usize::try_from(count).unwrap_or(0);
+            (0..count).filter_map(|i| sem_number(id, i, libc::GETPID).ok()).collect()
+        };
+        let traces = || Traces {
+            creator,
+            last: last(),
+            used: operated.max(changed),
+            changed,
+        };
         let guessed = match OWN_NAMESPACE.get() {
             // Once somebody has used such a set here, it was the job.
-            Some(guesses) => operated == 0 && guesses.contains(&id),
-            None => is_guessed(id, count, pids, (operated, changed, launched))?,
+            Some(guesses) => operated == 0 && guesses.semaphores.contains(&id),
+            None => is_guessed(&traces(), pids, launched)?,
         };
         // Times are those of the last tick of the clock.
         let used = operated != 0 && (!guessed || operated + 1 >= launched);
         Some(Candidate { id, guessed, used })
     };
     rows.filter_map(candidate).collect()
-}
-
-/// Whether a set is only guessed to be the job's; `None` where it is not taken for the job's.
-fn is_guessed(id: i32, count: i64, pids: &BTreeSet<i32>, (operated, changed, launched): (i64, i64, i64)) -> Option<bool> {
-    let count = usize::try_from(count).unwrap_or(0);
-    let last: BTreeSet<i32> = (0..count).filter_map(|i| sem_number(id, i, libc::GETPID).ok()).collect();
-    if !last.is_disjoint(pids) {
-        return Some(false);
-    }
-    let used = operated.max(changed);
-    let lives = |pid: &i32| proc::stat(*pid).is_ok_and(|s| !s.is_dead() && has_used(&s, used));
-    // Times are in seconds. In that of the launch the numbers of processes tell what was before, where somebody has used the set.
-    let maybe_since = || last.iter().all(|pid| *pid == 0) || any_after(&last, std::process::id().cast_signed());
-    let since = changed > launched || changed == launched && maybe_since();
-    (since && !last.iter().any(lives)).then_some(true)
-}
-
-/// Whether a process can have used something at time `used`, in seconds: numbers come around again, so another may have had its number then.
-fn has_used(process: &proc::Stat, used: i64) -> bool {
-    let seconds = |clock| {
-        let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: `t` is valid for writing.
-        unsafe { libc::clock_gettime(clock, &mut t) };
-        t.tv_sec
-    };
-    // SAFETY: takes a number.
-    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1);
-    let began = i64::try_from(process.starttime).unwrap_or(i64::MAX) / ticks;
-    seconds(libc::CLOCK_REALTIME) - seconds(libc::CLOCK_BOOTTIME) + began <= used + 2
-}
-
-/// Whether one of these processes began after `other`, as far as their numbers tell.
-fn any_after(pids: &BTreeSet<i32>, other: i32) -> bool {
-    let numbers = std::fs::read_to_string("/proc/sys/kernel/pid_max").ok();
-    let numbers = numbers.and_then(|n| n.trim().parse().ok()).unwrap_or(32768);
-    pids.iter().any(|pid| is_after(*pid, other, numbers))
-}
-
-/// Whether process `pid` began after `other`, as far as their numbers tell, of which there are `numbers`: they come around again.
-fn is_after(pid: i32, other: i32, numbers: i32) -> bool {
-    pid > 0 && (pid - other).rem_euclid(numbers) < numbers / 2
 }
 
 /// The state of a set, with the times of the last operation and change.
@@ -187,24 +150,15 @@ fn set(candidate: &Candidate, ask: impl FnOnce(&[u16]) -> Result<Vec<Noted>, Fau
 }
 
 impl SemaphoreSet {
-    /// Makes it again. Nothing depends on one that is only guessed to be the job's: `tell` is told why it is not there.
+    /// Makes it again. `tell` is told of what is not as it was.
     pub(super) fn rebuild(&self, tell: &dyn Fn(&str)) -> Result<(), Fault> {
         let id = self.common.id;
-        if !self.guessed {
-            return self.make(tell);
-        }
-        if OWN_NAMESPACE.get().is_none() {
-            // If it is another program's, it is still there.
-            return Ok(());
-        }
-        if let Err(e) = self.make(tell) {
+        let remove = || {
             // SAFETY: IPC_RMID takes no fourth argument.
             unsafe { libc::semctl(id, 0, libc::IPC_RMID) };
-            tell(&format!(
-                "System V semaphore set {id}, which may be another program's, is not made again: {e}"
-            ));
-        }
-        Ok(())
+        };
+        let name = format!("semaphore set {id}");
+        whose::rebuild((&name, self.guessed), || self.make(tell), remove, tell)
     }
 
     fn make(&self, tell: &dyn Fn(&str)) -> Result<(), Fault> {
@@ -302,25 +256,5 @@ mod tests {
         assert!(all.is_empty());
         all.semaphores[0].guessed = false;
         assert!(!all.is_empty());
-    }
-
-    #[test]
-    fn a_process_that_began_later_has_not_used_a_set() {
-        let me = proc::stat(std::process::id().cast_signed()).unwrap();
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
-        let now = i64::try_from(now).unwrap();
-        assert!(has_used(&me, now) && !has_used(&me, 0));
-        let child = std::process::Command::new("sleep").arg("1000").spawn();
-        let mut child = child.unwrap();
-        let began = proc::stat(child.id().cast_signed()).unwrap();
-        assert!(has_used(&began, now) && !has_used(&began, now - 10));
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
-
-    #[test]
-    fn numbers_of_processes_come_around_again() {
-        assert!(is_after(32710, 32700, 32768) && is_after(473, 32700, 32768));
-        assert!(!is_after(32690, 32700, 32768) && !is_after(32700, 473, 32768) && !is_after(0, 32700, 32768));
     }
 }

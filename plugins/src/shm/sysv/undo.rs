@@ -16,7 +16,8 @@ pub(super) struct Noted {
     amount: i16,
 }
 
-/// The processes that have a list of what is to be undone, those together that have the same (CLONE_SYSVSEM). The others have noted nothing down, and to ask them would give them a list.
+/// The processes that have a list of what is to be undone, those together that have the same (CLONE_SYSVSEM). The
+/// others have noted nothing down, and to ask them would give them a list.
 pub(super) fn lists(s: &Session<'_>) -> Result<Vec<Vec<i32>>, Fault> {
     let listless = Ended::new().at("make a process to compare with")?;
     let mut lists: Vec<(i32, Vec<i32>)> = vec![(listless.0, Vec::new())];
@@ -50,7 +51,8 @@ impl Ended {
         }
         let mut stack = vec![0u128; 1024];
         let top = stack.as_mut_ptr_range().end.cast();
-        // SAFETY: the child only returns, on a stack of its own that lives until then: with CLONE_VFORK the caller waits for it. It raises no signal when it ends.
+        // SAFETY: the child only returns, on a stack of its own that lives until then: with CLONE_VFORK the caller
+        // waits for it. It raises no signal when it ends.
         let pid = crate::sys::check(unsafe { libc::clone(end, top, libc::CLONE_VM | libc::CLONE_VFORK, std::ptr::null_mut()) })?;
         let ended = Self(pid);
         ended.wait(libc::WNOWAIT)?;

@@ -48,7 +48,8 @@ impl Book {
         View::Since(self.own.names.since(stack))
     }
 
-    /// What a program with this view knows that binds a socket to `ip`. One that was restarted in the first moments of its life may have asked for the addresses of its host, and told others, only after that.
+    /// What a program with this view knows that binds a socket to `ip`. One that was restarted in the first moments of
+    /// its life may have asked for the addresses of its host, and told others, only after that.
     pub(crate) fn of_binder(&self, ip: IpAddr, view: View) -> View {
         let has = |view: View| self.own.called(view).contains(&ip);
         let later = [View::Now].into_iter().chain(self.own.names.eras().map(View::Since));
@@ -75,19 +76,25 @@ impl Book {
         Some(SocketAddr::new(to.ip(), port))
     }
 
-    /// Where a connection to `to` may lead, of which nobody knows whether a program of the job listens there by now: where the node is that a program calls so.
+    /// Where a connection to `to` may lead, of which nobody knows whether a program of the job listens there by now:
+    /// where the node is that a program calls so. A program of today means today's addresses, and can have others from
+    /// an older program, which listens since the restart and has told the name that it knows.
     pub(crate) fn likely(&self, to: SocketAddr, view: View) -> Option<SocketAddr> {
-        if to.port() < FIRST_FREE || view == View::Now || self.leads.get(&view).is_some_and(|l| l.contains_key(&to)) {
+        if to.port() < FIRST_FREE || self.leads.get(&view).is_some_and(|l| l.contains_key(&to)) {
             return None;
         }
-        let there = |p: &Page| {
-            let called = p.called(view);
-            same_place(called, called.iter().position(|ip| *ip == to.ip())?, &p.now)
+        let there = |p: &Page, ips: &[IpAddr]| same_place(ips, ips.iter().position(|ip| *ip == to.ip())?, &p.now);
+        let mut meant: Vec<IpAddr> = match view {
+            View::Now => Vec::new(),
+            _ => self.pages().filter_map(|p| there(p, p.called(view))).collect(),
         };
-        let mut all = self.pages().filter_map(there);
-        let first = all.next().filter(|ip| *ip != to.ip())?;
+        if meant.is_empty() {
+            let older = self.pages().flat_map(|p| p.names.hosts.iter().map(move |ips| (p, ips)));
+            meant = older.filter_map(|(p, ips)| there(p, ips)).collect();
+        }
+        let first = *meant.first().filter(|ip| **ip != to.ip())?;
         // Where there are several of that name, who is meant?
-        all.all(|ip| ip == first).then(|| SocketAddr::new(first, to.port()))
+        meant.iter().all(|ip| *ip == first).then(|| SocketAddr::new(first, to.port()))
     }
 
     /// The address of this node that was `at` once.
@@ -116,7 +123,8 @@ impl Book {
         std::iter::once(&self.own).chain(&self.others)
     }
 
-    /// The node that has `at`, and what the program there calls it, where the port tells; none where that is nobody's, or another host has the same address.
+    /// The node that has `at`, and what the program there calls it, where the port tells; none where that is nobody's,
+    /// or another host has the same address.
     fn peer(&self, at: SocketAddr, stream: bool) -> Option<Name<'_>> {
         let has = |p: &&Page| p.now.contains(&at.ip());
         let on = [&self.own].into_iter().chain(&self.others).find(has)?;
@@ -269,7 +277,7 @@ mod tests {
         );
         assert_eq!(
             (book.likely(at(2, 1024), View::Now), book.likely(at(9, 1024), VIEW)),
-            (None, None)
+            (Some(at(3, 1024)), None)
         );
         assert_eq!(book.lead(at(2, 22), VIEW), None, "only what listened in the job is led");
         assert_eq!(
@@ -277,6 +285,20 @@ mod tests {
             (Some(at(1, 7)), Some(at(2, 9)))
         );
         assert_eq!((book.place(at(1, 0)), book.place(at(2, 0))), (Some(at(2, 0)), None));
+    }
+
+    #[test]
+    fn who_was_started_since_may_have_been_told_an_old_name() {
+        // A was on 1 and is on 5, B was on 2 and 3 and is on 6; C was on 3 and is on 7.
+        let book = book_of(page(&[1], 5, &[]), vec![page(&[2, 3], 6, &[]), page(&[3], 7, &[])]);
+        for view in [VIEW, View::Now] {
+            assert_eq!(book.likely(at(1, 1024), view), Some(at(5, 1024)));
+            assert_eq!(book.likely(at(2, 1024), view), Some(at(6, 1024)));
+            assert_eq!(book.likely(at(9, 1024), view), None);
+        }
+        assert_eq!(book.likely(at(3, 1024), VIEW), Some(at(7, 1024)), "what C calls itself");
+        assert_eq!(book.likely(at(3, 1024), View::Now), None, "B or C");
+        assert_eq!(book.likely(at(6, 1024), View::Now), None, "B's of today");
     }
 
     #[test]

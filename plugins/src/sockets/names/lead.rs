@@ -23,7 +23,8 @@ const PATIENCE_MS: i32 = 20;
 /// Largest address that a call may have.
 const LARGEST: usize = size_of::<libc::sockaddr_storage>();
 
-/// What the call returns, where the programs of the checkpoint are those whose stacks begin at `programs`. Hardly waits: a `connect` that has to wait does so in the kernel, as it would have.
+/// What the call returns, where the programs of the checkpoint are those whose stacks begin at `programs`. Hardly
+/// waits: a `connect` that has to wait does so in the kernel, as it would have.
 pub fn answer(book: &Book, programs: &HashSet<u64>, question: &Question) -> Answer {
     let call = i64::from(question.number);
     let view = || view(book, programs, question);
@@ -67,9 +68,10 @@ fn with_address(book: &Book, question: &Question, view: impl Fn() -> io::Result<
     let mut instead = if connects { book.lead(at, view()?) } else { book.place(at) };
     if let (true, Some(likely)) = (connects, book.likely(at, view()?)) {
         let socket = socket(question)?;
-        // A host that is none of the job's may have services of its own.
+        // A host that is none of the job's may have services of its own, and one that is called so today is meant by
+        // who was started today.
         let mut places = [likely, at];
-        if !book.is_known(at.ip()) {
+        if !book.is_known(at.ip()) || view()? == View::Now {
             places.reverse();
         }
         for place in places {
@@ -146,7 +148,8 @@ enum Attempt {
     Pending,
 }
 
-/// Connects a stream socket to `to` if somebody there accepts that at once. If not, it is unconnected, but bound where the node shares its host.
+/// Connects a stream socket to `to` if somebody there accepts that at once. If not, it is unconnected, but bound where
+/// the node shares its host.
 fn attempt(raw: RawFd, share: Option<Share>, to: &Addr) -> io::Result<Attempt> {
     let stream = sock::get::<i32>(raw, libc::SOL_SOCKET, libc::SO_TYPE)? == libc::SOCK_STREAM;
     if !stream || !crate::sockets::tcp::is_unconnected(raw)? {

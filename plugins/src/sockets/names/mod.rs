@@ -1,10 +1,14 @@
-//! The addresses under which processes of a job know each other, when a restart has changed them: another host, a port that another program has taken.
+//! The addresses under which processes of a job know each other, when a restart has changed them: another host, a port
+//! that another program has taken.
 //!
-//! Each node remembers the addresses that it has had (its [`Names`]) and, at a restart, tells all others what listens there, and where that is now (its page). From all pages
-//! together each makes its [`Book`], which answers for every call with an internet address: a connection to an address of before is led to where its listener is
-//! now, and a program that asks for its own or its peer's address hears the one it knows. Who puts these questions: `lead`, for a process that makes such a call, and the rebuild.
+//! Each node remembers the addresses that it has had (its [`Names`]) and, at a restart, tells all others what listens
+//! there, and where that is now (its page). From all pages together each makes its [`Book`], which answers for every
+//! call with an internet address: a connection to an address of before is led to where its listener is now, and a
+//! program that asks for its own or its peer's address hears the one it knows. Who puts these questions: `lead`, for a
+//! process that makes such a call, and the rebuild.
 //!
-//! What a process knows depends on when its program was started: a rank that `mpirun` starts after a restart has learnt other addresses than `mpirun` itself. So an answer is for a [`View`].
+//! What a process knows depends on when its program was started: a rank that `mpirun` starts after a restart has learnt
+//! other addresses than `mpirun` itself. So an answer is for a [`View`].
 //!
 //! No I/O here but in `lead` and `share`.
 
@@ -49,7 +53,8 @@ pub struct Names {
     /// The era that it is now.
     #[serde(default)]
     era: Era,
-    /// When programs were started, by where their stacks begin: a process has another one when it calls exec, and keeps it when it forks. Others in the first era.
+    /// When programs were started, by where their stacks begin: a process has another one when it calls exec, and keeps
+    /// it when it forks. Others in the first era.
     #[serde(default)]
     started: BTreeMap<u64, Era>,
 }
@@ -182,7 +187,8 @@ impl Page {
         all.find_map(|ips| same_place(ips, ips.iter().position(|i| *i == ip)?, &self.now))
     }
 
-    /// How well listening socket `l` answers to address number `n` of `ips`, which are addresses of this node at some time; best first.
+    /// How well listening socket `l` answers to address number `n` of `ips`, which are addresses of this node at some
+    /// time; best first.
     fn rank(&self, l: &Listening, ips: &[IpAddr], n: usize) -> Option<u8> {
         if l.ip.is_unspecified() {
             // Bound to any IPv6 address, it may accept IPv4 too.

@@ -1,5 +1,6 @@
-//! Nodes that share a host after a restart have its addresses in common, and programs that were started at different times know it by different ones. The ports from which they connect tell
-//! their peers which of them it is: each takes those that leave a remainder of its own.
+//! Nodes that share a host after a restart have its addresses in common, and programs that were started at different
+//! times know it by different ones. The ports from which they connect tell their peers which of them it is: each takes
+//! those that leave a remainder of its own.
 
 use crate::sys::sock::{self, Addr};
 use std::hash::{BuildHasher, RandomState};
@@ -24,7 +25,8 @@ impl Share {
         port % self.among == self.own
     }
 
-    /// Binds a socket to `at` with one of these ports, of those that the kernel would choose from; where most of them are taken, with any.
+    /// Binds a socket to `at` with one of these ports, of those that the kernel would choose from; where most of them
+    /// are taken, with any.
     pub(crate) fn bind(self, socket: RawFd, at: &Addr) -> io::Result<()> {
         if self.try_bind(socket, at)? {
             return Ok(());
@@ -33,8 +35,8 @@ impl Share {
         sock::bind(socket, &at.with_port(0))
     }
 
-    /// The same for a socket that is going to connect; where most of the ports are taken it has none yet: connections to different places can have one port, but only where the kernel chooses it.
-    /// Whether it has one.
+    /// The same for a socket that is going to connect; where most of the ports are taken it has none yet: connections
+    /// to different places can have one port, but only where the kernel chooses it. Whether it has one.
     pub(crate) fn try_bind(self, socket: RawFd, at: &Addr) -> io::Result<bool> {
         // With these options a port may be bound that another connection to the same place has.
         let mut reuse = [(libc::SO_REUSEADDR, 0i32), (libc::SO_REUSEPORT, 0)];

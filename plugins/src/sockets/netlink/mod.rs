@@ -1,7 +1,8 @@
 //! Netlink sockets: protocol, address and group memberships.
 //!
-//! Messages not yet read cannot be put back: only the kernel may send them. An answer is waited for by whoever asked, so the checkpoint waits until it has been read.
-//! News of a group can be lost at any time, and programs that subscribe to them know; so those are dropped with a note.
+//! Messages not yet read cannot be put back: only the kernel may send them. An answer is waited for by whoever asked,
+//! so the checkpoint waits until it has been read. News of a group can be lost at any time, and programs that subscribe
+//! to them know; so those are dropped with a note.
 
 use crate::builder::Builder;
 use crate::fault::{not_now, refuse, At, Fault};

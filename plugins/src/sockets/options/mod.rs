@@ -1,4 +1,5 @@
-//! Socket options. They are read as raw bytes and set again where a fresh socket has another value; `table.rs` has all that can be set and read.
+//! Socket options. They are read as raw bytes and set again where a fresh socket has another value; `table.rs` has all
+//! that can be set and read.
 
 mod filter;
 mod table;
@@ -98,8 +99,8 @@ impl Kind for Ahead {
     nothing!(install, install_late, settle, install_own, complete);
 }
 
-/// The options of all sockets found so far but those of TCP sockets that only unconnected ones have: reading them takes most of a socket's
-/// time, so several threads do. What cannot be read is left out, and is refused when its turn comes.
+/// The options of all sockets found so far but those of TCP sockets that only unconnected ones have: reading them takes
+/// most of a socket's time, so several threads do. What cannot be read is left out, and is refused when its turn comes.
 fn read_ahead(s: &Session<'_>) -> HashMap<DescId, Options> {
     let is_socket = |found: &Found| found.stat.st_mode & libc::S_IFMT == libc::S_IFSOCK && found.flags & libc::O_PATH == 0;
     let sights = s.found.iter().enumerate().filter(|(_, found)| is_socket(found));
@@ -178,7 +179,8 @@ impl Entry {
         if self.id() == FILTER {
             return filter::restore(raw, value);
         }
-        // What has no value can only be cleared, and that only where a value can be of any length. SO_TXREHASH has 255 while nothing has been chosen.
+        // What has no value can only be cleared, and that only where a value can be of any length. SO_TXREHASH has 255
+        // while nothing has been chosen.
         let unset =
             value.is_empty() && self.name == "TCP_FASTOPEN_KEY" || value == 255i32.to_ne_bytes() && self.name == "SO_TXREHASH";
         if unset || sock::get_into(raw, self.level, self.number, buf).is_ok_and(|now| now == value) {
@@ -205,7 +207,16 @@ impl Options {
 
     /// Whether others may have its port too (SO_REUSEPORT).
     pub(crate) fn share_port(&self) -> bool {
-        let on = |v: &(i32, i32, Vec<u8>)| (v.0, v.1) == (libc::SOL_SOCKET, libc::SO_REUSEPORT) && v.2.iter().any(|b| *b != 0);
+        self.are_on(libc::SO_REUSEPORT)
+    }
+
+    /// The same of a socket of datagrams (also SO_REUSEADDR).
+    pub(crate) fn share_address(&self) -> bool {
+        self.share_port() || self.are_on(libc::SO_REUSEADDR)
+    }
+
+    fn are_on(&self, option: i32) -> bool {
+        let on = |v: &(i32, i32, Vec<u8>)| (v.0, v.1) == (libc::SOL_SOCKET, option) && v.2.iter().any(|b| *b != 0);
         self.values.iter().any(on)
     }
 

@@ -1,4 +1,5 @@
-//! Every socket option that can be set and read, by the kernel's headers (`include/uapi`, Linux 6.18) and its `getsockopt` functions. A newer kernel's option is one line more.
+//! Every socket option that can be set and read, by the kernel's headers (`include/uapi`, Linux 6.18) and its
+//! `getsockopt` functions. A newer kernel's option is one line more.
 
 use super::Stage::{self, Always, Early, Inherited, Last, Late, New};
 use Who::{Any, Datagrams, Inet, Listed, Netlink, Passing, Stream, Udp, UdpLite, Unix, V6Datagrams, V4, V6};

@@ -1,6 +1,7 @@
 //! Capture of TCP sockets. Ends of one connection find each other by their addresses; then data is read, see `drain`.
 
-use super::info::{End, Info};
+use super::info::{End, Failure, Info};
+use super::seen::{has_sent_fin, Seen, CLOSE_WAIT, CLOSING, ESTABLISHED, FIN_WAIT1, FIN_WAIT2, LAST_ACK, SYN_SENT};
 use super::{drain, remote, requeue, Role, TcpState, TCP_CLOSE as CLOSE, TCP_LISTEN};
 use crate::fault::{not_now, refuse, At, Fault};
 use crate::model::{DescId, Description, Holder};
@@ -14,13 +15,6 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 
-const ESTABLISHED: u8 = 1;
-const SYN_SENT: u8 = 2;
-const FIN_WAIT1: u8 = 4;
-const FIN_WAIT2: u8 = 5;
-const CLOSE_WAIT: u8 = 8;
-const LAST_ACK: u8 = 9;
-const CLOSING: u8 = 11;
 /// Options of TCP.
 const TCP_REPAIR: i32 = 19;
 const TCP_ULP: i32 = 31;
@@ -30,38 +24,8 @@ const TCP_AO_INFO: i32 = 40;
 #[derive(Debug, Default)]
 pub(super) struct TcpSet {
     sockets: Vec<Seen>,
-    by_id: HashMap<DescId, usize>,
     /// See [`may_destroy`].
     may_destroy: Option<bool>,
-}
-
-impl TcpSet {
-    /// State of description `id`.
-    fn state(&self, id: DescId) -> Option<u8> {
-        self.by_id.get(&id).map(|at| self.sockets[*at].state)
-    }
-}
-
-/// A socket whose connection has not been looked at yet.
-#[derive(Debug, Clone)]
-pub(super) struct Seen {
-    pub(super) id: DescId,
-    pub(super) state: u8,
-    pub(super) local: Addr,
-    pub(super) peer: Option<Addr>,
-    data_segments_sent: u32,
-}
-
-impl Seen {
-    /// Whether there is no connection.
-    pub(super) fn is_unconnected(&self) -> bool {
-        matches!(self.state, SYN_SENT | CLOSE | TCP_LISTEN)
-    }
-
-    /// Whether the peer has said that it will send no more.
-    pub(super) fn is_closed_by_peer(&self) -> bool {
-        matches!(self.state, CLOSE_WAIT | LAST_ACK | CLOSING)
-    }
 }
 
 /// Captures addresses, state and options.
@@ -79,8 +43,7 @@ pub(super) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Tcp
     let role = match info.state {
         TCP_LISTEN => Role::Listening(i32::try_from(info.backlog).unwrap_or(i32::MAX)),
         SYN_SENT => Role::Connecting,
-        CLOSE if dead && hangup & libc::POLLERR == 0 => Role::PeerClosed,
-        CLOSE if dead => Role::Reset,
+        CLOSE if dead => ended(&info, hangup & libc::POLLERR != 0)?,
         CLOSE => Role::Unconnected,
         // Until `finish` finds the other end.
         _ => Role::Reset,
@@ -89,7 +52,6 @@ pub(super) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Tcp
         keep_port_available(raw)?;
     }
     let set: &mut TcpSet = s.sets.of();
-    set.by_id.insert(id, set.sockets.len());
     set.sockets.push(Seen {
         id,
         state: info.state,
@@ -102,7 +64,8 @@ pub(super) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Tcp
         local,
         peer,
         role,
-        sent_fin: dead || matches!(info.state, FIN_WAIT1 | FIN_WAIT2 | LAST_ACK | CLOSING),
+        sent_fin: matches!(role, Role::Reset | Role::PeerClosed) && dead
+            || matches!(info.state, FIN_WAIT1 | FIN_WAIT2 | LAST_ACK | CLOSING),
         received_fin: no_more,
         received: None,
         early: None,
@@ -110,6 +73,22 @@ pub(super) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Tcp
         since: 0,
         options: options::of(s, (id, raw), !matches!(info.state, CLOSE | TCP_LISTEN))?,
     })
+}
+
+/// What a socket without connection is that had one, or tried to have one; an error may wait to be told. (To ask for it
+/// would take it away.)
+fn ended(info: &Info, error: bool) -> Result<Role, Fault> {
+    match (info.failure(), error) {
+        (None, true) => Ok(Role::Reset),
+        (None, false) => Ok(Role::PeerClosed),
+        // It was shut down for all that.
+        (Some(Failure::Untried), _) => Ok(Role::Unconnected),
+        (Some(Failure::Refused), true) => Ok(Role::Refused),
+        (Some(_), false) => Ok(Role::Failed),
+        (Some(Failure::Unanswered), true) => {
+            not_now("an attempt to connect has failed, and the program has not asked yet how, which nobody else can")
+        }
+    }
 }
 
 /// Refuses what a connection can have that nobody can give it again.
@@ -151,8 +130,9 @@ fn may_destroy(s: &mut Session<'_>) -> Result<bool, Fault> {
 
 /// Sets SO_REUSEADDR, before the options are recorded.
 ///
-/// When the job is killed, its connections linger in TIME_WAIT for a minute. Where they cannot be taken away, such a connection lets its port be bound again only if it had this option itself, so
-/// a restart within that minute depends on it. For a socket that is already bound it changes nothing else; sockets accepted from it inherit it.
+/// When the job is killed, its connections linger in TIME_WAIT for a minute. Where they cannot be taken away, such a
+/// connection lets its port be bound again only if it had this option itself, so a restart within that minute depends
+/// on it. For a socket that is already bound it changes nothing else; sockets accepted from it inherit it.
 fn keep_port_available(raw: RawFd) -> Result<(), Fault> {
     sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32).at("set SO_REUSEADDR")
 }
@@ -229,7 +209,8 @@ pub(super) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> R
     Ok(())
 }
 
-/// Refuses a connection from a program of an MPI launcher's to another host that is no part of the job: a daemon that it has started there was not followed, whatever has carried it.
+/// Refuses a connection from a program of an MPI launcher's to another host that is no part of the job: a daemon that
+/// it has started there was not followed, whatever has carried it.
 fn no_daemon_elsewhere(s: &Session<'_>, t: &Seen, peer: &Addr) -> Result<(), Fault> {
     let here = peer.ip() == t.local.ip() || peer.ip().is_none_or(|ip| ip.is_loopback());
     let holder = s.processes.iter().find(|p| p.pid == s.found[t.id].holder.pid);
@@ -320,7 +301,7 @@ impl Orphans {
 
 /// What a connected socket is whose other end no process of the job has.
 fn alone(all: &[Seen], t: &Seen, peer: &Addr, orphan: Option<&InetSocket>) -> Result<Role, Fault> {
-    if matches!(t.state, CLOSE_WAIT | LAST_ACK | CLOSING) {
+    if t.is_closed_by_peer() {
         return Ok(Role::PeerClosed);
     }
     let Some(orphan) = orphan else {
@@ -348,10 +329,6 @@ fn transfer(s: &mut Session<'_>, descriptions: &mut [Description], from: DescId,
     let end = |id: DescId, raw: RawFd| End {
         raw,
         closing: has_sent_fin(&descriptions[id]),
-        closed: matches!(
-            s.sets.get::<TcpSet>().and_then(|set| set.state(id)),
-            Some(CLOSE_WAIT | LAST_ACK | CLOSING)
-        ),
     };
     let data = drain::in_flight(drain::Direction {
         sender: end(from, sender.raw()),
@@ -370,9 +347,4 @@ fn store(s: &mut Session<'_>, descriptions: &mut [Description], id: DescId, data
 /// What a description is, where it is a TCP socket.
 fn role(d: &Description) -> Option<Role> {
     d.kind.get::<TcpState>().map(|t| t.role)
-}
-
-/// Whether it is a TCP socket that sends no more.
-pub(super) fn has_sent_fin(d: &Description) -> bool {
-    d.kind.get::<TcpState>().is_some_and(|t| t.sent_fin)
 }

@@ -4,8 +4,10 @@ use super::listening;
 use crate::fault::{refuse, At, Fault};
 use crate::sockets::names::Share;
 use crate::sockets::options::{Options, When};
+use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
@@ -14,6 +16,8 @@ const IP_LOCAL_PORT_RANGE: i32 = 51;
 const REUSE_DELAY: Duration = Duration::from_millis(1500);
 /// How often to try meanwhile.
 const REUSE_STEP: Duration = Duration::from_millis(50);
+/// Longest wait for an answer from this host, milliseconds.
+const ANSWER_MS: i32 = 1000;
 /// Connections of other programs that may be in front of ours in a queue.
 const FOREIGN: usize = 64;
 
@@ -62,6 +66,58 @@ pub(super) fn client(family: i32, local: &Addr, to: &Addr, options: &Options) ->
     Ok(fd)
 }
 
+/// A socket that begins to connect to `to` from `local`; none where that is not possible from there.
+pub(super) fn begin(family: i32, local: &Addr, to: &Addr, options: &Options) -> Result<Option<OwnedFd>, Fault> {
+    // One that is not bound is free for another attempt afterwards.
+    let by_route = sock::source(to).is_ok_and(|source| source == local.ip());
+    let ways = [Way::Unbound, Way::Bind, Way::PortRange];
+    for way in &ways[usize::from(!by_route)..] {
+        let fd = sock::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0).at("socket")?;
+        options.restore(fd.as_raw_fd(), When::Early)?;
+        if way.connect(fd.as_raw_fd(), local, to).is_ok() {
+            return Ok(Some(fd));
+        }
+    }
+    Ok(None)
+}
+
+/// A socket whose attempt to connect from `local` has been refused, where that is possible from there, else from
+/// elsewhere on this host; it is still to be told.
+pub(super) fn refused(family: i32, local: &Addr, options: &Options) -> Result<OwnedFd, Fault> {
+    // Nobody else can have this port, and nobody listens there.
+    let nobody = sock::socket(family, libc::SOCK_STREAM, 0).at("socket")?;
+    let raw = nobody.as_raw_fd();
+    let anywhere = loopback(family);
+    if ![local.with_port(0), anywhere].iter().any(|at| sock::bind(raw, at).is_ok()) {
+        return refuse("no address of this host can be had (is the loopback interface up?)");
+    }
+    let to = sock::local(raw).at("read an address")?;
+    let begun = begin(family, local, &to, options)?.map_or_else(|| begin_anywhere(family, &to, options), Ok)?;
+    if !fd::wait(begun.as_raw_fd(), libc::POLLERR, ANSWER_MS).at("poll")? {
+        return refuse("an attempt to connect to a closed port of this host was not refused");
+    }
+    Ok(begun)
+}
+
+/// A socket that begins to connect to `to` from any address.
+fn begin_anywhere(family: i32, to: &Addr, options: &Options) -> Result<OwnedFd, Fault> {
+    let fd = sock::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0).at("socket")?;
+    options.restore(fd.as_raw_fd(), When::Early)?;
+    match sock::connect(fd.as_raw_fd(), to) {
+        Err(e) if e.raw_os_error() != Some(libc::EINPROGRESS) => Err(e).at(format!("connect to {to}")),
+        _ => Ok(fd),
+    }
+}
+
+/// An address of this host with any port.
+pub(super) fn loopback(family: i32) -> Addr {
+    let ip = match family {
+        libc::AF_INET6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        _ => IpAddr::V4(Ipv4Addr::LOCALHOST),
+    };
+    Addr::of(SocketAddr::new(ip, 0), family)
+}
+
 #[derive(Clone, Copy)]
 enum Way {
     /// Bind to address and port: possible when every earlier user of the port allowed reuse.
@@ -82,11 +138,14 @@ impl Way {
             Way::Unbound => only_port(raw, local.port())?,
             Way::PortRange => {
                 only_port(raw, local.port())?;
-                sock::set(raw, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, &1i32)?;
-                sock::bind(raw, &local.with_port(0))?;
+                sock::bind_host(raw, local)?;
             }
         }
-        sock::connect(raw, to)?;
+        match sock::connect(raw, to) {
+            // Only a socket that does not wait says so.
+            Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
+            done => done?,
+        }
         if let Way::Bind = self {
             return Ok(());
         }
@@ -111,7 +170,7 @@ pub(super) fn accept(listeners: &[RawFd], client: RawFd) -> Result<OwnedFd, Faul
     let want = sock::local(client).at("read an address")?;
     for raw in listeners {
         for _ in 0..FOREIGN {
-            if crate::sys::fd::poll(*raw, libc::POLLIN).at("poll")? & libc::POLLIN == 0 {
+            if fd::poll(*raw, libc::POLLIN).at("poll")? & libc::POLLIN == 0 {
                 break;
             }
             let fd = sock::accept(*raw).at("accept")?;

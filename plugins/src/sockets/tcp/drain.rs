@@ -1,10 +1,11 @@
 //! Data in flight on a connection between two sockets of the job.
 //!
-//! What has arrived can be peeked at. What the sender still holds is made to arrive first: a small or corked segment is pushed. Data that cannot arrive because the receiver's window is full is read from the sender's queue (TCP_REPAIR, needs
-//! CAP_NET_ADMIN); without that privilege the receiver is read empty until the sender has got rid of everything, and all of it is sent
-//! again through the sender's own socket, whose peer has more room by then than before.
+//! What has arrived can be peeked at. What the sender still holds is made to arrive first: a small or corked segment is
+//! pushed. Data that cannot arrive because the receiver's window is full is read from the sender's queue (TCP_REPAIR,
+//! needs CAP_NET_ADMIN); without that privilege the receiver is read empty until the sender has got rid of everything,
+//! and all of it is sent again through the sender's own socket, whose peer has more room by then than before.
 
-use super::info::{undelivered, End};
+use super::info::{undelivered, Counters, End};
 use crate::fault::{not_now, refuse, At, Fault};
 use crate::sockets::send_buffer::{Buffer, Enlarged, SO_BUF_LOCK};
 use crate::sys::fd;
@@ -53,13 +54,18 @@ impl Direction {
 /// All bytes that have been sent and not been read.
 pub(super) fn in_flight(d: Direction) -> Result<Vec<u8>, Fault> {
     let left = push(d)?;
-    let mut data = peek(d.receiver.raw)?;
     if left == 0 {
-        return Ok(data);
+        return peek(d.receiver.raw);
     }
+    // More may arrive at any moment: what the sender no longer has when it is asked is there when the receiver is asked after it.
     match peek_sent(d.sender.raw, left) {
-        Ok(rest) => {
-            data.extend_from_slice(&rest);
+        Ok(held) => {
+            let (mut data, there) = arrived(d.receiver)?;
+            let left = Counters::of(d.sender).at("count what is on its way")?.undelivered(&there)?;
+            let Some(at) = held.len().checked_sub(left) else {
+                return not_now(format!("the send queue gave {} bytes instead of {left}", held.len()));
+            };
+            data.extend_from_slice(&held[at..]);
             Ok(data)
         }
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied && !d.sender.closing => exchange(d),
@@ -104,20 +110,29 @@ pub(super) fn peek(receiver: RawFd) -> Result<Vec<u8>, Fault> {
     Ok(data)
 }
 
-/// The first `bytes` bytes of the send queue.
-pub(super) fn peek_sent(sender: RawFd, bytes: usize) -> io::Result<Vec<u8>> {
+/// What a socket holds that has not been read, and its counters at that moment.
+pub(super) fn arrived(receiver: End) -> Result<(Vec<u8>, Counters), Fault> {
+    loop {
+        let before = Counters::of(receiver).at("read its counters")?;
+        let data = peek(receiver.raw)?;
+        if Counters::of(receiver).at("read its counters")?.received == before.received {
+            return Ok((data, before));
+        }
+    }
+}
+
+/// The end of the send queue: all of it where it holds `most` bytes at most.
+pub(super) fn peek_sent(sender: RawFd, most: usize) -> io::Result<Vec<u8>> {
     let reuse: i32 = sock::get(sender, libc::SOL_SOCKET, libc::SO_REUSEADDR)?;
     set(sender, TCP_REPAIR, REPAIR_ON)?;
     let read = || -> io::Result<Vec<u8>> {
         set(sender, TCP_REPAIR_QUEUE, SEND_QUEUE)?;
         // The first segment may have been acknowledged in part, but is still there as a whole.
-        let mut data = vec![0u8; bytes + SEGMENT_MAX];
+        let mut data = vec![0u8; most + SEGMENT_MAX];
         let n = sock::receive(sender, &mut data, libc::MSG_PEEK)?.len;
         set(sender, TCP_REPAIR_QUEUE, NO_QUEUE)?;
-        if n < bytes {
-            return Err(io::Error::other(format!("the send queue gave {n} bytes instead of {bytes}")));
-        }
-        Ok(data[n - bytes..n].to_vec())
+        data.truncate(n);
+        Ok(data)
     };
     let data = read();
     set(sender, TCP_REPAIR, REPAIR_OFF)?;
@@ -137,11 +152,7 @@ fn arrive(d: Direction, left: usize) -> Result<Vec<u8>, Fault> {
             "{left} bytes wait for a reader on a connection that is being closed, and its buffer cannot be made large enough for them without privilege"
         ));
     }
-    let end = End {
-        closed: true,
-        ..d.receiver
-    };
-    let left = undelivered(d.sender, end)?;
+    let left = d.left()?;
     if left > 0 {
         return not_now(format!("{left} bytes are still on their way"));
     }
@@ -154,14 +165,19 @@ fn exchange(d: Direction) -> Result<Vec<u8>, Fault> {
     grow_receiver(receiver);
     let mut data = Vec::new();
     let mut buf = vec![0u8; 256 * 1024];
+    let mut all_there = false;
     loop {
         match sock::receive(receiver, &mut buf, 0) {
             Ok(r) if r.len > 0 => data.extend_from_slice(&buf[..r.len]),
             Ok(_) => break,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                // Reading has opened the window, so the rest arrives.
-                if d.left()? == 0 {
+                if all_there {
                     break;
+                }
+                // Reading has opened the window, so the rest arrives; it may have done so since the last look.
+                all_there = d.left()? == 0;
+                if all_there {
+                    continue;
                 }
                 if !fd::wait(receiver, libc::POLLIN, ARRIVAL_MS).at("poll")? {
                     // What has been read could not be put in front of it again.
@@ -233,4 +249,49 @@ pub(super) fn send_again(sender: RawFd, receiver: RawFd, data: &[u8]) -> io::Res
 /// Waits for an event, at most one step long.
 fn wait(raw: RawFd, events: i16) -> io::Result<bool> {
     fd::wait(raw, events, STEP_MS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write as _;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd as _;
+
+    /// Bytes per second that the sender's end lets go.
+    const PACE: u64 = 5_000_000;
+
+    /// A connection with as much on its way as fits, which goes on arriving for a while, and that.
+    fn flowing() -> (TcpStream, TcpStream, Vec<u8>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (receiver, _) = listener.accept().unwrap();
+        sender.set_nonblocking(true).unwrap();
+        receiver.set_nonblocking(true).unwrap();
+        sock::set(sender.as_raw_fd(), libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &PACE).unwrap();
+        grow_receiver(receiver.as_raw_fd());
+        let mut sent: Vec<u8> = (0..2_000_000u32)
+            .map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8)
+            .collect();
+        let n = sender.write(&sent).unwrap();
+        sent.truncate(n);
+        (sender, receiver, sent)
+    }
+
+    #[test]
+    fn what_arrives_while_it_is_read_is_read_once() {
+        let (sender, receiver, sent) = flowing();
+        let end = |raw| End { raw, closing: false };
+        let d = Direction {
+            sender: end(sender.as_raw_fd()),
+            receiver: end(receiver.as_raw_fd()),
+        };
+        let first = d.left().unwrap();
+        assert!(first > 0, "all has arrived");
+        let begin = std::time::Instant::now();
+        while begin.elapsed().as_millis() < 300 {
+            let read = in_flight(d).unwrap();
+            assert!(read == sent, "{} bytes of {}", read.len(), sent.len());
+        }
+    }
 }

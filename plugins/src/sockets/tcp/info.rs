@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::RawFd;
 
 /// What the kernel says about a TCP socket.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Info {
     /// `TCP_*` state.
     pub(super) state: u8,
@@ -27,6 +27,21 @@ pub(super) struct Info {
     bytes_sent: u64,
     /// Bytes of data retransmitted.
     bytes_retransmitted: u64,
+    /// Segments sent and received.
+    segments: (u32, u32),
+    /// Room that the peer has announced; the first word is the smoothed round-trip time.
+    window: (u32, u32),
+}
+
+/// Why a socket has no connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// Nothing has been tried.
+    Untried,
+    /// It was refused by an answer.
+    Refused,
+    /// Without any answer: in time, or by what is on the way.
+    Unanswered,
 }
 
 impl Info {
@@ -45,6 +60,19 @@ impl Info {
             data_segments_sent: word(156),
             bytes_sent: long(200),
             bytes_retransmitted: long(208),
+            segments: (word(136), word(140)),
+            window: (word(68), word(228)),
+        })
+    }
+
+    /// Why a socket without connection never had one, if it did not. Who connects has
+    /// its SYN acknowledged, who accepts has heard of a window.
+    pub(super) fn failure(&self) -> Option<Failure> {
+        let never = self.bytes_acknowledged == 0 && self.bytes_received == 0 && self.window == (0, 0);
+        never.then_some(match self.segments {
+            (0, _) => Failure::Untried,
+            (_, 0) => Failure::Unanswered,
+            _ => Failure::Refused,
         })
     }
 }
@@ -56,26 +84,31 @@ pub(super) struct End {
     pub(super) raw: RawFd,
     /// It has shut writing down.
     pub(super) closing: bool,
-    /// It has been told that its peer has.
-    pub(super) closed: bool,
 }
 
 impl End {
-    /// (bytes of data written, once with the connection's SYN where this end counts it).
-    fn counted(self, info: &Info) -> io::Result<i64> {
-        let queued: i32 = fd::ioctl_get(self.raw, libc::TIOCOUTQ)?;
-        let acknowledged = i64::try_from(info.bytes_acknowledged).map_err(io::Error::other)?;
-        Ok(acknowledged + i64::from(queued) - i64::from(self.closing))
+    /// What the kernel counts, and the bytes in the send queue, all of one moment. The kernel is asked several times
+    /// for that, between which segments may come; since the program is stopped, there is an end to them.
+    fn settled(self) -> io::Result<(Info, i32)> {
+        let mut before = Info::of(self.raw)?;
+        loop {
+            let queued = fd::ioctl_get(self.raw, libc::TIOCOUTQ)?;
+            let info = Info::of(self.raw)?;
+            if info == before {
+                return Ok((info, queued));
+            }
+            before = info;
+        }
     }
 
-    /// Whether this end counts the SYN (the one that connected does), if the counters tell: bytes sent do not contain it, but may contain
-    /// attempts that failed.
-    fn counts_syn(self, info: &Info) -> io::Result<Option<bool>> {
+    /// Whether this end counts the SYN (the one that connected does) among the bytes that it has `counted`, if the
+    /// counters tell: bytes sent do not contain it, but may contain attempts that failed.
+    fn counts_syn(self, info: &Info, counted: i64) -> io::Result<Option<bool>> {
         let fin_held = i64::from(self.closing && info.not_sent > 0);
         let sent = i64::try_from(info.bytes_sent).map_err(io::Error::other)?;
         let again = i64::try_from(info.bytes_retransmitted).map_err(io::Error::other)?;
         let written = sent - again + i64::from(info.not_sent) - fin_held;
-        Ok(match self.counted(info)? - written {
+        Ok(match counted - written {
             0 => Some(false),
             1 => Some(true),
             _ => None,
@@ -97,16 +130,18 @@ pub(crate) struct Counters {
 impl Counters {
     /// Reads them.
     pub(super) fn of(end: End) -> io::Result<Self> {
-        let info = Info::of(end.raw)?;
+        let (info, queued) = end.settled()?;
+        let count = |n: u64| i64::try_from(n).map_err(io::Error::other);
+        let counted = count(info.bytes_acknowledged)? + i64::from(queued) - i64::from(end.closing);
         Ok(Self {
-            counted: end.counted(&info)?,
-            syn: end.counts_syn(&info)?,
-            received: i64::try_from(info.bytes_received).map_err(io::Error::other)? - i64::from(end.closed),
+            counted,
+            syn: end.counts_syn(&info, counted)?,
+            received: count(info.bytes_received)? - i64::from(super::seen::closed_by_peer(info.state)),
         })
     }
 
-    /// Bytes of data that this end still holds and `to` has not received. (What the sender has not had acknowledged is no measure: an acknowledgement may
-    /// be delayed.)
+    /// Bytes of data that this end still holds and `to` has not received. (What the sender has not had acknowledged is
+    /// no measure: an acknowledgement may be delayed.)
     pub(crate) fn undelivered(&self, to: &Self) -> Result<usize, Fault> {
         let syn = match (self.syn, to.syn) {
             (Some(syn), _) => syn,

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 const STEP: Duration = Duration::from_millis(50);
 /// A closed connection keeps its port for 60 s (TCP_TIMEWAIT_LEN): a rule of the kernel, not a race.
 const LINGERING: Duration = Duration::from_secs(65);
-/// How long connections that nobody has any more may go on to deliver what they hold: a peer that is there answers within milliseconds. Of one that is cut off the kernel would try for minutes.
+/// How long connections that nobody has any more may go on to deliver what they hold: a peer that is there answers
+/// within milliseconds. Of one that is cut off the kernel would try for minutes.
 const DELIVERY: Duration = Duration::from_secs(2);
 /// How long somebody who has a port is waited for: it may be another node that restarts on this host, and gives it back.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -36,7 +37,8 @@ pub(super) struct Bound<'a> {
 }
 
 impl Bound<'_> {
-    /// Those that do not listen come first: a port at which somebody listens cannot be bound. Of the others those for all addresses do, which keep everybody else from the port.
+    /// Those that do not listen come first: a port at which somebody listens cannot be bound. Of the others those for
+    /// all addresses do, which keep everybody else from the port.
     fn rank(&self) -> (bool, bool, bool) {
         let specific = self.at.ip().is_some_and(|ip| !ip.is_unspecified());
         (self.backlog.is_some(), specific, self.family == libc::AF_INET)
@@ -48,7 +50,8 @@ impl Bound<'_> {
 pub(super) struct Claim {
     /// Where another program has taken it, any other will do.
     pub(super) movable: bool,
-    /// It is not shared with another program of the user where both allow that (SO_REUSEPORT): that may be another node of the job, and each expects its own connections.
+    /// It is not shared with another program of the user where both allow that (SO_REUSEPORT): that may be another node
+    /// of the job, and each expects its own connections.
     pub(super) alone: bool,
 }
 
@@ -63,7 +66,8 @@ struct Made {
     dual: bool,
 }
 
-/// Makes `sockets`, which have one port: that, or, if another program has taken it for one of them and `claim` says so, all of them another.
+/// Makes `sockets`, which have one port: that, or, if another program has taken it for one of them and `claim` says so,
+/// all of them another.
 pub(super) fn bind_all(sockets: &[Bound<'_>], claim: Claim, waits: &Waits<'_>) -> Result<Vec<OwnedFd>, Fault> {
     if !claim.alone {
         outlast(sockets, waits)?;
@@ -101,7 +105,8 @@ pub(super) fn bind_all(sockets: &[Bound<'_>], claim: Claim, waits: &Waits<'_>) -
                 "bind {taken}: address in use, and so are {TRIES} others in its place"
             ));
         }
-        // Each address may be held by closed connections. (What has a port without listening is in the kernel's lists from Linux 6.8 on only.)
+        // Each address may be held by closed connections. (What has a port without listening is in the kernel's lists
+        // from Linux 6.8 on only.)
         let late = lingering.is_some_and(|since| since.elapsed() > DELIVERY);
         match holders(&taken, late).at("ask the kernel who has the port (sock_diag)")?.0 {
             Holders::Nobody if !freed.contains(&taken) => {
@@ -135,7 +140,8 @@ pub(super) fn bind_all(sockets: &[Bound<'_>], claim: Claim, waits: &Waits<'_>) -
     }
 }
 
-/// Waits for those to go who listen at a port that they share (SO_REUSEPORT). They do not keep it from being bound: where they are what is left of the killed job, they would only take the connections that are made to it now.
+/// Waits for those to go who listen at a port that they share (SO_REUSEPORT). They do not keep it from being bound:
+/// where they are what is left of the killed job, they would only take the connections that are made to it now.
 fn outlast(sockets: &[Bound<'_>], waits: &Waits<'_>) -> Result<(), Fault> {
     let mut patience = PATIENCE;
     for s in sockets.iter().filter(|s| s.backlog.is_some() && s.options.share_port()) {
@@ -159,7 +165,8 @@ fn tell(local: &Addr, connections: usize, longest: Duration, waits: &Waits<'_>) 
     ));
 }
 
-/// Makes `sockets` in this order, with this port or, for 0, with one that the kernel chooses; the error is an address that somebody else has.
+/// Makes `sockets` in this order, with this port or, for 0, with one that the kernel chooses; the error is an address
+/// that somebody else has.
 fn try_bind(sockets: &[Bound<'_>], order: &[usize], port: u16, alone: bool) -> Result<Result<Vec<Made>, Addr>, Fault> {
     let mut made: Vec<Made> = Vec::with_capacity(order.len());
     for &place in order {
@@ -221,7 +228,8 @@ fn try_listen(s: &Bound<'_>, at: &Addr, (hides, crowd): (bool, bool)) -> Result<
     }
     bound.at(format!("bind {at}"))?;
     if let Some(backlog) = s.backlog {
-        // With SO_REUSEADDR several may be bound to a port, of which the first to listen gets it: another node that restarts on this host, for one.
+        // With SO_REUSEADDR several may be bound to a port, of which the first to listen gets it: another node that
+        // restarts on this host, for one.
         let listens = sock::listen(raw, backlog);
         if in_use(&listens) {
             return Ok(None);
@@ -244,9 +252,11 @@ enum Holders {
     Lingering(usize, Duration),
 }
 
-/// Finds out who has the port of `local`. With the right to do so, takes closed connections away: those that have delivered all, and where it is `late` the others.
+/// Finds out who has the port of `local`. With the right to do so, takes closed connections away: those that have
+/// delivered all, and where it is `late` the others.
 ///
-/// A connection whose end here was the first to be closed stays in TIME_WAIT for a minute and keeps its port from being bound, where the program did not set SO_REUSEADDR.
+/// A connection whose end here was the first to be closed stays in TIME_WAIT for a minute and keeps its port from being
+/// bound, where the program did not set SO_REUSEADDR.
 fn holders(local: &Addr, late: bool) -> io::Result<(Holders, bool)> {
     let mut diag = Diag::open()?;
     let is_there = |at: &Addr| match (at.ip(), local.ip()) {

@@ -1,5 +1,5 @@
-//! TCP sockets: connections inside the job with data in flight both ways, listening sockets with connections that wait to be accepted,
-//! connections to the outside (reset at restart), half-closed, connecting and unconnected sockets.
+//! TCP sockets: connections inside the job with data in flight both ways, listening sockets with connections that wait
+//! to be accepted, connections to the outside (reset at restart), half-closed, connecting and unconnected sockets.
 
 mod capture;
 mod connection;
@@ -9,6 +9,7 @@ mod listening;
 mod rebuild;
 mod remote;
 mod requeue;
+mod seen;
 mod unread;
 
 use super::names::{Book, Era, Names, Share, View};
@@ -25,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::os::fd::RawFd;
 
-pub(crate) use remote::token;
+pub(crate) use unread::token;
 #[cfg(feature = "fuzzing")]
 pub(crate) use {info::Counters, remote::Told, unread::Unread};
 
@@ -124,7 +125,7 @@ impl TcpState {
 /// What a TCP socket is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Role {
-    /// Not connected; bound where its address has a port.
+    /// Not connected; bound where it has an address.
     Unconnected,
     /// Listening, with this backlog limit.
     Listening(i32),
@@ -136,6 +137,10 @@ enum Role {
     Waiting(DescId),
     /// A connection attempt is under way.
     Connecting,
+    /// An attempt to connect has been refused, which nobody has been told yet.
+    Refused,
+    /// An attempt to connect has failed, and somebody has asked about it.
+    Failed,
     /// Connected; the other end has closed in good order.
     PeerClosed,
     /// Connected to a program outside the job, or already reset: reports ECONNRESET.
@@ -148,7 +153,7 @@ impl TcpState {
         match self.role {
             Role::Pair(_) | Role::Waiting(_) | Role::PeerClosed | Role::Reset | Role::Remote => true,
             Role::Connecting => sock::peer(made).is_ok_and(|peer| peer.is_some()),
-            Role::Unconnected | Role::Listening(_) => false,
+            Role::Unconnected | Role::Listening(_) | Role::Refused | Role::Failed => false,
         }
     }
 }

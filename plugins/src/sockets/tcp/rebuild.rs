@@ -60,7 +60,8 @@ pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
             // Restarted without the other nodes, what led there is reset.
             Role::PeerClosed | Role::Reset | Role::Remote => alone(b, *id, t),
             Role::Unconnected => unconnected(t).and_then(|fd| b.put(*id, fd)),
-            Role::Listening(_) | Role::Waiting(_) | Role::Connecting => Ok(()),
+            // When all have their ports that hold them.
+            Role::Listening(_) | Role::Waiting(_) | Role::Connecting | Role::Refused | Role::Failed => Ok(()),
         };
         made.map_err(|e| (*id, e))?;
     }
@@ -82,6 +83,7 @@ pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
                 |peer| waiting(b, t, peer).and_then(|fd| b.put(*id, fd)),
             ),
             Role::Connecting => connecting(b, t).and_then(|fd| b.put(*id, fd)),
+            Role::Refused | Role::Failed => failed(t).and_then(|fd| b.put(*id, fd)),
             _ => Ok(()),
         };
         made.map_err(|e| (*id, e))?;
@@ -93,7 +95,8 @@ pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
     Ok(())
 }
 
-/// Makes the sockets that listen at `port` or are bound to it: where they were, or, if another program has taken the port, where there is room and the job can be led.
+/// Makes the sockets that listen at `port` or are bound to it: where they were, or, if another program has taken the
+/// port, where there is room and the job can be led.
 fn bind_again(b: &mut Builder<'_>, page: &mut Page, port: u16, sockets: &[&(DescId, TcpState)]) -> Result<(), Fault> {
     let bound = sockets.iter().map(|(_, t)| Bound {
         family: t.family,
@@ -151,9 +154,16 @@ fn placed(b: &Builder<'_>, t: &TcpState) -> TcpState {
 /// Options last: they were used for the making.
 fn settle(t: &TcpState, raw: RawFd) -> Result<(), Fault> {
     t.options.restore_buffers(raw);
+    if t.role == Role::Unconnected && t.received_fin {
+        match sock::shutdown(raw, libc::SHUT_RD) {
+            // It is shut down nevertheless.
+            Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => {}
+            done => done.at("shut reading down")?,
+        }
+    }
     match (t.options.restore(raw, When::Late), t.role) {
         // Some options cannot be set where there is no connection any more.
-        (Err(error), Role::PeerClosed | Role::Reset | Role::Remote) => {
+        (Err(error), Role::PeerClosed | Role::Reset | Role::Remote | Role::Refused | Role::Failed) => {
             tracing::warn!(%error, "an option of a connection that has ended is lost");
             Ok(())
         }
@@ -161,10 +171,22 @@ fn settle(t: &TcpState, raw: RawFd) -> Result<(), Fault> {
     }
 }
 
-/// A socket without address.
+/// A socket without port. It may have an address (IP_BIND_ADDRESS_NO_PORT).
 fn unconnected(t: &TcpState) -> Result<OwnedFd, Fault> {
     let fd = sock::socket(t.family, libc::SOCK_STREAM, 0).at("socket")?;
     t.options.restore(fd.as_raw_fd(), When::Unconnected)?;
+    if t.local.ip().is_some_and(|ip| !ip.is_unspecified()) {
+        sock::bind_host(fd.as_raw_fd(), &t.local).at(format!("bind {}", t.local))?;
+    }
+    Ok(fd)
+}
+
+/// A socket whose attempt to connect has failed.
+fn failed(t: &TcpState) -> Result<OwnedFd, Fault> {
+    let fd = connection::refused(t.family, &t.local, &t.options.of_any_device())?;
+    if t.role == Role::Failed {
+        sock::get::<i32>(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ERROR).at("read its error")?;
+    }
     Ok(fd)
 }
 
@@ -186,6 +208,12 @@ fn waiting(b: &Builder<'_>, t: &TcpState, peer: &Addr) -> Result<OwnedFd, Fault>
 
 /// Starts the connection attempt anew; how it ends is for the program to see.
 fn connecting(b: &Builder<'_>, t: &TcpState) -> Result<OwnedFd, Fault> {
+    // Where ports tell who it is, it may have had the one of another.
+    if let (Some(peer), None) = (&t.peer, t.share(b.book.as_ref())) {
+        if let Some(begun) = connection::begin(t.family, &t.local, peer, &t.options)? {
+            return Ok(begun);
+        }
+    }
     let fd = connection::anywhere(t.family, t.share(b.book.as_ref()))?;
     fd::set_flags(fd.as_raw_fd(), libc::O_NONBLOCK).at("set O_NONBLOCK")?;
     t.options.restore(fd.as_raw_fd(), When::Early)?;
@@ -206,7 +234,8 @@ fn pair(
     x: (DescId, &TcpState),
     y: (DescId, &TcpState),
 ) -> Result<(), Fault> {
-    // The accepted side is the one whose port a socket of the job listens on; without one, the lower port: clients' ports are chosen high.
+    // The accepted side is the one whose port a socket of the job listens on; without one, the lower port: clients'
+    // ports are chosen high.
     let x_serves = match (
         listeners(listening, &x.1.local).next().is_none(),
         listeners(listening, &y.1.local).next().is_none(),
@@ -223,9 +252,10 @@ fn pair(
         Ok(made) => made,
         Err(e) if b.has(server.0) => return Err(e),
         Err(error) => {
-            // An address that is not this host's any more, or a port that is still blocked: both ends are ours, so any other will do.
+            // An address that is not this host's any more, or a port that is still blocked: both ends are ours, so any
+            // other will do.
             tracing::warn!(%error, from = %client.1.local, to = %server.1.local, "a connection gets other addresses");
-            let any = |t: &TcpState| loopback(t.family);
+            let any = |t: &TcpState| connection::loopback(t.family);
             let server = TcpState {
                 local: any(server.1),
                 ..server.1.clone()
@@ -315,23 +345,10 @@ fn connect(own: &[Lent], server: &TcpState, client: &TcpState, waits: &Waits<'_>
     Ok((s, c))
 }
 
-/// An address of this host with any port.
-fn loopback(family: i32) -> Addr {
-    let host = if family == libc::AF_INET6 {
-        std::net::Ipv6Addr::LOCALHOST.octets()
-    } else {
-        // 127.0.0.1 in the first four bytes.
-        let mut host = [0; 16];
-        host[..4].copy_from_slice(&std::net::Ipv4Addr::LOCALHOST.octets());
-        host
-    };
-    Addr::internet(family, 0, host, 0)
-}
-
 /// A socket whose other end is gone: a connection on this host whose other end is closed in good order, or reset.
 fn alone(b: &mut Builder<'_>, id: DescId, t: &TcpState) -> Result<(), Fault> {
     let any = TcpState {
-        local: loopback(t.family),
+        local: connection::loopback(t.family),
         peer: None,
         options: t.options.of_any_device(),
         ..t.clone()

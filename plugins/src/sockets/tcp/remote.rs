@@ -1,17 +1,17 @@
 //! Connections between processes on different nodes of a job.
 //!
-//! Capture: each node tells the addresses and counters of its ends; an end whose other end is told of elsewhere is one of a pair. The receiving node waits until all
-//! has arrived that can arrive, keeps what it holds and tells how much that was; the sending node keeps the rest, from its send queue.
-//! Rebuild: one end listens at an address that it tells the others, the other end connects; then each end sends what its peer had not read.
+//! Capture: each node tells the addresses and counters of its ends; an end whose other end is told of elsewhere is one
+//! of a pair. The receiving node waits until all has arrived that can arrive, keeps what it holds and tells how much
+//! that was; the sending node keeps the rest, from its send queue. Rebuild: one end listens at an address that it tells
+//! the others, the other end connects; then each end sends what its peer had not read.
 
-use super::capture::has_sent_fin;
-use super::capture::Seen;
 use super::info::{Counters, End};
-use super::unread::{Shelf, Unread};
+use super::seen::{has_sent_fin, Seen};
+use super::unread::{token, Shelf, Unread, TOKEN_BYTES};
 use super::{connection, drain, Role, TcpState, TCP_LISTEN};
 use crate::builder::Builder;
 use crate::fault::{refuse, At, Fault};
-use crate::group::{Facts, Group};
+use crate::group::{Brought, Facts, Group};
 use crate::model::{DescId, Description};
 use crate::session::{Session, Taken};
 use crate::sockets::names::{Book, Page, Share};
@@ -29,9 +29,8 @@ const STALL: Duration = Duration::from_millis(60);
 const ARRIVAL: Duration = Duration::from_secs(2);
 /// Longest wait for the other ends at a restart.
 const REUNION: Duration = Duration::from_secs(30);
-const TOKEN_BYTES: usize = 32;
 
-pub(super) fn odd(reason: impl std::fmt::Display) -> Fault {
+fn odd(reason: impl std::fmt::Display) -> Fault {
     Fault::Refused(reason.to_string())
 }
 
@@ -64,12 +63,12 @@ impl Candidate {
         End {
             raw: taken.raw(),
             closing: self.closing,
-            closed: self.closed,
         }
     }
 }
 
-/// Finds the connections that lead to other nodes of the job and keeps what is in flight on them; the rest of `capture` leaves these alone.
+/// Finds the connections that lead to other nodes of the job and keeps what is in flight on them; the rest of `capture`
+/// leaves these alone.
 pub(super) fn capture(
     s: &mut Session<'_>,
     group: &dyn Group,
@@ -100,7 +99,6 @@ pub(super) fn capture(
         let end = End {
             raw: taken.raw(),
             closing: has_sent_fin(&descriptions[t.id]),
-            closed: t.is_closed_by_peer(),
         };
         let counters = push(end.raw)
             .and_then(|()| Counters::of(end))
@@ -118,7 +116,7 @@ pub(super) fn capture(
             peer: peer.clone(),
             counters,
             closing: end.closing,
-            closed: end.closed,
+            closed: t.is_closed_by_peer(),
         });
     }
     let first = candidates.first().map_or(0, |c| c.id);
@@ -146,7 +144,12 @@ pub(super) fn capture(
 }
 
 fn meet(group: &dyn Group, publish: Facts, want: BTreeSet<String>) -> Result<Facts, Fault> {
-    group.meet(publish, want).map_err(odd)
+    let brought = Brought {
+        publish,
+        want,
+        ..Brought::default()
+    };
+    group.meet(brought).map_err(odd)
 }
 
 /// Sends off what waits only for more to be sent with it.
@@ -170,11 +173,11 @@ fn keep(
         let taken = s.take(c.id).map_err(&named)?;
         let end = c.end(&taken);
         await_arrival(end, other).at("wait for what is under way").map_err(&named)?;
-        let (data, received) = arrived(end).map_err(&named)?;
+        let (data, there) = drain::arrived(end).map_err(&named)?;
         if let (Some(t), false) = (descriptions[c.id].kind.get_mut::<TcpState>(), data.is_empty()) {
             t.received = Some(s.blobs.put(&data).map_err(|e| named(e.into()))?);
         }
-        publish.insert(format!("got {} - {}", c.mine, c.theirs), received.to_string());
+        publish.insert(format!("got {} - {}", c.mine, c.theirs), there.received.to_string());
         want.insert(format!("got {} - {}", c.theirs, c.mine));
     }
     let first = remote.first().map_or(0, |(c, _)| c.id);
@@ -191,8 +194,8 @@ fn keep(
             continue;
         }
         let taken = s.take(c.id).map_err(&named)?;
-        let rest = match drain::peek_sent(taken.raw(), left) {
-            Ok(rest) => rest,
+        let held = match drain::peek_sent(taken.raw(), left) {
+            Ok(held) => held,
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
                 let reason = format!("{left} bytes wait for a reader on another host, which cannot be read without CAP_NET_ADMIN");
                 return Err(named(passing(reason)));
@@ -202,7 +205,14 @@ fn keep(
                 return Err(named(passing(reason)));
             }
         };
-        let stored = s.blobs.put(&rest).map_err(|e| named(e.into()))?;
+        let Some(at) = held.len().checked_sub(left) else {
+            let reason = format!(
+                "{left} bytes had not arrived, of which {} are left: more arrived meanwhile",
+                held.len()
+            );
+            return Err(named(passing(reason)));
+        };
+        let stored = s.blobs.put(&held[at..]).map_err(|e| named(e.into()))?;
         if let Some(t) = descriptions[c.id].kind.get_mut::<TcpState>() {
             t.unsent = Some(stored);
         }
@@ -225,17 +235,6 @@ fn await_arrival(end: End, other: &Counters) -> io::Result<()> {
         fd::wait(end.raw, 0, 1)?;
     }
     Ok(())
-}
-
-/// What the socket holds, and how much it has received in all at that moment.
-fn arrived(end: End) -> Result<(Vec<u8>, i64), Fault> {
-    loop {
-        let before = Counters::of(end).at("read its counters")?.received;
-        let data = drain::peek(end.raw)?;
-        if Counters::of(end).at("read its counters")?.received == before {
-            return Ok((data, before));
-        }
-    }
 }
 
 /// One connection to be made again.
@@ -379,12 +378,6 @@ fn refill(b: &Builder<'_>, e: &Reunion<'_>, raw: RawFd, unread: Option<&String>)
         sock::shutdown(raw, libc::SHUT_WR).at("shut writing down")?;
     }
     Ok(())
-}
-
-pub(crate) fn token() -> io::Result<String> {
-    let mut raw = [0u8; TOKEN_BYTES / 2];
-    io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut raw)?;
-    Ok(raw.iter().map(|b| format!("{b:02x}")).collect())
 }
 
 fn limit(fd: RawFd, option: i32, time: Duration) -> io::Result<()> {

@@ -1,8 +1,9 @@
 //! Connections that wait to be accepted and carry data already.
 //!
-//! Their data can be read only by accepting them. So all connections of the queue are accepted, their data is read, and each client's socket
-//! is disconnected and connected again from the same port: a TCP socket can do that and stays the same socket for its program. Then its
-//! data is sent again. The order of the queue is kept. This is possible when both ends are the job's.
+//! Their data can be read only by accepting them. So all connections of the queue are accepted, their data is read, and
+//! each client's socket is disconnected and connected again from the same port: a TCP socket can do that and stays the
+//! same socket for its program. Then its data is sent again. The order of the queue is kept. This is possible when both
+//! ends are the job's.
 //!
 //! A process of its own does so: connections that the agent held would end with it, when it is killed.
 
@@ -119,12 +120,10 @@ fn here(listener: RawFd, clients: &[Client]) -> Result<Vec<Vec<u8>>, Fault> {
             sender: End {
                 raw: c.raw,
                 closing: c.closing,
-                closed: false,
             },
             receiver: End {
                 raw: end.as_raw_fd(),
                 closing: false,
-                closed: c.closing,
             },
         });
         match sent {
@@ -145,10 +144,7 @@ fn here(listener: RawFd, clients: &[Client]) -> Result<Vec<Vec<u8>>, Fault> {
 
 /// Connects the same socket again from the same port and sends `data`.
 fn again(c: &Client, data: &[u8]) -> Result<(), Fault> {
-    let mut nowhere = c.local.clone();
-    nowhere.0[..2].copy_from_slice(&u16::try_from(libc::AF_UNSPEC).unwrap_or(0).to_ne_bytes());
-    sock::connect(c.raw, &nowhere).at("disconnect a connection that waits to be accepted")?;
-    let _: i32 = sock::get(c.raw, libc::SOL_SOCKET, libc::SO_ERROR).at("clear its error")?;
+    sock::disconnect(c.raw).at("disconnect a connection that waits to be accepted")?;
     // The same port as before, without fixing it. Where the program had chosen it, it still has it and the range is not looked at.
     let port = u32::from(c.local.port());
     // (Kernels before 6.3 cannot do that; there the connection gets another port.)
@@ -171,8 +167,9 @@ fn again(c: &Client, data: &[u8]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// `connect` that waits for its end. It is begun as on a socket that does not block: then the kernel leaves the attempt unfinished for the next `connect` on the socket, which returns 0. That may be
-/// one of the program's that the checkpoint has interrupted and that is issued anew; on a connected socket it would get EISCONN.
+/// `connect` that waits for its end. It is begun as on a socket that does not block: then the kernel leaves the attempt
+/// unfinished for the next `connect` on the socket, which returns 0. That may be one of the program's that the
+/// checkpoint has interrupted and that is issued anew; on a connected socket it would get EISCONN.
 fn connect(c: &Client) -> io::Result<()> {
     let flags = fd::flags(c.raw)?;
     fd::set_flags(c.raw, flags | libc::O_NONBLOCK)?;

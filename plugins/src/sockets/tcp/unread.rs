@@ -1,9 +1,9 @@
 //! What the sockets of one node had received and not read, for the nodes that send it again.
 //!
-//! Where both nodes see the file in which it is stored, it is read from there. Else the node that has it gives it out, on a thread that lives for as long as connections are made
-//! again, to whoever knows a random token, which travels through the authenticated tree.
+//! Where both nodes see the file in which it is stored, it is read from there. Else the node that has it gives it out,
+//! on a thread that lives for as long as connections are made again, to whoever knows a random token, which travels
+//! through the authenticated tree.
 
-use super::remote::{odd, token};
 use crate::fault::Fault;
 use belay_image::blobs::{BlobReader, BlobRef};
 use serde::{Deserialize, Serialize};
@@ -12,6 +12,8 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+pub(super) const TOKEN_BYTES: usize = 32;
 
 /// How long a connection, and each piece of data, may take.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -111,7 +113,7 @@ impl Unread {
                 Err(e) => failure = e,
             }
         }
-        Err(odd(format!("fetch what its other end had not read: {failure}")))
+        Err(Fault::Refused(format!("fetch what its other end had not read: {failure}")))
     }
 
     fn fetch(&self, from: SocketAddr) -> io::Result<Vec<u8>> {
@@ -131,6 +133,13 @@ impl Unread {
         }
         Ok(data)
     }
+}
+
+/// Random, for whoever may have something.
+pub(crate) fn token() -> io::Result<String> {
+    let mut raw = [0u8; TOKEN_BYTES / 2];
+    io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut raw)?;
+    Ok(raw.iter().map(|b| format!("{b:02x}")).collect())
 }
 
 #[cfg(test)]

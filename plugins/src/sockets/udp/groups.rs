@@ -1,6 +1,7 @@
 //! Multicast groups of a datagram socket.
 //!
-//! The kernel lists which groups the host's interfaces have, not for whom. But a socket that is asked for the senders it accepts in a group of an interface says whether it has joined it.
+//! The kernel lists which groups the host's interfaces have, not for whom. But a socket that is asked for the senders
+//! it accepts in a group of an interface says whether it has joined it.
 
 use crate::fault::{At, Fault};
 use crate::sys::{fd, sock};
@@ -17,7 +18,8 @@ const MODE_AT: usize = 136;
 const COUNT_AT: usize = 140;
 const SENDERS_AT: usize = 144;
 const ADDRESS: usize = size_of::<libc::sockaddr_storage>();
-/// Most senders for which the kernel's default limits leave room (`net.ipv4.igmp_max_msf`, `net.ipv6.mld_max_msf`: 10, 64), and more.
+/// Most senders for which the kernel's default limits leave room (`net.ipv4.igmp_max_msf`, `net.ipv6.mld_max_msf`: 10,
+/// 64), and more.
 const SENDERS: usize = 1024;
 
 /// A group that a socket has joined.

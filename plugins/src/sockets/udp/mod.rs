@@ -16,9 +16,14 @@ use groups::{Groups, Membership};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 const UDP_CORK: i32 = 1;
+/// What memory a socket uses; the first number is that of what it has received.
+const SO_MEMINFO: i32 = 55;
+/// Longest wait for an answer from this host, milliseconds.
+const ANSWER_MS: i32 = 1000;
 const SHUT_READ: u8 = 1;
 
 /// A UDP socket.
@@ -37,6 +42,9 @@ pub(crate) struct UdpState {
     /// Multicast groups.
     #[serde(default)]
     groups: Vec<Membership>,
+    /// An error waits to be told.
+    #[serde(default)]
+    failed: bool,
 }
 
 fn plain() -> i32 {
@@ -95,10 +103,13 @@ fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), protocol: i32) -> Re
     let shutdown = shutdown(s, (id, raw), local.family(), protocol)?;
     let groups = &mut s.sets.of::<UdpSet>().groups;
     let groups = groups.get_or_insert_with(Groups::of_host).joined(raw, local.family())?;
-    let mut queue = Vec::new();
-    for m in queue::peek(raw, libc::SOCK_DGRAM)? {
-        queue.push((s.blobs.put(&m.data)?, m.from));
-    }
+    let error = pending_error(raw)?;
+    let unread = match error {
+        None => queue::peek(raw, libc::SOCK_DGRAM)?,
+        Some(_) => Vec::new(),
+    };
+    let queue = unread.into_iter().map(|m| Ok((s.blobs.put(&m.data)?, m.from)));
+    let queue = queue.collect::<Result<_, Fault>>()?;
     Ok(UdpState {
         local,
         peer: sock::peer(raw).at("read its peer")?,
@@ -107,7 +118,26 @@ fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), protocol: i32) -> Re
         protocol,
         shutdown,
         groups,
+        failed: error == Some(true),
     })
+}
+
+/// Whether an error waits to be told, where the socket has one or something in its error queue, and no datagram that
+/// could be read. (Reading would take the error away, and so would asking for it.)
+fn pending_error(raw: RawFd) -> Result<Option<bool>, Fault> {
+    let events = fd::poll(raw, libc::POLLIN).at("poll")?;
+    if events & libc::POLLERR == 0 {
+        return Ok(None);
+    }
+    // What is in the error queue counts as received.
+    let counts = sock::get_bytes(raw, libc::SOL_SOCKET, SO_MEMINFO, 64).at("read SO_MEMINFO")?;
+    let queued = counts.iter().take(size_of::<u32>()).any(|byte| *byte != 0);
+    let keeps = |(level, option)| sock::get::<i32>(raw, level, option).is_ok_and(|on| on != 0);
+    let errors = [(libc::IPPROTO_IP, libc::IP_RECVERR), (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)];
+    if events & libc::POLLIN != 0 || queued && errors.into_iter().any(keeps) {
+        return not_now("an error or its error queue has not been read, without which the rest cannot be read");
+    }
+    Ok(Some(!queued))
 }
 
 /// Which directions are shut down. That nothing more may be sent is known to socket diagnosis only.
@@ -136,7 +166,8 @@ fn shutdown(s: &mut Session<'_>, (id, raw): (DescId, RawFd), family: i32, protoc
 }
 
 fn make(u: &UdpState) -> Result<OwnedFd, Fault> {
-    // Tied to a device it could not be sent again what it has not read; where it shares its address with another socket, it must be.
+    // Tied to a device it could not be sent again what it has not read; where it shares its address with another
+    // socket, it must be.
     let fd = match bound(u, &u.options.of_any_device())? {
         Some(fd) => fd,
         None => match bound(u, &u.options)? {
@@ -153,52 +184,37 @@ fn bound(u: &UdpState, options: &Options) -> Result<Option<OwnedFd>, Fault> {
     let fd = sock::socket(u.local.family(), libc::SOCK_DGRAM, u.protocol).at("socket")?;
     let raw = fd.as_raw_fd();
     options.restore(raw, When::Early)?;
-    if u.local.port() != 0 {
+    let bound = if u.local.port() == 0 {
+        // IP_BIND_ADDRESS_NO_PORT: the port comes with the first datagram.
+        let own = u.local.ip().filter(|ip| !ip.is_unspecified());
+        own.map_or(Ok(()), |_| sock::bind_host(raw, &u.local))
+    } else if chosen_by_route(u) {
         // Before it was connected its own address may have been open; connecting sets it again.
-        let at = if chosen_by_route(u)? {
-            Addr::internet(u.local.family(), u.local.port(), [0; 16], 0)
-        } else {
-            u.local.clone()
-        };
-        match sock::bind(raw, &at) {
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse => return Ok(None),
-            done => done.at(format!("bind {}", u.local))?,
-        }
+        sock::bind(raw, &Addr::internet(u.local.family(), u.local.port(), [0; 16], 0))
+    } else {
+        sock::bind(raw, &u.local)
+    };
+    match bound {
+        Err(e) if e.kind() == io::ErrorKind::AddrInUse => Ok(None),
+        done => done.at(format!("bind {}", u.local)).map(|()| Some(fd)),
     }
-    Ok(Some(fd))
 }
 
 /// Whether connecting gives `u` its address. (Bound to an address of IPv6 a socket speaks that only; this one did not.)
-fn chosen_by_route(u: &UdpState) -> Result<bool, Fault> {
-    let Some(peer) = u.peer.as_ref().filter(|_| u.options.speak_both()) else {
-        return Ok(false);
-    };
-    let probe = sock::socket(u.local.family(), libc::SOCK_DGRAM, u.protocol).at("socket")?;
-    let connected = sock::connect(probe.as_raw_fd(), peer).is_ok();
-    Ok(connected
-        && u.local.ip().is_some_and(|ip| ip.is_ipv6())
-        && sock::local(probe.as_raw_fd()).at("read an address")?.ip() == u.local.ip())
+fn chosen_by_route(u: &UdpState) -> bool {
+    let peer = u.peer.as_ref().filter(|_| u.options.speak_both());
+    let own = u.local.ip().filter(IpAddr::is_ipv6);
+    own.is_some() && peer.is_some_and(|peer| sock::source(peer).is_ok_and(|source| source == own))
 }
 
 /// Puts datagrams back, then connects and sets the remaining options.
 fn refill(b: &Builder<'_>) -> Result<(), (DescId, Fault)> {
     let all: Vec<(DescId, &UdpState)> = b.descriptors.each().collect();
-    for (id, u) in &all {
-        for (data, from) in &u.queue {
-            let data = b.blobs.get(data).map_err(|e| (*id, e.into()))?;
-            let own = all
-                .iter()
-                .find(|(_, s)| s.protocol == u.protocol && s.local.port() == from.port() && s.local.ip() == from.ip());
-            let own = own.map_or(Ok(None), |(own, _)| b.lend(*own)).map_err(|e| (*id, e))?;
-            let sent = match own {
-                Some(own) => sock::send(own.raw(), &data, &[], Some(&reachable(&u.local))).map(drop),
-                None => imitate(u, &data, from),
-            };
-            if let Err(error) = sent {
-                // As on any network: a datagram may be lost.
-                tracing::warn!(%error, %from, to = %u.local, "could not put a datagram back");
-            }
-        }
+    for (id, u) in all.iter().filter(|(_, u)| !u.queue.is_empty()) {
+        let done = b
+            .lend(*id)
+            .and_then(|fd| fd.map_or(Ok(()), |fd| unread(b, &all, u, fd.raw())));
+        done.map_err(|e| (*id, e))?;
     }
     for (id, u) in &all {
         let done = b.lend(*id).and_then(|fd| fd.map_or(Ok(()), |fd| settle(u, fd.raw())));
@@ -207,8 +223,75 @@ fn refill(b: &Builder<'_>) -> Result<(), (DescId, Fault)> {
     Ok(())
 }
 
+/// Puts back what `u`, which is `raw` now, had not read. Where others may have its port, it is connected to each sender
+/// meanwhile: then it is the one that the kernel chooses.
+///
+/// A socket of IPv6 would never again hear of others than the last: the kernel forgets to take that back
+/// (`__udp_disconnect`). So this is done where it gets another peer at once.
+fn unread(b: &Builder<'_>, all: &[(DescId, &UdpState)], u: &UdpState, raw: RawFd) -> Result<(), Fault> {
+    let shared = u.options.share_address() && connects_for_a_moment(u);
+    let processor: i32 = sock::get(raw, libc::SOL_SOCKET, libc::SO_INCOMING_CPU).at("read SO_INCOMING_CPU")?;
+    for (data, from) in &u.queue {
+        let data = b.blobs.get(data)?;
+        let to = match shared {
+            true => sock::connect(raw, from).and_then(|()| sock::local(raw)),
+            false => Ok(reachable(&u.local, from)),
+        };
+        let sent = match to {
+            Err(e) => Err(e),
+            Ok(to) => match sender(all, (u.protocol, from, &to)).map_or(Ok(None), |own| b.lend(own))? {
+                Some(own) => send(own.raw(), &data, &to),
+                None => imitate((u.protocol, from, &to), &data),
+            },
+        };
+        if let Err(error) = sent {
+            // As on any network: a datagram may be lost.
+            tracing::warn!(%error, %from, to = %u.local, "could not put a datagram back");
+        }
+    }
+    if shared {
+        sock::dissolve(raw).at("end a connection")?;
+        // That of the last datagram: the kernel would go on to prefer this socket to others at the port.
+        sock::set(raw, libc::SOL_SOCKET, libc::SO_INCOMING_CPU, &processor).at("set SO_INCOMING_CPU back")?;
+    }
+    Ok(())
+}
+
+/// Whether it can be connected for a moment.
+fn connects_for_a_moment(u: &UdpState) -> bool {
+    u.local.family() == libc::AF_INET || u.peer.is_some()
+}
+
+/// The socket of the job from which a datagram has this address when it is sent to `to`.
+fn sender(all: &[(DescId, &UdpState)], (protocol, from, to): (i32, &Addr, &Addr)) -> Option<DescId> {
+    let speaks = |s: &UdpState| from.ip().is_some_and(|ip| ip.is_ipv4()) || s.local.family() == libc::AF_INET6;
+    let at_port = || {
+        all.iter()
+            .filter(|(_, s)| s.protocol == protocol && s.local.port() == from.port())
+    };
+    let by_name = at_port().find(|(_, s)| s.local.ip() == from.ip());
+    let of_any = || at_port().find(|(_, s)| s.local.ip().is_some_and(|ip| ip.is_unspecified()) && speaks(s));
+    let by_route = || of_any().filter(|_| sock::source(to).is_ok_and(|source| source == from.ip()));
+    by_name.or_else(by_route).map(|(id, _)| *id)
+}
+
+/// Sends a datagram from `raw` to `to`, which may be written as the other family does.
+fn send(raw: RawFd, data: &[u8], to: &Addr) -> io::Result<()> {
+    let family = sock::local(raw)?.family();
+    let to = match to.ip() {
+        Some(ip) if family != to.family() => Addr::of(SocketAddr::new(ip, to.port()), family),
+        _ => to.clone(),
+    };
+    sock::send(raw, data, &[], Some(&to)).map(drop)
+}
+
 /// Connects it, and does everything else that must come after the data.
 fn settle(u: &UdpState, raw: RawFd) -> Result<(), Fault> {
+    if u.failed {
+        if let Err(error) = fail(u, raw) {
+            tracing::warn!(%error, local = %u.local, "an error that a socket had not told yet is lost");
+        }
+    }
     if let Some(peer) = &u.peer {
         sock::connect(raw, peer).at(format!("connect to {peer}"))?;
     }
@@ -227,20 +310,42 @@ fn settle(u: &UdpState, raw: RawFd) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Sends a datagram to `u` from an address of this host that no socket of the job has.
-fn imitate(u: &UdpState, data: &[u8], from: &Addr) -> io::Result<()> {
-    let fd = sock::socket(from.family(), libc::SOCK_DGRAM, u.protocol)?;
-    sock::bind(fd.as_raw_fd(), from)?;
-    sock::send(fd.as_raw_fd(), data, &[], Some(&reachable(&u.local))).map(drop)
+/// Gives the socket an error to tell: it sends to a port of this host at which nobody is. (The kernel does not tell which
+/// error it was; a socket hears of hardly any other.)
+fn fail(u: &UdpState, raw: RawFd) -> io::Result<()> {
+    if !connects_for_a_moment(u) {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    let family = u.local.family();
+    let own = u.local.ip().filter(|ip| !ip.is_unspecified());
+    let known = own.or_else(|| u.peer.as_ref()?.ip());
+    let ip = own.unwrap_or(match known.map_or(family == libc::AF_INET6, |ip| ip.is_ipv6()) {
+        true => Ipv6Addr::LOCALHOST.into(),
+        false => Ipv4Addr::LOCALHOST.into(),
+    });
+    // Has the port, and takes nothing but what it sends itself.
+    let nobody = sock::socket(family, libc::SOCK_DGRAM, u.protocol)?;
+    sock::bind(nobody.as_raw_fd(), &Addr::of(SocketAddr::new(ip, 0), family))?;
+    let at = sock::local(nobody.as_raw_fd())?;
+    sock::connect(nobody.as_raw_fd(), &at)?;
+    sock::connect(raw, &at)?;
+    sock::send(raw, &[0], &[], None)?;
+    let told = fd::wait(raw, libc::POLLERR, ANSWER_MS)?;
+    sock::dissolve(raw)?;
+    told.then_some(()).ok_or_else(|| io::ErrorKind::TimedOut.into())
 }
 
-/// An address under which a socket bound to `local` can be reached from this host.
-fn reachable(local: &Addr) -> Addr {
-    let mut a = local.clone();
-    match (a.family(), a.ip().is_some_and(|ip| ip.is_unspecified())) {
-        (libc::AF_INET, true) => a.0[4..8].copy_from_slice(&[127, 0, 0, 1]),
-        (libc::AF_INET6, true) => a.0[8..24].copy_from_slice(&std::net::Ipv6Addr::LOCALHOST.octets()),
-        _ => {}
+/// Sends a datagram from an address of this host that no socket of the job has.
+fn imitate((protocol, from, to): (i32, &Addr, &Addr), data: &[u8]) -> io::Result<()> {
+    let fd = sock::socket(from.family(), libc::SOCK_DGRAM, protocol)?;
+    sock::bind(fd.as_raw_fd(), from)?;
+    send(fd.as_raw_fd(), data, to)
+}
+
+/// An address under which a socket bound to `local` is reached from `from`, which is on this host.
+fn reachable(local: &Addr, from: &Addr) -> Addr {
+    match local.ip().is_some_and(|ip| ip.is_unspecified()) {
+        true => from.with_port(local.port()),
+        false => local.clone(),
     }
-    a
 }

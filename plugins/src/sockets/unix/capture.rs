@@ -1,11 +1,10 @@
 //! Capture of a `AF_UNIX` socket.
 
-use super::{BoundFile, Message, Peer, UnixState};
+use super::{elsewhere, BoundFile, Message, Peer, UnixState};
 use crate::fault::{not_now, At, Fault};
 use crate::files::{parents, without_deleted};
 use crate::look::Look;
 use crate::model::{DescId, FsPath, Holder, IN_FLIGHT};
-use crate::renamed::Renamed;
 use crate::session::{Found, Session};
 use crate::sockets::{options, queue};
 use crate::sys::{fd, sock};
@@ -27,12 +26,13 @@ pub(super) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), kind: i32
     } else {
         None
     };
+    let reset = queue::has_failed(raw)?;
     let queue = if accepts { Vec::new() } else { queue(s, raw, kind, holder)? };
     let task = s.task_of(holder.pid);
     Ok(UnixState {
         ino,
         kind,
-        file: bound_file(&mut s.renamed, &name, info.file, task),
+        file: bound_file(s, (raw, &name), info.file, task),
         name,
         peer: match info.peer {
             None => Peer::None,
@@ -44,10 +44,12 @@ pub(super) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), kind: i32
         shutdown: info.shutdown,
         queue,
         options,
+        reset,
     })
 }
 
-/// Refuses connections that wait to be accepted and already carry data: it could be read only by accepting them, which cannot be undone.
+/// Refuses connections that wait to be accepted and already carry data: it could be read only by accepting them, which
+/// cannot be undone.
 fn pending(s: &mut Session<'_>, clients: &[u32]) -> Result<(), Fault> {
     for ino in clients {
         if *ino == 0 {
@@ -84,21 +86,26 @@ fn existing(shown: PathBuf) -> PathBuf {
     }
 }
 
-fn bound_file(renamed_files: &mut Renamed, name: &sock::Addr, ino: Option<u32>, task: i32) -> Option<BoundFile> {
+fn bound_file(s: &mut Session<'_>, (raw, name): (RawFd, &sock::Addr), ino: Option<u32>, task: i32) -> Option<BoundFile> {
     let path = name.unix_path()?;
-    let cwd = if path.is_relative() {
-        fd::readlink(Path::new(&format!("/proc/{task}/cwd"))).ok().map(existing)
-    } else {
-        None
+    let mut cwd = match path.is_relative() {
+        true => fd::readlink(Path::new(&format!("/proc/{task}/cwd"))).ok().map(existing),
+        false => None,
     };
-    let full: PathBuf = cwd.as_ref().map_or_else(|| path.clone(), |c| c.join(&path));
+    let at = |cwd: &Option<PathBuf>| cwd.as_ref().map_or_else(|| path.clone(), |c| c.join(&path));
     let is_it = |path: &Path| fd::stat(path, false).ok().filter(|st| Some(st.st_ino as u32) == ino);
+    let mut full = at(&cwd);
     let (mut stat, mut renamed) = (is_it(&full), None);
-    let exists = stat.is_some();
+    let mut exists = stat.is_some();
     if let (None, Some(ino)) = (&stat, ino) {
-        if let Some(now) = renamed_files.of_socket(&full, ino) {
+        if let Some(now) = s.renamed.of_socket(&full, ino) {
             stat = is_it(&now);
             renamed = now.file_name().map(|name| FsPath(path.with_file_name(name)));
+        } else if let Some(left) = cwd.as_ref().and_then(|_| elsewhere::directory(s, raw, &path, ino)) {
+            cwd = Some(left);
+            full = at(&cwd);
+            stat = is_it(&full);
+            exists = stat.is_some();
         }
     }
     Some(BoundFile {

@@ -1,8 +1,11 @@
 //! `AF_UNIX` sockets: stream, datagram and seqpacket, with descriptors in flight.
 //!
-//! Peers are found with the kernel's socket diagnosis, queues are read with MSG_PEEK at increasing SO_PEEK_OFF, so nothing is consumed.
+//! Peers are found with the kernel's socket diagnosis, queues are read with MSG_PEEK at increasing SO_PEEK_OFF, so
+//! nothing is consumed.
 
+mod apart;
 mod capture;
+mod elsewhere;
 mod places;
 mod rebuild;
 mod refill;
@@ -10,6 +13,7 @@ mod refill;
 use super::options::Options;
 use crate::builder::Builder;
 use crate::fault::{refuse, Fault, Refusal};
+use crate::files::path;
 use crate::kind::{nothing, Candidate, Kind, Look, NoPart, Ways};
 use crate::model::{DescId, Descriptors, Directory, FsPath};
 use crate::session::Session;
@@ -45,7 +49,7 @@ impl Kind for Unix {
 
     fn ways(d: &Descriptors, out: &mut Ways) {
         for (_, u) in d.each::<UnixState>() {
-            out.places.extend(u.place());
+            out.places.extend(u.places());
             out.parents.extend(u.file.iter().flat_map(|f| f.parents.iter().cloned()));
         }
     }
@@ -58,7 +62,8 @@ impl Kind for Unix {
 
     fn refill(b: &mut Builder<'_>) -> Result<(), Refusal> {
         let Some(made) = b.sets.take() else { return Ok(()) };
-        refill::refill(b, made).map_err(|(id, e)| b.descriptors.refusal(id, &e))
+        let files = refill::refill(b, made).map_err(|(id, e)| b.descriptors.refusal(id, &e))?;
+        path::open_sockets(b, &files).map_err(|(id, e)| b.descriptors.refusal(id, &e))
     }
 
     nothing!(survey, finish, contents, check_part, numbers, prepare, rebuild);
@@ -88,13 +93,20 @@ pub(crate) struct UnixState {
     pub(crate) queue: Vec<Message>,
     /// Options.
     pub(crate) options: Options,
+    /// Its peer was closed with data unread, of which it has not been told yet.
+    #[serde(default)]
+    pub(crate) reset: bool,
 }
 
 impl UnixState {
-    /// The path of the file it is bound to, and whose that is.
-    pub(crate) fn place(&self) -> Option<(PathBuf, u32)> {
-        let (file, path) = (self.file.as_ref()?, self.name.unix_path()?);
-        Some((file.at(&path), file.owner.0))
+    /// The paths that the file has to which it is bound, the last one at the end, and whose that is.
+    fn places(&self) -> Vec<(PathBuf, u32)> {
+        let (Some(file), Some(path)) = (&self.file, self.name.unix_path()) else {
+            return Vec::new();
+        };
+        let path = file.at(&path);
+        let to = file.to(&path);
+        [path].into_iter().chain(to).map(|path| (path, file.owner.0)).collect()
     }
 }
 
@@ -110,7 +122,7 @@ pub(crate) enum Peer {
 }
 
 /// The file of a bound socket.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct BoundFile {
     /// Directory to which a relative name belongs.
     pub(crate) cwd: Option<FsPath>,
@@ -133,6 +145,12 @@ impl BoundFile {
         self.cwd
             .as_ref()
             .map_or_else(|| path.to_owned(), |cwd| cwd.as_path().join(path))
+    }
+
+    /// Where it lies in the end, when it was bound at `path` and has been renamed.
+    fn to(&self, path: &Path) -> Option<PathBuf> {
+        let to = self.renamed.as_ref()?.as_path().file_name()?;
+        Some(path.with_file_name(to))
     }
 }
 

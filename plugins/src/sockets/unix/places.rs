@@ -1,14 +1,20 @@
 //! Where the files of bound sockets lie while sockets are made again.
 //!
-//! Several sockets of a job can have been bound to one path, one after the other, when the file of the one before had been removed or renamed. So a file that is in the way of another
-//! socket's lies aside meanwhile, under a name of its own in the same directory, and its socket is reached there. At the end each has the name that it had, or none.
+//! Several sockets of a job can have been bound to one path, one after the other, when the file of the one before had
+//! been removed or renamed. So a file that is in the way of another socket's lies aside meanwhile, under a name of its
+//! own in the same directory, and its socket is reached there. At the end each has the name that it had, or none. What
+//! is no socket's, or nobody of the job's, is not moved: there a socket without file lies elsewhere meanwhile
+//! ([`Apart`]).
 //!
-//! Another user who may write a directory on the way can exchange it at any moment. Only `bind` itself goes by path, because the kernel keeps the path as the socket's name: what it makes is looked
-//! for in the directory that was seen before the restart began, and where it is not there, the restart is refused. All else is done in that directory, with that file.
+//! Another user who may write a directory on the way can exchange it at any moment. Only `bind` itself goes by path,
+//! because the kernel keeps the path as the socket's name: what it makes is looked for in the directory that was seen
+//! before the restart began, and where it is not there, the restart is refused. All else is done in that directory,
+//! with that file.
 
+use super::apart::Apart;
 use super::BoundFile;
 use crate::fault::{refuse, At, Fault};
-use crate::files::{make_parents, owner, Seen, Sight, Sights};
+use crate::files::{owner, Seen, Sight, Sights};
 use crate::sys::diag::Diag;
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
@@ -18,6 +24,9 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
+/// So many names that are taken are passed over.
+const MOST_IN_THE_WAY: usize = 100;
+
 const EXCHANGED: &str =
     "it lies in another directory than its own, which somebody has exchanged while the job was being restarted; restart again";
 
@@ -25,6 +34,8 @@ const EXCHANGED: &str =
 #[derive(Debug)]
 pub(super) struct Places {
     bound: RefCell<HashMap<u64, Placed>>,
+    /// Where the files of some lie.
+    apart: RefCell<Vec<Apart>>,
     sights: Sights,
 }
 
@@ -60,14 +71,11 @@ impl Placed {
         Ok(is_it.then_some(found))
     }
 
-    /// Gives it the last name of `to`.
-    fn rename(&self, above: &OwnedFd, to: &Path) -> Result<(), Fault> {
-        if let Some(other) = look_for(above, to)? {
-            if !is_stale(self.kind, &other).at("look at what has its name")? {
-                return Err(io::ErrorKind::AddrInUse.into()).at(format!("rename {}", self.path.display()));
-            }
-        }
-        fd::rename_at(above, &self.now, to).at(format!("rename {}", self.path.display()))
+    /// Gives it the last name of `to`, where `sight` is what lay there before the restart began: what a dead socket has
+    /// left there goes, and nothing else.
+    fn rename(&self, above: &OwnedFd, to: &Path, sight: Sight) -> Result<(), Fault> {
+        clear(self.kind, above, to, sight)?;
+        fd::rename_new_at(above, &self.now, to).at(format!("rename {} to {}", self.path.display(), to.display()))
     }
 }
 
@@ -76,6 +84,7 @@ impl Places {
     pub(super) fn new(sights: Sights) -> Self {
         Self {
             bound: RefCell::default(),
+            apart: RefCell::default(),
             sights,
         }
     }
@@ -88,9 +97,8 @@ impl Places {
         let (Some(file), Some(path)) = (file, name.unix_path()) else {
             return sock::bind(raw, name).at(format!("bind {name}"));
         };
-        make_parents(&file.parents)?;
         let full = file.at(&path);
-        let sight = self.sights.at(&full);
+        let sight = self.sights.make(&file.parents, self.sights.at(&full))?;
         let above = sight.above(&full)?;
         // By the directory itself, where the name has no other in it.
         let cwd = file.cwd.as_ref().map(|cwd| match path.parent() {
@@ -101,6 +109,11 @@ impl Places {
         let kind = kind_of(raw).at("read its type")?;
         let bound = match bind() {
             Err(e) if e.kind() == io::ErrorKind::AddrInUse && self.make_room(kind, &above, &full, sight)? => bind(),
+            bound => bound,
+        };
+        let bound = match bound {
+            // Nobody can reach it there.
+            Err(_) if !file.exists && file.renamed.is_none() => return self.bind_apart(raw, name, &path, file),
             bound => bound,
         };
         bound.at(format!("bind {name}"))?;
@@ -120,6 +133,34 @@ impl Places {
             file: file.clone(),
             dead: false,
         };
+        self.note(raw, placed)
+    }
+
+    /// Gives a socket a name that leads to something else by now.
+    pub(super) fn bind_apart(&self, raw: RawFd, name: &Addr, path: &Path, file: &BoundFile) -> Result<(), Fault> {
+        let apart = Apart::make().at("make a directory")?;
+        let now = apart.bind(raw, name, path)?;
+        let above = fd::above(&now).at("open its directory")?;
+        let Some(made) = look_for(&above, &now)? else {
+            return refuse(EXCHANGED);
+        };
+        self.apart.borrow_mut().push(apart);
+        let placed = Placed {
+            kind: kind_of(raw).at("read its type")?,
+            path: now.clone(),
+            now,
+            dir: Sight {
+                dir: Some(Seen::of(&above).at("stat")?),
+                ..Sight::default()
+            },
+            seen: Seen::of(&made).at("stat")?,
+            file: file.clone(),
+            dead: false,
+        };
+        self.note(raw, placed)
+    }
+
+    fn note(&self, raw: RawFd, placed: Placed) -> Result<(), Fault> {
         let socket = fd::fstat(raw).at("stat")?.st_ino;
         self.bound.borrow_mut().insert(socket, placed);
         Ok(())
@@ -139,15 +180,7 @@ impl Places {
         if self.move_aside(above, path)? {
             return Ok(true);
         }
-        let (Some(seen), Some(found)) = (sight.file, look_for(above, path)?) else {
-            return Ok(false);
-        };
-        // What somebody else has left there, or put there since, is not ours to remove.
-        if !seen.is(Seen::of(&found).at("stat")?) || !is_stale(kind, &found).at("look at what has its name")? {
-            return Ok(false);
-        }
-        fd::unlink_at(above, path).at("remove what a dead socket has left")?;
-        Ok(true)
+        clear(kind, above, path, sight)
     }
 
     /// Makes room where the file of a socket lies that has been made before; says whether one does.
@@ -166,10 +199,22 @@ impl Places {
             fd::unlink_at(above, path).at("remove what a dead socket has left")?;
             return Ok(true);
         }
-        let aside = path.with_file_name(format!(".belay-{}-{count}", std::process::id()));
-        fd::rename_at(above, path, &aside).at(format!("rename {}", path.display()))?;
-        placed.now = aside;
-        Ok(true)
+        // Others may know these names beforehand, and a restart that was killed may have left some.
+        for n in count..=count + MOST_IN_THE_WAY {
+            let aside = path.with_file_name(format!(".belay-{}-{n}", std::process::id()));
+            match fd::rename_new_at(above, path, &aside) {
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                moved => {
+                    moved.at(format!("rename {}", path.display()))?;
+                    placed.now = aside;
+                    return Ok(true);
+                }
+            }
+        }
+        refuse(format!(
+            "files called .belay-* are in the way in the directory of {}; remove them and restart again",
+            path.display()
+        ))
     }
 
     /// Does `task` with a name by which socket `raw`, called `name`, is reached now.
@@ -185,20 +230,29 @@ impl Places {
         }
     }
 
+    /// All files that have been made.
+    pub(super) fn files(&self) -> Vec<Seen> {
+        self.bound.borrow().values().map(|placed| placed.seen).collect()
+    }
+
     /// Gives each file the name that it had at the checkpoint, and removes those that had none.
     pub(super) fn settle(&self) -> Result<(), Fault> {
         let all = self.bound.borrow();
-        for p in all.values().filter(|p| !p.file.exists) {
+        let gone = || all.values().filter(|p| !p.file.exists);
+        // Another may have had the name since: these go first.
+        for p in gone().filter(|p| p.file.renamed.is_none()) {
+            let above = p.above()?;
+            if p.find(&above)?.is_some() {
+                // Only a name too many.
+                drop(fd::unlink_at(&above, &p.now));
+            }
+        }
+        for p in gone() {
+            let Some(to) = p.file.to(&p.path) else { continue };
             let above = p.above()?;
             let Some(found) = p.find(&above)? else { continue };
-            match &p.file.renamed {
-                Some(to) => {
-                    give(&found, &p.file).at(format!("set the owner and mode of {}", p.path.display()))?;
-                    p.rename(&above, to.as_path())?;
-                }
-                // Only a name too many.
-                None => drop(fd::unlink_at(&above, &p.now)),
-            }
+            give(&found, &p.file).at(format!("set the owner and mode of {}", p.path.display()))?;
+            p.rename(&above, &to, self.sights.at(&to))?;
         }
         for p in all.values().filter(|p| p.file.exists && p.now != p.path) {
             let above = p.above()?;
@@ -208,10 +262,24 @@ impl Places {
                     p.path.display()
                 ));
             }
-            p.rename(&above, &p.path)?;
+            p.rename(&above, &p.path, self.sights.at(&p.path))?;
         }
         Ok(())
     }
+}
+
+/// Removes what a dead socket has left under the last name of `path` in `above`, where it was `sight` before the
+/// restart began; says whether anything was there to remove. What somebody else has left there, or put there since, is
+/// not ours to remove.
+fn clear(kind: i32, above: &OwnedFd, path: &Path, sight: Sight) -> Result<bool, Fault> {
+    let (Some(seen), Some(found)) = (sight.file, look_for(above, path)?) else {
+        return Ok(false);
+    };
+    if !seen.is(Seen::of(&found).at("stat")?) || !is_stale(kind, &found).at("look at what has its name")? {
+        return Ok(false);
+    }
+    fd::unlink_at(above, path).at("remove what a dead socket has left")?;
+    Ok(true)
 }
 
 /// Opens what has the last name of `path` in directory `above`.
@@ -282,4 +350,93 @@ fn is_stale(kind: i32, found: &OwnedFd) -> io::Result<bool> {
     let probe = sock::socket(libc::AF_UNIX, kind | libc::SOCK_NONBLOCK, 0)?;
     let tried = sock::connect(probe.as_raw_fd(), &address(found));
     Ok(tried.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::FsPath;
+    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::net::UnixDatagram;
+
+    fn look(path: &Path) -> Sight {
+        Sight {
+            file: fd::stat(path, false).ok().as_ref().map(Seen::from),
+            ..Sight::default()
+        }
+    }
+
+    fn ino(path: &Path) -> u64 {
+        std::fs::symlink_metadata(path).unwrap().ino()
+    }
+
+    #[test]
+    fn only_what_a_dead_socket_left_before_the_restart_is_replaced() {
+        let dir = std::env::temp_dir().join(format!("belay-places-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let (bound, to) = (dir.join("new"), dir.join("x"));
+        let file = BoundFile {
+            cwd: None,
+            exists: false,
+            renamed: Some(FsPath(to.clone())),
+            mode: 0o700,
+            owner: (owner::me(), 0),
+            parents: Vec::new(),
+        };
+        let restart = |before: Sight| {
+            let places = Places::new(Sights::with(&to, before));
+            let socket = sock::socket(libc::AF_UNIX, libc::SOCK_DGRAM, 0).unwrap();
+            places.bind(socket.as_raw_fd(), &Addr::unix(&bound), Some(&file)).unwrap();
+            let made = ino(&bound);
+            let settled = places.settle().map_err(|e| e.to_string());
+            (settled, made)
+        };
+        // Nothing lies there.
+        let (settled, made) = restart(Sight::default());
+        assert_eq!((settled, ino(&to)), (Ok(()), made));
+        // What it has left itself, and somebody has put there since.
+        let before = look(&to);
+        let (settled, made) = restart(before);
+        assert_eq!((settled, ino(&to)), (Ok(()), made));
+        let there = ino(&to);
+        for before in [Sight::default(), look(&dir)] {
+            assert!(restart(before).0.is_err());
+            assert_eq!(ino(&to), there, "another dead socket's");
+            std::fs::remove_file(&bound).unwrap();
+        }
+        std::fs::remove_file(&to).unwrap();
+        let server = UnixDatagram::bind(&to).unwrap();
+        assert!(restart(look(&to)).0.is_err());
+        drop(server);
+        std::fs::remove_file(&to).unwrap();
+        std::fs::write(&to, "own").unwrap();
+        std::fs::remove_file(&bound).unwrap();
+        assert!(restart(look(&to)).0.is_err());
+        assert_eq!(std::fs::read(&to).unwrap(), b"own");
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn what_is_in_the_way_goes_aside_over_nothing() {
+        let dir = std::env::temp_dir().join(format!("belay-aside-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let path = dir.join("x");
+        let file = BoundFile {
+            cwd: None,
+            exists: true,
+            renamed: None,
+            mode: 0o700,
+            owner: (owner::me(), 0),
+            parents: Vec::new(),
+        };
+        let places = Places::new(Sights::default());
+        let taken = dir.join(format!(".belay-{}-1", std::process::id()));
+        std::fs::write(&taken, "own").unwrap();
+        let sockets = [(); 2].map(|()| sock::socket(libc::AF_UNIX, libc::SOCK_DGRAM, 0).unwrap());
+        for socket in &sockets {
+            places.bind(socket.as_raw_fd(), &Addr::unix(&path), Some(&file)).unwrap();
+        }
+        assert_eq!(std::fs::read(&taken).unwrap(), b"own");
+        std::fs::remove_dir_all(dir).unwrap();
+    }
 }

@@ -1,10 +1,11 @@
 //! Makes `AF_UNIX` sockets again: listening ones, connected pairs, then connections that wait to be accepted.
 //!
-//! A socket that was accepted has its listener's name, and two sockets cannot be bound to one name; so such a pair is made as it was made
-//! first: by connecting to a listener of that name, the job's own or one made for the moment. Pairs without names come from `socketpair`.
+//! A socket that was accepted has its listener's name, and two sockets cannot be bound to one name; so such a pair is
+//! made as it was made first: by connecting to a listener of that name, the job's own or one made for the moment. Pairs
+//! without names come from `socketpair`.
 
 use super::places::Places;
-use super::{Peer, UnixState};
+use super::{BoundFile, Peer, UnixState};
 use crate::builder::Builder;
 use crate::fault::{refuse, At, Fault};
 use crate::keep::{HoldId, Store};
@@ -15,7 +16,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// A socket of the job.
-type Socket = (DescId, UnixState);
+pub(super) type Socket = (DescId, UnixState);
 
 /// What the refill needs beside the sockets themselves.
 #[derive(Debug)]
@@ -118,18 +119,37 @@ fn connected(
             b.put(id, a)?;
             build.other_ends.insert(id, b.hold_in(&mut build.ends, c)?);
         }
-        (None, Peer::Gone) => {
+        (None, Peer::Gone) if u.name.is_unnamed() || u.peer_name.is_unnamed() => {
             let (a, c) = bound_pair(&build.places, u, None)?;
             b.put(id, a)?;
             build.other_ends.insert(id, b.hold_in(&mut build.ends, c)?);
         }
-        _ => {
+        (_, peer) => {
             let fd = sock::socket(libc::AF_UNIX, u.kind, 0).at("socket")?;
             build.places.bind(fd.as_raw_fd(), &u.name, u.file.as_ref())?;
             b.put(id, fd)?;
+            // It is connected when what it had received from others before is back.
+            if peer == Peer::Gone {
+                let c = in_place_of(&build.places, &u.peer_name)?;
+                build.other_ends.insert(id, b.hold_in(&mut build.ends, c)?);
+            }
         }
     }
     Ok(())
+}
+
+/// A datagram socket with the name of one that is gone, or, where that cannot be had, with another.
+fn in_place_of(places: &Places, name: &Addr) -> Result<OwnedFd, Fault> {
+    let fd = sock::socket(libc::AF_UNIX, libc::SOCK_DGRAM, 0).at("socket")?;
+    let named = match name.unix_path() {
+        Some(path) => places.bind_apart(fd.as_raw_fd(), name, &path, &BoundFile::default()),
+        None => sock::bind(fd.as_raw_fd(), name).at(format!("bind {name}")),
+    };
+    if let Err(error) = named {
+        tracing::debug!(%error, %name, "the name of a socket that is gone cannot be had");
+        sock::bind(fd.as_raw_fd(), &Addr::any_unix()).at("bind")?;
+    }
+    Ok(fd)
 }
 
 /// A pair from `socketpair`, then bound: datagram sockets may each have a name of their own.

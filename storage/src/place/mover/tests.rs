@@ -7,6 +7,7 @@ use crate::testing::Scratch;
 use crate::PAGE;
 use belay_image::extents::Extent;
 use belay_image::manifest::ChunkEntry;
+use belay_image::TableId;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -56,10 +57,10 @@ fn commit(engine: &mut Engine, memory: &[u8]) -> (Vec<ChunkEntry>, Vec<Extent>) 
 fn store_in(mut session: Session, engine: &mut Engine, memory: &[u8]) -> (Vec<ChunkEntry>, Vec<Extent>) {
     let mut table = Vec::new();
     session.store_pages(0x10000, memory, &mut table).unwrap();
-    session.set_table(1, table).unwrap();
+    session.set_table(TableId::Process(1), table).unwrap();
     session.seal().unwrap();
     session.publish().unwrap();
-    let committed = (session.entries().unwrap(), session.tables()[&1].clone());
+    let committed = (session.entries().unwrap(), session.tables()[&TableId::Process(1)].clone());
     engine.keep(session, Path::new("/nonexistent"));
     committed
 }
@@ -221,7 +222,8 @@ fn a_tier_that_is_gone_is_left_out() {
     assert_eq!(Store::of_job(&s.job()).tiers().len(), 0);
 }
 
-/// Chunks in a tier in memory of which the first is home, the next two are on their way and get no further, and the others wait; their entries and extents.
+/// Chunks in a tier in memory of which the first is home, the next two are on their way and get no further, and the
+/// others wait; their entries and extents.
 fn under_way(s: &Scratch, memory: &[u8]) -> (Engine, (Vec<ChunkEntry>, Vec<Extent>)) {
     // The first piece is free; the next one is due in hours.
     let mut engine = engine(s, 100, 0, Policy::Adaptive, Some(1));
@@ -355,10 +357,12 @@ fn a_chunk_that_nobody_writes_makes_room_for_who_waits() {
         chunk,
         page: 0,
     };
-    session.set_table(1, vec![extent(0, 3, first), extent(3, 8, second)]).unwrap();
+    session
+        .set_table(TableId::Process(1), vec![extent(0, 3, first), extent(3, 8, second)])
+        .unwrap();
     session.seal().unwrap();
     session.publish().unwrap();
-    let committed = (session.entries().unwrap(), session.tables()[&1].clone());
+    let committed = (session.entries().unwrap(), session.tables()[&TableId::Process(1)].clone());
     engine.keep(session, Path::new("/nonexistent"));
     mover.finish().unwrap();
     assert_eq!(files(&s.0.join("mem")), [""; 0]);

@@ -96,7 +96,8 @@ pub(super) fn stop_and_go_on(place: &Place, user: User) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
-/// `belay run` launches, launches again where there is no checkpoint, restarts where there is one, and leaves a job alone that has ended well.
+/// `belay run` launches, launches again where there is no checkpoint, restarts where there is one, and leaves a job
+/// alone that has ended well.
 pub(super) fn run(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = Job::new(place, "run", user)?;
     let (dir, program) = (

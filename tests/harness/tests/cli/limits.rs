@@ -60,7 +60,8 @@ pub(super) fn open_files(place: &Place, user: User) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
-/// A job that has many times as many open files as one process may, each of its processes three quarters of that, is checkpointed and restarted under that limit.
+/// A job that has many times as many open files as one process may, each of its processes three quarters of that, is
+/// checkpointed and restarted under that limit.
 pub(super) fn crowd(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = Job::new(place, "crowd", user)?;
     let (dir, program) = (

@@ -2,6 +2,7 @@
 
 mod jobs;
 mod limits;
+mod page;
 mod streams;
 mod terminals;
 
@@ -28,8 +29,8 @@ fn running(place: &Place, user: User, label: &str, options: &[&str], line: &[&st
 }
 
 fn main() {
-    let mut target = Target::new("cli", &["fault_target", "fd_crowd", "fd_many", "mem_private"]);
-    let tests: [(&str, Test); 23] = [
+    let mut target = Target::new("cli", &["fault_target", "fd_crowd", "fd_many", "fd_ptynames", "mem_private"]);
+    let tests: [(&str, Test); 25] = [
         ("exit_status", streams::exit_status),
         ("streams", streams::streams),
         ("no_command", streams::no_command),
@@ -37,6 +38,7 @@ fn main() {
         ("launch_twice", jobs::launch_twice),
         ("nothing_there", jobs::nothing_there),
         ("reports", jobs::reports),
+        ("report", page::report),
         ("stop_and_go_on", jobs::stop_and_go_on),
         ("run", jobs::run),
         ("lazy", jobs::lazy),
@@ -45,6 +47,7 @@ fn main() {
         ("terminal", terminals::terminal),
         ("self_stopped", terminals::self_stopped),
         ("terminal_restart", terminals::terminal_restart),
+        ("terminal_names", terminals::terminal_names),
         ("under_script", streams::under_script),
         ("restart_streams", streams::restart_streams),
         ("setuid", limits::setuid),
@@ -61,6 +64,7 @@ fn main() {
                 "run",
                 "status",
                 "list",
+                "report",
                 "verify",
                 "inspect",
                 "stop",

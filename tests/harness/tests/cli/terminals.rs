@@ -4,13 +4,20 @@ use super::LIMIT;
 use belay_tests::expect::want;
 use belay_tests::job::{output, text, Job};
 use belay_tests::place::{Place, User};
-use belay_tests::terminal::Terminal;
+use belay_tests::terminal::{take_names, Terminal};
 use belay_tests::Failure;
+use std::sync::Mutex;
+
+/// Whose test takes the numbers of terminals.
+static TURN: Mutex<()> = Mutex::new(());
+const SHELL: [&str; 7] = ["env", "PS1=PROMPT:", "HISTFILE=", "bash", "--norc", "--noediting", "-i"];
 
 /// An interactive shell on a terminal of its own.
 fn shell(job: &Job) -> Result<Terminal, Failure> {
-    let words = ["env", "PS1=PROMPT:", "HISTFILE=", "bash", "--norc", "--noediting", "-i"];
-    let mut t = Terminal::new(job.command(&words.map(str::to_owned)))?;
+    prompting(Terminal::new(job.command(&SHELL.map(str::to_owned)))?)
+}
+
+fn prompting(mut t: Terminal) -> Result<Terminal, Failure> {
     t.expect("PROMPT:")?;
     Ok(t)
 }
@@ -112,4 +119,60 @@ pub(super) fn terminal_restart(place: &Place, user: User) -> Result<(), Failure>
     t.expect("2:<again>")?;
     t.type_keys("\x04")?;
     ended(&mut t, 4)
+}
+
+/// Terminals of a job keep their names, also where those of others are called so at the restart, and are gone later;
+/// the terminal of the restart is found by its name, unless one of the job's is called so.
+pub(super) fn terminal_names(place: &Place, user: User) -> Result<(), Failure> {
+    let _alone = TURN.lock();
+    let job = Job::new(place, "ttynames", user)?;
+    let belay = place.belay().display().to_string();
+    let dir = job.dir().display().to_string();
+    let program = place.programs().join("fd_ptynames").display().to_string();
+    let mut t = shell(&job)?;
+    t.type_keys(&format!("{belay} launch --ckpt-dir {dir} -- {program} said\n"))?;
+    t.expect("its names: ")?;
+    let names = t.expect(".\r\n")?;
+    let number = |name: &str| {
+        name.trim_start_matches("/dev/pts/")
+            .parse::<u32>()
+            .map_err(|e| format!("{name}: {e}"))
+    };
+    let mut numbers = names.split(' ').map(number).collect::<Result<Vec<u32>, _>>()?;
+    numbers.sort_unstable();
+    t.expect("on /dev/pts/")?;
+    for with_name in [true, false, true] {
+        job.beats(LIMIT)?;
+        let o = output(job.belay(&["checkpoint", &dir]), LIMIT)?;
+        want(o.status.success(), || text(&o))?;
+        drop(t); // kills everything on that terminal
+        job.clear_beat()?;
+        let mut others = take_names(numbers[numbers.len() - 1])?;
+        // A test beside this one may have one of them by now.
+        let same = numbers.iter().find_map(|n| Some((*n, others.remove(n)?)));
+        let (same, master) = same.ok_or("the names are others'")?;
+        let words = job.command(&SHELL.map(str::to_owned));
+        t = prompting(if with_name {
+            Terminal::new(words)?
+        } else {
+            Terminal::on(master, words)?
+        })?;
+        t.type_keys(&format!("{belay} restart {dir}\n"))?;
+        if with_name {
+            t.expect("on /dev/pts/")?;
+        } else {
+            t.expect(&format!(
+                "the terminal of this restart is called /dev/pts/{same} as one of the job's own"
+            ))?;
+            t.expect("on No such device.")?;
+        }
+        job.beats(LIMIT)?;
+        drop(others);
+        job.clear_beat()?;
+        job.beats(LIMIT)?;
+        drop(take_names(numbers[numbers.len() - 1])?);
+    }
+    job.tell_end()?;
+    t.expect("PASS fd_ptynames")?;
+    ended(&mut t, 0)
 }

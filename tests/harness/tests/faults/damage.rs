@@ -131,8 +131,8 @@ pub(super) fn falls_back(place: &Place, user: User, _: &mut Rng) -> Result<(), F
     job.verdict(false, LIMIT)
 }
 
-/// Generations share chunks. Damage of one that only the newest needs leads to the generation before; damage of one that all need leaves nothing to restart, and
-/// that is said.
+/// Generations share chunks. Damage of one that only the newest needs leads to the generation before; damage of one
+/// that all need leaves nothing to restart, and that is said.
 pub(super) fn shared_chunk(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = target(place, user, "sharedchunk", "2")?;
     job.checkpoint()?;

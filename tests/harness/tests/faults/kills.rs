@@ -79,7 +79,8 @@ pub(super) fn command_ending(place: &Place, user: User, rng: &mut Rng) -> Result
     Ok(())
 }
 
-/// The command is killed and leaves something behind: however often that is checkpointed, the last checkpoint of the command itself stays, and is what a restart goes on from.
+/// The command is killed and leaves something behind: however often that is checkpointed, the last checkpoint of the
+/// command itself stays, and is what a restart goes on from.
 pub(super) fn left_behind(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "left_behind", user)?;
     let script = "sleep 100000 & echo started; sleep 100000";
@@ -148,6 +149,81 @@ pub(super) fn agent_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(
         job.clear_beat()?;
         job.restart(&[])?;
         job.progress(LIMIT).map_err(|e| format!("round {n}: restart: {e}"))?;
+    }
+    job.verdict(false, LIMIT)
+}
+
+/// The agent is killed, and who waits for it: the program goes on, and is not restarted beside itself. `belay restart`
+/// names what is there, `belay run` ends it.
+pub(super) fn unattended(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "unattended", user)?;
+    // The children of the loop are younger than the checkpoint.
+    let program = place.programs().join("fault_target").display().to_string();
+    let script = format!("(while [ ! -e \"$BELAY_TEST_GO\" ]; do sleep 0.05; done &) ; exec {program} 1");
+    let command = ["sh", "-c", &script].map(str::to_owned);
+    job.launch(&[], &command)?;
+    job.progress(LIMIT)?;
+    job.checkpoint()?;
+    let front = job.pid().ok_or("no job")?;
+    let program = procs::tree(front).into_iter().find(|p| is_program(*p)).ok_or("no program")?;
+    let agent = agent_of(&job, program)?;
+    for pid in [agent, front] {
+        procs::signal(pid, libc::SIGSTOP);
+    }
+    for pid in [agent, front] {
+        procs::signal(pid, libc::SIGKILL);
+    }
+    job.wait(LIMIT)?;
+    job.beats(LIMIT)?;
+    let dir = job.dir().display().to_string();
+    let o = output(job.belay(&["restart", &dir]), LIMIT)?;
+    refused(&o, &[&format!("process {program} (fault_target)"), "of this job still run"])?;
+    want(o.status.code() == Some(69), || text(&o))?;
+    job.beats(LIMIT)?;
+    let left: Vec<i32> = procs::marked(&job.work).into_iter().map(|(pid, _)| pid).collect();
+    job.clear_beat()?;
+    let run = ["run", "--ckpt-dir", &dir, "--", "sh", "-c", &script];
+    job.start(job.belay(&run))?;
+    want(job.answers(LIMIT)?, || job.output_text())?;
+    job.progress(LIMIT)?;
+    let said = job.output_text();
+    want(
+        said.contains(&format!("process {program} (fault_target) of this job still runs")),
+        || said,
+    )?;
+    let now = procs::marked(&job.work);
+    let beside: Vec<&i32> = left.iter().filter(|pid| now.iter().any(|(other, _)| other == *pid)).collect();
+    want(left.len() > 2 && beside.is_empty(), || {
+        format!("{beside:?} of {left:?} are there")
+    })?;
+    job.verdict(false, LIMIT)
+}
+
+/// Orphans make the next one and end while the agent stops the job: it collects them meanwhile, and takes hold of one that lives.
+pub(super) fn orphans_ending(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    const MOST: usize = 1000;
+    let mut job = Job::new(place, "orphans", user)?;
+    job.launch(&[], &[place.programs().join("proc_chain").display().to_string()])?;
+    job.progress(LIMIT)?;
+    let front = job.pid().ok_or("no job")?;
+    let agent = procs::tree(front)
+        .into_iter()
+        .find(|p| *p != front && procs::comm(*p) == "belay");
+    let agent = agent.ok_or("no agent")?;
+    let children = || std::fs::read_to_string(format!("/proc/{agent}/task/{agent}/children")).unwrap_or_default();
+    let mut most = 0;
+    for _ in 0..3 {
+        let mut checkpoint = started(&job)?;
+        while io("wait", checkpoint.try_wait())?.is_none() {
+            most = most.max(children().split(' ').count());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    want(most < MOST, || format!("the agent had {most} children"))?;
+    for _ in 0..rounds(5) {
+        job.checkpoint()?;
+        job.progress(LIMIT)?;
+        job.crash_and_restart(LIMIT)?;
     }
     job.verdict(false, LIMIT)
 }

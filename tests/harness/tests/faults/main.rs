@@ -1,7 +1,7 @@
 //! Faults and bad input: killed parts during a checkpoint, a full disk, damaged, foreign and missing files.
 //!
-//! The rules that every test here checks: the running program is never harmed, a committed generation always restarts, and what cannot
-//! be done ends with one line that names the object and an exit status of belay's own.
+//! The rules that every test here checks: the running program is never harmed, a committed generation always restarts,
+//! and what cannot be done ends with one line that names the object and an exit status of belay's own.
 
 mod damage;
 mod kills;
@@ -48,12 +48,14 @@ fn restart_refused(job: &Job, words: &[&str]) -> Result<(), Failure> {
 }
 
 fn main() {
-    let mut target = Target::new("faults", &["fault_target"]);
-    let tests: [(&str, Test); 14] = [
+    let mut target = Target::new("faults", &["fault_target", "proc_chain"]);
+    let tests: [(&str, Test); 16] = [
         ("command_ending", kills::command_ending),
         ("left_behind", kills::left_behind),
         ("command_killed", kills::command_killed),
         ("agent_killed", kills::agent_killed),
+        ("unattended", kills::unattended),
+        ("orphans_ending", kills::orphans_ending),
         ("snapshot_killed", kills::snapshot_killed),
         ("rank_killed", kills::rank_killed),
         ("all_killed", kills::all_killed),

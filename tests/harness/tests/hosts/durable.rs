@@ -29,7 +29,8 @@ fn launched(mut job: Job, place: &Place, config: &str, more: &[&str]) -> Result<
     Ok(job)
 }
 
-/// Everything dies, and what the hosts share of the job is lost in one way after the other: it comes back on other hosts from its durable tier.
+/// Everything dies, and what the hosts share of the job is lost in one way after the other: it comes back on other
+/// hosts from its durable tier.
 fn losses(job: &mut Job, rounds: std::ops::Range<usize>, rng: &mut Rng) -> Result<(), Failure> {
     let lose = |dir: PathBuf| std::fs::remove_dir_all(&dir).map_err(|e| format!("remove {}: {e}", dir.display()));
     for n in rounds {
@@ -66,18 +67,43 @@ fn losses(job: &mut Job, rounds: std::ops::Range<usize>, rng: &mut Rng) -> Resul
     Ok(())
 }
 
-/// An S3 server outside of all hosts. What the parts have comes from there, too.
+/// A file of keys, and the configuration that names it.
+fn sealing(job: &Job) -> Result<String, Failure> {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    let path = job.work.join("keys");
+    let file = std::fs::File::options().write(true).create_new(true).mode(0o600).open(&path);
+    file.and_then(|mut f| f.write_all("5".repeat(64).as_bytes()))
+        .map_err(|e| format!("write {}: {e}", path.display()))?;
+    Ok(format!("[encryption]\nkey_file = \"{}\"\n", path.display()))
+}
+
+/// An S3 server outside of all hosts, on which everything is sealed. What the parts have comes from there, too.
 pub(super) fn objects(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let job = Job::new(place, "hosts-objects", 2, 3)?;
     let (command, address) = job.hosts.outside(&Server::program(place))?;
     let server = Server::start(command, &job.work.join("store"), &format!("{address}:0"))?;
-    let mut job = launched(job, place, &server.tier(), &[])?;
+    let config = server.tier() + &sealing(&job)?;
+    let mut job = launched(job, place, &config, &[])?;
     losses(&mut job, 0..1, rng)?;
     job.must(&["verify"])?;
+    let store = job.work.join("store");
+    for kind in [".bpk", ".json"] {
+        let objects: Vec<PathBuf> = files(&store, kind)
+            .into_iter()
+            .filter(|f| f.to_string_lossy().contains("/prefix/"))
+            .collect();
+        let is_sealed = |f: &PathBuf| std::fs::read(f).is_ok_and(|b| b.starts_with(b"BELAYSEA"));
+        let of_part = objects.iter().any(|f| f.to_string_lossy().contains("/nodes/1/"));
+        want(of_part && objects.iter().all(is_sealed), || {
+            format!("not all sealed: {objects:?}")
+        })?;
+    }
     job.verdict()
 }
 
-/// The S3 server vanishes while it is written to, and comes back: meanwhile the job and its checkpoints go on, which are local only, and then they are durable again without anybody's doing.
+/// The S3 server vanishes while it is written to, and comes back: meanwhile the job and its checkpoints go on, which
+/// are local only, and then they are durable again without anybody's doing.
 pub(super) fn server_lost(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let job = Job::new(place, "hosts-server-lost", 2, 3)?;
     let (command, address) = job.hosts.outside(&Server::program(place))?;

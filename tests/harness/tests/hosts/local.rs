@@ -1,4 +1,5 @@
-//! Jobs over several hosts with local tiers: chunks lie in memory of their hosts until they have been moved to the job directory, which the hosts share.
+//! Jobs over several hosts with local tiers: chunks lie in memory of their hosts until they have been moved to the job
+//! directory, which the hosts share.
 
 use super::*;
 
@@ -72,7 +73,8 @@ fn lies_there(job: &Job) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A job whose chunks lie in memory of its hosts is killed and restarted: where it was, on other hosts while the old ones can be reached, all of it on one, and at the end nothing is left there.
+/// A job whose chunks lie in memory of its hosts is killed and restarted: where it was, on other hosts while the old
+/// ones can be reached, all of it on one, and at the end nothing is left there.
 pub(super) fn restarts(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = launched(place, user, &format!("hosts-local-{}", user.name()), (2, 4), ROOM, SLOW)?;
     for (n, at) in [[1, 2], [3, 4], [4, 1], [2, 2]].into_iter().enumerate() {
@@ -110,8 +112,9 @@ fn checkpoint_at_rest(job: &mut Job) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A host is gone with what was in its memory: the newest checkpoint of which nothing was there is still there, although newer ones were to be kept in its place, and restarts. When the
-/// part comes back to that host, what was left there does no harm.
+/// A host is gone with what was in its memory: the newest checkpoint of which nothing was there is still there,
+/// although newer ones were to be kept in its place, and restarts. When the part comes back to that host, what was left
+/// there does no harm.
 pub(super) fn host_gone(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "hosts-local-gone", 2, 3)?;
     let program = job.program(place, "mpi/mpi_p2p")?;
@@ -247,7 +250,8 @@ pub(super) fn durable(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
-/// Memory far too small for the job: it is killed in the middle of checkpoints and of moves, and goes on where it was or elsewhere. Then it is stopped, and everything is moved before that has an end.
+/// Memory far too small for the job: it is killed in the middle of checkpoints and of moves, and goes on where it was
+/// or elsewhere. Then it is stopped, and everything is moved before that has an end.
 pub(super) fn small_and_killed(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = launched(place, User::Root, "hosts-local-small", (2, 3), 9, "40M")?;
     for n in 0..rounds_wanted() + 1 {
@@ -319,7 +323,8 @@ pub(super) fn shared(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     nothing_left(&job, &[2])
 }
 
-/// What lies on a host of the root's part is moved twice at the same time, as where a restart was killed that had begun with it: neither takes anything from the other.
+/// What lies on a host of the root's part is moved twice at the same time, as where a restart was killed that had begun
+/// with it: neither takes anything from the other.
 pub(super) fn moved_twice(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::of(place, "hosts-local-twice", Kind::C, 1, 2)?;
     let program = job.program(place, "compute_mem")?;
@@ -379,7 +384,8 @@ pub(super) fn moved_twice(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
-/// A tier that is not there on one host is refused, with the host's name; what an earlier job in the same directory has left is removed.
+/// A tier that is not there on one host is refused, with the host's name; what an earlier job in the same directory has
+/// left is removed.
 pub(super) fn not_there(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "hosts-local-none", 2, 2)?;
     let program = job.program(place, "mpi/mpi_p2p")?;

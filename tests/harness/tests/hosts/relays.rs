@@ -13,8 +13,9 @@ fn degrees(job: &Job) -> Vec<usize> {
     all
 }
 
-/// Rounds of checkpoint, crash and restart of a job of four nodes with this fan-out: in a chain and in a tree, of which the agents' connections tell. The last is restarted when the
-/// site's file says nothing any more: what the job was launched with counts.
+/// Rounds of checkpoint, crash and restart of a job of four nodes with this fan-out: in a chain and in a tree, of which
+/// the agents' connections tell. The last is restarted when the site's file says nothing any more: what the job was
+/// launched with counts.
 pub(super) fn rounds(place: &Place, fan_out: usize, rng: &mut Rng) -> Result<(), Failure> {
     let site = format!("[tree]\nfan_out = {fan_out}\n");
     let mut job = Job::at_site(

@@ -12,8 +12,9 @@ fn relays(job: &Job) -> Vec<usize> {
     (1..NODES).filter(is_relay).collect()
 }
 
-/// In each phase of a checkpoint an agent that passes on what others say is killed: its own part is lost and the user is told, no other is; those behind it come to the root, which
-/// refuses a checkpoint without the lost part by its name; and the newest whole one restarts.
+/// In each phase of a checkpoint an agent that passes on what others say is killed: its own part is lost and the user
+/// is told, no other is; those behind it come to the root, which refuses a checkpoint without the lost part by its
+/// name; and the newest whole one restarts.
 pub(super) fn killed(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::at_site(
         (User::Root, "[tree]\nfan_out = 1\n"),

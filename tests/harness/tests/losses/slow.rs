@@ -24,7 +24,8 @@ fn stopped_in_rebuild(job: &Job) -> Result<Vec<i32>, Failure> {
     Err("part 1 does not come to the rebuild of its descriptors".into())
 }
 
-/// The agent of a part gets no processor for a while between two steps of a restart, as on a host where much else runs: it is not taken for lost.
+/// The agent of a part gets no processor for a while between two steps of a restart, as on a host where much else runs:
+/// it is not taken for lost.
 pub(super) fn in_restart(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     /// Longer than agents may be silent while the job runs.
     const AWAY: Duration = Duration::from_secs(13);

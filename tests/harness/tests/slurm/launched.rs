@@ -1,4 +1,5 @@
-//! `belay launch` and `belay restart` in allocations that the user has asked for, by `salloc` and by `sbatch`: what was killed in one goes on in the next, which has another node.
+//! `belay launch` and `belay restart` in allocations that the user has asked for, by `salloc` and by `sbatch`: what was
+//! killed in one goes on in the next, which has another node.
 
 use super::nodes::on_nodes;
 use super::site::Site;
@@ -132,7 +133,8 @@ impl<'a> Session<'a> {
     }
 }
 
-/// A job is launched on h2 and h3, checkpointed, killed and restarted on h2 and h4, without a word about hosts; then once more, on h3 and h4.
+/// A job is launched on h2 and h3, checkpointed, killed and restarted on h2 and h4, without a word about hosts; then
+/// once more, on h3 and h4.
 pub(super) fn launched(place: &Place, (by, with): (By, With), rng: &mut Rng) -> Result<(), Failure> {
     let label = format!("slurm-launched-{by:?}-{with:?}").to_lowercase();
     // Of an MPI program one rank says how it went, of others each task.

@@ -1,6 +1,8 @@
-//! Jobs of a real Slurm, as an ordinary user, with the batch script that belay ships: checkpointed before their time is over, requeued, continued; arrays; scancel.
+//! Jobs of a real Slurm, as an ordinary user, with the batch script that belay ships: checkpointed before their time is
+//! over, requeued, continued; arrays; scancel.
 
 mod launched;
+mod losses;
 mod nodes;
 mod site;
 
@@ -33,7 +35,8 @@ fn answer(said: &str) -> Option<&str> {
     line(said, "answer")
 }
 
-/// A job of four ranks on two nodes is signalled by Slurm before its time is over, and once more by hand; each time it is requeued and goes on.
+/// A job of four ranks on two nodes is signalled by Slurm before its time is over, and once more by hand; each time it
+/// is requeued and goes on.
 fn allocations(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let site = Site::new(place, "slurm-allocations", 2)?;
     // Slurm looks every 30 s, and signals when the time would be over 30 s after the 25: between 5 and 35 s after the start.
@@ -82,7 +85,8 @@ fn mpich(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     site.user(&["scancel", &job]).map(drop)
 }
 
-/// Ranks of `srun` with an MPI plugin are where they are without belay, are told the same, and go on after two requeues. `options` are of `srun` too.
+/// Ranks of `srun` with an MPI plugin are where they are without belay, are told the same, and go on after two
+/// requeues. `options` are of `srun` too.
 fn plugin(site: &Site, options: &str, rng: &mut Rng) -> Result<(), Failure> {
     let simulate = site.slurm.home().join("simulate");
     let text = io("read simulate", std::fs::read_to_string(&simulate))?;
@@ -115,7 +119,8 @@ fn plugin(site: &Site, options: &str, rng: &mut Rng) -> Result<(), Failure> {
         Ok::<_, Failure>(site.said(job))
     };
     let natively = || verdict(&site.user(&["sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=2", "native"])?);
-    // Seen once in 18 runs, under heavy load: a rank that died of a segmentation fault as Slurm's PMIx started it. Nothing of belay is in this run.
+    // Seen once in 18 runs, under heavy load: a rank that died of a segmentation fault as Slurm's PMIx started it.
+    // Nothing of belay is in this run.
     let undisturbed = natively().or_else(|_| natively()).or_else(|_| natively())?;
     site.edit(&[("mpirun ", &srun)])?;
     let job = site.submit(&["--time=10"])?;
@@ -145,8 +150,9 @@ fn pmix(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     plugin(&site, "--ntasks=4", rng)
 }
 
-/// Where `mpirun` is called by its path, or belay finds none but the system's own in place of an `srun` with an MPI plugin: Open MPI puts the directory of its programs, where the real
-/// `srun` lies as well, in front of PATH, and starts its daemons by what it finds there.
+/// Where `mpirun` is called by its path, or belay finds none but the system's own in place of an `srun` with an MPI
+/// plugin: Open MPI puts the directory of its programs, where the real `srun` lies as well, in front of PATH, and
+/// starts its daemons by what it finds there.
 fn by_path(place: &Place, called: &str, rng: &mut Rng) -> Result<(), Failure> {
     let site = Site::new(
         place,
@@ -165,7 +171,8 @@ fn by_path(place: &Place, called: &str, rng: &mut Rng) -> Result<(), Failure> {
     want(said.contains("PASS mpi_cg"), || format!("no verdict: {said}"))
 }
 
-/// What leads to other nodes past the stand-ins is named by a checkpoint, which is refused: daemons of MPI, and tasks of an `srun` that is called by its path.
+/// What leads to other nodes past the stand-ins is named by a checkpoint, which is refused: daemons of MPI, and tasks
+/// of an `srun` that is called by its path.
 fn past_standins(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     for (kind, program, named) in [
         (
@@ -198,7 +205,8 @@ fn past_standins(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tasks that `srun` starts directly are parts of the job, whether or not it names nodes; what of it cannot be had with another launcher is refused.
+/// Tasks that `srun` starts directly are parts of the job, whether or not it names nodes; what of it cannot be had with
+/// another launcher is refused.
 fn tasks(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let site = Site::of(place, "slurm-tasks", Kind::C, 2)?;
     site.edit(&[("mpirun ", "srun --mpi=pmi2 --label ")])?;
@@ -253,188 +261,6 @@ fn newest(gen: &Path) -> u64 {
     names.filter_map(|n| n.to_str()?.parse().ok()).max().unwrap_or(0)
 }
 
-/// The number of the newest redundant checkpoint of the job in `dir`; 0 for none.
-fn newest_record(dir: &Path) -> u64 {
-    let records = files(&dir.join("redundant"), ".json");
-    records
-        .iter()
-        .filter_map(|f| f.file_stem()?.to_str()?.parse().ok())
-        .max()
-        .unwrap_or(0)
-}
-
-/// A node dies during the job: it goes on in the same allocation, on the node that is to spare.
-fn spare(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
-    let site = Site::new(place, "slurm-spare", 3)?;
-    site.edit(&[
-        ("belay run ", "belay run --ckpt-interval 2 "),
-        ("mpirun ", "mpirun --novm -n 4 "),
-    ])?;
-    let job = site.submit(&["--nodes=3", "--no-kill", "--time=20"])?;
-    site.progress(&job, 0)?;
-    let gen = site.generations(&job);
-    site.slurm.await_that("two checkpoints", |_| Ok(newest(&gen) >= 2))?;
-    std::thread::sleep(Duration::from_millis(rng.below(1000)));
-    site.slurm.hosts.kill_host(3);
-    site.slurm.await_that("a restart", |s| {
-        let state = s.field(&job, "JobState")?;
-        want(state == "RUNNING", || format!("{job} is {state}: {}", site.said(&job)))?;
-        Ok(site
-            .said(&job)
-            .contains("h3 does not answer; restarting with the other parts on h4"))
-    })?;
-    site.progress(&job, 0)?;
-    site.progress(&job, 0)?;
-    io("write go", std::fs::write(site.go(), ""))?;
-    let said = site.completes(&job)?;
-    want(said.contains("PASS mpi_cg"), || format!("no verdict: {said}"))?;
-    let restarts = site.slurm.field(&job, "Restarts")?;
-    want(restarts == "0", || format!("requeued {restarts} times: {said}"))
-}
-
-/// Tasks of `srun` whose checkpoints lie on the nodes' own disks: a node dies with all it held, and the job goes on, in its allocation, from what the others have; then, requeued,
-/// every task finds its own again.
-fn redundant(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
-    let mut site = Site::of(place, "slurm-redundant", Kind::C, 4)?;
-    for node in 2..=5 {
-        let words = ["mkdir", "-m", "1777", LOCAL].map(str::to_owned);
-        let made = output(site.slurm.hosts.command(node, &words), LIMIT)?;
-        want(made.status.success(), || text(&made))?;
-    }
-    let run = format!("belay run --ckpt-interval 2 --redundancy xor --local-dir {LOCAL} ");
-    // The node to spare is the last one: six tasks, two on each node.
-    site.edit(&[("belay run ", &run), ("mpirun ", "srun --mpi=none -N 3 -n 6 ")])?;
-    let job = site.submit(&["--nodes=4", "--ntasks-per-node=2", "--no-kill", "--time=20"])?;
-    site.progress(&job, 0)?;
-    let dir = site.slurm.home().join(format!("belay-{job}"));
-    let redundant = |site: &Site, after: u64| {
-        let made = |_: &Slurm| Ok(newest_record(&dir) > after);
-        let made = site.slurm.await_that("a redundant checkpoint", made);
-        made.map_err(|e| format!("{e}; {}", site.said(&job)))
-    };
-    redundant(&site, 0)?;
-    std::thread::sleep(Duration::from_millis(rng.below(1000)));
-    site.slurm.hosts.kill_host(4);
-    let lost = ["sh", "-c", &format!("rm -r {LOCAL}/*")].map(str::to_owned);
-    let lost = output(site.slurm.hosts.command(4, &lost), LIMIT)?;
-    want(lost.status.success(), || text(&lost))?;
-    site.slurm.await_that("a restart", |s| {
-        let state = s.field(&job, "JobState")?;
-        want(state == "RUNNING", || format!("{job} is {state}: {}", site.said(&job)))?;
-        Ok(site
-            .said(&job)
-            .contains("h4 does not answer; restarting with the other parts on h2, h2, h3, h3, h5, h5"))
-    })?;
-    site.progress(&job, 0)?;
-    site.was_restarted(&job, &dir)?;
-    redundant(&site, newest_record(&dir))?;
-    // A requeue asks for as many nodes as before.
-    site.slurm.start_node(4)?;
-    site.user(&["scancel", "--batch", "--signal=USR1", &job])?;
-    site.runs_again(&job, 1)?;
-    site.progress(&job, 0)?;
-    let shared: Vec<_> = files(&dir, ".bpg");
-    want(shared.is_empty(), || format!("data where all nodes see it: {shared:?}"))?;
-    io("write go", std::fs::write(site.go(), ""))?;
-    let said = site.completes(&job)?;
-    want(said.matches("PASS compute_regs").count() == 6, || {
-        format!("not six verdicts: {said}")
-    })
-}
-
-/// Chunks of a job, bytes of them left out, in the local tier of each of these hosts.
-fn in_tiers<const N: usize>(site: &Site, hosts: [usize; N]) -> Result<[usize; N], Failure> {
-    let mut all = [0; N];
-    for (count, host) in all.iter_mut().zip(hosts) {
-        let words = ["find", LOCAL, "-ignore_readdir_race", "-name", "*.bpg"].map(str::to_owned);
-        let found = output(site.slurm.hosts.command(host, &words), LIMIT)?;
-        want(found.status.success(), || text(&found))?;
-        *count = text(&found).lines().count();
-    }
-    Ok(all)
-}
-
-/// Tasks of `srun` whose chunks lie on the disks of their nodes: a requeued job finds them on the nodes of before, and does without them where a node is not its own any more.
-fn local_tiers(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
-    let site = Site::of(place, "slurm-local", Kind::C, 3)?;
-    // A program with something new to store each time.
-    let program = site.work.join("cg");
-    io("copy mem_diff", std::fs::copy(build(place, "mem_diff", Kind::C)?, &program))?;
-    let simulate = site.slurm.home().join("simulate");
-    let words = io("read simulate", std::fs::read_to_string(&simulate))?;
-    io("write simulate", std::fs::write(&simulate, words.replace("/cg", "/cg alone")))?;
-    for node in 2..=4 {
-        let words = ["mkdir", "-m", "1777", LOCAL].map(str::to_owned);
-        let made = output(site.slurm.hosts.command(node, &words), LIMIT)?;
-        want(made.status.success(), || text(&made))?;
-    }
-    // Nothing is moved meanwhile, but the first few.
-    let config = site.slurm.home().join("belay.toml");
-    let text = format!("[flush]\nrate = \"1K\"\n[[tier]]\nname = \"disk\"\nkind = \"local\"\npath = \"{LOCAL}\"\ncapacity = \"512M\"\n[placement]\npolicy = \"fastest-only\"\n");
-    io("write belay.toml", std::fs::write(&config, text))?;
-    let run = format!("belay run --config {} ", config.display());
-    site.edit(&[("belay run ", &run), ("mpirun ", "srun --mpi=none ")])?;
-    let job = site.submit(&["--time=20", "--exclude=h4"])?;
-    let dir = site.slurm.home().join(format!("belay-{job}"));
-    let checkpoints = |hosts: [usize; 2]| {
-        for _ in 0..4 {
-            site.progress(&job, 0)?;
-            site.checkpoint(&dir)?;
-        }
-        let there = in_tiers(&site, hosts)?;
-        want(there.iter().all(|n| *n > 0), || format!("chunks on the nodes: {there:?}"))
-    };
-    let requeue = |restarts: usize, without: &str| {
-        site.user(&["scontrol", "requeue", &job])?;
-        site.user(&[
-            "scontrol",
-            "update",
-            &format!("jobid={job}"),
-            &format!("ExcNodeList={without}"),
-        ])?;
-        site.runs_again(&job, restarts)?;
-        site.progress(&job, 0)?;
-        Ok::<_, Failure>(site.said(&job))
-    };
-    // All at once: who notices the loss of another ends its part, and moves what it has. (So does who is killed by Slurm, which sends SIGTERM first.)
-    let killed = || {
-        // All lies below directories whose names begin so.
-        let all = || -> Vec<i32> { (2..=4).flat_map(|host| site.slurm.hosts.find(host, "belay")).collect() };
-        site.slurm.await_that("the end of all processes", |_| {
-            let left = all();
-            left.iter().for_each(|pid| procs::signal(*pid, libc::SIGKILL));
-            Ok(left.is_empty())
-        })?;
-        let over = |s: &Slurm| Ok(s.field(&job, "JobState")? == "FAILED");
-        site.slurm.await_that("the end of a job that was killed", over)
-    };
-    let older = |said: &str| said.contains("using generation");
-    site.progress(&job, 0)?;
-    std::thread::sleep(Duration::from_millis(rng.below(500)));
-    checkpoints([2, 3])?;
-    // Between the signals with which Slurm ends a job is time to move it all.
-    let said = requeue(1, "h3")?;
-    want(!older(&said), || format!("not the newest on another node: {said}"))?;
-    checkpoints([2, 4])?;
-    killed()?;
-    let said = requeue(2, "h3")?;
-    want(!older(&said), || format!("not the newest on the nodes of before: {said}"))?;
-    checkpoints([2, 4])?;
-    killed()?;
-    let said = requeue(3, "h4")?;
-    want(older(&said) && said.contains("h4 does not answer"), || {
-        format!("what lies only on h4 is out of reach: {said}")
-    })?;
-    site.was_restarted(&job, &dir)?;
-    io("write go", std::fs::write(site.go(), ""))?;
-    let said = site.completes(&job)?;
-    want(said.matches("PASS mem_diff").count() == 4, || {
-        format!("not four verdicts: {said}")
-    })?;
-    let left = in_tiers(&site, [2, 3])?;
-    want(left == [0, 0], || format!("left on the nodes: {left:?}"))
-}
-
 /// A job is preempted by one of a partition with priority, requeued, and goes on where it was when that has ended.
 fn preempt_and_end(site: &Site, job: &str, rng: &mut Rng) -> Result<(), Failure> {
     std::thread::sleep(Duration::from_millis(rng.below(500)));
@@ -467,7 +293,8 @@ fn preempted(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     preempt_and_end(&site, &job, rng)
 }
 
-/// Elsewhere Slurm ends what `srun` has started at once: the job fails, and goes on from its newest checkpoint. (One that an interval brings just then would be of a dying job.)
+/// Elsewhere Slurm ends what `srun` has started at once: the job fails, and goes on from its newest checkpoint. (One
+/// that an interval brings just then would be of a dying job.)
 fn preempted_unasked(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let site = Site::new(place, "slurm-unasked", 2)?;
     let job = site.submit(&["--time=10"])?;
@@ -497,7 +324,8 @@ fn with_plugin(place: &Place, label: &str, kind: Kind) -> Result<Option<Site>, F
     Ok(Some(site))
 }
 
-/// The SPANK plugin: a script that does not know of belay is submitted with its options, requeued, and continued; `srun` has them too.
+/// The SPANK plugin: a script that does not know of belay is submitted with its options, requeued, and continued;
+/// `srun` has them too.
 fn spank(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let Some(site) = with_plugin(place, "slurm-spank", Kind::C)? else {
         return Ok(());
@@ -599,13 +427,14 @@ fn main() {
     let mut target = Target::new("slurm", &[]);
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
     // They mostly wait for Slurm, each with a cluster of its own; the longest comes first.
-    let tests: [(&str, Run); 22] = [
+    let tests: [(&str, Run); 23] = [
         ("allocations", allocations),
         ("preempted_unasked", preempted_unasked),
         ("preempted", preempted),
-        ("spare", spare),
-        ("redundant", redundant),
-        ("local_tiers", local_tiers),
+        ("spare", losses::spare),
+        ("redundant", losses::redundant),
+        ("durable", losses::durable),
+        ("local_tiers", losses::local_tiers),
         ("other_nodes", nodes::other_nodes),
         ("launched::salloc_mpirun", |p, r| launched(p, (By::Salloc, With::Mpirun), r)),
         ("launched::salloc_srun", |p, r| launched(p, (By::Salloc, With::Srun), r)),

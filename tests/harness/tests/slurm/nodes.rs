@@ -17,8 +17,8 @@ pub(super) fn on_nodes(site: &Site, expected: &[usize]) -> Result<(), Failure> {
         .map_err(|e| format!("it is on {:?}: {e}", at(&site.slurm)))
 }
 
-/// A job of the script is requeued three times, each time without another node: that of the part, that of belay itself, and that of the part again, with belay on its own of the first time.
-/// A part whose node is there stays.
+/// A job of the script is requeued three times, each time without another node: that of the part, that of belay itself,
+/// and that of the part again, with belay on its own of the first time. A part whose node is there stays.
 pub(super) fn other_nodes(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let site = Site::new(place, "slurm-nodes", 3)?;
     let job = site.submit(&["--time=20", "--exclude=h4"])?;

@@ -54,7 +54,8 @@ impl Site {
         let script = repository().join("scripts/site/belay.sbatch");
         let slurm = Slurm::new(&work, nodes, more)?;
         io("copy the script", std::fs::copy(script, slurm.home().join("belay.sbatch")))?;
-        // It says itself what it needs to know: remote shells do not carry the environment. Each task of an array has a heartbeat of its own.
+        // It says itself what it needs to know: remote shells do not carry the environment. Each task of an array has a
+        // heartbeat of its own.
         let (go, cg) = (slurm.home().join("go"), work.join("cg"));
         let set = format!(
             "BELAY_TEST_GO={0} BELAY_TEST_BEAT={0}.beat${{SLURM_ARRAY_TASK_ID:-0}}",

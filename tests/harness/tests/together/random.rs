@@ -1,5 +1,6 @@
-//! Faults at random moments of checkpoints and restarts: hosts, agents and ranks are killed, hosts are cut off, disks and local tiers are full. What is called whole restarts, nothing that was promised is
-//! lost, and a program of which only a checkpoint has failed goes on.
+//! Faults at random moments of checkpoints and restarts: hosts, agents and ranks are killed, hosts are cut off, disks
+//! and local tiers are full. What is called whole restarts, nothing that was promised is lost, and a program of which
+//! only a checkpoint has failed goes on.
 //!
 //! BELAY_STRESS (8) rounds.
 

@@ -1,11 +1,13 @@
-//! Somebody who can write a directory on the way to what a job has open, and exchanges it while the job is down, or in the middle of its restart.
+//! Somebody who can write a directory on the way to what a job has open, and exchanges it while the job is down, or in
+//! the middle of its restart.
 
 use super::{mode, LIMIT, STRANGER};
+use belay_image::model::FileIdentity;
 use belay_tests::expect::{io, want};
 use belay_tests::job::{show, Job};
 use belay_tests::place::{Place, User};
 use belay_tests::Failure;
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{chown, MetadataExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -33,14 +35,17 @@ fn shared(job: &Job, user: User) -> Result<PathBuf, Failure> {
     Ok(shared)
 }
 
-/// Launches a program in python, which makes the file `open` when it is ready, and makes a checkpoint.
+/// Launches a program in python, which makes the file `open` when it is ready, and makes a checkpoint with all open files.
 fn launched(place: &Place, user: User, label: &str, program: &str) -> Result<(Job, PathBuf), Failure> {
     let mut job = match user {
         User::Root => Job::new(place, label, user)?,
         User::Ordinary => Job::of_user(place, label, DAEMON)?,
     };
     let shared = shared(&job, user)?;
-    job.launch(&[], &["/usr/bin/python3", "-c", program].map(str::to_owned))?;
+    job.launch(
+        &["--save-open-files".into()],
+        &["/usr/bin/python3", "-c", program].map(str::to_owned),
+    )?;
     let end = Instant::now() + LIMIT;
     while !job.work.join("open").exists() {
         want(Instant::now() < end && !job.has_ended()?, || job.output_text())?;
@@ -72,6 +77,16 @@ impl Stranger {
     }
 }
 
+/// Waits until the stranger has made the link.
+fn ready(shared: &Path) -> Result<(), Failure> {
+    let end = Instant::now() + LIMIT;
+    while std::fs::symlink_metadata(shared.join("trap")).is_err() {
+        want(Instant::now() < end, || "no stranger".into())?;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
 impl Drop for Stranger {
     fn drop(&mut self) {
         drop(self.0.kill());
@@ -79,8 +94,8 @@ impl Drop for Stranger {
     }
 }
 
-/// Restarts, while a stranger puts a link to a directory of the user's in the place of `d` as soon as the first of what is made again is there. The restart is refused, and the directory is as it was, but for so
-/// many empty files at most.
+/// Restarts, while a stranger puts a link to a directory of the user's in the place of `d` as soon as the first of what
+/// is made again is there. The restart is refused, and the directory is as it was, but for so many empty files at most.
 fn exchanged_in_the_middle(place: &Place, user: User, label: &str, program: &str, strays: usize) -> Result<(), Failure> {
     let (mut job, shared) = launched(place, user, label, program)?;
     let victim = job.work.join("victim");
@@ -106,11 +121,7 @@ os.rename('trap', 'd')",
         victim.display().to_string()
     );
     let stranger = Stranger::start(&shared, &script)?;
-    let end = Instant::now() + LIMIT;
-    while std::fs::symlink_metadata(shared.join("trap")).is_err() {
-        want(Instant::now() < end, || "no stranger".into())?;
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    ready(&shared)?;
     job.restart(&[])?;
     stranger.done()?;
     let goes_on = job.answers(LIMIT)?;
@@ -191,4 +202,135 @@ pub(crate) fn directories(place: &Place, user: User) -> Result<(), Failure> {
         job.kill_all()?;
     }
     Ok(())
+}
+
+/// A directory that is gone is made again where it was missing: not through a link that a stranger has put there since,
+/// to a directory of the user's in which something has a name that the job's had.
+pub(crate) fn missing(place: &Place, user: User) -> Result<(), Failure> {
+    const FILES: &str = "
+def make(path):
+    all.append(open(path, 'w'))
+    all[-1].write('of the job')
+    all[-1].flush()";
+    const FIFOS: &str = "
+def make(path):
+    os.mkfifo(path)
+    all.append(os.open(path, os.O_RDWR))";
+    // As servers do that must not be found before they are ready.
+    const SOCKETS: &str = "
+def make(path):
+    all.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    all[-1].bind(path + '-new')
+    os.rename(path + '-new', path)";
+    for (label, make) in [
+        ("missing-files", FILES),
+        ("missing-fifos", FIFOS),
+        ("missing-sockets", SOCKETS),
+    ] {
+        let program = format!(
+            "import os, socket, time
+all = []
+{make}
+os.mkdir('shared/e')
+for n in range({MANY}): make('shared/e/%d' % n)
+make('shared/d/x')
+open('open', 'w')
+while True: time.sleep(1)"
+        );
+        let (mut job, shared) = launched(place, user, label, &program)?;
+        let victim = job.work.join("victim");
+        io("make", std::fs::create_dir(&victim))?;
+        let own = victim.join("x");
+        if label == "missing-sockets" {
+            drop(io("bind", UnixDatagram::bind(&own))?);
+        } else {
+            io("write", std::fs::write(&own, "the user's own"))?;
+        }
+        for path in [&victim, &own] {
+            owned(user, path)?;
+        }
+        let before = io("stat", std::fs::metadata(&own))?;
+        let mut attempts = 0;
+        while !linked_in_the_middle(&mut job, &shared, &victim)? {
+            attempts += 1;
+            want(attempts < 5, || format!("{label}: the stranger is always too late"))?;
+        }
+        let said = job.output_text();
+        let names = io("list", std::fs::read_dir(&victim))?.count();
+        let now = io("stat", std::fs::metadata(&own))?;
+        let as_it_was = (before.ino(), before.len(), before.mode()) == (now.ino(), now.len(), now.mode());
+        want(names == 1 && as_it_was, || {
+            format!("{label}: what the link leads to holds {names} files, its own as it was: {as_it_was}: {said}")
+        })?;
+        let goes_on = job.answers(LIMIT)?;
+        want(!goes_on && said.contains("restart again"), || {
+            format!("{label}: the job goes on: {goes_on}: {said}")
+        })?;
+    }
+    Ok(())
+}
+
+/// Restarts without what is in `e` and without `d`, in whose place a stranger puts a link to `victim` when the first of
+/// `e` is there; says whether that was before the restart had made `d`.
+fn linked_in_the_middle(job: &mut Job, shared: &Path, victim: &Path) -> Result<bool, Failure> {
+    for dir in ["e", "d"].map(|name| shared.join(name)) {
+        for e in io("list", std::fs::read_dir(&dir)).into_iter().flatten().flatten() {
+            io("remove", std::fs::remove_file(e.path()))?;
+        }
+    }
+    drop(std::fs::remove_dir(shared.join("d")));
+    drop(std::fs::remove_file(shared.join("trap")));
+    let script = format!(
+        "import os, time
+os.symlink({:?}, 'trap')
+end = time.monotonic() + 60
+while not any(name.startswith('0') for name in os.listdir('e')):
+    assert time.monotonic() < end
+try: os.rename('trap', 'd')
+except OSError: pass",
+        victim.display().to_string()
+    );
+    let stranger = Stranger::start(shared, &script)?;
+    ready(shared)?;
+    job.restart(&[])?;
+    stranger.done()?;
+    let goes_on = job.answers(LIMIT)?;
+    let in_time = io("look", std::fs::symlink_metadata(shared.join("d")))?.is_symlink();
+    if goes_on && !in_time {
+        job.kill_all()?;
+    }
+    Ok(in_time)
+}
+
+/// What a stranger has put in the place of the job's program is not mapped, whatever it says that it is: the job goes
+/// on with the one of the checkpoint.
+pub(crate) fn program(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = match user {
+        User::Root => Job::new(place, "way-program", user)?,
+        User::Ordinary => Job::of_user(place, "way-program", DAEMON)?,
+    };
+    let shared = shared(&job, user)?;
+    let program = shared.join("program");
+    io("copy", std::fs::copy(place.programs().join("fault_target"), &program))?;
+    mode(&program, 0o755)?;
+    owned(user, &program)?;
+    job.launch(&[], &[program.display().to_string(), "1".into()])?;
+    job.progress(LIMIT)?;
+    job.checkpoint()?;
+    job.kill_all()?;
+    let then = io("look", FileIdentity::of(&program))?;
+    // Whoever executes this does not live long.
+    const SCRIPT: &str = "import os
+data = open('program', 'rb').read()
+open('new', 'wb').write(data[:0x1000] + b'\\xcc' * (len(data) - 0x1000))
+os.chmod('new', 0o755)
+os.rename('new', 'program')";
+    Stranger::start(&shared, SCRIPT)?.done()?;
+    let now = io("look", FileIdentity::of(&program))?;
+    want(then.build_id.is_some() && then.accepts(&now), || {
+        format!("{now:?} instead of {then:?}")
+    })?;
+    job.restart(&[])?;
+    want(job.answers(LIMIT)?, || job.output_text())?;
+    job.verdict(false, LIMIT)
 }

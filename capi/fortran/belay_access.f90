@@ -1,0 +1,142 @@
+! Belay: declared accesses, for programs in Fortran. Compile this file with the program, and link with -lbelay.
+!
+! The functions are those of belay_access.h, where everything is said about them. An array x is given by c_loc(x), of x with the attribute target, storage_size(x) / 8 and shape(x).
+! The parts of arrays that a loop uses are told as Fortran counts: from 1 on, with the last element.
+module belay_access
+    use, intrinsic :: iso_c_binding
+    implicit none
+    private
+
+    public :: belay_dataset, belay_dataset_move, belay_dataset_forget, belay_live
+    public :: belay_site_id, belay_uses, belay_enter, belay_leave
+
+    ! What a loop does to a part of an array.
+    integer(c_int), parameter, public :: BELAY_R = 1, BELAY_W = 2, BELAY_RW = 3
+
+    integer, parameter :: most = 64, most_dims = 5
+
+    ! An array that a loop uses, or a part of it; made by belay_uses.
+    type, public :: belay_use
+        private
+        integer(c_int32_t) :: dataset = 0
+        integer(c_int) :: mode = BELAY_RW
+        logical :: part = .false.
+        integer(c_int64_t) :: lo(most_dims) = 0, hi(most_dims) = 1
+    end type
+
+    type, bind(c) :: one_use
+        integer(c_int32_t) :: dataset
+        integer(c_int) :: mode
+        type(c_ptr) :: lo, hi
+    end type
+
+    interface
+        function declare(name, at, elem, dims, extent, stride) bind(c, name="belay_dataset") result(dataset)
+            import :: c_char, c_int, c_int32_t, c_ptr, c_size_t
+            character(kind=c_char), intent(in) :: name(*)
+            type(c_ptr), value :: at, stride
+            integer(c_size_t), value :: elem
+            integer(c_int), value :: dims
+            integer(c_size_t), intent(in) :: extent(*)
+            integer(c_int32_t) :: dataset
+        end function
+
+        function site_of(name) bind(c, name="belay_site_id") result(site)
+            import :: c_char, c_int32_t
+            character(kind=c_char), intent(in) :: name(*)
+            integer(c_int32_t) :: site
+        end function
+
+        subroutine enter(site, uses, n) bind(c, name="belay_enter")
+            import :: c_int, c_int32_t, one_use
+            integer(c_int32_t), value :: site
+            type(one_use), intent(in) :: uses(*)
+            integer(c_int), value :: n
+        end subroutine
+
+        ! After a loop.
+        subroutine belay_leave(site) bind(c)
+            import :: c_int32_t
+            integer(c_int32_t), value :: site
+        end subroutine
+
+        ! The array lies elsewhere from now on: arrays were exchanged, or it was allocated anew.
+        function belay_dataset_move(dataset, at) bind(c) result(answer)
+            import :: c_int, c_int32_t, c_ptr
+            integer(c_int32_t), value :: dataset
+            type(c_ptr), value :: at
+            integer(c_int) :: answer
+        end function
+
+        ! It is none any more. Before it is deallocated.
+        function belay_dataset_forget(dataset) bind(c) result(answer)
+            import :: c_int, c_int32_t
+            integer(c_int32_t), value :: dataset
+            integer(c_int) :: answer
+        end function
+
+        ! With 1 it is kept in every checkpoint, with 0 no more.
+        function belay_live(dataset, always) bind(c) result(answer)
+            import :: c_int, c_int32_t
+            integer(c_int32_t), value :: dataset
+            integer(c_int), value :: always
+            integer(c_int) :: answer
+        end function
+    end interface
+
+contains
+
+    ! Declares an array of `elem` bytes an element; 0 where that failed. Blanks at the end of `name` do not count.
+    function belay_dataset(name, at, elem, extent) result(dataset)
+        character(len=*), intent(in) :: name
+        type(c_ptr), intent(in) :: at
+        integer, intent(in) :: elem, extent(:)
+        integer(c_int32_t) :: dataset
+        dataset = declare(trim(name) // c_null_char, at, int(elem, c_size_t), size(extent), int(extent, c_size_t), c_null_ptr)
+    end function
+
+    ! A place in the program, by its name; 0 where that failed.
+    function belay_site_id(name) result(site)
+        character(len=*), intent(in) :: name
+        integer(c_int32_t) :: site
+        site = site_of(trim(name) // c_null_char)
+    end function
+
+    ! That a loop uses an array, from element `first` to element `last` where they are given.
+    function belay_uses(dataset, mode, first, last) result(use)
+        integer(c_int32_t), intent(in) :: dataset
+        integer(c_int), intent(in) :: mode
+        integer, intent(in), optional :: first(:), last(:)
+        type(belay_use) :: use
+        integer :: dims
+        use%dataset = dataset
+        use%mode = mode
+        if (.not. (present(first) .and. present(last))) then
+            ! One bound alone does not say what is overwritten.
+            if (present(first) .or. present(last)) use%mode = BELAY_RW
+            return
+        end if
+        dims = min(size(first), size(last), most_dims)
+        use%part = .true.
+        use%lo(:dims) = int(first(:dims), c_int64_t) - 1
+        use%hi(:dims) = last(:dims)
+    end function
+
+    ! Before a loop, with all that it uses.
+    subroutine belay_enter(site, uses)
+        integer(c_int32_t), intent(in) :: site
+        type(belay_use), intent(in), target :: uses(:)
+        type(one_use) :: list(most + 1)
+        integer :: i, n
+        ! One more than there may be: that is noticed.
+        n = min(size(uses), most + 1)
+        do i = 1, n
+            list(i) = one_use(uses(i)%dataset, uses(i)%mode, c_null_ptr, c_null_ptr)
+            if (uses(i)%part) then
+                list(i)%lo = c_loc(uses(i)%lo)
+                list(i)%hi = c_loc(uses(i)%hi)
+            end if
+        end do
+        call enter(site, list, n)
+    end subroutine
+end module

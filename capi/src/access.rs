@@ -1,0 +1,156 @@
+//! Declared accesses.
+
+// Every function here is called from C: what holds for the pointers is said in the header, and null is looked for.
+#![allow(clippy::missing_safety_doc)]
+
+use crate::error::{answer, Failure};
+use belay_access::block::MAX_DIMS;
+use belay_access::shape::Shape;
+use belay_access::trace::Mode;
+use belay_tracker::{DeclareError, Part};
+use std::ffi::{c_char, c_int, c_void, CStr};
+
+/// `BELAY_R` and `BELAY_W` of the header; everything else counts as `BELAY_RW`.
+const READ: c_int = 1;
+const WRITE: c_int = 2;
+
+/// Of the header.
+#[repr(C)]
+pub(crate) struct Use {
+    dataset: u32,
+    mode: c_int,
+    lo: *const i64,
+    hi: *const i64,
+}
+
+impl From<DeclareError> for Failure {
+    fn from(e: DeclareError) -> Self {
+        Self {
+            errno: e.errno(),
+            why: e.to_string(),
+        }
+    }
+}
+
+/// # Safety
+/// A string, or null.
+unsafe fn text<'a>(name: *const c_char) -> Result<&'a [u8], Failure> {
+    if name.is_null() {
+        return Err(Failure::invalid("there is no name"));
+    }
+    // SAFETY: as promised by the caller.
+    Ok(unsafe { CStr::from_ptr(name) }.to_bytes())
+}
+
+/// # Safety
+/// As many numbers as there are dimensions, or null.
+unsafe fn numbers(at: *const usize, dims: usize) -> Option<[u64; MAX_DIMS]> {
+    if at.is_null() {
+        return None;
+    }
+    let mut out = [1; MAX_DIMS];
+    for (d, out) in out.iter_mut().enumerate().take(dims) {
+        // SAFETY: as promised by the caller.
+        *out = unsafe { at.add(d).read() } as u64;
+    }
+    Some(out)
+}
+
+/// A number, 0 where there is none.
+fn number(result: Result<u32, Failure>) -> u32 {
+    let mut number = 0;
+    answer(result.map(|n| number = n));
+    number
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_dataset(
+    name: *const c_char,
+    at: *mut c_void,
+    elem: usize,
+    dims: c_int,
+    extent: *const usize,
+    stride: *const usize,
+) -> u32 {
+    let declare = || {
+        // SAFETY: of the header.
+        let name = unsafe { text(name) }?;
+        let dims = usize::try_from(dims).ok().filter(|d| (1..=MAX_DIMS).contains(d));
+        let dims = dims.ok_or_else(|| Failure::invalid("a dataset has 1 to 5 dimensions"))?;
+        if at.is_null() {
+            return Err(Failure::invalid("there is no array"));
+        }
+        // SAFETY: of the header.
+        let extent = unsafe { numbers(extent, dims) }.ok_or_else(|| Failure::invalid("there is no extent"))?;
+        // SAFETY: of the header.
+        let shape = match unsafe { numbers(stride, dims) } {
+            Some(stride) => Shape::new(at as u64, elem as u64, extent, stride),
+            None => Shape::dense(at as u64, elem as u64, &extent),
+        };
+        Ok(belay_tracker::dataset(name, &shape.map_err(DeclareError::from)?, dims)?)
+    };
+    number(declare())
+}
+
+#[no_mangle]
+extern "C" fn belay_dataset_move(dataset: u32, at: *mut c_void) -> c_int {
+    let place = match at.is_null() {
+        true => Err(Failure::invalid("there is no array")),
+        false => Ok(at as u64),
+    };
+    answer(place.and_then(|at| Ok(belay_tracker::moved(dataset, at)?)))
+}
+
+#[no_mangle]
+extern "C" fn belay_dataset_forget(dataset: u32) -> c_int {
+    answer(belay_tracker::moved(dataset, 0).map_err(Failure::from))
+}
+
+#[no_mangle]
+extern "C" fn belay_live(dataset: u32, always: c_int) -> c_int {
+    answer(belay_tracker::keep(dataset, always != 0).map_err(Failure::from))
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_site_id(name: *const c_char) -> u32 {
+    // SAFETY: of the header.
+    let site = unsafe { text(name) }.and_then(|name| Ok(belay_tracker::site(name)?));
+    number(site)
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_enter(site: u32, uses: *const Use, n: c_int) {
+    let n = usize::try_from(n).unwrap_or(0);
+    let uses = match uses.is_null() {
+        true => &[][..],
+        // SAFETY: of the header: a list of `n` uses.
+        false => unsafe { std::slice::from_raw_parts(uses, n) },
+    };
+    let part = |u: &Use| {
+        let mode = match u.mode {
+            READ => Mode::Read,
+            // One bound alone does not say what is overwritten.
+            WRITE if u.lo.is_null() == u.hi.is_null() => Mode::Write,
+            _ => Mode::Both,
+        };
+        let bounds = match u.lo.is_null() || u.hi.is_null() {
+            true => None,
+            false => {
+                let dims = belay_tracker::dims(u.dataset);
+                // SAFETY: of the header: as many numbers as the dataset has dimensions.
+                Some(unsafe { (std::slice::from_raw_parts(u.lo, dims), std::slice::from_raw_parts(u.hi, dims)) })
+            }
+        };
+        Part {
+            dataset: u.dataset,
+            mode,
+            bounds,
+        }
+    };
+    belay_tracker::enter(site, uses.iter().map(part));
+}
+
+#[no_mangle]
+extern "C" fn belay_leave(_site: u32) {
+    belay_tracker::leave();
+}

@@ -1,0 +1,48 @@
+//! What a call returns.
+
+use belay_recall::HistoryError;
+use std::cell::RefCell;
+use std::ffi::{c_char, c_int, CString};
+
+/// A call that has failed: a positive errno value, and why.
+pub(crate) struct Failure {
+    pub(crate) errno: c_int,
+    pub(crate) why: String,
+}
+
+impl Failure {
+    pub(crate) fn new(errno: c_int, why: &str) -> Self {
+        Self { errno, why: why.into() }
+    }
+
+    pub(crate) fn invalid(why: &str) -> Self {
+        Self::new(libc::EINVAL, why)
+    }
+}
+
+impl From<HistoryError> for Failure {
+    fn from(e: HistoryError) -> Self {
+        Self {
+            errno: e.errno(),
+            why: e.to_string(),
+        }
+    }
+}
+
+thread_local! {
+    static WHY: RefCell<CString> = RefCell::default();
+}
+
+/// The number for the program.
+pub(crate) fn answer(result: Result<(), Failure>) -> c_int {
+    let Err(failure) = result else { return 0 };
+    let why = CString::new(failure.why).unwrap_or_default();
+    // A call from a destructor of thread-local data finds none, and leaves no words.
+    let _ = WHY.try_with(|w| *w.borrow_mut() = why);
+    -failure.errno
+}
+
+#[no_mangle]
+extern "C" fn belay_error() -> *const c_char {
+    WHY.try_with(|w| w.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}

@@ -1,0 +1,287 @@
+//! Histories.
+
+// Every function here is called from C: what holds for the pointers is said in the header, and null is looked for.
+#![allow(clippy::missing_safety_doc)]
+
+use crate::error::{answer, Failure};
+use crate::options::HistoryOptions;
+use belay_recall::{After, History, Level, Life, Shape, Span};
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::sync::{Mutex, PoisonError};
+
+/// What `belay_history` is.
+pub(crate) struct Handle {
+    history: History,
+    life: Life,
+    regions: Mutex<BTreeMap<u32, Span>>,
+}
+
+/// Of the header.
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct HistoryStats {
+    puts: u64,
+    gets: u64,
+    put_ns: u64,
+    get_ns: u64,
+    put_bytes: u64,
+    get_bytes: u64,
+    hits: u64,
+    from_files: u64,
+    down: u64,
+    up: u64,
+    cancelled: u64,
+    failed: u64,
+    versions: u64,
+    held: u64,
+    reserved: [u64; 16],
+}
+
+/// Bytes of the largest object that there can be.
+const MOST: usize = isize::MAX as usize;
+
+impl Handle {
+    fn regions(&self) -> Vec<(u32, Span)> {
+        let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        regions.iter().map(|(id, span)| (*id, *span)).collect()
+    }
+}
+
+fn shape(regions: &[(u32, Span)]) -> Result<Shape, Failure> {
+    Ok(Shape::new(regions.iter().map(|(id, s)| (*id, s.len() as u64)))?)
+}
+
+/// # Safety
+/// A handle of `belay_history_open` that has not been closed, or null.
+unsafe fn of<'a>(handle: *const Handle) -> Result<&'a Handle, Failure> {
+    // SAFETY: as promised by the caller.
+    unsafe { handle.as_ref() }.ok_or_else(|| Failure::invalid("there is no history"))
+}
+
+/// # Safety
+/// A place for a value, or null.
+unsafe fn into<'a, T>(place: *mut T) -> Result<&'a mut T, Failure> {
+    // SAFETY: as promised by the caller.
+    unsafe { place.as_mut() }.ok_or_else(|| Failure::invalid("there is no place for the answer"))
+}
+
+/// # Safety
+/// A list of `n` values; null if there are none.
+unsafe fn list<'a, T>(at: *const T, n: usize) -> Result<&'a [T], Failure> {
+    match (at.is_null(), n) {
+        (_, 0) => Ok(&[]),
+        (true, _) => Err(Failure::invalid("there is no list")),
+        _ if n > MOST / size_of::<T>() => Err(Failure::invalid("no list is that long")),
+        // SAFETY: as promised by the caller.
+        (false, _) => Ok(unsafe { std::slice::from_raw_parts(at, n) }),
+    }
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_history_open(options: *const HistoryOptions, handle: *mut *mut Handle) -> c_int {
+    let open = || {
+        // SAFETY: of the header: a place for the handle.
+        let place = unsafe { into(handle) }?;
+        *place = std::ptr::null_mut();
+        // SAFETY: of the header: options, or null.
+        let options = unsafe { options.as_ref() }.ok_or_else(|| Failure::invalid("there are no options"))?;
+        // SAFETY: of the header: their strings.
+        let options = unsafe { options.read() }?;
+        let life = options.life;
+        let history = History::open(options)?;
+        *place = Box::into_raw(Box::new(Handle {
+            history,
+            life,
+            regions: Mutex::default(),
+        }));
+        Ok(())
+    };
+    answer(open())
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_history_region(handle: *const Handle, id: u32, at: *mut c_void, bytes: usize) -> c_int {
+    let region = || {
+        // SAFETY: of the header.
+        let handle = unsafe { of(handle) }?;
+        let mut regions = handle.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        match (at.is_null(), bytes) {
+            (true, 0) => regions.remove(&id),
+            (true, _) => return Err(Failure::invalid("a region has memory")),
+            _ if bytes > MOST => return Err(Failure::invalid("no region is that large")),
+            (false, _) => regions.insert(id, Span::new(at.cast(), bytes)),
+        };
+        Ok(())
+    };
+    answer(region())
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_history_put(handle: *const Handle, version: u64) -> c_int {
+    let put = || {
+        // SAFETY: of the header.
+        let handle = unsafe { of(handle) }?;
+        let regions = handle.regions();
+        // SAFETY: of the header: regions are memory that stays as it is during a put.
+        unsafe { handle.history.put_spans(version, shape(&regions)?, regions) }?;
+        Ok(())
+    };
+    answer(put())
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_history_get(handle: *const Handle, version: u64, flags: u32) -> c_int {
+    let get = || {
+        // SAFETY: of the header.
+        let handle = unsafe { of(handle) }?;
+        let after = match (flags, handle.life) {
+            (0, Life::UntilRead) | (1, _) => After::Discard,
+            (0, Life::Lasting) | (2, _) => After::Keep,
+            _ => return Err(Failure::invalid("there are no such flags of a get")),
+        };
+        let regions = handle.regions();
+        // SAFETY: of the header: regions are memory that nobody uses during a get.
+        unsafe { handle.history.get_spans(version, &shape(&regions)?, regions, after) }?;
+        Ok(())
+    };
+    answer(get())
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_history_hint(handle: *const Handle, versions: *const u64, n: usize) -> c_int {
+    let hint = || {
+        // SAFETY: of the header.
+        let (handle, versions) = unsafe { (of(handle)?, list(versions, n)?) };
+        handle.history.hint(versions.iter().copied())?;
+        Ok(())
+    };
+    answer(hint())
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_history_hint_sized(handle: *const Handle, versions: *const u64, bytes: *const u64, n: usize) -> c_int {
+    let hint = || {
+        // SAFETY: of the header.
+        let (handle, versions, bytes) = unsafe { (of(handle)?, list(versions, n)?, list(bytes, n)?) };
+        let order = versions.iter().copied().zip(bytes.iter().copied().map(Some));
+        handle.history.hint_sized(order)?;
+        Ok(())
+    };
+    answer(hint())
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_history_hint_replace(handle: *const Handle, from: usize, versions: *const u64, n: usize) -> c_int {
+    let hint = || {
+        // SAFETY: of the header.
+        let (handle, versions) = unsafe { (of(handle)?, list(versions, n)?) };
+        handle.history.hint_replace(from, versions.iter().copied())?;
+        Ok(())
+    };
+    answer(hint())
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_history_prefetch(handle: *const Handle, on: c_int) -> c_int {
+    // SAFETY: of the header.
+    answer(unsafe { of(handle) }.and_then(|h| Ok(h.history.prefetch(on != 0)?)))
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_history_size(handle: *const Handle, version: u64, id: u32, bytes: *mut usize) -> c_int {
+    let size = || {
+        // SAFETY: of the header.
+        let (handle, place) = unsafe { (of(handle)?, into(bytes)?) };
+        let part = handle.history.shape(version)?.part(id);
+        let part = part.ok_or_else(|| Failure::new(libc::ENOENT, &format!("version {version} has no region {id}")))?;
+        *place = part as usize;
+        Ok(())
+    };
+    answer(size())
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_history_drop(handle: *const Handle, version: u64) -> c_int {
+    // SAFETY: of the header.
+    answer(unsafe { of(handle) }.and_then(|h| Ok(h.history.drop_version(version)?)))
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_history_wait(handle: *const Handle, level: u32) -> c_int {
+    let wait = || {
+        // SAFETY: of the header.
+        let handle = unsafe { of(handle) }?;
+        let level = match level {
+            0 => Level::Host,
+            1 => Level::Local,
+            2 => Level::Durable,
+            _ => return Err(Failure::invalid("there is no such level")),
+        };
+        handle.history.wait(level)?;
+        Ok(())
+    };
+    answer(wait())
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_history_versions(handle: *const Handle, versions: *mut u64, room: usize, n: *mut usize) -> c_int {
+    let versions = || {
+        // SAFETY: of the header.
+        let (handle, n) = unsafe { (of(handle)?, into(n)?) };
+        let all = handle.history.versions()?;
+        let first = &all[..room.min(all.len())];
+        if versions.is_null() && room > 0 {
+            return Err(Failure::invalid("there is no place for the versions"));
+        }
+        if !first.is_empty() {
+            // SAFETY: of the header: a place for `room` numbers.
+            unsafe { versions.copy_from_nonoverlapping(first.as_ptr(), first.len()) };
+        }
+        *n = all.len();
+        Ok(())
+    };
+    answer(versions())
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_history_get_stats(handle: *const Handle, stats: *mut HistoryStats) -> c_int {
+    let get = || {
+        // SAFETY: of the header.
+        let (handle, place) = unsafe { (of(handle)?, into(stats)?) };
+        let s = handle.history.stats()?;
+        *place = HistoryStats {
+            puts: s.puts,
+            gets: s.gets,
+            put_ns: s.put_ns,
+            get_ns: s.get_ns,
+            put_bytes: s.put_bytes,
+            get_bytes: s.get_bytes,
+            hits: s.hits,
+            from_files: s.from_files,
+            down: s.down,
+            up: s.up,
+            cancelled: s.cancelled,
+            failed: s.failed,
+            versions: s.versions,
+            held: s.held,
+            ..HistoryStats::default()
+        };
+        Ok(())
+    };
+    answer(get())
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_history_close(handle: *mut Handle) -> c_int {
+    let close = || {
+        if handle.is_null() {
+            return Err(Failure::invalid("there is no history"));
+        }
+        // SAFETY: of the header: made by `belay_history_open`, and not used any more.
+        let handle = unsafe { Box::from_raw(handle) };
+        handle.history.close()?;
+        Ok(())
+    };
+    answer(close())
+}

@@ -1,0 +1,286 @@
+//! Declared accesses (`belay_abi::access`): what a program says its loops do to its datasets, so that what it overwrites
+//! before it reads it need not be stored.
+//!
+//! A page that makes no sense is left alone: everything counts as alive then.
+
+pub(crate) mod sites;
+
+use belay_abi::access::{Dead, Page, BEGUN, MAGIC, MAPPED, MOST, MOST_DEAD, MOST_WAY, MOST_WORDS, RING, VERSION, WANTED};
+use belay_access::live::{apart, Datasets, Verdict};
+use belay_access::shape::Shape;
+use belay_access::trace::{decode, Event, Garbled, STAMP};
+use belay_kernel::pidfd;
+use belay_kernel::proc::Map;
+use belay_kernel::shared::Shared;
+use std::io;
+use std::mem::offset_of;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{fence, Ordering};
+
+/// Bytes of a word.
+const WORD: usize = size_of::<u64>();
+
+/// What a process has declared, as of a stop.
+#[derive(Debug)]
+pub(crate) struct Declared {
+    page: Shared,
+    /// Where the page is in the process.
+    address: u64,
+    /// Words of the ring that are read.
+    read: u64,
+    verdict: Verdict,
+    /// Those since the stop, without time stamps: what a restarted program is to record again.
+    way: Vec<u64>,
+    /// As far as they have decided something.
+    decided: usize,
+    /// Where its datasets lay.
+    ranges: Vec<(u64, u64)>,
+}
+
+/// Whether `map` may be such a page.
+pub(crate) fn is_page(map: &Map) -> bool {
+    map.shared && map.offset == 0 && map.name == MAPPED
+}
+
+impl Declared {
+    /// What stopped process `pid` has declared, if anything, and if the agent has listened since the last checkpoint: it
+    /// does from now on.
+    pub(crate) fn take(pid: i32, maps: &[Map]) -> Option<Self> {
+        let taken = own(pid, maps).and_then(|page| page.map(|(page, at)| Self::of(page, at)).transpose());
+        taken.unwrap_or_else(|error| {
+            tracing::warn!(pid, %error, "what the program has declared of its loops is not used");
+            None
+        })?
+    }
+
+    fn of(page: Shared, address: u64) -> io::Result<Option<Self>> {
+        let half = |at| page.half(at);
+        let watched = half(offset_of!(Page, watched));
+        let begun = watched.load(Ordering::Relaxed) == BEGUN;
+        if !begun {
+            watched.store(WANTED, Ordering::Relaxed);
+        }
+        let faults = half(offset_of!(Page, faults)).load(Ordering::Relaxed);
+        let read = page.word(offset_of!(Page, head)).load(Ordering::Acquire);
+        // The program may be in a loop that was not recorded. Or what a restart has not brought back is not there yet.
+        if !begun || pending(&page) != 0 {
+            return Ok(None);
+        }
+        // For good: a loop that was not recorded as a whole may go on for long.
+        if faults != 0 {
+            let why = "loops were begun in others, by several threads at once, or with too many uses";
+            return Err(io::Error::other(why));
+        }
+        if half(offset_of!(Page, changes)).load(Ordering::Relaxed) % 2 != 0 {
+            return Ok(None);
+        }
+        let datasets = datasets(&page);
+        let mut declared = Self {
+            ranges: datasets.values().map(Shape::range).collect(),
+            verdict: Verdict::new(&datasets),
+            way: Vec::new(),
+            decided: 0,
+            page,
+            address,
+            read,
+        };
+        declared.ranges.sort_unstable();
+        let open = declared.page.word(offset_of!(Page, open)).load(Ordering::Relaxed);
+        // One whose record is not whole yet is begun after the stop.
+        if let Some(begin) = open.checked_sub(1).filter(|begin| *begin < read) {
+            // It does more than to use what it has said: datasets have moved in it.
+            if read - begin > MOST_WORDS as u64 {
+                return Ok(None);
+            }
+            let found = words(&declared.page, begin, read).and_then(|words| decode(&words).ok());
+            match found.as_deref() {
+                Some([record]) => match &record.event {
+                    Event::Enter(one) => declared.verdict.inside(one),
+                    Event::Move { .. } | Event::Reset { .. } => return Err(io::Error::other(Garbled)),
+                },
+                Some([_, _, ..]) => return Ok(None),
+                _ => return Err(io::Error::other(Garbled)),
+            }
+        }
+        Ok(Some(declared))
+    }
+
+    /// Where the page is in the process.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// What the program has recorded from the stop on, as far as that has decided something; and how far that reaches.
+    pub(crate) fn way(&self) -> (&[u64], u64) {
+        let behind = self.read - self.way.len() as u64 + self.decided as u64;
+        (&self.way[..self.decided], behind)
+    }
+
+    /// Where its datasets lay, in ascending order.
+    pub(crate) fn ranges(&self) -> &[(u64, u64)] {
+        &self.ranges
+    }
+
+    /// Looks at what the program has done since. Not when it cannot be followed: then nothing is known to be dead.
+    pub(crate) fn look(&mut self) -> Result<&Verdict, Lost> {
+        let head = self.page.word(offset_of!(Page, head)).load(Ordering::Acquire);
+        if head != self.read {
+            let found = words(&self.page, self.read, head).ok_or(Lost::Behind)?;
+            let mut at = 0;
+            for record in decode(&found).map_err(|_| Lost::Garbled)? {
+                let words = &found[at..at + record.words];
+                at += record.words;
+                if self.way.len() + words.len() > MOST_WAY {
+                    self.verdict.close();
+                }
+                let begin = self.way.len();
+                self.way.extend_from_slice(words);
+                self.way[begin + STAMP] = 0;
+                if self.verdict.happened(&record.event) {
+                    self.decided = self.way.len();
+                }
+            }
+            self.read = head;
+        }
+        match self.page.half(offset_of!(Page, faults)).load(Ordering::Relaxed) {
+            0 => Ok(&self.verdict),
+            _ => Err(Lost::Faults),
+        }
+    }
+}
+
+/// Bytes that the restart of stopped process `pid` has not brought back, and that the program has not overwritten yet;
+/// 1 where nobody knows.
+pub(crate) fn lacking(pid: i32, maps: &[Map]) -> u64 {
+    own(pid, maps).map_or(1, |page| page.map_or(0, |(page, _)| pending(&page)))
+}
+
+/// The page of process `pid` among its mappings, and where that is. One of its maker's may be there too.
+fn own(pid: i32, maps: &[Map]) -> io::Result<Option<(Shared, u64)>> {
+    for map in maps.iter().filter(|m| is_page(m)) {
+        if let Some(page) = open(pid, map)? {
+            return Ok(Some((page, map.start)));
+        }
+    }
+    Ok(None)
+}
+
+fn pending(page: &Shared) -> u64 {
+    let count = page.half(offset_of!(Page, dead_count)).load(Ordering::Relaxed) as usize;
+    let bytes = |at: usize| {
+        let place = offset_of!(Page, dead) + at * size_of::<Dead>() + offset_of!(Dead, span.bytes);
+        page.word(place).load(Ordering::Relaxed)
+    };
+    let [head, whole_at] = [offset_of!(Page, head), offset_of!(Page, whole_at)].map(|at| page.word(at).load(Ordering::Relaxed));
+    let forked = page.half(offset_of!(Page, forked)).load(Ordering::Relaxed) != 0;
+    // What came back as zeros is not in the list.
+    (0..count.min(MOST_DEAD))
+        .map(bytes)
+        .fold(u64::from(head < whole_at || forked), u64::saturating_add)
+}
+
+/// Words of the ring of a page, unless they have been overwritten.
+fn words(page: &Shared, from: u64, to: u64) -> Option<Vec<u64>> {
+    if to < from || to - from > RING as u64 {
+        return None;
+    }
+    let word = |n: u64| {
+        let place = usize::try_from(n % RING as u64).unwrap_or_default();
+        page.word(offset_of!(Page, ring) + place * WORD).load(Ordering::Relaxed)
+    };
+    let words = (from..to).map(word).collect();
+    fence(Ordering::Acquire);
+    let reserved = page.word(offset_of!(Page, reserved)).load(Ordering::Relaxed);
+    (reserved.saturating_sub(from) <= RING as u64).then_some(words)
+}
+
+/// Why it is not known what the program has done since the stop.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Lost {
+    /// It was faster.
+    Behind,
+    /// Its records make no sense.
+    Garbled,
+    /// Loops in others, and the like.
+    Faults,
+}
+
+impl std::fmt::Display for Lost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Lost::Behind => "it has begun more loops than its ring holds",
+            Lost::Garbled => "its records make no sense",
+            Lost::Faults => "loops were begun in others, by several threads at once, or with too many uses",
+        })
+    }
+}
+
+/// The page that stopped process `pid` has mapped at `map`; none where that is not its own.
+fn open(pid: i32, map: &Map) -> io::Result<Option<Shared>> {
+    let mut head = [0; 24];
+    belay_kernel::vm::read(pid, map.start, &mut head)?;
+    let word = |at: usize| head[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
+    if word(offset_of!(Page, owner)).cast_signed() != pid {
+        return Ok(None);
+    }
+    if head[..8] != MAGIC.to_ne_bytes() || word(offset_of!(Page, version)) != VERSION {
+        return Err(io::Error::other(
+            "its page is not of this version: use the library that came with this belay",
+        ));
+    }
+    let descriptor = word(offset_of!(Page, descriptor)).cast_signed();
+    let file = pidfd::getfd(pidfd::open(pid)?.as_fd(), descriptor)?;
+    check(&file, map)?;
+    Shared::map(file.as_fd(), size_of::<Page>()).map(Some)
+}
+
+/// The file is the one that is mapped, and cannot become smaller: else the agent could be killed by what is not there
+/// any more.
+fn check(file: &OwnedFd, map: &Map) -> io::Result<()> {
+    // First: only files in memory have any, and no other can keep the agent waiting.
+    // SAFETY: takes numbers only.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    let none = || io::Error::other(format!("its page is not behind descriptor {}", file.as_raw_fd()));
+    if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
+        return Err(none());
+    }
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: the kernel writes to a live structure.
+    if unsafe { libc::fstat(file.as_raw_fd(), stat.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has filled it in; before that it was zeros, which are valid.
+    let stat = unsafe { stat.assume_init() };
+    let is_it = (stat.st_dev, stat.st_ino) == (map.dev, map.ino);
+    // A file in huge pages has another size.
+    if !is_it || stat.st_size != size_of::<Page>() as i64 {
+        return Err(none());
+    }
+    Ok(())
+}
+
+/// The datasets that can be followed: those that lie apart from all others, and are not kept whatever loops say.
+fn datasets(page: &Shared) -> Datasets {
+    let count = page.half(offset_of!(Page, dataset_count)).load(Ordering::Relaxed) as usize;
+    let mut out = Datasets::new();
+    let mut kept = Vec::new();
+    for at in 0..count.min(MOST) {
+        let place = offset_of!(Page, datasets) + at * size_of::<belay_abi::access::Dataset>();
+        let [address, elem] = page.words(place);
+        let extent = page.words(place + 2 * WORD);
+        let stride = page.words(place + (2 + belay_abi::access::DIMS) * WORD);
+        let keep = page
+            .half(place + offset_of!(belay_abi::access::Dataset, keep))
+            .load(Ordering::Relaxed);
+        if address != 0 {
+            let number = u32::try_from(at + 1).unwrap_or_default();
+            let shape = Shape::new(address, elem, extent, stride).ok();
+            out.extend(shape.map(|shape| (number, shape)));
+            kept.extend((keep != 0).then_some(number));
+        }
+    }
+    // Kept ones count here: what is read through them is not known to be another's.
+    let mut out = apart(&out);
+    out.retain(|number, _| !kept.contains(number));
+    out
+}

@@ -1,0 +1,140 @@
+//! Where to stop: programs that declare their loops are asked to wait, for a moment, before the one at which least is
+//! alive.
+
+use super::{datasets, own, words, WORD};
+use belay_abi::access::{Page, MARKS, RING};
+use belay_access::site::{cheapest, sites, Costs, Site};
+use belay_access::trace::{decode, Event, Loop, Record};
+use belay_kernel::shared::Shared;
+use belay_kernel::{futex, proc};
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Longest wait for a site, seconds.
+const LIMIT_S: f64 = 2.0;
+/// Once one process waits at its site, the others have so long.
+const TOGETHER: Duration = Duration::from_millis(5);
+/// How often it is looked whether they have come.
+const TURN: Duration = Duration::from_micros(500);
+/// Bytes that are written in a second, for the choice. What is gained by waiting is compared with it.
+const BYTES_PER_S: f64 = 1e9;
+/// Seconds of work that each second of waiting loses on average: the interval over the mean time to an interrupt, at
+/// Young's optimum twice the checkpoint's cost over the interval.
+const LOSS_PER_S: f64 = 0.01;
+/// A site at which more than this share of the average is alive is not worth a wait.
+const WORTH: f64 = 0.9;
+
+/// A checkpoint is wanted at chosen sites. Dropped, it is not any more, and who waits goes on.
+pub(crate) struct Wanted {
+    pages: Vec<Shared>,
+    /// Since when somebody waits.
+    pub(crate) since: Option<Instant>,
+}
+
+impl Wanted {
+    /// Asks the processes to wait at their cheapest sites, and waits until they do, or long enough.
+    pub(crate) fn ask(pids: impl Iterator<Item = i32>) -> Self {
+        let mut all = Self {
+            pages: Vec::new(),
+            since: None,
+        };
+        let mut speed = None;
+        for pid in pids {
+            let maps = proc::maps(pid).unwrap_or_default();
+            let Ok(Some((page, _))) = own(pid, &maps) else { continue };
+            let ticks_per_s = *speed.get_or_insert_with(ticks_per_s);
+            if let Some(site) = choose(&page, ticks_per_s) {
+                tracing::debug!(pid, ?site, "a checkpoint is wanted there");
+                all.want(page, site.site);
+            }
+        }
+        all.wait();
+        all
+    }
+
+    fn want(&mut self, page: Shared, site: u32) {
+        let here = half(&page, offset_of!(Page, here)).load(Ordering::Relaxed);
+        half(&page, offset_of!(Page, site)).store(site, Ordering::Relaxed);
+        let next = here.wrapping_add(1).max(1);
+        half(&page, offset_of!(Page, want)).store(next, Ordering::Release);
+        self.pages.push(page);
+    }
+
+    fn wait(&mut self) {
+        let end = Instant::now() + Duration::from_secs_f64(LIMIT_S);
+        let has_come = |page: &&Shared| {
+            let [want, here] = [offset_of!(Page, want), offset_of!(Page, here)].map(|at| half(page, at).load(Ordering::Acquire));
+            want == here
+        };
+        loop {
+            let come = self.pages.iter().filter(has_come).count();
+            let now = Instant::now();
+            if come > 0 {
+                self.since.get_or_insert(now);
+            }
+            let late = self.since.is_some_and(|since| now >= since + TOGETHER);
+            if come == self.pages.len() || late || now >= end {
+                return;
+            }
+            std::thread::sleep(TURN);
+        }
+    }
+}
+
+impl Drop for Wanted {
+    fn drop(&mut self) {
+        for page in &self.pages {
+            let want = half(page, offset_of!(Page, want));
+            want.store(0, Ordering::Release);
+            futex::wake(want);
+        }
+    }
+}
+
+fn half(page: &Shared, at: usize) -> &AtomicU32 {
+    page.half(at)
+}
+
+/// The site at which the program of a page should be stopped, where that is worth a wait.
+fn choose(page: &Shared, ticks_per_s: f64) -> Option<Site> {
+    let all = sites(&datasets(page), &recent(page));
+    let costs = Costs {
+        bytes_per_s: BYTES_PER_S,
+        loss_per_s: LOSS_PER_S,
+        ticks_per_s,
+        delay: (LIMIT_S / 2.0 * ticks_per_s) as u64,
+    };
+    let visits: u64 = all.iter().map(|s| s.visits).sum();
+    let alive: f64 = all.iter().map(|s| s.alive as f64 * s.visits as f64).sum();
+    let best = cheapest(&all, &costs)?;
+    (best.alive as f64 <= WORTH * alive / visits as f64).then_some(best)
+}
+
+/// The loops that the program has begun lately, as far as they are known.
+fn recent(page: &Shared) -> Vec<Loop> {
+    let head = page.word(offset_of!(Page, head)).load(Ordering::Acquire);
+    // What is about to be overwritten is not looked at.
+    let oldest = head.saturating_sub(RING as u64 / 8 * 7);
+    let mark = |n: usize| page.word(offset_of!(Page, marks) + n * WORD).load(Ordering::Relaxed);
+    let begin = (0..MARKS).map(mark).filter(|m| (oldest..=head).contains(m)).min();
+    let found = begin.and_then(|begin| words(page, begin, head));
+    let events = found.and_then(|found| decode(&found).ok()).unwrap_or_default();
+    let entered = |record: Record| match record.event {
+        Event::Enter(one) => Some(one),
+        Event::Move { .. } | Event::Reset { .. } => None,
+    };
+    events.into_iter().filter_map(entered).collect()
+}
+
+/// How fast the processor's time stamp counter counts.
+fn ticks_per_s() -> f64 {
+    let now = || {
+        // SAFETY: every x86-64 has it.
+        (Instant::now(), unsafe { core::arch::x86_64::_rdtsc() })
+    };
+    let (begin, first) = now();
+    std::thread::sleep(Duration::from_millis(2));
+    let (end, last) = now();
+    last.wrapping_sub(first) as f64 / (end - begin).as_secs_f64()
+}

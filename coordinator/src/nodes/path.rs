@@ -1,0 +1,22 @@
+//! PATH of a job whose remote shells are stood in for.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// Directory of the stand-ins for remote shells.
+pub(crate) const STANDINS: &str = "standins";
+
+/// The program `name` as found in PATH, leaving out the directory of stand-ins.
+pub(crate) fn find(name: &str, standins: &Path) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let mut dirs = std::env::split_paths(&path).filter(|d| d != standins);
+    dirs.find_map(|d| Some(d.join(name)).filter(|p| p.is_file()))
+}
+
+/// The value of PATH for the command of the job in `job` whose remote shells are stood in for.
+pub(crate) fn with_standins(job: &Path) -> OsString {
+    let old = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
+    let mut all = vec![job.join(STANDINS)];
+    all.extend(std::env::split_paths(&old));
+    std::env::join_paths(all).unwrap_or(old)
+}

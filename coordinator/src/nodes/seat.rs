@@ -1,0 +1,35 @@
+//! Where a part of a job is: its tag, its host, its directory.
+
+use crate::sys;
+use belay_storage::store::Host;
+use std::path::{Path, PathBuf};
+
+/// Directory of those of the parts.
+pub(crate) const PARTS: &str = "nodes";
+
+/// A part of a job that may have several hosts: its tag, and where it is.
+#[derive(Debug, Clone)]
+pub(crate) struct Seat {
+    /// 0 for the root.
+    pub(crate) tag: u64,
+    /// This host.
+    pub(crate) host: Host,
+}
+
+/// The directory of the part `tag` of the job in `job`; the job's own is that of part 0.
+pub(crate) fn part_dir(job: &Path, tag: u64) -> PathBuf {
+    if tag == 0 {
+        return job.to_owned();
+    }
+    job.join(PARTS).join(tag.to_string())
+}
+
+/// What this host is called where parts are started: the name of Slurm's node, in a job of Slurm; else its own.
+pub(crate) fn name_here() -> String {
+    node_of_slurm().unwrap_or_else(sys::host)
+}
+
+/// Slurm's name for this host, where this process belongs to a job of Slurm here.
+pub(crate) fn node_of_slurm() -> Option<String> {
+    std::env::var("SLURMD_NODENAME").ok().filter(|name| !name.is_empty())
+}

@@ -1,0 +1,308 @@
+//! Each host copies its own part of a generation to the durable tiers, where the parts' checkpoints lie on the hosts' own disks.
+//!
+//! ```text
+//! part ── hello ──> root ── weigh, copy ──> part ── how many bytes, how it went ──> root
+//! ```
+//! The agent of the root makes room, has all parts copy at once beside its own, and writes its record when they are
+//! done. What the parts do ends with the connection.
+
+use super::{local, parts, Durable, To};
+use crate::jobdir::{Access, Description, JobDir};
+use crate::nodes::addresses;
+use crate::nodes::helper::{self, Helper};
+use crate::nodes::meeting::{self, receive, send, Meeting};
+use crate::nodes::seat::part_dir;
+use crate::nodes::table::Row;
+use crate::redundancy::record;
+use crate::{generations, Failure};
+use belay_image::files;
+use belay_image::manifest::{MANIFEST_FILE, MAX_BYTES};
+use belay_storage::catalogue::Part;
+use belay_storage::flush::{self, Control, Parts};
+use belay_storage::{tier, StorageError};
+use belay_tree::{Direct, Door, JobKey};
+use belay_wire::Exit;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The job's key in its directory.
+const KEY: &str = "key";
+/// How often is looked whether a remote shell has ended before its part was there.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A part is there.
+#[derive(Debug, Serialize, Deserialize)]
+struct Hello {
+    tag: u64,
+    generation: u64,
+    /// Checksum of its manifest.
+    manifest: u64,
+}
+
+impl meeting::Hello for Hello {
+    fn of(&self) -> (u64, u64) {
+        (self.tag, self.generation)
+    }
+}
+
+/// What the root asks of a part.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "snake_case")]
+enum Ask {
+    /// How many bytes this tier lacks.
+    Weigh { tier: String },
+    /// Copy them. The answer comes when they are there.
+    Copy { tier: String },
+}
+
+/// Bytes, or why not.
+type Answer = Result<u64, (Exit, String)>;
+
+/// What a part needs to answer.
+pub(crate) struct Share {
+    pub(crate) key: JobKey,
+    /// Where the root is.
+    pub(crate) root: Vec<String>,
+    pub(crate) generation: u64,
+    pub(crate) tag: u64,
+    pub(crate) dir: JobDir,
+    pub(crate) description: Description,
+}
+
+impl Share {
+    /// Does what the root asks, until it has no more questions.
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        flush::step_back();
+        let mut root = Direct::connect(&self.key, &self.root).map_err(meeting::failed)?;
+        let hello = Hello {
+            tag: self.tag,
+            generation: self.generation,
+            manifest: belay_image::checksum(&files::read(&self.path().join(MANIFEST_FILE), MAX_BYTES)?),
+        };
+        send(&mut root, &hello)?;
+        while let Ok(ask) = receive(&mut root, None) {
+            let answer: Answer = root.busy(|| self.answer(&ask)).map_err(|f| (f.exit, f.message));
+            send(&mut root, &answer)?;
+        }
+        Ok(())
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.generations().join(generations::name(self.generation))
+    }
+
+    fn answer(&self, ask: &Ask) -> Result<u64, Failure> {
+        let (Ask::Weigh { tier: name } | Ask::Copy { tier: name }) = ask;
+        let d = &self.description;
+        let named = d.config.durable().find(|t| t.name == *name);
+        let named = named.ok_or_else(|| Failure::new(Exit::NoTier, format!("no tier {name} is known here")))?;
+        let mut durable = Durable::open(named, &parts::described(d, self.tag), To::Use)?;
+        match ask {
+            Ask::Weigh { .. } => {
+                durable.read()?;
+                Ok(flush::lacking(&self.path(), &durable.catalogue)?)
+            }
+            Ask::Copy { .. } => {
+                // The root has made room, and removes what is old.
+                let options = flush::Options {
+                    keep: u32::MAX,
+                    capacity: None,
+                    ..durable.options(d)
+                };
+                let (described, none) = (self.dir.description()?, &mut &[][..]);
+                let own = self.path();
+                let flushed = durable.copy(&described, (&own, &options), none, &Control::default())?;
+                tracing::info!(generation = self.generation, tier = name, ?flushed, "part flushed");
+                Ok(flushed.bytes)
+            }
+        }
+    }
+}
+
+/// `belay store flush`, on a host of a job that does not run: does what is asked for at one of `root` with its
+/// generation `number` of part `tag`.
+pub fn run(job: &JobDir, (tag, number): (u64, u64), root: &[String]) -> Result<(), Failure> {
+    let dir = JobDir::open(&part_dir(job.path(), tag), Access::Own)?;
+    let mut description = dir.description()?;
+    local::adopt(&mut description, &job.description()?);
+    let share = Share {
+        key: JobKey::read(&job.path().join(KEY))?,
+        root: root.to_vec(),
+        generation: number,
+        tag,
+        dir,
+        description,
+    };
+    share.run()
+}
+
+/// Does `work` with the parts of generation `number` of a job that does not run, each on the host where it was.
+pub(super) fn at_rest<T>(
+    dir: &JobDir,
+    d: &Description,
+    (number, rows): (u64, &[Row]),
+    work: impl FnOnce(&mut Members) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let at = addresses::addresses(d.config.tree.listen())?;
+    let meeting = Meeting {
+        door: Door::open(JobKey::read(&dir.path().join(KEY))?, &at)?,
+        generation: number,
+        hosts: rows.iter().map(|r| (r.tag, r.host().to_owned())).collect(),
+        cancel: Arc::default(),
+    };
+    let (job, root) = (dir.path().display().to_string(), meeting.door.addresses().join(","));
+    let start = |row: &Row| {
+        let (tag, number) = (row.tag.to_string(), number.to_string());
+        let part = ["--dir", &job, "--tag", &tag, "--generation", &number, "--sources", &root];
+        Helper::start(
+            rows,
+            row.host(),
+            &[&["store", "flush"], &part[..]].concat(),
+            helper::nothing()?,
+        )
+    };
+    let mut helpers = rows.iter().map(start).collect::<Result<Vec<_>, _>>()?;
+    let cancel = meeting.cancel.clone();
+    let gathered = AtomicBool::new(false);
+    let done = std::thread::scope(|scope| {
+        // A host that cannot be reached is not waited for. They stay until the last question.
+        scope.spawn(|| {
+            let is_gone = |h: &mut Helper| h.child.try_wait().is_ok_and(|ended| ended.is_some());
+            while !gathered.load(Ordering::Relaxed) && !helpers.iter_mut().any(is_gone) {
+                std::thread::sleep(LOOK);
+            }
+            cancel.store(true, Ordering::Relaxed);
+        });
+        let members = Members::gather(meeting, dir.path());
+        gathered.store(true, Ordering::Relaxed);
+        work(&mut members?)
+    });
+    helpers.into_iter().for_each(Helper::end);
+    done
+}
+
+/// A part that waits for what is asked of it.
+#[derive(Debug)]
+struct Member {
+    host: String,
+    manifest: u64,
+    direct: Direct,
+}
+
+/// The parts of a generation, on their hosts.
+#[derive(Debug)]
+pub(crate) struct Members {
+    job: PathBuf,
+    generation: u64,
+    all: BTreeMap<u64, Member>,
+}
+
+impl Members {
+    /// Waits until all are there, of the job in this directory.
+    pub(crate) fn gather(mut meeting: Meeting, job: &Path) -> Result<Self, Failure> {
+        let heard = meeting.gather::<Hello>()?;
+        let member = |(tag, (hello, direct)): (u64, (Hello, Direct))| {
+            let host = meeting.hosts.get(&tag).cloned().unwrap_or_default();
+            let manifest = hello.manifest;
+            (tag, Member { host, manifest, direct })
+        };
+        Ok(Self {
+            job: job.to_owned(),
+            generation: meeting.generation,
+            all: heard.into_iter().map(member).collect(),
+        })
+    }
+
+    /// Whether what they have has been compared with its checksums: it was, when it was made redundant.
+    pub(super) fn are_whole(&self) -> bool {
+        record::numbers(&self.job).contains(&self.generation)
+    }
+
+    pub(super) fn parts(&self) -> Vec<Part> {
+        let part = |(tag, m): (&u64, &Member)| Part {
+            tag: *tag,
+            manifest: m.manifest,
+        };
+        self.all.iter().map(part).collect()
+    }
+
+    /// Bytes that tier `name` lacks of the generation, of all parts together.
+    pub(super) fn lacking(&mut self, name: &str) -> Result<u64, Failure> {
+        let tier = name.to_owned();
+        let ask = Ask::Weigh { tier };
+        self.all.values_mut().try_for_each(|m| m.ask(&ask))?;
+        self.all.values_mut().map(Member::hear).sum()
+    }
+
+    /// Has them copied to tier `name`, beside what the root copies.
+    pub(super) fn copy_to<'a>(&'a mut self, name: &'a str) -> impl Parts + 'a {
+        Copying {
+            members: self,
+            name,
+            asked: false,
+        }
+    }
+}
+
+impl Member {
+    fn named(&self, f: Failure) -> Failure {
+        Failure::new(f.exit, format!("{}: {f}", self.host))
+    }
+
+    fn ask(&mut self, ask: &Ask) -> Result<(), Failure> {
+        send(&mut self.direct, ask).map_err(|f| self.named(f))
+    }
+
+    fn hear(&mut self) -> Result<u64, Failure> {
+        let heard = receive::<Answer>(&mut self.direct, Some(Direct::SILENCE));
+        let answer = heard.and_then(|a| a.map_err(|(exit, message)| Failure::new(exit, message)));
+        answer.map_err(|f| self.named(f))
+    }
+}
+
+struct Copying<'a> {
+    members: &'a mut Members,
+    name: &'a str,
+    /// They have not answered.
+    asked: bool,
+}
+
+impl Copying<'_> {
+    fn hear(&mut self) -> Vec<Result<u64, Failure>> {
+        self.asked = false;
+        self.members.all.values_mut().map(Member::hear).collect()
+    }
+
+    fn failed(&self, f: &Failure) -> StorageError {
+        tier::failed(self.name, "copy", "a part", std::io::Error::other(f.to_string()))
+    }
+}
+
+impl Parts for Copying<'_> {
+    fn begin(&mut self) -> Result<(), StorageError> {
+        let tier = self.name.to_owned();
+        let ask = Ask::Copy { tier };
+        self.asked = true;
+        let asked = self.members.all.values_mut().try_for_each(|m| m.ask(&ask));
+        asked.map_err(|f| self.failed(&f))
+    }
+
+    fn finish(&mut self) -> Result<Vec<Part>, StorageError> {
+        let heard: Result<Vec<u64>, Failure> = self.hear().into_iter().collect();
+        heard.map_err(|f| self.failed(&f))?;
+        Ok(self.members.parts())
+    }
+}
+
+impl Drop for Copying<'_> {
+    /// What they have not said would be taken for their answers for the next tier.
+    fn drop(&mut self) {
+        if self.asked {
+            self.hear();
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The checkpoint functions of NVIDIA's driver (CUDA Driver API, "CUDA Checkpointing", from r570 on), found in
+//! libcuda.so.1 at run time.
+
+use crate::devices::{Device, Pair};
+use libloading::Library;
+use std::ffi::{c_char, c_int, CStr};
+use std::fmt::{self, Display};
+use std::mem::ManuallyDrop;
+use std::time::Duration;
+
+/// The driver's library.
+const LIBRARY: &str = "libcuda.so.1";
+/// What is needed, for who has less.
+const NEEDED: &str = "checkpoints of GPU programs need NVIDIA's driver r570 or newer on this host";
+
+/// Room for the name of a GPU.
+const NAME_BYTES: usize = 128;
+
+const SUCCESS: c_int = 0;
+const NOT_INITIALIZED: c_int = 3;
+const ILLEGAL_STATE: c_int = 401;
+
+/// How a process stands with the driver (`CUprocessState`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    /// It computes.
+    Running,
+    /// Its calls wait, and what it had submitted is done.
+    Locked,
+    /// What it had on devices lies in its memory, and it has no devices.
+    Checkpointed,
+    /// The driver has lost it.
+    Failed,
+}
+
+/// Why a call of the driver did not do what it is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refused {
+    pub(crate) why: String,
+    /// The process is not in the state from which it can be done; it may be on its way there.
+    pub(crate) early: bool,
+}
+
+impl Refused {
+    /// For this reason, which lasts.
+    pub(crate) fn of(why: impl Into<String>) -> Self {
+        Self {
+            why: why.into(),
+            early: false,
+        }
+    }
+}
+
+impl Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+/// What the driver does to a process.
+pub(crate) trait Driver: Sync {
+    fn state(&self, pid: i32) -> Result<State, Refused>;
+    /// The thread of the process that does the driver's work there.
+    fn thread(&self, pid: i32) -> Result<i32, Refused>;
+    /// Waits until what was submitted is done, at most so long.
+    fn lock(&self, pid: i32, limit: Duration) -> Result<(), Refused>;
+    fn checkpoint(&self, pid: i32) -> Result<(), Refused>;
+    /// GPUs that are not there any more give their place to others.
+    fn restore(&self, pid: i32, pairs: &[Pair]) -> Result<(), Refused>;
+    fn unlock(&self, pid: i32) -> Result<(), Refused>;
+}
+
+/// Arguments of all calls: 64 bytes, of which those that mean nothing yet are zero.
+#[repr(C, align(8))]
+struct Arguments([u32; 16]);
+
+type Call = unsafe extern "C" fn(c_int, *mut Arguments) -> c_int;
+type Ask = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
+
+/// The real one.
+pub(crate) struct Cuda {
+    state: Ask,
+    thread: Ask,
+    lock: Call,
+    checkpoint: Call,
+    restore: Call,
+    unlock: Call,
+    text: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
+    init: unsafe extern "C" fn(u32) -> c_int,
+    count: unsafe extern "C" fn(*mut c_int) -> c_int,
+    device: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
+    uuid: unsafe extern "C" fn(*mut [u8; 16], c_int) -> c_int,
+    name: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
+    /// Never closed: threads of it may run.
+    _library: ManuallyDrop<Library>,
+}
+
+impl Cuda {
+    /// Loads it, or says what is missing.
+    pub(crate) fn load() -> Result<Self, Refused> {
+        let missing = |e: libloading::Error| Refused::of(format!("{e}: {NEEDED}"));
+        // SAFETY: the driver's library, whose initialisers may run in any process.
+        let library = unsafe { Library::new(LIBRARY) }.map_err(missing)?;
+        macro_rules! symbol {
+            ($name:literal) => {
+                // SAFETY: functions of these names have these types, by the driver's header.
+                *unsafe { library.get(concat!($name, "\0").as_bytes()) }.map_err(missing)?
+            };
+        }
+        Ok(Self {
+            state: symbol!("cuCheckpointProcessGetState"),
+            thread: symbol!("cuCheckpointProcessGetRestoreThreadId"),
+            lock: symbol!("cuCheckpointProcessLock"),
+            checkpoint: symbol!("cuCheckpointProcessCheckpoint"),
+            restore: symbol!("cuCheckpointProcessRestore"),
+            unlock: symbol!("cuCheckpointProcessUnlock"),
+            text: symbol!("cuGetErrorString"),
+            init: symbol!("cuInit"),
+            count: symbol!("cuDeviceGetCount"),
+            device: symbol!("cuDeviceGet"),
+            uuid: symbol!("cuDeviceGetUuid_v2"),
+            name: symbol!("cuDeviceGetName"),
+            _library: ManuallyDrop::new(library),
+        })
+    }
+
+    /// The GPUs that it shows. It is initialised for that, which takes seconds.
+    pub(crate) fn devices(&self) -> Result<Vec<Device>, Refused> {
+        let mut count = 0;
+        // SAFETY: a live number, here and below.
+        self.done("count the GPUs", || unsafe { (self.count)(&mut count) })?;
+        let one = |ordinal| {
+            let (mut device, mut uuid, mut name) = (0, [0; 16], [0; NAME_BYTES]);
+            // SAFETY: as above.
+            self.done("look at a GPU", || unsafe { (self.device)(&mut device, ordinal) })?;
+            // SAFETY: room for a UUID.
+            self.done("ask a GPU for its UUID", || unsafe { (self.uuid)(&mut uuid, device) })?;
+            let room = NAME_BYTES as c_int - 1;
+            // SAFETY: room for a name and its end.
+            self.done("ask a GPU for its name", || unsafe {
+                (self.name)(name.as_mut_ptr(), room, device)
+            })?;
+            // SAFETY: the last byte is zero, whatever the driver has written before it.
+            let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+            Ok(Device { uuid, name })
+        };
+        (0..count).map(one).collect()
+    }
+
+    /// Calls the driver, which may want to be initialised first: that takes seconds, and most calls do without.
+    fn done(&self, what: &str, mut call: impl FnMut() -> c_int) -> Result<(), Refused> {
+        let mut code = call();
+        if code == NOT_INITIALIZED {
+            // SAFETY: takes a number.
+            code = unsafe { (self.init)(0) };
+            if code == SUCCESS {
+                code = call();
+            }
+        }
+        if code == SUCCESS {
+            return Ok(());
+        }
+        let mut text = std::ptr::null();
+        // SAFETY: a live pointer, which the driver lets point to a text of its own.
+        let known = unsafe { (self.text)(code, &mut text) } == SUCCESS && !text.is_null();
+        // SAFETY: a terminated text that lives as long as the library.
+        let said = known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
+        Err(Refused {
+            why: format!("{what}: {} (CUDA error {code})", said.unwrap_or_default()),
+            early: code == ILLEGAL_STATE,
+        })
+    }
+
+    fn ask(&self, what: &str, ask: Ask, pid: i32) -> Result<c_int, Refused> {
+        let mut answer = -1;
+        // SAFETY: a live number.
+        self.done(what, || unsafe { ask(pid, &mut answer) })?;
+        Ok(answer)
+    }
+
+    fn call(&self, what: &str, call: Call, pid: i32, first: &[u32]) -> Result<(), Refused> {
+        self.done(what, || {
+            let mut arguments = Arguments([0; 16]);
+            arguments.0[..first.len()].copy_from_slice(first);
+            // SAFETY: arguments as the driver's header has them; what they point to is the caller's, and lives.
+            unsafe { call(pid, &mut arguments) }
+        })
+    }
+}
+
+impl Driver for Cuda {
+    fn state(&self, pid: i32) -> Result<State, Refused> {
+        match self.ask("ask the GPU driver for its state", self.state, pid)? {
+            0 => Ok(State::Running),
+            1 => Ok(State::Locked),
+            2 => Ok(State::Checkpointed),
+            3 => Ok(State::Failed),
+            other => Err(Refused::of(format!(
+                "the GPU driver says state {other}, which this belay does not know"
+            ))),
+        }
+    }
+
+    fn thread(&self, pid: i32) -> Result<i32, Refused> {
+        self.ask("ask the GPU driver for its thread", self.thread, pid)
+    }
+
+    fn lock(&self, pid: i32, limit: Duration) -> Result<(), Refused> {
+        let limit = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX).max(1);
+        self.call("wait for its GPU work", self.lock, pid, &[limit])
+    }
+
+    fn checkpoint(&self, pid: i32) -> Result<(), Refused> {
+        self.call("take its state off the GPU", self.checkpoint, pid, &[])
+    }
+
+    fn restore(&self, pid: i32, pairs: &[Pair]) -> Result<(), Refused> {
+        let at = if pairs.is_empty() { 0 } else { pairs.as_ptr() as u64 };
+        let count = u32::try_from(pairs.len()).unwrap_or(u32::MAX);
+        let first = [(at & 0xffff_ffff) as u32, (at >> 32) as u32, count];
+        self.call("put its state back on the GPU", self.restore, pid, &first)
+    }
+
+    fn unlock(&self, pid: i32) -> Result<(), Refused> {
+        self.call("let its GPU work go on", self.unlock, pid, &[])
+    }
+}

@@ -1,0 +1,61 @@
+//! GPU programs come to rest for a checkpoint by NVIDIA's driver itself: it waits for their work, takes what is on the devices into
+//! their memory, and puts it back afterwards or after a restart. Their own threads must run for that, so these calls belong
+//! to the gate and to the reopening (`docs/decisions/0028-gates.md`).
+//!
+//! The driver's library is loaded by a process of its own, never by the agent: it is large, has threads, and may fail.
+//! That process takes part like a library in a program, by a control page, for all GPU processes of its host. It waits
+//! for orders; whatever becomes of the agent, it lets the programs go on.
+//!
+//! ```text
+//! CLOSE, first    lock all ── MORE: every host has locked before any takes state off
+//! CLOSE, again    checkpoint all ── DONE                          [captured; or restarted]
+//! REBUILD         restore all ── DONE
+//! OPEN, or death  restore those that are off, unlock all
+//! ```
+
+mod devices;
+mod driver;
+mod page;
+mod rest;
+
+pub use devices::Device;
+use driver::Cuda;
+use rest::Processes;
+use std::time::Duration;
+
+/// What the agent asks of the process.
+#[derive(Debug)]
+pub struct Task {
+    /// The job's processes that use a GPU.
+    pub pids: Vec<i32>,
+    /// How long the driver may wait for the work of each.
+    pub limit: Duration,
+    /// They were restarted, and are off their devices.
+    pub restarted: bool,
+    /// The GPUs that they had, where those of this host are to take their places.
+    pub had: Vec<Device>,
+    /// Say which GPUs the host has.
+    pub list: bool,
+    /// Let them go on, whatever their state, and nothing else.
+    pub recover: bool,
+}
+
+/// Serves the control page behind standard input until all goes on again. On standard output it says `gpu UUID NAME` of
+/// each GPU, where it is to list them, and `ready` when it begins.
+pub fn serve(task: Task) -> Result<(), String> {
+    let cuda = Cuda::load().map_err(|e| e.to_string())?;
+    let devices = if task.list || !task.had.is_empty() {
+        cuda.devices().map_err(|e| e.to_string())?
+    } else {
+        Vec::new()
+    };
+    let pairs = devices::pairs(&task.had, &devices)?;
+    let processes = Processes::new(&cuda, task.pids, task.limit, pairs);
+    if task.recover {
+        return processes.go_on(true);
+    }
+    if task.list {
+        devices.iter().for_each(|d| println!("gpu {d}"));
+    }
+    page::serve(&processes, task.restarted)
+}

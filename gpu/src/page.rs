@@ -1,0 +1,169 @@
+//! The control page behind standard input, and who serves it (`belay_abi::control` says what either side does).
+
+use crate::rest::Processes;
+use belay_abi::control::{self, Control, Span, Word, CLOSE, DIED, DONE, MAGIC, MAX_FAULT, MORE, OPEN, REBUILD, REFUSED, VERSION};
+use belay_kernel::futex;
+use belay_kernel::held::{Holder, SharedPage};
+use std::io::Write;
+use std::mem::offset_of;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Who takes part, as the agent names it.
+const NAME: &[u8] = b"GPU driver";
+/// Descriptor of the page.
+const STDIN: i32 = 0;
+/// How often is looked whether the agent is there that has given no order yet.
+const TURN: Duration = Duration::from_millis(100);
+/// After so long the driver is asked again to put back what it could not, where nobody else will.
+const AGAIN: Duration = Duration::from_secs(1);
+const SERVE: [usize; 2] = [offset_of!(Control, serve), offset_of!(Control, serve) + size_of::<Word>()];
+
+/// How an order is answered.
+enum Answer {
+    Done,
+    More,
+    Refused(String),
+}
+
+/// The page, and the words in it that this process holds.
+struct Page {
+    shared: Arc<SharedPage>,
+    holder: Holder,
+    fault: Box<[u8; MAX_FAULT as usize]>,
+    /// The agent, while it lives.
+    agent: u32,
+}
+
+/// Serves it until the programs go on. `restarted`: they are at rest, as after an order to close.
+pub(crate) fn serve(processes: &Processes<'_>, restarted: bool) -> Result<(), String> {
+    let mut page = Page::open(restarted).map_err(|e| format!("open the control page: {e}"))?;
+    let mut done = page.control().order.load(Ordering::SeqCst);
+    let said = writeln!(std::io::stdout(), "ready").and_then(|()| std::io::stdout().flush());
+    said.map_err(|e| format!("say that it is ready: {e}"))?;
+    loop {
+        let order = page.control().order.load(Ordering::SeqCst);
+        if order != done {
+            done = order;
+            page.word(&page.control().serve, order)
+                .store(page.holder.mark(), Ordering::SeqCst);
+            let round = page.control().round.load(Ordering::SeqCst);
+            let answer = match control::kind(order) {
+                CLOSE | REBUILD if page.is_free(order) => continue,
+                CLOSE if round == 0 => processes.lock().map(|()| Answer::More),
+                CLOSE => processes.checkpoint().map(|()| Answer::Done),
+                REBUILD => processes.restore().map(|()| Answer::Done),
+                OPEN => {
+                    let gone_on = processes.go_on(false);
+                    page.answer(order, gone_on.clone().map_or_else(Answer::Refused, |()| Answer::Done));
+                    return gone_on;
+                }
+                kind => Err(format!("an order of kind {kind}, which this belay does not know")),
+            };
+            page.answer(order, answer.unwrap_or_else(Answer::Refused));
+        } else if page.is_free(order) {
+            return without_agent(processes);
+        } else {
+            page.sleep(order);
+        }
+    }
+}
+
+/// Nobody else helps any more.
+fn without_agent(processes: &Processes<'_>) -> Result<(), String> {
+    loop {
+        let gone_on = processes.go_on(false);
+        if gone_on.is_ok() || !processes.live() {
+            return gone_on;
+        }
+        std::thread::sleep(AGAIN);
+    }
+}
+
+impl Page {
+    fn open(restarted: bool) -> std::io::Result<Self> {
+        let shared = Arc::new(SharedPage::map(std::io::stdin().as_fd())?);
+        let holder = Holder::new(vec![shared.clone()], SERVE)?;
+        let page = Self {
+            shared,
+            holder,
+            fault: Box::new([0; MAX_FAULT as usize]),
+            agent: std::os::unix::process::parent_id(),
+        };
+        let at = page.shared.shared().cast::<Control>().as_ptr();
+        // SAFETY: the page is mapped, larger than the structure, and nobody else reads these fields before the magic is there.
+        unsafe {
+            (*at).version = VERSION;
+            (*at).owner = libc::getpid();
+            (*at).descriptor = STDIN;
+            std::ptr::copy_nonoverlapping(NAME.as_ptr(), std::ptr::addr_of_mut!((*at).name).cast(), NAME.len());
+        }
+        let c = page.control();
+        if restarted {
+            let order = control::order(1, CLOSE);
+            c.answer.store(order, Ordering::SeqCst);
+            c.order.store(order, Ordering::SeqCst);
+        }
+        page.other(c.order.load(Ordering::SeqCst))
+            .store(page.holder.mark(), Ordering::SeqCst);
+        // SAFETY: aligned, and in a page that is mapped.
+        unsafe { AtomicU64::from_ptr(std::ptr::addr_of_mut!((*at).magic)) }.store(MAGIC, Ordering::SeqCst);
+        Ok(page)
+    }
+
+    fn control(&self) -> &Control {
+        // SAFETY: the page is mapped as long as `self`, aligned and larger than the structure; any bytes are valid, and
+        // others change only what is atomic.
+        unsafe { self.shared.shared().cast().as_ref() }
+    }
+
+    fn word<'a>(&self, words: &'a [Word; 2], order: u32) -> &'a AtomicU32 {
+        &words[control::place(order)].value
+    }
+
+    fn other(&self, order: u32) -> &AtomicU32 {
+        &self.control().serve[1 - control::place(order)].value
+    }
+
+    /// Whether the agent has died that held the programs at rest, or was going to.
+    fn is_free(&self, order: u32) -> bool {
+        let hold = self.word(&self.control().hold, order).load(Ordering::SeqCst);
+        hold & DIED != 0 || hold == 0 && std::os::unix::process::parent_id() != self.agent
+    }
+
+    /// Until there is another order, or nobody who gives one.
+    fn sleep(&self, order: u32) {
+        let hold = self.word(&self.control().hold, order);
+        let value = hold.load(Ordering::SeqCst);
+        if control::is_held(value) {
+            futex::wait(hold, value, TURN);
+        } else if value & DIED == 0 {
+            futex::wait(&self.control().order, order, TURN);
+        }
+    }
+
+    fn answer(&mut self, order: u32, answer: Answer) {
+        let (outcome, why) = match answer {
+            Answer::Done => (DONE, String::new()),
+            Answer::More => (MORE, String::new()),
+            Answer::Refused(why) => (REFUSED, why),
+        };
+        let bytes = why.len().min(self.fault.len());
+        self.fault[..bytes].copy_from_slice(&why.as_bytes()[..bytes]);
+        let span = Span {
+            address: self.fault.as_ptr() as u64,
+            bytes: bytes as u64,
+        };
+        let c = self.control();
+        // SAFETY: this process alone writes the field, and the agent reads it when the answer is there.
+        unsafe { std::ptr::addr_of_mut!((*self.shared.shared().cast::<Control>().as_ptr()).fault).write_volatile(span) };
+        c.outcome.store(outcome, Ordering::SeqCst);
+        self.other(order).store(self.holder.mark(), Ordering::SeqCst);
+        c.answer.store(order, Ordering::SeqCst);
+        let served = self.word(&c.serve, order);
+        served.store(0, Ordering::SeqCst);
+        futex::wake(served);
+    }
+}

@@ -1,0 +1,258 @@
+//! Brings processes to rest, and lets them go on: all at once, because what one of them waits for may be another's.
+
+use crate::devices::Pair;
+use crate::driver::{Driver, Refused, State};
+use std::time::{Duration, Instant};
+
+/// How long a process may be on its way from one state to another that nobody asks for any more.
+const ON_ITS_WAY: Duration = Duration::from_secs(60);
+/// So long one must have been seen to compute, where whoever has asked it to come to rest may have died.
+const STEADY: Duration = Duration::from_millis(50);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// GPU processes of this host.
+pub(crate) struct Processes<'a> {
+    driver: &'a dyn Driver,
+    pids: Vec<i32>,
+    limit: Duration,
+    /// GPUs that take the place of others.
+    pairs: Vec<Pair>,
+}
+
+impl<'a> Processes<'a> {
+    pub(crate) fn new(driver: &'a dyn Driver, pids: Vec<i32>, limit: Duration, pairs: Vec<Pair>) -> Self {
+        Self {
+            driver,
+            pids,
+            limit,
+            pairs,
+        }
+    }
+
+    /// Does the same with all that live; what went wrong, each with its process.
+    fn all(&self, work: impl Fn(i32) -> Result<(), Refused> + Sync) -> Result<(), String> {
+        let work = &work;
+        let failed: Vec<String> = std::thread::scope(|s| {
+            let each: Vec<_> = self.pids.iter().map(|pid| (*pid, s.spawn(move || work(*pid)))).collect();
+            let failed = each.into_iter().filter_map(|(pid, done)| match done.join() {
+                Ok(Ok(())) => None,
+                // One that has ended needs nothing.
+                Ok(Err(_)) if !lives(pid) => None,
+                Ok(Err(e)) => Some(format!("process {pid}: {e}")),
+                Err(_) => Some(format!("process {pid}: the thread that cared for it has ended")),
+            });
+            failed.collect()
+        });
+        if failed.is_empty() {
+            return Ok(());
+        }
+        Err(failed.join("; "))
+    }
+
+    /// Has the driver hold back their calls and finish what they have submitted.
+    pub(crate) fn lock(&self) -> Result<(), String> {
+        self.all(|pid| {
+            if !self.is_known(pid) {
+                return if uses_gpu(pid) { Err(stranger()) } else { Ok(()) };
+            }
+            match self.driver.state(pid)? {
+                State::Running => self.driver.lock(pid, self.limit).map_err(|e| {
+                    let seconds = self.limit.as_secs_f64();
+                    Refused::of(format!(
+                        "{e}; it had {seconds} s: try again, or give it more time (limit under [gate] in the configuration)"
+                    ))
+                }),
+                State::Locked | State::Checkpointed => Ok(()),
+                State::Failed => Err(lost()),
+            }
+        })
+    }
+
+    /// Takes their state off the devices. They are locked.
+    pub(crate) fn checkpoint(&self) -> Result<(), String> {
+        self.all(|pid| match self.driver.state(pid) {
+            Ok(State::Checkpointed) => Ok(()),
+            Ok(State::Failed) => Err(lost()),
+            Err(_) if !self.is_known(pid) => Ok(()),
+            _ => self.driver.checkpoint(pid),
+        })
+    }
+
+    /// Puts their state back on the devices.
+    pub(crate) fn restore(&self) -> Result<(), String> {
+        self.all(|pid| match self.driver.state(pid)? {
+            State::Checkpointed => self.driver.restore(pid, &self.pairs),
+            State::Failed => Err(lost()),
+            State::Running | State::Locked => Ok(()),
+        })
+    }
+
+    /// Lets all go on, from wherever they are. None is left out because of another. `steady`: whoever has asked them to
+    /// come to rest may have died, and what it asked for may come yet.
+    pub(crate) fn go_on(&self, steady: bool) -> Result<(), String> {
+        self.all(|pid| self.let_go(pid, if steady { STEADY } else { Duration::ZERO }))
+    }
+
+    fn let_go(&self, pid: i32, steady: Duration) -> Result<(), Refused> {
+        let end = Instant::now() + ON_ITS_WAY;
+        let mut running: Option<Instant> = None;
+        loop {
+            let done = match self.driver.state(pid) {
+                Ok(State::Running) => {
+                    let since = *running.get_or_insert_with(Instant::now);
+                    if since.elapsed() >= steady {
+                        return Ok(());
+                    }
+                    Ok(())
+                }
+                Ok(state) => {
+                    running = None;
+                    match state {
+                        State::Locked => self.driver.unlock(pid),
+                        State::Checkpointed => self.driver.restore(pid, &self.pairs),
+                        _ => return Err(lost()),
+                    }
+                }
+                // It has called exec.
+                Err(_) if !self.is_known(pid) => return Ok(()),
+                Err(e) => return Err(e),
+            };
+            match done {
+                Err(e) if !e.early => return Err(e),
+                done if Instant::now() > end => return done.and(Err(Refused::of("the GPU driver does not let it go on"))),
+                Ok(()) if running.is_none() => {}
+                _ => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    /// Whether the driver's thread is there, without which nothing can be asked of the process. (What is forked, or has
+    /// called exec, has none.)
+    fn is_known(&self, pid: i32) -> bool {
+        self.driver.thread(pid).is_ok_and(|tid| has_thread(pid, tid))
+    }
+
+    /// Whether any of them lives.
+    pub(crate) fn live(&self) -> bool {
+        self.pids.iter().any(|pid| lives(*pid))
+    }
+}
+
+/// Whether the process is there, and is not being ended.
+fn lives(pid: i32) -> bool {
+    belay_kernel::proc::stat(pid).is_ok_and(|s| !s.is_dead()) && !belay_kernel::proc::maps(pid).unwrap_or_default().is_empty()
+}
+
+fn has_thread(pid: i32, tid: i32) -> bool {
+    belay_kernel::proc::task_stat(pid, tid).is_ok()
+}
+
+/// Whether it has a device of the driver's mapped: one that has called exec has not, and one that was off its GPU had not.
+fn uses_gpu(pid: i32) -> bool {
+    let maps = belay_kernel::proc::maps(pid).unwrap_or_default();
+    maps.iter().any(|m| m.name.to_string_lossy().starts_with("/dev/nvidia"))
+}
+
+fn lost() -> Refused {
+    Refused::of("the GPU driver has given it up (state FAILED); restart the job from the checkpoint before (belay restart)")
+}
+
+fn stranger() -> Refused {
+    Refused::of(
+        "has mappings of a GPU that the driver does not know it by: it was forked by a process that had begun to use the GPU; start such workers before that, or by spawn",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    /// A process: its state, and what somebody who has died has asked of it, which comes to pass after so many looks.
+    struct Simulated {
+        state: Mutex<(State, Option<(u32, State)>)>,
+        fails: Option<&'static str>,
+    }
+
+    impl Simulated {
+        fn to(&self, from: State, to: State) -> Result<(), Refused> {
+            let mut now = self.state.lock().unwrap();
+            if now.0 != from {
+                return Err(Refused {
+                    why: "illegal state".into(),
+                    early: true,
+                });
+            }
+            now.0 = to;
+            Ok(())
+        }
+    }
+
+    impl Driver for Simulated {
+        fn state(&self, _: i32) -> Result<State, Refused> {
+            let mut now = self.state.lock().unwrap();
+            match now.1 {
+                Some((0, state)) => *now = (state, None),
+                Some((looks, state)) => now.1 = Some((looks - 1, state)),
+                None => {}
+            }
+            Ok(now.0)
+        }
+        fn thread(&self, pid: i32) -> Result<i32, Refused> {
+            Ok(pid)
+        }
+        fn lock(&self, _: i32, _: Duration) -> Result<(), Refused> {
+            self.to(State::Running, State::Locked)
+        }
+        fn checkpoint(&self, _: i32) -> Result<(), Refused> {
+            self.to(State::Locked, State::Checkpointed)
+        }
+        fn restore(&self, _: i32, _: &[Pair]) -> Result<(), Refused> {
+            match self.fails {
+                Some(why) => Err(Refused::of(why)),
+                None => self.to(State::Checkpointed, State::Locked),
+            }
+        }
+        fn unlock(&self, _: i32) -> Result<(), Refused> {
+            self.to(State::Locked, State::Running)
+        }
+    }
+
+    /// What becomes of a process in this state, in which it is on its way to another one.
+    fn let_go(state: State, coming: Option<(u32, State)>, fails: Option<&'static str>) -> (Result<(), String>, State) {
+        let driver = Simulated {
+            state: Mutex::new((state, coming)),
+            fails,
+        };
+        let own = std::process::id().cast_signed();
+        let gone_on = Processes::new(&driver, vec![own], Duration::ZERO, Vec::new()).go_on(true);
+        let state = driver.state(own).unwrap();
+        (gone_on, state)
+    }
+
+    #[test]
+    fn all_go_on_from_wherever_they_are() {
+        for state in [State::Running, State::Locked, State::Checkpointed] {
+            assert_eq!(let_go(state, None, None), (Ok(()), State::Running), "{state:?}");
+        }
+        // What a process that has died has asked for comes yet.
+        for looks in 0..4 {
+            let coming = |state| Some((looks, state));
+            let locked = let_go(State::Running, coming(State::Locked), None);
+            assert_eq!(locked, (Ok(()), State::Running), "locked after {looks} looks");
+            let off = let_go(State::Locked, coming(State::Checkpointed), None);
+            assert_eq!(off, (Ok(()), State::Running), "off after {looks} looks");
+        }
+    }
+
+    #[test]
+    fn who_cannot_go_on_is_named() {
+        let (gone_on, state) = let_go(State::Checkpointed, None, Some("out of memory"));
+        assert_eq!(state, State::Checkpointed);
+        assert!(gone_on
+            .unwrap_err()
+            .contains(&format!("process {}: out of memory", std::process::id())));
+        assert!(let_go(State::Failed, None, None).0.unwrap_err().contains("FAILED"));
+    }
+}

@@ -1,0 +1,35 @@
+//! Waits for threads that have been let go, and lack nothing but a processor to get where they were.
+
+use crate::proc;
+use std::time::{Duration, Instant};
+
+/// How long all others stand still for them. On a busy machine each gets its turn well before; one that is frozen, or
+/// has used up the quota of its control group, is not waited for any longer.
+pub const LIMIT: Duration = Duration::from_secs(2);
+
+/// What they take where nobody else wants a processor.
+const SOON: Duration = Duration::from_micros(200);
+
+/// Waits until `is_done`, for at most `limit`.
+pub fn within(limit: Duration, mut is_done: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_done() {
+        match begin.elapsed() {
+            passed if passed >= limit => return,
+            passed if passed < SOON => std::thread::yield_now(),
+            // The processor may be what they lack.
+            _ => std::thread::sleep(SOON),
+        }
+    }
+}
+
+/// Waits until threads that job control has stopped stand still again, or have ended. They stop before their first
+/// instruction, but only once they have run.
+pub fn until_stopped(tids: impl IntoIterator<Item = i32>) {
+    let moves = |tid: &i32| proc::stat(*tid).is_ok_and(|s| matches!(s.state, 'R' | 'S' | 'D' | 't'));
+    let mut moving: Vec<i32> = tids.into_iter().collect();
+    within(LIMIT, || {
+        moving.retain(moves);
+        moving.is_empty()
+    });
+}

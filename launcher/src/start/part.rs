@@ -1,0 +1,92 @@
+//! A part of a job of which the root is on another host.
+
+use super::{refuse_plugin_of_srun, restart_options};
+use crate::cli::Agent;
+use crate::logging;
+use belay_coordinator::agent::Setup;
+use belay_coordinator::jobdir::{Access, Description, JobDir, Lock};
+use belay_coordinator::nodes::again::LOCK_LIMIT;
+use belay_coordinator::nodes::Nodes;
+use belay_coordinator::redundancy::{local, record};
+use belay_coordinator::tiers::gather;
+use belay_coordinator::{launch, restart, sys, tiers, End, Failure};
+use belay_image::name::Name;
+use std::path::Path;
+use std::time::Duration;
+
+/// Runs a part of a job of which the root is on another host; ends this process as its command ended.
+pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
+    let end = match args.generation {
+        Some(number) => restart_part(&args, number)?,
+        None => launch_part(args)?,
+    };
+    // What the user is told, the root says.
+    sys::exit_like(end.status())
+}
+
+/// The part goes on from generation `number`.
+fn restart_part(args: &Agent, number: u64) -> Result<End, Failure> {
+    sys::close_inherited();
+    let dir = JobDir::open(&args.dir, Access::Own)?;
+    let mut description = dir.description()?;
+    let limit = if args.ends_with_root {
+        LOCK_LIMIT
+    } else {
+        Duration::from_secs(2)
+    };
+    let lock = dir.lock_within(limit)?;
+    description.wait_status = None;
+    dir.describe(&description)?;
+    logging::start(&dir, &description.log_level)?;
+    let job = args.dir.parent().and_then(Path::parent).unwrap_or(&args.dir);
+    record::drop_uncommitted(job, &dir.generations(), number)?;
+    let root = JobDir::open(job, Access::Own)?.description()?;
+    tiers::local::adopt(&mut description, &root);
+    let setup = part(args, dir, lock, description)?;
+    let options = restart_options(false, root.any_cpu, args.ends_with_root, &root)?;
+    restart::restart(
+        setup,
+        (vec![number], &gather::Gathered::default()),
+        (&options, &[]),
+        &mut |_, _| {},
+    )
+}
+
+/// The part begins with its command.
+fn launch_part(args: Agent) -> Result<End, Failure> {
+    launch::check(&args.command)?;
+    refuse_plugin_of_srun(&args.command)?;
+    if let Some(parts) = args.dir.parent() {
+        JobDir::make_parts(parts)?;
+    }
+    let dir = JobDir::create(&args.dir)?;
+    let words = args.command.iter().cloned().map(Name::from).collect();
+    let mut description = Description::new(None, words);
+    if let Some(job) = args.dir.parent().and_then(Path::parent) {
+        let root = JobDir::open(job, Access::Own)?.description()?;
+        if let Some(s) = root.config.redundancy.settings()? {
+            local::lay(&s, job, (&root.id, args.tag), true)?;
+        }
+        tiers::local::adopt(&mut description, &root);
+        tiers::check(&description)?;
+        description.differential = root.differential;
+        description.log_level = root.log_level;
+        description.config.verbs = root.config.verbs;
+    }
+    let lock = dir.lock()?;
+    dir.describe(&description)?;
+    logging::start(&dir, &description.log_level)?;
+    let setup = part(&args, dir, lock, description)?;
+    launch::launch(args.command, setup)
+}
+
+/// What the agent of the part is given; the root knows of it from now on.
+fn part(args: &Agent, dir: JobDir, lock: Lock, description: Description) -> Result<Setup, Failure> {
+    Ok(Setup {
+        dir,
+        lock,
+        description,
+        nodes: Some(Nodes::part(&args.key, &args.join, args.tag, args.called.clone())?),
+        restarts: args.ends_with_root,
+    })
+}

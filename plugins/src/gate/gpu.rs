@@ -1,0 +1,278 @@
+//! Programs that use a GPU: a process of belay's own asks the driver to bring them to rest, and takes part for all of them as
+//! a library would (the crate `belay-gpu`).
+
+use super::page::{head_of, refuse, Page};
+use crate::fault::{At, Fault, Refusal};
+use crate::sys::fd;
+use belay_abi::control::NAME;
+use belay_abi::PAGE;
+use belay_kernel::proc::{self, Map};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What takes part in the processes that use a GPU, and is named in refusals.
+pub const DRIVER: &str = "GPU driver";
+/// Taking the state of a process off a device takes a second for every few gigabytes, putting it back as long: a gate with such
+/// processes has so much time at least.
+pub(super) const LIMIT: Duration = Duration::from_secs(300);
+/// More is no list of GPUs, bytes.
+const MOST_SAID: usize = 64 << 10;
+/// How long the driver may take to begin.
+const BEGIN: Duration = Duration::from_secs(120);
+
+/// Children of the agent that ask the driver, each with when it was started.
+static ASKERS: Mutex<Vec<(i32, Option<u64>)>> = Mutex::new(Vec::new());
+/// Processes that the driver could not be had to let go on: the next time it is asked about them too, since they show no GPU.
+static STRANDED: Mutex<Vec<i32>> = Mutex::new(Vec::new());
+
+fn list<T>(of: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Children of the agent that ask the driver, and are no part of the job.
+pub fn askers() -> Vec<i32> {
+    let mut askers = list(&ASKERS);
+    askers.retain(|(pid, born)| proc::born(*pid) == *born);
+    askers.iter().map(|(pid, _)| *pid).collect()
+}
+
+/// Whether the process is off its GPU since a checkpoint, and has not been put back.
+pub(super) fn is_stranded(pid: i32) -> bool {
+    list(&STRANDED).contains(&pid)
+}
+
+/// Whether `map` is of a GPU that the driver can be asked about.
+pub fn is_mapping(map: &Map) -> bool {
+    map.name.as_bytes().starts_with(b"/dev/nvidia")
+}
+
+/// The process that asks the driver.
+#[derive(Debug)]
+pub(super) struct Gpus {
+    /// Those that use a GPU.
+    pub(super) pids: Vec<i32>,
+    /// The GPUs of this host, as `UUID NAME`,
+    pub(super) devices: Vec<String>,
+    /// and those that a restart has them take the places of.
+    had: Vec<String>,
+    /// An order has been given: what it does is to be waited for, and may be left to others.
+    pub(super) is_asked: bool,
+    asker: Asker,
+}
+
+/// A child that asks the driver.
+#[derive(Debug)]
+struct Asker(Child);
+
+impl Asker {
+    fn start(command: &mut Command) -> Result<Self, Fault> {
+        let child = command.spawn().at("start the process that asks it")?;
+        let pid = child.id().cast_signed();
+        list(&ASKERS).push((pid, proc::born(pid)));
+        Ok(Self(child))
+    }
+
+    fn pid(&self) -> i32 {
+        self.0.id().cast_signed()
+    }
+
+    /// Waits for its end, for so long at most; whether it has done what it was to do. None: it goes on.
+    fn end(&mut self, limit: Duration) -> Option<bool> {
+        let end = Instant::now() + limit;
+        let mut pause = Duration::from_micros(100);
+        loop {
+            match self.0.try_wait() {
+                Ok(None) if Instant::now() < end => std::thread::sleep(pause),
+                Ok(None) => return None,
+                ended => {
+                    return Some(ended.is_ok_and(|status| status.is_some_and(|s| s.success())));
+                }
+            }
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+    }
+
+    /// Ends one that has nothing in hand.
+    fn kill(&mut self) {
+        let _ = self.0.kill();
+        self.end(BEGIN);
+    }
+}
+
+/// How they stand when the process begins.
+#[derive(Debug)]
+pub(super) enum Stand {
+    /// They run.
+    Run,
+    /// They were restarted, and are off these devices.
+    Rest(Vec<String>),
+}
+
+/// The GPUs of this host. Asking for them takes seconds, so it is done once.
+static DEVICES: OnceLock<Vec<String>> = OnceLock::new();
+
+impl Gpus {
+    /// Starts it for these processes, for whose work the driver may wait so long each; its page.
+    pub(super) fn start(pids: Vec<i32>, stand: Stand, limit: Duration) -> Result<(Self, Page), Refusal> {
+        let first = pids.first().copied().unwrap_or(0);
+        let fault = |f: Fault| f.of(first, DRIVER);
+        let page = memory().map_err(fault)?;
+        let (had, restarted) = match stand {
+            Stand::Run => (Vec::new(), false),
+            Stand::Rest(had) => (had, true),
+        };
+        let mut command = belay(&pids, &had);
+        command.arg("--limit").arg(limit.as_millis().to_string());
+        if restarted {
+            command.arg("--restarted");
+        } else if DEVICES.get().is_none() {
+            command.arg("--list");
+        }
+        let stdin = page.try_clone().at("duplicate the control page").map_err(fault)?;
+        let mut asker = Asker::start(command.stdin(stdin).stdout(Stdio::piped())).map_err(fault)?;
+        let said = asker.0.stdout.take().map(until_ready);
+        let listed = match said {
+            Some(Ok(listed)) => listed,
+            said => {
+                asker.kill();
+                let why = match said {
+                    Some(Err(why)) if !why.is_empty() => why,
+                    _ => "the process that asks it has ended".into(),
+                };
+                return Err(refuse(first, DRIVER, why, false));
+            }
+        };
+        let devices = if restarted {
+            listed
+        } else {
+            DEVICES.get_or_init(|| listed).clone()
+        };
+        let gpus = Self {
+            pids,
+            devices,
+            had,
+            is_asked: false,
+            asker,
+        };
+        let pid = gpus.pid();
+        let head = head_of(page.as_fd()).map_err(|e| refuse(first, DRIVER, format!("read its control page: {e}"), false))?;
+        let page = head
+            .map_err(|strange| strange.refusal(pid))
+            .and_then(|head| Page::of(pid, head, page.as_fd()))?;
+        if !restarted && gpus.devices.is_empty() {
+            return Err(refuse(first, DRIVER, "shows no GPU: look at nvidia-smi", false));
+        }
+        Ok((gpus, page))
+    }
+
+    /// Its number.
+    pub(super) fn pid(&self) -> i32 {
+        self.asker.pid()
+    }
+
+    /// The processes are gone, or will be: nobody is to go on.
+    pub(super) fn abandon(&mut self) {
+        self.is_asked = false;
+    }
+
+    /// What was to be done by the process, which is gone: has another one let those that use a GPU go on.
+    fn recover(&self) -> Result<(), Fault> {
+        let mut command = belay(&self.pids, &self.had);
+        let command = command.arg("--recover").stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut asker = Asker::start(command)?;
+        match asker.end(LIMIT) {
+            Some(true) => Ok(()),
+            Some(false) => {
+                let mut why = String::new();
+                if let Some(out) = asker.0.stdout.take() {
+                    let _ = out.take(4096).read_to_string(&mut why);
+                }
+                crate::fault::refuse(why.trim().to_owned())
+            }
+            None => crate::fault::refuse("the driver does not return"),
+        }
+    }
+}
+
+impl Drop for Gpus {
+    /// Whatever it was told, it ends by itself; one that was killed may have left work.
+    fn drop(&mut self) {
+        if !self.is_asked {
+            self.asker.kill();
+            return;
+        }
+        let gone_on = match self.asker.end(LIMIT) {
+            Some(true) => Ok(()),
+            Some(false) => self.recover(),
+            None => crate::fault::refuse("the driver does not return"),
+        };
+        let mut stranded = list(&STRANDED);
+        stranded.retain(|pid| !self.pids.contains(pid));
+        if let Err(error) = gone_on {
+            tracing::error!(%error, pids = ?self.pids, "processes that use a GPU have not gone on");
+            stranded.extend(&self.pids);
+        }
+    }
+}
+
+/// What the process says before it is ready: its GPUs, or else why it is not.
+fn until_ready(mut from: ChildStdout) -> Result<Vec<String>, String> {
+    let end = Instant::now() + BEGIN;
+    let mut said = Vec::new();
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let left = i32::try_from(left.as_millis()).unwrap_or(i32::MAX);
+        if left == 0 || said.len() > MOST_SAID || !fd::wait(from.as_raw_fd(), libc::POLLIN, left).map_err(|e| e.to_string())? {
+            return Err("does not begin: look at nvidia-smi".into());
+        }
+        let mut bytes = [0; 4096];
+        let n = from.read(&mut bytes).map_err(|e| e.to_string())?;
+        said.extend_from_slice(&bytes[..n]);
+        if n == 0 || said.ends_with(b"ready\n") {
+            break;
+        }
+    }
+    let text = String::from_utf8_lossy(&said);
+    let mut devices = Vec::new();
+    for line in text.lines() {
+        match line.strip_prefix("gpu ") {
+            _ if line == "ready" => return Ok(devices),
+            Some(device) => devices.push(device.to_owned()),
+            None => return Err(line.to_owned()),
+        }
+    }
+    Err(String::new())
+}
+
+/// The command that asks the driver about these processes, which had these GPUs.
+fn belay(pids: &[i32], had: &[String]) -> Command {
+    let list = pids.iter().map(i32::to_string).collect::<Vec<_>>().join(",");
+    // The same program, also where the file has been replaced by a newer one.
+    let mut command = Command::new("/proc/self/exe");
+    // All GPUs of the host, whatever the agent is to see of them.
+    command.env_remove("CUDA_VISIBLE_DEVICES");
+    command.args(["gpu", "--processes", &list]).stderr(Stdio::null());
+    command.args(had.iter().flat_map(|device| ["--had", device]));
+    command
+}
+
+/// Memory for a control page.
+fn memory() -> Result<OwnedFd, Fault> {
+    let name = Path::new(OsStr::from_bytes(NAME.to_bytes()));
+    let memory = fd::memfd(name, libc::MFD_ALLOW_SEALING).at("make a control page")?;
+    let file = File::from(memory);
+    file.set_len(PAGE).at("make a control page")?;
+    // SAFETY: takes numbers only.
+    let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
+    if sealed != 0 {
+        return Err(std::io::Error::last_os_error()).at("seal a control page");
+    }
+    Ok(file.into())
+}

@@ -1,0 +1,140 @@
+//! A devpts of the job's own upon `/dev/pts`, and what else is mounted there.
+
+use super::names;
+use crate::sys::{check, fd};
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+use std::io;
+use std::path::Path;
+
+pub(super) const FOLDER: &str = "/dev/pts";
+/// What makes terminals in the devpts beside it.
+pub(super) const MAKER: &str = "/dev/ptmx";
+/// What makes terminals where it lies, for whom its mode lets.
+pub(super) const MAKER_THERE: &str = "/dev/pts/ptmx";
+
+/// Mounts a new devpts upon `/dev/pts`, with the options of the one there.
+pub(super) fn mount_own() -> io::Result<()> {
+    let there = mounts();
+    let options = options_in(&there);
+    let of_all = options.join(",");
+    // In a user namespace its group can be one that does not exist there.
+    let without_group: Vec<&str> = options.iter().copied().filter(|o| !o.starts_with("gid=")).collect();
+    let flags = libc::MS_NOSUID | libc::MS_NOEXEC;
+    let mount_with = |options: &str| mount(Path::new("devpts"), Path::new(FOLDER), Some(c"devpts"), flags, options);
+    mount_with(&of_all).or_else(|_| mount_with(&without_group.join(",")))?;
+    let used = is_used().and_then(|used| match used {
+        true => Ok(true),
+        // Containers have mounted that file of the one before there.
+        false => bind(Path::new(MAKER_THERE), Path::new(MAKER)).and_then(|()| is_used()),
+    });
+    if used.as_ref().is_ok_and(|used| *used) {
+        return Ok(());
+    }
+    // SAFETY: a live, terminated string.
+    check(unsafe { libc::umount2(c"/dev/pts".as_ptr(), libc::MNT_DETACH) })?;
+    used.and(Err(io::Error::other(format!("{MAKER} makes terminals of another one"))))
+}
+
+/// Whether `/dev/ptmx` makes terminals in a devpts upon `/dev/pts` that has none yet.
+fn is_used() -> io::Result<bool> {
+    let (_master, number) = names::new_master().map_err(io::Error::other)?;
+    fd::stat(&names::path(number), true)
+        .map(|_| true)
+        .or_else(|e| match e.kind() {
+            io::ErrorKind::NotFound => Ok(false),
+            _ => Err(e),
+        })
+}
+
+pub(super) fn bind(from: &Path, to: &Path) -> io::Result<()> {
+    mount(from, to, None, libc::MS_BIND, "")
+}
+
+fn mount(from: &Path, to: &Path, kind: Option<&CStr>, flags: libc::c_ulong, options: &str) -> io::Result<()> {
+    let (from, to, options) = (fd::c_path(from)?, fd::c_path(to)?, fd::c_path(Path::new(options))?);
+    let kind = kind.map_or(std::ptr::null(), CStr::as_ptr);
+    // SAFETY: all strings are live and terminated.
+    check(unsafe { libc::mount(from.as_ptr(), to.as_ptr(), kind, flags, options.as_ptr().cast()) }).map(drop)
+}
+
+/// By the numbers of terminals: other numbers that lead to them here.
+pub(super) fn led() -> BTreeMap<u32, Vec<u32>> {
+    led_in(&mounts())
+}
+
+fn mounts() -> String {
+    std::fs::read_to_string(Path::new("/proc/self/mountinfo")).unwrap_or_default()
+}
+
+/// A mount of a devpts, or of a part of one.
+struct Mount<'a> {
+    device: &'a str,
+    root: &'a str,
+    place: &'a str,
+    options: &'a str,
+}
+
+fn devpts_in(mounts: &str) -> impl Iterator<Item = Mount<'_>> {
+    mounts.lines().filter_map(|line| {
+        // "36 35 0:21 /3 /dev/pts/1 rw - devpts devpts rw,gid=5,mode=620"
+        let (own, of_kind) = line.split_once(" - devpts ")?;
+        let mut words = own.split(' ').skip(2);
+        Some(Mount {
+            device: words.next()?,
+            root: words.next()?,
+            place: words.next()?,
+            options: of_kind.split(' ').nth(1)?,
+        })
+    })
+}
+
+/// The options of the devpts upon `/dev/pts` that say whose terminals are, and who may make them.
+fn options_in(mounts: &str) -> Vec<&str> {
+    let there = devpts_in(mounts).filter(|m| m.place == FOLDER).last();
+    let all = there.map_or("", |m| m.options).split(',');
+    all.filter(|o| ["uid=", "gid=", "mode=", "ptmxmode="].iter().any(|name| o.starts_with(name)))
+        .collect()
+}
+
+fn led_in(mounts: &str) -> BTreeMap<u32, Vec<u32>> {
+    let device = devpts_in(mounts).filter(|m| m.place == FOLDER).last().map(|m| m.device);
+    let mut out: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    // What is mounted from elsewhere is the terminal of a restart.
+    for m in devpts_in(mounts).filter(|m| Some(m.device) == device) {
+        let number = m.root.strip_prefix('/').and_then(|root| root.parse().ok());
+        let name = Path::new(m.place)
+            .strip_prefix(FOLDER)
+            .ok()
+            .and_then(|name| name.to_str()?.parse().ok());
+        if let (Some(number), Some(name)) = (number, name) {
+            out.entry(number).or_default().push(name);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "24 30 0:21 / /dev/pts rw,nosuid - devpts devpts rw,gid=5,mode=620,ptmxmode=000\n\
+        80 24 0:29 / /dev/pts rw - devpts devpts rw,mode=600,ptmxmode=666,max=9\n\
+        90 80 0:29 /3 /dev/pts/1 rw,nosuid - devpts devpts rw,gid=5\n\
+        91 80 0:29 /3 /dev/pts/0 rw - devpts devpts rw\n\
+        92 80 8:1 /3 /dev/pts/7 rw - ext4 /dev/sda1 rw\n\
+        93 80 0:29 /4 /root/x rw - devpts devpts rw\n\
+        94 80 0:21 /8 /dev/pts/8 rw - devpts devpts rw\n";
+
+    #[test]
+    fn what_is_mounted_upon_names_of_terminals_is_found() {
+        assert_eq!(led_in(MOUNTS), BTreeMap::from([(3, vec![1, 0])]));
+    }
+
+    #[test]
+    fn a_new_devpts_has_the_options_of_the_one_it_hides() {
+        assert_eq!(options_in(MOUNTS), ["mode=600", "ptmxmode=666"]);
+        let first = MOUNTS.lines().next().unwrap();
+        assert_eq!(options_in(first), ["gid=5", "mode=620", "ptmxmode=000"]);
+    }
+}

@@ -1,0 +1,25 @@
+//! Types and constants of `infiniband/verbs.h` (rdma-core 44), as far as `preload/verbs` needs them. Names and layouts
+//! are those of the header, without the prefix; `tests/layout.rs` compares them with Debian's by compiling C.
+//!
+//! Enumerations are numbers: what a program or a provider gives may be newer than this.
+#![allow(missing_docs)]
+
+mod attr;
+mod context;
+mod object;
+mod work;
+
+pub use attr::*;
+pub use context::*;
+pub use object::*;
+pub use work::*;
+
+use std::ffi::{c_int, c_void};
+
+/// What a C function returns: 0, or -1 or an errno value.
+pub type Int = c_int;
+/// Something that only passes through.
+pub type Opaque = c_void;
+
+/// Length of the global route header in front of a datagram.
+pub const GRH_BYTES: usize = 40;

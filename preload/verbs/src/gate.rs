@@ -1,0 +1,378 @@
+//! Which threads are inside the verbs, and how they are kept out.
+//!
+//! Each thread has a slot in which it says that it is inside. Who shuts the gate stores [`SHUT`], makes every thread
+//! pass a barrier (`membarrier`), and waits for each slot. So a thread that goes in does two plain stores and a load;
+//! no instruction of it is locked. Those that post and poll alone need not even that (`bias`). Who is inside already is
+//! let in once more, also when the gate is shut: a program may post between `ibv_start_poll` and `ibv_end_poll`, and a
+//! signal handler of its may do so anywhere.
+//!
+//! libibverbs and its providers call exported functions of libibverbs, which lead here: such a call has no shadows in
+//! its arguments, and goes on to the real function ([`nested`]). One with shadows is the program's, which the provider
+//! has called back: its allocator may register the memory that it gives.
+
+use crate::arch::{own_slot, set_own_slot};
+use belay_ibv::Int;
+use std::cell::Cell;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{compiler_fence, fence, AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::time::Duration;
+
+/// One thread. Two are never in one line of a processor's cache.
+#[repr(align(64))]
+pub(crate) struct Slot {
+    /// How often it is inside. Written by its own thread.
+    inside: AtomicU32,
+    /// By a thread that lives.
+    used: AtomicBool,
+    next: AtomicPtr<Slot>,
+}
+
+/// Of the library's own thread, which never goes in: it acts while nobody is inside.
+static KEEPER: Slot = Slot {
+    inside: AtomicU32::new(0),
+    used: AtomicBool::new(true),
+    next: AtomicPtr::new(null_mut()),
+};
+
+/// All slots there ever were; those of threads that have ended are used again.
+static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(null_mut());
+/// While the gate is shut, the order that has shut it, perhaps with [`LOOKING`].
+static SHUT: AtomicU32 = AtomicU32::new(0);
+/// The kernel makes the barrier for the others.
+static ASYMMETRIC: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// How deep this thread is in real functions that may call exported ones.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// In [`SHUT`]: somebody is about to open the gate.
+pub(crate) const LOOKING: u32 = 0x80;
+
+/// Does a real function call, and not the program?
+pub(crate) fn nested() -> bool {
+    DEPTH.get() != 0
+}
+
+/// A thread that is inside, until this is dropped.
+pub(crate) struct Inside {
+    slot: &'static Slot,
+}
+
+impl Inside {
+    /// Goes in, when the gate is open. For the hot path, from which nothing calls exported functions.
+    #[inline]
+    pub(crate) fn enter() -> Self {
+        let slot = slot();
+        let times = slot.inside.load(Ordering::Relaxed);
+        if times != 0 {
+            slot.inside.store(times + 1, Ordering::Relaxed);
+            return Inside { slot };
+        }
+        loop {
+            slot.inside.store(1, Ordering::Relaxed);
+            barrier();
+            if SHUT.load(Ordering::Acquire) == 0 {
+                return Inside { slot };
+            }
+            wait_outside(slot);
+        }
+    }
+}
+
+impl Drop for Inside {
+    #[inline]
+    fn drop(&mut self) {
+        let times = self.slot.inside.load(Ordering::Relaxed).saturating_sub(1);
+        self.slot.inside.store(times, Ordering::Release);
+        barrier();
+        if times == 0 && SHUT.load(Ordering::Relaxed) != 0 {
+            wake(&self.slot.inside);
+        }
+    }
+}
+
+/// A thread that is inside and may be called back by the real functions.
+///
+/// Many of these are where a thread that was told to (`pthread_cancel`) ends: not in the middle of it, with locks of this
+/// library, and inside for ever.
+pub(crate) struct Call {
+    _calling: Calling,
+    _inside: Inside,
+    cancelled: Int,
+}
+
+extern "C" {
+    fn pthread_setcancelstate(new: Int, old: *mut Int) -> Int;
+}
+const CANCEL_DISABLE: Int = 1;
+
+impl Call {
+    pub(crate) fn enter() -> Self {
+        let mut cancelled = 0;
+        // SAFETY: of the calling thread.
+        unsafe { pthread_setcancelstate(CANCEL_DISABLE, &mut cancelled) };
+        Call {
+            _inside: Inside::enter(),
+            _calling: Calling::begin(),
+            cancelled,
+        }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        // SAFETY: as it was. It acts when the thread next comes where it may end.
+        unsafe { pthread_setcancelstate(self.cancelled, null_mut()) };
+    }
+}
+
+/// A thread that calls a real function which may call exported ones.
+pub(crate) struct Calling(());
+
+impl Calling {
+    pub(crate) fn begin() -> Self {
+        DEPTH.set(DEPTH.get() + 1);
+        Calling(())
+    }
+}
+
+impl Drop for Calling {
+    fn drop(&mut self) {
+        DEPTH.set(DEPTH.get() - 1);
+    }
+}
+
+#[inline]
+fn barrier() {
+    if ASYMMETRIC.load(Ordering::Relaxed) {
+        compiler_fence(Ordering::SeqCst);
+    } else {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// The calling thread's.
+#[inline]
+pub(crate) fn slot() -> &'static Slot {
+    let slot = own_slot::<Slot>();
+    if slot.is_null() {
+        return first_time();
+    }
+    // SAFETY: slots are never freed.
+    unsafe { &*slot }
+}
+
+/// Gives the calling thread a slot, which it gives back when it ends.
+#[cold]
+fn first_time() -> &'static Slot {
+    static KEY: std::sync::OnceLock<libc::pthread_key_t> = std::sync::OnceLock::new();
+    let key = *KEY.get_or_init(|| {
+        let mut key = 0;
+        // SAFETY: a key of our own, whose destructor takes a slot, and a handler that is there as long as the library.
+        unsafe {
+            libc::pthread_key_create(&mut key, Some(give_back));
+            libc::pthread_atfork(None, None, Some(crate::control::after_fork));
+        }
+        key
+    });
+    let slot = free_slot().unwrap_or_else(new_slot);
+    set_own_slot(slot);
+    // SAFETY: a key that was made, and a slot, which is never freed.
+    unsafe { libc::pthread_setspecific(key, std::ptr::from_ref(slot).cast()) };
+    slot
+}
+
+unsafe extern "C" fn give_back(slot: *mut libc::c_void) {
+    set_own_slot::<Slot>(null());
+    // SAFETY: what first_time has stored.
+    unsafe { &*slot.cast::<Slot>() }.used.store(false, Ordering::Release);
+}
+
+fn slots() -> impl Iterator<Item = &'static Slot> {
+    // SAFETY: slots are never freed.
+    let each = |s: *mut Slot| unsafe { s.as_ref::<'static>() };
+    std::iter::successors(each(SLOTS.load(Ordering::Acquire)), move |s| {
+        each(s.next.load(Ordering::Acquire))
+    })
+}
+
+fn free_slot() -> Option<&'static Slot> {
+    slots().find(|s| !s.used.swap(true, Ordering::AcqRel))
+}
+
+fn new_slot() -> &'static Slot {
+    let slot: &'static mut Slot = Box::leak(Box::new(Slot {
+        inside: AtomicU32::new(0),
+        used: AtomicBool::new(true),
+        next: AtomicPtr::new(null_mut()),
+    }));
+    let mut first = SLOTS.load(Ordering::Acquire);
+    loop {
+        *slot.next.get_mut() = first;
+        match SLOTS.compare_exchange(first, slot, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return slot,
+            Err(now) => first = now,
+        }
+    }
+}
+
+#[cold]
+fn wait_outside(slot: &Slot) {
+    slot.inside.store(0, Ordering::Release);
+    wake(&slot.inside);
+    let by = SHUT.load(Ordering::SeqCst);
+    if by != 0 {
+        crate::control::wait_at_gate(by);
+    }
+}
+
+/// From now on the calling thread's calls of exported functions are the provider's: the library's own thread.
+pub(crate) fn always_nested() {
+    DEPTH.set(1);
+    set_own_slot(&raw const KEEPER);
+}
+
+/// Does the library's own thread ask?
+pub(crate) fn is_keeper() -> bool {
+    std::ptr::eq(own_slot::<Slot>(), &raw const KEEPER)
+}
+
+/// Asks the kernel for a barrier in every thread of the process.
+fn membarrier(command: i32) -> bool {
+    // SAFETY: no memory is involved.
+    unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+}
+const PRIVATE_EXPEDITED: i32 = 1 << 3;
+const REGISTER_PRIVATE_EXPEDITED: i32 = 1 << 4;
+
+/// Lets the kernel make the barriers for the others, where it can.
+pub(crate) fn prepare() {
+    ASYMMETRIC.store(membarrier(REGISTER_PRIVATE_EXPEDITED), Ordering::SeqCst);
+}
+
+/// Makes every thread of the process pass a barrier: of what a thread stores, and then loads without one of its own,
+/// either the store is seen from here on, or the load sees what was stored before this was called.
+pub(crate) fn everybody_passes() {
+    fence(Ordering::SeqCst);
+    // A process that was restarted may not be registered.
+    let passed = || membarrier(PRIVATE_EXPEDITED) || membarrier(REGISTER_PRIVATE_EXPEDITED) && membarrier(PRIVATE_EXPEDITED);
+    if !passed() {
+        // The program has forbidden it since. No processor keeps a store back for so long.
+        std::thread::sleep(LONGER_THAN_A_STORE);
+    }
+    fence(Ordering::SeqCst);
+}
+const LONGER_THAN_A_STORE: Duration = Duration::from_millis(1);
+
+/// May a thread go in from now on without looking at the gate, because who shuts it tells it?
+pub(crate) fn may_be_fast() -> bool {
+    ASYMMETRIC.load(Ordering::Relaxed) && SHUT.load(Ordering::Relaxed) == 0
+}
+
+/// Nobody comes in any more, or whoever does has been seen inside.
+pub(crate) fn shut(order: u32) {
+    SHUT.store(order, Ordering::SeqCst);
+    everybody_passes();
+}
+
+/// The order that has shut the gate; 0 while it is open.
+pub(crate) fn shut_by() -> u32 {
+    SHUT.load(Ordering::SeqCst)
+}
+
+/// Opens the gate that `by` has shut, unless another order has shut it since. `first` is done before anybody comes in.
+pub(crate) fn open(by: u32, first: impl FnOnce()) {
+    if by & LOOKING != 0 {
+        sleep(&SHUT, by);
+        return;
+    }
+    let looking = by | LOOKING;
+    if SHUT
+        .compare_exchange(by, looking, Ordering::SeqCst, Ordering::SeqCst)
+        .is_err()
+    {
+        return;
+    }
+    first();
+    let _ = SHUT.compare_exchange(looking, 0, Ordering::SeqCst, Ordering::SeqCst);
+    wake(&SHUT);
+}
+
+/// Waits until no thread is inside. False when it takes longer than `go_on` allows.
+pub(crate) fn await_empty(go_on: impl Fn() -> bool) -> bool {
+    const LOOK_AGAIN_NS: i64 = 1_000_000;
+    for slot in slots() {
+        loop {
+            let times = slot.inside.load(Ordering::SeqCst);
+            if times == 0 {
+                break;
+            }
+            if !go_on() {
+                return false;
+            }
+            let time = libc::timespec {
+                tv_sec: 0,
+                tv_nsec: LOOK_AGAIN_NS,
+            };
+            // SAFETY: a futex of this process, and a time.
+            unsafe { libc::syscall(libc::SYS_futex, slot.inside.as_ptr(), libc::FUTEX_WAIT, times, &time) };
+        }
+    }
+    true
+}
+
+/// In the child of a fork, whose only thread this is: nobody else is inside, and no order has shut the gate.
+pub(crate) fn after_fork() {
+    let own = own_slot::<Slot>();
+    for slot in slots() {
+        if !std::ptr::eq(slot, own) {
+            slot.inside.store(0, Ordering::SeqCst);
+            slot.used.store(false, Ordering::SeqCst);
+        }
+    }
+    SHUT.store(0, Ordering::SeqCst);
+}
+
+/// Sleeps until the word has another value, at most.
+pub(crate) fn sleep(word: &AtomicU32, value: u32) {
+    // SAFETY: a futex of this process.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAIT,
+            value,
+            std::ptr::null::<libc::timespec>(),
+        )
+    };
+}
+
+/// Wakes whoever sleeps.
+pub(crate) fn wake(word: &AtomicU32) {
+    // SAFETY: a futex of this process.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Held by whoever shuts the gate.
+    pub(crate) static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+    #[test]
+    fn who_posts_while_polling_stays_inside() {
+        let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+        let polling = Inside::enter();
+        drop(Inside::enter());
+        shut(7);
+        assert!(!await_empty(|| false), "the gate is shut behind a thread that polls");
+        // It goes in once more, and does not wait for a gate that waits for it.
+        drop(Inside::enter());
+        assert!(!await_empty(|| false));
+        drop(polling);
+        assert!(await_empty(|| true));
+        SHUT.store(0, Ordering::SeqCst);
+    }
+}

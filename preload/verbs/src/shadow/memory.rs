@@ -1,0 +1,131 @@
+//! Protection domains, regions and address handles.
+
+use super::{strike, ShadowContext};
+use crate::gate::Calling;
+use crate::lock::Lock;
+use crate::translate::{address, epoch, is_identity};
+use belay_ibv::*;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+#[repr(C)]
+pub(crate) struct ShadowPd {
+    pub(crate) base: Pd,
+    pub(crate) real: *mut Pd,
+    /// Of a parent domain, its domain.
+    pub(crate) parent: *mut ShadowPd,
+}
+
+#[repr(C)]
+pub(crate) struct ShadowMr {
+    pub(crate) base: Mr,
+    pub(crate) real: *mut Mr,
+    pub(crate) iova: u64,
+    pub(crate) access: u32,
+}
+
+/// Regions that have other addresses than their memory. Not the world's list: whoever holds that polls.
+static ELSEWHERE: Lock<Vec<*mut ShadowMr>> = Lock::new(Vec::new());
+/// There has been one.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+impl ShadowMr {
+    /// The address of its first byte in requests.
+    fn first(&self) -> u64 {
+        if self.access & ACCESS_ZERO_BASED != 0 {
+            0
+        } else {
+            self.iova
+        }
+    }
+
+    /// From now on a program's requests may name it, by these addresses.
+    pub(crate) fn known(&mut self) {
+        self.unknown();
+        if self.first() != self.base.addr as u64 {
+            ELSEWHERE.lock().push(self);
+            ANY.store(true, Relaxed);
+        }
+    }
+
+    pub(crate) fn unknown(&mut self) {
+        strike(&mut ELSEWHERE.lock(), self);
+    }
+}
+
+/// In the child of a fork.
+///
+/// # Safety
+/// No other thread is there.
+pub(crate) unsafe fn after_fork() {
+    ELSEWHERE.reset(Vec::new());
+}
+
+/// Where the memory of a segment is.
+///
+/// # Safety
+/// The regions that requests use live.
+pub(crate) unsafe fn memory_of(segment: &Sge) -> *mut u8 {
+    let found = |all: &[*mut ShadowMr]| {
+        all.iter()
+            .map(|m| &**m)
+            .find(|m| m.base.lkey == segment.lkey)
+            .map(|m| (m.base.addr, m.first()))
+    };
+    match ANY.load(Relaxed).then(|| found(&ELSEWHERE.lock())).flatten() {
+        Some((addr, first)) => addr.cast::<u8>().wrapping_add(segment.addr.wrapping_sub(first) as usize),
+        None => segment.addr as *mut u8,
+    }
+}
+
+/// An address handle. The provider's are made when they are needed after a restart.
+#[repr(C)]
+pub(crate) struct ShadowAh {
+    pub(crate) base: Ah,
+    pub(crate) attr: AhAttr,
+    pub(crate) real: Lock<RealAhs>,
+}
+
+#[derive(Default)]
+pub(crate) struct RealAhs {
+    /// Of which restart they are.
+    pub(crate) epoch: u32,
+    /// More than one where the port has become several.
+    pub(crate) all: Vec<(AhAttr, *mut Ah)>,
+    /// The last destination: the program's number of it, the real one, and its handle.
+    pub(crate) last: Option<(u32, u32, *mut Ah)>,
+}
+
+impl ShadowAh {
+    /// The handle and the number of a destination today.
+    ///
+    /// # Safety
+    /// A handle that lives.
+    pub(crate) unsafe fn resolve(&self, number: u32) -> (*mut Ah, u32) {
+        let mut real = self.real.lock();
+        if real.epoch != epoch() {
+            *real = RealAhs {
+                epoch: epoch(),
+                ..RealAhs::default()
+            };
+        }
+        if let Some((_, now, ah)) = real.last.filter(|l| l.0 == number) {
+            return (ah, now);
+        }
+        let (attr, found) = match is_identity() {
+            true => (self.attr, None),
+            false => address(ShadowContext::of(self.base.context), &self.attr, number),
+        };
+        let known = real.all.iter().find(|a| a.0 == attr).map(|a| a.1);
+        let ah = known.unwrap_or_else(|| {
+            let _calling = Calling::begin();
+            let new = (crate::real::real().ibv_create_ah)((*self.base.pd.cast::<ShadowPd>()).real, &mut { attr });
+            if !new.is_null() {
+                real.all.push((attr, new));
+            }
+            new
+        });
+        let now = found.map_or(number, |f| f.number);
+        real.last = (!ah.is_null()).then_some((number, now, ah));
+        (ah, now)
+    }
+}

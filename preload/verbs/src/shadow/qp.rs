@@ -1,0 +1,191 @@
+//! Queue pairs.
+
+use super::{Log, ShadowCq, ShadowSrq};
+use crate::bias::Biased;
+use crate::lock::Lock;
+use crate::translate::Keys;
+use belay_ibv::*;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+/// In the upper half of the number of a request to receive, as the provider has it: the lower half is its place. An error
+/// does not say which of the two queues it is of, and a program may give both the same numbers.
+pub(crate) const RECEIVE_TAG: u64 = 0xbe1a_4ecf << 32;
+
+/// One of the two queues. `head` belongs to whoever polls, `tail` to whoever posts, each under a lock.
+pub(crate) struct Queue {
+    /// The requests from `head` to `tail` are posted, and not known to be done.
+    pub(crate) log: Biased<Log>,
+    pub(crate) head: AtomicU64,
+    pub(crate) tail: AtomicU64,
+    /// How many the program may post, as it was told.
+    size: u32,
+    /// Markers among them: at most one.
+    pub(crate) markers: AtomicU32,
+}
+
+impl Queue {
+    fn new(room: u32, sges: u32, inline: u32) -> Option<Self> {
+        // Some more, for markers.
+        let log = Log::new(room.saturating_add(8), sges, inline)?;
+        Some(Queue {
+            log: Biased::new(log),
+            head: AtomicU64::new(0),
+            tail: AtomicU64::new(0),
+            size: room,
+            markers: AtomicU32::new(0),
+        })
+    }
+
+    /// How far the tail may come: a marker takes no place of the program's.
+    #[inline]
+    pub(crate) fn limit(&self) -> u64 {
+        // Who retires one moves the head first.
+        let markers = self.markers.load(Ordering::Acquire);
+        self.head.load(Ordering::Acquire) + u64::from(self.size) + u64::from(markers)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head.load(Ordering::Acquire) == self.tail.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn posted(&self) -> u64 {
+        self.tail.load(Ordering::Acquire) - self.head.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn clear(&self) {
+        self.head.store(self.tail.load(Ordering::Acquire), Ordering::Release);
+        self.markers.store(0, Ordering::Release);
+    }
+}
+
+/// What the program has set, whatever the provider was told.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Shown {
+    /// All attributes that were given, by their last values.
+    pub(crate) attr: QpAttr,
+    /// Which were given on the way to RTR and to RTS.
+    pub(crate) to_init: i32,
+    pub(crate) to_rtr: i32,
+    pub(crate) to_rts: i32,
+    /// The right to write was added for markers: the program has not given it.
+    pub(crate) write_added: bool,
+}
+
+/// Requests between `ibv_wr_start` and `ibv_wr_complete`.
+#[derive(Default)]
+pub(crate) struct Building {
+    pub(crate) count: u64,
+    pub(crate) error: i32,
+    /// Held since `ibv_wr_start`.
+    pub(crate) inside: Option<crate::gate::Inside>,
+}
+
+#[repr(C)]
+pub(crate) struct ShadowQp {
+    /// A plain one uses the beginning only.
+    pub(crate) base: QpEx,
+    pub(crate) real: *mut Qp,
+    pub(crate) send: Queue,
+    /// Empty with a shared queue.
+    pub(crate) recv: Queue,
+    /// As the program was told.
+    pub(crate) cap: QpCap,
+    /// Places to send that the real one has besides, for markers.
+    pub(crate) spare: u32,
+    pub(crate) sig_all: bool,
+    /// Of one made with `ibv_create_qp_ex`: what it was made with.
+    pub(crate) extended: Option<QpInitAttrEx>,
+    pub(crate) shown: Lock<Shown>,
+    /// Behind the lock of the send queue.
+    pub(crate) building: Building,
+    /// Requests that take a receive at the peer and are acknowledged.
+    pub(crate) acknowledged: AtomicU64,
+    /// Messages that have taken a receive here.
+    pub(crate) received: AtomicU64,
+    /// A request has failed since it was reset: of those whose numbers are the same it is not known which are done.
+    pub(crate) broken: AtomicBool,
+    /// It is brought into error in order to be reset or destroyed: the program is not told of that.
+    pub(crate) leaving: AtomicBool,
+    pub(crate) async_events: u32,
+    /// The state in which the provider had it when it came to rest.
+    pub(crate) rested: AtomicU32,
+    /// It was connected when it came to rest, and its peer not yet.
+    pub(crate) half_open: AtomicBool,
+    /// The keys of its peer's regions after a restart.
+    pub(crate) peer_keys: AtomicPtr<Keys>,
+    /// Groups that it has joined.
+    pub(crate) groups: Lock<Vec<(Gid, u16)>>,
+}
+
+impl ShadowQp {
+    /// None where there is no memory for what is posted. `spare`: places of the real one that `cap` does not tell of.
+    pub(crate) fn new(
+        base: QpEx,
+        real: *mut Qp,
+        (cap, spare): (QpCap, u32),
+        init: &QpInitAttr,
+        extended: Option<QpInitAttrEx>,
+    ) -> Option<Box<ShadowQp>> {
+        // With a shared queue the attributes of an own one are nobody's, and may be anything.
+        let (receives, segments) = match base.base.srq.is_null() {
+            true => (cap.max_recv_wr, cap.max_recv_sge),
+            false => (0, 0),
+        };
+        Some(Box::new(ShadowQp {
+            send: Queue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data)?,
+            recv: Queue::new(receives, segments, 0)?,
+            base,
+            real,
+            cap,
+            spare,
+            sig_all: init.sq_sig_all != 0,
+            extended,
+            shown: Lock::default(),
+            building: Building::default(),
+            acknowledged: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            broken: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
+            async_events: 0,
+            rested: AtomicU32::new(0),
+            half_open: AtomicBool::new(false),
+            peer_keys: AtomicPtr::new(std::ptr::null_mut()),
+            groups: Lock::default(),
+        }))
+    }
+
+    pub(crate) fn kind(&self) -> u32 {
+        self.base.base.qp_type
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.base.base.qp_num
+    }
+
+    pub(crate) fn send_cq(&self) -> *mut ShadowCq {
+        self.base.base.send_cq.cast()
+    }
+
+    pub(crate) fn recv_cq(&self) -> *mut ShadowCq {
+        self.base.base.recv_cq.cast()
+    }
+
+    /// Its completion queues, each once.
+    pub(crate) fn cqs(&self) -> impl Iterator<Item = *mut ShadowCq> {
+        let (send, receive) = (self.send_cq(), self.recv_cq());
+        [send].into_iter().chain((receive != send).then_some(receive))
+    }
+
+    pub(crate) fn srq(&self) -> *mut ShadowSrq {
+        self.base.base.srq.cast()
+    }
+
+    /// It was reset: nothing is posted, and no message counted.
+    pub(crate) fn forget(&self) {
+        self.send.clear();
+        self.recv.clear();
+        self.acknowledged.store(0, Ordering::Release);
+        self.received.store(0, Ordering::Release);
+        self.broken.store(false, Ordering::Release);
+    }
+}

@@ -1,0 +1,384 @@
+//! The last tier: the directory of a history, with a file for each version.
+//!
+//! ```text
+//! DIR/NAME/lock                              held by the process that has the history open
+//! DIR/NAME/VERSION-SERIAL.version            numbers in hexadecimal digits
+//! DIR/NAME/VERSION-SERIAL.gone               empty: that is no version any more, but a checkpoint by belay needs it (`keep`)
+//! DIR/NAME/belay.generations/                notes of such checkpoints
+//! DIR/NAME/VERSION-SERIAL.new                the same while it is written, where files without names are not to be had; means nothing
+//! ```
+//! A version number can be put again after it has been dropped; the serial number, the time of the put, tells the files
+//! apart, after a restart too. A file gets its name when all of it is written. The directory belongs to one user, and
+//! nobody else may reach it.
+
+use crate::dir::{answer, Dir};
+use crate::keep::Keep;
+use crate::record::{Record, BLOCK, FIXED};
+use crate::shape::Shape;
+use crate::span::Cursor;
+use crate::{HistoryError, Span};
+use belay_abi::histories::LOCK;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use xxhash_rust::xxh3::Xxh3;
+
+/// Why a copy has not come to its end.
+#[derive(Debug)]
+pub(crate) enum CopyError {
+    /// Nobody needs it any more.
+    Stopped,
+    /// The bytes are not those that were written.
+    Damaged,
+    /// The system's word.
+    Io(io::Error),
+}
+
+impl From<io::Error> for CopyError {
+    fn from(e: io::Error) -> Self {
+        CopyError::Io(e)
+    }
+}
+
+/// Which file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key {
+    pub(crate) version: u64,
+    pub(crate) serial: u64,
+}
+
+impl Key {
+    pub(crate) fn name(self) -> String {
+        format!("{:016x}-{:x}.version", self.version, self.serial)
+    }
+
+    /// What says that it is no version any more.
+    pub(crate) fn gone(self) -> String {
+        format!("{:016x}-{:x}.gone", self.version, self.serial)
+    }
+
+    fn draft(self) -> String {
+        format!("{:016x}-{:x}.new", self.version, self.serial)
+    }
+
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        let (version, serial) = name.strip_suffix(".version")?.split_once('-')?;
+        let number = |s: &str| u64::from_str_radix(s, 16).ok();
+        let key = Key {
+            version: number(version)?,
+            serial: number(serial)?,
+        };
+        (key.name() == name).then_some(key)
+    }
+
+    pub(crate) fn parse_gone(name: &str) -> Option<Self> {
+        Self::parse(&format!("{}.version", name.strip_suffix(".gone")?))
+    }
+}
+
+/// A file that was there at the beginning; no shape if its end is damaged.
+pub(crate) struct Found {
+    pub(crate) key: Key,
+    pub(crate) shape: Option<Shape>,
+}
+
+/// Locks of files do not keep a process from itself.
+static OPEN: Mutex<BTreeSet<(u64, u64, u32)>> = Mutex::new(BTreeSet::new());
+
+/// An entry of [`OPEN`].
+struct Claim((u64, u64, u32));
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        OPEN.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+    }
+}
+
+/// A file that is being written.
+enum Draft {
+    Nameless(File),
+    Named(File, String),
+}
+
+impl Draft {
+    fn file(&self) -> &File {
+        match self {
+            Draft::Nameless(file) | Draft::Named(file, _) => file,
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct Files {
+    dir: Dir,
+    keep: Keep,
+    /// The file system knows files without names, as far as is known.
+    nameless: AtomicBool,
+    /// Written and not synced.
+    unsynced: Mutex<BTreeSet<Key>>,
+    /// The lock goes with it; before the claim, so that who finds none can have the lock.
+    _lock: File,
+    _claim: Claim,
+}
+
+impl Files {
+    /// Opens or makes the directory of a history: with it comes what lies there, sorted.
+    pub(crate) fn open(dir: &Path, name: &str) -> Result<(Self, Vec<Found>), HistoryError> {
+        let context = |what: &str| format!("{what} {}", dir.join(name).display());
+        let parent = File::open(dir).map_err(HistoryError::io(format!("open {}", dir.display())))?;
+        let own = Dir::open_or_make(&parent, name).map_err(HistoryError::io(context("open")))?;
+        let identity = own.identity().map_err(HistoryError::io(context("look at")))?;
+        let (dev, ino) = identity.ok_or_else(|| HistoryError::NotPrivate(name.into()))?;
+        let claim = (dev, ino, std::process::id());
+        if !OPEN.lock().unwrap_or_else(PoisonError::into_inner).insert(claim) {
+            return Err(HistoryError::InUse(name.into()));
+        }
+        let claim = Claim(claim);
+        let lock = own
+            .open(LOCK, libc::O_RDWR | libc::O_CREAT)
+            .map_err(HistoryError::io(context("open the lock of")))?;
+        Self::lock(&lock).map_err(|e| match e.raw_os_error() {
+            Some(libc::EAGAIN | libc::EACCES) => HistoryError::InUse(name.into()),
+            _ => HistoryError::io(context("lock"))(e),
+        })?;
+        let (keep, keys) = Keep::open(&own).map_err(HistoryError::io(context("read")))?;
+        let files = Self {
+            dir: own,
+            keep,
+            nameless: AtomicBool::new(true),
+            unsynced: Mutex::default(),
+            _lock: lock,
+            _claim: claim,
+        };
+        let found = files.look(keys).map_err(HistoryError::io(context("read")))?;
+        Ok((files, found))
+    }
+
+    /// A lock of the process, so that a child that is forked does not have it.
+    fn lock(file: &File) -> io::Result<()> {
+        let all = libc::flock {
+            l_type: libc::F_WRLCK as i16,
+            l_whence: libc::SEEK_SET as i16,
+            l_start: 0,
+            l_len: 0,
+            l_pid: 0,
+        };
+        // SAFETY: the structure lives during the call.
+        answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &all) }).map(|_| ())
+    }
+
+    /// The versions; of files with one version number all but the last go.
+    fn look(&self, keys: BTreeSet<Key>) -> io::Result<Vec<Found>> {
+        let mut found: Vec<Found> = Vec::new();
+        for key in keys {
+            if let Some(older) = found.pop_if(|f| f.key.version == key.version) {
+                self.remove(older.key)?;
+            }
+            let record = self.record(&self.dir.open(&key.name(), libc::O_RDONLY)?)?;
+            let shape = record.filter(|r| r.version == key.version).map(|r| r.shape);
+            found.push(Found { key, shape });
+        }
+        Ok(found)
+    }
+
+    /// The end of a file; nothing if it is damaged.
+    fn record(&self, file: &File) -> io::Result<Option<Record>> {
+        let len = file.metadata()?.len();
+        let mut fixed = [0; FIXED];
+        let Some(at) = len.checked_sub(FIXED as u64) else {
+            return Ok(None);
+        };
+        file.read_exact_at(&mut fixed, at)?;
+        let Some(end) = Record::length(&fixed, len) else {
+            return Ok(None);
+        };
+        let mut bytes = vec![0; end];
+        file.read_exact_at(&mut bytes, len - end as u64)?;
+        Ok(Record::decode(&bytes))
+    }
+
+    /// Writes a version. Nothing is left of it if that does not come to its end.
+    ///
+    /// # Safety
+    /// `from` is memory that nobody writes to meanwhile.
+    pub(crate) unsafe fn write(&self, key: Key, shape: &Shape, from: &[Span], stop: &AtomicBool) -> Result<(), CopyError> {
+        let draft = self.draft(key)?;
+        // SAFETY: as promised to this function.
+        let written = unsafe { self.fill(draft.file(), key, shape, from, stop) };
+        let named = written.and_then(|()| Ok(self.keep.enter(&self.dir, key, || self.name(&draft, key))?));
+        if let (Err(_), Draft::Named(_, name)) = (&named, &draft) {
+            // The next opening removes it otherwise.
+            let _ = self.dir.unlink(name);
+        }
+        named?;
+        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
+        Ok(())
+    }
+
+    /// A file without a name: nothing is left of it however this ends, and a checkpoint by belay has its contents.
+    /// Where the file system knows no such files, one with a name of its own.
+    fn draft(&self, key: Key) -> io::Result<Draft> {
+        if self.nameless.load(Ordering::Relaxed) {
+            match self.dir.open(".", libc::O_WRONLY | libc::O_TMPFILE) {
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)) => {
+                    self.nameless.store(false, Ordering::Relaxed);
+                }
+                other => return other.map(Draft::Nameless),
+            }
+        }
+        // After a restart by belay there may be one already.
+        let name = key.draft();
+        let file = self.dir.open(&name, libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC)?;
+        Ok(Draft::Named(file, name))
+    }
+
+    /// The draft is whole, and gets its name, from whatever has it; whether nothing had.
+    fn name(&self, draft: &Draft, key: Key) -> io::Result<bool> {
+        let name = key.name();
+        match draft {
+            Draft::Named(_, old) => {
+                let is_new = !self.dir.has(&name)?;
+                self.dir.rename(old, &name)?;
+                Ok(is_new)
+            }
+            Draft::Nameless(file) => {
+                let is_new = self.dir.link(file, &name)?;
+                if !is_new {
+                    // The same version, written by what the process did before it was restarted: there is one at any moment.
+                    let draft = key.draft();
+                    self.dir.unlink(&draft)?;
+                    self.dir.link(file, &draft)?;
+                    self.dir.rename(&draft, &name)?;
+                }
+                Ok(is_new)
+            }
+        }
+    }
+
+    unsafe fn fill(&self, file: &File, key: Key, shape: &Shape, from: &[Span], stop: &AtomicBool) -> Result<(), CopyError> {
+        let (mut cursor, mut left, mut at, mut sums) = (Cursor::new(from), shape.bytes(), 0, Vec::new());
+        while left > 0 {
+            if stop.load(Ordering::Relaxed) {
+                return Err(CopyError::Stopped);
+            }
+            let block = cursor.block(left.min(u64::from(BLOCK)) as usize);
+            let mut sum = Xxh3::new();
+            for span in block {
+                // SAFETY: as promised to this function.
+                let bytes = unsafe { span.bytes() };
+                sum.update(bytes);
+                file.write_all_at(bytes, at)?;
+                at += bytes.len() as u64;
+                left -= bytes.len() as u64;
+            }
+            sums.push(sum.digest());
+        }
+        let record = Record {
+            version: key.version,
+            shape: shape.clone(),
+            block: BLOCK,
+            sums,
+        };
+        file.write_all_at(&record.encode(), at)?;
+        Ok(())
+    }
+
+    /// Reads a version, and compares every checksum.
+    ///
+    /// # Safety
+    /// `to` is memory that nobody else uses meanwhile.
+    pub(crate) unsafe fn read(&self, key: Key, shape: &Shape, to: &[Span], stop: &AtomicBool) -> Result<(), CopyError> {
+        self.settle()?;
+        let file = self.dir.open(&key.name(), libc::O_RDONLY)?;
+        let record = self.record(&file)?.filter(|r| r.version == key.version && r.shape == *shape);
+        let record = record.ok_or(CopyError::Damaged)?;
+        let (mut cursor, mut left, mut at) = (Cursor::new(to), shape.bytes(), 0);
+        for expected in record.sums {
+            if stop.load(Ordering::Relaxed) {
+                return Err(CopyError::Stopped);
+            }
+            let mut sum = Xxh3::new();
+            for span in cursor.block(left.min(u64::from(record.block)) as usize) {
+                // SAFETY: as promised to this function.
+                let bytes = unsafe { span.bytes_mut() };
+                file.read_exact_at(bytes, at)?;
+                sum.update(bytes);
+                at += bytes.len() as u64;
+                left -= bytes.len() as u64;
+            }
+            if sum.digest() != expected {
+                return Err(CopyError::Damaged);
+            }
+        }
+        Ok(())
+    }
+
+    /// A version that nobody needs any more; it may not have been written.
+    pub(crate) fn remove(&self, key: Key) -> io::Result<()> {
+        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        self.keep.remove(&self.dir, key)
+    }
+
+    /// After a restart by belay: the files are those of then.
+    pub(crate) fn settle(&self) -> io::Result<()> {
+        self.keep.settle(&self.dir)
+    }
+
+    /// All that has been written is on the disk.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        self.settle()?;
+        loop {
+            let first = self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).first().copied();
+            let Some(key) = first else { break };
+            match self.dir.open(&key.name(), libc::O_RDONLY) {
+                Ok(file) => file.sync_data()?,
+                // Removed meanwhile.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(e),
+            }
+            self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        }
+        self.dir.sync()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn with_and_without_files_that_have_no_name_a_version_is_whole_or_not_there() {
+        let dir = std::env::temp_dir().join(format!("belay-recall-files-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let (files, _) = Files::open(&dir, "f").unwrap();
+        let (bytes, mut read) = (vec![5; 3_000_000], vec![0; 3_000_000]);
+        let shape = Shape::new([(1, 3_000_000)]).unwrap();
+        let names = || std::fs::read_dir(dir.join("f")).unwrap().count() - 2;
+        let key = Key { version: 1, serial: 2 };
+        for nameless in [true, false] {
+            files.nameless.store(nameless, Ordering::Relaxed);
+            let write = |stop| {
+                // SAFETY: nobody writes to the bytes.
+                unsafe { files.write(key, &shape, &[Span::of(&bytes)], &AtomicBool::new(stop)) }
+            };
+            assert!(matches!(write(true), Err(CopyError::Stopped)));
+            assert_eq!(names(), 0);
+            write(false).unwrap();
+            // After a restart by belay, over what has its name.
+            write(false).unwrap();
+            assert_eq!(names(), 1);
+            // SAFETY: nobody else has the place.
+            unsafe { files.read(key, &shape, &[Span::of_mut(&mut read)], &AtomicBool::new(false)) }.unwrap();
+            assert!(read == bytes);
+            files.sync().unwrap();
+            files.remove(key).unwrap();
+        }
+        drop(files);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

@@ -1,0 +1,99 @@
+//! The threads: each carries out the copies of one direction of one link.
+
+use crate::desk::{Lane, Shared, Side, Task};
+use crate::device;
+use crate::files::CopyError;
+use crate::span::copy;
+use crate::{HistoryError, Span};
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// Starts a thread. It takes no signals: those are the program's.
+pub(crate) fn start(shared: &Arc<Shared>, lane: Lane) -> Result<JoinHandle<()>, HistoryError> {
+    let (shared, way) = (shared.clone(), if lane.up { "up" } else { "down" });
+    let mut old = MaybeUninit::uninit();
+    // SAFETY: both sets are ours, and the first is filled by `sigfillset`; the old one is put back below.
+    unsafe {
+        let mut all = MaybeUninit::uninit();
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
+    }
+    let name = format!("belay-{way}-{}", lane.link);
+    let thread = std::thread::Builder::new().name(name).spawn(move || run(&shared, lane));
+    // SAFETY: `pthread_sigmask` has filled the old set.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
+    thread.map_err(HistoryError::io("start a thread"))
+}
+
+fn run(shared: &Shared, lane: Lane) {
+    let is_lowest = shared.is_lowest(lane);
+    let mut desk = shared.lock();
+    loop {
+        // Room on the disk comes before everything that may need it.
+        if let Some(key) = is_lowest.then(|| desk.rubbish.pop()).flatten() {
+            drop(desk);
+            let removed = shared.files.remove(key);
+            desk = shared.lock();
+            if removed.is_err() {
+                // Tried again at the end, where it is said.
+                desk.stuck.push(key);
+            }
+            continue;
+        }
+        if desk.ended {
+            return;
+        }
+        if let Some(task) = desk.tasks.remove(&lane) {
+            drop(desk);
+            let of = if lane.up { device::Lane::Up } else { device::Lane::Down };
+            // SAFETY: the planner has given these places to this version, and nobody else reads or writes there before
+            // it is told (`Shared::report`, `Shared::halt`).
+            let end = unsafe { carry_out(shared, &task, &[], of) };
+            desk = shared.lock();
+            shared.report(&mut desk, &task, end);
+            continue;
+        }
+        let retry = desk.planner.retries(lane.link).filter(|at| !lane.up && *at > shared.now());
+        desk = match retry {
+            Some(at) => {
+                let mut desk = shared.pause_until(desk, at);
+                if shared.now() >= at {
+                    shared.poll(&mut desk);
+                }
+                desk
+            }
+            None => shared.pause(desk),
+        };
+    }
+}
+
+/// Copies from one side to the other.
+///
+/// # Safety
+/// The places of the task and the memory of `program` are this copy's: nobody writes to the one, nor uses the other.
+pub(crate) unsafe fn carry_out(shared: &Shared, task: &Task, program: &[Span], lane: device::Lane) -> Result<(), CopyError> {
+    let memory = |side| match side {
+        &Side::Program => Some(program),
+        Side::Memory(spans) => Some(spans.as_slice()),
+        Side::Device(..) | Side::File => None,
+    };
+    let (from, to) = (&task.from, &task.to);
+    // SAFETY: in each case as promised to this function.
+    unsafe {
+        match (memory(from), memory(to)) {
+            (Some(from), Some(to)) => copy(from, to),
+            (Some(from), None) => match to {
+                Side::Device(device, place) => device.store(lane, from, place)?,
+                _ => shared.files.write(task.key, &task.shape, from, &task.stop)?,
+            },
+            (None, Some(to)) => match from {
+                Side::Device(device, place) => device.load(lane, place, to)?,
+                _ => shared.files.read(task.key, &task.shape, to, &task.stop)?,
+            },
+            // Memory of the host is between a device and files.
+            (None, None) => return Err(CopyError::Io(std::io::ErrorKind::Unsupported.into())),
+        }
+    }
+    Ok(())
+}

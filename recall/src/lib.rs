@@ -1,0 +1,277 @@
+//! Histories of checkpoints for programs: many versions, written quickly and read back in an order that the program
+//! knows, in memory and in files. The planner of `belay-history` decides; here threads copy.
+//!
+//! ```text
+//!             put / get: the caller's own thread copies
+//! program ◀─────────────────────────────────────────────▶ device ◀─▶ host memory ◀─▶ files
+//!                                                          a thread for each arrow and direction
+//! ```
+//!
+//! | module | contents |
+//! |---|---|
+//! | `device` | memory that versions lie in: the trait, memory of the host, and a slow one for tests |
+//! | `files` | the last tier: a directory with a checksummed file for each version |
+//! | `dir`, `keep` | that directory, and what checkpoints by belay need of it |
+//! | `record` | what stands at the end of such a file |
+//! | `desk` | all that the threads share, behind one lock |
+//! | `lane` | the threads |
+//! | `shape`, `span` | the parts of a version, and lists of memory |
+//! | `calls` | put and get |
+//!
+//! A copy is carried out without the lock. Room of a version that is dropped while a copy of it is under way would be
+//! given to another at once; so such copies are ended first, and the planner is told afterwards (`desk::halt`).
+
+mod calls;
+mod desk;
+pub mod device;
+mod dir;
+mod error;
+mod files;
+mod keep;
+mod lane;
+mod numbers;
+mod options;
+mod record;
+mod shape;
+mod span;
+
+pub use belay_history::life::After;
+pub use error::HistoryError;
+pub use options::{Layout, Life, Options};
+pub use shape::Shape;
+pub use span::Span;
+
+use belay_history::Version;
+use desk::{Desk, Shared};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// How far down versions are to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// In the memory of the host: the device can be lost.
+    Host,
+    /// In files: the process can be lost.
+    Local,
+    /// The same, and synced: the node can be lost, and its disks not.
+    Durable,
+}
+
+/// Figures of a history.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Calls that have returned well, and for how many nanoseconds they have blocked the program.
+    pub puts: u64,
+    /// See `puts`.
+    pub gets: u64,
+    /// See `puts`.
+    pub put_ns: u64,
+    /// See `puts`.
+    pub get_ns: u64,
+    /// Bytes that the program has put and got.
+    pub put_bytes: u64,
+    /// See `put_bytes`.
+    pub get_bytes: u64,
+    /// Gets of versions that lay in the fastest tier,
+    pub hits: u64,
+    /// and in files.
+    pub from_files: u64,
+    /// Bytes written to files,
+    pub down: u64,
+    /// and read from them.
+    pub up: u64,
+    /// Copies that were ended because nobody needed them any more.
+    pub cancelled: u64,
+    /// Copies to files that have failed and are tried again.
+    pub failed: u64,
+    /// Versions there are.
+    pub versions: u64,
+    /// Bytes of the fastest tier that versions take.
+    pub held: u64,
+}
+
+/// A history. Calls may come from several threads; puts and gets are carried out one after the other.
+pub struct History {
+    shared: Arc<Shared>,
+    /// Held during a put or get.
+    turn: Mutex<()>,
+    threads: Vec<JoinHandle<()>>,
+    life: Life,
+    process: u32,
+}
+
+impl History {
+    /// Opens a history. Versions that an earlier process has left in its files are there again, if they are to last.
+    pub fn open(options: Options) -> Result<Self, HistoryError> {
+        options.check()?;
+        let life = options.life;
+        let shared = Arc::new(Shared::new(&options)?);
+        let mut history = Self {
+            shared: shared.clone(),
+            turn: Mutex::new(()),
+            threads: Vec::new(),
+            life,
+            process: std::process::id(),
+        };
+        for lane in shared.lanes() {
+            // What has been started ends when `history` is dropped.
+            history.threads.push(lane::start(&shared, lane)?);
+        }
+        Ok(history)
+    }
+
+    /// Writes a version: parts with numbers of their own. Returns when a tier has all of it.
+    pub fn put(&self, version: u64, parts: &[(u32, &[u8])]) -> Result<(), HistoryError> {
+        let shape = Shape::new(parts.iter().map(|(id, p)| (*id, p.len() as u64)))?;
+        let spans: Vec<(u32, Span)> = parts.iter().map(|(id, p)| (*id, Span::of(p))).collect();
+        // SAFETY: the parts are borrowed until this returns, and are only read.
+        unsafe { self.put_spans(version, shape, spans) }
+    }
+
+    /// Reads a version back into parts of the numbers and sizes that it was put with, in any order. After an error the
+    /// parts may hold anything.
+    pub fn get(&self, version: u64, parts: &mut [(u32, &mut [u8])], after: After) -> Result<(), HistoryError> {
+        let shape = Shape::new(parts.iter().map(|(id, p)| (*id, p.len() as u64)))?;
+        let spans: Vec<(u32, Span)> = parts.iter_mut().map(|(id, p)| (*id, Span::of_mut(p))).collect();
+        // SAFETY: the parts are borrowed, each once, until this returns.
+        unsafe { self.get_spans(version, &shape, spans, after) }
+    }
+
+    /// Appends to the order in which versions will be read. They need not have been put yet.
+    pub fn hint(&self, order: impl IntoIterator<Item = u64>) -> Result<(), HistoryError> {
+        self.hint_sized(order.into_iter().map(|v| (v, None)))
+    }
+
+    /// The same, with the bytes that versions will have, where the program knows them.
+    pub fn hint_sized(&self, order: impl IntoIterator<Item = (u64, Option<u64>)>) -> Result<(), HistoryError> {
+        let mut desk = self.desk()?;
+        desk.planner.hint_sized(order.into_iter().map(|(v, s)| (Version(v), s)));
+        self.shared.poll(&mut desk);
+        desk.fault()
+    }
+
+    /// Replaces the order from position `from` of all hints that there were, on.
+    pub fn hint_replace(&self, from: usize, order: impl IntoIterator<Item = u64>) -> Result<(), HistoryError> {
+        let mut desk = self.desk()?;
+        desk.planner.hint_replace(from, order.into_iter().map(Version));
+        self.shared.poll(&mut desk);
+        desk.fault()
+    }
+
+    /// Whether versions are fetched ahead of their gets. Otherwise this begins when all that is hinted has been put, or
+    /// at the first get.
+    pub fn prefetch(&self, on: bool) -> Result<(), HistoryError> {
+        let mut desk = self.desk()?;
+        desk.planner.prefetch(on);
+        self.shared.poll(&mut desk);
+        desk.fault()
+    }
+
+    /// What a version was put with.
+    pub fn shape(&self, version: u64) -> Result<Arc<Shape>, HistoryError> {
+        self.desk()?.shape(version)
+    }
+
+    /// All versions, in the order of their numbers.
+    pub fn versions(&self) -> Result<Vec<u64>, HistoryError> {
+        Ok(self.desk()?.planner.table().versions().map(|v| v.0).collect())
+    }
+
+    /// Nobody needs it any more.
+    pub fn drop_version(&self, version: u64) -> Result<(), HistoryError> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut desk = self.desk()?;
+        if desk.damaged(version) {
+            return desk.forget_damaged(version);
+        }
+        desk.shape(version)?;
+        desk = self.shared.halt(desk, Version(version));
+        let dropped = desk.planner.drop(Version(version));
+        desk.check(dropped);
+        desk.forgotten(version);
+        self.shared.poll(&mut desk);
+        desk.fault()
+    }
+
+    /// Waits until all that has been put is so far down. An error is that of the first copy that fails meanwhile;
+    /// nothing is lost with it.
+    pub fn wait(&self, level: Level) -> Result<(), HistoryError> {
+        self.flush(level)?;
+        match level {
+            Level::Durable => self.shared.sync(),
+            Level::Local => self.shared.settle(),
+            Level::Host => Ok(()),
+        }
+    }
+
+    fn flush(&self, level: Level) -> Result<(), HistoryError> {
+        let mut desk = self.desk()?;
+        let tier = self.shared.tier(level);
+        let failed = desk.failed;
+        desk.waiters += 1;
+        desk.planner.flush(true);
+        self.shared.poll(&mut desk);
+        let end = loop {
+            if let Err(e) = desk.fault() {
+                break Err(e);
+            }
+            if desk.planner.is_flushed(tier) {
+                break Ok(());
+            }
+            if desk.failed > failed {
+                break Err(desk.failure());
+            }
+            desk = self.shared.pause(desk);
+        };
+        desk.waiters -= 1;
+        let goes_on = self.life == Life::Lasting || desk.waiters > 0;
+        desk.planner.flush(goes_on);
+        end
+    }
+
+    /// Figures so far.
+    pub fn stats(&self) -> Result<Stats, HistoryError> {
+        Ok(self.desk()?.stats())
+    }
+
+    /// Ends the history: what is to last is flushed first, the rest is removed.
+    pub fn close(mut self) -> Result<(), HistoryError> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), HistoryError> {
+        if self.process != std::process::id() {
+            // A child has neither the threads nor a right to the files.
+            self.threads.drain(..).for_each(std::mem::forget);
+            return Err(HistoryError::Forked);
+        }
+        let flushed = match self.life {
+            _ if self.threads.is_empty() => return Ok(()),
+            Life::Lasting => self.wait(Level::Local),
+            Life::UntilRead => Ok(()),
+        };
+        self.shared.end();
+        for thread in self.threads.drain(..) {
+            // They do not panic: a panic ends the process.
+            let _ = thread.join();
+        }
+        flushed.and(self.shared.clear(self.life))
+    }
+
+    fn desk(&self) -> Result<std::sync::MutexGuard<'_, Desk>, HistoryError> {
+        // Before the lock, which a thread of the parent may have held.
+        if self.process != std::process::id() {
+            return Err(HistoryError::Forked);
+        }
+        let desk = self.shared.lock();
+        desk.fault()?;
+        Ok(desk)
+    }
+}
+
+impl Drop for History {
+    fn drop(&mut self) {
+        // Who wants to know calls `close`.
+        let _ = self.end();
+    }
+}

@@ -1,0 +1,142 @@
+//! Flushes to tiers on which everything is sealed, and what becomes of it when keys come and go.
+
+use super::tests::{bring, contents, lose_job, numbers, options, run};
+use super::*;
+use crate::seal::Keys;
+use crate::testing::Scratch;
+use crate::tier::sealed::Sealed;
+use std::sync::Arc;
+
+/// The tier with these keys, each as one digit.
+fn open(s: &Scratch, digits: &str) -> Sealed {
+    let lines: Vec<String> = digits.chars().map(|d| d.to_string().repeat(64)).collect();
+    let keys = Keys::parse(lines.join("\n").as_bytes()).unwrap();
+    Sealed::new(Box::new(s.tier("pfs")), Arc::new(keys), "job-1")
+}
+
+fn read(tier: &dyn Tier) -> Catalogue {
+    Catalogue::read(tier, &Catalogue::default()).unwrap()
+}
+
+/// The keys that each generation needs.
+fn needed(tier: &dyn Tier) -> Vec<(u64, usize, bool)> {
+    let c = read(tier);
+    let newest = tier.seals_with().unwrap();
+    let one = |g: &Listed| (g.manifest.generation, c.keys_of(g).len(), c.keys_of(g).contains(&*newest));
+    c.generations.iter().map(one).collect()
+}
+
+#[test]
+fn nothing_of_a_generation_is_seen_on_the_tier_and_it_comes_back() {
+    for zstd in [Compression::Off, Compression::Level(1)] {
+        let s = Scratch::new("sealing");
+        let mut engine = s.engine();
+        let mut memory = Scratch::memory(100, 1);
+        let marker = b"a password of the program";
+        memory[5000..5000 + marker.len()].copy_from_slice(marker);
+        s.commit(&mut engine, 1, &memory);
+        run(&s, 1, &open(&s, "a"), &Options { zstd, ..options() }).unwrap();
+        for o in s.tier("pfs").list("").unwrap() {
+            let bytes = std::fs::read(s.0.join("pfs").join(&o.key)).unwrap();
+            for plain in [&marker[..], b"chunk/", b"job.bimg", b"BELAYPCK", b"manifest"] {
+                assert!(!bytes.windows(plain.len()).any(|w| w == plain), "{}", o.key);
+            }
+        }
+        let before = contents(&s, 1);
+        lose_job(&s);
+        assert_eq!(bring(&s, &[&open(&s, "a")]).unwrap(), 1);
+        assert!(contents(&s, 1) == before);
+    }
+}
+
+#[test]
+fn a_rotated_key_is_needed_until_the_generations_of_before_have_gone() {
+    let s = Scratch::new("sealing");
+    let mut engine = s.engine();
+    let mut memory = Scratch::memory(100, 1);
+    s.commit(&mut engine, 1, &memory);
+    run(&s, 1, &open(&s, "a"), &options()).unwrap();
+    let mut change = |n: u64| {
+        memory[7 * 4096] ^= 1;
+        s.commit(&mut engine, n, &memory);
+    };
+    change(2);
+    let both = open(&s, "ab");
+    let second = run(&s, 2, &both, &options()).unwrap();
+    assert!(second.bytes > 400 << 10, "all of it is copied under the new key: {second:?}");
+    assert_eq!(needed(&both), [(1, 1, false), (2, 1, true)]);
+    change(3);
+    let third = run(&s, 3, &both, &options()).unwrap();
+    assert!(third.bytes < 20 << 10, "{third:?}");
+    assert_eq!(needed(&both), [(2, 1, true), (3, 1, true)]);
+    let before = contents(&s, 3);
+    lose_job(&s);
+    assert_eq!(bring(&s, &[&open(&s, "b")]).unwrap(), 3, "the old key is not needed any more");
+    assert!(contents(&s, 3) == before);
+}
+
+#[test]
+fn what_lacks_its_key_stays_as_it_is_and_nothing_is_added_to_it() {
+    let s = Scratch::new("sealing");
+    let mut engine = s.engine();
+    for n in 1..=2 {
+        s.commit(&mut engine, n, &Scratch::memory(50, n));
+        run(&s, n, &open(&s, "a"), &options()).unwrap();
+    }
+    s.commit(&mut engine, 3, &Scratch::memory(50, 3));
+    let below = s.tier("pfs");
+    let before = below.list("").unwrap();
+    let without: [Box<dyn Tier>; 2] = [Box::new(open(&s, "b")), Box::new(s.tier("pfs"))];
+    for tier in without {
+        let c = read(&*tier);
+        assert!(
+            c.generations.is_empty() && c.faults.is_empty() && c.has_unreadable_records(),
+            "{c:?}"
+        );
+        assert_eq!(c.locked.len(), before.len());
+        let e = run(&s, 3, &*tier, &options()).unwrap_err();
+        assert!(
+            matches!(&e, StorageError::Locked { key, .. } if before.iter().any(|o| o.key == *key)),
+            "{e}"
+        );
+        let (mut c, mut newer) = (read(&*tier), || Ok(()));
+        assert_eq!(c.retain(&*tier, 1, 9).unwrap(), 0);
+        assert_eq!(c.collect(&*tier).unwrap(), 0);
+        assert!(!c.give_way(&*tier, &mut newer).unwrap());
+        assert_eq!(c.check(&*tier).unwrap(), (0, vec![]));
+        assert_eq!(below.list("").unwrap(), before);
+    }
+    run(&s, 3, &open(&s, "ab"), &options()).unwrap();
+    assert_eq!(numbers(&open(&s, "ab")), [2, 3]);
+}
+
+#[test]
+fn what_was_put_there_by_others_is_never_brought() {
+    let s = Scratch::new("sealing");
+    let mut engine = s.engine();
+    s.commit(&mut engine, 1, &Scratch::memory(50, 1));
+    run(&s, 1, &open(&s, "a"), &options()).unwrap();
+    // A whole generation, with right checksums, that is not sealed; and that of a job with the same key.
+    s.commit(&mut engine, 2, &Scratch::memory(50, 2));
+    let (plain, other) = (s.tier("plain"), Sealed::new(Box::new(s.tier("other")), same_key(), "job-2"));
+    run(&s, 2, &plain, &options()).unwrap();
+    run(&s, 2, &other, &options()).unwrap();
+    for from in ["plain", "other"] {
+        for o in s.tier(from).list("").unwrap() {
+            std::fs::copy(s.0.join(from).join(&o.key), s.0.join("pfs").join(&o.key)).unwrap();
+        }
+        let c = read(&open(&s, "a"));
+        assert_eq!(c.whole().len() + c.doubtful().len(), 1, "{from}");
+        assert!(
+            c.faults.iter().any(|(key, _)| key.starts_with("gen/000002")),
+            "{:?}",
+            c.faults
+        );
+    }
+    lose_job(&s);
+    assert_eq!(bring(&s, &[&open(&s, "a")]).unwrap(), 1);
+}
+
+fn same_key() -> Arc<Keys> {
+    Arc::new(Keys::parse("a".repeat(64).as_bytes()).unwrap())
+}

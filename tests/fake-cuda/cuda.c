@@ -1,0 +1,398 @@
+// A stand-in for libcuda.so.1: device memory is a mapping of the file /dev/nvidia0, kernels run on a thread, and
+// another process may have the state taken off the device and put back, as NVIDIA's driver does (CUDA Driver API, "CUDA
+// Checkpointing").
+//
+// FAKE_CUDA_GPU: a letter, of which the UUID consists, and the name of the kind, of the only GPU that there is ("a Fake
+// GPU"). FAKE_CUDA: what goes wrong, and how often: NAME or NAME:TIMES. lock (its work does not end), checkpoint
+// (refused), fail (FAILED), restore (no memory), slow (the state is taken off in 0.2 s).
+#define _GNU_SOURCE
+#include "cuda.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+#define API __attribute__((visibility("default"))) CUresult
+#define DEVICE "/dev/nvidia0"
+enum { LOCK = 1, CHECKPOINT, RESTORE, UNLOCK };
+enum { ALLOCATIONS = 64, QUEUE = 64 };
+
+// What another process reads and writes. Its place in the library is the same in both.
+static struct {
+    // Number of the last command << 8 | what is asked; the same of the last that was answered.
+    _Atomic uint32_t asked, answered;
+    uint32_t timeout_ms;
+    _Atomic uint32_t result, state;
+    // The letter of its GPU, and the thread that serves.
+    uint32_t gpu;
+    _Atomic uint32_t thread;
+} control __attribute__((aligned(4096)));
+
+struct allocation {
+    char *at;
+    size_t bytes;
+    void *saved;  // off the device
+};
+static struct allocation allocations[ALLOCATIONS];
+static struct { CUdeviceptr at; size_t words; } queue[QUEUE];
+static unsigned submitted, done;
+static int is_ready, device = -1;
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
+
+static void nap(long us) {
+    struct timespec t = {0, us * 1000};
+    while (nanosleep(&t, &t) && errno == EINTR) {}
+}
+
+// Whether this is to go wrong now.
+static int fault(const char *name) {
+    static char left[64];
+    if (!left[0]) {
+        const char *e = getenv("FAKE_CUDA");
+        snprintf(left, sizeof left, "%s", e ? e : "-");
+    }
+    size_t n = strlen(name);
+    if (strncmp(left, name, n)) return 0;
+    if (left[n] != ':') return left[n] == 0;
+    int times = atoi(left + n + 1);
+    if (times <= 0) return 0;
+    snprintf(left + n, sizeof left - n, ":%d", times - 1);
+    return 1;
+}
+
+// Each call of the program: waits while its calls are held back.
+static void enter(void) {
+    pthread_mutex_lock(&gate);
+    while (control.state != RUNNING) pthread_cond_wait(&moved, &gate);
+}
+static CUresult leave(CUresult result) {
+    pthread_cond_broadcast(&moved);
+    pthread_mutex_unlock(&gate);
+    return result;
+}
+
+static void *compute(void *unused) {
+    (void)unused;
+    pthread_mutex_lock(&gate);
+    for (;;) {
+        while (done == submitted) pthread_cond_wait(&moved, &gate);
+        uint32_t *words = (uint32_t *)queue[done % QUEUE].at;
+        size_t n = queue[done % QUEUE].words;
+        pthread_mutex_unlock(&gate);
+        for (size_t i = 0; i < n; i++) {
+            words[i]++;
+            if (i % (n / 8 + 1) == n / 8) nap(100);
+        }
+        pthread_mutex_lock(&gate);
+        done++;
+        pthread_cond_broadcast(&moved);
+    }
+    return NULL;
+}
+
+static CUresult lock(void) {
+    if (control.state != RUNNING) return CUDA_ERROR_ILLEGAL_STATE;
+    if (fault("lock")) {
+        nap(control.timeout_ms * 1000L > 900000000L ? 900000 : control.timeout_ms * 1000L % 1000000);
+        return CUDA_ERROR_NOT_READY;
+    }
+    struct timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += control.timeout_ms / 1000;
+    end.tv_nsec += control.timeout_ms % 1000 * 1000000L;
+    if (end.tv_nsec >= 1000000000L) end.tv_sec++, end.tv_nsec -= 1000000000L;
+    control.state = LOCKED;
+    while (done != submitted)
+        if (pthread_cond_timedwait(&moved, &gate, &end) == ETIMEDOUT) {
+            control.state = RUNNING;
+            pthread_cond_broadcast(&moved);
+            return CUDA_ERROR_NOT_READY;
+        }
+    return CUDA_SUCCESS;
+}
+
+static CUresult checkpoint(void) {
+    if (control.state != LOCKED) return CUDA_ERROR_ILLEGAL_STATE;
+    if (fault("checkpoint")) return CUDA_ERROR_NOT_SUPPORTED;
+    if (fault("fail")) {
+        control.state = FAILED;
+        return CUDA_ERROR_UNKNOWN;
+    }
+    if (fault("slow")) nap(200000);
+    for (struct allocation *a = allocations; a < allocations + ALLOCATIONS; a++) {
+        if (!a->at) continue;
+        a->saved = malloc(a->bytes);
+        if (!a->saved) return CUDA_ERROR_OUT_OF_MEMORY;
+        memcpy(a->saved, a->at, a->bytes);
+        memset(a->at, 0xdd, a->bytes);  // the device forgets
+        munmap(a->at, a->bytes);
+    }
+    close(device);
+    device = -1;
+    control.state = CHECKPOINTED;
+    return CUDA_SUCCESS;
+}
+
+// A place in the file that nobody else has: every process has a part of it.
+static int map(struct allocation *a, int fixed) {
+    static off_t next;
+    if (!next || fixed) {
+        struct stat namespace;  // hosts of a test have one device, and the same numbers
+        if (stat("/proc/self/ns/pid", &namespace)) return -1;
+        next = ((off_t)(namespace.st_ino % 1021) << 46) + ((off_t)getpid() << 24);
+    }
+    off_t place = next + (off_t)(a - allocations) * (1 << 18);
+    if (a->bytes > 1 << 18 || ftruncate(device, (off_t)1 << 57)) return -1;
+    char *at = mmap(fixed ? a->at : NULL, a->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (fixed ? MAP_FIXED_NOREPLACE : 0), device, place);
+    if (at == MAP_FAILED) return -1;
+    a->at = at;
+    return 0;
+}
+
+static CUresult restore(void) {
+    if (control.state != CHECKPOINTED) return CUDA_ERROR_ILLEGAL_STATE;
+    if (fault("restore")) return CUDA_ERROR_OUT_OF_MEMORY;
+    device = open(DEVICE, O_RDWR | O_CLOEXEC);
+    if (device < 0) return CUDA_ERROR_NO_DEVICE;
+    for (struct allocation *a = allocations; a < allocations + ALLOCATIONS; a++) {
+        if (!a->at) continue;
+        if (map(a, 1)) {
+            control.state = FAILED;
+            return CUDA_ERROR_UNKNOWN;
+        }
+        memcpy(a->at, a->saved, a->bytes);
+        free(a->saved);
+        a->saved = NULL;
+    }
+    control.state = LOCKED;
+    return CUDA_SUCCESS;
+}
+
+static CUresult unlock(void) {
+    if (control.state != LOCKED) return CUDA_ERROR_ILLEGAL_STATE;
+    control.state = RUNNING;
+    pthread_cond_broadcast(&moved);
+    return CUDA_SUCCESS;
+}
+
+// Serves other processes. It must run for that.
+static void *serve(void *unused) {
+    (void)unused;
+    control.thread = (uint32_t)gettid();
+    for (;; nap(500)) {
+        uint32_t asked = control.asked;
+        if (asked == control.answered) continue;
+        pthread_mutex_lock(&gate);
+        CUresult result = CUDA_ERROR_INVALID_VALUE;
+        switch (asked & 0xff) {
+            case LOCK: result = lock(); break;
+            case CHECKPOINT: result = checkpoint(); break;
+            case RESTORE: result = restore(); break;
+            case UNLOCK: result = unlock(); break;
+        }
+        pthread_mutex_unlock(&gate);
+        control.result = (uint32_t)result;
+        control.answered = asked;
+    }
+    return NULL;
+}
+
+API cuInit(unsigned flags) {
+    (void)flags;
+    return CUDA_SUCCESS;
+}
+
+API cuGetErrorString(CUresult code, const char **text) {
+    static const struct { CUresult code; const char *text; } all[] = {
+        {CUDA_ERROR_INVALID_VALUE, "invalid argument"}, {CUDA_ERROR_OUT_OF_MEMORY, "out of memory"},
+        {CUDA_ERROR_NO_DEVICE, "no CUDA-capable device is detected"}, {CUDA_ERROR_ILLEGAL_STATE, "the operation cannot be performed in the present state"},
+        {CUDA_ERROR_NOT_READY, "device not ready"}, {CUDA_ERROR_NOT_SUPPORTED, "operation not supported"}, {CUDA_ERROR_UNKNOWN, "unknown error"},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].code == code) return *text = all[i].text, CUDA_SUCCESS;
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+static const char *gpu(void) {
+    const char *e = getenv("FAKE_CUDA_GPU");
+    return e ? e : "a Fake GPU";
+}
+API cuDeviceGetCount(int *count) {
+    *count = 1;
+    return CUDA_SUCCESS;
+}
+API cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice of) {
+    memset(uuid, gpu()[0], sizeof *uuid);
+    return of == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+API cuDeviceGetName(char *name, int room, CUdevice of) {
+    snprintf(name, (size_t)room, "%s", gpu() + 2);
+    return of == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+API cuDeviceGet(CUdevice *at, int ordinal) {
+    *at = ordinal;
+    return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+API cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice ordinal) {
+    (void)flags, (void)ordinal;
+    pthread_t thread;
+    char name[16];
+    enter();
+    if (!is_ready) {
+        device = open(DEVICE, O_RDWR | O_CLOEXEC);
+        if (device < 0) return leave(CUDA_ERROR_NO_DEVICE);
+        if (pthread_create(&thread, NULL, compute, NULL)) return leave(CUDA_ERROR_UNKNOWN);
+        if (pthread_create(&thread, NULL, serve, NULL)) return leave(CUDA_ERROR_UNKNOWN);
+        // As the driver's own: it tells two descriptors.
+        snprintf(name, sizeof name, "cuda%011x", (unsigned)device);
+        pthread_setname_np(thread, name);
+        control.gpu = (uint32_t)gpu()[0];
+        is_ready = 1;
+    }
+    *context = (CUcontext)&control;
+    return leave(CUDA_SUCCESS);
+}
+
+API cuMemAlloc_v2(CUdeviceptr *at, size_t bytes) {
+    enter();
+    for (struct allocation *a = allocations; a < allocations + ALLOCATIONS; a++) {
+        if (a->at) continue;
+        a->bytes = bytes;
+        if (map(a, 0)) return leave(CUDA_ERROR_OUT_OF_MEMORY);
+        *at = (CUdeviceptr)a->at;
+        return leave(CUDA_SUCCESS);
+    }
+    return leave(CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+API cuMemFree_v2(CUdeviceptr at) {
+    enter();
+    for (struct allocation *a = allocations; a < allocations + ALLOCATIONS; a++) {
+        if ((CUdeviceptr)a->at != at) continue;
+        munmap(a->at, a->bytes);
+        *a = (struct allocation){0};
+        return leave(CUDA_SUCCESS);
+    }
+    return leave(CUDA_ERROR_INVALID_VALUE);
+}
+
+API cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) {
+    enter();
+    memcpy((void *)to, from, bytes);
+    return leave(CUDA_SUCCESS);
+}
+
+// In the order of what was submitted before.
+API cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) {
+    CUresult result = cuCtxSynchronize();
+    if (result) return result;
+    enter();
+    memcpy(to, (void *)from, bytes);
+    return leave(CUDA_SUCCESS);
+}
+
+API fakeLaunchAdd(CUdeviceptr at, size_t words) {
+    enter();
+    while (submitted - done == QUEUE || control.state != RUNNING) pthread_cond_wait(&moved, &gate);
+    queue[submitted % QUEUE].at = at;
+    queue[submitted % QUEUE].words = words;
+    submitted++;
+    return leave(CUDA_SUCCESS);
+}
+
+API cuCtxSynchronize(void) {
+    enter();
+    unsigned until = submitted;
+    while ((int)(done - until) < 0) pthread_cond_wait(&moved, &gate);
+    return leave(CUDA_SUCCESS);
+}
+
+// Where this library begins in a process; 0 where it is not.
+static uintptr_t base(int pid) {
+    char path[64], line[4352];
+    snprintf(path, sizeof path, "/proc/%d/maps", pid);
+    FILE *maps = fopen(path, "re");
+    uintptr_t found = 0;
+    while (maps && !found && fgets(line, sizeof line, maps)) {
+        unsigned long start, offset;
+        if (strstr(line, "/libcuda.so.1") && sscanf(line, "%lx-%*x %*s %lx", &start, &offset) == 2 && offset == 0) found = start;
+    }
+    if (maps) fclose(maps);
+    return found;
+}
+
+static int access_control(int pid, size_t offset, void *word, int write) {
+    uintptr_t there = base(pid), here = base(getpid());
+    if (!there || !here) return -1;
+    struct iovec own = {word, 4}, other = {(char *)((uintptr_t)&control - here + there) + offset, 4};
+    ssize_t n = write ? process_vm_writev(pid, &own, 1, &other, 1, 0) : process_vm_readv(pid, &own, 1, &other, 1, 0);
+    return n == 4 ? 0 : -1;
+}
+#define GET(pid, field, word) access_control(pid, (size_t)((char *)&control.field - (char *)&control), word, 0)
+#define PUT(pid, field, word) access_control(pid, (size_t)((char *)&control.field - (char *)&control), word, 1)
+
+static CUresult ask(int pid, uint32_t what, uint32_t timeout_ms) {
+    uint32_t asked, answered, result;
+    if (GET(pid, asked, &asked)) return CUDA_ERROR_INVALID_VALUE;
+    asked = ((asked >> 8) + 1) << 8 | what;
+    if (PUT(pid, timeout_ms, &timeout_ms) || PUT(pid, asked, &asked)) return CUDA_ERROR_INVALID_VALUE;
+    do {
+        nap(300);
+        if (GET(pid, answered, &answered)) return CUDA_ERROR_INVALID_VALUE;
+    } while (answered != asked);
+    return GET(pid, result, &result) ? CUDA_ERROR_INVALID_VALUE : (CUresult)result;
+}
+
+static int is_zero(const struct arguments *a, int from) {
+    const uint32_t *words = (const uint32_t *)a;
+    for (int i = from; i < 16; i++)
+        if (words[i]) return 0;
+    return 1;
+}
+
+API cuCheckpointProcessGetState(int pid, int *state) {
+    uint32_t word;
+    if (GET(pid, state, &word)) return CUDA_ERROR_INVALID_VALUE;
+    *state = (int)word;
+    return CUDA_SUCCESS;
+}
+API cuCheckpointProcessGetRestoreThreadId(int pid, int *tid) {
+    uint32_t word;
+    if (GET(pid, thread, &word) || word == 0) return CUDA_ERROR_INVALID_VALUE;
+    *tid = (int)word;
+    return CUDA_SUCCESS;
+}
+API cuCheckpointProcessLock(int pid, struct arguments *a) {
+    return is_zero(a, 1) ? ask(pid, LOCK, a->timeout_ms) : CUDA_ERROR_INVALID_VALUE;
+}
+API cuCheckpointProcessCheckpoint(int pid, struct arguments *a) {
+    return is_zero(a, 0) ? ask(pid, CHECKPOINT, 0) : CUDA_ERROR_INVALID_VALUE;
+}
+API cuCheckpointProcessRestore(int pid, struct restore_arguments *a) {
+    uint32_t word, had, has = (uint32_t)gpu()[0];
+    for (int i = 0; i < 13; i++)
+        if (a->rest[i]) return CUDA_ERROR_INVALID_VALUE;
+    if (GET(pid, gpu, &had)) return CUDA_ERROR_INVALID_VALUE;
+    word = had;
+    // All that it had must be named, or none.
+    if (a->count > 0) {
+        if (a->count != 1 || a->pairs->old.bytes[15] != (char)had) return CUDA_ERROR_INVALID_VALUE;
+        word = (uint32_t)a->pairs->new.bytes[15];
+    }
+    if (word != has) return CUDA_ERROR_NO_DEVICE;
+    CUresult result = ask(pid, RESTORE, 0);
+    if (result == CUDA_SUCCESS && PUT(pid, gpu, &word)) return CUDA_ERROR_INVALID_VALUE;
+    return result;
+}
+API cuCheckpointProcessUnlock(int pid, struct arguments *a) {
+    return is_zero(a, 0) ? ask(pid, UNLOCK, 0) : CUDA_ERROR_INVALID_VALUE;
+}

@@ -1,0 +1,280 @@
+//! Declared accesses: what is left out is not missed, whatever happens; other ways are noticed, and wrong declarations.
+
+use crate::{command, compile, library, link, run, CHECKED, LIMIT, PLAIN};
+use belay_tests::across;
+use belay_tests::build::Kind;
+use belay_tests::expect::{io, want};
+use belay_tests::job::{output, patient, text, Job};
+use belay_tests::place::{repository, Place, User};
+use belay_tests::rng::Rng;
+use belay_tests::Failure;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+/// Where programs on two hosts tell that they go on.
+const BEATS: [&str; 2] = ["beat", "beat.below"];
+/// Restarts of the solver.
+const DEATHS: u64 = 8;
+/// What the program declares is made use of.
+const ACCESS: [&str; 2] = ["--access", "deferred"];
+
+/// Bytes that the newest generation has left out.
+fn left_out(job: &Job) -> Result<u64, Failure> {
+    left_out_of(&job.status()?)
+}
+
+fn left_out_of(status: &serde_json::Value) -> Result<u64, Failure> {
+    let newest = status["generations"].as_array().and_then(|all| all.last());
+    let newest = newest.ok_or_else(|| format!("no generations: {status}"))?;
+    Ok(newest["left_out"].as_u64().unwrap_or(0))
+}
+
+/// Bytes of an array of the solver.
+const ARRAY: u64 = 1024 * 256 * 8;
+
+/// What a solver declares that it overwrites is not stored, and nobody notices, whenever it is killed: stopped before the
+/// loop at which least is alive, and anywhere.
+pub(super) fn declared(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let source = repository().join("tests/programs/capi/access_solver.c");
+    let program = compile(place, &source, &format!("declared.{}", user.name()), CHECKED)?;
+    let program = program.display().to_string();
+    // Before the first loop three arrays of four are dead, all but a rim; anywhere, at least the interior of one. On a
+    // loaded machine the program may not get to all of its loops in time, so not every checkpoint lacks them.
+    let ways = [
+        (vec![program.clone()], ARRAY * 3 * 19 / 20),
+        (vec![program, "one-site".into()], ARRAY * 19 / 20),
+    ];
+    for (argv, least) in ways {
+        let mut job = Job::new(place, &format!("declared.{}.{}", argv.len(), user.name()), user)?;
+        job.launch(&ACCESS.map(String::from), &argv)?;
+        let most = die_often(&mut job, least, rng)?;
+        want(least <= most && most <= ARRAY * 3, || {
+            format!("{argv:?}: at most {most} bytes were left out, not {least} to {}", ARRAY * 3)
+        })?;
+    }
+    Ok(())
+}
+
+/// What is between loops is heard too: forks, new shapes, second declarations.
+pub(super) fn turns(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let source = repository().join("tests/programs/capi/access_turns.c");
+    let program = compile(place, &source, &format!("turns.{}", user.name()), CHECKED)?;
+    let mut job = Job::new(place, &format!("turns.{}", user.name()), user)?;
+    job.launch(&ACCESS.map(String::from), &[program.display().to_string()])?;
+    let most = die_often(&mut job, 1, rng)?;
+    want(most > 0, || "nothing was left out".into())
+}
+
+/// Wrong declarations, one kind at a time, and what is said of them.
+const WRONG: [(&str, &str); 14] = [
+    ("short", "loop first leaves bytes 32760 to 32768 of dataset b as they were"),
+    (
+        "writes what is read",
+        "loop first writes dataset a, and has declared that it reads it",
+    ),
+    ("reads another", "loop second touches dataset c, and has not declared that"),
+    ("writes another", "loop second touches dataset c, and has not declared that"),
+    (
+        "read between",
+        "dataset b is read between loop second and loop first, which overwrites it",
+    ),
+    (
+        "written between",
+        "dataset b is written between loop second and loop first, which overwrites it",
+    ),
+    ("moved", "dataset b lies in memory that is not there any more"),
+    ("outside", "loop first uses elements of dataset b that it does not have"),
+    ("given up", "loop first uses dataset number 2, which is none"),
+    ("number", "loop first uses dataset number 77, which is none"),
+    ("nested", "loop second begins in loop first\n"),
+    ("thread", "loop second begins in loop first, by another thread"),
+    ("left", "a loop is left after loop first, and none has begun"),
+    ("many", "loop first has more than 64 uses"),
+];
+
+/// What is not true of what a program declares is found, and of nothing else anything is said.
+pub(super) fn verified(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let source = |name: &str| repository().join("tests/programs/capi").join(name);
+    let program = compile(place, &source("access_wrong.c"), &format!("wrong.{}", user.name()), PLAIN)?;
+    let run = |kind: &str, mode: &str| -> Result<(String, String), Failure> {
+        let mut c = command(user, &program, &[kind]);
+        c.env("BELAY_ACCESS", mode);
+        let o = output(c, LIMIT)?;
+        want(o.status.success(), || format!("{kind}: {}", text(&o)))?;
+        Ok([o.stdout, o.stderr].map(|b| String::from_utf8_lossy(&b).into_owned()).into())
+    };
+    let (sum, _) = run("right", "")?;
+    for kind in ["right", "one bound"] {
+        let (out, said) = run(kind, "verify")?;
+        want(said.is_empty() && (out == sum) == (kind == "right"), || {
+            format!("{kind}: {out} instead of {sum}: {said}")
+        })?;
+    }
+    for (kind, expected) in WRONG {
+        want(run(kind, "")?.1.is_empty(), || {
+            format!("{kind}: something was said without being asked for")
+        })?;
+        let (_, said) = run(kind, "verify")?;
+        // Two loops use what was given up.
+        let is_said = said.contains(expected) && said.lines().count() == 1 + usize::from(kind == "given up");
+        want(is_said, || format!("{kind}: {said}"))?;
+    }
+    // Programs that declare much, and nothing wrong.
+    for name in ["access_solver.c", "access_turns.c"] {
+        let program = compile(place, &source(name), &format!("verified.{name}.{}", user.name()), CHECKED)?;
+        let mut c = command(user, &program, &[]);
+        c.env("BELAY_ACCESS", "verify");
+        let o = output(c, LIMIT)?;
+        let said = text(&o);
+        let wrong = said.lines().find(|l| l.contains("verify") && !l.contains("note: "));
+        want(o.status.success() && wrong.is_none(), || format!("{name}: {said}"))?;
+    }
+    Ok(())
+}
+
+/// Kills and restarts a program again and again, until a checkpoint has left out at least so many bytes, which not every
+/// one can; the most that one has.
+fn die_often(job: &mut Job, least: u64, rng: &mut Rng) -> Result<u64, Failure> {
+    let mut most = 0;
+    job.progress(LIMIT)?;
+    for death in 0..5 * DEATHS {
+        if death >= DEATHS && most >= least {
+            break;
+        }
+        // The first since the agent began stores all; from then on loops are recorded.
+        for round in 0..2 + rng.below(2) {
+            rng.pause(100);
+            job.checkpoint()?;
+            let left = left_out(job)?;
+            want(round > 0 || left == 0, || format!("the first has left out {left} bytes"))?;
+            most = most.max(left);
+        }
+        rng.pause(100);
+        job.crash_and_restart(LIMIT)?;
+    }
+    job.verdict(false, LIMIT)?;
+    Ok(most)
+}
+
+/// One on each of two hosts: what both leave out counts together, and they go on on others.
+pub(super) fn on_hosts(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let source = repository().join("tests/programs/capi/access_solver.c");
+    let program = compile(place, &source, "on-hosts", CHECKED)?;
+    let mut job = across::Job::of(place, "access-hosts", Kind::C, 2, 3)?;
+    for (file, name) in [(program, "solver"), (library(place)?.join("libbelay.so.0"), "libbelay.so.0")] {
+        io("copy for the hosts", std::fs::copy(&file, job.work.join(name)))?;
+    }
+    let work = job.work.display().to_string();
+    let here = format!("env LD_LIBRARY_PATH={work} BELAY_TEST_LONG=1 BELAY_TEST_QUIET_PARENT=1");
+    let there = format!("{here} BELAY_TEST_GO={work}/go BELAY_TEST_BEAT={work}/beat.below {work}/solver");
+    let script = format!("ssh h2 {there} & {here} {work}/solver; wait");
+    job.options.extend(ACCESS.map(String::from));
+    job.launch_words(&["sh", "-c", &script])?;
+    job.progress_of_all(&BEATS)?;
+    let (mut most, mut there) = (0, false);
+    for shift in 1..=4 {
+        for _ in 0..3 {
+            rng.pause(100);
+            job.checkpoint()?;
+            let status = job.must(&["status", "--json"])?;
+            most = most.max(left_out_of(
+                &serde_json::from_str(&status).map_err(|e| format!("{e}: {status}"))?,
+            )?);
+            there |= text(&job.belay(&["inspect", &job.dir_of(1)])?).contains("left out");
+            job.progress_of_all(&BEATS)?;
+        }
+        job.crash_and_shift(shift, &BEATS)?;
+    }
+    want(most > ARRAY && there, || {
+        format!("at most {most} bytes were left out, on the second host: {there}")
+    })?;
+    job.verdict()
+}
+
+/// Who takes another way after a restart ends by name, declared or not; and then goes on from a generation that lacks
+/// nothing.
+pub(super) fn astray(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let source = repository().join("tests/programs/capi/access_solver.c");
+    for (how, signal) in [("declared", 6), ("undeclared", 11)] {
+        let name = format!("astray.{how}.{}", user.name());
+        let program = compile(place, &source, &name, CHECKED)?;
+        let mut job = Job::new(place, &name, user)?;
+        let sign = job.work.join("sign");
+        let argv = [program.display().to_string(), how.into(), sign.display().to_string()];
+        let options = ["--keep", "1"].into_iter().chain(ACCESS).map(String::from);
+        job.launch(&options.collect::<Vec<_>>(), &argv)?;
+        job.progress(LIMIT)?;
+        // On a loaded machine a program may not get to all of its loops in time; whole pages of one array must be missing.
+        let mut left = 0;
+        for _ in 0..8 {
+            rng.pause(100);
+            job.checkpoint()?;
+            left = left_out(&job)?;
+            if left >= ARRAY - 4096 {
+                break;
+            }
+        }
+        want(left >= ARRAY - 4096, || format!("only {left} bytes were left out"))?;
+        let dir = job.dir().display().to_string();
+        for argv in [&["list", &dir][..], &["inspect", &dir]] {
+            let said = text(&output(job.belay(argv), LIMIT)?);
+            want(said.contains("left out"), || format!("{argv:?}: {said}"))?;
+        }
+        job.kill_all()?;
+        job.clear_beat()?;
+        io("make the sign", std::fs::write(&sign, ""))?;
+        job.restart(&[])?;
+        let end = job.wait(patient(LIMIT))?;
+        let said = job.output_text();
+        want(end.signal() == Some(signal), || format!("ended by {end}: {said}"))?;
+        let names = ["loop third", "another way"].iter().all(|w| said.contains(w)) || how == "undeclared";
+        want(names, || format!("it does not say what it has done: {said}"))?;
+        io("remove the sign", std::fs::remove_file(&sign))?;
+        job.restart(&[])?;
+        job.progress(LIMIT)?;
+        let said = job.output_text();
+        want(said.contains("using generation 1, which lacks nothing"), || said.clone())?;
+        job.verdict(false, LIMIT)?;
+    }
+    Ok(())
+}
+
+/// The programs in C++ and Fortran in docs/access.md say nothing wrong, and compute the same when that is verified.
+pub(super) fn declared_in_others(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let page = io("read a page", std::fs::read_to_string(repository().join("docs/access.md")))?;
+    let include = repository().join("capi/include").display().to_string();
+    let module = repository().join("capi/fortran/belay_access.f90").display().to_string();
+    let work = place.work("others", User::Root)?;
+    let cpp = [
+        "c++",
+        "-std=c++11",
+        "-Wall",
+        "-Wextra",
+        "-pedantic",
+        "-Werror",
+        "-O2",
+        "-I",
+        &include,
+    ];
+    let fortran = ["gfortran", "-std=f2018", "-Wall", "-Wextra", "-Werror", "-O2", &module];
+    for (language, ending, compiler) in [("cpp", "cpp", &cpp[..]), ("fortran", "f90", &fortran)] {
+        let block = page
+            .split(&format!("```{language}\n"))
+            .nth(1)
+            .and_then(|b| b.split("```").next());
+        let source = work.join(format!("block.{ending}"));
+        io("write", std::fs::write(&source, block.ok_or("no program in the page")?))?;
+        let program = work.join(language);
+        let mut c = Command::new(compiler[0]);
+        c.args(&compiler[1..]).current_dir(&work);
+        link(place, c, &source, &program)?;
+        let plain = run(User::Root, &program, &[])?;
+        let mut c = command(User::Root, &program, &[]);
+        c.env("BELAY_ACCESS", "verify");
+        let verified = text(&output(c, LIMIT)?);
+        want(!plain.is_empty() && verified == plain, || {
+            format!("{language}: {plain}, verified: {verified}")
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,300 @@
+//! Programs that use a GPU, whose driver takes their state off it for a checkpoint and puts it back, also after a
+//! restart. The driver is a stand-in (`tests/fake-cuda`).
+
+use belay_tests::build::Kind;
+use belay_tests::expect::{refused, want};
+use belay_tests::job::{output, text, Job};
+use belay_tests::place::{am_root, Place, User};
+use belay_tests::rng::Rng;
+use belay_tests::target::Target;
+use belay_tests::{across, edges, gpu, procs, Failure};
+use std::time::Duration;
+
+const PROGRAM: &str = "gpu_work";
+/// Calls of an agent at which it is killed.
+const SAMPLE: usize = 6;
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A job whose driver has these faults. Where it has any, the gate has half a second.
+fn launched(place: &Place, user: User, (words, faults): (&str, &str)) -> Result<Job, Failure> {
+    let label = format!("gpu-{words}{}", faults.replace(':', "-"));
+    let mut job = Job::new(place, &label, user)?;
+    job.set("LD_LIBRARY_PATH", &gpu::build(place)?.display().to_string());
+    job.set("BELAY_TEST_QUIET_PARENT", "1");
+    job.set("FAKE_CUDA", faults);
+    let config = job.work.join("belay.toml");
+    let limit = if faults.is_empty() { "30s" } else { "500ms" };
+    std::fs::write(&config, format!("[gate]\nlimit = \"{limit}\"\n")).map_err(|e| format!("write {}: {e}", config.display()))?;
+    let program = place.programs().join(PROGRAM).display().to_string();
+    let argv: Vec<String> = std::iter::once(program)
+        .chain(words.split_whitespace().map(str::to_owned))
+        .collect();
+    job.launch(
+        &["--config", &config.display().to_string(), "--log-level", "debug"].map(str::to_owned),
+        &argv,
+    )?;
+    job.progress(LIMIT)?;
+    Ok(job)
+}
+
+/// Checkpoints, and restarts from two of them.
+fn taken(place: &Place, user: User, words: &str) -> Result<(), Failure> {
+    let mut job = launched(place, user, (words, ""))?;
+    for _ in 0..2 {
+        for _ in 0..3 {
+            job.checkpoint()?;
+            job.progress(LIMIT)?;
+        }
+        job.crash_and_restart(LIMIT)?;
+    }
+    job.checkpoint()?;
+    let o = job.checkpoint_raw(&["--then", "stop"])?;
+    want(o.status.success(), || text(&o))?;
+    job.wait(LIMIT)?;
+    job.clear_beat()?;
+    job.restart(&[])?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+/// Another GPU of the same kind takes the place of one that is not there; one of another kind does not.
+fn other_gpu(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = launched(place, user, ("", ""))?;
+    for gpu in ["b Fake GPU", "b Fake GPU", "c Fake GPU"] {
+        job.checkpoint()?;
+        job.progress(LIMIT)?;
+        job.kill_all()?;
+        job.clear_beat()?;
+        job.set("FAKE_CUDA_GPU", "d Other");
+        job.restart(&[])?;
+        let status = job.wait(LIMIT)?;
+        let said = job.output_text();
+        want(
+            !status.success() && said.contains("had a GPU Fake GPU") && said.contains("Other"),
+            || said,
+        )?;
+        job.left_behind()?;
+        job.set("FAKE_CUDA_GPU", gpu);
+        job.restart(&[])?;
+        job.progress(LIMIT).map_err(|e| format!("{gpu}: {e}"))?;
+    }
+    job.checkpoint()?;
+    job.verdict(false, LIMIT)
+}
+
+/// Each checkpoint is refused with these words, and the program goes on.
+fn refuses(place: &Place, user: User, how: (&str, &str), reasons: &[&str]) -> Result<(), Failure> {
+    let mut job = launched(place, user, how)?;
+    for n in 0..2 {
+        let o = job.checkpoint_raw(&["--quiet"])?;
+        refused(&o, reasons).map_err(|e| format!("checkpoint {n}: {e}"))?;
+        job.progress(LIMIT).map_err(|e| format!("after checkpoint {n}: {e}"))?;
+    }
+    job.verdict(false, LIMIT)
+}
+
+/// What goes wrong once does no harm: the program goes on, and the next checkpoints are taken. `refusal` is what the
+/// first one is refused with.
+fn once(place: &Place, user: User, (faults, refusal): (&str, &[&str])) -> Result<(), Failure> {
+    let mut job = launched(place, user, ("", faults))?;
+    if !refusal.is_empty() {
+        refused(&job.checkpoint_raw(&["--quiet"])?, refusal)?;
+        job.progress(LIMIT)?;
+    }
+    for _ in 0..2 {
+        job.checkpoint()?;
+        job.progress(LIMIT)?;
+    }
+    job.crash_and_restart(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+/// The driver cannot put the state back, nor at the second attempt: the program waits, and the next checkpoint takes
+/// care of it, and is whole.
+fn stays_away(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = launched(place, user, ("", "restore:2"))?;
+    job.checkpoint()?;
+    job.checkpoint()?;
+    job.progress(LIMIT)?;
+    job.crash_and_restart(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+/// Where there is no driver that could be asked.
+fn no_driver(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = Job::new(place, "gpu-no-driver", user)?;
+    let script = "import mmap, time, os\nm = mmap.mmap(os.open('/dev/nvidia1', os.O_RDWR), 4096)\n\
+        while not os.path.exists(os.environ['BELAY_TEST_GO']):\n open(os.environ['BELAY_TEST_BEAT'], 'w').write('%019d\\n' % time.monotonic_ns())\n time.sleep(.01)\nprint('PASS no_driver')";
+    job.launch(&[], &["python3".into(), "-c".into(), script.into()])?;
+    job.progress(LIMIT)?;
+    let o = job.checkpoint_raw(&["--quiet"])?;
+    refused(&o, &["gpu driver", gpu::LIBRARY, "r570"])?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+/// The driver gives a program up: that is said, with what to do.
+fn given_up(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = launched(place, user, ("", "fail"))?;
+    refused(
+        &job.checkpoint_raw(&["--quiet"])?,
+        &["gpu driver", "take its state off the gpu", "unknown error"],
+    )?;
+    refused(
+        &job.checkpoint_raw(&["--quiet"])?,
+        &["gpu driver", "state failed", "belay restart"],
+    )?;
+    job.kill_all()
+}
+
+/// The agent is killed at some of its calls while the driver takes the state off or puts it back, also in a restarted job.
+fn agent_killed(place: &Place, user: User, restarted: bool, rng: &mut Rng) -> Result<(), Failure> {
+    let prepare = || -> Result<Job, Failure> {
+        let mut job = launched(place, user, ("", ""))?;
+        job.checkpoint()?;
+        if restarted {
+            job.crash_and_restart(LIMIT)?;
+        }
+        Ok(job)
+    };
+    edges::agent_killed(PROGRAM, &prepare, SAMPLE, rng)
+}
+
+/// Whether this process asks the driver.
+fn asks(pid: i32) -> bool {
+    let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    words.split(|b| *b == 0).any(|w| w == b"--processes")
+}
+
+/// The process that asks the driver is killed at any moment of a checkpoint: the program goes on, and what is called
+/// whole restarts.
+fn asker_killed(place: &Place, user: User, (faults, within): (&str, u64), rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = launched(place, user, ("", faults))?;
+    let mut killed = 0;
+    // On a loaded machine it has often ended before it is found, or before the kill.
+    for round in 0..200 {
+        if round >= 20 && killed > 5 {
+            break;
+        }
+        let (_, agent) = edges::program_and_agent(&job, PROGRAM)?;
+        let dir = job.dir().display().to_string();
+        let command = job.belay(&["checkpoint", "--quiet", &dir]);
+        let wait = Duration::from_micros(rng.below(within));
+        let taking = std::thread::spawn(move || output(command, LIMIT));
+        while !taking.is_finished() {
+            if let Some(asker) = procs::tree(agent).into_iter().find(|p| asks(*p)) {
+                std::thread::sleep(wait);
+                if asks(asker) {
+                    procs::signal(asker, libc::SIGKILL);
+                    killed += 1;
+                }
+                break;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        let o = taking.join().map_err(|_| "the command's thread has ended")??;
+        if !o.status.success() {
+            refused(&o, &["gpu driver"]).map_err(|e| format!("round {round}: {e}"))?;
+        }
+        job.progress(LIMIT).map_err(|e| format!("round {round}: {e}"))?;
+    }
+    want(killed > 5, || format!("killed {killed} times only"))?;
+    job.checkpoint()?;
+    job.crash_and_restart(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+/// One on each of two hosts: all are locked before any is taken off, and where one cannot be, both go on.
+fn together(place: &Place, faults: &str) -> Result<(), Failure> {
+    let mut job = across::Job::of(place, &format!("gpu-together-{faults}"), Kind::C, 2, 3)?;
+    let program = job.program(place, PROGRAM)?;
+    let work = job.work.display().to_string();
+    let library = gpu::build(place)?.join(gpu::LIBRARY);
+    std::fs::copy(&library, job.work.join(gpu::LIBRARY)).map_err(|e| format!("copy {}: {e}", library.display()))?;
+    // Where agents find it, which are started without an environment of ours.
+    let known = format!(
+        "echo {work} > /tmp/conf; cat /etc/ld.so.conf >> /tmp/conf; ldconfig -X -f /tmp/conf -C /tmp/cache && mount --bind /tmp/cache /etc/ld.so.cache"
+    );
+    for host in 1..=3 {
+        job.on_host(host, &["sh", "-c", &known])?;
+    }
+    let there = format!(
+        "env BELAY_TEST_GO={work}/go BELAY_TEST_BEAT={work}/beat.below BELAY_TEST_LONG=1 BELAY_TEST_QUIET_PARENT=1 FAKE_CUDA={faults} {program}"
+    );
+    let script = format!("ssh h2 {there} & BELAY_TEST_QUIET_PARENT=1 {program}; wait");
+    job.launch_words(&["sh", "-c", &script])?;
+    const BEATS: [&str; 2] = ["beat", "beat.below"];
+    job.progress_of_all(&BEATS)?;
+    if !faults.is_empty() {
+        let o = output(job.command(1, &[&job.belay, "checkpoint", "--quiet", &job.dir()]), LIMIT)?;
+        refused(&o, &["take its state off the gpu"])?;
+        job.progress_of_all(&BEATS)?;
+    }
+    for shift in [1, 2] {
+        for _ in 0..2 {
+            job.checkpoint()?;
+            job.progress_of_all(&BEATS)?;
+        }
+        job.crash_and_shift(shift, &BEATS)?;
+    }
+    job.checkpoint()?;
+    job.verdict()
+}
+
+fn main() {
+    belay_tests::hosts::serve_if_asked();
+    if am_root() {
+        if let Err(e) = gpu::enter() {
+            println!("{e}");
+            std::process::exit(1);
+        }
+    }
+    let mut target = Target::new("gpu", &[PROGRAM]);
+    target.by_user("taken", |_| am_root(), |p, u, _| taken(p, u, ""));
+    target.by_user("taken_of_several", |_| am_root(), |p, u, _| taken(p, u, "kids"));
+    target.by_user("no_driver", |_| am_root(), |p, u, _| no_driver(p, u));
+    let unsupported = ["gpu driver", "take its state off the gpu", "operation not supported"];
+    target.by_user(
+        "unsupported",
+        |_| am_root(),
+        move |p, u, _| refuses(p, u, ("", "checkpoint"), &unsupported),
+    );
+    let busy = ["gpu driver", "wait for its gpu work", "not ready", "had 0.5 s", "[gate]"];
+    target.by_user(
+        "endless_work",
+        |_| am_root(),
+        move |p, u, _| refuses(p, u, ("", "lock"), &busy),
+    );
+    target.by_user("late_once", |_| am_root(), move |p, u, _| once(p, u, ("lock:1", &busy)));
+    target.by_user("no_room_once", |_| am_root(), |p, u, _| once(p, u, ("restore:1", &[])));
+    target.by_user("other_gpu", |_| am_root(), |p, u, _| other_gpu(p, u));
+    target.by_user("given_up", |_| am_root(), |p, u, _| given_up(p, u));
+    target.by_user("agent_killed", |_| am_root(), |p, u, rng| agent_killed(p, u, false, rng));
+    target.by_user(
+        "agent_killed_of_restarted",
+        |_| am_root(),
+        |p, u, rng| agent_killed(p, u, true, rng),
+    );
+    target.by_user(
+        "asker_killed",
+        |_| am_root(),
+        |p, u, rng| asker_killed(p, u, ("", 30_000), rng),
+    );
+    target.by_user(
+        "asker_of_slow_driver_killed",
+        |_| am_root(),
+        |p, u, rng| asker_killed(p, u, ("slow", 300_000), rng),
+    );
+    target.by_user("stays_away", |_| am_root(), |p, u, _| stays_away(p, u));
+    let forked = ["gpu driver", "was forked by a process that had begun to use the gpu"];
+    target.by_user(
+        "forked_late",
+        |_| am_root(),
+        move |p, u, _| refuses(p, u, ("late", ""), &forked),
+    );
+    if am_root() && belay_tests::hosts::unavailable().is_none() {
+        target.once("together", |p, _| together(p, ""));
+        target.once("together_refused", |p, _| together(p, "checkpoint:1"));
+    }
+    target.run()
+}

@@ -1,0 +1,86 @@
+// Declarations that are not true, one kind at a time; "right" has none.
+#define _GNU_SOURCE
+#include <belay_access.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { N = 4096, MANY = 65 };
+static const char *kind;
+static double *a, *b, *c;
+static belay_ds d_a, d_b, d_c;
+static belay_site first, second;
+
+static int is(const char *name) { return !strcmp(kind, name); }
+
+static double *memory(void) {
+    double *at = mmap(NULL, N * sizeof *at, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) exit(2);
+    return at;
+}
+
+static void *other(void *unused) {
+    belay_use use = {d_c, BELAY_R, NULL, NULL};
+    belay_enter(second, &use, 1);
+    return unused;
+}
+
+static void in_first(void) {
+    const int64_t lo[] = {0}, hi[] = {N + 1};
+    belay_use uses[MANY] = {{d_a, BELAY_R, NULL, NULL}, {d_b, BELAY_W, NULL, NULL}};
+    int n = 2;
+    if (is("outside")) uses[1].lo = lo, uses[1].hi = hi;
+    if (is("one bound")) uses[1].lo = lo;
+    if (is("number")) uses[n++] = (belay_use){77, BELAY_R, NULL, NULL};
+    if (is("many"))
+        while (n < MANY) uses[n++] = uses[0];
+    belay_enter(first, uses, n);
+    for (int i = 0; i < (is("short") || is("one bound") ? N - 1 : N); i++) b[i] = a[i] + 1;
+    if (is("writes what is read")) a[5] = 7;
+    if (is("nested")) other(NULL);
+    pthread_t thread;
+    if (is("thread") && (pthread_create(&thread, NULL, other, NULL) || pthread_join(thread, NULL))) exit(2);
+    belay_leave(first);
+    if (is("left")) belay_leave(first);
+}
+
+static void in_second(void) {
+    // The first half is read before it is overwritten: both may be said.
+    const int64_t lo[] = {0}, hi[] = {N / 2};
+    belay_use uses[] = {{d_b, BELAY_R, NULL, NULL}, {d_a, BELAY_W, NULL, NULL}, {d_a, BELAY_R, lo, hi}};
+    belay_enter(second, uses, 3);
+    for (int i = 0; i < N; i++) a[i] = b[i] * 2 + (i < N / 2 ? a[i] : 0);
+    volatile double read;
+    if (is("reads another")) read = c[9], (void)read;
+    if (is("writes another")) c[9] = 1;
+    belay_leave(second);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 2) return 2;
+    kind = argv[1];
+    a = memory(), b = memory(), c = memory();
+    const size_t extent[] = {N};
+    d_a = belay_dataset("a", a, sizeof *a, 1, extent, NULL);
+    d_b = belay_dataset("b", b, sizeof *b, 1, extent, NULL);
+    d_c = belay_dataset("c", c, sizeof *c, 1, extent, NULL);
+    first = belay_site_id("first"), second = belay_site_id("second");
+    // Before the first loop, and where a loop then reads it, everything may be touched.
+    for (int i = 0; i < N; i++) a[i] = i;
+    double sum = 0;
+    for (int step = 0; step < 3; step++) {
+        in_first();
+        in_second();
+        sum += a[N - 1] + c[1];
+        if (is("read between")) sum += b[N / 2];
+        if (is("written between")) b[N / 2] = 1;
+        double *old = b;
+        if (is("moved")) b = memory(), munmap(old, N * sizeof *old);
+        if (is("given up")) belay_dataset_forget(d_b);
+    }
+    printf("%.17g\n", sum);
+    return 0;
+}

@@ -1,0 +1,95 @@
+"""A history in Python: as the documents have it, with every kind of memory, and with wrong use. history.py DIRECTORY"""
+
+import array
+import errno
+import gc
+import sys
+
+import belay
+
+
+def raises(kind, number, call, *arguments):
+    try:
+        call(*arguments)
+    except kind as e:
+        assert number is None or e.errno == number, e
+        assert str(e)
+        return
+    raise AssertionError(f"{call} raises nothing")
+
+
+def reverse(dir):
+    field = array.array("d", bytes(8 * 20000))
+    number = bytearray(8)
+    with belay.History("reverse", dir, host_bytes=4 << 20, keep=belay.UNTIL_READ) as history:
+        history.region(0, field)
+        history.region(1, number)
+        history.hint(reversed(range(200)), [8 * 20000 + 8] * 200)
+        for step in range(200):
+            field[:] = array.array("d", [step + 1e-6 * i for i in range(20000)])
+            number[:] = step.to_bytes(8, "little")
+            history.put(step)
+        raises(BufferError, None, number.extend, b"more")
+        for step in reversed(range(200)):
+            history.get(step)
+            assert int.from_bytes(number, "little") == step
+            assert field == array.array("d", [step + 1e-6 * i for i in range(20000)]), step
+        stats = history.stats()
+        assert stats["puts"] == stats["gets"] == 200 and stats["versions"] == 0 and stats["up"] > 0, stats
+        raises(OSError, errno.ESTALE, history.get, 7)
+    raises(ValueError, None, history.put, 1)
+    number.extend(b"more")
+
+
+def lasting(dir):
+    memory = bytearray(b"one")
+    history = belay.History("lasting", dir, host_bytes=1 << 20)
+    raises(OSError, errno.EBUSY, belay.History, "lasting", dir)
+    raises(TypeError, None, history.region, 0, b"only to be read")
+    history.region(0, memory)
+    history.region(5, bytearray())
+    history.put(2**64 - 1)
+    raises(FileExistsError, errno.EEXIST, history.put, 2**64 - 1)
+    history.region(5, None)
+    raises(OSError, errno.EMSGSIZE, history.get, 2**64 - 1)
+    memory[:] = b"two"
+    history.put(2)
+    history.hint_replace(0, [2])
+    history.prefetch()
+    history.wait(belay.DURABLE)
+    raises(OSError, errno.EINVAL, history.get, 2, 7)
+    raises(ValueError, None, history.hint, [1, 2], [3])
+    # What is forgotten is closed.
+    del history
+    gc.collect()
+    with belay.History("lasting", dir) as history:
+        assert history.versions() == [2, 2**64 - 1]
+        assert (history.size(2**64 - 1, 0), history.size(2**64 - 1, 5)) == (3, 0)
+        history.region(0, memory)
+        history.region(5, bytearray())
+        history.get(2**64 - 1, belay.DISCARD)
+        assert memory == b"one"
+        history.drop(2)
+        assert history.versions() == []
+
+
+def arrays(dir):
+    try:
+        import numpy
+    except ImportError:
+        print("no numpy here")
+        return
+    field = numpy.zeros((30, 40), dtype=numpy.float32)
+    with belay.History("arrays", dir, keep=belay.UNTIL_READ) as history:
+        history.region(0, field)
+        raises(TypeError, None, history.region, 1, field[:, ::2])
+        for step in range(5):
+            field[:] = step
+            history.put(step)
+        history.get(3)
+        assert (field == 3).all()
+
+
+reverse(sys.argv[1])
+lasting(sys.argv[1])
+arrays(sys.argv[1])

@@ -1,0 +1,75 @@
+// Computes on a GPU (tests/fake-cuda) and compares with what must have been computed: gpu_work [kids|late]. kids: two
+// children do the same. late: a child is forked when the GPU is in use already.
+#include "check.h"
+#include "../fake-cuda/cuda.h"
+#include <dlfcn.h>
+enum { WORDS = 20000, BUFFERS = 3 };
+
+static void *symbol(const char *name) {
+    static void *driver;
+    if (!driver) driver = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!driver) fail("%s", dlerror());
+    void *found = dlsym(driver, name);
+    if (!found) fail("%s", dlerror());
+    return found;
+}
+#define CU(name, ...) do { __typeof__(name) *call_ = (__typeof__(name) *)symbol(#name); EQ(call_(__VA_ARGS__), 0); } while (0)
+
+// What runs beside the GPU, and never waits for it.
+static void *beside(void *counter) {
+    for (;; nap_us(2000)) ++*(_Atomic unsigned long *)counter;
+    return NULL;
+}
+
+static void work(int late) {
+    CUcontext context;
+    CUdevice device;
+    CUdeviceptr at[BUFFERS];
+    static uint32_t seen[WORDS];
+    static _Atomic unsigned long counter;
+    pthread_t thread;
+    uint32_t added[BUFFERS] = {0}, mine = (uint32_t)getpid();
+    EQ(pthread_create(&thread, NULL, beside, (void *)&counter), 0);
+    CU(cuInit, 0);
+    CU(cuDeviceGet, &device, 0);
+    CU(cuCtxCreate_v2, &context, 0, device);
+    for (int b = 0; b < BUFFERS; b++) {
+        for (int i = 0; i < WORDS; i++) seen[i] = mine + (uint32_t)b;
+        CU(cuMemAlloc_v2, &at[b], sizeof seen);
+        CU(cuMemcpyHtoD_v2, at[b], seen, sizeof seen);
+    }
+    pid_t child = late ? (pid_t)OK(fork()) : 0;
+    if (late && !child) for (;;) pause();
+    for (int round = 0; running(); round++) {
+        int b = round % BUFFERS;
+        for (int k = 0; k < 4; k++, added[b]++) CU(fakeLaunchAdd, at[b], WORDS);
+        CU(cuMemcpyDtoH_v2, seen, at[b], sizeof seen);
+        for (int i = 0; i < WORDS; i++) EQ(seen[i], mine + (uint32_t)b + added[b]);
+    }
+    CHECK(counter > 0);
+    if (late) {
+        OK(kill(child, SIGKILL));
+        reap(child, SIGKILL);
+    }
+    for (int b = 0; b < BUFFERS; b++) CU(cuMemFree_v2, at[b]);
+}
+
+int main(int argc, char **argv) {
+    begin("gpu_work");
+    pid_t kids[2];
+    int n = argc > 1 && !strcmp(argv[1], "kids") ? 2 : 0;
+    for (int k = 0; k < n; k++) {
+        kids[k] = (pid_t)OK(fork());
+        if (kids[k]) continue;
+        begin_child();
+        work(0);
+        _exit(0);
+    }
+    work(argc > 1 && !strcmp(argv[1], "late"));
+    for (int k = 0; k < n; k++) {
+        int status;
+        EQ(waitpid(kids[k], &status, 0), kids[k]);
+        EQ(status, 0);
+    }
+    return finish();
+}

@@ -1,0 +1,138 @@
+//! Memory that a restart has not brought back: it has no access rights until the loop that overwrites it.
+
+use crate::writer::Writer;
+use crate::{Handle, Part};
+use belay_abi::access::{self, Dead, MOST_DEAD};
+use belay_abi::control::Span;
+use belay_abi::PAGE;
+use belay_access::block::Block;
+use belay_access::shape::Shape;
+use belay_access::trace::Mode;
+use std::sync::atomic::Ordering;
+
+/// Gives what a loop overwrites its access rights back.
+pub(crate) fn revive<'a>(writer: &Writer, parts: impl Iterator<Item = Part<'a>>) {
+    for part in parts.filter(|p| p.mode == Mode::Write) {
+        let Ok(dataset) = writer.known(part.dataset) else { continue };
+        let Ok(shape) = Shape::new(dataset.address, dataset.elem, dataset.extent, dataset.stride) else {
+            continue;
+        };
+        if !is_missing(writer, shape.range()) {
+            continue;
+        }
+        let whole = shape.whole();
+        let block = part.bounds.map_or(Some(whole), |(lo, hi)| Block::new(lo, hi).common(&whole));
+        let Some(block) = block else { continue };
+        // Pages that adjoin each other, in ascending order.
+        let mut run = (0, 0);
+        shape.visit(&block, &mut |start, end| {
+            let (start, end) = (start & !(PAGE - 1), end.next_multiple_of(PAGE));
+            if start > run.1 {
+                revive_pages(writer, run);
+                run.0 = start;
+            }
+            run.1 = end;
+        });
+        revive_pages(writer, run);
+    }
+}
+
+/// Gives those of these pages that are missing their access rights back.
+fn revive_pages(writer: &Writer, (start, end): (u64, u64)) {
+    let mut at = 0;
+    while at < writer.page.dead_count().load(Ordering::Relaxed) as usize {
+        let dead = read(writer, at);
+        let (first, behind) = (dead.span.address.max(start), (dead.span.address + dead.span.bytes).min(end));
+        if first >= behind {
+            at += 1;
+            continue;
+        }
+        give_back(writer, at, &dead, (first, behind));
+    }
+}
+
+/// Whether anything between these addresses has no access rights.
+fn is_missing(writer: &Writer, (start, end): (u64, u64)) -> bool {
+    let count = writer.page.dead_count().load(Ordering::Relaxed) as usize;
+    let span = |at| read(writer, at).span;
+    (0..count).map(span).any(|s| s.address < end && start < s.address + s.bytes)
+}
+
+/// Gives the pages from `first` up to `behind` of `dead`, which is in place `at`, their access rights.
+fn give_back(writer: &Writer, at: usize, dead: &Dead, (first, behind): (u64, u64)) {
+    let end = dead.span.address + dead.span.bytes;
+    let part = |from: u64, to: u64| Dead {
+        span: Span {
+            address: from,
+            bytes: to - from,
+        },
+        prot: dead.prot,
+    };
+    let count = writer.page.dead_count().load(Ordering::Relaxed) as usize;
+    let (below, above) = (part(dead.span.address, first), part(behind, end));
+    let rest: [Option<Dead>; 2] = match (below.span.bytes, above.span.bytes) {
+        (0, 0) => [None, None],
+        (_, 0) => [Some(below), None],
+        (0, _) => [Some(above), None],
+        // No room for two pieces: all of it.
+        _ if count == MOST_DEAD => [None, None],
+        _ => [Some(below), Some(above)],
+    };
+    let (from, to) = match rest {
+        [None, None] => (dead.span.address, end),
+        _ => (first, behind),
+    };
+    // SAFETY: memory that the restart has put there without access rights; with them it is what it was. It holds nothing that
+    // anybody may have read.
+    if unsafe { libc::mprotect(from as *mut libc::c_void, (to - from) as usize, dead.prot as i32) } != 0 {
+        eprintln!(
+            "belay: give {from:#x} to {to:#x} its access rights back: {}",
+            std::io::Error::last_os_error()
+        );
+        std::process::abort();
+    }
+    match rest {
+        [None, None] => {
+            write(writer, at, &read(writer, count - 1));
+            writer.page.dead_count().store(count as u32 - 1, Ordering::Release);
+        }
+        [Some(one), None] | [None, Some(one)] => write(writer, at, &one),
+        [Some(one), Some(other)] => {
+            write(writer, at, &one);
+            write(writer, count, &other);
+            writer.page.dead_count().store(count as u32 + 1, Ordering::Release);
+        }
+    }
+}
+
+/// Ends the program: what it records, with this header, is not what it recorded before the restart, and what it
+/// overwrote on that way is missing.
+#[cold]
+pub(crate) fn refuse(page: Handle, header: u64) -> ! {
+    let name = |name: &[u8; 32]| String::from_utf8_lossy(name.split(|b| *b == 0).next().unwrap_or_default()).into_owned();
+    let what = match access::of_header(header) {
+        (access::ENTER, site, _) => {
+            // SAFETY: the page's sites; a number that is none of them is looked for.
+            let sites = unsafe { &(*page.as_ptr()).sites };
+            let site = (site as usize).checked_sub(1).and_then(|at| sites.get(at));
+            format!("loop {}", site.map_or_else(|| "without a name".into(), |s| name(&s.name)))
+        }
+        _ => "a declaration".into(),
+    };
+    eprintln!(
+        "belay: {what}, with what it uses, is not what came here before the restart: the program has taken another way, \
+         and the checkpoint has left out what it overwrote on that one; restart it from a generation that holds \
+         everything (belay list)"
+    );
+    std::process::abort()
+}
+
+fn read(writer: &Writer, at: usize) -> Dead {
+    // SAFETY: one of the page's; only a writer changes it.
+    unsafe { (&raw const (*writer.page.as_ptr()).dead[at]).read() }
+}
+
+fn write(writer: &Writer, at: usize, dead: &Dead) {
+    // SAFETY: as above.
+    unsafe { (&raw mut (*writer.page.as_ptr()).dead[at]).write(*dead) }
+}

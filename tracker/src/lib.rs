@@ -1,0 +1,228 @@
+//! Declared accesses, inside the program: what its loops do to its datasets goes into a page that the agent reads
+//! (`belay_abi::access`). What the agent makes of it is in `belay-access`.
+//!
+//! [`enter`] and [`leave`] allocate nothing and wait for no lock: a thread that finds another one writing says so, and
+//! the agent then takes everything for alive. Where nothing has been declared, or no agent looks, they return at once.
+//! A child that was forked declares anew.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `page` | the page: made, found again, not had by children |
+//! | `writer` | who writes to it |
+//! | `verify` | finds declarations that are not true, where that is asked for: nothing is recorded then |
+//! | `dead` | memory that a restart has not brought back, given its access rights when it is overwritten |
+
+mod dead;
+mod page;
+mod verify;
+mod writer;
+
+use belay_abi::access::{self, Dataset, Page, BOTH, DIMS, MOST_USES, READ, WRITE};
+use belay_access::shape::{Shape, ShapeError};
+use belay_access::trace::Mode;
+use std::io;
+use std::sync::atomic::{compiler_fence, Ordering};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+use writer::{Record, Writer};
+
+/// Longest wait of a loop for the checkpoint that is to be taken before it.
+const LONGEST_WAIT: Duration = Duration::from_millis(100);
+
+/// Longest name of a dataset or a site, bytes.
+pub const LONGEST_NAME: usize = 31;
+
+/// Why something was not declared.
+#[derive(Debug, Error)]
+pub enum DeclareError {
+    /// The page cannot be made.
+    #[error("make the page that the agent reads: {0}")]
+    Page(#[from] io::Error),
+    /// The name is no name.
+    #[error("a name has 1 to {LONGEST_NAME} bytes, none of them zero")]
+    Name,
+    /// The dataset cannot be one.
+    #[error("the dataset {0}")]
+    Shape(#[from] ShapeError),
+    /// There are too many.
+    #[error("there are {} already: no more can be declared", access::MOST)]
+    Full,
+    /// There is no dataset with this number.
+    #[error("no dataset has the number {0}")]
+    Unknown(u32),
+    /// Another thread is declaring something, or beginning a loop.
+    #[error("another thread is declaring something, or beginning a loop")]
+    Busy,
+}
+
+impl DeclareError {
+    /// The errno value nearest to it.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Page(e) => e.raw_os_error().unwrap_or(libc::EIO),
+            Self::Name | Self::Shape(_) => libc::EINVAL,
+            Self::Full => libc::ENOSPC,
+            Self::Unknown(_) => libc::ENOENT,
+            Self::Busy => libc::EBUSY,
+        }
+    }
+}
+
+/// A part of a dataset that a loop uses: all of it where there are no bounds.
+#[derive(Debug, Clone, Copy)]
+pub struct Part<'a> {
+    /// The dataset.
+    pub dataset: u32,
+    /// What is done to it.
+    pub mode: Mode,
+    /// First element in each dimension, and one behind the last.
+    pub bounds: Option<(&'a [i64], &'a [i64])>,
+}
+
+fn name_of(name: &[u8]) -> Result<[u8; 32], DeclareError> {
+    let mut out = [0; 32];
+    if name.is_empty() || name.len() > LONGEST_NAME || name.contains(&0) {
+        return Err(DeclareError::Name);
+    }
+    out[..name.len()].copy_from_slice(name);
+    Ok(out)
+}
+
+/// Declares a dataset of `dims` dimensions, or says where one with this name is now; its number.
+pub fn dataset(name: &[u8], shape: &Shape, dims: usize) -> Result<u32, DeclareError> {
+    let new = Dataset {
+        address: shape.address,
+        elem: shape.elem,
+        extent: shape.extent,
+        stride: shape.stride,
+        keep: 0,
+        dims: dims.clamp(1, DIMS) as u32,
+        name: name_of(name)?,
+    };
+    let writer = Writer::begin(page::open()?)?;
+    let number = writer.dataset(&new)?;
+    writer.moved(number, new.address);
+    verify::declared(&writer);
+    Ok(number)
+}
+
+/// A dataset lies elsewhere from now on; with 0 it is none any more.
+pub fn moved(dataset: u32, address: u64) -> Result<(), DeclareError> {
+    let page = page::get().ok_or(DeclareError::Unknown(dataset))?;
+    let writer = Writer::begin(page)?;
+    let old = writer.known(dataset)?;
+    if address != 0 {
+        Shape::new(address, old.elem, old.extent, old.stride)?;
+    }
+    writer.change(dataset, &Dataset { address, ..old });
+    writer.moved(dataset, address);
+    verify::declared(&writer);
+    Ok(())
+}
+
+/// A dataset is kept whatever loops say of it, or no more.
+pub fn keep(dataset: u32, always: bool) -> Result<(), DeclareError> {
+    let page = page::get().ok_or(DeclareError::Unknown(dataset))?;
+    let writer = Writer::begin(page)?;
+    let old = writer.known(dataset)?;
+    let keep = u32::from(always);
+    writer.change(dataset, &Dataset { keep, ..old });
+    writer.reset();
+    Ok(())
+}
+
+/// The number of a site, which is declared where it has not been.
+pub fn site(name: &[u8]) -> Result<u32, DeclareError> {
+    let name = name_of(name)?;
+    Writer::begin(page::open()?)?.site(&name)
+}
+
+/// Before a loop. `parts` says what it uses.
+pub fn enter<'a>(site: u32, parts: impl Iterator<Item = Part<'a>> + Clone) {
+    let Some(page) = page::get() else { return };
+    if verify::is_on() {
+        return verify::enter(page, site, parts);
+    }
+    if page.watched().load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    wait_for_stop(page, site);
+    let Ok(writer) = Writer::begin(page) else { return };
+    let mut record = writer.enter();
+    let mut uses = 0;
+    for part in parts.clone() {
+        if uses == MOST_USES {
+            page.faults().fetch_or(access::TOO_MANY, Ordering::Relaxed);
+            break;
+        }
+        write_use(&part, &mut record);
+        uses += 1;
+    }
+    record.end(access::header(access::ENTER, site, uses));
+    // Not before: who is stopped before its record is whole, and restarted, may lack what this loop overwrites. The
+    // processor's order does not matter: a thread that is stopped has done all that comes before.
+    compiler_fence(Ordering::SeqCst);
+    if page.dead_count().load(Ordering::Acquire) != 0 {
+        dead::revive(&writer, parts);
+    }
+}
+
+/// After it.
+pub fn leave() {
+    if verify::is_on() {
+        return verify::leave();
+    }
+    if let Some(page) = page::get() {
+        page.open().store(0, Ordering::Release);
+    }
+}
+
+/// Appends a use.
+fn write_use(part: &Part<'_>, record: &mut Record<'_>) {
+    let mode = match part.mode {
+        Mode::Read => READ,
+        Mode::Write => WRITE,
+        Mode::Both => BOTH,
+    };
+    let Some((lo, hi)) = part.bounds else {
+        return record.push(access::used(part.dataset, mode, 0));
+    };
+    let dims = lo.len().min(hi.len()).min(DIMS);
+    let bounds = || lo.iter().zip(hi).take(dims);
+    // An element of a higher number does not exist, but what is said of such ones must not be lost.
+    let half = |n: &i64| i32::try_from(*n).map(|n| u64::from(n.cast_unsigned()));
+    if bounds().any(|(lo, hi)| half(lo).is_err() || half(hi).is_err()) {
+        return record.push(access::used(part.dataset, BOTH, 0));
+    }
+    record.push(access::used(part.dataset, mode, dims));
+    for (lo, hi) in bounds() {
+        record.push(half(lo).unwrap_or(0) | half(hi).unwrap_or(0) << 32);
+    }
+}
+
+/// At the site where a checkpoint is wanted, waits for it.
+fn wait_for_stop(page: Handle, site: u32) {
+    let want = page.want().load(Ordering::Acquire);
+    if want == 0 || page.site().load(Ordering::Relaxed) != site || page.here().load(Ordering::Relaxed) == want {
+        return;
+    }
+    page.here().store(want, Ordering::Release);
+    writer::wake(page.here());
+    let end = Instant::now() + LONGEST_WAIT;
+    while page.want().load(Ordering::Acquire) == want {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        writer::wait(page.want(), want, left);
+    }
+}
+
+/// The page of this process.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Handle(std::ptr::NonNull<Page>);
+
+/// How many dimensions a dataset has; 0 where it is none.
+pub fn dims(dataset: u32) -> usize {
+    page::get().map_or(0, |page| page.dims(dataset))
+}

@@ -1,0 +1,427 @@
+//! Verification (`BELAY_ACCESS=verify`): finds declarations that are not true, whether an agent is there or not.
+//!
+//! What a loop says that it overwrites is filled with a pattern before it, and none of that may be left after it. The
+//! pattern is not a number for who takes it for one, so whoever reads it first computes nonsense. Whole pages of a dataset
+//! have the access rights that the loop has declared, and none between loops: a touch is noted, and the program goes on. A
+//! touch between two loops is told when a loop then overwrites the page before any has read it, since a checkpoint would
+//! lack it.
+
+mod guard;
+mod pattern;
+
+use crate::writer::Writer;
+use crate::{Handle, Part};
+use belay_abi::access::{Dataset, MOST_USES};
+use belay_access::block::{Block, Region};
+use belay_access::live;
+use belay_access::shape::Shape;
+use belay_access::trace::Mode;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The variable and its value.
+const VARIABLE: &str = "BELAY_ACCESS";
+const VALUE: &str = "verify";
+
+const UNKNOWN: u8 = 0;
+const OFF: u8 = 1;
+const ON: u8 = 2;
+
+/// Most pages touched between two loops that are noted.
+const MOST_TOUCHED: usize = 1 << 16;
+
+/// Whether it is switched on; not known before the first declaration.
+static MODE: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+static STATE: Mutex<State> = Mutex::new(State::new());
+
+/// The thread that holds it; 0 for none.
+static HOLDER: AtomicI32 = AtomicI32::new(0);
+
+/// Whether declarations are verified.
+#[inline]
+pub(crate) fn is_on() -> bool {
+    MODE.load(Ordering::Relaxed) == ON
+}
+
+/// Looks whether it is switched on. At the first declaration.
+pub(crate) fn begin() {
+    if MODE.load(Ordering::Relaxed) != UNKNOWN {
+        return;
+    }
+    let wanted = std::env::var_os(VARIABLE).is_some_and(|v| v == VALUE) && guard::install();
+    MODE.store(if wanted { ON } else { OFF }, Ordering::Relaxed);
+}
+
+/// A dataset that a loop may use.
+#[derive(Debug, Clone)]
+struct Known {
+    name: String,
+    shape: Shape,
+    dims: usize,
+}
+
+/// What the loop that the program is in may do to a dataset.
+#[derive(Debug, Default)]
+struct Granted {
+    reads: bool,
+    writes: bool,
+    /// What it overwrites without having read it.
+    overwrites: Region,
+}
+
+#[derive(Debug)]
+struct Inside {
+    site: String,
+    thread: libc::pid_t,
+    granted: BTreeMap<u32, Granted>,
+    key: u64,
+}
+
+#[derive(Debug)]
+struct State {
+    datasets: BTreeMap<u32, Known>,
+    /// Those that overlap each other, which are not among them.
+    overlap: BTreeSet<u32>,
+    inside: Option<Inside>,
+    /// The loop before.
+    last: String,
+    /// Pages touched between loops, whose they are, and whether by a write. There is room: whoever touches one may be in
+    /// the middle of an allocation.
+    touched: Vec<(u64, u32, bool)>,
+    /// Short pieces of the pattern that were left once: by chance, perhaps.
+    suspects: BTreeSet<(String, u32, u64)>,
+    /// What has been told.
+    told: BTreeSet<String>,
+    visits: u64,
+}
+
+impl State {
+    const fn new() -> Self {
+        Self {
+            datasets: BTreeMap::new(),
+            overlap: BTreeSet::new(),
+            inside: None,
+            last: String::new(),
+            touched: Vec::new(),
+            suspects: BTreeSet::new(),
+            told: BTreeSet::new(),
+            visits: 0,
+        }
+    }
+
+    /// Tells once what is wrong.
+    fn tell(&mut self, what: String) {
+        if self.told.insert(what.clone()) {
+            eprintln!("belay: verify: {what}");
+        }
+    }
+}
+
+fn text(name: &[u8; 32]) -> String {
+    String::from_utf8_lossy(name.split(|b| *b == 0).next().unwrap_or_default()).into_owned()
+}
+
+fn site_name(page: Handle, site: u32) -> String {
+    // SAFETY: the page's sites, which are only added to.
+    let sites = unsafe { &(*page.as_ptr()).sites };
+    let site = (site as usize).checked_sub(1).and_then(|at| sites.get(at));
+    site.map_or_else(|| "without a name".into(), |s| text(&s.name))
+}
+
+fn known(dataset: &Dataset) -> Option<Known> {
+    let shape = Shape::new(dataset.address, dataset.elem, dataset.extent, dataset.stride).ok()?;
+    (dataset.address != 0).then(|| Known {
+        name: text(&dataset.name),
+        shape,
+        dims: dataset.dims as usize,
+    })
+}
+
+/// Datasets have changed: those there are now.
+pub(crate) fn declared(writer: &Writer) {
+    if !is_on() {
+        return;
+    }
+    let mut state = Locked::state();
+    let count = writer.page.dataset_count().load(Ordering::Relaxed);
+    let now = (1..=count).filter_map(|n| Some((n, known(&writer.known(n).ok()?)?)));
+    let now: BTreeMap<u32, Known> = now.collect();
+    // What is none any more, or elsewhere, is anybody's.
+    for (n, old) in &state.datasets {
+        if now.get(n).is_none_or(|new| new.shape != old.shape) {
+            guard::allow(guard::inner(&old.shape), true, true).ok();
+        }
+    }
+    state
+        .touched
+        .retain(|(page, n, _)| now.get(n).is_some_and(|d| guard::holds(&d.shape, *page)));
+    state.datasets = now;
+    state.overlap.clear();
+}
+
+/// Before a loop.
+pub(crate) fn enter<'a>(page: Handle, site: u32, parts: impl Iterator<Item = Part<'a>>) {
+    let mut state = Locked::state();
+    let state = &mut *state.0;
+    let site = site_name(page, site);
+    if let Some(inside) = state.inside.take() {
+        let other = if inside.thread == thread() {
+            ""
+        } else {
+            ", by another thread"
+        };
+        state.tell(format!("loop {site} begins in loop {}{other}", inside.site));
+        state.leave(inside);
+    }
+    state.without_overlaps();
+    let mut granted: BTreeMap<u32, Granted> = BTreeMap::new();
+    let mut overwritten = Vec::new();
+    for (at, part) in parts.enumerate() {
+        if at == MOST_USES {
+            state.tell(format!("loop {site} has more than {MOST_USES} uses"));
+        }
+        let Some(dataset) = state.datasets.get(&part.dataset).cloned() else {
+            if state.overlap.contains(&part.dataset) {
+                continue;
+            }
+            state.tell(format!(
+                "loop {site} uses dataset number {}, which is none, or none any more",
+                part.dataset
+            ));
+            continue;
+        };
+        let whole = dataset.shape.whole();
+        let block = match part.bounds {
+            None => Some(whole),
+            Some((lo, hi)) => {
+                let block = Block::new(lo, hi);
+                let outside = (0..dataset.dims).any(|d| block.lo[d] < 0 || block.hi[d] > whole.hi[d]);
+                if outside && !block.is_empty() {
+                    let name = &dataset.name;
+                    state.tell(format!("loop {site} uses elements of dataset {name} that it does not have"));
+                }
+                block.common(&whole)
+            }
+        };
+        let grant = granted.entry(part.dataset).or_default();
+        grant.reads |= part.mode != Mode::Write;
+        grant.writes |= part.mode != Mode::Read;
+        if let Some(block) = block {
+            overwritten.push((part.dataset, part.mode, block));
+        }
+    }
+    // What is read is not overwritten first, whatever else is said of it.
+    for (n, _, block) in overwritten.iter().filter(|(_, mode, _)| *mode == Mode::Write) {
+        if let Some(grant) = granted.get_mut(n) {
+            grant.overwrites.add(block);
+        }
+    }
+    for (n, _, block) in overwritten.iter().filter(|(_, mode, _)| *mode != Mode::Write) {
+        if let Some(grant) = granted.get_mut(n) {
+            grant.overwrites.take(block);
+        }
+    }
+    state.visits += 1;
+    let mut inside = Inside {
+        site,
+        thread: thread(),
+        granted,
+        key: pattern::mix(state.visits),
+    };
+    state.grant(&mut inside);
+    state.tell_touched(&inside);
+    state.fill(&inside);
+    state.inside = Some(inside);
+}
+
+/// After it.
+pub(crate) fn leave() {
+    let mut state = Locked::state();
+    match state.inside.take() {
+        Some(inside) => state.leave(inside),
+        None => {
+            let what = format!("a loop is left after loop {}, and none has begun", state.last);
+            state.tell(what);
+        }
+    }
+}
+
+impl State {
+    /// Datasets that overlap others are stored whole, whatever is said of them: nothing of it is verified.
+    fn without_overlaps(&mut self) {
+        let shapes = self.datasets.iter().map(|(n, d)| (*n, d.shape)).collect();
+        let apart = live::apart(&shapes);
+        let (apart, overlap) = std::mem::take(&mut self.datasets)
+            .into_iter()
+            .partition(|(n, _)| apart.contains_key(n));
+        self.datasets = apart;
+        for (n, dataset) in overlap {
+            guard::allow(guard::inner(&dataset.shape), true, true).ok();
+            let name = &dataset.name;
+            self.tell(format!("note: dataset {name} overlaps another: belay stores it whole"));
+            self.overlap.insert(n);
+        }
+    }
+
+    /// Gives each dataset the access rights that the loop has declared.
+    fn grant(&mut self, inside: &mut Inside) {
+        let mut gone = Vec::new();
+        for (n, dataset) in &self.datasets {
+            let grant = inside.granted.get(n);
+            let (reads, writes) = grant.map_or((false, false), |g| (g.reads, g.writes));
+            if guard::allow(guard::inner(&dataset.shape), reads || writes, writes).is_err() {
+                gone.push(dataset.name.clone());
+                inside.granted.remove(n);
+            }
+        }
+        for name in gone {
+            self.tell(format!(
+                "dataset {name} lies in memory that is not there any more: say where it is now, or that it is none, before"
+            ));
+        }
+    }
+
+    /// Pages that were touched since the loop before, and that this one overwrites unread.
+    fn tell_touched(&mut self, inside: &Inside) {
+        let mut wrong = BTreeSet::new();
+        let mut used = BTreeSet::new();
+        for (page, n, write) in &self.touched {
+            let (Some(dataset), Some(grant)) = (self.datasets.get(n), inside.granted.get(n)) else {
+                continue;
+            };
+            used.insert(*page);
+            let mut overwritten = 0;
+            for block in grant.overwrites.blocks() {
+                dataset
+                    .shape
+                    .visit(block, &mut |start, end| overwritten += guard::common(*page, start, end));
+            }
+            if overwritten == guard::PAGE {
+                let how = if *write { "written" } else { "read" };
+                wrong.insert(format!(
+                    "dataset {} is {how} between loop {} and loop {}, which overwrites it: do that in a loop",
+                    dataset.name, self.last, inside.site
+                ));
+            }
+        }
+        self.touched.retain(|(page, ..)| !used.contains(page));
+        wrong.into_iter().for_each(|what| self.tell(what));
+    }
+
+    fn fill(&self, inside: &Inside) {
+        for (n, grant) in &inside.granted {
+            let Some(dataset) = self.datasets.get(n) else { continue };
+            for block in grant.overwrites.blocks() {
+                dataset
+                    .shape
+                    .visit(block, &mut |start, end| pattern::fill(start, end, inside.key));
+            }
+        }
+    }
+
+    fn leave(&mut self, inside: Inside) {
+        let mut wrong = Vec::new();
+        for (n, grant) in &inside.granted {
+            let Some(dataset) = self.datasets.get(n) else { continue };
+            let mut first = None;
+            for block in grant.overwrites.blocks() {
+                dataset.shape.visit(block, &mut |start, end| {
+                    first = first.or_else(|| pattern::left(start, end, inside.key, dataset.shape.elem));
+                });
+            }
+            let Some((start, end)) = first else { continue };
+            // Few bytes can have been written so by chance, but not twice.
+            let certain = end - start >= pattern::CERTAIN || !self.suspects.insert((inside.site.clone(), *n, start));
+            if certain {
+                let at = start - dataset.shape.address;
+                wrong.push(format!(
+                    "loop {} leaves bytes {at} to {} of dataset {} as they were, and has declared that it overwrites them",
+                    inside.site,
+                    at + (end - start),
+                    dataset.name
+                ));
+            }
+        }
+        wrong.into_iter().for_each(|what| self.tell(what));
+        self.last = inside.site;
+        for dataset in self.datasets.values() {
+            guard::allow(guard::inner(&dataset.shape), false, false).ok();
+        }
+        self.touched.reserve(MOST_TOUCHED.saturating_sub(self.touched.len()));
+        for (page, ..) in &self.touched {
+            guard::allow((*page, *page + guard::PAGE), true, true).ok();
+        }
+    }
+
+    /// A touch of address `at`, which the access rights did not allow; whether it is a dataset's.
+    fn touch(&mut self, at: u64, write: bool) -> bool {
+        let page = at & !(guard::PAGE - 1);
+        let Some((n, dataset)) = self.datasets.iter().find(|(_, d)| guard::holds(&d.shape, page)) else {
+            return false;
+        };
+        let n = *n;
+        let Some(inside) = &self.inside else {
+            if self.touched.len() < self.touched.capacity() {
+                self.touched.push((page, n, write));
+            }
+            return guard::allow((page, page + guard::PAGE), true, true).is_ok();
+        };
+        let (name, inner) = (dataset.name.clone(), guard::inner(&dataset.shape));
+        let what = match inside.granted.get(&n) {
+            Some(grant) if grant.reads || grant.writes => {
+                format!(
+                    "loop {} writes dataset {name}, and has declared that it reads it",
+                    inside.site
+                )
+            }
+            _ => format!("loop {} touches dataset {name}, and has not declared that", inside.site),
+        };
+        self.tell(what);
+        guard::allow(inner, true, true).is_ok()
+    }
+}
+
+/// For the handler of SIGSEGV.
+fn touched(at: u64, write: bool) -> bool {
+    // What this module touches it may touch.
+    HOLDER.load(Ordering::Relaxed) != thread() && Locked::state().touch(at, write)
+}
+
+/// The state, locked.
+struct Locked(MutexGuard<'static, State>);
+
+impl Locked {
+    fn state() -> Self {
+        let state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+        HOLDER.store(thread(), Ordering::Relaxed);
+        Self(state)
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        HOLDER.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Deref for Locked {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.0
+    }
+}
+
+impl DerefMut for Locked {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.0
+    }
+}
+
+fn thread() -> libc::pid_t {
+    // SAFETY: takes nothing and returns a number.
+    unsafe { libc::gettid() }
+}

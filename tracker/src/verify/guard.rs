@@ -1,0 +1,88 @@
+//! Access rights of datasets, and who touches them all the same.
+
+use belay_access::shape::Shape;
+use std::io;
+use std::mem::MaybeUninit;
+use std::sync::OnceLock;
+
+pub(super) const PAGE: u64 = belay_abi::PAGE;
+
+/// What was done at SIGSEGV before.
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// Whole pages of a dataset: nothing else lies there.
+pub(super) fn inner(shape: &Shape) -> (u64, u64) {
+    let (start, end) = shape.range();
+    let (start, end) = (start.next_multiple_of(PAGE), end & !(PAGE - 1));
+    (start, end.max(start))
+}
+
+/// Whether this page is one of them.
+pub(super) fn holds(shape: &Shape, page: u64) -> bool {
+    let (start, end) = inner(shape);
+    (start..end).contains(&page)
+}
+
+/// Bytes of a page that lie between two addresses.
+pub(super) fn common(page: u64, start: u64, end: u64) -> u64 {
+    (page + PAGE).min(end).saturating_sub(page.max(start))
+}
+
+/// Allows pages to be read, and to be written.
+pub(super) fn allow((start, end): (u64, u64), read: bool, write: bool) -> io::Result<()> {
+    if start == end {
+        return Ok(());
+    }
+    let right = |is, right| if is { right } else { libc::PROT_NONE };
+    let rights = right(read, libc::PROT_READ) | right(write, libc::PROT_WRITE);
+    // SAFETY: whole pages of a dataset that the program has declared; who touches them all the same comes to `touched`.
+    match unsafe { libc::mprotect(start as *mut libc::c_void, (end - start) as usize, rights) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// From now on a touch that the rights do not allow is told; whether that can be.
+pub(super) fn install() -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    let mut before = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: zeros are a valid value; the handler is one for SA_SIGINFO, and lives as long as the process.
+    let done = unsafe {
+        let a = &mut *action.as_mut_ptr();
+        a.sa_sigaction = handle as *const () as usize;
+        a.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        libc::sigaction(libc::SIGSEGV, a, before.as_mut_ptr())
+    };
+    if done == 0 {
+        // SAFETY: the kernel has filled it in.
+        BEFORE.set(unsafe { before.assume_init() }).ok();
+    }
+    done == 0
+}
+
+extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    /// Bit of the page fault's error code: it was a write (Intel SDM 3A, 4.7).
+    const WRITE: i64 = 2;
+    // SAFETY: the kernel's arguments.
+    let (at, error) = unsafe {
+        let context = &*context.cast::<libc::ucontext_t>();
+        ((*info).si_addr() as u64, context.uc_mcontext.gregs[libc::REG_ERR as usize])
+    };
+    if super::touched(at, error & WRITE != 0) {
+        return;
+    }
+    let Some(before) = BEFORE.get() else { return };
+    let handler = before.sa_sigaction;
+    // SAFETY: what the program had installed is called as it asked for; else the fault comes again, and does what it did.
+    unsafe {
+        if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
+            libc::sigaction(signal, before, std::ptr::null_mut());
+        } else if before.sa_flags & libc::SA_SIGINFO != 0 {
+            let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = std::mem::transmute(handler);
+            handler(signal, info, context);
+        } else {
+            let handler: extern "C" fn(libc::c_int) = std::mem::transmute(handler);
+            handler(signal);
+        }
+    }
+}
