@@ -9,8 +9,8 @@ module belay
 
     public :: belay_message
     public :: belay_history_open, belay_history_region, belay_history_put, belay_history_hint, belay_history_hint_sized
-    public :: belay_history_hint_replace, belay_history_prefetch, belay_history_size, belay_history_get, belay_history_drop
-    public :: belay_history_wait, belay_history_versions, belay_history_get_stats, belay_history_close
+    public :: belay_history_hint_replace, belay_history_prefetch, belay_history_size, belay_history_regions, belay_history_get
+    public :: belay_history_drop, belay_history_wait, belay_history_versions, belay_history_get_stats, belay_history_close
 
     ! policy
     integer(c_int32_t), parameter, public :: BELAY_H_OURS = 0, BELAY_H_SCORE = 1, BELAY_H_LRU = 2, BELAY_H_BELADY = 3
@@ -107,6 +107,16 @@ module belay
             integer(c_int64_t), value :: version
             integer(c_int32_t), value :: id
             integer(c_size_t), intent(out) :: bytes
+            integer(c_int) :: answer
+        end function
+
+        function belay_history_regions(history, version, ids, room, n) bind(c) result(answer)
+            import :: c_int, c_int32_t, c_int64_t, c_ptr, c_size_t
+            type(c_ptr), value :: history
+            integer(c_int64_t), value :: version
+            integer(c_int32_t), intent(inout) :: ids(*)
+            integer(c_size_t), value :: room
+            integer(c_size_t), intent(out) :: n
             integer(c_int) :: answer
         end function
 

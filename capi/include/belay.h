@@ -76,6 +76,9 @@ int belay_history_prefetch(belay_history *history, int on);
 /* Bytes that a region had when the version was put. -ENOENT: the version has no such region. */
 int belay_history_size(belay_history *history, uint64_t version, uint32_t id, size_t *bytes);
 
+/* How many regions a version has, and the first `room` of their numbers, in their order. `ids` may be NULL where `room` is 0. */
+int belay_history_regions(belay_history *history, uint64_t version, uint32_t *ids, size_t room, size_t *n);
+
 enum { /* flags of a get; 0: as `keep` says, the first for BELAY_H_UNTIL_READ, otherwise the second */
     BELAY_H_DISCARD = 1, /* the version is not needed any more */
     BELAY_H_KEEP = 2     /* it may be read again */

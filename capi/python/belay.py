@@ -60,6 +60,7 @@ def _load():
         "hint_replace": [_handle, _size, p(_u64), _size],
         "prefetch": [_handle, ctypes.c_int],
         "size": [_handle, _u64, _u32, p(_size)],
+        "regions": [_handle, _u64, p(_u32), _size, p(_size)],
         "drop": [_handle, _u64],
         "wait": [_handle, _u32],
         "versions": [_handle, p(_u64), _size, p(_size)],
@@ -140,6 +141,14 @@ class History:
         size = _size()
         self._call("size", version, id, ctypes.byref(size))
         return size.value
+
+    def regions(self, version):
+        """The numbers of the regions that a version has."""
+        n = _size()
+        self._call("regions", version, None, 0, ctypes.byref(n))
+        numbers = (_u32 * n.value)()
+        self._call("regions", version, numbers, len(numbers), ctypes.byref(n))
+        return list(numbers[: n.value])
 
     def drop(self, version):
         """The version is not needed any more."""

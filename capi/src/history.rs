@@ -78,6 +78,22 @@ unsafe fn list<'a, T>(at: *const T, n: usize) -> Result<&'a [T], Failure> {
     }
 }
 
+/// Writes the first `room` of `all` to `at`.
+///
+/// # Safety
+/// `at` has a place for `room` values, or is null.
+unsafe fn give<T: Copy>(all: &[T], at: *mut T, room: usize) -> Result<(), Failure> {
+    let first = &all[..room.min(all.len())];
+    if at.is_null() && room > 0 {
+        return Err(Failure::invalid("there is no place for the numbers"));
+    }
+    if !first.is_empty() {
+        // SAFETY: as promised by the caller: `first` is not longer than `room`.
+        unsafe { at.copy_from_nonoverlapping(first.as_ptr(), first.len()) };
+    }
+    Ok(())
+}
+
 #[no_mangle]
 unsafe extern "C" fn belay_history_open(options: *const HistoryOptions, handle: *mut *mut Handle) -> c_int {
     let open = || {
@@ -202,6 +218,27 @@ unsafe extern "C" fn belay_history_size(handle: *const Handle, version: u64, id:
 }
 
 #[no_mangle]
+unsafe extern "C" fn belay_history_regions(
+    handle: *const Handle,
+    version: u64,
+    ids: *mut u32,
+    room: usize,
+    n: *mut usize,
+) -> c_int {
+    let regions = || {
+        // SAFETY: of the header.
+        let (handle, n) = unsafe { (of(handle)?, into(n)?) };
+        let shape = handle.history.shape(version)?;
+        let all: Vec<u32> = shape.parts().iter().map(|(id, _)| *id).collect();
+        // SAFETY: of the header: a place for `room` numbers.
+        unsafe { give(&all, ids, room) }?;
+        *n = all.len();
+        Ok(())
+    };
+    answer(regions())
+}
+
+#[no_mangle]
 unsafe extern "C" fn belay_history_drop(handle: *const Handle, version: u64) -> c_int {
     // SAFETY: of the header.
     answer(unsafe { of(handle) }.and_then(|h| Ok(h.history.drop_version(version)?)))
@@ -230,14 +267,8 @@ unsafe extern "C" fn belay_history_versions(handle: *const Handle, versions: *mu
         // SAFETY: of the header.
         let (handle, n) = unsafe { (of(handle)?, into(n)?) };
         let all = handle.history.versions()?;
-        let first = &all[..room.min(all.len())];
-        if versions.is_null() && room > 0 {
-            return Err(Failure::invalid("there is no place for the versions"));
-        }
-        if !first.is_empty() {
-            // SAFETY: of the header: a place for `room` numbers.
-            unsafe { versions.copy_from_nonoverlapping(first.as_ptr(), first.len()) };
-        }
+        // SAFETY: of the header: a place for `room` numbers.
+        unsafe { give(&all, versions, room) }?;
         *n = all.len();
         Ok(())
     };

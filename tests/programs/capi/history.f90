@@ -5,6 +5,7 @@ program history_all
     implicit none
     integer(c_int64_t), target :: whole(50000), part(7)
     integer(c_int64_t) :: all(20), v
+    integer(c_int32_t) :: ids(3)
     integer(c_size_t) :: n
     type(c_ptr) :: h, other
     type(belay_history_stats) :: stats
@@ -34,6 +35,8 @@ program history_all
     end do
     call must(belay_history_size(h, 5_c_int64_t, -1, n))
     if (n /= c_sizeof(part)) error stop "the size of a region"
+    call must(belay_history_regions(h, 5_c_int64_t, ids, 3_c_size_t, n))
+    if (n /= 2 .or. any(ids(:2) /= [4, -1])) error stop "the regions of a version"
     call must(belay_history_drop(h, 5_c_int64_t))
     call fails(belay_history_get(h, 5_c_int64_t, 0), "version 5 has been dropped")
     call fails(belay_history_get(h, 11_c_int64_t, 0), "version 11 is unknown")

@@ -64,6 +64,7 @@ def lasting(dir):
     gc.collect()
     with belay.History("lasting", dir) as history:
         assert history.versions() == [2, 2**64 - 1]
+        assert history.regions(2**64 - 1) == [0, 5] and history.regions(2) == [0]
         assert (history.size(2**64 - 1, 0), history.size(2**64 - 1, 5)) == (3, 0)
         history.region(0, memory)
         history.region(5, bytearray())

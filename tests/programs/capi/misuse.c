@@ -58,6 +58,7 @@ static void of_nothing(const char *dir) {
     is("region", belay_history_region(NULL, 1, part, 1), -EINVAL);
     is("hint", belay_history_hint(NULL, &v, 1), -EINVAL);
     is("size", belay_history_size(NULL, 1, 0, &n), -EINVAL);
+    is("regions", belay_history_regions(NULL, 1, NULL, 0, &n), -EINVAL);
     is("drop", belay_history_drop(NULL, 1), -EINVAL);
     is("wait", belay_history_wait(NULL, 0), -EINVAL);
     is("close", belay_history_close(NULL), -EINVAL);
@@ -82,6 +83,13 @@ static void of_versions(void) {
     is("size of no region", belay_history_size(h, 1, 8, &n), -ENOENT);
     is("size of no version", belay_history_size(h, 3, 7, &n), -ENODATA);
     is("bytes", (int)n, sizeof part);
+    uint32_t ids[2] = {0, 5};
+    is("regions without a place", belay_history_regions(h, 1, NULL, 1, &n), -EINVAL);
+    is("regions of no version", belay_history_regions(h, 3, ids, 2, &n), -ENODATA);
+    is("regions", belay_history_regions(h, 1, ids, 2, &n), 0);
+    is("how many", (int)n, 1);
+    is("the first", (int)ids[0], 7);
+    is("no more", (int)ids[1], 5);
     is("hint without a list", belay_history_hint(h, NULL, 1), -EINVAL);
     is("hint of nothing", belay_history_hint(h, NULL, 0), 0);
     is("hint of more than there is", belay_history_hint(h, all, SIZE_MAX), -EINVAL);

@@ -1,7 +1,8 @@
 //! `libbelay.so` as programs in C, Fortran and Python use it: the example, the documents, wrong use, a full disk, death
-//! at any moment, and restarts by belay.
+//! at any moment, restarts by belay, and programs with the interfaces of VELOC and FTI.
 
 mod access;
+mod compat;
 
 use belay_tests::expect::{io, want};
 use belay_tests::job::{output, patient, text, Job};
@@ -340,6 +341,8 @@ fn main() {
     target.by_user("python", |_| true, python);
     target.once("declared_in_others", access::declared_in_others);
     target.by_user("fortran", |_| true, fortran);
+    target.by_user("veloc", |_| true, compat::veloc);
+    target.by_user("fti", |_| true, compat::fti);
     target.by_user("restarted", |_| true, restarted);
     target.by_user("rolled_back", |_| true, rolled_back);
     target.by_user("declared", |_| true, access::declared);

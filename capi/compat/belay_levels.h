@@ -1,0 +1,373 @@
+/* What veloc.h and fti.h have in common: the versions of one rank on two levels, as histories of belay.h.
+ *
+ * A version of the program is a version of the history with the life in its lower bits: a life is a run of the program, and
+ * what two lives have put under one number is never taken for one checkpoint, whatever moment the first was killed at.
+ *
+ * The near level is a directory of the node: a version that has been written there outlives the process. The far level is
+ * a directory of a file system that all nodes see, and is written in the background. Functions are weak, so that a program
+ * of several files has each of them once.
+ */
+#ifndef BELAY_LEVELS_H
+#define BELAY_LEVELS_H
+
+#include <belay.h>
+
+#include <ctype.h>
+#include <errno.h>
+#include <limits.h>
+#include <mpi.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+
+#define BELAY_LEVELS_WEAK __attribute__((weak))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Memory that the program has named. */
+typedef struct belay_levels_region {
+    int id;
+    void *at;
+    size_t bytes;
+    char group[64]; /* checkpoints of this name only; "": of any that has no group */
+} belay_levels_region;
+
+/* The versions that one rank has of one name. */
+typedef struct belay_levels {
+    struct belay_levels *next;
+    const char *interface;   /* whom errors are from */
+    char name[256];          /* of the histories */
+    belay_history *near_by;  /* NULL: there is no such level */
+    belay_history *far_away; /* NULL: the same */
+    MPI_Comm comm;           /* of those who take part; MPI_COMM_NULL: this rank alone */
+    long life;
+} belay_levels;
+
+/* What a read is of. */
+enum {
+    BELAY_LEVELS_WHOLE, /* all that the version has, which must have a region */
+    BELAY_LEVELS_ASKED, /* the regions that are given, which the version must have */
+    BELAY_LEVELS_COMMON /* what both have */
+};
+
+/* Lives are below this. */
+#define BELAY_LEVELS_LIVES (1L << 24)
+
+/* The version of a history, which is above those of all other lives of a lower version. */
+static inline long belay_levels_key(long version, long life) { return version * BELAY_LEVELS_LIVES + life; }
+static inline long belay_levels_version(long key) { return key < 0 ? -1 : key / BELAY_LEVELS_LIVES; }
+
+/* Says what went wrong, and in which words of belay's if it was one of its calls. -1 */
+BELAY_LEVELS_WEAK __attribute__((format(printf, 3, 4))) int belay_levels_say(const char *interface, int call, const char *format,
+                                                                             ...) {
+    char what[PATH_MAX + 256];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(what, sizeof what, format, arguments);
+    va_end(arguments);
+    fprintf(stderr, "belay (%s): %s%s%s\n", interface, what, call ? ": " : "", call ? belay_error() : "");
+    return -1;
+}
+
+/* The value of `key` in a file of lines `key = value`, some under [section]; 0 if it is not there, -1 without the file. */
+BELAY_LEVELS_WEAK int belay_levels_setting(const char *file, const char *section, const char *key, char *value, size_t room) {
+    char line[PATH_MAX + 256], now[64] = "";
+    int found = 0;
+    FILE *f = fopen(file, "r");
+    if (!f) return -1;
+    while (!found && fgets(line, sizeof line, f)) {
+        line[strcspn(line, "#;\n")] = 0;
+        char *at = line + strspn(line, " \t");
+        if (*at == '[') {
+            snprintf(now, sizeof now, "%.*s", (int)strcspn(at + 1, "]"), at + 1);
+            continue;
+        }
+        char *equals = strchr(at, '=');
+        if (!equals || (section && strcasecmp(now, section))) continue;
+        char *end = equals;
+        while (end > at && isspace((unsigned char)end[-1])) end--;
+        if ((size_t)(end - at) != strlen(key) || strncasecmp(at, key, strlen(key))) continue;
+        char *from = equals + 1 + strspn(equals + 1, " \t");
+        for (end = from + strlen(from); end > from && isspace((unsigned char)end[-1]); end--) end[-1] = 0;
+        snprintf(value, room, "%s", from);
+        found = 1;
+    }
+    fclose(f);
+    return found;
+}
+
+/* The same for a number. */
+BELAY_LEVELS_WEAK double belay_levels_number(const char *file, const char *section, const char *key, double otherwise) {
+    char value[64];
+    return belay_levels_setting(file, section, key, value, sizeof value) == 1 ? strtod(value, NULL) : otherwise;
+}
+
+/* Whether all who take part say so. */
+BELAY_LEVELS_WEAK int belay_levels_all(MPI_Comm comm, int yes) {
+    int all = yes;
+    if (comm != MPI_COMM_NULL) MPI_Allreduce(&yes, &all, 1, MPI_INT, MPI_LAND, comm);
+    return all;
+}
+
+static inline belay_history *belay_levels_history(const char *interface, const char *dir, const char *name) {
+    belay_history *history = NULL;
+    belay_history_opts opts;
+    memset(&opts, 0, sizeof opts);
+    opts.name = name;
+    opts.dir = dir;
+    opts.keep = BELAY_H_LASTING;
+    if (mkdir(dir, 0777) && errno != EEXIST) {
+        belay_levels_say(interface, 0, "cannot make the directory %s: %s", dir, strerror(errno));
+        return NULL;
+    }
+    if (belay_history_open(&opts, &history) < 0) belay_levels_say(interface, 1, "cannot open checkpoints in %s", dir);
+    return history;
+}
+
+/* All versions of a level, in their order; to be freed. */
+static inline uint64_t *belay_levels_list(belay_history *history, size_t *n) {
+    uint64_t *all = NULL;
+    *n = 0;
+    if (!history || belay_history_versions(history, NULL, 0, n) < 0 || !*n) return NULL;
+    all = (uint64_t *)malloc(*n * sizeof *all);
+    if (!all || belay_history_versions(history, all, *n, n) < 0) *n = 0;
+    return all;
+}
+
+/* The newest life that has left something on a level. */
+static inline long belay_levels_last_life(belay_history *history) {
+    long last = 0;
+    size_t n, i;
+    uint64_t *all = belay_levels_list(history, &n);
+    for (i = 0; i < n; i++)
+        if ((long)(all[i] % BELAY_LEVELS_LIVES) > last) last = (long)(all[i] % BELAY_LEVELS_LIVES);
+    free(all);
+    return last;
+}
+
+/* Opens the versions of a name. Without `far`, or with the same directory twice, there is one level. Collective. 0 or -1 */
+BELAY_LEVELS_WEAK int belay_levels_open(belay_levels *levels, const char *interface, const char *near_dir, const char *far_dir,
+                                        const char *name, int rank, MPI_Comm comm) {
+    long last, most;
+    int two = far_dir && *far_dir && strcmp(near_dir, far_dir) != 0, ready;
+    memset(levels, 0, sizeof *levels);
+    levels->interface = interface;
+    levels->comm = comm;
+    snprintf(levels->name, sizeof levels->name, "%.200s.%d", name, rank);
+    levels->near_by = belay_levels_history(interface, near_dir, levels->name);
+    if (levels->near_by && two) levels->far_away = belay_levels_history(interface, far_dir, levels->name);
+    ready = levels->near_by && (levels->far_away || !two);
+    if (!belay_levels_all(comm, ready)) {
+        if (levels->near_by) belay_history_close(levels->near_by);
+        if (levels->far_away) belay_history_close(levels->far_away);
+        levels->near_by = levels->far_away = NULL;
+        return -1;
+    }
+    last = belay_levels_last_life(levels->near_by);
+    most = belay_levels_last_life(levels->far_away);
+    if (last < most) last = most;
+    most = last;
+    if (comm != MPI_COMM_NULL) MPI_Allreduce(&last, &most, 1, MPI_LONG, MPI_MAX, comm);
+    levels->life = most + 1;
+    return 0;
+}
+
+/* The newest key of a level that is not above `limit`; -1: there is none. */
+static inline long belay_levels_below(belay_history *history, long limit) {
+    long newest = -1;
+    size_t n, i;
+    uint64_t *all = belay_levels_list(history, &n);
+    for (i = 0; i < n; i++)
+        if (all[i] <= (uint64_t)limit) newest = (long)all[i];
+    free(all);
+    return newest;
+}
+
+/* The key of the newest version, not above `version`, that everybody has on one level or the other; -1: there is none. */
+BELAY_LEVELS_WEAK long belay_levels_newest(belay_levels *levels, long version) {
+    long limit = belay_levels_key(version + 1, 0) - 1;
+    for (;;) {
+        long near_by = belay_levels_below(levels->near_by, limit), far_away = belay_levels_below(levels->far_away, limit);
+        long mine = near_by > far_away ? near_by : far_away, least = mine, most = mine;
+        if (levels->comm == MPI_COMM_NULL) return mine;
+        MPI_Allreduce(&mine, &least, 1, MPI_LONG, MPI_MIN, levels->comm);
+        MPI_Allreduce(&mine, &most, 1, MPI_LONG, MPI_MAX, levels->comm);
+        if (least == most || least < 0) return least;
+        limit = least;
+    }
+}
+
+/* Takes all regions away from a history that it may have. */
+static inline void belay_levels_forget(belay_history *history, const belay_levels_region *regions, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) belay_history_region(history, (uint32_t)regions[i].id, NULL, 0);
+}
+
+static inline int belay_levels_put_one(belay_history *history, uint64_t key, const belay_levels_region *regions, size_t n) {
+    size_t i;
+    int answer = 0;
+    for (i = 0; i < n && answer == 0; i++)
+        answer = belay_history_region(history, (uint32_t)regions[i].id, regions[i].at, regions[i].bytes);
+    if (answer == 0) answer = belay_history_put(history, key);
+    if (answer == -EEXIST) { /* the program writes it once more */
+        answer = belay_history_drop(history, key);
+        if (answer == 0) answer = belay_history_put(history, key);
+    }
+    belay_levels_forget(history, regions, n);
+    return answer;
+}
+
+/* Writes a version: on return it is in a file of the near level, and on its way to the far one if that is wanted too. 0 or -1 */
+BELAY_LEVELS_WEAK int belay_levels_put(belay_levels *levels, long version, const belay_levels_region *regions, size_t n,
+                                       int far_too) {
+    uint64_t key = (uint64_t)belay_levels_key(version, levels->life);
+    int answer = belay_levels_put_one(levels->near_by, key, regions, n);
+    if (answer == 0 && far_too && levels->far_away) answer = belay_levels_put_one(levels->far_away, key, regions, n);
+    if (answer == 0) answer = belay_history_wait(levels->near_by, BELAY_H_LOCAL);
+    return answer < 0 ? belay_levels_say(levels->interface, 1, "cannot write version %ld of %s", version, levels->name) : 0;
+}
+
+/* Waits until all that was written is synced on the far level, or where there is none on the near one. 0 or -1 */
+BELAY_LEVELS_WEAK int belay_levels_wait(belay_levels *levels) {
+    belay_history *last = levels->far_away ? levels->far_away : levels->near_by;
+    if (belay_history_wait(last, BELAY_H_DURABLE) == 0) return 0;
+    return belay_levels_say(levels->interface, 1, "checkpoints of %s are not safe yet", levels->name);
+}
+
+/* Drops a version of this life. */
+BELAY_LEVELS_WEAK void belay_levels_drop(belay_levels *levels, long version) {
+    uint64_t key = (uint64_t)belay_levels_key(version, levels->life);
+    belay_history_drop(levels->near_by, key);
+    if (levels->far_away) belay_history_drop(levels->far_away, key);
+}
+
+/* Drops all but the newest `keep` versions of this life from a level. Those of other lives go once this one has so many. */
+BELAY_LEVELS_WEAK void belay_levels_trim(belay_levels *levels, belay_history *history, long keep) {
+    size_t n, i;
+    long own = 0;
+    uint64_t *all = belay_levels_list(history, &n);
+    for (i = 0; i < n; i++) own += (long)(all[i] % BELAY_LEVELS_LIVES) == levels->life;
+    for (i = 0; i < n && own >= keep; i++) {
+        int old = (long)(all[i] % BELAY_LEVELS_LIVES) != levels->life;
+        if (old || own > keep) belay_history_drop(history, all[i]);
+        own -= !old && own > keep;
+    }
+    free(all);
+}
+
+static inline const belay_levels_region *belay_levels_find(const belay_levels_region *regions, size_t n, uint32_t id) {
+    size_t i;
+    for (i = 0; i < n; i++)
+        if ((uint32_t)regions[i].id == id) return &regions[i];
+    return NULL;
+}
+
+static inline int belay_levels_get_one(belay_history *history, uint64_t key, const belay_levels_region *regions, size_t n,
+                                       int what) {
+    uint32_t *ids = NULL;
+    void **spare = NULL; /* for what is in the version and not wanted: it is read whole */
+    size_t of, i;
+    int answer = belay_history_regions(history, key, NULL, 0, &of);
+    if (answer < 0) return answer;
+    ids = (uint32_t *)calloc(of + 1, sizeof *ids);
+    spare = (void **)calloc(of + 1, sizeof *spare);
+    answer = ids && spare ? belay_history_regions(history, key, ids, of, &of) : -ENOMEM;
+    for (i = 0; i < of && answer == 0; i++) {
+        const belay_levels_region *wanted = belay_levels_find(regions, n, ids[i]);
+        size_t bytes = 0;
+        answer = belay_history_size(history, key, ids[i], &bytes);
+        if (answer < 0) break;
+        if (wanted ? wanted->bytes < bytes : what == BELAY_LEVELS_WHOLE) answer = -EMSGSIZE;
+        if (!wanted && !(spare[i] = malloc(bytes + 1))) answer = -ENOMEM;
+        if (answer == 0) answer = belay_history_region(history, ids[i], wanted ? wanted->at : spare[i], bytes);
+    }
+    for (i = 0; i < n && answer == 0 && what == BELAY_LEVELS_ASKED; i++) {
+        size_t bytes;
+        answer = belay_history_size(history, key, (uint32_t)regions[i].id, &bytes);
+    }
+    if (answer == 0) answer = belay_history_get(history, key, BELAY_H_KEEP);
+    for (i = 0; ids && i < of; i++) belay_history_region(history, ids[i], NULL, 0);
+    for (i = 0; spare && i < of; i++) free(spare[i]);
+    free(spare);
+    free(ids);
+    return answer;
+}
+
+/* Reads regions of a version, from the near level if it is whole there; they may be larger than they were. 0 or -1 */
+BELAY_LEVELS_WEAK int belay_levels_get(belay_levels *levels, long key, const belay_levels_region *regions, size_t n, int what) {
+    int answer = belay_levels_get_one(levels->near_by, (uint64_t)key, regions, n, what);
+    if (answer < 0 && levels->far_away) answer = belay_levels_get_one(levels->far_away, (uint64_t)key, regions, n, what);
+    if (answer == 0) return 0;
+    if (answer == -EMSGSIZE)
+        return belay_levels_say(levels->interface, 0, "version %ld of %s: a region that it has is smaller now, or not there",
+                                belay_levels_version(key), levels->name);
+    return belay_levels_say(levels->interface, 1, "cannot read version %ld of %s", belay_levels_version(key), levels->name);
+}
+
+/* Bytes that a region has in a version; -1: it has none. */
+BELAY_LEVELS_WEAK long belay_levels_size(belay_levels *levels, long key, int id) {
+    size_t bytes;
+    if (belay_history_size(levels->near_by, (uint64_t)key, (uint32_t)id, &bytes) == 0) return (long)bytes;
+    if (!levels->far_away) return -1;
+    return belay_history_size(levels->far_away, (uint64_t)key, (uint32_t)id, &bytes) == 0 ? (long)bytes : -1;
+}
+
+/* Writes what is still on its way, and ends. 0 or -1 */
+BELAY_LEVELS_WEAK int belay_levels_close(belay_levels *levels) {
+    int answer = 0;
+    if (levels->near_by) answer = belay_history_close(levels->near_by);
+    if (levels->far_away && belay_history_close(levels->far_away) < 0) answer = -1;
+    levels->near_by = levels->far_away = NULL;
+    return answer < 0 ? belay_levels_say(levels->interface, 1, "checkpoints of %s are not all written", levels->name) : 0;
+}
+
+/* A list of regions that grows. */
+typedef struct belay_levels_table {
+    belay_levels_region *all;
+    size_t n, room;
+} belay_levels_table;
+
+/* Names memory, or names it anew. 0 or -1 */
+BELAY_LEVELS_WEAK int belay_levels_protect(belay_levels_table *table, const char *interface, int id, void *at, size_t count,
+                                           size_t size, const char *group) {
+    size_t i;
+    if (size && count > SIZE_MAX / size) return belay_levels_say(interface, 0, "region %d has too many bytes", id);
+    if (!at) return belay_levels_say(interface, 0, "region %d has no memory", id);
+    for (i = 0; i < table->n; i++)
+        if (table->all[i].id == id && !strcmp(table->all[i].group, group)) break;
+    if (i == table->room) {
+        size_t room = table->room ? 2 * table->room : 16;
+        belay_levels_region *more = (belay_levels_region *)realloc(table->all, room * sizeof *more);
+        if (!more) return belay_levels_say(interface, 0, "no memory for a region");
+        table->all = more;
+        table->room = room;
+    }
+    if (i == table->n) table->n++;
+    table->all[i].id = id;
+    table->all[i].at = at;
+    table->all[i].bytes = count * size;
+    snprintf(table->all[i].group, sizeof table->all[i].group, "%s", group);
+    return 0;
+}
+
+/* The place in memory is no part of checkpoints any more. Whether it was. */
+BELAY_LEVELS_WEAK int belay_levels_unprotect(belay_levels_table *table, int id, const char *group) {
+    size_t i;
+    for (i = 0; i < table->n; i++) {
+        if (table->all[i].id != id || strcmp(table->all[i].group, group)) continue;
+        table->all[i] = table->all[--table->n];
+        return 1;
+    }
+    return 0;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

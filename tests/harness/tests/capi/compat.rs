@@ -1,0 +1,144 @@
+//! Programs with the interfaces of VELOC and FTI, which are killed and started again.
+
+use super::{command, library, LIMIT};
+use belay_tests::build::Kind;
+use belay_tests::case::mpirun;
+use belay_tests::expect::{io, want};
+use belay_tests::job::{output, patient, text};
+use belay_tests::place::{repository, Place, User};
+use belay_tests::procs::kill_tree;
+use belay_tests::rng::Rng;
+use belay_tests::Failure;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Lives that end by SIGKILL, of each program in each way.
+const LIVES: u64 = 4;
+const RANKS: u32 = 2;
+
+/// What `heat_veloc` reads.
+const VELOC: &str = "scratch = SCRATCH\npersistent = DURABLE\nmax_versions = 2\nscratch_versions = 1\nmode = async\n";
+/// What `heat_fti` reads: intervals are in minutes.
+const FTI: &str = "[Basic]\nHead = 0\nCkpt_dir = SCRATCH # of the node\nGlbl_dir\t= DURABLE\nCkpt_L1 = 0.002\n\
+                   Ckpt_L4 = 0.007\nInline_L2 = 0\nkeep_last_ckpt = 0\n[Restart]\nFailure = 0\n";
+
+/// A program of tests/programs/capi, compiled against the header of the interface.
+fn compile(place: &Place, name: &str) -> Result<PathBuf, Failure> {
+    let (lib, program) = (library(place)?, place.programs().join(name));
+    let mut c = Command::new("mpicc.openmpi");
+    c.args(["-g", "-O1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o"]);
+    c.arg(&program);
+    c.arg(repository().join("tests/programs/capi").join(name).with_extension("c"));
+    for dir in ["capi/compat", "capi/include"] {
+        c.arg("-I").arg(repository().join(dir));
+    }
+    c.arg("-L").arg(&lib).args(["-lbelay", "-lm"]);
+    c.arg(format!("-Wl,-rpath,{}", lib.display()));
+    let o = output(c, patient(LIMIT))?;
+    want(o.status.success(), || format!("compile {name}: {}", text(&o)))?;
+    Ok(program)
+}
+
+/// A program with a configuration, and the directories that this names.
+struct Heat {
+    user: User,
+    program: PathBuf,
+    configuration: PathBuf,
+    scratch: PathBuf,
+    durable: PathBuf,
+    how: &'static str,
+}
+
+impl Heat {
+    fn new(place: &Place, user: User, interface: &str, how: &'static str, what: &str) -> Result<Self, Failure> {
+        let program = compile(place, &format!("heat_{interface}"))?;
+        let work = place.work(&format!("heat-{interface}-{how}-{what}.{}", user.name()), user)?;
+        let heat = Self {
+            user,
+            program,
+            how,
+            configuration: work.join("configuration"),
+            scratch: work.join("scratch"),
+            durable: work.join("durable"),
+        };
+        let lines = if interface == "veloc" { VELOC } else { FTI };
+        let lines = lines.replace("SCRATCH", &heat.scratch.display().to_string());
+        let lines = lines.replace("DURABLE", &heat.durable.display().to_string());
+        io("write", std::fs::write(&heat.configuration, lines))?;
+        Ok(heat)
+    }
+
+    fn command(&self) -> Command {
+        let mpi = mpirun(Kind::OpenMpi, RANKS);
+        let program = self.program.display().to_string();
+        let configuration = self.configuration.display().to_string();
+        let mut words: Vec<&str> = mpi[1..].iter().map(String::as_str).collect();
+        words.extend([program.as_str(), &configuration, self.how]);
+        let mut c = command(self.user, Path::new(&mpi[0]), &words);
+        c.env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        c.current_dir("/");
+        c
+    }
+
+    /// Runs to the end: where it went on from, if anywhere, and its result.
+    fn whole(&self) -> Result<(Option<u32>, String), Failure> {
+        let o = output(self.command(), patient(LIMIT))?;
+        let said = text(&o);
+        want(o.status.success(), || {
+            format!("{} {}: {}: {said}", self.program.display(), self.how, o.status)
+        })?;
+        let after = |word: &str| said.lines().find_map(|l| Some(l.split_once(word)?.1.to_owned()));
+        let from = after("from ").and_then(|n| n.trim().parse().ok());
+        Ok((from, after("heat ").ok_or(said)?))
+    }
+
+    /// Runs for some milliseconds after it has begun to compute, unless it ends; all its processes are killed.
+    fn killed_after(&self, ms: u64) -> Result<(), Failure> {
+        let mut c = self.command();
+        let mut child = io("start", c.process_group(0).stdout(Stdio::piped()).spawn())?;
+        let mut out = BufReader::new(child.stdout.take().ok_or("no output")?);
+        let mut line = String::new();
+        while io("read what it says", out.read_line(&mut line))? > 0 && !line.ends_with("begins\n") {}
+        std::thread::sleep(Duration::from_millis(ms));
+        kill_tree(child.id() as i32);
+        io("wait", child.wait())?;
+        // The pipe ends with the last of them.
+        let mut rest = String::new();
+        io("read what it says", out.read_to_string(&mut rest))?;
+        want(!(line + &rest).contains("FAIL"), || "a check of the program failed".into())
+    }
+}
+
+fn killed(place: &Place, user: User, rng: &mut Rng, interface: &str, how: &'static str) -> Result<(), Failure> {
+    let (from, right) = Heat::new(place, user, interface, how, "whole")?.whole()?;
+    want(from.is_none(), || "it began with a checkpoint that nobody wrote".into())?;
+    let heat = Heat::new(place, user, interface, how, "killed")?;
+    let mut went_on = 0;
+    for life in 0..LIVES {
+        heat.killed_after(150 + rng.below(500))?;
+        if life == LIVES / 2 {
+            // The node is another one.
+            io("remove", std::fs::remove_dir_all(&heat.scratch))?;
+        }
+        went_on += u64::from(heat.durable.exists());
+    }
+    let (from, result) = heat.whole()?;
+    want(result == right, || format!("{result} after kills, {right} without"))?;
+    want(went_on == 0 || from.is_some(), || "no checkpoint was found".into())
+}
+
+pub(crate) fn veloc(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    ["memory", "file", "parts"]
+        .iter()
+        .try_for_each(|how| killed(place, user, rng, "veloc", how))
+}
+
+pub(crate) fn fti(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    ["snapshot", "checkpoint"]
+        .iter()
+        .try_for_each(|how| killed(place, user, rng, "fti", how))
+}
