@@ -29,6 +29,8 @@ pub(crate) fn start(shared: &Arc<Shared>, lane: Lane) -> Result<JoinHandle<()>, 
 fn run(shared: &Shared, lane: Lane) {
     let is_lowest = shared.is_lowest(lane);
     let mut desk = shared.lock();
+    // The last time to try again that has been answered: each is, however late this thread comes to it.
+    let mut tried = 0.0;
     loop {
         // Room on the disk comes before everything that may need it.
         if let Some(key) = is_lowest.then(|| desk.rubbish.pop()).flatten() {
@@ -54,15 +56,14 @@ fn run(shared: &Shared, lane: Lane) {
             shared.report(&mut desk, &task, end);
             continue;
         }
-        let retry = desk.planner.retries(lane.link).filter(|at| !lane.up && *at > shared.now());
+        let retry = desk.planner.retries(lane.link).filter(|at| !lane.up && *at > tried);
         desk = match retry {
-            Some(at) => {
-                let mut desk = shared.pause_until(desk, at);
-                if shared.now() >= at {
-                    shared.poll(&mut desk);
-                }
+            Some(at) if at <= shared.now() => {
+                tried = at;
+                shared.poll(&mut desk);
                 desk
             }
+            Some(at) => shared.pause_until(desk, at),
             None => shared.pause(desk),
         };
     }

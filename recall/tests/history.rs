@@ -291,3 +291,54 @@ fn calls_of_several_threads_take_turns() {
         get(&history, v, 60_000, After::Discard).unwrap();
     }
 }
+
+/// Nothing is written while there is a file in the place of the directory of notes.
+struct Notes {
+    here: PathBuf,
+    aside: PathBuf,
+}
+
+impl Notes {
+    /// Notes in such numbers that each removal of a file takes long.
+    fn many(dir: &Dir, number: usize) -> Self {
+        let notes = Self {
+            here: dir.0.join("h/belay.generations"),
+            aside: dir.0.join("aside"),
+        };
+        for n in 0..number {
+            std::os::unix::fs::symlink(&dir.0, notes.here.join(format!("note-{n}"))).unwrap();
+        }
+        notes
+    }
+
+    fn block(&self) {
+        std::fs::rename(&self.here, &self.aside).unwrap();
+        std::fs::write(&self.here, "").unwrap();
+    }
+
+    fn open(&self) {
+        std::fs::remove_file(&self.here).unwrap();
+        std::fs::rename(&self.aside, &self.here).unwrap();
+    }
+}
+
+#[test]
+fn a_lane_that_removes_files_when_it_is_time_to_try_again_does_so_afterwards() {
+    let dir = Dir::new("lane");
+    let history = Arc::new(History::open(dir.options(4 * MIB)).unwrap());
+    let notes = Notes::many(&dir, 3000);
+    notes.block();
+    (0..50).for_each(|v| put(&history, v, 1000));
+    // From now on there are 0.32 seconds between attempts.
+    while history.stats().unwrap().failed < 5 {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    notes.open();
+    let (send, receive) = std::sync::mpsc::channel();
+    let waits = history.clone();
+    std::thread::spawn(move || send.send(waits.wait(Level::Local)));
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    (1..50).for_each(|v| history.drop_version(v).unwrap());
+    let end = receive.recv_timeout(std::time::Duration::from_secs(20));
+    end.expect("it waits for ever").unwrap();
+}
