@@ -1,5 +1,6 @@
 //! What the threads of a history share.
 
+use crate::clock::Clock;
 use crate::device::{Device, Host};
 use crate::files::{CopyError, Files, Key};
 use crate::numbers::Numbers;
@@ -14,7 +15,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Bytes per second that are expected before any have been copied: of memory, of a device's link, of a disk.
 const COPY: f64 = 5e9;
@@ -94,7 +95,7 @@ pub(crate) struct Desk {
 pub(crate) struct Shared {
     tiers: Vec<Tier>,
     pub(crate) files: Files,
-    clock: Instant,
+    clock: Clock,
     desk: Mutex<Desk>,
     wake: Condvar,
 }
@@ -170,7 +171,7 @@ impl Shared {
         Ok(Self {
             tiers,
             files,
-            clock: Instant::now(),
+            clock: Clock::new(),
             desk: Mutex::new(desk),
             wake: Condvar::new(),
         })
@@ -196,7 +197,7 @@ impl Shared {
 
     /// Seconds since the history was opened.
     pub(crate) fn now(&self) -> f64 {
-        self.clock.elapsed().as_secs_f64()
+        self.clock.now()
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Desk> {

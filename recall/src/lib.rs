@@ -17,11 +17,13 @@
 //! | `lane` | the threads |
 //! | `shape`, `span` | the parts of a version, and lists of memory |
 //! | `calls` | put and get |
+//! | `clock` | time that goes forward only |
 //!
 //! A copy is carried out without the lock. Room of a version that is dropped while a copy of it is under way would be
 //! given to another at once; so such copies are ended first, and the planner is told afterwards (`desk::halt`).
 
 mod calls;
+mod clock;
 mod desk;
 pub mod device;
 mod dir;
