@@ -231,13 +231,16 @@ impl Snapshot {
         session.expect(children.iter().map(snapshot::Child::pages).sum());
         std::thread::scope(|scope| {
             let looks = looks::Looks::begin(scope, self.writers, children.len() > 1);
-            let ask = |child: &mut snapshot::Child| child.request().into_iter().for_each(|r| looks.ask(r));
+            let ask = |child: &mut Option<snapshot::Child>, identities: &mut _| {
+                let request = child.as_mut().and_then(|c| c.request(identities));
+                request.into_iter().for_each(|r| looks.ask(r));
+            };
             let mut rest = children.into_iter();
             let mut next = rest.next();
-            next.iter_mut().for_each(ask);
+            ask(&mut next, &mut identities);
             while let Some(child) = next {
                 next = rest.next();
-                next.iter_mut().for_each(ask);
+                ask(&mut next, &mut identities);
                 let pid = child.pid();
                 let written = child.write(session, &looks, self.writers, &mut identities, &mut progress)?;
                 armed.extend(written.armed);

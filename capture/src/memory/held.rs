@@ -89,7 +89,7 @@ pub(crate) fn retain(needed: impl Fn(&Nameless) -> bool) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Inode {
     dev: u64,
-    ino: u64,
+    pub(crate) ino: u64,
     ctime: (i64, i64),
 }
 

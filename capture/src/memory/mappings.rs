@@ -34,6 +34,16 @@ impl Identities {
         identity
     }
 
+    /// Identity of the file that `map` shows, where its path still leads to it and it can be read. What has been answered
+    /// once is answered again, whatever becomes of the path.
+    fn of_map(&mut self, map: &Map) -> Option<FileIdentity> {
+        if bare(map) != map.name {
+            return None;
+        }
+        let identity = self.of(&map.name)?;
+        (self.inode(&map.name)?.ino == map.ino).then_some(identity)
+    }
+
     /// Which file it was, where it has been looked at.
     pub(crate) fn inode(&self, path: &OsStr) -> Option<Inode> {
         Some(self.0.get(path)?.as_ref()?.1)
@@ -113,6 +123,29 @@ pub(crate) fn pages(map: &Map) -> Pages {
     }
 }
 
+/// Which pages of `map` are stored, when it is also known what will be said of it in the image: of a file that the
+/// restart will not have all of them are.
+pub(crate) fn pages_with(map: &Map, identities: &mut Identities) -> Pages {
+    match pages(map) {
+        Pages::Own if is_of_path(map) && identities.of_map(map).is_none() => Pages::All,
+        pages => pages,
+    }
+}
+
+/// Whether a restart could not have what is not stored of `map`, which the image calls `vma`, from its file.
+pub(crate) fn has_lost_file(map: &Map, vma: &Vma) -> bool {
+    match &vma.kind {
+        VmaKind::FilePrivate { identity, .. } => identity.is_none() || !file_is_there(map),
+        _ => false,
+    }
+}
+
+/// Whether the image says of `map` that it is private memory of the file at a path.
+fn is_of_path(map: &Map) -> bool {
+    let special = map.restored || is_page_file(map) || infiniband::is_mapping(map) || huge(map).is_some();
+    !map.shared && map.ino != 0 && !special && !held::is_held(map)
+}
+
 /// Whether `map` is a private mapping of a file to which no path leads: a memfd, a deleted file.
 pub(crate) fn is_nameless(map: &Map) -> bool {
     !map.shared && bare(map) != map.name && pages(map) == Pages::All && !is_page_file(map) && huge(map).is_none()
@@ -164,8 +197,7 @@ pub(crate) fn vma(map: &Map, flags: &[String], identities: &mut Identities) -> R
         _ => {
             let (path, identity) = match held::of_map(map) {
                 Some((path, identity)) => (path, Some(identity)),
-                None if file_is_there(map) => (map.name.clone().into(), identities.of(&map.name)),
-                None => (bare(map).to_owned().into(), None),
+                None => (bare(map).to_owned().into(), identities.of_map(map)),
             };
             let offset = map.offset;
             VmaKind::FilePrivate { path, offset, identity }

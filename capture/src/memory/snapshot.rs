@@ -50,6 +50,8 @@ pub(crate) struct Child {
     snapshot: Option<(i32, OwnedFd, ControlMemory)>,
     /// Mappings of the snapshot child whose file is gone.
     gone: Vec<(u64, u64)>,
+    /// Where mappings begin of which all pages are stored.
+    whole: Vec<u64>,
     /// `VmFlags` by start address, read early where there is no child.
     flags: Vec<Map>,
     /// Those of mappings that the child does not have, such as explicit huge pages.
@@ -216,6 +218,7 @@ impl Child {
             missing_in_child: Vec::new(),
             snapshot: None,
             gone: Vec::new(),
+            whole: Vec::new(),
             flags: Vec::new(),
             huge: draft.huge.clone(),
             guards: Vec::new(),
@@ -335,6 +338,7 @@ impl Child {
                 Pages::Own => pagemap.data_and_guards(start, end, &mut ranges, guards),
                 Pages::All => {
                     ranges.push((start, end));
+                    self.whole.push(start);
                     pagemap.guards(start, end, guards)
                 }
                 Pages::None => pagemap.guards(start, end, guards),
@@ -407,7 +411,7 @@ impl Child {
     }
 
     /// What is to be read of the snapshot child: where its own pages are. Of mappings whose file is gone all pages are stored.
-    pub(crate) fn request(&mut self) -> Option<Request> {
+    pub(crate) fn request(&mut self, identities: &mut Identities) -> Option<Request> {
         let (child, ..) = self.snapshot.as_ref()?;
         let mut request = Request {
             child: *child,
@@ -418,7 +422,7 @@ impl Child {
             .iter()
             .filter(|m| self.not_inherited.binary_search(&m.start).is_err())
         {
-            let pages = mappings::pages(m);
+            let pages = mappings::pages_with(m, identities);
             if pages != Pages::Own && may_have_guards(m) && self.missing_in_child.binary_search(&m.start).is_err() {
                 request.others.push((m.start, m.end));
             }
@@ -432,7 +436,10 @@ impl Child {
                         flags: unreadable | zeros,
                     });
                 }
-                Pages::All => self.gone.push((m.start, m.end)),
+                Pages::All => {
+                    self.gone.push((m.start, m.end));
+                    self.whole.push(m.start);
+                }
                 Pages::None => {}
             }
         }
@@ -479,6 +486,10 @@ impl Child {
                 let flags = there.map_or(&none, |f| &f.flags);
                 let refuse = |why: String| CaptureError::refuse(self.pid, mappings::named(m), why);
                 let mut vma = mappings::vma(m, flags, identities).map_err(refuse)?;
+                if mappings::has_lost_file(m, &vma) && !self.whole.contains(&m.start) {
+                    let why = "its file was replaced, removed or closed to readers while the checkpoint was taken";
+                    return Err(CaptureError::refuse_for_now(self.pid, mappings::named(m), why));
+                }
                 self.locks.tell(&mut vma);
                 vma.guards = guards::within(&self.guards, (m.start, m.end));
                 if self.not_inherited.binary_search(&m.start).is_ok() && there.is_none() {
