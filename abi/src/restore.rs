@@ -288,6 +288,8 @@ pub struct Slot {
     pub filled: AtomicU32,
     /// Next entry of `Plan::fills` to be read.
     pub next_fill: AtomicU32,
+    /// 1 when the process has been made, whether or not it has reported anything.
+    pub made: AtomicU32,
     /// Helpers still running: their thread identifiers, cleared by the kernel at their end.
     pub helper_tid: [AtomicU32; MAX_HELPERS],
     /// Length of `text`.

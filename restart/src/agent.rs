@@ -394,7 +394,7 @@ fn spawn(forest: &Forest<'_>, job: &Job, living: &mut Living<'_>) -> Outcome<()>
     let lasting: Vec<usize> = (1..tree.nodes.len())
         .filter(|i| tree.nodes[*i].role != Role::TemporaryParent)
         .collect();
-    shared.await_all(&lasting, EXISTS, &mut || living.glance(shared, tree))?;
+    shared.await_all(&lasting, EXISTS, &mut || living.glance_at_new(shared, tree, &lasting))?;
     for i in &lasting {
         let pid = tree.nodes[*i].pid;
         let fd = pidfd::open(pid).map_err(|e| RestartError::at("spawn", format!("process {pid}: {e}")))?;

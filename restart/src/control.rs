@@ -138,6 +138,11 @@ impl Shared {
         });
     }
 
+    /// Notes that process `i` has been made.
+    pub(crate) fn note_made(&self, i: usize) {
+        self.slot(i).made.store(1, Ordering::Release);
+    }
+
     /// In the agent: lets stage `stage` begin.
     pub(crate) fn begin(&self, stage: u32) {
         self.control().stage.store(stage, Ordering::Release);
@@ -174,7 +179,7 @@ impl Shared {
     }
 
     /// The error that process `i` reported as text, or where it has reported numbers.
-    fn failure(&self, i: usize) -> RestartError {
+    pub(crate) fn failure(&self, i: usize) -> RestartError {
         let slot = self.slot(i);
         let n = (slot.text_bytes.load(Ordering::Acquire) as usize).min(TEXT_BYTES);
         if n == 0 {

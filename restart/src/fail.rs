@@ -55,6 +55,15 @@ impl RestartError {
     }
 }
 
+/// How a process has ended, by its wait status.
+pub(crate) fn ended(status: i32) -> String {
+    if libc::WIFSIGNALED(status) {
+        format!("was killed by signal {}", libc::WTERMSIG(status))
+    } else {
+        format!("ended with status {}", libc::WEXITSTATUS(status))
+    }
+}
+
 /// Of the rebuild of descriptors and shared objects.
 impl From<Refusal> for RestartError {
     fn from(refusal: Refusal) -> Self {

@@ -11,11 +11,12 @@
 
 use crate::companion::{self, Companion};
 use crate::control::Shared;
-use crate::fail::{Outcome, RestartError};
+use crate::fail::{ended, Outcome, RestartError};
 use crate::kin::{self, Share, Unread};
 use crate::shown::Shown;
 use crate::tree::{self, Node, NodeId, Role, Tree, AGENT};
 use crate::{lead, sys};
+use belay_abi::restore::STATE_FAILED;
 use belay_image::model::{Process, ProcessState, Thread};
 use belay_plugins::Rebuilder;
 use belay_storage::chunk::Chunk;
@@ -102,8 +103,10 @@ impl Forest<'_> {
             if pid == 0 {
                 self.live(*id);
             }
+            self.shared.note_made(*id);
             if node.role == Role::TemporaryParent {
-                sys::wait(pid, libc::__WALL).map_err(|e| RestartError::at("spawn", e))?;
+                let (_, status) = sys::wait(pid, libc::__WALL).map_err(|e| RestartError::at("spawn", e))?;
+                self.has_made(*id, status)?;
             }
         }
         Ok(())
@@ -121,7 +124,21 @@ impl Forest<'_> {
         let birth = Box::into_raw(Box::new(Birth { forest: self, id }));
         // SAFETY: `live` never returns; forest and box live as long as this program, which the maker of the memory leaves last.
         let made = unsafe { companion::spawn_process((flags | handlers) as u64, signal, p.pid, be_born, birth as usize) };
-        made.map(drop).map_err(|e| self.cannot_make(&self.tree.nodes[id], &e))
+        made.map_err(|e| self.cannot_make(&self.tree.nodes[id], &e))?;
+        self.shared.note_made(id);
+        Ok(())
+    }
+
+    /// Whether temporary parent `id`, which has ended with `status`, has made its children.
+    fn has_made(&self, id: NodeId, status: i32) -> Outcome<()> {
+        if status == 0 {
+            return Ok(());
+        }
+        if self.shared.slot(id).state.load(Ordering::Acquire) == STATE_FAILED {
+            return Err(self.shared.failure(id));
+        }
+        let (pid, how) = (self.tree.nodes[id].pid, ended(status));
+        Err(RestartError::at("spawn", format!("process {pid} {how} while it made others")))
     }
 
     fn cannot_make(&self, node: &Node, e: &std::io::Error) -> RestartError {

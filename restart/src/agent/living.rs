@@ -1,7 +1,7 @@
 //! The processes that a restart has made so far, until they run.
 
 use crate::control::Shared;
-use crate::fail::{Outcome, RestartError};
+use crate::fail::{ended, Outcome, RestartError};
 use crate::tree::Tree;
 use belay_abi::restore::STATE_FAILED;
 use belay_kernel::{pidfd, proc};
@@ -40,20 +40,25 @@ impl Living<'_> {
         unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, 0) };
         for ((i, pid, _), poll) in self.pidfds.iter().zip(&polls) {
             if poll.revents != 0 && shared.slot(*i).state.load(Ordering::Acquire) != STATE_FAILED {
-                let status = proc::stat(*pid).map_or(0, |s| s.exit_code);
-                let how = if libc::WIFSIGNALED(status) {
-                    format!("was killed by signal {}", libc::WTERMSIG(status))
-                } else {
-                    format!("ended with status {}", libc::WEXITSTATUS(status))
-                };
-                let stage = shared.slot(*i).state.load(Ordering::Acquire);
-                return Err(RestartError::at(
-                    "restart",
-                    format!(
-                        "process {} {how} while it was being restored (stage {stage})",
-                        tree.nodes[*i].pid
-                    ),
-                ));
+                return Err(lost(shared, tree, *i, *pid));
+            }
+        }
+        Ok(())
+    }
+
+    /// The same of processes that have been made and have not reported yet that they exist: they may be reading what they
+    /// have in common with others.
+    pub(super) fn glance_at_new(&self, shared: &Shared, tree: &Tree, which: &[usize]) -> Outcome<()> {
+        self.glance(shared, tree)?;
+        for i in which {
+            let (slot, pid) = (shared.slot(*i), tree.nodes[*i].pid);
+            if slot.made.load(Ordering::Acquire) == 0 || slot.state.load(Ordering::Acquire) != 0 {
+                continue;
+            }
+            let lives = proc::stat(pid).is_ok_and(|s| !matches!(s.state, 'Z' | 'X'));
+            // It may have reported something, and ended, since.
+            if !lives && slot.state.load(Ordering::Acquire) == 0 {
+                return Err(lost(shared, tree, *i, pid));
             }
         }
         Ok(())
@@ -64,4 +69,15 @@ impl Living<'_> {
             let _ = pidfd::send_signal(std::os::fd::AsFd::as_fd(fd), libc::SIGKILL);
         }
     }
+}
+
+/// Process `pid`, of node `i`, has ended without reporting why.
+fn lost(shared: &Shared, tree: &Tree, i: usize, pid: i32) -> RestartError {
+    let how = ended(proc::stat(pid).map_or(0, |s| s.exit_code));
+    let stage = shared.slot(i).state.load(Ordering::Acquire);
+    let what = format!(
+        "process {} {how} while it was being restored (stage {stage})",
+        tree.nodes[i].pid
+    );
+    RestartError::at("restart", what)
 }

@@ -194,6 +194,29 @@ fn strict_overcommit(place: &Place, user: User, _: &mut Rng) -> Result<(), Failu
     Ok(())
 }
 
+/// A restart whose memory the machine does not have ends with an error, also where the kernel kills a process of it that
+/// reads what others are to inherit.
+fn too_small(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let Some(group) = Group::new(LIMIT_MIB / 4 << 20)? else {
+        println!("skipped: no memory control group can be made");
+        return Ok(());
+    };
+    let mut job = Job::new(place, "toosmall", user)?;
+    let program = place.programs().join("proc_kin").display().to_string();
+    job.launch(&[], &[program, (LIMIT_MIB / 2).to_string()])?;
+    job.progress(PATIENCE)?;
+    job.checkpoint()?;
+    job.kill_all()?;
+    let mut c = job.belay(&["restart", &job.dir().display().to_string()]);
+    group.enter(&mut c);
+    let o = output(c, PATIENCE)?;
+    want(!o.status.success() && group.kills()? > 0, || {
+        format!("{} and nobody was killed: {}", show(o.status), text(&o))
+    })?;
+    // With more memory it comes back.
+    comes_back(&mut job, None)
+}
+
 const PLAIN: &str = "copy_on_write";
 const CAPPED: &str = "copy_on_write_capped";
 const BEFORE: &str = "write_before_resume";
@@ -206,7 +229,7 @@ const LEVELS: [(u64, &[&str]); 4] = [
 ];
 
 fn main() {
-    let mut target = Target::new("headroom", &["mem_full"]);
+    let mut target = Target::new("headroom", &["mem_full", "proc_kin"]);
     for (percent, modes) in LEVELS {
         let check = format!("{percent}_percent");
         target.by_user(
@@ -215,6 +238,7 @@ fn main() {
             move |place, user, rng| at(percent, modes, place, user, rng),
         );
     }
+    target.by_user("too_small", |_| am_root(), too_small);
     target.by_user("store_in_memory", |_| am_root(), store_in_memory);
     target.by_user("strict_overcommit", |_| promisable().is_some(), strict_overcommit);
     target.by_user("no_fork", |u| u == User::Ordinary, no_fork);
