@@ -31,7 +31,7 @@ use belay_kernel::blob::Blob;
 use belay_kernel::{pidfd, proc, ptrace};
 use belay_plugins::gate::Gates;
 use belay_plugins::mpi::{DAEMONS, LAUNCHERS};
-use belay_plugins::{Group, Names, Rebuilder};
+use belay_plugins::{Brought, Group, Names, Rebuilder};
 use belay_wire::Phase;
 use living::Living;
 use std::collections::{BTreeSet, HashMap};
@@ -96,7 +96,7 @@ pub(crate) fn restart(
         blob,
         tree,
         processes: &job.processes,
-        hold: must_hold(&job, &rebuilder),
+        hold: group.is_some() || must_hold(&job, &rebuilder),
         stopped: stopped_children(&job),
         rebuilder,
         early: &early,
@@ -301,6 +301,11 @@ fn park(context: &Context<'_>, job: &Job, live: &[usize], living: &Living<'_>) -
     resume::await_stops(job, tree, &stopping)?;
     if context.hold {
         shared.await_all(&running, STATE_READY, glance)?;
+        if let Some(group) = living.group {
+            // Timers run from here on, and what is being read on other hosts can take longer than they last.
+            let met = group.meet(Brought::default());
+            met.map_err(|e| RestartError::at("restart together with the other nodes", e))?;
+        }
         shared.begin(STAGE_FINISH);
     }
     shared.await_all(&running, STATE_PARKED, glance)?;
@@ -368,7 +373,7 @@ fn is_stopped(tree: &Tree, job: &Job, slot: usize) -> bool {
     matches!(tree.nodes[slot].role, Role::Process(i) if matches!(job.processes[i].state, ProcessState::Stopped(_)))
 }
 
-/// Whether processes must wait for each other before they finish: timers that would run while another process is still
+/// Whether processes of one host must wait for each other before they finish: timers that would run while another process is still
 /// being read, descriptor tables or memory that two of them use, parents of stopped processes.
 fn must_hold(job: &Job, rebuilder: &Rebuilder) -> bool {
     let timers = |p: &Process| !p.posix_timers.is_empty() || p.itimers.iter().any(|t| t.value_us != 0);

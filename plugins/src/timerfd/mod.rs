@@ -2,7 +2,7 @@
 //!
 //! A timer keeps its remaining time; one set to an absolute time of the real-time clock keeps that time.
 
-use crate::builder::Builder;
+use crate::builder::{Builder, Built};
 use crate::fault::{refuse, At, Fault, Refusal};
 use crate::kind::{nothing, Candidate, Kind, Look, NoPart};
 use crate::model::{DescId, Description, Descriptors};
@@ -11,7 +11,7 @@ use crate::sys::fdinfo::FdInfo;
 use crate::sys::{check, fd};
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 /// `TFD_IOC_SET_TICKS`.
@@ -82,12 +82,26 @@ impl Kind for Timerfd {
         }
     }
 
+    /// One that has expired is armed at once: who watches it is to find it so. The others are, when all memory is there.
     fn rebuild(_: &mut Builder<'_>, d: &Description, t: &TimerfdState) -> Result<Option<OwnedFd>, Fault> {
-        make(d, t).map(Some)
+        let fd = make(d, t)?;
+        if t.has_expired() {
+            arm(fd.as_raw_fd(), t)?;
+        }
+        Ok(Some(fd))
+    }
+
+    fn complete(d: &Descriptors, built: &Built) -> Result<(), Refusal> {
+        let mut waiting = d.each::<TimerfdState>().filter(|(_, t)| !t.has_expired());
+        waiting.try_for_each(|(id, t)| {
+            let lent = built.made.lend(id);
+            let armed = lent.and_then(|lent| lent.map_or(Ok(()), |lent| arm(lent.raw(), t)));
+            armed.map_err(|e| d.refusal(id, &e))
+        })
     }
 
     nothing!(survey, contents, check, check_part, numbers, ways, prepare, join, refill);
-    nothing!(install, install_late, settle, install_own, complete);
+    nothing!(install, install_late, settle, install_own);
 }
 
 /// A clock that tells the time of this one: without a hardware clock that can wake the machine, alarm clocks do not,
@@ -125,6 +139,11 @@ fn state(info: &FdInfo) -> Result<TimerfdState, Fault> {
 }
 
 impl TimerfdState {
+    /// Whether it has expired, and that has not been read.
+    fn has_expired(&self) -> bool {
+        self.ticks > 0 || self.is_overdue()
+    }
+
     /// Whether it has a period, has expired and stands still until that is read.
     fn is_overdue(&self) -> bool {
         self.value == (0, 0) && self.interval != (0, 0) && self.ticks > 0
@@ -157,7 +176,11 @@ fn make(d: &Description, t: &TimerfdState) -> Result<OwnedFd, Fault> {
         made => made.at("timerfd_create")?,
     };
     // SAFETY: the kernel has just returned this number.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Lets timer `fd` go on.
+fn arm(fd: RawFd, t: &TimerfdState) -> Result<(), Fault> {
     let absolute = t.flags & ABSTIME != 0;
     // It has expired since its periods were counted: it is made to expire at once.
     let overdue = t.is_overdue();
@@ -174,15 +197,15 @@ fn make(d: &Description, t: &TimerfdState) -> Result<OwnedFd, Fault> {
         it_value: timespec(value),
     };
     // SAFETY: `spec` is valid for reading, and the old setting is not wanted.
-    let set = check(unsafe { libc::timerfd_settime(fd.as_raw_fd(), t.flags, &spec, std::ptr::null_mut()) });
+    let set = check(unsafe { libc::timerfd_settime(fd, t.flags, &spec, std::ptr::null_mut()) });
     set.at("arm the timer")?;
     if overdue {
-        fd::wait(fd.as_raw_fd(), libc::POLLIN, 1000).at("wait for a timer that expires at once")?;
+        fd::wait(fd, libc::POLLIN, 1000).at("wait for a timer that expires at once")?;
     }
     if t.ticks > 0 {
-        fd::ioctl_set(fd.as_raw_fd(), SET_TICKS, &t.ticks).at("set expirations not yet read")?;
+        fd::ioctl_set(fd, SET_TICKS, &t.ticks).at("set expirations not yet read")?;
     }
-    Ok(fd)
+    Ok(())
 }
 
 fn timespec(v: (i64, i64)) -> libc::timespec {
