@@ -122,6 +122,8 @@ pub(crate) struct Setup<'a> {
     /// The job's other nodes.
     pub(crate) group: Option<&'a dyn Group>,
     pub(crate) common: &'a Common,
+    /// Closes what only the agent needs: the chunks of the generation, which would take room as long as somebody has them.
+    pub(crate) forget: &'a dyn Fn(),
     /// See [`crate::WithoutAgent`].
     pub(crate) farewell: &'a dyn Fn(i32, i32),
 }
@@ -133,6 +135,7 @@ pub(crate) fn run(setup: &Setup<'_>, agent: &mut dyn FnMut()) -> ! {
     match start(setup, agent) {
         Ok(leader) => {
             crate::leave(setup.group);
+            (setup.forget)();
             reap(setup, leader)
         }
         Err(e) => {
@@ -173,6 +176,7 @@ fn start(setup: &Setup<'_>, agent: &mut dyn FnMut()) -> Outcome<Option<i32>> {
                     Ok(0) => be_agent(agent),
                     Ok(_) => {
                         crate::leave(setup.group);
+                        (setup.forget)();
                         sys::release_standard_descriptors();
                         loop {
                             // SAFETY: waits for a signal.

@@ -192,6 +192,7 @@ pub fn restart(
         return front.attend((init, way == Way::Initial), root, &channel, without_agent);
     }
     drop(channel);
+    let loaded = Cell::new(Some(loaded));
     let setup = init::Setup {
         channel: &inside,
         agent,
@@ -205,9 +206,9 @@ pub fn restart(
         session: !front.has_terminal() && way != Way::Initial,
         group,
         common: &common,
+        forget: &|| drop(loaded.take()),
         farewell: without_agent.farewell,
     };
-    let mut loaded = Some(loaded);
     init::run(&setup, &mut || {
         sys::block_signals();
         let made = loaded.take().ok_or_else(|| RestartError::at("restart", "nothing loaded"));
