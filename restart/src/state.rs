@@ -182,8 +182,12 @@ pub(crate) fn thread(index: usize, t: &Thread, arena: &mut Arena, out: &mut Vec<
     }
 }
 
-/// What a thread sets after its credentials: what these would clear, and what makes them final.
-pub(crate) fn thread_late(index: usize, t: &Thread, c: &Credentials, out: &mut Vec<Call>) {
+/// What a thread of `p` sets after its credentials: what these would clear, and what makes them final. Its execution
+/// domain too, which is each thread's own, and makes memory executable that is mapped afterwards.
+pub(crate) fn thread_late(index: usize, (p, t): (&Process, &Thread), c: &Credentials, out: &mut Vec<Call>) {
+    if p.personality != 0 {
+        out.push(call(Step::ThreadState, index, nr::PERSONALITY, &[p.personality]));
+    }
     if t.pdeathsig != 0 {
         out.push(call(
             Step::ThreadState,
@@ -370,11 +374,8 @@ pub(crate) fn process_early(p: &Process, arena: &mut Arena, out: &mut Vec<Call>)
     }
 }
 
-/// Settings of the process that must come last: execution domain, dumpable flag; every descriptor in `room` is closed.
+/// Settings of the process that must come last: dumpable flag; every descriptor in `room` is closed.
 pub(crate) fn process_late(p: &Process, room: &Range<i32>, out: &mut Vec<Call>) {
-    if p.personality != 0 {
-        out.push(call(Step::Process, 3, nr::PERSONALITY, &[p.personality]));
-    }
     if matches!(p.prctl.dumpable, 0 | 1) {
         out.push(call(
             Step::Process,

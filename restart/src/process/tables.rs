@@ -286,7 +286,7 @@ fn threads(cx: &Context<'_>, p: &Process, area: &Area, helpers: usize, plan: u64
         state::thread(i, t, arena, &mut calls);
         let (creds, securebits) = state::whose(p, t);
         state::credentials(creds, securebits, &cx.own, arena, &mut calls);
-        state::thread_late(i, t, creds, &mut calls);
+        state::thread_late(i, (p, t), creds, &mut calls);
         if i == 0 {
             state::pending(p.pid, None, &p.pending, arena, &mut calls);
         }

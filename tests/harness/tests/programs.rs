@@ -76,6 +76,7 @@ fn cases() -> Vec<Case> {
         prog("attr_process"),
         prog("attr_settings"),
         prog("attr_identity"),
+        prog("attr_domain"),
         prog("attr_inherited").restarted_under(&["{programs}/attr_inherited", "under"]),
         prog("attr_notrace"),
         prog("attr_namespace"),
