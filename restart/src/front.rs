@@ -101,6 +101,8 @@ pub(crate) struct Front {
     /// The restart was given up because of this signal.
     interrupted: Option<i32>,
     failure: Option<RestartError>,
+    /// Signals for the job that have come before it runs.
+    early: Vec<i32>,
     /// Remote shells of which nobody else tells when the agent was killed.
     shells: Vec<Known>,
 }
@@ -173,6 +175,7 @@ impl Front {
             ended: None,
             interrupted: None,
             failure: None,
+            early: Vec::new(),
             shells: Vec::new(),
         })
     }
@@ -306,6 +309,7 @@ impl Front {
             Message::Resumed => {
                 (self.resumed, self.lent) = (true, self.foreground); // the agent has handed it over
                 self.shells = self.known(shells);
+                std::mem::take(&mut self.early).into_iter().for_each(|s| self.signal(s));
             }
             Message::Ended(status) => self.ended = Some(status),
             Message::Stopped(signal) => self.stop(signal),
@@ -368,8 +372,13 @@ impl Front {
 
     fn signal(&mut self, signal: i32) {
         let Some((agent, group)) = self.agent.filter(|_| self.resumed) else {
-            // Nothing of the job runs yet: the restart is given up.
-            if !matches!(signal, libc::SIGCONT | libc::SIGTTIN | libc::SIGTTOU) && !is_ignored(signal) {
+            // Nothing of the job runs yet. Who means it to end has the restart given up; the rest is for the job.
+            if matches!(signal, libc::SIGCONT | libc::SIGTTIN | libc::SIGTTOU) {
+                return;
+            }
+            if !by_user(signal) {
+                self.early.push(signal);
+            } else {
                 // Without namespaces of its own, whoever is left of the two ends what the agent leaves.
                 let first = self.agent.filter(|_| self.initial).map_or(self.init, |(agent, _)| agent);
                 let _ = sys::kill(first, libc::SIGKILL);
