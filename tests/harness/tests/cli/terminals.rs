@@ -4,8 +4,10 @@ use super::LIMIT;
 use belay_tests::expect::want;
 use belay_tests::job::{output, text, Job};
 use belay_tests::place::{Place, User};
-use belay_tests::terminal::{take_names, Terminal};
+use belay_tests::terminal::{master, take_names, Terminal};
 use belay_tests::Failure;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 
 /// Whose test takes the numbers of terminals.
@@ -121,6 +123,17 @@ pub(super) fn terminal_restart(place: &Place, user: User) -> Result<(), Failure>
     ended(&mut t, 4)
 }
 
+/// The master of a terminal that is not called by any of `numbers`; those that are go to `others`.
+fn unlike(numbers: &[u32], others: &mut BTreeMap<u32, OwnedFd>) -> Result<OwnedFd, Failure> {
+    loop {
+        let (made, number) = master()?;
+        if !numbers.contains(&number) {
+            return Ok(made);
+        }
+        others.insert(number, made);
+    }
+}
+
 /// Terminals of a job keep their names, also where those of others are called so at the restart, and are gone later;
 /// the terminal of the restart is found by its name, unless one of the job's is called so.
 pub(super) fn terminal_names(place: &Place, user: User) -> Result<(), Failure> {
@@ -153,7 +166,8 @@ pub(super) fn terminal_names(place: &Place, user: User) -> Result<(), Failure> {
         let (same, master) = same.ok_or("the names are others'")?;
         let words = job.command(&SHELL.map(str::to_owned));
         t = prompting(if with_name {
-            Terminal::new(words)?
+            // A test beside this one may have given one of the names up by now.
+            Terminal::on(unlike(&numbers, &mut others)?, words)?
         } else {
             Terminal::on(master, words)?
         })?;
