@@ -19,3 +19,7 @@ pub mod task;
 
 /// Size of a page.
 pub const PAGE: u64 = 4096;
+
+/// Behind the highest address of a process that can be restored: of the layout with 47 bits, which a process leaves only
+/// by asking for more.
+pub const TASK_SIZE: u64 = 0x7fff_ffff_f000;

@@ -1,7 +1,7 @@
 //! Address ranges: where the restorer can lie while one address space replaces another. Pure.
 
-/// Behind the highest address of a process (47-bit layout).
-pub(crate) const TASK_SIZE: u64 = 0x7fff_ffff_f000;
+pub(crate) use belay_abi::TASK_SIZE;
+
 /// The restorer is not placed below this.
 const LOWEST: u64 = 0x1000_0000;
 

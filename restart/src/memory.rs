@@ -378,7 +378,7 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
         p.before.push(call(Step::Map, i, nr::MADVISE, &args).with(CALL_MAY_FAIL));
     }
     if lazy {
-        map_pages(i, prot, fills, p);
+        map_pages((i, vma.end), prot, fills, p);
     } else {
         p.fills.extend(fills);
     }
@@ -419,8 +419,8 @@ fn seal(vmas: &[Vma], p: &mut MemoryPlan) {
     }
 }
 
-/// Maps page files over the mapping instead of reading them.
-fn map_pages(i: usize, prot: u64, fills: Vec<Fill>, p: &mut MemoryPlan) {
+/// Maps page files over mapping `i`, which ends at `end`, instead of reading them.
+fn map_pages((i, end): (usize, u64), prot: u64, fills: Vec<Fill>, p: &mut MemoryPlan) {
     let mut runs: Vec<(Fill, Vec<Fill>)> = Vec::new();
     for f in fills {
         match runs.last_mut() {
@@ -431,7 +431,16 @@ fn map_pages(i: usize, prot: u64, fills: Vec<Fill>, p: &mut MemoryPlan) {
             _ => runs.push((f, vec![f])),
         }
     }
-    for (run, parts) in runs {
+    for (mut run, mut parts) in runs {
+        if run.vaddr + run.bytes == end {
+            // A program that lets its memory grow (mremap) would find the next pages of the file behind it. Where the
+            // last page is of another mapping, the kernel lets none grow, and the C library copies instead.
+            let last = parts.pop().map(|f| split_last_page(f));
+            let Some((rest, last)) = last else { continue };
+            p.fills.push(last);
+            parts.extend(rest);
+            run.bytes -= belay_abi::PAGE;
+        }
         let room = p.before.len() < LAZY_PIECES;
         if run.bytes < LAZY_PIECE_BYTES || !room {
             p.fills.extend(parts);
@@ -447,6 +456,19 @@ fn map_pages(i: usize, prot: u64, fills: Vec<Fill>, p: &mut MemoryPlan) {
         ];
         p.before.push(call(Step::Map, i, nr::MMAP, &args).with(CALL_EXPECT_ARG0));
     }
+}
+
+/// What is before the last page of `f`, if anything, and that page.
+fn split_last_page(f: Fill) -> (Option<Fill>, Fill) {
+    let before = f.bytes - belay_abi::PAGE;
+    let last = Fill {
+        vaddr: f.vaddr + before,
+        bytes: belay_abi::PAGE,
+        offset: f.offset + before,
+        sums: f.sums + before / belay_abi::PAGE * size_of::<u64>() as u64,
+        ..f
+    };
+    ((before > 0).then_some(Fill { bytes: before, ..f }), last)
 }
 
 /// Protection, advice, lock and name, once the pages are there.

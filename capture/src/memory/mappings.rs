@@ -2,6 +2,7 @@
 
 use crate::memory::flags;
 use crate::memory::held::{self, Inode, DELETED};
+use belay_abi::TASK_SIZE;
 use belay_image::identity;
 use belay_image::model::{FileIdentity, ObjectId, Vma, VmaKind};
 use belay_kernel::hugepages;
@@ -260,6 +261,9 @@ pub(crate) fn unsupported(maps: &[Map], libraries: &[String]) -> BTreeSet<(Strin
         n if n.contains("[io_uring]") => Some(
             "io_uring cannot be saved; turn it off in the program (MariaDB: innodb_use_native_aio=0; libuv before 1.50, and with it uvloop up to 0.22: UV_USE_IO_URING=0; later ones heed no variable: asyncio's own loop instead of uvloop), or for all with sysctl kernel.io_uring_disabled=2",
         ),
+        n if m.end > TASK_SIZE && n != "[vsyscall]" => {
+            Some("memory above 128 TiB (57-bit addresses) cannot be restored yet; the program asks for it by a hint to mmap")
+        }
         _ if infiniband::is_mapping(m) => (!libraries.iter().any(|l| l == infiniband::LIBRARY)).then_some(infiniband::WITHOUT),
         n if n.starts_with("/dev/kfd") || n.starts_with("/dev/dri") => {
             Some("the state of this GPU cannot be saved: its driver has no checkpoints (NVIDIA's has); run without the GPU")
