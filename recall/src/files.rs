@@ -111,6 +111,14 @@ impl Draft {
             Draft::Nameless(file) | Draft::Named(file, _) => file,
         }
     }
+
+    /// NFS may say only now what it could not write, and who closes a file is not told. It knows no files without names.
+    fn accepted(&self) -> io::Result<()> {
+        match self {
+            Draft::Nameless(_) => Ok(()),
+            Draft::Named(file, _) => file.sync_data(),
+        }
+    }
 }
 
 /// See the module.
@@ -210,6 +218,7 @@ impl Files {
         let draft = self.draft(key)?;
         // SAFETY: as promised to this function.
         let written = unsafe { self.fill(draft.file(), key, shape, from, stop) };
+        let written = written.and_then(|()| Ok(draft.accepted()?));
         let named = written.and_then(|()| Ok(self.keep.enter(&self.dir, key, || self.name(&draft, key))?));
         if let (Err(_), Draft::Named(_, name)) = (&named, &draft) {
             // The next opening removes it otherwise.
