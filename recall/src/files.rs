@@ -81,7 +81,20 @@ impl Key {
     }
 }
 
-/// A file that was there at the beginning; no shape if its end is damaged.
+/// The process has no room for one more file or for memory: that says nothing of the file.
+fn is_of_process(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
+}
+
+/// What a file lacks that it had when it was written is damage.
+fn lacks(e: io::Error) -> CopyError {
+    match e.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof => CopyError::Damaged,
+        _ => CopyError::Io(e),
+    }
+}
+
+/// A file that was there at the beginning; no shape if its end is damaged or cannot be read.
 pub(crate) struct Found {
     pub(crate) key: Key,
     pub(crate) shape: Option<Shape>,
@@ -187,7 +200,11 @@ impl Files {
             if let Some(older) = found.pop_if(|f| f.key.version == key.version) {
                 self.remove(older.key)?;
             }
-            let record = self.record(&self.dir.open(&key.name(), libc::O_RDONLY)?)?;
+            let record = match self.dir.open(&key.name(), libc::O_RDONLY).and_then(|file| self.record(&file)) {
+                Err(e) if is_of_process(&e) => return Err(e),
+                // One file that cannot be read is no matter for the others.
+                record => record.unwrap_or_default(),
+            };
             let shape = record.filter(|r| r.version == key.version).map(|r| r.shape);
             found.push(Found { key, shape });
         }
@@ -303,8 +320,8 @@ impl Files {
     /// `to` is memory that nobody else uses meanwhile.
     pub(crate) unsafe fn read(&self, key: Key, shape: &Shape, to: &[Span], stop: &AtomicBool) -> Result<(), CopyError> {
         self.settle()?;
-        let file = self.dir.open(&key.name(), libc::O_RDONLY)?;
-        let record = self.record(&file)?.filter(|r| r.version == key.version && r.shape == *shape);
+        let file = self.dir.open(&key.name(), libc::O_RDONLY).map_err(lacks)?;
+        let record = self.record(&file).map_err(lacks)?.filter(|r| r.version == key.version && r.shape == *shape);
         let record = record.ok_or(CopyError::Damaged)?;
         let (mut cursor, mut left, mut at) = (Cursor::new(to), shape.bytes(), 0);
         for expected in record.sums {
@@ -315,7 +332,7 @@ impl Files {
             for span in cursor.block(left.min(u64::from(record.block)) as usize) {
                 // SAFETY: as promised to this function.
                 let bytes = unsafe { span.bytes_mut() };
-                file.read_exact_at(bytes, at)?;
+                file.read_exact_at(bytes, at).map_err(lacks)?;
                 sum.update(bytes);
                 at += bytes.len() as u64;
                 left -= bytes.len() as u64;

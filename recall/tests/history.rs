@@ -215,6 +215,28 @@ fn a_damaged_file_is_an_error_for_its_version_alone() {
 }
 
 #[test]
+fn a_file_that_cannot_be_read_or_is_gone_is_an_error_for_its_version_alone() {
+    let dir = Dir::new("unreadable");
+    let history = History::open(dir.options(2 * MIB)).unwrap();
+    (0..3).for_each(|v| put(&history, v, 1000));
+    history.close().unwrap();
+    let files = dir.files();
+    std::fs::remove_file(&files[1]).unwrap();
+    // Whoever opens it is told so.
+    std::os::unix::fs::symlink("nowhere", &files[1]).unwrap();
+    let history = History::open(dir.options(2 * MIB)).unwrap();
+    std::fs::remove_file(&files[2]).unwrap();
+    get(&history, 0, 1000, After::Keep).unwrap();
+    for v in 1..3 {
+        let answer = get(&history, v, 1000, After::Keep);
+        assert!(matches!(answer, Err(HistoryError::Damaged(_))), "{v}: {answer:?}");
+        history.drop_version(v).unwrap();
+    }
+    history.close().unwrap();
+    assert_eq!(dir.files(), files[..1]);
+}
+
+#[test]
 fn while_memory_has_a_version_its_file_may_be_damaged() {
     let dir = Dir::new("memory");
     let history = History::open(dir.options(2 * MIB)).unwrap();
