@@ -177,6 +177,9 @@ impl Files {
             _claim: claim,
         };
         let found = files.look(keys).map_err(HistoryError::io(context("read")))?;
+        // Who has written them may have ended before they were synced.
+        let whole = found.iter().filter(|f| f.shape.is_some()).map(|f| f.key);
+        files.unsynced.lock().unwrap_or_else(PoisonError::into_inner).extend(whole);
         Ok((files, found))
     }
 
@@ -404,6 +407,32 @@ mod tests {
             files.sync().unwrap();
             files.remove(key).unwrap();
         }
+        drop(files);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn what_an_earlier_life_has_written_is_synced_too() {
+        let dir = std::env::temp_dir().join(format!("belay-recall-earlier-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let key = Key { version: 1, serial: 2 };
+        let unsynced = |files: &Files| files.unsynced.lock().unwrap().clone();
+        let (files, _) = Files::open(&dir, "f").unwrap();
+        // SAFETY: nobody writes to the bytes.
+        unsafe {
+            files.write(
+                key,
+                &Shape::new([(1, 3)]).unwrap(),
+                &[Span::of(&[1, 2, 3])],
+                &AtomicBool::new(false),
+            )
+        }
+        .unwrap();
+        drop(files);
+        let (files, found) = Files::open(&dir, "f").unwrap();
+        assert_eq!((found.len(), unsynced(&files)), (1, BTreeSet::from([key])));
+        files.sync().unwrap();
+        assert_eq!(unsynced(&files), BTreeSet::new());
         drop(files);
         std::fs::remove_dir_all(&dir).unwrap();
     }
