@@ -79,7 +79,11 @@ pub(crate) struct Desk {
     /// Files to remove.
     pub(crate) rubbish: Vec<Key>,
     /// Those that could not be removed.
-    pub(crate) stuck: Vec<Key>,
+    stuck: Vec<Key>,
+    /// How many are being removed at this moment,
+    removing: u32,
+    /// and have been.
+    removed: u64,
     /// Counts copies down that have failed,
     pub(crate) failed: u64,
     /// and why the last one has.
@@ -139,6 +143,8 @@ impl Shared {
             under_way: BTreeMap::new(),
             rubbish: Vec::new(),
             stuck: Vec::new(),
+            removing: 0,
+            removed: 0,
             failed: 0,
             failure: None,
             waiters: 0,
@@ -330,6 +336,41 @@ impl Shared {
     /// After a restart by belay: the files are those of then.
     pub(crate) fn settle(&self) -> Result<(), HistoryError> {
         self.files.settle().map_err(HistoryError::io("bring versions back"))
+    }
+
+    /// Removes a file that nobody needs.
+    pub(crate) fn remove<'a>(&'a self, mut desk: MutexGuard<'a, Desk>, key: Key) -> MutexGuard<'a, Desk> {
+        desk.removing += 1;
+        drop(desk);
+        let removed = self.files.remove(key);
+        let mut desk = self.lock();
+        desk.removing -= 1;
+        desk.removed += 1;
+        if removed.is_err() {
+            // Tried again at the end, where it is said.
+            desk.stuck.push(key);
+        }
+        if desk.removing == 0 {
+            self.wake.notify_all();
+        }
+        desk
+    }
+
+    /// Files that have been removed so far.
+    pub(crate) fn removed(&self) -> u64 {
+        self.lock().removed
+    }
+
+    /// Whether any have been since then; what is to be removed is so first.
+    pub(crate) fn has_made_room(&self, since: u64) -> bool {
+        let mut desk = self.lock();
+        loop {
+            desk = match desk.rubbish.pop() {
+                Some(key) => self.remove(desk, key),
+                None if desk.removing > 0 => self.pause(desk),
+                None => return desk.removed > since,
+            };
+        }
     }
 
     /// The lanes end, with what they are at.

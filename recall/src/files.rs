@@ -39,6 +39,13 @@ pub(crate) enum CopyError {
     Io(io::Error),
 }
 
+impl CopyError {
+    /// The disk, or what the user may have of it, is full.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self, CopyError::Io(e) if matches!(e.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)))
+    }
+}
+
 impl From<io::Error> for CopyError {
     fn from(e: io::Error) -> Self {
         CopyError::Io(e)

@@ -34,13 +34,7 @@ fn run(shared: &Shared, lane: Lane) {
     loop {
         // Room on the disk comes before everything that may need it.
         if let Some(key) = is_lowest.then(|| desk.rubbish.pop()).flatten() {
-            drop(desk);
-            let removed = shared.files.remove(key);
-            desk = shared.lock();
-            if removed.is_err() {
-                // Tried again at the end, where it is said.
-                desk.stuck.push(key);
-            }
+            desk = shared.remove(desk, key);
             continue;
         }
         if desk.ended {
@@ -69,11 +63,27 @@ fn run(shared: &Shared, lane: Lane) {
     }
 }
 
-/// Copies from one side to the other.
+/// Copies from one side to the other. Where the disk is full of what has been dropped, that is removed, and it begins again.
 ///
 /// # Safety
 /// The places of the task and the memory of `program` are this copy's: nobody writes to the one, nor uses the other.
 pub(crate) unsafe fn carry_out(shared: &Shared, task: &Task, program: &[Span], lane: device::Lane) -> Result<(), CopyError> {
+    let before = shared.removed();
+    // SAFETY: as promised to this function.
+    match unsafe { attempt(shared, task, program, lane) } {
+        Err(e) if e.is_full() && shared.has_made_room(before) => {
+            // SAFETY: the same.
+            unsafe { attempt(shared, task, program, lane) }
+        }
+        end => end,
+    }
+}
+
+/// Copies once.
+///
+/// # Safety
+/// As for [`carry_out`].
+unsafe fn attempt(shared: &Shared, task: &Task, program: &[Span], lane: device::Lane) -> Result<(), CopyError> {
     let memory = |side| match side {
         &Side::Program => Some(program),
         Side::Memory(spans) => Some(spans.as_slice()),

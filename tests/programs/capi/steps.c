@@ -2,7 +2,7 @@
  *
  * steps DIRECTORY FIRST: versions from FIRST on are new; prints "safe N" when all before N are in files, and "read N" before it discards version N.
  * steps DIRECTORY LOW HIGH: versions from LOW to before HIGH must be there. Prints the first number that is free.
- * steps DIRECTORY full: puts until there is no room; what has been put must come back.
+ * steps DIRECTORY full: puts until there is no room; what has been put must come back. What is dropped makes room at once.
  */
 #include <belay.h>
 #include <errno.h>
@@ -109,6 +109,29 @@ static void full(void) {
     printf("put %llu\n", (unsigned long long)n);
 }
 
+/* Versions that go past memory: each put after a drop finds the room of what was dropped. */
+static void in_its_place(const char *dir) {
+    static char large[2 << 20];
+    belay_history_opts opts = {.name = "large", .dir = dir, .host_bytes = 1 << 20};
+    belay_history *l;
+    uint64_t first = 0, next = 0;
+    int answer;
+    memset(large, 'x', sizeof large);
+    must("open", belay_history_open(&opts, &l));
+    must("region", belay_history_region(l, 1, large, sizeof large));
+    while (!(answer = belay_history_put(l, next)))
+        next++;
+    if (answer != -ENOSPC || next < 2) {
+        printf("wrong: version %llu on a full disk: %d\n", (unsigned long long)next, answer);
+        exit(1);
+    }
+    for (int i = 0; i < 300; i++) {
+        must("drop", belay_history_drop(l, first++));
+        must("put in its place", belay_history_put(l, next++));
+    }
+    must("close", belay_history_close(l));
+}
+
 int main(int argc, char **argv) {
     if (argc < 3)
         return 2;
@@ -117,7 +140,7 @@ int main(int argc, char **argv) {
     if (argc > 3)
         check(strtoull(argv[2], NULL, 0), strtoull(argv[3], NULL, 0));
     else if (!strcmp(argv[2], "full"))
-        full();
+        full(), in_its_place(argv[1]);
     else
         steps(strtoull(argv[2], NULL, 0));
     must("close", belay_history_close(h));
