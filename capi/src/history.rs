@@ -56,7 +56,10 @@ fn shape(regions: &[(u32, Span)]) -> Result<Shape, Failure> {
 /// A handle of `belay_history_open` that has not been closed, or null.
 unsafe fn of<'a>(handle: *const Handle) -> Result<&'a Handle, Failure> {
     // SAFETY: as promised by the caller.
-    unsafe { handle.as_ref() }.ok_or_else(|| Failure::invalid("there is no history"))
+    let handle = unsafe { handle.as_ref() }.ok_or_else(|| Failure::invalid("there is no history"))?;
+    // Before any lock, which a thread of the parent may have held.
+    handle.history.is_own()?;
+    Ok(handle)
 }
 
 /// # Safety
@@ -92,6 +95,15 @@ unsafe fn give<T: Copy>(all: &[T], at: *mut T, room: usize) -> Result<(), Failur
         unsafe { at.copy_from_nonoverlapping(first.as_ptr(), first.len()) };
     }
     Ok(())
+}
+
+fn level(number: u32) -> Result<Level, Failure> {
+    match number {
+        0 => Ok(Level::Host),
+        1 => Ok(Level::Local),
+        2 => Ok(Level::Durable),
+        _ => Err(Failure::invalid("there is no such level")),
+    }
 }
 
 #[no_mangle]
@@ -249,13 +261,7 @@ unsafe extern "C" fn belay_history_wait(handle: *const Handle, level: u32) -> c_
     let wait = || {
         // SAFETY: of the header.
         let handle = unsafe { of(handle) }?;
-        let level = match level {
-            0 => Level::Host,
-            1 => Level::Local,
-            2 => Level::Durable,
-            _ => return Err(Failure::invalid("there is no such level")),
-        };
-        handle.history.wait(level)?;
+        handle.history.wait(self::level(level)?)?;
         Ok(())
     };
     answer(wait())

@@ -7,7 +7,7 @@ use crate::lane::carry_out;
 use crate::shape::Shape;
 use crate::{After, History, HistoryError, Span};
 use belay_history::Version;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 fn error(version: u64, what: &str, e: CopyError) -> HistoryError {
@@ -43,7 +43,7 @@ impl History {
     /// The memory of all spans is there, and nobody writes to it before this returns.
     pub unsafe fn put_spans(&self, version: u64, shape: Shape, spans: Vec<(u32, Span)>) -> Result<(), HistoryError> {
         let (began, spans, shape) = (Instant::now(), in_order(&shape, spans)?, Arc::new(shape));
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.turn()?;
         let mut desk = self.desk()?;
         if desk.is_known(version) {
             return Err(HistoryError::Exists(version));
@@ -81,7 +81,7 @@ impl History {
     /// The memory of all spans is there, and nobody else uses it before this returns.
     pub unsafe fn get_spans(&self, version: u64, shape: &Shape, spans: Vec<(u32, Span)>, after: After) -> Result<(), HistoryError> {
         let (began, spans) = (Instant::now(), in_order(shape, spans)?);
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.turn()?;
         let mut desk = self.desk()?;
         if *desk.shape(version)? != *shape {
             return Err(HistoryError::Parts(version));

@@ -45,7 +45,7 @@ pub use span::Span;
 
 use belay_history::Version;
 use desk::{Desk, Shared};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// How far down versions are to be.
@@ -181,7 +181,7 @@ impl History {
 
     /// Nobody needs it any more.
     pub fn drop_version(&self, version: u64) -> Result<(), HistoryError> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.turn()?;
         let mut desk = self.desk()?;
         if desk.damaged(version) {
             return desk.forget_damaged(version);
@@ -242,10 +242,10 @@ impl History {
     }
 
     fn end(&mut self) -> Result<(), HistoryError> {
-        if self.process != std::process::id() {
+        if let Err(forked) = self.is_own() {
             // A child has neither the threads nor a right to the files.
             self.threads.drain(..).for_each(std::mem::forget);
-            return Err(HistoryError::Forked);
+            return Err(forked);
         }
         let flushed = match self.life {
             _ if self.threads.is_empty() => return Ok(()),
@@ -260,11 +260,23 @@ impl History {
         flushed.and(self.shared.clear(self.life))
     }
 
-    fn desk(&self) -> Result<std::sync::MutexGuard<'_, Desk>, HistoryError> {
-        // Before the lock, which a thread of the parent may have held.
-        if self.process != std::process::id() {
-            return Err(HistoryError::Forked);
+    /// Takes the turn for a put, get or drop.
+    fn turn(&self) -> Result<MutexGuard<'_, ()>, HistoryError> {
+        self.is_own()?;
+        Ok(self.turn.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// An error in a child of the process that has opened it: to be called before any lock, which a thread of the parent
+    /// may have held.
+    pub fn is_own(&self) -> Result<(), HistoryError> {
+        match self.process == std::process::id() {
+            true => Ok(()),
+            false => Err(HistoryError::Forked),
         }
+    }
+
+    fn desk(&self) -> Result<MutexGuard<'_, Desk>, HistoryError> {
+        self.is_own()?;
         let desk = self.shared.lock();
         desk.fault()?;
         Ok(desk)

@@ -127,6 +127,7 @@ static void of_processes(const char *program, const char *dir) {
     pid_t child = fork();
     if (!child) {
         size_t n;
+        is("region in a child", belay_history_region(h, 7, part, sizeof part), -ECHILD);
         is("put in a child", belay_history_put(h, 9), -ECHILD);
         is("get in a child", belay_history_get(h, 1, 0), -ECHILD);
         is("wait in a child", belay_history_wait(h, 1), -ECHILD);
@@ -139,6 +140,39 @@ static void of_processes(const char *program, const char *dir) {
     is("child", ends(child), 0);
     is("get after that", belay_history_get(h, 1, 0), 0);
     is("open after that", belay_history_open(&opts, &other), -EBUSY);
+}
+
+static volatile int enough;
+static char large[1 << 20];
+
+static void *large_puts(void *unused) {
+    for (uint64_t v = 5000; !enough; v++) {
+        is("put", belay_history_put(h, v), 0);
+        is("drop", belay_history_drop(h, v), 0);
+    }
+    return unused;
+}
+
+/* A child of a moment in which a thread of the parent holds whatever a call holds. */
+static void of_busy_processes(void) {
+    pthread_t thread;
+    is("region", belay_history_region(h, 8, large, sizeof large), 0);
+    is("thread", pthread_create(&thread, NULL, large_puts, NULL), 0);
+    for (int i = 0; i < 200; i++) {
+        pid_t child = fork();
+        if (!child) {
+            alarm(20);
+            is("region in a child", belay_history_region(h, 7, part, 1), -ECHILD);
+            is("put in a child", belay_history_put(h, 9), -ECHILD);
+            is("get in a child", belay_history_get(h, 1, 0), -ECHILD);
+            is("drop in a child", belay_history_drop(h, 1), -ECHILD);
+            _exit(0);
+        }
+        is("child", ends(child), 0);
+    }
+    enough = 1;
+    pthread_join(thread, NULL);
+    is("region", belay_history_region(h, 8, NULL, 0), 0);
 }
 
 static void *puts_of(void *from) {
@@ -174,6 +208,7 @@ int main(int argc, char **argv) {
     is("open", belay_history_open(&opts, &h), 0);
     of_versions();
     of_processes(argv[0], argv[1]);
+    of_busy_processes();
     of_threads();
     is("close", belay_history_close(h), 0);
     is("open again", belay_history_open(&opts, &h), 0);
