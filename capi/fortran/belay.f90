@@ -10,7 +10,8 @@ module belay
     public :: belay_message
     public :: belay_history_open, belay_history_region, belay_history_put, belay_history_hint, belay_history_hint_sized
     public :: belay_history_hint_replace, belay_history_prefetch, belay_history_size, belay_history_regions, belay_history_get
-    public :: belay_history_drop, belay_history_wait, belay_history_versions, belay_history_get_stats, belay_history_close
+    public :: belay_history_drop, belay_history_wait, belay_history_is_at, belay_history_versions, belay_history_get_stats
+    public :: belay_history_close
 
     ! policy
     integer(c_int32_t), parameter, public :: BELAY_H_OURS = 0, BELAY_H_SCORE = 1, BELAY_H_LRU = 2, BELAY_H_BELADY = 3
@@ -136,6 +137,14 @@ module belay
         end function
 
         function belay_history_wait(history, level) bind(c) result(answer)
+            import :: c_int, c_int32_t, c_ptr
+            type(c_ptr), value :: history
+            integer(c_int32_t), value :: level
+            integer(c_int) :: answer
+        end function
+
+        ! 1: nothing is to be waited for; 0: something is.
+        function belay_history_is_at(history, level) bind(c) result(answer)
             import :: c_int, c_int32_t, c_ptr
             type(c_ptr), value :: history
             integer(c_int32_t), value :: level

@@ -1,6 +1,6 @@
 /* Belay: interface for programs. Link with -lbelay.
  *
- * All functions return 0, or a negative errno value; belay_error() says in words why the last one failed. See histories.md.
+ * All functions return 0 (one that answers a question also 1), or a negative errno value; belay_error() says in words why the last one failed. See histories.md.
  */
 #ifndef BELAY_H
 #define BELAY_H
@@ -99,6 +99,9 @@ enum { /* levels: what may be lost without loss of a version */
 
 /* Waits until all that has been put is at this level. -ENOSPC and others: why a file could not be written; it is tried again. */
 int belay_history_wait(belay_history *history, uint32_t level);
+
+/* Whether all that has been put is at this level, without waiting: 1 or 0. Files are synced by belay_history_wait only. */
+int belay_history_is_at(belay_history *history, uint32_t level);
 
 /* How many versions there are, and the first `room` of them in the order of their numbers. `versions` may be NULL where `room` is 0. */
 int belay_history_versions(belay_history *history, uint64_t *versions, size_t room, size_t *n);

@@ -63,6 +63,7 @@ def _load():
         "regions": [_handle, _u64, p(_u32), _size, p(_size)],
         "drop": [_handle, _u64],
         "wait": [_handle, _u32],
+        "is_at": [_handle, _u32],
         "versions": [_handle, p(_u64), _size, p(_size)],
         "get_stats": [_handle, p(_Stats)],
         "close": [_handle],
@@ -96,6 +97,7 @@ class History:
         answer = getattr(_library, "belay_history_" + name)(*([self._at] if at else []), *arguments)
         if answer < 0:
             raise OSError(-answer, _library.belay_error().decode(errors="replace"))
+        return answer
 
     def region(self, id, memory):
         """A part of the versions: C-contiguous, writable memory, which is kept as it is until it is replaced. None: a part no more."""
@@ -157,6 +159,10 @@ class History:
     def wait(self, level=LOCAL):
         """Waits until all that has been put is at a level."""
         self._call("wait", level)
+
+    def is_at(self, level=LOCAL):
+        """Whether all that has been put is at a level, without waiting. Files are synced by wait only."""
+        return self._call("is_at", level) > 0
 
     def versions(self):
         """The numbers of all versions there are."""

@@ -268,6 +268,19 @@ unsafe extern "C" fn belay_history_wait(handle: *const Handle, level: u32) -> c_
 }
 
 #[no_mangle]
+unsafe extern "C" fn belay_history_is_at(handle: *const Handle, level: u32) -> c_int {
+    let is_at = || {
+        // SAFETY: of the header.
+        let handle = unsafe { of(handle) }?;
+        Ok(handle.history.is_at(self::level(level)?)?)
+    };
+    match is_at() {
+        Ok(yes) => c_int::from(yes),
+        Err(failure) => answer(Err(failure)),
+    }
+}
+
+#[no_mangle]
 unsafe extern "C" fn belay_history_versions(handle: *const Handle, versions: *mut u64, room: usize, n: *mut usize) -> c_int {
     let versions = || {
         // SAFETY: of the header.

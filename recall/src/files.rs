@@ -149,6 +149,8 @@ pub(crate) struct Files {
     nameless: AtomicBool,
     /// Written and not synced.
     unsynced: Mutex<BTreeSet<Key>>,
+    /// So are the names that are there.
+    named: AtomicBool,
     /// The lock goes with it; before the claim, so that who finds none can have the lock.
     _lock: File,
     _claim: Claim,
@@ -180,6 +182,7 @@ impl Files {
             keep,
             nameless: AtomicBool::new(true),
             unsynced: Mutex::default(),
+            named: AtomicBool::new(true),
             _lock: lock,
             _claim: claim,
         };
@@ -252,6 +255,7 @@ impl Files {
             let _ = self.dir.unlink(name);
         }
         named?;
+        self.named.store(true, Ordering::Relaxed);
         self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
         Ok(())
     }
@@ -331,7 +335,10 @@ impl Files {
     pub(crate) unsafe fn read(&self, key: Key, shape: &Shape, to: &[Span], stop: &AtomicBool) -> Result<(), CopyError> {
         self.settle()?;
         let file = self.dir.open(&key.name(), libc::O_RDONLY).map_err(lacks)?;
-        let record = self.record(&file).map_err(lacks)?.filter(|r| r.version == key.version && r.shape == *shape);
+        let record = self
+            .record(&file)
+            .map_err(lacks)?
+            .filter(|r| r.version == key.version && r.shape == *shape);
         let record = record.ok_or(CopyError::Damaged)?;
         let (mut cursor, mut left, mut at) = (Cursor::new(to), shape.bytes(), 0);
         for expected in record.sums {
@@ -379,7 +386,14 @@ impl Files {
             }
             self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
         }
-        self.dir.sync()
+        // Names that come to be meanwhile are the next call's.
+        self.named.store(false, Ordering::Relaxed);
+        self.dir.sync().inspect_err(|_| self.named.store(true, Ordering::Relaxed))
+    }
+
+    /// Nothing has been written since all was synced.
+    pub(crate) fn is_synced(&self) -> bool {
+        !self.named.load(Ordering::Relaxed) && self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 }
 

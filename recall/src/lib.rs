@@ -206,6 +206,12 @@ impl History {
         }
     }
 
+    /// Whether all that has been put is so far down, without waiting. Only [`History::wait`] makes anything durable.
+    pub fn is_at(&self, level: Level) -> Result<bool, HistoryError> {
+        let is_there = self.desk()?.planner.is_flushed(self.shared.tier(level));
+        Ok(is_there && (level < Level::Durable || self.shared.files.is_synced()))
+    }
+
     fn flush(&self, level: Level) -> Result<(), HistoryError> {
         let mut desk = self.desk()?;
         let tier = self.shared.tier(level);

@@ -237,6 +237,29 @@ fn a_file_that_cannot_be_read_or_is_gone_is_an_error_for_its_version_alone() {
 }
 
 #[test]
+fn a_history_says_how_far_down_all_is_without_waiting() {
+    let dir = Dir::new("is-at");
+    let history = History::open(dir.options(4 * MIB)).unwrap();
+    let is_at = |level| history.is_at(level).unwrap();
+    let notes = Notes::many(&dir, 0);
+    notes.block();
+    put(&history, 1, 1000);
+    put(&history, 2, 1000);
+    assert!(is_at(Level::Host) && !is_at(Level::Local) && !is_at(Level::Durable));
+    // Nobody waits for what has been dropped.
+    history.drop_version(1).unwrap();
+    assert!(!is_at(Level::Local));
+    notes.open();
+    history.wait(Level::Local).unwrap();
+    assert!(is_at(Level::Local) && !is_at(Level::Durable));
+    history.wait(Level::Durable).unwrap();
+    assert!(is_at(Level::Durable));
+    put(&history, 3, 1000);
+    history.wait(Level::Local).unwrap();
+    assert!(!is_at(Level::Durable));
+}
+
+#[test]
 fn while_memory_has_a_version_its_file_may_be_damaged() {
     let dir = Dir::new("memory");
     let history = History::open(dir.options(2 * MIB)).unwrap();

@@ -29,6 +29,8 @@ program history_all
     end do
     call fails(belay_history_put(h, 3_c_int64_t), "version 3 is there already")
     call must(belay_history_wait(h, BELAY_H_DURABLE))
+    if (belay_history_is_at(h, BELAY_H_DURABLE) /= 1) error stop "not there after a wait"
+    call fails(belay_history_is_at(h, 9), "no such level")
     do v = 10, 1, -1
         call must(belay_history_get(h, v, BELAY_H_KEEP))
         if (any(whole /= v) .or. any(part /= -v)) error stop "other values"

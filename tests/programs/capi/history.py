@@ -57,6 +57,8 @@ def lasting(dir):
     history.hint_replace(0, [2])
     history.prefetch()
     history.wait(belay.DURABLE)
+    assert history.is_at(belay.DURABLE) and history.is_at(belay.LOCAL) and history.is_at(belay.IN_HOST)
+    raises(OSError, errno.EINVAL, history.is_at, 9)
     raises(OSError, errno.EINVAL, history.get, 2, 7)
     raises(ValueError, None, history.hint, [1, 2], [3])
     # What is forgotten is closed.

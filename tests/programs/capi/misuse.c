@@ -61,6 +61,7 @@ static void of_nothing(const char *dir) {
     is("regions", belay_history_regions(NULL, 1, NULL, 0, &n), -EINVAL);
     is("drop", belay_history_drop(NULL, 1), -EINVAL);
     is("wait", belay_history_wait(NULL, 0), -EINVAL);
+    is("question", belay_history_is_at(NULL, 0), -EINVAL);
     is("close", belay_history_close(NULL), -EINVAL);
 }
 
@@ -97,6 +98,7 @@ static void of_versions(void) {
     is("hint without sizes", belay_history_hint_sized(h, all, NULL, 1), -EINVAL);
     is("replace far behind", belay_history_hint_replace(h, 1000, NULL, 0), 0);
     is("wait for no level", belay_history_wait(h, 9), -EINVAL);
+    is("question for no level", belay_history_is_at(h, 9), -EINVAL);
     is("versions without a place", belay_history_versions(h, NULL, 1, &n), -EINVAL);
     is("versions", belay_history_versions(h, all, 2, &n), 0);
     is("how many", (int)n, 1);
@@ -131,6 +133,7 @@ static void of_processes(const char *program, const char *dir) {
         is("put in a child", belay_history_put(h, 9), -ECHILD);
         is("get in a child", belay_history_get(h, 1, 0), -ECHILD);
         is("wait in a child", belay_history_wait(h, 1), -ECHILD);
+        is("question in a child", belay_history_is_at(h, 1), -ECHILD);
         is("versions in a child", belay_history_versions(h, NULL, 0, &n), -ECHILD);
         is("open in a child", belay_history_open(&opts, &other), -EBUSY);
         is("close in a child", belay_history_close(h), -ECHILD);
