@@ -54,8 +54,6 @@ pub struct Stats {
     pub up: Vec<u64>,
     /// Reads from each tier.
     pub hits: Vec<u64>,
-    /// Versions that lay in the fastest tier for a planned read, at each get.
-    pub ahead: Vec<u32>,
     /// Copies that were cancelled.
     pub cancelled: u64,
 }

@@ -304,11 +304,6 @@ impl Table {
         self.tiers[tier].ready.iter().rev().copied()
     }
 
-    /// How many these are.
-    pub fn ready_count(&self, tier: usize) -> usize {
-        self.tiers[tier].ready.len()
-    }
-
     /// What has to be flushed before it may go, the first to be flushed first.
     pub fn alone(&self, tier: usize) -> impl Iterator<Item = (u64, Version)> + '_ {
         self.tiers[tier].alone.iter().rev().copied()

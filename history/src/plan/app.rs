@@ -43,7 +43,6 @@ impl Planner {
         if self.table.size(version).is_none() || self.dead.contains(&version) {
             return Err(TableError::Unknown(version).into());
         }
-        self.stats.ahead.push(self.table.ready_count(0) as u32);
         self.got = true;
         for passed in self.order.got(version) {
             self.unplan(passed);
