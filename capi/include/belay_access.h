@@ -28,7 +28,7 @@ belay_ds belay_dataset(const char *name, void *at, size_t elem, int dims, const 
 int belay_dataset_move(belay_ds dataset, void *at);
 /* It is none any more. Before its memory is given back. */
 int belay_dataset_forget(belay_ds dataset);
-/* With 1 it is kept in every checkpoint, whatever loops say of it; with 0 no more. */
+/* With 1 it is kept in every checkpoint, whatever loops say of it, also when its name is declared again; with 0 no more. */
 int belay_live(belay_ds dataset, int always);
 
 /* What a loop does to the part of a dataset from `lo` up to, but without, `hi` in each dimension; NULL, both of them, for all of it. */

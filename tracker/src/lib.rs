@@ -226,3 +226,21 @@ pub(crate) struct Handle(std::ptr::NonNull<Page>);
 pub fn dims(dataset: u32) -> usize {
     page::get().map_or(0, |page| page.dims(dataset))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dataset_that_is_kept_is_so_wherever_it_lies() {
+        let shape = |address| Shape::new(address, 8, [16, 1, 1, 1, 1], [8, 128, 128, 128, 128]).unwrap();
+        let number = dataset(b"kept", &shape(0x10000), 1).unwrap();
+        let is_kept = || Writer::begin(page::get().unwrap()).unwrap().known(number).unwrap().keep == 1;
+        keep(number, true).unwrap();
+        assert_eq!(dataset(b"kept", &shape(0x20000), 1).unwrap(), number);
+        assert!(is_kept());
+        keep(number, false).unwrap();
+        dataset(b"kept", &shape(0x10000), 1).unwrap();
+        assert!(!is_kept());
+    }
+}

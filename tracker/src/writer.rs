@@ -120,7 +120,10 @@ impl Writer {
             return Err(DeclareError::Full);
         }
         let number = at as u32 + 1;
-        let shape = |d: &Dataset| (d.elem, d.extent, d.stride, d.keep);
+        // What is said of a dataset holds wherever it is declared anew.
+        let keep = if at < count { self.read(at).keep } else { new.keep };
+        let new = &Dataset { keep, ..*new };
+        let shape = |d: &Dataset| (d.elem, d.extent, d.stride);
         let is_same = at < count && shape(&self.read(at)) == shape(new);
         self.change(number, new);
         if !is_same {
