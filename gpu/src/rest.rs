@@ -81,10 +81,13 @@ impl<'a> Processes<'a> {
 
     /// Puts their state back on the devices.
     pub(crate) fn restore(&self) -> Result<(), String> {
-        self.all(|pid| match self.driver.state(pid)? {
-            State::Checkpointed => self.driver.restore(pid, &self.pairs),
-            State::Failed => Err(lost()),
-            State::Running | State::Locked => Ok(()),
+        self.all(|pid| match self.driver.state(pid) {
+            Ok(State::Checkpointed) => self.driver.restore(pid, &self.pairs),
+            Ok(State::Failed) => Err(lost()),
+            Ok(State::Running | State::Locked) => Ok(()),
+            // It had called exec before it was stopped.
+            Err(_) if !self.is_known(pid) => Ok(()),
+            Err(e) => Err(e),
         })
     }
 
@@ -173,6 +176,7 @@ mod tests {
     struct Simulated {
         state: Mutex<(State, Option<(u32, State)>)>,
         fails: Option<&'static str>,
+        is_known: bool,
     }
 
     impl Simulated {
@@ -191,6 +195,9 @@ mod tests {
 
     impl Driver for Simulated {
         fn state(&self, _: i32) -> Result<State, Refused> {
+            if !self.is_known {
+                return Err(Refused::of("invalid value"));
+            }
             let mut now = self.state.lock().unwrap();
             match now.1 {
                 Some((0, state)) => *now = (state, None),
@@ -200,7 +207,10 @@ mod tests {
             Ok(now.0)
         }
         fn thread(&self, pid: i32) -> Result<i32, Refused> {
-            Ok(pid)
+            match self.is_known {
+                true => Ok(pid),
+                false => Err(Refused::of("invalid value")),
+            }
         }
         fn lock(&self, _: i32, _: Duration) -> Result<(), Refused> {
             self.to(State::Running, State::Locked)
@@ -224,6 +234,7 @@ mod tests {
         let driver = Simulated {
             state: Mutex::new((state, coming)),
             fails,
+            is_known: true,
         };
         let own = std::process::id().cast_signed();
         let gone_on = Processes::new(&driver, vec![own], Duration::ZERO, Vec::new()).go_on(true);
@@ -244,6 +255,22 @@ mod tests {
             let off = let_go(State::Locked, coming(State::Checkpointed), None);
             assert_eq!(off, (Ok(()), State::Running), "off after {looks} looks");
         }
+    }
+
+    #[test]
+    fn whom_the_driver_does_not_know_after_a_restart_needs_nothing() {
+        let own = std::process::id().cast_signed();
+        let restored = |state, fails, is_known| {
+            let driver = Simulated {
+                state: Mutex::new((state, None)),
+                fails,
+                is_known,
+            };
+            Processes::new(&driver, vec![own], Duration::ZERO, Vec::new()).restore()
+        };
+        assert_eq!(restored(State::Checkpointed, Some("never asked"), false), Ok(()));
+        assert!(restored(State::Checkpointed, Some("out of memory"), true).is_err());
+        assert!(restored(State::Failed, None, true).is_err());
     }
 
     #[test]
