@@ -2,6 +2,7 @@
 
 use crate::devices::Pair;
 use crate::driver::{Driver, Refused, State};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 /// How long a process may be on its way from one state to another that nobody asks for any more.
@@ -34,8 +35,15 @@ impl<'a> Processes<'a> {
     fn all(&self, work: impl Fn(i32) -> Result<(), Refused> + Sync) -> Result<(), String> {
         let work = &work;
         let failed: Vec<String> = std::thread::scope(|s| {
-            let each: Vec<_> = self.pids.iter().map(|pid| (*pid, s.spawn(move || work(*pid)))).collect();
-            let failed = each.into_iter().filter_map(|(pid, done)| match done.join() {
+            let begin = |pid: &i32| {
+                let pid = *pid;
+                (pid, Builder::new().spawn_scoped(s, move || work(pid)).ok())
+            };
+            let (others, own): (Vec<_>, Vec<_>) = self.pids.iter().map(begin).partition(|(_, thread)| thread.is_some());
+            // Where there can be no more threads, this one has to do.
+            let own = own.into_iter().map(|(pid, _)| (pid, Ok(work(pid))));
+            let others = others.into_iter().filter_map(|(pid, thread)| Some((pid, thread?.join())));
+            let failed = own.chain(others).filter_map(|(pid, done)| match done {
                 Ok(Ok(())) => None,
                 // One that has ended needs nothing.
                 Ok(Err(_)) if !lives(pid) => None,
