@@ -6,6 +6,7 @@ use crate::nodes::prefix;
 use crate::relay::{Channel, Message};
 use crate::sys::{self, Disposition, SignalFd, SignalSet};
 use crate::{front, Failure};
+use belay_kernel::limits;
 use belay_kernel::proc::Outside;
 use belay_restart::End;
 use belay_wire::Exit;
@@ -104,6 +105,8 @@ fn run_agent((argv, preload): (&[CString], Option<CString>), agent: Agent, chann
     match started {
         Ok(pid) => {
             channel.send(Message::Started(pid));
+            // The command has the limit that the user has set.
+            limits::raise_descriptors();
             sys::close_inherited();
             agent.serve(pid, None, Some(channel), &|_| ());
             0

@@ -13,6 +13,7 @@ pub mod held;
 pub mod hugepages;
 pub mod identity;
 pub mod kcmp;
+pub mod limits;
 pub mod masks;
 pub mod net;
 pub mod pagemap;

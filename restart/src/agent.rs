@@ -28,7 +28,7 @@ use belay_abi::restore::{Slot, MAX_HELPERS, STAGE_FINISH, STATE_PARKED, STATE_RE
 use belay_image::extents::Extent;
 use belay_image::model::{Job, Process, ProcessState, VmaKind};
 use belay_kernel::blob::Blob;
-use belay_kernel::{pidfd, proc, ptrace};
+use belay_kernel::{limits, pidfd, proc, ptrace};
 use belay_plugins::gate::Gates;
 use belay_plugins::mpi::{DAEMONS, LAUNCHERS};
 use belay_plugins::{Brought, Group, Names, Rebuilder};
@@ -71,7 +71,8 @@ pub(crate) fn restart(
     let begin = Instant::now();
     let lazy = options.lazy;
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map_err(|e| RestartError::at("become reaper", e))?;
-    raise_descriptor_limit();
+    // The restored descriptors may be numbered above the limit that belay was started with.
+    limits::raise_descriptors();
     inherited::give_up();
     let plan = Plan::make(&mut loaded, way)?;
     let (rebuilder, copies) = rebuild(&mut loaded, &plan, (way, lazy), group)?;
@@ -523,20 +524,6 @@ fn phases(rebuilt: Duration, spawned: Duration, live: &[usize], shared: &Shared,
         tracing::info!(phase = phase.name(), ms = time.as_secs_f64() * 1e3, "restart phase");
     }
     out
-}
-
-/// The restored descriptors may be numbered above the soft limit that belay was started with.
-fn raise_descriptor_limit() {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: the kernel writes to a live structure.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0 {
-        limit.rlim_cur = limit.rlim_max;
-        // SAFETY: a live structure.
-        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
-    }
 }
 
 fn pid_max() -> i32 {
