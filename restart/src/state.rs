@@ -330,7 +330,7 @@ pub(crate) fn posix_timers(
         arena.set(event + 8, &(u64::from(t.signo as u32) | u64::from(t.notify as u32) << 32));
         arena.set(event + 16, &u64::from(t.tid as u32));
         let id = arena.words(&[u64::from(t.id as u32)]);
-        let create = call(Step::Timer, i, nr::TIMER_CREATE, &[signed(t.clock), event, id]);
+        let create = call(Step::Timer, i, nr::TIMER_CREATE, &[signed(clock(t)), event, id]);
         while !restore_ids && next < t.id {
             out.push(create);
             out.push(call(Step::Timer, i, nr::TIMER_DELETE, &[signed(next)]));
@@ -386,6 +386,17 @@ pub(crate) fn process_late(p: &Process, room: &Range<i32>, out: &mut Vec<Call>) 
     }
     let args = [signed(room.start), signed(room.end - 1), 0];
     out.push(call(Step::Close, 0, nr::CLOSE_RANGE, &args));
+}
+
+/// The clock of a timer. The kernel tells of the processor time of a thread, but not of which: who is signalled alone is
+/// taken to measure itself. The first thread makes all timers, and would be measured.
+fn clock(t: &PosixTimer) -> i32 {
+    const OF_MAKER: i32 = -2;
+    const OF_THREAD: i32 = 6;
+    match (t.clock, t.notify) {
+        (OF_MAKER, libc::SIGEV_THREAD_ID) => !t.tid << 3 | OF_THREAD,
+        (clock, _) => clock,
+    }
 }
 
 /// POSIX locks, once more: closing any descriptor of a file has released them.

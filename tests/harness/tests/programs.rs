@@ -16,6 +16,7 @@ fn cases() -> Vec<Case> {
         prog("compute_regs aio"),
         prog("compute_regs notify"),
         prog("thr_create"),
+        prog("thr_cputimer"),
         prog("thr_many 8"),
         prog("thr_many 512"),
         prog("thr_crowd churn"),
