@@ -3,7 +3,8 @@
 //!
 //! A process that was started after the restart asks before it executes its program, so that the program sees nothing
 //! else from its first instruction on. It is no part of the job and no child of the agent, so that the job can go on
-//! when the agent is killed. It ends when nobody is left who could ask.
+//! when the agent is killed. It ends when nobody is left who could ask. Without it the kernel would refuse all that is
+//! asked about, as if there were no such calls: another process stands by, and makes it anew when it is killed.
 
 use crate::fail::{Outcome, RestartError};
 use crate::shown::Shown;
@@ -56,19 +57,36 @@ pub(crate) fn take(process: &OwnedFd, fd: u64) -> io::Result<OwnedFd> {
 pub(crate) fn begin(listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>, shown: Option<&Shown>) -> Outcome<()> {
     // SAFETY: the agent has one thread.
     match unsafe { sys::fork(libc::CLONE_PARENT as u64, 0, 0) } {
-        Ok(0) => answer_all(listeners, book, programs, shown),
+        Ok(0) => stand_by(listeners, book, programs, shown),
         Ok(_) => Ok(()),
         Err(e) => Err(RestartError::at("make the process that answers for addresses", e)),
     }
 }
 
-fn answer_all(mut listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>, shown: Option<&Shown>) -> ! {
+/// Has a child that answers, as long as it is needed.
+fn stand_by(listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>, shown: Option<&Shown>) -> ! {
     sys::block_signals();
     // Neither the terminal's signals nor the job's end by its group are meant for it.
     let _ = sys::setsid();
     // SAFETY: a live, terminated string.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"belay-lead".as_ptr()) };
     close_all_but(&listeners);
+    loop {
+        // SAFETY: this process has one thread.
+        let child = match unsafe { sys::fork(0, libc::SIGCHLD, 0) } {
+            Ok(0) => answer_all(listeners, book, programs, shown),
+            Ok(child) => child,
+            // Who asks is answered, if only once.
+            Err(_) => answer_all(listeners, book, programs, shown),
+        };
+        let killed = sys::wait(child, libc::__WALL).is_ok_and(|(_, status)| libc::WIFSIGNALED(status));
+        if !killed {
+            sys::exit_now(0)
+        }
+    }
+}
+
+fn answer_all(mut listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>, shown: Option<&Shown>) -> ! {
     while !listeners.is_empty() {
         let mut polls: Vec<libc::pollfd> = listeners
             .iter()
