@@ -1,7 +1,9 @@
 /* What veloc.h and fti.h have in common: the versions of one rank on two levels, as histories of belay.h.
  *
- * A version of the program is a version of the history with the life in its lower bits: a life is a run of the program, and
- * what two lives have put under one number is never taken for one checkpoint, whatever moment the first was killed at.
+ * A version of the program is a version of the history with the life in its lower bits. A run of the program begins a life,
+ * and so does each checkpoint of a version that is not above the last one: what has been put under one number at two times
+ * is never taken for one checkpoint, whatever moment the program was killed at. All ranks begin the same checkpoints in the
+ * same order, so that their lives are the same.
  *
  * The near level is a directory of the node: a version that has been written there outlives the process. The far level is
  * a directory of a file system that all nodes see, and is written in the background. Functions are weak, so that a program
@@ -45,7 +47,8 @@ typedef struct belay_levels {
     belay_history *near_by;  /* NULL: there is no such level */
     belay_history *far_away; /* NULL: the same */
     MPI_Comm comm;           /* of those who take part; MPI_COMM_NULL: this rank alone */
-    long life;
+    long first, life; /* of this run: the first, and that of now */
+    long last, key;   /* the version of the last checkpoint that was begun, -1: there is none; and where it lies */
 } belay_levels;
 
 /* What a read is of. */
@@ -56,7 +59,7 @@ enum {
 };
 
 /* Lives are below this. */
-#define BELAY_LEVELS_LIVES (1L << 24)
+#define BELAY_LEVELS_LIVES (1L << 31)
 
 /* The version of a history, which is above those of all other lives of a lower version. */
 static inline long belay_levels_key(long version, long life) { return version * BELAY_LEVELS_LIVES + life; }
@@ -173,7 +176,8 @@ BELAY_LEVELS_WEAK int belay_levels_open(belay_levels *levels, const char *interf
     if (last < most) last = most;
     most = last;
     if (comm != MPI_COMM_NULL) MPI_Allreduce(&last, &most, 1, MPI_LONG, MPI_MAX, comm);
-    levels->life = most + 1;
+    levels->first = levels->life = most + 1;
+    levels->last = -1;
     return 0;
 }
 
@@ -188,18 +192,32 @@ static inline long belay_levels_below(belay_history *history, long limit) {
     return newest;
 }
 
-/* The key of the newest version, not above `version`, that everybody has on one level or the other; -1: there is none. */
-BELAY_LEVELS_WEAK long belay_levels_newest(belay_levels *levels, long version) {
-    long limit = belay_levels_key(version + 1, 0) - 1;
+/* The newest key, not above `limit`, that everybody has in one of two histories, of which one may be NULL; -1: there is none. */
+BELAY_LEVELS_WEAK long belay_levels_agreed(MPI_Comm comm, belay_history *one, belay_history *other, long limit) {
     for (;;) {
-        long near_by = belay_levels_below(levels->near_by, limit), far_away = belay_levels_below(levels->far_away, limit);
-        long mine = near_by > far_away ? near_by : far_away, least = mine, most = mine;
-        if (levels->comm == MPI_COMM_NULL) return mine;
-        MPI_Allreduce(&mine, &least, 1, MPI_LONG, MPI_MIN, levels->comm);
-        MPI_Allreduce(&mine, &most, 1, MPI_LONG, MPI_MAX, levels->comm);
+        long first = belay_levels_below(one, limit), second = belay_levels_below(other, limit);
+        long mine = first > second ? first : second, least = mine, most = mine;
+        if (comm == MPI_COMM_NULL) return mine;
+        MPI_Allreduce(&mine, &least, 1, MPI_LONG, MPI_MIN, comm);
+        MPI_Allreduce(&mine, &most, 1, MPI_LONG, MPI_MAX, comm);
         if (least == most || least < 0) return least;
         limit = least;
     }
+}
+
+/* The key of the newest version, not above `version`, that everybody has on one level or the other; -1: there is none. */
+BELAY_LEVELS_WEAK long belay_levels_newest(belay_levels *levels, long version) {
+    return belay_levels_agreed(levels->comm, levels->near_by, levels->far_away, belay_levels_key(version + 1, 0) - 1);
+}
+
+/* Begins a checkpoint, under a key that this run has not used. All ranks do, whatever comes of it. 0 or -1 */
+BELAY_LEVELS_WEAK int belay_levels_begin(belay_levels *levels, long version) {
+    if (version <= levels->last && levels->life + 1 == BELAY_LEVELS_LIVES)
+        return belay_levels_say(levels->interface, 0, "%s has been written too often: remove its checkpoints", levels->name);
+    if (version <= levels->last) levels->life++;
+    levels->last = version;
+    levels->key = belay_levels_key(version, levels->life);
+    return 0;
 }
 
 /* Takes all regions away from a history that it may have. */
@@ -214,22 +232,19 @@ static inline int belay_levels_put_one(belay_history *history, uint64_t key, con
     for (i = 0; i < n && answer == 0; i++)
         answer = belay_history_region(history, (uint32_t)regions[i].id, regions[i].at, regions[i].bytes);
     if (answer == 0) answer = belay_history_put(history, key);
-    if (answer == -EEXIST) { /* the program writes it once more */
-        answer = belay_history_drop(history, key);
-        if (answer == 0) answer = belay_history_put(history, key);
-    }
     belay_levels_forget(history, regions, n);
     return answer;
 }
 
-/* Writes a version: on return it is in a file of the near level, and on its way to the far one if that is wanted too. 0 or -1 */
-BELAY_LEVELS_WEAK int belay_levels_put(belay_levels *levels, long version, const belay_levels_region *regions, size_t n,
-                                       int far_too) {
-    uint64_t key = (uint64_t)belay_levels_key(version, levels->life);
+/* Writes the checkpoint that was begun: on return it is in a file of the near level, and on its way to the far one if that is
+ * wanted too. 0 or -1 */
+BELAY_LEVELS_WEAK int belay_levels_put(belay_levels *levels, const belay_levels_region *regions, size_t n, int far_too) {
+    uint64_t key = (uint64_t)levels->key;
     int answer = belay_levels_put_one(levels->near_by, key, regions, n);
     if (answer == 0 && far_too && levels->far_away) answer = belay_levels_put_one(levels->far_away, key, regions, n);
     if (answer == 0) answer = belay_history_wait(levels->near_by, BELAY_H_LOCAL);
-    return answer < 0 ? belay_levels_say(levels->interface, 1, "cannot write version %ld of %s", version, levels->name) : 0;
+    if (answer == 0) return 0;
+    return belay_levels_say(levels->interface, 1, "cannot write version %ld of %s", levels->last, levels->name);
 }
 
 /* Waits until all that was written is synced on the far level, or where there is none on the near one. 0 or -1 */
@@ -239,25 +254,51 @@ BELAY_LEVELS_WEAK int belay_levels_wait(belay_levels *levels) {
     return belay_levels_say(levels->interface, 1, "checkpoints of %s are not safe yet", levels->name);
 }
 
-/* Drops a version of this life. */
-BELAY_LEVELS_WEAK void belay_levels_drop(belay_levels *levels, long version) {
-    uint64_t key = (uint64_t)belay_levels_key(version, levels->life);
-    belay_history_drop(levels->near_by, key);
-    if (levels->far_away) belay_history_drop(levels->far_away, key);
+/* Ends the checkpoint that was begun: what not everybody has is none. Collective. Whether everybody has it. */
+BELAY_LEVELS_WEAK int belay_levels_end(belay_levels *levels, int written) {
+    if (belay_levels_all(levels->comm, written)) return 1;
+    belay_history_drop(levels->near_by, (uint64_t)levels->key);
+    if (levels->far_away) belay_history_drop(levels->far_away, (uint64_t)levels->key);
+    return 0;
 }
 
-/* Drops all but the newest `keep` versions of this life from a level. Those of other lives go once this one has so many. */
+static inline int belay_levels_by_age(const void *one, const void *other) {
+    uint64_t a = *(const uint64_t *)one, b = *(const uint64_t *)other;
+    uint64_t life_a = a % BELAY_LEVELS_LIVES, life_b = b % BELAY_LEVELS_LIVES;
+    if (life_a != life_b) return life_a < life_b ? -1 : 1;
+    return a < b ? -1 : a > b;
+}
+
+/* Drops all but the `keep` versions that this run has put last from a level, and what was put before under the number of
+ * any that it has put. Other versions of other runs go once this one has so many. When everybody has the last one there. */
 BELAY_LEVELS_WEAK void belay_levels_trim(belay_levels *levels, belay_history *history, long keep) {
-    size_t n, i;
-    long own = 0;
+    size_t n, i, left;
+    long own = 0, version = -1;
     uint64_t *all = belay_levels_list(history, &n);
-    for (i = 0; i < n; i++) own += (long)(all[i] % BELAY_LEVELS_LIVES) == levels->life;
-    for (i = 0; i < n && own >= keep; i++) {
-        int old = (long)(all[i] % BELAY_LEVELS_LIVES) != levels->life;
-        if (old || own > keep) belay_history_drop(history, all[i]);
-        own -= !old && own > keep;
+    int again = 0, enough;
+    for (i = left = n; i-- > 0;) { /* of each version the last life is first */
+        int is_own = (long)(all[i] % BELAY_LEVELS_LIVES) >= levels->first;
+        if (belay_levels_version((long)all[i]) != version) again = 0;
+        version = belay_levels_version((long)all[i]);
+        if (again) belay_history_drop(history, all[i]);
+        else own += is_own, all[--left] = all[i];
+        again |= is_own;
+    }
+    if (left < n) qsort(all + left, n - left, sizeof *all, belay_levels_by_age);
+    enough = own >= keep;
+    for (i = left; i < n; i++) {
+        int is_own = (long)(all[i] % BELAY_LEVELS_LIVES) >= levels->first;
+        if (is_own ? own > keep : enough) belay_history_drop(history, all[i]);
+        own -= is_own && own > keep;
     }
     free(all);
+}
+
+/* The key of a version that this run has put; what the next checkpoint of it would have if there is none. */
+static inline long belay_levels_own(belay_levels *levels, long version) {
+    long key = belay_levels_below(levels->near_by, belay_levels_key(version + 1, 0) - 1);
+    if (key >= belay_levels_key(version, levels->first)) return key;
+    return belay_levels_key(version, levels->life + (version <= levels->last));
 }
 
 static inline const belay_levels_region *belay_levels_find(const belay_levels_region *regions, size_t n, uint32_t id) {

@@ -39,7 +39,7 @@ typedef struct belay_veloc {
     belay_levels_table regions;
     /* Between _begin and _end. */
     belay_levels *now;
-    int restarting, written;
+    int restarting, tried, written, persists;
     long version, key;
     char group[256], file[VELOC_MAX_NAME];
 } belay_veloc;
@@ -177,14 +177,12 @@ static inline int belay_veloc_begin(const char *name, int version, int restartin
     if (!l) return VELOC_FAILURE;
     v->now = l;
     v->restarting = restarting;
-    v->written = 0;
+    v->tried = v->written = 0;
     v->version = version;
     v->file[0] = 0;
     snprintf(v->group, sizeof v->group, "%s", name);
     return VELOC_SUCCESS;
 }
-
-BELAY_LEVELS_WEAK int VELOC_Checkpoint_begin(const char *name, int version) { return belay_veloc_begin(name, version, 0); }
 
 /* Whether this checkpoint goes to the persistent directory: all ranks have the same answer. */
 static inline int belay_veloc_persists(void) {
@@ -196,15 +194,32 @@ static inline int belay_veloc_persists(void) {
     return yes;
 }
 
+/* Collective if VELOC_Init was. */
+BELAY_LEVELS_WEAK int VELOC_Checkpoint_begin(const char *name, int version) {
+    belay_veloc *v = &belay_veloc_state;
+    if (belay_veloc_begin(name, version, 0) < 0) return VELOC_FAILURE;
+    v->persists = belay_veloc_persists();
+    if (belay_levels_begin(v->now, version) == 0) return VELOC_SUCCESS;
+    v->now = NULL;
+    return VELOC_FAILURE;
+}
+
+/* What is written once more between _begin and _end is another version. */
+static inline int belay_veloc_try(void) {
+    belay_veloc *v = &belay_veloc_state;
+    return v->tried++ ? belay_levels_begin(v->now, v->version) : 0;
+}
+
 BELAY_LEVELS_WEAK int VELOC_Checkpoint_selective(int mode, int *ids, int id_count) {
     belay_veloc *v = &belay_veloc_state;
     belay_levels_region *chosen;
     size_t n;
-    int answer, persists;
+    int answer;
     if (!v->now || v->restarting) return belay_veloc_refuse("VELOC_Checkpoint_begin comes first");
-    persists = belay_veloc_persists();
+    v->written = 0;
+    if (belay_veloc_try() < 0) return VELOC_FAILURE;
     chosen = belay_veloc_chosen(mode, ids, id_count, &n);
-    answer = n ? belay_levels_put(v->now, v->version, chosen, n, persists)
+    answer = n ? belay_levels_put(v->now, chosen, n, v->persists)
                : belay_veloc_refuse("a checkpoint of no regions: VELOC_Mem_protect comes first");
     free(chosen);
     v->written = answer == 0;
@@ -218,7 +233,7 @@ static inline int belay_veloc_put_file(void) {
     belay_veloc *v = &belay_veloc_state;
     belay_levels_region region;
     struct stat s;
-    int answer = VELOC_FAILURE, persists = belay_veloc_persists(), fd = open(v->file, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int answer = VELOC_FAILURE, fd = open(v->file, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     memset(&region, 0, sizeof region);
     region.id = BELAY_VELOC_FILE;
     if (fd < 0 || fstat(fd, &s) < 0) {
@@ -227,44 +242,53 @@ static inline int belay_veloc_put_file(void) {
         region.bytes = (size_t)s.st_size;
         region.at = region.bytes ? mmap(NULL, region.bytes, PROT_READ, MAP_PRIVATE, fd, 0) : v->file;
         if (region.at == MAP_FAILED) belay_levels_say("VELOC", 0, "cannot read %s: %s", v->file, strerror(errno));
-        else answer = belay_levels_put(v->now, v->version, &region, 1, persists);
+        else answer = belay_levels_put(v->now, &region, 1, v->persists);
         if (region.bytes && region.at != MAP_FAILED) munmap(region.at, region.bytes);
     }
     if (fd >= 0) close(fd);
-    unlink(v->file);
     return answer;
+}
+
+/* Older versions go, and what has been written again since, from a level where everybody has the last one. */
+static inline void belay_veloc_trim(belay_levels *l, belay_history *history, long keep) {
+    if (history) belay_levels_trim(l, history, keep > 0 ? keep : LONG_MAX);
 }
 
 /* Collective if VELOC_Init was. */
 BELAY_LEVELS_WEAK int VELOC_Checkpoint_end(int success) {
     belay_veloc *v = &belay_veloc_state;
     belay_levels *l = v->now;
-    int answer = VELOC_SUCCESS;
+    int answer = v->written ? VELOC_SUCCESS : VELOC_FAILURE, all;
     if (!l || v->restarting) return belay_veloc_refuse("VELOC_Checkpoint_begin comes first");
-    if (v->file[0] && success) answer = belay_veloc_put_file();
-    else if (!success || !v->written) answer = VELOC_FAILURE;
+    if (v->file[0]) {
+        answer = belay_veloc_try();
+        if (answer == VELOC_SUCCESS && success) answer = belay_veloc_put_file();
+        unlink(v->file);
+    }
+    if (!success) answer = VELOC_FAILURE;
     if (answer == VELOC_SUCCESS && v->sync) answer = belay_levels_wait(l);
     v->now = NULL;
-    if (!success && v->written) belay_levels_drop(l, v->version);
-    /* Older ones go only when everybody has this one. */
-    if (v->scratch_versions > 0 && belay_levels_all(l->comm, answer == VELOC_SUCCESS))
-        belay_levels_trim(l, l->near_by, v->scratch_versions);
-    return answer == VELOC_SUCCESS || !success ? VELOC_SUCCESS : VELOC_FAILURE;
+    all = belay_levels_end(l, answer == VELOC_SUCCESS);
+    if (all) belay_veloc_trim(l, l->near_by, v->scratch_versions);
+    if (all && v->sync) belay_veloc_trim(l, l->far_away, v->max_versions);
+    if (answer == VELOC_SUCCESS && !all)
+        belay_levels_say("VELOC", 0, "version %ld of %s is dropped: another rank has none", v->version, l->name);
+    return all || !success ? VELOC_SUCCESS : VELOC_FAILURE;
 }
 
 /* Until all checkpoints are on the persistent directory. Collective if VELOC_Init was. */
 BELAY_LEVELS_WEAK int VELOC_Checkpoint_wait(void) {
     belay_veloc *v = &belay_veloc_state;
     belay_levels *l;
-    int all, answer = VELOC_SUCCESS;
+    int trims = v->max_versions > 0, answer = VELOC_SUCCESS;
     if (!v->started) return belay_veloc_refuse("it is not initialized");
     if (v->now) return belay_veloc_refuse("the checkpoint has not been ended");
-    for (l = v->names; l; l = l->next)
+    for (l = v->names; l; l = l->next) {
         if (belay_levels_wait(l) < 0) answer = VELOC_FAILURE;
-    if (v->max_versions <= 0) return answer;
-    all = belay_levels_all(v->comm, answer == VELOC_SUCCESS);
-    for (l = v->names; l && all; l = l->next)
-        if (l->far_away) belay_levels_trim(l, l->far_away, v->max_versions);
+        trims |= l->life > l->first;
+    }
+    if (!trims || !belay_levels_all(v->comm, answer == VELOC_SUCCESS)) return answer;
+    for (l = v->names; l; l = l->next) belay_veloc_trim(l, l->far_away, v->max_versions);
     return answer;
 }
 
@@ -390,7 +414,7 @@ BELAY_LEVELS_WEAK int VELOC_Prefetch_enqueue(const char *name, int version) {
     belay_levels *l = belay_veloc_named(name);
     uint64_t key;
     if (!l || version < 0) return VELOC_FAILURE;
-    key = (uint64_t)belay_levels_key(version, l->life);
+    key = (uint64_t)belay_levels_own(l, version);
     return belay_history_hint(l->near_by, &key, 1) == 0 ? VELOC_SUCCESS : VELOC_FAILURE;
 }
 

@@ -1,6 +1,7 @@
 // Heat that spreads over a plate, whose lines are divided among the ranks: what programs for other interfaces compute.
 #include <math.h>
 #include <mpi.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,14 +1,33 @@
-// Heat with FTI's interface. heat_fti CONFIGURATION snapshot|checkpoint
+// Heat with FTI's interface. heat_fti CONFIGURATION snapshot|checkpoint [STEP]
+//
+// At STEP rank 1 is killed in its checkpoint, and the others have theirs; rank 0 could not write the one before.
 #include "heat.h"
 #include <fti.h>
+#include <sys/mman.h>
+
+static int last_step = -1;
 
 typedef struct { int id, level; } plan;
 
-static void checkpoint(plan *p, fti_id_t type) {
-    (void)type;
+static void die_late(int signal) {
+    (void)signal;
+    usleep(500000);
+    raise(SIGKILL);
+}
+
+static void checkpoint(plan *p) {
+    static double spare;
+    int fails = step == last_step - 20;
+    int64_t count = fails && rank == 0 ? INT64_MAX / 4 : 1;
+    void *at = &spare;
+    if (step == last_step && rank == 1) {
+        signal(SIGSEGV, die_late);
+        at = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    }
+    want(FTI_Protect(5, at, count, FTI_DBLE) == FTI_SCES, "FTI_Protect");
     p->level = p->level % 4 + 1;
     p->id++;
-    want(FTI_Checkpoint(p->id, p->level) == FTI_DONE, "FTI_Checkpoint");
+    want(FTI_Checkpoint(p->id, p->level) == (fails ? FTI_NSCS : FTI_DONE), "FTI_Checkpoint");
 }
 
 int main(int argc, char **argv) {
@@ -22,12 +41,15 @@ int main(int argc, char **argv) {
     MPI_Comm_rank(FTI_COMM_WORLD, &rank);
     MPI_Comm_size(FTI_COMM_WORLD, &ranks);
     int by_hand = argv[2][0] == 'c';
+    double spare;
+    if (argc > 3) last_step = atoi(argv[3]);
     start_heat();
     want(FTI_InitType(&type, sizeof p) == FTI_SCES, "FTI_InitType");
     want(FTI_Protect(0, &step, 1, FTI_INTG) == FTI_SCES, "FTI_Protect");
     want(FTI_Protect(1, now, sizeof now / sizeof(double), FTI_DBLE) == FTI_SCES, "FTI_Protect");
     want(FTI_Protect(2, &p, 1, type) == FTI_SCES, "FTI_Protect");
     want(FTI_Protect(3, grows, 1, FTI_DBLE) == FTI_SCES, "FTI_Protect");
+    want(FTI_Protect(5, &spare, 1, FTI_DBLE) == FTI_SCES, "FTI_Protect");
     want(FTI_Protect(4, grows, 1, 999) == FTI_NSCS, "a type that there is not");
     if (FTI_Status() && by_hand) {
         want(FTI_RecoverVarInit() == FTI_SCES && FTI_RecoverVar(0) == FTI_SCES, "FTI_RecoverVar");
@@ -53,7 +75,7 @@ int main(int argc, char **argv) {
         grows = realloc(grows, n * sizeof(double));
         grows[n - 1] = step;
         want(FTI_Protect(3, grows, (int64_t)n, FTI_DBLE) == FTI_SCES, "FTI_Protect");
-        checkpoint(&p, type);
+        checkpoint(&p);
     }
     say_heat(FTI_COMM_WORLD);
     want(FTI_Finalize() == FTI_SCES, "FTI_Finalize");

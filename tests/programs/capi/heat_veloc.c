@@ -1,20 +1,27 @@
-// Heat with VELOC's interface. heat_veloc CONFIGURATION memory|file|parts
+// Heat with VELOC's interface. heat_veloc CONFIGURATION memory|file|parts|same [STEP]
+//
+// same: every checkpoint is of one version. At STEP rank 1 is killed before its checkpoint, and the others have theirs.
 #include "heat.h"
 #include <veloc.h>
 
+enum { SAME = 7 };
 static char how;
+static int last_step = -1;
 
 static void checkpoint(void) {
     char path[VELOC_MAX_NAME];
-    int some[] = {2, 3};
+    int some[] = {2, 3}, version = how == 's' ? SAME : step;
     if (how == 'm') {
         want(VELOC_Checkpoint("heat", step) == VELOC_SUCCESS, "VELOC_Checkpoint");
         return;
     }
     want(VELOC_Checkpoint_wait() == VELOC_SUCCESS, "VELOC_Checkpoint_wait");
-    want(VELOC_Checkpoint_begin("heat", step) == VELOC_SUCCESS, "VELOC_Checkpoint_begin");
-    want(VELOC_Checkpoint_begin("heat", step) == VELOC_FAILURE, "a checkpoint in a checkpoint");
-    if (how == 'p') {
+    want(VELOC_Checkpoint_begin("heat", version) == VELOC_SUCCESS, "VELOC_Checkpoint_begin");
+    want(VELOC_Checkpoint_begin("heat", version) == VELOC_FAILURE, "a checkpoint in a checkpoint");
+    if (step == last_step && rank == 1) usleep(500000), raise(SIGKILL);
+    if (how == 's') {
+        want(VELOC_Checkpoint_mem() == VELOC_SUCCESS, "VELOC_Checkpoint_mem");
+    } else if (how == 'p') {
         want(VELOC_Checkpoint_selective(VELOC_CKPT_REST, some, 2) == VELOC_SUCCESS, "VELOC_Checkpoint_selective");
     } else {
         want(VELOC_Route_file("heat.dat", path) == VELOC_SUCCESS, "VELOC_Route_file");
@@ -28,7 +35,7 @@ static void checkpoint(void) {
 static void restart(int version) {
     char path[VELOC_MAX_NAME];
     int some[] = {0};
-    if (how == 'm') {
+    if (how == 'm' || how == 's') {
         want(VELOC_Restart("heat", version) == VELOC_SUCCESS, "VELOC_Restart");
         return;
     }
@@ -54,6 +61,7 @@ int main(int argc, char **argv) {
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     want(argc > 2, "arguments");
     how = argv[2][0];
+    if (argc > 3) last_step = atoi(argv[3]);
     want(VELOC_Init(MPI_COMM_WORLD, "/nowhere/veloc.cfg") == VELOC_FAILURE, "a configuration that is not there");
     want(VELOC_Init(MPI_COMM_WORLD, argv[1]) == VELOC_SUCCESS, "VELOC_Init");
     start_heat();
@@ -66,8 +74,8 @@ int main(int argc, char **argv) {
     int version = VELOC_Restart_test("heat", 0);
     if (version > 0) {
         restart(version);
-        want(step == version, "another version");
-        if (rank == 0) printf("from %d\n", version);
+        want(how == 's' ? version == SAME : step == version, "another version");
+        if (rank == 0) printf("from %d\n", step);
     }
     if (rank == 0) printf("begins\n"), fflush(stdout);
     while (step < STEPS) {
@@ -76,7 +84,8 @@ int main(int argc, char **argv) {
     }
     say_heat(MPI_COMM_WORLD);
     want(VELOC_Checkpoint_wait() == VELOC_SUCCESS && VELOC_Checkpoint_finished() == 1, "VELOC_Checkpoint_wait");
-    want(VELOC_Restart_test("heat", STEPS) == STEPS - 20, "the one before the last");
+    if (how == 's') want(VELOC_Restart_test("heat", 0) == SAME && VELOC_Restart_test("heat", SAME) < 0, "one version");
+    else want(VELOC_Restart_test("heat", STEPS) == STEPS - 20, "the one before the last");
     want(VELOC_Cleanup("heat") == VELOC_SUCCESS, "VELOC_Cleanup");
     want(VELOC_Finalize(1) == VELOC_SUCCESS && VELOC_Finalize(1) == VELOC_FAILURE, "VELOC_Finalize");
     MPI_Finalize();

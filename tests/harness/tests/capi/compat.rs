@@ -71,12 +71,13 @@ impl Heat {
         Ok(heat)
     }
 
-    fn command(&self) -> Command {
+    fn command(&self, more: &[&str]) -> Command {
         let mpi = mpirun(Kind::OpenMpi, RANKS);
         let program = self.program.display().to_string();
         let configuration = self.configuration.display().to_string();
         let mut words: Vec<&str> = mpi[1..].iter().map(String::as_str).collect();
         words.extend([program.as_str(), &configuration, self.how]);
+        words.extend(more);
         let mut c = command(self.user, Path::new(&mpi[0]), &words);
         c.env("OMPI_ALLOW_RUN_AS_ROOT", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
@@ -86,7 +87,7 @@ impl Heat {
 
     /// Runs to the end: where it went on from, if anywhere, and its result.
     fn whole(&self) -> Result<(Option<u32>, String), Failure> {
-        let o = output(self.command(), patient(LIMIT))?;
+        let o = output(self.command(&[]), patient(LIMIT))?;
         let said = text(&o);
         want(o.status.success(), || {
             format!("{} {}: {}: {said}", self.program.display(), self.how, o.status)
@@ -98,7 +99,7 @@ impl Heat {
 
     /// Runs for some milliseconds after it has begun to compute, unless it ends; all its processes are killed.
     fn killed_after(&self, ms: u64) -> Result<(), Failure> {
-        let mut c = self.command();
+        let mut c = self.command(&[]);
         let mut child = io("start", c.process_group(0).stdout(Stdio::piped()).spawn())?;
         let mut out = BufReader::new(child.stdout.take().ok_or("no output")?);
         let mut line = String::new();
@@ -131,13 +132,27 @@ fn killed(place: &Place, user: User, rng: &mut Rng, interface: &str, how: &'stat
     want(went_on == 0 || from.is_some(), || "no checkpoint was found".into())
 }
 
+/// At a step one rank is killed before its checkpoint, and the other has its own: that is no checkpoint.
+fn torn(place: &Place, user: User, interface: &str, how: &'static str, last: u32) -> Result<(), Failure> {
+    let (_, right) = Heat::new(place, user, interface, how, "torn-whole")?.whole()?;
+    let heat = Heat::new(place, user, interface, how, "torn")?;
+    let o = output(heat.command(&["100"]), patient(LIMIT))?;
+    want(!o.status.success() && !text(&o).contains("FAIL"), || text(&o))?;
+    let (from, result) = heat.whole()?;
+    want(from == Some(last) && result == right, || {
+        format!("from {from:?}, not {last}: {result}, and {right} without kills")
+    })
+}
+
 pub(crate) fn veloc(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
-    ["memory", "file", "parts"]
+    torn(place, user, "veloc", "same", 80)?;
+    ["memory", "file", "parts", "same"]
         .iter()
         .try_for_each(|how| killed(place, user, rng, "veloc", how))
 }
 
 pub(crate) fn fti(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    torn(place, user, "fti", "checkpoint", 60)?;
     ["snapshot", "checkpoint"]
         .iter()
         .try_for_each(|how| killed(place, user, rng, "fti", how))
