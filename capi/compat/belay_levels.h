@@ -254,6 +254,13 @@ BELAY_LEVELS_WEAK int belay_levels_wait(belay_levels *levels) {
     return belay_levels_say(levels->interface, 1, "checkpoints of %s are not safe yet", levels->name);
 }
 
+/* 1: all that was written has come to files of the last level; 0: something is on its way. -1 */
+BELAY_LEVELS_WEAK int belay_levels_arrived(belay_levels *levels) {
+    belay_history *last = levels->far_away ? levels->far_away : levels->near_by;
+    int answer = belay_history_is_at(last, BELAY_H_LOCAL);
+    return answer < 0 ? belay_levels_say(levels->interface, 1, "checkpoints of %s", levels->name) : answer;
+}
+
 /* Ends the checkpoint that was begun: what not everybody has is none. Collective. Whether everybody has it. */
 BELAY_LEVELS_WEAK int belay_levels_end(belay_levels *levels, int written) {
     if (belay_levels_all(levels->comm, written)) return 1;

@@ -297,10 +297,8 @@ BELAY_LEVELS_WEAK int VELOC_Checkpoint_finished(void) {
     belay_levels *l;
     if (!belay_veloc_state.started) return VELOC_FAILURE;
     for (l = belay_veloc_state.names; l; l = l->next) {
-        belay_history_stats s;
-        belay_history *last = l->far_away ? l->far_away : l->near_by;
-        if (belay_history_get_stats(last, &s) < 0) return VELOC_FAILURE;
-        if (s.down < s.put_bytes) return 0;
+        int arrived = belay_levels_arrived(l);
+        if (arrived <= 0) return arrived;
     }
     return 1;
 }
