@@ -301,6 +301,20 @@ BELAY_LEVELS_WEAK void belay_levels_trim(belay_levels *levels, belay_history *hi
     free(all);
 }
 
+/* Drops from the far level what is older than the newest version that everybody has safe there. Collective. */
+BELAY_LEVELS_WEAK void belay_levels_trim_far(belay_levels *levels) {
+    size_t n, i;
+    uint64_t *all;
+    long newest;
+    int safe = levels->far_away && belay_levels_arrived(levels) == 1 && belay_levels_wait(levels) == 0;
+    if (!belay_levels_all(levels->comm, safe)) return;
+    newest = belay_levels_agreed(levels->comm, levels->far_away, NULL, LONG_MAX);
+    all = belay_levels_list(levels->far_away, &n);
+    for (i = 0; i < n; i++)
+        if ((long)all[i] < newest) belay_history_drop(levels->far_away, all[i]);
+    free(all);
+}
+
 /* The key of a version that this run has put; what the next checkpoint of it would have if there is none. */
 static inline long belay_levels_own(belay_levels *levels, long version) {
     long key = belay_levels_below(levels->near_by, belay_levels_key(version + 1, 0) - 1);

@@ -199,6 +199,7 @@ BELAY_LEVELS_WEAK int FTI_Checkpoint(int id, int level) {
     if (!f->started || level < 1 || level > 4) return belay_fti_refuse("it is not initialized, or the level is not 1 to 4");
     f->head.id = id;
     f->head.level = level;
+    belay_levels_trim_far(&f->levels);
     /* Not the number of one that has failed. */
     answer = belay_levels_begin(&f->levels, (f->version > f->levels.last ? f->version : f->levels.last) + 1);
     all = belay_fti_with_head();
@@ -206,7 +207,7 @@ BELAY_LEVELS_WEAK int FTI_Checkpoint(int id, int level) {
     free(all);
     if (answer == 0 && level > 1 && f->inline_levels & 1 << level) answer = belay_levels_wait(&f->levels);
     if (!belay_levels_end(&f->levels, answer == 0)) return FTI_NSCS;
-    /* Everybody has this one: older ones go, on the far level once this one is safe there. */
+    /* Everybody has this one: older ones go, on the far level once this one is safe there, which may be seen later. */
     f->key = f->levels.key;
     f->version = f->levels.last;
     belay_levels_trim(&f->levels, f->levels.near_by, 1);
