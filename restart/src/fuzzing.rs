@@ -102,7 +102,7 @@ pub fn decide(job: &Job, extents: &[Extent]) {
             state::thread(i, t, &mut arena, &mut calls);
             let (creds, securebits) = state::whose(p, t);
             state::credentials(creds, securebits, &own, &mut arena, &mut calls);
-            state::thread_late(i, (p, t), creds, &mut calls);
+            state::thread_late(i, (p, t, false), creds, &mut calls);
             state::pending(p.pid, Some(t.tid), &t.pending, &mut arena, &mut calls);
         }
     }

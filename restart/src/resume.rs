@@ -5,6 +5,7 @@ use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
 use crate::processor;
 use crate::sched;
+use crate::state;
 use crate::sys;
 use crate::tree::{Role, Tree};
 use belay_image::model::{Job, Process, ProcessState, Processor, Thread};
@@ -21,6 +22,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 const MUNMAP: u64 = 11;
+const PRCTL: u64 = 157;
 const EXIT: u64 = 60;
 
 const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
@@ -46,6 +48,7 @@ pub(crate) fn seize<'a>(job: &'a Job, shared: &Shared, tree: &Tree, live: &[usiz
         }
         out.push((*slot, p));
     }
+    let area = |slot: usize| shared.slot(slot).area.each_ref().map(|a| a.load(Ordering::Relaxed));
     let defaults = sched::Defaults::own();
     let nodes = sched::memory_nodes();
     let now = Processor::own();
@@ -54,11 +57,18 @@ pub(crate) fn seize<'a>(job: &'a Job, shared: &Shared, tree: &Tree, live: &[usiz
         for t in p.threads.iter().filter(|_| !stopped(p)) {
             expect(t.tid, Event::Interrupted).map_err(|e| failed(p, t, "stop", &e))?;
         }
-        let [base, end] = shared.slot(*slot).area.each_ref().map(|a| a.load(Ordering::Relaxed));
+        let [base, _] = area(*slot);
         for t in p.threads.iter() {
             if let Some(code) = t.exited {
                 exit(t.tid, base + syscall, code).map_err(|e| failed(p, t, "exit", &e))?;
             }
+        }
+    }
+    for (slot, p) in &out {
+        let [base, end] = area(*slot);
+        for t in alive(p).filter(|t| t.pdeathsig != 0 && state::loses_maker(p, &job.processes)) {
+            let signal = [libc::PR_SET_PDEATHSIG as u64, t.pdeathsig.unsigned_abs().into()];
+            inject(t.tid, base + syscall, (PRCTL, signal)).map_err(|e| failed(p, t, "tell it of its parent's end", &e))?;
         }
         unmap(runner(p), base + syscall, base, end - base)
             .map_err(|e| RestartError::at("resume", format!("process {} ({}): unmap the restorer: {e}", p.pid, p.comm)))?;
@@ -222,20 +232,25 @@ fn exit(tid: i32, syscall: u64, code: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a stopped thread unmap the restorer's area. It is stopped again before it returns from the call, so it never runs there.
+/// Makes a stopped thread unmap the restorer's area.
 fn unmap(pid: i32, syscall: u64, base: u64, bytes: u64) -> io::Result<()> {
-    let mut regs = ptrace::get_regs(pid)?;
+    inject(pid, syscall, (MUNMAP, [base, bytes]))
+}
+
+/// Makes a stopped thread issue a call. It is stopped again before it returns from that, so it never runs in the
+/// restorer's area.
+fn inject(tid: i32, syscall: u64, (number, arguments): (u64, [u64; 2])) -> io::Result<()> {
+    let mut regs = ptrace::get_regs(tid)?;
     regs.rip = syscall;
-    regs.rax = MUNMAP;
+    regs.rax = number;
     regs.orig_rax = u64::MAX;
-    regs.rdi = base;
-    regs.rsi = bytes;
-    ptrace::set_regs(pid, &regs)?;
+    [regs.rdi, regs.rsi] = arguments;
+    ptrace::set_regs(tid, &regs)?;
     for _ in 0..2 {
-        ptrace::cont_to_syscall(pid)?;
-        expect(pid, Event::Syscall)?;
+        ptrace::cont_to_syscall(tid)?;
+        expect(tid, Event::Syscall)?;
     }
-    sys::raw(ptrace::get_regs(pid)?.rax.cast_signed() as isize).map(drop)
+    sys::raw(ptrace::get_regs(tid)?.rax.cast_signed() as isize).map(drop)
 }
 
 fn set_state(t: &Thread, then: &Processor, now: &Processor) -> io::Result<()> {

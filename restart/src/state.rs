@@ -183,12 +183,13 @@ pub(crate) fn thread(index: usize, t: &Thread, arena: &mut Arena, out: &mut Vec<
 }
 
 /// What a thread of `p` sets after its credentials: what these would clear, and what makes them final. Its execution
-/// domain too, which is each thread's own, and makes memory executable that is mapped afterwards.
-pub(crate) fn thread_late(index: usize, (p, t): (&Process, &Thread), c: &Credentials, out: &mut Vec<Call>) {
+/// domain too, which is each thread's own, and makes memory executable that is mapped afterwards. `late`: who is told of
+/// its parent's end is told so by [`crate::resume`].
+pub(crate) fn thread_late(index: usize, (p, t, late): (&Process, &Thread, bool), c: &Credentials, out: &mut Vec<Call>) {
     if p.personality != 0 {
         out.push(call(Step::ThreadState, index, nr::PERSONALITY, &[p.personality]));
     }
-    if t.pdeathsig != 0 {
+    if t.pdeathsig != 0 && !late {
         out.push(call(
             Step::ThreadState,
             index,
@@ -200,6 +201,13 @@ pub(crate) fn thread_late(index: usize, (p, t): (&Process, &Thread), c: &Credent
         out.push(call(Step::ThreadState, index, nr::PRCTL, &[PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0]));
     }
     attributes::thread_late(index, &t.prctl, out);
+}
+
+/// Whether the first thread of the parent of `p`, which makes `p`, ends before the job goes on: the kernel would tell
+/// `p` so (`PR_SET_PDEATHSIG`).
+pub(crate) fn loses_maker(p: &Process, all: &[Process]) -> bool {
+    let exits = |q: &Process| q.threads.iter().any(|t| t.tid == q.pid && t.exited.is_some());
+    p.threads.iter().any(|t| t.pdeathsig != 0) && all.iter().any(|q| q.pid == p.ppid && exits(q))
 }
 
 /// Queues pending signals with their `siginfo`: from the process itself, as the kernel demands where `si_code` says

@@ -280,13 +280,14 @@ fn rings(p: &Process, arena: &mut Arena) -> Vec<RingPlan> {
 fn threads(cx: &Context<'_>, p: &Process, area: &Area, helpers: usize, plan: u64, arena: &mut Arena) -> Vec<ThreadPlan> {
     let stacks = area.thread_stacks(helpers);
     let mut out = Vec::with_capacity(p.threads.len());
+    let late = state::loses_maker(p, cx.processes);
     let makers = makers(p, cx.early, |tid| cx.rebuilder.thread_table(p.pid, tid));
     for (i, t) in p.threads.iter().enumerate() {
         let mut calls = Vec::new();
         state::thread(i, t, arena, &mut calls);
         let (creds, securebits) = state::whose(p, t);
         state::credentials(creds, securebits, &cx.own, arena, &mut calls);
-        state::thread_late(i, (p, t), creds, &mut calls);
+        state::thread_late(i, (p, t, late), creds, &mut calls);
         if i == 0 {
             state::pending(p.pid, None, &p.pending, arena, &mut calls);
         }

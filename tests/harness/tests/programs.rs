@@ -33,6 +33,7 @@ fn cases() -> Vec<Case> {
         prog("thr_attrs"),
         prog("thr_raw"),
         prog("thr_leader_gone"),
+        prog("thr_maker_gone"),
         static_prog("thr_locks"),
         prog("proc_tree"),
         prog("proc_forkexec fork"),
