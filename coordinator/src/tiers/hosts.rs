@@ -50,7 +50,7 @@ impl meeting::Hello for Hello {
 }
 
 /// What the root asks of a part.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case")]
 enum Ask {
     /// How many bytes this tier lacks.
@@ -59,8 +59,19 @@ enum Ask {
     Copy { tier: String },
 }
 
-/// Bytes, or why not.
-type Answer = Result<u64, (Exit, String)>;
+#[derive(Debug, Serialize, Deserialize)]
+struct Question {
+    number: u64,
+    ask: Ask,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Answer {
+    /// That of the question.
+    number: u64,
+    /// Bytes, or why not.
+    said: Result<u64, (Exit, String)>,
+}
 
 /// What a part needs to answer.
 pub(crate) struct Share {
@@ -84,9 +95,9 @@ impl Share {
             manifest: belay_image::checksum(&files::read(&self.path().join(MANIFEST_FILE), MAX_BYTES)?),
         };
         send(&mut root, &hello)?;
-        while let Ok(ask) = receive(&mut root, None) {
-            let answer: Answer = root.busy(|| self.answer(&ask)).map_err(|f| (f.exit, f.message));
-            send(&mut root, &answer)?;
+        while let Ok(Question { number, ask }) = receive(&mut root, None) {
+            let said = root.busy(|| self.answer(&ask)).map_err(|f| (f.exit, f.message));
+            send(&mut root, &Answer { number, said })?;
         }
         Ok(())
     }
@@ -191,6 +202,10 @@ struct Member {
     host: String,
     manifest: u64,
     direct: Direct,
+    /// The number of the last question.
+    asked: u64,
+    /// It has not been answered.
+    is_open: bool,
 }
 
 /// The parts of a generation, on their hosts.
@@ -207,8 +222,7 @@ impl Members {
         let heard = meeting.gather::<Hello>()?;
         let member = |(tag, (hello, direct)): (u64, (Hello, Direct))| {
             let host = meeting.hosts.get(&tag).cloned().unwrap_or_default();
-            let manifest = hello.manifest;
-            (tag, Member { host, manifest, direct })
+            (tag, Member::new(host, hello.manifest, direct))
         };
         Ok(Self {
             job: job.to_owned(),
@@ -233,50 +247,67 @@ impl Members {
     /// Bytes that tier `name` lacks of the generation, of all parts together.
     pub(super) fn lacking(&mut self, name: &str) -> Result<u64, Failure> {
         let tier = name.to_owned();
-        let ask = Ask::Weigh { tier };
-        self.all.values_mut().try_for_each(|m| m.ask(&ask))?;
-        self.all.values_mut().map(Member::hear).sum()
+        let asked = self.ask(&Ask::Weigh { tier });
+        let heard = self.hear();
+        asked?;
+        heard.into_iter().sum()
+    }
+
+    fn ask(&mut self, ask: &Ask) -> Result<(), Failure> {
+        self.all.values_mut().try_for_each(|m| m.ask(ask))
+    }
+
+    /// The answers of all who have been asked, whatever the others have said: none is left for the next question.
+    fn hear(&mut self) -> Vec<Result<u64, Failure>> {
+        self.all.values_mut().filter(|m| m.is_open).map(Member::hear).collect()
     }
 
     /// Has them copied to tier `name`, beside what the root copies.
     pub(super) fn copy_to<'a>(&'a mut self, name: &'a str) -> impl Parts + 'a {
-        Copying {
-            members: self,
-            name,
-            asked: false,
-        }
+        Copying { members: self, name }
     }
 }
 
 impl Member {
+    fn new(host: String, manifest: u64, direct: Direct) -> Self {
+        Self {
+            host,
+            manifest,
+            direct,
+            asked: 0,
+            is_open: false,
+        }
+    }
+
     fn named(&self, f: Failure) -> Failure {
         Failure::new(f.exit, format!("{}: {f}", self.host))
     }
 
     fn ask(&mut self, ask: &Ask) -> Result<(), Failure> {
-        send(&mut self.direct, ask).map_err(|f| self.named(f))
+        self.asked += 1;
+        let (number, ask) = (self.asked, ask.clone());
+        send(&mut self.direct, &Question { number, ask }).map_err(|f| self.named(f))?;
+        self.is_open = true;
+        Ok(())
     }
 
     fn hear(&mut self) -> Result<u64, Failure> {
+        self.is_open = false;
         let heard = receive::<Answer>(&mut self.direct, Some(Direct::SILENCE));
-        let answer = heard.and_then(|a| a.map_err(|(exit, message)| Failure::new(exit, message)));
-        answer.map_err(|f| self.named(f))
+        let said = heard.and_then(|a| match a.number == self.asked {
+            true => a.said.map_err(|(exit, message)| Failure::new(exit, message)),
+            false => Err(meeting::failed("it has answered another question")),
+        });
+        said.map_err(|f| self.named(f))
     }
 }
 
 struct Copying<'a> {
     members: &'a mut Members,
     name: &'a str,
-    /// They have not answered.
-    asked: bool,
 }
 
 impl Copying<'_> {
-    fn hear(&mut self) -> Vec<Result<u64, Failure>> {
-        self.asked = false;
-        self.members.all.values_mut().map(Member::hear).collect()
-    }
-
     fn failed(&self, f: &Failure) -> StorageError {
         tier::failed(self.name, "copy", "a part", std::io::Error::other(f.to_string()))
     }
@@ -285,24 +316,86 @@ impl Copying<'_> {
 impl Parts for Copying<'_> {
     fn begin(&mut self) -> Result<(), StorageError> {
         let tier = self.name.to_owned();
-        let ask = Ask::Copy { tier };
-        self.asked = true;
-        let asked = self.members.all.values_mut().try_for_each(|m| m.ask(&ask));
+        let asked = self.members.ask(&Ask::Copy { tier });
         asked.map_err(|f| self.failed(&f))
     }
 
     fn finish(&mut self) -> Result<Vec<Part>, StorageError> {
-        let heard: Result<Vec<u64>, Failure> = self.hear().into_iter().collect();
+        let heard: Result<Vec<u64>, Failure> = self.members.hear().into_iter().collect();
         heard.map_err(|f| self.failed(&f))?;
         Ok(self.members.parts())
     }
 }
 
 impl Drop for Copying<'_> {
-    /// What they have not said would be taken for their answers for the next tier.
+    /// What is copied in vain is not copied beside what comes next.
     fn drop(&mut self) {
-        if self.asked {
-            self.hear();
+        self.members.hear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::VecDeque;
+    use std::net::{IpAddr, Ipv4Addr};
+    use std::time::Instant;
+
+    /// Parts that give these answers, one after the other, and what ends when the root has gone.
+    fn members(answers: &[&[Result<u64, &str>]]) -> (Members, Vec<std::thread::JoinHandle<()>>) {
+        let key = JobKey::random().unwrap();
+        let mut door = Door::open(key.clone(), &[IpAddr::V4(Ipv4Addr::LOCALHOST)]).unwrap();
+        let (mut all, mut threads) = (BTreeMap::new(), Vec::new());
+        for (tag, answers) in (1..).zip(answers) {
+            let (key, to) = (key.clone(), door.addresses());
+            let refused = |why: &&str| (Exit::NotDurable, (*why).to_owned());
+            let mut answers: VecDeque<_> = answers.iter().map(|a| a.as_ref().copied().map_err(refused)).collect();
+            threads.push(std::thread::spawn(move || {
+                let mut root = Direct::connect(&key, &to).unwrap();
+                while let Ok(Question { number, .. }) = receive(&mut root, None) {
+                    let said = answers.pop_front().unwrap();
+                    send(&mut root, &Answer { number, said }).unwrap();
+                }
+            }));
+            let direct = door.accept(None).unwrap().unwrap();
+            all.insert(tag, Member::new(format!("h{tag}"), tag, direct));
         }
+        let (job, generation) = (PathBuf::from("/nonexistent"), 1);
+        (Members { job, generation, all }, threads)
+    }
+
+    #[test]
+    fn what_a_part_says_of_one_tier_is_not_taken_for_its_word_on_the_next() {
+        let (mut parts, threads) = members(&[&[Err("no room"), Ok(10)], &[Ok(1), Err("damaged")]]);
+        let f = parts.lacking("first").unwrap_err();
+        assert_eq!(f.to_string(), "h1: no room");
+        let mut copying = parts.copy_to("second");
+        copying.begin().unwrap();
+        let e = copying.finish().unwrap_err().to_string();
+        assert!(e.contains("h2: damaged"), "{e}");
+        drop(copying);
+        drop(parts);
+        threads.into_iter().for_each(|t| t.join().unwrap());
+    }
+
+    #[test]
+    fn who_has_not_been_asked_is_not_waited_for() {
+        let (mut parts, threads) = members(&[&[], &[]]);
+        let begin = Instant::now();
+        let too_long = "x".repeat(Direct::MAX_MESSAGE);
+        assert!(parts.copy_to(&too_long).begin().is_err());
+        assert!(begin.elapsed() < Direct::SILENCE / 2, "{:?}", begin.elapsed());
+        drop(parts);
+        threads.into_iter().for_each(|t| t.join().unwrap());
+    }
+
+    #[test]
+    fn an_answer_to_another_question_is_none() {
+        let (mut parts, threads) = members(&[&[Ok(1)]]);
+        parts.ask(&Ask::Weigh { tier: "x".into() }).unwrap();
+        parts.all.values_mut().for_each(|m| m.asked += 1);
+        assert!(parts.hear()[0].as_ref().unwrap_err().to_string().contains("another question"));
+        drop(parts);
+        threads.into_iter().for_each(|t| t.join().unwrap());
     }
 }

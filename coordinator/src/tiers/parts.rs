@@ -189,13 +189,9 @@ impl Durable {
         self.forget(d, &tags, &coming)?;
         self.compare_parts();
         self.make_room(d, (generation, &options, control), &mut source, &tags)?;
-        // Room has been made, and older generations go when the root says so.
-        let of_part = flush::Options {
+        // Room has been made, and older generations go when all of this one is known to be there.
+        let of_each = flush::Options {
             keep: u32::MAX,
-            capacity: None,
-            ..options
-        };
-        let of_root = flush::Options {
             capacity: None,
             ..options
         };
@@ -206,24 +202,22 @@ impl Durable {
                     let named = |f: Failure| Failure::new(f.exit, format!("part {tag}: {f}"));
                     let theirs = JobDir::open(&part_dir(dir.path(), *tag), Access::Own)?.description()?;
                     let part = self.part(d, *tag)?;
-                    let copied = part.copy(&theirs, (own, &of_part), &mut &[][..], control);
+                    let copied = part.copy(&theirs, (own, &of_each), &mut &[][..], control);
                     sum += copied.map_err(named)?;
                 }
-                sum += self.copy(d, (generation, &of_root), &mut &parts[..], control)?;
+                sum += self.copy(d, (generation, &of_each), &mut &parts[..], control)?;
                 sum
             }
             Source::There(members) => {
                 let name = self.config.name.clone();
                 let mut theirs = members.copy_to(&name);
-                self.copy(d, (generation, &of_root), &mut theirs, control)?
+                self.copy(d, (generation, &of_each), &mut theirs, control)?
             }
         };
         // Another copy of the job directory may have flushed meanwhile, and removed what it does not know of.
         self.read_parts(d)?;
-        let key = record_key(
-            Manifest::read(generation)?.generation,
-            &files::read(&generation.join(MANIFEST_FILE), MAX_BYTES)?,
-        );
+        let number = Manifest::read(generation)?.generation;
+        let key = record_key(number, &files::read(&generation.join(MANIFEST_FILE), MAX_BYTES)?);
         if let Some(why) = self.catalogue.incomplete.get(&key) {
             let why = format!(
                 "tier {}: {key}: {why}; does another job directory flush to it?",
@@ -233,6 +227,7 @@ impl Durable {
             self.tier.sync()?;
             return Err(Failure::new(Exit::NotDurable, why));
         }
+        flush::retain(&*self.tier, options.keep, number, &mut self.catalogue);
         // The generation is durable whether that succeeds or not; the next flush tries again.
         if let Err(e) = self.prune(d, &tags) {
             tracing::warn!(tier = self.config.name, error = %e, "older generations of parts stay");

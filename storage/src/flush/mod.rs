@@ -278,7 +278,7 @@ impl<'a> Source<'a> {
 }
 
 /// Removes what is not to be kept. The generation is durable whether that succeeds or not; the next flush tries again.
-fn retain(tier: &dyn Tier, keep: u32, newest: u64, catalogue: &mut Catalogue) {
+pub fn retain(tier: &dyn Tier, keep: u32, newest: u64, catalogue: &mut Catalogue) {
     if let Err(e) = catalogue.retain(tier, keep, newest) {
         tracing::warn!(tier = tier.name(), error = %e, "older generations stay");
     }
