@@ -272,10 +272,12 @@ impl Mover {
         self.desk.drain();
     }
 
-    /// The job ends: moves home what is still in the tiers, as fast as that goes, and ends the threads.
+    /// The job ends: moves home what is still in the tiers, as fast as that goes, also what could not be moved before,
+    /// and ends the threads.
     pub fn finish(self: &Arc<Self>) -> Result<(), StorageError> {
         self.rate.lift();
-        if !self.desk.is_idle() {
+        let has_failed = self.items().values().any(|i| i.failed);
+        if has_failed || !self.desk.is_idle() {
             self.start()?;
             self.drain();
         }

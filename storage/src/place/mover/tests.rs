@@ -195,12 +195,14 @@ fn a_chunk_that_cannot_be_moved_stays_where_it_is_and_is_tried_again() {
     let store = Store::of_job(&s.job());
     assert_eq!(files(&s.0.join("mem")), ["pages-00000002.bpg"]);
     assert!(read(&store, &committed) == memory);
-    std::fs::remove_dir_all(&blocked).unwrap();
     mover.start().unwrap();
     mover.drain();
+    assert_eq!(files(&s.0.join("mem")), ["pages-00000002.bpg"]);
+    // Also when the job ends, and nothing else is to be moved.
+    std::fs::remove_dir_all(&blocked).unwrap();
+    mover.finish().unwrap();
     assert_eq!(files(&s.0.join("mem")), [""; 0]);
-    assert!(read(&store, &committed) == memory);
-    mover.stop();
+    assert!(read(&store, &committed) == memory && mover.left().is_none());
 }
 
 #[test]
