@@ -380,10 +380,21 @@ pub fn set_local_tiers(job: &Path, tiers: &[LocalTier], used: &[LocalTier]) -> R
         return Ok(());
     }
     write_list(job, tiers)?;
-    for t in used {
-        match DirBuilder::new().mode(0o700).recursive(true).create(&t.dir) {
-            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(ImageError::io("make", &t.dir, e)),
-            _ => {}
+    used.iter().try_for_each(|t| make(&t.dir))
+}
+
+/// Makes directory `dir` and those above it, durably: what lies in one is not found after a power cut where the name of
+/// the directory itself is lost.
+fn make(dir: &Path) -> Result<(), ImageError> {
+    let missing: Vec<&Path> = dir.ancestors().take_while(|d| !d.exists()).collect();
+    match DirBuilder::new().mode(0o700).recursive(true).create(dir) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(ImageError::io("make", dir, e)),
+        _ => {}
+    }
+    for above in missing.iter().filter_map(|d| d.parent()) {
+        // One that may be entered but not read cannot be synced by us.
+        if let Ok(above_it) = File::open(above) {
+            above_it.sync_all().map_err(|e| ImageError::io("sync", above, e))?;
         }
     }
     Ok(())

@@ -14,7 +14,7 @@ use crate::nodes::seat::part_dir;
 use crate::{sys, Failure};
 use belay_kernel::trust::{self, Untrusted};
 use belay_wire::Exit;
-use std::fs::{DirBuilder, Metadata};
+use std::fs::{DirBuilder, File, Metadata};
 use std::io;
 use std::os::unix::fs::{symlink, DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -50,14 +50,26 @@ fn remove(path: &Path) -> Result<(), Failure> {
     }
 }
 
+/// Makes a directory, durably: what lies in one is not found after a power cut where the directory's own name is lost.
 fn make(path: &Path) -> Result<(), Failure> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(Failure::new(
             Exit::CannotCreate,
             format!("make {} on {}: {}", path.display(), sys::host(), crate::failure::reason(&e)),
         )),
-        _ => check(path),
+        Ok(()) => check(path).and_then(|()| sync_above(path)),
+        Err(_) => check(path),
     }
+}
+
+/// Makes the name `path` durable.
+fn sync_above(path: &Path) -> Result<(), Failure> {
+    // A directory that may be entered but not read cannot be synced by us.
+    let Some(Ok(above)) = path.parent().map(File::open) else {
+        return Ok(());
+    };
+    let fail = |e: io::Error| Failure::io(format!("sync the directory of {} on {}", path.display(), sys::host()), &e);
+    above.sync_all().map_err(fail)
 }
 
 /// Refuses a directory that somebody else could have put there.
@@ -105,6 +117,7 @@ pub fn lay(s: &Settings, job: &Path, (id, tag): (&str, u64), fresh: bool) -> Res
         }
         clear(&link).map_err(fail)?;
         symlink(&target, &link).map_err(fail)?;
+        sync_above(&link)?;
     }
     Ok(())
 }

@@ -68,13 +68,19 @@ impl Mover {
             fault: Mutex::default(),
             store,
         });
-        for (tier, id, bytes) in mover.store.in_tiers()? {
-            let home = mover.store.path_in(Place::Home, id);
-            if std::fs::metadata(&home).is_ok_and(|m| m.len() == bytes) {
-                // The end of a move was cut off.
-                remove(&mover.store.path_in(Place::Tier(tier), id));
-                continue;
-            }
+        let is_home = |(_, id, bytes): &(usize, u32, u64)| {
+            let home = mover.store.path_in(Place::Home, *id);
+            std::fs::metadata(&home).is_ok_and(|m| m.len() == *bytes)
+        };
+        let (moved, left): (Vec<_>, Vec<_>) = mover.store.in_tiers()?.into_iter().partition(is_home);
+        if !moved.is_empty() {
+            // The end of a move was cut off, perhaps before the name at home was durable.
+            mover.store.sync_place(Place::Home)?;
+        }
+        for (tier, id, _) in moved {
+            remove(&mover.store.path_in(Place::Tier(tier), id));
+        }
+        for (tier, id, bytes) in left {
             let entry = mover.insert(id, tier, bytes, true);
             mover.desk.found(tier, entry, bytes);
         }
