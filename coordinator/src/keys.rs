@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 const MAX_TEXT: u64 = 64 << 10;
 /// How long the command may take.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How often is looked whether one that has answered has ended.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// `[encryption]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -141,7 +143,7 @@ fn ask(words: &[String]) -> Result<Keys, Failure> {
     let refused = |why: String| Failure::new(Exit::NoKey, format!("{what}: {why}; see key_command in [encryption]"));
     // Whoever started belay may not want to know of its children.
     let sigchld = Disposition::replace(libc::SIGCHLD, libc::SIG_DFL);
-    let result = output(words);
+    let result = output(words, PATIENCE);
     sigchld.restore();
     match result {
         Ok(Ok(text)) => parse(&what, &text),
@@ -150,44 +152,52 @@ fn ask(words: &[String]) -> Result<Keys, Failure> {
     }
 }
 
-/// What the command prints, or why it is none.
-fn output(words: &[String]) -> io::Result<Result<Vec<u8>, String>> {
+/// What the command prints within `patience`, or why it is none.
+fn output(words: &[String], patience: Duration) -> io::Result<Result<Vec<u8>, String>> {
     let mut command = Command::new(&words[0]);
     let command = command.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn()?;
     let mut text = Vec::new();
-    let why = match child.stdout.take() {
-        Some(out) => gather(out, &mut text)?,
-        None => None,
-    };
-    if why.is_some() {
+    let why = attend(&mut child, &mut text, patience);
+    if !matches!(why, Ok(None)) {
         // It may have ended meanwhile.
         child.kill().ok();
     }
     let status = child.wait()?;
-    Ok(match why {
+    Ok(match why? {
         Some(why) => Err(why),
         None if !status.success() => Err(format!("it ended with {status}")),
         None => Ok(text),
     })
 }
 
-/// Reads `out` to its end; why not, where that is too long or takes too long.
-fn gather(mut out: impl Read + AsRawFd, text: &mut Vec<u8>) -> io::Result<Option<String>> {
-    let end = Instant::now() + PATIENCE;
+/// Reads what `child` prints until it has ended; why not, where that is too long or takes too long.
+fn attend(child: &mut Child, text: &mut Vec<u8>, patience: Duration) -> io::Result<Option<String>> {
+    let end = Instant::now() + patience;
+    let late = |what: &str| Ok(Some(format!("{what} within {} s", patience.as_secs())));
+    let mut out = child.stdout.take();
     let mut part = [0; 4096];
-    loop {
-        if !sys::readable_within(out.as_raw_fd(), end.saturating_duration_since(Instant::now()))? {
-            return Ok(Some(format!("no answer within {} s", PATIENCE.as_secs())));
+    while let Some(open) = &mut out {
+        let left = end.saturating_duration_since(Instant::now());
+        if !sys::readable_within(open.as_raw_fd(), left)? {
+            return late("no answer");
         }
-        match out.read(&mut part)? {
-            0 => return Ok(None),
+        match open.read(&mut part)? {
+            0 => out = None,
             n => text.extend_from_slice(&part[..n]),
         }
         if text.len() as u64 > MAX_TEXT {
             return Ok(Some(format!("it printed more than {MAX_TEXT} bytes, as no keys have")));
         }
     }
+    // It may have closed its output, and go on.
+    while child.try_wait()?.is_none() {
+        if Instant::now() > end {
+            return late("it has answered, but not ended");
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(None)
 }
 
 #[cfg(test)]
@@ -254,6 +264,17 @@ mod tests {
         let f = of(&Encryption::by_file(&path).unwrap()).unwrap_err();
         assert!(f.to_string().contains("mode 777"), "{f}");
         std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_command_that_does_not_end_is_ended() {
+        let begin = Instant::now();
+        for script in ["exec sleep 600", "exec >&-; exec sleep 600"] {
+            let words = ["sh", "-c", script].map(str::to_owned);
+            let why = output(&words, Duration::from_secs(1)).unwrap().unwrap_err();
+            assert!(why.ends_with("within 1 s"), "{why}");
+        }
+        assert!(begin.elapsed() < Duration::from_secs(300), "{:?}", begin.elapsed());
     }
 
     #[test]
