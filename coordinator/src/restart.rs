@@ -137,7 +137,7 @@ impl<'a> Attempts<'a> {
         let m = g.manifest()?;
         if let Some(a) = &mut self.agent {
             a.number_from(m.next_chunk);
-            a.goes_back_to(g.number);
+            a.goes_back_to(g.number)?;
         }
         g.check_owner()?;
         let ended = state::read(&g.path)?;
@@ -295,7 +295,7 @@ pub fn candidates(
         known = tiers::known(dir, d);
     }
     let mut found = found(&known);
-    found.extend(record::numbers(dir.path()));
+    found.extend(record::numbers(dir.path())?);
     if found.is_empty() {
         return Err(no_checkpoint(dir, problems.into_iter().next()));
     }

@@ -344,7 +344,7 @@ fn verify_all(args: &cli::Target) -> Result<u8, Failure> {
             }
         }
     }
-    for (number, read) in parity::all(&dir) {
+    for (number, read) in parity::all(&dir)? {
         match read {
             Ok(bytes) => print(&format!(
                 "generation {number}: parity of its group whole ({} compared)\n",
@@ -497,7 +497,7 @@ fn gc(args: &cli::Gc) -> Result<u8, Failure> {
         generations::remove_all(&gen, &all)?;
         all
     } else {
-        generations::retain(&gen, keep, record::newest(dir.path()).as_slice())?
+        generations::retain(&gen, keep, record::newest(dir.path())?.as_slice())?
     };
     let missing = record::missing(dir.path(), &gen)?.filter(|_| !args.all);
     if let Some(number) = missing {

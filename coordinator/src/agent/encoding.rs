@@ -130,11 +130,12 @@ impl Agent {
 
     /// The job goes on from generation `number`, perhaps because newer ones are damaged: until another one is
     /// redundant, those up to there are what can be relied on.
-    pub(crate) fn goes_back_to(&mut self, number: u64) {
+    pub(crate) fn goes_back_to(&mut self, number: u64) -> Result<(), Failure> {
         if self.encoding.redundant.is_some_and(|newest| newest > number) {
             self.encoding.turn.fails();
         }
-        self.encoding.redundant = record::newest_to(nodes::job_of(self.nodes.as_ref(), self.dir.path()), number);
+        self.encoding.redundant = record::newest_to(nodes::job_of(self.nodes.as_ref(), self.dir.path()), number)?;
+        Ok(())
     }
 
     /// Before a checkpoint: what has been found damaged is not built upon, because the program still has what it should be.

@@ -123,7 +123,7 @@ fn numbers_unused(dir: &JobDir, d: &Description, engine: &mut Engine) -> Result<
     let held = generations::list(&dir.generations())?;
     let mut next = held.last().map_or(1, |g| g.number + 1);
     if d.config.redundancy.settings()?.is_some() {
-        next = next.max(record::last(dir.path()) + 1);
+        next = next.max(record::last(dir.path())? + 1);
     }
     // Also those that lack something: the numbers of their chunks are used.
     let here: Vec<Manifest> = held.iter().filter_map(|g| Manifest::read(&g.path).ok()).collect();
@@ -246,7 +246,7 @@ impl Agent {
         let mut engine = collected_engine(&dir, &description, (job, seat.as_ref()))?;
         let next_number = numbers_unused(&dir, &description, &mut engine)?;
         let turn = |newest: Option<u64>| turn_after(&dir, newest);
-        let redundant = record::newest(job);
+        let redundant = record::newest(job)?;
         let encoding = Encoding::new(description.config.redundancy.settings()?, redundant, turn(redundant)?)?;
         let flush = Flush::new(turn(tiers::newest_durable(&dir, &description))?)?;
         let tracking = match description.differential {

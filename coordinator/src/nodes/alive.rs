@@ -94,7 +94,7 @@ pub(super) fn rows(dir: &JobDir, wanted: Option<u64>) -> Result<Option<Vec<Row>>
         return rows_of(dir, number).map(Some);
     }
     let here = generations::numbers(&dir.generations())?;
-    let known: BTreeSet<u64> = here.into_iter().chain(record::numbers(dir.path())).collect();
+    let known: BTreeSet<u64> = here.into_iter().chain(record::numbers(dir.path())?).collect();
     let order = generations::order(&dir.generations(), known);
     let mut found = order.into_iter().map(|number| rows_of(dir, number));
     let newest = found.next().transpose();

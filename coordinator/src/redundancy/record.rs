@@ -108,13 +108,23 @@ impl Record {
     }
 }
 
-/// Numbers of the generations of the job in `dir` that have a record.
-pub(crate) fn numbers(dir: &Path) -> Vec<u64> {
-    let entries = std::fs::read_dir(dir.join(DIRECTORY)).into_iter().flatten().flatten();
-    let number = |e: std::fs::DirEntry| e.file_name().to_str()?.strip_suffix(".json")?.parse().ok();
-    let mut out: Vec<u64> = entries.filter_map(number).filter(|n| *n < MAX_NUMBER).collect();
+/// Numbers of the generations of the job in `dir` that have a record. Only where the directory of records is not there
+/// are there none: one that cannot be read may hold some.
+pub(crate) fn numbers(dir: &Path) -> Result<Vec<u64>, Failure> {
+    let path = dir.join(DIRECTORY);
+    let fail = |e: io::Error| Failure::io(format!("read {}", path.display()), &e);
+    let list = match std::fs::read_dir(&path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(fail)?,
+    };
+    let mut out = Vec::new();
+    for entry in list {
+        let name = entry.map_err(fail)?.file_name();
+        let number: Option<u64> = name.to_str().and_then(|n| n.strip_suffix(".json")?.parse().ok());
+        out.extend(number.filter(|n| *n < MAX_NUMBER));
+    }
     out.sort_unstable();
-    out
+    Ok(out)
 }
 
 /// Notes that checkpoint `number` begins.
@@ -123,25 +133,26 @@ pub(crate) fn begin(dir: &Path, number: u64) -> Result<(), Failure> {
 }
 
 /// The newest number that has been used.
-pub(crate) fn last(dir: &Path) -> u64 {
-    let noted = files::read(&dir.join(DIRECTORY).join(LAST), 64).ok();
-    let noted = noted.and_then(|b| String::from_utf8(b).ok()?.trim().parse().ok());
-    noted
-        .filter(|n| *n < MAX_NUMBER)
-        .unwrap_or(0)
-        .max(numbers(dir).last().copied().unwrap_or(0))
+pub(crate) fn last(dir: &Path) -> Result<u64, Failure> {
+    let noted = match files::read(&dir.join(DIRECTORY).join(LAST), 64) {
+        Ok(bytes) => String::from_utf8(bytes).ok().and_then(|t| t.trim().parse().ok()),
+        Err(ImageError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
+        Err(e) => return Err(e.into()),
+    };
+    let noted = noted.filter(|n| *n < MAX_NUMBER).unwrap_or(0);
+    Ok(noted.max(newest(dir)?.unwrap_or(0)))
 }
 
 /// Whether there have been checkpoints, and their data lies on another host: the links lead nowhere.
-pub(crate) fn lies_elsewhere(dir: &Path) -> bool {
+pub(crate) fn lies_elsewhere(dir: &Path) -> Result<bool, Failure> {
     let gen = dir.join("gen");
-    last(dir) > 0 && !gen.exists() && std::fs::symlink_metadata(&gen).is_ok_and(|m| m.is_symlink())
+    Ok(last(dir)? > 0 && !gen.exists() && std::fs::symlink_metadata(&gen).is_ok_and(|m| m.is_symlink()))
 }
 
 /// Forgets all redundant generations of the job in `dir`, and which numbers have been used.
 pub fn remove_all(dir: &Path) -> Result<(), Failure> {
     let last = dir.join(DIRECTORY).join(LAST);
-    for path in numbers(dir).into_iter().map(|n| file(dir, n)).chain([last]) {
+    for path in numbers(dir)?.into_iter().map(|n| file(dir, n)).chain([last]) {
         match std::fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(Failure::io(format!("remove {}", path.display()), &e)),
             _ => {}
@@ -151,15 +162,15 @@ pub fn remove_all(dir: &Path) -> Result<(), Failure> {
 }
 
 /// The newest generation of the job in `dir` that has a record.
-pub fn newest(dir: &Path) -> Option<u64> {
-    numbers(dir).pop()
+pub fn newest(dir: &Path) -> Result<Option<u64>, Failure> {
+    Ok(numbers(dir)?.pop())
 }
 
 /// A redundant generation of `job` that is not in `gen`: what lies beside may be chunks of it, left by a rebuilding
 /// that was killed.
 pub fn missing(job: &Path, gen: &Path) -> Result<Option<u64>, Failure> {
     let here = generations::list(gen)?;
-    Ok(numbers(job).into_iter().find(|n| here.iter().all(|g| g.number != *n)))
+    Ok(numbers(job)?.into_iter().find(|n| here.iter().all(|g| g.number != *n)))
 }
 
 /// Removes from `gen`, that of a part of `job`, what is newer than `number` and no checkpoint of the job: the part has
@@ -167,15 +178,15 @@ pub fn missing(job: &Path, gen: &Path) -> Result<Option<u64>, Failure> {
 /// yet.
 pub fn drop_uncommitted(job: &Path, gen: &Path, number: u64) -> Result<(), Failure> {
     let root = generations::list(&job.join("gen"))?;
-    let committed: Vec<u64> = numbers(job).into_iter().chain(root.iter().map(|g| g.number)).collect();
+    let committed: Vec<u64> = numbers(job)?.into_iter().chain(root.iter().map(|g| g.number)).collect();
     let here = generations::list(gen)?;
     let mut later = here.iter().filter(|g| g.number > number && !committed.contains(&g.number));
     later.try_for_each(|g| generations::remove(gen, g.number))
 }
 
 /// The newest generation of `job` with a record that is not newer than `number`.
-pub(crate) fn newest_to(job: &Path, number: u64) -> Option<u64> {
-    numbers(job).into_iter().rfind(|n| *n <= number)
+pub(crate) fn newest_to(job: &Path, number: u64) -> Result<Option<u64>, Failure> {
+    Ok(numbers(job)?.into_iter().rfind(|n| *n <= number))
 }
 
 /// Removes the parity in `dir` (that of `job` or of a part of it) that belongs to no generation there or with a record,
@@ -183,7 +194,7 @@ pub(crate) fn newest_to(job: &Path, number: u64) -> Option<u64> {
 pub fn tidy(job: &Path, dir: &Path, unfinished: bool) -> Result<(), Failure> {
     let parity = dir.join(PARITY);
     let here = generations::list(&dir.join("gen"))?;
-    let known = here.iter().map(|g| g.number).chain(numbers(job));
+    let known = here.iter().map(|g| g.number).chain(numbers(job)?);
     let kept: Vec<PathBuf> = known.map(|n| parity_file(dir, n)).collect();
     for path in std::fs::read_dir(&parity).into_iter().flatten().flatten().map(|e| e.path()) {
         let temporary = path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(".tmp-"));
@@ -199,7 +210,7 @@ pub fn tidy(job: &Path, dir: &Path, unfinished: bool) -> Result<(), Failure> {
 /// has failed, can be made again.
 pub(crate) fn tidy_root(dir: &Path, unfinished: bool) -> Result<(), Failure> {
     let here = generations::list(&dir.join("gen"))?;
-    let numbers = numbers(dir);
+    let numbers = numbers(dir)?;
     let own = |n: u64| Record::read(dir, n).ok().flatten().is_some_and(|r| r.root == name_here());
     if let Some(oldest) = here.first().map(|g| g.number).filter(|o| numbers.iter().any(|n| n < o)) {
         let newest_own = numbers.iter().rev().copied().find(|n| own(*n)).unwrap_or(0);
@@ -213,7 +224,9 @@ pub(crate) fn tidy_root(dir: &Path, unfinished: bool) -> Result<(), Failure> {
 
 /// Adds to `statuses` what the records say.
 pub(crate) fn add_to(dir: &Path, statuses: &mut BTreeMap<u64, GenerationStatus>) {
-    for record in numbers(dir).into_iter().filter_map(|n| Record::read(dir, n).ok().flatten()) {
+    // What cannot be read is not shown.
+    let numbers = numbers(dir).unwrap_or_default();
+    for record in numbers.into_iter().filter_map(|n| Record::read(dir, n).ok().flatten()) {
         let known = statuses
             .entry(record.status.generation)
             .or_insert_with(|| record.status.clone());
@@ -253,11 +266,11 @@ mod tests {
             std::fs::write(parity_file(&dir, n), "").unwrap();
         }
         tidy_root(&dir, true).unwrap();
-        assert_eq!((numbers(&dir), newest(&dir)), (vec![2, 3, 5], Some(5)));
+        assert_eq!((numbers(&dir).unwrap(), newest(&dir).unwrap()), (vec![2, 3, 5], Some(5)));
         assert!(parity_file(&dir, 5).exists() && !parity_file(&dir, 1).exists());
         write(4, &name_here());
         tidy_root(&dir, true).unwrap();
-        assert_eq!(numbers(&dir), [4, 5]);
+        assert_eq!(numbers(&dir).unwrap(), [4, 5]);
         assert_eq!(missing(&dir, &dir.join("gen")).unwrap(), Some(5));
         std::fs::create_dir(dir.join("gen/000005")).unwrap();
         assert_eq!(missing(&dir, &dir.join("gen")).unwrap(), None);
@@ -281,7 +294,19 @@ mod tests {
         drop_uncommitted(&job, &part, 5).unwrap();
         let left: Vec<u64> = generations::list(&part).unwrap().iter().map(|g| g.number).collect();
         assert_eq!(left, [4, 5, 6, 7]);
-        assert_eq!((newest_to(&job, 5), newest_to(&job, 7)), (None, Some(6)));
+        assert_eq!((newest_to(&job, 5).unwrap(), newest_to(&job, 7).unwrap()), (None, Some(6)));
+        std::fs::remove_dir_all(job).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_taken_for_none() {
+        let job = std::env::temp_dir().join(format!("belay-unread-{}", std::process::id()));
+        std::fs::create_dir(&job).unwrap();
+        assert_eq!((numbers(&job).unwrap(), last(&job).unwrap()), (vec![], 0));
+        // Something else than a directory is in its place.
+        std::fs::write(job.join(DIRECTORY), "").unwrap();
+        assert!(numbers(&job).is_err() && last(&job).is_err() && newest(&job).is_err());
+        assert!(lies_elsewhere(&job).is_err() && newest_to(&job, 1).is_err());
         std::fs::remove_dir_all(job).unwrap();
     }
 }

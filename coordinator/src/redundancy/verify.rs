@@ -28,7 +28,7 @@ pub(crate) fn parity(dir: &Path, number: u64) -> Result<u64, Failure> {
 }
 
 /// The parity of every redundant generation that this host holds a share of for the job's own part: number, and bytes or the fault.
-pub fn all(dir: &JobDir) -> Vec<(u64, Result<u64, Failure>)> {
-    let numbers = record::numbers(dir.path());
-    numbers.into_iter().map(|n| (n, parity(dir.path(), n))).collect()
+pub fn all(dir: &JobDir) -> Result<Vec<(u64, Result<u64, Failure>)>, Failure> {
+    let numbers = record::numbers(dir.path())?;
+    Ok(numbers.into_iter().map(|n| (n, parity(dir.path(), n))).collect())
 }

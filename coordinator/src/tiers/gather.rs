@@ -78,7 +78,7 @@ pub fn gather(
     let mut found = Gathered::default();
     let mut numbers: BTreeSet<u64> = generations::numbers(&dir.generations())?.into_iter().collect();
     // The host that led the job may be another one.
-    numbers.extend(record::numbers(dir.path()));
+    numbers.extend(record::numbers(dir.path())?);
     if !d.across_hosts || wanted.or(numbers.last().copied()).is_none() {
         return Ok(found);
     }

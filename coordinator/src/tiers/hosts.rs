@@ -233,7 +233,7 @@ impl Members {
 
     /// Whether what they have has been compared with its checksums: it was, when it was made redundant.
     pub(super) fn are_whole(&self) -> bool {
-        record::numbers(&self.job).contains(&self.generation)
+        record::numbers(&self.job).is_ok_and(|all| all.contains(&self.generation))
     }
 
     pub(super) fn parts(&self) -> Vec<Part> {

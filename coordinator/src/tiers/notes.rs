@@ -5,8 +5,8 @@ use crate::generations::{self, Generation};
 use crate::jobdir::{Description, JobDir};
 use crate::redundancy::record;
 use crate::Failure;
-use belay_image::files;
 use belay_image::manifest::{Manifest, MANIFEST_FILE, MAX_BYTES, MAX_NUMBER};
+use belay_image::{files, ImageError};
 use belay_storage::catalogue::Listed;
 use belay_wire::{Exit, GenerationStatus, Level, OnTier};
 use serde::{Deserialize, Serialize};
@@ -103,7 +103,7 @@ pub(super) fn write(dir: &JobDir, durable: &Durable) -> Result<(), Failure> {
 
 /// The newest generation that tier `tier` is known to have held.
 pub(super) fn newest(dir: &JobDir, tier: &str) -> Option<u64> {
-    read(dir, tier)?.newest
+    read(dir, tier).ok()??.newest
 }
 
 /// Forgets what tier `tier` has held: all of it is to go.
@@ -112,13 +112,18 @@ pub(super) fn forget(dir: &JobDir, tier: &str) {
     std::fs::remove_file(file(dir, tier)).ok();
 }
 
-fn read(dir: &JobDir, tier: &str) -> Option<Known> {
-    decode(&files::read(&file(dir, tier), MAX_NOTES).ok()?)
+/// The notes of tier `tier`, where there are any that this belay reads.
+fn read(dir: &JobDir, tier: &str) -> Result<Option<Known>, ImageError> {
+    match files::read(&file(dir, tier), MAX_NOTES) {
+        Ok(text) => Ok(decode(&text)),
+        Err(ImageError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 /// What is known of the job's durable tiers; `None` in place of one of which there are no notes.
 pub fn known(dir: &JobDir, d: &Description) -> Vec<Option<Known>> {
-    d.config.durable().map(|t| read(dir, &t.name)).collect()
+    d.config.durable().map(|t| read(dir, &t.name).ok().flatten()).collect()
 }
 
 /// The newest generation that a durable tier is known to hold.
@@ -151,11 +156,12 @@ pub(crate) fn decode(text: &[u8]) -> Option<Known> {
     })
 }
 
-/// How many generations the job directory and, as far as is known, its tiers and the hosts of the job hold.
+/// How many generations the job directory and, as far as is known, its tiers and the hosts of the job hold. What cannot
+/// be read is not taken for none: who begins a job in the directory removes what an earlier one has left.
 pub fn held(dir: &JobDir) -> Result<usize, Failure> {
     let mut numbers: BTreeSet<u64> = generations::list(&dir.generations())?.iter().map(|g| g.number).collect();
-    numbers.extend(record::numbers(dir.path()));
-    if numbers.is_empty() && record::lies_elsewhere(dir.path()) {
+    numbers.extend(record::numbers(dir.path())?);
+    if numbers.is_empty() && record::lies_elsewhere(dir.path())? {
         let at = dir.path().display();
         return Err(Failure::new(
             Exit::HoldsCheckpoints,
@@ -165,9 +171,10 @@ pub fn held(dir: &JobDir) -> Result<usize, Failure> {
         ));
     }
     if dir.is_described() {
-        let known = known(dir, &dir.description()?);
-        let there = known.iter().flatten().flat_map(|k| &k.generations);
-        numbers.extend(there.map(|(_, m)| m.generation));
+        for t in dir.description()?.config.durable() {
+            let known = read(dir, &t.name)?.unwrap_or_default();
+            numbers.extend(known.generations.iter().map(|(_, m)| m.generation));
+        }
     }
     Ok(numbers.len())
 }
@@ -265,6 +272,20 @@ mod tests {
         assert_eq!(held(&dir).unwrap(), 1);
         record::remove_all(dir.path()).unwrap();
         assert_eq!(held(&dir).unwrap(), 0, "given up");
+        std::fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_read_may_hold_something() {
+        let base = std::env::temp_dir().join(format!("belay-notes-{}", std::process::id()));
+        let dir = JobDir::create(&base).unwrap();
+        assert!(read(&dir, "x").unwrap().is_none());
+        // Something else than a directory is in its place.
+        std::fs::write(dir.path().join("tiers"), "").unwrap();
+        assert!(read(&dir, "x").is_err());
+        std::fs::remove_file(dir.path().join("tiers")).unwrap();
+        std::fs::write(dir.path().join("redundant"), "").unwrap();
+        assert!(held(&dir).is_err());
         std::fs::remove_dir_all(base).unwrap();
     }
 }
