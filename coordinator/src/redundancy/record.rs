@@ -145,8 +145,12 @@ pub(crate) fn last(dir: &Path) -> Result<u64, Failure> {
 
 /// Whether there have been checkpoints, and their data lies on another host: the links lead nowhere.
 pub(crate) fn lies_elsewhere(dir: &Path) -> Result<bool, Failure> {
-    let gen = dir.join("gen");
-    Ok(last(dir)? > 0 && !gen.exists() && std::fs::symlink_metadata(&gen).is_ok_and(|m| m.is_symlink()))
+    Ok(last(dir)? > 0 && leads_nowhere(&dir.join("gen")))
+}
+
+/// Whether `link` is one of those to a store on another host.
+fn leads_nowhere(link: &Path) -> bool {
+    !link.exists() && std::fs::symlink_metadata(link).is_ok_and(|m| m.is_symlink())
 }
 
 /// Forgets all redundant generations of the job in `dir`, and which numbers have been used.
@@ -175,9 +179,13 @@ pub fn missing(job: &Path, gen: &Path) -> Result<Option<u64>, Failure> {
 
 /// Removes from `gen`, that of a part of `job`, what is newer than `number` and no checkpoint of the job: the part has
 /// committed it, and the root has not. What the root has left out because it is damaged somewhere may be made whole
-/// yet.
+/// yet. Where it cannot be seen what the root has, because that lies on another host, nothing is removed.
 pub fn drop_uncommitted(job: &Path, gen: &Path, number: u64) -> Result<(), Failure> {
-    let root = generations::list(&job.join("gen"))?;
+    let of_root = job.join("gen");
+    if leads_nowhere(&of_root) {
+        return Ok(());
+    }
+    let root = generations::list(&of_root)?;
     let committed: Vec<u64> = numbers(job)?.into_iter().chain(root.iter().map(|g| g.number)).collect();
     let here = generations::list(gen)?;
     let mut later = here.iter().filter(|g| g.number > number && !committed.contains(&g.number));
@@ -295,6 +303,19 @@ mod tests {
         let left: Vec<u64> = generations::list(&part).unwrap().iter().map(|g| g.number).collect();
         assert_eq!(left, [4, 5, 6, 7]);
         assert_eq!((newest_to(&job, 5).unwrap(), newest_to(&job, 7).unwrap()), (None, Some(6)));
+        std::fs::remove_dir_all(job).unwrap();
+    }
+
+    #[test]
+    fn nothing_is_removed_where_it_cannot_be_seen_what_the_root_has() {
+        let job = std::env::temp_dir().join(format!("belay-unseen-{}", std::process::id()));
+        let part = job.join("nodes/1/gen");
+        for n in 4..=6 {
+            std::fs::create_dir_all(part.join(generations::name(n))).unwrap();
+        }
+        std::os::unix::fs::symlink("/nowhere/gen", job.join("gen")).unwrap();
+        drop_uncommitted(&job, &part, 4).unwrap();
+        assert_eq!(generations::list(&part).unwrap().len(), 3);
         std::fs::remove_dir_all(job).unwrap();
     }
 
