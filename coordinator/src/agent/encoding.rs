@@ -101,6 +101,10 @@ impl Encoding {
             .collect()
     }
 
+    fn is_busy(&self) -> bool {
+        self.under.is_some() || self.newest.is_some() || self.shared().is_some()
+    }
+
     /// The generation that threads of this host read or write.
     fn shared(&self) -> Option<u64> {
         self.share
@@ -145,6 +149,11 @@ impl Agent {
             self.engine.distrust();
             self.tracking.forget();
         }
+    }
+
+    /// Whether a round is under way here, or one comes next.
+    pub(super) fn is_encoding(&self) -> bool {
+        self.encoding.is_busy()
     }
 
     /// Generations that retention leaves alone.
@@ -399,9 +408,10 @@ mod tests {
     #[test]
     fn what_may_be_the_only_redundant_generation_is_needed() {
         let mut e = Encoding::new(None, Some(3), Turn::default()).unwrap();
+        assert!(!e.is_busy());
         let over = Arc::new(AtomicBool::new(false));
         e.share = Some((7, over.clone()));
-        assert_eq!(e.needed(), [7, 3]);
+        assert_eq!((e.needed(), e.is_busy()), (vec![7, 3], true));
         // This host's share is over; whether the others' are, only the root knows.
         over.store(true, Ordering::Release);
         assert_eq!((e.shared(), e.needed()), (None, vec![7, 3]));

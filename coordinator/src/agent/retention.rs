@@ -6,7 +6,7 @@ use belay_storage::store;
 
 impl Agent {
     /// Before a checkpoint: where a limit on storage would stand in its way, older generations go first, but never the
-    /// newest whole one.
+    /// newest whole one. What is redundant goes last, and not while a newer one is being made redundant.
     pub(super) fn make_room(&mut self) -> Result<(), Failure> {
         let Some(limit) = self.description.limit() else {
             return Ok(());
@@ -14,7 +14,14 @@ impl Agent {
         let gen = self.dir.generations();
         let newest = generations::list(&gen)?.pop();
         let expected = newest.and_then(|g| g.manifest.ok()).map_or(0, |m| m.new_bytes);
-        self.shrink_to(limit.saturating_sub(expected))
+        let room = limit.saturating_sub(expected);
+        self.shrink_to(room, &self.being_encoded())?;
+        // Else no newer one could be written, and so none be made redundant.
+        if self.is_encoding() {
+            Ok(())
+        } else {
+            self.shrink_to(room, &[])
+        }
     }
 
     /// After a checkpoint, whether it succeeded or not: retention, and removal of chunks that are not needed any more.
@@ -30,7 +37,7 @@ impl Agent {
         self.collect()?;
         self.tidy_redundancy()?;
         match self.description.limit() {
-            Some(limit) => self.shrink_to(limit),
+            Some(limit) => self.shrink_to(limit, &self.being_encoded()),
             None => Ok(()),
         }
     }
@@ -83,17 +90,17 @@ impl Agent {
         }
     }
 
-    fn shrink_to(&mut self, limit: u64) -> Result<(), Failure> {
+    /// Removes generations that are not `pinned` while what is here has more than `limit` bytes.
+    fn shrink_to(&mut self, limit: u64, pinned: &[u64]) -> Result<(), Failure> {
         let gen = self.dir.generations();
-        while self.engine.bytes()? + generations::own_bytes(&gen)? > limit {
-            let whole = generations::list(&gen)?.iter().filter(|g| g.is_whole()).count();
-            let Ok(keep @ 1..) = u32::try_from(whole.saturating_sub(1)) else {
-                return Ok(());
-            };
+        let whole = generations::list(&gen)?.iter().filter(|g| g.is_whole()).count();
+        let mut keep = u32::try_from(whole).unwrap_or(u32::MAX);
+        while keep > 1 && self.engine.bytes()? + generations::own_bytes(&gen)? > limit {
+            keep -= 1;
             // Also what is being flushed: a flush must not stand in the way of a checkpoint.
-            let gone = generations::retain(&gen, keep, &[])?;
+            let gone = generations::retain(&gen, keep, pinned)?;
             if gone.is_empty() {
-                return Ok(());
+                continue;
             }
             tracing::info!(generations = ?gone, limit, "removed for want of room (--max-bytes)");
             self.collect()?;

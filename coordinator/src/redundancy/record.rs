@@ -214,15 +214,15 @@ pub fn tidy(job: &Path, dir: &Path, unfinished: bool) -> Result<(), Failure> {
 }
 
 /// At the agent of the root, after a checkpoint: also removes records that are older than all generations here, once
-/// there is one that was made from this host. What is merely not here, because another host led the job or a restart
-/// has failed, can be made again.
+/// there is a newer one that was made from this host. What is merely not here, because another host led the job or a
+/// restart has failed, can be made again.
 pub(crate) fn tidy_root(dir: &Path, unfinished: bool) -> Result<(), Failure> {
     let here = generations::list(&dir.join("gen"))?;
     let numbers = numbers(dir)?;
     let own = |n: u64| Record::read(dir, n).ok().flatten().is_some_and(|r| r.root == name_here());
     if let Some(oldest) = here.first().map(|g| g.number).filter(|o| numbers.iter().any(|n| n < o)) {
         let newest_own = numbers.iter().rev().copied().find(|n| own(*n)).unwrap_or(0);
-        for number in numbers.into_iter().filter(|n| *n < oldest && *n <= newest_own) {
+        for number in numbers.into_iter().filter(|n| *n < oldest && *n < newest_own) {
             let path = file(dir, number);
             std::fs::remove_file(&path).map_err(|e| Failure::io(format!("remove {}", path.display()), &e))?;
         }
@@ -276,6 +276,10 @@ mod tests {
         tidy_root(&dir, true).unwrap();
         assert_eq!((numbers(&dir).unwrap(), newest(&dir).unwrap()), (vec![2, 3, 5], Some(5)));
         assert!(parity_file(&dir, 5).exists() && !parity_file(&dir, 1).exists());
+        // The newest of this host itself stays, also when its generation is not here any more.
+        write(3, &name_here());
+        tidy_root(&dir, true).unwrap();
+        assert_eq!(numbers(&dir).unwrap(), [3, 5]);
         write(4, &name_here());
         tidy_root(&dir, true).unwrap();
         assert_eq!(numbers(&dir).unwrap(), [4, 5]);
