@@ -20,6 +20,7 @@ use crate::{generations, sys, Failure};
 use belay_tree::{Broken, Contribution, Event as TreeEvent, Values};
 use belay_wire::{Exit, Phase};
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Duration;
 
 /// How often a checkpoint is tried that is refused somewhere for reasons that pass by themselves.
@@ -448,17 +449,18 @@ impl Agent {
     }
 
     /// At a part: of generations that the root may have committed, those that it has not, now that it has committed
-    /// `number`, if that can be seen from here.
+    /// `number`. Until that can be seen from here, they stay doubtful.
     fn drop_doubtful(&mut self, number: u64) {
-        let doubtful = self
-            .nodes
-            .as_mut()
-            .map(|n| std::mem::take(&mut n.doubtful))
-            .unwrap_or_default();
         let root = nodes::job_of(self.nodes.as_ref(), self.dir.path()).join("gen");
-        let has = |n: u64| root.join(generations::name(n)).exists();
-        for old in doubtful.into_iter().filter(|n| has(number) && !has(*n)) {
-            if let Err(f) = generations::remove(&self.dir.generations(), old) {
+        let has = |gen: &Path, n: u64| gen.join(generations::name(n)).exists();
+        let Some(nodes) = self.nodes.as_mut().filter(|_| has(&root, number)) else {
+            return;
+        };
+        let doubtful = std::mem::take(&mut nodes.doubtful);
+        let gen = self.dir.generations();
+        // Retention may have removed them meanwhile.
+        for old in doubtful.into_iter().filter(|n| !has(&root, *n) && has(&gen, *n)) {
+            if let Err(f) = generations::remove(&gen, old) {
                 self.note_failure(&f, false);
             }
         }
