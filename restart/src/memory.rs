@@ -435,7 +435,7 @@ fn map_pages((i, end): (usize, u64), prot: u64, fills: Vec<Fill>, p: &mut Memory
         if run.vaddr + run.bytes == end {
             // A program that lets its memory grow (mremap) would find the next pages of the file behind it. Where the
             // last page is of another mapping, the kernel lets none grow, and the C library copies instead.
-            let last = parts.pop().map(|f| split_last_page(f));
+            let last = parts.pop().map(split_last_page);
             let Some((rest, last)) = last else { continue };
             p.fills.push(last);
             parts.extend(rest);

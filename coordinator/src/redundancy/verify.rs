@@ -27,8 +27,11 @@ pub(crate) fn parity(dir: &Path, number: u64) -> Result<u64, Failure> {
     Ok(index.parity_bytes())
 }
 
-/// The parity of every redundant generation that this host holds a share of for the job's own part: number, and bytes or the fault.
-pub fn all(dir: &JobDir) -> Result<Vec<(u64, Result<u64, Failure>)>, Failure> {
+/// The number of a generation, and bytes or the fault of what is looked at.
+pub type Verified = (u64, Result<u64, Failure>);
+
+/// The parity of every redundant generation that this host holds a share of for the job's own part.
+pub fn all(dir: &JobDir) -> Result<Vec<Verified>, Failure> {
     let numbers = record::numbers(dir.path())?;
     Ok(numbers.into_iter().map(|n| (n, parity(dir.path(), n))).collect())
 }

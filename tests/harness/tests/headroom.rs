@@ -197,7 +197,7 @@ fn strict_overcommit(place: &Place, user: User, _: &mut Rng) -> Result<(), Failu
 /// A restart whose memory the machine does not have ends with an error, also where the kernel kills a process of it that
 /// reads what others are to inherit.
 fn too_small(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
-    let Some(group) = Group::new(LIMIT_MIB / 4 << 20)? else {
+    let Some(group) = Group::new(LIMIT_MIB << 18)? else {
         println!("skipped: no memory control group can be made");
         return Ok(());
     };
