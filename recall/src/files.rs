@@ -149,6 +149,11 @@ pub(crate) struct Files {
     nameless: AtomicBool,
     /// Written and not synced.
     unsynced: Mutex<BTreeSet<Key>>,
+    /// Those of them that could not be synced. The kernel says so once, and takes what it could not write for written:
+    /// they are written anew.
+    lost: Mutex<BTreeSet<Key>>,
+    /// How a file is synced.
+    sync: fn(&File) -> io::Result<()>,
     /// So are the names that are there.
     named: AtomicBool,
     /// The lock goes with it; before the claim, so that who finds none can have the lock.
@@ -182,6 +187,8 @@ impl Files {
             keep,
             nameless: AtomicBool::new(true),
             unsynced: Mutex::default(),
+            lost: Mutex::default(),
+            sync: File::sync_data,
             named: AtomicBool::new(true),
             _lock: lock,
             _claim: claim,
@@ -363,6 +370,7 @@ impl Files {
 
     /// A version that nobody needs any more; it may not have been written.
     pub(crate) fn remove(&self, key: Key) -> io::Result<()> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
         self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
         self.keep.remove(&self.dir, key)
     }
@@ -379,7 +387,7 @@ impl Files {
             let first = self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).first().copied();
             let Some(key) = first else { break };
             match self.dir.open(&key.name(), libc::O_RDONLY) {
-                Ok(file) => file.sync_data()?,
+                Ok(file) => self.sync_one(key, &file)?,
                 // Removed meanwhile.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => return Err(e),
@@ -389,6 +397,54 @@ impl Files {
         // Names that come to be meanwhile are the next call's.
         self.named.store(false, Ordering::Relaxed);
         self.dir.sync().inspect_err(|_| self.named.store(true, Ordering::Relaxed))
+    }
+
+    fn sync_one(&self, key: Key, file: &File) -> io::Result<()> {
+        let lost = || self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        if lost().contains(&key) {
+            self.write_anew(key, file)?;
+            lost().remove(&key);
+            return Ok(());
+        }
+        (self.sync)(file).inspect_err(|_| {
+            lost().insert(key);
+        })
+    }
+
+    /// Puts another file with the contents of `file`, synced, in its place. What cannot be read whole is left as it is.
+    fn write_anew(&self, key: Key, file: &File) -> io::Result<()> {
+        let damaged = || io::Error::other(format!("version {} could not be written, and is damaged", key.version));
+        let record = self.record(file)?.filter(|r| r.version == key.version).ok_or_else(damaged)?;
+        let draft = self.draft(key)?;
+        let copied = || {
+            let (mut at, mut left) = (0, record.shape.bytes());
+            for expected in &record.sums {
+                let mut block = vec![0; left.min(u64::from(record.block)) as usize];
+                file.read_exact_at(&mut block, at)?;
+                if xxhash_rust::xxh3::xxh3_64(&block) != *expected {
+                    return Err(damaged());
+                }
+                draft.file().write_all_at(&block, at)?;
+                at += block.len() as u64;
+                left -= block.len() as u64;
+            }
+            draft.file().write_all_at(&record.encode(), at)?;
+            (self.sync)(draft.file())?;
+            // Who removes it takes it from the list first: what is removed does not come back.
+            let unsynced = self.unsynced.lock().unwrap_or_else(PoisonError::into_inner);
+            if unsynced.contains(&key) {
+                self.keep.enter(&self.dir, key, || self.name(&draft, key))?;
+            } else if let Draft::Named(_, name) = &draft {
+                self.dir.unlink(name)?;
+            }
+            Ok(())
+        };
+        copied().inspect_err(|_| {
+            if let Draft::Named(_, name) = &draft {
+                // The next opening removes it otherwise.
+                let _ = self.dir.unlink(name);
+            }
+        })
     }
 
     /// Nothing has been written since all was synced.
@@ -426,6 +482,47 @@ mod tests {
             unsafe { files.read(key, &shape, &[Span::of_mut(&mut read)], &AtomicBool::new(false)) }.unwrap();
             assert!(read == bytes);
             files.sync().unwrap();
+            files.remove(key).unwrap();
+        }
+        drop(files);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn what_could_not_be_synced_is_written_anew() {
+        /// Fails now, as often as this.
+        static FAILS: std::sync::Mutex<u32> = std::sync::Mutex::new(0);
+        fn sync(file: &File) -> io::Result<()> {
+            let mut fails = FAILS.lock().unwrap();
+            if *fails > 0 {
+                *fails -= 1;
+                return Err(io::Error::from_raw_os_error(libc::EIO));
+            }
+            file.sync_data()
+        }
+        let dir = std::env::temp_dir().join(format!("belay-recall-anew-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let (mut files, _) = Files::open(&dir, "f").unwrap();
+        files.sync = sync;
+        let (bytes, mut read) = (vec![7; 2_500_000], vec![0; 2_500_000]);
+        let shape = Shape::new([(1, 2_500_000)]).unwrap();
+        let key = Key { version: 1, serial: 2 };
+        let inode = || std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(dir.join("f").join(key.name())).unwrap());
+        for nameless in [true, false] {
+            files.nameless.store(nameless, Ordering::Relaxed);
+            // SAFETY: nobody writes to the bytes.
+            unsafe { files.write(key, &shape, &[Span::of(&bytes)], &AtomicBool::new(false)) }.unwrap();
+            let first = inode();
+            // Neither the file nor the first of those that take its place can be synced.
+            *FAILS.lock().unwrap() = 2;
+            assert!(files.sync().is_err() && files.sync().is_err());
+            assert_eq!((inode(), files.is_synced()), (first, false));
+            files.sync().unwrap();
+            assert!(inode() != first && files.is_synced());
+            // SAFETY: nobody else has the place.
+            unsafe { files.read(key, &shape, &[Span::of_mut(&mut read)], &AtomicBool::new(false)) }.unwrap();
+            assert!(read == bytes);
+            assert_eq!(std::fs::read_dir(dir.join("f")).unwrap().count(), 3);
             files.remove(key).unwrap();
         }
         drop(files);
