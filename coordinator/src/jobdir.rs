@@ -8,11 +8,11 @@ use crate::lock::{held_by, LockFile};
 pub use crate::lock::{Holder, Lock};
 use crate::{sys, Failure};
 use belay_image::files;
-use belay_kernel::dir::Dir;
+use belay_kernel::dir::{self, Dir};
 use belay_kernel::trust::{self, Untrusted};
 use belay_wire::socket::{self, Patience};
 use belay_wire::{Exit, Request};
-use std::fs::{DirBuilder, File};
+use std::fs::DirBuilder;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
@@ -266,11 +266,7 @@ impl JobDir {
         let description = self.dir.open(JOB.as_ref(), libc::O_RDONLY, 0);
         description.and_then(|f| f.sync_all()).map_err(fail)?;
         self.dir.sync().map_err(fail)?;
-        // A directory above that may be entered but not read cannot be synced by us.
-        if let Some(Ok(above)) = self.path.parent().map(File::open) {
-            above.sync_all().map_err(fail)?;
-        }
-        Ok(())
+        dir::sync_above(&self.path).map_err(fail)
     }
 
     /// Takes the job's lock. A job that is just ending is waited for, one that is running is refused.

@@ -41,6 +41,20 @@ pub fn read_link_at(dir: &impl AsRawFd, name: &Path) -> io::Result<PathBuf> {
     }
 }
 
+/// Makes the name `path` durable, as far as this process may: a directory that it may enter but not read cannot be synced
+/// by it.
+pub fn sync_above(path: &Path) -> io::Result<()> {
+    let Some(above) = path.parent() else {
+        return Ok(());
+    };
+    let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
+    match File::open(above) {
+        Ok(dir) => dir.sync_all(),
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
 /// `name`, if it is one part of a path.
 fn part(name: &Path) -> io::Result<&Path> {
     let mut parts = name.components();

@@ -9,7 +9,7 @@ use crate::place::desk::Place;
 use belay_image::manifest::ChunkEntry;
 use belay_image::sections::create_private;
 use belay_image::{files, ImageError};
-use belay_kernel::trust;
+use belay_kernel::{dir, trust};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -391,13 +391,8 @@ fn make(dir: &Path) -> Result<(), ImageError> {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(ImageError::io("make", dir, e)),
         _ => {}
     }
-    for above in missing.iter().filter_map(|d| d.parent()) {
-        // One that may be entered but not read cannot be synced by us.
-        if let Ok(above_it) = File::open(above) {
-            above_it.sync_all().map_err(|e| ImageError::io("sync", above, e))?;
-        }
-    }
-    Ok(())
+    let sync = |new: &&Path| dir::sync_above(new).map_err(|e| ImageError::io("sync the directory of", new, e));
+    missing.iter().try_for_each(sync)
 }
 
 /// Before the job in directory `job` writes a chunk: what may lie in local tiers of hosts that it has left is given up,

@@ -12,9 +12,10 @@ use super::content::PARITY;
 use super::Settings;
 use crate::nodes::seat::part_dir;
 use crate::{sys, Failure};
+use belay_kernel::dir;
 use belay_kernel::trust::{self, Untrusted};
 use belay_wire::Exit;
-use std::fs::{DirBuilder, File, Metadata};
+use std::fs::{DirBuilder, Metadata};
 use std::io;
 use std::os::unix::fs::{symlink, DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -64,12 +65,8 @@ fn make(path: &Path) -> Result<(), Failure> {
 
 /// Makes the name `path` durable.
 fn sync_above(path: &Path) -> Result<(), Failure> {
-    // A directory that may be entered but not read cannot be synced by us.
-    let Some(Ok(above)) = path.parent().map(File::open) else {
-        return Ok(());
-    };
     let fail = |e: io::Error| Failure::io(format!("sync the directory of {} on {}", path.display(), sys::host()), &e);
-    above.sync_all().map_err(fail)
+    dir::sync_above(path).map_err(fail)
 }
 
 /// Refuses a directory that somebody else could have put there.

@@ -289,13 +289,19 @@ mod tests {
         std::fs::remove_dir_all(dir).unwrap();
     }
 
-    #[test]
-    fn what_a_restart_goes_back_behind_stays_if_it_is_a_checkpoint_of_the_job() {
-        let job = std::env::temp_dir().join(format!("belay-uncommitted-{}", std::process::id()));
+    /// A job directory, and the checkpoints of its part 1, of these numbers.
+    fn job_with_part(name: &str, numbers: std::ops::RangeInclusive<u64>) -> (PathBuf, PathBuf) {
+        let job = std::env::temp_dir().join(format!("belay-{name}-{}", std::process::id()));
         let part = job.join("nodes/1/gen");
-        for n in 4..=8 {
+        for n in numbers {
             std::fs::create_dir_all(part.join(generations::name(n))).unwrap();
         }
+        (job, part)
+    }
+
+    #[test]
+    fn what_a_restart_goes_back_behind_stays_if_it_is_a_checkpoint_of_the_job() {
+        let (job, part) = job_with_part("uncommitted", 4..=8);
         // The root has committed 5 to 7, of which 6 is redundant and not on its host any more.
         for n in [5, 7] {
             std::fs::create_dir_all(job.join("gen").join(generations::name(n))).unwrap();
@@ -312,11 +318,7 @@ mod tests {
 
     #[test]
     fn nothing_is_removed_where_it_cannot_be_seen_what_the_root_has() {
-        let job = std::env::temp_dir().join(format!("belay-unseen-{}", std::process::id()));
-        let part = job.join("nodes/1/gen");
-        for n in 4..=6 {
-            std::fs::create_dir_all(part.join(generations::name(n))).unwrap();
-        }
+        let (job, part) = job_with_part("unseen", 4..=6);
         std::os::unix::fs::symlink("/nowhere/gen", job.join("gen")).unwrap();
         drop_uncommitted(&job, &part, 4).unwrap();
         assert_eq!(generations::list(&part).unwrap().len(), 3);
