@@ -149,13 +149,13 @@ pub(crate) struct Files {
     nameless: AtomicBool,
     /// Written and not synced.
     unsynced: Mutex<BTreeSet<Key>>,
-    /// Those of them that could not be synced. The kernel says so once, and takes what it could not write for written:
+    /// So are the names that are there.
+    named: AtomicBool,
+    /// Those written that could not be synced. The kernel says so once, and takes what it could not write for written:
     /// they are written anew.
     lost: Mutex<BTreeSet<Key>>,
     /// How a file is synced.
     sync: fn(&File) -> io::Result<()>,
-    /// So are the names that are there.
-    named: AtomicBool,
     /// The lock goes with it; before the claim, so that who finds none can have the lock.
     _lock: File,
     _claim: Claim,
@@ -187,9 +187,9 @@ impl Files {
             keep,
             nameless: AtomicBool::new(true),
             unsynced: Mutex::default(),
+            named: AtomicBool::new(true),
             lost: Mutex::default(),
             sync: File::sync_data,
-            named: AtomicBool::new(true),
             _lock: lock,
             _claim: claim,
         };

@@ -76,7 +76,7 @@ fn stand_by(listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>, shown
         let child = match unsafe { sys::fork(0, libc::SIGCHLD, 0) } {
             Ok(0) => answer_all(listeners, book, programs, shown),
             Ok(child) => child,
-            // Who asks is answered, if only once.
+            // Without a child this process answers itself, and nobody stands by.
             Err(_) => answer_all(listeners, book, programs, shown),
         };
         let killed = sys::wait(child, libc::__WALL).is_ok_and(|(_, status)| libc::WIFSIGNALED(status));
