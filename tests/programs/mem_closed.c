@@ -1,5 +1,6 @@
 // Private mappings of files that nobody may read any more, one of them written to: what is not the process's own is of
-// the files all the same.
+// the files all the same. `alone`: no process may be made beside this one, so that its memory is stored while it stands.
+#include <sys/resource.h>
 #include "check.h"
 #define LEN (16 * 4096)
 
@@ -17,10 +18,12 @@ static char *mapped(const char *which, uint64_t seed) {
     return at;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    (void)argv;
     begin("mem_closed");
     char *clean = mapped("clean", 1), *written = mapped("written", 2);
     fill(written + 4096, 4096, 3);
+    if (argc > 1) OK(setrlimit(RLIMIT_NPROC, &(struct rlimit){1, 1}));
     while (running()) {
         nap_us(500);
         verify(clean, LEN, 1, "a private mapping of a file that may not be read");

@@ -133,6 +133,18 @@ pub(crate) fn pages_with(map: &Map, identities: &mut Identities) -> Pages {
     }
 }
 
+/// The same before anything has been said of it: the identity of a file is not computed while the program is stopped.
+pub(crate) fn pages_early(map: &Map) -> Pages {
+    let can_be_read = |map: &Map| {
+        let file = identity::open(Path::new(bare(map))).and_then(|f| f.metadata());
+        file.is_ok_and(|m| m.ino() == map.ino)
+    };
+    match pages(map) {
+        Pages::Own if is_of_path(map) && !can_be_read(map) => Pages::All,
+        pages => pages,
+    }
+}
+
 /// Whether a restart could not have what is not stored of `map`, which the image calls `vma`, from its file.
 pub(crate) fn has_lost_file(map: &Map, vma: &Vma) -> bool {
     match &vma.kind {

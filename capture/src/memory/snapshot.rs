@@ -334,7 +334,7 @@ impl Child {
         for map in &maps {
             let (start, end, guards) = (map.start, map.end, &mut self.guards);
             let mut ranges = Vec::new();
-            match mappings::pages(map) {
+            match mappings::pages_early(map) {
                 Pages::Own => pagemap.data_and_guards(start, end, &mut ranges, guards),
                 Pages::All => {
                     ranges.push((start, end));

@@ -97,6 +97,7 @@ fn cases() -> Vec<Case> {
         prog("mem_file").launch(&["--save-open-files"]),
         prog("mem_filegone"),
         prog("mem_closed"),
+        prog("mem_closed alone"),
         prog("mem_follows"),
         prog("mem_guard"),
         prog("mem_regions").since(6, 15),
