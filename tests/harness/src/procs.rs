@@ -8,7 +8,7 @@
 //! as a whole, too.
 
 use std::collections::{BTreeSet, HashMap};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Parent and state of every process that can be seen.
@@ -120,6 +120,20 @@ pub fn comm(pid: i32) -> String {
 pub fn state(pid: i32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
+}
+
+/// Whether the first thread of process `pid` blocks `signal`.
+pub fn blocks(pid: i32, signal: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|l| l.strip_prefix("SigBlk:"));
+    let mask = mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok());
+    mask.is_some_and(|m| m >> (signal - 1) & 1 == 1)
+}
+
+/// What process `pid` has open, as the system names it.
+pub fn open_files(pid: i32) -> Vec<PathBuf> {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    fds.filter_map(|fd| std::fs::read_link(fd.path()).ok()).collect()
 }
 
 /// The parent of process `pid`.

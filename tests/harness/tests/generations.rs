@@ -6,7 +6,7 @@ use belay_tests::orders::{give, order};
 use belay_tests::place::{Place, User};
 use belay_tests::rng::Rng;
 use belay_tests::target::Target;
-use belay_tests::Failure;
+use belay_tests::{procs, Failure};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -92,6 +92,38 @@ fn every_generation(differential: &str, program: &[&str], place: &Place, user: U
         job.progress(PATIENCE).map_err(|e| format!("generation {step}: {e}"))?;
         order(&mut job, &format!("compare {step}")).map_err(|e| format!("generation {step}: {e}"))?;
     }
+    job.verdict(false, PATIENCE)
+}
+
+/// After a restart nobody keeps the chunks of a generation that has been removed: their room is free.
+fn removed_chunks_are_closed(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "closed", user)?;
+    launch(
+        &mut job,
+        place,
+        &["--keep", "1", "--differential", "off"],
+        &["gen_steps", "12"],
+    )?;
+    order(&mut job, "go 1")?;
+    job.checkpoint()?;
+    job.kill_all()?;
+    job.clear_beat()?;
+    give(&job, "compare 1")?;
+    job.restart(&[])?;
+    job.progress(PATIENCE)?;
+    order(&mut job, "go 2")?;
+    job.checkpoint()?;
+    want(generations(&job)?.len() == 1, || "the first generation is still there".into())?;
+    let front = job.pid().ok_or("no front")?;
+    for pid in procs::tree(front) {
+        let files = procs::open_files(pid);
+        let removed = files.iter().find(|f| {
+            let name = f.display().to_string();
+            name.contains("/chunks/") && name.ends_with(" (deleted)")
+        });
+        want(removed.is_none(), || format!("{} keeps {removed:?}", procs::comm(pid)))?;
+    }
+    order(&mut job, "compare 2")?;
     job.verdict(false, PATIENCE)
 }
 
@@ -418,7 +450,7 @@ fn main() {
         "generations",
         &["gen_steps", "mem_diff", "mem_moved", "mem_twins", "proc_kin"],
     );
-    let tests: [(&str, Test); 12] = [
+    let tests: [(&str, Test); 13] = [
         ("every_generation_hash", |p, u, r| {
             every_generation("hash", &["gen_steps", "12"], p, u, r)
         }),
@@ -429,6 +461,7 @@ fn main() {
             every_generation("hash", &["gen_steps", "12", "shared"], p, u, r)
         }),
         ("past_the_page_cache", past_the_page_cache),
+        ("removed_chunks_are_closed", removed_chunks_are_closed),
         ("stored_once", |p, u, _| stored_once("hash", p, u)),
         ("stored_twice_without_hashes", |p, u, _| stored_once("off", p, u)),
         ("damaged_contents", damaged_contents),

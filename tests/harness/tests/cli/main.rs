@@ -30,7 +30,7 @@ fn running(place: &Place, user: User, label: &str, options: &[&str], line: &[&st
 
 fn main() {
     let mut target = Target::new("cli", &["fault_target", "fd_crowd", "fd_many", "fd_ptynames", "mem_private"]);
-    let tests: [(&str, Test); 25] = [
+    let tests: [(&str, Test); 26] = [
         ("exit_status", streams::exit_status),
         ("streams", streams::streams),
         ("no_command", streams::no_command),
@@ -50,6 +50,7 @@ fn main() {
         ("terminal_names", terminals::terminal_names),
         ("under_script", streams::under_script),
         ("restart_streams", streams::restart_streams),
+        ("early_signal", streams::early_signal),
         ("setuid", limits::setuid),
         ("open_files", limits::open_files),
         ("crowd", limits::crowd),

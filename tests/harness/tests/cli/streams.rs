@@ -8,6 +8,7 @@ use belay_tests::{procs, Failure};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
+
 /// `belay launch -- ARGV` in a fresh work directory, to its end.
 fn launch(place: &Place, user: User, argv: &[&str]) -> Result<Output, Failure> {
     let job = Job::new(place, "cli", user)?;
@@ -97,18 +98,19 @@ pub(super) fn under_script(place: &Place, user: User) -> Result<(), Failure> {
     })
 }
 
+fn wait_for(job: &Job, word: &str) -> Result<(), Failure> {
+    let end = Instant::now() + LIMIT;
+    while !job.output_text().contains(word) {
+        want(Instant::now() < end, || format!("no {word:?} in {:?}", job.output_text()))?;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
 pub(super) fn signals_pass(place: &Place, user: User) -> Result<(), Failure> {
     let script = "trap 'echo got hup' HUP; trap 'echo got term; exit 5' TERM; echo ready; while :; do sleep 0.01; done";
     let mut job = Job::new(place, "signals", user)?;
     job.launch(&[], &["sh".into(), "-c".into(), script.into()])?;
-    let wait_for = |job: &Job, word: &str| -> Result<(), Failure> {
-        let end = Instant::now() + LIMIT;
-        while !job.output_text().contains(word) {
-            want(Instant::now() < end, || format!("no {word:?} in {:?}", job.output_text()))?;
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
-    };
     wait_for(&job, "ready")?;
     let pid = job.pid().ok_or("no job")?;
     procs::signal(pid, libc::SIGHUP);
@@ -116,6 +118,38 @@ pub(super) fn signals_pass(place: &Place, user: User) -> Result<(), Failure> {
     procs::signal(pid, libc::SIGTERM);
     let s = job.wait(LIMIT)?;
     want(s.code() == Some(5) && job.output_text().contains("got term"), || {
+        format!("{}: {}", show(s), job.output_text())
+    })
+}
+
+/// A signal that is sent to `belay restart` while the program is being restored is the program's, which gets it when it runs.
+pub(super) fn early_signal(place: &Place, user: User) -> Result<(), Failure> {
+    let script = "import os, signal, time\n\
+        m = bytearray(os.urandom(1 << 20) * 256)\n\
+        signal.signal(signal.SIGUSR1, lambda *a: print('got usr1', flush=True))\n\
+        print('ready', flush=True)\n\
+        while not os.path.exists('go'): time.sleep(0.01)\n\
+        print('over', flush=True)\n";
+    let mut job = Job::new(place, "early", user)?;
+    job.launch(&[], &["python3".into(), "-c".into(), script.into()])?;
+    wait_for(&job, "ready")?;
+    job.checkpoint()?;
+    job.kill_all()?;
+    job.restart(&[])?;
+    let front = job.pid().ok_or("no front")?;
+    let end = Instant::now() + LIMIT;
+    // It has read the job, and keeps signals for the program. (Who starts it blocks them, too, until it is executed.)
+    let receives = || procs::open_files(front).iter().any(|f| f.ends_with("anon_inode:[signalfd]"));
+    while !(receives() && procs::blocks(front, libc::SIGUSR1)) {
+        want(!job.has_ended()? && Instant::now() < end, || {
+            format!("belay restart keeps no signals: {}", job.output_text())
+        })?;
+    }
+    procs::signal(front, libc::SIGUSR1);
+    wait_for(&job, "got usr1")?;
+    std::fs::write(job.work.join("go"), "").map_err(|e| e.to_string())?;
+    let s = job.wait(LIMIT)?;
+    want(s.success() && job.output_text().contains("over"), || {
         format!("{}: {}", show(s), job.output_text())
     })
 }
