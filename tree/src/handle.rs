@@ -3,7 +3,7 @@
 use crate::error::TreeError;
 use crate::event::{Bell, Broken, Event, Released};
 use crate::key::JobKey;
-use crate::link::{Link, LinkError};
+use crate::link::{Link, LinkError, BEAT};
 use crate::listening::{beside, Listeners};
 use crate::message::{Contribution, Down, Failed, FailureKind, NodeInfo, Up, Values};
 use crate::service::{Command, Service, Start, Traffic};
@@ -290,26 +290,33 @@ fn reach(key: &JobKey, addresses: &[String], begin: Instant) -> Result<Link, Str
 /// Number, parent, the last order given before, and what came right behind them.
 type Welcomed = (u64, Option<(u64, Vec<String>)>, u64, Vec<Down>);
 
+/// Says who wants to join, and waits until the root lets it in, as long as the root shows that it is there: while a
+/// checkpoint of the others is being written it lets in nobody.
 fn welcome(link: &mut Link, info: &NodeInfo) -> Result<Welcomed, LinkError> {
     link.send(&Up::Hello {
         info: info.clone(),
         released: 0,
         ordered: 0,
     })?;
-    let begin = Instant::now();
+    let mut heard = Instant::now();
     loop {
         let mut got = Vec::new();
         let result = link.receive(&mut got);
-        let mut got = got.into_iter();
+        if !got.is_empty() {
+            heard = Instant::now();
+        }
+        let mut got = got.into_iter().skip_while(|m| matches!(m, Down::Beat));
         // After it the root closes the connection of a node whose parent is another.
         if let Some(Down::Welcome { node, parent, ordered }) = got.next() {
             return Ok((node, parent, ordered, got.collect()));
         }
         result?;
         let left = JOIN_LIMIT
-            .checked_sub(begin.elapsed())
+            .checked_sub(heard.elapsed())
             .ok_or(LinkError::Silent(JOIN_LIMIT.as_secs()))?;
-        link.wait(left)?;
+        // The root, too, wants to know that somebody is there.
+        link.beat(&Up::Beat)?;
+        link.wait(left.min(BEAT))?;
     }
 }
 

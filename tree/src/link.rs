@@ -174,6 +174,11 @@ impl Link {
         if silent > SILENCE && !self.polled(libc::POLLIN, Duration::ZERO)? && (silent > limit || !self.host_answers()?) {
             return Err(LinkError::Silent(silent.as_secs()));
         }
+        self.beat(beat)
+    }
+
+    /// Sends `beat` when nothing else was sent for a while.
+    pub(crate) fn beat<T: Serialize>(&mut self, beat: &T) -> Result<(), LinkError> {
         if self.sent.elapsed() >= BEAT {
             self.send(beat)?;
         }

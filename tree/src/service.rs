@@ -35,8 +35,8 @@ const GRACE: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// How long the loop sleeps when nothing happens.
 const IDLE: Duration = Duration::from_millis(500);
-/// Orders kept for children that reconnect.
-const ORDERS: usize = 8;
+/// How long an order is kept for nodes that connect again: longer than one looks for its root.
+const KEPT: Duration = Duration::from_secs(30);
 /// Nodes that join at the same time connect to their parents one after the other.
 const STAGGER: Duration = Duration::from_micros(300);
 /// Why a node is not there that has said farewell. The part of a job on its host has ended in good order, and it goes on without.
@@ -118,6 +118,13 @@ impl Held {
     }
 }
 
+/// An order: its number, its text, and when this node heard of it.
+struct Given {
+    id: u64,
+    text: String,
+    at: Instant,
+}
+
 struct Child {
     link: Option<Link>,
     missing_since: Option<Instant>,
@@ -181,7 +188,8 @@ pub(crate) struct Service {
     step: Step,
     /// The last step that has failed, and why.
     failed: (u64, Vec<Failed>),
-    orders: VecDeque<(u64, String)>,
+    /// Those given lately, oldest first.
+    orders: VecDeque<Given>,
     ordered: u64,
     commands: mpsc::Receiver<Command>,
     wake: Arc<Bell>,
@@ -351,14 +359,12 @@ impl Service {
 
     /// Passes an order on to all children.
     fn spread(&mut self, id: u64, text: &str) {
-        self.orders.push_back((id, text.to_owned()));
-        while self.orders.len() > ORDERS {
+        let (text, at) = (text.to_owned(), Instant::now());
+        while self.orders.front().is_some_and(|o| at - o.at > KEPT) {
             self.orders.pop_front();
         }
-        let order = Down::Order {
-            id,
-            text: text.to_owned(),
-        };
+        let order = Down::Order { id, text: text.clone() };
+        self.orders.push_back(Given { id, text, at });
         for node in self.children.keys().copied().collect::<Vec<_>>() {
             self.send_down(node, &order);
         }

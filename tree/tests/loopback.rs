@@ -159,10 +159,27 @@ fn a_new_node_hears_what_is_ordered_after_it_was_let_in_and_nothing_of_before() 
     assert_eq!(wait(&relay), Event::Order("before".into()));
     let new = join(2);
     // It has a number, and is not connected to its parent.
-    root.order("after".into());
-    assert_eq!(wait(&relay), Event::Order("after".into()));
-    let new = new.start().unwrap();
-    assert_eq!(wait(&new), Event::Order("after".into()));
+    let orders: Vec<String> = (1..=100).map(|n| format!("after {n}")).collect();
+    orders.iter().for_each(|o| root.order(o.clone()));
+    let heard = |node: &Tree| orders.iter().all(|o| wait(node) == Event::Order(o.clone()));
+    assert!(heard(&relay));
+    assert!(heard(&new.start().unwrap()));
+}
+
+/// As while a checkpoint is being written, however long that takes.
+#[test]
+fn who_comes_while_the_others_are_held_is_let_in_afterwards() {
+    let key = JobKey::random().unwrap();
+    let root = Joining::root(key.clone(), 1, "root".into()).unwrap();
+    let addresses = vec![root.addresses().last().unwrap().clone()];
+    let root = root.start().unwrap();
+    root.hold(Some(std::collections::BTreeSet::new()));
+    let joins = std::thread::spawn(move || Joining::connect(key, &addresses, "host".into(), 1, 1));
+    std::thread::sleep(Duration::from_secs(22));
+    assert!(!joins.is_finished() && root.event().is_none());
+    root.hold(None);
+    let node = joins.join().unwrap().unwrap().start().unwrap();
+    assert!(matches!(wait(&root), Event::Joined(info) if info.node == Some(node.node())));
 }
 
 /// The root of a job, and a node that has joined it.

@@ -116,10 +116,14 @@ impl Service {
         );
         // What it missed, here or below a parent that was lost. A new node counts from the orders given before it was
         // let in, which are not for it.
-        let orders: Vec<(u64, String)> = self.orders.iter().filter(|(id, _)| *id > ordered).cloned().collect();
-        for (id, text) in orders {
-            self.send_down(node, &Down::Order { id, text });
-        }
+        let missed = self.orders.iter().filter(|o| o.id > ordered);
+        let missed: Vec<Down> = missed
+            .map(|o| Down::Order {
+                id: o.id,
+                text: o.text.clone(),
+            })
+            .collect();
+        missed.iter().for_each(|order| self.send_down(node, order));
         if let Some((step, failures, values)) = again.filter(|(step, ..)| *step > released) {
             self.send_down(node, &Down::Release { step, failures, values });
         }
@@ -185,6 +189,18 @@ impl Service {
         for (node, error) in broken {
             self.child_broke(node, &error);
         }
+        let silence = self.silence;
+        self.guests.retain_mut(|guest| {
+            // Who has not said who it is has a limit of its own.
+            let waits = guest.hello.is_some();
+            let kept = if waits {
+                guest.link.keep_alive(&Down::Beat, silence)
+            } else {
+                Ok(())
+            };
+            kept.inspect_err(|error| tracing::warn!(%error, "a node went away before it was let in"))
+                .is_ok()
+        });
         let over = |c: &Child| c.missing_since.is_some_and(|t| t.elapsed() >= GRACE);
         let lost: Vec<u64> = self.children.iter().filter(|(_, c)| over(c)).map(|(n, _)| *n).collect();
         for node in lost {
