@@ -204,7 +204,7 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
     config.encryption = by_file.clone().unwrap_or(config.encryption);
     let dir = match JobDir::open(&args.target.dir, Access::Own) {
         // The whole directory may be lost.
-        Err(f) if f.exit == Exit::NoJob && tiers::find_job(&args.target.dir, &config, &limits)? => {
+        Err(f) if f.exit == Exit::NoJob && tiers::find_job(&args.target.dir, (&config, &limits), &|_| true)? => {
             JobDir::open(&args.target.dir, Access::Own)?
         }
         other => other?,
@@ -257,13 +257,18 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
     launch::check(&args.launch.command)?;
     let (config, redundancy, limits) = configured(&args.launch)?;
     let launched = config.clone().of_job(redundancy);
-    if JobDir::open(&args.launch.ckpt_dir, Access::Own).is_err() {
+    let new = described(&args.launch, &limits)?;
+    let found = found_again(&args.launch.ckpt_dir, &new, (&config, &limits))?;
+    if !found && JobDir::open(&args.launch.ckpt_dir, Access::Own).is_err() {
         // This will be a launch: nothing is made before it is allowed.
         limits.check_tiers(&launched, Use::New)?;
     }
-    let new = described(&args.launch, &limits)?;
     let dir = JobDir::create(&args.launch.ckpt_dir)?;
     let lock = dir.lock()?;
+    if found {
+        let problems = tiers::refresh(&dir, &dir.description()?)?;
+        problems.iter().for_each(|(_, problem)| sys::say(problem));
+    }
     let held = tiers::held(&dir)?;
     let old = if dir.is_described() { Some(dir.description()?) } else { None };
     let at = dir.path().display();
@@ -344,6 +349,26 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
         return Err(begin_again(args.again + 1));
     }
     finish(&dir, end.status())
+}
+
+/// Where the job directory is gone, with the disk that it was on: whether it could be made again, because a durable tier
+/// holds a job of the same command that had it. Another command is none of its business.
+fn found_again(dir: &Path, new: &Description, (config, limits): (&Config, &Limits)) -> Result<bool, Failure> {
+    match JobDir::open(dir, Access::Own) {
+        Err(f) if f.exit == Exit::NoJob && config.durable().next().is_some() => {}
+        _ => return Ok(false),
+    }
+    let at = dir.display();
+    let found = tiers::find_job(dir, (config, limits), &|d| d.command == new.command).map_err(|f| {
+        let why = "is not there, and a durable tier does not say whether it holds checkpoints of it";
+        Failure::new(f.exit, format!("{at} {why}: {f}; belay launch begins anew"))
+    })?;
+    if found {
+        sys::say(&format!(
+            "{at} is not there, and a durable tier knows the job: it is made again"
+        ));
+    }
+    Ok(found)
 }
 
 /// The agent on this host was killed: parts that have not noticed that yet are waited for as after any loss.

@@ -22,6 +22,7 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientOptions, MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig};
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::io;
 use std::ops::Range;
@@ -132,6 +133,17 @@ impl Objects {
     /// What `key`, or a part of keys, is in the store.
     fn below(&self, key: &str) -> Path {
         Path::from(format!("{}/{key}", self.root).trim_start_matches('/'))
+    }
+
+    /// What the tier calls the object at `path`. Others may have put what they like into the bucket.
+    fn key<'a>(&self, path: &'a Path) -> Option<&'a str> {
+        let below = path.as_ref().strip_prefix(self.root.as_ref())?;
+        let key = if self.root.as_ref().is_empty() {
+            below
+        } else {
+            below.strip_prefix('/')?
+        };
+        is_key(key).then_some(key)
     }
 
     fn wait<T>(
@@ -259,18 +271,29 @@ impl Tier for Objects {
     fn list(&self, prefix: &str) -> Result<Vec<Object>, StorageError> {
         let path = self.below(prefix);
         let found: Vec<_> = self.wait("list", prefix, self.store.list(Some(&path)).try_collect())?;
-        let root = match self.root.as_ref() {
-            "" => String::new(),
-            root => format!("{root}/"),
-        };
-        // Others may have put what they like into the bucket.
         let object = |meta: &object_store::ObjectMeta| {
-            let key = meta.location.as_ref().strip_prefix(&root)?.to_owned();
-            is_key(&key).then_some(Object { key, bytes: meta.size })
+            let key = self.key(&meta.location)?.to_owned();
+            Some(Object { key, bytes: meta.size })
         };
         let mut out: Vec<Object> = found.iter().filter_map(object).collect();
         out.sort();
         Ok(out)
+    }
+
+    fn folders(&self) -> Result<Vec<String>, StorageError> {
+        let found = self.wait("list", "", self.store.list_with_delimiter(Some(&self.root)))?;
+        let grouped = found.common_prefixes.iter().filter_map(|p| self.key(p));
+        // A service that does not group them lists all there are.
+        let single = found
+            .objects
+            .iter()
+            .filter_map(|o| Some(self.key(&o.location)?.split_once('/')?.0));
+        Ok(grouped
+            .chain(single)
+            .map(str::to_owned)
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect())
     }
 
     fn delete(&self, key: &str) -> Result<(), StorageError> {

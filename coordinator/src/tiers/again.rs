@@ -180,9 +180,9 @@ fn directory_of_part(dir: &JobDir, tag: u64, tiers: &[&Durable]) -> Result<JobDi
     Ok(made)
 }
 
-/// Looks in the durable tiers of `config` for the newest job whose directory was `dir`, and makes that again, where
-/// `limits` allow it; whether there was one.
-pub fn find_job(dir: &Path, config: &Config, limits: &Limits) -> Result<bool, Failure> {
+/// Looks in the durable tiers of `config` for the newest job whose directory was `dir` and which is `wanted`, and makes
+/// that again, where `limits` allow it; whether there was one.
+pub fn find_job(dir: &Path, (config, limits): (&Config, &Limits), wanted: &dyn Fn(&Description) -> bool) -> Result<bool, Failure> {
     let dir = std::path::absolute(dir).map_err(|e| Failure::io(format!("find {}", dir.display()), &e))?;
     let keys = config.encryption.keys()?;
     let look = (To::Look, keys.as_ref());
@@ -196,7 +196,7 @@ pub fn find_job(dir: &Path, config: &Config, limits: &Limits) -> Result<bool, Fa
             match descriptions {
                 Ok((all, refused)) => {
                     failure = failure.or(refused);
-                    let ours = all.into_iter().filter(|d| Path::new(&d.dir) == dir);
+                    let ours = all.into_iter().filter(|d| Path::new(&d.dir) == dir && wanted(d));
                     found = ours.chain(found).max_by_key(|d| d.created_unix_s);
                 }
                 Err(e) => {
@@ -246,9 +246,10 @@ fn in_directory(t: &crate::config::Tier, look: (To, Option<&Arc<Keys>>)) -> Resu
 
 fn in_store(tier: &dyn Tier) -> Result<Described, Failure> {
     let mut out = Described::default();
-    for o in tier.list("")? {
-        if o.key.split_once('/').is_some_and(|(_, name)| name == JOB) {
-            add(&mut out, describe(tier, &o.key))?;
+    for folder in tier.folders()? {
+        let key = format!("{folder}/{JOB}");
+        if tier.length(&key)?.is_some() {
+            add(&mut out, describe(tier, &key))?;
         }
     }
     Ok(out)

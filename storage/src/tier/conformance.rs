@@ -55,6 +55,10 @@ fn whole_objects(open: &dyn Fn() -> Box<dyn Tier>) {
     write_whole(&*t, "gen/one", b"another").expect("an object is replaced");
     t.sync().expect("sync");
     let t = open();
+    let folders = t.folders().expect("folders");
+    for one in ["gen", "packs"] {
+        assert!(folders.iter().any(|f| f == one), "directory {one} is listed: {folders:?}");
+    }
     assert_eq!(
         read_whole(&*t, "packs/long", u64::MAX).expect("read"),
         long,

@@ -16,6 +16,7 @@ pub use seen::ReadOnly;
 
 use crate::{seal, StorageError};
 use belay_kernel::direct::Buffer;
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
@@ -51,6 +52,13 @@ pub trait Tier: Debug + Send + Sync {
 
     /// The objects whose keys begin with the directory `prefix`, in order.
     fn list(&self, prefix: &str) -> Result<Vec<Object>, StorageError>;
+
+    /// The directories at the top of the tier, in order; some may be empty.
+    fn folders(&self) -> Result<Vec<String>, StorageError> {
+        let all = self.list("")?;
+        let folders = all.iter().filter_map(|o| Some(o.key.split_once('/')?.0.to_owned()));
+        Ok(folders.collect::<BTreeSet<_>>().into_iter().collect())
+    }
 
     /// Removes object `key`; one that is not there is no error.
     fn delete(&self, key: &str) -> Result<(), StorageError>;

@@ -179,6 +179,10 @@ impl Tier for Sealed {
         Ok(found.into_iter().map(object).collect())
     }
 
+    fn folders(&self) -> Result<Vec<String>, StorageError> {
+        self.inner.folders()
+    }
+
     fn delete(&self, key: &str) -> Result<(), StorageError> {
         self.forget(key);
         self.inner.delete(key)

@@ -37,6 +37,10 @@ impl Tier for ReadOnly {
         self.0.list(prefix)
     }
 
+    fn folders(&self) -> Result<Vec<String>, StorageError> {
+        self.0.folders()
+    }
+
     fn delete(&self, key: &str) -> Result<(), StorageError> {
         self.refused("remove", key)
     }

@@ -155,6 +155,53 @@ fn local_lost(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
+/// `belay run` where the job directory is gone: the same command goes on from the tier, another one begins anew, and where
+/// the tier does not answer nobody begins anew without a word.
+fn run_without_directory(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "rundir", user)?;
+    let scratch = directory(&job, user, "scratch")?;
+    let config = job.work.join("belay.toml");
+    io("write", std::fs::write(&config, pfs("scratch", &scratch)))?;
+    let (config, dir) = (config.display().to_string(), job.dir().display().to_string());
+    let program = place.programs().join("fault_target").display().to_string();
+    let line = |megabytes| ["run", "--config", &config, "--ckpt-dir", &dir, "--", &program, megabytes];
+    let runs = |job: &mut Job, megabytes| -> Result<u64, Failure> {
+        job.clear_beat()?;
+        job.start(job.belay(&line(megabytes)))?;
+        job.progress(LIMIT)?;
+        // Each run has a log; that of a restart says from where.
+        let logs = files(&job.dir().join("log"));
+        let text: String = logs.iter().filter_map(|l| std::fs::read_to_string(l).ok()).collect();
+        let mut lines = text.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
+        let restart = lines.find(|l| l["fields"]["message"] == "restarting");
+        Ok(restart.and_then(|l| l["fields"]["generation"].as_u64()).unwrap_or(0))
+    };
+    let lost = |job: &mut Job| -> Result<(), Failure> {
+        job.kill_all()?;
+        io("remove", std::fs::remove_dir_all(job.dir()))
+    };
+    for expected in [0, 1] {
+        let from = runs(&mut job, "2")?;
+        want(from == expected, || format!("from generation {from}, not {expected}"))?;
+        durable(&job)?;
+        lost(&mut job)?;
+    }
+    let away = job.work.join("away");
+    io("rename", std::fs::rename(&scratch, &away))?;
+    let o = output(job.belay(&line("2")), LIMIT)?;
+    want(
+        !o.status.success() && text(&o).contains("tier scratch") && text(&o).contains("belay launch"),
+        || format!("without the tier: {}: {}", show(o.status), text(&o)),
+    )?;
+    io("rename", std::fs::rename(&away, &scratch))?;
+    let from = runs(&mut job, "3")?;
+    want(from == 0, || format!("another command went on from generation {from}"))?;
+    lost(&mut job)?;
+    let from = runs(&mut job, "2")?;
+    want(from == 2, || format!("from generation {from}, not 2"))?;
+    job.verdict(false, LIMIT)
+}
+
 /// The same with an S3 server; and while that does not answer, the program and its local checkpoints do not care.
 fn object_store(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "s3", user)?;
@@ -551,8 +598,9 @@ fn refusals(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 fn main() {
     let mut target = Target::new("tiers", &["fault_target"]);
     or_end(Server::prepare(target.place()));
-    let tests: [(&str, Test); 20] = [
+    let tests: [(&str, Test); 21] = [
         ("local_lost", local_lost),
+        ("run_without_directory", run_without_directory),
         ("object_store", object_store),
         ("agent_killed", agent_killed),
         ("bit_flips", bit_flips),
