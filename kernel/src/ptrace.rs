@@ -245,7 +245,9 @@ pub fn pending(tid: i32, shared: bool) -> io::Result<Vec<Vec<u8>>> {
         let n = request(PTRACE_PEEKSIGINFO, tid, (&raw const args) as usize, raw.as_mut_ptr() as usize)?;
         let n = usize::try_from(n).unwrap_or(0).min(raw.len());
         out.extend(raw[..n].iter().map(|s| s.to_vec()));
-        if n < raw.len() {
+        // Fewer than asked for are no end: the kernel tells of one, then looks whether a signal has arrived at this
+        // thread.
+        if n == 0 {
             return Ok(out);
         }
         if out.len() > MOST_PENDING {
