@@ -150,7 +150,7 @@ pub(crate) fn add_parts(status: &mut GenerationStatus, g: &Generation) {
     });
     for row in rows {
         status.hosts.push(HostShare {
-            host: if row.on.is_empty() { row.host() } else { &row.on }.to_owned(),
+            host: row.place().to_owned(),
             ranks: row.share.as_ref().map(|s| s.processes),
         });
         let share = row.share.unwrap_or_default();

@@ -2,12 +2,18 @@
 //!
 //! The generation may be anybody's, and hold anything: what is in memory meanwhile does not grow with the files, and
 //! each page and byte string is read once, however often it is referred to.
+//!
+//! Of a job on several hosts that is also what its parts have of it, as far as it lies here.
 
 mod refs;
 
+use crate::nodes::table::{self, Row};
+use crate::tiers::parts;
+use crate::Failure;
+
 use belay_image::blobs::{BlobReader, BlobRef};
 use belay_image::extents::{self, Extent, EXTENT_BYTES};
-use belay_image::manifest::{FileEntry, Manifest};
+use belay_image::manifest::{ChunkEntry, FileEntry, Manifest};
 use belay_image::sections::{self, Kind};
 use belay_image::{files, ImageError, BLOB_FILE, JOB_FILE};
 use belay_kernel::direct::Buffer;
@@ -15,6 +21,7 @@ use belay_storage::chunk::Chunk;
 use belay_storage::store::Store;
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::ops::AddAssign;
 use std::path::Path;
 
 /// What was read.
@@ -28,6 +35,26 @@ pub struct Verified {
     pub extents: u64,
     /// Byte strings (data in flight, contents of files and shared memory).
     pub blobs: u64,
+}
+
+impl AddAssign for Verified {
+    fn add_assign(&mut self, other: Self) {
+        self.files += other.files;
+        self.bytes += other.bytes;
+        self.extents += other.extents;
+        self.blobs += other.blobs;
+    }
+}
+
+/// What was found of one generation of a job, on all its hosts.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// What was read.
+    pub seen: Verified,
+    /// Every fault.
+    pub faults: Vec<Failure>,
+    /// What cannot be read here, and where it may lie.
+    pub elsewhere: Vec<String>,
 }
 
 /// Pages of chunks that have been read and found whole: generations share them, and one reading does for all.
@@ -85,10 +112,48 @@ impl Pages {
 /// So many ranges are kept before they are joined.
 const UNSETTLED: usize = 1 << 16;
 
-/// Verifies the generation in `dir`; every fault found.
-pub fn generation(dir: &Path, known: &mut Known) -> Result<Verified, Vec<ImageError>> {
-    let manifest = Manifest::read(dir).map_err(|e| vec![e])?;
+/// Verifies the generation in `path` of the job in `dir`, with what its parts have of it. `known` has an entry for each part.
+pub fn generation(dir: &Path, path: &Path, known: &mut BTreeMap<u64, Known>) -> Found {
+    let mut found = Found::default();
+    found.add("", part(path, known.entry(0).or_default()));
+    match table::read(path) {
+        Ok(rows) => rows.iter().for_each(|row| found.add_part(dir, path, row, known)),
+        // A file of the generation like any other: that it is damaged is told already.
+        Err(_) if !found.faults.is_empty() => {}
+        Err(f) => found.faults.push(f),
+    }
+    found
+}
+
+impl Found {
+    fn add_part(&mut self, dir: &Path, path: &Path, row: &Row, known: &mut BTreeMap<u64, Known>) {
+        let own = parts::generation_of(dir, row.tag, path);
+        if parts::lies_elsewhere(&own) {
+            self.elsewhere.push(format!("part {} (on {})", row.tag, row.place()));
+            return;
+        }
+        let read = part(&own, known.entry(row.tag).or_default());
+        self.add(&format!("part {}: ", row.tag), read);
+    }
+
+    /// Adds what was found of a part, which `name` names.
+    fn add(&mut self, name: &str, (seen, faults, elsewhere): Part) {
+        self.seen += seen;
+        let named = |f: Failure| Failure::new(f.exit, format!("{name}{f}"));
+        self.faults.extend(faults.into_iter().map(Failure::from).map(named));
+        self.elsewhere.extend(elsewhere.map(|what| format!("{name}{what}")));
+    }
+}
+
+/// What was read of the generation of one part, every fault found, and which of its chunks lie elsewhere.
+type Part = (Verified, Vec<ImageError>, Option<String>);
+
+fn part(dir: &Path, known: &mut Known) -> Part {
     let mut seen = Verified::default();
+    let manifest = match Manifest::read(dir) {
+        Ok(manifest) => manifest,
+        Err(e) => return (seen, vec![e], None),
+    };
     let mut faults = Vec::new();
     for f in &manifest.files {
         seen.files += 1;
@@ -115,18 +180,16 @@ pub fn generation(dir: &Path, known: &mut Known) -> Result<Verified, Vec<ImageEr
             faults.push(ImageError::damaged(dir, format!("the manifest lists no {JOB_FILE}")));
         }
     }
-    for c in &manifest.chunks {
+    let (away, here): (Vec<&ChunkEntry>, Vec<_>) = manifest.chunks.iter().partition(|c| store.is_elsewhere(c.id));
+    for c in here {
         let pages = wanted.remove(&c.id).unwrap_or_default();
         let result = store
             .open(c)
             .and_then(|chunk| compare(&chunk, pages, known.0.entry(c.id).or_default(), &mut seen));
         faults.extend(result.err());
     }
-    if faults.is_empty() {
-        Ok(seen)
-    } else {
-        Err(faults)
-    }
+    let elsewhere = (!away.is_empty()).then(|| format!("{} chunks ({})", away.len(), store.places_elsewhere()));
+    (seen, faults, elsewhere)
 }
 
 /// Length, whole-file checksum, and section checksums.

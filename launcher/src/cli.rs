@@ -72,6 +72,9 @@ pub(crate) enum Command {
     /// keeps the result there. Do it once, while nothing else uses the tiers.
     Calibrate(Calibrate),
     /// Read every byte of a job's checkpoints and compare it with its checksums
+    ///
+    /// Also what the other hosts of the job have, as far as it lies in the job directory or on this host. What lies
+    /// elsewhere is named, and not read.
     Verify(Target),
     /// Show what an image file or a generation holds
     Inspect(Inspect),

@@ -322,27 +322,34 @@ fn verify_all(args: &cli::Target) -> Result<u8, Failure> {
     let dir = JobDir::open(&args.dir, Access::OwnOrRoot)?;
     let found = generations::list(&dir.generations())?;
     let (mut whole, mut first_fault, mut parity_fault) = (0, None, None);
-    let mut known = verify::Known::default();
+    let mut known = BTreeMap::new();
     for g in &found {
-        match verify::generation(&g.path, &mut known) {
-            Ok(v) => {
-                whole += 1;
-                print(&format!(
-                    "generation {}: whole ({} files, {} compared, {} extents, {} byte strings)\n",
-                    g.number,
-                    v.files,
-                    format::bytes(v.bytes),
-                    v.extents,
-                    v.blobs
-                ))?;
-            }
-            Err(faults) => {
-                for f in &faults {
-                    print(&format!("generation {}: {f}\n", g.number))?;
-                }
-                first_fault = first_fault.or(faults.into_iter().next());
-            }
+        let read = verify::generation(dir.path(), &g.path, &mut known);
+        for f in &read.faults {
+            print(&format!("generation {}: {f}\n", g.number))?;
         }
+        if !read.elsewhere.is_empty() {
+            let what = read.elsewhere.join(", ").replace('\n', " ");
+            print(&format!("generation {}: not read here: {what}\n", g.number))?;
+        }
+        if let Some(f) = read.faults.into_iter().next() {
+            first_fault.get_or_insert(f);
+            continue;
+        }
+        whole += 1;
+        print(&format!(
+            "generation {}: {} ({} files, {} compared, {} extents, {} byte strings)\n",
+            g.number,
+            if read.elsewhere.is_empty() {
+                "whole"
+            } else {
+                "no damage in what was read"
+            },
+            read.seen.files,
+            format::bytes(read.seen.bytes),
+            read.seen.extents,
+            read.seen.blobs
+        ))?;
     }
     for (number, read) in parity::all(&dir)? {
         match read {
@@ -361,7 +368,7 @@ fn verify_all(args: &cli::Target) -> Result<u8, Failure> {
     whole += on_tiers;
     let found_faults = usize::from(parity_fault.is_some());
     let of = found_faults + found.len() + on_tiers + usize::from(tier_fault.is_some());
-    let first_fault = first_fault.map(Failure::from).or(parity_fault).or(tier_fault);
+    let first_fault = first_fault.or(parity_fault).or(tier_fault);
     let at = dir.path().display();
     match (whole, first_fault) {
         (0, None) => Err(Failure::new(Exit::NoCheckpoint, format!("{at} holds no checkpoint"))),

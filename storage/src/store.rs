@@ -170,10 +170,21 @@ impl Store {
         &self.elsewhere
     }
 
+    /// Whether chunk `id` is not here, and may lie in a local tier of another host.
+    pub fn is_elsewhere(&self, id: u32) -> bool {
+        !self.elsewhere.is_empty() && !self.path(id).exists()
+    }
+
+    /// The local tiers on other hosts, as text.
+    pub fn places_elsewhere(&self) -> String {
+        let places: Vec<String> = self.elsewhere.iter().map(LocalTier::to_string).collect();
+        places.join(" or ")
+    }
+
     /// The chunks that lie at home.
     pub fn at_home(&self) -> Result<BTreeSet<u32>, ImageError> {
-        let home = self.entries_in(Place::Home)?;
-        Ok(home.iter().filter_map(|(file, _)| number(file)).collect())
+        let names = self.names_in(Place::Home)?;
+        Ok(names.iter().filter_map(|file| number(file)).collect())
     }
 
     /// Whether local tier `tier` lies in memory.
@@ -229,8 +240,7 @@ impl Store {
         match open(path.clone()) {
             Err(_) if path != self.path_in(Place::Home, id) && !path.exists() => open(self.path(id)),
             Err(_) if !self.elsewhere.is_empty() && !path.exists() => {
-                let places: Vec<String> = self.elsewhere.iter().map(LocalTier::to_string).collect();
-                let why = format!("not here; it may lie in local tier {}", places.join(" or "));
+                let why = format!("not here; it may lie in local tier {}", self.places_elsewhere());
                 Err(ImageError::damaged(&path, why))
             }
             other => other,
@@ -258,22 +268,28 @@ impl Store {
         Ok(out)
     }
 
-    /// The files in `place`: name and length.
-    fn entries_in(&self, place: Place) -> Result<Vec<(String, u64)>, ImageError> {
+    /// The names of the files in `place`.
+    fn names_in(&self, place: Place) -> Result<Vec<String>, ImageError> {
         let dir = self.directory_of(place);
         let fail = |e| ImageError::io("read", dir, e);
         let list = match std::fs::read_dir(dir) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             other => other.map_err(fail)?,
         };
+        list.map(|e| Ok(e.map_err(fail)?.file_name().to_string_lossy().into_owned()))
+            .collect()
+    }
+
+    /// The files in `place`: name and length.
+    fn entries_in(&self, place: Place) -> Result<Vec<(String, u64)>, ImageError> {
+        let dir = self.directory_of(place);
         let mut out = Vec::new();
-        for entry in list {
-            let entry = entry.map_err(fail)?;
-            let bytes = match entry.metadata() {
+        for file in self.names_in(place)? {
+            let bytes = match std::fs::symlink_metadata(dir.join(&file)) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                other => other.map_err(fail)?.len(),
+                other => other.map_err(|e| ImageError::io("read", dir, e))?.len(),
             };
-            out.push((entry.file_name().to_string_lossy().into_owned(), bytes));
+            out.push((file, bytes));
         }
         Ok(out)
     }

@@ -87,6 +87,15 @@ impl Row {
         }
     }
 
+    /// What the host on which it ran is called.
+    pub(crate) fn place(&self) -> &str {
+        if self.on.is_empty() {
+            self.host()
+        } else {
+            &self.on
+        }
+    }
+
     /// The host on which it ran, by a name under which its remote shell reaches it.
     pub(crate) fn host(&self) -> &str {
         if self.words.tasks > 0 && !self.on.is_empty() {

@@ -253,18 +253,33 @@ fn is_usable(t: &Tier) -> bool {
 }
 
 /// What of the chunks of generation `g` lies in local tiers, of the job's own part and of those on other hosts; and
-/// what some of them lack.
+/// what some of the parts lack. Only names are looked at, and nothing of what lies on other hosts' own disks.
 pub(crate) fn holdings(job: &Path, g: &generations::Generation) -> (Vec<OnTier>, Option<String>) {
     let parts = super::parts::of_generation(job, &g.path).unwrap_or_default();
+    let parts = parts.into_iter().filter(|(_, own)| !super::parts::lies_elsewhere(own));
     let (mut on, mut lacking) = (BTreeMap::new(), None);
     for (tag, path) in [(0, g.path.clone())].into_iter().chain(parts) {
+        let mut lacks = |what: String| {
+            lacking.get_or_insert_with(|| format!("part {tag} lacks {what}"));
+        };
         let store = Store::of_generation(&path);
-        if store.tiers().is_empty() && store.elsewhere().is_empty() {
+        // What is at home of the job's own part has been looked at.
+        if tag == 0 && store.tiers().is_empty() && store.elsewhere().is_empty() {
             continue;
         }
-        let (Ok(m), Ok(home)) = (Manifest::read(&path), store.at_home()) else {
-            continue;
+        let m = match Manifest::read(&path) {
+            Ok(m) => m,
+            Err(_) if tag == 0 => continue,
+            Err(_) if !path.exists() => {
+                lacks("it".into());
+                continue;
+            }
+            Err(e) => {
+                lacks(format!("its manifest: {e}"));
+                continue;
+            }
         };
+        let Ok(home) = store.at_home() else { continue };
         for c in m.chunks.iter().filter(|c| !home.contains(&c.id)) {
             let tier = match store.place_of(c.id) {
                 Place::Tier(tier) => &store.tiers()[tier],
@@ -274,7 +289,7 @@ pub(crate) fn holdings(job: &Path, g: &generations::Generation) -> (Vec<OnTier>,
                     // Moved since.
                     None if store.check_present(c).is_ok() => continue,
                     None => {
-                        lacking.get_or_insert_with(|| format!("part {tag} lacks chunk {}", c.id));
+                        lacks(format!("chunk {}", c.id));
                         continue;
                     }
                 },
@@ -292,7 +307,8 @@ pub(crate) fn holdings(job: &Path, g: &generations::Generation) -> (Vec<OnTier>,
         keys: Vec::new(),
         locked: None,
     });
-    (on.collect(), lacking)
+    // What is being removed lacks something of no consequence.
+    (on.collect(), lacking.filter(|_| g.path.exists()))
 }
 
 /// The job ends: removes its directories in the local tiers of this host, where nothing of it is left in them.

@@ -12,7 +12,7 @@ pub mod gather;
 pub mod hosts;
 pub mod local;
 pub(crate) mod notes;
-mod parts;
+pub(crate) mod parts;
 
 pub(crate) use again::{describe_part, fetch_part};
 pub use again::{fetch, find_job, refresh};

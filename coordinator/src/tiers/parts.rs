@@ -62,10 +62,19 @@ pub(super) fn may_be(d: &Description, generation: &Path) -> Result<bool, Failure
 
 /// The tags of the parts of the generation in `path`, with the directories of their generations of that number.
 pub(crate) fn of_generation(job: &Path, path: &Path) -> Result<Vec<(u64, PathBuf)>, Failure> {
-    let name = path.file_name().unwrap_or_default();
     let rows = table::read(path)?;
-    let own = |tag| part_dir(job, tag).join("gen").join(name);
-    Ok(rows.iter().map(|r| (r.tag, own(r.tag))).collect())
+    Ok(rows.iter().map(|r| (r.tag, generation_of(job, r.tag, path))).collect())
+}
+
+/// The directory that part `tag` has for the generation in `path`.
+pub(crate) fn generation_of(job: &Path, tag: u64, path: &Path) -> PathBuf {
+    part_dir(job, tag).join("gen").join(path.file_name().unwrap_or_default())
+}
+
+/// Whether a part's generation, in directory `own`, is not here because it lies on its host's own disk, and that is another host.
+pub(crate) fn lies_elsewhere(own: &Path) -> bool {
+    let is_link = |gen: &Path| std::fs::symlink_metadata(gen).is_ok_and(|m| m.is_symlink());
+    !own.exists() && own.parent().is_some_and(is_link)
 }
 
 /// How many chunks of the parts of the generation in `path` lie only in local tiers of their hosts, and which hosts these are.

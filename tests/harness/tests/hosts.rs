@@ -5,7 +5,7 @@
 
 use belay_tests::across::{files, Job};
 use belay_tests::build::Kind;
-use belay_tests::expect::{metric, want};
+use belay_tests::expect::{io, metric, want};
 use belay_tests::job::{show, text};
 use belay_tests::outcome::take_unless_ended;
 use belay_tests::place::{Place, User, NOBODY};
@@ -27,6 +27,8 @@ mod durable;
 mod listening;
 #[path = "hosts/local.rs"]
 mod local;
+#[path = "hosts/parts.rs"]
+mod parts;
 #[path = "hosts/relays.rs"]
 mod relays;
 #[path = "hosts/standins.rs"]
@@ -428,7 +430,7 @@ fn main() {
     let mut target = Target::over_hosts("hosts");
     or_end(Server::prepare(target.place()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 48] = [
+    let tests: [(&str, Run); 49] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -475,6 +477,7 @@ fn main() {
         ("begins::user", |p, r| begins(p, User::Ordinary, Kind::OpenMpi, r)),
         ("begins::mpich::root", |p, r| begins(p, User::Root, Kind::Mpich, r)),
         ("begins::mpich::user", |p, r| begins(p, User::Ordinary, Kind::Mpich, r)),
+        ("parts::verify", parts::verify),
         ("durable", durable::directory),
         ("durable_objects", durable::objects),
         ("durable_server_lost", durable::server_lost),

@@ -134,9 +134,13 @@ fn damage(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     checkpoint(&job)?;
     job.crash();
     let o = job.belay(&["verify", &job.dir()])?;
-    if !o.status.success() || !text(&o).contains("parity of its group whole") {
-        return Err(format!("verify of whole parity: {}", text(&o)));
+    let said = text(&o);
+    let elsewhere = "not read here: part 1 (on h2), part 2 (on h3)";
+    if !(o.status.success() && said.contains("parity of its group whole") && said.contains(elsewhere)) {
+        return Err(format!("verify of whole parity: {said}"));
     }
+    let said = job.must(&["list"])?;
+    want(!said.contains("damaged"), || said)?;
     for host in [1, 3] {
         flip(&job, host, "*/parity/*.bpar", 0)?;
     }

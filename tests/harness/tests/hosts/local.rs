@@ -88,6 +88,10 @@ pub(super) fn restarts(place: &Place, user: User, rng: &mut Rng) -> Result<(), F
         lies_there(&job).map_err(round)?;
         std::thread::sleep(Duration::from_millis(rng.below(300)));
         job.crash();
+        let (said, there) = (job.must(&["verify"])?, format!("chunks (ram of h{})", job.at[1]));
+        want(said.contains("not read here: part 1: ") && said.contains(&there), || {
+            round(format!("verify: {said}"))
+        })?;
         let before = std::mem::replace(&mut job.at, at.to_vec());
         job.restart_at(&[]).map_err(round)?;
         want(!job.said().contains("damaged"), || round(job.said()))?;
