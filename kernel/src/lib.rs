@@ -15,6 +15,7 @@ pub mod identity;
 pub mod kcmp;
 pub mod limits;
 pub mod masks;
+pub mod mounts;
 pub mod net;
 pub mod pagemap;
 pub mod patience;

@@ -4,7 +4,9 @@
 //! What can be had at once counts as free: besides what nobody uses, the page cache of files that is neither mapped,
 //! dirty nor on its way to the disk. Swap does not count.
 
+use crate::mounts::{self, Mount};
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -37,9 +39,8 @@ pub struct Gauges {
 impl Gauges {
     /// What limits the memory of process `pid` is looked at too.
     pub fn add(&mut self, pid: i32) -> io::Result<()> {
-        let mounts = crate::proc::text("/proc/self/mountinfo")?;
-        let groups = crate::proc::text(format!("/proc/{pid}/cgroup"))?;
-        self.levels.extend(levels(&mounts, &groups));
+        let groups = crate::proc::read_whole(format!("/proc/{pid}/cgroup"))?;
+        self.levels.extend(levels(&mounts::all()?, &groups));
         Ok(())
     }
 
@@ -114,24 +115,27 @@ pub fn in_memory(dir: &Path) -> bool {
     r == 0 && [libc::TMPFS_MAGIC, RAMFS_MAGIC].contains(&s.f_type)
 }
 
-/// The levels that limit a process, from the texts of `mountinfo` and of its `cgroup` file.
-fn levels(mounts: &str, groups: &str) -> Vec<Level> {
+/// The levels that limit a process, by what is mounted and the contents of its `cgroup` file.
+fn levels(mounts: &[Mount], groups: &[u8]) -> Vec<Level> {
     let mut out = Vec::new();
-    for line in groups.lines() {
-        let mut fields = line.splitn(3, ':');
+    for line in groups.split(|b| *b == b'\n') {
+        let mut fields = line.splitn(3, |b| *b == b':');
         let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
             continue;
         };
         let version = match controllers {
-            "" => 2,
-            c if c.split(',').any(|c| c == "memory") => 1,
+            b"" => 2,
+            c if c.split(|b| *b == b',').any(|c| c == b"memory") => 1,
             _ => continue,
         };
         for (root, at) in mounts_of(mounts, version) {
-            let path = Path::new(path);
+            let path = Path::new(OsStr::from_bytes(path));
             // In a container the mount can show a part of the hierarchy only, perhaps not the one that the path names.
-            let below = path.strip_prefix(&root).ok().or_else(|| path.strip_prefix("/").ok());
-            let mut dir = below.map(|b| at.join(b)).filter(|d| d.is_dir()).unwrap_or_else(|| at.clone());
+            let below = path.strip_prefix(root).ok().or_else(|| path.strip_prefix("/").ok());
+            let mut dir = below
+                .map(|b| at.join(b))
+                .filter(|d| d.is_dir())
+                .unwrap_or_else(|| at.to_owned());
             loop {
                 out.push(Level {
                     dir: dir.clone(),
@@ -147,19 +151,12 @@ fn levels(mounts: &str, groups: &str) -> Vec<Level> {
 }
 
 /// Where hierarchies that can limit memory are mounted: (root within the hierarchy, mount point).
-fn mounts_of(mounts: &str, version: u8) -> Vec<(PathBuf, PathBuf)> {
-    let of = |line: &str| {
-        let (left, right) = line.split_once(" - ")?;
-        let mut kind = right.split(' ');
-        let (fstype, options) = (kind.next()?, kind.nth(1)?);
-        let fits = match version {
-            2 => fstype == "cgroup2",
-            _ => fstype == "cgroup" && options.split(',').any(|o| o == "memory"),
-        };
-        let mut left = left.split(' ').skip(3);
-        fits.then(|| Some((left.next()?.into(), left.next()?.into())))?
+fn mounts_of(mounts: &[Mount], version: u8) -> impl Iterator<Item = (&Path, &Path)> {
+    let fits = move |m: &&Mount| match version {
+        2 => m.kind == "cgroup2",
+        _ => m.kind == "cgroup" && m.options.split(',').any(|o| o == "memory"),
     };
-    mounts.lines().filter_map(of).collect()
+    mounts.iter().filter(fits).map(|m| (m.root.as_path(), m.place.as_path()))
 }
 
 /// A value of `/proc/meminfo`, bytes.
@@ -202,7 +199,9 @@ mod tests {
         /// Free bytes and the last part of the tightest level's name.
         fn free(&self, mount: &str, groups: &str) -> Option<(u64, String)> {
             let mounts = format!("35 31 0:32 / {} rw,relatime - {mount}\n", self.0.display());
-            let levels = levels(&mounts, groups).into_iter().collect::<BTreeSet<_>>();
+            let levels = levels(&mounts::parse(mounts.as_bytes()), groups.as_bytes())
+                .into_iter()
+                .collect::<BTreeSet<_>>();
             let free = levels.iter().filter_map(Level::free).min_by_key(|f| f.bytes)?;
             Some((free.bytes, free.place.rsplit('/').next().unwrap().to_owned()))
         }
@@ -272,8 +271,8 @@ mod tests {
 
     #[test]
     fn the_part_of_the_hierarchy_that_is_mounted() {
-        let mounts = "1 2 0:3 /docker/1 /nowhere/cg rw - cgroup2 cgroup2 rw\n";
-        let found = levels(mounts, "0::/docker/1/x\n");
+        let mounts = mounts::parse(b"1 2 0:3 /docker/1 /nowhere/cg rw - cgroup2 cgroup2 rw\n");
+        let found = levels(&mounts, b"0::/docker/1/x\n");
         assert_eq!(
             found.len(),
             1,

@@ -4,6 +4,7 @@
 
 use crate::session::Session;
 use crate::sys::fd;
+use belay_kernel::mounts;
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::fs::DirEntry;
 use std::os::unix::fs::DirEntryExt;
@@ -83,14 +84,8 @@ fn below(
 ) -> Option<PathBuf> {
     let mut from: Vec<PathBuf> = known.iter().cloned().collect();
     from.sort_by_key(|p| std::cmp::Reverse(p.components().count()));
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let device = format!("{}:{}", libc::major(dev), libc::minor(dev));
-    let roots = mounts.lines().map(|m| m.split(' ').collect::<Vec<_>>());
-    from.extend(
-        roots
-            .filter(|m| m.get(2) == Some(&device.as_str()))
-            .filter_map(|m| m.get(4).map(PathBuf::from)),
-    );
+    let mounts = mounts::all().unwrap_or_default().into_iter();
+    from.extend(mounts.filter(|m| m.device == dev).map(|m| m.place));
     let enters = |_: &Path, st: &libc::stat| st.st_dev == dev;
     walk(from, entries, &enters, &|entry| entry.ino() == ino && is_it(&entry.path()))
 }

@@ -11,6 +11,7 @@ use crate::seek::Seeker;
 use crate::session::Session;
 use crate::sys::fdinfo::number;
 use crate::sys::{check, fd};
+use belay_kernel::mounts;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -166,14 +167,8 @@ fn by_handle(l: &Line) -> Option<PathBuf> {
         data: [0; 128],
     };
     h.data.get_mut(..l.handle.len())?.copy_from_slice(&l.handle);
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let want = format!("{}:{}", libc::major(l.dev), libc::minor(l.dev));
-    for m in mounts.lines() {
-        let words: Vec<&str> = m.split(' ').collect();
-        if words.get(2) != Some(&want.as_str()) {
-            continue;
-        }
-        let Ok(mount) = fd::open(Path::new(words.get(4)?), libc::O_RDONLY | libc::O_DIRECTORY, 0) else {
+    for m in mounts::all().ok()?.iter().filter(|m| m.device == l.dev) {
+        let Ok(mount) = fd::open(&m.place, libc::O_RDONLY | libc::O_DIRECTORY, 0) else {
             continue;
         };
         // SAFETY: `h` is a file handle with its stated length.

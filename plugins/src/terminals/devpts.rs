@@ -2,6 +2,7 @@
 
 use super::names;
 use crate::sys::{check, fd};
+use belay_kernel::mounts::{self, Mount};
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::io;
@@ -15,7 +16,7 @@ pub(super) const MAKER_THERE: &str = "/dev/pts/ptmx";
 
 /// Mounts a new devpts upon `/dev/pts`, with the options of the one there.
 pub(super) fn mount_own() -> io::Result<()> {
-    let there = mounts();
+    let there = mounts::all()?;
     let options = options_in(&there);
     let of_all = options.join(",");
     // In a user namespace its group can be one that does not exist there.
@@ -60,54 +61,33 @@ fn mount(from: &Path, to: &Path, kind: Option<&CStr>, flags: libc::c_ulong, opti
 
 /// By the numbers of terminals: other numbers that lead to them here.
 pub(super) fn led() -> BTreeMap<u32, Vec<u32>> {
-    led_in(&mounts())
+    led_in(&mounts::all().unwrap_or_default())
 }
 
-fn mounts() -> String {
-    std::fs::read_to_string(Path::new("/proc/self/mountinfo")).unwrap_or_default()
+/// Each mount of a devpts, or of a part of one.
+fn devpts_in(mounts: &[Mount]) -> impl Iterator<Item = &Mount> {
+    mounts.iter().filter(|m| m.kind == "devpts")
 }
 
-/// A mount of a devpts, or of a part of one.
-struct Mount<'a> {
-    device: &'a str,
-    root: &'a str,
-    place: &'a str,
-    options: &'a str,
-}
-
-fn devpts_in(mounts: &str) -> impl Iterator<Item = Mount<'_>> {
-    mounts.lines().filter_map(|line| {
-        // "36 35 0:21 /3 /dev/pts/1 rw - devpts devpts rw,gid=5,mode=620"
-        let (own, of_kind) = line.split_once(" - devpts ")?;
-        let mut words = own.split(' ').skip(2);
-        Some(Mount {
-            device: words.next()?,
-            root: words.next()?,
-            place: words.next()?,
-            options: of_kind.split(' ').nth(1)?,
-        })
-    })
+/// What is mounted last upon `/dev/pts`.
+fn there(mounts: &[Mount]) -> Option<&Mount> {
+    devpts_in(mounts).filter(|m| m.place == Path::new(FOLDER)).last()
 }
 
 /// The options of the devpts upon `/dev/pts` that say whose terminals are, and who may make them.
-fn options_in(mounts: &str) -> Vec<&str> {
-    let there = devpts_in(mounts).filter(|m| m.place == FOLDER).last();
-    let all = there.map_or("", |m| m.options).split(',');
+fn options_in(mounts: &[Mount]) -> Vec<&str> {
+    let all = there(mounts).map_or("", |m| &m.options).split(',');
     all.filter(|o| ["uid=", "gid=", "mode=", "ptmxmode="].iter().any(|name| o.starts_with(name)))
         .collect()
 }
 
-fn led_in(mounts: &str) -> BTreeMap<u32, Vec<u32>> {
-    let device = devpts_in(mounts).filter(|m| m.place == FOLDER).last().map(|m| m.device);
+fn led_in(mounts: &[Mount]) -> BTreeMap<u32, Vec<u32>> {
+    let device = there(mounts).map(|m| m.device);
     let mut out: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     // What is mounted from elsewhere is the terminal of a restart.
     for m in devpts_in(mounts).filter(|m| Some(m.device) == device) {
-        let number = m.root.strip_prefix('/').and_then(|root| root.parse().ok());
-        let name = Path::new(m.place)
-            .strip_prefix(FOLDER)
-            .ok()
-            .and_then(|name| name.to_str()?.parse().ok());
-        if let (Some(number), Some(name)) = (number, name) {
+        let number = |path: &Path, of: &str| path.strip_prefix(of).ok()?.to_str()?.parse().ok();
+        if let (Some(number), Some(name)) = (number(&m.root, "/"), number(&m.place, FOLDER)) {
             out.entry(number).or_default().push(name);
         }
     }
@@ -118,7 +98,7 @@ fn led_in(mounts: &str) -> BTreeMap<u32, Vec<u32>> {
 mod tests {
     use super::*;
 
-    const MOUNTS: &str = "24 30 0:21 / /dev/pts rw,nosuid - devpts devpts rw,gid=5,mode=620,ptmxmode=000\n\
+    const MOUNTS: &[u8] = b"24 30 0:21 / /dev/pts rw,nosuid - devpts devpts rw,gid=5,mode=620,ptmxmode=000\n\
         80 24 0:29 / /dev/pts rw - devpts devpts rw,mode=600,ptmxmode=666,max=9\n\
         90 80 0:29 /3 /dev/pts/1 rw,nosuid - devpts devpts rw,gid=5\n\
         91 80 0:29 /3 /dev/pts/0 rw - devpts devpts rw\n\
@@ -128,13 +108,13 @@ mod tests {
 
     #[test]
     fn what_is_mounted_upon_names_of_terminals_is_found() {
-        assert_eq!(led_in(MOUNTS), BTreeMap::from([(3, vec![1, 0])]));
+        assert_eq!(led_in(&mounts::parse(MOUNTS)), BTreeMap::from([(3, vec![1, 0])]));
     }
 
     #[test]
     fn a_new_devpts_has_the_options_of_the_one_it_hides() {
-        assert_eq!(options_in(MOUNTS), ["mode=600", "ptmxmode=666"]);
-        let first = MOUNTS.lines().next().unwrap();
-        assert_eq!(options_in(first), ["gid=5", "mode=620", "ptmxmode=000"]);
+        let mounts = mounts::parse(MOUNTS);
+        assert_eq!(options_in(&mounts), ["mode=600", "ptmxmode=666"]);
+        assert_eq!(options_in(&mounts[..1]), ["gid=5", "mode=620", "ptmxmode=000"]);
     }
 }
