@@ -254,13 +254,13 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
 
 /// Continues the job in the directory if it has a checkpoint, else launches it.
 pub(crate) fn run(args: Run) -> Result<u8, Failure> {
-    launch::check(&args.launch.command)?;
     let (config, redundancy, limits) = configured(&args.launch)?;
     let launched = config.clone().of_job(redundancy);
     let new = described(&args.launch, &limits)?;
     let found = found_again(&args.launch.ckpt_dir, &new, (&config, &limits))?;
     if !found && JobDir::open(&args.launch.ckpt_dir, Access::Own).is_err() {
-        // This will be a launch: nothing is made before it is allowed.
+        // This will be a launch: nothing is made before it is allowed and possible.
+        launch::check(&args.launch.command)?;
         limits.check_tiers(&launched, Use::New)?;
     }
     let dir = JobDir::create(&args.launch.ckpt_dir)?;
@@ -332,6 +332,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
             }
         }
         _ => {
+            launch::check(&args.launch.command)?;
             sys::drop_file_capabilities().map_err(|e| Failure::system("give up the capabilities of the program file", &e))?;
             limits.check_tiers(&launched, Use::New)?;
             launch_in(&dir, lock, (launched, new), args.launch, restarts)?

@@ -323,3 +323,28 @@ fn an_allocation_that_cannot_be_read_is_refused_where_no_hosts_are_named() {
     let o = restart(&["--hosts", "n1"]);
     assert!(o.status.success() && o.stderr.is_empty(), "{o:?}");
 }
+
+#[test]
+fn run_goes_on_from_a_checkpoint_of_a_command_whose_file_is_gone() {
+    require_helpers();
+    let s = Scratch::new("gone");
+    let command = s.0.join("command");
+    std::fs::copy("/bin/sh", &command).unwrap();
+    let script = "echo ready; while [ ! -e go ]; do sleep 0.01; done; exit 9";
+    let words = ["run", "--", "./command", "-c", script];
+    let out = std::fs::File::create(s.0.join("out")).unwrap();
+    let mut job = s.command(BELAY, &words).stdout(out).spawn().unwrap();
+    s.wait_for("ready");
+    assert!(s.belay(&["checkpoint", "--then", "stop"]).status.success());
+    assert_eq!(job.wait().unwrap().code(), Some(85));
+    std::fs::remove_file(&command).unwrap();
+    s.go();
+    let o = s.belay(&words);
+    assert_eq!(o.status.code(), Some(9), "{o:?}");
+    // A launch needs it, whether the job directory is there or not.
+    assert!(s.belay(&["gc", "--all"]).status.success());
+    assert_failed(&s.belay(&words), 127, "./command: command not found");
+    std::fs::remove_dir_all(s.job()).unwrap();
+    assert_failed(&s.belay(&words), 127, "./command: command not found");
+    assert!(!s.job().exists(), "nothing is made for a command that cannot run");
+}
