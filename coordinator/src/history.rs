@@ -22,13 +22,19 @@ pub struct History {
 }
 
 impl History {
-    /// A run begins now. The one before, if its end was not recorded, was interrupted after `last_sign_unix_s`.
-    pub fn begin(&mut self, now_unix_s: u64, last_sign_unix_s: u64) {
-        if let Some(since) = self.since_unix_s.take() {
+    /// A run begins now.
+    pub fn begin(&mut self, now_unix_s: u64) {
+        self.since_unix_s = Some(now_unix_s);
+    }
+
+    /// The last run, if its end was not recorded, was interrupted after `last_sign_unix_s`; whether it was.
+    pub fn settle(&mut self, last_sign_unix_s: u64) -> bool {
+        let open = self.since_unix_s.take();
+        if let Some(since) = open {
             self.run_s = self.run_s.saturating_add(last_sign_unix_s.saturating_sub(since));
             self.interrupts = self.interrupts.saturating_add(1);
         }
-        self.since_unix_s = Some(now_unix_s);
+        open.is_some()
     }
 
     /// The current run has come to its end.
@@ -53,16 +59,20 @@ mod tests {
     #[test]
     fn ends_that_nobody_recorded_are_interruptions() {
         let mut h = History::default();
-        h.begin(1000, 0);
+        assert!(!h.settle(0), "there was none");
+        h.begin(1000);
         assert_eq!(h.mtti(1000 + 3600), Duration::from_secs(25 * 3600));
         h.end(1000 + 3600);
-        h.begin(10_000, 9_000);
+        assert!(!h.settle(9_000));
+        h.begin(10_000);
         assert_eq!((h.run_s, h.interrupts), (3600, 0));
-        h.begin(20_000, 17_200);
+        assert!(h.settle(17_200) && !h.settle(17_300), "it is counted once");
+        h.begin(20_000);
         assert_eq!((h.run_s, h.interrupts, h.since_unix_s), (3600 + 7200, 1, Some(20_000)));
         assert_eq!(h.mtti(20_000), Duration::from_secs((24 + 3) * 3600 / 2));
         // A clock that was set back does no harm.
-        h.begin(5, 3);
+        assert!(h.settle(3));
+        h.begin(5);
         assert_eq!((h.run_s, h.interrupts), (3600 + 7200, 2));
     }
 }

@@ -42,7 +42,12 @@ pub fn restart(
             attempts.turn_to(number, last, tell);
         }
         let failure = match attempts.with(number, tell) {
-            Ok(end) => return Ok(end),
+            Ok(end) => {
+                if matches!(end, End::Interrupted(_)) {
+                    attempts.take_back();
+                }
+                return Ok(end);
+            }
             Err(failure) => failure,
         };
         tracing::error!(generation = number, error = %failure, "restart failed");
@@ -59,6 +64,8 @@ pub fn restart(
 struct Attempts<'a> {
     dir: JobDir,
     description: Description,
+    /// What was recorded of the job.
+    before: Description,
     redundant: bool,
     gathered: &'a Gathered,
     options: &'a Options,
@@ -72,16 +79,39 @@ impl<'a> Attempts<'a> {
     fn new(setup: Setup, gathered: &'a Gathered, (options, hosts): (&'a Options, &'a [String])) -> Result<Self, Failure> {
         // Remote shells keep their numbers until they have been waited for.
         Disposition::replace(libc::SIGCHLD, libc::SIG_DFL);
-        Ok(Self {
-            dir: setup.dir.clone(),
-            description: setup.description.clone(),
-            redundant: setup.description.config.redundancy.settings()?.is_some(),
+        let (dir, description) = (setup.dir.clone(), setup.description.clone());
+        let before = Description {
+            history: description.history,
+            wait_status: description.wait_status,
+            ..dir.description()?
+        };
+        let attempts = Self {
+            dir,
+            before,
+            redundant: description.config.redundancy.settings()?.is_some(),
+            description,
             gathered,
             options,
             hosts,
             fallback: Fallback::of(&setup),
             agent: Some(Agent::new(setup)?),
-        })
+        };
+        attempts.record(&attempts.description);
+        Ok(attempts)
+    }
+
+    /// Records `d`, which parts of the job on other hosts read. A full disk is no reason not to go on from a checkpoint.
+    fn record(&self, d: &Description) {
+        if let Err(failure) = self.dir.describe(d) {
+            sys::say(&failure.to_string());
+        }
+    }
+
+    /// The restart is given up: unless the job has run meanwhile, what was recorded of it before is recorded again.
+    fn take_back(&self) {
+        if self.dir.description().is_ok_and(|d| d.history == self.before.history) {
+            self.record(&self.before);
+        }
     }
 
     /// The last one that was tried is damaged: says which is next.
@@ -168,6 +198,7 @@ impl<'a> Attempts<'a> {
         let mut serve = |restored: Restored, report: &dyn Fn(News)| {
             let agent = agent.borrow_mut().take();
             agent.map_or(0, |mut a| {
+                a.begins();
                 a.goes_on_from(g);
                 // Pages that are only mapped have not been compared with their checksums: damage must not spread to the
                 // generations that follow.
@@ -194,6 +225,7 @@ impl<'a> Attempts<'a> {
     /// What the user is told when none of `damaged` could be restarted.
     fn give_up(self, mut damaged: Vec<(u64, Failure)>) -> Failure {
         let all_damaged = damaged.iter().all(|(_, failure)| self.is_damage(failure));
+        self.take_back();
         if let Some(agent) = self.agent {
             agent.abandon();
         }

@@ -112,7 +112,7 @@ fn launch_in(
     description.config = config;
     tiers::check(&description)?;
     keys::prepare(&description.config)?;
-    description.history.begin(sys::now_unix_s(), 0);
+    description.history.begin(sys::now_unix_s());
     dir.describe(&description)?;
     logging::start(dir, &description.log_level)?;
     let tree = &description.config.tree;
@@ -297,6 +297,8 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
                 created_unix_s: old.created_unix_s,
                 created_ns: old.created_ns,
                 history: old.history,
+                lost: old.lost.clone(),
+                wait_status: old.wait_status,
                 id: old.id,
                 dir: old.dir,
                 config: config.of_job(old.config.redundancy),
@@ -343,7 +345,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
             note_loss(&dir);
             true
         }
-        End::ByUser(_) => false,
+        End::ByUser(_) | End::Interrupted(_) => false,
         End::Command(status) => restarts && status != 0 && !dir.description()?.lost.is_empty(),
     };
     if lost {
@@ -485,15 +487,13 @@ fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) 
     })?;
     let numbers = restart::candidates(dir, &description, how.generation, &mut tell)?;
     gathered.check_some(dir, &description, &numbers)?;
-    description.wait_status = None;
-    description.lost.clear();
+    // How it ended is recorded until it runs again; what interrupted it is counted once, however often this is tried.
+    if description.history.settle(dir.last_sign_unix_s()) {
+        description.wait_status = None;
+    }
     description.any_cpu = how.any_cpu;
-    description.history.begin(sys::now_unix_s(), dir.last_sign_unix_s());
     // A full disk is no reason not to go on from a checkpoint.
-    for failure in [dir.describe(&description), logging::start(dir, &description.log_level)]
-        .into_iter()
-        .filter_map(Result::err)
-    {
+    if let Err(failure) = logging::start(dir, &description.log_level) {
         sys::say(&failure.to_string());
     }
     let options = restart_options(how.lazy, how.any_cpu, how.ends_remains, &description)?;

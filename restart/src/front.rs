@@ -36,6 +36,8 @@ pub enum End {
     Command(i32),
     /// The same after the user has ended the job: whatever it has lost, it is not restarted.
     ByUser(i32),
+    /// The user has given up the restart with this signal, before the job ran.
+    Interrupted(i32),
     /// Its agent was killed, with this status word; the job is to be restarted, and nothing of it is left on this host.
     Agent(i32),
 }
@@ -44,7 +46,7 @@ impl End {
     /// The status word.
     pub fn status(self) -> i32 {
         match self {
-            Self::Command(status) | Self::ByUser(status) | Self::Agent(status) => status,
+            Self::Command(status) | Self::ByUser(status) | Self::Interrupted(status) | Self::Agent(status) => status,
         }
     }
 
@@ -328,7 +330,7 @@ impl Front {
         }
         if let Some(signal) = self.interrupted {
             sys::say(&format!("restart: interrupted by signal {signal}"));
-            return Ok(End::ByUser(signal));
+            return Ok(End::Interrupted(signal));
         }
         if let Some(e) = self.failure.take() {
             return Err(e);

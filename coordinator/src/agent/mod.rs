@@ -314,6 +314,17 @@ impl Agent {
         self.since.lacks = generation.manifest.as_ref().is_ok_and(|m| m.left_out.is_some());
     }
 
+    /// After a restart: the job runs again, which is recorded.
+    pub(crate) fn begins(&mut self) {
+        self.description.wait_status = None;
+        self.description.lost.clear();
+        self.description.history.begin(sys::now_unix_s());
+        // A full disk is no reason not to go on.
+        if let Err(failure) = self.dir.describe(&self.description) {
+            tracing::error!(error = %failure, "record that the job runs");
+        }
+    }
+
     /// After a restart: the files that the processes map.
     pub(crate) fn maps(&mut self, code: &belay_restart::Mapped) {
         belay_capture::adopt(code.copies.clone());

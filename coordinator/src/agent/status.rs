@@ -68,6 +68,10 @@ pub fn at_rest(dir: &JobDir, d: &Description, holder: Option<&Holder>) -> Status
     let mut status = document(dir, d);
     status.state = unasked(holder, d, !status.generations.is_empty());
     status.running = status.state == JobState::Running;
+    if status.state == JobState::Restarting {
+        // How it ended before is recorded until it runs again.
+        status.wait_status = None;
+    }
     status
 }
 
@@ -128,7 +132,7 @@ mod tests {
             serving,
         };
         let mut d = Description::new(None, vec!["x".into()]);
-        d.history.begin(1, 0);
+        d.history.begin(1);
         let here = format!("belay run (process 3 on {})", sys::host());
         for (holder, restarts, state) in [
             (Some(holder(&here, false)), false, JobState::Starting),

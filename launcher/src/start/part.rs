@@ -35,8 +35,6 @@ fn restart_part(args: &Agent, number: u64) -> Result<End, Failure> {
         Duration::from_secs(2)
     };
     let lock = dir.lock_within(limit)?;
-    description.wait_status = None;
-    dir.describe(&description)?;
     logging::start(&dir, &description.log_level)?;
     let job = args.dir.parent().and_then(Path::parent).unwrap_or(&args.dir);
     record::drop_uncommitted(job, &dir.generations(), number)?;

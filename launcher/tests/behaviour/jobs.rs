@@ -1,6 +1,6 @@
 //! Job directories: who may use them, what is in them, what becomes of it.
 
-use crate::common::{am_root, assert_failed, kill, require_helpers, wait_until, Scratch, BELAY};
+use crate::common::{am_root, assert_failed, kill, pid, require_helpers, wait_until, Scratch, BELAY};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -347,4 +347,52 @@ fn run_goes_on_from_a_checkpoint_of_a_command_whose_file_is_gone() {
     std::fs::remove_dir_all(s.job()).unwrap();
     assert_failed(&s.belay(&words), 127, "./command: command not found");
     assert!(!s.job().exists(), "nothing is made for a command that cannot run");
+}
+
+#[test]
+fn a_restart_that_fails_leaves_what_is_recorded_of_the_job() {
+    require_helpers();
+    let s = Scratch::new("record");
+    let script = "echo ready; while [ ! -e go ]; do sleep 0.01; done";
+    let mut job = s.launch(&[], script);
+    s.wait_for("ready");
+    assert!(s.belay(&["checkpoint"]).status.success());
+    // One that was killed is interrupted once, however often it is tried.
+    let agent = s.agent();
+    for pid in [agent, pid(&s.status()["root_pid"])] {
+        kill(pid, libc::SIGKILL);
+    }
+    job.wait().unwrap();
+    let record = || -> serde_json::Value { serde_json::from_slice(&std::fs::read(s.job().join("job.json")).unwrap()).unwrap() };
+    let file = s.job().join("gen/000001/job.bimg");
+    let good = std::fs::read(&file).unwrap();
+    let before = record();
+    for _ in 0..2 {
+        std::fs::write(&file, &good[1..]).unwrap();
+        assert_eq!(
+            s.belay(&["restart", "--ckpt-interval", "7m", "--any-cpu"]).status.code(),
+            Some(65)
+        );
+        let mut after = record();
+        assert_eq!(after["history"]["interrupts"], 1, "{after}");
+        assert!(s.status()["state"] == "killed", "{}", s.status());
+        after["history"] = before["history"].clone();
+        assert_eq!(after, before);
+    }
+    std::fs::write(&file, &good).unwrap();
+    s.go();
+    assert_eq!(s.belay(&["restart"]).status.code(), Some(0));
+    let ended = record();
+    assert_eq!(
+        (&ended["wait_status"], &ended["history"]["interrupts"]),
+        (&0.into(), &1.into()),
+        "{ended}"
+    );
+    std::fs::write(&file, &good[1..]).unwrap();
+    assert_eq!(s.belay(&["restart", "--ckpt-interval", "7m"]).status.code(), Some(65));
+    assert_eq!(record(), ended);
+    assert_eq!(s.status()["state"], "finished");
+    let o = s.belay(&["run", "--", "sh", "-c", script]);
+    let said = String::from_utf8_lossy(&o.stderr);
+    assert!(o.status.success() && said.contains("is not run again"), "{said}");
 }

@@ -1,7 +1,7 @@
 //! What whoever starts belay sees of the command: exit statuses, standard streams, signals.
 
 use super::LIMIT;
-use belay_tests::expect::want;
+use belay_tests::expect::{io, want};
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{Place, User};
 use belay_tests::{procs, Failure};
@@ -136,22 +136,37 @@ pub(super) fn early_signal(place: &Place, user: User) -> Result<(), Failure> {
     job.checkpoint()?;
     job.kill_all()?;
     job.restart(&[])?;
+    procs::signal(keeps_signals(&mut job)?, libc::SIGUSR1);
+    wait_for(&job, "got usr1")?;
+    std::fs::write(job.work.join("go"), "").map_err(|e| e.to_string())?;
+    let s = job.wait(LIMIT)?;
+    want(s.success() && job.output_text().contains("over"), || {
+        format!("{}: {}", show(s), job.output_text())
+    })?;
+    // A restart that is given up leaves what is recorded of the job.
+    let record = |job: &Job| io("read", std::fs::read_to_string(job.dir().join("job.json")));
+    let before = record(&job)?;
+    job.restart(&["--ckpt-interval", "7m"])?;
+    procs::signal(keeps_signals(&mut job)?, libc::SIGTERM);
+    let s = job.wait(LIMIT)?;
+    let (after, state) = (record(&job)?, job.status()?["state"].clone());
+    want(!s.success() && after == before && state == "finished", || {
+        format!("{}, {state}: {before} became {after}; {}", show(s), job.output_text())
+    })
+}
+
+/// Waits until a restart has read the job, and keeps signals for the program; the front's PID.
+fn keeps_signals(job: &mut Job) -> Result<i32, Failure> {
     let front = job.pid().ok_or("no front")?;
     let end = Instant::now() + LIMIT;
-    // It has read the job, and keeps signals for the program. (Who starts it blocks them, too, until it is executed.)
+    // Who starts it blocks them, too, until it is executed.
     let receives = || procs::open_files(front).iter().any(|f| f.ends_with("anon_inode:[signalfd]"));
     while !(receives() && procs::blocks(front, libc::SIGUSR1)) {
         want(!job.has_ended()? && Instant::now() < end, || {
             format!("belay restart keeps no signals: {}", job.output_text())
         })?;
     }
-    procs::signal(front, libc::SIGUSR1);
-    wait_for(&job, "got usr1")?;
-    std::fs::write(job.work.join("go"), "").map_err(|e| e.to_string())?;
-    let s = job.wait(LIMIT)?;
-    want(s.success() && job.output_text().contains("over"), || {
-        format!("{}: {}", show(s), job.output_text())
-    })
+    Ok(front)
 }
 
 /// What the program prints after a restart goes to the new front process; its exit status too.
