@@ -14,10 +14,14 @@ use belay_wire::{Checkpointed, Event, Exit, GenerationStatus, HostShare, Level, 
 use clap::CommandFactory;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// How long a job that cannot be taken yet runs on before it is asked again.
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// How long a generation of which something is gone may stay in a job that runs, if that is removing it.
+const REMOVAL: Duration = Duration::from_secs(2);
 
 /// Runs one command; its exit status.
 pub(crate) fn run(command: Command) -> Result<u8, Failure> {
@@ -318,39 +322,77 @@ fn list(args: &cli::List) -> Result<u8, Failure> {
     print(&generations_text(&found))
 }
 
+/// What was found of the generations in the job directory.
+#[derive(Default)]
+struct Here {
+    /// So many have no fault.
+    sound: usize,
+    /// So many have one.
+    damaged: usize,
+    first_fault: Option<Failure>,
+}
+
+/// Reads the generations that are in the job directory; once more, where all of them are removed meanwhile.
+fn verify_here(dir: &JobDir) -> Result<Here, Failure> {
+    let mut known = BTreeMap::new();
+    loop {
+        let (mut here, mut removed) = (Here::default(), false);
+        for g in &generations::list(&dir.generations())? {
+            let read = verify::generation(dir.path(), &g.path, &mut known);
+            if !read.faults.is_empty() && is_removed(dir, &g.path) {
+                print(&format!("generation {}: removed meanwhile\n", g.number))?;
+                removed = true;
+                continue;
+            }
+            for f in &read.faults {
+                print(&format!("generation {}: {f}\n", g.number))?;
+            }
+            if !read.elsewhere.is_empty() {
+                let what = read.elsewhere.join(", ").replace('\n', " ");
+                print(&format!("generation {}: not read here: {what}\n", g.number))?;
+            }
+            if let Some(f) = read.faults.into_iter().next() {
+                here.damaged += 1;
+                here.first_fault.get_or_insert(f);
+                continue;
+            }
+            here.sound += 1;
+            print(&format!(
+                "generation {}: {} ({} files, {} compared, {} extents, {} byte strings)\n",
+                g.number,
+                if read.elsewhere.is_empty() {
+                    "whole"
+                } else {
+                    "no damage in what was read"
+                },
+                read.seen.files,
+                format::bytes(read.seen.bytes),
+                read.seen.extents,
+                read.seen.blobs
+            ))?;
+        }
+        if !removed || here.sound + here.damaged > 0 {
+            return Ok(here);
+        }
+    }
+}
+
+/// Whether the generation in `path` is removed by the job, which runs. Its parts may remove theirs moments before.
+fn is_removed(dir: &JobDir, path: &Path) -> bool {
+    let end = Instant::now() + REMOVAL;
+    while path.exists() {
+        if Instant::now() > end || dir.holder().is_none() {
+            return false;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    true
+}
+
 fn verify_all(args: &cli::Target) -> Result<u8, Failure> {
     let dir = JobDir::open(&args.dir, Access::OwnOrRoot)?;
-    let found = generations::list(&dir.generations())?;
-    let (mut whole, mut first_fault, mut parity_fault) = (0, None, None);
-    let mut known = BTreeMap::new();
-    for g in &found {
-        let read = verify::generation(dir.path(), &g.path, &mut known);
-        for f in &read.faults {
-            print(&format!("generation {}: {f}\n", g.number))?;
-        }
-        if !read.elsewhere.is_empty() {
-            let what = read.elsewhere.join(", ").replace('\n', " ");
-            print(&format!("generation {}: not read here: {what}\n", g.number))?;
-        }
-        if let Some(f) = read.faults.into_iter().next() {
-            first_fault.get_or_insert(f);
-            continue;
-        }
-        whole += 1;
-        print(&format!(
-            "generation {}: {} ({} files, {} compared, {} extents, {} byte strings)\n",
-            g.number,
-            if read.elsewhere.is_empty() {
-                "whole"
-            } else {
-                "no damage in what was read"
-            },
-            read.seen.files,
-            format::bytes(read.seen.bytes),
-            read.seen.extents,
-            read.seen.blobs
-        ))?;
-    }
+    let here = verify_here(&dir)?;
+    let mut parity_fault = None;
     for (number, read) in parity::all(&dir)? {
         match read {
             Ok(bytes) => print(&format!(
@@ -365,10 +407,9 @@ fn verify_all(args: &cli::Target) -> Result<u8, Failure> {
         };
     }
     let (on_tiers, tier_fault) = verify_tiers(&dir)?;
-    whole += on_tiers;
-    let found_faults = usize::from(parity_fault.is_some());
-    let of = found_faults + found.len() + on_tiers + usize::from(tier_fault.is_some());
-    let first_fault = first_fault.or(parity_fault).or(tier_fault);
+    let whole = here.sound + on_tiers;
+    let of = whole + here.damaged + usize::from(parity_fault.is_some()) + usize::from(tier_fault.is_some());
+    let first_fault = here.first_fault.or(parity_fault).or(tier_fault);
     let at = dir.path().display();
     match (whole, first_fault) {
         (0, None) => Err(Failure::new(Exit::NoCheckpoint, format!("{at} holds no checkpoint"))),

@@ -4,10 +4,12 @@ use super::{running, LIMIT};
 use belay_tests::expect::{io, refused, want};
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{Place, User};
-use belay_tests::Failure;
+use belay_tests::runner::until_hit;
+use belay_tests::{procs, Failure};
 use serde_json::Value;
-use std::process::Output;
+use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
+
 fn json(o: &Output) -> Result<Value, Failure> {
     want(o.status.success(), || format!("{}: {}", show(o.status), text(o)))?;
     serde_json::from_slice(&o.stdout).map_err(|e| format!("not one JSON document: {e}: {}", text(o)))
@@ -211,6 +213,41 @@ pub(super) fn interval(place: &Place, user: User) -> Result<(), Failure> {
         std::thread::sleep(Duration::from_millis(20));
     }
     job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+/// While a checkpoint is verified, the job that runs takes the next one and removes it: that is no damage.
+pub(super) fn verify_running(place: &Place, user: User) -> Result<(), Failure> {
+    let options = ["--keep", "1", "--differential", "off"];
+    let mut job = running(place, user, "verify", &options, &["fault_target", "64"])?;
+    let dir = job.dir().display().to_string();
+    job.checkpoint()?;
+    until_hit(1, |n| {
+        let reads = job
+            .belay(&["verify", &dir])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let mut reads = io("verify", reads)?;
+        let front = reads.id().cast_signed();
+        let is_in_chunk = || {
+            let mut all = procs::tree(front).into_iter().flat_map(procs::open_files);
+            all.any(|f| f.extension().is_some_and(|e| e == "bpg"))
+        };
+        let mut held = false;
+        while !held && io("wait", reads.try_wait())?.is_none() {
+            held = is_in_chunk();
+        }
+        let all = |sig| procs::tree(front).into_iter().for_each(|p| procs::signal(p, sig));
+        all(libc::SIGSTOP);
+        let taken = job.checkpoint();
+        all(libc::SIGCONT);
+        let o = io("wait", reads.wait_with_output())?;
+        taken?;
+        want(o.status.success(), || format!("{}: {}", show(o.status), text(&o)))?;
+        let next = format!("generation {}: whole", n + 2);
+        Ok(text(&o).contains(&format!("generation {}: removed meanwhile", n + 1)) && text(&o).contains(&next))
+    })?;
     job.verdict(false, LIMIT)
 }
 

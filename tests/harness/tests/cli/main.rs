@@ -30,7 +30,7 @@ fn running(place: &Place, user: User, label: &str, options: &[&str], line: &[&st
 
 fn main() {
     let mut target = Target::new("cli", &["fault_target", "fd_crowd", "fd_many", "fd_ptynames", "mem_private"]);
-    let tests: [(&str, Test); 26] = [
+    let tests: [(&str, Test); 27] = [
         ("exit_status", streams::exit_status),
         ("streams", streams::streams),
         ("no_command", streams::no_command),
@@ -54,6 +54,7 @@ fn main() {
         ("setuid", limits::setuid),
         ("open_files", limits::open_files),
         ("crowd", limits::crowd),
+        ("verify_running", jobs::verify_running),
         ("replaced", jobs::replaced),
         ("file_size", limits::file_size),
         ("help", |place, user| {
