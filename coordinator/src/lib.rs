@@ -33,6 +33,7 @@ pub mod nodes;
 mod processes;
 pub mod redundancy;
 mod relay;
+pub mod removal;
 pub mod restart;
 mod state;
 pub mod sys;

@@ -85,6 +85,7 @@ pub(crate) enum Command {
     /// Remove checkpoints that are no longer needed
     ///
     /// Removes left-overs of interrupted checkpoints, and generations older than the newest whole ones that are kept.
+    /// Also what the other hosts of the job have in the job directory; what lies elsewhere is named, and stays.
     Gc(Gc),
     /// Be the agent of a job on another host (started by belay itself)
     #[command(hide = true)]

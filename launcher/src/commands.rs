@@ -6,10 +6,9 @@ use crate::progress::Show;
 use crate::{format, inspect, report, start};
 use belay_coordinator::config::{Config, Use};
 use belay_coordinator::jobdir::{is_foreign, Access, JobDir};
-use belay_coordinator::redundancy::{record, verify as parity, Redundancy};
+use belay_coordinator::redundancy::{verify as parity, Redundancy};
 use belay_coordinator::tiers::{local, To};
-use belay_coordinator::{generations, plain, tiers, verify, Failure};
-use belay_storage::store::{Removed, Store};
+use belay_coordinator::{generations, plain, removal, tiers, verify, Failure};
 use belay_wire::{Checkpointed, Event, Exit, GenerationStatus, HostShare, Level, OnTier, Request, Status};
 use clap::CommandFactory;
 use std::collections::BTreeMap;
@@ -538,46 +537,25 @@ fn gc(args: &cli::Gc) -> Result<u8, Failure> {
     let dir = JobDir::open(&args.target.dir, Access::Own)?;
     let keep = args.keep.unwrap_or(dir.description()?.keep);
     let _lock = dir.lock()?;
-    let gen = dir.generations();
-    let left_overs = generations::clear_leftovers(&gen)?;
-    let gone = if args.all {
-        let all: Vec<u64> = generations::list(&gen)?.iter().map(|g| g.number).collect();
-        generations::remove_all(&gen, &all)?;
-        all
-    } else {
-        generations::retain(&gen, keep, record::newest(dir.path())?.as_slice())?
-    };
-    let missing = record::missing(dir.path(), &gen)?.filter(|_| !args.all);
-    if let Some(number) = missing {
-        print(&format!(
-            "chunks stay: generation {number}, which is redundant, is not on this host, and they may be its\n"
-        ))?;
-    }
-    let needed = if missing.is_some() {
-        None
-    } else {
-        generations::needed_chunks(&gen)?
-    };
-    let removed = match needed {
-        Some(needed) => Store::of_job(dir.path()).collect(&needed)?,
-        None => Removed::default(),
-    };
-    if args.all {
-        record::remove_all(dir.path())?;
-    }
-    record::tidy(dir.path(), dir.path(), true)?;
     let keep = (!args.all).then_some(keep);
-    let tidied = tiers::for_each(&dir.description()?, To::Use, |durable| {
+    let mut gone = removal::of_root(&dir, keep)?;
+    let description = dir.description()?;
+    let tidied = tiers::for_each(&description, To::Use, |durable| {
         let freed = durable.collect(&dir, keep)?;
         print(&format!("tier {}: {} removed\n", durable.config.name, format::bytes(freed))).map(drop)
     });
+    let of_parts = gone.add_parts(&dir, &description, args.all);
+    for what in &gone.stays {
+        print(&format!("{what}\n"))?;
+    }
     print(&format!(
-        "removed {} generations, {left_overs} left-overs and {} chunks ({})\n",
-        gone.len(),
-        removed.chunks,
-        format::bytes(removed.bytes)
+        "removed {} generations, {} left-overs and {} chunks ({})\n",
+        gone.generations.len(),
+        gone.left_overs,
+        gone.chunks.chunks,
+        format::bytes(gone.chunks.bytes)
     ))?;
-    tidied.map(|()| 0)
+    tidied.and(of_parts).map(|()| 0)
 }
 
 fn calibrate(args: &cli::Calibrate) -> Result<u8, Failure> {

@@ -1,7 +1,9 @@
 //! Where a part of a job is: its tag, its host, its directory.
 
-use crate::sys;
+use crate::{sys, Failure};
 use belay_storage::store::Host;
+use std::collections::BTreeSet;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Directory of those of the parts.
@@ -22,6 +24,22 @@ pub(crate) fn part_dir(job: &Path, tag: u64) -> PathBuf {
         return job.to_owned();
     }
     job.join(PARTS).join(tag.to_string())
+}
+
+/// The tags of the parts that have a directory in that of the job in `job`.
+pub(crate) fn tags(job: &Path) -> Result<BTreeSet<u64>, Failure> {
+    let parts = job.join(PARTS);
+    let fail = |e| Failure::io(format!("read {}", parts.display()), &e);
+    let list = match std::fs::read_dir(&parts) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        other => other.map_err(fail)?,
+    };
+    let mut tags = BTreeSet::new();
+    for entry in list {
+        let tag: Option<u64> = entry.map_err(fail)?.file_name().to_str().and_then(|name| name.parse().ok());
+        tags.extend(tag.filter(|tag| *tag > 0));
+    }
+    Ok(tags)
 }
 
 /// What this host is called where parts are started: the name of Slurm's node, in a job of Slurm; else its own.

@@ -14,7 +14,7 @@ use crate::lock::Lock;
 use crate::nodes::again::LOCK_LIMIT;
 use crate::nodes::alive::hosts_of;
 use crate::nodes::helper::{self, Heard, Helper};
-use crate::nodes::seat::{name_here, part_dir, PARTS};
+use crate::nodes::seat::{self, name_here, part_dir};
 use crate::nodes::table::{self, Row};
 use crate::redundancy::record::{self, Record};
 use crate::{generations, sys, Failure};
@@ -62,8 +62,7 @@ struct OfPart {
 
 /// Tags of the parts that have a directory, and 0.
 fn tags(job: &Path) -> Vec<u64> {
-    let entries = std::fs::read_dir(job.join(PARTS)).into_iter().flatten().flatten();
-    let others = entries.filter_map(|e| e.file_name().to_str()?.parse().ok());
+    let others = seat::tags(job).unwrap_or_default();
     [0].into_iter().chain(others).collect()
 }
 

@@ -159,7 +159,16 @@ fn damage(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     }
     job.on_host(2, &["sh", "-c", &format!("mv /tmp/kept/* {LOCAL}")])?;
     job.restart_at(&[]).map_err(|e| format!("the host is back: {e}"))?;
-    job.verdict()
+    job.verdict()?;
+    job.crash();
+    for (words, stays) in [
+        (&["gc"][..], "other parts: not looked at"),
+        (&["gc", "--all"], "part 1: what it has lies on another host"),
+    ] {
+        let said = job.must(words)?;
+        want(said.contains(stays), || format!("{words:?}: {said}"))?;
+    }
+    Ok(())
 }
 
 /// The agent of a host is killed while it encodes: the generation stays what it was, and the job restarts from it.

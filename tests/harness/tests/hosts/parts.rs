@@ -58,3 +58,66 @@ pub(super) fn verify(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     io("remove the other part", std::fs::remove_dir_all(&part))?;
     finds("verify", &["generation 1: part 1: ", "generation 2: part 1: "])
 }
+
+/// Names in directory `sub` of a part, in order.
+fn names(job: &Job, part: usize, sub: &str) -> Vec<String> {
+    let list = std::fs::read_dir(Path::new(&job.dir_of(part)).join(sub))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let names: BTreeSet<String> = list.filter_map(|e| e.file_name().into_string().ok()).collect();
+    names.into_iter().collect()
+}
+
+/// What the root has no more goes at the other part too, and nothing else; with `--all` everything.
+pub(super) fn gc(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = killed(place, "hosts-gc")?;
+    job.must(&["gc"])?;
+    let kept = names(&job, 1, "chunks");
+    want(names(&job, 1, "gen") == ["000001", "000002"] && kept.len() > 1, || {
+        format!("after gc, which had nothing to remove: {kept:?}")
+    })?;
+    // As where the root could not commit a checkpoint that the part had committed.
+    let part = PathBuf::from(job.dir_of(1));
+    let copy = |from: &str, to: &str| job.on_host(1, &["cp", "-r", from, to]).map(drop);
+    let of = |name: &str| part.join("gen").join(name).display().to_string();
+    copy(&of("000002"), &of("000003"))?;
+    copy(&of("000002"), &of(".tmp-000004"))?;
+    let said = job.must(&["gc"])?;
+    want(
+        names(&job, 1, "gen") == ["000001", "000002"] && names(&job, 1, "chunks") == kept,
+        || format!("after gc: {:?}: {said}", names(&job, 1, "gen")),
+    )?;
+    job.must(&["gc", "--keep", "1"])?;
+    for part in 0..2 {
+        want(names(&job, part, "gen") == ["000002"], || {
+            format!("part {part}: {:?}", names(&job, part, "gen"))
+        })?;
+    }
+    job.must(&["verify"])?;
+    job.restart_at(&[])?;
+    job.checkpoint()?;
+    job.crash();
+    // A process of the part is left.
+    let lock = part.join("lock").display().to_string();
+    let mut holds = job.command(2, &["flock", &lock, "-c", "echo held; exec sleep 1000"]);
+    let mut holds = io("hold a lock", holds.stdout(std::process::Stdio::piped()).spawn())?;
+    let mut word = [0; 4];
+    let held = holds.stdout.as_mut().map(|out| std::io::Read::read_exact(out, &mut word));
+    want(matches!(held, Some(Ok(()))), || "the lock is not held".into())?;
+    let o = job.belay(&["gc", "--all", &job.dir()])?;
+    job.hosts.kill_host(2);
+    io("wait", holds.wait())?;
+    want(o.status.code() == Some(69) && text(&o).contains("part 1: "), || {
+        format!("gc --all while the part is in use: {}: {}", show(o.status), text(&o))
+    })?;
+    want(!names(&job, 1, "gen").is_empty(), || {
+        "a part in use has lost its checkpoints".into()
+    })?;
+    job.must(&["gc", "--all"])?;
+    for (part, sub) in [(0, "gen"), (0, "chunks"), (1, "gen"), (1, "chunks")] {
+        let left = names(&job, part, sub);
+        want(left.is_empty(), || format!("part {part} has left in {sub}: {left:?}"))?;
+    }
+    Ok(())
+}

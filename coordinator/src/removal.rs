@@ -1,0 +1,127 @@
+//! `belay gc`: removes checkpoints that are no longer needed, in the job directory and in those of its parts.
+//!
+//! The root's go first, and the parts' after them. So a kill at any instant leaves at most what no generation of the job
+//! needs, which the next `belay gc` removes.
+
+use crate::jobdir::{Access, Description, JobDir};
+use crate::nodes::seat::{self, part_dir};
+use crate::redundancy::record;
+use crate::tiers::{self, Known};
+use crate::{generations, Failure};
+use belay_storage::store::{Removed, Store};
+use belay_wire::Exit;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// What was removed.
+#[derive(Debug, Default)]
+pub struct Gone {
+    /// Numbers of generations.
+    pub generations: BTreeSet<u64>,
+    /// What interrupted checkpoints and removals had left.
+    pub left_overs: usize,
+    /// Chunks.
+    pub chunks: Removed,
+    /// What stays, and why.
+    pub stays: Vec<String>,
+}
+
+/// Removes, from the directory of a job whose lock is held, the generations beyond `keep`, or all of them, and what
+/// none of those that stay needs.
+pub fn of_root(dir: &JobDir, keep: Option<u32>) -> Result<Gone, Failure> {
+    let (job, gen) = (dir.path(), dir.generations());
+    let mut gone = Gone {
+        left_overs: generations::clear_leftovers(&gen)?,
+        ..Gone::default()
+    };
+    match keep {
+        Some(keep) => gone
+            .generations
+            .extend(generations::retain(&gen, keep, record::newest(job)?.as_slice())?),
+        None => gone.remove(&gen, &BTreeSet::new())?,
+    }
+    gone.collect(job, dir, keep.is_none())?;
+    if keep.is_none() {
+        record::remove_all(job)?;
+    }
+    record::tidy(job, job, true)?;
+    Ok(gone)
+}
+
+impl Gone {
+    /// The same for the parts of the job: all, or the generations that neither the root has any more nor a record or a
+    /// tier names. What fails at one part does not keep the others from it.
+    pub fn add_parts(&mut self, dir: &JobDir, d: &Description, all: bool) -> Result<(), Failure> {
+        let tags = seat::tags(dir.path())?;
+        let gen = dir.generations();
+        if !all && !tags.is_empty() && gen.is_symlink() {
+            // What lies here may be what the root had when it was on this host.
+            let why = "other parts: not looked at: their checkpoints, as the job's own, lie on the disks of their hosts";
+            self.stays.push(why.into());
+            return Ok(());
+        }
+        let mut kept = BTreeSet::new();
+        if !all {
+            kept.extend(generations::numbers(&gen)?);
+            kept.extend(record::numbers(dir.path())?);
+            kept.extend(tiers::known(dir, d).iter().flatten().flat_map(Known::numbers));
+        }
+        let mut failed = None;
+        for tag in tags {
+            if let Err(f) = self.add_part(dir.path(), tag, &kept, all) {
+                failed.get_or_insert(Failure::new(f.exit, format!("part {tag}: {f}")));
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn add_part(&mut self, job: &Path, tag: u64, kept: &BTreeSet<u64>, all: bool) -> Result<(), Failure> {
+        let path = part_dir(job, tag);
+        let part = match JobDir::open(&path, Access::Own) {
+            // It was killed before it had begun.
+            Err(f) if f.exit == Exit::NoJob && generations::numbers(&path.join("gen"))?.is_empty() => return Ok(()),
+            opened => opened?,
+        };
+        let _lock = part.lock()?;
+        let gen = part.generations();
+        if gen.is_symlink() && !gen.exists() {
+            self.stays.push(format!("part {tag}: what it has lies on another host"));
+            return Ok(());
+        }
+        self.left_overs += generations::clear_leftovers(&gen)?;
+        self.remove(&gen, kept)?;
+        self.collect(job, &part, all)?;
+        record::tidy(job, part.path(), true)
+    }
+
+    /// Removes the generations in `gen` that are not `kept`.
+    fn remove(&mut self, gen: &Path, kept: &BTreeSet<u64>) -> Result<(), Failure> {
+        let numbers: Vec<u64> = generations::numbers(gen)?.into_iter().filter(|n| !kept.contains(n)).collect();
+        generations::remove_all(gen, &numbers)?;
+        self.generations.extend(numbers);
+        Ok(())
+    }
+
+    /// Removes the chunks in `dir`, that of `job` or of a part of it, that no generation there needs.
+    fn collect(&mut self, job: &Path, dir: &JobDir, all: bool) -> Result<(), Failure> {
+        let (at, gen, store) = (dir.path().display(), dir.generations(), Store::of_job(dir.path()));
+        if let Some(number) = record::missing(job, &gen)?.filter(|_| !all) {
+            self.stays.push(format!(
+                "{at}: chunks stay: generation {number}, which is redundant, is not on this host, and they may be its"
+            ));
+            return Ok(());
+        }
+        if let Some(needed) = generations::needed_chunks(&gen)? {
+            let removed = store.collect(&needed)?;
+            self.chunks.chunks += removed.chunks;
+            self.chunks.bytes += removed.bytes;
+        }
+        if !store.elsewhere().is_empty() {
+            self.stays.push(format!(
+                "{at}: chunks may stay in {}: the next job in the same job directory there removes them",
+                store.places_elsewhere()
+            ));
+        }
+        Ok(())
+    }
+}
