@@ -1,6 +1,6 @@
 // TCP inside the job. fd_tcp KIND: flow (both directions, buffers full), backlog, half, options, v6, big, interrupted
 // (a connect that succeeds while its caller is stopped in it), lingering (closed connections hold the port), full and
-// closing (as much on its way as fits).
+// closing (as much on its way as fits), gone (closed before it is accepted), urgent (MSG_OOB, read or not).
 #include "check.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -289,6 +289,46 @@ int main(int argc, char **argv) {
             socklen_t now = sizeof x;
             OK(getsockname(plain, (struct sockaddr *)&x, &now));
             CHECK(now == al && !memcmp(&x, &ad, now));
+        }
+    } else if (!strcmp(kind, "gone")) {
+        while (running()) {
+            nap_us(3000);
+            for (uint64_t k = 0; k < 3; k++) {
+                int c = dial(&ad, al);
+                fill(a, 800, check_round + k);
+                full_write(c, a, 800);
+                close(c);
+            }
+            nap_us(3000);
+            for (uint64_t k = 0; k < 3; k++) {
+                await(ls, POLLIN, "a connection");
+                int s = (int)OK(accept(ls, NULL, NULL));
+                full_read(s, b, 800);
+                verify(b, 800, check_round + k, "data of a closed connection");
+                EQ(read(s, b, 1), 0);
+                close(s);
+            }
+        }
+    } else if (!strcmp(kind, "urgent")) {
+        int c = dial(&ad, al), s = (int)OK(accept(ls, NULL, NULL));
+        while (running()) {
+            char in[8], byte;
+            full_write(c, "abc", 3);
+            EQ(send(c, "!", 1, MSG_OOB), 1);
+            await(s, POLLPRI, "urgent data");
+            nap_us(2000);
+            EQ(recv(s, &byte, 1, MSG_OOB), 1);
+            EQ(byte, '!');
+            nap_us(2000);  // the mark is behind all there is to read
+            if (check_round % 2) full_write(c, "def", 3);
+            nap_us(2000);
+            full_read(s, in, 3);
+            CHECK(!memcmp(in, "abc", 3));
+            if (check_round % 2) {
+                full_read(s, in, 3);
+                CHECK(!memcmp(in, "def", 3));
+            }
+            nap_us(2000);
         }
     } else
         fail("unknown kind");

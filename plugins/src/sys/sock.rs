@@ -396,6 +396,13 @@ pub(crate) fn receive(fd: RawFd, buf: &mut [u8], flags: i32) -> io::Result<Recei
     })
 }
 
+/// Peeks at what can be read now, without allocating; how much that is, also where `buf` has less room.
+pub(crate) fn peek(fd: RawFd, buf: &mut [u8]) -> io::Result<usize> {
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: `buf` is valid for writing its length.
+    check_len(unsafe { libc::recv(fd, buf.as_mut_ptr().cast(), buf.len(), flags) })
+}
+
 /// Peeks `len` bytes into memory of which the last byte cannot be written; returns how many bytes the kernel delivered before that.
 pub(crate) fn peek_all_but_last_byte(fd: RawFd, len: usize) -> io::Result<usize> {
     const PAGE: usize = 4096;

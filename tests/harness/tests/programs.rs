@@ -156,6 +156,8 @@ fn cases() -> Vec<Case> {
         prog("fd_tcp big"),
         prog("fd_tcp full"),
         prog("fd_tcp closing"),
+        prog("fd_tcp gone").transient("has been closed by its other end"),
+        prog("fd_tcp urgent").transient("urgent data"),
         prog("fd_tcp interrupted"),
         prog("fd_tcp lingering").patience(90),
         prog("fd_netlink"),

@@ -58,6 +58,7 @@ pub(super) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Tcp
         local: local.clone(),
         peer: peer.clone(),
         data_segments_sent: info.data_segments_sent,
+        waiting: if info.state == TCP_LISTEN { info.waiting } else { 0 },
     });
     Ok(TcpState {
         family: sock::get(raw, libc::SOL_SOCKET, libc::SO_DOMAIN).at("read its type")?,
@@ -193,6 +194,7 @@ pub(super) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> R
             state.role = role;
         }
     }
+    none_closed(s, &sockets, orphans)?;
     requeue(s, &sockets, descriptions)?;
     for (from, to) in pairs {
         let done = transfer(s, descriptions, from, to);
@@ -226,12 +228,46 @@ fn no_daemon_elsewhere(s: &Session<'_>, t: &Seen, peer: &Addr) -> Result<(), Fau
     ))
 }
 
+/// The listening sockets by their address: several may share one (SO_REUSEPORT), and the kernel chooses among them.
+fn listeners(all: &[Seen]) -> Vec<Vec<&Seen>> {
+    let mut groups: Vec<Vec<&Seen>> = Vec::new();
+    for l in all.iter().filter(|t| t.state == TCP_LISTEN) {
+        match groups.iter_mut().find(|g| g[0].local == l.local) {
+            Some(group) => group.push(l),
+            None => groups.push(vec![l]),
+        }
+    }
+    groups
+}
+
+/// Refuses for the moment a connection that waits to be accepted while its other end, on this host, is closed already:
+/// nobody has a descriptor of it, and after a restart there would be no such connection.
+fn none_closed(s: &mut Session<'_>, all: &[Seen], orphans: Option<Orphans>) -> Result<(), (Holder, String, Fault)> {
+    let waited_for: Vec<&Seen> = all.iter().filter(|t| t.waiting > 0).collect();
+    let Some(first) = waited_for.first() else {
+        return Ok(());
+    };
+    let named = |s: &Session<'_>, l: &Seen, e| (s.found[l.id].holder, s.found[l.id].link.display().to_string(), e);
+    let orphans = match orphans {
+        Some(known) => known,
+        None => Orphans::list(s).map_err(|e| named(s, first, e))?,
+    };
+    let closed = waited_for.iter().find_map(|l| Some((l, orphans.closed_before(l)?)));
+    closed.map_or(Ok(()), |(l, o)| {
+        let why = format!(
+            "the connection from {} waits to be accepted, and has been closed by its other end already",
+            o.peer
+        );
+        Err(named(s, l, Fault::Passing(why)))
+    })
+}
+
 /// Reads what connections that wait to be accepted carry, where they carry anything.
 fn requeue(s: &mut Session<'_>, all: &[Seen], descriptions: &mut [Description]) -> Result<(), (Holder, String, Fault)> {
-    let listeners: Vec<&Seen> = all.iter().filter(|t| t.state == TCP_LISTEN).collect();
-    for l in listeners {
-        let is_client = |t: &&Seen| role(&descriptions[t.id]) == Some(Role::Waiting(l.id));
-        let clients: Vec<&Seen> = all.iter().filter(is_client).collect();
+    for group in listeners(all) {
+        let l = group[0];
+        let waits = |d: &Description| group.iter().any(|l| role(d) == Some(Role::Waiting(l.id)));
+        let clients: Vec<&Seen> = all.iter().filter(|t| waits(&descriptions[t.id])).collect();
         let named = |e: Fault| (s.found[l.id].holder, s.found[l.id].link.display().to_string(), e);
         let carries = |t: &&Seen| {
             let queued = || Some(fd::ioctl_get::<i32>(s.take(t.id).ok()?.raw(), libc::TIOCOUTQ).unwrap_or(0));
@@ -240,25 +276,25 @@ fn requeue(s: &mut Session<'_>, all: &[Seen], descriptions: &mut [Description]) 
         if !clients.iter().any(carries) {
             continue;
         }
-        let taken = |id: DescId| s.take(id).map_err(named);
-        let (listener, held) = (
-            taken(l.id)?,
-            clients.iter().map(|t| taken(t.id)).collect::<Result<Vec<_>, _>>()?,
-        );
+        let take = |all: &[&Seen]| all.iter().map(|t| s.take(t.id).map_err(named)).collect::<Result<Vec<_>, _>>();
+        let (listening, held) = (take(&group)?, take(&clients)?);
         let ends: Vec<requeue::Client> = clients
             .iter()
             .zip(&held)
             .filter_map(|(t, taken)| {
+                let state = descriptions[t.id].kind.get::<TcpState>()?;
                 Some(requeue::Client {
                     raw: taken.raw(),
                     local: t.local.clone(),
                     peer: t.peer.clone()?,
-                    closing: matches!(t.state, FIN_WAIT1 | FIN_WAIT2),
+                    closing: state.sent_fin,
+                    deaf: state.received_fin,
                 })
             })
             .collect();
-        let data = requeue::requeue(listener.raw(), &ends).map_err(named)?;
-        drop((listener, held));
+        let raw: Vec<RawFd> = listening.iter().map(|l| l.raw()).collect();
+        let data = requeue::requeue(&raw, &ends).map_err(named)?;
+        drop((listening, held));
         let named = |e: Fault| (s.found[l.id].holder, "data in flight".to_string(), e);
         for (t, data) in clients.iter().zip(data) {
             if let (Some(c), false) = (descriptions[t.id].kind.get_mut::<TcpState>(), data.is_empty()) {
@@ -270,33 +306,52 @@ fn requeue(s: &mut Session<'_>, all: &[Seen], descriptions: &mut [Description]) 
 }
 
 /// What the kernel knows of connections to which no descriptor leads any more, by own port and the peer's.
-#[derive(Debug)]
-struct Orphans(HashMap<(u16, u16), Vec<InetSocket>>);
+#[derive(Debug, Default)]
+struct Orphans {
+    all: HashMap<(u16, u16), Vec<InetSocket>>,
+    /// Ends that have a descriptor and send no more.
+    shut: HashSet<Tuple>,
+}
 
 impl Orphans {
     /// Asks for all of them at once: a job may have thousands of connections that lead outside, and stands still.
     fn list(s: &mut Session<'_>) -> Result<Self, Fault> {
         // All states but SYN_RECV, TIME_WAIT and LISTEN.
         const STATES: u32 = 0xfff & !(1 << 3) & !(1 << 6) & !(1 << TCP_LISTEN);
-        let mut out: HashMap<_, Vec<_>> = HashMap::new();
+        let mut out = Self::default();
         for family in [libc::AF_INET, libc::AF_INET6] {
             let all = s.diag()?.tcp(family, STATES);
             for o in all.at("ask the kernel for the other ends (sock_diag)")? {
                 if o.inode == 0 {
-                    out.entry((o.local.port(), o.peer.port())).or_default().push(o);
+                    out.all.entry((o.local.port(), o.peer.port())).or_default().push(o);
+                } else if matches!(o.state, FIN_WAIT1 | FIN_WAIT2) {
+                    out.shut.insert(tuple(&o.local, &o.peer));
                 }
             }
         }
-        Ok(Self(out))
+        Ok(out)
+    }
+
+    /// A connection in the queue of `listener` from this host that has been closed there.
+    fn closed_before(&self, listener: &Seen) -> Option<&InetSocket> {
+        let here = |o: &InetSocket| o.peer.ip() == o.local.ip() || o.peer.ip().is_some_and(|ip| ip.is_loopback());
+        let mut all = self.all.values().flatten().filter(|o| o.state == CLOSE_WAIT && here(o));
+        all.find(|o| accepts(listener, &o.local) && !self.shut.contains(&tuple(&o.peer, &o.local)))
     }
 
     /// The other end of `t`, which is connected to `peer`, where that is on this host.
     fn other_end(&self, t: &Seen, peer: &Addr) -> Option<&InetSocket> {
         let on_this_host = peer.ip() == t.local.ip() || peer.ip().is_some_and(|ip| ip.is_loopback());
-        let all = self.0.get(&(peer.port(), t.local.port())).filter(|_| on_this_host)?;
+        let all = self.all.get(&(peer.port(), t.local.port())).filter(|_| on_this_host)?;
         let alike = all.iter().find(|o| o.peer.family() == t.local.family());
         alike.or_else(|| all.first())
     }
+}
+
+/// Whether `l` is a listening socket for connections to `at`.
+fn accepts(l: &Seen, at: &Addr) -> bool {
+    let any = l.local.ip().is_some_and(|ip| ip.is_unspecified());
+    l.state == TCP_LISTEN && l.local.port() == at.port() && (any || l.local.ip() == at.ip())
 }
 
 /// What a connected socket is whose other end no process of the job has.
@@ -313,11 +368,10 @@ fn alone(all: &[Seen], t: &Seen, peer: &Addr, orphan: Option<&InetSocket>) -> Re
             orphan.write_queue
         ));
     }
-    let accepts = |l: &&Seen| {
-        let any = l.local.ip().is_some_and(|ip| ip.is_unspecified());
-        l.state == TCP_LISTEN && l.local.port() == peer.port() && (any || l.local.ip() == peer.ip())
-    };
-    match all.iter().find(accepts) {
+    let candidates = || all.iter().filter(|l| accepts(l, peer));
+    // The kernel prefers the one of just that address.
+    let exact = candidates().find(|l| l.local.ip() == peer.ip());
+    match exact.or_else(|| candidates().next()) {
         Some(l) if matches!(orphan.state, ESTABLISHED | CLOSE_WAIT) => Ok(Role::Waiting(l.id)),
         _ => Ok(Role::Reset),
     }

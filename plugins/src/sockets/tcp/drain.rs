@@ -2,16 +2,18 @@
 //!
 //! What has arrived can be peeked at. What the sender still holds is made to arrive first: a small or corked segment is
 //! pushed. Data that cannot arrive because the receiver's window is full is read from the sender's queue (TCP_REPAIR,
-//! needs CAP_NET_ADMIN); without that privilege the receiver is read empty until the sender has got rid of everything,
-//! and all of it is sent again through the sender's own socket, whose peer has more room by then than before.
+//! needs CAP_NET_ADMIN). Without that privilege the receiver gets more room, so that it arrives. Where even that is not
+//! enough, the receiver is read empty until the sender has got rid of everything, and all of it is sent again through
+//! the sender's own socket.
 
 use super::info::{undelivered, Counters, End};
+use super::said::apart;
 use crate::fault::{not_now, refuse, At, Fault};
 use crate::sockets::send_buffer::{Buffer, Enlarged, SO_BUF_LOCK};
-use crate::sys::fd;
-use crate::sys::sock;
+use crate::sys::{apart, fd, sock};
 use std::io;
 use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
 
 const TCP_REPAIR: i32 = 19;
 const TCP_REPAIR_QUEUE: i32 = 20;
@@ -22,6 +24,8 @@ const NO_QUEUE: i32 = 0;
 const SEND_QUEUE: i32 = 2;
 /// Largest segment in a send queue.
 const SEGMENT_MAX: usize = 1 << 20;
+/// How long nothing may arrive before a receiver that has got more room counts as full again.
+const STALL: Duration = Duration::from_millis(20);
 /// Longest wait for one step of the exchange, milliseconds.
 const STEP_MS: i32 = 300;
 /// Longest wait for what nothing keeps from arriving but a busy machine, milliseconds.
@@ -58,7 +62,7 @@ pub(super) fn in_flight(d: Direction) -> Result<Vec<u8>, Fault> {
         return peek(d.receiver.raw);
     }
     // More may arrive at any moment: what the sender no longer has when it is asked is there when the receiver is asked after it.
-    match peek_sent(d.sender.raw, left) {
+    match peek_sent(d.sender.raw) {
         Ok(held) => {
             let (mut data, there) = arrived(d.receiver)?;
             let left = Counters::of(d.sender).at("count what is on its way")?.undelivered(&there)?;
@@ -68,7 +72,10 @@ pub(super) fn in_flight(d: Direction) -> Result<Vec<u8>, Fault> {
             data.extend_from_slice(&held[at..]);
             Ok(data)
         }
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied && !d.sender.closing => exchange(d),
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied && !d.sender.closing => match make_room(d)? {
+            Some(data) => Ok(data),
+            None => exchange(d),
+        },
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => arrive(d, left),
         Err(e) => Err(e).at("read the send queue (TCP_REPAIR)"),
     }
@@ -88,6 +95,7 @@ fn push(d: Direction) -> Result<usize, Fault> {
 
 /// What has arrived and has not been read.
 pub(super) fn peek(receiver: RawFd) -> Result<Vec<u8>, Fault> {
+    no_urgent(receiver)?;
     let bytes = fd::readable_bytes(receiver).at("ask how much it holds")?;
     if bytes == 0 {
         return Ok(Vec::new());
@@ -103,9 +111,7 @@ pub(super) fn peek(receiver: RawFd) -> Result<Vec<u8>, Fault> {
     }
     let got = got.at("read its queue")?.len;
     if got != bytes {
-        return refuse(format!(
-            "holds {bytes} bytes, of which only {got} could be read (urgent data?)"
-        ));
+        return refuse(format!("holds {bytes} bytes, of which only {got} could be read"));
     }
     Ok(data)
 }
@@ -121,24 +127,35 @@ pub(super) fn arrived(receiver: End) -> Result<(Vec<u8>, Counters), Fault> {
     }
 }
 
-/// The end of the send queue: all of it where it holds `most` bytes at most.
-pub(super) fn peek_sent(sender: RawFd, most: usize) -> io::Result<Vec<u8>> {
+/// The send queue, at whose end is what has not arrived. (Whatever has arrived and not been acknowledged is there, too.)
+pub(super) fn peek_sent(sender: RawFd) -> io::Result<Vec<u8>> {
     let reuse: i32 = sock::get(sender, libc::SOL_SOCKET, libc::SO_REUSEADDR)?;
+    let queued: i32 = fd::ioctl_get(sender, libc::TIOCOUTQ)?;
+    // The first segment may have been acknowledged in part, but is still there as a whole.
+    let mut room = usize::try_from(queued).unwrap_or(0) + SEGMENT_MAX;
+    loop {
+        let (mut data, mut there) = (vec![0; room], Ok(0));
+        // A socket that is being repaired would be of no use to the program if the agent was killed now.
+        apart::run(&mut || there = read_send_queue(sender, reuse, &mut data))?;
+        let there = there?;
+        if there <= room {
+            data.truncate(there);
+            return Ok(data);
+        }
+        room = there;
+    }
+}
+
+/// Reads the front of the send queue without allocating; how much there is.
+fn read_send_queue(sender: RawFd, reuse: i32, into: &mut [u8]) -> io::Result<usize> {
     set(sender, TCP_REPAIR, REPAIR_ON)?;
-    let read = || -> io::Result<Vec<u8>> {
-        set(sender, TCP_REPAIR_QUEUE, SEND_QUEUE)?;
-        // The first segment may have been acknowledged in part, but is still there as a whole.
-        let mut data = vec![0u8; most + SEGMENT_MAX];
-        let n = sock::receive(sender, &mut data, libc::MSG_PEEK)?.len;
-        set(sender, TCP_REPAIR_QUEUE, NO_QUEUE)?;
-        data.truncate(n);
-        Ok(data)
-    };
-    let data = read();
+    let there = set(sender, TCP_REPAIR_QUEUE, SEND_QUEUE)
+        .and_then(|()| sock::peek(sender, into))
+        .and_then(|n| set(sender, TCP_REPAIR_QUEUE, NO_QUEUE).map(|()| n));
     set(sender, TCP_REPAIR, REPAIR_OFF)?;
     // Repair mode changes this option.
     sock::set(sender, libc::SOL_SOCKET, libc::SO_REUSEADDR, &reuse)?;
-    data
+    there
 }
 
 /// Makes all arrive that a sender has left behind which sends no more, and copies it. (It could not be sent again.)
@@ -159,9 +176,48 @@ fn arrive(d: Direction, left: usize) -> Result<Vec<u8>, Fault> {
     peek(receiver)
 }
 
-/// Reads everything at the receiver and sends it again.
+/// What is under way, where it arrives once the receiver has as much room as the system allows.
+fn make_room(d: Direction) -> Result<Option<Vec<u8>>, Fault> {
+    let _larger = larger(d.receiver.raw);
+    let (mut least, mut since) = (usize::MAX, Instant::now());
+    loop {
+        open_window(d.receiver.raw);
+        match d.left()? {
+            0 => return peek(d.receiver.raw).map(Some),
+            left if left < least => (least, since) = (left, Instant::now()),
+            _ if since.elapsed() > STALL => return Ok(None),
+            _ => drop(fd::wait(d.receiver.raw, 0, 1)),
+        }
+    }
+}
+
+/// Reads everything at the receiver and sends it again, in a process of its own.
 fn exchange(d: Direction) -> Result<Vec<u8>, Fault> {
-    let (sender, receiver) = (d.sender.raw, d.receiver.raw);
+    let receiver = d.receiver.raw;
+    no_urgent(receiver)?;
+    let peeks = sock::get(receiver, libc::SOL_SOCKET, libc::SO_PEEK_OFF).unwrap_or(-1);
+    let mut data = apart("take data in flight out and put it back", |agent_is_there| {
+        let data = take_all(d)?;
+        let there = || match agent_is_there() {
+            true => Ok(()),
+            // The program has gone on: it may have read and sent something itself.
+            false => give_up(d.sender.raw, "the agent was killed while data in flight was out of it"),
+        };
+        there()?;
+        put_back(d.sender.raw, receiver, &data).or_else(|e| give_up(d.sender.raw, &e.to_string()))?;
+        there()?;
+        Ok(vec![data])
+    })?;
+    if peeks >= 0 {
+        // Whoever reads moves it back.
+        sock::set(receiver, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &peeks).at("set SO_PEEK_OFF back")?;
+    }
+    Ok(data.pop().unwrap_or_default())
+}
+
+/// Takes everything out of a connection that is under way or has arrived. Who calls this puts it back.
+pub(super) fn take_all(d: Direction) -> Result<Vec<u8>, Fault> {
+    let receiver = d.receiver.raw;
     grow_receiver(receiver);
     let mut data = Vec::new();
     let mut buf = vec![0u8; 256 * 1024];
@@ -169,35 +225,59 @@ fn exchange(d: Direction) -> Result<Vec<u8>, Fault> {
     loop {
         match sock::receive(receiver, &mut buf, 0) {
             Ok(r) if r.len > 0 => data.extend_from_slice(&buf[..r.len]),
-            Ok(_) => break,
+            Ok(_) => return Ok(data),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock && all_there => return Ok(data),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                if all_there {
-                    break;
-                }
-                // Reading has opened the window, so the rest arrives; it may have done so since the last look.
-                all_there = d.left()? == 0;
-                if all_there {
-                    continue;
-                }
-                if !fd::wait(receiver, libc::POLLIN, ARRIVAL_MS).at("poll")? {
-                    // What has been read could not be put in front of it again.
-                    sock::shutdown(sender, libc::SHUT_RDWR).at("shut the connection down")?;
-                    return refuse("the connection was shut down: data in flight did not arrive although there was room for it");
+                // Reading has opened the window, so the rest arrives; it may have done so since the last look. Behind
+                // the last data of one that sends no more comes its end.
+                all_there = !d.sender.closing && d.left().is_ok_and(|left| left == 0);
+                if !all_there && !fd::wait(receiver, libc::POLLIN, ARRIVAL_MS).is_ok_and(|came| came) {
+                    return give_up(d.sender.raw, "data in flight did not arrive although there was room for it");
                 }
             }
-            Err(e) => return Err(e).at("read what has arrived"),
+            Err(e) => return give_up(d.sender.raw, &format!("what has arrived could not be read: {e}")),
         }
     }
-    let back = send_again(sender, receiver, &data).at("send data in flight again")?;
-    if back < data.len() {
-        // Silence would be worse than an error: both ends learn that the connection is broken.
-        sock::shutdown(sender, libc::SHUT_RDWR).at("shut the connection down")?;
-        return refuse(format!(
-            "the connection was shut down: only {back} of {} bytes in flight could be put back",
+}
+
+/// Sends what had been sent and not been read.
+pub(super) fn put_back(sender: RawFd, receiver: RawFd, data: &[u8]) -> Result<(), Fault> {
+    match send_again(sender, receiver, data).at("put data in flight back")? {
+        n if n == data.len() => Ok(()),
+        n => refuse(format!(
+            "only {n} of {} bytes in flight could be put back (are net.ipv4.tcp_rmem and tcp_wmem smaller than they were?)",
             data.len()
-        ));
+        )),
     }
-    Ok(data)
+}
+
+/// What has been read could not be put in front of what follows. Silence would be worse than an error: both ends learn
+/// that the connection is broken.
+pub(super) fn give_up<T>(sender: RawFd, why: &str) -> Result<T, Fault> {
+    sock::shutdown(sender, libc::SHUT_RDWR).at("shut the connection down")?;
+    refuse(format!("the connection was shut down: {why}"))
+}
+
+/// Refuses for the moment what was sent as urgent (MSG_OOB) and waits to be read, or whatever lies around it: it could
+/// not be put back, and what is behind it does not count as readable before it has been passed.
+fn no_urgent(receiver: RawFd) -> Result<(), Fault> {
+    let inline = |on: i32| sock::set(receiver, libc::SOL_SOCKET, libc::SO_OOBINLINE, &on).at("set SO_OOBINLINE");
+    if sock::get::<i32>(receiver, libc::SOL_SOCKET, libc::SO_OOBINLINE).at("read SO_OOBINLINE")? != 0 {
+        return Ok(());
+    }
+    let readable = || fd::readable_bytes(receiver).at("ask how much it holds");
+    let before = readable()?;
+    inline(1)?;
+    let all = readable();
+    inline(0)?;
+    let behind = all?.saturating_sub(before);
+    // One that has been read already is nothing any more, where nothing is behind it.
+    let has_been_read =
+        || sock::receive(receiver, &mut [0], libc::MSG_OOB | libc::MSG_PEEK).is_err_and(|e| e.raw_os_error() == Some(libc::EINVAL));
+    if behind == 0 || behind == 1 && has_been_read() {
+        return Ok(());
+    }
+    not_now("urgent data (MSG_OOB) waits to be read, or something behind it")
 }
 
 /// Gives the receiver as much room as the system allows (net.ipv4.tcp_rmem), without fixing its buffer's size.
@@ -223,7 +303,7 @@ fn open_window(receiver: RawFd) {
 }
 
 /// Sends `data`, enlarging the sender's buffer for the moment where needed. Returns how much went.
-pub(super) fn send_again(sender: RawFd, receiver: RawFd, data: &[u8]) -> io::Result<usize> {
+fn send_again(sender: RawFd, receiver: RawFd, data: &[u8]) -> io::Result<usize> {
     let mut done = 0;
     let mut grown = None;
     while done < data.len() {
@@ -254,7 +334,7 @@ fn wait(raw: RawFd, events: i16) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write as _;
+    use std::io::{Read as _, Write as _};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd as _;
 
@@ -278,14 +358,83 @@ mod tests {
         (sender, receiver, sent)
     }
 
+    fn direction(sender: &TcpStream, receiver: &TcpStream) -> Direction {
+        let end = |raw| End { raw, closing: false };
+        Direction {
+            sender: end(sender.as_raw_fd()),
+            receiver: end(receiver.as_raw_fd()),
+        }
+    }
+
+    /// The receiver has been fast, and stops: much of what it has received has not been acknowledged yet.
+    #[test]
+    fn what_has_arrived_and_is_not_acknowledged_is_read_once() {
+        const PERIOD: usize = 251;
+        const ROOM: i32 = 3 << 19;
+        let data: Vec<u8> = (0..(1 << 20) + PERIOD).map(|n| (n % PERIOD) as u8).collect();
+        let from = |at: usize, n: usize| &data[at % PERIOD..][..n];
+        for _ in 0..3 {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            sock::set(listener.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, &ROOM).unwrap();
+            let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (mut receiver, _) = listener.accept().unwrap();
+            sender.set_nonblocking(true).unwrap();
+            receiver.set_nonblocking(true).unwrap();
+            let (mut sent, mut read, mut some) = (0, 0, vec![0; 1 << 20]);
+            while sent < 64 << 20 {
+                sent += sender.write(from(sent, 256 << 10)).unwrap_or(0);
+                read += receiver.read(&mut some).unwrap_or(0);
+            }
+            while let Ok(n) = sender.write(from(sent, 256 << 10)) {
+                sent += n;
+            }
+            let held = in_flight(direction(&sender, &receiver)).unwrap();
+            assert_eq!(held.len(), sent - read);
+            let wrong = held
+                .chunks(1 << 20)
+                .enumerate()
+                .find(|(k, c)| *c != from(read + (k << 20), c.len()));
+            assert!(wrong.is_none(), "MiB {:?} of {}", wrong.map(|w| w.0), held.len() >> 20);
+        }
+    }
+
+    #[test]
+    fn urgent_data_and_what_is_behind_it_is_not_left_out() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (receiver, _) = listener.accept().unwrap();
+        let raw = receiver.as_raw_fd();
+        let urgent = |byte: u8| {
+            // SAFETY: one byte that lives as long as the call.
+            let n = unsafe { libc::send(sender.as_raw_fd(), (&raw const byte).cast(), 1, libc::MSG_OOB) };
+            assert_eq!(n, 1);
+        };
+        let is_refused = || matches!(in_flight(direction(&sender, &receiver)), Err(Fault::Passing(why)) if why.contains("urgent"));
+        (&sender).write_all(b"abc").unwrap();
+        urgent(b'!');
+        assert!(fd::wait(raw, libc::POLLPRI, 1000).unwrap());
+        assert!(is_refused());
+        let mut byte = [0];
+        assert_eq!(sock::receive(raw, &mut byte, libc::MSG_OOB).unwrap().len, 1);
+        assert_eq!(
+            (byte, in_flight(direction(&sender, &receiver)).unwrap()),
+            (*b"!", b"abc".to_vec())
+        );
+        (&sender).write_all(b"def").unwrap();
+        // Behind a mark that the program has not passed.
+        assert!(is_refused());
+        assert_eq!(sock::receive(raw, &mut [0; 8], 0).unwrap().len, 3);
+        assert!(is_refused());
+        assert_eq!(sock::get::<i32>(raw, libc::SOL_SOCKET, libc::SO_OOBINLINE).unwrap(), 0);
+        assert_eq!(sock::receive(raw, &mut [0; 8], 0).unwrap().len, 3);
+        sender.write_all(b"ghi").unwrap();
+        assert_eq!(in_flight(direction(&sender, &receiver)).unwrap(), b"ghi");
+    }
+
     #[test]
     fn what_arrives_while_it_is_read_is_read_once() {
         let (sender, receiver, sent) = flowing();
-        let end = |raw| End { raw, closing: false };
-        let d = Direction {
-            sender: end(sender.as_raw_fd()),
-            receiver: end(receiver.as_raw_fd()),
-        };
+        let d = direction(&sender, &receiver);
         let first = d.left().unwrap();
         assert!(first > 0, "all has arrived");
         let begin = std::time::Instant::now();

@@ -9,6 +9,7 @@ mod listening;
 mod rebuild;
 mod remote;
 mod requeue;
+mod said;
 mod seen;
 mod unread;
 

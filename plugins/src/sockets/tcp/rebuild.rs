@@ -195,13 +195,12 @@ fn waiting(b: &Builder<'_>, t: &TcpState, peer: &Addr) -> Result<OwnedFd, Fault>
     let fd = connection::client(t.family, &t.local, peer, &t.options)?;
     if let Some(early) = &t.early {
         let data = b.blobs.get(early)?;
-        let n = drain::send_again(fd.as_raw_fd(), fd.as_raw_fd(), &data).at("send its data again")?;
-        if n != data.len() {
-            return refuse(format!("only {n} of {} bytes could be sent again", data.len()));
-        }
+        drain::put_back(fd.as_raw_fd(), fd.as_raw_fd(), &data)?;
     }
-    if t.sent_fin {
-        sock::shutdown(fd.as_raw_fd(), libc::SHUT_WR).at("shut writing down")?;
+    for (is_shut, how) in [(t.sent_fin, libc::SHUT_WR), (t.received_fin, libc::SHUT_RD)] {
+        if is_shut {
+            sock::shutdown(fd.as_raw_fd(), how).at("shut it down as before")?;
+        }
     }
     Ok(fd)
 }
@@ -286,15 +285,7 @@ fn pair(
 /// Sends what `to` had not read from its other end.
 fn exchange(b: &Builder<'_>, state: &TcpState, to: &OwnedFd, from: &OwnedFd) -> Result<(), Fault> {
     let Some(at) = &state.received else { return Ok(()) };
-    let data = b.blobs.get(at)?;
-    let n = drain::send_again(from.as_raw_fd(), to.as_raw_fd(), &data).at("put data in flight back")?;
-    if n != data.len() {
-        return refuse(format!(
-            "only {n} of {} bytes in flight could be put back (are net.ipv4.tcp_rmem and tcp_wmem smaller than they were?)",
-            data.len()
-        ));
-    }
-    Ok(())
+    drain::put_back(from.as_raw_fd(), to.as_raw_fd(), &b.blobs.get(at)?)
 }
 
 /// Those of the job's listening sockets that accept connections to `local`.

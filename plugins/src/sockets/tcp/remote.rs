@@ -194,7 +194,7 @@ fn keep(
             continue;
         }
         let taken = s.take(c.id).map_err(&named)?;
-        let held = match drain::peek_sent(taken.raw(), left) {
+        let held = match drain::peek_sent(taken.raw()) {
             Ok(held) => held,
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
                 let reason = format!("{left} bytes wait for a reader on another host, which cannot be read without CAP_NET_ADMIN");
@@ -370,10 +370,7 @@ fn refill(b: &Builder<'_>, e: &Reunion<'_>, raw: RawFd, unread: Option<&String>)
     if let Some(unsent) = &e.state.unsent {
         data.extend_from_slice(&b.blobs.get(unsent)?);
     }
-    let n = drain::send_again(raw, raw, &data).at("put data in flight back")?;
-    if n != data.len() {
-        return refuse(format!("only {n} of {} bytes in flight could be put back", data.len()));
-    }
+    drain::put_back(raw, raw, &data)?;
     if e.state.sent_fin {
         sock::shutdown(raw, libc::SHUT_WR).at("shut writing down")?;
     }

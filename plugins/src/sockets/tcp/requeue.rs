@@ -9,9 +9,10 @@
 
 use super::drain::{self, Direction};
 use super::info::{End, Info};
-use crate::fault::{not_now, refuse, At, Fault};
+use super::said::apart;
+use crate::fault::{not_now, At, Fault};
+use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
-use crate::sys::{apart, fd};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
@@ -30,116 +31,80 @@ pub(super) struct Client {
     pub(super) peer: Addr,
     /// It has shut writing down.
     pub(super) closing: bool,
+    /// It has shut reading down.
+    pub(super) deaf: bool,
 }
 
-/// Takes the connections of `clients` out of the queue of `listener` and puts them back; returns what each had sent.
-pub(super) fn requeue(listener: RawFd, clients: &[Client]) -> Result<Vec<Vec<u8>>, Fault> {
-    let said = apart::fork(|| Said::of(here(listener, clients)).encode()).at("put connections back into their queue")?;
-    match Said::decode(&said) {
-        Some(Said::Data(data)) if data.len() == clients.len() => Ok(data),
-        Some(Said::Refused(reason)) => refuse(reason),
-        Some(Said::Passing(reason)) => not_now(reason),
-        _ => refuse("put connections back into their queue: not understood"),
-    }
+/// Takes the connections of `clients` out of the queues of `listeners`, which share an address, and puts them back;
+/// returns what each had sent.
+pub(super) fn requeue(listeners: &[RawFd], clients: &[Client]) -> Result<Vec<Vec<u8>>, Fault> {
+    apart("put connections back into their queue", |_| here(listeners, clients))
 }
 
-/// What the process says that has done so.
-#[derive(Debug, PartialEq, Eq)]
-enum Said {
-    Data(Vec<Vec<u8>>),
-    Refused(String),
-    Passing(String),
-}
-
-impl Said {
-    fn of(done: Result<Vec<Vec<u8>>, Fault>) -> Self {
-        match done {
-            Ok(data) => Self::Data(data),
-            Err(Fault::Passing(reason)) => Self::Passing(reason),
-            Err(fault) => Self::Refused(fault.to_string()),
-        }
-    }
-
-    /// A letter, then byte strings, each after its length.
-    fn encode(&self) -> Vec<u8> {
-        let strings = |kind: u8, all: &[&[u8]]| {
-            let mut out = vec![kind];
-            for one in all {
-                out.extend_from_slice(&(one.len() as u64).to_le_bytes());
-                out.extend_from_slice(one);
-            }
-            out
-        };
-        match self {
-            Self::Data(all) => strings(b'd', &all.iter().map(Vec::as_slice).collect::<Vec<_>>()),
-            Self::Refused(reason) => strings(b'r', &[reason.as_bytes()]),
-            Self::Passing(reason) => strings(b'p', &[reason.as_bytes()]),
-        }
-    }
-
-    fn decode(said: &[u8]) -> Option<Self> {
-        let (kind, mut rest) = said.split_first()?;
-        let mut all = Vec::new();
-        while let Some((length, behind)) = rest.split_first_chunk() {
-            let (one, next) = behind.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
-            all.push(one.to_vec());
-            rest = next;
-        }
-        let reason = || Some(String::from_utf8_lossy(all.first()?).into_owned());
-        match kind {
-            b'd' => Some(Self::Data(all)),
-            b'r' => reason().map(Self::Refused),
-            b'p' => reason().map(Self::Passing),
-            _ => None,
-        }
-    }
-}
-
-fn here(listener: RawFd, clients: &[Client]) -> Result<Vec<Vec<u8>>, Fault> {
-    let waiting = Info::of(listener).at("read its state (TCP_INFO)")?.waiting;
-    if waiting as usize != clients.len() {
+fn here(listeners: &[RawFd], clients: &[Client]) -> Result<Vec<Vec<u8>>, Fault> {
+    let waiting = |l: &RawFd| Ok(Info::of(*l).at("read its state (TCP_INFO)")?.waiting as usize);
+    let waiting: usize = listeners.iter().map(waiting).sum::<Result<_, Fault>>()?;
+    if waiting != clients.len() {
         return not_now(format!(
             "{waiting} connections wait to be accepted, of which {} are the job's own; the data of the others cannot be kept",
             clients.len()
         ));
     }
-    let mut accepted: Vec<(usize, OwnedFd)> = Vec::new();
-    while accepted.len() < clients.len() && fd::poll(listener, libc::POLLIN).at("poll")? & libc::POLLIN != 0 {
-        let end = sock::accept(listener).at("accept")?;
-        let from = sock::peer(end.as_raw_fd()).at("read an address")?.unwrap_or_default();
-        let same = |c: &Client| (c.local.ip(), c.local.port()) == (from.ip(), from.port());
-        if let Some(at) = clients.iter().position(same) {
-            accepted.push((at, end));
+    let (mut accepted, mut failed) = (Vec::new(), None);
+    for listener in listeners {
+        let next = || accept(*listener).transpose();
+        for came in std::iter::from_fn(next).take(clients.len()) {
+            match came {
+                Ok((end, from)) => {
+                    let same = |c: &Client| (c.local.ip(), c.local.port()) == (from.ip(), from.port());
+                    accepted.extend(clients.iter().position(same).map(|at| (at, end)));
+                }
+                Err(e) => {
+                    failed = Some(e);
+                    break;
+                }
+            }
         }
     }
     let mut data = vec![Vec::new(); clients.len()];
-    let mut failed = None;
-    for (at, end) in &accepted {
-        let c = &clients[*at];
-        let sent = drain::in_flight(Direction {
-            sender: End {
-                raw: c.raw,
-                closing: c.closing,
-            },
-            receiver: End {
-                raw: end.as_raw_fd(),
-                closing: false,
-            },
-        });
-        match sent {
-            Ok(sent) => data[*at] = sent,
+    // Whatever happens, every connection goes back, unless its data is lost.
+    for (at, end) in accepted {
+        let c = &clients[at];
+        match take_and_put_back(c, end) {
+            Ok(sent) => data[at] = sent,
             Err(e) => failed = Some(e),
         }
     }
-    // Whatever happened, every connection goes back.
-    for (at, end) in accepted {
-        let c = &clients[at];
-        if let Err(e) = again(c, &data[at]) {
-            failed = Some(e);
-        }
-        drop(end);
-    }
     failed.map_or(Ok(data), Err)
+}
+
+/// The next connection of the queue, and where it comes from.
+fn accept(listener: RawFd) -> Result<Option<(OwnedFd, Addr)>, Fault> {
+    if fd::poll(listener, libc::POLLIN).at("poll")? & libc::POLLIN == 0 {
+        return Ok(None);
+    }
+    let end = sock::accept(listener).at("accept")?;
+    // One that has been reset has no peer any more, and is nobody's.
+    let from = sock::peer(end.as_raw_fd()).at("read an address")?;
+    Ok(Some((end, from.unwrap_or_default())))
+}
+
+/// Reads what `c` has sent to `end`, connects it again, and sends that again.
+fn take_and_put_back(c: &Client, end: OwnedFd) -> Result<Vec<u8>, Fault> {
+    // The mark of urgent data is lost, but not the byte: nobody but this process has the descriptor.
+    sock::set(end.as_raw_fd(), libc::SOL_SOCKET, libc::SO_OOBINLINE, &1i32).at("set SO_OOBINLINE")?;
+    let sent = drain::take_all(Direction {
+        sender: End {
+            raw: c.raw,
+            closing: c.closing,
+        },
+        receiver: End {
+            raw: end.as_raw_fd(),
+            closing: false,
+        },
+    })?;
+    again(c, &sent).or_else(|e| drain::give_up(c.raw, &e.to_string()))?;
+    Ok(sent)
 }
 
 /// Connects the same socket again from the same port and sends `data`.
@@ -157,12 +122,11 @@ fn again(c: &Client, data: &[u8]) -> Result<(), Fault> {
         }
     }
     connected.at(format!("connect to {} again", c.peer))?;
-    let n = drain::send_again(c.raw, c.raw, data).at("send its data again")?;
-    if n != data.len() {
-        return refuse(format!("only {n} of {} bytes could be sent again", data.len()));
-    }
-    if c.closing {
-        sock::shutdown(c.raw, libc::SHUT_WR).at("shut writing down")?;
+    drain::put_back(c.raw, c.raw, data)?;
+    for (is_shut, how) in [(c.closing, libc::SHUT_WR), (c.deaf, libc::SHUT_RD)] {
+        if is_shut {
+            sock::shutdown(c.raw, how).at("shut it down as before")?;
+        }
     }
     Ok(())
 }
@@ -192,18 +156,41 @@ fn connect(c: &Client) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read as _, Write as _};
+    use std::net::{Shutdown, TcpListener, TcpStream};
 
+    /// As much as fits is on its way, and its sender will send no more.
     #[test]
-    fn what_is_said_is_understood() {
-        for said in [
-            Said::Data(vec![b"some".to_vec(), Vec::new(), b"more".to_vec()]),
-            Said::Data(Vec::new()),
-            Said::Refused("no".into()),
-            Said::Passing("not now".into()),
-        ] {
-            assert_eq!(Said::decode(&said.encode()), Some(said));
+    fn what_a_closed_end_has_sent_comes_whole_however_often_it_is_put_back() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (few, raw) = (4096i32, listener.as_raw_fd());
+        sock::set(raw, libc::SOL_SOCKET, libc::SO_RCVBUF, &few).unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        client.set_nonblocking(true).unwrap();
+        let mut sent = Vec::new();
+        loop {
+            let piece: Vec<u8> = (sent.len()..sent.len() + 10_007).map(|n| (n * 7919 >> 3) as u8).collect();
+            match client.write(&piece) {
+                Ok(n) => sent.extend_from_slice(&piece[..n]),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) => panic!("{e}"),
+            }
         }
-        assert_eq!(Said::decode(b""), None);
-        assert_eq!(Said::decode(b"d\x09\0\0\0\0\0\0\0short"), None);
+        client.shutdown(Shutdown::Both).unwrap();
+        let seen = |client: &TcpStream| Client {
+            raw: client.as_raw_fd(),
+            local: sock::local(client.as_raw_fd()).unwrap(),
+            peer: sock::peer(client.as_raw_fd()).unwrap().unwrap(),
+            closing: true,
+            deaf: true,
+        };
+        for _ in 0..3 {
+            let data = requeue(&[raw], &[seen(&client)]).unwrap();
+            assert!(data == [sent.clone()], "{} of {} bytes", data[0].len(), sent.len());
+            assert_eq!(client.read(&mut [0]).unwrap(), 0, "it reads again");
+        }
+        let mut got = Vec::new();
+        listener.accept().unwrap().0.read_to_end(&mut got).unwrap();
+        assert!(got == sent, "{} of {} bytes", got.len(), sent.len());
     }
 }

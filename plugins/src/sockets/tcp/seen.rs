@@ -20,6 +20,8 @@ pub(super) struct Seen {
     pub(super) local: Addr,
     pub(super) peer: Option<Addr>,
     pub(super) data_segments_sent: u32,
+    /// Of a listening socket: connections that wait to be accepted.
+    pub(super) waiting: u32,
 }
 
 impl Seen {
