@@ -235,16 +235,18 @@ fn pending(s: &Session<'_>, id: DescId, interest: &mut [Interest]) -> Result<(),
     let looked = in_own_table(|| -> io::Result<()> {
         let sources = Sources::new(taken.raw(), interest, found, doors)?;
         let epoll = sources.epoll.as_raw_fd();
+        sources.may_be_put(interest)?;
         let reported = wait(epoll, interest.len())?;
-        let came = sources.came(&reported, interest, found)?;
+        let came = sources.came(&reported, interest, found);
+        let mut failed = Ok(());
         for (i, came) in interest.iter_mut().zip(came) {
             i.pending = came && is_edge(i.events);
             if came && (is_edge(i.events) || i.events & libc::EPOLLONESHOT as u32 != 0) && !is_used(i.events) {
-                sources.put(&found[i.desc], i)?;
-                arm(epoll, i)?;
+                // The others are given back what has been taken from them, whatever is wrong with this one.
+                failed = failed.and(sources.put(&found[i.desc], i).and_then(|()| arm(epoll, i)));
             }
         }
-        Ok(())
+        failed
     });
     looked.at("look which entries report")
 }
@@ -277,6 +279,16 @@ impl Sources {
         Ok(this)
     }
 
+    /// Before anything is taken: whether this process may have descriptors at the numbers of `interest`, and one more.
+    fn may_be_put(&self, interest: &[Interest]) -> io::Result<()> {
+        let numbers: BTreeSet<RawFd> = interest.iter().map(|i| i.number).collect();
+        drop(beside(self.epoll.as_raw_fd(), &numbers)?);
+        if let Some(highest) = numbers.last() {
+            fd::dup_to(self.epoll.as_raw_fd(), *highest, true)?;
+        }
+        Ok(())
+    }
+
     /// Puts the description of entry `i` at its number.
     fn put(&self, found: &Found, i: &Interest) -> io::Result<()> {
         if let Some(kept) = self.kept.get(&i.desc) {
@@ -297,7 +309,7 @@ impl Sources {
     /// For each entry, whether it is one that has `reported`. That tells nothing but the data of entries. Among those
     /// that have the same it is those that have something to report: where fewer edges than that have come, all of
     /// them are taken for it, since one that comes twice does less harm than one that is lost.
-    fn came(&self, reported: &[u64], interest: &[Interest], found: &[Found]) -> io::Result<Vec<bool>> {
+    fn came(&self, reported: &[u64], interest: &[Interest], found: &[Found]) -> Vec<bool> {
         let mut members: HashMap<u64, Vec<usize>> = HashMap::new();
         for (at, i) in interest.iter().enumerate() {
             members.entry(i.data).or_default().push(at);
@@ -312,7 +324,8 @@ impl Sources {
             let mut others = 0;
             for at in members.iter().filter(|_| told > 0) {
                 let i = &interest[*at];
-                came[*at] = !is_used(i.events) && self.has_events(&found[i.desc], i)?;
+                // One that cannot be looked at is armed, which fails with its reason.
+                came[*at] = !is_used(i.events) && self.has_events(&found[i.desc], i).unwrap_or(true);
                 others += usize::from(came[*at] && !is_edge(i.events));
             }
             if told <= others {
@@ -320,7 +333,7 @@ impl Sources {
                 edges.for_each(|at| came[*at] = false);
             }
         }
-        Ok(came)
+        came
     }
 
     /// Whether what entry `i` waits for is there.
