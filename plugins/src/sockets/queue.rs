@@ -92,9 +92,25 @@ fn datagrams(raw: RawFd) -> Result<Vec<Peeked>, Fault> {
                     None => out.push(message(r, &buf)),
                 }
             }
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(out),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
             Err(e) => return Err(e).at("read its queue"),
         }
+    }
+    if out.first().is_none_or(|m| !m.data.is_empty()) {
+        out.splice(0..0, empty_head(raw)?);
+    }
+    Ok(out)
+}
+
+/// The first datagram, where it is empty: the kernel shows each empty one to one walk through the queue only
+/// (`__skb_try_recv_from_queue`), but the first of all to whoever asks without an offset.
+fn empty_head(raw: RawFd) -> Result<Option<Peeked>, Fault> {
+    sock::set(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &-1i32).at("set SO_PEEK_OFF")?;
+    match sock::receive(raw, &mut [0], libc::MSG_PEEK) {
+        Ok(r) if r.len == 0 => Ok(Some(message(r, &[]))),
+        Ok(_) => Ok(None),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(e) => Err(e).at("read its queue"),
     }
 }
 
@@ -147,5 +163,32 @@ fn message(r: Received, buf: &[u8]) -> Peeked {
         data: buf[..r.len].to_vec(),
         fds: r.fds,
         from: r.from,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::UdpSocket;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn an_empty_datagram_is_seen_each_time() {
+        let to = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let from = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let send = |data: &[u8]| assert_eq!(from.send_to(data, to.local_addr().unwrap()).unwrap(), data.len());
+        let lengths = || -> Vec<usize> {
+            let all = peek(to.as_raw_fd(), libc::SOCK_DGRAM).unwrap();
+            all.iter().map(|m| m.data.len()).collect()
+        };
+        assert!(lengths().is_empty());
+        send(b"");
+        for _ in 0..3 {
+            assert_eq!(lengths(), [0]);
+        }
+        send(b"abc");
+        assert_eq!(lengths(), [0, 3]);
+        assert_eq!(to.recv(&mut [0; 8]).unwrap(), 0);
+        assert_eq!(lengths(), [3]);
     }
 }
