@@ -169,7 +169,7 @@ mod tests {
         client.set_nonblocking(true).unwrap();
         let mut sent = Vec::new();
         loop {
-            let piece: Vec<u8> = (sent.len()..sent.len() + 10_007).map(|n| (n * 7919 >> 3) as u8).collect();
+            let piece: Vec<u8> = (sent.len()..sent.len() + 10_007).map(|n| ((n * 7919) >> 3) as u8).collect();
             match client.write(&piece) {
                 Ok(n) => sent.extend_from_slice(&piece[..n]),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
