@@ -48,14 +48,16 @@ pub(crate) fn run(command: Command) -> Result<u8, Failure> {
 
 /// Writes to standard output, without what would command the terminal. A reader that has gone away is no failure.
 fn print(text: &str) -> Result<u8, Failure> {
-    print_raw(&plain(text))
+    print_raw(&plain(text)).map(|_| 0)
 }
 
-fn print_raw(text: &str) -> Result<u8, Failure> {
+/// The same with what commands the terminal; whether the reader is there.
+fn print_raw(text: &str) -> Result<bool, Failure> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::io("write to standard output", &e)),
-        _ => Ok(0),
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(Failure::io("write to standard output", &e)),
+        Ok(()) => Ok(true),
     }
 }
 
@@ -154,8 +156,8 @@ fn show_status(args: &cli::Status) -> Result<u8, Failure> {
         if args.watch && terminal && !args.json {
             print_raw("\x1b[H\x1b[2J")?;
         }
-        print(&text)?;
-        if !args.watch || !s.running {
+        let is_read = print_raw(&plain(&text))?;
+        if !args.watch || !s.running || !is_read {
             return Ok(0);
         }
         std::thread::sleep(Duration::from_secs(1));

@@ -1,8 +1,10 @@
 //! Job directories: who may use them, what is in them, what becomes of it.
 
 use crate::common::{am_root, assert_failed, kill, pid, require_helpers, wait_until, Scratch, BELAY};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 fn chmod(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -395,4 +397,20 @@ fn a_restart_that_fails_leaves_what_is_recorded_of_the_job() {
     let o = s.belay(&["run", "--", "sh", "-c", script]);
     let said = String::from_utf8_lossy(&o.stderr);
     assert!(o.status.success() && said.contains("is not run again"), "{said}");
+}
+
+#[test]
+fn a_watch_ends_when_its_reader_is_gone() {
+    let s = Scratch::new("watch");
+    let mut job = s.launch(&[], "echo ready; while [ ! -e go ]; do sleep 0.05; done");
+    s.wait_for("ready");
+    let script = format!("trap '' PIPE; exec {BELAY} status --watch --json");
+    let mut watch = s.command("sh", &["-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(watch.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("\"running\":true"), "{line}");
+    wait_until("the watch ends", || watch.try_wait().unwrap().is_some());
+    assert!(watch.wait().unwrap().success());
+    s.go();
+    assert!(job.wait().unwrap().success());
 }
