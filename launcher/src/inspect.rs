@@ -44,7 +44,8 @@ fn look_as_owner(image: &Path) -> Result<(), Failure> {
             let why = format!("{} is root\'s, but {others}", image.display());
             Err(Failure::new(Exit::NotOurs, why))
         }
-        _ => Ok(()),
+        Err(Untrusted::Io(e)) => Err(fail(e)),
+        Ok(_) => Ok(()),
     }
 }
 

@@ -414,3 +414,16 @@ fn a_watch_ends_when_its_reader_is_gone() {
     s.go();
     assert!(job.wait().unwrap().success());
 }
+
+#[test]
+fn root_looks_at_nothing_whose_way_cannot_be_checked() {
+    if !am_root() {
+        return;
+    }
+    let s = Scratch::new("way");
+    assert!(s.belay(&["launch", "true"]).status.success());
+    // Enough to read what is there, and not to go the way to it.
+    let script = format!("ulimit -n 5; exec {BELAY} inspect belay-job");
+    let o = s.command("sh", &["-c", &script]).output().unwrap();
+    assert_failed(&o, 74, "too many open files");
+}
