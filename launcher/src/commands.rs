@@ -281,7 +281,8 @@ fn hosts_text(hosts: &[HostShare]) -> String {
     by_host.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-fn state_text(g: &GenerationStatus) -> String {
+/// Whether a generation can be used, and why not.
+pub(crate) fn state_text(g: &GenerationStatus) -> String {
     let locked = g.tiers.iter().find_map(|t| t.locked.as_ref());
     match (&g.damage, locked) {
         (Some(damage), _) => format!("damaged: {damage}"),

@@ -2,6 +2,7 @@
 
 use super::charts::{columns, life, Column, Mark};
 use super::log::{Happened, Taken, Told};
+use crate::commands::state_text;
 use crate::format;
 use belay_coordinator::plain;
 use belay_wire::{GenerationStatus, JobState, Level, Status};
@@ -280,7 +281,7 @@ fn row(g: &GenerationStatus) -> Markup {
             td.n { (g.generation) } td { (format::time(g.time_unix_s)) } td.n { (g.ranks) } td.n { (g.threads) }
             td.n { (format::bytes(g.bytes)) } td.n { (format::bytes(g.new_bytes)) } td.n { (format::millis(g.blocked_ms)) }
             td { (level(g.level)) }
-            td { @match &g.damage { Some(why) => { "damaged: " (plain(why)) } None => { "whole" } } }
+            td { (plain(&state_text(g))) }
             td { (plain(&tiers)) }
         }
     }
@@ -297,5 +298,31 @@ fn failures(told: &Told) -> Markup {
             h2 { "What has failed" }
             table { @for (at, why) in all.iter().rev().take(MOST_FAILURES) { tr { td { (format::time(*at as u64)) } td { (plain(why)) } } } }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use belay_wire::OnTier;
+
+    #[test]
+    fn what_cannot_be_read_for_want_of_a_key_is_not_called_whole() {
+        let tier = OnTier {
+            tier: "scratch".into(),
+            kind: "pfs".into(),
+            bytes: 0,
+            whole: false,
+            host: None,
+            keys: Vec::new(),
+            locked: Some("key <1> is not at hand".into()),
+        };
+        let g = GenerationStatus {
+            generation: 7,
+            tiers: vec![tier],
+            ..GenerationStatus::default()
+        };
+        let text = row(&g).into_string();
+        assert!(text.contains("<td>locked: key &lt;1&gt; is not at hand</td>"), "{text}");
     }
 }
