@@ -14,24 +14,38 @@ use std::io::{ErrorKind, IsTerminal, Write};
 
 /// Writes the page.
 pub(crate) fn report(args: &cli::Report) -> Result<u8, Failure> {
-    // Before root takes the owner's identity, with which it may not write here.
-    let mut out: Box<dyn Write> = match &args.output {
+    // Before root takes the owner's identity, with which it may not write here. What is there stays until there is a page.
+    let file = match &args.output {
         Some(path) => {
-            let file = File::create(path);
-            Box::new(file.map_err(|e| Failure::io(format!("create {}", path.display()), &e))?)
+            let file = File::options().write(true).create(true).truncate(false).open(path);
+            Some(file.map_err(|e| Failure::io(format!("create {}", path.display()), &e))?)
         }
         None if std::io::stdout().is_terminal() => {
             let why = "the page is nothing for a terminal: name a file with --output, or lead standard output to one";
             return Err(Failure::new(Exit::Usage, why));
         }
-        None => Box::new(std::io::stdout()),
+        None => None,
     };
     let dir = &args.target.dir;
     let status = status(dir)?;
     let told = log::read(&JobDir::open(dir, Access::OwnOrRoot)?.log())?;
     let page = page::page(&status, &told).into_string();
-    match out.write_all(page.as_bytes()).and_then(|()| out.flush()) {
+    let written = match file {
+        Some(file) => replace(file, &page),
+        None => std::io::stdout()
+            .write_all(page.as_bytes())
+            .and_then(|()| std::io::stdout().flush()),
+    };
+    match written {
         Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(Failure::io("write the page", &e)),
         _ => Ok(0),
     }
+}
+
+/// Writes `page` in place of what `file` holds. It may be a pipe or a terminal, which hold nothing.
+fn replace(mut file: File, page: &str) -> std::io::Result<()> {
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    file.write_all(page.as_bytes())
 }

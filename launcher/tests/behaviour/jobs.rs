@@ -427,3 +427,18 @@ fn root_looks_at_nothing_whose_way_cannot_be_checked() {
     let o = s.command("sh", &["-c", &script]).output().unwrap();
     assert_failed(&o, 74, "too many open files");
 }
+
+#[test]
+fn a_page_is_replaced_only_when_there_is_another() {
+    let s = Scratch::new("page");
+    assert!(s.belay(&["launch", "true"]).status.success());
+    let (page, old) = (s.0.join("page.html"), "old ".repeat(1 << 20));
+    std::fs::write(&page, &old).unwrap();
+    assert_failed(&s.belay(&["report", "no-such-dir", "-o", "page.html"]), 78, "no-such-dir");
+    assert!(std::fs::read_to_string(&page).unwrap() == old, "the old page is gone");
+    assert!(s.belay(&["report", "-o", "page.html"]).status.success());
+    let new = std::fs::read_to_string(&page).unwrap();
+    assert!(new.starts_with("<!DOCTYPE html>") && new.ends_with("</html>"), "{new}");
+    let o = s.belay(&["report", "-o", "/dev/stdout"]);
+    assert!(o.status.success() && o.stdout.ends_with(b"</html>"), "{o:?}");
+}
