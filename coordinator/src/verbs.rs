@@ -65,7 +65,7 @@ impl Verbs {
 /// The library beside this program, or in ../lib/belay, as it is installed. It runs in every program of the job, so it
 /// must be as trustworthy as belay is.
 fn find() -> Result<PathBuf, Failure> {
-    let exe = std::env::current_exe().map_err(|e| Failure::system("find belay's own program", &e))?;
+    let exe = belay_kernel::proc::own_program().map_err(|e| Failure::system("find belay's own program", &e))?;
     let dir = exe.parent().unwrap_or(Path::new("/"));
     let places = [dir.join(LIBRARY), dir.join("../lib/belay").join(LIBRARY)];
     let found = places.iter().find_map(|p| p.canonicalize().ok().filter(|p| p.is_file()));

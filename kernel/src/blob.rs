@@ -27,7 +27,7 @@ pub struct Blob {
 
 /// Finds program `name`: beside the running executable, else in `../libexec/belay` from there.
 pub fn find(name: &str) -> io::Result<PathBuf> {
-    let exe = std::env::current_exe()?;
+    let exe = crate::proc::own_program()?;
     let dir = exe.parent().unwrap_or(Path::new("/"));
     let candidates = [dir.join(name), dir.join("../libexec/belay").join(name)];
     let found = candidates.iter().find(|p| p.is_file()).cloned().ok_or_else(|| {

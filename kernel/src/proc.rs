@@ -64,6 +64,18 @@ pub fn link(pid: i32, name: &str) -> PathBuf {
     std::fs::read_link(format!("/proc/{pid}/{name}")).unwrap_or_default()
 }
 
+/// The file of this program, by its name: another may lie there by now, as after an upgrade, and serves as well.
+pub fn own_program() -> io::Result<PathBuf> {
+    let link = std::env::current_exe()?;
+    Ok(if link.exists() { link } else { without_mark(link) })
+}
+
+/// The name of a file without what the kernel adds when that file is not there any more.
+fn without_mark(link: PathBuf) -> PathBuf {
+    let name = link.as_os_str().as_bytes().strip_suffix(b" (deleted)");
+    name.map_or_else(|| link.clone(), |name| OsStr::from_bytes(name).into())
+}
+
 /// `/proc/PID/stat`, the fields that capture needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)] // names of proc(5)
@@ -354,6 +366,18 @@ fn numbers(dir: &str) -> io::Result<Vec<i32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_is_not_there_any_more_has_the_name_it_had() {
+        for (link, name) in [
+            ("/x/belay (deleted)", "/x/belay"),
+            ("/x/belay", "/x/belay"),
+            ("/x/a (deleted) (deleted)", "/x/a (deleted)"),
+        ] {
+            assert_eq!(without_mark(link.into()), PathBuf::from(name));
+        }
+        assert_eq!(own_program().unwrap(), std::env::current_exe().unwrap());
+    }
 
     #[test]
     fn files_of_any_length_are_read_whole() {

@@ -409,7 +409,7 @@ fn without_lost(dir: &JobDir, given: &[String], count: (u32, u32)) -> Result<Vec
 /// Executes this command line once more in this process, for which the caller waits, as the restart of that number;
 /// returns why it could not.
 fn begin_again(number: u32) -> Failure {
-    let me = match std::env::current_exe() {
+    let me = match belay_kernel::proc::own_program() {
         Ok(me) => me,
         Err(e) => return Failure::system("find belay", &e),
     };

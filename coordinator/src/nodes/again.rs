@@ -24,7 +24,7 @@ pub const LOCK_LIMIT: Duration = Duration::from_secs(150);
 /// The command line, for the shell of another host, that makes it a part of the job in `dir`; one that several tasks of
 /// an `srun` execute has a tag for each.
 pub(crate) fn agent_command(dir: &Path, nodes: &Nodes, tags: &[u64], words: &RemoteShell, then: &str) -> Result<String, Failure> {
-    let me = std::env::current_exe().map_err(|e| Failure::system("find belay", &e))?;
+    let me = belay_kernel::proc::own_program().map_err(|e| Failure::system("find belay", &e))?;
     let (key, parts) = (nodes.key().display().to_string(), dir.join(PARTS).display().to_string());
     let (me, parts, key) = (quote(&me.display().to_string()), quote(&parts), quote(&key));
     let (before, tag) = match tags {

@@ -88,7 +88,7 @@ pub(crate) fn pipes() -> Result<(io::PipeReader, io::PipeWriter), Failure> {
 
 /// The command line of this program for another host's shell.
 fn command(words: &[&str]) -> Result<String, Failure> {
-    let me = std::env::current_exe().map_err(|e| Failure::system("find belay", &e))?;
+    let me = belay_kernel::proc::own_program().map_err(|e| Failure::system("find belay", &e))?;
     let quoted: Vec<String> = words.iter().map(|w| quote(w)).collect();
     Ok(format!("exec {} {}", quote(&me.display().to_string()), quoted.join(" ")))
 }

@@ -27,7 +27,7 @@ pub(crate) fn install(dir: &JobDir) -> Result<(), Failure> {
     let standins = dir.path().join(STANDINS);
     let fail = |e| Failure::io(format!("make {}", standins.display()), &e);
     std::fs::create_dir(&standins).map_err(fail)?;
-    let me = std::env::current_exe().map_err(fail)?;
+    let me = belay_kernel::proc::own_program().map_err(fail)?;
     for name in NAMES.iter().filter(|n| find(n, &standins).is_some()) {
         symlink(&me, standins.join(name)).map_err(fail)?;
     }

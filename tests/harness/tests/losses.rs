@@ -8,7 +8,7 @@ use belay_tests::across::{files, Job, LIMIT};
 use belay_tests::agents::{agent, number_inside};
 use belay_tests::beat;
 use belay_tests::build::Kind;
-use belay_tests::expect::want;
+use belay_tests::expect::{io, want};
 use belay_tests::job::{output, text};
 use belay_tests::place::{Place, User};
 use belay_tests::rng::Rng;
@@ -261,6 +261,27 @@ fn agents(place: &Place, user: User, first: usize, rng: &mut Rng) -> Result<(), 
             ))
         })?;
     }
+    job.verdict()
+}
+
+/// Another belay is put in the place of the one that runs, as an upgrade does: `belay run` restarts the job with it when
+/// an agent is killed.
+fn replaced(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::of(place, "losses-replaced", Kind::C, 2, 2)?;
+    run_alone(&mut job, place)?;
+    want(job.take()?, || "the job has ended".into())?;
+    for file in [
+        &job.belay,
+        &format!("{}-inject", job.belay),
+        &format!("{}-restorer", job.belay),
+    ] {
+        let new = format!("{file}.new");
+        io("copy belay", std::fs::copy(file, &new))?;
+        io("replace belay", std::fs::rename(&new, file))?;
+    }
+    belay_tests::procs::signal(agent(&job, 0)?, libc::SIGKILL);
+    job.says(" (1 of 2 restarts)")?;
+    both_go_on(&mut job)?;
     job.verdict()
 }
 
@@ -561,6 +582,7 @@ fn main() {
     // Each waits twice for hosts that may only be cut off.
     target.once("agents::of_root_first::root", |p, r| agents(p, User::Root, 0, r));
     target.once("agents::of_part_first::user", |p, r| agents(p, User::Ordinary, 1, r));
+    target.once("replaced", replaced);
     target.by_user("ended_by_user", |_| true, ended_by_user);
     for moment in ["ending", "waiting", "restarting"] {
         target.once(&format!("ended_in_restart::{moment}"), move |p, r| {

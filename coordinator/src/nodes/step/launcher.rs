@@ -119,7 +119,7 @@ impl Launcher {
         if !matches!(spec.input, Input::One(_)) {
             c.stdin(Stdio::null());
         }
-        let me = std::env::current_exe().map_err(|e| Failure::system("find belay", &e))?;
+        let me = belay_kernel::proc::own_program().map_err(|e| Failure::system("find belay", &e))?;
         let spec = serde_json::to_string(spec).map_err(|e| refused(e.to_string()))?;
         for (what, word) in [
             ("the program's arguments and the nodes", spec.as_str()),
