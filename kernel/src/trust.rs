@@ -3,7 +3,7 @@
 //!
 //! Each directory on the way belongs to this user or to root, and nobody else may write it, unless its sticky bit keeps
 //! others from renaming what is not theirs (`/tmp`). Links are followed where they are this user's or root's. A group
-//! that is this user's alone (the same name, no other members), and root's, may write.
+//! that is this user's alone (the same name, no other members, nobody else's first group), and root's, may write.
 
 use crate::dir::{open_at, read_link_at, Dir};
 use std::ffi::{CStr, CString, OsString};
@@ -13,6 +13,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Most links on the way, as the kernel has it.
 const MAX_LINKS: u32 = 40;
@@ -20,6 +21,8 @@ const MAX_LINKS: u32 = 40;
 const OVERFLOW: u32 = 65534;
 /// Longest entry of a user or group that is read.
 const MAX_ENTRY: usize = 1 << 20;
+/// Users with smaller numbers come with the system, which gives some of them root's group; nobody logs in as one.
+const FIRST_PERSON: u32 = 1000;
 
 /// Why a path is not trusted.
 #[derive(Debug)]
@@ -249,6 +252,10 @@ impl Walk {
             && members
                 .iter()
                 .all(|member| Some(member) == me.as_ref() || member.as_bytes() == b"root")
+            && !users().iter().any(|(user, first)| {
+                let is_of_system = *first == 0 && *user < FIRST_PERSON;
+                *first == m.gid() && ![0, self.me].contains(user) && !is_of_system
+            })
     }
 }
 
@@ -335,6 +342,24 @@ fn group_name(id: u32) -> Option<String> {
 
 fn user_name(id: u32) -> Option<CString> {
     user(id).map(|(name, _)| name)
+}
+
+/// Number and first group of every user that can be listed; asked for once.
+fn users() -> &'static [(u32, u32)] {
+    static USERS: OnceLock<Vec<(u32, u32)>> = OnceLock::new();
+    USERS.get_or_init(|| {
+        let mut all = Vec::new();
+        // SAFETY: nobody else in this program goes through the users, and here one thread does; each entry is read
+        // before the next one takes its place.
+        unsafe {
+            libc::setpwent();
+            while let Some(user) = libc::getpwent().as_ref() {
+                all.push((user.pw_uid, user.pw_gid));
+            }
+            libc::endpwent();
+        }
+        all
+    })
 }
 
 /// Name and first group of user `id`.
