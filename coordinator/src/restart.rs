@@ -71,6 +71,8 @@ struct Attempts<'a> {
     options: &'a Options,
     hosts: &'a [String],
     fallback: Fallback,
+    /// Something of the generation had to be rebuilt: it survives no further loss.
+    rebuilt: bool,
     /// Who serves the job; none here once it does.
     agent: Option<Agent>,
 }
@@ -94,6 +96,7 @@ impl<'a> Attempts<'a> {
             options,
             hosts,
             fallback: Fallback::of(&setup),
+            rebuilt: false,
             agent: Some(Agent::new(setup)?),
         };
         attempts.record(&attempts.description);
@@ -143,13 +146,13 @@ impl<'a> Attempts<'a> {
     }
 
     /// What lies on other hosts is made again or asked for there.
-    fn prepare(&self, number: u64, tell: &mut dyn FnMut(Notice, &str)) -> Result<(), Failure> {
-        if self.redundant {
-            again::prepare(&self.dir, number, self.hosts, &mut |line| tell(Notice::Progress, line))
-        } else {
+    fn prepare(&mut self, number: u64, tell: &mut dyn FnMut(Notice, &str)) -> Result<(), Failure> {
+        if !self.redundant {
             // Where chunks lie on their hosts, those have been asked by now.
-            self.gathered.check(&self.dir, number)
+            return self.gathered.check(&self.dir, number);
         }
+        self.rebuilt = again::prepare(&self.dir, number, self.hosts, &mut |line| tell(Notice::Progress, line))?;
+        Ok(())
     }
 
     /// Whether the failed attempt leaves others to be tried.
@@ -183,7 +186,7 @@ impl<'a> Attempts<'a> {
     /// Has the processes made again; the agent goes to serve them.
     fn hand_over(&mut self, g: &Generation, ended: Option<i32>, reunion: Option<&Reunion>) -> Result<End, Failure> {
         let shells = self.agent.as_ref().map(Agent::shells).unwrap_or_default();
-        let (agent, fallback) = (RefCell::new(&mut self.agent), &self.fallback);
+        let (agent, fallback, rebuilt) = (RefCell::new(&mut self.agent), &self.fallback, self.rebuilt);
         let options = Options {
             ended: ended.is_some(),
             ..self.options.clone()
@@ -200,6 +203,9 @@ impl<'a> Attempts<'a> {
             agent.map_or(0, |mut a| {
                 a.begins();
                 a.goes_on_from(g);
+                if rebuilt {
+                    a.becomes_redundant_again(g.number);
+                }
                 // Pages that are only mapped have not been compared with their checksums: damage must not spread to the
                 // generations that follow.
                 if !options.lazy {

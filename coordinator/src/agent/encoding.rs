@@ -142,6 +142,14 @@ impl Agent {
         Ok(())
     }
 
+    /// The job goes on from generation `number`, of which something had to be rebuilt: what was lost with it of others
+    /// is made again at once, whenever the next checkpoint's turn is.
+    pub(crate) fn becomes_redundant_again(&mut self, number: u64) {
+        if self.encoding.redundant == Some(number) {
+            self.encoding.newest = Some(number);
+        }
+    }
+
     /// Before a checkpoint: what has been found damaged is not built upon, because the program still has what it should be.
     pub(super) fn leave_what_is_rotten(&mut self) {
         if self.encoding.rotten.swap(false, Ordering::Relaxed) {
@@ -210,7 +218,7 @@ impl Agent {
         });
     }
 
-    fn begin_encoding(&mut self) {
+    pub(super) fn begin_encoding(&mut self) {
         if self.encoding.under.is_some() {
             return;
         }
@@ -229,15 +237,22 @@ impl Agent {
         }
     }
 
-    /// Opens a door for all parts of generation `generation`: the parts, and the meeting.
+    /// Opens a door for all parts of generation `generation`: the parts as they are now, which may be elsewhere than when
+    /// it was made, and the meeting.
     pub(super) fn meet(&self, generation: u64) -> Result<(Vec<Row>, Meeting), Failure> {
         let Some(nodes) = &self.nodes else {
             return Err(failed("the job has no other hosts"));
         };
-        let rows = table::read(&self.dir.generations().join(generations::name(generation)))?;
+        let mut rows = table::read(&self.dir.generations().join(generations::name(generation)))?;
         let joined = |tag: &u64| nodes.remotes.get(tag).is_some_and(|r| matches!(r.life, Life::Joined(_)));
         if let Some(row) = rows.iter().find(|r| !joined(&r.tag)) {
             return Err(failed(format!("the part on {} is not there any more", row.host())));
+        }
+        for now in nodes.rows() {
+            if let Some(row) = rows.iter_mut().find(|row| row.tag == now.tag) {
+                let share = row.share.take();
+                *row = Row { share, ..now };
+            }
         }
         let door = Door::open(JobKey::read(nodes.key())?, &nodes.at()?)?;
         let hosts = rows.iter().map(|r| (r.tag, r.host().to_owned())).collect();

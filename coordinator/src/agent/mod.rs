@@ -438,6 +438,7 @@ impl Agent {
         }
         self.arm_interval();
         self.publish();
+        self.begin_encoding();
         self.flush_what_is_left();
         self.clear_tiers();
         self.move_what_is_left();

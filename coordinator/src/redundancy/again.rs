@@ -54,8 +54,8 @@ fn heal(rows: &[Row], host: &str, job: &Path, (tag, number): (u64, u64), sources
 pub(super) type Healed = Result<u64, (Exit, String)>;
 
 /// Makes generation `number` whole on all hosts where it will be restarted: the root's part here, the others on the
-/// hosts `given`, or where they were.
-pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dyn FnMut(&str)) -> Result<(), Failure> {
+/// hosts `given`, or where they were. Whether anything had to be rebuilt.
+pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dyn FnMut(&str)) -> Result<bool, Failure> {
     let job = dir.path();
     let (rows, root) = match Record::read(job, number)? {
         Some(record) => (record.rows, record.root),
@@ -65,7 +65,7 @@ pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dy
         }
     };
     if rows.is_empty() {
-        return Ok(());
+        return Ok(false);
     }
     let begin = Instant::now();
     let old: BTreeSet<&str> = rows.iter().map(Row::host).chain([root.as_str()]).collect();
@@ -85,7 +85,7 @@ pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dy
         let host = host.as_deref().unwrap_or(row.host());
         all.push(heal(&rows, host, job, (row.tag, number), &reached)?);
     }
-    let mut failure = None;
+    let (mut rebuilt, mut failure) = (false, None);
     let heard = helper::hear(all.iter_mut().map(|part| (part, Direct::SILENCE)));
     for (mut part, heard) in all.into_iter().zip(heard) {
         let said = match heard {
@@ -105,7 +105,10 @@ pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dy
         let ended = part.child.wait();
         match serde_json::from_str::<Healed>(&said) {
             Ok(Ok(0)) => {}
-            Ok(Ok(bytes)) => tell(&format!("generation {number}: {bytes} bytes rebuilt on {}", part.host)),
+            Ok(Ok(bytes)) => {
+                rebuilt = true;
+                tell(&format!("generation {number}: {bytes} bytes rebuilt on {}", part.host));
+            }
             // The one of an earlier attempt will have ended at the next.
             Ok(Err((Exit::AlreadyRunning, message))) => drop(failure.get_or_insert(Failure::new(Exit::RestartFailed, message))),
             Ok(Err((exit, message))) => drop(failure.get_or_insert(Failure::new(exit, message))),
@@ -124,5 +127,5 @@ pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dy
         ms = generations::ms(begin.elapsed()),
         "parts looked after"
     );
-    failure.map_or(Ok(()), Err)
+    failure.map_or(Ok(rebuilt), Err)
 }

@@ -11,6 +11,7 @@ use belay_tests::place::Place;
 use belay_tests::rng::Rng;
 use belay_tests::target::Target;
 use belay_tests::Failure;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -83,6 +84,27 @@ fn lost_hosts(place: &Place, scheme: &str, (parts, all): (usize, usize), losses:
         for host in gone {
             job.hosts.show(host)?;
             spares.insert(0, host);
+        }
+    }
+    job.verdict()
+}
+
+/// A host is lost, and after the restart another one, before there is a further checkpoint.
+fn lost_again(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = launched(place, "redundancy-again", (3, 5), "xor")?;
+    checkpoint(&job)?;
+    for (part, spare) in [(1, 4), (2, 5)] {
+        job.crash();
+        let gone = std::mem::replace(&mut job.at[part], spare);
+        lose(&job, gone)?;
+        job.restart_at(&[]).map_err(|e| format!("h{gone} lost: {e}"))?;
+        let record = PathBuf::from(job.dir()).join("redundant/000001.json");
+        let (end, host) = (Instant::now() + LIMIT, format!("\"h{spare}\""));
+        while !std::fs::read_to_string(&record).is_ok_and(|r| r.contains(&host)) {
+            want(Instant::now() < end, || {
+                format!("generation 1 did not become redundant with {host}")
+            })?;
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
     job.verdict()
@@ -212,10 +234,11 @@ fn killed_encoder(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
 fn main() {
     let mut target = Target::over_hosts("redundancy");
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 10] = [
+    let tests: [(&str, Run); 11] = [
         ("partner", |p, r| lost_hosts(p, "partner:3", (3, 4), 1, r)),
         ("xor", |p, r| lost_hosts(p, "xor", (3, 4), 1, r)),
         ("reed_solomon", |p, r| lost_hosts(p, "reed-solomon:4:2", (4, 6), 2, r)),
+        ("lost_again", lost_again),
         ("domains", lost_domains),
         ("damage", damage),
         ("killed_encoder", killed_encoder),
