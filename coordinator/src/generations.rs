@@ -10,6 +10,7 @@ use crate::{state, sys, Failure};
 use belay_abi::histories::TEMPORARY;
 use belay_image::manifest::{FileEntry, Manifest, Taken, MANIFEST_FILE, MAX_NUMBER};
 use belay_image::{sections, ImageError};
+use belay_storage::fetch::UNDER_WAY;
 use belay_storage::session::Session;
 use belay_storage::store::Store;
 use belay_wire::{Exit, GenerationStatus, HostShare, Level, Phase, SnapshotStatus};
@@ -291,15 +292,33 @@ pub fn needed_chunks(dir: &Path) -> Result<Option<BTreeSet<u32>>, Failure> {
             }
         }
     }
+    // What an interrupted fetch has brought, the next one need not bring.
+    for m in under_way(dir)?.iter().filter_map(|d| Manifest::read(d).ok()) {
+        needed.extend(m.chunks.iter().map(|c| c.id));
+    }
     Ok(Some(needed))
+}
+
+/// The directories of generations whose fetch from a durable tier was interrupted.
+fn under_way(dir: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let names = entries(dir)?.into_iter().filter(|n| n.starts_with(UNDER_WAY));
+    Ok(names.map(|n| dir.join(n)).collect())
+}
+
+/// Gives up what interrupted fetches have brought: the job has a newer checkpoint.
+pub fn give_up_fetches(dir: &Path) -> Result<(), Failure> {
+    under_way(dir)?.iter().try_for_each(|d| remove_left(d))
+}
+
+fn remove_left(path: &Path) -> Result<(), Failure> {
+    std::fs::remove_dir_all(path).map_err(|e| Failure::io(format!("remove {}", path.display()), &e))
 }
 
 /// Removes what an interrupted checkpoint or removal left behind; returns how many. Call only while holding the job's lock.
 pub fn clear_leftovers(dir: &Path) -> Result<usize, Failure> {
     let left: Vec<String> = entries(dir)?.into_iter().filter(|n| n.starts_with(TEMPORARY)).collect();
     for n in &left {
-        let path = dir.join(n);
-        std::fs::remove_dir_all(&path).map_err(|e| Failure::io(format!("remove {}", path.display()), &e))?;
+        remove_left(&dir.join(n))?;
     }
     Ok(left.len())
 }

@@ -111,6 +111,7 @@ impl Gone {
             ));
             return Ok(());
         }
+        generations::give_up_fetches(&gen)?;
         if let Some(needed) = generations::needed_chunks(&gen)? {
             let removed = store.collect(&needed)?;
             self.chunks.chunks += removed.chunks;

@@ -55,6 +55,22 @@ pub fn sync_above(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Puts the directory `new` in the place of `old`, if there is one. Where the file system can, there is always one of
+/// them.
+pub fn replace(new: &Path, old: &Path) -> io::Result<()> {
+    let (from, to) = (c_string(new)?, c_string(old)?);
+    let (here, from, to) = (libc::AT_FDCWD, from.as_ptr(), to.as_ptr());
+    // SAFETY: both are zero-terminated strings that live as long as the call.
+    match check(unsafe { libc::renameat2(here, from, here, to, libc::RENAME_EXCHANGE) }.into()) {
+        // What was there has the other name now.
+        Ok(_) => return std::fs::remove_dir_all(new),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => std::fs::remove_dir_all(old)?,
+        Err(e) => return Err(e),
+    }
+    std::fs::rename(new, old)
+}
+
 /// `name`, if it is one part of a path.
 fn part(name: &Path) -> io::Result<&Path> {
     let mut parts = name.components();

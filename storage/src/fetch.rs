@@ -1,12 +1,13 @@
 //! The fetch: brings a generation from durable tiers back into the job directory, and with it heals one that is damaged there.
 //!
 //! ```text
+//! gen/.fetching-000007/manifest.json                                   says which chunks are needed from now on
 //! chunks/.tmp-pages-… ── checked, fsync ── rename ──> chunks/pages-…   only those that are missing or damaged
-//! gen/.tmp-000007/ ── files, then the manifest, fsync ── rename ──> gen/000007/
+//! gen/.fetching-000007/ ── files, fsync ── rename ──> gen/000007/
 //! ```
 //! Each item is taken from the first tier that has it whole, and nothing gets its name before it has been compared with
 //! its checksums. A kill leaves chunks that are whole, which the next fetch uses, and left-overs, which the next agent
-//! removes.
+//! removes; when a restarted job has a checkpoint of its own, also what is under way.
 
 use crate::catalogue::{mark, Catalogue, Listed};
 use crate::chunk::Chunk;
@@ -19,12 +20,16 @@ use crate::{StorageError, PAGE};
 use belay_image::manifest::{ChunkEntry, FileEntry, MANIFEST_FILE, MAX_BYTES};
 use belay_image::sections::create_private;
 use belay_image::{checksum, files, ImageError};
+use belay_kernel::dir;
 use belay_kernel::direct::{self, Buffer};
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
+/// How the directory of a generation is called, before its number, while the generation is being fetched: the chunks that
+/// its manifest names are needed.
+pub const UNDER_WAY: &str = ".fetching-";
 /// Pages compared at a time.
 const STEP: u32 = 256;
 
@@ -55,11 +60,15 @@ pub fn fetch(job: &Path, wanted: &Listed, sources: &Sources<'_>, control: &Contr
         done: Fetched::default(),
     };
     fetch.store.create()?;
+    let gen = job.join("gen");
+    let draft = fetch.draft(&gen, wanted)?;
     for c in &m.chunks {
         fetch.chunk(c)?;
     }
     fetch.store.sync()?;
-    fetch.generation(job, wanted)?;
+    if let Some(draft) = draft {
+        fetch.generation(&gen, &draft, wanted)?;
+    }
     Ok(fetch.done)
 }
 
@@ -151,29 +160,35 @@ impl Fetch<'_> {
         Ok(())
     }
 
-    /// The generation's own files, where they are not whole.
-    fn generation(&mut self, job: &Path, wanted: &Listed) -> Result<(), StorageError> {
-        let m = &wanted.manifest;
-        let gen = job.join("gen");
-        make_private(&gen)?;
-        let name = format!("{:06}", m.generation);
-        let (target, draft, old) = (
-            gen.join(&name),
-            gen.join(format!(".tmp-{name}")),
-            gen.join(format!(".tmp-old-{name}")),
-        );
-        let manifest = wanted.record.manifest.as_bytes();
-        let same = files::read(&target.join(MANIFEST_FILE), MAX_BYTES).is_ok_and(|found| found == manifest);
-        if same && m.files.iter().all(|f| file_is_whole(&target.join(&f.name), f)) {
+    /// Where the generation's own files go, and which one they belong to; none where they are whole in their place.
+    fn draft(&mut self, gen: &Path, wanted: &Listed) -> Result<Option<PathBuf>, ImageError> {
+        make_private(gen)?;
+        let (m, manifest) = (&wanted.manifest, wanted.record.manifest.as_bytes());
+        let is_of_it = |dir: &Path| files::read(&dir.join(MANIFEST_FILE), MAX_BYTES).is_ok_and(|found| found == manifest);
+        let target = gen.join(format!("{:06}", m.generation));
+        if is_of_it(&target) && m.files.iter().all(|f| file_is_whole(&target.join(&f.name), f)) {
             self.done.present += m.files.len() as u64;
-            return Ok(());
+            return Ok(None);
         }
-        for left in [&draft, &old] {
-            if left.exists() {
-                std::fs::remove_dir_all(left).map_err(|e| ImageError::io("remove", left, e))?;
-            }
+        let draft = gen.join(format!("{UNDER_WAY}{:06}", m.generation));
+        if is_of_it(&draft) {
+            return Ok(Some(draft));
+        }
+        if draft.exists() {
+            std::fs::remove_dir_all(&draft).map_err(|e| ImageError::io("remove", &draft, e))?;
         }
         make_private(&draft)?;
+        let path = draft.join(MANIFEST_FILE);
+        let file = create_private(&path)?;
+        file.write_all_at(manifest, 0)
+            .and_then(|()| file.sync_all())
+            .map_err(|e| ImageError::io("write", &path, e))?;
+        Ok(Some(draft))
+    }
+
+    /// Brings the generation's own files into `draft`, and that into its place.
+    fn generation(&mut self, gen: &Path, draft: &Path, wanted: &Listed) -> Result<(), StorageError> {
+        let (m, manifest) = (&wanted.manifest, wanted.record.manifest.as_bytes());
         for f in &m.files {
             let path = draft.join(&f.name);
             let good = || match f.xxh3 {
@@ -183,21 +198,9 @@ impl Fetch<'_> {
             self.item(&pack::file_name(m.generation, checksum(manifest), &f.name), &path, &good)?;
             self.control.bytes.fetch_add(f.bytes, Ordering::Relaxed);
         }
-        let path = draft.join(MANIFEST_FILE);
-        let file = create_private(&path)?;
-        file.write_all_at(manifest, 0)
-            .and_then(|()| file.sync_all())
-            .map_err(|e| ImageError::io("write", &path, e))?;
-        sync(&draft)?;
-        if target.exists() {
-            std::fs::rename(&target, &old).map_err(|e| ImageError::io("rename", &target, e))?;
-        }
-        std::fs::rename(&draft, &target).map_err(|e| ImageError::io("rename", &draft, e))?;
-        sync(&gen)?;
-        if old.exists() {
-            std::fs::remove_dir_all(&old).map_err(|e| ImageError::io("remove", &old, e))?;
-        }
-        Ok(())
+        sync(draft)?;
+        dir::replace(draft, &gen.join(format!("{:06}", m.generation))).map_err(|e| ImageError::io("rename", draft, e))?;
+        Ok(sync(gen)?)
     }
 }
 

@@ -34,6 +34,7 @@ impl Agent {
             let pinned: Vec<u64> = pinned.into_iter().chain(self.newest_at_rest()?).chain(self.at_rest).collect();
             generations::retain(&self.dir.generations(), self.description.keep, &pinned)?;
         }
+        generations::give_up_fetches(&self.dir.generations())?;
         self.collect()?;
         self.tidy_redundancy()?;
         match self.description.limit() {

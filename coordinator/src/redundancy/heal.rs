@@ -14,17 +14,15 @@ use crate::lock::{Lock, LockFile};
 use crate::nodes::helper;
 use crate::nodes::seat::part_dir;
 use crate::{sys, tiers, Failure};
-use belay_kernel::dir::Dir;
+use belay_kernel::dir::{self, Dir};
 use belay_redundancy::index::Place;
 use belay_redundancy::layout::{block_range, blocks};
 use belay_redundancy::{checksum, code, index, Index, Layout, Member, Part};
 use belay_tree::{beating, JobKey};
 use belay_wire::Exit;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::CString;
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::ffi::OsStrExt;
+use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -386,7 +384,7 @@ impl Healer {
                 written += self.copy(part, *at, &new.join(&part.name))?;
             }
             sync(&new)?;
-            replace(&new, &path).map_err(fail)?;
+            dir::replace(&new, &path).map_err(fail)?;
         }
         sync(&gen)?;
         Ok(written)
@@ -430,33 +428,6 @@ fn right(data: Vec<u8>, sum: Option<u64>) -> Result<Vec<u8>, String> {
         return Ok(data);
     }
     Err("damaged".into())
-}
-
-/// Puts the directory `new` in the place of `old`, if there is one. Where the file system can, there is always one of
-/// them: a generation that is missing, even for a moment, is one whose chunks nobody seems to need.
-fn replace(new: &Path, old: &Path) -> io::Result<()> {
-    let name = |p: &Path| CString::new(p.as_os_str().as_bytes()).map_err(io::Error::from);
-    let (from, to) = (name(new)?, name(old)?);
-    // SAFETY: both paths end in zero.
-    let exchanged = unsafe {
-        libc::renameat2(
-            libc::AT_FDCWD,
-            from.as_ptr(),
-            libc::AT_FDCWD,
-            to.as_ptr(),
-            libc::RENAME_EXCHANGE,
-        )
-    };
-    if exchanged == 0 {
-        // What was there has the other name now.
-        return std::fs::remove_dir_all(new);
-    }
-    match io::Error::last_os_error() {
-        e if e.kind() == io::ErrorKind::NotFound => {}
-        e if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => std::fs::remove_dir_all(old)?,
-        e => return Err(e),
-    }
-    std::fs::rename(new, old)
 }
 
 fn sync(dir: &Path) -> Result<(), Failure> {
@@ -503,7 +474,7 @@ mod tests {
         for n in ["a", "b"] {
             std::fs::create_dir(&new).unwrap();
             std::fs::write(new.join(n), "").unwrap();
-            replace(&new, &old).unwrap();
+            dir::replace(&new, &old).unwrap();
             let names: Vec<_> = std::fs::read_dir(&old).unwrap().map(|e| e.unwrap().file_name()).collect();
             assert!(names == [n] && !new.exists(), "{names:?}");
         }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::catalogue::{mark, Catalogue};
-use crate::fetch::fetch;
+use crate::fetch::{fetch, UNDER_WAY};
 use crate::testing::Scratch;
 use crate::tier::{read_whole, write_whole, Object, Put};
 use std::ops::Range;
@@ -308,6 +308,38 @@ fn a_suspect_pack_stays_until_what_replaces_it_is_there() {
     lose_job(&s);
     assert_eq!(bring(&s, &[&tier]).unwrap(), 3);
     assert!(contents(&s, 3) == before);
+}
+
+#[test]
+fn an_interrupted_fetch_is_carried_on() {
+    let s = Scratch::new("carried");
+    let tier = s.tier("pfs");
+    let mut engine = s.engine();
+    for number in 1..=3 {
+        s.commit(&mut engine, number, &Scratch::memory(100 * number as usize, 1));
+        run(&s, number, &tier, &options()).unwrap();
+    }
+    let before = contents(&s, 3);
+    lose_job(&s);
+    let catalogue = Catalogue::read(&tier, &Catalogue::default()).unwrap();
+    let wanted = catalogue.whole().into_iter().max_by_key(|g| g.manifest.generation).unwrap();
+    let dying = Dying {
+        errno: libc::EIO,
+        ..Dying::new(&tier, 8)
+    };
+    fetch(&s.job(), wanted, &[(&dying, &catalogue)], &Control::default()).unwrap_err();
+    // Whoever collects chunks meanwhile learns which are needed.
+    let m = Manifest::read(&s.job().join("gen").join(format!("{UNDER_WAY}000003"))).unwrap();
+    assert_eq!(m.chunks, wanted.manifest.chunks);
+    let done = fetch(&s.job(), wanted, &[(&tier, &catalogue)], &Control::default()).unwrap();
+    assert!(done.present > 0, "{done:?}");
+    assert!(contents(&s, 3) == before);
+    let left: Vec<_> = std::fs::read_dir(s.job().join("gen"))
+        .unwrap()
+        .flatten()
+        .map(|e| e.file_name())
+        .collect();
+    assert_eq!(left, ["000003"]);
 }
 
 #[test]
