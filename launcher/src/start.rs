@@ -300,6 +300,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
                 lost: old.lost.clone(),
                 wait_status: old.wait_status,
                 id: old.id,
+                astray: old.astray,
                 dir: old.dir,
                 config: config.of_job(old.config.redundancy),
                 ..new
