@@ -164,6 +164,11 @@ impl Writing {
         self.draft.number
     }
 
+    /// When it was begun.
+    pub(crate) fn started(&self) -> Instant {
+        self.started
+    }
+
     /// How far it has come.
     pub(crate) fn progress(&self) -> Progress {
         let bytes = self.counters.bytes.load(Ordering::Relaxed);

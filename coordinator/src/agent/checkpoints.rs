@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Of so many generations one is complete, whatever programs declare.
 const COMPLETE_EVERY: u64 = 10;
+/// For a checkpoint that is being written so many are left out before the user is told.
+const LONG: u32 = 3;
 
 impl Agent {
     pub(super) fn arm_interval(&mut self) {
@@ -34,20 +36,33 @@ impl Agent {
         if self.ending.is_some() || self.root_status.is_some_and(|s| s != 0) {
             return;
         }
-        if let Some(w) = &self.writing {
-            self.skipped += 1;
-            tracing::warn!(
-                generation = w.number(),
-                skipped = self.skipped,
-                "interval checkpoint left out: the one before is still being written"
-            );
-            return;
-        }
-        if self.is_together() {
-            self.skipped += 1;
-            return;
+        let writing = self.writing.as_ref().map(|w| (w.number(), w.started()));
+        if writing.is_some() || self.is_together() {
+            return self.leave_out(writing);
         }
         self.begin_checkpoint(Wanted::default());
+    }
+
+    /// Leaves an interval checkpoint out for another one, which, where it is being `written`, has a number and has begun
+    /// some time ago. One for which several are left out is told: a disk or a tier may hang.
+    fn leave_out(&mut self, written: Option<(u64, Instant)>) {
+        self.skipped += 1;
+        let Some((generation, begun)) = written else { return };
+        tracing::warn!(
+            generation,
+            skipped = self.skipped,
+            "interval checkpoint left out: the one before is still being written"
+        );
+        let (of, count) = self.left_out;
+        self.left_out = (generation, if of == generation { count + 1 } else { 1 });
+        if self.left_out.1 == LONG {
+            let (seconds, at) = (begun.elapsed().as_secs(), self.dir.path().display());
+            let why = format!(
+                "generation {generation} has been being written for {seconds} s, and no other can be taken; see which disk or tier is slow, on which host ({at}/log, {at}/nodes/*/log)"
+            );
+            self.note_failure(&Failure::new(Exit::CheckpointFailed, &why), false);
+            sys::say(&why);
+        }
     }
 
     pub(super) fn begin_queued(&mut self) {

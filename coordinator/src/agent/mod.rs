@@ -194,6 +194,8 @@ pub struct Agent {
     /// know them, and signals for those that are its children.
     news: Vec<News>,
     skipped: u64,
+    /// The generation for which interval checkpoints were left out last, and how many.
+    left_out: (u64, u32),
     /// How the automatic interval was chosen last.
     chosen: Option<AutoInterval>,
     last_error: Option<LastError>,
@@ -287,6 +289,7 @@ impl Agent {
             farewells: Vec::new(),
             news: Vec::new(),
             skipped: 0,
+            left_out: (0, 0),
             chosen: None,
             last_error: None,
             said: None,

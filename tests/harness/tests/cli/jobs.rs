@@ -162,6 +162,35 @@ pub(super) fn run(place: &Place, user: User) -> Result<(), Failure> {
     })
 }
 
+/// A checkpoint that does not come to its end is told, and when it does, others follow.
+pub(super) fn slow_checkpoint(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = running(place, user, "slow", &["--ckpt-interval", "200ms"], &["fault_target", "256"])?;
+    let end = Instant::now() + LIMIT;
+    let writer = loop {
+        let all = procs::marked(&job.work);
+        if let Some((pid, _)) = all.iter().find(|(_, name)| name == "belay-snapshot") {
+            break *pid;
+        }
+        want(Instant::now() < end, || format!("no checkpoint: {}", job.output_text()))?;
+    };
+    procs::signal(writer, libc::SIGSTOP);
+    while !job.output_text().contains("no other can be taken") {
+        want(Instant::now() < end && !job.has_ended()?, || {
+            format!("nothing is told: {}", job.output_text())
+        })?;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let s = job.status()?;
+    want(
+        s["last_error"]["message"].to_string().contains("no other can be taken"),
+        || format!("{s}"),
+    )?;
+    procs::signal(writer, libc::SIGCONT);
+    job.checkpoint()?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
 pub(super) fn lazy(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = running(place, user, "lazy", &[], &["fault_target", "64"])?;
     job.checkpoint()?;

@@ -30,7 +30,7 @@ fn running(place: &Place, user: User, label: &str, options: &[&str], line: &[&st
 
 fn main() {
     let mut target = Target::new("cli", &["fault_target", "fd_crowd", "fd_many", "fd_ptynames", "mem_private"]);
-    let tests: [(&str, Test); 27] = [
+    let tests: [(&str, Test); 28] = [
         ("exit_status", streams::exit_status),
         ("streams", streams::streams),
         ("no_command", streams::no_command),
@@ -43,6 +43,7 @@ fn main() {
         ("run", jobs::run),
         ("lazy", jobs::lazy),
         ("interval", jobs::interval),
+        ("slow_checkpoint", jobs::slow_checkpoint),
         ("signals_pass", streams::signals_pass),
         ("terminal", terminals::terminal),
         ("self_stopped", terminals::self_stopped),
