@@ -9,6 +9,11 @@ use crate::sys::fd;
 use crate::sys::sock::{self, Addr, Received};
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+/// How long a queue of datagrams is read at most, while the program stands still. The kernel goes through all of it for
+/// each of them: 10,000 take less than a second.
+const LONGEST: Duration = Duration::from_secs(1);
 
 /// A message in the queue.
 #[derive(Debug)]
@@ -76,10 +81,16 @@ fn whole(raw: RawFd, offset: usize, buf: &mut Vec<u8>) -> io::Result<Received> {
 }
 
 fn datagrams(raw: RawFd) -> Result<Vec<Peeked>, Fault> {
-    let mut out = Vec::new();
+    let (mut out, begin) = (Vec::new(), Instant::now());
     let mut buf = vec![0u8; 64 * 1024];
     let mut offset = 0;
     loop {
+        if begin.elapsed() > LONGEST {
+            return not_now(format!(
+                "more than {} datagrams wait to be read, and the program would have to stand still for too long until they are",
+                out.len()
+            ));
+        }
         match whole(raw, offset, &mut buf) {
             Ok(r) => {
                 offset += r.len;
