@@ -1,4 +1,4 @@
-"""Belay for programs in Python: histories of checkpoints.
+"""Belay for programs in Python: histories of checkpoints, and declared accesses.
 
     import belay
     with belay.History("adjoint", "/local/scratch", host_bytes=64 << 20, keep=belay.UNTIL_READ) as history:
@@ -9,10 +9,16 @@
         ...
         history.get(step)                      # backward: into the same memory
 
+    field, flux = belay.Dataset("field", a), belay.Dataset("flux", b)
+    step = belay.Site("step").loop(belay.reads(field), belay.overwrites(flux))
+    with step:
+        ...                                    # reads a, and overwrites b
+
 Needs libbelay.so.0, and nothing else. An error is an OSError with the number and the words of the library.
 """
 
 import ctypes
+import errno
 import os
 
 OURS, SCORE, LRU, BELADY = range(4)
@@ -20,6 +26,7 @@ PAGED, CONTIGUOUS = range(2)
 LASTING, UNTIL_READ = range(2)
 IN_HOST, LOCAL, DURABLE = range(3)
 DISCARD, KEEP = 1, 2
+R, W, RW = 1, 2, 3
 
 _u64, _u32, _size, _handle = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_size_t, ctypes.c_void_p
 
@@ -46,10 +53,30 @@ class _Stats(ctypes.Structure):
     _fields_ = [(name, _u64) for name in _STATS] + [("reserved", _u64 * 16)]
 
 
+class _Use(ctypes.Structure):
+    _fields_ = [
+        ("dataset", _u32),
+        ("mode", ctypes.c_int),
+        ("lo", ctypes.POINTER(ctypes.c_int64)),
+        ("hi", ctypes.POINTER(ctypes.c_int64)),
+    ]
+
+
 def _load():
     library = ctypes.CDLL("libbelay.so.0")
     library.belay_error.restype = ctypes.c_char_p
     p = ctypes.POINTER
+    for name, answer, arguments in [
+        ("dataset", _u32, [ctypes.c_char_p, ctypes.c_void_p, _size, ctypes.c_int, p(_size), p(_size)]),
+        ("dataset_move", ctypes.c_int, [_u32, ctypes.c_void_p]),
+        ("dataset_forget", ctypes.c_int, [_u32]),
+        ("live", ctypes.c_int, [_u32, ctypes.c_int]),
+        ("site_id", _u32, [ctypes.c_char_p]),
+        ("enter", None, [_u32, p(_Use), ctypes.c_int]),
+        ("leave", None, [_u32]),
+    ]:
+        function = getattr(library, "belay_" + name)
+        function.restype, function.argtypes = answer, arguments
     for name, arguments in {
         "open": [p(_Options), p(_handle)],
         "region": [_handle, _u32, ctypes.c_void_p, _size],
@@ -75,6 +102,10 @@ def _load():
 _library = _load()
 
 
+def _failure(number):
+    return OSError(number, _library.belay_error().decode(errors="replace"))
+
+
 def _numbers(values):
     values = list(values)
     return (_u64 * len(values))(*values), len(values)
@@ -96,7 +127,7 @@ class History:
             raise ValueError("the history is closed")
         answer = getattr(_library, "belay_history_" + name)(*([self._at] if at else []), *arguments)
         if answer < 0:
-            raise OSError(-answer, _library.belay_error().decode(errors="replace"))
+            raise _failure(-answer)
         return answer
 
     def region(self, id, memory):
@@ -196,3 +227,127 @@ class History:
             self.close()
         except OSError:
             pass
+
+
+class Dataset:
+    """An array that loops are declared for. See docs/access.md.
+
+    It is a numpy array, also with strides, or anything else C-contiguous with a writable buffer; dimensions are those that
+    it has. The array is kept until it is replaced or forgotten.
+    """
+
+    def __init__(self, name, array):
+        self._number = 0
+        at, elem, shape, strides = self._take(array)
+        n = len(shape)
+        # The library's first dimension is the one that changes fastest: the last one here.
+        extent, stride = (_size * n)(*reversed(shape)), (_size * n)(*reversed(strides))
+        self._number = _library.belay_dataset(name.encode(), at, elem, n, extent, stride)
+        self._dims = n
+        if not self._number:
+            raise _failure(errno.EINVAL)
+
+    def _take(self, array):
+        """Keeps the array: where it lies, and its form."""
+        if hasattr(array, "__array_interface__"):
+            form = array.__array_interface__
+            (at, read_only), shape = form["data"], form["shape"] or (1,)
+            elem = int(form["typestr"].lstrip("<>|=")[1:])
+            if read_only:
+                raise BufferError("the array is read-only")
+            strides = form.get("strides")
+            self._kept = array
+        else:
+            view = memoryview(array)
+            # Also keeps the memory from being freed or resized.
+            self._kept = (ctypes.c_char * view.nbytes).from_buffer(view)
+            at, elem, shape, strides = ctypes.addressof(self._kept), view.itemsize, view.shape or (1,), view.strides
+        if not strides:
+            strides, size = [], elem
+            for extent in reversed(shape):
+                strides.insert(0, size)
+                size *= extent
+        if any(stride < 0 for stride in strides):
+            raise ValueError("an array that runs backwards cannot be declared")
+        return at, elem, shape, strides
+
+    def _call(self, name, *arguments):
+        answer = getattr(_library, "belay_" + name)(self._number, *arguments)
+        if answer < 0:
+            raise _failure(-answer)
+
+    def move(self, array):
+        """The same array lies elsewhere from now on."""
+        before = self._kept
+        at = self._take(array)[0]
+        try:
+            self._call("dataset_move", at)
+        except OSError:
+            self._kept = before
+            raise
+
+    def forget(self):
+        """It is none any more."""
+        self._call("dataset_forget")
+        self._kept = None
+
+    def live(self, always=True):
+        """Whether it is kept in every checkpoint, whatever loops say of it."""
+        self._call("live", int(always))
+
+
+def _use(mode, dataset, lo, hi):
+    if (lo is None) != (hi is None):
+        raise ValueError("a part has a lower and an upper bound")
+    return mode, dataset, lo, hi
+
+
+def reads(dataset, lo=None, hi=None):
+    """That a loop reads a dataset: all of it, or from index `lo` up to, but without, `hi` in each dimension."""
+    return _use(R, dataset, lo, hi)
+
+
+def overwrites(dataset, lo=None, hi=None):
+    """That a loop overwrites all of it, or of that part, and reads nothing of it before."""
+    return _use(W, dataset, lo, hi)
+
+
+def changes(dataset, lo=None, hi=None):
+    """That a loop does anything else to it."""
+    return _use(RW, dataset, lo, hi)
+
+
+class Site:
+    """A place in the program, by its name: once each."""
+
+    def __init__(self, name):
+        self._number = _library.belay_site_id(name.encode())
+        if not self._number:
+            raise _failure(errno.EINVAL)
+
+    def loop(self, *uses):
+        """What is done there, for `with`, as often as it is done: reads(), overwrites() and changes() of datasets."""
+        return Loop(self._number, uses)
+
+
+class Loop:
+    """A loop with all that it uses. Loops are not begun in others."""
+
+    def __init__(self, site, uses):
+        self._site = site
+        # The datasets, and so their memory, live as long as the loop.
+        self._datasets = [dataset for _, dataset, _, _ in uses]
+        self._uses, self._n = (_Use * len(uses))(), len(uses)
+        for to, (mode, dataset, lo, hi) in zip(self._uses, uses):
+            to.dataset, to.mode = dataset._number, mode
+            if lo is not None:
+                if len(lo) != dataset._dims or len(hi) != dataset._dims:
+                    raise ValueError("a part has as many bounds as the dataset has dimensions")
+                bounds = ctypes.c_int64 * dataset._dims
+                to.lo, to.hi = bounds(*reversed(lo)), bounds(*reversed(hi))
+
+    def __enter__(self):
+        _library.belay_enter(self._site, self._uses, self._n)
+
+    def __exit__(self, *_):
+        _library.belay_leave(self._site)

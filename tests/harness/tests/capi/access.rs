@@ -1,6 +1,6 @@
 //! Declared accesses: what is left out is not missed, whatever happens; other ways are noticed, and wrong declarations.
 
-use crate::{command, compile, library, link, run, CHECKED, LIMIT, PLAIN};
+use crate::{command, compile, library, link, CHECKED, LIMIT, PLAIN};
 use belay_tests::across;
 use belay_tests::build::Kind;
 use belay_tests::expect::{io, want};
@@ -9,6 +9,7 @@ use belay_tests::place::{repository, Place, User};
 use belay_tests::rng::Rng;
 use belay_tests::Failure;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::Command;
 
 /// Where programs on two hosts tell that they go on.
@@ -239,12 +240,64 @@ pub(super) fn astray(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fai
     Ok(())
 }
 
-/// The programs in C++ and Fortran in docs/access.md say nothing wrong, and compute the same when that is verified.
+/// The same in Python.
+pub(super) fn declared_in_python(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    const HALF: u64 = 4 << 20;
+    let lib = library(place)?;
+    let (source, module) = ("tests/programs/capi/access.py", "capi/python/belay.py");
+    for file in [source, module] {
+        let to = lib.join(file.rsplit('/').next().unwrap_or(file));
+        io("copy a program", std::fs::copy(repository().join(file), to))?;
+    }
+    let program = lib.join("access.py");
+    let mut c = command(user, "python3".as_ref(), &[&program.display().to_string(), "forms"]);
+    let paths = ["LD_LIBRARY_PATH", "PYTHONPATH"].map(|name| (name, lib.display().to_string()));
+    c.env("PYTHONDONTWRITEBYTECODE", "1").envs(paths.clone());
+    let o = output(c, LIMIT)?;
+    want(o.status.success(), || format!("forms: {}", text(&o)))?;
+    let mut job = Job::new(place, &format!("python-access.{}", user.name()), user)?;
+    job.set("PYTHONDONTWRITEBYTECODE", "1");
+    paths.iter().for_each(|(name, path)| job.set(name, path));
+    let argv = ["python3".to_owned(), program.display().to_string()];
+    job.launch(&ACCESS.map(String::from), &argv)?;
+    let most = die_often(&mut job, HALF - (8 << 10), rng)?;
+    want((HALF - (8 << 10)..=HALF).contains(&most), || {
+        format!("at most {most} bytes were left out, not nearly {HALF}")
+    })
+}
+
+/// The programs in C++, Fortran and Python in docs/access.md say nothing wrong, and compute the same when that is
+/// verified.
 pub(super) fn declared_in_others(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let page = io("read a page", std::fs::read_to_string(repository().join("docs/access.md")))?;
     let include = repository().join("capi/include").display().to_string();
     let module = repository().join("capi/fortran/belay_access.f90").display().to_string();
     let work = place.work("others", User::Root)?;
+    let block = |language: &str, ending: &str| {
+        let block = page
+            .split(&format!("```{language}\n"))
+            .nth(1)
+            .and_then(|b| b.split("```").next());
+        let source = work.join(format!("block.{ending}"));
+        io("write", std::fs::write(&source, block.ok_or("no program in the page")?))?;
+        Ok::<_, Failure>(source)
+    };
+    let compare = |program: &Path, args: &[&str]| {
+        let lib = library(place)?;
+        let said = |mode: &str| {
+            let mut c = command(User::Root, program, args);
+            c.env("BELAY_ACCESS", mode)
+                .env("PYTHONPATH", repository().join("capi/python"));
+            c.env("LD_LIBRARY_PATH", &lib).env("PYTHONDONTWRITEBYTECODE", "1");
+            let o = output(c, LIMIT)?;
+            want(o.status.success(), || format!("{}: {}", program.display(), text(&o)))?;
+            Ok::<_, Failure>(text(&o))
+        };
+        let (plain, verified) = (said("")?, said("verify")?);
+        want(!plain.is_empty() && verified == plain, || {
+            format!("{}: {plain}, verified: {verified}", program.display())
+        })
+    };
     let cpp = [
         "c++",
         "-std=c++11",
@@ -258,23 +311,12 @@ pub(super) fn declared_in_others(place: &Place, _: &mut Rng) -> Result<(), Failu
     ];
     let fortran = ["gfortran", "-std=f2018", "-Wall", "-Wextra", "-Werror", "-O2", &module];
     for (language, ending, compiler) in [("cpp", "cpp", &cpp[..]), ("fortran", "f90", &fortran)] {
-        let block = page
-            .split(&format!("```{language}\n"))
-            .nth(1)
-            .and_then(|b| b.split("```").next());
-        let source = work.join(format!("block.{ending}"));
-        io("write", std::fs::write(&source, block.ok_or("no program in the page")?))?;
         let program = work.join(language);
         let mut c = Command::new(compiler[0]);
         c.args(&compiler[1..]).current_dir(&work);
-        link(place, c, &source, &program)?;
-        let plain = run(User::Root, &program, &[])?;
-        let mut c = command(User::Root, &program, &[]);
-        c.env("BELAY_ACCESS", "verify");
-        let verified = text(&output(c, LIMIT)?);
-        want(!plain.is_empty() && verified == plain, || {
-            format!("{language}: {plain}, verified: {verified}")
-        })?;
+        link(place, c, &block(language, ending)?, &program)?;
+        compare(&program, &[])?;
     }
-    Ok(())
+    let python = block("python", "py")?.display().to_string();
+    compare("python3".as_ref(), &[&python])
 }
