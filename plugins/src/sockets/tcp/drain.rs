@@ -197,12 +197,12 @@ fn exchange(d: Direction) -> Result<Vec<u8>, Fault> {
     no_urgent(receiver)?;
     let peeks = sock::get(receiver, libc::SOL_SOCKET, libc::SO_PEEK_OFF).unwrap_or(-1);
     let mut data = apart("take data in flight out and put it back", |agent_is_there| {
-        let data = take_all(d)?;
         let there = || match agent_is_there() {
             true => Ok(()),
-            // The program has gone on: it may have read and sent something itself.
+            // The program goes on: it may read and send something itself.
             false => give_up(d.sender.raw, "the agent was killed while data in flight was out of it"),
         };
+        let data = take_all(d, &there)?;
         there()?;
         put_back(d.sender.raw, receiver, &data).or_else(|e| give_up(d.sender.raw, &e.to_string()))?;
         there()?;
@@ -215,14 +215,16 @@ fn exchange(d: Direction) -> Result<Vec<u8>, Fault> {
     Ok(data.pop().unwrap_or_default())
 }
 
-/// Takes everything out of a connection that is under way or has arrived. Who calls this puts it back.
-pub(super) fn take_all(d: Direction) -> Result<Vec<u8>, Fault> {
+/// Takes everything out of a connection that is under way or has arrived, as long as nobody else `may` read there. Who
+/// calls this puts it back.
+pub(super) fn take_all(d: Direction, may: &dyn Fn() -> Result<(), Fault>) -> Result<Vec<u8>, Fault> {
     let receiver = d.receiver.raw;
     grow_receiver(receiver);
     let mut data = Vec::new();
     let mut buf = vec![0u8; 256 * 1024];
     let mut all_there = false;
     loop {
+        may()?;
         match sock::receive(receiver, &mut buf, 0) {
             Ok(r) if r.len > 0 => data.extend_from_slice(&buf[..r.len]),
             Ok(_) => return Ok(data),

@@ -93,7 +93,7 @@ fn accept(listener: RawFd) -> Result<Option<(OwnedFd, Addr)>, Fault> {
 fn take_and_put_back(c: &Client, end: OwnedFd) -> Result<Vec<u8>, Fault> {
     // The mark of urgent data is lost, but not the byte: nobody but this process has the descriptor.
     sock::set(end.as_raw_fd(), libc::SOL_SOCKET, libc::SO_OOBINLINE, &1i32).at("set SO_OOBINLINE")?;
-    let sent = drain::take_all(Direction {
+    let d = Direction {
         sender: End {
             raw: c.raw,
             closing: c.closing,
@@ -102,7 +102,8 @@ fn take_and_put_back(c: &Client, end: OwnedFd) -> Result<Vec<u8>, Fault> {
             raw: end.as_raw_fd(),
             closing: false,
         },
-    })?;
+    };
+    let sent = drain::take_all(d, &|| Ok(()))?;
     again(c, &sent).or_else(|e| drain::give_up(c.raw, &e.to_string()))?;
     Ok(sent)
 }
