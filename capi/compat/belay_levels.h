@@ -1,12 +1,17 @@
 /* What veloc.h and fti.h have in common: the versions of one rank on two levels, as histories of belay.h.
  *
- * A version of the program is a version of the history with the life in its lower bits. A run of the program begins a life,
- * and so does each checkpoint of a version that is not above the last one: what has been put under one number at two times
- * is never taken for one checkpoint, whatever moment the program was killed at. All ranks begin the same checkpoints in the
+ * A version of the program is a version of the history with the life in its lower bits. A run of the program begins a
+ * life,
+ * and so does each checkpoint of a version that is not above the last one: what has been put under one number at two
+ * times
+ * is never taken for one checkpoint, whatever moment the program was killed at. All ranks begin the same checkpoints
+ * in the
  * same order, so that their lives are the same.
  *
- * The near level is a directory of the node: a version that has been written there outlives the process. The far level is
- * a directory of a file system that all nodes see, and is written in the background. Functions are weak, so that a program
+ * The near level is a directory of the node: a version that has been written there outlives the process. The far level
+ * is
+ * a directory of a file system that all nodes see, and is written in the background. Functions are weak, so that a
+ * program
  * of several files has each of them once.
  */
 #ifndef BELAY_LEVELS_H
@@ -77,7 +82,8 @@ BELAY_LEVELS_WEAK __attribute__((format(printf, 3, 4))) int belay_levels_say(con
     return -1;
 }
 
-/* The value of `key` in a file of lines `key = value`, some under [section]; 0 if it is not there, -1 without the file. */
+/* The value of `key` in a file of lines `key = value`, some under [section]; 0 if it is not there, -1 without the
+ * file. */
 BELAY_LEVELS_WEAK int belay_levels_setting(const char *file, const char *section, const char *key, char *value, size_t room) {
     char line[PATH_MAX + 256], now[64] = "";
     int found = 0;
@@ -153,7 +159,8 @@ static inline long belay_levels_last_life(belay_history *history) {
     return last;
 }
 
-/* Opens the versions of a name. Without `far`, or with the same directory twice, there is one level. Collective. 0 or -1 */
+/* Opens the versions of a name. Without `far`, or with the same directory twice, there is one level. Collective. 0 or
+ * -1 */
 BELAY_LEVELS_WEAK int belay_levels_open(belay_levels *levels, const char *interface, const char *near_dir, const char *far_dir,
                                         const char *name, int rank, MPI_Comm comm) {
     long last, most;
@@ -192,7 +199,8 @@ static inline long belay_levels_below(belay_history *history, long limit) {
     return newest;
 }
 
-/* The newest key, not above `limit`, that everybody has in one of two histories, of which one may be NULL; -1: there is none. */
+/* The newest key, not above `limit`, that everybody has in one of two histories, of which one may be NULL; -1: there
+ * is none. */
 BELAY_LEVELS_WEAK long belay_levels_agreed(MPI_Comm comm, belay_history *one, belay_history *other, long limit) {
     for (;;) {
         long first = belay_levels_below(one, limit), second = belay_levels_below(other, limit);
@@ -277,7 +285,8 @@ static inline int belay_levels_by_age(const void *one, const void *other) {
 }
 
 /* Drops all but the `keep` versions that this run has put last from a level, and what was put before under the number of
- * any that it has put. Other versions of other runs go once this one has so many. When everybody has the last one there. */
+ * any that it has put. Other versions of other runs go once this one has so many. When everybody has the last one
+ * there. */
 BELAY_LEVELS_WEAK void belay_levels_trim(belay_levels *levels, belay_history *history, long keep) {
     size_t n, i, left;
     long own = 0, version = -1;

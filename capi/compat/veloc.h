@@ -127,7 +127,8 @@ BELAY_LEVELS_WEAK int VELOC_Region_clear(const char *name) {
 
 BELAY_LEVELS_WEAK int VELOC_Mem_clear(void) { return VELOC_Region_clear(""); }
 
-/* The versions of a name, which are opened when they are first asked for. The first time is collective if VELOC_Init was. */
+/* The versions of a name, which are opened when they are first asked for. The first time is collective if VELOC_Init
+ * was. */
 static inline belay_levels *belay_veloc_named(const char *name) {
     belay_veloc *v = &belay_veloc_state;
     belay_levels *l;

@@ -1,6 +1,7 @@
 /* Belay: interface for programs. Link with -lbelay.
  *
- * All functions return 0 (one that answers a question also 1), or a negative errno value; belay_error() says in words why the last one failed. See histories.md.
+ * All functions return 0 (one that answers a question also 1), or a negative errno value; belay_error() says in words
+ * why the last one failed. See histories.md.
  */
 #ifndef BELAY_H
 #define BELAY_H
@@ -17,9 +18,11 @@ const char *belay_error(void);
 
 /* ---- Histories of checkpoints ----
  *
- * A history holds versions of the program's data: written once, whole, and read back in any order. It keeps in memory what fits, and the rest in files. Who tells the order of the reads beforehand waits least.
+ * A history holds versions of the program's data: written once, whole, and read back in any order. It keeps in memory
+ * what fits, and the rest in files. Who tells the order of the reads beforehand waits least.
  *
- * Calls of one history may come from several threads, and take turns. A child that was forked may use none of the parent's histories (-ECHILD).
+ * Calls of one history may come from several threads, and take turns. A child that was forked may use none of the
+ * parent's histories (-ECHILD).
  */
 typedef struct belay_history belay_history;
 
@@ -57,26 +60,31 @@ typedef struct belay_history_opts {
 /* -EBUSY: the name is open already. -EPERM: others can reach the directory. -EINVAL: an option makes no sense. */
 int belay_history_open(const belay_history_opts *opts, belay_history **history);
 
-/* A part of what the next versions are made of, and where the next get writes to. Again with other memory or size at any time; with NULL and 0 bytes it is a part no more. */
+/* A part of what the next versions are made of, and where the next get writes to. Again with other memory or size at
+ * any time; with NULL and 0 bytes it is a part no more. */
 int belay_history_region(belay_history *history, uint32_t id, void *at, size_t bytes);
 
-/* Writes a version. On return the memory may be changed. -EEXIST: the version is there. -ENOSPC: memory and disk are full; nothing that is there is lost. */
+/* Writes a version. On return the memory may be changed. -EEXIST: the version is there. -ENOSPC: memory and disk are
+ * full; nothing that is there is lost. */
 int belay_history_put(belay_history *history, uint64_t version);
 
-/* Appends to the order of reads. Versions need not have been put yet. Reads in another order cost time, never correctness. */
+/* Appends to the order of reads. Versions need not have been put yet. Reads in another order cost time, never
+ * correctness. */
 int belay_history_hint(belay_history *history, const uint64_t *versions, size_t n);
 /* The same with the bytes of all regions that each version will have, where the program knows them. */
 int belay_history_hint_sized(belay_history *history, const uint64_t *versions, const uint64_t *bytes, size_t n);
 /* Replaces the hints from position `from` on, counted from the first that was ever given. */
 int belay_history_hint_replace(belay_history *history, size_t from, const uint64_t *versions, size_t n);
 
-/* Versions are fetched ahead from the first get on, or when all that is hinted has been put; with 1 from now on, with 0 not at all. */
+/* Versions are fetched ahead from the first get on, or when all that is hinted has been put; with 1 from now on, with
+ * 0 not at all. */
 int belay_history_prefetch(belay_history *history, int on);
 
 /* Bytes that a region had when the version was put. -ENOENT: the version has no such region. */
 int belay_history_size(belay_history *history, uint64_t version, uint32_t id, size_t *bytes);
 
-/* How many regions a version has, and the first `room` of their numbers, in their order. `ids` may be NULL where `room` is 0. */
+/* How many regions a version has, and the first `room` of their numbers, in their order. `ids` may be NULL where
+ * `room` is 0. */
 int belay_history_regions(belay_history *history, uint64_t version, uint32_t *ids, size_t room, size_t *n);
 
 enum { /* flags of a get; 0: as `keep` says, the first for BELAY_H_UNTIL_READ, otherwise the second */
@@ -85,7 +93,8 @@ enum { /* flags of a get; 0: as `keep` says, the first for BELAY_H_UNTIL_READ, o
 };
 
 /* Reads a version into the regions, which must have the numbers and sizes that they had at its put.
- * -ENODATA: it was never put. -ESTALE: it was dropped or discarded. -EMSGSIZE: other regions; nothing is read. -EBADMSG: its file is damaged; the regions may hold anything. */
+ * -ENODATA: it was never put. -ESTALE: it was dropped or discarded. -EMSGSIZE: other regions; nothing is read.
+ * -EBADMSG: its file is damaged; the regions may hold anything. */
 int belay_history_get(belay_history *history, uint64_t version, uint32_t flags);
 
 /* The version is not needed any more. Its number may be put again. */
@@ -97,13 +106,16 @@ enum { /* levels: what may be lost without loss of a version */
     BELAY_H_DURABLE = 2  /* the node, but not its disks: the files are synced */
 };
 
-/* Waits until all that has been put is at this level. -ENOSPC and others: why a file could not be written; it is tried again. */
+/* Waits until all that has been put is at this level. -ENOSPC and others: why a file could not be written; it is tried
+ * again. */
 int belay_history_wait(belay_history *history, uint32_t level);
 
-/* Whether all that has been put is at this level, without waiting: 1 or 0. Files are synced by belay_history_wait only. */
+/* Whether all that has been put is at this level, without waiting: 1 or 0. Files are synced by belay_history_wait
+ * only. */
 int belay_history_is_at(belay_history *history, uint32_t level);
 
-/* How many versions there are, and the first `room` of them in the order of their numbers. `versions` may be NULL where `room` is 0. */
+/* How many versions there are, and the first `room` of them in the order of their numbers. `versions` may be NULL
+ * where `room` is 0. */
 int belay_history_versions(belay_history *history, uint64_t *versions, size_t room, size_t *n);
 
 typedef struct belay_history_stats {
@@ -122,7 +134,8 @@ typedef struct belay_history_stats {
 
 int belay_history_get_stats(belay_history *history, belay_history_stats *stats);
 
-/* Ends a history, which may not be used any more whatever is returned: versions that are to last are written first, the others are removed. */
+/* Ends a history, which may not be used any more whatever is returned: versions that are to last are written first,
+ * the others are removed. */
 int belay_history_close(belay_history *history);
 
 #ifdef __cplusplus

@@ -1,6 +1,8 @@
 /* Belay: declared accesses. Link with -lbelay. See access.md.
  *
- * A program says what each of its loops does to its large arrays. Belay then leaves out of a checkpoint what the program overwrites before it reads it again, and takes the checkpoint where little is alive. Without Belay, and before the first checkpoint, the calls do next to nothing.
+ * A program says what each of its loops does to its large arrays. Belay then leaves out of a checkpoint what the
+ * program overwrites before it reads it again, and takes the checkpoint where little is alive. Without Belay, and
+ * before the first checkpoint, the calls do next to nothing.
  */
 #ifndef BELAY_ACCESS_H
 #define BELAY_ACCESS_H
@@ -12,7 +14,8 @@
 extern "C" {
 #endif
 
-/* A dataset, and a place in the program. 0 is none: the call that should have made it has failed (belay_error() says why), and what is said of it is not heard. */
+/* A dataset, and a place in the program. 0 is none: the call that should have made it has failed (belay_error() says
+ * why), and what is said of it is not heard. */
 typedef uint32_t belay_ds;
 typedef uint32_t belay_site;
 
@@ -22,16 +25,20 @@ enum {
     BELAY_RW = 3 /* both, or only some of it is overwritten */
 };
 
-/* Declares an array: `elem` bytes an element, `dims` dimensions (1 to 5), of which the first changes fastest; `stride` is in bytes, NULL where all lies side by side. Whoever declares a name again says where that dataset is now. At most 1024. */
+/* Declares an array: `elem` bytes an element, `dims` dimensions (1 to 5), of which the first changes fastest; `stride`
+ * is in bytes, NULL where all lies side by side. Whoever declares a name again says where that dataset is now. At most
+ * 1024. */
 belay_ds belay_dataset(const char *name, void *at, size_t elem, int dims, const size_t extent[], const size_t stride[]);
 /* The same array lies elsewhere from now on: buffers were exchanged, or it was allocated anew. */
 int belay_dataset_move(belay_ds dataset, void *at);
 /* It is none any more. Before its memory is given back. */
 int belay_dataset_forget(belay_ds dataset);
-/* With 1 it is kept in every checkpoint, whatever loops say of it, also when its name is declared again; with 0 no more. */
+/* With 1 it is kept in every checkpoint, whatever loops say of it, also when its name is declared again; with 0 no
+ * more. */
 int belay_live(belay_ds dataset, int always);
 
-/* What a loop does to the part of a dataset from `lo` up to, but without, `hi` in each dimension; NULL, both of them, for all of it. */
+/* What a loop does to the part of a dataset from `lo` up to, but without, `hi` in each dimension; NULL, both of them,
+ * for all of it. */
 typedef struct belay_use {
     belay_ds dataset;
     int mode;
@@ -41,7 +48,9 @@ typedef struct belay_use {
 /* A place in the program, by its name: once each. At most 1024. */
 belay_site belay_site_id(const char *name);
 
-/* Before a loop, with all that it uses of the datasets, at most 64; and after it. Loops are not begun in others. Between loops the program does not touch its datasets. Where a checkpoint is wanted, and this is a good place for it, belay_enter waits for it, for some milliseconds. */
+/* Before a loop, with all that it uses of the datasets, at most 64; and after it. Loops are not begun in others.
+ * Between loops the program does not touch its datasets. Where a checkpoint is wanted, and this is a good place for
+ * it, belay_enter waits for it, for some milliseconds. */
 void belay_enter(belay_site site, const belay_use *uses, int n);
 void belay_leave(belay_site site);
 
@@ -67,7 +76,8 @@ private:
     belay_site site;
 };
 
-/* That a loop reads a dataset, overwrites it as a whole, or does anything else to it: all of it, or the part from `lo` up to, but without, `hi`, which live until the loop has begun. */
+/* That a loop reads a dataset, overwrites it as a whole, or does anything else to it: all of it, or the part from `lo`
+ * up to, but without, `hi`, which live until the loop has begun. */
 inline belay_use reads(belay_ds dataset, const int64_t *lo = nullptr, const int64_t *hi = nullptr) {
     return belay_use{dataset, BELAY_R, lo, hi};
 }
