@@ -43,17 +43,19 @@ pub(super) fn requeue(listeners: &[RawFd], clients: &[Client]) -> Result<Vec<Vec
 
 fn here(listeners: &[RawFd], clients: &[Client]) -> Result<Vec<Vec<u8>>, Fault> {
     let waiting = |l: &RawFd| Ok(Info::of(*l).at("read its state (TCP_INFO)")?.waiting as usize);
-    let waiting: usize = listeners.iter().map(waiting).sum::<Result<_, Fault>>()?;
-    if waiting != clients.len() {
+    let waiting = listeners.iter().map(waiting).collect::<Result<Vec<_>, Fault>>()?;
+    let all: usize = waiting.iter().sum();
+    if all != clients.len() {
         return not_now(format!(
-            "{waiting} connections wait to be accepted, of which {} are the job's own; the data of the others cannot be kept",
+            "{all} connections wait to be accepted, of which {} are the job's own; the data of the others cannot be kept",
             clients.len()
         ));
     }
     let (mut accepted, mut failed) = (Vec::new(), None);
-    for listener in listeners {
+    for (listener, waiting) in listeners.iter().zip(waiting) {
         let next = || accept(*listener).transpose();
-        for came in std::iter::from_fn(next).take(clients.len()) {
+        // What comes meanwhile from outside stays where it is.
+        for came in std::iter::from_fn(next).take(waiting) {
             match came {
                 Ok((end, from)) => {
                     let same = |c: &Client| (c.local.ip(), c.local.port()) == (from.ip(), from.port());
