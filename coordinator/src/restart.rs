@@ -151,7 +151,7 @@ impl<'a> Attempts<'a> {
             // Where chunks lie on their hosts, those have been asked by now.
             return self.gathered.check(&self.dir, number);
         }
-        self.rebuilt = again::prepare(&self.dir, number, self.hosts, &mut |line| tell(Notice::Progress, line))?;
+        self.rebuilt |= again::prepare(&self.dir, number, self.hosts, &mut |line| tell(Notice::Progress, line))?;
         Ok(())
     }
 
@@ -203,9 +203,6 @@ impl<'a> Attempts<'a> {
             agent.map_or(0, |mut a| {
                 a.begins();
                 a.goes_on_from(g);
-                if rebuilt {
-                    a.becomes_redundant_again(g.number);
-                }
                 // Pages that are only mapped have not been compared with their checksums: damage must not spread to the
                 // generations that follow.
                 if !options.lazy {
@@ -213,6 +210,9 @@ impl<'a> Attempts<'a> {
                 }
                 if let Some(joining) = reunion.and_then(Reunion::take_joining) {
                     a.rejoin(joining);
+                }
+                if let Err(failure) = a.becomes_redundant_again(g.number, rebuilt) {
+                    tracing::error!(generation = g.number, error = %failure, "not made redundant again");
                 }
                 agent_main(a, g.number, restored, ended, report)
             })

@@ -142,12 +142,22 @@ impl Agent {
         Ok(())
     }
 
-    /// The job goes on from generation `number`, of which something had to be rebuilt: what was lost with it of others
-    /// is made again at once, whenever the next checkpoint's turn is.
-    pub(crate) fn becomes_redundant_again(&mut self, number: u64) {
-        if self.encoding.redundant == Some(number) {
+    /// The job goes on from generation `number`, of which something had to be rebuilt, now or by an earlier attempt that
+    /// brought parts elsewhere: what was lost of others with that is made again at once, whenever the next checkpoint's
+    /// turn is.
+    pub(crate) fn becomes_redundant_again(&mut self, number: u64, rebuilt: bool) -> Result<(), Failure> {
+        if self.encoding.redundant != Some(number) {
+            return Ok(());
+        }
+        let (Some(record), Some(nodes)) = (Record::read(self.dir.path(), number)?, &self.nodes) else {
+            return Ok(());
+        };
+        let now = nodes.rows();
+        let is_there = |row: &Row| now.iter().any(|n| n.tag == row.tag && n.host() == row.host());
+        if rebuilt || record.root != name_here() || !record.rows.iter().all(is_there) {
             self.encoding.newest = Some(number);
         }
+        Ok(())
     }
 
     /// Before a checkpoint: what has been found damaged is not built upon, because the program still has what it should be.
@@ -276,7 +286,13 @@ impl Agent {
         let mut record = Record::new(status, name_here(), rows);
         (record.scheme, record.parity) = (settings.scheme, settings.parity);
         let cancel = meeting.cancel.clone();
-        let round = Round { meeting, settings };
+        let before = Record::read(self.dir.path(), generation)?;
+        let groups = before.map(|r| r.groups);
+        let round = Round {
+            meeting,
+            settings,
+            groups,
+        };
         let (send, result) = mpsc::channel();
         let done = self
             .encoding

@@ -416,9 +416,12 @@ impl Healer {
     }
 }
 
-/// Whether index `i` is that of the same group as `ours`, in member `member`'s hand.
+/// Whether index `i` is that of the same group as `ours`, in member `member`'s hand. Where a member was when it was made
+/// does not matter: a group that is encoded again after a restart elsewhere gets the same parity.
 fn fits(ours: &Index, i: &Index, member: usize) -> Result<(), String> {
-    let same = i.position == member && i.generation == ours.generation && i.layout == ours.layout && i.members == ours.members;
+    let alike = |(a, b): (&Member, &Member)| (a.tag, &a.parts, &a.sums) == (b.tag, &b.parts, &b.sums);
+    let members = i.members.len() == ours.members.len() && i.members.iter().zip(&ours.members).all(alike);
+    let same = i.position == member && i.generation == ours.generation && i.layout == ours.layout && members;
     same.then_some(()).ok_or_else(|| "its parity is that of another group".into())
 }
 

@@ -111,6 +111,9 @@ impl Share {
 pub(crate) struct Round {
     pub(crate) meeting: Meeting,
     pub(crate) settings: Settings,
+    /// The groups of before, where the generation is redundant already, and something was lost of that: in others, the
+    /// parity that is there would be replaced by what does not fit to it, one after the other.
+    pub(crate) groups: Option<Vec<Vec<u64>>>,
 }
 
 impl Round {
@@ -118,13 +121,23 @@ impl Round {
     pub(crate) fn lead(mut self) -> Result<Vec<Vec<u64>>, Failure> {
         let mut members = self.meeting.gather::<Hello>()?;
         let s = &self.settings;
-        let domains: Vec<String> = members
-            .values()
-            .map(|(Hello { seat, .. }, _)| s.domain([&seat.host, &self.meeting.hosts[&seat.tag]]))
-            .collect();
-        let formed = groups::form(&domains, s.group, s.scheme.fewest(s.parity))?;
         let tags: Vec<u64> = members.keys().copied().collect();
-        let formed: Vec<Vec<u64>> = formed.into_iter().map(|g| g.into_iter().map(|n| tags[n]).collect()).collect();
+        let formed = match self.groups.take() {
+            Some(before) => {
+                let mut known: Vec<u64> = before.iter().flatten().copied().collect();
+                known.sort_unstable();
+                if known != tags {
+                    return Err(failed("the parts of the job are others than those of its record"));
+                }
+                before
+            }
+            None => {
+                let domain = |(Hello { seat, .. }, _): &(Hello, Direct)| s.domain([&seat.host, &self.meeting.hosts[&seat.tag]]);
+                let domains: Vec<String> = members.values().map(domain).collect();
+                let formed = groups::form(&domains, s.group, s.scheme.fewest(s.parity))?;
+                formed.into_iter().map(|g| g.into_iter().map(|n| tags[n]).collect()).collect()
+            }
+        };
         for group in &formed {
             let layout = Layout::new(s.scheme, group.len(), s.parity)?;
             let seats: Vec<Seat> = group
