@@ -305,9 +305,11 @@ fn under_way(dir: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(names.map(|n| dir.join(n)).collect())
 }
 
-/// Gives up what interrupted fetches have brought: the job has a newer checkpoint.
-pub fn give_up_fetches(dir: &Path) -> Result<(), Failure> {
-    under_way(dir)?.iter().try_for_each(|d| remove_left(d))
+/// Gives up what interrupted fetches have brought: the job goes on without. Whether there was any.
+pub fn give_up_fetches(dir: &Path) -> Result<bool, Failure> {
+    let left = under_way(dir)?;
+    left.iter().try_for_each(|d| remove_left(d))?;
+    Ok(!left.is_empty())
 }
 
 fn remove_left(path: &Path) -> Result<(), Failure> {

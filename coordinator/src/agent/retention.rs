@@ -12,6 +12,9 @@ impl Agent {
             return Ok(());
         };
         let gen = self.dir.generations();
+        if generations::give_up_fetches(&gen)? {
+            self.collect()?;
+        }
         let newest = generations::list(&gen)?.pop();
         let expected = newest.and_then(|g| g.manifest.ok()).map_or(0, |m| m.new_bytes);
         let room = limit.saturating_sub(expected);
