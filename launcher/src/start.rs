@@ -265,12 +265,11 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
     }
     let dir = JobDir::create(&args.launch.ckpt_dir)?;
     let lock = dir.lock()?;
-    if found {
-        let problems = tiers::refresh(&dir, &dir.description()?)?;
-        problems.iter().for_each(|(_, problem)| sys::say(problem));
-    }
-    let held = tiers::held(&dir)?;
     let old = if dir.is_described() { Some(dir.description()?) } else { None };
+    let held = match &old {
+        Some(old) if old.command == new.command && old.wait_status != Some(0) => held_anywhere(&dir, old)?,
+        _ => tiers::held(&dir)?,
+    };
     let at = dir.path().display();
     let restarts = args.launch.across_hosts && args.again < args.restarts;
     let end = match old {
@@ -355,6 +354,27 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
     finish(&dir, end.status())
 }
 
+/// How many generations the job has. Where none is known here, its tiers are asked, and one that does not answer, or of
+/// which something cannot be read, is not taken for none.
+fn held_anywhere(dir: &JobDir, d: &Description) -> Result<usize, Failure> {
+    let held = tiers::held(dir)?;
+    if held > 0 || d.config.durable().next().is_none() {
+        return Ok(held);
+    }
+    let problems = tiers::refresh(dir, d)?;
+    problems.iter().for_each(|(_, problem)| sys::say(problem));
+    match (tiers::held(dir)?, problems.into_iter().next()) {
+        (0, Some((exit, problem))) => Err(Failure::new(
+            exit,
+            format!(
+                "{} has no checkpoint, and it cannot be seen whether a tier has one: {problem}; belay launch begins anew",
+                dir.path().display()
+            ),
+        )),
+        (held, _) => Ok(held),
+    }
+}
+
 /// Where the job directory is gone, with the disk that it was on: whether it could be made again, because a durable tier
 /// holds a job of the same command that had it. Another command is none of its business.
 fn found_again(dir: &Path, new: &Description, (config, limits): (&Config, &Limits)) -> Result<bool, Failure> {
@@ -363,10 +383,20 @@ fn found_again(dir: &Path, new: &Description, (config, limits): (&Config, &Limit
         _ => return Ok(false),
     }
     let at = dir.display();
-    let found = tiers::find_job(dir, (config, limits), &|d| d.command == new.command).map_err(|f| {
-        let why = "is not there, and a durable tier does not say whether it holds checkpoints of it";
-        Failure::new(f.exit, format!("{at} {why}: {f}; belay launch begins anew"))
-    })?;
+    let unfinished = |d: &Description| d.command == new.command && d.wait_status != Some(0);
+    let found = match tiers::find_job(dir, (config, limits), &unfinished) {
+        // A job with another key: most probably another one.
+        Err(f) if f.exit == Exit::NoKey => {
+            sys::say(&format!(
+                "{f}; {at} is not there, and what is sealed with that is not taken for its"
+            ));
+            return Ok(false);
+        }
+        other => other.map_err(|f| {
+            let why = "is not there, and a durable tier does not say whether it holds checkpoints of it";
+            Failure::new(f.exit, format!("{at} {why}: {f}; belay launch begins anew"))
+        })?,
+    };
     if found {
         sys::say(&format!(
             "{at} is not there, and a durable tier knows the job: it is made again"

@@ -167,6 +167,10 @@ impl Agent {
         if let Err(failure) = described {
             tracing::error!(error = %failure, "record the end");
         }
+        let is_done = self.description.wait_status == Some(0) && !self.losses.deposed;
+        if is_done && !self.nodes.as_ref().is_some_and(Nodes::is_part) {
+            tiers::tell_end(&self.dir, &self.description);
+        }
         let result = self.result.or(self.root_status).unwrap_or(0);
         if let Some(tree) = self.nodes.as_ref().and_then(Nodes::tree) {
             tree.ends_with(result);

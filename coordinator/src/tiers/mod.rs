@@ -215,6 +215,22 @@ impl Durable {
         }
     }
 
+    /// Says what the job is.
+    fn describe(&self, d: &Description) -> Result<(), Failure> {
+        let text = serde_json::to_vec(d).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
+        let there = match self.tier.length(JOB)? {
+            Some(_) => read_whole(&*self.tier, JOB, MAX_JOB),
+            None => Ok(Vec::new()),
+        };
+        match there {
+            // An older key is not to be needed for it.
+            Ok(there) if there == text && self.tier.key_of(JOB) == self.tier.seals_with() => Ok(()),
+            // Whoever put that there, the job knows what it is.
+            Ok(_) | Err(StorageError::TierDamaged { .. }) => Ok(write_whole(&*self.tier, JOB, &text)?),
+            Err(e) => Err(e.into()),
+        }
+    }
+
     /// Copies the generation, the description and, last, the record.
     fn copy(
         &mut self,
@@ -225,18 +241,7 @@ impl Durable {
     ) -> Result<Flushed, Failure> {
         // The flush compares all else with its checksums on the way.
         verify::byte_strings(generation)?;
-        let text = serde_json::to_vec(d).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
-        let there = match self.tier.length(JOB)? {
-            Some(_) => read_whole(&*self.tier, JOB, MAX_JOB),
-            None => Ok(Vec::new()),
-        };
-        match there {
-            // An older key is not to be needed for it.
-            Ok(there) if there == text && self.tier.key_of(JOB) == self.tier.seals_with() => {}
-            // Whoever put that there, the job knows what it is.
-            Ok(_) | Err(StorageError::TierDamaged { .. }) => write_whole(&*self.tier, JOB, &text)?,
-            Err(e) => return Err(e.into()),
-        }
+        self.describe(d)?;
         Ok(flush::flush(
             generation,
             &*self.tier,
@@ -440,6 +445,17 @@ pub fn check(d: &Description) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// The job has ended: its description on the durable tiers that hold something of it says how. Who looks there for a job
+/// whose directory is gone does not begin one again that was done.
+pub(crate) fn tell_end(dir: &JobDir, d: &Description) {
+    let holds = |known: &Option<Known>| known.as_ref().is_some_and(|k| !k.generations.is_empty());
+    for (t, _) in d.config.durable().zip(known(dir, d)).filter(|(_, known)| holds(known)) {
+        if let Err(e) = Durable::open(t, d, To::Use).and_then(|durable| durable.describe(d)) {
+            tracing::warn!(tier = t.name, error = %e, "record the end there");
+        }
+    }
 }
 
 /// What a level needs and the job has not.

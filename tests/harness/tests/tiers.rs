@@ -199,6 +199,35 @@ fn run_without_directory(place: &Place, user: User, _: &mut Rng) -> Result<(), F
     lost(&mut job)?;
     let from = runs(&mut job, "2")?;
     want(from == 2, || format!("from generation {from}, not 2"))?;
+    lost(&mut job)?;
+    // The directory is made again, and then nothing can be seen of what the tier holds: now, and when it is there.
+    let records = files(&scratch)
+        .into_iter()
+        .filter(|f| f.extension().is_some_and(|e| e == "json"));
+    let records: Vec<PathBuf> = records.filter(|f| !f.ends_with("job.json")).collect();
+    want(!records.is_empty(), || format!("no records in {:?}", files(&scratch)))?;
+    for round in 0..2 {
+        let whole = records.iter().map(std::fs::read).collect();
+        let whole: Vec<Vec<u8>> = io("read", whole)?;
+        for record in &records {
+            io("write", std::fs::write(record, "no record"))?;
+        }
+        let o = output(job.belay(&line("2")), LIMIT)?;
+        want(!o.status.success() && text(&o).contains("belay launch"), || {
+            format!("{round}: without records: {}: {}", show(o.status), text(&o))
+        })?;
+        for (record, whole) in records.iter().zip(whole) {
+            io("write", std::fs::write(record, whole))?;
+        }
+    }
+    let from = runs(&mut job, "2")?;
+    want(from == 2, || format!("from generation {from}, not 2"))?;
+    // One that is done is done, also where nothing but the tier says so.
+    job.verdict(false, LIMIT)?;
+    io("remove", std::fs::remove_dir_all(job.dir()))?;
+    io("remove", std::fs::remove_file(job.work.join("go")))?;
+    let from = runs(&mut job, "2")?;
+    want(from == 0, || format!("what was done went on from generation {from}"))?;
     job.verdict(false, LIMIT)
 }
 
