@@ -15,6 +15,7 @@ use belay_storage::place::desk::{Place, Spec};
 use belay_storage::place::model::Model;
 use belay_storage::store::{self, LocalTier, Store};
 use belay_wire::{Exit, OnTier};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io;
@@ -252,9 +253,13 @@ fn is_usable(t: &Tier) -> bool {
     usable && trusted.is_ok()
 }
 
+/// The chunks that lie at home, by part: each directory is read once for all generations of a list.
+pub(crate) type Homes = BTreeMap<u64, BTreeSet<u32>>;
+
 /// What of the chunks of generation `g` lies in local tiers, of the job's own part and of those on other hosts; and
-/// what some of the parts lack. Only names are looked at, and nothing of what lies on other hosts' own disks.
-pub(crate) fn holdings(job: &Path, g: &generations::Generation) -> (Vec<OnTier>, Option<String>) {
+/// what some of the parts lack. Only names are looked at, and nothing of what lies on other hosts' own disks. `homes`:
+/// what has been seen at home of each part.
+pub(crate) fn holdings(job: &Path, g: &generations::Generation, homes: &mut Homes) -> (Vec<OnTier>, Option<String>) {
     let parts = super::parts::of_generation(job, &g.path).unwrap_or_default();
     let parts = parts.into_iter().filter(|(_, own)| !super::parts::lies_elsewhere(own));
     let (mut on, mut lacking) = (BTreeMap::new(), None);
@@ -279,7 +284,13 @@ pub(crate) fn holdings(job: &Path, g: &generations::Generation) -> (Vec<OnTier>,
                 continue;
             }
         };
-        let Ok(home) = store.at_home() else { continue };
+        let home = match homes.entry(tag) {
+            Entry::Occupied(seen) => seen.into_mut(),
+            Entry::Vacant(place) => match store.at_home() {
+                Ok(seen) => place.insert(seen),
+                Err(_) => continue,
+            },
+        };
         for c in m.chunks.iter().filter(|c| !home.contains(&c.id)) {
             let tier = match store.place_of(c.id) {
                 Place::Tier(tier) => &store.tiers()[tier],

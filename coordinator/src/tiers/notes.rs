@@ -1,5 +1,6 @@
 //! Notes in the job directory of what its durable tiers hold.
 
+use super::local::{self, Homes};
 use super::Durable;
 use crate::generations::{self, Generation};
 use crate::jobdir::{Description, JobDir};
@@ -182,8 +183,9 @@ pub fn held(dir: &JobDir) -> Result<usize, Failure> {
 /// The generations of the job directory and of its tiers, oldest first, with what is where.
 pub fn statuses(dir: &JobDir, d: &Description) -> Vec<GenerationStatus> {
     let mut out: BTreeMap<u64, GenerationStatus> = BTreeMap::new();
+    let mut homes = Homes::new();
     for g in generations::list(&dir.generations()).unwrap_or_default() {
-        out.insert(g.number, here(dir, &g));
+        out.insert(g.number, here(dir, &g, &mut homes));
     }
     let notes = known(dir, d);
     for (t, known) in d.config.durable().zip(notes) {
@@ -225,11 +227,11 @@ pub fn statuses(dir: &JobDir, d: &Description) -> Vec<GenerationStatus> {
 }
 
 /// A generation in the job directory.
-fn here(dir: &JobDir, g: &Generation) -> GenerationStatus {
+fn here(dir: &JobDir, g: &Generation, homes: &mut Homes) -> GenerationStatus {
     let mut status = g.status();
     let own = status.bytes;
     generations::add_parts(&mut status, g);
-    let (local, lacking) = super::local::holdings(dir.path(), g);
+    let (local, lacking) = local::holdings(dir.path(), g, homes);
     let damage = status.damage.or(lacking);
     let on = OnTier {
         tier: "job".into(),
