@@ -331,8 +331,11 @@ fn an_interrupted_fetch_is_carried_on() {
     // Whoever collects chunks meanwhile learns which are needed.
     let m = Manifest::read(&s.job().join("gen").join(format!("{UNDER_WAY}000003"))).unwrap();
     assert_eq!(m.chunks, wanted.manifest.chunks);
+    let store = Store::of_job(&s.job());
+    store.collect(&m.chunks.iter().map(|c| c.id).collect()).unwrap();
+    let brought = store.at_home().unwrap().len() as u64;
     let done = fetch(&s.job(), wanted, &[(&tier, &catalogue)], &Control::default()).unwrap();
-    assert!(done.present > 0, "{done:?}");
+    assert!(brought > 0 && done.present == brought, "{brought} chunks are there: {done:?}");
     assert!(contents(&s, 3) == before);
     let left: Vec<_> = std::fs::read_dir(s.job().join("gen"))
         .unwrap()
