@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 
 /// Of so many generations one is complete, whatever programs declare.
 const COMPLETE_EVERY: u64 = 10;
-/// For a checkpoint that is being written so many are left out before the user is told.
-const LONG: u32 = 3;
+/// For a checkpoint that is being written so many others are left out, and it takes so long, before the user is told.
+const MANY: u32 = 2;
+const LONG: Duration = Duration::from_secs(10);
 
 impl Agent {
     pub(super) fn arm_interval(&mut self) {
@@ -54,11 +55,14 @@ impl Agent {
             "interval checkpoint left out: the one before is still being written"
         );
         let (of, count) = self.left_out;
-        self.left_out = (generation, if of == generation { count + 1 } else { 1 });
-        if self.left_out.1 == LONG {
+        // Once counted so often, it is told, and no more.
+        let count = if of == generation { count } else { 0 };
+        let is_long = count == MANY && begun.elapsed() > LONG;
+        self.left_out = (generation, if count < MANY || is_long { count + 1 } else { count });
+        if is_long {
             let (seconds, at) = (begun.elapsed().as_secs(), self.dir.path().display());
             let why = format!(
-                "generation {generation} has been being written for {seconds} s, and no other can be taken; see which disk or tier is slow, on which host ({at}/log, {at}/nodes/*/log)"
+                "generation {generation} is still being written after {seconds} s, and no other can be taken; see which disk or tier is slow, on which host ({at}/log, {at}/nodes/*/log)"
             );
             self.note_failure(&Failure::new(Exit::CheckpointFailed, &why), false);
             sys::say(&why);
