@@ -100,20 +100,25 @@ pub(super) fn peek(receiver: RawFd) -> Result<Vec<u8>, Fault> {
     if bytes == 0 {
         return Ok(Vec::new());
     }
-    let offset: i32 = sock::get(receiver, libc::SOL_SOCKET, libc::SO_PEEK_OFF).unwrap_or(-1);
-    if offset >= 0 {
-        sock::set(receiver, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &-1i32).at("set SO_PEEK_OFF")?;
-    }
     let mut data = vec![0u8; bytes];
-    let got = sock::receive(receiver, &mut data, libc::MSG_PEEK);
-    if offset >= 0 {
-        sock::set(receiver, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &offset).at("set SO_PEEK_OFF back")?;
-    }
-    let got = got.at("read its queue")?.len;
+    let got = peek_at_head(receiver, &mut data).at("read its queue")?;
     if got != bytes {
         return refuse(format!("holds {bytes} bytes, of which only {got} could be read"));
     }
     Ok(data)
+}
+
+/// Peeks from the first byte on, whatever a program has peeked at (SO_PEEK_OFF), which stays so.
+fn peek_at_head(receiver: RawFd, into: &mut [u8]) -> io::Result<usize> {
+    let offset: i32 = sock::get(receiver, libc::SOL_SOCKET, libc::SO_PEEK_OFF).unwrap_or(-1);
+    let set = |to: i32| match offset {
+        ..0 => Ok(()),
+        _ => sock::set(receiver, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &to),
+    };
+    set(-1)?;
+    let got = sock::peek(receiver, into);
+    set(offset)?;
+    got
 }
 
 /// What a socket holds that has not been read, and its counters at that moment.
@@ -301,7 +306,7 @@ fn larger(receiver: RawFd) -> Option<Enlarged> {
 fn open_window(receiver: RawFd) {
     grow_receiver(receiver);
     // Whoever looks at what has come tells the sender how much may follow.
-    let _ = sock::receive(receiver, &mut [0], libc::MSG_PEEK);
+    let _ = peek_at_head(receiver, &mut [0]);
 }
 
 /// Sends `data`, enlarging the sender's buffer for the moment where needed. Returns how much went.
@@ -397,6 +402,25 @@ mod tests {
                 .enumerate()
                 .find(|(k, c)| *c != from(read + (k << 20), c.len()));
             assert!(wrong.is_none(), "MiB {:?} of {}", wrong.map(|w| w.0), held.len() >> 20);
+        }
+    }
+
+    #[test]
+    fn what_a_program_has_peeked_at_stays_so() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (receiver, _) = listener.accept().unwrap();
+        let raw = receiver.as_raw_fd();
+        sender.write_all(b"abcdef").unwrap();
+        assert!(fd::wait(raw, libc::POLLIN, 1000).unwrap());
+        // Kernels before 6.9 do not have it for TCP.
+        if sock::set(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &3i32).is_err() {
+            return;
+        }
+        let d = direction(&sender, &receiver);
+        for read in [make_room(d).unwrap().unwrap(), peek(raw).unwrap(), exchange(d).unwrap()] {
+            assert_eq!(read, b"abcdef");
+            assert_eq!(sock::get::<i32>(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF).unwrap(), 3);
         }
     }
 
