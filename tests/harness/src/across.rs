@@ -9,8 +9,9 @@ use crate::job::{output, show, text};
 use crate::outcome::take_unless_ended;
 use crate::place::{Place, User};
 use crate::s3::CREDENTIALS;
-use crate::Failure;
+use crate::{procs, Failure};
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -325,7 +326,7 @@ impl Job {
     }
 
     /// What the parts' logs say last, and what the processes of belay on the hosts wait for.
-    fn account(&self) -> String {
+    pub fn account(&self) -> String {
         let mut lines = Vec::new();
         for part in 0..self.at.len() {
             let mut logs = files(&Path::new(&self.dir_of(part)).join("log"), ".jsonl");
@@ -342,6 +343,16 @@ impl Job {
                 lines.push(format!("h{host}: {pid} {} {state}: {line}", of("comm").trim()));
             }
         }
+        lines.join("\n")
+    }
+
+    /// How full the disk of the job directory is, what lies there, and who has removed files of it open.
+    pub fn on_its_disk(&self) -> String {
+        // These come first: they may be about to be closed.
+        let mut lines = removed_and_open(&self.dir());
+        let mut df = Command::new("sh");
+        df.args(["-c", "df -k \"$0\"; du -ak \"$0\" | sort -n | tail -40", &self.dir()]);
+        lines.push(output(df, LIMIT).map_or_else(|e| e, |o| text(&o)));
         lines.join("\n")
     }
 
@@ -475,6 +486,22 @@ impl Drop for Job {
             std::fs::remove_dir_all(&self.work).ok();
         }
     }
+}
+
+/// A line for each removed file below `dir` that some process has open.
+fn removed_and_open(dir: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    for pid in procs::all() {
+        for fd in std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
+            let to = std::fs::read_link(fd.path()).unwrap_or_default().display().to_string();
+            if to.starts_with(dir) && to.ends_with(" (deleted)") {
+                let kib = std::fs::metadata(fd.path()).map_or(0, |m| m.blocks() / 2);
+                let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                lines.push(format!("{kib} KiB held by {pid} ({}): {to}", line.replace('\0', " ").trim()));
+            }
+        }
+    }
+    lines
 }
 
 /// Files below `dir` whose paths contain `words`.

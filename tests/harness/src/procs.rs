@@ -53,6 +53,11 @@ pub fn tree(root: i32) -> BTreeSet<i32> {
     found
 }
 
+/// Every process that can be seen.
+pub fn all() -> BTreeSet<i32> {
+    table().into_keys().collect()
+}
+
 /// Sends `sig` to `pid`. A process that is already gone is not an error.
 pub fn signal(pid: i32, sig: i32) {
     // SAFETY: kill has no memory effects in this process.
