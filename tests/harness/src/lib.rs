@@ -15,6 +15,7 @@
 //! calls    those of all its threads that change files or make them durable
 //! witness  what a command changes, and whom it connects to
 //! disk     what a power cut leaves of these files
+//! filler   takes all the room of a disk
 //! terminal a pseudo-terminal for tests of job control
 //! runner   filters, two workers, one line per check, summary
 //! hosts    hosts made of namespaces, joined by a bridge
@@ -37,6 +38,7 @@ pub mod disk;
 pub mod edges;
 pub mod expect;
 pub mod fabric;
+pub mod filler;
 pub mod gpu;
 pub mod group;
 pub mod hosts;

@@ -3,6 +3,7 @@
 use super::{comes_back, restart_refused, target, LIMIT};
 use belay_image::manifest::Manifest;
 use belay_tests::expect::{io, refused_for_one_of as refused, want};
+use belay_tests::filler::fill;
 use belay_tests::job::{output, text, Job};
 use belay_tests::place::{am_root, Place, User, NOBODY};
 use belay_tests::rng::Rng;
@@ -31,8 +32,7 @@ pub(super) fn disk_full(place: &Place, user: User, _: &mut Rng) -> Result<(), Fa
         job.progress(LIMIT)?;
         job.checkpoint()?;
         let filler = dir.join("filler");
-        let full = std::fs::write(&filler, vec![1u8; 48 << 20]);
-        want(full.is_err(), || "the disk is not full".into())?;
+        fill(&filler)?;
         for _ in 0..3 {
             let o = job.checkpoint_raw(&[])?;
             refused(&o, &["no space", "full"])?;

@@ -9,6 +9,7 @@ use belay_tests::across::Job;
 use belay_tests::agents::agent;
 use belay_tests::build::Kind;
 use belay_tests::expect::want;
+use belay_tests::filler::fill;
 use belay_tests::job::{output, text};
 use belay_tests::place::Place;
 use belay_tests::procs::signal;
@@ -97,8 +98,7 @@ impl Fault {
                     signal(*rank, libc::SIGKILL);
                 }
             }
-            // It is full when nothing more can be written.
-            Self::DiskFull => drop(std::fs::write(filler(job), vec![1; 600 << 20])),
+            Self::DiskFull => fill(&filler(job))?,
             Self::Cut(part, for_ms) => {
                 job.hosts.cut(job.at[part], true)?;
                 std::thread::sleep(Duration::from_millis(for_ms));
@@ -115,7 +115,7 @@ impl Fault {
     /// There is room again.
     fn pass(self, job: &Job) -> Result<(), Failure> {
         match self {
-            Self::DiskFull => drop(std::fs::remove_file(filler(job))),
+            Self::DiskFull => std::fs::remove_file(filler(job)).map_err(|e| format!("remove the filler: {e}"))?,
             Self::TierFull(part) => drop(job.on_host(job.at[part], &["rm", &format!("{RAM}/filler")])?),
             _ => {}
         }
@@ -151,6 +151,7 @@ fn struck(job: &Job, fault: Fault, rng: &mut Rng) -> Result<Output, Failure> {
     std::thread::sleep(Duration::from_millis(rng.below(WITHIN)));
     let done = fault.strike(job, &agents);
     let taken = taken.join().map_err(|_| "the command's thread failed")?;
+    let taken = taken.map_err(|e| format!("{e}: {}", job.account()));
     done.and(taken)
 }
 
@@ -192,7 +193,10 @@ fn round(job: &mut Job, shape: Shape, fault: Fault, doomed: &mut BTreeSet<u64>, 
         job.progress()
             .map_err(|e| format!("before there is room again: {e}: {said}"))?;
         fault.pass(job)?;
-        want(job.take()?, || format!("the job has ended: {said}: {}", job.said()))?;
+        let next = job
+            .take()
+            .map_err(|e| format!("when there is room again: {e}\nthe one before: {said}\n{}", job.on_its_disk()))?;
+        want(next, || format!("the job has ended: {said}: {}", job.said()))?;
     } else if rng.below(2) == 0 {
         // Another one after the fault is good, or none.
         job.belay(&["checkpoint", "--quiet", &job.dir()])?;
