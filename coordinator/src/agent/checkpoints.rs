@@ -1,6 +1,6 @@
 //! Taking checkpoints: on request, on the interval, one at a time.
 
-use super::{stopped_after_checkpoint, Agent, WRITERS};
+use super::{stopped_after_checkpoint, Agent};
 use crate::checkpoint::{Committed, Learned, Wanted, Writing};
 use crate::generations::{self, ms, Generation};
 use crate::interval::{self, Interval};
@@ -144,7 +144,7 @@ impl Agent {
             standins: ways.standins,
             names: self.addresses.0.clone(),
             led: self.addresses.1,
-            writers: WRITERS,
+            writers: writers(),
             hold: wanted.then_stop,
             gate: self.gated,
             gate_limit: self.description.config.gate.limit(),
@@ -271,7 +271,7 @@ impl Agent {
 
     /// With an automatic interval: when the next checkpoint is due, now that this one is committed.
     fn choose_interval(&mut self, c: &Committed) {
-        let cost = interval::cost(c.blocked, c.write, WRITERS, sys::processors());
+        let cost = interval::cost(c.blocked, c.write, writers(), sys::processors());
         let configured = self.description.mtti_s.map(Duration::from_secs_f64);
         let mtti = configured.unwrap_or_else(|| self.description.history.mtti(sys::now_unix_s()));
         let optimum = interval::optimum(cost, mtti);
@@ -377,4 +377,10 @@ impl Agent {
             self.said = Some(failure.exit);
         }
     }
+}
+
+/// Threads that write a process's memory beside it: half of the processors, the others are the program's. On a machine
+/// with 16 processors 16 were no faster than 8 (`docs/benchmarks.md`).
+fn writers() -> u32 {
+    (sys::processors() / 2).clamp(2, belay_abi::inject::MAX_WRITERS as u32)
 }

@@ -55,8 +55,6 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Duration;
 
-/// Writer threads per process snapshot.
-const WRITERS: u32 = 2;
 /// How often clients that wait for a checkpoint hear of its progress.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
 /// How often an ending job is looked at again for processes that were started meanwhile.
