@@ -1,17 +1,19 @@
 //! Commands on terminals.
 
 use super::LIMIT;
-use belay_tests::expect::want;
+use belay_tests::expect::{io, want};
 use belay_tests::job::{output, text, Job};
 use belay_tests::place::{Place, User};
 use belay_tests::terminal::{master, take_names, Terminal};
 use belay_tests::Failure;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
-/// Whose test takes the numbers of terminals.
-static TURN: Mutex<()> = Mutex::new(());
+/// Besides the terminals with the names that it tells, the program has one now and then, with the smallest number that
+/// is free: one of so many further ones.
+const FURTHER: u32 = 16;
 const SHELL: [&str; 7] = ["env", "PS1=PROMPT:", "HISTFILE=", "bash", "--norc", "--noediting", "-i"];
 
 /// An interactive shell on a terminal of its own.
@@ -123,21 +125,43 @@ pub(super) fn terminal_restart(place: &Place, user: User) -> Result<(), Failure>
     ended(&mut t, 4)
 }
 
-/// The master of a terminal that is not called by any of `numbers`; those that are go to `others`.
-fn unlike(numbers: &[u32], others: &mut BTreeMap<u32, OwnedFd>) -> Result<OwnedFd, Failure> {
+/// Held by the test that takes the numbers of terminals, also of several runs: they are those of the whole machine.
+fn turn() -> Result<File, Failure> {
+    let names = io("open /dev/pts", File::open("/dev/pts"))?;
+    io("lock /dev/pts", names.lock())?;
+    Ok(names)
+}
+
+/// The master of a terminal with a greater number than `last`; the others on the way go to `others`.
+fn above(last: u32, others: &mut BTreeMap<u32, OwnedFd>) -> Result<OwnedFd, Failure> {
     loop {
         let (made, number) = master()?;
-        if !numbers.contains(&number) {
+        if number > last {
             return Ok(made);
         }
         others.insert(number, made);
     }
 }
 
+/// Masters of all terminals up to `last` that nobody has, and one of them that is called by one of `numbers`, which a
+/// job had that has just been killed: its processes may still be ending, and a test beside this one may have some.
+fn one_of(numbers: &[u32], last: u32) -> Result<(u32, OwnedFd, BTreeMap<u32, OwnedFd>), Failure> {
+    let begin = Instant::now();
+    loop {
+        let mut others = take_names(last)?;
+        if let Some((number, master)) = numbers.iter().find_map(|n| Some((*n, others.remove(n)?))) {
+            return Ok((number, master, others));
+        }
+        want(begin.elapsed() < LIMIT, || "the names are others'".into())?;
+        drop(others);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Terminals of a job keep their names, also where those of others are called so at the restart, and are gone later;
 /// the terminal of the restart is found by its name, unless one of the job's is called so.
 pub(super) fn terminal_names(place: &Place, user: User) -> Result<(), Failure> {
-    let _alone = TURN.lock();
+    let _alone = turn()?;
     let job = Job::new(place, "ttynames", user)?;
     let belay = place.belay().display().to_string();
     let dir = job.dir().display().to_string();
@@ -160,14 +184,12 @@ pub(super) fn terminal_names(place: &Place, user: User) -> Result<(), Failure> {
         want(o.status.success(), || text(&o))?;
         drop(t); // kills everything on that terminal
         job.clear_beat()?;
-        let mut others = take_names(numbers[numbers.len() - 1])?;
-        // A test beside this one may have one of them by now.
-        let same = numbers.iter().find_map(|n| Some((*n, others.remove(n)?)));
-        let (same, master) = same.ok_or("the names are others'")?;
+        let last = numbers[numbers.len() - 1] + FURTHER;
+        let (same, master, mut others) = one_of(&numbers, last)?;
         let words = job.command(&SHELL.map(str::to_owned));
         t = prompting(if with_name {
             // A test beside this one may have given one of the names up by now.
-            Terminal::on(unlike(&numbers, &mut others)?, words)?
+            Terminal::on(above(last, &mut others)?, words)?
         } else {
             Terminal::on(master, words)?
         })?;
@@ -184,7 +206,7 @@ pub(super) fn terminal_names(place: &Place, user: User) -> Result<(), Failure> {
         drop(others);
         job.clear_beat()?;
         job.beats(LIMIT)?;
-        drop(take_names(numbers[numbers.len() - 1])?);
+        drop(take_names(last)?);
     }
     job.tell_end()?;
     t.expect("PASS fd_ptynames")?;
