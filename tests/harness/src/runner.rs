@@ -145,6 +145,17 @@ fn workers() -> usize {
     asked.unwrap_or(WORKERS)
 }
 
+/// The checks that took longest, of these and their seconds.
+fn slowest(mut took: Vec<(u64, String)>) -> String {
+    took.sort_by(|a, b| b.cmp(a));
+    let most: Vec<String> = took
+        .iter()
+        .take(5)
+        .map(|(seconds, name)| format!("{name} {seconds} s"))
+        .collect();
+    format!("slowest: {}", most.join(", "))
+}
+
 /// Runs the selected checks and ends the process: 0 when all passed.
 pub fn main(checks: Vec<Check>) -> ! {
     let words: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
@@ -155,7 +166,8 @@ pub fn main(checks: Vec<Check>) -> ! {
         std::process::exit(0);
     }
     println!("running {} tests", checks.len());
-    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let begin = Instant::now();
+    let (next, failed, took) = (AtomicUsize::new(0), Mutex::new(Vec::new()), Mutex::new(Vec::new()));
     std::thread::scope(|s| {
         for _ in 0..workers() {
             s.spawn(|| {
@@ -163,6 +175,10 @@ pub fn main(checks: Vec<Check>) -> ! {
                     let t0 = Instant::now();
                     let r = (c.run)();
                     let ms = t0.elapsed().as_millis();
+                    let seconds = t0.elapsed().as_secs();
+                    took.lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push((seconds, c.name.clone()));
                     match r {
                         Ok(()) => println!("test {} ... ok ({ms} ms)", c.name),
                         Err(e) => {
@@ -178,6 +194,8 @@ pub fn main(checks: Vec<Check>) -> ! {
     if !failed.is_empty() {
         println!("\nfailures:\n    {}", failed.join("\n    "));
     }
+    let took = took.into_inner().unwrap_or_else(PoisonError::into_inner);
+    println!("\n{} s; {}", begin.elapsed().as_secs(), slowest(took));
     let verdict = if failed.is_empty() { "ok" } else { "FAILED" };
     println!(
         "\ntest result: {verdict}. {} passed; {} failed; 0 ignored",
