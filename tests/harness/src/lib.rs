@@ -17,7 +17,7 @@
 //! disk     what a power cut leaves of these files
 //! filler   takes all the room of a disk
 //! terminal a pseudo-terminal for tests of job control
-//! runner   filters, two workers, one line per check, summary
+//! runner   filters, workers, one line per check, summary
 //! hosts    hosts made of namespaces, joined by a bridge
 //! across   a job over several of them
 //! fabric   InfiniBand without adapters: tests/fake-verbs

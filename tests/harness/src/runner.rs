@@ -1,4 +1,4 @@
-//! Runs a list of checks with two workers: filters, one line per check, a summary in cargo's words.
+//! Runs a list of checks with some workers: filters, one line per check, a summary in cargo's words.
 
 use crate::build::{build, Kind};
 use crate::case::Case;
@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Checks that run at the same time.
-const WORKERS: usize = 2;
+/// Checks that run at the same time, where a target does not say otherwise.
+pub(crate) const WORKERS: usize = 2;
 
 /// One line of output: a name and what to do.
 pub struct Check {
@@ -131,7 +131,7 @@ pub fn build_all(place: &Place, cases: &[Case], more: &[(&str, Kind)]) -> Result
         Ok(())
     };
     std::thread::scope(|s| {
-        let compilers: Vec<_> = (0..workers()).map(|_| s.spawn(some)).collect();
+        let compilers: Vec<_> = (0..workers(WORKERS)).map(|_| s.spawn(some)).collect();
         let ended = compilers
             .into_iter()
             .map(|c| c.join().unwrap_or_else(|_| Err("a compiling thread has ended".into())));
@@ -139,10 +139,10 @@ pub fn build_all(place: &Place, cases: &[Case], more: &[(&str, Kind)]) -> Result
     })
 }
 
-/// Checks that run at the same time: BELAY_TEST_WORKERS, else [`WORKERS`].
-fn workers() -> usize {
+/// Checks that run at the same time: BELAY_TEST_WORKERS, else `usual`.
+fn workers(usual: usize) -> usize {
     let asked = std::env::var("BELAY_TEST_WORKERS").ok().and_then(|v| v.parse().ok());
-    asked.unwrap_or(WORKERS)
+    asked.unwrap_or(usual)
 }
 
 /// The checks that took longest, of these and their seconds.
@@ -158,6 +158,11 @@ fn slowest(mut took: Vec<(u64, String)>) -> String {
 
 /// Runs the selected checks and ends the process: 0 when all passed.
 pub fn main(checks: Vec<Check>) -> ! {
+    main_with(WORKERS, checks)
+}
+
+/// The same, so many of them at the same time.
+pub fn main_with(usual: usize, checks: Vec<Check>) -> ! {
     let words: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let list = std::env::args().any(|a| a == "--list");
     let checks: Vec<Check> = checks.into_iter().filter(|c| selected(&c.name, &words)).collect();
@@ -169,7 +174,7 @@ pub fn main(checks: Vec<Check>) -> ! {
     let begin = Instant::now();
     let (next, failed, took) = (AtomicUsize::new(0), Mutex::new(Vec::new()), Mutex::new(Vec::new()));
     std::thread::scope(|s| {
-        for _ in 0..workers() {
+        for _ in 0..workers(usual) {
             s.spawn(|| {
                 while let Some(c) = checks.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let t0 = Instant::now();

@@ -14,6 +14,7 @@ pub struct Target {
     seed: u64,
     /// Held by the check that runs, where only one may.
     turn: Option<Arc<Mutex<()>>>,
+    workers: usize,
     checks: Vec<Check>,
 }
 
@@ -32,6 +33,7 @@ impl Target {
             place: Arc::new(place),
             seed,
             turn: None,
+            workers: runner::WORKERS,
             checks,
         }
     }
@@ -50,6 +52,24 @@ impl Target {
     /// Lets the checks added from here on run one after the other.
     pub fn in_turn(&mut self) {
         self.turn = Some(Arc::default());
+    }
+
+    /// Lets so many checks run at the same time: more than usual where they wait for most of it.
+    pub fn at_a_time(&mut self, workers: usize) {
+        self.workers = workers;
+    }
+
+    /// Lets these checks, as any user, begin first, because they take longest: what begins last is waited for alone.
+    pub fn first(&mut self, checks: &[&str]) {
+        let place_of = |name: &str| {
+            let name = name.split_once("::").map_or(name, |(_, check)| check);
+            let is = |check: &&str| {
+                name.strip_prefix(*check)
+                    .is_some_and(|user| user.is_empty() || user.starts_with("::"))
+            };
+            checks.iter().position(is).unwrap_or(checks.len())
+        };
+        self.checks.sort_by_key(|check| place_of(&check.name));
     }
 
     /// Where the checks run.
@@ -86,10 +106,12 @@ impl Target {
 
     /// Runs the checks that are asked for and ends the process.
     pub fn run(self) -> ! {
-        let Self { place, checks, .. } = self;
+        let Self {
+            place, checks, workers, ..
+        } = self;
         // The last check removes it.
         drop(place);
-        runner::main(checks)
+        runner::main_with(workers, checks)
     }
 }
 

@@ -495,5 +495,7 @@ fn main() {
     for (name, test) in tests {
         target.once(name, test);
     }
+    target.at_a_time(3);
+    target.first(&["durable_server_lost", "durable_objects", "local::host_dies"]);
     target.run();
 }

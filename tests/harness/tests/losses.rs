@@ -604,5 +604,7 @@ fn main() {
     }
     target.once("dying", dying);
     target.once("spare", spare);
+    target.at_a_time(3);
+    target.first(&["partition", "spare", "agents", "killed_relay", "killed_part", "killed_root"]);
     target.run();
 }

@@ -250,5 +250,7 @@ fn main() {
     for (name, test) in tests {
         target.once(name, test);
     }
+    target.at_a_time(3);
+    target.first(&["in_memory", "with_durable", "reed_solomon", "damage", "levels"]);
     target.run();
 }

@@ -251,5 +251,7 @@ fn main() {
         target.once(&format!("random::{name}"), move |p, r| random::faults(p, shape, r));
     }
     target.once("verbs", verbs::on_hosts);
+    target.at_a_time(3);
+    target.first(&["random", "hangs"]);
     target.run();
 }

@@ -468,5 +468,6 @@ fn main() {
     for (name, test) in ordinary {
         target.by_user(name, |u| u == User::Ordinary, move |place, user, _| test(place, user));
     }
+    target.first(&["silent_agent"]);
     target.run();
 }

@@ -455,5 +455,6 @@ fn main() {
     for (name, test) in tests {
         target.once(name, test);
     }
+    target.at_a_time(3);
     target.run();
 }
