@@ -51,6 +51,7 @@ pub struct Job {
     kind: Kind,
     user: User,
     outputs: u32,
+    pauses: bool,
 }
 
 impl Job {
@@ -121,7 +122,16 @@ impl Job {
             kind,
             user,
             outputs: 0,
+            pauses: false,
         })
+    }
+
+    /// The same, whose MPI program rests in each round: for what is about something else than data in flight, since
+    /// ranks that always run take the processors from all that runs beside.
+    #[must_use]
+    pub fn unhurried(mut self) -> Self {
+        self.pauses = true;
+        self
     }
 
     /// A copy of a test program, built for this job, where all hosts see it.
@@ -140,7 +150,8 @@ impl Job {
         c.env("BELAY_TEST_GO", self.work.join("go"))
             .env("BELAY_TEST_BEAT", self.work.join("beat"))
             // What the hosts run ends with them: waiting for one that is lost takes minutes in some tests.
-            .env("BELAY_TEST_LONG", "1");
+            .env("BELAY_TEST_LONG", "1")
+            .env("BELAY_TEST_REST_US", if self.pauses { "20000" } else { "0" });
         if self.user == User::Root {
             c.env("OMPI_ALLOW_RUN_AS_ROOT", "1")
                 .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
@@ -269,6 +280,8 @@ impl Job {
                 "BELAY_TEST_BEAT",
                 "-x",
                 "BELAY_TEST_LONG",
+                "-x",
+                "BELAY_TEST_REST_US",
                 "--host",
                 &hosts,
                 "-n",

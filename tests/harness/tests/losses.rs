@@ -93,7 +93,7 @@ fn goes_on_elsewhere(job: &mut Job, part: usize, before: u64, taken: &Output) ->
 }
 
 fn started(place: &Place, label: &str) -> Result<Job, Failure> {
-    let mut job = Job::new(place, label, 2, 3)?;
+    let mut job = Job::new(place, label, 2, 3)?.unhurried();
     let program = job.program(place, "mpi/mpi_p2p")?;
     job.options = vec!["--log-level".into(), "debug".into()];
     job.launch(&program)?;
@@ -145,7 +145,7 @@ fn killed(place: &Place, part: usize, rng: &mut Rng) -> Result<(), Failure> {
 /// The agent of the root is killed when it has committed a checkpoint and nobody knows of that yet: the part keeps what
 /// it has of it, from which the job restarts.
 fn committed(place: &Place, _: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "losses-committed", 2, 2)?;
+    let mut job = Job::new(place, "losses-committed", 2, 2)?.unhurried();
     let program = job.program(place, "mpi/mpi_p2p")?;
     job.launch(&program)?;
     let taking = job.command(1, &[&job.belay, "checkpoint", "--quiet", &job.dir()]);
@@ -497,7 +497,7 @@ fn ended_by_user(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure
 /// Hosts that die: `belay run` goes on by itself, on the spare host of its hostfile and on one that has come back, as
 /// often as it may; then it can be run again.
 fn spare(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "losses-spare", 3, 4)?;
+    let mut job = Job::new(place, "losses-spare", 3, 4)?.unhurried();
     let program = job.program(place, "mpi/mpi_p2p")?;
     let file = job.work.join("hostfile");
     std::fs::write(&file, "h2\nh3\nh4 # spare\n").map_err(|e| e.to_string())?;

@@ -20,7 +20,7 @@ const LOCAL: &str = "/tmp/local";
 
 /// A job with `parts` parts on the first of `all` hosts, whose ranks talk, launched with `scheme`.
 fn launched(place: &Place, label: &str, (parts, all): (usize, usize), scheme: &str) -> Result<Job, Failure> {
-    let mut job = Job::new(place, label, parts, all)?;
+    let mut job = Job::new(place, label, parts, all)?.unhurried();
     let program = job.program(place, "mpi/mpi_p2p")?;
     for host in 1..=all {
         job.on_host(host, &["mkdir", LOCAL])?;
@@ -113,7 +113,7 @@ fn lost_again(place: &Place, _: &mut Rng) -> Result<(), Failure> {
 /// Two racks of three are lost one after the other, each at once with all that its hosts had: the job goes on on the
 /// hosts that are left. Without the domains, hosts 1 and 3 would be of one group, which survives the loss of one.
 fn lost_domains(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "redundancy-domains", 6, 6)?;
+    let mut job = Job::new(place, "redundancy-domains", 6, 6)?.unhurried();
     let program = job.program(place, "mpi/mpi_p2p")?;
     for host in 1..=6 {
         job.on_host(host, &["mkdir", LOCAL])?;

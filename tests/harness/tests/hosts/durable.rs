@@ -80,7 +80,7 @@ fn sealing(job: &Job) -> Result<String, Failure> {
 
 /// An S3 server outside of all hosts, on which everything is sealed. What the parts have comes from there, too.
 pub(super) fn objects(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
-    let job = Job::new(place, "hosts-objects", 2, 3)?;
+    let job = Job::new(place, "hosts-objects", 2, 3)?.unhurried();
     let (command, address) = job.hosts.outside(&Server::program(place))?;
     let server = Server::start(command, &job.work.join("store"), &format!("{address}:0"))?;
     let config = server.tier() + &sealing(&job)?;
@@ -105,7 +105,7 @@ pub(super) fn objects(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
 /// The S3 server vanishes while it is written to, and comes back: meanwhile the job and its checkpoints go on, which
 /// are local only, and then they are durable again without anybody's doing.
 pub(super) fn server_lost(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
-    let job = Job::new(place, "hosts-server-lost", 2, 3)?;
+    let job = Job::new(place, "hosts-server-lost", 2, 3)?.unhurried();
     let (command, address) = job.hosts.outside(&Server::program(place))?;
     let store = job.work.join("store");
     let server = Server::start(command, &store, &format!("{address}:0"))?;
@@ -153,7 +153,7 @@ pub(super) fn server_lost(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
 
 /// A directory that all hosts see; then what is there is damaged.
 pub(super) fn directory(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
-    let job = Job::new(place, "hosts-durable", 2, 3)?;
+    let job = Job::new(place, "hosts-durable", 2, 3)?.unhurried();
     let scratch = job.work.join("scratch");
     std::fs::create_dir(&scratch).map_err(|e| e.to_string())?;
     let tier = format!(

@@ -41,7 +41,7 @@ fn launch(job: &mut Job, program: &str) -> Result<(), Failure> {
 
 /// A job whose hosts have an address that leads nowhere: parts find the one that they reach, and nobody listens at another.
 pub(super) fn where_reached(place: &Place, _: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "hosts-listening", 2, 3)?;
+    let mut job = Job::new(place, "hosts-listening", 2, 3)?.unhurried();
     let program = job.program(place, "mpi/mpi_p2p")?;
     for host in 1..=3 {
         another_address(&job, host)?;

@@ -34,7 +34,7 @@ fn with_tiers(job: &mut Job, all: usize, mib: u64, rate: &str) -> Result<(), Fai
 }
 
 fn launched(place: &Place, user: User, label: &str, (parts, all): (usize, usize), mib: u64, rate: &str) -> Result<Job, Failure> {
-    let mut job = Job::by(user, place, label, Kind::OpenMpi, parts, all)?;
+    let mut job = Job::by(user, place, label, Kind::OpenMpi, parts, all)?.unhurried();
     let program = job.program(place, "mpi/mpi_p2p")?;
     with_tiers(&mut job, all, mib, rate)?;
     job.launch(&program)?;
@@ -120,7 +120,7 @@ fn checkpoint_at_rest(job: &mut Job) -> Result<(), Failure> {
 /// although newer ones were to be kept in its place, and restarts. When the part comes back to that host, what was left
 /// there does no harm.
 pub(super) fn host_gone(place: &Place, _: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "hosts-local-gone", 2, 3)?;
+    let mut job = Job::new(place, "hosts-local-gone", 2, 3)?.unhurried();
     let program = job.program(place, "mpi/mpi_p2p")?;
     with_tiers(&mut job, 3, ROOM, FAST)?;
     // The numbers of the parts travel with what they say about their tiers.
@@ -186,7 +186,7 @@ pub(super) fn host_gone(place: &Place, _: &mut Rng) -> Result<(), Failure> {
 
 /// A host dies, and `belay run` goes on by itself from the newest checkpoint of which nothing was in that host's memory.
 pub(super) fn host_dies(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "hosts-local-dies", 2, 3)?;
+    let mut job = Job::new(place, "hosts-local-dies", 2, 3)?.unhurried();
     let program = job.program(place, "mpi/mpi_p2p")?;
     with_tiers(&mut job, 3, ROOM, FAST)?;
     job.launch(&program)?;
@@ -226,7 +226,7 @@ pub(super) fn host_dies(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
 
 /// What lies in memory of the hosts is moved, and then copied to a durable tier by the root: from there everything comes back.
 pub(super) fn durable(place: &Place, _: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "hosts-local-durable", 2, 3)?;
+    let mut job = Job::new(place, "hosts-local-durable", 2, 3)?.unhurried();
     let program = job.program(place, "mpi/mpi_p2p")?;
     with_tiers(&mut job, 3, ROOM, "20M")?;
     let scratch = job.work.join("scratch");
@@ -391,7 +391,7 @@ pub(super) fn moved_twice(place: &Place, _: &mut Rng) -> Result<(), Failure> {
 /// A tier that is not there on one host is refused, with the host's name; what an earlier job in the same directory has
 /// left is removed.
 pub(super) fn not_there(place: &Place, _: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "hosts-local-none", 2, 2)?;
+    let mut job = Job::new(place, "hosts-local-none", 2, 2)?.unhurried();
     let program = job.program(place, "mpi/mpi_p2p")?;
     with_tiers(&mut job, 2, ROOM, SLOW)?;
     job.on_host(2, &["rmdir", RAM])?;

@@ -5,7 +5,7 @@ use super::*;
 
 /// A job on two hosts with two checkpoints, which has been killed.
 fn killed(place: &Place, label: &str) -> Result<Job, Failure> {
-    let mut job = Job::new(place, label, 2, 2)?;
+    let mut job = Job::new(place, label, 2, 2)?.unhurried();
     let program = job.program(place, "mpi/mpi_p2p")?;
     job.launch(&program)?;
     for _ in 0..2 {

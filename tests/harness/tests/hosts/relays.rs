@@ -25,7 +25,8 @@ pub(super) fn rounds(place: &Place, fan_out: usize, rng: &mut Rng) -> Result<(),
         Kind::OpenMpi,
         NODES,
         NODES + 1,
-    )?;
+    )?
+    .unhurried();
     let program = job.program(place, "mpi/mpi_p2p")?;
     job.launch(&program)?;
     let shape = match fan_out {

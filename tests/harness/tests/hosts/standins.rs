@@ -5,7 +5,7 @@ use super::*;
 /// A daemon of MPI that no stand-in has started, be it by what does not look like a remote shell or by another daemon,
 /// is named by the checkpoint, which is refused.
 pub(super) fn past_standins(place: &Place, _: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "hosts-past-standins", 3, 3)?;
+    let mut job = Job::new(place, "hosts-past-standins", 3, 3)?.unhurried();
     let program = job.program(place, "mpi/mpi_p2p")?;
     // A site's own remote shell, whose command line does not tell what it runs.
     let [own, shell] = ["own", "rsh/ssh"].map(|f| job.work.join(f));

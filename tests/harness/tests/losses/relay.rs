@@ -23,7 +23,8 @@ pub(super) fn killed(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
         Kind::OpenMpi,
         NODES,
         NODES,
-    )?;
+    )?
+    .unhurried();
     let program = job.program(place, "mpi/mpi_p2p")?;
     job.options = vec!["--log-level".into(), "debug".into()];
     job.launch(&program)?;

@@ -29,7 +29,7 @@ fn stopped_in_rebuild(job: &Job) -> Result<Vec<i32>, Failure> {
 pub(super) fn in_restart(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     /// Longer than agents may be silent while the job runs.
     const AWAY: Duration = Duration::from_secs(13);
-    let mut job = Job::new(place, "losses-slow", 2, 2)?;
+    let mut job = Job::new(place, "losses-slow", 2, 2)?.unhurried();
     let program = job.program(place, "mpi/mpi_p2p")?;
     job.launch(&program)?;
     job.checkpoint()?;

@@ -14,7 +14,7 @@ fn ram(mib: u32) -> String {
 
 /// A launched job with four parts on six hosts, the directory that is its durable tier, and its configuration, which ends so.
 fn launched(place: &Place, label: &str, end: &str, more: &[&str]) -> Result<(Job, PathBuf, String), Failure> {
-    let mut job = Job::new(place, label, 4, 6)?;
+    let mut job = Job::new(place, label, 4, 6)?.unhurried();
     let program = job.program(place, "mpi/mpi_p2p")?;
     for host in 1..=6 {
         job.on_host(host, &["mkdir", LOCAL, RAM])?;
