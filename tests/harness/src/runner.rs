@@ -76,12 +76,22 @@ fn kernel() -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-/// `users`, or with BELAY_DRAW one of them, by chance: half of the checks in half of the time.
-fn drawn(users: &[User], name: &str, seed: u64) -> Vec<User> {
+/// `all`, or with BELAY_DRAW one of them, by chance: a part of the checks in a part of the time.
+pub(crate) fn drawn<T: Copy>(all: &[T], name: &str, seed: u64) -> Vec<T> {
     match std::env::var_os("BELAY_DRAW") {
-        Some(_) if users.len() > 1 => vec![users[Rng::new(seed, name).below(users.len() as u64) as usize]],
-        _ => users.to_vec(),
+        Some(_) if all.len() > 1 => vec![all[Rng::new(seed, name).below(all.len() as u64) as usize]],
+        _ => all.to_vec(),
     }
+}
+
+/// The ways of a case that are run: those that are selected, or with BELAY_DRAW the one that restarts it and one of the
+/// others, each of which that one does too, but for what a program without belay shows.
+fn ways_of(case: &Case, seed: u64) -> Vec<Way> {
+    let selected = Way::ALL.into_iter().filter(|w| way_selected(*w));
+    let (restarts, others): (Vec<Way>, Vec<Way>) = selected.partition(|w| *w == Way::Restarted);
+    let mut ways = drawn(&others, &case.name, seed);
+    ways.extend(restarts);
+    ways
 }
 
 /// The checks of a table of cases: each in four ways as each user.
@@ -94,7 +104,7 @@ pub fn checks(place: &Arc<Place>, cases: Vec<Case>) -> Vec<Check> {
         let case = Arc::new(case);
         let mut users = users();
         users.retain(|user| if *user == User::Root { case.as_root } else { case.as_user });
-        for way in Way::ALL.into_iter().filter(|w| way_selected(*w)) {
+        for way in ways_of(&case, seed) {
             for user in drawn(&users, &format!("{}::{}", case.name, way.name()), seed) {
                 let (case, place) = (Arc::clone(&case), Arc::clone(place));
                 out.push(Check {

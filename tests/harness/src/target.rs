@@ -15,6 +15,7 @@ pub struct Target {
     /// Held by the check that runs, where only one may.
     turn: Option<Arc<Mutex<()>>>,
     workers: usize,
+    every_user: bool,
     checks: Vec<Check>,
 }
 
@@ -34,6 +35,7 @@ impl Target {
             seed,
             turn: None,
             workers: runner::WORKERS,
+            every_user: false,
             checks,
         }
     }
@@ -52,6 +54,11 @@ impl Target {
     /// Lets the checks added from here on run one after the other.
     pub fn in_turn(&mut self) {
         self.turn = Some(Arc::default());
+    }
+
+    /// Lets the checks added from here on run as every user also with BELAY_DRAW: users are what they are about.
+    pub fn as_every_user(&mut self) {
+        self.every_user = true;
     }
 
     /// Lets so many checks run at the same time: more than usual where they wait for most of it.
@@ -77,12 +84,16 @@ impl Target {
         &self.place
     }
 
-    /// Adds a check `CHECK::USER` for each user that is tested and `wanted`.
+    /// Adds a check `CHECK::USER` for each user that is tested and `wanted`; with BELAY_DRAW for one of them, by chance.
     pub fn by_user<F>(&mut self, check: &str, wanted: impl Fn(User) -> bool, test: F)
     where
         F: Fn(&Place, User, &mut Rng) -> Result<(), Failure> + Copy + Send + Sync + 'static,
     {
-        for user in runner::users().into_iter().filter(|u| wanted(*u)) {
+        let mut users: Vec<User> = runner::users().into_iter().filter(|u| wanted(*u)).collect();
+        if !self.every_user {
+            users = runner::drawn(&users, &format!("{}::{check}", self.name), self.seed);
+        }
+        for user in users {
             self.once(&format!("{check}::{}", user.name()), move |place, rng| test(place, user, rng));
         }
     }

@@ -444,6 +444,7 @@ fn main() {
         return;
     }
     let mut target = Target::new("trust", &["fault_target"]);
+    target.as_every_user();
     let tests: [(&str, Test); 10] = [
         ("looking_changes_nothing", looking_changes_nothing),
         ("values_that_lie", values_that_lie),

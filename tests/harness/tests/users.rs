@@ -453,6 +453,7 @@ fn main() {
         return;
     }
     let mut target = Target::new("users", &["fault_target"]);
+    target.as_every_user();
     let tests: [(&str, Test); 10] = [
         ("nothing_can_be_read", nothing_can_be_read),
         ("nothing_can_be_commanded", nothing_can_be_commanded),
