@@ -236,7 +236,9 @@ fn object_store(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "s3", user)?;
     CREDENTIALS.iter().for_each(|(key, value)| job.set(key, value));
     let server = Server::start(Command::new(Server::program(place)), &job.work.join("store"), "127.0.0.1:0")?;
-    target(&mut job, place, &server.tier(), "24")?;
+    // So long it asks again when the server is gone.
+    let config = format!("{}timeout = \"10s\"\n", server.tier());
+    target(&mut job, place, &config, "24")?;
     durable(&job)?;
     job.kill_all()?;
     lose_local(&job)?;

@@ -130,7 +130,8 @@ pub(super) fn object_store(place: &Place, user: User, _: &mut Rng) -> Result<(),
     job.set("BELAY_TEST_SECRET", SECRET);
     let store = job.work.join("store");
     let server = Server::start(Command::new(Server::program(place)), &store, "127.0.0.1:0")?;
-    let config_text = server.tier() + "[flush]\nzstd = 1\n" + &encryption(&keys(&job, user, "a")?);
+    // At the end the server is gone, and asked again for so long.
+    let config_text = server.tier() + "timeout = \"10s\"\n[flush]\nzstd = 1\n" + &encryption(&keys(&job, user, "a")?);
     target(&mut job, place, &config_text, "24")?;
     durable(&job)?;
     hides(&job, &store)?;
