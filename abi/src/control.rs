@@ -50,6 +50,9 @@ pub const CLOSE: u32 = 1;
 pub const OPEN: u32 = 2;
 /// At rest still, in a process that was restarted: make again what the restart has not.
 pub const REBUILD: u32 = 3;
+/// For belay's own process that asks the driver of GPUs: everything is stopped, but for the driver's threads; take the state
+/// off the devices.
+pub const LEAVE: u32 = 4;
 
 /// `Control::outcome`: done.
 pub const DONE: u32 = 0;

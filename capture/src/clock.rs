@@ -40,7 +40,11 @@ impl<'a> Clock<'a> {
     /// It has ended at this time.
     pub(crate) fn leave_at(&mut self, end: Instant) {
         if let Some((phase, begin)) = self.current.take() {
-            self.phases.push((phase, end.saturating_duration_since(begin)));
+            let took = end.saturating_duration_since(begin);
+            match self.phases.iter_mut().find(|(p, _)| *p == phase) {
+                Some((_, all)) => *all += took,
+                None => self.phases.push((phase, took)),
+            }
         }
     }
 }

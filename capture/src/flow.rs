@@ -12,6 +12,7 @@ use crate::memory::contents;
 use crate::memory::headroom;
 use crate::memory::mlock::Locks;
 use crate::memory::snapshot;
+use crate::rest::Held;
 use crate::state::calls;
 use crate::state::draft::Draft;
 use crate::state::frames;
@@ -31,7 +32,6 @@ use crate::stop::signals;
 use crate::stop::stopped::Suspended;
 use crate::stop::vfork;
 use crate::Access;
-use crate::Held;
 use crate::Options;
 use crate::Snapshot;
 use crate::Tracking;
@@ -76,25 +76,31 @@ pub(crate) fn take(
     // Lives longer than what holds the processes: who waits at a gate runs when it opens.
     let shut = come_to_rest(order, &mut clock)?;
     let wanted = wait_at_sites(order, tracking)?;
-    let (mut job, begin) = suspend(order, &mut clock)?;
+    let (job, begin) = suspend(order, &mut clock)?;
     // While all stand: nobody waits any more when they go on, or after a restart.
     let begin = wanted.and_then(|w| w.since).map_or(begin, |since| since.min(begin));
     let begin = shut.as_ref().map_or(begin, |s| s.since.min(begin));
+    let mut held = Held::new(job, shut);
+    if held.uses_gpus() {
+        clock.enter(Phase::Gate);
+        held.leave_gpus()?;
+    }
+    let (job, shut) = (&mut held.job, held.gate.as_ref());
     let root_had_ended = !job.processes.iter().any(|p| p.pid == order.root_pid);
     clock.enter(Phase::Capture);
-    let mut captured = capture(&mut job, order, shut.as_ref(), blob)?;
+    let mut captured = capture(job, order, shut, blob)?;
     clock.enter(Phase::Drain);
-    let descriptors = drain(&mut job, order, (&mut captured, shut.as_ref()), (&mut blobs, session))?;
+    let descriptors = drain(job, order, (&mut captured, shut), (&mut blobs, session))?;
     histories::note(&descriptors, order.dir)?;
     clock.enter(Phase::Snapshot);
-    let (mut captured, copies) = copy(&mut job, captured, order, (session, tracking))?;
+    let (mut captured, copies) = copy(job, captured, order, (session, tracking))?;
     // Nobody goes on before everybody has captured.
     meet(order.group)?;
     clock.enter(Phase::Resume);
     let (processes, threads) = (job.processes.len(), job.tasks());
-    let gated = shut.as_ref().is_some_and(|s| s.is_needed);
-    let states = threads::states(&mut job);
-    let (held, end) = go_on(job, shut, copies.stay, &mut clock);
+    let gated = shut.is_some_and(|s| s.is_needed);
+    let states = threads::states(job);
+    let (held, end) = go_on(held, copies.stay, &mut clock);
 
     captured.join(states);
     let (sections, job) = image(order.root_pid, captured.processes, &descriptors, &mut blobs)?;
@@ -353,17 +359,20 @@ fn copy(
 }
 
 /// Lets the processes go on, and then opens the gates, unless they `stay`; when that was done.
-fn go_on(job: Suspended, shut: Option<Shut>, stay: bool, clock: &mut Clock<'_>) -> (Option<Held>, Instant) {
+fn go_on(mut held: Held, stay: bool, clock: &mut Clock<'_>) -> (Option<Held>, Instant) {
     if stay {
         let end = Instant::now();
         clock.leave_at(end);
-        return (Some(Held { job, gate: shut }), end);
+        return (Some(held), end);
     }
-    let end = job.resume();
-    clock.leave_at(end);
-    let Some(shut) = shut else { return (None, end) };
+    let (resumed, opening) = held.let_go();
+    let Some(since) = opening else {
+        clock.leave_at(resumed);
+        return (None, resumed);
+    };
+    clock.leave_at(since);
     clock.enter(Phase::Reopen);
-    shut.open();
+    clock.began_at(since);
     let end = Instant::now();
     clock.leave_at(end);
     (None, end)

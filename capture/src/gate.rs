@@ -7,7 +7,7 @@
 use crate::state::draft::Draft;
 use crate::stop::listing::Listing;
 use crate::CaptureError;
-use belay_plugins::gate::{Apart, Gates, Unready};
+use belay_plugins::gate::{Apart, Gates, Left, Unready};
 use belay_plugins::Group;
 use std::time::{Duration, Instant};
 
@@ -53,9 +53,8 @@ pub(crate) fn libraries(shut: Option<&Shut>, pid: i32) -> Vec<String> {
 }
 
 /// The same, and the GPUs that it has left.
-pub(crate) fn partakers(shut: Option<&Shut>, pid: i32) -> (Vec<String>, Vec<String>) {
-    let left = shut.map(|s| s.gates.left(pid));
-    (libraries(shut, pid), left.unwrap_or_default())
+pub(crate) fn partakers(shut: Option<&Shut>, pid: i32) -> (Vec<String>, Option<Left>) {
+    (libraries(shut, pid), shut.and_then(|s| s.gates.left(pid)))
 }
 
 /// Looks, while all are stopped, whether every library that takes part is at rest.
@@ -72,6 +71,11 @@ impl Shut {
     /// No process of the job goes on.
     pub(crate) fn abandon(self) {
         self.gates.abandon();
+    }
+
+    /// The gates.
+    pub(crate) fn gates(&mut self) -> &mut Gates {
+        &mut self.gates
     }
 
     /// Opens the gates, now that everything runs.

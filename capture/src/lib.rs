@@ -17,6 +17,7 @@ mod flow;
 mod gate;
 mod inject;
 mod memory;
+mod rest;
 mod state;
 mod stop;
 
@@ -26,11 +27,11 @@ pub use memory::code::Code;
 pub use memory::headroom;
 pub use memory::held::adopt;
 pub use memory::tracking::{Findings, Tracking};
+pub use rest::Held;
 pub use stop::stopped::{release, take_ended};
 
 use crate::flow::Order;
 use crate::memory::{code, family, looks, mappings, snapshot};
-use crate::stop::stopped;
 use belay_image::extents;
 use belay_image::manifest::FileEntry;
 use belay_image::model::Job;
@@ -40,7 +41,7 @@ use belay_plugins::{Descriptors, Group, Names};
 use belay_storage::session::Session;
 use belay_wire::Phase;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 /// Choices for one checkpoint.
 #[derive(Debug, Clone)]
@@ -165,37 +166,6 @@ pub fn capture(
     }
     session.reset();
     flow::take(Order { gate, ..order }, (session, tracking), on_phase)
-}
-
-/// The processes of a job, stopped since their capture. Dropped, it lets them go on as if they had never been stopped,
-/// and opens the gates.
-#[derive(Debug)]
-pub struct Held {
-    job: stopped::Suspended,
-    gate: Option<gate::Shut>,
-}
-
-impl Held {
-    /// Ends every process where it stands: none of them executes another instruction.
-    pub fn kill(mut self) {
-        for process in std::mem::take(&mut self.job.processes) {
-            // SAFETY: takes numbers only. The process is traced by this thread, so its PID cannot have been given to another.
-            unsafe { libc::kill(process.pid, libc::SIGKILL) };
-        }
-        if let Some(gate) = self.gate.take() {
-            gate.abandon();
-        }
-    }
-
-    /// Lets them go on; how long the gates took to open, where there are any.
-    pub fn go_on(self) -> Option<Duration> {
-        self.job.resume();
-        self.gate.map(|gate| {
-            let begin = Instant::now();
-            gate.open();
-            begin.elapsed()
-        })
-    }
 }
 
 impl Snapshot {

@@ -7,9 +7,9 @@
 //! for orders; whatever becomes of the agent, it lets the programs go on.
 //!
 //! ```text
-//! CLOSE, first    lock all ── MORE: every host has locked before any takes state off
-//! CLOSE, again    checkpoint all ── DONE                          [captured; or restarted]
-//! REBUILD         restore all ── DONE
+//! CLOSE           lock all ── DONE           [all hosts have; everything is stopped, but for the driver's thread in each]
+//! LEAVE           checkpoint all ── DONE     [these are stopped too; captured; or restarted; these run]
+//! REBUILD         restore all ── DONE        [everything runs]
 //! OPEN, or death  restore those that are off, unlock all
 //! ```
 
@@ -41,7 +41,8 @@ pub struct Task {
 }
 
 /// Serves the control page behind standard input until all goes on again. On standard output it says `gpu UUID NAME` of
-/// each GPU, where it is to list them, and `ready` when it begins.
+/// each GPU, where it is to list them, `thread PID TID` of each process that runs, with the thread that does the driver's
+/// work there, and `ready` when it begins.
 pub fn serve(task: Task) -> Result<(), String> {
     let cuda = Cuda::load().map_err(|e| e.to_string())?;
     let devices = if task.list || !task.had.is_empty() {
@@ -56,6 +57,9 @@ pub fn serve(task: Task) -> Result<(), String> {
     }
     if task.list {
         devices.iter().for_each(|d| println!("gpu {d}"));
+    }
+    if !task.restarted {
+        processes.threads().for_each(|(pid, tid)| println!("thread {pid} {tid}"));
     }
     page::serve(&processes, task.restarted)
 }

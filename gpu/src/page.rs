@@ -1,7 +1,7 @@
 //! The control page behind standard input, and who serves it (`belay_abi::control` says what either side does).
 
 use crate::rest::Processes;
-use belay_abi::control::{self, Control, Span, Word, CLOSE, DIED, DONE, MAGIC, MAX_FAULT, MORE, OPEN, REBUILD, REFUSED, VERSION};
+use belay_abi::control::{self, Control, Span, Word, CLOSE, DIED, DONE, LEAVE, MAGIC, MAX_FAULT, OPEN, REBUILD, REFUSED, VERSION};
 use belay_kernel::futex;
 use belay_kernel::held::{Holder, SharedPage};
 use std::io::Write;
@@ -24,7 +24,6 @@ const SERVE: [usize; 2] = [offset_of!(Control, serve), offset_of!(Control, serve
 /// How an order is answered.
 enum Answer {
     Done,
-    More,
     Refused(String),
 }
 
@@ -49,11 +48,10 @@ pub(crate) fn serve(processes: &Processes<'_>, restarted: bool) -> Result<(), St
             done = order;
             page.word(&page.control().serve, order)
                 .store(page.holder.mark(), Ordering::SeqCst);
-            let round = page.control().round.load(Ordering::SeqCst);
             let answer = match control::kind(order) {
-                CLOSE | REBUILD if page.is_free(order) => continue,
-                CLOSE if round == 0 => processes.lock().map(|()| Answer::More),
-                CLOSE => processes.checkpoint().map(|()| Answer::Done),
+                CLOSE | LEAVE | REBUILD if page.is_free(order) => continue,
+                CLOSE => processes.lock().map(|()| Answer::Done),
+                LEAVE => processes.checkpoint().map(|()| Answer::Done),
                 REBUILD => processes.restore().map(|()| Answer::Done),
                 OPEN => {
                     let gone_on = processes.go_on(false);
@@ -147,7 +145,6 @@ impl Page {
     fn answer(&mut self, order: u32, answer: Answer) {
         let (outcome, why) = match answer {
             Answer::Done => (DONE, String::new()),
-            Answer::More => (MORE, String::new()),
             Answer::Refused(why) => (REFUSED, why),
         };
         let bytes = why.len().min(self.fault.len());

@@ -62,7 +62,7 @@ impl<'a> Processes<'a> {
     pub(crate) fn lock(&self) -> Result<(), String> {
         self.all(|pid| {
             if !self.is_known(pid) {
-                return if uses_gpu(pid) { Err(stranger()) } else { Ok(()) };
+                return stranger(&belay_kernel::proc::maps(pid).unwrap_or_default()).map_or(Ok(()), Err);
             }
             match self.driver.state(pid)? {
                 State::Running => self.driver.lock(pid, self.limit).map_err(|e| {
@@ -141,7 +141,17 @@ impl<'a> Processes<'a> {
     /// Whether the driver's thread is there, without which nothing can be asked of the process. (What is forked, or has
     /// called exec, has none.)
     fn is_known(&self, pid: i32) -> bool {
-        self.driver.thread(pid).is_ok_and(|tid| has_thread(pid, tid))
+        self.thread(pid).is_some()
+    }
+
+    /// The driver's thread in the process.
+    fn thread(&self, pid: i32) -> Option<i32> {
+        self.driver.thread(pid).ok().filter(|tid| has_thread(pid, *tid))
+    }
+
+    /// The same of each of them, with the process.
+    pub(crate) fn threads(&self) -> impl Iterator<Item = (i32, i32)> + '_ {
+        self.pids.iter().filter_map(|pid| Some((*pid, self.thread(*pid)?)))
     }
 
     /// Whether any of them lives.
@@ -159,20 +169,24 @@ fn has_thread(pid: i32, tid: i32) -> bool {
     belay_kernel::proc::task_stat(pid, tid).is_ok()
 }
 
-/// Whether it has a device of the driver's mapped: one that has called exec has not, and one that was off its GPU had not.
-fn uses_gpu(pid: i32) -> bool {
-    let maps = belay_kernel::proc::maps(pid).unwrap_or_default();
-    maps.iter().any(|m| m.name.to_string_lossy().starts_with("/dev/nvidia"))
-}
-
 fn lost() -> Refused {
     Refused::of("the GPU driver has given it up (state FAILED); restart the job from the checkpoint before (belay restart)")
 }
 
-fn stranger() -> Refused {
-    Refused::of(
-        "has mappings of a GPU that the driver does not know it by: it was forked by a process that had begun to use the GPU; start such workers before that, or by spawn",
-    )
+/// Why a process with these mappings, in which there is no thread of the driver's, cannot be checkpointed. One that has called
+/// exec has no device mapped, nor has one that was off its GPU.
+fn stranger(maps: &[belay_kernel::proc::Map]) -> Option<Refused> {
+    let has = |what: &str| maps.iter().any(|m| m.name.to_string_lossy().contains(what));
+    let why = match (has("/dev/nvidia"), has("/libnvidia-opencl.so")) {
+        (false, _) => return None,
+        (true, true) => {
+            "uses a GPU by OpenCL, which NVIDIA's driver cannot checkpoint; of mpirun, which only looks for it: set HWLOC_COMPONENTS=-opencl in its environment"
+        }
+        (true, false) => {
+            "has mappings of a GPU that the driver does not know it by: it was forked by a process that had begun to use the GPU; start such workers before that, or by spawn"
+        }
+    };
+    Some(Refused::of(why))
 }
 
 #[cfg(test)]
@@ -279,6 +293,20 @@ mod tests {
         assert_eq!(restored(State::Checkpointed, Some("never asked"), false), Ok(()));
         assert!(restored(State::Checkpointed, Some("out of memory"), true).is_err());
         assert!(restored(State::Failed, None, true).is_err());
+    }
+
+    #[test]
+    fn whom_the_driver_does_not_know_is_told_why() {
+        let maps = |names: &[&str]| {
+            let lines = names.iter().enumerate();
+            let lines = lines.map(|(i, name)| format!("{i}1000-{i}2000 rw-s 00000000 00:05 {i} {name}\n"));
+            belay_kernel::proc::Map::parse(lines.collect::<String>().as_bytes()).unwrap()
+        };
+        let why = |names| stranger(&maps(names)).map(|r| r.why);
+        assert_eq!(why(&["/lib/libcuda.so.580"]), None);
+        assert!(why(&["/dev/nvidia0"]).is_some_and(|w| w.contains("forked")));
+        let opencl = ["/usr/lib/libnvidia-opencl.so.580.1", "/dev/nvidia0"];
+        assert!(why(&opencl).is_some_and(|w| w.contains("HWLOC_COMPONENTS=-opencl")));
     }
 
     #[test]

@@ -53,8 +53,8 @@ pub struct ProcessView {
     pub private: Vec<ObjectId>,
     /// Libraries in it that take part in this checkpoint, and are at rest.
     pub libraries: Vec<String>,
-    /// The GPUs that it has left for the checkpoint, as `UUID NAME`.
-    pub left_gpus: Vec<String>,
+    /// The GPUs that it has left for the checkpoint.
+    pub left_gpus: Option<crate::gate::Left>,
 }
 
 /// What capture may use.

@@ -207,7 +207,7 @@ fn go_on(
     ready: &mut dyn FnMut(),
 ) -> Outcome<Last> {
     let begin = Instant::now();
-    let stopped = resume::seize(job, shared, &plan.tree, live, blob)?;
+    let mut stopped = resume::seize(job, shared, &plan.tree, live, blob)?;
     if let Some(shown) = &plan.shown {
         shown.show(job.processes.iter().filter(|p| tree::is_live(p)).map(|p| p.pid));
     }
@@ -218,6 +218,7 @@ fn go_on(
     ready();
     // Nobody goes on before everybody is whole.
     let gated = reopen::meet(gates.as_ref(), group)?;
+    reopen::put_on_gpus(gates.as_mut(), &mut stopped)?;
     stopped.resume();
     Ok(Last {
         resumed: begin.elapsed(),

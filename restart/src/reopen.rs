@@ -5,6 +5,7 @@
 //! before.
 
 use crate::fail::{Outcome, RestartError};
+use crate::resume::Stopped;
 use belay_image::model::{Job, VmaKind};
 use belay_plugins::gate::{Apart, Gates};
 use belay_plugins::{Brought, Facts, Group, Rebuilder};
@@ -36,6 +37,18 @@ pub(crate) fn meet(gates: Option<&Gates>, group: Option<&dyn Group>) -> Outcome<
     });
     let facts = met.map_err(|e| RestartError::at("restart together with the other nodes", e))?;
     Ok(facts.contains_key(FACT))
+}
+
+/// Has the driver put what uses a GPU back on it, before anything runs but the driver's own threads.
+pub(crate) fn put_on_gpus(gates: Option<&mut Gates>, stopped: &mut Stopped<'_>) -> Outcome<()> {
+    // An image of an earlier belay does not name them: then it is done when everything runs.
+    let Some(gates) = gates.filter(|g| !g.driver_threads().is_empty()) else {
+        return Ok(());
+    };
+    let threads = gates.driver_threads().to_vec();
+    let done = stopped.with_driver(&threads, || gates.put_on_gpus(&|| ()));
+    let done = done.map_err(|e| RestartError::at("reopen", format!("let the driver's thread run: {e}")))?;
+    done.map_err(|refusal| RestartError::at("reopen", refusal))
 }
 
 /// Opens the gates, here and on all other nodes; how long that has taken. They are left where that fails.

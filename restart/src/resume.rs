@@ -30,6 +30,8 @@ const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
 /// Every thread of the job, in ptrace stop with its final state.
 pub(crate) struct Stopped<'a> {
     live: Vec<&'a Process>,
+    /// Threads that have run since: their state is not that of the image any more.
+    have_run: Vec<i32>,
 }
 
 /// Takes every thread from its park and gives it its state. If the agent dies, the kernel kills them all.
@@ -81,25 +83,46 @@ pub(crate) fn seize<'a>(job: &'a Job, shared: &Shared, tree: &Tree, live: &[usiz
     }
     Ok(Stopped {
         live: out.into_iter().map(|(_, p)| p).collect(),
+        have_run: Vec::new(),
     })
 }
 
 impl Stopped<'_> {
+    /// Does `ask` while these threads (process, thread) run, their signals blocked, and nothing else of the job: they do the
+    /// work of the GPUs' driver. If the agent dies, the kernel kills them all.
+    pub(crate) fn with_driver<R>(&mut self, threads: &[(i32, i32)], ask: impl FnOnce() -> R) -> io::Result<R> {
+        let all = self.live.iter().flat_map(|p| alive(p).map(|t| (p.pid, t.tid)));
+        let those: Vec<i32> = all.filter(|t| threads.contains(t)).map(|(_, tid)| tid).collect();
+        let masks: Vec<u64> = those.iter().map(|tid| ptrace::get_sigmask(*tid)).collect::<io::Result<_>>()?;
+        for tid in &those {
+            ptrace::set_sigmask(*tid, u64::MAX)?;
+            ptrace::cont(*tid, 0)?;
+        }
+        let done = ask();
+        for (tid, mask) in those.iter().zip(masks) {
+            ptrace::interrupt(*tid)?;
+            expect(*tid, Event::Interrupted)?;
+            ptrace::set_sigmask(*tid, mask)?;
+        }
+        self.have_run = those;
+        Ok(done)
+    }
+
     /// Lets everything go on. Processes stopped by job control stay stopped; they are let go first, so that nobody sees
     /// them traced.
     pub(crate) fn resume(self) {
         let (stopped, running): (Vec<&Process>, Vec<&Process>) = self.live.iter().partition(|p| stopped(p));
         stopped.iter().flat_map(|p| alive(p)).for_each(|t| detach(t, 0));
         patience::until_stopped(stopped.into_iter().map(runner));
-        let signals: HashMap<i32, i32> = running.iter().flat_map(|p| alive(p)).filter_map(enter_call).collect();
-        let cut = running
+        let (on_their_way, as_they_were): (Vec<&Thread>, Vec<&Thread>) = running
             .iter()
             .flat_map(|p| alive(p))
-            .filter(|t| !signals.contains_key(&t.tid));
-        cut.for_each(carry_call_on);
-        let (waiters, others): (Vec<&Thread>, Vec<&Thread>) = running
-            .iter()
-            .flat_map(|p| alive(p))
+            .partition(|t| self.have_run.contains(&t.tid));
+        let signals: HashMap<i32, i32> = as_they_were.iter().copied().filter_map(enter_call).collect();
+        let cut = as_they_were.iter().filter(|t| !signals.contains_key(&t.tid));
+        cut.copied().for_each(carry_call_on);
+        let (waiters, others): (Vec<&Thread>, Vec<&Thread>) = as_they_were
+            .into_iter()
             .partition(|t| waits_for_futex(t) && !signals.contains_key(&t.tid));
         let mut returning = Returning::default();
         for t in waiters {
@@ -110,6 +133,7 @@ impl Stopped<'_> {
         returning.wait(patience::LIMIT);
         others
             .iter()
+            .chain(&on_their_way)
             .for_each(|t| detach(t, signals.get(&t.tid).copied().unwrap_or(0)));
     }
 }

@@ -48,6 +48,8 @@ CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes);
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
 // The one kernel there is: adds 1 to each of so many words, one after the other.
 CUresult fakeLaunchAdd(CUdeviceptr at, size_t words);
+// A look at the device that no lock holds back.
+CUresult fakeHealth(uint32_t *seen);
 CUresult cuCtxSynchronize(void);
 CUresult cuCheckpointProcessGetState(int pid, int *state);
 CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid);

@@ -1,5 +1,6 @@
-// Computes on a GPU (tests/fake-cuda) and compares with what must have been computed: gpu_work [kids|late]. kids: two
-// children do the same. late: a child is forked when the GPU is in use already.
+// Computes on a GPU (tests/fake-cuda) and compares with what must have been computed: gpu_work [kids|late|watch]. kids: two
+// children do the same. late: a child is forked when the GPU is in use already. watch: a thread looks at the device all the
+// time, by a call that is not held back.
 #include "check.h"
 #include "../fake-cuda/cuda.h"
 #include <dlfcn.h>
@@ -21,13 +22,20 @@ static void *beside(void *counter) {
     return NULL;
 }
 
-static void work(int late) {
+static void *watch(void *over) {
+    uint32_t seen;
+    for (; !*(_Atomic int *)over; nap_us(200)) CU(fakeHealth, &seen);
+    return NULL;
+}
+
+static void work(int late, int watched) {
     CUcontext context;
     CUdevice device;
     CUdeviceptr at[BUFFERS];
     static uint32_t seen[WORDS];
     static _Atomic unsigned long counter;
-    pthread_t thread;
+    static _Atomic int over;
+    pthread_t thread, watching;
     uint32_t added[BUFFERS] = {0}, mine = (uint32_t)getpid();
     EQ(pthread_create(&thread, NULL, beside, (void *)&counter), 0);
     CU(cuInit, 0);
@@ -38,6 +46,7 @@ static void work(int late) {
         CU(cuMemAlloc_v2, &at[b], sizeof seen);
         CU(cuMemcpyHtoD_v2, at[b], seen, sizeof seen);
     }
+    if (watched) EQ(pthread_create(&watching, NULL, watch, (void *)&over), 0);
     pid_t child = late ? (pid_t)OK(fork()) : 0;
     if (late && !child) for (;;) pause();
     for (int round = 0; running(); round++) {
@@ -51,6 +60,8 @@ static void work(int late) {
         OK(kill(child, SIGKILL));
         reap(child, SIGKILL);
     }
+    over = 1;
+    if (watched) EQ(pthread_join(watching, NULL), 0);
     for (int b = 0; b < BUFFERS; b++) CU(cuMemFree_v2, at[b]);
 }
 
@@ -62,10 +73,10 @@ int main(int argc, char **argv) {
         kids[k] = (pid_t)OK(fork());
         if (kids[k]) continue;
         begin_child();
-        work(0);
+        work(0, 0);
         _exit(0);
     }
-    work(argc > 1 && !strcmp(argv[1], "late"));
+    work(argc > 1 && !strcmp(argv[1], "late"), argc > 1 && !strcmp(argv[1], "watch"));
     for (int k = 0; k < n; k++) {
         int status;
         EQ(waitpid(kids[k], &status, 0), kids[k]);

@@ -9,6 +9,7 @@ use belay_image::model::{self, ObjectId};
 use belay_kernel::pagemap::Pagemap;
 use belay_kernel::pidfd;
 use belay_kernel::proc::{self, Map, Stat, Status};
+use belay_plugins::gate::Left;
 use belay_plugins::ProcessView;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -108,7 +109,7 @@ impl Draft {
         &self,
         (apart, standing): (Vec<i32>, Vec<PathBuf>),
         own: bool,
-        (libraries, left_gpus): (Vec<String>, Vec<String>),
+        (libraries, left_gpus): (Vec<String>, Option<Left>),
     ) -> Result<ProcessView, CaptureError> {
         let pidfd = if self.task == self.pid {
             pidfd::open(self.pid)

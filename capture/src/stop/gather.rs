@@ -100,6 +100,39 @@ pub(crate) fn suspend(prepared: Prepared, agent: i32, outside: &[i32]) -> Result
     result.map(|()| (suspended, first))
 }
 
+/// Stops a task that has run on by itself, with its signals blocked, wherever it is now.
+pub(crate) fn stand_again(task: &mut Task) {
+    if !task.running {
+        return;
+    }
+    drop(ptrace::interrupt(task.tid));
+    loop {
+        match ptrace::wait(task.tid, true) {
+            Ok(Some(Event::Interrupted | Event::GroupStop(_))) => break,
+            Ok(Some(Event::Ended(status))) => {
+                ended(task.tid, status);
+                task.running = false;
+                return;
+            }
+            Ok(Some(event)) => {
+                if let Event::Signal(signal) = event {
+                    task.deferred = signal;
+                }
+                drop(ptrace::cont(task.tid, 0));
+            }
+            Ok(None) => {}
+            // The reaper has waited for it.
+            Err(_) => {
+                task.running = false;
+                return;
+            }
+        }
+    }
+    task.running = false;
+    drop(ptrace::set_sigmask(task.tid, task.sigmask));
+    look::renew(task);
+}
+
 /// Where a task is on its way to the stop.
 #[derive(Debug)]
 enum State {

@@ -13,8 +13,13 @@ use std::time::Instant;
 impl Suspended {
     /// Takes the injected areas away, puts registers and masks back, and lets every task go on. Returns the moment at
     /// which the last one was let go: this thread may get its processor back only after many of them have had theirs.
-    pub(crate) fn resume(mut self) -> Instant {
+    pub(crate) fn resume(&mut self) -> Instant {
         self.put_back(None)
+    }
+
+    /// Takes the injected areas away, and puts registers and masks back; nobody goes on yet.
+    pub(crate) fn clear_all(&mut self) {
+        self.clear(None);
     }
 
     /// Lets all processes but number `at` go on as if they had never been stopped; they have no tasks then.
@@ -22,24 +27,11 @@ impl Suspended {
         self.put_back(Some(at));
     }
 
-    /// Takes the injected areas of all processes but number `stays` away and puts registers, masks and attributes back.
-    /// After each single step a process would find its way back by itself, should the agent die there: nobody stands in
+    /// Takes the injected areas of all processes but number `stays` away, puts registers, masks and attributes back, and lets
+    /// them go. After each single step a process would find its way back by itself, should the agent die there: nobody stands in
     /// an area any more when it goes, and the main thread, which takes it away, is led back by its gate.
     fn put_back(&mut self, stays: Option<usize>) -> Instant {
-        // After a failure in the middle of a step some tasks may still run code of ours: only a stopped task takes requests.
-        self.each_task(
-            |process, number, _| (Some(process) != stays, number == 0),
-            |task, (goes, first)| {
-                if *goes {
-                    task.halt();
-                    if !first {
-                        task.put_back();
-                    }
-                }
-            },
-        );
-        let all = self.processes.iter_mut().enumerate();
-        all.filter(|(i, _)| Some(*i) != stays).for_each(|(_, p)| p.put_back());
+        self.clear(stays);
         self.enter_calls(stays);
         self.carry_calls_on(stays);
         self.let_waiters_go(stays);
@@ -80,6 +72,24 @@ impl Suspended {
             crate::state::calls::resumed();
         }
         last
+    }
+
+    /// The first half of it: nobody goes on yet.
+    fn clear(&mut self, stays: Option<usize>) {
+        // After a failure in the middle of a step some tasks may still run code of ours: only a stopped task takes requests.
+        self.each_task(
+            |process, number, _| (Some(process) != stays, number == 0),
+            |task, (goes, first)| {
+                if *goes {
+                    task.halt();
+                    if !first {
+                        task.put_back();
+                    }
+                }
+            },
+        );
+        let all = self.processes.iter_mut().enumerate();
+        all.filter(|(i, _)| Some(*i) != stays).for_each(|(_, p)| p.put_back());
     }
 }
 
@@ -159,7 +169,7 @@ impl Process {
         }
         if self.gate.is_some() {
             // When one of these fails the process has died, and what it would have changed with it.
-            if self.subreaper {
+            if std::mem::take(&mut self.subreaper) {
                 let on = [libc::PR_SET_CHILD_SUBREAPER as u64, 1, 0, 0, 0, 0];
                 let _ = on_main(self, libc::SYS_prctl, on);
             }

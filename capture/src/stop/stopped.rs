@@ -341,6 +341,30 @@ impl Task {
         }
     }
 
+    /// Lets the stopped task run on by itself, its signals blocked, until [`crate::stop::gather::stand_again`]. Of one that
+    /// cannot be asked there is nothing left.
+    pub(crate) fn run_by_itself(&mut self) {
+        let let_run = ptrace::set_sigmask(self.tid, u64::MAX).and_then(|()| ptrace::cont(self.tid, 0));
+        self.running = let_run.is_ok();
+    }
+
+    /// Whatever stops it meanwhile does so for a moment only: what cannot be blocked is kept for later.
+    pub(crate) fn attend(&mut self) {
+        match ptrace::wait(self.tid, false) {
+            Ok(Some(Event::Ended(status))) => {
+                ended(self.tid, status);
+                self.running = false;
+            }
+            Ok(Some(event)) => {
+                if let Event::Signal(signal) = event {
+                    self.deferred = signal;
+                }
+                drop(ptrace::cont(self.tid, 0));
+            }
+            _ => {}
+        }
+    }
+
     /// Gives the stopped task its mask and registers back. The mask first: should the agent die between the two, the
     /// task goes its way back, which ends with the same mask.
     pub(crate) fn put_back(&mut self) {

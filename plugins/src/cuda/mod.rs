@@ -17,6 +17,9 @@ pub(crate) struct OffGpu {
     pub(crate) pids: Vec<i32>,
     /// The GPUs of the host, as `UUID NAME`.
     pub(crate) devices: Vec<String>,
+    /// The driver's thread in each: process, thread.
+    #[serde(default)]
+    pub(crate) threads: Vec<(i32, i32)>,
 }
 
 impl Part for OffGpu {
@@ -33,11 +36,14 @@ impl Kind for Cuda {
     type Part = OffGpu;
 
     fn finish(s: &mut Session<'_>, out: &mut Descriptors, _: &mut Vec<crate::fault::Refusal>) {
-        let mut off = s.processes.iter().filter(|p| !p.left_gpus.is_empty()).peekable();
-        if let Some(first) = off.peek() {
-            let devices = first.left_gpus.clone();
-            let pids = off.map(|p| p.pid).collect();
-            out.parts.put(OffGpu { pids, devices });
+        let off = s.processes.iter().filter_map(|p| Some((p.pid, p.left_gpus.as_ref()?)));
+        let off: Vec<_> = off.collect();
+        if let Some((_, first)) = off.first() {
+            out.parts.put(OffGpu {
+                pids: off.iter().map(|(pid, _)| *pid).collect(),
+                devices: first.devices.clone(),
+                threads: off.iter().filter_map(|(pid, left)| Some((*pid, left.thread?))).collect(),
+            });
         }
     }
 
@@ -45,6 +51,9 @@ impl Kind for Cuda {
         let is_odd = |device: &String| device.len() > MOST || device.contains(char::is_control);
         if let Some(device) = part.devices.iter().find(|d| is_odd(d)) {
             return Err(format!("{device:?} is no GPU"));
+        }
+        if let Some((pid, tid)) = part.threads.iter().find(|(pid, tid)| *tid <= 0 || !part.pids.contains(pid)) {
+            return Err(format!("thread {tid} of process {pid} is no thread of a GPU's driver"));
         }
         match part.pids.iter().find(|pid| d.table(**pid).is_none()) {
             None => Ok(()),

@@ -58,6 +58,8 @@ pub fn is_mapping(map: &Map) -> bool {
 pub(super) struct Gpus {
     /// Those that use a GPU.
     pub(super) pids: Vec<i32>,
+    /// The driver's thread in each of those that it knows: process, thread.
+    pub(super) threads: Vec<(i32, i32)>,
     /// The GPUs of this host, as `UUID NAME`,
     pub(super) devices: Vec<String>,
     /// and those that a restart has them take the places of.
@@ -111,8 +113,8 @@ impl Asker {
 pub(super) enum Stand {
     /// They run.
     Run,
-    /// They were restarted, and are off these devices.
-    Rest(Vec<String>),
+    /// They were restarted, and are off these devices; the driver's thread in each.
+    Rest(Vec<String>, Vec<(i32, i32)>),
 }
 
 /// The GPUs of this host. Asking for them takes seconds, so it is done once.
@@ -124,9 +126,9 @@ impl Gpus {
         let first = pids.first().copied().unwrap_or(0);
         let fault = |f: Fault| f.of(first, DRIVER);
         let page = memory().map_err(fault)?;
-        let (had, restarted) = match stand {
-            Stand::Run => (Vec::new(), false),
-            Stand::Rest(had) => (had, true),
+        let (had, known, restarted) = match stand {
+            Stand::Run => (Vec::new(), Vec::new(), false),
+            Stand::Rest(had, threads) => (had, threads, true),
         };
         let mut command = belay(&pids, &had);
         command.arg("--limit").arg(limit.as_millis().to_string());
@@ -138,8 +140,11 @@ impl Gpus {
         let stdin = page.try_clone().at("duplicate the control page").map_err(fault)?;
         let mut asker = Asker::start(command.stdin(stdin).stdout(Stdio::piped())).map_err(fault)?;
         let said = asker.0.stdout.take().map(until_ready);
-        let listed = match said {
-            Some(Ok(listed)) => listed,
+        let Said {
+            devices: listed,
+            threads,
+        } = match said {
+            Some(Ok(said)) => said,
             said => {
                 asker.kill();
                 let why = match said {
@@ -156,6 +161,7 @@ impl Gpus {
         };
         let gpus = Self {
             pids,
+            threads: if restarted { known } else { threads },
             devices,
             had,
             is_asked: false,
@@ -222,8 +228,37 @@ impl Drop for Gpus {
     }
 }
 
-/// What the process says before it is ready: its GPUs, or else why it is not.
-fn until_ready(mut from: ChildStdout) -> Result<Vec<String>, String> {
+/// What the process says before it is ready.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Said {
+    /// The GPUs,
+    devices: Vec<String>,
+    /// and the driver's threads: process, thread.
+    threads: Vec<(i32, i32)>,
+}
+
+impl Said {
+    /// Or else why it is not.
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut said = Self::default();
+        for line in text.lines() {
+            let numbers = |rest: &str| {
+                let (pid, tid) = rest.split_once(' ')?;
+                Some((pid.parse().ok()?, tid.parse().ok()?))
+            };
+            match line.split_once(' ') {
+                _ if line == "ready" => return Ok(said),
+                Some(("gpu", device)) => said.devices.push(device.to_owned()),
+                Some(("thread", rest)) => said.threads.extend(numbers(rest)),
+                _ => return Err(line.to_owned()),
+            }
+        }
+        Err(String::new())
+    }
+}
+
+/// Waits until the process is ready: what it has said.
+fn until_ready(mut from: ChildStdout) -> Result<Said, String> {
     let end = Instant::now() + BEGIN;
     let mut said = Vec::new();
     loop {
@@ -239,16 +274,7 @@ fn until_ready(mut from: ChildStdout) -> Result<Vec<String>, String> {
             break;
         }
     }
-    let text = String::from_utf8_lossy(&said);
-    let mut devices = Vec::new();
-    for line in text.lines() {
-        match line.strip_prefix("gpu ") {
-            _ if line == "ready" => return Ok(devices),
-            Some(device) => devices.push(device.to_owned()),
-            None => return Err(line.to_owned()),
-        }
-    }
-    Err(String::new())
+    Said::parse(&String::from_utf8_lossy(&said))
 }
 
 /// The command that asks the driver about these processes, which had these GPUs.
@@ -275,4 +301,20 @@ fn memory() -> Result<OwnedFd, Fault> {
         return Err(std::io::Error::last_os_error()).at("seal a control page");
     }
     Ok(file.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_process_says_is_read() {
+        let said = Said::parse("gpu ab NVIDIA H100\nthread 7 9\nthread x\nready\n").unwrap();
+        assert_eq!(
+            (said.devices, said.threads),
+            (vec!["ab NVIDIA H100".to_owned()], vec![(7, 9)])
+        );
+        assert_eq!(Said::parse("no driver\n"), Err("no driver".into()));
+        assert_eq!(Said::parse("gpu ab x\n"), Err(String::new()));
+    }
 }

@@ -2,10 +2,10 @@
 //! (`belay_abi::control`).
 //!
 //! ```text
-//! find ── close: all are asked, all are waited for ── [suspended: check] ── open                      checkpoint
+//! find ── close: all are asked, all are waited for ── [suspended: leave_gpus, check, put_on_gpus] ── open    checkpoint
 //!            │ └ one refuses, or is late: all open                    └ dropped: all open
 //!            └ rounds: some have to tell each other something first, on all hosts
-//! of_restart ── hold (nothing runs yet) ── [everything runs] ── rebuild, with rounds ── open          restart
+//! of_restart ── hold (nothing runs yet) ── put_on_gpus ── [everything runs] ── rebuild, with rounds ── open  restart
 //! ```
 //! Whatever becomes of the agent, the gates open: the kernel sees to that when the threads end that hold them.
 
@@ -16,7 +16,7 @@ mod rounds;
 use crate::cuda::OffGpu;
 use crate::fault::Refusal;
 use crate::group::{Facts, Group};
-use belay_abi::control::{CLOSE, MAPPED, OPEN, REBUILD};
+use belay_abi::control::{CLOSE, LEAVE, MAPPED, OPEN, REBUILD};
 use belay_kernel::held::{Holder, MOST};
 use belay_kernel::proc::{self, Map};
 use gpu::{Gpus, Stand};
@@ -38,6 +38,15 @@ const ASKER_ENDED: &str = "has lost the process that asks it; try again";
 /// Whether `map` may be a control page.
 pub fn is_page(map: &Map) -> bool {
     map.shared && map.offset == 0 && map.name == MAPPED
+}
+
+/// The GPUs that a process has left.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Those of the host, as `UUID NAME`.
+    pub devices: Vec<String>,
+    /// The driver's thread in the process.
+    pub thread: Option<i32>,
 }
 
 /// Why libraries do not come to rest, or do not go on, all together.
@@ -110,8 +119,8 @@ impl Gates {
                 Ok(head) => pages.push(Page::of(pid, head, file)?),
             }
         }
-        let OffGpu { pids, devices } = off_gpu.cloned().unwrap_or_default();
-        Self::with_gpus(pages, pids, (Stand::Rest(devices), Duration::ZERO))
+        let OffGpu { pids, devices, threads } = off_gpu.cloned().unwrap_or_default();
+        Self::with_gpus(pages, pids, (Stand::Rest(devices, threads), Duration::ZERO))
     }
 
     /// Those with these pages, and one more where there are processes that use a GPU.
@@ -152,6 +161,46 @@ impl Gates {
     /// The process that asks the driver.
     fn asker(&self) -> Option<i32> {
         self.gpus.as_ref().map(Gpus::pid)
+    }
+
+    /// The driver's thread in each process that uses a GPU: it has to run for [`Self::leave_gpus`] and
+    /// [`Self::put_on_gpus`], and nothing else of the process.
+    pub fn driver_threads(&self) -> &[(i32, i32)] {
+        self.gpus.as_ref().map_or(&[], |g| &g.threads)
+    }
+
+    /// Whether there are processes that use a GPU.
+    pub fn has_gpus(&self) -> bool {
+        self.gpus.is_some()
+    }
+
+    /// Has the driver take the state of all processes off their GPUs. The gates are shut.
+    pub fn leave_gpus(&mut self, meanwhile: &dyn Fn()) -> Result<(), Refusal> {
+        self.ask_driver(LEAVE, meanwhile)
+    }
+
+    /// Has it put back what is off them.
+    pub fn put_on_gpus(&mut self, meanwhile: &dyn Fn()) -> Result<(), Refusal> {
+        self.ask_driver(REBUILD, meanwhile)
+    }
+
+    fn ask_driver(&mut self, kind: u32, meanwhile: &dyn Fn()) -> Result<(), Refusal> {
+        let asker = self.asker();
+        let of_driver = |p: &Page| Some(p.pid) == asker;
+        for group in &mut self.groups {
+            let mark = group.mark();
+            for page in group.pages.iter_mut().filter(|p| of_driver(p)) {
+                if page.standing == Standing::Ended {
+                    return Err(page.refuse(ASKER_ENDED));
+                }
+                page.give(kind, 0, mark, gpu::LIMIT);
+                page.await_answer(Instant::now() + gpu::LIMIT, gpu::LIMIT, meanwhile)?;
+                if page.standing == Standing::Ended {
+                    return Err(page.refuse(ASKER_ENDED));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// No process of the job goes on.
@@ -361,10 +410,13 @@ impl Gates {
         }
     }
 
-    /// The GPUs that process `pid` has left, as `UUID NAME`.
-    pub fn left(&self, pid: i32) -> Vec<String> {
-        let its = self.gpus.iter().filter(|g| g.pids.contains(&pid));
-        its.flat_map(|g| g.devices.clone()).collect()
+    /// The GPUs that process `pid` has left.
+    pub fn left(&self, pid: i32) -> Option<Left> {
+        let gpus = self.gpus.as_ref().filter(|g| g.pids.contains(&pid))?;
+        Some(Left {
+            devices: gpus.devices.clone(),
+            thread: gpus.threads.iter().find(|(of, _)| *of == pid).map(|(_, tid)| *tid),
+        })
     }
 
     /// Looks, while process `pid` is stopped, whether all of its control pages are at rest.

@@ -331,6 +331,7 @@ impl Page {
         let seconds = limit.as_secs_f64();
         let what = match control::kind(self.given) {
             control::CLOSE => "come to rest",
+            control::LEAVE => "taken the state off the GPUs",
             control::REBUILD => "made again what the restart has not",
             _ => "gone on",
         };

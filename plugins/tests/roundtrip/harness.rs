@@ -290,7 +290,7 @@ fn view(pid: i32) -> ProcessView {
         shared,
         private: Vec::new(),
         libraries: Vec::new(),
-        left_gpus: Vec::new(),
+        left_gpus: None,
     }
 }
 

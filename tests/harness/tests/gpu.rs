@@ -252,6 +252,7 @@ fn main() {
     let mut target = Target::new("gpu", &[PROGRAM]);
     target.by_user("taken", |_| am_root(), |p, u, _| taken(p, u, ""));
     target.by_user("taken_of_several", |_| am_root(), |p, u, _| taken(p, u, "kids"));
+    target.by_user("taken_of_one_that_looks", |_| am_root(), |p, u, _| taken(p, u, "watch"));
     target.by_user("no_driver", |_| am_root(), |p, u, _| no_driver(p, u));
     let unsupported = ["gpu driver", "take its state off the gpu", "operation not supported"];
     target.by_user(

@@ -125,6 +125,20 @@ fn stopped(of: Of, group_stop: Option<i32>, sleepers: &Sleepers) -> Look {
     Look::Stopped(task)
 }
 
+/// Reads the state of a task anew that has run on and stands again. Of one that has been killed it stays as it was.
+pub(super) fn renew(task: &mut Task) {
+    let of = Of {
+        tid: task.tid,
+        pid: task.tid,
+        tracer: task.tracer,
+    };
+    if let Look::Stopped(now) = stopped(of, task.group_stop, &Sleepers::default()) {
+        let deferred = task.deferred;
+        *task = *now;
+        task.deferred = deferred;
+    }
+}
+
 /// What it means that the state of a task that has just stopped cannot be read.
 fn unreadable(Of { tid, pid, .. }: Of, e: &std::io::Error) -> Look {
     let stopped = proc::stat(tid).is_ok_and(|s| s.state == 't');

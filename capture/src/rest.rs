@@ -1,0 +1,139 @@
+//! A job at rest: its processes stopped, its gates shut.
+//!
+//! Where processes use a GPU, the driver takes their state off it when all stand still, and puts it back before any goes on:
+//! by a thread of its own in each of them, which alone runs then. Whatever else of such a program ran while it is off its
+//! GPU could touch what the driver has taken away, and end by SIGSEGV. (JAX does, on driver r580: a thread of it reads the
+//! GPU's state each half second, which locking does not hold up. CRIU's CUDA plugin has the same order.)
+
+use crate::gate::Shut;
+use crate::stop::gather;
+use crate::stop::stopped::Suspended;
+use crate::CaptureError;
+use belay_kernel::proc;
+use belay_plugins::Refusal;
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+/// What is refused where the driver changes what has been stopped.
+const OBJECT: &str = "GPU driver";
+
+/// The processes of a job, stopped since their capture. Dropped, it lets them go on as if they had never been stopped,
+/// and opens the gates.
+#[derive(Debug)]
+pub struct Held {
+    pub(crate) job: Suspended,
+    pub(crate) gate: Option<Shut>,
+}
+
+impl Held {
+    /// Those of `job`, which are stopped, behind the gate.
+    pub(crate) fn new(job: Suspended, gate: Option<Shut>) -> Self {
+        Self { job, gate }
+    }
+
+    /// Whether any of them uses a GPU.
+    pub(crate) fn uses_gpus(&mut self) -> bool {
+        self.gate.as_mut().is_some_and(|gate| gate.gates().has_gpus())
+    }
+
+    /// Has what uses a GPU taken off it.
+    pub(crate) fn leave_gpus(&mut self) -> Result<(), CaptureError> {
+        let Some(gates) = self.gate.as_mut().map(Shut::gates) else {
+            return Ok(());
+        };
+        let threads = gates.driver_threads().to_vec();
+        with_driver(&mut self.job, &threads, |meanwhile| gates.leave_gpus(meanwhile))
+            .map_err(|r| CaptureError::Refused(vec![r]))?;
+        for (pid, _) in threads {
+            let known = |tid: &i32| self.job.processes.iter().any(|p| p.tasks.iter().any(|t| t.tid == *tid));
+            // One that has just been killed has none.
+            if !proc::tasks(pid).unwrap_or_default().iter().all(known) {
+                return Err(CaptureError::refuse_for_now(pid, OBJECT, "has made a thread"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends every process where it stands: none of them executes another instruction.
+    pub fn kill(mut self) {
+        for process in std::mem::take(&mut self.job.processes) {
+            // SAFETY: takes numbers only. The process is traced by this thread, so its PID cannot have been given to another.
+            unsafe { libc::kill(process.pid, libc::SIGKILL) };
+        }
+        if let Some(gate) = self.gate.take() {
+            gate.abandon();
+        }
+    }
+
+    /// Lets them go on; how long the gates took to open, where there are any.
+    pub fn go_on(mut self) -> Option<Duration> {
+        self.let_go().1.map(|since| since.elapsed())
+    }
+
+    /// The same; when the last one went on, and since when gates were being opened.
+    pub(crate) fn let_go(&mut self) -> (Instant, Option<Instant>) {
+        let has_gpus = self.uses_gpus();
+        let Some(mut gate) = self.gate.take() else {
+            return (self.job.resume(), None);
+        };
+        let begin = Instant::now();
+        if has_gpus {
+            self.job.clear_all();
+            let gates = gate.gates();
+            let threads = gates.driver_threads().to_vec();
+            // It is tried again when the gates open.
+            if let Err(error) = with_driver(&mut self.job, &threads, |meanwhile| gates.put_on_gpus(meanwhile)) {
+                tracing::warn!(%error, "not put back on the GPU while everything stood still");
+            }
+        }
+        let resumed = self.job.resume();
+        gate.open();
+        (resumed, Some(if has_gpus { begin } else { resumed }))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.let_go();
+    }
+}
+
+/// Does `ask` while these threads run (process, thread), and nothing else of the job.
+fn with_driver(
+    job: &mut Suspended,
+    threads: &[(i32, i32)],
+    ask: impl FnOnce(&dyn Fn()) -> Result<(), Refusal>,
+) -> Result<(), Refusal> {
+    let tids: Vec<i32> = threads.iter().map(|(_, tid)| *tid).collect();
+    let those = |tid: i32| tids.contains(&tid);
+    job.each_task(
+        |_, _, task| those(task.tid),
+        |task, runs| {
+            if *runs {
+                task.run_by_itself();
+            }
+        },
+    );
+    let running = RefCell::new(job);
+    let attend = || {
+        running.borrow_mut().each_task(
+            |_, _, _| (),
+            |task, ()| {
+                if task.running {
+                    task.attend();
+                }
+            },
+        );
+    };
+    let done = ask(&attend);
+    let job = running.into_inner();
+    job.each_task(
+        |_, _, task| those(task.tid),
+        |task, runs| {
+            if *runs {
+                gather::stand_again(task);
+            }
+        },
+    );
+    done
+}
