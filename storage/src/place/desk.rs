@@ -322,6 +322,13 @@ impl Desk {
         };
     }
 
+    /// A chunk of `bytes` that could not be flushed is no longer in `tier` either.
+    pub fn removed(&self, tier: usize, bytes: u64) {
+        let mut state = self.state();
+        self.make_free(&mut state, tier, bytes);
+        self.settle(&mut state);
+    }
+
     /// A chunk of `bytes` is no longer in `tier`; where it could not be flushed (`done` is false) it stays there, and
     /// is not tried again.
     pub fn flushed(&self, tier: usize, bytes: u64, done: bool) {

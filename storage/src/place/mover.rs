@@ -145,15 +145,16 @@ impl Mover {
     fn run(&self) {
         while let Some((tier, entry, bytes)) = self.desk.take() {
             let (id, ticket) = parts(entry);
-            let moved = self.move_home(tier, (id, ticket), bytes);
-            if let Err(e) = &moved {
+            let mut stays = false;
+            if let Err(e) = self.move_home(tier, (id, ticket), bytes) {
+                // It may have been given up since.
                 if let Some(item) = self.items().get_mut(&id).filter(|i| i.ticket == ticket) {
-                    item.failed = true;
+                    (item.failed, stays) = (true, true);
                 }
                 tracing::warn!(chunk = id, error = %e, "chunk stays in its local tier");
                 *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(e.to_string());
             }
-            self.desk.flushed(tier, bytes, moved.is_ok());
+            self.desk.flushed(tier, bytes, !stays);
         }
     }
 
@@ -239,16 +240,37 @@ impl Mover {
 
     /// Sealed chunk `id` has been given up before it was published.
     pub(crate) fn give_up(&self, id: u32) {
-        let place = self.items().remove(&id).map_or(Place::Home, |i| Place::Tier(i.tier));
-        remove(&self.store.name_in(place, id, false));
+        let item = self.items().remove(&id);
+        remove(
+            &self
+                .store
+                .name_in(item.map_or(Place::Home, |i| Place::Tier(i.tier)), id, false),
+        );
+        self.make_free(item.as_slice());
+    }
+
+    /// The room of chunks that are given up, where nobody will come across them any more who would.
+    fn make_free(&self, items: &[Item]) {
+        let failed = items.iter().filter(|i| i.failed);
+        failed.for_each(|i| self.desk.removed(i.tier, i.bytes));
     }
 
     /// Removes every chunk that is not in `needed`, and every unfinished one that is not being moved.
     pub(crate) fn collect(&self, needed: &BTreeSet<u32>) -> Result<Removed, ImageError> {
         let mut items = self.items();
-        items.retain(|id, i| !i.published || needed.contains(id));
+        let mut dropped = Vec::new();
+        items.retain(|id, i| {
+            let stays = !i.published || needed.contains(id);
+            if !stays {
+                dropped.push(*i);
+            }
+            stays
+        });
         let moving = items.keys().copied().collect();
-        self.store.collect_but(needed, &moving)
+        let removed = self.store.collect_but(needed, &moving);
+        drop(items);
+        self.make_free(&dropped);
+        removed
     }
 
     /// Bytes of published chunks of `ids` that lie in tiers in memory, so that they do not survive the machine.

@@ -206,6 +206,24 @@ fn a_chunk_that_cannot_be_moved_stays_where_it_is_and_is_tried_again() {
 }
 
 #[test]
+fn a_chunk_that_cannot_be_moved_gives_its_room_back_when_nobody_needs_it() {
+    let s = Scratch::new("room");
+    let mut engine = engine(&s, 100, 0, Policy::Adaptive, None);
+    let all = engine.mover().unwrap().desk().room_in_memory();
+    let session = engine.begin(0).unwrap();
+    let blocked = s.job().join("chunks/.tmp-pages-00000002.bpg");
+    std::fs::create_dir_all(blocked.join("x")).unwrap();
+    store_in(session, &mut engine, &Scratch::memory(30, 6));
+    let mover = engine.mover().unwrap().clone();
+    mover.drain();
+    assert_eq!(mover.desk().room_in_memory(), all - chunk::file_bytes(8));
+    std::fs::remove_dir_all(&blocked).unwrap();
+    engine.collect(&BTreeSet::new()).unwrap();
+    assert_eq!((mover.desk().room_in_memory(), files(&s.0.join("mem"))), (all, vec![]));
+    mover.stop();
+}
+
+#[test]
 fn a_tier_that_is_gone_is_left_out() {
     let s = Scratch::new("gone");
     let mut engine = engine(&s, 100, 100, Policy::Adaptive, None);
