@@ -71,7 +71,8 @@ pub(crate) fn compile(to: &Path, from: &[PathBuf], options: &[&str]) -> Result<(
     if !stale(to, from) {
         return Ok(());
     }
-    let unfinished = to.with_extension("unfinished");
+    // Another run may be making it too.
+    let unfinished = to.with_extension(format!("unfinished-{}", std::process::id()));
     let mut c = Command::new("cc");
     c.args(FLAGS).args(["-O2", "-Werror"]).args(options);
     c.arg("-o").arg(&unfinished);
@@ -119,7 +120,8 @@ pub fn build(place: &Place, source: &str, kind: Kind) -> Result<PathBuf, Failure
     .map(|h| dir.join(h));
     let newest = [src.clone()].iter().chain(&headers).filter_map(|p| modified(p)).max();
     if modified(&object).is_none() || modified(&object) < newest {
-        let unfinished = cache.join(format!(".{name}"));
+        // Another run may be making it too.
+        let unfinished = cache.join(format!(".{name}-{}", std::process::id()));
         let mut c = Command::new(kind.compiler());
         c.args(FLAGS).arg("-o").arg(&unfinished).arg(&src);
         if kind == Kind::Static {
