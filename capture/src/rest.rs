@@ -45,9 +45,15 @@ impl Held {
         with_driver(&mut self.job, &threads, |meanwhile| gates.leave_gpus(meanwhile))
             .map_err(|r| CaptureError::Refused(vec![r]))?;
         for (pid, _) in threads {
-            let known = |tid: &i32| self.job.processes.iter().any(|p| p.tasks.iter().any(|t| t.tid == *tid));
+            let known = |tid: i32| self.job.processes.iter().any(|p| p.tasks.iter().any(|t| t.tid == tid));
+            // A main thread that has exited is still listed.
+            let lives = |tid: i32| proc::task_stat(pid, tid).is_ok_and(|s| !s.is_dead());
             // One that has just been killed has none.
-            if !proc::tasks(pid).unwrap_or_default().iter().all(known) {
+            if proc::tasks(pid)
+                .unwrap_or_default()
+                .into_iter()
+                .any(|tid| !known(tid) && lives(tid))
+            {
                 return Err(CaptureError::refuse_for_now(pid, OBJECT, "has made a thread"));
             }
         }
