@@ -188,7 +188,8 @@ pub fn main_with(usual: usize, checks: Vec<Check>) -> ! {
             s.spawn(|| {
                 while let Some(c) = checks.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let t0 = Instant::now();
-                    let r = (c.run)();
+                    let run = std::panic::AssertUnwindSafe(|| (c.run)());
+                    let r = std::panic::catch_unwind(run).unwrap_or_else(|_| Err("it has panicked: see above".into()));
                     let ms = t0.elapsed().as_millis();
                     let seconds = t0.elapsed().as_secs();
                     took.lock()

@@ -19,7 +19,7 @@ fn killed(place: &Place, label: &str) -> Result<Job, Failure> {
 fn flip(job: &Job) -> Result<(), Failure> {
     for chunk in files(&Path::new(&job.dir_of(1)).join("chunks"), ".bpg") {
         let mut bytes = io("read a chunk", std::fs::read(&chunk))?;
-        bytes[5000] ^= 1;
+        bytes[2000] ^= 1;
         io("write a chunk", std::fs::write(&chunk, bytes))?;
     }
     Ok(())
