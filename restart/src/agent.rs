@@ -218,7 +218,7 @@ fn go_on(
     ready();
     // Nobody goes on before everybody is whole.
     let gated = reopen::meet(gates.as_ref(), group)?;
-    reopen::put_on_gpus(gates.as_mut(), &mut stopped)?;
+    reopen::put_on_gpus(gates.as_mut(), &mut stopped, group)?;
     stopped.resume();
     Ok(Last {
         resumed: begin.elapsed(),

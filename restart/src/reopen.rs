@@ -40,13 +40,15 @@ pub(crate) fn meet(gates: Option<&Gates>, group: Option<&dyn Group>) -> Outcome<
 }
 
 /// Has the driver put what uses a GPU back on it, before anything runs but the driver's own threads.
-pub(crate) fn put_on_gpus(gates: Option<&mut Gates>, stopped: &mut Stopped<'_>) -> Outcome<()> {
+pub(crate) fn put_on_gpus(gates: Option<&mut Gates>, stopped: &mut Stopped<'_>, group: Option<&dyn Group>) -> Outcome<()> {
     // An image of an earlier belay does not name them: then it is done when everything runs.
     let Some(gates) = gates.filter(|g| !g.driver_threads().is_empty()) else {
         return Ok(());
     };
     let threads = gates.driver_threads().to_vec();
-    let done = stopped.with_driver(&threads, || gates.put_on_gpus(&|| ()));
+    // The other nodes wait for this one, and must hear that it is there.
+    let attend = || group.into_iter().for_each(Group::attend);
+    let done = stopped.with_driver(&threads, || gates.put_on_gpus(&attend));
     let done = done.map_err(|e| RestartError::at("reopen", format!("let the driver's thread run: {e}")))?;
     done.map_err(|refusal| RestartError::at("reopen", refusal))
 }
