@@ -342,7 +342,8 @@ impl Task {
     }
 
     /// Lets the stopped task run on by itself, its signals blocked, until [`crate::stop::gather::stand_again`]. Of one that
-    /// cannot be asked there is nothing left.
+    /// cannot be asked there is nothing left. Should the agent die meanwhile, signals stay blocked: in a thread of a driver,
+    /// while the process has others.
     pub(crate) fn run_by_itself(&mut self) {
         let let_run = ptrace::set_sigmask(self.tid, u64::MAX).and_then(|()| ptrace::cont(self.tid, 0));
         self.running = let_run.is_ok();
