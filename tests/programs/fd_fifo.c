@@ -1,4 +1,5 @@
-// Named pipes: both ends, data in flight, opened read-write, the name still there.
+// Named pipes: both ends, data in flight, opened read-write, the name still there. Of one that nobody has opened for writing
+// no hang-up is told, of one that somebody has, one is.
 #include "check.h"
 int main(void) {
     begin("fd_fifo");
@@ -6,6 +7,13 @@ int main(void) {
     snprintf(path, sizeof path, "fifo.%d", getpid());
     OK(mkfifo(path, 0600));
     int r = (int)OK(open(path, O_RDONLY | O_NONBLOCK)), w = (int)OK(open(path, O_WRONLY)), rw = (int)OK(open(path, O_RDWR));
+    char quiet[64], left[64];
+    snprintf(quiet, sizeof quiet, "quiet.%d", getpid());
+    snprintf(left, sizeof left, "left.%d", getpid());
+    OK(mkfifo(quiet, 0600));
+    OK(mkfifo(left, 0600));
+    struct pollfd none = {(int)OK(open(quiet, O_RDONLY | O_NONBLOCK)), POLLIN, 0}, over = {(int)OK(open(left, O_RDONLY | O_NONBLOCK)), POLLIN, 0};
+    OK(close((int)OK(open(left, O_WRONLY))));
     char b[4000], g[4000];
     fill(b, sizeof b, 0);
     full_write(w, b, sizeof b);
@@ -19,8 +27,14 @@ int main(void) {
         close(late);
         EQ(fcntl(r, F_GETFL) & O_NONBLOCK, O_NONBLOCK);
         EQ(fcntl(w, F_GETFL) & O_ACCMODE, O_WRONLY);
+        EQ(poll(&none, 1, 0), 0);
+        EQ(read(none.fd, g, 1), 0);
+        EQ(poll(&over, 1, 0), 1);
+        EQ(over.revents, POLLHUP);
         EQ(fcntl(rw, F_GETFL) & O_ACCMODE, O_RDWR);
     }
     unlink(path);
+    unlink(quiet);
+    unlink(left);
     return finish();
 }

@@ -38,6 +38,9 @@ pub(crate) struct PipeObject {
     /// Those pieces that are none even so.
     #[serde(default)]
     streams: Vec<usize>,
+    /// Of a FIFO: nobody has opened it for writing since its readers have opened it, so they see no hang-up.
+    #[serde(default)]
+    unwritten: bool,
 }
 
 impl Part for Vec<PipeObject> {
@@ -170,6 +173,7 @@ fn object(s: &mut Session<'_>, ids: &[DescId]) -> Result<PipeObject, Fault> {
         // What is in there belongs to a reader outside the job, or to nobody.
         (None, None) => Vec::new(),
     };
+    let unwritten = fifo.is_some() && !has(libc::O_WRONLY) && pieces.is_empty() && is_unwritten(s, ids)?;
     let note = what.map(|what| {
         format!(
             "process {}: fd {}: the program outside the job that could {what} {} will be gone after a restart",
@@ -188,7 +192,19 @@ fn object(s: &mut Session<'_>, ids: &[DescId]) -> Result<PipeObject, Fault> {
         data,
         packets,
         streams: if packets { streams.collect() } else { Vec::new() },
+        unwritten,
     })
+}
+
+/// Whether no end of these, which read an empty FIFO, has seen a writer.
+fn is_unwritten(s: &Session<'_>, ids: &[DescId]) -> Result<bool, Fault> {
+    for id in ids {
+        let taken = s.take(*id)?;
+        if packets::has_writer(taken.raw())? || fd::poll(taken.raw(), libc::POLLIN).at("poll")? & libc::POLLHUP != 0 {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Name of the FIFO behind the link `shown`; `None` for a pipe.
@@ -210,7 +226,8 @@ fn fifo(shown: &Path, stat: &fd::Stat) -> Option<Fifo> {
 /// A pipe made again: descriptors of both directions, until every description has been opened.
 struct BuiltPipe {
     read: OwnedFd,
-    write: OwnedFd,
+    /// None where readers are to see no writer: the kernel tells them of a hang-up when one has been there since.
+    write: Option<OwnedFd>,
     /// Whether the ends themselves, as `pipe` makes them, are descriptions of the job already: (that for reading, that
     /// for writing).
     given: (Cell<bool>, Cell<bool>),
@@ -242,7 +259,7 @@ fn prepare(object: &PipeObject, sights: &Sights, blobs: &BlobReader) -> Result<B
     let opened = object.fifo.is_some();
     Ok(BuiltPipe {
         read,
-        write,
+        write: (!object.unwritten).then_some(write),
         given: (Cell::new(opened), Cell::new(opened)),
     })
 }
@@ -284,10 +301,11 @@ impl BuiltPipe {
     /// A new description on it.
     fn open(&self, d: &Description) -> Result<OwnedFd, Fault> {
         let access = d.flags & libc::O_ACCMODE;
-        let (end, given) = if access == libc::O_WRONLY {
-            (&self.write, &self.given.1)
-        } else {
-            (&self.read, &self.given.0)
+        let (end, given) = match (access, &self.write) {
+            (libc::O_RDONLY, _) => (&self.read, &self.given.0),
+            (_, None) => return refuse("the image has a writer of a FIFO that nobody has opened for writing"),
+            (libc::O_WRONLY, Some(write)) => (write, &self.given.1),
+            _ => (&self.read, &self.given.0),
         };
         // What has been opened by name has this flag, an end from `pipe` has not, and it cannot be changed.
         let itself = d.flags & O_LARGEFILE == 0 && access != libc::O_RDWR && !given.replace(true);

@@ -53,6 +53,15 @@ pub(super) fn copy(reader: RawFd, capacity: i32) -> Result<Vec<Piece>, Fault> {
     Ok(pieces)
 }
 
+/// Whether anybody has the empty pipe behind `reader` open for writing: else there is nothing to wait for.
+pub(super) fn has_writer(reader: RawFd) -> Result<bool, Fault> {
+    let (_read, write) = fd::pipe(libc::O_NONBLOCK).at("make a pipe")?;
+    match fd::tee(reader, write.as_raw_fd(), 1) {
+        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => Ok(true),
+        done => Ok(done.at("copy its data (tee)")? > 0),
+    }
+}
+
 impl Copied {
     fn of(reader: RawFd, capacity: i32, bytes: usize) -> Result<Self, Fault> {
         let (read, write) = fd::pipe(libc::O_NONBLOCK).at("make a pipe")?;
