@@ -83,7 +83,13 @@ pub(crate) fn take(
     let mut held = Held::new(job, shut);
     if held.uses_gpus() {
         clock.enter(Phase::Gate);
-        held.leave_gpus()?;
+        if let Err(error) = held.leave_gpus() {
+            // Before the state is put back here, which takes long: the others stand still meanwhile.
+            if let Some(group) = order.group {
+                group.give_up(&error.to_string());
+            }
+            return Err(error);
+        }
     }
     let (job, shut) = (&mut held.job, held.gate.as_ref());
     let root_had_ended = !job.processes.iter().any(|p| p.pid == order.root_pid);

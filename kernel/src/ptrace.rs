@@ -44,6 +44,15 @@ pub fn detach(tid: i32, signal: i32) -> io::Result<()> {
     request(libc::PTRACE_DETACH, tid, 0, signal as usize).map(drop)
 }
 
+/// Sends a signal to thread `tid`, for which it waits until the thread goes on.
+pub fn send(tid: i32, signal: i32) -> io::Result<()> {
+    // SAFETY: takes numbers only.
+    match unsafe { libc::syscall(libc::SYS_tkill, tid, signal) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Continues a stopped task, delivering `signal` unless 0.
 pub fn cont(tid: i32, signal: i32) -> io::Result<()> {
     request(libc::PTRACE_CONT, tid, 0, signal as usize).map(drop)

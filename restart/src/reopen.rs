@@ -48,7 +48,12 @@ pub(crate) fn put_on_gpus(gates: Option<&mut Gates>, stopped: &mut Stopped<'_>, 
     let threads = gates.driver_threads().to_vec();
     // The other nodes wait for this one, and must hear that it is there.
     let attend = || group.into_iter().for_each(Group::attend);
-    let done = stopped.with_driver(&threads, || gates.put_on_gpus(&attend));
+    let done = stopped.with_driver(&threads, |look| {
+        gates.put_on_gpus(&|| {
+            attend();
+            look();
+        })
+    });
     let done = done.map_err(|e| RestartError::at("reopen", format!("let the driver's thread run: {e}")))?;
     done.map_err(|refusal| RestartError::at("reopen", refusal))
 }

@@ -16,15 +16,19 @@ use belay_kernel::masks;
 use belay_kernel::patience;
 use belay_kernel::proc;
 use belay_kernel::ptrace::{self, Event};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 const MUNMAP: u64 = 11;
 const PRCTL: u64 = 157;
 const EXIT: u64 = 60;
 
+/// How long a thread of a driver may take to come to a stop.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
 const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
 
 /// Every thread of the job, in ptrace stop with its final state.
@@ -90,7 +94,7 @@ pub(crate) fn seize<'a>(job: &'a Job, shared: &Shared, tree: &Tree, live: &[usiz
 impl Stopped<'_> {
     /// Does `ask` while these threads (process, thread) run, their signals blocked, and nothing else of the job: they do the
     /// work of the GPUs' driver. If the agent dies, the kernel kills them all.
-    pub(crate) fn with_driver<R>(&mut self, threads: &[(i32, i32)], ask: impl FnOnce() -> R) -> io::Result<R> {
+    pub(crate) fn with_driver<R>(&mut self, threads: &[(i32, i32)], ask: impl FnOnce(&dyn Fn()) -> R) -> io::Result<R> {
         let all = self.live.iter().flat_map(|p| alive(p).map(|t| (p.pid, t.tid)));
         let those: Vec<i32> = all.filter(|t| threads.contains(t)).map(|(_, tid)| tid).collect();
         let masks: Vec<u64> = those.iter().map(|tid| ptrace::get_sigmask(*tid)).collect::<io::Result<_>>()?;
@@ -98,11 +102,37 @@ impl Stopped<'_> {
             ptrace::set_sigmask(*tid, u64::MAX)?;
             ptrace::cont(*tid, 0)?;
         }
-        let done = ask();
+        // What cannot be blocked is kept for later.
+        let kept: RefCell<Vec<(i32, i32)>> = RefCell::default();
+        let pass = |tid: i32, event: Event| {
+            if let Event::Signal(signal) = event {
+                kept.borrow_mut().push((tid, signal));
+            }
+            ptrace::cont(tid, 0)
+        };
+        let done = ask(&|| {
+            for tid in &those {
+                if let Ok(Some(event)) = ptrace::wait(*tid, false) {
+                    let _ = pass(*tid, event);
+                }
+            }
+        });
+        let end = Instant::now() + STOP_LIMIT;
         for (tid, mask) in those.iter().zip(masks) {
             ptrace::interrupt(*tid)?;
-            expect(*tid, Event::Interrupted)?;
+            loop {
+                match ptrace::wait(*tid, false)? {
+                    Some(Event::Interrupted | Event::GroupStop(_)) => break,
+                    Some(Event::Ended(_)) => return Err(io::ErrorKind::NotFound.into()),
+                    Some(event) => pass(*tid, event)?,
+                    None if Instant::now() > end => return Err(io::ErrorKind::TimedOut.into()),
+                    None => std::thread::sleep(Duration::from_millis(1)),
+                }
+            }
             ptrace::set_sigmask(*tid, mask)?;
+        }
+        for (tid, signal) in kept.into_inner() {
+            ptrace::send(tid, signal)?;
         }
         self.have_run = those;
         Ok(done)

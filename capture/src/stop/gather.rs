@@ -100,37 +100,36 @@ pub(crate) fn suspend(prepared: Prepared, agent: i32, outside: &[i32]) -> Result
     result.map(|()| (suspended, first))
 }
 
-/// Stops a task that has run on by itself, with its signals blocked, wherever it is now.
+/// Stops a task that has run on by itself, with its signals blocked, wherever it is now. One that does not come to a stop (a
+/// driver that hangs) is left alone: it is let go when it does, by [`crate::release`].
 pub(crate) fn stand_again(task: &mut Task) {
-    if !task.running {
+    if !std::mem::take(&mut task.running) {
         return;
     }
     drop(ptrace::interrupt(task.tid));
+    let end = Instant::now() + SETTLE_LIMIT;
     loop {
-        match ptrace::wait(task.tid, true) {
+        match ptrace::wait(task.tid, false) {
             Ok(Some(Event::Interrupted | Event::GroupStop(_))) => break,
-            Ok(Some(Event::Ended(status))) => {
-                ended(task.tid, status);
-                task.running = false;
+            Ok(Some(Event::Ended(status))) => return ended(task.tid, status),
+            Ok(Some(event)) => task.pass(event),
+            Ok(None) if Instant::now() > end => {
+                tracing::warn!(tid = task.tid, "a thread of a driver does not stop");
+                task.gone = true;
                 return;
             }
-            Ok(Some(event)) => {
-                if let Event::Signal(signal) = event {
-                    task.deferred = signal;
-                }
-                drop(ptrace::cont(task.tid, 0));
-            }
-            Ok(None) => {}
+            Ok(None) => crate::stop::signals::wait_for_child(Duration::from_millis(1)),
             // The reaper has waited for it.
-            Err(_) => {
-                task.running = false;
-                return;
-            }
+            Err(_) => return,
         }
     }
-    task.running = false;
     drop(ptrace::set_sigmask(task.tid, task.sigmask));
+    let kept = std::mem::take(&mut task.deferred);
     look::renew(task);
+    // From this kind of stop the kernel delivers none when the task is let go: it waits like any other.
+    if kept != 0 {
+        drop(ptrace::send(task.tid, kept));
+    }
 }
 
 /// Where a task is on its way to the stop.

@@ -349,21 +349,24 @@ impl Task {
         self.running = let_run.is_ok();
     }
 
-    /// Whatever stops it meanwhile does so for a moment only: what cannot be blocked is kept for later.
+    /// Whatever stops it meanwhile does so for a moment only.
     pub(crate) fn attend(&mut self) {
         match ptrace::wait(self.tid, false) {
             Ok(Some(Event::Ended(status))) => {
                 ended(self.tid, status);
                 self.running = false;
             }
-            Ok(Some(event)) => {
-                if let Event::Signal(signal) = event {
-                    self.deferred = signal;
-                }
-                drop(ptrace::cont(self.tid, 0));
-            }
+            Ok(Some(event)) => self.pass(event),
             _ => {}
         }
+    }
+
+    /// Lets it run on past a stop. A signal that cannot be blocked is kept for later.
+    pub(crate) fn pass(&mut self, event: Event) {
+        if let Event::Signal(signal) = event {
+            self.deferred = signal;
+        }
+        drop(ptrace::cont(self.tid, 0));
     }
 
     /// Gives the stopped task its mask and registers back. The mask first: should the agent die between the two, the

@@ -341,6 +341,9 @@ impl Page {
             Ok(s) if s.state == STOPPED => {
                 Some("cannot come to rest while its process is stopped: continue it (kill -CONT) and try again".into())
             }
+            Ok(_) if control::kind(self.given) == control::LEAVE => Some(format!(
+                "has not {what} within {seconds} s: see whether the GPU hangs (nvidia-smi, dmesg)"
+            )),
             Ok(_) => Some(format!(
                 "has not {what} within {seconds} s: try again, or give it more time (limit under [gate] in the configuration)"
             )),

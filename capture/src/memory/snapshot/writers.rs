@@ -20,6 +20,9 @@ use belay_storage::session::Session;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+/// Where memory is short so many write at most: headroom counts with as many.
+const FRUGAL_WRITERS: u32 = 2;
+
 impl Child {
     /// Has the copy write its pages; what was left out.
     pub(super) fn run_writers(
@@ -54,6 +57,8 @@ impl Child {
             return Ok(left_out);
         }
         let pages = found.iter().map(|r| (r.end - r.start) / PAGE).sum();
+        // Each has buffers of its own.
+        let most = if self.frugal { most.min(FRUGAL_WRITERS) } else { most };
         let writers = session.writers(pages, most);
         let ranges = cut(&found, pages, writers);
         let loans = session.lend(pages, writers)?;

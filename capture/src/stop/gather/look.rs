@@ -133,9 +133,7 @@ pub(super) fn renew(task: &mut Task) {
         tracer: task.tracer,
     };
     if let Look::Stopped(now) = stopped(of, task.group_stop, &Sleepers::default()) {
-        let deferred = task.deferred;
         *task = *now;
-        task.deferred = deferred;
     }
 }
 
