@@ -204,6 +204,65 @@ fn asker_killed(place: &Place, user: User, (faults, within): (&str, u64), rng: &
     job.verdict(false, LIMIT)
 }
 
+/// Continues the program, whenever it is there, until it goes on.
+fn continued(job: &mut Job) -> Result<(), Failure> {
+    let front = job.pid().ok_or("no job")?;
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                if let Some((program, _)) = procs::program_and_agent(front, PROGRAM) {
+                    procs::signal(program, libc::SIGCONT);
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let progress = job.progress(LIMIT);
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        progress
+    })
+}
+
+/// SIGSTOP at any moment of a checkpoint stops the program, then or when it goes on, and what is called whole restarts.
+fn stopped_meanwhile(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = launched(place, user, ("", "slow"))?;
+    for round in 0..8 {
+        let (program, _) = edges::program_and_agent(&job, PROGRAM)?;
+        let dir = job.dir().display().to_string();
+        let command = job.belay(&["checkpoint", "--quiet", &dir]);
+        let taking = std::thread::spawn(move || output(command, LIMIT));
+        std::thread::sleep(Duration::from_micros(rng.below(300_000)));
+        procs::signal(program, libc::SIGSTOP);
+        let end = std::time::Instant::now() + Duration::from_secs(1);
+        while !taking.is_finished() && std::time::Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        if !taking.is_finished() {
+            // Stopped before its calls were held back, for which it has to run.
+            procs::signal(program, libc::SIGCONT);
+            taking.join().map_err(|_| "the command's thread has ended")??;
+            job.progress(LIMIT).map_err(|e| format!("round {round}: {e}"))?;
+            continue;
+        }
+        let o = taking.join().map_err(|_| "the command's thread has ended")??;
+        let state = || std::fs::read_to_string(format!("/proc/{program}/stat")).unwrap_or_default();
+        let end = std::time::Instant::now() + Duration::from_secs(5);
+        while !state().contains(") T ") {
+            want(std::time::Instant::now() < end, || {
+                format!("round {round}: not stopped: {}", state())
+            })?;
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        if o.status.success() && round % 2 == 1 {
+            job.kill_all()?;
+            job.clear_beat()?;
+            job.restart(&[])?;
+        }
+        continued(&mut job).map_err(|e| format!("round {round}: {e}"))?;
+    }
+    job.verdict(false, LIMIT)
+}
+
 /// One on each of two hosts: all are locked before any is taken off, and where one cannot be, both go on.
 fn together(place: &Place, faults: &str) -> Result<(), Failure> {
     let mut job = across::Job::of(place, &format!("gpu-together-{faults}"), Kind::C, 2, 3)?;
@@ -286,6 +345,7 @@ fn main() {
         |_| am_root(),
         |p, u, rng| asker_killed(p, u, ("slow", 300_000), rng),
     );
+    target.by_user("stopped_meanwhile", |_| am_root(), stopped_meanwhile);
     target.by_user("stays_away", |_| am_root(), |p, u, _| stays_away(p, u));
     let forked = ["gpu driver", "was forked by a process that had begun to use the gpu"];
     target.by_user(
