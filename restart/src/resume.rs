@@ -302,7 +302,14 @@ fn inject(tid: i32, syscall: u64, (number, arguments): (u64, [u64; 2])) -> io::R
     ptrace::set_regs(tid, &regs)?;
     for _ in 0..2 {
         ptrace::cont_to_syscall(tid)?;
-        expect(tid, Event::Syscall)?;
+        loop {
+            match ptrace::wait(tid, true)? {
+                Some(Event::Syscall) => break,
+                // Somebody continues the process (SIGCONT), which is told to who traces it.
+                Some(Event::Interrupted) => ptrace::cont_to_syscall(tid)?,
+                other => return Err(io::Error::other(format!("unexpected event {other:?}"))),
+            }
+        }
     }
     sys::raw(ptrace::get_regs(tid)?.rax.cast_signed() as isize).map(drop)
 }

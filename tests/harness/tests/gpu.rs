@@ -214,7 +214,7 @@ fn continued(job: &mut Job) -> Result<(), Failure> {
                 if let Some((program, _)) = procs::program_and_agent(front, PROGRAM) {
                     procs::signal(program, libc::SIGCONT);
                 }
-                std::thread::sleep(Duration::from_millis(50));
+                std::thread::sleep(Duration::from_millis(200));
             }
         });
         let progress = job.progress(LIMIT);
