@@ -54,7 +54,8 @@ impl Held {
                 .into_iter()
                 .any(|tid| !known(tid) && lives(tid))
             {
-                return Err(CaptureError::refuse_for_now(pid, OBJECT, "has made a thread"));
+                // Not for now: each attempt takes all state off and puts it back.
+                return Err(CaptureError::refuse(pid, OBJECT, "has made a thread; try again"));
             }
         }
         Ok(())
@@ -110,10 +111,10 @@ fn with_driver(
     threads: &[(i32, i32)],
     ask: impl FnOnce(&dyn Fn()) -> Result<(), Refusal>,
 ) -> Result<(), Refusal> {
-    let tids: Vec<i32> = threads.iter().map(|(_, tid)| *tid).collect();
-    let those = |tid: i32| tids.contains(&tid);
+    let pids: Vec<i32> = job.processes.iter().map(|p| p.pid).collect();
+    let those = |process: usize, tid: i32| threads.contains(&(pids[process], tid));
     job.each_task(
-        |_, _, task| those(task.tid),
+        |process, _, task| those(process, task.tid),
         |task, runs| {
             if *runs {
                 task.run_by_itself();
@@ -134,7 +135,7 @@ fn with_driver(
     let done = ask(&attend);
     let job = running.into_inner();
     job.each_task(
-        |_, _, task| those(task.tid),
+        |process, _, task| those(process, task.tid),
         |task, runs| {
             if *runs {
                 gather::stand_again(task);

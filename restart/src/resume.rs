@@ -97,6 +97,11 @@ impl Stopped<'_> {
     pub(crate) fn with_driver<R>(&mut self, threads: &[(i32, i32)], ask: impl FnOnce(&dyn Fn()) -> R) -> io::Result<R> {
         let all = self.live.iter().flat_map(|p| alive(p).map(|t| (p.pid, t.tid)));
         let those: Vec<i32> = all.filter(|t| threads.contains(t)).map(|(_, tid)| tid).collect();
+        if those.len() != threads.len() {
+            return Err(io::Error::other(format!(
+                "damaged image: not all of {threads:?} (process, thread) are threads of the job"
+            )));
+        }
         let masks: Vec<u64> = those.iter().map(|tid| ptrace::get_sigmask(*tid)).collect::<io::Result<_>>()?;
         for tid in &those {
             ptrace::set_sigmask(*tid, u64::MAX)?;

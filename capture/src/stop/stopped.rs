@@ -345,6 +345,11 @@ impl Task {
     /// cannot be asked there is nothing left. Should the agent die meanwhile, signals stay blocked: in a thread of a driver,
     /// while the process has others.
     pub(crate) fn run_by_itself(&mut self) {
+        // It has not come to its last stop yet: then `attend` lets it run past that.
+        if std::mem::take(&mut self.gone) {
+            self.running = true;
+            return;
+        }
         let let_run = ptrace::set_sigmask(self.tid, u64::MAX).and_then(|()| ptrace::cont(self.tid, 0));
         self.running = let_run.is_ok();
     }

@@ -189,7 +189,7 @@ impl Gpus {
     }
 
     /// What was to be done by the process, which is gone: has another one let those that use a GPU go on.
-    fn recover(&self) -> Result<(), Fault> {
+    pub(super) fn recover(&self) -> Result<(), Fault> {
         let mut command = belay(&self.pids, &self.had);
         let command = command.arg("--recover").stdin(Stdio::null()).stdout(Stdio::piped());
         let mut asker = Asker::start(command)?;

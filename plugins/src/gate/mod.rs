@@ -179,9 +179,15 @@ impl Gates {
         self.ask_driver(LEAVE, meanwhile)
     }
 
-    /// Has it put back what is off them.
+    /// Has it put back what is off them; by another process of belay's where the one that asks it has died.
     pub fn put_on_gpus(&mut self, meanwhile: &dyn Fn()) -> Result<(), Refusal> {
-        self.ask_driver(REBUILD, meanwhile)
+        let asked = self.ask_driver(REBUILD, meanwhile);
+        match (&self.gpus, self.asker_lives()) {
+            (Some(gpus), Err(_)) => gpus
+                .recover()
+                .map_err(|fault| fault.of(gpus.pids.first().copied().unwrap_or(0), gpu::DRIVER)),
+            _ => asked,
+        }
     }
 
     fn ask_driver(&mut self, kind: u32, meanwhile: &dyn Fn()) -> Result<(), Refusal> {

@@ -341,7 +341,8 @@ impl Page {
             Ok(s) if s.state == STOPPED => {
                 Some("cannot come to rest while its process is stopped: continue it (kill -CONT) and try again".into())
             }
-            Ok(_) if control::kind(self.given) == control::LEAVE => Some(format!(
+            // The limit of these is not configured.
+            Ok(_) if self.name == super::gpu::DRIVER && control::kind(self.given) != control::CLOSE => Some(format!(
                 "has not {what} within {seconds} s: see whether the GPU hangs (nvidia-smi, dmesg)"
             )),
             Ok(_) => Some(format!(

@@ -168,8 +168,8 @@ fn asks(pid: i32) -> bool {
 
 /// The process that asks the driver is killed at any moment of a checkpoint: the program goes on, and what is called
 /// whole restarts.
-fn asker_killed(place: &Place, user: User, (faults, within): (&str, u64), rng: &mut Rng) -> Result<(), Failure> {
-    let mut job = launched(place, user, ("", faults))?;
+fn asker_killed(place: &Place, user: User, (how, within): ((&str, &str), u64), rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = launched(place, user, how)?;
     let mut killed = 0;
     // On a loaded machine it has often ended before it is found, or before the kill.
     for round in 0..200 {
@@ -338,12 +338,17 @@ fn main() {
     target.by_user(
         "asker_killed",
         |_| am_root(),
-        |p, u, rng| asker_killed(p, u, ("", 30_000), rng),
+        |p, u, rng| asker_killed(p, u, (("", ""), 30_000), rng),
     );
     target.by_user(
         "asker_of_slow_driver_killed",
         |_| am_root(),
-        |p, u, rng| asker_killed(p, u, ("slow", 300_000), rng),
+        |p, u, rng| asker_killed(p, u, (("", "slow"), 300_000), rng),
+    );
+    target.by_user(
+        "asker_of_one_that_looks_killed",
+        |_| am_root(),
+        |p, u, rng| asker_killed(p, u, (("watch", "slow"), 300_000), rng),
     );
     target.by_user("stopped_meanwhile", |_| am_root(), stopped_meanwhile);
     target.by_user("stays_away", |_| am_root(), |p, u, _| stays_away(p, u));
