@@ -1,26 +1,24 @@
 //! The subcommands that look at a job or command it.
 
+mod verify;
+
 use crate::cli::{self, Command, Generated};
 use crate::client::{call, status};
 use crate::progress::Show;
 use crate::{format, inspect, report, start};
 use belay_coordinator::config::{Config, Use};
 use belay_coordinator::jobdir::{is_foreign, Access, JobDir};
-use belay_coordinator::redundancy::{verify as parity, Redundancy};
+use belay_coordinator::redundancy::Redundancy;
 use belay_coordinator::tiers::{local, To};
-use belay_coordinator::{generations, plain, removal, tiers, verify, Failure};
+use belay_coordinator::{generations, plain, removal, tiers, Failure};
 use belay_wire::{Checkpointed, Event, Exit, GenerationStatus, HostShare, Level, OnTier, Request, Status};
 use clap::CommandFactory;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a job that cannot be taken yet runs on before it is asked again.
 const PAUSE: Duration = Duration::from_millis(200);
-
-/// How long a generation of which something is gone may stay in a job that runs, if that is removing it.
-const REMOVAL: Duration = Duration::from_secs(2);
 
 /// Runs one command; its exit status.
 pub(crate) fn run(command: Command) -> Result<u8, Failure> {
@@ -34,7 +32,7 @@ pub(crate) fn run(command: Command) -> Result<u8, Failure> {
         Command::Report(args) => report::report(&args),
         Command::Flush(args) => flush(&args),
         Command::Calibrate(args) => calibrate(&args),
-        Command::Verify(args) => verify_all(&args),
+        Command::Verify(args) => verify::all(&args),
         Command::Inspect(args) => print(&inspect::describe(&args.image)?),
         Command::Stop(args) => stop(&args),
         Command::Gc(args) => gc(&args),
@@ -322,157 +320,6 @@ fn list(args: &cli::List) -> Result<u8, Failure> {
         return print(&json(&serde_json::json!({ "generations": found }), true)?);
     }
     print(&generations_text(&found))
-}
-
-/// What was found of the generations in the job directory.
-#[derive(Default)]
-struct Here {
-    /// So many have no fault.
-    sound: usize,
-    /// So many have one.
-    damaged: usize,
-    first_fault: Option<Failure>,
-}
-
-/// Reads the generations that are in the job directory; once more, where all of them are removed meanwhile.
-fn verify_here(dir: &JobDir) -> Result<Here, Failure> {
-    let mut known = BTreeMap::new();
-    loop {
-        let (mut here, mut removed) = (Here::default(), false);
-        for g in &generations::list(&dir.generations())? {
-            let read = verify::generation(dir.path(), &g.path, &mut known);
-            if !read.faults.is_empty() && is_removed(dir, &g.path) {
-                print(&format!("generation {}: removed meanwhile\n", g.number))?;
-                removed = true;
-                continue;
-            }
-            for f in &read.faults {
-                print(&format!("generation {}: {f}\n", g.number))?;
-            }
-            if !read.elsewhere.is_empty() {
-                let what = read.elsewhere.join(", ").replace('\n', " ");
-                print(&format!("generation {}: not read here: {what}\n", g.number))?;
-            }
-            if let Some(f) = read.faults.into_iter().next() {
-                here.damaged += 1;
-                here.first_fault.get_or_insert(f);
-                continue;
-            }
-            here.sound += 1;
-            print(&format!(
-                "generation {}: {} ({} files, {} compared, {} extents, {} byte strings)\n",
-                g.number,
-                if read.elsewhere.is_empty() {
-                    "whole"
-                } else {
-                    "no damage in what was read"
-                },
-                read.seen.files,
-                format::bytes(read.seen.bytes),
-                read.seen.extents,
-                read.seen.blobs
-            ))?;
-        }
-        if !removed || here.sound + here.damaged > 0 {
-            return Ok(here);
-        }
-    }
-}
-
-/// Whether the generation in `path` is removed by the job, which runs. Its parts may remove theirs moments before.
-fn is_removed(dir: &JobDir, path: &Path) -> bool {
-    let end = Instant::now() + REMOVAL;
-    while path.exists() {
-        if Instant::now() > end || dir.holder().is_none() {
-            return false;
-        }
-        std::thread::sleep(PAUSE);
-    }
-    true
-}
-
-fn verify_all(args: &cli::Target) -> Result<u8, Failure> {
-    let dir = JobDir::open(&args.dir, Access::OwnOrRoot)?;
-    let here = verify_here(&dir)?;
-    let mut parity_fault = None;
-    for (number, read) in parity::all(&dir)? {
-        match read {
-            Ok(bytes) => print(&format!(
-                "generation {number}: parity of its group whole ({} compared)\n",
-                format::bytes(bytes)
-            ))?,
-            Err(f) => {
-                let code = print(&format!("generation {number}: {f}\n"))?;
-                parity_fault.get_or_insert(f);
-                code
-            }
-        };
-    }
-    let (on_tiers, tier_fault) = verify_tiers(&dir)?;
-    let whole = here.sound + on_tiers;
-    let of = whole + here.damaged + usize::from(parity_fault.is_some()) + usize::from(tier_fault.is_some());
-    let first_fault = here.first_fault.or(parity_fault).or(tier_fault);
-    let at = dir.path().display();
-    match (whole, first_fault) {
-        (0, None) => Err(Failure::new(Exit::NoCheckpoint, format!("{at} holds no checkpoint"))),
-        (_, None) => Ok(0),
-        (0, Some(f)) => Err(f),
-        (n, Some(f)) => Err(Failure::new(
-            Exit::Incomplete,
-            format!("{} of {of} generations are damaged: {f}", of - n),
-        )),
-    }
-}
-
-/// Reads all that the durable tiers hold; how many whole generations they have, and the first fault. One that cannot be
-/// read is one too.
-fn verify_tiers(dir: &JobDir) -> Result<(usize, Option<Failure>), Failure> {
-    let (mut whole, mut shown) = (0, None);
-    let description = dir.description()?;
-    if is_foreign() {
-        let names: Vec<&str> = description.config.durable().map(|t| t.name.as_str()).collect();
-        if !names.is_empty() {
-            print(&format!(
-                "tier {}: not read: only the job's owner opens its tiers\n",
-                names.join(", ")
-            ))?;
-        }
-        return Ok((0, None));
-    }
-    let read = tiers::for_each(&description, To::Look, |durable| {
-        let (bytes, faults) = durable.verify(&description)?;
-        let name = &durable.config.name;
-        for f in &faults {
-            print(&format!("{f}\n"))?;
-        }
-        if faults.is_empty() && durable.locked().next().is_none() {
-            let generations = &durable.catalogue.generations;
-            whole += generations.len();
-            let numbers: Vec<String> = generations.iter().map(|g| g.manifest.generation.to_string()).collect();
-            print(&format!(
-                "tier {name}: whole (generations {}; {} compared)\n",
-                numbers.join(", "),
-                format::bytes(bytes)
-            ))?;
-        }
-        for f in durable.locked() {
-            print(&format!("{f}\n"))?;
-        }
-        let fault = faults.into_iter().next().map(|f| Failure::new(Exit::Damaged, f));
-        // Those that are printed already.
-        fault.or_else(|| durable.locked().next()).map_or(Ok(()), |f| {
-            shown.get_or_insert(f.clone());
-            Err(f)
-        })
-    });
-    if let Some(f) = read
-        .as_ref()
-        .err()
-        .filter(|f| f.exit != Exit::Damaged && shown.as_ref() != Some(f))
-    {
-        print(&format!("{f}\n"))?;
-    }
-    Ok((whole, read.err()))
 }
 
 /// Has the agent flush, or flushes where there is none.

@@ -4,6 +4,8 @@
 //! The rules that every test here checks: the program is never harmed, what a command has called durable restarts
 //! without the job directory, and what cannot be copied or read back is named.
 
+#[path = "tiers/kept.rs"]
+mod kept;
 #[path = "tiers/pace.rs"]
 mod pace;
 #[path = "tiers/sealed.rs"]
@@ -442,123 +444,6 @@ fn stopped(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 
 const IOPRIO_CLASS_IDLE: i64 = 3;
 
-/// The class of I/O of thread `tid`; -1 where there is none.
-fn io_class(tid: i32) -> i64 {
-    const IOPRIO_WHO_PROCESS: i32 = 1;
-    // SAFETY: takes numbers only.
-    let priority = unsafe { libc::syscall(libc::SYS_ioprio_get, IOPRIO_WHO_PROCESS, tid) };
-    priority >> 13
-}
-
-/// What copies to a tier leaves the disks to the program, and goes behind it on the processors, but not with the lowest
-/// priority: a program that keeps all processors busy would stop it.
-fn priority(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "priority", user)?;
-    let scratch = directory(&job, user, "scratch")?;
-    target(&mut job, place, &(pfs("scratch", &scratch) + "[flush]\nrate = \"1M\"\n"), "8")?;
-    job.checkpoint()?;
-    let front = job.pid().ok_or("no front")?;
-    let (mut copying, end) = (Vec::new(), Instant::now() + LIMIT);
-    let polite = |(nice, class): &(i32, i64)| (1..=10).contains(nice) && *class == IOPRIO_CLASS_IDLE;
-    // That which copies, and that which waits for it; a new thread sets its priority itself.
-    while !(copying.len() >= 2 && copying.iter().all(polite)) && Instant::now() < end {
-        let tasks = procs::tree(front)
-            .into_iter()
-            .flat_map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten());
-        let stats = tasks.filter_map(|t| std::fs::read_to_string(t.path().join("stat")).ok());
-        let found: Vec<_> = stats
-            .filter_map(|s| {
-                let (name, numbers) = s.rsplit_once(')')?;
-                let tid = name.split_once(" (belay-flush")?.0.parse().ok()?;
-                Some((numbers.split_whitespace().nth(16)?.parse().ok()?, io_class(tid)))
-            })
-            .collect();
-        if found.len() < copying.len() {
-            break;
-        }
-        copying = found;
-    }
-    want(copying.len() >= 2 && copying.iter().all(polite), || {
-        format!("nice value and class of I/O of the threads that copy: {copying:?}")
-    })?;
-    job.verdict(false, LIMIT)
-}
-
-/// Many generations: each tier keeps as many as were asked for, also with flushes that are slower than checkpoints; `gc
-/// --all` empties the tier too.
-fn retention(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "keep", user)?;
-    let scratch = directory(&job, user, "scratch")?;
-    target(
-        &mut job,
-        place,
-        &(pfs("scratch", &scratch) + "[flush]\nrate = \"60M\"\n"),
-        "4",
-    )?;
-    for _ in 0..8 {
-        job.checkpoint()?;
-    }
-    for _ in 0..3 {
-        durable(&job)?;
-    }
-    let end = Instant::now() + LIMIT;
-    loop {
-        let list = generations(&job)?;
-        let on = |tier: &str| {
-            let holds = |g: &&Value| g["tiers"].as_array().into_iter().flatten().any(|t| t["tier"] == tier);
-            list.iter().filter(holds).count()
-        };
-        if (on("job"), on("scratch")) == (2, 2) {
-            break;
-        }
-        want(Instant::now() < end, || format!("kept: {list:?}"))?;
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    job.verdict(false, LIMIT)?;
-    let dir = job.dir().display().to_string();
-    belay(&job, &["gc", "--all", &dir])?;
-    let left = files(&scratch);
-    want(left.is_empty(), || format!("left on the tier: {left:?}"))
-}
-
-/// The job goes on from a job directory restored from a backup: what it does not know of stays on the tier, is named,
-/// and what follows is durable.
-fn left_behind(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "behind", user)?;
-    let scratch = directory(&job, user, "scratch")?;
-    target(&mut job, place, &pfs("scratch", &scratch), "2")?;
-    durable(&job)?;
-    job.kill_all()?;
-    let backup = job.work.join("backup");
-    let copy = |from: &Path, to: &Path| -> Result<(), Failure> {
-        let s = io("cp", Command::new("cp").arg("-a").args([from, to]).status())?;
-        want(s.success(), || format!("cp {from:?} {to:?}"))
-    };
-    copy(&job.dir(), &backup)?;
-    goes_on(&mut job)?;
-    durable(&job)?;
-    durable(&job)?;
-    job.kill_all()?;
-    io("remove", std::fs::remove_dir_all(job.dir()))?;
-    copy(&backup, &job.dir())?;
-    goes_on(&mut job)?;
-    let before = packs(&scratch);
-    let o = job.checkpoint_raw(&["--level", "durable"])?;
-    want(
-        o.status.code() == Some(92) && text(&o).contains("holds generation 3 of this job"),
-        || format!("beside later generations: {}: {}", show(o.status), text(&o)),
-    )?;
-    want(packs(&scratch) == before, || "packs of later generations were removed".into())?;
-    durable(&job)?;
-    job.kill_all()?;
-    lose_local(&job)?;
-    goes_on(&mut job)?;
-    want(generations(&job)?.last().is_some_and(|g| g["generation"] == 4), || {
-        "not from the fourth generation".into()
-    })?;
-    job.verdict(false, LIMIT)
-}
-
 /// One tier is gone: the other serves, and the first is used again as soon as it is there.
 fn one_dead(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "dead", user)?;
@@ -637,12 +522,12 @@ fn main() {
         ("bit_flips", bit_flips),
         ("tier_full", tier_full),
         ("stopped", stopped),
-        ("priority", priority),
-        ("retention", retention),
+        ("priority", pace::priority),
+        ("retention", kept::retention),
         ("pace", pace::counted),
         ("auto_pace", pace::automatic),
         ("behind_a_failure", pace::behind_a_failure),
-        ("left_behind", left_behind),
+        ("left_behind", kept::left_behind),
         ("one_dead", one_dead),
         ("refusals", refusals),
         ("sealed_lost", sealed::lost),

@@ -1,4 +1,4 @@
-//! Levels are reached as often as the configuration says.
+//! Levels are reached as often as the configuration says, and without harm to the program.
 
 use super::*;
 use std::process::Stdio;
@@ -119,6 +119,48 @@ pub(super) fn behind_a_failure(place: &Place, user: User, _: &mut Rng) -> Result
     let took = removed.elapsed();
     want(status.success() && took < Duration::from_secs(50), || {
         format!("the one that was waited for: {} after {took:?}", show(status))
+    })?;
+    job.verdict(false, LIMIT)
+}
+
+/// The class of I/O of thread `tid`; -1 where there is none.
+fn io_class(tid: i32) -> i64 {
+    const IOPRIO_WHO_PROCESS: i32 = 1;
+    // SAFETY: takes numbers only.
+    let priority = unsafe { libc::syscall(libc::SYS_ioprio_get, IOPRIO_WHO_PROCESS, tid) };
+    priority >> 13
+}
+
+/// What copies to a tier leaves the disks to the program, and goes behind it on the processors, but not with the lowest
+/// priority: a program that keeps all processors busy would stop it.
+pub(super) fn priority(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "priority", user)?;
+    let scratch = directory(&job, user, "scratch")?;
+    target(&mut job, place, &(pfs("scratch", &scratch) + "[flush]\nrate = \"1M\"\n"), "8")?;
+    job.checkpoint()?;
+    let front = job.pid().ok_or("no front")?;
+    let (mut copying, end) = (Vec::new(), Instant::now() + LIMIT);
+    let polite = |(nice, class): &(i32, i64)| (1..=10).contains(nice) && *class == IOPRIO_CLASS_IDLE;
+    // That which copies, and that which waits for it; a new thread sets its priority itself.
+    while !(copying.len() >= 2 && copying.iter().all(polite)) && Instant::now() < end {
+        let tasks = procs::tree(front)
+            .into_iter()
+            .flat_map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten());
+        let stats = tasks.filter_map(|t| std::fs::read_to_string(t.path().join("stat")).ok());
+        let found: Vec<_> = stats
+            .filter_map(|s| {
+                let (name, numbers) = s.rsplit_once(')')?;
+                let tid = name.split_once(" (belay-flush")?.0.parse().ok()?;
+                Some((numbers.split_whitespace().nth(16)?.parse().ok()?, io_class(tid)))
+            })
+            .collect();
+        if found.len() < copying.len() {
+            break;
+        }
+        copying = found;
+    }
+    want(copying.len() >= 2 && copying.iter().all(polite), || {
+        format!("nice value and class of I/O of the threads that copy: {copying:?}")
     })?;
     job.verdict(false, LIMIT)
 }

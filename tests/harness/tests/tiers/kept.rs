@@ -1,0 +1,78 @@
+//! What tiers keep: as many generations as were asked for, and those that the job directory does not know of.
+
+use super::*;
+
+/// Many generations: each tier keeps as many as were asked for, also with flushes that are slower than checkpoints; `gc
+/// --all` empties the tier too.
+pub(super) fn retention(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "keep", user)?;
+    let scratch = directory(&job, user, "scratch")?;
+    target(
+        &mut job,
+        place,
+        &(pfs("scratch", &scratch) + "[flush]\nrate = \"60M\"\n"),
+        "4",
+    )?;
+    for _ in 0..8 {
+        job.checkpoint()?;
+    }
+    for _ in 0..3 {
+        durable(&job)?;
+    }
+    let end = Instant::now() + LIMIT;
+    loop {
+        let list = generations(&job)?;
+        let on = |tier: &str| {
+            let holds = |g: &&Value| g["tiers"].as_array().into_iter().flatten().any(|t| t["tier"] == tier);
+            list.iter().filter(holds).count()
+        };
+        if (on("job"), on("scratch")) == (2, 2) {
+            break;
+        }
+        want(Instant::now() < end, || format!("kept: {list:?}"))?;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    job.verdict(false, LIMIT)?;
+    let dir = job.dir().display().to_string();
+    belay(&job, &["gc", "--all", &dir])?;
+    let left = files(&scratch);
+    want(left.is_empty(), || format!("left on the tier: {left:?}"))
+}
+
+/// The job goes on from a job directory restored from a backup: what it does not know of stays on the tier, is named,
+/// and what follows is durable.
+pub(super) fn left_behind(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "behind", user)?;
+    let scratch = directory(&job, user, "scratch")?;
+    target(&mut job, place, &pfs("scratch", &scratch), "2")?;
+    durable(&job)?;
+    job.kill_all()?;
+    let backup = job.work.join("backup");
+    let copy = |from: &Path, to: &Path| -> Result<(), Failure> {
+        let s = io("cp", Command::new("cp").arg("-a").args([from, to]).status())?;
+        want(s.success(), || format!("cp {from:?} {to:?}"))
+    };
+    copy(&job.dir(), &backup)?;
+    goes_on(&mut job)?;
+    durable(&job)?;
+    durable(&job)?;
+    job.kill_all()?;
+    io("remove", std::fs::remove_dir_all(job.dir()))?;
+    copy(&backup, &job.dir())?;
+    goes_on(&mut job)?;
+    let before = packs(&scratch);
+    let o = job.checkpoint_raw(&["--level", "durable"])?;
+    want(
+        o.status.code() == Some(92) && text(&o).contains("holds generation 3 of this job"),
+        || format!("beside later generations: {}: {}", show(o.status), text(&o)),
+    )?;
+    want(packs(&scratch) == before, || "packs of later generations were removed".into())?;
+    durable(&job)?;
+    job.kill_all()?;
+    lose_local(&job)?;
+    goes_on(&mut job)?;
+    want(generations(&job)?.last().is_some_and(|g| g["generation"] == 4), || {
+        "not from the fourth generation".into()
+    })?;
+    job.verdict(false, LIMIT)
+}
