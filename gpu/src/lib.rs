@@ -1,6 +1,6 @@
 //! GPU programs come to rest for a checkpoint by NVIDIA's driver itself: it waits for their work, takes what is on the devices into
-//! their memory, and puts it back afterwards or after a restart. Their own threads must run for that, so these calls belong
-//! to the gate and to the reopening (`docs/decisions/0028-gates.md`).
+//! their memory, and puts it back afterwards or after a restart. A thread of its own in each of them does that, which alone
+//! runs then (`docs/decisions/0035-gpu-driver.md`).
 //!
 //! The driver's library is loaded by a process of its own, never by the agent: it is large, has threads, and may fail.
 //! That process takes part like a library in a program, by a control page, for all GPU processes of its host. It waits
