@@ -10,6 +10,7 @@ use crate::inject::rescue;
 use crate::inject::{self, Area};
 use crate::memory::contents;
 use crate::memory::headroom;
+use crate::memory::mappings;
 use crate::memory::mlock::Locks;
 use crate::memory::snapshot;
 use crate::rest::Held;
@@ -29,7 +30,7 @@ use crate::state::waits;
 use crate::stop::gather;
 use crate::stop::listing::Listing;
 use crate::stop::signals;
-use crate::stop::stopped::Suspended;
+use crate::stop::stopped::{self, Suspended};
 use crate::stop::vfork;
 use crate::Access;
 use crate::Options;
@@ -83,6 +84,7 @@ pub(crate) fn take(
     let mut held = Held::new(job, shut);
     if held.uses_gpus() {
         clock.enter(Phase::Gate);
+        end_requests(&mut held, order, blob)?;
         if let Err(error) = held.leave_gpus() {
             // Before the state is put back here, which takes long: the others stand still meanwhile.
             if let Some(group) = order.group {
@@ -170,6 +172,30 @@ fn suspend(order: Order<'_>, clock: &mut Clock<'_>) -> Result<(Suspended, Instan
     Ok((job, begin))
 }
 
+/// Waits for the requests of native asynchronous I/O while all processes are on their GPUs: where one does not end, others
+/// go on, and what is off its GPU then may die. None is on its way any more when they are captured.
+fn end_requests(held: &mut Held, order: Order<'_>, blob: &'static Blob) -> Result<(), CaptureError> {
+    let (job, shut) = (&mut held.job, held.gate.as_ref());
+    // One that has ended has none.
+    let has_rings = |p: &stopped::Process| proc::maps(p.task()).is_ok_and(|maps| maps.iter().any(mappings::is_ring));
+    if !job.processes.iter().any(has_rings) {
+        return Ok(());
+    }
+    sequences::abort(job);
+    let (drafts, seen) = look(job)?;
+    check_supported(job, order, (&drafts, &seen), shut)?;
+    sharing::find(&mut job.processes, &drafts)?;
+    for (at, (draft, seen)) in drafts.iter().zip(&seen).enumerate() {
+        let process = &mut job.processes[at];
+        if process.guest.is_none() && draft.has_rings() {
+            let area = Area::map(process, &draft.maps, &draft.status, threads::pending_signals(seen), blob)?;
+            rings::settle(job, (at, &area), draft, order.group)?;
+        }
+    }
+    job.clear_all();
+    Ok(())
+}
+
 /// What is known of the stopped processes.
 struct Captured {
     /// What can be seen from outside: of each process, and of each of its threads.
@@ -186,10 +212,9 @@ struct Captured {
 /// Captures registers, `/proc`, and by injected code what only a process itself can ask.
 fn capture(job: &mut Suspended, order: Order<'_>, shut: Option<&Shut>, blob: &'static Blob) -> Result<Captured, CaptureError> {
     sequences::abort(job);
-    let read = |job: &mut Suspended| job.processes.iter().map(Draft::read).collect::<Result<Vec<_>, _>>();
-    let (seen, drafts) = threads::look(job, read);
-    let (seen, mut drafts) = (seen?, drafts?);
-    check(job, order, (&drafts, &seen), shut)?;
+    let (mut drafts, seen) = look(job)?;
+    gate::check(shut, &drafts)?;
+    check_supported(job, order, (&drafts, &seen), shut)?;
     sharing::find(&mut job.processes, &drafts)?;
     let areas = job.processes.iter_mut().zip(drafts.iter().zip(&seen));
     let areas = areas.map(|(p, (d, seen))| Area::map(p, &d.maps, &d.status, threads::pending_signals(seen), blob));
@@ -213,14 +238,20 @@ fn capture(job: &mut Suspended, order: Order<'_>, shut: Option<&Shut>, blob: &'s
     Ok(captured)
 }
 
+/// What can be seen of the processes, and of their threads, from outside.
+fn look(job: &mut Suspended) -> Result<(Vec<Draft>, Vec<Vec<threads::Seen>>), CaptureError> {
+    let read = |job: &mut Suspended| job.processes.iter().map(Draft::read).collect::<Result<Vec<_>, _>>();
+    let (seen, drafts) = threads::look(job, read);
+    Ok((drafts?, seen?))
+}
+
 /// Refuses what cannot be restored, as far as it can be seen from outside.
-fn check(
+fn check_supported(
     job: &Suspended,
     order: Order<'_>,
     (drafts, seen): (&[Draft], &[Vec<threads::Seen>]),
     shut: Option<&Shut>,
 ) -> Result<(), CaptureError> {
-    gate::check(shut, drafts)?;
     process::check_supported(job, (drafts, seen), (order.options, order.group.is_some()), &|pid| {
         gate::libraries(shut, pid)
     })?;

@@ -1,9 +1,10 @@
-// Computes on a GPU (tests/fake-cuda) and compares with what must have been computed: gpu_work [kids|late|watch]. kids: two
-// children do the same. late: a child is forked when the GPU is in use already. watch: a thread looks at the device all the
-// time, by a call that is not held back.
+// Computes on a GPU (tests/fake-cuda) and compares with what must have been computed: gpu_work [kids|late|watch|poll].
+// kids: two children do the same. late: a child is forked when the GPU is in use already. watch: a thread looks at the device
+// all the time, by a call that is not held back. poll: the same, and a request of asynchronous I/O (io_setup) waits until the end.
 #include "check.h"
 #include "../fake-cuda/cuda.h"
 #include <dlfcn.h>
+#include <linux/aio_abi.h>
 enum { WORDS = 20000, BUFFERS = 3 };
 
 static void *symbol(const char *name) {
@@ -28,7 +29,26 @@ static void *watch(void *over) {
     return NULL;
 }
 
-static void work(int late, int watched) {
+// A poll of a pipe, submitted, and its end.
+static struct { aio_context_t context; struct iocb request; int ends[2]; } polled;
+static void begin_poll(void) {
+    OK(syscall(SYS_io_setup, 4, &polled.context));
+    OK(pipe(polled.ends));
+    polled.request = (struct iocb){.aio_lio_opcode = IOCB_CMD_POLL, .aio_fildes = (uint32_t)polled.ends[0], .aio_buf = POLLIN, .aio_data = 7};
+    struct iocb *p = &polled.request;
+    EQ(syscall(SYS_io_submit, polled.context, 1L, &p), 1);
+}
+static void end_poll(void) {
+    struct io_event e = {0};
+    struct timespec none = {0, 0};
+    EQ(syscall(SYS_io_getevents, polled.context, 0L, 1L, &e, &none), 0);
+    EQ(write(polled.ends[1], "x", 1), 1);
+    EQ(syscall(SYS_io_getevents, polled.context, 1L, 1L, &e, NULL), 1);
+    EQ(e.data, 7);
+    OK(syscall(SYS_io_destroy, polled.context));
+}
+
+static void work(int late, int watched, int polls) {
     CUcontext context;
     CUdevice device;
     CUdeviceptr at[BUFFERS];
@@ -46,6 +66,7 @@ static void work(int late, int watched) {
         CU(cuMemAlloc_v2, &at[b], sizeof seen);
         CU(cuMemcpyHtoD_v2, at[b], seen, sizeof seen);
     }
+    if (polls) begin_poll();
     if (watched) EQ(pthread_create(&watching, NULL, watch, (void *)&over), 0);
     pid_t child = late ? (pid_t)OK(fork()) : 0;
     if (late && !child) for (;;) pause();
@@ -60,6 +81,7 @@ static void work(int late, int watched) {
         OK(kill(child, SIGKILL));
         reap(child, SIGKILL);
     }
+    if (polls) end_poll();
     over = 1;
     if (watched) EQ(pthread_join(watching, NULL), 0);
     for (int b = 0; b < BUFFERS; b++) CU(cuMemFree_v2, at[b]);
@@ -73,10 +95,12 @@ int main(int argc, char **argv) {
         kids[k] = (pid_t)OK(fork());
         if (kids[k]) continue;
         begin_child();
-        work(0, 0);
+        work(0, 0, 0);
         _exit(0);
     }
-    work(argc > 1 && !strcmp(argv[1], "late"), argc > 1 && !strcmp(argv[1], "watch"));
+    const char *how = argc > 1 ? argv[1] : "";
+    int polls = !strcmp(how, "poll");
+    work(!strcmp(how, "late"), !strcmp(how, "watch") || polls, polls);
     for (int k = 0; k < n; k++) {
         int status;
         EQ(waitpid(kids[k], &status, 0), kids[k]);

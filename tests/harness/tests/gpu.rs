@@ -11,6 +11,8 @@ use belay_tests::{across, edges, gpu, procs, Failure};
 use std::time::Duration;
 
 const PROGRAM: &str = "gpu_work";
+/// Its asynchronous I/O is served by a process of the job.
+const SERVED: &str = "aio_served";
 /// Calls of an agent at which it is killed.
 const SAMPLE: usize = 6;
 const LIMIT: Duration = Duration::from_secs(60);
@@ -130,6 +132,28 @@ fn no_driver(place: &Place, user: User) -> Result<(), Failure> {
     let o = job.checkpoint_raw(&["--quiet"])?;
     refused(&o, &["gpu driver", gpu::LIBRARY, "r570"])?;
     job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+/// A request of asynchronous I/O that cannot end while the job stands still lets other processes go on: they are on their GPUs
+/// then, which one of them looks at all the time.
+fn request_that_lasts(place: &Place) -> Result<(), Failure> {
+    let mut job = Job::new(place, "gpu-request", User::Root)?;
+    job.set("LD_LIBRARY_PATH", &gpu::build(place)?.display().to_string());
+    job.set("BELAY_TEST_QUIET_PARENT", "1");
+    let [on_gpu, served] = [PROGRAM, SERVED].map(|p| place.programs().join(p).display().to_string());
+    let script = format!("{on_gpu} watch & a=$!; {served} other & wait $a && wait $!");
+    job.launch(&[], &["sh".into(), "-c".into(), script])?;
+    job.progress(LIMIT)?;
+    for _ in 0..2 {
+        refused(&job.checkpoint_raw(&["--quiet"])?, &["io_setup", "has not ended"])?;
+        let programs = procs::tree(job.pid().ok_or("no job")?);
+        let runs = |name: &str| programs.iter().any(|p| procs::comm(*p) == name);
+        want(runs(PROGRAM) && runs(SERVED), || {
+            format!("one of them has died: {}", job.output_text())
+        })?;
+        job.progress(LIMIT)?;
+    }
     job.verdict(false, LIMIT)
 }
 
@@ -308,10 +332,11 @@ fn main() {
             std::process::exit(1);
         }
     }
-    let mut target = Target::new("gpu", &[PROGRAM]);
+    let mut target = Target::new("gpu", &[PROGRAM, SERVED]);
     target.by_user("taken", |_| am_root(), |p, u, _| taken(p, u, ""));
     target.by_user("taken_of_several", |_| am_root(), |p, u, _| taken(p, u, "kids"));
     target.by_user("taken_of_one_that_looks", |_| am_root(), |p, u, _| taken(p, u, "watch"));
+    target.by_user("taken_of_one_that_polls", |_| am_root(), |p, u, _| taken(p, u, "poll"));
     target.by_user("no_driver", |_| am_root(), |p, u, _| no_driver(p, u));
     let unsupported = ["gpu driver", "take its state off the gpu", "operation not supported"];
     target.by_user(
@@ -352,6 +377,9 @@ fn main() {
     );
     target.by_user("stopped_meanwhile", |_| am_root(), stopped_meanwhile);
     target.by_user("stays_away", |_| am_root(), |p, u, _| stays_away(p, u));
+    if am_root() {
+        target.once("request_that_lasts", |p, _| request_that_lasts(p));
+    }
     let forked = ["gpu driver", "was forked by a process that had begun to use the gpu"];
     target.by_user(
         "forked_late",
